@@ -1,0 +1,302 @@
+//! The front door: connects to a store and hands out handles.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use crate::background::Background;
+use crate::error::{Error, Result};
+use crate::lease::Lease;
+use crate::listing::Listing;
+use crate::name::forbidden;
+use crate::owner::{ClientId, Owner};
+use crate::primitives::lock::Lock;
+use crate::session::Session;
+use crate::store::embedded::Embedded;
+use crate::store::redis::Redis;
+use crate::store::{SharedEar, Store};
+use crate::wait::{Lines, WaitingRoom};
+
+/// A connection to a store, and the identity under which locks are held there.
+///
+/// Make one per process and clone it: clones share one connection, one watchdog and one identity.
+/// The connection carries everything, commands and messages; it is made anew when it breaks.
+#[derive(Clone)]
+pub struct Client {
+    session: Arc<Session>,
+}
+
+impl Client {
+    /// Connects with the default settings. See [`ClientBuilder::connect`] for URLs and errors.
+    pub async fn connect(url: &str) -> Result<Client> {
+        Client::builder().connect(url).await
+    }
+
+    /// A client of an embedded store of its own, with the default settings: for tests and for
+    /// programs of one process. See [`Embedded`] for a store that several clients share.
+    pub fn embedded() -> Client {
+        let checked = Checked {
+            id: ClientId::random(),
+            lease: Lease::WATCHDOG,
+        };
+        ClientBuilder::default().attach(&Embedded::new(), checked)
+    }
+
+    /// Settings other than the defaults.
+    pub fn builder() -> ClientBuilder {
+        ClientBuilder::default()
+    }
+
+    /// A handle of the re-entrant lock called `name`: 1 to 512 bytes, without NUL and line breaks.
+    /// Costs no round trip; a name that cannot be used is an error of whatever is done with it.
+    pub fn lock(&self, name: &str) -> Lock {
+        Lock::new(self.session.clone(), name)
+    }
+
+    /// The objects in the store whose names match a glob pattern (`*`, `?`, `[a-z]`, `\`), page by
+    /// page with SCAN.
+    pub fn list(&self, pattern: &str) -> Listing {
+        Listing::new(self.session.clone(), pattern)
+    }
+
+    /// The id of this client in the store: what stands before the colon in owners.
+    pub fn id(&self) -> &str {
+        self.session.id.as_str()
+    }
+
+    /// How `owner` is written in the store when it acts through this client:
+    /// `<client id>:<number>`.
+    pub fn owner_id(&self, owner: Owner) -> String {
+        self.session.id.field(owner)
+    }
+
+    /// Waits until nothing is being done in the background any more: dropped guards and dropped
+    /// acquisitions are settled. Call it before a program ends, so that what was dropped is
+    /// released and not left to its lease.
+    ///
+    /// # Cancel safety
+    ///
+    /// Waits only; can be dropped.
+    pub async fn settled(&self) {
+        self.session.background.settled().await;
+    }
+
+    /// What this client keeps account of at the moment; all zero when it holds and waits for
+    /// nothing.
+    pub fn status(&self) -> ClientStatus {
+        ClientStatus {
+            holds: self.session.watchdog.len(),
+            subscriptions: self.session.waiting.len(),
+            background: self.session.background.running(),
+        }
+    }
+}
+
+impl std::fmt::Debug for Client {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Client")
+            .field("id", &self.id())
+            .field("status", &self.status())
+            .finish_non_exhaustive()
+    }
+}
+
+/// What a client keeps account of: [`Client::status`].
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+#[non_exhaustive]
+pub struct ClientStatus {
+    /// Locks that are held and looked after by the watchdog.
+    pub holds: usize,
+    /// Channels listened to: one per name that is waited for, or was until a moment ago.
+    pub subscriptions: usize,
+    /// Releases and cancelled acquisitions that are being settled in the background.
+    pub background: usize,
+}
+
+/// Settings of a [`Client`].
+///
+/// ```no_run
+/// # async fn example() -> redlatch::Result<()> {
+/// use std::time::Duration;
+///
+/// let client = redlatch::Client::builder()
+///     .watchdog(Duration::from_secs(10))
+///     .prefix("shop:")
+///     .connect("redis://127.0.0.1:6379/0")
+///     .await?;
+/// # Ok(()) }
+/// ```
+#[derive(Debug, Clone)]
+#[must_use = "settings do nothing until `connect`"]
+pub struct ClientBuilder {
+    watchdog: Duration,
+    prefix: String,
+    connect_timeout: Duration,
+    response_timeout: Duration,
+    linger: Duration,
+    client_id: Option<String>,
+}
+
+/// Below this a third of the lease comes near to a round trip on a busy machine.
+const SHORTEST_WATCHDOG: Duration = Duration::from_millis(100);
+
+impl Default for ClientBuilder {
+    fn default() -> ClientBuilder {
+        ClientBuilder {
+            watchdog: Lease::WATCHDOG.duration(),
+            prefix: String::new(),
+            connect_timeout: Duration::from_secs(5),
+            response_timeout: Duration::from_secs(3),
+            linger: Duration::from_secs(1),
+            client_id: None,
+        }
+    }
+}
+
+impl ClientBuilder {
+    /// The lease of locks that the watchdog renews, each time a third of it has passed. It is how
+    /// long others wait after a holder has died. Default 30 s, as in Redisson
+    /// (`lockWatchdogTimeout`); at least 100 ms.
+    pub fn watchdog(mut self, lease: Duration) -> ClientBuilder {
+        self.watchdog = lease;
+        self
+    }
+
+    /// Put before every name, to make its key (Redisson: a `NameMapper`). Default none.
+    pub fn prefix(mut self, prefix: impl Into<String>) -> ClientBuilder {
+        self.prefix = prefix.into();
+        self
+    }
+
+    /// How long connecting may take. Default 5 s.
+    pub fn connect_timeout(mut self, timeout: Duration) -> ClientBuilder {
+        self.connect_timeout = timeout;
+        self
+    }
+
+    /// How long an answer may take, all repetitions on new connections included. Default 3 s, as
+    /// in Redisson (`timeout`).
+    pub fn response_timeout(mut self, timeout: Duration) -> ClientBuilder {
+        self.response_timeout = timeout;
+        self
+    }
+
+    /// How long a subscription is kept after its last waiter has gone, so that a name that is
+    /// waited for again and again is not subscribed to again and again. Default 1 s.
+    pub fn subscription_linger(mut self, linger: Duration) -> ClientBuilder {
+        self.linger = linger;
+        self
+    }
+
+    /// The client's id in the store, instead of a random UUID: 1 to 64 letters, digits, `-`, `_`
+    /// or `.`. Two clients at a time must never have the same: they would hold each other's locks.
+    pub fn client_id(mut self, id: impl Into<String>) -> ClientBuilder {
+        self.client_id = Some(id.into());
+        self
+    }
+
+    /// Connects to the store that the URL names:
+    ///
+    /// | URL | store |
+    /// |---|---|
+    /// | `redis://[user:password@]host[:port][/db]`, `valkey://…` | one server over TCP |
+    /// | `redis+unix:///path[?db=N]` | one server over a unix socket |
+    /// | `embedded:` | an embedded store of its own, in this process |
+    ///
+    /// # Errors
+    ///
+    /// [`Error::InvalidUrl`], [`Error::InvalidSetting`], [`Error::Unavailable`],
+    /// [`Error::ResponseTimeout`], [`Error::AuthenticationFailed`], [`Error::UnsupportedServer`]
+    /// (Redis before 6.2), [`Error::NoRuntime`]. Connecting is tried once; only later the
+    /// connection is made anew by itself.
+    pub async fn connect(self, url: &str) -> Result<Client> {
+        if url == "embedded:" {
+            return self.connect_embedded(&Embedded::new());
+        }
+        let checked = self.check()?;
+        tokio::runtime::Handle::try_current().map_err(|_| Error::NoRuntime)?;
+        let lines = Arc::new(Lines::default());
+        let ear: SharedEar = lines.clone();
+        let redis = Redis::connect(url, self.connect_timeout, self.response_timeout, ear).await?;
+        Ok(self.assemble(checked, Store::Redis(redis), lines))
+    }
+
+    /// A client of an embedded store, which other clients may share.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::InvalidSetting`].
+    pub fn connect_embedded(self, store: &Embedded) -> Result<Client> {
+        let checked = self.check()?;
+        Ok(self.attach(store, checked))
+    }
+}
+
+/// Settings that were looked through.
+struct Checked {
+    id: ClientId,
+    lease: Lease,
+}
+
+impl ClientBuilder {
+    fn check(&self) -> Result<Checked> {
+        let invalid = |setting, reason: String| Err(Error::InvalidSetting { setting, reason });
+        if self.watchdog < SHORTEST_WATCHDOG {
+            return invalid(
+                "watchdog",
+                format!("{:?} is too short: take at least 100 ms", self.watchdog),
+            );
+        }
+        if let Some(reason) = forbidden(&self.prefix) {
+            return invalid("prefix", reason.into());
+        }
+        for (setting, timeout) in [
+            ("connect_timeout", self.connect_timeout),
+            ("response_timeout", self.response_timeout),
+        ] {
+            if timeout.is_zero() || timeout > crate::MAX_LEASE {
+                return invalid(
+                    setting,
+                    "take more than nothing and less than ten years".into(),
+                );
+            }
+        }
+        if self.linger > crate::MAX_LEASE {
+            return invalid("subscription_linger", "take less than ten years".into());
+        }
+        Ok(Checked {
+            id: match &self.client_id {
+                Some(id) => ClientId::chosen(id)?,
+                None => ClientId::random(),
+            },
+            lease: Lease::new(self.watchdog).map_err(|error| Error::InvalidSetting {
+                setting: "watchdog",
+                reason: error.to_string(),
+            })?,
+        })
+    }
+
+    fn attach(self, store: &Embedded, checked: Checked) -> Client {
+        let lines = Arc::new(Lines::default());
+        let attached = store.attach(lines.clone());
+        self.assemble(checked, Store::Embedded(attached), lines)
+    }
+
+    fn assemble(self, checked: Checked, store: Store, lines: Arc<Lines>) -> Client {
+        let background = Background::default();
+        // What fails here fails again, with an error, at the first acquisition.
+        let _ = background.bind();
+        let store = Arc::new(store);
+        let waiting = WaitingRoom::new(lines, store.clone(), background.clone(), self.linger);
+        let session = Session::new(
+            checked.id,
+            self.prefix,
+            store,
+            waiting,
+            checked.lease,
+            background,
+        );
+        Client {
+            session: Arc::new(session),
+        }
+    }
+}

@@ -1,0 +1,173 @@
+//! What can go wrong, each with a message that says what to do.
+
+use std::time::Duration;
+
+/// The result of an operation on a lock.
+pub type Result<T, E = Error> = std::result::Result<T, E>;
+
+/// Why an operation on a lock failed.
+///
+/// No message contains a password, also when the URL that was given does.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum Error {
+    /// The name cannot be used for an object in the store.
+    #[error(
+        "the name {name:?} cannot be used: {reason}; take 1 to 512 bytes without NUL or line breaks"
+    )]
+    #[non_exhaustive]
+    InvalidName {
+        /// The name, shortened if it was very long.
+        name: String,
+        /// What is wrong with it.
+        reason: &'static str,
+    },
+
+    /// A lease is too short or too long.
+    #[error("a lease of {lease:?} cannot be used: take 1 ms to {max:?}", max = crate::MAX_LEASE)]
+    #[non_exhaustive]
+    InvalidLease {
+        /// The lease that was asked for.
+        lease: Duration,
+    },
+
+    /// A setting of the client builder has a value that cannot work.
+    #[error("the setting `{setting}` cannot be used as given: {reason}")]
+    #[non_exhaustive]
+    InvalidSetting {
+        /// The name of the setting, as the builder's method is named.
+        setting: &'static str,
+        /// What is wrong with the value.
+        reason: String,
+    },
+
+    /// The URL of the store was not understood.
+    #[error("the store's URL was not understood: {reason}")]
+    #[non_exhaustive]
+    InvalidUrl {
+        /// What is wrong with it, without any part that could be secret.
+        reason: String,
+    },
+
+    /// The store could not be reached, or the connection broke and did not come back in time.
+    ///
+    /// Whatever the step may have done is being undone in the background; an acquisition that
+    /// ends with this error leaves at most one lease behind that is not renewed.
+    #[error("the store cannot be reached ({reason}); is it running, and is the address right?")]
+    #[non_exhaustive]
+    Unavailable {
+        /// What the connection said.
+        reason: String,
+    },
+
+    /// The store did not answer within the response timeout.
+    ///
+    /// The outcome of the step is unknown. Whatever it did is being undone in the background, as
+    /// with [`Error::Unavailable`].
+    #[error(
+        "the store did not answer within the response timeout of {after:?}; \
+         it is overloaded, paused or cut off (builder setting `response_timeout`)"
+    )]
+    #[non_exhaustive]
+    ResponseTimeout {
+        /// The timeout that passed.
+        after: Duration,
+    },
+
+    /// The store refused the user name or the password.
+    #[error("the store refused the credentials ({reason}); check user name and password")]
+    #[non_exhaustive]
+    AuthenticationFailed {
+        /// What the store said.
+        reason: String,
+    },
+
+    /// The server is too old, or is no Redis.
+    #[error("the server cannot be used: {reason}; Redis 6.2 or later or any Valkey is needed")]
+    #[non_exhaustive]
+    UnsupportedServer {
+        /// What was found.
+        reason: String,
+    },
+
+    /// Under the lock's key is something that is no lock. It was not changed.
+    #[error(
+        "the key of {name:?} holds something that is no lock ({reason}); \
+         it was left as it is: use another name, or remove the key"
+    )]
+    #[non_exhaustive]
+    NotALock {
+        /// The name of the lock.
+        name: String,
+        /// What was found there.
+        reason: &'static str,
+    },
+
+    /// The lock was held by this guard and is no longer.
+    #[error("the lock {name:?} was lost: {reason}; do not go on with what it protects")]
+    #[non_exhaustive]
+    Lost {
+        /// The name of the lock.
+        name: String,
+        /// How it was lost.
+        reason: Loss,
+    },
+
+    /// A non-reentrant lock is already held by the owner that asks for it.
+    #[error(
+        "the non-reentrant lock {name:?} is already held by this owner; release it first, \
+         or use the re-entrant lock"
+    )]
+    #[non_exhaustive]
+    AlreadyHeld {
+        /// The name of the lock.
+        name: String,
+    },
+
+    /// The store answered with an error that has no variant of its own.
+    #[error("the store refused the step: {reason}")]
+    #[non_exhaustive]
+    Refused {
+        /// What the store said.
+        reason: String,
+    },
+
+    /// There is no tokio runtime in which the client could work, or it has been shut down.
+    #[error(
+        "there is no running tokio runtime with time and I/O enabled; \
+         call from within one, or use `redlatch::blocking`"
+    )]
+    NoRuntime,
+}
+
+/// How a lock was lost, in [`Error::Lost`].
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Loss {
+    /// The lease ended before it was renewed or released: the process was stopped, the store could
+    /// not be reached for that long, or a fixed lease was shorter than the work.
+    LeaseEnded,
+    /// The store says that the owner does not hold the lock: it was unlocked by force, its key was
+    /// deleted, or the store lost its data.
+    NotHeld,
+}
+
+impl std::fmt::Display for Loss {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(match self {
+            Loss::LeaseEnded => "its lease ended before it was renewed or released",
+            Loss::NotHeld => "the store says that its owner no longer holds it",
+        })
+    }
+}
+
+impl Error {
+    /// Whether the same call may succeed later with nothing changed here: the store was away, slow
+    /// or cut off.
+    pub fn is_transient(&self) -> bool {
+        matches!(
+            self,
+            Error::Unavailable { .. } | Error::ResponseTimeout { .. }
+        )
+    }
+}

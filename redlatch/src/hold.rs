@@ -1,0 +1,232 @@
+//! A hold: what somebody has from when it was won until it is given back or lost.
+
+use std::future::Future;
+use std::pin::Pin;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use tokio::sync::Notify;
+use tokio::time::{Instant, sleep_until};
+
+use crate::error::{Error, Loss, Result};
+use crate::lease::Lease;
+use crate::name::Place;
+use crate::owner::Owner;
+use crate::space::Space;
+use crate::step::Script;
+use crate::store::{Answer, Store};
+
+/// What a primitive adds to the mechanics of holding: how its hold is renewed and given back.
+pub(crate) trait Kind: Sync {
+    /// Renews many holds of this kind: KEYS are theirs, ARGV the lease and then their owners;
+    /// answers 1 or 0 for each.
+    fn renew_script(&self) -> &'static Script;
+
+    /// The rule of the same, for one hold: whether it was renewed.
+    fn renew(
+        &self,
+        space: &mut Space,
+        place: &Place,
+        owner: &str,
+        lease: Lease,
+        now: Instant,
+    ) -> bool;
+
+    /// Sets the hold count in the store to `keep`; 0 gives the hold back. Answers whether it was
+    /// held.
+    fn release<'a>(
+        &self,
+        store: &'a Store,
+        hold: &'a Hold,
+        keep: u32,
+        lease: Lease,
+    ) -> Pin<Box<dyn Future<Output = Result<Answer<bool>>> + Send + 'a>>;
+}
+
+/// What one owner has of one name: shared by all its guards.
+pub(crate) struct Hold {
+    pub(crate) place: Arc<Place>,
+    pub(crate) owner: Owner,
+    /// The owner as the store knows it.
+    pub(crate) field: Box<str>,
+    pub(crate) kind: &'static dyn Kind,
+    /// One step at a time, so that nothing is renewed after it was given back, and no count is
+    /// built on one that is still on its way.
+    pub(crate) steps: tokio::sync::Mutex<()>,
+    state: Mutex<State>,
+    lost: Notify,
+}
+
+struct State {
+    /// How many guards there are.
+    count: u32,
+    /// How many of them want to be renewed.
+    renewed: u32,
+    /// Until when the store is known to keep it for us: never later than it really does.
+    end: Instant,
+    loss: Option<Loss>,
+    /// When the watchdog looks at it next. Belongs to the watchdog.
+    due: Option<Instant>,
+}
+
+impl Hold {
+    pub(crate) fn new(
+        place: Arc<Place>,
+        owner: Owner,
+        field: String,
+        kind: &'static dyn Kind,
+    ) -> Hold {
+        Hold {
+            place,
+            owner,
+            field: field.into(),
+            kind,
+            steps: tokio::sync::Mutex::new(()),
+            state: Mutex::new(State {
+                count: 0,
+                renewed: 0,
+                end: Instant::now(),
+                loss: None,
+                due: None,
+            }),
+            lost: Notify::new(),
+        }
+    }
+
+    /// One more guard, after the store said yes. An error if that was too late to be worth
+    /// anything: then the count is as it was.
+    pub(crate) fn enter(&self, end: Instant, renewed: bool) -> Result<()> {
+        let mut state = self.look();
+        if state.loss.is_none() && (state.count > 0 || Instant::now() < end) {
+            state.end = if state.count > 0 {
+                state.end.max(end)
+            } else {
+                end
+            };
+            state.count += 1;
+            state.renewed += u32::from(renewed);
+            return Ok(());
+        }
+        let loss = state.loss.unwrap_or(Loss::LeaseEnded);
+        drop(state);
+        Err(self.lost_error(loss))
+    }
+
+    /// One guard less.
+    pub(crate) fn leave(&self, renewed: bool) {
+        let mut state = self.look();
+        state.count = state.count.saturating_sub(1);
+        state.renewed = state.renewed.saturating_sub(u32::from(renewed));
+    }
+
+    pub(crate) fn count(&self) -> u32 {
+        self.look().count
+    }
+
+    /// How this hold was lost, if it was.
+    pub(crate) fn loss(&self) -> Option<Loss> {
+        self.look().loss
+    }
+
+    /// How long the store keeps it for us at least, if nothing is done.
+    pub(crate) fn valid_for(&self) -> Duration {
+        let state = self.look();
+        match state.loss {
+            None if state.count > 0 => state.end.saturating_duration_since(Instant::now()),
+            _ => Duration::ZERO,
+        }
+    }
+
+    /// The store keeps it until `end` at least.
+    pub(crate) fn extend(&self, end: Instant) {
+        let mut state = self.look();
+        state.end = state.end.max(end);
+    }
+
+    /// It is no longer ours. Told once; the first reason stays. Whether this is news.
+    pub(crate) fn lose(&self, loss: Loss) -> bool {
+        let mut state = self.look();
+        if state.loss.is_some() || state.count == 0 {
+            return false;
+        }
+        self.told(&mut state, loss);
+        true
+    }
+
+    /// Returns when it is lost; never, when it is given back first.
+    pub(crate) async fn lost(&self) {
+        loop {
+            let mut told = std::pin::pin!(self.lost.notified());
+            told.as_mut().enable();
+            let end = {
+                let state = self.look();
+                match (state.loss, state.count) {
+                    (Some(_), _) => return,
+                    (None, 0) => None,
+                    (None, _) => Some(state.end),
+                }
+            };
+            match end {
+                Some(end) => tokio::select! {
+                    () = told => {}
+                    () = sleep_until(end) => {}
+                },
+                None => std::future::pending().await,
+            }
+        }
+    }
+
+    pub(crate) fn lost_error(&self, reason: Loss) -> Error {
+        Error::Lost {
+            name: self.place.name().to_owned(),
+            reason,
+        }
+    }
+
+    /// When the watchdog has to look at this hold, and whether to renew it then. `None`: there is
+    /// nothing left to watch.
+    pub(crate) fn watch(&self, ahead: Duration) -> Option<(Instant, Watch)> {
+        let state = self.look();
+        if state.count == 0 || state.loss.is_some() {
+            return None;
+        }
+        let early = || state.end.checked_sub(ahead).unwrap_or_else(Instant::now);
+        Some(if state.renewed > 0 {
+            (early(), Watch::Renew)
+        } else {
+            (state.end, Watch::Expire)
+        })
+    }
+
+    /// The end of the lease as it is known now.
+    pub(crate) fn end(&self) -> Instant {
+        self.look().end
+    }
+
+    /// The watchdog's own note of where it has put this hold.
+    pub(crate) fn swap_due(&self, due: Option<Instant>) -> Option<Instant> {
+        std::mem::replace(&mut self.look().due, due)
+    }
+
+    /// The state as of now: a lease that has ended is noticed whenever anybody looks.
+    fn look(&self) -> MutexGuard<'_, State> {
+        let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+        if state.count > 0 && state.loss.is_none() && Instant::now() >= state.end {
+            self.told(&mut state, Loss::LeaseEnded);
+        }
+        state
+    }
+
+    fn told(&self, state: &mut State, loss: Loss) {
+        state.loss = Some(loss);
+        tracing::warn!(lock = self.place.name(), owner = %self.field, %loss, "lost");
+        self.lost.notify_waiters();
+    }
+}
+
+/// What the watchdog does with a hold when its time has come.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Watch {
+    Renew,
+    Expire,
+}

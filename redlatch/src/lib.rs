@@ -1,0 +1,29 @@
+//! Redisson's distributed locks, for Rust, on Redis and Valkey.
+#![doc = include_str!("crate.md")]
+#![forbid(unsafe_code)]
+
+mod background;
+mod client;
+mod error;
+mod hold;
+mod lease;
+mod listing;
+mod name;
+mod owner;
+mod primitives;
+mod session;
+mod space;
+mod step;
+mod store;
+mod wait;
+mod watchdog;
+
+pub mod blocking;
+
+pub use client::{Client, ClientBuilder, ClientStatus};
+pub use error::{Error, Loss, Result};
+pub use lease::MAX_LEASE;
+pub use listing::{Listed, Listing, ObjectKind};
+pub use owner::Owner;
+pub use primitives::lock::{Acquire, Guard, Holder, Lock, TryAcquire};
+pub use store::embedded::Embedded;

@@ -1,0 +1,109 @@
+//! Who holds a lock.
+
+use std::fmt::Write as _;
+use std::future::Future;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use crate::error::{Error, Result};
+
+/// Who holds a lock, or asks for it: what a thread is in Redisson.
+///
+/// An async task is not a thread, so by default every acquisition has an owner of its own, and two
+/// tasks that share a handle exclude each other. Re-entrancy is asked for by passing an owner along
+/// ([`Acquire::owner`](crate::Acquire::owner)), by setting one for a scope ([`Owner::scope`]), or
+/// through the guard ([`Guard::reenter`](crate::Guard::reenter)).
+///
+/// An owner is a number that is unique in its process. In the store it is written as Redisson
+/// writes it: `<client id>:<number>` (see [`Client::owner_id`](crate::Client::owner_id)).
+///
+/// ```
+/// # #[tokio::main(flavor = "current_thread")] async fn main() -> redlatch::Result<()> {
+/// let lock = redlatch::Client::embedded().lock("orders:42");
+/// let me = redlatch::Owner::new();
+/// let outer = lock.lock().owner(me).await?;
+/// let inner = lock.lock().owner(me).await?; // re-entered: does not wait for `outer`
+/// assert_eq!(inner.hold_count(), 2);
+/// # Ok(()) }
+/// ```
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct Owner(u64);
+
+tokio::task_local! {
+    static SCOPE: Owner;
+}
+
+impl Owner {
+    /// An owner that nobody else has.
+    #[expect(
+        clippy::new_without_default,
+        reason = "a default that differs each time surprises"
+    )]
+    pub fn new() -> Owner {
+        static NEXT: AtomicU64 = AtomicU64::new(1);
+        Owner(NEXT.fetch_add(1, Ordering::Relaxed))
+    }
+
+    /// Runs `future` with this owner as the one of all acquisitions in it that name no other, so
+    /// that they re-enter each other's locks.
+    ///
+    /// The scope is the task's: what `future` spawns is outside of it. Parts of `future` that run
+    /// concurrently (`join!`) share the owner, so they do not exclude each other.
+    ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")] async fn main() -> redlatch::Result<()> {
+    /// # let client = redlatch::Client::embedded();
+    /// redlatch::Owner::new().scope(async {
+    ///     let _outer = client.lock("a").lock().await?;
+    ///     let _inner = client.lock("a").lock().await?;
+    ///     redlatch::Result::Ok(())
+    /// }).await
+    /// # }
+    /// ```
+    pub async fn scope<F: Future>(self, future: F) -> F::Output {
+        SCOPE.scope(self, future).await
+    }
+
+    /// The owner of the scope that this is called in, if there is one.
+    pub fn of_scope() -> Option<Owner> {
+        SCOPE.try_with(|owner| *owner).ok()
+    }
+
+    /// The number: what stands behind the colon in the store.
+    pub fn number(self) -> u64 {
+        self.0
+    }
+}
+
+/// What tells one client from all others in the store: a UUID unless it was set.
+#[derive(Debug, Clone)]
+pub(crate) struct ClientId(Arc<str>);
+
+impl ClientId {
+    pub(crate) fn random() -> ClientId {
+        ClientId(uuid::Uuid::new_v4().to_string().into())
+    }
+
+    /// A client id of the user's choice: what Redisson could have, and a listing can show.
+    pub(crate) fn chosen(id: &str) -> Result<ClientId> {
+        let plain = |c: char| c.is_ascii_alphanumeric() || matches!(c, '-' | '_' | '.');
+        if id.is_empty() || id.len() > 64 || !id.chars().all(plain) {
+            return Err(Error::InvalidSetting {
+                setting: "client_id",
+                reason: "take 1 to 64 letters, digits, '-', '_' or '.'".into(),
+            });
+        }
+        Ok(ClientId(id.into()))
+    }
+
+    pub(crate) fn as_str(&self) -> &str {
+        &self.0
+    }
+
+    /// How `owner` is written in the store when it acts through this client.
+    pub(crate) fn field(&self, owner: Owner) -> String {
+        let mut field = String::with_capacity(self.0.len() + 12);
+        let _ = write!(field, "{}:{}", self.0, owner.0);
+        field
+    }
+}

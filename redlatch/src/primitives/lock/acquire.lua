@@ -1,0 +1,24 @@
+-- Takes the lock for an owner, or says how long somebody else may still have it.
+--
+-- KEYS[1]  the lock: hash owner -> hold count
+-- ARGV     owner, lease in ms, hold count wanted
+-- Returns  nil: held now, with that count
+--          else the remaining ms of whoever holds it (-1: a key that never expires)
+--
+-- A free lock takes three calls. PTTL goes first because it answers two questions at once: is
+-- there a key at all, and for how long.
+local left = redis.call('PTTL', KEYS[1])
+if left == -2 then
+    redis.call('HSET', KEYS[1], ARGV[1], ARGV[3])
+    redis.call('PEXPIRE', KEYS[1], ARGV[2])
+    return nil
+end
+if redis.call('HEXISTS', KEYS[1], ARGV[1]) == 0 then
+    return left
+end
+redis.call('HSET', KEYS[1], ARGV[1], ARGV[3])
+-- Ours already: the end may move away, never nearer.
+if left < tonumber(ARGV[2]) then
+    redis.call('PEXPIRE', KEYS[1], ARGV[2])
+end
+return nil

@@ -1,0 +1,15 @@
+-- Takes the lock from whoever holds it and wakes a waiter. Touches nothing that is no lock.
+--
+-- KEYS[1]  the lock: hash owner -> hold count
+-- ARGV     channel
+-- Returns  1: unlocked, 0: nobody held it, -1: the key is a hash, but no lock
+local fields = redis.call('HLEN', KEYS[1])
+if fields == 0 then
+    return 0
+end
+if fields > 1 or not string.match(redis.call('HKEYS', KEYS[1])[1], '^.+:%d+$') then
+    return -1
+end
+redis.call('DEL', KEYS[1])
+redis.call('PUBLISH', ARGV[1], '0')
+return 1

@@ -1,0 +1,199 @@
+//! What somebody has who holds a lock.
+
+use std::future::{Future, poll_fn};
+use std::pin::pin;
+use std::task::Poll;
+use std::time::Duration;
+
+use super::{Acquire, Lock};
+use crate::error::{Loss, Result};
+use crate::owner::Owner;
+use crate::session::{Claim, Terms};
+
+/// A held lock. Released by [`Guard::unlock`], or in the background when dropped.
+///
+/// Dropping never blocks and never panics. When the store cannot be reached, releasing is tried
+/// again until the lease must have ended, and the log says so (`tracing`, level WARN). A guard that
+/// outlives its runtime releases nothing when dropped; the lock is then free when its lease ends.
+#[must_use = "the lock is released as soon as the guard is dropped"]
+pub struct Guard {
+    lock: Lock,
+    claim: Claim,
+    terms: Terms,
+    left: bool,
+    settled: bool,
+}
+
+impl Guard {
+    pub(super) fn new(lock: Lock, claim: Claim, terms: Terms) -> Guard {
+        Guard {
+            lock,
+            claim,
+            terms,
+            left: false,
+            settled: false,
+        }
+    }
+
+    /// Releases the lock and returns when the store has done so. A lock that was entered several
+    /// times stays held until its last guard is released.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Lost`](crate::Error::Lost): it was no longer held, so others may have held it
+    /// meanwhile. [`Error::Unavailable`](crate::Error::Unavailable) or
+    /// [`Error::ResponseTimeout`](crate::Error::ResponseTimeout): the store did not answer;
+    /// releasing goes on in the background.
+    ///
+    /// When the connection breaks during the release, it is sent again. Having been removed by
+    /// force in just that moment cannot be told from having been released by the first try, and
+    /// counts as released.
+    ///
+    /// # Cancel safety
+    ///
+    /// When dropped, the release goes on in the background.
+    pub async fn unlock(mut self) -> Result<()> {
+        self.leave();
+        let settled = self.claim.settle(self.terms.lease).await;
+        self.settled = !matches!(&settled, Err(error) if error.is_transient());
+        let name = self.claim.hold.place.name();
+        match settled {
+            Ok(true) => {
+                tracing::debug!(lock = name, owner = %self.claim.hold.field, "released");
+                Ok(())
+            }
+            Ok(false) => Err(self.claim.hold.lost_error(Loss::NotHeld)),
+            Err(error) => Err(error),
+        }
+    }
+
+    /// Whether the lock is certainly still held: no loss was told, and the lease, counted from
+    /// before the request for it was sent, has not ended. Once `false` it stays `false`.
+    ///
+    /// Costs no round trip. Right also on waking from a pause of the process, before any timer has
+    /// run. (The clock is the monotonic one; on Linux it stands still while the whole machine is
+    /// suspended, so then the answer may be too hopeful.)
+    pub fn is_valid(&self) -> bool {
+        !self.valid_for().is_zero()
+    }
+
+    /// For how long the lock is certainly held if nothing renews it. Zero when it was lost.
+    pub fn valid_for(&self) -> Duration {
+        self.claim.hold.valid_for()
+    }
+
+    /// Completes when the lock is lost: the store said so, or the lease ended without a renewal
+    /// that succeeded. Never completes when the lock is released first.
+    ///
+    /// # Cancel safety
+    ///
+    /// Can be dropped and called again at will.
+    ///
+    /// ```no_run
+    /// # async fn work() {} async fn stop() {}
+    /// # async fn example(guard: redlatch::Guard) {
+    /// tokio::select! {
+    ///     () = guard.lost() => stop().await,
+    ///     () = work() => {}
+    /// }
+    /// # }
+    /// ```
+    pub fn lost(&self) -> impl Future<Output = ()> + Send + 'static + use<> {
+        let hold = self.claim.hold.clone();
+        async move { hold.lost().await }
+    }
+
+    /// Runs `work` while the lock is held. The guard keeps the lock afterwards.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Lost`](crate::Error::Lost) as soon as the lock is lost; `work` is dropped then, and
+    /// not polled again after the lease has ended.
+    ///
+    /// # Cancel safety
+    ///
+    /// When dropped, `work` is dropped.
+    pub async fn run<F: Future>(&self, work: F) -> Result<F::Output> {
+        let hold = &self.claim.hold;
+        let mut work = pin!(work);
+        let mut lost = pin!(hold.lost());
+        poll_fn(|cx| {
+            // Asked before every poll: timers are late when the process was stopped.
+            if let Some(loss) = hold.loss() {
+                return Poll::Ready(Err(hold.lost_error(loss)));
+            }
+            match work.as_mut().poll(cx) {
+                Poll::Ready(output) => return Poll::Ready(Ok(output)),
+                Poll::Pending => {}
+            }
+            // Registers for the news; the next poll says what it was.
+            if lost.as_mut().poll(cx).is_ready() {
+                let loss = hold.loss().unwrap_or(Loss::LeaseEnded);
+                return Poll::Ready(Err(hold.lost_error(loss)));
+            }
+            Poll::Pending
+        })
+        .await
+    }
+
+    /// Enters the lock once more, for the same owner. It is held until both guards are released.
+    ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")] async fn main() -> redlatch::Result<()> {
+    /// # let client = redlatch::Client::embedded();
+    /// let outer = client.lock("a").lock().await?;
+    /// let inner = outer.reenter().await?;
+    /// assert_eq!(outer.hold_count(), 2);
+    /// inner.unlock().await?;
+    /// assert!(client.lock("a").is_locked().await?);
+    /// # Ok(()) }
+    /// ```
+    pub fn reenter(&self) -> Acquire {
+        self.lock.lock().owner(self.owner())
+    }
+
+    /// Who holds the lock through this guard.
+    pub fn owner(&self) -> Owner {
+        self.claim.hold.owner
+    }
+
+    /// The owner as the store knows it: `<client id>:<number>`.
+    pub fn owner_id(&self) -> &str {
+        &self.claim.hold.field
+    }
+
+    /// The lock's name.
+    pub fn name(&self) -> &str {
+        self.lock.name()
+    }
+
+    /// How many guards this owner has of the lock.
+    pub fn hold_count(&self) -> u32 {
+        self.claim.hold.count()
+    }
+
+    fn leave(&mut self) {
+        if !std::mem::replace(&mut self.left, true) {
+            self.claim.leave(self.terms);
+        }
+    }
+}
+
+impl Drop for Guard {
+    fn drop(&mut self) {
+        self.leave();
+        if !self.settled && self.claim.hold.loss().is_none() {
+            self.claim.settle_in_background(self.terms.lease);
+        }
+    }
+}
+
+impl std::fmt::Debug for Guard {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Guard")
+            .field("name", &self.name())
+            .field("owner", &self.owner_id())
+            .field("valid_for", &self.valid_for())
+            .finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,17 @@
+-- Renews the leases of many locks at once, each only while its owner holds it.
+--
+-- KEYS     the locks
+-- ARGV     lease in ms, then the owner of each lock in the order of KEYS
+-- Returns  for each lock 1: renewed, 0: its owner does not hold it
+local renewed = {}
+for i, key in ipairs(KEYS) do
+    -- pcall: one key that is no hash any more must not keep the others from being renewed.
+    local held = redis.pcall('HEXISTS', key, ARGV[i + 1])
+    if held == 1 then
+        redis.call('PEXPIRE', key, ARGV[1])
+        renewed[i] = 1
+    else
+        renewed[i] = 0
+    end
+end
+return renewed

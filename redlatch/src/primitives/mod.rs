@@ -1,0 +1,3 @@
+//! One folder per primitive: its rules, its Lua, its handle and guard.
+
+pub(crate) mod lock;

@@ -1,0 +1,293 @@
+//! A session: store, waiting, watchdog and identity of one client in one hand, and what every
+//! primitive does with them: win a hold, and bring the store in line with what is held here.
+
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use tokio::time::Instant;
+
+use crate::background::Background;
+use crate::error::{Error, Loss, Result};
+use crate::hold::{Hold, Kind};
+use crate::lease::Lease;
+use crate::name::Place;
+use crate::owner::{ClientId, Owner};
+use crate::step::{Outcome, Step};
+use crate::store::{Lane, Store};
+use crate::wait::WaitingRoom;
+use crate::watchdog::Watchdog;
+
+/// All that a primitive needs.
+pub(crate) struct Session {
+    pub(crate) id: ClientId,
+    pub(crate) prefix: String,
+    pub(crate) store: Arc<Store>,
+    pub(crate) waiting: WaitingRoom,
+    pub(crate) watchdog: Watchdog,
+    pub(crate) background: Background,
+    claims: Mutex<Claims>,
+}
+
+/// Every hold that somebody has, wins or gives back, so that the same owner finds the same hold.
+type Claims = HashMap<(Owner, Arc<Place>), Claimed>;
+
+struct Claimed {
+    hold: Arc<Hold>,
+    users: usize,
+}
+
+/// How something is to be held.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Terms {
+    /// How long the store keeps it without hearing from us again.
+    pub(crate) lease: Lease,
+    /// Whether the watchdog renews it.
+    pub(crate) renewed: bool,
+    /// Whether the owner may have it already.
+    pub(crate) reentrant: bool,
+}
+
+impl Session {
+    pub(crate) fn new(
+        id: ClientId,
+        prefix: String,
+        store: Arc<Store>,
+        waiting: WaitingRoom,
+        lease: Lease,
+        background: Background,
+    ) -> Session {
+        Session {
+            id,
+            prefix,
+            watchdog: Watchdog::new(lease, store.clone(), background.clone()),
+            store,
+            waiting,
+            background,
+            claims: Mutex::default(),
+        }
+    }
+
+    /// The hold of `owner` on `place`: the one there is, or a new one.
+    pub(crate) fn claim(
+        self: &Arc<Self>,
+        place: &Arc<Place>,
+        owner: Owner,
+        kind: &'static dyn Kind,
+    ) -> Claim {
+        let mut claims = self.claims();
+        let fresh = || Claimed {
+            hold: Arc::new(Hold::new(place.clone(), owner, self.id.field(owner), kind)),
+            users: 0,
+        };
+        let claimed = claims.entry((owner, place.clone())).or_insert_with(fresh);
+        if claimed.hold.loss().is_some() {
+            // What was lost stays lost; its guards say so. Whoever asks now starts anew.
+            *claimed = fresh();
+        }
+        claimed.users += 1;
+        Claim {
+            hold: claimed.hold.clone(),
+            session: self.clone(),
+        }
+    }
+
+    fn claims(&self) -> MutexGuard<'_, Claims> {
+        self.claims.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// A share in a hold, won or not.
+pub(crate) struct Claim {
+    pub(crate) session: Arc<Session>,
+    pub(crate) hold: Arc<Hold>,
+}
+
+impl Clone for Claim {
+    fn clone(&self) -> Claim {
+        let key = (self.hold.owner, self.hold.place.clone());
+        if let Some(claimed) = self.session.claims().get_mut(&key)
+            && Arc::ptr_eq(&claimed.hold, &self.hold)
+        {
+            claimed.users += 1;
+        }
+        Claim {
+            session: self.session.clone(),
+            hold: self.hold.clone(),
+        }
+    }
+}
+
+impl Drop for Claim {
+    fn drop(&mut self) {
+        let key = (self.hold.owner, self.hold.place.clone());
+        let mut claims = self.session.claims();
+        if let Some(claimed) = claims.get_mut(&key)
+            && Arc::ptr_eq(&claimed.hold, &self.hold)
+        {
+            claimed.users -= 1;
+            if claimed.users == 0 {
+                claims.remove(&key);
+            }
+        }
+    }
+}
+
+impl Claim {
+    /// One attempt to have it (once more). `step` is the primitive's, for the hold count wanted.
+    ///
+    /// However this ends, also by being dropped, the store is brought in line in the background
+    /// with what is held here.
+    pub(crate) async fn enter<'a, S: Step<Reply = Outcome>>(
+        &'a self,
+        terms: Terms,
+        subscribe: bool,
+        step: impl FnOnce(&'a Hold, u32) -> S,
+    ) -> Result<Outcome> {
+        let _turn = self.hold.steps.lock().await;
+        if let Some(loss) = self.hold.loss() {
+            return Err(self.hold.lost_error(loss));
+        }
+        let held = self.hold.count();
+        if held > 0 && !terms.reentrant {
+            return Err(Error::AlreadyHeld {
+                name: self.hold.place.name().to_owned(),
+            });
+        }
+        let unsettled = Unsettled {
+            claim: self,
+            terms,
+            armed: true,
+        };
+        let step = step(&self.hold, held + 1);
+        let store = &self.session.store;
+        let answer = if subscribe {
+            let channel = self.hold.place.channel();
+            store.subscribe_and_run(channel, &step).await?
+        } else {
+            store.run(&step, Lane::Attempt).await?
+        };
+        match answer.reply {
+            Outcome::Done => {
+                let end = answer.sent + terms.lease.duration();
+                self.hold.enter(end, terms.renewed)?;
+                unsettled.disarm();
+                self.session.watchdog.watch(&self.hold);
+                Ok(Outcome::Done)
+            }
+            Outcome::Wait(_) if held > 0 => {
+                unsettled.disarm();
+                self.hold.lose(Loss::NotHeld);
+                Err(self.hold.lost_error(Loss::NotHeld))
+            }
+            wait @ Outcome::Wait(_) => {
+                unsettled.disarm();
+                Ok(wait)
+            }
+        }
+    }
+
+    /// Gives one entry back. After this, [`Claim::settle`] tells the store.
+    pub(crate) fn leave(&self, terms: Terms) {
+        self.hold.leave(terms.renewed);
+    }
+
+    /// Brings the store in line with what is held here: the hold count as it is now, none included.
+    /// Whether the owner still held it.
+    ///
+    /// Sent twice it is the same as once. When the connection breaks it is sent again; then a "not
+    /// held" is the answer to the repetition, and means that the first one did its work.
+    pub(crate) async fn settle(&self, lease: Lease) -> Result<bool> {
+        let hold = &self.hold;
+        let _turn = hold.steps.lock().await;
+        if let Some(loss) = hold.loss() {
+            return Err(hold.lost_error(loss));
+        }
+        let keep = hold.count();
+        if keep == 0 {
+            self.session.watchdog.forget(hold);
+        }
+        let store = &self.session.store;
+        let answer = hold.kind.release(store, hold, keep, lease).await?;
+        if keep == 0 {
+            return Ok(answer.reply || answer.repeated);
+        }
+        if answer.reply {
+            hold.extend(answer.sent + lease.duration());
+        } else {
+            hold.lose(Loss::NotHeld);
+        }
+        self.session.watchdog.watch(hold);
+        Ok(answer.reply)
+    }
+
+    /// Settles without being waited for, and tries again until the store must have given the lock
+    /// back by itself.
+    pub(crate) fn settle_in_background(&self, lease: Lease) {
+        let unheard = Unheard(Some(self.clone()));
+        self.session.background.spawn(async move {
+            let mut unheard = unheard;
+            if let Some(claim) = unheard.0.take() {
+                claim.settle_persistently(lease).await;
+            }
+        });
+    }
+
+    async fn settle_persistently(&self, lease: Lease) {
+        // A step that is on its way may take effect this late; its lease starts then.
+        let give_up = Instant::now() + lease.duration() + SETTLING;
+        let name = self.hold.place.name();
+        loop {
+            match self.settle(lease).await {
+                Ok(_) | Err(Error::Lost { .. }) => return,
+                Err(error) if error.is_transient() && Instant::now() < give_up => {
+                    tracing::debug!(lock = name, owner = %self.hold.field, %error,
+                        "not given back yet; trying again");
+                    tokio::time::sleep(SETTLING / 20).await;
+                }
+                Err(error) => {
+                    tracing::warn!(lock = name, owner = %self.hold.field, %error,
+                        "could not be given back; it is free when its lease ends");
+                    return;
+                }
+            }
+        }
+    }
+}
+
+/// How long beyond a lease it is tried to give something back.
+const SETTLING: Duration = Duration::from_secs(10);
+
+/// An attempt whose outcome is not known. Dropped like that, it is settled in the background: the
+/// connection keeps order, so what is sent now comes after the attempt, if that was sent at all.
+struct Unsettled<'a> {
+    claim: &'a Claim,
+    terms: Terms,
+    armed: bool,
+}
+
+impl Unsettled<'_> {
+    fn disarm(mut self) {
+        self.armed = false;
+    }
+}
+
+impl Drop for Unsettled<'_> {
+    fn drop(&mut self) {
+        if self.armed {
+            self.claim.settle_in_background(self.terms.lease);
+        }
+    }
+}
+
+/// Says so in the log when background work is dropped before it began: its runtime has ended.
+struct Unheard(Option<Claim>);
+
+impl Drop for Unheard {
+    fn drop(&mut self) {
+        if let Some(claim) = &self.0 {
+            tracing::warn!(lock = claim.hold.place.name(), owner = %claim.hold.field,
+                "no runtime to give it back in; it is free when its lease ends");
+        }
+    }
+}

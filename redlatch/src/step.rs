@@ -1,0 +1,85 @@
+//! What a step is: one atomic move on the state of one name, written twice.
+//!
+//! A server runs the script, the embedded store runs the rule; both give the same reply and leave
+//! the same state behind. Everything above a step is written once and knows no primitive.
+
+use std::sync::OnceLock;
+
+use redis::Value;
+use tokio::time::Instant;
+
+use crate::error::{Error, Result};
+use crate::space::Space;
+
+/// One atomic move, in both writings.
+///
+/// Steps can be repeated: sent twice they do the same as once, because they carry the state that
+/// is *wanted* (a hold count, an end) rather than a change.
+pub(crate) trait Step: Send + Sync {
+    type Reply: Send;
+
+    /// The Lua that a server runs.
+    fn script(&self) -> &'static Script;
+    /// The keys that it touches, all in the slot of the name.
+    fn keys(&self) -> impl ExactSizeIterator<Item = &str> + Send;
+    /// What else it is told.
+    fn args(&self, args: &mut Args<'_>);
+    /// What its answer means.
+    fn reply(&self, raw: Value) -> Result<Self::Reply>;
+    /// The rule: the same move on the embedded space.
+    fn apply(&self, space: &mut Space, now: Instant) -> Result<Self::Reply>;
+}
+
+/// What an attempt to get something came to.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Outcome {
+    /// It is held now.
+    Done,
+    /// Somebody is in the way, for at most this long unless renewed.
+    Wait(std::time::Duration),
+}
+
+/// A Lua script, known to the server by its SHA-1.
+pub(crate) struct Script {
+    source: &'static str,
+    hashed: OnceLock<redis::Script>,
+}
+
+impl Script {
+    pub(crate) const fn new(source: &'static str) -> Script {
+        Script {
+            source,
+            hashed: OnceLock::new(),
+        }
+    }
+
+    pub(crate) fn source(&self) -> &'static str {
+        self.source
+    }
+
+    pub(crate) fn sha(&self) -> &str {
+        self.hashed
+            .get_or_init(|| redis::Script::new(self.source))
+            .get_hash()
+    }
+}
+
+/// The arguments of a step on their way to the server.
+pub(crate) struct Args<'a>(pub(crate) &'a mut redis::Cmd);
+
+impl Args<'_> {
+    pub(crate) fn text(&mut self, text: &str) {
+        self.0.arg(text);
+    }
+
+    pub(crate) fn number(&mut self, number: u64) {
+        self.0.arg(number);
+    }
+}
+
+/// The error for a reply that none of our scripts gives.
+pub(crate) fn unexpected(raw: &Value) -> Error {
+    Error::Refused {
+        reason: format!("an answer of an unknown form: {raw:?}"),
+    }
+}

@@ -1,0 +1,140 @@
+//! The embedded store: the rules, run in process.
+
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, PoisonError};
+
+use tokio::time::Instant;
+
+use super::{Answer, SharedEar};
+use crate::error::Result;
+use crate::space::Space;
+use crate::step::Step;
+
+/// A store without a server: the same steps, keys and messages, in this process.
+///
+/// Clients that are given clones of one `Embedded` share its keys, as if they were processes that
+/// share a server. Time is tokio's, so tests can pause and advance it.
+///
+/// ```
+/// # #[tokio::main(flavor = "current_thread")] async fn main() -> redlatch::Result<()> {
+/// let server = redlatch::Embedded::new();
+/// let one = redlatch::Client::builder().connect_embedded(&server)?;
+/// let two = redlatch::Client::builder().connect_embedded(&server)?;
+/// let guard = one.lock("a").lock().await?;
+/// assert!(two.lock("a").try_lock().await?.is_none());
+/// # guard.unlock().await }
+/// ```
+#[derive(Clone, Default)]
+pub struct Embedded(Arc<Mutex<Shared>>);
+
+#[derive(Default)]
+struct Shared {
+    space: Space,
+    ears: HashMap<String, HashMap<u64, SharedEar>>,
+    attached: u64,
+}
+
+impl Embedded {
+    /// An empty store.
+    pub fn new() -> Embedded {
+        Embedded::default()
+    }
+
+    pub(crate) fn attach(&self, ear: SharedEar) -> Attached {
+        let mut shared = self.shared();
+        shared.attached += 1;
+        Attached {
+            id: shared.attached,
+            store: self.clone(),
+            ear,
+        }
+    }
+
+    /// Runs `f` on the space alone: what the tests of the rules look at.
+    #[cfg(test)]
+    pub(crate) fn with_space<R>(&self, f: impl FnOnce(&mut Space) -> R) -> R {
+        f(&mut self.shared().space)
+    }
+
+    fn shared(&self) -> std::sync::MutexGuard<'_, Shared> {
+        // Nothing under this lock can panic half-way, so a poisoned one is as good as any.
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl std::fmt::Debug for Embedded {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Embedded").finish_non_exhaustive()
+    }
+}
+
+/// One client's place at an embedded store.
+pub(crate) struct Attached {
+    id: u64,
+    store: Embedded,
+    ear: SharedEar,
+}
+
+impl Attached {
+    pub(crate) fn run<S: Step>(&self, step: &S) -> Result<Answer<S::Reply>> {
+        let sent = Instant::now();
+        let (reply, woken) = {
+            let mut shared = self.store.shared();
+            let reply = step.apply(&mut shared.space, sent)?;
+            (reply, shared.published())
+        };
+        for (ear, channel) in woken {
+            ear.heard(&channel);
+        }
+        Ok(Answer {
+            reply,
+            sent,
+            repeated: false,
+        })
+    }
+
+    pub(crate) fn subscribe(&self, channel: &str) {
+        let mut shared = self.store.shared();
+        let ears = shared.ears.entry(channel.to_owned()).or_default();
+        ears.insert(self.id, self.ear.clone());
+    }
+
+    pub(crate) fn unsubscribe(&self, channel: &str) {
+        let mut shared = self.store.shared();
+        if let Some(ears) = shared.ears.get_mut(channel) {
+            ears.remove(&self.id);
+            if ears.is_empty() {
+                shared.ears.remove(channel);
+            }
+        }
+    }
+
+    pub(crate) fn keys(&self, pattern: &str) -> Vec<String> {
+        let mut keys = self.store.shared().space.keys(Instant::now());
+        keys.retain(|key| super::glob::matches(pattern.as_bytes(), key.as_bytes()));
+        keys
+    }
+}
+
+impl Drop for Attached {
+    fn drop(&mut self) {
+        self.store.shared().ears.retain(|_, ears| {
+            ears.remove(&self.id);
+            !ears.is_empty()
+        });
+    }
+}
+
+impl Shared {
+    /// Who must hear of what was just published. Told after the lock is given back, because an
+    /// ear may ask the store at once.
+    fn published(&mut self) -> Vec<(SharedEar, String)> {
+        let mut woken = Vec::new();
+        for channel in self.space.take_published() {
+            if let Some(ears) = self.ears.get(&channel) {
+                woken.extend(ears.values().map(|ear| (ear.clone(), channel.clone())));
+            }
+        }
+        woken
+    }
+}

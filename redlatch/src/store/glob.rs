@@ -1,0 +1,102 @@
+//! Glob patterns as SCAN's MATCH has them, for the embedded store.
+
+/// Whether `text` matches `pattern`: `*`, `?`, `[a-z]`, `[^a]` and `\` as in Redis.
+///
+/// Takes time in the order of pattern times text, whatever the pattern: only the last `*` is ever
+/// gone back to.
+pub(crate) fn matches(pattern: &[u8], text: &[u8]) -> bool {
+    let (mut p, mut t) = (0, 0);
+    let mut last_star: Option<(usize, usize)> = None;
+    while t < text.len() {
+        if pattern.get(p) == Some(&b'*') {
+            last_star = Some((p + 1, t));
+            p += 1;
+            continue;
+        }
+        match one(&pattern[p..], text[t]) {
+            Some(used) => {
+                p += used;
+                t += 1;
+            }
+            None => match last_star {
+                Some((after, from)) => {
+                    last_star = Some((after, from + 1));
+                    p = after;
+                    t = from + 1;
+                }
+                None => return false,
+            },
+        }
+    }
+    pattern[p..].iter().all(|&rest| rest == b'*')
+}
+
+/// How much of `pattern` stands for `byte`, if it does.
+fn one(pattern: &[u8], byte: u8) -> Option<usize> {
+    match *pattern.first()? {
+        b'?' => Some(1),
+        b'[' => class(pattern, byte),
+        b'\\' if pattern.len() > 1 => (pattern[1] == byte).then_some(2),
+        literal => (literal == byte).then_some(1),
+    }
+}
+
+fn class(pattern: &[u8], byte: u8) -> Option<usize> {
+    let negated = pattern.get(1) == Some(&b'^');
+    let mut at = if negated { 2 } else { 1 };
+    let mut found = false;
+    while let Some(&low) = pattern.get(at) {
+        match low {
+            b']' => break,
+            b'\\' if at + 1 < pattern.len() => {
+                found |= pattern[at + 1] == byte;
+                at += 2;
+            }
+            _ if pattern.get(at + 1) == Some(&b'-') && at + 2 < pattern.len() => {
+                let high = pattern[at + 2];
+                found |= (low.min(high)..=low.max(high)).contains(&byte);
+                at += 3;
+            }
+            _ => {
+                found |= low == byte;
+                at += 1;
+            }
+        }
+    }
+    (found != negated).then(|| (at + 1).min(pattern.len()))
+}
+
+#[cfg(test)]
+mod tests {
+    #[test]
+    fn globs_match_as_in_redis() {
+        for (pattern, text, expected) in [
+            ("*", "", true),
+            ("*", "orders:42", true),
+            ("orders:*", "orders:42", true),
+            ("orders:*", "order:42", false),
+            ("*:42", "orders:42", true),
+            ("a*b*c", "aXbXbXc", true),
+            ("a*b*c", "aXbXbX", false),
+            ("or?ers", "orders", true),
+            ("or?ers", "orers", false),
+            ("[a-c]x", "bx", true),
+            ("[a-c]x", "dx", false),
+            ("[^a-c]x", "dx", true),
+            ("[abc", "a", true),
+            (r"\*x", "*x", true),
+            (r"\*x", "ax", false),
+            ("", "", true),
+            ("", "a", false),
+        ] {
+            let got = super::matches(pattern.as_bytes(), text.as_bytes());
+            assert_eq!(got, expected, "{pattern:?} on {text:?}");
+        }
+    }
+
+    #[test]
+    fn a_pattern_full_of_stars_takes_no_exponential_time() {
+        let pattern = "a*".repeat(200) + "b";
+        assert!(!super::matches(pattern.as_bytes(), &[b'a'; 2000]));
+    }
+}

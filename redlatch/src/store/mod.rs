@@ -1,0 +1,114 @@
+//! Where steps run: on a server, or in process.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::time::Instant;
+
+use crate::error::Result;
+use crate::step::Step;
+
+pub(crate) mod embedded;
+mod glob;
+pub(crate) mod redis;
+
+/// A store, as one client has it. Closed on purpose: what a store must promise (order, atomic
+/// steps, pushes) is more than a trait could say.
+#[expect(clippy::large_enum_variant, reason = "there is one per client")]
+pub(crate) enum Store {
+    Redis(redis::Redis),
+    Embedded(embedded::Attached),
+}
+
+/// Who hears what the store has to say unasked. Called from the connection's own task: must not
+/// block.
+pub(crate) trait Ear: Send + Sync {
+    /// Something was published to `channel`.
+    fn heard(&self, channel: &str);
+    /// The connection broke: what was published since then may have been missed.
+    fn interrupted(&self);
+}
+
+/// How a step is sent.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Lane {
+    /// Waits its turn behind other acquisitions.
+    Attempt,
+    /// Has right of way: renewals, releases, inspections.
+    First,
+}
+
+/// A reply, and what is known of how it came about.
+pub(crate) struct Answer<R> {
+    pub(crate) reply: R,
+    /// When the step that was answered was sent: leases count from here, because the server
+    /// cannot have started them earlier.
+    pub(crate) sent: Instant,
+    /// Whether it had been sent before without an answer, so that the reply may be to a repetition.
+    pub(crate) repeated: bool,
+}
+
+impl Store {
+    /// Runs a step; if the connection breaks, again on the next one, until the response timeout.
+    pub(crate) async fn run<S: Step>(&self, step: &S, lane: Lane) -> Result<Answer<S::Reply>> {
+        match self {
+            Store::Redis(redis) => redis.run(step, lane, None).await,
+            Store::Embedded(space) => space.run(step),
+        }
+    }
+
+    /// Runs a step once: if the connection breaks, that is the answer.
+    pub(crate) async fn run_once<S: Step>(
+        &self,
+        step: &S,
+        within: Duration,
+    ) -> Result<Answer<S::Reply>> {
+        match self {
+            Store::Redis(redis) => redis.run_once(step, within).await,
+            Store::Embedded(space) => space.run(step),
+        }
+    }
+
+    /// Subscribes to a channel and runs a step behind it, in one round trip: whatever is published
+    /// after the step is heard.
+    pub(crate) async fn subscribe_and_run<S: Step>(
+        &self,
+        channel: &str,
+        step: &S,
+    ) -> Result<Answer<S::Reply>> {
+        match self {
+            Store::Redis(redis) => redis.run(step, Lane::Attempt, Some(channel)).await,
+            Store::Embedded(space) => {
+                space.subscribe(channel);
+                space.run(step)
+            }
+        }
+    }
+
+    /// Ends a subscription. An error leaves it ended too: it is not restored.
+    pub(crate) async fn unsubscribe(&self, channel: &str) -> Result<()> {
+        match self {
+            Store::Redis(redis) => redis.unsubscribe(channel).await,
+            Store::Embedded(space) => {
+                space.unsubscribe(channel);
+                Ok(())
+            }
+        }
+    }
+
+    /// One page of the keys that match a glob pattern and could be locks: the keys, and where the
+    /// next page begins, if there is one. A key may come twice, as with SCAN.
+    pub(crate) async fn scan(
+        &self,
+        pattern: &str,
+        cursor: u64,
+    ) -> Result<(Vec<String>, Option<u64>)> {
+        match self {
+            Store::Redis(redis) => redis.scan(pattern, cursor).await,
+            Store::Embedded(space) => Ok((space.keys(pattern), None)),
+        }
+    }
+}
+
+/// Shared by store and waiting room: the ear is there before the store speaks.
+pub(crate) type SharedEar = Arc<dyn Ear>;

@@ -1,0 +1,283 @@
+//! Lines: per channel the local waiters, in order, and the one subscription that serves them.
+
+use std::collections::HashMap;
+use std::sync::atomic::{AtomicU8, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::time::Duration;
+
+use tokio::sync::Notify;
+use tokio::task::AbortHandle;
+use tokio::time::Instant;
+
+use crate::background::Background;
+use crate::store::{Ear, Store};
+
+/// All lines of one client.
+#[derive(Clone)]
+pub(crate) struct WaitingRoom {
+    lines: Arc<Lines>,
+    store: Arc<Store>,
+    background: Background,
+    linger: Duration,
+}
+
+/// The lines by channel; the part that hears what the store says.
+#[derive(Default)]
+pub(crate) struct Lines(Mutex<HashMap<Arc<str>, Entry>>);
+
+struct Entry {
+    core: Arc<Core>,
+    /// How many are in the line, the first included.
+    members: usize,
+    /// When the last one left.
+    idle_since: Option<Instant>,
+    /// The task that waits to close the line.
+    closer: Option<AbortHandle>,
+}
+
+struct Core {
+    channel: Arc<str>,
+    /// Whoever has this lock is the first in line; tokio's mutex serves in order of arrival. Inside:
+    /// until when the one who just won needs nobody to ask.
+    turn: tokio::sync::Mutex<Option<Instant>>,
+    /// Called when something was published, or may have been.
+    call: Notify,
+    subscription: AtomicU8,
+}
+
+const NOT_SUBSCRIBED: u8 = 0;
+/// Sent; whether it took effect is not known.
+const SUBSCRIBING: u8 = 1;
+const SUBSCRIBED: u8 = 2;
+
+/// A place in a line. Leaves it when dropped.
+pub(super) struct Line {
+    room: WaitingRoom,
+    core: Arc<Core>,
+}
+
+/// Being the first in line. The next one comes forward when it is dropped.
+pub(super) struct Turn<'a>(tokio::sync::MutexGuard<'a, Option<Instant>>);
+
+impl WaitingRoom {
+    pub(crate) fn new(
+        lines: Arc<Lines>,
+        store: Arc<Store>,
+        background: Background,
+        linger: Duration,
+    ) -> WaitingRoom {
+        WaitingRoom {
+            lines,
+            store,
+            background,
+            linger,
+        }
+    }
+
+    /// How many lines there are: each one subscription, waited on or lingering.
+    pub(crate) fn len(&self) -> usize {
+        self.lines.lock().len()
+    }
+
+    /// A place in the line of `channel`, if there is one.
+    pub(super) fn line(&self, channel: &str) -> Option<Line> {
+        let mut lines = self.lines.lock();
+        let entry = lines.get_mut(channel)?;
+        Some(self.enter(entry))
+    }
+
+    /// A place in the line of `channel`, which is begun if need be.
+    pub(super) fn join(&self, channel: &str) -> Line {
+        let mut lines = self.lines.lock();
+        if let Some(entry) = lines.get_mut(channel) {
+            return self.enter(entry);
+        }
+        let channel: Arc<str> = channel.into();
+        let core = Core {
+            channel: channel.clone(),
+            turn: tokio::sync::Mutex::new(None),
+            call: Notify::new(),
+            subscription: AtomicU8::new(NOT_SUBSCRIBED),
+        };
+        let entry = lines.entry(channel).or_insert(Entry {
+            core: Arc::new(core),
+            members: 0,
+            idle_since: None,
+            closer: None,
+        });
+        self.enter(entry)
+    }
+
+    fn enter(&self, entry: &mut Entry) -> Line {
+        entry.members += 1;
+        Line {
+            room: self.clone(),
+            core: entry.core.clone(),
+        }
+    }
+
+    /// Ends the line's subscription once nobody has been in it for the linger time: a lock that is
+    /// waited for again and again is not subscribed to again and again.
+    async fn close_when_idle(
+        lines: Weak<Lines>,
+        store: Weak<Store>,
+        channel: Arc<str>,
+        linger: Duration,
+    ) {
+        let mut wake = Instant::now() + linger;
+        loop {
+            tokio::time::sleep_until(wake).await;
+            let (Some(lines), Some(store)) = (lines.upgrade(), store.upgrade()) else {
+                return;
+            };
+            let core = match lines.ready_to_close(&channel, linger) {
+                Ready::Later(at) => {
+                    wake = at;
+                    continue;
+                }
+                Ready::No => return,
+                Ready::Now(core) => core,
+            };
+            // As the first in line: who comes now waits until the subscription has ended, and then
+            // makes a new one. Nobody can be in the way, because nobody was in the line.
+            let mut turn = core.turn.lock().await;
+            *turn = None;
+            if core.subscription.load(Ordering::SeqCst) != NOT_SUBSCRIBED {
+                if let Err(error) = store.unsubscribe(&channel).await {
+                    tracing::debug!(%channel, %error, "a subscription ended with an error");
+                }
+                core.subscription.store(NOT_SUBSCRIBED, Ordering::SeqCst);
+            }
+            return lines.closed(&channel);
+        }
+    }
+}
+
+enum Ready {
+    Later(Instant),
+    No,
+    Now(Arc<Core>),
+}
+
+impl Lines {
+    fn lock(&self) -> MutexGuard<'_, HashMap<Arc<str>, Entry>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn ready_to_close(&self, channel: &str, linger: Duration) -> Ready {
+        let mut lines = self.lock();
+        let Some(entry) = lines.get_mut(channel) else {
+            return Ready::No;
+        };
+        let Some(idle_since) = entry.idle_since.filter(|_| entry.members == 0) else {
+            // Whoever leaves last will see to it.
+            entry.closer = None;
+            return Ready::No;
+        };
+        if idle_since + linger > Instant::now() {
+            return Ready::Later(idle_since + linger);
+        }
+        Ready::Now(entry.core.clone())
+    }
+
+    /// The subscription has ended; the line with it, unless somebody has come meanwhile.
+    fn closed(&self, channel: &str) {
+        let mut lines = self.lock();
+        match lines.get_mut(channel) {
+            Some(entry) if entry.members > 0 => entry.closer = None,
+            _ => drop(lines.remove(channel)),
+        }
+    }
+}
+
+impl Ear for Lines {
+    fn heard(&self, channel: &str) {
+        if let Some(entry) = self.lock().get(channel) {
+            entry.core.call.notify_one();
+        }
+    }
+
+    fn interrupted(&self) {
+        for entry in self.lock().values() {
+            entry.core.call.notify_one();
+        }
+    }
+}
+
+impl Line {
+    pub(super) fn channel(&self) -> &str {
+        &self.core.channel
+    }
+
+    /// Returns when everybody who came before has had their turn.
+    pub(super) async fn turn(&self) -> Turn<'_> {
+        Turn(self.core.turn.lock().await)
+    }
+
+    /// Returns when something was published since [`Line::forget_calls`], or the connection broke.
+    pub(super) async fn called(&self) {
+        self.core.call.notified().await;
+    }
+
+    pub(super) fn forget_calls(&self) {
+        std::pin::pin!(self.core.call.notified()).enable();
+    }
+
+    pub(super) fn is_subscribed(&self) -> bool {
+        self.core.subscription.load(Ordering::SeqCst) == SUBSCRIBED
+    }
+
+    /// A subscription is about to be sent, so there may be one to end.
+    pub(super) fn subscribing(&self) {
+        let _ = self.core.subscription.compare_exchange(
+            NOT_SUBSCRIBED,
+            SUBSCRIBING,
+            Ordering::SeqCst,
+            Ordering::SeqCst,
+        );
+    }
+
+    pub(super) fn subscribed(&self) {
+        self.core.subscription.store(SUBSCRIBED, Ordering::SeqCst);
+    }
+}
+
+impl Drop for Line {
+    fn drop(&mut self) {
+        let mut lines = self.room.lines.lock();
+        let Some(entry) = lines.get_mut(&self.core.channel) else {
+            return;
+        };
+        entry.members -= 1;
+        if entry.members > 0 {
+            return;
+        }
+        entry.idle_since = Some(Instant::now());
+        let closes = |closer: &AbortHandle| !closer.is_finished();
+        let Some(runtime) = self.room.background.handle() else {
+            return;
+        };
+        if entry.closer.as_ref().is_some_and(closes) {
+            return;
+        }
+        // Not counted as background work: nobody who waits for that means to wait for this.
+        let closer = runtime.spawn(WaitingRoom::close_when_idle(
+            Arc::downgrade(&self.room.lines),
+            Arc::downgrade(&self.room.store),
+            self.core.channel.clone(),
+            self.room.linger,
+        ));
+        entry.closer = Some(closer.abort_handle());
+    }
+}
+
+impl Turn<'_> {
+    /// Says, on the way out as the winner, until when the next one need not ask by itself.
+    pub(super) fn hand_on(&mut self, until: Instant) {
+        *self.0 = Some(until);
+    }
+
+    pub(super) fn take_handed_on(&mut self) -> Option<Instant> {
+        self.0.take()
+    }
+}

@@ -1,0 +1,350 @@
+//! The watchdog: one task per client that renews the leases of all its holds, and says when one
+//! was lost.
+//!
+//! A lease is renewed when a third of it has passed (as Redisson does), together with whatever else
+//! is due about then. A renewal that fails is tried again until the lease's own end, and no
+//! longer: then the holder has been told. The task begins with the first hold and ends after the
+//! last.
+
+use std::collections::{BTreeMap, HashMap};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::time::Duration;
+
+use redis::Value;
+use tokio::sync::Notify;
+use tokio::task::{AbortHandle, JoinSet};
+use tokio::time::{Instant, sleep_until};
+
+use crate::background::Background;
+use crate::error::{Loss, Result};
+use crate::hold::{Hold, Kind, Watch};
+use crate::lease::Lease;
+use crate::space::Space;
+use crate::step::{Args, Script, Step, unexpected};
+use crate::store::Store;
+
+/// Names per round trip, as in Redisson: enough that cost grows with batches, few enough that no
+/// script holds the server up.
+const BATCH: usize = 100;
+
+/// Batches on their way at once: one that hangs must not keep the others waiting.
+const BATCHES_AT_ONCE: usize = 8;
+
+pub(crate) struct Watchdog {
+    core: Arc<Core>,
+    store: Arc<Store>,
+    background: Background,
+}
+
+struct Core {
+    lease: Lease,
+    queue: Mutex<Queue>,
+    /// Something is due earlier than the task thinks.
+    earlier: Notify,
+}
+
+#[derive(Default)]
+struct Queue {
+    due: BTreeMap<(Instant, usize), Arc<Hold>>,
+    task: Option<AbortHandle>,
+    /// When the task will look by itself.
+    wakes: Option<Instant>,
+}
+
+impl Watchdog {
+    pub(crate) fn new(lease: Lease, store: Arc<Store>, background: Background) -> Watchdog {
+        Watchdog {
+            core: Arc::new(Core {
+                lease,
+                queue: Mutex::default(),
+                earlier: Notify::new(),
+            }),
+            store,
+            background,
+        }
+    }
+
+    /// The lease that it keeps renewing.
+    pub(crate) fn lease(&self) -> Lease {
+        self.core.lease
+    }
+
+    /// Looks after a hold from now on, or in another way than before.
+    pub(crate) fn watch(&self, hold: &Arc<Hold>) {
+        let mut queue = self.core.queue();
+        self.core.place(&mut queue, hold);
+        let runs = |task: &AbortHandle| !task.is_finished();
+        if queue.task.as_ref().is_some_and(runs) {
+            let first = queue.due.first_key_value().map(|((due, _), _)| *due);
+            if first < queue.wakes {
+                self.core.earlier.notify_one();
+            }
+            return;
+        }
+        let Some(runtime) = self.background.handle() else {
+            return;
+        };
+        let task = runtime.spawn(keep(self.core.clone(), Arc::downgrade(&self.store)));
+        queue.task = Some(task.abort_handle());
+        queue.wakes = Some(Instant::now());
+    }
+
+    /// Leaves a hold alone from now on.
+    pub(crate) fn forget(&self, hold: &Arc<Hold>) {
+        self.core.queue().remove(hold);
+    }
+
+    /// How many holds are being looked after.
+    pub(crate) fn len(&self) -> usize {
+        self.core.queue().due.len()
+    }
+}
+
+impl Drop for Watchdog {
+    fn drop(&mut self) {
+        if let Some(task) = self.core.queue().task.take() {
+            task.abort();
+        }
+    }
+}
+
+impl Queue {
+    fn remove(&mut self, hold: &Arc<Hold>) {
+        if let Some(due) = hold.swap_due(None) {
+            self.due.remove(&(due, address(hold)));
+        }
+    }
+
+    fn put(&mut self, hold: &Arc<Hold>, due: Instant) {
+        self.remove(hold);
+        hold.swap_due(Some(due));
+        self.due.insert((due, address(hold)), hold.clone());
+    }
+}
+
+/// Tells holds apart that are due at the same instant.
+fn address(hold: &Arc<Hold>) -> usize {
+    Arc::as_ptr(hold).addr()
+}
+
+impl Core {
+    fn queue(&self) -> MutexGuard<'_, Queue> {
+        self.queue.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// How long before the end of its lease a hold is renewed.
+    fn ahead(&self) -> Duration {
+        self.lease.duration() - self.lease.third()
+    }
+
+    /// What is due this soon is done now: fewer, fuller batches.
+    fn slack(&self) -> Duration {
+        self.lease.duration() / 30
+    }
+
+    /// The pause before a failed renewal is tried again.
+    fn pause(&self) -> Duration {
+        self.slack()
+            .clamp(Duration::from_millis(10), Duration::from_secs(1))
+    }
+
+    fn place(&self, queue: &mut Queue, hold: &Arc<Hold>) {
+        match hold.watch(self.ahead()) {
+            Some((due, _)) => queue.put(hold, due),
+            None => queue.remove(hold),
+        }
+    }
+
+    /// Takes up to `most` batches of what is due. Each hold in them stays queued for the end of its
+    /// lease, so that a loss is told even while a renewal hangs.
+    fn take_due(&self, most: usize) -> Vec<Batch> {
+        let now = Instant::now();
+        let soon = now + self.slack();
+        let mut queue = self.queue();
+        let mut batches: HashMap<usize, Vec<Batch>> = HashMap::new();
+        let mut begun = 0;
+        let mut later = Vec::new();
+        while let Some(entry) = queue.due.first_entry() {
+            if entry.key().0 > soon {
+                break;
+            }
+            let hold = entry.remove();
+            hold.swap_due(None);
+            let Some((due, watch)) = hold.watch(self.ahead()) else {
+                continue;
+            };
+            if watch == Watch::Expire || due > soon {
+                later.push((hold, due));
+                continue;
+            }
+            let script = std::ptr::from_ref(hold.kind.renew_script()).addr();
+            let of_kind = batches.entry(script).or_default();
+            if of_kind.last().is_none_or(|batch| batch.len() == BATCH) {
+                if begun == most {
+                    // The rest stays due; the next free place takes it.
+                    queue.put(&hold, due);
+                    break;
+                }
+                begun += 1;
+                of_kind.push(Vec::with_capacity(BATCH));
+            }
+            later.push((hold.clone(), hold.end()));
+            if let Some(batch) = of_kind.last_mut() {
+                batch.push(hold);
+            }
+        }
+        for (hold, due) in later {
+            queue.put(&hold, due);
+        }
+        batches.into_values().flatten().collect()
+    }
+
+    /// When to look next; `None` ends the task, because there is nothing to look after.
+    fn sleep_until(&self, busy: usize) -> Option<Instant> {
+        let mut queue = self.queue();
+        let first = queue.due.first_key_value().map(|((due, _), _)| *due);
+        match first {
+            None if busy == 0 => {
+                queue.task = None;
+                queue.wakes = None;
+                return None;
+            }
+            // With every place taken, what is due waits for one to become free.
+            Some(due) if busy < BATCHES_AT_ONCE => queue.wakes = Some(due),
+            _ => queue.wakes = Some(Instant::now() + self.pause()),
+        }
+        queue.wakes
+    }
+}
+
+type Batch = Vec<Arc<Hold>>;
+
+/// The task.
+async fn keep(core: Arc<Core>, store: Weak<Store>) {
+    let mut renewals = JoinSet::new();
+    loop {
+        let free = BATCHES_AT_ONCE.saturating_sub(renewals.len());
+        for batch in core.take_due(free) {
+            let Some(store) = store.upgrade() else { return };
+            renewals.spawn(renew(core.clone(), store, batch));
+        }
+        let Some(wake) = core.sleep_until(renewals.len()) else {
+            return;
+        };
+        tokio::select! {
+            () = sleep_until(wake) => {}
+            () = core.earlier.notified() => {}
+            Some(_) = renewals.join_next() => {}
+        }
+    }
+}
+
+/// Renews one batch, and puts each hold where it belongs afterwards.
+async fn renew(core: Arc<Core>, store: Arc<Store>, batch: Batch) {
+    let Some(kind) = batch.first().map(|hold| hold.kind) else {
+        return;
+    };
+    // A hold that is just being given back or entered again is left alone; so is one that was
+    // given back since the batch was made.
+    let mut turns = Vec::with_capacity(batch.len());
+    let mut step = Renew {
+        kind,
+        lease: core.lease,
+        holds: Vec::with_capacity(batch.len()),
+    };
+    for hold in &batch {
+        let turn = hold.steps.try_lock();
+        let wanted = matches!(hold.watch(core.ahead()), Some((_, Watch::Renew)));
+        match turn {
+            Ok(turn) if wanted => {
+                turns.push(turn);
+                step.holds.push(hold);
+            }
+            _ => core.retry(hold),
+        }
+    }
+    if step.holds.is_empty() {
+        return;
+    }
+    match store.run_once(&step, core.lease.third()).await {
+        Ok(answer) => {
+            let end = answer.sent + core.lease.duration();
+            let mut renewed = 0;
+            for (hold, held) in step.holds.iter().zip(answer.reply) {
+                if held {
+                    renewed += 1;
+                    hold.extend(end);
+                } else {
+                    hold.lose(Loss::NotHeld);
+                }
+                core.place(&mut core.queue(), hold);
+            }
+            tracing::debug!(renewed, of = step.holds.len(), "renewed");
+        }
+        Err(error) => {
+            tracing::warn!(%error, holds = step.holds.len(), "renewal failed; trying again");
+            for hold in &step.holds {
+                core.retry(hold);
+            }
+        }
+    }
+    drop(turns);
+}
+
+impl Core {
+    /// Puts a hold where it comes round again soon, but not after the end of its lease.
+    fn retry(&self, hold: &Arc<Hold>) {
+        let mut queue = self.queue();
+        match hold.watch(self.ahead()) {
+            Some((_, Watch::Renew)) => {
+                let due = (Instant::now() + self.pause()).min(hold.end());
+                queue.put(hold, due);
+            }
+            _ => self.place(&mut queue, hold),
+        }
+    }
+}
+
+/// The step that renews one batch.
+struct Renew<'a> {
+    kind: &'static dyn Kind,
+    lease: Lease,
+    holds: Vec<&'a Arc<Hold>>,
+}
+
+impl Step for Renew<'_> {
+    /// For each hold whether it was renewed.
+    type Reply = Vec<bool>;
+
+    fn script(&self) -> &'static Script {
+        self.kind.renew_script()
+    }
+
+    fn keys(&self) -> impl ExactSizeIterator<Item = &str> + Send {
+        self.holds.iter().map(|hold| hold.place.key())
+    }
+
+    fn args(&self, args: &mut Args<'_>) {
+        args.number(self.lease.millis());
+        for hold in &self.holds {
+            args.text(&hold.field);
+        }
+    }
+
+    fn reply(&self, raw: Value) -> Result<Vec<bool>> {
+        match raw {
+            Value::Array(renewed) if renewed.len() == self.holds.len() => {
+                Ok(renewed.iter().map(|one| *one == Value::Int(1)).collect())
+            }
+            other => Err(unexpected(&other)),
+        }
+    }
+
+    fn apply(&self, space: &mut Space, now: Instant) -> Result<Vec<bool>> {
+        let renew = |hold: &&Arc<Hold>| {
+            let (place, field) = (&hold.place, &hold.field);
+            self.kind.renew(space, place, field, self.lease, now)
+        };
+        Ok(self.holds.iter().map(renew).collect())
+    }
+}
