@@ -137,6 +137,7 @@ impl Guard {
     }
 
     /// Enters the lock once more, for the same owner. It is held until both guards are released.
+    /// [`Error::Lost`](crate::Error::Lost) if it has been lost.
     ///
     /// ```
     /// # #[tokio::main(flavor = "current_thread")] async fn main() -> redlatch::Result<()> {
@@ -149,7 +150,7 @@ impl Guard {
     /// # Ok(()) }
     /// ```
     pub fn reenter(&self) -> Acquire {
-        self.lock.lock().owner(self.owner())
+        self.lock.lock().again(self.claim.clone())
     }
 
     /// Who holds the lock through this guard.

@@ -17,6 +17,8 @@ use crate::step::Outcome;
 use crate::store::Lane;
 use crate::wait::Attempt;
 
+#[cfg(test)]
+mod differential;
 mod guard;
 pub(crate) mod rules;
 
@@ -189,6 +191,7 @@ impl Lock {
             lock: self.clone(),
             lease: None,
             owner: None,
+            again: None,
         }
     }
 
@@ -227,6 +230,8 @@ struct Request {
     lock: Lock,
     lease: Option<Duration>,
     owner: Option<Owner>,
+    /// The hold to enter once more, when asked through a guard.
+    again: Option<Claim>,
 }
 
 /// Waits for a lock when awaited: [`Lock::lock`].
@@ -274,6 +279,13 @@ impl Acquire {
     /// Acquires for this owner, which re-enters what it holds already.
     pub fn owner(mut self, owner: Owner) -> Acquire {
         self.request.owner = Some(owner);
+        self.request.again = None;
+        self
+    }
+
+    /// Enters a hold once more.
+    fn again(mut self, claim: Claim) -> Acquire {
+        self.request.again = Some(claim);
         self
     }
 }
@@ -338,11 +350,13 @@ impl Request {
             renewed: self.lease.is_none(),
             reentrant: self.lock.reentrant,
         };
-        let owner = self
-            .owner
-            .or_else(Owner::of_scope)
-            .unwrap_or_else(Owner::new);
-        let claim = session.claim(&place, owner, &LOCK);
+        let claim = match &self.again {
+            Some(claim) => claim.clone(),
+            None => {
+                let owner = self.owner.or_else(Owner::of_scope);
+                session.claim(&place, owner.unwrap_or_else(Owner::new), &LOCK)
+            }
+        };
         let span = tracing::debug_span!("acquire", lock = place.name(), owner = %claim.hold.field);
         let won = obtain(&self.lock, claim, terms, patience);
         won.instrument(span).await
@@ -356,7 +370,7 @@ async fn obtain(
     terms: Terms,
     patience: Patience,
 ) -> Result<Option<Guard>> {
-    let won = if claim.hold.count() > 0 {
+    let won = if claim.hold.count() > 0 || claim.hold.loss().is_some() {
         // Held by this owner: those in line wait for it, so it must not wait behind them.
         enter(&claim, terms, false).await? == Outcome::Done
     } else {

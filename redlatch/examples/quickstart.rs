@@ -1,0 +1,276 @@
+//! A shop sells its stock with many workers at once: first without a lock, then with one.
+//!
+//! ```sh
+//! cargo run --release --example quickstart                            # needs no server
+//! cargo run --release --example quickstart -- --url redis://127.0.0.1 # several processes
+//! ```
+
+use std::io::Write as _;
+use std::process::{ExitCode, Stdio};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering::SeqCst};
+use std::time::{Duration, SystemTime};
+
+use indicatif::{ProgressBar, ProgressStyle};
+use redis::aio::MultiplexedConnection;
+use redlatch::Client;
+use tokio::io::{AsyncBufReadExt as _, BufReader};
+use tokio::process::{Child, Command};
+use tokio::task::JoinSet;
+
+const STOCK: u64 = 300;
+const WORKERS: usize = 16;
+/// With a server the workers are spread over this many processes.
+const PROCESSES: usize = 4;
+/// What a worker does between looking at the stock and writing it down: a price, a payment, …
+const THINKING: Duration = Duration::from_millis(1);
+
+const USAGE: &str = "\
+Usage: quickstart [--url URL]
+
+Sells a stock of 300 with 16 workers, first without a lock and then with one.
+
+  --url URL   use the Redis or Valkey server at URL, with the workers in 4 processes;
+              without it, the store is embedded and the workers are tasks of this process
+";
+
+type Result<T, E = Box<dyn std::error::Error + Send + Sync>> = std::result::Result<T, E>;
+
+/// One worker: sells until nothing is left. With a lock it does so while nobody else does.
+async fn work(mut stock: Stock, lock: Option<(Client, String)>, sold: impl Fn()) -> Result<()> {
+    // Without a lock the stock can grow again, so this says when to stop at the latest.
+    for _ in 0..STOCK {
+        let sold_one = match &lock {
+            None => stock.sell_one().await?,
+            Some((client, name)) => {
+                let guard = client.lock(name).lock().await?;
+                let sold_one = stock.sell_one().await;
+                guard.unlock().await?;
+                sold_one?
+            }
+        };
+        if !sold_one {
+            break;
+        }
+        sold();
+    }
+    Ok(())
+}
+
+/// How many things are left: a number in this process, or under a key in a server.
+#[derive(Clone)]
+enum Stock {
+    Here(Arc<AtomicU64>),
+    Server(MultiplexedConnection, String),
+}
+
+impl Stock {
+    /// Looks, thinks, writes: correct only if nobody else does so at the same time.
+    async fn sell_one(&mut self) -> Result<bool> {
+        let left = match self {
+            Stock::Here(stock) => stock.load(SeqCst),
+            Stock::Server(server, key) => redis::cmd("GET").arg(key).query_async(server).await?,
+        };
+        if left == 0 {
+            return Ok(false);
+        }
+        tokio::time::sleep(THINKING).await;
+        let left = left - 1;
+        match self {
+            Stock::Here(stock) => stock.store(left, SeqCst),
+            Stock::Server(server, key) => {
+                let mut set = redis::cmd("SET");
+                set.arg(key).arg(left).arg("KEEPTTL");
+                set.exec_async(server).await?;
+            }
+        }
+        Ok(true)
+    }
+}
+
+#[tokio::main]
+async fn main() -> ExitCode {
+    let args: Vec<String> = std::env::args().skip(1).collect();
+    let args: Vec<&str> = args.iter().map(String::as_str).collect();
+    let ended = match args[..] {
+        [] => sell_out(None).await,
+        ["--url", url] => sell_out(Some(url)).await,
+        // What `sell_with_processes` starts.
+        ["--worker", url, sale, how] => worker_process(url, sale, how == "locked").await,
+        ["--help" | "-h"] => {
+            print!("{USAGE}");
+            return ExitCode::SUCCESS;
+        }
+        _ => {
+            eprint!("{USAGE}");
+            return ExitCode::from(2);
+        }
+    };
+    match ended {
+        Ok(code) => code,
+        Err(error) => {
+            eprintln!("quickstart: {error}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+/// Sells everything twice and says how it went.
+async fn sell_out(url: Option<&str>) -> Result<ExitCode> {
+    let place = match url {
+        None => format!("{WORKERS} tasks in this process, on the embedded store"),
+        Some(_) => format!("{WORKERS} tasks in {PROCESSES} processes, on a server"),
+    };
+    println!("A shop has {STOCK} things. Its workers are {place}.");
+    println!("Each one looks how many are left, thinks for a moment, and writes down one less.\n");
+
+    let without = sell(url, false).await?;
+    let oversold_without = without.saturating_sub(STOCK);
+    println!("Without a lock they sold {without}: {oversold_without} that were not there, because");
+    println!("several of them saw the same number and sold the same thing.\n");
+
+    let sold = sell(url, true).await?;
+    let oversold = sold.saturating_sub(STOCK);
+    println!("With the lock they sold {sold}: who looks, thinks and writes does so alone.\n");
+
+    println!(
+        "sold {sold} of {STOCK}, oversold {oversold}, without the lock oversold {oversold_without}"
+    );
+    Ok(match sold {
+        STOCK => ExitCode::SUCCESS,
+        _ => ExitCode::FAILURE,
+    })
+}
+
+/// Sells everything once: how much was sold.
+async fn sell(url: Option<&str>, locked: bool) -> Result<u64> {
+    let bar = ProgressBar::new(STOCK);
+    bar.set_style(ProgressStyle::with_template(
+        "{prefix:14} [{bar:40}] sold {pos} of {len}",
+    )?);
+    bar.set_prefix(if locked {
+        "with the lock"
+    } else {
+        "without a lock"
+    });
+    match url {
+        Some(url) => sell_with_processes(url, locked, &bar).await?,
+        None => {
+            let stock = Stock::Here(Arc::new(AtomicU64::new(STOCK)));
+            let lock = locked.then(|| (Client::embedded(), "shop".to_owned()));
+            let sold = bar.clone();
+            sell_with_tasks(WORKERS, stock, lock, move || sold.inc(1)).await?;
+        }
+    }
+    bar.finish_and_clear();
+    Ok(bar.position())
+}
+
+async fn sell_with_tasks(
+    workers: usize,
+    stock: Stock,
+    lock: Option<(Client, String)>,
+    sold: impl Fn() + Clone + Send + 'static,
+) -> Result<()> {
+    let mut tasks = JoinSet::new();
+    for _ in 0..workers {
+        tasks.spawn(work(stock.clone(), lock.clone(), sold.clone()));
+    }
+    while let Some(ended) = tasks.join_next().await {
+        ended??;
+    }
+    Ok(())
+}
+
+async fn sell_with_processes(url: &str, locked: bool, bar: &ProgressBar) -> Result<()> {
+    // Says in clear words what is wrong with the URL or the server, if something is.
+    Client::connect(url).await?;
+    let mut server = connect(url).await?;
+    // The sale is the lock's name, and so its key. Nobody else has it.
+    let since = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH)?;
+    let sale = format!("quickstart:{}:{}", std::process::id(), since.as_nanos());
+    let stock = stock_key(&sale);
+    // Should even this process be killed, the server forgets the stock in ten minutes.
+    let mut set = redis::cmd("SET");
+    set.arg(&stock).arg(STOCK).arg("EX").arg(600);
+    set.exec_async(&mut server).await?;
+
+    let mut processes = Vec::new();
+    let sold = run_processes(url, &sale, locked, bar, &mut processes).await;
+
+    // First nobody may work any more, then nothing may be left.
+    for process in &mut processes {
+        let _ = process.kill().await;
+    }
+    let mut tidy = redis::cmd("DEL");
+    tidy.arg(&stock).arg(&sale);
+    let tidied = tidy.exec_async(&mut server).await;
+    sold?;
+    Ok(tidied?)
+}
+
+/// Starts this program again, several times, and counts what the processes say they sold.
+async fn run_processes(
+    url: &str,
+    sale: &str,
+    locked: bool,
+    bar: &ProgressBar,
+    processes: &mut Vec<Child>,
+) -> Result<()> {
+    let how = if locked { "locked" } else { "unlocked" };
+    let mut reports = JoinSet::new();
+    for _ in 0..PROCESSES {
+        let mut process = Command::new(std::env::current_exe()?)
+            .args(["--worker", url, sale, how])
+            .stdin(Stdio::null())
+            .stdout(Stdio::piped())
+            .kill_on_drop(true)
+            .spawn()?;
+        let report = process.stdout.take().ok_or("no pipe to a worker process")?;
+        processes.push(process);
+        let bar = bar.clone();
+        reports.spawn(async move {
+            let mut lines = BufReader::new(report).lines();
+            let mut last = String::new();
+            while let Some(line) = lines.next_line().await? {
+                bar.inc(u64::from(line == "sold"));
+                last = line;
+            }
+            // Whoever failed has said why on standard error.
+            match last.as_str() {
+                "done" => Ok(()),
+                _ => Err("a worker process failed".into()),
+            }
+        });
+    }
+    while let Some(ended) = reports.join_next().await {
+        let ended: Result<()> = ended?;
+        ended?;
+    }
+    Ok(())
+}
+
+/// One of the processes: some of the workers, with a client of their own.
+async fn worker_process(url: &str, sale: &str, locked: bool) -> Result<ExitCode> {
+    let stock = Stock::Server(connect(url).await?, stock_key(sale));
+    let lock = match locked {
+        true => Some((Client::connect(url).await?, sale.to_owned())),
+        false => None,
+    };
+    sell_with_tasks(WORKERS / PROCESSES, stock, lock, || {
+        // Nobody who counts any more is no reason to panic: this process is being ended.
+        let _ = writeln!(std::io::stdout(), "sold");
+    })
+    .await?;
+    println!("done");
+    Ok(ExitCode::SUCCESS)
+}
+
+async fn connect(url: &str) -> Result<MultiplexedConnection> {
+    let client = redis::Client::open(url)?;
+    Ok(client.get_multiplexed_async_connection().await?)
+}
+
+fn stock_key(sale: &str) -> String {
+    format!("{sale}:stock")
+}
