@@ -20,7 +20,7 @@ use crate::store::redis::Redis;
 use crate::store::{Ear, Lane};
 
 /// Random histories; each is a server's worth of round trips.
-const HISTORIES: u32 = 1000;
+const HISTORIES: u32 = 2000;
 
 /// Leases are this far apart, so that real time passing under the test cannot be mistaken for a
 /// difference.

@@ -180,6 +180,9 @@ fn pushes(
 
 fn cannot_connect(error: &RedisError) -> Fault {
     let reason = error.to_string();
+    if matches!(error.code(), Some("WRONGPASS" | "NOAUTH" | "NOPERM")) {
+        return Fault::Final(Error::AuthenticationFailed { reason });
+    }
     match error.kind() {
         ErrorKind::AuthenticationFailed => Fault::Final(Error::AuthenticationFailed { reason }),
         ErrorKind::RESP3NotSupported => Fault::Final(Error::UnsupportedServer {

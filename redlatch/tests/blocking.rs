@@ -1,0 +1,169 @@
+//! The facade for threads.
+
+mod common;
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use common::LONG;
+use redlatch::blocking::{Client, current_thread};
+use redlatch::{Embedded, Error};
+use redlatch_testkit::{shared, unique};
+
+/// Runs a test on every store.
+fn on_every_store(test: impl Fn(&dyn Fn() -> Client)) {
+    test(&|| Client::connect(&shared().url()).unwrap());
+    let store = Embedded::new();
+    test(&|| Client::with_embedded(redlatch::Client::builder(), &store).unwrap());
+}
+
+#[test]
+fn a_thread_enters_again_and_others_do_not() {
+    on_every_store(|client| {
+        let lock = client().lock(&unique("thread"));
+        let outer = lock.lock().unwrap();
+        let inner = lock.lock().unwrap();
+        assert_eq!(outer.owner(), Some(current_thread()));
+        assert_eq!((inner.hold_count(), lock.hold_count().unwrap()), (2, 2));
+        assert!(lock.is_held_by_current_thread().unwrap());
+        thread::scope(|scope| {
+            let other = scope.spawn(|| {
+                assert!(!lock.is_held_by_current_thread().unwrap());
+                lock.try_lock().unwrap().is_some()
+            });
+            assert!(!other.join().unwrap());
+        });
+        inner.unlock().unwrap();
+        assert!(lock.is_locked().unwrap());
+        outer.unlock().unwrap();
+        assert!(!lock.is_locked().unwrap());
+        assert_eq!(lock.holder().unwrap(), None);
+    });
+}
+
+#[test]
+fn threads_of_several_clients_exclude_each_other() {
+    on_every_store(|client| {
+        let name = unique("threads");
+        let inside = AtomicBool::new(false);
+        let clients = [client(), client()];
+        thread::scope(|scope| {
+            for n in 0..8 {
+                let (lock, inside) = (clients[n % 2].lock(&name), &inside);
+                scope.spawn(move || {
+                    for _ in 0..20 {
+                        let guard = lock.lock().unwrap();
+                        assert!(!inside.swap(true, Ordering::SeqCst), "two at once");
+                        thread::yield_now();
+                        inside.store(false, Ordering::SeqCst);
+                        guard.unlock().unwrap();
+                    }
+                });
+            }
+        });
+    });
+}
+
+#[test]
+fn waiting_ends_when_it_should() {
+    on_every_store(|client| {
+        let client = client();
+        let lock = client.lock(&unique("wait"));
+        let guard = lock.lock().unwrap();
+        thread::scope(|scope| {
+            let gave_up = scope.spawn(|| {
+                lock.try_lock_for(Duration::from_millis(20))
+                    .unwrap()
+                    .is_none()
+            });
+            assert!(gave_up.join().unwrap());
+            let woken = scope.spawn(|| lock.try_lock_for(LONG).unwrap().is_some());
+            while client.status().subscriptions == 0 {
+                thread::yield_now();
+            }
+            guard.unlock().unwrap();
+            assert!(woken.join().unwrap());
+        });
+    });
+}
+
+#[test]
+fn a_fixed_lease_is_lost_and_said_so() {
+    on_every_store(|client| {
+        let lock = client()
+            .lock(&unique("lease"))
+            .with_lease(Duration::from_millis(300));
+        let guard = lock.lock().unwrap();
+        assert!(guard.valid_for() <= Duration::from_millis(300));
+        let begun = Instant::now();
+        while guard.is_valid() {
+            assert!(begun.elapsed() < LONG);
+            thread::yield_now();
+        }
+        assert!(matches!(guard.unlock(), Err(Error::Lost { .. })));
+    });
+}
+
+#[test]
+fn non_reentrant_and_forced() {
+    on_every_store(|client| {
+        let lock = client().lock(&unique("strict")).non_reentrant();
+        let guard = lock.lock().unwrap();
+        assert!(matches!(lock.lock(), Err(Error::AlreadyHeld { .. })));
+        assert!(lock.force_unlock().unwrap());
+        assert!(!lock.force_unlock().unwrap());
+        assert!(matches!(guard.unlock(), Err(Error::Lost { .. })));
+    });
+}
+
+#[test]
+fn dropping_releases_without_blocking() {
+    on_every_store(|client| {
+        let client = client();
+        let lock = client.lock(&unique("drop"));
+        drop(lock.lock().unwrap());
+        client.settled().unwrap();
+        assert_eq!(lock.remaining_lease().unwrap(), None);
+    });
+}
+
+/// Handles keep what they need alive; the last of them ends the thread.
+#[test]
+fn handles_and_guards_outlive_the_client() {
+    on_every_store(|client| {
+        let client = client();
+        let lock = client.lock(&unique("outlive"));
+        drop(client);
+        let guard = lock.lock().unwrap();
+        assert!(lock.is_locked().unwrap());
+        drop(lock);
+        guard.unlock().unwrap();
+    });
+}
+
+#[test]
+fn it_may_be_called_inside_of_a_runtime() {
+    on_every_store(|client| {
+        let client = Arc::new(client());
+        let name = unique("inside");
+        let runtime = tokio::runtime::Builder::new_current_thread()
+            .enable_all()
+            .build()
+            .unwrap();
+        runtime.block_on(async {
+            let guard = client.lock(&name).lock().unwrap();
+            guard.unlock().unwrap();
+        });
+    });
+}
+
+#[test]
+fn errors_come_through() {
+    let refused = Client::connect("http://nowhere").unwrap_err();
+    assert!(matches!(refused, Error::InvalidUrl { .. }));
+    let lock = Client::embedded().unwrap().lock("");
+    assert!(matches!(lock.lock(), Err(Error::InvalidName { .. })));
+    assert!(matches!(lock.try_lock(), Err(Error::InvalidName { .. })));
+}
