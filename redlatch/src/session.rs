@@ -209,6 +209,8 @@ impl Claim {
         }
         let store = &self.session.store;
         let answer = hold.kind.release(store, hold, keep, lease).await?;
+        tracing::debug!(lock = hold.place.name(), owner = %hold.field, keep,
+            held = answer.reply, "released");
         if keep == 0 {
             return Ok(answer.reply || answer.repeated);
         }

@@ -274,12 +274,13 @@ async fn renew(core: Arc<Core>, store: Arc<Store>, batch: Batch) {
                 if held {
                     renewed += 1;
                     hold.extend(end);
+                    tracing::trace!(lock = hold.place.name(), owner = %hold.field, "renewed");
                 } else {
                     hold.lose(Loss::NotHeld);
                 }
                 core.place(&mut core.queue(), hold);
             }
-            tracing::debug!(renewed, of = step.holds.len(), "renewed");
+            tracing::debug!(renewed, of = step.holds.len(), "renewed a batch");
         }
         Err(error) => {
             tracing::warn!(%error, holds = step.holds.len(), "renewal failed; trying again");

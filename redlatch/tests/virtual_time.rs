@@ -189,17 +189,17 @@ async fn subscriptions_end_after_the_linger_and_not_before() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_hundred_thousand_locks_are_renewed() {
+async fn twenty_thousand_locks_are_renewed() {
     let client = Client::embedded();
     let mut guards = Vec::new();
-    for n in 0..100_000 {
+    for n in 0..20_000 {
         guards.push(client.lock(&format!("many-{n}")).lock().await.unwrap());
         if n % 1000 == 0 {
             sleep(Duration::from_millis(50)).await;
         }
     }
-    assert_eq!(client.status().holds, 100_000);
-    sleep(5 * 60 * SECOND).await;
+    assert_eq!(client.status().holds, 20_000);
+    sleep(2 * 60 * SECOND).await;
     assert!(guards.iter().all(redlatch::Guard::is_valid));
     drop(guards);
     client.settled().await;

@@ -56,12 +56,8 @@ impl Guard {
         self.leave();
         let settled = self.claim.settle(self.terms.lease).await;
         self.settled = !matches!(&settled, Err(error) if error.is_transient());
-        let name = self.claim.hold.place.name();
         match settled {
-            Ok(true) => {
-                tracing::debug!(lock = name, owner = %self.claim.hold.field, "released");
-                Ok(())
-            }
+            Ok(true) => Ok(()),
             Ok(false) => Err(self.claim.hold.lost_error(Loss::NotHeld)),
             Err(error) => Err(error),
         }

@@ -74,12 +74,11 @@ impl Redis {
     ) -> Result<Answer<S::Reply>> {
         let in_full = || command(step, "EVAL", step.script().source());
         let exchange = Exchange::of(step, &in_full, channel);
-        let mut retry = Retry::until(self.response_timeout);
-        let (raw, sent) = self.persist(&exchange, lane, &mut retry).await?;
+        let (raw, sent, repeated) = self.persist(&exchange, lane).await?;
         Ok(Answer {
             reply: step.reply(raw)?,
             sent,
-            repeated: retry.repeated,
+            repeated,
         })
     }
 
@@ -120,9 +119,7 @@ impl Redis {
         scan.arg(cursor).arg("MATCH").arg(pattern);
         scan.arg("COUNT").arg(SCANNED_AT_ONCE);
         scan.arg("TYPE").arg("hash");
-        let mut retry = Retry::until(self.response_timeout);
-        let exchange = Exchange::plain(scan);
-        let (raw, _) = self.persist(&exchange, Lane::First, &mut retry).await?;
+        let (raw, ..) = self.persist(&Exchange::plain(scan), Lane::First).await?;
         let (next, keys): (u64, Vec<Vec<u8>>) =
             redis::from_redis_value(raw).map_err(|e| Error::Refused {
                 reason: e.to_string(),
@@ -135,19 +132,16 @@ impl Redis {
         Ok((keys, (next != 0).then_some(next)))
     }
 
-    /// Exchanges until there is an answer or the time of `retry` is up.
-    async fn persist(
-        &self,
-        exchange: &Exchange<'_>,
-        lane: Lane,
-        retry: &mut Retry,
-    ) -> Result<(Value, Instant)> {
-        let give_up = retry.give_up;
-        let answered = timeout_at(give_up, async {
-            let _turn = match lane {
-                Lane::Attempt => self.attempts.acquire().await.ok(),
-                Lane::First => None,
-            };
+    /// Exchanges until there is an answer or the response timeout has passed; also says when what
+    /// was answered had been sent, and whether it may be the answer to a repetition.
+    async fn persist(&self, exchange: &Exchange<'_>, lane: Lane) -> Result<(Value, Instant, bool)> {
+        // Waiting for a turn is no fault of the server's: its time counts from here.
+        let _turn = match lane {
+            Lane::Attempt => self.attempts.acquire().await.ok(),
+            Lane::First => None,
+        };
+        let mut retry = Retry::until(self.response_timeout);
+        let answered = timeout_at(retry.give_up, async {
             loop {
                 match self.send(exchange).await {
                     Ok(answer) => return Ok(answer),
@@ -156,7 +150,7 @@ impl Redis {
             }
         });
         match answered.await {
-            Ok(answer) => answer,
+            Ok(answer) => answer.map(|(raw, sent)| (raw, sent, retry.repeated)),
             Err(_) => Err(retry.given_up()),
         }
     }
