@@ -27,3 +27,8 @@ pub use listing::{Listed, Listing, ObjectKind};
 pub use owner::Owner;
 pub use primitives::lock::{Acquire, Guard, Holder, Lock, TryAcquire};
 pub use store::embedded::Embedded;
+
+/// The examples of the README are tests too.
+#[cfg(doctest)]
+#[doc = include_str!("../../README.md")]
+struct Readme;

@@ -1,0 +1,37 @@
+# What a person or a CI runs. Everything starts its own servers and leaves nothing running.
+
+CARGO ?= cargo
+
+.PHONY: help test lint docs unit package bench stress redis
+
+help:
+	@echo "make test     everything: format, lint, docs, all tests (installs redis-server if it may)"
+	@echo "make bench    the benchmark; writes target/bench.json"
+	@echo "make stress   the concurrency tests in a loop, cores busy (RUNS=200)"
+
+test: redis lint docs unit package
+
+# Tests need a real server. On Debian it is installed when we may; else this says what to do.
+redis:
+	@tools/need-redis
+
+lint:
+	$(CARGO) fmt --all --check
+	$(CARGO) clippy --workspace --all-targets --all-features --locked -- -D warnings
+
+docs:
+	RUSTDOCFLAGS="-D warnings" $(CARGO) doc --workspace --no-deps --all-features --locked
+
+unit:
+	$(CARGO) test --workspace --all-features --locked
+
+# That the library can be published as it stands: packed, unpacked and built again.
+package:
+	$(CARGO) package --package redlatch --locked --allow-dirty --quiet
+
+bench: redis
+	$(CARGO) run --release --locked --package redlatch-bench
+
+RUNS ?= 200
+stress: redis
+	tools/stress $(RUNS)
