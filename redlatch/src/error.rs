@@ -24,7 +24,7 @@ pub enum Error {
     },
 
     /// A lease is too short or too long.
-    #[error("a lease of {lease:?} cannot be used: take 1 ms to {max:?}", max = crate::MAX_LEASE)]
+    #[error("a lease of {lease:?} cannot be used: take 1 ms to ten years")]
     #[non_exhaustive]
     InvalidLease {
         /// The lease that was asked for.

@@ -183,11 +183,14 @@ fn cannot_connect(error: &RedisError) -> Fault {
     if matches!(error.code(), Some("WRONGPASS" | "NOAUTH" | "NOPERM")) {
         return Fault::Final(Error::AuthenticationFailed { reason });
     }
+    let no_hello = reason.contains("HELLO") && reason.contains("unknown command");
     match error.kind() {
         ErrorKind::AuthenticationFailed => Fault::Final(Error::AuthenticationFailed { reason }),
-        ErrorKind::RESP3NotSupported => Fault::Final(Error::UnsupportedServer {
-            reason: "it does not know RESP3".into(),
-        }),
+        _ if no_hello || error.kind() == ErrorKind::RESP3NotSupported => {
+            Fault::Final(Error::UnsupportedServer {
+                reason: "it does not know RESP3".into(),
+            })
+        }
         ErrorKind::InvalidClientConfig => Fault::Final(Error::Unavailable { reason }),
         _ => Fault::NotSent(reason),
     }

@@ -1,0 +1,98 @@
+//! Durations as they are written on the command line, and as they are shown.
+
+use std::time::Duration;
+
+/// `300ms`, `2s`, `5m`, `1h`: a whole number and a unit.
+pub(crate) fn parse(text: &str) -> Result<Duration, String> {
+    let help = "write a whole number and a unit, such as 300ms, 2s, 5m or 1h";
+    if text.starts_with('-') {
+        return Err(format!("it cannot be negative; {help}"));
+    }
+    let unit_at = text
+        .find(|c: char| !c.is_ascii_digit())
+        .unwrap_or(text.len());
+    let (number, unit) = text.split_at(unit_at);
+    let seconds_per = match unit {
+        _ if number.is_empty() => return Err(help.into()),
+        "ms" | "s" => 1,
+        "m" => 60,
+        "h" => 60 * 60,
+        "" => return Err(format!("it has no unit; {help}")),
+        _ => return Err(help.into()),
+    };
+    let too_long = || format!("it is too long; {help}");
+    let number: u64 = number.parse().map_err(|_| too_long())?;
+    if unit == "ms" {
+        return Ok(Duration::from_millis(number));
+    }
+    let seconds = number.checked_mul(seconds_per).ok_or_else(too_long)?;
+    Ok(Duration::from_secs(seconds))
+}
+
+/// Short, for people: `850ms`, `29.2s`, `4m05s`, `3h20m`.
+pub(crate) fn short(duration: Duration) -> String {
+    let (millis, seconds) = (duration.as_millis(), duration.as_secs());
+    match seconds {
+        0 => format!("{millis}ms"),
+        // Cut, not rounded: a lease is never shown longer than it is.
+        1..60 => format!("{seconds}.{}s", duration.subsec_millis() / 100),
+        60..3600 => format!("{}m{:02}s", seconds / 60, seconds % 60),
+        _ => format!("{}h{:02}m", seconds / 3600, seconds / 60 % 60),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn durations_are_a_number_and_a_unit() {
+        for (text, millis) in [
+            ("0s", 0),
+            ("300ms", 300),
+            ("2s", 2_000),
+            ("5m", 300_000),
+            ("1h", 3_600_000),
+            ("007s", 7_000),
+        ] {
+            assert_eq!(parse(text), Ok(Duration::from_millis(millis)), "{text}");
+        }
+    }
+
+    #[test]
+    fn anything_else_is_refused_with_the_reason() {
+        for (text, reason) in [
+            ("", "whole number"),
+            ("s", "whole number"),
+            ("5", "no unit"),
+            ("-5s", "negative"),
+            ("1.5s", "whole number"),
+            ("5 s", "whole number"),
+            (" 5s", "whole number"),
+            ("5d", "whole number"),
+            ("5S", "whole number"),
+            ("1m30s", "whole number"),
+            ("+5s", "whole number"),
+            ("٣s", "whole number"),
+            ("18446744073709551616s", "too long"),
+            ("18446744073709551615h", "too long"),
+        ] {
+            let said = parse(text).unwrap_err();
+            assert!(said.contains(reason), "{text}: {said}");
+        }
+    }
+
+    #[test]
+    fn durations_are_shown_short() {
+        for (millis, shown) in [
+            (0, "0ms"),
+            (999, "999ms"),
+            (29_999, "29.9s"),
+            (60_000, "1m00s"),
+            (245_000, "4m05s"),
+            (12_000_000, "3h20m"),
+        ] {
+            assert_eq!(short(Duration::from_millis(millis)), shown);
+        }
+    }
+}

@@ -1,0 +1,46 @@
+//! The short time in which a new process is redlatch before it becomes CMD.
+
+use std::io::ErrorKind;
+use std::os::unix::process::CommandExt as _;
+use std::process::Command;
+
+use crate::args::Exec;
+use crate::exit;
+use crate::say::say;
+
+/// Has the system kill this process when its parent dies, and becomes CMD. Returns if it cannot.
+pub(crate) fn exec(exec: &Exec) -> u8 {
+    if let Err(error) = bind_to_parent() {
+        say!("CMD cannot be bound to the life of redlatch: {error}");
+        return exit::SYSTEM;
+    }
+    // Had the parent died before that, nobody would have told us.
+    let parent = rustix::process::getppid().map(|pid| pid.as_raw_nonzero().get());
+    if parent != Some(exec.parent) {
+        return exit::SYSTEM;
+    }
+    let Some((program, args)) = exec.command.split_first() else {
+        return exit::USAGE;
+    };
+    let error = Command::new(program).args(args).exec();
+    let program = program.to_string_lossy();
+    if error.kind() == ErrorKind::NotFound {
+        say!("{program}: not found");
+        exit::NOT_FOUND
+    } else {
+        say!("{program}: cannot be executed: {error}");
+        exit::CANNOT_EXECUTE
+    }
+}
+
+#[cfg(target_os = "linux")]
+fn bind_to_parent() -> rustix::io::Result<()> {
+    use rustix::process::{Signal, set_parent_process_death_signal};
+    set_parent_process_death_signal(Some(Signal::KILL))
+}
+
+/// Only Linux can.
+#[cfg(not(target_os = "linux"))]
+fn bind_to_parent() -> rustix::io::Result<()> {
+    Ok(())
+}

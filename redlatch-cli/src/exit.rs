@@ -1,0 +1,74 @@
+//! Exit codes, named after sysexits.h where it has a name for the matter.
+
+use redlatch::Error;
+
+pub(crate) const OK: u8 = 0;
+/// Wrong usage, as clap and shells have it.
+pub(crate) const USAGE: u8 = 2;
+/// EX_DATAERR: the key holds something that is no lock.
+pub(crate) const NOT_A_LOCK: u8 = 65;
+/// EX_UNAVAILABLE: the store cannot be reached, or does not want us.
+pub(crate) const UNAVAILABLE: u8 = 69;
+/// EX_SOFTWARE: a mistake in redlatch itself.
+pub(crate) const SOFTWARE: u8 = 70;
+/// EX_OSERR: the operating system refused something.
+pub(crate) const SYSTEM: u8 = 71;
+/// EX_IOERR: the lock was lost while CMD ran.
+pub(crate) const LOST: u8 = 74;
+/// EX_TEMPFAIL: somebody else holds the lock.
+pub(crate) const NOT_OBTAINED: u8 = 75;
+/// As shells: found, but cannot be executed.
+pub(crate) const CANNOT_EXECUTE: u8 = 126;
+/// As shells: not found.
+pub(crate) const NOT_FOUND: u8 = 127;
+
+/// As shells: ended by a signal.
+pub(crate) fn by_signal(number: i32) -> u8 {
+    u8::try_from(number).map_or(u8::MAX, |number| number.saturating_add(128))
+}
+
+/// The end of a command that did not do what it was asked for.
+#[derive(Debug)]
+pub(crate) struct Failure {
+    pub(crate) code: u8,
+    pub(crate) message: String,
+}
+
+impl Failure {
+    pub(crate) fn usage(message: impl Into<String>) -> Failure {
+        Failure {
+            code: USAGE,
+            message: message.into(),
+        }
+    }
+
+    pub(crate) fn system(what: &str, error: &std::io::Error) -> Failure {
+        Failure {
+            code: SYSTEM,
+            message: format!("{what}: {error}"),
+        }
+    }
+}
+
+impl From<Error> for Failure {
+    fn from(error: Error) -> Failure {
+        let code = match &error {
+            Error::InvalidName { .. }
+            | Error::InvalidLease { .. }
+            | Error::InvalidSetting { .. }
+            | Error::InvalidUrl { .. } => USAGE,
+            Error::NotALock { .. } => NOT_A_LOCK,
+            Error::Unavailable { .. }
+            | Error::ResponseTimeout { .. }
+            | Error::AuthenticationFailed { .. }
+            | Error::UnsupportedServer { .. }
+            | Error::Refused { .. } => UNAVAILABLE,
+            Error::Lost { .. } => LOST,
+            _ => SOFTWARE,
+        };
+        Failure {
+            code,
+            message: error.to_string(),
+        }
+    }
+}

@@ -1,0 +1,88 @@
+//! `redlatch`: runs a command while it holds a lock, and shows who holds what.
+#![forbid(unsafe_code)]
+
+mod args;
+mod child;
+mod duration;
+mod exec;
+mod exit;
+mod run;
+mod say;
+mod show;
+mod signals;
+mod store;
+
+use std::ffi::OsString;
+use std::process::ExitCode;
+
+use clap::Parser as _;
+
+use crate::args::{Args, Command};
+use crate::exit::Failure;
+use crate::say::say;
+
+fn main() -> ExitCode {
+    let args = match Args::try_parse() {
+        Ok(args) => args,
+        Err(error) => return refuse(error),
+    };
+    // In the place of CMD, not as the one who holds the lock: no log, no runtime, no threads.
+    if let Command::Exec(exec) = &args.command {
+        return exec::exec(exec).into();
+    }
+    say::start_log();
+    let code = obey(args).unwrap_or_else(|failure| {
+        say!("{}", failure.message);
+        failure.code
+    });
+    code.into()
+}
+
+fn obey(args: Args) -> Result<u8, Failure> {
+    // CMD is bound to the life of the thread that starts it (see `child`), so everything is done on
+    // this one, which lives as long as the process.
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .build()
+        .map_err(|error| Failure::system("no runtime to work in", &error))?;
+    let code = runtime.block_on(async {
+        match &args.command {
+            Command::Run(run) => run::run(&args.url, run).await,
+            Command::Show(show) => show::show(&args.url, show).await,
+            Command::Ls(ls) => show::ls(&args.url, ls).await,
+            Command::Unlock(unlock) => show::unlock(&args.url, unlock).await,
+            Command::Exec(_) => unreachable!("done without a runtime"),
+        }
+    });
+    // A host name that is still being looked up is not worth waiting for.
+    runtime.shutdown_background();
+    code
+}
+
+/// Wrong usage, or help that was asked for. What is repeated of the command line has no password.
+fn refuse(error: clap::Error) -> ExitCode {
+    let secrets: Vec<(String, String)> = std::env::args_os()
+        .map(OsString::into_string)
+        .filter_map(Result::ok)
+        .filter_map(|arg| {
+            let shown = store::without_secrets(&arg);
+            (shown != arg).then_some((arg, shown))
+        })
+        .collect();
+    let code = if error.use_stderr() {
+        exit::USAGE
+    } else {
+        exit::OK
+    };
+    if secrets.is_empty() {
+        // Colours where there is a terminal; help for a closed pipe is for nobody.
+        let _ = error.print();
+    } else {
+        let mut message = error.to_string();
+        for (secret, shown) in secrets {
+            message = message.replace(&secret, &shown);
+        }
+        say::raw(&message);
+    }
+    code.into()
+}

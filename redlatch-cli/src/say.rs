@@ -1,0 +1,74 @@
+//! What people are told: always on standard error, and never at the price of a panic. Standard error
+//! may be a pipe whose reader has gone, and CMD must not be left alone because of that.
+
+use std::fmt;
+use std::io::{IsTerminal as _, Write as _};
+
+use tracing::{Event, Subscriber};
+use tracing_subscriber::EnvFilter;
+use tracing_subscriber::fmt::format::Writer;
+use tracing_subscriber::fmt::{FmtContext, FormatEvent, FormatFields};
+use tracing_subscriber::registry::LookupSpan;
+
+/// Like `eprintln!`, with the program's name in front.
+macro_rules! say {
+    ($($what:tt)*) => { $crate::say::line(format_args!($($what)*)) };
+}
+pub(crate) use say;
+
+pub(crate) fn line(what: fmt::Arguments<'_>) {
+    // In one write, so that lines of several processes do not mix.
+    raw(&format!("redlatch: {what}\n"));
+}
+
+pub(crate) fn raw(what: &str) {
+    let _ = std::io::stderr().write_all(what.as_bytes());
+}
+
+/// The library's warnings are for the operator too. With REDLATCH_LOG or RUST_LOG set, it is a log
+/// with everything that they ask for.
+pub(crate) fn start_log() {
+    let asked = ["REDLATCH_LOG", "RUST_LOG"]
+        .into_iter()
+        .filter_map(|variable| std::env::var(variable).ok())
+        .find(|filter| !filter.is_empty());
+    let base = || {
+        tracing_subscriber::fmt()
+            .with_writer(std::io::stderr)
+            .with_ansi(std::io::stderr().is_terminal())
+            // Or it would panic when standard error is closed.
+            .log_internal_errors(false)
+    };
+    match asked {
+        Some(filter) => base().with_env_filter(EnvFilter::new(filter)).init(),
+        None => base()
+            .with_max_level(tracing::Level::WARN)
+            .with_ansi(false)
+            .event_format(Short)
+            .init(),
+    }
+}
+
+/// `redlatch: warning: …`, like all else that is said.
+struct Short;
+
+impl<S, N> FormatEvent<S, N> for Short
+where
+    S: Subscriber + for<'a> LookupSpan<'a>,
+    N: for<'a> FormatFields<'a> + 'static,
+{
+    fn format_event(
+        &self,
+        context: &FmtContext<'_, S, N>,
+        mut writer: Writer<'_>,
+        event: &Event<'_>,
+    ) -> fmt::Result {
+        let level = match *event.metadata().level() {
+            tracing::Level::ERROR => "error",
+            _ => "warning",
+        };
+        write!(writer, "redlatch: {level}: ")?;
+        context.format_fields(writer.by_ref(), event)?;
+        writeln!(writer)
+    }
+}

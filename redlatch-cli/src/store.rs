@@ -1,0 +1,100 @@
+//! The way to the store.
+
+use std::time::Duration;
+
+use redlatch::{Client, ClientBuilder, Error};
+
+use crate::args::Run;
+use crate::exit::Failure;
+
+/// How long what was begun may take to be undone before the program ends. What is left then ends
+/// with its lease.
+const SETTLING: Duration = Duration::from_secs(2);
+
+pub(crate) async fn connect(url: &str, settings: ClientBuilder) -> Result<Client, Failure> {
+    if url == "embedded:" {
+        return Err(Failure::usage(
+            "an embedded store is one of this process alone, so its locks keep nobody out; \
+             give the --url of a server",
+        ));
+    }
+    settings.connect(url).await.map_err(|error| match error {
+        // Says which store: it may be the default, or come from the environment.
+        Error::Unavailable { .. }
+        | Error::ResponseTimeout { .. }
+        | Error::AuthenticationFailed { .. }
+        | Error::UnsupportedServer { .. } => {
+            let failure = Failure::from(error);
+            Failure {
+                message: format!("{}: {}", without_secrets(url), failure.message),
+                ..failure
+            }
+        }
+        error => error.into(),
+    })
+}
+
+/// Before the end of the program: whatever is being given back gets the time for it.
+pub(crate) async fn settle(client: &Client) {
+    let _ = tokio::time::timeout(SETTLING, client.settled()).await;
+}
+
+pub(crate) fn settings(run: &Run) -> ClientBuilder {
+    let settings = Client::builder();
+    match run.watchdog {
+        Some(lease) => settings.watchdog(lease),
+        None => settings,
+    }
+}
+
+/// Asks for the lock in a store of no consequence first: the library itself says what is wrong with
+/// a name, a lease or a setting, before any server is asked and also when none is there.
+pub(crate) async fn rehearse(run: &Run) -> Result<(), Failure> {
+    let client = settings(run).connect_embedded(&redlatch::Embedded::new())?;
+    let lock = client.lock(&run.name);
+    let _holder = lock.lock().await?;
+    if let Some(lease) = run.lease {
+        // Not obtained, because it is held: a lease that began could end, and that would be told.
+        lock.try_lock().lease(lease).await?;
+    }
+    Ok(())
+}
+
+/// As [`rehearse`], for commands that need only a name.
+pub(crate) async fn check_name(name: &str) -> Result<(), Failure> {
+    Client::embedded().lock(name).is_locked().await?;
+    Ok(())
+}
+
+/// A URL without what could be a password: user and password, and everything behind `?` or `#`.
+pub(crate) fn without_secrets(url: &str) -> String {
+    let Some((scheme, rest)) = url.split_once("://") else {
+        return url.to_owned();
+    };
+    // The last @, because a password that was not escaped may contain some, and also / ? and #.
+    let (user, place) = match rest.rsplit_once('@') {
+        Some((_, place)) => ("***@", place),
+        None => ("", rest),
+    };
+    let public = place.split(['?', '#']).next().unwrap_or_default();
+    format!("{scheme}://{user}{public}")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::without_secrets;
+
+    #[test]
+    fn urls_are_shown_without_secrets() {
+        for (url, shown) in [
+            ("redis://h:1/2", "redis://h:1/2"),
+            ("redis://u:pw@h:1/2", "redis://***@h:1/2"),
+            ("redis://:p@w/?#@h", "redis://***@h"),
+            ("redis+unix:///s?db=1&pass=pw", "redis+unix:///s"),
+            ("--url=redis://:pw@h", "--url=redis://***@h"),
+            ("orders@42", "orders@42"),
+        ] {
+            assert_eq!(without_secrets(url), shown);
+        }
+    }
+}

@@ -1,0 +1,236 @@
+//! What `redlatch run` does when nothing goes wrong with the lock, option by option.
+
+use std::os::unix::ffi::OsStrExt as _;
+use std::os::unix::fs::PermissionsExt as _;
+
+use redlatch_testkit::{Server, shared, unique};
+
+use crate::support::*;
+
+fn run(options: &[&str], name: &str, cmd: &[&str]) -> Finished {
+    let args = [&["run"], options, &[name, "--"], cmd].concat();
+    finish(redlatch(shared(), &args))
+}
+
+#[test]
+fn the_exit_code_is_that_of_cmd() {
+    for (script, code) in [
+        ("true", 0),
+        ("exit 3", 3),
+        ("exit 255", 255),
+        ("kill -TERM $$", 143),
+        ("kill -KILL $$", 137),
+    ] {
+        let name = unique("code");
+        let finished = run(&[], &name, &["sh", "-c", script]).expect(code);
+        assert_eq!(finished.stdout, "");
+        assert_eq!(finished.stderr, "");
+        assert!(!is_held(shared(), &name), "released");
+    }
+}
+
+#[test]
+fn a_cmd_that_does_not_exist_is_127_and_one_that_cannot_run_126() {
+    let scratch = Scratch::new();
+    let plain = scratch.path("plain");
+    std::fs::write(&plain, "echo never").unwrap();
+    std::fs::set_permissions(&plain, std::fs::Permissions::from_mode(0o644)).unwrap();
+    let missing = scratch.path("missing");
+    for (cmd, code, said) in [
+        (missing.as_str(), 127, "not found"),
+        ("no-such-command-anywhere", 127, "not found"),
+        ("", 127, "not found"),
+        (plain.as_str(), 126, "cannot be executed"),
+        (scratch.0.to_str().unwrap(), 126, "cannot be executed"),
+    ] {
+        let name = unique("cannot");
+        run(&[], &name, &[cmd]).expect(code).says(said);
+        assert!(!is_held(shared(), &name), "released");
+    }
+}
+
+#[test]
+fn cmd_has_its_arguments_input_output_and_environment() {
+    let name = unique("cmd");
+    let script = r#"echo "$1"; echo oops >&2; echo "$REDLATCH_LOCK" "$REDLATCH_OWNER"; cat"#;
+    let args = ["run", &name, "--", "sh", "-c", script, "sh", "--wait"];
+    let mut running = Running::start(redlatch(shared(), &args));
+    running.write("input");
+    let out = running.until_stdout("input");
+    let owner = owner(shared(), &name);
+    assert_eq!(out, format!("--wait\n{name} {owner}\ninput"));
+    running.close_stdin();
+    let finished = running.finish().expect(0);
+    assert_eq!(finished.stderr, "oops\n");
+}
+
+#[test]
+fn arguments_need_not_be_text() {
+    let mut command = redlatch(shared(), &["run", &unique("bytes"), "--", "printf", "%s"]);
+    command.arg(std::ffi::OsStr::from_bytes(b"a\xffb"));
+    let finished = finish(command).expect(0);
+    assert_eq!(finished.stdout, "a\u{fffd}b");
+}
+
+#[test]
+fn cmd_meets_the_signals_as_they_were() {
+    let cmd = ["grep", "-E", "^Sig(Blk|Ign|Cgt):", "/proc/self/status"];
+    let direct = std::process::Command::new(cmd[0]).args(&cmd[1..]).output();
+    let direct = String::from_utf8(direct.unwrap().stdout).unwrap();
+    let ours = run(&[], &unique("mask"), &cmd).expect(0).stdout;
+    assert_eq!(ours, direct);
+}
+
+#[test]
+fn whoever_does_not_want_to_wait_is_told_75_or_what_was_asked_for() {
+    let name = unique("conflict");
+    let holder = hold(shared(), &[], &name);
+    for (options, code) in [
+        (&["--no-wait"][..], 75),
+        (&["-n"], 75),
+        (&["--wait", "50ms"], 75),
+        (&["--wait", "0s"], 75),
+        (&["-n", "-E", "9"], 9),
+        (&["--wait", "1ms", "--conflict-exit-code", "0"], 0),
+        (&["-n", "-E", "255"], 255),
+    ] {
+        let finished = run(options, &name, &["echo", "never"]).expect(code);
+        finished.says(&name);
+    }
+    holder.release();
+    run(&["-n"], &name, &["echo", "now"]).expect(0);
+}
+
+#[test]
+fn without_options_it_waits_for_its_turn() {
+    let name = unique("wait");
+    let holder = hold(shared(), &[], &name);
+    let next = |options: &[&str]| {
+        let args = [&["run"], options, &[&name, "--", "echo", "my turn"]].concat();
+        Running::start(redlatch(shared(), &args))
+    };
+    let waiting = [next(&[]), next(&["--wait", "1h"])];
+    until("both wait", || waiters(shared(), &name) == 2);
+    holder.release();
+    for one in waiting {
+        assert_eq!(one.finish().expect(0).stdout, "my turn\n");
+    }
+    assert!(!is_held(shared(), &name));
+}
+
+#[test]
+fn eight_at_once_never_overlap() {
+    let scratch = Scratch::new();
+    let (inside, log) = (scratch.path("inside"), scratch.path("log"));
+    let name = unique("exclusive");
+    let script = r#"mkdir "$1" && echo enter >>"$2" && echo leave >>"$2" && rmdir "$1""#;
+    let args = ["run", &name, "--", "sh", "-c", script, "sh", &inside, &log];
+    let all: Vec<Running> = (0..8)
+        .map(|_| Running::start(redlatch(shared(), &args)))
+        .collect();
+    for one in all {
+        let finished = one.finish().expect(0);
+        assert_eq!(finished.stderr, "");
+    }
+    assert_eq!(
+        std::fs::read_to_string(&log).unwrap(),
+        "enter\nleave\n".repeat(8)
+    );
+}
+
+#[test]
+fn the_lease_is_as_asked_for() {
+    let pttl = |name: &str| shared().ask::<i64>(&["PTTL", name]);
+    for (options, most) in [
+        (&[][..], 30_000),
+        (&["--watchdog", "1h"], 3_600_000),
+        (&["--lease", "5m"], 300_000),
+    ] {
+        let name = unique("lease");
+        let holder = hold(shared(), options, &name);
+        let left = pttl(&name);
+        assert!(most / 2 < left && left <= most, "{options:?}: {left}");
+        holder.release();
+    }
+    // Renewed: more is left than a moment before.
+    let name = unique("renewed");
+    let holder = hold(shared(), &["--watchdog", "2s"], &name);
+    let mut before = i64::MAX;
+    until("a renewal", || {
+        let left = pttl(&name);
+        assert!((1..=2_000).contains(&left), "{left}");
+        left > std::mem::replace(&mut before, left)
+    });
+    holder.release();
+}
+
+#[test]
+fn a_store_that_is_not_there_is_69() {
+    let name = unique("down");
+    for args in [
+        &["run", &name, "--", "echo", "never"][..],
+        &["show", &name],
+        &["ls"],
+        &["unlock", "--force", &name],
+    ] {
+        let mut command = bare(args);
+        command.env("REDLATCH_URL", "redis://127.0.0.1:1");
+        let said = finish(command).expect(69).says("cannot be reached");
+        assert!(said.stderr.contains("redis://127.0.0.1:1"), "says which");
+    }
+}
+
+#[test]
+fn wrong_credentials_are_69_and_no_password_is_ever_printed() {
+    let server = Server::start_with(&["--requirepass", "hunter2"]);
+    let at = format!("127.0.0.1:{}", server.port());
+    let name = unique("auth");
+    let all = [
+        &["run", &name, "--", "echo", "never"][..],
+        &["show", &name],
+        &["ls"],
+        &["unlock", "--force", &name],
+    ];
+    for url in [
+        format!("redis://:s3cret@{at}"),
+        format!("redis://me:s3cret@{at}"),
+    ] {
+        for args in all {
+            let mut by_env = bare(args);
+            by_env.env("REDLATCH_URL", &url);
+            by_env.env("REDLATCH_LOG", "trace");
+            let by_option = bare(&[&["--url", &url], args].concat());
+            for command in [by_env, by_option] {
+                let finished = finish(command).expect(69).says("credentials");
+                assert!(!finished.stderr.contains("s3cret"), "{finished:#?}");
+            }
+        }
+    }
+    finish(bare(&["--url", &format!("redis://{at}"), "ls"])).expect(69);
+    finish(bare(&["--url", &format!("redis://:hunter2@{at}"), "ls"])).expect(0);
+}
+
+#[test]
+fn what_is_no_lock_is_65_and_left_alone() {
+    let name = unique("text");
+    let () = shared().ask(&["SET", &name, "precious"]);
+    for args in [
+        &["run", &name, "--", "echo", "never"][..],
+        &["show", &name],
+        &["unlock", "--force", &name],
+    ] {
+        finish(redlatch(shared(), args)).expect(65).says("no lock");
+    }
+    assert_eq!(shared().ask::<String>(&["GET", &name]), "precious");
+}
+
+#[test]
+fn a_store_that_is_away_at_the_end_does_not_change_the_exit_code() {
+    let mut server = Server::start();
+    let name = unique("away");
+    let mut holder = hold_with(&server, &[], &name, "echo $$; cat; exit 5");
+    server.kill();
+    holder.close_stdin();
+    let finished = holder.finish().expect(5);
+    assert!(finished.stderr.contains("not released"), "{finished:#?}");
+}

@@ -1,0 +1,174 @@
+//! Without the lock nothing goes on.
+
+use redlatch_testkit::{Proxy, shared, unique};
+use rustix::process::Signal;
+
+use crate::support::*;
+
+/// Ends the holding of a lock by force, as another operator would.
+fn unlock(name: &str) {
+    let unlocked = finish(redlatch(shared(), &["unlock", "--force", name])).expect(0);
+    assert_eq!(unlocked.stdout, format!("{name}: unlocked\n"));
+}
+
+/// Ends with 74, says that the lock was lost, and leaves nothing running.
+#[track_caller]
+fn ends_lost(holder: Running, dead: &[u32]) {
+    let finished = holder.finish().expect(74);
+    assert!(finished.stderr.contains("lost"), "{finished:#?}");
+    for &pid in dead {
+        assert!(is_dead(pid), "{pid} goes on without the lock");
+    }
+}
+
+#[test]
+fn unlocked_by_force_cmd_is_ended() {
+    let name = unique("forced");
+    let holder = hold(shared(), &["--watchdog", "1s"], &name);
+    let cmd = holder.cmd();
+    unlock(&name);
+    ends_lost(holder, &[cmd]);
+}
+
+#[test]
+fn a_lock_lost_just_before_cmd_ended_is_lost() {
+    let name = unique("late");
+    let mut holder = hold(shared(), &["--watchdog", "1h"], &name);
+    let cmd = holder.cmd();
+    // The next renewal is far away: only the release can tell.
+    unlock(&name);
+    holder.close_stdin();
+    ends_lost(holder, &[cmd]);
+}
+
+#[test]
+fn a_fixed_lease_ends_cmd() {
+    let name = unique("fixed");
+    let holder = hold(shared(), &["--lease", "2s"], &name);
+    let cmd = holder.cmd();
+    ends_lost(holder, &[cmd]);
+}
+
+#[test]
+fn cut_off_from_the_store_cmd_is_ended_when_the_lease_is() {
+    let proxy = Proxy::to(shared().port());
+    let name = unique("cut-off");
+    let script = "echo $$; exec cat";
+    let args = ["run", "--watchdog", "1s", &name, "--", "sh", "-c", script];
+    let mut command = bare(&args);
+    command.env("REDLATCH_URL", proxy.url());
+    let holder = Running::start(command);
+    let cmd = holder.cmd();
+    proxy.stall(true);
+    ends_lost(holder, &[cmd]);
+}
+
+#[test]
+fn cmd_may_tidy_up_when_it_is_asked_to_end() {
+    let name = unique("tidy");
+    let script = format!("trap 'echo tidy; exit 0' TERM; echo $$; {IDLE}");
+    let holder = hold_with(
+        shared(),
+        &["--watchdog", "1s", "--kill-after", "1h"],
+        &name,
+        &script,
+    );
+    let cmd = holder.cmd();
+    unlock(&name);
+    let finished = holder.finish().expect(74);
+    assert_eq!(finished.stdout, format!("{cmd}\ntidy\n"));
+}
+
+#[test]
+fn whoever_ignores_sigterm_is_killed() {
+    let name = unique("stubborn");
+    let script = "trap '' TERM; echo $$; exec cat";
+    let holder = hold_with(
+        shared(),
+        &["--watchdog", "1s", "--kill-after", "100ms"],
+        &name,
+        script,
+    );
+    let cmd = holder.cmd();
+    unlock(&name);
+    ends_lost(holder, &[cmd]);
+}
+
+#[test]
+fn children_of_cmd_are_ended_too() {
+    for (what, script, kill_after) in [
+        // CMD ends at once, and what it started ignores the first signal.
+        (
+            "ignores",
+            "(trap '' TERM; sleep 1000) & echo $$; echo $!; wait",
+            "100ms",
+        ),
+        ("ends", "sleep 1000 & echo $$; echo $!; wait", "1h"),
+    ] {
+        let name = unique(what);
+        let options = ["--watchdog", "1s", "--kill-after", kill_after];
+        let holder = hold_with(shared(), &options, &name, script);
+        until("both are there", || {
+            holder.until_stdout("\n").lines().count() == 2
+        });
+        let said = holder.until_stdout("\n");
+        let pids: Vec<u32> = said.lines().map(|pid| pid.parse().unwrap()).collect();
+        unlock(&name);
+        ends_lost(holder, &pids);
+    }
+}
+
+#[test]
+fn a_stopped_cmd_is_ended() {
+    let name = unique("stopped");
+    let options = ["--watchdog", "1s", "--kill-after", "1h"];
+    let holder = hold_with(shared(), &options, &name, "echo $$; kill -STOP $$; cat");
+    let cmd = holder.cmd();
+    unlock(&name);
+    ends_lost(holder, &[cmd]);
+}
+
+#[test]
+fn a_holder_that_was_stopped_for_too_long_ends_cmd_when_it_goes_on() {
+    let name = unique("paused");
+    let holder = hold(shared(), &["--watchdog", "500ms"], &name);
+    let cmd = holder.cmd();
+    holder.signal(Signal::STOP);
+    let next = hold(shared(), &[], &name);
+    holder.signal(Signal::CONT);
+    ends_lost(holder, &[cmd]);
+    // It did not take the lock from the one who has it now.
+    assert!(is_held(shared(), &name));
+    next.release();
+}
+
+#[test]
+fn if_the_holder_is_killed_cmd_dies_and_the_next_gets_the_lock() {
+    let name = unique("killed");
+    let holder = hold(shared(), &["--watchdog", "1s"], &name);
+    let cmd = holder.cmd();
+    let args = ["run", &name, "--", "echo", "next"];
+    let next = Running::start(redlatch(shared(), &args));
+    until("the next waits", || waiters(shared(), &name) == 1);
+    holder.signal(Signal::KILL);
+    until("CMD is dead", || is_dead(cmd));
+    assert_eq!(next.finish().expect(0).stdout, "next\n");
+}
+
+#[test]
+fn with_nobody_to_tell_it_all_happens_the_same() {
+    let name = unique("deaf");
+    let (reader, deaf) = std::io::pipe().unwrap();
+    drop(reader);
+    let script = "echo $$; exec cat";
+    let args = ["run", "--watchdog", "1s", &name, "--", "sh", "-c", script];
+    let mut command = redlatch(shared(), &args);
+    command.stdin(std::process::Stdio::piped());
+    command.stdout(std::process::Stdio::piped());
+    command.stderr(deaf);
+    let holder = Running::start_as_it_is(command);
+    let cmd = holder.cmd();
+    unlock(&name);
+    holder.finish().expect(74);
+    assert!(is_dead(cmd));
+}

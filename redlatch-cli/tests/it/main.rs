@@ -1,0 +1,9 @@
+//! The command as its users meet it: the real binary, against a real server.
+
+mod exit_codes;
+mod looking;
+mod loss;
+mod signals;
+mod support;
+mod terminal;
+mod usage;

@@ -1,0 +1,83 @@
+//! Signals to `redlatch` are for CMD.
+
+use redlatch_testkit::{shared, unique};
+use rustix::process::Signal;
+
+use crate::support::*;
+
+const ALL: [(Signal, &str, i32); 4] = [
+    (Signal::INT, "INT", 130),
+    (Signal::TERM, "TERM", 143),
+    (Signal::HUP, "HUP", 129),
+    (Signal::QUIT, "QUIT", 131),
+];
+
+#[test]
+fn they_are_passed_on_and_the_lock_is_released_after_cmd() {
+    for (signal, short, _) in ALL {
+        let name = unique(short);
+        let script = format!("trap 'echo got {short}; cat; exit 7' {short}; echo $$; {IDLE}");
+        let mut holder = hold_with(shared(), &[], &name, &script);
+        holder.signal(signal);
+        holder.until_stdout(&format!("got {short}"));
+        assert!(is_held(shared(), &name), "CMD has not ended yet");
+        holder.close_stdin();
+        holder.finish().expect(7);
+        assert!(!is_held(shared(), &name));
+    }
+}
+
+#[test]
+fn a_cmd_that_they_end_is_told_as_shells_do() {
+    for (signal, short, code) in ALL {
+        let name = unique(short);
+        let holder = hold(shared(), &[], &name);
+        holder.signal(signal);
+        holder.finish().expect(code);
+        assert!(!is_held(shared(), &name));
+    }
+}
+
+#[test]
+fn children_of_cmd_get_them_too() {
+    let name = unique("children");
+    let script = "sh -c 'echo $$; sleep 1000; true'; exit 3";
+    let holder = hold_with(shared(), &[], &name, script);
+    let child = holder.cmd();
+    holder.signal(Signal::TERM);
+    holder.finish().expect(143);
+    until("the child is dead", || is_dead(child));
+}
+
+#[test]
+fn while_waiting_they_end_the_wait_and_leave_nothing_behind() {
+    let name = unique("waiting");
+    let holder = hold(shared(), &[], &name);
+    let held_by = owner(shared(), &name);
+    for (signal, _, code) in ALL {
+        let args = ["run", &name, "--", "echo", "never"];
+        let waiting = Running::start(redlatch(shared(), &args));
+        until("it waits", || waiters(shared(), &name) == 1);
+        waiting.signal(signal);
+        let finished = waiting.finish().expect(code);
+        assert_eq!(finished.stdout, "");
+        until("nobody waits", || waiters(shared(), &name) == 0);
+        assert_eq!(owner(shared(), &name), held_by);
+    }
+    holder.release();
+    assert!(!is_held(shared(), &name));
+}
+
+#[test]
+fn a_hang_up_that_was_ignored_stays_ignored() {
+    let name = unique("nohup");
+    let script = r#"trap '' HUP; exec "$0" run "$1" -- sh -c 'echo $$; exec cat'"#;
+    let mut command = std::process::Command::new("sh");
+    command.args(["-c", script, env!("CARGO_BIN_EXE_redlatch"), &name]);
+    command.env("REDLATCH_URL", shared().url());
+    let holder = Running::start(command);
+    holder.cmd();
+    holder.signal(Signal::HUP);
+    holder.signal(Signal::TERM);
+    holder.finish().expect(143);
+}

@@ -1,0 +1,269 @@
+//! Starting the command, waiting for things, and ending what was started.
+
+use std::io::Read;
+use std::path::PathBuf;
+use std::process::{Child, ChildStdin, Command, Stdio};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use redlatch_testkit::Server;
+use rustix::process::{Pid, Signal, kill_process};
+
+/// Waits until it is so. Far longer than anything takes, also on a machine that is busy.
+pub(crate) fn until(what: &str, mut so: impl FnMut() -> bool) {
+    let give_up = Instant::now() + Duration::from_secs(60);
+    while !so() {
+        assert!(Instant::now() < give_up, "never happened: {what}");
+        thread::sleep(Duration::from_millis(5));
+    }
+}
+
+/// `redlatch` with these arguments, and nothing from the environment of the tests.
+pub(crate) fn bare(args: &[&str]) -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_redlatch"));
+    command.args(args);
+    for variable in ["REDLATCH_URL", "REDLATCH_LOG", "RUST_LOG"] {
+        command.env_remove(variable);
+    }
+    command
+}
+
+/// `redlatch` with these arguments, for this server.
+pub(crate) fn redlatch(server: &Server, args: &[&str]) -> Command {
+    let mut command = bare(args);
+    command.env("REDLATCH_URL", server.url());
+    command
+}
+
+/// Runs it to its end.
+pub(crate) fn finish(command: Command) -> Finished {
+    let mut running = Running::start(command);
+    running.close_stdin();
+    running.finish()
+}
+
+/// A `redlatch run` that has the lock and keeps it until its standard input is closed; CMD exits
+/// with 0 then.
+pub(crate) fn hold(server: &Server, options: &[&str], name: &str) -> Running {
+    hold_with(server, options, name, "echo $$; exec cat")
+}
+
+/// The same with another script, which prints CMD's process id first.
+pub(crate) fn hold_with(server: &Server, options: &[&str], name: &str, script: &str) -> Running {
+    let args = [&["run"], options, &[name, "--", "sh", "-c", script]].concat();
+    let running = Running::start(redlatch(server, &args));
+    running.until_stdout("\n");
+    running
+}
+
+/// For a shell with a trap, which runs only between two commands: none may last for long, as one
+/// that begins just after the signal came does not get it.
+pub(crate) const IDLE: &str = "while :; do sleep 0.02; done";
+
+/// Whether anybody holds a lock, as the server sees it.
+pub(crate) fn is_held(server: &Server, name: &str) -> bool {
+    server.ask::<i64>(&["EXISTS", name]) == 1
+}
+
+/// The one owner of a held lock.
+pub(crate) fn owner(server: &Server, name: &str) -> String {
+    let owners: Vec<String> = server.ask(&["HKEYS", name]);
+    owners.into_iter().next().unwrap_or_default()
+}
+
+/// How many wait for a lock.
+pub(crate) fn waiters(server: &Server, name: &str) -> i64 {
+    let channel = format!("redisson_lock__channel:{{{name}}}");
+    let (_, waiters): (String, i64) = server.ask(&["PUBSUB", "NUMSUB", &channel]);
+    waiters
+}
+
+/// Whether a process has ended, be it that nobody has asked for its exit code yet.
+pub(crate) fn is_dead(pid: u32) -> bool {
+    let Ok(stat) = std::fs::read_to_string(format!("/proc/{pid}/stat")) else {
+        return true;
+    };
+    // The state stands behind the name, which is in brackets and may contain some.
+    let state = stat
+        .rsplit_once(") ")
+        .and_then(|(_, rest)| rest.chars().next());
+    matches!(state, Some('Z' | 'X') | None)
+}
+
+/// A directory of this test's own. Removed at the end.
+pub(crate) struct Scratch(pub(crate) PathBuf);
+
+impl Scratch {
+    pub(crate) fn new() -> Scratch {
+        let path = std::env::temp_dir().join(redlatch_testkit::unique("redlatch-cli"));
+        std::fs::create_dir(&path).expect("a directory");
+        Scratch(path)
+    }
+
+    pub(crate) fn path(&self, name: &str) -> String {
+        self.0
+            .join(name)
+            .to_str()
+            .expect("a path in UTF-8")
+            .to_owned()
+    }
+}
+
+impl Drop for Scratch {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_dir_all(&self.0);
+    }
+}
+
+/// A process whose output is being read. Killed when dropped.
+pub(crate) struct Running {
+    child: Child,
+    stdin: Option<ChildStdin>,
+    stdout: Arc<Text>,
+    stderr: Arc<Text>,
+}
+
+/// What a process said, and how it ended.
+#[derive(Debug)]
+pub(crate) struct Finished {
+    pub(crate) code: Option<i32>,
+    pub(crate) stdout: String,
+    pub(crate) stderr: String,
+}
+
+impl Finished {
+    #[track_caller]
+    pub(crate) fn expect(self, code: i32) -> Finished {
+        assert_eq!(self.code, Some(code), "{self:#?}");
+        self
+    }
+
+    /// On standard error, and only there.
+    #[track_caller]
+    pub(crate) fn says(self, what: &str) -> Finished {
+        assert!(self.stderr.contains(what), "{what:?} in {self:#?}");
+        assert_eq!(self.stdout, "", "{self:#?}");
+        self
+    }
+}
+
+#[derive(Default)]
+struct Text {
+    text: Mutex<Vec<u8>>,
+    ended: AtomicBool,
+}
+
+impl Text {
+    fn of(source: Option<impl Read + Send + 'static>) -> Arc<Text> {
+        let text = Arc::new(Text::default());
+        match source {
+            None => text.ended.store(true, Ordering::SeqCst),
+            Some(mut source) => {
+                let text = text.clone();
+                thread::spawn(move || {
+                    let mut buffer = [0; 4096];
+                    while let Ok(read @ 1..) = source.read(&mut buffer) {
+                        text.text.lock().unwrap().extend(&buffer[..read]);
+                    }
+                    text.ended.store(true, Ordering::SeqCst);
+                });
+            }
+        }
+        text
+    }
+
+    fn so_far(&self) -> String {
+        String::from_utf8_lossy(&self.text.lock().unwrap()).into_owned()
+    }
+}
+
+impl Running {
+    /// Starts it with pipes for what the command does not say otherwise.
+    pub(crate) fn start(mut command: Command) -> Running {
+        command.stdin(Stdio::piped());
+        command.stdout(Stdio::piped());
+        command.stderr(Stdio::piped());
+        Running::start_as_it_is(command)
+    }
+
+    pub(crate) fn start_as_it_is(mut command: Command) -> Running {
+        let mut child = command.spawn().expect("the command starts");
+        Running {
+            stdin: child.stdin.take(),
+            stdout: Text::of(child.stdout.take()),
+            stderr: Text::of(child.stderr.take()),
+            child,
+        }
+    }
+
+    /// Waits for a text on standard output, which is returned up to now.
+    pub(crate) fn until_stdout(&self, what: &str) -> String {
+        until(&format!("{what:?} on standard output"), || {
+            let ended = self.stdout.ended.load(Ordering::SeqCst);
+            let so_far = self.stdout.so_far();
+            assert!(
+                so_far.contains(what) || !ended,
+                "ended without {what:?}: {so_far}{}",
+                self.stderr.so_far()
+            );
+            so_far.contains(what)
+        });
+        self.stdout.so_far()
+    }
+
+    /// The process id that CMD printed first.
+    pub(crate) fn cmd(&self) -> u32 {
+        let said = self.until_stdout("\n");
+        said.lines()
+            .next()
+            .and_then(|pid| pid.parse().ok())
+            .expect("a process id")
+    }
+
+    pub(crate) fn signal(&self, signal: Signal) {
+        let pid = Pid::from_raw(self.child.id() as i32).expect("a process id");
+        kill_process(pid, signal).expect("it can be signalled");
+    }
+
+    pub(crate) fn write(&mut self, text: &str) {
+        let stdin = self.stdin.as_mut().expect("standard input is open");
+        std::io::Write::write_all(stdin, text.as_bytes()).expect("it is read");
+    }
+
+    pub(crate) fn close_stdin(&mut self) {
+        self.stdin = None;
+    }
+
+    /// Lets a holder end, and sees that it ended well.
+    pub(crate) fn release(mut self) {
+        self.close_stdin();
+        self.finish().expect(0);
+    }
+
+    /// Waits for its end. Standard input stays as it is.
+    pub(crate) fn finish(mut self) -> Finished {
+        let mut status = None;
+        until("the end of the command", || {
+            status = self.child.try_wait().expect("it is ours");
+            status.is_some()
+        });
+        until("the end of its output", || {
+            let ended = |text: &Text| text.ended.load(Ordering::SeqCst);
+            ended(&self.stdout) && ended(&self.stderr)
+        });
+        Finished {
+            code: status.and_then(|status| status.code()),
+            stdout: self.stdout.so_far(),
+            stderr: self.stderr.so_far(),
+        }
+    }
+}
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}

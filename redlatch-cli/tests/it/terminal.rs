@@ -1,0 +1,51 @@
+//! At a terminal CMD can read it, and has its keys once. `script` (util-linux) makes the terminal.
+
+use std::process::Command;
+
+use redlatch_testkit::{shared, unique};
+
+use crate::support::*;
+
+fn at_terminal(name: &str, script: &str) -> Running {
+    let binary = env!("CARGO_BIN_EXE_redlatch");
+    let line = format!("exec '{binary}' run --watchdog 1s {name} -- sh -c '{script}'");
+    let mut command = Command::new("script");
+    command.args(["-q", "-e", "-c", &line, "/dev/null"]);
+    command.env("REDLATCH_URL", shared().url());
+    command.env("SHELL", "/bin/sh");
+    Running::start(command)
+}
+
+#[test]
+fn cmd_reads_the_terminal() {
+    let name = unique("reads");
+    let mut running = at_terminal(&name, r#"echo ready; read line; echo "got $line"; exit 4"#);
+    running.until_stdout("ready");
+    running.write("hello\n");
+    running.until_stdout("got hello");
+    running.finish().expect(4);
+    assert!(!is_held(shared(), &name));
+}
+
+#[test]
+fn cmd_has_ctrl_c_once() {
+    let name = unique("keys");
+    // Time for a second one to arrive, if there were one.
+    let script = r#"trap "n=x\$n" INT; echo ready; until [ "$n" ]; do sleep 0.02; done
+        sleep 0.2; sleep 0.2; echo "got $n."; exit 4"#;
+    let mut running = at_terminal(&name, script);
+    running.until_stdout("ready");
+    running.write("\x03");
+    running.until_stdout("got x.");
+    running.finish().expect(4);
+    assert!(!is_held(shared(), &name));
+}
+
+#[test]
+fn cmd_is_ended_when_the_lock_is_lost() {
+    let name = unique("lost");
+    let running = at_terminal(&name, "echo ready; exec sleep 1000");
+    running.until_stdout("ready");
+    finish(redlatch(shared(), &["unlock", "--force", &name])).expect(0);
+    running.finish().expect(74);
+}

@@ -1,0 +1,137 @@
+//! Wrong usage is 2, is explained on standard error, and needs no store to be found.
+
+use redlatch_testkit::unique;
+
+use crate::support::*;
+
+/// No store is there.
+fn try_out(args: &[&str]) -> Finished {
+    let mut command = bare(args);
+    command.env("REDLATCH_URL", "redis://127.0.0.1:1");
+    finish(command)
+}
+
+#[test]
+fn wrong_options_of_run() {
+    let long = "x".repeat(600);
+    for (args, said) in [
+        (&["n"][..], "CMD"),
+        (&["n", "--"], "CMD"),
+        (&["--", "true"], "NAME"),
+        (&["n", "true"], "true"),
+        (&["", "--", "true"], "empty"),
+        (&["a\nb", "--", "true"], "line break"),
+        (&[&long, "--", "true"], "512"),
+        (&["--wait", "5", "n", "--", "true"], "no unit"),
+        (&["--wait", "-5s", "n", "--", "true"], "negative"),
+        (&["--wait=-5s", "n", "--", "true"], "negative"),
+        (&["--wait", "", "n", "--", "true"], "--wait"),
+        (&["--wait", "1.5s", "n", "--", "true"], "whole number"),
+        (&["--wait", "1d", "n", "--", "true"], "300ms"),
+        (&["--lease", "soon", "n", "--", "true"], "300ms"),
+        (
+            &["--watchdog", "99999999999999999999s", "n", "--", "true"],
+            "too long",
+        ),
+        (&["--kill-after", "x", "n", "--", "true"], "300ms"),
+        (&["--lease", "0s", "n", "--", "true"], "lease"),
+        (&["--lease", "999999h", "n", "--", "true"], "lease"),
+        (&["--watchdog", "0s", "n", "--", "true"], "watchdog"),
+        (&["--watchdog", "99ms", "n", "--", "true"], "100 ms"),
+        (&["--watchdog", "999999h", "n", "--", "true"], "watchdog"),
+        (&["--wait", "1s", "-n", "n", "--", "true"], "--no-wait"),
+        (
+            &["--wait", "1s", "--no-wait", "n", "--", "true"],
+            "--no-wait",
+        ),
+        (
+            &["--lease", "1s", "--watchdog", "1s", "n", "--", "true"],
+            "--watchdog",
+        ),
+        (&["-E", "256", "n", "--", "true"], "0..=255"),
+        (&["-E", "-1", "n", "--", "true"], "0..=255"),
+        (&["-E", "x", "n", "--", "true"], "x"),
+        (&["--no-such-option", "n", "--", "true"], "--no-such-option"),
+        (&["--url", "http://h", "n", "--", "true"], "http"),
+        (&["--url", "h:6379", "n", "--", "true"], "redis://"),
+        (&["--url", "", "n", "--", "true"], "redis://"),
+        (&["--url", "embedded:", "n", "--", "true"], "server"),
+    ] {
+        try_out(&[&["run"], args].concat()).expect(2).says(said);
+    }
+}
+
+#[test]
+fn wrong_usage_of_the_others() {
+    for (args, said) in [
+        (&[][..], "Usage"),
+        (&["walk"], "walk"),
+        (&["show"], "NAME"),
+        (&["show", ""], "empty"),
+        (&["show", "a\nb"], "line break"),
+        (&["unlock", "n"], "--force"),
+        (&["unlock", "--force"], "NAME"),
+        (&["unlock", "--force", ""], "empty"),
+        (&["ls", "a", "b"], "b"),
+        (&["--url", "http://h", "ls"], "http"),
+    ] {
+        try_out(args).expect(2).says(said);
+    }
+}
+
+#[test]
+fn help_has_examples_and_no_passwords() {
+    for command in [&[][..], &["run"], &["show"], &["ls"], &["unlock"]] {
+        for help in ["--help", "-h"] {
+            let mut command = bare(&[command, &[help]].concat());
+            command.env("REDLATCH_URL", "redis://:s3cret@h");
+            let finished = finish(command).expect(0);
+            assert_eq!(finished.stderr, "");
+            assert!(finished.stdout.contains("Example"), "{finished:#?}");
+            assert!(finished.stdout.contains("REDLATCH_URL"), "{finished:#?}");
+            assert!(!finished.stdout.contains("s3cret"), "{finished:#?}");
+            assert!(!finished.stdout.contains("__exec"), "{finished:#?}");
+        }
+    }
+    let version = finish(bare(&["--version"])).expect(0).stdout;
+    assert_eq!(version, format!("redlatch {}\n", env!("CARGO_PKG_VERSION")));
+}
+
+#[test]
+fn urls_are_never_repeated_with_their_passwords() {
+    let name = unique("misplaced");
+    for url in [
+        "redis://:s3cret@127.0.0.1:1",
+        "redis://me:s3cret@127.0.0.1:1/x",
+        "redis://:s3cret@127.0.0.1:notaport",
+        "redis://:s3cret/@?#@127.0.0.1:1",
+        "redis+unix:///no/such/socket?pass=s3cret",
+        "rediss://:s3cret@127.0.0.1:1",
+        "http://:s3cret@127.0.0.1:1",
+    ] {
+        let option = format!("--url={url}");
+        let wrong = format!("--ulr={url}");
+        for args in [
+            &[&option, "show", &name][..],
+            &["--url", url, "show"],
+            &["--url", url, "walk"],
+            &["run", &name, "--url", url, "--", "true"],
+            &["--url", url, "run", "--wait", url, &name, "--", "true"],
+            // Where it does not belong.
+            &[url, "ls"],
+            &["ls", "a", url],
+            &["run", url, url],
+            &[&wrong, "ls"],
+        ] {
+            let finished = try_out(args);
+            assert!(matches!(finished.code, Some(2 | 69)), "{finished:#?}");
+            assert_eq!(finished.stdout, "");
+            assert!(
+                !finished.stderr.contains("s3cret"),
+                "{args:?}: {finished:#?}"
+            );
+        }
+    }
+    let finished = try_out(&["--url", ":s3cret@127.0.0.1:1", "ls"]).expect(2);
+    assert!(!finished.stderr.contains("s3cret"), "{finished:#?}");
+}
