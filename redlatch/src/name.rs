@@ -1,6 +1,6 @@
 //! Names, and the keys and channels that they stand for: the only home of Redisson's layout.
 
-use std::hash::{Hash, Hasher};
+use std::hash::{BuildHasher as _, BuildHasherDefault, DefaultHasher, Hash, Hasher};
 
 use crate::error::{Error, Result};
 
@@ -14,6 +14,8 @@ pub(crate) struct Place {
     name: String,
     key: String,
     channel: String,
+    /// Of the key, because a place is looked up each time it is locked and unlocked.
+    hash: u64,
 }
 
 impl Place {
@@ -23,6 +25,7 @@ impl Place {
         let key = format!("{prefix}{name}");
         Ok(Place {
             channel: prefixed("redisson_lock__channel", &key),
+            hash: BuildHasherDefault::<DefaultHasher>::default().hash_one(&key),
             name: name.to_owned(),
             key,
         })
@@ -52,7 +55,7 @@ impl Eq for Place {}
 
 impl Hash for Place {
     fn hash<H: Hasher>(&self, state: &mut H) {
-        self.key.hash(state);
+        state.write_u64(self.hash);
     }
 }
 

@@ -49,6 +49,8 @@ struct Queue {
     task: Option<AbortHandle>,
     /// When the task will look by itself.
     wakes: Option<Instant>,
+    /// Whether the task has found nothing to look after and is about to end.
+    idle: bool,
 }
 
 impl Watchdog {
@@ -87,6 +89,7 @@ impl Watchdog {
         let task = runtime.spawn(keep(self.core.clone(), Arc::downgrade(&self.store)));
         queue.task = Some(task.abort_handle());
         queue.wakes = Some(Instant::now());
+        queue.idle = false;
     }
 
     /// Leaves a hold alone from now on.
@@ -200,18 +203,24 @@ impl Core {
     }
 
     /// When to look next; `None` ends the task, because there is nothing to look after.
+    ///
+    /// It does not end at once: locks that are held for a moment, one after the other, would begin
+    /// and end a task each time. A new lease is renewed after a third, so until then nothing is
+    /// missed and nobody has to wake it.
     fn sleep_until(&self, busy: usize) -> Option<Instant> {
         let mut queue = self.queue();
         let first = queue.due.first_key_value().map(|((due, _), _)| *due);
-        match first {
-            None if busy == 0 => {
-                queue.task = None;
-                queue.wakes = None;
-                return None;
-            }
+        let idle = first.is_none() && busy == 0;
+        queue.wakes = match first {
+            None if idle && queue.idle => None,
+            None if idle => Some(Instant::now() + self.lease.third()),
             // With every place taken, what is due waits for one to become free.
-            Some(due) if busy < BATCHES_AT_ONCE => queue.wakes = Some(due),
-            _ => queue.wakes = Some(Instant::now() + self.pause()),
+            Some(due) if busy < BATCHES_AT_ONCE => Some(due),
+            _ => Some(Instant::now() + self.pause()),
+        };
+        queue.idle = idle;
+        if queue.wakes.is_none() {
+            queue.task = None;
         }
         queue.wakes
     }

@@ -1,0 +1,104 @@
+//! Scripts sent bare: what the client library and the server cost without redlatch.
+
+use std::time::Duration;
+
+use redis::aio::MultiplexedConnection;
+use redis::{AsyncConnectionConfig, IntoConnectionInfo as _, ProtocolVersion, Script};
+
+use crate::Result;
+
+/// An acquiring and a releasing script that take the same keys and arguments.
+#[derive(Clone)]
+pub(crate) struct Pair {
+    acquire: Script,
+    release: Script,
+}
+
+impl Pair {
+    /// The library's own.
+    pub(crate) fn ours() -> Pair {
+        Pair {
+            acquire: Script::new(include_str!(
+                "../../redlatch/src/primitives/lock/acquire.lua"
+            )),
+            release: Script::new(include_str!(
+                "../../redlatch/src/primitives/lock/release.lua"
+            )),
+        }
+    }
+
+    /// The usual way to write them: look first, then count up and down.
+    pub(crate) fn classic() -> Pair {
+        Pair {
+            acquire: Script::new(include_str!("classic_acquire.lua")),
+            release: Script::new(include_str!("classic_release.lua")),
+        }
+    }
+}
+
+/// One user of one name.
+pub(crate) struct Bare {
+    connection: MultiplexedConnection,
+    pair: Pair,
+    key: String,
+    owner: String,
+    channel: String,
+}
+
+/// A connection set up as redlatch sets up its own. All users share it, as they share a client.
+pub(crate) async fn connect(url: &str) -> Result<MultiplexedConnection> {
+    let info = url.into_connection_info()?;
+    let settings = info.redis_settings().clone();
+    let settings = settings.set_protocol(ProtocolVersion::RESP3);
+    let tcp = redis::io::tcp::TcpSettings::default().set_nodelay(true);
+    let info = info.set_redis_settings(settings).set_tcp_settings(tcp);
+    let config = AsyncConnectionConfig::new()
+        .set_pipeline_buffer_size(1024)
+        // The time that redlatch allows an answer by default, kept by the library here.
+        .set_response_timeout(Some(Duration::from_secs(3)))
+        .set_push_sender(|_| Ok::<(), redis::aio::SendError>(()));
+    let client = redis::Client::open(info)?;
+    let connection = client.get_multiplexed_async_connection_with_config(&config);
+    Ok(connection.await?)
+}
+
+/// Lets the server know the scripts.
+pub(crate) async fn load(connection: &MultiplexedConnection, pair: &Pair) -> Result<()> {
+    let mut connection = connection.clone();
+    pair.acquire.load_async(&mut connection).await?;
+    pair.release.load_async(&mut connection).await?;
+    Ok(())
+}
+
+impl Bare {
+    pub(crate) fn new(connection: &MultiplexedConnection, pair: &Pair, key: String) -> Bare {
+        Bare {
+            connection: connection.clone(),
+            pair: pair.clone(),
+            // As long as a client id of redlatch and the number of an owner.
+            owner: format!("00000000-0000-0000-0000-000000000000:{}", 1_000_000),
+            channel: format!("redisson_lock__channel:{{{key}}}"),
+            key,
+        }
+    }
+
+    /// Acquires and releases once.
+    pub(crate) async fn pair(&mut self) -> Result<()> {
+        let mut acquire = redis::cmd("EVALSHA");
+        acquire.arg(self.pair.acquire.get_hash()).arg(1);
+        acquire.arg(&self.key).arg(&self.owner).arg(30_000).arg(1);
+        let in_the_way: Option<i64> = acquire.query_async(&mut self.connection).await?;
+        if in_the_way.is_some() {
+            return Err("a name of its own was not free".into());
+        }
+        let mut release = redis::cmd("EVALSHA");
+        release.arg(self.pair.release.get_hash()).arg(1);
+        release.arg(&self.key).arg(&self.owner).arg(0).arg(30_000);
+        release.arg(&self.channel);
+        let released: i64 = release.query_async(&mut self.connection).await?;
+        match released {
+            1 => Ok(()),
+            _ => Err("what was held could not be released".into()),
+        }
+    }
+}

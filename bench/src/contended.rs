@@ -1,0 +1,77 @@
+//! One name that many tasks of one process want.
+
+use std::time::{Duration, Instant};
+
+use redlatch::{Client, Lock};
+use redlatch_testkit::Server;
+use serde_json::{Value, json};
+use tokio::task::JoinSet;
+
+use crate::figures::{micros, round};
+use crate::options::Options;
+use crate::{Result, stats};
+
+pub(crate) const NAME: &str = "lock_contended";
+
+const TASKS: usize = 16;
+
+pub(crate) async fn measure(server: &Server, options: &Options) -> Result<Value> {
+    println!("\n{NAME}: {TASKS} tasks of one process want one name;");
+    println!("served in order of arrival, the longest wait stays near the mean.");
+    let client = Client::connect(&server.url()).await?;
+    let lock = client.lock("bench:contended");
+    fight(&lock, options.round).await?; // warm-up
+    stats::reset(server);
+    let started = Instant::now();
+    let waits = fight(&lock, options.contended).await?;
+    let took = started.elapsed().as_secs_f64();
+    let done = stats::read(server);
+
+    let counts: Vec<usize> = waits.iter().map(Vec::len).collect();
+    let waits: Vec<f64> = waits.into_iter().flatten().map(micros).collect();
+    let pairs = waits.len() as f64;
+    let per_s = pairs / took;
+    let commands = done.sent() as f64 / pairs;
+    let mean = waits.iter().sum::<f64>() / pairs;
+    let longest = waits.iter().copied().fold(0.0, f64::max);
+    let least = counts.iter().min().copied().unwrap_or_default();
+    let most = counts.iter().max().copied().unwrap_or_default();
+    println!("  {per_s:.0} pairs/s, {commands:.3} commands per pair");
+    println!(
+        "  longest wait {longest:.0} µs = {:.1} times the mean of {mean:.0} µs; \
+         {least} to {most} turns per task",
+        longest / mean
+    );
+    Ok(json!({
+        "name": NAME,
+        "tasks": TASKS,
+        "ours_per_s": round(per_s, 0),
+        "commands_per_pair": round(commands, 3),
+        "wait_mean_us": round(mean, 1),
+        "wait_longest_us": round(longest, 1),
+        "longest_to_mean": round(longest / mean, 2),
+        "turns_least": least,
+        "turns_most": most,
+    }))
+}
+
+/// How long each waited for each of its turns.
+async fn fight(lock: &Lock, time: Duration) -> Result<Vec<Vec<Duration>>> {
+    let end = Instant::now() + time;
+    let fighter = |lock: Lock| async move {
+        let mut waits = Vec::new();
+        while Instant::now() < end {
+            let asked = Instant::now();
+            let guard = lock.lock().await?;
+            waits.push(asked.elapsed());
+            guard.unlock().await?;
+        }
+        Ok(waits)
+    };
+    let mut fighters: JoinSet<Result<_>> = (0..TASKS).map(|_| fighter(lock.clone())).collect();
+    let mut waits = Vec::new();
+    while let Some(ended) = fighters.join_next().await {
+        waits.push(ended??);
+    }
+    Ok(waits)
+}

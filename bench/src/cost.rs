@@ -1,0 +1,83 @@
+//! What one pair of lock and unlock costs the server.
+
+use redlatch::Client;
+use redlatch_testkit::Server;
+use serde_json::{Map, Value, json};
+
+use crate::bare::{self, Bare, Pair};
+use crate::figures::{median, round};
+use crate::options::Options;
+use crate::stats::Stats;
+use crate::{Result, stats};
+
+pub(crate) const NAME: &str = "lock_server_cost";
+
+const GOAL: f64 = 6.0;
+const ROUNDS: usize = 5;
+
+/// What one kind of pair cost in each round.
+#[derive(Default)]
+struct Costs {
+    micros: Vec<f64>,
+    sent: f64,
+    inner: f64,
+    calls: Map<String, Value>,
+}
+
+pub(crate) async fn measure(server: &Server, options: &Options) -> Result<Value> {
+    println!("\n{NAME}: what one pair costs the server; beside scripts as they are usually");
+    println!("written. Time is that of the scripts alone, without network and parsing.");
+    println!("              µs per pair   commands   inner calls");
+    let client = Client::connect(&server.url()).await?;
+    let lock = client.lock("bench:cost");
+    let connection = bare::connect(&server.url()).await?;
+    let scripts = Pair::classic();
+    bare::load(&connection, &scripts).await?;
+    let mut bare = Bare::new(&connection, &scripts, "bench:classic".into());
+    // So that the server knows our scripts by then.
+    lock.lock().await?.unlock().await?;
+
+    let (mut ours, mut classic) = (Costs::default(), Costs::default());
+    for _ in 0..ROUNDS {
+        stats::reset(server);
+        for _ in 0..options.costed {
+            lock.lock().await?.unlock().await?;
+        }
+        ours.add(&stats::read(server), options.costed);
+        stats::reset(server);
+        for _ in 0..options.costed {
+            bare.pair().await?;
+        }
+        classic.add(&stats::read(server), options.costed);
+    }
+    for (name, costs) in [("redlatch", &ours), ("classic", &classic)] {
+        let (micros, sent, inner) = (median(&costs.micros), costs.sent, costs.inner);
+        println!("  {name:10} {micros:12.2} {sent:10.2} {inner:13.2}");
+    }
+    let reached = ours.inner <= GOAL;
+    let verdict = if reached { "reached" } else { "NOT reached" };
+    println!("  goal: {GOAL} inner calls per pair, {verdict}");
+    Ok(json!({
+        "name": NAME,
+        "server_us_per_pair": round(median(&ours.micros), 3),
+        "commands_per_pair": round(ours.sent, 3),
+        "inner_calls_per_pair": round(ours.inner, 3),
+        "inner_calls": ours.calls,
+        "classic_server_us_per_pair": round(median(&classic.micros), 3),
+        "classic_inner_calls_per_pair": round(classic.inner, 3),
+        "classic_inner_calls": classic.calls,
+        "goal": GOAL,
+        "reached": reached,
+    }))
+}
+
+impl Costs {
+    fn add(&mut self, stats: &Stats, pairs: usize) {
+        let per_pair = |count: u64| count as f64 / pairs as f64;
+        self.micros.push(per_pair(stats.script_micros()));
+        self.sent = per_pair(stats.sent());
+        self.inner = per_pair(stats.inner().map(|(_, calls)| calls).sum());
+        let called = |(name, calls): (&str, u64)| (name.to_owned(), json!(per_pair(calls)));
+        self.calls = stats.inner().map(called).collect();
+    }
+}

@@ -1,0 +1,98 @@
+//! What redlatch's locks cost: `cargo run --release -p redlatch-bench`.
+//!
+//! Everything is measured in one run, on a server that is started for it, so that figures can be
+//! compared with each other. They cannot be compared with those of another machine or day.
+#![forbid(unsafe_code)]
+
+mod bare;
+mod contended;
+mod cost;
+mod figures;
+mod held;
+mod options;
+mod pairs;
+mod process;
+mod stats;
+mod wake;
+
+use std::process::ExitCode;
+
+use redlatch_testkit::Server;
+use serde_json::Value;
+
+use options::{Command, Options};
+
+type Error = Box<dyn std::error::Error + Send + Sync>;
+type Result<T, E = Error> = std::result::Result<T, E>;
+
+/// All parts, in the order in which they run.
+const PARTS: [&str; 5] = [
+    pairs::NAME,
+    contended::NAME,
+    cost::NAME,
+    held::NAME,
+    wake::NAME,
+];
+
+#[tokio::main]
+async fn main() -> ExitCode {
+    let done = match options::read(std::env::args().skip(1), &PARTS) {
+        Ok(Command::Help) => {
+            print!("{}", options::USAGE);
+            Ok(())
+        }
+        Ok(Command::WakePeer { url, name }) => wake::peer(&url, &name).await,
+        // As a task of the runtime's own threads: waking the main thread would cost more.
+        Ok(Command::Bench(options)) => tokio::spawn(async move { bench(&options).await })
+            .await
+            .unwrap_or_else(|panicked| Err(panicked.into())),
+        Err(wrong) => {
+            eprint!("redlatch-bench: {wrong}\n\n{}", options::USAGE);
+            return ExitCode::from(2);
+        }
+    };
+    match done {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("redlatch-bench: {error}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+async fn bench(options: &Options) -> Result<()> {
+    let server = Server::start();
+    println!(
+        "redlatch {} on Redis {}, {} CPUs{}",
+        env!("CARGO_PKG_VERSION"),
+        server.info("redis_version"),
+        std::thread::available_parallelism()?,
+        if options.quick {
+            ", quick: figures are rough"
+        } else {
+            ""
+        },
+    );
+    let mut rows: Vec<Value> = Vec::new();
+    if options.wants(pairs::NAME) {
+        rows.extend(pairs::measure(&server, options).await?);
+    }
+    if options.wants(contended::NAME) {
+        rows.push(contended::measure(&server, options).await?);
+    }
+    if options.wants(cost::NAME) {
+        rows.push(cost::measure(&server, options).await?);
+    }
+    if options.wants(held::NAME) {
+        rows.push(held::measure(&server, options).await?);
+    }
+    if options.wants(wake::NAME) {
+        rows.push(wake::measure(&server, options).await?);
+    }
+    if let Some(folder) = options.json.parent() {
+        std::fs::create_dir_all(folder)?;
+    }
+    std::fs::write(&options.json, format!("{:#}\n", Value::Array(rows)))?;
+    println!("\nWritten to {}", options.json.display());
+    Ok(())
+}

@@ -1,0 +1,123 @@
+//! The command line.
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+pub(crate) const USAGE: &str = "\
+Usage: redlatch-bench [OPTIONS]
+
+  --quick           short rounds and few locks, for trying out
+  --only NAME       only what has NAME in its name: lock_pairs, lock_contended,
+                    lock_server_cost, lock_held or lock_wake
+  --locks N         how many locks lock_held holds (100000)
+  --window SECONDS  how long lock_held looks at them (30)
+  --json PATH       where the figures are written (target/bench.json)
+";
+
+pub(crate) enum Command {
+    Help,
+    Bench(Options),
+    /// Hidden: the other process of `lock_wake`.
+    WakePeer {
+        url: String,
+        name: String,
+    },
+}
+
+pub(crate) struct Options {
+    pub(crate) quick: bool,
+    only: Option<String>,
+    pub(crate) json: PathBuf,
+    /// Rounds of each side, and how long each takes.
+    pub(crate) rounds: usize,
+    pub(crate) round: Duration,
+    /// How long the one name is fought over.
+    pub(crate) contended: Duration,
+    /// Pairs per round whose cost in the server is looked at.
+    pub(crate) costed: usize,
+    pub(crate) locks: usize,
+    pub(crate) window: Duration,
+    /// The watchdog's lease while many locks are held.
+    pub(crate) lease: Duration,
+    pub(crate) wakes: usize,
+}
+
+impl Options {
+    fn full() -> Options {
+        Options {
+            quick: false,
+            only: None,
+            json: concat!(env!("CARGO_MANIFEST_DIR"), "/../target/bench.json").into(),
+            rounds: 40,
+            round: Duration::from_millis(300),
+            contended: Duration::from_secs(5),
+            costed: 20_000,
+            locks: 100_000,
+            window: Duration::from_secs(30),
+            lease: Duration::from_secs(30),
+            wakes: 2000,
+        }
+    }
+
+    fn quick() -> Options {
+        Options {
+            quick: true,
+            rounds: 5,
+            round: Duration::from_millis(100),
+            contended: Duration::from_millis(500),
+            costed: 2000,
+            locks: 5000,
+            window: Duration::from_secs(3),
+            lease: Duration::from_secs(3),
+            wakes: 200,
+            ..Options::full()
+        }
+    }
+
+    pub(crate) fn wants(&self, name: &str) -> bool {
+        self.only.as_ref().is_none_or(|only| name.contains(only))
+    }
+}
+
+/// Reads the command line; `parts` are the names that there are.
+pub(crate) fn read(args: impl Iterator<Item = String>, parts: &[&str]) -> Result<Command, String> {
+    let args: Vec<String> = args.collect();
+    if let [flag, url, name] = &args[..]
+        && flag == "--wake-peer"
+    {
+        let (url, name) = (url.clone(), name.clone());
+        return Ok(Command::WakePeer { url, name });
+    }
+    // First, because the other options refine it wherever it stands.
+    let mut options = match args.iter().any(|arg| arg == "--quick") {
+        true => Options::quick(),
+        false => Options::full(),
+    };
+    let mut args = args.into_iter();
+    while let Some(flag) = args.next() {
+        let mut value = || args.next().ok_or(format!("{flag} needs a value"));
+        match flag.as_str() {
+            "--help" | "-h" => return Ok(Command::Help),
+            "--quick" => {}
+            "--only" => options.only = Some(value()?),
+            "--locks" => options.locks = number(&flag, &value()?)?,
+            "--window" => {
+                options.window = Duration::from_secs(number(&flag, &value()?)?);
+            }
+            "--json" => options.json = value()?.into(),
+            _ => return Err(format!("unknown option {flag}")),
+        }
+    }
+    if parts.iter().any(|name| options.wants(name)) {
+        Ok(Command::Bench(options))
+    } else {
+        Err(format!("--only: there are {}", parts.join(", ")))
+    }
+}
+
+fn number<N: std::str::FromStr + Default + PartialEq>(flag: &str, text: &str) -> Result<N, String> {
+    match text.parse() {
+        Ok(number) if number != N::default() => Ok(number),
+        _ => Err(format!("{flag}: {text:?} is no number above 0")),
+    }
+}

@@ -1,0 +1,31 @@
+//! What this process costs the machine, as Linux tells it.
+
+use std::time::Duration;
+
+use crate::Result;
+
+/// In clock ticks of user space, which Linux keeps at 100 Hz on every machine.
+const TICK: Duration = Duration::from_millis(10);
+
+/// CPU time used so far, in user and kernel.
+pub(crate) fn cpu_time() -> Result<Duration> {
+    let stat = std::fs::read_to_string("/proc/self/stat")?;
+    // The name may contain anything; what follows its last parenthesis is in fixed places.
+    let (_, fields) = stat.rsplit_once(')').ok_or("/proc/self/stat has no name")?;
+    let fields: Vec<&str> = fields.split_whitespace().collect();
+    let field = |at: usize| -> Result<u32> {
+        let field = fields.get(at).ok_or("/proc/self/stat is too short")?;
+        Ok(field.parse()?)
+    };
+    Ok(TICK * (field(11)? + field(12)?))
+}
+
+/// Memory that is really there, in bytes.
+pub(crate) fn resident() -> Result<u64> {
+    // `status` says it in kB, where `statm` would need the size of a page.
+    let status = std::fs::read_to_string("/proc/self/status")?;
+    let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:"));
+    let kilobytes = line.and_then(|line| line.trim().strip_suffix("kB"));
+    let kilobytes: u64 = kilobytes.ok_or("no VmRSS in status")?.trim().parse()?;
+    Ok(kilobytes * 1024)
+}

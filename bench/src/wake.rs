@@ -1,0 +1,160 @@
+//! From a release in one client to the acquisition in another that waits.
+
+use std::io::BufRead as _;
+use std::process::Stdio;
+use std::time::{Duration, Instant, SystemTime};
+
+use redlatch::Client;
+use redlatch_testkit::Server;
+use serde_json::{Value, json};
+use tokio::io::{AsyncBufReadExt as _, AsyncWriteExt as _, BufReader};
+use tokio::task::JoinHandle;
+
+use crate::figures::{median, micros, quantile, round};
+use crate::options::Options;
+use crate::{Result, bare};
+
+pub(crate) const NAME: &str = "lock_wake";
+
+/// How long the lock is held each time: enough for the other one to have asked, to listen, and to
+/// have gone to sleep.
+const HOLDING: Duration = Duration::from_millis(3);
+
+const WARM_UP: usize = 50;
+
+pub(crate) async fn measure(server: &Server, options: &Options) -> Result<Value> {
+    println!("\n{NAME}: from calling unlock in one client to holding the lock in another that");
+    println!("waits; in µs and in round trips (median of a bare PING, one after the other). After");
+    println!(
+        "a pause everything on the way sleeps and must be woken; so it is when a lock is held."
+    );
+    println!("                             p50 µs     p99 µs   p50 trips   p99 trips");
+    let pings = pings(&server.url(), options.wakes, None).await?;
+    let idle_pings = self::pings(&server.url(), options.wakes, Some(HOLDING)).await?;
+    let inside = same_process(&server.url(), options.wakes).await?;
+    let outside = other_process(&server.url(), options.wakes).await?;
+    let trip = median(&pings);
+    for (what, samples) in [
+        ("PING", &pings),
+        ("PING after a pause", &idle_pings),
+        ("wake in the process", &inside),
+        ("wake in another process", &outside),
+    ] {
+        let (p50, p99) = (median(samples), quantile(samples, 0.99));
+        println!(
+            "  {what:24} {p50:9.1} {p99:10.1} {:11.2} {:11.2}",
+            p50 / trip,
+            p99 / trip
+        );
+    }
+    Ok(json!({
+        "name": NAME,
+        "wakes": options.wakes,
+        "ping_p50_us": round(trip, 1),
+        "ping_p99_us": round(quantile(&pings, 0.99), 1),
+        "idle_ping_p50_us": round(median(&idle_pings), 1),
+        "idle_ping_p99_us": round(quantile(&idle_pings, 0.99), 1),
+        "wake_p50_idle_trips": round(median(&inside) / median(&idle_pings), 2),
+        "wake_p50_us": round(median(&inside), 1),
+        "wake_p99_us": round(quantile(&inside, 0.99), 1),
+        "wake_p50_trips": round(median(&inside) / trip, 2),
+        "wake_p99_trips": round(quantile(&inside, 0.99) / trip, 2),
+        "other_process_p50_us": round(median(&outside), 1),
+        "other_process_p99_us": round(quantile(&outside, 0.99), 1),
+        "other_process_p50_trips": round(median(&outside) / trip, 2),
+        "other_process_p99_trips": round(quantile(&outside, 0.99) / trip, 2),
+    }))
+}
+
+/// Round trips. With a pause before each, they also wake what sleeps on their way, as a release
+/// after some work does.
+async fn pings(url: &str, count: usize, pause: Option<Duration>) -> Result<Vec<f64>> {
+    let mut connection = bare::connect(url).await?;
+    let mut trips = Vec::with_capacity(count);
+    for number in 0..WARM_UP + count {
+        if let Some(pause) = pause {
+            tokio::time::sleep(pause).await;
+        }
+        let asked = Instant::now();
+        redis::cmd("PING").exec_async(&mut connection).await?;
+        if number >= WARM_UP {
+            trips.push(micros(asked.elapsed()));
+        }
+    }
+    Ok(trips)
+}
+
+async fn same_process(url: &str, wakes: usize) -> Result<Vec<f64>> {
+    let holder = Client::connect(url).await?.lock("bench:wake");
+    let waiter = Client::connect(url).await?.lock("bench:wake");
+    let mut samples = Vec::with_capacity(wakes);
+    for number in 0..WARM_UP + wakes {
+        let guard = holder.lock().await?;
+        let waiter = waiter.clone();
+        let waiting: JoinHandle<Result<_>> = tokio::spawn(async move {
+            let guard = waiter.lock().await?;
+            Ok((guard, Instant::now()))
+        });
+        tokio::time::sleep(HOLDING).await;
+        let released = Instant::now();
+        guard.unlock().await?;
+        let (guard, woken) = waiting.await??;
+        if number >= WARM_UP {
+            samples.push(micros(woken - released));
+        }
+        guard.unlock().await?;
+    }
+    Ok(samples)
+}
+
+async fn other_process(url: &str, wakes: usize) -> Result<Vec<f64>> {
+    let name = "bench:wake:other";
+    let mut peer = tokio::process::Command::new(std::env::current_exe()?)
+        .args(["--wake-peer", url, name])
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .kill_on_drop(true)
+        .spawn()?;
+    let mut orders = peer.stdin.take().ok_or("no pipe")?;
+    let mut reports = BufReader::new(peer.stdout.take().ok_or("no pipe")?).lines();
+    let holder = Client::connect(url).await?.lock(name);
+    let mut samples = Vec::with_capacity(wakes);
+    for number in 0..WARM_UP + wakes {
+        let guard = holder.lock().await?;
+        orders.write_all(b"lock\n").await?;
+        reports.next_line().await?; // "waiting"
+        tokio::time::sleep(HOLDING).await;
+        let released = nanos()?;
+        guard.unlock().await?;
+        let woken = reports.next_line().await?;
+        let woken: u128 = woken.ok_or("the other process has ended")?.parse()?;
+        if number >= WARM_UP {
+            samples.push(woken.saturating_sub(released) as f64 / 1e3);
+        }
+        reports.next_line().await?; // "unlocked"
+    }
+    drop(orders);
+    peer.wait().await?;
+    Ok(samples)
+}
+
+/// The other process: for each line that it reads, locks, says when it had the lock, and unlocks.
+pub(crate) async fn peer(url: &str, name: &str) -> Result<()> {
+    let lock = Client::connect(url).await?.lock(name);
+    for order in std::io::stdin().lock().lines() {
+        order?;
+        println!("waiting");
+        let guard = lock.lock().await?;
+        println!("{}", nanos()?);
+        guard.unlock().await?;
+        println!("unlocked");
+    }
+    Ok(())
+}
+
+/// The clock that processes share. It can be set, but hardly ever is just then.
+fn nanos() -> Result<u128> {
+    Ok(SystemTime::now()
+        .duration_since(SystemTime::UNIX_EPOCH)?
+        .as_nanos())
+}
