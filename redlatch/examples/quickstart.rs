@@ -153,17 +153,35 @@ async fn sell(url: Option<&str>, locked: bool) -> Result<u64> {
     } else {
         "without a lock"
     });
+    let sold = Sold {
+        count: Arc::default(),
+        bar,
+    };
     match url {
-        Some(url) => sell_with_processes(url, locked, &bar).await?,
+        Some(url) => sell_with_processes(url, locked, &sold).await?,
         None => {
             let stock = Stock::Here(Arc::new(AtomicU64::new(STOCK)));
             let lock = locked.then(|| (Client::embedded(), "shop".to_owned()));
-            let sold = bar.clone();
-            sell_with_tasks(WORKERS, stock, lock, move || sold.inc(1)).await?;
+            let sold = sold.clone();
+            sell_with_tasks(WORKERS, stock, lock, move || sold.one()).await?;
         }
     }
-    bar.finish_and_clear();
-    Ok(bar.position())
+    sold.bar.finish_and_clear();
+    Ok(sold.count.load(SeqCst))
+}
+
+/// The till. The bar only shows it: a finished bar says that everything was sold, whatever was.
+#[derive(Clone)]
+struct Sold {
+    count: Arc<AtomicU64>,
+    bar: ProgressBar,
+}
+
+impl Sold {
+    fn one(&self) {
+        self.count.fetch_add(1, SeqCst);
+        self.bar.inc(1);
+    }
 }
 
 async fn sell_with_tasks(
@@ -182,7 +200,7 @@ async fn sell_with_tasks(
     Ok(())
 }
 
-async fn sell_with_processes(url: &str, locked: bool, bar: &ProgressBar) -> Result<()> {
+async fn sell_with_processes(url: &str, locked: bool, sold: &Sold) -> Result<()> {
     // Says in clear words what is wrong with the URL or the server, if something is.
     Client::connect(url).await?;
     let mut server = connect(url).await?;
@@ -196,7 +214,7 @@ async fn sell_with_processes(url: &str, locked: bool, bar: &ProgressBar) -> Resu
     set.exec_async(&mut server).await?;
 
     let mut processes = Vec::new();
-    let sold = run_processes(url, &sale, locked, bar, &mut processes).await;
+    let ran = run_processes(url, &sale, locked, sold, &mut processes).await;
 
     // First nobody may work any more, then nothing may be left.
     for process in &mut processes {
@@ -205,7 +223,7 @@ async fn sell_with_processes(url: &str, locked: bool, bar: &ProgressBar) -> Resu
     let mut tidy = redis::cmd("DEL");
     tidy.arg(&stock).arg(&sale);
     let tidied = tidy.exec_async(&mut server).await;
-    sold?;
+    ran?;
     Ok(tidied?)
 }
 
@@ -214,7 +232,7 @@ async fn run_processes(
     url: &str,
     sale: &str,
     locked: bool,
-    bar: &ProgressBar,
+    sold: &Sold,
     processes: &mut Vec<Child>,
 ) -> Result<()> {
     let how = if locked { "locked" } else { "unlocked" };
@@ -228,12 +246,14 @@ async fn run_processes(
             .spawn()?;
         let report = process.stdout.take().ok_or("no pipe to a worker process")?;
         processes.push(process);
-        let bar = bar.clone();
+        let sold = sold.clone();
         reports.spawn(async move {
             let mut lines = BufReader::new(report).lines();
             let mut last = String::new();
             while let Some(line) = lines.next_line().await? {
-                bar.inc(u64::from(line == "sold"));
+                if line == "sold" {
+                    sold.one();
+                }
                 last = line;
             }
             // Whoever failed has said why on standard error.
