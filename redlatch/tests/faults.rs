@@ -6,12 +6,30 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-use common::{WATCHDOG, soon, until};
+use common::{LONG, WATCHDOG, soon, until};
 use redlatch::{Client, Error, Loss, Owner};
 use redlatch_testkit::{Proxy, Server, shared, unique};
 
 async fn pttl(server: &Server, key: &str) -> i64 {
     server.ask(&["PTTL", key])
+}
+
+/// Waits until the key's lease is seen to rise.
+async fn renewal(server: &Server, key: &str) {
+    let mut before = pttl(server, key).await;
+    let begun = Instant::now();
+    loop {
+        let left = pttl(server, key).await;
+        assert!(
+            left > -2 && begun.elapsed() < LONG,
+            "{key} is not renewed: {left}"
+        );
+        if left > before {
+            return;
+        }
+        before = left;
+        tokio::time::sleep(Duration::from_millis(2)).await;
+    }
 }
 
 fn quick(watchdog: Duration) -> redlatch::ClientBuilder {
@@ -51,12 +69,7 @@ async fn nothing_is_renewed_after_it_was_given_back() {
     }
     let mut low = [600_000; 3];
     for _ in 0..3 {
-        // Until the sentinel's lease has fallen and risen again: it was renewed.
-        let fallen = pttl(&server, "sentinel").await;
-        until("renewed", || async {
-            pttl(&server, "sentinel").await > fallen
-        })
-        .await;
+        renewal(&server, "sentinel").await;
         for (name, low) in names.iter().zip(&mut low) {
             let left = pttl(&server, name).await;
             assert!(left > 500_000 && left <= *low, "{name}: renewed to {left}");
@@ -265,8 +278,7 @@ async fn flushed_scripts_are_taught_again() {
         guard.unlock().await.unwrap();
     }
     let _: () = server.ask(&["SCRIPT", "FLUSH"]);
-    let fallen = pttl(&server, "kept").await;
-    until("renewed", || async { pttl(&server, "kept").await > fallen }).await;
+    renewal(&server, "kept").await;
     kept.unlock().await.unwrap();
 }
 
@@ -307,11 +319,7 @@ async fn one_bad_key_does_not_keep_the_batch_from_being_renewed() {
     soon("told", guards[70].lost()).await;
     let bad = guards.remove(70);
     assert!(bad.unlock().await.is_err());
-    let fallen = pttl(&server, "batch-149").await;
-    until("renewed", || async {
-        pttl(&server, "batch-149").await > fallen
-    })
-    .await;
+    renewal(&server, "batch-149").await;
     assert!(guards.iter().all(redlatch::Guard::is_valid));
     assert_eq!(server.ask::<String>(&["GET", "batch-70"]), "precious");
 }
