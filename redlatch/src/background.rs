@@ -1,9 +1,8 @@
 //! What a client does without being waited for: undoing, giving back, tidying up.
 
 use std::future::Future;
-use std::sync::Arc;
-use std::sync::OnceLock;
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use tokio::runtime::Handle;
 use tokio::sync::Notify;
@@ -16,27 +15,39 @@ pub(crate) struct Background(Arc<Inner>);
 
 #[derive(Default)]
 struct Inner {
-    runtime: OnceLock<Handle>,
+    /// The runtime that was worked in last.
+    latest: Mutex<Option<Handle>>,
     running: AtomicUsize,
     idle: Notify,
 }
 
 impl Background {
-    /// Makes sure that there is a runtime to fall back on: the one this is called in.
+    /// Makes the runtime that this is called in the one to fall back on.
     pub(crate) fn bind(&self) -> Result<()> {
-        if self.0.runtime.get().is_none() {
-            let handle = Handle::try_current().map_err(|_| Error::NoRuntime)?;
-            let _ = self.0.runtime.set(handle);
+        let current = Handle::try_current().map_err(|_| Error::NoRuntime)?;
+        let mut latest = self.lock();
+        if latest
+            .as_ref()
+            .is_none_or(|known| known.id() != current.id())
+        {
+            *latest = Some(current);
         }
         Ok(())
+    }
+
+    /// The runtime that was worked in last; it may have ended since.
+    pub(crate) fn latest(&self) -> Option<Handle> {
+        self.lock().clone()
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Option<Handle>> {
+        self.0.latest.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// The runtime to work in. The current one is preferred: a client may outlive the runtime that
     /// it was made in (a static client in tests).
     pub(crate) fn handle(&self) -> Option<Handle> {
-        Handle::try_current()
-            .ok()
-            .or_else(|| self.0.runtime.get().cloned())
+        Handle::try_current().ok().or_else(|| self.latest())
     }
 
     /// Runs `work` in the background. Never blocks, never panics; without a runtime that still

@@ -28,12 +28,13 @@
 
 use std::future::Future;
 use std::marker::PhantomData;
-use std::sync::{Arc, mpsc};
+use std::sync::{Arc, OnceLock, mpsc};
 use std::time::Duration;
 
 use tokio::runtime::Handle;
 use tokio::sync::oneshot;
 
+use crate::background::Background;
 use crate::error::{Error, Result};
 use crate::{ClientBuilder, ClientStatus, Embedded, Holder, Owner};
 
@@ -53,7 +54,8 @@ pub fn current_thread() -> Owner {
 /// A connection to a store, for threads: [`crate::Client`].
 ///
 /// Clones share one connection and one thread, which ends with the last of them and of their
-/// handles and guards.
+/// handles and guards, after what was dropped has been given back. The end of the process does not
+/// wait for that: call [`Client::settled`] before it, if guards were dropped shortly before.
 #[derive(Clone, Debug)]
 pub struct Client {
     inner: crate::Client,
@@ -71,7 +73,7 @@ impl Client {
         let worker = Worker::start()?;
         let url = url.to_owned();
         let inner = worker.run(async move { settings.connect(&url).await })??;
-        Ok(Client { inner, worker })
+        Ok(Client::of(inner, worker))
     }
 
     /// A client of an embedded store of its own.
@@ -84,7 +86,12 @@ impl Client {
         let worker = Worker::start()?;
         let store = store.clone();
         let inner = worker.run(async move { settings.connect_embedded(&store) })??;
-        Ok(Client { inner, worker })
+        Ok(Client::of(inner, worker))
+    }
+
+    fn of(inner: crate::Client, worker: Arc<Worker>) -> Client {
+        let _ = worker.background.set(inner.background());
+        Client { inner, worker }
     }
 
     /// A handle of the re-entrant lock called `name`: [`crate::Client::lock`].
@@ -252,15 +259,22 @@ impl Guard {
         self.inner.as_ref().map_or(0, crate::Guard::hold_count)
     }
 
-    /// The thread's owner.
-    pub fn owner(&self) -> Option<Owner> {
-        self.inner.as_ref().map(crate::Guard::owner)
+    /// The thread's owner: [`current_thread`].
+    pub fn owner(&self) -> Owner {
+        self.inner
+            .as_ref()
+            .map_or_else(current_thread, crate::Guard::owner)
     }
 }
+
+/// How long a client's thread goes on after its last handle, to give back what was dropped.
+const LAST_WORK: Duration = Duration::from_secs(10);
 
 /// The thread on which a blocking client works.
 struct Worker {
     runtime: Handle,
+    /// What has to be done before the thread ends.
+    background: Arc<OnceLock<Background>>,
     /// Dropped with the worker, which ends the thread.
     _ends: oneshot::Sender<std::convert::Infallible>,
 }
@@ -273,14 +287,21 @@ impl Worker {
             .map_err(|_| Error::NoRuntime)?;
         let handle = runtime.handle().clone();
         let (ends, ended) = oneshot::channel();
+        let background: Arc<OnceLock<Background>> = Arc::default();
+        let unfinished = background.clone();
+        let work = async move {
+            let _ = ended.await;
+            if let Some(background) = unfinished.get() {
+                let _ = tokio::time::timeout(LAST_WORK, background.settled()).await;
+            }
+        };
         std::thread::Builder::new()
             .name("redlatch".into())
-            .spawn(move || {
-                let _ = runtime.block_on(ended);
-            })
+            .spawn(move || runtime.block_on(work))
             .map_err(|_| Error::NoRuntime)?;
         Ok(Arc::new(Worker {
             runtime: handle,
+            background,
             _ends: ends,
         }))
     }

@@ -80,6 +80,10 @@ impl Client {
         self.session.background.settled().await;
     }
 
+    pub(crate) fn background(&self) -> Background {
+        self.session.background.clone()
+    }
+
     /// What this client keeps account of at the moment; all zero when it holds and waits for
     /// nothing.
     pub fn status(&self) -> ClientStatus {

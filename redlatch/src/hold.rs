@@ -32,14 +32,14 @@ pub(crate) trait Kind: Sync {
         now: Instant,
     ) -> bool;
 
-    /// Sets the hold count in the store to `keep`; 0 gives the hold back. Answers whether it was
-    /// held.
+    /// Sets the hold count in the store to `keep`; 0 gives the hold back. With a lease, the end
+    /// moves that far away. Answers whether it was held.
     fn release<'a>(
         &self,
         store: &'a Store,
         hold: &'a Hold,
         keep: u32,
-        lease: Lease,
+        lease: Option<Lease>,
     ) -> Pin<Box<dyn Future<Output = Result<Answer<bool>>> + Send + 'a>>;
 }
 
@@ -51,10 +51,12 @@ pub(crate) struct Hold {
     pub(crate) field: Box<str>,
     pub(crate) kind: &'static dyn Kind,
     /// One step at a time, so that nothing is renewed after it was given back, and no count is
-    /// built on one that is still on its way.
-    pub(crate) steps: tokio::sync::Mutex<()>,
+    /// built on one that is still on its way. Shared with the hold that takes this one's place
+    /// should it be lost.
+    pub(crate) steps: Arc<tokio::sync::Mutex<()>>,
     state: Mutex<State>,
-    lost: Notify,
+    /// It was entered, or lost.
+    news: Notify,
 }
 
 struct State {
@@ -65,8 +67,21 @@ struct State {
     /// Until when the store is known to keep it for us: never later than it really does.
     end: Instant,
     loss: Option<Loss>,
-    /// When the watchdog looks at it next. Belongs to the watchdog.
-    due: Option<Instant>,
+    /// The store has been told that nothing is held any more, and said yes.
+    given_back: bool,
+    /// The watchdog's notes.
+    watch: Notes,
+}
+
+/// What the watchdog notes about a hold.
+#[derive(Default)]
+pub(crate) struct Notes {
+    /// Where it has queued the hold.
+    pub(crate) due: Option<Instant>,
+    /// A renewal is on its way.
+    pub(crate) renewing: bool,
+    /// A renewal has failed; the next is not to be tried before this.
+    pub(crate) not_before: Option<Instant>,
 }
 
 impl Hold {
@@ -75,21 +90,23 @@ impl Hold {
         owner: Owner,
         field: String,
         kind: &'static dyn Kind,
+        steps: Arc<tokio::sync::Mutex<()>>,
     ) -> Hold {
         Hold {
             place,
             owner,
             field: field.into(),
             kind,
-            steps: tokio::sync::Mutex::new(()),
+            steps,
             state: Mutex::new(State {
                 count: 0,
                 renewed: 0,
                 end: Instant::now(),
                 loss: None,
-                due: None,
+                given_back: false,
+                watch: Notes::default(),
             }),
-            lost: Notify::new(),
+            news: Notify::new(),
         }
     }
 
@@ -105,6 +122,9 @@ impl Hold {
             };
             state.count += 1;
             state.renewed += u32::from(renewed);
+            state.given_back = false;
+            drop(state);
+            self.news.notify_waiters();
             return Ok(());
         }
         let loss = state.loss.unwrap_or(Loss::LeaseEnded);
@@ -121,6 +141,20 @@ impl Hold {
 
     pub(crate) fn count(&self) -> u32 {
         self.look().count
+    }
+
+    /// Whether the watchdog renews it.
+    pub(crate) fn is_renewed(&self) -> bool {
+        self.look().renewed > 0
+    }
+
+    /// Whether the store has been told that nothing is held, and nothing was entered since.
+    pub(crate) fn is_given_back(&self) -> bool {
+        self.look().given_back
+    }
+
+    pub(crate) fn gave_back(&self) {
+        self.look().given_back = true;
     }
 
     /// How this hold was lost, if it was.
@@ -156,8 +190,8 @@ impl Hold {
     /// Returns when it is lost; never, when it is given back first.
     pub(crate) async fn lost(&self) {
         loop {
-            let mut told = std::pin::pin!(self.lost.notified());
-            told.as_mut().enable();
+            let mut news = std::pin::pin!(self.news.notified());
+            news.as_mut().enable();
             let end = {
                 let state = self.look();
                 match (state.loss, state.count) {
@@ -168,11 +202,23 @@ impl Hold {
             };
             match end {
                 Some(end) => tokio::select! {
-                    () = told => {}
+                    () = news => {}
                     () = sleep_until(end) => {}
                 },
                 None => std::future::pending().await,
             }
+        }
+    }
+
+    /// Returns when its owner has it, by whatever acquisition.
+    pub(crate) async fn entered(&self) {
+        loop {
+            let mut news = std::pin::pin!(self.news.notified());
+            news.as_mut().enable();
+            if self.count() > 0 {
+                return;
+            }
+            news.await;
         }
     }
 
@@ -190,11 +236,14 @@ impl Hold {
         if state.count == 0 || state.loss.is_some() {
             return None;
         }
-        let early = || state.end.checked_sub(ahead).unwrap_or_else(Instant::now);
-        Some(if state.renewed > 0 {
-            (early(), Watch::Renew)
-        } else {
-            (state.end, Watch::Expire)
+        if state.renewed == 0 || state.watch.renewing {
+            return Some((state.end, Watch::Expire));
+        }
+        let early = state.end.checked_sub(ahead).unwrap_or_else(Instant::now);
+        Some(match state.watch.not_before {
+            // Tried before: when it is time to try again, and not a moment earlier.
+            Some(again) => (again.min(state.end), Watch::Retry),
+            None => (early, Watch::Renew),
         })
     }
 
@@ -203,9 +252,9 @@ impl Hold {
         self.look().end
     }
 
-    /// The watchdog's own note of where it has put this hold.
-    pub(crate) fn swap_due(&self, due: Option<Instant>) -> Option<Instant> {
-        std::mem::replace(&mut self.look().due, due)
+    /// The watchdog's own notes.
+    pub(crate) fn notes<R>(&self, note: impl FnOnce(&mut Notes) -> R) -> R {
+        note(&mut self.look().watch)
     }
 
     /// The state as of now: a lease that has ended is noticed whenever anybody looks.
@@ -220,13 +269,17 @@ impl Hold {
     fn told(&self, state: &mut State, loss: Loss) {
         state.loss = Some(loss);
         tracing::warn!(lock = self.place.name(), owner = %self.field, %loss, "lost");
-        self.lost.notify_waiters();
+        self.news.notify_waiters();
     }
 }
 
 /// What the watchdog does with a hold when its time has come.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Watch {
+    /// Renew it.
     Renew,
+    /// Renew it, after a renewal that failed.
+    Retry,
+    /// Nothing but say that it has ended.
     Expire,
 }

@@ -7,7 +7,6 @@ use crate::error::Result;
 use crate::primitives::lock::Holder;
 use crate::primitives::lock::rules::{Inspect, Seen};
 use crate::session::Session;
-use crate::store::Lane;
 
 /// Keys looked into per round trip.
 const PAGE: usize = 100;
@@ -106,7 +105,7 @@ impl Listing {
         let some = self.keys.len().min(PAGE);
         let keys: Vec<&str> = self.keys.range(..some).map(String::as_str).collect();
         let step = Inspect { keys: &keys };
-        let seen = self.session.store.run(&step, Lane::First).await?.reply;
+        let seen = self.session.store.look(&step).await?;
         for (key, seen) in self.keys.drain(..some).zip(seen) {
             let Some(name) = key.strip_prefix(&self.session.prefix) else {
                 continue;

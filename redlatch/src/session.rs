@@ -1,6 +1,7 @@
 //! A session: store, waiting, watchdog and identity of one client in one hand, and what every
 //! primitive does with them: win a hold, and bring the store in line with what is held here.
 
+use std::cell::Cell;
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
@@ -14,7 +15,7 @@ use crate::lease::Lease;
 use crate::name::Place;
 use crate::owner::{ClientId, Owner};
 use crate::step::{Outcome, Step};
-use crate::store::{Lane, Store};
+use crate::store::{Lane, Sent, Store};
 use crate::wait::WaitingRoom;
 use crate::watchdog::Watchdog;
 
@@ -76,20 +77,40 @@ impl Session {
         kind: &'static dyn Kind,
     ) -> Claim {
         let mut claims = self.claims();
-        let fresh = || Claimed {
-            hold: Arc::new(Hold::new(place.clone(), owner, self.id.field(owner), kind)),
-            users: 0,
-        };
-        let claimed = claims.entry((owner, place.clone())).or_insert_with(fresh);
+        let claimed = claims.entry((owner, place.clone())).or_insert_with(|| {
+            let hold = Hold::new(
+                place.clone(),
+                owner,
+                self.id.field(owner),
+                kind,
+                Arc::default(),
+            );
+            Claimed {
+                hold: Arc::new(hold),
+                users: 0,
+            }
+        });
         if claimed.hold.loss().is_some() {
-            // What was lost stays lost; its guards say so. Whoever asks now starts anew.
-            *claimed = fresh();
+            // What was lost stays lost; its guards say so. Whoever asks now starts anew, but in
+            // step with what may still be under way for the same owner.
+            let (field, steps) = (self.id.field(owner), claimed.hold.steps.clone());
+            claimed.hold = Arc::new(Hold::new(place.clone(), owner, field, kind, steps));
+            claimed.users = 0;
         }
         claimed.users += 1;
         Claim {
             hold: claimed.hold.clone(),
             session: self.clone(),
         }
+    }
+
+    /// Whether this is the hold of its owner, and no later one has taken its place.
+    fn is_current(&self, hold: &Arc<Hold>) -> bool {
+        let key = (hold.owner, hold.place.clone());
+        let claims = self.claims();
+        claims
+            .get(&key)
+            .is_none_or(|claimed| Arc::ptr_eq(&claimed.hold, hold))
     }
 
     fn claims(&self) -> MutexGuard<'_, Claims> {
@@ -157,31 +178,43 @@ impl Claim {
         let unsettled = Unsettled {
             claim: self,
             terms,
-            armed: true,
+            sent: Sent::default(),
+            settled: Cell::new(false),
         };
+        let sent = &unsettled.sent;
         let step = step(&self.hold, held + 1);
         let store = &self.session.store;
         let answer = if subscribe {
             let channel = self.hold.place.channel();
-            store.subscribe_and_run(channel, &step).await?
+            store.subscribe_and_run(channel, &step, sent).await
         } else {
-            store.run(&step, Lane::Attempt).await?
+            store.run(&step, Lane::Attempt, sent).await
+        };
+        let answer = match answer {
+            Ok(answer) => answer,
+            Err(error) => {
+                // A key that is no lock was looked at and left alone.
+                let untouched = matches!(error, Error::NotALock { .. });
+                unsettled.settled.set(untouched);
+                return Err(error);
+            }
         };
         match answer.reply {
             Outcome::Done => {
                 let end = answer.sent + terms.lease.duration();
                 self.hold.enter(end, terms.renewed)?;
-                unsettled.disarm();
+                unsettled.settled.set(true);
                 self.session.watchdog.watch(&self.hold);
                 Ok(Outcome::Done)
             }
             Outcome::Wait(_) if held > 0 => {
-                unsettled.disarm();
+                unsettled.settled.set(true);
                 self.hold.lose(Loss::NotHeld);
+                self.session.watchdog.watch(&self.hold);
                 Err(self.hold.lost_error(Loss::NotHeld))
             }
             wait @ Outcome::Wait(_) => {
-                unsettled.disarm();
+                unsettled.settled.set(true);
                 Ok(wait)
             }
         }
@@ -197,30 +230,49 @@ impl Claim {
     ///
     /// Sent twice it is the same as once. When the connection breaks it is sent again; then a "not
     /// held" is the answer to the repetition, and means that the first one did its work.
-    pub(crate) async fn settle(&self, lease: Lease) -> Result<bool> {
-        let hold = &self.hold;
+    pub(crate) async fn settle(&self) -> Result<bool> {
+        let (hold, session) = (&self.hold, &self.session);
         let _turn = hold.steps.lock().await;
-        if let Some(loss) = hold.loss() {
+        let loss = hold.loss();
+        if let Some(loss) = loss
+            && !session.is_current(hold)
+        {
+            // The store belongs to the hold that the same owner has won since.
             return Err(hold.lost_error(loss));
         }
-        let keep = hold.count();
+        let keep = match loss {
+            None => hold.count(),
+            // An answer that came too late may have left something behind.
+            Some(_) => 0,
+        };
         if keep == 0 {
-            self.session.watchdog.forget(hold);
+            session.watchdog.forget(hold);
+            if hold.is_given_back() {
+                // By another one's settling, which found the same count.
+                return Ok(true);
+            }
         }
-        let store = &self.session.store;
-        let answer = hold.kind.release(store, hold, keep, lease).await?;
+        let lease = hold.is_renewed().then(|| session.watchdog.lease());
+        let answer = hold.kind.release(&session.store, hold, keep, lease).await?;
         tracing::debug!(lock = hold.place.name(), owner = %hold.field, keep,
             held = answer.reply, "released");
-        if keep == 0 {
-            return Ok(answer.reply || answer.repeated);
+        if let Some(loss) = loss {
+            return Err(hold.lost_error(loss));
         }
-        if answer.reply {
-            hold.extend(answer.sent + lease.duration());
-        } else {
-            hold.lose(Loss::NotHeld);
+        let held = answer.reply || answer.repeated;
+        match keep {
+            0 if held => hold.gave_back(),
+            0 => {}
+            _ => {
+                if !answer.reply {
+                    hold.lose(Loss::NotHeld);
+                } else if let Some(lease) = lease {
+                    hold.extend(answer.sent + lease.duration());
+                }
+                session.watchdog.watch(hold);
+            }
         }
-        self.session.watchdog.watch(hold);
-        Ok(answer.reply)
+        Ok(if keep == 0 { held } else { answer.reply })
     }
 
     /// Settles without being waited for, and tries again until the store must have given the lock
@@ -240,9 +292,10 @@ impl Claim {
         let give_up = Instant::now() + lease.duration() + SETTLING;
         let name = self.hold.place.name();
         loop {
-            match self.settle(lease).await {
-                Ok(_) | Err(Error::Lost { .. }) => return,
-                Err(error) if error.is_transient() && Instant::now() < give_up => {
+            match self.settle().await {
+                Ok(_) | Err(Error::Lost { .. } | Error::NotALock { .. }) => return,
+                // Whatever the reason, a refusal included: it may be over before the lease is.
+                Err(error) if Instant::now() < give_up => {
                     tracing::debug!(lock = name, owner = %self.hold.field, %error,
                         "not given back yet; trying again");
                     tokio::time::sleep(SETTLING / 20).await;
@@ -260,23 +313,18 @@ impl Claim {
 /// How long beyond a lease it is tried to give something back.
 const SETTLING: Duration = Duration::from_secs(10);
 
-/// An attempt whose outcome is not known. Dropped like that, it is settled in the background: the
-/// connection keeps order, so what is sent now comes after the attempt, if that was sent at all.
+/// An attempt whose outcome is not known. If it was sent, dropping this settles it in the
+/// background: the connection keeps order, so what is sent now comes after the attempt.
 struct Unsettled<'a> {
     claim: &'a Claim,
     terms: Terms,
-    armed: bool,
-}
-
-impl Unsettled<'_> {
-    fn disarm(mut self) {
-        self.armed = false;
-    }
+    sent: Sent,
+    settled: Cell<bool>,
 }
 
 impl Drop for Unsettled<'_> {
     fn drop(&mut self) {
-        if self.armed {
+        if self.sent.get() && !self.settled.get() {
             self.claim.settle_in_background(self.terms.lease);
         }
     }

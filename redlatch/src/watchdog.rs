@@ -86,7 +86,11 @@ impl Watchdog {
         let Some(runtime) = self.background.handle() else {
             return;
         };
-        let task = runtime.spawn(keep(self.core.clone(), Arc::downgrade(&self.store)));
+        let task = runtime.spawn(keep(
+            self.core.clone(),
+            Arc::downgrade(&self.store),
+            self.background.clone(),
+        ));
         queue.task = Some(task.abort_handle());
         queue.wakes = Some(Instant::now());
         queue.idle = false;
@@ -113,14 +117,14 @@ impl Drop for Watchdog {
 
 impl Queue {
     fn remove(&mut self, hold: &Arc<Hold>) {
-        if let Some(due) = hold.swap_due(None) {
+        if let Some(due) = hold.notes(|notes| notes.due.take()) {
             self.due.remove(&(due, address(hold)));
         }
     }
 
     fn put(&mut self, hold: &Arc<Hold>, due: Instant) {
         self.remove(hold);
-        hold.swap_due(Some(due));
+        hold.notes(|notes| notes.due = Some(due));
         self.due.insert((due, address(hold)), hold.clone());
     }
 }
@@ -160,7 +164,7 @@ impl Core {
 
     /// Takes up to `most` batches of what is due. Each hold in them stays queued for the end of its
     /// lease, so that a loss is told even while a renewal hangs.
-    fn take_due(&self, most: usize) -> Vec<Batch> {
+    fn take_due(self: &Arc<Core>, most: usize) -> Vec<Batch> {
         let now = Instant::now();
         let soon = now + self.slack();
         let mut queue = self.queue();
@@ -172,33 +176,41 @@ impl Core {
                 break;
             }
             let hold = entry.remove();
-            hold.swap_due(None);
+            hold.notes(|notes| notes.due = None);
             let Some((due, watch)) = hold.watch(self.ahead()) else {
                 continue;
             };
-            if watch == Watch::Expire || due > soon {
+            // What is due on time may be early, to fill a batch; what has failed, and an end, not.
+            let taken = match watch {
+                Watch::Renew => due <= soon,
+                Watch::Retry => due <= now,
+                Watch::Expire => false,
+            };
+            if !taken {
                 later.push((hold, due));
                 continue;
             }
             let script = std::ptr::from_ref(hold.kind.renew_script()).addr();
             let of_kind = batches.entry(script).or_default();
-            if of_kind.last().is_none_or(|batch| batch.len() == BATCH) {
+            if of_kind.last().is_none_or(|batch| batch.0.len() == BATCH) {
                 if begun == most {
                     // The rest stays due; the next free place takes it.
                     queue.put(&hold, due);
                     break;
                 }
                 begun += 1;
-                of_kind.push(Vec::with_capacity(BATCH));
+                of_kind.push(Batch(Vec::with_capacity(BATCH), self.clone()));
             }
+            hold.notes(|notes| notes.renewing = true);
             later.push((hold.clone(), hold.end()));
             if let Some(batch) = of_kind.last_mut() {
-                batch.push(hold);
+                batch.0.push(hold);
             }
         }
         for (hold, due) in later {
             queue.put(&hold, due);
         }
+        drop(queue);
         batches.into_values().flatten().collect()
     }
 
@@ -226,19 +238,37 @@ impl Core {
     }
 }
 
-type Batch = Vec<Arc<Hold>>;
+/// Holds that are renewed together. When it is dropped, whatever became of it, each goes back to
+/// where it belongs.
+struct Batch(Vec<Arc<Hold>>, Arc<Core>);
 
-/// The task.
-async fn keep(core: Arc<Core>, store: Weak<Store>) {
+impl Drop for Batch {
+    fn drop(&mut self) {
+        let mut queue = self.1.queue();
+        for hold in &self.0 {
+            hold.notes(|notes| notes.renewing = false);
+            self.1.place(&mut queue, hold);
+        }
+    }
+}
+
+/// The task. Should its runtime end before the last hold, it goes on in another, if there is one.
+async fn keep(core: Arc<Core>, store: Weak<Store>, background: Background) {
+    let orphaned = Orphaned {
+        core: core.clone(),
+        store: store.clone(),
+        background,
+        runtime: tokio::runtime::Handle::current().id(),
+    };
     let mut renewals = JoinSet::new();
     loop {
         let free = BATCHES_AT_ONCE.saturating_sub(renewals.len());
         for batch in core.take_due(free) {
             let Some(store) = store.upgrade() else { return };
-            renewals.spawn(renew(core.clone(), store, batch));
+            renewals.spawn(renew(store, batch));
         }
         let Some(wake) = core.sleep_until(renewals.len()) else {
-            return;
+            break;
         };
         tokio::select! {
             () = sleep_until(wake) => {}
@@ -246,30 +276,57 @@ async fn keep(core: Arc<Core>, store: Weak<Store>) {
             Some(_) = renewals.join_next() => {}
         }
     }
+    drop(orphaned);
 }
 
-/// Renews one batch, and puts each hold where it belongs afterwards.
-async fn renew(core: Arc<Core>, store: Arc<Store>, batch: Batch) {
-    let Some(kind) = batch.first().map(|hold| hold.kind) else {
+struct Orphaned {
+    core: Arc<Core>,
+    store: Weak<Store>,
+    background: Background,
+    runtime: tokio::runtime::Id,
+}
+
+impl Drop for Orphaned {
+    fn drop(&mut self) {
+        let mut queue = self.core.queue();
+        if queue.due.is_empty() || self.store.strong_count() == 0 {
+            return;
+        }
+        let Some(runtime) = self.background.latest() else {
+            return;
+        };
+        if runtime.id() != self.runtime {
+            let (core, store) = (self.core.clone(), self.store.clone());
+            let task = runtime.spawn(keep(core, store, self.background.clone()));
+            queue.task = Some(task.abort_handle());
+            queue.wakes = Some(Instant::now());
+        }
+    }
+}
+
+/// Renews one batch.
+async fn renew(store: Arc<Store>, batch: Batch) {
+    let Batch(holds, core) = &batch;
+    let Some(kind) = holds.first().map(|hold| hold.kind) else {
         return;
     };
-    // A hold that is just being given back or entered again is left alone; so is one that was
-    // given back since the batch was made.
-    let mut turns = Vec::with_capacity(batch.len());
+    // A hold that is just being given back or entered again is left alone for now; one that was,
+    // since the batch was made, is perhaps no longer due.
+    let mut turns = Vec::with_capacity(holds.len());
     let mut step = Renew {
         kind,
         lease: core.lease,
-        holds: Vec::with_capacity(batch.len()),
+        holds: Vec::with_capacity(holds.len()),
     };
-    for hold in &batch {
-        let turn = hold.steps.try_lock();
-        let wanted = matches!(hold.watch(core.ahead()), Some((_, Watch::Renew)));
-        match turn {
-            Ok(turn) if wanted => {
+    for hold in holds {
+        match hold.steps.try_lock() {
+            Ok(turn)
+                if hold.is_renewed() && hold.end() < Instant::now() + core.lease.duration() =>
+            {
                 turns.push(turn);
                 step.holds.push(hold);
             }
-            _ => core.retry(hold),
+            _ => core.try_again(hold),
         }
     }
     if step.holds.is_empty() {
@@ -280,6 +337,7 @@ async fn renew(core: Arc<Core>, store: Arc<Store>, batch: Batch) {
             let end = answer.sent + core.lease.duration();
             let mut renewed = 0;
             for (hold, held) in step.holds.iter().zip(answer.reply) {
+                hold.notes(|notes| notes.not_before = None);
                 if held {
                     renewed += 1;
                     hold.extend(end);
@@ -287,14 +345,19 @@ async fn renew(core: Arc<Core>, store: Arc<Store>, batch: Batch) {
                 } else {
                     hold.lose(Loss::NotHeld);
                 }
-                core.place(&mut core.queue(), hold);
             }
             tracing::debug!(renewed, of = step.holds.len(), "renewed a batch");
         }
         Err(error) => {
-            tracing::warn!(%error, holds = step.holds.len(), "renewal failed; trying again");
+            let failing = |hold: &&Arc<Hold>| hold.notes(|notes| notes.not_before.is_some());
+            let holds = step.holds.len();
+            if step.holds.iter().all(failing) {
+                tracing::debug!(%error, holds, "renewal failed again");
+            } else {
+                tracing::warn!(%error, holds, "renewal failed; trying again until the leases end");
+            }
             for hold in &step.holds {
-                core.retry(hold);
+                core.try_again(hold);
             }
         }
     }
@@ -302,16 +365,10 @@ async fn renew(core: Arc<Core>, store: Arc<Store>, batch: Batch) {
 }
 
 impl Core {
-    /// Puts a hold where it comes round again soon, but not after the end of its lease.
-    fn retry(&self, hold: &Arc<Hold>) {
-        let mut queue = self.queue();
-        match hold.watch(self.ahead()) {
-            Some((_, Watch::Renew)) => {
-                let due = (Instant::now() + self.pause()).min(hold.end());
-                queue.put(hold, due);
-            }
-            _ => self.place(&mut queue, hold),
-        }
+    /// Has a hold come round again soon, but not at once.
+    fn try_again(&self, hold: &Arc<Hold>) {
+        let again = Instant::now() + self.pause();
+        hold.notes(|notes| notes.not_before = Some(again));
     }
 }
 

@@ -25,7 +25,7 @@ fn a_thread_enters_again_and_others_do_not() {
         let lock = client().lock(&unique("thread"));
         let outer = lock.lock().unwrap();
         let inner = lock.lock().unwrap();
-        assert_eq!(outer.owner(), Some(current_thread()));
+        assert_eq!(outer.owner(), current_thread());
         assert_eq!((inner.hold_count(), lock.hold_count().unwrap()), (2, 2));
         assert!(lock.is_held_by_current_thread().unwrap());
         thread::scope(|scope| {
@@ -127,6 +127,29 @@ fn dropping_releases_without_blocking() {
         client.settled().unwrap();
         assert_eq!(lock.remaining_lease().unwrap(), None);
     });
+}
+
+/// A scope's end drops guard, handle and client one after the other; the lock is given back.
+#[test]
+fn dropping_everything_at_once_still_releases() {
+    let name = unique("scope-end");
+    let observer = Client::connect(&shared().url()).unwrap().lock(&name);
+    for _ in 0..20 {
+        {
+            let client = Client::connect(&shared().url()).unwrap();
+            let lock = client.lock(&name);
+            let _guard = lock.try_lock().unwrap().expect("given back before");
+        }
+        let begun = Instant::now();
+        while observer.is_locked().unwrap() {
+            // Far less than the lease of 30 s.
+            assert!(
+                begun.elapsed() < Duration::from_secs(20),
+                "left to its lease"
+            );
+            thread::yield_now();
+        }
+    }
 }
 
 /// Handles keep what they need alive; the last of them ends the thread.

@@ -1,6 +1,7 @@
 //! Where steps run: on a server, or in process.
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use tokio::time::Instant;
@@ -14,7 +15,6 @@ pub(crate) mod redis;
 
 /// A store, as one client has it. Closed on purpose: what a store must promise (order, atomic
 /// steps, pushes) is more than a trait could say.
-#[expect(clippy::large_enum_variant, reason = "there is one per client")]
 pub(crate) enum Store {
     Redis(redis::Redis),
     Embedded(embedded::Attached),
@@ -38,6 +38,22 @@ pub(crate) enum Lane {
     First,
 }
 
+/// Whether a step was sent at all. Lives outside of the future that sends it, so that it can be
+/// looked at after that was dropped.
+#[derive(Debug, Default)]
+pub(crate) struct Sent(AtomicBool);
+
+impl Sent {
+    /// It is about to be handed to the connection, or to the space.
+    pub(crate) fn set(&self) {
+        self.0.store(true, Ordering::Relaxed);
+    }
+
+    pub(crate) fn get(&self) -> bool {
+        self.0.load(Ordering::Relaxed)
+    }
+}
+
 /// A reply, and what is known of how it came about.
 pub(crate) struct Answer<R> {
     pub(crate) reply: R,
@@ -50,11 +66,25 @@ pub(crate) struct Answer<R> {
 
 impl Store {
     /// Runs a step; if the connection breaks, again on the next one, until the response timeout.
-    pub(crate) async fn run<S: Step>(&self, step: &S, lane: Lane) -> Result<Answer<S::Reply>> {
+    pub(crate) async fn run<S: Step>(
+        &self,
+        step: &S,
+        lane: Lane,
+        sent: &Sent,
+    ) -> Result<Answer<S::Reply>> {
         match self {
-            Store::Redis(redis) => redis.run(step, lane, None).await,
-            Store::Embedded(space) => space.run(step),
+            Store::Redis(redis) => redis.run(step, lane, None, sent).await,
+            Store::Embedded(space) => {
+                sent.set();
+                space.run(step)
+            }
         }
+    }
+
+    /// Runs a step that only looks: what becomes of it makes no difference to the store.
+    pub(crate) async fn look<S: Step>(&self, step: &S) -> Result<S::Reply> {
+        let answer = self.run(step, Lane::First, &Sent::default()).await?;
+        Ok(answer.reply)
     }
 
     /// Runs a step once: if the connection breaks, that is the answer.
@@ -75,10 +105,12 @@ impl Store {
         &self,
         channel: &str,
         step: &S,
+        sent: &Sent,
     ) -> Result<Answer<S::Reply>> {
         match self {
-            Store::Redis(redis) => redis.run(step, Lane::Attempt, Some(channel)).await,
+            Store::Redis(redis) => redis.run(step, Lane::Attempt, Some(channel), sent).await,
             Store::Embedded(space) => {
+                sent.set();
                 space.subscribe(channel);
                 space.run(step)
             }

@@ -139,15 +139,20 @@ impl WaitingRoom {
                 Ready::Now(core) => core,
             };
             // As the first in line: who comes now waits until the subscription has ended, and then
-            // makes a new one. Nobody can be in the way, because nobody was in the line.
+            // makes a new one.
             let mut turn = core.turn.lock().await;
+            if lines.is_joined(&channel) {
+                // Somebody was quicker. Whoever leaves last will see to it.
+                return;
+            }
             *turn = None;
-            if core.subscription.load(Ordering::SeqCst) != NOT_SUBSCRIBED {
+            if core.subscription.swap(SUBSCRIBING, Ordering::SeqCst) != NOT_SUBSCRIBED {
+                // Not known from here on, also should this be dropped half-way.
                 if let Err(error) = store.unsubscribe(&channel).await {
                     tracing::debug!(%channel, %error, "a subscription ended with an error");
                 }
-                core.subscription.store(NOT_SUBSCRIBED, Ordering::SeqCst);
             }
+            core.subscription.store(NOT_SUBSCRIBED, Ordering::SeqCst);
             return lines.closed(&channel);
         }
     }
@@ -170,7 +175,6 @@ impl Lines {
             return Ready::No;
         };
         let Some(idle_since) = entry.idle_since.filter(|_| entry.members == 0) else {
-            // Whoever leaves last will see to it.
             entry.closer = None;
             return Ready::No;
         };
@@ -178,6 +182,16 @@ impl Lines {
             return Ready::Later(idle_since + linger);
         }
         Ready::Now(entry.core.clone())
+    }
+
+    /// Whether anybody is in the line; then nobody is about to close it any more.
+    fn is_joined(&self, channel: &str) -> bool {
+        let mut lines = self.lock();
+        let joined = lines.get_mut(channel).filter(|entry| entry.members > 0);
+        joined.is_some_and(|entry| {
+            entry.closer = None;
+            true
+        })
     }
 
     /// The subscription has ended; the line with it, unless somebody has come meanwhile.

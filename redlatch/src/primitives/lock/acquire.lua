@@ -3,12 +3,16 @@
 -- KEYS[1]  the lock: hash owner -> hold count
 -- ARGV     owner, lease in ms, hold count wanted
 -- Returns  nil: held now, with that count
---          else the remaining ms of whoever holds it (-1: a key that never expires)
+--          else the remaining ms of whoever holds it (-1: a key that never expires); 0 when nobody
+--          holds it but more than one hold was wanted: what was to be entered again has been lost
 --
 -- A free lock takes three calls. PTTL goes first because it answers two questions at once: is
 -- there a key at all, and for how long.
 local left = redis.call('PTTL', KEYS[1])
 if left == -2 then
+    if ARGV[3] ~= '1' then
+        return 0
+    end
     redis.call('HSET', KEYS[1], ARGV[1], ARGV[3])
     redis.call('PEXPIRE', KEYS[1], ARGV[2])
     return nil

@@ -17,7 +17,7 @@ use crate::name::Place;
 use crate::step::{Args, Outcome, Script, Step};
 use crate::store::embedded::{Attached, Embedded};
 use crate::store::redis::Redis;
-use crate::store::{Ear, Lane};
+use crate::store::{Ear, Lane, Sent};
 
 /// Random histories; each is a server's worth of round trips.
 const HISTORIES: u32 = 2000;
@@ -41,7 +41,7 @@ fn moves() -> impl Strategy<Value = Vec<Move>> {
     let one = prop_oneof![
         4 => (owner.clone(), count, lease.clone())
             .prop_map(|(owner, count, lease)| Move::Acquire { owner, count, lease }),
-        3 => (owner.clone(), 0..3u32, lease.clone())
+        3 => (owner.clone(), 0..3u32, 0..4u64)
             .prop_map(|(owner, keep, lease)| Move::Release { owner, keep, lease }),
         2 => (owner, lease).prop_map(|(owner, lease)| Move::Renew { owner, lease }),
         1 => Just(Move::Expire),
@@ -77,7 +77,11 @@ type State = (BTreeMap<String, u32>, Option<u64>);
 
 impl Both {
     async fn step<S: Step>(&self, step: &S) -> (S::Reply, S::Reply) {
-        let redis = self.redis.run(step, Lane::First, None).await.unwrap();
+        let redis = self
+            .redis
+            .run(step, Lane::First, None, &Sent::default())
+            .await
+            .unwrap();
         let space = self.attached.run(step).unwrap();
         (redis.reply, space.reply)
     }
@@ -109,7 +113,7 @@ impl Both {
                     place: &self.place,
                     owner: &name(owner),
                     keep: *keep,
-                    lease: lease(n),
+                    lease: (*n > 0).then(|| lease(n)),
                 };
                 let (redis, space) = self.step(&step).await;
                 assert_eq!(redis, space);
@@ -234,7 +238,7 @@ async fn both() -> Both {
     let keys = [place.key()];
     let look = Inspect { keys: &keys };
     redis
-        .run(&look, Lane::First, Some(place.channel()))
+        .run(&look, Lane::First, Some(place.channel()), &Sent::default())
         .await
         .unwrap();
     Both {

@@ -6,7 +6,7 @@ use std::task::Poll;
 use std::time::Duration;
 
 use super::{Acquire, Lock};
-use crate::error::{Loss, Result};
+use crate::error::{Error, Loss, Result};
 use crate::owner::Owner;
 use crate::session::{Claim, Terms};
 
@@ -40,10 +40,9 @@ impl Guard {
     ///
     /// # Errors
     ///
-    /// [`Error::Lost`](crate::Error::Lost): it was no longer held, so others may have held it
-    /// meanwhile. [`Error::Unavailable`](crate::Error::Unavailable) or
-    /// [`Error::ResponseTimeout`](crate::Error::ResponseTimeout): the store did not answer;
-    /// releasing goes on in the background.
+    /// [`Error::Lost`]: it was no longer held, so others may have held it
+    /// meanwhile. [`Error::Unavailable`], [`Error::ResponseTimeout`] or another: the store did not
+    /// answer or refused; releasing goes on in the background.
     ///
     /// When the connection breaks during the release, it is sent again. Having been removed by
     /// force in just that moment cannot be told from having been released by the first try, and
@@ -54,8 +53,15 @@ impl Guard {
     /// When dropped, the release goes on in the background.
     pub async fn unlock(mut self) -> Result<()> {
         self.leave();
-        let settled = self.claim.settle(self.terms.lease).await;
-        self.settled = !matches!(&settled, Err(error) if error.is_transient());
+        if let Some(loss) = self.claim.hold.loss() {
+            // Said at once; whether anything was left behind is looked after when this is dropped.
+            return Err(self.claim.hold.lost_error(loss));
+        }
+        let settled = self.claim.settle().await;
+        self.settled = matches!(
+            settled,
+            Ok(_) | Err(Error::Lost { .. } | Error::NotALock { .. })
+        );
         match settled {
             Ok(true) => Ok(()),
             Ok(false) => Err(self.claim.hold.lost_error(Loss::NotHeld)),
@@ -103,7 +109,7 @@ impl Guard {
     ///
     /// # Errors
     ///
-    /// [`Error::Lost`](crate::Error::Lost) as soon as the lock is lost; `work` is dropped then, and
+    /// [`Error::Lost`] as soon as the lock is lost; `work` is dropped then, and
     /// not polled again after the lease has ended.
     ///
     /// # Cancel safety
@@ -133,7 +139,7 @@ impl Guard {
     }
 
     /// Enters the lock once more, for the same owner. It is held until both guards are released.
-    /// [`Error::Lost`](crate::Error::Lost) if it has been lost.
+    /// [`Error::Lost`] if it has been lost.
     ///
     /// ```
     /// # #[tokio::main(flavor = "current_thread")] async fn main() -> redlatch::Result<()> {
@@ -179,7 +185,7 @@ impl Guard {
 impl Drop for Guard {
     fn drop(&mut self) {
         self.leave();
-        if !self.settled && self.claim.hold.loss().is_none() {
+        if !self.settled {
             self.claim.settle_in_background(self.terms.lease);
         }
     }

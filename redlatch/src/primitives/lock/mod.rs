@@ -8,13 +8,12 @@ use std::time::Duration;
 use tracing::Instrument as _;
 
 use self::rules::{Force, Inspect, LOCK, Seen};
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::lease::{Lease, Patience};
 use crate::name::Place;
 use crate::owner::Owner;
 use crate::session::{Claim, Session, Terms};
 use crate::step::Outcome;
-use crate::store::Lane;
 use crate::wait::Attempt;
 
 #[cfg(test)]
@@ -106,7 +105,9 @@ impl Lock {
     ///
     /// [`Error::Lost`] as soon as the lock is lost: `work` is dropped then, at the await point
     /// where it stands. It is not polled again after the lease has ended, also when the process was
-    /// stopped meanwhile. Otherwise the errors of [`Lock::lock`]; `work` was not begun then.
+    /// stopped meanwhile. When the loss shows only at the release, `work` was done, but perhaps not
+    /// alone. Otherwise the errors of [`Lock::lock`]; `work` was not begun then. A release that the
+    /// store does not answer is no error: it goes on in the background.
     ///
     /// # Cancel safety
     ///
@@ -122,8 +123,10 @@ impl Lock {
     pub async fn run<F: Future>(&self, work: F) -> Result<F::Output> {
         let guard = self.lock().await?;
         let output = guard.run(work).await?;
-        guard.unlock().await?;
-        Ok(output)
+        match guard.unlock().await {
+            Err(lost @ Error::Lost { .. }) => Err(lost),
+            _ => Ok(output),
+        }
     }
 
     /// Whether anybody holds the lock.
@@ -164,8 +167,8 @@ impl Lock {
         let place = self.place()?;
         let keys = [place.key()];
         let step = Inspect { keys: &keys };
-        let answer = self.session.store.run(&step, Lane::First).await?;
-        match answer.reply.into_iter().next() {
+        let seen = self.session.store.look(&step).await?;
+        match seen.into_iter().next() {
             Some(Seen::Held(holder)) => Ok(Some(holder)),
             Some(Seen::NotALock(reason)) => Err(rules::not_a_lock(&place, reason)),
             Some(Seen::Free) | None => Ok(None),
@@ -179,11 +182,11 @@ impl Lock {
     pub async fn force_unlock(&self) -> Result<bool> {
         let place = self.place()?;
         let step = Force { place: &place };
-        let answer = self.session.store.run(&step, Lane::First).await?;
-        if answer.reply {
+        let unlocked = self.session.store.look(&step).await?;
+        if unlocked {
             tracing::info!(lock = place.name(), "unlocked by force");
         }
-        Ok(answer.reply)
+        Ok(unlocked)
     }
 
     fn request(&self) -> Request {
@@ -270,7 +273,8 @@ impl Acquire {
     /// renew it, and it counts as lost when the time has passed. 1 ms to
     /// [`MAX_LEASE`](crate::MAX_LEASE), cut to whole milliseconds.
     ///
-    /// An owner that re-enters never brings the end of its own lease nearer.
+    /// An owner that re-enters never brings the end of its own lease nearer; while it holds several
+    /// leases, the longest counts for all.
     pub fn lease(mut self, lease: Duration) -> Acquire {
         self.request.lease = Some(lease);
         self
@@ -291,9 +295,10 @@ impl Acquire {
 }
 
 impl TryAcquire {
-    /// Waits at most this long if somebody else holds the lock. A step that is on its way by then
-    /// is waited for, at most the client's response timeout longer. A time that the clock cannot
-    /// hold is for ever.
+    /// Waits at most this long if somebody else holds the lock. A step that was begun by then is
+    /// waited for, at most the client's response timeout longer (and for its turn to be sent, when
+    /// more than 512 attempts of one client are on their way). A time that the clock cannot hold is
+    /// for ever.
     pub fn wait(mut self, wait: Duration) -> TryAcquire {
         self.patience = Patience::at_most(wait);
         self
@@ -350,42 +355,67 @@ impl Request {
             renewed: self.lease.is_none(),
             reentrant: self.lock.reentrant,
         };
-        let claim = match &self.again {
-            Some(claim) => claim.clone(),
-            None => {
-                let owner = self.owner.or_else(Owner::of_scope);
-                session.claim(&place, owner.unwrap_or_else(Owner::new), &LOCK)
+        if let Some(claim) = &self.again {
+            let won = self.obtain_claimed(claim.clone(), terms, patience, true);
+            return won.await;
+        }
+        let named = self.owner.or_else(Owner::of_scope);
+        loop {
+            let claim = session.claim(&place, named.unwrap_or_else(Owner::new), &LOCK);
+            let hold = claim.hold.clone();
+            let won = self.obtain_claimed(claim, terms, patience, named.is_some());
+            match won.await {
+                // What the owner held until now was lost on the way: it starts anew.
+                Err(Error::Lost { .. }) if named.is_some() && hold.loss().is_some() => {}
+                done => return done,
             }
+        }
+    }
+
+    /// `known`: the owner is one that others may know, and acquire for at the same time.
+    async fn obtain_claimed(
+        &self,
+        claim: Claim,
+        terms: Terms,
+        patience: Patience,
+        known: bool,
+    ) -> Result<Option<Guard>> {
+        let (lock, owner) = (self.lock.name(), &claim.hold.field);
+        let span = tracing::debug_span!("acquire", lock, %owner);
+        let obtaining = async {
+            let won = obtain(&claim, terms, patience, known).await?;
+            if won {
+                tracing::debug!(holds = claim.hold.count(), "acquired");
+            } else {
+                tracing::debug!("not obtained");
+            }
+            Ok(won)
         };
-        let span = tracing::debug_span!("acquire", lock = place.name(), owner = %claim.hold.field);
-        let won = obtain(&self.lock, claim, terms, patience);
-        won.instrument(span).await
+        let won = obtaining.instrument(span).await?;
+        Ok(won.then(|| Guard::new(self.lock.clone(), claim, terms)))
     }
 }
 
 /// Obtains what is claimed, by waiting or by re-entering.
-async fn obtain(
-    lock: &Lock,
-    claim: Claim,
-    terms: Terms,
-    patience: Patience,
-) -> Result<Option<Guard>> {
-    let won = if claim.hold.count() > 0 || claim.hold.loss().is_some() {
-        // Held by this owner: those in line wait for it, so it must not wait behind them.
-        enter(&claim, terms, false).await? == Outcome::Done
-    } else {
-        let mut entry = Entry {
-            claim: &claim,
-            terms,
-        };
-        claim.session.waiting.obtain(&mut entry, patience).await?
-    };
-    if !won {
-        tracing::debug!("not obtained");
-        return Ok(None);
+async fn obtain(claim: &Claim, terms: Terms, patience: Patience, known: bool) -> Result<bool> {
+    let hold = &claim.hold;
+    let mut entry = Entry { claim, terms };
+    let waiting = &claim.session.waiting;
+    if !known {
+        return waiting.obtain(&mut entry, patience).await;
     }
-    tracing::debug!(holds = claim.hold.count(), "acquired");
-    Ok(Some(Guard::new(lock.clone(), claim, terms)))
+    loop {
+        if hold.count() > 0 || hold.loss().is_some() {
+            // Held by this owner: those in line wait for it, so it must not wait behind them.
+            return Ok(enter(claim, terms, false).await? == Outcome::Done);
+        }
+        tokio::select! {
+            biased;
+            // The same owner has got it by another acquisition: there is nothing to wait for.
+            () = hold.entered() => {}
+            won = waiting.obtain(&mut entry, patience) => return won,
+        }
+    }
 }
 
 async fn enter(claim: &Claim, terms: Terms, subscribe: bool) -> Result<Outcome> {

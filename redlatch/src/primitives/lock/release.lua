@@ -1,7 +1,7 @@
 -- Sets an owner's hold count to what it wants to keep; 0 gives the lock back and wakes a waiter.
 --
 -- KEYS[1]  the lock: hash owner -> hold count
--- ARGV     owner, hold count to keep, lease in ms, channel
+-- ARGV     owner, hold count to keep, lease in ms to go on with (0: as it is), channel
 -- Returns  1: done; 0: this owner does not hold the lock
 if redis.call('HEXISTS', KEYS[1], ARGV[1]) == 0 then
     return 0

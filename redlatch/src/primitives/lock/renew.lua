@@ -3,12 +3,15 @@
 -- KEYS     the locks
 -- ARGV     lease in ms, then the owner of each lock in the order of KEYS
 -- Returns  for each lock 1: renewed, 0: its owner does not hold it
+local lease = tonumber(ARGV[1])
 local renewed = {}
 for i, key in ipairs(KEYS) do
     -- pcall: one key that is no hash any more must not keep the others from being renewed.
-    local held = redis.pcall('HEXISTS', key, ARGV[i + 1])
-    if held == 1 then
-        redis.call('PEXPIRE', key, ARGV[1])
+    if redis.pcall('HEXISTS', key, ARGV[i + 1]) == 1 then
+        -- An owner may have entered again for longer meanwhile: the end never comes nearer.
+        if redis.call('PTTL', key) < lease then
+            redis.call('PEXPIRE', key, ARGV[1])
+        end
         renewed[i] = 1
     else
         renewed[i] = 0

@@ -15,7 +15,7 @@ use crate::lease::Lease;
 use crate::name::Place;
 use crate::space::{Holds, Space};
 use crate::step::{Args, Outcome, Script, Step, unexpected};
-use crate::store::{Answer, Lane, Store};
+use crate::store::{Answer, Lane, Sent, Store};
 
 /// Takes the lock for an owner, or says how long somebody else may still have it.
 pub(crate) struct Acquire<'a> {
@@ -69,6 +69,10 @@ impl Step for Acquire<'_> {
     fn apply(&self, space: &mut Space, now: Instant) -> Result<Outcome> {
         let end = now + self.lease.duration();
         let Some(holds) = space.holds(self.place.key(), now) else {
+            if self.count > 1 {
+                // What was to be entered again has been lost.
+                return Ok(Outcome::Wait(Duration::ZERO));
+            }
             let holds = Holds {
                 counts: BTreeMap::from([(self.owner.to_owned(), self.count)]),
                 ends: end,
@@ -90,7 +94,8 @@ pub(crate) struct Release<'a> {
     pub(crate) place: &'a Place,
     pub(crate) owner: &'a str,
     pub(crate) keep: u32,
-    pub(crate) lease: Lease,
+    /// The lease to go on with; `None` leaves it as it is.
+    pub(crate) lease: Option<Lease>,
 }
 
 impl Step for Release<'_> {
@@ -109,7 +114,7 @@ impl Step for Release<'_> {
     fn args(&self, args: &mut Args<'_>) {
         args.text(self.owner);
         args.number(self.keep.into());
-        args.number(self.lease.millis());
+        args.number(self.lease.map_or(0, Lease::millis));
         args.text(self.place.channel());
     }
 
@@ -132,7 +137,9 @@ impl Step for Release<'_> {
             space.publish(self.place.channel());
         } else {
             *count = self.keep;
-            holds.extend_to(now + self.lease.duration());
+            if let Some(lease) = self.lease {
+                holds.extend_to(now + lease.duration());
+            }
         }
         Ok(true)
     }
@@ -159,7 +166,7 @@ impl Kind for LockKind {
     ) -> bool {
         match space.holds(place.key(), now) {
             Some(holds) if holds.counts.contains_key(owner) => {
-                holds.ends = now + lease.duration();
+                holds.extend_to(now + lease.duration());
                 true
             }
             _ => false,
@@ -171,7 +178,7 @@ impl Kind for LockKind {
         store: &'a Store,
         hold: &'a Hold,
         keep: u32,
-        lease: Lease,
+        lease: Option<Lease>,
     ) -> Pin<Box<dyn Future<Output = Result<Answer<bool>>> + Send + 'a>> {
         Box::pin(async move {
             let step = Release {
@@ -180,7 +187,7 @@ impl Kind for LockKind {
                 keep,
                 lease,
             };
-            store.run(&step, Lane::First).await
+            store.run(&step, Lane::First, &Sent::default()).await
         })
     }
 }

@@ -8,6 +8,7 @@ use tokio::time::Instant;
 use crate::error::{Error, Result};
 
 /// Why one exchange failed.
+#[derive(Clone)]
 pub(super) enum Fault {
     /// There was no connection, or the server would not look at it now: it did nothing.
     NotSent(String),

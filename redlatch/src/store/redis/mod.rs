@@ -1,5 +1,6 @@
 //! Redis and Valkey: steps as scripts, run by SHA over one connection.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use redis::{Cmd, Value};
@@ -8,7 +9,7 @@ use tokio::time::{Instant, timeout, timeout_at};
 
 use self::fault::{Fault, Retry};
 use self::link::{Link, Live};
-use super::{Answer, Lane, SharedEar};
+use super::{Answer, Lane, Sent, SharedEar};
 use crate::error::{Error, Result};
 use crate::step::{Args, Step, unexpected};
 
@@ -24,7 +25,7 @@ const ATTEMPTS: usize = 512;
 const SCANNED_AT_ONCE: usize = 500;
 
 pub(crate) struct Redis {
-    link: Link,
+    link: Arc<Link>,
     attempts: Semaphore,
     response_timeout: Duration,
 }
@@ -38,6 +39,8 @@ struct Exchange<'a> {
     key: &'a str,
     /// The channel to subscribe to first.
     channel: Option<&'a str>,
+    /// Where to note that it was sent.
+    sent: Option<&'a Sent>,
 }
 
 impl Redis {
@@ -53,7 +56,7 @@ impl Redis {
                 reason: e.to_string(),
             })?;
         let redis = Redis {
-            link: Link::new(client, connect_timeout, ear),
+            link: Arc::new(Link::new(client, connect_timeout, ear)),
             attempts: Semaphore::new(ATTEMPTS),
             response_timeout,
         };
@@ -71,9 +74,10 @@ impl Redis {
         step: &S,
         lane: Lane,
         channel: Option<&str>,
+        sent: &Sent,
     ) -> Result<Answer<S::Reply>> {
         let in_full = || command(step, "EVAL", step.script().source());
-        let exchange = Exchange::of(step, &in_full, channel);
+        let exchange = Exchange::of(step, &in_full, channel, sent);
         let (raw, sent, repeated) = self.persist(&exchange, lane).await?;
         Ok(Answer {
             reply: step.reply(raw)?,
@@ -88,7 +92,8 @@ impl Redis {
         within: Duration,
     ) -> Result<Answer<S::Reply>> {
         let in_full = || command(step, "EVAL", step.script().source());
-        let exchange = Exchange::of(step, &in_full, None);
+        let sent = Sent::default();
+        let exchange = Exchange::of(step, &in_full, None, &sent);
         let limit = within.min(self.response_timeout);
         let (raw, sent) = self.once(&exchange, limit).await?;
         Ok(Answer {
@@ -172,17 +177,29 @@ impl Redis {
             self.link.want(channel);
         }
         let mut live = self.link.live().await?;
+        if let Some(sent) = exchange.sent {
+            sent.set();
+        }
         let sent = Instant::now();
         let answer = match exchange.channel {
             None => self.answer(&mut live, &exchange.cmd).await?,
             Some(channel) => {
                 // One connection keeps order: the step runs after the subscription has begun.
+                // Biased, or the second poll would come to the step first.
                 let mut subscriber = live.clone();
                 let (subscribed, answer) = tokio::join!(
+                    biased;
                     subscriber.connection.subscribe(channel),
-                    self.answer(&mut live, &exchange.cmd)
+                    self.answer(&mut live, &exchange.cmd),
                 );
-                subscribed.map_err(|error| self.failed(&subscriber, &error))?;
+                if let Err(error) = subscribed {
+                    let fault = self.failed(&subscriber, &error);
+                    if matches!(fault, Fault::Final(_)) {
+                        // Refused, so it is not to be asked for with every new connection.
+                        self.link.forget(channel);
+                    }
+                    return Err(fault);
+                }
                 answer?
             }
         };
@@ -210,7 +227,7 @@ impl Redis {
     }
 
     fn failed(&self, live: &Live, error: &redis::RedisError) -> Fault {
-        if error.is_io_error() || error.is_unrecoverable_error() {
+        if link::breaks(error) {
             self.link.broken(live);
             return Fault::Unanswered(error.to_string());
         }
@@ -227,6 +244,7 @@ impl<'a> Exchange<'a> {
             in_full: None,
             key: "",
             channel: None,
+            sent: None,
         }
     }
 
@@ -234,12 +252,14 @@ impl<'a> Exchange<'a> {
         step: &'a S,
         in_full: &'a (dyn Fn() -> Cmd + Sync),
         channel: Option<&'a str>,
+        sent: &'a Sent,
     ) -> Exchange<'a> {
         Exchange {
             cmd: command(step, "EVALSHA", step.script().sha()),
             in_full: Some(in_full),
             key: step.keys().next().unwrap_or_default(),
             channel,
+            sent: Some(sent),
         }
     }
 }

@@ -1,0 +1,465 @@
+//! Every bug that was found in redlatch itself, with the test that would have caught it
+//! (`docs/robustness.md`, "found here").
+
+mod common;
+
+use std::future::{Future, IntoFuture, poll_fn};
+use std::pin::pin;
+use std::task::Poll;
+use std::time::{Duration, Instant};
+
+use common::{LONG, Stand, WATCHDOG, soon, until};
+use redlatch::{Client, Embedded, Error, Loss, Owner};
+use redlatch_testkit::{Proxy, Server, unique};
+
+on_every_store! {
+    entering_again_does_not_revive_what_was_lost,
+    a_dropped_inner_guard_does_not_make_unlock_say_lost,
+    a_cancelled_reentry_does_not_make_unlock_say_lost,
+    concurrent_acquisitions_of_one_owner_do_not_wait_for_each_other,
+    an_owner_in_line_starts_anew_when_its_other_hold_was_lost,
+    a_loss_seen_while_entering_again_is_taken_off_the_account,
+}
+
+async fn entering_again_does_not_revive_what_was_lost(stand: Stand) {
+    let (client, other) = (stand.client().await, stand.client().await);
+    let name = unique("revive");
+    let outer = client.lock(&name).lock().await.unwrap();
+    assert!(other.lock(&name).force_unlock().await.unwrap());
+    // Somebody else held it in between; now it is free again.
+    other.lock(&name).run(async {}).await.unwrap();
+    let again = outer.reenter().await;
+    assert!(
+        matches!(
+            again,
+            Err(Error::Lost {
+                reason: Loss::NotHeld,
+                ..
+            })
+        ),
+        "{again:?}"
+    );
+    assert!(!outer.is_valid());
+    assert!(!client.lock(&name).is_locked().await.unwrap());
+}
+
+async fn a_dropped_inner_guard_does_not_make_unlock_say_lost(stand: Stand) {
+    let client = stand.client().await;
+    let lock = client.lock(&unique("inner"));
+    for _ in 0..300 {
+        let outer = lock.lock().await.unwrap();
+        let (one, two) = (
+            outer.reenter().await.unwrap(),
+            outer.reenter().await.unwrap(),
+        );
+        drop(one);
+        drop(two);
+        outer.unlock().await.unwrap();
+        client.settled().await;
+        assert!(!lock.is_locked().await.unwrap());
+    }
+}
+
+async fn a_cancelled_reentry_does_not_make_unlock_say_lost(stand: Stand) {
+    let client = stand.client().await;
+    let lock = client.lock(&unique("cancelled"));
+    for _ in 0..300 {
+        let outer = lock.lock().await.unwrap();
+        let mut again = outer.reenter().into_future();
+        poll_fn(|cx| Poll::Ready(drop(again.as_mut().poll(cx)))).await;
+        drop(again);
+        outer.unlock().await.unwrap();
+        client.settled().await;
+        assert!(!lock.is_locked().await.unwrap());
+    }
+}
+
+async fn concurrent_acquisitions_of_one_owner_do_not_wait_for_each_other(stand: Stand) {
+    let (client, other) = (
+        stand
+            .client_with(Client::builder().watchdog(10 * LONG))
+            .await,
+        stand.client().await,
+    );
+    let name = unique("siblings");
+    let held = other.lock(&name).lock().await.unwrap();
+    let (lock, me) = (client.lock(&name), Owner::new());
+    let both =
+        me.scope(async { tokio::join!(lock.lock().into_future(), lock.lock().into_future()) });
+    let release = async {
+        until("they wait", || async { client.status().subscriptions == 1 }).await;
+        held.unlock().await.unwrap();
+    };
+    let ((one, two), ()) = soon("both have it", async { tokio::join!(both, release) }).await;
+    let (one, two) = (one.unwrap(), two.unwrap());
+    assert_eq!(lock.hold_count(me).await.unwrap(), 2);
+    one.unlock().await.unwrap();
+    two.unlock().await.unwrap();
+    assert!(!lock.is_locked().await.unwrap());
+}
+
+async fn an_owner_in_line_starts_anew_when_its_other_hold_was_lost(stand: Stand) {
+    let (client, other) = (stand.client().await, stand.client().await);
+    let (name, me) = (unique("sibling-lost"), Owner::new());
+    let lock = client.lock(&name);
+    let held = other.lock(&name).lock().await.unwrap();
+    let brief = lock
+        .lock()
+        .owner(me)
+        .lease(Duration::from_millis(300))
+        .into_future();
+    let brief = tokio::spawn(brief);
+    until("it waits", || async { client.status().subscriptions == 1 }).await;
+    let second = lock
+        .lock()
+        .owner(me)
+        .lease(Duration::from_millis(300))
+        .into_future();
+    let second = tokio::spawn(second);
+    held.unlock().await.unwrap();
+    let brief = soon("won", brief).await.unwrap().unwrap();
+    soon("lost", brief.lost()).await;
+    // Whether it re-entered before the loss or came after it: no error, and never a dead end.
+    let second = soon("not a dead end", second).await.unwrap().unwrap();
+    drop(brief);
+    drop(second);
+    client.settled().await;
+    assert!(!lock.is_locked().await.unwrap());
+}
+
+async fn a_loss_seen_while_entering_again_is_taken_off_the_account(stand: Stand) {
+    let (client, other) = (stand.client().await, stand.client().await);
+    let name = unique("off-account");
+    let outer = client.lock(&name).lock().lease(10 * LONG).await.unwrap();
+    assert!(other.lock(&name).force_unlock().await.unwrap());
+    let next = other.lock(&name).lock().await.unwrap();
+    assert!(matches!(outer.reenter().await, Err(Error::Lost { .. })));
+    assert_eq!(client.status().holds, 0);
+    drop(outer);
+    client.settled().await;
+    assert!(next.is_valid() && other.lock(&name).is_held_by(next.owner()).await.unwrap());
+}
+
+/// A renewal that is chosen before a longer lease is entered, and sent after it.
+#[tokio::test(start_paused = true)]
+async fn a_renewal_never_shortens_a_longer_lease() {
+    let second = Duration::from_secs(1);
+    for yields in 0..6 {
+        let store = Embedded::new();
+        let client = Client::builder().connect_embedded(&store).unwrap();
+        let due = tokio::time::Instant::now() + 10 * second;
+        let (give, given) = tokio::sync::oneshot::channel::<redlatch::Guard>();
+        let entering = tokio::spawn(async move {
+            let outer = given.await.unwrap();
+            tokio::time::sleep_until(due - second + yields * second / 2).await;
+            let inner = outer.reenter().lease(600 * second).await.unwrap();
+            (outer, inner)
+        });
+        give.send(client.lock("a").lock().await.unwrap()).unwrap();
+        let (outer, inner) = entering.await.unwrap();
+        for _ in 0..yields {
+            tokio::task::yield_now().await;
+        }
+        tokio::time::sleep(60 * second).await;
+        assert!(inner.is_valid() && outer.is_valid());
+        let left = client.lock("a").remaining_lease().await.unwrap();
+        assert!(left > Some(500 * second), "{left:?} left in the store");
+    }
+}
+
+/// A task whose budget is used up polls its futures without any progress, once; the second poll must
+/// not send the step before the subscription (F6).
+#[tokio::test(flavor = "current_thread")]
+async fn the_subscription_goes_first_whatever_the_tasks_budget() {
+    let server = Server::start();
+    let client = Client::connect(&server.url()).await.unwrap();
+    let other = Client::connect(&server.url()).await.unwrap();
+    for left in 1..12 {
+        let lock = client.lock(&format!("budget-{left}"));
+        let held = other
+            .lock(lock.name())
+            .lock()
+            .lease(10 * LONG)
+            .await
+            .unwrap();
+        let mut waiting = lock.lock().into_future();
+        // Leaves so much of tokio's budget (128 per poll of a task) at each poll.
+        let waiting = poll_fn(move |cx| {
+            for _ in 0..(128 - left) {
+                let mut spent = pin!(tokio::task::consume_budget());
+                if spent.as_mut().poll(cx).is_pending() {
+                    break;
+                }
+            }
+            waiting.as_mut().poll(cx)
+        });
+        let waiting = tokio::spawn(waiting);
+        let channel = format!("redisson_lock__channel:{{{}}}", lock.name());
+        until("it is subscribed", || async {
+            server
+                .ask::<Vec<String>>(&["PUBSUB", "CHANNELS", &channel])
+                .len()
+                == 1
+        })
+        .await;
+        held.unlock().await.unwrap();
+        let guard = soon("heard", waiting).await.unwrap().unwrap();
+        guard.unlock().await.unwrap();
+    }
+}
+
+/// Failing renewals are tried again after a pause, not as fast as the machine can.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn failing_renewals_do_not_keep_the_machine_busy() {
+    let mut server = Server::start();
+    let watchdog = Duration::from_secs(3);
+    let client = Client::builder()
+        .watchdog(watchdog)
+        .connect(&server.url())
+        .await
+        .unwrap();
+    let guard = client.lock("a").lock().await.unwrap();
+    server.kill();
+    // Counts connections where the server was.
+    let listener = tokio::net::TcpListener::bind(("127.0.0.1", server.port()))
+        .await
+        .unwrap();
+    let counting = async {
+        let mut tries = 0;
+        loop {
+            drop(listener.accept().await.unwrap());
+            tries += 1;
+            // Two seconds of trying, every tenth of one.
+            assert!(tries < 200, "renewed without a pause");
+        }
+    };
+    tokio::select! {
+        () = guard.lost() => {}
+        never = counting => never,
+    }
+}
+
+/// The answer to a re-entry comes when the hold is lost already; what it left in the store is not
+/// left to its lease of an hour.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_reentry_that_is_answered_too_late_leaves_nothing_behind() {
+    let server = Server::start();
+    let client = Client::connect(&server.url()).await.unwrap();
+    let outer = client
+        .lock("a")
+        .lock()
+        .lease(Duration::from_millis(700))
+        .await
+        .unwrap();
+    let key_stays = server.ask::<bool>(&["PERSIST", "a"]);
+    assert!(
+        key_stays,
+        "so that the re-entry finds it however slow this machine is"
+    );
+    server.freeze();
+    let thaw = async {
+        soon("lost", outer.lost()).await;
+        server.thaw();
+    };
+    let again = outer
+        .reenter()
+        .lease(Duration::from_secs(3600))
+        .into_future();
+    let (again, ()) = tokio::join!(again, thaw);
+    assert!(matches!(again, Err(Error::Lost { .. })), "{again:?}");
+    drop(outer);
+    soon("settled", client.settled()).await;
+    assert!(!client.lock("a").is_locked().await.unwrap());
+}
+
+/// Work that was done is not thrown away because the release was not answered.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn run_gives_the_result_also_when_the_release_is_not_answered() {
+    let server = Server::start();
+    let proxy = Proxy::to(server.port());
+    let settings = Client::builder().response_timeout(Duration::from_millis(300));
+    let client = settings.connect(&proxy.url()).await.unwrap();
+    let work = async {
+        proxy.stall(true);
+        42
+    };
+    assert_eq!(client.lock("a").run(work).await.unwrap(), 42);
+    proxy.stall(false);
+    soon("released in the background", client.settled()).await;
+    assert!(!client.lock("a").is_locked().await.unwrap());
+}
+
+fn runtime() -> tokio::runtime::Runtime {
+    let mut runtime = tokio::runtime::Builder::new_multi_thread();
+    runtime.worker_threads(1).enable_all().build().unwrap()
+}
+
+/// A client that is used from two runtimes: when the one ends that drives its connection and its
+/// watchdog, waiters and holders in the other do not notice.
+#[test]
+fn the_end_of_one_runtime_is_not_the_end_for_another() {
+    let server = Server::start();
+    let (ending, staying) = (runtime(), runtime());
+    let settings = Client::builder().watchdog(WATCHDOG);
+    let client = ending.block_on(settings.connect(&server.url())).unwrap();
+    let other = staying.block_on(Client::connect(&server.url())).unwrap();
+    // The watchdog begins in the runtime that ends.
+    let first = ending
+        .block_on(client.lock("first").lock().into_future())
+        .unwrap();
+    let held = staying
+        .block_on(client.lock("held").lock().into_future())
+        .unwrap();
+    let blocker = other.lock("waited").lock().lease(10 * LONG).into_future();
+    let blocker = staying.block_on(blocker).unwrap();
+    let waiter = staying.spawn(client.lock("waited").lock().into_future());
+    staying.block_on(until("it waits", || async {
+        client.status().subscriptions == 1
+    }));
+    drop(ending);
+    staying.block_on(async {
+        blocker.unlock().await.unwrap();
+        drop(soon("heard", waiter).await.unwrap().unwrap());
+        let begun = Instant::now();
+        while begun.elapsed() < 3 * WATCHDOG / 2 {
+            assert!(held.is_valid() && first.is_valid(), "no longer renewed");
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+        held.unlock().await.unwrap();
+        first.unlock().await.unwrap();
+    });
+}
+
+/// The same, with nobody asking anything in the meantime.
+#[test]
+fn a_watchdog_goes_on_in_another_runtime_by_itself() {
+    let server = Server::start();
+    let (ending, staying) = (runtime(), runtime());
+    let settings = Client::builder().watchdog(WATCHDOG);
+    let client = ending.block_on(settings.connect(&server.url())).unwrap();
+    let first = ending
+        .block_on(client.lock("first").lock().into_future())
+        .unwrap();
+    let held = staying
+        .block_on(client.lock("held").lock().into_future())
+        .unwrap();
+    drop(ending);
+    let begun = Instant::now();
+    while begun.elapsed() < 3 * WATCHDOG / 2 {
+        assert!(held.is_valid() && first.is_valid(), "no longer renewed");
+        std::thread::sleep(Duration::from_millis(20));
+    }
+}
+
+/// A line whose closing was cut short does not believe in a subscription that has ended.
+#[test]
+fn a_closing_that_is_cut_short_costs_no_wake_up() {
+    let server = Server::start();
+    let (ending, staying) = (runtime(), runtime());
+    let settings = Client::builder()
+        .subscription_linger(Duration::from_millis(1))
+        .response_timeout(LONG);
+    let client = staying.block_on(settings.connect(&server.url())).unwrap();
+    let other = staying.block_on(Client::connect(&server.url())).unwrap();
+    let held = other.lock("a").lock().lease(10 * LONG).into_future();
+    let held = staying.block_on(held).unwrap();
+    let brief = client
+        .lock("a")
+        .try_lock()
+        .wait(Duration::from_millis(50))
+        .into_future();
+    let gave_up = ending.block_on(async {
+        let gave_up = brief.await;
+        // The line is about to be closed; the server does not answer to that.
+        server.freeze();
+        gave_up
+    });
+    assert!(gave_up.unwrap().is_none());
+    std::thread::sleep(Duration::from_millis(50));
+    drop(ending);
+    server.thaw();
+    let waiter = staying.spawn(client.lock("a").lock().into_future());
+    staying.block_on(async {
+        until("it is subscribed", || async {
+            server
+                .ask::<Vec<String>>(&["PUBSUB", "CHANNELS", "*"])
+                .len()
+                == 1
+        })
+        .await;
+        held.unlock().await.unwrap();
+        drop(soon("heard", waiter).await.unwrap().unwrap());
+    });
+}
+
+/// One channel that the server refuses costs neither other names nor the next connection.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_refused_channel_costs_its_own_name_only() {
+    let server = Server::start();
+    let rights = "on >pw ~* +@all resetchannels &redisson_lock__channel:{fine}";
+    let rights: Vec<&str> = rights.split(' ').collect();
+    let _: () = server.ask(&[&["ACL", "SETUSER", "app"], &rights[..]].concat());
+    let url = format!("redis://app:pw@127.0.0.1:{}", server.port());
+    let client = Client::builder()
+        .watchdog(WATCHDOG)
+        .connect(&url)
+        .await
+        .unwrap();
+    let admin = Client::connect(&server.url()).await.unwrap();
+    let _bad = admin.lock("bad").lock().lease(10 * LONG).await.unwrap();
+    let fine = admin.lock("fine").lock().lease(10 * LONG).await.unwrap();
+    let waiter = tokio::spawn(client.lock("fine").lock().into_future());
+    until("it waits", || async { client.status().subscriptions == 1 }).await;
+    let refused = client.lock("bad").lock().await.unwrap_err();
+    assert!(refused.to_string().contains("permissions"), "{refused}");
+    server.cut_all();
+    let still = client.lock("other").try_lock().await.unwrap();
+    assert!(still.is_some());
+    fine.unlock().await.unwrap();
+    drop(soon("heard", waiter).await.unwrap().unwrap());
+}
+
+/// A release goes on also when the server refuses us for a while.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_release_outlasts_a_refusal() {
+    let server = Server::start();
+    let _: () = server.ask(&["ACL", "SETUSER", "app", "on", ">pw", "~*", "&*", "+@all"]);
+    let url = format!("redis://app:pw@127.0.0.1:{}", server.port());
+    let client = Client::connect(&url).await.unwrap();
+    let guard = client.lock("a").lock().lease(10 * LONG).await.unwrap();
+    let _: () = server.ask(&["ACL", "SETUSER", "app", "off"]);
+    server.cut_all();
+    let refused = guard.unlock().await.unwrap_err();
+    assert!(
+        matches!(refused, Error::AuthenticationFailed { .. }),
+        "{refused}"
+    );
+    assert_eq!(client.status().background, 1);
+    let _: () = server.ask(&["ACL", "SETUSER", "app", "on"]);
+    soon("released", client.settled()).await;
+    assert!(!client.lock("a").is_locked().await.unwrap());
+}
+
+/// Attempts that were never sent leave nothing to be settled.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_was_never_sent_needs_no_settling() {
+    let mut server = Server::start();
+    let settings = Client::builder().response_timeout(Duration::from_millis(300));
+    let client = settings.connect(&server.url()).await.unwrap();
+    server.kill();
+    let error = client.lock("a").try_lock().await.unwrap_err();
+    assert!(error.is_transient(), "{error}");
+    soon(
+        "the first, which found the connection broken",
+        client.settled(),
+    )
+    .await;
+    let tries: Vec<_> = (0..500)
+        .map(|n| tokio::spawn(client.lock(&format!("n-{n}")).try_lock().into_future()))
+        .collect();
+    for one in tries {
+        let error = soon("refused", one).await.unwrap().unwrap_err();
+        assert!(matches!(error, Error::Unavailable { .. }), "{error}");
+    }
+    assert_eq!(client.status().background, 0);
+}
