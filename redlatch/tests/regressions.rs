@@ -4,7 +4,9 @@
 mod common;
 
 use std::future::{Future, IntoFuture, poll_fn};
+use std::io::{BufRead as _, BufReader, Write as _};
 use std::pin::pin;
+use std::sync::{Arc, Mutex};
 use std::task::Poll;
 use std::time::{Duration, Instant};
 
@@ -144,22 +146,22 @@ async fn a_loss_seen_while_entering_again_is_taken_off_the_account(stand: Stand)
 #[tokio::test(start_paused = true)]
 async fn a_renewal_never_shortens_a_longer_lease() {
     let second = Duration::from_secs(1);
-    for yields in 0..6 {
+    for yields in 0..8 {
         let store = Embedded::new();
         let client = Client::builder().connect_embedded(&store).unwrap();
         let due = tokio::time::Instant::now() + 10 * second;
-        let (give, given) = tokio::sync::oneshot::channel::<redlatch::Guard>();
+        let outer = client.lock("a").lock().await.unwrap();
+        for _ in 0..yields {
+            // Who registers its timer first is called first when both are due: the watchdog, or
+            // whoever enters.
+            tokio::task::yield_now().await;
+        }
         let entering = tokio::spawn(async move {
-            let outer = given.await.unwrap();
-            tokio::time::sleep_until(due - second + yields * second / 2).await;
+            tokio::time::sleep_until(due).await;
             let inner = outer.reenter().lease(600 * second).await.unwrap();
             (outer, inner)
         });
-        give.send(client.lock("a").lock().await.unwrap()).unwrap();
         let (outer, inner) = entering.await.unwrap();
-        for _ in 0..yields {
-            tokio::task::yield_now().await;
-        }
         tokio::time::sleep(60 * second).await;
         assert!(inner.is_valid() && outer.is_valid());
         let left = client.lock("a").remaining_lease().await.unwrap();
@@ -174,6 +176,12 @@ async fn the_subscription_goes_first_whatever_the_tasks_budget() {
     let server = Server::start();
     let client = Client::connect(&server.url()).await.unwrap();
     let other = Client::connect(&server.url()).await.unwrap();
+    let seen = monitor(&server);
+    until("the monitor listens", || async {
+        let _: String = server.ask(&["PING"]);
+        !seen.lock().unwrap().is_empty()
+    })
+    .await;
     for left in 1..12 {
         let lock = client.lock(&format!("budget-{left}"));
         let held = other
@@ -182,6 +190,7 @@ async fn the_subscription_goes_first_whatever_the_tasks_budget() {
             .lease(10 * LONG)
             .await
             .unwrap();
+        seen.lock().unwrap().clear();
         let mut waiting = lock.lock().into_future();
         // Leaves so much of tokio's budget (128 per poll of a task) at each poll.
         let waiting = poll_fn(move |cx| {
@@ -194,18 +203,51 @@ async fn the_subscription_goes_first_whatever_the_tasks_budget() {
             waiting.as_mut().poll(cx)
         });
         let waiting = tokio::spawn(waiting);
-        let channel = format!("redisson_lock__channel:{{{}}}", lock.name());
-        until("it is subscribed", || async {
-            server
-                .ask::<Vec<String>>(&["PUBSUB", "CHANNELS", &channel])
-                .len()
-                == 1
+        let sent = |verb: &str| {
+            let of_ours = |line: &String| line.contains(verb) && line.contains(lock.name());
+            let seen = seen.lock().unwrap();
+            seen.iter()
+                .rposition(of_ours)
+                .map(|last| (last, seen.iter().filter(|l| of_ours(l)).count()))
+        };
+        println!("left {left}");
+        until("subscribed and asked again", || async {
+            if std::env::var("DBG").is_ok() {
+                println!("{:?}", seen.lock().unwrap());
+                tokio::time::sleep(Duration::from_millis(700)).await;
+            }
+            sent("SUBSCRIBE").is_some() && sent("EVALSHA").is_some_and(|(_, count)| count >= 2)
         })
         .await;
+        assert!(
+            sent("SUBSCRIBE") < sent("EVALSHA"),
+            "asked before the subscription"
+        );
         held.unlock().await.unwrap();
         let guard = soon("heard", waiting).await.unwrap().unwrap();
         guard.unlock().await.unwrap();
     }
+}
+
+/// The commands that a server gets, as it gets them.
+fn monitor(server: &Server) -> Arc<Mutex<Vec<String>>> {
+    let mut stream = std::net::TcpStream::connect(("127.0.0.1", server.port())).unwrap();
+    stream.write_all(b"MONITOR\r\n").unwrap();
+    let seen: Arc<Mutex<Vec<String>>> = Arc::default();
+    let lines = BufReader::new(stream).lines();
+    let write = seen.clone();
+    std::thread::spawn(move || {
+        for line in lines
+            .map_while(Result::ok)
+            .filter(|line| line.starts_with('+'))
+        {
+            // Not what scripts do inside.
+            if !line.contains(" lua]") && !line.contains("UNSUBSCRIBE") {
+                write.lock().unwrap().push(line);
+            }
+        }
+    });
+    seen
 }
 
 /// Failing renewals are tried again after a pause, not as fast as the machine can.
