@@ -24,7 +24,7 @@ Examples:
 `redlatch <COMMAND> --help` tells all about a command."
 )]
 pub(crate) struct Args {
-    /// The store: redis://[user:password@]host[:port][/db] or redis+unix:///path
+    /// The store: `redis://[user:password@]host[:port][/db]` or `redis+unix:///path`
     ///
     /// A password is better put into the environment: the command line is seen by every user of the
     /// machine.

@@ -69,6 +69,8 @@ struct State {
     loss: Option<Loss>,
     /// The store has been told that nothing is held any more, and said yes.
     given_back: bool,
+    /// It was lost, and another hold of the same owner has taken its place.
+    superseded: bool,
     /// The watchdog's notes.
     watch: Notes,
 }
@@ -104,6 +106,7 @@ impl Hold {
                 end: Instant::now(),
                 loss: None,
                 given_back: false,
+                superseded: false,
                 watch: Notes::default(),
             }),
             news: Notify::new(),
@@ -122,7 +125,6 @@ impl Hold {
             };
             state.count += 1;
             state.renewed += u32::from(renewed);
-            state.given_back = false;
             drop(state);
             self.news.notify_waiters();
             return Ok(());
@@ -148,13 +150,27 @@ impl Hold {
         self.look().renewed > 0
     }
 
-    /// Whether the store has been told that nothing is held, and nothing was entered since.
+    /// Whether the store has been told that nothing is held, and nothing was asked for since.
     pub(crate) fn is_given_back(&self) -> bool {
         self.look().given_back
     }
 
     pub(crate) fn gave_back(&self) {
         self.look().given_back = true;
+    }
+
+    /// An acquisition is about to be sent: whatever was given back may be there again.
+    pub(crate) fn taking(&self) {
+        self.look().given_back = false;
+    }
+
+    /// Another hold of the same owner takes the place of this one, which was lost.
+    pub(crate) fn supersede(&self) {
+        self.look().superseded = true;
+    }
+
+    pub(crate) fn is_superseded(&self) -> bool {
+        self.look().superseded
     }
 
     /// How this hold was lost, if it was.

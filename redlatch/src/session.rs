@@ -94,6 +94,7 @@ impl Session {
             // What was lost stays lost; its guards say so. Whoever asks now starts anew, but in
             // step with what may still be under way for the same owner.
             let (field, steps) = (self.id.field(owner), claimed.hold.steps.clone());
+            claimed.hold.supersede();
             claimed.hold = Arc::new(Hold::new(place.clone(), owner, field, kind, steps));
             claimed.users = 0;
         }
@@ -102,15 +103,6 @@ impl Session {
             hold: claimed.hold.clone(),
             session: self.clone(),
         }
-    }
-
-    /// Whether this is the hold of its owner, and no later one has taken its place.
-    fn is_current(&self, hold: &Arc<Hold>) -> bool {
-        let key = (hold.owner, hold.place.clone());
-        let claims = self.claims();
-        claims
-            .get(&key)
-            .is_none_or(|claimed| Arc::ptr_eq(&claimed.hold, hold))
     }
 
     fn claims(&self) -> MutexGuard<'_, Claims> {
@@ -182,13 +174,19 @@ impl Claim {
             settled: Cell::new(false),
         };
         let sent = &unsettled.sent;
+        self.hold.taking();
         let step = step(&self.hold, held + 1);
         let store = &self.session.store;
+        // Who holds it already is in nobody's way, and must not keep its renewal waiting.
+        let lane = match held {
+            0 => Lane::Attempt,
+            _ => Lane::First,
+        };
         let answer = if subscribe {
             let channel = self.hold.place.channel();
             store.subscribe_and_run(channel, &step, sent).await
         } else {
-            store.run(&step, Lane::Attempt, sent).await
+            store.run(&step, lane, sent).await
         };
         let answer = match answer {
             Ok(answer) => answer,
@@ -235,9 +233,9 @@ impl Claim {
         let _turn = hold.steps.lock().await;
         let loss = hold.loss();
         if let Some(loss) = loss
-            && !session.is_current(hold)
+            && hold.is_superseded()
         {
-            // The store belongs to the hold that the same owner has won since.
+            // What the store has for this owner is the later hold's.
             return Err(hold.lost_error(loss));
         }
         let keep = match loss {

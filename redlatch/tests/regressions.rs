@@ -316,6 +316,54 @@ async fn a_reentry_that_is_answered_too_late_leaves_nothing_behind() {
     assert!(!client.lock("a").is_locked().await.unwrap());
 }
 
+/// The same owner has given the lock back before; its next acquisition is not answered. That one is
+/// undone all the same.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_unanswered_acquisition_is_undone_also_for_an_owner_known_before() {
+    let server = Server::start();
+    let settings = Client::builder().response_timeout(Duration::from_millis(300));
+    let client = settings.connect(&server.url()).await.unwrap();
+    let (lock, me) = (client.lock("a"), Owner::new());
+    // Waits in vain, so that the owner stays known while it takes the lock elsewhere.
+    let outer = lock.lock().owner(me).await.unwrap();
+    let kept = outer.reenter();
+    outer.unlock().await.unwrap();
+    server.freeze();
+    let error = lock.lock().owner(me).await.unwrap_err();
+    assert!(matches!(error, Error::ResponseTimeout { .. }), "{error}");
+    server.thaw();
+    soon("undone", client.settled()).await;
+    assert!(!lock.is_locked().await.unwrap());
+    drop(kept);
+}
+
+/// A guard that was lost, and whose owner has won and given back the lock since, takes nothing from
+/// the owner's next hold, whenever it is dropped.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_lost_guard_never_touches_what_its_owner_has_won_since() {
+    let server = Server::start();
+    let client = Client::connect(&server.url()).await.unwrap();
+    let (lock, me) = (client.lock("a"), Owner::new());
+    for _ in 0..20 {
+        let brief = || lock.lock().owner(me).lease(Duration::from_millis(200));
+        let Ok(lost) = brief().await else {
+            // Answered after its lease had ended: a busy machine.
+            continue;
+        };
+        soon("lost", lost.lost()).await;
+        lock.lock().owner(me).await.unwrap().unlock().await.unwrap();
+        let again = lock.lock().owner(me);
+        let (again, ()) = tokio::join!(again.into_future(), async { drop(lost) });
+        let again = again.unwrap();
+        client.settled().await;
+        assert!(
+            lock.is_held_by(me).await.unwrap(),
+            "taken by the lost guard's end"
+        );
+        again.unlock().await.unwrap();
+    }
+}
+
 /// Work that was done is not thrown away because the release was not answered.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn run_gives_the_result_also_when_the_release_is_not_answered() {
