@@ -561,3 +561,20 @@ async fn nothing_is_kept_account_of_in_the_end(stand: Stand) {
     })
     .await;
 }
+
+/// Whatever is handed out may be moved to and used from any thread, and spawned.
+#[test]
+fn everything_is_send_and_sync() {
+    fn both<T: Send + Sync>() {}
+    both::<Client>();
+    both::<redlatch::Lock>();
+    both::<redlatch::Guard>();
+    both::<redlatch::Embedded>();
+    both::<redlatch::Listing>();
+    both::<Error>();
+    fn spawned<T: Send + 'static>(_: T) {}
+    let lock = Client::embedded().lock("a");
+    spawned(lock.lock().into_future());
+    spawned(lock.try_lock().into_future());
+    spawned(async move { lock.run(async {}).await });
+}
