@@ -270,16 +270,20 @@ impl Hold {
 
     /// The watchdog's own notes.
     pub(crate) fn notes<R>(&self, note: impl FnOnce(&mut Notes) -> R) -> R {
-        note(&mut self.look().watch)
+        note(&mut self.lock().watch)
     }
 
     /// The state as of now: a lease that has ended is noticed whenever anybody looks.
     fn look(&self) -> MutexGuard<'_, State> {
-        let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut state = self.lock();
         if state.count > 0 && state.loss.is_none() && Instant::now() >= state.end {
             self.told(&mut state, Loss::LeaseEnded);
         }
         state
+    }
+
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn told(&self, state: &mut State, loss: Loss) {

@@ -14,21 +14,35 @@ pub(crate) struct Place {
     name: String,
     key: String,
     channel: String,
+    /// Why the name cannot be used, if so. Said whenever it is used, because making a handle
+    /// cannot fail.
+    fault: Option<&'static str>,
     /// Of the key, because a place is looked up each time it is locked and unlocked.
     hash: u64,
 }
 
 impl Place {
     /// The place of the lock called `name` (Redisson: `RedissonLock`).
-    pub(crate) fn lock(prefix: &str, name: &str) -> Result<Place> {
-        check(prefix, name)?;
+    pub(crate) fn lock(prefix: &str, name: &str) -> Place {
         let key = format!("{prefix}{name}");
-        Ok(Place {
+        Place {
+            fault: fault(prefix, name),
             channel: prefixed("redisson_lock__channel", &key),
             hash: BuildHasherDefault::<DefaultHasher>::default().hash_one(&key),
             name: name.to_owned(),
             key,
-        })
+        }
+    }
+
+    /// Whether the name can be used.
+    pub(crate) fn check(&self) -> Result<()> {
+        match self.fault {
+            None => Ok(()),
+            Some(reason) => Err(Error::InvalidName {
+                name: self.name.chars().take(64).collect(),
+                reason,
+            }),
+        }
     }
 
     pub(crate) fn name(&self) -> &str {
@@ -69,20 +83,14 @@ fn prefixed(prefix: &str, name: &str) -> String {
     }
 }
 
-fn check(prefix: &str, name: &str) -> Result<()> {
-    let reason = if name.is_empty() {
-        "it is empty"
+fn fault(prefix: &str, name: &str) -> Option<&'static str> {
+    if name.is_empty() {
+        Some("it is empty")
     } else if prefix.len() + name.len() > MAX_NAME_BYTES {
-        "it is longer than 512 bytes, the client's prefix included"
-    } else if let Some(reason) = forbidden(name) {
-        reason
+        Some("it is longer than 512 bytes, the client's prefix included")
     } else {
-        return Ok(());
-    };
-    Err(Error::InvalidName {
-        name: name.chars().take(64).collect(),
-        reason,
-    })
+        forbidden(name)
+    }
 }
 
 /// What a name or prefix must not contain: it would break lines of logs and listings.
@@ -102,14 +110,14 @@ mod tests {
 
     #[test]
     fn keys_and_channels_are_redissons() {
-        let plain = Place::lock("", "orders:42").unwrap();
+        let plain = Place::lock("", "orders:42");
         assert_eq!(plain.key(), "orders:42");
         assert_eq!(plain.channel(), "redisson_lock__channel:{orders:42}");
 
-        let tagged = Place::lock("", "{orders}:42").unwrap();
+        let tagged = Place::lock("", "{orders}:42");
         assert_eq!(tagged.channel(), "redisson_lock__channel:{orders}:42");
 
-        let prefixed = Place::lock("shop:", "a").unwrap();
+        let prefixed = Place::lock("shop:", "a");
         assert_eq!(prefixed.name(), "a");
         assert_eq!(prefixed.key(), "shop:a");
         assert_eq!(prefixed.channel(), "redisson_lock__channel:{shop:a}");
@@ -124,12 +132,12 @@ mod tests {
             ("a\rb", "line break"),
             (&"x".repeat(513), "512"),
         ] {
-            let said = Place::lock("", name).unwrap_err().to_string();
+            let said = Place::lock("", name).check().unwrap_err().to_string();
             assert!(said.contains(reason), "{said}");
             assert!(said.len() < 400, "{said}");
         }
-        assert!(Place::lock("", &"x".repeat(512)).is_ok());
-        assert!(Place::lock("p", &"x".repeat(512)).is_err());
-        assert!(Place::lock("", "köln ✓ {a}").is_ok());
+        assert!(Place::lock("", &"x".repeat(512)).check().is_ok());
+        assert!(Place::lock("p", &"x".repeat(512)).check().is_err());
+        assert!(Place::lock("", "köln ✓ {a}").check().is_ok());
     }
 }

@@ -3,6 +3,7 @@
 
 use std::cell::Cell;
 use std::collections::HashMap;
+use std::hash::{BuildHasherDefault, Hasher};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -31,7 +32,30 @@ pub(crate) struct Session {
 }
 
 /// Every hold that somebody has, wins or gives back, so that the same owner finds the same hold.
-type Claims = HashMap<(Owner, Arc<Place>), Claimed>;
+type Claims = HashMap<(Owner, Arc<Place>), Claimed, BuildHasherDefault<Mix>>;
+
+/// Mixes two numbers that are well spread or unique by themselves: an owner's, and the hash that a
+/// place brings along. Claims are looked up several times for each lock taken.
+#[derive(Default)]
+struct Mix(u64);
+
+impl Hasher for Mix {
+    fn write_u64(&mut self, number: u64) {
+        self.0 = (self.0 ^ number)
+            .wrapping_mul(0x9E37_79B9_7F4A_7C15)
+            .rotate_left(29);
+    }
+
+    fn write(&mut self, bytes: &[u8]) {
+        for &byte in bytes {
+            self.write_u64(byte.into());
+        }
+    }
+
+    fn finish(&self) -> u64 {
+        self.0
+    }
+}
 
 struct Claimed {
     hold: Arc<Hold>,

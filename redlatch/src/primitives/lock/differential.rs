@@ -226,7 +226,7 @@ impl Step for RenewOne<'_> {
 }
 
 async fn both() -> Both {
-    let place = Place::lock("", &unique("differential")).unwrap();
+    let place = Place::lock("", &unique("differential"));
     let (redis_ear, space_ear) = (Arc::new(Count::default()), Arc::new(Count::default()));
     let (connect, answer) = (Duration::from_secs(30), Duration::from_secs(30));
     let redis = Redis::connect(&shared().url(), connect, answer, redis_ear.clone())

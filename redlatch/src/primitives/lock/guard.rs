@@ -17,7 +17,6 @@ use crate::session::{Claim, Terms};
 /// outlives its runtime releases nothing when dropped; the lock is then free when its lease ends.
 #[must_use = "the lock is released as soon as the guard is dropped"]
 pub struct Guard {
-    lock: Lock,
     claim: Claim,
     terms: Terms,
     left: bool,
@@ -25,9 +24,8 @@ pub struct Guard {
 }
 
 impl Guard {
-    pub(super) fn new(lock: Lock, claim: Claim, terms: Terms) -> Guard {
+    pub(super) fn new(claim: Claim, terms: Terms) -> Guard {
         Guard {
-            lock,
             claim,
             terms,
             left: false,
@@ -152,7 +150,9 @@ impl Guard {
     /// # Ok(()) }
     /// ```
     pub fn reenter(&self) -> Acquire {
-        self.lock.lock().again(self.claim.clone())
+        Lock::of(&self.claim, self.terms)
+            .lock()
+            .again(self.claim.clone())
     }
 
     /// Who holds the lock through this guard.
@@ -167,7 +167,7 @@ impl Guard {
 
     /// The lock's name.
     pub fn name(&self) -> &str {
-        self.lock.name()
+        self.claim.hold.place.name()
     }
 
     /// How many guards this owner has of the lock.

@@ -52,9 +52,7 @@ pub use guard::Guard;
 #[derive(Clone)]
 pub struct Lock {
     session: Arc<Session>,
-    name: Arc<str>,
-    /// `None` for a name that cannot be used: every use says why.
-    place: Option<Arc<Place>>,
+    place: Arc<Place>,
     reentrant: bool,
 }
 
@@ -63,9 +61,17 @@ impl Lock {
         let place = Place::lock(&session.prefix, name);
         Lock {
             session,
-            name: name.into(),
-            place: place.ok().map(Arc::new),
+            place: Arc::new(place),
             reentrant: true,
+        }
+    }
+
+    /// The handle through which something was claimed.
+    fn of(claim: &Claim, terms: Terms) -> Lock {
+        Lock {
+            session: claim.session.clone(),
+            place: claim.hold.place.clone(),
+            reentrant: terms.reentrant,
         }
     }
 
@@ -80,7 +86,7 @@ impl Lock {
 
     /// The name, as it was given.
     pub fn name(&self) -> &str {
-        &self.name
+        self.place.name()
     }
 
     /// Waits for the lock as long as it takes. Await it, or set something first: [`Acquire`].
@@ -170,7 +176,7 @@ impl Lock {
         let seen = self.session.store.look(&step).await?;
         match seen.into_iter().next() {
             Some(Seen::Held(holder)) => Ok(Some(holder)),
-            Some(Seen::NotALock(reason)) => Err(rules::not_a_lock(&place, reason)),
+            Some(Seen::NotALock(reason)) => Err(rules::not_a_lock(place, reason)),
             Some(Seen::Free) | None => Ok(None),
         }
     }
@@ -181,7 +187,7 @@ impl Lock {
     /// Touches nothing but a lock: other data under the same key is an [`Error::NotALock`].
     pub async fn force_unlock(&self) -> Result<bool> {
         let place = self.place()?;
-        let step = Force { place: &place };
+        let step = Force { place };
         let unlocked = self.session.store.look(&step).await?;
         if unlocked {
             tracing::info!(lock = place.name(), "unlocked by force");
@@ -198,18 +204,17 @@ impl Lock {
         }
     }
 
-    fn place(&self) -> Result<Arc<Place>> {
-        match &self.place {
-            Some(place) => Ok(place.clone()),
-            None => Place::lock(&self.session.prefix, &self.name).map(Arc::new),
-        }
+    /// The place, if its name can be used.
+    fn place(&self) -> Result<&Arc<Place>> {
+        self.place.check()?;
+        Ok(&self.place)
     }
 }
 
 impl std::fmt::Debug for Lock {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("Lock")
-            .field("name", &self.name)
+            .field("name", &self.name())
             .field("reentrant", &self.reentrant)
             .finish_non_exhaustive()
     }
@@ -361,7 +366,7 @@ impl Request {
         }
         let named = self.owner.or_else(Owner::of_scope);
         loop {
-            let claim = session.claim(&place, named.unwrap_or_else(Owner::new), &LOCK);
+            let claim = session.claim(place, named.unwrap_or_else(Owner::new), &LOCK);
             let hold = claim.hold.clone();
             let won = self.obtain_claimed(claim, terms, patience, named.is_some());
             match won.await {
@@ -392,7 +397,7 @@ impl Request {
             Ok(won)
         };
         let won = obtaining.instrument(span).await?;
-        Ok(won.then(|| Guard::new(self.lock.clone(), claim, terms)))
+        Ok(won.then(|| Guard::new(claim, terms)))
     }
 }
 
