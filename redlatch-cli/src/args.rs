@@ -65,7 +65,11 @@ pub(crate) enum Command {
 ///
 /// Unless standard input is a terminal, CMD gets a process group of its own, and signals go to all of
 /// it, so that no child of CMD goes on without the lock. With a terminal, signals go to CMD alone.
-/// What CMD leaves behind in the background when it ends by itself is let be.
+/// What CMD leaves behind in the background when it ends by itself is let be. A CMD that asks the
+/// terminal for something although standard input is none (a password, say) is stopped by it: give
+/// redlatch the terminal as standard input.
+///
+/// Every run is an owner of its own: a CMD that runs redlatch again for the same NAME waits for itself.
 ///
 /// If redlatch itself is killed (SIGKILL), the system kills CMD too; this works on Linux, for CMD but
 /// not for its children, and not when CMD is a set-user-ID program such as sudo.

@@ -49,6 +49,9 @@ impl Child {
     pub(crate) fn pass_on(&self, caught: Caught) {
         if self.group.is_some() || !caught.of_terminal {
             self.send(caught.signal);
+            // A CMD that is stopped, as by asking a terminal that it is not in front of, would hear
+            // of it only when it goes on; so it goes on.
+            self.send(Signal::CONT);
         }
     }
 

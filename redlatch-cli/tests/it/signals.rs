@@ -49,6 +49,27 @@ fn children_of_cmd_get_them_too() {
     until("the child is dead", || is_dead(child));
 }
 
+/// As a CMD is that asked a terminal which it is not in front of.
+#[test]
+fn a_cmd_that_is_stopped_hears_of_them_too() {
+    let name = unique("stopped");
+    let holder = hold(shared(), &[], &name);
+    let cmd = holder.cmd();
+    let pid = rustix::process::Pid::from_raw(i32::try_from(cmd).unwrap()).unwrap();
+    rustix::process::kill_process(pid, Signal::STOP).unwrap();
+    until("it is stopped", || {
+        let stat = std::fs::read_to_string(format!("/proc/{cmd}/stat")).unwrap();
+        stat.rsplit(')')
+            .next()
+            .unwrap()
+            .trim_start()
+            .starts_with('T')
+    });
+    holder.signal(Signal::TERM);
+    holder.finish().expect(143);
+    assert!(!is_held(shared(), &name));
+}
+
 #[test]
 fn while_waiting_they_end_the_wait_and_leave_nothing_behind() {
     let name = unique("waiting");

@@ -255,7 +255,8 @@ struct Request {
 ///
 /// May be dropped at any point. It leaves the line at once, and what may have been won meanwhile is
 /// given back in the background; at worst (the store could not be reached any more) a lease remains
-/// that nobody renews.
+/// that nobody renews. But once polled it has to be polled on or dropped, as with any fair lock: one
+/// that is kept and not polled keeps its place in the line.
 #[must_use = "nothing is acquired until this is awaited"]
 pub struct Acquire {
     request: Request,
