@@ -20,10 +20,12 @@ struct Running {
     pid: u32,
 }
 
-/// Starts the server, says its process id, and kills it when standard input ends.
+/// Starts the server, says its process id, and kills it when standard input ends. Leaves standard
+/// output to the server alone, so that it ends with it: also when it could not start.
 const KEEPER: &str = r#"
 redis-server "$@" </dev/null &
 echo "pid $!"
+exec >/dev/null
 read -r _
 kill -9 $! 2>/dev/null
 wait
@@ -87,7 +89,8 @@ impl Server {
     /// When it does not start.
     pub fn restart(&mut self) {
         self.kill();
-        self.running = launch(self.port, &self.args);
+        // Somebody's outgoing connection may have the port for a moment.
+        self.running = (0..50).find_map(|_| launch(self.port, &self.args));
         assert!(self.running.is_some(), "redis-server does not start again");
     }
 
@@ -204,4 +207,16 @@ fn launch(port: u16, args: &[String]) -> Option<Running> {
     drop(shell.stdin.take());
     let _ = shell.wait();
     None
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_server_that_cannot_start_is_noticed() {
+        let taken = TcpListener::bind("127.0.0.1:0").unwrap();
+        let port = taken.local_addr().unwrap().port();
+        assert!(launch(port, &[]).is_none());
+    }
 }
