@@ -22,8 +22,11 @@ lint:
 docs:
 	RUSTDOCFLAGS="-D warnings" $(CARGO) doc --workspace --no-deps --all-features --locked
 
+# Whoever started this may have had signals ignored (nohup does); the tests send them.
+DEFAULT_SIGNALS := $(shell env --default-signal true 2>/dev/null && echo env --default-signal)
+
 unit:
-	$(CARGO) test --workspace --all-features --locked
+	$(DEFAULT_SIGNALS) $(CARGO) test --workspace --all-features --locked
 
 # That the library can be published as it stands: packed, unpacked and built again.
 package:
