@@ -101,26 +101,24 @@ impl Session {
         kind: &'static dyn Kind,
     ) -> Claim {
         let mut claims = self.claims();
-        let claimed = claims.entry((owner, place.clone())).or_insert_with(|| {
-            let hold = Hold::new(
+        let fresh = |steps| Claimed {
+            hold: Arc::new(Hold::new(
                 place.clone(),
                 owner,
                 self.id.field(owner),
                 kind,
-                Arc::default(),
-            );
-            Claimed {
-                hold: Arc::new(hold),
-                users: 0,
-            }
-        });
+                steps,
+            )),
+            users: 0,
+        };
+        let claimed = claims
+            .entry((owner, place.clone()))
+            .or_insert_with(|| fresh(Arc::default()));
         if claimed.hold.loss().is_some() {
             // What was lost stays lost; its guards say so. Whoever asks now starts anew, but in
             // step with what may still be under way for the same owner.
-            let (field, steps) = (self.id.field(owner), claimed.hold.steps.clone());
             claimed.hold.supersede();
-            claimed.hold = Arc::new(Hold::new(place.clone(), owner, field, kind, steps));
-            claimed.users = 0;
+            *claimed = fresh(claimed.hold.steps.clone());
         }
         claimed.users += 1;
         Claim {

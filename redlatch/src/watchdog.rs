@@ -254,11 +254,12 @@ impl Drop for Batch {
 
 /// The task. Should its runtime end before the last hold, it goes on in another, if there is one.
 async fn keep(core: Arc<Core>, store: Weak<Store>, background: Background) {
-    let orphaned = Orphaned {
+    let mut orphaned = Orphaned {
         core: core.clone(),
         store: store.clone(),
         background,
         runtime: tokio::runtime::Handle::current().id(),
+        ended: false,
     };
     let mut renewals = JoinSet::new();
     loop {
@@ -276,7 +277,7 @@ async fn keep(core: Arc<Core>, store: Weak<Store>, background: Background) {
             Some(_) = renewals.join_next() => {}
         }
     }
-    drop(orphaned);
+    orphaned.ended = true;
 }
 
 struct Orphaned {
@@ -284,12 +285,14 @@ struct Orphaned {
     store: Weak<Store>,
     background: Background,
     runtime: tokio::runtime::Id,
+    /// The task has ended by itself; if it is needed again, another has begun already.
+    ended: bool,
 }
 
 impl Drop for Orphaned {
     fn drop(&mut self) {
         let mut queue = self.core.queue();
-        if queue.due.is_empty() || self.store.strong_count() == 0 {
+        if self.ended || queue.due.is_empty() || self.store.strong_count() == 0 {
             return;
         }
         let Some(runtime) = self.background.latest() else {
