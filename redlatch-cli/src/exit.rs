@@ -57,7 +57,7 @@ impl From<Error> for Failure {
             | Error::InvalidLease { .. }
             | Error::InvalidSetting { .. }
             | Error::InvalidUrl { .. } => USAGE,
-            Error::NotALock { .. } => NOT_A_LOCK,
+            Error::WrongKind { .. } => NOT_A_LOCK,
             Error::Unavailable { .. }
             | Error::ResponseTimeout { .. }
             | Error::AuthenticationFailed { .. }

@@ -44,7 +44,7 @@ async fn run_holding(client: &Client, run: &Run, signals: &mut Signals) -> Resul
     match accompany(&mut child, &guard, signals).await {
         Some(Ok(status)) => match guard.unlock().await {
             Ok(()) => return Ok(code_of(status)),
-            Err(error @ (Error::Lost { .. } | Error::NotALock { .. })) => say!("{error}"),
+            Err(error @ (Error::Lost { .. } | Error::WrongKind { .. })) => say!("{error}"),
             Err(error) => {
                 say!("{}: not released: {error}", run.name);
                 say!("{}: it is free when its lease ends", run.name);

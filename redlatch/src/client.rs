@@ -9,7 +9,10 @@ use crate::lease::Lease;
 use crate::listing::Listing;
 use crate::name::forbidden;
 use crate::owner::{ClientId, Owner};
-use crate::primitives::lock::Lock;
+use crate::primitives::fenced_lock::{Fenced, FencedLock};
+use crate::primitives::handle::Lock;
+use crate::primitives::lock::Reentrant;
+use crate::primitives::spin_lock::{Spin, SpinLock};
 use crate::session::Session;
 use crate::store::embedded::Embedded;
 use crate::store::redis::Redis;
@@ -49,7 +52,17 @@ impl Client {
     /// A handle of the re-entrant lock called `name`: 1 to 512 bytes, without NUL and line breaks.
     /// Costs no round trip; a name that cannot be used is an error of whatever is done with it.
     pub fn lock(&self, name: &str) -> Lock {
-        Lock::new(self.session.clone(), name)
+        Lock::new(self.session.clone(), name, Reentrant)
+    }
+
+    /// A handle of the fenced lock called `name`: [`FencedLock`].
+    pub fn fenced_lock(&self, name: &str) -> FencedLock {
+        Lock::new(self.session.clone(), name, Fenced)
+    }
+
+    /// A handle of the spin lock called `name`: [`SpinLock`].
+    pub fn spin_lock(&self, name: &str) -> SpinLock {
+        Lock::new(self.session.clone(), name, Spin::default())
     }
 
     /// The objects in the store whose names match a glob pattern (`*`, `?`, `[a-z]`, `\`), page by

@@ -90,14 +90,14 @@ pub enum Error {
         reason: String,
     },
 
-    /// Under the lock's key is something that is no lock. It was not changed.
+    /// Under the key is something of another kind. It was not changed.
     #[error(
-        "the key of {name:?} holds something that is no lock ({reason}); \
+        "the key of {name:?} holds something of another kind ({reason}); \
          it was left as it is: use another name, or remove the key"
     )]
     #[non_exhaustive]
-    NotALock {
-        /// The name of the lock.
+    WrongKind {
+        /// The name of the object, or the key.
         name: String,
         /// What was found there.
         reason: &'static str,
@@ -122,6 +122,32 @@ pub enum Error {
     AlreadyHeld {
         /// The name of the lock.
         name: String,
+    },
+
+    /// A reader asks to write. It would wait for itself: others may be reading with it, and each of
+    /// them could ask the same.
+    #[error(
+        "{name:?} is read by this owner, which now asks to write and would wait for itself; \
+         release the read side first, or begin with the write side (a writer may also read)"
+    )]
+    #[non_exhaustive]
+    WriteWhileReading {
+        /// The name of the read-write lock.
+        name: String,
+    },
+
+    /// The connection broke during a step that must not be repeated: it may have done its work or
+    /// not.
+    #[error(
+        "the connection broke, and whether {step} took effect is not known ({reason}); \
+         it was not repeated, because done twice it would count twice"
+    )]
+    #[non_exhaustive]
+    OutcomeUnknown {
+        /// What was to be done.
+        step: &'static str,
+        /// What the connection said.
+        reason: String,
     },
 
     /// The store answered with an error that has no variant of its own.
@@ -162,6 +188,14 @@ impl std::fmt::Display for Loss {
 }
 
 impl Error {
+    /// Whether the store was looked at and left as it was.
+    pub(crate) fn leaves_untouched(&self) -> bool {
+        matches!(
+            self,
+            Error::WrongKind { .. } | Error::WriteWhileReading { .. }
+        )
+    }
+
     /// Whether the same call may succeed later with nothing changed here: the store was away, slow
     /// or cut off.
     pub fn is_transient(&self) -> bool {

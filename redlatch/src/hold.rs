@@ -16,31 +16,33 @@ use crate::space::Space;
 use crate::step::Script;
 use crate::store::{Answer, Store};
 
+/// A boxed future.
+pub(crate) type Boxed<'a, T> = Pin<Box<dyn Future<Output = T> + Send + 'a>>;
+
 /// What a primitive adds to the mechanics of holding: how its hold is renewed and given back.
-pub(crate) trait Kind: Sync {
-    /// Renews many holds of this kind: KEYS are theirs, ARGV the lease and then their owners;
-    /// answers 1 or 0 for each.
+pub(crate) trait Kind: Send + Sync {
+    /// Renews many holds of this kind: KEYS are theirs, ARGV the lease and then, for each, the field
+    /// and what belongs to its owner alone; answers 1 or 0 for each.
     fn renew_script(&self) -> &'static Script;
 
-    /// The rule of the same, for one hold: whether it was renewed.
-    fn renew(
-        &self,
-        space: &mut Space,
-        place: &Place,
-        owner: &str,
-        lease: Lease,
-        now: Instant,
-    ) -> bool;
+    /// The key by which that script finds a hold.
+    fn renew_key<'a>(&self, hold: &'a Hold) -> &'a str {
+        hold.place.key()
+    }
 
-    /// Sets the hold count in the store to `keep`; 0 gives the hold back. With a lease, the end
-    /// moves that far away. Answers whether it was held.
+    /// The rule of the same, for one hold: whether it was renewed.
+    fn renew(&self, space: &mut Space, hold: &Hold, lease: Lease, now: Instant) -> Result<bool>;
+
+    /// Sets the hold count in the store to `keep`; 0 gives the hold back, and takes back whatever
+    /// its owner may have left behind while waiting. With a lease, the end moves that far away.
+    /// Answers whether it was held.
     fn release<'a>(
-        &self,
+        &'a self,
         store: &'a Store,
         hold: &'a Hold,
         keep: u32,
         lease: Option<Lease>,
-    ) -> Pin<Box<dyn Future<Output = Result<Answer<bool>>> + Send + 'a>>;
+    ) -> Boxed<'a, Result<Answer<bool>>>;
 }
 
 /// What one owner has of one name: shared by all its guards.
@@ -49,7 +51,9 @@ pub(crate) struct Hold {
     pub(crate) owner: Owner,
     /// The owner as the store knows it.
     pub(crate) field: Box<str>,
-    pub(crate) kind: &'static dyn Kind,
+    /// What belongs to the owner alone: see [`Place::of_owner`].
+    pub(crate) own: Box<str>,
+    pub(crate) kind: Arc<dyn Kind>,
     /// One step at a time, so that nothing is renewed after it was given back, and no count is
     /// built on one that is still on its way. Shared with the hold that takes this one's place
     /// should it be lost.
@@ -91,10 +95,11 @@ impl Hold {
         place: Arc<Place>,
         owner: Owner,
         field: String,
-        kind: &'static dyn Kind,
+        kind: Arc<dyn Kind>,
         steps: Arc<tokio::sync::Mutex<()>>,
     ) -> Hold {
         Hold {
+            own: place.of_owner(&field).into(),
             place,
             owner,
             field: field.into(),

@@ -4,8 +4,8 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 
 use crate::error::Result;
-use crate::primitives::lock::Holder;
-use crate::primitives::lock::rules::{Inspect, Seen};
+use crate::primitives::handle::Holder;
+use crate::primitives::survey::{Seen, Survey};
 use crate::session::Session;
 
 /// Keys looked into per round trip.
@@ -104,7 +104,7 @@ impl Listing {
     async fn look_into(&mut self) -> Result<()> {
         let some = self.keys.len().min(PAGE);
         let keys: Vec<&str> = self.keys.range(..some).map(String::as_str).collect();
-        let step = Inspect { keys: &keys };
+        let step = Survey { keys: &keys };
         let seen = self.session.store.look(&step).await?;
         for (key, seen) in self.keys.drain(..some).zip(seen) {
             let Some(name) = key.strip_prefix(&self.session.prefix) else {

@@ -14,6 +14,9 @@ pub(crate) struct Place {
     name: String,
     key: String,
     channel: String,
+    family: Family,
+    /// What the family keeps beside the key; empty where it keeps nothing.
+    beside: [String; 2],
     /// Why the name cannot be used, if so. Said whenever it is used, because making a handle
     /// cannot fail.
     fault: Option<&'static str>,
@@ -21,15 +24,59 @@ pub(crate) struct Place {
     hash: u64,
 }
 
+/// Which layout an object has: what it keeps beside its key, and how its owners are written.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Family {
+    /// `RedissonLock`, `RedissonSpinLock`: the hash alone.
+    Lock,
+    /// `RedissonFencedLock`: a token beside the hash.
+    Fenced,
+    /// `RedissonFairLock`: a queue beside the hash, a channel for each waiter.
+    Fair,
+    /// `RedissonReadLock`: a timeout for each hold beside the hash.
+    Read,
+    /// `RedissonWriteLock`: the same hash, other owners.
+    Write,
+    /// `RedissonSemaphore`: a number.
+    Semaphore,
+    /// `RedissonPermitExpirableSemaphore`: the deadlines of the permits beside the number.
+    Permits,
+    /// `RedissonCountDownLatch`: a number.
+    Latch,
+}
+
 impl Place {
-    /// The place of the lock called `name` (Redisson: `RedissonLock`).
-    pub(crate) fn lock(prefix: &str, name: &str) -> Place {
+    pub(crate) fn new(family: Family, prefix: &str, name: &str) -> Place {
         let key = format!("{prefix}{name}");
+        let beside = match family {
+            Family::Fenced => [prefixed("redisson_lock_token", &key), String::new()],
+            Family::Fair => [
+                prefixed("redisson_lock_queue", &key),
+                prefixed("redisson_lock_timeout", &key),
+            ],
+            // Ours, not Redisson's: writers that wait and hold back new readers.
+            Family::Read | Family::Write => {
+                [prefixed("redlatch_rwlock_writers", &key), String::new()]
+            }
+            Family::Permits => [suffixed(&key, "timeout"), String::new()],
+            Family::Lock | Family::Semaphore | Family::Latch => Default::default(),
+        };
+        let channel = match family {
+            Family::Lock | Family::Fenced | Family::Fair => {
+                prefixed("redisson_lock__channel", &key)
+            }
+            Family::Read | Family::Write => prefixed("redisson_rwlock", &key),
+            Family::Semaphore | Family::Permits => prefixed("redisson_sc", &key),
+            // The only one that puts braces around a name that brings its own.
+            Family::Latch => format!("redisson_countdownlatch__channel__{{{key}}}"),
+        };
         Place {
             fault: fault(prefix, name),
-            channel: prefixed("redisson_lock__channel", &key),
             hash: BuildHasherDefault::<DefaultHasher>::default().hash_one(&key),
             name: name.to_owned(),
+            channel,
+            family,
+            beside,
             key,
         }
     }
@@ -56,12 +103,61 @@ impl Place {
     pub(crate) fn channel(&self) -> &str {
         &self.channel
     }
+
+    pub(crate) fn family(&self) -> Family {
+        self.family
+    }
+
+    /// The fencing token of a fenced lock: a number that only grows.
+    pub(crate) fn token(&self) -> &str {
+        &self.beside[0]
+    }
+
+    /// The owners that wait for a fair lock, in order.
+    pub(crate) fn queue(&self) -> &str {
+        &self.beside[0]
+    }
+
+    /// Until when those who wait for a fair lock are waited for.
+    pub(crate) fn timeouts(&self) -> &str {
+        &self.beside[1]
+    }
+
+    /// The writers that hold back new readers, and until when.
+    pub(crate) fn writers(&self) -> &str {
+        &self.beside[0]
+    }
+
+    /// When the permits of an expirable semaphore expire.
+    pub(crate) fn deadlines(&self) -> &str {
+        &self.beside[0]
+    }
+
+    /// What is written in the store for `owner`, given as `<client id>:<number>`.
+    pub(crate) fn field(&self, mut owner: String) -> String {
+        if self.family == Family::Write {
+            owner.push_str(":write");
+        }
+        owner
+    }
+
+    /// What belongs to one owner alone: a fair waiter's channel, or what the timeouts of a reader's
+    /// holds begin with. Empty for all others.
+    pub(crate) fn of_owner(&self, field: &str) -> String {
+        match self.family {
+            Family::Fair => format!("{}:{field}", self.channel),
+            Family::Read => format!("{}:rwlock_timeout", suffixed(&self.key, field)),
+            _ => String::new(),
+        }
+    }
 }
 
-/// Places are told apart by their keys; the rest follows from those.
+/// Places are told apart by their keys. The two sides of a read-write lock share one, and one owner
+/// may hold both.
 impl PartialEq for Place {
     fn eq(&self, other: &Place) -> bool {
-        self.key == other.key
+        let writes = |place: &Place| place.family == Family::Write;
+        self.key == other.key && writes(self) == writes(other)
     }
 }
 
@@ -80,6 +176,15 @@ fn prefixed(prefix: &str, name: &str) -> String {
         format!("{prefix}:{name}")
     } else {
         format!("{prefix}:{{{name}}}")
+    }
+}
+
+/// A key that belongs to `name` and lies in its cluster slot.
+fn suffixed(name: &str, suffix: &str) -> String {
+    if name.contains('{') {
+        format!("{name}:{suffix}")
+    } else {
+        format!("{{{name}}}:{suffix}")
     }
 }
 
@@ -110,17 +215,41 @@ mod tests {
 
     #[test]
     fn keys_and_channels_are_redissons() {
-        let plain = Place::lock("", "orders:42");
+        let lock = |prefix, name| Place::new(Family::Lock, prefix, name);
+        let plain = lock("", "orders:42");
         assert_eq!(plain.key(), "orders:42");
         assert_eq!(plain.channel(), "redisson_lock__channel:{orders:42}");
 
-        let tagged = Place::lock("", "{orders}:42");
+        let tagged = lock("", "{orders}:42");
         assert_eq!(tagged.channel(), "redisson_lock__channel:{orders}:42");
 
-        let prefixed = Place::lock("shop:", "a");
+        let prefixed = lock("shop:", "a");
         assert_eq!(prefixed.name(), "a");
         assert_eq!(prefixed.key(), "shop:a");
         assert_eq!(prefixed.channel(), "redisson_lock__channel:{shop:a}");
+
+        let fair = Place::new(Family::Fair, "", "a");
+        assert_eq!(fair.queue(), "redisson_lock_queue:{a}");
+        assert_eq!(fair.timeouts(), "redisson_lock_timeout:{a}");
+        assert_eq!(fair.of_owner("c:1"), "redisson_lock__channel:{a}:c:1");
+
+        let fenced = Place::new(Family::Fenced, "", "a");
+        assert_eq!(fenced.token(), "redisson_lock_token:{a}");
+
+        let read = Place::new(Family::Read, "", "a");
+        assert_eq!(read.channel(), "redisson_rwlock:{a}");
+        assert_eq!(read.of_owner("c:1"), "{a}:c:1:rwlock_timeout");
+        let tagged = Place::new(Family::Read, "", "{a}b");
+        assert_eq!(tagged.of_owner("c:1"), "{a}b:c:1:rwlock_timeout");
+        let write = Place::new(Family::Write, "", "a");
+        assert_eq!(write.field("c:1".into()), "c:1:write");
+        assert_ne!(write, read);
+
+        let permits = Place::new(Family::Permits, "", "a");
+        assert_eq!(permits.deadlines(), "{a}:timeout");
+        assert_eq!(permits.channel(), "redisson_sc:{a}");
+        let latch = Place::new(Family::Latch, "", "{a}b");
+        assert_eq!(latch.channel(), "redisson_countdownlatch__channel__{{a}b}");
     }
 
     #[test]
@@ -132,12 +261,23 @@ mod tests {
             ("a\rb", "line break"),
             (&"x".repeat(513), "512"),
         ] {
-            let said = Place::lock("", name).check().unwrap_err().to_string();
+            let said = Place::new(Family::Lock, "", name)
+                .check()
+                .unwrap_err()
+                .to_string();
             assert!(said.contains(reason), "{said}");
             assert!(said.len() < 400, "{said}");
         }
-        assert!(Place::lock("", &"x".repeat(512)).check().is_ok());
-        assert!(Place::lock("p", &"x".repeat(512)).check().is_err());
-        assert!(Place::lock("", "köln ✓ {a}").check().is_ok());
+        assert!(
+            Place::new(Family::Lock, "", &"x".repeat(512))
+                .check()
+                .is_ok()
+        );
+        assert!(
+            Place::new(Family::Lock, "p", &"x".repeat(512))
+                .check()
+                .is_err()
+        );
+        assert!(Place::new(Family::Lock, "", "köln ✓ {a}").check().is_ok());
     }
 }

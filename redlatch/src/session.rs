@@ -94,26 +94,31 @@ impl Session {
     }
 
     /// The hold of `owner` on `place`: the one there is, or a new one.
-    pub(crate) fn claim(
+    pub(crate) fn claim<K: Kind + 'static>(
         self: &Arc<Self>,
         place: &Arc<Place>,
         owner: Owner,
-        kind: &'static dyn Kind,
-    ) -> Claim {
+        field: impl Fn() -> String,
+        kind: &Arc<K>,
+    ) -> Result<Claim> {
         let mut claims = self.claims();
-        let fresh = |steps| Claimed {
-            hold: Arc::new(Hold::new(
-                place.clone(),
-                owner,
-                self.id.field(owner),
-                kind,
-                steps,
-            )),
-            users: 0,
+        let fresh = |steps| {
+            let (field, kind) = (field(), kind.clone());
+            let hold = Hold::new(place.clone(), owner, field, kind, steps);
+            Claimed {
+                hold: Arc::new(hold),
+                users: 0,
+            }
         };
         let claimed = claims
             .entry((owner, place.clone()))
             .or_insert_with(|| fresh(Arc::default()));
+        if claimed.hold.place.family() != place.family() {
+            return Err(Error::WrongKind {
+                name: place.name().to_owned(),
+                reason: "the same owner uses it as another kind of lock",
+            });
+        }
         if claimed.hold.loss().is_some() {
             // What was lost stays lost; its guards say so. Whoever asks now starts anew, but in
             // step with what may still be under way for the same owner.
@@ -121,10 +126,10 @@ impl Session {
             *claimed = fresh(claimed.hold.steps.clone());
         }
         claimed.users += 1;
-        Claim {
+        Ok(Claim {
             hold: claimed.hold.clone(),
             session: self.clone(),
-        }
+        })
     }
 
     fn claims(&self) -> MutexGuard<'_, Claims> {
@@ -173,12 +178,12 @@ impl Claim {
     ///
     /// However this ends, also by being dropped, the store is brought in line in the background
     /// with what is held here.
-    pub(crate) async fn enter<'a, S: Step<Reply = Outcome>>(
+    pub(crate) async fn enter<'a, T: Send, S: Step<Reply = Outcome<T>>>(
         &'a self,
         terms: Terms,
-        subscribe: bool,
+        subscribe: Option<&str>,
         step: impl FnOnce(&'a Hold, u32) -> S,
-    ) -> Result<Outcome> {
+    ) -> Result<Outcome<T>> {
         let _turn = self.hold.steps.lock().await;
         if let Some(loss) = self.hold.loss() {
             return Err(self.hold.lost_error(loss));
@@ -204,28 +209,24 @@ impl Claim {
             0 => Lane::Attempt,
             _ => Lane::First,
         };
-        let answer = if subscribe {
-            let channel = self.hold.place.channel();
-            store.subscribe_and_run(channel, &step, sent).await
-        } else {
-            store.run(&step, lane, sent).await
+        let answer = match subscribe {
+            Some(channel) => store.subscribe_and_run(channel, &step, sent).await,
+            None => store.run(&step, lane, sent).await,
         };
         let answer = match answer {
             Ok(answer) => answer,
             Err(error) => {
-                // A key that is no lock was looked at and left alone.
-                let untouched = matches!(error, Error::NotALock { .. });
-                unsettled.settled.set(untouched);
+                unsettled.settled.set(error.leaves_untouched());
                 return Err(error);
             }
         };
         match answer.reply {
-            Outcome::Done => {
+            Outcome::Done(won) => {
                 let end = answer.sent + terms.lease.duration();
                 self.hold.enter(end, terms.renewed)?;
                 unsettled.settled.set(true);
                 self.session.watchdog.watch(&self.hold);
-                Ok(Outcome::Done)
+                Ok(Outcome::Done(won))
             }
             Outcome::Wait(_) if held > 0 => {
                 unsettled.settled.set(true);
@@ -281,8 +282,16 @@ impl Claim {
         }
         let held = answer.reply || answer.repeated;
         match keep {
-            0 if held => hold.gave_back(),
-            0 => {}
+            0 => {
+                if held {
+                    hold.gave_back();
+                }
+                // What its owner had left behind while waiting is gone too: another attempt of the
+                // same owner has to begin again.
+                if !hold.own.is_empty() {
+                    session.waiting.call(&hold.own);
+                }
+            }
             _ => {
                 if !answer.reply {
                     hold.lose(Loss::NotHeld);
@@ -313,7 +322,7 @@ impl Claim {
         let name = self.hold.place.name();
         loop {
             match self.settle().await {
-                Ok(_) | Err(Error::Lost { .. } | Error::NotALock { .. }) => return,
+                Ok(_) | Err(Error::Lost { .. } | Error::WrongKind { .. }) => return,
                 // Whatever the reason, a refusal included: it may be over before the lease is.
                 Err(error) if Instant::now() < give_up => {
                     tracing::debug!(lock = name, owner = %self.hold.field, %error,

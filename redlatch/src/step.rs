@@ -4,6 +4,7 @@
 //! the same state behind. Everything above a step is written once and knows no primitive.
 
 use std::sync::OnceLock;
+use std::time::Duration;
 
 use redis::Value;
 use tokio::time::Instant;
@@ -32,11 +33,12 @@ pub(crate) trait Step: Send + Sync {
 
 /// What an attempt to get something came to.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Outcome {
-    /// It is held now.
-    Done,
-    /// Somebody is in the way, for at most this long unless renewed.
-    Wait(std::time::Duration),
+pub(crate) enum Outcome<T = ()> {
+    /// It is had now, and this came with it.
+    Done(T),
+    /// Somebody is in the way. Asking again makes sense when the store sends word, and at the
+    /// latest after this long; [`Duration::MAX`]: only when it sends word.
+    Wait(Duration),
 }
 
 /// A Lua script, known to the server by its SHA-1.
@@ -74,6 +76,18 @@ impl Args<'_> {
 
     pub(crate) fn number(&mut self, number: u64) {
         self.0.arg(number);
+    }
+
+    pub(crate) fn signed(&mut self, number: i64) {
+        self.0.arg(number);
+    }
+}
+
+/// The reply of a script that answers yes or no.
+pub(crate) fn yes_or_no(raw: &Value) -> Result<bool> {
+    match raw {
+        Value::Int(answer @ (0 | 1)) => Ok(*answer == 1),
+        other => Err(unexpected(other)),
     }
 }
 

@@ -310,7 +310,7 @@ impl Drop for Orphaned {
 /// Renews one batch.
 async fn renew(store: Arc<Store>, batch: Batch) {
     let Batch(holds, core) = &batch;
-    let Some(kind) = holds.first().map(|hold| hold.kind) else {
+    let Some(kind) = holds.first().map(|hold| &*hold.kind) else {
         return;
     };
     // A hold that is just being given back or entered again is left alone for now; one that was,
@@ -377,7 +377,7 @@ impl Core {
 
 /// The step that renews one batch.
 struct Renew<'a> {
-    kind: &'static dyn Kind,
+    kind: &'a dyn Kind,
     lease: Lease,
     holds: Vec<&'a Arc<Hold>>,
 }
@@ -391,13 +391,14 @@ impl Step for Renew<'_> {
     }
 
     fn keys(&self) -> impl ExactSizeIterator<Item = &str> + Send {
-        self.holds.iter().map(|hold| hold.place.key())
+        self.holds.iter().map(|hold| self.kind.renew_key(hold))
     }
 
     fn args(&self, args: &mut Args<'_>) {
         args.number(self.lease.millis());
         for hold in &self.holds {
             args.text(&hold.field);
+            args.text(&hold.own);
         }
     }
 
@@ -412,8 +413,10 @@ impl Step for Renew<'_> {
 
     fn apply(&self, space: &mut Space, now: Instant) -> Result<Vec<bool>> {
         let renew = |hold: &&Arc<Hold>| {
-            let (place, field) = (&hold.place, &hold.field);
-            self.kind.renew(space, place, field, self.lease, now)
+            // One key of another type must not keep the others from being renewed.
+            self.kind
+                .renew(space, hold, self.lease, now)
+                .unwrap_or(false)
         };
         Ok(self.holds.iter().map(renew).collect())
     }

@@ -245,7 +245,7 @@ async fn keys_that_are_no_locks_stay_as_they_are() {
             lock.force_unlock().await.err(),
         ] {
             assert!(
-                matches!(error, Some(Error::NotALock { .. })),
+                matches!(error, Some(Error::WrongKind { .. })),
                 "{name}: {error:?}"
             );
         }

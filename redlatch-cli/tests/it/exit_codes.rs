@@ -219,7 +219,9 @@ fn what_is_no_lock_is_65_and_left_alone() {
         &["show", &name],
         &["unlock", "--force", &name],
     ] {
-        finish(redlatch(shared(), args)).expect(65).says("no lock");
+        finish(redlatch(shared(), args))
+            .expect(65)
+            .says("another kind");
     }
     assert_eq!(shared().ask::<String>(&["GET", &name]), "precious");
 }

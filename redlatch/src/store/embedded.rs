@@ -50,12 +50,6 @@ impl Embedded {
         }
     }
 
-    /// Runs `f` on the space alone: what the tests of the rules look at.
-    #[cfg(test)]
-    pub(crate) fn with_space<R>(&self, f: impl FnOnce(&mut Space) -> R) -> R {
-        f(&mut self.shared().space)
-    }
-
     fn shared(&self) -> std::sync::MutexGuard<'_, Shared> {
         // Nothing under this lock can panic half-way, so a poisoned one is as good as any.
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
@@ -97,12 +91,15 @@ impl Attached {
         let mut shared = self.store.shared();
         let ears = shared.ears.entry(channel.to_owned()).or_default();
         ears.insert(self.id, self.ear.clone());
+        let listeners = ears.len();
+        shared.space.listening(channel, listeners);
     }
 
     pub(crate) fn unsubscribe(&self, channel: &str) {
-        let mut shared = self.store.shared();
+        let shared = &mut *self.store.shared();
         if let Some(ears) = shared.ears.get_mut(channel) {
             ears.remove(&self.id);
+            shared.space.listening(channel, ears.len());
             if ears.is_empty() {
                 shared.ears.remove(channel);
             }
@@ -118,8 +115,11 @@ impl Attached {
 
 impl Drop for Attached {
     fn drop(&mut self) {
-        self.store.shared().ears.retain(|_, ears| {
-            ears.remove(&self.id);
+        let shared = &mut *self.store.shared();
+        shared.ears.retain(|channel, ears| {
+            if ears.remove(&self.id).is_some() {
+                shared.space.listening(channel, ears.len());
+            }
             !ears.is_empty()
         });
     }
@@ -130,9 +130,10 @@ impl Shared {
     /// ear may ask the store at once.
     fn published(&mut self) -> Vec<(SharedEar, String)> {
         let mut woken = Vec::new();
-        for channel in self.space.take_published() {
-            if let Some(ears) = self.ears.get(&channel) {
-                woken.extend(ears.values().map(|ear| (ear.clone(), channel.clone())));
+        for message in self.space.take_published() {
+            if let Some(ears) = self.ears.get(&message.channel) {
+                let heard = |ear: &SharedEar| (ear.clone(), message.channel.clone());
+                woken.extend(ears.values().map(heard));
             }
         }
         woken

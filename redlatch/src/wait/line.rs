@@ -37,12 +37,25 @@ struct Entry {
 
 struct Core {
     channel: Arc<str>,
+    queues: [Waiters; 2],
+    subscription: AtomicU8,
+}
+
+/// Those who wait in one queue of a channel.
+#[derive(Default)]
+struct Waiters {
     /// Whoever has this lock is the first in line; tokio's mutex serves in order of arrival. Inside:
     /// until when the one who just won needs nobody to ask.
     turn: tokio::sync::Mutex<Option<Instant>>,
     /// Called when something was published, or may have been.
     call: Notify,
-    subscription: AtomicU8,
+}
+
+/// The queues of a channel. Who can share what is waited for does not wait behind those who cannot.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Queue {
+    Exclusive,
+    Shared,
 }
 
 const NOT_SUBSCRIBED: u8 = 0;
@@ -54,6 +67,7 @@ const SUBSCRIBED: u8 = 2;
 pub(super) struct Line {
     room: WaitingRoom,
     core: Arc<Core>,
+    queue: Queue,
 }
 
 /// Being the first in line. The next one comes forward when it is dropped.
@@ -80,23 +94,27 @@ impl WaitingRoom {
     }
 
     /// A place in the line of `channel`, if there is one.
-    pub(super) fn line(&self, channel: &str) -> Option<Line> {
+    pub(super) fn line(&self, channel: &str, queue: Queue) -> Option<Line> {
         let mut lines = self.lines.lock();
         let entry = lines.get_mut(channel)?;
-        Some(self.enter(entry))
+        Some(self.enter(entry, queue))
+    }
+
+    /// Has whoever is first in the line of `channel` ask again.
+    pub(crate) fn call(&self, channel: &str) {
+        self.lines.heard(channel);
     }
 
     /// A place in the line of `channel`, which is begun if need be.
-    pub(super) fn join(&self, channel: &str) -> Line {
+    pub(super) fn join(&self, channel: &str, queue: Queue) -> Line {
         let mut lines = self.lines.lock();
         if let Some(entry) = lines.get_mut(channel) {
-            return self.enter(entry);
+            return self.enter(entry, queue);
         }
         let channel: Arc<str> = channel.into();
         let core = Core {
             channel: channel.clone(),
-            turn: tokio::sync::Mutex::new(None),
-            call: Notify::new(),
+            queues: Default::default(),
             subscription: AtomicU8::new(NOT_SUBSCRIBED),
         };
         let entry = lines.entry(channel).or_insert(Entry {
@@ -105,14 +123,15 @@ impl WaitingRoom {
             idle_since: None,
             closer: None,
         });
-        self.enter(entry)
+        self.enter(entry, queue)
     }
 
-    fn enter(&self, entry: &mut Entry) -> Line {
+    fn enter(&self, entry: &mut Entry, queue: Queue) -> Line {
         entry.members += 1;
         Line {
             room: self.clone(),
             core: entry.core.clone(),
+            queue,
         }
     }
 
@@ -138,14 +157,17 @@ impl WaitingRoom {
                 Ready::No => return,
                 Ready::Now(core) => core,
             };
-            // As the first in line: who comes now waits until the subscription has ended, and then
-            // makes a new one.
-            let mut turn = core.turn.lock().await;
+            // As the first in every line: who comes now waits until the subscription has ended, and
+            // then makes a new one.
+            let [exclusive, shared] = &core.queues;
+            let mut turn = exclusive.turn.lock().await;
+            let mut shared_turn = shared.turn.lock().await;
             if lines.is_joined(&channel) {
                 // Somebody was quicker. Whoever leaves last will see to it.
                 return;
             }
             *turn = None;
+            *shared_turn = None;
             if core.subscription.swap(SUBSCRIBING, Ordering::SeqCst) != NOT_SUBSCRIBED {
                 // Not known from here on, also should this be dropped half-way.
                 if let Err(error) = store.unsubscribe(&channel).await {
@@ -207,34 +229,50 @@ impl Lines {
 impl Ear for Lines {
     fn heard(&self, channel: &str) {
         if let Some(entry) = self.lock().get(channel) {
-            entry.core.call.notify_one();
+            entry.core.call();
         }
     }
 
     fn interrupted(&self) {
         for entry in self.lock().values() {
-            entry.core.call.notify_one();
+            entry.core.call();
+        }
+    }
+}
+
+impl Core {
+    fn call(&self) {
+        for queue in &self.queues {
+            queue.call.notify_one();
         }
     }
 }
 
 impl Line {
+    fn waiters(&self) -> &Waiters {
+        let [exclusive, shared] = &self.core.queues;
+        match self.queue {
+            Queue::Exclusive => exclusive,
+            Queue::Shared => shared,
+        }
+    }
+
     pub(super) fn channel(&self) -> &str {
         &self.core.channel
     }
 
     /// Returns when everybody who came before has had their turn.
     pub(super) async fn turn(&self) -> Turn<'_> {
-        Turn(self.core.turn.lock().await)
+        Turn(self.waiters().turn.lock().await)
     }
 
     /// Returns when something was published since [`Line::forget_calls`], or the connection broke.
     pub(super) async fn called(&self) {
-        self.core.call.notified().await;
+        self.waiters().call.notified().await;
     }
 
     pub(super) fn forget_calls(&self) {
-        std::pin::pin!(self.core.call.notified()).enable();
+        std::pin::pin!(self.waiters().call.notified()).enable();
     }
 
     pub(super) fn is_subscribed(&self) -> bool {

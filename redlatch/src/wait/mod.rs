@@ -18,7 +18,7 @@ use crate::step::Outcome;
 mod line;
 
 use line::{Line, Turn};
-pub(crate) use line::{Lines, WaitingRoom};
+pub(crate) use line::{Lines, Queue, WaitingRoom};
 
 /// Added to what the store says of the holder's remaining lease, which it cuts to whole
 /// milliseconds: asking a moment early would be asking twice.
@@ -26,37 +26,56 @@ const ROUNDING: Duration = Duration::from_millis(1);
 
 /// Something that can be asked for again and again until it is had.
 pub(crate) trait Attempt: Send {
+    /// What there is when it is had.
+    type Won: Send;
+
     /// The channel on which the store tells that asking again makes sense.
     fn channel(&self) -> &str;
 
-    /// Asks once, subscribing to the channel first if told to.
-    fn ask(&mut self, subscribe: bool) -> impl Future<Output = Result<Outcome>> + Send;
+    /// Which of the channel's queues to wait in.
+    fn queue(&self) -> Queue {
+        Queue::Exclusive
+    }
 
-    /// How long what was won is held before anybody needs to look at it again.
-    fn lease(&self) -> Duration;
+    /// Asks once, subscribing to the channel first if told to.
+    fn ask(&mut self, subscribe: bool) -> impl Future<Output = Result<Outcome<Self::Won>>> + Send;
+
+    /// How long what was won keeps everybody else in the queue from having it too. `None`: it does
+    /// not, or nobody will say when it ends; the next one asks at once.
+    fn keeps_others_out(&self) -> Option<Duration>;
+
+    /// Instead of listening to the channel: how long to sleep before asking again.
+    fn pause(&mut self) -> Option<Duration> {
+        None
+    }
 }
 
 impl WaitingRoom {
-    /// Asks until it is had (`true`) or patience ends (`false`).
+    /// Asks until it is had or patience ends (`None`).
     ///
     /// Cancel-safe: who is dropped leaves the line, and the next one asks.
     pub(crate) async fn obtain<A: Attempt>(
         &self,
         attempt: &mut A,
         patience: Patience,
-    ) -> Result<bool> {
-        let line = match patience {
-            Patience::None => return Ok(attempt.ask(false).await? == Outcome::Done),
-            _ => match self.line(attempt.channel()) {
-                Some(line) => line,
-                // Nobody waits here: most likely it is free, and one round trip is all it takes.
-                None if attempt.ask(false).await? == Outcome::Done => return Ok(true),
-                None => self.join(attempt.channel()),
+    ) -> Result<Option<A::Won>> {
+        let queue = attempt.queue();
+        let present = match patience {
+            Patience::None => None,
+            _ => self.line(attempt.channel(), queue),
+        };
+        let line = match present {
+            Some(line) => line,
+            // Nobody waits here: most likely it is free, and one round trip is all it takes.
+            None => match attempt.ask(false).await? {
+                Outcome::Done(won) => return Ok(Some(won)),
+                Outcome::Wait(_) if matches!(patience, Patience::None) => return Ok(None),
+                Outcome::Wait(_) => self.join(attempt.channel(), queue),
             },
         };
         let end = patience.end();
         let Some(turn) = before(end, line.turn()).await else {
-            return Ok(false);
+            return Ok(None);
         };
         first_in_line(&line, turn, attempt, end).await
     }
@@ -67,40 +86,71 @@ async fn first_in_line<A: Attempt>(
     mut turn: Turn<'_>,
     attempt: &mut A,
     end: Option<Instant>,
-) -> Result<bool> {
+) -> Result<Option<A::Won>> {
     // Whoever had the turn before won, and the line hears every release since: nothing to ask yet.
-    let mut look_again = turn.take_handed_on();
+    let mut next = match turn.take_handed_on() {
+        Some(at) if line.is_subscribed() => Next::At(at),
+        _ => Next::Now,
+    };
     loop {
-        if let Some(at) = look_again {
-            let wake = end.map_or(at, |end| end.min(at));
+        let wake = match next {
+            Next::Now => None,
+            Next::At(at) => Some(end.map_or(at, |end| end.min(at))),
+            Next::Called => Some(end.unwrap_or_else(far_future)),
+        };
+        if let Some(wake) = wake {
             tokio::select! {
                 biased;
                 () = line.called() => {}
                 () = sleep_until(wake) => {
                     if end.is_some_and(|end| Instant::now() >= end) {
-                        return Ok(false);
+                        return Ok(None);
                     }
                 }
             }
         }
         // What was heard until now cannot matter to an answer that comes after it.
         line.forget_calls();
-        let subscribed = line.is_subscribed();
-        line.subscribing();
         let asked = Instant::now();
-        let outcome = attempt.ask(!subscribed).await?;
-        line.subscribed();
-        match outcome {
-            Outcome::Done => {
-                turn.hand_on(asked + attempt.lease() + ROUNDING);
-                return Ok(true);
+        let pause = attempt.pause();
+        let outcome = if pause.is_some() {
+            attempt.ask(false).await?
+        } else {
+            let subscribed = line.is_subscribed();
+            line.subscribing();
+            let outcome = attempt.ask(!subscribed).await?;
+            line.subscribed();
+            outcome
+        };
+        next = match (outcome, pause) {
+            (Outcome::Done(won), _) => {
+                if let Some(held) = attempt.keeps_others_out() {
+                    turn.hand_on(asked + held + ROUNDING);
+                }
+                return Ok(Some(won));
             }
-            Outcome::Wait(left) => {
+            (Outcome::Wait(_), Some(pause)) => Next::At(Instant::now() + pause),
+            (Outcome::Wait(left), None) => {
                 tracing::trace!(channel = line.channel(), ?left, "waiting");
-                look_again = Some(Instant::now() + left + ROUNDING);
+                match Instant::now().checked_add(left.saturating_add(ROUNDING)) {
+                    Some(at) => Next::At(at),
+                    None => Next::Called,
+                }
             }
-        }
+        };
     }
+}
+
+/// When the first in line asks again, unless it is called before.
+enum Next {
+    Now,
+    At(Instant),
+    Called,
+}
+
+/// Later than anybody waits.
+fn far_future() -> Instant {
+    Instant::now() + crate::lease::MAX_LEASE
 }
 
 async fn before<T>(end: Option<Instant>, work: impl Future<Output = T>) -> Option<T> {

@@ -17,7 +17,11 @@ if left == -2 then
     redis.call('PEXPIRE', KEYS[1], ARGV[2])
     return nil
 end
-if redis.call('HEXISTS', KEYS[1], ARGV[1]) == 0 then
+local held = redis.call('HMGET', KEYS[1], ARGV[1], 'mode')
+if held[2] then
+    return redis.error_reply('WRONGKIND a read-write lock')
+end
+if not held[1] then
     return left
 end
 redis.call('HSET', KEYS[1], ARGV[1], ARGV[3])

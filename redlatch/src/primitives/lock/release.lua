@@ -1,14 +1,17 @@
 -- Sets an owner's hold count to what it wants to keep; 0 gives the lock back and wakes a waiter.
 --
 -- KEYS[1]  the lock: hash owner -> hold count
--- ARGV     owner, hold count to keep, lease in ms to go on with (0: as it is), channel
+-- ARGV     owner, hold count to keep, lease in ms to go on with (0: as it is), channel (empty: wake
+--          nobody)
 -- Returns  1: done; 0: this owner does not hold the lock
 if redis.call('HEXISTS', KEYS[1], ARGV[1]) == 0 then
     return 0
 end
 if ARGV[2] == '0' then
     redis.call('DEL', KEYS[1])
-    redis.call('PUBLISH', ARGV[4], '0')
+    if ARGV[4] ~= '' then
+        redis.call('PUBLISH', ARGV[4], '0')
+    end
     return 1
 end
 redis.call('HSET', KEYS[1], ARGV[1], ARGV[2])

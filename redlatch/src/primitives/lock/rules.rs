@@ -1,21 +1,18 @@
 //! The lock's steps: what each does, as plain code, beside the Lua that does the same.
 
 use std::collections::BTreeMap;
-use std::future::Future;
-use std::pin::Pin;
 use std::time::Duration;
 
 use redis::Value;
 use tokio::time::Instant;
 
-use super::Holder;
 use crate::error::{Error, Result};
-use crate::hold::{Hold, Kind};
+use crate::hold::Hold;
 use crate::lease::Lease;
 use crate::name::Place;
+use crate::primitives::handle::{Ask, Holder};
 use crate::space::{Holds, Space};
-use crate::step::{Args, Outcome, Script, Step, unexpected};
-use crate::store::{Answer, Lane, Sent, Store};
+use crate::step::{Args, Outcome, Script, Step, unexpected, yes_or_no};
 
 /// Takes the lock for an owner, or says how long somebody else may still have it.
 pub(crate) struct Acquire<'a> {
@@ -27,12 +24,12 @@ pub(crate) struct Acquire<'a> {
 }
 
 impl<'a> Acquire<'a> {
-    pub(crate) fn new(hold: &'a Hold, count: u32, lease: Lease) -> Acquire<'a> {
+    pub(crate) fn new(ask: Ask<'a>) -> Acquire<'a> {
         Acquire {
-            place: &hold.place,
-            owner: &hold.field,
-            count,
-            lease,
+            place: &ask.hold.place,
+            owner: &ask.hold.field,
+            count: ask.count,
+            lease: ask.lease,
         }
     }
 }
@@ -57,36 +54,57 @@ impl Step for Acquire<'_> {
 
     fn reply(&self, raw: Value) -> Result<Outcome> {
         match raw {
-            Value::Nil => Ok(Outcome::Done),
-            Value::Int(millis) => match u64::try_from(millis) {
-                Ok(left) => Ok(Outcome::Wait(Duration::from_millis(left))),
-                Err(_) => Err(not_a_lock(self.place, "it has no time to live")),
-            },
+            Value::Nil => Ok(Outcome::Done(())),
+            Value::Int(left) => wait(self.place, left),
             other => Err(unexpected(&other)),
         }
     }
 
     fn apply(&self, space: &mut Space, now: Instant) -> Result<Outcome> {
-        let end = now + self.lease.duration();
-        let Some(holds) = space.holds(self.place.key(), now) else {
-            if self.count > 1 {
-                // What was to be entered again has been lost.
-                return Ok(Outcome::Wait(Duration::ZERO));
-            }
-            let holds = Holds {
-                counts: BTreeMap::from([(self.owner.to_owned(), self.count)]),
-                ends: end,
-            };
-            space.set(self.place.key(), holds, now);
-            return Ok(Outcome::Done);
-        };
-        let Some(count) = holds.counts.get_mut(self.owner) else {
-            return Ok(Outcome::Wait(holds.remaining(now)));
-        };
-        *count = self.count;
-        holds.extend_to(end);
-        Ok(Outcome::Done)
+        take(space, self.place, self.owner, self.count, self.lease, now)
     }
+}
+
+/// What the remaining milliseconds of somebody else's lease mean. A lock always has some; a key
+/// that never expires is something else.
+pub(crate) fn wait<T>(place: &Place, left: i64) -> Result<Outcome<T>> {
+    match u64::try_from(left) {
+        Ok(left) => Ok(Outcome::Wait(Duration::from_millis(left))),
+        Err(_) => Err(wrong_kind(place, "it has no time to live")),
+    }
+}
+
+/// Takes a lock's hash for an owner, or says how long somebody else may still have it.
+pub(crate) fn take(
+    space: &mut Space,
+    place: &Place,
+    owner: &str,
+    count: u32,
+    lease: Lease,
+    now: Instant,
+) -> Result<Outcome> {
+    let end = now + lease.duration();
+    let Some(mut holds) = space.find::<Holds>(place.key(), now)? else {
+        if count > 1 {
+            // What was to be entered again has been lost.
+            return Ok(Outcome::Wait(Duration::ZERO));
+        }
+        let holds = Holds {
+            counts: BTreeMap::from([(owner.to_owned(), count)]),
+            mode: None,
+        };
+        space.set(place.key(), holds, Some(end), now);
+        return Ok(Outcome::Done(()));
+    };
+    if holds.value.mode.is_some() {
+        return Err(wrong_kind(place, READ_WRITE));
+    }
+    let Some(held) = holds.value.counts.get_mut(owner) else {
+        return Ok(Outcome::Wait(holds.remaining(now)));
+    };
+    *held = count;
+    holds.extend_to(end);
+    Ok(Outcome::Done(()))
 }
 
 /// Sets an owner's hold count to what it wants to keep; none gives the lock back.
@@ -96,6 +114,20 @@ pub(crate) struct Release<'a> {
     pub(crate) keep: u32,
     /// The lease to go on with; `None` leaves it as it is.
     pub(crate) lease: Option<Lease>,
+    /// Whether to call who waits.
+    pub(crate) tell: bool,
+}
+
+impl<'a> Release<'a> {
+    pub(crate) fn new(hold: &'a Hold, keep: u32, lease: Option<Lease>) -> Release<'a> {
+        Release {
+            place: &hold.place,
+            owner: &hold.field,
+            keep,
+            lease,
+            tell: true,
+        }
+    }
 }
 
 impl Step for Release<'_> {
@@ -115,80 +147,62 @@ impl Step for Release<'_> {
         args.text(self.owner);
         args.number(self.keep.into());
         args.number(self.lease.map_or(0, Lease::millis));
-        args.text(self.place.channel());
+        args.text(if self.tell { self.place.channel() } else { "" });
     }
 
     fn reply(&self, raw: Value) -> Result<bool> {
-        match raw {
-            Value::Int(held) => Ok(held == 1),
-            other => Err(unexpected(&other)),
-        }
+        yes_or_no(&raw)
     }
 
     fn apply(&self, space: &mut Space, now: Instant) -> Result<bool> {
-        let Some(holds) = space.holds(self.place.key(), now) else {
-            return Ok(false);
-        };
-        let Some(count) = holds.counts.get_mut(self.owner) else {
-            return Ok(false);
-        };
-        if self.keep == 0 {
-            space.remove(self.place.key());
-            space.publish(self.place.channel());
-        } else {
-            *count = self.keep;
-            if let Some(lease) = self.lease {
-                holds.extend_to(now + lease.duration());
-            }
+        let held = give_back(space, self.place, self.owner, self.keep, self.lease, now)?;
+        if held && self.keep == 0 && self.tell {
+            space.publish(self.place.channel(), 0);
         }
-        Ok(true)
+        Ok(held)
     }
 }
 
-/// How a lock is kept and given back.
-pub(super) static LOCK: LockKind = LockKind;
-
-pub(super) struct LockKind;
-
-impl Kind for LockKind {
-    fn renew_script(&self) -> &'static Script {
-        static SCRIPT: Script = Script::new(include_str!("renew.lua"));
-        &SCRIPT
-    }
-
-    fn renew(
-        &self,
-        space: &mut Space,
-        place: &Place,
-        owner: &str,
-        lease: Lease,
-        now: Instant,
-    ) -> bool {
-        match space.holds(place.key(), now) {
-            Some(holds) if holds.counts.contains_key(owner) => {
-                holds.extend_to(now + lease.duration());
-                true
-            }
-            _ => false,
+/// Sets an owner's hold count in a lock's hash. Whether it held the lock.
+pub(crate) fn give_back(
+    space: &mut Space,
+    place: &Place,
+    owner: &str,
+    keep: u32,
+    lease: Option<Lease>,
+    now: Instant,
+) -> Result<bool> {
+    let Some(mut holds) = space.find::<Holds>(place.key(), now)? else {
+        return Ok(false);
+    };
+    let Some(count) = holds.value.counts.get_mut(owner) else {
+        return Ok(false);
+    };
+    if keep == 0 {
+        space.remove(place.key());
+    } else {
+        *count = keep;
+        if let Some(lease) = lease {
+            holds.extend_to(now + lease.duration());
         }
     }
+    Ok(true)
+}
 
-    fn release<'a>(
-        &self,
-        store: &'a Store,
-        hold: &'a Hold,
-        keep: u32,
-        lease: Option<Lease>,
-    ) -> Pin<Box<dyn Future<Output = Result<Answer<bool>>> + Send + 'a>> {
-        Box::pin(async move {
-            let step = Release {
-                place: &hold.place,
-                owner: &hold.field,
-                keep,
-                lease,
-            };
-            store.run(&step, Lane::First, &Sent::default()).await
-        })
+/// Renews the leases of many locks.
+pub(crate) fn renew_script() -> &'static Script {
+    static SCRIPT: Script = Script::new(include_str!("renew.lua"));
+    &SCRIPT
+}
+
+/// The rule of the same, for one.
+pub(crate) fn renew(space: &mut Space, hold: &Hold, lease: Lease, now: Instant) -> Result<bool> {
+    match space.find::<Holds>(hold.place.key(), now)? {
+        Some(mut holds) if holds.value.counts.contains_key(&*hold.field) => {
+            holds.extend_to(now + lease.duration());
+            Ok(true)
+        }
+        _ => Ok(false),
     }
 }
 
@@ -216,37 +230,36 @@ impl Step for Force<'_> {
 
     fn reply(&self, raw: Value) -> Result<bool> {
         match raw {
-            Value::Int(-1) => Err(not_a_lock(self.place, FOREIGN_HASH)),
-            Value::Int(unlocked) => Ok(unlocked == 1),
-            other => Err(unexpected(&other)),
+            Value::Int(-1) => Err(wrong_kind(self.place, FOREIGN_HASH)),
+            other => yes_or_no(&other),
         }
     }
 
     fn apply(&self, space: &mut Space, now: Instant) -> Result<bool> {
-        let held = space.holds(self.place.key(), now).is_some();
+        let held = is_held(space, self.place, now)?;
         if held {
             space.remove(self.place.key());
-            space.publish(self.place.channel());
+            space.publish(self.place.channel(), 0);
         }
         Ok(held)
     }
 }
 
-/// Who holds each of some locks, how often, for how long.
-pub(crate) struct Inspect<'a> {
-    pub(crate) keys: &'a [&'a str],
+/// Whether anybody holds a lock. An error if it is the hash of another kind.
+pub(crate) fn is_held(space: &mut Space, place: &Place, now: Instant) -> Result<bool> {
+    match space.find::<Holds>(place.key(), now)? {
+        Some(holds) if holds.value.mode.is_some() => Err(wrong_kind(place, FOREIGN_HASH)),
+        holds => Ok(holds.is_some()),
+    }
 }
 
-/// What [`Inspect`] sees under one key.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) enum Seen {
-    Free,
-    Held(Holder),
-    NotALock(&'static str),
+/// Who holds the lock, how often, for how long.
+pub(crate) struct Inspect<'a> {
+    pub(crate) place: &'a Place,
 }
 
 impl Step for Inspect<'_> {
-    type Reply = Vec<Seen>;
+    type Reply = Vec<Holder>;
 
     fn script(&self) -> &'static Script {
         static SCRIPT: Script = Script::new(include_str!("inspect.lua"));
@@ -254,68 +267,58 @@ impl Step for Inspect<'_> {
     }
 
     fn keys(&self) -> impl ExactSizeIterator<Item = &str> + Send {
-        self.keys.iter().copied()
+        std::iter::once(self.place.key())
     }
 
     fn args(&self, _: &mut Args<'_>) {}
 
-    fn reply(&self, raw: Value) -> Result<Vec<Seen>> {
+    fn reply(&self, raw: Value) -> Result<Vec<Holder>> {
         match raw {
-            Value::Array(all) if all.len() == self.keys.len() => {
-                all.into_iter().map(Seen::from_reply).collect()
-            }
-            other => Err(unexpected(&other)),
+            Value::Nil => Ok(Vec::new()),
+            Value::Int(_) => Err(wrong_kind(self.place, FOREIGN_HASH)),
+            other => Ok(vec![holder(other)?]),
         }
     }
 
-    fn apply(&self, space: &mut Space, now: Instant) -> Result<Vec<Seen>> {
-        let seen = |key: &&str| {
-            let Some(holds) = space.holds(key, now) else {
-                return Seen::Free;
-            };
-            let remaining = Some(holds.remaining(now));
-            match holds.counts.first_key_value() {
-                Some((owner, holds)) => Seen::Held(Holder {
-                    owner: owner.clone(),
-                    holds: *holds,
-                    remaining,
-                }),
-                None => Seen::Free,
-            }
+    fn apply(&self, space: &mut Space, now: Instant) -> Result<Vec<Holder>> {
+        is_held(space, self.place, now)?;
+        let Some(holds) = space.find::<Holds>(self.place.key(), now)? else {
+            return Ok(Vec::new());
         };
-        Ok(self.keys.iter().map(seen).collect())
+        let remaining = Some(holds.remaining(now));
+        let holder = |(owner, count): (&String, &u32)| Holder {
+            owner: owner.clone(),
+            holds: *count,
+            remaining,
+        };
+        Ok(holds.value.counts.iter().map(holder).collect())
     }
 }
 
-impl Seen {
-    fn from_reply(raw: Value) -> Result<Seen> {
-        let parts = match raw {
-            Value::Nil => return Ok(Seen::Free),
-            Value::Int(-1) => return Ok(Seen::NotALock(FOREIGN_HASH)),
-            Value::Int(-2) => return Ok(Seen::NotALock(FOREIGN_TYPE)),
-            Value::Array(parts) => parts,
-            other => return Err(unexpected(&other)),
-        };
-        match parts.as_slice() {
-            [
-                Value::BulkString(owner),
-                Value::BulkString(holds),
-                Value::Int(left),
-            ] => Ok(Seen::Held(Holder {
-                owner: String::from_utf8_lossy(owner).into_owned(),
-                holds: String::from_utf8_lossy(holds).parse().unwrap_or(u32::MAX),
-                remaining: u64::try_from(*left).ok().map(Duration::from_millis),
-            })),
-            _ => Err(unexpected(&Value::Array(parts))),
-        }
+/// A holder as scripts tell of one: owner, hold count, remaining milliseconds.
+pub(crate) fn holder(raw: Value) -> Result<Holder> {
+    let Value::Array(parts) = raw else {
+        return Err(unexpected(&raw));
+    };
+    match parts.as_slice() {
+        [
+            Value::BulkString(owner),
+            Value::BulkString(holds),
+            Value::Int(left),
+        ] => Ok(Holder {
+            owner: String::from_utf8_lossy(owner).into_owned(),
+            holds: String::from_utf8_lossy(holds).parse().unwrap_or(u32::MAX),
+            remaining: u64::try_from(*left).ok().map(Duration::from_millis),
+        }),
+        _ => Err(unexpected(&Value::Array(parts))),
     }
 }
 
-const FOREIGN_TYPE: &str = "a key of another type";
-const FOREIGN_HASH: &str = "a hash of another kind";
+pub(crate) const FOREIGN_HASH: &str = "a hash of another kind";
+pub(crate) const READ_WRITE: &str = "a read-write lock";
 
-pub(super) fn not_a_lock(place: &Place, reason: &'static str) -> Error {
-    Error::NotALock {
+pub(crate) fn wrong_kind(place: &Place, reason: &'static str) -> Error {
+    Error::WrongKind {
         name: place.name().to_owned(),
         reason,
     }

@@ -28,8 +28,12 @@ impl Fault {
         match error.code() {
             "LOADING" | "BUSY" | "TRYAGAIN" | "MASTERDOWN" | "CLUSTERDOWN" => Fault::NotSent(said),
             "NOAUTH" | "WRONGPASS" => Fault::Final(Error::AuthenticationFailed { reason: said }),
+            "WRONGKIND" => Fault::Final(Error::WrongKind {
+                name: key.to_owned(),
+                reason: "a lock of another kind",
+            }),
             // Before 7.0 an error inside a script arrives wrapped in another.
-            _ if said.contains("WRONGTYPE") => Fault::Final(Error::NotALock {
+            _ if said.contains("WRONGTYPE") => Fault::Final(Error::WrongKind {
                 name: key.to_owned(),
                 reason: "a key of another type",
             }),

@@ -2,10 +2,11 @@
 
 use std::future::{Future, poll_fn};
 use std::pin::pin;
+use std::sync::Arc;
 use std::task::Poll;
 use std::time::Duration;
 
-use super::{Acquire, Lock};
+use super::{Acquire, Lock, LockKind, OwnedKind, Reentrant, Request};
 use crate::error::{Error, Loss, Result};
 use crate::owner::Owner;
 use crate::session::{Claim, Terms};
@@ -16,18 +17,23 @@ use crate::session::{Claim, Terms};
 /// again until the lease must have ended, and the log says so (`tracing`, level WARN). A guard that
 /// outlives its runtime releases nothing when dropped; the lock is then free when its lease ends.
 #[must_use = "the lock is released as soon as the guard is dropped"]
-pub struct Guard {
-    claim: Claim,
+pub struct Guard<K: LockKind = Reentrant> {
+    pub(crate) claim: Claim,
     terms: Terms,
+    kind: Arc<K>,
+    /// What came with the acquisition.
+    pub(crate) won: K::Won,
     left: bool,
     settled: bool,
 }
 
-impl Guard {
-    pub(super) fn new(claim: Claim, terms: Terms) -> Guard {
+impl<K: LockKind> Guard<K> {
+    pub(super) fn new(claim: Claim, terms: Terms, kind: Arc<K>, won: K::Won) -> Guard<K> {
         Guard {
             claim,
             terms,
+            kind,
+            won,
             left: false,
             settled: false,
         }
@@ -58,7 +64,7 @@ impl Guard {
         let settled = self.claim.settle().await;
         self.settled = matches!(
             settled,
-            Ok(_) | Err(Error::Lost { .. } | Error::NotALock { .. })
+            Ok(_) | Err(Error::Lost { .. } | Error::WrongKind { .. })
         );
         match settled {
             Ok(true) => Ok(()),
@@ -98,7 +104,7 @@ impl Guard {
     /// }
     /// # }
     /// ```
-    pub fn lost(&self) -> impl Future<Output = ()> + Send + 'static + use<> {
+    pub fn lost(&self) -> impl Future<Output = ()> + Send + 'static + use<K> {
         let hold = self.claim.hold.clone();
         async move { hold.lost().await }
     }
@@ -115,27 +121,39 @@ impl Guard {
     /// When dropped, `work` is dropped.
     pub async fn run<F: Future>(&self, work: F) -> Result<F::Output> {
         let hold = &self.claim.hold;
-        let mut work = pin!(work);
-        let mut lost = pin!(hold.lost());
-        poll_fn(|cx| {
-            // Asked before every poll: timers are late when the process was stopped.
-            if let Some(loss) = hold.loss() {
-                return Poll::Ready(Err(hold.lost_error(loss)));
-            }
-            match work.as_mut().poll(cx) {
-                Poll::Ready(output) => return Poll::Ready(Ok(output)),
-                Poll::Pending => {}
-            }
-            // Registers for the news; the next poll says what it was.
-            if lost.as_mut().poll(cx).is_ready() {
-                let loss = hold.loss().unwrap_or(Loss::LeaseEnded);
-                return Poll::Ready(Err(hold.lost_error(loss)));
-            }
-            Poll::Pending
-        })
-        .await
+        let loss = || hold.loss().map(|loss| hold.lost_error(loss));
+        run_while(loss, hold.lost(), work).await
     }
 
+    /// The lock's name.
+    pub fn name(&self) -> &str {
+        self.claim.hold.place.name()
+    }
+
+    /// The handle through which it was acquired.
+    pub(crate) fn handle(&self) -> Lock<K> {
+        Lock {
+            session: self.claim.session.clone(),
+            place: self.claim.hold.place.clone(),
+            kind: self.kind.clone(),
+            reentrant: self.terms.reentrant,
+        }
+    }
+
+    /// The terms on which it is held.
+    pub(crate) fn terms(&self) -> Terms {
+        self.terms
+    }
+
+    fn leave(&mut self) {
+        if !std::mem::replace(&mut self.left, true) {
+            self.claim.leave(self.terms);
+        }
+    }
+}
+
+/// What has an owner can be entered again.
+impl<K: LockKind + OwnedKind> Guard<K> {
     /// Enters the lock once more, for the same owner. It is held until both guards are released.
     /// [`Error::Lost`] if it has been lost.
     ///
@@ -149,10 +167,9 @@ impl Guard {
     /// assert!(client.lock("a").is_locked().await?);
     /// # Ok(()) }
     /// ```
-    pub fn reenter(&self) -> Acquire {
-        Lock::of(&self.claim, self.terms)
-            .lock()
-            .again(self.claim.clone())
+    pub fn reenter(&self) -> Acquire<K> {
+        let request = Request::new(&self.handle());
+        Acquire { request }.again(self.claim.clone())
     }
 
     /// Who holds the lock through this guard.
@@ -165,24 +182,42 @@ impl Guard {
         &self.claim.hold.field
     }
 
-    /// The lock's name.
-    pub fn name(&self) -> &str {
-        self.claim.hold.place.name()
-    }
-
     /// How many guards this owner has of the lock.
     pub fn hold_count(&self) -> u32 {
         self.claim.hold.count()
     }
-
-    fn leave(&mut self) {
-        if !std::mem::replace(&mut self.left, true) {
-            self.claim.leave(self.terms);
-        }
-    }
 }
 
-impl Drop for Guard {
+/// Polls `work` as long as there is no loss; `lost` completes when there may be one.
+pub(crate) async fn run_while<F: Future>(
+    loss: impl Fn() -> Option<Error>,
+    lost: impl Future<Output = ()>,
+    work: F,
+) -> Result<F::Output> {
+    let mut work = pin!(work);
+    let mut lost = pin!(lost);
+    poll_fn(|cx| {
+        // Asked before every poll: timers are late when the process was stopped.
+        if let Some(error) = loss() {
+            return Poll::Ready(Err(error));
+        }
+        match work.as_mut().poll(cx) {
+            Poll::Ready(output) => return Poll::Ready(Ok(output)),
+            Poll::Pending => {}
+        }
+        // Registers for the news; what it was is asked again, now or at the next poll.
+        match lost.as_mut().poll(cx) {
+            Poll::Ready(()) => match loss() {
+                Some(error) => Poll::Ready(Err(error)),
+                None => Poll::Pending,
+            },
+            Poll::Pending => Poll::Pending,
+        }
+    })
+    .await
+}
+
+impl<K: LockKind> Drop for Guard<K> {
     fn drop(&mut self) {
         self.leave();
         if !self.settled {
@@ -191,11 +226,11 @@ impl Drop for Guard {
     }
 }
 
-impl std::fmt::Debug for Guard {
+impl<K: LockKind> std::fmt::Debug for Guard<K> {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("Guard")
             .field("name", &self.name())
-            .field("owner", &self.owner_id())
+            .field("owner", &&*self.claim.hold.field)
             .field("valid_for", &self.valid_for())
             .finish_non_exhaustive()
     }

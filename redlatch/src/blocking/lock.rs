@@ -1,0 +1,188 @@
+//! Locks for threads.
+
+use std::marker::PhantomData;
+use std::sync::Arc;
+use std::time::Duration;
+
+use super::{Worker, current_thread};
+use crate::error::Result;
+use crate::{Backoff, Fenced, Holder, LockKind, OwnedKind, Owner, Reentrant, Spin};
+
+/// A handle of a lock, for threads: [`crate::Lock`]. The errors are those of the async methods of
+/// the same names.
+#[derive(Clone, Debug)]
+pub struct Lock<K: LockKind = Reentrant> {
+    pub(super) inner: crate::Lock<K>,
+    pub(super) lease: Option<Duration>,
+    pub(super) worker: Arc<Worker>,
+}
+
+impl<K: LockKind + OwnedKind> Lock<K> {
+    /// The same lock, held for exactly this long when acquired through this handle, and not
+    /// renewed: [`crate::Acquire::lease`].
+    #[must_use]
+    pub fn with_lease(mut self, lease: Duration) -> Lock<K> {
+        self.lease = Some(lease);
+        self
+    }
+
+    /// The same lock, which a thread must not enter twice: [`crate::Lock::non_reentrant`].
+    #[must_use]
+    pub fn non_reentrant(mut self) -> Lock<K> {
+        self.inner = self.inner.non_reentrant();
+        self
+    }
+
+    /// The name, as it was given.
+    pub fn name(&self) -> &str {
+        self.inner.name()
+    }
+
+    /// Blocks until the lock is had.
+    pub fn lock(&self) -> Result<Guard<K>> {
+        let mut request = self.inner.lock().owner(current_thread());
+        if let Some(lease) = self.lease {
+            request = request.lease(lease);
+        }
+        let guard = self.worker.run(request.into_future())??;
+        Ok(self.guard(guard))
+    }
+
+    /// Takes the lock if it is free; blocks for one answer of the store.
+    pub fn try_lock(&self) -> Result<Option<Guard<K>>> {
+        self.try_lock_for(Duration::ZERO)
+    }
+
+    /// Blocks until the lock is had, at most this long: [`crate::TryAcquire::wait`].
+    pub fn try_lock_for(&self, wait: Duration) -> Result<Option<Guard<K>>> {
+        let mut request = self.inner.try_lock().owner(current_thread()).wait(wait);
+        if let Some(lease) = self.lease {
+            request = request.lease(lease);
+        }
+        let guard = self.worker.run(request.into_future())??;
+        Ok(guard.map(|guard| self.guard(guard)))
+    }
+
+    /// Whether anybody holds the lock.
+    pub fn is_locked(&self) -> Result<bool> {
+        let lock = self.inner.clone();
+        self.worker.run(async move { lock.is_locked().await })?
+    }
+
+    /// Whether the calling thread holds the lock, as the store sees it.
+    pub fn is_held_by_current_thread(&self) -> Result<bool> {
+        Ok(self.hold_count()? > 0)
+    }
+
+    /// How often the calling thread holds the lock, as the store sees it.
+    pub fn hold_count(&self) -> Result<u32> {
+        let (lock, me) = (self.inner.clone(), current_thread());
+        self.worker.run(async move { lock.hold_count(me).await })?
+    }
+
+    /// How long the lock is held at most unless it is renewed; `None` if it is free.
+    pub fn remaining_lease(&self) -> Result<Option<Duration>> {
+        let lock = self.inner.clone();
+        self.worker
+            .run(async move { lock.remaining_lease().await })?
+    }
+
+    /// Who holds the lock.
+    pub fn holder(&self) -> Result<Option<Holder>> {
+        let lock = self.inner.clone();
+        self.worker.run(async move { lock.holder().await })?
+    }
+
+    /// Takes the lock from whoever holds it: [`crate::Lock::force_unlock`].
+    pub fn force_unlock(&self) -> Result<bool> {
+        let lock = self.inner.clone();
+        self.worker.run(async move { lock.force_unlock().await })?
+    }
+
+    /// All who hold the lock: [`crate::Lock::holders`].
+    pub fn holders(&self) -> Result<Vec<Holder>> {
+        let lock = self.inner.clone();
+        self.worker.run(async move { lock.holders().await })?
+    }
+
+    fn guard(&self, guard: crate::Guard<K>) -> Guard<K> {
+        Guard {
+            inner: Some(guard),
+            worker: self.worker.clone(),
+            thread: PhantomData,
+        }
+    }
+}
+
+/// A lock held by a thread: [`crate::Guard`].
+///
+/// Dropping does not block: it releases in the background. It stays on its thread, because the
+/// thread is the owner.
+#[must_use = "the lock is released as soon as the guard is dropped"]
+#[derive(Debug)]
+pub struct Guard<K: LockKind = Reentrant> {
+    /// `None` only inside of `unlock`.
+    inner: Option<crate::Guard<K>>,
+    worker: Arc<Worker>,
+    thread: PhantomData<*const ()>,
+}
+
+impl<K: LockKind> Guard<K> {
+    /// Releases the lock and returns when the store has done so: [`crate::Guard::unlock`].
+    pub fn unlock(mut self) -> Result<()> {
+        match self.inner.take() {
+            Some(guard) => self.worker.run(guard.unlock())?,
+            None => Ok(()),
+        }
+    }
+
+    /// Whether the lock is certainly still held: [`crate::Guard::is_valid`].
+    pub fn is_valid(&self) -> bool {
+        self.inner.as_ref().is_some_and(crate::Guard::is_valid)
+    }
+
+    /// For how long the lock is certainly held if nothing renews it.
+    pub fn valid_for(&self) -> Duration {
+        self.inner
+            .as_ref()
+            .map_or(Duration::ZERO, crate::Guard::valid_for)
+    }
+}
+
+impl Lock<Spin> {
+    /// How long to pause between tries: [`crate::SpinLock::backoff`].
+    #[must_use]
+    pub fn backoff(mut self, backoff: Backoff) -> Lock<Spin> {
+        self.inner = self.inner.backoff(backoff);
+        self
+    }
+}
+
+impl Lock<Fenced> {
+    /// The token of the latest acquisition: [`crate::FencedLock::current_token`].
+    pub fn current_token(&self) -> Result<u64> {
+        let lock = self.inner.clone();
+        self.worker.run(async move { lock.current_token().await })?
+    }
+}
+
+impl Guard<Fenced> {
+    /// The fencing token of this acquisition: [`crate::Guard::token`].
+    pub fn token(&self) -> u64 {
+        self.inner.as_ref().map_or(0, crate::Guard::token)
+    }
+}
+
+impl<K: LockKind + OwnedKind> Guard<K> {
+    /// How many guards this thread has of the lock.
+    pub fn hold_count(&self) -> u32 {
+        self.inner.as_ref().map_or(0, crate::Guard::hold_count)
+    }
+
+    /// The thread's owner: [`current_thread`].
+    pub fn owner(&self) -> Owner {
+        self.inner
+            .as_ref()
+            .map_or_else(current_thread, crate::Guard::owner)
+    }
+}

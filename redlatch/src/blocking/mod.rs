@@ -1,0 +1,134 @@
+//! The same locks for threads: no runtime needed, the thread is the owner.
+//!
+//! As in Java, a thread that holds a lock and asks for it again gets it again (re-entrancy), and
+//! all threads exclude each other. The client brings a thread of its own on which its connection,
+//! its watchdog and its background work run; calls block the calling thread until that has
+//! answered.
+//!
+//! In async code use the async API: these calls block the thread that they are made on. They do not
+//! panic there.
+//!
+//! ```
+//! use std::time::Duration;
+//!
+//! # fn main() -> redlatch::Result<()> {
+//! let client = redlatch::blocking::Client::embedded()?; // or connect("redis://127.0.0.1")?
+//! let lock = client.lock("orders:42");
+//! let outer = lock.lock()?;
+//! let inner = lock.lock()?; // the same thread: re-entered
+//! assert_eq!(inner.hold_count(), 2);
+//! inner.unlock()?;
+//! outer.unlock()?;
+//!
+//! let brief = lock.with_lease(Duration::from_secs(10));
+//! let guard = brief.try_lock_for(Duration::from_secs(1))?;
+//! assert!(guard.is_some());
+//! # Ok(()) }
+//! ```
+
+use std::sync::Arc;
+
+use crate::error::Result;
+use crate::{ClientBuilder, ClientStatus, Embedded, Fenced, LockKind, Owner, Spin};
+
+mod lock;
+mod worker;
+
+pub use lock::{Guard, Lock};
+use worker::Worker;
+
+thread_local! {
+    static THREAD: Owner = Owner::new();
+}
+
+/// The owner that the calling thread is in this module: what [`Lock::holder`] shows when this
+/// thread holds a lock.
+pub fn current_thread() -> Owner {
+    // A thread that is being torn down has lost its identity; it can only be somebody new.
+    THREAD
+        .try_with(|owner| *owner)
+        .unwrap_or_else(|_| Owner::new())
+}
+
+/// A connection to a store, for threads: [`crate::Client`].
+///
+/// Clones share one connection and one thread, which ends with the last of them and of their
+/// handles and guards, after what was dropped has been given back. The end of the process does not
+/// wait for that: call [`Client::settled`] before it, if guards were dropped shortly before.
+#[derive(Clone, Debug)]
+pub struct Client {
+    inner: crate::Client,
+    worker: Arc<Worker>,
+}
+
+impl Client {
+    /// Connects with the default settings: [`crate::Client::connect`].
+    pub fn connect(url: &str) -> Result<Client> {
+        Client::with(crate::Client::builder(), url)
+    }
+
+    /// Connects with other settings: [`ClientBuilder::connect`].
+    pub fn with(settings: ClientBuilder, url: &str) -> Result<Client> {
+        let worker = Worker::start()?;
+        let url = url.to_owned();
+        let inner = worker.run(async move { settings.connect(&url).await })??;
+        Ok(Client::of(inner, worker))
+    }
+
+    /// A client of an embedded store of its own.
+    pub fn embedded() -> Result<Client> {
+        Client::with_embedded(crate::Client::builder(), &Embedded::new())
+    }
+
+    /// A client of an embedded store that others may share, also async ones.
+    pub fn with_embedded(settings: ClientBuilder, store: &Embedded) -> Result<Client> {
+        let worker = Worker::start()?;
+        let store = store.clone();
+        let inner = worker.run(async move { settings.connect_embedded(&store) })??;
+        Ok(Client::of(inner, worker))
+    }
+
+    fn of(inner: crate::Client, worker: Arc<Worker>) -> Client {
+        let _ = worker.background.set(inner.background());
+        Client { inner, worker }
+    }
+
+    /// A handle of the re-entrant lock called `name`: [`crate::Client::lock`].
+    pub fn lock(&self, name: &str) -> Lock {
+        self.lock_of(self.inner.lock(name))
+    }
+
+    /// A handle of the fenced lock called `name`: [`crate::Client::fenced_lock`].
+    pub fn fenced_lock(&self, name: &str) -> Lock<Fenced> {
+        self.lock_of(self.inner.fenced_lock(name))
+    }
+
+    /// A handle of the spin lock called `name`: [`crate::Client::spin_lock`].
+    pub fn spin_lock(&self, name: &str) -> Lock<Spin> {
+        self.lock_of(self.inner.spin_lock(name))
+    }
+
+    fn lock_of<K: LockKind>(&self, inner: crate::Lock<K>) -> Lock<K> {
+        Lock {
+            inner,
+            lease: None,
+            worker: self.worker.clone(),
+        }
+    }
+
+    /// The id of this client in the store.
+    pub fn id(&self) -> &str {
+        self.inner.id()
+    }
+
+    /// What this client keeps account of: [`crate::Client::status`].
+    pub fn status(&self) -> ClientStatus {
+        self.inner.status()
+    }
+
+    /// Blocks until nothing is being done in the background any more: [`crate::Client::settled`].
+    pub fn settled(&self) -> Result<()> {
+        let client = self.inner.clone();
+        self.worker.run(async move { client.settled().await })
+    }
+}

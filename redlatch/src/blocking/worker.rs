@@ -1,0 +1,71 @@
+//! The thread on which a blocking client works.
+
+use std::future::Future;
+use std::sync::{Arc, OnceLock, mpsc};
+use std::time::Duration;
+
+use tokio::runtime::Handle;
+use tokio::sync::oneshot;
+
+use crate::background::Background;
+use crate::error::{Error, Result};
+
+/// How long a client's thread goes on after its last handle, to give back what was dropped.
+const LAST_WORK: Duration = Duration::from_secs(10);
+
+/// The thread on which a blocking client works.
+pub(super) struct Worker {
+    runtime: Handle,
+    /// What has to be done before the thread ends.
+    pub(super) background: Arc<OnceLock<Background>>,
+    /// Dropped with the worker, which ends the thread.
+    _ends: oneshot::Sender<std::convert::Infallible>,
+}
+
+impl Worker {
+    pub(super) fn start() -> Result<Arc<Worker>> {
+        let runtime = tokio::runtime::Builder::new_current_thread()
+            .enable_all()
+            .build()
+            .map_err(|_| Error::NoRuntime)?;
+        let handle = runtime.handle().clone();
+        let (ends, ended) = oneshot::channel();
+        let background: Arc<OnceLock<Background>> = Arc::default();
+        let unfinished = background.clone();
+        let work = async move {
+            let _ = ended.await;
+            if let Some(background) = unfinished.get() {
+                let _ = tokio::time::timeout(LAST_WORK, background.settled()).await;
+            }
+        };
+        std::thread::Builder::new()
+            .name("redlatch".into())
+            .spawn(move || runtime.block_on(work))
+            .map_err(|_| Error::NoRuntime)?;
+        Ok(Arc::new(Worker {
+            runtime: handle,
+            background,
+            _ends: ends,
+        }))
+    }
+
+    /// Runs `work` on the thread and blocks until it is done. Unlike `block_on` this never panics,
+    /// wherever it is called.
+    pub(super) fn run<F>(&self, work: F) -> Result<F::Output>
+    where
+        F: Future + Send + 'static,
+        F::Output: Send + 'static,
+    {
+        let (tell, told) = mpsc::sync_channel(1);
+        self.runtime.spawn(async move {
+            let _ = tell.send(work.await);
+        });
+        told.recv().map_err(|_| Error::NoRuntime)
+    }
+}
+
+impl std::fmt::Debug for Worker {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Worker").finish_non_exhaustive()
+    }
+}

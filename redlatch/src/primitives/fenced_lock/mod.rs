@@ -1,0 +1,124 @@
+//! The fenced lock (Redisson: `RFencedLock`, `RedissonFencedLock`): every acquisition brings a token
+//! that is greater than all before it, for the resource to check.
+
+#[cfg(test)]
+mod differential;
+mod rules;
+
+use tokio::time::Instant;
+
+use self::rules::{Acquire, Current};
+use crate::error::Result;
+use crate::hold::{Boxed, Hold, Kind};
+use crate::lease::Lease;
+use crate::name::{Family, Place};
+use crate::primitives::handle::{Ask, Guard, Holder, Lock, OwnedKind, Rules};
+use crate::primitives::lock::Reentrant;
+use crate::space::Space;
+use crate::step::{Outcome, Script, Step};
+use crate::store::{Answer, Store};
+
+/// A lock whose every acquisition brings a *fencing token*, a number greater than those of all
+/// acquisitions before it (Redisson: `RFencedLock`).
+///
+/// A lock with a lease is never proof: a holder that is stopped for longer than its lease wakes up
+/// beside the next one and goes on writing. With a token the resource itself can tell: it remembers
+/// the greatest token that it has seen and refuses what comes with a smaller one. That, and only
+/// that, makes it certain that nothing is overwritten (M. Kleppmann, *How to do distributed
+/// locking*, 2016).
+///
+/// The token is counted in a key of its own that never expires. It grows with re-entrant
+/// acquisitions too. A store that loses its data, as an unreplicated one does in a failover, begins
+/// anew at 1.
+///
+/// ```
+/// # use std::sync::atomic::{AtomicU64, Ordering};
+/// # #[tokio::main(flavor = "current_thread")] async fn main() -> redlatch::Result<()> {
+/// struct Store { newest: AtomicU64 }
+///
+/// impl Store {
+///     fn write(&self, token: u64) -> Result<(), &'static str> {
+///         match self.newest.fetch_max(token, Ordering::SeqCst) {
+///             newer if newer > token => Err("somebody else has written since"),
+///             _ => Ok(()),
+///         }
+///     }
+/// }
+///
+/// let client = redlatch::Client::embedded(); // or Client::connect("redis://127.0.0.1").await?
+/// let store = Store { newest: AtomicU64::new(0) };
+/// let lock = client.fenced_lock("orders:42");
+///
+/// let early = lock.lock().await?.token();   // unlocked at once: a holder that came too late
+/// let guard = lock.lock().await?;
+/// assert!(guard.token() > early);
+/// assert!(store.write(guard.token()).is_ok());
+/// assert!(store.write(early).is_err());
+/// # guard.unlock().await }
+/// ```
+pub type FencedLock = Lock<Fenced>;
+
+/// The kind of [`FencedLock`].
+#[derive(Debug, Clone, Copy)]
+#[non_exhaustive]
+pub struct Fenced;
+
+impl OwnedKind for Fenced {}
+
+impl Lock<Fenced> {
+    /// The token of the latest acquisition, by whomever; 0 before the first. Anything that comes
+    /// with a smaller one comes too late.
+    ///
+    /// # Errors
+    ///
+    /// As [`Lock::is_locked`].
+    pub async fn current_token(&self) -> Result<u64> {
+        let place = self.place()?;
+        self.session.store.look(&Current { place }).await
+    }
+}
+
+impl Guard<Fenced> {
+    /// The fencing token of this acquisition: greater than that of any acquisition before it.
+    pub fn token(&self) -> u64 {
+        self.won
+    }
+}
+
+/// Held, renewed and given back as the re-entrant lock is.
+impl Kind for Fenced {
+    fn renew_script(&self) -> &'static Script {
+        Reentrant.renew_script()
+    }
+
+    fn renew(&self, space: &mut Space, hold: &Hold, lease: Lease, now: Instant) -> Result<bool> {
+        Reentrant.renew(space, hold, lease, now)
+    }
+
+    fn release<'a>(
+        &'a self,
+        store: &'a Store,
+        hold: &'a Hold,
+        keep: u32,
+        lease: Option<Lease>,
+    ) -> Boxed<'a, Result<Answer<bool>>> {
+        Reentrant.release(store, hold, keep, lease)
+    }
+}
+
+impl Rules for Fenced {
+    type Won = u64;
+    const FAMILY: Family = Family::Fenced;
+
+    fn acquire<'a>(&'a self, ask: Ask<'a>) -> impl Step<Reply = Outcome<u64>> + 'a {
+        Acquire { ask }
+    }
+
+    fn inspect<'a>(&'a self, place: &'a Place) -> impl Step<Reply = Vec<Holder>> + 'a {
+        Reentrant.inspect(place)
+    }
+
+    fn force<'a>(&'a self, place: &'a Place) -> impl Step<Reply = bool> + 'a {
+        Reentrant.force(place)
+    }
+}

@@ -1,0 +1,312 @@
+//! The ways to ask for a lock: builders that are awaited.
+
+use std::future::IntoFuture;
+use std::time::Duration;
+
+use tracing::Instrument as _;
+
+use super::{Ask, Guard, Lock, LockKind, OwnedKind, Reentrant};
+use crate::error::{Error, Result};
+use crate::hold::Boxed;
+use crate::lease::{Lease, Patience};
+use crate::owner::Owner;
+use crate::session::{Claim, Terms};
+use crate::step::Outcome;
+use crate::wait::{Attempt, Queue};
+
+/// What both ways to acquire have in common.
+pub(crate) struct Request<K: LockKind> {
+    lock: Lock<K>,
+    lease: Option<Duration>,
+    owner: Option<Owner>,
+    /// The hold to enter once more, when asked through a guard.
+    again: Option<Claim>,
+}
+
+/// Waits for a lock when awaited: [`Lock::lock`].
+///
+/// # Errors
+///
+/// [`Error::InvalidName`], [`Error::InvalidLease`], [`Error::WrongKind`], [`Error::AlreadyHeld`],
+/// [`Error::Unavailable`], [`Error::ResponseTimeout`], [`Error::Lost`] (the answer came after the
+/// lease that it granted had ended, or the hold that was to be entered again had been lost), and
+/// [`Error::NoRuntime`].
+///
+/// # Cancel safety
+///
+/// May be dropped at any point. It leaves the line at once, and what may have been won meanwhile is
+/// given back in the background; at worst (the store could not be reached any more) a lease remains
+/// that nobody renews. But once polled it has to be polled on or dropped, as with any fair lock: one
+/// that is kept and not polled keeps its place in the line.
+#[must_use = "nothing is acquired until this is awaited"]
+pub struct Acquire<K: LockKind = Reentrant> {
+    pub(super) request: Request<K>,
+}
+
+/// Takes a lock, or gives up, when awaited: [`Lock::try_lock`].
+///
+/// Errors and cancel safety are those of [`Acquire`].
+#[must_use = "nothing is acquired until this is awaited"]
+pub struct TryAcquire<K: LockKind = Reentrant> {
+    request: Request<K>,
+    patience: Patience,
+}
+
+impl<K: LockKind> Acquire<K> {
+    /// Holds the lock for exactly this long, if it is not released before: the watchdog does not
+    /// renew it, and it counts as lost when the time has passed. 1 ms to
+    /// [`MAX_LEASE`](crate::MAX_LEASE), cut to whole milliseconds.
+    ///
+    /// An owner that re-enters never brings the end of its own lease nearer; while it holds several
+    /// leases, the longest counts for all.
+    pub fn lease(mut self, lease: Duration) -> Acquire<K> {
+        self.request.lease = Some(lease);
+        self
+    }
+
+    /// Enters a hold once more.
+    pub(super) fn again(mut self, claim: Claim) -> Acquire<K> {
+        self.request.again = Some(claim);
+        self
+    }
+}
+
+impl<K: LockKind> TryAcquire<K> {
+    pub(crate) fn new(request: Request<K>) -> TryAcquire<K> {
+        TryAcquire {
+            request,
+            patience: Patience::None,
+        }
+    }
+
+    /// Waits at most this long if somebody else holds the lock. A step that was begun by then is
+    /// waited for, at most the client's response timeout longer (and for its turn to be sent, when
+    /// more than 512 attempts of one client are on their way). A time that the clock cannot hold is
+    /// for ever.
+    pub fn wait(mut self, wait: Duration) -> TryAcquire<K> {
+        self.patience = Patience::at_most(wait);
+        self
+    }
+
+    /// As [`Acquire::lease`].
+    pub fn lease(mut self, lease: Duration) -> TryAcquire<K> {
+        self.request.lease = Some(lease);
+        self
+    }
+}
+
+impl<K: LockKind + OwnedKind> Acquire<K> {
+    /// Acquires for this owner, which re-enters what it holds already.
+    pub fn owner(mut self, owner: Owner) -> Acquire<K> {
+        self.request.owner = Some(owner);
+        self.request.again = None;
+        self
+    }
+}
+
+impl<K: LockKind + OwnedKind> TryAcquire<K> {
+    /// As [`Acquire::owner`].
+    pub fn owner(mut self, owner: Owner) -> TryAcquire<K> {
+        self.request.owner = Some(owner);
+        self
+    }
+}
+
+impl<K: LockKind> IntoFuture for Acquire<K> {
+    type Output = Result<Guard<K>>;
+    type IntoFuture = Boxed<'static, Self::Output>;
+
+    fn into_future(self) -> Self::IntoFuture {
+        Box::pin(async move {
+            // Endless patience does not come back without: the loop says so to the compiler.
+            loop {
+                if let Some(guard) = self.request.obtain(Patience::Endless).await? {
+                    return Ok(guard);
+                }
+            }
+        })
+    }
+}
+
+impl<K: LockKind> IntoFuture for TryAcquire<K> {
+    type Output = Result<Option<Guard<K>>>;
+    type IntoFuture = Boxed<'static, Self::Output>;
+
+    fn into_future(self) -> Self::IntoFuture {
+        Box::pin(async move { self.request.obtain(self.patience).await })
+    }
+}
+
+impl<K: LockKind> Request<K> {
+    pub(crate) fn new(lock: &Lock<K>) -> Request<K> {
+        Request {
+            lock: lock.clone(),
+            lease: None,
+            owner: None,
+            again: None,
+        }
+    }
+
+    pub(crate) async fn obtain(&self, patience: Patience) -> Result<Option<Guard<K>>> {
+        let session = &self.lock.session;
+        session.background.bind()?;
+        let place = self.lock.place()?;
+        let terms = Terms {
+            lease: match self.lease {
+                Some(lease) => Lease::new(lease)?,
+                None => session.watchdog.lease(),
+            },
+            renewed: self.lease.is_none(),
+            reentrant: self.lock.reentrant,
+        };
+        if let Some(claim) = &self.again {
+            let won = self.obtain_claimed(claim.clone(), terms, patience, true);
+            return won.await;
+        }
+        let named = match self.owner {
+            None if K::OWNED => Owner::of_scope(),
+            owner => owner,
+        };
+        let kind = &self.lock.kind;
+        loop {
+            let owner = named.unwrap_or_else(Owner::new);
+            let field = || kind.field(place, &session.id, owner);
+            let claim = session.claim(place, owner, field, kind)?;
+            let hold = claim.hold.clone();
+            let won = self.obtain_claimed(claim, terms, patience, named.is_some());
+            match won.await {
+                // What the owner held until now was lost on the way: it starts anew.
+                Err(Error::Lost { .. }) if named.is_some() && hold.loss().is_some() => {}
+                done => return done,
+            }
+        }
+    }
+
+    /// `known`: the owner is one that others may know, and acquire for at the same time.
+    async fn obtain_claimed(
+        &self,
+        claim: Claim,
+        terms: Terms,
+        patience: Patience,
+        known: bool,
+    ) -> Result<Option<Guard<K>>> {
+        let (lock, owner) = (self.lock.name(), &claim.hold.field);
+        let span = tracing::debug_span!("acquire", lock, %owner);
+        let mut entry = Entry {
+            claim: &claim,
+            kind: &*self.lock.kind,
+            terms,
+            waits: !matches!(patience, Patience::None),
+            remembered: false,
+            tries: 0,
+        };
+        let obtaining = async {
+            let won = entry.obtain(patience, known).await?;
+            if won.is_some() {
+                tracing::debug!(holds = claim.hold.count(), "acquired");
+            } else {
+                tracing::debug!("not obtained");
+            }
+            Ok(won)
+        };
+        let won = obtaining.instrument(span).await?;
+        drop(entry);
+        let kind = self.lock.kind.clone();
+        Ok(won.map(|won| Guard::new(claim, terms, kind, won)))
+    }
+}
+
+/// One acquisition under way: the lock's attempt, for the waiting room.
+struct Entry<'a, K: LockKind> {
+    claim: &'a Claim,
+    kind: &'a K,
+    terms: Terms,
+    /// Whether this will ask again if it is not served at once.
+    waits: bool,
+    /// Whether the store may know of us as somebody who waits.
+    remembered: bool,
+    /// How often it has been asked for.
+    tries: u32,
+}
+
+impl<K: LockKind> Entry<'_, K> {
+    /// Obtains it by waiting or by re-entering.
+    async fn obtain(&mut self, patience: Patience, known: bool) -> Result<Option<K::Won>> {
+        let waiting = &self.claim.session.waiting;
+        if !known {
+            return waiting.obtain(self, patience).await;
+        }
+        let hold = &self.claim.hold;
+        loop {
+            if hold.count() > 0 || hold.loss().is_some() {
+                // Held by this owner: those in line wait for it, so it must not wait behind them.
+                return Ok(match self.ask(false).await? {
+                    Outcome::Done(won) => Some(won),
+                    Outcome::Wait(_) => None,
+                });
+            }
+            tokio::select! {
+                biased;
+                // The same owner has got it by another acquisition: there is nothing to wait for.
+                () = hold.entered() => {}
+                won = waiting.obtain(self, patience) => return won,
+            }
+        }
+    }
+}
+
+impl<K: LockKind> Attempt for Entry<'_, K> {
+    type Won = K::Won;
+
+    fn channel(&self) -> &str {
+        self.kind.channel(&self.claim.hold)
+    }
+
+    fn queue(&self) -> Queue {
+        K::QUEUE
+    }
+
+    async fn ask(&mut self, subscribe: bool) -> Result<Outcome<K::Won>> {
+        self.remembered = self.waits;
+        let (kind, lease, waits) = (self.kind, self.terms.lease, self.waits);
+        let step = |hold, count| {
+            kind.acquire(Ask {
+                hold,
+                count,
+                lease,
+                waits,
+            })
+        };
+        let channel = subscribe.then(|| kind.channel(&self.claim.hold));
+        let outcome = self.claim.enter(self.terms, channel, step).await?;
+        if let Outcome::Done(_) = outcome {
+            self.remembered = false;
+        }
+        Ok(outcome)
+    }
+
+    fn keeps_others_out(&self) -> Option<Duration> {
+        match K::QUEUE {
+            // Whoever spins says nothing when it leaves.
+            Queue::Exclusive if self.kind.pause(0).is_none() => Some(self.terms.lease.duration()),
+            _ => None,
+        }
+    }
+
+    fn pause(&mut self) -> Option<Duration> {
+        let pause = self.kind.pause(self.tries);
+        self.tries = self.tries.saturating_add(1);
+        pause
+    }
+}
+
+impl<K: LockKind> Drop for Entry<'_, K> {
+    /// Gives up: whatever the store remembers of who waits is taken back.
+    fn drop(&mut self) {
+        if self.remembered
+            && let Some(lasts) = self.kind.remembers_waiters()
+        {
+            self.claim.settle_in_background(self.terms.lease.max(lasts));
+        }
+    }
+}

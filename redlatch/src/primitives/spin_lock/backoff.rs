@@ -1,0 +1,97 @@
+//! How long to pause between tries.
+
+use std::hash::{BuildHasher as _, RandomState};
+use std::time::Duration;
+
+/// How long a spin lock pauses between two tries (Redisson: `LockOptions.BackOff`).
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Backoff {
+    first: Duration,
+    factor: f64,
+    longest: Duration,
+    jitter: bool,
+}
+
+impl Default for Backoff {
+    /// As in Redisson: 1 ms at first, twice that each time, 128 ms at most.
+    fn default() -> Backoff {
+        Backoff::exponential(Duration::from_millis(1), 2.0, Duration::from_millis(128))
+    }
+}
+
+impl Backoff {
+    /// `first`, then `factor` times as long each time, at most `longest`. Each pause is between
+    /// half of that and all of it, at random, so that those who were refused together do not come
+    /// back together. A factor below 1 counts as 1, pauses below 100 µs as 100 µs.
+    pub fn exponential(first: Duration, factor: f64, longest: Duration) -> Backoff {
+        Backoff {
+            first,
+            // NaN too.
+            factor: factor.max(1.0),
+            longest,
+            jitter: true,
+        }
+    }
+
+    /// The same pause each time. A pause below 100 µs counts as 100 µs.
+    pub fn constant(pause: Duration) -> Backoff {
+        Backoff {
+            first: pause,
+            factor: 1.0,
+            longest: pause,
+            jitter: false,
+        }
+    }
+
+    /// The pause after so many tries that failed before.
+    pub(super) fn pause(&self, tries: u32) -> Duration {
+        let growth = self.factor.powi(i32::try_from(tries).unwrap_or(i32::MAX));
+        let pause = (self.first.as_secs_f64() * growth).min(self.longest.as_secs_f64());
+        let share = if self.jitter {
+            0.5 + 0.5 * random_share()
+        } else {
+            1.0
+        };
+        Duration::try_from_secs_f64(pause * share)
+            .unwrap_or(self.longest)
+            .max(SHORTEST)
+    }
+}
+
+/// Below this it would be asking without a pause.
+const SHORTEST: Duration = Duration::from_micros(100);
+
+/// From 0 to 1. The standard library's random keys are as good as any for spreading out.
+pub(crate) fn random_share() -> f64 {
+    f64::from(RandomState::new().hash_one(0u8) as u32) / f64::from(u32::MAX)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn pauses_grow_to_the_longest_and_are_spread() {
+        let millis = Duration::from_millis;
+        let backoff = Backoff::default();
+        for (tries, longest) in [(0, 1), (1, 2), (3, 8), (7, 128), (8, 128), (u32::MAX, 128)] {
+            for _ in 0..50 {
+                let pause = backoff.pause(tries);
+                assert!(pause <= millis(longest), "{tries}: {pause:?}");
+                assert!(pause >= millis(longest) / 2, "{tries}: {pause:?}");
+            }
+        }
+        let some: std::collections::HashSet<_> = (0..50).map(|_| backoff.pause(9)).collect();
+        assert!(some.len() > 10);
+    }
+
+    #[test]
+    fn constant_is_constant_and_nothing_is_too_short() {
+        let backoff = Backoff::constant(Duration::from_millis(7));
+        assert_eq!(backoff.pause(0), Duration::from_millis(7));
+        assert_eq!(backoff.pause(1000), Duration::from_millis(7));
+        assert_eq!(Backoff::constant(Duration::ZERO).pause(3), SHORTEST);
+        let odd = Backoff::exponential(Duration::MAX, f64::NAN, Duration::MAX);
+        assert!(odd.pause(5) > Duration::from_secs(1));
+    }
+}

@@ -1,0 +1,399 @@
+//! Holds the two writings of every step together: the same random steps through the rules and
+//! through a real server must give equal replies and leave equal state behind, messages included.
+
+use std::cell::RefCell;
+use std::collections::BTreeMap;
+use std::fmt::Debug;
+use std::time::Duration;
+
+use proptest::prelude::*;
+use proptest::test_runner::{RngSeed, TestRunner};
+use redis::aio::MultiplexedConnection;
+use redis::{AsyncConnectionConfig, IntoConnectionInfo as _, ProtocolVersion, PushInfo, PushKind};
+use redlatch_testkit::Server;
+use tokio::sync::mpsc;
+use tokio::time::Instant;
+
+use crate::error::{Error, Result};
+use crate::hold::{Hold, Kind};
+use crate::lease::Lease;
+use crate::name::{Family, Place};
+use crate::owner::Owner;
+use crate::primitives::handle::Holder;
+use crate::space::{Dumped, Message, Space};
+use crate::step::{Args, Outcome, Script, Step, unexpected};
+
+/// Random histories per primitive.
+const HISTORIES: u32 = 2000;
+
+/// Leases are multiples of this, so that real time passing under the test cannot be mistaken for a
+/// difference.
+const APART: Duration = Duration::from_secs(100_000);
+
+/// A lease that tests can tell from others.
+pub(crate) fn lease(multiple: u32) -> Lease {
+    Lease::new(APART * multiple).unwrap()
+}
+
+/// Time passing, by the same measure.
+pub(crate) fn time(multiple: u32) -> Duration {
+    APART * multiple
+}
+
+/// A hold of `owner`, as the client `client` has it.
+pub(crate) fn hold<K: Kind + 'static>(family: Family, owner: u8, kind: K) -> Hold {
+    let place = Place::new(family, "", "name");
+    let field = place.field(format!("client:{owner}"));
+    let kind = std::sync::Arc::new(kind);
+    Hold::new(place.into(), Owner::new(), field, kind, Default::default())
+}
+
+/// Plays random histories on a server and in a space of their own, and compares after each move.
+///
+/// `play` makes one move with [`Twin::step`].
+pub(crate) fn agree<M, P>(moves: impl Strategy<Value = M>, mut play: P)
+where
+    M: Debug + Clone,
+    P: AsyncFnMut(&mut Twin, &M),
+{
+    let seed = match std::env::var("REDLATCH_SEED") {
+        Ok(seed) => seed.parse().expect("REDLATCH_SEED is a number"),
+        Err(_) => u64::from(std::process::id()) ^ 0x5eed,
+    };
+    println!("REDLATCH_SEED={seed}");
+    let mut runner = TestRunner::new(ProptestConfig {
+        cases: HISTORIES,
+        rng_seed: RngSeed::Fixed(seed),
+        failure_persistence: None,
+        ..ProptestConfig::default()
+    });
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .build()
+        .unwrap();
+    let server = Server::start();
+    let twin = RefCell::new(runtime.block_on(Twin::new(&server)));
+    let play = RefCell::new(&mut play);
+    let history = prop::collection::vec(moves, 1..25);
+    let outcome = runner.run(&history, |history| {
+        let (mut twin, mut play) = (twin.borrow_mut(), play.borrow_mut());
+        runtime.block_on(async {
+            twin.begin().await;
+            for one in &history {
+                play(&mut twin, one).await;
+                twin.compare(one).await;
+            }
+        });
+        Ok(())
+    });
+    if let Err(failure) = outcome {
+        panic!("REDLATCH_SEED={seed}: {failure}");
+    }
+}
+
+/// A server and a space that should never differ.
+pub(crate) struct Twin {
+    connection: MultiplexedConnection,
+    pushes: mpsc::UnboundedReceiver<PushInfo>,
+    space: Space,
+    /// How far the space's clock is ahead; the server's data was aged instead.
+    ahead: Duration,
+}
+
+impl Twin {
+    async fn new(server: &Server) -> Twin {
+        let info = server.url().as_str().into_connection_info().unwrap();
+        let settings = info.redis_settings().clone();
+        let info = info.set_redis_settings(settings.set_protocol(ProtocolVersion::RESP3));
+        let (tell, pushes) = mpsc::unbounded_channel();
+        let config = AsyncConnectionConfig::new()
+            .set_response_timeout(Some(Duration::from_secs(30)))
+            .set_push_sender(tell);
+        let client = redis::Client::open(info).unwrap();
+        let mut connection = client
+            .get_multiplexed_async_connection_with_config(&config)
+            .await
+            .unwrap();
+        connection.psubscribe("*").await.unwrap();
+        Twin {
+            connection,
+            pushes,
+            space: Space::default(),
+            ahead: Duration::ZERO,
+        }
+    }
+
+    async fn begin(&mut self) {
+        self.space = Space::default();
+        self.ahead = Duration::ZERO;
+        let () = redis::cmd("FLUSHALL")
+            .query_async(&mut self.connection)
+            .await
+            .unwrap();
+    }
+
+    /// The same step on both sides; the replies must be equal. Gives the rule's.
+    pub(crate) async fn step<S: Step>(&mut self, step: &S) -> Result<S::Reply>
+    where
+        S::Reply: Comparable,
+    {
+        let mut cmd = redis::cmd("EVAL");
+        let keys = step.keys();
+        cmd.arg(step.script().source()).arg(keys.len());
+        for key in keys {
+            cmd.arg(key);
+        }
+        step.args(&mut Args(&mut cmd));
+        let server = match cmd.query_async(&mut self.connection).await {
+            Ok(raw) => step.reply(raw),
+            Err(error) => Err(Error::Refused {
+                reason: error.to_string(),
+            }),
+        };
+        let rule = step.apply(&mut self.space, Instant::now() + self.ahead);
+        let comparable = |reply: &Result<S::Reply>| match reply {
+            Ok(reply) => Ok(reply.comparable()),
+            // Whether the error is the script's own or Redis' makes no difference here.
+            Err(error) => Err(match error {
+                Error::Refused { reason } if reason.contains("WRONG") => "wrong kind".to_owned(),
+                Error::WrongKind { .. } => "wrong kind".to_owned(),
+                other => other.to_string(),
+            }),
+        };
+        assert_eq!(comparable(&server), comparable(&rule), "server and rule");
+        rule
+    }
+
+    /// One renewal, as the watchdog's batches have it.
+    pub(crate) async fn renew(&mut self, hold: &Hold, lease: Lease) -> bool {
+        self.step(&RenewOne { hold, lease }).await.unwrap()
+    }
+
+    /// Lets time pass on both sides.
+    pub(crate) async fn pass(&mut self, time: Duration) {
+        self.ahead += time;
+        let aged = redis::Script::new(
+            "for _, key in ipairs(redis.call('KEYS', '*')) do
+                local left = redis.call('PTTL', key)
+                if redis.call('TYPE', key).ok == 'zset' then
+                    for _, member in ipairs(redis.call('ZRANGE', key, 0, -1)) do
+                        if tonumber(redis.call('ZSCORE', key, member)) < 900000000000000 then
+                            redis.call('ZINCRBY', key, -ARGV[1], member)
+                        end
+                    end
+                end
+                if left >= 0 and left <= tonumber(ARGV[1]) then
+                    redis.call('DEL', key)
+                elseif left >= 0 then
+                    redis.call('PEXPIRE', key, left - ARGV[1])
+                end
+            end",
+        );
+        let millis = u64::try_from(time.as_millis()).unwrap();
+        let () = aged
+            .arg(millis)
+            .invoke_async(&mut self.connection)
+            .await
+            .unwrap();
+    }
+
+    /// A value under a key that the primitive did not put there.
+    pub(crate) async fn plant(&mut self, key: &str, number: i64) {
+        let () = redis::cmd("SET")
+            .arg(key)
+            .arg(number)
+            .query_async(&mut self.connection)
+            .await
+            .unwrap();
+        let now = Instant::now() + self.ahead;
+        self.space.set(key, number, None, now);
+    }
+
+    async fn compare(&mut self, after: &impl Debug) {
+        let now = Instant::now() + self.ahead;
+        let mut space = self.space.dump(now);
+        let mut server = self.dump_of_server().await;
+        for side in [&mut space, &mut server] {
+            for (value, left) in side.values_mut() {
+                *left = cut(*left);
+                if let Dumped::Dates(dates) = value {
+                    dates.values_mut().for_each(|date| *date = cut(*date));
+                }
+            }
+        }
+        assert_eq!(
+            server, space,
+            "state on the server and in the space after {after:?}"
+        );
+        let () = redis::cmd("PING")
+            .query_async(&mut self.connection)
+            .await
+            .unwrap();
+        let mut heard = Vec::new();
+        while let Ok(push) = self.pushes.try_recv() {
+            if push.kind == PushKind::PMessage {
+                let parts: Vec<String> =
+                    redis::from_redis_value(redis::Value::Array(push.data)).unwrap();
+                heard.push(Message {
+                    channel: parts[1].clone(),
+                    payload: parts[2].parse().unwrap(),
+                });
+            }
+        }
+        let published = self.space.take_published();
+        assert_eq!(
+            heard, published,
+            "messages of server and space after {after:?}"
+        );
+    }
+
+    async fn dump_of_server(&mut self) -> BTreeMap<String, (Dumped, i64)> {
+        let dump = redis::Script::new(
+            "local all = {}
+            for _, key in ipairs(redis.call('KEYS', '*')) do
+                local kind = redis.call('TYPE', key).ok
+                local value
+                if kind == 'hash' then value = redis.call('HGETALL', key)
+                elseif kind == 'string' then value = { redis.call('GET', key) }
+                elseif kind == 'list' then value = redis.call('LRANGE', key, 0, -1)
+                else value = redis.call('ZRANGE', key, 0, -1, 'WITHSCORES') end
+                table.insert(all, { key, kind, tostring(redis.call('PTTL', key)), value })
+            end
+            local now = redis.call('TIME')
+            return { tostring(math.floor(now[1] * 1000 + now[2] / 1000)), all }",
+        );
+        type Raw = (Vec<u8>, String, String, Vec<Vec<u8>>);
+        let (now, all): (String, Vec<Raw>) = dump.invoke_async(&mut self.connection).await.unwrap();
+        let now: f64 = now.parse().unwrap();
+        let text = |bytes: &Vec<u8>| match std::str::from_utf8(bytes) {
+            Ok(text) => text.to_owned(),
+            // As the space keeps what is no text.
+            Err(_) => bytes.iter().map(|byte| format!("{byte:02x}")).collect(),
+        };
+        let entry = |(key, kind, left, value): Raw| {
+            let value = match kind.as_str() {
+                "hash" => {
+                    let pairs = value.chunks(2);
+                    Dumped::Hash(pairs.map(|pair| (text(&pair[0]), text(&pair[1]))).collect())
+                }
+                "string" => Dumped::Text(text(&value[0])),
+                "list" => Dumped::List(value.iter().map(text).collect()),
+                _ => {
+                    let pairs = value.chunks(2).map(|pair| {
+                        let date: f64 = text(&pair[1]).parse().unwrap();
+                        (text(&pair[0]), (date - now) as i64)
+                    });
+                    Dumped::Dates(pairs.collect())
+                }
+            };
+            (text(&key), (value, left.parse().unwrap()))
+        };
+        all.into_iter().map(entry).collect()
+    }
+}
+
+/// To the nearest multiple that the tests use; for ever stays for ever.
+fn cut(millis: i64) -> i64 {
+    let apart = APART.as_millis() as i64;
+    match millis {
+        -1 => -1,
+        never if never > 900_000_000_000_000 => i64::MAX,
+        millis => (millis as f64 / apart as f64).round() as i64,
+    }
+}
+
+/// Replies that can be compared although time passes between the two.
+pub(crate) trait Comparable {
+    fn comparable(&self) -> String;
+}
+
+fn cut_duration(left: Duration) -> i64 {
+    cut(i64::try_from(left.as_millis()).unwrap_or(i64::MAX))
+}
+
+impl<T: Debug> Comparable for Outcome<T> {
+    fn comparable(&self) -> String {
+        match self {
+            Outcome::Done(won) => format!("done {won:?}"),
+            Outcome::Wait(left) => format!("wait {}", cut_duration(*left)),
+        }
+    }
+}
+
+impl Comparable for Vec<Holder> {
+    fn comparable(&self) -> String {
+        let mut holders: Vec<_> = self
+            .iter()
+            .map(|holder| {
+                let left = holder.remaining.map(cut_duration);
+                format!("{} {} {left:?}", holder.owner, holder.holds)
+            })
+            .collect();
+        holders.sort_unstable();
+        holders.join(", ")
+    }
+}
+
+impl Comparable for Option<Duration> {
+    fn comparable(&self) -> String {
+        format!("{:?}", self.map(cut_duration))
+    }
+}
+
+macro_rules! compared_as_they_are {
+    ($($reply:ty),*) => {
+        $(impl Comparable for $reply {
+            fn comparable(&self) -> String {
+                format!("{self:?}")
+            }
+        })*
+    };
+}
+
+compared_as_they_are!(
+    bool,
+    i64,
+    u64,
+    u32,
+    Option<u64>,
+    Option<i64>,
+    Vec<String>,
+    Vec<u32>
+);
+
+struct RenewOne<'a> {
+    hold: &'a Hold,
+    lease: Lease,
+}
+
+impl Step for RenewOne<'_> {
+    type Reply = bool;
+
+    fn script(&self) -> &'static Script {
+        self.hold.kind.renew_script()
+    }
+
+    fn keys(&self) -> impl ExactSizeIterator<Item = &str> + Send {
+        std::iter::once(self.hold.kind.renew_key(self.hold))
+    }
+
+    fn args(&self, args: &mut Args<'_>) {
+        args.number(self.lease.millis());
+        args.text(&self.hold.field);
+        args.text(&self.hold.own);
+    }
+
+    fn reply(&self, raw: redis::Value) -> Result<bool> {
+        match raw {
+            redis::Value::Array(replies) if replies.len() == 1 => {
+                Ok(replies[0] == redis::Value::Int(1))
+            }
+            other => Err(unexpected(&other)),
+        }
+    }
+
+    fn apply(&self, space: &mut Space, now: Instant) -> Result<bool> {
+        let renewed = self.hold.kind.renew(space, self.hold, self.lease, now);
+        Ok(renewed.unwrap_or(false))
+    }
+}
