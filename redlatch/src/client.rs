@@ -6,13 +6,14 @@ use std::time::Duration;
 use crate::background::Background;
 use crate::error::{Error, Result};
 use crate::lease::Lease;
-use crate::listing::Listing;
+use crate::listing::{Listing, look_at};
 use crate::name::forbidden;
 use crate::owner::{ClientId, Owner};
 use crate::primitives::fenced_lock::{Fenced, FencedLock};
 use crate::primitives::handle::Lock;
 use crate::primitives::lock::Reentrant;
 use crate::primitives::spin_lock::{Spin, SpinLock};
+use crate::primitives::survey::ObjectState;
 use crate::session::Session;
 use crate::store::embedded::Embedded;
 use crate::store::redis::Redis;
@@ -69,6 +70,25 @@ impl Client {
     /// page with SCAN.
     pub fn list(&self, pattern: &str) -> Listing {
         Listing::new(self.session.clone(), pattern)
+    }
+
+    /// What is kept under `name`, whatever kind of object it is; `None` if nothing is.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::InvalidName`], [`Error::WrongKind`] (something that is none of our objects),
+    /// [`Error::Unavailable`], [`Error::ResponseTimeout`].
+    ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")] async fn main() -> redlatch::Result<()> {
+    /// # let client = redlatch::Client::embedded();
+    /// let _guard = client.lock("orders:42").lock().await?;
+    /// let state = client.inspect("orders:42").await?;
+    /// assert_eq!(state.map(|state| state.holders().len()), Some(1));
+    /// # Ok(()) }
+    /// ```
+    pub async fn inspect(&self, name: &str) -> Result<Option<ObjectState>> {
+        look_at(&self.session, name).await
     }
 
     /// The id of this client in the store: what stands before the colon in owners.

@@ -23,12 +23,13 @@ pub mod blocking;
 pub use client::{Client, ClientBuilder, ClientStatus};
 pub use error::{Error, Loss, Result};
 pub use lease::MAX_LEASE;
-pub use listing::{Listed, Listing, ObjectKind};
+pub use listing::{Listed, Listing};
 pub use owner::Owner;
 pub use primitives::fenced_lock::{Fenced, FencedLock};
 pub use primitives::handle::{Acquire, Guard, Holder, Lock, LockKind, OwnedKind, TryAcquire};
 pub use primitives::lock::Reentrant;
 pub use primitives::spin_lock::{Backoff, Spin, SpinLock};
+pub use primitives::survey::{ObjectKind, ObjectState, OutPermit, Waiting};
 pub use store::embedded::Embedded;
 
 /// The examples of the README are tests too.

@@ -152,6 +152,53 @@ impl Place {
     }
 }
 
+/// All keys that could belong to a name of which nobody knows what it is.
+pub(crate) struct Beside {
+    pub(crate) key: String,
+    pub(crate) queue: String,
+    pub(crate) timeouts: String,
+    pub(crate) token: String,
+    pub(crate) deadlines: String,
+    /// What the timeouts of a reader begin with, before the reader's name.
+    pub(crate) readers: String,
+}
+
+impl Beside {
+    /// Of a key, prefix included.
+    pub(crate) fn new(key: String) -> Beside {
+        let [queue, timeouts] = Place::new(Family::Fair, "", &key).beside;
+        let [token, _] = Place::new(Family::Fenced, "", &key).beside;
+        let [deadlines, _] = Place::new(Family::Permits, "", &key).beside;
+        Beside {
+            readers: suffixed(&key, ""),
+            key,
+            queue,
+            timeouts,
+            token,
+            deadlines,
+        }
+    }
+
+    pub(crate) fn keys(&self) -> [&str; 6] {
+        [
+            &self.key,
+            &self.queue,
+            &self.timeouts,
+            &self.token,
+            &self.deadlines,
+            &self.readers,
+        ]
+    }
+}
+
+/// Whether a key belongs to an object of another name.
+pub(crate) fn is_beside(key: &str) -> bool {
+    key.starts_with("redisson_lock_")
+        || key.starts_with("redisson_unlock_latch:")
+        || key.starts_with("redlatch_")
+        || key.contains(":rwlock_timeout:")
+}
+
 /// Places are told apart by their keys. The two sides of a read-write lock share one, and one owner
 /// may hold both.
 impl PartialEq for Place {

@@ -128,18 +128,30 @@ impl Store {
         }
     }
 
-    /// One page of the keys that match a glob pattern and could be locks: the keys, and where the
-    /// next page begins, if there is one. A key may come twice, as with SCAN.
+    /// One page of the keys that match a glob pattern: the keys, and where the next page begins, if
+    /// there is one. A key may come twice, as with SCAN.
     pub(crate) async fn scan(
         &self,
         pattern: &str,
+        sought: Sought,
         cursor: u64,
     ) -> Result<(Vec<String>, Option<u64>)> {
         match self {
-            Store::Redis(redis) => redis.scan(pattern, cursor).await,
-            Store::Embedded(space) => Ok((space.keys(pattern), None)),
+            Store::Redis(redis) => redis.scan(pattern, sought, cursor).await,
+            Store::Embedded(space) => Ok(match sought {
+                Sought::Hashes => (space.keys(pattern), None),
+                // All keys were among the hashes: there are few.
+                Sought::Strings => (Vec::new(), None),
+            }),
         }
     }
+}
+
+/// Which keys to look for: those of locks, or those of what counts.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Sought {
+    Hashes,
+    Strings,
 }
 
 /// Shared by store and waiting room: the ear is there before the store speaks.

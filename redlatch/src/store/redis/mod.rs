@@ -9,7 +9,7 @@ use tokio::time::{Instant, timeout, timeout_at};
 
 use self::fault::{Fault, Retry};
 use self::link::{Link, Live};
-use super::{Answer, Lane, Sent, SharedEar};
+use super::{Answer, Lane, Sent, SharedEar, Sought};
 use crate::error::{Error, Result};
 use crate::step::{Args, Step, unexpected};
 
@@ -118,12 +118,16 @@ impl Redis {
     pub(crate) async fn scan(
         &self,
         pattern: &str,
+        sought: Sought,
         cursor: u64,
     ) -> Result<(Vec<String>, Option<u64>)> {
         let mut scan = redis::cmd("SCAN");
         scan.arg(cursor).arg("MATCH").arg(pattern);
         scan.arg("COUNT").arg(SCANNED_AT_ONCE);
-        scan.arg("TYPE").arg("hash");
+        scan.arg("TYPE").arg(match sought {
+            Sought::Hashes => "hash",
+            Sought::Strings => "string",
+        });
         let (raw, ..) = self.persist(&Exchange::plain(scan), Lane::First).await?;
         let (next, keys): (u64, Vec<Vec<u8>>) =
             redis::from_redis_value(raw).map_err(|e| Error::Refused {
