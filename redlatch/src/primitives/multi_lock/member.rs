@@ -109,7 +109,8 @@ impl Member {
 
     /// Whether it is the same lock, through the same client.
     pub(crate) fn is_same(&self, other: &Member) -> bool {
-        Arc::ptr_eq(self.session(), other.session()) && self.0.place() == other.0.place()
+        let (one, two) = (self.0.place(), other.0.place());
+        Arc::ptr_eq(self.session(), other.session()) && one == two && one.family() == two.family()
     }
 
     /// How it is held when it is asked for with this lease, or none.
@@ -202,7 +203,7 @@ impl<R: Send> Step for Forgotten<'_, R> {
 }
 
 /// A step of which it is forgotten what its success brings.
-struct Prized<S>(S);
+pub(super) struct Prized<S>(pub(super) S);
 
 impl<S, T> Step for Prized<S>
 where
