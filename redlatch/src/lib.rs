@@ -31,6 +31,7 @@ pub use primitives::lock::Reentrant;
 pub use primitives::multi_lock::{
     AcquireMany, LockOfMany, Member, MultiGuard, MultiLock, TryAcquireMany,
 };
+pub use primitives::red_lock::{RedGuard, RedLock};
 pub use primitives::spin_lock::{Backoff, Spin, SpinLock};
 pub use store::embedded::Embedded;
 

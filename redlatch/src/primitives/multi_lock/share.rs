@@ -1,12 +1,15 @@
 //! One of several locks that were taken.
 
 use std::future::{Future, poll_fn};
+use std::pin::pin;
 use std::sync::Arc;
 use std::task::Poll;
+use std::time::Duration;
 
 use super::take::Prize;
 use crate::error::{Error, Loss, Result};
 use crate::hold::{Boxed, Hold};
+use crate::lease::{Lease, MAX_LEASE};
 use crate::session::{Claim, Terms};
 
 /// One lock that was taken. Given back in the background when dropped.
@@ -31,6 +34,10 @@ impl Share {
 
     pub(crate) fn hold(&self) -> &Arc<Hold> {
         &self.claim.hold
+    }
+
+    pub(crate) fn lease(&self) -> Lease {
+        self.terms.lease
     }
 
     pub(crate) fn claim(&self) -> &Claim {
@@ -87,46 +94,44 @@ pub(crate) async fn all<'a, F>(work: impl Iterator<Item = F>) -> Vec<F::Output>
 where
     F: Future<Output: Send> + Send + 'a,
 {
-    let mut work: Vec<_> = work.map(Work::new).collect();
+    // Never enough, so that it ends when all is done.
+    let done = most(work, |_| false, Duration::MAX).await;
+    done.into_iter().flatten().collect()
+}
+
+/// Does all of it at the same time, and returns when all is done; or after `limit`, or later when
+/// what is done is enough. The outputs, in order; what was not done is dropped.
+pub(crate) async fn most<'a, F>(
+    work: impl Iterator<Item = F>,
+    enough: impl Fn(&[Option<F::Output>]) -> bool,
+    limit: Duration,
+) -> Vec<Option<F::Output>>
+where
+    F: Future<Output: Send> + Send + 'a,
+{
+    let mut work: Vec<Option<Boxed<'a, F::Output>>> = work
+        .map(|one| Some(Box::pin(one) as Boxed<'a, F::Output>))
+        .collect();
+    let mut done: Vec<Option<F::Output>> = work.iter().map(|_| None).collect();
+    let mut late = pin!(tokio::time::sleep(limit.min(MAX_LEASE)));
+    let mut is_late = false;
     poll_fn(|cx| {
-        let mut pending = false;
-        for one in &mut work {
-            pending |= !one.poll(cx);
+        for (one, done) in work.iter_mut().zip(&mut done) {
+            if let Some(rest) = one
+                && let Poll::Ready(output) = rest.as_mut().poll(cx)
+            {
+                *one = None;
+                *done = Some(output);
+            }
         }
-        if pending {
-            Poll::Pending
-        } else {
-            Poll::Ready(())
+        is_late = is_late || late.as_mut().poll(cx).is_ready();
+        if work.iter().all(Option::is_none) || (is_late && enough(&done)) {
+            return Poll::Ready(());
         }
+        Poll::Pending
     })
     .await;
-    work.into_iter().filter_map(|one| one.done).collect()
-}
-
-/// Work that is polled beside other work, and its output.
-struct Work<'a, T> {
-    rest: Option<Boxed<'a, T>>,
-    done: Option<T>,
-}
-
-impl<'a, T> Work<'a, T> {
-    fn new(work: impl Future<Output = T> + Send + 'a) -> Work<'a, T> {
-        Work {
-            rest: Some(Box::pin(work)),
-            done: None,
-        }
-    }
-
-    /// Whether it is done.
-    fn poll(&mut self, cx: &mut std::task::Context<'_>) -> bool {
-        if let Some(rest) = &mut self.rest
-            && let Poll::Ready(done) = rest.as_mut().poll(cx)
-        {
-            self.done = Some(done);
-            self.rest = None;
-        }
-        self.rest.is_none()
-    }
+    done
 }
 
 /// Returns when one of these holds is lost.
