@@ -111,7 +111,10 @@ impl Rounds<'_> {
             let first = errors.iter().find(lasting).cloned();
             return first.map_or(Ok(None), Err);
         }
-        self.failure = errors.first().filter(|_| decides(errors.len())).cloned();
+        // (What came too late is a refusal, not a failure.)
+        let mut away = errors.iter().filter(|error| error.is_transient());
+        let first = away.next();
+        self.failure = first.filter(|_| decides(1 + away.count())).cloned();
         Ok(None)
     }
 }
