@@ -40,7 +40,7 @@ async fn main() -> Result<()> {
         _ => Vec::new(),
     };
     let writing = Arc::new(AtomicUsize::new(0));
-    let mut fleet = JoinSet::new();
+    let mut fleet: JoinSet<Result<()>> = JoinSet::new();
     for process in 0..PROCESSES {
         let lock = report_lock(&urls, &stores).await?;
         let writing = writing.clone();
@@ -62,7 +62,7 @@ async fn main() -> Result<()> {
                     return Err("two wrote at a time".into());
                 }
             }
-            Result::Ok(())
+            Ok(())
         });
     }
     while let Some(process) = fleet.join_next().await {

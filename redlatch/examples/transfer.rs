@@ -84,7 +84,7 @@ async fn main() -> Result<()> {
     for account in 0..ACCOUNTS {
         bank.set_balance(account, OPENING).await?;
     }
-    let mut clerks = JoinSet::new();
+    let mut clerks: JoinSet<Result<()>> = JoinSet::new();
     for clerk in 0..CLERKS {
         // Each has a client of its own, as if it were another process.
         let client = match &url {
@@ -100,7 +100,7 @@ async fn main() -> Result<()> {
                 let amount = i64::try_from(1 + n % 7)?;
                 transfer(&client, &mut bank, from, to, amount).await?;
             }
-            Result::Ok(())
+            Ok(())
         });
     }
     while let Some(clerk) = clerks.join_next().await {
