@@ -97,7 +97,7 @@ async fn main() -> Result<()> {
                 // In all directions, so also against each other.
                 let from = (clerk + n) % ACCOUNTS;
                 let to = (from + 1 + n % (ACCOUNTS - 1)) % ACCOUNTS;
-                let amount = i64::try_from(1 + n % 7)?;
+                let amount = i64::try_from(1 + (clerk * n) % 7)?;
                 transfer(&client, &mut bank, from, to, amount).await?;
             }
             Ok(())

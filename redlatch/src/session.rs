@@ -169,12 +169,17 @@ impl Session {
             claim.hold.taking();
         }
         let step = step(&held);
+        // As in `Claim::enter`: the renewal of what is held already must not wait.
+        let lane = match held.iter().all(|&held| held == 0) {
+            true => Lane::Attempt,
+            false => Lane::First,
+        };
         let answer = match subscribe {
             Some(channel) => {
                 let store = &self.store;
                 store.subscribe_and_run(channel, &step, sent).await
             }
-            None => self.store.run(&step, Lane::Attempt, sent).await,
+            None => self.store.run(&step, lane, sent).await,
         };
         let settled = || unsettled.iter().for_each(|one| one.settled.set(true));
         let answer = match answer {

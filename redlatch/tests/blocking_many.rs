@@ -56,6 +56,7 @@ fn a_thread_enters_a_multi_lock_again() {
         (Some(1), Some(2))
     );
     assert_eq!(fenced.hold_count().unwrap(), 2);
+    assert!(multi.is_held_by_current_thread().unwrap());
     let others = thread::scope(|scope| {
         let other = scope.spawn(|| multi.try_lock().unwrap().is_some());
         other.join().unwrap()
@@ -81,7 +82,9 @@ fn a_majority_for_threads() {
     let guard = lock.lock().unwrap();
     assert_eq!((guard.held(), guard.owner()), (3, current_thread()));
     thread::scope(|scope| {
-        let other = scope.spawn(|| lock.try_lock().unwrap().is_none());
+        let other = scope.spawn(|| {
+            !lock.is_held_by_current_thread().unwrap() && lock.try_lock().unwrap().is_none()
+        });
         assert!(other.join().unwrap());
     });
     assert!(guard.is_valid() && guard.valid_for() < Duration::from_secs(30));

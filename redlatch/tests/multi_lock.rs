@@ -46,6 +46,7 @@ on_every_store! {
     dropped_anywhere_nothing_is_left,
     opposite_orders_do_not_deadlock,
     any_order_over_several_clients,
+    single_locks_and_several_beside_each_other,
     bad_members_are_refused,
     what_is_something_else_stays_as_it_is,
     work_under_all_locks,
@@ -61,6 +62,8 @@ async fn all_are_held_or_none(stand: Stand) {
         let holder = client.lock(name).holder().await.unwrap().unwrap();
         assert_eq!(holder.owner, client.owner_id(guard.owner()));
     }
+    assert!(multi.is_held_by(guard.owner()).await.unwrap());
+    assert!(!multi.is_held_by(Owner::new()).await.unwrap());
     assert!(multi.try_lock().await.unwrap().is_none());
     assert_eq!(client.status().holds, 3);
     guard.unlock().await.unwrap();
@@ -454,6 +457,20 @@ async fn any_order_over_several_clients(stand: Stand) {
     .await;
 }
 
+/// Single locks are held and waited for at the same time as several together.
+async fn single_locks_and_several_beside_each_other(stand: Stand) {
+    contend(stand, 2, |clients, names, n, round| {
+        let [a, b, c] = names;
+        let (one, two) = (&clients[n % 2], &clients[(n + round) % 2]);
+        if n % 3 == 0 {
+            // All others wait for this one too, so that it stands for them all.
+            return MultiLock::new([one.lock(&b)]);
+        }
+        MultiLock::new([two.lock(&c), one.lock(&b), two.lock(&a)])
+    })
+    .await;
+}
+
 async fn contend(
     stand: Stand,
     clients: usize,
@@ -581,12 +598,16 @@ async fn work_under_all_locks(stand: Stand) {
 
 /// EVALSHA and EVAL that the server was sent.
 fn scripts(server: &Server) -> u64 {
+    calls(server, "eval")
+}
+
+/// How often the server has run commands that begin so.
+fn calls(server: &Server, command: &str) -> u64 {
     let statistics: String = server.ask(&["INFO", "commandstats"]);
+    let command = format!("cmdstat_{command}");
     let calls = |line: &str| line.split(['=', ',']).nth(1)?.parse::<u64>().ok();
-    let eval = statistics
-        .lines()
-        .filter(|line| line.starts_with("cmdstat_eval"));
-    eval.filter_map(calls).sum()
+    let lines = statistics.lines().filter(|line| line.starts_with(&command));
+    lines.filter_map(calls).sum()
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -600,11 +621,17 @@ async fn members_of_one_client_are_taken_in_one_round_trip() {
     let before = scripts(&server);
     let guard = multi.lock().await.unwrap();
     assert_eq!(scripts(&server) - before, 1);
-    // One that cannot be had costs no more: what was taken is given back by the same script.
-    let before = scripts(&server);
-    assert!(multi.try_lock().await.unwrap().is_none());
-    assert_eq!(scripts(&server) - before, 1);
     guard.unlock().await.unwrap();
+    // One that cannot be had costs no more: what was taken is given back by the same script, and
+    // nobody is called for what nobody can have noticed.
+    let held = client.lock("one-7").lock().await.unwrap();
+    let before = (scripts(&server), calls(&server, "publish"));
+    assert!(multi.try_lock().await.unwrap().is_none());
+    assert_eq!(
+        (scripts(&server), calls(&server, "publish")),
+        (before.0 + 1, before.1)
+    );
+    held.unlock().await.unwrap();
     // Asking, asking again behind the subscription, and once more when called.
     let held = client.lock("one-7").lock().await.unwrap();
     let before = scripts(&server);
@@ -681,13 +708,39 @@ async fn a_store_that_does_not_answer_leaves_nothing_behind() {
     let settings = Client::builder().response_timeout(Duration::from_millis(300));
     let client = settings.connect(&server.url()).await.unwrap();
     let here = Client::embedded();
-    let multi = MultiLock::new([here.lock("a"), client.lock("b"), here.lock("c")]);
-    server.freeze();
-    let error = multi.lock().await.unwrap_err();
-    assert!(matches!(error, Error::ResponseTimeout { .. }), "{error}");
-    nothing_left(&here, &["a", "c"]).await;
-    server.thaw();
-    nothing_left(&client, &["b"]).await;
+    let multi =
+        MultiLock::new([here.lock("a"), client.lock("b"), client.lock("c")]).and(here.lock("d"));
+    for dropped in [false, true] {
+        server.freeze();
+        let mut waiting = multi.lock().into_future();
+        if dropped {
+            assert!(polled(3, &mut waiting).await.is_none());
+            drop(waiting);
+        } else {
+            let error = waiting.await.unwrap_err();
+            assert!(matches!(error, Error::ResponseTimeout { .. }), "{error}");
+        }
+        nothing_left(&here, &["a", "d"]).await;
+        server.thaw();
+        nothing_left(&client, &["b", "c"]).await;
+    }
+}
+
+/// Guards and pending acquisitions may go to other threads.
+#[test]
+fn everything_is_send() {
+    fn is_send<T: Send>(_: &T) {}
+    let client = Client::embedded();
+    let multi = MultiLock::new([client.lock("a")]);
+    is_send(&multi);
+    is_send(&multi.lock().into_future());
+    is_send(&multi.run(async {}));
+    is_send(&async {
+        let guard = multi.lock().await.unwrap();
+        guard.lost().await;
+        guard.run(async {}).await.unwrap();
+        guard.unlock().await.unwrap();
+    });
 }
 
 #[tokio::test(start_paused = true)]

@@ -117,6 +117,8 @@ async fn a_majority_gives_it(stands: Stands) {
         assert!(member.is_held_by(guard.owner()).await.unwrap());
         assert_eq!(client.status().holds, 1);
     }
+    assert!(lock.is_held_by(guard.owner()).await.unwrap());
+    assert!(!lock.is_held_by(Owner::new()).await.unwrap());
     assert!(other.try_lock().await.unwrap().is_none());
     assert_eq!(holders(&others, "a").await, 3);
     guard.unlock().await.unwrap();
@@ -125,6 +127,7 @@ async fn a_majority_gives_it(stands: Stands) {
     let one = others[1].lock("a").lock().await.unwrap();
     let guard = lock.try_lock().await.unwrap().unwrap();
     assert_eq!(guard.held(), 2);
+    assert!(lock.is_held_by(guard.owner()).await.unwrap());
     drop(guard);
     one.unlock().await.unwrap();
     nothing_left(&clients, "a").await;
@@ -681,4 +684,20 @@ async fn a_dead_holder_costs_its_lease() {
     let waited = begun.elapsed();
     assert!(waited >= 20 * SECOND && waited < 21 * SECOND, "{waited:?}");
     guard.unlock().await.unwrap();
+}
+
+/// Guards and pending acquisitions may go to other threads.
+#[test]
+fn everything_is_send() {
+    fn is_send<T: Send>(_: &T) {}
+    let lock = RedLock::new([Client::embedded().lock("a")]);
+    is_send(&lock);
+    is_send(&lock.lock().into_future());
+    is_send(&lock.run(async {}));
+    is_send(&async {
+        let guard = lock.lock().await.unwrap();
+        guard.lost().await;
+        guard.run(async {}).await.unwrap();
+        guard.unlock().await.unwrap();
+    });
 }

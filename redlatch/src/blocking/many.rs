@@ -198,6 +198,14 @@ impl<L: LockOfMany> ManyGuard<L> {
 
 macro_rules! guard_of {
     ($lock:ty, $guard:ident) => {
+        impl Many<$lock> {
+            /// Whether the calling thread holds it, as the stores see it: the async `is_held_by`.
+            pub fn is_held_by_current_thread(&self) -> Result<bool> {
+                let (lock, me) = (self.inner.clone(), current_thread());
+                self.worker()?.run(async move { lock.is_held_by(me).await })?
+            }
+        }
+
         impl ManyGuard<$lock> {
             #[doc = concat!("Releases and returns when it is done: [`crate::", stringify!($guard), "::unlock`].")]
             pub fn unlock(self) -> Result<()> {

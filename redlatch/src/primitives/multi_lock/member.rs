@@ -8,7 +8,7 @@ use tokio::time::Instant;
 
 use super::take::Prize;
 use crate::error::{Error, Result};
-use crate::hold::Hold;
+use crate::hold::{Boxed, Hold};
 use crate::lease::Lease;
 use crate::name::{Family, Place};
 use crate::owner::Owner;
@@ -52,6 +52,7 @@ pub(crate) trait AnyLock: Send + Sync {
     fn queue(&self) -> Queue;
     fn pause(&self, tries: u32) -> Option<Duration>;
     fn remembers_waiters(&self) -> Option<Lease>;
+    fn is_held_by(&self, owner: Owner) -> Boxed<'_, Result<bool>>;
 }
 
 impl<K: LockKind + OwnedKind> AnyLock for Lock<K> {
@@ -95,6 +96,10 @@ impl<K: LockKind + OwnedKind> AnyLock for Lock<K> {
 
     fn remembers_waiters(&self) -> Option<Lease> {
         self.kind.remembers_waiters()
+    }
+
+    fn is_held_by(&self, owner: Owner) -> Boxed<'_, Result<bool>> {
+        Box::pin(Lock::is_held_by(self, owner))
     }
 }
 

@@ -142,6 +142,28 @@ impl MultiLock {
             _ => Ok(output),
         }
     }
+
+    /// Whether `owner` holds all locks, each through its member's client, as the stores see it.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::InvalidMembers`], or the first error of a member, as of
+    /// [`Lock::is_locked`](crate::Lock::is_locked).
+    ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")] async fn main() -> redlatch::Result<()> {
+    /// # let client = redlatch::Client::embedded();
+    /// let both = redlatch::MultiLock::new([client.lock("a"), client.lock("b")]);
+    /// let guard = both.lock().await?;
+    /// assert!(both.is_held_by(guard.owner()).await?);
+    /// # Ok(()) }
+    /// ```
+    pub async fn is_held_by(&self, owner: Owner) -> Result<bool> {
+        let members = checked(&self.members)?;
+        let each = all(members.iter().map(|member| member.0.is_held_by(owner))).await;
+        let held: Result<Vec<bool>> = each.into_iter().collect();
+        Ok(held?.into_iter().all(|held| held))
+    }
 }
 
 impl LockOfMany for MultiLock {

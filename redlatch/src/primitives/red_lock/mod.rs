@@ -12,7 +12,7 @@ use tracing::Instrument as _;
 pub use self::guard::RedGuard;
 use self::guard::drift;
 use self::round::Rounds;
-use super::multi_lock::{AcquireMany, LockOfMany, Member, Obtain, TryAcquireMany, checked};
+use super::multi_lock::{AcquireMany, LockOfMany, Member, Obtain, TryAcquireMany, all, checked};
 use super::spin_lock::Backoff;
 use crate::error::{Error, Result};
 use crate::lease::{Lease, Patience};
@@ -147,6 +147,34 @@ impl RedLock {
         }
     }
 
+    /// Whether `owner` holds the lock: whether a majority of the members says so.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::InvalidMembers`], [`Error::InvalidSetting`], or the first error of a member, if so
+    /// many fail or do not answer in time that the others cannot tell.
+    pub async fn is_held_by(&self, owner: Owner) -> Result<bool> {
+        let members = checked(&self.members)?;
+        let limit = self.limit(shortest_lease(&members, None))?;
+        let asking = members.iter().map(|member| async move {
+            let asked = tokio::time::timeout(limit, member.0.is_held_by(owner)).await;
+            asked.unwrap_or_else(|_| Err(too_slow(limit)))
+        });
+        let (mut yes, mut errors) = (0, Vec::new());
+        for answer in all(asking).await {
+            match answer {
+                Ok(held) => yes += usize::from(held),
+                Err(error) => errors.push(error),
+            }
+        }
+        let quorum = members.len() / 2 + 1;
+        let (failed, first) = (errors.len(), errors.into_iter().next());
+        match first {
+            Some(error) if yes < quorum && yes + failed >= quorum => Err(error),
+            _ => Ok(yes >= quorum),
+        }
+    }
+
     /// How long a member may take to answer.
     fn limit(&self, lease: Duration) -> Result<Duration> {
         let Some(timeout) = self.timeout else {
@@ -160,6 +188,19 @@ impl RedLock {
             });
         }
         Ok(timeout)
+    }
+}
+
+/// The shortest of the leases with which members are held.
+fn shortest_lease(members: &[Member], lease: Option<Lease>) -> Duration {
+    let leases = members.iter().map(|member| member.terms(lease).lease);
+    leases.min().unwrap_or(Lease::WATCHDOG).duration()
+}
+
+/// The error of a member that did not answer in time.
+fn too_slow(limit: Duration) -> Error {
+    Error::Unavailable {
+        reason: format!("no answer within {limit:?}, the RedLock's `timeout`"),
     }
 }
 
@@ -178,11 +219,10 @@ impl Obtain for RedLock {
         let Some(first) = members.first() else {
             return Ok(None);
         };
-        let mut shortest = crate::MAX_LEASE;
         for member in &members {
             member.session().background.bind()?;
-            shortest = shortest.min(member.terms(lease).lease.duration());
         }
+        let shortest = shortest_lease(&members, lease);
         if shortest <= drift(shortest) {
             return Err(Error::InvalidSetting {
                 setting: "lease",

@@ -6,6 +6,7 @@ use std::time::Duration;
 use tokio::time::{Instant, sleep_until, timeout};
 
 use super::guard::Majority;
+use super::too_slow;
 use crate::error::{Error, Result};
 use crate::lease::{Lease, Patience};
 use crate::owner::Owner;
@@ -80,9 +81,7 @@ impl Rounds<'_> {
                 Ok(Ok(Outcome::Done(prize))) => Ok(Some(Share::new(claim, terms, prize))),
                 Ok(Ok(Outcome::Wait(_))) => Ok(None),
                 Ok(Err(error)) => Err(error),
-                Err(_) => Err(Error::Unavailable {
-                    reason: format!("no answer within {limit:?}, the RedLock's `timeout`"),
-                }),
+                Err(_) => Err(too_slow(limit)),
             }
         });
         let mut shares = Vec::with_capacity(self.members.len());
