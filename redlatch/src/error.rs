@@ -124,6 +124,14 @@ pub enum Error {
         name: String,
     },
 
+    /// Locks that cannot be held together.
+    #[error("these locks cannot be held together: {reason}")]
+    #[non_exhaustive]
+    InvalidMembers {
+        /// What is wrong with them.
+        reason: String,
+    },
+
     /// A reader asks to write. It would wait for itself: others may be reading with it, and each of
     /// them could ask the same.
     #[error(

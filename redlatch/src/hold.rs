@@ -13,7 +13,7 @@ use crate::lease::Lease;
 use crate::name::Place;
 use crate::owner::Owner;
 use crate::space::Space;
-use crate::step::Script;
+use crate::step::{AnyStep, Script};
 use crate::store::{Answer, Store};
 
 /// A boxed future.
@@ -43,6 +43,16 @@ pub(crate) trait Kind: Send + Sync {
         keep: u32,
         lease: Option<Lease>,
     ) -> Boxed<'a, Result<Answer<bool>>>;
+
+    /// The step that takes an acquisition back in the same breath, without a word to anybody who
+    /// waits, because nobody can have noticed it: the hold count is `keep` again.
+    ///
+    /// With it, the acquisition may be part of a script that takes several things or none. That
+    /// acquisition must answer a number if somebody is in the way, and no number if it is had.
+    fn undo<'a>(&'a self, hold: &'a Hold, keep: u32) -> Option<Box<dyn AnyStep<bool> + 'a>> {
+        let _ = (hold, keep);
+        None
+    }
 }
 
 /// What one owner has of one name: shared by all its guards.

@@ -28,6 +28,10 @@ pub use owner::Owner;
 pub use primitives::fenced_lock::{Fenced, FencedLock};
 pub use primitives::handle::{Acquire, Guard, Holder, Lock, LockKind, OwnedKind, TryAcquire};
 pub use primitives::lock::Reentrant;
+pub use primitives::multi_lock::{
+    AcquireMany, LockOfMany, Member, MultiGuard, MultiLock, TryAcquireMany,
+};
+pub use primitives::red_lock::{RedGuard, RedLock};
 pub use primitives::spin_lock::{Backoff, Spin, SpinLock};
 pub use primitives::survey::{ObjectKind, ObjectState, OutPermit, Waiting};
 pub use store::embedded::Embedded;

@@ -137,6 +137,91 @@ impl Session {
     }
 }
 
+/// What an attempt to have several things at once came to.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) enum Together<T> {
+    /// All of them, and this came with each.
+    Had(Vec<T>),
+    /// None, because somebody has this one, for so long at most.
+    InTheWay(usize, Duration),
+}
+
+impl Session {
+    /// One attempt to have all or none of several things; [`Claim::enter`] for each of them, in one
+    /// step. The caller keeps to one order of things, so that two of these never wait for each
+    /// other's turns.
+    pub(crate) async fn enter_all<'a, T: Send, S: Step<Reply = Together<T>>>(
+        &self,
+        claims: &[(&'a Claim, Terms)],
+        subscribe: Option<&str>,
+        step: impl FnOnce(&[u32]) -> S,
+    ) -> Result<Together<T>> {
+        let mut turns = Vec::with_capacity(claims.len());
+        let mut held = Vec::with_capacity(claims.len());
+        for (claim, terms) in claims {
+            turns.push(claim.hold.steps.lock().await);
+            held.push(claim.held_before(*terms)?);
+        }
+        let sent = &Sent::default();
+        let unsettled = |(claim, terms): &(&'a Claim, Terms)| Unsettled::new(claim, *terms, sent);
+        let unsettled: Vec<_> = claims.iter().map(unsettled).collect();
+        for (claim, _) in claims {
+            claim.hold.taking();
+        }
+        let step = step(&held);
+        // As in `Claim::enter`: the renewal of what is held already must not wait.
+        let lane = match held.iter().all(|&held| held == 0) {
+            true => Lane::Attempt,
+            false => Lane::First,
+        };
+        let answer = match subscribe {
+            Some(channel) => {
+                let store = &self.store;
+                store.subscribe_and_run(channel, &step, sent).await
+            }
+            None => self.store.run(&step, lane, sent).await,
+        };
+        let settled = || unsettled.iter().for_each(|one| one.settled.set(true));
+        let answer = match answer {
+            Ok(answer) => answer,
+            Err(error) => {
+                if error.leaves_untouched() {
+                    settled();
+                }
+                return Err(error);
+            }
+        };
+        match &answer.reply {
+            Together::Had(_) => {
+                for (i, (claim, terms)) in claims.iter().enumerate() {
+                    let end = answer.sent + terms.lease.duration();
+                    if let Err(error) = claim.hold.enter(end, terms.renewed) {
+                        // Too late for this one, so for all; dropping what is unsettled gives
+                        // them back.
+                        for (claim, terms) in claims.iter().take(i) {
+                            claim.leave(*terms);
+                        }
+                        return Err(error);
+                    }
+                }
+                for (claim, _) in claims {
+                    self.watchdog.watch(&claim.hold);
+                }
+            }
+            Together::InTheWay(i, _) => {
+                if let Some((claim, _)) = claims.get(*i)
+                    && held.get(*i).is_some_and(|&held| held > 0)
+                {
+                    settled();
+                    return Err(claim.not_held());
+                }
+            }
+        }
+        settled();
+        Ok(answer.reply)
+    }
+}
+
 /// A share in a hold, won or not.
 pub(crate) struct Claim {
     pub(crate) session: Arc<Session>,
@@ -185,22 +270,9 @@ impl Claim {
         step: impl FnOnce(&'a Hold, u32) -> S,
     ) -> Result<Outcome<T>> {
         let _turn = self.hold.steps.lock().await;
-        if let Some(loss) = self.hold.loss() {
-            return Err(self.hold.lost_error(loss));
-        }
-        let held = self.hold.count();
-        if held > 0 && !terms.reentrant {
-            return Err(Error::AlreadyHeld {
-                name: self.hold.place.name().to_owned(),
-            });
-        }
-        let unsettled = Unsettled {
-            claim: self,
-            terms,
-            sent: Sent::default(),
-            settled: Cell::new(false),
-        };
-        let sent = &unsettled.sent;
+        let held = self.held_before(terms)?;
+        let sent = &Sent::default();
+        let unsettled = Unsettled::new(self, terms, sent);
         self.hold.taking();
         let step = step(&self.hold, held + 1);
         let store = &self.session.store;
@@ -230,15 +302,34 @@ impl Claim {
             }
             Outcome::Wait(_) if held > 0 => {
                 unsettled.settled.set(true);
-                self.hold.lose(Loss::NotHeld);
-                self.session.watchdog.watch(&self.hold);
-                Err(self.hold.lost_error(Loss::NotHeld))
+                Err(self.not_held())
             }
             wait @ Outcome::Wait(_) => {
                 unsettled.settled.set(true);
                 Ok(wait)
             }
         }
+    }
+
+    /// How often the owner has it already, if it may ask for it now.
+    fn held_before(&self, terms: Terms) -> Result<u32> {
+        if let Some(loss) = self.hold.loss() {
+            return Err(self.hold.lost_error(loss));
+        }
+        let held = self.hold.count();
+        if held > 0 && !terms.reentrant {
+            return Err(Error::AlreadyHeld {
+                name: self.hold.place.name().to_owned(),
+            });
+        }
+        Ok(held)
+    }
+
+    /// The store says that what is held here is not.
+    fn not_held(&self) -> Error {
+        self.hold.lose(Loss::NotHeld);
+        self.session.watchdog.watch(&self.hold);
+        self.hold.lost_error(Loss::NotHeld)
     }
 
     /// Gives one entry back. After this, [`Claim::settle`] tells the store.
@@ -347,8 +438,19 @@ const SETTLING: Duration = Duration::from_secs(10);
 struct Unsettled<'a> {
     claim: &'a Claim,
     terms: Terms,
-    sent: Sent,
+    sent: &'a Sent,
     settled: Cell<bool>,
+}
+
+impl<'a> Unsettled<'a> {
+    fn new(claim: &'a Claim, terms: Terms, sent: &'a Sent) -> Unsettled<'a> {
+        Unsettled {
+            claim,
+            terms,
+            sent,
+            settled: Cell::new(false),
+        }
+    }
 }
 
 impl Drop for Unsettled<'_> {

@@ -31,6 +31,37 @@ pub(crate) trait Step: Send + Sync {
     fn apply(&self, space: &mut Space, now: Instant) -> Result<Self::Reply>;
 }
 
+/// A step of which only the reply is known, for those that are composed of others' steps.
+pub(crate) trait AnyStep<R>: Send + Sync {
+    fn script(&self) -> &'static Script;
+    fn keys(&self) -> Vec<&str>;
+    fn args(&self, args: &mut Args<'_>);
+    fn reply(&self, raw: Value) -> Result<R>;
+    fn apply(&self, space: &mut Space, now: Instant) -> Result<R>;
+}
+
+impl<S: Step> AnyStep<S::Reply> for S {
+    fn script(&self) -> &'static Script {
+        Step::script(self)
+    }
+
+    fn keys(&self) -> Vec<&str> {
+        Step::keys(self).collect()
+    }
+
+    fn args(&self, args: &mut Args<'_>) {
+        Step::args(self, args);
+    }
+
+    fn reply(&self, raw: Value) -> Result<S::Reply> {
+        Step::reply(self, raw)
+    }
+
+    fn apply(&self, space: &mut Space, now: Instant) -> Result<S::Reply> {
+        Step::apply(self, space, now)
+    }
+}
+
 /// What an attempt to get something came to.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Outcome<T = ()> {
@@ -48,6 +79,11 @@ pub(crate) struct Script {
 }
 
 impl Script {
+    /// The address tells scripts apart: each is made once.
+    pub(crate) fn id(&'static self) -> usize {
+        std::ptr::from_ref(self).addr()
+    }
+
     pub(crate) const fn new(source: &'static str) -> Script {
         Script {
             source,

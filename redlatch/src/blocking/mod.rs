@@ -32,9 +32,11 @@ use crate::error::Result;
 use crate::{ClientBuilder, ClientStatus, Embedded, Fenced, LockKind, Owner, Spin};
 
 mod lock;
+mod many;
 mod worker;
 
 pub use lock::{Guard, Lock};
+pub use many::{Many, ManyGuard, Member, MultiLock, RedLock};
 use worker::Worker;
 
 thread_local! {

@@ -4,6 +4,8 @@
 pub(crate) mod fenced_lock;
 pub(crate) mod handle;
 pub(crate) mod lock;
+pub(crate) mod multi_lock;
+pub(crate) mod red_lock;
 pub(crate) mod spin_lock;
 pub(crate) mod survey;
 

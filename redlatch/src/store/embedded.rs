@@ -70,6 +70,10 @@ pub(crate) struct Attached {
 }
 
 impl Attached {
+    pub(crate) fn address(&self) -> String {
+        format!("embedded:{:p}", Arc::as_ptr(&self.store.0))
+    }
+
     pub(crate) fn run<S: Step>(&self, step: &S) -> Result<Answer<S::Reply>> {
         let sent = Instant::now();
         let (reply, woken) = {

@@ -65,6 +65,14 @@ pub(crate) struct Answer<R> {
 }
 
 impl Store {
+    /// Which store it is: the address that was connected to, the same for all who gave the same.
+    pub(crate) fn address(&self) -> String {
+        match self {
+            Store::Redis(redis) => redis.address(),
+            Store::Embedded(space) => space.address(),
+        }
+    }
+
     /// Runs a step; if the connection breaks, again on the next one, until the response timeout.
     pub(crate) async fn run<S: Step>(
         &self,

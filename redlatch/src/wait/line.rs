@@ -93,6 +93,11 @@ impl WaitingRoom {
         self.lines.lock().len()
     }
 
+    /// Whether there is a line at `channel`: who waits asks when it is its turn there.
+    pub(crate) fn has_line(&self, channel: &str) -> bool {
+        self.lines.lock().contains_key(channel)
+    }
+
     /// A place in the line of `channel`, if there is one.
     pub(super) fn line(&self, channel: &str, queue: Queue) -> Option<Line> {
         let mut lines = self.lines.lock();

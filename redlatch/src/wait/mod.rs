@@ -40,6 +40,11 @@ pub(crate) trait Attempt: Send {
     /// Asks once, subscribing to the channel first if told to.
     fn ask(&mut self, subscribe: bool) -> impl Future<Output = Result<Outcome<Self::Won>>> + Send;
 
+    /// Whether the last [`Attempt::ask`] came so far as to subscribe, if it was told to.
+    fn has_subscribed(&self) -> bool {
+        true
+    }
+
     /// How long what was won keeps everybody else in the queue from having it too. `None`: it does
     /// not, or nobody will say when it ends; the next one asks at once.
     fn keeps_others_out(&self) -> Option<Duration>;
@@ -73,12 +78,30 @@ impl WaitingRoom {
                 Outcome::Wait(_) => self.join(attempt.channel(), queue),
             },
         };
-        let end = patience.end();
-        let Some(turn) = before(end, line.turn()).await else {
-            return Ok(None);
-        };
-        first_in_line(&line, turn, attempt, end).await
+        in_line(line, attempt, patience).await
     }
+
+    /// The same for who has asked before: waits for its turn, and then asks.
+    pub(crate) async fn obtain_in_line<A: Attempt>(
+        &self,
+        attempt: &mut A,
+        patience: Patience,
+    ) -> Result<Option<A::Won>> {
+        let line = self.join(attempt.channel(), attempt.queue());
+        in_line(line, attempt, patience).await
+    }
+}
+
+async fn in_line<A: Attempt>(
+    line: Line,
+    attempt: &mut A,
+    patience: Patience,
+) -> Result<Option<A::Won>> {
+    let end = patience.end();
+    let Some(turn) = before(end, line.turn()).await else {
+        return Ok(None);
+    };
+    first_in_line(&line, turn, attempt, end).await
 }
 
 async fn first_in_line<A: Attempt>(
@@ -119,7 +142,9 @@ async fn first_in_line<A: Attempt>(
             let subscribed = line.is_subscribed();
             line.subscribing();
             let outcome = attempt.ask(!subscribed).await?;
-            line.subscribed();
+            if attempt.has_subscribed() {
+                line.subscribed();
+            }
             outcome
         };
         next = match (outcome, pause) {

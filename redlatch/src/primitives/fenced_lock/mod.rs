@@ -15,7 +15,7 @@ use crate::name::{Family, Place};
 use crate::primitives::handle::{Ask, Guard, Holder, Lock, OwnedKind, Rules};
 use crate::primitives::lock::Reentrant;
 use crate::space::Space;
-use crate::step::{Outcome, Script, Step};
+use crate::step::{AnyStep, Outcome, Script, Step};
 use crate::store::{Answer, Store};
 
 /// A lock whose every acquisition brings a *fencing token*, a number greater than those of all
@@ -103,6 +103,10 @@ impl Kind for Fenced {
         lease: Option<Lease>,
     ) -> Boxed<'a, Result<Answer<bool>>> {
         Reentrant.release(store, hold, keep, lease)
+    }
+
+    fn undo<'a>(&'a self, hold: &'a Hold, keep: u32) -> Option<Box<dyn AnyStep<bool> + 'a>> {
+        Reentrant.undo(hold, keep)
     }
 }
 

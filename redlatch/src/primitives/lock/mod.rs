@@ -11,7 +11,7 @@ use crate::lease::Lease;
 use crate::name::{Family, Place};
 use crate::primitives::handle::{Ask, Holder, OwnedKind, Rules};
 use crate::space::Space;
-use crate::step::{Outcome, Script, Step};
+use crate::step::{AnyStep, Outcome, Script, Step};
 use crate::store::{Answer, Lane, Sent, Store};
 
 use tokio::time::Instant;
@@ -43,6 +43,12 @@ impl Kind for Reentrant {
             let step = rules::Release::new(hold, keep, lease);
             store.run(&step, Lane::First, &Sent::default()).await
         })
+    }
+
+    fn undo<'a>(&'a self, hold: &'a Hold, keep: u32) -> Option<Box<dyn AnyStep<bool> + 'a>> {
+        let mut step = rules::Release::new(hold, keep, None);
+        step.tell = false;
+        Some(Box::new(step))
     }
 }
 

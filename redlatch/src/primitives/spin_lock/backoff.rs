@@ -44,7 +44,7 @@ impl Backoff {
     }
 
     /// The pause after so many tries that failed before.
-    pub(super) fn pause(&self, tries: u32) -> Duration {
+    pub(crate) fn pause(&self, tries: u32) -> Duration {
         let growth = self.factor.powi(i32::try_from(tries).unwrap_or(i32::MAX));
         let pause = (self.first.as_secs_f64() * growth).min(self.longest.as_secs_f64());
         let share = if self.jitter {

@@ -15,7 +15,7 @@ use crate::name::{Family, Place};
 use crate::primitives::handle::{Ask, Holder, Lock, OwnedKind, Rules};
 use crate::primitives::lock::{Reentrant, rules};
 use crate::space::Space;
-use crate::step::{Outcome, Script, Step};
+use crate::step::{AnyStep, Outcome, Script, Step};
 use crate::store::{Answer, Lane, Sent, Store};
 
 /// A lock that is waited for by asking again and again, with growing pauses (Redisson: `RSpinLock`).
@@ -82,6 +82,10 @@ impl Kind for Spin {
             step.tell = false;
             store.run(&step, Lane::First, &Sent::default()).await
         })
+    }
+
+    fn undo<'a>(&'a self, hold: &'a Hold, keep: u32) -> Option<Box<dyn AnyStep<bool> + 'a>> {
+        Reentrant.undo(hold, keep)
     }
 }
 

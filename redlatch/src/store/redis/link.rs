@@ -73,6 +73,12 @@ impl Link {
         }
     }
 
+    /// Server and database, without anything that could be secret.
+    pub(super) fn address(&self) -> String {
+        let info = self.client.get_connection_info();
+        format!("{}/{}", info.addr(), info.redis_settings().db())
+    }
+
     /// The connection there is, or a new one. Many callers share one attempt to connect.
     pub(super) async fn live(self: &Arc<Self>) -> Result<Live, Fault> {
         if let Some(live) = self.shared.live() {

@@ -69,6 +69,10 @@ impl Redis {
         Ok(redis)
     }
 
+    pub(crate) fn address(&self) -> String {
+        self.link.address()
+    }
+
     pub(crate) async fn run<S: Step>(
         &self,
         step: &S,

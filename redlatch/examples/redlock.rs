@@ -1,0 +1,73 @@
+//! The nightly report is written by one process of a fleet at a time, also when one of the servers
+//! that keep the lock is down.
+//!
+//! ```sh
+//! cargo run --example redlock                                       # needs no server
+//! cargo run --example redlock -- redis://one redis://two redis://three
+//! ```
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
+use std::time::Duration;
+
+use redlatch::{Client, Embedded, RedLock};
+use tokio::task::JoinSet;
+
+const PROCESSES: usize = 4;
+const REPORTS: usize = 3;
+
+type Result<T, E = Box<dyn std::error::Error + Send + Sync>> = std::result::Result<T, E>;
+
+/// The lock as one process has it: a client of each server, and their locks of one name.
+async fn report_lock(urls: &[String], stores: &[Embedded]) -> Result<RedLock> {
+    let mut clients = Vec::new();
+    for url in urls {
+        clients.push(Client::connect(url).await?);
+    }
+    for store in stores {
+        clients.push(Client::builder().connect_embedded(store)?);
+    }
+    // A network with slow moments gets more time than the 30 ms that it would have.
+    let timeout = Duration::from_millis(200);
+    Ok(RedLock::new(clients.iter().map(|client| client.lock("redlock:report"))).timeout(timeout))
+}
+
+#[tokio::main]
+async fn main() -> Result<()> {
+    let urls: Vec<String> = std::env::args().skip(1).collect();
+    let stores: Vec<Embedded> = match urls.len() {
+        0 => (0..3).map(|_| Embedded::new()).collect(),
+        _ => Vec::new(),
+    };
+    let writing = Arc::new(AtomicUsize::new(0));
+    let mut fleet: JoinSet<Result<()>> = JoinSet::new();
+    for process in 0..PROCESSES {
+        let lock = report_lock(&urls, &stores).await?;
+        let writing = writing.clone();
+        fleet.spawn(async move {
+            for report in 0..REPORTS {
+                let guard = lock.lock().await?;
+                let beside = writing.fetch_add(1, SeqCst);
+                // The work is dropped should the lock be lost on the way.
+                let work = tokio::time::sleep(Duration::from_millis(5));
+                let done = guard.run(work).await;
+                writing.fetch_sub(1, SeqCst);
+                done?;
+                println!(
+                    "process {process} wrote report {report}, with the lock from {} servers",
+                    guard.held()
+                );
+                guard.unlock().await?;
+                if beside > 0 {
+                    return Err("two wrote at a time".into());
+                }
+            }
+            Ok(())
+        });
+    }
+    while let Some(process) = fleet.join_next().await {
+        process??;
+    }
+    println!("{} reports, one at a time", PROCESSES * REPORTS);
+    Ok(())
+}

@@ -1,0 +1,254 @@
+//! Several locks as one, for threads.
+
+use std::future::IntoFuture as _;
+use std::marker::PhantomData;
+use std::sync::Arc;
+use std::time::Duration;
+
+use super::{Lock, Worker, current_thread};
+use crate::error::{Error, Result};
+use crate::{Backoff, LockKind, LockOfMany, OwnedKind, Owner};
+
+/// A lock as one of several: made `From` a [`Lock`] or a reference to one.
+#[derive(Clone, Debug)]
+pub struct Member {
+    inner: crate::Member,
+    worker: Arc<Worker>,
+}
+
+impl<K: LockKind + OwnedKind> From<&Lock<K>> for Member {
+    fn from(lock: &Lock<K>) -> Member {
+        Member {
+            inner: crate::Member::from(&lock.inner),
+            worker: lock.worker.clone(),
+        }
+    }
+}
+
+impl<K: LockKind + OwnedKind> From<Lock<K>> for Member {
+    fn from(lock: Lock<K>) -> Member {
+        Member::from(&lock)
+    }
+}
+
+/// Several locks that are held as one, for threads: [`MultiLock`] and [`RedLock`]. The errors are
+/// those of the async methods of the same names. A lease that a member was given with
+/// [`Lock::with_lease`] does not count here.
+#[derive(Clone, Debug)]
+pub struct Many<L: LockOfMany> {
+    inner: L,
+    lease: Option<Duration>,
+    /// The thread of the first member's client. `None`: there are no members.
+    worker: Option<Arc<Worker>>,
+}
+
+/// Several locks that are held together or not at all: [`crate::MultiLock`].
+///
+/// ```
+/// # fn main() -> redlatch::Result<()> {
+/// use redlatch::blocking::{Client, MultiLock};
+///
+/// let client = Client::embedded()?; // or connect("redis://127.0.0.1")?
+/// let both = MultiLock::new([client.lock("account:1"), client.lock("account:2")]);
+/// let guard = both.lock()?;
+/// assert!(client.lock("account:2").is_held_by_current_thread()?);
+/// guard.unlock()
+/// # }
+/// ```
+pub type MultiLock = Many<crate::MultiLock>;
+
+/// One lock that is kept by several independent servers: [`crate::RedLock`].
+///
+/// ```
+/// # fn main() -> redlatch::Result<()> {
+/// use redlatch::blocking::{Client, RedLock};
+///
+/// let clients = [Client::embedded()?, Client::embedded()?, Client::embedded()?];
+/// let lock = RedLock::new(clients.each_ref().map(|client| client.lock("orders:42")));
+/// let guard = lock.lock()?;
+/// assert!(guard.is_valid());
+/// guard.unlock()
+/// # }
+/// ```
+pub type RedLock = Many<crate::RedLock>;
+
+impl MultiLock {
+    /// A handle of all these locks together: [`crate::MultiLock::new`].
+    pub fn new<M: Into<Member>>(members: impl IntoIterator<Item = M>) -> MultiLock {
+        Many::of(members, crate::MultiLock::new)
+    }
+
+    /// The same locks and this one.
+    #[must_use]
+    pub fn and(mut self, member: impl Into<Member>) -> MultiLock {
+        let Member { inner, worker } = member.into();
+        self.inner = self.inner.and(inner);
+        self.worker.get_or_insert(worker);
+        self
+    }
+}
+
+impl RedLock {
+    /// A handle of the lock that these members make: [`crate::RedLock::new`].
+    pub fn new<M: Into<Member>>(members: impl IntoIterator<Item = M>) -> RedLock {
+        Many::of(members, crate::RedLock::new)
+    }
+
+    /// The same lock with this member too.
+    #[must_use]
+    pub fn and(mut self, member: impl Into<Member>) -> RedLock {
+        let Member { inner, worker } = member.into();
+        self.inner = self.inner.and(inner);
+        self.worker.get_or_insert(worker);
+        self
+    }
+
+    /// How long a member may take to answer: [`crate::RedLock::timeout`].
+    #[must_use]
+    pub fn timeout(mut self, timeout: Duration) -> RedLock {
+        self.inner = self.inner.timeout(timeout);
+        self
+    }
+
+    /// How long to pause between rounds: [`crate::RedLock::backoff`].
+    #[must_use]
+    pub fn backoff(mut self, backoff: Backoff) -> RedLock {
+        self.inner = self.inner.backoff(backoff);
+        self
+    }
+}
+
+impl<L: LockOfMany> Many<L> {
+    fn of<M: Into<Member>>(
+        members: impl IntoIterator<Item = M>,
+        make: impl FnOnce(Vec<crate::Member>) -> L,
+    ) -> Many<L> {
+        let members: Vec<Member> = members.into_iter().map(Into::into).collect();
+        let worker = members.first().map(|member| member.worker.clone());
+        Many {
+            inner: make(members.into_iter().map(|member| member.inner).collect()),
+            lease: None,
+            worker,
+        }
+    }
+
+    /// The same locks, held for exactly this long when acquired through this handle, and not
+    /// renewed: [`crate::AcquireMany::lease`].
+    #[must_use]
+    pub fn with_lease(mut self, lease: Duration) -> Many<L> {
+        self.lease = Some(lease);
+        self
+    }
+
+    /// Blocks until they are had.
+    pub fn lock(&self) -> Result<ManyGuard<L>> {
+        let mut request = crate::AcquireMany::new(&self.inner).owner(current_thread());
+        if let Some(lease) = self.lease {
+            request = request.lease(lease);
+        }
+        let worker = self.worker()?;
+        let guard = worker.run(request.into_future())??;
+        Ok(ManyGuard::new(guard, worker))
+    }
+
+    /// Takes them if they are free; blocks for one answer of the stores.
+    pub fn try_lock(&self) -> Result<Option<ManyGuard<L>>> {
+        self.try_lock_for(Duration::ZERO)
+    }
+
+    /// Blocks until they are had, at most this long: [`crate::TryAcquireMany::wait`].
+    pub fn try_lock_for(&self, wait: Duration) -> Result<Option<ManyGuard<L>>> {
+        let request = crate::TryAcquireMany::new(&self.inner);
+        let mut request = request.owner(current_thread()).wait(wait);
+        if let Some(lease) = self.lease {
+            request = request.lease(lease);
+        }
+        let worker = self.worker()?;
+        let guard = worker.run(request.into_future())??;
+        Ok(guard.map(|guard| ManyGuard::new(guard, worker)))
+    }
+
+    fn worker(&self) -> Result<Arc<Worker>> {
+        self.worker.clone().ok_or_else(|| Error::InvalidMembers {
+            reason: "there are none; name at least one".into(),
+        })
+    }
+}
+
+/// Several locks held by a thread: [`crate::MultiGuard`] or [`crate::RedGuard`].
+///
+/// Dropping does not block: it releases in the background. It stays on its thread, because the
+/// thread is the owner.
+#[must_use = "the locks are released as soon as the guard is dropped"]
+pub struct ManyGuard<L: LockOfMany> {
+    inner: L::Guard,
+    worker: Arc<Worker>,
+    thread: PhantomData<*const ()>,
+}
+
+impl<L: LockOfMany> ManyGuard<L> {
+    fn new(inner: L::Guard, worker: Arc<Worker>) -> ManyGuard<L> {
+        ManyGuard {
+            inner,
+            worker,
+            thread: PhantomData,
+        }
+    }
+}
+
+macro_rules! guard_of {
+    ($lock:ty, $guard:ident) => {
+        impl Many<$lock> {
+            /// Whether the calling thread holds it, as the stores see it: the async `is_held_by`.
+            pub fn is_held_by_current_thread(&self) -> Result<bool> {
+                let (lock, me) = (self.inner.clone(), current_thread());
+                self.worker()?.run(async move { lock.is_held_by(me).await })?
+            }
+        }
+
+        impl ManyGuard<$lock> {
+            #[doc = concat!("Releases and returns when it is done: [`crate::", stringify!($guard), "::unlock`].")]
+            pub fn unlock(self) -> Result<()> {
+                self.worker.run(self.inner.unlock())?
+            }
+
+            #[doc = concat!("Whether it is certainly still held: [`crate::", stringify!($guard), "::is_valid`].")]
+            pub fn is_valid(&self) -> bool {
+                self.inner.is_valid()
+            }
+
+            #[doc = concat!("For how long it is certainly held: [`crate::", stringify!($guard), "::valid_for`].")]
+            pub fn valid_for(&self) -> Duration {
+                self.inner.valid_for()
+            }
+
+            /// The thread's owner: [`current_thread`].
+            pub fn owner(&self) -> Owner {
+                self.inner.owner()
+            }
+        }
+
+        impl std::fmt::Debug for ManyGuard<$lock> {
+            fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+                self.inner.fmt(f)
+            }
+        }
+    };
+}
+
+guard_of!(crate::MultiLock, MultiGuard);
+guard_of!(crate::RedLock, RedGuard);
+
+impl ManyGuard<crate::MultiLock> {
+    /// The fencing token that came with this fenced lock: [`crate::MultiGuard::token`].
+    pub fn token(&self, lock: &Lock<crate::Fenced>) -> Option<u64> {
+        self.inner.token(&lock.inner)
+    }
+}
+
+impl ManyGuard<crate::RedLock> {
+    /// How many members have given the lock and are known to keep it: [`crate::RedGuard::held`].
+    pub fn held(&self) -> usize {
+        self.inner.held()
+    }
+}

@@ -1,0 +1,320 @@
+//! Taking all or none, and waiting for whichever is in the way while holding nothing.
+//!
+//! Why this ends: nobody holds one of the locks *while waiting* for another, so there is no circle
+//! of waiters (no deadlock). Only during one attempt, which waits for answers and not for locks,
+//! somebody may have some of them for a moment, and refuse another attempt that would give up and
+//! come again. Everybody takes them in one order, so of all that are had for such a moment take the
+//! last in the order: whoever has it can be refused only by somebody who has got all and works. So
+//! attempts cannot make each other fail for ever (no livelock).
+
+use std::future::{Future as _, poll_fn};
+use std::ops::Range;
+use std::pin::pin;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::task::Poll;
+use std::time::Duration;
+
+use super::member::{Forgotten, Member};
+use super::share::{Share, give_back};
+use super::take::{Part, Prize, Take};
+use crate::error::Result;
+use crate::hold::Hold;
+use crate::lease::{Lease, Patience};
+use crate::primitives::handle::Ask;
+use crate::session::{Claim, Terms, Together};
+use crate::step::Outcome;
+use crate::wait::{Attempt, Queue};
+
+/// So many locks are taken by one script at most: none holds the server up.
+const BATCH: usize = 100;
+
+/// One acquisition of several locks under way.
+pub(super) struct Entry<'a> {
+    members: &'a [Member],
+    claims: &'a [Claim],
+    terms: Vec<Terms>,
+    /// Neighbours in the order that are taken by one script.
+    runs: Vec<Range<usize>>,
+    /// The one that is waited for: its line is the one that we are in.
+    waits_for: Option<usize>,
+    /// Whether the store may know of us as somebody who waits for it.
+    remembered: bool,
+    /// Whether the latest try came so far as to ask for it.
+    reached: bool,
+    /// Whether the latest try got all.
+    had: bool,
+    /// How often was asked since it is waited for.
+    tries: u32,
+    /// A try is under way: what our owner enters now it enters through us.
+    trying: Arc<AtomicBool>,
+}
+
+/// What being first in a line came to.
+pub(super) enum Turn {
+    /// All were had.
+    Had(Vec<Share>),
+    /// Now another one is in the way.
+    Elsewhere(usize),
+}
+
+impl<'a> Entry<'a> {
+    /// Both slices are the same locks, in order.
+    pub(super) fn new(
+        members: &'a [Member],
+        claims: &'a [Claim],
+        lease: Option<Lease>,
+    ) -> Entry<'a> {
+        Entry {
+            members,
+            claims,
+            terms: members.iter().map(|member| member.terms(lease)).collect(),
+            runs: runs(members, claims),
+            waits_for: None,
+            remembered: false,
+            reached: false,
+            had: false,
+            tries: 0,
+            trying: Arc::default(),
+        }
+    }
+
+    pub(super) async fn obtain(&mut self, patience: Patience) -> Result<Option<Vec<Share>>> {
+        let waits = !matches!(patience, Patience::None);
+        let mut in_the_way = self.somebody_waits().filter(|_| waits);
+        loop {
+            let Some(i) = in_the_way else {
+                self.wait_for(None);
+                match self.try_all(false).await? {
+                    Ok(shares) => return Ok(Some(shares)),
+                    Err(_) if !waits => return Ok(None),
+                    Err((i, _)) => in_the_way = Some(i),
+                }
+                continue;
+            };
+            self.wait_for(Some(i));
+            let (Some(member), Some(claim)) = (self.members.get(i), self.claims.get(i)) else {
+                return Ok(None);
+            };
+            let trying = self.trying.clone();
+            let turn = tokio::select! {
+                biased;
+                turn = member.session().waiting.obtain_in_line(self, patience) => turn?,
+                // Those in line wait for our owner, so it must not wait behind them.
+                () = entered_by_another(&claim.hold, &trying) => {
+                    in_the_way = None;
+                    continue;
+                }
+            };
+            match turn {
+                None => return Ok(None),
+                Some(Turn::Had(shares)) => return Ok(Some(shares)),
+                Some(Turn::Elsewhere(i)) => in_the_way = Some(i),
+            }
+        }
+    }
+
+    /// The first that others of the same client are in line for.
+    fn somebody_waits(&self) -> Option<usize> {
+        let mut both = self.members.iter().zip(self.claims);
+        both.position(|(member, claim)| {
+            let channel = member.0.channel(&claim.hold);
+            claim.hold.count() == 0 && member.session().waiting.has_line(channel)
+        })
+    }
+
+    /// Waits for another one from now on. What the store remembers of who waits is taken back.
+    fn wait_for(&mut self, other: Option<usize>) {
+        let left = self.waits_for.take().filter(|_| self.remembered);
+        self.remembered = false;
+        self.waits_for = other;
+        self.tries = 0;
+        let Some(i) = left else { return };
+        if let (Some(member), Some(claim), Some(terms)) =
+            (self.members.get(i), self.claims.get(i), self.terms.get(i))
+            && let Some(lasts) = member.0.remembers_waiters()
+        {
+            claim.settle_in_background(terms.lease.max(lasts));
+        }
+    }
+
+    /// Tries once: all, or the one in the way and for how long. Then nothing is held.
+    async fn try_all(
+        &mut self,
+        subscribe: bool,
+    ) -> Result<std::result::Result<Vec<Share>, (usize, Duration)>> {
+        let _trying = Trying::begin(&self.trying);
+        self.reached = false;
+        self.had = false;
+        let mut shares = Vec::with_capacity(self.members.len());
+        for run in self.runs.clone() {
+            let waits_for = self.waits_for.filter(|i| run.contains(i));
+            self.remembered |= waits_for.is_some();
+            let taken = self.take(run.clone(), waits_for, subscribe).await;
+            self.reached |= waits_for.is_some();
+            let prizes = match taken {
+                Ok(Together::Had(prizes)) => prizes,
+                Ok(Together::InTheWay(i, left)) => {
+                    give_back(shares).await;
+                    return Ok(Err((run.start + i, left)));
+                }
+                Err(error) => {
+                    give_back(shares).await;
+                    return Err(error);
+                }
+            };
+            let claims = self.claims.iter().zip(&self.terms).skip(run.start);
+            for ((claim, terms), prize) in claims.zip(prizes) {
+                shares.push(Share::new(claim.clone(), *terms, prize));
+            }
+        }
+        self.remembered = false;
+        self.had = true;
+        Ok(Ok(shares))
+    }
+
+    /// Takes one run, subscribing first to the channel of the one that is waited for if told to.
+    async fn take(
+        &self,
+        run: Range<usize>,
+        waits_for: Option<usize>,
+        subscribe: bool,
+    ) -> Result<Together<Prize>> {
+        let each = || {
+            let both = self.members.iter().zip(self.claims).zip(&self.terms);
+            let all = both.enumerate().skip(run.start).take(run.len());
+            all.map(|(i, ((member, claim), terms))| (i, member, claim, *terms))
+        };
+        let channel = each()
+            .find(|&(i, ..)| subscribe && waits_for == Some(i))
+            .map(|(_, member, claim, _)| member.0.channel(&claim.hold));
+        let ask = |i, hold, held, terms: Terms| Ask {
+            hold,
+            count: held,
+            lease: terms.lease,
+            waits: waits_for == Some(i),
+        };
+        if let (Some((i, member, claim, terms)), 1) = (each().next(), run.len()) {
+            let step = |hold, count| Forgotten(member.0.acquire(ask(i, hold, count, terms)));
+            let entered = claim.enter(terms, channel, step).await?;
+            return Ok(match entered {
+                Outcome::Done(prize) => Together::Had(vec![prize]),
+                Outcome::Wait(left) => Together::InTheWay(0, left),
+            });
+        }
+        let Some(session) = each().next().map(|(_, member, ..)| member.session()) else {
+            return Ok(Together::Had(Vec::new()));
+        };
+        let claims: Vec<_> = each().map(|(_, _, claim, terms)| (claim, terms)).collect();
+        let step = |held: &[u32]| {
+            let parts = each()
+                .zip(held)
+                .filter_map(|((i, member, claim, terms), &held)| {
+                    let hold = &*claim.hold;
+                    Some(Part {
+                        name: member.name(),
+                        take: member.0.acquire(ask(i, hold, held + 1, terms)),
+                        undo: member.0.undo(hold, held)?,
+                    })
+                });
+            Take::new(parts.collect())
+        };
+        session.enter_all(&claims, channel, step).await
+    }
+}
+
+/// Neighbours in the order that one script can take: of one client, so also in one server. (Not of
+/// one slot: in a cluster the slots would have to be told apart here.)
+fn runs(members: &[Member], claims: &[Claim]) -> Vec<Range<usize>> {
+    let mut runs: Vec<Range<usize>> = Vec::new();
+    let mut before: Option<&Member> = None;
+    for (i, (member, claim)) in members.iter().zip(claims).enumerate() {
+        // Without a way to undo it, it is taken by itself.
+        let composes = member.0.undo(&claim.hold, 0).is_some();
+        let joins = |last: &Member| composes && Arc::ptr_eq(last.session(), member.session());
+        match runs.last_mut() {
+            Some(run) if run.len() < BATCH && before.is_some_and(joins) => run.end = i + 1,
+            _ => runs.push(i..i + 1),
+        }
+        before = composes.then_some(member);
+    }
+    runs
+}
+
+/// Returns when the hold's owner has it by another acquisition than the one that is trying.
+async fn entered_by_another(hold: &Hold, trying: &AtomicBool) {
+    let mut entered = pin!(hold.entered());
+    poll_fn(|cx| {
+        if trying.load(Ordering::Relaxed) {
+            // Polled again when the try has ended: it runs in the same task, before this.
+            return Poll::Pending;
+        }
+        entered.as_mut().poll(cx)
+    })
+    .await;
+}
+
+/// Says that a try is under way until it has ended, also by being dropped.
+struct Trying(Arc<AtomicBool>);
+
+impl Trying {
+    fn begin(trying: &Arc<AtomicBool>) -> Trying {
+        trying.store(true, Ordering::Relaxed);
+        Trying(trying.clone())
+    }
+}
+
+impl Drop for Trying {
+    fn drop(&mut self) {
+        self.0.store(false, Ordering::Relaxed);
+    }
+}
+
+impl Attempt for Entry<'_> {
+    type Won = Turn;
+
+    fn channel(&self) -> &str {
+        let waits_for = self.waits_for.unwrap_or_default();
+        match (self.members.get(waits_for), self.claims.get(waits_for)) {
+            (Some(member), Some(claim)) => member.0.channel(&claim.hold),
+            _ => "",
+        }
+    }
+
+    fn queue(&self) -> Queue {
+        let member = self.waits_for.and_then(|i| self.members.get(i));
+        member.map_or(Queue::Exclusive, |member| member.0.queue())
+    }
+
+    async fn ask(&mut self, subscribe: bool) -> Result<Outcome<Turn>> {
+        Ok(match self.try_all(subscribe).await? {
+            Ok(shares) => Outcome::Done(Turn::Had(shares)),
+            Err((i, left)) if self.waits_for == Some(i) => Outcome::Wait(left),
+            Err((i, _)) => Outcome::Done(Turn::Elsewhere(i)),
+        })
+    }
+
+    fn has_subscribed(&self) -> bool {
+        self.reached
+    }
+
+    fn keeps_others_out(&self) -> Option<Duration> {
+        let i = self.waits_for.filter(|_| self.had)?;
+        let (member, terms) = (self.members.get(i)?, self.terms.get(i)?);
+        // Whoever spins says nothing when it leaves.
+        let tells = member.0.queue() == Queue::Exclusive && member.0.pause(0).is_none();
+        tells.then(|| terms.lease.duration())
+    }
+
+    fn pause(&mut self) -> Option<Duration> {
+        let member = self.members.get(self.waits_for?)?;
+        self.tries = self.tries.saturating_add(1);
+        member.0.pause(self.tries - 1)
+    }
+}
+
+impl Drop for Entry<'_> {
+    fn drop(&mut self) {
+        self.wait_for(None);
+    }
+}

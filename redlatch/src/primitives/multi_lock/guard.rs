@@ -1,0 +1,116 @@
+//! What somebody has who holds several locks.
+
+use std::future::Future;
+use std::time::Duration;
+
+use super::share::{Share, any_lost, give_back};
+use crate::error::{Error, Result};
+use crate::owner::Owner;
+use crate::primitives::fenced_lock::FencedLock;
+use crate::primitives::handle::run_while;
+
+/// All locks of a [`MultiLock`](crate::MultiLock), held. Released by [`MultiGuard::unlock`], or in
+/// the background when dropped, as a [`Guard`](crate::Guard) is.
+#[must_use = "the locks are released as soon as the guard is dropped"]
+pub struct MultiGuard {
+    owner: Owner,
+    shares: Vec<Share>,
+}
+
+impl MultiGuard {
+    pub(super) fn new(owner: Owner, shares: Vec<Share>) -> MultiGuard {
+        MultiGuard { owner, shares }
+    }
+
+    /// Releases all locks, at the same time, and returns when the stores have done so.
+    ///
+    /// # Errors
+    ///
+    /// The first error of a member's release, as of [`Guard::unlock`](crate::Guard::unlock). The
+    /// other locks are released all the same.
+    ///
+    /// # Cancel safety
+    ///
+    /// When dropped, the release goes on in the background.
+    pub async fn unlock(mut self) -> Result<()> {
+        let errors = give_back(std::mem::take(&mut self.shares)).await;
+        match errors.into_iter().next() {
+            Some(error) => Err(error),
+            None => Ok(()),
+        }
+    }
+
+    /// Whether all locks are certainly still held: [`Guard::is_valid`](crate::Guard::is_valid).
+    pub fn is_valid(&self) -> bool {
+        !self.valid_for().is_zero()
+    }
+
+    /// For how long all locks are certainly held if nothing renews them. Zero when one was lost.
+    pub fn valid_for(&self) -> Duration {
+        let each = self.shares.iter().map(|share| share.hold().valid_for());
+        each.min().unwrap_or(Duration::ZERO)
+    }
+
+    /// Completes when the first of the locks is lost. Never completes when they are released first.
+    ///
+    /// # Cancel safety
+    ///
+    /// Can be dropped and called again at will.
+    pub fn lost(&self) -> impl Future<Output = ()> + Send + 'static + use<> {
+        let holds = self.shares.iter().map(|share| share.hold().clone());
+        any_lost(holds.collect::<Vec<_>>())
+    }
+
+    /// Runs `work` while all locks are held. The guard keeps them afterwards.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Lost`] as soon as one is lost; `work` is dropped then, and not polled again after
+    /// the lease has ended.
+    ///
+    /// # Cancel safety
+    ///
+    /// When dropped, `work` is dropped.
+    pub async fn run<F: Future>(&self, work: F) -> Result<F::Output> {
+        run_while(|| self.loss(), self.lost(), work).await
+    }
+
+    fn loss(&self) -> Option<Error> {
+        self.shares.iter().find_map(|share| {
+            let hold = share.hold();
+            hold.loss().map(|loss| hold.lost_error(loss))
+        })
+    }
+
+    /// Who holds the locks through this guard.
+    pub fn owner(&self) -> Owner {
+        self.owner
+    }
+
+    /// The names of the locks, in the order in which they were taken.
+    pub fn names(&self) -> impl Iterator<Item = &str> {
+        self.shares.iter().map(|share| share.hold().place.name())
+    }
+
+    /// The fencing token that came with this fenced lock; `None` if it is not one of the locks.
+    pub fn token(&self, lock: &FencedLock) -> Option<u64> {
+        let mine = |share: &&Share| {
+            let claim = share.claim();
+            std::sync::Arc::ptr_eq(&claim.session, &lock.session)
+                && claim.hold.place.family() == lock.place.family()
+                && claim.hold.place == lock.place
+        };
+        let share = self.shares.iter().find(mine)?;
+        share.prize().downcast_ref::<u64>().copied()
+    }
+}
+
+impl std::fmt::Debug for MultiGuard {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("MultiGuard")
+            .field("names", &self.names().collect::<Vec<_>>())
+            .field("owner", &self.owner)
+            .field("valid_for", &self.valid_for())
+            .finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,246 @@
+//! A lock among others, whatever its kind.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use redis::Value;
+use tokio::time::Instant;
+
+use super::take::Prize;
+use crate::error::{Error, Result};
+use crate::hold::{Boxed, Hold};
+use crate::lease::Lease;
+use crate::name::{Family, Place};
+use crate::owner::Owner;
+use crate::primitives::handle::{Ask, Lock, LockKind, OwnedKind};
+use crate::session::{Claim, Session, Terms};
+use crate::space::Space;
+use crate::step::{AnyStep, Args, Outcome, Script, Step};
+use crate::wait::Queue;
+
+/// A lock of any kind, as one of several: made `From` a [`Lock`] or a reference to one.
+#[derive(Clone)]
+pub struct Member(pub(crate) Arc<dyn AnyLock>);
+
+impl<K: LockKind + OwnedKind> From<Lock<K>> for Member {
+    fn from(lock: Lock<K>) -> Member {
+        Member(Arc::new(lock))
+    }
+}
+
+impl<K: LockKind + OwnedKind> From<&Lock<K>> for Member {
+    fn from(lock: &Lock<K>) -> Member {
+        Member(Arc::new(lock.clone()))
+    }
+}
+
+impl std::fmt::Debug for Member {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_tuple("Member").field(&self.name()).finish()
+    }
+}
+
+/// What is asked of a lock whose kind has been forgotten.
+pub(crate) trait AnyLock: Send + Sync {
+    fn session(&self) -> &Arc<Session>;
+    fn place(&self) -> &Arc<Place>;
+    fn is_reentrant(&self) -> bool;
+    fn claim(&self, owner: Owner) -> Result<Claim>;
+    fn acquire<'a>(&'a self, ask: Ask<'a>) -> Box<dyn AnyStep<Outcome<Prize>> + 'a>;
+    fn undo<'a>(&'a self, hold: &'a Hold, keep: u32) -> Option<Box<dyn AnyStep<bool> + 'a>>;
+    fn channel<'a>(&self, hold: &'a Hold) -> &'a str;
+    fn queue(&self) -> Queue;
+    fn pause(&self, tries: u32) -> Option<Duration>;
+    fn remembers_waiters(&self) -> Option<Lease>;
+    fn is_held_by(&self, owner: Owner) -> Boxed<'_, Result<bool>>;
+}
+
+impl<K: LockKind + OwnedKind> AnyLock for Lock<K> {
+    fn session(&self) -> &Arc<Session> {
+        &self.session
+    }
+
+    fn place(&self) -> &Arc<Place> {
+        &self.place
+    }
+
+    fn is_reentrant(&self) -> bool {
+        self.reentrant
+    }
+
+    fn claim(&self, owner: Owner) -> Result<Claim> {
+        let (session, place) = (&self.session, &self.place);
+        let field = || self.kind.field(place, &session.id, owner);
+        session.claim(place, owner, field, &self.kind)
+    }
+
+    fn acquire<'a>(&'a self, ask: Ask<'a>) -> Box<dyn AnyStep<Outcome<Prize>> + 'a> {
+        Box::new(Prized(self.kind.acquire(ask)))
+    }
+
+    fn undo<'a>(&'a self, hold: &'a Hold, keep: u32) -> Option<Box<dyn AnyStep<bool> + 'a>> {
+        self.kind.undo(hold, keep)
+    }
+
+    fn channel<'a>(&self, hold: &'a Hold) -> &'a str {
+        self.kind.channel(hold)
+    }
+
+    fn queue(&self) -> Queue {
+        K::QUEUE
+    }
+
+    fn pause(&self, tries: u32) -> Option<Duration> {
+        self.kind.pause(tries)
+    }
+
+    fn remembers_waiters(&self) -> Option<Lease> {
+        self.kind.remembers_waiters()
+    }
+
+    fn is_held_by(&self, owner: Owner) -> Boxed<'_, Result<bool>> {
+        Box::pin(Lock::is_held_by(self, owner))
+    }
+}
+
+impl Member {
+    pub(crate) fn name(&self) -> &str {
+        self.0.place().name()
+    }
+
+    pub(crate) fn session(&self) -> &Arc<Session> {
+        self.0.session()
+    }
+
+    /// Whether it is the same lock, through the same client.
+    pub(crate) fn is_same(&self, other: &Member) -> bool {
+        let (one, two) = (self.0.place(), other.0.place());
+        Arc::ptr_eq(self.session(), other.session()) && one == two && one.family() == two.family()
+    }
+
+    /// How it is held when it is asked for with this lease, or none.
+    pub(crate) fn terms(&self, lease: Option<Lease>) -> Terms {
+        Terms {
+            lease: lease.unwrap_or(self.session().watchdog.lease()),
+            renewed: lease.is_none(),
+            reentrant: self.0.is_reentrant(),
+        }
+    }
+
+    /// Whether the owner of this and that would wait for itself.
+    fn excludes(&self, other: &Member) -> bool {
+        let shared = |member: &Member| member.0.queue() == Queue::Shared;
+        !Arc::ptr_eq(self.session(), other.session())
+            && self.0.place().key() == other.0.place().key()
+            && !(shared(self) && shared(other))
+            && self.session().store.address() == other.session().store.address()
+    }
+}
+
+/// Each lock once. Making a handle cannot fail, so what is wrong with its members is said here.
+pub(crate) fn checked(members: &[Member]) -> Result<Vec<Member>> {
+    if members.is_empty() {
+        return Err(Error::InvalidMembers {
+            reason: "there are none; name at least one".into(),
+        });
+    }
+    let mut all: Vec<Member> = Vec::with_capacity(members.len());
+    for member in members {
+        member.0.place().check()?;
+        if !all.iter().any(|known| known.is_same(member)) {
+            all.push(member.clone());
+        }
+    }
+    Ok(all)
+}
+
+/// Each lock once, in the one order in which everybody takes them: by key, the writing side before
+/// the reading one (who writes may read, not the other way round), by store.
+pub(crate) fn in_order(members: &[Member]) -> Result<Vec<Member>> {
+    let mut all = checked(members)?;
+    all.sort_by_cached_key(|member| {
+        let place = member.0.place();
+        let later = place.family() != Family::Write;
+        let address = member.session().store.address();
+        (place.key().to_owned(), later, address)
+    });
+    for (i, one) in all.iter().enumerate() {
+        let same_key = |other: &&Member| other.0.place().key() == one.0.place().key();
+        let mut others = all.iter().skip(i + 1).take_while(same_key);
+        if others.any(|other| one.excludes(other)) {
+            return Err(Error::InvalidMembers {
+                reason: format!(
+                    "{:?} is named through two clients of one store, of which one would wait for \
+                     the other; name it through one of them",
+                    one.name()
+                ),
+            });
+        }
+    }
+    Ok(all)
+}
+
+/// A step of which only the reply is known, as a step again.
+pub(crate) struct Forgotten<'a, R>(pub(crate) Box<dyn AnyStep<R> + 'a>);
+
+impl<R: Send> Step for Forgotten<'_, R> {
+    type Reply = R;
+
+    fn script(&self) -> &'static Script {
+        self.0.script()
+    }
+
+    fn keys(&self) -> impl ExactSizeIterator<Item = &str> + Send {
+        self.0.keys().into_iter()
+    }
+
+    fn args(&self, args: &mut Args<'_>) {
+        self.0.args(args);
+    }
+
+    fn reply(&self, raw: Value) -> Result<R> {
+        self.0.reply(raw)
+    }
+
+    fn apply(&self, space: &mut Space, now: Instant) -> Result<R> {
+        self.0.apply(space, now)
+    }
+}
+
+/// A step of which it is forgotten what its success brings.
+pub(super) struct Prized<S>(pub(super) S);
+
+impl<S, T> Step for Prized<S>
+where
+    S: Step<Reply = Outcome<T>>,
+    T: Send + Sync + 'static,
+{
+    type Reply = Outcome<Prize>;
+
+    fn script(&self) -> &'static Script {
+        self.0.script()
+    }
+
+    fn keys(&self) -> impl ExactSizeIterator<Item = &str> + Send {
+        self.0.keys()
+    }
+
+    fn args(&self, args: &mut Args<'_>) {
+        self.0.args(args);
+    }
+
+    fn reply(&self, raw: Value) -> Result<Outcome<Prize>> {
+        Ok(prized(self.0.reply(raw)?))
+    }
+
+    fn apply(&self, space: &mut Space, now: Instant) -> Result<Outcome<Prize>> {
+        Ok(prized(self.0.apply(space, now)?))
+    }
+}
+
+fn prized<T: Send + Sync + 'static>(outcome: Outcome<T>) -> Outcome<Prize> {
+    match outcome {
+        Outcome::Done(won) => Outcome::Done(Arc::new(won)),
+        Outcome::Wait(left) => Outcome::Wait(left),
+    }
+}

@@ -1,0 +1,50 @@
+-- Takes several things or none of them. Before this stands `local scripts = { … }`: as functions, the
+-- scripts that take each kind of thing, and those that undo that.
+--
+-- KEYS     for each thing those of its taking, then those of its undoing
+-- ARGV     for each thing, of its taking and then of its undoing: which script, how many keys, how
+--          many arguments, the arguments
+-- Returns  { { reply }, … }: all are held now, and this was the reply for each
+--          { i, { reply } }: the i-th (from 0) is in the way with this reply, nothing has changed
+--          { i, text }: taking the i-th is an error, nothing has changed
+--
+-- In the way is who answers with a number. A reply of its own array, because nil would end the
+-- outer one.
+local key, arg = 0, 0
+local function read()
+    local script, keys, args = ARGV[arg + 1], {}, {}
+    local key_count, arg_count = tonumber(ARGV[arg + 2]), tonumber(ARGV[arg + 3])
+    arg = arg + 3
+    for i = 1, key_count do
+        keys[i] = KEYS[key + i]
+    end
+    for i = 1, arg_count do
+        args[i] = ARGV[arg + i]
+    end
+    key, arg = key + key_count, arg + arg_count
+    return { run = scripts[tonumber(script)], keys = keys, args = args }
+end
+
+local replies, undoing = {}, {}
+while arg < #ARGV do
+    local take, undo = read(), read()
+    -- pcall: what was taken so far must not stay when the next thing is of another kind.
+    local done, reply = pcall(take.run, take.keys, take.args)
+    local refusal
+    if type(reply) == 'table' and reply.err then
+        refusal = reply.err
+    elseif not done then
+        refusal = tostring(reply)
+    elseif type(reply) == 'number' then
+        refusal = { reply }
+    end
+    if refusal then
+        for i = #undoing, 1, -1 do
+            undoing[i].run(undoing[i].keys, undoing[i].args)
+        end
+        return { #undoing, refusal }
+    end
+    table.insert(replies, { reply })
+    table.insert(undoing, undo)
+end
+return replies

@@ -1,0 +1,210 @@
+//! The step that takes several things or none: composed of the members' own steps, in both
+//! writings.
+
+use std::any::Any;
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+
+use redis::Value;
+use tokio::time::Instant;
+
+use crate::error::{Error, Result};
+use crate::session::Together;
+use crate::space::Space;
+use crate::step::{AnyStep, Args, Outcome, Script, Step, unexpected};
+
+/// What came with an acquisition, whatever its kind.
+pub(crate) type Prize = Arc<dyn Any + Send + Sync>;
+
+/// Takes all of several things in their order, or none of them.
+pub(crate) struct Take<'a> {
+    parts: Vec<Part<'a>>,
+    script: &'static Script,
+}
+
+/// How one of them is taken, and how that is undone.
+pub(crate) struct Part<'a> {
+    pub(crate) name: &'a str,
+    pub(crate) take: Box<dyn AnyStep<Outcome<Prize>> + 'a>,
+    pub(crate) undo: Box<dyn AnyStep<bool> + 'a>,
+}
+
+impl<'a> Take<'a> {
+    pub(crate) fn new(parts: Vec<Part<'a>>) -> Take<'a> {
+        Take {
+            script: composed(&parts),
+            parts,
+        }
+    }
+
+    /// The member that a reply speaks of.
+    fn part(&self, i: usize, raw: &Value) -> Result<&Part<'a>> {
+        self.parts.get(i).ok_or_else(|| unexpected(raw))
+    }
+
+    /// What the script says when it has taken nothing.
+    fn refused(&self, i: usize, refusal: Value) -> Result<Together<Prize>> {
+        let part = self.part(i, &refusal)?;
+        match refusal {
+            Value::BulkString(text) => {
+                let said = String::from_utf8_lossy(&text).into_owned();
+                Err(error(part.name, said))
+            }
+            other => match part.take.reply(single(other)?)? {
+                Outcome::Wait(left) => Ok(Together::InTheWay(i, left)),
+                Outcome::Done(_) => Err(Error::Refused {
+                    reason: "an acquisition that was undone".into(),
+                }),
+            },
+        }
+    }
+}
+
+/// An error of a member's script, as the store itself would have told it.
+fn error(name: &str, said: String) -> Error {
+    let wrong = |reason| Error::WrongKind {
+        name: name.to_owned(),
+        reason,
+    };
+    if said.starts_with("WRONGKIND") {
+        wrong("a lock of another kind")
+    } else if said.contains("WRONGTYPE") {
+        wrong("a key of another type")
+    } else {
+        Error::Refused { reason: said }
+    }
+}
+
+/// A reply that was put into an array of its own; none is nil.
+fn single(raw: Value) -> Result<Value> {
+    match raw {
+        Value::Array(mut one) if one.len() <= 1 => Ok(one.pop().unwrap_or(Value::Nil)),
+        other => Err(unexpected(&other)),
+    }
+}
+
+impl Step for Take<'_> {
+    type Reply = Together<Prize>;
+
+    fn script(&self) -> &'static Script {
+        self.script
+    }
+
+    fn keys(&self) -> impl ExactSizeIterator<Item = &str> + Send {
+        let mut keys = Vec::new();
+        for part in &self.parts {
+            keys.extend(part.take.keys());
+            keys.extend(part.undo.keys());
+        }
+        keys.into_iter()
+    }
+
+    fn args(&self, args: &mut Args<'_>) {
+        // The scripts are numbered in the order in which they come: see `composed`.
+        let kinds = kinds(&self.parts);
+        let number = |script: &'static Script| {
+            let place = kinds.iter().position(|kind| kind.id() == script.id());
+            place.map_or(0, |place| place + 1)
+        };
+        for part in &self.parts {
+            let (take, undo) = (&*part.take, &*part.undo);
+            write(args, number(take.script()), take.keys().len(), |args| {
+                take.args(args);
+            });
+            write(args, number(undo.script()), undo.keys().len(), |args| {
+                undo.args(args);
+            });
+        }
+    }
+
+    fn reply(&self, raw: Value) -> Result<Together<Prize>> {
+        let Value::Array(mut all) = raw else {
+            return Err(unexpected(&raw));
+        };
+        if let [Value::Int(i), _] = all.as_slice() {
+            let i = usize::try_from(*i).unwrap_or(usize::MAX);
+            return self.refused(i, all.pop().unwrap_or(Value::Nil));
+        }
+        if all.len() != self.parts.len() {
+            return Err(unexpected(&Value::Array(all)));
+        }
+        let mut prizes = Vec::with_capacity(all.len());
+        for (part, raw) in self.parts.iter().zip(all) {
+            match part.take.reply(single(raw)?)? {
+                Outcome::Done(prize) => prizes.push(prize),
+                // Taken by the script, which takes anything but a number for a yes.
+                Outcome::Wait(_) => {
+                    return Err(Error::Refused {
+                        reason: "a refusal that was taken for a yes".into(),
+                    });
+                }
+            }
+        }
+        Ok(Together::Had(prizes))
+    }
+
+    fn apply(&self, space: &mut Space, now: Instant) -> Result<Together<Prize>> {
+        let mut prizes = Vec::with_capacity(self.parts.len());
+        for (i, part) in self.parts.iter().enumerate() {
+            let refusal = match part.take.apply(space, now) {
+                Ok(Outcome::Done(prize)) => {
+                    prizes.push(prize);
+                    continue;
+                }
+                Ok(Outcome::Wait(left)) => Ok(Together::InTheWay(i, left)),
+                Err(error) => Err(error),
+            };
+            for taken in self.parts.iter().take(i).rev() {
+                taken.undo.apply(space, now)?;
+            }
+            return refusal;
+        }
+        Ok(Together::Had(prizes))
+    }
+}
+
+/// One call of a member's script: which, and with how many keys and arguments.
+fn write(args: &mut Args<'_>, script: usize, keys: usize, own: impl Fn(&mut Args<'_>)) {
+    let mut counted = redis::Cmd::new();
+    own(&mut Args(&mut counted));
+    for number in [script, keys, counted.args_iter().len()] {
+        args.number(u64::try_from(number).unwrap_or(u64::MAX));
+    }
+    own(args);
+}
+
+/// The scripts that these parts are made of, each once.
+fn kinds(parts: &[Part<'_>]) -> Vec<&'static Script> {
+    let mut kinds: Vec<&'static Script> = Vec::new();
+    for part in parts {
+        for script in [part.take.script(), part.undo.script()] {
+            if kinds.iter().all(|kind| kind.id() != script.id()) {
+                kinds.push(script);
+            }
+        }
+    }
+    // So that the same kinds in another order are the same script.
+    kinds.sort_unstable_by_key(|script| script.id());
+    kinds
+}
+
+/// The script for these kinds of things. Kept for good: there are as many as there are sets of
+/// kinds that are ever locked together, and the server keeps them too.
+fn composed(parts: &[Part<'_>]) -> &'static Script {
+    static SCRIPTS: OnceLock<Mutex<HashMap<Vec<usize>, &'static Script>>> = OnceLock::new();
+    let kinds = kinds(parts);
+    let ids = kinds.iter().map(|kind| kind.id()).collect();
+    let scripts = SCRIPTS.get_or_init(Mutex::default);
+    let mut scripts = scripts.lock().unwrap_or_else(PoisonError::into_inner);
+    scripts.entry(ids).or_insert_with(|| {
+        let mut source = String::from("local scripts = {\n");
+        for kind in kinds {
+            source.push_str("function(KEYS, ARGV)\n");
+            source.push_str(kind.source());
+            source.push_str("\nend,\n");
+        }
+        source.push_str("}\n");
+        source.push_str(include_str!("take.lua"));
+        Box::leak(Box::new(Script::new(Box::leak(source.into_boxed_str()))))
+    })
+}

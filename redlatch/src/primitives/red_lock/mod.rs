@@ -1,0 +1,260 @@
+//! The RedLock (Redis' Redlock algorithm; Redisson: `RedissonRedLock`): a lock that a majority of
+//! independent servers gives. It keeps nothing in the store; its holds are those of its members.
+
+mod guard;
+mod round;
+
+use std::future::Future;
+use std::time::Duration;
+
+use tracing::Instrument as _;
+
+pub use self::guard::RedGuard;
+use self::guard::drift;
+use self::round::Rounds;
+use super::multi_lock::{AcquireMany, LockOfMany, Member, Obtain, TryAcquireMany, all, checked};
+use super::spin_lock::Backoff;
+use crate::error::{Error, Result};
+use crate::lease::{Lease, Patience};
+use crate::owner::Owner;
+
+/// One lock that is kept by several independent servers, and held by whoever a majority has given
+/// it to (Redisson: `RedissonRedLock`, `getRedLock`; the Redlock algorithm).
+///
+/// The members are locks of N clients, each of a server of its own, none a replica of another. All
+/// are asked at the same time, each with a short time to answer. The lock is had when N/2 + 1 have
+/// said yes, and it is *valid* for what then remains of the lease, less an allowance for clocks
+/// that run at different speeds (1 % of the lease and 2 ms). With less, or too late, all are given
+/// back, and after a random short pause all are asked again. So it can be had and kept while a
+/// minority hangs or is down, and when one server loses its data the lock is still held.
+///
+/// Members are renewed by their own clients' watchdogs; the guard is valid while a majority is.
+///
+/// # When not to use it
+///
+/// It costs N times as much as one lock and is only as good as the clocks: servers that come back
+/// without their data within a lease, or clocks that jump, can give it away twice. What must not be
+/// written twice needs a fencing token, and tokens of several servers do not make one:
+/// [`FencedLock`](crate::FencedLock). To hold *different* locks together there is
+/// [`MultiLock`](crate::MultiLock).
+///
+/// ```
+/// # #[tokio::main(flavor = "current_thread")] async fn main() -> redlatch::Result<()> {
+/// use redlatch::{Client, RedLock};
+///
+/// // Three servers of their own: Client::connect("redis://one").await?, …
+/// let clients = [Client::embedded(), Client::embedded(), Client::embedded()];
+/// let lock = RedLock::new(clients.each_ref().map(|client| client.lock("orders:42")));
+///
+/// let guard = lock.lock().await?;
+/// assert!(lock.try_lock().await?.is_none());
+/// assert_eq!(guard.held(), 3);
+/// guard.unlock().await
+/// # }
+/// ```
+#[derive(Clone, Debug)]
+pub struct RedLock {
+    members: Vec<Member>,
+    timeout: Option<Duration>,
+    backoff: Backoff,
+}
+
+impl RedLock {
+    /// A handle of the lock that these members make. Each should be of a server of its own, and
+    /// their number odd. A lock that is named twice counts once. What is wrong with them is an
+    /// error of whatever is done with the handle.
+    pub fn new<M: Into<Member>>(members: impl IntoIterator<Item = M>) -> RedLock {
+        RedLock {
+            members: members.into_iter().map(Into::into).collect(),
+            timeout: None,
+            backoff: Backoff::default(),
+        }
+    }
+
+    /// The same lock with this member too.
+    #[must_use]
+    pub fn and(mut self, member: impl Into<Member>) -> RedLock {
+        self.members.push(member.into());
+        self
+    }
+
+    /// How long a member may take to answer before it is counted out: long enough for a round trip,
+    /// short beside the lease. Default a thousandth of the lease, but 5 ms at least and 50 ms at
+    /// most; 30 ms with the default watchdog. At least 1 ms, at most ten years.
+    #[must_use]
+    pub fn timeout(mut self, timeout: Duration) -> RedLock {
+        self.timeout = Some(timeout);
+        self
+    }
+
+    /// How long to pause between rounds. Default [`Backoff::default`]: a random part of 1 ms, then
+    /// of 2 ms, … of 128 ms at most.
+    #[must_use]
+    pub fn backoff(mut self, backoff: Backoff) -> RedLock {
+        self.backoff = backoff;
+        self
+    }
+
+    /// The names, as they were given.
+    pub fn names(&self) -> impl Iterator<Item = &str> {
+        self.members.iter().map(Member::name)
+    }
+
+    /// Waits for the lock as long as it takes, also for a majority that cannot be reached. Await
+    /// it, or set something first: [`AcquireMany`].
+    ///
+    /// Waiters of one client are served in order of arrival; over all clients chance decides.
+    pub fn lock(&self) -> AcquireMany<RedLock> {
+        AcquireMany::new(self)
+    }
+
+    /// Takes the lock if a majority is free, in one round: `None` if not. Await it, or set
+    /// something first, such as how long to wait: [`TryAcquireMany`].
+    ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")] async fn main() -> redlatch::Result<()> {
+    /// # use redlatch::{Client, RedLock};
+    /// # let clients = [Client::embedded(), Client::embedded(), Client::embedded()];
+    /// use std::time::Duration;
+    ///
+    /// let lock = RedLock::new(clients.map(|client| client.lock("orders:42")));
+    /// let second = Duration::from_secs(1);
+    /// let guard = lock.try_lock().wait(second).lease(10 * second).await?;
+    /// assert!(guard.is_some_and(|guard| guard.valid_for() < 10 * second));
+    /// # Ok(()) }
+    /// ```
+    pub fn try_lock(&self) -> TryAcquireMany<RedLock> {
+        TryAcquireMany::new(self)
+    }
+
+    /// Waits for the lock, runs `work` while it is held, and releases it:
+    /// [`Lock::run`](crate::Lock::run).
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Lost`] as soon as no majority is held: `work` is dropped then. Otherwise the errors
+    /// of [`RedLock::lock`]; `work` was not begun then.
+    ///
+    /// # Cancel safety
+    ///
+    /// When dropped, `work` is dropped and the lock released in the background.
+    pub async fn run<F: Future>(&self, work: F) -> Result<F::Output> {
+        let guard = self.lock().await?;
+        let output = guard.run(work).await?;
+        match guard.unlock().await {
+            Err(lost @ Error::Lost { .. }) => Err(lost),
+            _ => Ok(output),
+        }
+    }
+
+    /// Whether `owner` holds the lock: whether a majority of the members says so.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::InvalidMembers`], [`Error::InvalidSetting`], or the first error of a member, if so
+    /// many fail or do not answer in time that the others cannot tell.
+    pub async fn is_held_by(&self, owner: Owner) -> Result<bool> {
+        let members = checked(&self.members)?;
+        let limit = self.limit(shortest_lease(&members, None))?;
+        let asking = members.iter().map(|member| async move {
+            let asked = tokio::time::timeout(limit, member.0.is_held_by(owner)).await;
+            asked.unwrap_or_else(|_| Err(too_slow(limit)))
+        });
+        let (mut yes, mut errors) = (0, Vec::new());
+        for answer in all(asking).await {
+            match answer {
+                Ok(held) => yes += usize::from(held),
+                Err(error) => errors.push(error),
+            }
+        }
+        let quorum = members.len() / 2 + 1;
+        let (failed, first) = (errors.len(), errors.into_iter().next());
+        match first {
+            Some(error) if yes < quorum && yes + failed >= quorum => Err(error),
+            _ => Ok(yes >= quorum),
+        }
+    }
+
+    /// How long a member may take to answer.
+    fn limit(&self, lease: Duration) -> Result<Duration> {
+        let Some(timeout) = self.timeout else {
+            let (shortest, longest) = (Duration::from_millis(5), Duration::from_millis(50));
+            return Ok((lease / 1000).clamp(shortest, longest));
+        };
+        if timeout < Duration::from_millis(1) || timeout > crate::MAX_LEASE {
+            return Err(Error::InvalidSetting {
+                setting: "timeout",
+                reason: "take 1 ms to ten years".into(),
+            });
+        }
+        Ok(timeout)
+    }
+}
+
+/// The shortest of the leases with which members are held.
+fn shortest_lease(members: &[Member], lease: Option<Lease>) -> Duration {
+    let leases = members.iter().map(|member| member.terms(lease).lease);
+    leases.min().unwrap_or(Lease::WATCHDOG).duration()
+}
+
+/// The error of a member that did not answer in time.
+fn too_slow(limit: Duration) -> Error {
+    Error::Unavailable {
+        reason: format!("no answer within {limit:?}, the RedLock's `timeout`"),
+    }
+}
+
+impl LockOfMany for RedLock {
+    type Guard = RedGuard;
+}
+
+impl Obtain for RedLock {
+    async fn obtain(
+        &self,
+        lease: Option<Lease>,
+        named: Option<Owner>,
+        patience: Patience,
+    ) -> Result<Option<RedGuard>> {
+        let members = checked(&self.members)?;
+        let Some(first) = members.first() else {
+            return Ok(None);
+        };
+        for member in &members {
+            member.session().background.bind()?;
+        }
+        let shortest = shortest_lease(&members, lease);
+        if shortest <= drift(shortest) {
+            return Err(Error::InvalidSetting {
+                setting: "lease",
+                reason: "of a RedLock's lease 1 % and 2 ms are an allowance for clocks that \
+                         differ: take at least 3 ms"
+                    .into(),
+            });
+        }
+        let owner = named.unwrap_or_else(Owner::new);
+        let mut rounds = Rounds {
+            members: &members,
+            quorum: members.len() / 2 + 1,
+            owner,
+            lease,
+            limit: self.limit(shortest)?,
+            backoff: self.backoff,
+            channel: first.0.place().channel().to_owned(),
+            tries: 0,
+            failure: None,
+        };
+        let span = tracing::debug_span!("acquire", red = first.name(), owner = owner.number());
+        let obtaining = async {
+            match named {
+                // One that may hold it already must not wait behind those who wait for it.
+                Some(_) => rounds.go_on(patience).await,
+                None => first.session().waiting.obtain(&mut rounds, patience).await,
+            }
+        };
+        match obtaining.instrument(span).await? {
+            Some((shares, majority)) => Ok(Some(RedGuard::new(owner, shares, majority))),
+            // Not refused, but not answered by most of them.
+            None => rounds.failure.map_or(Ok(None), Err),
+        }
+    }
+}

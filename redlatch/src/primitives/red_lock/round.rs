@@ -1,0 +1,143 @@
+//! Asking all members at the same time, and what came of it.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::time::{Instant, sleep_until, timeout};
+
+use super::guard::Majority;
+use super::too_slow;
+use crate::error::{Error, Result};
+use crate::lease::{Lease, Patience};
+use crate::owner::Owner;
+use crate::primitives::handle::Ask;
+use crate::primitives::multi_lock::{Forgotten, Member, Share, all};
+use crate::primitives::spin_lock::Backoff;
+use crate::step::Outcome;
+use crate::wait::Attempt;
+
+/// One acquisition under way.
+pub(super) struct Rounds<'a> {
+    pub(super) members: &'a [Member],
+    pub(super) quorum: usize,
+    pub(super) owner: Owner,
+    pub(super) lease: Option<Lease>,
+    /// How long one member may take to answer.
+    pub(super) limit: Duration,
+    pub(super) backoff: Backoff,
+    /// The channel in whose line others of the same client wait their turn.
+    pub(super) channel: String,
+    pub(super) tries: u32,
+    /// Why most members failed in the latest round, if they did.
+    pub(super) failure: Option<Error>,
+}
+
+/// What is held by a quorum.
+pub(super) type Won = (Vec<Share>, Arc<Majority>);
+
+impl Rounds<'_> {
+    /// Round after round, with pauses, until patience ends.
+    pub(super) async fn go_on(&mut self, patience: Patience) -> Result<Option<Won>> {
+        let end = patience.end();
+        loop {
+            if let Some(won) = self.round().await? {
+                return Ok(Some(won));
+            }
+            if matches!(patience, Patience::None) {
+                return Ok(None);
+            }
+            let again = Instant::now() + self.backoff.pause(self.tries);
+            self.tries = self.tries.saturating_add(1);
+            sleep_until(end.map_or(again, |end| end.min(again))).await;
+            if end.is_some_and(|end| Instant::now() >= end) {
+                return Ok(None);
+            }
+        }
+    }
+
+    /// Asks all members once. Without a quorum that is valid for a while, what was had is given
+    /// back.
+    async fn round(&mut self) -> Result<Option<Won>> {
+        let mut asked = Vec::with_capacity(self.members.len());
+        for member in self.members {
+            // Made anew each time: what was lost meanwhile is not entered again.
+            asked.push((member, member.0.claim(self.owner)?));
+        }
+        let (lease, limit) = (self.lease, self.limit);
+        let asking = asked.into_iter().map(|(member, claim)| async move {
+            let terms = member.terms(lease);
+            let step = |hold, count| {
+                Forgotten(member.0.acquire(Ask {
+                    hold,
+                    count,
+                    lease: terms.lease,
+                    waits: false,
+                }))
+            };
+            // One that does not answer in time may have done its work: being dropped, the attempt
+            // is undone in the background.
+            let entered = timeout(limit, claim.enter(terms, None, step)).await;
+            match entered {
+                Ok(Ok(Outcome::Done(prize))) => Ok(Some(Share::new(claim, terms, prize))),
+                Ok(Ok(Outcome::Wait(_))) => Ok(None),
+                Ok(Err(error)) => Err(error),
+                Err(_) => Err(too_slow(limit)),
+            }
+        });
+        let mut shares = Vec::with_capacity(self.members.len());
+        let mut errors = Vec::new();
+        for answer in all(asking).await {
+            match answer {
+                Ok(share) => shares.extend(share),
+                Err(error) => errors.push(error),
+            }
+        }
+        let majority = Majority::new(&shares, self.quorum, self.limit);
+        if !majority.valid_for().is_zero() {
+            return Ok(Some((shares, Arc::new(majority))));
+        }
+        tracing::debug!(had = shares.len(), of = self.members.len(), "no quorum");
+        let giving = shares
+            .into_iter()
+            .map(|share| timeout(limit, share.give_back()));
+        all(giving).await;
+        // So many failed that the others cannot be a quorum.
+        let decides =
+            |errors: usize| self.members.len() - errors.min(self.members.len()) < self.quorum;
+        let lasting =
+            |error: &&Error| !error.is_transient() && !matches!(error, Error::Lost { .. });
+        if decides(errors.iter().filter(lasting).count()) {
+            let first = errors.iter().find(lasting).cloned();
+            return first.map_or(Ok(None), Err);
+        }
+        // (What came too late is a refusal, not a failure.)
+        let mut away = errors.iter().filter(|error| error.is_transient());
+        let first = away.next();
+        self.failure = first.filter(|_| decides(1 + away.count())).cloned();
+        Ok(None)
+    }
+}
+
+impl Attempt for Rounds<'_> {
+    type Won = Won;
+
+    fn channel(&self) -> &str {
+        &self.channel
+    }
+
+    async fn ask(&mut self, _: bool) -> Result<Outcome<Won>> {
+        Ok(match self.round().await? {
+            Some(won) => Outcome::Done(won),
+            None => Outcome::Wait(Duration::ZERO),
+        })
+    }
+
+    fn keeps_others_out(&self) -> Option<Duration> {
+        None
+    }
+
+    fn pause(&mut self) -> Option<Duration> {
+        self.tries = self.tries.saturating_add(1);
+        Some(self.backoff.pause(self.tries - 1))
+    }
+}

@@ -1,0 +1,104 @@
+//! Several locks as one, for threads.
+
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread;
+use std::time::Duration;
+
+use redlatch::Error;
+use redlatch::blocking::{Client, Member, MultiLock, RedLock, current_thread};
+use redlatch_testkit::{Server, shared, unique};
+
+const LONG: Duration = Duration::from_secs(60);
+
+#[test]
+fn threads_take_several_locks_in_any_order() {
+    let connect = || Client::connect(&shared().url()).unwrap();
+    let clients = [connect(), connect(), Client::embedded().unwrap()];
+    let (a, b) = (unique("threads-a"), unique("threads-b"));
+    let inside = AtomicBool::new(false);
+    thread::scope(|scope| {
+        for n in 0..6 {
+            let mut locks = [
+                Member::from(clients[n % 2].lock(&a)),
+                Member::from(clients[(n + 1) % 2].fenced_lock(&b)),
+                Member::from(clients[2].spin_lock("c")),
+            ];
+            locks.rotate_left(n % 3);
+            let (multi, inside) = (MultiLock::new(locks), &inside);
+            scope.spawn(move || {
+                for _ in 0..10 {
+                    let guard = multi.try_lock_for(LONG).unwrap().unwrap();
+                    assert_eq!(guard.owner(), current_thread());
+                    assert!(!inside.swap(true, Ordering::SeqCst), "two at once");
+                    thread::yield_now();
+                    inside.store(false, Ordering::SeqCst);
+                    guard.unlock().unwrap();
+                }
+            });
+        }
+    });
+    for client in &clients {
+        client.settled().unwrap();
+        let status = client.status();
+        assert_eq!((status.holds, status.background), (0, 0), "{status:?}");
+    }
+}
+
+#[test]
+fn a_thread_enters_a_multi_lock_again() {
+    let client = Client::embedded().unwrap();
+    let fenced = client.fenced_lock("b");
+    let multi = MultiLock::new([client.lock("a")]).and(&fenced);
+    let outer = multi.lock().unwrap();
+    let inner = multi.try_lock().unwrap().unwrap();
+    assert_eq!(
+        (outer.token(&fenced), inner.token(&fenced)),
+        (Some(1), Some(2))
+    );
+    assert_eq!(fenced.hold_count().unwrap(), 2);
+    assert!(multi.is_held_by_current_thread().unwrap());
+    let others = thread::scope(|scope| {
+        let other = scope.spawn(|| multi.try_lock().unwrap().is_some());
+        other.join().unwrap()
+    });
+    assert!(!others);
+    drop(inner);
+    client.settled().unwrap();
+    assert!(outer.is_valid());
+    outer.unlock().unwrap();
+    let brief = multi.with_lease(Duration::from_secs(10)).lock().unwrap();
+    assert!(brief.valid_for() <= Duration::from_secs(10));
+}
+
+#[test]
+fn a_majority_for_threads() {
+    let servers: Vec<_> = (0..3).map(|_| Server::start()).collect();
+    let clients: Vec<_> = servers
+        .iter()
+        .map(|server| Client::connect(&server.url()).unwrap())
+        .collect();
+    let lock = RedLock::new(clients.iter().map(|client| client.lock("a")));
+    let lock = lock.timeout(Duration::from_secs(5));
+    let guard = lock.lock().unwrap();
+    assert_eq!((guard.held(), guard.owner()), (3, current_thread()));
+    thread::scope(|scope| {
+        let other = scope.spawn(|| {
+            !lock.is_held_by_current_thread().unwrap() && lock.try_lock().unwrap().is_none()
+        });
+        assert!(other.join().unwrap());
+    });
+    assert!(guard.is_valid() && guard.valid_for() < Duration::from_secs(30));
+    guard.unlock().unwrap();
+    let brief = lock.with_lease(Duration::from_secs(10));
+    let guard = brief.try_lock_for(LONG).unwrap().unwrap();
+    assert!(guard.valid_for() < Duration::from_secs(10));
+}
+
+#[test]
+fn none_is_an_error() {
+    let none = || Vec::<Member>::new();
+    let error = MultiLock::new(none()).lock().unwrap_err();
+    assert!(matches!(error, Error::InvalidMembers { .. }), "{error}");
+    let error = RedLock::new(none()).try_lock().unwrap_err();
+    assert!(matches!(error, Error::InvalidMembers { .. }), "{error}");
+}
