@@ -28,6 +28,7 @@ pub use owner::Owner;
 pub use primitives::fenced_lock::{Fenced, FencedLock};
 pub use primitives::handle::{Acquire, Guard, Holder, Lock, LockKind, OwnedKind, TryAcquire};
 pub use primitives::lock::Reentrant;
+pub use primitives::read_write_lock::{Read, ReadLock, ReadWriteLock, Write, WriteLock};
 pub use primitives::spin_lock::{Backoff, Spin, SpinLock};
 pub use store::embedded::Embedded;
 

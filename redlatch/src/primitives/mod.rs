@@ -4,6 +4,7 @@
 pub(crate) mod fenced_lock;
 pub(crate) mod handle;
 pub(crate) mod lock;
+pub(crate) mod read_write_lock;
 pub(crate) mod spin_lock;
 pub(crate) mod survey;
 
