@@ -57,25 +57,34 @@ fn moves() -> impl Strategy<Value = Move> {
     ];
     let (owner, lease) = (0..3u8, 1..6u32);
     let count = prop_oneof![3 => Just(1u32), 2 => Just(2), 1 => Just(3)];
-    let acquire = (side.clone(), owner.clone(), count, lease.clone(), any::<bool>()).prop_map(
-        |(side, owner, count, lease, waits)| Move::Acquire {
+    let acquire = (
+        side.clone(),
+        owner.clone(),
+        count,
+        lease.clone(),
+        any::<bool>(),
+    )
+        .prop_map(|(side, owner, count, lease, waits)| Move::Acquire {
             side,
             owner,
             count,
             lease,
             waits,
-        },
-    );
-    let release = (side.clone(), owner.clone(), 0..3u32, 0..6u32).prop_map(
-        |(side, owner, keep, lease)| Move::Release {
-            side,
-            owner,
-            keep,
-            lease,
-        },
-    );
-    let renew = (side.clone(), owner, lease)
-        .prop_map(|(side, owner, lease)| Move::Renew { side, owner, lease });
+        });
+    let release =
+        (side.clone(), owner.clone(), 0..3u32, 0..6u32).prop_map(|(side, owner, keep, lease)| {
+            Move::Release {
+                side,
+                owner,
+                keep,
+                lease,
+            }
+        });
+    let renew = (side.clone(), owner, lease).prop_map(|(side, owner, lease)| Move::Renew {
+        side,
+        owner,
+        lease,
+    });
     prop_oneof![
         24 => acquire,
         14 => release,
