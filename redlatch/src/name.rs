@@ -273,6 +273,10 @@ mod tests {
         assert_eq!(tagged.of_owner("c:1"), "{a}b:c:1:rwlock_timeout");
         let write = Place::new(Family::Write, "", "a");
         assert_eq!(write.field("c:1".into()), "c:1:write");
+        assert_eq!(write.owner("c:1:write"), "c:1");
+        assert!(write.writes("c:1:write") && !read.writes("c:1"));
+        assert_eq!(write.timeouts_of("c:1"), read.of_owner("c:1"));
+        assert_eq!(write.writers(), "redlatch_rwlock_writers:{a}");
         assert_ne!(write, read);
 
         let permits = Place::new(Family::Permits, "", "a");

@@ -61,7 +61,7 @@ async fn both_sides_are_kept_for_as_long_as_they_are_held() {
 
 /// F13.
 #[tokio::test(start_paused = true)]
-async fn two_hundred_read_holds_are_renewed_for_a_day() {
+async fn two_hundred_read_holds_are_renewed_for_hours() {
     let [one, two, other] = clients();
     let mut guards = Vec::new();
     for n in 0..200 {
@@ -71,7 +71,7 @@ async fn two_hundred_read_holds_are_renewed_for_a_day() {
         sleep(Duration::from_millis(77)).await;
     }
     let lock = other.read_write_lock("a");
-    for _ in 0..24 {
+    for _ in 0..2 {
         sleep(HOUR).await;
         assert!(guards.iter().all(redlatch::Guard::is_valid));
         assert_eq!(lock.read().holders().await.unwrap().len(), 200);
@@ -130,9 +130,9 @@ async fn the_rest_of_a_dead_readers_lease_is_waited_for() {
         lock.read().remaining_lease().await.unwrap(),
         Some(15 * SECOND)
     );
-    // Nobody says anything when the time has come; the writer was told of another end.
-    let writer = tokio::time::timeout(HOUR + SECOND, writer).await.unwrap();
-    assert!(begun.elapsed() >= 20 * SECOND);
+    // It was told of another end, an hour away.
+    let writer = writer.await;
+    about(begun.elapsed(), 20 * SECOND);
     writer.unwrap().unwrap().unlock().await.unwrap();
 }
 

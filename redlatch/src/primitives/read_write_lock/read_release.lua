@@ -1,5 +1,5 @@
 -- Sets a reader's hold count to what it wants to keep; 0 gives its side back, and wakes who waits
--- if nobody else reads. A dead reader is cleared away whatever it wanted.
+-- if nobody else reads, or not for nearly as long. A dead reader is cleared away whatever it wanted.
 --
 -- KEYS[1]  the lock: hash mode -> read | write, owner -> hold count
 -- ARGV     owner, hold count to keep, lease in ms to go on with (0: as it is), what the timeouts of
@@ -45,8 +45,12 @@ end
 local most = longest_of_all(KEYS[1], base, math.max(left, tonumber(ARGV[3])))
 if most == 0 then
     redis.call('DEL', KEYS[1])
-    redis.call('PUBLISH', ARGV[5], '0')
 else
     redis.call('PEXPIRE', KEYS[1], most)
+end
+-- Writers sleep until the end that they were told. If it has come much nearer they are told again:
+-- who still reads may be dead and not say so.
+if most == 0 or left - most >= 1000 then
+    redis.call('PUBLISH', ARGV[5], '0')
 end
 return held

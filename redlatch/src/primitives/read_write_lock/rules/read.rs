@@ -115,6 +115,10 @@ fn held_back(space: &mut Space, place: &Place, now: Instant) -> Result<Option<Du
     Ok((left > 0).then(|| Duration::from_millis(left)))
 }
 
+/// So much sooner is worth a message. Leases that are renewed at different times differ by less than
+/// that from one to the next, if there are many.
+const MUCH_NEARER: Duration = Duration::from_secs(1);
+
 pub(super) const ENDLESS: &str = "it has no time to live";
 
 /// Sets a reader's hold count to what it wants to keep; none gives its side back.
@@ -156,6 +160,7 @@ impl Step for Release<'_> {
         let Some((mode, holds)) = find(space, place, now)? else {
             return Ok(false);
         };
+        let left = holds.remaining(now);
         let Some(count) = holds.value.counts.get(owner).copied() else {
             return Ok(false);
         };
@@ -188,9 +193,13 @@ impl Step for Release<'_> {
         let most = longest_of_all(space, place, now)?;
         if most.is_zero() {
             space.remove(place.key());
-            space.publish(place.channel(), READ_RELEASED);
         } else if let Some((_, mut holds)) = find(space, place, now)? {
             holds.set_end(now + most);
+        }
+        // Writers sleep until the end that they were told. If it has come much nearer they are told
+        // again: who still reads may be dead and not say so.
+        if most.is_zero() || left.saturating_sub(most) >= MUCH_NEARER {
+            space.publish(place.channel(), READ_RELEASED);
         }
         Ok(held)
     }
