@@ -777,25 +777,22 @@ async fn a_preferred_writer_that_gives_up_lets_readers_in(stand: Stand) {
                 })
                 .into_future(),
         );
-        let waiting = tokio::select! {
+        let remembered = tokio::select! {
             biased;
-            _ = &mut writer => None,
-            waiting = async {
-                until("it is remembered", || async {
-                    let more = read.read().try_lock().await.unwrap();
-                    let none = more.is_none();
-                    drop(more);
-                    none
-                })
-                .await;
-                tokio::spawn(read.read().lock().into_future())
-            } => Some(waiting),
+            _ = &mut writer => false,
+            () = until("it is remembered", || async {
+                let more = read.read().try_lock().await.unwrap();
+                let none = more.is_none();
+                drop(more);
+                none
+            }) => true,
         };
-        let Some(waiting) = waiting else {
+        if !remembered {
             // On a slow machine its patience was over first: nothing to see in this round.
             reader.unlock().await.unwrap();
             continue;
-        };
+        }
+        let waiting = tokio::spawn(read.read().lock().into_future());
         if !dropped {
             assert!(writer.await.unwrap().is_none());
         } else {
