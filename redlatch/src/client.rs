@@ -12,6 +12,7 @@ use crate::owner::{ClientId, Owner};
 use crate::primitives::fenced_lock::{Fenced, FencedLock};
 use crate::primitives::handle::Lock;
 use crate::primitives::lock::Reentrant;
+use crate::primitives::read_write_lock::ReadWriteLock;
 use crate::primitives::spin_lock::{Spin, SpinLock};
 use crate::primitives::survey::ObjectState;
 use crate::session::Session;
@@ -59,6 +60,11 @@ impl Client {
     /// A handle of the fenced lock called `name`: [`FencedLock`].
     pub fn fenced_lock(&self, name: &str) -> FencedLock {
         Lock::new(self.session.clone(), name, Fenced)
+    }
+
+    /// A handle of the read-write lock called `name`: [`ReadWriteLock`].
+    pub fn read_write_lock(&self, name: &str) -> ReadWriteLock {
+        ReadWriteLock::new(self.session.clone(), name)
     }
 
     /// A handle of the spin lock called `name`: [`SpinLock`].

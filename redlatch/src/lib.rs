@@ -32,6 +32,7 @@ pub use primitives::multi_lock::{
     AcquireMany, LockOfMany, Member, MultiGuard, MultiLock, TryAcquireMany,
 };
 pub use primitives::red_lock::{RedGuard, RedLock};
+pub use primitives::read_write_lock::{Read, ReadLock, ReadWriteLock, Write, WriteLock};
 pub use primitives::spin_lock::{Backoff, Spin, SpinLock};
 pub use primitives::survey::{ObjectKind, ObjectState, OutPermit, Waiting};
 pub use store::embedded::Embedded;

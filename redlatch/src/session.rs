@@ -132,6 +132,13 @@ impl Session {
         })
     }
 
+    /// Whether `owner` holds `place`, as far as is known here.
+    pub(crate) fn holds(&self, owner: Owner, place: &Arc<Place>) -> bool {
+        let claims = self.claims();
+        let claimed = claims.get(&(owner, place.clone()));
+        claimed.is_some_and(|claimed| claimed.hold.count() > 0 && claimed.hold.loss().is_none())
+    }
+
     fn claims(&self) -> MutexGuard<'_, Claims> {
         self.claims.lock().unwrap_or_else(PoisonError::into_inner)
     }

@@ -37,6 +37,11 @@ mod worker;
 
 pub use lock::{Guard, Lock};
 pub use many::{Many, ManyGuard, Member, MultiLock, RedLock};
+mod read_write_lock;
+mod worker;
+
+pub use lock::{Guard, Lock};
+pub use read_write_lock::ReadWriteLock;
 use worker::Worker;
 
 thread_local! {
@@ -103,6 +108,14 @@ impl Client {
     /// A handle of the fenced lock called `name`: [`crate::Client::fenced_lock`].
     pub fn fenced_lock(&self, name: &str) -> Lock<Fenced> {
         self.lock_of(self.inner.fenced_lock(name))
+    }
+
+    /// A handle of the read-write lock called `name`: [`crate::Client::read_write_lock`].
+    pub fn read_write_lock(&self, name: &str) -> ReadWriteLock {
+        ReadWriteLock {
+            inner: self.inner.read_write_lock(name),
+            worker: self.worker.clone(),
+        }
     }
 
     /// A handle of the spin lock called `name`: [`crate::Client::spin_lock`].

@@ -6,6 +6,7 @@ pub(crate) mod handle;
 pub(crate) mod lock;
 pub(crate) mod multi_lock;
 pub(crate) mod red_lock;
+pub(crate) mod read_write_lock;
 pub(crate) mod spin_lock;
 pub(crate) mod survey;
 

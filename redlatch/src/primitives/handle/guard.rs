@@ -179,7 +179,8 @@ impl<K: LockKind + OwnedKind> Guard<K> {
 
     /// The owner as the store knows it: `<client id>:<number>`.
     pub fn owner_id(&self) -> &str {
-        &self.claim.hold.field
+        let hold = &self.claim.hold;
+        hold.place.owner(&hold.field)
     }
 
     /// How many guards this owner has of the lock.

@@ -237,6 +237,15 @@ impl<K: LockKind> Entry<'_, K> {
             return waiting.obtain(self, patience).await;
         }
         let hold = &self.claim.hold;
+        // Whoever is in line may be waiting for what this owner has already, so it must not wait
+        // behind them.
+        if self.waits
+            && let Some(beside) = self.kind.beside()
+            && self.claim.session.holds(hold.owner, beside)
+            && let Outcome::Done(won) = self.ask(false).await?
+        {
+            return Ok(Some(won));
+        }
         loop {
             if hold.count() > 0 || hold.loss().is_some() {
                 // Held by this owner: those in line wait for it, so it must not wait behind them.
