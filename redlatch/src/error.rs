@@ -31,6 +31,24 @@ pub enum Error {
         lease: Duration,
     },
 
+    /// A number of permits cannot be acquired, set or added.
+    #[error("{permits} permits cannot be asked for: {reason}")]
+    #[non_exhaustive]
+    InvalidPermits {
+        /// How many were asked for.
+        permits: i64,
+        /// What is wrong with that.
+        reason: &'static str,
+    },
+
+    /// A text is no id of a permit.
+    #[error("{id:?} is no id of a permit: take the 32 hex digits that it was given out with")]
+    #[non_exhaustive]
+    InvalidPermitId {
+        /// The text, shortened if it was very long.
+        id: String,
+    },
+
     /// A setting of the client builder has a value that cannot work.
     #[error("the setting `{setting}` cannot be used as given: {reason}")]
     #[non_exhaustive]
