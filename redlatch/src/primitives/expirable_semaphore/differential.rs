@@ -43,12 +43,12 @@ fn moves() -> impl Strategy<Value = Move> {
         Just(-i64::from(i32::MAX))
     ];
     prop_oneof![
-        8 => (owner.clone(), n.clone(), lease.clone())
+        10 => (owner.clone(), n.clone(), lease.clone())
             .prop_map(|(owner, n, lease)| Move::Acquire { owner, n, lease }),
         4 => (ids, which).prop_map(|(ids, which)| Move::Release { ids, which }),
-        3 => (owner, n, lease.clone())
+        4 => (owner, n, lease.clone())
             .prop_map(|(owner, n, lease)| Move::Renew { owner, n, lease }),
-        4 => (0..8u32, any::<bool>()).prop_map(|(permits, first)| Move::Set { permits, first }),
+        8 => (0..8u32, any::<bool>()).prop_map(|(permits, first)| Move::Set { permits, first }),
         2 => more.prop_map(|more| Move::Add { more }),
         2 => Just(Move::Count),
         2 => (id.clone(), lease).prop_map(|(id, lease)| Move::UpdateLease { id, lease }),

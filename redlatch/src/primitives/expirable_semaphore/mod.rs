@@ -109,7 +109,7 @@ impl ExpirableSemaphore {
     ///
     /// # Errors
     ///
-    /// Those of [`Acquire`], and [`Error::InvalidPermits`] unless 1 to 10 000 are asked for. More
+    /// Those of [`Acquire`], and [`Error::InvalidCount`] unless 1 to 10 000 are asked for. More
     /// than there are in all is no error: some may be added.
     ///
     /// ```
@@ -308,7 +308,7 @@ impl ExpirableSemaphore {
     ///
     /// # Errors
     ///
-    /// [`Error::InvalidPermits`]: more than 2³¹ - 1. Those of [`ExpirableSemaphore::available`].
+    /// [`Error::InvalidCount`]: more than 2³¹ - 1. Those of [`ExpirableSemaphore::available`].
     ///
     /// # Cancel safety
     ///
@@ -343,7 +343,7 @@ impl ExpirableSemaphore {
     ///
     /// # Errors
     ///
-    /// [`Error::InvalidPermits`]: more than 2³¹ - 1 would be free, or missing; nothing was changed.
+    /// [`Error::InvalidCount`]: more than 2³¹ - 1 would be free, or missing; nothing was changed.
     /// [`Error::OutcomeUnknown`]: the store did not answer. It is not asked again, because done
     /// twice it would count twice; [`ExpirableSemaphore::set_permits`] can be repeated.
     ///
@@ -357,8 +357,8 @@ impl ExpirableSemaphore {
         let answer = self.lock.session.store.run_once(&step, Duration::MAX);
         match answer.await {
             Ok(answer) if answer.reply => Ok(()),
-            Ok(_) => Err(Error::InvalidPermits {
-                permits: more,
+            Ok(_) => Err(Error::InvalidCount {
+                count: more,
                 reason: TOO_MANY,
             }),
             Err(error) if error.is_transient() => Err(Error::OutcomeUnknown {
@@ -395,8 +395,8 @@ impl ExpirableSemaphore {
     async fn set(&self, permits: u32, first: bool) -> Result<Answer<bool>> {
         let place = self.lock.place()?;
         if permits > MAX_PERMITS {
-            return Err(Error::InvalidPermits {
-                permits: permits.into(),
+            return Err(Error::InvalidCount {
+                count: permits.into(),
                 reason: TOO_MANY,
             });
         }
@@ -526,8 +526,8 @@ impl Rules for Permits {
         if (1..=MAX_AT_ONCE).contains(&self.n) {
             return Ok(());
         }
-        Err(Error::InvalidPermits {
-            permits: self.n.into(),
+        Err(Error::InvalidCount {
+            count: self.n.into(),
             reason: "take 1 to 10000 at once",
         })
     }

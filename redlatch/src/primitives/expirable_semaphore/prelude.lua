@@ -16,7 +16,7 @@ if number then
     available = tonumber(number)
     -- Also a number that is too big to be counted with.
     if not available or string.format('%.0f', available) ~= number then
-        return redis.error_reply('WRONGTYPE the key holds no number of permits')
+        return redis.error_reply('WRONGKIND the key holds no number of permits')
     end
     local expired = redis.call('ZREMRANGEBYSCORE', KEYS[2], '-inf', now)
     if expired > 0 then
