@@ -110,7 +110,7 @@ fn lua_and_rules_agree() {
     let mut seen = Seen::default();
     agree(moves(), async |twin, one| {
         let place = &Place::new(Family::Permits, "", "name");
-        let mut count = |what: &mut u32, happened: bool| *what += u32::from(happened);
+        let count = |what: &mut u32, happened: bool| *what += u32::from(happened);
         match one {
             Move::Acquire { owner, n, lease: l } => {
                 let ids = &ids(*owner, *n);

@@ -39,9 +39,8 @@ fn keys(place: &Place) -> impl ExactSizeIterator<Item = &str> + Send {
 struct Books {
     /// `None`: no permits are set.
     available: Option<i64>,
-    /// The date, cut to whole milliseconds.
-    now: i64,
-    /// The date, rounded up.
+    /// The date, rounded up to whole milliseconds: a lease that begins now is never a part of a
+    /// millisecond too short.
     later: i64,
 }
 
@@ -49,7 +48,7 @@ impl Books {
     /// Gives back the permits whose time has come.
     fn open(space: &mut Space, place: &Place, at: Instant) -> Result<Books> {
         let now = space.date(at);
-        let later = space.date(at + Duration::from_nanos(999_999));
+        let later = rounded_up(space, at);
         let mut available = space
             .find::<i64>(place.key(), at)?
             .map(|found| *found.value);
@@ -69,11 +68,7 @@ impl Books {
                 space.publish(place.channel(), sum);
             }
         }
-        Ok(Books {
-            available,
-            now,
-            later,
-        })
+        Ok(Books { available, later })
     }
 
     /// How long until a date.
@@ -119,6 +114,13 @@ fn count(space: &mut Space, place: &Place, ids: &str, at: Instant) -> Result<usi
 fn date_of(space: &mut Space, place: &Place, id: &str, at: Instant) -> Result<Option<i64>> {
     let out = space.find::<Dates>(place.deadlines(), at)?;
     Ok(out.and_then(|out| out.value.get(id).copied()))
+}
+
+/// The date, rounded up to whole milliseconds.
+fn rounded_up(space: &mut Space, at: Instant) -> i64 {
+    // The first date of all is where dates begin, so it has to be the one that is not moved.
+    space.date(at);
+    space.date(at + Duration::from_nanos(999_999))
 }
 
 fn end(later: i64, lease: Lease) -> i64 {
@@ -276,7 +278,7 @@ pub(super) fn renew_script() -> &'static Script {
 /// The rule of the same, for one set.
 pub(super) fn renew(space: &mut Space, hold: &Hold, lease: Lease, at: Instant) -> Result<bool> {
     let now = space.date(at);
-    let end = end(space.date(at + Duration::from_nanos(999_999)), lease);
+    let end = end(rounded_up(space, at), lease);
     let Some(out) = space.find::<Dates>(hold.place.deadlines(), at)? else {
         return Ok(false);
     };
