@@ -944,6 +944,29 @@ async fn permits_without_a_lease_are_understood() {
     waiter.await.unwrap().unwrap().release().await.unwrap();
 }
 
+/// F22: somebody removed the number, or gave it a time to live, as Redisson's `expire` does. What
+/// was out is not counted into a semaphore that is set anew.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_was_out_of_a_semaphore_that_is_gone_is_not_counted() {
+    let server = shared();
+    let client = Client::connect(&server.url()).await.unwrap();
+    let semaphore = with_permits(&client, "gone", 3).await;
+    let beside = format!("{{{}}}:timeout", semaphore.name());
+    for removal in [vec!["DEL"], vec!["PEXPIRE", "1"]] {
+        let ids = semaphore.acquire_many(2).await.unwrap().into_ids().unwrap();
+        let mut command = vec![removal[0], semaphore.name()];
+        command.extend(&removal[1..]);
+        let () = server.ask(&command);
+        let gone = || async { server.ask::<i64>(&["EXISTS", semaphore.name()]) == 0 };
+        until("it is gone", gone).await;
+        assert!(semaphore.try_acquire().await.unwrap().is_none());
+        assert!(!semaphore.try_release(ids[0]).await.unwrap());
+        assert_eq!(server.ask::<i64>(&["EXISTS", semaphore.name(), &beside]), 0);
+        assert!(semaphore.try_set_permits(3).await.unwrap());
+        assert_eq!(counts(&semaphore).await, (3, 0, 3));
+    }
+}
+
 /// Other data under one of the keys is an error, and stays as it is.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn foreign_keys_are_left_alone() {
@@ -1222,6 +1245,29 @@ async fn a_fixed_lease_ends_on_time_and_the_guard_knows() {
     client.settled().await;
     assert_eq!(counts(&theirs).await, (0, 1, 1));
     next.release().await.unwrap();
+}
+
+/// One message tells of several permits: each local waiter asks as soon as the one before it was
+/// served.
+#[tokio::test(start_paused = true)]
+async fn permits_that_come_back_together_serve_all_who_wait() {
+    let (client, other) = clients();
+    let semaphore = with_permits(&client, "together", 5).await;
+    let ids = semaphore.acquire_many(5).lease(HOUR).await.unwrap();
+    let ids = ids.into_ids().unwrap();
+    let theirs = other.expirable_semaphore(semaphore.name());
+    let waiters: Vec<_> = (0..5)
+        .map(|_| tokio::spawn(theirs.acquire().into_future()))
+        .collect();
+    sleep(SECOND).await;
+    let begun = Instant::now();
+    semaphore.release_many(&ids).await.unwrap();
+    let mut permits = Vec::new();
+    for waiter in waiters {
+        permits.push(waiter.await.unwrap().unwrap());
+    }
+    assert!(begun.elapsed() < SECOND, "{:?}", begun.elapsed());
+    assert_eq!(counts(&theirs).await, (0, 5, 5));
 }
 
 /// Nothing is published when a permit silently expires: the timer has to know.
