@@ -31,9 +31,9 @@ use crate::store::{Answer, Lane, Sent, Store};
 /// the same ones.
 const MAX_PERMITS: u32 = i32::MAX.unsigned_abs();
 
-/// The most permits in one acquisition. Each has an id of its own, and a script that writes more
-/// would keep the server from others for too long.
-const MAX_AT_ONCE: u32 = 10_000;
+/// The most permits in one acquisition. Each has an id of its own and is renewed by it, together with
+/// those of other guards; a script that writes more would keep the server from others for too long.
+const MAX_AT_ONCE: u32 = 1000;
 
 /// A semaphore whose permits have leases: what a process that crashed had comes back by itself
 /// (Redisson: `RPermitExpirableSemaphore`).
@@ -50,7 +50,11 @@ const MAX_AT_ONCE: u32 = 10_000;
 /// than the next. Over several clients there is no order: who wants many permits can be overtaken
 /// for as long as others take the few that are free. Time is the server's.
 ///
-/// # When not to use it
+/// # When to use it, and when not
+///
+/// It is the semaphore to take where processes may crash. What they had of Redisson's plain
+/// semaphore, whose permits have neither ids nor leases, is gone until somebody adds it again; that
+/// one costs less, and that is all.
 ///
 /// For one permit take a [lock](crate::Client::lock); inside one process, a
 /// [`tokio::sync::Semaphore`]. And as with every lease, a permit is no proof: who is stopped for
@@ -109,7 +113,7 @@ impl ExpirableSemaphore {
     ///
     /// # Errors
     ///
-    /// Those of [`Acquire`], and [`Error::InvalidCount`] unless 1 to 10 000 are asked for. More
+    /// Those of [`Acquire`], and [`Error::InvalidCount`] unless 1 to 1000 are asked for. More
     /// than there are in all is no error: some may be added.
     ///
     /// ```
@@ -528,7 +532,7 @@ impl Rules for Permits {
         }
         Err(Error::InvalidCount {
             count: self.n.into(),
-            reason: "take 1 to 10000 at once",
+            reason: "take 1 to 1000 at once",
         })
     }
 
