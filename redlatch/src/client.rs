@@ -9,6 +9,7 @@ use crate::lease::Lease;
 use crate::listing::{Listing, look_at};
 use crate::name::forbidden;
 use crate::owner::{ClientId, Owner};
+use crate::primitives::expirable_semaphore::ExpirableSemaphore;
 use crate::primitives::fenced_lock::{Fenced, FencedLock};
 use crate::primitives::handle::Lock;
 use crate::primitives::lock::Reentrant;
@@ -55,6 +56,11 @@ impl Client {
     /// Costs no round trip; a name that cannot be used is an error of whatever is done with it.
     pub fn lock(&self, name: &str) -> Lock {
         Lock::new(self.session.clone(), name, Reentrant)
+    }
+
+    /// A handle of the expirable semaphore called `name`: [`ExpirableSemaphore`].
+    pub fn expirable_semaphore(&self, name: &str) -> ExpirableSemaphore {
+        ExpirableSemaphore::new(self.session.clone(), name)
     }
 
     /// A handle of the fenced lock called `name`: [`FencedLock`].

@@ -31,10 +31,12 @@ use std::sync::Arc;
 use crate::error::Result;
 use crate::{ClientBuilder, ClientStatus, Embedded, Fenced, LockKind, Owner, Spin};
 
+mod expirable_semaphore;
 mod lock;
 mod many;
 mod worker;
 
+pub use expirable_semaphore::{ExpirableSemaphore, PermitGuard};
 pub use lock::{Guard, Lock};
 pub use many::{Many, ManyGuard, Member, MultiLock, RedLock};
 mod read_write_lock;
@@ -103,6 +105,11 @@ impl Client {
     /// A handle of the re-entrant lock called `name`: [`crate::Client::lock`].
     pub fn lock(&self, name: &str) -> Lock {
         self.lock_of(self.inner.lock(name))
+    }
+
+    /// A handle of the expirable semaphore called `name`: [`crate::Client::expirable_semaphore`].
+    pub fn expirable_semaphore(&self, name: &str) -> ExpirableSemaphore {
+        ExpirableSemaphore::new(self.inner.expirable_semaphore(name), self.worker.clone())
     }
 
     /// A handle of the fenced lock called `name`: [`crate::Client::fenced_lock`].

@@ -48,8 +48,13 @@ pub(crate) trait Rules: Kind + Sized + 'static {
     /// Whether an owner is somebody who can be named, and can hold it again.
     const OWNED: bool = true;
 
-    /// Where to wait. Who waits in [`Queue::Shared`] does not keep the next one out.
+    /// Where to wait.
     const QUEUE: Queue = Queue::Exclusive;
+
+    /// Whether what is asked for can be had at all.
+    fn check(&self) -> Result<()> {
+        Ok(())
+    }
 
     /// Takes it, or says how long somebody else may still have it.
     fn acquire<'a>(&'a self, ask: Ask<'a>) -> impl Step<Reply = Outcome<Self::Won>> + 'a;
@@ -80,6 +85,12 @@ pub(crate) trait Rules: Kind + Sized + 'static {
     fn pause(&self, tries: u32) -> Option<Duration> {
         let _ = tries;
         None
+    }
+
+    /// Whether what was won keeps everybody else in the line out until word comes that it is over.
+    /// Else the next one asks at once: it can be shared, or nobody says when it ends.
+    fn keeps_others_out(&self) -> bool {
+        matches!(Self::QUEUE, Queue::Exclusive) && self.pause(0).is_none()
     }
 
     /// How long the store remembers somebody who waits, if it does: then giving up is a step too.

@@ -151,6 +151,7 @@ impl<K: LockKind> Request<K> {
         let session = &self.lock.session;
         session.background.bind()?;
         let place = self.lock.place()?;
+        self.lock.kind.check()?;
         let terms = Terms {
             lease: match self.lease {
                 Some(lease) => Lease::new(lease)?,
@@ -295,11 +296,8 @@ impl<K: LockKind> Attempt for Entry<'_, K> {
     }
 
     fn keeps_others_out(&self) -> Option<Duration> {
-        match K::QUEUE {
-            // Whoever spins says nothing when it leaves.
-            Queue::Exclusive if self.kind.pause(0).is_none() => Some(self.terms.lease.duration()),
-            _ => None,
-        }
+        let keeps = self.kind.keeps_others_out();
+        keeps.then(|| self.terms.lease.duration())
     }
 
     fn pause(&mut self) -> Option<Duration> {
