@@ -9,9 +9,11 @@ use crate::lease::Lease;
 use crate::listing::Listing;
 use crate::name::forbidden;
 use crate::owner::{ClientId, Owner};
+use crate::primitives::count_down_latch::CountDownLatch;
 use crate::primitives::fenced_lock::{Fenced, FencedLock};
 use crate::primitives::handle::Lock;
 use crate::primitives::lock::Reentrant;
+use crate::primitives::semaphore::Semaphore;
 use crate::primitives::spin_lock::{Spin, SpinLock};
 use crate::session::Session;
 use crate::store::embedded::Embedded;
@@ -55,9 +57,19 @@ impl Client {
         Lock::new(self.session.clone(), name, Reentrant)
     }
 
+    /// A handle of the count-down latch called `name`: [`CountDownLatch`].
+    pub fn count_down_latch(&self, name: &str) -> CountDownLatch {
+        CountDownLatch::new(self.session.clone(), name)
+    }
+
     /// A handle of the fenced lock called `name`: [`FencedLock`].
     pub fn fenced_lock(&self, name: &str) -> FencedLock {
         Lock::new(self.session.clone(), name, Fenced)
+    }
+
+    /// A handle of the semaphore called `name`: [`Semaphore`].
+    pub fn semaphore(&self, name: &str) -> Semaphore {
+        Semaphore::new(self.session.clone(), name)
     }
 
     /// A handle of the spin lock called `name`: [`SpinLock`].

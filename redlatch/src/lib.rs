@@ -25,9 +25,13 @@ pub use error::{Error, Loss, Result};
 pub use lease::MAX_LEASE;
 pub use listing::{Listed, Listing, ObjectKind};
 pub use owner::Owner;
+pub use primitives::count_down_latch::CountDownLatch;
 pub use primitives::fenced_lock::{Fenced, FencedLock};
 pub use primitives::handle::{Acquire, Guard, Holder, Lock, LockKind, OwnedKind, TryAcquire};
 pub use primitives::lock::Reentrant;
+pub use primitives::semaphore::{
+    AcquirePermits, Semaphore, SemaphorePermits, TryAcquirePermits, TrySetPermits,
+};
 pub use primitives::spin_lock::{Backoff, Spin, SpinLock};
 pub use store::embedded::Embedded;
 

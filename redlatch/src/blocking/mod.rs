@@ -31,10 +31,14 @@ use std::sync::Arc;
 use crate::error::Result;
 use crate::{ClientBuilder, ClientStatus, Embedded, Fenced, LockKind, Owner, Spin};
 
+mod count_down_latch;
 mod lock;
+mod semaphore;
 mod worker;
 
+pub use count_down_latch::CountDownLatch;
 pub use lock::{Guard, Lock};
+pub use semaphore::{Semaphore, SemaphorePermits};
 use worker::Worker;
 
 thread_local! {
@@ -98,9 +102,25 @@ impl Client {
         self.lock_of(self.inner.lock(name))
     }
 
+    /// A handle of the count-down latch called `name`: [`crate::Client::count_down_latch`].
+    pub fn count_down_latch(&self, name: &str) -> CountDownLatch {
+        CountDownLatch {
+            inner: self.inner.count_down_latch(name),
+            worker: self.worker.clone(),
+        }
+    }
+
     /// A handle of the fenced lock called `name`: [`crate::Client::fenced_lock`].
     pub fn fenced_lock(&self, name: &str) -> Lock<Fenced> {
         self.lock_of(self.inner.fenced_lock(name))
+    }
+
+    /// A handle of the semaphore called `name`: [`crate::Client::semaphore`].
+    pub fn semaphore(&self, name: &str) -> Semaphore {
+        Semaphore {
+            inner: self.inner.semaphore(name),
+            worker: self.worker.clone(),
+        }
     }
 
     /// A handle of the spin lock called `name`: [`crate::Client::spin_lock`].
