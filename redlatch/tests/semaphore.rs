@@ -189,7 +189,13 @@ async fn a_time_to_live_ends_and_stays_through_changes(stand: Stand) {
             .await
             .unwrap()
     );
-    semaphore.acquire_many(2).await.unwrap().release().await.unwrap();
+    semaphore
+        .acquire_many(2)
+        .await
+        .unwrap()
+        .release()
+        .await
+        .unwrap();
     semaphore.add_permits(1).await.unwrap();
     semaphore.drain().await.unwrap();
     semaphore.release(2).await.unwrap();
@@ -207,7 +213,13 @@ async fn guards_give_back_once_and_in_every_way(stand: Stand) {
     drop(semaphore.acquire_many(7).await.unwrap());
     soon("settled", client.settled()).await;
     assert_eq!(semaphore.available().await.unwrap(), 7);
-    semaphore.acquire_many(4).await.unwrap().release().await.unwrap();
+    semaphore
+        .acquire_many(4)
+        .await
+        .unwrap()
+        .release()
+        .await
+        .unwrap();
     soon("settled", client.settled()).await;
     assert_eq!(semaphore.available().await.unwrap(), 7);
     semaphore.acquire_many(4).await.unwrap().forget();
@@ -238,10 +250,7 @@ async fn waiting_ends_when_it_should(stand: Stand) {
     assert!(semaphore.try_acquire().wait(brief).await.unwrap().is_none());
     let waiting = other.semaphore(semaphore.name());
     let waiting = tokio::spawn(waiting.try_acquire().wait(LONG).into_future());
-    until("it waits", || async {
-        other.status().subscriptions == 1
-    })
-    .await;
+    until("it waits", || async { other.status().subscriptions == 1 }).await;
     held.release().await.unwrap();
     let won = soon("woken", waiting).await.unwrap().unwrap().unwrap();
     assert!(semaphore.try_acquire().await.unwrap().is_none());
@@ -260,10 +269,7 @@ async fn a_waiter_for_many_gets_them_as_soon_as_they_are_free(stand: Stand) {
     let first = semaphore.acquire_many(3).await.unwrap();
     let waiting = other.semaphore(semaphore.name());
     let waiting = tokio::spawn(waiting.acquire_many(4).into_future());
-    until("it waits", || async {
-        other.status().subscriptions == 1
-    })
-    .await;
+    until("it waits", || async { other.status().subscriptions == 1 }).await;
     semaphore.release(1).await.unwrap();
     // Three are free: not enough yet, however often it is told.
     assert_eq!(semaphore.available().await.unwrap(), 3);
@@ -324,10 +330,7 @@ async fn small_requests_do_not_overtake_big_ones(stand: Stand) {
     let one = semaphore.acquire().await.unwrap();
     let two = semaphore.acquire().await.unwrap();
     let big = tokio::spawn(semaphore.acquire_many(2).into_future());
-    until("it waits", || async {
-        client.status().subscriptions == 1
-    })
-    .await;
+    until("it waits", || async { client.status().subscriptions == 1 }).await;
     let small = tokio::spawn(semaphore.acquire().into_future());
     one.release().await.unwrap();
     // One is free, and whoever overtakes has had every chance to.
@@ -339,7 +342,11 @@ async fn small_requests_do_not_overtake_big_ones(stand: Stand) {
     let big = soon("the big one", big).await.unwrap().unwrap();
     assert!(!small.is_finished());
     big.release().await.unwrap();
-    soon("the small one", small).await.unwrap().unwrap().forget();
+    soon("the small one", small)
+        .await
+        .unwrap()
+        .unwrap()
+        .forget();
 }
 
 /// Failure catalogue F23, in one process.
@@ -609,21 +616,33 @@ async fn keys_and_messages_are_redissons() {
         pubsub.subscribe(&of).unwrap();
         ready.send(()).unwrap();
         while let Ok(message) = pubsub.get_message() {
-            listening.lock().unwrap().push(message.get_payload().unwrap());
+            listening
+                .lock()
+                .unwrap()
+                .push(message.get_payload().unwrap());
         }
     });
     is_ready.await.unwrap();
     let value = || server.ask::<String>(&["GET", semaphore.name()]);
     semaphore.try_set_permits(3).await.unwrap();
     assert_eq!(value(), "3");
-    semaphore.acquire_many(2).await.unwrap().release().await.unwrap();
+    semaphore
+        .acquire_many(2)
+        .await
+        .unwrap()
+        .release()
+        .await
+        .unwrap();
     semaphore.add_permits(4).await.unwrap();
     semaphore.add_permits(-2).await.unwrap();
     semaphore.drain().await.unwrap();
     assert_eq!(value(), "0");
     semaphore.release(2).await.unwrap();
     assert_eq!(value(), "2");
-    until("all is heard", || async { heard.lock().unwrap().len() >= 4 }).await;
+    until("all is heard", || async {
+        heard.lock().unwrap().len() >= 4
+    })
+    .await;
     assert_eq!(*heard.lock().unwrap(), ["3", "3", "7", "2"]);
     assert_eq!(server.ask::<i64>(&["PTTL", semaphore.name()]), -1);
 }
@@ -673,10 +692,7 @@ async fn keys_that_are_no_semaphores_stay_as_they_are() {
     let semaphore = set(&client, "turned", 1).await;
     let held = semaphore.acquire().await.unwrap();
     let waiting = tokio::spawn(semaphore.acquire().into_future());
-    until("it waits", || async {
-        client.status().subscriptions >= 1
-    })
-    .await;
+    until("it waits", || async { client.status().subscriptions >= 1 }).await;
     let () = server.ask(&["SET", semaphore.name(), "precious"]);
     let _: i64 = server.ask(&[
         "PUBLISH",
@@ -755,11 +771,17 @@ async fn an_unknown_outcome_is_told_and_not_repeated() {
     assert!(matches!(error, Err(Error::OutcomeUnknown { .. })));
     assert_eq!(semaphore.available().await.unwrap(), 0);
     let said = error.unwrap_err().to_string();
-    assert!(said.contains("draining") && said.contains("not repeated"), "{said}");
+    assert!(
+        said.contains("draining") && said.contains("not repeated"),
+        "{said}"
+    );
     // Setting may be repeated; only by whom it was set is not known.
     let fresh = client.semaphore(&unique("unknown-set"));
     let error = without_the_answer(&proxy, fresh.try_set_permits(4).into_future()).await;
-    assert!(matches!(error, Err(Error::OutcomeUnknown { .. })), "{error:?}");
+    assert!(
+        matches!(error, Err(Error::OutcomeUnknown { .. })),
+        "{error:?}"
+    );
     assert_eq!(fresh.available().await.unwrap(), 4);
     quiet(&client);
 }
@@ -776,7 +798,13 @@ async fn a_connection_that_is_gone_is_made_anew() {
         until("the cut is noticed", || async { server.clients() == 0 }).await;
         // The next look makes the connection anew; what comes then is sent on it.
         semaphore.available().await.unwrap();
-        semaphore.acquire_many(2).await.unwrap().release().await.unwrap();
+        semaphore
+            .acquire_many(2)
+            .await
+            .unwrap()
+            .release()
+            .await
+            .unwrap();
     }
     assert_eq!(semaphore.available().await.unwrap(), 2);
 }
@@ -853,7 +881,13 @@ async fn permits_that_come_while_the_connection_is_down_are_seen() {
         proxy.cut();
         held.release().await.unwrap();
         proxy.refuse(false);
-        soon("seen", waiting).await.unwrap().unwrap().release().await.unwrap();
+        soon("seen", waiting)
+            .await
+            .unwrap()
+            .unwrap()
+            .release()
+            .await
+            .unwrap();
     }
 }
 
@@ -862,7 +896,14 @@ async fn permits_that_come_while_the_connection_is_down_are_seen() {
 async fn a_refused_channel_costs_no_permits() {
     let server = Server::start();
     let () = server.ask(&[
-        "ACL", "SETUSER", "mute", "on", ">secret", "~*", "resetchannels", "+@all",
+        "ACL",
+        "SETUSER",
+        "mute",
+        "on",
+        ">secret",
+        "~*",
+        "resetchannels",
+        "+@all",
     ]);
     let url = format!("redis://mute:secret@127.0.0.1:{}", server.port());
     let (client, other) = (
@@ -908,7 +949,9 @@ async fn many_waiters_cost_one_subscription() {
         soon("served", one).await.unwrap();
     }
     until("no channel is left", || async {
-        server.ask::<Vec<String>>(&["PUBSUB", "CHANNELS", "*"]).is_empty()
+        server
+            .ask::<Vec<String>>(&["PUBSUB", "CHANNELS", "*"])
+            .is_empty()
     })
     .await;
 }
@@ -920,9 +963,20 @@ async fn time_limits_are_kept() {
     let client = Client::embedded();
     let semaphore = client.semaphore("a");
     let begun = tokio::time::Instant::now();
-    assert!(semaphore.try_acquire().wait(600 * SECOND).await.unwrap().is_none());
+    assert!(
+        semaphore
+            .try_acquire()
+            .wait(600 * SECOND)
+            .await
+            .unwrap()
+            .is_none()
+    );
     assert!(begun.elapsed() >= 600 * SECOND && begun.elapsed() < 601 * SECOND);
-    semaphore.try_set_permits(1).time_to_live(60 * SECOND).await.unwrap();
+    semaphore
+        .try_set_permits(1)
+        .time_to_live(60 * SECOND)
+        .await
+        .unwrap();
     tokio::time::sleep(60 * SECOND - Duration::from_millis(1)).await;
     assert_eq!(semaphore.available().await.unwrap(), 1);
     tokio::time::sleep(Duration::from_millis(1)).await;
@@ -937,7 +991,11 @@ async fn waiting_outlives_the_semaphore() {
     let client = Client::builder().connect_embedded(&store).unwrap();
     let other = Client::builder().connect_embedded(&store).unwrap();
     let semaphore = client.semaphore("a");
-    semaphore.try_set_permits(1).time_to_live(60 * SECOND).await.unwrap();
+    semaphore
+        .try_set_permits(1)
+        .time_to_live(60 * SECOND)
+        .await
+        .unwrap();
     semaphore.acquire().await.unwrap().forget();
     let waiting = tokio::spawn(other.semaphore("a").acquire().into_future());
     tokio::time::sleep(600 * SECOND).await;
