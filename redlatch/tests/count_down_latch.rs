@@ -264,7 +264,8 @@ async fn counts_and_names_that_cannot_be(stand: Stand) {
 
 /// A waiter may be dropped at every await point; those behind it are woken nevertheless.
 async fn dropped_everywhere(stand: Stand) {
-    let client = stand.client().await;
+    let settings = Client::builder().subscription_linger(Duration::from_millis(1));
+    let client = stand.client_with(settings).await;
     let latch = client.count_down_latch(&unique("dropped"));
     for polls in 1..20 {
         assert!(latch.try_set_count(1).await.unwrap());

@@ -809,6 +809,46 @@ async fn a_connection_that_is_gone_is_made_anew() {
     assert_eq!(semaphore.available().await.unwrap(), 2);
 }
 
+/// A server that is busy with another script has done nothing: it is asked again, but not for ever.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_busy_server_is_asked_again() {
+    let server = Server::start_with(&["--lua-time-limit", "1"]);
+    let settings = Client::builder().response_timeout(Duration::from_millis(300));
+    let hasty = settings.connect(&server.url()).await.unwrap();
+    let settings = Client::builder().response_timeout(LONG);
+    let patient = settings.connect(&server.url()).await.unwrap();
+    let semaphore = set(&hasty, "busy", 2).await;
+    let same = patient.semaphore(semaphore.name());
+    let mut connection = server.connection();
+    let busy = std::thread::spawn(move || {
+        let endless = redis::Script::new("while true do end");
+        let ended: redis::RedisResult<()> = endless.invoke(&mut connection);
+        assert!(ended.unwrap_err().to_string().contains("killed"));
+    });
+    until("it is busy", || async {
+        let ping = redis::cmd("PING").query::<String>(&mut server.connection());
+        ping.is_err()
+    })
+    .await;
+    let error = semaphore.acquire_many(2).await.unwrap_err();
+    assert!(error.is_transient(), "{error}");
+    let error = semaphore.release(5).await.unwrap_err();
+    assert!(
+        matches!(&error, Error::Unavailable { reason } if reason.contains("BUSY")),
+        "{error}"
+    );
+    let waiting = tokio::spawn(same.acquire_many(2).into_future());
+    let () = server.ask(&["SCRIPT", "KILL"]);
+    tokio::task::spawn_blocking(|| busy.join().unwrap())
+        .await
+        .unwrap();
+    let permits = soon("served", waiting).await.unwrap().unwrap();
+    soon("settled", hasty.settled()).await;
+    assert_eq!(same.available().await.unwrap(), 0);
+    permits.release().await.unwrap();
+    assert_eq!(same.available().await.unwrap(), 2);
+}
+
 /// Failure catalogue F4: an answer that comes after the response timeout takes nothing.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn an_answer_that_comes_too_late_is_undone() {
@@ -848,7 +888,9 @@ async fn giving_back_goes_on_until_the_server_is_there_again() {
     .await;
     drop(one);
     let error = two.release().await.unwrap_err();
-    assert!(error.is_transient(), "{error}");
+    assert!(matches!(error, Error::Unavailable { .. }), "{error}");
+    let error = semaphore.acquire().await.unwrap_err();
+    assert!(matches!(error, Error::Unavailable { .. }), "{error}");
     assert_eq!(client.status().background, 2);
     proxy.refuse(false);
     soon("settled", client.settled()).await;

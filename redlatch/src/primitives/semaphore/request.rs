@@ -1,6 +1,7 @@
 //! The ways to ask for permits: builders that are awaited.
 
 use std::future::IntoFuture;
+use std::pin::pin;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -23,8 +24,7 @@ use crate::wait::Attempt;
 /// [`Error::NoRuntime`]; [`Error::ResponseTimeout`]: there was no answer in time, and if there is one
 /// later, what it grants is given back; [`Error::OutcomeUnknown`]: the connection broke after the
 /// step had been sent, so that permits may have been taken that nobody has. It is not sent again,
-/// because it could take them twice. Until it is first in line and there are enough permits, nothing
-/// is sent that could end in this.
+/// because it could take them twice.
 ///
 /// # Cancel safety
 ///
@@ -172,11 +172,14 @@ impl Taking<'_> {
                 Outcome::Wait(left) => Outcome::Wait(left),
             })
         };
-        let work = background.finish(work, move || is_sent.get());
+        let under_way = || is_sent.get();
+        let mut work = pin!(background.finish(work, under_way));
         let after = store.response_timeout();
-        match tokio::time::timeout(after, work).await {
+        match tokio::time::timeout(after, &mut work).await {
             Ok(outcome) => outcome,
-            Err(_) => Err(Error::ResponseTimeout { after }),
+            Err(_) if under_way() => Err(Error::ResponseTimeout { after }),
+            // What could not be sent by now gives up by itself, and says why.
+            Err(_) => work.await,
         }
     }
 }

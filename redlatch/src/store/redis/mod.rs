@@ -133,6 +133,9 @@ impl Redis {
                 Err(fault) => {
                     sent.clear();
                     retry.after(fault).await?;
+                    if Instant::now() >= retry.give_up {
+                        return Err(retry.given_up());
+                    }
                 }
             }
         }
