@@ -834,7 +834,7 @@ async fn a_busy_server_is_asked_again() {
     assert!(error.is_transient(), "{error}");
     let error = semaphore.release(5).await.unwrap_err();
     assert!(
-        matches!(&error, Error::Unavailable { reason } if reason.contains("BUSY")),
+        matches!(&error, Error::Unavailable { reason, .. } if reason.contains("BUSY")),
         "{error}"
     );
     let waiting = tokio::spawn(same.acquire_many(2).into_future());
