@@ -30,6 +30,12 @@ async fn polled<F: Future>(polls: usize, future: F) -> Option<F::Output> {
     .await
 }
 
+/// A client that hears of what it waits for or fails: looking by itself would come far too late.
+async fn patient(stand: &Stand) -> Client {
+    let settings = Client::builder().watchdog(10 * LONG);
+    stand.client_with(settings).await
+}
+
 async fn set(client: &Client, what: &str, permits: u32) -> Semaphore {
     let semaphore = client.semaphore(&unique(what));
     assert!(semaphore.try_set_permits(permits).await.unwrap());
@@ -70,7 +76,7 @@ on_every_store! {
 }
 
 async fn permits_are_set_once(stand: Stand) {
-    let client = stand.client().await;
+    let client = patient(&stand).await;
     let semaphore = client.semaphore(&unique("set"));
     assert_eq!(semaphore.available().await.unwrap(), 0);
     assert!(semaphore.try_set_permits(10).await.unwrap());
@@ -86,7 +92,7 @@ async fn permits_are_set_once(stand: Stand) {
 }
 
 async fn permits_are_counted(stand: Stand) {
-    let client = stand.client().await;
+    let client = patient(&stand).await;
     let semaphore = set(&client, "counted", 10).await;
     let one = semaphore.acquire().await.unwrap();
     assert_eq!((one.permits(), one.name()), (1, semaphore.name()));
@@ -104,7 +110,7 @@ async fn permits_are_counted(stand: Stand) {
 }
 
 async fn none_are_had_at_once(stand: Stand) {
-    let client = stand.client().await;
+    let client = patient(&stand).await;
     let semaphore = client.semaphore(&unique("zero"));
     let none = semaphore.try_acquire_many(0).wait(10 * LONG).await;
     let none = soon("at once", async { none }).await.unwrap().unwrap();
@@ -118,7 +124,7 @@ async fn none_are_had_at_once(stand: Stand) {
 }
 
 async fn what_was_released_without_being_set_can_be_acquired(stand: Stand) {
-    let client = stand.client().await;
+    let client = patient(&stand).await;
     let semaphore = client.semaphore(&unique("unset"));
     semaphore.release(1).await.unwrap();
     semaphore.release(1).await.unwrap();
@@ -129,7 +135,7 @@ async fn what_was_released_without_being_set_can_be_acquired(stand: Stand) {
 }
 
 async fn permits_can_be_reduced_below_none(stand: Stand) {
-    let client = stand.client().await;
+    let client = patient(&stand).await;
     let semaphore = set(&client, "reduced", 10).await;
     semaphore.acquire_many(10).await.unwrap().forget();
     semaphore.add_permits(-5).await.unwrap();
@@ -142,7 +148,7 @@ async fn permits_can_be_reduced_below_none(stand: Stand) {
 }
 
 async fn a_reduced_semaphore_fills_up_first(stand: Stand) {
-    let client = stand.client().await;
+    let client = patient(&stand).await;
     let semaphore = set(&client, "fills-up", 1).await;
     let held = semaphore.acquire().await.unwrap();
     semaphore.add_permits(-1).await.unwrap();
@@ -153,7 +159,7 @@ async fn a_reduced_semaphore_fills_up_first(stand: Stand) {
 }
 
 async fn draining_takes_what_is_there(stand: Stand) {
-    let client = stand.client().await;
+    let client = patient(&stand).await;
     let semaphore = client.semaphore(&unique("drain"));
     assert_eq!(semaphore.drain().await.unwrap(), 0);
     // Not made by draining it.
@@ -169,7 +175,7 @@ async fn draining_takes_what_is_there(stand: Stand) {
 }
 
 async fn releasing_only_if_it_exists(stand: Stand) {
-    let client = stand.client().await;
+    let client = patient(&stand).await;
     let semaphore = client.semaphore(&unique("if-exists"));
     assert!(!semaphore.release_if_exists(3).await.unwrap());
     assert!(semaphore.try_set_permits(1).await.unwrap());
@@ -178,7 +184,7 @@ async fn releasing_only_if_it_exists(stand: Stand) {
 }
 
 async fn a_time_to_live_ends_and_stays_through_changes(stand: Stand) {
-    let client = stand.client().await;
+    let client = patient(&stand).await;
     let semaphore = client.semaphore(&unique("ttl"));
     let lives = Duration::from_millis(700);
     let begun = std::time::Instant::now();
@@ -208,7 +214,7 @@ async fn a_time_to_live_ends_and_stays_through_changes(stand: Stand) {
 }
 
 async fn guards_give_back_once_and_in_every_way(stand: Stand) {
-    let client = stand.client().await;
+    let client = patient(&stand).await;
     let semaphore = set(&client, "guards", 7).await;
     drop(semaphore.acquire_many(7).await.unwrap());
     soon("settled", client.settled()).await;
@@ -229,7 +235,7 @@ async fn guards_give_back_once_and_in_every_way(stand: Stand) {
 }
 
 async fn a_guard_does_not_make_a_semaphore_anew(stand: Stand) {
-    let client = stand.client().await;
+    let client = patient(&stand).await;
     let semaphore = set(&client, "gone", 5).await;
     let (one, two) = (
         semaphore.acquire().await.unwrap(),
@@ -243,7 +249,7 @@ async fn a_guard_does_not_make_a_semaphore_anew(stand: Stand) {
 }
 
 async fn waiting_ends_when_it_should(stand: Stand) {
-    let (client, other) = (stand.client().await, stand.client().await);
+    let (client, other) = (patient(&stand).await, patient(&stand).await);
     let semaphore = set(&client, "waits", 1).await;
     let held = semaphore.acquire().await.unwrap();
     let brief = Duration::from_millis(30);
@@ -264,7 +270,7 @@ async fn waiting_ends_when_it_should(stand: Stand) {
 
 /// Failure catalogue F21.
 async fn a_waiter_for_many_gets_them_as_soon_as_they_are_free(stand: Stand) {
-    let (client, other) = (stand.client().await, stand.client().await);
+    let (client, other) = (patient(&stand).await, patient(&stand).await);
     let semaphore = set(&client, "many", 5).await;
     let first = semaphore.acquire_many(3).await.unwrap();
     let waiting = other.semaphore(semaphore.name());
@@ -282,7 +288,7 @@ async fn a_waiter_for_many_gets_them_as_soon_as_they_are_free(stand: Stand) {
 }
 
 async fn a_waiter_is_woken_by_every_way_to_add(stand: Stand) {
-    let (client, other) = (stand.client().await, stand.client().await);
+    let (client, other) = (patient(&stand).await, patient(&stand).await);
     for way in 0..6 {
         let semaphore = client.semaphore(&unique("ways"));
         let held = match way {
@@ -325,7 +331,7 @@ async fn a_waiter_is_woken_by_every_way_to_add(stand: Stand) {
 }
 
 async fn small_requests_do_not_overtake_big_ones(stand: Stand) {
-    let client = stand.client().await;
+    let client = patient(&stand).await;
     let semaphore = set(&client, "big", 2).await;
     let one = semaphore.acquire().await.unwrap();
     let two = semaphore.acquire().await.unwrap();
@@ -352,7 +358,7 @@ async fn small_requests_do_not_overtake_big_ones(stand: Stand) {
 /// Failure catalogue F23, in one process.
 async fn first_come_first_served(stand: Stand) {
     const WAITERS: usize = 50;
-    let client = stand.client().await;
+    let client = patient(&stand).await;
     let semaphore = set(&client, "order", 1).await;
     let held = semaphore.acquire().await.unwrap();
     let served = Arc::new(Mutex::new(Vec::new()));
@@ -388,7 +394,7 @@ async fn never_more_than_the_total(stand: Stand) {
     let name = unique("total");
     let mut clients = Vec::new();
     for _ in 0..3 {
-        clients.push(stand.client().await);
+        clients.push(patient(&stand).await);
     }
     let semaphore = clients[0].semaphore(&name);
     assert!(semaphore.try_set_permits(TOTAL as u32).await.unwrap());
@@ -430,7 +436,7 @@ async fn never_more_than_the_total(stand: Stand) {
 /// Failure catalogue F23: waiters of hundreds of names, in two clients.
 async fn hundreds_of_names_and_everybody_is_served(stand: Stand) {
     const NAMES: usize = 300;
-    let clients = [stand.client().await, stand.client().await];
+    let clients = [patient(&stand).await, patient(&stand).await];
     let prefix = unique("hundreds");
     let mut waiting = Vec::new();
     let mut held = Vec::new();
@@ -458,7 +464,7 @@ async fn hundreds_of_names_and_everybody_is_served(stand: Stand) {
 }
 
 async fn numbers_that_cannot_be(stand: Stand) {
-    let client = stand.client().await;
+    let client = patient(&stand).await;
     let semaphore = client.semaphore(&unique("numbers"));
     for error in [
         semaphore.try_set_permits(MOST + 1).await.err(),
@@ -504,7 +510,7 @@ async fn numbers_that_cannot_be(stand: Stand) {
 }
 
 async fn names_that_cannot_be_used(stand: Stand) {
-    let client = stand.client().await;
+    let client = patient(&stand).await;
     for name in ["", "a\nb", &"x".repeat(513)] {
         let semaphore = client.semaphore(name);
         assert_eq!(semaphore.name(), name);
@@ -525,7 +531,7 @@ async fn names_that_cannot_be_used(stand: Stand) {
 }
 
 async fn dropped_everywhere(stand: Stand) {
-    let client = stand.client().await;
+    let client = patient(&stand).await;
     let semaphore = set(&client, "dropped", 3).await;
     for _ in 0..5 {
         for polls in 1.. {
@@ -546,7 +552,7 @@ async fn dropped_everywhere(stand: Stand) {
 /// Dropped after each await point, while the permits that it waits for are given back: those come
 /// back that it has taken by then.
 async fn dropped_while_permits_come(stand: Stand) {
-    let (client, other) = (stand.client().await, stand.client().await);
+    let (client, other) = (patient(&stand).await, patient(&stand).await);
     let semaphore = set(&client, "dropped-waiting", 2).await;
     let same = other.semaphore(semaphore.name());
     for _ in 0..5 {
@@ -570,7 +576,7 @@ async fn dropped_while_permits_come(stand: Stand) {
 }
 
 async fn giving_back_goes_on_when_dropped(stand: Stand) {
-    let client = stand.client().await;
+    let client = patient(&stand).await;
     let semaphore = set(&client, "dropped-release", 2).await;
     for polls in 0.. {
         let permits = semaphore.acquire_many(2).await.unwrap();
@@ -856,6 +862,8 @@ async fn an_answer_that_comes_too_late_is_undone() {
     let settings = Client::builder().response_timeout(Duration::from_millis(200));
     let client = settings.connect(&server.url()).await.unwrap();
     let semaphore = set(&client, "late", 2).await;
+    // Teaches the script, so that what comes too late is the answer to the step itself.
+    semaphore.acquire().await.unwrap().release().await.unwrap();
     server.freeze();
     let error = semaphore.acquire_many(2).await.unwrap_err();
     assert!(matches!(error, Error::ResponseTimeout { .. }), "{error}");
@@ -905,7 +913,8 @@ async fn permits_that_come_while_the_connection_is_down_are_seen() {
     let server = Server::start();
     let proxy = Proxy::to(server.port());
     let holder = Client::connect(&server.url()).await.unwrap();
-    let waiter = Client::connect(&proxy.url()).await.unwrap();
+    let settings = Client::builder().watchdog(10 * LONG);
+    let waiter = settings.connect(&proxy.url()).await.unwrap();
     let semaphore = set(&holder, "down", 1).await;
     let same = waiter.semaphore(semaphore.name());
     let channel = format!("redisson_sc:{{{}}}", semaphore.name());
@@ -984,8 +993,13 @@ async fn many_waiters_cost_one_subscription() {
         })
         .collect();
     until("they wait", || async { crowd.status().subscriptions == 1 }).await;
-    let channels: Vec<String> = server.ask(&["PUBSUB", "CHANNELS", "*"]);
-    assert_eq!(channels.len(), 1);
+    let channel = format!("redisson_sc:{{{}}}", semaphore.name());
+    until("subscribed, once", || async {
+        let (_, listening): (String, i64) = server.ask(&["PUBSUB", "NUMSUB", &channel]);
+        assert!(listening <= 1);
+        listening == 1
+    })
+    .await;
     held.release().await.unwrap();
     for one in waiting {
         soon("served", one).await.unwrap();
