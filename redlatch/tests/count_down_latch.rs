@@ -335,6 +335,8 @@ async fn a_count_between_any_two_polls_is_heard() {
                 () = in_line => {}
             }
         }
+        // The connection keeps order: what the waiter has sent until now has been answered.
+        assert_eq!(latch.count().await.unwrap(), 1);
         assert_eq!(same.count_down().await.unwrap(), 0);
         soon("heard, not slept through", waiter).await.unwrap();
     }

@@ -907,6 +907,35 @@ async fn giving_back_goes_on_until_the_server_is_there_again() {
     assert_eq!(observer.available().await.unwrap(), 4);
 }
 
+/// Failure catalogue F6: the permits come after each await point of the waiter in turn; whatever it
+/// was doing, it hears of them.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn permits_between_any_two_polls_are_heard() {
+    let stand = Stand::server();
+    let (client, other) = (patient(&stand).await, patient(&stand).await);
+    let semaphore = set(&client, "heard", 2).await;
+    let same = other.semaphore(semaphore.name());
+    for polls in 0..30 {
+        let held = same.acquire_many(2).await.unwrap();
+        let mut waiter = semaphore.acquire_many(2).into_future();
+        {
+            // Stops polling for a while, without dropping.
+            let mut few = pin!(polled(polls, &mut waiter));
+            let in_line = until("in line", || async { client.status().subscriptions == 1 });
+            tokio::select! {
+                biased;
+                done = &mut few => assert!(done.is_none()),
+                () = in_line => {}
+            }
+        }
+        // The connection keeps order: what the waiter has sent until now has been answered.
+        assert_eq!(semaphore.available().await.unwrap(), 0);
+        held.release().await.unwrap();
+        let permits = soon("heard, not slept through", waiter).await.unwrap();
+        permits.release().await.unwrap();
+    }
+}
+
 /// A waiter whose connection is cut, or away while permits come, gets them (F6 across reconnection).
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn permits_that_come_while_the_connection_is_down_are_seen() {
