@@ -319,20 +319,24 @@ async fn a_count_goes_on_when_dropped(stand: Stand) {
 async fn a_count_between_any_two_polls_is_heard() {
     let stand = Stand::server();
     let (client, other) = (patient(&stand).await, patient(&stand).await);
-    let name = unique("heard");
-    let latch = client.count_down_latch(&name);
-    for polls in 0..30 {
-        let same = other.count_down_latch(&name);
+    for polls in 1..30 {
+        // Each time a channel that is not subscribed to yet.
+        let latch = client.count_down_latch(&unique("heard"));
+        let same = other.count_down_latch(latch.name());
         assert!(same.try_set_count(1).await.unwrap());
+        let channel = format!("redisson_countdownlatch__channel__{{{}}}", latch.name());
         let mut waiter = Box::pin(latch.wait());
         {
             // Stops polling for a while, without dropping.
             let mut few = pin!(polled(polls, &mut waiter));
-            let in_line = until("in line", || async { client.status().subscriptions == 1 });
+            let subscribed = until("subscribed", || async {
+                let listening: (String, i64) = shared().ask(&["PUBSUB", "NUMSUB", &channel]);
+                listening.1 == 1
+            });
             tokio::select! {
                 biased;
                 done = &mut few => assert!(done.is_none()),
-                () = in_line => {}
+                () = subscribed => {}
             }
         }
         // The connection keeps order: what the waiter has sent until now has been answered.

@@ -913,19 +913,24 @@ async fn giving_back_goes_on_until_the_server_is_there_again() {
 async fn permits_between_any_two_polls_are_heard() {
     let stand = Stand::server();
     let (client, other) = (patient(&stand).await, patient(&stand).await);
-    let semaphore = set(&client, "heard", 2).await;
-    let same = other.semaphore(semaphore.name());
-    for polls in 0..30 {
+    for polls in 1..30 {
+        // Each time a channel that is not subscribed to yet.
+        let semaphore = set(&client, "heard", 2).await;
+        let same = other.semaphore(semaphore.name());
+        let channel = format!("redisson_sc:{{{}}}", semaphore.name());
         let held = same.acquire_many(2).await.unwrap();
         let mut waiter = semaphore.acquire_many(2).into_future();
         {
             // Stops polling for a while, without dropping.
             let mut few = pin!(polled(polls, &mut waiter));
-            let in_line = until("in line", || async { client.status().subscriptions == 1 });
+            let subscribed = until("subscribed", || async {
+                let listening: (String, i64) = shared().ask(&["PUBSUB", "NUMSUB", &channel]);
+                listening.1 == 1
+            });
             tokio::select! {
                 biased;
                 done = &mut few => assert!(done.is_none()),
-                () = in_line => {}
+                () = subscribed => {}
             }
         }
         // The connection keeps order: what the waiter has sent until now has been answered.
