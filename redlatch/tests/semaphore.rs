@@ -66,6 +66,7 @@ on_every_store! {
     a_waiter_is_woken_by_every_way_to_add,
     small_requests_do_not_overtake_big_ones,
     first_come_first_served,
+    one_message_serves_as_many_as_it_can,
     never_more_than_the_total,
     hundreds_of_names_and_everybody_is_served,
     numbers_that_cannot_be,
@@ -387,6 +388,27 @@ async fn first_come_first_served(stand: Stand) {
         soon("served", one).await.unwrap();
     }
     assert_eq!(*served.lock().unwrap(), Vec::from_iter(0..WAITERS));
+}
+
+/// Nobody waits for another message while there are permits left.
+async fn one_message_serves_as_many_as_it_can(stand: Stand) {
+    let (client, other) = (patient(&stand).await, patient(&stand).await);
+    let semaphore = set(&client, "at-once", 5).await;
+    let held = semaphore.acquire_many(5).await.unwrap();
+    let same = other.semaphore(semaphore.name());
+    let waiting: Vec<_> = (0..5)
+        .map(|_| tokio::spawn(same.acquire().into_future()))
+        .collect();
+    until("they wait", || async { other.status().subscriptions == 1 }).await;
+    held.release().await.unwrap();
+    let mut served = Vec::new();
+    for one in waiting {
+        served.push(soon("served", one).await.unwrap().unwrap());
+    }
+    assert_eq!(semaphore.available().await.unwrap(), 0);
+    drop(served);
+    soon("settled", other.settled()).await;
+    assert_eq!(semaphore.available().await.unwrap(), 5);
 }
 
 async fn never_more_than_the_total(stand: Stand) {
