@@ -14,6 +14,11 @@ use crate::primitives::fenced_lock::{Fenced, FencedLock};
 use crate::primitives::handle::Lock;
 use crate::primitives::lock::Reentrant;
 use crate::primitives::read_write_lock::ReadWriteLock;
+use crate::primitives::count_down_latch::CountDownLatch;
+use crate::primitives::fenced_lock::{Fenced, FencedLock};
+use crate::primitives::handle::Lock;
+use crate::primitives::lock::Reentrant;
+use crate::primitives::semaphore::Semaphore;
 use crate::primitives::spin_lock::{Spin, SpinLock};
 use crate::primitives::survey::ObjectState;
 use crate::session::Session;
@@ -61,6 +66,9 @@ impl Client {
     /// A handle of the expirable semaphore called `name`: [`ExpirableSemaphore`].
     pub fn expirable_semaphore(&self, name: &str) -> ExpirableSemaphore {
         ExpirableSemaphore::new(self.session.clone(), name)
+    /// A handle of the count-down latch called `name`: [`CountDownLatch`].
+    pub fn count_down_latch(&self, name: &str) -> CountDownLatch {
+        CountDownLatch::new(self.session.clone(), name)
     }
 
     /// A handle of the fenced lock called `name`: [`FencedLock`].
@@ -71,6 +79,9 @@ impl Client {
     /// A handle of the read-write lock called `name`: [`ReadWriteLock`].
     pub fn read_write_lock(&self, name: &str) -> ReadWriteLock {
         ReadWriteLock::new(self.session.clone(), name)
+    /// A handle of the semaphore called `name`: [`Semaphore`].
+    pub fn semaphore(&self, name: &str) -> Semaphore {
+        Semaphore::new(self.session.clone(), name)
     }
 
     /// A handle of the spin lock called `name`: [`SpinLock`].

@@ -162,10 +162,9 @@ pub enum Error {
         name: String,
     },
 
-    /// The connection broke during a step that must not be repeated: it may have done its work or
-    /// not.
+    /// There was no answer to a step that must not be repeated: it may have done its work or not.
     #[error(
-        "the connection broke, and whether {step} took effect is not known ({reason}); \
+        "there was no answer, and whether {step} took effect is not known ({reason}); \
          it was not repeated, because done twice it would count twice"
     )]
     #[non_exhaustive]

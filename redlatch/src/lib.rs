@@ -25,6 +25,7 @@ pub use error::{Error, Loss, Result};
 pub use lease::MAX_LEASE;
 pub use listing::{Listed, Listing};
 pub use owner::Owner;
+pub use primitives::count_down_latch::CountDownLatch;
 pub use primitives::expirable_semaphore::{ExpirableSemaphore, PermitGuard, PermitId, Permits};
 pub use primitives::fenced_lock::{Fenced, FencedLock};
 pub use primitives::handle::{Acquire, Guard, Holder, Lock, LockKind, OwnedKind, TryAcquire};
@@ -32,8 +33,11 @@ pub use primitives::lock::Reentrant;
 pub use primitives::multi_lock::{
     AcquireMany, LockOfMany, Member, MultiGuard, MultiLock, TryAcquireMany,
 };
-pub use primitives::red_lock::{RedGuard, RedLock};
 pub use primitives::read_write_lock::{Read, ReadLock, ReadWriteLock, Write, WriteLock};
+pub use primitives::red_lock::{RedGuard, RedLock};
+pub use primitives::semaphore::{
+    AcquirePermits, Semaphore, SemaphorePermits, TryAcquirePermits, TrySetPermits,
+};
 pub use primitives::spin_lock::{Backoff, Spin, SpinLock};
 pub use primitives::survey::{ObjectKind, ObjectState, OutPermit, Waiting};
 pub use store::embedded::Embedded;

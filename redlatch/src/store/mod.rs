@@ -4,6 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
+use tokio::sync::OwnedSemaphorePermit;
 use tokio::time::Instant;
 
 use crate::error::Result;
@@ -47,6 +48,11 @@ impl Sent {
     /// It is about to be handed to the connection, or to the space.
     pub(crate) fn set(&self) {
         self.0.store(true, Ordering::Relaxed);
+    }
+
+    /// It is known to have done nothing, and may be sent again.
+    pub(crate) fn clear(&self) {
+        self.0.store(false, Ordering::Relaxed);
     }
 
     pub(crate) fn get(&self) -> bool {
@@ -104,6 +110,49 @@ impl Store {
         match self {
             Store::Redis(redis) => redis.run_once(step, within).await,
             Store::Embedded(space) => space.run(step),
+        }
+    }
+
+    /// Runs a step that done twice would count twice: tried again only while it is known to have
+    /// done nothing. Without an answer the error is [`Error::OutcomeUnknown`], which names `what`.
+    ///
+    /// What was not sent by the response timeout is given up; for an answer it waits until
+    /// `answered_within`, if that is longer.
+    ///
+    /// [`Error::OutcomeUnknown`]: crate::Error::OutcomeUnknown
+    pub(crate) async fn run_unrepeated<S: Step>(
+        &self,
+        step: &S,
+        what: &'static str,
+        answered_within: Duration,
+        sent: &Sent,
+    ) -> Result<S::Reply> {
+        match self {
+            Store::Redis(redis) => {
+                let answer = redis.run_unrepeated(step, what, answered_within, sent);
+                answer.await
+            }
+            Store::Embedded(space) => {
+                sent.set();
+                Ok(space.run(step)?.reply)
+            }
+        }
+    }
+
+    /// A place among the attempts that may be on their way at once, for those that are not run with
+    /// [`Lane::Attempt`]. Kept until the attempt is over.
+    pub(crate) async fn turn(&self) -> Option<OwnedSemaphorePermit> {
+        match self {
+            Store::Redis(redis) => redis.turn().await,
+            Store::Embedded(_) => None,
+        }
+    }
+
+    /// How long an answer may take.
+    pub(crate) fn response_timeout(&self) -> Duration {
+        match self {
+            Store::Redis(redis) => redis.response_timeout(),
+            Store::Embedded(_) => Duration::MAX,
         }
     }
 
