@@ -9,6 +9,7 @@ use crate::lease::Lease;
 use crate::listing::Listing;
 use crate::name::forbidden;
 use crate::owner::{ClientId, Owner};
+use crate::primitives::fair_lock::{Fair, FairLock};
 use crate::primitives::fenced_lock::{Fenced, FencedLock};
 use crate::primitives::handle::Lock;
 use crate::primitives::lock::Reentrant;
@@ -53,6 +54,11 @@ impl Client {
     /// Costs no round trip; a name that cannot be used is an error of whatever is done with it.
     pub fn lock(&self, name: &str) -> Lock {
         Lock::new(self.session.clone(), name, Reentrant)
+    }
+
+    /// A handle of the fair lock called `name`: [`FairLock`].
+    pub fn fair_lock(&self, name: &str) -> FairLock {
+        Lock::new(self.session.clone(), name, Fair::default())
     }
 
     /// A handle of the fenced lock called `name`: [`FencedLock`].

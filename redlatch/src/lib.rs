@@ -25,6 +25,7 @@ pub use error::{Error, Loss, Result};
 pub use lease::MAX_LEASE;
 pub use listing::{Listed, Listing, ObjectKind};
 pub use owner::Owner;
+pub use primitives::fair_lock::{Fair, FairLock};
 pub use primitives::fenced_lock::{Fenced, FencedLock};
 pub use primitives::handle::{Acquire, Guard, Holder, Lock, LockKind, OwnedKind, TryAcquire};
 pub use primitives::lock::Reentrant;

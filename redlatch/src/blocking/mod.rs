@@ -29,8 +29,9 @@
 use std::sync::Arc;
 
 use crate::error::Result;
-use crate::{ClientBuilder, ClientStatus, Embedded, Fenced, LockKind, Owner, Spin};
+use crate::{ClientBuilder, ClientStatus, Embedded, Fair, Fenced, LockKind, Owner, Spin};
 
+mod fair_lock;
 mod lock;
 mod worker;
 
@@ -96,6 +97,11 @@ impl Client {
     /// A handle of the re-entrant lock called `name`: [`crate::Client::lock`].
     pub fn lock(&self, name: &str) -> Lock {
         self.lock_of(self.inner.lock(name))
+    }
+
+    /// A handle of the fair lock called `name`: [`crate::Client::fair_lock`].
+    pub fn fair_lock(&self, name: &str) -> Lock<Fair> {
+        self.lock_of(self.inner.fair_lock(name))
     }
 
     /// A handle of the fenced lock called `name`: [`crate::Client::fenced_lock`].

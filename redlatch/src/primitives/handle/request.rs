@@ -85,6 +85,9 @@ impl<K: LockKind> TryAcquire<K> {
     /// for ever.
     pub fn wait(mut self, wait: Duration) -> TryAcquire<K> {
         self.patience = Patience::at_most(wait);
+        if let Some(kind) = self.request.lock.kind.waiting_at_most(wait) {
+            self.request.lock = self.request.lock.with_kind(kind);
+        }
         self
     }
 
@@ -151,6 +154,7 @@ impl<K: LockKind> Request<K> {
         let session = &self.lock.session;
         session.background.bind()?;
         let place = self.lock.place()?;
+        self.lock.kind.check()?;
         let terms = Terms {
             lease: match self.lease {
                 Some(lease) => Lease::new(lease)?,
