@@ -98,7 +98,12 @@ local again = wait
 if not free then
     again = math.min(again, left + place * lease)
 end
-local ends = waited_for(redis.call('LINDEX', KEYS[2], place - 1))
+local ends
+while place > 0 and not ends do
+    -- Of the one before us nothing may be known, if the timeouts were lost: then the one before that.
+    place = place - 1
+    ends = waited_for(redis.call('LINDEX', KEYS[2], place))
+end
 if ends and ends > now then
     again = math.min(again, ends - now)
 end

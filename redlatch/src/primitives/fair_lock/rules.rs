@@ -127,7 +127,7 @@ impl Acquire<'_> {
         let wait = millis(self.wait_time.duration());
         let now = queue.today();
         let end = now.saturating_add(left.unwrap_or(0));
-        let place = match queue.place_of(owner)? {
+        let mut place = match queue.place_of(owner)? {
             Some(0) => {
                 // Who asks is alive: it keeps its place, and those behind keep their distance.
                 match queue.waited_for(owner)? {
@@ -148,9 +148,9 @@ impl Acquire<'_> {
                 queue.join(owner, from.saturating_add(wait))?
             }
         };
-        let Some(before) = place.checked_sub(1) else {
+        if place == 0 {
             return Ok(left.unwrap_or(0));
-        };
+        }
         // Whoever comes before us is called in time; this is for when they have died, or do not
         // call us. Each of them may have the lock for a lease.
         let mut again = wait;
@@ -159,10 +159,16 @@ impl Acquire<'_> {
             let leases = millis(self.ask.lease.duration()).saturating_mul(places);
             again = again.min(left.saturating_add(leases));
         }
-        if let Some(before) = queue.at(before)?
-            && let Some(ends) = queue.waited_for(&before)?
-            && ends > now
-        {
+        let mut ends = None;
+        while place > 0 && ends.is_none() {
+            // Of the one before us nothing may be known, if the timeouts were lost: then the one
+            // before that.
+            place -= 1;
+            if let Some(before) = queue.at(place)? {
+                ends = queue.waited_for(&before)?;
+            }
+        }
+        if let Some(ends) = ends.filter(|&ends| ends > now) {
             again = again.min(ends - now);
         }
         Ok(again)
