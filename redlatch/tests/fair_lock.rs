@@ -40,6 +40,15 @@ async fn served(waiting: Waiting) -> Guard<Fair> {
     soon("it is its turn", waiting).await.unwrap().unwrap()
 }
 
+/// A client whose subscriptions end soon after their last waiter.
+async fn member(stand: &Stand) -> Client {
+    stand.client_with(quick()).await
+}
+
+fn quick() -> redlatch::ClientBuilder {
+    Client::builder().subscription_linger(Duration::from_millis(20))
+}
+
 /// Nothing is left in the store or in the client.
 async fn nothing_left(clients: &[&Client], lock: &FairLock) {
     for client in clients {
@@ -90,7 +99,7 @@ on_every_store! {
 }
 
 async fn a_free_lock_is_taken_and_given_back(stand: Stand) {
-    let client = stand.client().await;
+    let client = member(&stand).await;
     let lock = client.fair_lock(&unique("fair"));
     assert!(!lock.is_locked().await.unwrap());
     for _ in 0..2 {
@@ -113,7 +122,7 @@ async fn clients_are_served_in_the_order_in_which_they_came(stand: Stand) {
     const WAITERS: usize = 30;
     let mut clients = Vec::new();
     for _ in 0..3 {
-        clients.push(stand.client().await);
+        clients.push(member(&stand).await);
     }
     let name = unique("order");
     let lock = clients[0].fair_lock(&name);
@@ -142,7 +151,7 @@ async fn crowds_of_several_clients_are_served_in_order(stand: Stand) {
     const EACH: usize = 125;
     let mut clients = Vec::new();
     for _ in 0..4 {
-        clients.push(stand.client().await);
+        clients.push(member(&stand).await);
     }
     let name = unique("crowd");
     let lock = clients[0].fair_lock(&name);
@@ -173,7 +182,7 @@ async fn crowds_of_several_clients_are_served_in_order(stand: Stand) {
 }
 
 async fn try_lock_does_not_queue_and_does_not_overtake(stand: Stand) {
-    let (one, two) = (stand.client().await, stand.client().await);
+    let (one, two) = (member(&stand).await, member(&stand).await);
     let name = unique("try");
     let lock = two.fair_lock(&name);
     let held = lock.try_lock().await.unwrap().unwrap();
@@ -205,7 +214,7 @@ async fn try_lock_does_not_queue_and_does_not_overtake(stand: Stand) {
 }
 
 async fn waiting_with_a_limit_leaves_the_queue(stand: Stand) {
-    let client = stand.client().await;
+    let client = member(&stand).await;
     let name = unique("limit");
     let lock = client.fair_lock(&name);
     let held = lock.lock().await.unwrap();
@@ -227,7 +236,7 @@ async fn waiting_with_a_limit_leaves_the_queue(stand: Stand) {
 }
 
 async fn who_gives_up_lets_the_next_one_go(stand: Stand) {
-    let (one, two) = (stand.client().await, stand.client().await);
+    let (one, two) = (member(&stand).await, member(&stand).await);
     let name = unique("give-up");
     let (lock, other) = (one.fair_lock(&name), two.fair_lock(&name));
     for give_up_first in [true, false] {
@@ -256,7 +265,7 @@ async fn who_gives_up_lets_the_next_one_go(stand: Stand) {
 }
 
 async fn a_dropped_waiter_leaves_the_queue(stand: Stand) {
-    let client = stand.client().await;
+    let client = member(&stand).await;
     let lock = client.fair_lock(&unique("dropped"));
     let held = lock.lock().await.unwrap();
     let first = wait_behind(&lock, 0).await;
@@ -277,7 +286,7 @@ async fn a_dropped_waiter_leaves_the_queue(stand: Stand) {
 }
 
 async fn the_holder_enters_again_past_the_queue(stand: Stand) {
-    let client = stand.client().await;
+    let client = member(&stand).await;
     let lock = client.fair_lock(&unique("again"));
     let me = Owner::new();
     let outer = lock.lock().owner(me).await.unwrap();
@@ -301,7 +310,7 @@ async fn the_holder_enters_again_past_the_queue(stand: Stand) {
 }
 
 async fn a_non_reentrant_fair_lock_refuses_its_owner(stand: Stand) {
-    let client = stand.client().await;
+    let client = member(&stand).await;
     let lock = client.fair_lock(&unique("once")).non_reentrant();
     let me = Owner::new();
     let guard = lock.lock().owner(me).await.unwrap();
@@ -322,8 +331,8 @@ async fn a_non_reentrant_fair_lock_refuses_its_owner(stand: Stand) {
 }
 
 async fn force_unlock_calls_the_next_one(stand: Stand) {
-    let settings = Client::builder().watchdog(WATCHDOG);
-    let (holder, other) = (stand.client_with(settings).await, stand.client().await);
+    let settings = quick().watchdog(WATCHDOG);
+    let (holder, other) = (stand.client_with(settings).await, member(&stand).await);
     let name = unique("force");
     let lock = other.fair_lock(&name);
     assert!(!lock.force_unlock().await.unwrap(), "nobody held it");
@@ -353,7 +362,7 @@ async fn force_unlock_calls_the_next_one(stand: Stand) {
 }
 
 async fn the_position_in_the_queue_can_be_read(stand: Stand) {
-    let (one, two) = (stand.client().await, stand.client().await);
+    let (one, two) = (member(&stand).await, member(&stand).await);
     let name = unique("position");
     let lock = one.fair_lock(&name);
     let held = lock.lock().await.unwrap();
@@ -381,7 +390,7 @@ async fn the_position_in_the_queue_can_be_read(stand: Stand) {
 
 /// Nobody releases: each turn ends with its lease, and the next one knows when that is.
 async fn leases_that_end_unused_are_followed_in_order(stand: Stand) {
-    let (one, two) = (stand.client().await, stand.client().await);
+    let (one, two) = (member(&stand).await, member(&stand).await);
     let name = unique("leases");
     let lock = one.fair_lock(&name);
     let lease = Duration::from_millis(150);
@@ -420,7 +429,7 @@ async fn leases_that_end_unused_are_followed_in_order(stand: Stand) {
 
 /// The same owner waits in two tasks. Giving up takes it out of the queue; the other one goes back.
 async fn an_owner_waits_twice_and_gives_up_once(stand: Stand) {
-    let client = stand.client().await;
+    let client = member(&stand).await;
     let lock = client.fair_lock(&unique("twice"));
     let held = lock.lock().await.unwrap();
     let me = Owner::new();
@@ -438,7 +447,7 @@ async fn an_owner_waits_twice_and_gives_up_once(stand: Stand) {
 async fn a_place_in_the_queue_is_given_up_at_every_await_point(stand: Stand) {
     use std::future::{Future, poll_fn};
     use std::task::Poll;
-    let (client, other) = (stand.client().await, stand.client().await);
+    let (client, other) = (member(&stand).await, member(&stand).await);
     let name = unique("cancel");
     let lock = client.fair_lock(&name);
     for released_before in [false, true] {
@@ -476,7 +485,7 @@ async fn a_place_in_the_queue_is_given_up_at_every_await_point(stand: Stand) {
 }
 
 async fn settings_that_cannot_be_used_are_refused(stand: Stand) {
-    let client = stand.client().await;
+    let client = member(&stand).await;
     let lock = client.fair_lock(&unique("settings"));
     for bad in [Duration::ZERO, Duration::from_micros(999), Duration::MAX] {
         let lock = lock.clone().wait_time(bad);
@@ -520,7 +529,7 @@ async fn settings_that_cannot_be_used_are_refused(stand: Stand) {
 }
 
 async fn it_excludes_the_other_locks_of_the_name(stand: Stand) {
-    let client = stand.client().await;
+    let client = member(&stand).await;
     let name = unique("kinds");
     let (fair, plain) = (client.fair_lock(&name), client.lock(&name));
     let held = plain
@@ -545,9 +554,9 @@ async fn it_excludes_the_other_locks_of_the_name(stand: Stand) {
 
 async fn every_holder_is_alone(stand: Stand) {
     let clients = [
-        stand.client().await,
-        stand.client().await,
-        stand.client().await,
+        member(&stand).await,
+        member(&stand).await,
+        member(&stand).await,
     ];
     let name = unique("alone");
     let inside = Arc::new(std::sync::atomic::AtomicUsize::new(0));
@@ -587,7 +596,7 @@ async fn every_holder_is_alone(stand: Stand) {
 }
 
 async fn a_guard_that_lost_its_lock_takes_nothing_from_the_next_one(stand: Stand) {
-    let client = stand.client().await;
+    let client = member(&stand).await;
     let lock = client.fair_lock(&unique("late"));
     let late = lock.lock().lease(Duration::from_millis(100)).await.unwrap();
     let next = served(tokio::spawn(lock.lock().into_future())).await;
@@ -721,7 +730,7 @@ fn evaluated(server: &Server) -> u64 {
 }
 
 async fn client(server: &Server) -> Client {
-    Client::connect(&server.url()).await.unwrap()
+    quick().connect(&server.url()).await.unwrap()
 }
 
 /// A release wakes the next one and nobody else, and who waits does not ask.
@@ -841,7 +850,7 @@ async fn giving_up_reaches_a_server_that_was_away() {
     let server = Server::start();
     let proxy = Proxy::to(server.port());
     let holder = client(&server).await;
-    let settings = Client::builder().response_timeout(Duration::from_millis(200));
+    let settings = quick().response_timeout(Duration::from_millis(200));
     let lock = holder.fair_lock("a");
     for way in ["stalled", "refused", "dropped while stalled"] {
         let away = settings.clone().connect(&proxy.url()).await.unwrap();
@@ -895,7 +904,7 @@ async fn giving_up_reaches_a_server_that_was_away() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_paused_server_delays_giving_up_and_prevents_nothing() {
     let server = Server::start();
-    let settings = Client::builder().response_timeout(Duration::from_millis(200));
+    let settings = quick().response_timeout(Duration::from_millis(200));
     let waiter = settings.connect(&server.url()).await.unwrap();
     let holder = client(&server).await;
     let lock = holder.fair_lock("a");
@@ -924,7 +933,7 @@ async fn what_is_sent_again_counts_once() {
     let server = Server::start();
     let proxy = Proxy::to(server.port());
     let holder = client(&server).await;
-    let shaky = Client::connect(&proxy.url()).await.unwrap();
+    let shaky = quick().connect(&proxy.url()).await.unwrap();
     let (lock, theirs) = (holder.fair_lock("a"), shaky.fair_lock("a"));
     // So that the scripts are known, and lost answers are those of the steps themselves.
     theirs.lock().await.unwrap().unlock().await.unwrap();
