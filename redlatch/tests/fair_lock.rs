@@ -240,7 +240,8 @@ async fn who_gives_up_lets_the_next_one_go(stand: Stand) {
     let name = unique("give-up");
     let (lock, other) = (one.fair_lock(&name), two.fair_lock(&name));
     for give_up_first in [true, false] {
-        let held = lock.lock().await.unwrap();
+        // Ten hours: a call that does not come is not made up for by the end of the lease.
+        let held = lock.lock().lease(600 * LONG).await.unwrap();
         let mut head = Box::pin(lock.lock().into_future());
         tokio::select! {
             _ = &mut head => unreachable!("it is held"),
@@ -1008,8 +1009,16 @@ async fn the_timeouts_of_the_queue_do_not_drift() {
             soon("settled", client.settled()).await;
             held.unlock().await.unwrap();
             held = served(waiting.remove(0)).await;
+            // Behind some who leave when it has its place.
+            let leave = (0..4).map(|_| tokio::spawn(lock.lock().into_future()));
+            let leave: Vec<_> = leave.collect();
+            queued(&lock, 6).await;
             let again = tokio::spawn(lock.lock().lease(LONG).into_future());
             waiting.push(again);
+            queued(&lock, 7).await;
+            for one in leave {
+                one.abort();
+            }
             queued(&lock, 3).await;
         }
     }
