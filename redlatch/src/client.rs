@@ -10,6 +10,7 @@ use crate::listing::{Listing, look_at};
 use crate::name::forbidden;
 use crate::owner::{ClientId, Owner};
 use crate::primitives::expirable_semaphore::ExpirableSemaphore;
+use crate::primitives::fair_lock::{Fair, FairLock};
 use crate::primitives::fenced_lock::{Fenced, FencedLock};
 use crate::primitives::handle::Lock;
 use crate::primitives::lock::Reentrant;
@@ -69,6 +70,9 @@ impl Client {
     /// A handle of the count-down latch called `name`: [`CountDownLatch`].
     pub fn count_down_latch(&self, name: &str) -> CountDownLatch {
         CountDownLatch::new(self.session.clone(), name)
+    /// A handle of the fair lock called `name`: [`FairLock`].
+    pub fn fair_lock(&self, name: &str) -> FairLock {
+        Lock::new(self.session.clone(), name, Fair::default())
     }
 
     /// A handle of the fenced lock called `name`: [`FencedLock`].

@@ -29,10 +29,11 @@
 use std::sync::Arc;
 
 use crate::error::Result;
-use crate::{ClientBuilder, ClientStatus, Embedded, Fenced, LockKind, Owner, Spin};
+use crate::{ClientBuilder, ClientStatus, Embedded, Fair, Fenced, LockKind, Owner, Spin};
 
 mod count_down_latch;
 mod expirable_semaphore;
+mod fair_lock;
 mod lock;
 mod many;
 mod read_write_lock;
@@ -117,6 +118,9 @@ impl Client {
             inner: self.inner.count_down_latch(name),
             worker: self.worker.clone(),
         }
+    /// A handle of the fair lock called `name`: [`crate::Client::fair_lock`].
+    pub fn fair_lock(&self, name: &str) -> Lock<Fair> {
+        self.lock_of(self.inner.fair_lock(name))
     }
 
     /// A handle of the fenced lock called `name`: [`crate::Client::fenced_lock`].

@@ -3,6 +3,7 @@
 
 pub(crate) mod count_down_latch;
 pub(crate) mod expirable_semaphore;
+pub(crate) mod fair_lock;
 pub(crate) mod fenced_lock;
 pub(crate) mod handle;
 pub(crate) mod lock;

@@ -65,6 +65,17 @@ pub(crate) trait Rules: Kind + Sized + 'static {
     /// Takes it from whoever holds it; whether anybody did.
     fn force<'a>(&'a self, place: &'a Place) -> impl Step<Reply = bool> + 'a;
 
+    /// Whether its settings can be used. Said at use, because making a handle cannot fail.
+    fn check(&self) -> Result<()> {
+        Ok(())
+    }
+
+    /// The same for somebody who waits no longer than this, if that makes a difference.
+    fn waiting_at_most(&self, wait: Duration) -> Option<Self> {
+        let _ = wait;
+        None
+    }
+
     /// How an owner is written in the store.
     fn field(&self, place: &Place, client: &ClientId, owner: Owner) -> String {
         place.field(client.field(owner))

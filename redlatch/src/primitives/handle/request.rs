@@ -85,6 +85,9 @@ impl<K: LockKind> TryAcquire<K> {
     /// for ever.
     pub fn wait(mut self, wait: Duration) -> TryAcquire<K> {
         self.patience = Patience::at_most(wait);
+        if let Some(kind) = self.request.lock.kind.waiting_at_most(wait) {
+            self.request.lock = self.request.lock.with_kind(kind);
+        }
         self
     }
 
