@@ -9,16 +9,13 @@ use crate::lease::Lease;
 use crate::listing::{Listing, look_at};
 use crate::name::forbidden;
 use crate::owner::{ClientId, Owner};
+use crate::primitives::count_down_latch::CountDownLatch;
 use crate::primitives::expirable_semaphore::ExpirableSemaphore;
 use crate::primitives::fair_lock::{Fair, FairLock};
 use crate::primitives::fenced_lock::{Fenced, FencedLock};
 use crate::primitives::handle::Lock;
 use crate::primitives::lock::Reentrant;
 use crate::primitives::read_write_lock::ReadWriteLock;
-use crate::primitives::count_down_latch::CountDownLatch;
-use crate::primitives::fenced_lock::{Fenced, FencedLock};
-use crate::primitives::handle::Lock;
-use crate::primitives::lock::Reentrant;
 use crate::primitives::semaphore::Semaphore;
 use crate::primitives::spin_lock::{Spin, SpinLock};
 use crate::primitives::survey::ObjectState;
@@ -67,9 +64,13 @@ impl Client {
     /// A handle of the expirable semaphore called `name`: [`ExpirableSemaphore`].
     pub fn expirable_semaphore(&self, name: &str) -> ExpirableSemaphore {
         ExpirableSemaphore::new(self.session.clone(), name)
+    }
+
     /// A handle of the count-down latch called `name`: [`CountDownLatch`].
     pub fn count_down_latch(&self, name: &str) -> CountDownLatch {
         CountDownLatch::new(self.session.clone(), name)
+    }
+
     /// A handle of the fair lock called `name`: [`FairLock`].
     pub fn fair_lock(&self, name: &str) -> FairLock {
         Lock::new(self.session.clone(), name, Fair::default())
@@ -83,6 +84,8 @@ impl Client {
     /// A handle of the read-write lock called `name`: [`ReadWriteLock`].
     pub fn read_write_lock(&self, name: &str) -> ReadWriteLock {
         ReadWriteLock::new(self.session.clone(), name)
+    }
+
     /// A handle of the semaphore called `name`: [`Semaphore`].
     pub fn semaphore(&self, name: &str) -> Semaphore {
         Semaphore::new(self.session.clone(), name)

@@ -112,12 +112,16 @@ impl Client {
     /// A handle of the expirable semaphore called `name`: [`crate::Client::expirable_semaphore`].
     pub fn expirable_semaphore(&self, name: &str) -> ExpirableSemaphore {
         ExpirableSemaphore::new(self.inner.expirable_semaphore(name), self.worker.clone())
+    }
+
     /// A handle of the count-down latch called `name`: [`crate::Client::count_down_latch`].
     pub fn count_down_latch(&self, name: &str) -> CountDownLatch {
         CountDownLatch {
             inner: self.inner.count_down_latch(name),
             worker: self.worker.clone(),
         }
+    }
+
     /// A handle of the fair lock called `name`: [`crate::Client::fair_lock`].
     pub fn fair_lock(&self, name: &str) -> Lock<Fair> {
         self.lock_of(self.inner.fair_lock(name))
@@ -132,6 +136,10 @@ impl Client {
     pub fn read_write_lock(&self, name: &str) -> ReadWriteLock {
         ReadWriteLock {
             inner: self.inner.read_write_lock(name),
+            worker: self.worker.clone(),
+        }
+    }
+
     /// A handle of the semaphore called `name`: [`crate::Client::semaphore`].
     pub fn semaphore(&self, name: &str) -> Semaphore {
         Semaphore {

@@ -51,11 +51,6 @@ pub(crate) trait Rules: Kind + Sized + 'static {
     /// Where to wait.
     const QUEUE: Queue = Queue::Exclusive;
 
-    /// Whether what is asked for can be had at all.
-    fn check(&self) -> Result<()> {
-        Ok(())
-    }
-
     /// Takes it, or says how long somebody else may still have it.
     fn acquire<'a>(&'a self, ask: Ask<'a>) -> impl Step<Reply = Outcome<Self::Won>> + 'a;
 
