@@ -746,7 +746,13 @@ async fn a_release_wakes_only_the_next_one() {
     for n in 0..WAITERS {
         waiting.push(wait_behind(&crowd.fair_lock("a"), n).await);
     }
-    listening(&crowd, WAITERS).await;
+    until("all are subscribed", || async {
+        let channels: Vec<String> = server.ask(&["PUBSUB", "CHANNELS", "*"]);
+        channels.len() == WAITERS
+    })
+    .await;
+    // Over the same connection, so behind what they asked together with the subscription.
+    assert_eq!(crowd.fair_lock("a").queue().await.unwrap().len(), WAITERS);
     let quiet = evaluated(&server);
     let last = Vec::from_iter(waiting.split_off(1));
     held.unlock().await.unwrap();
