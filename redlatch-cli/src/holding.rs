@@ -4,7 +4,7 @@ use std::future::Future;
 use std::pin::Pin;
 
 use redlatch::{
-    Acquire, Client, Guard, Lock, LockKind, MultiGuard, MultiLock, OwnedKind, TryAcquire,
+    Acquire, Client, Guard, Lock, LockKind, MultiGuard, MultiLock, OwnedKind, PermitId, TryAcquire,
 };
 
 use crate::args::Run;

@@ -367,9 +367,8 @@ async fn first_come_first_served(stand: Stand) {
     for n in 0..WAITERS {
         let (served, mut acquire) = (served.clone(), semaphore.acquire().into_future());
         // In line before the next one comes: the first by subscribing, the others by being polled.
-        if let Poll::Ready(_) = poll_fn(|cx| Poll::Ready(acquire.as_mut().poll(cx))).await {
-            unreachable!("held by somebody else");
-        }
+        let polled = poll_fn(|cx| Poll::Ready(acquire.as_mut().poll(cx).is_ready())).await;
+        assert!(!polled, "held by somebody else");
         let one = tokio::spawn(async move {
             let permit = acquire.await.unwrap();
             served.lock().unwrap().push(n);
