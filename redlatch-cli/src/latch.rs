@@ -16,7 +16,7 @@ pub(crate) async fn latch(url: &str, latch: &Latch) -> Result<u8, Failure> {
     let handle = client.count_down_latch(name);
     match latch.command {
         LatchCommand::Set { n } => {
-            if handle.try_set_count(n.into()).await? {
+            if handle.try_set_count(n).await? {
                 return show::write(&format!("{n}\n"));
             }
             say!(
@@ -26,7 +26,7 @@ pub(crate) async fn latch(url: &str, latch: &Latch) -> Result<u8, Failure> {
             Ok(exit::NOT_OBTAINED)
         }
         LatchCommand::CountDown { by } => {
-            let left = handle.count_down_by(by.into()).await?;
+            let left = handle.count_down_by(by).await?;
             show::write(&format!("{left}\n"))
         }
         LatchCommand::Wait { limit } => {

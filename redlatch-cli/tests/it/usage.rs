@@ -18,7 +18,7 @@ fn wrong_options_of_run() {
         (&["n"][..], "CMD"),
         (&["n", "--"], "CMD"),
         (&["--", "true"], "NAME"),
-        (&["n", "true"], "true"),
+        (&["n", "true"], "-- <CMD>"),
         (&["", "--", "true"], "empty"),
         (&["a\nb", "--", "true"], "line break"),
         (&[&long, "--", "true"], "512"),
