@@ -76,6 +76,18 @@ async fn all_are_held_or_none(stand: Stand) {
         }
         held.unlock().await.unwrap();
     }
+    // Everybody takes them in the same order.
+    let mut sorted = names.clone();
+    sorted.sort();
+    for first in 0..3 {
+        let mut given = names.clone();
+        given.rotate_left(first);
+        let multi = MultiLock::new(given.each_ref().map(|name| client.lock(name)));
+        assert!(multi.names().eq(&given));
+        let guard = multi.lock().await.unwrap();
+        assert!(guard.names().eq(&sorted));
+        guard.unlock().await.unwrap();
+    }
     nothing_left(&client, &names.each_ref().map(String::as_str)).await;
 }
 
@@ -165,6 +177,21 @@ async fn any_mix_of_kinds(stand: Stand) {
         assert_eq!(guard.names().count(), 4);
         guard.unlock().await.unwrap();
     }
+    // Of members of several clients one is had before the others: a named owner that waited for it
+    // goes on with that acquisition.
+    let apart = MultiLock::new([other.lock(&format!("{fenced}-z"))]).and(&token);
+    let held = token.lock().await.unwrap();
+    let before = held.token();
+    let waiting = tokio::spawn(apart.lock().owner(Owner::new()).into_future());
+    until("it waits", || async { client.status().subscriptions > 0 }).await;
+    held.unlock().await.unwrap();
+    let guard = soon("woken", waiting).await.unwrap().unwrap();
+    assert_eq!(guard.token(&token), Some(before + 1));
+    guard.unlock().await.unwrap();
+    until("no line is left", || async {
+        client.status().subscriptions == 0
+    })
+    .await;
     // A spin lock says nothing when it is released: whoever waits for it asks again and again.
     let held = other.spin_lock(&spin).lock().await.unwrap();
     let waiting = tokio::spawn(multi.lock().into_future());
@@ -241,14 +268,19 @@ async fn the_same_owner_is_not_in_its_own_way(stand: Stand) {
         .unlock()
         .await
         .unwrap();
-    // The owner gets the lock by another acquisition while it waits for it in line.
+    // In line are the owner, somebody else who is never served, and the owner once more: it has
+    // got the lock by the first, so it does not wait behind the second.
     let held = client.lock(&a).lock().await.unwrap();
     let mut single = pin!(client.lock(&a).lock().owner(owner).into_future());
     assert!(polled(50, &mut single).await.is_none());
-    let both = tokio::spawn(multi.lock().owner(owner).into_future());
+    let mut stuck = Box::pin(client.lock(&a).lock().into_future());
+    assert!(polled(50, &mut stuck).await.is_none());
+    let mut both = pin!(multi.lock().owner(owner).into_future());
+    assert!(polled(50, &mut both).await.is_none());
     held.unlock().await.unwrap();
     let outer = soon("the single one", single).await.unwrap();
-    let inner = soon("both", both).await.unwrap().unwrap();
+    let inner = soon("both", both).await.unwrap();
+    drop(stuck);
     assert_eq!(outer.hold_count(), 2);
     inner.unlock().await.unwrap();
     outer.unlock().await.unwrap();
@@ -407,6 +439,8 @@ async fn dropped_anywhere_nothing_is_left(stand: Stand) {
                 });
                 let through = guard.is_some();
                 drop(guard);
+                // Each client settles its own; only then all is given back.
+                soon("settled", second.settled()).await;
                 nothing_left(&client, &[&a, &b]).await;
                 nothing_left(&second, &[&a, &b]).await;
                 if through {
@@ -418,6 +452,8 @@ async fn dropped_anywhere_nothing_is_left(stand: Stand) {
             for polls in 1.. {
                 let guard = multi.lock().await.unwrap();
                 let released = polled(polls, guard.unlock()).await.is_some();
+                // Each client settles its own; only then all is given back.
+                soon("settled", second.settled()).await;
                 nothing_left(&client, &[&a, &b]).await;
                 nothing_left(&second, &[&a, &b]).await;
                 if released {
