@@ -408,7 +408,7 @@ async fn contend(stands: Stands, frozen: Option<Arc<AtomicUsize>>) {
             tasks.push(tokio::spawn(async move {
                 let mut had = 0;
                 while had < ROUNDS {
-                    let mut request = lock.try_lock().lease(2 * SECOND);
+                    let mut request = lock.try_lock().lease(LONG / 3);
                     if (process + task + had) % 3 > 0 {
                         request = request.wait(LONG);
                     }
@@ -546,7 +546,8 @@ async fn a_quorum_that_comes_too_late_is_none() {
     let all: Vec<_> = (0..3).map(|_| Server::start()).collect();
     let mut clients = Vec::new();
     for server in &all {
-        clients.push(Client::connect(&server.url()).await.unwrap());
+        let settings = Client::builder().response_timeout(2 * LONG);
+        clients.push(settings.connect(&server.url()).await.unwrap());
     }
     let lock = red_lock(&clients, "a").timeout(LONG);
     let lease = SECOND / 2;
