@@ -5,13 +5,17 @@
 #![forbid(unsafe_code)]
 
 mod bare;
+mod captured;
 mod contended;
 mod cost;
+mod family;
 mod figures;
 mod held;
+mod kinds;
 mod options;
 mod pairs;
 mod process;
+mod ratio;
 mod stats;
 mod wake;
 
@@ -26,12 +30,14 @@ type Error = Box<dyn std::error::Error + Send + Sync>;
 type Result<T, E = Error> = std::result::Result<T, E>;
 
 /// All parts, in the order in which they run.
-const PARTS: [&str; 5] = [
+const PARTS: [&str; 7] = [
     pairs::NAME,
     contended::NAME,
     cost::NAME,
     held::NAME,
     wake::NAME,
+    family::NAME,
+    wake::ALL,
 ];
 
 #[tokio::main]
@@ -41,7 +47,7 @@ async fn main() -> ExitCode {
             print!("{}", options::USAGE);
             Ok(())
         }
-        Ok(Command::WakePeer { url, name }) => wake::peer(&url, &name).await,
+        Ok(Command::WakePeer { url, kind, name }) => wake::peer(&url, &kind, &name).await,
         // As a task of the runtime's own threads: waking the main thread would cost more.
         Ok(Command::Bench(options)) => tokio::spawn(async move { bench(&options).await })
             .await
@@ -88,6 +94,12 @@ async fn bench(options: &Options) -> Result<()> {
     }
     if options.wants(wake::NAME) {
         rows.push(wake::measure(&server, options).await?);
+    }
+    if options.wants(family::NAME) {
+        rows.extend(family::measure(&server, options).await?);
+    }
+    if options.wants(wake::ALL) {
+        rows.extend(wake::measure_all(&server, options).await?);
     }
     if let Some(folder) = options.json.parent() {
         std::fs::create_dir_all(folder)?;

@@ -8,7 +8,7 @@ Usage: redlatch-bench [OPTIONS]
 
   --quick           short rounds and few locks, for trying out
   --only NAME       only what has NAME in its name: lock_pairs, lock_contended,
-                    lock_server_cost, lock_held or lock_wake
+                    lock_server_cost, lock_held, lock_wake, family_pairs or family_wake
   --locks N         how many locks lock_held holds (100000)
   --window SECONDS  how long lock_held looks at them (30)
   --json PATH       where the figures are written (target/bench.json)
@@ -17,9 +17,10 @@ Usage: redlatch-bench [OPTIONS]
 pub(crate) enum Command {
     Help,
     Bench(Options),
-    /// Hidden: the other process of `lock_wake`.
+    /// Hidden: the other process of the wakes.
     WakePeer {
         url: String,
+        kind: String,
         name: String,
     },
 }
@@ -82,11 +83,11 @@ impl Options {
 /// Reads the command line; `parts` are the names that there are.
 pub(crate) fn read(args: impl Iterator<Item = String>, parts: &[&str]) -> Result<Command, String> {
     let args: Vec<String> = args.collect();
-    if let [flag, url, name] = &args[..]
+    if let [flag, url, kind, name] = &args[..]
         && flag == "--wake-peer"
     {
-        let (url, name) = (url.clone(), name.clone());
-        return Ok(Command::WakePeer { url, name });
+        let [url, kind, name] = [url, kind, name].map(Clone::clone);
+        return Ok(Command::WakePeer { url, kind, name });
     }
     // First, because the other options refine it wherever it stands.
     let mut options = match args.iter().any(|arg| arg == "--quick") {

@@ -11,10 +11,12 @@ use tokio::io::{AsyncBufReadExt as _, AsyncWriteExt as _, BufReader};
 use tokio::task::JoinHandle;
 
 use crate::figures::{median, micros, quantile, round};
+use crate::kinds::{KINDS, Kind};
 use crate::options::Options;
 use crate::{Result, bare};
 
 pub(crate) const NAME: &str = "lock_wake";
+pub(crate) const ALL: &str = "family_wake";
 
 /// How long the lock is held each time: enough for the other one to have asked, to listen, and to
 /// have gone to sleep.
@@ -32,7 +34,7 @@ pub(crate) async fn measure(server: &Server, options: &Options) -> Result<Value>
     let pings = pings(&server.url(), options.wakes, None).await?;
     let idle_pings = self::pings(&server.url(), options.wakes, Some(HOLDING)).await?;
     let inside = same_process(&server.url(), options.wakes).await?;
-    let outside = other_process(&server.url(), options.wakes).await?;
+    let outside = other_process(&server.url(), &KINDS[0], options.wakes).await?;
     let trip = median(&pings);
     for (what, samples) in [
         ("PING", &pings),
@@ -64,6 +66,37 @@ pub(crate) async fn measure(server: &Server, options: &Options) -> Result<Value>
         "other_process_p50_trips": round(median(&outside) / trip, 2),
         "other_process_p99_trips": round(quantile(&outside, 0.99) / trip, 2),
     }))
+}
+
+/// The same for every primitive, in another process only.
+pub(crate) async fn measure_all(server: &Server, options: &Options) -> Result<Vec<Value>> {
+    println!("\n{ALL}: from giving back in one process to having it in another that waits, for");
+    println!("every primitive; in µs and in round trips after a pause.");
+    println!("                             p50 µs     p99 µs   p50 trips   p99 trips");
+    let wakes = options.wakes / 4;
+    let trip = median(&pings(&server.url(), wakes, Some(HOLDING)).await?);
+    let mut rows = Vec::new();
+    for kind in &KINDS {
+        let samples = other_process(&server.url(), kind, wakes).await?;
+        let (p50, p99) = (median(&samples), quantile(&samples, 0.99));
+        println!(
+            "  {:24} {p50:9.1} {p99:10.1} {:11.2} {:11.2}",
+            kind.name,
+            p50 / trip,
+            p99 / trip
+        );
+        rows.push(json!({
+            "name": ALL,
+            "primitive": kind.name,
+            "wakes": wakes,
+            "idle_ping_p50_us": round(trip, 1),
+            "p50_us": round(p50, 1),
+            "p99_us": round(p99, 1),
+            "p50_idle_trips": round(p50 / trip, 2),
+            "p99_idle_trips": round(p99 / trip, 2),
+        }));
+    }
+    Ok(rows)
 }
 
 /// Round trips. With a pause before each, they also wake what sleeps on their way, as a release
@@ -107,47 +140,51 @@ async fn same_process(url: &str, wakes: usize) -> Result<Vec<f64>> {
     Ok(samples)
 }
 
-async fn other_process(url: &str, wakes: usize) -> Result<Vec<f64>> {
-    let name = "bench:wake:other";
+async fn other_process(url: &str, kind: &Kind, wakes: usize) -> Result<Vec<f64>> {
+    let name = format!("bench:wake:{}", kind.name);
     let mut peer = tokio::process::Command::new(std::env::current_exe()?)
-        .args(["--wake-peer", url, name])
+        .args(["--wake-peer", url, kind.name, &name])
         .stdin(Stdio::piped())
         .stdout(Stdio::piped())
         .kill_on_drop(true)
         .spawn()?;
     let mut orders = peer.stdin.take().ok_or("no pipe")?;
     let mut reports = BufReader::new(peer.stdout.take().ok_or("no pipe")?).lines();
-    let holder = Client::connect(url).await?.lock(name);
+    let client = Client::connect(url).await?;
+    (kind.prepare)(client.clone(), name.clone()).await?;
+    let take = (kind.take)(&client, &name);
     let mut samples = Vec::with_capacity(wakes);
     for number in 0..WARM_UP + wakes {
-        let guard = holder.lock().await?;
-        orders.write_all(b"lock\n").await?;
+        let give_back = take().await?;
+        orders.write_all(b"take\n").await?;
         reports.next_line().await?; // "waiting"
         tokio::time::sleep(HOLDING).await;
         let released = nanos()?;
-        guard.unlock().await?;
+        give_back().await?;
         let woken = reports.next_line().await?;
         let woken: u128 = woken.ok_or("the other process has ended")?.parse()?;
         if number >= WARM_UP {
             samples.push(woken.saturating_sub(released) as f64 / 1e3);
         }
-        reports.next_line().await?; // "unlocked"
+        reports.next_line().await?; // "given back"
     }
     drop(orders);
     peer.wait().await?;
     Ok(samples)
 }
 
-/// The other process: for each line that it reads, locks, says when it had the lock, and unlocks.
-pub(crate) async fn peer(url: &str, name: &str) -> Result<()> {
-    let lock = Client::connect(url).await?.lock(name);
+/// The other process: for each line that it reads, waits, says when it had it, and gives it back.
+pub(crate) async fn peer(url: &str, kind: &str, name: &str) -> Result<()> {
+    let kind = KINDS.iter().find(|known| known.name == kind);
+    let kind = kind.ok_or("no such primitive")?;
+    let take = (kind.wait)(&Client::connect(url).await?, name);
     for order in std::io::stdin().lock().lines() {
         order?;
         println!("waiting");
-        let guard = lock.lock().await?;
+        let give_back = take().await?;
         println!("{}", nanos()?);
-        guard.unlock().await?;
-        println!("unlocked");
+        give_back().await?;
+        println!("given back");
     }
     Ok(())
 }

@@ -47,18 +47,19 @@ pub(crate) enum Command {
     Show(Show),
     Ls(Ls),
     Unlock(Unlock),
+    Latch(Latch),
     #[command(name = "__exec", hide = true)]
     Exec(Exec),
 }
 
-/// Run CMD while holding the lock NAME.
+/// Run CMD while holding the lock NAME, or several.
 ///
 /// Waits for the lock, runs CMD, and releases the lock when CMD ends. Meanwhile a watchdog renews the
 /// lock's lease, so CMD may run as long as it likes, and should redlatch or the machine die, the lock
 /// is free again when the lease ends.
 ///
-/// CMD sees REDLATCH_LOCK (the name) and REDLATCH_OWNER (who holds the lock, as `redlatch show` tells
-/// it). SIGINT, SIGTERM, SIGHUP and SIGQUIT are passed on to it.
+/// CMD sees REDLATCH_LOCK (the name, or names with a space between them) and REDLATCH_OWNER (who holds
+/// the lock, as `redlatch show` tells it), and with --fenced REDLATCH_FENCING_TOKEN. SIGINT, SIGTERM, SIGHUP and SIGQUIT are passed on to it.
 ///
 /// Should the lock be lost while CMD runs (its lease ended because the store could not be reached in
 /// time or this process was stopped, or it was unlocked by force), then CMD is ended.
@@ -76,6 +77,9 @@ pub(crate) enum Command {
 #[derive(Debug, clap::Args)]
 #[command(after_help = RUN_EXAMPLES, after_long_help = format!("{RUN_EXAMPLES}\n\n{RUN_CODES}"))]
 pub(crate) struct Run {
+    #[command(flatten)]
+    pub(crate) kind: Kind,
+
     /// Give up after this long if somebody else holds the lock [default: wait for ever]
     #[arg(long, value_name = "DUR", value_parser = duration::parse, allow_hyphen_values = true)]
     pub(crate) wait: Option<Duration>,
@@ -120,12 +124,50 @@ pub(crate) struct Run {
     )]
     pub(crate) conflict_exit_code: u8,
 
-    /// The lock's name: 1 to 512 bytes, without line breaks
-    pub(crate) name: String,
+    /// The lock's name: 1 to 512 bytes, without line breaks. Of several, all are held or none
+    #[arg(required = true, value_name = "NAME")]
+    pub(crate) names: Vec<String>,
 
     /// The command and its arguments
     #[arg(last = true, required = true, value_name = "CMD")]
     pub(crate) command: Vec<OsString>,
+}
+
+/// What NAME is. A name is used in one way by everybody.
+#[derive(Debug, Clone, Copy, clap::Args)]
+#[group(multiple = false)]
+pub(crate) struct Kind {
+    /// Wait in one queue with everybody who waits with --fair: first come, first served
+    #[arg(long, help_heading = "Kinds of lock")]
+    pub(crate) fair: bool,
+
+    /// Hold the read side of a read-write lock: together with other readers, not with a writer
+    #[arg(long, help_heading = "Kinds of lock")]
+    pub(crate) read: bool,
+
+    /// Hold the write side of a read-write lock: alone
+    #[arg(long, help_heading = "Kinds of lock")]
+    pub(crate) write: bool,
+
+    /// Give CMD a number in REDLATCH_FENCING_TOKEN that is greater each time, for a resource that
+    /// refuses what comes late
+    #[arg(long, help_heading = "Kinds of lock")]
+    pub(crate) fenced: bool,
+
+    /// Ask again and again, with growing pauses, instead of subscribing to a channel
+    #[arg(long, help_heading = "Kinds of lock")]
+    pub(crate) spin: bool,
+
+    /// At most N CMDs at once in the whole fleet: NAME is a semaphore of N permits. Everybody says
+    /// the same N; who says another changes it for all
+    #[arg(
+        long,
+        value_name = "N",
+        value_parser = value_parser!(u32).range(1..=1_000_000),
+        allow_hyphen_values = true,
+        help_heading = "Kinds of lock"
+    )]
+    pub(crate) permits: Option<u32>,
 }
 
 const RUN_EXAMPLES: &str = "\
@@ -134,13 +176,15 @@ Durations are written 300ms, 2s, 5m or 1h.
 Examples:
   redlatch run nightly-backup -- ./backup.sh
   redlatch run --no-wait nightly-backup -- ./backup.sh    # skip it if it runs elsewhere
-  redlatch run --wait 30s -E 0 deploy:web -- sh -c 'make && make install'";
+  redlatch run --wait 30s -E 0 deploy:web -- sh -c 'make && make install'
+  redlatch run --permits 3 thumbnails -- ./render.sh      # three at once in the whole fleet
+  redlatch run account:1 account:2 -- ./transfer.sh       # both or none";
 
 const RUN_CODES: &str = "\
 Exit codes:
   CMD's own; 128+n if signal n ended CMD, or ended the wait for the lock
     2  wrong usage: options, durations, the name, the URL
-   65  the key NAME holds something that is no lock
+   65  the key NAME holds something of another kind
    69  the store cannot be reached, or refused us (credentials, version)
    70  a mistake in redlatch
    71  the system refused something, such as one more process
@@ -149,38 +193,44 @@ Exit codes:
   126  CMD was found but cannot be executed
   127  CMD was not found";
 
-/// Show who holds the lock NAME.
+/// Show what NAME is and who holds it.
 ///
-/// Prints a table, or with --json an object: name, kind, held, owner, holds and remaining_ms. A lock
-/// that is free is one with held: false, 0 holds, and null for owner and remaining_ms. The latter is
-/// null also for a held lock without an expiry.
+/// Knows locks of every kind, with who waits in the queue of a fair lock and all readers, semaphores and
+/// latches. Prints a table, or with --json an object: name, kind, held, owner, holds and remaining_ms;
+/// where they mean something also token (of a fenced lock), holders (of a read-write lock), queue (of a
+/// fair lock), value (of a semaphore or latch), available and permits (of an expirable semaphore).
+/// A name under which there is nothing is a lock that is free, or a latch that is open: kind, owner and
+/// remaining_ms are null, held is false. remaining_ms is null also for what never expires.
+///
+/// A semaphore and a latch are both a number in the store and look the same.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
 Examples:
   redlatch show nightly-backup
   redlatch show --json nightly-backup | jq .remaining_ms
 
-Exit codes: 0 also when it is free; 2 wrong usage; 65 the key holds something that is no lock;
+Exit codes: 0 also when it is free; 2 wrong usage; 65 the key holds something of another kind;
 69 the store cannot be reached.")]
 pub(crate) struct Show {
     /// Print a JSON object
     #[arg(long)]
     pub(crate) json: bool,
 
-    /// The lock's name
+    /// The name
     pub(crate) name: String,
 }
 
-/// List the locks that are held.
+/// List what there is: locks that are held, semaphores, latches.
 ///
-/// Looks with SCAN, which never holds the server up. Prints a table, or with --json one object per
+/// Looks with SCAN, which never holds the server up. Any key with a whole number in it could be a
+/// semaphore or a latch, and is listed. Prints a table, or with --json one object per
 /// line, like that of `redlatch show`; both sorted by name.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
 Examples:
   redlatch ls
   redlatch ls 'orders:*'
-  redlatch ls --json | jq -r .owner
+  redlatch ls --json | jq -r 'select(.held) | .owner'
 
 Exit codes: 0 also when there are none; 2 wrong usage; 69 the store cannot be reached.")]
 pub(crate) struct Ls {
@@ -193,7 +243,7 @@ pub(crate) struct Ls {
     pub(crate) pattern: String,
 }
 
-/// Take the lock NAME away from whoever holds it.
+/// Take the lock NAME away from whoever holds it; of a read-write lock, all readers.
 ///
 /// The holder learns of it at its next renewal; until then it goes on, beside whoever gets the lock
 /// next. Prints whether anybody held it.
@@ -203,7 +253,7 @@ Example:
   redlatch unlock --force nightly-backup
 
 Exit codes: 0 also when nobody held it; 2 wrong usage, or no --force; 65 the key holds something
-that is no lock; 69 the store cannot be reached.")]
+of another kind; 69 the store cannot be reached.")]
 pub(crate) struct Unlock {
     /// Really: the lock is somebody else's, and there is no other way to unlock it from here
     #[arg(long)]
@@ -211,6 +261,60 @@ pub(crate) struct Unlock {
 
     /// The lock's name
     pub(crate) name: String,
+}
+
+/// Count the latch NAME down, wait for it, or set it.
+///
+/// A latch is a number that is counted down; who waits for it goes on when it reaches 0. A latch that was
+/// never set, or that has reached 0, is open: nobody waits for it.
+#[derive(Debug, clap::Args)]
+#[command(after_help = "\
+Examples:
+  redlatch latch import:42 set 3          # three parts have to be loaded
+  redlatch latch import:42 count-down     # each says when it is done
+  redlatch latch import:42 wait --for 1h && ./publish.sh
+
+Exit codes: 0 done; 2 wrong usage; 65 the key holds something of another kind; 69 the store cannot be
+reached; 75 set: it was set already, or wait: it was not open in time.")]
+pub(crate) struct Latch {
+    /// The latch's name
+    pub(crate) name: String,
+
+    #[command(subcommand)]
+    pub(crate) command: LatchCommand,
+}
+
+#[derive(Debug, Subcommand)]
+pub(crate) enum LatchCommand {
+    /// Set an open latch to N; prints N. Whether it was open is the exit code
+    Set {
+        /// How often it has to be counted down
+        #[arg(value_parser = value_parser!(u32).range(1..), allow_hyphen_values = true)]
+        n: u32,
+    },
+    /// Count it down; prints what is left
+    CountDown {
+        /// By so many at once
+        #[arg(
+            long,
+            value_name = "N",
+            default_value_t = 1,
+            value_parser = value_parser!(u32).range(1..),
+            allow_hyphen_values = true
+        )]
+        by: u32,
+    },
+    /// Wait until it is open
+    Wait {
+        /// Give up after this long [default: wait for ever]
+        #[arg(
+            long = "for",
+            value_name = "DUR",
+            value_parser = duration::parse,
+            allow_hyphen_values = true
+        )]
+        limit: Option<Duration>,
+    },
 }
 
 /// Become CMD, bound to the life of the parent. Not for people: see `child`.

@@ -5,11 +5,11 @@ use std::io::{self, IsTerminal as _};
 use std::process::ExitStatus;
 use std::time::Duration;
 
-use redlatch::Guard;
 use rustix::process::{Pid, Signal, kill_process, kill_process_group, test_kill_process_group};
 use tokio::process::Command;
 use tokio::time::{Instant, sleep, sleep_until};
 
+use crate::holding::Holding;
 use crate::signals::{Caught, Signals};
 
 pub(crate) struct Child {
@@ -23,11 +23,10 @@ pub(crate) struct Child {
 
 impl Child {
     /// Starts CMD on the thread that this is called on, whose end is the end of CMD too.
-    pub(crate) fn start(command: &[OsString], guard: &Guard) -> io::Result<Child> {
+    pub(crate) fn start(command: &[OsString], holding: &Holding) -> io::Result<Child> {
         let own_group = !io::stdin().is_terminal();
         let mut command = bound_to_us(command);
-        command.env("REDLATCH_LOCK", guard.name());
-        command.env("REDLATCH_OWNER", guard.owner_id());
+        command.envs(holding.environment());
         if own_group {
             command.process_group(0);
         }

@@ -5,8 +5,8 @@ use redlatch::Error;
 pub(crate) const OK: u8 = 0;
 /// Wrong usage, as clap and shells have it.
 pub(crate) const USAGE: u8 = 2;
-/// EX_DATAERR: the key holds something that is no lock.
-pub(crate) const NOT_A_LOCK: u8 = 65;
+/// EX_DATAERR: the key holds something of another kind.
+pub(crate) const WRONG_KIND: u8 = 65;
 /// EX_UNAVAILABLE: the store cannot be reached, or does not want us.
 pub(crate) const UNAVAILABLE: u8 = 69;
 /// EX_SOFTWARE: a mistake in redlatch itself.
@@ -57,7 +57,7 @@ impl From<Error> for Failure {
             | Error::InvalidLease { .. }
             | Error::InvalidSetting { .. }
             | Error::InvalidUrl { .. } => USAGE,
-            Error::WrongKind { .. } => NOT_A_LOCK,
+            Error::WrongKind { .. } => WRONG_KIND,
             Error::Unavailable { .. }
             | Error::ResponseTimeout { .. }
             | Error::AuthenticationFailed { .. }

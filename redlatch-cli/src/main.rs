@@ -6,6 +6,8 @@ mod child;
 mod duration;
 mod exec;
 mod exit;
+mod holding;
+mod latch;
 mod run;
 mod say;
 mod show;
@@ -51,6 +53,7 @@ fn obey(args: Args) -> Result<u8, Failure> {
             Command::Show(show) => show::show(&args.url, show).await,
             Command::Ls(ls) => show::ls(&args.url, ls).await,
             Command::Unlock(unlock) => show::unlock(&args.url, unlock).await,
+            Command::Latch(latch) => latch::latch(&args.url, latch).await,
             Command::Exec(_) => unreachable!("done without a runtime"),
         }
     });

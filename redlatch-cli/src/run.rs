@@ -3,11 +3,12 @@
 use std::os::unix::process::ExitStatusExt as _;
 use std::process::ExitStatus;
 
-use redlatch::{Client, Error, Guard};
+use redlatch::{Client, Error};
 
 use crate::args::Run;
 use crate::child::Child;
 use crate::exit::{self, Failure};
+use crate::holding::Holding;
 use crate::say::say;
 use crate::signals::Signals;
 use crate::store;
@@ -27,27 +28,28 @@ pub(crate) async fn run(url: &str, run: &Run) -> Result<u8, Failure> {
 }
 
 async fn run_holding(client: &Client, run: &Run, signals: &mut Signals) -> Result<u8, Failure> {
-    let guard = tokio::select! {
+    let holding = tokio::select! {
         biased;
         caught = signals.next() => return Ok(exit::by_signal(caught.signal.as_raw())),
-        guard = obtain(client, run) => guard?,
+        holding = Holding::obtain(client, run) => holding?,
     };
-    let Some(guard) = guard else {
+    let names = run.names.join(" ");
+    let Some(holding) = holding else {
         match run.wait {
-            Some(wait) => say!("{}: not obtained within {wait:?}", run.name),
-            None => say!("{}: somebody else holds it", run.name),
+            Some(wait) => say!("{names}: not obtained within {wait:?}"),
+            None => say!("{names}: somebody else holds it"),
         }
         return Ok(run.conflict_exit_code);
     };
-    let mut child = Child::start(&run.command, &guard)
+    let mut child = Child::start(&run.command, &holding)
         .map_err(|error| Failure::system("cannot start a process", &error))?;
-    match accompany(&mut child, &guard, signals).await {
-        Some(Ok(status)) => match guard.unlock().await {
+    match accompany(&mut child, &holding, signals).await {
+        Some(Ok(status)) => match holding.unlock().await {
             Ok(()) => return Ok(code_of(status)),
             Err(error @ (Error::Lost { .. } | Error::WrongKind { .. })) => say!("{error}"),
             Err(error) => {
-                say!("{}: not released: {error}", run.name);
-                say!("{}: it is free when its lease ends", run.name);
+                say!("{names}: not released: {error}");
+                say!("{names}: it is free when its lease ends");
                 return Ok(code_of(status));
             }
         },
@@ -56,8 +58,7 @@ async fn run_holding(client: &Client, run: &Run, signals: &mut Signals) -> Resul
             return Err(Failure::system("cannot wait for CMD", &error));
         }
         None => say!(
-            "{}: lost; ending CMD: SIGTERM now, SIGKILL after {:?}",
-            run.name,
+            "{names}: lost; ending CMD: SIGTERM now, SIGKILL after {:?}",
             run.kill_after
         ),
     }
@@ -66,36 +67,17 @@ async fn run_holding(client: &Client, run: &Run, signals: &mut Signals) -> Resul
     Ok(exit::LOST)
 }
 
-async fn obtain(client: &Client, run: &Run) -> redlatch::Result<Option<Guard>> {
-    let lock = client.lock(&run.name);
-    if !run.no_wait && run.wait.is_none() {
-        let mut waiting = lock.lock();
-        if let Some(lease) = run.lease {
-            waiting = waiting.lease(lease);
-        }
-        return waiting.await.map(Some);
-    }
-    let mut trying = lock.try_lock();
-    if let Some(wait) = run.wait {
-        trying = trying.wait(wait);
-    }
-    if let Some(lease) = run.lease {
-        trying = trying.lease(lease);
-    }
-    trying.await
-}
-
 /// Until CMD ends; `None` when the lock is lost before.
 async fn accompany(
     child: &mut Child,
-    guard: &Guard,
+    holding: &Holding,
     signals: &mut Signals,
 ) -> Option<std::io::Result<ExitStatus>> {
     loop {
         tokio::select! {
             // After a pause of this process everything may have happened at once.
             biased;
-            () = guard.lost() => return None,
+            () = holding.lost() => return None,
             caught = signals.next() => child.pass_on(caught),
             status = child.wait() => return Some(status),
         }

@@ -2,44 +2,75 @@
 
 use std::collections::BTreeMap;
 use std::io::{self, ErrorKind, Write as _};
+use std::time::Duration;
 
-use redlatch::{Client, Holder, ObjectKind};
+use redlatch::{Client, Holder, ObjectKind, ObjectState, OutPermit, Waiting};
 use serde::Serialize;
 
 use crate::args::{Ls, Show, Unlock};
 use crate::exit::{self, Failure};
 use crate::{duration, store};
 
-/// One line of a table, and one JSON object.
-#[derive(Debug, Serialize)]
-struct Row {
+/// One object as JSON. The first six are there for every object, the others where they mean
+/// something.
+#[derive(Debug, Default, Serialize)]
+struct Object {
     name: String,
-    kind: String,
+    kind: Option<String>,
     held: bool,
     owner: Option<String>,
     holds: u32,
+    remaining_ms: Option<u64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    token: Option<u64>,
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    holders: Vec<Who>,
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    queue: Vec<Who>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    value: Option<i64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    available: Option<i64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    permits: Option<Vec<Out>>,
+}
+
+/// Somebody who holds or waits.
+#[derive(Debug, Default, Serialize)]
+struct Who {
+    owner: String,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    side: Option<&'static str>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    holds: Option<u32>,
+    remaining_ms: Option<u64>,
+}
+
+/// A permit that is out.
+#[derive(Debug, Serialize)]
+struct Out {
+    id: String,
     remaining_ms: Option<u64>,
 }
 
 pub(crate) async fn show(url: &str, show: &Show) -> Result<u8, Failure> {
     store::check_name(&show.name).await?;
     let client = store::connect(url, Client::builder()).await?;
-    let holder = client.lock(&show.name).holder().await?;
-    let row = Row::new(show.name.clone(), ObjectKind::Lock, holder);
-    print(&[row], show.json)
+    let state = client.inspect(&show.name).await?;
+    print(&[Object::new(show.name.clone(), state)], show.json)
 }
 
 pub(crate) async fn ls(url: &str, ls: &Ls) -> Result<u8, Failure> {
     let client = store::connect(url, Client::builder()).await?;
     let mut listing = client.list(&ls.pattern);
     // By name, because SCAN has no order and may tell of one twice.
-    let mut rows = BTreeMap::new();
+    let mut objects = BTreeMap::new();
     while let Some(found) = listing.next().await? {
-        let row = Row::new(found.name.clone(), found.kind, Some(found.holder));
-        rows.insert(found.name, row);
+        let object = Object::new(found.name.clone(), Some(found.state));
+        objects.insert(found.name, object);
     }
-    let rows: Vec<Row> = rows.into_values().collect();
-    print(&rows, ls.json)
+    let objects: Vec<Object> = objects.into_values().collect();
+    print(&objects, ls.json)
 }
 
 pub(crate) async fn unlock(url: &str, unlock: &Unlock) -> Result<u8, Failure> {
@@ -50,44 +81,150 @@ pub(crate) async fn unlock(url: &str, unlock: &Unlock) -> Result<u8, Failure> {
              tells who it is)",
         ));
     }
-    store::check_name(&unlock.name).await?;
+    let name = &unlock.name;
+    store::check_name(name).await?;
     let client = store::connect(url, Client::builder()).await?;
-    let unlocked = client.lock(&unlock.name).force_unlock().await?;
+    let unlocked = match client.inspect(name).await? {
+        None => false,
+        // Its waiters are called one by one, each by its own name.
+        Some(state) if state.kind() == ObjectKind::FairLock => {
+            client.fair_lock(name).force_unlock().await?
+        }
+        Some(ObjectState::Lock { .. }) => client.lock(name).force_unlock().await?,
+        Some(ObjectState::ReadWriteLock { writer: None, .. }) => {
+            client.read_write_lock(name).read().force_unlock().await?
+        }
+        Some(ObjectState::ReadWriteLock { .. }) => {
+            client.read_write_lock(name).write().force_unlock().await?
+        }
+        Some(state) => {
+            return Err(Failure {
+                code: exit::WRONG_KIND,
+                message: format!("{name}: a {} cannot be unlocked", state.kind()),
+            });
+        }
+    };
     let what = if unlocked {
         "unlocked"
     } else {
         "was not locked"
     };
-    write(&format!("{}: {what}\n", printable(&unlock.name)))
+    write(&format!("{}: {what}\n", printable(name)))
 }
 
-impl Row {
-    fn new(name: String, kind: ObjectKind, holder: Option<Holder>) -> Row {
-        let remaining = holder.as_ref().and_then(|holder| holder.remaining);
-        Row {
+impl Object {
+    fn new(name: String, state: Option<ObjectState>) -> Object {
+        let mut object = Object {
             name,
-            kind: kind.to_string(),
-            held: holder.is_some(),
-            holds: holder.as_ref().map_or(0, |holder| holder.holds),
-            remaining_ms: remaining.map(|left| u64::try_from(left.as_millis()).unwrap_or(u64::MAX)),
-            owner: holder.map(|holder| holder.owner),
+            ..Object::default()
+        };
+        let Some(state) = state else { return object };
+        object.kind = Some(state.kind().to_string());
+        if let Some(holder) = state.holders().first() {
+            object.held = true;
+            object.owner = Some(holder.owner.clone());
+            object.holds = holder.holds;
+            object.remaining_ms = millis(holder.remaining);
         }
+        match state {
+            ObjectState::Lock { queue, token, .. } => {
+                object.token = token;
+                let waits = |waiting: Waiting| Who {
+                    owner: waiting.owner,
+                    remaining_ms: millis(Some(waiting.remaining)),
+                    ..Who::default()
+                };
+                object.queue = queue.into_iter().map(waits).collect();
+            }
+            ObjectState::ReadWriteLock {
+                writer, readers, ..
+            } => {
+                let holds = |side| {
+                    move |holder: Holder| Who {
+                        owner: holder.owner,
+                        side: Some(side),
+                        holds: Some(holder.holds),
+                        remaining_ms: millis(holder.remaining),
+                    }
+                };
+                let writer = writer.into_iter().map(holds("write"));
+                object.holders = writer
+                    .chain(readers.into_iter().map(holds("read")))
+                    .collect();
+            }
+            ObjectState::Counter {
+                value, remaining, ..
+            } => {
+                object.value = Some(value);
+                object.remaining_ms = millis(remaining);
+            }
+            ObjectState::ExpirableSemaphore {
+                available,
+                acquired,
+                ..
+            } => {
+                object.available = Some(available);
+                let out = |permit: OutPermit| Out {
+                    id: permit.id,
+                    remaining_ms: millis(permit.remaining),
+                };
+                object.permits = Some(acquired.into_iter().map(out).collect());
+            }
+            _ => {}
+        }
+        object
     }
 
-    fn cells(&self) -> [String; 5] {
-        let remaining = match self.remaining_ms {
-            Some(left) => duration::short(std::time::Duration::from_millis(left)),
-            None if self.held => "for ever".into(),
-            None => "-".into(),
+    /// Its lines of the table: who holds it, then who waits or has a permit.
+    fn rows(&self) -> Vec<[String; 5]> {
+        let row = |owner: String, holds: Option<u32>, remaining: String| {
+            [
+                printable(&self.name),
+                self.kind.clone().unwrap_or_else(|| "-".into()),
+                owner,
+                holds.map_or("-".into(), |holds| holds.to_string()),
+                remaining,
+            ]
         };
-        [
-            printable(&self.name),
-            self.kind.clone(),
-            self.owner.as_deref().map_or("(free)".into(), printable),
-            self.holds.to_string(),
-            remaining,
-        ]
+        let mut rows = Vec::new();
+        if let Some(value) = self.value {
+            let owner = format!("({value} left)");
+            let remaining = self.remaining_ms.map(Some).map_or("-".into(), lasting);
+            rows.push(row(owner, None, remaining));
+        } else if let Some(available) = self.available {
+            rows.push(row(format!("({available} left)"), None, "-".into()));
+        } else if self.holders.is_empty() {
+            let remaining = match self.held {
+                true => lasting(self.remaining_ms),
+                false => "-".into(),
+            };
+            let owner = self.owner.as_deref().map_or("(free)".into(), printable);
+            rows.push(row(owner, Some(self.holds), remaining));
+        }
+        for who in &self.holders {
+            let owner = format!("{} ({})", printable(&who.owner), who.side.unwrap_or("hold"));
+            rows.push(row(owner, who.holds, lasting(who.remaining_ms)));
+        }
+        for (at, who) in self.queue.iter().enumerate() {
+            let owner = format!("{} (waits, {})", printable(&who.owner), at + 1);
+            rows.push(row(owner, None, lasting(who.remaining_ms)));
+        }
+        for permit in self.permits.iter().flatten() {
+            let owner = format!("permit {}", permit.id);
+            rows.push(row(owner, None, lasting(permit.remaining_ms)));
+        }
+        rows
     }
+}
+
+fn millis(remaining: Option<Duration>) -> Option<u64> {
+    remaining.map(|left| u64::try_from(left.as_millis()).unwrap_or(u64::MAX))
+}
+
+fn lasting(remaining_ms: Option<u64>) -> String {
+    remaining_ms.map_or("for ever".into(), |left| {
+        duration::short(Duration::from_millis(left))
+    })
 }
 
 /// What somebody put into the store must not move the cursor of who looks at it.
@@ -103,15 +240,19 @@ fn printable(text: &str) -> String {
     printable
 }
 
-fn print(rows: &[Row], json: bool) -> Result<u8, Failure> {
-    let text = if json { lines(rows)? } else { table(rows) };
+fn print(objects: &[Object], json: bool) -> Result<u8, Failure> {
+    let text = if json {
+        lines(objects)?
+    } else {
+        table(objects)
+    };
     write(&text)
 }
 
-fn lines(rows: &[Row]) -> Result<String, Failure> {
+fn lines(objects: &[Object]) -> Result<String, Failure> {
     let mut lines = String::new();
-    for row in rows {
-        let line = serde_json::to_string(row).map_err(|error| Failure {
+    for object in objects {
+        let line = serde_json::to_string(object).map_err(|error| Failure {
             code: exit::SOFTWARE,
             message: error.to_string(),
         })?;
@@ -121,10 +262,10 @@ fn lines(rows: &[Row]) -> Result<String, Failure> {
     Ok(lines)
 }
 
-fn table(rows: &[Row]) -> String {
+fn table(objects: &[Object]) -> String {
     let head = ["NAME", "KIND", "OWNER", "HOLDS", "REMAINING"].map(str::to_owned);
     let cells: Vec<_> = std::iter::once(head)
-        .chain(rows.iter().map(Row::cells))
+        .chain(objects.iter().flat_map(Object::rows))
         .collect();
     let mut widths = [0; 5];
     for row in &cells {
@@ -143,7 +284,7 @@ fn table(rows: &[Row]) -> String {
     table
 }
 
-fn write(text: &str) -> Result<u8, Failure> {
+pub(crate) fn write(text: &str) -> Result<u8, Failure> {
     let mut out = io::stdout().lock();
     match out.write_all(text.as_bytes()).and_then(|()| out.flush()) {
         Ok(()) => Ok(exit::OK),

@@ -51,11 +51,19 @@ pub(crate) fn settings(run: &Run) -> ClientBuilder {
 /// a name, a lease or a setting, before any server is asked and also when none is there.
 pub(crate) async fn rehearse(run: &Run) -> Result<(), Failure> {
     let client = settings(run).connect_embedded(&redlatch::Embedded::new())?;
-    let lock = client.lock(&run.name);
-    let _holder = lock.lock().await?;
-    if let Some(lease) = run.lease {
-        // Not obtained, because it is held: a lease that began could end, and that would be told.
-        lock.try_lock().lease(lease).await?;
+    if run.names.len() > 1 && (run.kind.fenced || run.kind.permits.is_some()) {
+        return Err(Failure::usage(
+            "--fenced and --permits are for one NAME: with several, say which lock goes first by \
+             running redlatch inside of redlatch",
+        ));
+    }
+    for name in &run.names {
+        let lock = client.lock(name);
+        let _holder = lock.lock().await?;
+        if let Some(lease) = run.lease {
+            // Not obtained, because it is held: a lease that began could end, and that would be told.
+            lock.try_lock().lease(lease).await?;
+        }
     }
     Ok(())
 }

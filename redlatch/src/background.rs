@@ -1,8 +1,10 @@
 //! What a client does without being waited for: undoing, giving back, tidying up.
 
 use std::future::Future;
+use std::pin::Pin;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::task::{Context, Poll};
 
 use tokio::runtime::Handle;
 use tokio::sync::Notify;
@@ -61,6 +63,22 @@ impl Background {
         });
     }
 
+    /// Does `work` here; if it is dropped after it was begun, and `worth` says so then, the rest is
+    /// done in the background. For steps that must be neither repeated nor left half-way: only who
+    /// hears the answer knows what has to be undone.
+    pub(crate) fn finish<T: Send + 'static>(
+        &self,
+        work: impl Future<Output = T> + Send + 'static,
+        worth: impl Fn() -> bool + Send + Unpin,
+    ) -> impl Future<Output = T> + Send {
+        Finish {
+            work: Some(Box::pin(work)),
+            begun: false,
+            worth,
+            background: self.clone(),
+        }
+    }
+
     /// Returns when nothing is running.
     pub(crate) async fn settled(&self) {
         loop {
@@ -75,6 +93,41 @@ impl Background {
 
     pub(crate) fn running(&self) -> usize {
         self.0.running.load(Ordering::SeqCst)
+    }
+}
+
+/// Work that goes on without the one who waits for it.
+struct Finish<T: Send + 'static, W: Fn() -> bool> {
+    /// `None` when it is done.
+    work: Option<Pin<Box<dyn Future<Output = T> + Send>>>,
+    begun: bool,
+    worth: W,
+    background: Background,
+}
+
+impl<T: Send + 'static, W: Fn() -> bool + Unpin> Future for Finish<T, W> {
+    type Output = T;
+
+    fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<T> {
+        self.begun = true;
+        let Some(work) = &mut self.work else {
+            return Poll::Pending;
+        };
+        let output = std::task::ready!(work.as_mut().poll(cx));
+        self.work = None;
+        Poll::Ready(output)
+    }
+}
+
+impl<T: Send + 'static, W: Fn() -> bool> Drop for Finish<T, W> {
+    fn drop(&mut self) {
+        if let Some(work) = self.work.take()
+            && self.begun
+            && (self.worth)()
+        {
+            // What it comes to is dropped as part of the work, which may be more work.
+            self.background.spawn(async move { drop(work.await) });
+        }
     }
 }
 

@@ -6,13 +6,19 @@ use std::time::Duration;
 use crate::background::Background;
 use crate::error::{Error, Result};
 use crate::lease::Lease;
-use crate::listing::Listing;
+use crate::listing::{Listing, look_at};
 use crate::name::forbidden;
 use crate::owner::{ClientId, Owner};
+use crate::primitives::count_down_latch::CountDownLatch;
+use crate::primitives::expirable_semaphore::ExpirableSemaphore;
+use crate::primitives::fair_lock::{Fair, FairLock};
 use crate::primitives::fenced_lock::{Fenced, FencedLock};
 use crate::primitives::handle::Lock;
 use crate::primitives::lock::Reentrant;
+use crate::primitives::read_write_lock::ReadWriteLock;
+use crate::primitives::semaphore::Semaphore;
 use crate::primitives::spin_lock::{Spin, SpinLock};
+use crate::primitives::survey::ObjectState;
 use crate::session::Session;
 use crate::store::embedded::Embedded;
 use crate::store::redis::Redis;
@@ -55,9 +61,34 @@ impl Client {
         Lock::new(self.session.clone(), name, Reentrant)
     }
 
+    /// A handle of the expirable semaphore called `name`: [`ExpirableSemaphore`].
+    pub fn expirable_semaphore(&self, name: &str) -> ExpirableSemaphore {
+        ExpirableSemaphore::new(self.session.clone(), name)
+    }
+
+    /// A handle of the count-down latch called `name`: [`CountDownLatch`].
+    pub fn count_down_latch(&self, name: &str) -> CountDownLatch {
+        CountDownLatch::new(self.session.clone(), name)
+    }
+
+    /// A handle of the fair lock called `name`: [`FairLock`].
+    pub fn fair_lock(&self, name: &str) -> FairLock {
+        Lock::new(self.session.clone(), name, Fair::default())
+    }
+
     /// A handle of the fenced lock called `name`: [`FencedLock`].
     pub fn fenced_lock(&self, name: &str) -> FencedLock {
         Lock::new(self.session.clone(), name, Fenced)
+    }
+
+    /// A handle of the read-write lock called `name`: [`ReadWriteLock`].
+    pub fn read_write_lock(&self, name: &str) -> ReadWriteLock {
+        ReadWriteLock::new(self.session.clone(), name)
+    }
+
+    /// A handle of the semaphore called `name`: [`Semaphore`].
+    pub fn semaphore(&self, name: &str) -> Semaphore {
+        Semaphore::new(self.session.clone(), name)
     }
 
     /// A handle of the spin lock called `name`: [`SpinLock`].
@@ -69,6 +100,25 @@ impl Client {
     /// page with SCAN.
     pub fn list(&self, pattern: &str) -> Listing {
         Listing::new(self.session.clone(), pattern)
+    }
+
+    /// What is kept under `name`, whatever kind of object it is; `None` if nothing is.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::InvalidName`], [`Error::WrongKind`] (something that is none of our objects),
+    /// [`Error::Unavailable`], [`Error::ResponseTimeout`].
+    ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")] async fn main() -> redlatch::Result<()> {
+    /// # let client = redlatch::Client::embedded();
+    /// let _guard = client.lock("orders:42").lock().await?;
+    /// let state = client.inspect("orders:42").await?;
+    /// assert_eq!(state.map(|state| state.holders().len()), Some(1));
+    /// # Ok(()) }
+    /// ```
+    pub async fn inspect(&self, name: &str) -> Result<Option<ObjectState>> {
+        look_at(&self.session, name).await
     }
 
     /// The id of this client in the store: what stands before the colon in owners.

@@ -31,6 +31,16 @@ pub enum Error {
         lease: Duration,
     },
 
+    /// A number of permits, or the count of a latch, is one that cannot be.
+    #[error("the count {count} cannot be used: {reason}")]
+    #[non_exhaustive]
+    InvalidCount {
+        /// The number that was asked for.
+        count: i64,
+        /// What is wrong with it.
+        reason: &'static str,
+    },
+
     /// A setting of the client builder has a value that cannot work.
     #[error("the setting `{setting}` cannot be used as given: {reason}")]
     #[non_exhaustive]
@@ -39,6 +49,14 @@ pub enum Error {
         setting: &'static str,
         /// What is wrong with the value.
         reason: String,
+    },
+
+    /// A text is no id of a permit.
+    #[error("{id:?} is no id of a permit: take the 32 hex digits that it was given out with")]
+    #[non_exhaustive]
+    InvalidPermitId {
+        /// The text, shortened if it was very long.
+        id: String,
     },
 
     /// The URL of the store was not understood.
@@ -144,10 +162,9 @@ pub enum Error {
         name: String,
     },
 
-    /// The connection broke during a step that must not be repeated: it may have done its work or
-    /// not.
+    /// There was no answer to a step that must not be repeated: it may have done its work or not.
     #[error(
-        "the connection broke, and whether {step} took effect is not known ({reason}); \
+        "there was no answer, and whether {step} took effect is not known ({reason}); \
          it was not repeated, because done twice it would count twice"
     )]
     #[non_exhaustive]

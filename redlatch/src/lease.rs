@@ -18,6 +18,9 @@ impl Lease {
     /// What the watchdog keeps renewing unless told otherwise, as in Redisson.
     pub(crate) const WATCHDOG: Lease = Lease(Duration::from_secs(30));
 
+    /// How long a writer that waits holds new readers back if it is not heard of again.
+    pub(crate) const WAITING_WRITER: Lease = Lease(Duration::from_secs(10));
+
     /// Parts of a millisecond are cut off: a lease may be shorter here than in the store, never
     /// the other way round.
     pub(crate) fn new(lease: Duration) -> Result<Lease> {

@@ -23,16 +23,24 @@ pub mod blocking;
 pub use client::{Client, ClientBuilder, ClientStatus};
 pub use error::{Error, Loss, Result};
 pub use lease::MAX_LEASE;
-pub use listing::{Listed, Listing, ObjectKind};
+pub use listing::{Listed, Listing};
 pub use owner::Owner;
+pub use primitives::count_down_latch::CountDownLatch;
+pub use primitives::expirable_semaphore::{ExpirableSemaphore, PermitGuard, PermitId, Permits};
+pub use primitives::fair_lock::{Fair, FairLock};
 pub use primitives::fenced_lock::{Fenced, FencedLock};
 pub use primitives::handle::{Acquire, Guard, Holder, Lock, LockKind, OwnedKind, TryAcquire};
 pub use primitives::lock::Reentrant;
 pub use primitives::multi_lock::{
     AcquireMany, LockOfMany, Member, MultiGuard, MultiLock, TryAcquireMany,
 };
+pub use primitives::read_write_lock::{Read, ReadLock, ReadWriteLock, Write, WriteLock};
 pub use primitives::red_lock::{RedGuard, RedLock};
+pub use primitives::semaphore::{
+    AcquirePermits, Semaphore, SemaphorePermits, TryAcquirePermits, TrySetPermits,
+};
 pub use primitives::spin_lock::{Backoff, Spin, SpinLock};
+pub use primitives::survey::{ObjectKind, ObjectState, OutPermit, Waiting};
 pub use store::embedded::Embedded;
 
 /// The examples of the README are tests too.

@@ -3,10 +3,11 @@
 use std::collections::VecDeque;
 use std::sync::Arc;
 
-use crate::error::Result;
-use crate::primitives::handle::Holder;
-use crate::primitives::survey::{Seen, Survey};
+use crate::error::{Error, Result};
+use crate::name::{Beside, Family, Place, is_beside};
+use crate::primitives::survey::{ObjectState, Survey};
 use crate::session::Session;
+use crate::store::Sought;
 
 /// Keys looked into per round trip.
 const PAGE: usize = 100;
@@ -22,15 +23,15 @@ const PAGE: usize = 100;
 /// let _guard = client.lock("orders:42").lock().await?;
 /// let mut listing = client.list("orders:*");
 /// while let Some(found) = listing.next().await? {
-///     println!("{} is held by {}", found.name, found.holder.owner);
+///     println!("{}: {}", found.name, found.state.kind());
 /// }
 /// # Ok(()) }
 /// ```
 pub struct Listing {
     session: Arc<Session>,
     pattern: String,
-    /// Where the next page begins; `None` after the last.
-    cursor: Option<u64>,
+    /// Where the next page begins, of which keys; `None` after the last.
+    cursor: Option<(Sought, u64)>,
     keys: VecDeque<String>,
     found: VecDeque<Listed>,
 }
@@ -41,26 +42,8 @@ pub struct Listing {
 pub struct Listed {
     /// Its name, without the client's prefix.
     pub name: String,
-    /// What it is.
-    pub kind: ObjectKind,
-    /// Who holds it.
-    pub holder: Holder,
-}
-
-/// What kind of object is kept under a name.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-#[non_exhaustive]
-pub enum ObjectKind {
-    /// A lock. All kinds of exclusive lock look the same in the store.
-    Lock,
-}
-
-impl std::fmt::Display for ObjectKind {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.pad(match self {
-            ObjectKind::Lock => "lock",
-        })
-    }
+    /// What it is, and how it stands.
+    pub state: ObjectState,
 }
 
 impl Listing {
@@ -68,7 +51,7 @@ impl Listing {
         Listing {
             pattern: escaped(&session.prefix) + pattern,
             session,
-            cursor: Some(0),
+            cursor: Some((Sought::Hashes, 0)),
             keys: VecDeque::new(),
             found: VecDeque::new(),
         }
@@ -91,10 +74,16 @@ impl Listing {
             }
             if !self.keys.is_empty() {
                 self.look_into().await?;
-            } else if let Some(cursor) = self.cursor {
-                let (keys, next) = self.session.store.scan(&self.pattern, cursor).await?;
-                self.keys.extend(keys);
-                self.cursor = next;
+            } else if let Some((sought, cursor)) = self.cursor {
+                let store = &self.session.store;
+                let (keys, next) = store.scan(&self.pattern, sought, cursor).await?;
+                self.keys
+                    .extend(keys.into_iter().filter(|key| !is_beside(key)));
+                self.cursor = match (next, sought) {
+                    (Some(next), _) => Some((sought, next)),
+                    (None, Sought::Hashes) => Some((Sought::Strings, 0)),
+                    (None, Sought::Strings) => None,
+                };
             } else {
                 return Ok(None);
             }
@@ -103,22 +92,38 @@ impl Listing {
 
     async fn look_into(&mut self) -> Result<()> {
         let some = self.keys.len().min(PAGE);
-        let keys: Vec<&str> = self.keys.range(..some).map(String::as_str).collect();
-        let step = Survey { keys: &keys };
+        let keys = self.keys.iter().take(some);
+        let names: Vec<_> = keys.cloned().map(Beside::new).collect();
+        let step = Survey { names: &names };
         let seen = self.session.store.look(&step).await?;
         for (key, seen) in self.keys.drain(..some).zip(seen) {
             let Some(name) = key.strip_prefix(&self.session.prefix) else {
                 continue;
             };
-            if let Seen::Held(holder) = seen {
+            if let Ok(Some(state)) = seen {
                 self.found.push_back(Listed {
                     name: name.to_owned(),
-                    kind: ObjectKind::Lock,
-                    holder,
+                    state,
                 });
             }
         }
         Ok(())
+    }
+}
+
+/// What is kept under one name.
+pub(crate) async fn look_at(session: &Session, name: &str) -> Result<Option<ObjectState>> {
+    let place = Place::new(Family::Lock, &session.prefix, name);
+    place.check()?;
+    let names = [Beside::new(place.key().to_owned())];
+    let seen = session.store.look(&Survey { names: &names }).await?;
+    match seen.into_iter().next() {
+        Some(Ok(state)) => Ok(state),
+        Some(Err(reason)) => Err(Error::WrongKind {
+            name: name.to_owned(),
+            reason,
+        }),
+        None => Ok(None),
     }
 }
 

@@ -8,6 +8,9 @@ use crate::error::{Error, Result};
 /// in logs and in `redlatch ls`.
 pub(crate) const MAX_NAME_BYTES: usize = 512;
 
+/// What follows the owner in the field of a writer.
+const WRITER: &str = ":write";
+
 /// Where one object lives in the store.
 #[derive(Debug)]
 pub(crate) struct Place {
@@ -54,10 +57,12 @@ impl Place {
                 prefixed("redisson_lock_queue", &key),
                 prefixed("redisson_lock_timeout", &key),
             ],
-            // Ours, not Redisson's: writers that wait and hold back new readers.
-            Family::Read | Family::Write => {
-                [prefixed("redlatch_rwlock_writers", &key), String::new()]
-            }
+            // Writers that wait and hold back new readers, which is ours and not Redisson's; and
+            // what the timeouts of all readers' holds begin with.
+            Family::Read | Family::Write => [
+                prefixed("redlatch_rwlock_writers", &key),
+                suffixed(&key, ""),
+            ],
             Family::Permits => [suffixed(&key, "timeout"), String::new()],
             Family::Lock | Family::Semaphore | Family::Latch => Default::default(),
         };
@@ -128,17 +133,42 @@ impl Place {
         &self.beside[0]
     }
 
+    /// What the timeouts of all readers' holds begin with; the reader comes next.
+    pub(crate) fn timeouts_begin(&self) -> &str {
+        &self.beside[1]
+    }
+
+    /// What the timeouts of one reader's holds begin with; the number of the hold comes next.
+    pub(crate) fn timeouts_of(&self, reader: &str) -> String {
+        format!("{}{reader}:rwlock_timeout", self.timeouts_begin())
+    }
+
     /// When the permits of an expirable semaphore expire.
     pub(crate) fn deadlines(&self) -> &str {
         &self.beside[0]
     }
 
     /// What is written in the store for `owner`, given as `<client id>:<number>`.
-    pub(crate) fn field(&self, mut owner: String) -> String {
-        if self.family == Family::Write {
-            owner.push_str(":write");
+    pub(crate) fn field(&self, owner: String) -> String {
+        match self.family {
+            Family::Write => self.writer(&owner),
+            _ => owner,
         }
-        owner
+    }
+
+    /// What is written in the hash of a read-write lock for an owner who writes.
+    pub(crate) fn writer(&self, owner: &str) -> String {
+        format!("{owner}{WRITER}")
+    }
+
+    /// Whether what is written in that hash stands for an owner who writes.
+    pub(crate) fn writes(&self, field: &str) -> bool {
+        field.ends_with(WRITER)
+    }
+
+    /// The owner for whom `field` is written in the store.
+    pub(crate) fn owner<'a>(&self, field: &'a str) -> &'a str {
+        field.strip_suffix(WRITER).unwrap_or(field)
     }
 
     /// What belongs to one owner alone: a fair waiter's channel, or what the timeouts of a reader's
@@ -146,10 +176,57 @@ impl Place {
     pub(crate) fn of_owner(&self, field: &str) -> String {
         match self.family {
             Family::Fair => format!("{}:{field}", self.channel),
-            Family::Read => format!("{}:rwlock_timeout", suffixed(&self.key, field)),
+            Family::Read => self.timeouts_of(field),
             _ => String::new(),
         }
     }
+}
+
+/// All keys that could belong to a name of which nobody knows what it is.
+pub(crate) struct Beside {
+    pub(crate) key: String,
+    pub(crate) queue: String,
+    pub(crate) timeouts: String,
+    pub(crate) token: String,
+    pub(crate) deadlines: String,
+    /// What the timeouts of a reader begin with, before the reader's name.
+    pub(crate) readers: String,
+}
+
+impl Beside {
+    /// Of a key, prefix included.
+    pub(crate) fn new(key: String) -> Beside {
+        let [queue, timeouts] = Place::new(Family::Fair, "", &key).beside;
+        let [token, _] = Place::new(Family::Fenced, "", &key).beside;
+        let [deadlines, _] = Place::new(Family::Permits, "", &key).beside;
+        Beside {
+            readers: suffixed(&key, ""),
+            key,
+            queue,
+            timeouts,
+            token,
+            deadlines,
+        }
+    }
+
+    pub(crate) fn keys(&self) -> [&str; 6] {
+        [
+            &self.key,
+            &self.queue,
+            &self.timeouts,
+            &self.token,
+            &self.deadlines,
+            &self.readers,
+        ]
+    }
+}
+
+/// Whether a key belongs to an object of another name.
+pub(crate) fn is_beside(key: &str) -> bool {
+    key.starts_with("redisson_lock_")
+        || key.starts_with("redisson_unlock_latch:")
+        || key.starts_with("redlatch_")
+        || key.contains(":rwlock_timeout:")
 }
 
 /// Places are told apart by their keys. The two sides of a read-write lock share one, and one owner
@@ -243,6 +320,10 @@ mod tests {
         assert_eq!(tagged.of_owner("c:1"), "{a}b:c:1:rwlock_timeout");
         let write = Place::new(Family::Write, "", "a");
         assert_eq!(write.field("c:1".into()), "c:1:write");
+        assert_eq!(write.owner("c:1:write"), "c:1");
+        assert!(write.writes("c:1:write") && !read.writes("c:1"));
+        assert_eq!(write.timeouts_of("c:1"), read.of_owner("c:1"));
+        assert_eq!(write.writers(), "redlatch_rwlock_writers:{a}");
         assert_ne!(write, read);
 
         let permits = Place::new(Family::Permits, "", "a");

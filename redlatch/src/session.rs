@@ -132,6 +132,30 @@ impl Session {
         })
     }
 
+    /// Whether `owner` holds `place`, as far as is known here.
+    pub(crate) fn holds(&self, owner: Owner, place: &Arc<Place>) -> bool {
+        let claims = self.claims();
+        let claimed = claims.get(&(owner, place.clone()));
+        claimed.is_some_and(|claimed| claimed.hold.count() > 0 && claimed.hold.loss().is_none())
+    }
+
+    /// Runs a step that done twice would count twice: [`Store::run_unrepeated`]. Once begun it is not
+    /// left half-way: when this is dropped it goes on in the background.
+    pub(crate) async fn change<S: Step<Reply: 'static> + 'static>(
+        self: &Arc<Self>,
+        step: S,
+        what: &'static str,
+    ) -> Result<S::Reply> {
+        self.background.bind()?;
+        let store = self.store.clone();
+        let work = async move {
+            let sent = Sent::default();
+            let run = store.run_unrepeated(&step, what, Duration::ZERO, &sent);
+            run.await
+        };
+        self.background.finish(work, || true).await
+    }
+
     fn claims(&self) -> MutexGuard<'_, Claims> {
         self.claims.lock().unwrap_or_else(PoisonError::into_inner)
     }

@@ -429,8 +429,8 @@ async fn what_is_held_can_be_listed(stand: Stand) {
     let mut names = Vec::new();
     let mut listing = client.list(&format!("{family}:*"));
     while let Some(found) = listing.next().await.unwrap() {
-        assert_eq!(found.kind.to_string(), "lock");
-        assert_eq!(found.holder.holds, 1);
+        assert_eq!(found.state.kind().to_string(), "lock");
+        assert_eq!(found.state.holders()[0].holds, 1);
         names.push(found.name);
     }
     names.sort();

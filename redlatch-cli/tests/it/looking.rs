@@ -66,11 +66,11 @@ fn show_says_when_a_lock_is_free() {
     let name = unique("free");
     assert_eq!(
         cells(&stdout(&["show", &name]))[1],
-        [&name, "lock", "(free)", "0", "-"]
+        [&name, "-", "(free)", "0", "-"]
     );
     let shown = stdout(&["show", "--json", &name]);
     let wanted = format!(
-        r#"{{"name":"{name}","kind":"lock","held":false,"owner":null,"holds":0,"remaining_ms":null}}"#
+        r#"{{"name":"{name}","kind":null,"held":false,"owner":null,"holds":0,"remaining_ms":null}}"#
     );
     assert_eq!(shown, wanted + "\n");
 }

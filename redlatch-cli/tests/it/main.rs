@@ -1,6 +1,7 @@
 //! The command as its users meet it: the real binary, against a real server.
 
 mod exit_codes;
+mod kinds;
 mod looking;
 mod loss;
 mod signals;

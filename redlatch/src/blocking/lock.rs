@@ -1,11 +1,12 @@
 //! Locks for threads.
 
+use std::future::Future;
 use std::marker::PhantomData;
 use std::sync::Arc;
 use std::time::Duration;
 
 use super::{Worker, current_thread};
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::{Backoff, Fenced, Holder, LockKind, OwnedKind, Owner, Reentrant, Spin};
 
 /// A handle of a lock, for threads: [`crate::Lock`]. The errors are those of the async methods of
@@ -134,6 +135,23 @@ impl<K: LockKind> Guard<K> {
             Some(guard) => self.worker.run(guard.unlock())?,
             None => Ok(()),
         }
+    }
+
+    /// Turns it into what becomes of it on the client's thread.
+    pub(super) fn turn_into<L, F>(
+        mut self,
+        turn: impl FnOnce(crate::Guard<K>) -> F,
+    ) -> Result<Guard<L>>
+    where
+        L: LockKind,
+        F: Future<Output = Result<crate::Guard<L>>> + Send + 'static,
+    {
+        let guard = self.inner.take().ok_or(Error::NoRuntime)?;
+        Ok(Guard {
+            inner: Some(self.worker.run(turn(guard))??),
+            worker: self.worker.clone(),
+            thread: PhantomData,
+        })
     }
 
     /// Whether the lock is certainly still held: [`crate::Guard::is_valid`].

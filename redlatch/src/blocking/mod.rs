@@ -29,14 +29,23 @@
 use std::sync::Arc;
 
 use crate::error::Result;
-use crate::{ClientBuilder, ClientStatus, Embedded, Fenced, LockKind, Owner, Spin};
+use crate::{ClientBuilder, ClientStatus, Embedded, Fair, Fenced, LockKind, Owner, Spin};
 
+mod count_down_latch;
+mod expirable_semaphore;
+mod fair_lock;
 mod lock;
 mod many;
+mod read_write_lock;
+mod semaphore;
 mod worker;
 
+pub use count_down_latch::CountDownLatch;
+pub use expirable_semaphore::{ExpirableSemaphore, PermitGuard};
 pub use lock::{Guard, Lock};
 pub use many::{Many, ManyGuard, Member, MultiLock, RedLock};
+pub use read_write_lock::ReadWriteLock;
+pub use semaphore::{Semaphore, SemaphorePermits};
 use worker::Worker;
 
 thread_local! {
@@ -100,9 +109,43 @@ impl Client {
         self.lock_of(self.inner.lock(name))
     }
 
+    /// A handle of the expirable semaphore called `name`: [`crate::Client::expirable_semaphore`].
+    pub fn expirable_semaphore(&self, name: &str) -> ExpirableSemaphore {
+        ExpirableSemaphore::new(self.inner.expirable_semaphore(name), self.worker.clone())
+    }
+
+    /// A handle of the count-down latch called `name`: [`crate::Client::count_down_latch`].
+    pub fn count_down_latch(&self, name: &str) -> CountDownLatch {
+        CountDownLatch {
+            inner: self.inner.count_down_latch(name),
+            worker: self.worker.clone(),
+        }
+    }
+
+    /// A handle of the fair lock called `name`: [`crate::Client::fair_lock`].
+    pub fn fair_lock(&self, name: &str) -> Lock<Fair> {
+        self.lock_of(self.inner.fair_lock(name))
+    }
+
     /// A handle of the fenced lock called `name`: [`crate::Client::fenced_lock`].
     pub fn fenced_lock(&self, name: &str) -> Lock<Fenced> {
         self.lock_of(self.inner.fenced_lock(name))
+    }
+
+    /// A handle of the read-write lock called `name`: [`crate::Client::read_write_lock`].
+    pub fn read_write_lock(&self, name: &str) -> ReadWriteLock {
+        ReadWriteLock {
+            inner: self.inner.read_write_lock(name),
+            worker: self.worker.clone(),
+        }
+    }
+
+    /// A handle of the semaphore called `name`: [`crate::Client::semaphore`].
+    pub fn semaphore(&self, name: &str) -> Semaphore {
+        Semaphore {
+            inner: self.inner.semaphore(name),
+            worker: self.worker.clone(),
+        }
     }
 
     /// A handle of the spin lock called `name`: [`crate::Client::spin_lock`].

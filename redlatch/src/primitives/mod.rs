@@ -1,11 +1,17 @@
 //! One folder per primitive: its rules, its Lua, its handle and guard. `handle` is what all locks
 //! have in common.
 
+pub(crate) mod count_down_latch;
+pub(crate) mod expirable_semaphore;
+pub(crate) mod fair_lock;
 pub(crate) mod fenced_lock;
 pub(crate) mod handle;
 pub(crate) mod lock;
 pub(crate) mod multi_lock;
+pub(crate) mod number;
+pub(crate) mod read_write_lock;
 pub(crate) mod red_lock;
+pub(crate) mod semaphore;
 pub(crate) mod spin_lock;
 pub(crate) mod survey;
 

@@ -2,7 +2,7 @@
 //! through a real server must give equal replies and leave equal state behind, messages included.
 
 use std::cell::RefCell;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Debug;
 use std::time::Duration;
 
@@ -98,6 +98,8 @@ pub(crate) struct Twin {
     space: Space,
     /// How far the space's clock is ahead; the server's data was aged instead.
     ahead: Duration,
+    /// The channels that are listened to, if not all are.
+    heard: Option<BTreeSet<String>>,
 }
 
 impl Twin {
@@ -120,11 +122,38 @@ impl Twin {
             pushes,
             space: Space::default(),
             ahead: Duration::ZERO,
+            heard: None,
         }
+    }
+
+    /// From now on only these channels are listened to: for steps that depend on who hears them.
+    pub(crate) async fn hear_only(&mut self, channels: impl IntoIterator<Item = String>) {
+        let channels: BTreeSet<String> = channels.into_iter().collect();
+        let before = match self.heard.take() {
+            Some(before) => before,
+            None => {
+                self.connection.punsubscribe("*").await.unwrap();
+                BTreeSet::new()
+            }
+        };
+        for gone in before.difference(&channels) {
+            self.connection.unsubscribe(gone).await.unwrap();
+            self.space.listening(gone, 0);
+        }
+        for channel in &channels {
+            if !before.contains(channel) {
+                self.connection.subscribe(channel).await.unwrap();
+            }
+            self.space.listening(channel, 1);
+        }
+        self.heard = Some(channels);
     }
 
     async fn begin(&mut self) {
         self.space = Space::default();
+        for channel in self.heard.iter().flatten() {
+            self.space.listening(channel, 1);
+        }
         self.ahead = Duration::ZERO;
         let () = redis::cmd("FLUSHALL")
             .query_async(&mut self.connection)
@@ -217,7 +246,7 @@ impl Twin {
             for (value, left) in side.values_mut() {
                 *left = cut(*left);
                 if let Dumped::Dates(dates) = value {
-                    dates.values_mut().for_each(|date| *date = cut(*date));
+                    dates.values_mut().for_each(|date| *date = cut_date(*date));
                 }
             }
         }
@@ -231,16 +260,19 @@ impl Twin {
             .unwrap();
         let mut heard = Vec::new();
         while let Ok(push) = self.pushes.try_recv() {
-            if push.kind == PushKind::PMessage {
-                let parts: Vec<String> =
+            if matches!(push.kind, PushKind::PMessage | PushKind::Message) {
+                let mut parts: Vec<String> =
                     redis::from_redis_value(redis::Value::Array(push.data)).unwrap();
-                heard.push(Message {
-                    channel: parts[1].clone(),
-                    payload: parts[2].parse().unwrap(),
-                });
+                // Before a message comes its channel, and before that the pattern, if any.
+                let payload = parts.pop().unwrap().parse().unwrap();
+                let channel = parts.pop().unwrap();
+                heard.push(Message { channel, payload });
             }
         }
-        let published = self.space.take_published();
+        let mut published = self.space.take_published();
+        if let Some(channels) = &self.heard {
+            published.retain(|message| channels.contains(&message.channel));
+        }
         assert_eq!(
             heard, published,
             "messages of server and space after {after:?}"
@@ -292,11 +324,18 @@ impl Twin {
     }
 }
 
-/// To the nearest multiple that the tests use; for ever stays for ever.
+/// As [`cut_date`], of a time to live: -1 is for ever.
 fn cut(millis: i64) -> i64 {
-    let apart = APART.as_millis() as i64;
     match millis {
         -1 => -1,
+        millis => cut_date(millis),
+    }
+}
+
+/// To the nearest multiple that the tests use; for ever stays for ever.
+fn cut_date(millis: i64) -> i64 {
+    let apart = APART.as_millis() as i64;
+    match millis {
         never if never > 900_000_000_000_000 => i64::MAX,
         millis => (millis as f64 / apart as f64).round() as i64,
     }

@@ -4,6 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
+use tokio::sync::OwnedSemaphorePermit;
 use tokio::time::Instant;
 
 use crate::error::Result;
@@ -47,6 +48,11 @@ impl Sent {
     /// It is about to be handed to the connection, or to the space.
     pub(crate) fn set(&self) {
         self.0.store(true, Ordering::Relaxed);
+    }
+
+    /// It is known to have done nothing, and may be sent again.
+    pub(crate) fn clear(&self) {
+        self.0.store(false, Ordering::Relaxed);
     }
 
     pub(crate) fn get(&self) -> bool {
@@ -107,6 +113,49 @@ impl Store {
         }
     }
 
+    /// Runs a step that done twice would count twice: tried again only while it is known to have
+    /// done nothing. Without an answer the error is [`Error::OutcomeUnknown`], which names `what`.
+    ///
+    /// What was not sent by the response timeout is given up; for an answer it waits until
+    /// `answered_within`, if that is longer.
+    ///
+    /// [`Error::OutcomeUnknown`]: crate::Error::OutcomeUnknown
+    pub(crate) async fn run_unrepeated<S: Step>(
+        &self,
+        step: &S,
+        what: &'static str,
+        answered_within: Duration,
+        sent: &Sent,
+    ) -> Result<S::Reply> {
+        match self {
+            Store::Redis(redis) => {
+                let answer = redis.run_unrepeated(step, what, answered_within, sent);
+                answer.await
+            }
+            Store::Embedded(space) => {
+                sent.set();
+                Ok(space.run(step)?.reply)
+            }
+        }
+    }
+
+    /// A place among the attempts that may be on their way at once, for those that are not run with
+    /// [`Lane::Attempt`]. Kept until the attempt is over.
+    pub(crate) async fn turn(&self) -> Option<OwnedSemaphorePermit> {
+        match self {
+            Store::Redis(redis) => redis.turn().await,
+            Store::Embedded(_) => None,
+        }
+    }
+
+    /// How long an answer may take.
+    pub(crate) fn response_timeout(&self) -> Duration {
+        match self {
+            Store::Redis(redis) => redis.response_timeout(),
+            Store::Embedded(_) => Duration::MAX,
+        }
+    }
+
     /// Subscribes to a channel and runs a step behind it, in one round trip: whatever is published
     /// after the step is heard.
     pub(crate) async fn subscribe_and_run<S: Step>(
@@ -136,18 +185,30 @@ impl Store {
         }
     }
 
-    /// One page of the keys that match a glob pattern and could be locks: the keys, and where the
-    /// next page begins, if there is one. A key may come twice, as with SCAN.
+    /// One page of the keys that match a glob pattern: the keys, and where the next page begins, if
+    /// there is one. A key may come twice, as with SCAN.
     pub(crate) async fn scan(
         &self,
         pattern: &str,
+        sought: Sought,
         cursor: u64,
     ) -> Result<(Vec<String>, Option<u64>)> {
         match self {
-            Store::Redis(redis) => redis.scan(pattern, cursor).await,
-            Store::Embedded(space) => Ok((space.keys(pattern), None)),
+            Store::Redis(redis) => redis.scan(pattern, sought, cursor).await,
+            Store::Embedded(space) => Ok(match sought {
+                Sought::Hashes => (space.keys(pattern), None),
+                // All keys were among the hashes: there are few.
+                Sought::Strings => (Vec::new(), None),
+            }),
         }
     }
+}
+
+/// Which keys to look for: those of locks, or those of what counts.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Sought {
+    Hashes,
+    Strings,
 }
 
 /// Shared by store and waiting room: the ear is there before the store speaks.

@@ -145,6 +145,18 @@ impl<K: LockKind> Guard<K> {
         self.terms
     }
 
+    /// Leaves what is held to its lease: from here on nobody renews it or gives it back. An error if
+    /// it has been lost.
+    pub(crate) fn detach(mut self) -> Result<()> {
+        if let Some(loss) = self.claim.hold.loss() {
+            return Err(self.claim.hold.lost_error(loss));
+        }
+        self.leave();
+        self.claim.session.watchdog.forget(&self.claim.hold);
+        self.settled = true;
+        Ok(())
+    }
+
     fn leave(&mut self) {
         if !std::mem::replace(&mut self.left, true) {
             self.claim.leave(self.terms);
@@ -179,7 +191,8 @@ impl<K: LockKind + OwnedKind> Guard<K> {
 
     /// The owner as the store knows it: `<client id>:<number>`.
     pub fn owner_id(&self) -> &str {
-        &self.claim.hold.field
+        let hold = &self.claim.hold;
+        hold.place.owner(&hold.field)
     }
 
     /// How many guards this owner has of the lock.

@@ -48,7 +48,7 @@ pub(crate) trait Rules: Kind + Sized + 'static {
     /// Whether an owner is somebody who can be named, and can hold it again.
     const OWNED: bool = true;
 
-    /// Where to wait. Who waits in [`Queue::Shared`] does not keep the next one out.
+    /// Where to wait.
     const QUEUE: Queue = Queue::Exclusive;
 
     /// Takes it, or says how long somebody else may still have it.
@@ -60,6 +60,17 @@ pub(crate) trait Rules: Kind + Sized + 'static {
     /// Takes it from whoever holds it; whether anybody did.
     fn force<'a>(&'a self, place: &'a Place) -> impl Step<Reply = bool> + 'a;
 
+    /// Whether its settings can be used. Said at use, because making a handle cannot fail.
+    fn check(&self) -> Result<()> {
+        Ok(())
+    }
+
+    /// The same for somebody who waits no longer than this, if that makes a difference.
+    fn waiting_at_most(&self, wait: Duration) -> Option<Self> {
+        let _ = wait;
+        None
+    }
+
     /// How an owner is written in the store.
     fn field(&self, place: &Place, client: &ClientId, owner: Owner) -> String {
         place.field(client.field(owner))
@@ -70,10 +81,22 @@ pub(crate) trait Rules: Kind + Sized + 'static {
         hold.place.channel()
     }
 
+    /// Another object that the same owner may hold and that those who wait for this one wait for,
+    /// too: then it must not wait behind them.
+    fn beside(&self) -> Option<&Arc<Place>> {
+        None
+    }
+
     /// How long to sleep before the next try, if that takes the place of being called.
     fn pause(&self, tries: u32) -> Option<Duration> {
         let _ = tries;
         None
+    }
+
+    /// Whether what was won keeps everybody else in the line out until word comes that it is over.
+    /// Else the next one asks at once: it can be shared, or nobody says when it ends.
+    fn keeps_others_out(&self) -> bool {
+        matches!(Self::QUEUE, Queue::Exclusive) && self.pause(0).is_none()
     }
 
     /// How long the store remembers somebody who waits, if it does: then giving up is a step too.

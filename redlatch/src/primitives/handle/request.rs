@@ -85,6 +85,9 @@ impl<K: LockKind> TryAcquire<K> {
     /// for ever.
     pub fn wait(mut self, wait: Duration) -> TryAcquire<K> {
         self.patience = Patience::at_most(wait);
+        if let Some(kind) = self.request.lock.kind.waiting_at_most(wait) {
+            self.request.lock = self.request.lock.with_kind(kind);
+        }
         self
     }
 
@@ -151,6 +154,7 @@ impl<K: LockKind> Request<K> {
         let session = &self.lock.session;
         session.background.bind()?;
         let place = self.lock.place()?;
+        self.lock.kind.check()?;
         let terms = Terms {
             lease: match self.lease {
                 Some(lease) => Lease::new(lease)?,
@@ -237,6 +241,15 @@ impl<K: LockKind> Entry<'_, K> {
             return waiting.obtain(self, patience).await;
         }
         let hold = &self.claim.hold;
+        // Whoever is in line may be waiting for what this owner has already, so it must not wait
+        // behind them.
+        if self.waits
+            && let Some(beside) = self.kind.beside()
+            && self.claim.session.holds(hold.owner, beside)
+            && let Outcome::Done(won) = self.ask(false).await?
+        {
+            return Ok(Some(won));
+        }
         loop {
             if hold.count() > 0 || hold.loss().is_some() {
                 // Held by this owner: those in line wait for it, so it must not wait behind them.
@@ -286,11 +299,8 @@ impl<K: LockKind> Attempt for Entry<'_, K> {
     }
 
     fn keeps_others_out(&self) -> Option<Duration> {
-        match K::QUEUE {
-            // Whoever spins says nothing when it leaves.
-            Queue::Exclusive if self.kind.pause(0).is_none() => Some(self.terms.lease.duration()),
-            _ => None,
-        }
+        let keeps = self.kind.keeps_others_out();
+        keeps.then(|| self.terms.lease.duration())
     }
 
     fn pause(&mut self) -> Option<Duration> {

@@ -30,7 +30,10 @@ impl Fault {
             "NOAUTH" | "WRONGPASS" => Fault::Final(Error::AuthenticationFailed { reason: said }),
             "WRONGKIND" => Fault::Final(Error::WrongKind {
                 name: key.to_owned(),
-                reason: "a lock of another kind",
+                reason: match error.details() {
+                    Some(details) if details.contains("no number") => "no whole number",
+                    _ => "a lock of another kind",
+                },
             }),
             // Before 7.0 an error inside a script arrives wrapped in another.
             _ if said.contains("WRONGTYPE") => Fault::Final(Error::WrongKind {

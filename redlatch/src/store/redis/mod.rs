@@ -1,15 +1,16 @@
 //! Redis and Valkey: steps as scripts, run by SHA over one connection.
 
+use std::pin::pin;
 use std::sync::Arc;
 use std::time::Duration;
 
 use redis::{Cmd, Value};
-use tokio::sync::Semaphore;
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio::time::{Instant, timeout, timeout_at};
 
 use self::fault::{Fault, Retry};
 use self::link::{Link, Live};
-use super::{Answer, Lane, Sent, SharedEar};
+use super::{Answer, Lane, Sent, SharedEar, Sought};
 use crate::error::{Error, Result};
 use crate::step::{Args, Step, unexpected};
 
@@ -26,7 +27,7 @@ const SCANNED_AT_ONCE: usize = 500;
 
 pub(crate) struct Redis {
     link: Arc<Link>,
-    attempts: Semaphore,
+    attempts: Arc<Semaphore>,
     response_timeout: Duration,
 }
 
@@ -57,7 +58,7 @@ impl Redis {
             })?;
         let redis = Redis {
             link: Arc::new(Link::new(client, connect_timeout, ear)),
-            attempts: Semaphore::new(ATTEMPTS),
+            attempts: Arc::new(Semaphore::new(ATTEMPTS)),
             response_timeout,
         };
         let mut hello = redis::cmd("HELLO");
@@ -107,6 +108,51 @@ impl Redis {
         })
     }
 
+    pub(crate) async fn run_unrepeated<S: Step>(
+        &self,
+        step: &S,
+        what: &'static str,
+        answered_within: Duration,
+        sent: &Sent,
+    ) -> Result<S::Reply> {
+        let in_full = || command(step, "EVAL", step.script().source());
+        let exchange = Exchange::of(step, &in_full, None, sent);
+        let unknown = |reason| Error::OutcomeUnknown { step: what, reason };
+        let mut retry = Retry::until(self.response_timeout);
+        let patience = answered_within.max(self.response_timeout);
+        let answered_by = Instant::now() + patience;
+        loop {
+            let mut sending = pin!(self.send(&exchange));
+            let answered = match timeout_at(retry.give_up, &mut sending).await {
+                Ok(answered) => answered,
+                Err(_) if !sent.get() => return Err(retry.given_up()),
+                Err(_) => match timeout_at(answered_by, sending).await {
+                    Ok(answered) => answered,
+                    Err(_) => return Err(unknown(format!("no answer within {patience:?}"))),
+                },
+            };
+            match answered {
+                Ok((raw, _)) => return step.reply(raw),
+                Err(Fault::Unanswered(reason)) => return Err(unknown(reason)),
+                Err(fault) => {
+                    sent.clear();
+                    retry.after(fault).await?;
+                    if Instant::now() >= retry.give_up {
+                        return Err(retry.given_up());
+                    }
+                }
+            }
+        }
+    }
+
+    pub(crate) async fn turn(&self) -> Option<OwnedSemaphorePermit> {
+        self.attempts.clone().acquire_owned().await.ok()
+    }
+
+    pub(crate) fn response_timeout(&self) -> Duration {
+        self.response_timeout
+    }
+
     pub(crate) async fn unsubscribe(&self, channel: &str) -> Result<()> {
         match timeout(self.response_timeout, self.link.unwant(channel)).await {
             Ok(Ok(())) => Ok(()),
@@ -122,12 +168,16 @@ impl Redis {
     pub(crate) async fn scan(
         &self,
         pattern: &str,
+        sought: Sought,
         cursor: u64,
     ) -> Result<(Vec<String>, Option<u64>)> {
         let mut scan = redis::cmd("SCAN");
         scan.arg(cursor).arg("MATCH").arg(pattern);
         scan.arg("COUNT").arg(SCANNED_AT_ONCE);
-        scan.arg("TYPE").arg("hash");
+        scan.arg("TYPE").arg(match sought {
+            Sought::Hashes => "hash",
+            Sought::Strings => "string",
+        });
         let (raw, ..) = self.persist(&Exchange::plain(scan), Lane::First).await?;
         let (next, keys): (u64, Vec<Vec<u8>>) =
             redis::from_redis_value(raw).map_err(|e| Error::Refused {

@@ -1,0 +1,153 @@
+//! Every primitive, as something that is taken and given back.
+
+use std::future::{Future, IntoFuture};
+use std::pin::Pin;
+use std::sync::Arc;
+
+use redlatch::{Client, Guard, Lock, LockKind, MultiLock, RedLock};
+
+use crate::Result;
+
+pub(crate) type Boxed<T> = Pin<Box<dyn Future<Output = Result<T>> + Send>>;
+
+/// Gives back what was taken.
+pub(crate) type GiveBack = Box<dyn FnOnce() -> Boxed<()> + Send>;
+
+/// Takes it, or waits for it.
+pub(crate) type Take = Arc<dyn Fn() -> Boxed<GiveBack> + Send + Sync>;
+
+pub(crate) struct Kind {
+    pub(crate) name: &'static str,
+    /// Before the first time.
+    pub(crate) prepare: fn(Client, String) -> Boxed<()>,
+    pub(crate) take: fn(&Client, &str) -> Take,
+    /// What somebody does who waits until it is given back.
+    pub(crate) wait: fn(&Client, &str) -> Take,
+}
+
+pub(crate) const KINDS: [Kind; 11] = [
+    of_lock("lock", |client, name| lock(client.lock(name))),
+    of_lock("fair-lock", |client, name| lock(client.fair_lock(name))),
+    of_lock("read-lock", |client, name| {
+        lock(client.read_write_lock(name).read().clone())
+    }),
+    of_lock("write-lock", |client, name| {
+        lock(client.read_write_lock(name).write().clone())
+    }),
+    of_lock("fenced-lock", |client, name| lock(client.fenced_lock(name))),
+    of_lock("spin-lock", |client, name| lock(client.spin_lock(name))),
+    of_lock("multi-lock-of-3", |client, name| {
+        let names = ["a", "b", "c"].map(|part| format!("{name}:{part}"));
+        let locks = MultiLock::new(names.iter().map(|name| client.lock(name)));
+        Arc::new(move || {
+            let guard = locks.lock().into_future();
+            Box::pin(async move {
+                let guard = guard.await?;
+                Ok(give_back(async move { Ok(guard.unlock().await?) }))
+            })
+        })
+    }),
+    of_lock("red-lock-of-3", |client, name| {
+        // On one server: what a majority costs, without what three servers do at the same time.
+        let names = ["a", "b", "c"].map(|part| format!("{name}:{part}"));
+        let lock = RedLock::new(names.iter().map(|name| client.lock(name)));
+        Arc::new(move || {
+            let guard = lock.lock().into_future();
+            Box::pin(async move {
+                let guard = guard.await?;
+                Ok(give_back(async move { Ok(guard.unlock().await?) }))
+            })
+        })
+    }),
+    Kind {
+        name: "semaphore",
+        prepare: |client, name| {
+            Box::pin(async move {
+                client.semaphore(&name).try_set_permits(1).await?;
+                Ok(())
+            })
+        },
+        take: semaphore,
+        wait: semaphore,
+    },
+    Kind {
+        name: "expirable-semaphore",
+        prepare: |client, name| {
+            Box::pin(async move {
+                client.expirable_semaphore(&name).try_set_permits(1).await?;
+                Ok(())
+            })
+        },
+        take: permit,
+        wait: permit,
+    },
+    Kind {
+        name: "count-down-latch",
+        prepare: |_, _| Box::pin(async { Ok(()) }),
+        take: |client, name| {
+            let latch = client.count_down_latch(name);
+            Arc::new(move || {
+                let latch = latch.clone();
+                Box::pin(async move {
+                    latch.try_set_count(1).await?;
+                    Ok(give_back(async move {
+                        latch.count_down().await?;
+                        Ok(())
+                    }))
+                })
+            })
+        },
+        wait: |client, name| {
+            let latch = client.count_down_latch(name);
+            Arc::new(move || {
+                let latch = latch.clone();
+                Box::pin(async move {
+                    latch.wait().await?;
+                    Ok(give_back(async { Ok(()) }))
+                })
+            })
+        },
+    },
+];
+
+const fn of_lock(name: &'static str, take: fn(&Client, &str) -> Take) -> Kind {
+    Kind {
+        name,
+        prepare: |_, _| Box::pin(async { Ok(()) }),
+        take,
+        wait: take,
+    }
+}
+
+fn lock<K: LockKind>(lock: Lock<K>) -> Take {
+    Arc::new(move || held(lock.lock().into_future()))
+}
+
+fn semaphore(client: &Client, name: &str) -> Take {
+    let semaphore = client.semaphore(name);
+    Arc::new(move || {
+        let permits = semaphore.acquire().into_future();
+        Box::pin(async move {
+            let permits = permits.await?;
+            Ok(give_back(async move { Ok(permits.release().await?) }))
+        })
+    })
+}
+
+fn permit(client: &Client, name: &str) -> Take {
+    let semaphore = client.expirable_semaphore(name);
+    Arc::new(move || held(semaphore.acquire().into_future()))
+}
+
+fn held<K: LockKind>(
+    guard: impl Future<Output = redlatch::Result<Guard<K>>> + Send + 'static,
+) -> Boxed<GiveBack> {
+    Box::pin(async move {
+        let guard = guard.await?;
+        Ok(give_back(async move { Ok(guard.unlock().await?) }))
+    })
+}
+
+fn give_back(work: impl Future<Output = Result<()>> + Send + 'static) -> GiveBack {
+    Box::new(|| Box::pin(work))
+}

@@ -1,0 +1,106 @@
+//! Two ways to do the same, measured in turns: what the machine does besides hits both alike.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+use std::time::{Duration, Instant};
+
+use serde_json::{Value, json};
+use tokio::task::JoinSet;
+
+use crate::Result;
+use crate::figures::{median, quantile, round};
+
+/// Rates per second of both ways, and the ratio round by round.
+pub(crate) struct Compared {
+    ours: f64,
+    bare: f64,
+    pub(crate) ratio: f64,
+    low: f64,
+    high: f64,
+}
+
+impl Compared {
+    pub(crate) fn line(&self, goal: f64) -> String {
+        let Compared {
+            ours,
+            bare,
+            ratio,
+            low,
+            high,
+        } = self;
+        let reached = if *ratio >= goal {
+            "reached"
+        } else {
+            "NOT reached"
+        };
+        format!("{ours:10.0} {bare:10.0} {ratio:7.3}  ({low:.3}-{high:.3})   {reached}")
+    }
+
+    pub(crate) fn json(&self, goal: f64) -> Value {
+        json!({
+            "ours_per_s": round(self.ours, 0),
+            "bare_per_s": round(self.bare, 0),
+            "ratio": round(self.ratio, 3),
+            "ratio_p25": round(self.low, 3),
+            "ratio_p75": round(self.high, 3),
+            "goal": goal,
+            "reached": self.ratio >= goal,
+        })
+    }
+}
+
+/// So many rounds of each, in turns, and each as often first.
+pub(crate) async fn compare<A, B>(
+    ours: impl Fn() -> A,
+    bare: impl Fn() -> B,
+    rounds: usize,
+) -> Result<Compared>
+where
+    A: Future<Output = Result<f64>>,
+    B: Future<Output = Result<f64>>,
+{
+    // To warm up.
+    ours().await?;
+    bare().await?;
+    let (mut our_rates, mut bare_rates, mut ratios) = (vec![], vec![], vec![]);
+    for number in 0..rounds {
+        let (our_rate, bare_rate) = if number % 2 == 0 {
+            let ours = ours().await?;
+            (ours, bare().await?)
+        } else {
+            let bare = bare().await?;
+            (ours().await?, bare)
+        };
+        our_rates.push(our_rate);
+        bare_rates.push(bare_rate);
+        ratios.push(our_rate / bare_rate);
+    }
+    Ok(Compared {
+        ours: median(&our_rates),
+        bare: median(&bare_rates),
+        ratio: median(&ratios),
+        low: quantile(&ratios, 0.25),
+        high: quantile(&ratios, 0.75),
+    })
+}
+
+/// Lets so many tasks work for this long: what all of them did, per second.
+pub(crate) async fn rate<W>(
+    tasks: usize,
+    time: Duration,
+    work: impl Fn(usize, Arc<AtomicBool>) -> W,
+) -> Result<f64>
+where
+    W: Future<Output = Result<u64>> + Send + 'static,
+{
+    let stop = Arc::new(AtomicBool::new(false));
+    let started = Instant::now();
+    let mut running: JoinSet<_> = (0..tasks).map(|n| work(n, stop.clone())).collect();
+    tokio::time::sleep(time).await;
+    stop.store(true, Relaxed);
+    let mut done = 0;
+    while let Some(ended) = running.join_next().await {
+        done += ended??;
+    }
+    Ok(done as f64 / started.elapsed().as_secs_f64())
+}

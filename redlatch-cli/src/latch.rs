@@ -1,0 +1,52 @@
+//! `redlatch latch`: count down, wait, set.
+
+use redlatch::Client;
+
+use crate::args::{Latch, LatchCommand};
+use crate::exit::{self, Failure};
+use crate::say::say;
+use crate::signals::Signals;
+use crate::{show, store};
+
+pub(crate) async fn latch(url: &str, latch: &Latch) -> Result<u8, Failure> {
+    let name = &latch.name;
+    store::check_name(name).await?;
+    let mut signals = Signals::catch()?;
+    let client = store::connect(url, Client::builder()).await?;
+    let handle = client.count_down_latch(name);
+    match latch.command {
+        LatchCommand::Set { n } => {
+            if handle.try_set_count(n.into()).await? {
+                return show::write(&format!("{n}\n"));
+            }
+            say!(
+                "{name}: it was set already, and {} is left",
+                handle.count().await?
+            );
+            Ok(exit::NOT_OBTAINED)
+        }
+        LatchCommand::CountDown { by } => {
+            let left = handle.count_down_by(by.into()).await?;
+            show::write(&format!("{left}\n"))
+        }
+        LatchCommand::Wait { limit } => {
+            let open = async {
+                match limit {
+                    Some(limit) => handle.wait_for(limit).await,
+                    None => handle.wait().await.map(|()| true),
+                }
+            };
+            tokio::select! {
+                biased;
+                caught = signals.next() => Ok(exit::by_signal(caught.signal.as_raw())),
+                open = open => match open? {
+                    true => Ok(exit::OK),
+                    false => {
+                        say!("{name}: not open in time");
+                        Ok(exit::NOT_OBTAINED)
+                    }
+                },
+            }
+        }
+    }
+}

@@ -1,0 +1,271 @@
+//! Every kind of lock by its option, what `show` says of it, and the latch.
+
+use redlatch_testkit::{shared, unique};
+use rustix::process::Signal;
+use serde_json::Value;
+
+use crate::support::*;
+
+fn object(name: &str) -> Value {
+    let shown = finish(redlatch(shared(), &["show", "--json", name])).expect(0);
+    serde_json::from_str(&shown.stdout).unwrap_or_else(|e| panic!("{shown:?}: {e}"))
+}
+
+/// Runs at once or not at all; says whether it did.
+fn try_run(options: &[&str], names: &[&str]) -> bool {
+    let args = [&["run", "-n"], options, names, &["--", "true"]].concat();
+    let finished = finish(redlatch(shared(), &args));
+    match finished.code {
+        Some(0) => true,
+        Some(75) => false,
+        _ => panic!("{finished:?}"),
+    }
+}
+
+/// A `redlatch run` that waits for what somebody holds.
+fn start(options: &[&str], name: &str, script: &str) -> Running {
+    let args = [&["run"], options, &[name, "--", "sh", "-c", script]].concat();
+    Running::start(redlatch(shared(), &args))
+}
+
+#[test]
+fn fair_runs_wait_in_one_queue_and_are_served_in_its_order() {
+    let (name, scratch) = (unique("fair"), Scratch::new());
+    let log = scratch.path("log");
+    let holder = hold(shared(), &["--fair"], &name);
+    let waiting: Vec<Running> = (1..=3)
+        .map(|n| {
+            let running = start(&["--fair"], &name, &format!("echo {n} >> {log}"));
+            until("it is in the queue", || {
+                object(&name)["queue"].as_array().map_or(0, Vec::len) == n
+            });
+            running
+        })
+        .collect();
+    let shown = object(&name);
+    assert_eq!(shown["kind"], "fair lock");
+    assert_eq!(shown["owner"], owner(shared(), &name));
+    let table = finish(redlatch(shared(), &["show", &name]))
+        .expect(0)
+        .stdout;
+    assert_eq!(table.lines().count(), 5, "{table}");
+    assert!(table.contains("(waits, 3)"), "{table}");
+
+    assert!(!try_run(&["--fair"], &[&name]));
+    holder.release();
+    for running in waiting {
+        running.finish().expect(0);
+    }
+    assert_eq!(std::fs::read_to_string(&log).unwrap(), "1\n2\n3\n");
+    assert_eq!(object(&name)["held"], false);
+}
+
+#[test]
+fn a_waiter_that_is_ended_leaves_the_queue() {
+    let name = unique("leaves");
+    let holder = hold(shared(), &["--fair"], &name);
+    let waiter = start(&["--fair"], &name, "true");
+    let queued = || object(&name)["queue"].as_array().map_or(0, Vec::len);
+    until("it is in the queue", || queued() == 1);
+    waiter.signal(Signal::TERM);
+    waiter.finish().expect(143);
+    assert_eq!(queued(), 0);
+    holder.release();
+}
+
+#[test]
+fn readers_run_together_and_a_writer_alone() {
+    let name = unique("rw");
+    let reader = hold(shared(), &["--read"], &name);
+    assert!(try_run(&["--read"], &[&name]));
+    assert!(!try_run(&["--write"], &[&name]));
+    let another = hold(shared(), &["--read"], &name);
+    let shown = object(&name);
+    assert_eq!(shown["kind"], "read-write lock");
+    let holders = shown["holders"].as_array().unwrap();
+    assert_eq!(holders.len(), 2);
+    assert!(holders.iter().all(|holder| holder["side"] == "read"));
+    reader.release();
+    another.release();
+
+    let writer = hold(shared(), &["--write"], &name);
+    assert!(!try_run(&["--read"], &[&name]));
+    assert!(!try_run(&["--write"], &[&name]));
+    assert_eq!(object(&name)["holders"][0]["side"], "write");
+    writer.release();
+    assert!(try_run(&["--write"], &[&name]));
+}
+
+#[test]
+fn a_fenced_run_gets_a_greater_number_each_time() {
+    let name = unique("fenced");
+    let token = || {
+        let args = ["run", "--fenced", &name, "--", "sh", "-c"];
+        let args = [&args[..], &["echo $REDLATCH_FENCING_TOKEN"]].concat();
+        let finished = finish(redlatch(shared(), &args)).expect(0);
+        finished.stdout.trim().parse::<u64>().unwrap()
+    };
+    let (first, second) = (token(), token());
+    assert!(second > first, "{first}, {second}");
+    assert_eq!(object(&name)["token"], second);
+    assert_eq!(object(&name)["kind"], "fenced lock");
+}
+
+#[test]
+fn a_spinning_run_waits_and_gets_it() {
+    let name = unique("spin");
+    let holder = hold(shared(), &["--spin"], &name);
+    assert!(!try_run(&["--spin"], &[&name]));
+    let mut waiter = start(&["--spin"], &name, "echo got; cat");
+    holder.release();
+    waiter.until_stdout("got");
+    waiter.close_stdin();
+    waiter.finish().expect(0);
+}
+
+#[test]
+fn at_most_as_many_run_as_there_are_permits() {
+    let name = unique("permits");
+    let options = ["--permits", "2"];
+    let one = hold(shared(), &options, &name);
+    let two = hold(shared(), &options, &name);
+    assert!(!try_run(&options, &[&name]));
+    let shown = object(&name);
+    assert_eq!(shown["kind"], "expirable semaphore");
+    assert_eq!(shown["available"], 0);
+    assert_eq!(shown["permits"].as_array().unwrap().len(), 2);
+    let table = finish(redlatch(shared(), &["show", &name]))
+        .expect(0)
+        .stdout;
+    assert_eq!(table.lines().count(), 4, "{table}");
+
+    one.release();
+    assert!(try_run(&options, &[&name]));
+    two.release();
+}
+
+#[test]
+fn another_number_of_permits_is_the_number_from_then_on() {
+    let name = unique("more-permits");
+    let one = hold(shared(), &["--permits", "1"], &name);
+    assert!(!try_run(&["--permits", "1"], &[&name]));
+    let args = ["run", "-n", "--permits", "2", &name, "--", "true"];
+    finish(redlatch(shared(), &args))
+        .expect(0)
+        .says("had 1 permits");
+    assert!(try_run(&["--permits", "2"], &[&name]));
+    one.release();
+}
+
+#[test]
+fn the_permit_of_a_killed_run_comes_back() {
+    let name = unique("killed-permit");
+    let options = ["--permits", "1", "--watchdog", "1s"];
+    let holder = hold(shared(), &options, &name);
+    let cmd = holder.cmd();
+    holder.signal(Signal::KILL);
+    until("CMD has ended too", || is_dead(cmd));
+    // Waits for the end of the lease, which nobody renews.
+    let args = [&["run"], &options[..], &[&name, "--", "true"]].concat();
+    finish(redlatch(shared(), &args)).expect(0);
+}
+
+#[test]
+fn of_several_names_all_are_held_or_none() {
+    let (a, b) = (unique("several-a"), unique("several-b"));
+    let holder = hold(shared(), &[], &b);
+    assert!(!try_run(&[], &[&a, &b]));
+    assert!(!is_held(shared(), &a), "given back");
+    let args = [
+        "run",
+        &b,
+        &a,
+        "--",
+        "sh",
+        "-c",
+        "echo \"$REDLATCH_LOCK\"; cat",
+    ];
+    let mut both = Running::start(redlatch(shared(), &args));
+    until("it waits", || waiters(shared(), &b) == 1);
+    assert!(!is_held(shared(), &a), "nothing is held while it waits");
+    holder.release();
+    both.until_stdout(&format!("{b} {a}\n"));
+    assert!(is_held(shared(), &a) && is_held(shared(), &b));
+    both.close_stdin();
+    both.finish().expect(0);
+    assert!(!is_held(shared(), &a) && !is_held(shared(), &b));
+}
+
+#[test]
+fn kinds_that_make_no_sense_together_are_refused() {
+    for options in [
+        &["--fair", "--spin", "x"][..],
+        &["--read", "--write", "x"],
+        &["--permits", "0", "x"],
+        &["--permits", "-1", "x"],
+        &["--permits", "2", "x", "y"],
+        &["--fenced", "x", "y"],
+    ] {
+        let args = [&["run"], options, &["--", "true"]].concat();
+        let refused = finish(redlatch(shared(), &args)).expect(2);
+        assert_ne!(refused.stderr, "");
+        assert_eq!(refused.stdout, "");
+    }
+}
+
+#[test]
+fn each_kind_can_be_unlocked_by_force_and_its_cmd_is_ended() {
+    for option in ["--fair", "--read", "--write", "--fenced", "--spin"] {
+        let name = unique("force");
+        let holder = hold(shared(), &[option, "--watchdog", "1s"], &name);
+        let unlocked = finish(redlatch(shared(), &["unlock", "--force", &name])).expect(0);
+        assert_eq!(unlocked.stdout, format!("{name}: unlocked\n"), "{option}");
+        holder.finish().expect(74);
+        assert!(!is_held(shared(), &name), "{option}");
+    }
+    let name = unique("force-permits");
+    let holder = hold(shared(), &["--permits", "1"], &name);
+    finish(redlatch(shared(), &["unlock", "--force", &name]))
+        .expect(65)
+        .says("cannot be unlocked");
+    holder.release();
+}
+
+#[test]
+fn a_latch_is_set_counted_down_and_waited_for() {
+    let name = unique("latch");
+    let latch = |args: &[&str]| {
+        let args = [&["latch", &name], args].concat();
+        finish(redlatch(shared(), &args))
+    };
+    latch(&["wait"]).expect(0);
+    assert_eq!(latch(&["set", "3"]).expect(0).stdout, "3\n");
+    latch(&["set", "2"]).expect(75).says("3 is left");
+    let shown = object(&name);
+    assert_eq!(shown["kind"], "semaphore or latch");
+    assert_eq!(shown["value"], 3);
+    latch(&["wait", "--for", "10ms"])
+        .expect(75)
+        .says("not open");
+
+    let waiter = Running::start(redlatch(shared(), &["latch", &name, "wait"]));
+    assert_eq!(latch(&["count-down"]).expect(0).stdout, "2\n");
+    assert_eq!(latch(&["count-down", "--by", "5"]).expect(0).stdout, "0\n");
+    waiter.finish().expect(0);
+    assert_eq!(latch(&["count-down"]).expect(0).stdout, "0\n");
+    assert_eq!(object(&name)["kind"], Value::Null);
+}
+
+#[test]
+fn a_wait_for_a_latch_is_ended_by_a_signal() {
+    let name = unique("latch-signal");
+    finish(redlatch(shared(), &["latch", &name, "set", "1"])).expect(0);
+    let waiter = Running::start(redlatch(shared(), &["latch", &name, "wait"]));
+    let channel = format!("redisson_countdownlatch__channel__{{{name}}}");
+    until("it waits", || {
+        let (_, waiters): (String, i64) = shared().ask(&["PUBSUB", "NUMSUB", &channel]);
+        waiters == 1
+    });
+    waiter.signal(Signal::INT);
+    waiter.finish().expect(130);
+}

@@ -1,0 +1,55 @@
+//! Twelve downloads, in however many processes, of which at most three run at once.
+//!
+//! ```sh
+//! cargo run --release --example downloads                          # needs no server
+//! cargo run --release --example downloads -- redis://127.0.0.1     # in two terminals at once
+//! ```
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
+use std::time::Duration;
+
+use redlatch::{Client, Result, Semaphore};
+use tokio::task::JoinSet;
+
+const DOWNLOADS: usize = 12;
+/// How many the mirror allows at once, from the whole fleet.
+const AT_ONCE: u32 = 3;
+/// After a quiet day whoever comes first sets the permits anew: what a process took and never gave
+/// back, because it was killed, is back then.
+const DAY: Duration = Duration::from_secs(24 * 60 * 60);
+
+async fn download(file: usize, mirror: &Semaphore, running: &AtomicUsize) -> Result<usize> {
+    let permit = mirror.acquire().await?;
+    let at_once = running.fetch_add(1, SeqCst) + 1;
+    println!("file {file:2}: downloading ({at_once} at once here)");
+    // Stands for the download itself.
+    tokio::time::sleep(Duration::from_millis(50)).await;
+    running.fetch_sub(1, SeqCst);
+    permit.release().await?;
+    Ok(at_once)
+}
+
+#[tokio::main]
+async fn main() -> Result<()> {
+    let url = std::env::args().nth(1);
+    let url = url.or_else(|| std::env::var("REDLATCH_URL").ok());
+    let client = Client::connect(url.as_deref().unwrap_or("embedded:")).await?;
+
+    let mirror = client.semaphore("example:mirror");
+    if mirror.try_set_permits(AT_ONCE).time_to_live(DAY).await? {
+        println!("set {AT_ONCE} permits for all who download");
+    }
+    let running = Arc::new(AtomicUsize::new(0));
+    let mut downloads = JoinSet::new();
+    for file in 1..=DOWNLOADS {
+        let (mirror, running) = (mirror.clone(), running.clone());
+        downloads.spawn(async move { download(file, &mirror, &running).await });
+    }
+    let mut most = 0;
+    for at_once in downloads.join_all().await {
+        most = most.max(at_once?);
+    }
+    println!("{DOWNLOADS} files, at most {most} at once");
+    Ok(())
+}

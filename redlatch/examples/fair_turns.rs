@@ -1,0 +1,80 @@
+//! A printer in an office: documents come out in the order in which they were sent, whoever sent
+//! them, and somebody who changes their mind is not waited for.
+//!
+//! ```sh
+//! cargo run --example fair_turns                           # needs no server
+//! cargo run --example fair_turns -- redis://127.0.0.1      # or with REDLATCH_URL
+//! ```
+
+use std::time::Duration;
+
+use redlatch::{Client, Embedded, FairLock};
+
+type Result<T, E = Box<dyn std::error::Error + Send + Sync>> = std::result::Result<T, E>;
+
+const WORKERS: [&str; 4] = ["Ada", "Ben", "Cleo", "Dan"];
+const ROUNDS: usize = 2;
+
+#[tokio::main]
+async fn main() -> Result<()> {
+    let url = std::env::args().nth(1);
+    let url = url.or_else(|| std::env::var("REDLATCH_URL").ok());
+    let embedded = Embedded::new();
+    // Each worker has a client of their own, as if it were a process of its own.
+    let mut clients = Vec::new();
+    for _ in WORKERS {
+        clients.push(match &url {
+            Some(url) => Client::connect(url).await?,
+            None => Client::builder().connect_embedded(&embedded)?,
+        });
+    }
+    let printer = format!("printer:{}", clients[0].id());
+
+    // While the printer is busy, everybody sends their documents, in turn.
+    let busy = clients[0].fair_lock(&printer).lock().await?;
+    let mut sent = Vec::new();
+    let mut printing = Vec::new();
+    for round in 1..=ROUNDS {
+        for (name, client) in WORKERS.into_iter().zip(&clients) {
+            let document = format!("{name}'s document {round}");
+            let lock = client.fair_lock(&printer);
+            let waiting = lock.clone();
+            let printed = document.clone();
+            printing.push(tokio::spawn(async move {
+                let turn = waiting.lock().await?;
+                tokio::time::sleep(Duration::from_millis(20)).await;
+                println!("printed {printed}");
+                turn.unlock().await?;
+                Ok::<_, redlatch::Error>(printed)
+            }));
+            sent.push(document);
+            until_queued(&lock, sent.len()).await?;
+        }
+    }
+    println!("{} documents wait for the printer", sent.len());
+
+    // One more, by somebody who does not want to wait for long.
+    let lock = clients[0].fair_lock(&printer);
+    let impatient = lock.try_lock().wait(Duration::from_millis(50)).await?;
+    assert!(impatient.is_none());
+    clients[0].settled().await;
+    println!("somebody gave up; {} wait", lock.queue().await?.len());
+
+    busy.unlock().await?;
+    let mut printed = Vec::new();
+    for one in printing {
+        printed.push(one.await??);
+    }
+    assert_eq!(printed, sent);
+    assert!(lock.queue().await?.is_empty());
+    println!("all were printed in the order in which they were sent");
+    Ok(())
+}
+
+/// Waits until so many wait for the printer.
+async fn until_queued(lock: &FairLock, documents: usize) -> redlatch::Result<()> {
+    while lock.queue().await?.len() < documents {
+        tokio::time::sleep(Duration::from_millis(1)).await;
+    }
+    Ok(())
+}

@@ -1,0 +1,121 @@
+//! Two workers keep a report in a file. One of them falls asleep for longer than its lease, wakes
+//! up and writes what it had in mind. Without a fencing token the other's work is gone; with one
+//! the file's keeper refuses the late write.
+//!
+//! ```sh
+//! cargo run --example fenced_writes                          # needs no server
+//! cargo run --example fenced_writes -- redis://127.0.0.1     # or REDLATCH_URL
+//! ```
+
+use std::path::{Path, PathBuf};
+use std::sync::Mutex;
+use std::time::Duration;
+
+use redlatch::{Client, Embedded};
+
+type Result<T, E = Box<dyn std::error::Error>> = std::result::Result<T, E>;
+
+const LEASE: Duration = Duration::from_millis(500);
+const LOCK: &str = "redlatch-example:report";
+
+/// Keeps the file: all writes go through here. It needs to know nothing of locks, only to remember
+/// one number.
+struct Keeper {
+    file: PathBuf,
+    /// The greatest token it has seen; `None` when it does not look at tokens.
+    newest: Option<Mutex<u64>>,
+}
+
+impl Keeper {
+    fn read(&self) -> Result<String> {
+        Ok(std::fs::read_to_string(&self.file)?)
+    }
+
+    /// Replaces the report, unless somebody with a greater token has been here already. Looking
+    /// and writing are one step: nobody else writes in between.
+    fn write(&self, token: u64, report: &str) -> Result<()> {
+        let mut newest = match &self.newest {
+            Some(newest) => Some(newest.lock().map_err(|_| "poisoned")?),
+            None => None,
+        };
+        if let Some(newest) = &mut newest {
+            if token < **newest {
+                return Err(format!("token {token} is too late, {newest} has written").into());
+            }
+            **newest = token;
+        }
+        Ok(std::fs::write(&self.file, report)?)
+    }
+}
+
+#[tokio::main]
+async fn main() -> Result<()> {
+    let url = std::env::args().nth(1);
+    let url = url.or_else(|| std::env::var("REDLATCH_URL").ok());
+    let (sleepy, busy) = two_clients(url.as_deref()).await?;
+    let file = std::env::temp_dir().join(format!("redlatch-report-{}.txt", std::process::id()));
+
+    let mut kept = Vec::new();
+    for checks in [false, true] {
+        match checks {
+            false => println!("A keeper that does not look at tokens:"),
+            true => println!("\nA keeper that does:"),
+        }
+        let report = two_workers(&sleepy, &busy, &file, checks).await;
+        let _ = std::fs::remove_file(&file);
+        let report = report?;
+        println!("  the report: {:?}", report.trim_end());
+        kept.push(report.contains("busy"));
+    }
+    println!(
+        "\nbusy's line is there: without tokens {}, with tokens {}",
+        kept[0], kept[1]
+    );
+    match kept[..] {
+        [false, true] => Ok(()),
+        _ => Err("that was not to be expected".into()),
+    }
+}
+
+/// Both workers add a line to the report; what is in the file in the end.
+async fn two_workers(sleepy: &Client, busy: &Client, file: &Path, checks: bool) -> Result<String> {
+    std::fs::write(file, "")?;
+    let keeper = Keeper {
+        file: file.to_owned(),
+        newest: checks.then(Mutex::default),
+    };
+
+    let late = sleepy.fenced_lock(LOCK).lock().lease(LEASE).await?;
+    let in_mind = keeper.read()? + "a line of sleepy\n";
+    println!("  sleepy has token {} and falls asleep", late.token());
+
+    // The lease ends and the other worker has its turn. Its own is renewed by the watchdog.
+    let guard = busy.fenced_lock(LOCK).lock().await?;
+    let report = keeper.read()? + "a line of busy\n";
+    keeper.write(guard.token(), &report)?;
+    println!("  busy has token {} and writes its line", guard.token());
+    guard.unlock().await?;
+
+    // The guard knows. But who forgets to ask, or falls asleep right after asking, writes.
+    println!(
+        "  sleepy wakes up; its guard is valid: {}; it writes all the same",
+        late.is_valid()
+    );
+    match keeper.write(late.token(), &in_mind) {
+        Ok(()) => println!("  the keeper takes it, and busy's line is gone"),
+        Err(refused) => println!("  the keeper refuses it: {refused}"),
+    }
+    keeper.read()
+}
+
+/// Two processes in one: each has a client of its own.
+async fn two_clients(url: Option<&str>) -> Result<(Client, Client)> {
+    match url {
+        Some(url) => Ok((Client::connect(url).await?, Client::connect(url).await?)),
+        None => {
+            let store = Embedded::new();
+            let client = || Client::builder().connect_embedded(&store);
+            Ok((client()?, client()?))
+        }
+    }
+}

@@ -1,0 +1,112 @@
+//! At most three heavy jobs at once in the whole fleet, however many workers there are. One worker
+//! crashes in the middle of its job; what it had comes back by itself.
+//!
+//! ```sh
+//! cargo run --example fleet_limit                       # needs no server
+//! cargo run --example fleet_limit -- redis://127.0.0.1  # or with REDLATCH_URL set
+//! ```
+
+use std::process::ExitCode;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicI64, Ordering::SeqCst};
+use std::time::{Duration, SystemTime};
+
+use redlatch::{Client, Embedded, ExpirableSemaphore, Result};
+use tokio::task::JoinSet;
+
+const WORKERS: usize = 8;
+const AT_ONCE: u32 = 3;
+const JOBS_EACH: usize = 4;
+const JOB: Duration = Duration::from_millis(100);
+/// How long the permit of a crashed worker stays away; 30 s unless it is set.
+const LEASE: Duration = Duration::from_secs(1);
+
+/// One worker, with a client of its own as if it were a machine of its own.
+async fn work(client: Client, name: String, running: Arc<AtomicI64>) -> Result<i64> {
+    let limit = client.expirable_semaphore(&name);
+    let mut most = 0;
+    for _ in 0..JOBS_EACH {
+        let permit = limit.acquire().await?;
+        most = most.max(running.fetch_add(1, SeqCst) + 1);
+        // The heavy job. Should the permit be lost, it is stopped here.
+        let job = permit.run(tokio::time::sleep(JOB)).await;
+        running.fetch_sub(1, SeqCst);
+        job?;
+        permit.release().await?;
+    }
+    Ok(most)
+}
+
+/// A worker that takes a permit and is never heard of again.
+async fn crash(limit: &ExpirableSemaphore) -> Result<()> {
+    let permit = limit.acquire().lease(LEASE).await?;
+    println!("A worker took permit {} and crashed.", permit.ids()[0]);
+    std::mem::forget(permit);
+    Ok(())
+}
+
+async fn fleet(clients: Vec<Client>, name: String) -> Result<i64> {
+    let limit = clients[0].expirable_semaphore(&name);
+    // Every worker may do this; the first one does.
+    limit.try_set_permits(AT_ONCE).await?;
+    crash(&limit).await?;
+    println!(
+        "{} of {AT_ONCE} permits are free.",
+        limit.available().await?
+    );
+
+    let running = Arc::new(AtomicI64::new(0));
+    let mut workers = JoinSet::new();
+    for client in clients {
+        workers.spawn(work(client, name.clone(), running.clone()));
+    }
+    let mut most = 0;
+    while let Some(worker) = workers.join_next().await {
+        match worker {
+            Ok(done) => most = most.max(done?),
+            Err(panicked) => std::panic::resume_unwind(panicked.into_panic()),
+        }
+    }
+
+    // All three can be had again only when the crashed one's has come back.
+    let all = limit.acquire_many(AT_ONCE).await?;
+    println!("All {AT_ONCE} permits are there again.");
+    all.release().await?;
+    limit.delete().await?;
+    Ok(most)
+}
+
+#[tokio::main]
+async fn main() -> ExitCode {
+    match run().await {
+        Ok(most) if most <= i64::from(AT_ONCE) => ExitCode::SUCCESS,
+        Ok(_) => ExitCode::FAILURE,
+        Err(error) => {
+            eprintln!("fleet_limit: {error}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+/// How many jobs ran at once.
+async fn run() -> Result<i64> {
+    let url = std::env::args().nth(1);
+    let url = url.or_else(|| std::env::var("REDLATCH_URL").ok());
+    let store = Embedded::new();
+    let mut clients = Vec::new();
+    for _ in 0..WORKERS {
+        let settings = Client::builder().watchdog(LEASE);
+        clients.push(match &url {
+            Some(url) => settings.connect(url).await?,
+            None => settings.connect_embedded(&store)?,
+        });
+    }
+    // A name that nobody else has, so that the example can be run twice at once.
+    let since = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH);
+    let name = format!("fleet-limit:{}", since.unwrap_or_default().as_nanos());
+    let jobs = WORKERS * JOBS_EACH;
+    println!("{WORKERS} workers have {jobs} heavy jobs; {AT_ONCE} may run at once.");
+    let most = fleet(clients, name).await?;
+    println!("{jobs} jobs done, at most {most} at once.");
+    Ok(most)
+}

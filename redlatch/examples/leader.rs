@@ -1,0 +1,110 @@
+//! A fleet has one leader: whoever holds the lock. The first leader dies without a word, and the
+//! next one takes over when its lease has ended; the second resigns, and the third takes over at
+//! once.
+//!
+//! ```sh
+//! cargo run --example leader                          # needs no server
+//! cargo run --example leader -- redis://127.0.0.1     # or REDLATCH_URL
+//! ```
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::{Duration, Instant};
+
+use redlatch::{Client, ClientBuilder, Embedded};
+
+type Result<T, E = Box<dyn std::error::Error + Send + Sync>> = std::result::Result<T, E>;
+
+/// After this long at most somebody else leads when a leader has died.
+const LEASE: Duration = Duration::from_secs(2);
+const LOCK: &str = "redlatch-example:leader";
+
+/// How many lead right now.
+static LEADING: AtomicU32 = AtomicU32::new(0);
+
+#[tokio::main]
+async fn main() -> Result<()> {
+    let url = std::env::args().nth(1);
+    let url = url.or_else(|| std::env::var("REDLATCH_URL").ok());
+    let place = Arc::new(match url {
+        Some(url) => Place::Server(url),
+        None => Place::Here(Embedded::new()),
+    });
+
+    // A process that dies takes its tasks with it: here, a thread with a runtime of its own.
+    let dying = place.clone();
+    let first = move || dies_in_office(&dying);
+    let died = tokio::task::spawn_blocking(first).await??;
+
+    let fleet: Vec<_> = ["second", "third"]
+        .map(|name| tokio::spawn(serve(name, place.clone())))
+        .into();
+    let mut taken_over = Vec::new();
+    for one in fleet {
+        taken_over.push(one.await??);
+    }
+    taken_over.sort();
+    let gap = taken_over[0].duration_since(died);
+    println!("3 leaders, one at a time; after a death nobody led for {gap:.1?}");
+    Ok(())
+}
+
+/// Waits to become the leader, leads for a while, resigns. When it took over.
+async fn serve(name: &str, place: Arc<Place>) -> Result<Instant> {
+    let client = place.client().await?;
+    let guard = client.lock(LOCK).lock().await?;
+    let since = Instant::now();
+    println!("{name}: leads");
+    // Should the leadership be lost (the store away for too long, say), the work is dropped where
+    // it stands, and this is an error.
+    guard.run(lead(name)).await??;
+    println!("{name}: resigns");
+    guard.unlock().await?;
+    Ok(since)
+}
+
+/// What only one of the fleet may do.
+async fn lead(name: &str) -> Result<()> {
+    if LEADING.fetch_add(1, Ordering::SeqCst) != 0 {
+        return Err("two lead at once".into());
+    }
+    for round in 1..=3 {
+        tokio::time::sleep(LEASE / 20).await;
+        println!("{name}: hands out the work of round {round}");
+    }
+    LEADING.fetch_sub(1, Ordering::SeqCst);
+    Ok(())
+}
+
+/// Leads until it dies in the middle of it. When it did.
+fn dies_in_office(place: &Place) -> Result<Instant> {
+    let process = tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .build()?;
+    process.block_on(async {
+        let client = place.client().await?;
+        let guard = client.lock(LOCK).lock().await?;
+        println!("first: leads");
+        guard.run(lead("first")).await??;
+        println!("first: dies");
+        // The dead release nothing.
+        std::mem::forget(guard);
+        Ok(Instant::now())
+    })
+}
+
+/// Where the fleet meets.
+enum Place {
+    Here(Embedded),
+    Server(String),
+}
+
+impl Place {
+    async fn client(&self) -> Result<Client> {
+        let settings: ClientBuilder = Client::builder().watchdog(LEASE);
+        Ok(match self {
+            Place::Here(store) => settings.connect_embedded(store)?,
+            Place::Server(url) => settings.connect(url).await?,
+        })
+    }
+}

@@ -1,0 +1,77 @@
+//! Latches for threads.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use super::Worker;
+use crate::error::Result;
+
+/// A handle of a count-down latch, for threads: [`crate::CountDownLatch`]. The errors are those of
+/// the async methods of the same names.
+///
+/// ```
+/// # fn main() -> redlatch::Result<()> {
+/// let client = redlatch::blocking::Client::embedded()?; // or connect("redis://127.0.0.1")?
+/// let ready = client.count_down_latch("workers-ready");
+/// ready.try_set_count(1)?;
+/// let other = ready.clone();
+/// let worker = std::thread::spawn(move || other.count_down());
+/// ready.wait()?;
+/// # worker.join().unwrap()?; Ok(()) }
+/// ```
+#[derive(Clone, Debug)]
+pub struct CountDownLatch {
+    pub(super) inner: crate::CountDownLatch,
+    pub(super) worker: Arc<Worker>,
+}
+
+impl CountDownLatch {
+    /// The name, as it was given.
+    pub fn name(&self) -> &str {
+        self.inner.name()
+    }
+
+    /// Sets the count of an open latch: [`crate::CountDownLatch::try_set_count`].
+    pub fn try_set_count(&self, count: u32) -> Result<bool> {
+        let latch = self.inner.clone();
+        self.worker
+            .run(async move { latch.try_set_count(count).await })?
+    }
+
+    /// Counts down by one; the count that is left: [`crate::CountDownLatch::count_down`].
+    pub fn count_down(&self) -> Result<u64> {
+        self.count_down_by(1)
+    }
+
+    /// Counts down by so many: [`crate::CountDownLatch::count_down_by`].
+    pub fn count_down_by(&self, by: u32) -> Result<u64> {
+        let latch = self.inner.clone();
+        self.worker
+            .run(async move { latch.count_down_by(by).await })?
+    }
+
+    /// The count; 0 when the latch is open.
+    pub fn count(&self) -> Result<u64> {
+        let latch = self.inner.clone();
+        self.worker.run(async move { latch.count().await })?
+    }
+
+    /// Blocks until the latch is open: [`crate::CountDownLatch::wait`].
+    pub fn wait(&self) -> Result<()> {
+        let latch = self.inner.clone();
+        self.worker.run(async move { latch.wait().await })?
+    }
+
+    /// Blocks until the latch is open, at most this long; whether it is:
+    /// [`crate::CountDownLatch::wait_for`].
+    pub fn wait_for(&self, wait: Duration) -> Result<bool> {
+        let latch = self.inner.clone();
+        self.worker.run(async move { latch.wait_for(wait).await })?
+    }
+
+    /// Removes the latch, which opens it: [`crate::CountDownLatch::delete`].
+    pub fn delete(&self) -> Result<bool> {
+        let latch = self.inner.clone();
+        self.worker.run(async move { latch.delete().await })?
+    }
+}

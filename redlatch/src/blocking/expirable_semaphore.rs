@@ -1,0 +1,239 @@
+//! Permits with leases, for threads.
+
+use std::future::Future;
+use std::sync::Arc;
+use std::time::Duration;
+
+use super::Worker;
+use crate::error::Result;
+use crate::{Holder, PermitId};
+
+/// A handle of an expirable semaphore, for threads: [`crate::ExpirableSemaphore`]. The errors are
+/// those of the async methods of the same names.
+///
+/// ```
+/// use std::time::Duration;
+///
+/// # fn main() -> redlatch::Result<()> {
+/// let client = redlatch::blocking::Client::embedded()?; // or connect("redis://127.0.0.1")?
+/// let jobs = client.expirable_semaphore("heavy-jobs");
+/// jobs.try_set_permits(1)?;
+/// let permit = jobs.acquire()?;
+/// assert!(jobs.try_acquire_for(Duration::from_millis(1))?.is_none());
+/// permit.release()?;
+/// assert_eq!(jobs.available()?, 1);
+/// # Ok(()) }
+/// ```
+#[derive(Clone, Debug)]
+pub struct ExpirableSemaphore {
+    inner: crate::ExpirableSemaphore,
+    lease: Option<Duration>,
+    worker: Arc<Worker>,
+}
+
+impl ExpirableSemaphore {
+    pub(super) fn new(inner: crate::ExpirableSemaphore, worker: Arc<Worker>) -> ExpirableSemaphore {
+        ExpirableSemaphore {
+            inner,
+            lease: None,
+            worker,
+        }
+    }
+
+    /// The same semaphore, whose permits are held for exactly this long when acquired through this
+    /// handle, and not renewed: [`crate::Acquire::lease`].
+    #[must_use]
+    pub fn with_lease(mut self, lease: Duration) -> ExpirableSemaphore {
+        self.lease = Some(lease);
+        self
+    }
+
+    /// The name, as it was given.
+    pub fn name(&self) -> &str {
+        self.inner.name()
+    }
+
+    /// Blocks until a permit is had.
+    pub fn acquire(&self) -> Result<PermitGuard> {
+        self.acquire_many(1)
+    }
+
+    /// Blocks until so many permits are had, all at once: [`crate::ExpirableSemaphore::acquire_many`].
+    pub fn acquire_many(&self, permits: u32) -> Result<PermitGuard> {
+        let mut request = self.inner.acquire_many(permits);
+        if let Some(lease) = self.lease {
+            request = request.lease(lease);
+        }
+        let guard = self.worker.run(request.into_future())??;
+        Ok(self.guard(guard))
+    }
+
+    /// Takes a permit if one is free; blocks for one answer of the store.
+    pub fn try_acquire(&self) -> Result<Option<PermitGuard>> {
+        self.try_acquire_many_for(1, Duration::ZERO)
+    }
+
+    /// Takes so many permits if they are free; blocks for one answer of the store.
+    pub fn try_acquire_many(&self, permits: u32) -> Result<Option<PermitGuard>> {
+        self.try_acquire_many_for(permits, Duration::ZERO)
+    }
+
+    /// Blocks until a permit is had, at most this long: [`crate::TryAcquire::wait`].
+    pub fn try_acquire_for(&self, wait: Duration) -> Result<Option<PermitGuard>> {
+        self.try_acquire_many_for(1, wait)
+    }
+
+    /// Blocks until so many permits are had, at most this long: [`crate::TryAcquire::wait`].
+    pub fn try_acquire_many_for(
+        &self,
+        permits: u32,
+        wait: Duration,
+    ) -> Result<Option<PermitGuard>> {
+        let mut request = self.inner.try_acquire_many(permits).wait(wait);
+        if let Some(lease) = self.lease {
+            request = request.lease(lease);
+        }
+        let guard = self.worker.run(request.into_future())??;
+        Ok(guard.map(|guard| self.guard(guard)))
+    }
+
+    /// Releases a permit by its id: [`crate::ExpirableSemaphore::release`].
+    pub fn release(&self, id: PermitId) -> Result<()> {
+        self.run(async move |semaphore| semaphore.release(id).await)
+    }
+
+    /// Releases several permits, all or none: [`crate::ExpirableSemaphore::release_many`].
+    pub fn release_many(&self, ids: &[PermitId]) -> Result<()> {
+        let ids = ids.to_vec();
+        self.run(async move |semaphore| semaphore.release_many(&ids).await)
+    }
+
+    /// Releases a permit if it is out: [`crate::ExpirableSemaphore::try_release`].
+    pub fn try_release(&self, id: PermitId) -> Result<bool> {
+        self.run(async move |semaphore| semaphore.try_release(id).await)
+    }
+
+    /// Releases those of several permits that are out: [`crate::ExpirableSemaphore::try_release_many`].
+    pub fn try_release_many(&self, ids: &[PermitId]) -> Result<usize> {
+        let ids = ids.to_vec();
+        self.run(async move |semaphore| semaphore.try_release_many(&ids).await)
+    }
+
+    /// Has a permit expire at another time: [`crate::ExpirableSemaphore::update_lease`].
+    pub fn update_lease(&self, id: PermitId, lease: Duration) -> Result<bool> {
+        self.run(async move |semaphore| semaphore.update_lease(id, lease).await)
+    }
+
+    /// How long a permit is out: [`crate::ExpirableSemaphore::lease_of`].
+    pub fn lease_of(&self, id: PermitId) -> Result<Option<Duration>> {
+        self.run(async move |semaphore| semaphore.lease_of(id).await)
+    }
+
+    /// How many permits are free: [`crate::ExpirableSemaphore::available`].
+    pub fn available(&self) -> Result<i64> {
+        self.run(async |semaphore| semaphore.available().await)
+    }
+
+    /// How many permits are out.
+    pub fn acquired(&self) -> Result<i64> {
+        self.run(async |semaphore| semaphore.acquired().await)
+    }
+
+    /// How many permits there are in all.
+    pub fn total(&self) -> Result<i64> {
+        self.run(async |semaphore| semaphore.total().await)
+    }
+
+    /// Which permits are out: [`crate::ExpirableSemaphore::holders`].
+    pub fn holders(&self) -> Result<Vec<Holder>> {
+        self.run(async |semaphore| semaphore.holders().await)
+    }
+
+    /// Sets how many permits there are, if that has not been done:
+    /// [`crate::ExpirableSemaphore::try_set_permits`].
+    pub fn try_set_permits(&self, permits: u32) -> Result<bool> {
+        self.run(async move |semaphore| semaphore.try_set_permits(permits).await)
+    }
+
+    /// Sets how many permits there are: [`crate::ExpirableSemaphore::set_permits`].
+    pub fn set_permits(&self, permits: u32) -> Result<()> {
+        self.run(async move |semaphore| semaphore.set_permits(permits).await)
+    }
+
+    /// Adds permits, or takes some away: [`crate::ExpirableSemaphore::add_permits`].
+    pub fn add_permits(&self, permits: i32) -> Result<()> {
+        self.run(async move |semaphore| semaphore.add_permits(permits).await)
+    }
+
+    /// Takes all permits back: [`crate::ExpirableSemaphore::force_release`].
+    pub fn force_release(&self) -> Result<bool> {
+        self.run(async |semaphore| semaphore.force_release().await)
+    }
+
+    /// Removes the semaphore: [`crate::ExpirableSemaphore::delete`].
+    pub fn delete(&self) -> Result<bool> {
+        self.run(async |semaphore| semaphore.delete().await)
+    }
+
+    fn run<T, F>(&self, work: impl FnOnce(crate::ExpirableSemaphore) -> F) -> Result<T>
+    where
+        T: Send + 'static,
+        F: Future<Output = Result<T>> + Send + 'static,
+    {
+        self.worker.run(work(self.inner.clone()))?
+    }
+
+    fn guard(&self, guard: crate::PermitGuard) -> PermitGuard {
+        PermitGuard {
+            inner: Some(guard),
+            worker: self.worker.clone(),
+        }
+    }
+}
+
+/// Permits held by a program of threads: [`crate::PermitGuard`].
+///
+/// Dropping does not block: it gives back in the background. Permits belong to no thread, so the
+/// guard may be moved to another.
+#[must_use = "the permits are given back as soon as the guard is dropped"]
+#[derive(Debug)]
+pub struct PermitGuard {
+    /// `None` only inside of what takes the guard.
+    inner: Option<crate::PermitGuard>,
+    worker: Arc<Worker>,
+}
+
+impl PermitGuard {
+    /// Gives the permits back and returns when the store has done so: [`crate::Guard::release`].
+    pub fn release(mut self) -> Result<()> {
+        match self.inner.take() {
+            Some(guard) => self.worker.run(guard.release())?,
+            None => Ok(()),
+        }
+    }
+
+    /// The ids of the permits.
+    pub fn ids(&self) -> Vec<PermitId> {
+        self.inner.as_ref().map_or_else(Vec::new, crate::Guard::ids)
+    }
+
+    /// Takes the permits out of the guard: [`crate::Guard::into_ids`].
+    pub fn into_ids(mut self) -> Result<Vec<PermitId>> {
+        match self.inner.take() {
+            Some(guard) => guard.into_ids(),
+            None => Ok(Vec::new()),
+        }
+    }
+
+    /// Whether the permits are certainly still held: [`crate::Guard::is_valid`].
+    pub fn is_valid(&self) -> bool {
+        self.inner.as_ref().is_some_and(crate::Guard::is_valid)
+    }
+
+    /// For how long the permits are certainly held if nothing renews them.
+    pub fn valid_for(&self) -> Duration {
+        self.inner
+            .as_ref()
+            .map_or(Duration::ZERO, crate::Guard::valid_for)
+    }
+}

@@ -1,0 +1,30 @@
+//! What the fair lock adds, for threads.
+
+use std::time::Duration;
+
+use super::Lock;
+use crate::error::Result;
+use crate::{Fair, Owner};
+
+impl Lock<Fair> {
+    /// How long whoever waits through this handle is waited for when its turn has come:
+    /// [`crate::FairLock::wait_time`].
+    #[must_use]
+    pub fn wait_time(mut self, wait_time: Duration) -> Lock<Fair> {
+        self.inner = self.inner.wait_time(wait_time);
+        self
+    }
+
+    /// Who waits for the lock, the next one first: [`crate::FairLock::queue`].
+    pub fn queue(&self) -> Result<Vec<String>> {
+        let lock = self.inner.clone();
+        self.worker.run(async move { lock.queue().await })?
+    }
+
+    /// How many come before `owner`, which for a thread is its
+    /// [`current_thread`](super::current_thread): [`crate::FairLock::position`].
+    pub fn position(&self, owner: Owner) -> Result<Option<usize>> {
+        let lock = self.inner.clone();
+        self.worker.run(async move { lock.position(owner).await })?
+    }
+}

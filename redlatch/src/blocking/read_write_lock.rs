@@ -1,0 +1,65 @@
+//! The read-write lock for threads.
+
+use std::sync::Arc;
+
+use super::{Guard, Lock, Worker};
+use crate::error::Result;
+use crate::{Read, Write};
+
+/// A lock that many threads may hold to read, or one to write: [`crate::ReadWriteLock`].
+///
+/// ```
+/// # fn main() -> redlatch::Result<()> {
+/// let client = redlatch::blocking::Client::embedded()?; // or connect("redis://127.0.0.1")?
+/// let catalogue = client.read_write_lock("catalogue");
+/// let writer = catalogue.write().lock()?;
+/// let reader = catalogue.read().lock()?; // the same thread: who writes may read
+/// writer.unlock()?;
+/// assert!(!catalogue.write().is_locked()?);
+/// reader.unlock()
+/// # }
+/// ```
+#[derive(Clone, Debug)]
+pub struct ReadWriteLock {
+    pub(super) inner: crate::ReadWriteLock,
+    pub(super) worker: Arc<Worker>,
+}
+
+impl ReadWriteLock {
+    /// The same lock, with right of way for writers: [`crate::ReadWriteLock::prefer_writers`].
+    #[must_use]
+    pub fn prefer_writers(mut self) -> ReadWriteLock {
+        self.inner = self.inner.prefer_writers();
+        self
+    }
+
+    /// The name, as it was given.
+    pub fn name(&self) -> &str {
+        self.inner.name()
+    }
+
+    /// The side that many may hold at a time: [`crate::ReadWriteLock::read`].
+    pub fn read(&self) -> Lock<Read> {
+        Lock {
+            inner: self.inner.read().clone(),
+            lease: None,
+            worker: self.worker.clone(),
+        }
+    }
+
+    /// The side that one may hold at a time: [`crate::ReadWriteLock::write`].
+    pub fn write(&self) -> Lock<Write> {
+        Lock {
+            inner: self.inner.write().clone(),
+            lease: None,
+            worker: self.worker.clone(),
+        }
+    }
+}
+
+impl Guard<Write> {
+    /// Gives the write side back and goes on reading: [`crate::Guard::downgrade`].
+    pub fn downgrade(self) -> Result<Guard<Read>> {
+        self.turn_into(crate::Guard::downgrade)
+    }
+}

@@ -1,0 +1,163 @@
+//! Semaphores for threads.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use super::Worker;
+use crate::error::Result;
+
+/// A handle of a semaphore, for threads: [`crate::Semaphore`], where it also says when to use
+/// another. The errors are those of the async methods of the same names.
+///
+/// ```
+/// # fn main() -> redlatch::Result<()> {
+/// let client = redlatch::blocking::Client::embedded()?; // or connect("redis://127.0.0.1")?
+/// let downloads = client.semaphore("downloads");
+/// downloads.try_set_permits(1)?;
+/// let permit = downloads.acquire()?;
+/// assert!(downloads.try_acquire()?.is_none());
+/// # permit.release() }
+/// ```
+#[derive(Clone, Debug)]
+pub struct Semaphore {
+    pub(super) inner: crate::Semaphore,
+    pub(super) worker: Arc<Worker>,
+}
+
+impl Semaphore {
+    /// The name, as it was given.
+    pub fn name(&self) -> &str {
+        self.inner.name()
+    }
+
+    /// Sets the number of permits, if none is set: [`crate::Semaphore::try_set_permits`].
+    pub fn try_set_permits(&self, permits: u32) -> Result<bool> {
+        let set = self.inner.try_set_permits(permits);
+        self.worker.run(set.into_future())?
+    }
+
+    /// The same for a semaphore that ceases to be after a time:
+    /// [`crate::TrySetPermits::time_to_live`].
+    pub fn try_set_permits_for(&self, permits: u32, time_to_live: Duration) -> Result<bool> {
+        let set = self.inner.try_set_permits(permits);
+        let set = set.time_to_live(time_to_live);
+        self.worker.run(set.into_future())?
+    }
+
+    /// Blocks until a permit is had.
+    pub fn acquire(&self) -> Result<SemaphorePermits> {
+        self.acquire_many(1)
+    }
+
+    /// Blocks until so many permits are had, all at once.
+    pub fn acquire_many(&self, permits: u32) -> Result<SemaphorePermits> {
+        let acquire = self.inner.acquire_many(permits);
+        let permits = self.worker.run(acquire.into_future())??;
+        Ok(self.guard(permits))
+    }
+
+    /// Takes a permit if there is one; blocks for one answer of the store.
+    pub fn try_acquire(&self) -> Result<Option<SemaphorePermits>> {
+        self.try_acquire_many_for(1, Duration::ZERO)
+    }
+
+    /// Takes so many permits if there are so many; blocks for one answer of the store.
+    pub fn try_acquire_many(&self, permits: u32) -> Result<Option<SemaphorePermits>> {
+        self.try_acquire_many_for(permits, Duration::ZERO)
+    }
+
+    /// Blocks until a permit is had, at most this long.
+    pub fn try_acquire_for(&self, wait: Duration) -> Result<Option<SemaphorePermits>> {
+        self.try_acquire_many_for(1, wait)
+    }
+
+    /// Blocks until so many permits are had, at most this long: [`crate::TryAcquirePermits::wait`].
+    pub fn try_acquire_many_for(
+        &self,
+        permits: u32,
+        wait: Duration,
+    ) -> Result<Option<SemaphorePermits>> {
+        let acquire = self.inner.try_acquire_many(permits).wait(wait);
+        let permits = self.worker.run(acquire.into_future())??;
+        Ok(permits.map(|permits| self.guard(permits)))
+    }
+
+    /// Adds permits that somebody took: [`crate::Semaphore::release`].
+    pub fn release(&self, permits: u32) -> Result<()> {
+        let semaphore = self.inner.clone();
+        let release = async move { semaphore.release(permits).await };
+        self.worker.run(release)?
+    }
+
+    /// The same, if the semaphore is there: [`crate::Semaphore::release_if_exists`].
+    pub fn release_if_exists(&self, permits: u32) -> Result<bool> {
+        let semaphore = self.inner.clone();
+        let release = async move { semaphore.release_if_exists(permits).await };
+        self.worker.run(release)?
+    }
+
+    /// Adds permits, or takes some away for good: [`crate::Semaphore::add_permits`].
+    pub fn add_permits(&self, permits: i32) -> Result<()> {
+        let semaphore = self.inner.clone();
+        let add = async move { semaphore.add_permits(permits).await };
+        self.worker.run(add)?
+    }
+
+    /// Takes all permits that are there: [`crate::Semaphore::drain`].
+    pub fn drain(&self) -> Result<i64> {
+        let semaphore = self.inner.clone();
+        self.worker.run(async move { semaphore.drain().await })?
+    }
+
+    /// How many permits are there to be taken: [`crate::Semaphore::available`].
+    pub fn available(&self) -> Result<i64> {
+        let semaphore = self.inner.clone();
+        self.worker
+            .run(async move { semaphore.available().await })?
+    }
+
+    /// Removes the semaphore: [`crate::Semaphore::delete`].
+    pub fn delete(&self) -> Result<bool> {
+        let semaphore = self.inner.clone();
+        self.worker.run(async move { semaphore.delete().await })?
+    }
+
+    fn guard(&self, permits: crate::SemaphorePermits) -> SemaphorePermits {
+        SemaphorePermits {
+            inner: permits,
+            worker: self.worker.clone(),
+        }
+    }
+}
+
+/// Permits that are had: [`crate::SemaphorePermits`]. They may go to another thread. Dropping does
+/// not block: it gives back in the background.
+#[must_use = "the permits are given back as soon as this is dropped"]
+#[derive(Debug)]
+pub struct SemaphorePermits {
+    inner: crate::SemaphorePermits,
+    worker: Arc<Worker>,
+}
+
+impl SemaphorePermits {
+    /// How many permits these are.
+    pub fn permits(&self) -> u32 {
+        self.inner.permits()
+    }
+
+    /// The semaphore's name.
+    pub fn name(&self) -> &str {
+        self.inner.name()
+    }
+
+    /// Gives the permits back and returns when the store has them:
+    /// [`crate::SemaphorePermits::release`].
+    pub fn release(self) -> Result<()> {
+        self.worker.run(self.inner.release())?
+    }
+
+    /// Keeps the permits for good: [`crate::SemaphorePermits::forget`].
+    pub fn forget(self) {
+        self.inner.forget();
+    }
+}

@@ -1,0 +1,79 @@
+//! Lua and rules of the latch agree over random histories.
+
+use std::cell::Cell;
+
+use proptest::prelude::*;
+
+use super::rules::{CHANGED, CountDown};
+use crate::name::{Family, Place};
+use crate::primitives::number::{Begin, Delete, Read};
+use crate::primitives::twin::agree;
+
+#[derive(Debug, Clone)]
+enum Move {
+    Set { count: u32 },
+    CountDown { by: u32 },
+    Read,
+    Delete,
+    Plant { number: i64 },
+}
+
+fn moves() -> impl Strategy<Value = Move> {
+    let by = prop_oneof![8 => 1..4u32, 1 => Just(u32::MAX)];
+    let count = prop_oneof![8 => 1..6u32, 1 => Just(u32::MAX)];
+    let planted = prop_oneof![
+        -3..3i64,
+        Just(999_999_999_999_999),
+        Just(-99_999_999_999_999)
+    ];
+    prop_oneof![
+        6 => count.prop_map(|count| Move::Set { count }),
+        12 => by.prop_map(|by| Move::CountDown { by }),
+        2 => Just(Move::Read),
+        1 => Just(Move::Delete),
+        1 => planted.prop_map(|number| Move::Plant { number }),
+    ]
+}
+
+#[test]
+fn lua_and_rules_agree() {
+    let (opened, opened_already, set, closed) = Default::default();
+    let seen: [&Cell<u32>; 4] = [&opened, &opened_already, &set, &closed];
+    let count = |what: &Cell<u32>, happened: bool| what.set(what.get() + u32::from(happened));
+    agree(moves(), async |twin, one| {
+        let place = std::sync::Arc::new(Place::new(Family::Latch, "", "name"));
+        match *one {
+            Move::Set { count: number } => {
+                let step = Begin {
+                    place: &place,
+                    number,
+                    time_to_live: None,
+                    payload: CHANGED,
+                };
+                let was_set = twin.step(&step).await.unwrap();
+                count(&set, was_set);
+                count(&closed, !was_set);
+            }
+            Move::CountDown { by } => {
+                let before = twin.step(&Read { place: &place }).await.unwrap();
+                let left = twin.step(&CountDown { place, by }).await.unwrap();
+                count(&opened, before > 0 && left == 0);
+                count(&opened_already, before <= 0 && left == 0);
+            }
+            Move::Read => {
+                twin.step(&Read { place: &place }).await.unwrap();
+            }
+            Move::Delete => {
+                let step = Delete {
+                    place: &place,
+                    payload: Some(CHANGED),
+                };
+                twin.step(&step).await.unwrap();
+            }
+            Move::Plant { number } => twin.plant("name", number).await,
+        }
+    });
+    for (n, what) in seen.iter().enumerate() {
+        assert!(what.get() > 20, "state {n} is hardly ever reached");
+    }
+}

@@ -1,0 +1,293 @@
+//! The count-down latch (Redisson: `RCountDownLatch`, `RedissonCountDownLatch`): closed as long as
+//! there is a count, open when it has come to zero.
+
+#[cfg(test)]
+mod differential;
+mod rules;
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use self::rules::{CHANGED, CountDown, count};
+use crate::error::{Error, Result};
+use crate::lease::Patience;
+use crate::name::{Family, Place};
+use crate::primitives::number::{Begin, Delete, Read, set_by_whom};
+use crate::session::Session;
+use crate::step::Outcome;
+use crate::store::{Lane, Sent};
+use crate::wait::{Attempt, Queue};
+
+/// Holds up whoever waits until something has happened so many times, in whatever process
+/// (Redisson: `RCountDownLatch`, `getCountDownLatch(name)`).
+///
+/// A handle is cheap, does nothing by itself, and can be cloned and shared. Somebody sets the count;
+/// others count it down; when it comes to zero the latch is open, and all who wait go on. A latch
+/// that was never set is open, and so is one that was deleted. An open latch can be set again.
+///
+/// Who waits is woken by a message of the store, and looks by itself once per watchdog lease. All who
+/// wait in one client share one subscription.
+///
+/// # When not to use it
+///
+/// A latch knows nothing of who counts: if a process dies before it has counted down, the latch stays
+/// closed. Wait with a limit ([`CountDownLatch::wait_for`]) and decide then.
+///
+/// ```
+/// # #[tokio::main(flavor = "current_thread")] async fn main() -> redlatch::Result<()> {
+/// let client = redlatch::Client::embedded(); // or Client::connect("redis://127.0.0.1").await?
+/// let ready = client.count_down_latch("workers-ready");
+/// ready.try_set_count(2).await?;
+///
+/// let others = ready.clone();
+/// let others = tokio::spawn(async move {
+///     others.count_down().await?;
+///     others.count_down().await
+/// });
+/// ready.wait().await?; // until both are ready
+/// assert_eq!(ready.count().await?, 0);
+/// # others.await.unwrap()?; Ok(()) }
+/// ```
+#[derive(Clone)]
+pub struct CountDownLatch {
+    pub(crate) session: Arc<Session>,
+    pub(crate) place: Arc<Place>,
+}
+
+impl CountDownLatch {
+    pub(crate) fn new(session: Arc<Session>, name: &str) -> CountDownLatch {
+        let place = Place::new(Family::Latch, &session.prefix, name);
+        CountDownLatch {
+            session,
+            place: Arc::new(place),
+        }
+    }
+
+    /// The name, as it was given.
+    pub fn name(&self) -> &str {
+        self.place.name()
+    }
+
+    /// Sets the count of a latch that is open, which closes it: at least 1. Whether it was set by
+    /// this call. (Redisson: `trySetCount`.)
+    ///
+    /// # Errors
+    ///
+    /// [`Error::InvalidName`]; [`Error::InvalidCount`]: 0; [`Error::WrongKind`],
+    /// [`Error::Unavailable`], [`Error::ResponseTimeout`]; [`Error::OutcomeUnknown`]: it is set, but
+    /// because the connection broke it is not known whether by this call.
+    ///
+    /// # Cancel safety
+    ///
+    /// When dropped, it may have been set or not.
+    ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")] async fn main() -> redlatch::Result<()> {
+    /// # let latch = redlatch::Client::embedded().count_down_latch("a");
+    /// assert!(latch.try_set_count(3).await?);
+    /// assert!(!latch.try_set_count(5).await?);
+    /// assert_eq!(latch.count().await?, 3);
+    /// # Ok(()) }
+    /// ```
+    pub async fn try_set_count(&self, count: u32) -> Result<bool> {
+        let place = self.place()?;
+        if count == 0 {
+            return Err(Error::InvalidCount {
+                count: 0,
+                reason: "a latch at zero is open, which it is without being set; take 1 or more",
+            });
+        }
+        let step = Begin {
+            place,
+            number: count,
+            time_to_live: None,
+            payload: CHANGED,
+        };
+        let store = &self.session.store;
+        let answer = store.run(&step, Lane::First, &Sent::default()).await?;
+        match answer.reply {
+            false if answer.repeated => Err(set_by_whom("setting the count")),
+            set => Ok(set),
+        }
+    }
+
+    /// Counts down by one. The count that is left; at 0 the latch is open, and all who wait go on.
+    /// An open latch stays open.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::InvalidName`], [`Error::WrongKind`], [`Error::Unavailable`],
+    /// [`Error::ResponseTimeout`]: nothing was counted. [`Error::OutcomeUnknown`]: there was no
+    /// answer, so it may have counted or not; it is not sent again, because it could count twice.
+    /// [`CountDownLatch::count`] may tell.
+    ///
+    /// # Cancel safety
+    ///
+    /// Once polled, it goes on in the background when dropped.
+    ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")] async fn main() -> redlatch::Result<()> {
+    /// # let latch = redlatch::Client::embedded().count_down_latch("a");
+    /// latch.try_set_count(2).await?;
+    /// assert_eq!(latch.count_down().await?, 1);
+    /// assert_eq!(latch.count_down().await?, 0);
+    /// assert_eq!(latch.count_down().await?, 0);
+    /// # Ok(()) }
+    /// ```
+    pub async fn count_down(&self) -> Result<u64> {
+        self.count_down_by(1).await
+    }
+
+    /// Counts down by so many at once, but not below zero. Otherwise as
+    /// [`CountDownLatch::count_down`].
+    ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")] async fn main() -> redlatch::Result<()> {
+    /// # let latch = redlatch::Client::embedded().count_down_latch("a");
+    /// latch.try_set_count(100).await?;
+    /// assert_eq!(latch.count_down_by(40).await?, 60); // a batch of forty is done
+    /// # Ok(()) }
+    /// ```
+    pub async fn count_down_by(&self, by: u32) -> Result<u64> {
+        let place = self.place()?.clone();
+        if by == 0 {
+            return self.count().await;
+        }
+        let step = CountDown { place, by };
+        self.session.change(step, "counting down").await
+    }
+
+    /// The count; 0 when the latch is open.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::InvalidName`], [`Error::WrongKind`], [`Error::Unavailable`],
+    /// [`Error::ResponseTimeout`].
+    pub async fn count(&self) -> Result<u64> {
+        let place = self.place()?;
+        let number = self.session.store.look(&Read { place }).await?;
+        Ok(count(number))
+    }
+
+    /// Waits until the latch is open; if it is, returns at once. (Redisson: `await`.)
+    ///
+    /// A latch that is opened and set again before a waiter has looked holds it up again, as in
+    /// Redisson.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::InvalidName`], [`Error::WrongKind`], [`Error::Unavailable`],
+    /// [`Error::ResponseTimeout`], [`Error::NoRuntime`].
+    ///
+    /// # Cancel safety
+    ///
+    /// Waits only; can be dropped.
+    pub async fn wait(&self) -> Result<()> {
+        self.obtain(Patience::Endless).await?;
+        Ok(())
+    }
+
+    /// Waits until the latch is open, at most this long. Whether it is. Otherwise as
+    /// [`CountDownLatch::wait`]; a time that the clock cannot hold is for ever.
+    ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")] async fn main() -> redlatch::Result<()> {
+    /// # let latch = redlatch::Client::embedded().count_down_latch("a");
+    /// use std::time::Duration;
+    ///
+    /// latch.try_set_count(1).await?;
+    /// assert!(!latch.wait_for(Duration::from_millis(10)).await?);
+    /// latch.count_down().await?;
+    /// assert!(latch.wait_for(Duration::from_millis(10)).await?);
+    /// # Ok(()) }
+    /// ```
+    pub async fn wait_for(&self, wait: Duration) -> Result<bool> {
+        let opened = self.obtain(Patience::at_most(wait)).await?;
+        Ok(opened.is_some())
+    }
+
+    /// Removes the latch, which opens it for all who wait. Whether there was a count. When the
+    /// connection breaks meanwhile, `false` may also mean that the first of two tries removed it.
+    /// Errors as [`CountDownLatch::count`].
+    ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")] async fn main() -> redlatch::Result<()> {
+    /// # let latch = redlatch::Client::embedded().count_down_latch("a");
+    /// latch.try_set_count(1).await?;
+    /// assert!(latch.delete().await?);
+    /// latch.wait().await?;
+    /// # Ok(()) }
+    /// ```
+    pub async fn delete(&self) -> Result<bool> {
+        let place = self.place()?;
+        let step = Delete {
+            place,
+            payload: Some(CHANGED),
+        };
+        self.session.store.look(&step).await
+    }
+
+    async fn obtain(&self, patience: Patience) -> Result<Option<()>> {
+        self.session.background.bind()?;
+        self.place()?;
+        let mut looking = Looking { latch: self };
+        self.session.waiting.obtain(&mut looking, patience).await
+    }
+
+    /// The place, if its name can be used.
+    fn place(&self) -> Result<&Arc<Place>> {
+        self.place.check()?;
+        Ok(&self.place)
+    }
+}
+
+impl std::fmt::Debug for CountDownLatch {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("CountDownLatch")
+            .field("name", &self.name())
+            .finish_non_exhaustive()
+    }
+}
+
+/// One waiter, for the waiting room.
+struct Looking<'a> {
+    latch: &'a CountDownLatch,
+}
+
+impl Attempt for Looking<'_> {
+    type Won = ();
+
+    fn channel(&self) -> &str {
+        self.latch.place.channel()
+    }
+
+    fn queue(&self) -> Queue {
+        Queue::Shared
+    }
+
+    async fn ask(&mut self, subscribe: bool) -> Result<Outcome> {
+        let session = &self.latch.session;
+        let step = Read {
+            place: &self.latch.place,
+        };
+        let (store, sent) = (&session.store, Sent::default());
+        let answer = match subscribe {
+            true => {
+                store
+                    .subscribe_and_run(self.channel(), &step, &sent)
+                    .await?
+            }
+            false => store.run(&step, Lane::Attempt, &sent).await?,
+        };
+        Ok(match count(answer.reply) {
+            0 => Outcome::Done(()),
+            // A key that somebody removes by hand is found gone by looking, not by a message.
+            _ => Outcome::Wait(session.watchdog.lease().duration()),
+        })
+    }
+
+    /// Who is through is in nobody's way.
+    fn keeps_others_out(&self) -> Option<Duration> {
+        None
+    }
+}

@@ -1,0 +1,67 @@
+//! The latch's own step; the others are those of any number.
+
+use std::sync::Arc;
+
+use redis::Value;
+use tokio::time::Instant;
+
+use crate::error::Result;
+use crate::name::Place;
+use crate::primitives::number::{number, script};
+use crate::space::Space;
+use crate::step::{Args, Script, Step, unexpected};
+
+/// Says that a latch is open.
+pub(super) const OPENED: u32 = 0;
+/// Says that a new count was set, or the latch deleted.
+pub(super) const CHANGED: u32 = 1;
+
+/// Counts a latch down; at zero it is open, and gone. Cannot be sent twice.
+pub(super) struct CountDown {
+    pub(super) place: Arc<Place>,
+    pub(super) by: u32,
+}
+
+impl Step for CountDown {
+    /// The count that is left.
+    type Reply = u64;
+
+    fn script(&self) -> &'static Script {
+        script!("count_down.lua")
+    }
+
+    fn keys(&self) -> impl ExactSizeIterator<Item = &str> + Send {
+        std::iter::once(self.place.key())
+    }
+
+    fn args(&self, args: &mut Args<'_>) {
+        args.number(self.by.into());
+        args.text(self.place.channel());
+    }
+
+    fn reply(&self, raw: Value) -> Result<u64> {
+        match raw {
+            Value::Int(left) => Ok(count(left)),
+            other => Err(unexpected(&other)),
+        }
+    }
+
+    fn apply(&self, space: &mut Space, now: Instant) -> Result<u64> {
+        let value = number(space, &self.place, now)?.unwrap_or(0);
+        let left = value.saturating_sub(self.by.into());
+        if left > 0 {
+            *space.find_or_begin::<i64>(self.place.key(), now)? = left;
+        } else {
+            space.remove(self.place.key());
+            if value > 0 {
+                space.publish(self.place.channel(), OPENED.into());
+            }
+        }
+        Ok(count(left))
+    }
+}
+
+/// A latch cannot be more open than open.
+pub(super) fn count(number: i64) -> u64 {
+    u64::try_from(number).unwrap_or(0)
+}

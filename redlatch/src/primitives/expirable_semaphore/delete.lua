@@ -1,0 +1,6 @@
+-- Removes the semaphore; permits that are out end with it.
+--
+-- ARGV     channel
+-- Returns  1: removed, 0: there was none
+redis.call('ZREMRANGEBYRANK', KEYS[2], 0, -1)
+return redis.call('DEL', KEYS[1])

@@ -1,0 +1,9 @@
+-- Which permits are out, and for how long.
+--
+-- ARGV     channel
+-- Returns  id, ms until it expires (-1: never), and so on
+local out = redis.call('ZRANGE', KEYS[2], 0, -1, 'WITHSCORES')
+for i = 2, #out, 2 do
+    out[i] = left(out[i])
+end
+return out

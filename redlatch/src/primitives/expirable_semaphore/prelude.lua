@@ -1,0 +1,65 @@
+-- What every script of the semaphore begins with: permits whose time has come are given back.
+--
+-- KEYS     permits available: a number; when those that are out expire: zset id -> epoch ms
+-- ARGV[1]  channel
+--
+-- From here on `available` is a number, or nil when no permits are set, and every permit in the
+-- zset is out. Dates are the server's: `now` is cut to whole ms, to see what has expired; `later` is
+-- rounded up, so that a lease that begins now is never a part of a millisecond too short.
+local time = redis.call('TIME')
+local now = time[1] * 1000 + math.floor(time[2] / 1000)
+local later = math.ceil(time[1] * 1000 + time[2] / 1000)
+
+local available = nil
+local number = redis.call('GET', KEYS[1])
+if number then
+    available = tonumber(number)
+    -- Also a number that is too big to be counted with.
+    if not available or string.format('%.0f', available) ~= number then
+        return redis.error_reply('WRONGKIND the key holds no number of permits')
+    end
+    local expired = redis.call('ZREMRANGEBYSCORE', KEYS[2], '-inf', now)
+    if expired > 0 then
+        available = redis.call('INCRBY', KEYS[1], expired)
+        if available > 0 then
+            redis.call('PUBLISH', ARGV[1], available)
+        end
+    end
+else
+    -- The semaphore was deleted or has expired. What was out of it is nobody's, and must not be
+    -- counted into one that is set anew under the same name.
+    redis.call('ZREMRANGEBYRANK', KEYS[2], 0, -1)
+end
+
+-- How many ms are left until a date; -1: a permit without a lease, as Redisson knows them.
+local function left(date)
+    date = tonumber(date)
+    if date >= 922337203685477 then
+        return -1
+    end
+    return math.max(date - later, 0)
+end
+
+-- The raw ids that are written one after the other as 32 hex digits each.
+local function permits(text)
+    local ids = {}
+    local raw = string.gsub(text, '%x%x', function(pair)
+        return string.char(tonumber(pair, 16))
+    end)
+    for i = 1, #raw, 16 do
+        table.insert(ids, string.sub(raw, i, i + 15))
+    end
+    return ids
+end
+
+-- How many of some permits are out.
+local function count(ids)
+    local out = 0
+    for _, id in ipairs(ids) do
+        if redis.call('ZSCORE', KEYS[2], id) then
+            out = out + 1
+        end
+    end
+    return out
+end
+

@@ -1,0 +1,32 @@
+-- Renews the leases of many sets of permits at once, each only while all of its permits are out.
+--
+-- KEYS     for each set when the permits of its semaphore expire: zset id -> epoch ms
+-- ARGV     lease in ms, then for each set in the order of KEYS its ids, 32 hex digits each, one
+--          after the other, and an empty string
+-- Returns  for each set 1: renewed, 0: not all of them are out
+local time = redis.call('TIME')
+local now = time[1] * 1000 + math.floor(time[2] / 1000)
+local ends = math.ceil(time[1] * 1000 + time[2] / 1000) + ARGV[1]
+local renewed = {}
+for i, key in ipairs(KEYS) do
+    local ids = {}
+    renewed[i] = 1
+    for hex in string.gmatch(ARGV[2 * i], string.rep('%x', 32)) do
+        local id = string.gsub(hex, '%x%x', function(pair)
+            return string.char(tonumber(pair, 16))
+        end)
+        -- pcall: one key that is no zset any more must not keep the others from being renewed.
+        local date = redis.pcall('ZSCORE', key, id)
+        if type(date) ~= 'string' or tonumber(date) <= now then
+            renewed[i] = 0
+            break
+        end
+        table.insert(ids, id)
+    end
+    if renewed[i] == 1 then
+        for _, id in ipairs(ids) do
+            redis.call('ZADD', key, 'XX', 'GT', ends, id)
+        end
+    end
+end
+return renewed

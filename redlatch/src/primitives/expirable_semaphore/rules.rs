@@ -1,0 +1,639 @@
+//! The semaphore's steps: what each does, as plain code, beside the Lua that does the same.
+//!
+//! The embedded space keeps ids as they are written, in hex; a server keeps their bytes.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use redis::Value;
+use tokio::time::Instant;
+
+use super::MAX_PERMITS;
+use super::permit_id::{PermitId, split};
+use crate::error::Result;
+use crate::hold::Hold;
+use crate::lease::Lease;
+use crate::name::Place;
+use crate::primitives::handle::Holder;
+use crate::space::Space;
+use crate::step::{Args, Outcome, Script, Step, unexpected, yes_or_no};
+
+/// When permits expire, by id.
+type Dates = BTreeMap<String, i64>;
+
+/// The script of a step: every one begins with the same prelude.
+macro_rules! script {
+    ($file:literal) => {{
+        static SCRIPT: Script =
+            Script::new(concat!(include_str!("prelude.lua"), include_str!($file)));
+        &SCRIPT
+    }};
+}
+
+/// The keys of every step but renewal.
+fn keys(place: &Place) -> impl ExactSizeIterator<Item = &str> + Send {
+    [place.key(), place.deadlines()].into_iter()
+}
+
+/// What the prelude leaves behind.
+struct Books {
+    /// `None`: no permits are set.
+    available: Option<i64>,
+    /// The date, rounded up to whole milliseconds: a lease that begins now is never a part of a
+    /// millisecond too short.
+    later: i64,
+}
+
+impl Books {
+    /// Gives back the permits whose time has come.
+    fn open(space: &mut Space, place: &Place, at: Instant) -> Result<Books> {
+        let now = space.date(at);
+        let later = rounded_up(space, at);
+        let mut available = space
+            .find::<i64>(place.key(), at)?
+            .map(|found| *found.value);
+        let mut expired = 0;
+        if let Some(out) = space.find::<Dates>(place.deadlines(), at)? {
+            let before = out.value.len();
+            match available {
+                Some(_) => out.value.retain(|_, date| *date > now),
+                None => out.value.clear(),
+            }
+            expired = before - out.value.len();
+        }
+        if expired > 0 && available.is_some() {
+            let sum = add(space, place, signed(expired), at)?;
+            available = Some(sum);
+            if sum > 0 {
+                space.publish(place.channel(), sum);
+            }
+        }
+        Ok(Books { available, later })
+    }
+
+    /// How long until a date.
+    fn left(&self, date: i64) -> Duration {
+        millis(date.saturating_sub(self.later))
+    }
+
+    /// The end of a lease that begins now.
+    fn end(&self, lease: Lease) -> i64 {
+        end(self.later, lease)
+    }
+}
+
+/// Changes how many permits are available.
+fn add(space: &mut Space, place: &Place, more: i64, at: Instant) -> Result<i64> {
+    let available: &mut i64 = space.find_or_begin(place.key(), at)?;
+    *available = available.saturating_add(more);
+    Ok(*available)
+}
+
+/// The same, and says so.
+fn add_and_tell(space: &mut Space, place: &Place, more: i64, at: Instant) -> Result<()> {
+    let sum = add(space, place, more, at)?;
+    space.publish(place.channel(), sum);
+    Ok(())
+}
+
+/// How many permits are out.
+fn out(space: &mut Space, place: &Place, at: Instant) -> Result<i64> {
+    let out = space.find::<Dates>(place.deadlines(), at)?;
+    Ok(out.map_or(0, |out| signed(out.value.len())))
+}
+
+/// How many of some permits are out.
+fn count(space: &mut Space, place: &Place, ids: &str, at: Instant) -> Result<usize> {
+    let out = space.find::<Dates>(place.deadlines(), at)?;
+    Ok(out.map_or(0, |out| {
+        split(ids).filter(|id| out.value.contains_key(*id)).count()
+    }))
+}
+
+/// When a permit expires; `None`: it is not out.
+fn date_of(space: &mut Space, place: &Place, id: &str, at: Instant) -> Result<Option<i64>> {
+    let out = space.find::<Dates>(place.deadlines(), at)?;
+    Ok(out.and_then(|out| out.value.get(id).copied()))
+}
+
+/// The date, rounded up to whole milliseconds.
+fn rounded_up(space: &mut Space, at: Instant) -> i64 {
+    // The first date of all is where dates begin, so it has to be the one that is not moved.
+    space.date(at);
+    space.date(at + Duration::from_nanos(999_999))
+}
+
+fn end(later: i64, lease: Lease) -> i64 {
+    later.saturating_add(i64::try_from(lease.millis()).unwrap_or(i64::MAX))
+}
+
+fn signed(count: usize) -> i64 {
+    i64::try_from(count).unwrap_or(i64::MAX)
+}
+
+fn millis(millis: i64) -> Duration {
+    Duration::from_millis(u64::try_from(millis).unwrap_or(0))
+}
+
+/// What scripts say of the time left: -1 is for ever.
+fn left(raw: i64) -> Duration {
+    match raw {
+        -1 => Duration::MAX,
+        left => millis(left),
+    }
+}
+
+/// Takes permits under ids that the client has chosen, or says when the next one expires.
+pub(super) struct Acquire<'a> {
+    pub(super) place: &'a Place,
+    pub(super) ids: &'a str,
+    pub(super) lease: Lease,
+}
+
+impl Step for Acquire<'_> {
+    type Reply = Outcome;
+
+    fn script(&self) -> &'static Script {
+        script!("acquire.lua")
+    }
+
+    fn keys(&self) -> impl ExactSizeIterator<Item = &str> + Send {
+        keys(self.place)
+    }
+
+    fn args(&self, args: &mut Args<'_>) {
+        args.text(self.place.channel());
+        args.text(self.ids);
+        args.number(self.lease.millis());
+    }
+
+    fn reply(&self, raw: Value) -> Result<Outcome> {
+        match raw {
+            Value::Nil => Ok(Outcome::Done(())),
+            Value::Int(raw) => Ok(Outcome::Wait(left(raw))),
+            other => Err(unexpected(&other)),
+        }
+    }
+
+    fn apply(&self, space: &mut Space, at: Instant) -> Result<Outcome> {
+        let books = Books::open(space, self.place, at)?;
+        // Asked for again because the answer was lost: they are out already.
+        let missing = split(self.ids).count() - count(space, self.place, self.ids, at)?;
+        if missing > 0 {
+            let Some(available) = books.available else {
+                return Ok(Outcome::Wait(Duration::MAX));
+            };
+            if available < signed(missing) {
+                let out = space.find::<Dates>(self.place.deadlines(), at)?;
+                let first = out.and_then(|out| out.value.values().min().copied());
+                let wait = first.map_or(Duration::MAX, |first| books.left(first));
+                return Ok(Outcome::Wait(wait));
+            }
+            add(space, self.place, -signed(missing), at)?;
+        }
+        let end = books.end(self.lease);
+        let out: &mut Dates = space.find_or_begin(self.place.deadlines(), at)?;
+        for id in split(self.ids) {
+            let date = out.entry(id.to_owned()).or_insert(end);
+            *date = end.max(*date);
+        }
+        Ok(Outcome::Done(()))
+    }
+}
+
+/// Gives permits back.
+pub(super) struct Release<'a> {
+    pub(super) place: &'a Place,
+    pub(super) ids: &'a str,
+    pub(super) which: Which,
+}
+
+/// Which of some permits to give back.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Which {
+    /// Those that are out.
+    Any,
+    /// All, if all are out; else none.
+    All,
+    /// None: only look.
+    None,
+}
+
+impl Step for Release<'_> {
+    /// How many of them were out.
+    type Reply = usize;
+
+    fn script(&self) -> &'static Script {
+        script!("release.lua")
+    }
+
+    fn keys(&self) -> impl ExactSizeIterator<Item = &str> + Send {
+        keys(self.place)
+    }
+
+    fn args(&self, args: &mut Args<'_>) {
+        args.text(self.place.channel());
+        args.text(self.ids);
+        args.text(match self.which {
+            Which::Any => "any",
+            Which::All => "all",
+            Which::None => "none",
+        });
+    }
+
+    fn reply(&self, raw: Value) -> Result<usize> {
+        match raw {
+            Value::Int(out) => Ok(usize::try_from(out).unwrap_or(0)),
+            other => Err(unexpected(&other)),
+        }
+    }
+
+    fn apply(&self, space: &mut Space, at: Instant) -> Result<usize> {
+        Books::open(space, self.place, at)?;
+        let were_out = count(space, self.place, self.ids, at)?;
+        let kept = match self.which {
+            Which::Any => false,
+            Which::All => were_out < split(self.ids).count(),
+            Which::None => true,
+        };
+        if were_out == 0 || kept {
+            return Ok(were_out);
+        }
+        if let Some(out) = space.find::<Dates>(self.place.deadlines(), at)? {
+            for id in split(self.ids) {
+                out.value.remove(id);
+            }
+        }
+        add_and_tell(space, self.place, signed(were_out), at)?;
+        Ok(were_out)
+    }
+}
+
+/// Renews the leases of many sets of permits.
+pub(super) fn renew_script() -> &'static Script {
+    static SCRIPT: Script = Script::new(include_str!("renew.lua"));
+    &SCRIPT
+}
+
+/// The rule of the same, for one set.
+pub(super) fn renew(space: &mut Space, hold: &Hold, lease: Lease, at: Instant) -> Result<bool> {
+    let now = space.date(at);
+    let end = end(rounded_up(space, at), lease);
+    let Some(out) = space.find::<Dates>(hold.place.deadlines(), at)? else {
+        return Ok(false);
+    };
+    let is_out = |id| out.value.get(id).is_some_and(|date| *date > now);
+    if !split(&hold.field).all(is_out) {
+        return Ok(false);
+    }
+    for id in split(&hold.field) {
+        if let Some(date) = out.value.get_mut(id) {
+            *date = end.max(*date);
+        }
+    }
+    Ok(true)
+}
+
+/// Sets how many permits there are in all, those that are out included.
+pub(super) struct Set<'a> {
+    pub(super) place: &'a Place,
+    pub(super) permits: u32,
+    /// Only if none are set.
+    pub(super) first: bool,
+}
+
+impl Step for Set<'_> {
+    /// Whether they were set.
+    type Reply = bool;
+
+    fn script(&self) -> &'static Script {
+        script!("set.lua")
+    }
+
+    fn keys(&self) -> impl ExactSizeIterator<Item = &str> + Send {
+        keys(self.place)
+    }
+
+    fn args(&self, args: &mut Args<'_>) {
+        args.text(self.place.channel());
+        args.number(self.permits.into());
+        args.number(self.first.into());
+    }
+
+    fn reply(&self, raw: Value) -> Result<bool> {
+        yes_or_no(&raw)
+    }
+
+    fn apply(&self, space: &mut Space, at: Instant) -> Result<bool> {
+        let books = Books::open(space, self.place, at)?;
+        if books.available.is_some() && self.first {
+            return Ok(false);
+        }
+        let wanted = i64::from(self.permits) - out(space, self.place, at)?;
+        if books.available != Some(wanted) {
+            let more = wanted - books.available.unwrap_or(0);
+            add_and_tell(space, self.place, more, at)?;
+        }
+        Ok(true)
+    }
+}
+
+/// Adds permits to those available, or takes some away.
+pub(super) struct Add<'a> {
+    pub(super) place: &'a Place,
+    pub(super) more: i64,
+}
+
+impl Step for Add<'_> {
+    /// Whether they were added; else there would be too many.
+    type Reply = bool;
+
+    fn script(&self) -> &'static Script {
+        script!("add.lua")
+    }
+
+    fn keys(&self) -> impl ExactSizeIterator<Item = &str> + Send {
+        keys(self.place)
+    }
+
+    fn args(&self, args: &mut Args<'_>) {
+        args.text(self.place.channel());
+        args.signed(self.more);
+        args.number(MAX_PERMITS.into());
+    }
+
+    fn reply(&self, raw: Value) -> Result<bool> {
+        yes_or_no(&raw)
+    }
+
+    fn apply(&self, space: &mut Space, at: Instant) -> Result<bool> {
+        let books = Books::open(space, self.place, at)?;
+        let sum = books.available.unwrap_or(0).saturating_add(self.more);
+        if sum.saturating_abs() > i64::from(MAX_PERMITS) {
+            return Ok(false);
+        }
+        add_and_tell(space, self.place, self.more, at)?;
+        Ok(true)
+    }
+}
+
+/// How many permits there are.
+pub(super) struct Count<'a> {
+    pub(super) place: &'a Place,
+}
+
+/// What [`Count`] finds.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Counts {
+    pub(super) available: i64,
+    pub(super) acquired: i64,
+}
+
+impl Step for Count<'_> {
+    type Reply = Counts;
+
+    fn script(&self) -> &'static Script {
+        script!("count.lua")
+    }
+
+    fn keys(&self) -> impl ExactSizeIterator<Item = &str> + Send {
+        keys(self.place)
+    }
+
+    fn args(&self, args: &mut Args<'_>) {
+        args.text(self.place.channel());
+    }
+
+    fn reply(&self, raw: Value) -> Result<Counts> {
+        match &raw {
+            Value::Array(counts) => match counts.as_slice() {
+                [Value::Int(available), Value::Int(acquired)] => Ok(Counts {
+                    available: *available,
+                    acquired: *acquired,
+                }),
+                _ => Err(unexpected(&raw)),
+            },
+            _ => Err(unexpected(&raw)),
+        }
+    }
+
+    fn apply(&self, space: &mut Space, at: Instant) -> Result<Counts> {
+        let books = Books::open(space, self.place, at)?;
+        Ok(Counts {
+            available: books.available.unwrap_or(0),
+            acquired: out(space, self.place, at)?,
+        })
+    }
+}
+
+/// Has a permit expire at another time, nearer or farther.
+pub(super) struct UpdateLease<'a> {
+    pub(super) place: &'a Place,
+    pub(super) id: &'a str,
+    pub(super) lease: Lease,
+}
+
+impl Step for UpdateLease<'_> {
+    /// Whether the permit is out.
+    type Reply = bool;
+
+    fn script(&self) -> &'static Script {
+        script!("update_lease.lua")
+    }
+
+    fn keys(&self) -> impl ExactSizeIterator<Item = &str> + Send {
+        keys(self.place)
+    }
+
+    fn args(&self, args: &mut Args<'_>) {
+        args.text(self.place.channel());
+        args.text(self.id);
+        args.number(self.lease.millis());
+    }
+
+    fn reply(&self, raw: Value) -> Result<bool> {
+        yes_or_no(&raw)
+    }
+
+    fn apply(&self, space: &mut Space, at: Instant) -> Result<bool> {
+        let books = Books::open(space, self.place, at)?;
+        let end = books.end(self.lease);
+        let Some(out) = space.find::<Dates>(self.place.deadlines(), at)? else {
+            return Ok(false);
+        };
+        let Some(date) = out.value.get_mut(self.id) else {
+            return Ok(false);
+        };
+        let nearer = end < *date;
+        *date = end;
+        if nearer {
+            // Who waits sleeps until the first permit expires, and this may be the first now.
+            space.publish(self.place.channel(), books.available.unwrap_or(0));
+        }
+        Ok(true)
+    }
+}
+
+/// When a permit expires.
+pub(super) struct LeaseOf<'a> {
+    pub(super) place: &'a Place,
+    pub(super) id: &'a str,
+}
+
+impl Step for LeaseOf<'_> {
+    /// `None`: it is not out.
+    type Reply = Option<Duration>;
+
+    fn script(&self) -> &'static Script {
+        script!("lease_of.lua")
+    }
+
+    fn keys(&self) -> impl ExactSizeIterator<Item = &str> + Send {
+        keys(self.place)
+    }
+
+    fn args(&self, args: &mut Args<'_>) {
+        args.text(self.place.channel());
+        args.text(self.id);
+    }
+
+    fn reply(&self, raw: Value) -> Result<Option<Duration>> {
+        match raw {
+            Value::Nil => Ok(None),
+            Value::Int(raw) => Ok(Some(left(raw))),
+            other => Err(unexpected(&other)),
+        }
+    }
+
+    fn apply(&self, space: &mut Space, at: Instant) -> Result<Option<Duration>> {
+        let books = Books::open(space, self.place, at)?;
+        let date = date_of(space, self.place, self.id, at)?;
+        Ok(date.map(|date| books.left(date)))
+    }
+}
+
+/// Which permits are out, and for how long.
+pub(super) struct Inspect<'a> {
+    pub(super) place: &'a Place,
+}
+
+impl Step for Inspect<'_> {
+    type Reply = Vec<Holder>;
+
+    fn script(&self) -> &'static Script {
+        script!("inspect.lua")
+    }
+
+    fn keys(&self) -> impl ExactSizeIterator<Item = &str> + Send {
+        keys(self.place)
+    }
+
+    fn args(&self, args: &mut Args<'_>) {
+        args.text(self.place.channel());
+    }
+
+    fn reply(&self, raw: Value) -> Result<Vec<Holder>> {
+        let Value::Array(out) = raw else {
+            return Err(unexpected(&raw));
+        };
+        let holder = |one: &[Value]| match one {
+            [Value::BulkString(id), Value::Int(raw)] => {
+                // What is no id of ours is shown as it is: somebody else's, in the same zset.
+                let owner = match <[u8; PermitId::BYTES]>::try_from(id.as_slice()) {
+                    Ok(id) => PermitId::from_bytes(id).to_string(),
+                    Err(_) => String::from_utf8_lossy(id).into_owned(),
+                };
+                Ok(Holder {
+                    owner,
+                    holds: 1,
+                    remaining: Some(left(*raw)).filter(|left| *left != Duration::MAX),
+                })
+            }
+            _ => Err(unexpected(&Value::Array(one.to_vec()))),
+        };
+        out.chunks(2).map(holder).collect()
+    }
+
+    fn apply(&self, space: &mut Space, at: Instant) -> Result<Vec<Holder>> {
+        let books = Books::open(space, self.place, at)?;
+        let Some(out) = space.find::<Dates>(self.place.deadlines(), at)? else {
+            return Ok(Vec::new());
+        };
+        let holder = |(id, date): (&String, &i64)| Holder {
+            owner: id.clone(),
+            holds: 1,
+            remaining: Some(books.left(*date)),
+        };
+        Ok(out.value.iter().map(holder).collect())
+    }
+}
+
+/// Takes all permits back from whoever has them.
+pub(super) struct Force<'a> {
+    pub(super) place: &'a Place,
+}
+
+impl Step for Force<'_> {
+    /// Whether any were out.
+    type Reply = bool;
+
+    fn script(&self) -> &'static Script {
+        script!("force.lua")
+    }
+
+    fn keys(&self) -> impl ExactSizeIterator<Item = &str> + Send {
+        keys(self.place)
+    }
+
+    fn args(&self, args: &mut Args<'_>) {
+        args.text(self.place.channel());
+    }
+
+    fn reply(&self, raw: Value) -> Result<bool> {
+        yes_or_no(&raw)
+    }
+
+    fn apply(&self, space: &mut Space, at: Instant) -> Result<bool> {
+        Books::open(space, self.place, at)?;
+        let out = out(space, self.place, at)?;
+        if out == 0 {
+            return Ok(false);
+        }
+        space.remove(self.place.deadlines());
+        add_and_tell(space, self.place, out, at)?;
+        Ok(true)
+    }
+}
+
+/// Removes the semaphore.
+pub(super) struct Delete<'a> {
+    pub(super) place: &'a Place,
+}
+
+impl Step for Delete<'_> {
+    /// Whether there was one.
+    type Reply = bool;
+
+    fn script(&self) -> &'static Script {
+        script!("delete.lua")
+    }
+
+    fn keys(&self) -> impl ExactSizeIterator<Item = &str> + Send {
+        keys(self.place)
+    }
+
+    fn args(&self, args: &mut Args<'_>) {
+        args.text(self.place.channel());
+    }
+
+    fn reply(&self, raw: Value) -> Result<bool> {
+        yes_or_no(&raw)
+    }
+
+    fn apply(&self, space: &mut Space, at: Instant) -> Result<bool> {
+        let books = Books::open(space, self.place, at)?;
+        space.remove(self.place.deadlines());
+        space.remove(self.place.key());
+        Ok(books.available.is_some())
+    }
+}

@@ -1,0 +1,110 @@
+-- Takes the lock for an owner whose turn it is, or says when to ask again. Who waits joins the queue.
+--
+-- KEYS     the lock, the queue, the timeouts
+-- ARGV     owner, lease in ms, hold count wanted, wait time in ms (0: does not wait, so does not
+--          queue), channel
+-- Returns  nil: held now, with that count
+--          else in how many ms to ask again at the latest (-1: a key that never expires); 0 when
+--          nobody holds it but more than one hold was wanted: what was to be entered again was lost
+local owner, lease, wait, channel = ARGV[1], tonumber(ARGV[2]), tonumber(ARGV[4]), ARGV[5]
+
+local function take()
+    redis.call('HSET', KEYS[1], owner, ARGV[3])
+    redis.call('PEXPIRE', KEYS[1], lease)
+end
+
+local left = redis.call('PTTL', KEYS[1])
+local free = left == -2
+if free then
+    if ARGV[3] ~= '1' then
+        return 0
+    end
+    left = 0
+else
+    local held = redis.call('HMGET', KEYS[1], owner, 'mode')
+    if held[2] then
+        return redis.error_reply('WRONGKIND a read-write lock')
+    end
+    if held[1] then
+        redis.call('HSET', KEYS[1], owner, ARGV[3])
+        -- Ours already: the end may move away, never nearer.
+        if left < lease then
+            redis.call('PEXPIRE', KEYS[1], lease)
+        end
+        return nil
+    end
+    if left == -1 then
+        return -1
+    end
+end
+
+if redis.call('EXISTS', KEYS[2]) == 0 then
+    if free then
+        take()
+        return nil
+    end
+    if wait == 0 then
+        return left
+    end
+end
+local now = today()
+local head, dropped = drop_given_up(now, owner)
+if free and (not head or head == owner) then
+    if head then
+        local ends = waited_for(owner)
+        redis.call('LPOP', KEYS[2])
+        redis.call('ZREM', KEYS[3], owner)
+        if ends then
+            shift(0, now + lease - ends)
+        end
+        -- It is the head now: it has to know how long the lock is held.
+        call(channel)
+    end
+    take()
+    return nil
+end
+if dropped and head ~= owner then
+    call(channel)
+end
+
+local place = redis.call('LPOS', KEYS[2], owner)
+if wait == 0 then
+    return left
+end
+if not place then
+    local from = now + left
+    local last = redis.call('LINDEX', KEYS[2], -1)
+    if last then
+        from = math.max(from, waited_for(last) or from)
+    end
+    place = redis.call('RPUSH', KEYS[2], owner) - 1
+    redis.call('ZADD', KEYS[3], from + wait, owner)
+elseif place == 0 then
+    -- Who asks is alive: it keeps its place, and those behind keep their distance.
+    local ends = waited_for(owner)
+    if not ends then
+        redis.call('ZADD', KEYS[3], now + left + wait, owner)
+    elseif ends - now - left < wait / 2 then
+        shift(0, now + left + wait - ends)
+    end
+end
+if place == 0 then
+    return left
+end
+
+-- Whoever comes before us is called in time; this is for when they have died, or do not call us. Each
+-- of them may have the lock for a lease.
+local again = wait
+if not free then
+    again = math.min(again, left + place * lease)
+end
+local ends
+while place > 0 and not ends do
+    -- Of the one before us nothing may be known, if the timeouts were lost: then the one before that.
+    place = place - 1
+    ends = waited_for(redis.call('LINDEX', KEYS[2], place))
+end
+if ends and ends > now then
+    again = math.min(again, ends - now)
+end
+return again

@@ -1,0 +1,70 @@
+-- What the steps of the fair lock share: those who wait, in order. Stands before each of the scripts.
+--
+-- KEYS     the lock: hash owner -> hold count
+--          the queue: list of the owners that wait, the oldest first
+--          the timeouts: zset owner -> date in ms until when it is waited for
+--
+-- The head is waited for until the lock's end and its own wait time have passed, each further one
+-- for its own wait time longer than the one before it.
+
+-- The server's clock, in ms: those of the clients may differ.
+local function today()
+    local time = redis.call('TIME')
+    return time[1] * 1000 + math.floor(time[2] / 1000)
+end
+
+local function waited_for(owner)
+    return tonumber(redis.call('ZSCORE', KEYS[3], owner))
+end
+
+-- Moves the timeouts of everybody from a place in the queue on.
+local function shift(place, by)
+    for _, owner in ipairs(redis.call('LRANGE', KEYS[2], place, -1)) do
+        redis.call('ZINCRBY', KEYS[3], by, owner)
+    end
+end
+
+-- Drops the heads whose time has passed, except who asks: it is alive. Returns the head that there
+-- is then, and whether anybody was dropped.
+local function drop_given_up(now, asks)
+    local dropped = false
+    local head = redis.call('LINDEX', KEYS[2], 0)
+    while head and head ~= asks and (waited_for(head) or now) <= now do
+        redis.call('LPOP', KEYS[2])
+        redis.call('ZREM', KEYS[3], head)
+        dropped = true
+        head = redis.call('LINDEX', KEYS[2], 0)
+    end
+    return head, dropped
+end
+
+-- Calls the head. Should it not hear (it has died, or is being connected again), also the next one,
+-- and so on until somebody does: that one then knows how long the others are waited for. Returns
+-- whether the head heard.
+local function call(channel)
+    local place = 0
+    local owner = redis.call('LINDEX', KEYS[2], 0)
+    while owner and redis.call('PUBLISH', channel .. ':' .. owner, '0') == 0 do
+        place = place + 1
+        owner = redis.call('LINDEX', KEYS[2], place)
+    end
+    return place == 0
+end
+
+-- The lock was given back so many ms before its end: the head's turn. One that does not hear is
+-- waited for as if the lock had ended just now; a second, if it is only being connected again.
+local function call_after_release(channel, left)
+    if redis.call('EXISTS', KEYS[2]) == 0 then
+        return
+    end
+    local now = today()
+    local head = drop_given_up(now)
+    if head and not call(channel) then
+        local before = waited_for(head)
+        local after = math.max(before - left, now + 1000)
+        if after < before then
+            shift(0, after - before)
+        end
+    end
+end
+

@@ -1,0 +1,41 @@
+-- Sets an owner's hold count to what it wants to keep; 0 gives the lock back and calls the next one,
+-- and takes the owner out of the queue, should it be there because it waited.
+--
+-- KEYS     the lock, the queue, the timeouts
+-- ARGV     owner, hold count to keep, lease in ms to go on with (0: as it is), channel
+-- Returns  1: done; 0: this owner does not hold the lock
+local owner, keep, lease, channel = ARGV[1], ARGV[2], tonumber(ARGV[3]), ARGV[4]
+local left = redis.call('PTTL', KEYS[1])
+-- Waits no more. First of all, because what is under the lock's key may be something else by now.
+local place = keep == '0' and redis.call('LPOS', KEYS[2], owner)
+if place then
+    local ends = waited_for(owner)
+    local before
+    if place == 0 then
+        before = today() + math.max(left, 0)
+    else
+        before = waited_for(redis.call('LINDEX', KEYS[2], place - 1))
+    end
+    redis.call('LREM', KEYS[2], 1, owner)
+    redis.call('ZREM', KEYS[3], owner)
+    if before and ends and before < ends then
+        shift(place, before - ends)
+    end
+    if place == 0 then
+        -- What was meant for us is for the next one.
+        call(channel)
+    end
+end
+if redis.call('HEXISTS', KEYS[1], owner) == 0 then
+    return 0
+end
+if keep == '0' then
+    redis.call('DEL', KEYS[1])
+    call_after_release(channel, left)
+    return 1
+end
+redis.call('HSET', KEYS[1], owner, keep)
+if left < lease then
+    redis.call('PEXPIRE', KEYS[1], lease)
+end
+return 1

@@ -1,0 +1,335 @@
+//! The fair lock's steps: those of the lock, for owners that stand in a queue.
+
+use std::time::Duration;
+
+use redis::Value;
+use tokio::time::Instant;
+
+use super::queue::Queue;
+use crate::error::Result;
+use crate::hold::Hold;
+use crate::lease::Lease;
+use crate::name::Place;
+use crate::primitives::handle::Ask;
+use crate::primitives::lock::rules::{FOREIGN_HASH, give_back, is_held, take, wait, wrong_kind};
+use crate::space::{Holds, Space};
+use crate::step::{Args, Outcome, Script, Step, unexpected, yes_or_no};
+
+/// A script of ours: what they all share stands before it.
+macro_rules! script {
+    ($file:literal) => {{
+        static SCRIPT: Script =
+            Script::new(concat!(include_str!("queue.lua"), include_str!($file)));
+        &SCRIPT
+    }};
+}
+
+/// The lock, the queue, the timeouts.
+fn keys(place: &Place) -> impl ExactSizeIterator<Item = &str> + Send {
+    [place.key(), place.queue(), place.timeouts()].into_iter()
+}
+
+/// How long the lock is held, in milliseconds; -1 for ever. `None`: nobody holds it.
+fn left(space: &mut Space, place: &Place, now: Instant) -> Option<i64> {
+    match space.remaining(place.key(), now)? {
+        Duration::MAX => Some(-1),
+        left => Some(millis(left)),
+    }
+}
+
+fn millis(duration: Duration) -> i64 {
+    i64::try_from(duration.as_millis()).unwrap_or(i64::MAX)
+}
+
+/// Takes the lock for an owner whose turn it is, or says when to ask again. Who waits joins the
+/// queue.
+pub(super) struct Acquire<'a> {
+    pub(super) ask: Ask<'a>,
+    /// How long the lock is kept for this owner when its turn has come.
+    pub(super) wait_time: Lease,
+}
+
+impl Step for Acquire<'_> {
+    type Reply = Outcome;
+
+    fn script(&self) -> &'static Script {
+        script!("acquire.lua")
+    }
+
+    fn keys(&self) -> impl ExactSizeIterator<Item = &str> + Send {
+        keys(&self.ask.hold.place)
+    }
+
+    fn args(&self, args: &mut Args<'_>) {
+        args.text(&self.ask.hold.field);
+        args.number(self.ask.lease.millis());
+        args.number(self.ask.count.into());
+        args.number(if self.ask.waits {
+            self.wait_time.millis()
+        } else {
+            0
+        });
+        args.text(self.ask.hold.place.channel());
+    }
+
+    fn reply(&self, raw: Value) -> Result<Outcome> {
+        match raw {
+            Value::Nil => Ok(Outcome::Done(())),
+            Value::Int(left) => wait(&self.ask.hold.place, left),
+            other => Err(unexpected(&other)),
+        }
+    }
+
+    fn apply(&self, space: &mut Space, now: Instant) -> Result<Outcome> {
+        let Ask {
+            hold, count, lease, ..
+        } = self.ask;
+        let (place, owner) = (&*hold.place, &*hold.field);
+        let ours = |holds: &Holds| holds.mode.is_some() || holds.counts.contains_key(owner);
+        let held = space.find::<Holds>(place.key(), now)?;
+        // Entered again, lost meanwhile, or no lock: the queue has nothing to do with it.
+        if held.as_ref().map_or(count > 1, |held| ours(held.value)) {
+            return take(space, place, owner, count, lease, now);
+        }
+        let left = left(space, place, now);
+        if left == Some(-1) {
+            return wait(place, -1);
+        }
+        let mut queue = Queue::new(space, place, now);
+        let (head, dropped) = queue.drop_given_up(Some(owner))?;
+        if left.is_none() && head.as_deref().is_none_or(|head| head == owner) {
+            if head.is_some() {
+                let ends = queue.waited_for(owner)?;
+                queue.remove(0)?;
+                if let Some(ends) = ends {
+                    let end = queue.today().saturating_add(millis(lease.duration()));
+                    queue.shift(0, end.saturating_sub(ends))?;
+                }
+                // It is the head now: it has to know how long the lock is held.
+                queue.call()?;
+            }
+            return take(space, place, owner, count, lease, now);
+        }
+        if dropped && head.as_deref() != Some(owner) {
+            queue.call()?;
+        }
+        if !self.ask.waits {
+            return wait(place, left.unwrap_or(0));
+        }
+        wait(place, self.stand(&mut queue, left)?)
+    }
+}
+
+impl Acquire<'_> {
+    /// Stands in the queue: in how many milliseconds to ask again at the latest.
+    fn stand(&self, queue: &mut Queue<'_>, left: Option<i64>) -> Result<i64> {
+        let owner = &*self.ask.hold.field;
+        let wait = millis(self.wait_time.duration());
+        let now = queue.today();
+        let end = now.saturating_add(left.unwrap_or(0));
+        let mut place = match queue.place_of(owner)? {
+            Some(0) => {
+                // Who asks is alive: it keeps its place, and those behind keep their distance.
+                match queue.waited_for(owner)? {
+                    None => queue.wait_for(owner, end.saturating_add(wait))?,
+                    Some(ends) if (ends - end).saturating_mul(2) < wait => {
+                        queue.shift(0, end.saturating_add(wait) - ends)?;
+                    }
+                    Some(_) => {}
+                }
+                0
+            }
+            Some(place) => place,
+            None => {
+                let from = match queue.last()? {
+                    Some(last) => queue.waited_for(&last)?.unwrap_or(end).max(end),
+                    None => end,
+                };
+                queue.join(owner, from.saturating_add(wait))?
+            }
+        };
+        if place == 0 {
+            return Ok(left.unwrap_or(0));
+        }
+        // Whoever comes before us is called in time; this is for when they have died, or do not
+        // call us. Each of them may have the lock for a lease.
+        let mut again = wait;
+        if let Some(left) = left {
+            let places = i64::try_from(place).unwrap_or(i64::MAX);
+            let leases = millis(self.ask.lease.duration()).saturating_mul(places);
+            again = again.min(left.saturating_add(leases));
+        }
+        let mut ends = None;
+        while place > 0 && ends.is_none() {
+            // Of the one before us nothing may be known, if the timeouts were lost: then the one
+            // before that.
+            place -= 1;
+            if let Some(before) = queue.at(place)? {
+                ends = queue.waited_for(&before)?;
+            }
+        }
+        if let Some(ends) = ends.filter(|&ends| ends > now) {
+            again = again.min(ends - now);
+        }
+        Ok(again)
+    }
+}
+
+/// Sets an owner's hold count to what it wants to keep; none gives the lock back, and takes the
+/// owner out of the queue, should it be there because it waited.
+pub(super) struct Release<'a> {
+    pub(super) hold: &'a Hold,
+    pub(super) keep: u32,
+    /// The lease to go on with; `None` leaves it as it is.
+    pub(super) lease: Option<Lease>,
+}
+
+impl Step for Release<'_> {
+    /// Whether the owner held the lock.
+    type Reply = bool;
+
+    fn script(&self) -> &'static Script {
+        script!("release.lua")
+    }
+
+    fn keys(&self) -> impl ExactSizeIterator<Item = &str> + Send {
+        keys(&self.hold.place)
+    }
+
+    fn args(&self, args: &mut Args<'_>) {
+        args.text(&self.hold.field);
+        args.number(self.keep.into());
+        args.number(self.lease.map_or(0, Lease::millis));
+        args.text(self.hold.place.channel());
+    }
+
+    fn reply(&self, raw: Value) -> Result<bool> {
+        yes_or_no(&raw)
+    }
+
+    fn apply(&self, space: &mut Space, now: Instant) -> Result<bool> {
+        let (place, owner) = (&*self.hold.place, &*self.hold.field);
+        let left = left(space, place, now);
+        if self.keep == 0 {
+            leave(&mut Queue::new(space, place, now), owner, left)?;
+        }
+        let held = give_back(space, place, owner, self.keep, self.lease, now)?;
+        if held && self.keep == 0 {
+            Queue::new(space, place, now).call_after_release(left.unwrap_or(0))?;
+        }
+        Ok(held)
+    }
+}
+
+/// Waits no more: those behind come as much nearer as they stood further back.
+fn leave(queue: &mut Queue<'_>, owner: &str, left: Option<i64>) -> Result<()> {
+    let Some(place) = queue.place_of(owner)? else {
+        return Ok(());
+    };
+    let ends = queue.waited_for(owner)?;
+    let before = match place.checked_sub(1) {
+        None => Some(queue.today().saturating_add(left.unwrap_or(0).max(0))),
+        Some(before) => match queue.at(before)? {
+            Some(before) => queue.waited_for(&before)?,
+            None => None,
+        },
+    };
+    queue.remove(place)?;
+    if let (Some(before), Some(ends)) = (before, ends)
+        && before < ends
+    {
+        queue.shift(place, before - ends)?;
+    }
+    if place == 0 {
+        // What was meant for us is for the next one.
+        queue.call()?;
+    }
+    Ok(())
+}
+
+/// Takes the lock from whoever holds it.
+pub(super) struct Force<'a> {
+    pub(super) place: &'a Place,
+}
+
+impl Step for Force<'_> {
+    /// Whether anybody held it.
+    type Reply = bool;
+
+    fn script(&self) -> &'static Script {
+        script!("force.lua")
+    }
+
+    fn keys(&self) -> impl ExactSizeIterator<Item = &str> + Send {
+        keys(self.place)
+    }
+
+    fn args(&self, args: &mut Args<'_>) {
+        args.text(self.place.channel());
+    }
+
+    fn reply(&self, raw: Value) -> Result<bool> {
+        match raw {
+            Value::Int(-1) => Err(wrong_kind(self.place, FOREIGN_HASH)),
+            other => yes_or_no(&other),
+        }
+    }
+
+    fn apply(&self, space: &mut Space, now: Instant) -> Result<bool> {
+        let held = is_held(space, self.place, now)?;
+        if held {
+            let left = left(space, self.place, now).unwrap_or(0);
+            space.remove(self.place.key());
+            Queue::new(space, self.place, now).call_after_release(left)?;
+        }
+        Ok(held)
+    }
+}
+
+/// Who waits, the next one first.
+pub(super) struct Waiting<'a> {
+    pub(super) place: &'a Place,
+}
+
+impl Step for Waiting<'_> {
+    type Reply = Vec<String>;
+
+    fn script(&self) -> &'static Script {
+        script!("waiting.lua")
+    }
+
+    fn keys(&self) -> impl ExactSizeIterator<Item = &str> + Send {
+        keys(self.place)
+    }
+
+    fn args(&self, _: &mut Args<'_>) {}
+
+    fn reply(&self, raw: Value) -> Result<Vec<String>> {
+        let Value::Array(owners) = raw else {
+            return Err(unexpected(&raw));
+        };
+        let text = |owner| match owner {
+            Value::BulkString(owner) => Ok(String::from_utf8_lossy(&owner).into_owned()),
+            other => Err(unexpected(&other)),
+        };
+        owners.into_iter().map(text).collect()
+    }
+
+    fn apply(&self, space: &mut Space, now: Instant) -> Result<Vec<String>> {
+        let mut queue = Queue::new(space, self.place, now);
+        let now = queue.today();
+        let mut waiting: Vec<_> = match queue.owners()? {
+            Some(owners) => owners.iter().cloned().collect(),
+            None => Vec::new(),
+        };
+        let mut given_up = 0;
+        for owner in &waiting {
+            if queue.waited_for(owner)?.is_some_and(|until| until > now) {
+                break;
+            }
+            given_up += 1;
+        }
+        waiting.drain(..given_up);
+        Ok(waiting)
+    }
+}

@@ -1,0 +1,30 @@
+-- Takes one side of the lock from whoever holds it and wakes who waits. Touches nothing that is no
+-- read-write lock. What a writer reads besides goes with its write side; its read side alone can be
+-- taken, too.
+--
+-- KEYS[1]  the lock: hash mode -> read | write, owner -> hold count, owner:write -> hold count
+-- ARGV     the side: read | write; what the timeouts of holds begin with; channel
+-- Returns  1: unlocked, 0: nobody held that side, -1: the key is a hash, but no read-write lock
+local reads = {}
+local alive = 0
+local mode = each_holder(KEYS[1], function(field, owner, side, count)
+    if side == 'read' then
+        if longest(ARGV[2], owner, count) > 0 then
+            alive = 1
+        end
+        reads[field] = count
+    end
+end)
+if mode == -1 or mode == 0 or (ARGV[1] == 'write' and mode == 'read') then
+    return mode == -1 and -1 or 0
+end
+for owner, count in pairs(reads) do
+    forget(ARGV[2], owner, count, 1)
+    redis.call('HDEL', KEYS[1], owner)
+end
+if ARGV[1] == mode then
+    redis.call('DEL', KEYS[1])
+    redis.call('PUBLISH', ARGV[3], mode == 'read' and '0' or '1')
+    return 1
+end
+return alive

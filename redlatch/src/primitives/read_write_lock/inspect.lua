@@ -1,0 +1,20 @@
+-- Who holds one side of the lock, how often, and for how long.
+--
+-- KEYS[1]  the lock: hash mode -> read | write, owner -> hold count, owner:write -> hold count
+-- ARGV     the side: read | write; what the timeouts of holds begin with
+-- Returns  for each holder { owner, hold count, remaining ms (-1: never expires) }
+--          -1: the key is a hash, but no read-write lock
+local holders = {}
+local left = redis.call('PTTL', KEYS[1])
+local mode = each_holder(KEYS[1], function(_, owner, side, count)
+    if side == ARGV[1] then
+        local for_ms = side == 'write' and left or longest(ARGV[2], owner, count)
+        if for_ms ~= 0 then
+            table.insert(holders, { owner, count, for_ms })
+        end
+    end
+end)
+if mode == -1 then
+    return -1
+end
+return holders

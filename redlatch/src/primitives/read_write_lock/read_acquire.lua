@@ -1,0 +1,47 @@
+-- Takes the read side for an owner, or says how long somebody may still write.
+--
+-- KEYS     the lock: hash mode -> read | write, owner -> hold count; for who lets writers go first
+--          also the writers that wait: sorted set owner -> until when
+-- ARGV     owner, lease in ms, hold count wanted, what the timeouts of holds begin with
+-- Returns  nil: held now, with that count
+--          else the ms to wait (-1: a key that never expires); 0 when more than one hold was wanted
+--          and there is none: what was to be entered again has been lost
+local owner, lease, count, base = ARGV[1], tonumber(ARGV[2]), tonumber(ARGV[3]), ARGV[4]
+local left = redis.call('PTTL', KEYS[1])
+local mode, mine, writes
+if left ~= -2 then
+    local fields = redis.call('HMGET', KEYS[1], 'mode', owner, owner .. ':write')
+    mode, mine, writes = fields[1], fields[2], fields[3]
+    if not is_mode(mode) then
+        return redis.error_reply('WRONGKIND not a read-write lock')
+    end
+    if left == -1 or (mode == 'write' and not writes) then
+        return left
+    end
+end
+if longest(base, owner, mine) == 0 then
+    if count > 1 then
+        return 0
+    end
+    if KEYS[2] and not writes then
+        local last = redis.call('ZREVRANGE', KEYS[2], 0, 0, 'WITHSCORES')
+        local wait = (tonumber(last[2]) or 0) - today()
+        if wait > 0 then
+            return wait
+        end
+    end
+end
+if not mode then
+    redis.call('HSET', KEYS[1], 'mode', 'read')
+end
+redis.call('HSET', KEYS[1], owner, ARGV[3])
+-- What an earlier life of the same owner has left behind.
+forget(base, owner, mine, count + 1)
+-- The end may move away, never nearer.
+if redis.call('PTTL', timeout(base, owner, ARGV[3])) < lease then
+    redis.call('SET', timeout(base, owner, ARGV[3]), 1, 'PX', ARGV[2])
+end
+if left < lease then
+    redis.call('PEXPIRE', KEYS[1], ARGV[2])
+end
+return nil

@@ -1,0 +1,29 @@
+-- Renews the holds of many readers at once: their own, and nobody else's in the same lock.
+--
+-- KEYS     the locks
+-- ARGV     lease in ms, then for each lock in the order of KEYS its owner and what the timeouts of
+--          this owner's holds begin with
+-- Returns  for each lock 1: renewed, 0: its owner does not read, or is dead
+local lease = tonumber(ARGV[1])
+local renewed = {}
+for i, key in ipairs(KEYS) do
+    local owner, own = ARGV[2 * i], ARGV[2 * i + 1]
+    -- pcall: one key that is no hash any more must not keep the others from being renewed.
+    local fields = redis.pcall('HMGET', key, 'mode', owner)
+    local alive = 0
+    for n = 1, fields[1] and tonumber(fields[2]) or 0 do
+        local left = redis.call('PTTL', own .. ':' .. n)
+        if left > 0 then
+            alive = 1
+            -- It may have been taken for longer: the end never comes nearer.
+            if left < lease then
+                redis.call('PEXPIRE', own .. ':' .. n, ARGV[1])
+            end
+        end
+    end
+    if alive == 1 and redis.call('PTTL', key) < lease then
+        redis.call('PEXPIRE', key, ARGV[1])
+    end
+    renewed[i] = alive
+end
+return renewed

@@ -1,0 +1,223 @@
+//! The steps of the read-write lock: what each does, as plain code, beside the Lua that does the
+//! same. Here what both sides have in common.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use redis::Value;
+use tokio::time::Instant;
+
+use crate::error::Result;
+use crate::name::Place;
+use crate::primitives::handle::Holder;
+use crate::primitives::lock::rules::{FOREIGN_HASH, holder, wrong_kind};
+use crate::space::{Found, Holds, Mode, Space};
+use crate::step::{Args, Script, Step, unexpected, yes_or_no};
+
+pub(super) mod read;
+pub(super) mod write;
+
+/// A script of the read-write lock, behind what they all have in common.
+macro_rules! script {
+    ($($file:literal),+) => {{
+        static SCRIPT: Script =
+            Script::new(concat!(include_str!("../readers.lua"), $(include_str!($file)),+));
+        &SCRIPT
+    }};
+}
+use script;
+
+/// The hash of a read-write lock and its mode, if anybody holds it. An error if it is another's.
+fn find<'a>(
+    space: &'a mut Space,
+    place: &Place,
+    now: Instant,
+) -> Result<Option<(Mode, Found<'a, Holds>)>> {
+    let Some(holds) = space.find::<Holds>(place.key(), now)? else {
+        return Ok(None);
+    };
+    match holds.value.mode {
+        Some(mode) => Ok(Some((mode, holds))),
+        None => Err(wrong_kind(place, FOREIGN_HASH)),
+    }
+}
+
+/// The key that says how long a reader's `n`-th hold lives.
+fn timeout(own: &str, n: u32) -> String {
+    format!("{own}:{n}")
+}
+
+/// How long one of those holds lives on. Zero: it has ended.
+fn left_of(space: &mut Space, own: &str, n: u32, now: Instant) -> Duration {
+    match space.remaining(&timeout(own, n), now) {
+        // Without an end it is none that a reader made.
+        None | Some(Duration::MAX) => Duration::ZERO,
+        Some(left) => left,
+    }
+}
+
+/// How long somebody reads on who has these holds. Zero: not any more.
+fn longest(
+    space: &mut Space,
+    own: &str,
+    holds: std::ops::RangeInclusive<u32>,
+    now: Instant,
+) -> Duration {
+    let left = holds.map(|n| left_of(space, own, n, now));
+    left.max().unwrap_or_default()
+}
+
+/// All who read, dead ones included: what the timeouts of their holds begin with, and how many there
+/// are.
+fn readers(counts: &BTreeMap<String, u32>, place: &Place) -> Vec<(String, u32)> {
+    let readers = counts.iter().filter(|(field, _)| !place.writes(field));
+    let timeouts = |(owner, count): (&String, &u32)| (place.timeouts_of(owner), *count);
+    readers.map(timeouts).collect()
+}
+
+/// How long anybody reads on. Zero: nobody does.
+fn longest_of_all(space: &mut Space, place: &Place, now: Instant) -> Result<Duration> {
+    let all = match find(space, place, now)? {
+        Some((_, holds)) => readers(&holds.value.counts, place),
+        None => Vec::new(),
+    };
+    let left = all
+        .iter()
+        .map(|(own, count)| longest(space, own, 1..=*count, now));
+    Ok(left.max().unwrap_or_default())
+}
+
+/// Ends holds of a reader.
+fn forget(space: &mut Space, own: &str, holds: std::ops::RangeInclusive<u32>) {
+    for n in holds {
+        space.remove(&timeout(own, n));
+    }
+}
+
+/// A side as scripts call it.
+fn side(mode: Mode) -> &'static str {
+    match mode {
+        Mode::Read => "read",
+        Mode::Write => "write",
+    }
+}
+
+/// Who holds one side.
+pub(super) struct Inspect<'a> {
+    pub(super) place: &'a Place,
+    pub(super) side: Mode,
+}
+
+impl Step for Inspect<'_> {
+    type Reply = Vec<Holder>;
+
+    fn script(&self) -> &'static Script {
+        script!("../sides.lua", "../inspect.lua")
+    }
+
+    fn keys(&self) -> impl ExactSizeIterator<Item = &str> + Send {
+        std::iter::once(self.place.key())
+    }
+
+    fn args(&self, args: &mut Args<'_>) {
+        args.text(side(self.side));
+        args.text(self.place.timeouts_begin());
+    }
+
+    fn reply(&self, raw: Value) -> Result<Vec<Holder>> {
+        match raw {
+            Value::Int(-1) => Err(wrong_kind(self.place, FOREIGN_HASH)),
+            Value::Array(holders) => holders.into_iter().map(holder).collect(),
+            other => Err(unexpected(&other)),
+        }
+    }
+
+    fn apply(&self, space: &mut Space, now: Instant) -> Result<Vec<Holder>> {
+        let Some((_, holds)) = find(space, self.place, now)? else {
+            return Ok(Vec::new());
+        };
+        let (left, counts) = (holds.remaining(now), holds.value.counts.clone());
+        let mut holders = Vec::new();
+        for (field, holds) in counts {
+            let writes = self.place.writes(&field);
+            let remaining = match self.side {
+                Mode::Write if writes => left,
+                Mode::Read if !writes => {
+                    longest(space, &self.place.timeouts_of(&field), 1..=holds, now)
+                }
+                _ => Duration::ZERO,
+            };
+            if !remaining.is_zero() {
+                holders.push(Holder {
+                    owner: self.place.owner(&field).to_owned(),
+                    holds,
+                    remaining: Some(remaining),
+                });
+            }
+        }
+        Ok(holders)
+    }
+}
+
+/// Takes one side from whoever holds it.
+pub(super) struct Force<'a> {
+    pub(super) place: &'a Place,
+    pub(super) side: Mode,
+}
+
+impl Step for Force<'_> {
+    /// Whether anybody held it.
+    type Reply = bool;
+
+    fn script(&self) -> &'static Script {
+        script!("../sides.lua", "../force.lua")
+    }
+
+    fn keys(&self) -> impl ExactSizeIterator<Item = &str> + Send {
+        std::iter::once(self.place.key())
+    }
+
+    fn args(&self, args: &mut Args<'_>) {
+        args.text(side(self.side));
+        args.text(self.place.timeouts_begin());
+        args.text(self.place.channel());
+    }
+
+    fn reply(&self, raw: Value) -> Result<bool> {
+        match raw {
+            Value::Int(-1) => Err(wrong_kind(self.place, FOREIGN_HASH)),
+            other => yes_or_no(&other),
+        }
+    }
+
+    fn apply(&self, space: &mut Space, now: Instant) -> Result<bool> {
+        let alive = !longest_of_all(space, self.place, now)?.is_zero();
+        let Some((mode, holds)) = find(space, self.place, now)? else {
+            return Ok(false);
+        };
+        if (self.side, mode) == (Mode::Write, Mode::Read) {
+            return Ok(false);
+        }
+        let reads = readers(&holds.value.counts, self.place);
+        let counts = &mut holds.value.counts;
+        counts.retain(|field, _| self.place.writes(field));
+        for (own, count) in reads {
+            forget(space, &own, 1..=count);
+        }
+        if self.side != mode {
+            return Ok(alive);
+        }
+        space.remove(self.place.key());
+        let payload = match mode {
+            Mode::Read => READ_RELEASED,
+            Mode::Write => WRITE_RELEASED,
+        };
+        space.publish(self.place.channel(), payload);
+        Ok(true)
+    }
+}
+
+/// What is published when the last reader has left.
+const READ_RELEASED: i64 = 0;
+/// What is published when the writer has left, or one that waited has given up: readers may go.
+const WRITE_RELEASED: i64 = 1;

@@ -1,0 +1,38 @@
+-- For the scripts that look at the whole lock: its fields, each with its side.
+
+-- The owner whom a field stands for, and its side; nothing if it is no holder's.
+local function holder(field, count)
+    if not string.match(count, '^%d+$') then
+        return nil
+    end
+    local writer = string.match(field, '^(.+:%d+):write$')
+    if writer then
+        return writer, 'write'
+    end
+    return string.match(field, '^.+:%d+$'), 'read'
+end
+
+-- Calls `see(field, owner, side, count)` for each holder. The lock's mode; -1: no read-write lock, 0:
+-- nothing there.
+local function each_holder(key, see)
+    local fields = redis.call('HGETALL', key)
+    local mode = 0
+    for i = 1, #fields, 2 do
+        if fields[i] == 'mode' and is_mode(fields[i + 1]) then
+            mode = fields[i + 1]
+        elseif not holder(fields[i], fields[i + 1]) then
+            return -1
+        end
+    end
+    if mode == 0 then
+        return #fields == 0 and 0 or -1
+    end
+    for i = 1, #fields, 2 do
+        if fields[i] ~= 'mode' then
+            local owner, side = holder(fields[i], fields[i + 1])
+            see(fields[i], owner, side, fields[i + 1])
+        end
+    end
+    return mode
+end
+

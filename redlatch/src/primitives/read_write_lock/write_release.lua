@@ -1,0 +1,40 @@
+-- Sets a writer's hold count to what it wants to keep; 0 gives its side back and wakes who waits. If
+-- the owner reads, too, it goes on as a reader. A writer that waited and gives up no longer holds
+-- back new readers.
+--
+-- KEYS     the lock: hash mode -> read | write, owner:write -> hold count; the writers that wait:
+--          sorted set owner:write -> until when
+-- ARGV     owner:write, hold count to keep, lease in ms to go on with (0: as it is), what the
+--          timeouts of holds begin with, channel
+-- Returns  1: done; 0: this owner does not write
+local left = redis.call('PTTL', KEYS[1])
+local fields = {}
+if left ~= -2 then
+    fields = redis.call('HMGET', KEYS[1], 'mode', ARGV[1])
+    if not is_mode(fields[1]) then
+        return redis.error_reply('WRONGKIND not a read-write lock')
+    end
+end
+if not fields[2] then
+    if ARGV[2] == '0' and redis.call('ZREM', KEYS[2], ARGV[1]) == 1 then
+        redis.call('PUBLISH', ARGV[5], '1')
+    end
+    return 0
+end
+if ARGV[2] ~= '0' then
+    redis.call('HSET', KEYS[1], ARGV[1], ARGV[2])
+    if left < tonumber(ARGV[3]) then
+        redis.call('PEXPIRE', KEYS[1], ARGV[3])
+    end
+    return 1
+end
+redis.call('HDEL', KEYS[1], ARGV[1])
+local most = longest_of_all(KEYS[1], ARGV[4], left)
+if most == 0 then
+    redis.call('DEL', KEYS[1])
+else
+    redis.call('HSET', KEYS[1], 'mode', 'read')
+    redis.call('PEXPIRE', KEYS[1], most)
+end
+redis.call('PUBLISH', ARGV[5], '1')
+return 1

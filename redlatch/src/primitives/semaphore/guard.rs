@@ -1,0 +1,200 @@
+//! Permits that somebody has, and giving them back.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::time::Instant;
+
+use super::rules::Add;
+use crate::error::{Error, Result};
+use crate::name::Place;
+use crate::session::Session;
+use crate::store::Sent;
+
+/// For how long it is tried in the background to give permits back to a store that is away. They
+/// have no lease, so nobody else ever does it.
+pub(super) const GIVING_BACK: Duration = Duration::from_secs(600);
+
+/// The pause between two tries of that; each of them goes on for the response timeout.
+const PAUSE: Duration = Duration::from_millis(500);
+
+/// Permits of a [`Semaphore`](super::Semaphore) (Redisson has none: there one counts by oneself).
+/// Given back by [`SemaphorePermits::release`], or in the background when dropped.
+///
+/// Dropping never blocks and never panics. While the store cannot be reached, giving back is tried
+/// again for ten minutes; the log says if it came to nothing (`tracing`, level WARN). A process
+/// that ends without having given its permits back keeps them for good.
+///
+/// Permits go back only to a semaphore that is still there: one that has been deleted, or whose time
+/// to live has ended, is not made anew with a wrong number of permits.
+#[must_use = "the permits are given back as soon as this is dropped"]
+pub struct SemaphorePermits {
+    /// `None` when there is nothing to give back any more.
+    owed: Option<Owed>,
+    permits: u32,
+    place: Arc<Place>,
+}
+
+impl SemaphorePermits {
+    pub(super) fn new(session: Arc<Session>, place: Arc<Place>, permits: u32) -> SemaphorePermits {
+        let owed = (permits > 0).then(|| Owed {
+            session,
+            place: place.clone(),
+            permits,
+        });
+        SemaphorePermits {
+            owed,
+            permits,
+            place,
+        }
+    }
+
+    /// How many permits these are.
+    pub fn permits(&self) -> u32 {
+        self.permits
+    }
+
+    /// The semaphore's name.
+    pub fn name(&self) -> &str {
+        self.place.name()
+    }
+
+    /// Gives the permits back and returns when the store has them.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::OutcomeUnknown`]: the connection broke, or there was no answer within the response
+    /// timeout; they may have been given back or not, and are not given back again.
+    /// [`Error::Unavailable`], [`Error::ResponseTimeout`]: they could not be sent; giving back goes
+    /// on in the background. [`Error::WrongKind`], [`Error::InvalidCount`] (more than 2147483647
+    /// would be there): they were not given back. It is no error that the semaphore is gone.
+    ///
+    /// # Cancel safety
+    ///
+    /// When dropped, giving back goes on in the background.
+    pub async fn release(mut self) -> Result<()> {
+        let Some(mut owed) = self.owed.take() else {
+            return Ok(());
+        };
+        let background = owed.session.background.clone();
+        let rest = background.clone();
+        let work = async move {
+            let given_back = owed.give_back().await;
+            if owed.permits > 0 {
+                rest.spawn(owed.persist());
+            }
+            given_back
+        };
+        background.finish(work, || true).await
+    }
+
+    /// Keeps the permits for good: nothing gives them back by itself. To be given back by
+    /// [`Semaphore::release`](super::Semaphore::release), or never.
+    ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")] async fn main() -> redlatch::Result<()> {
+    /// # let semaphore = redlatch::Client::embedded().semaphore("downloads");
+    /// semaphore.try_set_permits(3).await?;
+    /// semaphore.acquire().await?.forget();
+    /// assert_eq!(semaphore.available().await?, 2);
+    /// # Ok(()) }
+    /// ```
+    pub fn forget(mut self) {
+        if let Some(mut owed) = self.owed.take() {
+            owed.permits = 0;
+        }
+    }
+}
+
+impl Drop for SemaphorePermits {
+    fn drop(&mut self) {
+        if let Some(owed) = self.owed.take() {
+            let background = owed.session.background.clone();
+            background.spawn(owed.persist());
+        }
+    }
+}
+
+impl std::fmt::Debug for SemaphorePermits {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("SemaphorePermits")
+            .field("name", &self.name())
+            .field("permits", &self.permits)
+            .finish_non_exhaustive()
+    }
+}
+
+/// Permits to give back. Says so in the log when it is dropped before that.
+struct Owed {
+    session: Arc<Session>,
+    place: Arc<Place>,
+    /// 0 when nothing is owed any more, or nothing can be done about it.
+    permits: u32,
+}
+
+impl Owed {
+    async fn give_back(&mut self) -> Result<()> {
+        let step = Add {
+            place: self.place.clone(),
+            // As many as could be taken.
+            permits: i32::try_from(self.permits).unwrap_or(i32::MAX),
+            if_exists: true,
+        };
+        let (store, sent) = (&self.session.store, Sent::default());
+        let what = "giving permits back";
+        let added = store.run_unrepeated(&step, what, Duration::ZERO, &sent);
+        match added.await {
+            Ok(available) => {
+                tracing::debug!(
+                    semaphore = self.place.name(),
+                    permits = self.permits,
+                    ?available,
+                    "given back"
+                );
+                self.permits = 0;
+                Ok(())
+            }
+            Err(error) => {
+                let hopeless = matches!(
+                    error,
+                    Error::OutcomeUnknown { .. }
+                        | Error::WrongKind { .. }
+                        | Error::InvalidCount { .. }
+                );
+                if hopeless {
+                    self.permits = 0;
+                }
+                Err(error)
+            }
+        }
+    }
+
+    /// Tries until it is done, or known that it cannot be.
+    async fn persist(mut self) {
+        let give_up = Instant::now() + GIVING_BACK;
+        let (place, permits) = (self.place.clone(), self.permits);
+        while let Err(error) = self.give_back().await {
+            if self.permits == 0 || Instant::now() >= give_up {
+                self.permits = 0;
+                tracing::warn!(semaphore = place.name(), permits, %error,
+                    "may not have been given back; then they stay taken");
+                return;
+            }
+            tracing::debug!(semaphore = place.name(), permits, %error,
+                "not given back yet; trying again");
+            tokio::time::sleep(PAUSE).await;
+        }
+    }
+}
+
+impl Drop for Owed {
+    fn drop(&mut self) {
+        if self.permits > 0 {
+            tracing::warn!(
+                semaphore = self.place.name(),
+                permits = self.permits,
+                "no runtime to give them back in; they stay taken"
+            );
+        }
+    }
+}

@@ -1,0 +1,229 @@
+//! The ways to ask for permits: builders that are awaited.
+
+use std::future::IntoFuture;
+use std::pin::pin;
+use std::sync::Arc;
+use std::time::Duration;
+
+use super::guard::GIVING_BACK;
+use super::rules::Take;
+use super::{Semaphore, SemaphorePermits};
+use crate::error::{Error, Result};
+use crate::hold::Boxed;
+use crate::lease::{Lease, Patience};
+use crate::primitives::number::{Begin, Read, set_by_whom};
+use crate::step::Outcome;
+use crate::store::{Lane, Sent};
+use crate::wait::Attempt;
+
+/// Waits for permits when awaited: [`Semaphore::acquire`], [`Semaphore::acquire_many`].
+///
+/// # Errors
+///
+/// [`Error::InvalidName`], [`Error::InvalidCount`], [`Error::WrongKind`], [`Error::Unavailable`],
+/// [`Error::NoRuntime`]; [`Error::ResponseTimeout`]: there was no answer in time, and if there is one
+/// later, what it grants is given back; [`Error::OutcomeUnknown`]: the connection broke after the
+/// step had been sent, so that permits may have been taken that nobody has. It is not sent again,
+/// because it could take them twice.
+///
+/// # Cancel safety
+///
+/// May be dropped at any point: it leaves the line at once, and what may have been won meanwhile is
+/// given back in the background. But once polled it has to be polled on or dropped: one that is kept
+/// and not polled keeps its place in the line.
+#[must_use = "nothing is acquired until this is awaited"]
+pub struct AcquirePermits {
+    pub(super) semaphore: Semaphore,
+    pub(super) permits: u32,
+}
+
+/// Takes permits, or gives up, when awaited: [`Semaphore::try_acquire`],
+/// [`Semaphore::try_acquire_many`].
+///
+/// Errors and cancel safety are those of [`AcquirePermits`].
+#[must_use = "nothing is acquired until this is awaited"]
+pub struct TryAcquirePermits {
+    pub(super) semaphore: Semaphore,
+    pub(super) permits: u32,
+    pub(super) patience: Patience,
+}
+
+impl TryAcquirePermits {
+    /// Waits at most this long for permits. A step that was begun by then is waited for, at most the
+    /// client's response timeout longer. A time that the clock cannot hold is for ever.
+    pub fn wait(mut self, wait: Duration) -> TryAcquirePermits {
+        self.patience = Patience::at_most(wait);
+        self
+    }
+}
+
+impl IntoFuture for AcquirePermits {
+    type Output = Result<SemaphorePermits>;
+    type IntoFuture = Boxed<'static, Self::Output>;
+
+    fn into_future(self) -> Self::IntoFuture {
+        Box::pin(async move {
+            // Endless patience does not come back without: the loop says so to the compiler.
+            loop {
+                let won = obtain(&self.semaphore, self.permits, Patience::Endless);
+                if let Some(permits) = won.await? {
+                    return Ok(permits);
+                }
+            }
+        })
+    }
+}
+
+impl IntoFuture for TryAcquirePermits {
+    type Output = Result<Option<SemaphorePermits>>;
+    type IntoFuture = Boxed<'static, Self::Output>;
+
+    fn into_future(self) -> Self::IntoFuture {
+        Box::pin(async move { obtain(&self.semaphore, self.permits, self.patience).await })
+    }
+}
+
+async fn obtain(
+    semaphore: &Semaphore,
+    permits: u32,
+    patience: Patience,
+) -> Result<Option<SemaphorePermits>> {
+    let session = &semaphore.session;
+    session.background.bind()?;
+    let place = semaphore.place()?;
+    super::check(permits)?;
+    if permits == 0 {
+        // There are always so many.
+        let none = SemaphorePermits::new(session.clone(), place.clone(), 0);
+        return Ok(Some(none));
+    }
+    let mut attempt = Taking { semaphore, permits };
+    session.waiting.obtain(&mut attempt, patience).await
+}
+
+/// One acquisition under way, for the waiting room.
+struct Taking<'a> {
+    semaphore: &'a Semaphore,
+    permits: u32,
+}
+
+impl Attempt for Taking<'_> {
+    /// With what it takes to give them back, from the moment that they are had.
+    type Won = SemaphorePermits;
+
+    fn channel(&self) -> &str {
+        self.semaphore.place.channel()
+    }
+
+    async fn ask(&mut self, subscribe: bool) -> Result<Outcome<SemaphorePermits>> {
+        let session = &self.semaphore.session;
+        let wait = Outcome::Wait(session.watchdog.lease().duration());
+        if subscribe {
+            // Looking may be repeated, taking must not be: so the connection is made and the channel
+            // subscribed to before anything is taken, at no cost to those who have to wait anyway.
+            let look = Read {
+                place: &self.semaphore.place,
+            };
+            let sent = Sent::default();
+            let store = &session.store;
+            let seen = store.subscribe_and_run(self.channel(), &look, &sent);
+            if seen.await?.reply < i64::from(self.permits) {
+                return Ok(wait);
+            }
+        }
+        Ok(match self.take().await? {
+            Outcome::Wait(_) => wait,
+            done => done,
+        })
+    }
+
+    /// There may be permits left for the next one.
+    fn keeps_others_out(&self) -> Option<Duration> {
+        None
+    }
+}
+
+impl Taking<'_> {
+    /// One try. When it is dropped after it was sent, and when the answer takes too long, it is
+    /// heard out in the background: what it took is dropped there, which gives it back.
+    async fn take(&self) -> Result<Outcome<SemaphorePermits>> {
+        let session = self.semaphore.session.clone();
+        let place = self.semaphore.place.clone();
+        let (background, store) = (session.background.clone(), session.store.clone());
+        let (permits, sent) = (self.permits, Arc::new(Sent::default()));
+        let is_sent = sent.clone();
+        let turn = store.turn().await;
+        let work = async move {
+            let step = Take {
+                place: &place,
+                permits,
+            };
+            let what = "acquiring permits";
+            let answer = session
+                .store
+                .run_unrepeated(&step, what, GIVING_BACK, &sent);
+            let outcome = answer.await;
+            drop(turn);
+            Ok(match outcome? {
+                Outcome::Done(()) => {
+                    tracing::debug!(semaphore = place.name(), permits, "acquired");
+                    Outcome::Done(SemaphorePermits::new(session, place, permits))
+                }
+                Outcome::Wait(left) => Outcome::Wait(left),
+            })
+        };
+        let under_way = || is_sent.get();
+        let mut work = pin!(background.finish(work, under_way));
+        let after = store.response_timeout();
+        match tokio::time::timeout(after, &mut work).await {
+            Ok(outcome) => outcome,
+            Err(_) if under_way() => Err(Error::ResponseTimeout { after }),
+            // What could not be sent by now gives up by itself, and says why.
+            Err(_) => work.await,
+        }
+    }
+}
+
+/// Sets the permits when awaited, if none are set: [`Semaphore::try_set_permits`].
+#[must_use = "nothing is set until this is awaited"]
+pub struct TrySetPermits {
+    pub(super) semaphore: Semaphore,
+    pub(super) permits: u32,
+    pub(super) time_to_live: Option<Duration>,
+}
+
+impl TrySetPermits {
+    /// The semaphore ceases to be after this long, whatever happens to it meanwhile: 1 ms to
+    /// [`MAX_LEASE`](crate::MAX_LEASE), cut to whole milliseconds. Its end wakes nobody: who waits
+    /// goes on waiting until permits are set anew.
+    pub fn time_to_live(mut self, time_to_live: Duration) -> TrySetPermits {
+        self.time_to_live = Some(time_to_live);
+        self
+    }
+
+    async fn set(&self) -> Result<bool> {
+        let place = self.semaphore.place()?;
+        super::check(self.permits)?;
+        let step = Begin {
+            place,
+            number: self.permits,
+            time_to_live: self.time_to_live.map(Lease::new).transpose()?,
+            payload: self.permits,
+        };
+        let store = &self.semaphore.session.store;
+        let answer = store.run(&step, Lane::First, &Sent::default()).await?;
+        match answer.reply {
+            false if answer.repeated => Err(set_by_whom("setting the permits")),
+            set => Ok(set),
+        }
+    }
+}
+
+impl IntoFuture for TrySetPermits {
+    type Output = Result<bool>;
+    type IntoFuture = Boxed<'static, Self::Output>;
+
+    fn into_future(self) -> Self::IntoFuture {
+        Box::pin(async move { self.set().await })
+    }
+}

@@ -1,0 +1,154 @@
+//! The semaphore's steps. None of them can be sent twice: each changes a number by some, and the
+//! store keeps no account of by whom.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use redis::Value;
+use tokio::time::Instant;
+
+use super::MOST;
+use crate::error::{Error, Result};
+use crate::name::Place;
+use crate::primitives::number::{number, script};
+use crate::space::Space;
+use crate::step::{Args, Outcome, Script, Step, unexpected, yes_or_no};
+
+/// Takes permits, if there are so many.
+pub(super) struct Take<'a> {
+    pub(super) place: &'a Place,
+    pub(super) permits: u32,
+}
+
+impl Step for Take<'_> {
+    type Reply = Outcome;
+
+    fn script(&self) -> &'static Script {
+        script!("take.lua")
+    }
+
+    fn keys(&self) -> impl ExactSizeIterator<Item = &str> + Send {
+        std::iter::once(self.place.key())
+    }
+
+    fn args(&self, args: &mut Args<'_>) {
+        args.number(self.permits.into());
+    }
+
+    fn reply(&self, raw: Value) -> Result<Outcome> {
+        Ok(match yes_or_no(&raw)? {
+            true => Outcome::Done(()),
+            false => Outcome::Wait(Duration::MAX),
+        })
+    }
+
+    fn apply(&self, space: &mut Space, now: Instant) -> Result<Outcome> {
+        let permits = i64::from(self.permits);
+        match space.find::<i64>(self.place.key(), now)? {
+            Some(found) if *found.value >= permits => {
+                *found.value -= permits;
+                Ok(Outcome::Done(()))
+            }
+            _ => Ok(Outcome::Wait(Duration::MAX)),
+        }
+    }
+}
+
+/// Adds permits, or takes some away. How many there are then; `None` if there is no semaphore and
+/// none was to be made.
+pub(super) struct Add {
+    pub(super) place: Arc<Place>,
+    pub(super) permits: i32,
+    pub(super) if_exists: bool,
+}
+
+impl Add {
+    fn out_of_range(&self) -> Error {
+        Error::InvalidCount {
+            count: self.permits.into(),
+            reason: "added to the permits there are, it comes to more than 2147483647 or to less \
+                     than -2147483647",
+        }
+    }
+}
+
+impl Step for Add {
+    type Reply = Option<i64>;
+
+    fn script(&self) -> &'static Script {
+        script!("add.lua")
+    }
+
+    fn keys(&self) -> impl ExactSizeIterator<Item = &str> + Send {
+        std::iter::once(self.place.key())
+    }
+
+    fn args(&self, args: &mut Args<'_>) {
+        args.signed(self.permits.into());
+        args.number(self.if_exists.into());
+        args.text(self.place.channel());
+        args.signed(MOST);
+    }
+
+    fn reply(&self, raw: Value) -> Result<Option<i64>> {
+        match raw {
+            Value::Int(0) => Ok(None),
+            Value::Int(-1) => Err(self.out_of_range()),
+            Value::Array(sum) => match sum.as_slice() {
+                [Value::Int(sum)] => Ok(Some(*sum)),
+                _ => Err(unexpected(&Value::Array(sum))),
+            },
+            other => Err(unexpected(&other)),
+        }
+    }
+
+    fn apply(&self, space: &mut Space, now: Instant) -> Result<Option<i64>> {
+        let value = number(space, &self.place, now)?;
+        if value.is_none() && self.if_exists {
+            return Ok(None);
+        }
+        let added = i64::from(self.permits);
+        let sum = value.unwrap_or(0).saturating_add(added);
+        if (added > 0 && sum > MOST) || (added < 0 && sum < -MOST) {
+            return Err(self.out_of_range());
+        }
+        // Without an end if it is new, else with the one that it has.
+        *space.find_or_begin::<i64>(self.place.key(), now)? = sum;
+        if added > 0 {
+            space.publish(self.place.channel(), sum);
+        }
+        Ok(Some(sum))
+    }
+}
+
+/// Takes all permits that there are; what was owed is owed no more.
+pub(super) struct Drain {
+    pub(super) place: Arc<Place>,
+}
+
+impl Step for Drain {
+    /// How many there were.
+    type Reply = i64;
+
+    fn script(&self) -> &'static Script {
+        script!("drain.lua")
+    }
+
+    fn keys(&self) -> impl ExactSizeIterator<Item = &str> + Send {
+        std::iter::once(self.place.key())
+    }
+
+    fn args(&self, _: &mut Args<'_>) {}
+
+    fn reply(&self, raw: Value) -> Result<i64> {
+        match raw {
+            Value::Int(permits) => Ok(permits),
+            other => Err(unexpected(&other)),
+        }
+    }
+
+    fn apply(&self, space: &mut Space, now: Instant) -> Result<i64> {
+        let found = space.find::<i64>(self.place.key(), now)?;
+        Ok(found.map_or(0, |found| std::mem::take(found.value)))
+    }
+}

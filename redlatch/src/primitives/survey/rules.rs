@@ -1,0 +1,290 @@
+//! The step that looks at names without knowing what they are.
+
+use std::collections::{BTreeMap, VecDeque};
+use std::time::Duration;
+
+use redis::Value;
+use tokio::time::Instant;
+
+use super::{ObjectState, OutPermit, Waiting};
+use crate::error::Result;
+use crate::name::Beside;
+use crate::primitives::handle::Holder;
+use crate::space::{Holds, Mode, Space};
+use crate::step::{Args, Script, Step, unexpected};
+
+/// The date of what never expires is beyond this.
+const NEVER: i64 = 900_000_000_000_000;
+
+/// What there is under some names.
+pub(crate) struct Survey<'a> {
+    pub(crate) names: &'a [Beside],
+}
+
+/// What is under one name: nothing, an object, or something else.
+pub(crate) type Seen = std::result::Result<Option<ObjectState>, &'static str>;
+
+impl Step for Survey<'_> {
+    type Reply = Vec<Seen>;
+
+    fn script(&self) -> &'static Script {
+        static SCRIPT: Script = Script::new(include_str!("survey.lua"));
+        &SCRIPT
+    }
+
+    fn keys(&self) -> impl ExactSizeIterator<Item = &str> + Send {
+        let keys: Vec<&str> = self.names.iter().flat_map(Beside::keys).collect();
+        keys.into_iter()
+    }
+
+    fn args(&self, _: &mut Args<'_>) {}
+
+    fn reply(&self, raw: Value) -> Result<Vec<Seen>> {
+        match raw {
+            Value::Array(all) if all.len() == self.names.len() => {
+                all.into_iter().map(seen).collect()
+            }
+            other => Err(unexpected(&other)),
+        }
+    }
+
+    fn apply(&self, space: &mut Space, now: Instant) -> Result<Vec<Seen>> {
+        let seen = |name| look(space, name, now);
+        Ok(self.names.iter().map(seen).collect())
+    }
+}
+
+/// The rule, for one name.
+fn look(space: &mut Space, name: &Beside, now: Instant) -> Seen {
+    let key = name.key.as_str();
+    if let Ok(Some(number)) = space.find::<i64>(key, now) {
+        let (value, remaining) = (*number.value, lasts(number.remaining(now)));
+        return Ok(Some(match dates(space, &name.deadlines, now) {
+            None => ObjectState::Counter { value, remaining },
+            Some(deadlines) => {
+                let out = |(id, left): &(String, Option<Duration>)| OutPermit {
+                    id: id.clone(),
+                    remaining: *left,
+                };
+                let is_out = |(_, left): &&(String, _)| *left != Some(Duration::ZERO);
+                let acquired: Vec<_> = deadlines.iter().filter(is_out).map(out).collect();
+                let over = deadlines.len() - acquired.len();
+                ObjectState::ExpirableSemaphore {
+                    available: value + i64::try_from(over).unwrap_or(0),
+                    acquired,
+                }
+            }
+        }));
+    }
+    let holds = match space.find::<Holds>(key, now) {
+        Err(_) => return Err("another type"),
+        Ok(None) => None,
+        Ok(Some(found)) => {
+            let remaining = found.remaining(now);
+            Some((found.value.clone(), remaining))
+        }
+    };
+    match holds {
+        Some((holds, remaining)) if holds.mode.is_some() => {
+            Ok(Some(read_write_lock(space, name, &holds, remaining, now)))
+        }
+        Some((holds, _)) if holds.counts.len() > 1 => Err("a hash of another kind"),
+        holds => {
+            let holder = holds.and_then(|(holds, remaining)| {
+                let (owner, count) = holds.counts.first_key_value()?;
+                Some(Holder {
+                    owner: owner.clone(),
+                    holds: *count,
+                    remaining: lasts(remaining),
+                })
+            });
+            let queue = queue(space, name, now);
+            let token = match space.find::<i64>(&name.token, now) {
+                Ok(Some(token)) => u64::try_from(*token.value).ok(),
+                _ => None,
+            };
+            let nothing = holder.is_none() && queue.is_empty() && token.is_none();
+            Ok((!nothing).then_some(ObjectState::Lock {
+                holder,
+                queue,
+                token,
+            }))
+        }
+    }
+}
+
+fn read_write_lock(
+    space: &mut Space,
+    name: &Beside,
+    holds: &Holds,
+    remaining: Duration,
+    now: Instant,
+) -> ObjectState {
+    let (mut writer, mut readers) = (None, Vec::new());
+    for (owner, &count) in &holds.counts {
+        let holder = |owner: &str, remaining| Holder {
+            owner: owner.to_owned(),
+            holds: count,
+            remaining: lasts(remaining),
+        };
+        if let Some(owner) = owner.strip_suffix(":write") {
+            if holds.mode == Some(Mode::Write) {
+                writer = Some(holder(owner, remaining));
+            }
+            continue;
+        }
+        let timeout = |n| format!("{}{owner}:rwlock_timeout:{n}", name.readers);
+        let left = (1..=count).filter_map(|n| space.remaining(&timeout(n), now));
+        if let Some(left) = left.max() {
+            readers.push(holder(owner, left));
+        }
+    }
+    ObjectState::ReadWriteLock { writer, readers }
+}
+
+fn queue(space: &mut Space, name: &Beside, now: Instant) -> Vec<Waiting> {
+    let timeouts: BTreeMap<_, _> = dates(space, &name.timeouts, now)
+        .into_iter()
+        .flatten()
+        .collect();
+    let Ok(Some(queue)) = space.find::<VecDeque<String>>(&name.queue, now) else {
+        return Vec::new();
+    };
+    let waiting = |owner: &String| match timeouts.get(owner)? {
+        Some(Duration::ZERO) => None,
+        left => Some(Waiting {
+            owner: owner.clone(),
+            remaining: left.unwrap_or(Duration::MAX),
+        }),
+    };
+    queue.value.iter().filter_map(waiting).collect()
+}
+
+/// Members of a sorted set with how long they have: nothing if it is over, `None` if for ever.
+fn dates(space: &mut Space, key: &str, now: Instant) -> Option<Vec<(String, Option<Duration>)>> {
+    let today = space.date(now);
+    let found = space.find::<BTreeMap<String, i64>>(key, now).ok()??;
+    let mut dates: Vec<_> = found.value.iter().collect();
+    dates.sort_by_key(|(member, date)| (**date, (*member).clone()));
+    let left = |(member, date): (&String, &i64)| {
+        let left = u64::try_from(date - today).unwrap_or(0);
+        let left = (*date < NEVER).then(|| Duration::from_millis(left));
+        (member.clone(), left)
+    };
+    Some(dates.into_iter().map(left).collect())
+}
+
+fn lasts(remaining: Duration) -> Option<Duration> {
+    (remaining != Duration::MAX).then_some(remaining)
+}
+
+/// What the script says of one name.
+fn seen(raw: Value) -> Result<Seen> {
+    let parts = match raw {
+        Value::Nil => return Ok(Ok(None)),
+        Value::Array(parts) => parts,
+        other => return Err(unexpected(&other)),
+    };
+    let mut parts = Parts(parts.into_iter());
+    let state = match parts.text()?.as_str() {
+        "lock" => {
+            let owner = parts.text_or_nil()?;
+            let (holds, remaining) = (parts.number()?, parts.time()?);
+            let token = parts.text_or_nil()?;
+            let mut queue = Vec::new();
+            while let Some(owner) = parts.next_text()? {
+                let remaining = parts.time()?.unwrap_or(Duration::MAX);
+                queue.push(Waiting { owner, remaining });
+            }
+            ObjectState::Lock {
+                holder: owner.map(|owner| Holder {
+                    owner,
+                    holds,
+                    remaining,
+                }),
+                queue,
+                token: token.and_then(|token| token.parse().ok()),
+            }
+        }
+        "rwlock" => {
+            let writes = parts.text()? == "write";
+            let (mut writer, mut readers) = (None, Vec::new());
+            while let Some(owner) = parts.next_text()? {
+                let holder = |owner: &str, parts: &mut Parts| -> Result<Holder> {
+                    Ok(Holder {
+                        owner: owner.to_owned(),
+                        holds: parts.number()?,
+                        remaining: parts.time()?,
+                    })
+                };
+                match owner.strip_suffix(":write") {
+                    Some(owner) => writer = Some(holder(owner, &mut parts)?).filter(|_| writes),
+                    None => readers.push(holder(&owner, &mut parts)?),
+                }
+            }
+            ObjectState::ReadWriteLock { writer, readers }
+        }
+        "number" => ObjectState::Counter {
+            value: parts.number()?,
+            remaining: parts.time()?,
+        },
+        "permits" => {
+            let available = parts.number()?;
+            let mut acquired = Vec::new();
+            while let Some(id) = parts.next_bytes()? {
+                let id = id.iter().map(|byte| format!("{byte:02x}")).collect();
+                let remaining = parts.time()?;
+                acquired.push(OutPermit { id, remaining });
+            }
+            ObjectState::ExpirableSemaphore {
+                available,
+                acquired,
+            }
+        }
+        _ => return Ok(Err("something of another kind")),
+    };
+    Ok(Ok(Some(state)))
+}
+
+/// The parts of a reply, one after the other.
+struct Parts(std::vec::IntoIter<Value>);
+
+impl Parts {
+    fn next_bytes(&mut self) -> Result<Option<Vec<u8>>> {
+        match self.0.next() {
+            None | Some(Value::Nil) => Ok(None),
+            Some(Value::BulkString(bytes)) => Ok(Some(bytes)),
+            Some(other) => Err(unexpected(&other)),
+        }
+    }
+
+    fn next_text(&mut self) -> Result<Option<String>> {
+        let bytes = self.next_bytes()?;
+        Ok(bytes.map(|bytes| String::from_utf8_lossy(&bytes).into_owned()))
+    }
+
+    fn text_or_nil(&mut self) -> Result<Option<String>> {
+        self.next_text()
+    }
+
+    fn text(&mut self) -> Result<String> {
+        self.next_text()?.ok_or_else(|| unexpected(&Value::Nil))
+    }
+
+    fn number<T: std::str::FromStr>(&mut self) -> Result<T> {
+        let text = self.text()?;
+        let unknown = |_| unexpected(&Value::SimpleString(text.clone()));
+        text.parse().map_err(unknown)
+    }
+
+    /// Milliseconds; negative for ever.
+    fn time(&mut self) -> Result<Option<Duration>> {
+        match self.0.next() {
+            Some(Value::Int(millis)) => {
+                let millis = u64::try_from(millis).ok();
+                Ok(millis.map(Duration::from_millis))
+            }
+            other => Err(unexpected(&other.unwrap_or(Value::Nil))),
+        }
+    }
+}

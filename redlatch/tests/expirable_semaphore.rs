@@ -1,0 +1,1473 @@
+//! The expirable semaphore: permits with ids and leases, on every store.
+
+mod common;
+
+use std::collections::BTreeMap;
+use std::future::{Future, IntoFuture, poll_fn};
+use std::io::{BufRead, BufReader};
+use std::pin::pin;
+use std::process::{Command, Stdio};
+use std::sync::atomic::{AtomicI64, Ordering};
+use std::sync::{Arc, Mutex};
+use std::task::Poll;
+use std::time::Duration;
+
+use common::{LONG, Stand, WATCHDOG, soon, until};
+use redlatch::{Client, Embedded, Error, ExpirableSemaphore, Loss, MAX_LEASE, PermitId};
+use redlatch_testkit::{Proxy, Server, shared, unique};
+use tokio::time::{Instant, sleep};
+
+const HOUR: Duration = Duration::from_secs(3600);
+const SECOND: Duration = Duration::from_secs(1);
+const BRIEF: Duration = Duration::from_millis(300);
+
+on_every_store! {
+    permits_are_taken_and_given_back,
+    many_are_taken_at_once_or_none,
+    a_semaphore_that_was_never_set_has_no_permits,
+    permits_are_set_once,
+    an_exhausted_semaphore_is_not_set_over,
+    permits_are_set_while_some_are_out,
+    permits_are_added_and_taken_away,
+    a_waiter_is_woken_by_a_release_by_id,
+    a_waiter_for_many_gets_them_as_soon_as_they_are_free,
+    who_waits_is_woken_when_permits_are_set_or_added,
+    ids_are_released_all_or_none,
+    those_ids_that_are_out_are_released,
+    a_permit_that_expired_is_counted_once_and_cannot_be_released,
+    a_lease_is_updated,
+    a_lease_can_be_looked_at,
+    a_guard_learns_that_one_of_its_permits_was_released,
+    all_are_taken_back_by_force,
+    permits_leave_their_guard,
+    dropped_guards_give_back_and_wake,
+    waiters_of_one_client_are_served_in_order,
+    no_more_are_out_than_there_are,
+    counts_are_exact_after_every_step,
+    work_runs_with_a_permit,
+    a_deleted_semaphore_is_gone,
+    what_cannot_be_asked_for_is_refused,
+    prefixes_keep_clients_apart,
+    nothing_is_kept_account_of_in_the_end,
+    cancelled_acquisitions_leave_nothing_behind,
+    cancelled_waiting_leaves_nothing_behind,
+    cancelled_releases_are_done,
+}
+
+async fn with_permits(client: &Client, name: &str, permits: u32) -> ExpirableSemaphore {
+    let semaphore = client.expirable_semaphore(&unique(name));
+    assert!(semaphore.try_set_permits(permits).await.unwrap());
+    semaphore
+}
+
+/// Available, out, in all.
+async fn counts(semaphore: &ExpirableSemaphore) -> (i64, i64, i64) {
+    (
+        semaphore.available().await.unwrap(),
+        semaphore.acquired().await.unwrap(),
+        semaphore.total().await.unwrap(),
+    )
+}
+
+fn is_lost<T: std::fmt::Debug>(result: &Result<T, Error>) -> bool {
+    matches!(result, Err(Error::Lost { .. }))
+}
+
+async fn permits_are_taken_and_given_back(stand: Stand) {
+    let client = stand.client().await;
+    let semaphore = with_permits(&client, "take", 2).await;
+    let one = semaphore.acquire().await.unwrap();
+    assert!(one.is_valid());
+    assert!(one.valid_for() <= Duration::from_secs(30));
+    assert_eq!(one.name(), semaphore.name());
+    let ids = one.ids();
+    assert_eq!(ids.len(), 1);
+    assert_eq!(ids[0].to_string().len(), 32);
+    assert_eq!(counts(&semaphore).await, (1, 1, 2));
+
+    let two = semaphore.try_acquire().await.unwrap().unwrap();
+    assert_ne!(two.ids(), ids);
+    assert!(semaphore.try_acquire().await.unwrap().is_none());
+    let wait = Duration::from_millis(20);
+    assert!(semaphore.try_acquire().wait(wait).await.unwrap().is_none());
+    let mut out: Vec<_> = semaphore.holders().await.unwrap();
+    out.sort_by(|a, b| a.owner.cmp(&b.owner));
+    let mut expected = [ids[0].to_string(), two.ids()[0].to_string()];
+    expected.sort();
+    assert_eq!(
+        out.iter().map(|one| &one.owner).collect::<Vec<_>>(),
+        expected.iter().collect::<Vec<_>>()
+    );
+    for holder in out {
+        assert_eq!(holder.holds, 1);
+        assert!(holder.remaining.unwrap() <= Duration::from_secs(30));
+    }
+
+    one.release().await.unwrap();
+    two.unlock().await.unwrap();
+    assert_eq!(counts(&semaphore).await, (2, 0, 2));
+}
+
+async fn many_are_taken_at_once_or_none(stand: Stand) {
+    let client = stand.client().await;
+    let semaphore = with_permits(&client, "many", 10).await;
+    let six = semaphore.acquire_many(6).await.unwrap();
+    assert_eq!(six.ids().len(), 6);
+    assert_eq!(counts(&semaphore).await, (4, 6, 10));
+    assert!(semaphore.try_acquire_many(5).await.unwrap().is_none());
+    let four = semaphore.try_acquire_many(4).await.unwrap().unwrap();
+    assert_eq!(counts(&semaphore).await, (0, 10, 10));
+    six.release().await.unwrap();
+    assert_eq!(counts(&semaphore).await, (6, 4, 10));
+    four.release().await.unwrap();
+    assert_eq!(counts(&semaphore).await, (10, 0, 10));
+}
+
+async fn a_semaphore_that_was_never_set_has_no_permits(stand: Stand) {
+    let client = stand.client().await;
+    let semaphore = client.expirable_semaphore(&unique("never"));
+    assert_eq!(counts(&semaphore).await, (0, 0, 0));
+    assert!(semaphore.try_acquire().await.unwrap().is_none());
+    assert!(semaphore.holders().await.unwrap().is_empty());
+    let nobodys = PermitId::from_bytes([7; 16]);
+    assert!(is_lost(&semaphore.release(nobodys).await));
+    assert!(!semaphore.try_release(nobodys).await.unwrap());
+    assert!(!semaphore.update_lease(nobodys, SECOND).await.unwrap());
+    assert_eq!(semaphore.lease_of(nobodys).await.unwrap(), None);
+    assert!(!semaphore.force_release().await.unwrap());
+    assert!(!semaphore.delete().await.unwrap());
+    // None of this has set any.
+    assert!(semaphore.try_set_permits(0).await.unwrap());
+    assert!(!semaphore.try_set_permits(1).await.unwrap());
+}
+
+async fn permits_are_set_once(stand: Stand) {
+    let client = stand.client().await;
+    let semaphore = with_permits(&client, "once", 10).await;
+    assert!(!semaphore.try_set_permits(15).await.unwrap());
+    assert_eq!(counts(&semaphore).await, (10, 0, 10));
+}
+
+/// F22: all permits are out, so none is left; that is not the same as none set.
+async fn an_exhausted_semaphore_is_not_set_over(stand: Stand) {
+    let client = stand.client().await;
+    let semaphore = with_permits(&client, "exhausted", 2).await;
+    let both = semaphore.acquire_many(2).await.unwrap();
+    assert!(!semaphore.try_set_permits(2).await.unwrap());
+    assert_eq!(counts(&semaphore).await, (0, 2, 2));
+    both.release().await.unwrap();
+    assert_eq!(counts(&semaphore).await, (2, 0, 2));
+}
+
+async fn permits_are_set_while_some_are_out(stand: Stand) {
+    let client = stand.client().await;
+    let semaphore = client.expirable_semaphore(&unique("set"));
+    semaphore.set_permits(10).await.unwrap();
+    assert_eq!(counts(&semaphore).await, (10, 0, 10));
+    assert!(!semaphore.try_set_permits(15).await.unwrap());
+    for total in [15, 15, 5] {
+        semaphore.set_permits(total).await.unwrap();
+        assert_eq!(counts(&semaphore).await, (total.into(), 0, total.into()));
+    }
+    let three = semaphore.acquire_many(3).await.unwrap();
+    assert_eq!(counts(&semaphore).await, (2, 3, 5));
+    semaphore.set_permits(3).await.unwrap();
+    assert_eq!(counts(&semaphore).await, (0, 3, 3));
+    semaphore.set_permits(2).await.unwrap();
+    assert_eq!(counts(&semaphore).await, (-1, 3, 2));
+    assert!(semaphore.try_acquire().await.unwrap().is_none());
+    three.release().await.unwrap();
+    assert_eq!(counts(&semaphore).await, (2, 0, 2));
+}
+
+async fn permits_are_added_and_taken_away(stand: Stand) {
+    let client = stand.client().await;
+    let semaphore = with_permits(&client, "add", 10).await;
+    for (more, available) in [(5, 15), (0, 15), (-10, 5), (-10, -5), (6, 1)] {
+        semaphore.add_permits(more).await.unwrap();
+        assert_eq!(semaphore.available().await.unwrap(), available);
+    }
+    // Where Redisson could not count any more.
+    let refused = semaphore.add_permits(i32::MAX).await;
+    assert!(
+        matches!(refused, Err(Error::InvalidCount { .. })),
+        "{refused:?}"
+    );
+    assert_eq!(counts(&semaphore).await, (1, 0, 1));
+    semaphore.add_permits(i32::MAX - 1).await.unwrap();
+    semaphore.add_permits(-i32::MAX).await.unwrap();
+    semaphore.add_permits(-i32::MAX).await.unwrap();
+    assert!(semaphore.add_permits(-1).await.is_err());
+}
+
+async fn a_waiter_is_woken_by_a_release_by_id(stand: Stand) {
+    let (client, other) = (stand.client().await, stand.client().await);
+    let semaphore = with_permits(&client, "woken", 1).await;
+    let ids = semaphore
+        .acquire()
+        .lease(10 * LONG)
+        .await
+        .unwrap()
+        .into_ids()
+        .unwrap();
+    let theirs = other.expirable_semaphore(semaphore.name());
+    let waiter = tokio::spawn(theirs.acquire().into_future());
+    until("it waits", || async { other.status().subscriptions == 1 }).await;
+    assert!(!waiter.is_finished());
+    semaphore.release(ids[0]).await.unwrap();
+    let permit = soon("woken", waiter).await.unwrap().unwrap();
+    assert_eq!(counts(&semaphore).await, (0, 1, 1));
+    permit.release().await.unwrap();
+}
+
+/// F21. Other clients, long leases: nothing but the releases can wake it.
+async fn a_waiter_for_many_gets_them_as_soon_as_they_are_free(stand: Stand) {
+    let (client, other) = (stand.client().await, stand.client().await);
+    let semaphore = with_permits(&client, "f21", 5).await;
+    let mut held = Vec::new();
+    for _ in 0..5 {
+        held.push(semaphore.acquire().lease(10 * LONG).await.unwrap());
+    }
+    let theirs = other.expirable_semaphore(semaphore.name());
+    let waiter = tokio::spawn(theirs.acquire_many(3).into_future());
+    until("it waits", || async { other.status().subscriptions == 1 }).await;
+    for free in 1..=2 {
+        held.pop().unwrap().release().await.unwrap();
+        assert_eq!(semaphore.available().await.unwrap(), free);
+        assert!(!waiter.is_finished());
+    }
+    held.pop().unwrap().release().await.unwrap();
+    let three = soon("three are free", waiter).await.unwrap().unwrap();
+    assert_eq!(three.ids().len(), 3);
+    assert_eq!(counts(&semaphore).await, (0, 5, 5));
+}
+
+async fn who_waits_is_woken_when_permits_are_set_or_added(stand: Stand) {
+    let (client, other) = (stand.client().await, stand.client().await);
+    let semaphore = client.expirable_semaphore(&unique("grow"));
+    let theirs = other.expirable_semaphore(semaphore.name());
+    let mut held = Vec::new();
+    for round in 0..3 {
+        let waiter = tokio::spawn(theirs.acquire().lease(10 * LONG).into_future());
+        until("it waits", || async { other.status().subscriptions == 1 }).await;
+        match round {
+            0 => assert!(semaphore.try_set_permits(1).await.unwrap()),
+            1 => semaphore.set_permits(2).await.unwrap(),
+            _ => semaphore.add_permits(1).await.unwrap(),
+        }
+        held.push(soon("woken", waiter).await.unwrap().unwrap());
+    }
+    assert_eq!(counts(&semaphore).await, (0, 3, 3));
+}
+
+async fn ids_are_released_all_or_none(stand: Stand) {
+    let client = stand.client().await;
+    let semaphore = with_permits(&client, "all", 10).await;
+    let ids = semaphore.acquire_many(6).await.unwrap().into_ids().unwrap();
+    semaphore.release_many(&ids[..4]).await.unwrap();
+    assert_eq!(counts(&semaphore).await, (8, 2, 10));
+    // Some are out, some no longer.
+    assert!(is_lost(&semaphore.release_many(&ids).await));
+    assert_eq!(counts(&semaphore).await, (8, 2, 10));
+    // Named twice is released once.
+    semaphore
+        .release_many(&[ids[4], ids[5], ids[4]])
+        .await
+        .unwrap();
+    assert_eq!(counts(&semaphore).await, (10, 0, 10));
+    assert!(is_lost(&semaphore.release_many(&ids).await));
+    assert!(is_lost(&semaphore.release(ids[0]).await));
+    semaphore.release_many(&[]).await.unwrap();
+    assert_eq!(counts(&semaphore).await, (10, 0, 10));
+}
+
+async fn those_ids_that_are_out_are_released(stand: Stand) {
+    let client = stand.client().await;
+    let semaphore = with_permits(&client, "some", 10).await;
+    let ids = semaphore.acquire_many(6).await.unwrap().into_ids().unwrap();
+    assert_eq!(semaphore.try_release_many(&ids[..4]).await.unwrap(), 4);
+    assert_eq!(semaphore.try_release_many(&ids).await.unwrap(), 2);
+    assert_eq!(semaphore.try_release_many(&ids).await.unwrap(), 0);
+    assert_eq!(semaphore.try_release_many(&[]).await.unwrap(), 0);
+    assert_eq!(counts(&semaphore).await, (10, 0, 10));
+}
+
+/// F22.
+async fn a_permit_that_expired_is_counted_once_and_cannot_be_released(stand: Stand) {
+    let client = stand.client().await;
+    let semaphore = with_permits(&client, "expired", 10).await;
+    let ids = semaphore.acquire_many(3).await.unwrap();
+    let ids = ids.into_ids().unwrap();
+    for id in &ids {
+        assert!(semaphore.update_lease(*id, BRIEF).await.unwrap());
+    }
+    let long = semaphore.acquire_many(3).lease(10 * LONG).await.unwrap();
+    let gone = || async { semaphore.lease_of(ids[2]).await.unwrap().is_none() };
+    until("the last of them expires", gone).await;
+    assert_eq!(counts(&semaphore).await, (7, 3, 10));
+    assert!(!semaphore.try_release(ids[0]).await.unwrap());
+    assert!(is_lost(&semaphore.release(ids[1]).await));
+    assert!(is_lost(&semaphore.release_many(&ids).await));
+    assert_eq!(semaphore.try_release_many(&ids).await.unwrap(), 0);
+    assert!(!semaphore.update_lease(ids[2], LONG).await.unwrap());
+    assert_eq!(counts(&semaphore).await, (7, 3, 10));
+    long.release().await.unwrap();
+    assert_eq!(counts(&semaphore).await, (10, 0, 10));
+}
+
+async fn a_lease_is_updated(stand: Stand) {
+    let (client, other) = (stand.client().await, stand.client().await);
+    let semaphore = with_permits(&client, "update", 1).await;
+    let id = semaphore
+        .acquire()
+        .lease(LONG)
+        .await
+        .unwrap()
+        .into_ids()
+        .unwrap()[0];
+    assert!(semaphore.update_lease(id, 10 * LONG).await.unwrap());
+    assert!(semaphore.lease_of(id).await.unwrap().unwrap() > 9 * LONG);
+    assert!(semaphore.update_lease(id, MAX_LEASE).await.unwrap());
+    assert!(semaphore.lease_of(id).await.unwrap().unwrap() > MAX_LEASE - LONG);
+    // Who waits is told that the end has come nearer.
+    let theirs = other.expirable_semaphore(semaphore.name());
+    let waiter = tokio::spawn(theirs.acquire().into_future());
+    until("it waits", || async { other.status().subscriptions == 1 }).await;
+    assert!(semaphore.update_lease(id, BRIEF).await.unwrap());
+    let permit = soon("it expires", waiter).await.unwrap().unwrap();
+    assert!(!semaphore.update_lease(id, LONG).await.unwrap());
+    assert!(!semaphore.try_release(id).await.unwrap());
+    permit.release().await.unwrap();
+}
+
+async fn a_lease_can_be_looked_at(stand: Stand) {
+    let client = stand.client().await;
+    let semaphore = with_permits(&client, "lease", 2).await;
+    let renewed = semaphore.acquire().await.unwrap();
+    let left = semaphore.lease_of(renewed.ids()[0]).await.unwrap().unwrap();
+    assert!(left > SECOND && left <= Duration::from_secs(30), "{left:?}");
+    // What the guard believes is never more than what is so.
+    let fixed = semaphore.acquire().lease(LONG).await.unwrap();
+    let believed = fixed.valid_for();
+    let left = semaphore.lease_of(fixed.ids()[0]).await.unwrap().unwrap();
+    assert!(left <= LONG && left > LONG / 2, "{left:?}");
+    assert!(believed <= LONG && believed > LONG / 2, "{believed:?}");
+    renewed.release().await.unwrap();
+}
+
+async fn a_guard_learns_that_one_of_its_permits_was_released(stand: Stand) {
+    let settings = Client::builder().watchdog(WATCHDOG);
+    let (client, other) = (stand.client_with(settings).await, stand.client().await);
+    let semaphore = with_permits(&client, "taken", 3).await;
+    let theirs = other.expirable_semaphore(semaphore.name());
+    let renewed = semaphore.acquire_many(3).await.unwrap();
+    theirs.release(renewed.ids()[1]).await.unwrap();
+    soon("told at the next renewal", renewed.lost()).await;
+    assert!(!renewed.is_valid());
+    assert!(is_lost(
+        &renewed.run(async { unreachable!("not even polled") }).await
+    ));
+    assert!(is_lost(&renewed.release().await));
+    client.settled().await;
+    assert_eq!(counts(&semaphore).await, (3, 0, 3), "the others came back");
+
+    let fixed = semaphore.acquire_many(2).lease(LONG).await.unwrap();
+    theirs.release(fixed.ids()[0]).await.unwrap();
+    let released = fixed.release().await;
+    let told = matches!(
+        &released,
+        Err(Error::Lost {
+            reason: Loss::NotHeld,
+            ..
+        })
+    );
+    assert!(told, "{released:?}");
+    assert_eq!(counts(&semaphore).await, (3, 0, 3));
+}
+
+async fn all_are_taken_back_by_force(stand: Stand) {
+    let settings = Client::builder().watchdog(WATCHDOG);
+    let (client, other) = (stand.client_with(settings).await, stand.client().await);
+    let semaphore = with_permits(&client, "force", 2).await;
+    assert!(!semaphore.force_release().await.unwrap());
+    let both = semaphore.acquire_many(2).lease(10 * LONG).await.unwrap();
+    let theirs = other.expirable_semaphore(semaphore.name());
+    let waiter = tokio::spawn(theirs.acquire().into_future());
+    until("it waits", || async { other.status().subscriptions == 1 }).await;
+    assert!(theirs.force_release().await.unwrap());
+    let permit = soon("woken", waiter).await.unwrap().unwrap();
+    assert!(is_lost(&both.release().await));
+    assert_eq!(counts(&semaphore).await, (1, 1, 2), "theirs was left alone");
+    permit.release().await.unwrap();
+
+    let renewed = semaphore.acquire().await.unwrap();
+    assert!(theirs.force_release().await.unwrap());
+    soon("told at the next renewal", renewed.lost()).await;
+    assert!(is_lost(&renewed.release().await));
+    assert_eq!(counts(&semaphore).await, (2, 0, 2));
+}
+
+async fn permits_leave_their_guard(stand: Stand) {
+    let settings = Client::builder().watchdog(WATCHDOG);
+    let (client, other) = (stand.client_with(settings).await, stand.client().await);
+    let semaphore = with_permits(&client, "leave", 2).await;
+    let ids = semaphore
+        .acquire()
+        .lease(10 * LONG)
+        .await
+        .unwrap()
+        .into_ids()
+        .unwrap();
+    client.settled().await;
+    assert_eq!(client.status().holds, 0);
+    assert_eq!(counts(&semaphore).await, (1, 1, 2), "not given back");
+    // As another process would, which was told the id as a text.
+    let told: PermitId = ids[0].to_string().parse().unwrap();
+    other
+        .expirable_semaphore(semaphore.name())
+        .release(told)
+        .await
+        .unwrap();
+    assert_eq!(counts(&semaphore).await, (2, 0, 2));
+
+    // Not renewed any more.
+    let ids = semaphore.acquire().await.unwrap().into_ids().unwrap();
+    let gone = || async { semaphore.lease_of(ids[0]).await.unwrap().is_none() };
+    until("its lease ends", gone).await;
+    assert_eq!(counts(&semaphore).await, (2, 0, 2));
+
+    let lost = semaphore.acquire().lease(BRIEF).await.unwrap();
+    soon("lost", lost.lost()).await;
+    assert!(is_lost(&lost.into_ids()));
+    client.settled().await;
+    assert_eq!(client.status().holds, 0);
+}
+
+async fn dropped_guards_give_back_and_wake(stand: Stand) {
+    let client = stand.client().await;
+    let semaphore = with_permits(&client, "drop", 2).await;
+    let both = semaphore.acquire_many(2).lease(10 * LONG).await.unwrap();
+    let waiter = tokio::spawn(semaphore.acquire_many(2).into_future());
+    until("it waits", || async { client.status().subscriptions == 1 }).await;
+    drop(both);
+    drop(soon("woken", waiter).await.unwrap().unwrap());
+    client.settled().await;
+    assert_eq!(counts(&semaphore).await, (2, 0, 2));
+}
+
+/// Also who wants one permit does not overtake who wants three.
+async fn waiters_of_one_client_are_served_in_order(stand: Stand) {
+    let (client, other) = (stand.client().await, stand.client().await);
+    let semaphore = with_permits(&client, "order", 3).await;
+    let theirs = other.expirable_semaphore(semaphore.name());
+    let mut held = Vec::new();
+    for _ in 0..3 {
+        held.push(theirs.acquire().lease(10 * LONG).await.unwrap());
+    }
+    let order = Arc::new(Mutex::new(Vec::new()));
+    let mut waiters = Vec::new();
+    for n in 0..30u32 {
+        let permits = if n % 3 == 0 { 3 } else { 1 };
+        let mut waiting = semaphore.acquire_many(permits).into_future();
+        // Polled here, so that they stand in line in this order.
+        {
+            let in_line = until("in line", || async { client.status().subscriptions == 1 });
+            tokio::select! {
+                biased;
+                _ = &mut waiting => panic!("served before its time"),
+                () = in_line => {}
+            }
+        }
+        let order = order.clone();
+        waiters.push(tokio::spawn(async move {
+            let permits = waiting.await.unwrap();
+            order.lock().unwrap().push(n);
+            permits.release().await.unwrap();
+        }));
+    }
+    for permit in held {
+        permit.release().await.unwrap();
+    }
+    for waiter in waiters {
+        soon("served", waiter).await.unwrap();
+    }
+    let order = order.lock().unwrap().clone();
+    // Two that want one permit each may have them at the same time, in whatever order.
+    let rounds: Vec<_> = order
+        .chunks(3)
+        .map(|round| (round[0], round[1].min(round[2])))
+        .collect();
+    let expected: Vec<_> = (0..10).map(|round| (3 * round, 3 * round + 1)).collect();
+    assert_eq!(rounds, expected, "{order:?}");
+    assert_eq!(counts(&semaphore).await, (3, 0, 3));
+}
+
+async fn no_more_are_out_than_there_are(stand: Stand) {
+    // With leases so long that nobody is served by looking late.
+    let client = || stand.client_with(Client::builder().watchdog(10 * LONG));
+    let clients = [client().await, client().await, client().await];
+    let name = with_permits(&clients[0], "crowd", 5)
+        .await
+        .name()
+        .to_owned();
+    let inside = Arc::new(AtomicI64::new(0));
+    let tasks: Vec<_> = (0..50usize)
+        .map(|n| {
+            let semaphore = clients[n % 3].expirable_semaphore(&name);
+            let inside = inside.clone();
+            tokio::spawn(async move {
+                for round in 0..5 {
+                    let wanted = u32::try_from((n + round) % 3 + 1).unwrap();
+                    let permits = semaphore.acquire_many(wanted).await.unwrap();
+                    let wanted = i64::from(wanted);
+                    let now = inside.fetch_add(wanted, Ordering::SeqCst) + wanted;
+                    assert!(now <= 5, "{now} at once");
+                    tokio::task::yield_now().await;
+                    inside.fetch_sub(wanted, Ordering::SeqCst);
+                    match round % 2 {
+                        0 => permits.release().await.unwrap(),
+                        _ => drop(permits),
+                    }
+                }
+            })
+        })
+        .collect();
+    for task in tasks {
+        soon("every task has its turns", task).await.unwrap();
+    }
+    for client in &clients {
+        client.settled().await;
+    }
+    assert_eq!(
+        counts(&clients[0].expirable_semaphore(&name)).await,
+        (5, 0, 5)
+    );
+}
+
+/// F22: a model keeps the books beside the store.
+async fn counts_are_exact_after_every_step(stand: Stand) {
+    let client = stand.client().await;
+    let semaphore = with_permits(&client, "model", 5).await;
+    let (mut total, mut out) = (5i64, BTreeMap::<PermitId, ()>::new());
+    let mut random = 0x2545_f491_4f6c_dd1du64;
+    let mut next = |below: u64| {
+        random ^= random << 13;
+        random ^= random >> 7;
+        random ^= random << 17;
+        random % below
+    };
+    for _ in 0..500 {
+        match next(8) {
+            0..3 => {
+                let n = u32::try_from(next(3) + 1).unwrap();
+                let free = total - i64::try_from(out.len()).unwrap();
+                let got = semaphore.try_acquire_many(n).lease(LONG).await.unwrap();
+                assert_eq!(got.is_some(), free >= i64::from(n));
+                if let Some(got) = got {
+                    out.extend(got.into_ids().unwrap().into_iter().map(|id| (id, ())));
+                }
+            }
+            3 => {
+                let first = out.pop_first().map(|(id, ())| id);
+                let id = first.unwrap_or(PermitId::from_bytes([1; 16]));
+                assert_eq!(semaphore.try_release(id).await.unwrap(), first.is_some());
+                assert!(!semaphore.try_release(id).await.unwrap());
+            }
+            4 => {
+                let ids: Vec<_> = out.keys().copied().take(2).collect();
+                let released = semaphore.try_release_many(&ids).await.unwrap();
+                assert_eq!(released, ids.len());
+                out.retain(|id, ()| !ids.contains(id));
+            }
+            5 => {
+                total = i64::try_from(next(8)).unwrap();
+                let permits = u32::try_from(total).unwrap();
+                semaphore.set_permits(permits).await.unwrap();
+            }
+            6 => {
+                let more = i32::try_from(next(5)).unwrap() - 2;
+                semaphore.add_permits(more).await.unwrap();
+                total += i64::from(more);
+            }
+            _ => {
+                let (more, free) = (next(4), total - i64::try_from(out.len()).unwrap());
+                assert!(!semaphore.try_set_permits(9).await.unwrap());
+                if more == 0 && !out.is_empty() {
+                    assert!(semaphore.force_release().await.unwrap());
+                    out.clear();
+                } else {
+                    assert_eq!(semaphore.available().await.unwrap(), free);
+                }
+            }
+        }
+        let acquired = i64::try_from(out.len()).unwrap();
+        assert_eq!(
+            counts(&semaphore).await,
+            (total - acquired, acquired, total)
+        );
+    }
+}
+
+async fn work_runs_with_a_permit(stand: Stand) {
+    let settings = Client::builder().watchdog(WATCHDOG);
+    let client = stand.client_with(settings).await;
+    let semaphore = with_permits(&client, "run", 1).await;
+    let inside = semaphore.clone();
+    let free = semaphore
+        .run(async move { inside.available().await.unwrap() })
+        .await;
+    assert_eq!(free.unwrap(), 0);
+    assert_eq!(counts(&semaphore).await, (1, 0, 1));
+    let inside = semaphore.clone();
+    let run = semaphore.run(async move {
+        assert!(inside.force_release().await.unwrap());
+        std::future::pending::<()>().await
+    });
+    assert!(is_lost(&soon("lost", run).await));
+    client.settled().await;
+    assert_eq!(counts(&semaphore).await, (1, 0, 1));
+}
+
+async fn a_deleted_semaphore_is_gone(stand: Stand) {
+    let settings = Client::builder().watchdog(WATCHDOG);
+    let client = stand.client_with(settings).await;
+    let semaphore = with_permits(&client, "delete", 2).await;
+    let renewed = semaphore.acquire().await.unwrap();
+    let ids = semaphore
+        .acquire()
+        .lease(LONG)
+        .await
+        .unwrap()
+        .into_ids()
+        .unwrap();
+    assert!(semaphore.delete().await.unwrap());
+    assert!(!semaphore.delete().await.unwrap());
+    assert_eq!(counts(&semaphore).await, (0, 0, 0));
+    // What was out of it is not counted into the next.
+    assert!(semaphore.try_set_permits(3).await.unwrap());
+    assert!(!semaphore.try_release(ids[0]).await.unwrap());
+    soon("told at the next renewal", renewed.lost()).await;
+    assert!(is_lost(&renewed.release().await));
+    client.settled().await;
+    assert_eq!(counts(&semaphore).await, (3, 0, 3));
+    assert!(semaphore.delete().await.unwrap());
+}
+
+async fn what_cannot_be_asked_for_is_refused(stand: Stand) {
+    let client = stand.client().await;
+    let semaphore = with_permits(&client, "bad", 2000).await;
+    for n in [0, 1001, u32::MAX] {
+        for error in [
+            semaphore.acquire_many(n).await.err(),
+            semaphore.try_acquire_many(n).wait(LONG).await.err(),
+        ] {
+            assert!(
+                matches!(error, Some(Error::InvalidCount { .. })),
+                "{n}: {error:?}"
+            );
+        }
+    }
+    let most = semaphore.try_acquire_many(1000).await.unwrap().unwrap();
+    assert_eq!(counts(&semaphore).await, (1000, 1000, 2000));
+    most.release().await.unwrap();
+    for n in [1 << 31, u32::MAX] {
+        for error in [
+            semaphore.try_set_permits(n).await.err(),
+            semaphore.set_permits(n).await.err(),
+        ] {
+            assert!(
+                matches!(error, Some(Error::InvalidCount { .. })),
+                "{n}: {error:?}"
+            );
+        }
+    }
+    semaphore.set_permits((1 << 31) - 1).await.unwrap();
+    let id = PermitId::from_bytes([1; 16]);
+    for lease in [Duration::ZERO, Duration::from_micros(999), Duration::MAX] {
+        for error in [
+            semaphore.acquire().lease(lease).await.err(),
+            semaphore.update_lease(id, lease).await.err(),
+        ] {
+            assert!(
+                matches!(error, Some(Error::InvalidLease { .. })),
+                "{error:?}"
+            );
+        }
+    }
+    for name in ["", "a\nb", &"x".repeat(513)] {
+        let semaphore = client.expirable_semaphore(name);
+        for error in [
+            semaphore.acquire().await.err(),
+            semaphore.try_acquire().await.err(),
+            semaphore.release(id).await.err(),
+            semaphore.try_release_many(&[]).await.err(),
+            semaphore.update_lease(id, SECOND).await.err(),
+            semaphore.lease_of(id).await.err(),
+            semaphore.available().await.err(),
+            semaphore.holders().await.err(),
+            semaphore.try_set_permits(1).await.err(),
+            semaphore.set_permits(1).await.err(),
+            semaphore.add_permits(1).await.err(),
+            semaphore.force_release().await.err(),
+            semaphore.delete().await.err(),
+        ] {
+            assert!(
+                matches!(error, Some(Error::InvalidName { .. })),
+                "{error:?}"
+            );
+        }
+    }
+    let lock = client.lock(&unique("bad-lock"));
+    let _held = lock.lock().await.unwrap();
+    let semaphore = client.expirable_semaphore(lock.name());
+    for error in [
+        semaphore.acquire().await.err(),
+        semaphore.available().await.err(),
+        semaphore.set_permits(1).await.err(),
+        semaphore.add_permits(1).await.err(),
+        semaphore.delete().await.err(),
+    ] {
+        assert!(matches!(error, Some(Error::WrongKind { .. })), "{error:?}");
+    }
+    assert!(lock.is_locked().await.unwrap());
+}
+
+async fn prefixes_keep_clients_apart(stand: Stand) {
+    let prefix = unique("prefix") + "::";
+    let with = stand.client_with(Client::builder().prefix(&prefix)).await;
+    let without = stand.client().await;
+    let name = unique("prefixed");
+    let semaphore = with.expirable_semaphore(&name);
+    assert!(semaphore.try_set_permits(1).await.unwrap());
+    let permit = semaphore.acquire().await.unwrap();
+    assert_eq!(without.expirable_semaphore(&name).total().await.unwrap(), 0);
+    let same = without.expirable_semaphore(&format!("{prefix}{name}"));
+    assert_eq!(counts(&same).await, (0, 1, 1));
+    permit.release().await.unwrap();
+}
+
+async fn nothing_is_kept_account_of_in_the_end(stand: Stand) {
+    let settings = Client::builder()
+        .subscription_linger(Duration::from_millis(10))
+        .watchdog(10 * LONG);
+    let client = stand.client_with(settings).await;
+    let semaphore = with_permits(&client, "account", 2).await;
+    let tasks: Vec<_> = (0..20)
+        .map(|n| {
+            let semaphore = semaphore.clone();
+            tokio::spawn(async move {
+                let permit = semaphore.acquire().await.unwrap();
+                match n % 3 {
+                    0 => permit.release().await.unwrap(),
+                    1 => drop(permit),
+                    _ => semaphore
+                        .release(permit.into_ids().unwrap()[0])
+                        .await
+                        .unwrap(),
+                }
+            })
+        })
+        .collect();
+    for task in tasks {
+        soon("done", task).await.unwrap();
+    }
+    client.settled().await;
+    all_is_empty(&client).await;
+    assert_eq!(counts(&semaphore).await, (2, 0, 2));
+}
+
+async fn all_is_empty(client: &Client) {
+    until("all is empty", || async {
+        let status = client.status();
+        (status.holds, status.subscriptions, status.background) == (0, 0, 0)
+    })
+    .await;
+}
+
+/// Polls up to `polls` times, each time when woken: the output, or `None` if it was dropped.
+async fn polled<F: Future>(polls: usize, future: F) -> Option<F::Output> {
+    let mut future = pin!(future);
+    let mut polled = 0;
+    poll_fn(|cx| {
+        polled += 1;
+        match future.as_mut().poll(cx) {
+            Poll::Ready(output) => Poll::Ready(Some(output)),
+            Poll::Pending if polled >= polls => Poll::Ready(None),
+            Poll::Pending => Poll::Pending,
+        }
+    })
+    .await
+}
+
+/// Drops `work` after one poll, after two, … until it gets through, some times over.
+async fn dropped_everywhere<W, F>(mut work: W)
+where
+    W: FnMut(usize) -> F,
+    F: Future<Output = bool>,
+{
+    for _ in 0..5 {
+        let mut polls = 1;
+        while !work(polls).await {
+            polls += 1;
+            assert!(polls < 1000, "never gets through");
+        }
+    }
+}
+
+async fn cancelled_acquisitions_leave_nothing_behind(stand: Stand) {
+    let client = stand.client().await;
+    let semaphore = with_permits(&client, "cancel", 4).await;
+    dropped_everywhere(async |polls| {
+        let permits = polled(polls, semaphore.acquire_many(3).into_future()).await;
+        let through = permits.is_some();
+        drop(permits);
+        soon("settled", client.settled()).await;
+        assert_eq!(counts(&semaphore).await, (4, 0, 4));
+        assert_eq!(client.status().holds, 0);
+        through
+    })
+    .await;
+}
+
+async fn cancelled_waiting_leaves_nothing_behind(stand: Stand) {
+    let (client, other) = (stand.client().await, stand.client().await);
+    let semaphore = with_permits(&client, "cancel-wait", 4).await;
+    let theirs = other.expirable_semaphore(semaphore.name());
+    dropped_everywhere(async |polls| {
+        let held = theirs.acquire_many(2).lease(10 * LONG).await.unwrap();
+        let waiter = polled(polls, semaphore.acquire_many(3).into_future());
+        let both = async { tokio::join!(waiter, held.release()) };
+        let (permits, released) = soon("both", both).await;
+        released.unwrap();
+        let through = permits.is_some();
+        drop(permits);
+        soon("settled", client.settled()).await;
+        assert_eq!(counts(&semaphore).await, (4, 0, 4));
+        through
+    })
+    .await;
+}
+
+async fn cancelled_releases_are_done(stand: Stand) {
+    let client = stand.client().await;
+    let semaphore = with_permits(&client, "cancel-release", 4).await;
+    dropped_everywhere(async |polls| {
+        let permits = semaphore.acquire_many(3).await.unwrap();
+        let released = polled(polls, permits.release()).await;
+        soon("settled", client.settled()).await;
+        assert_eq!(counts(&semaphore).await, (4, 0, 4));
+        released.is_some()
+    })
+    .await;
+}
+
+// On a server.
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_layout_and_the_messages_are_redissons() {
+    let server = shared();
+    let client = Client::connect(&server.url()).await.unwrap();
+    let name = unique("layout");
+    let mut connection = server.connection();
+    connection.set_read_timeout(Some(LONG)).unwrap();
+    let mut ears = connection.as_pubsub();
+    ears.subscribe(format!("redisson_sc:{{{name}}}")).unwrap();
+    let mut heard = || -> String { ears.get_message().unwrap().get_payload().unwrap() };
+
+    let semaphore = client.expirable_semaphore(&name);
+    assert!(semaphore.try_set_permits(3).await.unwrap());
+    assert_eq!(heard(), "3");
+    let two = semaphore.acquire_many(2).lease(LONG).await.unwrap();
+    assert_eq!(server.ask::<String>(&["GET", &name]), "1");
+    let beside = format!("{{{name}}}:timeout");
+    let kept: Vec<(Vec<u8>, i64)> = server.ask(&["ZRANGE", &beside, "0", "-1", "WITHSCORES"]);
+    let mut ids: Vec<_> = kept.iter().map(|(id, _)| id.clone()).collect();
+    let mut expected: Vec<_> = two.ids().iter().map(|id| id.as_bytes().to_vec()).collect();
+    ids.sort();
+    expected.sort();
+    assert_eq!(ids, expected);
+    let (seconds, _): (i64, i64) = server.ask(&["TIME"]);
+    for (_, date) in kept {
+        assert!(
+            (date / 1000 - seconds - 60).abs() < 30,
+            "{date} is no date of the server's"
+        );
+    }
+    let ids = two.into_ids().unwrap();
+    semaphore.release(ids[0]).await.unwrap();
+    assert_eq!(heard(), "2");
+    semaphore.release(ids[1]).await.unwrap();
+    assert_eq!(heard(), "3");
+    semaphore.add_permits(4).await.unwrap();
+    assert_eq!(heard(), "7");
+    semaphore.set_permits(5).await.unwrap();
+    assert_eq!(heard(), "5");
+    let id = semaphore.acquire().await.unwrap().into_ids().unwrap()[0];
+    let nearer = semaphore.update_lease(id, Duration::from_millis(1)).await;
+    assert!(nearer.unwrap());
+    assert_eq!(heard(), "4");
+    until("it has expired", || async {
+        semaphore.available().await.unwrap() == 5
+    })
+    .await;
+    assert_eq!(heard(), "5");
+    let pttl: (i64, i64) = (
+        server.ask(&["PTTL", &name]),
+        server.ask(&["EXISTS", &beside]),
+    );
+    assert_eq!(pttl, (-1, 0));
+}
+
+/// Redisson gives permits out without a lease, and takes what we give out back by its id.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn permits_without_a_lease_are_understood() {
+    let server = shared();
+    let client = Client::connect(&server.url()).await.unwrap();
+    let semaphore = with_permits(&client, "for-ever", 1).await;
+    let beside = format!("{{{}}}:timeout", semaphore.name());
+    let raw = ["ZADD", &beside, "922337203685477", "0123456789abcdef"];
+    let () = server.ask(&raw);
+    let () = server.ask(&["DECR", semaphore.name()]);
+    let id = PermitId::from_bytes(*b"0123456789abcdef");
+    assert_eq!(semaphore.lease_of(id).await.unwrap(), Some(Duration::MAX));
+    let holders = semaphore.holders().await.unwrap();
+    assert_eq!((holders.len(), holders[0].remaining), (1, None));
+    assert_eq!(holders[0].owner, id.to_string());
+    assert_eq!(counts(&semaphore).await, (0, 1, 1));
+    assert!(semaphore.try_acquire().await.unwrap().is_none());
+    let waiter = tokio::spawn(semaphore.acquire().into_future());
+    until("it waits", || async { client.status().subscriptions == 1 }).await;
+    // As somebody would who has never heard of leases.
+    let () = server.ask(&["ZREM", &beside, "0123456789abcdef"]);
+    let () = server.ask(&["INCR", semaphore.name()]);
+    let channel = format!("redisson_sc:{{{}}}", semaphore.name());
+    // Heard once the waiter is subscribed; until then it looks by itself.
+    let told =
+        || async { waiter.is_finished() || server.ask::<i64>(&["PUBLISH", &channel, "1"]) < 0 };
+    until("woken", told).await;
+    waiter.await.unwrap().unwrap().release().await.unwrap();
+}
+
+/// F22: somebody removed the number, or gave it a time to live, as Redisson's `expire` does. What
+/// was out is not counted into a semaphore that is set anew.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_was_out_of_a_semaphore_that_is_gone_is_not_counted() {
+    let server = shared();
+    let client = Client::connect(&server.url()).await.unwrap();
+    let semaphore = with_permits(&client, "gone", 3).await;
+    let beside = format!("{{{}}}:timeout", semaphore.name());
+    for removal in [vec!["DEL"], vec!["PEXPIRE", "1"]] {
+        let ids = semaphore.acquire_many(2).await.unwrap().into_ids().unwrap();
+        let mut command = vec![removal[0], semaphore.name()];
+        command.extend(&removal[1..]);
+        let () = server.ask(&command);
+        let gone = || async { server.ask::<i64>(&["EXISTS", semaphore.name()]) == 0 };
+        until("it is gone", gone).await;
+        assert!(semaphore.try_acquire().await.unwrap().is_none());
+        assert!(!semaphore.try_release(ids[0]).await.unwrap());
+        assert_eq!(server.ask::<i64>(&["EXISTS", semaphore.name(), &beside]), 0);
+        assert!(semaphore.try_set_permits(3).await.unwrap());
+        assert_eq!(counts(&semaphore).await, (3, 0, 3));
+    }
+}
+
+/// Other data under one of the keys is an error, and stays as it is.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn foreign_keys_are_left_alone() {
+    let server = shared();
+    let client = Client::connect(&server.url()).await.unwrap();
+    for plant in [
+        vec!["HSET", "name", "a", "1"],
+        vec!["SET", "name", "abc"],
+        vec!["SET", "name", "1.5"],
+        vec!["SET", "name", "9223372036854775807"],
+        vec!["RPUSH", "beside", "a"],
+        vec!["SET", "beside", "5"],
+    ] {
+        let name = unique("foreign");
+        let beside = format!("{{{name}}}:timeout");
+        let foreign = if plant[1] == "name" { &name } else { &beside };
+        let mut command = plant.clone();
+        command[1] = foreign;
+        let () = server.ask(&command);
+        let before: Vec<u8> = server.ask(&["DUMP", foreign]);
+        let semaphore = client.expirable_semaphore(&name);
+        let id = PermitId::from_bytes([1; 16]);
+        for error in [
+            semaphore.acquire().await.err(),
+            semaphore.try_acquire().await.err(),
+            semaphore.release(id).await.err(),
+            semaphore.try_release(id).await.err(),
+            semaphore.update_lease(id, SECOND).await.err(),
+            semaphore.lease_of(id).await.err(),
+            semaphore.available().await.err(),
+            semaphore.holders().await.err(),
+            semaphore.try_set_permits(1).await.err(),
+            semaphore.set_permits(1).await.err(),
+            semaphore.add_permits(1).await.err(),
+            semaphore.force_release().await.err(),
+            semaphore.delete().await.err(),
+        ] {
+            assert!(
+                matches!(error, Some(Error::WrongKind { .. })),
+                "{plant:?}: {error:?}"
+            );
+        }
+        assert_eq!(
+            server.ask::<Vec<u8>>(&["DUMP", foreign]),
+            before,
+            "{plant:?}"
+        );
+        assert_eq!(
+            server.ask::<i64>(&["EXISTS", &name, &beside]),
+            1,
+            "{plant:?}"
+        );
+    }
+}
+
+/// Every step once, so that the server knows its script.
+async fn teach(client: &Client) {
+    let semaphore = with_permits(client, "teach", 1).await;
+    let permit = semaphore.acquire().await.unwrap();
+    semaphore.lease_of(permit.ids()[0]).await.unwrap();
+    semaphore.update_lease(permit.ids()[0], LONG).await.unwrap();
+    permit.release().await.unwrap();
+    semaphore.add_permits(1).await.unwrap();
+    counts(&semaphore).await;
+    semaphore.force_release().await.unwrap();
+    semaphore.delete().await.unwrap();
+}
+
+/// F22, F25: a step whose answer is lost is sent again, and has its effect once.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_lost_answer_counts_nothing_twice() {
+    let server = Server::start();
+    let proxy = Proxy::to(server.port());
+    let client = Client::builder()
+        .response_timeout(LONG)
+        .connect(&proxy.url())
+        .await
+        .unwrap();
+    let direct = Client::connect(&server.url()).await.unwrap();
+    teach(&direct).await;
+    let semaphore = client.expirable_semaphore("lost-answers");
+    let seen = direct.expirable_semaphore("lost-answers");
+
+    assert!(
+        unanswered(&proxy, semaphore.try_set_permits(5))
+            .await
+            .unwrap()
+    );
+    assert_eq!(counts(&seen).await, (5, 0, 5));
+    // Somebody else's number is not ours.
+    assert!(
+        !unanswered(&proxy, semaphore.try_set_permits(6))
+            .await
+            .unwrap()
+    );
+    let two = unanswered(&proxy, semaphore.acquire_many(2).into_future())
+        .await
+        .unwrap();
+    assert_eq!(counts(&seen).await, (3, 2, 5));
+    let believed = two.valid_for();
+    let kept = seen.lease_of(two.ids()[0]).await.unwrap().unwrap();
+    assert!(
+        believed.saturating_sub(kept) < SECOND,
+        "{believed:?}, but {kept:?}"
+    );
+    unanswered(&proxy, two.release()).await.unwrap();
+    assert_eq!(counts(&seen).await, (5, 0, 5));
+
+    let ids = semaphore.acquire_many(5).await.unwrap().into_ids().unwrap();
+    unanswered(&proxy, semaphore.release(ids[0])).await.unwrap();
+    assert!(
+        unanswered(&proxy, semaphore.try_release(ids[1]))
+            .await
+            .unwrap()
+    );
+    unanswered(&proxy, semaphore.release_many(&ids[2..4]))
+        .await
+        .unwrap();
+    assert_eq!(counts(&seen).await, (4, 1, 5));
+    // One of them is out, so the first try has not released them.
+    assert!(is_lost(
+        &unanswered(&proxy, semaphore.release_many(&ids[3..])).await
+    ));
+    assert_eq!(counts(&seen).await, (4, 1, 5));
+
+    unanswered(&proxy, semaphore.set_permits(7)).await.unwrap();
+    assert_eq!(counts(&seen).await, (6, 1, 7));
+    // This one is not sent again, and says so.
+    let unknown = unanswered(&proxy, semaphore.add_permits(2)).await;
+    assert!(
+        matches!(unknown, Err(Error::OutcomeUnknown { .. })),
+        "{unknown:?}"
+    );
+    assert_eq!(counts(&seen).await, (8, 1, 9));
+    assert!(unanswered(&proxy, semaphore.delete()).await.unwrap());
+    assert_eq!(counts(&seen).await, (0, 0, 0));
+}
+
+/// Runs `work`, whose next answer is lost together with the connection.
+async fn unanswered<T>(proxy: &Proxy, work: impl Future<Output = T>) -> T {
+    proxy.swallow_replies(true);
+    let broken = async {
+        tokio::task::block_in_place(|| proxy.wait_until_swallowed());
+        proxy.cut();
+        proxy.swallow_replies(false);
+    };
+    // The work is polled first, so it is on its way when the other side blocks.
+    let (done, ()) = soon("done", async { tokio::join!(biased; work, broken) }).await;
+    done
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_server_that_lost_its_scripts_learns_them_again() {
+    let server = Server::start();
+    let client = Client::connect(&server.url()).await.unwrap();
+    let semaphore = with_permits(&client, "flush", 1).await;
+    for _ in 0..3 {
+        let () = server.ask(&["SCRIPT", "FLUSH"]);
+        let permit = semaphore.acquire().await.unwrap();
+        let () = server.ask(&["SCRIPT", "FLUSH"]);
+        permit.release().await.unwrap();
+        assert_eq!(counts(&semaphore).await, (1, 0, 1));
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn who_waits_looks_again_when_the_connection_broke() {
+    let server = Server::start();
+    let proxy = Proxy::to(server.port());
+    let client = Client::connect(&proxy.url()).await.unwrap();
+    let other = Client::connect(&server.url()).await.unwrap();
+    let semaphore = with_permits(&other, "broken", 1).await;
+    let held = semaphore.acquire().lease(10 * LONG).await.unwrap();
+    let theirs = client.expirable_semaphore(semaphore.name());
+    let waiter = tokio::spawn(theirs.acquire().into_future());
+    let subscribed = || async { server.ask::<Vec<String>>(&["PUBSUB", "CHANNELS"]).len() == 1 };
+    until("it is subscribed", subscribed).await;
+    // Released while nobody hears it.
+    proxy.stall(true);
+    held.release().await.unwrap();
+    proxy.cut();
+    proxy.stall(false);
+    let permit = soon("served", waiter).await.unwrap().unwrap();
+    permit.release().await.unwrap();
+}
+
+/// What another process runs, in [`a_killed_process_keeps_no_permits`]; by itself it does nothing.
+#[tokio::test]
+async fn another_process() {
+    let Ok(url) = std::env::var("REDLATCH_TEST_OF_PERMITS") else {
+        return;
+    };
+    let settings = Client::builder().watchdog(WATCHDOG);
+    let client = settings.connect(&url).await.unwrap();
+    let _held = client
+        .expirable_semaphore("killed")
+        .acquire_many(3)
+        .await
+        .unwrap();
+    println!("\nheld");
+    std::future::pending::<()>().await;
+}
+
+/// F20: kill -9. The permits come back when their lease ends, and wake who waits.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_killed_process_keeps_no_permits() {
+    let server = Server::start();
+    let client = Client::connect(&server.url()).await.unwrap();
+    let semaphore = client.expirable_semaphore("killed");
+    assert!(semaphore.try_set_permits(3).await.unwrap());
+    let mut process = Command::new(std::env::current_exe().unwrap())
+        .args(["--exact", "another_process", "--nocapture"])
+        .env("REDLATCH_TEST_OF_PERMITS", server.url())
+        .stdout(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let mut said = BufReader::new(process.stdout.take().unwrap()).lines();
+    assert!(said.any(|line| line.unwrap() == "held"));
+    let waiter = tokio::spawn(semaphore.acquire_many(3).into_future());
+    until("it waits", || async { client.status().subscriptions == 1 }).await;
+    assert_eq!(counts(&semaphore).await, (0, 3, 3));
+    process.kill().unwrap();
+    process.wait().unwrap();
+    let three = soon("they come back", waiter).await.unwrap().unwrap();
+    three.release().await.unwrap();
+    assert_eq!(counts(&semaphore).await, (3, 0, 3));
+}
+
+/// F2, F27: a server that cannot be reached; the holder learns of it before somebody else can have
+/// its permit.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn who_is_cut_off_learns_that_the_permit_is_lost() {
+    let server = Server::start();
+    let proxy = Proxy::to(server.port());
+    let settings = Client::builder().watchdog(WATCHDOG).response_timeout(BRIEF);
+    let client = settings.connect(&proxy.url()).await.unwrap();
+    let other = Client::connect(&server.url()).await.unwrap();
+    let semaphore = client.expirable_semaphore("cut-off");
+    assert!(semaphore.try_set_permits(1).await.unwrap());
+    let permit = semaphore.acquire().await.unwrap();
+    proxy.stall(true);
+    let theirs = other.expirable_semaphore("cut-off").acquire().into_future();
+    let theirs = soon("it comes back", theirs).await.unwrap();
+    assert!(!permit.is_valid(), "held by two");
+    assert!(is_lost(&permit.release().await));
+    proxy.stall(false);
+    soon("settled", client.settled()).await;
+    assert!(theirs.is_valid());
+    assert_eq!(
+        counts(&other.expirable_semaphore("cut-off")).await,
+        (0, 1, 1)
+    );
+}
+
+// In virtual time.
+
+fn clients() -> (Client, Client) {
+    let store = Embedded::new();
+    let client = || Client::builder().connect_embedded(&store).unwrap();
+    (client(), client())
+}
+
+#[tokio::test(start_paused = true)]
+async fn the_watchdog_keeps_permits_for_as_long_as_they_are_held() {
+    let (client, other) = clients();
+    let semaphore = with_permits(&client, "kept", 3).await;
+    let theirs = other.expirable_semaphore(semaphore.name());
+    let two = semaphore.acquire_many(2).await.unwrap();
+    for _ in 0..24 {
+        sleep(HOUR).await;
+        assert!(two.is_valid());
+        assert_eq!(counts(&theirs).await, (1, 2, 3));
+        for id in two.ids() {
+            // Renewed every third of 30 s: never less than two thirds remain.
+            assert!(theirs.lease_of(id).await.unwrap().unwrap() >= 19 * SECOND);
+        }
+    }
+    two.release().await.unwrap();
+    assert_eq!(client.status().holds, 0);
+    sleep(HOUR).await;
+    assert_eq!(counts(&theirs).await, (3, 0, 3));
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_fixed_lease_ends_on_time_and_the_guard_knows() {
+    let (client, other) = clients();
+    let semaphore = with_permits(&client, "fixed", 1).await;
+    let permit = semaphore.acquire().lease(10 * SECOND).await.unwrap();
+    let begun = Instant::now();
+    let theirs = other.expirable_semaphore(semaphore.name());
+    let next = theirs.acquire().await.unwrap();
+    let waited = begun.elapsed();
+    assert!(waited >= 10 * SECOND && waited < 11 * SECOND, "{waited:?}");
+    assert!(!permit.is_valid());
+    permit.lost().await;
+    assert!(is_lost(&permit.release().await));
+    client.settled().await;
+    assert_eq!(counts(&theirs).await, (0, 1, 1));
+    next.release().await.unwrap();
+}
+
+/// One message tells of several permits: each local waiter asks as soon as the one before it was
+/// served.
+#[tokio::test(start_paused = true)]
+async fn permits_that_come_back_together_serve_all_who_wait() {
+    let (client, other) = clients();
+    let semaphore = with_permits(&client, "together", 5).await;
+    let ids = semaphore.acquire_many(5).lease(HOUR).await.unwrap();
+    let ids = ids.into_ids().unwrap();
+    let theirs = other.expirable_semaphore(semaphore.name());
+    let waiters: Vec<_> = (0..5)
+        .map(|_| tokio::spawn(theirs.acquire().into_future()))
+        .collect();
+    sleep(SECOND).await;
+    let begun = Instant::now();
+    semaphore.release_many(&ids).await.unwrap();
+    let mut permits = Vec::new();
+    for waiter in waiters {
+        permits.push(waiter.await.unwrap().unwrap());
+    }
+    assert!(begun.elapsed() < SECOND, "{:?}", begun.elapsed());
+    assert_eq!(counts(&theirs).await, (0, 5, 5));
+}
+
+/// Nothing is published when a permit silently expires: the timer has to know.
+#[tokio::test(start_paused = true)]
+async fn a_waiter_for_two_is_served_when_the_second_permit_expires() {
+    let (client, other) = clients();
+    let semaphore = with_permits(&client, "silent", 3).await;
+    for seconds in [30, 10, 20] {
+        let permit = semaphore.acquire().lease(seconds * SECOND).await.unwrap();
+        permit.into_ids().unwrap();
+    }
+    let begun = Instant::now();
+    let theirs = other.expirable_semaphore(semaphore.name());
+    let wait = theirs.try_acquire_many(2).wait(15 * SECOND);
+    assert!(wait.await.unwrap().is_none());
+    assert!(begun.elapsed() >= 15 * SECOND && begun.elapsed() < 16 * SECOND);
+    let two = theirs.acquire_many(2).await.unwrap();
+    let waited = begun.elapsed();
+    assert!(waited >= 20 * SECOND && waited < 21 * SECOND, "{waited:?}");
+    assert_eq!(counts(&theirs).await, (0, 3, 3));
+    two.release().await.unwrap();
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_end_that_comes_nearer_is_noticed_by_who_waits() {
+    let (client, other) = clients();
+    let semaphore = with_permits(&client, "nearer", 1).await;
+    let id = semaphore
+        .acquire()
+        .lease(HOUR)
+        .await
+        .unwrap()
+        .into_ids()
+        .unwrap()[0];
+    let theirs = other.expirable_semaphore(semaphore.name());
+    let waiter = tokio::spawn(theirs.acquire().into_future());
+    sleep(SECOND).await;
+    let begun = Instant::now();
+    assert!(semaphore.update_lease(id, 10 * SECOND).await.unwrap());
+    let permit = waiter.await.unwrap().unwrap();
+    let waited = begun.elapsed();
+    assert!(waited >= 10 * SECOND && waited < 11 * SECOND, "{waited:?}");
+    // And one that goes farther too.
+    let id = permit.into_ids().unwrap()[0];
+    assert!(semaphore.update_lease(id, 3 * HOUR).await.unwrap());
+    sleep(2 * HOUR).await;
+    assert_eq!(counts(&theirs).await, (0, 1, 1));
+    sleep(HOUR).await;
+    assert_eq!(counts(&theirs).await, (1, 0, 1));
+}
+
+/// F1: nothing that has left its guard is renewed, and nothing that was released.
+#[tokio::test(start_paused = true)]
+async fn after_the_guard_nothing_is_renewed() {
+    let (client, _) = clients();
+    let semaphore = with_permits(&client, "f1", 1).await;
+    let permit = semaphore.acquire().await.unwrap();
+    sleep(25 * SECOND).await;
+    let id = permit.into_ids().unwrap()[0];
+    assert_eq!(client.status().holds, 0);
+    assert!(semaphore.update_lease(id, 60 * SECOND).await.unwrap());
+    let mut before = Duration::MAX;
+    for _ in 0..59 {
+        let left = semaphore.lease_of(id).await.unwrap().unwrap();
+        assert!(left < before, "the lease was renewed");
+        before = left;
+        sleep(SECOND).await;
+    }
+    sleep(SECOND).await;
+    assert_eq!(semaphore.lease_of(id).await.unwrap(), None);
+}
+
+/// A guard never believes longer than the store keeps, to the microsecond.
+#[tokio::test(start_paused = true)]
+async fn a_lease_is_never_a_part_of_a_millisecond_too_short() {
+    let (client, other) = clients();
+    let semaphore = with_permits(&client, "rounding", 1).await;
+    let theirs = other.expirable_semaphore(semaphore.name());
+    for micros in [1, 499, 500, 999, 1000] {
+        tokio::time::advance(Duration::from_micros(micros)).await;
+        let permit = semaphore.acquire().lease(SECOND).await.unwrap();
+        tokio::time::advance(SECOND - Duration::from_micros(1)).await;
+        assert!(permit.is_valid());
+        assert!(theirs.try_acquire().await.unwrap().is_none(), "held by two");
+        tokio::time::advance(Duration::from_millis(1)).await;
+        assert!(!permit.is_valid());
+        theirs
+            .try_acquire()
+            .await
+            .unwrap()
+            .unwrap()
+            .release()
+            .await
+            .unwrap();
+    }
+}
+
+/// Whatever is handed out may be moved to and used from any thread, and spawned.
+#[test]
+fn everything_is_send_and_sync() {
+    fn both<T: Send + Sync>() {}
+    both::<ExpirableSemaphore>();
+    both::<redlatch::PermitGuard>();
+    both::<redlatch::blocking::ExpirableSemaphore>();
+    both::<redlatch::blocking::PermitGuard>();
+    fn spawned<T: Send + 'static>(_: T) {}
+    let semaphore = Client::embedded().expirable_semaphore("a");
+    spawned(semaphore.acquire().into_future());
+    spawned(semaphore.try_acquire().into_future());
+    let id = PermitId::from_bytes([1; 16]);
+    let all = semaphore.clone();
+    spawned(async move { all.release_many(&[id]).await });
+    spawned(async move { semaphore.run(async {}).await });
+}
+
+// For threads.
+
+#[test]
+fn threads_share_permits() {
+    let store = Embedded::new();
+    for client in [
+        redlatch::blocking::Client::connect(&shared().url()),
+        redlatch::blocking::Client::with_embedded(Client::builder(), &store),
+    ] {
+        let client = client.unwrap();
+        let semaphore = client.expirable_semaphore(&unique("threads"));
+        assert!(semaphore.try_set_permits(2).unwrap());
+        let one = semaphore.acquire().unwrap();
+        let two = semaphore.try_acquire().unwrap().unwrap();
+        assert!(one.is_valid() && two.valid_for() > SECOND);
+        assert!(
+            semaphore
+                .try_acquire_for(Duration::from_millis(5))
+                .unwrap()
+                .is_none()
+        );
+        // The guard may go to another thread.
+        std::thread::scope(|scope| {
+            let waiter = scope.spawn(|| semaphore.acquire());
+            scope.spawn(move || one.release().unwrap());
+            drop(waiter.join().unwrap().unwrap());
+        });
+        client.settled().unwrap();
+        let id = two.into_ids().unwrap()[0];
+        assert!(semaphore.update_lease(id, LONG).unwrap());
+        assert!(semaphore.lease_of(id).unwrap().unwrap() > LONG / 2);
+        assert_eq!(semaphore.holders().unwrap().len(), 1);
+        let counts = || {
+            let (available, acquired) = (semaphore.available(), semaphore.acquired());
+            (
+                available.unwrap(),
+                acquired.unwrap(),
+                semaphore.total().unwrap(),
+            )
+        };
+        assert_eq!(counts(), (1, 1, 2));
+        semaphore.release(id).unwrap();
+        assert!(!semaphore.try_release(id).unwrap());
+        semaphore.set_permits(3).unwrap();
+        semaphore.add_permits(1).unwrap();
+        let four = semaphore.acquire_many(4).unwrap().into_ids().unwrap();
+        semaphore.release_many(&four[..2]).unwrap();
+        assert_eq!(semaphore.try_release_many(&four).unwrap(), 2);
+        let brief = semaphore.clone().with_lease(BRIEF);
+        let fixed = brief.try_acquire_many(4).unwrap().unwrap();
+        assert_eq!(fixed.ids().len(), 4);
+        assert!(fixed.valid_for() <= BRIEF);
+        // Waits until the lease ends.
+        let next = semaphore.try_acquire_many_for(4, LONG).unwrap().unwrap();
+        assert!(!fixed.is_valid());
+        assert!(is_lost(&fixed.release()));
+        assert!(semaphore.force_release().unwrap());
+        assert!(is_lost(&next.release()));
+        assert_eq!(counts(), (4, 0, 4));
+        assert!(semaphore.delete().unwrap());
+        client.settled().unwrap();
+    }
+}

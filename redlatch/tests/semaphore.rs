@@ -1,0 +1,1196 @@
+//! The semaphore, on every store and under faults.
+
+mod common;
+
+use std::future::{Future, IntoFuture, poll_fn};
+use std::pin::pin;
+use std::sync::atomic::{AtomicI64, AtomicUsize, Ordering::SeqCst};
+use std::sync::{Arc, Mutex};
+use std::task::Poll;
+use std::time::Duration;
+
+use common::{LONG, Stand, soon, until};
+use redlatch::{Client, Embedded, Error, MAX_LEASE, Semaphore};
+use redlatch_testkit::{Proxy, Server, shared, unique};
+
+const MOST: u32 = i32::MAX as u32;
+
+/// Polls up to `polls` times, each time when woken: the output, or `None` if it was dropped.
+async fn polled<F: Future>(polls: usize, future: F) -> Option<F::Output> {
+    let mut future = pin!(future);
+    let mut polled = 0;
+    poll_fn(|cx| {
+        polled += 1;
+        match future.as_mut().poll(cx) {
+            Poll::Ready(output) => Poll::Ready(Some(output)),
+            Poll::Pending if polled >= polls => Poll::Ready(None),
+            Poll::Pending => Poll::Pending,
+        }
+    })
+    .await
+}
+
+/// A client that hears of what it waits for or fails: looking by itself would come far too late.
+async fn patient(stand: &Stand) -> Client {
+    let settings = Client::builder().watchdog(10 * LONG);
+    stand.client_with(settings).await
+}
+
+async fn set(client: &Client, what: &str, permits: u32) -> Semaphore {
+    let semaphore = client.semaphore(&unique(what));
+    assert!(semaphore.try_set_permits(permits).await.unwrap());
+    semaphore
+}
+
+/// All permits are there, and nothing is under way.
+#[track_caller]
+fn quiet(client: &Client) {
+    let status = client.status();
+    assert_eq!((status.holds, status.background), (0, 0), "{status:?}");
+}
+
+on_every_store! {
+    permits_are_set_once,
+    permits_are_counted,
+    none_are_had_at_once,
+    what_was_released_without_being_set_can_be_acquired,
+    permits_can_be_reduced_below_none,
+    a_reduced_semaphore_fills_up_first,
+    draining_takes_what_is_there,
+    releasing_only_if_it_exists,
+    a_time_to_live_ends_and_stays_through_changes,
+    guards_give_back_once_and_in_every_way,
+    a_guard_does_not_make_a_semaphore_anew,
+    waiting_ends_when_it_should,
+    a_waiter_for_many_gets_them_as_soon_as_they_are_free,
+    a_waiter_is_woken_by_every_way_to_add,
+    small_requests_do_not_overtake_big_ones,
+    first_come_first_served,
+    one_message_serves_as_many_as_it_can,
+    never_more_than_the_total,
+    hundreds_of_names_and_everybody_is_served,
+    numbers_that_cannot_be,
+    names_that_cannot_be_used,
+    dropped_everywhere,
+    dropped_while_permits_come,
+    giving_back_goes_on_when_dropped,
+}
+
+async fn permits_are_set_once(stand: Stand) {
+    let client = patient(&stand).await;
+    let semaphore = client.semaphore(&unique("set"));
+    assert_eq!(semaphore.available().await.unwrap(), 0);
+    assert!(semaphore.try_set_permits(10).await.unwrap());
+    assert!(!semaphore.try_set_permits(15).await.unwrap());
+    assert_eq!(semaphore.available().await.unwrap(), 10);
+    // An exhausted semaphore is still one (failure catalogue F22).
+    assert_eq!(semaphore.drain().await.unwrap(), 10);
+    assert!(!semaphore.try_set_permits(15).await.unwrap());
+    assert!(semaphore.delete().await.unwrap());
+    assert!(!semaphore.delete().await.unwrap());
+    assert!(semaphore.try_set_permits(0).await.unwrap());
+    assert!(!semaphore.try_set_permits(1).await.unwrap());
+}
+
+async fn permits_are_counted(stand: Stand) {
+    let client = patient(&stand).await;
+    let semaphore = set(&client, "counted", 10).await;
+    let one = semaphore.acquire().await.unwrap();
+    assert_eq!((one.permits(), one.name()), (1, semaphore.name()));
+    assert_eq!(semaphore.available().await.unwrap(), 9);
+    one.release().await.unwrap();
+    let five = semaphore.acquire_many(5).await.unwrap();
+    assert_eq!(semaphore.available().await.unwrap(), 5);
+    assert!(semaphore.try_acquire_many(6).await.unwrap().is_none());
+    let rest = semaphore.try_acquire_many(5).await.unwrap().unwrap();
+    assert!(semaphore.try_acquire().await.unwrap().is_none());
+    five.release().await.unwrap();
+    rest.release().await.unwrap();
+    assert_eq!(semaphore.available().await.unwrap(), 10);
+    quiet(&client);
+}
+
+async fn none_are_had_at_once(stand: Stand) {
+    let client = patient(&stand).await;
+    let semaphore = client.semaphore(&unique("zero"));
+    let none = semaphore.try_acquire_many(0).wait(10 * LONG).await;
+    let none = soon("at once", async { none }).await.unwrap().unwrap();
+    assert_eq!(none.permits(), 0);
+    none.release().await.unwrap();
+    drop(semaphore.acquire_many(0).await.unwrap());
+    assert!(!semaphore.release_if_exists(0).await.unwrap());
+    semaphore.release(0).await.unwrap();
+    assert_eq!(semaphore.available().await.unwrap(), 0);
+    quiet(&client);
+}
+
+async fn what_was_released_without_being_set_can_be_acquired(stand: Stand) {
+    let client = patient(&stand).await;
+    let semaphore = client.semaphore(&unique("unset"));
+    semaphore.release(1).await.unwrap();
+    semaphore.release(1).await.unwrap();
+    assert_eq!(semaphore.available().await.unwrap(), 2);
+    let both = soon("both", semaphore.acquire_many(2).into_future()).await;
+    both.unwrap().forget();
+    assert_eq!(semaphore.available().await.unwrap(), 0);
+}
+
+async fn permits_can_be_reduced_below_none(stand: Stand) {
+    let client = patient(&stand).await;
+    let semaphore = set(&client, "reduced", 10).await;
+    semaphore.acquire_many(10).await.unwrap().forget();
+    semaphore.add_permits(-5).await.unwrap();
+    assert_eq!(semaphore.available().await.unwrap(), -5);
+    assert!(semaphore.try_acquire().await.unwrap().is_none());
+    semaphore.release(10).await.unwrap();
+    assert_eq!(semaphore.available().await.unwrap(), 5);
+    semaphore.add_permits(4).await.unwrap();
+    assert_eq!(semaphore.available().await.unwrap(), 9);
+}
+
+async fn a_reduced_semaphore_fills_up_first(stand: Stand) {
+    let client = patient(&stand).await;
+    let semaphore = set(&client, "fills-up", 1).await;
+    let held = semaphore.acquire().await.unwrap();
+    semaphore.add_permits(-1).await.unwrap();
+    held.release().await.unwrap();
+    assert!(semaphore.try_acquire().await.unwrap().is_none());
+    semaphore.release(1).await.unwrap();
+    assert!(semaphore.try_acquire().await.unwrap().is_some());
+}
+
+async fn draining_takes_what_is_there(stand: Stand) {
+    let client = patient(&stand).await;
+    let semaphore = client.semaphore(&unique("drain"));
+    assert_eq!(semaphore.drain().await.unwrap(), 0);
+    // Not made by draining it.
+    assert!(semaphore.try_set_permits(10).await.unwrap());
+    let three = semaphore.acquire_many(3).await.unwrap();
+    assert_eq!(semaphore.drain().await.unwrap(), 7);
+    assert_eq!(semaphore.available().await.unwrap(), 0);
+    three.release().await.unwrap();
+    assert_eq!(semaphore.available().await.unwrap(), 3);
+    semaphore.add_permits(-5).await.unwrap();
+    assert_eq!(semaphore.drain().await.unwrap(), -2);
+    assert_eq!(semaphore.available().await.unwrap(), 0);
+}
+
+async fn releasing_only_if_it_exists(stand: Stand) {
+    let client = patient(&stand).await;
+    let semaphore = client.semaphore(&unique("if-exists"));
+    assert!(!semaphore.release_if_exists(3).await.unwrap());
+    assert!(semaphore.try_set_permits(1).await.unwrap());
+    assert!(semaphore.release_if_exists(3).await.unwrap());
+    assert_eq!(semaphore.available().await.unwrap(), 4);
+}
+
+async fn a_time_to_live_ends_and_stays_through_changes(stand: Stand) {
+    let client = patient(&stand).await;
+    let semaphore = client.semaphore(&unique("ttl"));
+    let lives = Duration::from_millis(700);
+    let begun = std::time::Instant::now();
+    assert!(
+        semaphore
+            .try_set_permits(3)
+            .time_to_live(lives)
+            .await
+            .unwrap()
+    );
+    semaphore
+        .acquire_many(2)
+        .await
+        .unwrap()
+        .release()
+        .await
+        .unwrap();
+    semaphore.add_permits(1).await.unwrap();
+    semaphore.drain().await.unwrap();
+    semaphore.release(2).await.unwrap();
+    until("it ends", || async {
+        semaphore.available().await.unwrap() == 0
+    })
+    .await;
+    assert!(begun.elapsed() >= lives);
+    assert!(semaphore.try_set_permits(1).await.unwrap());
+}
+
+async fn guards_give_back_once_and_in_every_way(stand: Stand) {
+    let client = patient(&stand).await;
+    let semaphore = set(&client, "guards", 7).await;
+    drop(semaphore.acquire_many(7).await.unwrap());
+    soon("settled", client.settled()).await;
+    assert_eq!(semaphore.available().await.unwrap(), 7);
+    semaphore
+        .acquire_many(4)
+        .await
+        .unwrap()
+        .release()
+        .await
+        .unwrap();
+    soon("settled", client.settled()).await;
+    assert_eq!(semaphore.available().await.unwrap(), 7);
+    semaphore.acquire_many(4).await.unwrap().forget();
+    soon("settled", client.settled()).await;
+    assert_eq!(semaphore.available().await.unwrap(), 3);
+    quiet(&client);
+}
+
+async fn a_guard_does_not_make_a_semaphore_anew(stand: Stand) {
+    let client = patient(&stand).await;
+    let semaphore = set(&client, "gone", 5).await;
+    let (one, two) = (
+        semaphore.acquire().await.unwrap(),
+        semaphore.acquire().await.unwrap(),
+    );
+    assert!(semaphore.delete().await.unwrap());
+    one.release().await.unwrap();
+    drop(two);
+    soon("settled", client.settled()).await;
+    assert!(!semaphore.delete().await.unwrap(), "made anew");
+}
+
+async fn waiting_ends_when_it_should(stand: Stand) {
+    let (client, other) = (patient(&stand).await, patient(&stand).await);
+    let semaphore = set(&client, "waits", 1).await;
+    let held = semaphore.acquire().await.unwrap();
+    let brief = Duration::from_millis(30);
+    assert!(semaphore.try_acquire().wait(brief).await.unwrap().is_none());
+    let waiting = other.semaphore(semaphore.name());
+    let waiting = tokio::spawn(waiting.try_acquire().wait(LONG).into_future());
+    until("it waits", || async { other.status().subscriptions == 1 }).await;
+    held.release().await.unwrap();
+    let won = soon("woken", waiting).await.unwrap().unwrap().unwrap();
+    assert!(semaphore.try_acquire().await.unwrap().is_none());
+    won.release().await.unwrap();
+    until("no line is left", || async {
+        client.status().subscriptions + other.status().subscriptions == 0
+    })
+    .await;
+    quiet(&client);
+}
+
+/// Failure catalogue F21.
+async fn a_waiter_for_many_gets_them_as_soon_as_they_are_free(stand: Stand) {
+    let (client, other) = (patient(&stand).await, patient(&stand).await);
+    let semaphore = set(&client, "many", 5).await;
+    let first = semaphore.acquire_many(3).await.unwrap();
+    let waiting = other.semaphore(semaphore.name());
+    let waiting = tokio::spawn(waiting.acquire_many(4).into_future());
+    until("it waits", || async { other.status().subscriptions == 1 }).await;
+    semaphore.release(1).await.unwrap();
+    // Three are free: not enough yet, however often it is told.
+    assert_eq!(semaphore.available().await.unwrap(), 3);
+    assert!(!waiting.is_finished());
+    semaphore.release(1).await.unwrap();
+    let four = soon("four are free", waiting).await.unwrap().unwrap();
+    assert_eq!(semaphore.available().await.unwrap(), 0);
+    drop(first);
+    four.release().await.unwrap();
+}
+
+async fn a_waiter_is_woken_by_every_way_to_add(stand: Stand) {
+    let (client, other) = (patient(&stand).await, patient(&stand).await);
+    for way in 0..6 {
+        let semaphore = client.semaphore(&unique("ways"));
+        let held = match way {
+            // Permits that were never set are waited for too.
+            0 => None,
+            _ => {
+                assert!(semaphore.try_set_permits(2).await.unwrap());
+                Some(semaphore.acquire_many(2).await.unwrap())
+            }
+        };
+        let subscribed = other.status().subscriptions;
+        let waiting = other.semaphore(semaphore.name());
+        let waiting = tokio::spawn(waiting.acquire_many(2).into_future());
+        until("it waits", || async {
+            other.status().subscriptions > subscribed
+        })
+        .await;
+        match (way, held) {
+            (0, _) => assert!(semaphore.try_set_permits(2).await.unwrap()),
+            (1, Some(held)) => held.release().await.unwrap(),
+            (2, Some(held)) => drop(held),
+            (3, Some(held)) => {
+                held.forget();
+                semaphore.add_permits(2).await.unwrap();
+            }
+            (4, Some(held)) => {
+                held.forget();
+                assert!(semaphore.release_if_exists(2).await.unwrap());
+            }
+            (_, held) => {
+                drop(held);
+                semaphore.delete().await.unwrap();
+                // Whichever came first, the guard or this: two are there in the end.
+                client.settled().await;
+                semaphore.try_set_permits(2).await.unwrap();
+            }
+        }
+        soon("woken", waiting).await.unwrap().unwrap().forget();
+    }
+}
+
+async fn small_requests_do_not_overtake_big_ones(stand: Stand) {
+    let client = patient(&stand).await;
+    let semaphore = set(&client, "big", 2).await;
+    let one = semaphore.acquire().await.unwrap();
+    let two = semaphore.acquire().await.unwrap();
+    let big = tokio::spawn(semaphore.acquire_many(2).into_future());
+    until("it waits", || async { client.status().subscriptions == 1 }).await;
+    let small = tokio::spawn(semaphore.acquire().into_future());
+    one.release().await.unwrap();
+    // One is free, and whoever overtakes has had every chance to.
+    for _ in 0..100 {
+        assert_eq!(semaphore.available().await.unwrap(), 1);
+        assert!(!small.is_finished());
+    }
+    two.release().await.unwrap();
+    let big = soon("the big one", big).await.unwrap().unwrap();
+    assert!(!small.is_finished());
+    big.release().await.unwrap();
+    soon("the small one", small)
+        .await
+        .unwrap()
+        .unwrap()
+        .forget();
+}
+
+/// Failure catalogue F23, in one process.
+async fn first_come_first_served(stand: Stand) {
+    const WAITERS: usize = 50;
+    let client = patient(&stand).await;
+    let semaphore = set(&client, "order", 1).await;
+    let held = semaphore.acquire().await.unwrap();
+    let served = Arc::new(Mutex::new(Vec::new()));
+    let mut waiting = Vec::new();
+    for n in 0..WAITERS {
+        let (served, mut acquire) = (served.clone(), semaphore.acquire().into_future());
+        // In line before the next one comes: the first by subscribing, the others by being polled.
+        let polled = poll_fn(|cx| Poll::Ready(acquire.as_mut().poll(cx).is_ready())).await;
+        assert!(!polled, "held by somebody else");
+        let one = tokio::spawn(async move {
+            let permit = acquire.await.unwrap();
+            served.lock().unwrap().push(n);
+            permit.release().await.unwrap();
+        });
+        if n == 0 {
+            until("the first is in line", || async {
+                client.status().subscriptions == 1
+            })
+            .await;
+        }
+        waiting.push(one);
+    }
+    held.release().await.unwrap();
+    for one in waiting {
+        soon("served", one).await.unwrap();
+    }
+    assert_eq!(*served.lock().unwrap(), Vec::from_iter(0..WAITERS));
+}
+
+/// Nobody waits for another message while there are permits left.
+async fn one_message_serves_as_many_as_it_can(stand: Stand) {
+    let (client, other) = (patient(&stand).await, patient(&stand).await);
+    let semaphore = set(&client, "at-once", 5).await;
+    let held = semaphore.acquire_many(5).await.unwrap();
+    let same = other.semaphore(semaphore.name());
+    let waiting: Vec<_> = (0..5)
+        .map(|_| tokio::spawn(same.acquire().into_future()))
+        .collect();
+    until("they wait", || async { other.status().subscriptions == 1 }).await;
+    held.release().await.unwrap();
+    let mut served = Vec::new();
+    for one in waiting {
+        served.push(soon("served", one).await.unwrap().unwrap());
+    }
+    assert_eq!(semaphore.available().await.unwrap(), 0);
+    drop(served);
+    soon("settled", other.settled()).await;
+    assert_eq!(semaphore.available().await.unwrap(), 5);
+}
+
+async fn never_more_than_the_total(stand: Stand) {
+    const TOTAL: i64 = 5;
+    let name = unique("total");
+    let mut clients = Vec::new();
+    for _ in 0..3 {
+        clients.push(patient(&stand).await);
+    }
+    let semaphore = clients[0].semaphore(&name);
+    assert!(semaphore.try_set_permits(TOTAL as u32).await.unwrap());
+    let (taken, most, rounds) = <(Arc<AtomicI64>, Arc<AtomicI64>, Arc<AtomicUsize>)>::default();
+    let crowd: Vec<_> = (0..50usize)
+        .map(|n| {
+            let semaphore = clients[n % 3].semaphore(&name);
+            let (taken, most, rounds) = (taken.clone(), most.clone(), rounds.clone());
+            tokio::spawn(async move {
+                for round in 0..10usize {
+                    let wanted = ((n + round) % 3 + 1) as u32;
+                    let permits = semaphore.acquire_many(wanted).await.unwrap();
+                    let now = taken.fetch_add(wanted.into(), SeqCst) + i64::from(wanted);
+                    most.fetch_max(now, SeqCst);
+                    tokio::task::yield_now().await;
+                    taken.fetch_sub(wanted.into(), SeqCst);
+                    rounds.fetch_add(1, SeqCst);
+                    match round % 2 {
+                        0 => permits.release().await.unwrap(),
+                        _ => drop(permits),
+                    }
+                }
+            })
+        })
+        .collect();
+    for one in crowd {
+        soon("served", one).await.unwrap();
+    }
+    for client in &clients {
+        soon("settled", client.settled()).await;
+        quiet(client);
+    }
+    assert_eq!(rounds.load(SeqCst), 500);
+    let most = most.load(SeqCst);
+    assert!((1..=TOTAL).contains(&most), "{most} at once");
+    assert_eq!(semaphore.available().await.unwrap(), TOTAL);
+}
+
+/// Failure catalogue F23: waiters of hundreds of names, in two clients.
+async fn hundreds_of_names_and_everybody_is_served(stand: Stand) {
+    const NAMES: usize = 300;
+    let clients = [patient(&stand).await, patient(&stand).await];
+    let prefix = unique("hundreds");
+    let mut waiting = Vec::new();
+    let mut held = Vec::new();
+    for n in 0..NAMES {
+        let name = format!("{prefix}-{n}");
+        let semaphore = clients[0].semaphore(&name);
+        assert!(semaphore.try_set_permits(1).await.unwrap());
+        held.push(semaphore.acquire().await.unwrap());
+        for waiter in 0..4 {
+            let semaphore = clients[waiter % 2].semaphore(&name);
+            waiting.push(tokio::spawn(async move {
+                semaphore.acquire().await.unwrap().release().await.unwrap();
+            }));
+        }
+    }
+    until("all wait", || async {
+        let waiting = |client: &Client| client.status().subscriptions == NAMES;
+        clients.iter().all(waiting)
+    })
+    .await;
+    drop(held);
+    for one in waiting {
+        soon("served", one).await.unwrap();
+    }
+}
+
+async fn numbers_that_cannot_be(stand: Stand) {
+    let client = patient(&stand).await;
+    let semaphore = client.semaphore(&unique("numbers"));
+    for error in [
+        semaphore.try_set_permits(MOST + 1).await.err(),
+        semaphore.try_set_permits(u32::MAX).await.err(),
+        semaphore.acquire_many(MOST + 1).await.err(),
+        semaphore.try_acquire_many(u32::MAX).await.err(),
+        semaphore.release(u32::MAX).await.err(),
+        semaphore.release_if_exists(MOST + 1).await.err(),
+    ] {
+        assert!(
+            matches!(error, Some(Error::InvalidCount { .. })),
+            "{error:?}"
+        );
+    }
+    for lives in [Duration::ZERO, Duration::from_nanos(1), Duration::MAX] {
+        let error = semaphore.try_set_permits(1).time_to_live(lives).await;
+        assert!(matches!(error, Err(Error::InvalidLease { .. })));
+    }
+    assert!(!semaphore.delete().await.unwrap(), "made by an error");
+    let long = semaphore.try_set_permits(MOST).time_to_live(MAX_LEASE);
+    assert!(long.await.unwrap());
+    // Full: one more is refused, and changes nothing.
+    for error in [
+        semaphore.release(1).await.err(),
+        semaphore.add_permits(i32::MAX).await.err(),
+        semaphore.release_if_exists(1).await.err(),
+    ] {
+        assert!(
+            matches!(error, Some(Error::InvalidCount { .. })),
+            "{error:?}"
+        );
+    }
+    assert_eq!(semaphore.available().await.unwrap(), i64::from(MOST));
+    let all = semaphore.acquire_many(MOST).await.unwrap();
+    assert_eq!(semaphore.available().await.unwrap(), 0);
+    all.release().await.unwrap();
+    // And the other way.
+    semaphore.add_permits(-i32::MAX).await.unwrap();
+    semaphore.add_permits(-i32::MAX).await.unwrap();
+    assert!(semaphore.add_permits(-1).await.is_err());
+    assert!(semaphore.add_permits(i32::MIN).await.is_err());
+    assert_eq!(semaphore.available().await.unwrap(), -i64::from(MOST));
+}
+
+async fn names_that_cannot_be_used(stand: Stand) {
+    let client = patient(&stand).await;
+    for name in ["", "a\nb", &"x".repeat(513)] {
+        let semaphore = client.semaphore(name);
+        assert_eq!(semaphore.name(), name);
+        for error in [
+            semaphore.try_set_permits(1).await.err(),
+            semaphore.acquire().await.err(),
+            semaphore.try_acquire().await.err(),
+            semaphore.release(1).await.err(),
+            semaphore.release_if_exists(1).await.err(),
+            semaphore.add_permits(1).await.err(),
+            semaphore.drain().await.err(),
+            semaphore.available().await.err(),
+            semaphore.delete().await.err(),
+        ] {
+            assert!(matches!(error, Some(Error::InvalidName { .. })), "{name:?}");
+        }
+    }
+}
+
+async fn dropped_everywhere(stand: Stand) {
+    let client = patient(&stand).await;
+    let semaphore = set(&client, "dropped", 3).await;
+    for _ in 0..5 {
+        for polls in 1.. {
+            assert!(polls < 1000, "never gets through");
+            let permits = polled(polls, semaphore.acquire_many(2).into_future()).await;
+            let through = permits.is_some();
+            drop(permits);
+            soon("settled", client.settled()).await;
+            assert_eq!(semaphore.available().await.unwrap(), 3, "{polls} polls");
+            if through {
+                break;
+            }
+        }
+    }
+    quiet(&client);
+}
+
+/// Dropped after each await point, while the permits that it waits for are given back: those come
+/// back that it has taken by then.
+async fn dropped_while_permits_come(stand: Stand) {
+    let (client, other) = (patient(&stand).await, patient(&stand).await);
+    let semaphore = set(&client, "dropped-waiting", 2).await;
+    let same = other.semaphore(semaphore.name());
+    for _ in 0..5 {
+        for polls in 1.. {
+            assert!(polls < 1000, "never gets through");
+            let held = same.acquire_many(2).await.unwrap();
+            let waiter = polled(polls, semaphore.acquire_many(2).into_future());
+            let both = async { tokio::join!(waiter, held.release()) };
+            let (permits, released) = soon("both", both).await;
+            released.unwrap();
+            let through = permits.is_some();
+            drop(permits);
+            soon("settled", client.settled()).await;
+            assert_eq!(semaphore.available().await.unwrap(), 2, "{polls} polls");
+            if through {
+                break;
+            }
+        }
+    }
+    quiet(&client);
+}
+
+async fn giving_back_goes_on_when_dropped(stand: Stand) {
+    let client = patient(&stand).await;
+    let semaphore = set(&client, "dropped-release", 2).await;
+    for polls in 0.. {
+        let permits = semaphore.acquire_many(2).await.unwrap();
+        let mut release = Box::pin(permits.release());
+        let released = match polls {
+            // Not even begun.
+            0 => None,
+            polls => polled(polls, &mut release).await,
+        };
+        drop(release);
+        soon("settled", client.settled()).await;
+        assert_eq!(semaphore.available().await.unwrap(), 2, "{polls} polls");
+        if released.is_some() {
+            break;
+        }
+    }
+    // The same for permits without a guard, once begun.
+    let mut expected = 2;
+    for polls in 1.. {
+        let released = polled(polls, semaphore.release(1)).await;
+        expected += 1;
+        soon("settled", client.settled()).await;
+        assert_eq!(semaphore.available().await.unwrap(), expected);
+        if released.is_some() {
+            break;
+        }
+    }
+}
+
+/// What the layout of Redisson asks for: key, channel, payloads.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn keys_and_messages_are_redissons() {
+    let server = shared();
+    let client = Client::connect(&server.url()).await.unwrap();
+    let semaphore = client.semaphore(&unique("layout"));
+    let channel = format!("redisson_sc:{{{}}}", semaphore.name());
+    let heard = Arc::new(Mutex::new(Vec::<String>::new()));
+    let mut connection = server.connection();
+    let (ready, is_ready) = tokio::sync::oneshot::channel();
+    let (listening, of) = (heard.clone(), channel.clone());
+    std::thread::spawn(move || {
+        let mut pubsub = connection.as_pubsub();
+        pubsub.subscribe(&of).unwrap();
+        ready.send(()).unwrap();
+        while let Ok(message) = pubsub.get_message() {
+            listening
+                .lock()
+                .unwrap()
+                .push(message.get_payload().unwrap());
+        }
+    });
+    is_ready.await.unwrap();
+    let value = || server.ask::<String>(&["GET", semaphore.name()]);
+    semaphore.try_set_permits(3).await.unwrap();
+    assert_eq!(value(), "3");
+    semaphore
+        .acquire_many(2)
+        .await
+        .unwrap()
+        .release()
+        .await
+        .unwrap();
+    semaphore.add_permits(4).await.unwrap();
+    semaphore.add_permits(-2).await.unwrap();
+    semaphore.drain().await.unwrap();
+    assert_eq!(value(), "0");
+    semaphore.release(2).await.unwrap();
+    assert_eq!(value(), "2");
+    until("all is heard", || async {
+        heard.lock().unwrap().len() >= 4
+    })
+    .await;
+    assert_eq!(*heard.lock().unwrap(), ["3", "3", "7", "2"]);
+    assert_eq!(server.ask::<i64>(&["PTTL", semaphore.name()]), -1);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn keys_that_are_no_semaphores_stay_as_they_are() {
+    let server = shared();
+    let client = Client::connect(&server.url()).await.unwrap();
+    let text = |value: &'static str| {
+        let name = unique("foreign");
+        let () = server.ask(&["SET", &name, value]);
+        name
+    };
+    let (hash, list) = (unique("foreign-hash"), unique("foreign-list"));
+    let _: i64 = server.ask(&["HSET", &hash, "a", "1"]);
+    let _: i64 = server.ask(&["RPUSH", &list, "1"]);
+    let foreign = [
+        text("precious"),
+        text(""),
+        text("1.5"),
+        text("007"),
+        text("1e3"),
+        text("-0"),
+        text("9999999999999999999999"),
+        hash,
+        list,
+    ];
+    for name in &foreign {
+        let before: Vec<u8> = server.ask(&["DUMP", name]);
+        let semaphore = client.semaphore(name);
+        for error in [
+            semaphore.try_set_permits(1).await.err(),
+            semaphore.acquire().await.err(),
+            semaphore.try_acquire().wait(LONG).await.err(),
+            semaphore.release(1).await.err(),
+            semaphore.release_if_exists(1).await.err(),
+            semaphore.add_permits(-1).await.err(),
+            semaphore.drain().await.err(),
+            semaphore.available().await.err(),
+            semaphore.delete().await.err(),
+        ] {
+            assert!(matches!(error, Some(Error::WrongKind { .. })), "{error:?}");
+        }
+        assert_eq!(server.ask::<Vec<u8>>(&["DUMP", name]), before, "{name}");
+    }
+    // Turned into something else while somebody waits and somebody has permits.
+    let semaphore = set(&client, "turned", 1).await;
+    let held = semaphore.acquire().await.unwrap();
+    let waiting = tokio::spawn(semaphore.acquire().into_future());
+    until("it waits", || async { client.status().subscriptions >= 1 }).await;
+    let () = server.ask(&["SET", semaphore.name(), "precious"]);
+    let _: i64 = server.ask(&[
+        "PUBLISH",
+        &format!("redisson_sc:{{{}}}", semaphore.name()),
+        "1",
+    ]);
+    let error = soon("told", waiting).await.unwrap().unwrap_err();
+    assert!(matches!(error, Error::WrongKind { .. }), "{error}");
+    let error = held.release().await.unwrap_err();
+    assert!(matches!(error, Error::WrongKind { .. }), "{error}");
+    soon("settled", client.settled()).await;
+    assert_eq!(server.ask::<String>(&["GET", semaphore.name()]), "precious");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn flushed_scripts_are_taught_again() {
+    let server = Server::start();
+    let client = Client::connect(&server.url()).await.unwrap();
+    let semaphore = set(&client, "flushed", 3).await;
+    for _ in 0..10 {
+        let () = server.ask(&["SCRIPT", "FLUSH"]);
+        let permits = semaphore.acquire_many(3).await.unwrap();
+        let () = server.ask(&["SCRIPT", "FLUSH"]);
+        assert!(semaphore.try_acquire().await.unwrap().is_none());
+        let () = server.ask(&["SCRIPT", "FLUSH"]);
+        permits.release().await.unwrap();
+        assert_eq!(semaphore.available().await.unwrap(), 3);
+    }
+}
+
+/// Runs `work`, throws the server's first answer away, and then cuts the connection.
+async fn without_the_answer<T>(proxy: &Arc<Proxy>, work: impl Future<Output = T>) -> T {
+    proxy.swallow_replies(true);
+    let cutting = {
+        let proxy = proxy.clone();
+        tokio::task::spawn_blocking(move || {
+            proxy.wait_until_swallowed();
+            proxy.swallow_replies(false);
+            proxy.cut();
+        })
+    };
+    let (output, cut) = soon("answered", async { tokio::join!(work, cutting) }).await;
+    cut.unwrap();
+    output
+}
+
+/// What was sent and not answered is told, and never done twice.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_unknown_outcome_is_told_and_not_repeated() {
+    let server = Server::start();
+    let proxy = Arc::new(Proxy::to(server.port()));
+    let client = Client::connect(&proxy.url()).await.unwrap();
+    let semaphore = set(&client, "unknown", 100).await;
+    // Teaches the scripts, so that the answer that is lost is the step's own.
+    semaphore.acquire().await.unwrap().release().await.unwrap();
+    semaphore.drain().await.unwrap();
+    semaphore.add_permits(100).await.unwrap();
+    let mut expected = 100;
+    for round in 0..5 {
+        let taken = without_the_answer(&proxy, semaphore.acquire_many(10).into_future());
+        let error = taken.await.unwrap_err();
+        assert!(matches!(error, Error::OutcomeUnknown { .. }), "{error}");
+        expected -= 10;
+        assert_eq!(semaphore.available().await.unwrap(), expected, "{round}");
+        let error = without_the_answer(&proxy, semaphore.release(3)).await;
+        assert!(matches!(error, Err(Error::OutcomeUnknown { .. })));
+        expected += 3;
+        assert_eq!(semaphore.available().await.unwrap(), expected, "{round}");
+        let permits = semaphore.acquire_many(5).await.unwrap();
+        let error = without_the_answer(&proxy, permits.release()).await;
+        assert!(matches!(error, Err(Error::OutcomeUnknown { .. })));
+        soon("settled", client.settled()).await;
+        assert_eq!(semaphore.available().await.unwrap(), expected, "{round}");
+    }
+    let error = without_the_answer(&proxy, semaphore.drain()).await;
+    assert!(matches!(error, Err(Error::OutcomeUnknown { .. })));
+    assert_eq!(semaphore.available().await.unwrap(), 0);
+    let said = error.unwrap_err().to_string();
+    assert!(
+        said.contains("draining") && said.contains("not repeated"),
+        "{said}"
+    );
+    // Setting may be repeated; only by whom it was set is not known.
+    let fresh = client.semaphore(&unique("unknown-set"));
+    let error = without_the_answer(&proxy, fresh.try_set_permits(4).into_future()).await;
+    assert!(
+        matches!(error, Err(Error::OutcomeUnknown { .. })),
+        "{error:?}"
+    );
+    assert_eq!(fresh.available().await.unwrap(), 4);
+    quiet(&client);
+}
+
+/// What was never sent is tried again.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_connection_that_is_gone_is_made_anew() {
+    let server = Server::start();
+    let proxy = Proxy::to(server.port());
+    let client = Client::connect(&proxy.url()).await.unwrap();
+    let semaphore = set(&client, "anew", 2).await;
+    for _ in 0..20 {
+        proxy.cut();
+        until("the cut is noticed", || async { server.clients() == 0 }).await;
+        // The next look makes the connection anew; what comes then is sent on it.
+        semaphore.available().await.unwrap();
+        semaphore
+            .acquire_many(2)
+            .await
+            .unwrap()
+            .release()
+            .await
+            .unwrap();
+    }
+    assert_eq!(semaphore.available().await.unwrap(), 2);
+}
+
+/// A server that is busy with another script has done nothing: it is asked again, but not for ever.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_busy_server_is_asked_again() {
+    let server = Server::start_with(&["--lua-time-limit", "1"]);
+    let settings = Client::builder().response_timeout(Duration::from_millis(300));
+    let hasty = settings.connect(&server.url()).await.unwrap();
+    let settings = Client::builder().response_timeout(LONG);
+    let patient = settings.connect(&server.url()).await.unwrap();
+    let semaphore = set(&hasty, "busy", 2).await;
+    let same = patient.semaphore(semaphore.name());
+    let mut connection = server.connection();
+    let busy = std::thread::spawn(move || {
+        let endless = redis::Script::new("while true do end");
+        let ended: redis::RedisResult<()> = endless.invoke(&mut connection);
+        assert!(ended.unwrap_err().to_string().contains("killed"));
+    });
+    until("it is busy", || async {
+        let ping = redis::cmd("PING").query::<String>(&mut server.connection());
+        ping.is_err()
+    })
+    .await;
+    let error = semaphore.acquire_many(2).await.unwrap_err();
+    assert!(error.is_transient(), "{error}");
+    let error = semaphore.release(5).await.unwrap_err();
+    assert!(
+        matches!(&error, Error::Unavailable { reason, .. } if reason.contains("BUSY")),
+        "{error}"
+    );
+    let waiting = tokio::spawn(same.acquire_many(2).into_future());
+    let () = server.ask(&["SCRIPT", "KILL"]);
+    tokio::task::spawn_blocking(|| busy.join().unwrap())
+        .await
+        .unwrap();
+    let permits = soon("served", waiting).await.unwrap().unwrap();
+    soon("settled", hasty.settled()).await;
+    assert_eq!(same.available().await.unwrap(), 0);
+    permits.release().await.unwrap();
+    assert_eq!(same.available().await.unwrap(), 2);
+}
+
+/// Failure catalogue F4: an answer that comes after the response timeout takes nothing.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_answer_that_comes_too_late_is_undone() {
+    let server = Server::start();
+    let settings = Client::builder().response_timeout(Duration::from_millis(200));
+    let client = settings.connect(&server.url()).await.unwrap();
+    let semaphore = set(&client, "late", 2).await;
+    // Teaches the script, so that what comes too late is the answer to the step itself.
+    semaphore.acquire().await.unwrap().release().await.unwrap();
+    server.freeze();
+    let error = semaphore.acquire_many(2).await.unwrap_err();
+    assert!(matches!(error, Error::ResponseTimeout { .. }), "{error}");
+    assert_eq!(client.status().background, 1);
+    server.thaw();
+    soon("settled", client.settled()).await;
+    assert_eq!(semaphore.available().await.unwrap(), 2);
+}
+
+/// A guard that is dropped while the server is away gives back when it is there again.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn giving_back_goes_on_until_the_server_is_there_again() {
+    let server = Server::start();
+    let proxy = Proxy::to(server.port());
+    let settings = Client::builder().response_timeout(Duration::from_millis(200));
+    let client = settings.connect(&proxy.url()).await.unwrap();
+    let semaphore = set(&client, "away", 4).await;
+    let (one, two) = (
+        semaphore.acquire().await.unwrap(),
+        semaphore.acquire_many(2).await.unwrap(),
+    );
+    proxy.refuse(true);
+    proxy.cut();
+    until("the cut is noticed", || async {
+        matches!(
+            semaphore.release(1).await,
+            Err(Error::Unavailable { .. } | Error::ResponseTimeout { .. })
+        )
+    })
+    .await;
+    drop(one);
+    let error = two.release().await.unwrap_err();
+    assert!(matches!(error, Error::Unavailable { .. }), "{error}");
+    let error = semaphore.acquire().await.unwrap_err();
+    assert!(matches!(error, Error::Unavailable { .. }), "{error}");
+    assert_eq!(client.status().background, 2);
+    proxy.refuse(false);
+    soon("settled", client.settled()).await;
+    let observer = Client::connect(&server.url()).await.unwrap();
+    let observer = observer.semaphore(semaphore.name());
+    assert_eq!(observer.available().await.unwrap(), 4);
+}
+
+/// Failure catalogue F6: the permits come after each await point of the waiter in turn; whatever it
+/// was doing, it hears of them.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn permits_between_any_two_polls_are_heard() {
+    let stand = Stand::server();
+    let (client, other) = (patient(&stand).await, patient(&stand).await);
+    for polls in 1..30 {
+        // Each time a channel that is not subscribed to yet.
+        let semaphore = set(&client, "heard", 2).await;
+        let same = other.semaphore(semaphore.name());
+        let channel = format!("redisson_sc:{{{}}}", semaphore.name());
+        let held = same.acquire_many(2).await.unwrap();
+        let mut waiter = semaphore.acquire_many(2).into_future();
+        {
+            // Stops polling for a while, without dropping.
+            let mut few = pin!(polled(polls, &mut waiter));
+            let subscribed = until("subscribed", || async {
+                let listening: (String, i64) = shared().ask(&["PUBSUB", "NUMSUB", &channel]);
+                listening.1 == 1
+            });
+            tokio::select! {
+                biased;
+                done = &mut few => assert!(done.is_none()),
+                () = subscribed => {}
+            }
+        }
+        // The connection keeps order: what the waiter has sent until now has been answered.
+        assert_eq!(semaphore.available().await.unwrap(), 0);
+        held.release().await.unwrap();
+        let permits = soon("heard, not slept through", waiter).await.unwrap();
+        permits.release().await.unwrap();
+    }
+}
+
+/// A waiter whose connection is cut, or away while permits come, gets them (F6 across reconnection).
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn permits_that_come_while_the_connection_is_down_are_seen() {
+    let server = Server::start();
+    let proxy = Proxy::to(server.port());
+    let holder = Client::connect(&server.url()).await.unwrap();
+    let settings = Client::builder().watchdog(10 * LONG);
+    let waiter = settings.connect(&proxy.url()).await.unwrap();
+    let semaphore = set(&holder, "down", 1).await;
+    let same = waiter.semaphore(semaphore.name());
+    let channel = format!("redisson_sc:{{{}}}", semaphore.name());
+    for _ in 0..10 {
+        let held = semaphore.acquire().await.unwrap();
+        let waiting = tokio::spawn(same.acquire().into_future());
+        until("it waits", || async {
+            let counts: (String, i64) = server.ask(&["PUBSUB", "NUMSUB", &channel]);
+            counts.1 == 1
+        })
+        .await;
+        // What was asked for has been answered by the time that a later command is.
+        same.available().await.unwrap();
+        proxy.refuse(true);
+        proxy.cut();
+        held.release().await.unwrap();
+        proxy.refuse(false);
+        soon("seen", waiting)
+            .await
+            .unwrap()
+            .unwrap()
+            .release()
+            .await
+            .unwrap();
+    }
+}
+
+/// A subscription that is refused costs no permits.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_refused_channel_costs_no_permits() {
+    let server = Server::start();
+    let () = server.ask(&[
+        "ACL",
+        "SETUSER",
+        "mute",
+        "on",
+        ">secret",
+        "~*",
+        "resetchannels",
+        "+@all",
+    ]);
+    let url = format!("redis://mute:secret@127.0.0.1:{}", server.port());
+    let (client, other) = (
+        Client::connect(&url).await.unwrap(),
+        Client::connect(&server.url()).await.unwrap(),
+    );
+    let semaphore = set(&other, "mute", 2).await;
+    let same = client.semaphore(semaphore.name());
+    let permits = same.acquire_many(2).await.unwrap();
+    let error = same.acquire().await.unwrap_err();
+    assert!(matches!(error, Error::Refused { .. }), "{error}");
+    // Publishing is refused as well, before anything is changed: tried again until it is allowed.
+    let error = permits.release().await.unwrap_err();
+    assert!(matches!(error, Error::Refused { .. }), "{error}");
+    assert_eq!(semaphore.available().await.unwrap(), 0);
+    let () = server.ask(&["ACL", "SETUSER", "mute", "allchannels"]);
+    soon("settled", client.settled()).await;
+    assert_eq!(semaphore.available().await.unwrap(), 2);
+}
+
+/// Only the first of many waiters asks; waiting costs one subscription.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn many_waiters_cost_one_subscription() {
+    let server = Server::start();
+    let (holder, crowd) = (
+        Client::connect(&server.url()).await.unwrap(),
+        Client::connect(&server.url()).await.unwrap(),
+    );
+    let semaphore = set(&holder, "crowd", 1).await;
+    let held = semaphore.acquire().await.unwrap();
+    let same = crowd.semaphore(semaphore.name());
+    let waiting: Vec<_> = (0..200)
+        .map(|_| {
+            let same = same.clone();
+            tokio::spawn(async move { same.acquire().await.unwrap().release().await.unwrap() })
+        })
+        .collect();
+    until("they wait", || async { crowd.status().subscriptions == 1 }).await;
+    let channel = format!("redisson_sc:{{{}}}", semaphore.name());
+    until("subscribed, once", || async {
+        let (_, listening): (String, i64) = server.ask(&["PUBSUB", "NUMSUB", &channel]);
+        assert!(listening <= 1);
+        listening == 1
+    })
+    .await;
+    held.release().await.unwrap();
+    for one in waiting {
+        soon("served", one).await.unwrap();
+    }
+    until("no channel is left", || async {
+        server
+            .ask::<Vec<String>>(&["PUBSUB", "CHANNELS", "*"])
+            .is_empty()
+    })
+    .await;
+}
+
+const SECOND: Duration = Duration::from_secs(1);
+
+#[tokio::test(start_paused = true)]
+async fn time_limits_are_kept() {
+    let client = Client::embedded();
+    let semaphore = client.semaphore("a");
+    let begun = tokio::time::Instant::now();
+    assert!(
+        semaphore
+            .try_acquire()
+            .wait(600 * SECOND)
+            .await
+            .unwrap()
+            .is_none()
+    );
+    assert!(begun.elapsed() >= 600 * SECOND && begun.elapsed() < 601 * SECOND);
+    semaphore
+        .try_set_permits(1)
+        .time_to_live(60 * SECOND)
+        .await
+        .unwrap();
+    tokio::time::sleep(60 * SECOND - Duration::from_millis(1)).await;
+    assert_eq!(semaphore.available().await.unwrap(), 1);
+    tokio::time::sleep(Duration::from_millis(1)).await;
+    assert_eq!(semaphore.available().await.unwrap(), 0);
+    assert!(!semaphore.delete().await.unwrap());
+}
+
+/// The end of a time to live sends no message: who waits goes on, and is served by the next setting.
+#[tokio::test(start_paused = true)]
+async fn waiting_outlives_the_semaphore() {
+    let store = Embedded::new();
+    let client = Client::builder().connect_embedded(&store).unwrap();
+    let other = Client::builder().connect_embedded(&store).unwrap();
+    let semaphore = client.semaphore("a");
+    semaphore
+        .try_set_permits(1)
+        .time_to_live(60 * SECOND)
+        .await
+        .unwrap();
+    semaphore.acquire().await.unwrap().forget();
+    let waiting = tokio::spawn(other.semaphore("a").acquire().into_future());
+    tokio::time::sleep(600 * SECOND).await;
+    assert!(!waiting.is_finished());
+    assert!(semaphore.try_set_permits(1).await.unwrap());
+    drop(waiting.await.unwrap().unwrap());
+    other.settled().await;
+    assert_eq!(semaphore.available().await.unwrap(), 1);
+}
+
+#[test]
+fn without_a_runtime_there_is_an_error() {
+    let semaphore = Client::embedded().semaphore("no-runtime");
+    let mut cx = std::task::Context::from_waker(std::task::Waker::noop());
+    let mut acquiring = semaphore.acquire().into_future();
+    match acquiring.as_mut().poll(&mut cx) {
+        Poll::Ready(Err(Error::NoRuntime)) => {}
+        other => panic!("{other:?}"),
+    }
+    match pin!(semaphore.release(1)).poll(&mut cx) {
+        Poll::Ready(Err(Error::NoRuntime)) => {}
+        other => panic!("{other:?}"),
+    }
+}
+
+#[test]
+fn guards_may_outlive_their_runtime() {
+    let runtime = tokio::runtime::Runtime::new().unwrap();
+    let client = runtime.block_on(Client::connect(&shared().url())).unwrap();
+    let semaphore = client.semaphore(&unique("outlives"));
+    let permits = runtime.block_on(async {
+        semaphore.try_set_permits(1).await.unwrap();
+        semaphore.acquire().await.unwrap()
+    });
+    drop(runtime);
+    // Nowhere to give it back in: it says so in the log, and does not panic.
+    drop(permits);
+}
+
+mod blocking {
+    use super::*;
+
+    #[test]
+    fn threads_share_permits() {
+        let clients = [
+            redlatch::blocking::Client::connect(&shared().url()).unwrap(),
+            redlatch::blocking::Client::embedded().unwrap(),
+        ];
+        for client in clients {
+            let semaphore = client.semaphore(&unique("threads"));
+            assert!(semaphore.try_set_permits(2).unwrap());
+            let inside = AtomicI64::new(0);
+            std::thread::scope(|scope| {
+                for _ in 0..8 {
+                    scope.spawn(|| {
+                        for _ in 0..20 {
+                            let permit = semaphore.acquire().unwrap();
+                            assert!(inside.fetch_add(1, SeqCst) < 2, "three at once");
+                            inside.fetch_sub(1, SeqCst);
+                            permit.release().unwrap();
+                        }
+                    });
+                }
+            });
+            let both = semaphore.acquire_many(2).unwrap();
+            assert_eq!((both.permits(), both.name()), (2, semaphore.name()));
+            assert!(semaphore.try_acquire().unwrap().is_none());
+            assert!(semaphore.try_acquire_many(2).unwrap().is_none());
+            let brief = Duration::from_millis(10);
+            assert!(semaphore.try_acquire_for(brief).unwrap().is_none());
+            // Another thread may give back what this one took.
+            std::thread::scope(|scope| {
+                scope.spawn(move || drop(both));
+            });
+            let both = semaphore.try_acquire_many_for(2, LONG).unwrap();
+            both.unwrap().forget();
+            assert_eq!(semaphore.available().unwrap(), 0);
+            semaphore.release(1).unwrap();
+            assert!(semaphore.release_if_exists(1).unwrap());
+            semaphore.add_permits(-1).unwrap();
+            assert_eq!(semaphore.drain().unwrap(), 1);
+            assert!(semaphore.delete().unwrap());
+            assert!(semaphore.try_set_permits_for(1, LONG).unwrap());
+            client.settled().unwrap();
+        }
+    }
+}
