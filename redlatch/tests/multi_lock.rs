@@ -35,6 +35,7 @@ on_every_store! {
     waiting_ends_with_patience,
     whoever_is_in_the_way_is_waited_for_one_after_the_other,
     any_mix_of_kinds,
+    fair_and_read_write_members,
     members_of_several_clients,
     the_owner_enters_again,
     the_same_owner_is_not_in_its_own_way,
@@ -200,6 +201,49 @@ async fn any_mix_of_kinds(stand: Stand) {
     let guard = soon("spun", waiting).await.unwrap().unwrap();
     guard.unlock().await.unwrap();
     nothing_left(&client, &[&lock, &fenced, &spin, &strict]).await;
+}
+
+/// Members that are taken one by one, because they wait in a queue or are held by several.
+async fn fair_and_read_write_members(stand: Stand) {
+    let (client, other) = (stand.client().await, stand.client().await);
+    let name = unique("kinds");
+    let [a, b, c, d] = ["a", "b", "c", "d"].map(|n| format!("{name}-{n}"));
+    let (fair, rw) = (client.fair_lock(&b), client.read_write_lock(&c));
+    let multi = MultiLock::new([client.lock(&a), client.lock(&d)])
+        .and(&fair)
+        .and(rw.read())
+        .and(rw.write());
+    // Who writes may read too, whichever was named first.
+    let guard = multi.lock().await.unwrap();
+    assert!(multi.is_held_by(guard.owner()).await.unwrap());
+    guard.unlock().await.unwrap();
+    // Each kind of them in the way, in turn.
+    let theirs = (other.fair_lock(&b), other.read_write_lock(&c));
+    let held = theirs.0.lock().await.unwrap();
+    assert!(multi.try_lock().await.unwrap().is_none());
+    let waiting = tokio::spawn(multi.lock().into_future());
+    until("it waits", || async { client.status().subscriptions > 0 }).await;
+    assert!(!is_held(&other, &a).await);
+    let reader = theirs.1.read().lock().await.unwrap();
+    held.unlock().await.unwrap();
+    // It left the fair lock's queue, and holds nothing.
+    let free = soon("the fair lock", theirs.0.lock().into_future()).await;
+    free.unwrap().unlock().await.unwrap();
+    assert!(!waiting.is_finished());
+    reader.unlock().await.unwrap();
+    let guard = soon("woken", waiting).await.unwrap().unwrap();
+    guard.unlock().await.unwrap();
+    // Gone from the queue also when it gives up.
+    let held = theirs.0.lock().await.unwrap();
+    let wait = Duration::from_millis(50);
+    assert!(multi.try_lock().wait(wait).await.unwrap().is_none());
+    soon("settled", client.settled()).await;
+    held.unlock().await.unwrap();
+    let free = theirs.0.try_lock().await.unwrap();
+    assert!(free.is_some(), "a ghost is queued");
+    drop(free);
+    soon("settled", other.settled()).await;
+    nothing_left(&client, &[&a, &d]).await;
 }
 
 async fn members_of_several_clients(stand: Stand) {
