@@ -35,6 +35,7 @@ on_every_store! {
     waiting_ends_with_patience,
     whoever_is_in_the_way_is_waited_for_one_after_the_other,
     any_mix_of_kinds,
+    fair_and_read_write_members,
     members_of_several_clients,
     the_owner_enters_again,
     the_same_owner_is_not_in_its_own_way,
@@ -75,6 +76,18 @@ async fn all_are_held_or_none(stand: Stand) {
             assert!(!is_held(&client, other).await);
         }
         held.unlock().await.unwrap();
+    }
+    // Everybody takes them in the same order.
+    let mut sorted = names.clone();
+    sorted.sort();
+    for first in 0..3 {
+        let mut given = names.clone();
+        given.rotate_left(first);
+        let multi = MultiLock::new(given.each_ref().map(|name| client.lock(name)));
+        assert!(multi.names().eq(&given));
+        let guard = multi.lock().await.unwrap();
+        assert!(guard.names().eq(&sorted));
+        guard.unlock().await.unwrap();
     }
     nothing_left(&client, &names.each_ref().map(String::as_str)).await;
 }
@@ -165,6 +178,21 @@ async fn any_mix_of_kinds(stand: Stand) {
         assert_eq!(guard.names().count(), 4);
         guard.unlock().await.unwrap();
     }
+    // Of members of several clients one is had before the others: a named owner that waited for it
+    // goes on with that acquisition.
+    let apart = MultiLock::new([other.lock(&format!("{fenced}-z"))]).and(&token);
+    let held = token.lock().await.unwrap();
+    let before = held.token();
+    let waiting = tokio::spawn(apart.lock().owner(Owner::new()).into_future());
+    until("it waits", || async { client.status().subscriptions > 0 }).await;
+    held.unlock().await.unwrap();
+    let guard = soon("woken", waiting).await.unwrap().unwrap();
+    assert_eq!(guard.token(&token), Some(before + 1));
+    guard.unlock().await.unwrap();
+    until("no line is left", || async {
+        client.status().subscriptions == 0
+    })
+    .await;
     // A spin lock says nothing when it is released: whoever waits for it asks again and again.
     let held = other.spin_lock(&spin).lock().await.unwrap();
     let waiting = tokio::spawn(multi.lock().into_future());
@@ -173,6 +201,49 @@ async fn any_mix_of_kinds(stand: Stand) {
     let guard = soon("spun", waiting).await.unwrap().unwrap();
     guard.unlock().await.unwrap();
     nothing_left(&client, &[&lock, &fenced, &spin, &strict]).await;
+}
+
+/// Members that are taken one by one, because they wait in a queue or are held by several.
+async fn fair_and_read_write_members(stand: Stand) {
+    let (client, other) = (stand.client().await, stand.client().await);
+    let name = unique("kinds");
+    let [a, b, c, d] = ["a", "b", "c", "d"].map(|n| format!("{name}-{n}"));
+    let (fair, rw) = (client.fair_lock(&b), client.read_write_lock(&c));
+    let multi = MultiLock::new([client.lock(&a), client.lock(&d)])
+        .and(&fair)
+        .and(rw.read())
+        .and(rw.write());
+    // Who writes may read too, whichever was named first.
+    let guard = multi.lock().await.unwrap();
+    assert!(multi.is_held_by(guard.owner()).await.unwrap());
+    guard.unlock().await.unwrap();
+    // Each kind of them in the way, in turn.
+    let theirs = (other.fair_lock(&b), other.read_write_lock(&c));
+    let held = theirs.0.lock().await.unwrap();
+    assert!(multi.try_lock().await.unwrap().is_none());
+    let waiting = tokio::spawn(multi.lock().into_future());
+    until("it waits", || async { client.status().subscriptions > 0 }).await;
+    assert!(!is_held(&other, &a).await);
+    let reader = theirs.1.read().lock().await.unwrap();
+    held.unlock().await.unwrap();
+    // It left the fair lock's queue, and holds nothing.
+    let free = soon("the fair lock", theirs.0.lock().into_future()).await;
+    free.unwrap().unlock().await.unwrap();
+    assert!(!waiting.is_finished());
+    reader.unlock().await.unwrap();
+    let guard = soon("woken", waiting).await.unwrap().unwrap();
+    guard.unlock().await.unwrap();
+    // Gone from the queue also when it gives up.
+    let held = theirs.0.lock().await.unwrap();
+    let wait = Duration::from_millis(50);
+    assert!(multi.try_lock().wait(wait).await.unwrap().is_none());
+    soon("settled", client.settled()).await;
+    held.unlock().await.unwrap();
+    let free = theirs.0.try_lock().await.unwrap();
+    assert!(free.is_some(), "a ghost is queued");
+    drop(free);
+    soon("settled", other.settled()).await;
+    nothing_left(&client, &[&a, &d]).await;
 }
 
 async fn members_of_several_clients(stand: Stand) {
@@ -241,14 +312,19 @@ async fn the_same_owner_is_not_in_its_own_way(stand: Stand) {
         .unlock()
         .await
         .unwrap();
-    // The owner gets the lock by another acquisition while it waits for it in line.
+    // In line are the owner, somebody else who is never served, and the owner once more: it has
+    // got the lock by the first, so it does not wait behind the second.
     let held = client.lock(&a).lock().await.unwrap();
     let mut single = pin!(client.lock(&a).lock().owner(owner).into_future());
     assert!(polled(50, &mut single).await.is_none());
-    let both = tokio::spawn(multi.lock().owner(owner).into_future());
+    let mut stuck = Box::pin(client.lock(&a).lock().into_future());
+    assert!(polled(50, &mut stuck).await.is_none());
+    let mut both = pin!(multi.lock().owner(owner).into_future());
+    assert!(polled(50, &mut both).await.is_none());
     held.unlock().await.unwrap();
     let outer = soon("the single one", single).await.unwrap();
-    let inner = soon("both", both).await.unwrap().unwrap();
+    let inner = soon("both", both).await.unwrap();
+    drop(stuck);
     assert_eq!(outer.hold_count(), 2);
     inner.unlock().await.unwrap();
     outer.unlock().await.unwrap();
@@ -407,6 +483,8 @@ async fn dropped_anywhere_nothing_is_left(stand: Stand) {
                 });
                 let through = guard.is_some();
                 drop(guard);
+                // Each client settles its own; only then all is given back.
+                soon("settled", second.settled()).await;
                 nothing_left(&client, &[&a, &b]).await;
                 nothing_left(&second, &[&a, &b]).await;
                 if through {
@@ -418,6 +496,8 @@ async fn dropped_anywhere_nothing_is_left(stand: Stand) {
             for polls in 1.. {
                 let guard = multi.lock().await.unwrap();
                 let released = polled(polls, guard.unlock()).await.is_some();
+                // Each client settles its own; only then all is given back.
+                soon("settled", second.settled()).await;
                 nothing_left(&client, &[&a, &b]).await;
                 nothing_left(&second, &[&a, &b]).await;
                 if released {

@@ -119,7 +119,7 @@ impl<'a> Entry<'a> {
         let mut both = self.members.iter().zip(self.claims);
         both.position(|(member, claim)| {
             let channel = member.0.channel(&claim.hold);
-            claim.hold.count() == 0 && member.session().waiting.has_line(channel)
+            member.session().waiting.has_line(channel)
         })
     }
 
