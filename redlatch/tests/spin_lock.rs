@@ -248,3 +248,23 @@ async fn patience_ends_within_a_pause() {
     assert!(begun.elapsed() >= SECOND && begun.elapsed() < 2 * SECOND);
     guard.unlock().await.unwrap();
 }
+
+/// In one client, who spins does not wait until somebody who waits to be called has been served.
+#[tokio::test(start_paused = true)]
+async fn who_spins_is_not_kept_waiting_by_who_is_to_be_called() {
+    let store = Embedded::new();
+    let client = || Client::builder().connect_embedded(&store).unwrap();
+    let (holder, both) = (client(), client());
+    let guard = holder.spin_lock("a").lock().await.unwrap();
+    let woken = both.lock("a");
+    let called = tokio::spawn(async move { woken.lock().await.unwrap().unlock().await });
+    sleep(SECOND).await;
+    let spinning = tokio::spawn(both.spin_lock("a").lock().into_future());
+    sleep(SECOND).await;
+    let begun = Instant::now();
+    guard.unlock().await.unwrap();
+    let next = spinning.await.unwrap().unwrap();
+    assert!(begun.elapsed() <= SECOND, "{:?}", begun.elapsed());
+    next.unlock().await.unwrap();
+    called.await.unwrap().unwrap();
+}

@@ -20,7 +20,7 @@ use crate::store::{Answer, Lane, Sent, Store};
 
 /// A lock that is waited for by asking again and again, with growing pauses (Redisson: `RSpinLock`).
 ///
-/// It subscribes to nothing and publishes nothing, so thousands of short-lived names cost the store
+/// It subscribes to nothing, and says nothing when it is released, so thousands of short-lived names cost the store
 /// no subscriptions. Of the waiters of one client only the first asks. It is the same lock in the
 /// store as [`Client::lock`](crate::Client::lock): both exclude each other, but who waits there for
 /// somebody who spins is not called, and looks again when the lease would have ended.
@@ -103,6 +103,11 @@ impl Rules for Spin {
 
     fn force<'a>(&'a self, place: &'a Place) -> impl Step<Reply = bool> + 'a {
         Reentrant.force(place)
+    }
+
+    /// Nobody is called: this is but the name of a line, other than that of those who are.
+    fn channel<'a>(&self, hold: &'a Hold) -> &'a str {
+        hold.place.key()
     }
 
     fn pause(&self, tries: u32) -> Option<Duration> {
