@@ -353,24 +353,18 @@ impl ExpirableSemaphore {
     ///
     /// # Cancel safety
     ///
-    /// When dropped, it may have been done or not.
+    /// When dropped, it goes on in the background if it has begun.
     pub async fn add_permits(&self, permits: i32) -> Result<()> {
         let more = i64::from(permits);
-        let place = self.lock.place()?;
+        let place = self.lock.place()?.clone();
         let step = Add { place, more };
-        let answer = self.lock.session.store.run_once(&step, Duration::MAX);
-        match answer.await {
-            Ok(answer) if answer.reply => Ok(()),
-            Ok(_) => Err(Error::InvalidCount {
-                count: more,
-                reason: TOO_MANY,
-            }),
-            Err(error) if error.is_transient() => Err(Error::OutcomeUnknown {
-                step: "adding permits",
-                reason: error.to_string(),
-            }),
-            Err(error) => Err(error),
+        if self.lock.session.change(step, "adding permits").await? {
+            return Ok(());
         }
+        Err(Error::InvalidCount {
+            count: more,
+            reason: TOO_MANY,
+        })
     }
 
     /// Takes all permits that are out back, from whoever has them, in whatever process, and wakes
