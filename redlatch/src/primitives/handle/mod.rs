@@ -3,6 +3,7 @@
 //! A kind of lock brings its steps ([`Rules`]); what is done with them is the same for all.
 
 use std::future::Future;
+use std::pin::Pin;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -23,6 +24,9 @@ pub use guard::Guard;
 pub(crate) use guard::run_while;
 pub(crate) use request::Request;
 pub use request::{Acquire, TryAcquire};
+
+/// A boxed future, so that requests can be awaited directly.
+pub(crate) type Boxed<'a, T> = Pin<Box<dyn Future<Output = T> + Send + 'a>>;
 
 /// What tells one kind of lock from another: a marker, and the settings of a handle.
 ///
