@@ -16,8 +16,7 @@ use crate::hold::{Hold, Kind};
 use crate::lease::{Lease, MAX_LEASE};
 use crate::name::{Family, Place};
 use crate::owner::Owner;
-use crate::primitives::handle::{Ask, Holder, Lock, OwnedKind, Rules};
-use crate::primitives::lock::Reentrant;
+use crate::primitives::handle::{Ask, Holder, Lock, OwnedKind, Reentrant, Rules};
 use crate::space::Space;
 use crate::step::{BoxedStep, Outcome, Script, Step};
 

@@ -12,8 +12,7 @@ use crate::error::Result;
 use crate::hold::{Hold, Kind};
 use crate::lease::Lease;
 use crate::name::{Family, Place};
-use crate::primitives::handle::{Ask, Guard, Holder, Lock, OwnedKind, Rules};
-use crate::primitives::lock::Reentrant;
+use crate::primitives::handle::{Ask, Guard, Holder, Lock, OwnedKind, Reentrant, Rules};
 use crate::space::Space;
 use crate::step::{BoxedStep, Outcome, Script, Step};
 

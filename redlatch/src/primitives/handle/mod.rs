@@ -7,7 +7,6 @@ use std::pin::Pin;
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::lock::Reentrant;
 use crate::error::{Error, Result};
 use crate::hold::{Hold, Kind};
 use crate::lease::Lease;
@@ -38,6 +37,11 @@ pub(crate) type Boxed<'a, T> = Pin<Box<dyn Future<Output = T> + Send + 'a>>;
 pub trait LockKind: Rules {}
 
 impl<K: Rules> LockKind for K {}
+
+/// The kind of [`Lock`] unless another is named: re-entrant, woken by messages (Redisson: `RLock`).
+#[derive(Debug, Clone, Copy)]
+#[non_exhaustive]
+pub struct Reentrant;
 
 /// A kind whose holder is an [`Owner`], who may hold it several times: all but permits.
 pub trait OwnedKind {}

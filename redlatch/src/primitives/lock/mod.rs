@@ -9,16 +9,11 @@ use crate::error::Result;
 use crate::hold::{Hold, Kind};
 use crate::lease::Lease;
 use crate::name::{Family, Place};
-use crate::primitives::handle::{Ask, Holder, OwnedKind, Rules};
+use crate::primitives::handle::{Ask, Holder, OwnedKind, Reentrant, Rules};
 use crate::space::Space;
 use crate::step::{BoxedStep, Outcome, Script, Step};
 
 use tokio::time::Instant;
-
-/// The kind of [`Lock`](crate::Lock): re-entrant, woken by messages (Redisson: `RLock`).
-#[derive(Debug, Clone, Copy)]
-#[non_exhaustive]
-pub struct Reentrant;
 
 impl OwnedKind for Reentrant {}
 

@@ -12,8 +12,8 @@ use crate::error::Result;
 use crate::hold::{Hold, Kind};
 use crate::lease::Lease;
 use crate::name::{Family, Place};
-use crate::primitives::handle::{Ask, Holder, Lock, OwnedKind, Rules};
-use crate::primitives::lock::{Reentrant, rules};
+use crate::primitives::handle::{Ask, Holder, Lock, OwnedKind, Reentrant, Rules};
+use crate::primitives::lock::rules;
 use crate::space::Space;
 use crate::step::{BoxedStep, Outcome, Script, Step};
 
