@@ -2,31 +2,14 @@
 
 mod common;
 
-use std::future::{Future, poll_fn};
 use std::pin::pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
-use std::task::Poll;
 use std::time::Duration;
 
-use common::{LONG, Stand, soon, until};
+use common::{LONG, Stand, polled, soon, until, without_the_answer};
 use redlatch::{Client, CountDownLatch, Embedded, Error};
 use redlatch_testkit::{Proxy, Server, shared, unique};
-
-/// Polls up to `polls` times, each time when woken: the output, or `None` if it was dropped.
-async fn polled<F: Future>(polls: usize, future: F) -> Option<F::Output> {
-    let mut future = pin!(future);
-    let mut polled = 0;
-    poll_fn(|cx| {
-        polled += 1;
-        match future.as_mut().poll(cx) {
-            Poll::Ready(output) => Poll::Ready(Some(output)),
-            Poll::Pending if polled >= polls => Poll::Ready(None),
-            Poll::Pending => Poll::Pending,
-        }
-    })
-    .await
-}
 
 /// A client that hears of what it waits for or fails: looking by itself would come far too late.
 async fn patient(stand: &Stand) -> Client {
@@ -388,18 +371,7 @@ async fn an_unknown_outcome_is_told_and_not_repeated() {
     let latch = set(&client, "unknown", 100).await;
     let mut expected = latch.count_down().await.unwrap();
     for _ in 0..10 {
-        proxy.swallow_replies(true);
-        let cutting = {
-            let proxy = proxy.clone();
-            tokio::task::spawn_blocking(move || {
-                proxy.wait_until_swallowed();
-                proxy.swallow_replies(false);
-                proxy.cut();
-            })
-        };
-        let both = async { tokio::join!(latch.count_down(), cutting) };
-        let (counted, cut) = soon("answered", both).await;
-        cut.unwrap();
+        let counted = without_the_answer(&proxy, latch.count_down()).await;
         let error = counted.unwrap_err();
         assert!(matches!(error, Error::OutcomeUnknown { .. }), "{error}");
         expected -= 1;

@@ -3,16 +3,16 @@
 mod common;
 
 use std::collections::BTreeMap;
-use std::future::{Future, IntoFuture, poll_fn};
+use std::future::IntoFuture;
 use std::io::{BufRead, BufReader};
-use std::pin::pin;
 use std::process::{Command, Stdio};
 use std::sync::atomic::{AtomicI64, Ordering};
 use std::sync::{Arc, Mutex};
-use std::task::Poll;
 use std::time::Duration;
 
-use common::{LONG, Stand, WATCHDOG, soon, until};
+use common::{
+    LONG, Stand, WATCHDOG, assert_lost, dropped_everywhere, polled, soon, until, without_the_answer,
+};
 use redlatch::{Client, Embedded, Error, ExpirableSemaphore, Loss, MAX_LEASE, PermitId};
 use redlatch_testkit::{Proxy, Server, shared, unique};
 use tokio::time::{Instant, sleep};
@@ -374,14 +374,7 @@ async fn a_guard_learns_that_one_of_its_permits_was_released(stand: Stand) {
     let fixed = semaphore.acquire_many(2).lease(LONG).await.unwrap();
     theirs.release(fixed.ids()[0]).await.unwrap();
     let released = fixed.release().await;
-    let told = matches!(
-        &released,
-        Err(Error::Lost {
-            reason: Loss::NotHeld,
-            ..
-        })
-    );
-    assert!(told, "{released:?}");
+    assert_lost(&released.unwrap_err(), Loss::NotHeld);
     assert_eq!(counts(&semaphore).await, (3, 0, 3));
 }
 
@@ -784,36 +777,6 @@ async fn all_is_empty(client: &Client) {
     .await;
 }
 
-/// Polls up to `polls` times, each time when woken: the output, or `None` if it was dropped.
-async fn polled<F: Future>(polls: usize, future: F) -> Option<F::Output> {
-    let mut future = pin!(future);
-    let mut polled = 0;
-    poll_fn(|cx| {
-        polled += 1;
-        match future.as_mut().poll(cx) {
-            Poll::Ready(output) => Poll::Ready(Some(output)),
-            Poll::Pending if polled >= polls => Poll::Ready(None),
-            Poll::Pending => Poll::Pending,
-        }
-    })
-    .await
-}
-
-/// Drops `work` after one poll, after two, … until it gets through, some times over.
-async fn dropped_everywhere<W, F>(mut work: W)
-where
-    W: FnMut(usize) -> F,
-    F: Future<Output = bool>,
-{
-    for _ in 0..5 {
-        let mut polls = 1;
-        while !work(polls).await {
-            polls += 1;
-            assert!(polls < 1000, "never gets through");
-        }
-    }
-}
-
 async fn cancelled_acquisitions_leave_nothing_behind(stand: Stand) {
     let client = stand.client().await;
     let semaphore = with_permits(&client, "cancel", 4).await;
@@ -1043,7 +1006,7 @@ async fn teach(client: &Client) {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_lost_answer_counts_nothing_twice() {
     let server = Server::start();
-    let proxy = Proxy::to(server.port());
+    let proxy = Arc::new(Proxy::to(server.port()));
     let client = Client::builder()
         .response_timeout(LONG)
         .connect(&proxy.url())
@@ -1055,18 +1018,18 @@ async fn a_lost_answer_counts_nothing_twice() {
     let seen = direct.expirable_semaphore("lost-answers");
 
     assert!(
-        unanswered(&proxy, semaphore.try_set_permits(5))
+        without_the_answer(&proxy, semaphore.try_set_permits(5))
             .await
             .unwrap()
     );
     assert_eq!(counts(&seen).await, (5, 0, 5));
     // Somebody else's number is not ours.
     assert!(
-        !unanswered(&proxy, semaphore.try_set_permits(6))
+        !without_the_answer(&proxy, semaphore.try_set_permits(6))
             .await
             .unwrap()
     );
-    let two = unanswered(&proxy, semaphore.acquire_many(2).into_future())
+    let two = without_the_answer(&proxy, semaphore.acquire_many(2).into_future())
         .await
         .unwrap();
     assert_eq!(counts(&seen).await, (3, 2, 5));
@@ -1076,50 +1039,45 @@ async fn a_lost_answer_counts_nothing_twice() {
         believed.saturating_sub(kept) < SECOND,
         "{believed:?}, but {kept:?}"
     );
-    unanswered(&proxy, two.release()).await.unwrap();
+    without_the_answer(&proxy, two.release()).await.unwrap();
     assert_eq!(counts(&seen).await, (5, 0, 5));
 
     let ids = semaphore.acquire_many(5).await.unwrap().into_ids().unwrap();
-    unanswered(&proxy, semaphore.release(ids[0])).await.unwrap();
+    without_the_answer(&proxy, semaphore.release(ids[0]))
+        .await
+        .unwrap();
     assert!(
-        unanswered(&proxy, semaphore.try_release(ids[1]))
+        without_the_answer(&proxy, semaphore.try_release(ids[1]))
             .await
             .unwrap()
     );
-    unanswered(&proxy, semaphore.release_many(&ids[2..4]))
+    without_the_answer(&proxy, semaphore.release_many(&ids[2..4]))
         .await
         .unwrap();
     assert_eq!(counts(&seen).await, (4, 1, 5));
     // One of them is out, so the first try has not released them.
     assert!(is_lost(
-        &unanswered(&proxy, semaphore.release_many(&ids[3..])).await
+        &without_the_answer(&proxy, semaphore.release_many(&ids[3..])).await
     ));
     assert_eq!(counts(&seen).await, (4, 1, 5));
 
-    unanswered(&proxy, semaphore.set_permits(7)).await.unwrap();
+    without_the_answer(&proxy, semaphore.set_permits(7))
+        .await
+        .unwrap();
     assert_eq!(counts(&seen).await, (6, 1, 7));
     // This one is not sent again, and says so.
-    let unknown = unanswered(&proxy, semaphore.add_permits(2)).await;
+    let unknown = without_the_answer(&proxy, semaphore.add_permits(2)).await;
     assert!(
         matches!(unknown, Err(Error::OutcomeUnknown { .. })),
         "{unknown:?}"
     );
     assert_eq!(counts(&seen).await, (8, 1, 9));
-    assert!(unanswered(&proxy, semaphore.delete()).await.unwrap());
+    assert!(
+        without_the_answer(&proxy, semaphore.delete())
+            .await
+            .unwrap()
+    );
     assert_eq!(counts(&seen).await, (0, 0, 0));
-}
-
-/// Runs `work`, whose next answer is lost together with the connection.
-async fn unanswered<T>(proxy: &Proxy, work: impl Future<Output = T>) -> T {
-    proxy.swallow_replies(true);
-    let broken = async {
-        tokio::task::block_in_place(|| proxy.wait_until_swallowed());
-        proxy.cut();
-        proxy.swallow_replies(false);
-    };
-    // The work is polled first, so it is on its way when the other side blocks.
-    let (done, ()) = soon("done", async { tokio::join!(biased; work, broken) }).await;
-    done
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

@@ -6,7 +6,7 @@ use std::future::IntoFuture as _;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use common::{LONG, Stand, WATCHDOG, soon, until};
+use common::{LONG, Stand, WATCHDOG, assert_lost, soon, until};
 use redlatch::{Client, Error, Fair, FairLock, Guard, Loss, Owner, Result};
 use redlatch_testkit::{Proxy, Server, shared, unique};
 use tokio::task::JoinHandle;
@@ -346,16 +346,7 @@ async fn force_unlock_calls_the_next_one(stand: Stand) {
     assert!(!second.is_finished());
     soon("told at the next renewal", held.lost()).await;
     let lost = held.unlock().await.unwrap_err();
-    assert!(
-        matches!(
-            lost,
-            Error::Lost {
-                reason: Loss::NotHeld,
-                ..
-            }
-        ),
-        "{lost}"
-    );
+    assert_lost(&lost, Loss::NotHeld);
     assert!(guard.is_valid());
     guard.unlock().await.unwrap();
     served(second).await.unlock().await.unwrap();
@@ -603,16 +594,7 @@ async fn a_guard_that_lost_its_lock_takes_nothing_from_the_next_one(stand: Stand
     let next = served(tokio::spawn(lock.lock().into_future())).await;
     soon("told", late.lost()).await;
     let lost = late.unlock().await.unwrap_err();
-    assert!(
-        matches!(
-            lost,
-            Error::Lost {
-                reason: Loss::LeaseEnded,
-                ..
-            }
-        ),
-        "{lost}"
-    );
+    assert_lost(&lost, Loss::LeaseEnded);
     assert!(lock.is_held_by(next.owner()).await.unwrap());
     next.unlock().await.unwrap();
     nothing_left(&[&client], &lock).await;
@@ -1205,6 +1187,33 @@ async fn the_queue_is_redissons() {
     );
     served(waiting).await.unlock().await.unwrap();
     nothing_left(&[&client], &lock).await;
+}
+
+/// Redisson: testNameMapper. What stands beside the lock is under the prefix as the lock is.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_queue_is_under_the_prefix_too() {
+    let server = Server::start();
+    let settings = quick().prefix("test::");
+    let client = settings.connect(&server.url()).await.unwrap();
+    let lock = client.fair_lock("a");
+    let held = lock.lock().await.unwrap();
+    let waiting = wait_behind(&lock, 0).await;
+    let mut present: Vec<String> = server.ask(&["KEYS", "*"]);
+    present.sort();
+    let mut expected = keys("test::a");
+    expected.sort();
+    assert_eq!(present, expected);
+    let owner = &lock.queue().await.unwrap()[0];
+    let channel = format!("redisson_lock__channel:{{test::a}}:{owner}");
+    until("it listens", || async {
+        let channels: Vec<String> = server.ask(&["PUBSUB", "CHANNELS"]);
+        channels == [&*channel]
+    })
+    .await;
+    held.unlock().await.unwrap();
+    served(waiting).await.unlock().await.unwrap();
+    nothing_left(&[&client], &lock).await;
+    assert_eq!(keys_left(&server, "test::a"), 0);
 }
 
 #[test]

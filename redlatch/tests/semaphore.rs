@@ -9,26 +9,11 @@ use std::sync::{Arc, Mutex};
 use std::task::Poll;
 use std::time::Duration;
 
-use common::{LONG, Stand, soon, until};
+use common::{LONG, Stand, polled, soon, until, without_the_answer};
 use redlatch::{Client, Embedded, Error, MAX_LEASE, Semaphore};
 use redlatch_testkit::{Proxy, Server, shared, unique};
 
 const MOST: u32 = i32::MAX as u32;
-
-/// Polls up to `polls` times, each time when woken: the output, or `None` if it was dropped.
-async fn polled<F: Future>(polls: usize, future: F) -> Option<F::Output> {
-    let mut future = pin!(future);
-    let mut polled = 0;
-    poll_fn(|cx| {
-        polled += 1;
-        match future.as_mut().poll(cx) {
-            Poll::Ready(output) => Poll::Ready(Some(output)),
-            Poll::Pending if polled >= polls => Poll::Ready(None),
-            Poll::Pending => Poll::Pending,
-        }
-    })
-    .await
-}
 
 /// A client that hears of what it waits for or fails: looking by itself would come far too late.
 async fn patient(stand: &Stand) -> Client {
@@ -748,22 +733,6 @@ async fn flushed_scripts_are_taught_again() {
         permits.release().await.unwrap();
         assert_eq!(semaphore.available().await.unwrap(), 3);
     }
-}
-
-/// Runs `work`, throws the server's first answer away, and then cuts the connection.
-async fn without_the_answer<T>(proxy: &Arc<Proxy>, work: impl Future<Output = T>) -> T {
-    proxy.swallow_replies(true);
-    let cutting = {
-        let proxy = proxy.clone();
-        tokio::task::spawn_blocking(move || {
-            proxy.wait_until_swallowed();
-            proxy.swallow_replies(false);
-            proxy.cut();
-        })
-    };
-    let (output, cut) = soon("answered", async { tokio::join!(work, cutting) }).await;
-    cut.unwrap();
-    output
 }
 
 /// What was sent and not answered is told, and never done twice.
