@@ -1,7 +1,5 @@
 //! A hold: what somebody has from when it was won until it is given back or lost.
 
-use std::future::Future;
-use std::pin::Pin;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -13,11 +11,7 @@ use crate::lease::Lease;
 use crate::name::Place;
 use crate::owner::Owner;
 use crate::space::Space;
-use crate::step::{AnyStep, Script};
-use crate::store::{Answer, Store};
-
-/// A boxed future.
-pub(crate) type Boxed<'a, T> = Pin<Box<dyn Future<Output = T> + Send + 'a>>;
+use crate::step::{BoxedStep, Script};
 
 /// What a primitive adds to the mechanics of holding: how its hold is renewed and given back.
 pub(crate) trait Kind: Send + Sync {
@@ -38,18 +32,17 @@ pub(crate) trait Kind: Send + Sync {
     /// Answers whether it was held.
     fn release<'a>(
         &'a self,
-        store: &'a Store,
         hold: &'a Hold,
         keep: u32,
         lease: Option<Lease>,
-    ) -> Boxed<'a, Result<Answer<bool>>>;
+    ) -> BoxedStep<'a, bool>;
 
     /// The step that takes an acquisition back in the same breath, without a word to anybody who
     /// waits, because nobody can have noticed it: the hold count is `keep` again.
     ///
     /// With it, the acquisition may be part of a script that takes several things or none. That
     /// acquisition must answer a number if somebody is in the way, and no number if it is had.
-    fn undo<'a>(&'a self, hold: &'a Hold, keep: u32) -> Option<Box<dyn AnyStep<bool> + 'a>> {
+    fn undo<'a>(&'a self, hold: &'a Hold, keep: u32) -> Option<BoxedStep<'a, bool>> {
         let _ = (hold, keep);
         None
     }

@@ -29,8 +29,9 @@ pub use primitives::count_down_latch::CountDownLatch;
 pub use primitives::expirable_semaphore::{ExpirableSemaphore, PermitGuard, PermitId, Permits};
 pub use primitives::fair_lock::{Fair, FairLock};
 pub use primitives::fenced_lock::{Fenced, FencedLock};
-pub use primitives::handle::{Acquire, Guard, Holder, Lock, LockKind, OwnedKind, TryAcquire};
-pub use primitives::lock::Reentrant;
+pub use primitives::handle::{
+    Acquire, Guard, Holder, Lock, LockKind, OwnedKind, Reentrant, TryAcquire,
+};
 pub use primitives::multi_lock::{
     AcquireMany, LockOfMany, Member, MultiGuard, MultiLock, TryAcquireMany,
 };

@@ -389,7 +389,9 @@ impl Claim {
             }
         }
         let lease = hold.is_renewed().then(|| session.watchdog.lease());
-        let answer = hold.kind.release(&session.store, hold, keep, lease).await?;
+        let step = hold.kind.release(hold, keep, lease);
+        let store = &session.store;
+        let answer = store.run(&step, Lane::First, &Sent::default()).await?;
         tracing::debug!(lock = hold.place.name(), owner = %hold.field, keep,
             held = answer.reply, "released");
         if let Some(loss) = loss {

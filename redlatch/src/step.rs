@@ -31,7 +31,10 @@ pub(crate) trait Step: Send + Sync {
     fn apply(&self, space: &mut Space, now: Instant) -> Result<Self::Reply>;
 }
 
-/// A step of which only the reply is known, for those that are composed of others' steps.
+/// A step of which only the reply is known.
+pub(crate) type BoxedStep<'a, R> = Box<dyn AnyStep<R> + 'a>;
+
+/// What can be asked of a [`BoxedStep`].
 pub(crate) trait AnyStep<R>: Send + Sync {
     fn script(&self) -> &'static Script;
     fn keys(&self) -> Vec<&str>;
@@ -59,6 +62,62 @@ impl<S: Step> AnyStep<S::Reply> for S {
 
     fn apply(&self, space: &mut Space, now: Instant) -> Result<S::Reply> {
         Step::apply(self, space, now)
+    }
+}
+
+impl<R: Send> Step for BoxedStep<'_, R> {
+    type Reply = R;
+
+    fn script(&self) -> &'static Script {
+        (**self).script()
+    }
+
+    fn keys(&self) -> impl ExactSizeIterator<Item = &str> + Send {
+        (**self).keys().into_iter()
+    }
+
+    fn args(&self, args: &mut Args<'_>) {
+        (**self).args(args);
+    }
+
+    fn reply(&self, raw: Value) -> Result<R> {
+        (**self).reply(raw)
+    }
+
+    fn apply(&self, space: &mut Space, now: Instant) -> Result<R> {
+        (**self).apply(space, now)
+    }
+}
+
+/// A step whose reply is read as something else.
+pub(crate) struct Mapped<S, F>(pub(crate) S, pub(crate) F);
+
+impl<S, F, R> Step for Mapped<S, F>
+where
+    S: Step,
+    F: Fn(S::Reply) -> R + Send + Sync,
+    R: Send,
+{
+    type Reply = R;
+
+    fn script(&self) -> &'static Script {
+        self.0.script()
+    }
+
+    fn keys(&self) -> impl ExactSizeIterator<Item = &str> + Send {
+        self.0.keys()
+    }
+
+    fn args(&self, args: &mut Args<'_>) {
+        self.0.args(args);
+    }
+
+    fn reply(&self, raw: Value) -> Result<R> {
+        self.0.reply(raw).map(&self.1)
+    }
+
+    fn apply(&self, space: &mut Space, now: Instant) -> Result<R> {
+        self.0.apply(space, now).map(&self.1)
     }
 }
 

@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use common::{LONG, Stand, dropped_everywhere, polled, soon, until};
 use redlatch::{Client, Lock};
-use redlatch_testkit::{Server, unique};
+use redlatch_testkit::{Server, shared, unique};
 
 /// Nothing was left behind: no key, no renewal, nothing under way.
 async fn nothing_left(client: &Client, lock: &Lock) {
@@ -139,21 +139,28 @@ async fn working_under_a_lock(stand: Stand) {
 async fn a_release_between_any_two_polls_is_heard() {
     let stand = Stand::server();
     let (client, other) = (stand.client().await, stand.client().await);
-    let name = unique("heard");
-    let lock = client.lock(&name);
-    for polls in 0..30 {
-        let held = other.lock(&name).lock().lease(10 * LONG).await.unwrap();
+    for polls in 1..30 {
+        // Each time a channel that is not subscribed to yet.
+        let lock = client.lock(&unique("heard"));
+        let channel = format!("redisson_lock__channel:{{{}}}", lock.name());
+        let same = other.lock(lock.name());
+        let held = same.lock().lease(10 * LONG).await.unwrap();
         let mut waiter = lock.lock().into_future();
         {
             // Stops polling for a while, without dropping.
             let mut few = pin!(polled(polls, &mut waiter));
-            let in_line = until("in line", || async { client.status().subscriptions == 1 });
+            let subscribed = until("subscribed", || async {
+                let listening: (String, i64) = shared().ask(&["PUBSUB", "NUMSUB", &channel]);
+                listening.1 == 1
+            });
             tokio::select! {
                 biased;
                 done = &mut few => assert!(done.is_none()),
-                () = in_line => {}
+                () = subscribed => {}
             }
         }
+        // The connection keeps order: what the waiter has sent until now has been answered.
+        assert!(lock.is_locked().await.unwrap());
         held.unlock().await.unwrap();
         let guard = soon("heard, not slept through", waiter).await.unwrap();
         guard.unlock().await.unwrap();

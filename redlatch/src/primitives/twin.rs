@@ -17,9 +17,10 @@ use tokio::time::Instant;
 use crate::error::{Error, Result};
 use crate::hold::{Hold, Kind};
 use crate::lease::Lease;
-use crate::name::{Family, Place};
+use crate::name::{Beside, Family, Place};
 use crate::owner::Owner;
 use crate::primitives::handle::Holder;
+use crate::primitives::survey::Survey;
 use crate::space::{Dumped, Message, Space};
 use crate::step::{Args, Outcome, Script, Step, unexpected};
 
@@ -81,6 +82,7 @@ where
             twin.begin().await;
             for one in &history {
                 play(&mut twin, one).await;
+                twin.survey().await;
                 twin.compare(one).await;
             }
         });
@@ -196,6 +198,12 @@ impl Twin {
     /// One renewal, as the watchdog's batches have it.
     pub(crate) async fn renew(&mut self, hold: &Hold, lease: Lease) -> bool {
         self.step(&RenewOne { hold, lease }).await.unwrap()
+    }
+
+    /// Whatever a primitive has put under the name, listings see the same on both sides.
+    async fn survey(&mut self) {
+        let names = [Beside::new("name".into())];
+        let _ = self.step(&Survey { names: &names }).await;
     }
 
     /// Lets time pass on both sides.

@@ -109,7 +109,7 @@ struct Seen {
 fn lua_and_rules_agree() {
     let mut seen = Seen::default();
     agree(moves(), async |twin, one| {
-        let place = &Place::new(Family::Permits, "", "name");
+        let place = &std::sync::Arc::new(Place::new(Family::Permits, "", "name"));
         let count = |what: &mut u32, happened: bool| *what += u32::from(happened);
         match one {
             Move::Acquire { owner, n, lease: l } => {
@@ -153,7 +153,10 @@ fn lua_and_rules_agree() {
                 count(&mut seen.set, twin.step(&step).await == Ok(true));
             }
             Move::Add { more } => {
-                let step = Add { place, more: *more };
+                let step = Add {
+                    place: place.clone(),
+                    more: *more,
+                };
                 count(&mut seen.too_many, twin.step(&step).await == Ok(false));
             }
             Move::Count => {

@@ -17,15 +17,15 @@ pub use self::permit_id::PermitId;
 use self::permit_id::{join, split};
 use self::rules::{Add, Count, Counts, Delete, LeaseOf, Release, Set, UpdateLease, Which};
 use crate::error::{Error, Loss, Result};
-use crate::hold::{Boxed, Hold, Kind};
+use crate::hold::{Hold, Kind};
 use crate::lease::Lease;
 use crate::name::{Family, Place};
 use crate::owner::{ClientId, Owner};
 use crate::primitives::handle::{Acquire, Ask, Guard, Holder, Lock, Rules, TryAcquire};
 use crate::session::Session;
 use crate::space::Space;
-use crate::step::{Outcome, Script, Step};
-use crate::store::{Answer, Lane, Sent, Store};
+use crate::step::{BoxedStep, Mapped, Outcome, Script, Step};
+use crate::store::{Answer, Lane, Sent};
 
 /// The most permits that a semaphore can have: what an `int` holds in Java, where Redisson counts
 /// the same ones.
@@ -353,24 +353,18 @@ impl ExpirableSemaphore {
     ///
     /// # Cancel safety
     ///
-    /// When dropped, it may have been done or not.
+    /// When dropped, it goes on in the background if it has begun.
     pub async fn add_permits(&self, permits: i32) -> Result<()> {
         let more = i64::from(permits);
-        let place = self.lock.place()?;
+        let place = self.lock.place()?.clone();
         let step = Add { place, more };
-        let answer = self.lock.session.store.run_once(&step, Duration::MAX);
-        match answer.await {
-            Ok(answer) if answer.reply => Ok(()),
-            Ok(_) => Err(Error::InvalidCount {
-                count: more,
-                reason: TOO_MANY,
-            }),
-            Err(error) if error.is_transient() => Err(Error::OutcomeUnknown {
-                step: "adding permits",
-                reason: error.to_string(),
-            }),
-            Err(error) => Err(error),
+        if self.lock.session.change(step, "adding permits").await? {
+            return Ok(());
         }
+        Err(Error::InvalidCount {
+            count: more,
+            reason: TOO_MANY,
+        })
     }
 
     /// Takes all permits that are out back, from whoever has them, in whatever process, and wakes
@@ -497,27 +491,17 @@ impl Kind for Permits {
         rules::renew(space, hold, lease, now)
     }
 
-    fn release<'a>(
-        &'a self,
-        store: &'a Store,
-        hold: &'a Hold,
-        keep: u32,
-        _: Option<Lease>,
-    ) -> Boxed<'a, Result<Answer<bool>>> {
-        Box::pin(async move {
-            let step = Release {
+    fn release<'a>(&'a self, hold: &'a Hold, keep: u32, _: Option<Lease>) -> BoxedStep<'a, bool> {
+        let all = move |released| released == split(&hold.field).count();
+        Box::new(Mapped(
+            Release {
                 place: &hold.place,
                 ids: &hold.field,
                 // Nobody has them twice, so there is either nothing to keep or nothing to give back.
                 which: if keep == 0 { Which::Any } else { Which::None },
-            };
-            let answer = store.run(&step, Lane::First, &Sent::default()).await?;
-            Ok(Answer {
-                reply: answer.reply == split(&hold.field).count(),
-                sent: answer.sent,
-                repeated: answer.repeated,
-            })
-        })
+            },
+            all,
+        ))
     }
 }
 

@@ -3,6 +3,7 @@
 //! The embedded space keeps ids as they are written, in hex; a server keeps their bytes.
 
 use std::collections::BTreeMap;
+use std::sync::Arc;
 use std::time::Duration;
 
 use redis::Value;
@@ -339,12 +340,12 @@ impl Step for Set<'_> {
 }
 
 /// Adds permits to those available, or takes some away.
-pub(super) struct Add<'a> {
-    pub(super) place: &'a Place,
+pub(super) struct Add {
+    pub(super) place: Arc<Place>,
     pub(super) more: i64,
 }
 
-impl Step for Add<'_> {
+impl Step for Add {
     /// Whether they were added; else there would be too many.
     type Reply = bool;
 
@@ -353,7 +354,7 @@ impl Step for Add<'_> {
     }
 
     fn keys(&self) -> impl ExactSizeIterator<Item = &str> + Send {
-        keys(self.place)
+        keys(&self.place)
     }
 
     fn args(&self, args: &mut Args<'_>) {
@@ -367,12 +368,12 @@ impl Step for Add<'_> {
     }
 
     fn apply(&self, space: &mut Space, at: Instant) -> Result<bool> {
-        let books = Books::open(space, self.place, at)?;
+        let books = Books::open(space, &self.place, at)?;
         let sum = books.available.unwrap_or(0).saturating_add(self.more);
         if sum.saturating_abs() > i64::from(MAX_PERMITS) {
             return Ok(false);
         }
-        add_and_tell(space, self.place, self.more, at)?;
+        add_and_tell(space, &self.place, self.more, at)?;
         Ok(true)
     }
 }

@@ -12,15 +12,13 @@ use tokio::time::Instant;
 
 use self::rules::{Acquire, Force, Release, Waiting};
 use crate::error::{Error, Result};
-use crate::hold::{Boxed, Hold, Kind};
+use crate::hold::{Hold, Kind};
 use crate::lease::{Lease, MAX_LEASE};
 use crate::name::{Family, Place};
 use crate::owner::Owner;
-use crate::primitives::handle::{Ask, Holder, Lock, OwnedKind, Rules};
-use crate::primitives::lock::Reentrant;
+use crate::primitives::handle::{Ask, Holder, Lock, OwnedKind, Reentrant, Rules};
 use crate::space::Space;
-use crate::step::{Outcome, Script, Step};
-use crate::store::{Answer, Lane, Sent, Store};
+use crate::step::{BoxedStep, Outcome, Script, Step};
 
 /// A lock that is had in the order in which it was asked for, over all clients, in Rust and Java
 /// (Redisson: `RedissonClient.getFairLock`).
@@ -170,15 +168,12 @@ impl Kind for Fair {
 
     fn release<'a>(
         &'a self,
-        store: &'a Store,
         hold: &'a Hold,
         keep: u32,
         lease: Option<Lease>,
-    ) -> Boxed<'a, Result<Answer<bool>>> {
-        Box::pin(async move {
-            let step = Release { hold, keep, lease };
-            store.run(&step, Lane::First, &Sent::default()).await
-        })
+    ) -> BoxedStep<'a, bool> {
+        let step = Release { hold, keep, lease };
+        Box::new(step)
     }
 }
 

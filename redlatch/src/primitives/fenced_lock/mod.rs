@@ -9,14 +9,12 @@ use tokio::time::Instant;
 
 use self::rules::{Acquire, Current};
 use crate::error::Result;
-use crate::hold::{Boxed, Hold, Kind};
+use crate::hold::{Hold, Kind};
 use crate::lease::Lease;
 use crate::name::{Family, Place};
-use crate::primitives::handle::{Ask, Guard, Holder, Lock, OwnedKind, Rules};
-use crate::primitives::lock::Reentrant;
+use crate::primitives::handle::{Ask, Guard, Holder, Lock, OwnedKind, Reentrant, Rules};
 use crate::space::Space;
-use crate::step::{AnyStep, Outcome, Script, Step};
-use crate::store::{Answer, Store};
+use crate::step::{BoxedStep, Outcome, Script, Step};
 
 /// A lock whose every acquisition brings a *fencing token*, a number greater than those of all
 /// acquisitions before it (Redisson: `RFencedLock`).
@@ -97,15 +95,14 @@ impl Kind for Fenced {
 
     fn release<'a>(
         &'a self,
-        store: &'a Store,
         hold: &'a Hold,
         keep: u32,
         lease: Option<Lease>,
-    ) -> Boxed<'a, Result<Answer<bool>>> {
-        Reentrant.release(store, hold, keep, lease)
+    ) -> BoxedStep<'a, bool> {
+        Reentrant.release(hold, keep, lease)
     }
 
-    fn undo<'a>(&'a self, hold: &'a Hold, keep: u32) -> Option<Box<dyn AnyStep<bool> + 'a>> {
+    fn undo<'a>(&'a self, hold: &'a Hold, keep: u32) -> Option<BoxedStep<'a, bool>> {
         Reentrant.undo(hold, keep)
     }
 }

@@ -3,10 +3,10 @@
 //! A kind of lock brings its steps ([`Rules`]); what is done with them is the same for all.
 
 use std::future::Future;
+use std::pin::Pin;
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::lock::Reentrant;
 use crate::error::{Error, Result};
 use crate::hold::{Hold, Kind};
 use crate::lease::Lease;
@@ -24,6 +24,9 @@ pub(crate) use guard::run_while;
 pub(crate) use request::Request;
 pub use request::{Acquire, TryAcquire};
 
+/// A boxed future, so that requests can be awaited directly.
+pub(crate) type Boxed<'a, T> = Pin<Box<dyn Future<Output = T> + Send + 'a>>;
+
 /// What tells one kind of lock from another: a marker, and the settings of a handle.
 ///
 /// The kinds are those of this crate; see [`Reentrant`] and what is listed below it.
@@ -34,6 +37,11 @@ pub use request::{Acquire, TryAcquire};
 pub trait LockKind: Rules {}
 
 impl<K: Rules> LockKind for K {}
+
+/// The kind of [`Lock`] unless another is named: re-entrant, woken by messages (Redisson: `RLock`).
+#[derive(Debug, Clone, Copy)]
+#[non_exhaustive]
+pub struct Reentrant;
 
 /// A kind whose holder is an [`Owner`], who may hold it several times: all but permits.
 pub trait OwnedKind {}

@@ -5,9 +5,8 @@ use std::time::Duration;
 
 use tracing::Instrument as _;
 
-use super::{Ask, Guard, Lock, LockKind, OwnedKind, Reentrant};
+use super::{Ask, Boxed, Guard, Lock, LockKind, OwnedKind, Reentrant};
 use crate::error::{Error, Result};
-use crate::hold::Boxed;
 use crate::lease::{Lease, Patience};
 use crate::owner::Owner;
 use crate::session::{Claim, Terms};

@@ -2,10 +2,9 @@
 
 use proptest::prelude::*;
 
-use super::Reentrant;
 use super::rules::Release;
 use crate::name::Family;
-use crate::primitives::handle::{Ask, Rules as _};
+use crate::primitives::handle::{Ask, Reentrant, Rules as _};
 use crate::primitives::twin::{agree, hold, lease, time};
 
 #[derive(Debug, Clone)]

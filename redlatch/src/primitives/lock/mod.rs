@@ -6,20 +6,14 @@ mod differential;
 pub(crate) mod rules;
 
 use crate::error::Result;
-use crate::hold::{Boxed, Hold, Kind};
+use crate::hold::{Hold, Kind};
 use crate::lease::Lease;
 use crate::name::{Family, Place};
-use crate::primitives::handle::{Ask, Holder, OwnedKind, Rules};
+use crate::primitives::handle::{Ask, Holder, OwnedKind, Reentrant, Rules};
 use crate::space::Space;
-use crate::step::{AnyStep, Outcome, Script, Step};
-use crate::store::{Answer, Lane, Sent, Store};
+use crate::step::{BoxedStep, Outcome, Script, Step};
 
 use tokio::time::Instant;
-
-/// The kind of [`Lock`](crate::Lock): re-entrant, woken by messages (Redisson: `RLock`).
-#[derive(Debug, Clone, Copy)]
-#[non_exhaustive]
-pub struct Reentrant;
 
 impl OwnedKind for Reentrant {}
 
@@ -34,18 +28,15 @@ impl Kind for Reentrant {
 
     fn release<'a>(
         &'a self,
-        store: &'a Store,
         hold: &'a Hold,
         keep: u32,
         lease: Option<Lease>,
-    ) -> Boxed<'a, Result<Answer<bool>>> {
-        Box::pin(async move {
-            let step = rules::Release::new(hold, keep, lease);
-            store.run(&step, Lane::First, &Sent::default()).await
-        })
+    ) -> BoxedStep<'a, bool> {
+        let step = rules::Release::new(hold, keep, lease);
+        Box::new(step)
     }
 
-    fn undo<'a>(&'a self, hold: &'a Hold, keep: u32) -> Option<Box<dyn AnyStep<bool> + 'a>> {
+    fn undo<'a>(&'a self, hold: &'a Hold, keep: u32) -> Option<BoxedStep<'a, bool>> {
         let mut step = rules::Release::new(hold, keep, None);
         step.tell = false;
         Some(Box::new(step))

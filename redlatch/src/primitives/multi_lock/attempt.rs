@@ -15,7 +15,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::task::Poll;
 use std::time::Duration;
 
-use super::member::{Forgotten, Member};
+use super::member::Member;
 use super::share::{Share, give_back};
 use super::take::{Part, Prize, Take};
 use crate::error::Result;
@@ -195,7 +195,7 @@ impl<'a> Entry<'a> {
             waits: waits_for == Some(i),
         };
         if let (Some((i, member, claim, terms)), 1) = (each().next(), run.len()) {
-            let step = |hold, count| Forgotten(member.0.acquire(ask(i, hold, count, terms)));
+            let step = |hold, count| member.0.acquire(ask(i, hold, count, terms));
             let entered = claim.enter(terms, channel, step).await?;
             return Ok(match entered {
                 Outcome::Done(prize) => Together::Had(vec![prize]),

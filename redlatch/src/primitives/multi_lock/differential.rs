@@ -10,14 +10,13 @@ use crate::hold::{Hold, Kind};
 use crate::name::{Family, Place};
 use crate::owner::Owner;
 use crate::primitives::fenced_lock::Fenced;
-use crate::primitives::handle::{Ask, Rules as _};
-use crate::primitives::lock::Reentrant;
+use crate::primitives::handle::{Ask, Reentrant, Rules as _};
 use crate::primitives::lock::rules::Release;
-use crate::primitives::multi_lock::member::Prized;
+use crate::primitives::multi_lock::member::prized;
 use crate::primitives::spin_lock::Spin;
 use crate::primitives::twin::{Comparable, Twin, agree, lease, time};
 use crate::session::Together;
-use crate::step::{AnyStep, Outcome};
+use crate::step::{BoxedStep, Mapped, Outcome};
 
 /// The locks there are: some re-entrant, some fenced, some spinning.
 const NAMES: u8 = 5;
@@ -71,10 +70,10 @@ fn hold(owner: u8, name: u8) -> Hold {
     Hold::new(place.into(), Owner::new(), field, kind, Arc::default())
 }
 
-fn take(ask: Ask<'_>) -> Box<dyn AnyStep<Outcome<Prize>> + '_> {
+fn take(ask: Ask<'_>) -> BoxedStep<'_, Outcome<Prize>> {
     match ask.hold.place.family() {
-        Family::Fenced => Box::new(Prized(Fenced.acquire(ask))),
-        _ => Box::new(Prized(Reentrant.acquire(ask))),
+        Family::Fenced => Box::new(Mapped(Fenced.acquire(ask), prized)),
+        _ => Box::new(Mapped(Reentrant.acquire(ask), prized)),
     }
 }
 

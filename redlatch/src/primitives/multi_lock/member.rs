@@ -3,19 +3,15 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use redis::Value;
-use tokio::time::Instant;
-
 use super::take::Prize;
 use crate::error::{Error, Result};
-use crate::hold::{Boxed, Hold};
+use crate::hold::Hold;
 use crate::lease::Lease;
 use crate::name::{Family, Place};
 use crate::owner::Owner;
-use crate::primitives::handle::{Ask, Lock, LockKind, OwnedKind};
+use crate::primitives::handle::{Ask, Boxed, Lock, LockKind, OwnedKind};
 use crate::session::{Claim, Session, Terms};
-use crate::space::Space;
-use crate::step::{AnyStep, Args, Outcome, Script, Step};
+use crate::step::{BoxedStep, Mapped, Outcome};
 use crate::wait::Queue;
 
 /// A lock of any kind, as one of several: made `From` a [`Lock`] or a reference to one.
@@ -46,8 +42,8 @@ pub(crate) trait AnyLock: Send + Sync {
     fn place(&self) -> &Arc<Place>;
     fn is_reentrant(&self) -> bool;
     fn claim(&self, owner: Owner) -> Result<Claim>;
-    fn acquire<'a>(&'a self, ask: Ask<'a>) -> Box<dyn AnyStep<Outcome<Prize>> + 'a>;
-    fn undo<'a>(&'a self, hold: &'a Hold, keep: u32) -> Option<Box<dyn AnyStep<bool> + 'a>>;
+    fn acquire<'a>(&'a self, ask: Ask<'a>) -> BoxedStep<'a, Outcome<Prize>>;
+    fn undo<'a>(&'a self, hold: &'a Hold, keep: u32) -> Option<BoxedStep<'a, bool>>;
     fn channel<'a>(&self, hold: &'a Hold) -> &'a str;
     fn queue(&self) -> Queue;
     fn pause(&self, tries: u32) -> Option<Duration>;
@@ -74,11 +70,11 @@ impl<K: LockKind + OwnedKind> AnyLock for Lock<K> {
         session.claim(place, owner, field, &self.kind)
     }
 
-    fn acquire<'a>(&'a self, ask: Ask<'a>) -> Box<dyn AnyStep<Outcome<Prize>> + 'a> {
-        Box::new(Prized(self.kind.acquire(ask)))
+    fn acquire<'a>(&'a self, ask: Ask<'a>) -> BoxedStep<'a, Outcome<Prize>> {
+        Box::new(Mapped(self.kind.acquire(ask), prized))
     }
 
-    fn undo<'a>(&'a self, hold: &'a Hold, keep: u32) -> Option<Box<dyn AnyStep<bool> + 'a>> {
+    fn undo<'a>(&'a self, hold: &'a Hold, keep: u32) -> Option<BoxedStep<'a, bool>> {
         self.kind.undo(hold, keep)
     }
 
@@ -180,65 +176,8 @@ pub(crate) fn in_order(members: &[Member]) -> Result<Vec<Member>> {
     Ok(all)
 }
 
-/// A step of which only the reply is known, as a step again.
-pub(crate) struct Forgotten<'a, R>(pub(crate) Box<dyn AnyStep<R> + 'a>);
-
-impl<R: Send> Step for Forgotten<'_, R> {
-    type Reply = R;
-
-    fn script(&self) -> &'static Script {
-        self.0.script()
-    }
-
-    fn keys(&self) -> impl ExactSizeIterator<Item = &str> + Send {
-        self.0.keys().into_iter()
-    }
-
-    fn args(&self, args: &mut Args<'_>) {
-        self.0.args(args);
-    }
-
-    fn reply(&self, raw: Value) -> Result<R> {
-        self.0.reply(raw)
-    }
-
-    fn apply(&self, space: &mut Space, now: Instant) -> Result<R> {
-        self.0.apply(space, now)
-    }
-}
-
-/// A step of which it is forgotten what its success brings.
-pub(super) struct Prized<S>(pub(super) S);
-
-impl<S, T> Step for Prized<S>
-where
-    S: Step<Reply = Outcome<T>>,
-    T: Send + Sync + 'static,
-{
-    type Reply = Outcome<Prize>;
-
-    fn script(&self) -> &'static Script {
-        self.0.script()
-    }
-
-    fn keys(&self) -> impl ExactSizeIterator<Item = &str> + Send {
-        self.0.keys()
-    }
-
-    fn args(&self, args: &mut Args<'_>) {
-        self.0.args(args);
-    }
-
-    fn reply(&self, raw: Value) -> Result<Outcome<Prize>> {
-        Ok(prized(self.0.reply(raw)?))
-    }
-
-    fn apply(&self, space: &mut Space, now: Instant) -> Result<Outcome<Prize>> {
-        Ok(prized(self.0.apply(space, now)?))
-    }
-}
-
-fn prized<T: Send + Sync + 'static>(outcome: Outcome<T>) -> Outcome<Prize> {
+/// It is forgotten what its success brings.
+pub(super) fn prized<T: Send + Sync + 'static>(outcome: Outcome<T>) -> Outcome<Prize> {
     match outcome {
         Outcome::Done(won) => Outcome::Done(Arc::new(won)),
         Outcome::Wait(left) => Outcome::Wait(left),

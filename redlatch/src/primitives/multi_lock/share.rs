@@ -8,8 +8,9 @@ use std::time::Duration;
 
 use super::take::Prize;
 use crate::error::{Error, Loss, Result};
-use crate::hold::{Boxed, Hold};
+use crate::hold::Hold;
 use crate::lease::{Lease, MAX_LEASE};
+use crate::primitives::handle::Boxed;
 use crate::session::{Claim, Terms};
 
 /// One lock that was taken. Given back in the background when dropped.

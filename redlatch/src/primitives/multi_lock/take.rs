@@ -11,7 +11,7 @@ use tokio::time::Instant;
 use crate::error::{Error, Result};
 use crate::session::Together;
 use crate::space::Space;
-use crate::step::{AnyStep, Args, Outcome, Script, Step, unexpected};
+use crate::step::{Args, BoxedStep, Outcome, Script, Step, unexpected};
 
 /// What came with an acquisition, whatever its kind.
 pub(crate) type Prize = Arc<dyn Any + Send + Sync>;
@@ -25,8 +25,8 @@ pub(crate) struct Take<'a> {
 /// How one of them is taken, and how that is undone.
 pub(crate) struct Part<'a> {
     pub(crate) name: &'a str,
-    pub(crate) take: Box<dyn AnyStep<Outcome<Prize>> + 'a>,
-    pub(crate) undo: Box<dyn AnyStep<bool> + 'a>,
+    pub(crate) take: BoxedStep<'a, Outcome<Prize>>,
+    pub(crate) undo: BoxedStep<'a, bool>,
 }
 
 impl<'a> Take<'a> {

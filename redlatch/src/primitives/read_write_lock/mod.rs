@@ -11,15 +11,13 @@ use tokio::time::Instant;
 
 use self::rules::{Force, Inspect, read, write};
 use crate::error::{Error, Loss, Result};
-use crate::hold::{Boxed, Hold, Kind};
+use crate::hold::{Hold, Kind};
 use crate::lease::Lease;
 use crate::name::{Family, Place};
-use crate::primitives::handle::{Acquire, Ask, Guard, Holder, Lock, OwnedKind, Rules};
-use crate::primitives::lock::Reentrant;
+use crate::primitives::handle::{Acquire, Ask, Guard, Holder, Lock, OwnedKind, Reentrant, Rules};
 use crate::session::Session;
 use crate::space::{Mode, Space};
-use crate::step::{Outcome, Script, Step};
-use crate::store::{Answer, Lane, Sent, Store};
+use crate::step::{BoxedStep, Outcome, Script, Step};
 use crate::wait::Queue;
 
 /// A lock that many may hold to read, or one to write (Redisson: `RReadWriteLock`).
@@ -273,15 +271,12 @@ impl Kind for Read {
 
     fn release<'a>(
         &'a self,
-        store: &'a Store,
         hold: &'a Hold,
         keep: u32,
         lease: Option<Lease>,
-    ) -> Boxed<'a, Result<Answer<bool>>> {
-        Box::pin(async move {
-            let step = read::Release { hold, keep, lease };
-            store.run(&step, Lane::First, &Sent::default()).await
-        })
+    ) -> BoxedStep<'a, bool> {
+        let step = read::Release { hold, keep, lease };
+        Box::new(step)
     }
 }
 
@@ -322,15 +317,12 @@ impl Kind for Write {
 
     fn release<'a>(
         &'a self,
-        store: &'a Store,
         hold: &'a Hold,
         keep: u32,
         lease: Option<Lease>,
-    ) -> Boxed<'a, Result<Answer<bool>>> {
-        Box::pin(async move {
-            let step = write::Release { hold, keep, lease };
-            store.run(&step, Lane::First, &Sent::default()).await
-        })
+    ) -> BoxedStep<'a, bool> {
+        let step = write::Release { hold, keep, lease };
+        Box::new(step)
     }
 }
 

@@ -3,6 +3,12 @@
 -- A reader's n-th hold lives as long as the key `<base><owner>:rwlock_timeout:<n>`. A reader whose
 -- holds have all ended is dead: its field may still be there, but keeps nobody out.
 
+-- Nobody enters more often: what says so was written by somebody else, and must not keep the server
+-- busy.
+local function holds(count)
+    return math.min(tonumber(count) or 0, 100000)
+end
+
 local function timeout(base, owner, n)
     return base .. owner .. ':rwlock_timeout:' .. n
 end
@@ -11,7 +17,7 @@ end
 -- 0: not any more.
 local function longest(base, owner, count, first)
     local most = 0
-    for n = first or 1, tonumber(count) or 0 do
+    for n = first or 1, holds(count) do
         most = math.max(most, redis.call('PTTL', timeout(base, owner, n)))
     end
     return most
@@ -38,7 +44,7 @@ end
 
 -- Ends the holds of a reader from the `first` on.
 local function forget(base, owner, count, first)
-    for n = first, tonumber(count) or 0 do
+    for n = first, holds(count) do
         redis.call('DEL', timeout(base, owner, n))
     end
 end

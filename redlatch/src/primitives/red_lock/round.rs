@@ -11,7 +11,7 @@ use crate::error::{Error, Result};
 use crate::lease::{Lease, Patience};
 use crate::owner::Owner;
 use crate::primitives::handle::Ask;
-use crate::primitives::multi_lock::{Forgotten, Member, Share, all};
+use crate::primitives::multi_lock::{Member, Share, all};
 use crate::primitives::spin_lock::Backoff;
 use crate::step::Outcome;
 use crate::wait::Attempt;
@@ -67,12 +67,12 @@ impl Rounds<'_> {
         let asking = asked.into_iter().map(|(member, claim)| async move {
             let terms = member.terms(lease);
             let step = |hold, count| {
-                Forgotten(member.0.acquire(Ask {
+                member.0.acquire(Ask {
                     hold,
                     count,
                     lease: terms.lease,
                     waits: false,
-                }))
+                })
             };
             // One that does not answer in time may have done its work: being dropped, the attempt
             // is undone in the background.

@@ -9,14 +9,13 @@ use tokio::time::Instant;
 
 pub use self::backoff::Backoff;
 use crate::error::Result;
-use crate::hold::{Boxed, Hold, Kind};
+use crate::hold::{Hold, Kind};
 use crate::lease::Lease;
 use crate::name::{Family, Place};
-use crate::primitives::handle::{Ask, Holder, Lock, OwnedKind, Rules};
-use crate::primitives::lock::{Reentrant, rules};
+use crate::primitives::handle::{Ask, Holder, Lock, OwnedKind, Reentrant, Rules};
+use crate::primitives::lock::rules;
 use crate::space::Space;
-use crate::step::{AnyStep, Outcome, Script, Step};
-use crate::store::{Answer, Lane, Sent, Store};
+use crate::step::{BoxedStep, Outcome, Script, Step};
 
 /// A lock that is waited for by asking again and again, with growing pauses (Redisson: `RSpinLock`).
 ///
@@ -72,19 +71,16 @@ impl Kind for Spin {
 
     fn release<'a>(
         &'a self,
-        store: &'a Store,
         hold: &'a Hold,
         keep: u32,
         lease: Option<Lease>,
-    ) -> Boxed<'a, Result<Answer<bool>>> {
-        Box::pin(async move {
-            let mut step = rules::Release::new(hold, keep, lease);
-            step.tell = false;
-            store.run(&step, Lane::First, &Sent::default()).await
-        })
+    ) -> BoxedStep<'a, bool> {
+        let mut step = rules::Release::new(hold, keep, lease);
+        step.tell = false;
+        Box::new(step)
     }
 
-    fn undo<'a>(&'a self, hold: &'a Hold, keep: u32) -> Option<Box<dyn AnyStep<bool> + 'a>> {
+    fn undo<'a>(&'a self, hold: &'a Hold, keep: u32) -> Option<BoxedStep<'a, bool>> {
         Reentrant.undo(hold, keep)
     }
 }

@@ -9,8 +9,7 @@ use super::rules::Survey;
 use super::{ObjectState, OutPermit, Waiting};
 use crate::name::{Beside, Family};
 use crate::primitives::fenced_lock::Fenced;
-use crate::primitives::handle::{Ask, Rules as _};
-use crate::primitives::lock::Reentrant;
+use crate::primitives::handle::{Ask, Reentrant, Rules as _};
 use crate::primitives::twin::{Comparable, agree, hold, lease, time};
 
 #[derive(Debug, Clone)]

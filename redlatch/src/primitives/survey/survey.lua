@@ -56,7 +56,11 @@ local function rwlock(key, readers, fields)
                 left = 0
                 for n = 1, math.min(holds, 1000) do
                     local own = redis.call('PTTL', readers .. owner .. ':rwlock_timeout:' .. n)
-                    left = math.max(left, own)
+                    if own == -1 or left == -1 then
+                        left = -1
+                    else
+                        left = math.max(left, own)
+                    end
                 end
             end
             if left ~= 0 then
