@@ -137,6 +137,12 @@ impl Stand {
         self.client_with(Client::builder()).await
     }
 
+    /// A client that hears of what it waits for or fails: looking by itself would come far too late.
+    pub async fn patient(&self) -> Client {
+        self.client_with(Client::builder().watchdog(10 * LONG))
+            .await
+    }
+
     pub async fn client_with(&self, settings: ClientBuilder) -> Client {
         match self {
             Stand::Embedded(store) => settings.connect_embedded(store).unwrap(),

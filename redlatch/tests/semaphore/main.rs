@@ -18,12 +18,6 @@ use redlatch_testkit::{Proxy, Server, shared, unique};
 
 const MOST: u32 = i32::MAX as u32;
 
-/// A client that hears of what it waits for or fails: looking by itself would come far too late.
-async fn patient(stand: &Stand) -> Client {
-    let settings = Client::builder().watchdog(10 * LONG);
-    stand.client_with(settings).await
-}
-
 async fn set(client: &Client, what: &str, permits: u32) -> Semaphore {
     let semaphore = client.semaphore(&unique(what));
     assert!(semaphore.try_set_permits(permits).await.unwrap());
@@ -65,7 +59,7 @@ on_every_store! {
 }
 
 async fn permits_are_set_once(stand: Stand) {
-    let client = patient(&stand).await;
+    let client = stand.patient().await;
     let semaphore = client.semaphore(&unique("set"));
     assert_eq!(semaphore.available().await.unwrap(), 0);
     assert!(semaphore.try_set_permits(10).await.unwrap());
@@ -81,7 +75,7 @@ async fn permits_are_set_once(stand: Stand) {
 }
 
 async fn permits_are_counted(stand: Stand) {
-    let client = patient(&stand).await;
+    let client = stand.patient().await;
     let semaphore = set(&client, "counted", 10).await;
     let one = semaphore.acquire().await.unwrap();
     assert_eq!((one.permits(), one.name()), (1, semaphore.name()));
@@ -99,7 +93,7 @@ async fn permits_are_counted(stand: Stand) {
 }
 
 async fn none_are_had_at_once(stand: Stand) {
-    let client = patient(&stand).await;
+    let client = stand.patient().await;
     let semaphore = client.semaphore(&unique("zero"));
     let none = semaphore.try_acquire_many(0).wait(10 * LONG).await;
     let none = soon("at once", async { none }).await.unwrap().unwrap();
@@ -113,7 +107,7 @@ async fn none_are_had_at_once(stand: Stand) {
 }
 
 async fn what_was_released_without_being_set_can_be_acquired(stand: Stand) {
-    let client = patient(&stand).await;
+    let client = stand.patient().await;
     let semaphore = client.semaphore(&unique("unset"));
     semaphore.release(1).await.unwrap();
     semaphore.release(1).await.unwrap();
@@ -124,7 +118,7 @@ async fn what_was_released_without_being_set_can_be_acquired(stand: Stand) {
 }
 
 async fn permits_can_be_reduced_below_none(stand: Stand) {
-    let client = patient(&stand).await;
+    let client = stand.patient().await;
     let semaphore = set(&client, "reduced", 10).await;
     semaphore.acquire_many(10).await.unwrap().forget();
     semaphore.add_permits(-5).await.unwrap();
@@ -137,7 +131,7 @@ async fn permits_can_be_reduced_below_none(stand: Stand) {
 }
 
 async fn a_reduced_semaphore_fills_up_first(stand: Stand) {
-    let client = patient(&stand).await;
+    let client = stand.patient().await;
     let semaphore = set(&client, "fills-up", 1).await;
     let held = semaphore.acquire().await.unwrap();
     semaphore.add_permits(-1).await.unwrap();
@@ -148,7 +142,7 @@ async fn a_reduced_semaphore_fills_up_first(stand: Stand) {
 }
 
 async fn draining_takes_what_is_there(stand: Stand) {
-    let client = patient(&stand).await;
+    let client = stand.patient().await;
     let semaphore = client.semaphore(&unique("drain"));
     assert_eq!(semaphore.drain().await.unwrap(), 0);
     // Not made by draining it.
@@ -164,7 +158,7 @@ async fn draining_takes_what_is_there(stand: Stand) {
 }
 
 async fn releasing_only_if_it_exists(stand: Stand) {
-    let client = patient(&stand).await;
+    let client = stand.patient().await;
     let semaphore = client.semaphore(&unique("if-exists"));
     assert!(!semaphore.release_if_exists(3).await.unwrap());
     assert!(semaphore.try_set_permits(1).await.unwrap());
@@ -173,7 +167,7 @@ async fn releasing_only_if_it_exists(stand: Stand) {
 }
 
 async fn a_time_to_live_ends_and_stays_through_changes(stand: Stand) {
-    let client = patient(&stand).await;
+    let client = stand.patient().await;
     let semaphore = client.semaphore(&unique("ttl"));
     let lives = Duration::from_millis(700);
     let begun = std::time::Instant::now();
@@ -203,7 +197,7 @@ async fn a_time_to_live_ends_and_stays_through_changes(stand: Stand) {
 }
 
 async fn guards_give_back_once_and_in_every_way(stand: Stand) {
-    let client = patient(&stand).await;
+    let client = stand.patient().await;
     let semaphore = set(&client, "guards", 7).await;
     drop(semaphore.acquire_many(7).await.unwrap());
     soon("settled", client.settled()).await;
@@ -224,7 +218,7 @@ async fn guards_give_back_once_and_in_every_way(stand: Stand) {
 }
 
 async fn a_guard_does_not_make_a_semaphore_anew(stand: Stand) {
-    let client = patient(&stand).await;
+    let client = stand.patient().await;
     let semaphore = set(&client, "gone", 5).await;
     let (one, two) = (
         semaphore.acquire().await.unwrap(),
@@ -238,7 +232,7 @@ async fn a_guard_does_not_make_a_semaphore_anew(stand: Stand) {
 }
 
 async fn waiting_ends_when_it_should(stand: Stand) {
-    let (client, other) = (patient(&stand).await, patient(&stand).await);
+    let (client, other) = (stand.patient().await, stand.patient().await);
     let semaphore = set(&client, "waits", 1).await;
     let held = semaphore.acquire().await.unwrap();
     let brief = Duration::from_millis(30);
@@ -259,7 +253,7 @@ async fn waiting_ends_when_it_should(stand: Stand) {
 
 /// Failure catalogue F21.
 async fn a_waiter_for_many_gets_them_as_soon_as_they_are_free(stand: Stand) {
-    let (client, other) = (patient(&stand).await, patient(&stand).await);
+    let (client, other) = (stand.patient().await, stand.patient().await);
     let semaphore = set(&client, "many", 5).await;
     let first = semaphore.acquire_many(3).await.unwrap();
     let waiting = other.semaphore(semaphore.name());
@@ -277,7 +271,7 @@ async fn a_waiter_for_many_gets_them_as_soon_as_they_are_free(stand: Stand) {
 }
 
 async fn a_waiter_is_woken_by_every_way_to_add(stand: Stand) {
-    let (client, other) = (patient(&stand).await, patient(&stand).await);
+    let (client, other) = (stand.patient().await, stand.patient().await);
     for way in 0..6 {
         let semaphore = client.semaphore(&unique("ways"));
         let held = match way {
@@ -320,7 +314,7 @@ async fn a_waiter_is_woken_by_every_way_to_add(stand: Stand) {
 }
 
 async fn small_requests_do_not_overtake_big_ones(stand: Stand) {
-    let client = patient(&stand).await;
+    let client = stand.patient().await;
     let semaphore = set(&client, "big", 2).await;
     let one = semaphore.acquire().await.unwrap();
     let two = semaphore.acquire().await.unwrap();
@@ -347,7 +341,7 @@ async fn small_requests_do_not_overtake_big_ones(stand: Stand) {
 /// Failure catalogue F23, in one process.
 async fn first_come_first_served(stand: Stand) {
     const WAITERS: usize = 50;
-    let client = patient(&stand).await;
+    let client = stand.patient().await;
     let semaphore = set(&client, "order", 1).await;
     let held = semaphore.acquire().await.unwrap();
     let served = Arc::new(Mutex::new(Vec::new()));
@@ -379,7 +373,7 @@ async fn first_come_first_served(stand: Stand) {
 
 /// Nobody waits for another message while there are permits left.
 async fn one_message_serves_as_many_as_it_can(stand: Stand) {
-    let (client, other) = (patient(&stand).await, patient(&stand).await);
+    let (client, other) = (stand.patient().await, stand.patient().await);
     let semaphore = set(&client, "at-once", 5).await;
     let held = semaphore.acquire_many(5).await.unwrap();
     let same = other.semaphore(semaphore.name());
@@ -403,7 +397,7 @@ async fn never_more_than_the_total(stand: Stand) {
     let name = unique("total");
     let mut clients = Vec::new();
     for _ in 0..3 {
-        clients.push(patient(&stand).await);
+        clients.push(stand.patient().await);
     }
     let semaphore = clients[0].semaphore(&name);
     assert!(semaphore.try_set_permits(TOTAL as u32).await.unwrap());
@@ -445,7 +439,7 @@ async fn never_more_than_the_total(stand: Stand) {
 /// Failure catalogue F23: waiters of hundreds of names, in two clients.
 async fn hundreds_of_names_and_everybody_is_served(stand: Stand) {
     const NAMES: usize = 300;
-    let clients = [patient(&stand).await, patient(&stand).await];
+    let clients = [stand.patient().await, stand.patient().await];
     let prefix = unique("hundreds");
     let mut waiting = Vec::new();
     let mut held = Vec::new();
@@ -473,7 +467,7 @@ async fn hundreds_of_names_and_everybody_is_served(stand: Stand) {
 }
 
 async fn numbers_that_cannot_be(stand: Stand) {
-    let client = patient(&stand).await;
+    let client = stand.patient().await;
     let semaphore = client.semaphore(&unique("numbers"));
     for error in [
         semaphore.try_set_permits(MOST + 1).await.err(),
@@ -519,7 +513,7 @@ async fn numbers_that_cannot_be(stand: Stand) {
 }
 
 async fn names_that_cannot_be_used(stand: Stand) {
-    let client = patient(&stand).await;
+    let client = stand.patient().await;
     for name in ["", "a\nb", &"x".repeat(513)] {
         let semaphore = client.semaphore(name);
         assert_eq!(semaphore.name(), name);
@@ -540,7 +534,7 @@ async fn names_that_cannot_be_used(stand: Stand) {
 }
 
 async fn dropped_everywhere(stand: Stand) {
-    let client = patient(&stand).await;
+    let client = stand.patient().await;
     let semaphore = set(&client, "dropped", 3).await;
     for _ in 0..5 {
         for polls in 1.. {
@@ -561,7 +555,7 @@ async fn dropped_everywhere(stand: Stand) {
 /// Dropped after each await point, while the permits that it waits for are given back: those come
 /// back that it has taken by then.
 async fn dropped_while_permits_come(stand: Stand) {
-    let (client, other) = (patient(&stand).await, patient(&stand).await);
+    let (client, other) = (stand.patient().await, stand.patient().await);
     let semaphore = set(&client, "dropped-waiting", 2).await;
     let same = other.semaphore(semaphore.name());
     for _ in 0..5 {
@@ -585,7 +579,7 @@ async fn dropped_while_permits_come(stand: Stand) {
 }
 
 async fn giving_back_goes_on_when_dropped(stand: Stand) {
-    let client = patient(&stand).await;
+    let client = stand.patient().await;
     let semaphore = set(&client, "dropped-release", 2).await;
     for polls in 0.. {
         let permits = semaphore.acquire_many(2).await.unwrap();

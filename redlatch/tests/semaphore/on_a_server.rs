@@ -292,7 +292,7 @@ async fn giving_back_goes_on_until_the_server_is_there_again() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn permits_between_any_two_polls_are_heard() {
     let stand = Stand::server();
-    let (client, other) = (patient(&stand).await, patient(&stand).await);
+    let (client, other) = (stand.patient().await, stand.patient().await);
     for polls in 1..30 {
         // Each time a channel that is not subscribed to yet.
         let semaphore = set(&client, "heard", 2).await;
