@@ -13,7 +13,8 @@ use crate::kinds::Kind;
 
 /// The scripts of one acquisition and one release of one name, with all they were given.
 pub(crate) struct Captured {
-    commands: Vec<Cmd>,
+    take: Vec<Cmd>,
+    give_back: Vec<Cmd>,
     connection: MultiplexedConnection,
 }
 
@@ -33,46 +34,55 @@ impl Captured {
         let mut monitor = BufReader::new(TcpStream::connect(server).await?).lines();
         monitor.get_mut().write_all(b"MONITOR\r\n").await?;
         monitor.next_line().await?; // "+OK"
-        take().await?().await?;
-        let mut end = connection.clone();
+        let mut echo = connection.clone();
+        let give_back = take().await?;
         redis::cmd("ECHO")
-            .arg("the end")
-            .exec_async(&mut end)
+            .arg("taken")
+            .exec_async(&mut echo)
             .await?;
-        let mut commands = Vec::new();
-        while let Some(line) = monitor.next_line().await? {
+        give_back().await?;
+        redis::cmd("ECHO")
+            .arg("given back")
+            .exec_async(&mut echo)
+            .await?;
+        let (mut taking, mut giving) = (Vec::new(), Vec::new());
+        let mut echoes = 0;
+        while echoes < 2
+            && let Some(line) = monitor.next_line().await?
+        {
             let parts = quoted(&line);
-            match parts
-                .first()
-                .map(|part| part.to_ascii_uppercase())
-                .as_deref()
-            {
-                Some(b"ECHO") => break,
+            let verb = parts.first().map(|part| part.to_ascii_uppercase());
+            match verb.as_deref() {
+                Some(b"ECHO") => echoes += 1,
                 // Not what scripts call, which is marked as such.
                 Some(b"EVALSHA") if !line.contains(" lua] ") => {
                     let mut cmd = Cmd::new();
                     for part in parts {
                         cmd.arg(part);
                     }
-                    commands.push(cmd);
+                    if echoes == 0 {
+                        taking.push(cmd);
+                    } else {
+                        giving.push(cmd);
+                    }
                 }
                 _ => {}
             }
         }
-        if commands.is_empty() || commands.len() % 2 != 0 {
-            return Err(format!("{} took {} commands", kind.name, commands.len()).into());
+        if taking.is_empty() || giving.is_empty() {
+            return Err(format!("{} was not seen at work", kind.name).into());
         }
         Ok(Captured {
-            commands,
+            take: taking,
+            give_back: giving,
             connection: connection.clone(),
         })
     }
 
     /// Sends them again: those that take, then those that give back, each together.
     pub(crate) async fn play(&mut self) -> Result<()> {
-        let (take, give_back) = self.commands.split_at(self.commands.len() / 2);
-        for group in [take, give_back] {
-            if let [cmd] = group {
+        for group in [&self.take, &self.give_back] {
+            if let [cmd] = group.as_slice() {
                 cmd.exec_async(&mut self.connection).await?;
                 continue;
             }
