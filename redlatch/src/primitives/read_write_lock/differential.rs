@@ -39,6 +39,8 @@ enum Move {
     },
     Force(Side),
     Inspect(Side),
+    /// Somebody takes its end from the lock.
+    Persist,
     /// Something else under one of the keys.
     Plant(u8),
 }
@@ -92,13 +94,18 @@ fn moves() -> impl Strategy<Value = Move> {
         6 => (1..4u32).prop_map(|time| Move::Pass { time }),
         2 => side.clone().prop_map(Move::Force),
         4 => side.prop_map(Move::Inspect),
+        2 => Just(Move::Persist),
         1 => (0..3u8).prop_map(Move::Plant),
     ]
 }
 
 fn reader(owner: u8, yields: bool) -> (Hold, Read) {
     let write = Arc::new(Place::new(Family::Write, "", "name"));
-    let kind = Read { write, yields };
+    let kind = Read {
+        write,
+        yields,
+        besides: None,
+    };
     (hold(Family::Read, owner, kind.clone()), kind)
 }
 
@@ -211,6 +218,7 @@ fn lua_and_rules_agree() {
                 reached.insert("several read");
             }
         }
+        Move::Persist => twin.persist("name").await,
         Move::Plant(what) => {
             let key = match what {
                 0 => "name",
