@@ -444,7 +444,7 @@ async fn a_lost_writer_that_asks_to_read_is_told_at_once(stand: Stand) {
     let told = |read: Result<Guard<Read>, Error>| {
         assert!(matches!(read, Err(Error::Lost { .. })), "{read:?}");
     };
-    // Known here: also when nobody else is in the way, and when others are in line.
+    // Known here.
     let writer = lock.write().lock().lease(Duration::from_millis(50)).await;
     let writer = writer.unwrap();
     let reader = writer.read().lease(LONG).await.unwrap();
@@ -456,6 +456,13 @@ async fn a_lost_writer_that_asks_to_read_is_told_at_once(stand: Stand) {
     again.unwrap().unlock().await.unwrap();
     reader.unlock().await.unwrap();
     told(soon("told", late.into_future()).await);
+    drop(writer);
+    client.settled().await;
+
+    // Also when others stand in line.
+    let writer = lock.write().lock().lease(Duration::from_millis(50)).await;
+    let writer = writer.unwrap();
+    soon("ended", writer.lost()).await;
     let theirs = lock.write().lock().await.unwrap();
     let waiting = tokio::spawn(lock.read().lock().into_future());
     waits(&client).await;
