@@ -11,6 +11,14 @@ pub(crate) const MAX_NAME_BYTES: usize = 512;
 /// What follows the owner in the field of a writer.
 const WRITER: &str = ":write";
 
+/// What the keys begin with that lie beside others.
+const TOKEN: &str = "redisson_lock_token";
+const QUEUE: &str = "redisson_lock_queue";
+const TIMEOUTS: &str = "redisson_lock_timeout";
+const WRITERS: &str = "redlatch_rwlock_writers";
+/// Redisson's own: the answers that it keeps for unlocking.
+const UNLOCK_LATCH: &str = "redisson_unlock_latch";
+
 /// Where one object lives in the store.
 #[derive(Debug)]
 pub(crate) struct Place {
@@ -52,17 +60,11 @@ impl Place {
     pub(crate) fn new(family: Family, prefix: &str, name: &str) -> Place {
         let key = format!("{prefix}{name}");
         let beside = match family {
-            Family::Fenced => [prefixed("redisson_lock_token", &key), String::new()],
-            Family::Fair => [
-                prefixed("redisson_lock_queue", &key),
-                prefixed("redisson_lock_timeout", &key),
-            ],
+            Family::Fenced => [prefixed(TOKEN, &key), String::new()],
+            Family::Fair => [prefixed(QUEUE, &key), prefixed(TIMEOUTS, &key)],
             // Writers that wait and hold back new readers, which is ours and not Redisson's; and
             // what the timeouts of all readers' holds begin with.
-            Family::Read | Family::Write => [
-                prefixed("redlatch_rwlock_writers", &key),
-                suffixed(&key, ""),
-            ],
+            Family::Read | Family::Write => [prefixed(WRITERS, &key), suffixed(&key, "")],
             Family::Permits => [suffixed(&key, "timeout"), String::new()],
             Family::Lock | Family::Semaphore | Family::Latch => Default::default(),
         };
@@ -223,10 +225,21 @@ impl Beside {
 
 /// Whether a key belongs to an object of another name.
 pub(crate) fn is_beside(key: &str) -> bool {
-    key.starts_with("redisson_lock_")
-        || key.starts_with("redisson_unlock_latch:")
-        || key.starts_with("redlatch_")
-        || key.contains(":rwlock_timeout:")
+    // Both forms of such a key have a brace: see `prefixed` and `suffixed`.
+    let begins = |prefix: &&str| {
+        let rest = key.strip_prefix(*prefix);
+        rest.is_some_and(|rest| rest.starts_with(':') && rest.contains('{'))
+    };
+    let is_timeout = || {
+        let parts = key.rsplit_once(":rwlock_timeout:");
+        parts.is_some_and(|(reader, n)| {
+            reader.contains('{') && !n.is_empty() && n.bytes().all(|byte| byte.is_ascii_digit())
+        })
+    };
+    [TOKEN, QUEUE, TIMEOUTS, WRITERS, UNLOCK_LATCH]
+        .iter()
+        .any(begins)
+        || is_timeout()
 }
 
 /// Places are told apart by their keys. The two sides of a read-write lock share one, and one owner

@@ -103,9 +103,10 @@ impl<T> Found<'_, T> {
         }
     }
 
-    /// Moves the end away, never nearer.
+    /// Moves the end away, never nearer. What has lost its end gets one again: without it, whoever
+    /// dies would keep it for ever.
     pub(crate) fn extend_to(&mut self, end: Instant) {
-        *self.ends = self.ends.map(|ends| ends.max(end));
+        *self.ends = Some(self.ends.map_or(end, |ends| ends.max(end)));
     }
 
     pub(crate) fn set_end(&mut self, end: Instant) {
@@ -259,6 +260,15 @@ impl Space {
 
 #[cfg(test)]
 impl Space {
+    /// Takes the end of a key away.
+    pub(crate) fn persist(&mut self, key: &str, now: Instant) {
+        if self.is_there(key, now)
+            && let Some(entry) = self.entries.get_mut(key)
+        {
+            entry.ends = None;
+        }
+    }
+
     /// Everything that is there, written as the differential tests write what a server has: the
     /// value, and the remaining milliseconds of the key (-1: for ever).
     pub(crate) fn dump(&mut self, now: Instant) -> BTreeMap<String, (Dumped, i64)> {

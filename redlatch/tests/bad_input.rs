@@ -7,7 +7,7 @@ use std::net::TcpListener;
 use std::time::Duration;
 
 use common::{LONG, Stand, soon};
-use redlatch::{Client, Error, MAX_LEASE};
+use redlatch::{Client, Error, MAX_LEASE, ObjectState};
 use redlatch_testkit::{Server, shared, unique};
 
 on_every_store! {
@@ -272,6 +272,61 @@ async fn keys_that_are_no_locks_stay_as_they_are() {
     let _: () = server.ask(&["SET", lock.name(), "precious"]);
     assert!(guard.unlock().await.is_err());
     assert_eq!(server.ask::<String>(&["GET", lock.name()]), "precious");
+}
+
+/// One foreign key in a store must not keep the others from being listed, nor be taken for a lock.
+#[tokio::test]
+async fn foreign_keys_spoil_no_listing() {
+    let server = Server::start();
+    let client = Client::connect(&server.url()).await.unwrap();
+    let _held = client.lock("mine").lock().await.unwrap();
+    let many = "for n = 1, 100000 do redis.call('HSET', 'many', n, n) end";
+    for planted in [
+        &["HSET", "count", "c:1", "99999999999"][..],
+        &["SET", "number", "9999999999999999999"],
+        &["HSET", "write", "mode", "dark", "quota:write", "-1"],
+        &["HSET", "dark", "mode", "dark", "size", "12"],
+        &["HSET", "odd", "mode", "read", "size", "12"],
+        &["HSET", "reader", "mode", "read", "c:1", "99999999999"],
+        &["SET", "{reader}:c:1:rwlock_timeout:1", "1", "PX", "60000"],
+        &["EVAL", many, "0"],
+        &["SET", "permits", "9007199254740993"],
+        &["ZADD", "{permits}:timeout", "1", "id"],
+        &["SET", "least", "-9223372036854775808"],
+        // Beside a lock that is not there.
+        &["SET", "redisson_lock_token:{gone}", "precious"],
+    ] {
+        let _: redis::Value = server.ask(planted);
+    }
+    let () = server.ask(&["CONFIG", "RESETSTAT"]);
+    let mut found = Vec::new();
+    let mut listing = client.list("*");
+    while let Some(listed) = listing.next().await.unwrap() {
+        found.push(format!("{}: {}", listed.name, listed.state.kind()));
+    }
+    found.sort();
+    let expected = [
+        "least: semaphore or latch",
+        "mine: lock",
+        "permits: expirable semaphore",
+    ];
+    assert_eq!(found, expected);
+    let Some(ObjectState::ExpirableSemaphore { available, .. }) =
+        client.inspect("permits").await.unwrap()
+    else {
+        panic!("no semaphore");
+    };
+    assert_eq!(available, 9_007_199_254_740_994);
+    assert!(client.inspect("gone").await.unwrap().is_none());
+    // Asked for itself, it says what it is.
+    let error = client.inspect("count").await.unwrap_err();
+    assert!(matches!(error, Error::WrongKind { .. }), "{error}");
+    // The big one was not read to find that out: only locks' hashes are, those of four keys here.
+    let statistics: String = server.ask(&["INFO", "commandstats"]);
+    let line = |line: &&str| line.starts_with("cmdstat_hgetall:");
+    let reads = statistics.lines().find(line).unwrap();
+    let reads = reads.split(['=', ',']).nth(1).unwrap();
+    assert!(reads.parse::<u64>().unwrap() <= 5, "{reads}");
 }
 
 #[test]

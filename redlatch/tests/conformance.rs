@@ -32,6 +32,7 @@ on_every_store! {
     run_gives_the_result_and_releases,
     run_drops_its_future_when_the_lock_is_lost,
     what_is_held_can_be_listed,
+    names_that_look_like_keys_beside_others_are_listed,
     prefixes_keep_clients_apart,
     waiters_of_one_client_are_served_in_order,
     an_owner_that_lost_may_start_anew,
@@ -413,6 +414,37 @@ async fn what_is_held_can_be_listed(stand: Stand) {
     assert_eq!(names, expected);
     let mut none = client.list(&format!("{family}-not:*"));
     assert_eq!(none.next().await.unwrap(), None);
+}
+
+async fn names_that_look_like_keys_beside_others_are_listed(stand: Stand) {
+    let client = stand.client().await;
+    let end = unique("beside");
+    let mut names = [
+        format!("redlatch_leader-{end}"),
+        format!("redisson_lock_x-{end}"),
+        format!("redisson_lock_token:{end}"),
+        format!("a:rwlock_timeout:{end}"),
+    ];
+    names.sort();
+    let mut guards = Vec::new();
+    for name in &names {
+        guards.push(client.lock(name).lock().await.unwrap());
+    }
+    // What does lie beside others is none of them.
+    let fenced = client.fenced_lock(&format!("fenced-{end}")).lock().await;
+    let read_write = client.read_write_lock(&format!("rw-{end}"));
+    let reads = read_write.read().lock().await.unwrap();
+    let mut found = Vec::new();
+    let mut listing = client.list(&format!("*{end}*"));
+    while let Some(listed) = listing.next().await.unwrap() {
+        found.push(listed.name);
+    }
+    found.sort();
+    found.dedup();
+    let mut expected = names.to_vec();
+    expected.extend([fenced.unwrap().name(), reads.name()].map(str::to_owned));
+    expected.sort();
+    assert_eq!(found, expected);
 }
 
 async fn prefixes_keep_clients_apart(stand: Stand) {

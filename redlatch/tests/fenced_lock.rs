@@ -180,6 +180,29 @@ async fn a_token_that_is_none_is_an_error() {
     assert_eq!(lock.lock().await.unwrap().token(), 1);
 }
 
+/// Tokens are exact over their whole range, and what is none is told as one.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn tokens_beyond_the_exact_floats_are_exact() {
+    let server = Server::start();
+    let client = Client::connect(&server.url()).await.unwrap();
+    let lock = client.fenced_lock("a");
+    let key = "redisson_lock_token:{a}";
+    let () = server.ask(&["SET", key, "9007199254740992"]);
+    let guard = lock.lock().await.unwrap();
+    assert_eq!(guard.token(), 9_007_199_254_740_993);
+    assert_eq!(lock.current_token().await.unwrap(), 9_007_199_254_740_993);
+    guard.unlock().await.unwrap();
+    for planted in ["precious", "9223372036854775807"] {
+        let () = server.ask(&["SET", key, planted]);
+        let error = lock.lock().await.unwrap_err();
+        assert!(matches!(error, Error::WrongKind { .. }), "{error}");
+    }
+    assert_eq!(lock.current_token().await.unwrap(), i64::MAX as u64);
+    let () = server.ask(&["SET", key, "precious"]);
+    let error = lock.current_token().await.unwrap_err();
+    assert!(matches!(error, Error::WrongKind { .. }), "{error}");
+}
+
 /// An acquisition whose answer is lost with the connection is sent again, and is the same one: it
 /// keeps its token.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

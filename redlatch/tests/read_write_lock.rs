@@ -26,6 +26,7 @@ on_every_store! {
     downgrading_one_of_two_keeps_others_out,
     downgrading_keeps_a_fixed_lease_fixed,
     downgrading_what_was_lost_is_an_error,
+    a_lost_writer_that_asks_to_read_is_told_at_once,
     giving_back_the_write_side_first_lets_waiting_readers_in,
     a_dead_reader_does_not_live_on_with_the_others,
     every_read_hold_is_renewed,
@@ -424,6 +425,51 @@ async fn downgrading_what_was_lost_is_an_error(stand: Stand) {
     let lost = writer.downgrade().await.unwrap_err();
     assert!(matches!(lost, Error::Lost { .. }), "{lost}");
     client.settled().await;
+    assert!(free(&lock).await);
+}
+
+async fn a_lost_writer_that_asks_to_read_is_told_at_once(stand: Stand) {
+    let (client, lock) = lock_of(&stand, "read-lost").await;
+    let told = |read: Result<Guard<Read>, Error>| {
+        assert!(matches!(read, Err(Error::Lost { .. })), "{read:?}");
+    };
+    // Known here.
+    let writer = lock.write().lock().lease(Duration::from_millis(50)).await;
+    let writer = writer.unwrap();
+    let reader = writer.read().lease(LONG).await.unwrap();
+    let late = writer.read();
+    soon("ended", writer.lost()).await;
+    told(soon("told", writer.read().into_future()).await);
+    // Who reads by then goes on as any reader does.
+    let again = soon("entered", reader.reenter().into_future()).await;
+    again.unwrap().unlock().await.unwrap();
+    reader.unlock().await.unwrap();
+    told(soon("told", late.into_future()).await);
+    drop(writer);
+    client.settled().await;
+
+    // Also when others stand in line.
+    let writer = lock.write().lock().lease(Duration::from_millis(50)).await;
+    let writer = writer.unwrap();
+    soon("ended", writer.lost()).await;
+    let theirs = lock.write().lock().await.unwrap();
+    let waiting = tokio::spawn(lock.read().lock().into_future());
+    waits(&client).await;
+    told(soon("told", writer.read().into_future()).await);
+    theirs.unlock().await.unwrap();
+    let waiting = soon("free", waiting).await.unwrap().unwrap();
+    waiting.unlock().await.unwrap();
+
+    // Known to the store alone.
+    let writer = lock.write().lock().await.unwrap();
+    assert!(lock.write().force_unlock().await.unwrap());
+    let theirs = lock.write().lock().await.unwrap();
+    told(soon("told", writer.read().into_future()).await);
+    assert!(!writer.is_valid());
+    drop(writer);
+    client.settled().await;
+    assert!(lock.write().is_held_by(theirs.owner()).await.unwrap());
+    theirs.unlock().await.unwrap();
     assert!(free(&lock).await);
 }
 

@@ -463,3 +463,125 @@ async fn foreign_keys_stay_as_they_are() {
     client.settled().await;
     assert_eq!(server.ask::<String>(&["GET", lock.name()]), "precious");
 }
+
+/// A lock that somebody has taken the end from: whoever is left keeps writers out.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn readers_of_a_lock_without_an_end_keep_writers_out() {
+    let server = Server::start();
+    let client = client(&server).await;
+    let lock = client.read_write_lock("a");
+    let one = lock.read().lock().lease(LONG).await.unwrap();
+    let two = lock.read().lock().lease(LONG).await.unwrap();
+    assert_eq!(server.ask::<i64>(&["PERSIST", "a"]), 1);
+    one.unlock().await.unwrap();
+    assert!(lock.write().try_lock().await.unwrap().is_none());
+    assert!(two.is_valid());
+    // It has an end again, so nobody who dies keeps it.
+    assert!((1..=60_000).contains(&left(&server, "a")));
+    two.unlock().await.unwrap();
+
+    let writer = lock.write().lock().lease(LONG).await.unwrap();
+    let again = writer.reenter().lease(LONG).await.unwrap();
+    let reader = writer.read().lease(LONG).await.unwrap();
+    assert_eq!(server.ask::<i64>(&["PERSIST", "a"]), 1);
+    // A release without a lease to go on with does not end it.
+    again.unlock().await.unwrap();
+    assert_eq!(left(&server, "a"), -1);
+    let inner = reader.reenter().lease(LONG).await;
+    assert!(matches!(inner, Err(Error::WrongKind { .. })), "{inner:?}");
+    writer.unlock().await.unwrap();
+    assert!(lock.write().try_lock().await.unwrap().is_none());
+    assert!((1..=60_000).contains(&left(&server, "a")));
+    reader.unlock().await.unwrap();
+    assert_eq!(keys(&server), [""; 0]);
+}
+
+/// Who died reading is gone from the lock as soon as anybody else leaves it.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn dead_readers_do_not_pile_up() {
+    let server = Server::start();
+    let client = client(&server).await;
+    let lock = client.read_write_lock("a");
+    let reads = lock.read().lock().await.unwrap();
+    for n in 0..20 {
+        let _: i64 = server.ask(&["HSET", "a", &format!("killed:{n}"), "1"]);
+    }
+    // One that lives on, and what is nobody's.
+    let _: i64 = server.ask(&["HSET", "a", "alive:1", "1", "note", "precious"]);
+    let () = server.ask(&["SET", "{a}:alive:1:rwlock_timeout:1", "1", "PX", "60000"]);
+    lock.read().lock().await.unwrap().unlock().await.unwrap();
+    let owner = reads.owner_id();
+    assert_eq!(
+        hash(&server, "a"),
+        fields([
+            ("mode", "read"),
+            (owner, "1"),
+            ("alive:1", "1"),
+            ("note", "precious")
+        ])
+    );
+    reads.unlock().await.unwrap();
+}
+
+/// A hold count that somebody else has written keeps the server no longer than one of ours.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_foreign_hold_count_does_not_hold_the_server_up() {
+    let server = Server::start();
+    let settings = Client::builder().watchdog(Duration::from_millis(300));
+    let client = settings.connect(&server.url()).await.unwrap();
+    let lock = client.read_write_lock("a");
+    let reads = lock.read().lock().await.unwrap();
+    let many = "4000000000";
+    let owner = reads.owner_id().to_owned();
+    let _: i64 = server.ask(&["HSET", "a", &owner, many, "theirs:1", many]);
+    let () = server.ask(&["CONFIG", "RESETSTAT"]);
+    let timeout = format!("{{a}}:{owner}:rwlock_timeout:1");
+    let mut before = left(&server, &timeout);
+    until("renewed", || {
+        let now = left(&server, &timeout);
+        let renewed = now > before;
+        before = now;
+        async move { renewed }
+    })
+    .await;
+    assert_eq!(lock.read().holders().await.unwrap().len(), 1);
+    assert!(client.inspect("a").await.unwrap().is_some());
+    reads.unlock().await.unwrap();
+    // Counted instead of timed: none of them looked at millions of keys.
+    let statistics: String = server.ask(&["INFO", "commandstats"]);
+    let line = |line: &&str| line.starts_with("cmdstat_pttl:");
+    let calls = statistics.lines().find(line).unwrap();
+    let calls = calls.split(['=', ',']).nth(1).unwrap();
+    assert!(calls.parse::<u64>().unwrap() < 1_000_000, "{calls}");
+}
+
+/// Beyond the holds that have a key of their own, the last key stands for all.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn more_holds_than_have_keys_are_kept_all_the_same() {
+    let server = Server::start();
+    let client = client(&server).await;
+    let lock = client.read_write_lock("a");
+    let me = Owner::new();
+    let outer = lock.read().lock().owner(me).lease(LONG).await.unwrap();
+    let own = format!("{{a}}:{}:rwlock_timeout", outer.owner_id());
+    // As if it had been entered so often: of all the keys only the last is left.
+    let often = 10_001;
+    let count = often.to_string();
+    let step = "redis.call('HSET', KEYS[1], ARGV[1], ARGV[2])
+        redis.call('DEL', KEYS[2])
+        redis.call('SET', KEYS[3], 1, 'PX', 60000)";
+    let () = server.ask(&[
+        "EVAL",
+        step,
+        "3",
+        "a",
+        &format!("{own}:1"),
+        &format!("{own}:10000"),
+        outer.owner_id(),
+        &count,
+    ]);
+    assert_eq!(lock.read().hold_count(me).await.unwrap(), often);
+    assert!(lock.write().try_lock().await.unwrap().is_none());
+    outer.unlock().await.unwrap();
+    assert_eq!(keys(&server), [""; 0]);
+}

@@ -549,3 +549,17 @@ async fn what_was_never_sent_needs_no_settling() {
     }
     assert_eq!(client.status().background, 0);
 }
+
+/// Whoever gives one of several holds back must not delete a lock that has lost its end.
+#[tokio::test]
+async fn an_inner_release_keeps_a_lock_without_an_end() {
+    let server = Server::start();
+    let client = Client::connect(&server.url()).await.unwrap();
+    let lock = client.lock("a");
+    let outer = lock.lock().lease(LONG).await.unwrap();
+    let inner = outer.reenter().lease(LONG).await.unwrap();
+    assert_eq!(server.ask::<i64>(&["PERSIST", "a"]), 1);
+    inner.unlock().await.unwrap();
+    assert!(lock.is_held_by(outer.owner()).await.unwrap());
+    outer.unlock().await.unwrap();
+}

@@ -246,6 +246,16 @@ impl Twin {
         self.space.set(key, number, None, now);
     }
 
+    /// Takes the end of a key away, as somebody else may do.
+    pub(crate) async fn persist(&mut self, key: &str) {
+        let () = redis::cmd("PERSIST")
+            .arg(key)
+            .query_async(&mut self.connection)
+            .await
+            .unwrap();
+        self.space.persist(key, Instant::now() + self.ahead);
+    }
+
     async fn compare(&mut self, after: &impl Debug) {
         let now = Instant::now() + self.ahead;
         let mut space = self.space.dump(now);

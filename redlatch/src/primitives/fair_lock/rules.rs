@@ -11,7 +11,9 @@ use crate::hold::Hold;
 use crate::lease::Lease;
 use crate::name::Place;
 use crate::primitives::handle::Ask;
-use crate::primitives::lock::rules::{FOREIGN_HASH, give_back, is_held, take, wait, wrong_kind};
+use crate::primitives::lock::rules::{
+    FOREIGN_HASH, give_back, held_or_wait, is_held, take, wait, wrong_kind,
+};
 use crate::space::{Holds, Space};
 use crate::step::{Args, Outcome, Script, Step, unexpected, yes_or_no};
 
@@ -73,11 +75,7 @@ impl Step for Acquire<'_> {
     }
 
     fn reply(&self, raw: Value) -> Result<Outcome> {
-        match raw {
-            Value::Nil => Ok(Outcome::Done(())),
-            Value::Int(left) => wait(&self.ask.hold.place, left),
-            other => Err(unexpected(&other)),
-        }
+        held_or_wait(&self.ask.hold.place, &raw)
     }
 
     fn apply(&self, space: &mut Space, now: Instant) -> Result<Outcome> {

@@ -6,12 +6,26 @@
 -- Returns  { token }: held now, with that count
 --          else the remaining ms of whoever holds it (-1: a key that never expires); 0 when nobody
 --          holds it but more than one hold was wanted: what was to be entered again has been lost
+
+-- Counts the token up. As text, because Lua's own numbers are exact up to 2^53 only.
+local function next_token()
+    local counted = redis.pcall('INCR', KEYS[2])
+    if type(counted) == 'table' then
+        return nil
+    end
+    return redis.call('GET', KEYS[2])
+end
+
+local NO_TOKEN = 'WRONGKIND its token is no number that can be counted up'
 local left = redis.call('PTTL', KEYS[1])
 if left == -2 then
     if ARGV[3] ~= '1' then
         return 0
     end
-    local token = redis.call('INCR', KEYS[2])
+    local token = next_token()
+    if not token then
+        return redis.error_reply(NO_TOKEN)
+    end
     redis.call('HSET', KEYS[1], ARGV[1], ARGV[3])
     redis.call('PEXPIRE', KEYS[1], ARGV[2])
     return { token }
@@ -26,9 +40,12 @@ end
 local token
 if held[1] == ARGV[3] then
     -- Asked for again because the answer was lost: it has its token already.
-    token = tonumber(redis.call('GET', KEYS[2]) or 0)
+    token = redis.call('GET', KEYS[2]) or '0'
 else
-    token = redis.call('INCR', KEYS[2])
+    token = next_token()
+    if not token then
+        return redis.error_reply(NO_TOKEN)
+    end
 end
 redis.call('HSET', KEYS[1], ARGV[1], ARGV[3])
 if left < tonumber(ARGV[2]) then

@@ -1,4 +1,5 @@
 -- The token of the latest acquisition; 0 before the first.
 --
 -- KEYS[1]  the token
-return tonumber(redis.call('GET', KEYS[1]) or 0)
+-- Returns  it, as text
+return redis.call('GET', KEYS[1]) or '0'

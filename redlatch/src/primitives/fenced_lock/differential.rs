@@ -12,12 +12,28 @@ use crate::primitives::twin::{agree, hold, lease, time};
 
 #[derive(Debug, Clone)]
 enum Move {
-    Acquire { owner: u8, count: u32, lease: u32 },
-    Release { owner: u8, keep: u32 },
-    Renew { owner: u8, lease: u32 },
-    Pass { time: u32 },
+    Acquire {
+        owner: u8,
+        count: u32,
+        lease: u32,
+    },
+    Release {
+        owner: u8,
+        keep: u32,
+    },
+    Renew {
+        owner: u8,
+        lease: u32,
+    },
+    Pass {
+        time: u32,
+    },
     Force,
     Current,
+    /// Somebody writes another token.
+    Plant {
+        token: i64,
+    },
 }
 
 fn moves() -> impl Strategy<Value = Move> {
@@ -30,6 +46,8 @@ fn moves() -> impl Strategy<Value = Move> {
         2 => (1..3u32).prop_map(|time| Move::Pass { time }),
         1 => Just(Move::Force),
         2 => Just(Move::Current),
+        1 => prop_oneof![any::<i64>(), Just(i64::MAX), Just(1 << 53)]
+            .prop_map(|token| Move::Plant { token }),
     ]
 }
 
@@ -49,7 +67,7 @@ fn lua_and_rules_agree() {
                     lease: lease(n),
                     waits: false,
                 };
-                twin.step(&Fenced.acquire(ask)).await.unwrap();
+                let _ = twin.step(&Fenced.acquire(ask)).await;
             }
             Move::Release { owner, keep } => {
                 let hold = of(owner);
@@ -61,6 +79,9 @@ fn lua_and_rules_agree() {
             Move::Pass { time: n } => twin.pass(time(n)).await,
             Move::Force => {
                 twin.step(&Fenced.force(&of(0).place)).await.unwrap();
+            }
+            Move::Plant { token } => {
+                twin.plant("redisson_lock_token:{name}", token).await;
             }
             Move::Current => {
                 let place = &of(0).place;

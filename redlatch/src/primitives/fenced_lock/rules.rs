@@ -6,7 +6,7 @@ use tokio::time::Instant;
 use crate::error::Result;
 use crate::name::Place;
 use crate::primitives::handle::Ask;
-use crate::primitives::lock::rules::{take, wait};
+use crate::primitives::lock::rules::{take, wait, wrong_kind};
 use crate::space::{Holds, Space};
 use crate::step::{Args, Outcome, Script, Step, unexpected};
 
@@ -38,7 +38,12 @@ impl Step for Acquire<'_> {
     fn reply(&self, raw: Value) -> Result<Outcome<u64>> {
         match raw {
             Value::Array(token) => match token.as_slice() {
-                [Value::Int(token)] => Ok(Outcome::Done(unsigned(*token))),
+                // What is no number here has become so since it was counted up: that is not known
+                // to have changed nothing.
+                [Value::BulkString(text)] => match number(text) {
+                    Some(token) => Ok(Outcome::Done(token)),
+                    None => Err(unexpected(&Value::Array(token))),
+                },
                 _ => Err(unexpected(&Value::Array(token))),
             },
             Value::Int(left) => wait(&self.ask.hold.place, left),
@@ -51,23 +56,27 @@ impl Step for Acquire<'_> {
             hold, count, lease, ..
         } = self.ask;
         let place = &hold.place;
-        let token = match space.find::<i64>(place.token(), now)? {
-            Some(token) => *token.value,
-            None => 0,
-        };
-        let held = match space.find::<Holds>(place.key(), now)? {
-            Some(holds) => holds.value.counts.get(&*hold.field).copied(),
-            None => None,
+        let found = space.find::<Holds>(place.key(), now)?;
+        let free = found.is_none() && count == 1;
+        let held = found.and_then(|holds| holds.value.counts.get(&*hold.field).copied());
+        let token = space.find::<i64>(place.token(), now);
+        let token = token.map(|token| token.map_or(0, |token| *token.value));
+        let token = if held == Some(count) {
+            // Asked for again because the answer was lost: it has its token already.
+            token?
+        } else if free || held.is_some() {
+            let next = token.ok().and_then(|token| token.checked_add(1));
+            next.ok_or_else(|| wrong_kind(place, NO_TOKEN))?
+        } else {
+            0
         };
         if let Outcome::Wait(left) = take(space, place, &hold.field, count, lease, now)? {
             return Ok(Outcome::Wait(left));
         }
-        if held == Some(count) {
-            // Asked for again because the answer was lost: it has its token already.
-            return Ok(Outcome::Done(unsigned(token)));
+        if held != Some(count) {
+            space.set(place.token(), token, None, now);
         }
-        space.set(place.token(), token + 1, None, now);
-        Ok(Outcome::Done(unsigned(token + 1)))
+        Ok(Outcome::Done(unsigned(token)))
     }
 }
 
@@ -92,7 +101,9 @@ impl Step for Current<'_> {
 
     fn reply(&self, raw: Value) -> Result<u64> {
         match raw {
-            Value::Int(token) => Ok(unsigned(token)),
+            Value::BulkString(text) => {
+                number(&text).ok_or_else(|| wrong_kind(self.place, NO_TOKEN))
+            }
             other => Err(unexpected(&other)),
         }
     }
@@ -101,6 +112,14 @@ impl Step for Current<'_> {
         let token = space.find::<i64>(self.place.token(), now)?;
         Ok(token.map_or(0, |token| unsigned(*token.value)))
     }
+}
+
+const NO_TOKEN: &str = "its token is no number that can be counted up";
+
+/// A token as the store writes it.
+fn number(text: &[u8]) -> Option<u64> {
+    let number = std::str::from_utf8(text).ok()?.parse().ok()?;
+    Some(unsigned(number))
 }
 
 fn unsigned(token: i64) -> u64 {

@@ -9,12 +9,27 @@ use crate::primitives::twin::{agree, hold, lease, time};
 
 #[derive(Debug, Clone)]
 enum Move {
-    Acquire { owner: u8, count: u32, lease: u32 },
-    Release { owner: u8, keep: u32, lease: u32 },
-    Renew { owner: u8, lease: u32 },
-    Pass { time: u32 },
+    Acquire {
+        owner: u8,
+        count: u32,
+        lease: u32,
+    },
+    Release {
+        owner: u8,
+        keep: u32,
+        lease: u32,
+    },
+    Renew {
+        owner: u8,
+        lease: u32,
+    },
+    Pass {
+        time: u32,
+    },
     Force,
     Inspect,
+    /// Somebody takes its end from the lock.
+    Persist,
     Plant,
 }
 
@@ -29,6 +44,7 @@ fn moves() -> impl Strategy<Value = Move> {
         2 => (1..3u32).prop_map(|time| Move::Pass { time }),
         2 => Just(Move::Force),
         2 => Just(Move::Inspect),
+        1 => Just(Move::Persist),
         1 => Just(Move::Plant),
     ]
 }
@@ -70,6 +86,7 @@ fn lua_and_rules_agree() {
             Move::Inspect => {
                 let _ = twin.step(&Reentrant.inspect(&of(0).place)).await;
             }
+            Move::Persist => twin.persist("name").await,
             Move::Plant => twin.plant("name", 5).await,
         }
     });

@@ -15,7 +15,9 @@ if ARGV[2] == '0' then
     return 1
 end
 redis.call('HSET', KEYS[1], ARGV[1], ARGV[2])
-if redis.call('PTTL', KEYS[1]) < tonumber(ARGV[3]) then
-    redis.call('PEXPIRE', KEYS[1], ARGV[3])
+-- No lease is none at all, also for a key that has lost its end: PEXPIRE 0 would delete it.
+local lease = tonumber(ARGV[3])
+if lease > 0 and redis.call('PTTL', KEYS[1]) < lease then
+    redis.call('PEXPIRE', KEYS[1], lease)
 end
 return 1

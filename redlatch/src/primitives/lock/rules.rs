@@ -53,15 +53,20 @@ impl Step for Acquire<'_> {
     }
 
     fn reply(&self, raw: Value) -> Result<Outcome> {
-        match raw {
-            Value::Nil => Ok(Outcome::Done(())),
-            Value::Int(left) => wait(self.place, left),
-            other => Err(unexpected(&other)),
-        }
+        held_or_wait(self.place, &raw)
     }
 
     fn apply(&self, space: &mut Space, now: Instant) -> Result<Outcome> {
         take(space, self.place, self.owner, self.count, self.lease, now)
+    }
+}
+
+/// What a script says that takes something: nothing if it is held now, else how long to wait.
+pub(crate) fn held_or_wait(place: &Place, raw: &Value) -> Result<Outcome> {
+    match raw {
+        Value::Nil => Ok(Outcome::Done(())),
+        Value::Int(left) => wait(place, *left),
+        other => Err(unexpected(other)),
     }
 }
 
@@ -70,7 +75,7 @@ impl Step for Acquire<'_> {
 pub(crate) fn wait<T>(place: &Place, left: i64) -> Result<Outcome<T>> {
     match u64::try_from(left) {
         Ok(left) => Ok(Outcome::Wait(Duration::from_millis(left))),
-        Err(_) => Err(wrong_kind(place, "it has no time to live")),
+        Err(_) => Err(wrong_kind(place, ENDLESS)),
     }
 }
 
@@ -100,7 +105,10 @@ pub(crate) fn take(
         return Err(wrong_kind(place, READ_WRITE));
     }
     let Some(held) = holds.value.counts.get_mut(owner) else {
-        return Ok(Outcome::Wait(holds.remaining(now)));
+        return match lasts(holds.remaining(now)) {
+            Some(left) => Ok(Outcome::Wait(left)),
+            None => Err(wrong_kind(place, ENDLESS)),
+        };
     };
     *held = count;
     holds.extend_to(end);
@@ -285,7 +293,7 @@ impl Step for Inspect<'_> {
         let Some(holds) = space.find::<Holds>(self.place.key(), now)? else {
             return Ok(Vec::new());
         };
-        let remaining = Some(holds.remaining(now));
+        let remaining = lasts(holds.remaining(now));
         let holder = |(owner, count): (&String, &u32)| Holder {
             owner: owner.clone(),
             holds: *count,
@@ -314,6 +322,12 @@ pub(crate) fn holder(raw: Value) -> Result<Holder> {
     }
 }
 
+/// How long something lives, as it is told: `None` for ever.
+pub(crate) fn lasts(remaining: Duration) -> Option<Duration> {
+    (remaining != Duration::MAX).then_some(remaining)
+}
+
+pub(crate) const ENDLESS: &str = "it has no time to live";
 pub(crate) const FOREIGN_HASH: &str = "a hash of another kind";
 pub(crate) const READ_WRITE: &str = "a read-write lock";
 

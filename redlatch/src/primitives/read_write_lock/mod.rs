@@ -7,9 +7,11 @@ mod rules;
 
 use std::sync::Arc;
 
+use redis::Value;
 use tokio::time::Instant;
 
-use self::rules::{Force, Inspect, read, write};
+pub(crate) use self::rules::Inspect;
+use self::rules::{Force, read, write};
 use crate::error::{Error, Loss, Result};
 use crate::hold::{Hold, Kind};
 use crate::lease::Lease;
@@ -17,7 +19,7 @@ use crate::name::{Family, Place};
 use crate::primitives::handle::{Acquire, Ask, Guard, Holder, Lock, OwnedKind, Reentrant, Rules};
 use crate::session::Session;
 use crate::space::{Mode, Space};
-use crate::step::{BoxedStep, Outcome, Script, Step};
+use crate::step::{Args, BoxedStep, Outcome, Script, Step};
 use crate::wait::Queue;
 
 /// A lock that many may hold to read, or one to write (Redisson: `RReadWriteLock`).
@@ -80,6 +82,8 @@ pub struct Read {
     write: Arc<Place>,
     /// Whether writers that wait go first.
     yields: bool,
+    /// Who writes and asks to read besides.
+    besides: Option<Besides>,
 }
 
 /// The kind of [`WriteLock`] (Redisson: `RedissonWriteLock`).
@@ -89,6 +93,20 @@ pub struct Write {
     read: Arc<Place>,
     /// How long new readers are held back by one that waits, if they are.
     holds_back: Option<Lease>,
+}
+
+/// What lets somebody in to read who writes. Without it there is nothing to wait for.
+#[derive(Clone)]
+struct Besides {
+    writing: Arc<Hold>,
+    /// It had been lost before it was asked.
+    lost: Option<Loss>,
+}
+
+impl std::fmt::Debug for Besides {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Besides").finish_non_exhaustive()
+    }
 }
 
 impl OwnedKind for Read {}
@@ -105,6 +123,7 @@ impl ReadWriteLock {
                 kind: Arc::new(Read {
                     write: write.clone(),
                     yields: false,
+                    besides: None,
                 }),
                 reentrant: true,
             },
@@ -185,6 +204,9 @@ impl Guard<Write> {
     /// Enters the read side, too, for the same owner: at once, since nobody else can be in the way.
     /// Both sides are held then, and may be given back in any order.
     ///
+    /// [`Error::Lost`], at once, if the write side has been lost: what is known here, and what the
+    /// store says when somebody is in the way.
+    ///
     /// ```
     /// # #[tokio::main(flavor = "current_thread")] async fn main() -> redlatch::Result<()> {
     /// # let client = redlatch::Client::embedded();
@@ -196,7 +218,13 @@ impl Guard<Write> {
     /// # reader.unlock().await }
     /// ```
     pub fn read(&self) -> Acquire<Read> {
-        self.read_side().lock().owner(self.owner())
+        let writing = self.claim.hold.clone();
+        let besides = Besides {
+            lost: writing.loss(),
+            writing,
+        };
+        let side = self.read_side(Some(besides));
+        side.lock().owner(self.owner())
     }
 
     /// Gives the write side back and goes on reading, with nobody writing in between. Others may
@@ -231,7 +259,7 @@ impl Guard<Write> {
         if let Some(loss) = hold.loss() {
             return Err(hold.lost_error(loss));
         }
-        let mut reading = self.read_side().try_lock().owner(self.owner());
+        let mut reading = self.read_side(None).try_lock().owner(self.owner());
         if !self.terms().renewed {
             reading = reading.lease(self.terms().lease.duration());
         }
@@ -246,7 +274,7 @@ impl Guard<Write> {
     }
 
     /// The other side of the same lock.
-    fn read_side(&self) -> ReadLock {
+    fn read_side(&self, besides: Option<Besides>) -> ReadLock {
         let write = self.handle();
         Lock {
             session: write.session,
@@ -254,6 +282,7 @@ impl Guard<Write> {
             kind: Arc::new(Read {
                 write: write.place,
                 yields: write.kind.holds_back.is_some(),
+                besides,
             }),
             reentrant: true,
         }
@@ -287,7 +316,22 @@ impl Rules for Read {
 
     fn acquire<'a>(&'a self, ask: Ask<'a>) -> impl Step<Reply = Outcome> + 'a {
         let yields = self.yields;
-        read::Acquire { ask, yields }
+        // Who reads already has come in, however it did, and is not kept out by what is lost now.
+        let besides = self.besides.as_ref().filter(|_| ask.count == 1);
+        LetIn {
+            step: read::Acquire { ask, yields },
+            besides: besides.map(|besides| &*besides.writing),
+        }
+    }
+
+    fn check(&self) -> Result<()> {
+        match &self.besides {
+            Some(Besides {
+                writing,
+                lost: Some(loss),
+            }) => Err(writing.lost_error(*loss)),
+            _ => Ok(()),
+        }
     }
 
     fn inspect<'a>(&'a self, place: &'a Place) -> impl Step<Reply = Vec<Holder>> + 'a {
@@ -302,6 +346,53 @@ impl Rules for Read {
 
     fn beside(&self) -> Option<&Arc<Place>> {
         Some(&self.write)
+    }
+}
+
+/// The read side, taken on the strength of a write side that may turn out to be lost.
+struct LetIn<'a> {
+    step: read::Acquire<'a>,
+    besides: Option<&'a Hold>,
+}
+
+impl LetIn<'_> {
+    fn seen(&self, outcome: Outcome) -> Result<Outcome> {
+        let Some(writing) = self.besides else {
+            return Ok(outcome);
+        };
+        if let Outcome::Wait(_) = outcome {
+            // Nobody can be in the way of who writes.
+            writing.lose(Loss::NotHeld);
+        }
+        match (writing.loss(), outcome) {
+            (Some(loss), _) => Err(writing.lost_error(loss)),
+            (None, Outcome::Wait(_)) => Err(writing.lost_error(Loss::NotHeld)),
+            (None, done) => Ok(done),
+        }
+    }
+}
+
+impl Step for LetIn<'_> {
+    type Reply = Outcome;
+
+    fn script(&self) -> &'static Script {
+        self.step.script()
+    }
+
+    fn keys(&self) -> impl ExactSizeIterator<Item = &str> + Send {
+        self.step.keys()
+    }
+
+    fn args(&self, args: &mut Args<'_>) {
+        self.step.args(args);
+    }
+
+    fn reply(&self, raw: Value) -> Result<Outcome> {
+        self.seen(self.step.reply(raw)?)
+    }
+
+    fn apply(&self, space: &mut Space, now: Instant) -> Result<Outcome> {
+        self.seen(self.step.apply(space, now)?)
     }
 }
 

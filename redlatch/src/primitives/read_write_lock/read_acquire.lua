@@ -35,11 +35,12 @@ if not mode then
     redis.call('HSET', KEYS[1], 'mode', 'read')
 end
 redis.call('HSET', KEYS[1], owner, ARGV[3])
+local last = keyed(count)
 -- What an earlier life of the same owner has left behind.
-forget(base, owner, mine, count + 1)
+forget(base, owner, mine, last + 1)
 -- The end may move away, never nearer.
-if redis.call('PTTL', timeout(base, owner, ARGV[3])) < lease then
-    redis.call('SET', timeout(base, owner, ARGV[3]), 1, 'PX', ARGV[2])
+if redis.call('PTTL', timeout(base, owner, last)) < lease then
+    redis.call('SET', timeout(base, owner, last), 1, 'PX', ARGV[2])
 end
 if left < lease then
     redis.call('PEXPIRE', KEYS[1], ARGV[2])

@@ -5,7 +5,7 @@
 -- ARGV     owner, hold count to keep, lease in ms to go on with (0: as it is), what the timeouts of
 --          holds begin with, channel
 -- Returns  1: done; 0: this owner does not read
-local owner, keep, base = ARGV[1], tonumber(ARGV[2]), ARGV[4]
+local owner, keep, lease, base = ARGV[1], tonumber(ARGV[2]), tonumber(ARGV[3]), ARGV[4]
 local left = redis.call('PTTL', KEYS[1])
 if left == -2 then
     return 0
@@ -24,25 +24,26 @@ keep = math.min(keep, tonumber(count) or 0)
 if longest(base, owner, count) == 0 then
     held, keep = 0, 0
 end
+local last = keyed(keep)
 if keep == 0 then
     redis.call('HDEL', KEYS[1], owner)
 else
     redis.call('HSET', KEYS[1], owner, keep)
     -- All holds of an owner are held for as long as the longest: what is given back hands that on.
-    local most = math.max(longest(base, owner, count, keep), tonumber(ARGV[3]))
-    if redis.call('PTTL', timeout(base, owner, keep)) < most then
-        redis.call('SET', timeout(base, owner, keep), 1, 'PX', most)
+    local most = math.max(longest(base, owner, count, last), lease)
+    if redis.call('PTTL', timeout(base, owner, last)) < most then
+        redis.call('SET', timeout(base, owner, last), 1, 'PX', most)
     end
 end
-forget(base, owner, count, keep + 1)
+forget(base, owner, count, last + 1)
 if mode == 'write' then
     -- Its owner writes, too: that goes on as it is.
-    if keep > 0 and left < tonumber(ARGV[3]) then
+    if keep > 0 and lease > 0 and left < lease then
         redis.call('PEXPIRE', KEYS[1], ARGV[3])
     end
     return held
 end
-local most = longest_of_all(KEYS[1], base, math.max(left, tonumber(ARGV[3])))
+local most = longest_of_all(KEYS[1], base)
 if most == 0 then
     redis.call('DEL', KEYS[1])
 else
@@ -50,7 +51,7 @@ else
 end
 -- Writers sleep until the end that they were told. If it has come much nearer they are told again:
 -- who still reads may be dead and not say so.
-if most == 0 or left - most >= 1000 then
+if most == 0 or left == -1 or left - most >= 1000 then
     redis.call('PUBLISH', ARGV[5], '0')
 end
 return held

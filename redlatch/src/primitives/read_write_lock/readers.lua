@@ -3,10 +3,10 @@
 -- A reader's n-th hold lives as long as the key `<base><owner>:rwlock_timeout:<n>`. A reader whose
 -- holds have all ended is dead: its field may still be there, but keeps nobody out.
 
--- Nobody enters more often: what says so was written by somebody else, and must not keep the server
--- busy.
-local function holds(count)
-    return math.min(tonumber(count) or 0, 100000)
+-- How many of somebody's holds live by a key of their own. Those beyond share the last one: a count
+-- that somebody else has written must not keep the server busy.
+local function keyed(count)
+    return math.min(tonumber(count) or 0, 10000)
 end
 
 local function timeout(base, owner, n)
@@ -17,21 +17,37 @@ end
 -- 0: not any more.
 local function longest(base, owner, count, first)
     local most = 0
-    for n = first or 1, holds(count) do
+    for n = first or 1, keyed(count) do
         most = math.max(most, redis.call('PTTL', timeout(base, owner, n)))
     end
     return most
 end
 
--- For how many ms anybody reads on. No longer than the lock itself is kept, so the first who comes
--- up to that is enough.
-local function longest_of_all(key, base, left)
+-- The owner whom a field stands for, and its side; nothing if it is no holder's.
+local function holder(field, count)
+    if not string.match(count, '^%d+$') then
+        return nil
+    end
+    local writer = string.match(field, '^(.+:%d+):write$')
+    if writer then
+        return writer, 'write'
+    end
+    return string.match(field, '^.+:%d+$'), 'read'
+end
+
+-- For how many ms anybody reads on. Who has died is cleared away, so that the dead do not pile up for
+-- as long as there is always somebody who lives.
+local function longest_of_all(key, base)
     local most = 0
     local fields = redis.call('HGETALL', key)
     for i = 1, #fields, 2 do
-        most = math.max(most, longest(base, fields[i], fields[i + 1]))
-        if most >= left then
-            break
+        local owner, side = holder(fields[i], fields[i + 1])
+        if owner and side == 'read' then
+            local left = longest(base, owner, fields[i + 1])
+            if left == 0 then
+                redis.call('HDEL', key, fields[i])
+            end
+            most = math.max(most, left)
         end
     end
     return most
@@ -44,7 +60,7 @@ end
 
 -- Ends the holds of a reader from the `first` on.
 local function forget(base, owner, count, first)
-    for n = first, holds(count) do
+    for n = first, keyed(count) do
         redis.call('DEL', timeout(base, owner, n))
     end
 end

@@ -1,17 +1,5 @@
 -- For the scripts that look at the whole lock: its fields, each with its side.
 
--- The owner whom a field stands for, and its side; nothing if it is no holder's.
-local function holder(field, count)
-    if not string.match(count, '^%d+$') then
-        return nil
-    end
-    local writer = string.match(field, '^(.+:%d+):write$')
-    if writer then
-        return writer, 'write'
-    end
-    return string.match(field, '^.+:%d+$'), 'read'
-end
-
 -- Calls `see(field, owner, side, count)` for each holder. The lock's mode; -1: no read-write lock, 0:
 -- nothing there.
 local function each_holder(key, see)

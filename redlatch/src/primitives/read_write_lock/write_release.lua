@@ -23,13 +23,15 @@ if not fields[2] then
 end
 if ARGV[2] ~= '0' then
     redis.call('HSET', KEYS[1], ARGV[1], ARGV[2])
-    if left < tonumber(ARGV[3]) then
-        redis.call('PEXPIRE', KEYS[1], ARGV[3])
+    -- No lease is none at all, also for a key that has lost its end: PEXPIRE 0 would delete it.
+    local lease = tonumber(ARGV[3])
+    if lease > 0 and left < lease then
+        redis.call('PEXPIRE', KEYS[1], lease)
     end
     return 1
 end
 redis.call('HDEL', KEYS[1], ARGV[1])
-local most = longest_of_all(KEYS[1], ARGV[4], left)
+local most = longest_of_all(KEYS[1], ARGV[4])
 if most == 0 then
     redis.call('DEL', KEYS[1])
 else

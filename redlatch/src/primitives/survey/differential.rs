@@ -55,8 +55,7 @@ fn lua_and_rules_agree() {
             };
             let _ = twin.step(&Fenced.acquire(ask)).await;
         }
-        // Longer numbers than this are taken for text.
-        Move::Number { number } => twin.plant("name", number / 100).await,
+        Move::Number { number } => twin.plant("name", number).await,
         Move::Pass { time: n } => twin.pass(time(n)).await,
         Move::Force => {
             let place = hold(Family::Lock, 0, Reentrant).place;

@@ -8,8 +8,10 @@ use tokio::time::Instant;
 
 use super::{ObjectState, OutPermit, Waiting};
 use crate::error::Result;
-use crate::name::Beside;
+use crate::name::{Beside, Family, Place};
 use crate::primitives::handle::Holder;
+use crate::primitives::lock::rules::lasts;
+use crate::primitives::read_write_lock::Inspect;
 use crate::space::{Holds, Mode, Space};
 use crate::step::{Args, Script, Step, unexpected};
 
@@ -28,7 +30,12 @@ impl Step for Survey<'_> {
     type Reply = Vec<Seen>;
 
     fn script(&self) -> &'static Script {
-        static SCRIPT: Script = Script::new(include_str!("survey.lua"));
+        // A read-write lock looks as its own scripts see it.
+        static SCRIPT: Script = Script::new(concat!(
+            include_str!("../read_write_lock/readers.lua"),
+            include_str!("../read_write_lock/sides.lua"),
+            include_str!("survey.lua")
+        ));
         &SCRIPT
     }
 
@@ -42,7 +49,9 @@ impl Step for Survey<'_> {
     fn reply(&self, raw: Value) -> Result<Vec<Seen>> {
         match raw {
             Value::Array(all) if all.len() == self.names.len() => {
-                all.into_iter().map(seen).collect()
+                // What cannot be read is no object of ours; it must not hide those that are.
+                let seen = |raw| seen(raw).unwrap_or(Err("something of another kind"));
+                Ok(all.into_iter().map(seen).collect())
             }
             other => Err(unexpected(&other)),
         }
@@ -70,7 +79,7 @@ fn look(space: &mut Space, name: &Beside, now: Instant) -> Seen {
                 let acquired: Vec<_> = deadlines.iter().filter(is_out).map(out).collect();
                 let over = deadlines.len() - acquired.len();
                 ObjectState::ExpirableSemaphore {
-                    available: value + i64::try_from(over).unwrap_or(0),
+                    available: value.saturating_add(i64::try_from(over).unwrap_or(0)),
                     acquired,
                 }
             }
@@ -85,8 +94,16 @@ fn look(space: &mut Space, name: &Beside, now: Instant) -> Seen {
         }
     };
     match holds {
-        Some((holds, remaining)) if holds.mode.is_some() => {
-            Ok(Some(read_write_lock(space, name, &holds, remaining, now)))
+        Some((holds, _)) if holds.mode.is_some() => {
+            let place = &Place::new(Family::Read, "", &name.key);
+            let held = |space: &mut Space, side| Inspect { place, side }.apply(space, now);
+            let writer = held(space, Mode::Write).map(|writers| writers.into_iter().next());
+            match (writer, held(space, Mode::Read)) {
+                (Ok(writer), Ok(readers)) => {
+                    Ok(Some(ObjectState::ReadWriteLock { writer, readers }))
+                }
+                _ => Err("a hash of another kind"),
+            }
         }
         Some((holds, _)) if holds.counts.len() > 1 => Err("a hash of another kind"),
         holds => {
@@ -111,35 +128,6 @@ fn look(space: &mut Space, name: &Beside, now: Instant) -> Seen {
             }))
         }
     }
-}
-
-fn read_write_lock(
-    space: &mut Space,
-    name: &Beside,
-    holds: &Holds,
-    remaining: Duration,
-    now: Instant,
-) -> ObjectState {
-    let (mut writer, mut readers) = (None, Vec::new());
-    for (owner, &count) in &holds.counts {
-        let holder = |owner: &str, remaining| Holder {
-            owner: owner.to_owned(),
-            holds: count,
-            remaining: lasts(remaining),
-        };
-        if let Some(owner) = owner.strip_suffix(":write") {
-            if holds.mode == Some(Mode::Write) {
-                writer = Some(holder(owner, remaining));
-            }
-            continue;
-        }
-        let timeout = |n| format!("{}{owner}:rwlock_timeout:{n}", name.readers);
-        let left = (1..=count).filter_map(|n| space.remaining(&timeout(n), now));
-        if let Some(left) = left.max() {
-            readers.push(holder(owner, left));
-        }
-    }
-    ObjectState::ReadWriteLock { writer, readers }
 }
 
 fn queue(space: &mut Space, name: &Beside, now: Instant) -> Vec<Waiting> {
@@ -174,10 +162,6 @@ fn dates(space: &mut Space, key: &str, now: Instant) -> Option<Vec<(String, Opti
     Some(dates.into_iter().map(left).collect())
 }
 
-fn lasts(remaining: Duration) -> Option<Duration> {
-    (remaining != Duration::MAX).then_some(remaining)
-}
-
 /// What the script says of one name.
 fn seen(raw: Value) -> Result<Seen> {
     let parts = match raw {
@@ -196,30 +180,32 @@ fn seen(raw: Value) -> Result<Seen> {
                 let remaining = parts.time()?.unwrap_or(Duration::MAX);
                 queue.push(Waiting { owner, remaining });
             }
+            let holder = owner.map(|owner| Holder {
+                owner,
+                holds,
+                remaining,
+            });
+            let token = token.and_then(|token| token.parse().ok());
+            if holder.is_none() && queue.is_empty() && token.is_none() {
+                return Ok(Ok(None));
+            }
             ObjectState::Lock {
-                holder: owner.map(|owner| Holder {
-                    owner,
-                    holds,
-                    remaining,
-                }),
+                holder,
                 queue,
-                token: token.and_then(|token| token.parse().ok()),
+                token,
             }
         }
         "rwlock" => {
-            let writes = parts.text()? == "write";
             let (mut writer, mut readers) = (None, Vec::new());
-            while let Some(owner) = parts.next_text()? {
-                let holder = |owner: &str, parts: &mut Parts| -> Result<Holder> {
-                    Ok(Holder {
-                        owner: owner.to_owned(),
-                        holds: parts.number()?,
-                        remaining: parts.time()?,
-                    })
+            while let Some(side) = parts.next_text()? {
+                let holder = Holder {
+                    owner: parts.text()?,
+                    holds: parts.number()?,
+                    remaining: parts.time()?,
                 };
-                match owner.strip_suffix(":write") {
-                    Some(owner) => writer = Some(holder(owner, &mut parts)?).filter(|_| writes),
-                    None => readers.push(holder(&owner, &mut parts)?),
+                match side.as_str() {
+                    "write" => writer = Some(holder),
+                    _ => readers.push(holder),
                 }
             }
             ObjectState::ReadWriteLock { writer, readers }
@@ -229,7 +215,8 @@ fn seen(raw: Value) -> Result<Seen> {
             remaining: parts.time()?,
         },
         "permits" => {
-            let available = parts.number()?;
+            let available: i64 = parts.number()?;
+            let over = parts.number()?;
             let mut acquired = Vec::new();
             while let Some(id) = parts.next_bytes()? {
                 let id = id.iter().map(|byte| format!("{byte:02x}")).collect();
@@ -237,7 +224,7 @@ fn seen(raw: Value) -> Result<Seen> {
                 acquired.push(OutPermit { id, remaining });
             }
             ObjectState::ExpirableSemaphore {
-                available,
+                available: available.saturating_add(over),
                 acquired,
             }
         }

@@ -6,9 +6,9 @@
 -- Returns  for each, with remaining times in ms (-1: for ever):
 --          nil: nothing
 --          { 'lock', owner or nil, hold count, remaining, token or nil, waiting owner, remaining, ... }
---          { 'rwlock', mode, owner, hold count, remaining, ... }
+--          { 'rwlock', side, owner, hold count, remaining, ... }
 --          { 'number', value, remaining }
---          { 'permits', available, id, remaining, ... }
+--          { 'permits', value, permits whose time is over, id, remaining, ... }
 --          { 'other', what it is }
 local time = redis.call('TIME')
 local now = math.floor(time[1] * 1000 + time[2] / 1000)
@@ -31,7 +31,7 @@ local function lasting(key, into)
 end
 
 local function lock(key, queue, timeouts, token, owner, holds)
-    local fence = redis.pcall('GET', token)
+    local fence = redis.pcall('GETRANGE', token, 0, 20)
     local seen = { 'lock', owner, holds, redis.call('PTTL', key), type(fence) == 'string' and fence }
     if redis.call('TYPE', queue).ok == 'list' and redis.call('TYPE', timeouts).ok == 'zset' then
         for _, waiting in ipairs(redis.call('LRANGE', queue, 0, -1)) do
@@ -45,63 +45,54 @@ local function lock(key, queue, timeouts, token, owner, holds)
     return seen
 end
 
-local function rwlock(key, readers, fields)
-    local seen = { 'rwlock', redis.call('HGET', key, 'mode') }
-    for i = 1, #fields, 2 do
-        local owner, holds = fields[i], tonumber(fields[i + 1])
-        if owner ~= 'mode' and holds then
-            local left = redis.call('PTTL', key)
-            if not string.match(owner, ':write$') then
-                -- A reader holds it as long as the last of its timeouts.
-                left = 0
-                for n = 1, math.min(holds, 1000) do
-                    local own = redis.call('PTTL', readers .. owner .. ':rwlock_timeout:' .. n)
-                    if own == -1 or left == -1 then
-                        left = -1
-                    else
-                        left = math.max(left, own)
-                    end
-                end
-            end
-            if left ~= 0 then
-                table.insert(seen, owner)
-                table.insert(seen, fields[i + 1])
-                table.insert(seen, left)
-            end
+local function rwlock(key, readers)
+    local seen = { 'rwlock' }
+    local left = redis.call('PTTL', key)
+    local mode = each_holder(key, function(_, owner, side, count)
+        local for_ms = side == 'write' and left or longest(readers, owner, count)
+        if for_ms ~= 0 then
+            table.insert(seen, side)
+            table.insert(seen, owner)
+            table.insert(seen, count)
+            table.insert(seen, for_ms)
         end
-    end
-    return seen
+    end)
+    return mode == -1 and { 'other', 'a hash of another kind' } or seen
 end
 
 local function look(key, queue, timeouts, token, deadlines, readers)
     local kind = redis.call('TYPE', key).ok
     if kind == 'none' then
         if redis.call('EXISTS', token, queue) > 0 then
-            local seen = lock(key, queue, timeouts, token, false, '0')
-            return (seen[5] or #seen > 5) and seen
+            return lock(key, queue, timeouts, token, false, '0')
         end
         return false
     end
     if kind == 'hash' then
-        local fields = redis.call('HGETALL', key)
-        if redis.call('HEXISTS', key, 'mode') == 1 then
-            return rwlock(key, readers, fields)
+        -- Nobody else's hash is read, however many fields it has.
+        if is_mode(redis.call('HGET', key, 'mode')) then
+            return rwlock(key, readers)
         end
-        if #fields == 2 and string.match(fields[1], '^.+:%d+$') and string.match(fields[2], '^%d+$') then
-            return lock(key, queue, timeouts, token, fields[1], fields[2])
+        if redis.call('HLEN', key) == 1 then
+            local fields = redis.call('HGETALL', key)
+            local owner, side = holder(fields[1], fields[2])
+            if side == 'read' and owner then
+                return lock(key, queue, timeouts, token, owner, fields[2])
+            end
         end
         return { 'other', 'a hash of another kind' }
     end
     if kind == 'string' then
         local value = redis.call('GETRANGE', key, 0, 20)
-        if not string.match(value, '^-?%d+$') or #value > 19 then
+        if not string.match(value, '^-?%d+$') then
             return { 'other', 'a text' }
         end
         if redis.call('TYPE', deadlines).ok ~= 'zset' then
             return { 'number', value, redis.call('PTTL', key) }
         end
-        local seen = { 'permits', value }
-        seen[2] = tostring(value + lasting(deadlines, seen))
+        -- Not added up here: beyond 2^53 numbers are not exact.
+        local seen = { 'permits', value, '' }
+        seen[3] = string.format('%d', lasting(deadlines, seen))
         return seen
     end
     return { 'other', 'a ' .. kind }

@@ -10,7 +10,7 @@ use tokio::time::Instant;
 use crate::error::Result;
 use crate::name::Place;
 use crate::primitives::handle::Holder;
-use crate::primitives::lock::rules::{FOREIGN_HASH, holder, wrong_kind};
+use crate::primitives::lock::rules::{FOREIGN_HASH, holder, lasts, wrong_kind};
 use crate::space::{Found, Holds, Mode, Space};
 use crate::step::{Args, Script, Step, unexpected, yes_or_no};
 
@@ -56,40 +56,50 @@ fn left_of(space: &mut Space, own: &str, n: u32, now: Instant) -> Duration {
     }
 }
 
-/// How long somebody reads on who has these holds. Zero: not any more.
-fn longest(
-    space: &mut Space,
-    own: &str,
-    holds: std::ops::RangeInclusive<u32>,
-    now: Instant,
-) -> Duration {
-    let left = holds.map(|n| left_of(space, own, n, now));
+/// How many of somebody's holds live by a key of their own. Those beyond share the last one: a count
+/// that somebody else has written must not keep the store busy.
+fn keyed(count: u32) -> u32 {
+    count.min(10_000)
+}
+
+/// How long somebody reads on who has that many holds, those before `first` not counted. Zero: not
+/// any more.
+fn longest(space: &mut Space, own: &str, first: u32, count: u32, now: Instant) -> Duration {
+    let left = (first..=keyed(count)).map(|n| left_of(space, own, n, now));
     left.max().unwrap_or_default()
 }
 
-/// All who read, dead ones included: what the timeouts of their holds begin with, and how many there
-/// are.
+/// All who read, dead ones included, and how many holds they have.
 fn readers(counts: &BTreeMap<String, u32>, place: &Place) -> Vec<(String, u32)> {
     let readers = counts.iter().filter(|(field, _)| !place.writes(field));
-    let timeouts = |(owner, count): (&String, &u32)| (place.timeouts_of(owner), *count);
-    readers.map(timeouts).collect()
+    readers
+        .map(|(owner, count)| (owner.clone(), *count))
+        .collect()
 }
 
-/// How long anybody reads on. Zero: nobody does.
+/// How long anybody reads on. Zero: nobody does. Who has died is cleared away, so that the dead do
+/// not pile up for as long as there is always somebody who lives.
 fn longest_of_all(space: &mut Space, place: &Place, now: Instant) -> Result<Duration> {
     let all = match find(space, place, now)? {
         Some((_, holds)) => readers(&holds.value.counts, place),
         None => Vec::new(),
     };
-    let left = all
-        .iter()
-        .map(|(own, count)| longest(space, own, 1..=*count, now));
-    Ok(left.max().unwrap_or_default())
+    let mut most = Duration::ZERO;
+    for (owner, count) in all {
+        let left = longest(space, &place.timeouts_of(&owner), 1, count, now);
+        if left.is_zero()
+            && let Some((_, holds)) = find(space, place, now)?
+        {
+            holds.value.counts.remove(&owner);
+        }
+        most = most.max(left);
+    }
+    Ok(most)
 }
 
-/// Ends holds of a reader.
-fn forget(space: &mut Space, own: &str, holds: std::ops::RangeInclusive<u32>) {
-    for n in holds {
+/// Ends the holds of a reader from the `first` on.
+fn forget(space: &mut Space, own: &str, count: u32, first: u32) {
+    for n in first..=keyed(count) {
         space.remove(&timeout(own, n));
     }
 }
@@ -103,9 +113,9 @@ fn side(mode: Mode) -> &'static str {
 }
 
 /// Who holds one side.
-pub(super) struct Inspect<'a> {
-    pub(super) place: &'a Place,
-    pub(super) side: Mode,
+pub(crate) struct Inspect<'a> {
+    pub(crate) place: &'a Place,
+    pub(crate) side: Mode,
 }
 
 impl Step for Inspect<'_> {
@@ -143,7 +153,7 @@ impl Step for Inspect<'_> {
             let remaining = match self.side {
                 Mode::Write if writes => left,
                 Mode::Read if !writes => {
-                    longest(space, &self.place.timeouts_of(&field), 1..=holds, now)
+                    longest(space, &self.place.timeouts_of(&field), 1, holds, now)
                 }
                 _ => Duration::ZERO,
             };
@@ -151,7 +161,7 @@ impl Step for Inspect<'_> {
                 holders.push(Holder {
                     owner: self.place.owner(&field).to_owned(),
                     holds,
-                    remaining: Some(remaining),
+                    remaining: lasts(remaining),
                 });
             }
         }
@@ -191,7 +201,6 @@ impl Step for Force<'_> {
     }
 
     fn apply(&self, space: &mut Space, now: Instant) -> Result<bool> {
-        let alive = !longest_of_all(space, self.place, now)?.is_zero();
         let Some((mode, holds)) = find(space, self.place, now)? else {
             return Ok(false);
         };
@@ -201,8 +210,11 @@ impl Step for Force<'_> {
         let reads = readers(&holds.value.counts, self.place);
         let counts = &mut holds.value.counts;
         counts.retain(|field, _| self.place.writes(field));
-        for (own, count) in reads {
-            forget(space, &own, 1..=count);
+        let mut alive = false;
+        for (owner, count) in reads {
+            let own = self.place.timeouts_of(&owner);
+            alive |= !longest(space, &own, 1, count, now).is_zero();
+            forget(space, &own, count, 1);
         }
         if self.side != mode {
             return Ok(alive);

@@ -6,15 +6,17 @@ use std::time::Duration;
 use redis::Value;
 use tokio::time::Instant;
 
-use super::{READ_RELEASED, find, forget, left_of, longest, longest_of_all, script, timeout};
+use super::{
+    READ_RELEASED, find, forget, keyed, left_of, longest, longest_of_all, script, timeout,
+};
 use crate::error::Result;
 use crate::hold::Hold;
 use crate::lease::Lease;
 use crate::name::Place;
 use crate::primitives::handle::Ask;
-use crate::primitives::lock::rules::{wait, wrong_kind};
+use crate::primitives::lock::rules::{ENDLESS, held_or_wait, wrong_kind};
 use crate::space::{Holds, Mode, Space};
-use crate::step::{Args, Outcome, Script, Step, unexpected, yes_or_no};
+use crate::step::{Args, Outcome, Script, Step, yes_or_no};
 
 /// Takes the read side for an owner, or says how long somebody may still write.
 pub(in super::super) struct Acquire<'a> {
@@ -44,11 +46,7 @@ impl Step for Acquire<'_> {
     }
 
     fn reply(&self, raw: Value) -> Result<Outcome> {
-        match raw {
-            Value::Nil => Ok(Outcome::Done(())),
-            Value::Int(left) => wait(&self.ask.hold.place, left),
-            other => Err(unexpected(&other)),
-        }
+        held_or_wait(&self.ask.hold.place, &raw)
     }
 
     fn apply(&self, space: &mut Space, now: Instant) -> Result<Outcome> {
@@ -72,7 +70,7 @@ impl Step for Acquire<'_> {
             }
             held = holds.value.counts.get(owner).copied().unwrap_or(0);
         }
-        if longest(space, own, 1..=held, now).is_zero() {
+        if longest(space, own, 1, held, now).is_zero() {
             if count > 1 {
                 // What was to be entered again has been lost.
                 return Ok(Outcome::Wait(Duration::ZERO));
@@ -96,9 +94,10 @@ impl Step for Acquire<'_> {
             holds.extend_to(end);
         }
         // What an earlier life of the same owner has left behind.
-        forget(space, own, count + 1..=held);
-        if left_of(space, own, count, now) < lease.duration() {
-            space.set(&timeout(own, count), 1, Some(end), now);
+        let last = keyed(count);
+        forget(space, own, held, last + 1);
+        if left_of(space, own, last, now) < lease.duration() {
+            space.set(&timeout(own, last), 1, Some(end), now);
         }
         Ok(Outcome::Done(()))
     }
@@ -118,8 +117,6 @@ fn held_back(space: &mut Space, place: &Place, now: Instant) -> Result<Option<Du
 /// So much sooner is worth a message. Leases that are renewed at different times differ by less than
 /// that from one to the next, if there are many.
 const MUCH_NEARER: Duration = Duration::from_secs(1);
-
-pub(super) const ENDLESS: &str = "it has no time to live";
 
 /// Sets a reader's hold count to what it wants to keep; none gives its side back.
 pub(in super::super) struct Release<'a> {
@@ -164,18 +161,19 @@ impl Step for Release<'_> {
         let Some(count) = holds.value.counts.get(owner).copied() else {
             return Ok(false);
         };
-        let held = !longest(space, own, 1..=count, now).is_zero();
+        let held = !longest(space, own, 1, count, now).is_zero();
         // Never more than there is; a dead reader is cleared away whatever it wanted.
         let keep = if held { self.keep.min(count) } else { 0 };
+        let last = keyed(keep);
         if keep > 0 {
             // All holds of an owner are held for as long as the longest: what is given back hands
             // that on.
-            let most = longest(space, own, keep..=count, now).max(lease);
-            if left_of(space, own, keep, now) < most {
-                space.set(&timeout(own, keep), 1, Some(now + most), now);
+            let most = longest(space, own, last, count, now).max(lease);
+            if left_of(space, own, last, now) < most {
+                space.set(&timeout(own, last), 1, Some(now + most), now);
             }
         }
-        forget(space, own, keep + 1..=count);
+        forget(space, own, count, last + 1);
         let Some((_, mut holds)) = find(space, place, now)? else {
             return Ok(held);
         };
@@ -185,7 +183,7 @@ impl Step for Release<'_> {
         }
         if mode == Mode::Write {
             // Its owner writes, too: that goes on as it is.
-            if keep > 0 {
+            if keep > 0 && !lease.is_zero() {
                 holds.extend_to(now + lease);
             }
             return Ok(held);
@@ -207,8 +205,7 @@ impl Step for Release<'_> {
 
 /// Renews the holds of many readers.
 pub(in super::super) fn renew_script() -> &'static Script {
-    static SCRIPT: Script = Script::new(include_str!("../read_renew.lua"));
-    &SCRIPT
+    script!("../read_renew.lua")
 }
 
 /// The rule of the same, for one.
@@ -224,7 +221,7 @@ pub(in super::super) fn renew(
     };
     let count = holds.value.counts.get(&*hold.field).copied();
     let mut alive = false;
-    for n in 1..=count.unwrap_or(0) {
+    for n in 1..=keyed(count.unwrap_or(0)) {
         if left_of(space, &hold.own, n, now).is_zero() {
             continue;
         }

@@ -6,15 +6,14 @@ use std::time::Duration;
 use redis::Value;
 use tokio::time::Instant;
 
-use super::read::ENDLESS;
 use super::{WRITE_RELEASED, find, longest, longest_of_all, script};
 use crate::error::{Error, Result};
 use crate::hold::Hold;
 use crate::lease::Lease;
 use crate::primitives::handle::Ask;
-use crate::primitives::lock::rules::{wait, wrong_kind};
+use crate::primitives::lock::rules::{ENDLESS, held_or_wait, wrong_kind};
 use crate::space::{Holds, Mode, Space};
-use crate::step::{Args, Outcome, Script, Step, unexpected, yes_or_no};
+use crate::step::{Args, Outcome, Script, Step, yes_or_no};
 
 /// Takes the write side for an owner, or says how long others may still read or write.
 pub(in super::super) struct Acquire<'a> {
@@ -62,10 +61,8 @@ impl Step for Acquire<'_> {
 
     fn reply(&self, raw: Value) -> Result<Outcome> {
         match raw {
-            Value::Nil => Ok(Outcome::Done(())),
             Value::Int(-3) => Err(self.reads_itself()),
-            Value::Int(left) => wait(&self.ask.hold.place, left),
-            other => Err(unexpected(&other)),
+            other => held_or_wait(&self.ask.hold.place, &other),
         }
     }
 
@@ -103,7 +100,7 @@ impl Step for Acquire<'_> {
         }
         let owner = place.owner(field);
         let reads = holds.value.counts.get(owner).copied().unwrap_or(0);
-        if !longest(space, &place.timeouts_of(owner), 1..=reads, now).is_zero() {
+        if !longest(space, &place.timeouts_of(owner), 1, reads, now).is_zero() {
             return Err(self.reads_itself());
         }
         let Some(mark) = self.mark() else {
