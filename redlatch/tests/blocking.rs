@@ -201,7 +201,8 @@ fn what_is_dropped_in_a_runtime_does_not_depend_on_it() {
     let without_timers = |drops: &dyn Fn()| {
         runtime().build().unwrap().block_on(async { drops() });
     };
-    let runtimes: [&dyn Fn(&dyn Fn()); 3] = [&ends, &not_driven, &without_timers];
+    type InRuntime<'a> = &'a dyn Fn(&dyn Fn());
+    let runtimes: [InRuntime<'_>; 3] = [&ends, &not_driven, &without_timers];
     on_every_store(|client| {
         let client = client();
         let lock = client.lock(&unique("foreign-lock"));
