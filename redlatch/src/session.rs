@@ -180,9 +180,8 @@ impl Session {
         let store = self.store.clone();
         let sent = Sent::default();
         let work = async move {
-            store
-                .run_unrepeated(&step, what, Duration::ZERO, &sent)
-                .await
+            let run = store.run_unrepeated(&step, what, Duration::ZERO, &sent);
+            Ok(run.await?.reply)
         };
         self.finish(work).await
     }

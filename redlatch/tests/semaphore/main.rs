@@ -43,6 +43,8 @@ on_every_store! {
     a_time_to_live_ends_and_stays_through_changes,
     guards_give_back_once_and_in_every_way,
     a_guard_does_not_make_a_semaphore_anew,
+    permits_do_not_go_to_the_next_semaphore,
+    adding_nothing_makes_nothing,
     waiting_ends_when_it_should,
     a_waiter_for_many_gets_them_as_soon_as_they_are_free,
     a_waiter_is_woken_by_every_way_to_add,
@@ -229,6 +231,49 @@ async fn a_guard_does_not_make_a_semaphore_anew(stand: Stand) {
     drop(two);
     soon("settled", client.settled()).await;
     assert!(!semaphore.delete().await.unwrap(), "made anew");
+}
+
+/// Permits of a semaphore whose time to live has ended are no permits of the one that was set after.
+async fn permits_do_not_go_to_the_next_semaphore(stand: Stand) {
+    let client = stand.patient().await;
+    let semaphore = client.semaphore(&unique("next"));
+    let set = |lives| semaphore.try_set_permits(3).time_to_live(lives);
+    assert!(set(Duration::from_millis(300)).await.unwrap());
+    let released = semaphore.acquire_many(2).await.unwrap();
+    let dropped = semaphore.acquire().await.unwrap();
+    until("set anew", || async { set(LONG).await.unwrap() }).await;
+    released.release().await.unwrap();
+    drop(dropped);
+    soon("settled", client.settled()).await;
+    assert_eq!(semaphore.available().await.unwrap(), 3, "over the total");
+    // Its own do.
+    semaphore
+        .acquire_many(2)
+        .await
+        .unwrap()
+        .release()
+        .await
+        .unwrap();
+    drop(semaphore.acquire_many(3).await.unwrap());
+    soon("settled", client.settled()).await;
+    assert_eq!(semaphore.available().await.unwrap(), 3);
+    quiet(&client);
+}
+
+/// Redisson's `release(0)` does nothing either: an exhausted semaphore could not be set.
+async fn adding_nothing_makes_nothing(stand: Stand) {
+    let client = stand.patient().await;
+    let semaphore = client.semaphore(&unique("nothing"));
+    semaphore.release(0).await.unwrap();
+    semaphore.add_permits(0).await.unwrap();
+    assert!(!semaphore.release_if_exists(0).await.unwrap());
+    assert!(semaphore.try_set_permits(3).await.unwrap());
+    assert!(semaphore.release_if_exists(0).await.unwrap());
+    semaphore.release(0).await.unwrap();
+    assert_eq!(semaphore.available().await.unwrap(), 3);
+    let nameless = client.semaphore("");
+    let error = nameless.release(0).await.unwrap_err();
+    assert!(matches!(error, Error::InvalidName { .. }), "{error}");
 }
 
 async fn waiting_ends_when_it_should(stand: Stand) {
@@ -681,7 +726,11 @@ mod blocking {
             semaphore.add_permits(-1).unwrap();
             assert_eq!(semaphore.drain().unwrap(), 1);
             assert!(semaphore.delete().unwrap());
-            assert!(semaphore.try_set_permits_for(1, LONG).unwrap());
+            assert!(
+                semaphore
+                    .try_set_permits_with_time_to_live(1, LONG)
+                    .unwrap()
+            );
             client.settled().unwrap();
         }
     }

@@ -253,6 +253,32 @@ async fn an_answer_that_comes_too_late_is_undone() {
     assert_eq!(semaphore.available().await.unwrap(), 2);
 }
 
+/// Acquisitions that are heard out in the background are in nobody's way, however many.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_is_heard_out_leaves_the_others_their_turn() {
+    let server = Server::start();
+    let proxy = Proxy::to(server.port());
+    let settings = Client::builder().response_timeout(Duration::from_millis(500));
+    let client = settings.connect(&proxy.url()).await.unwrap();
+    let semaphore = set(&client, "heard-out", 1000).await;
+    semaphore.acquire().await.unwrap().release().await.unwrap();
+    proxy.stall(true);
+    let tries: Vec<_> = (0..512)
+        .map(|_| tokio::spawn(semaphore.try_acquire().into_future()))
+        .collect();
+    for tried in tries {
+        let error = tried.await.unwrap().unwrap_err();
+        assert!(matches!(error, Error::ResponseTimeout { .. }), "{error}");
+    }
+    assert_eq!(client.status().background, 512);
+    let lock = client.lock("heard-out-lock");
+    let tried = soon("a turn", lock.try_lock().into_future()).await;
+    assert!(matches!(tried, Err(Error::ResponseTimeout { .. })));
+    proxy.stall(false);
+    soon("settled", client.settled()).await;
+    assert_eq!(semaphore.available().await.unwrap(), 1000);
+}
+
 /// A guard that is dropped while the server is away gives back when it is there again.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn giving_back_goes_on_until_the_server_is_there_again() {

@@ -299,7 +299,7 @@ impl<K: LockKind> Lock<K> {
             let step = kind.force(&place);
             let (what, sent) = ("unlocking by force", Sent::default());
             let run = store.run_unrepeated(&step, what, Duration::ZERO, &sent);
-            run.await
+            Ok(run.await?.reply)
         });
         let unlocked = unlocked.await?;
         if unlocked {
