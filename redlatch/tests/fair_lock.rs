@@ -561,22 +561,22 @@ async fn who_waits_without_queueing_is_called_when_nobody_queues(stand: Stand) {
     let name = unique("unqueued");
     let (fair, plain) = (holder.fair_lock(&name), other.lock(&name));
     let held = || async { fair.lock().lease(10 * LONG).await.unwrap() };
-    let waits = || async {
-        let waiting = tokio::spawn(plain.lock().into_future());
+    let refused = || async {
         listening(&other, 1).await;
         // The connection keeps order: this comes after what the waiter has asked.
         assert!(plain.is_locked().await.unwrap());
-        waiting
     };
 
     let guard = held().await;
-    let waiting = waits().await;
+    let waiting = tokio::spawn(plain.lock().into_future());
+    refused().await;
     guard.unlock().await.unwrap();
     let next = soon("called by a release", waiting).await;
     next.unwrap().unwrap().unlock().await.unwrap();
 
     let guard = held().await;
-    let waiting = waits().await;
+    let waiting = tokio::spawn(plain.lock().into_future());
+    refused().await;
     assert!(fair.force_unlock().await.unwrap());
     let next = soon("called by force", waiting).await;
     next.unwrap().unwrap().unlock().await.unwrap();
@@ -590,7 +590,8 @@ async fn who_waits_without_queueing_is_called_when_nobody_queues(stand: Stand) {
         _ = &mut queues => panic!("it is held"),
         () = queued(&fair, 1) => {}
     }
-    let waiting = waits().await;
+    let waiting = tokio::spawn(plain.lock().into_future());
+    refused().await;
     guard.unlock().await.unwrap();
     assert_eq!(fair.queue().await.unwrap().len(), 1);
     assert!(!waiting.is_finished());
