@@ -2,7 +2,7 @@
 //!
 //! ```sh
 //! cargo run --release --example downloads                          # needs no server
-//! cargo run --release --example downloads -- redis://127.0.0.1     # in two terminals at once
+//! cargo run --release --example downloads -- redis://127.0.0.1     # or REDLATCH_URL; in two terminals
 //! ```
 
 use std::sync::Arc;

@@ -1,9 +1,9 @@
 //! The nightly report is written by one process of a fleet at a time, also when one of the servers
-//! that keep the lock is down.
+//! that keep the lock goes down.
 //!
 //! ```sh
 //! cargo run --example redlock                                       # needs no server
-//! cargo run --example redlock -- redis://one redis://two redis://three
+//! cargo run --example redlock -- redis://one redis://two redis://three  # or all in REDLATCH_URL
 //! ```
 
 use std::sync::Arc;
@@ -34,7 +34,11 @@ async fn report_lock(urls: &[String], stores: &[Embedded]) -> Result<RedLock> {
 
 #[tokio::main]
 async fn main() -> Result<()> {
-    let urls: Vec<String> = std::env::args().skip(1).collect();
+    let mut urls: Vec<String> = std::env::args().skip(1).collect();
+    if urls.is_empty() {
+        let given = std::env::var("REDLATCH_URL").unwrap_or_default();
+        urls.extend(given.split_whitespace().map(String::from));
+    }
     let stores: Vec<Embedded> = match urls.len() {
         0 => (0..3).map(|_| Embedded::new()).collect(),
         _ => Vec::new(),

@@ -3,7 +3,7 @@
 //!
 //! ```sh
 //! cargo run --example transfer                        # needs no server
-//! cargo run --example transfer -- redis://127.0.0.1   # locks and balances on a server
+//! cargo run --example transfer -- redis://127.0.0.1   # or with REDLATCH_URL
 //! ```
 
 use std::sync::Arc;
@@ -73,6 +73,7 @@ async fn transfer(
 #[tokio::main]
 async fn main() -> Result<()> {
     let url = std::env::args().nth(1);
+    let url = url.or_else(|| std::env::var("REDLATCH_URL").ok());
     let store = Embedded::new();
     let mut bank = match &url {
         None => Bank::Here(Arc::default()),
