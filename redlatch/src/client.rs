@@ -56,6 +56,10 @@ impl Client {
 
     /// A handle of the re-entrant lock called `name`: 1 to 512 bytes, without NUL and line breaks.
     /// Costs no round trip; a name that cannot be used is an error of whatever is done with it.
+    ///
+    /// As in Redisson, a name that contains a `{` is taken to bring a hash tag of its own (`{shop}:42`),
+    /// and nothing is put around it. One that has no valid tag (`a{b`, `{}x`) works as any other on a
+    /// single server, but in a cluster its keys would lie in different slots.
     pub fn lock(&self, name: &str) -> Lock {
         Lock::new(self.session.clone(), name, Reentrant)
     }
@@ -151,7 +155,7 @@ impl Client {
     pub fn status(&self) -> ClientStatus {
         ClientStatus {
             holds: self.session.watchdog.len(),
-            subscriptions: self.session.waiting.len(),
+            subscriptions: self.session.waiting.subscriptions(),
             background: self.session.background.running(),
         }
     }
@@ -172,7 +176,8 @@ impl std::fmt::Debug for Client {
 pub struct ClientStatus {
     /// Locks that are held and looked after by the watchdog.
     pub holds: usize,
-    /// Channels listened to: one per name that is waited for, or was until a moment ago.
+    /// Channels listened to: one per name that is waited for, or was until a moment ago. Who spins
+    /// listens to none.
     pub subscriptions: usize,
     /// Releases and cancelled acquisitions that are being settled in the background.
     pub background: usize,

@@ -38,8 +38,10 @@ pub(crate) struct Place {
 /// Which layout an object has: what it keeps beside its key, and how its owners are written.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Family {
-    /// `RedissonLock`, `RedissonSpinLock`: the hash alone.
+    /// `RedissonLock`: the hash alone.
     Lock,
+    /// `RedissonSpinLock`: the same hash, but who waits for it is not called.
+    Spin,
     /// `RedissonFencedLock`: a token beside the hash.
     Fenced,
     /// `RedissonFairLock`: a queue beside the hash, a channel for each waiter.
@@ -66,10 +68,12 @@ impl Place {
             // what the timeouts of all readers' holds begin with.
             Family::Read | Family::Write => [prefixed(WRITERS, &key), suffixed(&key, "")],
             Family::Permits => [suffixed(&key, "timeout"), String::new()],
+            // Kept here and not in the store: a line that is no channel's, as no name has a NUL.
+            Family::Spin => [format!("\0{key}"), String::new()],
             Family::Lock | Family::Semaphore | Family::Latch => Default::default(),
         };
         let channel = match family {
-            Family::Lock | Family::Fenced | Family::Fair => {
+            Family::Lock | Family::Spin | Family::Fenced | Family::Fair => {
                 prefixed("redisson_lock__channel", &key)
             }
             Family::Read | Family::Write => prefixed("redisson_rwlock", &key),
@@ -117,6 +121,11 @@ impl Place {
 
     /// The fencing token of a fenced lock: a number that only grows.
     pub(crate) fn token(&self) -> &str {
+        &self.beside[0]
+    }
+
+    /// The line of those who spin, beside the channel that calls others.
+    pub(crate) fn spinning(&self) -> &str {
         &self.beside[0]
     }
 
@@ -317,6 +326,10 @@ mod tests {
         assert_eq!(prefixed.name(), "a");
         assert_eq!(prefixed.key(), "shop:a");
         assert_eq!(prefixed.channel(), "redisson_lock__channel:{shop:a}");
+
+        let spin = Place::new(Family::Spin, "", "a");
+        assert_eq!((spin.key(), spin.channel()), ("a", lock("", "a").channel()));
+        assert!(forbidden(spin.spinning()).is_some(), "no channel's name");
 
         let fair = Place::new(Family::Fair, "", "a");
         assert_eq!(fair.queue(), "redisson_lock_queue:{a}");

@@ -228,8 +228,19 @@ async fn any_mix_of_kinds(stand: Stand) {
     .await;
     // A spin lock says nothing when it is released: whoever waits for it asks again and again.
     let held = other.spin_lock(&spin).lock().await.unwrap();
-    let waiting = tokio::spawn(multi.lock().into_future());
-    until("it waits", || async { client.status().subscriptions > 0 }).await;
+    let mut waiting = Box::pin(multi.lock().into_future());
+    let refused = async {
+        // The connection keeps order: these come after what the waiter has asked.
+        for _ in 0..3 {
+            assert!(client.spin_lock(&spin).is_locked().await.unwrap());
+        }
+    };
+    tokio::select! {
+        biased;
+        _ = &mut waiting => panic!("it was not given back yet"),
+        () = refused => {}
+    }
+    let waiting = tokio::spawn(waiting);
     held.unlock().await.unwrap();
     let guard = soon("spun", waiting).await.unwrap().unwrap();
     guard.unlock().await.unwrap();

@@ -665,3 +665,29 @@ fn everything_is_send() {
         guard.unlock().await.unwrap();
     });
 }
+
+/// Who waits for a majority is in nobody's way who waits for one of the members, or for others.
+#[tokio::test(start_paused = true)]
+async fn only_those_who_want_the_same_wait_in_one_line() {
+    let stands = embedded(5);
+    let (clients, others) = (stands.clients().await, stands.clients().await);
+    let mut held = Vec::new();
+    for other in &others[..3] {
+        held.push(other.lock("a").lock().await.unwrap());
+    }
+    let blocked = RedLock::new(clients[..3].iter().map(|client| client.lock("a")));
+    let blocked = tokio::spawn(blocked.lock().into_future());
+    tokio::time::sleep(Duration::from_secs(1)).await;
+
+    let free = [&clients[0], &clients[3], &clients[4]];
+    let free = RedLock::new(free.map(|client| client.lock("a")));
+    let free = soon("a majority is free", free.lock().into_future()).await;
+    free.unwrap().unlock().await.unwrap();
+
+    let single = tokio::spawn(clients[0].lock("a").lock().into_future());
+    tokio::time::sleep(Duration::from_secs(1)).await;
+    held.remove(0).unlock().await.unwrap();
+    drop(soon("it is called", single).await.unwrap().unwrap());
+    assert!(!blocked.is_finished());
+    blocked.abort();
+}

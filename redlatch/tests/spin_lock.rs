@@ -7,7 +7,7 @@ use std::future::IntoFuture;
 use std::time::Duration;
 
 use common::{LONG, Stand, soon, until};
-use redlatch::{Backoff, Client, Embedded, SpinLock};
+use redlatch::{Backoff, Client, Embedded, Error, Owner, RedLock, SpinLock};
 use redlatch_testkit::{Server, unique};
 use tokio::time::{Instant, sleep};
 
@@ -16,6 +16,7 @@ const SECOND: Duration = Duration::from_secs(1);
 on_every_store! {
     it_is_the_same_lock_as_the_one_that_is_woken,
     who_is_woken_and_who_spins_take_turns,
+    one_owner_holds_it_in_one_way,
 }
 
 async fn client(server: &Server) -> Client {
@@ -78,7 +79,10 @@ async fn it_never_subscribes_and_never_publishes() {
     let pubsub = ["subscribe", "ssubscribe", "psubscribe"];
     assert_eq!(calls(&server, &pubsub), 0);
     assert_eq!(calls(&server, &["publish", "spublish"]), 0);
-    assert_eq!(one.status().subscriptions, two.status().subscriptions);
+    assert_eq!(
+        [&one, &two].map(|client| client.status().subscriptions),
+        [0, 0]
+    );
     // The same counting sees those of the lock that is woken.
     let held = one.lock("b").lock().await.unwrap();
     let waiting = tokio::spawn(two.lock("b").lock().into_future());
@@ -166,6 +170,27 @@ async fn who_is_woken_and_who_spins_take_turns(stand: Stand) {
     let next = soon("called", waiting).await.unwrap().unwrap();
     assert!(guard.unlock().await.is_err());
     next.unlock().await.unwrap();
+}
+
+/// The hold would be one, and how it began would decide whether its end is told.
+async fn one_owner_holds_it_in_one_way(stand: Stand) {
+    let (client, me) = (stand.client().await, Owner::new());
+    let name = unique("ways");
+    let (woken, spinning) = (client.lock(&name), client.spin_lock(&name));
+
+    let guard = spinning.lock().owner(me).await.unwrap();
+    let mixed = woken.lock().owner(me).await;
+    assert!(matches!(mixed, Err(Error::WrongKind { .. })), "{mixed:?}");
+    assert_eq!(guard.hold_count(), 1);
+    guard.unlock().await.unwrap();
+
+    let guard = woken.lock().owner(me).await.unwrap();
+    let mixed = spinning.try_lock().owner(me).await;
+    assert!(matches!(mixed, Err(Error::WrongKind { .. })), "{mixed:?}");
+    guard.unlock().await.unwrap();
+    // One after the other is no mixture.
+    let guard = spinning.try_lock().owner(me).await.unwrap();
+    guard.expect("it is free").unlock().await.unwrap();
 }
 
 /// When somebody who spins gets what was given back after `held`.
@@ -267,4 +292,38 @@ async fn who_spins_is_not_kept_waiting_by_who_is_to_be_called() {
     assert!(begun.elapsed() <= SECOND, "{:?}", begun.elapsed());
     next.unlock().await.unwrap();
     called.await.unwrap().unwrap();
+}
+
+/// Who spins for a lock that is called like another one's channel is not in that one's line.
+#[tokio::test(start_paused = true)]
+async fn a_line_of_those_who_spin_is_no_channels() {
+    let store = Embedded::new();
+    let client = || Client::builder().connect_embedded(&store).unwrap();
+    let (holder, both) = (client(), client());
+    let odd = "redisson_lock__channel:{a}";
+    let _spun = holder.spin_lock(odd).lock().await.unwrap();
+    let guard = holder.lock("a").lock().await.unwrap();
+    let spinning = tokio::spawn(both.spin_lock(odd).lock().into_future());
+    sleep(SECOND).await;
+    let waiting = tokio::spawn(both.lock("a").lock().into_future());
+    sleep(SECOND).await;
+    // What is counted are channels that are listened to, not lines.
+    assert_eq!(both.status().subscriptions, 1);
+    guard.unlock().await.unwrap();
+    drop(soon("it is called", waiting).await.unwrap().unwrap());
+    spinning.abort();
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_pause_that_the_clock_cannot_hold_is_a_long_one() {
+    let client = Client::embedded();
+    let _held = client.lock("a").lock().await.unwrap();
+    let endless = Backoff::constant(Duration::MAX);
+    let lock = client.spin_lock("a").backoff(endless);
+    let refused = lock.try_lock().wait(SECOND).await.unwrap();
+    assert!(refused.is_none());
+    let lock = RedLock::new([client.lock("a")]).backoff(endless);
+    let unnamed = lock.try_lock().wait(SECOND).await.unwrap();
+    let named = lock.try_lock().owner(Owner::new()).wait(SECOND).await;
+    assert!(unnamed.is_none() && named.unwrap().is_none());
 }

@@ -2,10 +2,11 @@
 
 mod common;
 
+use std::future::IntoFuture;
 use std::time::Duration;
 
 use common::assert_lost;
-use redlatch::{Client, Embedded, Loss};
+use redlatch::{Client, Embedded, Loss, MultiLock, Owner, RedLock};
 use tokio::time::{Instant, advance, sleep};
 
 const HOUR: Duration = Duration::from_secs(3600);
@@ -113,6 +114,37 @@ async fn patience_ends_on_time_in_the_line_too() {
     assert!(begun.elapsed() >= 60 * SECOND && begun.elapsed() < 61 * SECOND);
     guard.unlock().await.unwrap();
     assert!(first.await.unwrap().unwrap().is_some());
+}
+
+/// How long a request waits that was made an hour before it is awaited.
+async fn refused_after<T>(
+    request: impl IntoFuture<Output = redlatch::Result<Option<T>>>,
+) -> Duration {
+    sleep(HOUR).await;
+    let begun = Instant::now();
+    assert!(request.await.unwrap().is_none());
+    begun.elapsed()
+}
+
+#[tokio::test(start_paused = true)]
+async fn patience_begins_when_it_is_needed() {
+    let client = Client::embedded();
+    let lock = client.lock("a");
+    let _held = lock.lock().await.unwrap();
+    let permits = client.semaphore("b");
+    let expirable = client.expirable_semaphore("c");
+    let multi = MultiLock::new([&lock]);
+    let red = RedLock::new([&lock]);
+    for took in [
+        refused_after(lock.try_lock().wait(SECOND)).await,
+        refused_after(lock.try_lock().owner(Owner::new()).wait(SECOND)).await,
+        refused_after(permits.try_acquire().wait(SECOND)).await,
+        refused_after(expirable.try_acquire().wait(SECOND)).await,
+        refused_after(multi.try_lock().wait(SECOND)).await,
+        refused_after(red.try_lock().wait(SECOND)).await,
+    ] {
+        assert!(took >= SECOND && took < 2 * SECOND, "{took:?}");
+    }
 }
 
 #[tokio::test(start_paused = true)]

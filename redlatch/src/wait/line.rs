@@ -88,9 +88,11 @@ impl WaitingRoom {
         }
     }
 
-    /// How many lines there are: each one subscription, waited on or lingering.
-    pub(crate) fn len(&self) -> usize {
-        self.lines.lock().len()
+    /// How many lines have a subscription, waited on or lingering. Who spins has none.
+    pub(crate) fn subscriptions(&self) -> usize {
+        let lines = self.lines.lock();
+        let subscribed = |entry: &&Entry| entry.core.may_be_subscribed();
+        lines.values().filter(subscribed).count()
     }
 
     /// Whether there is a line at `channel`: who waits asks when it is its turn there.
@@ -246,6 +248,10 @@ impl Ear for Lines {
 }
 
 impl Core {
+    fn may_be_subscribed(&self) -> bool {
+        self.subscription.load(Ordering::SeqCst) != NOT_SUBSCRIBED
+    }
+
     fn call(&self) {
         for queue in &self.queues {
             queue.call.notify_one();

@@ -154,13 +154,10 @@ async fn first_in_line<A: Attempt>(
                 }
                 return Ok(Some(won));
             }
-            (Outcome::Wait(_), Some(pause)) => Next::At(Instant::now() + pause),
+            (Outcome::Wait(_), Some(pause)) => Next::after(pause),
             (Outcome::Wait(left), None) => {
                 tracing::trace!(channel = line.channel(), ?left, "waiting");
-                match Instant::now().checked_add(left.saturating_add(ROUNDING)) {
-                    Some(at) => Next::At(at),
-                    None => Next::Called,
-                }
+                Next::after(left.saturating_add(ROUNDING))
             }
         };
     }
@@ -171,6 +168,15 @@ enum Next {
     Now,
     At(Instant),
     Called,
+}
+
+impl Next {
+    /// After so long. What the clock cannot hold is never.
+    fn after(pause: Duration) -> Next {
+        Instant::now()
+            .checked_add(pause)
+            .map_or(Next::Called, Next::At)
+    }
 }
 
 /// Later than anybody waits.

@@ -97,6 +97,7 @@ on_every_store! {
     a_place_in_the_queue_is_given_up_at_every_await_point,
     settings_that_cannot_be_used_are_refused,
     it_excludes_the_other_locks_of_the_name,
+    who_waits_without_queueing_is_called_when_nobody_queues,
     every_holder_is_alone,
     a_guard_that_lost_its_lock_takes_nothing_from_the_next_one,
 }
@@ -545,6 +546,54 @@ async fn it_excludes_the_other_locks_of_the_name(stand: Stand) {
     assert!(matches!(mixed, Err(Error::WrongKind { .. })));
     guard.unlock().await.unwrap();
     nothing_left(&[&client], &fair).await;
+}
+
+/// Through `Client::lock`: by a release, by force, and when the last one in the queue gives up. The
+/// leases end long after all of this.
+async fn who_waits_without_queueing_is_called_when_nobody_queues(stand: Stand) {
+    let (holder, other) = (member(&stand).await, member(&stand).await);
+    let name = unique("unqueued");
+    let (fair, plain) = (holder.fair_lock(&name), other.lock(&name));
+    let held = || async { fair.lock().lease(10 * LONG).await.unwrap() };
+    let waits = async || {
+        let mut waiting = Box::pin(plain.lock().into_future());
+        tokio::select! {
+            biased;
+            _ = &mut waiting => panic!("it is held"),
+            // The connection keeps order: these come after what the waiter has asked.
+            () = async { for _ in 0..3 { assert!(plain.is_locked().await.unwrap()) } } => {}
+        }
+        waiting
+    };
+    let guard = held().await;
+    let waiting = tokio::spawn(waits().await);
+    guard.unlock().await.unwrap();
+    let next = soon("called by a release", waiting).await;
+    next.unwrap().unwrap().unlock().await.unwrap();
+
+    let guard = held().await;
+    let waiting = tokio::spawn(waits().await);
+    assert!(fair.force_unlock().await.unwrap());
+    let next = soon("called by force", waiting).await;
+    next.unwrap().unwrap().unlock().await.unwrap();
+    drop(guard);
+
+    // One that queues goes first. It does not come, and leaves.
+    let guard = held().await;
+    let mut queues = Box::pin(fair.lock().into_future());
+    tokio::select! {
+        biased;
+        _ = &mut queues => panic!("it is held"),
+        () = queued(&fair, 1) => {}
+    }
+    let waiting = tokio::spawn(waits().await);
+    guard.unlock().await.unwrap();
+    assert_eq!(fair.queue().await.unwrap().len(), 1);
+    assert!(!waiting.is_finished());
+    drop(queues);
+    let next = soon("called by who gave up", waiting).await;
+    next.unwrap().unwrap().unlock().await.unwrap();
+    nothing_left(&[&holder, &other], &fair).await;
 }
 
 async fn every_holder_is_alone(stand: Stand) {

@@ -35,7 +35,7 @@ enum Move {
     Force,
     Inspect,
     Waiting,
-    /// Who hears calls from now on: one bit for each owner.
+    /// Who hears calls from now on: one bit for each owner, one for those who do not queue.
     Hear(u8),
     Plant,
 }
@@ -76,7 +76,7 @@ fn moves() -> impl Strategy<Value = Move> {
         1 => Just(Move::Force),
         1 => Just(Move::Inspect),
         3 => Just(Move::Waiting),
-        4 => (0..1u8 << OWNERS).prop_map(Move::Hear),
+        4 => (0..2u8 << OWNERS).prop_map(Move::Hear),
         1 => Just(Move::Plant),
     ]
 }
@@ -86,10 +86,11 @@ fn of(owner: u8) -> Hold {
 }
 
 async fn hear(twin: &mut Twin, who: u8) {
-    let channels = (0..OWNERS)
-        .filter(|owner| who & (1 << owner) != 0)
-        .map(|owner| of(owner).own.to_string());
-    twin.hear_only(channels).await;
+    let others = of(0).place.channel().to_owned();
+    let channels = (0..OWNERS).map(|owner| of(owner).own.to_string());
+    let all = channels.chain([others]).enumerate();
+    let heard = all.filter(|(bit, _)| who & (1 << bit) != 0);
+    twin.hear_only(heard.map(|(_, channel)| channel)).await;
 }
 
 async fn acquire(twin: &mut Twin, wish: &Wish, owner: u8) -> Option<Outcome> {

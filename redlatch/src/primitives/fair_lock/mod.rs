@@ -33,7 +33,8 @@ use crate::step::{BoxedStep, Outcome, Script, Step};
 /// than its [wait time](Lock::wait_time). All of this goes by the server's clock.
 ///
 /// The lock itself is the same as that of [`Client::lock`](crate::Client::lock): both exclude each
-/// other. But who comes through that handle does not queue, and its release calls nobody here.
+/// other. But who comes through that handle does not queue, and its release calls nobody here. A
+/// release here calls those who wait there when nobody is left in the queue.
 ///
 /// When not to use it: being fair costs. The lock is idle while the next one is called, with each
 /// turn, where an unfair lock would let in whoever comes just then; and the queue is moved up with

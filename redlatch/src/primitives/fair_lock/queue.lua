@@ -38,6 +38,12 @@ local function drop_given_up(now, asks)
     return head, dropped
 end
 
+-- Calls who waits for the lock without queueing, through a handle of another kind: nobody in the queue
+-- is passed over, because there is nobody.
+local function call_others(channel)
+    redis.call('PUBLISH', channel, '0')
+end
+
 -- Calls the head. Should it not hear (it has died, or is being connected again), also the next one,
 -- and so on until somebody does: that one then knows how long the others are waited for. Returns
 -- whether the head heard.
@@ -51,15 +57,19 @@ local function call(channel)
     return place == 0
 end
 
--- The lock was given back so many ms before its end: the head's turn. One that does not hear is
+-- The lock was given back so many ms before its end: the head's turn, or that of those who do not
+-- queue, if there is none. One that does not hear is
 -- waited for as if the lock had ended just now; a second, if it is only being connected again.
 local function call_after_release(channel, left)
     if redis.call('EXISTS', KEYS[2]) == 0 then
-        return
+        return call_others(channel)
     end
     local now = today()
     local head = drop_given_up(now)
-    if head and not call(channel) then
+    if not head then
+        return call_others(channel)
+    end
+    if not call(channel) then
         local before = waited_for(head)
         local after = math.max(before - left, now + 1000)
         if after < before then

@@ -119,6 +119,12 @@ impl<'a> Queue<'a> {
         Ok((None, dropped))
     }
 
+    /// Calls who waits for the lock without queueing, through a handle of another kind: nobody in the
+    /// queue is passed over, because there is nobody.
+    pub(super) fn call_others(&mut self) {
+        self.space.publish(self.place.channel(), 0);
+    }
+
     /// Calls the head. Should it not hear (it has died, or is being connected again), also the next
     /// one, and so on until somebody does: that one then knows how long the others are waited for.
     /// Whether the head heard.
@@ -133,13 +139,11 @@ impl<'a> Queue<'a> {
         Ok(place == 0)
     }
 
-    /// The lock was given back so many milliseconds before its end: the head's turn. One that does
-    /// not hear is waited for as if the lock had ended just now.
+    /// The lock was given back so many milliseconds before its end: the head's turn, or that of those
+    /// who do not queue, if there is none. One that does not hear is waited for as if the lock had ended just now.
     pub(super) fn call_after_release(&mut self, left: i64) -> Result<()> {
-        if self.is_empty()? {
-            return Ok(());
-        }
         let (Some(head), _) = self.drop_given_up(None)? else {
+            self.call_others();
             return Ok(());
         };
         if self.call()? {

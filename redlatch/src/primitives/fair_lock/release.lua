@@ -23,7 +23,11 @@ if place then
     end
     if place == 0 then
         -- What was meant for us is for the next one.
-        call(channel)
+        if left == -2 and redis.call('EXISTS', KEYS[2]) == 0 then
+            call_others(channel)
+        else
+            call(channel)
+        end
     end
 end
 if redis.call('HEXISTS', KEYS[1], owner) == 0 then

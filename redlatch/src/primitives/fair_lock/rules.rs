@@ -240,7 +240,11 @@ fn leave(queue: &mut Queue<'_>, owner: &str, left: Option<i64>) -> Result<()> {
     }
     if place == 0 {
         // What was meant for us is for the next one.
-        queue.call()?;
+        if left.is_none() && queue.is_empty()? {
+            queue.call_others();
+        } else {
+            queue.call()?;
+        }
     }
     Ok(())
 }

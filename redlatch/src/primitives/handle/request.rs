@@ -51,7 +51,7 @@ pub struct Acquire<K: LockKind = Reentrant> {
 #[must_use = "nothing is acquired until this is awaited"]
 pub struct TryAcquire<K: LockKind = Reentrant> {
     request: Request<K>,
-    patience: Patience,
+    wait: Duration,
 }
 
 impl<K: LockKind> Acquire<K> {
@@ -77,16 +77,16 @@ impl<K: LockKind> TryAcquire<K> {
     pub(crate) fn new(request: Request<K>) -> TryAcquire<K> {
         TryAcquire {
             request,
-            patience: Patience::None,
+            wait: Duration::ZERO,
         }
     }
 
-    /// Waits at most this long if somebody else holds the lock. A step that was begun by then is
-    /// waited for, at most the client's response timeout longer (and for its turn to be sent, when
+    /// Waits at most this long if somebody else holds the lock, counted from when this is first
+    /// polled, not from when it was made. A step that was begun by then is waited for, at most the client's response timeout longer (and for its turn to be sent, when
     /// more than 512 attempts of one client are on their way). A time that the clock cannot hold is
     /// for ever.
     pub fn wait(mut self, wait: Duration) -> TryAcquire<K> {
-        self.patience = Patience::at_most(wait);
+        self.wait = wait;
         if let Some(kind) = self.request.lock.kind.waiting_at_most(wait) {
             self.request.lock = self.request.lock.with_kind(kind);
         }
@@ -138,7 +138,7 @@ impl<K: LockKind> IntoFuture for TryAcquire<K> {
     type IntoFuture = Boxed<'static, Self::Output>;
 
     fn into_future(self) -> Self::IntoFuture {
-        Box::pin(async move { self.request.obtain(self.patience).await })
+        Box::pin(async move { self.request.obtain(Patience::at_most(self.wait)).await })
     }
 }
 

@@ -63,7 +63,7 @@ fn hold(owner: u8, name: u8) -> Hold {
     let (family, kind): (_, Arc<dyn Kind>) = match name % 3 {
         0 => (Family::Lock, Arc::new(Reentrant)),
         1 => (Family::Fenced, Arc::new(Fenced)),
-        _ => (Family::Lock, Arc::new(Spin::default())),
+        _ => (Family::Spin, Arc::new(Spin::default())),
     };
     let place = Place::new(family, "", &format!("name-{name}"));
     let field = place.field(format!("client:{owner}"));

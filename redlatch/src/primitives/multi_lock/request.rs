@@ -55,7 +55,7 @@ pub struct AcquireMany<L: LockOfMany> {
 #[must_use = "nothing is acquired until this is awaited"]
 pub struct TryAcquireMany<L: LockOfMany> {
     request: AcquireMany<L>,
-    patience: Patience,
+    wait: Duration,
 }
 
 impl<L: LockOfMany> AcquireMany<L> {
@@ -93,13 +93,14 @@ impl<L: LockOfMany> TryAcquireMany<L> {
     pub(crate) fn new(lock: &L) -> TryAcquireMany<L> {
         TryAcquireMany {
             request: AcquireMany::new(lock),
-            patience: Patience::None,
+            wait: Duration::ZERO,
         }
     }
 
-    /// Waits at most this long if somebody is in the way. What was begun by then is waited for.
+    /// Waits at most this long if somebody is in the way, counted from when this is first polled.
+    /// What was begun by then is waited for.
     pub fn wait(mut self, wait: Duration) -> TryAcquireMany<L> {
-        self.patience = Patience::at_most(wait);
+        self.wait = wait;
         self
     }
 
@@ -137,6 +138,6 @@ impl<L: LockOfMany> IntoFuture for TryAcquireMany<L> {
     type IntoFuture = Boxed<'static, Self::Output>;
 
     fn into_future(self) -> Self::IntoFuture {
-        Box::pin(async move { self.request.obtain(self.patience).await })
+        Box::pin(async move { self.request.obtain(Patience::at_most(self.wait)).await })
     }
 }

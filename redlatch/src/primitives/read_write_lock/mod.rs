@@ -146,6 +146,9 @@ impl ReadWriteLock {
     /// Redisson, neither holds readers back nor is held back. A waiting writer asks again every 3 s
     /// and is remembered in the store for 10 s, so one that dies holds readers back for 10 s at most.
     ///
+    /// Of the writers that wait through one client only the first is known to the store: when it
+    /// has had its turn, a new reader may come before the next.
+    ///
     /// Somebody who reads must not wait for somebody else who is yet to read: a writer may have come
     /// in between. And a constant stream of writers now keeps readers out.
     ///

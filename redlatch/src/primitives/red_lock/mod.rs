@@ -194,6 +194,16 @@ impl RedLock {
     }
 }
 
+/// The line in which those of one client wait who ask for the same members: no channel's, and nobody
+/// waits there for something else.
+fn line(members: &[Member]) -> String {
+    let each = members.iter().map(|member| {
+        let (client, key) = (member.session().id.as_str(), member.0.place().key());
+        format!("\0{client}:{key}")
+    });
+    each.collect()
+}
+
 /// The shortest of the leases with which members are held.
 fn shortest_lease(members: &[Member], lease: Option<Lease>) -> Duration {
     let leases = members.iter().map(|member| member.terms(lease).lease);
@@ -242,7 +252,7 @@ impl Obtain for RedLock {
             lease,
             limit: self.limit(shortest)?,
             backoff: self.backoff,
-            channel: first.0.place().channel().to_owned(),
+            line: line(&members),
             tries: 0,
             failure: None,
         };

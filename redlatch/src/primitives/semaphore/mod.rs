@@ -8,12 +8,12 @@ mod request;
 mod rules;
 
 use std::sync::Arc;
+use std::time::Duration;
 
 pub use self::guard::SemaphorePermits;
 pub use self::request::{AcquirePermits, TryAcquirePermits, TrySetPermits};
 use self::rules::{Add, Drain};
 use crate::error::{Error, Result};
-use crate::lease::Patience;
 use crate::name::{Family, Place};
 use crate::primitives::number::{Delete, Read};
 use crate::session::Session;
@@ -159,7 +159,7 @@ impl Semaphore {
         TryAcquirePermits {
             semaphore: self.clone(),
             permits,
-            patience: Patience::None,
+            wait: Duration::ZERO,
         }
     }
 

@@ -50,14 +50,14 @@ pub struct AcquirePermits {
 pub struct TryAcquirePermits {
     pub(super) semaphore: Semaphore,
     pub(super) permits: u32,
-    pub(super) patience: Patience,
+    pub(super) wait: Duration,
 }
 
 impl TryAcquirePermits {
-    /// Waits at most this long for permits. A step that was begun by then is waited for, at most the
+    /// Waits at most this long for permits, counted from when this is first polled. A step that was begun by then is waited for, at most the
     /// client's response timeout longer. A time that the clock cannot hold is for ever.
     pub fn wait(mut self, wait: Duration) -> TryAcquirePermits {
-        self.patience = Patience::at_most(wait);
+        self.wait = wait;
         self
     }
 }
@@ -84,7 +84,10 @@ impl IntoFuture for TryAcquirePermits {
     type IntoFuture = Boxed<'static, Self::Output>;
 
     fn into_future(self) -> Self::IntoFuture {
-        Box::pin(async move { obtain(&self.semaphore, self.permits, self.patience).await })
+        Box::pin(async move {
+            let patience = Patience::at_most(self.wait);
+            obtain(&self.semaphore, self.permits, patience).await
+        })
     }
 }
 

@@ -3,6 +3,8 @@
 use std::hash::{BuildHasher as _, RandomState};
 use std::time::Duration;
 
+use crate::lease::MAX_LEASE;
+
 /// How long a spin lock pauses between two tries (Redisson: `LockOptions.BackOff`).
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Backoff {
@@ -22,7 +24,8 @@ impl Default for Backoff {
 impl Backoff {
     /// `first`, then `factor` times as long each time, at most `longest`. Each pause is between
     /// half of that and all of it, at random, so that those who were refused together do not come
-    /// back together. A factor below 1 counts as 1, pauses below 100 µs as 100 µs.
+    /// back together. A factor below 1 counts as 1; pauses below 100 µs count as 100 µs, above
+    /// [`MAX_LEASE`] as that.
     pub fn exponential(first: Duration, factor: f64, longest: Duration) -> Backoff {
         Backoff {
             first,
@@ -33,7 +36,7 @@ impl Backoff {
         }
     }
 
-    /// The same pause each time. A pause below 100 µs counts as 100 µs.
+    /// The same pause each time. One below 100 µs counts as 100 µs, one above [`MAX_LEASE`] as that.
     pub fn constant(pause: Duration) -> Backoff {
         Backoff {
             first: pause,
@@ -46,7 +49,9 @@ impl Backoff {
     /// The pause after so many tries that failed before.
     pub(crate) fn pause(&self, tries: u32) -> Duration {
         let growth = self.factor.powi(i32::try_from(tries).unwrap_or(i32::MAX));
-        let pause = (self.first.as_secs_f64() * growth).min(self.longest.as_secs_f64());
+        // Nothing would stay nothing, however often it is doubled.
+        let first = self.first.max(SHORTEST);
+        let pause = (first.as_secs_f64() * growth).min(self.longest.as_secs_f64());
         let share = if self.jitter {
             0.5 + 0.5 * random_share()
         } else {
@@ -54,7 +59,7 @@ impl Backoff {
         };
         Duration::try_from_secs_f64(pause * share)
             .unwrap_or(self.longest)
-            .max(SHORTEST)
+            .clamp(SHORTEST, MAX_LEASE)
     }
 }
 
@@ -86,11 +91,26 @@ mod tests {
     }
 
     #[test]
+    fn a_pause_that_begins_at_nothing_grows_too() {
+        let longest = Duration::from_millis(128);
+        let backoff = Backoff::exponential(Duration::ZERO, 2.0, longest);
+        assert_eq!(backoff.pause(0), SHORTEST);
+        for tries in [11, 1023, 1024, 5000, u32::MAX] {
+            let pause = backoff.pause(tries);
+            assert!(pause >= longest / 2, "{tries}: {pause:?}");
+        }
+        let at_once = Backoff::exponential(Duration::ZERO, f64::INFINITY, longest);
+        assert!(at_once.pause(1) >= longest / 2);
+    }
+
+    #[test]
     fn constant_is_constant_and_nothing_is_too_short() {
         let backoff = Backoff::constant(Duration::from_millis(7));
         assert_eq!(backoff.pause(0), Duration::from_millis(7));
         assert_eq!(backoff.pause(1000), Duration::from_millis(7));
         assert_eq!(Backoff::constant(Duration::ZERO).pause(3), SHORTEST);
+        let endless = Backoff::constant(Duration::MAX);
+        assert_eq!(endless.pause(0), MAX_LEASE, "the clock can hold it");
         let odd = Backoff::exponential(Duration::MAX, f64::NAN, Duration::MAX);
         assert!(odd.pause(5) > Duration::from_secs(1));
     }

@@ -22,7 +22,9 @@ use crate::step::{BoxedStep, Outcome, Script, Step};
 /// It subscribes to nothing, and says nothing when it is released, so thousands of short-lived names cost the store
 /// no subscriptions. Of the waiters of one client only the first asks. It is the same lock in the
 /// store as [`Client::lock`](crate::Client::lock): both exclude each other, but who waits there for
-/// somebody who spins is not called, and looks again when the lease would have ended.
+/// somebody who spins is not called, and looks again when the lease would have ended. One owner that
+/// holds it through one of the two is told [`Error::WrongKind`](crate::Error::WrongKind) when it asks
+/// through the other: the holds would be one, and only one of them calls who waits.
 ///
 /// When not to use it: where a lock is held for longer than some milliseconds, or waited for by many
 /// processes, each of them asks up to 1000 times a second, in the end 8 times a second; the lock
@@ -87,7 +89,7 @@ impl Kind for Spin {
 
 impl Rules for Spin {
     type Won = ();
-    const FAMILY: Family = Family::Lock;
+    const FAMILY: Family = Family::Spin;
 
     fn acquire<'a>(&'a self, ask: Ask<'a>) -> impl Step<Reply = Outcome> + 'a {
         Reentrant.acquire(ask)
@@ -103,7 +105,7 @@ impl Rules for Spin {
 
     /// Nobody is called: this is but the name of a line, other than that of those who are.
     fn channel<'a>(&self, hold: &'a Hold) -> &'a str {
-        hold.place.key()
+        hold.place.spinning()
     }
 
     fn pause(&self, tries: u32) -> Option<Duration> {
