@@ -3,7 +3,7 @@
 use std::future::Future;
 use std::pin::Pin;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::task::{Context, Poll};
 
 use tokio::runtime::Handle;
@@ -17,6 +17,8 @@ pub(crate) struct Background(Arc<Inner>);
 
 #[derive(Default)]
 struct Inner {
+    /// The only runtime to work in, if the client brings one of its own.
+    own: OnceLock<Handle>,
     /// The runtime that was worked in last.
     latest: Mutex<Option<Handle>>,
     running: AtomicUsize,
@@ -24,8 +26,17 @@ struct Inner {
 }
 
 impl Background {
+    /// From now on all work is done in this runtime, wherever it comes from: whoever drops the guard
+    /// of a blocking client may do so in a runtime that is about to end, or is not driven at all.
+    pub(crate) fn stay_in(&self, own: Handle) {
+        let _ = self.0.own.set(own);
+    }
+
     /// Makes the runtime that this is called in the one to fall back on.
     pub(crate) fn bind(&self) -> Result<()> {
+        if self.0.own.get().is_some() {
+            return Ok(());
+        }
         let current = Handle::try_current().map_err(|_| Error::NoRuntime)?;
         let mut latest = self.lock();
         if latest
@@ -39,17 +50,20 @@ impl Background {
 
     /// The runtime that was worked in last; it may have ended since.
     pub(crate) fn latest(&self) -> Option<Handle> {
-        self.lock().clone()
+        let own = self.0.own.get().cloned();
+        own.or_else(|| self.lock().clone())
     }
 
     fn lock(&self) -> MutexGuard<'_, Option<Handle>> {
         self.0.latest.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The runtime to work in. The current one is preferred: a client may outlive the runtime that
-    /// it was made in (a static client in tests).
+    /// The runtime to work in. Unless there is one of its own, the current one is preferred: a client
+    /// may outlive the runtime that it was made in (a static client in tests).
     pub(crate) fn handle(&self) -> Option<Handle> {
-        Handle::try_current().ok().or_else(|| self.latest())
+        let own = self.0.own.get().cloned();
+        own.or_else(|| Handle::try_current().ok())
+            .or_else(|| self.latest())
     }
 
     /// Runs `work` in the background. Never blocks, never panics; without a runtime that still

@@ -182,6 +182,47 @@ fn it_may_be_called_inside_of_a_runtime() {
     });
 }
 
+/// Guards give back on the client's own thread, wherever they are dropped: also in a runtime that
+/// ends at once, in one that nobody drives, and in one without timers.
+#[test]
+fn what_is_dropped_in_a_runtime_does_not_depend_on_it() {
+    let runtime = tokio::runtime::Builder::new_current_thread;
+    let ends = |drops: &dyn Fn()| {
+        let runtime = runtime().enable_all().build().unwrap();
+        runtime.block_on(async { drops() });
+    };
+    let not_driven = |drops: &dyn Fn()| {
+        let runtime = runtime().enable_all().build().unwrap();
+        // Neither driven nor ended as long as the test runs.
+        let runtime: &'static tokio::runtime::Runtime = Box::leak(Box::new(runtime));
+        let _entered = runtime.enter();
+        drops();
+    };
+    let without_timers = |drops: &dyn Fn()| {
+        runtime().build().unwrap().block_on(async { drops() });
+    };
+    type InRuntime<'a> = &'a dyn Fn(&dyn Fn());
+    let runtimes: [InRuntime<'_>; 3] = [&ends, &not_driven, &without_timers];
+    on_every_store(|client| {
+        let client = client();
+        let lock = client.lock(&unique("foreign-lock"));
+        let semaphore = client.semaphore(&unique("foreign-permits"));
+        assert!(semaphore.try_set_permits(2).unwrap());
+        for (n, runtime) in runtimes.iter().enumerate() {
+            runtime(&|| {
+                let guard = lock.try_lock().unwrap().expect("given back before");
+                assert_eq!(guard.name(), lock.name());
+                drop(guard);
+                drop(semaphore.acquire_many(2).unwrap());
+            });
+            client.settled().unwrap();
+            assert!(!lock.is_locked().unwrap(), "{n}");
+            assert_eq!(semaphore.available().unwrap(), 2, "{n}");
+            assert_eq!(client.status().background, 0, "{n}");
+        }
+    });
+}
+
 #[test]
 fn errors_come_through() {
     let refused = Client::connect("http://nowhere").unwrap_err();

@@ -2,7 +2,7 @@
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use redlatch::Error;
 use redlatch::blocking::{Client, Member, MultiLock, RedLock, current_thread};
@@ -92,6 +92,69 @@ fn a_majority_for_threads() {
     let brief = lock.with_lease(Duration::from_secs(10));
     let guard = brief.try_lock_for(LONG).unwrap().unwrap();
     assert!(guard.valid_for() < Duration::from_secs(10));
+}
+
+/// Who takes several locks works on the thread of the first one's client. The others' background
+/// work and renewals stay on their own threads.
+#[test]
+fn a_client_keeps_its_thread() {
+    let server = Server::start();
+    let settings = redlatch::Client::builder().watchdog(LEASE);
+    let first = Client::connect(&server.url()).unwrap();
+    let second = Client::with(settings, &shared().url()).unwrap();
+    let semaphore = second.semaphore(&unique("own-thread"));
+    assert!(semaphore.try_set_permits(1).unwrap());
+    let permit = semaphore.acquire().unwrap();
+    let held = second.lock(&unique("own-thread-held")).lock().unwrap();
+    let name = unique("own-thread-lock");
+    let multi = MultiLock::new([first.lock(&name), second.lock(&name)]);
+    assert_eq!(multi.names().collect::<Vec<_>>(), [&name, &name]);
+    let both = multi.lock().unwrap();
+    assert_eq!(both.names().count(), 2);
+    both.unlock().unwrap();
+    let connected = server.clients();
+    drop((multi, first));
+    eventually(|| server.clients() < connected);
+    // Not a call is made through the second client from here on.
+    drop(permit);
+    let observer = Client::connect(&shared().url()).unwrap();
+    let seen = observer.semaphore(semaphore.name());
+    eventually(|| seen.available().unwrap() == 1);
+    valid_for_longer_than_a_lease(|| held.is_valid());
+}
+
+/// The handle of several locks keeps the threads of all its members' clients.
+#[test]
+fn several_locks_keep_all_their_clients() {
+    let client = || {
+        let settings = redlatch::Client::builder().watchdog(LEASE);
+        Client::with(settings, "embedded:").unwrap()
+    };
+    let multi = MultiLock::new([client().lock("a")]).and(client().lock("b"));
+    let guard = multi.lock().unwrap();
+    drop(multi);
+    valid_for_longer_than_a_lease(|| guard.is_valid());
+    guard.unlock().unwrap();
+}
+
+const LEASE: Duration = Duration::from_secs(2);
+
+#[track_caller]
+fn valid_for_longer_than_a_lease(is_valid: impl Fn() -> bool) {
+    let begun = Instant::now();
+    while begun.elapsed() < LEASE * 3 / 2 {
+        assert!(is_valid(), "not renewed");
+        thread::sleep(Duration::from_millis(20));
+    }
+}
+
+#[track_caller]
+fn eventually(holds: impl Fn() -> bool) {
+    let begun = Instant::now();
+    while !holds() {
+        assert!(begun.elapsed() < LONG, "never happened");
+        thread::sleep(Duration::from_millis(2));
+    }
 }
 
 #[test]

@@ -154,6 +154,11 @@ impl<K: LockKind> Guard<K> {
         })
     }
 
+    /// The name of the lock, as it was given.
+    pub fn name(&self) -> &str {
+        self.inner.as_ref().map_or("", crate::Guard::name)
+    }
+
     /// Whether the lock is certainly still held: [`crate::Guard::is_valid`].
     pub fn is_valid(&self) -> bool {
         self.inner.as_ref().is_some_and(crate::Guard::is_valid)

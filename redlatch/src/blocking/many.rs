@@ -38,8 +38,9 @@ impl<K: LockKind + OwnedKind> From<Lock<K>> for Member {
 pub struct Many<L: LockOfMany> {
     inner: L,
     lease: Option<Duration>,
-    /// The thread of the first member's client. `None`: there are no members.
-    worker: Option<Arc<Worker>>,
+    /// The threads of the members' clients. The calls run on the first; the others give back what
+    /// is dropped, and renew.
+    workers: Vec<Arc<Worker>>,
 }
 
 /// Several locks that are held together or not at all: [`crate::MultiLock`].
@@ -83,7 +84,7 @@ impl MultiLock {
     pub fn and(mut self, member: impl Into<Member>) -> MultiLock {
         let Member { inner, worker } = member.into();
         self.inner = self.inner.and(inner);
-        self.worker.get_or_insert(worker);
+        self.workers.push(worker);
         self
     }
 }
@@ -99,7 +100,7 @@ impl RedLock {
     pub fn and(mut self, member: impl Into<Member>) -> RedLock {
         let Member { inner, worker } = member.into();
         self.inner = self.inner.and(inner);
-        self.worker.get_or_insert(worker);
+        self.workers.push(worker);
         self
     }
 
@@ -124,11 +125,11 @@ impl<L: LockOfMany> Many<L> {
         make: impl FnOnce(Vec<crate::Member>) -> L,
     ) -> Many<L> {
         let members: Vec<Member> = members.into_iter().map(Into::into).collect();
-        let worker = members.first().map(|member| member.worker.clone());
+        let workers = members.iter().map(|member| member.worker.clone());
         Many {
+            workers: workers.collect(),
             inner: make(members.into_iter().map(|member| member.inner).collect()),
             lease: None,
-            worker,
         }
     }
 
@@ -146,9 +147,8 @@ impl<L: LockOfMany> Many<L> {
         if let Some(lease) = self.lease {
             request = request.lease(lease);
         }
-        let worker = self.worker()?;
-        let guard = worker.run(request.into_future())??;
-        Ok(ManyGuard::new(guard, worker))
+        let guard = self.worker()?.run(request.into_future())??;
+        Ok(self.guard(guard))
     }
 
     /// Takes them if they are free; blocks for one answer of the stores.
@@ -163,16 +163,28 @@ impl<L: LockOfMany> Many<L> {
         if let Some(lease) = self.lease {
             request = request.lease(lease);
         }
-        let worker = self.worker()?;
-        let guard = worker.run(request.into_future())??;
-        Ok(guard.map(|guard| ManyGuard::new(guard, worker)))
+        let guard = self.worker()?.run(request.into_future())??;
+        Ok(guard.map(|guard| self.guard(guard)))
     }
 
-    fn worker(&self) -> Result<Arc<Worker>> {
-        self.worker.clone().ok_or_else(|| Error::InvalidMembers {
-            reason: "there are none; name at least one".into(),
-        })
+    fn worker(&self) -> Result<&Worker> {
+        first(&self.workers)
     }
+
+    fn guard(&self, inner: L::Guard) -> ManyGuard<L> {
+        ManyGuard {
+            inner,
+            workers: self.workers.clone(),
+            thread: PhantomData,
+        }
+    }
+}
+
+fn first(workers: &[Arc<Worker>]) -> Result<&Worker> {
+    let first = workers.first().map(AsRef::as_ref);
+    first.ok_or_else(|| Error::InvalidMembers {
+        reason: "there are none; name at least one".into(),
+    })
 }
 
 /// Several locks held by a thread: [`crate::MultiGuard`] or [`crate::RedGuard`].
@@ -182,23 +194,19 @@ impl<L: LockOfMany> Many<L> {
 #[must_use = "the locks are released as soon as the guard is dropped"]
 pub struct ManyGuard<L: LockOfMany> {
     inner: L::Guard,
-    worker: Arc<Worker>,
+    /// As those of [`Many`].
+    workers: Vec<Arc<Worker>>,
     thread: PhantomData<*const ()>,
-}
-
-impl<L: LockOfMany> ManyGuard<L> {
-    fn new(inner: L::Guard, worker: Arc<Worker>) -> ManyGuard<L> {
-        ManyGuard {
-            inner,
-            worker,
-            thread: PhantomData,
-        }
-    }
 }
 
 macro_rules! guard_of {
     ($lock:ty, $guard:ident) => {
         impl Many<$lock> {
+            /// The names of the locks, in the order in which they were given.
+            pub fn names(&self) -> impl Iterator<Item = &str> {
+                self.inner.names()
+            }
+
             /// Whether the calling thread holds it, as the stores see it: the async `is_held_by`.
             pub fn is_held_by_current_thread(&self) -> Result<bool> {
                 let (lock, me) = (self.inner.clone(), current_thread());
@@ -209,7 +217,7 @@ macro_rules! guard_of {
         impl ManyGuard<$lock> {
             #[doc = concat!("Releases and returns when it is done: [`crate::", stringify!($guard), "::unlock`].")]
             pub fn unlock(self) -> Result<()> {
-                self.worker.run(self.inner.unlock())?
+                first(&self.workers)?.run(self.inner.unlock())?
             }
 
             #[doc = concat!("Whether it is certainly still held: [`crate::", stringify!($guard), "::is_valid`].")]
@@ -240,6 +248,11 @@ guard_of!(crate::MultiLock, MultiGuard);
 guard_of!(crate::RedLock, RedGuard);
 
 impl ManyGuard<crate::MultiLock> {
+    /// The names of the locks: [`crate::MultiGuard::names`].
+    pub fn names(&self) -> impl Iterator<Item = &str> {
+        self.inner.names()
+    }
+
     /// The fencing token that came with this fenced lock: [`crate::MultiGuard::token`].
     pub fn token(&self, lock: &Lock<crate::Fenced>) -> Option<u64> {
         self.inner.token(&lock.inner)

@@ -100,7 +100,7 @@ impl Client {
     }
 
     fn of(inner: crate::Client, worker: Arc<Worker>) -> Client {
-        let _ = worker.background.set(inner.background());
+        worker.looks_after(inner.background());
         Client { inner, worker }
     }
 

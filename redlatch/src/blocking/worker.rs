@@ -17,7 +17,7 @@ const LAST_WORK: Duration = Duration::from_secs(10);
 pub(super) struct Worker {
     runtime: Handle,
     /// What has to be done before the thread ends.
-    pub(super) background: Arc<OnceLock<Background>>,
+    background: Arc<OnceLock<Background>>,
     /// Dropped with the worker, which ends the thread.
     _ends: oneshot::Sender<std::convert::Infallible>,
 }
@@ -47,6 +47,12 @@ impl Worker {
             background,
             _ends: ends,
         }))
+    }
+
+    /// Has the background work of the client be done on this thread, and before the thread ends.
+    pub(super) fn looks_after(&self, background: Background) {
+        background.stay_in(self.runtime.clone());
+        let _ = self.background.set(background);
     }
 
     /// Runs `work` on the thread and blocks until it is done. Unlike `block_on` this never panics,
