@@ -151,7 +151,7 @@ impl Session {
         let work = async move {
             let sent = Sent::default();
             let run = store.run_unrepeated(&step, what, Duration::ZERO, &sent);
-            run.await
+            Ok(run.await?.reply)
         };
         self.background.finish(work, || true).await
     }

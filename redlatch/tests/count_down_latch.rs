@@ -464,6 +464,20 @@ async fn keys_that_are_no_latches_stay_as_they_are() {
     assert!(said.to_string().contains("no whole number"), "{said}");
 }
 
+/// A count of zero or less, which Redisson's `trySetCount(0)` leaves, is an open latch like any other.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_latch_at_zero_can_be_set() {
+    let client = Client::connect(&shared().url()).await.unwrap();
+    for number in ["0", "-3"] {
+        let latch = client.count_down_latch(&unique("at-zero"));
+        let _: String = shared().ask(&["SET", latch.name(), number]);
+        soon("open", latch.wait()).await.unwrap();
+        assert!(latch.try_set_count(2).await.unwrap(), "{number}");
+        assert!(!latch.try_set_count(5).await.unwrap(), "{number}");
+        assert_eq!(latch.count().await.unwrap(), 2, "{number}");
+    }
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn flushed_scripts_are_taught_again() {
     let server = Server::start();

@@ -2,12 +2,13 @@
 
 mod common;
 
-use std::sync::{Arc, Mutex};
+use std::future::IntoFuture;
+use std::sync::{Arc, LazyLock, Mutex};
 use std::time::{Duration, Instant};
 
 use common::{WATCHDOG, soon, until};
-use redlatch::Client;
-use redlatch_testkit::Server;
+use redlatch::{Client, Error};
+use redlatch_testkit::{Proxy, Server};
 
 /// A log that can be looked into.
 #[derive(Clone, Default)]
@@ -29,18 +30,134 @@ impl Log {
     }
 }
 
+/// The log of this program, which is begun with the first look at it.
+fn log() -> Log {
+    static LOG: LazyLock<Log> = LazyLock::new(|| {
+        let log = Log::default();
+        let writer = log.clone();
+        let subscriber = tracing_subscriber::fmt()
+            .with_max_level(tracing::Level::TRACE)
+            .with_ansi(false)
+            .with_writer(move || writer.clone())
+            .finish();
+        tracing::subscriber::set_global_default(subscriber).unwrap();
+        log
+    });
+    LOG.clone()
+}
+
+/// Permits that nobody gives back any more are in the log, unless the caller was told.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn permits_that_may_be_lost_are_in_the_log() {
+    let log = log();
+    let warned = |name: &str, what: &str| {
+        let said = log.text();
+        let words = ["WARN", name, what, "permits=2"];
+        let about = |line: &str| words.iter().all(|word| line.contains(word));
+        said.lines().any(about)
+    };
+    let server = Server::start();
+    let proxy = Proxy::to(server.port());
+    let client = Client::builder()
+        .response_timeout(Duration::from_millis(300))
+        .connect(&proxy.url())
+        .await
+        .unwrap();
+    let set = async |client: &Client, name: &str| {
+        let semaphore = client.semaphore(name);
+        semaphore.try_set_permits(9).await.unwrap();
+        // Teaches the scripts: what is not answered is the step itself.
+        semaphore.acquire().await.unwrap().release().await.unwrap();
+        semaphore
+    };
+    let cut = || {
+        proxy.cut();
+        proxy.swallow_replies(false);
+    };
+
+    // Who was told that there is no answer, and then the connection breaks.
+    let semaphore = set(&client, "late-and-cut").await;
+    proxy.swallow_replies(true);
+    let error = semaphore.acquire_many(2).await.unwrap_err();
+    assert!(matches!(error, Error::ResponseTimeout { .. }), "{error}");
+    cut();
+    soon("settled", client.settled()).await;
+    assert!(warned("late-and-cut", "may have been taken"));
+
+    // Who does not ask any more.
+    let semaphore = set(&client, "dropped-and-cut").await;
+    proxy.swallow_replies(true);
+    let acquiring = tokio::spawn(semaphore.acquire_many(2).into_future());
+    proxy.wait_until_swallowed();
+    acquiring.abort();
+    until("in the background", || async {
+        client.status().background > 0
+    })
+    .await;
+    cut();
+    soon("settled", client.settled()).await;
+    assert!(warned("dropped-and-cut", "may have been taken"));
+
+    // The same when giving back.
+    let semaphore = set(&client, "given-and-cut").await;
+    let permits = semaphore.acquire_many(2).await.unwrap();
+    proxy.swallow_replies(true);
+    let releasing = tokio::spawn(permits.release());
+    proxy.wait_until_swallowed();
+    releasing.abort();
+    until("in the background", || async {
+        client.status().background > 0
+    })
+    .await;
+    cut();
+    soon("settled", client.settled()).await;
+    assert!(warned("given-and-cut", "may not have been given back"));
+
+    // Who hears it itself needs no log.
+    let semaphore = set(&client, "told").await;
+    proxy.swallow_replies(true);
+    let acquiring = tokio::spawn(semaphore.acquire_many(2).into_future());
+    proxy.wait_until_swallowed();
+    cut();
+    let error = acquiring.await.unwrap().unwrap_err();
+    assert!(matches!(error, Error::OutcomeUnknown { .. }), "{error}");
+    assert!(!warned("told", ""));
+}
+
+/// The end of a runtime is the end of what was to be heard out in it.
+#[test]
+fn permits_that_a_runtime_takes_with_it_are_in_the_log() {
+    let log = log();
+    let server = Server::start();
+    let proxy = Proxy::to(server.port());
+    let runtime = tokio::runtime::Runtime::new().unwrap();
+    runtime.block_on(async {
+        let client = Client::connect(&proxy.url()).await.unwrap();
+        let semaphore = client.semaphore("ended");
+        semaphore.try_set_permits(9).await.unwrap();
+        semaphore.acquire().await.unwrap().release().await.unwrap();
+        proxy.swallow_replies(true);
+        let acquiring = tokio::spawn(semaphore.acquire().into_future());
+        proxy.wait_until_swallowed();
+        acquiring.abort();
+        until("in the background", || async {
+            client.status().background > 0
+        })
+        .await;
+    });
+    drop(runtime);
+    let said = log.text();
+    let warned = said.lines().any(|line| {
+        line.contains("WARN") && line.contains("ended") && line.contains("may have been taken")
+    });
+    assert!(warned, "{said}");
+}
+
 /// F26: dropping a guard never blocks, and says in the log when the lock could not be given back.
 /// The log also tells the life of a lock, with name and owner, and never a password.
 #[test]
 fn a_dropped_guard_that_cannot_be_given_back_is_in_the_log() {
-    let log = Log::default();
-    let writer = log.clone();
-    let subscriber = tracing_subscriber::fmt()
-        .with_max_level(tracing::Level::TRACE)
-        .with_ansi(false)
-        .with_writer(move || writer.clone())
-        .finish();
-    tracing::subscriber::set_global_default(subscriber).unwrap();
+    let log = log();
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
         .build()

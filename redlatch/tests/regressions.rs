@@ -7,12 +7,12 @@ use std::future::{Future, IntoFuture, poll_fn};
 use std::io::{BufRead as _, BufReader, Write as _};
 use std::pin::pin;
 use std::sync::{Arc, Mutex};
-use std::task::Poll;
+use std::task::{Context, Poll, Waker};
 use std::time::{Duration, Instant};
 
 use common::{LONG, Stand, WATCHDOG, soon, until};
-use redlatch::{Client, Embedded, Error, Loss, Owner};
-use redlatch_testkit::{Proxy, Server, unique};
+use redlatch::{Client, Embedded, Error, Loss, Owner, RedLock};
+use redlatch_testkit::{Proxy, Server, shared, unique};
 
 on_every_store! {
     entering_again_does_not_revive_what_was_lost,
@@ -382,6 +382,47 @@ async fn run_gives_the_result_also_when_the_release_is_not_answered() {
     proxy.stall(false);
     soon("released in the background", client.settled()).await;
     assert!(!client.lock("a").is_locked().await.unwrap());
+}
+
+/// Also what only looks is an error outside of a runtime, and no panic.
+#[test]
+fn without_a_runtime_there_is_an_error_and_no_panic() {
+    fn refused<T>(what: &str, call: impl IntoFuture<Output = redlatch::Result<T>>) {
+        let mut context = Context::from_waker(Waker::noop());
+        match pin!(call.into_future()).poll(&mut context) {
+            Poll::Ready(Err(Error::NoRuntime)) => {}
+            Poll::Ready(Ok(_)) => panic!("{what}: done"),
+            Poll::Ready(Err(error)) => panic!("{what}: {error}"),
+            Poll::Pending => panic!("{what}: pending"),
+        }
+    }
+    let runtime = runtime();
+    let client = runtime.block_on(Client::connect(&shared().url())).unwrap();
+    let name = unique("no-runtime");
+    let (lock, me) = (client.lock(&name), Owner::new());
+    refused("lock", lock.lock());
+    refused("try_lock", lock.try_lock());
+    refused("is_locked", lock.is_locked());
+    refused("holder", lock.holder());
+    refused("force_unlock", lock.force_unlock());
+    refused("inspect", client.inspect(&name));
+    refused("red lock", RedLock::new([lock.clone()]).is_held_by(me));
+    let semaphore = client.semaphore(&name);
+    refused("acquire", semaphore.acquire());
+    refused("available", semaphore.available());
+    refused("try_set_permits", semaphore.try_set_permits(1));
+    refused("add_permits", semaphore.add_permits(1));
+    refused("delete", semaphore.delete());
+    let expirable = client.expirable_semaphore(&name);
+    refused("expirable acquire", expirable.acquire());
+    refused("expirable available", expirable.available());
+    refused("expirable set_permits", expirable.set_permits(1));
+    let latch = client.count_down_latch(&name);
+    refused("count", latch.count());
+    refused("count_down", latch.count_down());
+    refused("try_set_count", latch.try_set_count(1));
+    refused("wait", latch.wait());
+    refused("latch delete", latch.delete());
 }
 
 fn runtime() -> tokio::runtime::Runtime {

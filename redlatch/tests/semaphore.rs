@@ -61,6 +61,8 @@ on_every_store! {
     a_time_to_live_ends_and_stays_through_changes,
     guards_give_back_once_and_in_every_way,
     a_guard_does_not_make_a_semaphore_anew,
+    permits_do_not_go_to_the_next_semaphore,
+    adding_nothing_makes_nothing,
     waiting_ends_when_it_should,
     a_waiter_for_many_gets_them_as_soon_as_they_are_free,
     a_waiter_is_woken_by_every_way_to_add,
@@ -247,6 +249,49 @@ async fn a_guard_does_not_make_a_semaphore_anew(stand: Stand) {
     drop(two);
     soon("settled", client.settled()).await;
     assert!(!semaphore.delete().await.unwrap(), "made anew");
+}
+
+/// Permits of a semaphore whose time to live has ended are no permits of the one that was set after.
+async fn permits_do_not_go_to_the_next_semaphore(stand: Stand) {
+    let client = patient(&stand).await;
+    let semaphore = client.semaphore(&unique("next"));
+    let set = |lives| semaphore.try_set_permits(3).time_to_live(lives);
+    assert!(set(Duration::from_millis(300)).await.unwrap());
+    let released = semaphore.acquire_many(2).await.unwrap();
+    let dropped = semaphore.acquire().await.unwrap();
+    until("set anew", || async { set(LONG).await.unwrap() }).await;
+    released.release().await.unwrap();
+    drop(dropped);
+    soon("settled", client.settled()).await;
+    assert_eq!(semaphore.available().await.unwrap(), 3, "over the total");
+    // Its own do.
+    semaphore
+        .acquire_many(2)
+        .await
+        .unwrap()
+        .release()
+        .await
+        .unwrap();
+    drop(semaphore.acquire_many(3).await.unwrap());
+    soon("settled", client.settled()).await;
+    assert_eq!(semaphore.available().await.unwrap(), 3);
+    quiet(&client);
+}
+
+/// Redisson's `release(0)` does nothing either: an exhausted semaphore could not be set.
+async fn adding_nothing_makes_nothing(stand: Stand) {
+    let client = patient(&stand).await;
+    let semaphore = client.semaphore(&unique("nothing"));
+    semaphore.release(0).await.unwrap();
+    semaphore.add_permits(0).await.unwrap();
+    assert!(!semaphore.release_if_exists(0).await.unwrap());
+    assert!(semaphore.try_set_permits(3).await.unwrap());
+    assert!(semaphore.release_if_exists(0).await.unwrap());
+    semaphore.release(0).await.unwrap();
+    assert_eq!(semaphore.available().await.unwrap(), 3);
+    let nameless = client.semaphore("");
+    let error = nameless.release(0).await.unwrap_err();
+    assert!(matches!(error, Error::InvalidName { .. }), "{error}");
 }
 
 async fn waiting_ends_when_it_should(stand: Stand) {
@@ -894,6 +939,32 @@ async fn an_answer_that_comes_too_late_is_undone() {
     assert_eq!(semaphore.available().await.unwrap(), 2);
 }
 
+/// Acquisitions that are heard out in the background are in nobody's way, however many.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_is_heard_out_leaves_the_others_their_turn() {
+    let server = Server::start();
+    let proxy = Proxy::to(server.port());
+    let settings = Client::builder().response_timeout(Duration::from_millis(500));
+    let client = settings.connect(&proxy.url()).await.unwrap();
+    let semaphore = set(&client, "heard-out", 1000).await;
+    semaphore.acquire().await.unwrap().release().await.unwrap();
+    proxy.stall(true);
+    let tries: Vec<_> = (0..512)
+        .map(|_| tokio::spawn(semaphore.try_acquire().into_future()))
+        .collect();
+    for tried in tries {
+        let error = tried.await.unwrap().unwrap_err();
+        assert!(matches!(error, Error::ResponseTimeout { .. }), "{error}");
+    }
+    assert_eq!(client.status().background, 512);
+    let lock = client.lock("heard-out-lock");
+    let tried = soon("a turn", lock.try_lock().into_future()).await;
+    assert!(matches!(tried, Err(Error::ResponseTimeout { .. })));
+    proxy.stall(false);
+    soon("settled", client.settled()).await;
+    assert_eq!(semaphore.available().await.unwrap(), 1000);
+}
+
 /// A guard that is dropped while the server is away gives back when it is there again.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn giving_back_goes_on_until_the_server_is_there_again() {
@@ -1189,7 +1260,11 @@ mod blocking {
             semaphore.add_permits(-1).unwrap();
             assert_eq!(semaphore.drain().unwrap(), 1);
             assert!(semaphore.delete().unwrap());
-            assert!(semaphore.try_set_permits_for(1, LONG).unwrap());
+            assert!(
+                semaphore
+                    .try_set_permits_with_time_to_live(1, LONG)
+                    .unwrap()
+            );
             client.settled().unwrap();
         }
     }

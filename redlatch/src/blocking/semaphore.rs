@@ -38,7 +38,11 @@ impl Semaphore {
 
     /// The same for a semaphore that ceases to be after a time:
     /// [`crate::TrySetPermits::time_to_live`].
-    pub fn try_set_permits_for(&self, permits: u32, time_to_live: Duration) -> Result<bool> {
+    pub fn try_set_permits_with_time_to_live(
+        &self,
+        permits: u32,
+        time_to_live: Duration,
+    ) -> Result<bool> {
         let set = self.inner.try_set_permits(permits);
         let set = set.time_to_live(time_to_live);
         self.worker.run(set.into_future())?
@@ -132,6 +136,11 @@ impl Semaphore {
 
 /// Permits that are had: [`crate::SemaphorePermits`]. They may go to another thread. Dropping does
 /// not block: it gives back in the background.
+///
+/// While the store cannot be reached that is tried again for ten minutes, but the client's thread
+/// ends ten seconds after the last of its handles and guards: what has not been given back by then
+/// stays taken, and the log says so. Keep a clone of the [`Client`](super::Client) and call
+/// [`Client::settled`](super::Client::settled) where that matters.
 #[must_use = "the permits are given back as soon as this is dropped"]
 #[derive(Debug)]
 pub struct SemaphorePermits {

@@ -358,10 +358,10 @@ fn cut_duration(left: Duration) -> i64 {
     cut(i64::try_from(left.as_millis()).unwrap_or(i64::MAX))
 }
 
-impl<T: Debug> Comparable for Outcome<T> {
+impl<T: Comparable> Comparable for Outcome<T> {
     fn comparable(&self) -> String {
         match self {
-            Outcome::Done(won) => format!("done {won:?}"),
+            Outcome::Done(won) => format!("done {}", won.comparable()),
             Outcome::Wait(left) => format!("wait {}", cut_duration(*left)),
         }
     }
@@ -378,6 +378,12 @@ impl Comparable for Vec<Holder> {
             .collect();
         holders.sort_unstable();
         holders.join(", ")
+    }
+}
+
+impl Comparable for Duration {
+    fn comparable(&self) -> String {
+        cut_duration(*self).to_string()
     }
 }
 
@@ -398,6 +404,7 @@ macro_rules! compared_as_they_are {
 }
 
 compared_as_they_are!(
+    (),
     bool,
     i64,
     u64,

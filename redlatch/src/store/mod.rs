@@ -126,7 +126,7 @@ impl Store {
         what: &'static str,
         answered_within: Duration,
         sent: &Sent,
-    ) -> Result<S::Reply> {
+    ) -> Result<Answer<S::Reply>> {
         match self {
             Store::Redis(redis) => {
                 let answer = redis.run_unrepeated(step, what, answered_within, sent);
@@ -134,7 +134,7 @@ impl Store {
             }
             Store::Embedded(space) => {
                 sent.set();
-                Ok(space.run(step)?.reply)
+                space.run(step)
             }
         }
     }

@@ -49,8 +49,11 @@ fn lua_and_rules_agree() {
                     number,
                     time_to_live: None,
                     payload: CHANGED,
+                    above_zero: true,
                 };
+                let before = twin.step(&Read { place: &place }).await.unwrap();
                 let was_set = twin.step(&step).await.unwrap();
+                assert_eq!(was_set, before <= 0, "open, or not");
                 count(&set, was_set);
                 count(&closed, !was_set);
             }

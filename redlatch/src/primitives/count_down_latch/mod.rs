@@ -69,7 +69,8 @@ impl CountDownLatch {
     }
 
     /// Sets the count of a latch that is open, which closes it: at least 1. Whether it was set by
-    /// this call. (Redisson: `trySetCount`.)
+    /// this call. (Redisson: `trySetCount`, which takes a count of 0 for one that is set, also one
+    /// that it has set itself.)
     ///
     /// # Errors
     ///
@@ -102,6 +103,7 @@ impl CountDownLatch {
             number: count,
             time_to_live: None,
             payload: CHANGED,
+            above_zero: true,
         };
         let store = &self.session.store;
         let answer = store.run(&step, Lane::First, &Sent::default()).await?;

@@ -53,12 +53,14 @@ impl Step for Read<'_> {
     }
 }
 
-/// Sets the number if there is none. Whether there was none.
+/// Sets the number if there is none. Whether it was set.
 pub(crate) struct Begin<'a> {
     pub(crate) place: &'a Place,
     pub(crate) number: u32,
     pub(crate) time_to_live: Option<Lease>,
     pub(crate) payload: u32,
+    /// Whether only a number above zero counts; what is not counts as none.
+    pub(crate) above_zero: bool,
 }
 
 impl Step for Begin<'_> {
@@ -77,6 +79,7 @@ impl Step for Begin<'_> {
         args.number(self.time_to_live.map_or(0, Lease::millis));
         args.text(self.place.channel());
         args.number(self.payload.into());
+        args.number(self.above_zero.into());
     }
 
     fn reply(&self, raw: Value) -> Result<bool> {
@@ -84,7 +87,8 @@ impl Step for Begin<'_> {
     }
 
     fn apply(&self, space: &mut Space, now: Instant) -> Result<bool> {
-        if number(space, self.place, now)?.is_some() {
+        let counts = |number| number > 0 || !self.above_zero;
+        if number(space, self.place, now)?.is_some_and(counts) {
             return Ok(false);
         }
         let ends = self.time_to_live.map(|lives| now + lives.duration());

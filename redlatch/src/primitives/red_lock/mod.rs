@@ -151,11 +151,14 @@ impl RedLock {
     ///
     /// # Errors
     ///
-    /// [`Error::InvalidMembers`], [`Error::InvalidSetting`], or the first error of a member, if so
-    /// many fail or do not answer in time that the others cannot tell.
+    /// [`Error::InvalidMembers`], [`Error::InvalidSetting`], [`Error::NoRuntime`], or the first error
+    /// of a member, if so many fail or do not answer in time that the others cannot tell.
     pub async fn is_held_by(&self, owner: Owner) -> Result<bool> {
         let members = checked(&self.members)?;
         let limit = self.limit(shortest_lease(&members, None))?;
+        for member in &members {
+            member.session().background.bind()?;
+        }
         let asking = members.iter().map(|member| async move {
             let asked = tokio::time::timeout(limit, member.0.is_held_by(owner)).await;
             asked.unwrap_or_else(|_| Err(too_slow(limit)))

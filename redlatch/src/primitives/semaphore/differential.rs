@@ -1,6 +1,7 @@
 //! Lua and rules of the semaphore agree over random histories.
 
 use std::cell::Cell;
+use std::time::Duration;
 
 use proptest::prelude::*;
 
@@ -45,8 +46,8 @@ fn moves() -> impl Strategy<Value = Move> {
 
 #[test]
 fn lua_and_rules_agree() {
-    let (taken, refused, out_of_range, owed, expired) = Default::default();
-    let seen: [&Cell<u32>; 5] = [&taken, &refused, &out_of_range, &owed, &expired];
+    let (taken, refused, out_of_range, owed, expired, ending) = Default::default();
+    let seen: [&Cell<u32>; 6] = [&taken, &refused, &out_of_range, &owed, &expired, &ending];
     let count = |what: &Cell<u32>, happened: bool| what.set(what.get() + u32::from(happened));
     agree(moves(), async |twin, one| {
         let place = std::sync::Arc::new(Place::new(Family::Semaphore, "", "name"));
@@ -57,6 +58,7 @@ fn lua_and_rules_agree() {
                     number: permits,
                     time_to_live: (lives > 0).then(|| lease(lives)),
                     payload: permits,
+                    above_zero: false,
                 };
                 twin.step(&step).await.unwrap();
             }
@@ -66,8 +68,13 @@ fn lua_and_rules_agree() {
                     permits,
                 };
                 let outcome = twin.step(&step).await.unwrap();
-                count(&taken, outcome == Outcome::Done(()));
-                count(&refused, outcome != Outcome::Done(()));
+                count(&taken, matches!(outcome, Outcome::Done(_)));
+                count(&refused, matches!(outcome, Outcome::Wait(_)));
+                let ends = |&lives: &Duration| lives < Duration::MAX;
+                count(
+                    &ending,
+                    matches!(&outcome, Outcome::Done(lives) if ends(lives)),
+                );
             }
             Move::Add { permits, if_exists } => {
                 let step = Add {

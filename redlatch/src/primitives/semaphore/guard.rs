@@ -26,7 +26,10 @@ const PAUSE: Duration = Duration::from_millis(500);
 /// that ends without having given its permits back keeps them for good.
 ///
 /// Permits go back only to a semaphore that is still there: one that has been deleted, or whose time
-/// to live has ended, is not made anew with a wrong number of permits.
+/// to live has ended, is not made anew with a wrong number of permits. Nor does one that was set anew
+/// after its time to live had ended get permits of the one before. But one that was deleted and set
+/// anew, or set anew after the store had lost its data, does: the store does not tell it from the
+/// one before, and it has more permits then than were set.
 #[must_use = "the permits are given back as soon as this is dropped"]
 pub struct SemaphorePermits {
     /// `None` when there is nothing to give back any more.
@@ -36,11 +39,19 @@ pub struct SemaphorePermits {
 }
 
 impl SemaphorePermits {
-    pub(super) fn new(session: Arc<Session>, place: Arc<Place>, permits: u32) -> SemaphorePermits {
+    /// Permits of a semaphore that ceases to be at `ends`, if it does.
+    pub(super) fn new(
+        session: Arc<Session>,
+        place: Arc<Place>,
+        permits: u32,
+        ends: Option<Instant>,
+    ) -> SemaphorePermits {
         let owed = (permits > 0).then(|| Owed {
             session,
             place: place.clone(),
             permits,
+            hopeless: None,
+            ends,
         });
         SemaphorePermits {
             owed,
@@ -80,12 +91,18 @@ impl SemaphorePermits {
         let rest = background.clone();
         let work = async move {
             let given_back = owed.give_back().await;
-            if owed.permits > 0 {
+            if given_back.is_err() && owed.hopeless.is_none() {
                 rest.spawn(owed.persist());
+                return (None, given_back);
             }
-            given_back
+            (Some(owed), given_back)
         };
-        background.finish(work, || true).await
+        let (owed, given_back) = background.finish(work, || true).await;
+        if let Some(mut owed) = owed {
+            // Whoever asked hears what became of them; the log need not say so too.
+            owed.permits = 0;
+        }
+        given_back
     }
 
     /// Keeps the permits for good: nothing gives them back by itself. To be given back by
@@ -124,16 +141,24 @@ impl std::fmt::Debug for SemaphorePermits {
     }
 }
 
-/// Permits to give back. Says so in the log when it is dropped before that.
+/// Permits to give back. Says so in the log when it is dropped before that is done.
 struct Owed {
     session: Arc<Session>,
     place: Arc<Place>,
-    /// 0 when nothing is owed any more, or nothing can be done about it.
+    /// 0 when nothing is owed any more.
     permits: u32,
+    /// Why nothing can be done about it.
+    hopeless: Option<Error>,
+    /// When nothing is owed any more, because the semaphore is no more.
+    ends: Option<Instant>,
 }
 
 impl Owed {
     async fn give_back(&mut self) -> Result<()> {
+        if self.is_void() {
+            self.permits = 0;
+            return Ok(());
+        }
         let step = Add {
             place: self.place.clone(),
             // As many as could be taken.
@@ -144,7 +169,8 @@ impl Owed {
         let what = "giving permits back";
         let added = store.run_unrepeated(&step, what, Duration::ZERO, &sent);
         match added.await {
-            Ok(available) => {
+            Ok(answer) => {
+                let available = answer.reply;
                 tracing::debug!(
                     semaphore = self.place.name(),
                     permits = self.permits,
@@ -162,11 +188,16 @@ impl Owed {
                         | Error::InvalidCount { .. }
                 );
                 if hopeless {
-                    self.permits = 0;
+                    self.hopeless = Some(error.clone());
                 }
                 Err(error)
             }
         }
+    }
+
+    /// Whether the semaphore has ceased to be. Under its name may be another one by now.
+    fn is_void(&self) -> bool {
+        self.ends.is_some_and(|ends| Instant::now() >= ends)
     }
 
     /// Tries until it is done, or known that it cannot be.
@@ -174,10 +205,11 @@ impl Owed {
         let give_up = Instant::now() + GIVING_BACK;
         let (place, permits) = (self.place.clone(), self.permits);
         while let Err(error) = self.give_back().await {
-            if self.permits == 0 || Instant::now() >= give_up {
-                self.permits = 0;
-                tracing::warn!(semaphore = place.name(), permits, %error,
-                    "may not have been given back; then they stay taken");
+            if self.hopeless.is_some() {
+                return;
+            }
+            if Instant::now() >= give_up {
+                self.hopeless = Some(error);
                 return;
             }
             tracing::debug!(semaphore = place.name(), permits, %error,
@@ -189,12 +221,18 @@ impl Owed {
 
 impl Drop for Owed {
     fn drop(&mut self) {
-        if self.permits > 0 {
-            tracing::warn!(
-                semaphore = self.place.name(),
-                permits = self.permits,
+        if self.permits == 0 || self.is_void() {
+            return;
+        }
+        let (semaphore, permits) = (self.place.name(), self.permits);
+        match &self.hopeless {
+            Some(error) => tracing::warn!(semaphore, permits, %error,
+                "may not have been given back; then they stay taken"),
+            None => tracing::warn!(
+                semaphore,
+                permits,
                 "no runtime to give them back in; they stay taken"
-            );
+            ),
         }
     }
 }

@@ -164,7 +164,8 @@ impl Semaphore {
     }
 
     /// Adds permits that somebody took, here or elsewhere, and wakes who waits for them. For those
-    /// of a [`SemaphorePermits`] use that. A semaphore that is not there is made, as in Redisson.
+    /// of a [`SemaphorePermits`] use that. A semaphore that is not there is made, as in Redisson,
+    /// unless there is nothing to add.
     ///
     /// # Errors
     ///
@@ -267,6 +268,10 @@ impl Semaphore {
 
     async fn add(&self, permits: i32, if_exists: bool) -> Result<Option<i64>> {
         let place = self.place()?.clone();
+        if permits == 0 && !if_exists {
+            // It would make an exhausted semaphore, whose permits nobody could set.
+            return Ok(None);
+        }
         let step = Add {
             place,
             permits,

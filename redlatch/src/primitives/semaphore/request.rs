@@ -10,6 +10,7 @@ use super::rules::Take;
 use super::{Semaphore, SemaphorePermits};
 use crate::error::{Error, Result};
 use crate::lease::{Lease, Patience};
+use crate::name::Place;
 use crate::primitives::handle::Boxed;
 use crate::primitives::number::{Begin, Read, set_by_whom};
 use crate::step::Outcome;
@@ -31,6 +32,10 @@ use crate::wait::Attempt;
 /// May be dropped at any point: it leaves the line at once, and what may have been won meanwhile is
 /// given back in the background. But once polled it has to be polled on or dropped: one that is kept
 /// and not polled keeps its place in the line.
+///
+/// Giving back needs the answer that says what was taken. If there never is one, after a
+/// [`Error::ResponseTimeout`] or when dropped, because the connection breaks or the runtime ends, the
+/// permits may stay taken; the log says so (`tracing`, level WARN, with the semaphore's name).
 #[must_use = "nothing is acquired until this is awaited"]
 pub struct AcquirePermits {
     pub(super) semaphore: Semaphore,
@@ -94,7 +99,7 @@ async fn obtain(
     super::check(permits)?;
     if permits == 0 {
         // There are always so many.
-        let none = SemaphorePermits::new(session.clone(), place.clone(), 0);
+        let none = SemaphorePermits::new(session.clone(), place.clone(), 0, None);
         return Ok(Some(none));
     }
     let mut attempt = Taking { semaphore, permits };
@@ -152,7 +157,14 @@ impl Taking<'_> {
         let (background, store) = (session.background.clone(), session.store.clone());
         let (permits, sent) = (self.permits, Arc::new(Sent::default()));
         let is_sent = sent.clone();
-        let turn = store.turn().await;
+        // For as long as somebody waits for it here: what is heard out is in nobody's way.
+        let _turn = store.turn().await;
+        let mut unheard = Unheard {
+            place: place.clone(),
+            permits,
+            sent: sent.clone(),
+            outcome: None,
+        };
         let work = async move {
             let step = Take {
                 place: &place,
@@ -162,24 +174,58 @@ impl Taking<'_> {
             let answer = session
                 .store
                 .run_unrepeated(&step, what, GIVING_BACK, &sent);
-            let outcome = answer.await;
-            drop(turn);
-            Ok(match outcome? {
-                Outcome::Done(()) => {
+            unheard.outcome = Some(answer.await.map(|answer| match answer.reply {
+                Outcome::Done(lives) => {
                     tracing::debug!(semaphore = place.name(), permits, "acquired");
-                    Outcome::Done(SemaphorePermits::new(session, place, permits))
+                    let ends = answer.sent.checked_add(lives);
+                    Outcome::Done(SemaphorePermits::new(session, place, permits, ends))
                 }
                 Outcome::Wait(left) => Outcome::Wait(left),
-            })
+            }));
+            unheard
         };
         let under_way = || is_sent.get();
         let mut work = pin!(background.finish(work, under_way));
         let after = store.response_timeout();
         match tokio::time::timeout(after, &mut work).await {
-            Ok(outcome) => outcome,
+            Ok(unheard) => unheard.heard(after),
             Err(_) if under_way() => Err(Error::ResponseTimeout { after }),
             // What could not be sent by now gives up by itself, and says why.
-            Err(_) => work.await,
+            Err(_) => work.await.heard(after),
+        }
+    }
+}
+
+/// What one try came to. Says so in the log when permits may have been taken of which nobody hears:
+/// when it is dropped sent and unanswered, or with an outcome that is not known.
+struct Unheard {
+    place: Arc<Place>,
+    permits: u32,
+    sent: Arc<Sent>,
+    outcome: Option<Result<Outcome<SemaphorePermits>>>,
+}
+
+impl Unheard {
+    /// Tells it to whoever asked, who waited for so long.
+    fn heard(mut self, after: Duration) -> Result<Outcome<SemaphorePermits>> {
+        self.sent.clear();
+        let outcome = self.outcome.take();
+        outcome.unwrap_or(Err(Error::ResponseTimeout { after }))
+    }
+}
+
+impl Drop for Unheard {
+    fn drop(&mut self) {
+        let lost = match &self.outcome {
+            None => self.sent.get(),
+            Some(outcome) => matches!(outcome, Err(Error::OutcomeUnknown { .. })),
+        };
+        if lost {
+            tracing::warn!(
+                semaphore = self.place.name(),
+                permits = self.permits,
+                "may have been taken by an acquisition that was not answered; then they stay taken"
+            );
         }
     }
 }
@@ -209,6 +255,7 @@ impl TrySetPermits {
             number: self.permits,
             time_to_live: self.time_to_live.map(Lease::new).transpose()?,
             payload: self.permits,
+            above_zero: false,
         };
         let store = &self.semaphore.session.store;
         let answer = store.run(&step, Lane::First, &Sent::default()).await?;

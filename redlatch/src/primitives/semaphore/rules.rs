@@ -12,16 +12,17 @@ use crate::error::{Error, Result};
 use crate::name::Place;
 use crate::primitives::number::{number, script};
 use crate::space::Space;
-use crate::step::{Args, Outcome, Script, Step, unexpected, yes_or_no};
+use crate::step::{Args, Outcome, Script, Step, unexpected};
 
-/// Takes permits, if there are so many.
+/// Takes permits, if there are so many; and for how long there will be a semaphore to give them back
+/// to, [`Duration::MAX`] if for ever.
 pub(super) struct Take<'a> {
     pub(super) place: &'a Place,
     pub(super) permits: u32,
 }
 
 impl Step for Take<'_> {
-    type Reply = Outcome;
+    type Reply = Outcome<Duration>;
 
     fn script(&self) -> &'static Script {
         script!("take.lua")
@@ -35,19 +36,26 @@ impl Step for Take<'_> {
         args.number(self.permits.into());
     }
 
-    fn reply(&self, raw: Value) -> Result<Outcome> {
-        Ok(match yes_or_no(&raw)? {
-            true => Outcome::Done(()),
-            false => Outcome::Wait(Duration::MAX),
-        })
+    fn reply(&self, raw: Value) -> Result<Outcome<Duration>> {
+        match &raw {
+            Value::Int(0) => Ok(Outcome::Wait(Duration::MAX)),
+            Value::Array(lives) => match lives.as_slice() {
+                [Value::Int(lives)] => {
+                    let lives = u64::try_from(*lives).map(Duration::from_millis);
+                    Ok(Outcome::Done(lives.unwrap_or(Duration::MAX)))
+                }
+                _ => Err(unexpected(&raw)),
+            },
+            _ => Err(unexpected(&raw)),
+        }
     }
 
-    fn apply(&self, space: &mut Space, now: Instant) -> Result<Outcome> {
+    fn apply(&self, space: &mut Space, now: Instant) -> Result<Outcome<Duration>> {
         let permits = i64::from(self.permits);
         match space.find::<i64>(self.place.key(), now)? {
             Some(found) if *found.value >= permits => {
                 *found.value -= permits;
-                Ok(Outcome::Done(()))
+                Ok(Outcome::Done(found.remaining(now)))
             }
             _ => Ok(Outcome::Wait(Duration::MAX)),
         }

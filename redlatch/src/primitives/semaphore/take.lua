@@ -2,7 +2,8 @@
 --
 -- KEYS[1]  the semaphore: the number of permits available
 -- ARGV[1]  permits wanted
--- Returns  1, or 0 if there are not so many
+-- Returns  { for how long the semaphore will be there in ms, -1: for ever }
+--          else 0: there are not so many
 local value, wrong = number(KEYS[1])
 if wrong then
     return wrong
@@ -11,4 +12,4 @@ if not value or value < tonumber(ARGV[1]) then
     return 0
 end
 redis.call('DECRBY', KEYS[1], ARGV[1])
-return 1
+return { redis.call('PTTL', KEYS[1]) }

@@ -114,7 +114,8 @@ impl Redis {
         what: &'static str,
         answered_within: Duration,
         sent: &Sent,
-    ) -> Result<S::Reply> {
+    ) -> Result<Answer<S::Reply>> {
+        check_runtime()?;
         let in_full = || command(step, "EVAL", step.script().source());
         let exchange = Exchange::of(step, &in_full, None, sent);
         let unknown = |reason| Error::OutcomeUnknown { step: what, reason };
@@ -132,7 +133,13 @@ impl Redis {
                 },
             };
             match answered {
-                Ok((raw, _)) => return step.reply(raw),
+                Ok((raw, sent)) => {
+                    return Ok(Answer {
+                        reply: step.reply(raw)?,
+                        sent,
+                        repeated: false,
+                    });
+                }
                 Err(Fault::Unanswered(reason)) => return Err(unknown(reason)),
                 Err(fault) => {
                     sent.clear();
@@ -194,6 +201,7 @@ impl Redis {
     /// Exchanges until there is an answer or the response timeout has passed; also says when what
     /// was answered had been sent, and whether it may be the answer to a repetition.
     async fn persist(&self, exchange: &Exchange<'_>, lane: Lane) -> Result<(Value, Instant, bool)> {
+        check_runtime()?;
         // Waiting for a turn is no fault of the server's: its time counts from here.
         let _turn = match lane {
             Lane::Attempt => self.attempts.acquire().await.ok(),
@@ -215,6 +223,7 @@ impl Redis {
     }
 
     async fn once(&self, exchange: &Exchange<'_>, limit: Duration) -> Result<(Value, Instant)> {
+        check_runtime()?;
         match timeout(limit, self.send(exchange)).await {
             Ok(Ok(answer)) => Ok(answer),
             Ok(Err(Fault::Final(error))) => Err(error),
@@ -328,6 +337,14 @@ fn command<S: Step>(step: &S, verb: &str, script: &str) -> Cmd {
     }
     step.args(&mut Args(&mut cmd));
     cmd
+}
+
+/// Timeouts and connecting would panic outside of a runtime.
+fn check_runtime() -> Result<()> {
+    match tokio::runtime::Handle::try_current() {
+        Ok(_) => Ok(()),
+        Err(_) => Err(Error::NoRuntime),
+    }
 }
 
 /// 6.2 is the oldest that works: RESP3 with all that we ask of it. Valkey began at 7.2.
