@@ -25,8 +25,8 @@ pub(super) struct Rounds<'a> {
     /// How long one member may take to answer.
     pub(super) limit: Duration,
     pub(super) backoff: Backoff,
-    /// The channel in whose line others of the same client wait their turn.
-    pub(super) channel: String,
+    /// The line in which others of the same clients wait their turn. Nothing is heard there.
+    pub(super) line: String,
     pub(super) tries: u32,
     /// Why most members failed in the latest round, if they did.
     pub(super) failure: Option<Error>,
@@ -122,7 +122,7 @@ impl Attempt for Rounds<'_> {
     type Won = Won;
 
     fn channel(&self) -> &str {
-        &self.channel
+        &self.line
     }
 
     async fn ask(&mut self, _: bool) -> Result<Outcome<Won>> {
