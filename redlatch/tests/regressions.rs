@@ -628,6 +628,9 @@ async fn a_crowd_that_gives_up_costs_no_holder_its_lock() {
     for waiter in &crowd {
         waiter.abort();
     }
+    for waiter in crowd {
+        let _ = waiter.await;
+    }
     soon("settled", client.settled()).await;
     assert!(held.is_valid(), "lost");
     assert_eq!(server.ask::<i64>(&["EXISTS", "redisson_lock_queue:{a}"]), 0);

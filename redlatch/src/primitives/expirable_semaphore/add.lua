@@ -5,7 +5,5 @@
 if math.abs((available or 0) + ARGV[2]) > tonumber(ARGV[3]) then
     return 0
 end
--- An error, before anything is said, if it is no zset.
-redis.call('ZCARD', KEYS[2])
 add(ARGV[2])
 return 1

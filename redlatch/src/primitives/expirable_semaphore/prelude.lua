@@ -28,6 +28,9 @@ if number then
         redis.call('ZREMRANGEBYSCORE', KEYS[2], '-inf', now)
         redis.call('INCRBY', KEYS[1], expired)
     end
+else
+    -- An error, if it is no zset.
+    redis.call('ZCARD', KEYS[2])
 end
 
 -- Makes so many permits more available, and says so. What was out of a semaphore that is gone must

@@ -52,6 +52,8 @@ impl Books {
         let now = space.date(at);
         let later = rounded_up(space, at);
         let Some(found) = space.find::<i64>(place.key(), at)? else {
+            // An error, if it holds something else.
+            dates(space, place, at)?;
             let available = None;
             return Ok(Books { available, later });
         };
@@ -380,8 +382,6 @@ impl Step for Add {
         if sum.saturating_abs() > i64::from(MAX_PERMITS) {
             return Ok(false);
         }
-        // An error if it holds something else, as for the script.
-        dates(space, &self.place, at)?;
         books.add_and_tell(space, &self.place, self.more, at)?;
         Ok(true)
     }

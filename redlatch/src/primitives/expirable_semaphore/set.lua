@@ -5,8 +5,7 @@
 if available and ARGV[3] == '1' then
     return 0
 end
-local out = redis.call('ZCARD', KEYS[2])
-local wanted = ARGV[2] - (available and out or 0)
+local wanted = ARGV[2] - (available and redis.call('ZCARD', KEYS[2]) or 0)
 if available ~= wanted then
     add(wanted - (available or 0))
 end
