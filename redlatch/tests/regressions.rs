@@ -584,10 +584,9 @@ async fn many_permits_are_renewed_a_few_at_a_time() {
         })
         .await;
     }
-    // Two guards in one: 1000 ids of 32 digits.
+    // Two guards in one at most: 1000 ids of 32 digits.
     let longest = scripts().iter().map(String::len).max();
     assert!(longest < Some(40_000), "{longest:?}");
-    assert!(longest > Some(30_000), "{longest:?}");
 }
 
 /// A server without memory left keeps what is held: also an inner guard can be given back.
