@@ -37,8 +37,15 @@ pub(crate) trait Kind: Send + Sync {
         lease: Option<Lease>,
     ) -> BoxedStep<'a, bool>;
 
+    /// How much there is to do for the server when it is renewed, as compared to a lock.
+    fn weight(&self, hold: &Hold) -> usize {
+        let _ = hold;
+        1
+    }
+
     /// The step that takes an acquisition back in the same breath, without a word to anybody who
-    /// waits, because nobody can have noticed it: the hold count is `keep` again.
+    /// waits, because nobody can have noticed it: the hold count is `keep` again, and what was held
+    /// before ends when it did ([`Hold::end`]).
     ///
     /// With it, the acquisition may be part of a script that takes several things or none. That
     /// acquisition must answer a number if somebody is in the way, and no number if it is had.
@@ -73,6 +80,8 @@ struct State {
     renewed: u32,
     /// Until when the store is known to keep it for us: never later than it really does.
     end: Instant,
+    /// The longest lease that it was entered with.
+    longest: Duration,
     loss: Option<Loss>,
     /// How often the store was or will be told something: guards that left, attempts that were
     /// sent.
@@ -117,6 +126,7 @@ impl Hold {
                 count: 0,
                 renewed: 0,
                 end: Instant::now(),
+                longest: Duration::ZERO,
                 loss: None,
                 changes: 1,
                 followed: 1,
@@ -133,10 +143,11 @@ impl Hold {
     pub(crate) fn enter(&self, end: Instant, renewed: bool) -> Result<()> {
         let mut state = self.look();
         if state.loss.is_none() && (state.count > 0 || Instant::now() < end) {
-            state.end = if state.count > 0 {
-                state.end.max(end)
+            let lease = end.saturating_duration_since(Instant::now());
+            (state.end, state.longest) = if state.count > 0 {
+                (state.end.max(end), state.longest.max(lease))
             } else {
-                end
+                (end, lease)
             };
             state.count += 1;
             state.renewed += u32::from(renewed);
@@ -319,6 +330,11 @@ impl Hold {
     /// The end of the lease as it is known now.
     pub(crate) fn end(&self) -> Instant {
         self.look().end
+    }
+
+    /// The longest of the leases that it was entered with, as much of it as was left then.
+    pub(crate) fn longest_lease(&self) -> Duration {
+        self.look().longest
     }
 
     /// The watchdog's own notes.

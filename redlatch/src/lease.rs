@@ -31,6 +31,14 @@ impl Lease {
         Ok(Lease(whole))
     }
 
+    /// What is left of a lease: parts of a millisecond count as a whole one, so that in the store it
+    /// does not end before it does here.
+    pub(crate) fn left(left: Duration) -> Lease {
+        let whole = left.as_nanos().div_ceil(1_000_000).max(1);
+        let whole = Duration::from_millis(u64::try_from(whole).unwrap_or(u64::MAX));
+        Lease(whole.min(MAX_LEASE))
+    }
+
     pub(crate) fn duration(self) -> Duration {
         self.0
     }

@@ -109,6 +109,11 @@ impl<T> Found<'_, T> {
         *self.ends = Some(self.ends.map_or(end, |ends| ends.max(end)));
     }
 
+    /// Moves the end nearer, never away; what has none goes on for ever.
+    pub(crate) fn shorten_to(&mut self, end: Instant) {
+        *self.ends = self.ends.map(|ends| ends.min(end));
+    }
+
     pub(crate) fn set_end(&mut self, end: Instant) {
         *self.ends = Some(end);
     }

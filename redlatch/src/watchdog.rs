@@ -27,6 +27,9 @@ use crate::store::Store;
 /// script holds the server up.
 const BATCH: usize = 100;
 
+/// What the names of one round trip weigh together at most ([`Kind::weight`]), if there are several.
+const WEIGHT: usize = 1000;
+
 /// Batches on their way at once: one that hangs must not keep the others waiting.
 const BATCHES_AT_ONCE: usize = 8;
 
@@ -168,7 +171,8 @@ impl Core {
         let now = Instant::now();
         let soon = now + self.slack();
         let mut queue = self.queue();
-        let mut batches: HashMap<usize, Vec<Batch>> = HashMap::new();
+        // With how much more weight the last batch of a kind can take.
+        let mut batches: HashMap<usize, (Vec<Batch>, usize)> = HashMap::new();
         let mut begun = 0;
         let mut later = Vec::new();
         while let Some(entry) = queue.due.first_entry() {
@@ -191,8 +195,10 @@ impl Core {
                 continue;
             }
             let script = std::ptr::from_ref(hold.kind.renew_script()).addr();
-            let of_kind = batches.entry(script).or_default();
-            if of_kind.last().is_none_or(|batch| batch.0.len() == BATCH) {
+            let weight = hold.kind.weight(&hold);
+            let (of_kind, room) = batches.entry(script).or_default();
+            let full = |batch: &Batch| batch.0.len() == BATCH || *room < weight;
+            if of_kind.last().is_none_or(full) {
                 if begun == most {
                     // The rest stays due; the next free place takes it.
                     queue.put(&hold, due);
@@ -200,7 +206,9 @@ impl Core {
                 }
                 begun += 1;
                 of_kind.push(Batch(Vec::with_capacity(BATCH), self.clone()));
+                *room = WEIGHT;
             }
+            *room = room.saturating_sub(weight);
             hold.notes(|notes| notes.renewing = true);
             later.push((hold.clone(), hold.end()));
             if let Some(batch) = of_kind.last_mut() {
@@ -211,7 +219,10 @@ impl Core {
             queue.put(&hold, due);
         }
         drop(queue);
-        batches.into_values().flatten().collect()
+        batches
+            .into_values()
+            .flat_map(|(of_kind, _)| of_kind)
+            .collect()
     }
 
     /// When to look next; `None` ends the task, because there is nothing to look after.

@@ -43,6 +43,7 @@ on_every_store! {
     the_same_owner_is_not_in_its_own_way,
     a_non_reentrant_member_refuses_its_owner,
     a_fixed_lease_is_not_renewed,
+    what_was_not_had_prolongs_no_lease,
     one_lost_member_is_a_lost_guard,
     all_are_released_also_when_one_is_lost,
     dropped_guards_release_all,
@@ -415,6 +416,41 @@ async fn a_fixed_lease_is_not_renewed(stand: Stand) {
     assert!(renewed.is_valid());
     renewed.unlock().await.unwrap();
     nothing_left(&client, &[&a, &b]).await;
+}
+
+/// What the owner has already is entered again, and left again when another member is in the way: as
+/// if nothing had been.
+async fn what_was_not_had_prolongs_no_lease(stand: Stand) {
+    let (client, other) = (stand.client().await, stand.client().await);
+    let names = [unique("a"), unique("b")];
+    let me = Owner::new();
+    let mine = client.lock(&names[0]);
+    let guard = mine.lock().owner(me).lease(LONG).await.unwrap();
+    let _theirs = other.lock(&names[1]).lock().await.unwrap();
+    let both = MultiLock::new(names.each_ref().map(|name| client.lock(name)));
+    let again = both.try_lock().owner(me).lease(10 * LONG).await.unwrap();
+    assert!(again.is_none());
+    let left = mine.remaining_lease().await.unwrap().unwrap();
+    assert!(
+        left <= LONG && left + SECOND > guard.valid_for(),
+        "{left:?}"
+    );
+    assert_eq!(mine.hold_count(me).await.unwrap(), 1);
+    // Nor does a shorter one make it end earlier.
+    assert!(
+        both.try_lock()
+            .owner(me)
+            .lease(SECOND)
+            .await
+            .unwrap()
+            .is_none()
+    );
+    let left = mine.remaining_lease().await.unwrap().unwrap();
+    assert!(
+        left <= LONG && left + SECOND > guard.valid_for(),
+        "{left:?}"
+    );
+    guard.unlock().await.unwrap();
 }
 
 async fn one_lost_member_is_a_lost_guard(stand: Stand) {

@@ -294,6 +294,15 @@ async fn bad_input_is_refused(stands: Stands) {
     // Nothing would remain of it.
     let error = lock.lock().lease(SECOND / 500).await.unwrap_err();
     assert!(matches!(error, Error::InvalidSetting { .. }), "{error}");
+    // Through two clients of one store it would wait for itself.
+    let itself = lock.clone().and(others[1].lock("a"));
+    let refused = [
+        itself.lock().await.map(drop).unwrap_err(),
+        itself.is_held_by(Owner::new()).await.unwrap_err(),
+    ];
+    for error in refused {
+        assert!(matches!(error, Error::InvalidMembers { .. }), "{error}");
+    }
     // One lock that is named three times is not three.
     let twice = RedLock::new([
         clients[0].lock("a"),
@@ -588,6 +597,59 @@ async fn the_allowance_for_clocks_is_taken_off() {
     let error = guard.unlock().await.unwrap_err();
     assert_lost(&error, Loss::LeaseEnded);
     nothing_left(&clients, "a").await;
+}
+
+/// An owner that has entered twice holds it for the longer lease, and both guards allow for clocks
+/// that had that long to differ.
+#[tokio::test(start_paused = true)]
+async fn the_longest_lease_decides_what_is_taken_off() {
+    for leases in [[1000, 1], [1, 1000]] {
+        let clients = embedded(3).clients().await;
+        let lock = RedLock::new(clients.iter().map(|client| client.lock("a")));
+        let me = Owner::new();
+        let [outer, inner] = leases.map(|lease| lock.lock().owner(me).lease(lease * SECOND));
+        let (outer, inner) = (outer.await.unwrap(), inner.await.unwrap());
+        // 1 % and 2 ms.
+        let left = 990 * SECOND - Duration::from_millis(2);
+        assert_eq!((outer.valid_for(), inner.valid_for()), (left, left));
+    }
+}
+
+/// Who waits for a majority is in nobody's way who wants but one of its members, or a majority of
+/// others.
+#[tokio::test]
+async fn who_waits_keeps_nobody_from_its_members() {
+    let stands = embedded(5);
+    let (clients, others) = (stands.clients().await, stands.clients().await);
+    let _taken = [
+        others[1].lock("a").lock().await.unwrap(),
+        others[2].lock("a").lock().await.unwrap(),
+    ];
+    let first = others[0].lock("a").lock().await.unwrap();
+    let waiting = tokio::spawn(red_lock(&clients[..3], "a").lock().into_future());
+    until("it waits", || async {
+        clients[0].status().subscriptions == 1
+    })
+    .await;
+    let member = tokio::spawn(clients[0].lock("a").lock().into_future());
+    until("both wait", || async {
+        clients[0].status().subscriptions == 2
+    })
+    .await;
+    first.unlock().await.unwrap();
+    let member = soon("the member is free", member).await.unwrap().unwrap();
+    member.unlock().await.unwrap();
+    let of_others = [
+        clients[0].lock("a"),
+        clients[3].lock("a"),
+        clients[4].lock("a"),
+    ];
+    let of_others = RedLock::new(of_others).timeout(5 * SECOND).lock();
+    let guard = soon("they are free", of_others.into_future())
+        .await
+        .unwrap();
+    assert_eq!(guard.held(), 3);
+    waiting.abort();
 }
 
 /// The quorum-th longest lease counts.

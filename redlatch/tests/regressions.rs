@@ -607,3 +607,81 @@ async fn an_inner_release_keeps_a_lock_without_an_end() {
     assert!(lock.is_held_by(outer.owner()).await.unwrap());
     outer.unlock().await.unwrap();
 }
+
+/// What many permits weigh counts: no script that renews them keeps the server from others for long.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn many_permits_are_renewed_a_few_at_a_time() {
+    let server = Server::start();
+    let client = Client::builder().watchdog(WATCHDOG);
+    let client = client.connect(&server.url()).await.unwrap();
+    let semaphore = client.expirable_semaphore("a");
+    semaphore.set_permits(5000).await.unwrap();
+    let mut guards = Vec::new();
+    for _ in 0..5 {
+        guards.push(semaphore.acquire_many(500).await.unwrap());
+    }
+    let heard = monitor(&server);
+    let scripts = || {
+        let heard = heard.lock().unwrap();
+        let renewals = heard.iter().filter(|line| line.contains("\"EVALSHA\""));
+        renewals.cloned().collect::<Vec<_>>()
+    };
+    for guard in &guards {
+        let id = guard.ids()[0].to_string();
+        until("it is renewed", || async {
+            scripts().iter().any(|line| line.contains(&id))
+        })
+        .await;
+    }
+    // Two guards in one at most: 1000 ids of 32 digits.
+    let longest = scripts().iter().map(String::len).max();
+    assert!(longest < Some(40_000), "{longest:?}");
+}
+
+/// A server without memory left keeps what is held: also an inner guard can be given back.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_full_server_takes_an_inner_guard_back() {
+    let server = Server::start();
+    let client = Client::connect(&server.url()).await.unwrap();
+    let lock = client.lock("a");
+    let outer = lock.lock().await.unwrap();
+    let inner = outer.reenter().await.unwrap();
+    let () = server.ask(&["CONFIG", "SET", "maxmemory", "1"]);
+    assert!(client.lock("b").try_lock().await.is_err(), "it is not full");
+    soon("given back", inner.unlock()).await.unwrap();
+    assert_eq!(lock.hold_count(outer.owner()).await.unwrap(), 1);
+    outer.unlock().await.unwrap();
+    assert!(!lock.is_locked().await.unwrap());
+}
+
+/// Thousands of waiters that are dropped at once leave the queue without keeping the holder's renewal
+/// waiting.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_crowd_that_gives_up_costs_no_holder_its_lock() {
+    let server = Server::start();
+    let client = Client::builder().watchdog(WATCHDOG);
+    let client = client.connect(&server.url()).await.unwrap();
+    let lock = client.fair_lock("a");
+    let guard = lock.lock().lease(10 * LONG).await.unwrap();
+    let crowd: Vec<_> = (0..2000)
+        .map(|_| tokio::spawn(lock.lock().into_future()))
+        .collect();
+    until("all wait", || async {
+        tokio::time::sleep(WATCHDOG / 10).await;
+        server.ask::<i64>(&["LLEN", "redisson_lock_queue:{a}"]) == 2000
+    })
+    .await;
+    // From here on it is renewed.
+    let held = client.lock("b").lock().await.unwrap();
+    for waiter in &crowd {
+        waiter.abort();
+    }
+    for waiter in crowd {
+        let _ = waiter.await;
+    }
+    soon("settled", client.settled()).await;
+    assert!(held.is_valid(), "lost");
+    assert_eq!(server.ask::<i64>(&["EXISTS", "redisson_lock_queue:{a}"]), 0);
+    held.unlock().await.unwrap();
+    guard.unlock().await.unwrap();
+}

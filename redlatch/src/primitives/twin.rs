@@ -256,6 +256,16 @@ impl Twin {
         self.space.persist(key, Instant::now() + self.ahead);
     }
 
+    /// Takes a key away, as somebody else may do, or its own end.
+    pub(crate) async fn remove(&mut self, key: &str) {
+        let () = redis::cmd("DEL")
+            .arg(key)
+            .query_async(&mut self.connection)
+            .await
+            .unwrap();
+        self.space.remove(key);
+    }
+
     async fn compare(&mut self, after: &impl Debug) {
         let now = Instant::now() + self.ahead;
         let mut space = self.space.dump(now);

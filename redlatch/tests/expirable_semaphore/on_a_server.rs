@@ -104,10 +104,103 @@ async fn what_was_out_of_a_semaphore_that_is_gone_is_not_counted() {
         until("it is gone", gone).await;
         assert!(semaphore.try_acquire().await.unwrap().is_none());
         assert!(!semaphore.try_release(ids[0]).await.unwrap());
-        assert_eq!(server.ask::<i64>(&["EXISTS", semaphore.name(), &beside]), 0);
+        assert_eq!(server.ask::<i64>(&["EXISTS", semaphore.name()]), 0);
         assert!(semaphore.try_set_permits(3).await.unwrap());
         assert_eq!(counts(&semaphore).await, (3, 0, 3));
+        assert_eq!(server.ask::<i64>(&["EXISTS", &beside]), 0);
     }
+}
+
+/// Without a semaphore, whatever is asked changes nothing: what is beside its key may be somebody's.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn looking_deletes_nothing() {
+    let server = shared();
+    let client = Client::connect(&server.url()).await.unwrap();
+    let semaphore = client.expirable_semaphore(&unique("looking"));
+    let beside = format!("{{{}}}:timeout", semaphore.name());
+    let id: PermitId = "ff".repeat(16).parse().unwrap();
+    let mut add = redis::cmd("ZADD");
+    add.arg(&beside)
+        .arg(99_999_999_999_999i64)
+        .arg(&[0xffu8; 16][..]);
+    let () = add.query(&mut server.connection()).unwrap();
+    assert_eq!(counts(&semaphore).await, (0, 0, 0));
+    assert_eq!(semaphore.lease_of(id).await.unwrap(), None);
+    assert!(semaphore.holders().await.unwrap().is_empty());
+    assert!(!semaphore.update_lease(id, LONG).await.unwrap());
+    assert!(!semaphore.try_release(id).await.unwrap());
+    assert!(semaphore.try_acquire().await.unwrap().is_none());
+    assert!(!semaphore.force_release().await.unwrap());
+    assert!(!semaphore.delete().await.unwrap());
+    assert_eq!(server.ask::<i64>(&["ZCARD", &beside]), 1);
+    assert_eq!(server.ask::<i64>(&["EXISTS", semaphore.name()]), 0);
+}
+
+/// Whoever may not publish changes nothing: who waits would not hear of it.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_cannot_be_told_is_not_done() {
+    let server = Server::start();
+    let mut rights = vec!["ACL", "SETUSER", "mute", "on", ">pw", "~*", "+@all"];
+    rights.push("resetchannels");
+    let () = server.ask(&rights);
+    let admin = Client::connect(&server.url()).await.unwrap();
+    let url = format!("redis://mute:pw@127.0.0.1:{}", server.port());
+    let mute = Client::connect(&url).await.unwrap();
+    let (seen, semaphore) = (
+        admin.expirable_semaphore("a"),
+        mute.expirable_semaphore("a"),
+    );
+    assert!(semaphore.set_permits(3).await.is_err());
+    assert_eq!(server.ask::<i64>(&["DBSIZE"]), 0);
+    seen.set_permits(3).await.unwrap();
+    let ids = seen.acquire().await.unwrap().into_ids().unwrap();
+    let before = seen.lease_of(ids[0]).await.unwrap().unwrap();
+    assert!(semaphore.add_permits(2).await.is_err());
+    assert!(semaphore.set_permits(7).await.is_err());
+    assert!(semaphore.release(ids[0]).await.is_err());
+    assert!(semaphore.force_release().await.is_err());
+    assert!(semaphore.update_lease(ids[0], SECOND).await.is_err());
+    assert_eq!(counts(&seen).await, (2, 1, 3));
+    let left = seen.lease_of(ids[0]).await.unwrap().unwrap();
+    assert!(left + 10 * SECOND > before, "{left:?} of {before:?}");
+    // Nor is a permit given back whose time has come.
+    seen.update_lease(ids[0], Duration::from_millis(1))
+        .await
+        .unwrap();
+    sleep(Duration::from_millis(5)).await;
+    assert!(semaphore.available().await.is_err());
+    assert_eq!(server.ask::<i64>(&["ZCARD", "{a}:timeout"]), 1);
+    assert_eq!(counts(&seen).await, (3, 0, 3));
+}
+
+/// A server without memory left keeps what is held: renewing and giving back need none.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_full_server_loses_no_permit() {
+    let server = Server::start();
+    let settings = Client::builder().watchdog(WATCHDOG);
+    let client = settings.connect(&server.url()).await.unwrap();
+    let semaphore = client.expirable_semaphore("a");
+    semaphore.set_permits(2).await.unwrap();
+    let permit = semaphore.acquire().await.unwrap();
+    let handed_on = semaphore.acquire().await.unwrap().into_ids().unwrap();
+    let () = server.ask(&["CONFIG", "SET", "maxmemory", "1"]);
+    assert!(semaphore.add_permits(1).await.is_err(), "it is not full");
+    assert!(
+        semaphore
+            .update_lease(handed_on[0], 10 * LONG)
+            .await
+            .unwrap()
+    );
+    let key = "{a}:timeout";
+    let end = || server.ask::<Vec<(Vec<u8>, f64)>>(&["ZRANGE", key, "0", "0", "WITHSCORES"]);
+    for _ in 0..4 {
+        let before = end()[0].1;
+        until("it is renewed", || async { end()[0].1 > before }).await;
+    }
+    assert!(permit.is_valid());
+    permit.release().await.unwrap();
+    semaphore.release(handed_on[0]).await.unwrap();
+    assert_eq!(counts(&semaphore).await, (2, 0, 2));
 }
 
 /// Other data under one of the keys is an error, and stays as it is.
@@ -193,18 +286,15 @@ async fn a_lost_answer_counts_nothing_twice() {
     let semaphore = client.expirable_semaphore("lost-answers");
     let seen = direct.expirable_semaphore("lost-answers");
 
-    assert!(
-        without_the_answer(&proxy, semaphore.try_set_permits(5))
-            .await
-            .unwrap()
-    );
-    assert_eq!(counts(&seen).await, (5, 0, 5));
-    // Somebody else's number is not ours.
-    assert!(
-        !without_the_answer(&proxy, semaphore.try_set_permits(6))
-            .await
-            .unwrap()
-    );
+    // Whether it was this call or another is not known, whatever number it finds.
+    for permits in [5, 6] {
+        let unknown = without_the_answer(&proxy, semaphore.try_set_permits(permits)).await;
+        assert!(
+            matches!(unknown, Err(Error::OutcomeUnknown { .. })),
+            "{unknown:?}"
+        );
+        assert_eq!(counts(&seen).await, (5, 0, 5));
+    }
     let two = without_the_answer(&proxy, semaphore.acquire_many(2).into_future())
         .await
         .unwrap();
@@ -247,13 +337,14 @@ async fn a_lost_answer_counts_nothing_twice() {
         matches!(unknown, Err(Error::OutcomeUnknown { .. })),
         "{unknown:?}"
     );
-    assert_eq!(counts(&seen).await, (8, 1, 9));
-    assert!(
-        without_the_answer(&proxy, semaphore.delete())
-            .await
-            .unwrap()
-    );
-    assert_eq!(counts(&seen).await, (0, 0, 0));
+    // (Connected again, so that the next answer is that of the step.)
+    assert_eq!(counts(&semaphore).await, (8, 1, 9));
+    // There is none when it is asked again; and there was none before.
+    for _ in 0..2 {
+        let deleted = without_the_answer(&proxy, semaphore.delete()).await;
+        assert!(!deleted.unwrap());
+        assert_eq!(counts(&seen).await, (0, 0, 0));
+    }
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

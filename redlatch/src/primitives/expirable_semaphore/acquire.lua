@@ -3,13 +3,13 @@
 -- ARGV     channel, ids, lease in ms
 -- Returns  nil: all of them are out now, under these ids
 --          else the ms until the first permit that is out expires (-1: none will)
+if not available then
+    return -1
+end
 local ids = permits(ARGV[2])
 -- Asked for again because the answer was lost: they are out already.
 local missing = #ids - count(ids)
 if missing > 0 then
-    if not available then
-        return -1
-    end
     if available < missing then
         local first = redis.call('ZRANGE', KEYS[2], 0, 0, 'WITHSCORES')
         return first[2] and left(first[2]) or -1

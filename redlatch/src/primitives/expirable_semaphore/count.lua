@@ -2,4 +2,7 @@
 --
 -- ARGV     channel
 -- Returns  { available, out }
-return { available or 0, redis.call('ZCARD', KEYS[2]) }
+if not available then
+    return { 0, 0 }
+end
+return { available, redis.call('ZCARD', KEYS[2]) }

@@ -30,6 +30,7 @@ enum Move {
     Delete,
     Pass { time: u32 },
     Plant { beside: bool },
+    Vanish,
 }
 
 fn moves() -> impl Strategy<Value = Move> {
@@ -59,6 +60,7 @@ fn moves() -> impl Strategy<Value = Move> {
         4 => (1..3u32).prop_map(|time| Move::Pass { time }),
         1 => prop_oneof![4 => Just(false), 1 => Just(true)]
             .prop_map(|beside| Move::Plant { beside }),
+        1 => Just(Move::Vanish),
     ]
 }
 
@@ -202,6 +204,8 @@ fn lua_and_rules_agree() {
                 };
                 twin.plant(key, 5).await;
             }
+            // The number alone: what is out is nobody's from now on.
+            Move::Vanish => twin.remove(place.key()).await,
         }
     });
     println!("{seen:?}");

@@ -2,6 +2,9 @@
 --
 -- ARGV     channel
 -- Returns  id, ms until it expires (-1: never), and so on
+if not available then
+    return {}
+end
 local out = redis.call('ZRANGE', KEYS[2], 0, -1, 'WITHSCORES')
 for i = 2, #out, 2 do
     out[i] = left(out[i])

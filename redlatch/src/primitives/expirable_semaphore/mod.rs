@@ -22,6 +22,7 @@ use crate::lease::Lease;
 use crate::name::{Family, Place};
 use crate::owner::{ClientId, Owner};
 use crate::primitives::handle::{Acquire, Ask, Guard, Holder, Lock, Rules, TryAcquire};
+use crate::primitives::number::set_by_whom;
 use crate::session::Session;
 use crate::space::Space;
 use crate::step::{BoxedStep, Mapped, Outcome, Script, Step};
@@ -307,19 +308,20 @@ impl ExpirableSemaphore {
     /// Sets how many permits there are, if that has not been done. Whether this did it; a semaphore
     /// whose permits are all out has been set too.
     ///
-    /// When the connection breaks meanwhile, this is sent again; if then the semaphore has just so
-    /// many permits, they count as set by the first try.
-    ///
     /// # Errors
     ///
-    /// [`Error::InvalidCount`]: more than 2³¹ - 1. Those of [`ExpirableSemaphore::available`].
+    /// [`Error::InvalidCount`]: more than 2³¹ - 1. [`Error::OutcomeUnknown`]: the connection broke,
+    /// and when asked again the semaphore was set, by this call or by another. Those of [`ExpirableSemaphore::available`].
     ///
     /// # Cancel safety
     ///
     /// When dropped, it may have been done or not. Doing it again does no harm.
     pub async fn try_set_permits(&self, permits: u32) -> Result<bool> {
         let answer = self.set(permits, true).await?;
-        Ok(answer.reply || (answer.repeated && self.total().await? == i64::from(permits)))
+        match answer.reply {
+            false if answer.repeated => Err(set_by_whom("setting the permits")),
+            set => Ok(set),
+        }
     }
 
     /// Sets how many permits there are in all, those that are out included, and wakes who waits for
@@ -373,12 +375,12 @@ impl ExpirableSemaphore {
         self.lock.force_unlock().await
     }
 
-    /// Removes the semaphore. Whether there was one. Permits that are out end with it; who waits
-    /// goes on waiting, until permits are set again.
+    /// Removes the semaphore. Whether there was one; when the connection breaks meanwhile, `false`
+    /// may also mean that the first of two tries removed it. Permits that are out end with it; who
+    /// waits goes on waiting, until permits are set again.
     pub async fn delete(&self) -> Result<bool> {
         let place = self.lock.place()?;
-        let answer = self.run_step(&Delete { place }).await?;
-        Ok(answer.reply || answer.repeated)
+        self.look(&Delete { place }).await
     }
 
     fn wanting(&self, permits: u32) -> Lock<Permits> {
@@ -489,6 +491,10 @@ impl Kind for Permits {
 
     fn renew(&self, space: &mut Space, hold: &Hold, lease: Lease, now: Instant) -> Result<bool> {
         rules::renew(space, hold, lease, now)
+    }
+
+    fn weight(&self, hold: &Hold) -> usize {
+        split(&hold.field).count()
     }
 
     fn release<'a>(&'a self, hold: &'a Hold, keep: u32, _: Option<Lease>) -> BoxedStep<'a, bool> {

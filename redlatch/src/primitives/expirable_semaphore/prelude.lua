@@ -3,8 +3,8 @@
 -- KEYS     permits available: a number; when those that are out expire: zset id -> epoch ms
 -- ARGV[1]  channel
 --
--- From here on `available` is a number, or nil when no permits are set, and every permit in the
--- zset is out. Dates are the server's: `now` is cut to whole ms, to see what has expired; `later` is
+-- From here on `available` is a number, and every permit in the zset is out; or it is nil, because
+-- no permits are set: then what is in the zset is nobody's. Dates are the server's: `now` is cut to whole ms, to see what has expired; `later` is
 -- rounded up, so that a lease that begins now is never a part of a millisecond too short.
 local time = redis.call('TIME')
 local now = time[1] * 1000 + math.floor(time[2] / 1000)
@@ -18,17 +18,29 @@ if number then
     if not available or string.format('%.0f', available) ~= number then
         return redis.error_reply('WRONGKIND the key holds no number of permits')
     end
-    local expired = redis.call('ZREMRANGEBYSCORE', KEYS[2], '-inf', now)
+    local expired = redis.call('ZCOUNT', KEYS[2], '-inf', now)
     if expired > 0 then
-        available = redis.call('INCRBY', KEYS[1], expired)
+        available = available + expired
+        -- First, here and elsewhere: if this is refused, nothing has been changed.
         if available > 0 then
             redis.call('PUBLISH', ARGV[1], available)
         end
+        redis.call('ZREMRANGEBYSCORE', KEYS[2], '-inf', now)
+        redis.call('INCRBY', KEYS[1], expired)
     end
 else
-    -- The semaphore was deleted or has expired. What was out of it is nobody's, and must not be
-    -- counted into one that is set anew under the same name.
-    redis.call('ZREMRANGEBYRANK', KEYS[2], 0, -1)
+    -- An error, if it is no zset.
+    redis.call('ZCARD', KEYS[2])
+end
+
+-- Makes so many permits more available, and says so. What was out of a semaphore that is gone must
+-- not be counted into one that is set anew under the same name.
+local function add(more)
+    redis.call('PUBLISH', ARGV[1], (available or 0) + more)
+    if not available then
+        redis.call('ZREMRANGEBYRANK', KEYS[2], 0, -1)
+    end
+    redis.call('INCRBY', KEYS[1], more)
 end
 
 -- How many ms are left until a date; -1: a permit without a lease, as Redisson knows them.

@@ -3,12 +3,14 @@
 -- ARGV     channel, ids, which: 'any' of them that are out; 'all' or none; 'none', only look
 -- Returns  how many of them were out
 local ids = permits(ARGV[2])
-local out = count(ids)
+local out = available and count(ids) or 0
 if out == 0 or ARGV[3] == 'none' or (ARGV[3] == 'all' and out < #ids) then
     return out
 end
+redis.call('PUBLISH', ARGV[1], available + out)
+-- Before INCRBY, which a server without memory left refuses to a script that has not written yet.
 for _, id in ipairs(ids) do
     redis.call('ZREM', KEYS[2], id)
 end
-redis.call('PUBLISH', ARGV[1], redis.call('INCRBY', KEYS[1], out))
+redis.call('INCRBY', KEYS[1], out)
 return out

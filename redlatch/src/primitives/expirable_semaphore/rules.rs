@@ -46,29 +46,31 @@ struct Books {
 }
 
 impl Books {
-    /// Gives back the permits whose time has come.
+    /// Gives back the permits whose time has come. What is left of a semaphore that is gone is
+    /// nobody's, and stays as it is.
     fn open(space: &mut Space, place: &Place, at: Instant) -> Result<Books> {
         let now = space.date(at);
         let later = rounded_up(space, at);
-        let mut available = space
-            .find::<i64>(place.key(), at)?
-            .map(|found| *found.value);
+        let Some(found) = space.find::<i64>(place.key(), at)? else {
+            // An error, if it holds something else.
+            dates(space, place, at)?;
+            let available = None;
+            return Ok(Books { available, later });
+        };
+        let mut sum = *found.value;
         let mut expired = 0;
         if let Some(out) = space.find::<Dates>(place.deadlines(), at)? {
             let before = out.value.len();
-            match available {
-                Some(_) => out.value.retain(|_, date| *date > now),
-                None => out.value.clear(),
-            }
+            out.value.retain(|_, date| *date > now);
             expired = before - out.value.len();
         }
-        if expired > 0 && available.is_some() {
-            let sum = add(space, place, signed(expired), at)?;
-            available = Some(sum);
+        if expired > 0 {
+            sum = add(space, place, signed(expired), at)?;
             if sum > 0 {
                 space.publish(place.channel(), sum);
             }
         }
+        let available = Some(sum);
         Ok(Books { available, later })
     }
 
@@ -81,6 +83,23 @@ impl Books {
     fn end(&self, lease: Lease) -> i64 {
         end(self.later, lease)
     }
+
+    /// Makes so many permits more available, and says so. What was out of a semaphore that is gone
+    /// is not counted into one that is set anew under the same name.
+    fn add_and_tell(&self, space: &mut Space, place: &Place, more: i64, at: Instant) -> Result<()> {
+        if self.available.is_none() {
+            space.remove(place.deadlines());
+        }
+        let sum = add(space, place, more, at)?;
+        space.publish(place.channel(), sum);
+        Ok(())
+    }
+
+    /// How many permits are out.
+    fn out(&self, space: &mut Space, place: &Place, at: Instant) -> Result<i64> {
+        let out = dates(space, place, at)?.map_or(0, |out| signed(out.len()));
+        Ok(self.available.map_or(0, |_| out))
+    }
 }
 
 /// Changes how many permits are available.
@@ -90,17 +109,10 @@ fn add(space: &mut Space, place: &Place, more: i64, at: Instant) -> Result<i64> 
     Ok(*available)
 }
 
-/// The same, and says so.
-fn add_and_tell(space: &mut Space, place: &Place, more: i64, at: Instant) -> Result<()> {
-    let sum = add(space, place, more, at)?;
-    space.publish(place.channel(), sum);
-    Ok(())
-}
-
-/// How many permits are out.
-fn out(space: &mut Space, place: &Place, at: Instant) -> Result<i64> {
-    let out = space.find::<Dates>(place.deadlines(), at)?;
-    Ok(out.map_or(0, |out| signed(out.value.len())))
+/// When permits expire, if there are any.
+fn dates<'a>(space: &'a mut Space, place: &Place, at: Instant) -> Result<Option<&'a mut Dates>> {
+    let found = space.find::<Dates>(place.deadlines(), at)?;
+    Ok(found.map(|found| found.value))
 }
 
 /// How many of some permits are out.
@@ -109,12 +121,6 @@ fn count(space: &mut Space, place: &Place, ids: &str, at: Instant) -> Result<usi
     Ok(out.map_or(0, |out| {
         split(ids).filter(|id| out.value.contains_key(*id)).count()
     }))
-}
-
-/// When a permit expires; `None`: it is not out.
-fn date_of(space: &mut Space, place: &Place, id: &str, at: Instant) -> Result<Option<i64>> {
-    let out = space.find::<Dates>(place.deadlines(), at)?;
-    Ok(out.and_then(|out| out.value.get(id).copied()))
 }
 
 /// The date, rounded up to whole milliseconds.
@@ -178,12 +184,12 @@ impl Step for Acquire<'_> {
 
     fn apply(&self, space: &mut Space, at: Instant) -> Result<Outcome> {
         let books = Books::open(space, self.place, at)?;
+        let Some(available) = books.available else {
+            return Ok(Outcome::Wait(Duration::MAX));
+        };
         // Asked for again because the answer was lost: they are out already.
         let missing = split(self.ids).count() - count(space, self.place, self.ids, at)?;
         if missing > 0 {
-            let Some(available) = books.available else {
-                return Ok(Outcome::Wait(Duration::MAX));
-            };
             if available < signed(missing) {
                 let out = space.find::<Dates>(self.place.deadlines(), at)?;
                 let first = out.and_then(|out| out.value.values().min().copied());
@@ -250,8 +256,11 @@ impl Step for Release<'_> {
     }
 
     fn apply(&self, space: &mut Space, at: Instant) -> Result<usize> {
-        Books::open(space, self.place, at)?;
-        let were_out = count(space, self.place, self.ids, at)?;
+        let books = Books::open(space, self.place, at)?;
+        let were_out = match books.available {
+            Some(_) => count(space, self.place, self.ids, at)?,
+            None => 0,
+        };
         let kept = match self.which {
             Which::Any => false,
             Which::All => were_out < split(self.ids).count(),
@@ -265,7 +274,7 @@ impl Step for Release<'_> {
                 out.value.remove(id);
             }
         }
-        add_and_tell(space, self.place, signed(were_out), at)?;
+        books.add_and_tell(space, self.place, signed(were_out), at)?;
         Ok(were_out)
     }
 }
@@ -330,10 +339,10 @@ impl Step for Set<'_> {
         if books.available.is_some() && self.first {
             return Ok(false);
         }
-        let wanted = i64::from(self.permits) - out(space, self.place, at)?;
+        let wanted = i64::from(self.permits) - books.out(space, self.place, at)?;
         if books.available != Some(wanted) {
             let more = wanted - books.available.unwrap_or(0);
-            add_and_tell(space, self.place, more, at)?;
+            books.add_and_tell(space, self.place, more, at)?;
         }
         Ok(true)
     }
@@ -373,7 +382,7 @@ impl Step for Add {
         if sum.saturating_abs() > i64::from(MAX_PERMITS) {
             return Ok(false);
         }
-        add_and_tell(space, &self.place, self.more, at)?;
+        books.add_and_tell(space, &self.place, self.more, at)?;
         Ok(true)
     }
 }
@@ -420,9 +429,15 @@ impl Step for Count<'_> {
 
     fn apply(&self, space: &mut Space, at: Instant) -> Result<Counts> {
         let books = Books::open(space, self.place, at)?;
+        let Some(available) = books.available else {
+            return Ok(Counts {
+                available: 0,
+                acquired: 0,
+            });
+        };
         Ok(Counts {
-            available: books.available.unwrap_or(0),
-            acquired: out(space, self.place, at)?,
+            available,
+            acquired: books.out(space, self.place, at)?,
         })
     }
 }
@@ -458,18 +473,19 @@ impl Step for UpdateLease<'_> {
 
     fn apply(&self, space: &mut Space, at: Instant) -> Result<bool> {
         let books = Books::open(space, self.place, at)?;
-        let end = books.end(self.lease);
-        let Some(out) = space.find::<Dates>(self.place.deadlines(), at)? else {
+        let Some(available) = books.available else {
             return Ok(false);
         };
-        let Some(date) = out.value.get_mut(self.id) else {
+        let end = books.end(self.lease);
+        let out = dates(space, self.place, at)?;
+        let Some(date) = out.and_then(|out| out.get_mut(self.id)) else {
             return Ok(false);
         };
         let nearer = end < *date;
         *date = end;
         if nearer {
             // Who waits sleeps until the first permit expires, and this may be the first now.
-            space.publish(self.place.channel(), books.available.unwrap_or(0));
+            space.publish(self.place.channel(), available);
         }
         Ok(true)
     }
@@ -508,8 +524,11 @@ impl Step for LeaseOf<'_> {
 
     fn apply(&self, space: &mut Space, at: Instant) -> Result<Option<Duration>> {
         let books = Books::open(space, self.place, at)?;
-        let date = date_of(space, self.place, self.id, at)?;
-        Ok(date.map(|date| books.left(date)))
+        if books.available.is_none() {
+            return Ok(None);
+        }
+        let date = dates(space, self.place, at)?.and_then(|out| out.get(self.id));
+        Ok(date.map(|date| books.left(*date)))
     }
 }
 
@@ -557,7 +576,10 @@ impl Step for Inspect<'_> {
 
     fn apply(&self, space: &mut Space, at: Instant) -> Result<Vec<Holder>> {
         let books = Books::open(space, self.place, at)?;
-        let Some(out) = space.find::<Dates>(self.place.deadlines(), at)? else {
+        if books.available.is_none() {
+            return Ok(Vec::new());
+        }
+        let Some(out) = dates(space, self.place, at)? else {
             return Ok(Vec::new());
         };
         let holder = |(id, date): (&String, &i64)| Holder {
@@ -565,7 +587,7 @@ impl Step for Inspect<'_> {
             holds: 1,
             remaining: Some(books.left(*date)),
         };
-        Ok(out.value.iter().map(holder).collect())
+        Ok(out.iter().map(holder).collect())
     }
 }
 
@@ -595,13 +617,16 @@ impl Step for Force<'_> {
     }
 
     fn apply(&self, space: &mut Space, at: Instant) -> Result<bool> {
-        Books::open(space, self.place, at)?;
-        let out = out(space, self.place, at)?;
+        let books = Books::open(space, self.place, at)?;
+        let out = match books.available {
+            Some(_) => books.out(space, self.place, at)?,
+            None => 0,
+        };
         if out == 0 {
             return Ok(false);
         }
         space.remove(self.place.deadlines());
-        add_and_tell(space, self.place, out, at)?;
+        books.add_and_tell(space, self.place, out, at)?;
         Ok(true)
     }
 }
@@ -633,8 +658,11 @@ impl Step for Delete<'_> {
 
     fn apply(&self, space: &mut Space, at: Instant) -> Result<bool> {
         let books = Books::open(space, self.place, at)?;
+        if books.available.is_none() {
+            return Ok(false);
+        }
         space.remove(self.place.deadlines());
         space.remove(self.place.key());
-        Ok(books.available.is_some())
+        Ok(true)
     }
 }

@@ -5,8 +5,8 @@
 if available and ARGV[3] == '1' then
     return 0
 end
-local wanted = ARGV[2] - redis.call('ZCARD', KEYS[2])
+local wanted = ARGV[2] - (available and redis.call('ZCARD', KEYS[2]) or 0)
 if available ~= wanted then
-    redis.call('PUBLISH', ARGV[1], redis.call('INCRBY', KEYS[1], wanted - (available or 0)))
+    add(wanted - (available or 0))
 end
 return 1

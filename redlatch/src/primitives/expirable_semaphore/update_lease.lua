@@ -3,14 +3,16 @@
 -- ARGV     channel, id, lease in ms from now
 -- Returns  1: done, 0: the permit is not out
 local id = permits(ARGV[2])[1]
-local before = redis.call('ZSCORE', KEYS[2], id)
+local before = available and redis.call('ZSCORE', KEYS[2], id)
 if not before then
     return 0
 end
 local ends = later + ARGV[3]
-redis.call('ZADD', KEYS[2], 'XX', ends, id)
 if ends < tonumber(before) then
     -- Who waits sleeps until the first permit expires, and this may be the first now.
     redis.call('PUBLISH', ARGV[1], available)
 end
+-- As for renewal.
+redis.call('ZREM', KEYS[2], '')
+redis.call('ZADD', KEYS[2], 'XX', ends, id)
 return 1

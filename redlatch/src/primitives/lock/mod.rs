@@ -39,6 +39,9 @@ impl Kind for Reentrant {
     fn undo<'a>(&'a self, hold: &'a Hold, keep: u32) -> Option<BoxedStep<'a, bool>> {
         let mut step = rules::Release::new(hold, keep, None);
         step.tell = false;
+        step.back = Some(Lease::left(
+            hold.end().saturating_duration_since(Instant::now()),
+        ));
         Some(Box::new(step))
     }
 }

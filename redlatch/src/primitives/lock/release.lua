@@ -2,7 +2,7 @@
 --
 -- KEYS[1]  the lock: hash owner -> hold count
 -- ARGV     owner, hold count to keep, lease in ms to go on with (0: as it is), channel (empty: wake
---          nobody)
+--          nobody), and if this undoes an acquisition: lease in ms to go back to
 -- Returns  1: done; 0: this owner does not hold the lock
 if redis.call('HEXISTS', KEYS[1], ARGV[1]) == 0 then
     return 0
@@ -14,10 +14,16 @@ if ARGV[2] == '0' then
     end
     return 1
 end
+-- Changes nothing. A server without memory left refuses HSET, but not to a script that has begun to
+-- write.
+redis.call('HDEL', KEYS[1], '')
 redis.call('HSET', KEYS[1], ARGV[1], ARGV[2])
+local left = redis.call('PTTL', KEYS[1])
 -- No lease is none at all, also for a key that has lost its end: PEXPIRE 0 would delete it.
 local lease = tonumber(ARGV[3])
-if lease > 0 and redis.call('PTTL', KEYS[1]) < lease then
+if lease > 0 and left < lease then
     redis.call('PEXPIRE', KEYS[1], lease)
+elseif ARGV[5] and left > tonumber(ARGV[5]) then
+    redis.call('PEXPIRE', KEYS[1], ARGV[5])
 end
 return 1

@@ -124,6 +124,8 @@ pub(crate) struct Release<'a> {
     pub(crate) lease: Option<Lease>,
     /// Whether to call who waits.
     pub(crate) tell: bool,
+    /// What is left of the lease that there was before, when an acquisition is undone.
+    pub(crate) back: Option<Lease>,
 }
 
 impl<'a> Release<'a> {
@@ -134,6 +136,7 @@ impl<'a> Release<'a> {
             keep,
             lease,
             tell: true,
+            back: None,
         }
     }
 }
@@ -156,6 +159,9 @@ impl Step for Release<'_> {
         args.number(self.keep.into());
         args.number(self.lease.map_or(0, Lease::millis));
         args.text(if self.tell { self.place.channel() } else { "" });
+        if let Some(back) = self.back {
+            args.number(back.millis());
+        }
     }
 
     fn reply(&self, raw: Value) -> Result<bool> {
@@ -166,6 +172,12 @@ impl Step for Release<'_> {
         let held = give_back(space, self.place, self.owner, self.keep, self.lease, now)?;
         if held && self.keep == 0 && self.tell {
             space.publish(self.place.channel(), 0);
+        }
+        if held
+            && let Some(back) = self.back
+            && let Some(mut holds) = space.find::<Holds>(self.place.key(), now)?
+        {
+            holds.shorten_to(now + back.duration());
         }
         Ok(held)
     }

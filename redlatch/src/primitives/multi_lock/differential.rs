@@ -4,6 +4,7 @@
 use std::sync::Arc;
 
 use proptest::prelude::*;
+use tokio::time::Instant;
 
 use super::take::{Part, Prize, Take};
 use crate::hold::{Hold, Kind};
@@ -28,6 +29,8 @@ enum Move {
         owner: u8,
         all: Vec<(u8, u32)>,
         lease: u32,
+        /// How long those that are entered again are held already.
+        before: u32,
     },
     Release {
         owner: u8,
@@ -49,8 +52,9 @@ fn moves() -> impl Strategy<Value = Move> {
     let (owner, name) = (0..3u8, 0..NAMES);
     let all = prop::collection::vec((name.clone(), 1..3u32), 0..5);
     prop_oneof![
-        10 => (owner.clone(), all, 1..4u32)
-            .prop_map(|(owner, all, lease)| Move::TakeAll { owner, all, lease }),
+        10 => (owner.clone(), all, 1..4u32, 1..4u32).prop_map(|(owner, all, lease, before)| {
+            Move::TakeAll { owner, all, lease, before }
+        }),
         6 => (owner, name.clone(), 0..2u32)
             .prop_map(|(owner, name, keep)| Move::Release { owner, name, keep }),
         2 => (1..3u32).prop_map(|time| Move::Pass { time }),
@@ -100,8 +104,18 @@ struct Seen {
     failed: usize,
 }
 
-async fn take_all(twin: &mut Twin, seen: &mut Seen, owner: u8, all: &[(u8, u32)], n: u32) {
+async fn take_all(
+    twin: &mut Twin,
+    seen: &mut Seen,
+    owner: u8,
+    all: &[(u8, u32)],
+    (n, before): (u32, u32),
+) {
     let holds: Vec<_> = all.iter().map(|&(name, _)| hold(owner, name)).collect();
+    for hold in &holds {
+        let end = Instant::now() + lease(before).duration();
+        hold.enter(end, false).unwrap();
+    }
     let parts = holds.iter().zip(all).map(|(hold, &(_, count))| Part {
         name: hold.place.name(),
         take: take(Ask {
@@ -127,8 +141,13 @@ async fn take_all(twin: &mut Twin, seen: &mut Seen, owner: u8, all: &[(u8, u32)]
 fn lua_and_rules_agree() {
     let mut seen = Seen::default();
     agree(moves(), async |twin, one| match one {
-        Move::TakeAll { owner, all, lease } => {
-            take_all(twin, &mut seen, *owner, all, *lease).await;
+        Move::TakeAll {
+            owner,
+            all,
+            lease,
+            before,
+        } => {
+            take_all(twin, &mut seen, *owner, all, (*lease, *before)).await;
         }
         Move::Release { owner, name, keep } => {
             let hold = hold(*owner, *name);

@@ -143,9 +143,19 @@ pub(crate) fn checked(members: &[Member]) -> Result<Vec<Member>> {
     let mut all: Vec<Member> = Vec::with_capacity(members.len());
     for member in members {
         member.0.place().check()?;
-        if !all.iter().any(|known| known.is_same(member)) {
-            all.push(member.clone());
+        if all.iter().any(|known| known.is_same(member)) {
+            continue;
         }
+        if all.iter().any(|known| known.excludes(member)) {
+            return Err(Error::InvalidMembers {
+                reason: format!(
+                    "{:?} is named through two clients of one store, of which one would wait for \
+                     the other; name it through one of them",
+                    member.name()
+                ),
+            });
+        }
+        all.push(member.clone());
     }
     Ok(all)
 }
@@ -160,19 +170,6 @@ pub(crate) fn in_order(members: &[Member]) -> Result<Vec<Member>> {
         let address = member.session().store.address();
         (place.key().to_owned(), later, address)
     });
-    for (i, one) in all.iter().enumerate() {
-        let same_key = |other: &&Member| other.0.place().key() == one.0.place().key();
-        let mut others = all.iter().skip(i + 1).take_while(same_key);
-        if others.any(|other| one.excludes(other)) {
-            return Err(Error::InvalidMembers {
-                reason: format!(
-                    "{:?} is named through two clients of one store, of which one would wait for \
-                     the other; name it through one of them",
-                    one.name()
-                ),
-            });
-        }
-    }
     Ok(all)
 }
 

@@ -22,8 +22,7 @@ pub struct RedGuard {
 
 /// Whether a majority is held.
 pub(super) struct Majority {
-    /// The holds that were won, and how much earlier than it is said their leases may end because
-    /// clocks differ.
+    /// The holds that were won, and the leases that were asked for.
     holds: Vec<(Arc<Hold>, Duration)>,
     quorum: usize,
     /// How long one member may take to answer.
@@ -43,7 +42,7 @@ pub(super) fn drift(lease: Duration) -> Duration {
 
 impl Majority {
     pub(super) fn new(shares: &[Share], quorum: usize, limit: Duration) -> Majority {
-        let hold = |share: &Share| (share.hold().clone(), drift(share.lease().duration()));
+        let hold = |share: &Share| (share.hold().clone(), share.lease().duration());
         Majority {
             holds: shares.iter().map(hold).collect(),
             quorum,
@@ -58,7 +57,12 @@ impl Majority {
         if self.state.load(Ordering::SeqCst) != HELD {
             return Duration::ZERO;
         }
-        let valid = |(hold, drift): &(Arc<Hold>, Duration)| hold.valid_for().saturating_sub(*drift);
+        // It may have been entered for longer, before or since: then clocks have had that long to
+        // differ.
+        let valid = |(hold, lease): &(Arc<Hold>, Duration)| {
+            let drift = drift(hold.longest_lease().max(*lease));
+            hold.valid_for().saturating_sub(drift)
+        };
         let mut each: Vec<_> = self.holds.iter().map(valid).collect();
         each.sort_unstable_by(|one, other| other.cmp(one));
         let valid = each.get(self.quorum - 1).copied().unwrap_or_default();

@@ -4,6 +4,7 @@
 mod guard;
 mod round;
 
+use std::fmt::Write as _;
 use std::future::Future;
 use std::time::Duration;
 
@@ -103,7 +104,9 @@ impl RedLock {
     /// Waits for the lock as long as it takes, also for a majority that cannot be reached. Await
     /// it, or set something first: [`AcquireMany`].
     ///
-    /// Waiters of one client are served in order of arrival; over all clients chance decides.
+    /// Waiters of one process are served in order of arrival, if they share the members' clients and
+    /// name no owner: one that may hold the lock already must not wait behind those who wait for it.
+    /// Over all others chance decides.
     pub fn lock(&self) -> AcquireMany<RedLock> {
         AcquireMany::new(self)
     }
@@ -194,20 +197,23 @@ impl RedLock {
     }
 }
 
-/// The line in which those of one client wait who ask for the same members: no channel's, and nobody
-/// waits there for something else.
-fn line(members: &[Member]) -> String {
-    let each = members.iter().map(|member| {
-        let (client, key) = (member.session().id.as_str(), member.0.place().key());
-        format!("\0{client}:{key}")
-    });
-    each.collect()
-}
-
 /// The shortest of the leases with which members are held.
 fn shortest_lease(members: &[Member], lease: Option<Lease>) -> Duration {
     let leases = members.iter().map(|member| member.terms(lease).lease);
     leases.min().unwrap_or(Lease::WATCHDOG).duration()
+}
+
+/// The name of the line in which others who want the same lock through the same clients wait. No
+/// member's own, whose waiters may be served long before a majority is: no channel begins like this.
+fn line(members: &[Member]) -> String {
+    let mut line = String::from("red");
+    for member in members {
+        let (place, address) = (member.0.place(), member.session().store.address());
+        // With its length, so that no other members make the same name.
+        let key = place.key();
+        let _ = write!(line, " {:?} {} {key} {address}", place.family(), key.len());
+    }
+    line
 }
 
 /// The error of a member that did not answer in time.

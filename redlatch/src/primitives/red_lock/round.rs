@@ -25,7 +25,7 @@ pub(super) struct Rounds<'a> {
     /// How long one member may take to answer.
     pub(super) limit: Duration,
     pub(super) backoff: Backoff,
-    /// The line in which others of the same client wait their turn.
+    /// The line in which others of the same clients wait their turn. Nothing is heard there.
     pub(super) line: String,
     pub(super) tries: u32,
     /// Why most members failed in the latest round, if they did.
