@@ -585,3 +585,28 @@ async fn more_holds_than_have_keys_are_kept_all_the_same() {
     outer.unlock().await.unwrap();
     assert_eq!(keys(&server), [""; 0]);
 }
+
+/// One hold lives on and the others have ended: giving back an ended one is no error, and the one
+/// that lives keeps the lock.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_hold_that_has_ended_is_given_back_while_another_lives() {
+    let server = Server::start();
+    let client = client(&server).await;
+    let lock = client.read_write_lock("a");
+    let outer = lock.read().lock().lease(LONG).await.unwrap();
+    let short = Duration::from_millis(50);
+    let middle = outer.reenter().lease(short).await.unwrap();
+    let inner = outer.reenter().lease(short).await.unwrap();
+    let own = format!("{{a}}:{}:rwlock_timeout", outer.owner_id());
+    until("both have ended", || async {
+        let ended = |n: u32| left(&server, &format!("{own}:{n}")) == -2;
+        ended(2) && ended(3)
+    })
+    .await;
+    inner.unlock().await.unwrap();
+    assert!(lock.write().try_lock().await.unwrap().is_none());
+    middle.unlock().await.unwrap();
+    assert!(lock.write().try_lock().await.unwrap().is_none());
+    outer.unlock().await.unwrap();
+    assert_eq!(keys(&server), [""; 0]);
+}

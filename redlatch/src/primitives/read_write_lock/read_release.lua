@@ -31,7 +31,8 @@ else
     redis.call('HSET', KEYS[1], owner, keep)
     -- All holds of an owner are held for as long as the longest: what is given back hands that on.
     local most = math.max(longest(base, owner, count, last), lease)
-    if redis.call('PTTL', timeout(base, owner, last)) < most then
+    -- None of them may live any more, but one before them does.
+    if most > 0 and redis.call('PTTL', timeout(base, owner, last)) < most then
         redis.call('SET', timeout(base, owner, last), 1, 'PX', most)
     end
 end
