@@ -177,9 +177,17 @@ pub(crate) async fn other_permits(
     if !change {
         return Ok(Some(total));
     }
-    say!("{name}: had {total} permits; it has {permits} from now on");
+    let noun = permits_noun(total);
+    say!("{name}: had {total} {noun}; it has {permits} from now on");
     semaphore.set_permits(permits).await?;
     Ok(None)
+}
+
+pub(crate) fn permits_noun(total: i64) -> &'static str {
+    match total {
+        1 => "permit",
+        _ => "permits",
+    }
 }
 
 /// One of `permits` permits, which have been set.

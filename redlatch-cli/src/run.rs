@@ -89,8 +89,9 @@ async fn obtain(client: &Client, run: &Run) -> Result<Option<Holding>, Failure> 
         if let (Some(permits), [name]) = (run.kind.permits, run.names.as_slice()) {
             let others = holding::other_permits(client, name, permits, run.set_permits);
             if let Some(total) = others.await? {
+                let noun = holding::permits_noun(total);
                 return Ok(Err(Failure::wrong_kind(format!(
-                    "{name} has {total} permits, not {permits}; if it is yours, change it with: \
+                    "{name} has {total} {noun}, not {permits}; if it is yours, change it with: \
                      redlatch run --permits {permits} --set-permits …"
                 ))));
             }
@@ -122,9 +123,7 @@ fn in_the_way(state: &ObjectState) -> Option<String> {
             let (owner, others) = (printable(&holder.owner), others.len());
             Some(format!("held by {owner} and {others} more"))
         }
-        (ObjectState::ExpirableSemaphore { acquired, .. }, _) => {
-            Some(format!("{} permits are out", acquired.len()))
-        }
+        (ObjectState::ExpirableSemaphore { .. }, _) => Some("all permits are out".into()),
         (ObjectState::Lock { queue, .. }, _) => queue
             .first()
             .map(|next| format!("it is the turn of {}", printable(&next.owner))),

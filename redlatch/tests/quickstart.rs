@@ -25,7 +25,9 @@ fn quickstart(args: &[&str]) -> Output {
             .unwrap();
         assert!(status.success(), "the example does not build");
     }
-    Command::new(example).args(args).output().unwrap()
+    let mut example = Command::new(example);
+    example.args(args).env_remove("REDLATCH_URL");
+    example.output().unwrap()
 }
 
 fn text(bytes: &[u8]) -> String {

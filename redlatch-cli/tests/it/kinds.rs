@@ -218,13 +218,13 @@ fn another_number_of_permits_is_refused_unless_it_is_asked_for() {
     let args = ["run", "-n", "--permits", "2", &name, "--", "true"];
     finish(redlatch(shared(), &args))
         .expect(65)
-        .says(&format!("{name} has 1 permits, not 2; if it is yours"));
+        .says(&format!("{name} has 1 permit, not 2; if it is yours"));
     assert!(!try_run(&["--permits", "1"], &[&name]), "as it was");
 
     let args = [&["run", "--set-permits"], &args[1..]].concat();
     finish(redlatch(shared(), &args))
         .expect(0)
-        .says("had 1 permits; it has 2 from now on");
+        .says("had 1 permit; it has 2 from now on");
     assert!(try_run(&["--permits", "2"], &[&name]));
     one.release();
 }
@@ -298,7 +298,7 @@ fn who_waits_for_long_is_told_for_whom() {
     ];
     let said = [
         format!("{plain}: waiting; held by {}\n", owner(shared(), &plain)),
-        format!("{permit}: waiting; 1 permits are out\n"),
+        format!("{permit}: waiting; all permits are out\n"),
     ];
     for (running, said) in waiting.iter().zip(&said) {
         running.until_stderr(said);
