@@ -74,8 +74,13 @@ struct State {
     /// Until when the store is known to keep it for us: never later than it really does.
     end: Instant,
     loss: Option<Loss>,
-    /// The store has been told that nothing is held any more, and said yes.
-    given_back: bool,
+    /// How often the store was or will be told something: guards that left, attempts that were
+    /// sent.
+    changes: u64,
+    /// How many of these the store is known to have followed.
+    followed: u64,
+    /// How many there had been when the store last said that nothing is held any more.
+    given_back: u64,
     /// It was lost, and another hold of the same owner has taken its place.
     superseded: bool,
     /// The watchdog's notes.
@@ -113,7 +118,9 @@ impl Hold {
                 renewed: 0,
                 end: Instant::now(),
                 loss: None,
-                given_back: false,
+                changes: 1,
+                followed: 1,
+                given_back: 0,
                 superseded: false,
                 watch: Notes::default(),
             }),
@@ -142,11 +149,13 @@ impl Hold {
         Err(self.lost_error(loss))
     }
 
-    /// One guard less.
-    pub(crate) fn leave(&self, renewed: bool) {
+    /// One guard less. Which change that was.
+    pub(crate) fn leave(&self, renewed: bool) -> u64 {
         let mut state = self.look();
         state.count = state.count.saturating_sub(1);
         state.renewed = state.renewed.saturating_sub(u32::from(renewed));
+        state.changes += 1;
+        state.changes
     }
 
     pub(crate) fn count(&self) -> u32 {
@@ -158,18 +167,54 @@ impl Hold {
         self.look().renewed > 0
     }
 
-    /// Whether the store has been told that nothing is held, and nothing was asked for since.
-    pub(crate) fn is_given_back(&self) -> bool {
-        self.look().given_back
+    /// How many changes there were until now, what they came to, and whether it was lost.
+    pub(crate) fn standing(&self) -> (u64, u32, Option<Loss>) {
+        let state = self.look();
+        (state.changes, state.count, state.loss)
     }
 
-    pub(crate) fn gave_back(&self) {
-        self.look().given_back = true;
+    /// How many changes there were until now.
+    pub(crate) fn changes(&self) -> u64 {
+        self.look().changes
     }
 
-    /// An acquisition is about to be sent: whatever was given back may be there again.
-    pub(crate) fn taking(&self) {
-        self.look().given_back = false;
+    /// Whether the store may have something else than is held here: a guard that left, or an attempt
+    /// without an answer, was not settled yet.
+    pub(crate) fn is_ahead_of_store(&self) -> bool {
+        let state = self.look();
+        state.followed < state.changes
+    }
+
+    /// The store has what was held here after so many changes.
+    pub(crate) fn store_followed(&self, changes: u64) {
+        let mut state = self.look();
+        state.followed = state.followed.max(changes);
+    }
+
+    /// Whether what was held before so many changes has been given back since.
+    pub(crate) fn has_given_back(&self, changes: u64) -> bool {
+        self.look().given_back >= changes
+    }
+
+    pub(crate) fn gave_back(&self, changes: u64) {
+        self.look().given_back = changes;
+    }
+
+    /// An acquisition is about to be sent: there may be something to give back again. Said how it
+    /// ended to [`Hold::answered`].
+    pub(crate) fn taking(&self) -> u64 {
+        let mut state = self.look();
+        state.changes += 1;
+        state.changes
+    }
+
+    /// The acquisition that was this change has been answered, so the store follows as well as it
+    /// did before.
+    pub(crate) fn answered(&self, change: u64) {
+        let mut state = self.look();
+        if state.followed + 1 == change {
+            state.followed = change;
+        }
     }
 
     /// Another hold of the same owner takes the place of this one, which was lost.

@@ -4,9 +4,11 @@
 use std::cell::Cell;
 use std::collections::HashMap;
 use std::hash::{BuildHasherDefault, Hasher};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
+use tokio::sync::Notify;
 use tokio::time::Instant;
 
 use crate::background::Background;
@@ -29,6 +31,8 @@ pub(crate) struct Session {
     pub(crate) watchdog: Watchdog,
     pub(crate) background: Background,
     claims: Mutex<Claims>,
+    /// Something has been entered, by whomever.
+    entered: Notify,
 }
 
 /// Every hold that somebody has, wins or gives back, so that the same owner finds the same hold.
@@ -90,6 +94,7 @@ impl Session {
             waiting,
             background,
             claims: Mutex::default(),
+            entered: Notify::new(),
         }
     }
 
@@ -126,10 +131,7 @@ impl Session {
             *claimed = fresh(claimed.hold.steps.clone());
         }
         claimed.users += 1;
-        Ok(Claim {
-            hold: claimed.hold.clone(),
-            session: self.clone(),
-        })
+        Ok(Claim::new(self.clone(), claimed.hold.clone()))
     }
 
     /// Whether `owner` holds `place`, as far as is known here.
@@ -139,20 +141,58 @@ impl Session {
         claimed.is_some_and(|claimed| claimed.hold.count() > 0 && claimed.hold.loss().is_none())
     }
 
-    /// Runs a step that done twice would count twice: [`Store::run_unrepeated`]. Once begun it is not
-    /// left half-way: when this is dropped it goes on in the background.
+    /// Returns when `owner` holds `place`, as far as is known here.
+    pub(crate) async fn has_entered(&self, owner: Owner, place: &Arc<Place>) {
+        loop {
+            let mut news = std::pin::pin!(self.entered.notified());
+            news.as_mut().enable();
+            if self.holds(owner, place) {
+                return;
+            }
+            news.await;
+        }
+    }
+
+    /// Gives back what `owner` has left of `place` and is not given back yet.
+    pub(crate) async fn settle_left(self: &Arc<Self>, owner: Owner, place: &Arc<Place>) {
+        let claim = {
+            let mut claims = self.claims();
+            let Some(claimed) = claims.get_mut(&(owner, place.clone())) else {
+                return;
+            };
+            if !claimed.hold.is_ahead_of_store() {
+                return;
+            }
+            claimed.users += 1;
+            Claim::new(self.clone(), claimed.hold.clone())
+        };
+        // Should it fail, it goes on in the background; what is asked for next will fail too.
+        let _ = claim.settle().await;
+    }
+
+    /// Runs a step that done twice would do something else than once: [`Store::run_unrepeated`].
+    /// Once begun it is not left half-way: when this is dropped it goes on in the background.
     pub(crate) async fn change<S: Step<Reply: 'static> + 'static>(
-        self: &Arc<Self>,
+        &self,
         step: S,
         what: &'static str,
     ) -> Result<S::Reply> {
-        self.background.bind()?;
         let store = self.store.clone();
+        let sent = Sent::default();
         let work = async move {
-            let sent = Sent::default();
-            let run = store.run_unrepeated(&step, what, Duration::ZERO, &sent);
-            run.await
+            store
+                .run_unrepeated(&step, what, Duration::ZERO, &sent)
+                .await
         };
+        self.finish(work).await
+    }
+
+    /// What has been begun is not left half-way: dropped, it goes on in the background.
+    pub(crate) async fn finish<T: Send + 'static>(
+        &self,
+        work: impl Future<Output = Result<T>> + Send + 'static,
+    ) -> Result<T> {
+        self.background.bind()?;
         self.background.finish(work, || true).await
     }
 
@@ -184,14 +224,15 @@ impl Session {
         let mut held = Vec::with_capacity(claims.len());
         for (claim, terms) in claims {
             turns.push(claim.hold.steps.lock().await);
-            held.push(claim.held_before(*terms)?);
+            held.push(claim.held_before(*terms).await?);
         }
         let sent = &Sent::default();
         let unsettled = |(claim, terms): &(&'a Claim, Terms)| Unsettled::new(claim, *terms, sent);
         let unsettled: Vec<_> = claims.iter().map(unsettled).collect();
-        for (claim, _) in claims {
-            claim.hold.taking();
-        }
+        let changes: Vec<u64> = claims
+            .iter()
+            .map(|(claim, _)| claim.hold.taking())
+            .collect();
         let step = step(&held);
         // As in `Claim::enter`: the renewal of what is held already must not wait.
         let lane = match held.iter().all(|&held| held == 0) {
@@ -205,7 +246,10 @@ impl Session {
             }
             None => self.store.run(&step, lane, sent).await,
         };
-        let settled = || unsettled.iter().for_each(|one| one.settled.set(true));
+        let settled = || {
+            let each = unsettled.iter().zip(&changes);
+            each.for_each(|(one, change)| one.is_settled(*change));
+        };
         let answer = match answer {
             Ok(answer) => answer,
             Err(error) => {
@@ -231,6 +275,7 @@ impl Session {
                 for (claim, _) in claims {
                     self.watchdog.watch(&claim.hold);
                 }
+                self.entered.notify_waiters();
             }
             Together::InTheWay(i, _) => {
                 if let Some((claim, _)) = claims.get(*i)
@@ -250,6 +295,8 @@ impl Session {
 pub(crate) struct Claim {
     pub(crate) session: Arc<Session>,
     pub(crate) hold: Arc<Hold>,
+    /// Which change of the hold it was that this one left; 0 before.
+    left: AtomicU64,
 }
 
 impl Clone for Claim {
@@ -263,6 +310,7 @@ impl Clone for Claim {
         Claim {
             session: self.session.clone(),
             hold: self.hold.clone(),
+            left: AtomicU64::new(self.left.load(Ordering::Relaxed)),
         }
     }
 }
@@ -283,6 +331,15 @@ impl Drop for Claim {
 }
 
 impl Claim {
+    /// A share that has been counted among the users.
+    fn new(session: Arc<Session>, hold: Arc<Hold>) -> Claim {
+        Claim {
+            session,
+            hold,
+            left: AtomicU64::new(0),
+        }
+    }
+
     /// One attempt to have it (once more). `step` is the primitive's, for the hold count wanted.
     ///
     /// However this ends, also by being dropped, the store is brought in line in the background
@@ -294,10 +351,10 @@ impl Claim {
         step: impl FnOnce(&'a Hold, u32) -> S,
     ) -> Result<Outcome<T>> {
         let _turn = self.hold.steps.lock().await;
-        let held = self.held_before(terms)?;
+        let held = self.held_before(terms).await?;
         let sent = &Sent::default();
         let unsettled = Unsettled::new(self, terms, sent);
-        self.hold.taking();
+        let change = self.hold.taking();
         let step = step(&self.hold, held + 1);
         let store = &self.session.store;
         // Who holds it already is in nobody's way, and must not keep its renewal waiting.
@@ -312,7 +369,9 @@ impl Claim {
         let answer = match answer {
             Ok(answer) => answer,
             Err(error) => {
-                unsettled.settled.set(error.leaves_untouched());
+                if error.leaves_untouched() {
+                    unsettled.is_settled(change);
+                }
                 return Err(error);
             }
         };
@@ -320,25 +379,32 @@ impl Claim {
             Outcome::Done(won) => {
                 let end = answer.sent + terms.lease.duration();
                 self.hold.enter(end, terms.renewed)?;
-                unsettled.settled.set(true);
+                unsettled.is_settled(change);
                 self.session.watchdog.watch(&self.hold);
+                self.session.entered.notify_waiters();
                 Ok(Outcome::Done(won))
             }
             Outcome::Wait(_) if held > 0 => {
-                unsettled.settled.set(true);
+                unsettled.is_settled(change);
                 Err(self.not_held())
             }
             wait @ Outcome::Wait(_) => {
-                unsettled.settled.set(true);
+                unsettled.is_settled(change);
                 Ok(wait)
             }
         }
     }
 
     /// How often the owner has it already, if it may ask for it now.
-    fn held_before(&self, terms: Terms) -> Result<u32> {
+    ///
+    /// What the owner has left before is given back first, in this turn: what is asked for next is
+    /// something new, with a lease and a fencing token of its own.
+    async fn held_before(&self, terms: Terms) -> Result<u32> {
         if let Some(loss) = self.hold.loss() {
             return Err(self.hold.lost_error(loss));
+        }
+        if self.hold.is_ahead_of_store() {
+            self.settle_in_turn(self.hold.changes()).await?;
         }
         let held = self.hold.count();
         if held > 0 && !terms.reentrant {
@@ -358,7 +424,8 @@ impl Claim {
 
     /// Gives one entry back. After this, [`Claim::settle`] tells the store.
     pub(crate) fn leave(&self, terms: Terms) {
-        self.hold.leave(terms.renewed);
+        let change = self.hold.leave(terms.renewed);
+        self.left.store(change, Ordering::Relaxed);
     }
 
     /// Brings the store in line with what is held here: the hold count as it is now, none included.
@@ -367,9 +434,18 @@ impl Claim {
     /// Sent twice it is the same as once. When the connection breaks it is sent again; then a "not
     /// held" is the answer to the repetition, and means that the first one did its work.
     pub(crate) async fn settle(&self) -> Result<bool> {
+        let mine = match self.left.load(Ordering::Relaxed) {
+            0 => self.hold.changes(),
+            left => left,
+        };
+        let _turn = self.hold.steps.lock().await;
+        self.settle_in_turn(mine).await
+    }
+
+    /// The same for who has the turn; `mine`: how many changes there had been when this was begun.
+    async fn settle_in_turn(&self, mine: u64) -> Result<bool> {
         let (hold, session) = (&self.hold, &self.session);
-        let _turn = hold.steps.lock().await;
-        let loss = hold.loss();
+        let (all, count, loss) = hold.standing();
         if let Some(loss) = loss
             && hold.is_superseded()
         {
@@ -377,13 +453,13 @@ impl Claim {
             return Err(hold.lost_error(loss));
         }
         let keep = match loss {
-            None => hold.count(),
+            None => count,
             // An answer that came too late may have left something behind.
             Some(_) => 0,
         };
         if keep == 0 {
             session.watchdog.forget(hold);
-            if hold.is_given_back() {
+            if hold.has_given_back(mine) {
                 // By another one's settling, which found the same count.
                 return Ok(true);
             }
@@ -394,21 +470,19 @@ impl Claim {
         let answer = store.run(&step, Lane::First, &Sent::default()).await?;
         tracing::debug!(lock = hold.place.name(), owner = %hold.field, keep,
             held = answer.reply, "released");
+        if keep == 0 && !hold.own.is_empty() {
+            // What its owner had left behind while waiting is gone too: another attempt of the same
+            // owner has to begin again.
+            session.waiting.call(&hold.own);
+        }
+        hold.store_followed(all);
         if let Some(loss) = loss {
             return Err(hold.lost_error(loss));
         }
         let held = answer.reply || answer.repeated;
         match keep {
-            0 => {
-                if held {
-                    hold.gave_back();
-                }
-                // What its owner had left behind while waiting is gone too: another attempt of the
-                // same owner has to begin again.
-                if !hold.own.is_empty() {
-                    session.waiting.call(&hold.own);
-                }
-            }
+            0 if held => hold.gave_back(all),
+            0 => {}
             _ => {
                 if !answer.reply {
                     hold.lose(Loss::NotHeld);
@@ -476,6 +550,14 @@ impl<'a> Unsettled<'a> {
             sent,
             settled: Cell::new(false),
         }
+    }
+}
+
+impl Unsettled<'_> {
+    /// The attempt that was this change has been answered.
+    fn is_settled(&self, change: u64) {
+        self.settled.set(true);
+        self.claim.hold.answered(change);
     }
 }
 

@@ -178,11 +178,13 @@ fn fake_server(hello: &'static str) -> u16 {
 }
 
 #[tokio::test]
-async fn servers_that_are_too_old() {
+async fn servers_that_cannot_be_used() {
     let old = "%2\r\n$6\r\nserver\r\n$5\r\nredis\r\n$7\r\nversion\r\n$6\r\n6.0.16\r\n";
     let ancient = "-ERR unknown command `HELLO`, with args beginning with: `3`, \r\n";
     let other = "-ERR unknown command 'HELLO'\r\n";
-    for hello in [old, ancient, other] {
+    let cluster = "%3\r\n$6\r\nserver\r\n$5\r\nredis\r\n$7\r\nversion\r\n$6\r\n7.0.15\r\n\
+        $4\r\nmode\r\n$7\r\ncluster\r\n";
+    for hello in [old, ancient, other, cluster] {
         let port = fake_server(hello);
         let url = format!("redis://127.0.0.1:{port}");
         let error = soon("an answer", Client::connect(&url)).await.unwrap_err();

@@ -3,29 +3,13 @@
 
 mod common;
 
-use std::future::{Future, IntoFuture, poll_fn};
+use std::future::IntoFuture;
 use std::pin::pin;
-use std::task::Poll;
 use std::time::Duration;
 
-use common::{LONG, Stand, soon, until};
+use common::{LONG, Stand, dropped_everywhere, polled, soon, until};
 use redlatch::{Client, Lock};
 use redlatch_testkit::{Server, shared, unique};
-
-/// Polls up to `polls` times, each time when woken: the output, or `None` if it was dropped.
-async fn polled<F: Future>(polls: usize, future: F) -> Option<F::Output> {
-    let mut future = pin!(future);
-    let mut polled = 0;
-    poll_fn(|cx| {
-        polled += 1;
-        match future.as_mut().poll(cx) {
-            Poll::Ready(output) => Poll::Ready(Some(output)),
-            Poll::Pending if polled >= polls => Poll::Ready(None),
-            Poll::Pending => Poll::Pending,
-        }
-    })
-    .await
-}
 
 /// Nothing was left behind: no key, no renewal, nothing under way.
 async fn nothing_left(client: &Client, lock: &Lock) {
@@ -33,21 +17,6 @@ async fn nothing_left(client: &Client, lock: &Lock) {
     assert!(!lock.is_locked().await.unwrap(), "a key was left");
     let status = client.status();
     assert_eq!((status.holds, status.background), (0, 0), "{status:?}");
-}
-
-/// Drops `work` after one poll, after two, … until it gets through, some times over.
-async fn dropped_everywhere<W, F>(mut work: W)
-where
-    W: FnMut(usize) -> F,
-    F: Future<Output = bool>,
-{
-    for _ in 0..5 {
-        let mut polls = 1;
-        while !work(polls).await {
-            polls += 1;
-            assert!(polls < 1000, "never gets through");
-        }
-    }
 }
 
 on_every_store! {

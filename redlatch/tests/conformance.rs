@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use common::{LONG, Stand, WATCHDOG, soon, until};
+use common::{LONG, Stand, WATCHDOG, assert_lost, soon, until};
 use redlatch::{Client, Error, Loss, Owner};
 use redlatch_testkit::unique;
 
@@ -259,16 +259,7 @@ async fn a_fixed_lease_ends(stand: Stand) {
     assert!(!guard.is_valid());
     assert_eq!(guard.valid_for(), Duration::ZERO);
     let lost = guard.unlock().await.unwrap_err();
-    assert!(
-        matches!(
-            lost,
-            Error::Lost {
-                reason: Loss::LeaseEnded,
-                ..
-            }
-        ),
-        "{lost}"
-    );
+    assert_lost(&lost, Loss::LeaseEnded);
     // The late unlock took nothing from the next holder.
     assert!(lock.is_held_by(next.owner()).await.unwrap());
     next.unlock().await.unwrap();
@@ -318,32 +309,14 @@ async fn force_unlock_tells_and_wakes(stand: Stand) {
     let next = soon("woken", waiter).await.unwrap().unwrap();
     soon("told at the next renewal", renewed.lost()).await;
     let lost = renewed.unlock().await.unwrap_err();
-    assert!(
-        matches!(
-            lost,
-            Error::Lost {
-                reason: Loss::NotHeld,
-                ..
-            }
-        ),
-        "{lost}"
-    );
+    assert_lost(&lost, Loss::NotHeld);
     assert!(next.is_valid());
     next.unlock().await.unwrap();
 
     let fixed = holder.lock(&name).lock().lease(LONG).await.unwrap();
     assert!(lock.force_unlock().await.unwrap());
     let lost = fixed.unlock().await.unwrap_err();
-    assert!(
-        matches!(
-            lost,
-            Error::Lost {
-                reason: Loss::NotHeld,
-                ..
-            }
-        ),
-        "{lost}"
-    );
+    assert_lost(&lost, Loss::NotHeld);
 }
 
 async fn dropping_a_guard_releases(stand: Stand) {

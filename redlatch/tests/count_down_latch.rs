@@ -2,37 +2,14 @@
 
 mod common;
 
-use std::future::{Future, poll_fn};
 use std::pin::pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
-use std::task::Poll;
 use std::time::Duration;
 
-use common::{LONG, Stand, soon, until};
+use common::{LONG, Stand, polled, soon, until, without_the_answer};
 use redlatch::{Client, CountDownLatch, Embedded, Error};
 use redlatch_testkit::{Proxy, Server, shared, unique};
-
-/// Polls up to `polls` times, each time when woken: the output, or `None` if it was dropped.
-async fn polled<F: Future>(polls: usize, future: F) -> Option<F::Output> {
-    let mut future = pin!(future);
-    let mut polled = 0;
-    poll_fn(|cx| {
-        polled += 1;
-        match future.as_mut().poll(cx) {
-            Poll::Ready(output) => Poll::Ready(Some(output)),
-            Poll::Pending if polled >= polls => Poll::Ready(None),
-            Poll::Pending => Poll::Pending,
-        }
-    })
-    .await
-}
-
-/// A client that hears of what it waits for or fails: looking by itself would come far too late.
-async fn patient(stand: &Stand) -> Client {
-    let settings = Client::builder().watchdog(10 * LONG);
-    stand.client_with(settings).await
-}
 
 async fn set(client: &Client, what: &str, count: u32) -> CountDownLatch {
     let latch = client.count_down_latch(&unique(what));
@@ -70,7 +47,7 @@ on_every_store! {
 }
 
 async fn a_latch_is_set_once(stand: Stand) {
-    let client = patient(&stand).await;
+    let client = stand.patient().await;
     let latch = client.count_down_latch(&unique("set"));
     assert_eq!(latch.count().await.unwrap(), 0);
     assert!(latch.try_set_count(1).await.unwrap());
@@ -83,7 +60,7 @@ async fn a_latch_is_set_once(stand: Stand) {
 }
 
 async fn counting_down(stand: Stand) {
-    let client = patient(&stand).await;
+    let client = stand.patient().await;
     let latch = set(&client, "counting", 2).await;
     assert_eq!(latch.count_down().await.unwrap(), 1);
     assert_eq!(latch.count().await.unwrap(), 1);
@@ -100,7 +77,7 @@ async fn counting_down(stand: Stand) {
 }
 
 async fn counting_an_open_latch_leaves_nothing_behind(stand: Stand) {
-    let client = patient(&stand).await;
+    let client = stand.patient().await;
     let latch = client.count_down_latch(&unique("open"));
     assert_eq!(latch.count_down().await.unwrap(), 0);
     assert_eq!(latch.count_down_by(7).await.unwrap(), 0);
@@ -110,7 +87,7 @@ async fn counting_an_open_latch_leaves_nothing_behind(stand: Stand) {
 }
 
 async fn counting_by_many(stand: Stand) {
-    let client = patient(&stand).await;
+    let client = stand.patient().await;
     let latch = set(&client, "by-many", 10).await;
     let waiter = waiting(&latch);
     subscribed(&client, 1).await;
@@ -124,7 +101,7 @@ async fn counting_by_many(stand: Stand) {
 }
 
 async fn waiting_until_zero(stand: Stand) {
-    let (client, other) = (patient(&stand).await, patient(&stand).await);
+    let (client, other) = (stand.patient().await, stand.patient().await);
     let latch = set(&client, "waits", 5).await;
     let waiters: Vec<_> = (0..5)
         .map(|_| waiting(&other.count_down_latch(latch.name())))
@@ -142,7 +119,7 @@ async fn waiting_until_zero(stand: Stand) {
 }
 
 async fn waiting_with_a_limit(stand: Stand) {
-    let client = patient(&stand).await;
+    let client = stand.patient().await;
     let latch = set(&client, "limit", 1).await;
     assert!(!latch.wait_for(Duration::ZERO).await.unwrap());
     assert!(!latch.wait_for(Duration::from_millis(30)).await.unwrap());
@@ -155,7 +132,7 @@ async fn waiting_with_a_limit(stand: Stand) {
 }
 
 async fn a_deleted_latch_lets_everybody_go(stand: Stand) {
-    let (client, other) = (patient(&stand).await, patient(&stand).await);
+    let (client, other) = (stand.patient().await, stand.patient().await);
     let latch = set(&client, "deleted", 5).await;
     let waiter = waiting(&other.count_down_latch(latch.name()));
     subscribed(&other, 1).await;
@@ -164,7 +141,7 @@ async fn a_deleted_latch_lets_everybody_go(stand: Stand) {
 }
 
 async fn a_latch_can_be_used_again(stand: Stand) {
-    let (client, other) = (patient(&stand).await, patient(&stand).await);
+    let (client, other) = (stand.patient().await, stand.patient().await);
     let latch = client.count_down_latch(&unique("again"));
     for _ in 0..20 {
         assert!(latch.try_set_count(2).await.unwrap());
@@ -176,7 +153,7 @@ async fn a_latch_can_be_used_again(stand: Stand) {
 }
 
 async fn setting_a_latch_again_holds_up_who_comes_later(stand: Stand) {
-    let client = patient(&stand).await;
+    let client = stand.patient().await;
     let latch = set(&client, "later", 1).await;
     let first = waiting(&latch);
     subscribed(&client, 1).await;
@@ -190,7 +167,7 @@ async fn setting_a_latch_again_holds_up_who_comes_later(stand: Stand) {
 
 async fn a_thousand_waiters_of_one_latch(stand: Stand) {
     const WAITERS: usize = 1000;
-    let (client, other) = (patient(&stand).await, patient(&stand).await);
+    let (client, other) = (stand.patient().await, stand.patient().await);
     let latch = set(&client, "thousand", 1).await;
     let begun = Arc::new(AtomicUsize::new(0));
     let waiters: Vec<_> = (0..WAITERS)
@@ -226,7 +203,7 @@ async fn counted_from_many_clients(stand: Stand) {
     const TASKS: u32 = 60;
     let mut clients = Vec::new();
     for _ in 0..3 {
-        clients.push(patient(&stand).await);
+        clients.push(stand.patient().await);
     }
     let latch = set(&clients[0], "many", TASKS).await;
     let (through, counted) = <(Arc<AtomicUsize>, Arc<AtomicUsize>)>::default();
@@ -251,7 +228,7 @@ async fn counted_from_many_clients(stand: Stand) {
 }
 
 async fn counts_and_names_that_cannot_be(stand: Stand) {
-    let client = patient(&stand).await;
+    let client = stand.patient().await;
     let latch = client.count_down_latch(&unique("zero"));
     let error = latch.try_set_count(0).await.unwrap_err();
     assert!(matches!(error, Error::InvalidCount { .. }), "{error}");
@@ -299,7 +276,7 @@ async fn dropped_everywhere(stand: Stand) {
 }
 
 async fn a_count_goes_on_when_dropped(stand: Stand) {
-    let client = patient(&stand).await;
+    let client = stand.patient().await;
     let latch = set(&client, "dropped-count", 1000).await;
     let mut expected = 1000;
     for polls in 1.. {
@@ -318,7 +295,7 @@ async fn a_count_goes_on_when_dropped(stand: Stand) {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_count_between_any_two_polls_is_heard() {
     let stand = Stand::server();
-    let (client, other) = (patient(&stand).await, patient(&stand).await);
+    let (client, other) = (stand.patient().await, stand.patient().await);
     for polls in 1..30 {
         // Each time a channel that is not subscribed to yet.
         let latch = client.count_down_latch(&unique("heard"));
@@ -388,18 +365,7 @@ async fn an_unknown_outcome_is_told_and_not_repeated() {
     let latch = set(&client, "unknown", 100).await;
     let mut expected = latch.count_down().await.unwrap();
     for _ in 0..10 {
-        proxy.swallow_replies(true);
-        let cutting = {
-            let proxy = proxy.clone();
-            tokio::task::spawn_blocking(move || {
-                proxy.wait_until_swallowed();
-                proxy.swallow_replies(false);
-                proxy.cut();
-            })
-        };
-        let both = async { tokio::join!(latch.count_down(), cutting) };
-        let (counted, cut) = soon("answered", both).await;
-        cut.unwrap();
+        let counted = without_the_answer(&proxy, latch.count_down()).await;
         let error = counted.unwrap_err();
         assert!(matches!(error, Error::OutcomeUnknown { .. }), "{error}");
         expected -= 1;

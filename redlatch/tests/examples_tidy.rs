@@ -1,8 +1,10 @@
 //! The examples leave a server as they found it, and say in clear words what is wrong.
 
-use std::path::PathBuf;
-use std::process::{Command, Output};
+mod common;
 
+use std::process::Output;
+
+use common::example;
 use redlatch_testkit::Server;
 
 /// All that are run on one server.
@@ -18,32 +20,9 @@ const ON_ONE_SERVER: [&str; 9] = [
     "transfer",
 ];
 
-/// Cargo has built the examples before it runs all tests; not before it runs only these.
-fn path(name: &str) -> PathBuf {
-    let own = std::env::current_exe().unwrap();
-    let built = own.parent().and_then(|deps| deps.parent()).unwrap();
-    let file = format!("{name}{}", std::env::consts::EXE_SUFFIX);
-    let example = built.join("examples").join(file);
-    if !example.exists() {
-        let profile = match built.file_name().unwrap().to_str().unwrap() {
-            "debug" => "dev",
-            other => other,
-        };
-        let status = Command::new(env!("CARGO"))
-            .args(["build", "--quiet", "--package", "redlatch"])
-            .args(["--example", name, "--profile", profile])
-            .arg("--target-dir")
-            .arg(built.parent().unwrap())
-            .status()
-            .unwrap();
-        assert!(status.success(), "the example does not build");
-    }
-    example
-}
-
 fn run(name: &str, args: &[&str], url: Option<&str>) -> Output {
-    let mut example = Command::new(path(name));
-    example.args(args).env_remove("REDLATCH_URL");
+    let mut example = example(name);
+    example.args(args);
     if let Some(url) = url {
         example.env("REDLATCH_URL", url);
     }

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-use common::{LONG, WATCHDOG, soon, until};
+use common::{LONG, WATCHDOG, assert_lost, soon, until, without_the_answer};
 use redlatch::{Client, Error, Loss, Owner};
 use redlatch_testkit::{Proxy, Server, shared, unique};
 
@@ -110,16 +110,7 @@ async fn the_holder_is_told_before_its_lease_has_ended() {
         }
         soon("told", guard.lost()).await;
         let lost = guard.unlock().await.unwrap_err();
-        assert!(
-            matches!(
-                lost,
-                Error::Lost {
-                    reason: Loss::LeaseEnded,
-                    ..
-                }
-            ),
-            "{lost}"
-        );
+        assert_lost(&lost, Loss::LeaseEnded);
         proxy.stall(false);
         proxy.refuse(false);
         until("nothing is left", || async { client.status().holds == 0 }).await;
@@ -245,23 +236,6 @@ async fn a_release_whose_answer_is_lost_succeeds_once() {
     }
 }
 
-/// Runs `work`, throws the server's first answer away, and then cuts the connection.
-async fn without_the_answer<T>(proxy: &Arc<Proxy>, work: impl Future<Output = T>) -> T {
-    proxy.swallow_replies(true);
-    let cutting = {
-        let proxy = proxy.clone();
-        tokio::task::spawn_blocking(move || {
-            proxy.wait_until_swallowed();
-            proxy.refuse(false);
-            proxy.swallow_replies(false);
-            proxy.cut();
-        })
-    };
-    let (output, cut) = soon("answered", async { tokio::join!(work, cutting) }).await;
-    cut.unwrap();
-    output
-}
-
 /// Scripts may be flushed at any time.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn flushed_scripts_are_taught_again() {
@@ -292,16 +266,7 @@ async fn flushed_data_is_told() {
     let other = client.lock("a").lock().await.unwrap();
     soon("told", guard.lost()).await;
     let lost = guard.unlock().await.unwrap_err();
-    assert!(
-        matches!(
-            lost,
-            Error::Lost {
-                reason: Loss::NotHeld,
-                ..
-            }
-        ),
-        "{lost}"
-    );
+    assert_lost(&lost, Loss::NotHeld);
     assert!(other.is_valid());
     other.unlock().await.unwrap();
 }

@@ -3,12 +3,12 @@
 
 mod common;
 
-use std::future::{Future, IntoFuture};
+use std::future::IntoFuture;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use common::{Stand, soon, until};
+use common::{Stand, assert_lost, soon, until, without_the_answer};
 use redlatch::{Client, Embedded, Error, Loss, Owner};
 use redlatch_testkit::{Proxy, Server, unique};
 use tokio::time::advance;
@@ -207,22 +207,6 @@ async fn an_acquisition_whose_answer_is_lost_keeps_its_token() {
     }
 }
 
-/// Runs `work`, throws the server's first answer away, and then cuts the connection.
-async fn without_the_answer<T>(proxy: &Arc<Proxy>, work: impl Future<Output = T>) -> T {
-    proxy.swallow_replies(true);
-    let cutting = {
-        let proxy = proxy.clone();
-        tokio::task::spawn_blocking(move || {
-            proxy.wait_until_swallowed();
-            proxy.swallow_replies(false);
-            proxy.cut();
-        })
-    };
-    let (output, cut) = soon("answered", async { tokio::join!(work, cutting) }).await;
-    cut.unwrap();
-    output
-}
-
 /// What is to be protected: it remembers the greatest token it has seen, and looks at it in the
 /// same step in which it writes.
 #[derive(Default)]
@@ -297,16 +281,7 @@ async fn a_holder_that_stood_still_knows_it_on_waking() {
 
     assert!(!paused.is_valid());
     let written = paused.run(async { resource.write(paused.token()) }).await;
-    assert!(
-        matches!(
-            written,
-            Err(Error::Lost {
-                reason: Loss::LeaseEnded,
-                ..
-            })
-        ),
-        "{written:?}"
-    );
+    assert_lost(&written.unwrap_err(), Loss::LeaseEnded);
     assert_eq!(
         resource.refused.load(Ordering::SeqCst),
         0,

@@ -3,14 +3,12 @@
 
 mod common;
 
-use std::future::{Future, IntoFuture, poll_fn};
-use std::pin::pin;
+use std::future::{Future, IntoFuture};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
-use std::task::Poll;
 use std::time::Duration;
 
-use common::{LONG, Stand, WATCHDOG, soon, until};
+use common::{LONG, Stand, WATCHDOG, assert_lost, polled, soon, until};
 use redlatch::{Client, Error, Lock, LockKind, Loss, OwnedKind, Owner};
 use redlatch_testkit::{Server, unique};
 use tokio::task::JoinHandle;
@@ -101,6 +99,8 @@ kinds! {
     reentrant: |client, name| client.lock(name),
     spin: |client, name| client.spin_lock(name),
     fenced: |client, name| client.fenced_lock(name),
+    fair: |client, name| client.fair_lock(name),
+    write: |client, name| client.read_write_lock(name).write().clone(),
 }
 
 /// Puts a waiter in line. When this returns it has been refused, and goes on waiting.
@@ -132,14 +132,6 @@ async fn nothing_left<K: LockKind>(client: &Client, lock: &Lock<K>) {
     assert!(!lock.is_locked().await.unwrap(), "a key was left");
     let status = client.status();
     assert_eq!((status.holds, status.background), (0, 0), "{status:?}");
-}
-
-#[track_caller]
-fn assert_lost(result: redlatch::Result<()>, reason: Loss) {
-    match result {
-        Err(Error::Lost { reason: why, .. }) => assert_eq!(why, reason),
-        other => panic!("not lost: {other:?}"),
-    }
 }
 
 /// Redisson: testLockUnlock, testIsLocked, testIsHeldByCurrentThread, testGetHoldCount.
@@ -212,7 +204,7 @@ async fn a_late_unlock_takes_nothing_from_the_next<K: LockKind + OwnedKind>(
     let late = lock.lock().await.unwrap();
     assert!(theirs.force_unlock().await.unwrap());
     let next = theirs.lock().await.unwrap();
-    assert_lost(late.unlock().await, Loss::NotHeld);
+    assert_lost(&late.unlock().await.unwrap_err(), Loss::NotHeld);
     client.settled().await;
     assert!(theirs.is_held_by(next.owner()).await.unwrap());
     next.unlock().await.unwrap();
@@ -257,13 +249,13 @@ async fn force_unlock_lets_a_waiter_in<K: LockKind + OwnedKind>(stand: Stand, ma
     assert!(lock.force_unlock().await.unwrap());
     assert!(!lock.is_locked().await.unwrap());
     assert!(!make(&client, &name).is_locked().await.unwrap());
-    assert_lost(guard.unlock().await, Loss::NotHeld);
+    assert_lost(&guard.unlock().await.unwrap_err(), Loss::NotHeld);
 
     let guard = lock.lock().await.unwrap();
     let waiting = in_line(&lock, lock.lock()).await;
     assert!(lock.force_unlock().await.unwrap());
     let next = soon("let in", waiting).await.unwrap().unwrap();
-    assert_lost(guard.unlock().await, Loss::NotHeld);
+    assert_lost(&guard.unlock().await.unwrap_err(), Loss::NotHeld);
     assert!(lock.is_held_by(next.owner()).await.unwrap());
     next.unlock().await.unwrap();
 }
@@ -342,21 +334,6 @@ async fn a_dropped_try_leaves_nothing_behind<K: LockKind + OwnedKind>(stand: Sta
         polls += 1;
         assert!(polls < 1000, "never gets through");
     }
-}
-
-/// Polls up to `polls` times, each time when woken: the output, or `None` if it was dropped.
-async fn polled<F: Future>(polls: usize, future: F) -> Option<F::Output> {
-    let mut future = pin!(future);
-    let mut polled = 0;
-    poll_fn(|cx| {
-        polled += 1;
-        match future.as_mut().poll(cx) {
-            Poll::Ready(output) => Poll::Ready(Some(output)),
-            Poll::Pending if polled >= polls => Poll::Ready(None),
-            Poll::Pending => Poll::Pending,
-        }
-    })
-    .await
 }
 
 /// Redisson: testAutoExpire. The client dies with its runtime: nobody renews and nobody releases.
@@ -567,7 +544,7 @@ async fn a_fixed_lease_ends_and_the_next_has_it<K: LockKind + OwnedKind>(
         "{took:?}"
     );
     assert!(!late.is_valid());
-    assert_lost(late.unlock().await, Loss::LeaseEnded);
+    assert_lost(&late.unlock().await.unwrap_err(), Loss::LeaseEnded);
     client.settled().await;
     assert!(lock.is_held_by(next.owner()).await.unwrap());
     next.unlock().await.unwrap();

@@ -9,9 +9,10 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::task::Poll;
 use std::time::Duration;
 
-use common::{LONG, Stand, WATCHDOG, soon, until};
+use common::{LONG, Stand, WATCHDOG, assert_lost, soon, until, without_the_answer};
 use redlatch::{Client, Embedded, Error, Loss, Member, MultiLock, Owner};
 use redlatch_testkit::{Proxy, Server, unique};
+use tokio::sync::Barrier;
 
 const SECOND: Duration = Duration::from_secs(1);
 
@@ -31,6 +32,7 @@ async fn nothing_left(client: &Client, names: &[&str]) {
 
 on_every_store! {
     all_are_held_or_none,
+    of_ten_tries_one_wins,
     what_cannot_be_had_gives_back_the_others_before_waiting,
     waiting_ends_with_patience,
     whoever_is_in_the_way_is_waited_for_one_after_the_other,
@@ -90,6 +92,37 @@ async fn all_are_held_or_none(stand: Stand) {
         guard.unlock().await.unwrap();
     }
     nothing_left(&client, &names.each_ref().map(String::as_str)).await;
+}
+
+/// Redisson: testWaitAndLeaseTimeouts. Ten try at the same time, over the same locks in all orders.
+async fn of_ten_tries_one_wins(stand: Stand) {
+    let (a, b, c) = (unique("ten-a"), unique("ten-b"), unique("ten-c"));
+    let mut clients = Vec::new();
+    for _ in 0..10 {
+        clients.push(stand.client().await);
+    }
+    for _ in 0..5 {
+        let start = Arc::new(Barrier::new(clients.len()));
+        let tries = clients.iter().enumerate().map(|(n, client)| {
+            let mut names = [&a, &b, &c];
+            names.rotate_left(n % 3);
+            let multi = MultiLock::new(names.map(|name| client.lock(name)));
+            let start = start.clone();
+            tokio::spawn(async move {
+                start.wait().await;
+                multi.try_lock().lease(LONG).await.unwrap()
+            })
+        });
+        let mut won = Vec::new();
+        for one in tries.collect::<Vec<_>>() {
+            won.extend(soon("answered", one).await.unwrap());
+        }
+        assert_eq!(won.len(), 1);
+        won.remove(0).unlock().await.unwrap();
+    }
+    for client in &clients {
+        nothing_left(client, &[&a, &b, &c]).await;
+    }
 }
 
 async fn what_cannot_be_had_gives_back_the_others_before_waiting(stand: Stand) {
@@ -358,16 +391,7 @@ async fn a_fixed_lease_is_not_renewed(stand: Stand) {
     assert!(!fixed.is_valid());
     assert_eq!(fixed.valid_for(), Duration::ZERO);
     let lost = fixed.unlock().await.unwrap_err();
-    assert!(
-        matches!(
-            lost,
-            Error::Lost {
-                reason: Loss::LeaseEnded,
-                ..
-            }
-        ),
-        "{lost}"
-    );
+    assert_lost(&lost, Loss::LeaseEnded);
     // Without a lease it is renewed.
     let renewed = multi.lock().await.unwrap();
     let lock = client.lock(&b);
@@ -392,16 +416,7 @@ async fn one_lost_member_is_a_lost_guard(stand: Stand) {
     soon("told", guard.lost()).await;
     assert!(!guard.is_valid());
     let lost = guard.run(std::future::pending::<()>()).await.unwrap_err();
-    assert!(
-        matches!(
-            lost,
-            Error::Lost {
-                reason: Loss::NotHeld,
-                ..
-            }
-        ),
-        "{lost}"
-    );
+    assert_lost(&lost, Loss::NotHeld);
     drop(guard);
     nothing_left(&client, &[&a, &b]).await;
 }
@@ -749,36 +764,20 @@ async fn a_flushed_server_is_taught_again() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn what_is_sent_twice_is_held_once() {
     let server = Server::start();
-    let proxy = Proxy::to(server.port());
+    let proxy = Arc::new(Proxy::to(server.port()));
     let client = Client::connect(&proxy.url()).await.unwrap();
     let fenced = client.fenced_lock("b");
     let multi = MultiLock::new([client.lock("a")]).and(&fenced);
     multi.lock().await.unwrap().unlock().await.unwrap();
-    proxy.swallow_replies(true);
-    let taking = tokio::spawn(multi.lock().into_future());
-    let proxy = tokio::task::spawn_blocking(move || {
-        proxy.wait_until_swallowed();
-        proxy.swallow_replies(false);
-        proxy.cut();
-        proxy
-    });
-    let guard = soon("taken", taking).await.unwrap().unwrap();
-    let proxy = proxy.await.unwrap();
+    let guard = without_the_answer(&proxy, multi.lock().into_future())
+        .await
+        .unwrap();
     let owner = guard.owner();
     assert_eq!(client.lock("a").hold_count(owner).await.unwrap(), 1);
     assert_eq!(fenced.hold_count(owner).await.unwrap(), 1);
     assert_eq!(guard.token(&fenced), Some(2));
-    proxy.swallow_replies(true);
-    let releasing = tokio::spawn(guard.unlock());
-    let proxy = tokio::task::spawn_blocking(move || {
-        proxy.wait_until_swallowed();
-        proxy.swallow_replies(false);
-        proxy.cut();
-        proxy
-    });
-    soon("released", releasing).await.unwrap().unwrap();
+    without_the_answer(&proxy, guard.unlock()).await.unwrap();
     nothing_left(&client, &["a", "b"]).await;
-    drop(proxy.await.unwrap());
 }
 
 /// One store does not answer: the multi-lock fails, and what was taken elsewhere is given back.

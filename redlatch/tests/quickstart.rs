@@ -1,33 +1,14 @@
 //! The quickstart example does what it promises to newcomers.
 
-use std::path::PathBuf;
-use std::process::{Command, Output};
+mod common;
 
+use std::process::Output;
+
+use common::example;
 use redlatch_testkit::Server;
 
-/// Cargo has built the examples before it runs all tests; not before it runs only these.
 fn quickstart(args: &[&str]) -> Output {
-    let own = std::env::current_exe().unwrap();
-    let built = own.parent().and_then(|deps| deps.parent()).unwrap();
-    let name = format!("quickstart{}", std::env::consts::EXE_SUFFIX);
-    let example: PathBuf = built.join("examples").join(name);
-    if !example.exists() {
-        let profile = match built.file_name().unwrap().to_str().unwrap() {
-            "debug" => "dev",
-            other => other,
-        };
-        let status = Command::new(env!("CARGO"))
-            .args(["build", "--quiet", "--package", "redlatch"])
-            .args(["--example", "quickstart", "--profile", profile])
-            .arg("--target-dir")
-            .arg(built.parent().unwrap())
-            .status()
-            .unwrap();
-        assert!(status.success(), "the example does not build");
-    }
-    let mut example = Command::new(example);
-    example.args(args).env_remove("REDLATCH_URL");
-    example.output().unwrap()
+    example("quickstart").args(args).output().unwrap()
 }
 
 fn text(bytes: &[u8]) -> String {

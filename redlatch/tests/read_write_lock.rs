@@ -2,14 +2,12 @@
 
 mod common;
 
-use std::future::{Future, IntoFuture, poll_fn};
-use std::pin::pin;
+use std::future::IntoFuture;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicI32, AtomicU32, Ordering};
-use std::task::Poll;
 use std::time::Duration;
 
-use common::{LONG, Stand, WATCHDOG, soon, until};
+use common::{LONG, Stand, WATCHDOG, assert_lost, dropped_everywhere, polled, soon, until};
 use redlatch::{Client, Error, Guard, Loss, Owner, Read, ReadWriteLock, Write};
 use redlatch_testkit::unique;
 use tokio::sync::Barrier;
@@ -407,16 +405,7 @@ async fn downgrading_what_was_lost_is_an_error(stand: Stand) {
     assert!(lock.write().force_unlock().await.unwrap());
     let theirs = lock.write().lock().await.unwrap();
     let lost = soon("told", writer.downgrade()).await.unwrap_err();
-    assert!(
-        matches!(
-            lost,
-            Error::Lost {
-                reason: Loss::NotHeld,
-                ..
-            }
-        ),
-        "{lost}"
-    );
+    assert_lost(&lost, Loss::NotHeld);
     client.settled().await;
     assert!(lock.write().is_held_by(theirs.owner()).await.unwrap());
     theirs.unlock().await.unwrap();
@@ -603,16 +592,7 @@ async fn each_side_is_taken_by_force_for_itself(stand: Stand) {
     for guard in [reader, outer, inner] {
         soon("told at the next renewal", guard.lost()).await;
         let lost = guard.unlock().await.unwrap_err();
-        assert!(
-            matches!(
-                lost,
-                Error::Lost {
-                    reason: Loss::NotHeld,
-                    ..
-                }
-            ),
-            "{lost}"
-        );
+        assert_lost(&lost, Loss::NotHeld);
     }
 
     assert!(!lock.read().force_unlock().await.unwrap());
@@ -650,16 +630,7 @@ async fn a_guard_tells_that_its_lease_has_ended(stand: Stand) {
         .unwrap();
     assert!(!writer.is_valid());
     for lost in [reader.unlock().await, writer.unlock().await] {
-        assert!(
-            matches!(
-                lost,
-                Err(Error::Lost {
-                    reason: Loss::LeaseEnded,
-                    ..
-                })
-            ),
-            "{lost:?}"
-        );
+        assert_lost(&lost.unwrap_err(), Loss::LeaseEnded);
     }
     client.settled().await;
     // Coming late they took nothing from who came after them.
@@ -962,21 +933,6 @@ async fn prefixes_and_hash_tags_belong_to_the_name(stand: Stand) {
     }
 }
 
-/// Polls up to `polls` times, each time when woken: the output, or `None` if it was dropped.
-async fn polled<F: Future>(polls: usize, future: F) -> Option<F::Output> {
-    let mut future = pin!(future);
-    let mut polled = 0;
-    poll_fn(|cx| {
-        polled += 1;
-        match future.as_mut().poll(cx) {
-            Poll::Ready(output) => Poll::Ready(Some(output)),
-            Poll::Pending if polled >= polls => Poll::Ready(None),
-            Poll::Pending => Poll::Pending,
-        }
-    })
-    .await
-}
-
 async fn dropped_anywhere_nothing_is_left(stand: Stand) {
     let (client, lock) = lock_of(&stand, "dropped").await;
     let other = stand.client().await;
@@ -989,7 +945,7 @@ async fn dropped_anywhere_nothing_is_left(stand: Stand) {
     for lock in [lock.clone(), lock.clone().prefer_writers()] {
         let theirs = other.read_write_lock(lock.name());
         // A free side.
-        everywhere(async |polls| {
+        dropped_everywhere(async |polls| {
             let guard = polled(polls, lock.read().lock().into_future()).await;
             let through = guard.is_some();
             drop(guard);
@@ -998,7 +954,7 @@ async fn dropped_anywhere_nothing_is_left(stand: Stand) {
         })
         .await;
         // A side that is given back meanwhile, both ways round.
-        everywhere(async |polls| {
+        dropped_everywhere(async |polls| {
             let held = theirs.write().lock().await.unwrap();
             let waiter = polled(polls, lock.read().lock().into_future());
             let (guard, released) =
@@ -1010,7 +966,7 @@ async fn dropped_anywhere_nothing_is_left(stand: Stand) {
             through
         })
         .await;
-        everywhere(async |polls| {
+        dropped_everywhere(async |polls| {
             let held = theirs.read().lock().await.unwrap();
             let waiter = polled(polls, lock.write().lock().into_future());
             let (guard, released) =
@@ -1025,7 +981,7 @@ async fn dropped_anywhere_nothing_is_left(stand: Stand) {
             through
         })
         .await;
-        everywhere(async |polls| {
+        dropped_everywhere(async |polls| {
             let writer = lock.write().lock().await.unwrap();
             let reader = polled(polls, writer.downgrade()).await;
             let through = reader.is_some();
@@ -1034,7 +990,7 @@ async fn dropped_anywhere_nothing_is_left(stand: Stand) {
             through
         })
         .await;
-        everywhere(async |polls| {
+        dropped_everywhere(async |polls| {
             let writer = lock.write().lock().await.unwrap();
             let reader = polled(polls, writer.read().into_future()).await;
             let through = reader.is_some();
@@ -1047,7 +1003,7 @@ async fn dropped_anywhere_nothing_is_left(stand: Stand) {
             through && released.is_some()
         })
         .await;
-        everywhere(async |polls| {
+        dropped_everywhere(async |polls| {
             let outer = lock.read().lock().await.unwrap();
             let inner = polled(polls, outer.reenter().into_future()).await;
             let through = inner.is_some();
@@ -1059,21 +1015,6 @@ async fn dropped_anywhere_nothing_is_left(stand: Stand) {
             through && released.is_some()
         })
         .await;
-    }
-}
-
-/// Drops `work` after one poll, after two, … until it gets through, some times over.
-async fn everywhere<W, F>(mut work: W)
-where
-    W: FnMut(usize) -> F,
-    F: Future<Output = bool>,
-{
-    for _ in 0..3 {
-        let mut polls = 1;
-        while !work(polls).await {
-            polls += 1;
-            assert!(polls < 1000, "never gets through");
-        }
     }
 }
 

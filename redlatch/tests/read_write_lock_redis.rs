@@ -5,9 +5,10 @@ mod common;
 
 use std::collections::BTreeMap;
 use std::future::IntoFuture as _;
+use std::sync::Arc;
 use std::time::Duration;
 
-use common::{LONG, soon, until};
+use common::{LONG, WATCHDOG, soon, until, without_the_answer};
 use redlatch::{Client, Error, Guard, Owner};
 use redlatch_testkit::{Proxy, Server, shared, unique};
 
@@ -283,11 +284,39 @@ async fn after_the_last_release_nothing_is_renewed() {
     assert_eq!(scripts(), before);
 }
 
+/// Redisson: testReadLockAfterTimeout. A restart loses the hold and tells so; the next one is renewed.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn after_a_restart_a_new_read_hold_is_renewed() {
+    let mut server = Server::start();
+    let settings = Client::builder().watchdog(WATCHDOG);
+    let client = settings.connect(&server.url()).await.unwrap();
+    let lock = client.read_write_lock("a");
+    let forgotten = lock.read().lock().await.unwrap();
+    server.restart();
+    soon("told", forgotten.lost()).await;
+    let error = forgotten.unlock().await.unwrap_err();
+    assert!(matches!(error, Error::Lost { .. }), "{error}");
+    for _ in 0..2 {
+        let guard = lock.read().lock().await.unwrap();
+        let timeout = format!("{{a}}:{}:rwlock_timeout:1", guard.owner_id());
+        let least = std::cell::Cell::new(i64::MAX);
+        until("renewed", || async {
+            let now = left(&server, &timeout);
+            now > least.replace(now)
+        })
+        .await;
+        assert!(guard.is_valid());
+        guard.unlock().await.unwrap();
+    }
+    assert_eq!(keys(&server), [""; 0]);
+    assert_eq!(client.status().holds, 0);
+}
+
 /// A step whose answer is lost is sent again; done twice it is the same as once.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn lost_answers_count_once() {
     let server = Server::start();
-    let proxy = Proxy::to(server.port());
+    let proxy = Arc::new(Proxy::to(server.port()));
     let client = Client::connect(&proxy.url()).await.unwrap();
     let lock = client.read_write_lock("a");
     // Scripts are known before anything is swallowed.
@@ -298,37 +327,24 @@ async fn lost_answers_count_once() {
     let mut writers = Vec::new();
     let mut readers = Vec::new();
     for n in 1..=3 {
-        let writer = lost(&proxy, lock.write().lock().owner(me).into_future()).await;
+        let writer = without_the_answer(&proxy, lock.write().lock().owner(me).into_future()).await;
         writers.push(writer.unwrap());
         assert_eq!(lock.write().hold_count(me).await.unwrap(), n);
-        let reader = lost(&proxy, lock.read().lock().owner(me).into_future()).await;
+        let reader = without_the_answer(&proxy, lock.read().lock().owner(me).into_future()).await;
         readers.push(reader.unwrap());
         assert_eq!(lock.read().hold_count(me).await.unwrap(), n);
     }
     while let Some(writer) = writers.pop() {
-        lost(&proxy, writer.unlock()).await.unwrap();
+        without_the_answer(&proxy, writer.unlock()).await.unwrap();
         let left = u32::try_from(writers.len()).unwrap();
         assert_eq!(lock.write().hold_count(me).await.unwrap(), left);
     }
     while let Some(reader) = readers.pop() {
-        lost(&proxy, reader.unlock()).await.unwrap();
+        without_the_answer(&proxy, reader.unlock()).await.unwrap();
         let left = u32::try_from(readers.len()).unwrap();
         assert_eq!(lock.read().hold_count(me).await.unwrap(), left);
     }
     assert_eq!(keys(&server), [""; 0]);
-}
-
-/// Does `work` while its first answer gets lost.
-async fn lost<T: Send + 'static>(
-    proxy: &Proxy,
-    work: impl Future<Output = T> + Send + 'static,
-) -> T {
-    proxy.swallow_replies(true);
-    let work = tokio::spawn(work);
-    tokio::task::block_in_place(|| proxy.wait_until_swallowed());
-    proxy.swallow_replies(false);
-    proxy.cut();
-    soon("answered in the end", work).await.unwrap()
 }
 
 /// A server that forgets its scripts, and one that closes its connections, under waiting readers and

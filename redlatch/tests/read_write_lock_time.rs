@@ -5,7 +5,8 @@ mod common;
 use std::future::IntoFuture as _;
 use std::time::Duration;
 
-use redlatch::{Client, Embedded, Error, Loss};
+use common::assert_lost;
+use redlatch::{Client, Embedded, Loss};
 use tokio::time::{Instant, sleep};
 
 const HOUR: Duration = Duration::from_secs(3600);
@@ -114,6 +115,33 @@ async fn a_dead_reader_costs_one_lease_however_many_live() {
     writer.unlock().await.unwrap();
 }
 
+/// Redisson: testMultiInstanceZombieReadLockPerformance. Sixty who died at the same time are waited
+/// for together, not one after the other.
+#[tokio::test(start_paused = true)]
+async fn sixty_dead_readers_delay_a_writer_no_more_than_one() {
+    let [client, other, writers] = clients();
+    for n in 0..60 {
+        let dead = if n % 2 == 0 { &client } else { &other };
+        let lock = dead.read_write_lock("a");
+        std::mem::forget(lock.read().lock().lease(20 * SECOND).await.unwrap());
+    }
+    let lock = writers.read_write_lock("a");
+    assert_eq!(lock.read().holders().await.unwrap().len(), 60);
+    let alive = lock.read().lock().await.unwrap();
+    let begun = Instant::now();
+    let waiting = tokio::spawn(lock.write().lock().into_future());
+    sleep(SECOND).await;
+    alive.unlock().await.unwrap();
+    let writer = waiting.await.unwrap().unwrap();
+    about(begun.elapsed(), 20 * SECOND);
+    writer.unlock().await.unwrap();
+    assert!(!lock.read().is_locked().await.unwrap());
+    // Nor is it they who decide what the next ones see.
+    let reader = lock.read().lock().await.unwrap();
+    assert_eq!(lock.read().holders().await.unwrap().len(), 1);
+    reader.unlock().await.unwrap();
+}
+
 /// The dead reader outlives the living: what is left of its own lease, and no more.
 #[tokio::test(start_paused = true)]
 async fn the_rest_of_a_dead_readers_lease_is_waited_for() {
@@ -207,16 +235,7 @@ async fn waiting_readers_come_in_when_a_writers_lease_ends() {
     }
     about(begun.elapsed(), 10 * SECOND);
     let lost = writer.unlock().await.unwrap_err();
-    assert!(
-        matches!(
-            lost,
-            Error::Lost {
-                reason: Loss::LeaseEnded,
-                ..
-            }
-        ),
-        "{lost}"
-    );
+    assert_lost(&lost, Loss::LeaseEnded);
     client.settled().await;
     assert_eq!(lock.read().holders().await.unwrap().len(), 50);
     drop(guards);

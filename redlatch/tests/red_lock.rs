@@ -2,14 +2,13 @@
 
 mod common;
 
-use std::future::{Future, IntoFuture, poll_fn};
+use std::future::IntoFuture;
 use std::pin::pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-use std::task::Poll;
 use std::time::Duration;
 
-use common::{LONG, WATCHDOG, soon, until};
+use common::{LONG, WATCHDOG, assert_lost, polled, soon, until};
 use redlatch::{Backoff, Client, ClientBuilder, Embedded, Error, Loss, Member, Owner, RedLock};
 use redlatch_testkit::Server;
 
@@ -226,16 +225,7 @@ async fn a_lost_minority_does_no_harm(stands: Stands) {
     soon("told", lost).await;
     assert!(!guard.is_valid());
     let error = guard.run(std::future::pending::<()>()).await.unwrap_err();
-    assert!(
-        matches!(
-            error,
-            Error::Lost {
-                reason: Loss::NotHeld,
-                ..
-            }
-        ),
-        "{error}"
-    );
+    assert_lost(&error, Loss::NotHeld);
     let error = guard.unlock().await.unwrap_err();
     assert!(matches!(error, Error::Lost { .. }), "{error}");
     // A release that finds a minority gone has released the lock; one that finds most gone not.
@@ -248,21 +238,6 @@ async fn a_lost_minority_does_no_harm(stands: Stands) {
     let error = guard.unlock().await.unwrap_err();
     assert!(matches!(error, Error::Lost { .. }), "{error}");
     nothing_left(&clients, "a").await;
-}
-
-/// Polls up to `polls` times, each time when woken: the output, or `None` if it was dropped.
-async fn polled<F: Future>(polls: usize, future: F) -> Option<F::Output> {
-    let mut future = pin!(future);
-    let mut polled = 0;
-    poll_fn(|cx| {
-        polled += 1;
-        match future.as_mut().poll(cx) {
-            Poll::Ready(output) => Poll::Ready(Some(output)),
-            Poll::Pending if polled >= polls => Poll::Ready(None),
-            Poll::Pending => Poll::Pending,
-        }
-    })
-    .await
 }
 
 async fn dropped_anywhere_nothing_is_left(stands: Stands) {
@@ -611,16 +586,7 @@ async fn the_allowance_for_clocks_is_taken_off() {
     assert_eq!(holders(&clients, "a").await, 5);
     assert!(!guard.is_valid());
     let error = guard.unlock().await.unwrap_err();
-    assert!(
-        matches!(
-            error,
-            Error::Lost {
-                reason: Loss::LeaseEnded,
-                ..
-            }
-        ),
-        "{error}"
-    );
+    assert_lost(&error, Loss::LeaseEnded);
     nothing_left(&clients, "a").await;
 }
 

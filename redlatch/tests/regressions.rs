@@ -10,7 +10,7 @@ use std::sync::{Arc, Mutex};
 use std::task::Poll;
 use std::time::{Duration, Instant};
 
-use common::{LONG, Stand, WATCHDOG, soon, until};
+use common::{LONG, Stand, WATCHDOG, assert_lost, soon, until};
 use redlatch::{Client, Embedded, Error, Loss, Owner};
 use redlatch_testkit::{Proxy, Server, unique};
 
@@ -31,16 +31,7 @@ async fn entering_again_does_not_revive_what_was_lost(stand: Stand) {
     // Somebody else held it in between; now it is free again.
     other.lock(&name).run(async {}).await.unwrap();
     let again = outer.reenter().await;
-    assert!(
-        matches!(
-            again,
-            Err(Error::Lost {
-                reason: Loss::NotHeld,
-                ..
-            })
-        ),
-        "{again:?}"
-    );
+    assert_lost(&again.unwrap_err(), Loss::NotHeld);
     assert!(!outer.is_valid());
     assert!(!client.lock(&name).is_locked().await.unwrap());
 }

@@ -4,7 +4,8 @@ mod common;
 
 use std::time::Duration;
 
-use redlatch::{Client, Embedded, Error, Loss};
+use common::assert_lost;
+use redlatch::{Client, Embedded, Loss};
 use tokio::time::{Instant, advance, sleep};
 
 const HOUR: Duration = Duration::from_secs(3600);
@@ -133,16 +134,7 @@ async fn an_inner_fixed_lease_does_not_end_the_renewal_of_the_outer() {
     inner.unlock().await.unwrap();
     sleep(60 * SECOND).await;
     let lost = outer.unlock().await.unwrap_err();
-    assert!(
-        matches!(
-            lost,
-            Error::Lost {
-                reason: Loss::LeaseEnded,
-                ..
-            }
-        ),
-        "{lost}"
-    );
+    assert_lost(&lost, Loss::LeaseEnded);
 }
 
 #[tokio::test(start_paused = true)]
@@ -160,13 +152,7 @@ async fn the_holder_is_told_at_the_next_renewal_that_its_lock_was_taken() {
         begun.elapsed()
     );
     let again = guard.run(async { unreachable!("not even polled") }).await;
-    assert!(matches!(
-        again,
-        Err(Error::Lost {
-            reason: Loss::NotHeld,
-            ..
-        })
-    ));
+    assert_lost(&again.unwrap_err(), Loss::NotHeld);
 }
 
 #[tokio::test(start_paused = true)]
@@ -216,11 +202,5 @@ async fn work_is_not_polled_again_after_the_lease_has_ended() {
         unreachable!("polled after the lease had ended")
     };
     let lost = guard.run(work).await;
-    assert!(matches!(
-        lost,
-        Err(Error::Lost {
-            reason: Loss::LeaseEnded,
-            ..
-        })
-    ));
+    assert_lost(&lost.unwrap_err(), Loss::LeaseEnded);
 }

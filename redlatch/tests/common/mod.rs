@@ -5,11 +5,16 @@
     reason = "every test binary uses a part of it"
 )]
 
-use std::future::Future;
+use std::future::{Future, poll_fn};
+use std::path::PathBuf;
+use std::pin::pin;
+use std::process::Command;
+use std::sync::Arc;
+use std::task::Poll;
 use std::time::Duration;
 
-use redlatch::{Client, ClientBuilder, Embedded};
-use redlatch_testkit::{Server, shared};
+use redlatch::{Client, ClientBuilder, Embedded, Error, Loss};
+use redlatch_testkit::{Proxy, Server, shared};
 
 /// Longer than anything takes that works, on the slowest machine.
 pub const LONG: Duration = Duration::from_secs(60);
@@ -34,6 +39,88 @@ pub async fn soon<T>(what: &str, work: impl Future<Output = T>) -> T {
     }
 }
 
+/// Polls up to `polls` times, each time when woken: the output, or `None` if it was dropped.
+pub async fn polled<F: Future>(polls: usize, future: F) -> Option<F::Output> {
+    let mut future = pin!(future);
+    let mut polled = 0;
+    poll_fn(|cx| {
+        polled += 1;
+        match future.as_mut().poll(cx) {
+            Poll::Ready(output) => Poll::Ready(Some(output)),
+            Poll::Pending if polled >= polls => Poll::Ready(None),
+            Poll::Pending => Poll::Pending,
+        }
+    })
+    .await
+}
+
+/// Drops `work` after one poll, after two, … until it gets through, some times over.
+pub async fn dropped_everywhere<W, F>(mut work: W)
+where
+    W: FnMut(usize) -> F,
+    F: Future<Output = bool>,
+{
+    for _ in 0..5 {
+        let mut polls = 1;
+        while !work(polls).await {
+            polls += 1;
+            assert!(polls < 1000, "never gets through");
+        }
+    }
+}
+
+/// Runs `work`, throws the server's first answer away, and then cuts the connection.
+pub async fn without_the_answer<T>(proxy: &Arc<Proxy>, work: impl Future<Output = T>) -> T {
+    proxy.swallow_replies(true);
+    let cutting = {
+        let proxy = proxy.clone();
+        tokio::task::spawn_blocking(move || {
+            proxy.wait_until_swallowed();
+            proxy.refuse(false);
+            proxy.swallow_replies(false);
+            proxy.cut();
+        })
+    };
+    let (output, cut) = soon("answered", async { tokio::join!(work, cutting) }).await;
+    cut.unwrap();
+    output
+}
+
+/// It says that the hold was lost, and why.
+#[track_caller]
+pub fn assert_lost(error: &Error, why: Loss) {
+    match error {
+        Error::Lost { reason, .. } => assert_eq!(*reason, why),
+        other => panic!("not lost: {other}"),
+    }
+}
+
+/// An example, with nothing from the environment of the tests. Cargo has built them before it runs all
+/// tests; not before it runs only some.
+pub fn example(name: &str) -> Command {
+    let own = std::env::current_exe().unwrap();
+    let built = own.parent().and_then(|deps| deps.parent()).unwrap();
+    let file = format!("{name}{}", std::env::consts::EXE_SUFFIX);
+    let example: PathBuf = built.join("examples").join(file);
+    if !example.exists() {
+        let profile = match built.file_name().unwrap().to_str().unwrap() {
+            "debug" => "dev",
+            other => other,
+        };
+        let status = Command::new(env!("CARGO"))
+            .args(["build", "--quiet", "--package", "redlatch"])
+            .args(["--example", name, "--profile", profile])
+            .arg("--target-dir")
+            .arg(built.parent().unwrap())
+            .status()
+            .unwrap();
+        assert!(status.success(), "the example does not build");
+    }
+    let mut example = Command::new(example);
+    example.env_remove("REDLATCH_URL");
+    example
+}
+
 /// Somewhere that clients can meet: the same tests run on every store.
 pub enum Stand {
     Embedded(Embedded),
@@ -51,6 +138,12 @@ impl Stand {
 
     pub async fn client(&self) -> Client {
         self.client_with(Client::builder()).await
+    }
+
+    /// A client that hears of what it waits for or fails: looking by itself would come far too late.
+    pub async fn patient(&self) -> Client {
+        self.client_with(Client::builder().watchdog(10 * LONG))
+            .await
     }
 
     pub async fn client_with(&self, settings: ClientBuilder) -> Client {

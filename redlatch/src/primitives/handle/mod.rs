@@ -14,6 +14,7 @@ use crate::name::{Family, Place};
 use crate::owner::{ClientId, Owner};
 use crate::session::Session;
 use crate::step::{Outcome, Step};
+use crate::store::Sent;
 use crate::wait::Queue;
 
 mod guard;
@@ -281,12 +282,28 @@ impl<K: LockKind> Lock<K> {
     /// anybody held it. The holder learns of it at its next renewal or release.
     ///
     /// Touches nothing but a lock: other data under the same key is an [`Error::WrongKind`].
+    ///
+    /// # Errors
+    ///
+    /// Those of [`Lock::is_locked`], and [`Error::OutcomeUnknown`]: the connection broke before the
+    /// answer came. It is not asked again, because by then somebody else may hold the lock.
+    ///
+    /// # Cancel safety
+    ///
+    /// When dropped, it goes on in the background if it has begun.
     pub async fn force_unlock(&self) -> Result<bool> {
-        let place = self.place()?;
-        let step = self.kind.force(place);
-        let unlocked = self.session.store.look(&step).await?;
+        let (kind, place) = (self.kind.clone(), self.place()?.clone());
+        let store = self.session.store.clone();
+        // Not repeated: the second time it would take the lock from the next one.
+        let unlocked = self.session.finish(async move {
+            let step = kind.force(&place);
+            let (what, sent) = ("unlocking by force", Sent::default());
+            let run = store.run_unrepeated(&step, what, Duration::ZERO, &sent);
+            run.await
+        });
+        let unlocked = unlocked.await?;
         if unlocked {
-            tracing::info!(lock = place.name(), "unlocked by force");
+            tracing::info!(lock = self.name(), "unlocked by force");
         }
         Ok(unlocked)
     }

@@ -1,15 +1,18 @@
 //! The ways to ask for a lock: builders that are awaited.
 
 use std::future::IntoFuture;
+use std::sync::Arc;
 use std::time::Duration;
 
 use tracing::Instrument as _;
 
 use super::{Ask, Boxed, Guard, Lock, LockKind, OwnedKind, Reentrant};
 use crate::error::{Error, Result};
+use crate::hold::Hold;
 use crate::lease::{Lease, Patience};
+use crate::name::Place;
 use crate::owner::Owner;
-use crate::session::{Claim, Terms};
+use crate::session::{Claim, Session, Terms};
 use crate::step::Outcome;
 use crate::wait::{Attempt, Queue};
 
@@ -242,12 +245,11 @@ impl<K: LockKind> Entry<'_, K> {
         let hold = &self.claim.hold;
         // Whoever is in line may be waiting for what this owner has already, so it must not wait
         // behind them.
-        if self.waits
-            && let Some(beside) = self.kind.beside()
-            && self.claim.session.holds(hold.owner, beside)
-            && let Outcome::Done(won) = self.ask(false).await?
-        {
-            return Ok(Some(won));
+        let session = &self.claim.session;
+        let mut beside = self.kind.beside().filter(|_| self.waits);
+        if let Some(beside) = self.kind.beside() {
+            // It could be what is in the way.
+            session.settle_left(hold.owner, beside).await;
         }
         loop {
             if hold.count() > 0 || hold.loss().is_some() {
@@ -261,9 +263,24 @@ impl<K: LockKind> Entry<'_, K> {
                 biased;
                 // The same owner has got it by another acquisition: there is nothing to wait for.
                 () = hold.entered() => {}
+                // So it is with what is beside it: then the store says at once.
+                () = entered(session, hold, beside) => {
+                    beside = None;
+                    if let Outcome::Done(won) = self.ask(false).await? {
+                        return Ok(Some(won));
+                    }
+                }
                 won = waiting.obtain(self, patience) => return won,
             }
         }
+    }
+}
+
+/// Returns when the owner of a hold has what is beside it; never, if nothing is.
+async fn entered(session: &Session, hold: &Hold, beside: Option<&Arc<Place>>) {
+    match beside {
+        Some(beside) => session.has_entered(hold.owner, beside).await,
+        None => std::future::pending().await,
     }
 }
 

@@ -355,6 +355,13 @@ fn check_version(hello: &Value) -> Result<()> {
             reason: format!("it is {server} {version}"),
         });
     }
+    if fact("mode") == Some("cluster") {
+        // One object's keys are in one slot, but several objects' are not, and they are renewed
+        // together: better no lock than one that is lost in silence.
+        return Err(Error::UnsupportedServer {
+            reason: "it is a node of a Cluster, which this version does not know".into(),
+        });
+    }
     tracing::debug!(server, version, "connected to the store");
     Ok(())
 }

@@ -1,6 +1,9 @@
 //! The semaphore, on every store and under faults.
 
+#[path = "../common/mod.rs"]
 mod common;
+mod in_virtual_time;
+mod on_a_server;
 
 use std::future::{Future, IntoFuture, poll_fn};
 use std::pin::pin;
@@ -9,32 +12,11 @@ use std::sync::{Arc, Mutex};
 use std::task::Poll;
 use std::time::Duration;
 
-use common::{LONG, Stand, soon, until};
+use common::{LONG, Stand, polled, soon, until, without_the_answer};
 use redlatch::{Client, Embedded, Error, MAX_LEASE, Semaphore};
 use redlatch_testkit::{Proxy, Server, shared, unique};
 
 const MOST: u32 = i32::MAX as u32;
-
-/// Polls up to `polls` times, each time when woken: the output, or `None` if it was dropped.
-async fn polled<F: Future>(polls: usize, future: F) -> Option<F::Output> {
-    let mut future = pin!(future);
-    let mut polled = 0;
-    poll_fn(|cx| {
-        polled += 1;
-        match future.as_mut().poll(cx) {
-            Poll::Ready(output) => Poll::Ready(Some(output)),
-            Poll::Pending if polled >= polls => Poll::Ready(None),
-            Poll::Pending => Poll::Pending,
-        }
-    })
-    .await
-}
-
-/// A client that hears of what it waits for or fails: looking by itself would come far too late.
-async fn patient(stand: &Stand) -> Client {
-    let settings = Client::builder().watchdog(10 * LONG);
-    stand.client_with(settings).await
-}
 
 async fn set(client: &Client, what: &str, permits: u32) -> Semaphore {
     let semaphore = client.semaphore(&unique(what));
@@ -77,7 +59,7 @@ on_every_store! {
 }
 
 async fn permits_are_set_once(stand: Stand) {
-    let client = patient(&stand).await;
+    let client = stand.patient().await;
     let semaphore = client.semaphore(&unique("set"));
     assert_eq!(semaphore.available().await.unwrap(), 0);
     assert!(semaphore.try_set_permits(10).await.unwrap());
@@ -93,7 +75,7 @@ async fn permits_are_set_once(stand: Stand) {
 }
 
 async fn permits_are_counted(stand: Stand) {
-    let client = patient(&stand).await;
+    let client = stand.patient().await;
     let semaphore = set(&client, "counted", 10).await;
     let one = semaphore.acquire().await.unwrap();
     assert_eq!((one.permits(), one.name()), (1, semaphore.name()));
@@ -111,7 +93,7 @@ async fn permits_are_counted(stand: Stand) {
 }
 
 async fn none_are_had_at_once(stand: Stand) {
-    let client = patient(&stand).await;
+    let client = stand.patient().await;
     let semaphore = client.semaphore(&unique("zero"));
     let none = semaphore.try_acquire_many(0).wait(10 * LONG).await;
     let none = soon("at once", async { none }).await.unwrap().unwrap();
@@ -125,7 +107,7 @@ async fn none_are_had_at_once(stand: Stand) {
 }
 
 async fn what_was_released_without_being_set_can_be_acquired(stand: Stand) {
-    let client = patient(&stand).await;
+    let client = stand.patient().await;
     let semaphore = client.semaphore(&unique("unset"));
     semaphore.release(1).await.unwrap();
     semaphore.release(1).await.unwrap();
@@ -136,7 +118,7 @@ async fn what_was_released_without_being_set_can_be_acquired(stand: Stand) {
 }
 
 async fn permits_can_be_reduced_below_none(stand: Stand) {
-    let client = patient(&stand).await;
+    let client = stand.patient().await;
     let semaphore = set(&client, "reduced", 10).await;
     semaphore.acquire_many(10).await.unwrap().forget();
     semaphore.add_permits(-5).await.unwrap();
@@ -149,7 +131,7 @@ async fn permits_can_be_reduced_below_none(stand: Stand) {
 }
 
 async fn a_reduced_semaphore_fills_up_first(stand: Stand) {
-    let client = patient(&stand).await;
+    let client = stand.patient().await;
     let semaphore = set(&client, "fills-up", 1).await;
     let held = semaphore.acquire().await.unwrap();
     semaphore.add_permits(-1).await.unwrap();
@@ -160,7 +142,7 @@ async fn a_reduced_semaphore_fills_up_first(stand: Stand) {
 }
 
 async fn draining_takes_what_is_there(stand: Stand) {
-    let client = patient(&stand).await;
+    let client = stand.patient().await;
     let semaphore = client.semaphore(&unique("drain"));
     assert_eq!(semaphore.drain().await.unwrap(), 0);
     // Not made by draining it.
@@ -176,7 +158,7 @@ async fn draining_takes_what_is_there(stand: Stand) {
 }
 
 async fn releasing_only_if_it_exists(stand: Stand) {
-    let client = patient(&stand).await;
+    let client = stand.patient().await;
     let semaphore = client.semaphore(&unique("if-exists"));
     assert!(!semaphore.release_if_exists(3).await.unwrap());
     assert!(semaphore.try_set_permits(1).await.unwrap());
@@ -185,7 +167,7 @@ async fn releasing_only_if_it_exists(stand: Stand) {
 }
 
 async fn a_time_to_live_ends_and_stays_through_changes(stand: Stand) {
-    let client = patient(&stand).await;
+    let client = stand.patient().await;
     let semaphore = client.semaphore(&unique("ttl"));
     let lives = Duration::from_millis(700);
     let begun = std::time::Instant::now();
@@ -215,7 +197,7 @@ async fn a_time_to_live_ends_and_stays_through_changes(stand: Stand) {
 }
 
 async fn guards_give_back_once_and_in_every_way(stand: Stand) {
-    let client = patient(&stand).await;
+    let client = stand.patient().await;
     let semaphore = set(&client, "guards", 7).await;
     drop(semaphore.acquire_many(7).await.unwrap());
     soon("settled", client.settled()).await;
@@ -236,7 +218,7 @@ async fn guards_give_back_once_and_in_every_way(stand: Stand) {
 }
 
 async fn a_guard_does_not_make_a_semaphore_anew(stand: Stand) {
-    let client = patient(&stand).await;
+    let client = stand.patient().await;
     let semaphore = set(&client, "gone", 5).await;
     let (one, two) = (
         semaphore.acquire().await.unwrap(),
@@ -250,7 +232,7 @@ async fn a_guard_does_not_make_a_semaphore_anew(stand: Stand) {
 }
 
 async fn waiting_ends_when_it_should(stand: Stand) {
-    let (client, other) = (patient(&stand).await, patient(&stand).await);
+    let (client, other) = (stand.patient().await, stand.patient().await);
     let semaphore = set(&client, "waits", 1).await;
     let held = semaphore.acquire().await.unwrap();
     let brief = Duration::from_millis(30);
@@ -271,7 +253,7 @@ async fn waiting_ends_when_it_should(stand: Stand) {
 
 /// Failure catalogue F21.
 async fn a_waiter_for_many_gets_them_as_soon_as_they_are_free(stand: Stand) {
-    let (client, other) = (patient(&stand).await, patient(&stand).await);
+    let (client, other) = (stand.patient().await, stand.patient().await);
     let semaphore = set(&client, "many", 5).await;
     let first = semaphore.acquire_many(3).await.unwrap();
     let waiting = other.semaphore(semaphore.name());
@@ -289,7 +271,7 @@ async fn a_waiter_for_many_gets_them_as_soon_as_they_are_free(stand: Stand) {
 }
 
 async fn a_waiter_is_woken_by_every_way_to_add(stand: Stand) {
-    let (client, other) = (patient(&stand).await, patient(&stand).await);
+    let (client, other) = (stand.patient().await, stand.patient().await);
     for way in 0..6 {
         let semaphore = client.semaphore(&unique("ways"));
         let held = match way {
@@ -332,7 +314,7 @@ async fn a_waiter_is_woken_by_every_way_to_add(stand: Stand) {
 }
 
 async fn small_requests_do_not_overtake_big_ones(stand: Stand) {
-    let client = patient(&stand).await;
+    let client = stand.patient().await;
     let semaphore = set(&client, "big", 2).await;
     let one = semaphore.acquire().await.unwrap();
     let two = semaphore.acquire().await.unwrap();
@@ -359,7 +341,7 @@ async fn small_requests_do_not_overtake_big_ones(stand: Stand) {
 /// Failure catalogue F23, in one process.
 async fn first_come_first_served(stand: Stand) {
     const WAITERS: usize = 50;
-    let client = patient(&stand).await;
+    let client = stand.patient().await;
     let semaphore = set(&client, "order", 1).await;
     let held = semaphore.acquire().await.unwrap();
     let served = Arc::new(Mutex::new(Vec::new()));
@@ -391,7 +373,7 @@ async fn first_come_first_served(stand: Stand) {
 
 /// Nobody waits for another message while there are permits left.
 async fn one_message_serves_as_many_as_it_can(stand: Stand) {
-    let (client, other) = (patient(&stand).await, patient(&stand).await);
+    let (client, other) = (stand.patient().await, stand.patient().await);
     let semaphore = set(&client, "at-once", 5).await;
     let held = semaphore.acquire_many(5).await.unwrap();
     let same = other.semaphore(semaphore.name());
@@ -415,7 +397,7 @@ async fn never_more_than_the_total(stand: Stand) {
     let name = unique("total");
     let mut clients = Vec::new();
     for _ in 0..3 {
-        clients.push(patient(&stand).await);
+        clients.push(stand.patient().await);
     }
     let semaphore = clients[0].semaphore(&name);
     assert!(semaphore.try_set_permits(TOTAL as u32).await.unwrap());
@@ -457,7 +439,7 @@ async fn never_more_than_the_total(stand: Stand) {
 /// Failure catalogue F23: waiters of hundreds of names, in two clients.
 async fn hundreds_of_names_and_everybody_is_served(stand: Stand) {
     const NAMES: usize = 300;
-    let clients = [patient(&stand).await, patient(&stand).await];
+    let clients = [stand.patient().await, stand.patient().await];
     let prefix = unique("hundreds");
     let mut waiting = Vec::new();
     let mut held = Vec::new();
@@ -485,7 +467,7 @@ async fn hundreds_of_names_and_everybody_is_served(stand: Stand) {
 }
 
 async fn numbers_that_cannot_be(stand: Stand) {
-    let client = patient(&stand).await;
+    let client = stand.patient().await;
     let semaphore = client.semaphore(&unique("numbers"));
     for error in [
         semaphore.try_set_permits(MOST + 1).await.err(),
@@ -531,7 +513,7 @@ async fn numbers_that_cannot_be(stand: Stand) {
 }
 
 async fn names_that_cannot_be_used(stand: Stand) {
-    let client = patient(&stand).await;
+    let client = stand.patient().await;
     for name in ["", "a\nb", &"x".repeat(513)] {
         let semaphore = client.semaphore(name);
         assert_eq!(semaphore.name(), name);
@@ -552,7 +534,7 @@ async fn names_that_cannot_be_used(stand: Stand) {
 }
 
 async fn dropped_everywhere(stand: Stand) {
-    let client = patient(&stand).await;
+    let client = stand.patient().await;
     let semaphore = set(&client, "dropped", 3).await;
     for _ in 0..5 {
         for polls in 1.. {
@@ -573,7 +555,7 @@ async fn dropped_everywhere(stand: Stand) {
 /// Dropped after each await point, while the permits that it waits for are given back: those come
 /// back that it has taken by then.
 async fn dropped_while_permits_come(stand: Stand) {
-    let (client, other) = (patient(&stand).await, patient(&stand).await);
+    let (client, other) = (stand.patient().await, stand.patient().await);
     let semaphore = set(&client, "dropped-waiting", 2).await;
     let same = other.semaphore(semaphore.name());
     for _ in 0..5 {
@@ -597,7 +579,7 @@ async fn dropped_while_permits_come(stand: Stand) {
 }
 
 async fn giving_back_goes_on_when_dropped(stand: Stand) {
-    let client = patient(&stand).await;
+    let client = stand.patient().await;
     let semaphore = set(&client, "dropped-release", 2).await;
     for polls in 0.. {
         let permits = semaphore.acquire_many(2).await.unwrap();
@@ -625,496 +607,6 @@ async fn giving_back_goes_on_when_dropped(stand: Stand) {
             break;
         }
     }
-}
-
-/// What the layout of Redisson asks for: key, channel, payloads.
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn keys_and_messages_are_redissons() {
-    let server = shared();
-    let client = Client::connect(&server.url()).await.unwrap();
-    let semaphore = client.semaphore(&unique("layout"));
-    let channel = format!("redisson_sc:{{{}}}", semaphore.name());
-    let heard = Arc::new(Mutex::new(Vec::<String>::new()));
-    let mut connection = server.connection();
-    let (ready, is_ready) = tokio::sync::oneshot::channel();
-    let (listening, of) = (heard.clone(), channel.clone());
-    std::thread::spawn(move || {
-        let mut pubsub = connection.as_pubsub();
-        pubsub.subscribe(&of).unwrap();
-        ready.send(()).unwrap();
-        while let Ok(message) = pubsub.get_message() {
-            listening
-                .lock()
-                .unwrap()
-                .push(message.get_payload().unwrap());
-        }
-    });
-    is_ready.await.unwrap();
-    let value = || server.ask::<String>(&["GET", semaphore.name()]);
-    semaphore.try_set_permits(3).await.unwrap();
-    assert_eq!(value(), "3");
-    semaphore
-        .acquire_many(2)
-        .await
-        .unwrap()
-        .release()
-        .await
-        .unwrap();
-    semaphore.add_permits(4).await.unwrap();
-    semaphore.add_permits(-2).await.unwrap();
-    semaphore.drain().await.unwrap();
-    assert_eq!(value(), "0");
-    semaphore.release(2).await.unwrap();
-    assert_eq!(value(), "2");
-    until("all is heard", || async {
-        heard.lock().unwrap().len() >= 4
-    })
-    .await;
-    assert_eq!(*heard.lock().unwrap(), ["3", "3", "7", "2"]);
-    assert_eq!(server.ask::<i64>(&["PTTL", semaphore.name()]), -1);
-}
-
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn keys_that_are_no_semaphores_stay_as_they_are() {
-    let server = shared();
-    let client = Client::connect(&server.url()).await.unwrap();
-    let text = |value: &'static str| {
-        let name = unique("foreign");
-        let () = server.ask(&["SET", &name, value]);
-        name
-    };
-    let (hash, list) = (unique("foreign-hash"), unique("foreign-list"));
-    let _: i64 = server.ask(&["HSET", &hash, "a", "1"]);
-    let _: i64 = server.ask(&["RPUSH", &list, "1"]);
-    let foreign = [
-        text("precious"),
-        text(""),
-        text("1.5"),
-        text("007"),
-        text("1e3"),
-        text("-0"),
-        text("9999999999999999999999"),
-        hash,
-        list,
-    ];
-    for name in &foreign {
-        let before: Vec<u8> = server.ask(&["DUMP", name]);
-        let semaphore = client.semaphore(name);
-        for error in [
-            semaphore.try_set_permits(1).await.err(),
-            semaphore.acquire().await.err(),
-            semaphore.try_acquire().wait(LONG).await.err(),
-            semaphore.release(1).await.err(),
-            semaphore.release_if_exists(1).await.err(),
-            semaphore.add_permits(-1).await.err(),
-            semaphore.drain().await.err(),
-            semaphore.available().await.err(),
-            semaphore.delete().await.err(),
-        ] {
-            assert!(matches!(error, Some(Error::WrongKind { .. })), "{error:?}");
-        }
-        assert_eq!(server.ask::<Vec<u8>>(&["DUMP", name]), before, "{name}");
-    }
-    // Turned into something else while somebody waits and somebody has permits.
-    let semaphore = set(&client, "turned", 1).await;
-    let held = semaphore.acquire().await.unwrap();
-    let waiting = tokio::spawn(semaphore.acquire().into_future());
-    until("it waits", || async { client.status().subscriptions >= 1 }).await;
-    let () = server.ask(&["SET", semaphore.name(), "precious"]);
-    let _: i64 = server.ask(&[
-        "PUBLISH",
-        &format!("redisson_sc:{{{}}}", semaphore.name()),
-        "1",
-    ]);
-    let error = soon("told", waiting).await.unwrap().unwrap_err();
-    assert!(matches!(error, Error::WrongKind { .. }), "{error}");
-    let error = held.release().await.unwrap_err();
-    assert!(matches!(error, Error::WrongKind { .. }), "{error}");
-    soon("settled", client.settled()).await;
-    assert_eq!(server.ask::<String>(&["GET", semaphore.name()]), "precious");
-}
-
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn flushed_scripts_are_taught_again() {
-    let server = Server::start();
-    let client = Client::connect(&server.url()).await.unwrap();
-    let semaphore = set(&client, "flushed", 3).await;
-    for _ in 0..10 {
-        let () = server.ask(&["SCRIPT", "FLUSH"]);
-        let permits = semaphore.acquire_many(3).await.unwrap();
-        let () = server.ask(&["SCRIPT", "FLUSH"]);
-        assert!(semaphore.try_acquire().await.unwrap().is_none());
-        let () = server.ask(&["SCRIPT", "FLUSH"]);
-        permits.release().await.unwrap();
-        assert_eq!(semaphore.available().await.unwrap(), 3);
-    }
-}
-
-/// Runs `work`, throws the server's first answer away, and then cuts the connection.
-async fn without_the_answer<T>(proxy: &Arc<Proxy>, work: impl Future<Output = T>) -> T {
-    proxy.swallow_replies(true);
-    let cutting = {
-        let proxy = proxy.clone();
-        tokio::task::spawn_blocking(move || {
-            proxy.wait_until_swallowed();
-            proxy.swallow_replies(false);
-            proxy.cut();
-        })
-    };
-    let (output, cut) = soon("answered", async { tokio::join!(work, cutting) }).await;
-    cut.unwrap();
-    output
-}
-
-/// What was sent and not answered is told, and never done twice.
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn an_unknown_outcome_is_told_and_not_repeated() {
-    let server = Server::start();
-    let proxy = Arc::new(Proxy::to(server.port()));
-    let client = Client::connect(&proxy.url()).await.unwrap();
-    let semaphore = set(&client, "unknown", 100).await;
-    // Teaches the scripts, so that the answer that is lost is the step's own.
-    semaphore.acquire().await.unwrap().release().await.unwrap();
-    semaphore.drain().await.unwrap();
-    semaphore.add_permits(100).await.unwrap();
-    let mut expected = 100;
-    for round in 0..5 {
-        let taken = without_the_answer(&proxy, semaphore.acquire_many(10).into_future());
-        let error = taken.await.unwrap_err();
-        assert!(matches!(error, Error::OutcomeUnknown { .. }), "{error}");
-        expected -= 10;
-        assert_eq!(semaphore.available().await.unwrap(), expected, "{round}");
-        let error = without_the_answer(&proxy, semaphore.release(3)).await;
-        assert!(matches!(error, Err(Error::OutcomeUnknown { .. })));
-        expected += 3;
-        assert_eq!(semaphore.available().await.unwrap(), expected, "{round}");
-        let permits = semaphore.acquire_many(5).await.unwrap();
-        let error = without_the_answer(&proxy, permits.release()).await;
-        assert!(matches!(error, Err(Error::OutcomeUnknown { .. })));
-        soon("settled", client.settled()).await;
-        assert_eq!(semaphore.available().await.unwrap(), expected, "{round}");
-    }
-    let error = without_the_answer(&proxy, semaphore.drain()).await;
-    assert!(matches!(error, Err(Error::OutcomeUnknown { .. })));
-    assert_eq!(semaphore.available().await.unwrap(), 0);
-    let said = error.unwrap_err().to_string();
-    assert!(
-        said.contains("draining") && said.contains("not repeated"),
-        "{said}"
-    );
-    // Setting may be repeated; only by whom it was set is not known.
-    let fresh = client.semaphore(&unique("unknown-set"));
-    let error = without_the_answer(&proxy, fresh.try_set_permits(4).into_future()).await;
-    assert!(
-        matches!(error, Err(Error::OutcomeUnknown { .. })),
-        "{error:?}"
-    );
-    assert_eq!(fresh.available().await.unwrap(), 4);
-    quiet(&client);
-}
-
-/// What was never sent is tried again.
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_connection_that_is_gone_is_made_anew() {
-    let server = Server::start();
-    let proxy = Proxy::to(server.port());
-    let client = Client::connect(&proxy.url()).await.unwrap();
-    let semaphore = set(&client, "anew", 2).await;
-    for _ in 0..20 {
-        proxy.cut();
-        until("the cut is noticed", || async { server.clients() == 0 }).await;
-        // The next look makes the connection anew; what comes then is sent on it.
-        semaphore.available().await.unwrap();
-        semaphore
-            .acquire_many(2)
-            .await
-            .unwrap()
-            .release()
-            .await
-            .unwrap();
-    }
-    assert_eq!(semaphore.available().await.unwrap(), 2);
-}
-
-/// A server that is busy with another script has done nothing: it is asked again, but not for ever.
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_busy_server_is_asked_again() {
-    let server = Server::start_with(&["--lua-time-limit", "1"]);
-    let settings = Client::builder().response_timeout(Duration::from_millis(300));
-    let hasty = settings.connect(&server.url()).await.unwrap();
-    let settings = Client::builder().response_timeout(LONG);
-    let patient = settings.connect(&server.url()).await.unwrap();
-    let semaphore = set(&hasty, "busy", 2).await;
-    let same = patient.semaphore(semaphore.name());
-    let mut connection = server.connection();
-    let busy = std::thread::spawn(move || {
-        let endless = redis::Script::new("while true do end");
-        let ended: redis::RedisResult<()> = endless.invoke(&mut connection);
-        assert!(ended.unwrap_err().to_string().contains("killed"));
-    });
-    until("it is busy", || async {
-        let ping = redis::cmd("PING").query::<String>(&mut server.connection());
-        ping.is_err()
-    })
-    .await;
-    let error = semaphore.acquire_many(2).await.unwrap_err();
-    assert!(error.is_transient(), "{error}");
-    let error = semaphore.release(5).await.unwrap_err();
-    assert!(
-        matches!(&error, Error::Unavailable { reason, .. } if reason.contains("BUSY")),
-        "{error}"
-    );
-    let waiting = tokio::spawn(same.acquire_many(2).into_future());
-    let () = server.ask(&["SCRIPT", "KILL"]);
-    tokio::task::spawn_blocking(|| busy.join().unwrap())
-        .await
-        .unwrap();
-    let permits = soon("served", waiting).await.unwrap().unwrap();
-    soon("settled", hasty.settled()).await;
-    assert_eq!(same.available().await.unwrap(), 0);
-    permits.release().await.unwrap();
-    assert_eq!(same.available().await.unwrap(), 2);
-}
-
-/// Failure catalogue F4: an answer that comes after the response timeout takes nothing.
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn an_answer_that_comes_too_late_is_undone() {
-    let server = Server::start();
-    let settings = Client::builder().response_timeout(Duration::from_millis(200));
-    let client = settings.connect(&server.url()).await.unwrap();
-    let semaphore = set(&client, "late", 2).await;
-    // Teaches the script, so that what comes too late is the answer to the step itself.
-    semaphore.acquire().await.unwrap().release().await.unwrap();
-    server.freeze();
-    let error = semaphore.acquire_many(2).await.unwrap_err();
-    assert!(matches!(error, Error::ResponseTimeout { .. }), "{error}");
-    assert_eq!(client.status().background, 1);
-    server.thaw();
-    soon("settled", client.settled()).await;
-    assert_eq!(semaphore.available().await.unwrap(), 2);
-}
-
-/// A guard that is dropped while the server is away gives back when it is there again.
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn giving_back_goes_on_until_the_server_is_there_again() {
-    let server = Server::start();
-    let proxy = Proxy::to(server.port());
-    let settings = Client::builder().response_timeout(Duration::from_millis(200));
-    let client = settings.connect(&proxy.url()).await.unwrap();
-    let semaphore = set(&client, "away", 4).await;
-    let (one, two) = (
-        semaphore.acquire().await.unwrap(),
-        semaphore.acquire_many(2).await.unwrap(),
-    );
-    proxy.refuse(true);
-    proxy.cut();
-    until("the cut is noticed", || async {
-        matches!(
-            semaphore.release(1).await,
-            Err(Error::Unavailable { .. } | Error::ResponseTimeout { .. })
-        )
-    })
-    .await;
-    drop(one);
-    let error = two.release().await.unwrap_err();
-    assert!(matches!(error, Error::Unavailable { .. }), "{error}");
-    let error = semaphore.acquire().await.unwrap_err();
-    assert!(matches!(error, Error::Unavailable { .. }), "{error}");
-    assert_eq!(client.status().background, 2);
-    proxy.refuse(false);
-    soon("settled", client.settled()).await;
-    let observer = Client::connect(&server.url()).await.unwrap();
-    let observer = observer.semaphore(semaphore.name());
-    assert_eq!(observer.available().await.unwrap(), 4);
-}
-
-/// Failure catalogue F6: the permits come after each await point of the waiter in turn; whatever it
-/// was doing, it hears of them.
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn permits_between_any_two_polls_are_heard() {
-    let stand = Stand::server();
-    let (client, other) = (patient(&stand).await, patient(&stand).await);
-    for polls in 1..30 {
-        // Each time a channel that is not subscribed to yet.
-        let semaphore = set(&client, "heard", 2).await;
-        let same = other.semaphore(semaphore.name());
-        let channel = format!("redisson_sc:{{{}}}", semaphore.name());
-        let held = same.acquire_many(2).await.unwrap();
-        let mut waiter = semaphore.acquire_many(2).into_future();
-        {
-            // Stops polling for a while, without dropping.
-            let mut few = pin!(polled(polls, &mut waiter));
-            let subscribed = until("subscribed", || async {
-                let listening: (String, i64) = shared().ask(&["PUBSUB", "NUMSUB", &channel]);
-                listening.1 == 1
-            });
-            tokio::select! {
-                biased;
-                done = &mut few => assert!(done.is_none()),
-                () = subscribed => {}
-            }
-        }
-        // The connection keeps order: what the waiter has sent until now has been answered.
-        assert_eq!(semaphore.available().await.unwrap(), 0);
-        held.release().await.unwrap();
-        let permits = soon("heard, not slept through", waiter).await.unwrap();
-        permits.release().await.unwrap();
-    }
-}
-
-/// A waiter whose connection is cut, or away while permits come, gets them (F6 across reconnection).
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn permits_that_come_while_the_connection_is_down_are_seen() {
-    let server = Server::start();
-    let proxy = Proxy::to(server.port());
-    let holder = Client::connect(&server.url()).await.unwrap();
-    let settings = Client::builder().watchdog(10 * LONG);
-    let waiter = settings.connect(&proxy.url()).await.unwrap();
-    let semaphore = set(&holder, "down", 1).await;
-    let same = waiter.semaphore(semaphore.name());
-    let channel = format!("redisson_sc:{{{}}}", semaphore.name());
-    for _ in 0..10 {
-        let held = semaphore.acquire().await.unwrap();
-        let waiting = tokio::spawn(same.acquire().into_future());
-        until("it waits", || async {
-            let counts: (String, i64) = server.ask(&["PUBSUB", "NUMSUB", &channel]);
-            counts.1 == 1
-        })
-        .await;
-        // What was asked for has been answered by the time that a later command is.
-        same.available().await.unwrap();
-        proxy.refuse(true);
-        proxy.cut();
-        held.release().await.unwrap();
-        proxy.refuse(false);
-        soon("seen", waiting)
-            .await
-            .unwrap()
-            .unwrap()
-            .release()
-            .await
-            .unwrap();
-    }
-}
-
-/// A subscription that is refused costs no permits.
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_refused_channel_costs_no_permits() {
-    let server = Server::start();
-    let () = server.ask(&[
-        "ACL",
-        "SETUSER",
-        "mute",
-        "on",
-        ">secret",
-        "~*",
-        "resetchannels",
-        "+@all",
-    ]);
-    let url = format!("redis://mute:secret@127.0.0.1:{}", server.port());
-    let (client, other) = (
-        Client::connect(&url).await.unwrap(),
-        Client::connect(&server.url()).await.unwrap(),
-    );
-    let semaphore = set(&other, "mute", 2).await;
-    let same = client.semaphore(semaphore.name());
-    let permits = same.acquire_many(2).await.unwrap();
-    let error = same.acquire().await.unwrap_err();
-    assert!(matches!(error, Error::Refused { .. }), "{error}");
-    // Publishing is refused as well, before anything is changed: tried again until it is allowed.
-    let error = permits.release().await.unwrap_err();
-    assert!(matches!(error, Error::Refused { .. }), "{error}");
-    assert_eq!(semaphore.available().await.unwrap(), 0);
-    let () = server.ask(&["ACL", "SETUSER", "mute", "allchannels"]);
-    soon("settled", client.settled()).await;
-    assert_eq!(semaphore.available().await.unwrap(), 2);
-}
-
-/// Only the first of many waiters asks; waiting costs one subscription.
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn many_waiters_cost_one_subscription() {
-    let server = Server::start();
-    let (holder, crowd) = (
-        Client::connect(&server.url()).await.unwrap(),
-        Client::connect(&server.url()).await.unwrap(),
-    );
-    let semaphore = set(&holder, "crowd", 1).await;
-    let held = semaphore.acquire().await.unwrap();
-    let same = crowd.semaphore(semaphore.name());
-    let waiting: Vec<_> = (0..200)
-        .map(|_| {
-            let same = same.clone();
-            tokio::spawn(async move { same.acquire().await.unwrap().release().await.unwrap() })
-        })
-        .collect();
-    until("they wait", || async { crowd.status().subscriptions == 1 }).await;
-    let channel = format!("redisson_sc:{{{}}}", semaphore.name());
-    until("subscribed, once", || async {
-        let (_, listening): (String, i64) = server.ask(&["PUBSUB", "NUMSUB", &channel]);
-        assert!(listening <= 1);
-        listening == 1
-    })
-    .await;
-    held.release().await.unwrap();
-    for one in waiting {
-        soon("served", one).await.unwrap();
-    }
-    until("no channel is left", || async {
-        server
-            .ask::<Vec<String>>(&["PUBSUB", "CHANNELS", "*"])
-            .is_empty()
-    })
-    .await;
-}
-
-const SECOND: Duration = Duration::from_secs(1);
-
-#[tokio::test(start_paused = true)]
-async fn time_limits_are_kept() {
-    let client = Client::embedded();
-    let semaphore = client.semaphore("a");
-    let begun = tokio::time::Instant::now();
-    assert!(
-        semaphore
-            .try_acquire()
-            .wait(600 * SECOND)
-            .await
-            .unwrap()
-            .is_none()
-    );
-    assert!(begun.elapsed() >= 600 * SECOND && begun.elapsed() < 601 * SECOND);
-    semaphore
-        .try_set_permits(1)
-        .time_to_live(60 * SECOND)
-        .await
-        .unwrap();
-    tokio::time::sleep(60 * SECOND - Duration::from_millis(1)).await;
-    assert_eq!(semaphore.available().await.unwrap(), 1);
-    tokio::time::sleep(Duration::from_millis(1)).await;
-    assert_eq!(semaphore.available().await.unwrap(), 0);
-    assert!(!semaphore.delete().await.unwrap());
-}
-
-/// The end of a time to live sends no message: who waits goes on, and is served by the next setting.
-#[tokio::test(start_paused = true)]
-async fn waiting_outlives_the_semaphore() {
-    let store = Embedded::new();
-    let client = Client::builder().connect_embedded(&store).unwrap();
-    let other = Client::builder().connect_embedded(&store).unwrap();
-    let semaphore = client.semaphore("a");
-    semaphore
-        .try_set_permits(1)
-        .time_to_live(60 * SECOND)
-        .await
-        .unwrap();
-    semaphore.acquire().await.unwrap().forget();
-    let waiting = tokio::spawn(other.semaphore("a").acquire().into_future());
-    tokio::time::sleep(600 * SECOND).await;
-    assert!(!waiting.is_finished());
-    assert!(semaphore.try_set_permits(1).await.unwrap());
-    drop(waiting.await.unwrap().unwrap());
-    other.settled().await;
-    assert_eq!(semaphore.available().await.unwrap(), 1);
 }
 
 #[test]

@@ -1,0 +1,166 @@
+//! In virtual time: leases and their ends.
+
+use super::*;
+
+fn clients() -> (Client, Client) {
+    let store = Embedded::new();
+    let client = || Client::builder().connect_embedded(&store).unwrap();
+    (client(), client())
+}
+
+#[tokio::test(start_paused = true)]
+async fn the_watchdog_keeps_permits_for_as_long_as_they_are_held() {
+    let (client, other) = clients();
+    let semaphore = with_permits(&client, "kept", 3).await;
+    let theirs = other.expirable_semaphore(semaphore.name());
+    let two = semaphore.acquire_many(2).await.unwrap();
+    for _ in 0..24 {
+        sleep(HOUR).await;
+        assert!(two.is_valid());
+        assert_eq!(counts(&theirs).await, (1, 2, 3));
+        for id in two.ids() {
+            // Renewed every third of 30 s: never less than two thirds remain.
+            assert!(theirs.lease_of(id).await.unwrap().unwrap() >= 19 * SECOND);
+        }
+    }
+    two.release().await.unwrap();
+    assert_eq!(client.status().holds, 0);
+    sleep(HOUR).await;
+    assert_eq!(counts(&theirs).await, (3, 0, 3));
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_fixed_lease_ends_on_time_and_the_guard_knows() {
+    let (client, other) = clients();
+    let semaphore = with_permits(&client, "fixed", 1).await;
+    let permit = semaphore.acquire().lease(10 * SECOND).await.unwrap();
+    let begun = Instant::now();
+    let theirs = other.expirable_semaphore(semaphore.name());
+    let next = theirs.acquire().await.unwrap();
+    let waited = begun.elapsed();
+    assert!(waited >= 10 * SECOND && waited < 11 * SECOND, "{waited:?}");
+    assert!(!permit.is_valid());
+    permit.lost().await;
+    assert!(is_lost(&permit.release().await));
+    client.settled().await;
+    assert_eq!(counts(&theirs).await, (0, 1, 1));
+    next.release().await.unwrap();
+}
+
+/// One message tells of several permits: each local waiter asks as soon as the one before it was
+/// served.
+#[tokio::test(start_paused = true)]
+async fn permits_that_come_back_together_serve_all_who_wait() {
+    let (client, other) = clients();
+    let semaphore = with_permits(&client, "together", 5).await;
+    let ids = semaphore.acquire_many(5).lease(HOUR).await.unwrap();
+    let ids = ids.into_ids().unwrap();
+    let theirs = other.expirable_semaphore(semaphore.name());
+    let waiters: Vec<_> = (0..5)
+        .map(|_| tokio::spawn(theirs.acquire().into_future()))
+        .collect();
+    sleep(SECOND).await;
+    let begun = Instant::now();
+    semaphore.release_many(&ids).await.unwrap();
+    let mut permits = Vec::new();
+    for waiter in waiters {
+        permits.push(waiter.await.unwrap().unwrap());
+    }
+    assert!(begun.elapsed() < SECOND, "{:?}", begun.elapsed());
+    assert_eq!(counts(&theirs).await, (0, 5, 5));
+}
+
+/// Nothing is published when a permit silently expires: the timer has to know.
+#[tokio::test(start_paused = true)]
+async fn a_waiter_for_two_is_served_when_the_second_permit_expires() {
+    let (client, other) = clients();
+    let semaphore = with_permits(&client, "silent", 3).await;
+    for seconds in [30, 10, 20] {
+        let permit = semaphore.acquire().lease(seconds * SECOND).await.unwrap();
+        permit.into_ids().unwrap();
+    }
+    let begun = Instant::now();
+    let theirs = other.expirable_semaphore(semaphore.name());
+    let wait = theirs.try_acquire_many(2).wait(15 * SECOND);
+    assert!(wait.await.unwrap().is_none());
+    assert!(begun.elapsed() >= 15 * SECOND && begun.elapsed() < 16 * SECOND);
+    let two = theirs.acquire_many(2).await.unwrap();
+    let waited = begun.elapsed();
+    assert!(waited >= 20 * SECOND && waited < 21 * SECOND, "{waited:?}");
+    assert_eq!(counts(&theirs).await, (0, 3, 3));
+    two.release().await.unwrap();
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_end_that_comes_nearer_is_noticed_by_who_waits() {
+    let (client, other) = clients();
+    let semaphore = with_permits(&client, "nearer", 1).await;
+    let id = semaphore
+        .acquire()
+        .lease(HOUR)
+        .await
+        .unwrap()
+        .into_ids()
+        .unwrap()[0];
+    let theirs = other.expirable_semaphore(semaphore.name());
+    let waiter = tokio::spawn(theirs.acquire().into_future());
+    sleep(SECOND).await;
+    let begun = Instant::now();
+    assert!(semaphore.update_lease(id, 10 * SECOND).await.unwrap());
+    let permit = waiter.await.unwrap().unwrap();
+    let waited = begun.elapsed();
+    assert!(waited >= 10 * SECOND && waited < 11 * SECOND, "{waited:?}");
+    // And one that goes farther too.
+    let id = permit.into_ids().unwrap()[0];
+    assert!(semaphore.update_lease(id, 3 * HOUR).await.unwrap());
+    sleep(2 * HOUR).await;
+    assert_eq!(counts(&theirs).await, (0, 1, 1));
+    sleep(HOUR).await;
+    assert_eq!(counts(&theirs).await, (1, 0, 1));
+}
+
+/// F1: nothing that has left its guard is renewed, and nothing that was released.
+#[tokio::test(start_paused = true)]
+async fn after_the_guard_nothing_is_renewed() {
+    let (client, _) = clients();
+    let semaphore = with_permits(&client, "f1", 1).await;
+    let permit = semaphore.acquire().await.unwrap();
+    sleep(25 * SECOND).await;
+    let id = permit.into_ids().unwrap()[0];
+    assert_eq!(client.status().holds, 0);
+    assert!(semaphore.update_lease(id, 60 * SECOND).await.unwrap());
+    let mut before = Duration::MAX;
+    for _ in 0..59 {
+        let left = semaphore.lease_of(id).await.unwrap().unwrap();
+        assert!(left < before, "the lease was renewed");
+        before = left;
+        sleep(SECOND).await;
+    }
+    sleep(SECOND).await;
+    assert_eq!(semaphore.lease_of(id).await.unwrap(), None);
+}
+
+/// A guard never believes longer than the store keeps, to the microsecond.
+#[tokio::test(start_paused = true)]
+async fn a_lease_is_never_a_part_of_a_millisecond_too_short() {
+    let (client, other) = clients();
+    let semaphore = with_permits(&client, "rounding", 1).await;
+    let theirs = other.expirable_semaphore(semaphore.name());
+    for micros in [1, 499, 500, 999, 1000] {
+        tokio::time::advance(Duration::from_micros(micros)).await;
+        let permit = semaphore.acquire().lease(SECOND).await.unwrap();
+        tokio::time::advance(SECOND - Duration::from_micros(1)).await;
+        assert!(permit.is_valid());
+        assert!(theirs.try_acquire().await.unwrap().is_none(), "held by two");
+        tokio::time::advance(Duration::from_millis(1)).await;
+        assert!(!permit.is_valid());
+        theirs
+            .try_acquire()
+            .await
+            .unwrap()
+            .unwrap()
+            .release()
+            .await
+            .unwrap();
+    }
+}

@@ -1,0 +1,516 @@
+//! On a server, with things breaking.
+
+use super::*;
+
+fn evaluated(server: &Server) -> u64 {
+    let statistics: String = server.ask(&["INFO", "commandstats"]);
+    let calls = |line: &str| line.split(['=', ',']).nth(1)?.parse::<u64>().ok();
+    let evals = statistics
+        .lines()
+        .filter(|line| line.starts_with("cmdstat_eval"));
+    evals.filter_map(calls).sum()
+}
+
+async fn client(server: &Server) -> Client {
+    quick().connect(&server.url()).await.unwrap()
+}
+
+/// A release wakes the next one and nobody else, and who waits does not ask.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_release_wakes_only_the_next_one() {
+    const WAITERS: usize = 60;
+    let server = Server::start();
+    let (holder, crowd) = (client(&server).await, client(&server).await);
+    let lock = holder.fair_lock("a");
+    let held = lock.lock().await.unwrap();
+    let mut waiting = Vec::new();
+    for n in 0..WAITERS {
+        waiting.push(wait_behind(&crowd.fair_lock("a"), n).await);
+    }
+    until("all are subscribed", || async {
+        let channels: Vec<String> = server.ask(&["PUBSUB", "CHANNELS", "*"]);
+        channels.len() == WAITERS
+    })
+    .await;
+    // Over the same connection, so behind what they asked together with the subscription.
+    assert_eq!(crowd.fair_lock("a").queue().await.unwrap().len(), WAITERS);
+    let quiet = evaluated(&server);
+    let last = Vec::from_iter(waiting.split_off(1));
+    held.unlock().await.unwrap();
+    let first = served(waiting.remove(0)).await;
+    // The release, the acquisition, and the next one, who is told how long that lasts.
+    until("the next one has asked", || async {
+        evaluated(&server) >= quiet + 3
+    })
+    .await;
+    let asked = evaluated(&server) - quiet;
+    assert!(asked <= 4, "{asked} scripts for one turn");
+    assert!(last.iter().all(|one| !one.is_finished()));
+    first.unlock().await.unwrap();
+    for one in last {
+        served(one).await.unlock().await.unwrap();
+    }
+    let per_turn = (evaluated(&server) - quiet) as f64 / WAITERS as f64;
+    assert!(per_turn < 3.3, "{per_turn} scripts per turn");
+    nothing_left(&[&holder, &crowd], &lock).await;
+    assert_eq!(keys_left(&server, "a"), 0);
+}
+
+/// F10: processes that are gone: a holder and some who waited, as `kill -9` leaves them.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_killed_processes_left_behind_blocks_nobody() {
+    let server = Server::start();
+    let alive = client(&server).await;
+    let lock = alive.fair_lock("a");
+    let [hash, queue, timeouts] = keys("a");
+    let _: i64 = server.ask(&["HSET", &hash, "dead:1", "1"]);
+    let _: i64 = server.ask(&["PEXPIRE", &hash, "300"]);
+    let now: Vec<u64> = server.ask(&["TIME"]);
+    for (n, owner) in ["dead:2", "dead:3", "dead:4"].into_iter().enumerate() {
+        let until = now[0] * 1000 + 500 + 200 * n as u64;
+        let _: i64 = server.ask(&["RPUSH", &queue, owner]);
+        // The last one has no timeout at all.
+        if n < 2 {
+            let _: i64 = server.ask(&["ZADD", &timeouts, &until.to_string(), owner]);
+        }
+    }
+    let begun = std::time::Instant::now();
+    let guard = soon("the dead are not waited for", lock.lock().into_future())
+        .await
+        .unwrap();
+    assert!(
+        begun.elapsed() < Duration::from_secs(20),
+        "long after their time"
+    );
+    assert!(lock.queue().await.unwrap().is_empty());
+    guard.unlock().await.unwrap();
+    nothing_left(&[&alive], &lock).await;
+    assert_eq!(keys_left(&server, "a"), 0);
+}
+
+/// F10: of those who wait, one dies; the release is for the next one that is alive.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_waiter_that_dies_is_waited_for_and_passed_over() {
+    let server = Server::start();
+    let (alive, holder) = (client(&server).await, client(&server).await);
+    let lock = holder.fair_lock("a");
+    // Ten hours: were its end waited for, this would not end.
+    let held = lock.lock().lease(600 * LONG).await.unwrap();
+    let dead = std::thread::spawn({
+        let url = server.url();
+        move || {
+            // The runtime ends, and with it everything that could give up: as after a kill.
+            let runtime = tokio::runtime::Runtime::new().unwrap();
+            runtime.block_on(async {
+                let client = Client::connect(&url).await.unwrap();
+                let lock = client.fair_lock("a").wait_time(Duration::from_millis(1500));
+                let waiting = lock.lock().into_future();
+                let mut waiting = Box::pin(waiting);
+                tokio::select! {
+                    _ = &mut waiting => unreachable!("it is held"),
+                    () = queued(&lock, 1) => {}
+                }
+                std::mem::forget(waiting);
+            });
+        }
+    });
+    dead.join().unwrap();
+    let waiting = wait_behind(&alive.fair_lock("a"), 1).await;
+    until("the dead one's connection is closed", || async {
+        server.clients() <= 2
+    })
+    .await;
+    let begun = std::time::Instant::now();
+    held.unlock().await.unwrap();
+    let guard = served(waiting).await;
+    assert!(
+        begun.elapsed() >= Duration::from_millis(900),
+        "it was not waited for"
+    );
+    guard.unlock().await.unwrap();
+    nothing_left(&[&alive, &holder], &lock).await;
+    assert_eq!(keys_left(&server, "a"), 0);
+}
+
+/// F11: the server does not answer while somebody gives up; the queue is left afterwards.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn giving_up_reaches_a_server_that_was_away() {
+    let server = Server::start();
+    let proxy = Proxy::to(server.port());
+    let holder = client(&server).await;
+    let settings = quick().response_timeout(Duration::from_millis(200));
+    let lock = holder.fair_lock("a");
+    for way in ["stalled", "refused", "dropped while stalled"] {
+        let away = settings.clone().connect(&proxy.url()).await.unwrap();
+        let held = lock.lock().await.unwrap();
+        let theirs = away.fair_lock("a");
+        let waiting = match way {
+            "dropped while stalled" => tokio::spawn(theirs.try_lock().wait(LONG).into_future()),
+            _ => tokio::spawn(
+                theirs
+                    .try_lock()
+                    .wait(Duration::from_millis(300))
+                    .into_future(),
+            ),
+        };
+        queued(&lock, 1).await;
+        match way {
+            "refused" => {
+                proxy.refuse(true);
+                proxy.cut();
+            }
+            _ => proxy.stall(true),
+        }
+        if way == "dropped while stalled" {
+            waiting.abort();
+            let _ = waiting.await;
+        } else {
+            // Its time is over, or the server away for too long: either way it has given up.
+            match soon("gives up", waiting).await.unwrap() {
+                Ok(None) => {}
+                Ok(Some(_)) => panic!("it is held"),
+                Err(error) => assert!(error.is_transient(), "{error}"),
+            }
+        }
+        assert!(away.status().background > 0, "{way}");
+        assert_eq!(
+            lock.queue().await.unwrap().len(),
+            1,
+            "{way}: a ghost, for now"
+        );
+        proxy.refuse(false);
+        proxy.stall(false);
+        soon("settled", away.settled()).await;
+        assert!(lock.queue().await.unwrap().is_empty(), "{way}");
+        held.unlock().await.unwrap();
+        nothing_left(&[&holder, &away], &lock).await;
+        assert_eq!(keys_left(&server, "a"), 0);
+    }
+}
+
+/// Redisson's own way to provoke it: the server takes no writes for a while.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_paused_server_delays_giving_up_and_prevents_nothing() {
+    let server = Server::start();
+    let settings = quick().response_timeout(Duration::from_millis(200));
+    let waiter = settings.connect(&server.url()).await.unwrap();
+    let holder = client(&server).await;
+    let lock = holder.fair_lock("a");
+    let held = lock.lock().lease(LONG).await.unwrap();
+    let theirs = waiter.fair_lock("a");
+    let waiting = tokio::spawn(
+        theirs
+            .try_lock()
+            .wait(Duration::from_millis(300))
+            .into_future(),
+    );
+    queued(&lock, 1).await;
+    let _: () = server.ask(&["CLIENT", "PAUSE", "60000", "WRITE"]);
+    let gave_up = soon("gives up", waiting).await.unwrap();
+    assert!(!matches!(gave_up, Ok(Some(_))));
+    let _: () = server.ask(&["CLIENT", "UNPAUSE"]);
+    soon("settled", waiter.settled()).await;
+    assert!(lock.queue().await.unwrap().is_empty());
+    held.unlock().await.unwrap();
+    nothing_left(&[&holder, &waiter], &lock).await;
+}
+
+/// The answers are lost on the way: what is sent again joins once, takes once, leaves once.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_is_sent_again_counts_once() {
+    let server = Server::start();
+    let proxy = Proxy::to(server.port());
+    let holder = client(&server).await;
+    let shaky = quick().connect(&proxy.url()).await.unwrap();
+    let (lock, theirs) = (holder.fair_lock("a"), shaky.fair_lock("a"));
+    // So that the scripts are known, and lost answers are those of the steps themselves.
+    theirs.lock().await.unwrap().unlock().await.unwrap();
+    let held = lock.lock().await.unwrap();
+
+    proxy.swallow_replies(true);
+    let joining = tokio::spawn(theirs.lock().into_future());
+    queued(&lock, 1).await;
+    let behind = wait_behind(&lock, 1).await;
+    proxy.wait_until_swallowed();
+    proxy.swallow_replies(false);
+    proxy.cut();
+    listening(&shaky, 1).await;
+    assert_eq!(lock.queue().await.unwrap().len(), 2, "joined once");
+    let distances: Vec<f64> = distances(&server);
+    assert!((distances[0] - 300_000.0).abs() < 1000.0, "{distances:?}");
+
+    // Called, and takes it; the answer to that is lost, and once more the same.
+    proxy.stall(true);
+    held.unlock().await.unwrap();
+    proxy.stall(false);
+    let guard = served(joining).await;
+    assert_eq!(
+        lock.hold_count(guard.owner()).await.unwrap(),
+        0,
+        "another client's"
+    );
+    assert_eq!(theirs.hold_count(guard.owner()).await.unwrap(), 1);
+    assert_eq!(lock.queue().await.unwrap().len(), 1);
+
+    proxy.swallow_replies(true);
+    let unlocking = tokio::spawn(guard.unlock());
+    let next = served(behind).await;
+    proxy.wait_until_swallowed();
+    proxy.swallow_replies(false);
+    proxy.cut();
+    soon("unlocked", unlocking).await.unwrap().unwrap();
+    assert!(lock.is_held_by(next.owner()).await.unwrap());
+    next.unlock().await.unwrap();
+    nothing_left(&[&holder, &shaky], &lock).await;
+    assert_eq!(keys_left(&server, "a"), 0);
+}
+
+/// The distances between those who wait, in milliseconds.
+fn distances(server: &Server) -> Vec<f64> {
+    let [_, _, timeouts] = keys("a");
+    let scores: Vec<(String, f64)> = server.ask(&["ZRANGE", &timeouts, "0", "-1", "WITHSCORES"]);
+    scores.windows(2).map(|two| two[1].1 - two[0].1).collect()
+}
+
+/// F9: coming, waiting in vain and leaving again and again moves nobody's time away.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_timeouts_of_the_queue_do_not_drift() {
+    let server = Server::start();
+    let client = client(&server).await;
+    let lock = client.fair_lock("a").wait_time(Duration::from_secs(100));
+    let mut held = lock.lock().lease(LONG).await.unwrap();
+    let mut waiting = Vec::new();
+    for n in 0..3 {
+        let patient = lock.lock().lease(LONG).into_future();
+        waiting.push(tokio::spawn(patient));
+        queued(&lock, n + 1).await;
+    }
+    for round in 0..40 {
+        // Four who give up at once, among those who stay.
+        let leave = (0..4).map(|_| lock.try_lock().wait(Duration::from_millis(2)).into_future());
+        for one in leave.map(tokio::spawn).collect::<Vec<_>>() {
+            assert!(one.await.unwrap().unwrap().is_none());
+        }
+        if round % 10 == 0 {
+            // And a turn: the next one has it, and the last holder comes again.
+            soon("settled", client.settled()).await;
+            held.unlock().await.unwrap();
+            held = served(waiting.remove(0)).await;
+            // Behind some who leave when it has its place.
+            let leave = (0..4).map(|_| tokio::spawn(lock.lock().into_future()));
+            let leave: Vec<_> = leave.collect();
+            queued(&lock, 6).await;
+            let again = tokio::spawn(lock.lock().lease(LONG).into_future());
+            waiting.push(again);
+            queued(&lock, 7).await;
+            for one in leave {
+                one.abort();
+            }
+            queued(&lock, 3).await;
+        }
+    }
+    soon("settled", client.settled()).await;
+    queued(&lock, 3).await;
+    let [_, _, timeouts] = keys("a");
+    let scores: Vec<(String, f64)> = server.ask(&["ZRANGE", &timeouts, "0", "-1", "WITHSCORES"]);
+    let now: Vec<f64> = server.ask(&["TIME"]);
+    for (place, (_, until)) in scores.iter().enumerate() {
+        let left = until / 1000.0 - now[0];
+        let most = 60.0 + 100.0 * (place + 1) as f64;
+        assert!(
+            left <= most + 1.0 && left > most - 70.0,
+            "{place}: {left} s"
+        );
+    }
+    held.unlock().await.unwrap();
+    for one in waiting {
+        served(one).await.unlock().await.unwrap();
+    }
+    nothing_left(&[&client], &lock).await;
+    assert_eq!(keys_left(&server, "a"), 0);
+}
+
+/// A server that loses everything (FLUSHALL, a restart): who waits queues again and gets it.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_server_that_lost_its_data_is_queued_at_again() {
+    let mut server = Server::start();
+    let (one, two) = (client(&server).await, client(&server).await);
+    let lock = one.fair_lock("a").wait_time(Duration::from_secs(2));
+    for restarted in [false, true] {
+        let held = lock.lock().lease(Duration::from_secs(1)).await.unwrap();
+        let mut waiting = Vec::new();
+        for n in 0..6 {
+            let client = if n % 2 == 0 { &one } else { &two };
+            let lock = client.fair_lock("a").wait_time(Duration::from_secs(2));
+            waiting.push(wait_behind(&lock, n).await);
+        }
+        if restarted {
+            server.restart();
+        } else {
+            let _: () = server.ask(&["FLUSHALL"]);
+            let _: () = server.ask(&["SCRIPT", "FLUSH"]);
+        }
+        drop(held);
+        // In a new order, so everybody on their own.
+        let unlocking = waiting
+            .into_iter()
+            .map(|one| tokio::spawn(async move { served(one).await.unlock().await.unwrap() }));
+        for one in unlocking.collect::<Vec<_>>() {
+            soon("served", one).await.unwrap();
+        }
+        nothing_left(&[&one, &two], &lock).await;
+    }
+}
+
+/// The connection is cut while all wait: they keep their places.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn places_are_kept_across_reconnection() {
+    let server = Server::start();
+    let (holder, crowd) = (client(&server).await, client(&server).await);
+    let lock = holder.fair_lock("a");
+    let held = lock.lock().lease(10 * LONG).await.unwrap();
+    let mut waiting = Vec::new();
+    for n in 0..20 {
+        waiting.push(wait_behind(&crowd.fair_lock("a"), n).await);
+    }
+    let queue = lock.queue().await.unwrap();
+    for _ in 0..3 {
+        listening(&crowd, 20).await;
+        server.cut_all();
+    }
+    assert_eq!(lock.queue().await.unwrap(), queue);
+    // Released while they may not be connected again yet.
+    held.unlock().await.unwrap();
+    for (one, owner) in waiting.into_iter().zip(queue) {
+        let guard = served(one).await;
+        assert_eq!(guard.owner_id(), owner);
+        guard.unlock().await.unwrap();
+    }
+    nothing_left(&[&holder, &crowd], &lock).await;
+}
+
+/// Keys of other kinds are an error and stay as they are.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn foreign_keys_are_refused_and_left_alone() {
+    let server = shared();
+    let client = client(server).await;
+    for foreign in 0..3 {
+        let name = unique("foreign");
+        let lock = client.fair_lock(&name);
+        let planted = &keys(&name)[foreign];
+        let _: () = server.ask(&["SET", planted, "mine"]);
+        if foreign > 0 {
+            // Somebody holds it, so that queueing is what fails.
+            let _: i64 = server.ask(&["HSET", &name, "other:1", "1"]);
+            let _: i64 = server.ask(&["PEXPIRE", &name, "600000"]);
+        }
+        let refused = lock.try_lock().wait(LONG).await.unwrap_err();
+        assert!(
+            matches!(refused, Error::WrongKind { .. }),
+            "{foreign}: {refused}"
+        );
+        soon("settled", client.settled()).await;
+        assert_eq!(server.ask::<String>(&["GET", planted]), "mine");
+    }
+    let name = unique("foreign-hash");
+    let lock = client.fair_lock(&name);
+    let _: i64 = server.ask(&["HSET", &name, "field", "x"]);
+    for refused in [lock.lock().await.err(), lock.force_unlock().await.err()] {
+        assert!(
+            matches!(refused, Some(Error::WrongKind { .. })),
+            "{refused:?}"
+        );
+    }
+    let name = unique("read-write");
+    let _: i64 = server.ask(&["HSET", &name, "mode", "read", "other:1", "1"]);
+    let refused = client.fair_lock(&name).lock().await.unwrap_err();
+    assert!(matches!(refused, Error::WrongKind { .. }), "{refused}");
+}
+
+/// What Redisson left in the queue is waited behind, and what we leave is as Redisson writes it.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_queue_is_redissons() {
+    let server = Server::start();
+    let settings = Client::builder().client_id("rust");
+    let client = settings.connect(&server.url()).await.unwrap();
+    let lock = client.fair_lock("a").wait_time(Duration::from_secs(50));
+    let [hash, queue, timeouts] = keys("a");
+    let held = lock.lock().lease(LONG).await.unwrap();
+    let now: Vec<i64> = server.ask(&["TIME"]);
+    let until = (now[0] + 500) * 1000;
+    let _: i64 = server.ask(&["RPUSH", &queue, "java:7"]);
+    let _: i64 = server.ask(&["ZADD", &timeouts, &until.to_string(), "java:7"]);
+    let waiting = wait_behind(&lock, 1).await;
+    let owner = &lock.queue().await.unwrap()[1];
+    assert_eq!(
+        server.ask::<Vec<String>>(&["LRANGE", &queue, "0", "-1"]),
+        ["java:7", owner]
+    );
+    let score: f64 = server.ask(&["ZSCORE", &timeouts, owner]);
+    assert_eq!(
+        score as i64,
+        until + 50_000,
+        "its own wait time behind the last one"
+    );
+    // A release is for the head, on the channel of its own.
+    let (tell, told) = std::sync::mpsc::channel();
+    let mut java = server.connection();
+    let (ready, is_ready) = std::sync::mpsc::channel();
+    std::thread::spawn(move || {
+        let mut listening = java.as_pubsub();
+        listening
+            .subscribe("redisson_lock__channel:{a}:java:7")
+            .unwrap();
+        ready.send(()).unwrap();
+        let _ = tell.send(
+            listening
+                .get_message()
+                .unwrap()
+                .get_payload::<String>()
+                .unwrap(),
+        );
+    });
+    is_ready.recv().unwrap();
+    held.unlock().await.unwrap();
+    assert_eq!(told.recv_timeout(LONG).unwrap(), "0");
+    assert_eq!(server.ask::<i64>(&["EXISTS", &hash]), 0, "left to the head");
+    assert!(!waiting.is_finished());
+    // Java takes its turn as its script does, and releases: the next one is called.
+    assert_eq!(server.ask::<String>(&["LPOP", &queue]), "java:7");
+    let _: i64 = server.ask(&["ZREM", &timeouts, "java:7"]);
+    let channel = format!("redisson_lock__channel:{{a}}:{owner}");
+    assert_eq!(
+        server.ask::<i64>(&["PUBLISH", &channel, "0"]),
+        1,
+        "it listens"
+    );
+    served(waiting).await.unlock().await.unwrap();
+    nothing_left(&[&client], &lock).await;
+}
+
+/// Redisson: testNameMapper. What stands beside the lock is under the prefix as the lock is.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_queue_is_under_the_prefix_too() {
+    let server = Server::start();
+    let settings = quick().prefix("test::");
+    let client = settings.connect(&server.url()).await.unwrap();
+    let lock = client.fair_lock("a");
+    let held = lock.lock().await.unwrap();
+    let waiting = wait_behind(&lock, 0).await;
+    let mut present: Vec<String> = server.ask(&["KEYS", "*"]);
+    present.sort();
+    let mut expected = keys("test::a");
+    expected.sort();
+    assert_eq!(present, expected);
+    let owner = &lock.queue().await.unwrap()[0];
+    let channel = format!("redisson_lock__channel:{{test::a}}:{owner}");
+    until("it listens", || async {
+        let channels: Vec<String> = server.ask(&["PUBSUB", "CHANNELS"]);
+        channels == [&*channel]
+    })
+    .await;
+    held.unlock().await.unwrap();
+    served(waiting).await.unlock().await.unwrap();
+    nothing_left(&[&client], &lock).await;
+    assert_eq!(keys_left(&server, "test::a"), 0);
+}

@@ -1,0 +1,53 @@
+//! In virtual time.
+
+use super::*;
+
+const SECOND: Duration = Duration::from_secs(1);
+
+#[tokio::test(start_paused = true)]
+async fn time_limits_are_kept() {
+    let client = Client::embedded();
+    let semaphore = client.semaphore("a");
+    let begun = tokio::time::Instant::now();
+    assert!(
+        semaphore
+            .try_acquire()
+            .wait(600 * SECOND)
+            .await
+            .unwrap()
+            .is_none()
+    );
+    assert!(begun.elapsed() >= 600 * SECOND && begun.elapsed() < 601 * SECOND);
+    semaphore
+        .try_set_permits(1)
+        .time_to_live(60 * SECOND)
+        .await
+        .unwrap();
+    tokio::time::sleep(60 * SECOND - Duration::from_millis(1)).await;
+    assert_eq!(semaphore.available().await.unwrap(), 1);
+    tokio::time::sleep(Duration::from_millis(1)).await;
+    assert_eq!(semaphore.available().await.unwrap(), 0);
+    assert!(!semaphore.delete().await.unwrap());
+}
+
+/// The end of a time to live sends no message: who waits goes on, and is served by the next setting.
+#[tokio::test(start_paused = true)]
+async fn waiting_outlives_the_semaphore() {
+    let store = Embedded::new();
+    let client = Client::builder().connect_embedded(&store).unwrap();
+    let other = Client::builder().connect_embedded(&store).unwrap();
+    let semaphore = client.semaphore("a");
+    semaphore
+        .try_set_permits(1)
+        .time_to_live(60 * SECOND)
+        .await
+        .unwrap();
+    semaphore.acquire().await.unwrap().forget();
+    let waiting = tokio::spawn(other.semaphore("a").acquire().into_future());
+    tokio::time::sleep(600 * SECOND).await;
+    assert!(!waiting.is_finished());
+    assert!(semaphore.try_set_permits(1).await.unwrap());
+    drop(waiting.await.unwrap().unwrap());
+    other.settled().await;
+    assert_eq!(semaphore.available().await.unwrap(), 1);
+}
