@@ -299,8 +299,8 @@ pub(crate) struct Unlock {
 /// So a latch that is gone is open: after FLUSHALL, eviction or a restart without persistence all
 /// waiters go on, and so does who waits before it was set.
 ///
-/// A latch and a semaphore of which nothing is out look the same in the store: take care not to count a
-/// semaphore down. One with permits out is refused.
+/// An idle semaphore and a latch look the same in the store, and a plain semaphore always looks like
+/// one: take care not to count a semaphore down. One of `run --permits` that is in use is refused.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
 Examples:

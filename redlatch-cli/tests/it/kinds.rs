@@ -263,8 +263,18 @@ fn who_waits_for_a_permit_gets_one_after_the_store_has_lost_its_data() {
 #[test]
 fn who_waits_for_a_permit_can_give_up_and_be_ended() {
     let name = unique("patience");
+    // Looks after the permits several times.
     let options = ["--permits", "1", "--watchdog", "100ms"];
     let holder = hold(shared(), &["--permits", "1"], &name);
+    let waiter = start(&options, &name, "true");
+    let channel = format!("redisson_sc:{{{name}}}");
+    until("it waits", || {
+        let (_, waiters): (String, i64) = shared().ask(&["PUBSUB", "NUMSUB", &channel]);
+        waiters == 1
+    });
+    waiter.signal(Signal::TERM);
+    waiter.finish().expect(143);
+
     let args = [
         &["run", "--wait", "350ms"],
         &options[..],
@@ -274,14 +284,6 @@ fn who_waits_for_a_permit_can_give_up_and_be_ended() {
     finish(redlatch(shared(), &args))
         .expect(75)
         .says("not obtained within 350ms");
-    let waiter = start(&options, &name, "true");
-    let channel = format!("redisson_sc:{{{name}}}");
-    until("it waits", || {
-        let (_, waiters): (String, i64) = shared().ask(&["PUBSUB", "NUMSUB", &channel]);
-        waiters == 1
-    });
-    waiter.signal(Signal::TERM);
-    waiter.finish().expect(143);
     holder.release();
 }
 
