@@ -58,8 +58,12 @@ pub(crate) enum Command {
 /// lock's lease, so CMD may run as long as it likes, and should redlatch or the machine die, the lock
 /// is free again when the lease ends.
 ///
-/// CMD sees REDLATCH_LOCK (the name, or names with a space between them) and REDLATCH_OWNER (who holds
-/// the lock, as `redlatch show` tells it), and with --fenced REDLATCH_FENCING_TOKEN. SIGINT, SIGTERM, SIGHUP and SIGQUIT are passed on to it.
+/// Everybody must give a NAME the same kind. Plain, --fair, --fenced and --spin exclude each other, but
+/// do not call each other: a waiter of another kind looks again only when the lease would have ended.
+///
+/// CMD sees REDLATCH_LOCK (the name, or names with a space between them, each once) and REDLATCH_OWNER
+/// (who holds the lock, as `redlatch show` tells it), and with --fenced REDLATCH_FENCING_TOKEN. SIGINT,
+/// SIGTERM, SIGHUP and SIGQUIT are passed on to it.
 ///
 /// Should the lock be lost while CMD runs (its lease ended because the store could not be reached in
 /// time or this process was stopped, or it was unlocked by force), then CMD is ended.
@@ -80,6 +84,15 @@ pub(crate) struct Run {
     #[command(flatten)]
     pub(crate) kind: Kind,
 
+    /// With --permits: should NAME have another number of permits, change it for all
+    #[arg(
+        long,
+        requires = "permits",
+        conflicts_with_all = ["fair", "read", "write", "fenced", "spin"],
+        help_heading = "Kinds of lock"
+    )]
+    pub(crate) set_permits: bool,
+
     /// Give up after this long if somebody else holds the lock [default: wait for ever]
     #[arg(long, value_name = "DUR", value_parser = duration::parse, allow_hyphen_values = true)]
     pub(crate) wait: Option<Duration>,
@@ -88,7 +101,7 @@ pub(crate) struct Run {
     #[arg(short = 'n', long, conflicts_with = "wait")]
     pub(crate) no_wait: bool,
 
-    /// Hold the lock for exactly this long at most, without a watchdog: CMD is ended then
+    /// Hold the lock at most this long, without a watchdog: CMD is ended then
     #[arg(
         long,
         value_name = "DUR",
@@ -137,7 +150,8 @@ pub(crate) struct Run {
 #[derive(Debug, Clone, Copy, clap::Args)]
 #[group(multiple = false)]
 pub(crate) struct Kind {
-    /// Wait in one queue with everybody who waits with --fair: first come, first served
+    /// Wait in one queue with everybody who waits with --fair: first come, first served. Who dies
+    /// while waiting holds the others up for one lease (--watchdog) when its turn has come
     #[arg(long, help_heading = "Kinds of lock")]
     pub(crate) fair: bool,
 
@@ -158,8 +172,8 @@ pub(crate) struct Kind {
     #[arg(long, help_heading = "Kinds of lock")]
     pub(crate) spin: bool,
 
-    /// At most N CMDs at once in the whole fleet: NAME is a semaphore of N permits. Everybody says
-    /// the same N; who says another changes it for all
+    /// At most N CMDs at once in the whole fleet: NAME is a semaphore of N permits, and stays in the
+    /// store. Everybody says the same N; another one is refused
     #[arg(
         long,
         value_name = "N",
@@ -168,6 +182,17 @@ pub(crate) struct Kind {
         help_heading = "Kinds of lock"
     )]
     pub(crate) permits: Option<u32>,
+}
+
+impl Kind {
+    /// What NAME is then, as `show` has it.
+    pub(crate) fn noun(&self) -> &'static str {
+        match self.permits {
+            Some(_) => "expirable semaphore",
+            None if self.read || self.write => "read-write lock",
+            None => "lock",
+        }
+    }
 }
 
 const RUN_EXAMPLES: &str = "\
@@ -184,7 +209,7 @@ const RUN_CODES: &str = "\
 Exit codes:
   CMD's own; 128+n if signal n ended CMD, or ended the wait for the lock
     2  wrong usage: options, durations, the name, the URL
-   65  the key NAME holds something of another kind
+   65  NAME is something of another kind, or has another number of permits
    69  the store cannot be reached, or refused us (credentials, version)
    70  a mistake in redlatch
    71  the system refused something, such as one more process
@@ -201,6 +226,9 @@ Exit codes:
 /// fair lock), value (of a semaphore or latch), available and permits (of an expirable semaphore).
 /// A name under which there is nothing is a lock that is free, or a latch that is open: kind, owner and
 /// remaining_ms are null, held is false. remaining_ms is null also for what never expires.
+///
+/// REMAINING is when it ends by itself unless it is renewed; of who waits in a queue, when it is passed
+/// over if it does not answer.
 ///
 /// A semaphore and a latch are both a number in the store and look the same.
 #[derive(Debug, clap::Args)]
@@ -252,8 +280,8 @@ pub(crate) struct Ls {
 Example:
   redlatch unlock --force nightly-backup
 
-Exit codes: 0 also when nobody held it; 2 wrong usage, or no --force; 65 the key holds something
-of another kind; 69 the store cannot be reached.")]
+Exit codes: 0 also when nobody held it; 2 wrong usage, or no --force;
+65 NAME is something of another kind; 69 the store cannot be reached.")]
 pub(crate) struct Unlock {
     /// Really: the lock is somebody else's, and there is no other way to unlock it from here
     #[arg(long)]
@@ -267,6 +295,12 @@ pub(crate) struct Unlock {
 ///
 /// A latch is a number that is counted down; who waits for it goes on when it reaches 0. A latch that was
 /// never set, or that has reached 0, is open: nobody waits for it.
+///
+/// So a latch that is gone is open: after FLUSHALL, eviction or a restart without persistence all
+/// waiters go on, and so does who waits before it was set.
+///
+/// An idle semaphore and a latch look the same in the store, and a plain semaphore always looks like
+/// one: take care not to count a semaphore down. One of `run --permits` that is in use is refused.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
 Examples:
@@ -274,8 +308,8 @@ Examples:
   redlatch latch import:42 count-down     # each says when it is done
   redlatch latch import:42 wait --for 1h && ./publish.sh
 
-Exit codes: 0 done; 2 wrong usage; 65 the key holds something of another kind; 69 the store cannot be
-reached; 75 set: it was set already, or wait: it was not open in time.")]
+Exit codes: 0 done; 2 wrong usage; 65 NAME is something of another kind;
+69 the store cannot be reached; 75 set: it was set already, or wait: it was not open in time.")]
 pub(crate) struct Latch {
     /// The latch's name
     pub(crate) name: String,

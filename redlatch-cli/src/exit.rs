@@ -2,6 +2,8 @@
 
 use redlatch::Error;
 
+use crate::duration;
+
 pub(crate) const OK: u8 = 0;
 /// Wrong usage, as clap and shells have it.
 pub(crate) const USAGE: u8 = 2;
@@ -42,6 +44,13 @@ impl Failure {
         }
     }
 
+    pub(crate) fn wrong_kind(message: impl Into<String>) -> Failure {
+        Failure {
+            code: WRONG_KIND,
+            message: message.into(),
+        }
+    }
+
     pub(crate) fn system(what: &str, error: &std::io::Error) -> Failure {
         Failure {
             code: SYSTEM,
@@ -62,13 +71,18 @@ impl From<Error> for Failure {
             | Error::ResponseTimeout { .. }
             | Error::AuthenticationFailed { .. }
             | Error::UnsupportedServer { .. }
+            | Error::OutcomeUnknown { .. }
             | Error::Refused { .. } => UNAVAILABLE,
             Error::Lost { .. } => LOST,
             _ => SOFTWARE,
         };
-        Failure {
-            code,
-            message: error.to_string(),
-        }
+        let message = match error {
+            Error::InvalidLease { lease, .. } => {
+                let lease = duration::short(lease);
+                format!("a lease of {lease} cannot be used: take 1ms to ten years")
+            }
+            error => error.to_string(),
+        };
+        Failure { code, message }
     }
 }

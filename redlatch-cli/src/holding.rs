@@ -1,14 +1,21 @@
 //! What is held while CMD runs, whatever kind it is.
 
-use std::future::Future;
+use std::convert::Infallible;
+use std::future::{Future, pending};
 use std::pin::Pin;
+use std::time::Duration;
 
 use redlatch::{
-    Acquire, Client, Guard, Lock, LockKind, MultiGuard, MultiLock, OwnedKind, PermitId, TryAcquire,
+    Acquire, Client, Error, FairLock, Guard, Lock, LockKind, MultiGuard, MultiLock, OwnedKind,
+    PermitId, TryAcquire,
 };
+use tokio::time::Instant;
 
 use crate::args::Run;
 use crate::say::say;
+
+/// The lease that a watchdog renews if nothing else is said.
+const DEFAULT_WATCHDOG: Duration = Duration::from_secs(30);
 
 pub(crate) struct Holding {
     guard: Box<dyn Held>,
@@ -17,29 +24,36 @@ pub(crate) struct Holding {
     token: Option<u64>,
 }
 
-type Boxed<T> = Pin<Box<dyn Future<Output = T>>>;
+type Boxed<'a, T> = Pin<Box<dyn Future<Output = T> + 'a>>;
 
 trait Held {
-    fn lost(&self) -> Boxed<()>;
-    fn unlock(self: Box<Self>) -> Boxed<redlatch::Result<()>>;
+    /// Completes when it is lost: how.
+    fn lost(&self) -> Boxed<'_, Error>;
+    fn unlock(self: Box<Self>) -> Boxed<'static, redlatch::Result<()>>;
 }
 
 impl<K: LockKind> Held for Guard<K> {
-    fn lost(&self) -> Boxed<()> {
-        Box::pin(Guard::lost(self))
+    fn lost(&self) -> Boxed<'_, Error> {
+        Box::pin(async {
+            let Err(lost) = self.run(pending::<Infallible>()).await;
+            lost
+        })
     }
 
-    fn unlock(self: Box<Self>) -> Boxed<redlatch::Result<()>> {
+    fn unlock(self: Box<Self>) -> Boxed<'static, redlatch::Result<()>> {
         Box::pin(Guard::unlock(*self))
     }
 }
 
 impl Held for MultiGuard {
-    fn lost(&self) -> Boxed<()> {
-        Box::pin(MultiGuard::lost(self))
+    fn lost(&self) -> Boxed<'_, Error> {
+        Box::pin(async {
+            let Err(lost) = self.run(pending::<Infallible>()).await;
+            lost
+        })
     }
 
-    fn unlock(self: Box<Self>) -> Boxed<redlatch::Result<()>> {
+    fn unlock(self: Box<Self>) -> Boxed<'static, redlatch::Result<()>> {
         Box::pin(MultiGuard::unlock(*self))
     }
 }
@@ -62,7 +76,7 @@ impl Holding {
             }));
         }
         if kind.fair {
-            return lock(client.fair_lock(name), run).await;
+            return lock(fair(client, name, run), run).await;
         }
         if kind.read {
             return lock(client.read_write_lock(name).read().clone(), run).await;
@@ -96,9 +110,9 @@ impl Holding {
         .chain(token.map(|token| ("REDLATCH_FENCING_TOKEN", token)))
     }
 
-    /// Completes when it is lost.
-    pub(crate) async fn lost(&self) {
-        self.guard.lost().await;
+    /// Completes when it is lost: how.
+    pub(crate) async fn lost(&self) -> Error {
+        self.guard.lost().await
     }
 
     pub(crate) async fn unlock(self) -> redlatch::Result<()> {
@@ -135,7 +149,48 @@ async fn ask<K: LockKind>(
     }
 }
 
-/// One of `permits` permits.
+/// Who dies while waiting holds the others up no longer than one who dies while holding.
+fn fair(client: &Client, name: &str, run: &Run) -> FairLock {
+    client.fair_lock(name).wait_time(watchdog(run))
+}
+
+fn watchdog(run: &Run) -> Duration {
+    run.watchdog.unwrap_or(DEFAULT_WATCHDOG)
+}
+
+/// Sees to it that there are `permits` permits. If there is another number already, and `change` does
+/// not say that it is to be changed, returns that.
+pub(crate) async fn other_permits(
+    client: &Client,
+    name: &str,
+    permits: u32,
+    change: bool,
+) -> redlatch::Result<Option<i64>> {
+    let semaphore = client.expirable_semaphore(name);
+    if semaphore.try_set_permits(permits).await? {
+        return Ok(None);
+    }
+    let total = semaphore.total().await?;
+    if total == i64::from(permits) {
+        return Ok(None);
+    }
+    if !change {
+        return Ok(Some(total));
+    }
+    let noun = permits_noun(total);
+    say!("{name}: had {total} {noun}; it has {permits} from now on");
+    semaphore.set_permits(permits).await?;
+    Ok(None)
+}
+
+pub(crate) fn permits_noun(total: i64) -> &'static str {
+    match total {
+        1 => "permit",
+        _ => "permits",
+    }
+}
+
+/// One of `permits` permits, which have been set.
 async fn permit(
     client: &Client,
     name: &str,
@@ -143,14 +198,26 @@ async fn permit(
     run: &Run,
 ) -> redlatch::Result<Option<Holding>> {
     let semaphore = client.expirable_semaphore(name);
-    if !semaphore.try_set_permits(permits).await? {
-        let total = semaphore.total().await?;
-        if total != i64::from(permits) {
-            say!("{name}: had {total} permits; it has {permits} from now on");
-            semaphore.set_permits(permits).await?;
+    let give_up = run.wait.and_then(|wait| Instant::now().checked_add(wait));
+    // A store that loses its data loses the permits too and tells nobody: nobody would ever give
+    // back what is waited for. So it is looked after now and then.
+    let slice = watchdog(run).min(DEFAULT_WATCHDOG);
+    let guard = loop {
+        let mut trying = semaphore.try_acquire();
+        if let Some(lease) = run.lease {
+            trying = trying.lease(lease);
         }
-    }
-    let guard = ask(semaphore.acquire(), semaphore.try_acquire(), run).await?;
+        if !run.no_wait {
+            let left = give_up.map(|then| then.saturating_duration_since(Instant::now()));
+            trying = trying.wait(left.map_or(slice, |left| left.min(slice)));
+        }
+        let guard = trying.await?;
+        let over = run.no_wait || give_up.is_some_and(|then| then <= Instant::now());
+        if guard.is_some() || over {
+            break guard;
+        }
+        semaphore.try_set_permits(permits).await?;
+    };
     Ok(guard.map(|guard| Holding {
         owner: guard.ids().iter().map(PermitId::to_string).collect(),
         names: name.to_owned(),
@@ -164,7 +231,7 @@ async fn several(client: &Client, run: &Run) -> redlatch::Result<Option<Holding>
     let kind = run.kind;
     let names = run.names.iter();
     let locks = if kind.fair {
-        MultiLock::new(names.map(|name| client.fair_lock(name)))
+        MultiLock::new(names.map(|name| fair(client, name, run)))
     } else if kind.read {
         MultiLock::new(names.map(|name| client.read_write_lock(name).read().clone()))
     } else if kind.write {

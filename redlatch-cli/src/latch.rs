@@ -1,6 +1,6 @@
 //! `redlatch latch`: count down, wait, set.
 
-use redlatch::Client;
+use redlatch::{Client, ObjectState};
 
 use crate::args::{Latch, LatchCommand};
 use crate::exit::{self, Failure};
@@ -13,6 +13,12 @@ pub(crate) async fn latch(url: &str, latch: &Latch) -> Result<u8, Failure> {
     store::check_name(name).await?;
     let mut signals = Signals::catch()?;
     let client = store::connect(url, Client::builder()).await?;
+    // Its number could be counted down, and would then let more or fewer in than it should.
+    if let Some(state) = client.inspect(name).await?
+        && !matches!(state, ObjectState::Counter { .. })
+    {
+        return Err(store::another_kind(name, &state, "latch"));
+    }
     let handle = client.count_down_latch(name);
     match latch.command {
         LatchCommand::Set { n } => {

@@ -17,7 +17,8 @@ mod store;
 use std::ffi::OsString;
 use std::process::ExitCode;
 
-use clap::Parser as _;
+use clap::error::ErrorKind;
+use clap::{CommandFactory as _, Parser as _};
 
 use crate::args::{Args, Command};
 use crate::exit::Failure;
@@ -48,12 +49,12 @@ fn obey(args: Args) -> Result<u8, Failure> {
         .build()
         .map_err(|error| Failure::system("no runtime to work in", &error))?;
     let code = runtime.block_on(async {
-        match &args.command {
+        match args.command {
             Command::Run(run) => run::run(&args.url, run).await,
-            Command::Show(show) => show::show(&args.url, show).await,
-            Command::Ls(ls) => show::ls(&args.url, ls).await,
-            Command::Unlock(unlock) => show::unlock(&args.url, unlock).await,
-            Command::Latch(latch) => latch::latch(&args.url, latch).await,
+            Command::Show(show) => show::show(&args.url, &show).await,
+            Command::Ls(ls) => show::ls(&args.url, &ls).await,
+            Command::Unlock(unlock) => show::unlock(&args.url, &unlock).await,
+            Command::Latch(latch) => latch::latch(&args.url, &latch).await,
             Command::Exec(_) => unreachable!("done without a runtime"),
         }
     });
@@ -77,15 +78,21 @@ fn refuse(error: clap::Error) -> ExitCode {
     } else {
         exit::OK
     };
-    if secrets.is_empty() {
+    let mut message = error.to_string();
+    if error.kind() == ErrorKind::MissingSubcommand && message.contains("__exec") {
+        // These words list the command that is not for people.
+        say::raw(&Args::command().render_help().to_string());
+    } else if secrets.is_empty() {
         // Colours where there is a terminal; help for a closed pipe is for nobody.
         let _ = error.print();
     } else {
-        let mut message = error.to_string();
         for (secret, shown) in secrets {
             message = message.replace(&secret, &shown);
         }
         say::raw(&message);
+    }
+    if error.kind() == ErrorKind::MissingRequiredArgument && message.contains("  <CMD>") {
+        say::raw("CMD comes after --: redlatch run NAME -- CMD\n");
     }
     code.into()
 }

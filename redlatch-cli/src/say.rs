@@ -25,6 +25,19 @@ pub(crate) fn raw(what: &str) {
     let _ = std::io::stderr().write_all(what.as_bytes());
 }
 
+/// What somebody put into the store must not move the cursor of who looks at it.
+pub(crate) fn printable(text: &str) -> String {
+    let mut printable = String::with_capacity(text.len());
+    for c in text.chars() {
+        if c.is_control() {
+            printable.extend(c.escape_default());
+        } else {
+            printable.push(c);
+        }
+    }
+    printable
+}
+
 /// The library's warnings are for the operator too. With REDLATCH_LOG or RUST_LOG set, it is a log
 /// with everything that they ask for.
 pub(crate) fn start_log() {
@@ -42,12 +55,15 @@ pub(crate) fn start_log() {
     match asked {
         Some(filter) => base().with_env_filter(EnvFilter::new(filter)).init(),
         None => base()
-            .with_max_level(tracing::Level::WARN)
+            .with_env_filter(EnvFilter::new(WARNINGS))
             .with_ansi(false)
             .event_format(Short)
             .init(),
     }
 }
+
+/// A loss is told by `run`, with what follows from it.
+const WARNINGS: &str = "warn,redlatch::hold=error";
 
 /// `redlatch: warning: …`, like all else that is said.
 struct Short;

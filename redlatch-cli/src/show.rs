@@ -9,6 +9,7 @@ use serde::Serialize;
 
 use crate::args::{Ls, Show, Unlock};
 use crate::exit::{self, Failure};
+use crate::say::printable;
 use crate::{duration, store};
 
 /// One object as JSON. The first six are there for every object, the others where they mean
@@ -84,8 +85,21 @@ pub(crate) async fn unlock(url: &str, unlock: &Unlock) -> Result<u8, Failure> {
     let name = &unlock.name;
     store::check_name(name).await?;
     let client = store::connect(url, Client::builder()).await?;
+    let shown = printable(name);
     let unlocked = match client.inspect(name).await? {
         None => false,
+        // The next one has been called, or is to be passed over in time: nothing is to be done.
+        Some(ObjectState::Lock {
+            holder: None,
+            queue,
+            ..
+        }) if !queue.is_empty() => {
+            let waiting = match queue.len() {
+                1 => "1 waits".to_owned(),
+                n => format!("{n} wait"),
+            };
+            return write(&format!("{shown}: nobody holds it; {waiting} for it\n"));
+        }
         // Its waiters are called one by one, each by its own name.
         Some(state) if state.kind() == ObjectKind::FairLock => {
             client.fair_lock(name).force_unlock().await?
@@ -98,18 +112,23 @@ pub(crate) async fn unlock(url: &str, unlock: &Unlock) -> Result<u8, Failure> {
             client.read_write_lock(name).write().force_unlock().await?
         }
         Some(state) => {
-            return Err(Failure {
-                code: exit::WRONG_KIND,
-                message: format!("{name}: a {} cannot be unlocked", state.kind()),
-            });
+            let kind = store::with_article(&state.kind().to_string());
+            let why = match state {
+                ObjectState::ExpirableSemaphore { .. } => {
+                    "; its permits come back when their leases end"
+                }
+                _ => "",
+            };
+            return Err(Failure::wrong_kind(format!(
+                "{shown}: {kind} cannot be unlocked{why}"
+            )));
         }
     };
-    let what = if unlocked {
-        "unlocked"
-    } else {
-        "was not locked"
+    let what = match unlocked {
+        true => "unlocked",
+        false => "was not locked",
     };
-    write(&format!("{}: {what}\n", printable(name)))
+    write(&format!("{shown}: {what}\n"))
 }
 
 impl Object {
@@ -180,7 +199,11 @@ impl Object {
         let row = |owner: String, holds: Option<u32>, remaining: String| {
             [
                 printable(&self.name),
-                self.kind.clone().unwrap_or_else(|| "-".into()),
+                match (&self.kind, self.token) {
+                    (Some(kind), Some(token)) => format!("{kind}, token {token}"),
+                    (Some(kind), None) => kind.clone(),
+                    (None, _) => "-".into(),
+                },
                 owner,
                 holds.map_or("-".into(), |holds| holds.to_string()),
                 remaining,
@@ -225,19 +248,6 @@ fn lasting(remaining_ms: Option<u64>) -> String {
     remaining_ms.map_or("for ever".into(), |left| {
         duration::short(Duration::from_millis(left))
     })
-}
-
-/// What somebody put into the store must not move the cursor of who looks at it.
-fn printable(text: &str) -> String {
-    let mut printable = String::with_capacity(text.len());
-    for c in text.chars() {
-        if c.is_control() {
-            printable.extend(c.escape_default());
-        } else {
-            printable.push(c);
-        }
-    }
-    printable
 }
 
 fn print(objects: &[Object], json: bool) -> Result<u8, Failure> {

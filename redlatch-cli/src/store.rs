@@ -2,10 +2,11 @@
 
 use std::time::Duration;
 
-use redlatch::{Client, ClientBuilder, Error};
+use redlatch::{Client, ClientBuilder, Error, ObjectKind, ObjectState};
 
 use crate::args::Run;
 use crate::exit::Failure;
+use crate::say::printable;
 
 /// How long what was begun may take to be undone before the program ends. What is left then ends
 /// with its lease.
@@ -59,13 +60,59 @@ pub(crate) async fn rehearse(run: &Run) -> Result<(), Failure> {
     }
     for name in &run.names {
         let lock = client.lock(name);
-        let _holder = lock.lock().await?;
-        if let Some(lease) = run.lease {
+        let guard = lock.lock().await?;
+        let asked = match run.lease {
             // Not obtained, because it is held: a lease that began could end, and that would be told.
-            lock.try_lock().lease(lease).await?;
-        }
+            Some(lease) => lock.try_lock().lease(lease).await.map(drop),
+            None => Ok(()),
+        };
+        // Not dropped: without a runtime soon, that would be told too.
+        guard.unlock().await?;
+        asked?;
     }
     Ok(())
+}
+
+/// What went wrong with the one of `names` that was meant to be a `wanted`. If it is something else
+/// that we know, it is to be looked at, not to be removed.
+pub(crate) async fn explained(
+    client: &Client,
+    names: &[String],
+    wanted: &str,
+    error: Error,
+) -> Failure {
+    if let Error::WrongKind { name, .. } = &error
+        && let Some(name) = names.iter().find(|one| *one == name).or(names.first())
+        && let Ok(Some(state)) = client.inspect(name).await
+        && noun(&state) != wanted
+    {
+        return another_kind(name, &state, wanted);
+    }
+    error.into()
+}
+
+pub(crate) fn another_kind(name: &str, state: &ObjectState, wanted: &str) -> Failure {
+    let name = printable(name);
+    let (kind, wanted) = (with_article(&noun(state)), with_article(wanted));
+    Failure::wrong_kind(format!(
+        "{name} is {kind}, not {wanted}: redlatch show {name}"
+    ))
+}
+
+/// Plain, fair and fenced locks exclude each other, so here they are all the same.
+fn noun(state: &ObjectState) -> String {
+    match state {
+        ObjectState::Lock { .. } => ObjectKind::Lock.to_string(),
+        state => state.kind().to_string(),
+    }
+}
+
+pub(crate) fn with_article(noun: &str) -> String {
+    let article = match noun.starts_with(['a', 'e', 'i', 'o', 'u']) {
+        true => "an",
+        false => "a",
+    };
+    format!("{article} {noun}")
 }
 
 /// As [`rehearse`], for commands that need only a name.

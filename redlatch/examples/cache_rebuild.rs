@@ -2,8 +2,8 @@
 //! too old rebuilds it alone, and goes on reading what it has built.
 //!
 //! ```sh
-//! cargo run --example cache_rebuild                    # needs no server
-//! cargo run --example cache_rebuild redis://127.0.0.1  # or REDLATCH_URL=redis://127.0.0.1
+//! cargo run --example cache_rebuild                       # needs no server
+//! cargo run --example cache_rebuild -- redis://127.0.0.1  # or with REDLATCH_URL
 //! ```
 
 use std::process::ExitCode;
@@ -98,7 +98,7 @@ async fn main() -> ExitCode {
 async fn run(url: &str) -> redlatch::Result<bool> {
     let client = Client::connect(url).await?;
     // Readers come all the time here; whoever wants to rebuild must not wait for a gap.
-    let name = format!("example-catalogue-{}", client.id());
+    let name = format!("redlatch-example:{}:catalogue", client.id());
     let lock = client.read_write_lock(&name).prefer_writers();
     let catalogue = Arc::new(Catalogue::default());
     let mut readers = JoinSet::new();

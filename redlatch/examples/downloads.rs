@@ -1,10 +1,11 @@
-//! Twelve downloads, in however many processes, of which at most three run at once.
+//! Twelve downloads, of which at most three run at once.
 //!
 //! ```sh
 //! cargo run --release --example downloads                          # needs no server
-//! cargo run --release --example downloads -- redis://127.0.0.1     # or REDLATCH_URL; in two terminals
+//! cargo run --release --example downloads -- redis://127.0.0.1     # or with REDLATCH_URL
 //! ```
 
+use std::process::ExitCode;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
 use std::time::Duration;
@@ -15,8 +16,8 @@ use tokio::task::JoinSet;
 const DOWNLOADS: usize = 12;
 /// How many the mirror allows at once, from the whole fleet.
 const AT_ONCE: u32 = 3;
-/// After a quiet day whoever comes first sets the permits anew: what a process took and never gave
-/// back, because it was killed, is back then.
+/// In a fleet whoever comes first after a day sets the permits anew: what a process took and never
+/// gave back, because it was killed, is back then.
 const DAY: Duration = Duration::from_secs(24 * 60 * 60);
 
 async fn download(file: usize, mirror: &Semaphore, running: &AtomicUsize) -> Result<usize> {
@@ -31,12 +32,31 @@ async fn download(file: usize, mirror: &Semaphore, running: &AtomicUsize) -> Res
 }
 
 #[tokio::main]
-async fn main() -> Result<()> {
+async fn main() -> ExitCode {
+    match run().await {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("downloads: {error}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+async fn run() -> Result<()> {
     let url = std::env::args().nth(1);
     let url = url.or_else(|| std::env::var("REDLATCH_URL").ok());
     let client = Client::connect(url.as_deref().unwrap_or("embedded:")).await?;
 
-    let mirror = client.semaphore("example:mirror");
+    // A name that nobody else has; a fleet would agree on one.
+    let mirror = client.semaphore(&format!("redlatch-example:{}:mirror", client.id()));
+    let most = all_downloads(&mirror).await;
+    mirror.delete().await?;
+    println!("{DOWNLOADS} files, at most {} at once", most?);
+    Ok(())
+}
+
+/// How many ran at once.
+async fn all_downloads(mirror: &Semaphore) -> Result<usize> {
     if mirror.try_set_permits(AT_ONCE).time_to_live(DAY).await? {
         println!("set {AT_ONCE} permits for all who download");
     }
@@ -50,6 +70,5 @@ async fn main() -> Result<()> {
     for at_once in downloads.join_all().await {
         most = most.max(at_once?);
     }
-    println!("{DOWNLOADS} files, at most {most} at once");
-    Ok(())
+    Ok(most)
 }

@@ -6,6 +6,7 @@
 //! cargo run --example fair_turns -- redis://127.0.0.1      # or with REDLATCH_URL
 //! ```
 
+use std::process::ExitCode;
 use std::time::Duration;
 
 use redlatch::{Client, Embedded, FairLock};
@@ -16,7 +17,17 @@ const WORKERS: [&str; 4] = ["Ada", "Ben", "Cleo", "Dan"];
 const ROUNDS: usize = 2;
 
 #[tokio::main]
-async fn main() -> Result<()> {
+async fn main() -> ExitCode {
+    match run().await {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("fair_turns: {error}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+async fn run() -> Result<()> {
     let url = std::env::args().nth(1);
     let url = url.or_else(|| std::env::var("REDLATCH_URL").ok());
     let embedded = Embedded::new();
@@ -28,7 +39,7 @@ async fn main() -> Result<()> {
             None => Client::builder().connect_embedded(&embedded)?,
         });
     }
-    let printer = format!("printer:{}", clients[0].id());
+    let printer = format!("redlatch-example:{}:printer", clients[0].id());
 
     // While the printer is busy, everybody sends their documents, in turn.
     let busy = clients[0].fair_lock(&printer).lock().await?;

@@ -4,10 +4,11 @@
 //!
 //! ```sh
 //! cargo run --example fenced_writes                          # needs no server
-//! cargo run --example fenced_writes -- redis://127.0.0.1     # or REDLATCH_URL
+//! cargo run --example fenced_writes -- redis://127.0.0.1     # or with REDLATCH_URL
 //! ```
 
 use std::path::{Path, PathBuf};
+use std::process::ExitCode;
 use std::sync::Mutex;
 use std::time::Duration;
 
@@ -16,7 +17,6 @@ use redlatch::{Client, Embedded};
 type Result<T, E = Box<dyn std::error::Error>> = std::result::Result<T, E>;
 
 const LEASE: Duration = Duration::from_millis(500);
-const LOCK: &str = "redlatch-example:report";
 
 /// Keeps the file: all writes go through here. It needs to know nothing of locks, only to remember
 /// one number.
@@ -49,48 +49,83 @@ impl Keeper {
 }
 
 #[tokio::main]
-async fn main() -> Result<()> {
+async fn main() -> ExitCode {
+    match run().await {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("fenced_writes: {error}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+async fn run() -> Result<()> {
     let url = std::env::args().nth(1);
     let url = url.or_else(|| std::env::var("REDLATCH_URL").ok());
     let (sleepy, busy) = two_clients(url.as_deref()).await?;
+    // A name that nobody else has.
+    let lock = format!("redlatch-example:{}:report", sleepy.id());
     let file = std::env::temp_dir().join(format!("redlatch-report-{}.txt", std::process::id()));
 
-    let mut kept = Vec::new();
-    for checks in [false, true] {
-        match checks {
-            false => println!("A keeper that does not look at tokens:"),
-            true => println!("\nA keeper that does:"),
-        }
-        let report = two_workers(&sleepy, &busy, &file, checks).await;
-        let _ = std::fs::remove_file(&file);
-        let report = report?;
-        println!("  the report: {:?}", report.trim_end());
-        kept.push(report.contains("busy"));
+    let kept = both_keepers([&sleepy, &busy], &lock, &file).await;
+    let _ = std::fs::remove_file(&file);
+    if let Some(url) = url {
+        forget(&url, &lock).await?;
     }
-    println!(
-        "\nbusy's line is there: without tokens {}, with tokens {}",
-        kept[0], kept[1]
-    );
-    match kept[..] {
+    match kept? {
         [false, true] => Ok(()),
         _ => Err("that was not to be expected".into()),
     }
 }
 
+/// The tokens are counted in a key that never expires, because they must only grow. This lock will
+/// not be used again.
+async fn forget(url: &str, lock: &str) -> Result<()> {
+    let client = redis::Client::open(url)?;
+    let mut server = client.get_multiplexed_async_connection().await?;
+    let mut del = redis::cmd("DEL");
+    del.arg(lock).arg(format!("redisson_lock_token:{{{lock}}}"));
+    Ok(del.exec_async(&mut server).await?)
+}
+
+/// Whether busy's line is in the report in the end, with each of the keepers.
+async fn both_keepers(workers: [&Client; 2], lock: &str, file: &Path) -> Result<[bool; 2]> {
+    let mut kept = [false; 2];
+    for checks in [false, true] {
+        match checks {
+            false => println!("A keeper that does not look at tokens:"),
+            true => println!("\nA keeper that does:"),
+        }
+        let report = two_workers(workers, lock, file, checks).await?;
+        println!("  the report: {:?}", report.trim_end());
+        kept[usize::from(checks)] = report.contains("busy");
+    }
+    println!(
+        "\nbusy's line is there: without tokens {}, with tokens {}",
+        kept[0], kept[1]
+    );
+    Ok(kept)
+}
+
 /// Both workers add a line to the report; what is in the file in the end.
-async fn two_workers(sleepy: &Client, busy: &Client, file: &Path, checks: bool) -> Result<String> {
+async fn two_workers(
+    [sleepy, busy]: [&Client; 2],
+    lock: &str,
+    file: &Path,
+    checks: bool,
+) -> Result<String> {
     std::fs::write(file, "")?;
     let keeper = Keeper {
         file: file.to_owned(),
         newest: checks.then(Mutex::default),
     };
 
-    let late = sleepy.fenced_lock(LOCK).lock().lease(LEASE).await?;
+    let late = sleepy.fenced_lock(lock).lock().lease(LEASE).await?;
     let in_mind = keeper.read()? + "a line of sleepy\n";
     println!("  sleepy has token {} and falls asleep", late.token());
 
     // The lease ends and the other worker has its turn. Its own is renewed by the watchdog.
-    let guard = busy.fenced_lock(LOCK).lock().await?;
+    let guard = busy.fenced_lock(lock).lock().await?;
     let report = keeper.read()? + "a line of busy\n";
     keeper.write(guard.token(), &report)?;
     println!("  busy has token {} and writes its line", guard.token());

@@ -3,13 +3,13 @@
 //!
 //! ```sh
 //! cargo run --example fleet_limit                       # needs no server
-//! cargo run --example fleet_limit -- redis://127.0.0.1  # or with REDLATCH_URL set
+//! cargo run --example fleet_limit -- redis://127.0.0.1  # or with REDLATCH_URL
 //! ```
 
 use std::process::ExitCode;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicI64, Ordering::SeqCst};
-use std::time::{Duration, SystemTime};
+use std::time::Duration;
 
 use redlatch::{Client, Embedded, ExpirableSemaphore, Result};
 use tokio::task::JoinSet;
@@ -72,7 +72,6 @@ async fn fleet(clients: Vec<Client>, name: String) -> Result<i64> {
     let all = limit.acquire_many(AT_ONCE).await?;
     println!("All {AT_ONCE} permits are there again.");
     all.release().await?;
-    limit.delete().await?;
     Ok(most)
 }
 
@@ -102,11 +101,13 @@ async fn run() -> Result<i64> {
         });
     }
     // A name that nobody else has, so that the example can be run twice at once.
-    let since = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH);
-    let name = format!("fleet-limit:{}", since.unwrap_or_default().as_nanos());
+    let name = format!("redlatch-example:{}:fleet-limit", clients[0].id());
+    let limit = clients[0].expirable_semaphore(&name);
     let jobs = WORKERS * JOBS_EACH;
     println!("{WORKERS} workers have {jobs} heavy jobs; {AT_ONCE} may run at once.");
-    let most = fleet(clients, name).await?;
+    let most = fleet(clients, name).await;
+    limit.delete().await?;
+    let most = most?;
     println!("{jobs} jobs done, at most {most} at once.");
     Ok(most)
 }

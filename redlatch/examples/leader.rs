@@ -4,9 +4,10 @@
 //!
 //! ```sh
 //! cargo run --example leader                          # needs no server
-//! cargo run --example leader -- redis://127.0.0.1     # or REDLATCH_URL
+//! cargo run --example leader -- redis://127.0.0.1     # or with REDLATCH_URL
 //! ```
 
+use std::process::ExitCode;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
@@ -17,18 +18,31 @@ type Result<T, E = Box<dyn std::error::Error + Send + Sync>> = std::result::Resu
 
 /// After this long at most somebody else leads when a leader has died.
 const LEASE: Duration = Duration::from_secs(2);
-const LOCK: &str = "redlatch-example:leader";
 
 /// How many lead right now.
 static LEADING: AtomicU32 = AtomicU32::new(0);
 
 #[tokio::main]
-async fn main() -> Result<()> {
+async fn main() -> ExitCode {
+    match run().await {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("leader: {error}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+async fn run() -> Result<()> {
     let url = std::env::args().nth(1);
     let url = url.or_else(|| std::env::var("REDLATCH_URL").ok());
-    let place = Arc::new(match url {
-        Some(url) => Place::Server(url),
-        None => Place::Here(Embedded::new()),
+    let place = Arc::new(Place {
+        store: match url {
+            Some(url) => Store::Server(url),
+            None => Store::Here(Embedded::new()),
+        },
+        // A name that nobody else has; a fleet would agree on one.
+        lock: format!("redlatch-example:{}:leader", Client::embedded().id()),
     });
 
     // A process that dies takes its tasks with it: here, a thread with a runtime of its own.
@@ -52,7 +66,7 @@ async fn main() -> Result<()> {
 /// Waits to become the leader, leads for a while, resigns. When it took over.
 async fn serve(name: &str, place: Arc<Place>) -> Result<Instant> {
     let client = place.client().await?;
-    let guard = client.lock(LOCK).lock().await?;
+    let guard = client.lock(&place.lock).lock().await?;
     let since = Instant::now();
     println!("{name}: leads");
     // Should the leadership be lost (the store away for too long, say), the work is dropped where
@@ -83,7 +97,7 @@ fn dies_in_office(place: &Place) -> Result<Instant> {
         .build()?;
     process.block_on(async {
         let client = place.client().await?;
-        let guard = client.lock(LOCK).lock().await?;
+        let guard = client.lock(&place.lock).lock().await?;
         println!("first: leads");
         guard.run(lead("first")).await??;
         println!("first: dies");
@@ -94,7 +108,12 @@ fn dies_in_office(place: &Place) -> Result<Instant> {
 }
 
 /// Where the fleet meets.
-enum Place {
+struct Place {
+    store: Store,
+    lock: String,
+}
+
+enum Store {
     Here(Embedded),
     Server(String),
 }
@@ -102,9 +121,9 @@ enum Place {
 impl Place {
     async fn client(&self) -> Result<Client> {
         let settings: ClientBuilder = Client::builder().watchdog(LEASE);
-        Ok(match self {
-            Place::Here(store) => settings.connect_embedded(store)?,
-            Place::Server(url) => settings.connect(url).await?,
+        Ok(match &self.store {
+            Store::Here(store) => settings.connect_embedded(store)?,
+            Store::Server(url) => settings.connect(url).await?,
         })
     }
 }

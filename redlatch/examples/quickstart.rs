@@ -1,8 +1,8 @@
 //! A shop sells its stock with many workers at once: first without a lock, then with one.
 //!
 //! ```sh
-//! cargo run --release --example quickstart                            # needs no server
-//! cargo run --release --example quickstart -- --url redis://127.0.0.1 # several processes
+//! cargo run --release --example quickstart                       # needs no server
+//! cargo run --release --example quickstart -- redis://127.0.0.1  # or with REDLATCH_URL: several processes
 //! ```
 
 use std::io::Write as _;
@@ -26,12 +26,13 @@ const PROCESSES: usize = 4;
 const THINKING: Duration = Duration::from_millis(1);
 
 const USAGE: &str = "\
-Usage: quickstart [--url URL]
+Usage: quickstart [[--url] URL]
 
 Sells a stock of 300 with 16 workers, first without a lock and then with one.
 
   --url URL   use the Redis or Valkey server at URL, with the workers in 4 processes;
-              without it, the store is embedded and the workers are tasks of this process
+              without it, or REDLATCH_URL in the environment, the store is embedded and the
+              workers are tasks of this process
 ";
 
 type Result<T, E = Box<dyn std::error::Error + Send + Sync>> = std::result::Result<T, E>;
@@ -93,8 +94,9 @@ async fn main() -> ExitCode {
     let args: Vec<String> = std::env::args().skip(1).collect();
     let args: Vec<&str> = args.iter().map(String::as_str).collect();
     let ended = match args[..] {
-        [] => sell_out(None).await,
+        [] => sell_out(std::env::var("REDLATCH_URL").ok().as_deref()).await,
         ["--url", url] => sell_out(Some(url)).await,
+        [url] if url.contains("://") => sell_out(Some(url)).await,
         // What `sell_with_processes` starts.
         ["--worker", url, sale, how] => worker_process(url, sale, how == "locked").await,
         ["--help" | "-h"] => {
@@ -206,7 +208,11 @@ async fn sell_with_processes(url: &str, locked: bool, sold: &Sold) -> Result<()>
     let mut server = connect(url).await?;
     // The sale is the lock's name, and so its key. Nobody else has it.
     let since = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH)?;
-    let sale = format!("quickstart:{}:{}", std::process::id(), since.as_nanos());
+    let sale = format!(
+        "redlatch-example:{}-{}:quickstart",
+        std::process::id(),
+        since.as_nanos()
+    );
     let stock = stock_key(&sale);
     // Should even this process be killed, the server forgets the stock in ten minutes.
     let mut set = redis::cmd("SET");

@@ -6,6 +6,7 @@
 //! cargo run --example redlock -- redis://one redis://two redis://three  # or all in REDLATCH_URL
 //! ```
 
+use std::process::ExitCode;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
 use std::time::Duration;
@@ -33,7 +34,17 @@ async fn report_lock(urls: &[String], stores: &[Embedded]) -> Result<RedLock> {
 }
 
 #[tokio::main]
-async fn main() -> Result<()> {
+async fn main() -> ExitCode {
+    match run().await {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("redlock: {error}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+async fn run() -> Result<()> {
     let mut urls: Vec<String> = std::env::args().skip(1).collect();
     if urls.is_empty() {
         let given = std::env::var("REDLATCH_URL").unwrap_or_default();
@@ -41,6 +52,8 @@ async fn main() -> Result<()> {
     }
     let stores: Vec<Embedded> = match urls.len() {
         0 => (0..3).map(|_| Embedded::new()).collect(),
+        // With two, both would be needed, and one that is down would stop everybody.
+        1 | 2 => return Err("give the URLs of three or more servers, or none".into()),
         _ => Vec::new(),
     };
     let writing = Arc::new(AtomicUsize::new(0));

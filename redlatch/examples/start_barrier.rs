@@ -2,20 +2,20 @@
 //!
 //! ```sh
 //! cargo run --release --example start_barrier                       # needs no server
-//! cargo run --release --example start_barrier -- redis://127.0.0.1  # the latch is in the server
+//! cargo run --release --example start_barrier -- redis://127.0.0.1  # or with REDLATCH_URL
 //! ```
 
+use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
-use redlatch::{Client, Result};
+use redlatch::{Client, CountDownLatch, Result};
 use tokio::task::JoinSet;
 
 const WORKERS: u32 = 5;
 
-async fn work(client: Client, worker: u32) -> Result<Instant> {
+async fn work(ready: CountDownLatch, worker: u32) -> Result<Instant> {
     // Stands for loading a model, warming a cache, …
     tokio::time::sleep(Duration::from_millis(40) * worker).await;
-    let ready = client.count_down_latch("example:workers-ready");
     let left = ready.count_down().await?;
     println!("worker {worker} is ready, {left} to go");
 
@@ -24,28 +24,41 @@ async fn work(client: Client, worker: u32) -> Result<Instant> {
 }
 
 #[tokio::main]
-async fn main() -> Result<()> {
+async fn main() -> ExitCode {
+    match run().await {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("start_barrier: {error}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+async fn run() -> Result<()> {
     let url = std::env::args().nth(1);
     let url = url.or_else(|| std::env::var("REDLATCH_URL").ok());
     let client = Client::connect(url.as_deref().unwrap_or("embedded:")).await?;
 
-    let ready = client.count_down_latch("example:workers-ready");
-    if !ready.try_set_count(WORKERS).await? {
-        println!("another start is under way, or was broken off; beginning anew");
-        ready.delete().await?;
-        ready.try_set_count(WORKERS).await?;
-    }
-    let mut workers = JoinSet::new();
-    for worker in 1..=WORKERS {
-        workers.spawn(work(client.clone(), worker));
-    }
-    let mut started = Vec::new();
-    for start in workers.join_all().await {
-        started.push(start?);
-    }
+    // A name that nobody else has; a fleet would agree on one.
+    let name = format!("redlatch-example:{}:workers-ready", client.id());
+    let ready = client.count_down_latch(&name);
+    let started = start(&ready).await;
+    // Open, and so gone already, unless something went wrong.
+    ready.delete().await?;
+    let started = started?;
     if let (Some(first), Some(last)) = (started.iter().min(), started.iter().max()) {
         let apart = last.duration_since(*first);
         println!("{WORKERS} workers started within {apart:?}");
     }
     Ok(())
+}
+
+/// When each of them started.
+async fn start(ready: &CountDownLatch) -> Result<Vec<Instant>> {
+    ready.try_set_count(WORKERS).await?;
+    let mut workers = JoinSet::new();
+    for worker in 1..=WORKERS {
+        workers.spawn(work(ready.clone(), worker));
+    }
+    workers.join_all().await.into_iter().collect()
 }

@@ -6,6 +6,7 @@
 //! cargo run --example transfer -- redis://127.0.0.1   # or with REDLATCH_URL
 //! ```
 
+use std::process::ExitCode;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicI64, Ordering::SeqCst};
 use std::time::Duration;
@@ -26,15 +27,15 @@ type Result<T, E = Box<dyn std::error::Error + Send + Sync>> = std::result::Resu
 #[derive(Clone)]
 enum Bank {
     Here(Arc<[AtomicI64; ACCOUNTS]>),
-    Server(MultiplexedConnection),
+    Server(MultiplexedConnection, String),
 }
 
 impl Bank {
     async fn balance(&mut self, account: usize) -> Result<i64> {
         Ok(match self {
             Bank::Here(accounts) => accounts[account].load(SeqCst),
-            Bank::Server(server) => {
-                let key = format!("transfer:balance:{account}");
+            Bank::Server(server, prefix) => {
+                let key = format!("{prefix}:balance:{account}");
                 redis::cmd("GET").arg(key).query_async(server).await?
             }
         })
@@ -43,11 +44,24 @@ impl Bank {
     async fn set_balance(&mut self, account: usize, balance: i64) -> Result<()> {
         match self {
             Bank::Here(accounts) => accounts[account].store(balance, SeqCst),
-            Bank::Server(server) => {
-                let key = format!("transfer:balance:{account}");
-                let set = redis::cmd("SET").arg(key).arg(balance).to_owned();
-                let () = set.query_async(server).await?;
+            Bank::Server(server, prefix) => {
+                let key = format!("{prefix}:balance:{account}");
+                let mut set = redis::cmd("SET");
+                // Should this be killed, the server forgets the money in ten minutes.
+                set.arg(key).arg(balance).arg("EX").arg(600);
+                set.exec_async(server).await?;
             }
+        }
+        Ok(())
+    }
+
+    /// Leaves nothing behind.
+    async fn close(&mut self) -> Result<()> {
+        if let Bank::Server(server, prefix) = self {
+            let keys = (0..ACCOUNTS).map(|account| format!("{prefix}:balance:{account}"));
+            let mut del = redis::cmd("DEL");
+            del.arg(keys.collect::<Vec<_>>());
+            del.exec_async(server).await?;
         }
         Ok(())
     }
@@ -56,12 +70,13 @@ impl Bank {
 /// One transfer: correct because nobody else touches either account meanwhile.
 async fn transfer(
     client: &Client,
+    prefix: &str,
     bank: &mut Bank,
     from: usize,
     to: usize,
     amount: i64,
 ) -> Result<()> {
-    let account = |n: usize| client.lock(&format!("transfer:account:{n}"));
+    let account = |n: usize| client.lock(&format!("{prefix}:account:{n}"));
     let guard = MultiLock::new([account(from), account(to)]).lock().await?;
     let (less, more) = (bank.balance(from).await?, bank.balance(to).await?);
     tokio::time::sleep(Duration::from_micros(200)).await;
@@ -71,35 +86,59 @@ async fn transfer(
 }
 
 #[tokio::main]
-async fn main() -> Result<()> {
+async fn main() -> ExitCode {
+    match run().await {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("transfer: {error}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+async fn run() -> Result<()> {
     let url = std::env::args().nth(1);
     let url = url.or_else(|| std::env::var("REDLATCH_URL").ok());
-    let store = Embedded::new();
+    // Names that nobody else has.
+    let prefix = format!("redlatch-example:{}", Client::embedded().id());
     let mut bank = match &url {
         None => Bank::Here(Arc::default()),
         Some(url) => {
+            // Says in clear words what is wrong with the URL or the server, if something is.
+            Client::connect(url).await?;
             let server = redis::Client::open(url.as_str())?;
-            Bank::Server(server.get_multiplexed_async_connection().await?)
+            Bank::Server(
+                server.get_multiplexed_async_connection().await?,
+                prefix.clone(),
+            )
         }
     };
+    let done = business(url.as_deref(), &prefix, &mut bank).await;
+    bank.close().await?;
+    done
+}
+
+/// All transfers, and what is in the accounts then.
+async fn business(url: Option<&str>, prefix: &str, bank: &mut Bank) -> Result<()> {
     for account in 0..ACCOUNTS {
         bank.set_balance(account, OPENING).await?;
     }
+    let store = Embedded::new();
     let mut clerks: JoinSet<Result<()>> = JoinSet::new();
     for clerk in 0..CLERKS {
         // Each has a client of its own, as if it were another process.
-        let client = match &url {
+        let client = match url {
             None => Client::builder().connect_embedded(&store)?,
             Some(url) => Client::connect(url).await?,
         };
-        let mut bank = bank.clone();
+        let (mut bank, prefix) = (bank.clone(), prefix.to_owned());
         clerks.spawn(async move {
             for n in 0..TRANSFERS {
                 // In all directions, so also against each other.
                 let from = (clerk + n) % ACCOUNTS;
                 let to = (from + 1 + n % (ACCOUNTS - 1)) % ACCOUNTS;
                 let amount = i64::try_from(1 + (clerk * n) % 7)?;
-                transfer(&client, &mut bank, from, to, amount).await?;
+                transfer(&client, &prefix, &mut bank, from, to, amount).await?;
             }
             Ok(())
         });

@@ -130,7 +130,9 @@ fn eight_at_once_never_overlap() {
         .collect();
     for one in all {
         let finished = one.finish().expect(0);
-        assert_eq!(finished.stderr, "");
+        // On a slow machine some wait for long enough to be told for whom.
+        let mut said = finished.stderr.lines();
+        assert!(said.all(|line| line.contains("waiting")), "{finished:#?}");
     }
     assert_eq!(
         std::fs::read_to_string(&log).unwrap(),

@@ -1,6 +1,6 @@
 //! Every kind of lock by its option, what `show` says of it, and the latch.
 
-use redlatch_testkit::{shared, unique};
+use redlatch_testkit::{Server, shared, unique};
 use rustix::process::Signal;
 use serde_json::Value;
 
@@ -61,6 +61,68 @@ fn fair_runs_wait_in_one_queue_and_are_served_in_its_order() {
 }
 
 #[test]
+fn a_fair_waiter_that_was_killed_holds_the_others_up_for_one_lease() {
+    for several in [false, true] {
+        let (name, other) = (unique("dead-waiter"), unique("other"));
+        let names = match several {
+            false => vec![&*name],
+            true => vec![&*other, &*name],
+        };
+        let holder = hold(shared(), &["--fair"], &name);
+        let queued = || object(&name)["queue"].as_array().map_or(0, Vec::len);
+        let wait = |n| {
+            let options = ["run", "--fair", "--watchdog", "1s"];
+            let args = [&options[..], &names, &["--", "true"]].concat();
+            let running = Running::start(redlatch(shared(), &args));
+            until("it is in the queue", || queued() == n);
+            running
+        };
+        let dead = wait(1);
+        let left = object(&name)["queue"][0]["remaining_ms"].as_u64().unwrap();
+        // As long as the holder's lease lasts, and the time for it to answer.
+        assert!(left <= 60_000, "{left}");
+        dead.signal(Signal::KILL);
+        drop(dead);
+        let next = wait(2);
+        holder.release();
+        next.finish().expect(0);
+    }
+}
+
+#[test]
+fn who_is_not_at_the_head_of_the_queue_is_told_so() {
+    let name = unique("before-you");
+    let holder = hold(shared(), &["--fair"], &name);
+    let args = ["run", "-n", "--fair", &name, "--", "true"];
+    finish(redlatch(shared(), &args))
+        .expect(75)
+        .says("somebody else holds it, or is before you in the queue");
+    holder.release();
+}
+
+#[test]
+fn a_fair_lock_that_is_only_waited_for_is_not_unlocked() {
+    let name = unique("waited-for");
+    let holder = hold(shared(), &["--fair"], &name);
+    let queued = || object(&name)["queue"].as_array().map_or(0, Vec::len);
+    let waiting: Vec<Running> = (1..=2)
+        .map(|n| {
+            let running = start(&["--fair"], &name, "true");
+            until("it is in the queue", || queued() == n);
+            running
+        })
+        .collect();
+    // So that nobody calls the next one.
+    let () = shared().ask(&["DEL", &name]);
+    let unlocked = finish(redlatch(shared(), &["unlock", "--force", &name])).expect(0);
+    assert_eq!(
+        unlocked.stdout,
+        format!("{name}: nobody holds it; 2 wait for it\n")
+    );
+    drop((waiting, holder));
+}
+
+#[test]
 fn a_waiter_that_is_ended_leaves_the_queue() {
     let name = unique("leaves");
     let holder = hold(shared(), &["--fair"], &name);
@@ -109,6 +171,10 @@ fn a_fenced_run_gets_a_greater_number_each_time() {
     assert!(second > first, "{first}, {second}");
     assert_eq!(object(&name)["token"], second);
     assert_eq!(object(&name)["kind"], "fenced lock");
+    let table = finish(redlatch(shared(), &["show", &name]))
+        .expect(0)
+        .stdout;
+    assert!(table.contains(&format!("token {second}  ")), "{table}");
 }
 
 #[test]
@@ -145,16 +211,143 @@ fn at_most_as_many_run_as_there_are_permits() {
 }
 
 #[test]
-fn another_number_of_permits_is_the_number_from_then_on() {
+fn another_number_of_permits_is_refused_unless_it_is_asked_for() {
     let name = unique("more-permits");
     let one = hold(shared(), &["--permits", "1"], &name);
     assert!(!try_run(&["--permits", "1"], &[&name]));
     let args = ["run", "-n", "--permits", "2", &name, "--", "true"];
     finish(redlatch(shared(), &args))
+        .expect(65)
+        .says(&format!("{name} has 1 permit, not 2; if it is yours"));
+    assert!(!try_run(&["--permits", "1"], &[&name]), "as it was");
+
+    let args = [&["run", "--set-permits"], &args[1..]].concat();
+    finish(redlatch(shared(), &args))
         .expect(0)
-        .says("had 1 permits");
+        .says("had 1 permit; it has 2 from now on");
     assert!(try_run(&["--permits", "2"], &[&name]));
     one.release();
+}
+
+#[test]
+fn a_number_that_is_no_semaphore_is_left_alone() {
+    let name = unique("visitors");
+    let () = shared().ask(&["SET", &name, "12345"]);
+    let args = ["run", "--permits", "3", &name, "--", "echo", "never"];
+    finish(redlatch(shared(), &args))
+        .expect(65)
+        .says(&format!("{name} has 12345 permits, not 3;"));
+    assert_eq!(shared().ask::<String>(&["GET", &name]), "12345");
+}
+
+#[test]
+fn who_waits_for_a_permit_gets_one_after_the_store_has_lost_its_data() {
+    for options in [&[][..], &["--wait", "1h"]] {
+        let server = Server::start();
+        let name = unique("flushed");
+        let options = [&["--permits", "1", "--watchdog", "500ms"], options].concat();
+        let holder = hold(&server, &options, &name);
+        let args = [&["run"], &options[..], &[&name, "--", "echo", "got"]].concat();
+        let waiter = Running::start(redlatch(&server, &args));
+        let channel = format!("redisson_sc:{{{name}}}");
+        until("it waits", || {
+            let (_, waiters): (String, i64) = server.ask(&["PUBSUB", "NUMSUB", &channel]);
+            waiters == 1
+        });
+        let () = server.ask(&["FLUSHALL"]);
+        holder.finish().expect(74);
+        assert_eq!(waiter.finish().expect(0).stdout, "got\n");
+    }
+}
+
+#[test]
+fn who_waits_for_a_permit_can_give_up_and_be_ended() {
+    let name = unique("patience");
+    // Looks after the permits several times.
+    let options = ["--permits", "1", "--watchdog", "100ms"];
+    let holder = hold(shared(), &["--permits", "1"], &name);
+    let waiter = start(&options, &name, "true");
+    let channel = format!("redisson_sc:{{{name}}}");
+    until("it waits", || {
+        let (_, waiters): (String, i64) = shared().ask(&["PUBSUB", "NUMSUB", &channel]);
+        waiters == 1
+    });
+    waiter.signal(Signal::TERM);
+    waiter.finish().expect(143);
+
+    let args = [
+        &["run", "--wait", "350ms"],
+        &options[..],
+        &[&name, "--", "true"],
+    ]
+    .concat();
+    finish(redlatch(shared(), &args))
+        .expect(75)
+        .says("not obtained within 350ms");
+    holder.release();
+}
+
+#[test]
+fn who_waits_for_long_is_told_for_whom() {
+    let (plain, permit) = (unique("for-whom"), unique("for-what"));
+    let holders = [
+        hold(shared(), &[], &plain),
+        hold(shared(), &["--permits", "1"], &permit),
+    ];
+    let waiting = [
+        start(&[], &plain, "true"),
+        start(&["--permits", "1"], &permit, "true"),
+    ];
+    let said = [
+        format!("{plain}: waiting; held by {}\n", owner(shared(), &plain)),
+        format!("{permit}: waiting; all permits are out\n"),
+    ];
+    for (running, said) in waiting.iter().zip(&said) {
+        running.until_stderr(said);
+    }
+    holders.into_iter().for_each(Running::release);
+    for (running, said) in waiting.into_iter().zip(said) {
+        let finished = running.finish().expect(0);
+        assert_eq!(finished.stderr, format!("redlatch: {said}"), "once");
+    }
+}
+
+#[test]
+fn what_is_something_else_of_ours_is_said_and_not_to_be_removed() {
+    let (lock, permits, latch) = (unique("a-lock"), unique("a-limit"), unique("a-latch"));
+    let holders = [
+        hold(shared(), &[], &lock),
+        hold(shared(), &["--permits", "1"], &permits),
+    ];
+    finish(redlatch(shared(), &["latch", &latch, "set", "3"])).expect(0);
+    let refused = |args: &[&str], said: &str| {
+        let finished = finish(redlatch(shared(), args)).expect(65).says(said);
+        assert!(!finished.stderr.contains("remove the key"), "{finished:#?}");
+    };
+    let is = |name: &str, what: &str| format!("{name} is {what}: redlatch show {name}");
+    refused(
+        &["run", "--read", &lock, "--", "true"],
+        &is(&lock, "a lock, not a read-write lock"),
+    );
+    refused(
+        &["run", &unique("another"), &latch, "--", "true"],
+        &is(&latch, "a semaphore or latch, not a lock"),
+    );
+    for args in [&["count-down"][..], &["set", "3"], &["wait"]] {
+        refused(
+            &[&["latch", &permits], args].concat(),
+            &is(&permits, "an expirable semaphore, not a latch"),
+        );
+    }
+    refused(
+        &["unlock", "--force", &permits],
+        "an expirable semaphore cannot be unlocked; its permits come back when their leases end",
+    );
+    refused(
+        &["unlock", "--force", &latch],
+        "a semaphore or latch cannot be unlocked\n",
+    );
+    holders.into_iter().for_each(Running::release);
 }
 
 #[test]
@@ -180,6 +373,7 @@ fn of_several_names_all_are_held_or_none() {
         "run",
         &b,
         &a,
+        &b,
         "--",
         "sh",
         "-c",
@@ -204,6 +398,8 @@ fn kinds_that_make_no_sense_together_are_refused() {
         &["--permits", "0", "x"],
         &["--permits", "-1", "x"],
         &["--permits", "2", "x", "y"],
+        &["--set-permits", "x"],
+        &["--set-permits", "--fair", "x"],
         &["--fenced", "x", "y"],
     ] {
         let args = [&["run"], options, &["--", "true"]].concat();

@@ -15,7 +15,7 @@ fn unlock(name: &str) {
 #[track_caller]
 fn ends_lost(holder: Running, dead: &[u32]) {
     let finished = holder.finish().expect(74);
-    assert!(finished.stderr.contains("lost"), "{finished:#?}");
+    assert_eq!(finished.stderr.matches("lost").count(), 1, "{finished:#?}");
     for &pid in dead {
         assert!(is_dead(pid), "{pid} goes on without the lock");
     }

@@ -213,6 +213,19 @@ impl Running {
         self.stdout.so_far()
     }
 
+    /// Waits for a text on standard error.
+    pub(crate) fn until_stderr(&self, what: &str) {
+        until(&format!("{what:?} on standard error"), || {
+            let ended = self.stderr.ended.load(Ordering::SeqCst);
+            let so_far = self.stderr.so_far();
+            assert!(
+                so_far.contains(what) || !ended,
+                "ended without {what:?}: {so_far}"
+            );
+            so_far.contains(what)
+        });
+    }
+
     /// The process id that CMD printed first.
     pub(crate) fn cmd(&self) -> u32 {
         let said = self.until_stdout("\n");

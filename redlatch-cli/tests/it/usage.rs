@@ -19,6 +19,10 @@ fn wrong_options_of_run() {
         (&["n", "--"], "CMD"),
         (&["--", "true"], "NAME"),
         (&["n", "true"], "-- <CMD>"),
+        (
+            &["n", "true"],
+            "CMD comes after --: redlatch run NAME -- CMD",
+        ),
         (&["", "--", "true"], "empty"),
         (&["a\nb", "--", "true"], "line break"),
         (&[&long, "--", "true"], "512"),
@@ -62,6 +66,24 @@ fn wrong_options_of_run() {
 }
 
 #[test]
+fn a_lease_that_cannot_be_is_told_in_one_line() {
+    for (lease, shown) in [("0s", "0ms"), ("999999h", "999999h00m")] {
+        let refused = try_out(&["run", "--lease", lease, "n", "--", "true"]).expect(2);
+        let said = format!("redlatch: a lease of {shown} cannot be used: take 1ms to ten years\n");
+        assert_eq!(refused.stderr, said);
+    }
+}
+
+#[test]
+fn without_a_command_there_is_help() {
+    for args in [&[][..], &["--url", "redis://:s3cret@h"]] {
+        let refused = try_out(args).expect(2).says("run     Run CMD");
+        assert!(!refused.stderr.contains("__exec"), "{refused:#?}");
+        assert!(!refused.stderr.contains("s3cret"), "{refused:#?}");
+    }
+}
+
+#[test]
 fn wrong_usage_of_the_others() {
     for (args, said) in [
         (&[][..], "Usage"),
@@ -81,7 +103,14 @@ fn wrong_usage_of_the_others() {
 
 #[test]
 fn help_has_examples_and_no_passwords() {
-    for command in [&[][..], &["run"], &["show"], &["ls"], &["unlock"]] {
+    for command in [
+        &[][..],
+        &["run"],
+        &["show"],
+        &["ls"],
+        &["unlock"],
+        &["latch"],
+    ] {
         for help in ["--help", "-h"] {
             let mut command = bare(&[command, &[help]].concat());
             command.env("REDLATCH_URL", "redis://:s3cret@h");

@@ -95,7 +95,8 @@ pub fn assert_lost(error: &Error, why: Loss) {
     }
 }
 
-/// An example. Cargo has built them before it runs all tests; not before it runs only some.
+/// An example, with nothing from the environment of the tests. Cargo has built them before it runs all
+/// tests; not before it runs only some.
 pub fn example(name: &str) -> Command {
     let own = std::env::current_exe().unwrap();
     let built = own.parent().and_then(|deps| deps.parent()).unwrap();
@@ -115,7 +116,9 @@ pub fn example(name: &str) -> Command {
             .unwrap();
         assert!(status.success(), "the example does not build");
     }
-    Command::new(example)
+    let mut example = Command::new(example);
+    example.env_remove("REDLATCH_URL");
+    example
 }
 
 /// Somewhere that clients can meet: the same tests run on every store.

@@ -33,6 +33,10 @@ use crate::wait::{Attempt, Queue};
 /// A latch knows nothing of who counts: if a process dies before it has counted down, the latch stays
 /// closed. Wait with a limit ([`CountDownLatch::wait_for`]) and decide then.
 ///
+/// A latch that is gone is open: after `FLUSHALL`, eviction or a restart without persistence all
+/// waiters go on, and so does who waits before it was set. Where going on too early does harm, let
+/// what was waited for be looked at as well.
+///
 /// ```
 /// # #[tokio::main(flavor = "current_thread")] async fn main() -> redlatch::Result<()> {
 /// let client = redlatch::Client::embedded(); // or Client::connect("redis://127.0.0.1").await?

@@ -51,6 +51,9 @@ const MAX_AT_ONCE: u32 = 1000;
 /// than the next. Over several clients there is no order: who wants many permits can be overtaken
 /// for as long as others take the few that are free. Time is the server's.
 ///
+/// A store that loses its data (`FLUSHALL`, eviction, a restart without persistence) loses the permits:
+/// holders learn of it at their next renewal, and who waits goes on waiting until they are set anew.
+///
 /// # When to use it, and when not
 ///
 /// It is the semaphore to take where processes may crash. What they had of Redisson's plain

@@ -101,6 +101,10 @@ impl Lock<Fair> {
     /// Who waits with a limit ([`TryAcquire::wait`](crate::TryAcquire::wait)) that is shorter is
     /// waited for only as long as that.
     ///
+    /// A short time means asking at that pace: whoever is not the next one looks that often whether
+    /// those before have been given up. With 10 ms each of them asks the store a hundred times a
+    /// second.
+    ///
     /// The one who waits has to be able to answer within this time: shorter than the time for which
     /// processes are stopped or cut off, it costs them their place in the queue. They go on waiting
     /// at its end.

@@ -29,6 +29,16 @@ use crate::step::{BoxedStep, Outcome, Script, Step};
 /// acquisitions too. A store that loses its data, as an unreplicated one does in a failover, begins
 /// anew at 1.
 ///
+/// Everybody takes it as a fenced lock: who comes through [`Client::lock`](crate::Client::lock), under
+/// the same name, is kept out and keeps others out, but has no token, and nothing refuses what it
+/// writes too late.
+///
+/// # When not to use it
+///
+/// Where nothing checks the token: then it is a [`Lock`] that also counts. Where the resource can
+/// compare a version of its own when it is written (a row's version, an `If-Match`), that alone is
+/// enough, and a lock only saves work that would be done twice.
+///
 /// ```
 /// # use std::sync::atomic::{AtomicU64, Ordering};
 /// # #[tokio::main(flavor = "current_thread")] async fn main() -> redlatch::Result<()> {

@@ -76,8 +76,9 @@ impl SemaphorePermits {
     ///
     /// [`Error::OutcomeUnknown`]: the connection broke, or there was no answer within the response
     /// timeout; they may have been given back or not, and are not given back again.
-    /// [`Error::Unavailable`], [`Error::ResponseTimeout`]: they could not be sent; giving back goes
-    /// on in the background. [`Error::WrongKind`], [`Error::InvalidCount`] (more than 2147483647
+    /// [`Error::Unavailable`], [`Error::ResponseTimeout`]: they could not be sent;
+    /// [`Error::Refused`]: the store did not want them, as when its memory is full. Giving back goes
+    /// on in the background then. [`Error::WrongKind`], [`Error::InvalidCount`] (more than 2147483647
     /// would be there): they were not given back. It is no error that the semaphore is gone.
     ///
     /// # Cancel safety

@@ -37,7 +37,8 @@ const MOST: i64 = i32::MAX as i64;
 /// Permits of this one belong to nobody and have no lease. A process that dies (`kill -9`, a power
 /// cut) keeps its permits for ever, and an answer that is lost with its connection can do the same
 /// ([`Error::OutcomeUnknown`]). Then somebody has to look after it with
-/// [`Semaphore::add_permits`]. Where that must not happen, use the expirable semaphore, whose
+/// [`Semaphore::add_permits`]. A store that loses its data (`FLUSHALL`, eviction, a restart without
+/// persistence) loses the permits: who waits goes on waiting until they are set anew. Where that must not happen, use the expirable semaphore, whose
 /// permits have leases and come back by themselves. This one is for what is cheap to miscount, for
 /// counts that are set anew now and then ([`TrySetPermits::time_to_live`]), and for permits that one
 /// process takes and another gives back.

@@ -243,8 +243,9 @@ pub struct TrySetPermits {
 
 impl TrySetPermits {
     /// The semaphore ceases to be after this long, whatever happens to it meanwhile: 1 ms to
-    /// [`MAX_LEASE`](crate::MAX_LEASE), cut to whole milliseconds. Its end wakes nobody: who waits
-    /// goes on waiting until permits are set anew.
+    /// [`MAX_LEASE`](crate::MAX_LEASE), cut to whole milliseconds. Anything else is an
+    /// [`Error::InvalidLease`] when it is awaited, in the words that leases have. Its end wakes
+    /// nobody: who waits goes on waiting until permits are set anew.
     pub fn time_to_live(mut self, time_to_live: Duration) -> TrySetPermits {
         self.time_to_live = Some(time_to_live);
         self
