@@ -548,6 +548,21 @@ async fn it_excludes_the_other_locks_of_the_name(stand: Stand) {
     nothing_left(&[&client], &fair).await;
 }
 
+/// Polls who waits for a lock that is held until it has been told for how long.
+async fn refused(lock: &redlatch::Lock, mut waiting: impl Future + Unpin) {
+    let asked = async {
+        // The connection keeps order: these come after what the waiter has asked.
+        for _ in 0..3 {
+            assert!(lock.is_locked().await.unwrap());
+        }
+    };
+    tokio::select! {
+        biased;
+        _ = &mut waiting => panic!("it was not given back yet"),
+        () = asked => {}
+    }
+}
+
 /// Through `Client::lock`: by a release, by force, and when the last one in the queue gives up. The
 /// leases end long after all of this.
 async fn who_waits_without_queueing_is_called_when_nobody_queues(stand: Stand) {
@@ -555,24 +570,18 @@ async fn who_waits_without_queueing_is_called_when_nobody_queues(stand: Stand) {
     let name = unique("unqueued");
     let (fair, plain) = (holder.fair_lock(&name), other.lock(&name));
     let held = || async { fair.lock().lease(10 * LONG).await.unwrap() };
-    let waits = async || {
-        let mut waiting = Box::pin(plain.lock().into_future());
-        tokio::select! {
-            biased;
-            _ = &mut waiting => panic!("it is held"),
-            // The connection keeps order: these come after what the waiter has asked.
-            () = async { for _ in 0..3 { assert!(plain.is_locked().await.unwrap()) } } => {}
-        }
-        waiting
-    };
     let guard = held().await;
-    let waiting = tokio::spawn(waits().await);
+    let mut waiting = Box::pin(plain.lock().into_future());
+    refused(&plain, &mut waiting).await;
+    let waiting = tokio::spawn(waiting);
     guard.unlock().await.unwrap();
     let next = soon("called by a release", waiting).await;
     next.unwrap().unwrap().unlock().await.unwrap();
 
     let guard = held().await;
-    let waiting = tokio::spawn(waits().await);
+    let mut waiting = Box::pin(plain.lock().into_future());
+    refused(&plain, &mut waiting).await;
+    let waiting = tokio::spawn(waiting);
     assert!(fair.force_unlock().await.unwrap());
     let next = soon("called by force", waiting).await;
     next.unwrap().unwrap().unlock().await.unwrap();
@@ -586,7 +595,9 @@ async fn who_waits_without_queueing_is_called_when_nobody_queues(stand: Stand) {
         _ = &mut queues => panic!("it is held"),
         () = queued(&fair, 1) => {}
     }
-    let waiting = tokio::spawn(waits().await);
+    let mut waiting = Box::pin(plain.lock().into_future());
+    refused(&plain, &mut waiting).await;
+    let waiting = tokio::spawn(waiting);
     guard.unlock().await.unwrap();
     assert_eq!(fair.queue().await.unwrap().len(), 1);
     assert!(!waiting.is_finished());
