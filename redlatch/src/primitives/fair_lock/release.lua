@@ -39,7 +39,8 @@ if keep == '0' then
     return 1
 end
 redis.call('HSET', KEYS[1], owner, keep)
-if left < lease then
+-- No lease is none at all, also for a key that has lost its end: PEXPIRE 0 would delete it.
+if lease > 0 and left < lease then
     redis.call('PEXPIRE', KEYS[1], lease)
 end
 return 1
