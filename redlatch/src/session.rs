@@ -102,6 +102,15 @@ impl Session {
         }
     }
 
+    /// The terms of an acquisition: with this lease, or renewed with the watchdog's.
+    pub(crate) fn terms(&self, lease: Option<Lease>, reentrant: bool) -> Terms {
+        Terms {
+            lease: lease.unwrap_or(self.watchdog.lease()),
+            renewed: lease.is_none(),
+            reentrant,
+        }
+    }
+
     /// The hold of `owner` on `place`: the one there is, or a new one.
     pub(crate) fn claim<K: Kind + 'static>(
         self: &Arc<Self>,

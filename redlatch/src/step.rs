@@ -186,6 +186,25 @@ pub(crate) fn yes_or_no(raw: &Value) -> Result<bool> {
     }
 }
 
+/// The error that a script has answered with, about the object called `name`.
+pub(crate) fn refused(name: &str, said: String) -> Error {
+    let wrong = |reason| Error::WrongKind {
+        name: name.to_owned(),
+        reason,
+    };
+    if said.starts_with("WRONGKIND") {
+        wrong(match said.contains("no number") {
+            true => "no whole number",
+            false => "a lock of another kind",
+        })
+    } else if said.contains("WRONGTYPE") {
+        // Anywhere: before 7.0 an error inside of a script arrives wrapped in another.
+        wrong("a key of another type")
+    } else {
+        Error::Refused { reason: said }
+    }
+}
+
 /// The error for a reply that none of our scripts gives.
 pub(crate) fn unexpected(raw: &Value) -> Error {
     Error::Refused {

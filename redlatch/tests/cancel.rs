@@ -7,9 +7,9 @@ use std::future::IntoFuture;
 use std::pin::pin;
 use std::time::Duration;
 
-use common::{LONG, Stand, dropped_everywhere, polled, soon, until};
+use common::{LONG, Stand, dropped_everywhere, polled, polled_until_subscribed, soon, until};
 use redlatch::{Client, Lock};
-use redlatch_testkit::{Server, shared, unique};
+use redlatch_testkit::{Server, unique};
 
 /// Nothing was left behind: no key, no renewal, nothing under way.
 async fn nothing_left(client: &Client, lock: &Lock) {
@@ -146,19 +146,7 @@ async fn a_release_between_any_two_polls_is_heard() {
         let same = other.lock(lock.name());
         let held = same.lock().lease(10 * LONG).await.unwrap();
         let mut waiter = lock.lock().into_future();
-        {
-            // Stops polling for a while, without dropping.
-            let mut few = pin!(polled(polls, &mut waiter));
-            let subscribed = until("subscribed", || async {
-                let listening: (String, i64) = shared().ask(&["PUBSUB", "NUMSUB", &channel]);
-                listening.1 == 1
-            });
-            tokio::select! {
-                biased;
-                done = &mut few => assert!(done.is_none()),
-                () = subscribed => {}
-            }
-        }
+        polled_until_subscribed(polls, &mut waiter, &channel).await;
         // The connection keeps order: what the waiter has sent until now has been answered.
         assert!(lock.is_locked().await.unwrap());
         held.unlock().await.unwrap();

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
 use std::time::Duration;
 
-use common::{LONG, Stand, polled, soon, until, without_the_answer};
+use common::{LONG, Stand, polled, polled_until_subscribed, soon, until, without_the_answer};
 use redlatch::{Client, CountDownLatch, Embedded, Error};
 use redlatch_testkit::{Proxy, Server, shared, unique};
 
@@ -303,19 +303,7 @@ async fn a_count_between_any_two_polls_is_heard() {
         assert!(same.try_set_count(1).await.unwrap());
         let channel = format!("redisson_countdownlatch__channel__{{{}}}", latch.name());
         let mut waiter = Box::pin(latch.wait());
-        {
-            // Stops polling for a while, without dropping.
-            let mut few = pin!(polled(polls, &mut waiter));
-            let subscribed = until("subscribed", || async {
-                let listening: (String, i64) = shared().ask(&["PUBSUB", "NUMSUB", &channel]);
-                listening.1 == 1
-            });
-            tokio::select! {
-                biased;
-                done = &mut few => assert!(done.is_none()),
-                () = subscribed => {}
-            }
-        }
+        polled_until_subscribed(polls, &mut waiter, &channel).await;
         // The connection keeps order: what the waiter has sent until now has been answered.
         assert_eq!(latch.count().await.unwrap(), 1);
         assert_eq!(same.count_down().await.unwrap(), 0);

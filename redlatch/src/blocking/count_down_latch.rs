@@ -33,9 +33,9 @@ impl CountDownLatch {
 
     /// Sets the count of an open latch: [`crate::CountDownLatch::try_set_count`].
     pub fn try_set_count(&self, count: u32) -> Result<bool> {
-        let latch = self.inner.clone();
-        self.worker
-            .run(async move { latch.try_set_count(count).await })?
+        self.worker.ask(&self.inner, async move |latch| {
+            latch.try_set_count(count).await
+        })
     }
 
     /// Counts down by one; the count that is left: [`crate::CountDownLatch::count_down`].
@@ -45,33 +45,33 @@ impl CountDownLatch {
 
     /// Counts down by so many: [`crate::CountDownLatch::count_down_by`].
     pub fn count_down_by(&self, by: u32) -> Result<u64> {
-        let latch = self.inner.clone();
-        self.worker
-            .run(async move { latch.count_down_by(by).await })?
+        self.worker.ask(&self.inner, async move |latch| {
+            latch.count_down_by(by).await
+        })
     }
 
     /// The count; 0 when the latch is open.
     pub fn count(&self) -> Result<u64> {
-        let latch = self.inner.clone();
-        self.worker.run(async move { latch.count().await })?
+        self.worker
+            .ask(&self.inner, async move |latch| latch.count().await)
     }
 
     /// Blocks until the latch is open: [`crate::CountDownLatch::wait`].
     pub fn wait(&self) -> Result<()> {
-        let latch = self.inner.clone();
-        self.worker.run(async move { latch.wait().await })?
+        self.worker
+            .ask(&self.inner, async move |latch| latch.wait().await)
     }
 
     /// Blocks until the latch is open, at most this long; whether it is:
     /// [`crate::CountDownLatch::wait_for`].
     pub fn wait_for(&self, wait: Duration) -> Result<bool> {
-        let latch = self.inner.clone();
-        self.worker.run(async move { latch.wait_for(wait).await })?
+        self.worker
+            .ask(&self.inner, async move |latch| latch.wait_for(wait).await)
     }
 
     /// Removes the latch, which opens it: [`crate::CountDownLatch::delete`].
     pub fn delete(&self) -> Result<bool> {
-        let latch = self.inner.clone();
-        self.worker.run(async move { latch.delete().await })?
+        self.worker
+            .ask(&self.inner, async move |latch| latch.delete().await)
     }
 }

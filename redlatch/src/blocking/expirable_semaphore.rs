@@ -1,6 +1,5 @@
 //! Permits with leases, for threads.
 
-use std::future::Future;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -99,88 +98,105 @@ impl ExpirableSemaphore {
 
     /// Releases a permit by its id: [`crate::ExpirableSemaphore::release`].
     pub fn release(&self, id: PermitId) -> Result<()> {
-        self.run(async move |semaphore| semaphore.release(id).await)
+        self.worker.ask(&self.inner, async move |semaphore| {
+            semaphore.release(id).await
+        })
     }
 
     /// Releases several permits, all or none: [`crate::ExpirableSemaphore::release_many`].
     pub fn release_many(&self, ids: &[PermitId]) -> Result<()> {
         let ids = ids.to_vec();
-        self.run(async move |semaphore| semaphore.release_many(&ids).await)
+        self.worker.ask(&self.inner, async move |semaphore| {
+            semaphore.release_many(&ids).await
+        })
     }
 
     /// Releases a permit if it is out: [`crate::ExpirableSemaphore::try_release`].
     pub fn try_release(&self, id: PermitId) -> Result<bool> {
-        self.run(async move |semaphore| semaphore.try_release(id).await)
+        self.worker.ask(&self.inner, async move |semaphore| {
+            semaphore.try_release(id).await
+        })
     }
 
     /// Releases those of several permits that are out: [`crate::ExpirableSemaphore::try_release_many`].
     pub fn try_release_many(&self, ids: &[PermitId]) -> Result<usize> {
         let ids = ids.to_vec();
-        self.run(async move |semaphore| semaphore.try_release_many(&ids).await)
+        self.worker.ask(&self.inner, async move |semaphore| {
+            semaphore.try_release_many(&ids).await
+        })
     }
 
     /// Has a permit expire at another time: [`crate::ExpirableSemaphore::update_lease`].
     pub fn update_lease(&self, id: PermitId, lease: Duration) -> Result<bool> {
-        self.run(async move |semaphore| semaphore.update_lease(id, lease).await)
+        self.worker.ask(&self.inner, async move |semaphore| {
+            semaphore.update_lease(id, lease).await
+        })
     }
 
     /// How long a permit is out: [`crate::ExpirableSemaphore::lease_of`].
     pub fn lease_of(&self, id: PermitId) -> Result<Option<Duration>> {
-        self.run(async move |semaphore| semaphore.lease_of(id).await)
+        self.worker.ask(&self.inner, async move |semaphore| {
+            semaphore.lease_of(id).await
+        })
     }
 
     /// How many permits are free: [`crate::ExpirableSemaphore::available`].
     pub fn available(&self) -> Result<i64> {
-        self.run(async |semaphore| semaphore.available().await)
+        self.worker
+            .ask(&self.inner, async |semaphore| semaphore.available().await)
     }
 
     /// How many permits are out.
     pub fn acquired(&self) -> Result<i64> {
-        self.run(async |semaphore| semaphore.acquired().await)
+        self.worker
+            .ask(&self.inner, async |semaphore| semaphore.acquired().await)
     }
 
     /// How many permits there are in all.
     pub fn total(&self) -> Result<i64> {
-        self.run(async |semaphore| semaphore.total().await)
+        self.worker
+            .ask(&self.inner, async |semaphore| semaphore.total().await)
     }
 
     /// Which permits are out: [`crate::ExpirableSemaphore::holders`].
     pub fn holders(&self) -> Result<Vec<Holder>> {
-        self.run(async |semaphore| semaphore.holders().await)
+        self.worker
+            .ask(&self.inner, async |semaphore| semaphore.holders().await)
     }
 
     /// Sets how many permits there are, if that has not been done:
     /// [`crate::ExpirableSemaphore::try_set_permits`].
     pub fn try_set_permits(&self, permits: u32) -> Result<bool> {
-        self.run(async move |semaphore| semaphore.try_set_permits(permits).await)
+        self.worker.ask(&self.inner, async move |semaphore| {
+            semaphore.try_set_permits(permits).await
+        })
     }
 
     /// Sets how many permits there are: [`crate::ExpirableSemaphore::set_permits`].
     pub fn set_permits(&self, permits: u32) -> Result<()> {
-        self.run(async move |semaphore| semaphore.set_permits(permits).await)
+        self.worker.ask(&self.inner, async move |semaphore| {
+            semaphore.set_permits(permits).await
+        })
     }
 
     /// Adds permits, or takes some away: [`crate::ExpirableSemaphore::add_permits`].
     pub fn add_permits(&self, permits: i32) -> Result<()> {
-        self.run(async move |semaphore| semaphore.add_permits(permits).await)
+        self.worker.ask(&self.inner, async move |semaphore| {
+            semaphore.add_permits(permits).await
+        })
     }
 
     /// Takes all permits back: [`crate::ExpirableSemaphore::force_release`].
     pub fn force_release(&self) -> Result<bool> {
-        self.run(async |semaphore| semaphore.force_release().await)
+        self.worker.ask(&self.inner, async |semaphore| {
+            semaphore.force_release().await
+        })
     }
 
     /// Removes the semaphore: [`crate::ExpirableSemaphore::delete`].
     pub fn delete(&self) -> Result<bool> {
-        self.run(async |semaphore| semaphore.delete().await)
-    }
-
-    fn run<T, F>(&self, work: impl FnOnce(crate::ExpirableSemaphore) -> F) -> Result<T>
-    where
-        T: Send + 'static,
-        F: Future<Output = Result<T>> + Send + 'static,
-    {
-        self.worker.run(work(self.inner.clone()))?
+        self.worker
+            .ask(&self.inner, async |semaphore| semaphore.delete().await)
     }
 
     fn guard(&self, guard: crate::PermitGuard) -> PermitGuard {

@@ -17,14 +17,14 @@ impl Lock<Fair> {
 
     /// Who waits for the lock, the next one first: [`crate::FairLock::queue`].
     pub fn queue(&self) -> Result<Vec<String>> {
-        let lock = self.inner.clone();
-        self.worker.run(async move { lock.queue().await })?
+        self.worker
+            .ask(&self.inner, async move |lock| lock.queue().await)
     }
 
     /// How many come before `owner`, which for a thread is its
     /// [`current_thread`](super::current_thread): [`crate::FairLock::position`].
     pub fn position(&self, owner: Owner) -> Result<Option<usize>> {
-        let lock = self.inner.clone();
-        self.worker.run(async move { lock.position(owner).await })?
+        self.worker
+            .ask(&self.inner, async move |lock| lock.position(owner).await)
     }
 }

@@ -66,8 +66,8 @@ impl<K: LockKind + OwnedKind> Lock<K> {
 
     /// Whether anybody holds the lock.
     pub fn is_locked(&self) -> Result<bool> {
-        let lock = self.inner.clone();
-        self.worker.run(async move { lock.is_locked().await })?
+        self.worker
+            .ask(&self.inner, async move |lock| lock.is_locked().await)
     }
 
     /// Whether the calling thread holds the lock, as the store sees it.
@@ -77,33 +77,33 @@ impl<K: LockKind + OwnedKind> Lock<K> {
 
     /// How often the calling thread holds the lock, as the store sees it.
     pub fn hold_count(&self) -> Result<u32> {
-        let (lock, me) = (self.inner.clone(), current_thread());
-        self.worker.run(async move { lock.hold_count(me).await })?
+        let me = current_thread();
+        self.worker
+            .ask(&self.inner, async move |lock| lock.hold_count(me).await)
     }
 
     /// How long the lock is held at most unless it is renewed; `None` if it is free.
     pub fn remaining_lease(&self) -> Result<Option<Duration>> {
-        let lock = self.inner.clone();
         self.worker
-            .run(async move { lock.remaining_lease().await })?
+            .ask(&self.inner, async move |lock| lock.remaining_lease().await)
     }
 
     /// Who holds the lock.
     pub fn holder(&self) -> Result<Option<Holder>> {
-        let lock = self.inner.clone();
-        self.worker.run(async move { lock.holder().await })?
+        self.worker
+            .ask(&self.inner, async move |lock| lock.holder().await)
     }
 
     /// Takes the lock from whoever holds it: [`crate::Lock::force_unlock`].
     pub fn force_unlock(&self) -> Result<bool> {
-        let lock = self.inner.clone();
-        self.worker.run(async move { lock.force_unlock().await })?
+        self.worker
+            .ask(&self.inner, async move |lock| lock.force_unlock().await)
     }
 
     /// All who hold the lock: [`crate::Lock::holders`].
     pub fn holders(&self) -> Result<Vec<Holder>> {
-        let lock = self.inner.clone();
-        self.worker.run(async move { lock.holders().await })?
+        self.worker
+            .ask(&self.inner, async move |lock| lock.holders().await)
     }
 
     fn guard(&self, guard: crate::Guard<K>) -> Guard<K> {
@@ -184,8 +184,8 @@ impl Lock<Spin> {
 impl Lock<Fenced> {
     /// The token of the latest acquisition: [`crate::FencedLock::current_token`].
     pub fn current_token(&self) -> Result<u64> {
-        let lock = self.inner.clone();
-        self.worker.run(async move { lock.current_token().await })?
+        self.worker
+            .ask(&self.inner, async move |lock| lock.current_token().await)
     }
 }
 

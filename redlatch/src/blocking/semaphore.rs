@@ -88,42 +88,42 @@ impl Semaphore {
 
     /// Adds permits that somebody took: [`crate::Semaphore::release`].
     pub fn release(&self, permits: u32) -> Result<()> {
-        let semaphore = self.inner.clone();
-        let release = async move { semaphore.release(permits).await };
-        self.worker.run(release)?
+        self.worker.ask(&self.inner, async move |semaphore| {
+            semaphore.release(permits).await
+        })
     }
 
     /// The same, if the semaphore is there: [`crate::Semaphore::release_if_exists`].
     pub fn release_if_exists(&self, permits: u32) -> Result<bool> {
-        let semaphore = self.inner.clone();
-        let release = async move { semaphore.release_if_exists(permits).await };
-        self.worker.run(release)?
+        self.worker.ask(&self.inner, async move |semaphore| {
+            semaphore.release_if_exists(permits).await
+        })
     }
 
     /// Adds permits, or takes some away for good: [`crate::Semaphore::add_permits`].
     pub fn add_permits(&self, permits: i32) -> Result<()> {
-        let semaphore = self.inner.clone();
-        let add = async move { semaphore.add_permits(permits).await };
-        self.worker.run(add)?
+        self.worker.ask(&self.inner, async move |semaphore| {
+            semaphore.add_permits(permits).await
+        })
     }
 
     /// Takes all permits that are there: [`crate::Semaphore::drain`].
     pub fn drain(&self) -> Result<i64> {
-        let semaphore = self.inner.clone();
-        self.worker.run(async move { semaphore.drain().await })?
+        self.worker
+            .ask(&self.inner, async move |semaphore| semaphore.drain().await)
     }
 
     /// How many permits are there to be taken: [`crate::Semaphore::available`].
     pub fn available(&self) -> Result<i64> {
-        let semaphore = self.inner.clone();
-        self.worker
-            .run(async move { semaphore.available().await })?
+        self.worker.ask(&self.inner, async move |semaphore| {
+            semaphore.available().await
+        })
     }
 
     /// Removes the semaphore: [`crate::Semaphore::delete`].
     pub fn delete(&self) -> Result<bool> {
-        let semaphore = self.inner.clone();
-        self.worker.run(async move { semaphore.delete().await })?
+        self.worker
+            .ask(&self.inner, async move |semaphore| semaphore.delete().await)
     }
 
     fn guard(&self, permits: crate::SemaphorePermits) -> SemaphorePermits {

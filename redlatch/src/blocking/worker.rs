@@ -55,6 +55,15 @@ impl Worker {
         let _ = self.background.set(background);
     }
 
+    /// Does with a handle, on the thread, what its blocking twin was asked to do.
+    pub(super) fn ask<H: Clone, T, F>(&self, handle: &H, work: impl FnOnce(H) -> F) -> Result<T>
+    where
+        T: Send + 'static,
+        F: Future<Output = Result<T>> + Send + 'static,
+    {
+        self.run(work(handle.clone()))?
+    }
+
     /// Runs `work` on the thread and blocks until it is done. Unlike `block_on` this never panics,
     /// wherever it is called.
     pub(super) fn run<F>(&self, work: F) -> Result<F::Output>

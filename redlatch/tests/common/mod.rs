@@ -54,6 +54,21 @@ pub async fn polled<F: Future>(polls: usize, future: F) -> Option<F::Output> {
     .await
 }
 
+/// Polls who waits so many times, and then for a while not at all, without dropping it: until the
+/// shared server knows that its channel is subscribed to.
+pub async fn polled_until_subscribed<F: Future>(polls: usize, waiter: F, channel: &str) {
+    let mut few = pin!(polled(polls, waiter));
+    let subscribed = until("subscribed", || async {
+        let listening: (String, i64) = shared().ask(&["PUBSUB", "NUMSUB", channel]);
+        listening.1 == 1
+    });
+    tokio::select! {
+        biased;
+        done = &mut few => assert!(done.is_none()),
+        () = subscribed => {}
+    }
+}
+
 /// Drops `work` after one poll, after two, … until it gets through, some times over.
 pub async fn dropped_everywhere<W, F>(mut work: W)
 where

@@ -12,7 +12,7 @@ use std::sync::{Arc, Mutex};
 use std::task::Poll;
 use std::time::Duration;
 
-use common::{LONG, Stand, polled, soon, until, without_the_answer};
+use common::{LONG, Stand, polled, polled_until_subscribed, soon, until, without_the_answer};
 use redlatch::{Client, Embedded, Error, MAX_LEASE, Semaphore};
 use redlatch_testkit::{Proxy, Server, shared, unique};
 

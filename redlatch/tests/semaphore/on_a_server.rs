@@ -326,19 +326,7 @@ async fn permits_between_any_two_polls_are_heard() {
         let channel = format!("redisson_sc:{{{}}}", semaphore.name());
         let held = same.acquire_many(2).await.unwrap();
         let mut waiter = semaphore.acquire_many(2).into_future();
-        {
-            // Stops polling for a while, without dropping.
-            let mut few = pin!(polled(polls, &mut waiter));
-            let subscribed = until("subscribed", || async {
-                let listening: (String, i64) = shared().ask(&["PUBSUB", "NUMSUB", &channel]);
-                listening.1 == 1
-            });
-            tokio::select! {
-                biased;
-                done = &mut few => assert!(done.is_none()),
-                () = subscribed => {}
-            }
-        }
+        polled_until_subscribed(polls, &mut waiter, &channel).await;
         // The connection keeps order: what the waiter has sent until now has been answered.
         assert_eq!(semaphore.available().await.unwrap(), 0);
         held.release().await.unwrap();

@@ -314,7 +314,8 @@ impl ExpirableSemaphore {
     /// # Errors
     ///
     /// [`Error::InvalidCount`]: more than 2³¹ - 1. [`Error::OutcomeUnknown`]: the connection broke,
-    /// and when asked again the semaphore was set, by this call or by another. Those of [`ExpirableSemaphore::available`].
+    /// and when asked again the semaphore was set, by this call or by another. Those of
+    /// [`ExpirableSemaphore::available`].
     ///
     /// # Cancel safety
     ///
@@ -457,7 +458,7 @@ impl std::fmt::Debug for ExpirableSemaphore {
 impl Guard<Permits> {
     /// The ids of the permits, one or more.
     pub fn ids(&self) -> Vec<PermitId> {
-        let ids = split(&self.claim.hold.field);
+        let ids = split(&self.claim().hold.field);
         ids.filter_map(|id| id.parse().ok()).collect()
     }
 

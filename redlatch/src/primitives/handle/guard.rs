@@ -6,8 +6,8 @@ use std::sync::Arc;
 use std::task::Poll;
 use std::time::Duration;
 
-use super::{Acquire, Lock, LockKind, OwnedKind, Reentrant, Request};
-use crate::error::{Error, Loss, Result};
+use super::{Acquire, Held, Lock, LockKind, OwnedKind, Reentrant, Request};
+use crate::error::{Error, Result};
 use crate::owner::Owner;
 use crate::session::{Claim, Terms};
 
@@ -18,25 +18,24 @@ use crate::session::{Claim, Terms};
 /// outlives its runtime releases nothing when dropped; the lock is then free when its lease ends.
 #[must_use = "the lock is released as soon as the guard is dropped"]
 pub struct Guard<K: LockKind = Reentrant> {
-    pub(crate) claim: Claim,
-    terms: Terms,
+    held: Held,
     kind: Arc<K>,
     /// What came with the acquisition.
     pub(crate) won: K::Won,
-    left: bool,
-    settled: bool,
 }
 
 impl<K: LockKind> Guard<K> {
     pub(super) fn new(claim: Claim, terms: Terms, kind: Arc<K>, won: K::Won) -> Guard<K> {
         Guard {
-            claim,
-            terms,
+            held: Held::new(claim, terms),
             kind,
             won,
-            left: false,
-            settled: false,
         }
+    }
+
+    /// The share in the hold that it is.
+    pub(crate) fn claim(&self) -> &Claim {
+        &self.held.claim
     }
 
     /// Releases the lock and returns when the store has done so. A lock that was entered several
@@ -55,22 +54,8 @@ impl<K: LockKind> Guard<K> {
     /// # Cancel safety
     ///
     /// When dropped, the release goes on in the background.
-    pub async fn unlock(mut self) -> Result<()> {
-        self.leave();
-        if let Some(loss) = self.claim.hold.loss() {
-            // Said at once; whether anything was left behind is looked after when this is dropped.
-            return Err(self.claim.hold.lost_error(loss));
-        }
-        let settled = self.claim.settle().await;
-        self.settled = matches!(
-            settled,
-            Ok(_) | Err(Error::Lost { .. } | Error::WrongKind { .. })
-        );
-        match settled {
-            Ok(true) => Ok(()),
-            Ok(false) => Err(self.claim.hold.lost_error(Loss::NotHeld)),
-            Err(error) => Err(error),
-        }
+    pub async fn unlock(self) -> Result<()> {
+        self.held.give_back().await
     }
 
     /// Whether the lock is certainly still held: no loss was told, and the lease, counted from
@@ -85,7 +70,7 @@ impl<K: LockKind> Guard<K> {
 
     /// For how long the lock is certainly held if nothing renews it. Zero when it was lost.
     pub fn valid_for(&self) -> Duration {
-        self.claim.hold.valid_for()
+        self.held.claim.hold.valid_for()
     }
 
     /// Completes when the lock is lost: the store said so, or the lease ended without a renewal
@@ -105,7 +90,7 @@ impl<K: LockKind> Guard<K> {
     /// # }
     /// ```
     pub fn lost(&self) -> impl Future<Output = ()> + Send + 'static + use<K> {
-        let hold = self.claim.hold.clone();
+        let hold = self.held.claim.hold.clone();
         async move { hold.lost().await }
     }
 
@@ -120,47 +105,35 @@ impl<K: LockKind> Guard<K> {
     ///
     /// When dropped, `work` is dropped.
     pub async fn run<F: Future>(&self, work: F) -> Result<F::Output> {
-        let hold = &self.claim.hold;
+        let hold = &self.held.claim.hold;
         let loss = || hold.loss().map(|loss| hold.lost_error(loss));
         run_while(loss, hold.lost(), work).await
     }
 
     /// The lock's name.
     pub fn name(&self) -> &str {
-        self.claim.hold.place.name()
+        self.held.claim.hold.place.name()
     }
 
     /// The handle through which it was acquired.
     pub(crate) fn handle(&self) -> Lock<K> {
         Lock {
-            session: self.claim.session.clone(),
-            place: self.claim.hold.place.clone(),
+            session: self.held.claim.session.clone(),
+            place: self.held.claim.hold.place.clone(),
             kind: self.kind.clone(),
-            reentrant: self.terms.reentrant,
+            reentrant: self.held.terms.reentrant,
         }
     }
 
     /// The terms on which it is held.
     pub(crate) fn terms(&self) -> Terms {
-        self.terms
+        self.held.terms
     }
 
     /// Leaves what is held to its lease: from here on nobody renews it or gives it back. An error if
     /// it has been lost.
-    pub(crate) fn detach(mut self) -> Result<()> {
-        if let Some(loss) = self.claim.hold.loss() {
-            return Err(self.claim.hold.lost_error(loss));
-        }
-        self.leave();
-        self.claim.session.watchdog.forget(&self.claim.hold);
-        self.settled = true;
-        Ok(())
-    }
-
-    fn leave(&mut self) {
-        if !std::mem::replace(&mut self.left, true) {
-            self.claim.leave(self.terms);
-        }
+    pub(crate) fn detach(self) -> Result<()> {
+        self.held.detach()
     }
 }
 
@@ -181,23 +154,23 @@ impl<K: LockKind + OwnedKind> Guard<K> {
     /// ```
     pub fn reenter(&self) -> Acquire<K> {
         let request = Request::new(&self.handle());
-        Acquire { request }.again(self.claim.clone())
+        Acquire { request }.again(self.held.claim.clone())
     }
 
     /// Who holds the lock through this guard.
     pub fn owner(&self) -> Owner {
-        self.claim.hold.owner
+        self.held.claim.hold.owner
     }
 
     /// The owner as the store knows it: `<client id>:<number>`.
     pub fn owner_id(&self) -> &str {
-        let hold = &self.claim.hold;
+        let hold = &self.held.claim.hold;
         hold.place.owner(&hold.field)
     }
 
     /// How many guards this owner has of the lock.
     pub fn hold_count(&self) -> u32 {
-        self.claim.hold.count()
+        self.held.claim.hold.count()
     }
 }
 
@@ -230,20 +203,11 @@ pub(crate) async fn run_while<F: Future>(
     .await
 }
 
-impl<K: LockKind> Drop for Guard<K> {
-    fn drop(&mut self) {
-        self.leave();
-        if !self.settled {
-            self.claim.settle_in_background(self.terms.lease);
-        }
-    }
-}
-
 impl<K: LockKind> std::fmt::Debug for Guard<K> {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("Guard")
             .field("name", &self.name())
-            .field("owner", &&*self.claim.hold.field)
+            .field("owner", &&*self.held.claim.hold.field)
             .field("valid_for", &self.valid_for())
             .finish_non_exhaustive()
     }

@@ -18,10 +18,12 @@ use crate::store::Sent;
 use crate::wait::Queue;
 
 mod guard;
+mod held;
 mod request;
 
 pub use guard::Guard;
 pub(crate) use guard::run_while;
+pub(crate) use held::Held;
 pub(crate) use request::Request;
 pub use request::{Acquire, TryAcquire};
 
@@ -226,10 +228,7 @@ impl<K: LockKind> Lock<K> {
     pub async fn run<F: Future>(&self, work: F) -> Result<F::Output> {
         let guard = self.lock().await?;
         let output = guard.run(work).await?;
-        match guard.unlock().await {
-            Err(lost @ Error::Lost { .. }) => Err(lost),
-            _ => Ok(output),
-        }
+        done(output, guard.unlock().await)
     }
 
     /// Whether anybody holds the lock.
@@ -312,6 +311,15 @@ impl<K: LockKind> Lock<K> {
     pub(crate) fn place(&self) -> Result<&Arc<Place>> {
         self.place.check()?;
         Ok(&self.place)
+    }
+}
+
+/// What work came to whose lock has been given back since: lost, if that shows only then. A release
+/// that the store does not answer is no error; it goes on in the background.
+pub(crate) fn done<T>(output: T, released: Result<()>) -> Result<T> {
+    match released {
+        Err(lost @ Error::Lost { .. }) => Err(lost),
+        _ => Ok(output),
     }
 }
 

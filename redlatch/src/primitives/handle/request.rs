@@ -82,9 +82,9 @@ impl<K: LockKind> TryAcquire<K> {
     }
 
     /// Waits at most this long if somebody else holds the lock, counted from when this is first
-    /// polled, not from when it was made. A step that was begun by then is waited for, at most the client's response timeout longer (and for its turn to be sent, when
-    /// more than 512 attempts of one client are on their way). A time that the clock cannot hold is
-    /// for ever.
+    /// polled, not from when it was made. A step that was begun by then is waited for, at most the
+    /// client's response timeout longer (and for its turn to be sent, when more than 512 attempts of
+    /// one client are on their way). A time that the clock cannot hold is for ever.
     pub fn wait(mut self, wait: Duration) -> TryAcquire<K> {
         self.wait = wait;
         if let Some(kind) = self.request.lock.kind.waiting_at_most(wait) {
@@ -157,14 +157,8 @@ impl<K: LockKind> Request<K> {
         session.background.bind()?;
         let place = self.lock.place()?;
         self.lock.kind.check()?;
-        let terms = Terms {
-            lease: match self.lease {
-                Some(lease) => Lease::new(lease)?,
-                None => session.watchdog.lease(),
-            },
-            renewed: self.lease.is_none(),
-            reentrant: self.lock.reentrant,
-        };
+        let lease = self.lease.map(Lease::new).transpose()?;
+        let terms = session.terms(lease, self.lock.reentrant);
         if let Some(claim) = &self.again {
             let won = self.obtain_claimed(claim.clone(), terms, patience, true);
             return won.await;
@@ -238,19 +232,16 @@ struct Entry<'a, K: LockKind> {
 impl<K: LockKind> Entry<'_, K> {
     /// Obtains it by waiting or by re-entering.
     async fn obtain(&mut self, patience: Patience, known: bool) -> Result<Option<K::Won>> {
-        let waiting = &self.claim.session.waiting;
+        let (session, hold) = (&self.claim.session, &self.claim.hold);
         if !known {
-            return waiting.obtain(self, patience).await;
+            return session.waiting.obtain(self, patience).await;
         }
-        let hold = &self.claim.hold;
-        // Whoever is in line may be waiting for what this owner has already, so it must not wait
-        // behind them.
-        let session = &self.claim.session;
-        let mut beside = self.kind.beside().filter(|_| self.waits);
-        if let Some(beside) = self.kind.beside() {
+        let mut beside = self.kind.beside();
+        if let Some(beside) = beside {
             // It could be what is in the way.
             session.settle_left(hold.owner, beside).await;
         }
+        beside = beside.filter(|_| self.waits);
         loop {
             if hold.count() > 0 || hold.loss().is_some() {
                 // Held by this owner: those in line wait for it, so it must not wait behind them.
@@ -270,7 +261,7 @@ impl<K: LockKind> Entry<'_, K> {
                         return Ok(Some(won));
                     }
                 }
-                won = waiting.obtain(self, patience) => return won,
+                won = session.waiting.obtain(self, patience) => return won,
             }
         }
     }

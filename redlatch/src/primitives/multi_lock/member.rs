@@ -116,11 +116,7 @@ impl Member {
 
     /// How it is held when it is asked for with this lease, or none.
     pub(crate) fn terms(&self, lease: Option<Lease>) -> Terms {
-        Terms {
-            lease: lease.unwrap_or(self.session().watchdog.lease()),
-            renewed: lease.is_none(),
-            reentrant: self.0.is_reentrant(),
-        }
+        self.session().terms(lease, self.0.is_reentrant())
     }
 
     /// Whether the owner of this and that would wait for itself.

@@ -25,6 +25,7 @@ pub(crate) use self::share::{Share, all, any_lost, most};
 use crate::error::{Error, Result};
 use crate::lease::{Lease, Patience};
 use crate::owner::Owner;
+use crate::primitives::handle::done;
 
 /// Several locks that are held together or not at all (Redisson: `RedissonMultiLock`,
 /// `getMultiLock`).
@@ -137,10 +138,7 @@ impl MultiLock {
     pub async fn run<F: Future>(&self, work: F) -> Result<F::Output> {
         let guard = self.lock().await?;
         let output = guard.run(work).await?;
-        match guard.unlock().await {
-            Err(lost @ Error::Lost { .. }) => Err(lost),
-            _ => Ok(output),
-        }
+        done(output, guard.unlock().await)
     }
 
     /// Whether `owner` holds all locks, each through its member's client, as the stores see it.

@@ -7,79 +7,45 @@ use std::task::Poll;
 use std::time::Duration;
 
 use super::take::Prize;
-use crate::error::{Error, Loss, Result};
+use crate::error::{Error, Result};
 use crate::hold::Hold;
 use crate::lease::{Lease, MAX_LEASE};
-use crate::primitives::handle::Boxed;
+use crate::primitives::handle::{Boxed, Held};
 use crate::session::{Claim, Terms};
 
 /// One lock that was taken. Given back in the background when dropped.
 pub(crate) struct Share {
-    claim: Claim,
-    terms: Terms,
+    held: Held,
     prize: Prize,
-    left: bool,
-    settled: bool,
 }
 
 impl Share {
     pub(crate) fn new(claim: Claim, terms: Terms, prize: Prize) -> Share {
         Share {
-            claim,
-            terms,
+            held: Held::new(claim, terms),
             prize,
-            left: false,
-            settled: false,
         }
     }
 
     pub(crate) fn hold(&self) -> &Arc<Hold> {
-        &self.claim.hold
+        &self.held.claim.hold
     }
 
     pub(crate) fn lease(&self) -> Lease {
-        self.terms.lease
+        self.held.terms.lease
     }
 
     pub(crate) fn claim(&self) -> &Claim {
-        &self.claim
+        &self.held.claim
     }
 
     pub(crate) fn prize(&self) -> &Prize {
         &self.prize
     }
 
-    /// Gives it back and returns when the store has heard of it. What fails, and what is dropped,
-    /// goes on in the background.
-    pub(crate) async fn give_back(mut self) -> Result<()> {
-        self.leave();
-        if let Some(loss) = self.claim.hold.loss() {
-            return Err(self.claim.hold.lost_error(loss));
-        }
-        let settled = self.claim.settle().await;
-        self.settled = matches!(
-            settled,
-            Ok(_) | Err(Error::Lost { .. } | Error::WrongKind { .. })
-        );
-        match settled? {
-            true => Ok(()),
-            false => Err(self.claim.hold.lost_error(Loss::NotHeld)),
-        }
-    }
-
-    fn leave(&mut self) {
-        if !std::mem::replace(&mut self.left, true) {
-            self.claim.leave(self.terms);
-        }
-    }
-}
-
-impl Drop for Share {
-    fn drop(&mut self) {
-        self.leave();
-        if !self.settled {
-            self.claim.settle_in_background(self.terms.lease);
-        }
+    /// Gives it back: [`Held::give_back`].
+    pub(crate) async fn give_back(self) -> Result<()> {
+        self.held.give_back().await
     }
 }
 

@@ -11,7 +11,7 @@ use tokio::time::Instant;
 use crate::error::{Error, Result};
 use crate::session::Together;
 use crate::space::Space;
-use crate::step::{Args, BoxedStep, Outcome, Script, Step, unexpected};
+use crate::step::{Args, BoxedStep, Outcome, Script, Step, refused, unexpected};
 
 /// What came with an acquisition, whatever its kind.
 pub(crate) type Prize = Arc<dyn Any + Send + Sync>;
@@ -19,6 +19,8 @@ pub(crate) type Prize = Arc<dyn Any + Send + Sync>;
 /// Takes all of several things in their order, or none of them.
 pub(crate) struct Take<'a> {
     parts: Vec<Part<'a>>,
+    /// The scripts that these are made of, as they are numbered in the composed one.
+    kinds: Vec<&'static Script>,
     script: &'static Script,
 }
 
@@ -31,8 +33,10 @@ pub(crate) struct Part<'a> {
 
 impl<'a> Take<'a> {
     pub(crate) fn new(parts: Vec<Part<'a>>) -> Take<'a> {
+        let kinds = kinds(&parts);
         Take {
-            script: composed(&parts),
+            script: composed(&kinds),
+            kinds,
             parts,
         }
     }
@@ -48,7 +52,7 @@ impl<'a> Take<'a> {
         match refusal {
             Value::BulkString(text) => {
                 let said = String::from_utf8_lossy(&text).into_owned();
-                Err(error(part.name, said))
+                Err(refused(part.name, said))
             }
             other => match part.take.reply(single(other)?)? {
                 Outcome::Wait(left) => Ok(Together::InTheWay(i, left)),
@@ -57,21 +61,6 @@ impl<'a> Take<'a> {
                 }),
             },
         }
-    }
-}
-
-/// An error of a member's script, as the store itself would have told it.
-fn error(name: &str, said: String) -> Error {
-    let wrong = |reason| Error::WrongKind {
-        name: name.to_owned(),
-        reason,
-    };
-    if said.starts_with("WRONGKIND") {
-        wrong("a lock of another kind")
-    } else if said.contains("WRONGTYPE") {
-        wrong("a key of another type")
-    } else {
-        Error::Refused { reason: said }
     }
 }
 
@@ -100,10 +89,8 @@ impl Step for Take<'_> {
     }
 
     fn args(&self, args: &mut Args<'_>) {
-        // The scripts are numbered in the order in which they come: see `composed`.
-        let kinds = kinds(&self.parts);
         let number = |script: &'static Script| {
-            let place = kinds.iter().position(|kind| kind.id() == script.id());
+            let place = self.kinds.iter().position(|kind| kind.id() == script.id());
             place.map_or(0, |place| place + 1)
         };
         for part in &self.parts {
@@ -190,9 +177,8 @@ fn kinds(parts: &[Part<'_>]) -> Vec<&'static Script> {
 
 /// The script for these kinds of things. Kept for good: there are as many as there are sets of
 /// kinds that are ever locked together, and the server keeps them too.
-fn composed(parts: &[Part<'_>]) -> &'static Script {
+fn composed(kinds: &[&'static Script]) -> &'static Script {
     static SCRIPTS: OnceLock<Mutex<HashMap<Vec<usize>, &'static Script>>> = OnceLock::new();
-    let kinds = kinds(parts);
     let ids = kinds.iter().map(|kind| kind.id()).collect();
     let scripts = SCRIPTS.get_or_init(Mutex::default);
     let mut scripts = scripts.lock().unwrap_or_else(PoisonError::into_inner);

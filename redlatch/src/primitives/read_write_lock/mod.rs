@@ -221,7 +221,7 @@ impl Guard<Write> {
     /// # reader.unlock().await }
     /// ```
     pub fn read(&self) -> Acquire<Read> {
-        let writing = self.claim.hold.clone();
+        let writing = self.claim().hold.clone();
         let besides = Besides {
             lost: writing.loss(),
             writing,
@@ -258,7 +258,7 @@ impl Guard<Write> {
     /// # reader.unlock().await }
     /// ```
     pub async fn downgrade(self) -> Result<Guard<Read>> {
-        let hold = self.claim.hold.clone();
+        let hold = self.claim().hold.clone();
         if let Some(loss) = hold.loss() {
             return Err(hold.lost_error(loss));
         }

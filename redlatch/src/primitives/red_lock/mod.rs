@@ -18,6 +18,7 @@ use super::spin_lock::Backoff;
 use crate::error::{Error, Result};
 use crate::lease::{Lease, Patience};
 use crate::owner::Owner;
+use crate::primitives::handle::done;
 
 /// One lock that is kept by several independent servers, and held by whoever a majority has given
 /// it to (Redisson: `RedissonRedLock`, `getRedLock`; the Redlock algorithm).
@@ -144,10 +145,7 @@ impl RedLock {
     pub async fn run<F: Future>(&self, work: F) -> Result<F::Output> {
         let guard = self.lock().await?;
         let output = guard.run(work).await?;
-        match guard.unlock().await {
-            Err(lost @ Error::Lost { .. }) => Err(lost),
-            _ => Ok(output),
-        }
+        done(output, guard.unlock().await)
     }
 
     /// Whether `owner` holds the lock: whether a majority of the members says so.

@@ -6,6 +6,7 @@ use redis::ServerError;
 use tokio::time::Instant;
 
 use crate::error::{Error, Result};
+use crate::step::refused;
 
 /// Why one exchange failed.
 #[derive(Clone)]
@@ -28,19 +29,7 @@ impl Fault {
         match error.code() {
             "LOADING" | "BUSY" | "TRYAGAIN" | "MASTERDOWN" | "CLUSTERDOWN" => Fault::NotSent(said),
             "NOAUTH" | "WRONGPASS" => Fault::Final(Error::AuthenticationFailed { reason: said }),
-            "WRONGKIND" => Fault::Final(Error::WrongKind {
-                name: key.to_owned(),
-                reason: match error.details() {
-                    Some(details) if details.contains("no number") => "no whole number",
-                    _ => "a lock of another kind",
-                },
-            }),
-            // Before 7.0 an error inside a script arrives wrapped in another.
-            _ if said.contains("WRONGTYPE") => Fault::Final(Error::WrongKind {
-                name: key.to_owned(),
-                reason: "a key of another type",
-            }),
-            _ => Fault::Final(Error::Refused { reason: said }),
+            _ => Fault::Final(refused(key, said)),
         }
     }
 }
