@@ -1,0 +1,29 @@
+//! Latches.
+
+use redlatch::Client;
+use serde_json::Value;
+
+use crate::Result;
+use crate::settings::millis;
+
+pub(crate) async fn obey(client: &Client, command: &str, args: &[&str]) -> Result<Value> {
+    let [name, args @ ..] = args else {
+        return Err(format!("{command} needs a name").into());
+    };
+    let latch = client.count_down_latch(name);
+    Ok(match (command, args) {
+        ("set-count", [n]) => latch.try_set_count(n.parse()?).await?.into(),
+        ("count-down", []) => {
+            latch.count_down().await?;
+            true.into()
+        }
+        ("count", []) => latch.count().await?.into(),
+        ("await", ["-1"]) => {
+            latch.wait().await?;
+            true.into()
+        }
+        ("await", [wait]) => latch.wait_for(millis(wait)?).await?.into(),
+        ("delete-latch", []) => latch.delete().await?.into(),
+        _ => return Err(format!("{command} {args:?}?").into()),
+    })
+}

@@ -1,0 +1,287 @@
+//! Locks of all kinds, and of several.
+
+use std::future::Future;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::time::Duration;
+
+use redlatch::{Guard, Lock, LockKind, Member, MultiLock, OwnedKind, Owner, RedLock};
+use serde_json::{Value, json};
+
+use crate::Result;
+use crate::settings::{Servers, millis};
+
+pub(crate) type Boxed<'a, T> = Pin<Box<dyn Future<Output = Result<T>> + Send + 'a>>;
+
+/// Something that is held, with what there is to say of it.
+pub(crate) struct Had {
+    pub(crate) said: Value,
+    unlock: Box<dyn FnOnce() -> Boxed<'static, ()> + Send>,
+}
+
+impl Had {
+    pub(crate) async fn unlock(self) -> Result<()> {
+        (self.unlock)().await
+    }
+}
+
+/// How long to wait: `None` without limit.
+pub(crate) type Wait = Option<Duration>;
+
+/// A lock whose kind has been forgotten.
+pub(crate) trait Handle: Send + Sync {
+    fn lock(&self, owner: Owner, wait: Wait, lease: Option<Duration>) -> Boxed<'_, Option<Had>>;
+    fn ask<'a>(&'a self, owner: Owner, question: &'a str) -> Boxed<'a, Value>;
+}
+
+/// What one worker holds.
+pub(crate) struct Locks {
+    servers: Arc<Servers>,
+    owner: Owner,
+    held: Vec<(String, Had)>,
+}
+
+impl Locks {
+    pub(crate) fn new(servers: Arc<Servers>, owner: Owner) -> Locks {
+        Locks {
+            servers,
+            owner,
+            held: Vec::new(),
+        }
+    }
+
+    pub(crate) async fn obey(&mut self, command: &str, args: &[&str]) -> Result<Value> {
+        match (command, args) {
+            ("lock", [kind, name, wait, lease]) => {
+                let wait = match *wait {
+                    "-1" => None,
+                    wait => Some(millis(wait)?),
+                };
+                let lease = match *lease {
+                    "-1" => None,
+                    lease => Some(millis(lease)?),
+                };
+                let had = self
+                    .handle(kind, name)?
+                    .lock(self.owner, wait, lease)
+                    .await?;
+                Ok(had.map_or(json!(false), |had| {
+                    let said = had.said.clone();
+                    self.held.push((format!("{kind} {name}"), had));
+                    said
+                }))
+            }
+            ("unlock", [kind, name]) => {
+                let what = format!("{kind} {name}");
+                let last = self.held.iter().rposition(|(held, _)| *held == what);
+                let last = last.ok_or_else(|| format!("{what} is not held"))?;
+                self.held.remove(last).1.unlock().await?;
+                Ok(true.into())
+            }
+            ("token", [name]) => {
+                let lock = self.servers.client(0)?.fenced_lock(name);
+                Ok(lock.current_token().await?.into())
+            }
+            (question, [kind, name]) => self.handle(kind, name)?.ask(self.owner, question).await,
+            _ => Err(format!("what is {command} {args:?}?").into()),
+        }
+    }
+
+    pub(crate) fn handle(&self, kind: &str, name: &str) -> Result<Arc<dyn Handle>> {
+        handle(&self.servers, kind, name)
+    }
+
+    /// Takes as many locks, and keeps them.
+    pub(crate) async fn hold_many(&mut self, prefix: &str, locks: usize) -> Result<Value> {
+        for lock in 0..locks {
+            let name = format!("{prefix}{lock}");
+            let lock = self.handle("lock", &name)?;
+            let had = lock.lock(self.owner, None, None).await?;
+            let had = had.ok_or("not had")?;
+            self.held.push((name, had));
+        }
+        Ok(true.into())
+    }
+
+    pub(crate) fn drop_all(&mut self) {
+        self.held.clear();
+    }
+}
+
+/// A lock of this kind; of the first server, unless its name says another.
+pub(crate) fn handle(servers: &Servers, kind: &str, name: &str) -> Result<Arc<dyn Handle>> {
+    if kind == "multi" || kind == "red" {
+        let members: Result<Vec<Member>> = name
+            .split(',')
+            .map(|member| self::member(servers, member))
+            .collect();
+        return Ok(match kind {
+            "multi" => Arc::new(MultiLock::new(members?)),
+            _ => Arc::new(RedLock::new(members?)),
+        });
+    }
+    one(servers, kind, name, 0, Made)
+}
+
+/// `KIND:NAME[@SERVER]`.
+fn member(servers: &Servers, member: &str) -> Result<Member> {
+    let (kind, name) = member.split_once(':').ok_or("a member is KIND:NAME")?;
+    let (name, server) = match name.rsplit_once('@') {
+        Some((name, server)) => (name, server.parse()?),
+        None => (name, 0),
+    };
+    one(servers, kind, name, server, Joined)
+}
+
+/// What is made of a lock.
+trait Make {
+    type Of;
+    fn make<K: Said>(self, lock: Lock<K>) -> Self::Of;
+}
+
+struct Made;
+
+impl Make for Made {
+    type Of = Arc<dyn Handle>;
+    fn make<K: Said>(self, lock: Lock<K>) -> Self::Of {
+        Arc::new(lock)
+    }
+}
+
+struct Joined;
+
+impl Make for Joined {
+    type Of = Member;
+    fn make<K: Said>(self, lock: Lock<K>) -> Self::Of {
+        lock.into()
+    }
+}
+
+fn one<M: Make>(servers: &Servers, kind: &str, name: &str, server: usize, of: M) -> Result<M::Of> {
+    let client = servers.client(server)?;
+    let fair = || match servers.fair_wait {
+        Some(wait) => client.fair_lock(name).wait_time(wait),
+        None => client.fair_lock(name),
+    };
+    Ok(match kind {
+        "lock" => of.make(client.lock(name)),
+        "nonreentrant" => of.make(client.lock(name).non_reentrant()),
+        "fair" => of.make(fair()),
+        "nonreentrant-fair" => of.make(fair().non_reentrant()),
+        "read" => of.make(client.read_write_lock(name).read().clone()),
+        "write" => of.make(client.read_write_lock(name).write().clone()),
+        "fenced" => of.make(client.fenced_lock(name)),
+        "spin" => of.make(client.spin_lock(name)),
+        _ => return Err(format!("there is no lock of the kind {kind:?}").into()),
+    })
+}
+
+/// A kind of lock, with what its guard has to say.
+trait Said: LockKind + OwnedKind {
+    fn said(_: &Guard<Self>) -> Value
+    where
+        Self: Sized,
+    {
+        true.into()
+    }
+}
+
+impl Said for redlatch::Reentrant {}
+impl Said for redlatch::Fair {}
+impl Said for redlatch::Read {}
+impl Said for redlatch::Write {}
+impl Said for redlatch::Spin {}
+impl Said for redlatch::Fenced {
+    fn said(guard: &Guard<Self>) -> Value {
+        guard.token().into()
+    }
+}
+
+/// Asks as the words of the request say: they are the same for one lock and for several.
+macro_rules! had {
+    ($lock:expr, $owner:expr, $wait:expr, $lease:expr, $said:expr) => {
+        Box::pin(async move {
+            let guard = match $wait {
+                None => {
+                    let request = $lock.lock().owner($owner);
+                    Some(match $lease {
+                        Some(lease) => request.lease(lease).await?,
+                        None => request.await?,
+                    })
+                }
+                Some(wait) => {
+                    let request = $lock.try_lock().owner($owner);
+                    let request = match wait.is_zero() {
+                        true => request,
+                        false => request.wait(wait),
+                    };
+                    match $lease {
+                        Some(lease) => request.lease(lease).await?,
+                        None => request.await?,
+                    }
+                }
+            };
+            Ok(guard.map(|guard| Had {
+                said: $said(&guard),
+                unlock: Box::new(|| Box::pin(async { Ok(guard.unlock().await?) })),
+            }))
+        })
+    };
+}
+
+impl<K: Said> Handle for Lock<K> {
+    fn lock(&self, owner: Owner, wait: Wait, lease: Option<Duration>) -> Boxed<'_, Option<Had>> {
+        had!(self, owner, wait, lease, K::said)
+    }
+
+    fn ask<'a>(&'a self, owner: Owner, question: &'a str) -> Boxed<'a, Value> {
+        Box::pin(async move {
+            Ok(match question {
+                "force-unlock" => self.force_unlock().await?.into(),
+                "is-locked" => self.is_locked().await?.into(),
+                "is-held" => self.is_held_by(owner).await?.into(),
+                "holds" => self.hold_count(owner).await?.into(),
+                "remaining" => match self.remaining_lease().await? {
+                    None => json!(-2),
+                    Some(Duration::MAX) => json!(-1),
+                    Some(left) => json!(left.as_millis() as u64),
+                },
+                _ => return Err(format!("what is {question}?").into()),
+            })
+        })
+    }
+}
+
+fn asked_of_many(question: &str) -> crate::Error {
+    format!("{question} is asked of each member by itself").into()
+}
+
+impl Handle for MultiLock {
+    fn lock(&self, owner: Owner, wait: Wait, lease: Option<Duration>) -> Boxed<'_, Option<Had>> {
+        had!(self, owner, wait, lease, |_: &_| true.into())
+    }
+
+    fn ask<'a>(&'a self, owner: Owner, question: &'a str) -> Boxed<'a, Value> {
+        Box::pin(async move {
+            match question {
+                "is-held" => Ok(self.is_held_by(owner).await?.into()),
+                _ => Err(asked_of_many(question)),
+            }
+        })
+    }
+}
+
+impl Handle for RedLock {
+    fn lock(&self, owner: Owner, wait: Wait, lease: Option<Duration>) -> Boxed<'_, Option<Had>> {
+        had!(self, owner, wait, lease, |_: &_| true.into())
+    }
+
+    fn ask<'a>(&'a self, owner: Owner, question: &'a str) -> Boxed<'a, Value> {
+        Box::pin(async move {
+            match question {
+                "is-held" => Ok(self.is_held_by(owner).await?.into()),
+                _ => Err(asked_of_many(question)),
+            }
+        })
+    }
+}

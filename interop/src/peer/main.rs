@@ -1,0 +1,83 @@
+//! The peer on redlatch: does what lines on standard input ask for. See `interop/PROTOCOL.md`.
+#![forbid(unsafe_code)]
+
+mod counted;
+mod crowd;
+mod locks;
+mod permits;
+mod rates;
+mod settings;
+mod worker;
+
+use std::collections::HashMap;
+use std::io::{BufRead, Write};
+use std::process::ExitCode;
+use std::sync::Arc;
+
+use rustix::time::{ClockId, clock_gettime};
+use serde_json::{Value, json};
+use tokio::sync::mpsc;
+
+use settings::Servers;
+
+pub(crate) type Error = Box<dyn std::error::Error + Send + Sync>;
+pub(crate) type Result<T, E = Error> = std::result::Result<T, E>;
+
+#[tokio::main]
+async fn main() -> ExitCode {
+    let servers = match settings::connect(std::env::args().skip(1)).await {
+        Ok(servers) => Arc::new(servers),
+        Err(error) => {
+            eprintln!("redlatch-peer: {error}");
+            return ExitCode::FAILURE;
+        }
+    };
+    say(&json!({ "ready": concat!("redlatch ", env!("CARGO_PKG_VERSION")) }));
+    // Ends with standard input, and takes everything with it.
+    let reading = tokio::task::spawn_blocking(move || read(&servers));
+    match reading.await {
+        Ok(()) => std::process::exit(0),
+        Err(_) => ExitCode::FAILURE,
+    }
+}
+
+fn read(servers: &Arc<Servers>) {
+    let mut workers: HashMap<u64, mpsc::UnboundedSender<worker::Order>> = HashMap::new();
+    for line in std::io::stdin().lock().lines().map_while(Result::ok) {
+        let mut words = line.split(' ').map(str::to_owned);
+        let head = (number(words.next()), number(words.next()));
+        let (Some(id), Some(worker)) = head else {
+            say(&json!({ "id": head.0, "error": format!("what is {line:?}?") }));
+            continue;
+        };
+        let orders = workers
+            .entry(worker)
+            .or_insert_with(|| worker::start(servers.clone()));
+        let words = words.collect();
+        if orders.send(worker::Order { id, words }).is_err() {
+            say(&json!({ "id": id, "error": "this worker has ended" }));
+        }
+    }
+}
+
+fn number(word: Option<String>) -> Option<u64> {
+    word?.parse().ok()
+}
+
+/// One line, whole, whoever else has something to say.
+pub(crate) fn say(answer: &Value) {
+    let mut out = std::io::stdout().lock();
+    if writeln!(out, "{answer}")
+        .and_then(|()| out.flush())
+        .is_err()
+    {
+        // Nobody listens any more.
+        std::process::exit(0);
+    }
+}
+
+/// Nanoseconds of the machine's monotonic clock, which all its processes share.
+pub(crate) fn now() -> i64 {
+    let now = clock_gettime(ClockId::Monotonic);
+    now.tv_sec * 1_000_000_000 + now.tv_nsec
+}

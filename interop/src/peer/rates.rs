@@ -1,0 +1,46 @@
+//! How many pairs of lock and unlock there are in a time.
+
+use std::time::{Duration, Instant};
+
+use redlatch::Owner;
+use serde_json::Value;
+use tokio::task::JoinSet;
+
+use crate::Result;
+use crate::locks::handle;
+use crate::settings::Servers;
+
+/// Of as many tasks, each with a name of its own, or all on one.
+pub(crate) async fn pairs(
+    servers: &Servers,
+    kind: &str,
+    name: &str,
+    own_names: bool,
+    tasks: usize,
+    ms: u64,
+) -> Result<Value> {
+    let end = Instant::now() + Duration::from_millis(ms);
+    let mut set = JoinSet::new();
+    for task in 0..tasks {
+        let name = match own_names {
+            true => format!("{name}{task}"),
+            false => name.to_owned(),
+        };
+        let lock = handle(servers, kind, &name)?;
+        let owner = Owner::new();
+        set.spawn(async move {
+            let mut pairs = 0u64;
+            while Instant::now() < end {
+                let had = lock.lock(owner, None, None).await?.ok_or("not had")?;
+                had.unlock().await?;
+                pairs += 1;
+            }
+            Ok::<u64, crate::Error>(pairs)
+        });
+    }
+    let mut pairs = 0;
+    while let Some(task) = set.join_next().await {
+        pairs += task??;
+    }
+    Ok(pairs.into())
+}

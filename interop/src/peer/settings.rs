@@ -1,0 +1,58 @@
+//! What a peer is started with.
+
+use std::time::Duration;
+
+use redlatch::Client;
+
+use crate::Result;
+
+/// The servers that it was given, and how it uses them.
+pub(crate) struct Servers {
+    urls: Vec<String>,
+    clients: Vec<Client>,
+    pub(crate) fair_wait: Option<Duration>,
+}
+
+impl Servers {
+    pub(crate) fn client(&self, server: usize) -> Result<&Client> {
+        let client = self.clients.get(server);
+        client.ok_or_else(|| format!("there is no server {server}").into())
+    }
+
+    /// A connection that has nothing to do with the library: for what a lock protects.
+    pub(crate) async fn bare(&self) -> Result<redis::aio::MultiplexedConnection> {
+        let client = redis::Client::open(self.urls[0].as_str())?;
+        Ok(client.get_multiplexed_async_connection().await?)
+    }
+}
+
+pub(crate) async fn connect(args: impl Iterator<Item = String>) -> Result<Servers> {
+    let mut builder = Client::builder();
+    let (mut urls, mut fair_wait) = (Vec::new(), None);
+    for arg in args {
+        match arg.split_once('=') {
+            Some(("watchdog", ms)) => builder = builder.watchdog(millis(ms)?),
+            Some(("fair-wait", ms)) => fair_wait = Some(millis(ms)?),
+            // Of the other library: its threads and connections.
+            Some(("threads" | "netty" | "pool", _)) => {}
+            _ if arg.contains("://") => urls.push(arg),
+            _ => return Err(format!("what is {arg:?}?").into()),
+        }
+    }
+    let mut clients = Vec::new();
+    for url in &urls {
+        clients.push(builder.clone().connect(url).await?);
+    }
+    match clients.is_empty() {
+        true => Err("redlatch-peer [SETTING=VALUE ...] URL [URL ...]".into()),
+        false => Ok(Servers {
+            urls,
+            clients,
+            fair_wait,
+        }),
+    }
+}
+
+pub(crate) fn millis(word: &str) -> Result<Duration> {
+    Ok(Duration::from_millis(word.parse()?))
+}

@@ -1,0 +1,7 @@
+//! One lock, held in Java and in Rust: redlatch beside the real Redisson, on one Redis. `make interop` builds and runs it.
+//!
+//! Every test runs four times: with the newest Redisson and with a late 3.x, each as `a` and as `b`.
+#![allow(missing_docs, reason = "tests")]
+
+mod locks;
+mod stand;

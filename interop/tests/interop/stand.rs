@@ -1,0 +1,116 @@
+//! Two peers on the same servers, and what the tests ask of these.
+
+use std::sync::OnceLock;
+use std::time::{Duration, Instant};
+
+use redlatch_interop::{Library, Peer};
+use redlatch_testkit::Server;
+
+/// What the watchdogs of the shared peers lease for, in ms.
+pub(crate) const WATCHDOG: u64 = 6_000;
+
+/// A lease that nothing here outlasts, in ms: who is served before its end was woken.
+pub(crate) const LEASE: u64 = 600_000;
+
+/// The two who share locks. What is told of `a` and `b` is as true of `b` and `a`.
+pub(crate) struct Pair {
+    pub(crate) a: &'static Peer,
+    pub(crate) b: &'static Peer,
+    /// The first of the servers, where all is unless it is said otherwise.
+    pub(crate) server: &'static Server,
+    /// All of them.
+    pub(crate) servers: &'static [Server],
+    pub(crate) libraries: [Library; 2],
+}
+
+impl Pair {
+    pub(crate) fn of(libraries: [Library; 2]) -> Pair {
+        let servers = servers();
+        Pair {
+            a: shared(libraries[0]),
+            b: shared(libraries[1]),
+            server: &servers[0],
+            servers,
+            libraries,
+        }
+    }
+
+    /// Peers of these libraries for one test alone, which may kill them.
+    pub(crate) fn start(&self, settings: &[&str]) -> [Peer; 2] {
+        self.libraries.map(|library| start(library, settings))
+    }
+}
+
+/// A peer for one test alone.
+pub(crate) fn start(library: Library, settings: &[&str]) -> Peer {
+    let urls: Vec<String> = servers().iter().map(Server::url).collect();
+    // Comes up soon, and leaves the cores to the others.
+    let java = [
+        "-XX:+UseSerialGC",
+        "-XX:TieredStopAtLevel=1",
+        "-Xshare:auto",
+        "-Xmx256m",
+    ];
+    library.start_with(&java, settings, &urls)
+}
+
+fn servers() -> &'static [Server] {
+    static SERVERS: OnceLock<[Server; 3]> = OnceLock::new();
+    SERVERS.get_or_init(|| [(); 3].map(|()| Server::start()))
+}
+
+/// The peer that the tests share.
+fn shared(library: Library) -> &'static Peer {
+    static PEERS: [OnceLock<Peer>; 3] = [const { OnceLock::new() }; 3];
+    let watchdog = format!("watchdog={WATCHDOG}");
+    let peer = match library {
+        Library::Redisson => &PEERS[0],
+        Library::Redisson3 => &PEERS[1],
+        Library::Redlatch => &PEERS[2],
+    };
+    peer.get_or_init(|| start(library, &[&watchdog]))
+}
+
+/// Waits until something holds.
+#[track_caller]
+pub(crate) fn until(what: &str, mut holds: impl FnMut() -> bool) {
+    let begun = Instant::now();
+    while !holds() {
+        assert!(
+            begun.elapsed() < Duration::from_secs(120),
+            "never happened: {what}"
+        );
+        std::thread::sleep(Duration::from_millis(2));
+    }
+}
+
+/// Waits until as many connections are subscribed to this channel.
+#[track_caller]
+pub(crate) fn until_subscribed(server: &Server, channel: &str, by: i64) {
+    until(&format!("{by} subscribed to {channel}"), || {
+        let (_, now): (String, i64) = server.ask(&["PUBSUB", "NUMSUB", channel]);
+        now == by
+    });
+}
+
+/// Each of these tests with both libraries in either place, and with either Redisson.
+#[macro_export]
+macro_rules! both_ways {
+    ($($(#[$meta:meta])* fn $test:ident($pair:ident: &Pair) $body:block)*) => {
+        $($(#[$meta])* fn $test($pair: &$crate::stand::Pair) $body)*
+
+        $crate::both_ways!(@with redisson_first [Redisson, Redlatch] $($test)*);
+        $crate::both_ways!(@with redlatch_first [Redlatch, Redisson] $($test)*);
+        $crate::both_ways!(@with redisson_3_first [Redisson3, Redlatch] $($test)*);
+        $crate::both_ways!(@with redlatch_first_redisson_3 [Redlatch, Redisson3] $($test)*);
+    };
+    (@with $way:ident [$a:ident, $b:ident] $($test:ident)*) => {
+        mod $way {
+            $(#[test]
+            fn $test() {
+                use redlatch_interop::Library::*;
+                super::$test(&$crate::stand::Pair::of([$a, $b]));
+            })*
+        }
+    };
+}
