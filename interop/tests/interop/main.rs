@@ -3,5 +3,6 @@
 //! Every test runs four times: with the newest Redisson and with a late 3.x, each as `a` and as `b`.
 #![allow(missing_docs, reason = "tests")]
 
+mod kinds;
 mod locks;
 mod stand;
