@@ -41,8 +41,8 @@ both_ways! {
         while !waiting.is_empty() {
             let (worker, had) = waiting.remove(0);
             assert_eq!(had.value(), true);
-            let rest: Vec<String> = waiting.iter().map(|(worker, _)| worker.owner()).collect();
-            assert_eq!(queue(pair.server, &name), rest);
+            owners.remove(0);
+            assert_eq!(queue(pair.server, &name), owners);
             for (_, others) in &waiting {
                 assert!(others.is_under_way());
             }
@@ -77,12 +77,12 @@ both_ways! {
         let holder = pair.a.new_worker();
         assert!(holder.does(&format!("lock fair {name} -1 {LEASE}")));
         let (impatient, patient) = (pair.b.new_worker(), pair.a.new_worker());
-        let owner = impatient.owner();
+        let [owner, behind] = [impatient, patient].map(|worker| worker.owner());
         let gives_up = impatient.tell(&format!("lock fair {name} 1500 -1"));
         until("it is queued", || queue(pair.server, &name) == [owner.clone()]);
         let waits = queues(pair.server, patient, &name);
         assert_eq!(gives_up.value(), false);
-        until("it has left", || queue(pair.server, &name) == [patient.owner()]);
+        until("it has left", || queue(pair.server, &name) == [behind.clone()]);
         assert!(holder.does(&format!("unlock fair {name}")));
         assert_eq!(waits.value(), true);
         assert!(patient.does(&format!("unlock fair {name}")));

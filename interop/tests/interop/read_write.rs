@@ -85,7 +85,7 @@ both_ways! {
         unlocks(a, "write", &name);
         assert_eq!(mode(pair.server, &name).as_deref(), Some("read"));
         assert_eq!(reads.value(), true, "woken: there are only readers now");
-        cannot(b, "write", &name);
+        cannot(pair.b.new_worker(), "write", &name);
         unlocks(a, "read", &name);
         unlocks(b, "read", &name);
         nothing_left(pair.server, &name);
