@@ -33,9 +33,9 @@ both_ways! {
         let holder = pair.a.new_worker();
         assert!(holder.does(&format!("lock fair {name} -1 {LEASE}")));
         let line = [pair.b, pair.a, pair.a, pair.b, pair.b, pair.a].map(|peer| peer.new_worker());
+        let mut owners: Vec<String> = line.iter().map(Worker::owner).collect();
         let mut waiting: Vec<_> =
             line.iter().map(|&worker| (worker, queues(pair.server, worker, &name))).collect();
-        let owners: Vec<String> = line.iter().map(|worker| worker.owner()).collect();
         assert_eq!(queue(pair.server, &name), owners);
         assert!(holder.does(&format!("unlock fair {name}")));
         while !waiting.is_empty() {

@@ -2,10 +2,13 @@
 //!
 //! Every test runs four times: with the newest Redisson and with a late 3.x, each as `a` and as `b`.
 
+mod crashes;
+mod crowds;
 mod fair;
 mod kinds;
 mod latches;
 mod locks;
+mod monitor;
 mod permits;
 mod read_write;
 mod several;

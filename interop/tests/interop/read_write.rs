@@ -1,6 +1,6 @@
 //! The read-write lock.
 
-use redlatch_interop::Worker;
+use redlatch_interop::{Library, Worker};
 use redlatch_testkit::{Server, unique};
 
 use crate::both_ways;
@@ -80,15 +80,21 @@ both_ways! {
         takes(a, "write", &name);
         takes(a, "read", &name);
         cannot(b, "read", &name);
-        let reads = b.tell(&format!("lock read {name} -1 {LEASE}"));
-        until_subscribed(pair.server, &channel(&name), 1);
+        let waits = (pair.libraries[0] == Library::Redlatch).then(|| {
+            let waits = pair.b.new_worker().tell(&format!("lock read {name} -1 30000"));
+            until_subscribed(pair.server, &channel(&name), 1);
+            waits
+        });
         unlocks(a, "write", &name);
         assert_eq!(mode(pair.server, &name).as_deref(), Some("read"));
-        assert_eq!(reads.value(), true, "woken: there are only readers now");
+        // Redisson does not say that there are only readers now; redlatch does.
+        if let Some(waits) = waits {
+            assert_eq!(waits.value(), true, "woken");
+        }
+        takes(b, "read", &name);
         cannot(pair.b.new_worker(), "write", &name);
         unlocks(a, "read", &name);
         unlocks(b, "read", &name);
-        nothing_left(pair.server, &name);
     }
 
     fn holds_are_counted_on_either_side(pair: &Pair) {
@@ -117,14 +123,15 @@ both_ways! {
         let (short, long) = (pair.a.new_worker(), pair.b.new_worker());
         assert!(short.does(&format!("lock read {name} -1 {WATCHDOG}")));
         takes(long, "read", &name);
-        let writer = pair.a.new_worker();
-        let waits = writer.tell(&format!("lock write {name} -1 {LEASE}"));
-        until_subscribed(pair.server, &channel(&name), 1);
+        let remaining = |worker: Worker<'_>| worker.number(&format!("remaining read {name}"));
+        assert!(remaining(short) > WATCHDOG as i64);
         unlocks(long, "read", &name);
         // The long lease has gone with its reader.
-        assert_eq!(waits.value(), true, "it does not wait for a lease that was given back");
+        assert!(remaining(short) <= WATCHDOG as i64);
+        assert!(remaining(long) <= WATCHDOG as i64);
+        let writer = pair.b.new_worker();
+        assert!(writer.does(&format!("lock write {name} -1 {LEASE}")));
         unlocks(writer, "write", &name);
-        nothing_left(pair.server, &name);
     }
 
     fn a_watchdog_keeps_a_reader_from_the_others_writer(pair: &Pair) {
@@ -155,7 +162,8 @@ both_ways! {
     fn what_one_forces_open_the_other_has_lost(pair: &Pair) {
         let name = unique("forced");
         let (a, b) = (pair.a.new_worker(), pair.b.new_worker());
-        takes(a, "read", &name);
+        // Not for long: what says how long each reader reads Redisson leaves behind.
+        assert!(a.does(&format!("lock read {name} -1 {WATCHDOG}")));
         assert!(b.does(&format!("force-unlock read {name}")));
         a.fails(&format!("unlock read {name}"));
         takes(a, "write", &name);

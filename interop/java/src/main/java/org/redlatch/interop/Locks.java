@@ -4,6 +4,7 @@ import static java.util.concurrent.TimeUnit.MILLISECONDS;
 
 import java.lang.reflect.InvocationTargetException;
 import java.util.List;
+import java.util.concurrent.TimeUnit;
 import java.util.stream.Stream;
 
 import org.redisson.api.RFencedLock;
@@ -60,13 +61,12 @@ final class Locks {
     }
 
     private static Long lockFenced(RFencedLock lock, long wait, long lease) {
-        if (wait == -1) {
-            return lease == -1 ? lock.lockAndGetToken() : lock.lockAndGetToken(lease, MILLISECONDS);
+        if (wait == -1 && lease == -1) {
+            return lock.lockAndGetToken();
         }
-        if (wait == 0 && lease == -1) {
-            return lock.tryLockAndGetToken();
-        }
-        return lock.tryLockAndGetToken(wait, lease, MILLISECONDS);
+        // Not lockAndGetToken(lease), which takes the watchdog's lease whatever it is told, and not
+        // tryLockAndGetToken(), which never returns when somebody else holds the lock (seen with 3.52.0 and 4.7.0).
+        return lock.tryLockAndGetToken(wait == -1 ? TimeUnit.DAYS.toMillis(1) : wait, lease, MILLISECONDS);
     }
 
     private static boolean holdMany(Servers servers, String prefix, int locks) {
