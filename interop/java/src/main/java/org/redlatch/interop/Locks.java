@@ -15,6 +15,9 @@ import org.redisson.api.RedissonClient;
  */
 final class Locks {
 
+    /** A day, in ms. */
+    private static final long LONG = 24 * 60 * 60 * 1000;
+
     private Locks() {
     }
 
@@ -60,8 +63,16 @@ final class Locks {
     }
 
     private static Long lockFenced(RFencedLock lock, long wait, long lease) {
+        if (wait == -1 && lease == -1) {
+            return lock.lockAndGetToken();
+        }
         if (wait == -1) {
-            return lease == -1 ? lock.lockAndGetToken() : lock.lockAndGetToken(lease, MILLISECONDS);
+            // lockAndGetToken(lease, unit) forgets the lease and has the watchdog renew, in all versions used here.
+            Long token;
+            do {
+                token = lock.tryLockAndGetToken(LONG, lease, MILLISECONDS);
+            } while (token == null);
+            return token;
         }
         if (wait == 0 && lease == -1) {
             return lock.tryLockAndGetToken();
