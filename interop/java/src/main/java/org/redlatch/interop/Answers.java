@@ -28,6 +28,10 @@ final class Answers {
 
     static void failed(long id, long from, long at, Throwable error) {
         String what = error.getClass().getSimpleName() + ": " + error.getMessage();
+        // Some that Redisson throws say nothing themselves.
+        for (Throwable cause = error.getCause(); cause != null; cause = cause.getCause()) {
+            what += "; " + cause.getClass().getSimpleName() + ": " + cause.getMessage();
+        }
         say("{\"id\":" + id + ",\"from\":" + from + ",\"at\":" + at + ",\"error\":" + json(what) + "}");
     }
 

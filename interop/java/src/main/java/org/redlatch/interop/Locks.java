@@ -4,7 +4,6 @@ import static java.util.concurrent.TimeUnit.MILLISECONDS;
 
 import java.lang.reflect.InvocationTargetException;
 import java.util.List;
-import java.util.concurrent.TimeUnit;
 import java.util.stream.Stream;
 
 import org.redisson.api.RFencedLock;
@@ -15,6 +14,9 @@ import org.redisson.api.RedissonClient;
  * Locks of all kinds, and of several.
  */
 final class Locks {
+
+    /** A day, in ms. */
+    private static final long LONG = 24 * 60 * 60 * 1000;
 
     private Locks() {
     }
@@ -64,9 +66,18 @@ final class Locks {
         if (wait == -1 && lease == -1) {
             return lock.lockAndGetToken();
         }
-        // Not lockAndGetToken(lease), which takes the watchdog's lease whatever it is told, and not
-        // tryLockAndGetToken(), which never returns when somebody else holds the lock (seen with 3.52.0 and 4.7.0).
-        return lock.tryLockAndGetToken(wait == -1 ? TimeUnit.DAYS.toMillis(1) : wait, lease, MILLISECONDS);
+        if (wait == -1) {
+            // lockAndGetToken(lease, unit) forgets the lease and has the watchdog renew, in all versions used here.
+            Long token;
+            do {
+                token = lock.tryLockAndGetToken(LONG, lease, MILLISECONDS);
+            } while (token == null);
+            return token;
+        }
+        if (wait == 0 && lease == -1) {
+            return lock.tryLockAndGetToken();
+        }
+        return lock.tryLockAndGetToken(wait, lease, MILLISECONDS);
     }
 
     private static boolean holdMany(Servers servers, String prefix, int locks) {
