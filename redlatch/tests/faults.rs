@@ -311,15 +311,17 @@ async fn contention_loses_no_lease() {
             })
         })
         .collect();
-    for guard in &held {
-        for _ in 0..2 {
-            risen(guard.name(), || async { guard.valid_for() }).await;
+    let mut seen: Vec<_> = held.iter().map(|guard| (guard.valid_for(), 0)).collect();
+    until("each is renewed twice", || {
+        for (guard, (before, renewals)) in held.iter().zip(&mut seen) {
+            let left = guard.valid_for();
+            assert!(!left.is_zero(), "a lease was lost");
+            *renewals += u32::from(left > std::mem::replace(before, left));
         }
-    }
-    assert!(
-        held.iter().all(redlatch::Guard::is_valid),
-        "a lease was lost"
-    );
+        let done = seen.iter().all(|&(_, renewals)| renewals >= 2);
+        async move { done }
+    })
+    .await;
     over.store(true, Ordering::Relaxed);
     for one in crowd {
         soon("over", one).await.unwrap();

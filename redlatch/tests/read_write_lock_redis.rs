@@ -8,13 +8,9 @@ use std::future::IntoFuture as _;
 use std::sync::Arc;
 use std::time::Duration;
 
-use common::{LONG, WATCHDOG, risen, soon, until, without_the_answer};
+use common::{LONG, WATCHDOG, client, risen, soon, until, without_the_answer};
 use redlatch::{Client, Error, Guard, Owner};
 use redlatch_testkit::{Proxy, Server, shared, unique};
-
-async fn client(server: &Server) -> Client {
-    Client::connect(&server.url()).await.unwrap()
-}
 
 fn hash(server: &Server, key: &str) -> BTreeMap<String, String> {
     server.ask(&["HGETALL", key])
@@ -193,7 +189,7 @@ async fn holders_from_redisson_are_respected() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_killed_reader_ends_with_its_own_lease() {
     let server = Server::start();
-    let settings = Client::builder().watchdog(WATCHDOG);
+    let settings = Client::builder().watchdog(WATCHDOG).response_timeout(LONG);
     let client = settings.connect(&server.url()).await.unwrap();
     let lock = client.read_write_lock("a");
     let alive = lock.read().lock().await.unwrap();
@@ -220,7 +216,7 @@ async fn a_killed_reader_ends_with_its_own_lease() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_renewal_is_for_ones_own_holds() {
     let server = Server::start();
-    let settings = Client::builder().watchdog(WATCHDOG);
+    let settings = Client::builder().watchdog(WATCHDOG).response_timeout(LONG);
     let client = settings.connect(&server.url()).await.unwrap();
     let lock = client.read_write_lock("a");
     let fixed = lock.read().lock().lease(10 * LONG).await.unwrap();
@@ -248,7 +244,7 @@ async fn a_renewal_is_for_ones_own_holds() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn after_the_last_release_nothing_is_renewed() {
     let server = Server::start();
-    let settings = Client::builder().watchdog(WATCHDOG);
+    let settings = Client::builder().watchdog(WATCHDOG).response_timeout(LONG);
     let client = settings.connect(&server.url()).await.unwrap();
     let lock = client.read_write_lock("a");
     let outer = lock.read().lock().await.unwrap();
@@ -279,7 +275,7 @@ async fn after_the_last_release_nothing_is_renewed() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn after_a_restart_a_new_read_hold_is_renewed() {
     let mut server = Server::start();
-    let settings = Client::builder().watchdog(WATCHDOG);
+    let settings = Client::builder().watchdog(WATCHDOG).response_timeout(LONG);
     let client = settings.connect(&server.url()).await.unwrap();
     let lock = client.read_write_lock("a");
     let forgotten = lock.read().lock().await.unwrap();
@@ -513,7 +509,7 @@ async fn dead_readers_do_not_pile_up() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_foreign_hold_count_does_not_hold_the_server_up() {
     let server = Server::start();
-    let settings = Client::builder().watchdog(WATCHDOG);
+    let settings = Client::builder().watchdog(WATCHDOG).response_timeout(LONG);
     let client = settings.connect(&server.url()).await.unwrap();
     let lock = client.read_write_lock("a");
     let reads = lock.read().lock().await.unwrap();

@@ -306,15 +306,19 @@ async fn an_unanswered_acquisition_is_undone_also_for_an_owner_known_before() {
     let client = settings.connect(&server.url()).await.unwrap();
     let (lock, me) = (client.lock("a"), Owner::new());
     // Waits in vain, so that the owner stays known while it takes the lock elsewhere.
-    let outer = lock.lock().owner(me).await.unwrap();
-    let kept = outer.reenter();
-    outer.unlock().await.unwrap();
+    let kept = in_time(|| async {
+        let outer = lock.lock().owner(me).await?;
+        let kept = outer.reenter();
+        outer.unlock().await?;
+        Ok(kept)
+    })
+    .await;
     server.freeze();
     let error = lock.lock().owner(me).await.unwrap_err();
     assert!(matches!(error, Error::ResponseTimeout { .. }), "{error}");
     server.thaw();
     soon("undone", client.settled()).await;
-    assert!(!lock.is_locked().await.unwrap());
+    assert!(!in_time(|| lock.is_locked()).await);
     drop(kept);
 }
 
@@ -355,14 +359,15 @@ async fn run_gives_the_result_also_when_the_release_is_not_answered() {
     let proxy = Proxy::to(server.port());
     let settings = Client::builder().response_timeout(Duration::from_millis(300));
     let client = settings.connect(&proxy.url()).await.unwrap();
-    let work = async {
+    let lock = client.lock("a");
+    let work = || async {
         proxy.stall(true);
         42
     };
-    assert_eq!(client.lock("a").run(work).await.unwrap(), 42);
+    assert_eq!(in_time(|| lock.run(work())).await, 42);
     proxy.stall(false);
     soon("released in the background", client.settled()).await;
-    assert!(!client.lock("a").is_locked().await.unwrap());
+    assert!(!in_time(|| lock.is_locked()).await);
 }
 
 /// Also what only looks is an error outside of a runtime, and no panic.

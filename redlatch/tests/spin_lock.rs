@@ -6,7 +6,7 @@ mod common;
 use std::future::IntoFuture;
 use std::time::Duration;
 
-use common::{LONG, SHORT, Stand, soon, until};
+use common::{LONG, SHORT, Stand, client, soon, until};
 use redlatch::{Backoff, Client, Embedded, Error, Owner, RedLock, SpinLock};
 use redlatch_testkit::{Server, unique};
 use tokio::time::{Instant, sleep};
@@ -17,10 +17,6 @@ on_every_store! {
     it_is_the_same_lock_as_the_one_that_is_woken,
     who_is_woken_and_who_spins_take_turns,
     one_owner_holds_it_in_one_way,
-}
-
-async fn client(server: &Server) -> Client {
-    Client::connect(&server.url()).await.unwrap()
 }
 
 /// How often a server was asked for the commands of a name, inside of scripts too.

@@ -43,8 +43,8 @@ pub async fn soon<T>(what: &str, work: impl Future<Output = T>) -> T {
     }
 }
 
-/// What nobody has to keep for long, with a lease so short that a process that stands still gets the
-/// answer when it is over: then it is asked for again.
+/// What has so little time (a short lease that nobody has to keep for long, a short response timeout)
+/// that a process that stands still gets its answer too late: then it is asked for again.
 pub async fn in_time<T, F>(ask: impl Fn() -> F) -> T
 where
     F: IntoFuture<Output = redlatch::Result<T>>,
@@ -52,7 +52,7 @@ where
     let begun = std::time::Instant::now();
     loop {
         match ask().await {
-            Err(Error::Lost { .. }) if begun.elapsed() < LONG => {}
+            Err(Error::Lost { .. } | Error::ResponseTimeout { .. }) if begun.elapsed() < LONG => {}
             answer => return answer.unwrap(),
         }
     }
@@ -207,11 +207,18 @@ impl Stand {
     }
 
     pub async fn client_with(&self, settings: ClientBuilder) -> Client {
+        let settings = settings.response_timeout(LONG);
         match self {
             Stand::Embedded(store) => settings.connect_embedded(store).unwrap(),
             Stand::Server(server) => settings.connect(&server.url()).await.unwrap(),
         }
     }
+}
+
+/// Of one server, for what has nothing to do with response timeouts.
+pub async fn client(server: &Server) -> Client {
+    let settings = Client::builder().response_timeout(LONG);
+    settings.connect(&server.url()).await.unwrap()
 }
 
 /// Makes a test on every store out of each async function of the name.

@@ -49,7 +49,9 @@ async fn member(stand: &Stand) -> Client {
 }
 
 fn quick() -> redlatch::ClientBuilder {
-    Client::builder().subscription_linger(Duration::from_millis(20))
+    Client::builder()
+        .subscription_linger(Duration::from_millis(20))
+        .response_timeout(LONG)
 }
 
 /// Nothing is left in the store or in the client.
