@@ -25,6 +25,8 @@ docs:
 # Whoever started this may have had signals ignored (nohup does); the tests send them.
 DEFAULT_SIGNALS := $(shell env --default-signal true 2>/dev/null && echo env --default-signal)
 
+# Tests wait more than they compute, so more of them run at a time than there are cores.
+unit: export RUST_TEST_THREADS ?= 16
 unit:
 	$(DEFAULT_SIGNALS) $(CARGO) test --workspace --all-features --locked
 

@@ -21,19 +21,24 @@ pub(crate) struct Kind {
     /// Before the first time.
     pub(crate) prepare: fn(Client, String) -> Boxed<()>,
     pub(crate) take: fn(&Client, &str) -> Take,
-    /// What somebody does who waits until it is given back.
+    /// What somebody does for whom others have to wait.
+    pub(crate) hold: fn(&Client, &str) -> Take,
+    /// What somebody does who waits until that is given back.
     pub(crate) wait: fn(&Client, &str) -> Take,
 }
 
 pub(crate) const KINDS: [Kind; 11] = [
     of_lock("lock", |client, name| lock(client.lock(name))),
     of_lock("fair-lock", |client, name| lock(client.fair_lock(name))),
-    of_lock("read-lock", |client, name| {
-        lock(client.read_write_lock(name).read().clone())
-    }),
-    of_lock("write-lock", |client, name| {
-        lock(client.read_write_lock(name).write().clone())
-    }),
+    Kind {
+        name: "read-lock",
+        prepare: |_, _| Box::pin(async { Ok(()) }),
+        take: read,
+        // Readers do not wait for each other.
+        hold: write,
+        wait: read,
+    },
+    of_lock("write-lock", write),
     of_lock("fenced-lock", |client, name| lock(client.fenced_lock(name))),
     of_lock("spin-lock", |client, name| lock(client.spin_lock(name))),
     of_lock("multi-lock-of-3", |client, name| {
@@ -68,6 +73,7 @@ pub(crate) const KINDS: [Kind; 11] = [
             })
         },
         take: semaphore,
+        hold: semaphore,
         wait: semaphore,
     },
     Kind {
@@ -79,24 +85,14 @@ pub(crate) const KINDS: [Kind; 11] = [
             })
         },
         take: permit,
+        hold: permit,
         wait: permit,
     },
     Kind {
         name: "count-down-latch",
         prepare: |_, _| Box::pin(async { Ok(()) }),
-        take: |client, name| {
-            let latch = client.count_down_latch(name);
-            Arc::new(move || {
-                let latch = latch.clone();
-                Box::pin(async move {
-                    latch.try_set_count(1).await?;
-                    Ok(give_back(async move {
-                        latch.count_down().await?;
-                        Ok(())
-                    }))
-                })
-            })
-        },
+        take: count,
+        hold: count,
         wait: |client, name| {
             let latch = client.count_down_latch(name);
             Arc::new(move || {
@@ -115,12 +111,21 @@ const fn of_lock(name: &'static str, take: fn(&Client, &str) -> Take) -> Kind {
         name,
         prepare: |_, _| Box::pin(async { Ok(()) }),
         take,
+        hold: take,
         wait: take,
     }
 }
 
 fn lock<K: LockKind>(lock: Lock<K>) -> Take {
     Arc::new(move || held(lock.lock().into_future()))
+}
+
+fn read(client: &Client, name: &str) -> Take {
+    lock(client.read_write_lock(name).read().clone())
+}
+
+fn write(client: &Client, name: &str) -> Take {
+    lock(client.read_write_lock(name).write().clone())
 }
 
 fn semaphore(client: &Client, name: &str) -> Take {
@@ -137,6 +142,21 @@ fn semaphore(client: &Client, name: &str) -> Take {
 fn permit(client: &Client, name: &str) -> Take {
     let semaphore = client.expirable_semaphore(name);
     Arc::new(move || held(semaphore.acquire().into_future()))
+}
+
+/// From set to open.
+fn count(client: &Client, name: &str) -> Take {
+    let latch = client.count_down_latch(name);
+    Arc::new(move || {
+        let latch = latch.clone();
+        Box::pin(async move {
+            latch.try_set_count(1).await?;
+            Ok(give_back(async move {
+                latch.count_down().await?;
+                Ok(())
+            }))
+        })
+    })
 }
 
 fn held<K: LockKind>(

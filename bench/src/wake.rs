@@ -152,10 +152,10 @@ async fn other_process(url: &str, kind: &Kind, wakes: usize) -> Result<Vec<f64>>
     let mut reports = BufReader::new(peer.stdout.take().ok_or("no pipe")?).lines();
     let client = Client::connect(url).await?;
     (kind.prepare)(client.clone(), name.clone()).await?;
-    let take = (kind.take)(&client, &name);
+    let hold = (kind.hold)(&client, &name);
     let mut samples = Vec::with_capacity(wakes);
     for number in 0..WARM_UP + wakes {
-        let give_back = take().await?;
+        let give_back = hold().await?;
         orders.write_all(b"take\n").await?;
         reports.next_line().await?; // "waiting"
         tokio::time::sleep(HOLDING).await;
@@ -163,8 +163,10 @@ async fn other_process(url: &str, kind: &Kind, wakes: usize) -> Result<Vec<f64>>
         give_back().await?;
         let woken = reports.next_line().await?;
         let woken: u128 = woken.ok_or("the other process has ended")?.parse()?;
+        let waited = woken.checked_sub(released);
+        let waited = waited.ok_or("the other process did not wait")?;
         if number >= WARM_UP {
-            samples.push(woken.saturating_sub(released) as f64 / 1e3);
+            samples.push(waited as f64 / 1e3);
         }
         reports.next_line().await?; // "given back"
     }

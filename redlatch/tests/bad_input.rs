@@ -6,7 +6,7 @@ use std::io::{Read, Write};
 use std::net::TcpListener;
 use std::time::Duration;
 
-use common::{LONG, Stand, soon};
+use common::{LONG, SHORT, Stand, soon};
 use redlatch::{Client, Error, MAX_LEASE, ObjectState};
 use redlatch_testkit::{Server, shared, unique};
 
@@ -334,7 +334,7 @@ fn a_guard_may_outlive_its_runtime() {
     let runtime = tokio::runtime::Runtime::new().unwrap();
     let client = runtime.block_on(Client::connect(&shared().url())).unwrap();
     let lock = client.lock(&unique("outlives"));
-    let short = || lock.lock().lease(Duration::from_millis(500));
+    let short = || lock.lock().lease(SHORT);
     let (one, two) = (
         runtime.block_on(short().into_future()).unwrap(),
         client.lock(&unique("outlives")),

@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use common::LONG;
+use common::{LONG, in_time_blocking};
 use redlatch::blocking::{Client, current_thread};
 use redlatch::{Embedded, Error};
 use redlatch_testkit::{shared, unique};
@@ -95,7 +95,7 @@ fn a_fixed_lease_is_lost_and_said_so() {
         let lock = client()
             .lock(&unique("lease"))
             .with_lease(Duration::from_millis(300));
-        let guard = lock.lock().unwrap();
+        let guard = in_time_blocking(|| lock.lock());
         assert!(guard.valid_for() <= Duration::from_millis(300));
         let begun = Instant::now();
         while guard.is_valid() {

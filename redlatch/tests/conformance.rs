@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use common::{LONG, Stand, WATCHDOG, assert_lost, soon, until};
+use common::{LONG, Stand, WATCHDOG, assert_lost, in_time, soon, until};
 use redlatch::{Client, Error, Loss, Owner};
 use redlatch_testkit::unique;
 
@@ -251,8 +251,9 @@ async fn a_non_reentrant_lock_refuses_its_owner_at_once(stand: Stand) {
 async fn a_fixed_lease_ends(stand: Stand) {
     let client = stand.client().await;
     let lock = client.lock(&unique("lease"));
-    let guard = lock.lock().lease(Duration::from_millis(300)).await.unwrap();
-    assert!(guard.valid_for() <= Duration::from_millis(300));
+    let lease = Duration::from_millis(300);
+    let guard = in_time(|| lock.lock().lease(lease)).await;
+    assert!(guard.valid_for() <= lease);
     let next = soon("the lease ends", lock.lock().into_future())
         .await
         .unwrap();
@@ -350,9 +351,13 @@ async fn dropping_an_inner_guard_keeps_the_outer(stand: Stand) {
 async fn a_released_guard_is_not_lost(stand: Stand) {
     let client = stand.client().await;
     let lock = client.lock(&unique("released"));
-    let guard = lock.lock().lease(Duration::from_millis(200)).await.unwrap();
-    let lost = guard.lost();
-    guard.unlock().await.unwrap();
+    let lost = in_time(|| async {
+        let guard = lock.lock().lease(Duration::from_millis(200)).await?;
+        let lost = guard.lost();
+        guard.unlock().await?;
+        Ok(lost)
+    })
+    .await;
     let told = tokio::time::timeout(Duration::from_millis(300), lost).await;
     assert!(told.is_err(), "told of a loss after the release");
 }
@@ -516,12 +521,8 @@ async fn an_owner_that_lost_may_start_anew(stand: Stand) {
     let client = stand.client().await;
     let lock = client.lock(&unique("anew"));
     let me = Owner::new();
-    let lost = lock
-        .lock()
-        .owner(me)
-        .lease(Duration::from_millis(300))
-        .await
-        .unwrap();
+    let brief = || lock.lock().owner(me).lease(Duration::from_millis(300));
+    let lost = in_time(brief).await;
     soon("lost", lost.lost()).await;
     assert!(matches!(lost.reenter().await, Err(Error::Lost { .. })));
     let anew = lock.lock().owner(me).await.unwrap();

@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use common::{Stand, assert_lost, soon, until, without_the_answer};
+use common::{Stand, assert_lost, in_time, soon, until, without_the_answer};
 use redlatch::{Client, Embedded, Error, Loss, Owner};
 use redlatch_testkit::{Proxy, Server, unique};
 use tokio::time::advance;
@@ -60,7 +60,7 @@ async fn tokens_grow_over_clients_reentry_expiry_and_force(stand: Stand) {
     again.unlock().await.unwrap();
     outer.unlock().await.unwrap();
 
-    let expired = theirs.lock().lease(SECOND / 5).await.unwrap();
+    let expired = in_time(|| theirs.lock().lease(SECOND / 5)).await;
     tokens.push(expired.token());
     let forced = soon("its lease ends", lock.lock().into_future())
         .await
@@ -259,12 +259,8 @@ async fn a_resource_that_checks_the_token_refuses_who_came_too_late(stand: Stand
     let name = unique("resource");
     let resource = Resource::default();
 
-    let paused = one
-        .fenced_lock(&name)
-        .lock()
-        .lease(SECOND / 5)
-        .await
-        .unwrap();
+    let fenced = one.fenced_lock(&name);
+    let paused = in_time(|| fenced.lock().lease(SECOND / 5)).await;
     assert!(resource.write(paused.token()));
     let next = soon(
         "the lease ends",
@@ -277,11 +273,13 @@ async fn a_resource_that_checks_the_token_refuses_who_came_too_late(stand: Stand
     assert!(!paused.is_valid(), "says so before the write");
     assert!(!resource.write(paused.token()), "an update was lost");
     assert!(resource.write(next.token()));
+    let paused_token = paused.token();
     let lost = paused.unlock().await.unwrap_err();
     assert!(matches!(lost, Error::Lost { .. }), "{lost}");
+    let (first, second) = (paused_token, next.token());
     assert_eq!(
         *resource.written.lock().unwrap(),
-        [1, 2, 2],
+        [first, second, second],
         "in the order of the tokens"
     );
     next.unlock().await.unwrap();

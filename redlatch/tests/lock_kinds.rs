@@ -3,12 +3,12 @@
 
 mod common;
 
-use std::future::{Future, IntoFuture};
+use std::future::IntoFuture;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
-use common::{LONG, Stand, WATCHDOG, assert_lost, polled, soon, until};
+use common::{LONG, Stand, WATCHDOG, assert_lost, in_time, polled, risen, soon, until};
 use redlatch::{Client, Error, Lock, LockKind, Loss, OwnedKind, Owner};
 use redlatch_testkit::{Server, unique};
 use tokio::task::JoinHandle;
@@ -351,11 +351,16 @@ async fn what_a_dead_client_held_is_free_when_its_lease_ends<K: LockKind + Owned
                 .build()
                 .unwrap();
             runtime.block_on(async {
-                let settings = Client::builder().watchdog(WATCHDOG);
+                let settings = Client::builder().watchdog(SECOND);
                 let client = stand.client_with(settings).await;
                 let lock = make(&client, &name);
-                std::mem::forget(lock.lock().await.unwrap());
-                until("it is renewed", renewed(&lock)).await;
+                in_time(|| async {
+                    let guard = lock.lock().await?;
+                    guard.run(renewed(&lock)).await?;
+                    std::mem::forget(guard);
+                    Ok(())
+                })
+                .await;
             });
         }
     };
@@ -367,20 +372,11 @@ async fn what_a_dead_client_held_is_free_when_its_lease_ends<K: LockKind + Owned
     guard.unlock().await.unwrap();
 }
 
-/// Asked again and again: whether the lease has become longer since the last time.
-fn renewed<K: LockKind>(lock: &Lock<K>) -> impl FnMut() -> std::pin::Pin<Box<Renewed>> {
-    let lock = lock.clone();
-    let last = Arc::new(std::sync::Mutex::new(Duration::MAX));
-    move || {
-        let (lock, last) = (lock.clone(), last.clone());
-        Box::pin(async move {
-            let left = lock.remaining_lease().await.unwrap().expect("it is held");
-            left > std::mem::replace(&mut *last.lock().unwrap(), left)
-        })
-    }
+/// Waits until its lease has become longer.
+async fn renewed<K: LockKind>(lock: &Lock<K>) {
+    let left = || async { lock.remaining_lease().await.unwrap() };
+    risen("the lease", left).await;
 }
-
-type Renewed = dyn Future<Output = bool> + Send;
 
 /// Redisson's fair lock promises it over all clients; here every kind does so within a client.
 async fn waiters_of_one_client_are_served_in_order<K: LockKind + OwnedKind>(
@@ -652,7 +648,7 @@ async fn after_a_restart_the_loss_is_told_and_a_new_hold_is_renewed<K: LockKind 
     assert!(matches!(forgotten.unlock().await, Err(Error::Lost { .. })));
     for _ in 0..2 {
         let guard = lock.lock().await.unwrap();
-        until("renewed", renewed(&lock)).await;
+        renewed(&lock).await;
         assert!(guard.is_valid());
         guard.unlock().await.unwrap();
     }

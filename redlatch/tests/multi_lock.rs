@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::task::Poll;
 use std::time::Duration;
 
-use common::{LONG, Stand, WATCHDOG, assert_lost, soon, until, without_the_answer};
+use common::{LONG, Stand, WATCHDOG, assert_lost, in_time, risen, soon, until, without_the_answer};
 use redlatch::{Client, Embedded, Error, Loss, Member, MultiLock, Owner};
 use redlatch_testkit::{Proxy, Server, unique};
 use tokio::sync::Barrier;
@@ -268,7 +268,8 @@ async fn fair_and_read_write_members(stand: Stand) {
     assert!(multi.try_lock().await.unwrap().is_none());
     let waiting = tokio::spawn(multi.lock().into_future());
     until("it waits", || async { client.status().subscriptions > 0 }).await;
-    assert!(!is_held(&other, &a).await);
+    // It may be asking just now, and have the first for as long as that takes.
+    until("it holds nothing", || async { !is_held(&other, &a).await }).await;
     let reader = theirs.1.read().lock().await.unwrap();
     held.unlock().await.unwrap();
     // It left the fair lock's queue, and holds nothing.
@@ -394,11 +395,7 @@ async fn a_fixed_lease_is_not_renewed(stand: Stand) {
     let client = stand.client_with(settings).await;
     let (a, b) = (unique("lease-a"), unique("lease-b"));
     let multi = MultiLock::new([client.lock(&a), client.lock(&b)]);
-    let fixed = multi
-        .lock()
-        .lease(Duration::from_millis(300))
-        .await
-        .unwrap();
+    let fixed = in_time(|| multi.lock().lease(Duration::from_millis(300))).await;
     soon("lost", fixed.lost()).await;
     assert!(!fixed.is_valid());
     assert_eq!(fixed.valid_for(), Duration::ZERO);
@@ -407,10 +404,8 @@ async fn a_fixed_lease_is_not_renewed(stand: Stand) {
     // Without a lease it is renewed.
     let renewed = multi.lock().await.unwrap();
     let lock = client.lock(&b);
-    let before = std::cell::Cell::new(Duration::MAX);
-    until("the lease has risen", || async {
-        let left = lock.remaining_lease().await.unwrap().unwrap();
-        left > before.replace(left)
+    risen("the lease", || async {
+        lock.remaining_lease().await.unwrap().unwrap()
     })
     .await;
     assert!(renewed.is_valid());
@@ -840,7 +835,8 @@ async fn a_store_that_does_not_answer_leaves_nothing_behind() {
         server.freeze();
         let mut waiting = multi.lock().into_future();
         if dropped {
-            assert!(polled(3, &mut waiting).await.is_none());
+            // No answer yet, or already none in time.
+            assert!(!matches!(polled(3, &mut waiting).await, Some(Ok(_))));
             drop(waiting);
         } else {
             let error = waiting.await.unwrap_err();

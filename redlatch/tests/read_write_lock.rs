@@ -2,12 +2,15 @@
 
 mod common;
 
+use std::collections::{HashMap, HashSet};
 use std::future::IntoFuture;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicI32, AtomicU32, Ordering};
 use std::time::Duration;
 
-use common::{LONG, Stand, WATCHDOG, assert_lost, dropped_everywhere, polled, soon, until};
+use common::{
+    LONG, Stand, WATCHDOG, assert_lost, dropped_everywhere, in_time, polled, soon, until,
+};
 use redlatch::{Client, Error, Guard, Loss, Owner, Read, ReadWriteLock, Write};
 use redlatch_testkit::unique;
 use tokio::sync::Barrier;
@@ -393,8 +396,11 @@ async fn downgrading_keeps_a_fixed_lease_fixed(stand: Stand) {
     assert!(reader.valid_for() > 2 * LONG && reader.valid_for() <= 3 * LONG);
     reader.unlock().await.unwrap();
 
-    let writer = lock.write().lock().lease(Duration::from_millis(300)).await;
-    let reader = writer.unwrap().downgrade().await.unwrap();
+    let reader = in_time(|| async {
+        let writer = lock.write().lock().lease(Duration::from_millis(300)).await;
+        writer?.downgrade().await
+    })
+    .await;
     soon("it is not renewed", reader.lost()).await;
     let next = soon("free", lock.write().lock().into_future()).await;
     next.unwrap().unlock().await.unwrap();
@@ -419,8 +425,7 @@ async fn downgrading_what_was_lost_is_an_error(stand: Stand) {
     client.settled().await;
     assert!(free(&lock).await);
 
-    let writer = lock.write().lock().lease(Duration::from_millis(50)).await;
-    let writer = writer.unwrap();
+    let writer = in_time(|| lock.write().lock().lease(Duration::from_millis(50))).await;
     soon("ended", writer.lost()).await;
     let lost = writer.downgrade().await.unwrap_err();
     assert!(matches!(lost, Error::Lost { .. }), "{lost}");
@@ -433,10 +438,14 @@ async fn a_lost_writer_that_asks_to_read_is_told_at_once(stand: Stand) {
     let told = |read: Result<Guard<Read>, Error>| {
         assert!(matches!(read, Err(Error::Lost { .. })), "{read:?}");
     };
+    let brief = || lock.write().lock().lease(Duration::from_millis(50));
     // Known here.
-    let writer = lock.write().lock().lease(Duration::from_millis(50)).await;
-    let writer = writer.unwrap();
-    let reader = writer.read().lease(LONG).await.unwrap();
+    let (writer, reader) = in_time(|| async {
+        let writer = brief().await?;
+        let reader = writer.read().lease(LONG).await?;
+        Ok((writer, reader))
+    })
+    .await;
     let late = writer.read();
     soon("ended", writer.lost()).await;
     told(soon("told", writer.read().into_future()).await);
@@ -449,8 +458,7 @@ async fn a_lost_writer_that_asks_to_read_is_told_at_once(stand: Stand) {
     client.settled().await;
 
     // Also when others stand in line.
-    let writer = lock.write().lock().lease(Duration::from_millis(50)).await;
-    let writer = writer.unwrap();
+    let writer = in_time(brief).await;
     soon("ended", writer.lost()).await;
     let theirs = lock.write().lock().await.unwrap();
     let waiting = tokio::spawn(lock.read().lock().into_future());
@@ -487,11 +495,12 @@ async fn giving_back_the_write_side_first_lets_waiting_readers_in(stand: Stand) 
 
 /// F12: one reader dies, another lives on and is renewed; the dead one is gone after its own lease.
 async fn a_dead_reader_does_not_live_on_with_the_others(stand: Stand) {
-    let settings = Client::builder().watchdog(Duration::from_millis(600));
+    let settings = Client::builder().watchdog(WATCHDOG);
     let client = stand.client_with(settings).await;
     let lock = client.read_write_lock(&unique("dead"));
     let alive = lock.read().lock().await.unwrap();
-    let dead = lock.read().lock().lease(Duration::from_millis(900)).await;
+    // The other one is renewed meanwhile, and waited for once more.
+    let dead = lock.read().lock().lease(WATCHDOG).await;
     std::mem::forget(dead.unwrap());
     let other = stand.client().await;
     let theirs = other.read_write_lock(lock.name());
@@ -524,13 +533,23 @@ async fn every_read_hold_is_renewed(stand: Stand) {
         }
         guards.push(guard);
     }
-    // Longer than any of their leases can last without renewal.
-    let begun = std::time::Instant::now();
-    until("a lease and more has passed", || async {
-        begun.elapsed() > WATCHDOG + WATCHDOG / 2
-    })
-    .await;
-    assert_eq!(lock.read().holders().await.unwrap().len(), 40);
+    let ends = || async {
+        let holders = lock.read().holders().await.unwrap().into_iter();
+        holders
+            .map(|holder| (holder.owner, holder.remaining))
+            .collect::<HashMap<_, _>>()
+    };
+    let mut before = ends().await;
+    assert_eq!(before.len(), 40);
+    let mut to_be_seen: HashSet<_> = before.keys().cloned().collect();
+    while !to_be_seen.is_empty() {
+        let now = ends().await;
+        assert_eq!(now.len(), 40, "one has ended");
+        to_be_seen.retain(|owner| now[owner] <= before[owner]);
+        before = now;
+        assert!(guards.iter().all(Guard::is_valid));
+        tokio::time::sleep(Duration::from_millis(2)).await;
+    }
     for guard in guards {
         assert!(guard.is_valid());
         guard.unlock().await.unwrap();
@@ -542,7 +561,7 @@ async fn every_read_hold_is_renewed(stand: Stand) {
 /// F16, for both sides.
 async fn a_shorter_lease_brings_no_end_nearer(stand: Stand) {
     let (_client, lock) = lock_of(&stand, "shorter").await;
-    let short = Duration::from_millis(20);
+    let short = LONG / 4;
 
     let outer = lock.read().lock().lease(LONG).await.unwrap();
     let inner = outer.reenter().lease(short).await.unwrap();
@@ -667,9 +686,8 @@ async fn each_side_is_taken_by_force_for_itself(stand: Stand) {
 async fn a_guard_tells_that_its_lease_has_ended(stand: Stand) {
     let (client, lock) = lock_of(&stand, "ended").await;
     let lease = Duration::from_millis(200);
-    let reader = lock.read().lock().lease(lease).await.unwrap();
-    let writer = soon("free", lock.write().lock().lease(lease).into_future()).await;
-    let writer = writer.unwrap();
+    let reader = in_time(|| lock.read().lock().lease(lease)).await;
+    let writer = soon("free", in_time(|| lock.write().lock().lease(lease))).await;
     assert!(!reader.is_valid());
     let next = soon("free", lock.read().lock().into_future())
         .await
@@ -696,8 +714,8 @@ async fn an_owner_that_lost_its_read_side_starts_anew(stand: Stand) {
             .owner(me)
             .lease(Duration::from_millis(150))
     };
-    let (one, two) = (brief().await.unwrap(), brief().await.unwrap());
-    soon("lost", one.lost()).await;
+    let (one, two) = (in_time(brief).await, in_time(brief).await);
+    soon("lost", async { tokio::join!(one.lost(), two.lost()) }).await;
     assert!(matches!(two.reenter().await, Err(Error::Lost { .. })));
     // Dead as it is, it does not count as reading itself.
     let theirs = lock.write().try_lock().owner(me).await.unwrap();

@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicI32, Ordering};
 use std::thread;
 use std::time::Duration;
 
-use common::LONG;
+use common::{LONG, in_time_blocking};
 use redlatch::blocking::{Client, current_thread};
 use redlatch::{Embedded, Error};
 use redlatch_testkit::{shared, unique};
@@ -85,11 +85,8 @@ fn a_writing_thread_downgrades_and_all_waiting_threads_read_with_it() {
         assert_eq!(client.status().holds, 0);
         assert!(lock.write().try_lock_for(LONG).unwrap().is_some());
 
-        let writer = lock
-            .write()
-            .with_lease(Duration::from_millis(50))
-            .lock()
-            .unwrap();
+        let brief = lock.write().with_lease(Duration::from_millis(50));
+        let writer = in_time_blocking(|| brief.lock());
         while writer.is_valid() {
             thread::yield_now();
         }

@@ -8,13 +8,9 @@ use std::future::IntoFuture as _;
 use std::sync::Arc;
 use std::time::Duration;
 
-use common::{LONG, WATCHDOG, soon, until, without_the_answer};
+use common::{LONG, WATCHDOG, client, risen, soon, until, without_the_answer};
 use redlatch::{Client, Error, Guard, Owner};
 use redlatch_testkit::{Proxy, Server, shared, unique};
-
-async fn client(server: &Server) -> Client {
-    Client::connect(&server.url()).await.unwrap()
-}
 
 fn hash(server: &Server, key: &str) -> BTreeMap<String, String> {
     server.ask(&["HGETALL", key])
@@ -194,13 +190,14 @@ async fn holders_from_redisson_are_respected() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_killed_reader_ends_with_its_own_lease() {
     let server = Server::start();
-    let settings = Client::builder().watchdog(Duration::from_millis(600));
+    let settings = Client::builder().watchdog(WATCHDOG).response_timeout(LONG);
     let client = settings.connect(&server.url()).await.unwrap();
     let lock = client.read_write_lock("a");
     let alive = lock.read().lock().await.unwrap();
     let killed = "{a}:killed:1:rwlock_timeout:1";
     let () = server.ask(&["HSET", "a", "killed:1", "1"]);
-    let () = server.ask(&["SET", killed, "1", "PX", "700"]);
+    // The other one is renewed before that.
+    let () = server.ask(&["SET", killed, "1", "PX", "3000"]);
     let writer = tokio::spawn(lock.write().lock().into_future());
     until("its lease has ended", || async {
         left(&server, killed) == -2
@@ -220,7 +217,7 @@ async fn a_killed_reader_ends_with_its_own_lease() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_renewal_is_for_ones_own_holds() {
     let server = Server::start();
-    let settings = Client::builder().watchdog(Duration::from_millis(900));
+    let settings = Client::builder().watchdog(WATCHDOG).response_timeout(LONG);
     let client = settings.connect(&server.url()).await.unwrap();
     let lock = client.read_write_lock("a");
     let fixed = lock.read().lock().lease(10 * LONG).await.unwrap();
@@ -228,25 +225,15 @@ async fn a_renewal_is_for_ones_own_holds() {
     let outer = lock.read().lock().await.unwrap();
     let inner = outer.reenter().await.unwrap();
     let own = [1, 2].map(|n| format!("{{a}}:{}:rwlock_timeout:{n}", outer.owner_id()));
-    for key in &own {
-        let mut before = left(&server, key);
-        until("it was renewed", || {
-            let now = left(&server, key);
-            let renewed = now > before;
-            before = now;
-            async move { renewed }
-        })
-        .await;
-    }
+    let [one, two] = own.each_ref().map(|key| {
+        let server = &server;
+        risen("renewed", move || async move { left(server, key) })
+    });
+    tokio::join!(one, two);
     // Neither longer nor shorter for it.
     let before = left(&server, &of_fixed);
     assert!(before > 500_000);
-    let once = left(&server, &own[0]);
-    until("renewed once more", || {
-        let now = left(&server, &own[0]);
-        async move { now > once || now > 800 }
-    })
-    .await;
+    risen("renewed once more", || async { left(&server, &own[0]) }).await;
     assert!(left(&server, &of_fixed) <= before);
     for guard in [inner, outer, fixed] {
         guard.unlock().await.unwrap();
@@ -258,7 +245,7 @@ async fn a_renewal_is_for_ones_own_holds() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn after_the_last_release_nothing_is_renewed() {
     let server = Server::start();
-    let settings = Client::builder().watchdog(Duration::from_millis(300));
+    let settings = Client::builder().watchdog(WATCHDOG).response_timeout(LONG);
     let client = settings.connect(&server.url()).await.unwrap();
     let lock = client.read_write_lock("a");
     let outer = lock.read().lock().await.unwrap();
@@ -278,8 +265,8 @@ async fn after_the_last_release_nothing_is_renewed() {
     };
     let before = scripts();
     let begun = std::time::Instant::now();
-    until("two leases have passed", || async {
-        begun.elapsed() > Duration::from_millis(600)
+    until("two renewals would have been due", || async {
+        begun.elapsed() > WATCHDOG / 3 * 2
     })
     .await;
     assert_eq!(scripts(), before);
@@ -289,7 +276,7 @@ async fn after_the_last_release_nothing_is_renewed() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn after_a_restart_a_new_read_hold_is_renewed() {
     let mut server = Server::start();
-    let settings = Client::builder().watchdog(WATCHDOG);
+    let settings = Client::builder().watchdog(WATCHDOG).response_timeout(LONG);
     let client = settings.connect(&server.url()).await.unwrap();
     let lock = client.read_write_lock("a");
     let forgotten = lock.read().lock().await.unwrap();
@@ -300,12 +287,7 @@ async fn after_a_restart_a_new_read_hold_is_renewed() {
     for _ in 0..2 {
         let guard = lock.read().lock().await.unwrap();
         let timeout = format!("{{a}}:{}:rwlock_timeout:1", guard.owner_id());
-        let least = std::cell::Cell::new(i64::MAX);
-        until("renewed", || async {
-            let now = left(&server, &timeout);
-            now > least.replace(now)
-        })
-        .await;
+        risen("renewed", || async { left(&server, &timeout) }).await;
         assert!(guard.is_valid());
         guard.unlock().await.unwrap();
     }
@@ -528,7 +510,7 @@ async fn dead_readers_do_not_pile_up() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_foreign_hold_count_does_not_hold_the_server_up() {
     let server = Server::start();
-    let settings = Client::builder().watchdog(Duration::from_millis(300));
+    let settings = Client::builder().watchdog(WATCHDOG).response_timeout(LONG);
     let client = settings.connect(&server.url()).await.unwrap();
     let lock = client.read_write_lock("a");
     let reads = lock.read().lock().await.unwrap();
@@ -537,14 +519,7 @@ async fn a_foreign_hold_count_does_not_hold_the_server_up() {
     let _: i64 = server.ask(&["HSET", "a", &owner, many, "theirs:1", many]);
     let () = server.ask(&["CONFIG", "RESETSTAT"]);
     let timeout = format!("{{a}}:{owner}:rwlock_timeout:1");
-    let mut before = left(&server, &timeout);
-    until("renewed", || {
-        let now = left(&server, &timeout);
-        let renewed = now > before;
-        before = now;
-        async move { renewed }
-    })
-    .await;
+    risen("renewed", || async { left(&server, &timeout) }).await;
     assert_eq!(lock.read().holders().await.unwrap().len(), 1);
     assert!(client.inspect("a").await.unwrap().is_some());
     reads.unlock().await.unwrap();

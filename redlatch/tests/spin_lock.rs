@@ -6,7 +6,7 @@ mod common;
 use std::future::IntoFuture;
 use std::time::Duration;
 
-use common::{LONG, Stand, soon, until};
+use common::{LONG, SHORT, Stand, client, soon, until};
 use redlatch::{Backoff, Client, Embedded, Error, Owner, RedLock, SpinLock};
 use redlatch_testkit::{Server, unique};
 use tokio::time::{Instant, sleep};
@@ -17,10 +17,6 @@ on_every_store! {
     it_is_the_same_lock_as_the_one_that_is_woken,
     who_is_woken_and_who_spins_take_turns,
     one_owner_holds_it_in_one_way,
-}
-
-async fn client(server: &Server) -> Client {
-    Client::connect(&server.url()).await.unwrap()
 }
 
 /// How often a server was asked for the commands of a name, inside of scripts too.
@@ -65,7 +61,7 @@ async fn it_never_subscribes_and_never_publishes() {
     for task in tasks {
         soon("every turn", task).await.unwrap();
     }
-    let fixed = one.spin_lock("a").lock().lease(SECOND / 5).await.unwrap();
+    let fixed = one.spin_lock("a").lock().lease(SHORT).await.unwrap();
     let refused = two.spin_lock("a").try_lock().wait(SECOND / 20).await;
     assert!(refused.unwrap().is_none());
     let next = soon("the lease ends", two.spin_lock("a").lock().into_future())
@@ -156,7 +152,7 @@ async fn who_is_woken_and_who_spins_take_turns(stand: Stand) {
     let (one, two) = (stand.client().await, stand.client().await);
     let name = unique("turns");
     let (woken, spinning) = (one.lock(&name), two.spin_lock(&name));
-    let guard = spinning.lock().lease(SECOND).await.unwrap();
+    let guard = spinning.lock().lease(SHORT).await.unwrap();
     let waiting = tokio::spawn(woken.lock().into_future());
     until("it waits", || async { one.status().subscriptions == 1 }).await;
     guard.unlock().await.unwrap();

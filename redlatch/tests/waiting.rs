@@ -7,13 +7,9 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
-use common::{LONG, soon, until};
+use common::{LONG, client, soon, until};
 use redlatch::Client;
 use redlatch_testkit::{Proxy, Server, unique};
-
-async fn client(server: &Server) -> Client {
-    Client::connect(&server.url()).await.unwrap()
-}
 
 fn evaluated(server: &Server) -> u64 {
     let statistics: String = server.ask(&["INFO", "commandstats"]);

@@ -129,7 +129,7 @@ fn unlock_says_whether_anything_was_unlocked() {
     let name = unique("unlock");
     let unlock = ["unlock", "--force", &name];
     assert_eq!(stdout(&unlock), format!("{name}: was not locked\n"));
-    let holder = hold(shared(), &["--watchdog", "1s"], &name);
+    let holder = hold(shared(), &["--watchdog", "6s"], &name);
     assert_eq!(stdout(&unlock), format!("{name}: unlocked\n"));
     holder.finish().expect(74);
 }

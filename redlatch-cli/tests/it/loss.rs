@@ -24,7 +24,7 @@ fn ends_lost(holder: Running, dead: &[u32]) {
 #[test]
 fn unlocked_by_force_cmd_is_ended() {
     let name = unique("forced");
-    let holder = hold(shared(), &["--watchdog", "1s"], &name);
+    let holder = hold(shared(), &["--watchdog", "6s"], &name);
     let cmd = holder.cmd();
     unlock(&name);
     ends_lost(holder, &[cmd]);
@@ -69,7 +69,7 @@ fn cmd_may_tidy_up_when_it_is_asked_to_end() {
     let script = format!("trap 'echo tidy; exit 0' TERM; echo $$; {IDLE}");
     let holder = hold_with(
         shared(),
-        &["--watchdog", "1s", "--kill-after", "1h"],
+        &["--watchdog", "6s", "--kill-after", "1h"],
         &name,
         &script,
     );
@@ -85,7 +85,7 @@ fn whoever_ignores_sigterm_is_killed() {
     let script = "trap '' TERM; echo $$; exec cat";
     let holder = hold_with(
         shared(),
-        &["--watchdog", "1s", "--kill-after", "100ms"],
+        &["--watchdog", "6s", "--kill-after", "100ms"],
         &name,
         script,
     );
@@ -106,7 +106,7 @@ fn children_of_cmd_are_ended_too() {
         ("ends", "sleep 1000 & echo $$; echo $!; wait", "1h"),
     ] {
         let name = unique(what);
-        let options = ["--watchdog", "1s", "--kill-after", kill_after];
+        let options = ["--watchdog", "6s", "--kill-after", kill_after];
         let holder = hold_with(shared(), &options, &name, script);
         until("both are there", || {
             holder.until_stdout("\n").lines().count() == 2
@@ -121,7 +121,7 @@ fn children_of_cmd_are_ended_too() {
 #[test]
 fn a_stopped_cmd_is_ended() {
     let name = unique("stopped");
-    let options = ["--watchdog", "1s", "--kill-after", "1h"];
+    let options = ["--watchdog", "6s", "--kill-after", "1h"];
     let holder = hold_with(shared(), &options, &name, "echo $$; kill -STOP $$; cat");
     let cmd = holder.cmd();
     unlock(&name);
@@ -145,7 +145,7 @@ fn a_holder_that_was_stopped_for_too_long_ends_cmd_when_it_goes_on() {
 #[test]
 fn if_the_holder_is_killed_cmd_dies_and_the_next_gets_the_lock() {
     let name = unique("killed");
-    let holder = hold(shared(), &["--watchdog", "1s"], &name);
+    let holder = hold(shared(), &["--watchdog", "6s"], &name);
     let cmd = holder.cmd();
     let args = ["run", &name, "--", "echo", "next"];
     let next = Running::start(redlatch(shared(), &args));
@@ -161,7 +161,7 @@ fn with_nobody_to_tell_it_all_happens_the_same() {
     let (reader, deaf) = std::io::pipe().unwrap();
     drop(reader);
     let script = "echo $$; exec cat";
-    let args = ["run", "--watchdog", "1s", &name, "--", "sh", "-c", script];
+    let args = ["run", "--watchdog", "6s", &name, "--", "sh", "-c", script];
     let mut command = redlatch(shared(), &args);
     command.stdin(std::process::Stdio::piped());
     command.stdout(std::process::Stdio::piped());

@@ -8,7 +8,7 @@ use crate::support::*;
 
 fn at_terminal(name: &str, script: &str) -> Running {
     let binary = env!("CARGO_BIN_EXE_redlatch");
-    let line = format!("exec '{binary}' run --watchdog 1s {name} -- sh -c '{script}'");
+    let line = format!("exec '{binary}' run --watchdog 6s {name} -- sh -c '{script}'");
     let mut command = Command::new("script");
     command.args(["-q", "-e", "-c", &line, "/dev/null"]);
     command.env("REDLATCH_URL", shared().url());

@@ -5,7 +5,7 @@
     reason = "every test binary uses a part of it"
 )]
 
-use std::future::{Future, poll_fn};
+use std::future::{Future, IntoFuture, poll_fn};
 use std::path::PathBuf;
 use std::pin::pin;
 use std::process::Command;
@@ -19,8 +19,12 @@ use redlatch_testkit::{Proxy, Server, shared};
 /// Longer than anything takes that works, on the slowest machine.
 pub const LONG: Duration = Duration::from_secs(60);
 
-/// A watchdog lease that tests do not have to wait for, and that a busy machine does not break.
-pub const WATCHDOG: Duration = Duration::from_secs(2);
+/// A watchdog lease that is not lost when a busy machine lets the whole process stand still for two or
+/// three seconds, wherever that is, and whose renewals (after a third of it) can be waited for.
+pub const WATCHDOG: Duration = Duration::from_secs(6);
+
+/// Soon over, and yet, as [`WATCHDOG`], not before a few steps have been made.
+pub const SHORT: Duration = Duration::from_secs(5);
 
 /// Waits until something holds.
 pub async fn until<F: Future<Output = bool>>(what: &str, mut holds: impl FnMut() -> F) {
@@ -36,6 +40,47 @@ pub async fn soon<T>(what: &str, work: impl Future<Output = T>) -> T {
     match tokio::time::timeout(LONG, work).await {
         Ok(done) => done,
         Err(_) => panic!("never happened: {what}"),
+    }
+}
+
+/// What has so little time (a short lease that nobody has to keep for long, a short response timeout)
+/// that a process that stands still gets its answer too late: then it is asked for again.
+pub async fn in_time<T, F>(ask: impl Fn() -> F) -> T
+where
+    F: IntoFuture<Output = redlatch::Result<T>>,
+{
+    let begun = std::time::Instant::now();
+    loop {
+        match ask().await {
+            Err(Error::Lost { .. } | Error::ResponseTimeout { .. }) if begun.elapsed() < LONG => {}
+            answer => return answer.unwrap(),
+        }
+    }
+}
+
+/// The same for threads.
+pub fn in_time_blocking<T>(ask: impl Fn() -> redlatch::Result<T>) -> T {
+    let begun = std::time::Instant::now();
+    loop {
+        match ask() {
+            Err(Error::Lost { .. }) if begun.elapsed() < LONG => {}
+            answer => return answer.unwrap(),
+        }
+    }
+}
+
+/// Waits until something has risen since it was last looked at: the time that is left, at a renewal.
+pub async fn risen<T: PartialOrd, F: Future<Output = T>>(what: &str, mut look: impl FnMut() -> F) {
+    let begun = std::time::Instant::now();
+    let mut before = look().await;
+    loop {
+        let now = look().await;
+        if now > before {
+            return;
+        }
+        assert!(begun.elapsed() < LONG, "never rises: {what}");
+        before = now;
+        tokio::time::sleep(Duration::from_millis(2)).await;
     }
 }
 
@@ -162,11 +207,18 @@ impl Stand {
     }
 
     pub async fn client_with(&self, settings: ClientBuilder) -> Client {
+        let settings = settings.response_timeout(LONG);
         match self {
             Stand::Embedded(store) => settings.connect_embedded(store).unwrap(),
             Stand::Server(server) => settings.connect(&server.url()).await.unwrap(),
         }
     }
+}
+
+/// Of one server, for what has nothing to do with response timeouts.
+pub async fn client(server: &Server) -> Client {
+    let settings = Client::builder().response_timeout(LONG);
+    settings.connect(&server.url()).await.unwrap()
 }
 
 /// Makes a test on every store out of each async function of the name.

@@ -14,7 +14,8 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use common::{
-    LONG, Stand, WATCHDOG, assert_lost, dropped_everywhere, polled, soon, until, without_the_answer,
+    LONG, SHORT, Stand, WATCHDOG, assert_lost, dropped_everywhere, in_time, in_time_blocking,
+    polled, risen, soon, until, without_the_answer,
 };
 use redlatch::{Client, Embedded, Error, ExpirableSemaphore, Loss, MAX_LEASE, PermitId};
 use redlatch_testkit::{Proxy, Server, shared, unique};
@@ -432,7 +433,7 @@ async fn permits_leave_their_guard(stand: Stand) {
     until("its lease ends", gone).await;
     assert_eq!(counts(&semaphore).await, (2, 0, 2));
 
-    let lost = semaphore.acquire().lease(BRIEF).await.unwrap();
+    let lost = in_time(|| semaphore.acquire().lease(BRIEF)).await;
     soon("lost", lost.lost()).await;
     assert!(is_lost(&lost.into_ids()));
     client.settled().await;
@@ -894,7 +895,7 @@ fn threads_share_permits() {
         semaphore.release_many(&four[..2]).unwrap();
         assert_eq!(semaphore.try_release_many(&four).unwrap(), 2);
         let brief = semaphore.clone().with_lease(BRIEF);
-        let fixed = brief.try_acquire_many(4).unwrap().unwrap();
+        let fixed = in_time_blocking(|| brief.acquire_many(4));
         assert_eq!(fixed.ids().len(), 4);
         assert!(fixed.valid_for() <= BRIEF);
         // Waits until the lease ends.

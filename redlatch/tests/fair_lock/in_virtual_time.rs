@@ -40,6 +40,27 @@ async fn places_are_kept_while_the_lock_is_held_for_hours() {
     }
 }
 
+/// Nobody releases: each turn ends with its lease, and the next one begins just then.
+#[tokio::test(start_paused = true)]
+async fn each_turn_begins_when_the_one_before_has_ended() {
+    let (one, two) = two_of(&redlatch::Embedded::new());
+    let lock = one.fair_lock("a");
+    let begun = tokio::time::Instant::now();
+    let mut guards = vec![lock.lock().lease(10 * SECOND).await.unwrap()];
+    let mut waiting = Vec::new();
+    for n in 0..8 {
+        let client = if n % 2 == 0 { &one } else { &two };
+        let turn = client.fair_lock("a").lock().lease(10 * SECOND);
+        waiting.push(tokio::spawn(turn.into_future()));
+        queued(&lock, n + 1).await;
+    }
+    for (n, turn) in (1..).zip(waiting) {
+        guards.push(served(turn).await);
+        let (due, came) = (n * 10 * SECOND, begun.elapsed());
+        assert!(came >= due && came < due + SECOND, "{came:?}");
+    }
+}
+
 /// F10: a dead holder costs its lease, each dead waiter its own wait time.
 #[tokio::test(start_paused = true)]
 async fn the_dead_cost_their_own_time_and_no_more() {

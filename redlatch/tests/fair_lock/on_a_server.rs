@@ -146,12 +146,7 @@ async fn giving_up_reaches_a_server_that_was_away() {
         let theirs = away.fair_lock("a");
         let waiting = match way {
             "dropped while stalled" => tokio::spawn(theirs.try_lock().wait(LONG).into_future()),
-            _ => tokio::spawn(
-                theirs
-                    .try_lock()
-                    .wait(Duration::from_millis(300))
-                    .into_future(),
-            ),
+            _ => tokio::spawn(theirs.try_lock().wait(SHORT).into_future()),
         };
         queued(&lock, 1).await;
         match way {
@@ -198,12 +193,7 @@ async fn a_paused_server_delays_giving_up_and_prevents_nothing() {
     let lock = holder.fair_lock("a");
     let held = lock.lock().lease(LONG).await.unwrap();
     let theirs = waiter.fair_lock("a");
-    let waiting = tokio::spawn(
-        theirs
-            .try_lock()
-            .wait(Duration::from_millis(300))
-            .into_future(),
-    );
+    let waiting = tokio::spawn(theirs.try_lock().wait(SHORT).into_future());
     queued(&lock, 1).await;
     let _: () = server.ask(&["CLIENT", "PAUSE", "60000", "WRITE"]);
     let gave_up = soon("gives up", waiting).await.unwrap();
@@ -337,7 +327,7 @@ async fn a_server_that_lost_its_data_is_queued_at_again() {
     let (one, two) = (client(&server).await, client(&server).await);
     let lock = one.fair_lock("a").wait_time(Duration::from_secs(2));
     for restarted in [false, true] {
-        let held = lock.lock().lease(Duration::from_secs(1)).await.unwrap();
+        let held = lock.lock().lease(SHORT).await.unwrap();
         let mut waiting = Vec::new();
         for n in 0..6 {
             let client = if n % 2 == 0 { &one } else { &two };

@@ -12,7 +12,9 @@ use std::sync::{Arc, Mutex};
 use std::task::Poll;
 use std::time::Duration;
 
-use common::{LONG, Stand, polled, polled_until_subscribed, soon, until, without_the_answer};
+use common::{
+    LONG, SHORT, Stand, polled, polled_until_subscribed, soon, until, without_the_answer,
+};
 use redlatch::{Client, Embedded, Error, MAX_LEASE, Semaphore};
 use redlatch_testkit::{Proxy, Server, shared, unique};
 
@@ -171,7 +173,7 @@ async fn releasing_only_if_it_exists(stand: Stand) {
 async fn a_time_to_live_ends_and_stays_through_changes(stand: Stand) {
     let client = stand.patient().await;
     let semaphore = client.semaphore(&unique("ttl"));
-    let lives = Duration::from_millis(700);
+    let lives = SHORT;
     let begun = std::time::Instant::now();
     assert!(
         semaphore
@@ -238,7 +240,7 @@ async fn permits_do_not_go_to_the_next_semaphore(stand: Stand) {
     let client = stand.patient().await;
     let semaphore = client.semaphore(&unique("next"));
     let set = |lives| semaphore.try_set_permits(3).time_to_live(lives);
-    assert!(set(Duration::from_millis(300)).await.unwrap());
+    assert!(set(SHORT).await.unwrap());
     let released = semaphore.acquire_many(2).await.unwrap();
     let dropped = semaphore.acquire().await.unwrap();
     until("set anew", || async { set(LONG).await.unwrap() }).await;

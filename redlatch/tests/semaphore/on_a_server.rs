@@ -203,8 +203,8 @@ async fn a_busy_server_is_asked_again() {
     let hasty = settings.connect(&server.url()).await.unwrap();
     let settings = Client::builder().response_timeout(LONG);
     let patient = settings.connect(&server.url()).await.unwrap();
-    let semaphore = set(&hasty, "busy", 2).await;
-    let same = patient.semaphore(semaphore.name());
+    let same = set(&patient, "busy", 2).await;
+    let semaphore = hasty.semaphore(same.name());
     let mut connection = server.connection();
     let busy = std::thread::spawn(move || {
         let endless = redis::Script::new("while true do end");
@@ -241,16 +241,18 @@ async fn an_answer_that_comes_too_late_is_undone() {
     let server = Server::start();
     let settings = Client::builder().response_timeout(Duration::from_millis(200));
     let client = settings.connect(&server.url()).await.unwrap();
-    let semaphore = set(&client, "late", 2).await;
+    let patient = common::client(&server).await;
+    let same = set(&patient, "late", 2).await;
+    let semaphore = client.semaphore(same.name());
     // Teaches the script, so that what comes too late is the answer to the step itself.
-    semaphore.acquire().await.unwrap().release().await.unwrap();
+    same.acquire().await.unwrap().release().await.unwrap();
     server.freeze();
     let error = semaphore.acquire_many(2).await.unwrap_err();
     assert!(matches!(error, Error::ResponseTimeout { .. }), "{error}");
     assert_eq!(client.status().background, 1);
     server.thaw();
     soon("settled", client.settled()).await;
-    assert_eq!(semaphore.available().await.unwrap(), 2);
+    assert_eq!(same.available().await.unwrap(), 2);
 }
 
 /// Acquisitions that are heard out in the background are in nobody's way, however many.
@@ -260,8 +262,10 @@ async fn what_is_heard_out_leaves_the_others_their_turn() {
     let proxy = Proxy::to(server.port());
     let settings = Client::builder().response_timeout(Duration::from_millis(500));
     let client = settings.connect(&proxy.url()).await.unwrap();
-    let semaphore = set(&client, "heard-out", 1000).await;
-    semaphore.acquire().await.unwrap().release().await.unwrap();
+    let patient = common::client(&server).await;
+    let same = set(&patient, "heard-out", 1000).await;
+    same.acquire().await.unwrap().release().await.unwrap();
+    let semaphore = client.semaphore(same.name());
     proxy.stall(true);
     let tries: Vec<_> = (0..512)
         .map(|_| tokio::spawn(semaphore.try_acquire().into_future()))
@@ -276,7 +280,7 @@ async fn what_is_heard_out_leaves_the_others_their_turn() {
     assert!(matches!(tried, Err(Error::ResponseTimeout { .. })));
     proxy.stall(false);
     soon("settled", client.settled()).await;
-    assert_eq!(semaphore.available().await.unwrap(), 1000);
+    assert_eq!(same.available().await.unwrap(), 1000);
 }
 
 /// A guard that is dropped while the server is away gives back when it is there again.
