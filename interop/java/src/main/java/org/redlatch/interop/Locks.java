@@ -74,9 +74,7 @@ final class Locks {
             } while (token == null);
             return token;
         }
-        if (wait == 0 && lease == -1) {
-            return lock.tryLockAndGetToken();
-        }
+        // Not tryLockAndGetToken(), which never returns when somebody else holds the lock, in all versions used here.
         return lock.tryLockAndGetToken(wait, lease, MILLISECONDS);
     }
 
