@@ -8,6 +8,7 @@ help:
 	@echo "make test     everything: format, lint, docs, all tests (installs redis-server if it may)"
 	@echo "make interop  beside the real Redisson (part of make test where there are a JDK and Maven)"
 	@echo "make bench    the benchmark; writes target/bench.json"
+	@echo "make bench-redisson  Redisson and redlatch side by side; writes target/bench-redisson.json"
 	@echo "make stress   the concurrency tests in a loop, cores busy (RUNS=200)"
 
 test: redis lint docs unit interop package
@@ -41,6 +42,12 @@ package:
 
 bench: redis
 	$(CARGO) run --release --locked --package redlatch-bench
+
+# Redisson and redlatch side by side; needs a JDK and Maven.
+bench-redisson: redis
+	interop/build
+	$(CARGO) build --release --locked --package redlatch-interop --package redlatch-bench
+	target/release/redlatch-bench-redisson
 
 RUNS ?= 200
 stress: redis

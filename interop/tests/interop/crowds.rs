@@ -3,9 +3,8 @@
 use std::collections::VecDeque;
 
 use redlatch_interop::{Library, Peer, Pending};
-use redlatch_testkit::{Server, unique};
+use redlatch_testkit::{Monitor, Server, unique};
 
-use crate::monitor::Monitor;
 use crate::stand::{nothing_left, until};
 
 /// Four threads in each of two JVMs, eight tasks in each of two Rust processes.
@@ -112,8 +111,8 @@ fn a_fair_lock(redisson: Library) {
     let queue = format!("redisson_lock_queue:{{{name}}}");
     let mut waiting = VecDeque::new();
     let (mut called, mut served) = (None, 0);
-    for words in monitor.until("all-have-gone") {
-        let words: Vec<&str> = words.iter().map(String::as_str).collect();
+    for command in monitor.until("all-have-gone") {
+        let words: Vec<&str> = command.words.iter().map(String::as_str).collect();
         match words[..] {
             ["rpush", key, owner] if key == queue => waiting.push_back(owner.to_owned()),
             ["lpop", key] if key == queue => called = waiting.pop_front(),

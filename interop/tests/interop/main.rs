@@ -8,7 +8,6 @@ mod fair;
 mod kinds;
 mod latches;
 mod locks;
-mod monitor;
 mod permits;
 mod read_write;
 mod several;
