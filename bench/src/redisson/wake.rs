@@ -12,25 +12,33 @@ use crate::sides::{Figure, Sides};
 /// How long it is held each time: enough for the other one to have asked, to listen, and to have gone to sleep.
 const HOLDING: Duration = Duration::from_millis(10);
 
-pub(crate) fn measure(server: &Server, sides: &Sides, options: &Options) -> [Figure; 2] {
+pub(crate) fn measure(server: &Server, sides: &Sides, options: &Options) -> [Figure; 4] {
     let start = |library: Library| library.start(&[], &[server.url()]);
     let (java, rust) = (start(Library::Redisson), start(Library::Redlatch));
     let begun = Instant::now();
     while begun.elapsed() < options.warm_up {
         wake(&sides.redisson, &java, "wake-theirs");
     }
-    let (mut theirs, mut ours) = (Vec::new(), Vec::new());
+    let mut samples = [const { Vec::new() }; 4];
     for _ in 0..options.wakes {
+        let [theirs, ours, by_theirs, by_ours] = &mut samples;
         theirs.push(wake(&sides.redisson, &java, "wake-theirs"));
         ours.push(wake(&sides.redlatch, &rust, "wake-ours"));
+        by_ours.push(wake(&sides.redlatch, &java, "wake-mixed"));
+        by_theirs.push(wake(&sides.redisson, &rust, "wake-mixed"));
     }
-    let figure = |what: &str, of: fn(&[f64]) -> f64| {
-        let name = format!("release to acquisition in another process, {what}");
-        Figure::costs(name, "us", of(&theirs), of(&ours))
+    let [theirs, ours, by_theirs, by_ours] = &samples;
+    let p99 = |samples: &[f64]| quantile(samples, 0.99);
+    let figure = |what: &str, theirs: f64, ours: f64| {
+        let name = format!("release to acquisition elsewhere, {what}");
+        Figure::costs(name, "us", theirs, ours)
     };
     [
-        figure("median", median),
-        figure("p99", |samples| quantile(samples, 0.99)),
+        figure("median", median(theirs), median(ours)),
+        figure("p99", p99(theirs), p99(ours)),
+        // Each waits for the other; named by who waits.
+        figure("of the other, median", median(by_ours), median(by_theirs)),
+        figure("of the other, p99", p99(by_ours), p99(by_theirs)),
     ]
 }
 

@@ -93,18 +93,15 @@ both_ways! {
         let name = unique("dies");
         let [a, mut b] = pair.start(&["fair-wait=2000"]);
         let holder = a.worker(1);
-        assert!(holder.does(&format!("lock fair {name} -1 {LEASE}")));
+        assert!(holder.does(&format!("lock fair {name} -1 3000")));
         let dies = b.worker(1);
         let _never = queues(pair.server, dies, &name);
         let next = a.worker(2);
         let waits = queues(pair.server, next, &name);
         b.kill();
-        assert!(holder.does(&format!("unlock fair {name}")));
-        // The dead one is waited for at most as long as was said, after the lease that it waited for.
-        // That lease was given back long before its end, which Redisson does not take off: so a waiter may
-        // stand behind a dead one for the lease. See `docs/redisson-parity.md`.
-        let _: i64 = pair.server.ask(&["ZADD", &format!("redisson_lock_timeout:{{{name}}}"), "1", &queue(pair.server, &name)[0]]);
+        // The dead one is waited for as long as was said, from the end of the lease that it waited for.
         assert_eq!(waits.value(), true);
         assert!(next.does(&format!("unlock fair {name}")));
+        assert_eq!(keys(pair.server, &name), Vec::<String>::new());
     }
 }

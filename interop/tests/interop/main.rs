@@ -5,6 +5,7 @@
 mod crashes;
 mod crowds;
 mod fair;
+mod fenced;
 mod kinds;
 mod latches;
 mod locks;

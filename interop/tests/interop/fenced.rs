@@ -1,0 +1,38 @@
+//! The tokens of the fenced lock.
+
+use redlatch_testkit::unique;
+
+use crate::both_ways;
+use crate::stand::LEASE;
+
+both_ways! {
+    fn tokens_rise_over_both(pair: &Pair) {
+        let (a, b) = (pair.a.new_worker(), pair.b.new_worker());
+        let name = unique("tokens");
+        for worker in [a, b] {
+            assert_eq!(worker.number(&format!("token {name}")), 0, "never held");
+        }
+        let mut latest = 0;
+        for worker in [a, b, b, a, b, a, a] {
+            let token = worker.number(&format!("lock fenced {name} -1 {LEASE}"));
+            assert!(token > latest, "{token} after {latest}");
+            latest = token;
+            for worker in [a, b] {
+                assert_eq!(worker.number(&format!("token {name}")), latest);
+            }
+            assert!(worker.does(&format!("unlock fenced {name}")));
+        }
+        let at: i64 = pair.server.ask(&["GET", &format!("redisson_lock_token:{{{name}}}")]);
+        assert_eq!(at, latest);
+    }
+
+    fn who_does_not_get_the_lock_gets_no_token(pair: &Pair) {
+        let (a, b) = (pair.a.new_worker(), pair.b.new_worker());
+        let name = unique("no-token");
+        let token = a.number(&format!("lock fenced {name} -1 {LEASE}"));
+        assert_eq!(b.ask(&format!("lock fenced {name} 0 -1")), false);
+        assert_eq!(b.ask(&format!("lock fenced {name} 100 {LEASE}")), false);
+        assert_eq!(b.number(&format!("token {name}")), token);
+        assert!(a.does(&format!("unlock fenced {name}")));
+    }
+}
