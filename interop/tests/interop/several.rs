@@ -83,7 +83,8 @@ both_ways! {
         assert!(a.does(&format!("lock {red} 5000 {LEASE}")), "two of three");
         assert!(a.does(&format!("unlock {red}")));
         assert!(b.does(&format!("lock multi {of_two} -1 {LEASE}")));
-        assert!(!a.does(&format!("lock {red} 500 {LEASE}")), "one of three");
+        // Not for long: on a busy machine Redisson may hear too late that it has one of them.
+        assert!(!a.does(&format!("lock {red} 500 {WATCHDOG}")), "one of three");
         assert!(b.does(&format!("unlock multi {of_two}")));
         assert!(b.does(&format!("unlock multi {of_one}")));
         for (server, name) in pair.servers.iter().zip(&names) {
