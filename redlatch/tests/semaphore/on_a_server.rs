@@ -218,7 +218,11 @@ async fn a_busy_server_is_asked_again() {
     .await;
     let error = semaphore.acquire_many(2).await.unwrap_err();
     assert!(error.is_transient(), "{error}");
-    let error = semaphore.release(5).await.unwrap_err();
+    // Without an answer from a busy machine nothing was done either.
+    let mut error = semaphore.release(5).await.unwrap_err();
+    while matches!(error, Error::OutcomeUnknown { .. }) {
+        error = semaphore.release(5).await.unwrap_err();
+    }
     assert!(
         matches!(&error, Error::Unavailable { reason, .. } if reason.contains("BUSY")),
         "{error}"
