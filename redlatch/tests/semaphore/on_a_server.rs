@@ -294,10 +294,10 @@ async fn giving_back_goes_on_until_the_server_is_there_again() {
     let proxy = Proxy::to(server.port());
     let settings = Client::builder().response_timeout(Duration::from_millis(200));
     let client = settings.connect(&proxy.url()).await.unwrap();
-    let semaphore = set(&client, "away", 4).await;
+    let semaphore = client.semaphore(set(&common::client(&server).await, "away", 4).await.name());
     let (one, two) = (
-        semaphore.acquire().await.unwrap(),
-        semaphore.acquire_many(2).await.unwrap(),
+        in_time(|| semaphore.acquire()).await,
+        in_time(|| semaphore.acquire_many(2)).await,
     );
     proxy.refuse(true);
     proxy.cut();
