@@ -2,14 +2,16 @@
 
 CARGO ?= cargo
 
-.PHONY: help test lint docs unit package bench stress redis
+.PHONY: help test lint docs unit package interop bench bench-redisson stress redis
 
 help:
 	@echo "make test     everything: format, lint, docs, all tests (installs redis-server if it may)"
+	@echo "make interop  beside the real Redisson (part of make test where there are a JDK and Maven)"
 	@echo "make bench    the benchmark; writes target/bench.json"
+	@echo "make bench-redisson  Redisson and redlatch side by side; writes target/bench-redisson.json"
 	@echo "make stress   the concurrency tests in a loop, cores busy (RUNS=200)"
 
-test: redis lint docs unit package
+test: redis lint docs unit interop package
 
 # Tests need a real server. On Debian it is installed when we may; else this says what to do.
 redis:
@@ -28,7 +30,11 @@ DEFAULT_SIGNALS := $(shell env --default-signal true 2>/dev/null && echo env --d
 # Tests wait more than they compute, so more of them run at a time than there are cores.
 unit: export RUST_TEST_THREADS ?= 16
 unit:
-	$(DEFAULT_SIGNALS) $(CARGO) test --workspace --all-features --locked
+	$(DEFAULT_SIGNALS) $(CARGO) test --workspace --exclude redlatch-interop --all-features --locked
+
+# One Redis, shared with the real Redisson in JVMs.
+interop: redis
+	@tools/interop
 
 # That the library can be published as it stands: packed, unpacked and built again.
 package:
@@ -36,6 +42,12 @@ package:
 
 bench: redis
 	$(CARGO) run --release --locked --package redlatch-bench
+
+# Redisson and redlatch side by side; needs a JDK and Maven.
+bench-redisson: redis
+	interop/build
+	$(CARGO) build --release --locked --package redlatch-interop --package redlatch-bench
+	target/release/redlatch-bench-redisson
 
 RUNS ?= 200
 stress: redis

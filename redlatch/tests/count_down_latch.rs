@@ -389,7 +389,7 @@ async fn keys_and_messages_are_redissons() {
     latch.try_set_count(2).await.unwrap();
     latch.delete().await.unwrap();
     let heard = tokio::task::spawn_blocking(|| listening.join().unwrap());
-    assert_eq!(soon("heard", heard).await.unwrap(), ["1", "0", "1", "1"]);
+    assert_eq!(soon("heard", heard).await.unwrap(), ["1", "0", "1", "0"]);
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

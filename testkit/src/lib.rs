@@ -2,9 +2,11 @@
 //! stopped here, and a proxy that breaks connections to order.
 #![forbid(unsafe_code)]
 
+mod monitor;
 mod proxy;
 mod server;
 
+pub use monitor::{Command, Monitor};
 pub use proxy::Proxy;
 pub use server::{Server, shared};
 

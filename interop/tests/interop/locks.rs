@@ -1,23 +1,156 @@
-//! The plain lock, and what all exclusive locks have in common with it.
+//! What all exclusive locks have in common.
 
 use redlatch_testkit::unique;
+use serde_json::Value;
 
-use crate::both_ways;
-use crate::stand::{LEASE, until_subscribed};
+use crate::each_kind;
+use crate::kinds::Line;
+use crate::stand::{LEASE, WATCHDOG, keys, nothing_left, until};
 
-both_ways! {
-    fn held_by_one_waited_for_by_the_other(pair: &Pair) {
+/// A token of a fenced lock, `true` of the others.
+pub(crate) fn had(answer: &Value) -> bool {
+    *answer != Value::Bool(false)
+}
+
+each_kind! {
+    fn who_waits_for_the_other_is_woken(pair: &Pair, kind: Kind) {
         let (a, b) = (pair.a.new_worker(), pair.b.new_worker());
-        let name = unique("lock");
-        let channel = format!("redisson_lock__channel:{{{name}}}");
-        assert!(a.does(&format!("lock lock {name} 0 {LEASE}")));
-        assert!(!b.does(&format!("lock lock {name} 0 -1")));
-        let waits = b.tell(&format!("lock lock {name} -1 -1"));
-        until_subscribed(pair.server, &channel, 1);
+        let name = unique("woken");
+        let on = kind.on(&name);
+        assert!(had(&a.ask(&format!("lock {on} -1 {LEASE}"))));
+        assert!(!had(&b.ask(&format!("lock {on} 0 -1"))), "held by a");
+        let line = Line::of(pair.server, kind, &name, b);
+        let waits = b.tell(&format!("lock {on} -1 {LEASE}"));
+        line.until_waited();
         assert!(waits.is_under_way());
-        assert!(a.does(&format!("unlock lock {name}")));
-        assert_eq!(waits.value(), true);
-        assert!(b.does(&format!("unlock lock {name}")));
-        assert!(!a.does(&format!("is-locked lock {name}")));
+        assert!(a.does(&format!("unlock {on}")));
+        // Long before the lease ends: it was woken.
+        assert!(had(&waits.value()));
+        assert!(!had(&a.ask(&format!("lock {on} 0 -1"))), "held by b");
+        assert!(b.does(&format!("unlock {on}")));
+        assert!(!a.does(&format!("is-locked {on}")));
+    }
+
+    fn both_see_the_same(pair: &Pair, kind: Kind) {
+        let (a, b) = (pair.a.new_worker(), pair.b.new_worker());
+        let name = unique("seen");
+        let on = kind.on(&name);
+        for worker in [a, b] {
+            assert!(!worker.does(&format!("is-locked {on}")));
+            assert_eq!(worker.number(&format!("holds {on}")), 0);
+            assert_eq!(worker.number(&format!("remaining {on}")), -2);
+        }
+        let times = if kind.is_reentrant() { 2 } else { 1 };
+        for _ in 0..times {
+            assert!(had(&a.ask(&format!("lock {on} -1 {LEASE}"))));
+        }
+        for worker in [a, b] {
+            assert!(worker.does(&format!("is-locked {on}")));
+            let remaining = worker.number(&format!("remaining {on}"));
+            // The write lock of Redisson adds the lease of each entrance to what is left.
+            assert!((LEASE as i64 - 60_000..=2 * LEASE as i64).contains(&remaining), "{remaining}");
+        }
+        let key: Vec<(String, String)> = pair.server.ask(&["HGETALL", &name]);
+        let held = (kind.field(a), times.to_string());
+        assert!(key.contains(&held), "{key:?}");
+        assert_eq!((a.number(&format!("holds {on}")), b.number(&format!("holds {on}"))), (times, 0));
+        assert!(a.does(&format!("is-held {on}")));
+        assert!(!b.does(&format!("is-held {on}")));
+        b.fails(&format!("unlock {on}"));
+        for left in (0..times).rev() {
+            assert!(a.does(&format!("unlock {on}")));
+            assert_eq!(b.does(&format!("is-locked {on}")), left > 0);
+        }
+    }
+
+    fn what_one_forces_open_the_other_has_lost(pair: &Pair, kind: Kind) {
+        let (a, b) = (pair.a.new_worker(), pair.b.new_worker());
+        let name = unique("forced");
+        let on = kind.on(&name);
+        assert!(had(&a.ask(&format!("lock {on} -1 {LEASE}"))));
+        let next = pair.a.new_worker();
+        let line = Line::of(pair.server, kind, &name, next);
+        let waits = next.tell(&format!("lock {on} -1 {LEASE}"));
+        line.until_waited();
+        assert!(b.does(&format!("force-unlock {on}")));
+        assert!(had(&waits.value()), "a waiter is woken");
+        a.fails(&format!("unlock {on}"));
+        assert!(next.does(&format!("is-held {on}")), "and keeps it");
+        assert!(b.does(&format!("force-unlock {on}")));
+        assert!(!b.does(&format!("force-unlock {on}")), "nobody holds it");
+    }
+
+    fn a_lease_that_ends_lets_the_other_in(pair: &Pair, kind: Kind) {
+        let (a, b) = (pair.a.new_worker(), pair.b.new_worker());
+        let on = kind.on(&unique("ends"));
+        assert!(had(&a.ask(&format!("lock {on} -1 300"))));
+        assert!(had(&b.ask(&format!("lock {on} -1 {LEASE}"))));
+        assert!(!a.does(&format!("is-held {on}")));
+        a.fails(&format!("unlock {on}"));
+        assert!(b.does(&format!("unlock {on}")));
+    }
+
+    fn a_watchdog_keeps_the_other_out_beyond_the_lease(pair: &Pair, kind: Kind) {
+        let (a, b) = (pair.a.new_worker(), pair.b.new_worker());
+        let on = kind.on(&unique("renewed"));
+        assert!(had(&a.ask(&format!("lock {on} -1 -1"))));
+        let beyond = WATCHDOG + WATCHDOG / 3;
+        assert!(!had(&b.ask(&format!("lock {on} {beyond} -1"))));
+        assert!(a.does(&format!("is-held {on}")));
+        assert!(a.does(&format!("unlock {on}")));
+        assert!(had(&b.ask(&format!("lock {on} 0 -1"))));
+        assert!(b.does(&format!("unlock {on}")));
+    }
+
+    fn an_inner_release_keeps_the_other_out(pair: &Pair, kind: Kind) {
+        let (a, b) = (pair.a.new_worker(), pair.b.new_worker());
+        let name = unique("inner");
+        let on = kind.on(&name);
+        assert!(had(&a.ask(&format!("lock {on} -1 {LEASE}"))));
+        if !kind.is_reentrant() {
+            a.fails(&format!("lock {on} -1 {LEASE}"));
+            a.fails(&format!("lock {on} 0 -1"));
+            assert!(a.does(&format!("unlock {on}")));
+            assert!(had(&b.ask(&format!("lock {on} 0 -1"))));
+            b.fails(&format!("lock {on} 0 -1"));
+            assert!(b.does(&format!("unlock {on}")));
+            return;
+        }
+        assert!(had(&a.ask(&format!("lock {on} 0 -1"))));
+        let line = Line::of(pair.server, kind, &name, b);
+        let waits = b.tell(&format!("lock {on} -1 {LEASE}"));
+        line.until_waited();
+        assert!(a.does(&format!("unlock {on}")));
+        assert!(a.does(&format!("is-held {on}")));
+        assert!(waits.is_under_way());
+        assert!(a.does(&format!("unlock {on}")));
+        assert!(had(&waits.value()));
+        assert!(b.does(&format!("unlock {on}")));
+    }
+
+    fn who_gives_up_leaves_nothing_behind(pair: &Pair, kind: Kind) {
+        let (a, b) = (pair.a.new_worker(), pair.b.new_worker());
+        let name = unique("gives-up");
+        let on = kind.on(&name);
+        assert!(had(&a.ask(&format!("lock {on} -1 {LEASE}"))));
+        let held = keys(pair.server, &name);
+        assert!(!had(&b.ask(&format!("lock {on} 200 -1"))));
+        until("only what a holds is there", || keys(pair.server, &name) == held);
+        assert!(a.does(&format!("unlock {on}")));
+        if kind.0 != "fenced" {
+            nothing_left(pair.server, &name);
+        }
+    }
+
+    fn it_goes_to_and_fro(pair: &Pair, kind: Kind) {
+        let on = kind.on(&unique("to-and-fro"));
+        let key = unique("counter");
+        let (a, b) = (pair.a.new_worker(), pair.b.new_worker());
+        let both = [a, b].map(|worker| worker.tell(&format!("crowd {on} {key} 50")));
+        for done in both {
+            assert_eq!(done.value(), 50);
+        }
+        let counted: u64 = pair.server.ask(&["GET", &key]);
+        assert_eq!(counted, 100, "both wrote at the same time");
     }
 }

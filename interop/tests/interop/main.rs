@@ -1,7 +1,14 @@
 //! One lock, held in Java and in Rust: redlatch beside the real Redisson, on one Redis. `make interop` builds and runs it.
 //!
 //! Every test runs four times: with the newest Redisson and with a late 3.x, each as `a` and as `b`.
-#![allow(missing_docs, reason = "tests")]
 
+mod crashes;
+mod crowds;
+mod fair;
+mod kinds;
+mod latches;
 mod locks;
+mod permits;
+mod read_write;
+mod several;
 mod stand;

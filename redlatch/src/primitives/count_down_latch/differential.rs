@@ -4,7 +4,7 @@ use std::cell::Cell;
 
 use proptest::prelude::*;
 
-use super::rules::{CHANGED, CountDown};
+use super::rules::{CHANGED, CountDown, OPENED};
 use crate::name::{Family, Place};
 use crate::primitives::number::{Begin, Delete, Read};
 use crate::primitives::twin::agree;
@@ -69,7 +69,7 @@ fn lua_and_rules_agree() {
             Move::Delete => {
                 let step = Delete {
                     place: &place,
-                    payload: Some(CHANGED),
+                    payload: Some(OPENED),
                 };
                 twin.step(&step).await.unwrap();
             }

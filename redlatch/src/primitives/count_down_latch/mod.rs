@@ -8,7 +8,7 @@ mod rules;
 use std::sync::Arc;
 use std::time::Duration;
 
-use self::rules::{CHANGED, CountDown, count};
+use self::rules::{CHANGED, CountDown, OPENED, count};
 use crate::error::{Error, Result};
 use crate::lease::Patience;
 use crate::name::{Family, Place};
@@ -226,9 +226,11 @@ impl CountDownLatch {
     /// ```
     pub async fn delete(&self) -> Result<bool> {
         let place = self.place()?;
+        // Redisson says that the count has changed, which its own waiters take for a reason to go on
+        // waiting; that the latch is open is understood by all.
         let step = Delete {
             place,
-            payload: Some(CHANGED),
+            payload: Some(OPENED),
         };
         self.session.store.look(&step).await
     }

@@ -13,7 +13,7 @@ use crate::step::{Args, Script, Step, unexpected};
 
 /// Says that a latch is open.
 pub(super) const OPENED: u32 = 0;
-/// Says that a new count was set, or the latch deleted.
+/// Says that a new count was set.
 pub(super) const CHANGED: u32 = 1;
 
 /// Counts a latch down; at zero it is open, and gone. Cannot be sent twice.

@@ -24,7 +24,11 @@ for owner, count in pairs(reads) do
 end
 if ARGV[1] == mode then
     redis.call('DEL', KEYS[1])
-    redis.call('PUBLISH', ARGV[3], mode == 'read' and '0' or '1')
+    if mode == 'read' then
+        redis.call('PUBLISH', ARGV[3], '0')
+    else
+        call_all(ARGV[3])
+    end
     return 1
 end
 return alive

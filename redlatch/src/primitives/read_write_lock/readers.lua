@@ -71,3 +71,9 @@ local function today()
     return time[1] * 1000 + math.floor(time[2] / 1000)
 end
 
+-- Nobody writes any more: all who wait may look. At `1` Redisson wakes all its threads that sleep, and
+-- forgets it for one that is only about to; at `0` it wakes one, or keeps it for the next that would sleep.
+local function call_all(channel)
+    redis.call('PUBLISH', channel, '1')
+    redis.call('PUBLISH', channel, '0')
+end

@@ -38,5 +38,5 @@ else
     redis.call('HSET', KEYS[1], 'mode', 'read')
     redis.call('PEXPIRE', KEYS[1], most)
 end
-redis.call('PUBLISH', ARGV[5], '1')
+call_all(ARGV[5])
 return 1

@@ -220,13 +220,21 @@ impl Step for Force<'_> {
             return Ok(alive);
         }
         space.remove(self.place.key());
-        let payload = match mode {
-            Mode::Read => READ_RELEASED,
-            Mode::Write => WRITE_RELEASED,
-        };
-        space.publish(self.place.channel(), payload);
+        match mode {
+            Mode::Read => {
+                space.publish(self.place.channel(), READ_RELEASED);
+            }
+            Mode::Write => call_all(space, self.place),
+        }
         Ok(true)
     }
+}
+
+/// Nobody writes any more: all who wait may look. Both messages, for the sake of Redisson's waiters
+/// (see `call_all` in `readers.lua`).
+fn call_all(space: &mut Space, place: &Place) {
+    space.publish(place.channel(), WRITE_RELEASED);
+    space.publish(place.channel(), READ_RELEASED);
 }
 
 /// What is published when the last reader has left.

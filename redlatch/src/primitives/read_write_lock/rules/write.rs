@@ -6,7 +6,7 @@ use std::time::Duration;
 use redis::Value;
 use tokio::time::Instant;
 
-use super::{WRITE_RELEASED, find, longest, longest_of_all, script};
+use super::{WRITE_RELEASED, call_all, find, longest, longest_of_all, script};
 use crate::error::{Error, Result};
 use crate::hold::Hold;
 use crate::lease::Lease;
@@ -193,7 +193,7 @@ impl Step for Release<'_> {
             holds.value.mode = Some(Mode::Read);
             holds.set_end(now + most);
         }
-        space.publish(place.channel(), WRITE_RELEASED);
+        call_all(space, place);
         Ok(true)
     }
 }

@@ -1,0 +1,117 @@
+//! How often a lock is taken and given back in a second.
+
+use std::time::{Duration, Instant};
+
+use redlatch_interop::{Peer, Pending};
+use redlatch_testkit::Server;
+
+use crate::options::Options;
+use crate::sides::{Figure, Sides};
+
+/// Until a virtual machine has compiled what it does often.
+pub(crate) fn warm_up(sides: &Sides, options: &Options) {
+    let begun = Instant::now();
+    let mut threads = [128, 16, 1].into_iter().cycle();
+    // Each of them works for that long, one after the other.
+    while begun.elapsed() < 2 * options.warm_up {
+        let threads = threads.next().unwrap_or(1);
+        for peer in [&sides.redisson, &sides.redlatch] {
+            rate(&[peer], "pairs", "warm", threads, options.round);
+        }
+    }
+}
+
+/// Each thread or task has a lock of its own.
+pub(crate) fn uncontended(sides: &Sides, threads: usize, options: &Options) -> Figure {
+    let name = format!("uncontended, threads or tasks: {threads}");
+    in_turns(name, options, |ours| {
+        let peer = if ours {
+            &sides.redlatch
+        } else {
+            &sides.redisson
+        };
+        rate(
+            &[peer],
+            "pairs",
+            &format!("own-{ours}-"),
+            threads,
+            options.round,
+        )
+    })
+}
+
+/// All want the same, in one process.
+pub(crate) fn contended(sides: &Sides, options: &Options) -> Figure {
+    in_turns("one lock, 16 in one process".to_owned(), options, |ours| {
+        let peer = if ours {
+            &sides.redlatch
+        } else {
+            &sides.redisson
+        };
+        rate(
+            &[peer],
+            "contend",
+            &format!("one-{ours}"),
+            16,
+            options.round,
+        )
+    })
+}
+
+/// All want the same, in four processes.
+pub(crate) fn contended_over_processes(
+    server: &Server,
+    sides: &Sides,
+    options: &Options,
+) -> Figure {
+    let more: Vec<Sides> = (0..3).map(|_| Sides::start(server)).collect();
+    let all: Vec<&Sides> = more.iter().chain([sides]).collect();
+    let ours: Vec<&Peer> = all.iter().map(|sides| &sides.redlatch).collect();
+    let theirs: Vec<&Peer> = all.iter().map(|sides| &sides.redisson).collect();
+    let begun = Instant::now();
+    while begun.elapsed() < options.warm_up {
+        rate(&theirs, "contend", "warm-all", 4, options.round);
+    }
+    in_turns(
+        "one lock, 4 processes with 4 each".to_owned(),
+        options,
+        |is_ours| {
+            let peers = if is_ours { &ours } else { &theirs };
+            rate(
+                peers,
+                "contend",
+                &format!("all-{is_ours}"),
+                4,
+                options.round,
+            )
+        },
+    )
+}
+
+/// Rounds of both, each as often first.
+fn in_turns(name: String, options: &Options, rate: impl Fn(bool) -> f64) -> Figure {
+    let (mut redisson, mut redlatch) = (Vec::new(), Vec::new());
+    for round in 0..options.rounds {
+        for ours in [round % 2 == 0, round % 2 != 0] {
+            let rates = if ours { &mut redlatch } else { &mut redisson };
+            rates.push(rate(ours));
+        }
+    }
+    Figure::rates(name, "pairs/s", &redisson, &redlatch)
+}
+
+/// Pairs per second of these together.
+fn rate(peers: &[&Peer], command: &str, name: &str, threads: usize, time: Duration) -> f64 {
+    let ms = time.as_millis();
+    let command = format!("{command} lock {name} {threads} {ms}");
+    let begun = Instant::now();
+    let done: Vec<Pending> = peers
+        .iter()
+        .map(|peer| peer.worker(1).tell(&command))
+        .collect();
+    let pairs: i64 = done
+        .into_iter()
+        .map(|done| done.value().as_i64().unwrap_or_default())
+        .sum();
+    pairs as f64 / begun.elapsed().as_secs_f64()
+}

@@ -1,0 +1,104 @@
+//! The two that are compared, and what is said of them.
+
+use redlatch_interop::{Library, Peer};
+use redlatch_testkit::Server;
+use serde_json::{Value, json};
+
+use crate::figures::{median, quantile, round};
+
+/// One process of each.
+pub(crate) struct Sides {
+    pub(crate) redisson: Peer,
+    pub(crate) redlatch: Peer,
+}
+
+impl Sides {
+    pub(crate) fn start(server: &Server) -> Sides {
+        let start = |library: Library| library.start(&[], &[server.url()]);
+        Sides {
+            redisson: start(Library::Redisson),
+            redlatch: start(Library::Redlatch),
+        }
+    }
+}
+
+/// What came out, of each side.
+pub(crate) struct Figure {
+    name: String,
+    unit: &'static str,
+    redisson: f64,
+    redlatch: f64,
+    /// How many times better redlatch is.
+    ratio: f64,
+    /// Quartiles of that, where it was measured round by round.
+    quartiles: Option<[f64; 2]>,
+}
+
+impl Figure {
+    /// Rates of both, round by round: the more the better.
+    pub(crate) fn rates(
+        name: String,
+        unit: &'static str,
+        redisson: &[f64],
+        redlatch: &[f64],
+    ) -> Figure {
+        let ratios: Vec<f64> = redlatch
+            .iter()
+            .zip(redisson)
+            .map(|(ours, theirs)| ours / theirs)
+            .collect();
+        Figure {
+            name,
+            unit,
+            redisson: median(redisson),
+            redlatch: median(redlatch),
+            ratio: median(&ratios),
+            quartiles: Some([quantile(&ratios, 0.25), quantile(&ratios, 0.75)]),
+        }
+        .printed()
+    }
+
+    /// What each costs: the less the better.
+    pub(crate) fn costs(name: String, unit: &'static str, redisson: f64, redlatch: f64) -> Figure {
+        Figure {
+            name,
+            unit,
+            redisson,
+            redlatch,
+            ratio: redisson / redlatch,
+            quartiles: None,
+        }
+        .printed()
+    }
+
+    fn printed(self) -> Figure {
+        let Figure {
+            name,
+            unit,
+            redisson,
+            redlatch,
+            ratio,
+            ..
+        } = &self;
+        let spread = self.quartiles.map_or(String::new(), |[low, high]| {
+            format!("  ({low:.2}-{high:.2})")
+        });
+        println!("  {name:52} {redisson:10.1} {redlatch:10.1} {unit:10} {ratio:6.2}{spread}");
+        self
+    }
+
+    pub(crate) fn json(&self) -> Value {
+        let mut row = json!({
+            "name": self.name,
+            "unit": self.unit,
+            "redisson": round(self.redisson, 2),
+            "redlatch": round(self.redlatch, 2),
+            "times_better": round(self.ratio, 3),
+        });
+        if let Some([low, high]) = self.quartiles {
+            row["times_better_p25"] = round(low, 3).into();
+            row["times_better_p75"] = round(high, 3).into();
+        }
+        row
+    }
+}

@@ -1,0 +1,65 @@
+package org.redlatch.interop;
+
+import java.util.List;
+import java.util.Objects;
+
+import org.redisson.api.RBucket;
+import org.redisson.api.RLock;
+import org.redisson.api.RSemaphore;
+import org.redisson.client.codec.StringCodec;
+
+/**
+ * What a crowd does: something that goes wrong when two do it at once.
+ */
+final class Crowd {
+
+    private Crowd() {
+    }
+
+    static Object obey(Servers servers, String command, List<String> args) throws Exception {
+        return switch (command + "/" + args.size()) {
+            case "crowd/4" -> count(servers, args.get(0), args.get(1), args.get(2), Long.parseLong(args.get(3)));
+            case "crowd-permits/3" -> permits(servers, args.get(0), args.get(1), Long.parseLong(args.get(2)));
+            default -> throw Worker.unknown(command, args);
+        };
+    }
+
+    private static long count(Servers servers, String kind, String name, String key, long rounds) {
+        RLock lock = Locks.of(servers, kind, name);
+        // Plain text, which the other library reads, too.
+        RBucket<String> counter = servers.first().getBucket(key, StringCodec.INSTANCE);
+        for (long round = 0; round < rounds; round++) {
+            lock.lock();
+            try {
+                String number = counter.get();
+                if (kind.equals("read")) {
+                    String again = counter.get();
+                    if (!Objects.equals(number, again)) {
+                        throw new IllegalStateException(number + " became " + again + " while it was read");
+                    }
+                } else {
+                    counter.set(Long.toString(number == null ? 1 : Long.parseLong(number) + 1));
+                }
+            } finally {
+                lock.unlock();
+            }
+        }
+        return rounds;
+    }
+
+    private static long permits(Servers servers, String name, String key, long rounds) throws InterruptedException {
+        RSemaphore semaphore = servers.first().getSemaphore(name);
+        var inside = servers.first().getAtomicLong(key);
+        long most = 0;
+        for (long round = 0; round < rounds; round++) {
+            semaphore.acquire();
+            try {
+                most = Math.max(most, inside.incrementAndGet());
+                inside.decrementAndGet();
+            } finally {
+                semaphore.release();
+            }
+        }
+        return most;
+    }
+}

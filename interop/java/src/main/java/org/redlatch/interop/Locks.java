@@ -1,0 +1,136 @@
+package org.redlatch.interop;
+
+import static java.util.concurrent.TimeUnit.MILLISECONDS;
+
+import java.lang.reflect.InvocationTargetException;
+import java.util.List;
+import java.util.stream.Stream;
+
+import org.redisson.api.RFencedLock;
+import org.redisson.api.RLock;
+import org.redisson.api.RedissonClient;
+
+/**
+ * Locks of all kinds, and of several.
+ */
+final class Locks {
+
+    /** A day, in ms. */
+    private static final long LONG = 24 * 60 * 60 * 1000;
+
+    private Locks() {
+    }
+
+    static Object obey(Servers servers, String command, List<String> args) throws Exception {
+        // With as many arguments as the command has.
+        return switch (command + "/" + args.size()) {
+            case "lock/4" -> lock(of(servers, args.get(0), args.get(1)),
+                    Long.parseLong(args.get(2)), Long.parseLong(args.get(3)));
+            case "unlock/2" -> {
+                of(servers, args.get(0), args.get(1)).unlock();
+                yield true;
+            }
+            case "force-unlock/2" -> of(servers, args.get(0), args.get(1)).forceUnlock();
+            case "is-locked/2" -> of(servers, args.get(0), args.get(1)).isLocked();
+            case "is-held/2" -> of(servers, args.get(0), args.get(1)).isHeldByCurrentThread();
+            case "holds/2" -> of(servers, args.get(0), args.get(1)).getHoldCount();
+            case "remaining/2" -> of(servers, args.get(0), args.get(1)).remainTimeToLive();
+            case "token/1" -> servers.first().getFencedLock(args.get(0)).getToken();
+            case "hold-many/2" -> holdMany(servers, args.get(0), Integer.parseInt(args.get(1)));
+            default -> throw Worker.unknown(command, args);
+        };
+    }
+
+    /** Whether it was had; of a fenced lock the token instead of {@code true}. */
+    private static Object lock(RLock lock, long wait, long lease) throws InterruptedException {
+        if (lock instanceof RFencedLock fenced) {
+            Long token = lockFenced(fenced, wait, lease);
+            return token == null ? (Object) false : token;
+        }
+        if (wait == -1) {
+            if (lease == -1) {
+                lock.lock();
+            } else {
+                lock.lock(lease, MILLISECONDS);
+            }
+            return true;
+        }
+        if (wait == 0 && lease == -1) {
+            // Unlike a wait of 0, this never joins the queue of a fair lock.
+            return lock.tryLock();
+        }
+        return lock.tryLock(wait, lease, MILLISECONDS);
+    }
+
+    private static Long lockFenced(RFencedLock lock, long wait, long lease) {
+        if (wait == -1 && lease == -1) {
+            return lock.lockAndGetToken();
+        }
+        if (wait == -1) {
+            // lockAndGetToken(lease, unit) forgets the lease and has the watchdog renew, in all versions used here.
+            Long token;
+            do {
+                token = lock.tryLockAndGetToken(LONG, lease, MILLISECONDS);
+            } while (token == null);
+            return token;
+        }
+        // Not tryLockAndGetToken(), which never returns when somebody else holds the lock, in all versions used here.
+        return lock.tryLockAndGetToken(wait, lease, MILLISECONDS);
+    }
+
+    private static boolean holdMany(Servers servers, String prefix, int locks) {
+        for (int number = 0; number < locks; number++) {
+            servers.first().getLock(prefix + number).lock();
+        }
+        return true;
+    }
+
+    /** A lock of this kind; on server 0, but for members that say another. */
+    static RLock of(Servers servers, String kind, String name) {
+        return switch (kind) {
+            case "multi" -> servers.first().getMultiLock(members(servers, name));
+            case "red" -> servers.first().getRedLock(members(servers, name));
+            default -> one(servers.first(), kind, name);
+        };
+    }
+
+    /** {@code KIND:NAME[@SERVER]}, with commas between. */
+    private static RLock[] members(Servers servers, String list) {
+        return Stream.of(list.split(",")).map(member -> {
+            int colon = member.indexOf(':');
+            if (colon < 0) {
+                throw new IllegalArgumentException("a member is KIND:NAME, not \"" + member + "\"");
+            }
+            int at = member.lastIndexOf('@');
+            boolean says = at > colon;
+            int server = says ? Integer.parseInt(member.substring(at + 1)) : 0;
+            String name = member.substring(colon + 1, says ? at : member.length());
+            return one(servers.client(server), member.substring(0, colon), name);
+        }).toArray(RLock[]::new);
+    }
+
+    private static RLock one(RedissonClient client, String kind, String name) {
+        return switch (kind) {
+            case "lock" -> client.getLock(name);
+            case "nonreentrant" -> ofNewer(client, "getNonReentrantLock", name);
+            case "fair" -> client.getFairLock(name);
+            case "nonreentrant-fair" -> ofNewer(client, "getNonReentrantFairLock", name);
+            case "read" -> client.getReadWriteLock(name).readLock();
+            case "write" -> client.getReadWriteLock(name).writeLock();
+            case "fenced" -> client.getFencedLock(name);
+            case "spin" -> client.getSpinLock(name);
+            default -> throw new IllegalArgumentException("there is no lock of the kind \"" + kind + "\"");
+        };
+    }
+
+    /** By a method that late 3.x versions do not have, for which this is compiled, too. */
+    private static RLock ofNewer(RedissonClient client, String method, String name) {
+        try {
+            return (RLock) RedissonClient.class.getMethod(method, String.class).invoke(client, name);
+        } catch (NoSuchMethodException error) {
+            throw new UnsupportedOperationException(method + " is not in Redisson " + Servers.version());
+        } catch (IllegalAccessException | InvocationTargetException error) {
+            throw new IllegalStateException(method, error);
+        }
+    }
+}

@@ -1,0 +1,106 @@
+//! What is left of one side when it dies or stands still is had by the other.
+
+use redlatch_interop::Pending;
+use redlatch_testkit::unique;
+
+use crate::both_ways;
+use crate::locks::had;
+use crate::stand::{LEASE, until, until_subscribed};
+
+const KINDS: [&str; 5] = ["lock", "fair", "write", "fenced", "spin"];
+
+/// Of the peers that are killed, in ms.
+const SHORT: &str = "watchdog=3000";
+
+both_ways! {
+    fn what_a_killed_holder_had_is_had_after_its_lease(pair: &Pair) {
+        let [mut a, b] = pair.start(&[SHORT]);
+        let names = KINDS.map(|kind| format!("{kind} {}", unique("killed")));
+        let reads = format!("read {}", unique("killed"));
+        for on in names.iter().chain([&reads]) {
+            assert!(had(&a.worker(1).ask(&format!("lock {on} -1 -1"))));
+        }
+        let permits = unique("killed");
+        assert!(a.worker(1).does(&format!("x-set-permits {permits} 1")));
+        let took = a.worker(1).ask(&format!("x-acquire {permits} 1 0 2000"));
+        assert_eq!(took.as_array().map(Vec::len), Some(1));
+        let writes = reads.replacen("read", "write", 1);
+        let waiting: Vec<Pending> = names
+            .iter()
+            .chain([&writes])
+            .map(|on| b.new_worker().tell(&format!("lock {on} -1 {LEASE}")))
+            .collect();
+        let permit = b.new_worker().tell(&format!("x-acquire {permits} 1 -1 {LEASE}"));
+        a.kill();
+        for waits in waiting {
+            assert!(had(&waits.value()));
+        }
+        assert_eq!(permit.value().as_array().map(Vec::len), Some(1));
+    }
+
+    fn a_waiter_that_is_killed_is_not_in_the_way(pair: &Pair) {
+        let [mut dies, lives] = pair.start(&[SHORT]);
+        let name = unique("waiter");
+        let permits = unique("waiter");
+        let holder = pair.a.new_worker();
+        assert!(holder.does(&format!("lock lock {name} -1 {LEASE}")));
+        assert!(holder.does(&format!("set-permits {permits} 1")));
+        assert!(holder.does(&format!("acquire {permits} 1 -1")));
+        let _never = [
+            dies.worker(1).tell(&format!("lock lock {name} -1 -1")),
+            dies.worker(2).tell(&format!("acquire {permits} 1 -1")),
+        ];
+        let waiting = [
+            lives.worker(1).tell(&format!("lock lock {name} -1 {LEASE}")),
+            lives.worker(2).tell(&format!("acquire {permits} 1 -1")),
+        ];
+        until_subscribed(pair.server, &format!("redisson_lock__channel:{{{name}}}"), 2);
+        until_subscribed(pair.server, &format!("redisson_sc:{{{permits}}}"), 2);
+        dies.kill();
+        assert!(holder.does(&format!("unlock lock {name}")));
+        assert!(holder.does(&format!("release {permits} 1")));
+        for waits in waiting {
+            assert_eq!(waits.value(), true);
+        }
+    }
+
+    fn who_stands_still_for_longer_than_the_lease_has_lost(pair: &Pair) {
+        let [a, b] = pair.start(&[SHORT]);
+        let names = KINDS.map(|kind| format!("{kind} {}", unique("frozen")));
+        let worker = a.worker(1);
+        for on in &names {
+            assert!(had(&worker.ask(&format!("lock {on} -1 -1"))));
+        }
+        a.signal("STOP");
+        let next: Vec<_> = names.iter().map(|on| (b.new_worker(), on)).collect();
+        for (next, on) in &next {
+            assert!(had(&next.ask(&format!("lock {on} -1 {LEASE}"))));
+        }
+        a.signal("CONT");
+        for (next, on) in next {
+            assert!(!worker.does(&format!("is-held {on}")));
+            worker.fails(&format!("unlock {on}"));
+            assert!(next.does(&format!("is-held {on}")), "it is not taken from who has it now");
+            assert!(next.does(&format!("unlock {on}")));
+        }
+    }
+
+    fn who_waited_when_all_connections_broke_is_served(pair: &Pair) {
+        // Servers of their own: others would be cut off as well.
+        let server = redlatch_testkit::Server::start();
+        let [a, b] = pair.libraries.map(|library| library.start(&[SHORT], &[server.url()]));
+        let name = unique("cut");
+        assert!(a.worker(1).does(&format!("lock lock {name} -1 -1")));
+        let waits = b.worker(1).tell(&format!("lock lock {name} -1 {LEASE}"));
+        let channel = format!("redisson_lock__channel:{{{name}}}");
+        until_subscribed(&server, &channel, 1);
+        server.cut_all();
+        until("it is subscribed again, or has asked", || {
+            let (_, now): (String, i64) = server.ask(&["PUBSUB", "NUMSUB", &channel]);
+            now == 1
+        });
+        assert!(a.worker(1).does(&format!("unlock lock {name}")));
+        assert_eq!(waits.value(), true);
+        assert!(b.worker(1).does(&format!("unlock lock {name}")));
+    }
+}

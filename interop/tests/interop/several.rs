@@ -1,0 +1,93 @@
+//! Multi-lock and RedLock.
+
+use redlatch_testkit::unique;
+
+use crate::both_ways;
+use crate::stand::{LEASE, WATCHDOG, nothing_left, until, until_subscribed};
+
+both_ways! {
+    fn a_multi_lock_is_all_of_its_members_to_the_other(pair: &Pair) {
+        let (a, b) = (pair.a.new_worker(), pair.b.new_worker());
+        let [x, y, z] = ["x", "y", "z"].map(unique);
+        let all = format!("multi lock:{x},fair:{y},write:{z}");
+        assert!(a.does(&format!("lock {all} -1 {LEASE}")));
+        for member in [format!("lock {x}"), format!("fair {y}"), format!("write {z}")] {
+            assert!(b.does(&format!("is-locked {member}")));
+            assert!(!b.does(&format!("lock {member} 0 -1")));
+            assert!(a.does(&format!("is-held {member}")));
+        }
+        assert!(!b.does(&format!("lock {all} 0 {LEASE}")));
+        assert!(a.does(&format!("unlock {all}")));
+        assert!(b.does(&format!("lock {all} 0 {LEASE}")));
+        assert!(b.does(&format!("unlock {all}")));
+        for name in [x, y, z] {
+            nothing_left(pair.server, &name);
+        }
+    }
+
+    fn a_multi_lock_waits_for_a_member_of_the_other(pair: &Pair) {
+        let (a, b) = (pair.a.new_worker(), pair.b.new_worker());
+        let [x, y] = ["x", "y"].map(unique);
+        let all = format!("multi lock:{x},lock:{y}");
+        assert!(a.does(&format!("lock lock {y} -1 {LEASE}")));
+        assert!(!b.does(&format!("lock {all} 0 {LEASE}")));
+        until("nothing is kept by who did not get all", || !a.does(&format!("is-locked lock {x}")));
+        let waits = b.tell(&format!("lock {all} -1 {LEASE}"));
+        until_subscribed(pair.server, &format!("redisson_lock__channel:{{{y}}}"), 1);
+        assert!(waits.is_under_way());
+        assert!(a.does(&format!("unlock lock {y}")));
+        assert_eq!(waits.value(), true);
+        assert!(b.does(&format!("unlock {all}")));
+    }
+
+    fn a_multi_lock_is_renewed(pair: &Pair) {
+        let (a, b) = (pair.a.new_worker(), pair.b.new_worker());
+        let [x, y] = ["x", "y"].map(unique);
+        let all = format!("multi lock:{x},lock:{y}@1");
+        assert!(a.does(&format!("lock {all} -1 -1")));
+        let beyond = WATCHDOG + WATCHDOG / 3;
+        assert!(!b.does(&format!("lock multi lock:{y}@1 {beyond} -1")));
+        assert!(!b.does(&format!("lock lock {x} 0 -1")));
+        assert!(a.does(&format!("unlock {all}")));
+        assert!(b.does(&format!("lock {all} 0 {LEASE}")));
+        assert!(b.does(&format!("unlock {all}")));
+    }
+
+    fn a_red_lock_keeps_the_other_out(pair: &Pair) {
+        let (a, b) = (pair.a.new_worker(), pair.b.new_worker());
+        let names = ["r0", "r1", "r2"].map(unique);
+        let [r0, r1, r2] = &names;
+        let red = format!("red lock:{r0}@0,lock:{r1}@1,lock:{r2}@2");
+        assert!(a.does(&format!("lock {red} -1 {LEASE}")));
+        for (server, name) in pair.servers.iter().zip(&names) {
+            let held: Vec<(String, i64)> = server.ask(&["HGETALL", name]);
+            assert!(held.len() == 1 && held[0].1 == 1, "{held:?}");
+        }
+        assert!(!b.does(&format!("lock {red} 500 {LEASE}")));
+        assert!(a.does(&format!("unlock {red}")));
+        assert!(b.does(&format!("lock {red} -1 {LEASE}")));
+        assert!(!a.does(&format!("lock {red} 500 {LEASE}")));
+        assert!(b.does(&format!("unlock {red}")));
+        for (server, name) in pair.servers.iter().zip(&names) {
+            nothing_left(server, name);
+        }
+    }
+
+    fn a_red_lock_needs_a_majority_only(pair: &Pair) {
+        let (a, b) = (pair.a.new_worker(), pair.b.new_worker());
+        let names = ["r0", "r1", "r2"].map(unique);
+        let [r0, r1, r2] = &names;
+        let red = format!("red lock:{r0}@0,lock:{r1}@1,lock:{r2}@2");
+        let [of_one, of_two] = [format!("lock:{r0}@0"), format!("lock:{r1}@1")];
+        assert!(b.does(&format!("lock multi {of_one} -1 {LEASE}")));
+        assert!(a.does(&format!("lock {red} 5000 {LEASE}")), "two of three");
+        assert!(a.does(&format!("unlock {red}")));
+        assert!(b.does(&format!("lock multi {of_two} -1 {LEASE}")));
+        assert!(!a.does(&format!("lock {red} 500 {LEASE}")), "one of three");
+        assert!(b.does(&format!("unlock multi {of_two}")));
+        assert!(b.does(&format!("unlock multi {of_one}")));
+        for (server, name) in pair.servers.iter().zip(&names) {
+            nothing_left(server, name);
+        }
+    }
+}
