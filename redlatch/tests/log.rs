@@ -68,7 +68,10 @@ async fn permits_that_may_be_lost_are_in_the_log() {
         same.try_set_permits(9).await.unwrap();
         // Teaches the scripts: what is not answered is the step itself.
         same.acquire().await.unwrap().release().await.unwrap();
-        client.semaphore(name)
+        // And this one is connected: no answer to that is lost.
+        let semaphore = client.semaphore(name);
+        in_time(|| semaphore.available()).await;
+        semaphore
     };
     let cut = || {
         proxy.cut();
