@@ -6,7 +6,7 @@ use std::io::{Read, Write};
 use std::net::TcpListener;
 use std::time::Duration;
 
-use common::{LONG, SHORT, Stand, soon};
+use common::{LONG, Stand, in_time, soon};
 use redlatch::{Client, Error, MAX_LEASE, ObjectState};
 use redlatch_testkit::{Server, shared, unique};
 
@@ -334,9 +334,9 @@ fn a_guard_may_outlive_its_runtime() {
     let runtime = tokio::runtime::Runtime::new().unwrap();
     let client = runtime.block_on(Client::connect(&shared().url())).unwrap();
     let lock = client.lock(&unique("outlives"));
-    let short = || lock.lock().lease(SHORT);
+    let short = || lock.lock().lease(Duration::from_millis(500));
     let (one, two) = (
-        runtime.block_on(short().into_future()).unwrap(),
+        runtime.block_on(in_time(short)),
         client.lock(&unique("outlives")),
     );
     let two = runtime.block_on(two.lock().into_future()).unwrap();
@@ -349,7 +349,7 @@ fn a_guard_may_outlive_its_runtime() {
     drop(two);
     // The client works on in another runtime, on a connection of its own.
     let guard = rest
-        .block_on(soon("in another runtime", short().into_future()))
+        .block_on(soon("in another runtime", lock.lock().into_future()))
         .unwrap();
     rest.block_on(guard.unlock()).unwrap();
 }

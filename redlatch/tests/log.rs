@@ -6,7 +6,7 @@ use std::future::IntoFuture;
 use std::sync::{Arc, LazyLock, Mutex};
 use std::time::{Duration, Instant};
 
-use common::{WATCHDOG, soon, until};
+use common::{LONG, SHORT, WATCHDOG, in_time, soon, until};
 use redlatch::{Client, Error};
 use redlatch_testkit::{Proxy, Server};
 
@@ -58,16 +58,19 @@ async fn permits_that_may_be_lost_are_in_the_log() {
     };
     let server = Server::start();
     let proxy = Proxy::to(server.port());
-    let client = Client::builder()
-        .response_timeout(Duration::from_millis(300))
-        .connect(&proxy.url())
-        .await
-        .unwrap();
+    let direct = common::client(&server).await;
+    let [hasty, client] = [Duration::from_millis(300), LONG]
+        .map(|timeout| Client::builder().response_timeout(timeout));
+    let hasty = hasty.connect(&proxy.url()).await.unwrap();
+    let client = client.connect(&proxy.url()).await.unwrap();
     let set = async |client: &Client, name: &str| {
-        let semaphore = client.semaphore(name);
-        semaphore.try_set_permits(9).await.unwrap();
+        let same = direct.semaphore(name);
+        same.try_set_permits(9).await.unwrap();
         // Teaches the scripts: what is not answered is the step itself.
-        semaphore.acquire().await.unwrap().release().await.unwrap();
+        same.acquire().await.unwrap().release().await.unwrap();
+        // And this one is connected: no answer to that is lost.
+        let semaphore = client.semaphore(name);
+        in_time(|| semaphore.available()).await;
         semaphore
     };
     let cut = || {
@@ -76,12 +79,12 @@ async fn permits_that_may_be_lost_are_in_the_log() {
     };
 
     // Who was told that there is no answer, and then the connection breaks.
-    let semaphore = set(&client, "late-and-cut").await;
+    let semaphore = set(&hasty, "late-and-cut").await;
     proxy.swallow_replies(true);
     let error = semaphore.acquire_many(2).await.unwrap_err();
     assert!(matches!(error, Error::ResponseTimeout { .. }), "{error}");
     cut();
-    soon("settled", client.settled()).await;
+    soon("settled", hasty.settled()).await;
     assert!(warned("late-and-cut", "may have been taken"));
 
     // Who does not ask any more.
@@ -167,7 +170,7 @@ fn a_dropped_guard_that_cannot_be_given_back_is_in_the_log() {
         let url = format!("redis://:sesame@127.0.0.1:{}", server.port());
         let client = Client::builder()
             .watchdog(WATCHDOG)
-            .response_timeout(Duration::from_millis(300))
+            .response_timeout(SHORT)
             .connect(&url)
             .await
             .unwrap();
@@ -198,19 +201,15 @@ fn a_dropped_guard_that_cannot_be_given_back_is_in_the_log() {
         assert!(said.contains("journal") && said.contains(&owner), "{said}");
 
         let lock = client.lock("left");
-        let guard = lock.lock().lease(Duration::from_millis(500)).await.unwrap();
-        let lost = client
-            .lock("lost")
-            .lock()
-            .lease(Duration::from_millis(500))
-            .await
-            .unwrap();
+        let guard = lock.lock().lease(SHORT).await.unwrap();
+        let brief = client.lock("lost");
+        let lost = in_time(|| brief.lock().lease(Duration::from_millis(500))).await;
         server.kill();
         let begun = Instant::now();
         drop(guard);
         let took = begun.elapsed();
         assert!(
-            took < Duration::from_millis(250),
+            took < SHORT - Duration::from_secs(1),
             "dropping blocked for {took:?}"
         );
         soon("given up", client.settled()).await;

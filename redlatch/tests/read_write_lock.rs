@@ -717,6 +717,11 @@ async fn an_owner_that_lost_its_read_side_starts_anew(stand: Stand) {
     let (one, two) = (in_time(brief).await, in_time(brief).await);
     soon("lost", async { tokio::join!(one.lost(), two.lost()) }).await;
     assert!(matches!(two.reenter().await, Err(Error::Lost { .. })));
+    // Here it was counted from before it was sent, so the store comes last.
+    until("ended in the store", || async {
+        lock.read().hold_count(me).await.unwrap() == 0
+    })
+    .await;
     // Dead as it is, it does not count as reading itself.
     let theirs = lock.write().try_lock().owner(me).await.unwrap();
     assert!(theirs.is_none());

@@ -22,9 +22,7 @@ fn evaluated(server: &Server) -> u64 {
 }
 
 fn channels(server: &Server) -> usize {
-    server
-        .ask::<Vec<String>>(&["PUBSUB", "CHANNELS", "*"])
-        .len()
+    server.info("pubsub_channels").parse().unwrap()
 }
 
 /// Only the first in line asks; a turn costs one release and one acquisition.
@@ -78,10 +76,13 @@ async fn ten_thousand_names_at_once() {
     let waiting: Vec<_> = (0..NAMES)
         .map(|n| tokio::spawn(waiter.lock(&format!("name-{n}")).lock().into_future()))
         .collect();
-    until("all are subscribed", || async {
-        channels(&server) == NAMES
-    })
-    .await;
+    for some in (0..=NAMES).step_by(NAMES / 10) {
+        until("more are subscribed", || async {
+            channels(&server) >= some
+        })
+        .await;
+    }
+    assert_eq!(channels(&server), NAMES);
     assert_eq!(server.clients(), 2, "one connection per client");
     for guard in held {
         guard.unlock().await.unwrap();

@@ -135,59 +135,64 @@ async fn a_waiter_that_dies_is_waited_for_and_passed_over() {
 /// F11: the server does not answer while somebody gives up; the queue is left afterwards.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn giving_up_reaches_a_server_that_was_away() {
+    let ways = ["stalled", "refused", "dropped while stalled"];
+    for way in ways.map(|way| tokio::spawn(giving_up_reaches_it(way))) {
+        way.await.unwrap();
+    }
+}
+
+async fn giving_up_reaches_it(way: &str) {
     let server = Server::start();
     let proxy = Proxy::to(server.port());
     let holder = client(&server).await;
-    let settings = quick().response_timeout(Duration::from_millis(200));
+    let settings = quick().response_timeout(SHORT);
     let lock = holder.fair_lock("a");
-    for way in ["stalled", "refused", "dropped while stalled"] {
-        let away = settings.clone().connect(&proxy.url()).await.unwrap();
-        let held = lock.lock().await.unwrap();
-        let theirs = away.fair_lock("a");
-        let waiting = match way {
-            "dropped while stalled" => tokio::spawn(theirs.try_lock().wait(LONG).into_future()),
-            _ => tokio::spawn(theirs.try_lock().wait(SHORT).into_future()),
-        };
-        queued(&lock, 1).await;
-        match way {
-            "refused" => {
-                proxy.refuse(true);
-                proxy.cut();
-            }
-            _ => proxy.stall(true),
+    let away = settings.connect(&proxy.url()).await.unwrap();
+    let held = lock.lock().await.unwrap();
+    let theirs = away.fair_lock("a");
+    let waiting = match way {
+        "dropped while stalled" => tokio::spawn(theirs.try_lock().wait(LONG).into_future()),
+        _ => tokio::spawn(theirs.try_lock().wait(SHORT).into_future()),
+    };
+    queued(&lock, 1).await;
+    match way {
+        "refused" => {
+            proxy.refuse(true);
+            proxy.cut();
         }
-        if way == "dropped while stalled" {
-            waiting.abort();
-            let _ = waiting.await;
-        } else {
-            // Its time is over, or the server away for too long: either way it has given up.
-            match soon("gives up", waiting).await.unwrap() {
-                Ok(None) => {}
-                Ok(Some(_)) => panic!("it is held"),
-                Err(error) => assert!(error.is_transient(), "{error}"),
-            }
-        }
-        assert!(away.status().background > 0, "{way}");
-        assert_eq!(
-            lock.queue().await.unwrap().len(),
-            1,
-            "{way}: a ghost, for now"
-        );
-        proxy.refuse(false);
-        proxy.stall(false);
-        soon("settled", away.settled()).await;
-        assert!(lock.queue().await.unwrap().is_empty(), "{way}");
-        held.unlock().await.unwrap();
-        nothing_left(&[&holder, &away], &lock).await;
-        assert_eq!(keys_left(&server, "a"), 0);
+        _ => proxy.stall(true),
     }
+    if way == "dropped while stalled" {
+        waiting.abort();
+        let _ = waiting.await;
+    } else {
+        // Its time is over, or the server away for too long: either way it has given up.
+        match soon("gives up", waiting).await.unwrap() {
+            Ok(None) => {}
+            Ok(Some(_)) => panic!("it is held"),
+            Err(error) => assert!(error.is_transient(), "{error}"),
+        }
+    }
+    assert!(away.status().background > 0, "{way}");
+    assert_eq!(
+        lock.queue().await.unwrap().len(),
+        1,
+        "{way}: a ghost, for now"
+    );
+    proxy.refuse(false);
+    proxy.stall(false);
+    soon("settled", away.settled()).await;
+    assert!(lock.queue().await.unwrap().is_empty(), "{way}");
+    held.unlock().await.unwrap();
+    nothing_left(&[&holder, &away], &lock).await;
+    assert_eq!(keys_left(&server, "a"), 0);
 }
 
 /// Redisson's own way to provoke it: the server takes no writes for a while.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_paused_server_delays_giving_up_and_prevents_nothing() {
     let server = Server::start();
-    let settings = quick().response_timeout(Duration::from_millis(200));
+    let settings = quick().response_timeout(SHORT);
     let waiter = settings.connect(&server.url()).await.unwrap();
     let holder = client(&server).await;
     let lock = holder.fair_lock("a");

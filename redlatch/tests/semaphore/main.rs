@@ -13,7 +13,7 @@ use std::task::Poll;
 use std::time::Duration;
 
 use common::{
-    LONG, SHORT, Stand, polled, polled_until_subscribed, soon, until, without_the_answer,
+    LONG, SHORT, Stand, in_time, polled, polled_until_subscribed, soon, until, without_the_answer,
 };
 use redlatch::{Client, Embedded, Error, MAX_LEASE, Semaphore};
 use redlatch_testkit::{Proxy, Server, shared, unique};

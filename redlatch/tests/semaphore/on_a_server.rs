@@ -218,7 +218,11 @@ async fn a_busy_server_is_asked_again() {
     .await;
     let error = semaphore.acquire_many(2).await.unwrap_err();
     assert!(error.is_transient(), "{error}");
-    let error = semaphore.release(5).await.unwrap_err();
+    // Without an answer from a busy machine nothing was done either.
+    let mut error = semaphore.release(5).await.unwrap_err();
+    while matches!(error, Error::OutcomeUnknown { .. }) {
+        error = semaphore.release(5).await.unwrap_err();
+    }
     assert!(
         matches!(&error, Error::Unavailable { reason, .. } if reason.contains("BUSY")),
         "{error}"
@@ -290,10 +294,10 @@ async fn giving_back_goes_on_until_the_server_is_there_again() {
     let proxy = Proxy::to(server.port());
     let settings = Client::builder().response_timeout(Duration::from_millis(200));
     let client = settings.connect(&proxy.url()).await.unwrap();
-    let semaphore = set(&client, "away", 4).await;
+    let semaphore = client.semaphore(set(&common::client(&server).await, "away", 4).await.name());
     let (one, two) = (
-        semaphore.acquire().await.unwrap(),
-        semaphore.acquire_many(2).await.unwrap(),
+        in_time(|| semaphore.acquire()).await,
+        in_time(|| semaphore.acquire_many(2)).await,
     );
     proxy.refuse(true);
     proxy.cut();
@@ -306,9 +310,9 @@ async fn giving_back_goes_on_until_the_server_is_there_again() {
     .await;
     drop(one);
     let error = two.release().await.unwrap_err();
-    assert!(matches!(error, Error::Unavailable { .. }), "{error}");
+    assert!(error.is_transient(), "{error}");
     let error = semaphore.acquire().await.unwrap_err();
-    assert!(matches!(error, Error::Unavailable { .. }), "{error}");
+    assert!(error.is_transient(), "{error}");
     assert_eq!(client.status().background, 2);
     proxy.refuse(false);
     soon("settled", client.settled()).await;
