@@ -20,11 +20,18 @@ impl Monitor {
     }
 
     /// All commands up to the one that says `end`, each as its words; the name in small letters.
-    pub(crate) fn until(self, end: &str) -> impl Iterator<Item = Vec<String>> {
+    pub(crate) fn until(mut self, end: &str) -> impl Iterator<Item = Vec<String>> {
+        self.up_to(end).into_iter()
+    }
+
+    /// The same for those since the last time.
+    pub(crate) fn up_to(&mut self, end: &str) -> Vec<Vec<String>> {
         self.lines
+            .by_ref()
             .map(|line| line.expect("the server"))
-            .take_while(move |line| !line.contains(end))
+            .take_while(|line| !line.contains(end))
             .map(|line| words(&line))
+            .collect()
     }
 }
 
