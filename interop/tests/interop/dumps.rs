@@ -156,3 +156,238 @@ fn fair_without_a_score() {
     ",
     );
 }
+
+#[test]
+fn readers() {
+    compare("
+        1 lock read NAME -1 LEASE
+        1 lock read NAME -1 LEASE
+        2 lock read NAME -1 300000
+        3 lock write NAME 0 LEASE
+        1 unlock read NAME
+        2 lock read NAME -1 60000
+        2 unlock read NAME
+        1 unlock read NAME
+        3 lock write NAME -1 LEASE | waits | listen 1
+        2 unlock read NAME | then 3
+        3 unlock write NAME
+        1 lock read NAME -1 -1
+        1 lock read NAME -1 LEASE
+        1 unlock read NAME
+        1 unlock read NAME
+        1 unlock read NAME
+    ");
+}
+
+#[test]
+fn writer() {
+    compare("
+        1 lock write NAME -1 300000
+        1 lock write NAME -1 300000
+        2 lock read NAME 0 LEASE
+        2 lock write NAME 0 LEASE
+        1 unlock write NAME
+        2 lock read NAME -1 LEASE | waits | listen 1
+        1 unlock write NAME | then 2
+        2 unlock read NAME
+        2 unlock write NAME
+    ");
+}
+
+#[test]
+fn writer_who_reads() {
+    compare("
+        1 lock write NAME -1 LEASE
+        1 lock read NAME -1 300000
+        1 lock read NAME -1 LEASE
+        2 lock read NAME 0 LEASE
+        1 unlock read NAME
+        1 unlock write NAME
+        2 lock read NAME 0 LEASE
+        1 unlock read NAME
+        2 unlock read NAME
+        1 lock write NAME -1 LEASE
+        1 lock read NAME -1 LEASE
+        1 unlock read NAME
+        1 unlock write NAME
+    ");
+}
+
+#[test]
+fn readers_and_writers_forced() {
+    compare("
+        1 lock read NAME -1 LEASE
+        2 lock read NAME -1 LEASE
+        3 force-unlock write NAME
+        3 force-unlock read NAME
+        3 force-unlock read NAME
+        3 lock write NAME -1 LEASE
+        1 force-unlock read NAME
+        1 force-unlock write NAME
+        4 lock write NAME -1 LEASE
+        4 lock read NAME -1 LEASE
+        1 force-unlock read NAME
+        1 force-unlock write NAME
+    ");
+}
+
+#[test]
+fn readers_of_whom_one_is_dead() {
+    compare("
+        1 lock read NAME -1 1000
+        2 lock read NAME -1 LEASE | gone {NAME}:OWNER1:rwlock_timeout:1
+        3 lock read NAME -1 LEASE
+        2 unlock read NAME
+        3 unlock read NAME
+    ");
+}
+
+#[test]
+fn multi_lock() {
+    compare("
+        1 lock multi lock:NAME-a,fair:NAME-b,write:NAME-c,fenced:NAME-d -1 LEASE
+        2 lock multi lock:NAME-x,lock:NAME-a 0 LEASE
+        1 lock multi lock:NAME-a,fair:NAME-b,write:NAME-c,fenced:NAME-d -1 LEASE
+        1 unlock multi lock:NAME-a,fair:NAME-b,write:NAME-c,fenced:NAME-d
+        1 unlock multi lock:NAME-a,fair:NAME-b,write:NAME-c,fenced:NAME-d
+        1 lock multi lock:NAME-a,lock:NAME-b@1 -1 -1
+        1 unlock multi lock:NAME-a,lock:NAME-b@1
+        1 lock multi lock:NAME-a,read:NAME-b 0 LEASE
+        1 unlock multi lock:NAME-a,read:NAME-b
+    ");
+}
+
+#[test]
+fn red_lock() {
+    compare("
+        1 lock red lock:NAME-a@0,lock:NAME-b@1,lock:NAME-c@2 -1 LEASE
+        1 unlock red lock:NAME-a@0,lock:NAME-b@1,lock:NAME-c@2
+        2 lock lock NAME-a -1 LEASE
+        1 lock red lock:NAME-a@0,lock:NAME-b@1,lock:NAME-c@2 5000 LEASE
+        1 unlock red lock:NAME-a@0,lock:NAME-b@1,lock:NAME-c@2
+        2 unlock lock NAME-a
+        1 lock red lock:NAME-a@0,lock:NAME-b@1,lock:NAME-c@2 0 -1
+        1 unlock red lock:NAME-a@0,lock:NAME-b@1,lock:NAME-c@2
+    ");
+}
+
+#[test]
+fn semaphore() {
+    compare("
+        1 set-permits NAME 5
+        2 set-permits NAME 9
+        1 acquire NAME 2 0
+        2 acquire NAME 4 0
+        1 release NAME 1
+        1 add-permits NAME 3
+        1 add-permits NAME -2
+        1 add-permits NAME -7
+        1 release NAME 1
+        1 release NAME 1
+        1 release NAME 5
+        1 drain NAME
+        2 acquire NAME 2 -1 | waits | listen 1
+        1 release NAME 2 | then 2
+        1 set-permits NAME 4
+        2 available NAME
+        1 release NAME-new 2
+        1 add-permits NAME-other 2
+        1 add-permits NAME-less -2
+    ");
+}
+
+#[test]
+fn semaphore_for_a_time() {
+    compare("
+        1 set-permits-for NAME 5 LEASE
+        1 set-permits-for NAME 7 LEASE
+        1 acquire NAME 1 0
+        1 release NAME 1
+        1 add-permits NAME 1
+        1 set-permits-for NAME-2 5 LEASE
+        1 drain NAME-2
+    ");
+}
+
+#[test]
+fn semaphore_if_it_exists() {
+    compare_newest("
+        1 release-if-exists NAME 1
+        1 set-permits NAME 1
+        1 release-if-exists NAME 2
+    ");
+}
+
+#[test]
+fn expirable_semaphore() {
+    compare("
+        1 x-set-permits NAME 5
+        1 x-set-permits NAME 7
+        1 x-acquire NAME 2 0 LEASE
+        2 x-acquire NAME 4 0 LEASE
+        2 x-acquire NAME 1 -1 300000
+        2 x-update-lease NAME $0 300000
+        2 x-update-lease NAME $0 LEASE
+        2 x-release NAME $0
+        2 x-release NAME $0
+        2 x-release NAME $1,$2
+        1 x-acquire NAME 3 0 LEASE
+        1 x-try-release NAME $3,$0
+        1 x-try-release NAME $3,$0
+        1 x-acquired NAME
+        1 x-available NAME
+        1 x-add-permits NAME 2
+        1 x-add-permits NAME -3
+        1 x-resize NAME 3
+        1 x-resize NAME 3
+        1 x-resize NAME 1
+        1 x-try-release NAME $4
+        1 x-try-release NAME $5
+        2 x-acquire NAME 1 0 LEASE
+        1 x-acquire NAME 1 -1 LEASE | waits | listen 1
+        2 x-release NAME $6 | then 1
+        1 x-release NAME $7
+    ");
+}
+
+#[test]
+fn expirable_semaphore_without_a_lease() {
+    compare("
+        1 x-set-permits NAME 2
+        1 x-acquire NAME 1 0 -1
+        1 x-release NAME $0
+        1 x-resize NAME-new 2
+        1 x-add-permits NAME-other 2
+    ");
+}
+
+#[test]
+fn expirable_semaphore_whose_permits_expire() {
+    compare("
+        1 x-set-permits NAME 3
+        1 x-acquire NAME 1 0 500
+        2 x-acquire NAME 1 0 LEASE | expired
+        1 x-available NAME
+        1 x-acquire NAME 1 0 500 | expired
+        1 x-release NAME $2
+        1 x-acquire NAME 1 0 500 | expired
+        1 x-acquire NAME 1 0 LEASE
+    ");
+}
+
+#[test]
+fn latch() {
+    compare("
+        1 set-count NAME 3
+        1 set-count NAME 7
+        2 await NAME -1 | waits | listen 1
+        1 count-down NAME
+        1 count-down NAME
+        1 count-down NAME | then 2
+        1 count-down NAME
+        1 count NAME
+        1 set-count NAME 2
+        1 delete-latch NAME
+        1 delete-latch NAME
+    ");
+}
