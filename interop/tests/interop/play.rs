@@ -276,8 +276,23 @@ impl Stage {
     /// The other way round: what is of this play alone as it is called in every one.
     fn put(&self, text: &str) -> String {
         let mut text = text.replace(&self.name, "NAME");
-        for (number, (_, owner)) in self.workers.iter().enumerate() {
-            text = text.replace(owner, &format!("OWNER{}", number + 1));
+        // The last first: their numbers may begin with those of the first.
+        for (place, (_, owner)) in self.workers.iter().enumerate().rev() {
+            // With a client of its own for each server, but the same number.
+            let (client, number) = owner.split_once(':').expect("CLIENT:NUMBER");
+            let numbered = format!(":{number}");
+            let numbered = text.match_indices(&numbered);
+            let found = numbered.filter_map(|(at, _)| text.get(at.checked_sub(client.len())?..at));
+            let clients: Vec<String> = found.map(str::to_owned).collect();
+            for client in clients
+                .into_iter()
+                .filter(|client| client.split('-').count() == 5)
+            {
+                text = text.replace(
+                    &format!("{client}:{number}"),
+                    &format!("OWNER{}", place + 1),
+                );
+            }
         }
         for (number, id) in self.permits.iter().enumerate() {
             text = text.replace(id, &format!("PERMIT{number}"));
