@@ -7,7 +7,7 @@
 //! - `waits`: it is not waited for; later `2 answers` does;
 //! - `then 2`: worker 2, which waits, has its answer now;
 //! - `queue N`: until so many stand in the queue of a fair lock; `listen N`: until there are so many channels of that name
-//!   that somebody is subscribed to; `gone KEY`: until there is no such key; `expired`: until a permit's time has come.
+//!   that somebody is subscribed to.
 //!
 //! Indented below a step stand the differences after it: `Redisson: …` is there only on Redisson's side, `redlatch: …` only
 //! on this one's. `Redisson 3: …` and `redlatch 3: …` are so beside the late 3.x only, `… 4: …` beside the newest only. All
@@ -35,7 +35,7 @@ const UNIT: i64 = 30_000;
 const NEVER: i64 = 100_000_000_000_000;
 
 /// What is there after each step, in lines.
-pub(crate) type Seen = Vec<Vec<String>>;
+type Seen = Vec<Vec<String>>;
 
 /// Plays it with the newest Redisson and with a late 3.x, and compares each with redlatch.
 #[track_caller]
@@ -72,11 +72,6 @@ fn compare_with(beside: &[Library], play: &str) {
             library.version(),
         );
     }
-}
-
-/// What is there on one side, after each step.
-pub(crate) fn watch(library: Library, play: &str) -> Seen {
-    perform(library, &steps(play))
 }
 
 fn tell(text: &mut String, step: &Step<'_>, differences: &[String]) {
@@ -184,9 +179,7 @@ impl Stage {
         let mut seen = Vec::new();
         match step.command {
             _ if step.worker == 0 => {
-                let command = self.meant(step.command);
-                let words: Vec<&str> = command.split(' ').collect();
-                let _: Raw = servers()[0].ask(&words);
+                self.at_the_server(&self.meant(step.command));
             }
             "answers" => seen.push(self.answers(step.worker)),
             command => {
@@ -202,7 +195,6 @@ impl Stage {
             let then = self.meant(then);
             match then.split_once(' ') {
                 None if then == "waits" => {}
-                None if then == "expired" => self.until_expired(),
                 Some(("then", worker)) => {
                     seen.push(self.answers(worker.parse().expect("a worker")));
                 }
@@ -222,9 +214,6 @@ impl Stage {
                         channels.len() == wanted
                     });
                 }
-                Some(("gone", key)) => {
-                    until(step.line, || servers()[0].ask::<i64>(&["EXISTS", key]) == 0);
-                }
                 _ => panic!("what is {then:?}?"),
             }
         }
@@ -239,7 +228,11 @@ impl Stage {
     fn answers(&mut self, worker: u64) -> String {
         let pending = self.waiting.remove(&worker).expect("somebody who waits");
         let said = match pending.answer().said {
-            Err(_) => "an error".to_owned(),
+            Err(error) => {
+                // Said when the play is not as it should be.
+                eprintln!("{worker} has the error {error}");
+                "an error".to_owned()
+            }
             Ok(Value::Array(ids)) => {
                 let ids = ids.iter().filter_map(Value::as_str).map(str::to_owned);
                 self.permits.extend(ids.clone());
@@ -250,13 +243,17 @@ impl Stage {
         format!("{worker} has {said}")
     }
 
-    fn until_expired(&self) {
-        let zset = format!("{{{}}}:timeout", self.name);
-        until("a permit's time has come", || {
-            let first: Vec<(Raw, i64)> =
-                servers()[0].ask(&["ZRANGE", &zset, "0", "0", "WITHSCORES"]);
-            first[0].1 < now(&servers()[0])
-        });
+    /// A command of Redis; permits are raw bytes there.
+    fn at_the_server(&self, command: &str) {
+        let mut cmd = redis::Cmd::new();
+        for word in command.split(' ') {
+            match self.permits.iter().any(|id| id == word) {
+                true => cmd.arg(raw(word)),
+                false => cmd.arg(word),
+            };
+        }
+        let done: redis::RedisResult<Raw> = cmd.query(&mut servers()[0].connection());
+        assert!(done.is_ok(), "{command}: {done:?}");
     }
 
     /// What a step means in this play.
@@ -392,6 +389,13 @@ fn now(server: &Server) -> i64 {
     seconds * 1000 + micros / 1000
 }
 
+/// The 16 bytes of a permit's id.
+fn raw(id: &str) -> Vec<u8> {
+    let pairs = (0..id.len()).step_by(2).map(|at| &id[at..at + 2]);
+    let bytes = pairs.map(|pair| u8::from_str_radix(pair, 16).expect("hex digits"));
+    bytes.collect()
+}
+
 fn for_ms(left: i64) -> String {
     match left {
         -1 => "for ever".to_owned(),
@@ -402,6 +406,7 @@ fn for_ms(left: i64) -> String {
 fn in_ms(left: i64) -> String {
     match left {
         NEVER.. => "never ends".to_owned(),
+        ..0 => "has ended".to_owned(),
         left => format!("ends in {} s", rounded(left)),
     }
 }
