@@ -409,6 +409,8 @@ fn multi_lock() {
             redlatch: redisson_rwlock:{NAME-c} says 1, 0
         1 lock multi lock:NAME-a,lock:NAME-b@1 -1 -1
         1 unlock multi lock:NAME-a,lock:NAME-b@1
+        1 lock multi lock:NAME-a,fenced:NAME-t -1 -1
+        1 unlock multi lock:NAME-a,fenced:NAME-t
         1 lock multi lock:NAME-a,read:NAME-b 0 LEASE
         1 unlock multi lock:NAME-a,read:NAME-b
     ",
