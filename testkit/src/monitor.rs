@@ -35,16 +35,18 @@ impl Monitor {
         Monitor { lines }
     }
 
-    /// All commands up to the one that says `end`.
+    /// All commands since the last time, up to the one that says `end`.
     ///
     /// # Panics
     ///
     /// When the connection breaks before that.
-    pub fn until(self, end: &str) -> impl Iterator<Item = Command> {
+    pub fn until(&mut self, end: &str) -> Vec<Command> {
         self.lines
+            .by_ref()
             .map(|line| line.expect("the server"))
-            .take_while(move |line| !line.contains(end))
+            .take_while(|line| !line.contains(end))
             .map(|line| command(&line))
+            .collect()
     }
 }
 

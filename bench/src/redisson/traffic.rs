@@ -17,7 +17,7 @@ pub(crate) fn measure(server: &Server) -> Figure {
         };
         // The first one brings the scripts.
         pair("first");
-        let monitor = Monitor::start(server);
+        let mut monitor = Monitor::start(server);
         for _ in 0..PAIRS {
             pair("counted");
         }
@@ -26,6 +26,7 @@ pub(crate) fn measure(server: &Server) -> Figure {
         let aside = ["ping", "hello", "client"];
         let sent = monitor
             .until("all-pairs-done")
+            .into_iter()
             .filter(|command| !command.in_script && !aside.contains(&command.name()));
         sent.count() as f64 / PAIRS as f64
     };

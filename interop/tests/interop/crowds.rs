@@ -105,7 +105,7 @@ fn a_semaphore(redisson: Library) {
 fn a_fair_lock(redisson: Library) {
     let crowd = Crowd::with(redisson);
     let name = unique("crowd");
-    let monitor = Monitor::start(&crowd.server);
+    let mut monitor = Monitor::start(&crowd.server);
     crowd.counted("fair", &name, 15);
     let _: String = crowd.server.ask(&["ECHO", "all-have-gone"]);
     let queue = format!("redisson_lock_queue:{{{name}}}");

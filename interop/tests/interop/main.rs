@@ -4,12 +4,14 @@
 
 mod crashes;
 mod crowds;
+mod dumps;
 mod fair;
 mod fenced;
 mod kinds;
 mod latches;
 mod locks;
 mod permits;
+mod play;
 mod read_write;
 mod several;
 mod stand;

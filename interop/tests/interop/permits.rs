@@ -153,6 +153,38 @@ both_ways! {
         assert_eq!(ids(&waits.value()).len(), 1);
     }
 
+    fn messages_of_less_than_none_do_no_harm_to_who_waits(pair: &Pair) {
+        let name = unique("x-owed");
+        let (a, b) = (pair.a.new_worker(), pair.b.new_worker());
+        assert!(a.does(&format!("x-set-permits {name} 1")));
+        let held = ids(&a.ask(&format!("x-acquire {name} 1 0 {LEASE}")));
+        let waits = b.tell(&format!("x-acquire {name} 1 -1 {LEASE}"));
+        until_subscribed(pair.server, &channel(&name), 1);
+        // redlatch publishes the number available, which is below none here; none, and one.
+        assert!(a.does(&format!("x-add-permits {name} -3")));
+        assert!(a.does(&format!("x-add-permits {name} 1")));
+        assert!(a.does(&format!("x-add-permits {name} 2")));
+        assert!(waits.is_under_way());
+        assert!(a.does(&format!("x-release {name} {}", held[0])));
+        assert_eq!(ids(&waits.value()).len(), 1);
+    }
+
+    fn as_many_are_woken_as_can_be_served(pair: &Pair) {
+        let name = unique("as-many");
+        let (a, b) = (pair.a.new_worker(), pair.b.new_worker());
+        assert!(a.does(&format!("set-permits {name} 3")));
+        assert!(a.does(&format!("acquire {name} 3 0")));
+        let waiters = [(); 3].map(|()| pair.b.new_worker());
+        let waiting = waiters.map(|waiter| waiter.tell(&format!("acquire {name} 1 -1")));
+        until_subscribed(pair.server, &channel(&name), 1);
+        // At once: that they can be had is said once, with their number.
+        assert!(a.does(&format!("release {name} 3")));
+        for had in waiting {
+            assert_eq!(had.value(), true);
+        }
+        assert_eq!(b.number(&format!("available {name}")), 0);
+    }
+
     fn a_permit_that_expires_is_had_by_the_other(pair: &Pair) {
         let name = unique("x-expires");
         let (a, b) = (pair.a.new_worker(), pair.b.new_worker());

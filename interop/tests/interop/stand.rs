@@ -43,7 +43,12 @@ impl Pair {
 
 /// A peer for one test alone.
 pub(crate) fn start(library: Library, settings: &[&str]) -> Peer {
-    let urls: Vec<String> = servers().iter().map(Server::url).collect();
+    start_on(library, settings, servers())
+}
+
+/// A peer on servers of its own.
+pub(crate) fn start_on(library: Library, settings: &[&str], servers: &[Server]) -> Peer {
+    let urls: Vec<String> = servers.iter().map(Server::url).collect();
     // Comes up soon, and leaves the cores to the others.
     let java = [
         "-XX:+UseSerialGC",

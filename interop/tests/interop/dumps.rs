@@ -1,0 +1,679 @@
+//! After the same play there are the same keys, types, fields, values and messages on either side, but for ids and times;
+//! every difference is named where it begins to be.
+
+use crate::play::{compare, compare_newest};
+
+#[test]
+fn lock() {
+    compare(
+        "
+        1 lock lock NAME -1 LEASE
+        2 lock lock NAME 0 LEASE
+        1 lock lock NAME -1 LEASE
+        2 unlock lock NAME
+        # A partial release leaves a lease alone that nobody renews: what was asked for is what is held.
+        1 unlock lock NAME
+            Redisson: NAME is a hash for 60 s
+            redlatch: NAME is a hash for 600 s
+        1 unlock lock NAME
+        1 lock lock NAME -1 300000
+        2 lock lock NAME -1 LEASE | waits | listen 1
+        1 unlock lock NAME | then 2
+        # Entering again never brings the end nearer.
+        2 lock lock NAME -1 300000
+            Redisson: NAME is a hash for 300 s
+            redlatch: NAME is a hash for 600 s
+        2 force-unlock lock NAME
+        2 force-unlock lock NAME
+        2 unlock lock NAME
+        1 lock lock NAME -1 -1
+        3 lock lock NAME 300 LEASE
+        1 lock lock NAME -1 -1
+        1 unlock lock NAME
+        1 lock lock NAME -1 LEASE
+        1 unlock lock NAME
+            Redisson: NAME is a hash for 60 s
+            redlatch: NAME is a hash for 600 s
+        # Nor does the watchdog's lease.
+        1 unlock lock NAME
+    ",
+    );
+}
+
+#[test]
+fn nonreentrant() {
+    compare_newest(
+        "
+        1 lock nonreentrant NAME -1 LEASE
+        1 lock nonreentrant NAME 0 LEASE
+        2 lock nonreentrant NAME 0 LEASE
+        2 lock nonreentrant NAME -1 LEASE | waits | listen 1
+        1 unlock nonreentrant NAME | then 2
+        2 force-unlock nonreentrant NAME
+    ",
+    );
+}
+
+#[test]
+fn nonreentrant_fair() {
+    compare_newest(
+        "
+        1 lock nonreentrant-fair NAME -1 LEASE
+        1 lock nonreentrant-fair NAME 0 -1
+        2 lock nonreentrant-fair NAME -1 LEASE | waits | queue 1
+        1 unlock nonreentrant-fair NAME | then 2
+        # The queue is empty: who waits for the name by another kind of lock is called.
+        2 unlock nonreentrant-fair NAME
+            redlatch: redisson_lock__channel:{NAME} says 0
+    ",
+    );
+}
+
+#[test]
+fn spin() {
+    compare(
+        "
+        1 lock spin NAME -1 LEASE
+        2 lock spin NAME 0 LEASE
+        1 lock spin NAME -1 LEASE
+        # A partial release leaves a lease alone that nobody renews: what was asked for is what is held.
+        1 unlock spin NAME
+            Redisson: NAME is a hash for 60 s
+            redlatch: NAME is a hash for 600 s
+        1 unlock spin NAME
+        1 lock spin NAME -1 LEASE
+        2 lock spin NAME -1 LEASE | waits
+        1 unlock spin NAME | then 2
+        # Somebody may wait for the same name by another kind of lock, and listen.
+        1 force-unlock spin NAME
+            redlatch: redisson_lock__channel:{NAME} says 0
+        2 unlock spin NAME
+    ",
+    );
+}
+
+#[test]
+fn fenced() {
+    compare(
+        "
+        1 lock fenced NAME -1 LEASE
+        2 lock fenced NAME 0 LEASE
+        1 token NAME
+        1 lock fenced NAME -1 LEASE
+        # A partial release leaves a lease alone that nobody renews: what was asked for is what is held.
+        1 unlock fenced NAME
+            Redisson: NAME is a hash for 60 s
+            redlatch: NAME is a hash for 600 s
+        1 unlock fenced NAME
+        2 lock fenced NAME -1 LEASE
+        1 lock fenced NAME -1 LEASE | waits | listen 1
+        2 unlock fenced NAME | then 1
+        2 force-unlock fenced NAME
+        2 lock fenced NAME 0 LEASE
+        2 unlock fenced NAME
+    ",
+    );
+}
+
+#[test]
+fn fair() {
+    compare(
+        "
+        1 lock fair NAME -1 LEASE
+        1 lock fair NAME -1 LEASE
+        2 lock fair NAME 0 -1
+        2 lock fair NAME -1 LEASE | waits | queue 1
+        3 lock fair NAME -1 LEASE | waits | queue 2
+        4 lock fair NAME -1 LEASE | waits | queue 3
+        # A partial release leaves a lease alone that nobody renews: what was asked for is what is held.
+        1 unlock fair NAME
+            Redisson: NAME is a hash for 60 s
+            redlatch: NAME is a hash for 600 s
+        # Who becomes the head is told: it has to know how long the lock is held now.
+        1 unlock fair NAME | then 2
+            redlatch: redisson_lock__channel:{NAME}:OWNER3 says 0
+        2 unlock fair NAME | then 3
+            redlatch: redisson_lock__channel:{NAME}:OWNER4 says 0
+        3 force-unlock fair NAME | then 4
+        # The queue is empty: who waits for the name by another kind of lock is called.
+        4 unlock fair NAME
+            redlatch: redisson_lock__channel:{NAME} says 0
+        # Nobody holds it: Redisson takes that for done.
+        4 unlock fair NAME
+            Redisson: 4 has true
+            redlatch: 4 has an error
+        1 force-unlock fair NAME
+    ",
+    );
+}
+
+#[test]
+fn fair_giving_up() {
+    compare(
+        "
+        1 lock fair NAME -1 LEASE
+        2 lock fair NAME 8000 LEASE | waits | queue 1
+        3 lock fair NAME -1 LEASE | waits | queue 2
+        # Nobody is waited for longer than `fair-wait`.
+        4 lock fair NAME 390000 LEASE | waits | queue 3
+            Redisson: redisson_lock_timeout:{NAME} OWNER4 ends in 1290 s
+            redlatch: redisson_lock_timeout:{NAME} OWNER4 ends in 1200 s
+        # The new head is told.
+        2 answers | queue 2
+            Redisson: redisson_lock_timeout:{NAME} OWNER4 ends in 1290 s
+            redlatch: redisson_lock__channel:{NAME}:OWNER3 says 0
+            redlatch: redisson_lock_timeout:{NAME} OWNER4 ends in 1200 s
+        1 unlock fair NAME | then 3
+            Redisson: redisson_lock_timeout:{NAME} OWNER4 ends in 990 s
+            redlatch: redisson_lock__channel:{NAME}:OWNER4 says 0
+            redlatch: redisson_lock_timeout:{NAME} OWNER4 ends in 900 s
+        3 unlock fair NAME | then 4
+        2 lock fair NAME 500 LEASE
+        # The queue is empty: who waits for the name by another kind of lock is called.
+        4 unlock fair NAME
+            redlatch: redisson_lock__channel:{NAME} says 0
+    ",
+    );
+}
+
+#[test]
+fn fair_with_the_dead() {
+    compare(
+        "
+        1 lock fair NAME -1 LEASE
+        2 lock fair NAME -1 LEASE | waits | queue 1
+        0 LPUSH redisson_lock_queue:{NAME} dead:1
+        0 ZADD redisson_lock_timeout:{NAME} 1 dead:1
+        # Whoever drops a dead head calls the next.
+        3 lock fair NAME 0 -1
+            redlatch: redisson_lock__channel:{NAME}:OWNER2 says 0
+        1 unlock fair NAME | then 2
+        # The queue is empty: who waits for the name by another kind of lock is called.
+        2 unlock fair NAME
+            redlatch: redisson_lock__channel:{NAME} says 0
+    ",
+    );
+}
+
+#[test]
+fn fair_without_a_score() {
+    compare(
+        "
+        1 lock fair NAME -1 LEASE
+        0 RPUSH redisson_lock_queue:{NAME} dead:1
+        # Nothing says how long it is waited for: it is not waited for. Redisson waits for ever.
+        1 unlock fair NAME
+            Redisson: redisson_lock__channel:{NAME}:dead:1 says 0
+            Redisson: redisson_lock_queue:{NAME} [0] = dead:1
+            Redisson: redisson_lock_queue:{NAME} is a list for ever
+            redlatch: redisson_lock__channel:{NAME} says 0
+        2 lock fair NAME 0 -1
+            Redisson: 2 has false
+            Redisson: redisson_lock_queue:{NAME} [0] = dead:1
+            Redisson: redisson_lock_queue:{NAME} is a list for ever
+            redlatch: 2 has true
+            redlatch: NAME OWNER2 = 1
+            redlatch: NAME is a hash for 60 s
+    ",
+    );
+}
+
+#[test]
+fn readers() {
+    compare(
+        "
+        1 lock read NAME -1 LEASE
+        1 lock read NAME -1 LEASE
+        2 lock read NAME -1 300000
+        3 lock write NAME 0 LEASE
+        1 unlock read NAME
+        2 lock read NAME -1 60000
+        2 unlock read NAME
+        # The end has come nearer: a writer that sleeps until then is told.
+        1 unlock read NAME
+            redlatch: redisson_rwlock:{NAME} says 0
+        3 lock write NAME -1 LEASE | waits | listen 1
+        2 unlock read NAME | then 3
+        # At `1` a thread of Redisson's that is about to sleep is not woken; `0` is kept for it.
+        3 unlock write NAME
+            Redisson: redisson_rwlock:{NAME} says 1
+            redlatch: redisson_rwlock:{NAME} says 1, 0
+        1 lock read NAME -1 -1
+        1 lock read NAME -1 LEASE
+        # All holds of a reader are held for as long as the longest; what is given back hands that on.
+        1 unlock read NAME
+            Redisson: NAME is a hash for 60 s
+            Redisson: {NAME}:OWNER1:rwlock_timeout:1 is a string for 60 s
+            redlatch: NAME is a hash for 600 s
+            redlatch: {NAME}:OWNER1:rwlock_timeout:1 is a string for 600 s
+        1 unlock read NAME
+        # Nobody holds it, and Redisson wakes who waits before it says so.
+        1 unlock read NAME
+            Redisson: redisson_rwlock:{NAME} says 0
+    ",
+    );
+}
+
+#[test]
+fn writer() {
+    compare(
+        "
+        1 lock write NAME -1 300000
+        # Entering again does not add up leases.
+        1 lock write NAME -1 300000
+            Redisson: NAME is a hash for 600 s
+            redlatch: NAME is a hash for 300 s
+        # A partial release leaves a lease alone that nobody renews: what was asked for is what is held.
+        1 unlock write NAME
+            Redisson: NAME is a hash for 60 s
+            redlatch: NAME is a hash for 300 s
+        2 lock read NAME 0 LEASE
+            Redisson: NAME is a hash for 60 s
+            redlatch: NAME is a hash for 300 s
+        2 lock write NAME 0 LEASE
+            Redisson: NAME is a hash for 60 s
+            redlatch: NAME is a hash for 300 s
+        2 lock read NAME -1 LEASE | waits | listen 1
+            Redisson: NAME is a hash for 60 s
+            redlatch: NAME is a hash for 300 s
+        # At `1` a thread of Redisson's that is about to sleep is not woken; `0` is kept for it.
+        1 unlock write NAME | then 2
+            Redisson: redisson_rwlock:{NAME} says 1
+            redlatch: redisson_rwlock:{NAME} says 1, 0
+        2 unlock read NAME
+        # Nobody holds it, as above.
+        2 unlock write NAME
+            Redisson: redisson_rwlock:{NAME} says 1
+    ",
+    );
+}
+
+#[test]
+fn writer_who_reads() {
+    compare(
+        "
+        1 lock write NAME -1 LEASE
+        1 lock read NAME -1 300000
+        1 lock read NAME -1 LEASE
+        2 lock read NAME 0 LEASE
+        # All holds of a reader are held for as long as the longest; what is given back hands that on.
+        # The writer's lease is its own: it does not end with a shorter one of the same owner's reads.
+        1 unlock read NAME
+            Redisson: NAME is a hash for 300 s
+            Redisson: {NAME}:OWNER1:rwlock_timeout:1 is a string for 300 s
+            redlatch: NAME is a hash for 600 s
+            redlatch: {NAME}:OWNER1:rwlock_timeout:1 is a string for 600 s
+        1 unlock read NAME
+            Redisson: NAME is a hash for 300 s
+            redlatch: NAME is a hash for 600 s
+        # At `1` a thread of Redisson's that is about to sleep is not woken; `0` is kept for it.
+        1 unlock write NAME
+            Redisson: redisson_rwlock:{NAME} says 1
+            redlatch: redisson_rwlock:{NAME} says 1, 0
+        1 lock write NAME -1 LEASE
+        1 lock read NAME -1 LEASE
+        # Other readers may enter now, and are told.
+        1 unlock write NAME
+            redlatch: redisson_rwlock:{NAME} says 1, 0
+        2 lock read NAME 0 LEASE
+        1 unlock read NAME
+        2 unlock read NAME
+    ",
+    );
+}
+
+#[test]
+fn readers_and_writers_forced() {
+    compare(
+        "
+        1 lock write NAME -1 LEASE
+        2 force-unlock read NAME
+        # At `1` a thread of Redisson's that is about to sleep is not woken; `0` is kept for it.
+        2 force-unlock write NAME
+            Redisson: redisson_rwlock:{NAME} says 1
+            redlatch: redisson_rwlock:{NAME} says 1, 0
+        2 force-unlock write NAME
+        3 lock read NAME -1 LEASE
+        2 lock read NAME -1 LEASE
+        4 force-unlock write NAME
+        # Nothing is left that could be counted into a later hold.
+        4 force-unlock read NAME
+            Redisson: {NAME}:OWNER2:rwlock_timeout:1 = 1
+            Redisson: {NAME}:OWNER2:rwlock_timeout:1 is a string for 600 s
+            Redisson: {NAME}:OWNER3:rwlock_timeout:1 = 1
+            Redisson: {NAME}:OWNER3:rwlock_timeout:1 is a string for 600 s
+    ",
+    );
+}
+
+#[test]
+fn writer_who_reads_forced() {
+    compare(
+        "
+        1 lock write NAME -1 LEASE
+        1 lock read NAME -1 LEASE
+        # Either side can be taken by itself.
+        2 force-unlock read NAME
+            Redisson: 2 has false
+            Redisson: NAME OWNER1 = 1
+            Redisson: {NAME}:OWNER1:rwlock_timeout:1 = 1
+            Redisson: {NAME}:OWNER1:rwlock_timeout:1 is a string for 600 s
+            redlatch: 2 has true
+        # Nothing is left, and all are called.
+        2 force-unlock write NAME
+            Redisson: redisson_rwlock:{NAME} says 1
+            Redisson: {NAME}:OWNER1:rwlock_timeout:1 = 1
+            Redisson: {NAME}:OWNER1:rwlock_timeout:1 is a string for 600 s
+            redlatch: redisson_rwlock:{NAME} says 1, 0
+    ",
+    );
+}
+
+#[test]
+fn readers_of_whom_one_is_dead() {
+    compare(
+        "
+        1 lock read NAME -1 LEASE
+        2 lock read NAME -1 LEASE
+        0 DEL {NAME}:OWNER1:rwlock_timeout:1
+        3 lock read NAME -1 LEASE
+        # Whoever comes by clears the dead away.
+        2 unlock read NAME
+            Redisson: NAME OWNER1 = 1
+        3 unlock read NAME
+    ",
+    );
+}
+
+#[test]
+fn multi_lock() {
+    compare(
+        "
+        1 lock multi lock:NAME-a,fair:NAME-b,write:NAME-c -1 LEASE
+        # All are taken in one step or none is: none is given back.
+        2 lock multi lock:NAME-x,lock:NAME-a 0 LEASE
+            Redisson: redisson_lock__channel:{NAME-x} says 0
+        1 lock multi lock:NAME-a,fair:NAME-b,write:NAME-c -1 LEASE
+        # A partial release leaves a lease alone that nobody renews: what was asked for is what is held.
+        1 unlock multi lock:NAME-a,fair:NAME-b,write:NAME-c
+            Redisson: NAME-a is a hash for 60 s
+            Redisson: NAME-b is a hash for 60 s
+            Redisson: NAME-c is a hash for 60 s
+            redlatch: NAME-a is a hash for 600 s
+            redlatch: NAME-b is a hash for 600 s
+            redlatch: NAME-c is a hash for 600 s
+        # As each of them does by itself.
+        1 unlock multi lock:NAME-a,fair:NAME-b,write:NAME-c
+            Redisson: redisson_rwlock:{NAME-c} says 1
+            redlatch: redisson_lock__channel:{NAME-b} says 0
+            redlatch: redisson_rwlock:{NAME-c} says 1, 0
+        1 lock multi lock:NAME-a,lock:NAME-b@1 -1 -1
+        1 unlock multi lock:NAME-a,lock:NAME-b@1
+        1 lock multi lock:NAME-a,fenced:NAME-t -1 -1
+        1 unlock multi lock:NAME-a,fenced:NAME-t
+        1 lock multi lock:NAME-a,read:NAME-b 0 LEASE
+        1 unlock multi lock:NAME-a,read:NAME-b
+    ",
+    );
+}
+
+#[test]
+fn multi_lock_with_a_token() {
+    compare(
+        "
+        # In Redisson the token expires with the lease; then tokens begin at 1 again.
+        1 lock multi lock:NAME-a,fenced:NAME-b -1 LEASE
+            Redisson: redisson_lock_token:{NAME-b} is a string for 600 s
+            redlatch: redisson_lock_token:{NAME-b} is a string for ever
+        1 unlock multi lock:NAME-a,fenced:NAME-b
+            Redisson: redisson_lock_token:{NAME-b} is a string for 600 s
+            redlatch: redisson_lock_token:{NAME-b} is a string for ever
+        2 lock fenced NAME-b -1 LEASE
+            Redisson: redisson_lock_token:{NAME-b} is a string for 600 s
+            redlatch: redisson_lock_token:{NAME-b} is a string for ever
+        2 unlock fenced NAME-b
+            Redisson: redisson_lock_token:{NAME-b} is a string for 600 s
+            redlatch: redisson_lock_token:{NAME-b} is a string for ever
+    ",
+    );
+}
+
+#[test]
+fn red_lock() {
+    compare(
+        "
+        1 lock red lock:NAME-a@0,lock:NAME-b@1,lock:NAME-c@2 -1 LEASE
+        1 unlock red lock:NAME-a@0,lock:NAME-b@1,lock:NAME-c@2
+        2 lock lock NAME-a -1 LEASE
+        1 lock red lock:NAME-a@0,lock:NAME-b@1,lock:NAME-c@2 5000 LEASE
+        1 unlock red lock:NAME-a@0,lock:NAME-b@1,lock:NAME-c@2
+        2 unlock lock NAME-a
+        1 lock red lock:NAME-a@0,lock:NAME-b@1,lock:NAME-c@2 0 -1
+        1 unlock red lock:NAME-a@0,lock:NAME-b@1,lock:NAME-c@2
+    ",
+    );
+}
+
+#[test]
+fn semaphore() {
+    compare(
+        "
+        1 set-permits NAME 5
+        2 set-permits NAME 9
+        1 acquire NAME 2 0
+        2 acquire NAME 4 0
+        1 release NAME 1
+        1 add-permits NAME 3
+        # There are fewer: nobody can be served.
+        1 add-permits NAME -2
+            Redisson: redisson_sc:{NAME} says 5
+        1 add-permits NAME -7
+            Redisson: redisson_sc:{NAME} says -2
+        1 release NAME 1
+        1 release NAME 1
+        1 release NAME 5
+        1 drain NAME
+        2 acquire NAME 2 -1 | waits | listen 1
+        1 release NAME 2 | then 2
+        1 set-permits NAME 4
+        2 available NAME
+        1 release NAME-new 2
+        1 add-permits NAME-other 2
+        # As above.
+        1 add-permits NAME-less -2
+            Redisson: redisson_sc:{NAME-less} says -2
+    ",
+    );
+}
+
+#[test]
+fn semaphore_for_a_time() {
+    compare(
+        "
+        1 set-permits-for NAME 5 LEASE
+        1 set-permits-for NAME 7 LEASE
+        1 acquire NAME 1 0
+        1 release NAME 1
+        # The time to live is the semaphore's, not that of its number.
+        1 add-permits NAME 1
+            Redisson: NAME is a string for ever
+            redlatch: NAME is a string for 600 s
+        1 set-permits-for NAME-2 5 LEASE
+            Redisson: NAME is a string for ever
+            redlatch: NAME is a string for 600 s
+        1 drain NAME-2
+            Redisson: NAME is a string for ever
+            Redisson: NAME-2 is a string for ever
+            redlatch: NAME is a string for 600 s
+            redlatch: NAME-2 is a string for 600 s
+    ",
+    );
+}
+
+#[test]
+fn semaphore_if_it_exists() {
+    compare_newest(
+        "
+        1 release-if-exists NAME 1
+        1 set-permits NAME 1
+        1 release-if-exists NAME 2
+    ",
+    );
+}
+
+#[test]
+fn expirable_semaphore() {
+    compare(
+        "
+        1 x-set-permits NAME 5
+        1 x-set-permits NAME 7
+        1 x-acquire NAME 2 0 LEASE
+        2 x-acquire NAME 4 0 LEASE
+        2 x-acquire NAME 1 -1 300000
+        # The end has come nearer: who sleeps until then is told.
+        2 x-update-lease NAME $0 300000
+            redlatch: redisson_sc:{NAME} says 2
+        2 x-update-lease NAME $0 LEASE
+        # We publish how many are available, Redisson how many have come. Both wake all that can be served.
+        2 x-release NAME $0
+            Redisson: redisson_sc:{NAME} says 1
+            redlatch: redisson_sc:{NAME} says 3
+        2 x-release NAME $0
+        2 x-release NAME $1,$0
+        2 x-release NAME $1,$2
+            Redisson: redisson_sc:{NAME} says 2
+            redlatch: redisson_sc:{NAME} says 5
+        1 x-acquire NAME 3 0 LEASE
+        1 x-try-release NAME $3
+            Redisson: redisson_sc:{NAME} says 1
+            redlatch: redisson_sc:{NAME} says 3
+        1 x-try-release NAME $3
+        1 x-acquired NAME
+        1 x-available NAME
+        1 x-add-permits NAME 2
+            Redisson: redisson_sc:{NAME} says 2
+            redlatch: redisson_sc:{NAME} says 5
+        1 x-add-permits NAME -3
+            redlatch: redisson_sc:{NAME} says 2
+        # Redisson publishes the total here.
+        1 x-resize NAME 6
+            Redisson: redisson_sc:{NAME} says 6
+            redlatch: redisson_sc:{NAME} says 4
+        1 x-resize NAME 6
+        1 x-resize NAME 1
+            Redisson: redisson_sc:{NAME} says 1
+            redlatch: redisson_sc:{NAME} says -1
+        1 x-try-release NAME $4
+            Redisson: redisson_sc:{NAME} says 1
+            redlatch: redisson_sc:{NAME} says 0
+        1 x-try-release NAME $5
+    ",
+    );
+}
+
+#[test]
+fn expirable_semaphore_of_which_some_are_released() {
+    compare(
+        "
+        1 x-set-permits NAME 5
+        1 x-acquire NAME 3 0 LEASE
+        1 x-try-release NAME $0
+            Redisson: redisson_sc:{NAME} says 1
+            redlatch: redisson_sc:{NAME} says 3
+        # Those that are out are given back; Redisson gives none back if one of them is not out.
+        1 x-try-release NAME $1,$0
+            Redisson: 1 has 0
+            Redisson: NAME = 3
+            Redisson: {NAME}:timeout PERMIT1 ends in 600 s
+            redlatch: 1 has 1
+            redlatch: NAME = 4
+            redlatch: redisson_sc:{NAME} says 4
+        1 x-try-release NAME $0,$2
+            Redisson: 1 has 0
+            Redisson: NAME = 3
+            Redisson: {NAME}:timeout PERMIT1 ends in 600 s
+            Redisson: {NAME}:timeout PERMIT2 ends in 600 s
+            Redisson: {NAME}:timeout is a zset for ever
+            redlatch: 1 has 1
+            redlatch: NAME = 5
+            redlatch: redisson_sc:{NAME} says 5
+    ",
+    );
+}
+
+#[test]
+fn expirable_semaphore_without_a_lease() {
+    compare(
+        "
+        1 x-set-permits NAME 2
+        # Without a lease the watchdog renews it: the permits of the dead come back.
+        1 x-acquire NAME 1 0 -1
+            Redisson: {NAME}:timeout PERMIT0 never ends
+            redlatch: {NAME}:timeout PERMIT0 ends in 60 s
+        1 x-release NAME $0
+            Redisson: redisson_sc:{NAME} says 1
+            redlatch: redisson_sc:{NAME} says 2
+        1 x-resize NAME-new 2
+        1 x-add-permits NAME-other 2
+    ",
+    );
+}
+
+#[test]
+fn expirable_semaphore_whose_permits_expire() {
+    compare(
+        "
+        1 x-set-permits NAME 3
+        1 x-acquire NAME 2 0 LEASE
+        0 ZADD {NAME}:timeout 1 $0
+        1 x-available NAME
+        0 ZADD {NAME}:timeout 1 $1
+        # What has expired has been given back; Redisson puts it off, though it says that it cannot be released.
+        1 x-release NAME $1
+            Redisson: NAME = 2
+            Redisson: {NAME}:timeout PERMIT1 has ended
+            Redisson: {NAME}:timeout is a zset for ever
+            redlatch: NAME = 3
+            redlatch: redisson_sc:{NAME} says 3
+        1 x-acquire NAME 1 0 LEASE
+            Redisson: redisson_sc:{NAME} says 3
+        0 ZADD {NAME}:timeout 1 $2
+        2 x-acquire NAME 3 0 LEASE
+    ",
+    );
+}
+
+#[test]
+fn latch() {
+    compare(
+        "
+        1 set-count NAME 3
+        1 set-count NAME 7
+        2 await NAME -1 | waits | listen 1
+        1 count-down NAME
+        1 count-down NAME
+        1 count-down NAME | then 2
+        1 count-down NAME
+        1 count NAME
+        1 set-count NAME 2
+        # At `1`, a new count, Redisson's waiters go on waiting; at `0` they go.
+        1 delete-latch NAME
+            Redisson: redisson_countdownlatch__channel__{NAME} says 1
+            redlatch: redisson_countdownlatch__channel__{NAME} says 0
+        1 delete-latch NAME
+    ",
+    );
+}
+
+#[test]
+fn expirable_semaphore_waiting() {
+    compare(
+        "
+        1 x-set-permits NAME 1
+        2 x-acquire NAME 1 0 LEASE
+        1 x-acquire NAME 1 -1 LEASE | waits | listen 1
+        2 x-release NAME $0 | then 1
+        1 x-release NAME $1
+    ",
+    );
+}

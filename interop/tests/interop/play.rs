@@ -1,0 +1,431 @@
+//! The same play on either library, with what there is in Redis afterwards, and what was said, line by line.
+//!
+//! A play is text, one step to a line. `1 lock fair NAME -1 LEASE` has worker 1 do that; worker `0` is somebody at the server
+//! itself, with a command of Redis. In a step stand `NAME`, `LEASE` and the like for themselves, `OWNER2` for how worker 2
+//! stands in Redis, and `$0` for the first permit that was taken, `$1` for the next. After it, with `|` between:
+//!
+//! - `waits`: it is not waited for; later `2 answers` does;
+//! - `then 2`: worker 2, which waits, has its answer now;
+//! - `queue N`: until so many stand in the queue of a fair lock; `listen N`: until there are so many channels of that name
+//!   that somebody is subscribed to.
+//!
+//! Indented below a step stand the differences after it: `Redisson: …` is there only on Redisson's side, `redlatch: …` only
+//! on this one's. `Redisson 3: …` and `redlatch 3: …` are so beside the late 3.x only, `… 4: …` beside the newest only. All
+//! else is equal. `#` begins a line that says why.
+
+use std::collections::BTreeMap;
+use std::fmt::Write as _;
+use std::sync::OnceLock;
+
+use redis::Value as Raw;
+use redlatch_interop::{Library, Peer, Pending, Worker};
+use redlatch_testkit::{Command, Monitor, Server, unique};
+use serde_json::Value;
+
+use crate::stand::until;
+
+/// How long both hold what they hold, in ms; all times are put to the nearest half minute.
+const LEASE: u64 = 600_000;
+/// What the watchdogs lease for, and how long those who wait for a fair lock are waited for.
+const SETTINGS: &[&str] = &["watchdog=60000", "fair-wait=300000"];
+const UNIT: i64 = 30_000;
+
+/// From when on a date is none: Redisson's permit without end, as ms from now.
+const NEVER: i64 = 100_000_000_000_000;
+
+/// What is there after each step, in lines.
+type Seen = Vec<Vec<String>>;
+
+/// Plays it with the newest Redisson and with a late 3.x, and compares each with redlatch.
+#[track_caller]
+pub(crate) fn compare(play: &str) {
+    compare_with(&[Library::Redisson, Library::Redisson3], play);
+}
+
+/// The same with the newest Redisson only: of what the late 3.x does not have.
+#[track_caller]
+pub(crate) fn compare_newest(play: &str) {
+    compare_with(&[Library::Redisson], play);
+}
+
+#[track_caller]
+fn compare_with(beside: &[Library], play: &str) {
+    let steps = steps(play);
+    let ours = perform(Library::Redlatch, &steps);
+    for &library in beside {
+        let theirs = perform(library, &steps);
+        let (mut expected, mut found) = (String::new(), String::new());
+        for (step, (theirs, ours)) in steps.iter().zip(theirs.iter().zip(&ours)) {
+            let mut differences = step.differences(library);
+            differences.sort();
+            tell(&mut expected, step, &differences);
+            let mut differences = Vec::new();
+            differences.extend(without(theirs, ours).map(|line| format!("Redisson: {line}")));
+            differences.extend(without(ours, theirs).map(|line| format!("redlatch: {line}")));
+            differences.sort();
+            tell(&mut found, step, &differences);
+        }
+        assert!(
+            expected == found,
+            "beside Redisson {} the differences are:\n{found}\nand should be:\n{expected}",
+            library.version(),
+        );
+    }
+}
+
+fn tell(text: &mut String, step: &Step<'_>, differences: &[String]) {
+    let _ = writeln!(text, "        {}", step.line);
+    for difference in differences {
+        let _ = writeln!(text, "            {difference}");
+    }
+}
+
+/// What is in `lines`, but not, or not so often, in `others`; both are sorted.
+fn without<'a>(lines: &'a [String], others: &[String]) -> impl Iterator<Item = &'a String> {
+    let mut others = others.to_vec();
+    lines.iter().filter(
+        move |&line| match others.iter().position(|other| other == line) {
+            Some(found) => {
+                others.remove(found);
+                false
+            }
+            None => true,
+        },
+    )
+}
+
+struct Step<'a> {
+    line: &'a str,
+    worker: u64,
+    command: &'a str,
+    then: Vec<&'a str>,
+    differences: Vec<&'a str>,
+}
+
+impl Step<'_> {
+    /// Those beside this version.
+    fn differences(&self, library: Library) -> Vec<String> {
+        let version = match library {
+            Library::Redisson3 => "3",
+            _ => "4",
+        };
+        let of_version = |line: &&str| {
+            let (side, rest) = line.split_once(": ")?;
+            match side.split_once(' ') {
+                None => Some((*line).to_owned()),
+                Some((side, only)) => (only == version).then(|| format!("{side}: {rest}")),
+            }
+        };
+        self.differences.iter().filter_map(of_version).collect()
+    }
+}
+
+fn steps(play: &str) -> Vec<Step<'_>> {
+    let mut steps: Vec<Step<'_>> = Vec::new();
+    for line in play.lines().map(str::trim) {
+        if line.is_empty() || line.starts_with('#') {
+            continue;
+        }
+        if line.starts_with("Redisson") || line.starts_with("redlatch") {
+            let step = steps.last_mut().expect("a step before a difference");
+            step.differences.push(line);
+            continue;
+        }
+        let mut parts = line.split(" | ");
+        let (worker, command) = parts
+            .next()
+            .and_then(|step| step.split_once(' '))
+            .unwrap_or_else(|| panic!("{line:?} is WORKER COMMAND"));
+        steps.push(Step {
+            line,
+            worker: worker.parse().expect("a worker"),
+            command,
+            then: parts.collect(),
+            differences: Vec::new(),
+        });
+    }
+    steps
+}
+
+fn perform(library: Library, steps: &[Step<'_>]) -> Seen {
+    let mut stage = Stage::new(library);
+    steps.iter().map(|step| stage.play(step)).collect()
+}
+
+/// One play by one library, under a name that nobody else has.
+struct Stage {
+    name: String,
+    workers: Vec<(Worker<'static>, String)>,
+    monitors: Vec<Monitor>,
+    permits: Vec<String>,
+    waiting: BTreeMap<u64, Pending>,
+}
+
+impl Stage {
+    fn new(library: Library) -> Stage {
+        let peer = peer(library);
+        let workers = [(); 4].map(|()| peer.new_worker());
+        Stage {
+            name: unique("play"),
+            workers: workers.map(|worker| (worker, worker.owner())).into(),
+            monitors: servers().iter().map(Monitor::start).collect(),
+            permits: Vec::new(),
+            waiting: BTreeMap::new(),
+        }
+    }
+
+    fn play(&mut self, step: &Step<'_>) -> Vec<String> {
+        let mut seen = Vec::new();
+        match step.command {
+            _ if step.worker == 0 => {
+                self.at_the_server(&self.meant(step.command));
+            }
+            "answers" => seen.push(self.answers(step.worker)),
+            command => {
+                let command = self.meant(command);
+                let worker = self.workers[step.worker as usize - 1].0;
+                self.waiting.insert(step.worker, worker.tell(&command));
+                if !step.then.contains(&"waits") {
+                    seen.push(self.answers(step.worker));
+                }
+            }
+        }
+        for then in &step.then {
+            let then = self.meant(then);
+            match then.split_once(' ') {
+                None if then == "waits" => {}
+                Some(("then", worker)) => {
+                    seen.push(self.answers(worker.parse().expect("a worker")));
+                }
+                Some(("queue", length)) => {
+                    let queue = format!("redisson_lock_queue:{{{}}}", self.name);
+                    let wanted: i64 = length.parse().expect("a length");
+                    until(step.line, || {
+                        servers()[0].ask::<i64>(&["LLEN", &queue]) == wanted
+                    });
+                }
+                Some(("listen", channels)) => {
+                    let pattern = format!("*{}*", self.name);
+                    let wanted: usize = channels.parse().expect("a number");
+                    until(step.line, || {
+                        let channels: Vec<String> =
+                            servers()[0].ask(&["PUBSUB", "CHANNELS", &pattern]);
+                        channels.len() == wanted
+                    });
+                }
+                _ => panic!("what is {then:?}?"),
+            }
+        }
+        for server in 0..servers().len() {
+            self.look(server, &mut seen);
+        }
+        seen.sort();
+        seen
+    }
+
+    /// What a worker says; permits are remembered.
+    fn answers(&mut self, worker: u64) -> String {
+        let pending = self.waiting.remove(&worker).expect("somebody who waits");
+        let said = match pending.answer().said {
+            Err(error) => {
+                // Said when the play is not as it should be.
+                eprintln!("{worker} has the error {error}");
+                "an error".to_owned()
+            }
+            Ok(Value::Array(ids)) => {
+                let ids = ids.iter().filter_map(Value::as_str).map(str::to_owned);
+                self.permits.extend(ids.clone());
+                format!("{:?}", ids.map(|id| self.put(&id)).collect::<Vec<_>>())
+            }
+            Ok(value) => value.to_string(),
+        };
+        format!("{worker} has {said}")
+    }
+
+    /// A command of Redis; permits are raw bytes there.
+    fn at_the_server(&self, command: &str) {
+        let mut cmd = redis::Cmd::new();
+        for word in command.split(' ') {
+            match self.permits.iter().any(|id| id == word) {
+                true => cmd.arg(raw(word)),
+                false => cmd.arg(word),
+            };
+        }
+        let done: redis::RedisResult<Raw> = cmd.query(&mut servers()[0].connection());
+        assert!(done.is_ok(), "{command}: {done:?}");
+    }
+
+    /// What a step means in this play.
+    fn meant(&self, text: &str) -> String {
+        let mut text = text
+            .replace("NAME", &self.name)
+            .replace("LEASE", &LEASE.to_string());
+        for (number, (_, owner)) in self.workers.iter().enumerate() {
+            text = text.replace(&format!("OWNER{}", number + 1), owner);
+        }
+        for (number, id) in self.permits.iter().enumerate() {
+            text = text.replace(&format!("${number}"), id);
+        }
+        text
+    }
+
+    /// The other way round: what is of this play alone as it is called in every one.
+    fn put(&self, text: &str) -> String {
+        let mut text = text.replace(&self.name, "NAME");
+        // The last first: their numbers may begin with those of the first.
+        for (place, (_, owner)) in self.workers.iter().enumerate().rev() {
+            // With a client of its own for each server, but the same number.
+            let (client, number) = owner.split_once(':').expect("CLIENT:NUMBER");
+            let numbered = format!(":{number}");
+            let numbered = text.match_indices(&numbered);
+            let found = numbered.filter_map(|(at, _)| text.get(at.checked_sub(client.len())?..at));
+            let clients: Vec<String> = found.map(str::to_owned).collect();
+            for client in clients
+                .into_iter()
+                .filter(|client| client.split('-').count() == 5)
+            {
+                text = text.replace(
+                    &format!("{client}:{number}"),
+                    &format!("OWNER{}", place + 1),
+                );
+            }
+        }
+        for (number, id) in self.permits.iter().enumerate() {
+            text = text.replace(id, &format!("PERMIT{number}"));
+        }
+        text
+    }
+
+    fn put_raw(&self, bytes: &[u8]) -> String {
+        let hex = bytes.iter().fold(String::new(), |mut hex, byte| {
+            let _ = write!(hex, "{byte:02x}");
+            hex
+        });
+        match std::str::from_utf8(bytes) {
+            Ok(text) if !self.permits.contains(&hex) => self.put(text),
+            _ => self.put(&hex),
+        }
+    }
+
+    /// All keys and messages of this play on one server.
+    fn look(&mut self, number: usize, seen: &mut Vec<String>) {
+        let server = &servers()[number];
+        let at = match number {
+            0 => String::new(),
+            number => format!("@{number}"),
+        };
+        for (channel, payloads) in self.messages(number) {
+            seen.push(format!(
+                "{} says {}{at}",
+                self.put(&channel),
+                payloads.join(", ")
+            ));
+        }
+        let keys: Vec<String> = server.ask(&["KEYS", &format!("*{}*", self.name)]);
+        for key in keys {
+            // By which Redisson knows a repeated release, for some seconds. Nobody else reads them.
+            if key.starts_with("redisson_unlock_latch:") {
+                continue;
+            }
+            let kind: String = server.ask(&["TYPE", &key]);
+            let left: i64 = server.ask(&["PTTL", &key]);
+            let named = format!("{}{at}", self.put(&key));
+            let put = |bytes: &Vec<u8>| self.put_raw(bytes);
+            seen.push(format!("{named} is a {kind} {}", for_ms(left)));
+            match kind.as_str() {
+                "string" => {
+                    let value: Vec<u8> = server.ask(&["GET", &key]);
+                    seen.push(format!("{named} = {}", put(&value)));
+                }
+                "hash" => {
+                    let fields: Vec<(Vec<u8>, Vec<u8>)> = server.ask(&["HGETALL", &key]);
+                    for (field, value) in fields {
+                        seen.push(format!("{named} {} = {}", put(&field), put(&value)));
+                    }
+                }
+                "list" => {
+                    let entries: Vec<Vec<u8>> = server.ask(&["LRANGE", &key, "0", "-1"]);
+                    for (place, entry) in entries.iter().enumerate() {
+                        seen.push(format!("{named} [{place}] = {}", put(entry)));
+                    }
+                }
+                "zset" => {
+                    let members: Vec<(Vec<u8>, f64)> =
+                        server.ask(&["ZRANGE", &key, "0", "-1", "WITHSCORES"]);
+                    let now = now(server);
+                    for (member, date) in members {
+                        let left = date as i64 - now;
+                        seen.push(format!("{named} {} {}", put(&member), in_ms(left)));
+                    }
+                }
+                // Gone since it was listed.
+                "none" => drop(seen.pop()),
+                other => panic!("{named} is a {other}"),
+            }
+        }
+    }
+
+    /// What has been published since the last look, channel by channel.
+    fn messages(&mut self, number: usize) -> BTreeMap<String, Vec<String>> {
+        let end = unique("end");
+        let _: String = servers()[number].ask(&["ECHO", &end]);
+        let mut messages = BTreeMap::<_, Vec<String>>::new();
+        for Command { words, .. } in self.monitors[number].until(&end) {
+            if let [command, channel, payload] = &words[..]
+                && command == "publish"
+                && channel.contains(&self.name)
+            {
+                let said = messages.entry(channel.clone()).or_default();
+                said.push(payload.clone());
+            }
+        }
+        messages
+    }
+}
+
+fn now(server: &Server) -> i64 {
+    let (seconds, micros): (i64, i64) = server.ask(&["TIME"]);
+    seconds * 1000 + micros / 1000
+}
+
+/// The 16 bytes of a permit's id.
+fn raw(id: &str) -> Vec<u8> {
+    let pairs = (0..id.len()).step_by(2).map(|at| &id[at..at + 2]);
+    let bytes = pairs.map(|pair| u8::from_str_radix(pair, 16).expect("hex digits"));
+    bytes.collect()
+}
+
+fn for_ms(left: i64) -> String {
+    match left {
+        -1 => "for ever".to_owned(),
+        left => format!("for {} s", rounded(left)),
+    }
+}
+
+fn in_ms(left: i64) -> String {
+    match left {
+        NEVER.. => "never ends".to_owned(),
+        ..0 => "has ended".to_owned(),
+        left => format!("ends in {} s", rounded(left)),
+    }
+}
+
+fn rounded(ms: i64) -> i64 {
+    (ms + UNIT / 2).div_euclid(UNIT) * (UNIT / 1000)
+}
+
+/// Of their own: others wait for hours of leases here, and no watchdog looks in.
+fn servers() -> &'static [Server; 3] {
+    static SERVERS: OnceLock<[Server; 3]> = OnceLock::new();
+    SERVERS.get_or_init(|| [(); 3].map(|()| Server::start()))
+}
+
+fn peer(library: Library) -> &'static Peer {
+    static PEERS: [OnceLock<Peer>; 3] = [const { OnceLock::new() }; 3];
+    let peer = match library {
+        Library::Redisson => &PEERS[0],
+        Library::Redisson3 => &PEERS[1],
+        Library::Redlatch => &PEERS[2],
+    };
+    peer.get_or_init(|| crate::stand::start_on(library, SETTINGS, servers()))
+}
