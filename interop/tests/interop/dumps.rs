@@ -143,6 +143,14 @@ fn fair() {
             Redisson: 4 has true
             redlatch: 4 has an error
         1 force-unlock fair NAME
+        4 lock fair NAME -1 LEASE
+        # Entering again never brings the end nearer.
+        4 lock fair NAME -1 300000
+            Redisson: NAME is a hash for 300 s
+            redlatch: NAME is a hash for 600 s
+        # As above: the queue is empty.
+        4 force-unlock fair NAME
+            redlatch: redisson_lock__channel:{NAME} says 0
     ",
     );
 }
