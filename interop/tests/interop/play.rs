@@ -6,8 +6,8 @@
 //!
 //! - `waits`: it is not waited for; later `2 answers` does;
 //! - `then 2`: worker 2, which waits, has its answer now;
-//! - `queue N`: until so many stand in the queue of a fair lock; `listen N`: until there are so many channels of that name
-//!   that somebody is subscribed to.
+//! - `listens`: until it has subscribed, and has looked once more;
+//! - `queue N`: until so many stand in the queue of a fair lock.
 //!
 //! Indented below a step stand the differences after it: `Redisson: …` is there only on Redisson's side, `redlatch: …` only
 //! on this one's. `Redisson 3: …` and `redlatch 3: …` are so beside the late 3.x only, `… 4: …` beside the newest only. All
@@ -158,6 +158,8 @@ struct Stage {
     name: String,
     workers: Vec<(Worker<'static>, String)>,
     monitors: Vec<Monitor>,
+    /// What the monitors have told since the last look.
+    heard: [Vec<Vec<String>>; 3],
     permits: Vec<String>,
     waiting: BTreeMap<u64, Pending>,
 }
@@ -170,6 +172,7 @@ impl Stage {
             name: unique("play"),
             workers: workers.map(|worker| (worker, worker.owner())).into(),
             monitors: servers().iter().map(Monitor::start).collect(),
+            heard: Default::default(),
             permits: Vec::new(),
             waiting: BTreeMap::new(),
         }
@@ -195,6 +198,7 @@ impl Stage {
             let then = self.meant(then);
             match then.split_once(' ') {
                 None if then == "waits" => {}
+                None if then == "listens" => until(step.line, || self.has_looked_again()),
                 Some(("then", worker)) => {
                     seen.push(self.answers(worker.parse().expect("a worker")));
                 }
@@ -203,15 +207,6 @@ impl Stage {
                     let wanted: i64 = length.parse().expect("a length");
                     until(step.line, || {
                         servers()[0].ask::<i64>(&["LLEN", &queue]) == wanted
-                    });
-                }
-                Some(("listen", channels)) => {
-                    let pattern = format!("*{}*", self.name);
-                    let wanted: usize = channels.parse().expect("a number");
-                    until(step.line, || {
-                        let channels: Vec<String> =
-                            servers()[0].ask(&["PUBSUB", "CHANNELS", &pattern]);
-                        channels.len() == wanted
                     });
                 }
                 _ => panic!("what is {then:?}?"),
@@ -366,12 +361,26 @@ impl Stage {
         }
     }
 
-    /// What has been published since the last look, channel by channel.
-    fn messages(&mut self, number: usize) -> BTreeMap<String, Vec<String>> {
+    /// All that one server has done up to now.
+    fn listen(&mut self, number: usize) {
         let end = unique("end");
         let _: String = servers()[number].ask(&["ECHO", &end]);
+        self.heard[number].extend(self.monitors[number].up_to(&end));
+    }
+
+    /// Whether, in this step, somebody has subscribed and has asked after that: from then on it sleeps.
+    fn has_looked_again(&mut self) -> bool {
+        self.listen(0);
+        let of_this = |words: &&Vec<String>| words.iter().any(|word| word.contains(&self.name));
+        let mut heard = self.heard[0].iter().filter(of_this);
+        heard.any(|words| words[0] == "subscribe") && heard.next().is_some()
+    }
+
+    /// What has been published since the last look, channel by channel.
+    fn messages(&mut self, number: usize) -> BTreeMap<String, Vec<String>> {
+        self.listen(number);
         let mut messages = BTreeMap::<_, Vec<String>>::new();
-        for words in self.monitors[number].up_to(&end) {
+        for words in std::mem::take(&mut self.heard[number]) {
             if let [command, channel, payload] = &words[..]
                 && command == "publish"
                 && channel.contains(&self.name)
