@@ -169,7 +169,7 @@ impl Stage {
         let peer = peer(library);
         let workers = [(); 4].map(|()| peer.new_worker());
         Stage {
-            name: unique("play"),
+            name: unlike_others("play"),
             workers: workers.map(|worker| (worker, worker.owner())).into(),
             monitors: servers().iter().map(Monitor::start).collect(),
             heard: Default::default(),
@@ -363,7 +363,7 @@ impl Stage {
 
     /// All that one server has done up to now.
     fn listen(&mut self, number: usize) {
-        let end = unique("end");
+        let end = unlike_others("end");
         let _: String = servers()[number].ask(&["ECHO", &end]);
         self.heard[number].extend(self.monitors[number].up_to(&end));
     }
@@ -391,6 +391,11 @@ impl Stage {
         }
         messages
     }
+}
+
+/// A name that no other one begins with.
+fn unlike_others(what: &str) -> String {
+    unique(what) + "."
 }
 
 fn now(server: &Server) -> i64 {
