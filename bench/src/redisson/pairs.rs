@@ -25,36 +25,16 @@ pub(crate) fn warm_up(sides: &Sides, options: &Options) {
 pub(crate) fn uncontended(sides: &Sides, threads: usize, options: &Options) -> Figure {
     let name = format!("uncontended, threads or tasks: {threads}");
     in_turns(name, options, |ours| {
-        let peer = if ours {
-            &sides.redlatch
-        } else {
-            &sides.redisson
-        };
-        rate(
-            &[peer],
-            "pairs",
-            &format!("own-{ours}-"),
-            threads,
-            options.round,
-        )
+        let name = format!("own-{ours}-");
+        rate(&[sides.one(ours)], "pairs", &name, threads, options.round)
     })
 }
 
 /// All want the same, in one process.
 pub(crate) fn contended(sides: &Sides, options: &Options) -> Figure {
     in_turns("one lock, 16 in one process".to_owned(), options, |ours| {
-        let peer = if ours {
-            &sides.redlatch
-        } else {
-            &sides.redisson
-        };
-        rate(
-            &[peer],
-            "contend",
-            &format!("one-{ours}"),
-            16,
-            options.round,
-        )
+        let name = format!("one-{ours}");
+        rate(&[sides.one(ours)], "contend", &name, 16, options.round)
     })
 }
 
@@ -66,26 +46,16 @@ pub(crate) fn contended_over_processes(
 ) -> Figure {
     let more: Vec<Sides> = (0..3).map(|_| Sides::start(server)).collect();
     let all: Vec<&Sides> = more.iter().chain([sides]).collect();
-    let ours: Vec<&Peer> = all.iter().map(|sides| &sides.redlatch).collect();
-    let theirs: Vec<&Peer> = all.iter().map(|sides| &sides.redisson).collect();
+    let peers = |ours| -> Vec<&Peer> { all.iter().map(|sides| sides.one(ours)).collect() };
     let begun = Instant::now();
     while begun.elapsed() < options.warm_up {
-        rate(&theirs, "contend", "warm-all", 4, options.round);
+        rate(&peers(false), "contend", "warm-all", 4, options.round);
     }
-    in_turns(
-        "one lock, 4 processes with 4 each".to_owned(),
-        options,
-        |is_ours| {
-            let peers = if is_ours { &ours } else { &theirs };
-            rate(
-                peers,
-                "contend",
-                &format!("all-{is_ours}"),
-                4,
-                options.round,
-            )
-        },
-    )
+    let name = "one lock, 4 processes with 4 each".to_owned();
+    in_turns(name, options, |ours| {
+        let name = format!("all-{ours}");
+        rate(&peers(ours), "contend", &name, 4, options.round)
+    })
 }
 
 /// Rounds of both, each as often first.

@@ -20,6 +20,10 @@ impl Sides {
             redlatch: start(Library::Redlatch),
         }
     }
+
+    pub(crate) fn one(&self, ours: bool) -> &Peer {
+        if ours { &self.redlatch } else { &self.redisson }
+    }
 }
 
 /// What came out, of each side.

@@ -252,8 +252,17 @@ impl<K: Said> Handle for Lock<K> {
     }
 }
 
-fn asked_of_many(question: &str) -> crate::Error {
-    format!("{question} is asked of each member by itself").into()
+/// What can be asked of several locks; the rest is asked of each member by itself.
+fn ask_of_many<'a>(
+    question: &'a str,
+    is_held: impl Future<Output = redlatch::Result<bool>> + Send + 'a,
+) -> Boxed<'a, Value> {
+    Box::pin(async move {
+        match question {
+            "is-held" => Ok(is_held.await?.into()),
+            _ => Err(format!("{question} is asked of each member by itself").into()),
+        }
+    })
 }
 
 impl Handle for MultiLock {
@@ -262,12 +271,7 @@ impl Handle for MultiLock {
     }
 
     fn ask<'a>(&'a self, owner: Owner, question: &'a str) -> Boxed<'a, Value> {
-        Box::pin(async move {
-            match question {
-                "is-held" => Ok(self.is_held_by(owner).await?.into()),
-                _ => Err(asked_of_many(question)),
-            }
-        })
+        ask_of_many(question, self.is_held_by(owner))
     }
 }
 
@@ -277,11 +281,6 @@ impl Handle for RedLock {
     }
 
     fn ask<'a>(&'a self, owner: Owner, question: &'a str) -> Boxed<'a, Value> {
-        Box::pin(async move {
-            match question {
-                "is-held" => Ok(self.is_held_by(owner).await?.into()),
-                _ => Err(asked_of_many(question)),
-            }
-        })
+        ask_of_many(question, self.is_held_by(owner))
     }
 }

@@ -17,7 +17,7 @@ fn lock() {
             redlatch: NAME is a hash for 600 s
         1 unlock lock NAME
         1 lock lock NAME -1 300000
-        2 lock lock NAME -1 LEASE | waits | listen 1
+        2 lock lock NAME -1 LEASE | waits | listens
         1 unlock lock NAME | then 2
         # Entering again never brings the end nearer.
         2 lock lock NAME -1 300000
@@ -47,7 +47,7 @@ fn nonreentrant() {
         1 lock nonreentrant NAME -1 LEASE
         1 lock nonreentrant NAME 0 LEASE
         2 lock nonreentrant NAME 0 LEASE
-        2 lock nonreentrant NAME -1 LEASE | waits | listen 1
+        2 lock nonreentrant NAME -1 LEASE | waits | listens
         1 unlock nonreentrant NAME | then 2
         2 force-unlock nonreentrant NAME
     ",
@@ -60,7 +60,7 @@ fn nonreentrant_fair() {
         "
         1 lock nonreentrant-fair NAME -1 LEASE
         1 lock nonreentrant-fair NAME 0 -1
-        2 lock nonreentrant-fair NAME -1 LEASE | waits | queue 1
+        2 lock nonreentrant-fair NAME -1 LEASE | waits | listens
         1 unlock nonreentrant-fair NAME | then 2
         # The queue is empty: who waits for the name by another kind of lock is called.
         2 unlock nonreentrant-fair NAME
@@ -106,7 +106,7 @@ fn fenced() {
             redlatch: NAME is a hash for 600 s
         1 unlock fenced NAME
         2 lock fenced NAME -1 LEASE
-        1 lock fenced NAME -1 LEASE | waits | listen 1
+        1 lock fenced NAME -1 LEASE | waits | listens
         2 unlock fenced NAME | then 1
         2 force-unlock fenced NAME
         2 lock fenced NAME 0 LEASE
@@ -122,9 +122,9 @@ fn fair() {
         1 lock fair NAME -1 LEASE
         1 lock fair NAME -1 LEASE
         2 lock fair NAME 0 -1
-        2 lock fair NAME -1 LEASE | waits | queue 1
-        3 lock fair NAME -1 LEASE | waits | queue 2
-        4 lock fair NAME -1 LEASE | waits | queue 3
+        2 lock fair NAME -1 LEASE | waits | listens
+        3 lock fair NAME -1 LEASE | waits | listens
+        4 lock fair NAME -1 LEASE | waits | listens
         # A partial release leaves a lease alone that nobody renews: what was asked for is what is held.
         1 unlock fair NAME
             Redisson: NAME is a hash for 60 s
@@ -143,6 +143,14 @@ fn fair() {
             Redisson: 4 has true
             redlatch: 4 has an error
         1 force-unlock fair NAME
+        4 lock fair NAME -1 LEASE
+        # Entering again never brings the end nearer.
+        4 lock fair NAME -1 300000
+            Redisson: NAME is a hash for 300 s
+            redlatch: NAME is a hash for 600 s
+        # As above: the queue is empty.
+        4 force-unlock fair NAME
+            redlatch: redisson_lock__channel:{NAME} says 0
     ",
     );
 }
@@ -152,10 +160,10 @@ fn fair_giving_up() {
     compare(
         "
         1 lock fair NAME -1 LEASE
-        2 lock fair NAME 8000 LEASE | waits | queue 1
-        3 lock fair NAME -1 LEASE | waits | queue 2
+        2 lock fair NAME 8000 LEASE | waits | listens
+        3 lock fair NAME -1 LEASE | waits | listens
         # Nobody is waited for longer than `fair-wait`.
-        4 lock fair NAME 390000 LEASE | waits | queue 3
+        4 lock fair NAME 390000 LEASE | waits | listens
             Redisson: redisson_lock_timeout:{NAME} OWNER4 ends in 1290 s
             redlatch: redisson_lock_timeout:{NAME} OWNER4 ends in 1200 s
         # The new head is told.
@@ -181,7 +189,7 @@ fn fair_with_the_dead() {
     compare(
         "
         1 lock fair NAME -1 LEASE
-        2 lock fair NAME -1 LEASE | waits | queue 1
+        2 lock fair NAME -1 LEASE | waits | listens
         0 LPUSH redisson_lock_queue:{NAME} dead:1
         0 ZADD redisson_lock_timeout:{NAME} 1 dead:1
         # Whoever drops a dead head calls the next.
@@ -232,7 +240,7 @@ fn readers() {
         # The end has come nearer: a writer that sleeps until then is told.
         1 unlock read NAME
             redlatch: redisson_rwlock:{NAME} says 0
-        3 lock write NAME -1 LEASE | waits | listen 1
+        3 lock write NAME -1 LEASE | waits | listens
         2 unlock read NAME | then 3
         # At `1` a thread of Redisson's that is about to sleep is not woken; `0` is kept for it.
         3 unlock write NAME
@@ -273,7 +281,7 @@ fn writer() {
         2 lock write NAME 0 LEASE
             Redisson: NAME is a hash for 60 s
             redlatch: NAME is a hash for 300 s
-        2 lock read NAME -1 LEASE | waits | listen 1
+        2 lock read NAME -1 LEASE | waits | listens
             Redisson: NAME is a hash for 60 s
             redlatch: NAME is a hash for 300 s
         # At `1` a thread of Redisson's that is about to sleep is not woken; `0` is kept for it.
@@ -473,7 +481,7 @@ fn semaphore() {
         1 release NAME 1
         1 release NAME 5
         1 drain NAME
-        2 acquire NAME 2 -1 | waits | listen 1
+        2 acquire NAME 2 -1 | waits | listens
         1 release NAME 2 | then 2
         1 set-permits NAME 4
         2 available NAME
@@ -649,7 +657,7 @@ fn latch() {
         "
         1 set-count NAME 3
         1 set-count NAME 7
-        2 await NAME -1 | waits | listen 1
+        2 await NAME -1 | waits | listens
         1 count-down NAME
         1 count-down NAME
         1 count-down NAME | then 2
@@ -671,7 +679,7 @@ fn expirable_semaphore_waiting() {
         "
         1 x-set-permits NAME 1
         2 x-acquire NAME 1 0 LEASE
-        1 x-acquire NAME 1 -1 LEASE | waits | listen 1
+        1 x-acquire NAME 1 -1 LEASE | waits | listens
         2 x-release NAME $0 | then 1
         1 x-release NAME $1
     ",

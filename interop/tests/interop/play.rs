@@ -6,8 +6,8 @@
 //!
 //! - `waits`: it is not waited for; later `2 answers` does;
 //! - `then 2`: worker 2, which waits, has its answer now;
-//! - `queue N`: until so many stand in the queue of a fair lock; `listen N`: until there are so many channels of that name
-//!   that somebody is subscribed to.
+//! - `listens`: until it has subscribed, and has looked once more;
+//! - `queue N`: until so many stand in the queue of a fair lock.
 //!
 //! Indented below a step stand the differences after it: `Redisson: …` is there only on Redisson's side, `redlatch: …` only
 //! on this one's. `Redisson 3: …` and `redlatch 3: …` are so beside the late 3.x only, `… 4: …` beside the newest only. All
@@ -157,6 +157,8 @@ struct Stage {
     name: String,
     workers: Vec<(Worker<'static>, String)>,
     monitors: Vec<Monitor>,
+    /// What the monitors have told since the last look.
+    heard: [Vec<Vec<String>>; 3],
     permits: Vec<String>,
     waiting: BTreeMap<u64, Pending>,
 }
@@ -166,9 +168,10 @@ impl Stage {
         let peer = peer(library);
         let workers = [(); 4].map(|()| peer.new_worker());
         Stage {
-            name: unique("play"),
+            name: unlike_others("play"),
             workers: workers.map(|worker| (worker, worker.owner())).into(),
             monitors: servers().iter().map(Monitor::start).collect(),
+            heard: Default::default(),
             permits: Vec::new(),
             waiting: BTreeMap::new(),
         }
@@ -194,6 +197,7 @@ impl Stage {
             let then = self.meant(then);
             match then.split_once(' ') {
                 None if then == "waits" => {}
+                None if then == "listens" => until(step.line, || self.has_looked_again()),
                 Some(("then", worker)) => {
                     seen.push(self.answers(worker.parse().expect("a worker")));
                 }
@@ -202,15 +206,6 @@ impl Stage {
                     let wanted: i64 = length.parse().expect("a length");
                     until(step.line, || {
                         servers()[0].ask::<i64>(&["LLEN", &queue]) == wanted
-                    });
-                }
-                Some(("listen", channels)) => {
-                    let pattern = format!("*{}*", self.name);
-                    let wanted: usize = channels.parse().expect("a number");
-                    until(step.line, || {
-                        let channels: Vec<String> =
-                            servers()[0].ask(&["PUBSUB", "CHANNELS", &pattern]);
-                        channels.len() == wanted
                     });
                 }
                 _ => panic!("what is {then:?}?"),
@@ -365,12 +360,30 @@ impl Stage {
         }
     }
 
+    /// All that one server has done up to now.
+    fn listen(&mut self, number: usize) {
+        let end = unlike_others("end");
+        let _: String = servers()[number].ask(&["ECHO", &end]);
+        self.heard[number].extend(self.monitors[number].up_to(&end));
+    }
+
+    /// Whether, in this step, somebody has subscribed and has asked after that: from then on it sleeps.
+    fn has_looked_again(&mut self) -> bool {
+        self.listen(0);
+        let of_this = |words: &&Vec<String>| words.iter().any(|word| word.contains(&self.name));
+        let mut heard = self.heard[0].iter().filter(of_this);
+        heard.any(|words| words[0] == "subscribe") && heard.next().is_some()
+    }
+
     /// What has been published since the last look, channel by channel.
     fn messages(&mut self, number: usize) -> BTreeMap<String, Vec<String>> {
-        let end = unique("end");
-        let _: String = servers()[number].ask(&["ECHO", &end]);
+        self.listen(number);
         let mut messages = BTreeMap::<_, Vec<String>>::new();
+<<<<<<< HEAD
         for Command { words, .. } in self.monitors[number].until(&end) {
+=======
+        for words in std::mem::take(&mut self.heard[number]) {
+>>>>>>> d4
             if let [command, channel, payload] = &words[..]
                 && command == "publish"
                 && channel.contains(&self.name)
@@ -381,6 +394,11 @@ impl Stage {
         }
         messages
     }
+}
+
+/// A name that no other one begins with.
+fn unlike_others(what: &str) -> String {
+    unique(what) + "."
 }
 
 fn now(server: &Server) -> i64 {
