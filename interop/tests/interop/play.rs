@@ -19,7 +19,7 @@ use std::sync::OnceLock;
 
 use redis::Value as Raw;
 use redlatch_interop::{Library, Peer, Pending, Worker};
-use redlatch_testkit::{Command, Monitor, Server, unique};
+use redlatch_testkit::{Monitor, Server, unique};
 use serde_json::Value;
 
 use crate::stand::until;
@@ -364,7 +364,8 @@ impl Stage {
     fn listen(&mut self, number: usize) {
         let end = unlike_others("end");
         let _: String = servers()[number].ask(&["ECHO", &end]);
-        self.heard[number].extend(self.monitors[number].up_to(&end));
+        let said = self.monitors[number].until(&end);
+        self.heard[number].extend(said.into_iter().map(|command| command.words));
     }
 
     /// Whether, in this step, somebody has subscribed and has asked after that: from then on it sleeps.
@@ -379,11 +380,7 @@ impl Stage {
     fn messages(&mut self, number: usize) -> BTreeMap<String, Vec<String>> {
         self.listen(number);
         let mut messages = BTreeMap::<_, Vec<String>>::new();
-<<<<<<< HEAD
-        for Command { words, .. } in self.monitors[number].until(&end) {
-=======
         for words in std::mem::take(&mut self.heard[number]) {
->>>>>>> d4
             if let [command, channel, payload] = &words[..]
                 && command == "publish"
                 && channel.contains(&self.name)

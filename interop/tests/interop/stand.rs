@@ -98,11 +98,15 @@ pub(crate) fn until_subscribed(server: &Server, channel: &str, by: i64) {
     });
 }
 
-/// How many keys there are of this name, whatever is put around it.
+/// The keys of this name, whatever is put around it.
 pub(crate) fn keys(server: &Server, name: &str) -> Vec<String> {
-    let mut keys: Vec<String> = server.ask(&["KEYS", &format!("*{name}*")]);
+    let keys: Vec<String> = server.ask(&["KEYS", &format!("*{name}*")]);
     // By which Redisson knows a repeated release, for some seconds. Nobody else reads them.
-    keys.retain(|key| !key.starts_with("redisson_unlock_latch:"));
+    let aside = |key: &str| key.starts_with("redisson_unlock_latch:");
+    let mut keys: Vec<String> = keys
+        .into_iter()
+        .filter(|key| is_of(name, key) && !aside(key))
+        .collect();
     keys.sort();
     keys
 }
@@ -113,8 +117,14 @@ pub(crate) fn nothing_left(server: &Server, name: &str) {
     until(&format!("nothing is left of {name}"), || {
         let pattern = format!("*{name}*");
         let channels: Vec<String> = server.ask(&["PUBSUB", "CHANNELS", &pattern]);
-        keys(server, name).is_empty() && channels.is_empty()
+        let heard = channels.iter().any(|channel| is_of(name, channel));
+        keys(server, name).is_empty() && !heard
     });
+}
+
+/// Not of one whose name begins with this one.
+fn is_of(name: &str, key: &str) -> bool {
+    key == name || key.contains(&format!("{{{name}}}"))
 }
 
 /// Each of these tests with both libraries in either place, and with either Redisson.
