@@ -151,7 +151,7 @@ impl Place {
 
     /// What the timeouts of one reader's holds begin with; the number of the hold comes next.
     pub(crate) fn timeouts_of(&self, reader: &str) -> String {
-        format!("{}{reader}:rwlock_timeout", self.timeouts_begin())
+        [self.timeouts_begin(), reader, ":rwlock_timeout"].concat()
     }
 
     /// When the permits of an expirable semaphore expire.
@@ -169,7 +169,7 @@ impl Place {
 
     /// What is written in the hash of a read-write lock for an owner who writes.
     pub(crate) fn writer(&self, owner: &str) -> String {
-        format!("{owner}{WRITER}")
+        [owner, WRITER].concat()
     }
 
     /// Whether what is written in that hash stands for an owner who writes.
@@ -186,7 +186,7 @@ impl Place {
     /// holds begin with. Empty for all others.
     pub(crate) fn of_owner(&self, field: &str) -> String {
         match self.family {
-            Family::Fair => format!("{}:{field}", self.channel),
+            Family::Fair => [&*self.channel, ":", field].concat(),
             Family::Read => self.timeouts_of(field),
             _ => String::new(),
         }

@@ -330,7 +330,8 @@ impl<'a> Exchange<'a> {
 /// EVALSHA or EVAL with the keys and arguments of a step.
 fn command<S: Step>(step: &S, verb: &str, script: &str) -> Cmd {
     let keys = step.keys();
-    let mut cmd = Cmd::with_capacity(8, 256);
+    // Enough for the longest that there is, with a long name: nothing is moved while it grows.
+    let mut cmd = Cmd::with_capacity(16, 512);
     cmd.arg(verb).arg(script).arg(keys.len());
     for key in keys {
         cmd.arg(key);
