@@ -45,9 +45,7 @@ bench: redis
 
 # Redisson and redlatch side by side; needs a JDK and Maven.
 bench-redisson: redis
-	interop/build
-	$(CARGO) build --release --locked --package redlatch-interop --package redlatch-bench
-	target/release/redlatch-bench-redisson
+	@tools/interop bench
 
 RUNS ?= 200
 stress: redis

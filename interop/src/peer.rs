@@ -132,7 +132,8 @@ impl Peer {
 
 impl Drop for Peer {
     fn drop(&mut self) {
-        drop(lock(&self.stdin).take());
+        // Also one that stands still, or that does not hear that its input has ended.
+        let _ = self.process.kill();
         let _ = self.process.wait();
     }
 }

@@ -661,9 +661,9 @@ async fn a_crowd_that_gives_up_costs_no_holder_its_lock() {
     let other = settings.connect(&server.url()).await.unwrap();
     let lock = client.fair_lock("a");
     let guard = lock.lock().lease(10 * LONG).await.unwrap();
-    let begun = Instant::now();
+    let (begun, mut kept) = (Instant::now(), false);
     // Again, as long as the machine stands still for both clients.
-    while begun.elapsed() < LONG {
+    while !kept && begun.elapsed() < LONG {
         let crowd: Vec<_> = (0..1000)
             .map(|_| tokio::spawn(lock.lock().into_future()))
             .collect();
@@ -684,10 +684,9 @@ async fn a_crowd_that_gives_up_costs_no_holder_its_lock() {
         }
         soon("settled", client.settled()).await;
         assert_eq!(server.ask::<i64>(&["EXISTS", "redisson_lock_queue:{a}"]), 0);
-        if held.is_valid() {
-            break;
-        }
-        assert!(!theirs.is_valid(), "lost");
+        kept = held.is_valid();
+        assert!(kept || !theirs.is_valid(), "lost");
     }
+    assert!(kept, "the server had no time for anybody");
     guard.unlock().await.unwrap();
 }

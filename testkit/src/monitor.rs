@@ -41,12 +41,14 @@ impl Monitor {
     ///
     /// When the connection breaks before that.
     pub fn until(&mut self, end: &str) -> Vec<Command> {
-        self.lines
-            .by_ref()
-            .map(|line| line.expect("the server"))
-            .take_while(|line| !line.contains(end))
-            .map(|line| command(&line))
-            .collect()
+        let mut commands = Vec::new();
+        loop {
+            let line = self.lines.next().expect("the server").expect("the server");
+            if line.contains(end) {
+                return commands;
+            }
+            commands.push(command(&line));
+        }
     }
 }
 

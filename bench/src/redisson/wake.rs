@@ -18,6 +18,9 @@ pub(crate) fn measure(server: &Server, sides: &Sides, options: &Options) -> [Fig
     let begun = Instant::now();
     while begun.elapsed() < options.warm_up {
         wake(&sides.redisson, &java, "wake-theirs");
+        wake(&sides.redlatch, &rust, "wake-ours");
+        wake(&sides.redlatch, &java, "wake-mixed");
+        wake(&sides.redisson, &rust, "wake-mixed");
     }
     let mut samples = [const { Vec::new() }; 4];
     for _ in 0..options.wakes {
@@ -45,11 +48,18 @@ pub(crate) fn measure(server: &Server, sides: &Sides, options: &Options) -> [Fig
 /// From calling `unlock` to having it there, in µs.
 fn wake(holds: &Peer, waits: &Peer, name: &str) -> f64 {
     let (holds, waits) = (holds.worker(2), waits.worker(2));
-    holds.ask(&format!("lock lock {name} -1 -1"));
+    assert!(holds.does(&format!("lock lock {name} -1 -1")));
     let waiting = waits.tell(&format!("lock lock {name} -1 -1"));
     std::thread::sleep(HOLDING);
     let released = holds.tell(&format!("unlock lock {name}")).answer();
     let had = waiting.answer();
-    waits.ask(&format!("unlock lock {name}"));
-    micros(Duration::from_nanos(had.at.abs_diff(released.from)))
+    assert!(
+        released.said.is_ok() && had.said.is_ok(),
+        "{released:?} {had:?}"
+    );
+    assert!(waits.does(&format!("unlock lock {name}")));
+    let took = u64::try_from(had.at - released.from);
+    micros(Duration::from_nanos(
+        took.expect("it was had while it was held"),
+    ))
 }

@@ -102,10 +102,6 @@ impl Locks {
         }
         Ok(true.into())
     }
-
-    pub(crate) fn drop_all(&mut self) {
-        self.held.clear();
-    }
 }
 
 /// A lock of this kind; of the first server, unless its name says another.

@@ -33,8 +33,9 @@ pub(crate) async fn connect(args: impl Iterator<Item = String>) -> Result<Server
         match arg.split_once('=') {
             Some(("watchdog", ms)) => builder = builder.watchdog(millis(ms)?),
             Some(("fair-wait", ms)) => fair_wait = Some(millis(ms)?),
-            // Of the other library: its threads and connections.
-            Some(("threads" | "netty" | "pool", _)) => {}
+            Some(("prefix", prefix)) => builder = builder.prefix(prefix),
+            // There is none here.
+            Some(("codec", _)) => {}
             _ if arg.contains("://") => urls.push(arg),
             _ => return Err(format!("what is {arg:?}?").into()),
         }

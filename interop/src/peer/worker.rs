@@ -45,9 +45,6 @@ pub(crate) fn start(servers: Arc<Servers>) -> mpsc::UnboundedSender<Order> {
                 Err(error) => ("error", Value::String(error.to_string())),
             };
             say(&json!({ "id": order.id, "from": from, "at": at, word: what }));
-            if words == ["close"] {
-                std::process::exit(0);
-            }
         }
     });
     orders
@@ -60,13 +57,6 @@ impl Worker {
         };
         match (*command, args) {
             ("owner", []) => Ok(self.servers.client(0)?.owner_id(self.owner).into()),
-            ("close", []) => {
-                // Guards give back what they hold when they are dropped.
-                self.locks.drop_all();
-                self.permits = Permits::default();
-                self.servers.client(0)?.settled().await;
-                Ok(true.into())
-            }
             ("crowd", [kind, name, key, rounds]) => {
                 let lock = self.locks.handle(kind, name)?;
                 let rounds = rounds.parse()?;

@@ -78,7 +78,7 @@ both_ways! {
         assert!(holder.does(&format!("lock fair {name} -1 {LEASE}")));
         let (impatient, patient) = (pair.b.new_worker(), pair.a.new_worker());
         let [owner, behind] = [impatient, patient].map(|worker| worker.owner());
-        let gives_up = impatient.tell(&format!("lock fair {name} 1500 -1"));
+        let gives_up = impatient.tell(&format!("lock fair {name} 6000 -1"));
         until("it is queued", || queue(pair.server, &name) == [owner.clone()]);
         let waits = queues(pair.server, patient, &name);
         assert_eq!(gives_up.value(), false);
@@ -93,7 +93,7 @@ both_ways! {
         let name = unique("dies");
         let [a, mut b] = pair.start(&["fair-wait=2000"]);
         let holder = a.worker(1);
-        assert!(holder.does(&format!("lock fair {name} -1 3000")));
+        assert!(holder.does(&format!("lock fair {name} -1 10000")));
         let dies = b.worker(1);
         let _never = queues(pair.server, dies, &name);
         let next = a.worker(2);

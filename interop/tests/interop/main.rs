@@ -13,5 +13,6 @@ mod locks;
 mod permits;
 mod play;
 mod read_write;
+mod settings;
 mod several;
 mod stand;

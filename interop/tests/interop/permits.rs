@@ -102,8 +102,8 @@ both_ways! {
     fn permits_with_a_time_to_live_end_for_both(pair: &Pair) {
         let name = unique("ttl");
         let (a, b) = (pair.a.new_worker(), pair.b.new_worker());
-        assert!(a.does(&format!("set-permits-for {name} 2 1500")));
-        assert!(!b.does(&format!("set-permits-for {name} 9 1500")));
+        assert!(a.does(&format!("set-permits-for {name} 2 6000")));
+        assert!(!b.does(&format!("set-permits-for {name} 9 6000")));
         until("they have ended", || b.number(&format!("available {name}")) == 0);
         assert!(b.does(&format!("set-permits {name} 1")));
     }

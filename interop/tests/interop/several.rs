@@ -64,13 +64,29 @@ both_ways! {
             assert!(held.len() == 1 && held[0].1 == 1, "{held:?}");
         }
         assert!(!b.does(&format!("lock {red} 500 {LEASE}")));
+        let waits = b.tell(&format!("lock {red} -1 {LEASE}"));
+        assert!(!pair.b.new_worker().does(&format!("lock {red} 500 {LEASE}")));
+        assert!(waits.is_under_way());
         assert!(a.does(&format!("unlock {red}")));
-        assert!(b.does(&format!("lock {red} -1 {LEASE}")));
+        assert_eq!(waits.value(), true);
         assert!(!a.does(&format!("lock {red} 500 {LEASE}")));
         assert!(b.does(&format!("unlock {red}")));
         for (server, name) in pair.servers.iter().zip(&names) {
             nothing_left(server, name);
         }
+    }
+
+    fn a_red_lock_is_renewed(pair: &Pair) {
+        let (a, b) = (pair.a.new_worker(), pair.b.new_worker());
+        let name = unique("red");
+        let red = format!("red lock:{name}@0,lock:{name}@1,lock:{name}@2");
+        assert!(a.does(&format!("lock {red} -1 -1")));
+        let beyond = WATCHDOG + WATCHDOG / 3;
+        assert!(!b.does(&format!("lock multi lock:{name}@1 {beyond} -1")));
+        assert!(!b.does(&format!("lock {red} 500 {LEASE}")));
+        assert!(a.does(&format!("unlock {red}")));
+        assert!(b.does(&format!("lock {red} -1 {LEASE}")));
+        assert!(b.does(&format!("unlock {red}")));
     }
 
     fn a_red_lock_needs_a_majority_only(pair: &Pair) {

@@ -1,12 +1,18 @@
 package org.redlatch.interop;
 
+import java.lang.reflect.InvocationHandler;
+import java.lang.reflect.Method;
+import java.lang.reflect.Proxy;
 import java.util.ArrayList;
 import java.util.List;
 import java.util.function.Consumer;
+import java.util.stream.Stream;
 
 import org.redisson.Redisson;
 import org.redisson.api.RedissonClient;
+import org.redisson.client.codec.StringCodec;
 import org.redisson.config.Config;
+import org.redisson.config.SingleServerConfig;
 
 /**
  * The servers that the peer was started with: a client of its own for each.
@@ -21,15 +27,14 @@ final class Servers {
     static Servers connect(List<String> args) {
         List<Consumer<Config>> settings = new ArrayList<>();
         List<String> urls = new ArrayList<>();
-        Integer pool = null;
+        String prefix = null;
         for (String arg : args) {
             String[] parts = arg.split("=", 2);
             switch (parts[0]) {
                 case "watchdog" -> settings.add(config -> config.setLockWatchdogTimeout(Long.parseLong(parts[1])));
                 case "fair-wait" -> settings.add(config -> config.setFairLockWaitTimeout(Long.parseLong(parts[1])));
-                case "threads" -> settings.add(config -> config.setThreads(Integer.parseInt(parts[1])));
-                case "netty" -> settings.add(config -> config.setNettyThreads(Integer.parseInt(parts[1])));
-                case "pool" -> pool = Integer.valueOf(parts[1]);
+                case "codec" -> settings.add(config -> config.setCodec(StringCodec.INSTANCE));
+                case "prefix" -> prefix = parts[1];
                 default -> {
                     if (!arg.contains("://")) {
                         throw new IllegalArgumentException("what is \"" + arg + "\"?");
@@ -46,14 +51,30 @@ final class Servers {
             var config = new Config();
             settings.forEach(setting -> setting.accept(config));
             var server = config.useSingleServer().setAddress(url);
-            if (pool != null) {
-                server.setConnectionPoolSize(pool);
-                // All of them from the start: none is opened while somebody measures.
-                server.setConnectionMinimumIdleSize(pool);
+            if (prefix != null) {
+                mapNames(server, prefix);
             }
             servers.clients.add(Redisson.create(config));
         }
         return servers;
+    }
+
+    /** Puts the prefix before all names. By reflection: the mapper's interface has moved between the versions. */
+    private static void mapNames(SingleServerConfig server, String prefix) {
+        Method set = Stream.of(SingleServerConfig.class.getMethods())
+                .filter(method -> method.getName().equals("setNameMapper") && !method.isBridge())
+                .findAny().orElseThrow();
+        Class<?> mapper = set.getParameterTypes()[0];
+        InvocationHandler handler = (self, method, args) -> switch (method.getName()) {
+            case "map" -> prefix + args[0];
+            case "unmap" -> ((String) args[0]).substring(prefix.length());
+            default -> throw new UnsupportedOperationException(method.getName());
+        };
+        try {
+            set.invoke(server, Proxy.newProxyInstance(mapper.getClassLoader(), new Class<?>[] {mapper}, handler));
+        } catch (ReflectiveOperationException error) {
+            throw new IllegalStateException(error);
+        }
     }
 
     /** Server 0 is where everything is, unless its name says another. */
@@ -66,10 +87,6 @@ final class Servers {
             throw new IllegalArgumentException("there is no server " + server);
         }
         return clients.get(server);
-    }
-
-    void close() {
-        clients.forEach(RedissonClient::shutdown);
     }
 
     static String version() {

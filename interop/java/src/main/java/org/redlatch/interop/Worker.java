@@ -42,19 +42,12 @@ final class Worker {
             } catch (Throwable error) {
                 Answers.failed(order.id, from, System.nanoTime(), error);
             }
-            if (order.words.get(0).equals("close")) {
-                Runtime.getRuntime().halt(0);
-            }
         }
     }
 
     private Object obey(String command, List<String> args) throws Exception {
         return switch (command) {
             case "owner" -> servers.first().getId() + ":" + Thread.currentThread().getId();
-            case "close" -> {
-                servers.close();
-                yield true;
-            }
             case "lock", "unlock", "force-unlock", "is-locked", "is-held", "holds", "remaining", "token", "hold-many"
                 -> Locks.obey(servers, command, args);
             case "set-permits", "set-permits-for", "acquire", "release", "release-if-exists", "add-permits", "drain",
