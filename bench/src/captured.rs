@@ -3,9 +3,7 @@
 use redis::Cmd;
 use redis::aio::MultiplexedConnection;
 use redlatch::Client;
-use redlatch_testkit::Server;
-use tokio::io::{AsyncBufReadExt as _, AsyncWriteExt as _, BufReader};
-use tokio::net::TcpStream;
+use redlatch_testkit::{Command, Monitor, Server};
 use tokio::task::JoinSet;
 
 use crate::Result;
@@ -30,45 +28,20 @@ impl Captured {
         // The server knows the scripts from here on.
         let take = (kind.take)(client, &name);
         take().await?().await?;
-        let server = ("127.0.0.1", server.port());
-        let mut monitor = BufReader::new(TcpStream::connect(server).await?).lines();
-        monitor.get_mut().write_all(b"MONITOR\r\n").await?;
-        monitor.next_line().await?; // "+OK"
+        let mut monitor = Monitor::start(server);
         let mut echo = connection.clone();
         let give_back = take().await?;
         redis::cmd("ECHO")
             .arg("taken")
             .exec_async(&mut echo)
             .await?;
+        let taking = scripts(monitor.until("taken"));
         give_back().await?;
         redis::cmd("ECHO")
             .arg("given back")
             .exec_async(&mut echo)
             .await?;
-        let (mut taking, mut giving) = (Vec::new(), Vec::new());
-        let mut echoes = 0;
-        while echoes < 2
-            && let Some(line) = monitor.next_line().await?
-        {
-            let parts = quoted(&line);
-            let verb = parts.first().map(|part| part.to_ascii_uppercase());
-            match verb.as_deref() {
-                Some(b"ECHO") => echoes += 1,
-                // Not what scripts call, which is marked as such.
-                Some(b"EVALSHA") if !line.contains(" lua] ") => {
-                    let mut cmd = Cmd::new();
-                    for part in parts {
-                        cmd.arg(part);
-                    }
-                    if echoes == 0 {
-                        taking.push(cmd);
-                    } else {
-                        giving.push(cmd);
-                    }
-                }
-                _ => {}
-            }
-        }
+        let giving = scripts(monitor.until("given back"));
         if taking.is_empty() || giving.is_empty() {
             return Err(format!("{} was not seen at work", kind.name).into());
         }
@@ -99,31 +72,16 @@ impl Captured {
     }
 }
 
-/// The quoted parts of a line of MONITOR.
-fn quoted(line: &str) -> Vec<Vec<u8>> {
-    let mut parts = Vec::new();
-    let mut bytes = line.bytes();
-    while bytes.any(|byte| byte == b'"') {
-        let mut part = Vec::new();
-        while let Some(byte) = bytes.next() {
-            match byte {
-                b'"' => break,
-                b'\\' => match bytes.next() {
-                    Some(b'x') => {
-                        let digits: Vec<u8> = bytes.by_ref().take(2).collect();
-                        let digits = String::from_utf8_lossy(&digits);
-                        part.push(u8::from_str_radix(&digits, 16).unwrap_or_default());
-                    }
-                    Some(b'n') => part.push(b'\n'),
-                    Some(b'r') => part.push(b'\r'),
-                    Some(b't') => part.push(b'\t'),
-                    Some(other) => part.push(other),
-                    None => {}
-                },
-                other => part.push(other),
-            }
+/// The scripts among what was sent, to be sent again.
+fn scripts(commands: Vec<Command>) -> Vec<Cmd> {
+    let sent = commands.into_iter();
+    let scripts = sent.filter(|command| !command.in_script && command.name() == "evalsha");
+    let again = |command: Command| {
+        let mut cmd = Cmd::new();
+        for word in command.words {
+            cmd.arg(word);
         }
-        parts.push(part);
-    }
-    parts
+        cmd
+    };
+    scripts.map(again).collect()
 }

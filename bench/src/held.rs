@@ -9,6 +9,7 @@ use tokio::task::JoinSet;
 
 use crate::figures::round;
 use crate::options::Options;
+use crate::resident::resident;
 use crate::{Result, process, stats};
 
 pub(crate) const NAME: &str = "lock_held";
@@ -26,11 +27,11 @@ pub(crate) async fn measure(server: &Server, options: &Options) -> Result<Value>
     // What is needed once, by whatever client, is no cost of a held lock.
     client.lock("bench:first").lock().await?.unlock().await?;
 
-    let before = process::resident()?;
+    let before = resident("self")?;
     let started = Instant::now();
     let guards = acquire_all(&client, locks).await?;
     let acquiring = started.elapsed().as_secs_f64();
-    let bytes = process::resident()?.saturating_sub(before) as f64 / locks as f64;
+    let bytes = resident("self")?.saturating_sub(before) as f64 / locks as f64;
 
     stats::reset(server);
     let (ours, theirs) = (process::cpu_time()?, server_cpu(server)?);
@@ -43,7 +44,7 @@ pub(crate) async fn measure(server: &Server, options: &Options) -> Result<Value>
     let done = stats::read(server);
     let commands = done.sent() as f64 / took;
     let inner = done.inner().map(|(_, calls)| calls).sum::<u64>() as f64 / took;
-    let bytes_after = process::resident()?.saturating_sub(before) as f64 / locks as f64;
+    let bytes_after = resident("self")?.saturating_sub(before) as f64 / locks as f64;
 
     let valid = guards.iter().filter(|guard| guard.is_valid()).count();
     let kept: usize = server.ask(&["DBSIZE"]);

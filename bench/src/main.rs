@@ -16,6 +16,7 @@ mod options;
 mod pairs;
 mod process;
 mod ratio;
+mod resident;
 mod stats;
 mod wake;
 

@@ -19,13 +19,3 @@ pub(crate) fn cpu_time() -> Result<Duration> {
     };
     Ok(TICK * (field(11)? + field(12)?))
 }
-
-/// Memory that is really there, in bytes.
-pub(crate) fn resident() -> Result<u64> {
-    // `status` says it in kB, where `statm` would need the size of a page.
-    let status = std::fs::read_to_string("/proc/self/status")?;
-    let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:"));
-    let kilobytes = line.and_then(|line| line.trim().strip_suffix("kB"));
-    let kilobytes: u64 = kilobytes.ok_or("no VmRSS in status")?.trim().parse()?;
-    Ok(kilobytes * 1024)
-}

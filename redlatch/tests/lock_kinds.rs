@@ -8,7 +8,9 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
-use common::{LONG, Stand, WATCHDOG, assert_lost, in_time, polled, risen, soon, until};
+use common::{
+    LONG, Stand, WATCHDOG, assert_lost, dropped_everywhere, in_time, polled, risen, soon, until,
+};
 use redlatch::{Client, Error, Lock, LockKind, Loss, OwnedKind, Owner};
 use redlatch_testkit::{Server, unique};
 use tokio::task::JoinHandle;
@@ -322,18 +324,14 @@ async fn tries_of_many_tasks_leave_nothing_behind<K: LockKind + OwnedKind>(
 async fn a_dropped_try_leaves_nothing_behind<K: LockKind + OwnedKind>(stand: Stand, make: Make<K>) {
     let client = stand.client().await;
     let lock = make(&client, &unique("dropped"));
-    let mut polls = 1;
-    loop {
+    dropped_everywhere(async |polls| {
         let won = polled(polls, lock.try_lock().into_future()).await;
         let through = won.is_some();
         drop(won);
         nothing_left(&client, &lock).await;
-        if through {
-            break;
-        }
-        polls += 1;
-        assert!(polls < 1000, "never gets through");
-    }
+        through
+    })
+    .await;
 }
 
 /// Redisson: testAutoExpire. The client dies with its runtime: nobody renews and nobody releases.

@@ -2,14 +2,16 @@
 
 mod common;
 
-use std::future::{Future, IntoFuture, poll_fn};
+use std::future::{Future, IntoFuture};
 use std::pin::pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::task::Poll;
 use std::time::Duration;
 
-use common::{LONG, Stand, WATCHDOG, assert_lost, in_time, risen, soon, until, without_the_answer};
+use common::{
+    LONG, Stand, WATCHDOG, assert_lost, dropped_everywhere, in_time, risen, soon, until,
+    without_the_answer,
+};
 use redlatch::{Client, Embedded, Error, Loss, Member, MultiLock, Owner};
 use redlatch_testkit::{Proxy, Server, unique};
 use tokio::sync::Barrier;
@@ -495,22 +497,10 @@ async fn dropped_guards_release_all(stand: Stand) {
 
 /// Polls up to `polls` times, each time when woken: the output, or `None` if it has none yet.
 async fn polled<F: Future>(polls: usize, future: F) -> Option<F::Output> {
-    let mut future = pin!(future);
-    let mut polled = 0;
-    let ended = std::time::Instant::now() + Duration::from_millis(200);
-    let done = poll_fn(|cx| {
-        polled += 1;
-        match future.as_mut().poll(cx) {
-            Poll::Ready(output) => Poll::Ready(Some(output)),
-            Poll::Pending if polled >= polls => Poll::Ready(None),
-            Poll::Pending => Poll::Pending,
-        }
-    });
     // What sleeps is not polled any more.
-    tokio::time::timeout_at(ended.into(), done)
-        .await
-        .ok()
-        .flatten()
+    let polled = common::polled(polls, future);
+    let done = tokio::time::timeout(Duration::from_millis(200), polled);
+    done.await.ok().flatten()
 }
 
 /// Members of one client and of two, free and given back meanwhile, dropped after one poll, after
@@ -527,7 +517,7 @@ async fn dropped_anywhere_nothing_is_left(stand: Stand) {
         MultiLock::new([client.lock(&a), second.lock(&b)]),
     ] {
         for held in [None, Some(&a), Some(&b)] {
-            for polls in 1.. {
+            dropped_everywhere(async |polls| {
                 let held = match held {
                     Some(name) => Some(other.lock(name).lock().await.unwrap()),
                     None => None,
@@ -544,23 +534,20 @@ async fn dropped_anywhere_nothing_is_left(stand: Stand) {
                 soon("settled", second.settled()).await;
                 nothing_left(&client, &[&a, &b]).await;
                 nothing_left(&second, &[&a, &b]).await;
-                if through {
-                    break;
-                }
-                assert!(polls < 1000, "never gets through");
-            }
+                through
+            })
+            .await;
             // And in the middle of the release.
-            for polls in 1.. {
+            dropped_everywhere(async |polls| {
                 let guard = multi.lock().await.unwrap();
                 let released = polled(polls, guard.unlock()).await.is_some();
                 // Each client settles its own; only then all is given back.
                 soon("settled", second.settled()).await;
                 nothing_left(&client, &[&a, &b]).await;
                 nothing_left(&second, &[&a, &b]).await;
-                if released {
-                    break;
-                }
-            }
+                released
+            })
+            .await;
         }
     }
 }

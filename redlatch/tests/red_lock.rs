@@ -8,7 +8,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::Duration;
 
-use common::{LONG, WATCHDOG, assert_lost, polled, soon, until};
+use common::{LONG, WATCHDOG, assert_lost, dropped_everywhere, polled, soon, until};
 use redlatch::{Backoff, Client, ClientBuilder, Embedded, Error, Loss, Member, Owner, RedLock};
 use redlatch_testkit::Server;
 
@@ -244,7 +244,7 @@ async fn dropped_anywhere_nothing_is_left(stands: Stands) {
     let (clients, others) = (stands.clients().await, stands.clients().await);
     let (lock, other) = (red_lock(&clients, "a"), red_lock(&others, "a"));
     for contended in [false, true] {
-        for polls in 1.. {
+        dropped_everywhere(async |polls| {
             let held = match contended {
                 true => Some(other.lock().await.unwrap()),
                 false => None,
@@ -258,19 +258,16 @@ async fn dropped_anywhere_nothing_is_left(stands: Stands) {
             let through = guard.is_some();
             drop(guard);
             nothing_left(&clients, "a").await;
-            if through {
-                break;
-            }
-            assert!(polls < 1000, "never gets through");
-        }
-        for polls in 1.. {
+            through
+        })
+        .await;
+        dropped_everywhere(async |polls| {
             let guard = lock.lock().await.unwrap();
             let released = polled(polls, guard.unlock()).await.is_some();
             nothing_left(&clients, "a").await;
-            if released {
-                break;
-            }
-        }
+            released
+        })
+        .await;
     }
 }
 

@@ -692,7 +692,7 @@ async fn a_crowd_that_gives_up_costs_no_holder_its_lock() {
     let sent = commands
         .iter()
         .filter(|command| command.name() == "evalsha");
-    let about_b: Vec<bool> = sent.map(|command| command.words[3] == "b").collect();
+    let about_b: Vec<bool> = sent.map(|command| command.words[3] == b"b").collect();
     let left = about_b.iter().filter(|about_b| !**about_b).count();
     // Some were asking just then.
     assert!(left >= CROWD, "only {left} have left");

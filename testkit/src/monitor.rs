@@ -16,8 +16,8 @@ pub struct Monitor {
 pub struct Command {
     /// Whether a script called it.
     pub in_script: bool,
-    /// The command in small letters, and its arguments, escaped as the server does it.
-    pub words: Vec<String>,
+    /// The command and its arguments, as they were sent.
+    pub words: Vec<Vec<u8>>,
 }
 
 impl Monitor {
@@ -53,26 +53,54 @@ impl Monitor {
 }
 
 impl Command {
-    /// The command itself.
-    pub fn name(&self) -> &str {
-        self.words.first().map_or("", String::as_str)
+    /// The command itself, in small letters.
+    pub fn name(&self) -> String {
+        let name = self.words.first().map_or(&[][..], Vec::as_slice);
+        String::from_utf8_lossy(name).to_ascii_lowercase()
+    }
+
+    /// The same, and its arguments as text.
+    pub fn text(&self) -> Vec<String> {
+        let args = self.words.iter().skip(1);
+        let args = args.map(|word| String::from_utf8_lossy(word).into_owned());
+        std::iter::once(self.name()).chain(args).collect()
     }
 }
 
-/// `+1700000000.000000 [0 lua] "hset" "name" "field" "1"`. Words with quotes in them are not told apart.
+/// `+1700000000.000000 [0 lua] "hset" "name" "field" "1"`.
 fn command(line: &str) -> Command {
-    let mut words: Vec<String> = line
-        .split('"')
-        .skip(1)
-        .step_by(2)
-        .map(str::to_owned)
-        .collect();
-    if let Some(name) = words.first_mut() {
-        name.make_ascii_lowercase();
-    }
     let from = line.split('"').next().unwrap_or_default();
     Command {
         in_script: from.contains("lua]"),
-        words,
+        words: quoted(line),
     }
+}
+
+/// The quoted parts of a line of MONITOR.
+fn quoted(line: &str) -> Vec<Vec<u8>> {
+    let mut parts = Vec::new();
+    let mut bytes = line.bytes();
+    while bytes.any(|byte| byte == b'"') {
+        let mut part = Vec::new();
+        while let Some(byte) = bytes.next() {
+            match byte {
+                b'"' => break,
+                b'\\' => match bytes.next() {
+                    Some(b'x') => {
+                        let digits: Vec<u8> = bytes.by_ref().take(2).collect();
+                        let digits = String::from_utf8_lossy(&digits);
+                        part.push(u8::from_str_radix(&digits, 16).unwrap_or_default());
+                    }
+                    Some(b'n') => part.push(b'\n'),
+                    Some(b'r') => part.push(b'\r'),
+                    Some(b't') => part.push(b'\t'),
+                    Some(other) => part.push(other),
+                    None => {}
+                },
+                other => part.push(other),
+            }
+        }
+        parts.push(part);
+    }
+    parts
 }

@@ -9,6 +9,8 @@ mod figures;
 mod memory;
 mod options;
 mod pairs;
+#[path = "../resident.rs"]
+mod resident;
 mod sides;
 mod traffic;
 mod wake;
@@ -68,7 +70,7 @@ fn bench(options: &Options) -> std::io::Result<()> {
     drop(sides);
     // Fresh processes: in a JVM that has taken and given back many locks, renewals that nobody needs go on.
     figures.push(traffic::measure(&server));
-    figures.extend(memory::measure(&server, options));
+    figures.extend(memory::measure(&server, options)?);
 
     let rows: Vec<Value> = figures.iter().map(Figure::json).collect();
     let written = json!({ "redis": redis, "cpus": cpus.get(), "figures": rows });

@@ -4,19 +4,20 @@ use redlatch_interop::{Library, Peer};
 use redlatch_testkit::Server;
 
 use crate::options::Options;
+use crate::resident::resident;
 use crate::sides::Figure;
 
-pub(crate) fn measure(server: &Server, options: &Options) -> [Figure; 2] {
-    let of = |library: Library| {
+pub(crate) fn measure(server: &Server, options: &Options) -> std::io::Result<[Figure; 2]> {
+    let of = |library: Library| -> std::io::Result<_> {
         let peer = library.start(&[], &[server.url()]);
-        let before = resident(&peer);
+        let before = megabytes(&peer)?;
         peer.worker(1)
             .ask(&format!("hold-many held-{library:?}- {}", options.locks));
-        (before, resident(&peer))
+        Ok((before, megabytes(&peer)?))
     };
-    let (theirs, ours) = (of(Library::Redisson), of(Library::Redlatch));
+    let (theirs, ours) = (of(Library::Redisson)?, of(Library::Redlatch)?);
     let locks = options.locks;
-    [
+    Ok([
         Figure::costs(
             format!("memory of the process that holds {locks} locks"),
             "MB",
@@ -29,17 +30,10 @@ pub(crate) fn measure(server: &Server, options: &Options) -> [Figure; 2] {
             theirs.1 - theirs.0,
             ours.1 - ours.0,
         ),
-    ]
+    ])
 }
 
 /// What is really there of it, in MB.
-fn resident(peer: &Peer) -> f64 {
-    let status =
-        std::fs::read_to_string(format!("/proc/{}/status", peer.pid())).unwrap_or_default();
-    let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:"));
-    let kilobytes = line.and_then(|line| line.trim().strip_suffix("kB"));
-    kilobytes
-        .and_then(|kb| kb.trim().parse::<f64>().ok())
-        .unwrap_or(f64::NAN)
-        / 1024.0
+fn megabytes(peer: &Peer) -> std::io::Result<f64> {
+    Ok(resident(&peer.pid().to_string())? as f64 / f64::from(1 << 20))
 }

@@ -27,7 +27,7 @@ pub(crate) fn measure(server: &Server) -> Figure {
         let sent = monitor
             .until("all-pairs-done")
             .into_iter()
-            .filter(|command| !command.in_script && !aside.contains(&command.name()));
+            .filter(|command| !command.in_script && !aside.contains(&&*command.name()));
         sent.count() as f64 / PAIRS as f64
     };
     let name = "commands sent for a pair".to_owned();

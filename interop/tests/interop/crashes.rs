@@ -5,7 +5,7 @@ use redlatch_testkit::unique;
 
 use crate::both_ways;
 use crate::locks::had;
-use crate::stand::{LEASE, until_subscribed};
+use crate::stand::{LEASE, start_on, until_subscribed};
 
 const KINDS: [&str; 5] = ["lock", "fair", "write", "fenced", "spin"];
 
@@ -94,7 +94,7 @@ both_ways! {
     fn who_waited_when_all_connections_broke_is_served(pair: &Pair) {
         // Servers of their own: others would be cut off as well.
         let server = redlatch_testkit::Server::start();
-        let [a, b] = pair.libraries.map(|library| library.start(&[], &[server.url()]));
+        let [a, b] = pair.libraries.map(|library| start_on(library, &[], std::slice::from_ref(&server)));
         let name = unique("cut");
         assert!(a.worker(1).does(&format!("lock lock {name} -1 {LEASE}")));
         let waits = b.worker(1).tell(&format!("lock lock {name} -1 {LEASE}"));

@@ -5,7 +5,7 @@ use std::collections::VecDeque;
 use redlatch_interop::{Library, Peer, Pending};
 use redlatch_testkit::{Monitor, Server, unique};
 
-use crate::stand::{nothing_left, until};
+use crate::stand::{nothing_left, start_on, until};
 
 /// Four threads in each of two JVMs, eight tasks in each of two Rust processes.
 struct Crowd {
@@ -22,9 +22,11 @@ impl Crowd {
             (Library::Redlatch, 8),
             (Library::Redlatch, 8),
         ];
-        let java = ["-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", "-Xmx256m"];
         let start = |(library, workers): (Library, u64)| {
-            (library.start_with(&java, &[], &[server.url()]), workers)
+            (
+                start_on(library, &[], std::slice::from_ref(&server)),
+                workers,
+            )
         };
         Crowd {
             peers: of.map(start).into(),
@@ -112,7 +114,8 @@ fn a_fair_lock(redisson: Library) {
     let mut waiting = VecDeque::new();
     let (mut called, mut served) = (None, 0);
     for command in monitor.until("all-have-gone") {
-        let words: Vec<&str> = command.words.iter().map(String::as_str).collect();
+        let words = command.text();
+        let words: Vec<&str> = words.iter().map(String::as_str).collect();
         match words[..] {
             ["rpush", key, owner] if key == queue => waiting.push_back(owner.to_owned()),
             ["lpop", key] if key == queue => called = waiting.pop_front(),

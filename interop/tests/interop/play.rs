@@ -365,7 +365,7 @@ impl Stage {
         let end = unlike_others("end");
         let _: String = servers()[number].ask(&["ECHO", &end]);
         let said = self.monitors[number].until(&end);
-        self.heard[number].extend(said.into_iter().map(|command| command.words));
+        self.heard[number].extend(said.into_iter().map(|command| command.text()));
     }
 
     /// Whether, in this step, somebody has subscribed and has asked after that: from then on it sleeps.

@@ -145,11 +145,8 @@ macro_rules! both_ways {
             })*
         }
     };
-    ($($(#[$meta:meta])* fn $test:ident($pair:ident: &Pair) $body:block)*) => {
-        $($(#[$meta])* fn $test($pair: &$crate::stand::Pair) $body)*
-
-        $crate::both_ways!(@with redisson_first [Redisson, Redlatch] $($test)*);
-        $crate::both_ways!(@with redlatch_first [Redlatch, Redisson] $($test)*);
+    ($(fn $test:ident($pair:ident: &Pair) $body:block)*) => {
+        $crate::both_ways!(@newest $(fn $test($pair: &Pair) $body)*);
         $crate::both_ways!(@with redisson_3_first [Redisson3, Redlatch] $($test)*);
         $crate::both_ways!(@with redlatch_first_redisson_3 [Redlatch, Redisson3] $($test)*);
     };

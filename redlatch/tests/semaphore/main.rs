@@ -583,19 +583,15 @@ async fn names_that_cannot_be_used(stand: Stand) {
 async fn dropped_everywhere(stand: Stand) {
     let client = stand.patient().await;
     let semaphore = set(&client, "dropped", 3).await;
-    for _ in 0..5 {
-        for polls in 1.. {
-            assert!(polls < 1000, "never gets through");
-            let permits = polled(polls, semaphore.acquire_many(2).into_future()).await;
-            let through = permits.is_some();
-            drop(permits);
-            soon("settled", client.settled()).await;
-            assert_eq!(semaphore.available().await.unwrap(), 3, "{polls} polls");
-            if through {
-                break;
-            }
-        }
-    }
+    common::dropped_everywhere(async |polls| {
+        let permits = polled(polls, semaphore.acquire_many(2).into_future()).await;
+        let through = permits.is_some();
+        drop(permits);
+        soon("settled", client.settled()).await;
+        assert_eq!(semaphore.available().await.unwrap(), 3, "{polls} polls");
+        through
+    })
+    .await;
     quiet(&client);
 }
 
@@ -605,23 +601,19 @@ async fn dropped_while_permits_come(stand: Stand) {
     let (client, other) = (stand.patient().await, stand.patient().await);
     let semaphore = set(&client, "dropped-waiting", 2).await;
     let same = other.semaphore(semaphore.name());
-    for _ in 0..5 {
-        for polls in 1.. {
-            assert!(polls < 1000, "never gets through");
-            let held = same.acquire_many(2).await.unwrap();
-            let waiter = polled(polls, semaphore.acquire_many(2).into_future());
-            let both = async { tokio::join!(waiter, held.release()) };
-            let (permits, released) = soon("both", both).await;
-            released.unwrap();
-            let through = permits.is_some();
-            drop(permits);
-            soon("settled", client.settled()).await;
-            assert_eq!(semaphore.available().await.unwrap(), 2, "{polls} polls");
-            if through {
-                break;
-            }
-        }
-    }
+    common::dropped_everywhere(async |polls| {
+        let held = same.acquire_many(2).await.unwrap();
+        let waiter = polled(polls, semaphore.acquire_many(2).into_future());
+        let both = async { tokio::join!(waiter, held.release()) };
+        let (permits, released) = soon("both", both).await;
+        released.unwrap();
+        let through = permits.is_some();
+        drop(permits);
+        soon("settled", client.settled()).await;
+        assert_eq!(semaphore.available().await.unwrap(), 2, "{polls} polls");
+        through
+    })
+    .await;
     quiet(&client);
 }
 

@@ -7,7 +7,7 @@ use redlatch::Owner;
 use serde_json::Value;
 
 use crate::Result;
-use crate::locks::Handle;
+use crate::locks::{Handle, taken};
 use crate::settings::Servers;
 
 pub(crate) async fn count(
@@ -20,7 +20,7 @@ pub(crate) async fn count(
 ) -> Result<Value> {
     let mut redis = servers.bare().await?;
     for _ in 0..rounds {
-        let had = lock.lock(owner, None, None).await?.ok_or("not had")?;
+        let had = taken(&**lock, owner).await?;
         let number: Option<u64> = redis.get(key).await?;
         if kind == "read" {
             let again: Option<u64> = redis.get(key).await?;

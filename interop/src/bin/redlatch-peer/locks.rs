@@ -34,6 +34,12 @@ pub(crate) trait Handle: Send + Sync {
     fn ask<'a>(&'a self, owner: Owner, question: &'a str) -> Boxed<'a, Value>;
 }
 
+/// Takes it, whenever it can be had.
+pub(crate) async fn taken(lock: &dyn Handle, owner: Owner) -> Result<Had> {
+    let had = lock.lock(owner, None, None).await?;
+    Ok(had.ok_or("not had")?)
+}
+
 /// What one worker holds.
 pub(crate) struct Locks {
     servers: Arc<Servers>,
@@ -96,9 +102,7 @@ impl Locks {
         for lock in 0..locks {
             let name = format!("{prefix}{lock}");
             let lock = self.handle("lock", &name)?;
-            let had = lock.lock(self.owner, None, None).await?;
-            let had = had.ok_or("not had")?;
-            self.held.push((name, had));
+            self.held.push((name, taken(&*lock, self.owner).await?));
         }
         Ok(true.into())
     }

@@ -7,7 +7,7 @@ use serde_json::Value;
 use tokio::task::JoinSet;
 
 use crate::Result;
-use crate::locks::handle;
+use crate::locks::{handle, taken};
 use crate::settings::Servers;
 
 /// Of as many tasks, each with a name of its own, or all on one.
@@ -31,7 +31,7 @@ pub(crate) async fn pairs(
         set.spawn(async move {
             let mut pairs = 0u64;
             while Instant::now() < end {
-                let had = lock.lock(owner, None, None).await?.ok_or("not had")?;
+                let had = taken(&*lock, owner).await?;
                 had.unlock().await?;
                 pairs += 1;
             }

@@ -1,0 +1,13 @@
+//! What memory a process has, as Linux tells it.
+
+use std::io::{Error, Result};
+
+/// Memory that is really there, in bytes, of the process of this id; or of `self`.
+pub(crate) fn resident(process: &str) -> Result<u64> {
+    // `status` says it in kB, where `statm` would need the size of a page.
+    let status = std::fs::read_to_string(format!("/proc/{process}/status"))?;
+    let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:"));
+    let kilobytes = line.and_then(|line| line.trim().strip_suffix("kB"));
+    let kilobytes = kilobytes.and_then(|kilobytes| kilobytes.trim().parse::<u64>().ok());
+    Ok(kilobytes.ok_or_else(|| Error::other("no VmRSS in status"))? * 1024)
+}
