@@ -2,12 +2,19 @@
 //! stopped here, and a proxy that breaks connections to order.
 #![forbid(unsafe_code)]
 
+mod config;
+mod dir;
+mod keeper;
 mod monitor;
+mod ports;
 mod proxy;
+mod sentinels;
 mod server;
+mod until;
 
 pub use monitor::{Command, Monitor};
 pub use proxy::Proxy;
+pub use sentinels::{SentinelPlan, Sentinels};
 pub use server::{Server, shared};
 
 use std::sync::atomic::{AtomicU64, Ordering};
