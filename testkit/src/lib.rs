@@ -2,6 +2,7 @@
 //! stopped here, and a proxy that breaks connections to order.
 #![forbid(unsafe_code)]
 
+mod cluster;
 mod config;
 mod dir;
 mod keeper;
@@ -12,6 +13,7 @@ mod sentinels;
 mod server;
 mod until;
 
+pub use cluster::{Cluster, ClusterPlan, Takeover, slot_of};
 pub use monitor::{Command, Monitor};
 pub use proxy::Proxy;
 pub use sentinels::{SentinelPlan, Sentinels};

@@ -124,6 +124,11 @@ impl Server {
         self.signal("CONT");
     }
 
+    /// What it asks of clients.
+    pub(crate) fn password(&self) -> Option<&str> {
+        self.password.as_deref()
+    }
+
     fn signal(&self, signal: &str) {
         if let Some(running) = &self.running {
             running.signal(signal);
