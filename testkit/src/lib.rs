@@ -1,5 +1,6 @@
 //! What the tests and benchmarks of redlatch stand on: real servers of their own, started and
-//! stopped here, and a proxy that breaks connections to order.
+//! stopped here, alone, with sentinels or as a cluster, and a proxy that breaks connections to
+//! order.
 #![forbid(unsafe_code)]
 
 mod cluster;

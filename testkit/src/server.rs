@@ -135,7 +135,7 @@ impl Server {
     /// When it does not start.
     pub fn restart(&mut self) {
         self.kill();
-        // Somebody's outgoing connection may have the port for a moment.
+        // Somebody who looks for a free port may have this one for a moment.
         self.running = (0..50).find_map(|_| Running::launch(&self.args));
         assert!(self.running.is_some(), "redis-server does not start again");
     }

@@ -58,7 +58,11 @@ fn a_replica_takes_its_place_when_told_to() {
 
 #[test]
 fn a_slot_moves_with_its_keys() {
-    let cluster = without_replicas();
+    let cluster = Cluster::start_with(ClusterPlan {
+        replicas: 0,
+        args: &["--requirepass", "secret", "--masterauth", "secret"],
+        ..ClusterPlan::default()
+    });
     let slot = cluster.slot_of(KEY);
     let from = cluster.owner_of(KEY);
     let to = (from + 1) % 3;

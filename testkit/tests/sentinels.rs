@@ -1,6 +1,6 @@
 //! A master, its replicas and their sentinels.
 
-use redlatch_testkit::Sentinels;
+use redlatch_testkit::{SentinelPlan, Sentinels};
 
 #[test]
 fn another_master_is_chosen_when_it_was_killed() {
@@ -34,4 +34,28 @@ fn another_master_is_chosen_when_told_to() {
     sentinels.restart_sentinel(0);
     sentinels.await_whole();
     assert_eq!(sentinels.master(), new);
+}
+
+#[test]
+fn a_frozen_master_is_replaced_where_there_are_passwords_too() {
+    let sentinels = Sentinels::start_with(SentinelPlan {
+        server_args: &["--requirepass", "of servers", "--masterauth", "of servers"],
+        sentinel_lines: &[
+            "requirepass guards",
+            "sentinel sentinel-pass guards",
+            r#"sentinel auth-pass mymaster "of servers""#,
+        ],
+        ..SentinelPlan::default()
+    });
+    let old = sentinels.master();
+    sentinels.freeze(old);
+    let new = sentinels.await_new_master(old);
+    sentinels.thaw(old);
+    sentinels.await_whole();
+    assert_eq!(sentinels.master(), new);
+
+    let guard = &sentinels.sentinels()[0];
+    assert!(guard.clients() > 0);
+    assert_eq!(guard.info("sentinel_masters"), "1");
+    guard.cut_all();
 }
