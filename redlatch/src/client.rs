@@ -20,8 +20,8 @@ use crate::primitives::spin_lock::{Spin, SpinLock};
 use crate::primitives::survey::ObjectState;
 use crate::session::Session;
 use crate::store::embedded::Embedded;
-use crate::store::redis::Redis;
-use crate::store::{SharedEar, Store};
+use crate::store::redis::{Redis, Settings};
+use crate::store::{ReplicaSync, SharedEar, Store};
 use crate::wait::{Lines, WaitingRoom};
 
 /// A connection to a store, and the identity under which locks are held there.
@@ -205,6 +205,8 @@ pub struct ClientBuilder {
     response_timeout: Duration,
     linger: Duration,
     client_id: Option<String>,
+    replica_sync: ReplicaSync,
+    replica_timeout: Duration,
 }
 
 /// Below this a third of the lease comes near to a round trip on a busy machine.
@@ -219,6 +221,8 @@ impl Default for ClientBuilder {
             response_timeout: Duration::from_secs(3),
             linger: Duration::from_secs(1),
             client_id: None,
+            replica_sync: ReplicaSync::default(),
+            replica_timeout: Duration::from_secs(1),
         }
     }
 }
@@ -265,6 +269,20 @@ impl ClientBuilder {
         self
     }
 
+    /// How many replicas must have an acquisition before it counts: [`ReplicaSync`]. Default
+    /// [`ReplicaSync::All`], as in Redisson (`checkLockSyncedSlaves`).
+    pub fn replica_sync(mut self, sync: ReplicaSync) -> ClientBuilder {
+        self.replica_sync = sync;
+        self
+    }
+
+    /// How long the replicas are waited for after an acquisition. Default 1 s, as in Redisson
+    /// (`slavesSyncTimeout`); at least 1 ms.
+    pub fn replica_timeout(mut self, timeout: Duration) -> ClientBuilder {
+        self.replica_timeout = timeout;
+        self
+    }
+
     /// Connects to the store that the URL names:
     ///
     /// | URL | store |
@@ -287,7 +305,12 @@ impl ClientBuilder {
         tokio::runtime::Handle::try_current().map_err(|_| Error::NoRuntime)?;
         let lines = Arc::new(Lines::default());
         let ear: SharedEar = lines.clone();
-        let redis = Redis::connect(url, self.connect_timeout, self.response_timeout, ear).await?;
+        let settings = Settings {
+            connect_timeout: self.connect_timeout,
+            replica_sync: self.replica_sync,
+            replica_timeout: self.replica_timeout,
+        };
+        let redis = Redis::connect(url, settings, self.response_timeout, ear).await?;
         Ok(self.assemble(checked, Store::Redis(redis), lines))
     }
 
@@ -323,6 +346,7 @@ impl ClientBuilder {
         for (setting, timeout) in [
             ("connect_timeout", self.connect_timeout),
             ("response_timeout", self.response_timeout),
+            ("replica_timeout", self.replica_timeout),
         ] {
             if timeout.is_zero() || timeout > crate::MAX_LEASE {
                 return invalid(

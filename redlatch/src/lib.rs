@@ -45,6 +45,7 @@ pub use primitives::semaphore::{
 };
 pub use primitives::spin_lock::{Spin, SpinLock};
 pub use primitives::survey::{ObjectKind, ObjectState, OutPermit, Waiting};
+pub use store::ReplicaSync;
 pub use store::embedded::Embedded;
 
 /// The examples of the README are tests too.

@@ -9,8 +9,8 @@ use std::time::Duration;
 
 use common::{LONG, in_time_blocking, on_every_store};
 use redlatch::Error;
-use redlatch::blocking::{Client, current_thread};
-use redlatch_testkit::{shared, unique};
+use redlatch::blocking::current_thread;
+use redlatch_testkit::unique;
 
 #[test]
 fn a_thread_that_writes_reads_too_and_others_do_not() {

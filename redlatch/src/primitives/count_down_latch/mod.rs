@@ -286,10 +286,10 @@ impl Attempt for Looking<'_> {
         let answer = match subscribe {
             true => {
                 store
-                    .subscribe_and_run(self.channel(), &step, &sent)
+                    .subscribe_and_run(self.channel(), &step, Lane::Look, &sent)
                     .await?
             }
-            false => store.run(&step, Lane::Attempt, &sent).await?,
+            false => store.run(&step, Lane::Look, &sent).await?,
         };
         Ok(match count(answer.reply) {
             0 => Outcome::Done(()),

@@ -82,7 +82,7 @@ struct Shared {
 }
 
 /// Which connection in the life of a link: news of an old one must not end a new one.
-type Generation = u64;
+pub(super) type Generation = u64;
 
 /// A connection that works as far as anybody knows.
 #[derive(Clone)]
@@ -314,22 +314,30 @@ impl Link {
 
     /// Sends a command, and waits for its answer.
     pub(super) async fn ask(&self, live: &mut Live, cmd: &Cmd) -> Result<Value, Fault> {
-        let sending = live.connection.send_packed_command(cmd);
-        match unless_given_up(&mut live.given_up, sending).await {
-            Ok(Ok(answer)) => Ok(answer),
-            Ok(Err(error)) => Err(self.failed(live, &error)),
-            Err(GivenUp) => Err(GivenUp.into()),
-        }
+        self.ask_node(live, cmd, false).await
     }
 
-    /// Sends a command to a node that does not own its slot yet.
-    pub(super) async fn ask_importing(&self, live: &mut Live, cmd: &Cmd) -> Result<Value, Fault> {
-        let mut pipeline = Pipeline::with_capacity(2);
-        // In one write: it counts for the one command behind it.
-        pipeline.cmd("ASKING").add_command(cmd.clone());
-        let sending = live.connection.send_packed_commands(&pipeline, 0, 2);
+    /// The same, perhaps of a node that is `importing` the slot: it does not own it yet, but was named
+    /// by the one that does.
+    pub(super) async fn ask_node(
+        &self,
+        live: &mut Live,
+        cmd: &Cmd,
+        importing: bool,
+    ) -> Result<Value, Fault> {
+        let connection = &mut live.connection;
+        let sending = async {
+            if !importing {
+                return connection.send_packed_command(cmd).await;
+            }
+            let mut pipeline = Pipeline::with_capacity(2);
+            // In one write: it counts for the one command behind it.
+            pipeline.cmd("ASKING").add_command(cmd.clone());
+            let answers = connection.send_packed_commands(&pipeline, 0, 2).await?;
+            Ok(answers.into_iter().next_back().unwrap_or(Value::Nil))
+        };
         match unless_given_up(&mut live.given_up, sending).await {
-            Ok(Ok(answers)) => Ok(answers.into_iter().next_back().unwrap_or(Value::Nil)),
+            Ok(Ok(answer)) => Ok(answer),
             Ok(Err(error)) => Err(self.failed(live, &error)),
             Err(GivenUp) => Err(GivenUp.into()),
         }
@@ -379,6 +387,11 @@ async fn unless_given_up<T>(
 }
 
 impl Live {
+    /// Which of the link's connections it is.
+    pub(super) fn generation(&self) -> Generation {
+        self.generation
+    }
+
     /// Begins or ends listening to a channel.
     async fn change(
         &mut self,

@@ -9,8 +9,12 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio::time::{Instant, timeout, timeout_at};
 
 use self::fault::{Fault, Retry};
-use self::link::Live;
+use self::link::{Link, Live};
 use self::node::Node;
+pub(crate) use self::replicas::Confirmation;
+pub use self::replicas::ReplicaSync;
+use self::replicas::Replicas;
+pub(crate) use self::topology::Settings;
 use self::topology::Topology;
 use super::{Answer, Cursor, Lane, Sent, SharedEar, Sought};
 use crate::error::{Error, Result};
@@ -23,6 +27,7 @@ mod fault;
 mod link;
 mod lookout;
 mod node;
+mod replicas;
 mod sentinel;
 mod slot;
 mod topology;
@@ -57,19 +62,28 @@ struct Exchange<'a> {
     channel: Option<&'a str>,
     /// Where to note that it was sent.
     sent: Option<&'a Sent>,
+    lane: Lane,
+}
+
+/// What a server has answered.
+struct Heard {
+    answer: Value,
+    /// When that was sent.
+    sent: Instant,
+    confirmation: Confirmation,
 }
 
 impl Redis {
     /// Connects, and sees whether the servers are such that we can work with.
     pub(crate) async fn connect(
         url: &str,
-        connect_timeout: Duration,
+        settings: Settings,
         response_timeout: Duration,
         ear: SharedEar,
     ) -> Result<Redis> {
         // Not tried again: whoever starts up wants to know now what is wrong.
-        let limit = connect_timeout.max(response_timeout);
-        let connecting = Topology::connect(url::target(url)?, connect_timeout, ear);
+        let limit = settings.connect_timeout.max(response_timeout);
+        let connecting = Topology::connect(url::target(url)?, settings, ear);
         let topology = timeout(limit, connecting).await;
         let topology = topology.map_err(|_| Error::ResponseTimeout { after: limit })??;
         Ok(Redis {
@@ -96,13 +110,9 @@ impl Redis {
         sent: &Sent,
     ) -> Result<Answer<S::Reply>> {
         let in_full = || self.command(step, "EVAL", false);
-        let exchange = self.exchange(step, &in_full, channel, sent)?;
-        let (raw, sent, repeated) = self.persist(&exchange, lane).await?;
-        Ok(Answer {
-            reply: step.reply(raw)?,
-            sent,
-            repeated,
-        })
+        let exchange = self.exchange(step, &in_full, lane, channel, sent)?;
+        let (heard, repeated) = self.persist(&exchange).await?;
+        heard.read(step, repeated)
     }
 
     pub(crate) async fn run_once<S: Step>(
@@ -112,26 +122,22 @@ impl Redis {
     ) -> Result<Answer<S::Reply>> {
         let in_full = || self.command(step, "EVAL", false);
         let sent = Sent::default();
-        let exchange = self.exchange(step, &in_full, None, &sent)?;
+        let exchange = self.exchange(step, &in_full, Lane::First, None, &sent)?;
         let limit = within.min(self.response_timeout);
-        let (raw, sent) = self.once(&exchange, limit).await?;
-        Ok(Answer {
-            reply: step.reply(raw)?,
-            sent,
-            repeated: false,
-        })
+        self.once(&exchange, limit).await?.read(step, false)
     }
 
     pub(crate) async fn run_unrepeated<S: Step>(
         &self,
         step: &S,
         what: &'static str,
+        lane: Lane,
         answered_within: Duration,
         sent: &Sent,
     ) -> Result<Answer<S::Reply>> {
         check_runtime()?;
         let in_full = || self.command(step, "EVAL", false);
-        let exchange = self.exchange(step, &in_full, None, sent)?;
+        let exchange = self.exchange(step, &in_full, lane, None, sent)?;
         let unknown = |reason| Error::OutcomeUnknown { step: what, reason };
         let mut retry = Retry::until(self.response_timeout);
         let patience = answered_within.max(self.response_timeout);
@@ -147,13 +153,7 @@ impl Redis {
                 },
             };
             match answered {
-                Ok((raw, sent)) => {
-                    return Ok(Answer {
-                        reply: step.reply(raw)?,
-                        sent,
-                        repeated: false,
-                    });
-                }
+                Ok(heard) => return heard.read(step, false),
                 Err(Fault::Unanswered(reason)) => return Err(unknown(reason)),
                 Err(fault) => {
                     sent.clear();
@@ -205,9 +205,9 @@ impl Redis {
             node: Some(node),
             ..Exchange::plain(scan)
         };
-        let (raw, ..) = self.persist(&exchange, Lane::First).await?;
+        let (heard, _) = self.persist(&exchange).await?;
         let (next, keys): (u64, Vec<Vec<u8>>) =
-            redis::from_redis_value(raw).map_err(|e| Error::Refused {
+            redis::from_redis_value(heard.answer).map_err(|e| Error::Refused {
                 reason: e.to_string(),
             })?;
         let keys = keys
@@ -227,12 +227,12 @@ impl Redis {
 
     /// Exchanges until there is an answer or the response timeout has passed; also says when what
     /// was answered had been sent, and whether it may be the answer to a repetition.
-    async fn persist(&self, exchange: &Exchange<'_>, lane: Lane) -> Result<(Value, Instant, bool)> {
+    async fn persist(&self, exchange: &Exchange<'_>) -> Result<(Heard, bool)> {
         check_runtime()?;
         // Waiting for a turn is no fault of the server's: its time counts from here.
-        let _turn = match lane {
-            Lane::Attempt => self.attempts.acquire().await.ok(),
-            Lane::First => None,
+        let _turn = match exchange.lane.queues() {
+            true => self.attempts.acquire().await.ok(),
+            false => None,
         };
         let mut retry = Retry::until(self.response_timeout);
         let answered = timeout_at(retry.give_up, async {
@@ -244,7 +244,7 @@ impl Redis {
             }
         });
         match answered.await {
-            Ok(answer) => answer.map(|(raw, sent)| (raw, sent, retry.repeated)),
+            Ok(heard) => heard.map(|heard| (heard, retry.repeated)),
             Err(_) => {
                 self.topology.suspect();
                 Err(retry.given_up())
@@ -252,7 +252,7 @@ impl Redis {
         }
     }
 
-    async fn once(&self, exchange: &Exchange<'_>, limit: Duration) -> Result<(Value, Instant)> {
+    async fn once(&self, exchange: &Exchange<'_>, limit: Duration) -> Result<Heard> {
         check_runtime()?;
         match timeout(limit, self.send(exchange)).await {
             Ok(answer) => answer.map_err(Fault::into_error),
@@ -265,7 +265,7 @@ impl Redis {
 
     /// Exchanges once, with whichever node the cluster refers to; also says when what was answered
     /// had been sent.
-    async fn send(&self, exchange: &Exchange<'_>) -> Result<(Value, Instant), Fault> {
+    async fn send(&self, exchange: &Exchange<'_>) -> Result<Heard, Fault> {
         let mut node = match exchange.node {
             Some(node) => node.clone(),
             None => self.topology.node(exchange.key).await?,
@@ -304,8 +304,12 @@ impl Redis {
         node: &Node,
         exchange: &Exchange<'_>,
         importing: bool,
-    ) -> Result<(Value, Instant), Fault> {
-        let together = Arc::ptr_eq(&node.commands, &node.messages);
+    ) -> Result<Heard, Fault> {
+        let link = match exchange.lane {
+            Lane::First => &node.commands,
+            Lane::Attempt | Lane::Taking | Lane::Look | Lane::Behind => &node.attempts,
+        };
+        let together = Arc::ptr_eq(link, &node.messages);
         if let Some(channel) = exchange.channel {
             node.messages.want(channel);
             if !together {
@@ -313,40 +317,39 @@ impl Redis {
                 node.messages.subscribe(&mut live, channel).await?;
             }
         }
-        let mut live = node.commands.live().await?;
+        let mut live = link.live().await?;
+        let replicas = node.replicas.as_ref();
+        let replicas = replicas.filter(|_| exchange.lane.is_to_be_confirmed());
+        if let Some(replicas) = replicas {
+            replicas.know(link, &live).await?;
+        }
         if let Some(sent) = exchange.sent {
             sent.set();
         }
-        let sent = Instant::now();
-        let sending = Sending { node, importing };
-        let answer = match exchange.channel.filter(|_| together) {
-            None => sending.ask(&mut live, &exchange.cmd).await?,
-            Some(channel) => {
-                // One connection keeps order: the step runs after the subscription has begun.
-                // Biased, or the second poll would come to the step first.
-                let mut subscriber = live.clone();
-                let (subscribed, answer) = tokio::join!(
-                    biased;
-                    node.messages.subscribe(&mut subscriber, channel),
-                    sending.ask(&mut live, &exchange.cmd),
-                );
-                subscribed?;
-                answer?
-            }
+        let mut sent = Instant::now();
+        let channel = exchange.channel.filter(|_| together);
+        let sending = Sending {
+            link,
+            importing,
+            replicas,
         };
-        let Value::ServerError(error) = answer else {
-            return Ok((answer, sent));
-        };
-        match exchange.in_full {
+        let (mut answer, mut confirmation) =
+            sending.send(&mut live, &exchange.cmd, channel).await?;
+        if let Value::ServerError(error) = &answer
+            && error.code() == "NOSCRIPT"
+            && let Some(in_full) = exchange.in_full
+        {
             // A new or flushed server. EVAL teaches it the script for the next time.
-            Some(in_full) if error.code() == "NOSCRIPT" => {
-                let sent = Instant::now();
-                match sending.ask(&mut live, &in_full()).await? {
-                    Value::ServerError(error) => Err(Fault::answered(&error, exchange.key)),
-                    answer => Ok((answer, sent)),
-                }
-            }
-            _ => Err(Fault::answered(&error, exchange.key)),
+            sent = Instant::now();
+            (answer, confirmation) = sending.send(&mut live, &in_full(), None).await?;
+        }
+        match answer {
+            Value::ServerError(error) => Err(Fault::answered(&error, exchange.key)),
+            answer => Ok(Heard {
+                answer,
+                sent,
+                confirmation,
+            }),
         }
     }
 
@@ -354,6 +357,7 @@ impl Redis {
         &self,
         step: &'a S,
         in_full: &'a (dyn Fn() -> Cmd + Sync),
+        lane: Lane,
         channel: Option<&'a str>,
         sent: &'a Sent,
     ) -> Result<Exchange<'a>> {
@@ -365,6 +369,7 @@ impl Redis {
             key,
             channel,
             sent: Some(sent),
+            lane,
             ..Exchange::plain(self.command(step, "EVALSHA", true))
         })
     }
@@ -389,19 +394,60 @@ impl Redis {
     }
 }
 
-/// How commands are sent to a node.
+/// How commands are sent on one connection.
 struct Sending<'a> {
-    node: &'a Node,
-    /// The node does not own the slot yet, but was named by the one that does.
+    link: &'a Arc<Link>,
     importing: bool,
+    /// Who is to have it too.
+    replicas: Option<&'a Arc<Replicas>>,
 }
 
 impl Sending<'_> {
-    async fn ask(&self, live: &mut Live, cmd: &Cmd) -> Result<Value, Fault> {
-        match self.importing {
-            false => self.node.commands.ask(live, cmd).await,
-            true => self.node.commands.ask_importing(live, cmd).await,
+    /// Sends a command, behind a subscription and before the replicas are asked, all at once.
+    async fn send(
+        &self,
+        live: &mut Live,
+        cmd: &Cmd,
+        channel: Option<&str>,
+    ) -> Result<(Value, Confirmation), Fault> {
+        let link = self.link;
+        if channel.is_none() && self.replicas.is_none() {
+            let answer = link.ask_node(live, cmd, self.importing).await?;
+            return Ok((answer, Confirmation::NOT_NEEDED));
         }
+        let (mut before, after) = (live.clone(), live.clone());
+        // One connection keeps order: the step runs after the subscription has begun, and what the
+        // replicas are asked for is behind the step. Biased, or the second poll would come to another
+        // one first.
+        let (subscribed, answer, confirmation) = tokio::join!(
+            biased;
+            async {
+                match channel {
+                    Some(channel) => link.subscribe(&mut before, channel).await,
+                    None => Ok(()),
+                }
+            },
+            link.ask_node(live, cmd, self.importing),
+            async {
+                match self.replicas {
+                    Some(replicas) => replicas.confirm(link, &after),
+                    None => Confirmation::NOT_NEEDED,
+                }
+            },
+        );
+        subscribed?;
+        Ok((answer?, confirmation))
+    }
+}
+
+impl Heard {
+    fn read<S: Step>(self, step: &S, repeated: bool) -> Result<Answer<S::Reply>> {
+        Ok(Answer {
+            reply: step.reply(self.answer)?,
+            sent: self.sent,
+            repeated,
+            confirmation: self.confirmation,
+        })
     }
 }
 
@@ -414,6 +460,7 @@ impl<'a> Exchange<'a> {
             node: None,
             channel: None,
             sent: None,
+            lane: Lane::First,
         }
     }
 }

@@ -4,6 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::link::{Link, Listening, Whereabouts};
+use super::replicas::{Demand, Replicas};
 use crate::error::Error;
 use crate::store::SharedEar;
 
@@ -13,14 +14,19 @@ pub(super) struct Settings {
     pub(super) connect_timeout: Duration,
     pub(super) ear: SharedEar,
     pub(super) listening: Listening,
+    /// What is demanded of replicas, if anything.
+    pub(super) demand: Option<Demand>,
 }
 
 pub(super) struct Node {
-    /// For commands.
+    /// For renewals, releases, looks.
     pub(super) commands: Arc<Link>,
-    /// For subscriptions: the same, so that a step can be sent right behind one, unless channels
-    /// are sharded (see [`Listening::Sharded`]).
+    /// For attempts: the same, unless replicas are waited for.
+    pub(super) attempts: Arc<Link>,
+    /// For subscriptions: that of attempts, so that one can be sent right behind a subscription,
+    /// unless channels are sharded (see [`Listening::Sharded`]).
     pub(super) messages: Arc<Link>,
+    pub(super) replicas: Option<Arc<Replicas>>,
 }
 
 impl Node {
@@ -35,15 +41,25 @@ impl Node {
             Ok::<_, Error>(link)
         };
         let messages = link(settings.listening)?;
-        let commands = match settings.listening {
+        let attempts = match settings.listening {
             Listening::Sharded => link(Listening::Lasting)?,
             Listening::Restored | Listening::Lasting => messages.clone(),
         };
-        Ok(Arc::new(Node { commands, messages }))
+        let commands = match settings.demand {
+            Some(_) => link(Listening::Lasting)?,
+            None => attempts.clone(),
+        };
+        Ok(Arc::new(Node {
+            commands,
+            attempts,
+            messages,
+            replicas: settings.demand.map(Replicas::new),
+        }))
     }
 
+    /// All connections, some perhaps twice.
     pub(super) fn links(&self) -> impl Iterator<Item = &Arc<Link>> {
-        [&self.commands, &self.messages].into_iter()
+        [&self.commands, &self.attempts, &self.messages].into_iter()
     }
 
     /// It is no longer one to ask.

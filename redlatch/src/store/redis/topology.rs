@@ -8,13 +8,22 @@ use super::cluster::Cluster;
 use super::facts::Facts;
 use super::fault::Fault;
 use super::link::{Link, Listening, Whereabouts};
-use super::node::{Node, Settings};
+use super::node::{self, Node};
+use super::replicas::{Demand, ReplicaSync};
 use super::sentinel::Sentinels;
 use super::slot::{is_untidy, slot};
 use super::url::{Deployment, Target};
 use crate::error::{Error, Result};
 use crate::step::Publishing;
 use crate::store::SharedEar;
+
+/// What is set for the connections of a client.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Settings {
+    pub(crate) connect_timeout: Duration,
+    pub(crate) replica_sync: ReplicaSync,
+    pub(crate) replica_timeout: Duration,
+}
 
 pub(super) struct Topology {
     form: Form,
@@ -29,18 +38,30 @@ enum Form {
     Cluster(Arc<Cluster>),
 }
 
+impl Settings {
+    fn demand(&self) -> Option<Demand> {
+        let demand = Demand {
+            sync: self.replica_sync,
+            timeout: self.replica_timeout,
+        };
+        (self.replica_sync != ReplicaSync::Off).then_some(demand)
+    }
+}
+
 impl Topology {
     /// Connects, and sees whether the servers are such that we can work with.
     pub(super) async fn connect(
         target: Target,
-        connect_timeout: Duration,
+        settings: Settings,
         ear: SharedEar,
     ) -> Result<Topology> {
         let access = target.access;
-        let mut settings = Settings {
+        let connect_timeout = settings.connect_timeout;
+        let mut settings = node::Settings {
             connect_timeout,
             ear,
             listening: Listening::Restored,
+            demand: settings.demand(),
         };
         let topology = |form, name, publishing| Topology {
             form,
@@ -51,8 +72,16 @@ impl Topology {
             Deployment::Single(addr) => {
                 let name = format!("{addr}/{}", access.db());
                 let client = access.to(addr).map_err(Fault::into_error)?;
-                let node = Node::new(&settings, || Ok(Whereabouts::Fixed(client.clone())))?;
+                let whereabouts = || Ok(Whereabouts::Fixed(client.clone()));
+                let demand = settings.demand.take();
+                let mut node = Node::new(&settings, whereabouts)?;
                 Facts::of(&node.commands).await?.check_alone()?;
+                if let Some(demand) = demand
+                    && demand.applies_to(&node.commands).await?
+                {
+                    settings.demand = Some(demand);
+                    node = Node::new(&settings, whereabouts)?;
+                }
                 Ok(topology(Form::Single(node), name, Publishing::Everywhere))
             }
             Deployment::Sentinel {
