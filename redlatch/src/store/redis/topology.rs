@@ -50,8 +50,8 @@ impl Topology {
         match target.deployment {
             Deployment::Single(addr) => {
                 let name = format!("{addr}/{}", access.db());
-                let client = access.to(addr).map_err(Fault::into_error)?;
-                let node = Node::new(&settings, || Ok(Whereabouts::Fixed(client.clone())))?;
+                let dial = access.to(addr).map_err(Fault::into_error)?;
+                let node = Node::new(&settings, || Ok(Whereabouts::Fixed(dial.clone())))?;
                 Facts::of(&node.commands).await?.check_alone()?;
                 Ok(topology(Form::Single(node), name, Publishing::Everywhere))
             }
@@ -74,8 +74,8 @@ impl Topology {
                 // Whoever answers first tells how all are spoken to.
                 let mut asked = None;
                 for seed in &seeds {
-                    let client = access.to_endpoint(seed).map_err(Fault::into_error)?;
-                    let whereabouts = Whereabouts::Fixed(client);
+                    let dial = access.to_endpoint(seed).map_err(Fault::into_error)?;
+                    let whereabouts = Whereabouts::Fixed(dial);
                     let ear = settings.ear.clone();
                     let link = Link::new(whereabouts, connect_timeout, ear, Listening::Lasting);
                     let facts = Facts::of(&link).await;
