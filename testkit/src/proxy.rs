@@ -1,9 +1,13 @@
 //! A network that breaks to order: a TCP proxy in front of a server.
 
-use std::io::{Read, Write};
-use std::net::{Shutdown, TcpListener, TcpStream};
-use std::sync::{Arc, Condvar, Mutex};
+mod pair;
+
+use std::net::{TcpListener, TcpStream};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, Weak};
 use std::thread;
+use std::time::{Duration, Instant};
+
+use pair::Pair;
 
 /// A proxy on a free loopback port. Ends when dropped.
 #[derive(Debug)]
@@ -22,10 +26,31 @@ struct Shared {
 struct State {
     refusing: bool,
     stalled: bool,
-    swallowing: bool,
+    delay: Duration,
+    swallowing_requests: bool,
+    swallowing_replies: bool,
     swallowed: usize,
+    /// How many bytes the server may still answer.
+    replies_left: Option<usize>,
     ended: bool,
-    open: Vec<TcpStream>,
+    open: Vec<Weak<Pair>>,
+}
+
+/// In which direction something goes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Way {
+    Requests,
+    Replies,
+}
+
+/// What becomes of some bytes.
+enum Fate {
+    Pass,
+    Vanish,
+    /// So many of them pass, and then the connection breaks.
+    Break(usize),
+    /// There is no connection any more.
+    Late,
 }
 
 impl Proxy {
@@ -54,14 +79,9 @@ impl Proxy {
                 let Ok(server) = TcpStream::connect(("127.0.0.1", port)) else {
                     continue;
                 };
-                let _ = client.set_nodelay(true);
-                let _ = server.set_nodelay(true);
-                for (from, to, replies) in [(&client, &server, false), (&server, &client, true)] {
-                    let (from, to) = (clone(from), clone(to));
-                    let shared = of_listener.clone();
-                    thread::spawn(move || shared.pass_on(from, to, replies));
-                }
-                state.open.extend([client, server]);
+                let pair = Pair::join(client, server, &of_listener);
+                state.open.retain(|pair| pair.strong_count() > 0);
+                state.open.push(pair);
             }
         });
         Proxy { port: own, shared }
@@ -72,11 +92,38 @@ impl Proxy {
         format!("redis://127.0.0.1:{}", self.port)
     }
 
+    /// The port that it listens on.
+    pub fn port(&self) -> u16 {
+        self.port
+    }
+
     /// Closes all connections; new ones are let through.
     pub fn cut(&self) {
-        for stream in self.shared.lock().open.drain(..) {
-            let _ = stream.shutdown(Shutdown::Both);
-        }
+        self.each(Pair::close);
+    }
+
+    /// Breaks all connections as a machine does that has forgotten them (RST); new ones are let
+    /// through.
+    pub fn reset(&self) {
+        self.each(Pair::reset);
+    }
+
+    /// Of what the server answers from now on, on whichever connection, so many bytes pass. The
+    /// connection with the last of them breaks (RST); what comes after that is let through again.
+    pub fn reset_after(&self, bytes: usize) {
+        self.change(|state| state.replies_left = Some(bytes));
+    }
+
+    /// Clients see the end of what the server sends. What they send still gets there, until they
+    /// close the connection, too. New connections are let through.
+    pub fn end_replies(&self) {
+        self.each(|pair| pair.end(Way::Replies));
+    }
+
+    /// The server sees the end of what clients send. What it answers still gets there, until it
+    /// closes the connection, too. New connections are let through.
+    pub fn end_requests(&self) {
+        self.each(|pair| pair.end(Way::Requests));
     }
 
     /// From now on new connections are closed at once (or no longer).
@@ -84,39 +131,57 @@ impl Proxy {
         self.change(|state| state.refusing = refusing);
     }
 
-    /// From now on nothing is passed on, and nothing is closed (or everything again).
+    /// From now on everything takes so much longer, in either direction.
+    pub fn delay(&self, delay: Duration) {
+        self.change(|state| state.delay = delay);
+    }
+
+    /// From now on nothing is passed on, and nothing is closed (or everything again, also what was
+    /// sent meanwhile).
     pub fn stall(&self, stalled: bool) {
         self.change(|state| state.stalled = stalled);
+    }
+
+    /// From now on what clients send is thrown away (or no longer).
+    pub fn swallow_requests(&self, swallowing: bool) {
+        self.change(|state| {
+            state.swallowing_requests = swallowing;
+            state.swallowed = 0;
+        });
     }
 
     /// From now on what the server answers is thrown away (or no longer).
     pub fn swallow_replies(&self, swallowing: bool) {
         self.change(|state| {
-            state.swallowing = swallowing;
+            state.swallowing_replies = swallowing;
             state.swallowed = 0;
         });
     }
 
-    /// Returns when an answer has been thrown away: the server has done its work.
+    /// Returns when something has been thrown away. If it was an answer, the server has done its
+    /// work.
     pub fn wait_until_swallowed(&self) {
         let mut state = self.shared.lock();
         while state.swallowed == 0 {
-            state = wait(&self.shared.changed, state);
+            state = self.shared.wait(state);
         }
     }
 
+    fn each(&self, end: impl Fn(&Pair)) {
+        self.change(|state| {
+            let open = state.open.iter().filter_map(Weak::upgrade);
+            open.for_each(|pair| end(&pair));
+        });
+    }
+
     fn change(&self, change: impl FnOnce(&mut State)) {
-        change(&mut self.shared.lock());
-        self.shared.changed.notify_all();
+        self.shared.change(change);
     }
 }
 
 impl Drop for Proxy {
     fn drop(&mut self) {
-        self.change(|state| {
-            state.ended = true;
-            state.stalled = false;
-        });
+        self.change(|state| state.ended = true);
         self.cut();
         // Lets the listener see that it has ended.
         let _ = TcpStream::connect(("127.0.0.1", self.port));
@@ -124,39 +189,64 @@ impl Drop for Proxy {
 }
 
 impl Shared {
-    fn lock(&self) -> std::sync::MutexGuard<'_, State> {
+    fn lock(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(|e| e.into_inner())
     }
 
-    fn pass_on(&self, mut from: TcpStream, mut to: TcpStream, replies: bool) {
-        let mut buffer = [0; 16 * 1024];
-        while let Ok(read @ 1..) = from.read(&mut buffer) {
-            let mut state = self.lock();
-            while state.stalled {
-                state = wait(&self.changed, state);
-            }
-            if replies && state.swallowing {
-                state.swallowed += read;
-                self.changed.notify_all();
-                continue;
-            }
-            drop(state);
-            if to.write_all(&buffer[..read]).is_err() {
+    /// Changes something that others wait for.
+    fn change(&self, change: impl FnOnce(&mut State)) {
+        change(&mut self.lock());
+        self.changed.notify_all();
+    }
+
+    fn wait<'a>(&self, state: MutexGuard<'a, State>) -> MutexGuard<'a, State> {
+        self.changed.wait(state).unwrap_or_else(|e| e.into_inner())
+    }
+
+    /// Returns when something may be taken in, and how long it is to be kept.
+    fn admit(&self, pair: &Pair) -> Duration {
+        let mut state = self.lock();
+        while state.stalled && !pair.is_over() {
+            state = self.wait(state);
+        }
+        state.delay
+    }
+
+    /// Returns when something may be passed on that is due at that time, and whether it is.
+    fn judge(&self, pair: &Pair, way: Way, due: Instant, bytes: usize) -> Fate {
+        let mut state = self.lock();
+        loop {
+            let left = due.saturating_duration_since(Instant::now());
+            if pair.is_over() {
+                return Fate::Late;
+            } else if state.stalled {
+                state = self.wait(state);
+            } else if !left.is_zero() {
+                let waited = self.changed.wait_timeout(state, left);
+                state = waited.unwrap_or_else(|e| e.into_inner()).0;
+            } else {
                 break;
             }
         }
-        let _ = to.shutdown(Shutdown::Both);
-        let _ = from.shutdown(Shutdown::Both);
+        let swallowing = match way {
+            Way::Requests => state.swallowing_requests,
+            Way::Replies => state.swallowing_replies,
+        };
+        if swallowing {
+            state.swallowed += bytes;
+            self.changed.notify_all();
+            return Fate::Vanish;
+        }
+        match (way, state.replies_left) {
+            (Way::Replies, Some(left)) if left <= bytes => {
+                state.replies_left = None;
+                Fate::Break(left)
+            }
+            (Way::Replies, Some(left)) => {
+                state.replies_left = Some(left - bytes);
+                Fate::Pass
+            }
+            _ => Fate::Pass,
+        }
     }
-}
-
-fn wait<'a>(
-    changed: &Condvar,
-    state: std::sync::MutexGuard<'a, State>,
-) -> std::sync::MutexGuard<'a, State> {
-    changed.wait(state).unwrap_or_else(|e| e.into_inner())
-}
-
-fn clone(stream: &TcpStream) -> TcpStream {
-    stream.try_clone().expect("another handle of the socket")
 }

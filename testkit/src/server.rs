@@ -5,6 +5,7 @@ use std::sync::OnceLock;
 use std::time::Duration;
 
 use crate::config;
+use crate::dir::Dir;
 use crate::keeper::Running;
 use crate::ports::free_port;
 
@@ -16,6 +17,8 @@ pub struct Server {
     args: Vec<String>,
     password: Option<String>,
     running: Option<Running>,
+    /// Of one that keeps its data. After that which writes to it, so that it is removed last.
+    _dir: Option<Dir>,
 }
 
 /// How long [`Server::try_ask`] waits for an answer.
@@ -49,6 +52,28 @@ impl Server {
         })
     }
 
+    /// A server that keeps its data when it is killed: what it has answered, it has on disk.
+    pub fn start_durable() -> Server {
+        Server::start_durable_with(&[])
+    }
+
+    /// The same, with further settings.
+    ///
+    /// # Panics
+    ///
+    /// When `redis-server` is missing or does not start.
+    pub fn start_durable_with(args: &[&str]) -> Server {
+        let dir = Dir::new();
+        let further: Vec<String> = args.iter().map(|&arg| arg.to_owned()).collect();
+        let lines = config::lines(&further);
+        let lines = |_| format!("appendonly yes\nappendfsync always\n{lines}");
+        let server = Server::at_home(dir.path(), lines, &[]);
+        Server {
+            _dir: Some(dir),
+            ..server
+        }
+    }
+
     /// A server that keeps its settings in a file in its own `home`, so that it may change them.
     /// `lines` are all of its settings but the port. Of these `mode` are on the command line.
     pub(crate) fn at_home(
@@ -80,6 +105,7 @@ impl Server {
                     args,
                     password,
                     running: Some(running),
+                    _dir: None,
                 };
             }
         }
@@ -101,7 +127,7 @@ impl Server {
         self.running.as_ref().map(Running::pid)
     }
 
-    /// Kills the server as `kill -9` does. All data is gone.
+    /// Kills the server as `kill -9` does. All data is gone, unless it was started to keep it.
     pub fn kill(&mut self) {
         self.running = None;
     }

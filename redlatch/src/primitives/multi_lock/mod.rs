@@ -35,9 +35,10 @@ use crate::several::all;
 /// name the same locks in another order cannot deadlock, and neither can one that shares locks with
 /// many others: all are tried in one order, without waiting; if one cannot be had, those before it
 /// are given back, and then that one is waited for. Members of one client that are neighbours in
-/// that order are taken by one script, in one round trip.
+/// that order are taken by one script, in one round trip: in a cluster those whose names have the
+/// same hash tag (`{account}:1`, `{account}:2`).
 ///
-/// The order is by key and then by the store's address, so clients that take a lock of the same
+/// The order is by slot in a cluster, by key and then by the store's address, so clients that take a lock of the same
 /// name in several servers should give the same addresses. A lock that is named twice is taken
 /// once.
 ///

@@ -4,17 +4,21 @@ pub(super) const SLOTS: u16 = 16384;
 
 /// The slot of a key or channel.
 pub(super) fn slot(key: &str) -> u16 {
-    crc16(tag(key).as_bytes()) % SLOTS
+    crc16(tag(key).unwrap_or(key).as_bytes()) % SLOTS
 }
 
-/// What decides on the slot: what is in the first braces, if there is something, or all of it.
-fn tag(key: &str) -> &str {
-    let inside = || {
-        let (_, rest) = key.split_once('{')?;
-        let (inside, _) = rest.split_once('}')?;
-        (!inside.is_empty()).then_some(inside)
-    };
-    inside().unwrap_or(key)
+/// Whether it has a brace that begins no hash tag. Nothing can be put around such a name to keep
+/// what belongs to it in its slot.
+pub(super) fn is_untidy(key: &str) -> bool {
+    key.contains('{') && tag(key).is_none()
+}
+
+/// What decides on the slot instead of the whole key: what is in the first braces, if there is
+/// something.
+fn tag(key: &str) -> Option<&str> {
+    let (_, rest) = key.split_once('{')?;
+    let (inside, _) = rest.split_once('}')?;
+    (!inside.is_empty()).then_some(inside)
 }
 
 /// CRC-16/XMODEM.

@@ -10,7 +10,7 @@ use super::fault::Fault;
 use super::link::{Link, Listening, Whereabouts};
 use super::node::{Node, Settings};
 use super::sentinel::Sentinels;
-use super::slot::slot;
+use super::slot::{is_untidy, slot};
 use super::url::{Deployment, Target};
 use crate::error::{Error, Result};
 use crate::step::Publishing;
@@ -135,7 +135,8 @@ impl Topology {
         let Some(slot) = self.slot(key) else {
             return Ok(());
         };
-        if others.all(|other| self.slot(other) == Some(slot)) {
+        let fits = |other: &str| self.slot(other) == Some(slot) && !is_untidy(other);
+        if !is_untidy(key) && others.all(fits) {
             return Ok(());
         }
         Err(Error::InvalidName {

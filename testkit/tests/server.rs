@@ -1,0 +1,122 @@
+//! One server, and what becomes of what it leaves behind.
+
+use std::io::{BufRead, BufReader};
+use std::net::TcpListener;
+use std::path::Path;
+use std::process::{Command, Stdio};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use redlatch_testkit::{Cluster, ClusterPlan, Sentinels, Server};
+
+#[test]
+fn a_durable_server_keeps_what_it_has_answered() {
+    let mut server = Server::start_durable();
+    let () = server.ask(&["SET", "key", "value"]);
+    server.restart();
+    assert_eq!(server.ask::<String>(&["GET", "key"]), "value");
+
+    let dir = files_of(&server);
+    assert!(Path::new(&dir).exists());
+    drop(server);
+    assert!(!Path::new(&dir).exists());
+}
+
+#[test]
+fn one_with_a_password_is_asked_with_it() {
+    for start in [Server::start_with, Server::start_durable_with] {
+        let server = start(&["--requirepass", r#"a "b" \c"#]);
+        assert_eq!(server.ask::<String>(&["PING"]), "PONG");
+    }
+}
+
+#[test]
+fn nothing_is_left_behind() {
+    let sentinels = Sentinels::start();
+    let cluster = Cluster::start_with(ClusterPlan {
+        replicas: 0,
+        ..ClusterPlan::default()
+    });
+    let all = sentinels
+        .servers()
+        .iter()
+        .chain(sentinels.sentinels())
+        .chain(cluster.nodes());
+    let seen: Vec<_> = all.map(|server| (server.pid(), server.port())).collect();
+    let data = sentinels.servers().iter().chain(cluster.nodes());
+    let dirs: Vec<_> = data.map(files_of).collect();
+    drop((sentinels, cluster));
+    for (pid, port) in seen {
+        let process = format!("/proc/{}", pid.expect("it ran"));
+        assert!(!Path::new(&process).exists(), "{process} still runs");
+        assert!(TcpListener::bind(("127.0.0.1", port)).is_ok(), "{port}");
+    }
+    for dir in dirs {
+        assert!(!Path::new(&dir).exists(), "{dir} is still there");
+        let parent = Path::new(&dir).parent().expect("that of all of them");
+        assert!(!parent.exists(), "{dir} was not alone");
+    }
+}
+
+#[test]
+fn nothing_outlives_a_process_that_was_killed() {
+    let program = std::env::current_exe().expect("this program");
+    let mut process = Command::new(program)
+        .args(["--ignored", "--exact", "one_that_is_killed", "--nocapture"])
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .spawn()
+        .expect("this program");
+    let said = BufReader::new(process.stdout.take().expect("a pipe")).lines();
+    let words = said.map_while(Result::ok).find_map(|line| {
+        let (_, words) = line.split_once("runs: ")?;
+        Some(
+            words
+                .split_whitespace()
+                .map(str::to_owned)
+                .collect::<Vec<_>>(),
+        )
+    });
+    let left = words.expect("what it has started");
+    assert!(left.iter().all(|path| Path::new(path).exists()), "{left:?}");
+    process.kill().expect("a process");
+    process.wait().expect("a process");
+    let deadline = Instant::now() + Duration::from_secs(60);
+    while left.iter().any(|path| Path::new(path).exists()) {
+        assert!(Instant::now() < deadline, "one of {left:?} is still there");
+        thread::sleep(Duration::from_millis(10));
+    }
+}
+
+#[test]
+#[ignore = "runs until it is killed: for the test above"]
+fn one_that_is_killed() {
+    let sentinels = Sentinels::start();
+    let all = sentinels.servers().iter().chain(sentinels.sentinels());
+    let processes = all.map(|server| format!("/proc/{}", server.pid().expect("it runs")));
+    let processes: Vec<_> = processes.collect();
+    println!(
+        "runs: {} {}",
+        files_of(&sentinels.servers()[0]),
+        processes.join(" ")
+    );
+    // Ends, for whoever runs all tests there are.
+    let _ = std::io::stdin().read_line(&mut String::new());
+}
+
+#[test]
+fn many_start_at_a_time() {
+    thread::scope(|scope| {
+        for _ in 0..3 {
+            scope.spawn(|| Sentinels::start().fail_over());
+            scope.spawn(|| Server::start().ask::<String>(&["PING"]));
+            scope.spawn(|| Cluster::start().owner_of("key"));
+        }
+    });
+}
+
+/// Where a server has its files.
+fn files_of(server: &Server) -> String {
+    let [_, dir]: [String; 2] = server.ask(&["CONFIG", "GET", "dir"]);
+    dir
+}
