@@ -117,6 +117,16 @@ pub enum Error {
         reason: String,
     },
 
+    /// No TLS connection that could be trusted: the server's certificate is not from a CA that is
+    /// trusted, not for this host or has expired; the server does not accept ours or wants one; or
+    /// it does not speak TLS.
+    #[error("no secure connection to the store: {reason}")]
+    #[non_exhaustive]
+    TlsFailed {
+        /// What is wrong, and what to do.
+        reason: String,
+    },
+
     /// The server is too old, or is no Redis.
     #[error(
         "the server cannot be used: {reason}; a single Redis 6.2 or later, or any Valkey, is needed"

@@ -11,6 +11,7 @@ mod ports;
 mod proxy;
 mod sentinels;
 mod server;
+mod tls;
 mod until;
 
 pub use cluster::{Cluster, ClusterPlan, Takeover, slot_of};
@@ -18,6 +19,7 @@ pub use monitor::{Command, Monitor};
 pub use proxy::Proxy;
 pub use sentinels::{SentinelPlan, Sentinels};
 pub use server::{Server, shared};
+pub use tls::{Ca, For, Identity, LOOPBACK, TlsServer};
 
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU64, Ordering};

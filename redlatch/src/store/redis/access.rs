@@ -1,13 +1,16 @@
 //! How the servers of a deployment are spoken to, wherever they are.
 
 use std::fmt;
+use std::sync::Arc;
 use std::time::Duration;
 
 use redis::io::tcp::{TcpSettings, socket2::TcpKeepalive};
 use redis::{ConnectionAddr, ConnectionInfo, IntoConnectionInfo, ProtocolVersion};
 
+use super::dial::{self, Dial, Tls};
 use super::fault::Fault;
-use crate::error::Error;
+use super::given::{Login, Secret};
+use crate::error::{Error, Result};
 
 /// How long the kernel may go without hearing from the server before it calls the connection
 /// broken. Without it a server that vanished (no RST) would hold the one connection for minutes;
@@ -16,7 +19,10 @@ const SILENCE: Duration = Duration::from_secs(10);
 
 /// Credentials, database, TLS and socket options: all but the address.
 #[derive(Clone)]
-pub(super) struct Access(ConnectionInfo);
+pub(super) struct Access {
+    info: ConnectionInfo,
+    tls: Option<Arc<Tls>>,
+}
 
 /// Where a server listens.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -26,10 +32,14 @@ pub(super) struct Endpoint {
 }
 
 impl Access {
-    /// What a URL asks for, and what we want besides: RESP3, our name for CLIENT LIST, and sockets
-    /// that notice a vanished server.
-    pub(super) fn new(info: &ConnectionInfo) -> Access {
-        let settings = info
+    /// What a URL and the builder ask for, and what we want besides: RESP3, our name for CLIENT LIST,
+    /// and sockets that notice a vanished server.
+    pub(super) fn new(
+        info: &ConnectionInfo,
+        login: &Login,
+        tls: Option<Arc<Tls>>,
+    ) -> Result<Access> {
+        let mut settings = info
             .redis_settings()
             .clone()
             .set_protocol(ProtocolVersion::RESP3)
@@ -42,47 +52,56 @@ impl Access {
             .set_keepalive(keepalive);
         #[cfg(target_os = "linux")]
         let tcp = tcp.set_user_timeout(SILENCE);
+        if let Some(username) = &login.username {
+            settings = settings.set_username(username);
+        }
+        if let Some(Secret(password)) = &login.password {
+            settings = settings.set_password(password);
+        }
+        // The client library would not log in at all.
+        if settings.username().is_some() && settings.password().is_none() {
+            return Err(Error::InvalidSetting {
+                setting: "username",
+                reason: "there is no password with it; for a user who has none, any will do".into(),
+            });
+        }
         let info = info.clone().set_redis_settings(settings);
-        Access(info.set_tcp_settings(tcp))
+        let info = info.set_tcp_settings(tcp);
+        Ok(Access { info, tls })
     }
 
-    /// A client of the server at this address.
-    pub(super) fn to(&self, addr: ConnectionAddr) -> Result<redis::Client, Fault> {
-        let info = self.0.clone().set_addr(addr).into_connection_info();
+    /// The way to the server at this address.
+    pub(super) fn to(&self, addr: ConnectionAddr) -> Result<Dial, Fault> {
+        let info = self.info.clone().set_addr(addr).into_connection_info();
         let client = info.and_then(redis::Client::open);
-        client.map_err(|e| {
+        let client = client.map_err(|e| {
             Fault::Final(Error::InvalidUrl {
                 reason: e.to_string(),
             })
-        })
+        })?;
+        let tls = self.tls.clone();
+        Ok(Dial { client, tls })
     }
 
-    /// A client of the server that listens there.
-    pub(super) fn to_endpoint(&self, endpoint: &Endpoint) -> Result<redis::Client, Fault> {
+    /// The way to the server that listens there.
+    pub(super) fn to_endpoint(&self, endpoint: &Endpoint) -> Result<Dial, Fault> {
         let Endpoint { host, port } = endpoint.clone();
-        self.to(match self.0.addr() {
-            ConnectionAddr::TcpTls {
-                insecure,
-                tls_params,
-                ..
-            } => ConnectionAddr::TcpTls {
-                host,
-                port,
-                insecure: *insecure,
-                tls_params: tls_params.clone(),
-            },
-            _ => ConnectionAddr::Tcp(host, port),
-        })
+        self.to(ConnectionAddr::Tcp(host, port))
+    }
+
+    /// What to think of when a server says nothing at all.
+    pub(super) fn silence(&self) -> &'static str {
+        dial::silence(self.tls.is_some())
     }
 
     /// The database that is selected.
     pub(super) fn db(&self) -> i64 {
-        self.0.redis_settings().db()
+        self.info.redis_settings().db()
     }
 
     #[cfg(test)]
     pub(super) fn credentials(&self) -> (Option<&str>, Option<&str>, i64) {
-        let settings = self.0.redis_settings();
+        let settings = self.info.redis_settings();
         (settings.username(), settings.password(), settings.db())
     }
 }

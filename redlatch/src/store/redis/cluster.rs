@@ -260,8 +260,8 @@ impl Cluster {
             return Some(node.clone());
         }
         let whereabouts = || {
-            let client = self.access.to_endpoint(at).map_err(Fault::into_error)?;
-            Ok(Whereabouts::Fixed(client))
+            let dial = self.access.to_endpoint(at).map_err(Fault::into_error)?;
+            Ok(Whereabouts::Fixed(dial))
         };
         let node = Node::new(&self.settings, whereabouts).ok()?;
         map.nodes.insert(at.clone(), node.clone());

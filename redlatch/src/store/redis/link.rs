@@ -14,6 +14,7 @@ use tokio::sync::watch;
 use tokio::time::{Instant, sleep_until};
 
 use super::access::Endpoint;
+use super::dial::{Dial, Dialled};
 use super::fault::Fault;
 use super::sentinel::Sentinels;
 use crate::backoff::Backoff;
@@ -43,9 +44,19 @@ pub(super) struct Link {
 /// Where the server is that a link leads to.
 pub(super) enum Whereabouts {
     /// At one address for good.
-    Fixed(redis::Client),
+    Fixed(Dial),
     /// Wherever the sentinels say.
     Master(Arc<Sentinels>),
+}
+
+impl Whereabouts {
+    /// What to think of when there is no answer at all.
+    fn silence(&self) -> &'static str {
+        match self {
+            Whereabouts::Fixed(dial) => dial.silence(),
+            Whereabouts::Master(sentinels) => sentinels.silence(),
+        }
+    }
 }
 
 /// How a link listens to channels.
@@ -87,7 +98,7 @@ pub(super) type Generation = u64;
 /// A connection that works as far as anybody knows.
 #[derive(Clone)]
 pub(super) struct Live {
-    connection: MultiplexedConnection,
+    dialled: Dialled,
     generation: Generation,
     /// Ends when the connection is given up, though it may still be open: if another server can take
     /// the place of this one.
@@ -169,8 +180,9 @@ impl Link {
             let opened = tokio::time::timeout(link.connect_timeout, link.open(generation)).await;
             let opened = opened.unwrap_or_else(|_| {
                 Err(Fault::NotSent(format!(
-                    "no connection within the connect timeout of {:?}",
-                    link.connect_timeout
+                    "no connection within the connect timeout of {:?}{}",
+                    link.connect_timeout,
+                    link.whereabouts.silence()
                 )))
             });
             link.lock_opening().ended(opened.is_ok());
@@ -184,11 +196,11 @@ impl Link {
     }
 
     async fn open(&self, generation: Generation) -> Result<Live, Fault> {
-        let (client, endpoint) = match &self.whereabouts {
-            Whereabouts::Fixed(client) => (client.clone(), None),
+        let (dial, endpoint) = match &self.whereabouts {
+            Whereabouts::Fixed(dial) => (dial.clone(), None),
             Whereabouts::Master(sentinels) => {
-                let (client, endpoint) = sentinels.master().await?;
-                (client, Some(endpoint))
+                let (dial, endpoint) = sentinels.master().await?;
+                (dial, Some(endpoint))
             }
         };
         let config = AsyncConnectionConfig::new()
@@ -197,17 +209,16 @@ impl Link {
             .set_response_timeout(None)
             .set_pipeline_buffer_size(PIPELINE)
             .set_push_sender(pushes(Arc::downgrade(&self.shared), generation));
-        let connecting = client.get_multiplexed_async_connection_with_config(&config);
-        let mut connection = connecting.await.map_err(|e| Fault::connecting(&e))?;
+        let mut dialled = dial.connect(&config).await?;
         if let Some(endpoint) = &endpoint {
-            is_master(&mut connection, endpoint).await?;
+            is_master(&mut dialled.connection, endpoint).await?;
         }
         let (given_up, receiver) = match self.can_be_replaced() {
             true => Some(watch::channel(())).unzip(),
             false => (None, None),
         };
         let live = Live {
-            connection,
+            dialled,
             generation,
             given_up: receiver,
         };
@@ -216,7 +227,7 @@ impl Link {
             endpoint,
             _given_up: given_up,
         };
-        let restoring = self.restore(live.connection.clone(), established);
+        let restoring = self.restore(live.dialled.connection.clone(), established);
         restoring.await.map_err(|e| Fault::connecting(&e))?;
         Ok(live)
     }
@@ -325,7 +336,7 @@ impl Link {
         cmd: &Cmd,
         importing: bool,
     ) -> Result<Value, Fault> {
-        let connection = &mut live.connection;
+        let connection = &mut live.dialled.connection;
         let sending = async {
             if !importing {
                 return connection.send_packed_command(cmd).await;
@@ -399,7 +410,7 @@ impl Live {
         begin: bool,
         channel: &str,
     ) -> Result<Result<(), RedisError>, GivenUp> {
-        let connection = &mut self.connection;
+        let connection = &mut self.dialled.connection;
         let work = async {
             match (listening, begin) {
                 (Listening::Sharded, true) => {

@@ -9,6 +9,7 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio::time::{Instant, timeout, timeout_at};
 
 use self::fault::{Fault, Retry};
+use self::given::Given;
 use self::link::{Link, Live};
 use self::node::Node;
 pub(crate) use self::replicas::Confirmation;
@@ -22,14 +23,18 @@ use crate::step::{Args, Step};
 
 mod access;
 mod cluster;
+mod dial;
 mod facts;
 mod fault;
+pub(crate) mod given;
 mod link;
 mod lookout;
 mod node;
 mod replicas;
 mod sentinel;
 mod slot;
+#[cfg(feature = "tls")]
+mod tls;
 mod topology;
 mod url;
 
@@ -77,13 +82,15 @@ impl Redis {
     /// Connects, and sees whether the servers are such that we can work with.
     pub(crate) async fn connect(
         url: &str,
+        given: &Given,
         settings: Settings,
         response_timeout: Duration,
         ear: SharedEar,
     ) -> Result<Redis> {
-        // Not tried again: whoever starts up wants to know now what is wrong.
-        let limit = settings.connect_timeout.max(response_timeout);
-        let connecting = Topology::connect(url::target(url)?, settings, ear);
+        // Not tried again: whoever starts up wants to know now what is wrong. What cannot be connected
+        // to says so itself when the connect timeout has passed.
+        let limit = settings.connect_timeout.saturating_add(response_timeout);
+        let connecting = Topology::connect(url::target(url, given)?, settings, ear);
         let topology = timeout(limit, connecting).await;
         let topology = topology.map_err(|_| Error::ResponseTimeout { after: limit })??;
         Ok(Redis {

@@ -13,6 +13,7 @@ use tokio::sync::Notify;
 use tokio::time::{sleep, timeout};
 
 use super::access::{Access, Endpoint};
+use super::dial::Dial;
 use super::fault::Fault;
 use super::link::{Link, Listening, Whereabouts};
 use super::lookout::Lookout;
@@ -67,8 +68,8 @@ impl Sentinels {
         let ear: SharedEar = changed.clone();
         let limit = connect_timeout.min(PATIENCE);
         let link = |endpoint: &Endpoint| {
-            let client = access.to_endpoint(endpoint).map_err(Fault::into_error)?;
-            let whereabouts = Whereabouts::Fixed(client);
+            let dial = access.to_endpoint(endpoint).map_err(Fault::into_error)?;
+            let whereabouts = Whereabouts::Fixed(dial);
             let link = Link::new(whereabouts, limit, ear.clone(), Listening::Restored);
             link.want(SWITCHED);
             Ok((endpoint.clone(), link))
@@ -108,13 +109,18 @@ impl Sentinels {
         self.changed.0.notify_one();
     }
 
-    /// A client of the server that is the master, as far as most sentinels know.
-    pub(super) async fn master(self: &Arc<Self>) -> Result<(redis::Client, Endpoint), Fault> {
+    /// What to think of when the master says nothing at all.
+    pub(super) fn silence(&self) -> &'static str {
+        self.data.silence()
+    }
+
+    /// The way to the server that is the master, as far as most sentinels know.
+    pub(super) async fn master(self: &Arc<Self>) -> Result<(Dial, Endpoint), Fault> {
         let endpoint = self.ask_all().await?;
-        let client = self.data.to_endpoint(&endpoint)?;
+        let dial = self.data.to_endpoint(&endpoint)?;
         let weak = Arc::downgrade(self);
         self.lookout.keep(|| watch(weak, self.changed.clone()));
-        Ok((client, endpoint))
+        Ok((dial, endpoint))
     }
 
     async fn ask_all(&self) -> Result<Endpoint, Fault> {

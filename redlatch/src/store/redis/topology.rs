@@ -71,8 +71,8 @@ impl Topology {
         match target.deployment {
             Deployment::Single(addr) => {
                 let name = format!("{addr}/{}", access.db());
-                let client = access.to(addr).map_err(Fault::into_error)?;
-                let whereabouts = || Ok(Whereabouts::Fixed(client.clone()));
+                let dial = access.to(addr).map_err(Fault::into_error)?;
+                let whereabouts = || Ok(Whereabouts::Fixed(dial.clone()));
                 let demand = settings.demand.take();
                 let mut node = Node::new(&settings, whereabouts)?;
                 Facts::of(&node.commands).await?.check_alone()?;
@@ -103,8 +103,8 @@ impl Topology {
                 // Whoever answers first tells how all are spoken to.
                 let mut asked = None;
                 for seed in &seeds {
-                    let client = access.to_endpoint(seed).map_err(Fault::into_error)?;
-                    let whereabouts = Whereabouts::Fixed(client);
+                    let dial = access.to_endpoint(seed).map_err(Fault::into_error)?;
+                    let whereabouts = Whereabouts::Fixed(dial);
                     let ear = settings.ear.clone();
                     let link = Link::new(whereabouts, connect_timeout, ear, Listening::Lasting);
                     let facts = Facts::of(&link).await;

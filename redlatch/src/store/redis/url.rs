@@ -1,8 +1,12 @@
 //! The URL of a store, understood without ever repeating what could be secret in it.
 
+use std::sync::Arc;
+
 use redis::{ConnectionAddr, ConnectionInfo, IntoConnectionInfo};
 
 use super::access::{Access, Endpoint};
+use super::dial::Tls;
+use super::given::{Given, Login};
 use crate::error::{Error, Result};
 
 /// What a URL names.
@@ -36,29 +40,36 @@ const NODE_PORT: u16 = 6379;
 const FORMS: &str = "redis://host:port, redis+unix:///path, redis+sentinel://host:port,host:port/master, \
      redis+cluster://host:port,host:port or embedded:";
 
-/// Understands the URL of a store on servers.
-pub(super) fn target(url: &str) -> Result<Target> {
+/// Understands the URL of a store on servers, together with what the builder was given.
+pub(super) fn target(url: &str, given: &Given) -> Result<Target> {
     let Some((scheme, rest)) = url.split_once(':') else {
         return invalid("it has no scheme; write redis://host:port".into());
     };
     let (base, kind) = scheme.split_once('+').unwrap_or((scheme, ""));
-    let tls = match base {
-        "redis" | "valkey" => false,
-        "rediss" | "valkeys" => true,
-        "unix" if kind.is_empty() => false,
+    // What the client library sees has no TLS: that is ours.
+    let (base, secure) = match base {
+        "redis" | "valkey" => (base, false),
+        "rediss" | "valkeys" => ("redis", true),
+        "unix" if kind.is_empty() => (base, false),
         other if rest.starts_with("//") && is_plain(scheme) => {
             return invalid(format!("unknown scheme {other:?}; take {FORMS}"));
         }
         // Not repeated: without `//` it may be a user name.
         _ => return invalid("it has no known scheme; write redis://host:port".into()),
     };
-    if tls {
-        return invalid("TLS is not supported yet; take redis:// or redis+unix://".into());
+    if secure && kind == "unix" {
+        return invalid("there is no TLS over a unix socket; write redis+unix:///path".into());
     }
+    let ways = Ways {
+        base,
+        given,
+        tls: tls(secure, rest, given)?,
+    };
     match kind {
-        "" | "unix" => single(url),
-        "sentinel" => sentinel(base, rest),
-        "cluster" => cluster(base, rest),
+        "" => ways.single(&format!("{base}:{rest}")),
+        "unix" => ways.single(url),
+        "sentinel" => ways.sentinel(rest),
+        "cluster" => ways.cluster(rest),
         _ if is_plain(kind) => invalid(format!("unknown scheme {scheme:?}; take {FORMS}")),
         _ => invalid("it has no known scheme; write redis://host:port".into()),
     }
@@ -68,65 +79,113 @@ fn is_plain(scheme: &str) -> bool {
     scheme.chars().all(|c| c.is_ascii_lowercase() || c == '+')
 }
 
-fn single(url: &str) -> Result<Target> {
-    let info = understood(url)?;
-    Ok(Target {
-        deployment: Deployment::Single(info.addr().clone()),
-        access: Access::new(&info),
-    })
+/// What all servers that a URL names have in common.
+struct Ways<'a> {
+    /// The scheme for the client library.
+    base: &'a str,
+    given: &'a Given,
+    tls: Option<Arc<Tls>>,
 }
 
-fn sentinel(base: &str, rest: &str) -> Result<Target> {
-    let parts = Parts::of(rest)?;
-    let (master, db) = match parts.path.split_once('/') {
-        Some((master, db)) => (master, db),
-        None => (parts.path, ""),
-    };
-    if master.is_empty() {
-        return invalid(
-            "it does not name the master; write redis+sentinel://host:port,host:port/master".into(),
-        );
+impl Ways<'_> {
+    fn single(self, url: &str) -> Result<Target> {
+        let info = understood(url)?;
+        Ok(Target {
+            deployment: Deployment::Single(info.addr().clone()),
+            access: Access::new(&info, &self.given.login, self.tls)?,
+        })
     }
-    let mut sentinel_user = String::new();
-    let mut sentinel_password = String::new();
-    for (name, value) in parts.query() {
-        match name {
-            "sentinel_user" => value.clone_into(&mut sentinel_user),
-            "sentinel_password" => value.clone_into(&mut sentinel_password),
-            _ => {
-                return invalid(
-                    "it has an unknown parameter; known are sentinel_user and sentinel_password"
-                        .into(),
-                );
+
+    fn sentinel(self, rest: &str) -> Result<Target> {
+        let parts = Parts::of(rest)?;
+        let (master, db) = match parts.path.split_once('/') {
+            Some((master, db)) => (master, db),
+            None => (parts.path, ""),
+        };
+        if master.is_empty() {
+            return invalid(
+                "it does not name the master; write redis+sentinel://host:port,host:port/master"
+                    .into(),
+            );
+        }
+        let mut sentinel_user = String::new();
+        let mut sentinel_password = String::new();
+        for (name, value) in parts.query() {
+            match name {
+                "sentinel_user" => value.clone_into(&mut sentinel_user),
+                "sentinel_password" => value.clone_into(&mut sentinel_password),
+                _ => {
+                    return invalid(
+                        "it has an unknown parameter; known are sentinel_user and \
+                         sentinel_password"
+                            .into(),
+                    );
+                }
             }
         }
+        let credentials = match (&*sentinel_user, &*sentinel_password) {
+            ("", "") => String::new(),
+            (user, "") => format!("{user}@"),
+            (user, password) => format!("{user}:{password}@"),
+        };
+        Ok(Target {
+            deployment: Deployment::Sentinel {
+                sentinels: parts.hosts(SENTINEL_PORT)?,
+                master: master.to_owned(),
+                access: self.access(&credentials, "", &self.given.sentinel_login)?,
+            },
+            access: self.access(parts.credentials, db, &self.given.login)?,
+        })
     }
-    let credentials = match (&*sentinel_user, &*sentinel_password) {
-        ("", "") => String::new(),
-        (user, password) => format!("{user}:{password}@"),
-    };
-    Ok(Target {
-        deployment: Deployment::Sentinel {
-            sentinels: parts.hosts(SENTINEL_PORT)?,
-            master: master.to_owned(),
-            access: parts.access(base, &credentials, "")?,
-        },
-        access: parts.access(base, parts.credentials, db)?,
-    })
+
+    fn cluster(self, rest: &str) -> Result<Target> {
+        let parts = Parts::of(rest)?;
+        if !matches!(parts.path, "" | "0") {
+            return invalid(
+                "a cluster has no databases but 0; leave out what follows the /".into(),
+            );
+        }
+        if !parts.query.is_empty() {
+            return invalid("parameters after a ? are not known for a cluster".into());
+        }
+        Ok(Target {
+            deployment: Deployment::Cluster(parts.hosts(NODE_PORT)?),
+            access: self.access(parts.credentials, "", &self.given.login)?,
+        })
+    }
+
+    /// What credentials and database come to, as the client library understands them.
+    fn access(&self, credentials: &str, db: &str, login: &Login) -> Result<Access> {
+        let url = format!("{}://{credentials}host/{db}", self.base);
+        Access::new(&understood(&url)?, login, self.tls.clone())
+    }
 }
 
-fn cluster(base: &str, rest: &str) -> Result<Target> {
-    let parts = Parts::of(rest)?;
-    if !matches!(parts.path, "" | "0") {
-        return invalid("a cluster has no databases but 0; leave out what follows the /".into());
+/// TLS, if the URL asks for it. Certificates for a connection that is not secure are a mistake that
+/// must not be made in silence.
+fn tls(secure: bool, rest: &str, given: &Given) -> Result<Option<Arc<Tls>>> {
+    match (secure, given.tls.setting()) {
+        (false, None) => return Ok(None),
+        (false, Some(setting)) => {
+            return Err(Error::InvalidSetting {
+                setting,
+                reason: "the URL does not ask for TLS; write rediss:// instead of redis://".into(),
+            });
+        }
+        (true, _) => {}
     }
-    if !parts.query.is_empty() {
-        return invalid("parameters after a ? are not known for a cluster".into());
+    if rest.contains('#') {
+        // Elsewhere it is `#insecure`.
+        return invalid(
+            "nothing is known after a #; the server's certificate is always checked, for an own CA \
+             there is the builder setting `tls_ca`"
+                .into(),
+        );
     }
-    Ok(Target {
-        deployment: Deployment::Cluster(parts.hosts(NODE_PORT)?),
-        access: parts.access(base, parts.credentials, "")?,
-    })
+    #[cfg(feature = "tls")]
+    return Ok(Some(super::tls::Tls::new(&given.tls)));
+    #[cfg(not(feature = "tls"))]
+    return invalid("TLS is not part of this build; enable the feature `tls` of redlatch".into());
 }
 
 /// A URL with several hosts, in pieces.
@@ -170,12 +229,6 @@ impl<'a> Parts<'a> {
         let pairs = self.query.split('&').filter(|pair| !pair.is_empty());
         pairs.map(|pair| pair.split_once('=').unwrap_or((pair, "")))
     }
-
-    /// What credentials and database come to, as the client library understands them.
-    fn access(&self, base: &str, credentials: &str, db: &str) -> Result<Access> {
-        let url = format!("{base}://{credentials}host/{db}");
-        Ok(Access::new(&understood(&url)?))
-    }
 }
 
 fn understood(url: &str) -> Result<ConnectionInfo> {
@@ -192,6 +245,10 @@ fn invalid<T>(reason: String) -> Result<T> {
 mod tests {
     use super::*;
 
+    fn target(url: &str) -> Result<Target> {
+        super::target(url, &Given::default())
+    }
+
     #[test]
     fn bad_urls_are_refused_without_repeating_secrets() {
         for url in [
@@ -199,7 +256,9 @@ mod tests {
             "user:secret@host:6379",
             "secret",
             "",
-            "rediss://:secret@host",
+            "rediss://:secret@host/#insecure",
+            "rediss+unix://:secret@host",
+            "redis+sentinel://a/master?sentinel_user=u",
             "redis+other://:secret@a,b",
             "redis+sec ret:secret@a,b",
             "redis://:secret@host:notaport",
