@@ -1,5 +1,7 @@
 //! The front door: connects to a store and hands out handles.
 
+#[cfg(feature = "tls")]
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -20,8 +22,11 @@ use crate::primitives::spin_lock::{Spin, SpinLock};
 use crate::primitives::survey::ObjectState;
 use crate::session::Session;
 use crate::store::embedded::Embedded;
-use crate::store::redis::Redis;
-use crate::store::{SharedEar, Store};
+#[cfg(feature = "tls")]
+use crate::store::redis::given::Pem;
+use crate::store::redis::given::{Given, Secret};
+use crate::store::redis::{Redis, Settings};
+use crate::store::{ReplicaSync, SharedEar, Store};
 use crate::wait::{Lines, WaitingRoom};
 
 /// A connection to a store, and the identity under which locks are held there.
@@ -205,6 +210,9 @@ pub struct ClientBuilder {
     response_timeout: Duration,
     linger: Duration,
     client_id: Option<String>,
+    replica_sync: ReplicaSync,
+    replica_timeout: Duration,
+    given: Given,
 }
 
 /// Below this a third of the lease comes near to a round trip on a busy machine.
@@ -219,6 +227,9 @@ impl Default for ClientBuilder {
             response_timeout: Duration::from_secs(3),
             linger: Duration::from_secs(1),
             client_id: None,
+            replica_sync: ReplicaSync::default(),
+            replica_timeout: Duration::from_secs(1),
+            given: Given::default(),
         }
     }
 }
@@ -265,19 +276,60 @@ impl ClientBuilder {
         self
     }
 
+    /// How many replicas must have an acquisition before it counts: [`ReplicaSync`]. Default
+    /// [`ReplicaSync::All`], as in Redisson (`checkLockSyncedSlaves`).
+    pub fn replica_sync(mut self, sync: ReplicaSync) -> ClientBuilder {
+        self.replica_sync = sync;
+        self
+    }
+
+    /// How long the replicas are waited for after an acquisition. Default 1 s, as in Redisson
+    /// (`slavesSyncTimeout`); at least 1 ms.
+    pub fn replica_timeout(mut self, timeout: Duration) -> ClientBuilder {
+        self.replica_timeout = timeout;
+        self
+    }
+
+    /// The user to log in as, if the servers have several (ACL). Wins over the one in the URL.
+    pub fn username(mut self, username: impl Into<String>) -> ClientBuilder {
+        self.given.login.username = Some(username.into());
+        self
+    }
+
+    /// The password to log in with. Wins over the one in the URL, where it is easily printed or
+    /// logged; this one is not shown by `Debug` nor in any error.
+    pub fn password(mut self, password: impl Into<String>) -> ClientBuilder {
+        self.given.login.password = Some(Secret(password.into()));
+        self
+    }
+
+    /// The user to log in as at sentinels. They have users of their own; without this, and without
+    /// `sentinel_user` in the URL, there is no logging in at sentinels.
+    pub fn sentinel_username(mut self, username: impl Into<String>) -> ClientBuilder {
+        self.given.sentinel_login.username = Some(username.into());
+        self
+    }
+
+    /// The password for sentinels: see [`sentinel_username`](ClientBuilder::sentinel_username).
+    pub fn sentinel_password(mut self, password: impl Into<String>) -> ClientBuilder {
+        self.given.sentinel_login.password = Some(Secret(password.into()));
+        self
+    }
+
     /// Connects to the store that the URL names:
     ///
     /// | URL | store |
     /// |---|---|
     /// | `redis://[user:password@]host[:port][/db]`, `valkey://…` | one server over TCP |
+    /// | `rediss://…`, `valkeys://…` | the same with TLS (feature `tls`, on by default) |
     /// | `redis+unix:///path[?db=N]` | one server over a unix socket |
     /// | `embedded:` | an embedded store of its own, in this process |
     ///
     /// # Errors
     ///
     /// [`Error::InvalidUrl`], [`Error::InvalidSetting`], [`Error::Unavailable`],
-    /// [`Error::ResponseTimeout`], [`Error::AuthenticationFailed`], [`Error::UnsupportedServer`]
-    /// (Redis before 6.2), [`Error::NoRuntime`]. Connecting is tried once; only later the
+    /// [`Error::ResponseTimeout`], [`Error::AuthenticationFailed`], [`Error::TlsFailed`],
+    /// [`Error::UnsupportedServer`] (Redis before 6.2), [`Error::NoRuntime`]. Connecting is tried once; only later the
     /// connection is made anew by itself.
     pub async fn connect(self, url: &str) -> Result<Client> {
         if url == "embedded:" {
@@ -287,7 +339,13 @@ impl ClientBuilder {
         tokio::runtime::Handle::try_current().map_err(|_| Error::NoRuntime)?;
         let lines = Arc::new(Lines::default());
         let ear: SharedEar = lines.clone();
-        let redis = Redis::connect(url, self.connect_timeout, self.response_timeout, ear).await?;
+        let settings = Settings {
+            connect_timeout: self.connect_timeout,
+            replica_sync: self.replica_sync,
+            replica_timeout: self.replica_timeout,
+        };
+        let (given, answering) = (&self.given, self.response_timeout);
+        let redis = Redis::connect(url, given, settings, answering, ear).await?;
         Ok(self.assemble(checked, Store::Redis(redis), lines))
     }
 
@@ -299,6 +357,50 @@ impl ClientBuilder {
     pub fn connect_embedded(self, store: &Embedded) -> Result<Client> {
         let checked = self.check()?;
         Ok(self.attach(store, checked))
+    }
+}
+
+/// TLS, for URLs that begin with `rediss`. The server's certificate is always checked, its name
+/// included; there is no switch to leave that out.
+#[cfg(feature = "tls")]
+impl ClientBuilder {
+    /// The CA whose certificates are accepted from servers, *instead* of those that the system
+    /// trusts: whoever runs a CA of their own does not want a server that anybody in the world has
+    /// vouched for. One or several certificates in PEM.
+    pub fn tls_ca(mut self, pem: impl Into<Vec<u8>>) -> ClientBuilder {
+        self.given.tls.ca = Some(Pem::Text(pem.into()));
+        self
+    }
+
+    /// The same, out of a file, which is read again for every new connection: it may be replaced
+    /// while the program runs.
+    pub fn tls_ca_file(mut self, path: impl Into<PathBuf>) -> ClientBuilder {
+        self.given.tls.ca = Some(Pem::File(path.into()));
+        self
+    }
+
+    /// The certificate, with those between it and the CA if there are any, and the private key with
+    /// which the client proves who it is (`tls-auth-clients`). Both in PEM, the key not encrypted.
+    pub fn tls_client_cert(
+        mut self,
+        cert_pem: impl Into<Vec<u8>>,
+        key_pem: impl Into<Vec<u8>>,
+    ) -> ClientBuilder {
+        let (cert, key) = (cert_pem.into(), key_pem.into());
+        self.given.tls.client = Some((Pem::Text(cert), Pem::Text(key)));
+        self
+    }
+
+    /// The same, out of files, which are read again for every new connection: they may be replaced
+    /// while the program runs.
+    pub fn tls_client_cert_files(
+        mut self,
+        cert: impl Into<PathBuf>,
+        key: impl Into<PathBuf>,
+    ) -> ClientBuilder {
+        let (cert, key) = (cert.into(), key.into());
+        self.given.tls.client = Some((Pem::File(cert), Pem::File(key)));
+        self
     }
 }
 
@@ -323,6 +425,7 @@ impl ClientBuilder {
         for (setting, timeout) in [
             ("connect_timeout", self.connect_timeout),
             ("response_timeout", self.response_timeout),
+            ("replica_timeout", self.replica_timeout),
         ] {
             if timeout.is_zero() || timeout > crate::MAX_LEASE {
                 return invalid(

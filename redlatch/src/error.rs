@@ -92,11 +92,38 @@ pub enum Error {
         after: Duration,
     },
 
+    /// It was acquired, but too few replicas had that in time, so that a failover might have lost it.
+    /// It was given back again; if that failed too it goes on in the background.
+    #[error(
+        "{in_sync} of the {needed} replicas that must have it had the acquisition within {within:?}, \
+         so it was given back; are they connected and keeping up? \
+         (builder settings `replica_sync` and `replica_timeout`)"
+    )]
+    #[non_exhaustive]
+    NotReplicated {
+        /// How many must have it.
+        needed: usize,
+        /// How many had it.
+        in_sync: usize,
+        /// How long they were waited for.
+        within: Duration,
+    },
+
     /// The store refused the user name or the password.
     #[error("the store refused the credentials ({reason}); check user name and password")]
     #[non_exhaustive]
     AuthenticationFailed {
         /// What the store said.
+        reason: String,
+    },
+
+    /// No TLS connection that could be trusted: the server's certificate is not from a CA that is
+    /// trusted, not for this host or has expired; the server does not accept ours or wants one; or
+    /// it does not speak TLS.
+    #[error("no secure connection to the store: {reason}")]
+    #[non_exhaustive]
+    TlsFailed {
+        /// What is wrong, and what to do.
         reason: String,
     },
 
@@ -224,11 +251,11 @@ impl Error {
     }
 
     /// Whether the same call may succeed later with nothing changed here: the store was away, slow
-    /// or cut off.
+    /// or cut off, or its replicas were.
     pub fn is_transient(&self) -> bool {
         matches!(
             self,
-            Error::Unavailable { .. } | Error::ResponseTimeout { .. }
+            Error::Unavailable { .. } | Error::ResponseTimeout { .. } | Error::NotReplicated { .. }
         )
     }
 }

@@ -88,6 +88,8 @@ struct State {
     changes: u64,
     /// How many of these the store is known to have followed.
     followed: u64,
+    /// Which of these was the latest attempt; 0 if it has been answered.
+    asking: u64,
     /// How many there had been when the store last said that nothing is held any more.
     given_back: u64,
     /// It was lost, and another hold of the same owner has taken its place.
@@ -130,6 +132,7 @@ impl Hold {
                 loss: None,
                 changes: 1,
                 followed: 1,
+                asking: 0,
                 given_back: 0,
                 superseded: false,
                 watch: Notes::default(),
@@ -200,6 +203,9 @@ impl Hold {
     pub(crate) fn store_followed(&self, changes: u64) {
         let mut state = self.look();
         state.followed = state.followed.max(changes);
+        if state.asking <= changes {
+            state.asking = 0;
+        }
     }
 
     /// Whether what was held before so many changes has been given back since.
@@ -216,7 +222,13 @@ impl Hold {
     pub(crate) fn taking(&self) -> u64 {
         let mut state = self.look();
         state.changes += 1;
+        state.asking = state.changes;
         state.changes
+    }
+
+    /// Whether an acquisition may still be on its way.
+    pub(crate) fn is_asked_for(&self) -> bool {
+        self.look().asking > 0
     }
 
     /// The acquisition that was this change has been answered, so the store follows as well as it
@@ -225,6 +237,9 @@ impl Hold {
         let mut state = self.look();
         if state.followed + 1 == change {
             state.followed = change;
+        }
+        if state.asking == change {
+            state.asking = 0;
         }
     }
 

@@ -1,10 +1,9 @@
 //! A session: store, waiting, watchdog and identity of one client in one hand, and what every
 //! primitive does with them: win a hold, and bring the store in line with what is held here.
 
-use std::cell::Cell;
 use std::collections::HashMap;
 use std::hash::{BuildHasherDefault, Hasher};
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -17,6 +16,7 @@ use crate::hold::{Hold, Kind};
 use crate::lease::Lease;
 use crate::name::Place;
 use crate::owner::{ClientId, Owner};
+use crate::several::all;
 use crate::step::{Outcome, Step};
 use crate::store::{Lane, Sent, Store};
 use crate::wait::WaitingRoom;
@@ -193,7 +193,7 @@ impl Session {
         let store = self.store.clone();
         let sent = Sent::default();
         let work = async move {
-            let run = store.run_unrepeated(&step, what, Duration::ZERO, &sent);
+            let run = store.run_unrepeated(&step, what, Lane::First, Duration::ZERO, &sent);
             Ok(run.await?.reply)
         };
         self.finish(work).await
@@ -249,12 +249,12 @@ impl Session {
         // As in `Claim::enter`: the renewal of what is held already must not wait.
         let lane = match held.iter().all(|&held| held == 0) {
             true => Lane::Attempt,
-            false => Lane::First,
+            false => Lane::Taking,
         };
         let answer = match subscribe {
             Some(channel) => {
                 let store = &self.store;
-                store.subscribe_and_run(channel, &step, sent).await
+                store.subscribe_and_run(channel, &step, lane, sent).await
             }
             None => self.store.run(&step, lane, sent).await,
         };
@@ -273,6 +273,18 @@ impl Session {
         };
         match &answer.reply {
             Together::Had(_) => {
+                if let Err(error) = answer.confirmation.confirmed().await {
+                    // Each in the turn that we have; what fails is settled by being dropped.
+                    let each = claims.iter().zip(&changes);
+                    let settling = each.map(|((claim, _), change)| claim.settle_in_turn(*change));
+                    let settled = all(settling).await;
+                    for ((one, change), settled) in unsettled.iter().zip(&changes).zip(settled) {
+                        if settled.is_ok() {
+                            one.is_settled(*change);
+                        }
+                    }
+                    return Err(error);
+                }
                 for (i, (claim, terms)) in claims.iter().enumerate() {
                     let end = answer.sent + terms.lease.duration();
                     if let Err(error) = claim.hold.enter(end, terms.renewed) {
@@ -372,10 +384,10 @@ impl Claim {
         // Who holds it already is in nobody's way, and must not keep its renewal waiting.
         let lane = match held {
             0 => Lane::Attempt,
-            _ => Lane::First,
+            _ => Lane::Taking,
         };
         let answer = match subscribe {
-            Some(channel) => store.subscribe_and_run(channel, &step, sent).await,
+            Some(channel) => store.subscribe_and_run(channel, &step, lane, sent).await,
             None => store.run(&step, lane, sent).await,
         };
         let answer = match answer {
@@ -389,6 +401,13 @@ impl Claim {
         };
         match answer.reply {
             Outcome::Done(won) => {
+                if let Err(error) = answer.confirmation.confirmed().await {
+                    // Now, if it can be: who hears of it may ask somewhere else.
+                    if self.settle_in_turn(change).await.is_ok() {
+                        unsettled.is_settled(change);
+                    }
+                    return Err(error);
+                }
                 let end = answer.sent + terms.lease.duration();
                 self.hold.enter(end, terms.renewed)?;
                 unsettled.is_settled(change);
@@ -479,7 +498,11 @@ impl Claim {
         let lease = hold.is_renewed().then(|| session.watchdog.lease());
         let step = hold.kind.release(hold, keep, lease);
         let store = &session.store;
-        let answer = store.run(&step, Lane::First, &Sent::default()).await?;
+        let lane = match hold.is_asked_for() {
+            true => Lane::Behind,
+            false => Lane::First,
+        };
+        let answer = store.run(&step, lane, &Sent::default()).await?;
         tracing::debug!(lock = hold.place.name(), owner = %hold.field, keep,
             held = answer.reply, "released");
         if keep == 0 && !hold.own.is_empty() {
@@ -557,7 +580,7 @@ struct Unsettled<'a> {
     claim: &'a Claim,
     terms: Terms,
     sent: &'a Sent,
-    settled: Cell<bool>,
+    settled: AtomicBool,
 }
 
 impl<'a> Unsettled<'a> {
@@ -566,7 +589,7 @@ impl<'a> Unsettled<'a> {
             claim,
             terms,
             sent,
-            settled: Cell::new(false),
+            settled: AtomicBool::new(false),
         }
     }
 }
@@ -574,14 +597,14 @@ impl<'a> Unsettled<'a> {
 impl Unsettled<'_> {
     /// The attempt that was this change has been answered.
     fn is_settled(&self, change: u64) {
-        self.settled.set(true);
+        self.settled.store(true, Ordering::Relaxed);
         self.claim.hold.answered(change);
     }
 }
 
 impl Drop for Unsettled<'_> {
     fn drop(&mut self) {
-        if self.sent.get() && !self.settled.get() {
+        if self.sent.get() && !self.settled.load(Ordering::Relaxed) {
             self.claim.settle_in_background(self.terms.lease);
         }
     }

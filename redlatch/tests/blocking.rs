@@ -7,17 +7,10 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use common::{LONG, in_time_blocking};
+use common::{LONG, in_time_blocking, on_every_store};
+use redlatch::Error;
 use redlatch::blocking::{Client, current_thread};
-use redlatch::{Embedded, Error};
 use redlatch_testkit::{shared, unique};
-
-/// Runs a test on every store.
-fn on_every_store(test: impl Fn(&dyn Fn() -> Client)) {
-    test(&|| Client::connect(&shared().url()).unwrap());
-    let store = Embedded::new();
-    test(&|| Client::with_embedded(redlatch::Client::builder(), &store).unwrap());
-}
 
 #[test]
 fn a_thread_enters_again_and_others_do_not() {

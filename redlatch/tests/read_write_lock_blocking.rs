@@ -7,17 +7,10 @@ use std::sync::atomic::{AtomicI32, Ordering};
 use std::thread;
 use std::time::Duration;
 
-use common::{LONG, in_time_blocking};
-use redlatch::blocking::{Client, current_thread};
-use redlatch::{Embedded, Error};
-use redlatch_testkit::{shared, unique};
-
-/// Runs a test on every store.
-fn on_every_store(test: impl Fn(&dyn Fn() -> Client)) {
-    test(&|| Client::connect(&shared().url()).unwrap());
-    let store = Embedded::new();
-    test(&|| Client::with_embedded(redlatch::Client::builder(), &store).unwrap());
-}
+use common::{LONG, in_time_blocking, on_every_store};
+use redlatch::Error;
+use redlatch::blocking::current_thread;
+use redlatch_testkit::unique;
 
 #[test]
 fn a_thread_that_writes_reads_too_and_others_do_not() {

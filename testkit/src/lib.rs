@@ -12,6 +12,7 @@ mod ports;
 mod proxy;
 mod sentinels;
 mod server;
+mod tls;
 mod until;
 
 pub use cluster::{Cluster, ClusterPlan, Takeover, slot_of};
@@ -19,8 +20,36 @@ pub use monitor::{Command, Monitor};
 pub use proxy::Proxy;
 pub use sentinels::{SentinelPlan, Sentinels};
 pub use server::{Server, shared};
+pub use tls::{Ca, For, Identity, LOOPBACK, TlsServer};
 
+use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU64, Ordering};
+
+/// The sentinels, and what they watch, that the tests of one binary share. Nobody is taken for gone
+/// there because a busy machine lets it stand still.
+pub fn shared_sentinels() -> &'static Sentinels {
+    static SHARED: OnceLock<Sentinels> = OnceLock::new();
+    SHARED.get_or_init(|| {
+        Sentinels::start_with(SentinelPlan {
+            down_after_millis: NEVER,
+            ..SentinelPlan::default()
+        })
+    })
+}
+
+/// The cluster that the tests of one binary share, likewise.
+pub fn shared_cluster() -> &'static Cluster {
+    static SHARED: OnceLock<Cluster> = OnceLock::new();
+    SHARED.get_or_init(|| {
+        Cluster::start_with(ClusterPlan {
+            node_timeout_millis: NEVER,
+            ..ClusterPlan::default()
+        })
+    })
+}
+
+/// Longer than any test takes, in milliseconds.
+const NEVER: u32 = 600_000;
 
 /// A name that no other test has.
 pub fn unique(what: &str) -> String {

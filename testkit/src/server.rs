@@ -76,7 +76,11 @@ impl Server {
 
     /// A server that keeps its settings in a file in its own `home`, so that it may change them.
     /// `lines` are all of its settings but the port. Of these `mode` are on the command line.
-    pub(crate) fn at_home(home: &Path, lines: impl Fn(u16) -> String, mode: &[&str]) -> Server {
+    pub(crate) fn at_home(
+        home: &Path,
+        mut lines: impl FnMut(u16) -> String,
+        mode: &[&str],
+    ) -> Server {
         std::fs::create_dir_all(home).expect("a place for its files");
         let file = home.join("redis.conf");
         let password = config::password(&lines(0));
@@ -90,7 +94,7 @@ impl Server {
         })
     }
 
-    fn on_some_port(password: Option<String>, args: impl Fn(u16) -> Vec<String>) -> Server {
+    fn on_some_port(password: Option<String>, mut args: impl FnMut(u16) -> Vec<String>) -> Server {
         // Between finding a free port and using it somebody else may take it: then another one.
         for _ in 0..20 {
             let port = free_port();

@@ -5,7 +5,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use tokio::time::Instant;
 
-use super::{Answer, SharedEar};
+use super::{Answer, Confirmation, SharedEar};
 use crate::error::Result;
 use crate::space::Space;
 use crate::step::Step;
@@ -88,6 +88,7 @@ impl Attached {
             reply,
             sent,
             repeated: false,
+            confirmation: Confirmation::NOT_NEEDED,
         })
     }
 

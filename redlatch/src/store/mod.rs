@@ -7,6 +7,8 @@ use std::time::Duration;
 use tokio::sync::OwnedSemaphorePermit;
 use tokio::time::Instant;
 
+pub(crate) use self::redis::Confirmation;
+pub use self::redis::ReplicaSync;
 use crate::error::Result;
 use crate::step::Step;
 
@@ -28,15 +30,35 @@ pub(crate) trait Ear: Send + Sync {
     fn heard(&self, channel: &str);
     /// The connection broke: what was published since then may have been missed.
     fn interrupted(&self);
+    /// What is published to `channel` is not heard any more, until it is subscribed to again.
+    fn ended(&self, channel: &str);
 }
 
 /// How a step is sent.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Lane {
-    /// Waits its turn behind other acquisitions.
+    /// An acquisition. Waits its turn behind others, and for the replicas to have it.
     Attempt,
+    /// An acquisition that has had its turn, or needs none.
+    Taking,
+    /// A look by somebody who waits. Has its turn as attempts do.
+    Look,
+    /// Follows on attempts that may still be on their way.
+    Behind,
     /// Has right of way: renewals, releases, inspections.
     First,
+}
+
+impl Lane {
+    /// Whether it waits its turn.
+    pub(crate) fn queues(self) -> bool {
+        matches!(self, Lane::Attempt | Lane::Look)
+    }
+
+    /// Whether replicas have to have it too.
+    pub(crate) fn is_to_be_confirmed(self) -> bool {
+        matches!(self, Lane::Attempt | Lane::Taking)
+    }
 }
 
 /// Whether a step was sent at all. Lives outside of the future that sends it, so that it can be
@@ -68,6 +90,8 @@ pub(crate) struct Answer<R> {
     pub(crate) sent: Instant,
     /// Whether it had been sent before without an answer, so that the reply may be to a repetition.
     pub(crate) repeated: bool,
+    /// Of an acquisition: whether the replicas have it.
+    pub(crate) confirmation: Confirmation,
 }
 
 impl Store {
@@ -76,6 +100,14 @@ impl Store {
         match self {
             Store::Redis(redis) => redis.address(),
             Store::Embedded(space) => space.address(),
+        }
+    }
+
+    /// Which keys can be in one step, in a cluster: those of the same slot.
+    pub(crate) fn slot(&self, key: &str) -> Option<u16> {
+        match self {
+            Store::Redis(redis) => redis.slot(key),
+            Store::Embedded(_) => None,
         }
     }
 
@@ -124,12 +156,13 @@ impl Store {
         &self,
         step: &S,
         what: &'static str,
+        lane: Lane,
         answered_within: Duration,
         sent: &Sent,
     ) -> Result<Answer<S::Reply>> {
         match self {
             Store::Redis(redis) => {
-                let answer = redis.run_unrepeated(step, what, answered_within, sent);
+                let answer = redis.run_unrepeated(step, what, lane, answered_within, sent);
                 answer.await
             }
             Store::Embedded(space) => {
@@ -139,8 +172,8 @@ impl Store {
         }
     }
 
-    /// A place among the attempts that may be on their way at once, for those that are not run with
-    /// [`Lane::Attempt`]. Kept until the attempt is over.
+    /// A place among the attempts that may be on their way at once, for those that are run with
+    /// [`Lane::Taking`]. Kept until the attempt is over.
     pub(crate) async fn turn(&self) -> Option<OwnedSemaphorePermit> {
         match self {
             Store::Redis(redis) => redis.turn().await,
@@ -162,10 +195,11 @@ impl Store {
         &self,
         channel: &str,
         step: &S,
+        lane: Lane,
         sent: &Sent,
     ) -> Result<Answer<S::Reply>> {
         match self {
-            Store::Redis(redis) => redis.run(step, Lane::Attempt, Some(channel), sent).await,
+            Store::Redis(redis) => redis.run(step, lane, Some(channel), sent).await,
             Store::Embedded(space) => {
                 sent.set();
                 space.subscribe(channel);
@@ -191,8 +225,8 @@ impl Store {
         &self,
         pattern: &str,
         sought: Sought,
-        cursor: u64,
-    ) -> Result<(Vec<String>, Option<u64>)> {
+        cursor: Cursor,
+    ) -> Result<(Vec<String>, Option<Cursor>)> {
         match self {
             Store::Redis(redis) => redis.scan(pattern, sought, cursor).await,
             Store::Embedded(space) => Ok(match sought {
@@ -202,6 +236,15 @@ impl Store {
             }),
         }
     }
+}
+
+/// Where a page begins.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub(crate) struct Cursor {
+    /// Which of the nodes of a cluster, in their order.
+    pub(crate) node: usize,
+    /// SCAN's own.
+    pub(crate) key: u64,
 }
 
 /// Which keys to look for: those of locks, or those of what counts.

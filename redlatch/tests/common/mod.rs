@@ -14,7 +14,9 @@ use std::task::Poll;
 use std::time::Duration;
 
 use redlatch::{Client, ClientBuilder, Embedded, Error, Loss};
-use redlatch_testkit::{Proxy, Server, shared};
+use redlatch_testkit::{
+    Cluster, Proxy, Sentinels, Server, shared, shared_cluster, shared_sentinels,
+};
 
 /// Longer than anything takes that works, on the slowest machine.
 pub const LONG: Duration = Duration::from_secs(60);
@@ -185,6 +187,8 @@ pub fn example(name: &str) -> Command {
 pub enum Stand {
     Embedded(Embedded),
     Server(&'static Server),
+    Sentinel(&'static Sentinels),
+    Cluster(&'static Cluster),
 }
 
 impl Stand {
@@ -194,6 +198,14 @@ impl Stand {
 
     pub fn server() -> Stand {
         Stand::Server(shared())
+    }
+
+    pub fn sentinel() -> Stand {
+        Stand::Sentinel(shared_sentinels())
+    }
+
+    pub fn cluster() -> Stand {
+        Stand::Cluster(shared_cluster())
     }
 
     pub async fn client(&self) -> Client {
@@ -208,10 +220,27 @@ impl Stand {
 
     pub async fn client_with(&self, settings: ClientBuilder) -> Client {
         let settings = settings.response_timeout(LONG);
-        match self {
-            Stand::Embedded(store) => settings.connect_embedded(store).unwrap(),
-            Stand::Server(server) => settings.connect(&server.url()).await.unwrap(),
-        }
+        let url = match self {
+            Stand::Embedded(store) => return settings.connect_embedded(store).unwrap(),
+            Stand::Server(server) => server.url(),
+            Stand::Sentinel(sentinels) => sentinels.url(),
+            Stand::Cluster(cluster) => cluster.url(),
+        };
+        settings.connect(&url).await.unwrap()
+    }
+}
+
+/// Runs a test of threads on every store.
+pub fn on_every_store(test: impl Fn(&dyn Fn() -> redlatch::blocking::Client)) {
+    use redlatch::blocking::Client;
+    let store = Embedded::new();
+    test(&|| Client::with_embedded(redlatch::Client::builder(), &store).unwrap());
+    for url in [
+        shared().url(),
+        shared_sentinels().url(),
+        shared_cluster().url(),
+    ] {
+        test(&|| Client::connect(&url).unwrap());
     }
 }
 
@@ -221,20 +250,33 @@ pub async fn client(server: &Server) -> Client {
     settings.connect(&server.url()).await.unwrap()
 }
 
+/// Calls a macro for each store, with its name in front of what else there is.
+#[macro_export]
+macro_rules! for_each_store {
+    ($macro:ident! $($rest:tt)*) => {
+        $macro! { embedded $($rest)* }
+        $macro! { server $($rest)* }
+        $macro! { sentinel $($rest)* }
+        $macro! { cluster $($rest)* }
+    };
+}
+
 /// Makes a test on every store out of each async function of the name.
 #[macro_export]
 macro_rules! on_every_store {
     ($($name:ident,)*) => {
-        mod embedded {
+        $crate::for_each_store! { on_store! $($name,)* }
+    };
+}
+
+/// The same on one store.
+#[macro_export]
+macro_rules! on_store {
+    ($store:ident $($name:ident,)*) => {
+        mod $store {
             $(#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
             async fn $name() {
-                super::$name(super::common::Stand::embedded()).await;
-            })*
-        }
-        mod server {
-            $(#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-            async fn $name() {
-                super::$name(super::common::Stand::server()).await;
+                super::$name(super::common::Stand::$store()).await;
             })*
         }
     };

@@ -60,7 +60,11 @@ pub struct CountDownLatch {
 
 impl CountDownLatch {
     pub(crate) fn new(session: Arc<Session>, name: &str) -> CountDownLatch {
-        let place = Place::new(Family::Latch, &session.prefix, name);
+        let mut place = Place::new(Family::Latch, &session.prefix, name);
+        let slot = |key: &str| session.store.slot(key);
+        if slot(place.channel()) != slot(place.key()) {
+            place.bring_channel_to_key();
+        }
         CountDownLatch {
             session,
             place: Arc::new(place),
@@ -282,10 +286,10 @@ impl Attempt for Looking<'_> {
         let answer = match subscribe {
             true => {
                 store
-                    .subscribe_and_run(self.channel(), &step, &sent)
+                    .subscribe_and_run(self.channel(), &step, Lane::Look, &sent)
                     .await?
             }
-            false => store.run(&step, Lane::Attempt, &sent).await?,
+            false => store.run(&step, Lane::Look, &sent).await?,
         };
         Ok(match count(answer.reply) {
             0 => Outcome::Done(()),

@@ -21,11 +21,12 @@ pub(crate) use self::member::checked;
 use self::member::in_order;
 pub(crate) use self::request::Obtain;
 pub use self::request::{AcquireMany, LockOfMany, TryAcquireMany};
-pub(crate) use self::share::{Share, all, any_lost, most};
+pub(crate) use self::share::{Share, any_lost};
 use crate::error::{Error, Result};
 use crate::lease::{Lease, Patience};
 use crate::owner::Owner;
 use crate::primitives::handle::done;
+use crate::several::all;
 
 /// Several locks that are held together or not at all (Redisson: `RedissonMultiLock`,
 /// `getMultiLock`).
@@ -34,9 +35,10 @@ use crate::primitives::handle::done;
 /// name the same locks in another order cannot deadlock, and neither can one that shares locks with
 /// many others: all are tried in one order, without waiting; if one cannot be had, those before it
 /// are given back, and then that one is waited for. Members of one client that are neighbours in
-/// that order are taken by one script, in one round trip.
+/// that order are taken by one script, in one round trip: in a cluster those whose names have the
+/// same hash tag (`{account}:1`, `{account}:2`).
 ///
-/// The order is by key and then by the store's address, so clients that take a lock of the same
+/// The order is by slot in a cluster, by key and then by the store's address, so clients that take a lock of the same
 /// name in several servers should give the same addresses. A lock that is named twice is taken
 /// once.
 ///

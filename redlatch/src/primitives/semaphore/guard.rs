@@ -9,7 +9,7 @@ use super::rules::Add;
 use crate::error::{Error, Result};
 use crate::name::Place;
 use crate::session::Session;
-use crate::store::Sent;
+use crate::store::{Lane, Sent};
 
 /// For how long it is tried in the background to give permits back to a store that is away. They
 /// have no lease, so nobody else ever does it.
@@ -168,7 +168,7 @@ impl Owed {
         };
         let (store, sent) = (&self.session.store, Sent::default());
         let what = "giving permits back";
-        let added = store.run_unrepeated(&step, what, Duration::ZERO, &sent);
+        let added = store.run_unrepeated(&step, what, Lane::First, Duration::ZERO, &sent);
         match added.await {
             Ok(answer) => {
                 let available = answer.reply;

@@ -134,7 +134,7 @@ impl Attempt for Taking<'_> {
             };
             let sent = Sent::default();
             let store = &session.store;
-            let seen = store.subscribe_and_run(self.channel(), &look, &sent);
+            let seen = store.subscribe_and_run(self.channel(), &look, Lane::Look, &sent);
             if seen.await?.reply < i64::from(self.permits) {
                 return Ok(wait);
             }
@@ -174,17 +174,27 @@ impl Taking<'_> {
                 permits,
             };
             let what = "acquiring permits";
-            let answer = session
-                .store
-                .run_unrepeated(&step, what, GIVING_BACK, &sent);
-            unheard.outcome = Some(answer.await.map(|answer| match answer.reply {
-                Outcome::Done(lives) => {
-                    tracing::debug!(semaphore = place.name(), permits, "acquired");
-                    let ends = answer.sent.checked_add(lives);
-                    Outcome::Done(SemaphorePermits::new(session, place, permits, ends))
-                }
-                Outcome::Wait(left) => Outcome::Wait(left),
-            }));
+            let store = &session.store;
+            let answer = store.run_unrepeated(&step, what, Lane::Taking, GIVING_BACK, &sent);
+            unheard.outcome = Some(match answer.await {
+                Ok(answer) => match answer.reply {
+                    Outcome::Done(lives) => {
+                        tracing::debug!(semaphore = place.name(), permits, "acquired");
+                        let ends = answer.sent.checked_add(lives);
+                        let taken = SemaphorePermits::new(session, place, permits, ends);
+                        match answer.confirmation.confirmed().await {
+                            Ok(()) => Ok(Outcome::Done(taken)),
+                            Err(error) => {
+                                // If this fails too, it goes on in the background.
+                                let _ = taken.release().await;
+                                Err(error)
+                            }
+                        }
+                    }
+                    Outcome::Wait(left) => Ok(Outcome::Wait(left)),
+                },
+                Err(error) => Err(error),
+            });
             unheard
         };
         let under_way = || is_sent.get();

@@ -1,4 +1,4 @@
-//! Redis and Valkey: steps as scripts, run by SHA over one connection.
+//! Redis and Valkey: steps as scripts, run by SHA on whichever server has their keys.
 
 use std::pin::pin;
 use std::sync::Arc;
@@ -9,13 +9,33 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio::time::{Instant, timeout, timeout_at};
 
 use self::fault::{Fault, Retry};
+use self::given::Given;
 use self::link::{Link, Live};
-use super::{Answer, Lane, Sent, SharedEar, Sought};
+use self::node::Node;
+pub(crate) use self::replicas::Confirmation;
+pub use self::replicas::ReplicaSync;
+use self::replicas::Replicas;
+pub(crate) use self::topology::Settings;
+use self::topology::Topology;
+use super::{Answer, Cursor, Lane, Sent, SharedEar, Sought};
 use crate::error::{Error, Result};
-use crate::step::{Args, Step, unexpected};
+use crate::step::{Args, Step};
 
+mod access;
+mod cluster;
+mod dial;
+mod facts;
 mod fault;
+pub(crate) mod given;
 mod link;
+mod lookout;
+mod node;
+mod replicas;
+mod sentinel;
+mod slot;
+#[cfg(feature = "tls")]
+mod tls;
+mod topology;
 mod url;
 
 /// How many attempts to acquire may be on their way at once. The rest wait here and not inside the
@@ -25,8 +45,11 @@ const ATTEMPTS: usize = 512;
 /// Keys that SCAN looks at per round trip.
 const SCANNED_AT_ONCE: usize = 500;
 
+/// How often in a row one node of a cluster may refer to another.
+const REDIRECTIONS: usize = 8;
+
 pub(crate) struct Redis {
-    link: Arc<Link>,
+    topology: Topology,
     attempts: Arc<Semaphore>,
     response_timeout: Duration,
 }
@@ -36,42 +59,54 @@ struct Exchange<'a> {
     cmd: Cmd,
     /// What to send instead when the server does not know the script.
     in_full: Option<&'a (dyn Fn() -> Cmd + Sync)>,
-    /// The key to name when something is wrong with it.
+    /// The key that decides who is asked, and is named when something is wrong with it.
     key: &'a str,
+    /// Who is asked, if not the key decides.
+    node: Option<&'a Arc<Node>>,
     /// The channel to subscribe to first.
     channel: Option<&'a str>,
     /// Where to note that it was sent.
     sent: Option<&'a Sent>,
+    lane: Lane,
+}
+
+/// What a server has answered.
+struct Heard {
+    answer: Value,
+    /// When that was sent.
+    sent: Instant,
+    confirmation: Confirmation,
 }
 
 impl Redis {
-    /// Connects, and sees whether the server is one that we can work with.
+    /// Connects, and sees whether the servers are such that we can work with.
     pub(crate) async fn connect(
         url: &str,
-        connect_timeout: Duration,
+        given: &Given,
+        settings: Settings,
         response_timeout: Duration,
         ear: SharedEar,
     ) -> Result<Redis> {
-        let client =
-            redis::Client::open(url::connection_info(url)?).map_err(|e| Error::InvalidUrl {
-                reason: e.to_string(),
-            })?;
-        let redis = Redis {
-            link: Arc::new(Link::new(client, connect_timeout, ear)),
+        // Not tried again: whoever starts up wants to know now what is wrong. What cannot be connected
+        // to says so itself when the connect timeout has passed.
+        let limit = settings.connect_timeout.saturating_add(response_timeout);
+        let connecting = Topology::connect(url::target(url, given)?, settings, ear);
+        let topology = timeout(limit, connecting).await;
+        let topology = topology.map_err(|_| Error::ResponseTimeout { after: limit })??;
+        Ok(Redis {
+            topology,
             attempts: Arc::new(Semaphore::new(ATTEMPTS)),
             response_timeout,
-        };
-        let mut hello = redis::cmd("HELLO");
-        hello.arg(3);
-        // Not tried again: whoever starts up wants to know now what is wrong.
-        let limit = connect_timeout.max(response_timeout);
-        let (answer, _) = redis.once(&Exchange::plain(hello), limit).await?;
-        check_version(&answer)?;
-        Ok(redis)
+        })
     }
 
     pub(crate) fn address(&self) -> String {
-        self.link.address()
+        self.topology.name()
+    }
+
+    /// Which keys can be in one script: those with the same answer.
+    pub(crate) fn slot(&self, key: &str) -> Option<u16> {
+        self.topology.slot(key)
     }
 
     pub(crate) async fn run<S: Step>(
@@ -81,14 +116,10 @@ impl Redis {
         channel: Option<&str>,
         sent: &Sent,
     ) -> Result<Answer<S::Reply>> {
-        let in_full = || command(step, "EVAL", step.script().source());
-        let exchange = Exchange::of(step, &in_full, channel, sent);
-        let (raw, sent, repeated) = self.persist(&exchange, lane).await?;
-        Ok(Answer {
-            reply: step.reply(raw)?,
-            sent,
-            repeated,
-        })
+        let in_full = || self.command(step, "EVAL", false);
+        let exchange = self.exchange(step, &in_full, lane, channel, sent)?;
+        let (heard, repeated) = self.persist(&exchange).await?;
+        heard.read(step, repeated)
     }
 
     pub(crate) async fn run_once<S: Step>(
@@ -96,28 +127,24 @@ impl Redis {
         step: &S,
         within: Duration,
     ) -> Result<Answer<S::Reply>> {
-        let in_full = || command(step, "EVAL", step.script().source());
+        let in_full = || self.command(step, "EVAL", false);
         let sent = Sent::default();
-        let exchange = Exchange::of(step, &in_full, None, &sent);
+        let exchange = self.exchange(step, &in_full, Lane::First, None, &sent)?;
         let limit = within.min(self.response_timeout);
-        let (raw, sent) = self.once(&exchange, limit).await?;
-        Ok(Answer {
-            reply: step.reply(raw)?,
-            sent,
-            repeated: false,
-        })
+        self.once(&exchange, limit).await?.read(step, false)
     }
 
     pub(crate) async fn run_unrepeated<S: Step>(
         &self,
         step: &S,
         what: &'static str,
+        lane: Lane,
         answered_within: Duration,
         sent: &Sent,
     ) -> Result<Answer<S::Reply>> {
         check_runtime()?;
-        let in_full = || command(step, "EVAL", step.script().source());
-        let exchange = Exchange::of(step, &in_full, None, sent);
+        let in_full = || self.command(step, "EVAL", false);
+        let exchange = self.exchange(step, &in_full, lane, None, sent)?;
         let unknown = |reason| Error::OutcomeUnknown { step: what, reason };
         let mut retry = Retry::until(self.response_timeout);
         let patience = answered_within.max(self.response_timeout);
@@ -133,13 +160,7 @@ impl Redis {
                 },
             };
             match answered {
-                Ok((raw, sent)) => {
-                    return Ok(Answer {
-                        reply: step.reply(raw)?,
-                        sent,
-                        repeated: false,
-                    });
-                }
+                Ok(heard) => return heard.read(step, false),
                 Err(Fault::Unanswered(reason)) => return Err(unknown(reason)),
                 Err(fault) => {
                     sent.clear();
@@ -161,33 +182,39 @@ impl Redis {
     }
 
     pub(crate) async fn unsubscribe(&self, channel: &str) -> Result<()> {
-        match timeout(self.response_timeout, self.link.unwant(channel)).await {
-            Ok(Ok(())) => Ok(()),
-            Ok(Err(error)) => Err(Error::Unavailable {
-                reason: error.to_string(),
-            }),
+        match timeout(self.response_timeout, self.topology.unsubscribe(channel)).await {
+            Ok(done) => done.map_err(Fault::into_error),
             Err(_) => Err(Error::ResponseTimeout {
                 after: self.response_timeout,
             }),
         }
     }
 
+    /// One page, of one node after the other.
     pub(crate) async fn scan(
         &self,
         pattern: &str,
         sought: Sought,
-        cursor: u64,
-    ) -> Result<(Vec<String>, Option<u64>)> {
+        cursor: Cursor,
+    ) -> Result<(Vec<String>, Option<Cursor>)> {
+        let nodes = self.topology.masters().await;
+        let Some(node) = nodes.get(cursor.node) else {
+            return Ok((Vec::new(), None));
+        };
         let mut scan = redis::cmd("SCAN");
-        scan.arg(cursor).arg("MATCH").arg(pattern);
+        scan.arg(cursor.key).arg("MATCH").arg(pattern);
         scan.arg("COUNT").arg(SCANNED_AT_ONCE);
         scan.arg("TYPE").arg(match sought {
             Sought::Hashes => "hash",
             Sought::Strings => "string",
         });
-        let (raw, ..) = self.persist(&Exchange::plain(scan), Lane::First).await?;
+        let exchange = Exchange {
+            node: Some(node),
+            ..Exchange::plain(scan)
+        };
+        let (heard, _) = self.persist(&exchange).await?;
         let (next, keys): (u64, Vec<Vec<u8>>) =
-            redis::from_redis_value(raw).map_err(|e| Error::Refused {
+            redis::from_redis_value(heard.answer).map_err(|e| Error::Refused {
                 reason: e.to_string(),
             })?;
         let keys = keys
@@ -195,17 +222,24 @@ impl Redis {
             // Names are text; a key that is none was not made by us or by Redisson.
             .filter_map(|key| String::from_utf8(key).ok())
             .collect();
-        Ok((keys, (next != 0).then_some(next)))
+        let next = match next {
+            0 => Cursor {
+                node: cursor.node + 1,
+                key: 0,
+            },
+            key => Cursor { key, ..cursor },
+        };
+        Ok((keys, (next.node < nodes.len()).then_some(next)))
     }
 
     /// Exchanges until there is an answer or the response timeout has passed; also says when what
     /// was answered had been sent, and whether it may be the answer to a repetition.
-    async fn persist(&self, exchange: &Exchange<'_>, lane: Lane) -> Result<(Value, Instant, bool)> {
+    async fn persist(&self, exchange: &Exchange<'_>) -> Result<(Heard, bool)> {
         check_runtime()?;
         // Waiting for a turn is no fault of the server's: its time counts from here.
-        let _turn = match lane {
-            Lane::Attempt => self.attempts.acquire().await.ok(),
-            Lane::First => None,
+        let _turn = match exchange.lane.queues() {
+            true => self.attempts.acquire().await.ok(),
+            false => None,
         };
         let mut retry = Retry::until(self.response_timeout);
         let answered = timeout_at(retry.give_up, async {
@@ -217,85 +251,209 @@ impl Redis {
             }
         });
         match answered.await {
-            Ok(answer) => answer.map(|(raw, sent)| (raw, sent, retry.repeated)),
-            Err(_) => Err(retry.given_up()),
+            Ok(heard) => heard.map(|heard| (heard, retry.repeated)),
+            Err(_) => {
+                self.topology.suspect();
+                Err(retry.given_up())
+            }
         }
     }
 
-    async fn once(&self, exchange: &Exchange<'_>, limit: Duration) -> Result<(Value, Instant)> {
+    async fn once(&self, exchange: &Exchange<'_>, limit: Duration) -> Result<Heard> {
         check_runtime()?;
         match timeout(limit, self.send(exchange)).await {
-            Ok(Ok(answer)) => Ok(answer),
-            Ok(Err(Fault::Final(error))) => Err(error),
-            Ok(Err(Fault::NotSent(reason) | Fault::Unanswered(reason))) => {
-                Err(Error::Unavailable { reason })
+            Ok(answer) => answer.map_err(Fault::into_error),
+            Err(_) => {
+                self.topology.suspect();
+                Err(Error::ResponseTimeout { after: limit })
             }
-            Err(_) => Err(Error::ResponseTimeout { after: limit }),
         }
     }
 
-    /// Exchanges once; also says when what was answered had been sent.
-    async fn send(&self, exchange: &Exchange<'_>) -> Result<(Value, Instant), Fault> {
-        if let Some(channel) = exchange.channel {
-            self.link.want(channel);
+    /// Exchanges once, with whichever node the cluster refers to; also says when what was answered
+    /// had been sent.
+    async fn send(&self, exchange: &Exchange<'_>) -> Result<Heard, Fault> {
+        let mut node = match exchange.node {
+            Some(node) => node.clone(),
+            None => self.topology.node(exchange.key).await?,
+        };
+        let mut importing = false;
+        for _ in 0..REDIRECTIONS {
+            let fault = match self.send_to(&node, exchange, importing).await {
+                Ok(answer) => return Ok(answer),
+                Err(fault) => fault,
+            };
+            let other = match &fault {
+                Fault::Moved(to) => self.topology.moved(exchange.key, to),
+                Fault::Asked(to) => self.topology.asked(exchange.key, to),
+                Fault::Deposed(_) => {
+                    node.give_up();
+                    None
+                }
+                Fault::NotSent(_) | Fault::Unanswered(_) | Fault::Final(_) => None,
+            };
+            let Some(other) = other else {
+                if !matches!(fault, Fault::Final(_)) {
+                    self.topology.suspect();
+                }
+                return Err(fault);
+            };
+            (node, importing) = (other, matches!(fault, Fault::Asked(_)));
         }
-        let mut live = self.link.live().await?;
+        Err(Fault::NotSent(
+            "the nodes of the cluster keep referring to each other".into(),
+        ))
+    }
+
+    /// Exchanges once with this node.
+    async fn send_to(
+        &self,
+        node: &Node,
+        exchange: &Exchange<'_>,
+        importing: bool,
+    ) -> Result<Heard, Fault> {
+        let link = match exchange.lane {
+            Lane::First => &node.commands,
+            Lane::Attempt | Lane::Taking | Lane::Look | Lane::Behind => &node.attempts,
+        };
+        let together = Arc::ptr_eq(link, &node.messages);
+        if let Some(channel) = exchange.channel {
+            node.messages.want(channel);
+            if !together {
+                let mut live = node.messages.live().await?;
+                node.messages.subscribe(&mut live, channel).await?;
+            }
+        }
+        let mut live = link.live().await?;
+        let replicas = node.replicas.as_ref();
+        let replicas = replicas.filter(|_| exchange.lane.is_to_be_confirmed());
+        if let Some(replicas) = replicas {
+            replicas.know(link, &live).await?;
+        }
         if let Some(sent) = exchange.sent {
             sent.set();
         }
-        let sent = Instant::now();
-        let answer = match exchange.channel {
-            None => self.answer(&mut live, &exchange.cmd).await?,
-            Some(channel) => {
-                // One connection keeps order: the step runs after the subscription has begun.
-                // Biased, or the second poll would come to the step first.
-                let mut subscriber = live.clone();
-                let (subscribed, answer) = tokio::join!(
-                    biased;
-                    subscriber.connection.subscribe(channel),
-                    self.answer(&mut live, &exchange.cmd),
-                );
-                if let Err(error) = subscribed {
-                    let fault = self.failed(&subscriber, &error);
-                    if matches!(fault, Fault::Final(_)) {
-                        // Refused, so it is not to be asked for with every new connection.
-                        self.link.forget(channel);
-                    }
-                    return Err(fault);
-                }
-                answer?
-            }
+        let mut sent = Instant::now();
+        let channel = exchange.channel.filter(|_| together);
+        let sending = Sending {
+            link,
+            importing,
+            replicas,
         };
-        let Value::ServerError(error) = answer else {
-            return Ok((answer, sent));
-        };
-        match exchange.in_full {
+        let (mut answer, mut confirmation) =
+            sending.send(&mut live, &exchange.cmd, channel).await?;
+        if let Value::ServerError(error) = &answer
+            && error.code() == "NOSCRIPT"
+            && let Some(in_full) = exchange.in_full
+        {
             // A new or flushed server. EVAL teaches it the script for the next time.
-            Some(in_full) if error.code() == "NOSCRIPT" => {
-                let sent = Instant::now();
-                match self.answer(&mut live, &in_full()).await? {
-                    Value::ServerError(error) => Err(Fault::answered(&error, exchange.key)),
-                    answer => Ok((answer, sent)),
+            sent = Instant::now();
+            (answer, confirmation) = sending.send(&mut live, &in_full(), None).await?;
+        }
+        match answer {
+            Value::ServerError(error) => Err(Fault::answered(&error, exchange.key)),
+            answer => Ok(Heard {
+                answer,
+                sent,
+                confirmation,
+            }),
+        }
+    }
+
+    fn exchange<'a, S: Step>(
+        &self,
+        step: &'a S,
+        in_full: &'a (dyn Fn() -> Cmd + Sync),
+        lane: Lane,
+        channel: Option<&'a str>,
+        sent: &'a Sent,
+    ) -> Result<Exchange<'a>> {
+        let mut keys = step.keys();
+        let key = keys.next().unwrap_or_default();
+        self.topology.check_together(key, keys)?;
+        Ok(Exchange {
+            in_full: Some(in_full),
+            key,
+            channel,
+            sent: Some(sent),
+            lane,
+            ..Exchange::plain(self.command(step, "EVALSHA", true))
+        })
+    }
+
+    /// EVALSHA or EVAL with the keys and arguments of a step.
+    fn command<S: Step>(&self, step: &S, verb: &str, by_sha: bool) -> Cmd {
+        let publishing = self.topology.publishing();
+        let keys = step.keys();
+        // Enough for the longest that there is, with a long name: nothing is moved while it grows.
+        let mut cmd = Cmd::with_capacity(16, 512);
+        cmd.arg(verb);
+        match by_sha {
+            true => cmd.arg(step.script().sha(publishing)),
+            false => cmd.arg(&*step.script().source_for(publishing)),
+        };
+        cmd.arg(keys.len());
+        for key in keys {
+            cmd.arg(key);
+        }
+        step.args(&mut Args(&mut cmd));
+        cmd
+    }
+}
+
+/// How commands are sent on one connection.
+struct Sending<'a> {
+    link: &'a Arc<Link>,
+    importing: bool,
+    /// Who is to have it too.
+    replicas: Option<&'a Arc<Replicas>>,
+}
+
+impl Sending<'_> {
+    /// Sends a command, behind a subscription and before the replicas are asked, all at once.
+    async fn send(
+        &self,
+        live: &mut Live,
+        cmd: &Cmd,
+        channel: Option<&str>,
+    ) -> Result<(Value, Confirmation), Fault> {
+        let link = self.link;
+        if channel.is_none() && self.replicas.is_none() {
+            let answer = link.ask_node(live, cmd, self.importing).await?;
+            return Ok((answer, Confirmation::NOT_NEEDED));
+        }
+        let (mut before, after) = (live.clone(), live.clone());
+        // One connection keeps order: the step runs after the subscription has begun, and what the
+        // replicas are asked for is behind the step. Biased, or the second poll would come to another
+        // one first.
+        let (subscribed, answer, confirmation) = tokio::join!(
+            biased;
+            async {
+                match channel {
+                    Some(channel) => link.subscribe(&mut before, channel).await,
+                    None => Ok(()),
                 }
-            }
-            _ => Err(Fault::answered(&error, exchange.key)),
-        }
+            },
+            link.ask_node(live, cmd, self.importing),
+            async {
+                match self.replicas {
+                    Some(replicas) => replicas.confirm(link, &after),
+                    None => Confirmation::NOT_NEEDED,
+                }
+            },
+        );
+        subscribed?;
+        Ok((answer?, confirmation))
     }
+}
 
-    async fn answer(&self, live: &mut Live, cmd: &Cmd) -> Result<Value, Fault> {
-        match live.connection.send_packed_command(cmd).await {
-            Ok(value) => Ok(value),
-            Err(error) => Err(self.failed(live, &error)),
-        }
-    }
-
-    fn failed(&self, live: &Live, error: &redis::RedisError) -> Fault {
-        if link::breaks(error) {
-            self.link.broken(live);
-            return Fault::Unanswered(error.to_string());
-        }
-        Fault::Final(Error::Refused {
-            reason: error.to_string(),
+impl Heard {
+    fn read<S: Step>(self, step: &S, repeated: bool) -> Result<Answer<S::Reply>> {
+        Ok(Answer {
+            reply: step.reply(self.answer)?,
+            sent: self.sent,
+            repeated,
+            confirmation: self.confirmation,
         })
     }
 }
@@ -306,38 +464,12 @@ impl<'a> Exchange<'a> {
             cmd,
             in_full: None,
             key: "",
+            node: None,
             channel: None,
             sent: None,
+            lane: Lane::First,
         }
     }
-
-    fn of<S: Step>(
-        step: &'a S,
-        in_full: &'a (dyn Fn() -> Cmd + Sync),
-        channel: Option<&'a str>,
-        sent: &'a Sent,
-    ) -> Exchange<'a> {
-        Exchange {
-            cmd: command(step, "EVALSHA", step.script().sha()),
-            in_full: Some(in_full),
-            key: step.keys().next().unwrap_or_default(),
-            channel,
-            sent: Some(sent),
-        }
-    }
-}
-
-/// EVALSHA or EVAL with the keys and arguments of a step.
-fn command<S: Step>(step: &S, verb: &str, script: &str) -> Cmd {
-    let keys = step.keys();
-    // Enough for the longest that there is, with a long name: nothing is moved while it grows.
-    let mut cmd = Cmd::with_capacity(16, 512);
-    cmd.arg(verb).arg(script).arg(keys.len());
-    for key in keys {
-        cmd.arg(key);
-    }
-    step.args(&mut Args(&mut cmd));
-    cmd
 }
 
 /// Timeouts and connecting would panic outside of a runtime.
@@ -346,40 +478,4 @@ fn check_runtime() -> Result<()> {
         Ok(_) => Ok(()),
         Err(_) => Err(Error::NoRuntime),
     }
-}
-
-/// 6.2 is the oldest that works: RESP3 with all that we ask of it. Valkey began at 7.2.
-fn check_version(hello: &Value) -> Result<()> {
-    let Value::Map(facts) = hello else {
-        return Err(unexpected(hello));
-    };
-    let fact = |wanted: &str| {
-        facts.iter().find_map(|(name, value)| match (name, value) {
-            (Value::BulkString(name), Value::BulkString(value)) if name == wanted.as_bytes() => {
-                std::str::from_utf8(value).ok()
-            }
-            _ => None,
-        })
-    };
-    let (Some(server), Some(version)) = (fact("server"), fact("version")) else {
-        return Ok(());
-    };
-    let mut parts = version
-        .split('.')
-        .map_while(|part| part.parse::<u32>().ok());
-    let major_minor = (parts.next().unwrap_or(u32::MAX), parts.next().unwrap_or(0));
-    if server == "redis" && major_minor < (6, 2) {
-        return Err(Error::UnsupportedServer {
-            reason: format!("it is {server} {version}"),
-        });
-    }
-    if fact("mode") == Some("cluster") {
-        // One object's keys are in one slot, but several objects' are not, and they are renewed
-        // together: better no lock than one that is lost in silence.
-        return Err(Error::UnsupportedServer {
-            reason: "it is a node of a Cluster, which this version does not know".into(),
-        });
-    }
-    tracing::debug!(server, version, "connected to the store");
-    Ok(())
 }

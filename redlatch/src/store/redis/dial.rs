@@ -1,0 +1,110 @@
+//! Connecting to one server, with TLS or without.
+
+use std::sync::Arc;
+
+use redis::aio::MultiplexedConnection;
+use redis::{AsyncConnectionConfig, ErrorKind, RedisError};
+#[cfg(feature = "tls")]
+use redis::{ConnectionAddr, io::tcp::TcpSettings};
+use tokio::task::AbortHandle;
+
+use super::fault::Fault;
+#[cfg(feature = "tls")]
+pub(super) use super::tls::Tls;
+
+/// Without the feature there is none.
+#[cfg(not(feature = "tls"))]
+#[derive(Debug)]
+pub(super) enum Tls {}
+
+/// The way to one server: its address, and how it is spoken to.
+#[derive(Clone)]
+pub(super) struct Dial {
+    pub(super) client: redis::Client,
+    pub(super) tls: Option<Arc<Tls>>,
+}
+
+/// A connection, and the task that carries it if that is ours. Dropped with the last who uses it.
+#[derive(Clone)]
+pub(super) struct Dialled {
+    pub(super) connection: MultiplexedConnection,
+    _carrier: Option<Arc<Carrier>>,
+}
+
+/// Ends its task when dropped, as the client library's own does: a silent server would keep it.
+struct Carrier(AbortHandle);
+
+impl Drop for Carrier {
+    fn drop(&mut self) {
+        self.0.abort();
+    }
+}
+
+impl Dial {
+    pub(super) async fn connect(&self, config: &AsyncConnectionConfig) -> Result<Dialled, Fault> {
+        match &self.tls {
+            #[cfg(feature = "tls")]
+            Some(tls) => self.connect_with(tls, config).await,
+            #[cfg(not(feature = "tls"))]
+            Some(never) => match **never {},
+            None => {
+                let connecting = self
+                    .client
+                    .get_multiplexed_async_connection_with_config(config);
+                Ok(Dialled {
+                    connection: connecting.await.map_err(|e| without_tls(&e))?,
+                    _carrier: None,
+                })
+            }
+        }
+    }
+
+    #[cfg(feature = "tls")]
+    async fn connect_with(
+        &self,
+        tls: &Arc<Tls>,
+        config: &AsyncConnectionConfig,
+    ) -> Result<Dialled, Fault> {
+        let info = self.client.get_connection_info();
+        let ConnectionAddr::Tcp(host, port) = info.addr() else {
+            return Err(Fault::NotSent("TLS is for TCP".into()));
+        };
+        let tcp: &TcpSettings = info.tcp_settings();
+        let stream = tls.connect(host, *port, tcp).await?;
+        let settings = info.redis_settings();
+        let connecting = MultiplexedConnection::new_with_config(settings, stream, config.clone());
+        let (connection, work) = connecting.await.map_err(|error| {
+            tls.first_words(&error, host)
+                .unwrap_or_else(|| Fault::connecting(&error))
+        })?;
+        Ok(Dialled {
+            connection,
+            _carrier: Some(Arc::new(Carrier(tokio::spawn(work).abort_handle()))),
+        })
+    }
+
+    pub(super) fn silence(&self) -> &'static str {
+        silence(self.tls.is_some())
+    }
+}
+
+/// What to think of when a server says nothing at all: it may wait for the rest of what looks to it
+/// like a long command.
+pub(super) fn silence(tls: bool) -> &'static str {
+    match tls {
+        true => "; does the server speak TLS on this port?",
+        false => "",
+    }
+}
+
+/// A server that expects TLS answers in it, or hangs up.
+fn without_tls(error: &RedisError) -> Fault {
+    let fault = Fault::connecting(error);
+    let puzzled = error.kind() == ErrorKind::Parse || error.is_connection_dropped();
+    match fault {
+        Fault::NotSent(reason) if puzzled && !error.is_connection_refusal() => Fault::NotSent(
+            format!("{reason}; if the server expects TLS on this port, write rediss://"),
+        ),
+        fault => fault,
+    }
+}

@@ -1,0 +1,98 @@
+//! What the builder was given about how servers are spoken to, apart from the URL.
+
+use std::fmt;
+use std::path::PathBuf;
+
+/// Credentials and TLS. What is here wins over what the URL says.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct Given {
+    /// For the servers that hold data.
+    pub(crate) login: Login,
+    /// For sentinels, which have users of their own.
+    pub(crate) sentinel_login: Login,
+    pub(crate) tls: Certificates,
+}
+
+/// Who we are to a server.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct Login {
+    pub(crate) username: Option<String>,
+    pub(crate) password: Option<Secret>,
+}
+
+/// Whom we trust, and how we prove who we are.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct Certificates {
+    /// Instead of the system's.
+    pub(crate) ca: Option<Pem>,
+    /// Certificate and key.
+    pub(crate) client: Option<(Pem, Pem)>,
+}
+
+impl Certificates {
+    /// The setting that makes no sense without TLS, if there is one.
+    pub(super) fn setting(&self) -> Option<&'static str> {
+        let client = self.client.as_ref().map(|_| "tls_client_cert");
+        self.ca.as_ref().map(|_| "tls_ca").or(client)
+    }
+}
+
+/// Text that is never shown.
+#[derive(Clone)]
+pub(crate) struct Secret(pub(crate) String);
+
+impl fmt::Debug for Secret {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("***")
+    }
+}
+
+/// Certificates or keys in PEM, or the file that they are in.
+#[derive(Clone)]
+#[cfg_attr(
+    not(feature = "tls"),
+    expect(dead_code, reason = "there is nowhere to use it")
+)]
+pub(crate) enum Pem {
+    Text(Vec<u8>),
+    /// Read anew for every new connection, because certificates are renewed while programs run.
+    File(PathBuf),
+}
+
+impl fmt::Debug for Pem {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Pem::Text(_) => f.write_str("***"),
+            Pem::File(path) => write!(f, "{path:?}"),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn secrets_are_not_shown() {
+        let given = Given {
+            login: Login {
+                username: Some("me".into()),
+                password: Some(Secret("s3cret".into())),
+            },
+            tls: Certificates {
+                ca: None,
+                client: Some((
+                    Pem::File("/etc/cert.pem".into()),
+                    Pem::Text(b"s3cret".into()),
+                )),
+            },
+            ..Given::default()
+        };
+        let shown = format!("{given:?}");
+        assert!(shown.contains("me") && shown.contains("/etc/cert.pem"));
+        assert!(
+            !shown.contains("s3cret") && !shown.contains("115"),
+            "{shown}"
+        );
+    }
+}

@@ -1,0 +1,313 @@
+//! Replicas: that they have an acquisition before it counts (WAIT; Redisson: `checkLockSyncedSlaves`).
+//!
+//! WAIT holds its connection up until the replicas have answered, so attempts have a connection of
+//! their own, where renewals and releases do not queue. One WAIT answers for all steps that were
+//! sent before it: however many attempts there are, and however long a replica does not answer, two
+//! are on their way at most.
+
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use redis::Value;
+use tokio::sync::watch;
+use tokio::time::Instant;
+
+use super::fault::Fault;
+use super::link::{Generation, Link, Live};
+use crate::error::{Error, Result};
+
+/// How many replicas must have an acquisition before it counts.
+///
+/// An acquisition that too few have is given back, and its error is
+/// [`Error::NotReplicated`](crate::Error::NotReplicated). All but `Off` cost a connection more, on
+/// which attempts are sent and replicas waited for (Redis: WAIT), in the same round trip as the
+/// attempt.
+///
+/// No setting makes a lock survive every failover: a replica that has the lock may not be the one
+/// that is chosen. For what must not be done twice, take the tokens of a
+/// [`FencedLock`](crate::FencedLock), or a [`RedLock`](crate::RedLock) over independent servers.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+#[non_exhaustive]
+pub enum ReplicaSync {
+    /// All that are connected are waited for, and one of them at least must have it, if any are
+    /// connected (as Redisson does with `checkLockSyncedSlaves`). The default. With a single server
+    /// it is off if no replica is connected to it when the client connects.
+    #[default]
+    All,
+    /// More than half of the master and the replicas that are connected to it.
+    Majority,
+    /// So many replicas, also if fewer are connected: then nothing can be acquired. With this a
+    /// master that was cut off from its replicas gives out no locks.
+    AtLeast(usize),
+    /// None are asked.
+    Off,
+}
+
+/// How many WAITs may be on their way at once: a second one answers for what is sent meanwhile.
+const AT_ONCE: usize = 2;
+
+/// How old the number of replicas may be.
+const STALE: Duration = Duration::from_secs(1);
+
+/// What is to be asked of replicas.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Demand {
+    pub(super) sync: ReplicaSync,
+    pub(super) timeout: Duration,
+}
+
+impl Demand {
+    /// Whether there is anybody to ask behind a server that no sentinel and no cluster watches. If
+    /// not, a connection is saved.
+    pub(super) async fn applies_to(&self, link: &Arc<Link>) -> Result<bool> {
+        if let ReplicaSync::AtLeast(_) = self.sync {
+            return Ok(true);
+        }
+        let live = link.live().await.map_err(Fault::into_error)?;
+        let connected = connected(link, &live).await;
+        Ok(connected.map_err(Fault::into_error)? > 0)
+    }
+}
+
+/// The replicas of one master.
+pub(super) struct Replicas {
+    demand: Demand,
+    state: Mutex<State>,
+}
+
+#[derive(Default)]
+struct State {
+    /// How many are connected, on which connection that was found out, and when.
+    connected: Option<(usize, Generation, Instant)>,
+    under_way: usize,
+    /// The WAIT that is sent when one of those has been answered.
+    next: Option<Waiting>,
+}
+
+/// One WAIT that is to be sent.
+struct Waiting {
+    live: Live,
+    tell: watch::Sender<Option<Heard>>,
+}
+
+/// What a WAIT was answered with: what was demanded and how many have it.
+type Heard = Result<(usize, usize), Fault>;
+
+/// Whether the replicas have what was sent, as soon as that is known.
+pub(crate) struct Confirmation {
+    heard: Option<watch::Receiver<Option<Heard>>>,
+    timeout: Duration,
+}
+
+impl Confirmation {
+    /// Nothing was asked.
+    pub(crate) const NOT_NEEDED: Confirmation = Confirmation {
+        heard: None,
+        timeout: Duration::ZERO,
+    };
+
+    /// Returns when the replicas have it; an error if too few do, or if that cannot be found out.
+    pub(crate) async fn confirmed(self) -> Result<()> {
+        let Some(mut heard) = self.heard else {
+            return Ok(());
+        };
+        let heard = match heard.wait_for(Option::is_some).await {
+            Ok(heard) => heard.clone(),
+            Err(_) => None,
+        };
+        match heard {
+            Some(Ok((needed, in_sync))) if in_sync < needed => Err(Error::NotReplicated {
+                needed,
+                in_sync,
+                within: self.timeout,
+            }),
+            Some(Ok(_)) => Ok(()),
+            Some(Err(fault)) => Err(fault.into_error()),
+            None => Err(Error::Unavailable {
+                reason: "the connection broke before the replicas had answered".into(),
+            }),
+        }
+    }
+}
+
+impl Replicas {
+    pub(super) fn new(demand: Demand) -> Arc<Replicas> {
+        Arc::new(Replicas {
+            demand,
+            state: Mutex::default(),
+        })
+    }
+
+    /// Finds out how many replicas are connected to the master that this connection leads to, if that
+    /// is not known yet.
+    pub(super) async fn know(self: &Arc<Self>, link: &Arc<Link>, live: &Live) -> Result<(), Fault> {
+        if matches!(self.demand.sync, ReplicaSync::AtLeast(_)) {
+            return Ok(());
+        }
+        let known = self.state().connected;
+        match known {
+            Some((.., generation, since)) if generation == live.generation() => {
+                if since.elapsed() > STALE {
+                    self.count_again(link.clone(), live.clone());
+                }
+                Ok(())
+            }
+            _ => self.count(link, live).await,
+        }
+    }
+
+    /// Waits for the replicas to have what was sent on this connection before.
+    pub(super) fn confirm(self: &Arc<Self>, link: &Arc<Link>, live: &Live) -> Confirmation {
+        let mut state = self.state();
+        let connected = state.connected.map_or(0, |(connected, ..)| connected);
+        if self.demand.sync.waits_for(connected) == 0 {
+            return Confirmation::NOT_NEEDED;
+        }
+        let heard = if state.under_way < AT_ONCE {
+            state.under_way += 1;
+            let (tell, heard) = watch::channel(None);
+            let live = live.clone();
+            tokio::spawn(self.clone().wait(link.clone(), Waiting { live, tell }));
+            heard
+        } else {
+            let same = |next: &&Waiting| next.live.generation() == live.generation();
+            match state.next.as_ref().filter(same) {
+                Some(next) => next.tell.subscribe(),
+                None => {
+                    let (tell, heard) = watch::channel(None);
+                    let live = live.clone();
+                    // One that was to be sent on a connection that has ended hears of it so.
+                    state.next = Some(Waiting { live, tell });
+                    heard
+                }
+            }
+        };
+        Confirmation {
+            heard: Some(heard),
+            timeout: self.demand.timeout,
+        }
+    }
+
+    /// Sends one WAIT after the other, until there is none to be sent.
+    async fn wait(self: Arc<Self>, link: Arc<Link>, first: Waiting) {
+        let _leaving = Leaving(&self);
+        let mut waiting = Some(first);
+        while let Some(Waiting { mut live, tell }) = waiting {
+            let heard = self.ask(&link, &mut live).await;
+            let short = matches!(&heard, Ok((asked, have)) if have < asked);
+            let heard = heard.map(|(asked, have)| (self.demand.sync.needs(asked), have));
+            tell.send_replace(Some(heard));
+            if short {
+                self.count_again(link.clone(), live);
+            }
+            waiting = self.state().next.take();
+        }
+    }
+
+    /// How many were asked, and how many have it.
+    async fn ask(&self, link: &Link, live: &mut Live) -> Result<(usize, usize), Fault> {
+        let connected = self
+            .state()
+            .connected
+            .map_or(0, |(connected, ..)| connected);
+        let asked = self.demand.sync.waits_for(connected);
+        let millis = self.demand.timeout.as_millis().max(1);
+        let mut wait = redis::cmd("WAIT");
+        wait.arg(asked)
+            .arg(u64::try_from(millis).unwrap_or(u64::MAX));
+        match link.ask(live, &wait).await? {
+            Value::Int(have) => Ok((asked, usize::try_from(have).unwrap_or(0))),
+            Value::ServerError(error) => Err(Fault::answered(&error, "")),
+            other => Err(Fault::NotSent(format!(
+                "an answer of an unknown form: {other:?}"
+            ))),
+        }
+    }
+
+    /// The same as [`Replicas::count`], in the background.
+    fn count_again(self: &Arc<Self>, link: Arc<Link>, live: Live) {
+        if let Some((.., since)) = &mut self.state().connected {
+            // Not once more meanwhile.
+            *since = Instant::now();
+        }
+        let replicas = self.clone();
+        tokio::spawn(async move { replicas.count(&link, &live).await });
+    }
+
+    async fn count(&self, link: &Link, live: &Live) -> Result<(), Fault> {
+        let connected = connected(link, live).await?;
+        self.state().connected = Some((connected, live.generation(), Instant::now()));
+        Ok(())
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// However it ends, also with its runtime, another WAIT may be sent then.
+struct Leaving<'a>(&'a Arc<Replicas>);
+
+impl Drop for Leaving<'_> {
+    fn drop(&mut self) {
+        self.0.state().under_way -= 1;
+    }
+}
+
+/// How many replicas are connected and follow (`INFO replication`).
+async fn connected(link: &Link, live: &Live) -> Result<usize, Fault> {
+    let info = redis::cmd("INFO").arg("replication").take();
+    let info = link.ask(&mut live.clone(), &info).await?;
+    if let Value::ServerError(error) = &info {
+        return Err(Fault::answered(error, ""));
+    }
+    let info: String = redis::from_redis_value(info).map_err(|e| Fault::refused(&e.into()))?;
+    let is_replica = |line: &&str| {
+        let (name, facts) = line.split_once(':').unwrap_or_default();
+        let number = name.strip_prefix("slave").unwrap_or_default();
+        number.parse::<u32>().is_ok() && facts.contains("state=online")
+    };
+    Ok(info.lines().filter(is_replica).count())
+}
+
+impl ReplicaSync {
+    /// How many replicas are waited for, of those that are connected.
+    fn waits_for(self, connected: usize) -> usize {
+        match self {
+            ReplicaSync::All => connected,
+            ReplicaSync::Majority => connected.div_ceil(2),
+            ReplicaSync::AtLeast(some) => some,
+            ReplicaSync::Off => 0,
+        }
+    }
+
+    /// How many of those that were waited for must have it.
+    fn needs(self, waited_for: usize) -> usize {
+        match self {
+            ReplicaSync::All => waited_for.min(1),
+            ReplicaSync::Majority | ReplicaSync::AtLeast(_) => waited_for,
+            ReplicaSync::Off => 0,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_majority_counts_the_master() {
+        let needed = |replicas| ReplicaSync::Majority.waits_for(replicas);
+        // Of 1, 2, 3, 4, 5 and 6 servers: 1, 2, 2, 3, 3 and 4.
+        assert_eq!([0, 1, 2, 3, 4, 5].map(needed), [0, 1, 1, 2, 2, 3]);
+    }
+
+    #[test]
+    fn all_are_waited_for_and_one_must_have_it() {
+        let all = ReplicaSync::All;
+        assert_eq!([0, 1, 3].map(|n| all.waits_for(n)), [0, 1, 3]);
+        assert_eq!([0, 1, 3].map(|n| all.needs(n)), [0, 1, 1]);
+        assert_eq!(ReplicaSync::AtLeast(2).waits_for(0), 2);
+        assert_eq!(ReplicaSync::Off.waits_for(3), 0);
+    }
+}

@@ -1,0 +1,310 @@
+//! TLS: certificates read and checked, the handshake, and what to say when it fails.
+//!
+//! Not the client library's: that one takes its cryptography from a setting of the whole process,
+//! which panics in a program with two candidates and which it is not for a library to make; and it
+//! reads the system's certificates for every connection, also when they are not used.
+
+use std::error::Error as StdError;
+use std::io;
+use std::net::SocketAddr;
+use std::sync::{Arc, Mutex, PoisonError};
+
+use redis::io::tcp::TcpSettings;
+use redis::io::tcp::socket2::SockRef;
+use tokio::net::TcpStream;
+use tokio::task::{JoinSet, spawn_blocking};
+use tokio_rustls::TlsConnector;
+use tokio_rustls::rustls::crypto::{CryptoProvider, ring};
+use tokio_rustls::rustls::pki_types::pem::PemObject;
+use tokio_rustls::rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName};
+use tokio_rustls::rustls::{
+    AlertDescription, CertificateError, ClientConfig, Error as TlsError, RootCertStore,
+};
+
+use super::fault::Fault;
+use super::given::{Certificates, Pem};
+use crate::error::{Error, Result};
+
+pub(super) type Stream = tokio_rustls::client::TlsStream<TcpStream>;
+
+/// How TLS is spoken with all servers of a deployment.
+#[derive(Debug)]
+pub(super) struct Tls {
+    certificates: Certificates,
+    /// The configuration in use, and what it was made of.
+    made: Mutex<Option<(Material, Arc<ClientConfig>)>>,
+}
+
+/// What the certificates come to when they are read.
+#[derive(Debug, Clone, PartialEq, Eq)]
+struct Material {
+    ca: Option<Vec<u8>>,
+    client: Option<(Vec<u8>, Vec<u8>)>,
+}
+
+impl Tls {
+    pub(super) fn new(certificates: &Certificates) -> Arc<Tls> {
+        Arc::new(Tls {
+            certificates: certificates.clone(),
+            made: Mutex::default(),
+        })
+    }
+
+    /// Connects to a server and sees that it is the one that is meant.
+    pub(super) async fn connect(
+        self: &Arc<Self>,
+        host: &str,
+        port: u16,
+        tcp: &TcpSettings,
+    ) -> Result<Stream, Fault> {
+        let name = ServerName::try_from(host.to_owned()).map_err(|_| {
+            Fault::Final(Error::InvalidUrl {
+                reason: format!("{host:?} is neither a host's name nor an address"),
+            })
+        })?;
+        let tls = self.clone();
+        let config = spawn_blocking(move || tls.config());
+        let config = config
+            .await
+            .map_err(|_| Fault::NotSent("connecting was interrupted".into()))?
+            .map_err(Fault::Final)?;
+        let stream = reach(host, port).await.map_err(not_sent)?;
+        set(&stream, tcp).map_err(not_sent)?;
+        let connector = TlsConnector::from(config);
+        let shaken = connector.connect(name, stream).await;
+        shaken.map_err(|error| {
+            explained(&error, host, self.certificates.client.is_some())
+                .unwrap_or_else(|| Fault::NotSent(format!("TLS handshake: {error}")))
+        })
+    }
+
+    /// What became of the first words on a connection. Only there a server says what it thinks of
+    /// our certificate; some just hang up.
+    pub(super) fn first_words(&self, error: &redis::RedisError, host: &str) -> Option<Fault> {
+        let has_certificate = self.certificates.client.is_some();
+        if let Some(fault) = explained(error, host, has_certificate) {
+            return Some(fault);
+        }
+        let hint = match has_certificate {
+            true => "it may not accept the client certificate",
+            false => "it may want a client certificate (builder setting `tls_client_cert`)",
+        };
+        let gone = error.is_io_error() || error.is_unrecoverable_error();
+        gone.then(|| {
+            Fault::NotSent(format!(
+                "the server hung up right after the TLS handshake: {error}; {hint}"
+            ))
+        })
+    }
+
+    /// Reads the certificates. A program that runs goes on with what it has when they cannot be read
+    /// for a moment.
+    fn config(&self) -> Result<Arc<ClientConfig>> {
+        let mut made = self.made.lock().unwrap_or_else(PoisonError::into_inner);
+        let fresh = Material::read(&self.certificates).and_then(|material| {
+            if let Some((_, config)) = made.as_ref().filter(|(from, _)| *from == material) {
+                return Ok((material, config.clone()));
+            }
+            let config = Arc::new(material.config()?);
+            Ok((material, config))
+        });
+        match (fresh, made.as_ref()) {
+            (Ok((material, config)), _) => {
+                *made = Some((material, config.clone()));
+                Ok(config)
+            }
+            (Err(error), Some((_, config))) => {
+                tracing::warn!(%error, "connecting with the certificates read before");
+                Ok(config.clone())
+            }
+            (Err(error), None) => Err(error),
+        }
+    }
+}
+
+const CA: &str = "tls_ca";
+const CLIENT: &str = "tls_client_cert";
+
+impl Material {
+    fn read(certificates: &Certificates) -> Result<Material> {
+        let read = |pem: &Pem, setting| match pem {
+            Pem::Text(text) => Ok(text.clone()),
+            Pem::File(path) => std::fs::read(path)
+                .map_err(|error| bad(setting, format!("{}: {error}", path.display()))),
+        };
+        let ca = certificates.ca.as_ref().map(|pem| read(pem, CA));
+        let client = certificates.client.as_ref();
+        let client = client.map(|(cert, key)| Ok((read(cert, CLIENT)?, read(key, CLIENT)?)));
+        Ok(Material {
+            ca: ca.transpose()?,
+            client: client.transpose()?,
+        })
+    }
+
+    fn config(&self) -> Result<ClientConfig> {
+        let provider = CryptoProvider::get_default().cloned();
+        let provider = provider.unwrap_or_else(|| Arc::new(ring::default_provider()));
+        let builder = ClientConfig::builder_with_provider(provider)
+            .with_safe_default_protocol_versions()
+            .map_err(|error| bad("tls", error.to_string()))?
+            .with_root_certificates(self.roots()?);
+        let Some((cert, key)) = &self.client else {
+            return Ok(builder.with_no_client_auth());
+        };
+        let chain = chain(cert, CLIENT)?;
+        // What is wrong with a key is not repeated: the key could be in it.
+        let key = PrivateKeyDer::from_pem_slice(key)
+            .map_err(|_| bad(CLIENT, "there is no usable private key in PEM".into()))?;
+        let config = builder.with_client_auth_cert(chain, key);
+        config.map_err(|error| bad(CLIENT, error.to_string()))
+    }
+
+    fn roots(&self) -> Result<RootCertStore> {
+        let mut roots = RootCertStore::empty();
+        match &self.ca {
+            Some(ca) => {
+                for cert in chain(ca, CA)? {
+                    roots
+                        .add(cert)
+                        .map_err(|error| bad(CA, error.to_string()))?;
+                }
+            }
+            None => {
+                let found = rustls_native_certs::load_native_certs();
+                for error in &found.errors {
+                    tracing::debug!(%error, "a certificate of the system");
+                }
+                // One odd certificate among a hundred must not cost the others.
+                roots.add_parsable_certificates(found.certs);
+                if roots.is_empty() {
+                    return Err(bad(
+                        CA,
+                        "it is not set, and the system has no certificates that could be trusted"
+                            .into(),
+                    ));
+                }
+            }
+        }
+        Ok(roots)
+    }
+}
+
+/// At least one certificate.
+fn chain(pem: &[u8], setting: &'static str) -> Result<Vec<CertificateDer<'static>>> {
+    let chain = CertificateDer::pem_slice_iter(pem).collect::<std::result::Result<Vec<_>, _>>();
+    let chain = chain.unwrap_or_default();
+    match chain.is_empty() {
+        true => Err(bad(setting, "there is no certificate in PEM".into())),
+        false => Ok(chain),
+    }
+}
+
+fn bad(setting: &'static str, reason: String) -> Error {
+    Error::InvalidSetting { setting, reason }
+}
+
+/// The first address of a host that answers.
+async fn reach(host: &str, port: u16) -> io::Result<TcpStream> {
+    let mut tries: JoinSet<io::Result<TcpStream>> = JoinSet::new();
+    for address in tokio::net::lookup_host((host, port)).await? {
+        let address: SocketAddr = address;
+        tries.spawn(TcpStream::connect(address));
+    }
+    let mut last = io::Error::new(io::ErrorKind::NotFound, "the host has no address");
+    while let Some(tried) = tries.join_next().await {
+        match tried {
+            Ok(Ok(stream)) => return Ok(stream),
+            Ok(Err(error)) => last = error,
+            Err(_) => {}
+        }
+    }
+    Err(last)
+}
+
+fn set(stream: &TcpStream, tcp: &TcpSettings) -> io::Result<()> {
+    stream.set_nodelay(tcp.nodelay())?;
+    let socket = SockRef::from(stream);
+    if let Some(keepalive) = tcp.keepalive() {
+        socket.set_tcp_keepalive(keepalive)?;
+    }
+    #[cfg(target_os = "linux")]
+    socket.set_tcp_user_timeout(tcp.user_timeout())?;
+    Ok(())
+}
+
+fn not_sent(error: io::Error) -> Fault {
+    Fault::NotSent(error.to_string())
+}
+
+/// What TLS has against a connection, in words that say what to do.
+fn explained(error: &(dyn StdError + 'static), host: &str, has_certificate: bool) -> Option<Fault> {
+    let tls = cause(error)?;
+    let reason = match tls {
+        TlsError::InvalidCertificate(fault) => {
+            let fault = match fault {
+                CertificateError::UnknownIssuer => {
+                    "was not issued by a CA that is trusted (builder setting `tls_ca`)".into()
+                }
+                CertificateError::Expired | CertificateError::ExpiredContext { .. } => {
+                    "has expired".into()
+                }
+                CertificateError::NotValidYet | CertificateError::NotValidYetContext { .. } => {
+                    "is not valid yet; is the clock right?".into()
+                }
+                CertificateError::NotValidForName => format!("is not for {host}"),
+                CertificateError::NotValidForNameContext { presented, .. } => {
+                    match presented.is_empty() {
+                        true => format!("is not for {host}: it has no subjectAltName"),
+                        false => format!("is not for {host}, but for {}", presented.join(", ")),
+                    }
+                }
+                other => format!("cannot be accepted: {other}"),
+            };
+            format!("the server's certificate {fault}")
+        }
+        TlsError::AlertReceived(
+            AlertDescription::CertificateRequired
+            | AlertDescription::HandshakeFailure
+            | AlertDescription::BadCertificate
+            | AlertDescription::UnsupportedCertificate
+            | AlertDescription::CertificateRevoked
+            | AlertDescription::CertificateExpired
+            | AlertDescription::CertificateUnknown
+            | AlertDescription::UnknownCA
+            | AlertDescription::AccessDenied,
+        ) => match has_certificate {
+            true => format!("the server does not accept the client certificate: {tls}"),
+            false => format!(
+                "the server wants a client certificate (builder setting `tls_client_cert`): {tls}"
+            ),
+        },
+        TlsError::InvalidMessage(_) => {
+            format!(
+                "the server does not speak TLS on this port: {tls}; write redis://, or its TLS port"
+            )
+        }
+        other => other.to_string(),
+    };
+    Some(Fault::Final(Error::TlsFailed { reason }))
+}
+
+/// What TLS said, somewhere inside of an error.
+fn cause<'a>(error: &'a (dyn StdError + 'static)) -> Option<&'a TlsError> {
+    let mut error = Some(error);
+    while let Some(this) = error {
+        if let Some(tls) = this.downcast_ref() {
+            return Some(tls);
+        }
+        // Neither of these tells its own content as its source.
+        let shared = this.downcast_ref::<Arc<dyn StdError + Send + Sync>>();
+        let io = this
+            .downcast_ref::<io::Error>()
+            .and_then(io::Error::get_ref);
+        error = match (shared, io) {
+            (Some(shared), _) => Some(&**shared),
+            (_, Some(io)) => Some(io),
+            _ => this.source(),
+        };
+    }
+    None
+}

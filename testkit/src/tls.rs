@@ -1,0 +1,205 @@
+//! Certificates, made when they are needed, and servers that ask for them.
+
+use rcgen::{
+    BasicConstraints, CertificateParams, DnType, ExtendedKeyUsagePurpose, IsCa, Issuer, KeyPair,
+    KeyUsagePurpose, date_time_ymd,
+};
+
+use crate::config;
+use crate::dir::Dir;
+use crate::ports::free_port;
+use crate::server::Server;
+
+/// A CA of a test's own.
+#[derive(Debug)]
+pub struct Ca {
+    issuer: Issuer<'static, KeyPair>,
+    pem: String,
+}
+
+/// A certificate and its private key, both in PEM.
+#[derive(Debug, Clone)]
+pub struct Identity {
+    /// The certificate.
+    pub cert: String,
+    /// Its key.
+    pub key: String,
+}
+
+/// The names of a server's certificate, and whether it has expired.
+#[derive(Debug, Clone, Copy)]
+pub struct For<'a> {
+    /// Host names and addresses.
+    pub names: &'a [&'a str],
+    /// It ended years ago.
+    pub expired: bool,
+}
+
+/// What is good for the servers that are started here.
+pub const LOOPBACK: For<'static> = For {
+    names: &["127.0.0.1", "localhost"],
+    expired: false,
+};
+
+impl Ca {
+    /// A new one.
+    ///
+    /// # Panics
+    ///
+    /// Not for want of anything that a test could do.
+    pub fn new() -> Ca {
+        let mut params = params(&[]);
+        params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
+        params.key_usages = vec![KeyUsagePurpose::KeyCertSign, KeyUsagePurpose::CrlSign];
+        let name = crate::unique("a CA for tests");
+        params.distinguished_name.push(DnType::CommonName, name);
+        let key = KeyPair::generate().expect("a key");
+        let cert = params.self_signed(&key).expect("a certificate");
+        Ca {
+            pem: cert.pem(),
+            issuer: Issuer::new(params, key),
+        }
+    }
+
+    /// Its own certificate, in PEM.
+    pub fn pem(&self) -> &str {
+        &self.pem
+    }
+
+    /// A server's certificate.
+    ///
+    /// # Panics
+    ///
+    /// When a name is none.
+    pub fn server(&self, what: For<'_>) -> Identity {
+        let mut params = params(what.names);
+        params.extended_key_usages = vec![ExtendedKeyUsagePurpose::ServerAuth];
+        if what.expired {
+            params.not_after = date_time_ymd(2021, 1, 1);
+        }
+        self.sign(&params)
+    }
+
+    /// A client's certificate.
+    ///
+    /// # Panics
+    ///
+    /// As [`new`](Ca::new).
+    pub fn client(&self) -> Identity {
+        let mut params = params(&[]);
+        params.extended_key_usages = vec![ExtendedKeyUsagePurpose::ClientAuth];
+        self.sign(&params)
+    }
+
+    fn sign(&self, params: &CertificateParams) -> Identity {
+        let key = KeyPair::generate().expect("a key");
+        let cert = params.signed_by(&key, &self.issuer).expect("a certificate");
+        Identity {
+            cert: cert.pem(),
+            key: key.serialize_pem(),
+        }
+    }
+}
+
+impl Default for Ca {
+    fn default() -> Ca {
+        Ca::new()
+    }
+}
+
+fn params(names: &[&str]) -> CertificateParams {
+    let names: Vec<String> = names.iter().map(|&name| name.to_owned()).collect();
+    let mut params = CertificateParams::new(names).expect("names");
+    params.not_before = date_time_ymd(2020, 1, 1);
+    params.not_after = date_time_ymd(2100, 1, 1);
+    params
+}
+
+/// A server that speaks TLS on one port, and plainly on another, for tests to look at it.
+#[derive(Debug)]
+pub struct TlsServer {
+    server: Server,
+    port: u16,
+    ca: Ca,
+    // After the server, which may still read it.
+    _dir: Dir,
+}
+
+impl TlsServer {
+    /// A server with a certificate for loopback. `auth_clients` is whether clients need one
+    /// (`yes`, `no`, `optional`); users are lines of an ACL file, without the word `user`.
+    ///
+    /// # Panics
+    ///
+    /// When `redis-server` does not start, or has no TLS.
+    pub fn start(auth_clients: &str, users: &[&str]) -> TlsServer {
+        TlsServer::start_for(LOOPBACK, auth_clients, users)
+    }
+
+    /// The same with another certificate.
+    ///
+    /// # Panics
+    ///
+    /// As [`start`](TlsServer::start).
+    pub fn start_for(what: For<'_>, auth_clients: &str, users: &[&str]) -> TlsServer {
+        let ca = Ca::new();
+        let Identity { cert, key } = ca.server(what);
+        let dir = Dir::new();
+        let file = |name: &str, text: &str| {
+            let path = dir.path().join(name);
+            std::fs::write(&path, text).expect("a file");
+            config::path(&path)
+        };
+        let mut lines = format!("\ntls-auth-clients {auth_clients}\n");
+        for (setting, path) in [
+            ("tls-cert-file", file("cert.pem", &cert)),
+            ("tls-key-file", file("key.pem", &key)),
+            ("tls-ca-cert-file", file("ca.pem", ca.pem())),
+        ] {
+            lines += &format!("{setting} {path}\n");
+        }
+        for user in users {
+            lines += &format!("user {user}\n");
+        }
+        let mut port = 0;
+        let server = Server::at_home(
+            dir.path(),
+            |_| {
+                port = free_port();
+                format!("{lines}tls-port {port}\n")
+            },
+            &[],
+        );
+        TlsServer {
+            server,
+            port,
+            ca,
+            _dir: dir,
+        }
+    }
+
+    /// The URL for clients.
+    pub fn url(&self) -> String {
+        format!("rediss://127.0.0.1:{}", self.port)
+    }
+
+    /// The port for TLS.
+    pub fn port(&self) -> u16 {
+        self.port
+    }
+
+    /// The CA of the server's certificate, and of clients'.
+    pub fn ca(&self) -> &Ca {
+        &self.ca
+    }
+
+    /// The server, as it is on its plain port.
+    pub fn plain(&self) -> &Server {
+        &self.server
+    }
+
+    /// The same, to be killed and started again.
+    pub fn plain_mut(&mut self) -> &mut Server {
+        &mut self.server
+    }
+}
