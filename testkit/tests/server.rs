@@ -60,9 +60,14 @@ fn nothing_is_left_behind() {
 
 #[test]
 fn nothing_outlives_a_process_that_was_killed() {
+    if std::env::var_os(TO_BE_KILLED).is_some() {
+        return run_until_killed();
+    }
     let program = std::env::current_exe().expect("this program");
+    let this = "nothing_outlives_a_process_that_was_killed";
     let mut process = Command::new(program)
-        .args(["--ignored", "--exact", "one_that_is_killed", "--nocapture"])
+        .args(["--exact", this, "--nocapture"])
+        .env(TO_BE_KILLED, "1")
         .stdin(Stdio::piped())
         .stdout(Stdio::piped())
         .spawn()
@@ -88,9 +93,10 @@ fn nothing_outlives_a_process_that_was_killed() {
     }
 }
 
-#[test]
-#[ignore = "runs until it is killed: for the test above"]
-fn one_that_is_killed() {
+/// Set for the process that this test starts, of itself, to be killed.
+const TO_BE_KILLED: &str = "REDLATCH_TEST_TO_BE_KILLED";
+
+fn run_until_killed() {
     let sentinels = Sentinels::start();
     let all = sentinels.servers().iter().chain(sentinels.sentinels());
     let processes = all.map(|server| format!("/proc/{}", server.pid().expect("it runs")));
@@ -100,7 +106,7 @@ fn one_that_is_killed() {
         files_of(&sentinels.servers()[0]),
         processes.join(" ")
     );
-    // Ends, for whoever runs all tests there are.
+    // Ends with the test that has started it, should that fail before.
     let _ = std::io::stdin().read_line(&mut String::new());
 }
 

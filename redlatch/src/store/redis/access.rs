@@ -60,9 +60,16 @@ impl Access {
         }
         // The client library would not log in at all.
         if settings.username().is_some() && settings.password().is_none() {
-            return Err(Error::InvalidSetting {
-                setting: "username",
-                reason: "there is no password with it; for a user who has none, any will do".into(),
+            let reason = "there is a username without a password; for a user who has none, any \
+                          will do";
+            return Err(match login.username {
+                Some(_) => Error::InvalidSetting {
+                    setting: "username",
+                    reason: reason.into(),
+                },
+                None => Error::InvalidUrl {
+                    reason: reason.into(),
+                },
             });
         }
         let info = info.clone().set_redis_settings(settings);
