@@ -341,11 +341,11 @@ impl ClientBuilder {
         let ear: SharedEar = lines.clone();
         let settings = Settings {
             connect_timeout: self.connect_timeout,
+            response_timeout: self.response_timeout,
             replica_sync: self.replica_sync,
             replica_timeout: self.replica_timeout,
         };
-        let (given, answering) = (&self.given, self.response_timeout);
-        let redis = Redis::connect(url, given, settings, answering, ear).await?;
+        let redis = Redis::connect(url, &self.given, settings, ear).await?;
         Ok(self.assemble(checked, Store::Redis(redis), lines))
     }
 

@@ -5,7 +5,7 @@
 //! and every now and then, because a node that hangs gives no reason. Of the nodes' answers the one
 //! from the latest epoch counts, so that a node that was cut off cannot lead astray.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::Duration;
 
@@ -55,6 +55,8 @@ struct Map {
     slots: Vec<u16>,
     masters: Vec<Endpoint>,
     nodes: HashMap<Endpoint, Arc<Node>>,
+    /// Nodes that may have no slot yet and are about to get one.
+    importing: HashSet<Endpoint>,
 }
 
 const NOBODY: u16 = u16::MAX;
@@ -116,7 +118,7 @@ impl Cluster {
     }
 
     /// A node says that a slot is another's now.
-    pub(super) fn moved(&self, slot: u16, to: &str) -> Option<Arc<Node>> {
+    pub(super) fn moved(self: &Arc<Self>, slot: u16, to: &str) -> Option<Arc<Node>> {
         self.suspect();
         let endpoint = self.told(slot, to)?;
         let mut map = self.map();
@@ -135,11 +137,15 @@ impl Cluster {
     /// A node says that another has to be asked this once.
     pub(super) fn asked(&self, slot: u16, to: &str) -> Option<Arc<Node>> {
         let endpoint = self.told(slot, to)?;
-        self.node(&mut self.map(), &endpoint)
+        let mut map = self.map();
+        let node = self.node(&mut map, &endpoint);
+        map.importing.insert(endpoint);
+        node
     }
 
     /// Something looks as if slots had another owner.
-    pub(super) fn suspect(&self) {
+    pub(super) fn suspect(self: &Arc<Self>) {
+        self.watch();
         self.suspicion.notify_one();
     }
 
@@ -149,12 +155,10 @@ impl Cluster {
         self.lookout.keep(|| keep_up(cluster, suspicion));
     }
 
-    /// Returns when the nodes were asked after this began.
+    /// Returns when the nodes have been asked once more.
     async fn look_again(self: &Arc<Self>) {
         let mut looks = self.looks.subscribe();
-        // One may be under way that began before.
         let begun = *looks.borrow_and_update();
-        self.watch();
         self.suspect();
         let _ = looks.wait_for(|looks| *looks > begun).await;
     }
@@ -205,7 +209,7 @@ impl Cluster {
         let mut ask: Vec<(Endpoint, Arc<Link>)> = Vec::new();
         for at in known {
             if let Some(node) = self.node(&mut map, &at)
-                && node.commands.leads_to().is_some() == connected
+                && node.commands.is_connected() == connected
                 && ask.iter().all(|(other, _)| *other != at)
             {
                 ask.push((at, node.commands.clone()));
@@ -235,9 +239,15 @@ impl Cluster {
             self.node(&mut map, at);
         }
         (map.slots, map.masters) = (slots, masters);
-        let Map { masters, nodes, .. } = &mut *map;
+        let Map {
+            masters,
+            nodes,
+            importing,
+            ..
+        } = &mut *map;
+        importing.retain(|at| !masters.contains(at));
         let gone: Vec<Arc<Node>> = nodes
-            .extract_if(|at, _| !masters.contains(at))
+            .extract_if(|at, _| !masters.contains(at) && !importing.contains(at))
             .map(|(_, node)| node)
             .collect();
         drop(map);

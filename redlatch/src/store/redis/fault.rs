@@ -20,7 +20,7 @@ pub(super) enum Fault {
     Moved(String),
     /// The same for this one time.
     Asked(String),
-    /// It did nothing: the server is no master any more, or one that has lost its deployment.
+    /// It did nothing: the server is no master, or not any more.
     Deposed(String),
     /// An answer that trying again does not change.
     Final(Error),
@@ -52,8 +52,8 @@ impl Fault {
         match code {
             "MOVED" => address().map_or(Fault::NotSent(said), Fault::Moved),
             "ASK" => address().map_or(Fault::NotSent(said), Fault::Asked),
-            "READONLY" | "MASTERDOWN" | "CLUSTERDOWN" => Fault::Deposed(said),
-            "LOADING" | "BUSY" | "TRYAGAIN" | "NOREPLICAS" => Fault::NotSent(said),
+            "READONLY" | "MASTERDOWN" => Fault::Deposed(said),
+            "LOADING" | "BUSY" | "TRYAGAIN" | "CLUSTERDOWN" | "NOREPLICAS" => Fault::NotSent(said),
             "NOAUTH" | "WRONGPASS" => Fault::Final(Error::AuthenticationFailed { reason: said }),
             _ => Fault::Final(refused(key, said)),
         }

@@ -11,6 +11,7 @@ use std::time::Duration;
 use redis::aio::MultiplexedConnection;
 use redis::{AsyncConnectionConfig, Cmd, Pipeline, PushInfo, PushKind, RedisError, Value};
 use tokio::sync::watch;
+use tokio::task::AbortHandle;
 use tokio::time::{Instant, sleep_until};
 
 use super::access::Endpoint;
@@ -77,6 +78,9 @@ pub(super) enum Listening {
 struct Opening {
     generation: Generation,
     outcome: Option<Outcome>,
+    task: Option<AbortHandle>,
+    /// Where it leads, as soon as that is known, if it can change.
+    endpoint: Option<Endpoint>,
     /// How often in a row it failed, and when the last time.
     failures: u32,
     failed: Option<Instant>,
@@ -151,10 +155,20 @@ impl Link {
         }
     }
 
-    /// Whether there is a connection, and where it leads if that can change.
-    pub(super) fn leads_to(&self) -> Option<Option<Endpoint>> {
+    /// Whether there is a connection.
+    pub(super) fn is_connected(&self) -> bool {
+        self.shared.lock_live().is_some()
+    }
+
+    /// Where the connection leads that there is or that is being made, if that is known and can
+    /// change.
+    pub(super) fn leads_to(&self) -> Option<Endpoint> {
+        let opening = self.lock_opening().endpoint.clone();
         let live = self.shared.lock_live();
-        live.as_ref().map(|live| live.endpoint.clone())
+        match &*live {
+            Some(live) => live.endpoint.clone(),
+            None => opening,
+        }
     }
 
     /// The attempt under way, or a new one; or the connection that was made just now.
@@ -171,9 +185,10 @@ impl Link {
         opening.generation += 1;
         let (tell, outcome) = watch::channel(None);
         opening.outcome = Some(outcome.clone());
+        opening.endpoint = None;
         let not_before = opening.not_before();
         let (link, generation) = (self.clone(), opening.generation);
-        tokio::spawn(async move {
+        let task = tokio::spawn(async move {
             if let Some(not_before) = not_before {
                 sleep_until(not_before).await;
             }
@@ -188,6 +203,7 @@ impl Link {
             link.lock_opening().ended(opened.is_ok());
             let _ = tell.send(Some(opened));
         });
+        opening.task = Some(task.abort_handle());
         Err(outcome)
     }
 
@@ -200,6 +216,7 @@ impl Link {
             Whereabouts::Fixed(dial) => (dial.clone(), None),
             Whereabouts::Master(sentinels) => {
                 let (dial, endpoint) = sentinels.master().await?;
+                self.lock_opening().endpoint = Some(endpoint.clone());
                 (dial, Some(endpoint))
             }
         };
@@ -363,9 +380,12 @@ impl Link {
         Fault::refused(error)
     }
 
-    /// The connection is not to be used any more, whatever its state: what waits for an answer on
-    /// it is told that there will be none.
+    /// The connection is not to be used any more, whatever its state, nor one that is being made: what
+    /// waits for it or for an answer on it is told that there will be none.
     pub(super) fn give_up(&self) {
+        if let Some(task) = self.lock_opening().task.take() {
+            task.abort();
+        }
         let generation = self.shared.live().map(|live| live.generation);
         if let Some(generation) = generation {
             self.shared.broken(generation);

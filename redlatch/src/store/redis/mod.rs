@@ -19,7 +19,7 @@ pub(crate) use self::topology::Settings;
 use self::topology::Topology;
 use super::{Answer, Cursor, Lane, Sent, SharedEar, Sought};
 use crate::error::{Error, Result};
-use crate::step::{Args, Step};
+use crate::step::{Args, Step, refused};
 
 mod access;
 mod cluster;
@@ -84,9 +84,9 @@ impl Redis {
         url: &str,
         given: &Given,
         settings: Settings,
-        response_timeout: Duration,
         ear: SharedEar,
     ) -> Result<Redis> {
+        let response_timeout = settings.response_timeout;
         // Not tried again: whoever starts up wants to know now what is wrong. What cannot be connected
         // to says so itself when the connect timeout has passed.
         let limit = settings.connect_timeout.saturating_add(response_timeout);
@@ -286,6 +286,10 @@ impl Redis {
             let other = match &fault {
                 Fault::Moved(to) => self.topology.moved(exchange.key, to),
                 Fault::Asked(to) => self.topology.asked(exchange.key, to),
+                // Where nobody else could be asked, trying again does not help.
+                Fault::Deposed(said) if self.topology.is_single() => {
+                    return Err(Fault::Final(refused(exchange.key, said.clone())));
+                }
                 Fault::Deposed(_) => {
                     node.give_up();
                     None

@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use redis::Value;
 use tokio::sync::watch;
-use tokio::time::Instant;
+use tokio::time::{Instant, timeout};
 
 use super::fault::Fault;
 use super::link::{Generation, Link, Live};
@@ -53,7 +53,10 @@ const STALE: Duration = Duration::from_secs(1);
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Demand {
     pub(super) sync: ReplicaSync,
+    /// How long the replicas may take.
     pub(super) timeout: Duration,
+    /// How long the master may take to answer besides.
+    pub(super) patience: Duration,
 }
 
 impl Demand {
@@ -215,7 +218,11 @@ impl Replicas {
         let mut wait = redis::cmd("WAIT");
         wait.arg(asked)
             .arg(u64::try_from(millis).unwrap_or(u64::MAX));
-        match link.ask(live, &wait).await? {
+        let patience = self.demand.timeout.saturating_add(self.demand.patience);
+        let Ok(answer) = timeout(patience, link.ask(live, &wait)).await else {
+            return Err(Fault::Unanswered(format!("no answer within {patience:?}")));
+        };
+        match answer? {
             Value::Int(have) => Ok((asked, usize::try_from(have).unwrap_or(0))),
             Value::ServerError(error) => Err(Fault::answered(&error, "")),
             other => Err(Fault::NotSent(format!(
@@ -231,7 +238,10 @@ impl Replicas {
             *since = Instant::now();
         }
         let replicas = self.clone();
-        tokio::spawn(async move { replicas.count(&link, &live).await });
+        tokio::spawn(async move {
+            let counting = replicas.count(&link, &live);
+            timeout(replicas.demand.patience, counting).await
+        });
     }
 
     async fn count(&self, link: &Link, live: &Live) -> Result<(), Fault> {

@@ -105,8 +105,15 @@ impl Sentinels {
     }
 
     /// Something looks as if there had been a failover.
-    pub(super) fn suspect(&self) {
+    pub(super) fn suspect(self: &Arc<Self>) {
+        self.watch();
         self.changed.0.notify_one();
+    }
+
+    /// Looks out for changes from now on, for as long as there is a runtime.
+    fn watch(self: &Arc<Self>) {
+        let (sentinels, changed) = (Arc::downgrade(self), self.changed.clone());
+        self.lookout.keep(|| keep_up(sentinels, changed));
     }
 
     /// What to think of when the master says nothing at all.
@@ -118,8 +125,7 @@ impl Sentinels {
     pub(super) async fn master(self: &Arc<Self>) -> Result<(Dial, Endpoint), Fault> {
         let endpoint = self.ask_all().await?;
         let dial = self.data.to_endpoint(&endpoint)?;
-        let weak = Arc::downgrade(self);
-        self.lookout.keep(|| watch(weak, self.changed.clone()));
+        self.watch();
         Ok((dial, endpoint))
     }
 
@@ -188,7 +194,7 @@ impl Sentinels {
             .unwrap_or_else(PoisonError::into_inner);
         for link in followers.iter().filter_map(Weak::upgrade) {
             let elsewhere = |endpoint: &Endpoint| *endpoint != master;
-            if link.leads_to().flatten().as_ref().is_some_and(elsewhere) {
+            if link.leads_to().as_ref().is_some_and(elsewhere) {
                 tracing::info!(%master, name = self.master, "following a failover");
                 link.give_up();
             }
@@ -198,7 +204,7 @@ impl Sentinels {
 
 /// Asks again when there is a reason to. Also keeps the connections to the sentinels, on which it
 /// hears of one.
-async fn watch(sentinels: Weak<Sentinels>, changed: Arc<Changed>) {
+async fn keep_up(sentinels: Weak<Sentinels>, changed: Arc<Changed>) {
     changed.0.notify_one();
     loop {
         changed.0.notified().await;
@@ -209,7 +215,7 @@ async fn watch(sentinels: Weak<Sentinels>, changed: Arc<Changed>) {
         let deaf = sentinels
             .sentinels
             .iter()
-            .any(|(_, link)| link.leads_to().is_none());
+            .any(|(_, link)| !link.is_connected());
         drop(sentinels);
         if deaf {
             sleep(RETURN).await;

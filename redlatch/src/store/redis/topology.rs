@@ -4,6 +4,9 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use redis::ConnectionAddr;
+
+use super::access::{Access, Endpoint};
 use super::cluster::Cluster;
 use super::facts::Facts;
 use super::fault::Fault;
@@ -14,6 +17,7 @@ use super::sentinel::Sentinels;
 use super::slot::{is_untidy, slot};
 use super::url::{Deployment, Target};
 use crate::error::{Error, Result};
+use crate::several::most;
 use crate::step::Publishing;
 use crate::store::SharedEar;
 
@@ -21,9 +25,13 @@ use crate::store::SharedEar;
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Settings {
     pub(crate) connect_timeout: Duration,
+    pub(crate) response_timeout: Duration,
     pub(crate) replica_sync: ReplicaSync,
     pub(crate) replica_timeout: Duration,
 }
+
+/// When one node has answered, the others are not waited for longer than this.
+const BRIEFLY: Duration = Duration::from_millis(100);
 
 pub(super) struct Topology {
     form: Form,
@@ -43,6 +51,7 @@ impl Settings {
         let demand = Demand {
             sync: self.replica_sync,
             timeout: self.replica_timeout,
+            patience: self.response_timeout,
         };
         (self.replica_sync != ReplicaSync::Off).then_some(demand)
     }
@@ -56,90 +65,94 @@ impl Topology {
         ear: SharedEar,
     ) -> Result<Topology> {
         let access = target.access;
-        let connect_timeout = settings.connect_timeout;
-        let mut settings = node::Settings {
-            connect_timeout,
+        let settings = node::Settings {
+            connect_timeout: settings.connect_timeout,
             ear,
             listening: Listening::Restored,
             demand: settings.demand(),
         };
-        let topology = |form, name, publishing| Topology {
-            form,
-            name,
-            publishing,
-        };
         match target.deployment {
-            Deployment::Single(addr) => {
-                let name = format!("{addr}/{}", access.db());
-                let dial = access.to(addr).map_err(Fault::into_error)?;
-                let whereabouts = || Ok(Whereabouts::Fixed(dial.clone()));
-                let demand = settings.demand.take();
-                let mut node = Node::new(&settings, whereabouts)?;
-                Facts::of(&node.commands).await?.check_alone()?;
-                if let Some(demand) = demand
-                    && demand.applies_to(&node.commands).await?
-                {
-                    settings.demand = Some(demand);
-                    node = Node::new(&settings, whereabouts)?;
-                }
-                Ok(topology(Form::Single(node), name, Publishing::Everywhere))
-            }
+            Deployment::Single(addr) => Topology::single(addr, &access, settings).await,
             Deployment::Sentinel {
                 sentinels,
                 master,
                 access: to_sentinels,
             } => {
-                let sentinels =
-                    Sentinels::new(&sentinels, &to_sentinels, master, access, connect_timeout)?;
-                let master = || Ok(Whereabouts::Master(sentinels.clone()));
-                let node = Node::new(&settings, master)?;
-                node.links().for_each(|link| sentinels.lead(link));
-                Facts::of(&node.commands).await?.check_alone()?;
-                let name = sentinels.name();
-                let form = Form::Sentinel(node, sentinels);
-                Ok(topology(form, name, Publishing::Everywhere))
+                let limit = settings.connect_timeout;
+                let sentinels = Sentinels::new(&sentinels, &to_sentinels, master, access, limit)?;
+                Topology::sentinel(sentinels, &settings).await
             }
-            Deployment::Cluster(seeds) => {
-                // Whoever answers first tells how all are spoken to.
-                let mut asked = None;
-                for seed in &seeds {
-                    let dial = access.to_endpoint(seed).map_err(Fault::into_error)?;
-                    let whereabouts = Whereabouts::Fixed(dial);
-                    let ear = settings.ear.clone();
-                    let link = Link::new(whereabouts, connect_timeout, ear, Listening::Lasting);
-                    let facts = Facts::of(&link).await;
-                    let answered = facts.is_ok();
-                    asked = Some(facts);
-                    if answered {
-                        break;
-                    }
-                }
-                let facts = asked.unwrap_or_else(|| {
-                    Err(Error::InvalidUrl {
-                        reason: "it names no node".into(),
-                    })
-                })?;
-                facts.check_cluster()?;
-                let sharded = facts.knows_sharded_channels();
-                settings.listening = match sharded {
-                    true => Listening::Sharded,
-                    false => Listening::Lasting,
-                };
-                let cluster = Cluster::new(seeds, access, settings);
-                // Also says now if none can be asked.
-                cluster.owner(0).await.map_err(Fault::into_error)?;
-                let name = cluster.name();
-                let publishing = match sharded {
-                    true => Publishing::InSlot,
-                    false => Publishing::Everywhere,
-                };
-                Ok(topology(Form::Cluster(cluster), name, publishing))
-            }
+            Deployment::Cluster(seeds) => Topology::cluster(seeds, access, settings).await,
         }
+    }
+
+    async fn single(
+        addr: ConnectionAddr,
+        access: &Access,
+        mut settings: node::Settings,
+    ) -> Result<Topology> {
+        let name = format!("{addr}/{}", access.db());
+        let dial = access.to(addr).map_err(Fault::into_error)?;
+        let whereabouts = || Ok(Whereabouts::Fixed(dial.clone()));
+        let demand = settings.demand.take();
+        let mut node = Node::new(&settings, whereabouts)?;
+        Facts::of(&node.commands).await?.check_alone()?;
+        if let Some(demand) = demand
+            && demand.applies_to(&node.commands).await?
+        {
+            settings.demand = Some(demand);
+            node = Node::new(&settings, whereabouts)?;
+        }
+        Ok(Topology {
+            form: Form::Single(node),
+            name,
+            publishing: Publishing::Everywhere,
+        })
+    }
+
+    async fn sentinel(sentinels: Arc<Sentinels>, settings: &node::Settings) -> Result<Topology> {
+        let node = Node::new(settings, || Ok(Whereabouts::Master(sentinels.clone())))?;
+        node.links().for_each(|link| sentinels.lead(link));
+        Facts::of(&node.commands).await?.check_alone()?;
+        Ok(Topology {
+            name: sentinels.name(),
+            form: Form::Sentinel(node, sentinels),
+            publishing: Publishing::Everywhere,
+        })
+    }
+
+    async fn cluster(
+        seeds: Vec<Endpoint>,
+        access: Access,
+        mut settings: node::Settings,
+    ) -> Result<Topology> {
+        let facts = facts(&seeds, &access, &settings).await?;
+        facts.check_cluster()?;
+        let publishing = match facts.knows_sharded_channels() {
+            true => Publishing::InSlot,
+            false => Publishing::Everywhere,
+        };
+        settings.listening = match publishing {
+            Publishing::InSlot => Listening::Sharded,
+            Publishing::Everywhere => Listening::Lasting,
+        };
+        let cluster = Cluster::new(seeds, access, settings);
+        // Says now if none can be asked.
+        cluster.owner(0).await.map_err(Fault::into_error)?;
+        Ok(Topology {
+            name: cluster.name(),
+            form: Form::Cluster(cluster),
+            publishing,
+        })
     }
 
     pub(super) fn name(&self) -> String {
         self.name.clone()
+    }
+
+    /// Whether there is one server, for good.
+    pub(super) fn is_single(&self) -> bool {
+        matches!(self.form, Form::Single(_))
     }
 
     /// How scripts publish here.
@@ -232,4 +245,26 @@ impl Topology {
             }
         }
     }
+}
+
+/// What the nodes of a cluster are like: of those that are named one tells for all.
+async fn facts(seeds: &[Endpoint], access: &Access, settings: &node::Settings) -> Result<Facts> {
+    let asking = seeds.iter().map(|seed| async move {
+        let whereabouts = Whereabouts::Fixed(access.to_endpoint(seed).map_err(Fault::into_error)?);
+        let (limit, ear) = (settings.connect_timeout, settings.ear.clone());
+        let link = Link::new(whereabouts, limit, ear, Listening::Lasting);
+        Facts::of(&link).await
+    });
+    let one = |said: &[Option<Result<Facts>>]| said.iter().flatten().any(Result::is_ok);
+    let said = most(asking, one, BRIEFLY).await;
+    let mut reason = Error::InvalidUrl {
+        reason: "it names no node".into(),
+    };
+    for said in said.into_iter().flatten() {
+        match said {
+            Ok(facts) => return Ok(facts),
+            Err(error) => reason = error,
+        }
+    }
+    Err(reason)
 }
