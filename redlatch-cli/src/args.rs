@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use clap::{Parser, Subcommand, value_parser};
 
+use crate::access::Access;
 use crate::duration;
 
 /// Distributed locks on Redis and Valkey, from the command line.
@@ -24,18 +25,8 @@ Examples:
 `redlatch <COMMAND> --help` tells all about a command."
 )]
 pub(crate) struct Args {
-    /// The store: `redis://[user:password@]host[:port][/db]` or `redis+unix:///path`
-    ///
-    /// A password is better put into the environment: the command line is seen by every user of the
-    /// machine.
-    #[arg(
-        long,
-        global = true,
-        env = "REDLATCH_URL",
-        hide_env_values = true,
-        default_value = "redis://127.0.0.1:6379"
-    )]
-    pub(crate) url: String,
+    #[command(flatten)]
+    pub(crate) access: Access,
 
     #[command(subcommand)]
     pub(crate) command: Command,
@@ -62,8 +53,9 @@ pub(crate) enum Command {
 /// do not call each other: a waiter of another kind looks again only when the lease would have ended.
 ///
 /// CMD sees REDLATCH_LOCK (the name, or names with a space between them, each once) and REDLATCH_OWNER
-/// (who holds the lock, as `redlatch show` tells it), and with --fenced REDLATCH_FENCING_TOKEN. SIGINT,
-/// SIGTERM, SIGHUP and SIGQUIT are passed on to it.
+/// (who holds the lock, as `redlatch show` tells it), and with --fenced REDLATCH_FENCING_TOKEN. It does
+/// not see passwords: what REDLATCH_PASSWORD, REDLATCH_SENTINEL_PASSWORD and REDLATCH_URL have of them
+/// is left out, unless --keep-passwords. SIGINT, SIGTERM, SIGHUP and SIGQUIT are passed on to it.
 ///
 /// Should the lock be lost while CMD runs (its lease ended because the store could not be reached in
 /// time or this process was stopped, or it was unlocked by force), then CMD is ended.
@@ -136,6 +128,11 @@ pub(crate) struct Run {
         default_value_t = crate::exit::NOT_OBTAINED
     )]
     pub(crate) conflict_exit_code: u8,
+
+    /// Let CMD have REDLATCH_PASSWORD and REDLATCH_SENTINEL_PASSWORD and the password in
+    /// REDLATCH_URL too, because it runs redlatch itself
+    #[arg(long, help_heading = "Store")]
+    pub(crate) keep_passwords: bool,
 
     /// The lock's name: 1 to 512 bytes, without line breaks. Of several, all are held or none
     #[arg(required = true, value_name = "NAME")]

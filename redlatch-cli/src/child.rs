@@ -9,6 +9,8 @@ use rustix::process::{Pid, Signal, kill_process, kill_process_group, test_kill_p
 use tokio::process::Command;
 use tokio::time::{Instant, sleep, sleep_until};
 
+use crate::access;
+use crate::args::Run;
 use crate::holding::Holding;
 use crate::signals::{Caught, Signals};
 
@@ -23,9 +25,17 @@ pub(crate) struct Child {
 
 impl Child {
     /// Starts CMD on the thread that this is called on, whose end is the end of CMD too.
-    pub(crate) fn start(command: &[OsString], holding: &Holding) -> io::Result<Child> {
+    pub(crate) fn start(run: &Run, holding: &Holding) -> io::Result<Child> {
         let own_group = !io::stdin().is_terminal();
-        let mut command = bound_to_us(command);
+        let mut command = bound_to_us(&run.command);
+        if !run.keep_passwords {
+            for (variable, value) in access::for_cmd() {
+                match value {
+                    Some(value) => command.env(variable, value),
+                    None => command.env_remove(variable),
+                };
+            }
+        }
         command.envs(holding.environment());
         if own_group {
             command.process_group(0);

@@ -70,6 +70,8 @@ impl From<Error> for Failure {
             Error::Unavailable { .. }
             | Error::ResponseTimeout { .. }
             | Error::AuthenticationFailed { .. }
+            | Error::TlsFailed { .. }
+            | Error::NotPermitted { .. }
             | Error::UnsupportedServer { .. }
             | Error::OutcomeUnknown { .. }
             | Error::Refused { .. } => UNAVAILABLE,

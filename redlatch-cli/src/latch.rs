@@ -2,17 +2,18 @@
 
 use redlatch::{Client, ObjectState};
 
+use crate::access::Access;
 use crate::args::{Latch, LatchCommand};
 use crate::exit::{self, Failure};
 use crate::say::say;
 use crate::signals::Signals;
 use crate::{show, store};
 
-pub(crate) async fn latch(url: &str, latch: &Latch) -> Result<u8, Failure> {
+pub(crate) async fn latch(access: &Access, latch: &Latch) -> Result<u8, Failure> {
     let name = &latch.name;
     store::check_name(name).await?;
     let mut signals = Signals::catch()?;
-    let client = store::connect(url, Client::builder()).await?;
+    let client = store::connect(access, Client::builder()).await?;
     // Its number could be counted down, and would then let more or fewer in than it should.
     if let Some(state) = client.inspect(name).await?
         && !matches!(state, ObjectState::Counter { .. })

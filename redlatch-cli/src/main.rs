@@ -1,6 +1,7 @@
 //! `redlatch`: runs a command while it holds a lock, and shows who holds what.
 #![forbid(unsafe_code)]
 
+mod access;
 mod args;
 mod child;
 mod duration;
@@ -18,15 +19,20 @@ use std::ffi::OsString;
 use std::process::ExitCode;
 
 use clap::error::ErrorKind;
-use clap::{CommandFactory as _, Parser as _};
+use clap::parser::ValueSource;
+use clap::{CommandFactory as _, FromArgMatches as _};
 
 use crate::args::{Args, Command};
 use crate::exit::Failure;
 use crate::say::say;
 
 fn main() -> ExitCode {
-    let args = match Args::try_parse() {
-        Ok(args) => args,
+    let parsed = Args::command().try_get_matches().and_then(|matches| {
+        let args = Args::from_arg_matches(&matches)?;
+        Ok((args, matches.value_source("url")))
+    });
+    let (args, url_from) = match parsed {
+        Ok(parsed) => parsed,
         Err(error) => return refuse(error),
     };
     // In the place of CMD, not as the one who holds the lock: no log, no runtime, no threads.
@@ -34,6 +40,9 @@ fn main() -> ExitCode {
         return exec::exec(exec).into();
     }
     say::start_log();
+    if url_from == Some(ValueSource::CommandLine) {
+        access::warn_of_password(&args.access.url);
+    }
     let code = obey(args).unwrap_or_else(|failure| {
         say!("{}", failure.message);
         failure.code
@@ -50,11 +59,11 @@ fn obey(args: Args) -> Result<u8, Failure> {
         .map_err(|error| Failure::system("no runtime to work in", &error))?;
     let code = runtime.block_on(async {
         match args.command {
-            Command::Run(run) => run::run(&args.url, run).await,
-            Command::Show(show) => show::show(&args.url, &show).await,
-            Command::Ls(ls) => show::ls(&args.url, &ls).await,
-            Command::Unlock(unlock) => show::unlock(&args.url, &unlock).await,
-            Command::Latch(latch) => latch::latch(&args.url, &latch).await,
+            Command::Run(run) => run::run(&args.access, run).await,
+            Command::Show(show) => show::show(&args.access, &show).await,
+            Command::Ls(ls) => show::ls(&args.access, &ls).await,
+            Command::Unlock(unlock) => show::unlock(&args.access, &unlock).await,
+            Command::Latch(latch) => latch::latch(&args.access, &latch).await,
             Command::Exec(_) => unreachable!("done without a runtime"),
         }
     });

@@ -8,6 +8,7 @@ use std::time::Duration;
 
 use redlatch::{Client, Error, ObjectState};
 
+use crate::access::Access;
 use crate::args::Run;
 use crate::child::Child;
 use crate::exit::{self, Failure};
@@ -19,7 +20,7 @@ use crate::{duration, store};
 /// Whoever waits for longer than this is told for whom.
 const SILENCE: Duration = Duration::from_secs(5);
 
-pub(crate) async fn run(url: &str, mut run: Run) -> Result<u8, Failure> {
+pub(crate) async fn run(access: &Access, mut run: Run) -> Result<u8, Failure> {
     let mut signals = Signals::catch()?;
     store::rehearse(&run).await?;
     // Held twice is held.
@@ -28,7 +29,7 @@ pub(crate) async fn run(url: &str, mut run: Run) -> Result<u8, Failure> {
     let client = tokio::select! {
         biased;
         caught = signals.next() => return Ok(exit::by_signal(caught.signal.as_raw())),
-        client = store::connect(url, store::settings(&run)) => client?,
+        client = store::connect(access, store::settings(&run)) => client?,
     };
     let code = run_holding(&client, &run, &mut signals).await;
     // An acquisition that was cut short, or a release that was not answered.
@@ -54,7 +55,7 @@ async fn run_holding(client: &Client, run: &Run, signals: &mut Signals) -> Resul
         }
         return Ok(run.conflict_exit_code);
     };
-    let mut child = Child::start(&run.command, &holding)
+    let mut child = Child::start(run, &holding)
         .map_err(|error| Failure::system("cannot start a process", &error))?;
     match accompany(&mut child, &holding, signals).await {
         Ok(Ok(status)) => match holding.unlock().await {

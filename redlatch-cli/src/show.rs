@@ -7,6 +7,7 @@ use std::time::Duration;
 use redlatch::{Client, Holder, ObjectKind, ObjectState, OutPermit, Waiting};
 use serde::Serialize;
 
+use crate::access::Access;
 use crate::args::{Ls, Show, Unlock};
 use crate::exit::{self, Failure};
 use crate::say::printable;
@@ -54,15 +55,15 @@ struct Out {
     remaining_ms: Option<u64>,
 }
 
-pub(crate) async fn show(url: &str, show: &Show) -> Result<u8, Failure> {
+pub(crate) async fn show(access: &Access, show: &Show) -> Result<u8, Failure> {
     store::check_name(&show.name).await?;
-    let client = store::connect(url, Client::builder()).await?;
+    let client = store::connect(access, Client::builder()).await?;
     let state = client.inspect(&show.name).await?;
     print(&[Object::new(show.name.clone(), state)], show.json)
 }
 
-pub(crate) async fn ls(url: &str, ls: &Ls) -> Result<u8, Failure> {
-    let client = store::connect(url, Client::builder()).await?;
+pub(crate) async fn ls(access: &Access, ls: &Ls) -> Result<u8, Failure> {
+    let client = store::connect(access, Client::builder()).await?;
     let mut listing = client.list(&ls.pattern);
     // By name, because SCAN has no order and may tell of one twice.
     let mut objects = BTreeMap::new();
@@ -74,7 +75,7 @@ pub(crate) async fn ls(url: &str, ls: &Ls) -> Result<u8, Failure> {
     print(&objects, ls.json)
 }
 
-pub(crate) async fn unlock(url: &str, unlock: &Unlock) -> Result<u8, Failure> {
+pub(crate) async fn unlock(access: &Access, unlock: &Unlock) -> Result<u8, Failure> {
     if !unlock.force {
         return Err(Failure::usage(
             "unlocking takes the lock from a holder who may be at work and goes on beside the next \
@@ -84,7 +85,7 @@ pub(crate) async fn unlock(url: &str, unlock: &Unlock) -> Result<u8, Failure> {
     }
     let name = &unlock.name;
     store::check_name(name).await?;
-    let client = store::connect(url, Client::builder()).await?;
+    let client = store::connect(access, Client::builder()).await?;
     let shown = printable(name);
     let unlocked = match client.inspect(name).await? {
         None => false,

@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use redlatch::{Client, ClientBuilder, Error, ObjectKind, ObjectState};
 
+use crate::access::Access;
 use crate::args::Run;
 use crate::exit::Failure;
 use crate::say::printable;
@@ -12,18 +13,21 @@ use crate::say::printable;
 /// with its lease.
 const SETTLING: Duration = Duration::from_secs(2);
 
-pub(crate) async fn connect(url: &str, settings: ClientBuilder) -> Result<Client, Failure> {
+pub(crate) async fn connect(access: &Access, settings: ClientBuilder) -> Result<Client, Failure> {
+    let url = &*access.url;
     if url == "embedded:" {
         return Err(Failure::usage(
             "an embedded store is one of this process alone, so its locks keep nobody out; \
              give the --url of a server",
         ));
     }
+    let settings = access.settings(settings)?;
     settings.connect(url).await.map_err(|error| match error {
         // Says which store: it may be the default, or come from the environment.
         Error::Unavailable { .. }
         | Error::ResponseTimeout { .. }
         | Error::AuthenticationFailed { .. }
+        | Error::TlsFailed { .. }
         | Error::UnsupportedServer { .. } => {
             let failure = Failure::from(error);
             Failure {

@@ -117,6 +117,21 @@ pub enum Error {
         reason: String,
     },
 
+    /// The user that the client has logged in as may not do this, or not with this key or channel.
+    ///
+    /// [`docs/security.md`] has the smallest set of rules (ACL) that is enough.
+    ///
+    /// [`docs/security.md`]: https://github.com/redlatch/redlatch/blob/main/docs/security.md
+    #[error(
+        "the store does not permit this to its user ({reason}); the rules that are needed are in \
+         docs/security.md"
+    )]
+    #[non_exhaustive]
+    NotPermitted {
+        /// What the store said.
+        reason: String,
+    },
+
     /// No TLS connection that could be trusted: the server's certificate is not from a CA that is
     /// trusted, not for this host or has expired; the server does not accept ours or wants one; or
     /// it does not speak TLS.

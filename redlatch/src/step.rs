@@ -223,6 +223,12 @@ pub(crate) fn refused(name: &str, said: String) -> Error {
     } else if said.contains("WRONGTYPE") {
         // Anywhere: before 7.0 an error inside of a script arrives wrapped in another.
         wrong("a key of another type")
+    } else if said.starts_with("NOPERM")
+        // What is denied inside of a script, before 7.2 and since.
+        || said.contains("The user executing the script can't")
+        || said.contains("ACL failure in script")
+    {
+        Error::NotPermitted { reason: said }
     } else {
         Error::Refused { reason: said }
     }

@@ -454,7 +454,7 @@ async fn names_that_look_like_keys_beside_others_are_listed(stand: Stand) {
 
 async fn prefixes_keep_clients_apart(stand: Stand) {
     let prefix = unique("a*[b]?") + ":";
-    let with = stand.client_with(Client::builder().prefix(&prefix)).await;
+    let with = stand.prefixed(&prefix).await;
     let without = stand.client().await;
     let name = unique("prefixed");
     let guard = with.lock(&name).lock().await.unwrap();

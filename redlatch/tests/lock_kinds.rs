@@ -400,8 +400,7 @@ async fn waiters_of_one_client_are_served_in_order<K: LockKind + OwnedKind>(
 /// Redisson: testName, testNameMapper. Whatever the name, and with a prefix; but in a cluster a brace
 /// has to begin a hash tag.
 async fn names_of_all_sorts<K: LockKind + OwnedKind>(stand: Stand, make: Make<K>) {
-    let mapped = Client::builder().prefix("test::");
-    for client in [stand.client().await, stand.client_with(mapped).await] {
+    for client in [stand.client().await, stand.prefixed("test::").await] {
         for sort in [
             "{tag}:abc:key",
             "a:{b}",

@@ -980,8 +980,7 @@ async fn the_plain_lock_of_the_same_name_is_another_kind(stand: Stand) {
 }
 
 async fn prefixes_and_hash_tags_belong_to_the_name(stand: Stand) {
-    let with = Client::builder().prefix("shop:");
-    let with = stand.client_with(with).await;
+    let with = stand.prefixed("shop:").await;
     let without = stand.client().await;
     for name in [unique("{tag}:names"), unique("names")] {
         let (here, there) = (with.read_write_lock(&name), without.read_write_lock(&name));

@@ -45,7 +45,7 @@ pub(crate) struct Running {
 /// Starts the server, says its process id, and kills it when standard input ends. Leaves standard
 /// output to the server alone, so that it ends with it: also when it could not start.
 const SERVER: &str = r#"
-redis-server "$@" </dev/null &
+"${REDLATCH_TEST_SERVER:-redis-server}" "$@" </dev/null &
 echo "pid $!"
 exec >/dev/null
 read -r _

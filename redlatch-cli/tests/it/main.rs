@@ -4,6 +4,7 @@ mod exit_codes;
 mod kinds;
 mod looking;
 mod loss;
+mod passwords;
 mod signals;
 mod support;
 mod terminal;

@@ -24,8 +24,10 @@ pub(crate) fn until(what: &str, mut so: impl FnMut() -> bool) {
 pub(crate) fn bare(args: &[&str]) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_redlatch"));
     command.args(args);
-    for variable in ["REDLATCH_URL", "REDLATCH_LOG", "RUST_LOG"] {
-        command.env_remove(variable);
+    for (variable, _) in std::env::vars_os() {
+        if variable.to_string_lossy().starts_with("REDLATCH_") || variable == "RUST_LOG" {
+            command.env_remove(variable);
+        }
     }
     command
 }
@@ -233,6 +235,11 @@ impl Running {
             .next()
             .and_then(|pid| pid.parse().ok())
             .expect("a process id")
+    }
+
+    /// The process id of the command itself.
+    pub(crate) fn id(&self) -> u32 {
+        self.child.id()
     }
 
     pub(crate) fn signal(&self, signal: Signal) {

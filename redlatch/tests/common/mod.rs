@@ -5,6 +5,8 @@
     reason = "every test binary uses a part of it"
 )]
 
+pub mod secured;
+
 use std::future::{Future, IntoFuture, poll_fn};
 use std::path::PathBuf;
 use std::pin::pin;
@@ -17,6 +19,7 @@ use redlatch::{Client, ClientBuilder, Embedded, Error, Loss};
 use redlatch_testkit::{
     Cluster, Proxy, Sentinels, Server, shared, shared_cluster, shared_sentinels,
 };
+use secured::Secured;
 
 /// Longer than anything takes that works, on the slowest machine.
 pub const LONG: Duration = Duration::from_secs(60);
@@ -189,6 +192,7 @@ pub enum Stand {
     Server(&'static Server),
     Sentinel(&'static Sentinels),
     Cluster(&'static Cluster),
+    Secured(&'static Secured),
 }
 
 impl Stand {
@@ -208,6 +212,11 @@ impl Stand {
         Stand::Cluster(shared_cluster())
     }
 
+    /// TLS both ways, and a user who may do as little as possible.
+    pub fn secured() -> Stand {
+        Stand::Secured(Secured::shared())
+    }
+
     pub async fn client(&self) -> Client {
         self.client_with(Client::builder()).await
     }
@@ -218,6 +227,14 @@ impl Stand {
             .await
     }
 
+    /// A client that puts something before all names.
+    pub async fn prefixed(&self, prefix: &str) -> Client {
+        match self {
+            Stand::Secured(secured) => secured.client(Client::builder(), prefix).await,
+            _ => self.client_with(Client::builder().prefix(prefix)).await,
+        }
+    }
+
     pub async fn client_with(&self, settings: ClientBuilder) -> Client {
         let settings = settings.response_timeout(LONG);
         let url = match self {
@@ -225,6 +242,7 @@ impl Stand {
             Stand::Server(server) => server.url(),
             Stand::Sentinel(sentinels) => sentinels.url(),
             Stand::Cluster(cluster) => cluster.url(),
+            Stand::Secured(secured) => return secured.client(settings, "").await,
         };
         settings.connect(&url).await.unwrap()
     }
@@ -242,6 +260,9 @@ pub fn on_every_store(test: impl Fn(&dyn Fn() -> redlatch::blocking::Client)) {
     ] {
         test(&|| Client::connect(&url).unwrap());
     }
+    let secured = Secured::shared();
+    let settings = || secured.settings(redlatch::Client::builder(), "");
+    test(&|| Client::with(settings(), &secured.server.url()).unwrap());
 }
 
 /// Of one server, for what has nothing to do with response timeouts.
@@ -258,6 +279,7 @@ macro_rules! for_each_store {
         $macro! { server $($rest)* }
         $macro! { sentinel $($rest)* }
         $macro! { cluster $($rest)* }
+        $macro! { secured $($rest)* }
     };
 }
 

@@ -731,7 +731,7 @@ async fn what_cannot_be_asked_for_is_refused(stand: Stand) {
 
 async fn prefixes_keep_clients_apart(stand: Stand) {
     let prefix = unique("prefix") + "::";
-    let with = stand.client_with(Client::builder().prefix(&prefix)).await;
+    let with = stand.prefixed(&prefix).await;
     let without = stand.client().await;
     let name = unique("prefixed");
     let semaphore = with.expirable_semaphore(&name);

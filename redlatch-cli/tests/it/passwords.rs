@@ -1,0 +1,165 @@
+//! Where passwords and certificates come from, and where they must not show up.
+
+use redlatch_testkit::{Server, TlsServer, unique};
+
+use crate::support::*;
+
+const PASSWORD: &str = "s3cret-and-long";
+
+fn server() -> Server {
+    let server = Server::start_with(&["--requirepass", PASSWORD]);
+    let rule = format!(">{PASSWORD}-of-me");
+    let () = server.ask(&["ACL", "SETUSER", "me", "on", &rule, "+@all", "~*", "&*"]);
+    server
+}
+
+fn url(server: &Server, login: &str) -> String {
+    format!("redis://{login}127.0.0.1:{}", server.port())
+}
+
+#[test]
+fn it_may_be_in_a_file_in_the_environment_or_in_the_url_there() {
+    let (server, scratch) = (server(), Scratch::new());
+    let [file, of_me, empty] = ["password", "of-me", "empty"].map(|name| scratch.path(name));
+    std::fs::write(&file, format!("{PASSWORD}\n")).unwrap();
+    std::fs::write(&of_me, format!("{PASSWORD}-of-me\r\nanother line\n")).unwrap();
+    std::fs::write(&empty, "\n").unwrap();
+    let me = format!("{PASSWORD}-of-me");
+    let (plain, wrong) = (url(&server, ""), url(&server, "you:wrong@"));
+    for (url, variables, options, code) in [
+        (&plain, &[][..], &[][..], 69),
+        (&plain, &[("REDLATCH_PASSWORD", PASSWORD)], &[], 0),
+        (&plain, &[], &["--password-file", &file], 0),
+        // The file wins over the environment, and that over the URL.
+        (
+            &plain,
+            &[("REDLATCH_PASSWORD", "wrong")],
+            &["--password-file", &file],
+            0,
+        ),
+        (
+            &wrong,
+            &[("REDLATCH_PASSWORD", &me), ("REDLATCH_USERNAME", "me")],
+            &[],
+            0,
+        ),
+        (&wrong, &[], &["--user", "me", "--password-file", &of_me], 0),
+        (&wrong, &[("REDLATCH_PASSWORD", "wrong")], &[], 69),
+        (&plain, &[("REDLATCH_PASSWORD", "")], &[], 69),
+        (&plain, &[], &["--password-file", &empty], 2),
+        (&plain, &[], &["--password-file", "/no/such/file"], 2),
+        (&plain, &[], &["--user", "me"], 2),
+    ] {
+        let mut command = bare(&[&["ls"], options].concat());
+        command.env("REDLATCH_URL", url);
+        command.env("REDLATCH_LOG", "trace");
+        command.envs(variables.iter().copied());
+        let finished = finish(command).expect(code);
+        assert!(!finished.stderr.contains(PASSWORD), "{finished:#?}");
+    }
+    let url = url(&server, &format!(":{PASSWORD}@"));
+    let mut command = bare(&["ls"]);
+    command.env("REDLATCH_URL", url);
+    assert_eq!(finish(command).expect(0).stderr, "");
+}
+
+#[test]
+fn in_a_command_line_it_is_warned_of() {
+    let server = server();
+    let with = url(&server, &format!(":{PASSWORD}@"));
+    for args in [
+        &["--url", &with, "ls"][..],
+        &["ls", "--url", &with],
+        &["ls", &format!("--url={with}")],
+    ] {
+        let finished = finish(bare(args)).expect(0);
+        assert!(
+            finished.stderr.contains("REDLATCH_PASSWORD"),
+            "{finished:#?}"
+        );
+        assert!(!finished.stderr.contains(PASSWORD), "{finished:#?}");
+    }
+    let mut command = bare(&["--url", &url(&server, ""), "ls"]);
+    command.env("REDLATCH_PASSWORD", PASSWORD);
+    assert_eq!(finish(command).expect(0).stderr, "");
+}
+
+/// What the system shows of a process.
+fn proc(pid: u32, what: &str) -> String {
+    let bytes = std::fs::read(format!("/proc/{pid}/{what}")).unwrap();
+    String::from_utf8_lossy(&bytes).replace('\0', "\n")
+}
+
+#[test]
+#[cfg(target_os = "linux")]
+fn neither_the_process_list_nor_cmd_has_it() {
+    let server = server();
+    let with = url(&server, &format!("default:{PASSWORD}@"));
+    let run = |options: &[&str]| {
+        let script = "echo $$; exec cat";
+        let name = unique("seen");
+        let args = [&["run"], options, &[&name, "--", "sh", "-c", script]].concat();
+        let mut command = bare(&args);
+        command.env("REDLATCH_URL", &with);
+        command.env("REDLATCH_PASSWORD", PASSWORD);
+        command.env("REDLATCH_SENTINEL_PASSWORD", PASSWORD);
+        let running = Running::start(command);
+        running.until_stdout("\n");
+        running
+    };
+    let running = run(&[]);
+    for pid in [running.id(), running.cmd()] {
+        let line = proc(pid, "cmdline");
+        assert!(!line.contains(PASSWORD), "{line}");
+    }
+    let environment = proc(running.cmd(), "environ");
+    assert!(!environment.contains(PASSWORD), "{environment}");
+    let left = format!("REDLATCH_URL={}\n", url(&server, "default@"));
+    assert!(environment.contains(&left), "{environment}");
+    assert!(environment.contains("REDLATCH_LOCK="), "{environment}");
+    running.release();
+
+    let running = run(&["--keep-passwords"]);
+    let environment = proc(running.cmd(), "environ");
+    assert_eq!(environment.matches(PASSWORD).count(), 3, "{environment}");
+    running.release();
+}
+
+#[test]
+fn certificates_are_files() {
+    let (server, scratch) = (TlsServer::start("yes", &[]), Scratch::new());
+    let ours = server.ca().client();
+    let [ca, cert, key] = [
+        ("ca", server.ca().pem()),
+        ("cert", &ours.cert),
+        ("key", &ours.key),
+    ]
+    .map(|(name, text)| {
+        let path = scratch.path(name);
+        std::fs::write(&path, text).unwrap();
+        path
+    });
+    let ls = |options: &[&str]| {
+        let mut command = bare(&[&["ls"], options].concat());
+        command.env("REDLATCH_URL", server.url());
+        command
+    };
+    let all = ["--tls-ca", &ca, "--tls-cert", &cert, "--tls-key", &key];
+    finish(ls(&all)).expect(0);
+    let mut by_variables = ls(&[]);
+    by_variables.env("REDLATCH_TLS_CA", &ca);
+    by_variables.env("REDLATCH_TLS_CERT", &cert);
+    by_variables.env("REDLATCH_TLS_KEY", &key);
+    finish(by_variables).expect(0);
+
+    let refused = finish(ls(&all[..2])).expect(69).says("client certificate");
+    assert!(refused.stderr.contains(&server.url()), "says which");
+    finish(ls(&all[2..])).expect(69).says("tls_ca");
+    finish(ls(&all[..4])).expect(2).says("--tls-key");
+    finish(ls(&["--tls-ca", "/no/such/file"]))
+        .expect(2)
+        .says("/no/such/file");
+    let mut in_the_open = ls(&all);
+    in_the_open.env("REDLATCH_URL", server.plain().url());
+    finish(in_the_open).expect(2).says("rediss://");
+}

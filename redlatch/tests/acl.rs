@@ -1,0 +1,214 @@
+//! The rules in docs/security.md: enough (all suites run under them), not more than that, and what
+//! is said to those who may not.
+
+mod common;
+
+use std::collections::{HashMap, HashSet};
+use std::future::IntoFuture as _;
+
+use common::secured::{PREFIX, Secured, rules};
+use common::*;
+use redlatch::{Client, Error, MultiLock, ObjectState};
+use redlatch_testkit::unique;
+
+/// Whatever there is, once.
+async fn everything(client: &Client, other: &Client) {
+    let name = |what: &str| unique(what);
+    let plain = client.lock(&name("lock"));
+    let guard = plain.lock().await.unwrap();
+    let inner = guard.reenter().await.unwrap();
+    let waiting = {
+        let lock = other.lock(plain.name());
+        tokio::spawn(async move { lock.lock().await?.unlock().await })
+    };
+    until("somebody waits", || async {
+        other.status().subscriptions > 0
+    })
+    .await;
+    inner.unlock().await.unwrap();
+    guard.unlock().await.unwrap();
+    soon("its turn", waiting).await.unwrap().unwrap();
+    let _guard = plain.lock().await.unwrap();
+    assert!(plain.force_unlock().await.unwrap());
+
+    let fair = client.fair_lock(&name("fair"));
+    let guard = fair.lock().await.unwrap();
+    let patience = std::time::Duration::from_millis(50);
+    let late = other.fair_lock(fair.name());
+    assert!(late.try_lock().wait(patience).await.unwrap().is_none());
+    let waiting = tokio::spawn(async move { late.lock().await?.unlock().await });
+    until("somebody waits", || async {
+        let state = client.inspect(fair.name()).await.unwrap();
+        matches!(state, Some(ObjectState::Lock { queue, .. }) if !queue.is_empty())
+    })
+    .await;
+    guard.unlock().await.unwrap();
+    soon("its turn", waiting).await.unwrap().unwrap();
+
+    let fenced = client.fenced_lock(&name("fenced"));
+    fenced.lock().await.unwrap().unlock().await.unwrap();
+    client.inspect(fenced.name()).await.unwrap();
+
+    let lock = client.read_write_lock(&name("read-write")).prefer_writers();
+    let read = lock.read().lock().await.unwrap();
+    assert_eq!(lock.read().holders().await.unwrap().len(), 1);
+    let theirs = other.read_write_lock(lock.name()).prefer_writers();
+    let waiting = tokio::spawn(async move { theirs.write().lock().await?.unlock().await });
+    // It holds back new readers.
+    until("a writer waits", || async {
+        let another = lock.read().try_lock().await.unwrap();
+        another.is_none()
+    })
+    .await;
+    read.unlock().await.unwrap();
+    soon("its turn", waiting).await.unwrap().unwrap();
+    let write = lock.write().lock().await.unwrap();
+    let read = lock.read().lock().owner(write.owner()).await.unwrap();
+    client.inspect(lock.name()).await.unwrap();
+    write.unlock().await.unwrap();
+    read.unlock().await.unwrap();
+    lock.write().force_unlock().await.unwrap();
+
+    let semaphore = client.semaphore(&name("semaphore"));
+    assert!(semaphore.try_set_permits(2).await.unwrap());
+    semaphore.acquire().await.unwrap().release().await.unwrap();
+    semaphore.add_permits(1).await.unwrap();
+
+    let semaphore = client.expirable_semaphore(&name("permits"));
+    assert!(semaphore.try_set_permits(2).await.unwrap());
+    let permit = semaphore.acquire().await.unwrap();
+    client.inspect(semaphore.name()).await.unwrap();
+    permit.release().await.unwrap();
+    semaphore.set_permits(1).await.unwrap();
+    semaphore.delete().await.unwrap();
+
+    let latch = client.count_down_latch(&name("latch"));
+    assert!(latch.try_set_count(2).await.unwrap());
+    latch.count_down().await.unwrap();
+    latch.count_down().await.unwrap();
+    latch.wait().await.unwrap();
+
+    let many = MultiLock::new([client.lock(&name("a")), client.lock(&name("b"))]);
+    many.lock().await.unwrap().unlock().await.unwrap();
+    let mut all = client.list("*");
+    while all.next().await.unwrap().is_some() {}
+    until("subscriptions have ended", || async {
+        other.status().subscriptions == 0
+    })
+    .await;
+}
+
+/// Commands that were called, in the words of the rules.
+fn called(secured: &Secured) -> HashSet<String> {
+    let stats: String = secured.server.plain().ask(&["INFO", "commandstats"]);
+    let names = stats.lines().filter_map(|line| {
+        let (name, _) = line.strip_prefix("cmdstat_")?.split_once(':')?;
+        Some(name.to_owned())
+    });
+    names.collect()
+}
+
+fn allowed(rules: &str) -> HashSet<String> {
+    let commands = rules.split(' ').filter_map(|rule| rule.strip_prefix('+'));
+    commands.map(str::to_owned).collect()
+}
+
+/// What somebody wanted and was refused, each as `reason object`.
+fn denied(secured: &Secured) -> Vec<String> {
+    let log: Vec<HashMap<String, String>> = secured.server.plain().ask(&["ACL", "LOG"]);
+    let denied = log
+        .iter()
+        .map(|entry| format!("{} {}", entry["reason"], entry["object"]));
+    // Allowed from 7.2 on to whoever wants it to be seen which library is connected.
+    denied
+        .filter(|denied| !denied.contains("client|setinfo"))
+        .collect()
+}
+
+#[track_caller]
+fn assert_refused(error: &Error) {
+    assert!(matches!(error, Error::NotPermitted { .. }), "{error}");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn everything_works_and_nothing_is_allowed_that_is_not_used() {
+    let [app, ..] = rules();
+    let secured = Secured::start(&[app]);
+    let client = secured.client(Client::builder(), "").await;
+    let other = secured.client(Client::builder(), "").await;
+    everything(&client, &other).await;
+    assert_eq!(denied(&secured), [""; 0]);
+    let called = called(&secured);
+    let unused = allowed(app).into_iter().filter(|it| !called.contains(it));
+    assert_eq!(unused.collect::<Vec<_>>(), [""; 0]);
+}
+
+#[tokio::test]
+async fn an_operator_looks_and_changes_nothing() {
+    let [app, _, operator] = rules();
+    let secured = Secured::start(&[app, operator]);
+    let client = secured.client(Client::builder(), "").await;
+    let name = unique("looked-at");
+    let plain = client.lock(&name).lock().await.unwrap();
+    let fenced = client.fenced_lock(&unique("fenced"));
+    let fenced = fenced.lock().await.unwrap();
+    let fair = client.fair_lock(&unique("fair")).lock().await.unwrap();
+    let reading = client.read_write_lock(&unique("reading"));
+    let reader = reading.read().lock().await.unwrap();
+    let semaphore = client.expirable_semaphore(&unique("permits"));
+    semaphore.try_set_permits(1).await.unwrap();
+    let permit = semaphore.acquire().await.unwrap();
+    let latch = client.count_down_latch(&unique("latch"));
+    latch.try_set_count(1).await.unwrap();
+
+    let settings = secured.settings_of(operator, Client::builder());
+    let looking = settings.connect(&secured.server.url()).await.unwrap();
+    let mut seen = 0;
+    let mut all = looking.list("*");
+    while all.next().await.unwrap().is_some() {
+        seen += 1;
+    }
+    assert_eq!(seen, 6);
+    let key = format!("{PREFIX}{name}");
+    assert!(looking.inspect(&key).await.unwrap().is_some());
+    assert_eq!(denied(&secured), [""; 0]);
+
+    assert_refused(&looking.lock(&key).force_unlock().await.unwrap_err());
+    assert_refused(&looking.lock(&unique("new")).lock().await.unwrap_err());
+    assert_refused(&looking.lock(&key).lock().await.unwrap_err());
+    plain.unlock().await.unwrap();
+    fenced.unlock().await.unwrap();
+    fair.unlock().await.unwrap();
+    reader.unlock().await.unwrap();
+    permit.release().await.unwrap();
+}
+
+#[tokio::test]
+async fn what_is_not_allowed_is_refused_at_once_and_leaves_nothing_behind() {
+    let [app, ..] = rules();
+    let deaf = app.replacen("app ", "deaf ", 1).replace("+subscribe ", "");
+    let secured = Secured::start(&[app, &deaf]);
+    let url = secured.server.url();
+
+    let settings = secured.settings_of(app, Client::builder());
+    let elsewhere = settings.connect(&url).await.unwrap();
+    let lock = elsewhere.lock(&unique("foreign"));
+    assert_refused(
+        &soon("refused", lock.lock().into_future())
+            .await
+            .unwrap_err(),
+    );
+    elsewhere.settled().await;
+    assert_eq!(elsewhere.status(), Client::embedded().status());
+
+    let client = secured.client(Client::builder(), "").await;
+    let settings = secured.settings_of(&deaf, Client::builder().prefix(PREFIX));
+    let deaf = settings.connect(&url).await.unwrap();
+    let lock = client.lock(&unique("waited-for"));
+    let guard = lock.lock().await.unwrap();
+    let waiting = deaf.lock(lock.name());
+    let refused = soon("refused", waiting.lock().into_future()).await;
+    assert_refused(&refused.unwrap_err());
+    guard.unlock().await.unwrap();
+    assert!(!lock.is_locked().await.unwrap());
+}
