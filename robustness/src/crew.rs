@@ -1,6 +1,8 @@
 //! The worker processes: started, stopped, killed, brought to an end.
 
+use std::fs::File;
 use std::io::{BufRead, BufReader, Write};
+use std::path::PathBuf;
 use std::process::{Child, ChildStdin, Command, Stdio};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::{self, JoinHandle, sleep};
@@ -16,6 +18,8 @@ use crate::worker::Worker;
 /// All of one run. Those that still run are killed when it is dropped.
 pub(crate) struct Crew {
     members: Vec<Member>,
+    /// Where what the workers say is kept, line by line, if it is.
+    keep: Option<PathBuf>,
     history: Arc<Mutex<History>>,
 }
 
@@ -28,9 +32,10 @@ struct Member {
 }
 
 impl Crew {
-    pub(crate) fn new(history: Arc<Mutex<History>>) -> Crew {
+    pub(crate) fn new(history: Arc<Mutex<History>>, keep: Option<PathBuf>) -> Crew {
         Crew {
             members: Vec::new(),
+            keep,
             history,
         }
     }
@@ -48,7 +53,10 @@ impl Crew {
             .args(["--lease", &worker.lease.to_string()])
             .args(["--timeout", &worker.timeout.to_string()])
             .args(["--inside", &worker.inside.to_string()])
-            .args(["--seed", &worker.seed.wrapping_add(number as u64).to_string()])
+            .args([
+                "--seed",
+                &worker.seed.wrapping_add(number as u64).to_string(),
+            ])
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
             .spawn()?;
@@ -56,8 +64,15 @@ impl Crew {
         let told = child.stdout.take().ok_or("no pipe")?;
         let history = self.history.clone();
         lock(&history).processes.entry(number).or_default();
+        let mut kept = match &self.keep {
+            Some(folder) => Some(File::create(folder.join(format!("{number}.jsonl")))?),
+            None => None,
+        };
         let reading = thread::spawn(move || {
             for line in BufReader::new(told).lines().map_while(|line| line.ok()) {
+                if let Some(kept) = &mut kept {
+                    let _ = writeln!(kept, "{line}");
+                }
                 // The last line of a process that was killed may be half of one.
                 if let Ok(event) = serde_json::from_str::<Event>(&line) {
                     lock(&history).take(number, event);
@@ -77,7 +92,11 @@ impl Crew {
     /// Returns when all are connected.
     pub(crate) fn wait_until_ready(&self, limit: Duration) -> Result<()> {
         let end = Instant::now() + limit;
-        while !self.alive().iter().all(|one| self.look(*one, |of| of.ready)) {
+        while !self
+            .alive()
+            .iter()
+            .all(|one| self.look(*one, |of| of.ready))
+        {
             if Instant::now() > end {
                 return Err("the workers do not connect".into());
             }

@@ -8,12 +8,15 @@ mod crew;
 mod faults;
 mod history;
 mod options;
+mod pulse;
 mod random;
 mod resource;
 mod run;
 mod scene;
 mod site;
+mod soak;
 mod table;
+mod visit;
 mod worker;
 
 use std::process::ExitCode;
@@ -30,9 +33,12 @@ fn main() -> ExitCode {
     let done = match options.command {
         Some(Command::Worker(worker)) => {
             let runtime = tokio::runtime::Runtime::new();
-            runtime.map_err(Error::from).and_then(|runtime| runtime.block_on(worker::work(worker)))
+            runtime
+                .map_err(Error::from)
+                .and_then(|runtime| runtime.block_on(worker::work(worker)))
                 .map(|()| true)
         }
+        Some(Command::Soak(soak)) => soak::soak(&soak),
         None => table::run_rows(&options.rows),
     };
     match done {

@@ -2,6 +2,7 @@
 //! the history is checked.
 
 use std::collections::BTreeMap;
+use std::path::PathBuf;
 use std::sync::{Arc, Mutex};
 use std::thread::sleep;
 use std::time::{Duration, Instant};
@@ -17,6 +18,7 @@ use crate::random::Random;
 use crate::resource::Resource;
 use crate::scene::Scene;
 use crate::site::{Needs, Site, Topology};
+use crate::visit::visit;
 use crate::worker::Worker;
 
 /// How a run is set up.
@@ -28,6 +30,8 @@ pub(crate) struct Setup {
     pub(crate) processes: usize,
     /// Of each process. URL and resource are filled in.
     pub(crate) worker: Worker,
+    /// A folder for what the workers say.
+    pub(crate) keep: Option<PathBuf>,
 }
 
 /// What came of it.
@@ -40,6 +44,8 @@ pub(crate) struct Outcome {
     /// How many could not be avoided, and why.
     pub(crate) explained: BTreeMap<&'static str, usize>,
     pub(crate) recovery: Option<Time>,
+    /// How long the machine did not let a process run, at worst.
+    pub(crate) stalled: Time,
 }
 
 /// Runs the workers while `act` breaks things.
@@ -55,7 +61,7 @@ pub(crate) fn run(setup: &Setup, act: impl FnOnce(&mut Scene) -> Result<()>) -> 
             ..setup.worker.clone()
         },
         site,
-        crew: Crew::new(history.clone()),
+        crew: Crew::new(history.clone(), setup.keep.clone()),
         history,
         random: Random::new(setup.worker.seed),
     };
@@ -95,6 +101,7 @@ fn judge(history: &History, violations: Vec<Violation>) -> Outcome {
         violations: unexplained,
         explained,
         recovery: checker::worst_recovery(history),
+        stalled: history.stalled(),
     }
 }
 
@@ -123,7 +130,11 @@ fn wind_up(scene: &mut Scene, lease: Duration) -> Result<Vec<Violation>> {
             found.push(violation(Rule::Hang, text));
         }
     }
-    // The clients are still there: a key that does not go is renewed by one of them for nobody.
+    // The clients are still there: what cannot be had now is renewed by one of them for nobody.
+    let names = &scene.worker.names;
+    for kept in visit(&scene.site.url(), names, lease + MARGIN)? {
+        found.push(violation(Rule::LeftOver, format!("cannot be had: {kept}")));
+    }
     let site = scene.site.as_mut();
     for key in left_over(keys, site, lease + MARGIN)? {
         found.push(violation(Rule::LeftOver, format!("the key {key}")));

@@ -84,6 +84,8 @@ impl Scene {
 
     fn window(&self, from: i64, cut: bool) {
         let until = now();
-        lock(&self.history).windows.push(Window { from, until, cut });
+        lock(&self.history)
+            .windows
+            .push(Window { from, until, cut });
     }
 }

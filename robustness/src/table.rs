@@ -1,12 +1,13 @@
 //! All faults, one row each.
 
+use std::path::PathBuf;
 use std::thread::sleep;
 use std::time::Duration;
 
 use indicatif::{ProgressBar, ProgressStyle};
 
 use crate::Result;
-use crate::clock::{millis, now};
+use crate::clock::millis;
 use crate::faults::{self, Fault};
 use crate::options::Rows;
 use crate::run::{Outcome, Setup, run};
@@ -50,7 +51,11 @@ pub(crate) fn run_rows(options: &Rows) -> Result<bool> {
                 well &= outcome.violations.is_empty();
             }
             Err(error) => {
-                println!("| {} | {} | could not be run: {error} |", fault.name, topology.name());
+                println!(
+                    "| {} | {} | could not be run: {error} |",
+                    fault.name,
+                    topology.name()
+                );
                 well = false;
             }
         });
@@ -71,7 +76,8 @@ fn row(fault: &Fault, topology: Topology, options: &Rows, seed: u64) -> Result<O
         needs: fault.needs,
         losses: fault.losses,
         processes: 3,
-        worker: Worker::of(lease, 8, names(15), seed),
+        worker: Worker::of(lease, 8, names(20), seed),
+        keep: options.keep_for(&format!("{}-{}", fault.name, topology.name()))?,
     };
     let times = if options.quick { 1 } else { fault.times };
     run(&setup, |scene| {
@@ -88,7 +94,9 @@ fn row(fault: &Fault, topology: Topology, options: &Rows, seed: u64) -> Result<O
 /// So many names, of all kinds in turns.
 pub(crate) fn names(many: usize) -> Vec<String> {
     let kinds = KINDS.iter().cycle().take(many).enumerate();
-    kinds.map(|(number, kind)| format!("{kind}:{number}")).collect()
+    kinds
+        .map(|(number, kind)| format!("{kind}:{number}"))
+        .collect()
 }
 
 const HEAD: &str = "\
@@ -110,7 +118,10 @@ fn line(
         });
         explained.push(format!("{count} [{}]", number + 1));
     }
-    let errors = outcome.errors.iter().map(|(error, count)| format!("{count} {error}"));
+    let errors = outcome
+        .errors
+        .iter()
+        .map(|(error, count)| format!("{count} {error}"));
     let recovery = outcome.recovery.map(|time| format!("{} ms", millis(time)));
     [
         "",
@@ -137,6 +148,10 @@ fn or_none(text: String) -> String {
 /// Says in full what was violated.
 pub(crate) fn tell(outcome: &Outcome) {
     let violations = &outcome.violations;
+    if outcome.stalled > 0 {
+        let stalled = millis(outcome.stalled);
+        println!("    the machine let a process stand still for {stalled} ms");
+    }
     for violation in violations.iter().take(TOLD) {
         println!("    {violation}");
     }
@@ -147,11 +162,20 @@ pub(crate) fn tell(outcome: &Outcome) {
 
 impl Rows {
     fn want(&self, fault: &str, topology: Topology) -> bool {
-        let only = self.only.as_ref().is_none_or(|only| fault.contains(only.as_str()));
+        let only = self
+            .only
+            .as_ref()
+            .is_none_or(|only| fault.contains(only.as_str()));
         only && (self.topology.is_empty() || self.topology.contains(&topology))
     }
 
-    pub(crate) fn seed(&self) -> u64 {
-        self.seed.unwrap_or_else(|| now().unsigned_abs() % 1_000_000_007)
+    /// The folder for what the workers of one row say.
+    pub(crate) fn keep_for(&self, row: &str) -> Result<Option<PathBuf>> {
+        let Some(folder) = &self.keep else {
+            return Ok(None);
+        };
+        let folder = folder.join(row.replace([' ', ','], "-"));
+        std::fs::create_dir_all(&folder)?;
+        Ok(Some(folder))
     }
 }

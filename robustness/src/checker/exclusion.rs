@@ -105,7 +105,10 @@ mod tests {
             one.ask.mode = Mode::Permit;
             one
         };
-        assert_eq!(overlaps(vec![permit(0, 10), permit(1, 11), permit(10, 20)]), 0);
+        assert_eq!(
+            overlaps(vec![permit(0, 10), permit(1, 11), permit(10, 20)]),
+            0
+        );
         let found = overlaps(vec![permit(0, 10), permit(1, 11), permit(9, 20)]);
         assert_ne!(found, 0);
     }

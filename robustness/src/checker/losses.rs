@@ -11,7 +11,13 @@ pub(super) fn check(history: &History, losses: Losses) -> Vec<Violation> {
         found.extend(told_too_late(history, section));
         if losses == Losses::None && section.was_lost() && !stood_still(history, section) {
             let at = section.told.or(section.freed).unwrap_or(history.end);
-            found.push(violation(Rule::LostWithoutNeed, section, at, at, "was lost"));
+            found.push(violation(
+                Rule::LostWithoutNeed,
+                section,
+                at,
+                at,
+                "was lost",
+            ));
         }
     }
     found
@@ -59,9 +65,10 @@ fn told_too_late(history: &History, section: &Section) -> Option<Violation> {
 
 /// Whether its process was stopped while it was held, or before: then it could not renew.
 fn stood_still(history: &History, section: &Section) -> bool {
-    let Some((from, until)) = section.held() else {
+    let Some(from) = section.got else {
         return false;
     };
+    let until = section.told.max(section.freed).unwrap_or(history.end);
     let process = history.processes.get(&section.process);
     let mut stops = process.iter().flat_map(|process| &process.stopped);
     stops.any(|&(stop, on)| stop < until && on.is_none_or(|on| on > from))

@@ -83,9 +83,10 @@ pub(crate) fn check(history: &History, losses: Losses, tallies: &[Tally]) -> Vec
 pub(crate) fn explain(violation: &Violation, history: &History) -> Option<&'static str> {
     let next_renewal = history.lease / 3 + nanos(MARGIN);
     let lost = |within: Time| {
-        history.data_lost.iter().any(|data| {
-            data.from <= violation.from && violation.until <= data.until + within
-        })
+        history
+            .data_lost
+            .iter()
+            .any(|data| data.from <= violation.from && violation.until <= data.until + within)
     };
     let tokens_lost = || {
         let mut lost = history.data_lost.iter().filter(|data| data.tokens);

@@ -4,6 +4,9 @@ use super::{MARGIN, Rule, Violation};
 use crate::clock::{Time, millis, nanos};
 use crate::history::{History, Mode, PERMITS, Section};
 
+/// For how many leases somebody dead may stand in a queue until it is passed over.
+const DEAD_IN_QUEUE: Time = 10;
+
 /// Somebody waited, and nobody held what was waited for.
 struct Idle<'a> {
     section: &'a Section,
@@ -16,11 +19,12 @@ struct Idle<'a> {
 pub(super) fn check(history: &History) -> Vec<Violation> {
     let mut found = Vec::new();
     for (name, sections) in history.by_name() {
-        let limit = history.lease + nanos(MARGIN) + for_the_dead(history, name, &sections);
+        let limit = history.lease + nanos(MARGIN);
         // One word for all who waited at the same time.
-        let too_long = idle(history, &sections)
-            .into_iter()
-            .filter(|idle| idle.until - idle.from > limit);
+        let too_long = idle(history, &sections).into_iter().filter(|idle| {
+            let waited = idle.until - idle.from;
+            waited > limit && waited > limit + for_the_dead(history, name, &sections, idle.until)
+        });
         if let Some(worst) = too_long.max_by_key(|idle| idle.until - idle.from) {
             let waited = millis(worst.until - worst.from);
             let who = worst.section.who();
@@ -44,8 +48,9 @@ pub(crate) fn worst_recovery(history: &History) -> Option<Time> {
     after_fault.map(|idle| idle.until - idle.from).max()
 }
 
-/// A fair lock is kept for those in its queue who have died or stand still: one lease each.
-fn for_the_dead(history: &History, name: &str, sections: &[&Section]) -> Time {
+/// A fair lock is kept for those in its queue who have died or stand still: one lease each, when their
+/// turn comes.
+fn for_the_dead(history: &History, name: &str, sections: &[&Section], by: Time) -> Time {
     if !name.starts_with("fair") {
         return 0;
     }
@@ -54,7 +59,10 @@ fn for_the_dead(history: &History, name: &str, sections: &[&Section]) -> Time {
         process.is_some_and(|process| {
             let stops = process.stopped.iter().map(|stop| stop.0);
             let mut ends = stops.chain(process.killed);
-            ends.any(|end| one.asked <= end && one.answered.is_none_or(|at| at > end))
+            ends.any(|end| {
+                let waited = one.asked <= end && one.answered.is_none_or(|at| at > end);
+                waited && end <= by && by - end < DEAD_IN_QUEUE * history.lease
+            })
         })
     });
     let dead = Time::try_from(dead.count()).unwrap_or(Time::MAX);

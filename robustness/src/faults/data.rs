@@ -31,7 +31,11 @@ pub(super) const FAULTS: [Fault; 2] = [
         lasts: Lasts::PastLease,
         times: 1,
         soaks: false,
-        act: |scene, lasts| scene.forgets(false, |scene| scene.broken(|scene| overwrite(scene, lasts / 3))),
+        act: |scene, lasts| {
+            scene.forgets(false, |scene| {
+                scene.broken(|scene| overwrite(scene, lasts / 3))
+            })
+        },
         ..BASE
     },
 ];

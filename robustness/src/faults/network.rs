@@ -37,7 +37,13 @@ pub(super) const FAULTS: [Fault; 4] = [
     Fault {
         name: "connections refused",
         what: "all connections cut, and new ones closed at once",
-        act: |scene, lasts| scene.cut(lasts, |scene| refuse(scene, true), |scene| refuse(scene, false)),
+        act: |scene, lasts| {
+            scene.cut(
+                lasts,
+                |scene| refuse(scene, true),
+                |scene| refuse(scene, false),
+            )
+        },
         ..NETWORK
     },
     Fault {
@@ -64,7 +70,13 @@ pub(super) const FAULTS: [Fault; 4] = [
         losses: Losses::Some,
         lasts: Lasts::PastLease,
         times: 1,
-        act: |scene, lasts| scene.cut(lasts, |scene| stall(scene, true), |scene| stall(scene, false)),
+        act: |scene, lasts| {
+            scene.cut(
+                lasts,
+                |scene| stall(scene, true),
+                |scene| stall(scene, false),
+            )
+        },
         ..NETWORK
     },
 ];

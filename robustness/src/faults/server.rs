@@ -180,9 +180,8 @@ fn output_limits(scene: &mut Scene, lasts: Duration) -> Result<()> {
         let name = "client-output-buffer-limit";
         ask(master, &["CONFIG", "SET", name, &limit(to)])
     };
-    let connections = |master: &Server| -> Result<u64> {
-        Ok(master.info("total_connections_received").parse()?)
-    };
+    let connections =
+        |master: &Server| -> Result<u64> { Ok(master.info("total_connections_received").parse()?) };
     let before = connections(scene.master()?)?;
     let mut asked = 0;
     scene.broken(|scene| {
@@ -213,20 +212,15 @@ fn output_limits(scene: &mut Scene, lasts: Duration) -> Result<()> {
 fn too_many_clients(scene: &mut Scene, lasts: Duration) -> Result<()> {
     scene.broken(|scene| {
         let master = scene.master()?;
+        // Nobody else can connect meanwhile, not even to make an end of it.
         let mut own = master.connection();
-        let mut set = |to: &str| {
-            let set = redis::cmd("CONFIG").arg(&["SET", "maxclients", to]).clone();
-            set.query::<()>(&mut own)
-        };
-        set("1")?;
-        let cut = redis::cmd("CLIENT").arg(&["KILL", "SKIPME", "yes", "TYPE", "normal"]).clone();
-        let cut_pubsub = redis::cmd("CLIENT").arg(&["KILL", "SKIPME", "yes", "TYPE", "pubsub"]).clone();
-        drop(set);
-        cut.query::<()>(&mut own)?;
-        cut_pubsub.query::<()>(&mut own)?;
+        let mut say = |words: &[&str]| redis::cmd(words[0]).arg(&words[1..]).query::<()>(&mut own);
+        say(&["CONFIG", "SET", "maxclients", "1"])?;
+        for class in ["normal", "pubsub"] {
+            say(&["CLIENT", "KILL", "SKIPME", "yes", "TYPE", class])?;
+        }
         sleep(lasts);
-        let set = redis::cmd("CONFIG").arg(&["SET", "maxclients", "10000"]).clone();
-        set.query::<()>(&mut own)?;
+        say(&["CONFIG", "SET", "maxclients", "10000"])?;
         if master.info("rejected_connections") == "0" {
             return Err("nobody was turned away".into());
         }

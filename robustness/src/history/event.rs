@@ -14,6 +14,8 @@ pub(crate) struct Event(pub(crate) Time, pub(crate) u64, pub(crate) What);
 pub(crate) enum What {
     /// All its clients are connected.
     Ready,
+    /// The process has not run since then.
+    Stood { since: Time },
     /// A lock is asked for.
     Asked(Ask),
     /// It was had, with this fencing token.

@@ -39,6 +39,8 @@ pub(crate) struct Process {
     pub(crate) killed: Option<Time>,
     /// When it was stopped, and when it went on.
     pub(crate) stopped: Vec<(Time, Option<Time>)>,
+    /// The longest time that it stood still without having been stopped.
+    pub(crate) stalled: Time,
     /// What its clients kept account of at the end, if it was not nothing.
     pub(crate) left: Vec<String>,
 }
@@ -61,6 +63,18 @@ pub(crate) struct DataLost {
     pub(crate) tokens: bool,
 }
 
+impl Process {
+    /// It did not run from then to then, for whatever reason.
+    pub(crate) fn stood(&mut self, from: Time, until: Time) {
+        let stopped =
+            |&(stop, on): &(Time, Option<Time>)| stop < until && on.is_none_or(|on| on > from);
+        if !self.stopped.iter().any(stopped) {
+            self.stalled = self.stalled.max(until - from);
+            self.stopped.push((from, Some(until)));
+        }
+    }
+}
+
 impl History {
     pub(crate) fn new(lease: Duration) -> History {
         History {
@@ -79,12 +93,17 @@ impl History {
                 of.ready = true;
                 return;
             }
+            What::Stood { since } => {
+                of.stood(since, t);
+                return;
+            }
             What::Done => {
                 of.done = true;
                 return;
             }
             What::Left { client, status } => {
-                of.left.push(format!("client {client} of process {process}: {status}"));
+                of.left
+                    .push(format!("client {client} of process {process}: {status}"));
                 return;
             }
             What::Asked(ask) => {
@@ -122,6 +141,12 @@ impl History {
             names.entry(&section.ask.name).or_default().push(section);
         }
         names
+    }
+
+    /// The longest time that a process was not let run by the machine.
+    pub(crate) fn stalled(&self) -> Time {
+        let stalled = self.processes.values().map(|process| process.stalled);
+        stalled.max().unwrap_or_default()
     }
 
     /// How often asking and giving back failed, by kind of error.

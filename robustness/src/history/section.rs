@@ -82,7 +82,7 @@ impl Section {
             What::Wrote { accepted: false } => self.refused += 1,
             What::Leaving => self.left = Some(t),
             What::Freed { error } => (self.freed, self.unlock_error) = (Some(t), error),
-            What::Ready | What::Asked(_) | What::Left { .. } | What::Done => {}
+            What::Ready | What::Stood { .. } | What::Asked(_) | What::Left { .. } | What::Done => {}
         }
         self.freed.is_some() || (self.answered.is_some() && self.got.is_none())
     }

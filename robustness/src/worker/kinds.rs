@@ -3,8 +3,8 @@
 use std::future::IntoFuture;
 use std::time::Duration;
 
+use redlatch::{Acquire, ReadWriteLock, TryAcquire};
 use redlatch::{Client, Error, ExpirableSemaphore, FairLock, FencedLock, Guard, Lock, LockKind};
-use redlatch::{Acquire, ReadWriteLock};
 
 use super::section::Inside;
 use crate::Result;
@@ -34,6 +34,20 @@ impl Handle {
             "permits" => Handle::Permits(client.expirable_semaphore(name), lease),
             other => return Err(format!("there is no kind {other}: {}", KINDS.join(", ")).into()),
         })
+    }
+
+    /// Takes all of it and gives it back, if it is free. Whether it was.
+    pub(crate) async fn visit(&self) -> Result<bool, Error> {
+        match self {
+            Handle::Lock(lock) => once(lock.try_lock()).await,
+            Handle::Fair(lock) => once(lock.try_lock()).await,
+            Handle::Fenced(lock) => once(lock.try_lock()).await,
+            Handle::ReadWrite(lock) => once(lock.write().try_lock()).await,
+            Handle::Permits(semaphore, _) => {
+                semaphore.try_set_permits(PERMITS).await?;
+                once(semaphore.try_acquire_many(PERMITS)).await
+            }
+        }
     }
 
     /// One critical section, from asking to having given back.
@@ -86,6 +100,14 @@ impl Handle {
                 inside.stay(guard, None, time).await
             }
         }
+    }
+}
+
+/// Takes it if it is free. Whether it was.
+async fn once<K: LockKind>(ask: TryAcquire<K>) -> Result<bool, Error> {
+    match ask.await? {
+        Some(guard) => guard.unlock().await.map(|()| true),
+        None => Ok(false),
     }
 }
 

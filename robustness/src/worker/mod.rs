@@ -20,9 +20,9 @@ use tokio::time::{Instant, sleep};
 
 use crate::Result;
 use crate::history::What;
+use crate::pulse;
 use crate::random::Random;
-use kinds::Handle;
-pub(crate) use kinds::KINDS;
+pub(crate) use kinds::{Handle, KINDS};
 use section::Inside;
 use tell::Teller;
 
@@ -63,14 +63,14 @@ pub(crate) struct Worker {
 }
 
 impl Worker {
-    /// With tasks that stay inside for a moment, but for every eighth.
+    /// With tasks that stay inside for a moment, but for every fourth.
     pub(crate) fn of(lease: Duration, tasks: usize, names: Vec<String>, seed: u64) -> Worker {
         let millis = |time: Duration| u64::try_from(time.as_millis()).unwrap_or(u64::MAX);
         Worker {
             url: String::new(),
             resource: String::new(),
             tasks,
-            sitters: tasks.div_ceil(8),
+            sitters: tasks / 4,
             clients: 2,
             names,
             lease: millis(lease),
@@ -89,6 +89,8 @@ pub(crate) async fn work(worker: Worker) -> Result<()> {
         clients.push(connect(&worker).await);
     }
     let teller = Teller::start();
+    let tells = teller.clone();
+    pulse::watch(move |since, until| tells.say(until, 0, What::Stood { since }));
     teller.tell(What::Ready);
     let worker = Arc::new(worker);
     let mut tasks = JoinSet::new();
@@ -98,7 +100,7 @@ pub(crate) async fn work(worker: Worker) -> Result<()> {
         let lease = Duration::from_millis(worker.lease);
         let handles = handles.map(|name| Handle::new(&clients[client], name, lease));
         let handles = handles.collect::<Result<Vec<_>>>()?;
-        let inside = Inside::of_task(&worker, task, client, teller.clone());
+        let inside = Inside::of_task(&worker, task, client, teller.clone(), ending.clone());
         tasks.spawn(fight(worker.clone(), task, handles, inside, ending.clone()));
     }
     tasks.join_all().await;
@@ -135,12 +137,19 @@ async fn fight(
     let sits = task < worker.sitters;
     let (least, most) = if sits {
         // Long enough to be renewed, and to be in the way of what breaks.
-        (lease / 2, lease * 3 / 2)
+        (lease / 2, lease * 3)
     } else {
         (Duration::ZERO, Duration::from_millis(worker.inside))
     };
     while !ending.load(Ordering::Relaxed) {
-        let handle = &handles[random.below(handles.len())];
+        // Who sits has the first half of the names for himself, most of the time: else everybody would
+        // soon stand in line behind him, and nothing would go on anywhere.
+        let half = handles.len().div_ceil(2);
+        let at = match sits || random.below(8) == 0 {
+            true => random.below(half),
+            false => half + random.below(handles.len() - half),
+        };
+        let handle = &handles[at];
         let time = random.between(least, most);
         if handle.pass(&mut inside, time, &mut random).await.is_err() {
             // Whatever it was, it is told; not at once again, or it would be all that is done.

@@ -1,6 +1,8 @@
 //! One critical section: asked for, had, watched from inside, given back.
 
 use std::future::Future;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use redlatch::{Error, Guard, LockKind};
@@ -26,17 +28,26 @@ pub(crate) struct Inside {
     /// The section that it is in.
     section: u64,
     teller: Teller,
+    /// Nobody stays for longer than he has to.
+    ending: Arc<AtomicBool>,
     resource: String,
     connection: Option<BufStream<TcpStream>>,
 }
 
 impl Inside {
-    pub(crate) fn of_task(worker: &Worker, task: usize, client: usize, teller: Teller) -> Inside {
+    pub(crate) fn of_task(
+        worker: &Worker,
+        task: usize,
+        client: usize,
+        teller: Teller,
+        ending: Arc<AtomicBool>,
+    ) -> Inside {
         Inside {
             task,
             client,
             section: 0,
             teller,
+            ending,
             resource: worker.resource.clone(),
             connection: None,
         }
@@ -95,7 +106,7 @@ impl Inside {
                 }
                 break;
             }
-            if Instant::now() >= end {
+            if Instant::now() >= end || self.ending.load(Ordering::Relaxed) {
                 break;
             }
         }
@@ -162,13 +173,16 @@ impl Inside {
 
 /// An error's name, and how a lock was lost.
 fn kind(error: &Error) -> String {
-    if let Error::Lost { reason, .. } = error {
-        return format!("Lost({reason:?})");
-    }
-    let said = format!("{error:?}");
-    let end = said.find([' ', '{', '(']).unwrap_or(said.len());
     match error {
-        Error::Refused { reason, .. } => format!("Refused: {reason}"),
-        _ => said[..end].to_owned(),
+        Error::Lost { reason, .. } => format!("Lost({reason:?})"),
+        Error::Refused { reason, .. } => {
+            let code = reason.split(' ').next().unwrap_or_default();
+            format!("Refused({code})")
+        }
+        other => {
+            let said = format!("{other:?}");
+            let end = said.find([' ', '{', '(']).unwrap_or(said.len());
+            said[..end].to_owned()
+        }
     }
 }
