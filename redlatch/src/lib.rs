@@ -3,6 +3,7 @@
 #![forbid(unsafe_code)]
 
 mod background;
+mod backoff;
 mod client;
 mod error;
 mod hold;
@@ -12,6 +13,7 @@ mod name;
 mod owner;
 mod primitives;
 mod session;
+mod several;
 mod space;
 mod step;
 mod store;
@@ -20,6 +22,7 @@ mod watchdog;
 
 pub mod blocking;
 
+pub use backoff::Backoff;
 pub use client::{Client, ClientBuilder, ClientStatus};
 pub use error::{Error, Loss, Result};
 pub use lease::MAX_LEASE;
@@ -40,7 +43,7 @@ pub use primitives::red_lock::{RedGuard, RedLock};
 pub use primitives::semaphore::{
     AcquirePermits, Semaphore, SemaphorePermits, TryAcquirePermits, TrySetPermits,
 };
-pub use primitives::spin_lock::{Backoff, Spin, SpinLock};
+pub use primitives::spin_lock::{Spin, SpinLock};
 pub use primitives::survey::{ObjectKind, ObjectState, OutPermit, Waiting};
 pub use store::embedded::Embedded;
 

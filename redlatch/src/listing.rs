@@ -1,13 +1,14 @@
 //! What there is in a store, page by page.
 
-use std::collections::VecDeque;
+use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 
 use crate::error::{Error, Result};
 use crate::name::{Beside, Family, Place, is_beside};
 use crate::primitives::survey::{ObjectState, Survey};
 use crate::session::Session;
-use crate::store::Sought;
+use crate::several::all;
+use crate::store::{Cursor, Sought};
 
 /// Keys looked into per round trip.
 const PAGE: usize = 100;
@@ -31,7 +32,7 @@ pub struct Listing {
     session: Arc<Session>,
     pattern: String,
     /// Where the next page begins, of which keys; `None` after the last.
-    cursor: Option<(Sought, u64)>,
+    cursor: Option<(Sought, Cursor)>,
     keys: VecDeque<String>,
     found: VecDeque<Listed>,
 }
@@ -51,7 +52,7 @@ impl Listing {
         Listing {
             pattern: escaped(&session.prefix) + pattern,
             session,
-            cursor: Some((Sought::Hashes, 0)),
+            cursor: Some((Sought::Hashes, Cursor::default())),
             keys: VecDeque::new(),
             found: VecDeque::new(),
         }
@@ -81,7 +82,7 @@ impl Listing {
                     .extend(keys.into_iter().filter(|key| !is_beside(key)));
                 self.cursor = match (next, sought) {
                     (Some(next), _) => Some((sought, next)),
-                    (None, Sought::Hashes) => Some((Sought::Strings, 0)),
+                    (None, Sought::Hashes) => Some((Sought::Strings, Cursor::default())),
                     (None, Sought::Strings) => None,
                 };
             } else {
@@ -93,20 +94,32 @@ impl Listing {
     async fn look_into(&mut self) -> Result<()> {
         let some = self.keys.len().min(PAGE);
         let keys = self.keys.iter().take(some);
-        let names: Vec<_> = keys.cloned().map(Beside::new).collect();
-        let step = Survey { names: &names };
-        let seen = self.session.store.look(&step).await?;
-        for (key, seen) in self.keys.drain(..some).zip(seen) {
-            let Some(name) = key.strip_prefix(&self.session.prefix) else {
-                continue;
-            };
-            if let Ok(Some(state)) = seen {
-                self.found.push_back(Listed {
-                    name: name.to_owned(),
-                    state,
-                });
+        let store = &self.session.store;
+        // As many round trips as there are slots in a cluster, all at once.
+        let mut slots: BTreeMap<Option<u16>, Vec<Beside>> = BTreeMap::new();
+        for key in keys {
+            let names = slots.entry(store.slot(key)).or_default();
+            names.push(Beside::new(key.clone()));
+        }
+        let surveys = slots.values().map(|names| async move {
+            let seen = store.look(&Survey { names }).await?;
+            Ok::<_, Error>(names.iter().zip(seen))
+        });
+        let mut found = VecDeque::new();
+        for survey in all(surveys).await {
+            for (Beside { key, .. }, seen) in survey? {
+                if let (Some(name), Ok(Some(state))) =
+                    (key.strip_prefix(&self.session.prefix), seen)
+                {
+                    found.push_back(Listed {
+                        name: name.to_owned(),
+                        state,
+                    });
+                }
             }
         }
+        self.keys.drain(..some);
+        self.found = found;
         Ok(())
     }
 }

@@ -16,6 +16,8 @@ const TOKEN: &str = "redisson_lock_token";
 const QUEUE: &str = "redisson_lock_queue";
 const TIMEOUTS: &str = "redisson_lock_timeout";
 const WRITERS: &str = "redlatch_rwlock_writers";
+/// What the channel of a latch begins with.
+const LATCH_CHANNEL: &str = "redisson_countdownlatch__channel__";
 /// Redisson's own: the answers that it keeps for unlocking.
 const UNLOCK_LATCH: &str = "redisson_unlock_latch";
 
@@ -79,7 +81,7 @@ impl Place {
             Family::Read | Family::Write => prefixed("redisson_rwlock", &key),
             Family::Semaphore | Family::Permits => prefixed("redisson_sc", &key),
             // The only one that puts braces around a name that brings its own.
-            Family::Latch => format!("redisson_countdownlatch__channel__{{{key}}}"),
+            Family::Latch => format!("{LATCH_CHANNEL}{{{key}}}"),
         };
         Place {
             fault: fault(prefix, name),
@@ -113,6 +115,13 @@ impl Place {
 
     pub(crate) fn channel(&self) -> &str {
         &self.channel
+    }
+
+    /// Gives a latch, whose name brings a hash tag of its own, a channel in the slot of its key. Without
+    /// that it cannot be used in a cluster, and in Redisson it cannot: so there is nobody who
+    /// listens elsewhere.
+    pub(crate) fn bring_channel_to_key(&mut self) {
+        self.channel = [LATCH_CHANNEL, &self.key].concat();
     }
 
     pub(crate) fn family(&self) -> Family {

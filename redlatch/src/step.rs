@@ -3,6 +3,7 @@
 //! A server runs the script, the embedded store runs the rule; both give the same reply and leave
 //! the same state behind. Everything above a step is written once and knows no primitive.
 
+use std::borrow::Cow;
 use std::sync::OnceLock;
 use std::time::Duration;
 
@@ -134,7 +135,16 @@ pub(crate) enum Outcome<T = ()> {
 /// A Lua script, known to the server by its SHA-1.
 pub(crate) struct Script {
     source: &'static str,
-    hashed: OnceLock<redis::Script>,
+    hashes: [OnceLock<redis::Script>; 2],
+}
+
+/// How scripts publish.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Publishing {
+    /// With PUBLISH.
+    Everywhere,
+    /// With SPUBLISH: to those who listen where the slot is, and not to all nodes of a cluster.
+    InSlot,
 }
 
 impl Script {
@@ -146,17 +156,30 @@ impl Script {
     pub(crate) const fn new(source: &'static str) -> Script {
         Script {
             source,
-            hashed: OnceLock::new(),
+            hashes: [const { OnceLock::new() }; 2],
         }
     }
 
+    /// As it is written: with PUBLISH.
     pub(crate) fn source(&self) -> &'static str {
         self.source
     }
 
-    pub(crate) fn sha(&self) -> &str {
-        self.hashed
-            .get_or_init(|| redis::Script::new(self.source))
+    /// As a server is to run it.
+    pub(crate) fn source_for(&self, publishing: Publishing) -> Cow<'static, str> {
+        match publishing {
+            Publishing::Everywhere => self.source.into(),
+            Publishing::InSlot => self.source.replace("'PUBLISH'", "'SPUBLISH'").into(),
+        }
+    }
+
+    pub(crate) fn sha(&self, publishing: Publishing) -> &str {
+        let [everywhere, in_slot] = &self.hashes;
+        let hash = match publishing {
+            Publishing::Everywhere => everywhere,
+            Publishing::InSlot => in_slot,
+        };
+        hash.get_or_init(|| redis::Script::new(&self.source_for(publishing)))
             .get_hash()
     }
 }

@@ -19,6 +19,7 @@ use crate::background::Background;
 use crate::error::{Loss, Result};
 use crate::hold::{Hold, Kind, Watch};
 use crate::lease::Lease;
+use crate::several::all;
 use crate::space::Space;
 use crate::step::{Args, Script, Step, unexpected};
 use crate::store::Store;
@@ -321,6 +322,19 @@ impl Drop for Orphaned {
 /// Renews one batch.
 async fn renew(store: Arc<Store>, batch: Batch) {
     let Batch(holds, core) = &batch;
+    // In a cluster one script may touch one slot only. All scripts are sent at once, so that it is
+    // one round trip to each node, and what one node does not answer is that node's alone.
+    let mut slots: BTreeMap<Option<u16>, Vec<&Arc<Hold>>> = BTreeMap::new();
+    for hold in holds {
+        let slot = store.slot(hold.place.key());
+        slots.entry(slot).or_default().push(hold);
+    }
+    let renewals = slots.values();
+    all(renewals.map(|holds| renew_together(&store, core, holds))).await;
+}
+
+/// Renews what one script can renew.
+async fn renew_together(store: &Store, core: &Core, holds: &[&Arc<Hold>]) {
     let Some(kind) = holds.first().map(|hold| &*hold.kind) else {
         return;
     };

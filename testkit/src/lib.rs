@@ -2,12 +2,21 @@
 //! stopped here, and a proxy that breaks connections to order.
 #![forbid(unsafe_code)]
 
+mod cluster;
+mod config;
+mod dir;
+mod keeper;
 mod monitor;
+mod ports;
 mod proxy;
+mod sentinels;
 mod server;
+mod until;
 
+pub use cluster::{Cluster, ClusterPlan, Takeover, slot_of};
 pub use monitor::{Command, Monitor};
 pub use proxy::Proxy;
+pub use sentinels::{SentinelPlan, Sentinels};
 pub use server::{Server, shared};
 
 use std::sync::atomic::{AtomicU64, Ordering};

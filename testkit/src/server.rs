@@ -1,9 +1,12 @@
 //! A real Redis, for as long as it is needed.
 
-use std::io::{BufRead, BufReader};
-use std::net::TcpListener;
-use std::process::{Child, Command, Stdio};
+use std::path::Path;
 use std::sync::OnceLock;
+use std::time::Duration;
+
+use crate::config;
+use crate::keeper::Running;
+use crate::ports::free_port;
 
 /// A `redis-server` on a free loopback port, without persistence. Ends when dropped, and also when
 /// the process that started it dies in any way: it hangs on a pipe of that process.
@@ -11,25 +14,12 @@ use std::sync::OnceLock;
 pub struct Server {
     port: u16,
     args: Vec<String>,
+    password: Option<String>,
     running: Option<Running>,
 }
 
-#[derive(Debug)]
-struct Running {
-    shell: Child,
-    pid: u32,
-}
-
-/// Starts the server, says its process id, and kills it when standard input ends. Leaves standard
-/// output to the server alone, so that it ends with it: also when it could not start.
-const KEEPER: &str = r#"
-redis-server "$@" </dev/null &
-echo "pid $!"
-exec >/dev/null
-read -r _
-kill -9 $! 2>/dev/null
-wait
-"#;
+/// How long [`Server::try_ask`] waits for an answer.
+const ANSWER: Duration = Duration::from_secs(2);
 
 /// The server that the tests of one binary share. Tests that break things start their own.
 pub fn shared() -> &'static Server {
@@ -49,14 +39,42 @@ impl Server {
     ///
     /// When `redis-server` is missing or does not start.
     pub fn start_with(args: &[&str]) -> Server {
-        let args: Vec<String> = args.iter().map(|&arg| arg.to_owned()).collect();
+        let further: Vec<String> = args.iter().map(|&arg| arg.to_owned()).collect();
+        let password = config::password(&config::lines(&further));
+        Server::on_some_port(password, |port| {
+            let mut args = settings(port);
+            args.extend(["--dir".to_owned(), config::path(&std::env::temp_dir())]);
+            args.extend_from_slice(&further);
+            args
+        })
+    }
+
+    /// A server that keeps its settings in a file in its own `home`, so that it may change them.
+    /// `lines` are all of its settings but the port. Of these `mode` are on the command line.
+    pub(crate) fn at_home(home: &Path, lines: impl Fn(u16) -> String, mode: &[&str]) -> Server {
+        std::fs::create_dir_all(home).expect("a place for its files");
+        let file = home.join("redis.conf");
+        let password = config::password(&lines(0));
+        Server::on_some_port(password, |port| {
+            let mut text = config::lines(&settings(port));
+            text += &config::lines(&["--dir".to_owned(), config::path(home)]);
+            text += &lines(port);
+            std::fs::write(&file, text).expect("its configuration file");
+            let mode = mode.iter().map(|&arg| arg.to_owned());
+            std::iter::once(config::path(&file)).chain(mode).collect()
+        })
+    }
+
+    fn on_some_port(password: Option<String>, args: impl Fn(u16) -> Vec<String>) -> Server {
         // Between finding a free port and using it somebody else may take it: then another one.
         for _ in 0..20 {
             let port = free_port();
-            if let Some(running) = launch(port, &args) {
+            let args = args(port);
+            if let Some(running) = Running::launch(&args) {
                 return Server {
                     port,
                     args,
+                    password,
                     running: Some(running),
                 };
             }
@@ -74,12 +92,14 @@ impl Server {
         self.port
     }
 
+    /// Its process; none after it was killed.
+    pub fn pid(&self) -> Option<u32> {
+        self.running.as_ref().map(Running::pid)
+    }
+
     /// Kills the server as `kill -9` does. All data is gone.
     pub fn kill(&mut self) {
-        if let Some(mut running) = self.running.take() {
-            drop(running.shell.stdin.take());
-            let _ = running.shell.wait();
-        }
+        self.running = None;
     }
 
     /// Starts a killed server again, on the same port.
@@ -90,7 +110,7 @@ impl Server {
     pub fn restart(&mut self) {
         self.kill();
         // Somebody's outgoing connection may have the port for a moment.
-        self.running = (0..50).find_map(|_| launch(self.port, &self.args));
+        self.running = (0..50).find_map(|_| Running::launch(&self.args));
         assert!(self.running.is_some(), "redis-server does not start again");
     }
 
@@ -104,11 +124,14 @@ impl Server {
         self.signal("CONT");
     }
 
+    /// What it asks of clients.
+    pub(crate) fn password(&self) -> Option<&str> {
+        self.password.as_deref()
+    }
+
     fn signal(&self, signal: &str) {
         if let Some(running) = &self.running {
-            let pid = running.pid.to_string();
-            let sent = Command::new("kill").args(["-s", signal, &pid]).status();
-            assert!(sent.is_ok_and(|status| status.success()), "kill {signal}");
+            running.signal(signal);
         }
     }
 
@@ -118,8 +141,17 @@ impl Server {
     ///
     /// When the server cannot be reached.
     pub fn connection(&self) -> redis::Connection {
-        let client = redis::Client::open(self.url()).expect("a valid URL");
-        client.get_connection().expect("a running server")
+        self.client().get_connection().expect("a running server")
+    }
+
+    fn client(&self) -> redis::Client {
+        let info = redis::IntoConnectionInfo::into_connection_info(self.url());
+        let mut info = info.expect("a valid URL");
+        if let Some(password) = &self.password {
+            let login = info.redis_settings().clone().set_password(password);
+            info = info.set_redis_settings(login);
+        }
+        redis::Client::open(info).expect("a valid URL")
     }
 
     /// Runs one command, on a connection of its own.
@@ -128,12 +160,19 @@ impl Server {
     ///
     /// When the command fails or its answer is not of the wanted type.
     pub fn ask<T: redis::FromRedisValue>(&self, command: &[&str]) -> T {
-        let mut cmd = redis::cmd(command[0]);
-        for arg in &command[1..] {
-            cmd.arg(arg);
-        }
-        let answer = cmd.query(&mut self.connection());
+        let answer = query(command, &mut self.connection());
         answer.unwrap_or_else(|error| panic!("{command:?}: {error}"))
+    }
+
+    /// The same for a server that may be dead, frozen or unwilling.
+    ///
+    /// # Errors
+    ///
+    /// When there is no answer within two seconds, or an error.
+    pub fn try_ask<T: redis::FromRedisValue>(&self, command: &[&str]) -> redis::RedisResult<T> {
+        let mut connection = self.client().get_connection_with_timeout(ANSWER)?;
+        connection.set_read_timeout(Some(ANSWER))?;
+        query(command, &mut connection)
     }
 
     /// One figure out of INFO, such as `total_commands_processed`.
@@ -143,11 +182,7 @@ impl Server {
     /// When there is no such figure.
     pub fn info(&self, figure: &str) -> String {
         let info: String = self.ask(&["INFO", "everything"]);
-        let line = info.lines().find_map(|line| {
-            let (name, value) = line.split_once(':')?;
-            (name == figure).then(|| value.trim().to_owned())
-        });
-        line.unwrap_or_else(|| panic!("no {figure} in INFO"))
+        figure_of(&info, figure).unwrap_or_else(|| panic!("no {figure} in INFO"))
     }
 
     /// How many connections there are besides the one that asks.
@@ -167,56 +202,49 @@ impl Server {
     }
 }
 
-impl Drop for Server {
-    fn drop(&mut self) {
-        self.kill();
-    }
+/// One figure out of the answer to INFO, or to another command that answers alike.
+pub(crate) fn figure_of(info: &str, figure: &str) -> Option<String> {
+    info.lines().find_map(|line| {
+        let (name, value) = line.split_once(':')?;
+        (name == figure).then(|| value.trim().to_owned())
+    })
 }
 
-fn free_port() -> u16 {
-    let listener = TcpListener::bind("127.0.0.1:0").expect("a free port");
-    listener.local_addr().expect("its address").port()
+fn query<T: redis::FromRedisValue>(
+    command: &[&str],
+    connection: &mut redis::Connection,
+) -> redis::RedisResult<T> {
+    redis::cmd(command[0]).arg(&command[1..]).query(connection)
 }
 
-/// `None` if it ended before it was ready, because the port was taken.
-fn launch(port: u16, args: &[String]) -> Option<Running> {
+/// What all servers here have in common.
+fn settings(port: u16) -> Vec<String> {
     let port = port.to_string();
-    let mut shell = Command::new("sh")
-        .args(["-c", KEEPER, "redis-keeper"])
-        .args(["--port", &port, "--bind", "127.0.0.1"])
-        .args(["--save", "", "--appendonly", "no", "--daemonize", "no"])
-        .args(["--dir", &std::env::temp_dir().to_string_lossy()])
-        .args(["--enable-debug-command", "yes"])
-        .args(args)
-        .stdin(Stdio::piped())
-        .stdout(Stdio::piped())
-        .stderr(Stdio::inherit())
-        .spawn()
-        .expect("sh");
-    let mut log = BufReader::new(shell.stdout.take().expect("a pipe")).lines();
-    let mut pid = None;
-    for line in log.by_ref().map_while(Result::ok) {
-        if let Some(said) = line.strip_prefix("pid ") {
-            pid = said.trim().parse().ok();
-        } else if line.contains("Ready to accept connections") {
-            // Somebody must read the rest, or the server would block on a full pipe one day.
-            std::thread::spawn(move || log.for_each(drop));
-            return pid.map(|pid| Running { shell, pid });
-        }
-    }
-    drop(shell.stdin.take());
-    let _ = shell.wait();
-    None
+    let settings = [
+        ["--port", &port],
+        ["--bind", "127.0.0.1"],
+        ["--daemonize", "no"],
+        ["--save", ""],
+        ["--appendonly", "no"],
+        ["--enable-debug-command", "yes"],
+    ];
+    settings
+        .concat()
+        .iter()
+        .map(|&arg| arg.to_owned())
+        .collect()
 }
 
 #[cfg(test)]
 mod tests {
+    use std::net::TcpListener;
+
     use super::*;
 
     #[test]
     fn a_server_that_cannot_start_is_noticed() {
         let taken = TcpListener::bind("127.0.0.1:0").unwrap();
         let port = taken.local_addr().unwrap().port();
-        assert!(launch(port, &[]).is_none());
+        assert!(Running::launch(&settings(port)).is_none());
     }
 }

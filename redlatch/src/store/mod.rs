@@ -28,6 +28,8 @@ pub(crate) trait Ear: Send + Sync {
     fn heard(&self, channel: &str);
     /// The connection broke: what was published since then may have been missed.
     fn interrupted(&self);
+    /// What is published to `channel` is not heard any more, until it is subscribed to again.
+    fn ended(&self, channel: &str);
 }
 
 /// How a step is sent.
@@ -76,6 +78,14 @@ impl Store {
         match self {
             Store::Redis(redis) => redis.address(),
             Store::Embedded(space) => space.address(),
+        }
+    }
+
+    /// Which keys can be in one step, in a cluster: those of the same slot.
+    pub(crate) fn slot(&self, key: &str) -> Option<u16> {
+        match self {
+            Store::Redis(redis) => redis.slot(key),
+            Store::Embedded(_) => None,
         }
     }
 
@@ -191,8 +201,8 @@ impl Store {
         &self,
         pattern: &str,
         sought: Sought,
-        cursor: u64,
-    ) -> Result<(Vec<String>, Option<u64>)> {
+        cursor: Cursor,
+    ) -> Result<(Vec<String>, Option<Cursor>)> {
         match self {
             Store::Redis(redis) => redis.scan(pattern, sought, cursor).await,
             Store::Embedded(space) => Ok(match sought {
@@ -202,6 +212,15 @@ impl Store {
             }),
         }
     }
+}
+
+/// Where a page begins.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub(crate) struct Cursor {
+    /// Which of the nodes of a cluster, in their order.
+    pub(crate) node: usize,
+    /// SCAN's own.
+    pub(crate) key: u64,
 }
 
 /// Which keys to look for: those of locks, or those of what counts.

@@ -245,6 +245,14 @@ impl Ear for Lines {
             entry.core.call();
         }
     }
+
+    fn ended(&self, channel: &str) {
+        if let Some(entry) = self.lock().get(channel) {
+            let subscription = &entry.core.subscription;
+            subscription.store(NOT_SUBSCRIBED, Ordering::SeqCst);
+            entry.core.call();
+        }
+    }
 }
 
 impl Core {
@@ -300,8 +308,14 @@ impl Line {
         );
     }
 
+    /// It took effect; unless it has ended already.
     pub(super) fn subscribed(&self) {
-        self.core.subscription.store(SUBSCRIBED, Ordering::SeqCst);
+        let _ = self.core.subscription.compare_exchange(
+            SUBSCRIBING,
+            SUBSCRIBED,
+            Ordering::SeqCst,
+            Ordering::SeqCst,
+        );
     }
 }
 

@@ -60,7 +60,11 @@ pub struct CountDownLatch {
 
 impl CountDownLatch {
     pub(crate) fn new(session: Arc<Session>, name: &str) -> CountDownLatch {
-        let place = Place::new(Family::Latch, &session.prefix, name);
+        let mut place = Place::new(Family::Latch, &session.prefix, name);
+        let slot = |key: &str| session.store.slot(key);
+        if slot(place.channel()) != slot(place.key()) {
+            place.bring_channel_to_key();
+        }
         CountDownLatch {
             session,
             place: Arc::new(place),

@@ -223,15 +223,19 @@ impl<'a> Entry<'a> {
     }
 }
 
-/// Neighbours in the order that one script can take: of one client, so also in one server. (Not of
-/// one slot: in a cluster the slots would have to be told apart here.)
+/// Neighbours in the order that one script can take: of one client, so also in one store, and of one
+/// slot there.
 fn runs(members: &[Member], claims: &[Claim]) -> Vec<Range<usize>> {
     let mut runs: Vec<Range<usize>> = Vec::new();
     let mut before: Option<&Member> = None;
     for (i, (member, claim)) in members.iter().zip(claims).enumerate() {
         // Without a way to undo it, it is taken by itself.
         let composes = member.0.undo(&claim.hold, 0).is_some();
-        let joins = |last: &Member| composes && Arc::ptr_eq(last.session(), member.session());
+        let joins = |last: &Member| {
+            composes
+                && Arc::ptr_eq(last.session(), member.session())
+                && last.slot() == member.slot()
+        };
         match runs.last_mut() {
             Some(run) if run.len() < BATCH && before.is_some_and(joins) => run.end = i + 1,
             _ => runs.push(i..i + 1),

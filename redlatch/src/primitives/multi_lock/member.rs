@@ -108,6 +108,11 @@ impl Member {
         self.0.session()
     }
 
+    /// Where it lies in a cluster.
+    pub(crate) fn slot(&self) -> Option<u16> {
+        self.session().store.slot(self.0.place().key())
+    }
+
     /// Whether it is the same lock, through the same client.
     pub(crate) fn is_same(&self, other: &Member) -> bool {
         let (one, two) = (self.0.place(), other.0.place());
@@ -156,7 +161,8 @@ pub(crate) fn checked(members: &[Member]) -> Result<Vec<Member>> {
     Ok(all)
 }
 
-/// Each lock once, in the one order in which everybody takes them: by key, the writing side before
+/// Each lock once, in the one order in which everybody takes them: by slot in a cluster, so that those
+/// which one script can take are neighbours, by key, the writing side before
 /// the reading one (who writes may read, not the other way round), by store.
 pub(crate) fn in_order(members: &[Member]) -> Result<Vec<Member>> {
     let mut all = checked(members)?;
@@ -164,7 +170,7 @@ pub(crate) fn in_order(members: &[Member]) -> Result<Vec<Member>> {
         let place = member.0.place();
         let later = place.family() != Family::Write;
         let address = member.session().store.address();
-        (place.key().to_owned(), later, address)
+        (member.slot(), place.key().to_owned(), later, address)
     });
     Ok(all)
 }

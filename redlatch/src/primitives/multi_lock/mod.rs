@@ -21,11 +21,12 @@ pub(crate) use self::member::checked;
 use self::member::in_order;
 pub(crate) use self::request::Obtain;
 pub use self::request::{AcquireMany, LockOfMany, TryAcquireMany};
-pub(crate) use self::share::{Share, all, any_lost, most};
+pub(crate) use self::share::{Share, any_lost};
 use crate::error::{Error, Result};
 use crate::lease::{Lease, Patience};
 use crate::owner::Owner;
 use crate::primitives::handle::done;
+use crate::several::all;
 
 /// Several locks that are held together or not at all (Redisson: `RedissonMultiLock`,
 /// `getMultiLock`).

@@ -9,7 +9,8 @@ use crate::error::{Error, Loss, Result};
 use crate::hold::Hold;
 use crate::owner::Owner;
 use crate::primitives::handle::run_while;
-use crate::primitives::multi_lock::{Share, any_lost, most};
+use crate::primitives::multi_lock::{Share, any_lost};
+use crate::several::most;
 
 /// A [`RedLock`](crate::RedLock) that is held: by a majority of its members, for as long as a
 /// majority is held. Released by [`RedGuard::unlock`], or in the background when dropped.

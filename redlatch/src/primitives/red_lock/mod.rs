@@ -13,12 +13,13 @@ use tracing::Instrument as _;
 pub use self::guard::RedGuard;
 use self::guard::drift;
 use self::round::Rounds;
-use super::multi_lock::{AcquireMany, LockOfMany, Member, Obtain, TryAcquireMany, all, checked};
-use super::spin_lock::Backoff;
+use super::multi_lock::{AcquireMany, LockOfMany, Member, Obtain, TryAcquireMany, checked};
+use crate::backoff::Backoff;
 use crate::error::{Error, Result};
 use crate::lease::{Lease, Patience};
 use crate::owner::Owner;
 use crate::primitives::handle::done;
+use crate::several::all;
 
 /// One lock that is kept by several independent servers, and held by whoever a majority has given
 /// it to (Redisson: `RedissonRedLock`, `getRedLock`; the Redlock algorithm).

@@ -7,12 +7,13 @@ use tokio::time::{Instant, sleep_until, timeout};
 
 use super::guard::Majority;
 use super::too_slow;
+use crate::backoff::Backoff;
 use crate::error::{Error, Result};
 use crate::lease::{Lease, Patience};
 use crate::owner::Owner;
 use crate::primitives::handle::Ask;
-use crate::primitives::multi_lock::{Member, Share, all};
-use crate::primitives::spin_lock::Backoff;
+use crate::primitives::multi_lock::{Member, Share};
+use crate::several::all;
 use crate::step::Outcome;
 use crate::wait::Attempt;
 

@@ -1,13 +1,11 @@
 //! The spin lock (Redisson: `RSpinLock`, `RedissonSpinLock`): the re-entrant lock without messages.
 //! It has no steps of its own; what it adds is when to ask again.
 
-mod backoff;
-
 use std::time::Duration;
 
 use tokio::time::Instant;
 
-pub use self::backoff::Backoff;
+use crate::backoff::Backoff;
 use crate::error::Result;
 use crate::hold::{Hold, Kind};
 use crate::lease::Lease;

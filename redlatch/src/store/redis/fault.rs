@@ -2,19 +2,26 @@
 
 use std::time::Duration;
 
-use redis::ServerError;
+use redis::{ErrorKind, RedisError, ServerError};
 use tokio::time::Instant;
 
 use crate::error::{Error, Result};
 use crate::step::refused;
 
 /// Why one exchange failed.
-#[derive(Clone)]
+#[derive(Debug, Clone)]
 pub(super) enum Fault {
     /// There was no connection, or the server would not look at it now: it did nothing.
     NotSent(String),
     /// The connection broke before the answer came: it may have done its work.
     Unanswered(String),
+    /// It did nothing, because another server has to be asked: the one at this address, as the
+    /// server wrote it.
+    Moved(String),
+    /// The same for this one time.
+    Asked(String),
+    /// It did nothing: the server is no master any more, or one that has lost its deployment.
+    Deposed(String),
     /// An answer that trying again does not change.
     Final(Error),
 }
@@ -22,14 +29,65 @@ pub(super) enum Fault {
 impl Fault {
     /// An error that the server answered with.
     pub(super) fn answered(error: &ServerError, key: &str) -> Fault {
-        let said = match error.details() {
-            Some(details) => format!("{} {details}", error.code()),
-            None => error.code().to_owned(),
-        };
+        Fault::said(error.code(), error.details(), key)
+    }
+
+    /// The same, as the client library tells it.
+    pub(super) fn refused(error: &RedisError) -> Fault {
         match error.code() {
-            "LOADING" | "BUSY" | "TRYAGAIN" | "MASTERDOWN" | "CLUSTERDOWN" => Fault::NotSent(said),
+            Some(code) => Fault::said(code, error.detail(), ""),
+            None => Fault::Final(Error::Refused {
+                reason: error.to_string(),
+            }),
+        }
+    }
+
+    fn said(code: &str, details: Option<&str>, key: &str) -> Fault {
+        let said = match details {
+            Some(details) => format!("{code} {details}"),
+            None => code.to_owned(),
+        };
+        // `MOVED 3999 127.0.0.1:6381`
+        let address = || details?.split_whitespace().nth(1).map(str::to_owned);
+        match code {
+            "MOVED" => address().map_or(Fault::NotSent(said), Fault::Moved),
+            "ASK" => address().map_or(Fault::NotSent(said), Fault::Asked),
+            "READONLY" | "MASTERDOWN" | "CLUSTERDOWN" => Fault::Deposed(said),
+            "LOADING" | "BUSY" | "TRYAGAIN" | "NOREPLICAS" => Fault::NotSent(said),
             "NOAUTH" | "WRONGPASS" => Fault::Final(Error::AuthenticationFailed { reason: said }),
             _ => Fault::Final(refused(key, said)),
+        }
+    }
+
+    /// Connecting has failed.
+    pub(super) fn connecting(error: &RedisError) -> Fault {
+        let reason = error.to_string();
+        if matches!(error.code(), Some("WRONGPASS" | "NOAUTH")) {
+            return Fault::Final(Error::AuthenticationFailed { reason });
+        }
+        let no_hello = reason.contains("HELLO") && reason.contains("unknown command");
+        match error.kind() {
+            ErrorKind::AuthenticationFailed => Fault::Final(Error::AuthenticationFailed { reason }),
+            _ if no_hello || error.kind() == ErrorKind::RESP3NotSupported => {
+                Fault::Final(Error::UnsupportedServer {
+                    reason: "it does not know RESP3".into(),
+                })
+            }
+            ErrorKind::InvalidClientConfig => Fault::Final(Error::Unavailable { reason }),
+            _ => Fault::NotSent(reason),
+        }
+    }
+
+    /// The error for whoever does not try again.
+    pub(super) fn into_error(self) -> Error {
+        match self {
+            Fault::Final(error) => error,
+            Fault::NotSent(reason) | Fault::Unanswered(reason) | Fault::Deposed(reason) => {
+                Error::Unavailable { reason }
+            }
+            Fault::Moved(to) | Fault::Asked(to) => Error::Unavailable {
+                reason: format!("the cluster keeps referring to another node, at last to {to}"),
+            },
         }
     }
 }
@@ -39,13 +97,12 @@ pub(super) struct Retry {
     pub(super) give_up: Instant,
     timeout: Duration,
     pause: Duration,
-    last: Option<String>,
+    last: Option<Error>,
     /// Whether the step may have been carried out by an earlier try.
     pub(super) repeated: bool,
 }
 
-/// The pauses between tries: short enough for a restarted server to be found at once, long enough
-/// that ten thousand waiting callers do not keep it from starting.
+/// The pauses between tries. Connecting has its own besides.
 const FIRST_PAUSE: Duration = Duration::from_millis(5);
 const LONGEST_PAUSE: Duration = Duration::from_millis(250);
 
@@ -62,16 +119,14 @@ impl Retry {
 
     /// Returns when it is time to try again; the error if that makes no sense.
     pub(super) async fn after(&mut self, fault: Fault) -> Result<()> {
-        let reason = match fault {
-            Fault::Final(error) => return Err(error),
-            Fault::NotSent(reason) => reason,
-            Fault::Unanswered(reason) => {
-                self.repeated = true;
-                reason
-            }
-        };
-        tracing::debug!(%reason, "a step was not answered; trying again");
-        self.last = Some(reason);
+        self.repeated |= matches!(fault, Fault::Unanswered(_));
+        let is_final = matches!(fault, Fault::Final(_));
+        let error = fault.into_error();
+        if is_final {
+            return Err(error);
+        }
+        tracing::debug!(%error, "a step was not answered; trying again");
+        self.last = Some(error);
         tokio::time::sleep(self.pause).await;
         self.pause = (self.pause * 2).min(LONGEST_PAUSE);
         Ok(())
@@ -79,11 +134,8 @@ impl Retry {
 
     /// The error when time is up.
     pub(super) fn given_up(&mut self) -> Error {
-        match self.last.take() {
-            Some(reason) => Error::Unavailable { reason },
-            None => Error::ResponseTimeout {
-                after: self.timeout,
-            },
-        }
+        self.last.take().unwrap_or(Error::ResponseTimeout {
+            after: self.timeout,
+        })
     }
 }

@@ -1,4 +1,4 @@
-//! The one connection of a client: made when it is needed, made anew when it breaks, with its
+//! One connection to one server: made when it is needed, made anew when it breaks, with its
 //! subscriptions restored before anything else is sent.
 //!
 //! On top of the client library's multiplexed connection. Its own connection manager is not used:
@@ -9,11 +9,14 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::Duration;
 
 use redis::aio::MultiplexedConnection;
-use redis::{AsyncConnectionConfig, ErrorKind, PushInfo, PushKind, RedisError, Value};
-
+use redis::{AsyncConnectionConfig, Cmd, Pipeline, PushInfo, PushKind, RedisError, Value};
 use tokio::sync::watch;
+use tokio::time::{Instant, sleep_until};
 
+use super::access::Endpoint;
 use super::fault::Fault;
+use super::sentinel::Sentinels;
+use crate::backoff::Backoff;
 use crate::error::Error;
 use crate::store::SharedEar;
 
@@ -24,11 +27,37 @@ const PIPELINE: usize = 4 * super::ATTEMPTS;
 /// Channels restored per SUBSCRIBE: one command's size stays far from any limit.
 const RESTORED_AT_ONCE: usize = 1000;
 
+/// The pauses before connecting is tried again: short enough for a restarted server to be found at
+/// once, long enough that a thousand clients do not keep it from starting; spread at random, so
+/// that they do not come back together.
+const FIRST_PAUSE: Duration = Duration::from_millis(5);
+const LONGEST_PAUSE: Duration = Duration::from_millis(500);
+
 pub(super) struct Link {
-    client: redis::Client,
+    whereabouts: Whereabouts,
     connect_timeout: Duration,
     shared: Arc<Shared>,
     opening: Mutex<Opening>,
+}
+
+/// Where the server is that a link leads to.
+pub(super) enum Whereabouts {
+    /// At one address for good.
+    Fixed(redis::Client),
+    /// Wherever the sentinels say.
+    Master(Arc<Sentinels>),
+}
+
+/// How a link listens to channels.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Listening {
+    /// With SUBSCRIBE, restored on every new connection.
+    Restored,
+    /// With SUBSCRIBE. A connection that ends takes its subscriptions with it: in a cluster the
+    /// next one may have to be with another node.
+    Lasting,
+    /// The same with SSUBSCRIBE.
+    Sharded,
 }
 
 /// The attempt to connect that is under way. It runs in a task of its own: whoever waits for it may
@@ -37,14 +66,18 @@ pub(super) struct Link {
 struct Opening {
     generation: Generation,
     outcome: Option<Outcome>,
+    /// How often in a row it failed, and when the last time.
+    failures: u32,
+    failed: Option<Instant>,
 }
 
 type Outcome = watch::Receiver<Option<Result<Live, Fault>>>;
 
 struct Shared {
     ear: SharedEar,
-    live: Mutex<Option<Live>>,
-    /// The channels to restore on a new connection.
+    listening: Listening,
+    live: Mutex<Option<Established>>,
+    /// The channels that are listened to; to be restored, those that should be.
     wanted: Mutex<HashSet<String>>,
 }
 
@@ -54,29 +87,40 @@ type Generation = u64;
 /// A connection that works as far as anybody knows.
 #[derive(Clone)]
 pub(super) struct Live {
-    pub(super) connection: MultiplexedConnection,
+    connection: MultiplexedConnection,
     generation: Generation,
+    /// Ends when the connection is given up, though it may still be open: if another server can take
+    /// the place of this one.
+    given_up: Option<watch::Receiver<()>>,
+}
+
+struct Established {
+    live: Live,
+    /// Where it leads, if that can change.
+    endpoint: Option<Endpoint>,
+    /// Dropped with this.
+    _given_up: Option<watch::Sender<()>>,
 }
 
 impl Link {
-    pub(super) fn new(client: redis::Client, connect_timeout: Duration, ear: SharedEar) -> Link {
+    pub(super) fn new(
+        whereabouts: Whereabouts,
+        connect_timeout: Duration,
+        ear: SharedEar,
+        listening: Listening,
+    ) -> Arc<Link> {
         let shared = Shared {
             ear,
+            listening,
             live: Mutex::new(None),
             wanted: Mutex::new(HashSet::new()),
         };
-        Link {
-            client,
+        Arc::new(Link {
+            whereabouts,
             connect_timeout,
             shared: Arc::new(shared),
             opening: Mutex::default(),
-        }
-    }
-
-    /// Server and database, without anything that could be secret.
-    pub(super) fn address(&self) -> String {
-        let info = self.client.get_connection_info();
-        format!("{}/{}", info.addr(), info.redis_settings().db())
+        })
     }
 
     /// The connection there is, or a new one. Many callers share one attempt to connect.
@@ -96,9 +140,15 @@ impl Link {
         }
     }
 
+    /// Whether there is a connection, and where it leads if that can change.
+    pub(super) fn leads_to(&self) -> Option<Option<Endpoint>> {
+        let live = self.shared.lock_live();
+        live.as_ref().map(|live| live.endpoint.clone())
+    }
+
     /// The attempt under way, or a new one; or the connection that was made just now.
-    fn opening(self: &Arc<Self>) -> Result<Live, watch::Receiver<Option<Result<Live, Fault>>>> {
-        let mut opening = self.opening.lock().unwrap_or_else(PoisonError::into_inner);
+    fn opening(self: &Arc<Self>) -> Result<Live, Outcome> {
+        let mut opening = self.lock_opening();
         if let Some(live) = self.shared.live() {
             return Ok(live);
         }
@@ -110,84 +160,275 @@ impl Link {
         opening.generation += 1;
         let (tell, outcome) = watch::channel(None);
         opening.outcome = Some(outcome.clone());
+        let not_before = opening.not_before();
         let (link, generation) = (self.clone(), opening.generation);
         tokio::spawn(async move {
+            if let Some(not_before) = not_before {
+                sleep_until(not_before).await;
+            }
             let opened = tokio::time::timeout(link.connect_timeout, link.open(generation)).await;
-            let opened = match opened {
-                Ok(opened) => opened.map_err(|e| cannot_connect(&e)),
-                Err(_) => Err(Fault::NotSent(format!(
+            let opened = opened.unwrap_or_else(|_| {
+                Err(Fault::NotSent(format!(
                     "no connection within the connect timeout of {:?}",
                     link.connect_timeout
-                ))),
-            };
+                )))
+            });
+            link.lock_opening().ended(opened.is_ok());
             let _ = tell.send(Some(opened));
         });
         Err(outcome)
     }
 
-    async fn open(&self, generation: Generation) -> Result<Live, RedisError> {
+    fn lock_opening(&self) -> MutexGuard<'_, Opening> {
+        self.opening.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    async fn open(&self, generation: Generation) -> Result<Live, Fault> {
+        let (client, endpoint) = match &self.whereabouts {
+            Whereabouts::Fixed(client) => (client.clone(), None),
+            Whereabouts::Master(sentinels) => {
+                let (client, endpoint) = sentinels.master().await?;
+                (client, Some(endpoint))
+            }
+        };
         let config = AsyncConnectionConfig::new()
             // Both timeouts are kept outside, around everything that a call does.
             .set_connection_timeout(None)
             .set_response_timeout(None)
             .set_pipeline_buffer_size(PIPELINE)
             .set_push_sender(pushes(Arc::downgrade(&self.shared), generation));
-        let mut connection = self
-            .client
-            .get_multiplexed_async_connection_with_config(&config)
-            .await?;
-        let mut restored: HashSet<String> = self.shared.wanted().clone();
+        let connecting = client.get_multiplexed_async_connection_with_config(&config);
+        let mut connection = connecting.await.map_err(|e| Fault::connecting(&e))?;
+        if let Some(endpoint) = &endpoint {
+            is_master(&mut connection, endpoint).await?;
+        }
+        let (given_up, receiver) = match self.can_be_replaced() {
+            true => Some(watch::channel(())).unzip(),
+            false => (None, None),
+        };
+        let live = Live {
+            connection,
+            generation,
+            given_up: receiver,
+        };
+        let established = Established {
+            live: live.clone(),
+            endpoint,
+            _given_up: given_up,
+        };
+        let restoring = self.restore(live.connection.clone(), established);
+        restoring.await.map_err(|e| Fault::connecting(&e))?;
+        Ok(live)
+    }
+
+    /// Whether there may be another server to ask some day.
+    fn can_be_replaced(&self) -> bool {
+        let in_a_cluster = self.shared.listening != Listening::Restored;
+        in_a_cluster || matches!(self.whereabouts, Whereabouts::Master(_))
+    }
+
+    /// Subscribes to all channels that are wanted, and then lets the connection be used.
+    async fn restore(
+        &self,
+        mut connection: MultiplexedConnection,
+        established: Established,
+    ) -> Result<(), RedisError> {
+        let mut restored: HashSet<String> = match self.shared.listening {
+            Listening::Restored => self.shared.wanted().clone(),
+            Listening::Lasting | Listening::Sharded => HashSet::new(),
+        };
         let all: Vec<&String> = restored.iter().collect();
         for channels in all.chunks(RESTORED_AT_ONCE) {
             restore(&mut connection, channels).await?;
         }
-        let live = Live {
-            connection,
-            generation,
-        };
         // Before anybody uses it, also what has become unwanted meanwhile is ended.
         loop {
             let unwanted: Vec<String> = {
                 let wanted = self.shared.wanted();
                 let unwanted: Vec<String> = restored.difference(&wanted).cloned().collect();
                 if unwanted.is_empty() {
-                    *self.shared.lock_live() = Some(live.clone());
-                    return Ok(live);
+                    *self.shared.lock_live() = Some(established);
+                    return Ok(());
                 }
                 unwanted
             };
-            live.connection.clone().unsubscribe(&unwanted).await?;
+            connection.unsubscribe(&unwanted).await?;
             for channel in &unwanted {
                 restored.remove(channel);
             }
         }
     }
 
-    /// From now on `channel` is restored with every connection.
+    /// A channel is about to be listened to. Where subscriptions are restored, it is from now on
+    /// with every connection.
     pub(super) fn want(&self, channel: &str) {
+        if self.shared.listening != Listening::Restored {
+            return;
+        }
         let mut wanted = self.shared.wanted();
         if !wanted.contains(channel) {
             wanted.insert(channel.to_owned());
         }
     }
 
-    /// From now on it is not.
-    pub(super) fn forget(&self, channel: &str) {
-        self.shared.wanted().remove(channel);
-    }
-
-    /// Ends the subscription, here and on the connection that there is.
-    pub(super) async fn unwant(&self, channel: &str) -> Result<(), RedisError> {
-        self.forget(channel);
-        match self.shared.live() {
-            Some(mut live) => live.connection.unsubscribe(channel).await,
-            None => Ok(()),
+    /// Listens to a channel on this connection.
+    pub(super) async fn subscribe(&self, live: &mut Live, channel: &str) -> Result<(), Fault> {
+        let subscribing = live.change(self.shared.listening, true, channel);
+        let subscribed = match subscribing.await {
+            Ok(subscribed) => subscribed,
+            Err(GivenUp) => return Err(GivenUp.into()),
+        };
+        if let Err(error) = subscribed {
+            let fault = self.failed(live, &error);
+            if matches!(fault, Fault::Final(_)) {
+                // Refused, so it is not to be asked for with every new connection.
+                self.shared.wanted().remove(channel);
+            }
+            return Err(fault);
+        }
+        if self.shared.listening == Listening::Restored {
+            return Ok(());
+        }
+        match self.shared.note(live.generation, channel) {
+            true => Ok(()),
+            false => Err(GivenUp.into()),
         }
     }
 
-    /// Says that a connection has failed somebody.
-    pub(super) fn broken(&self, live: &Live) {
-        self.shared.broken(live.generation);
+    /// Whether a channel is listened to here, as far as is known.
+    pub(super) fn wants(&self, channel: &str) -> bool {
+        self.shared.wanted().contains(channel)
+    }
+
+    /// Ends the subscription, here and on the connection that there is.
+    pub(super) async fn unwant(&self, channel: &str) -> Result<(), Fault> {
+        self.shared.wanted().remove(channel);
+        let Some(mut live) = self.shared.live() else {
+            return Ok(());
+        };
+        match live.change(self.shared.listening, false, channel).await {
+            Ok(Ok(())) | Err(GivenUp) => Ok(()),
+            Ok(Err(error)) => Err(self.failed(&live, &error)),
+        }
+    }
+
+    /// Sends a command, and waits for its answer.
+    pub(super) async fn ask(&self, live: &mut Live, cmd: &Cmd) -> Result<Value, Fault> {
+        let sending = live.connection.send_packed_command(cmd);
+        match unless_given_up(&mut live.given_up, sending).await {
+            Ok(Ok(answer)) => Ok(answer),
+            Ok(Err(error)) => Err(self.failed(live, &error)),
+            Err(GivenUp) => Err(GivenUp.into()),
+        }
+    }
+
+    /// Sends a command to a node that does not own its slot yet.
+    pub(super) async fn ask_importing(&self, live: &mut Live, cmd: &Cmd) -> Result<Value, Fault> {
+        let mut pipeline = Pipeline::with_capacity(2);
+        // In one write: it counts for the one command behind it.
+        pipeline.cmd("ASKING").add_command(cmd.clone());
+        let sending = live.connection.send_packed_commands(&pipeline, 0, 2);
+        match unless_given_up(&mut live.given_up, sending).await {
+            Ok(Ok(answers)) => Ok(answers.into_iter().next_back().unwrap_or(Value::Nil)),
+            Ok(Err(error)) => Err(self.failed(live, &error)),
+            Err(GivenUp) => Err(GivenUp.into()),
+        }
+    }
+
+    /// What became of something that was sent on this connection.
+    fn failed(&self, live: &Live, error: &RedisError) -> Fault {
+        if breaks(error) {
+            self.shared.broken(live.generation);
+            return Fault::Unanswered(error.to_string());
+        }
+        Fault::refused(error)
+    }
+
+    /// The connection is not to be used any more, whatever its state: what waits for an answer on
+    /// it is told that there will be none.
+    pub(super) fn give_up(&self) {
+        let generation = self.shared.live().map(|live| live.generation);
+        if let Some(generation) = generation {
+            self.shared.broken(generation);
+        }
+    }
+}
+
+/// The connection was given up before the answer came.
+struct GivenUp;
+
+impl From<GivenUp> for Fault {
+    fn from(_: GivenUp) -> Fault {
+        Fault::Unanswered("the server is no longer the one to ask".into())
+    }
+}
+
+async fn unless_given_up<T>(
+    given_up: &mut Option<watch::Receiver<()>>,
+    work: impl Future<Output = T>,
+) -> Result<T, GivenUp> {
+    let Some(given_up) = given_up else {
+        return Ok(work.await);
+    };
+    tokio::select! {
+        biased;
+        done = work => Ok(done),
+        // Nothing is ever sent; it fails when the other end is dropped.
+        _ = given_up.changed() => Err(GivenUp),
+    }
+}
+
+impl Live {
+    /// Begins or ends listening to a channel.
+    async fn change(
+        &mut self,
+        listening: Listening,
+        begin: bool,
+        channel: &str,
+    ) -> Result<Result<(), RedisError>, GivenUp> {
+        let connection = &mut self.connection;
+        let work = async {
+            match (listening, begin) {
+                (Listening::Sharded, true) => {
+                    sharded(connection, "SSUBSCRIBE", PushKind::SSubscribe, channel).await
+                }
+                (Listening::Sharded, false) => {
+                    sharded(connection, "SUNSUBSCRIBE", PushKind::SUnsubscribe, channel).await
+                }
+                (_, true) => connection.subscribe(channel).await,
+                (_, false) => connection.unsubscribe(channel).await,
+            }
+        };
+        unless_given_up(&mut self.given_up, work).await
+    }
+}
+
+/// One command about one channel, and its confirmation.
+///
+/// A node that loses a slot ends the subscriptions there unasked, with the same words as it confirms
+/// ours; the client library takes that for the answer to whatever was sent first. So on a connection
+/// that listens to sharded channels nothing else is sent, and each answer is looked at.
+async fn sharded(
+    connection: &mut MultiplexedConnection,
+    command: &str,
+    confirmed: PushKind,
+    channel: &str,
+) -> Result<(), RedisError> {
+    let cmd = redis::cmd(command).arg(channel).take();
+    match connection.send_packed_command(&cmd).await? {
+        Value::Push { kind, data } if kind == confirmed && text(data.first()) == Some(channel) => {
+            Ok(())
+        }
+        Value::ServerError(error) => Err(error.into()),
+        // Everything behind it would be out of step too.
+        _ => Err(std::io::Error::other("a confirmation of another subscription").into()),
+    }
+}
+
+fn text(value: Option<&Value>) -> Option<&str> {
+    match value {
+        Some(Value::BulkString(text)) => std::str::from_utf8(text).ok(),
+        _ => None,
     }
 }
 
@@ -211,32 +452,92 @@ async fn restore(
     Ok(())
 }
 
+/// A server that sentinels call the master may have been, or be about to be.
+async fn is_master(
+    connection: &mut MultiplexedConnection,
+    endpoint: &Endpoint,
+) -> Result<(), Fault> {
+    let role = connection.send_packed_command(&redis::cmd("ROLE")).await;
+    let role = role.map_err(|e| Fault::connecting(&e))?;
+    match &role {
+        Value::Array(role) if text(role.first()) == Some("master") => Ok(()),
+        Value::Array(_) => Err(Fault::NotSent(format!(
+            "{endpoint} is called the master by the sentinels, but is a replica"
+        ))),
+        Value::ServerError(error) => Err(Fault::answered(error, "")),
+        other => Err(Fault::Final(Error::UnsupportedServer {
+            reason: format!("it does not say what role it has: {other:?}"),
+        })),
+    }
+}
+
 /// Whether an error means that the connection is of no more use.
-pub(super) fn breaks(error: &RedisError) -> bool {
+fn breaks(error: &RedisError) -> bool {
     error.is_io_error() || error.is_unrecoverable_error()
 }
 
+impl Opening {
+    /// When it may be tried again after it has failed.
+    fn not_before(&self) -> Option<Instant> {
+        let pauses = Backoff::exponential(FIRST_PAUSE, 2.0, LONGEST_PAUSE);
+        Some(self.failed? + pauses.pause(self.failures.saturating_sub(1)))
+    }
+
+    fn ended(&mut self, well: bool) {
+        (self.failures, self.failed) = match well {
+            true => (0, None),
+            false => (self.failures.saturating_add(1), Some(Instant::now())),
+        };
+    }
+}
+
 impl Shared {
-    fn lock_live(&self) -> MutexGuard<'_, Option<Live>> {
+    fn lock_live(&self) -> MutexGuard<'_, Option<Established>> {
         self.live.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn live(&self) -> Option<Live> {
-        self.lock_live().clone()
+        let live = self.lock_live();
+        live.as_ref().map(|established| established.live.clone())
     }
 
     fn wanted(&self) -> MutexGuard<'_, HashSet<String>> {
         self.wanted.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    /// A channel is listened to on this connection, unless that has ended meanwhile.
+    fn note(&self, generation: Generation, channel: &str) -> bool {
+        let live = self.lock_live();
+        let lives = live
+            .as_ref()
+            .is_some_and(|live| live.live.generation == generation);
+        if lives {
+            self.wanted().insert(channel.to_owned());
+        }
+        lives
+    }
+
+    /// The server has ended a subscription by itself.
+    fn ended(&self, channel: &str) {
+        if self.listening == Listening::Sharded && self.wanted().remove(channel) {
+            self.ear.ended(channel);
+        }
+    }
+
     /// A connection that was in use is no more: whoever waits for its messages must look again.
     fn broken(&self, generation: Generation) {
         let dead = self
             .lock_live()
-            .take_if(|live| live.generation == generation);
+            .take_if(|established| established.live.generation == generation);
         if dead.is_some() {
-            tracing::debug!("the connection to the store broke");
-            self.ear.interrupted();
+            tracing::debug!("a connection to the store broke");
+            match self.listening {
+                Listening::Restored => self.ear.interrupted(),
+                Listening::Lasting | Listening::Sharded => {
+                    let ended = std::mem::take(&mut *self.wanted());
+                    ended.iter().for_each(|channel| self.ear.ended(channel));
+                }
+            }
         }
         // Dropped here, not under the lock: it ends a task.
         drop(dead);
@@ -245,12 +546,12 @@ impl Shared {
 
 /// Says that a connection is broken when its task ends, for whatever reason: also with its runtime,
 /// of which the client library says nothing.
-struct Sentinel {
+struct Sentry {
     shared: Weak<Shared>,
     generation: Generation,
 }
 
-impl Drop for Sentinel {
+impl Drop for Sentry {
     fn drop(&mut self) {
         if let Some(shared) = self.shared.upgrade() {
             shared.broken(self.generation);
@@ -263,40 +564,18 @@ fn pushes(
     shared: Weak<Shared>,
     generation: Generation,
 ) -> impl Fn(PushInfo) -> Result<(), redis::aio::SendError> + Send + Sync + 'static {
-    let sentinel = Sentinel { shared, generation };
+    let sentry = Sentry { shared, generation };
     move |push| {
-        let Some(shared) = sentinel.shared.upgrade() else {
+        let Some(shared) = sentry.shared.upgrade() else {
             return Err(redis::aio::SendError);
         };
-        match push.kind {
-            PushKind::Message => {
-                if let Some(Value::BulkString(channel)) = push.data.first()
-                    && let Ok(channel) = std::str::from_utf8(channel)
-                {
-                    shared.ear.heard(channel);
-                }
-            }
-            PushKind::Disconnection => shared.broken(generation),
+        let channel = text(push.data.first());
+        match (push.kind, channel) {
+            (PushKind::Message | PushKind::SMessage, Some(channel)) => shared.ear.heard(channel),
+            (PushKind::SUnsubscribe, Some(channel)) => shared.ended(channel),
+            (PushKind::Disconnection, _) => shared.broken(generation),
             _ => {}
         }
         Ok(())
-    }
-}
-
-fn cannot_connect(error: &RedisError) -> Fault {
-    let reason = error.to_string();
-    if matches!(error.code(), Some("WRONGPASS" | "NOAUTH")) {
-        return Fault::Final(Error::AuthenticationFailed { reason });
-    }
-    let no_hello = reason.contains("HELLO") && reason.contains("unknown command");
-    match error.kind() {
-        ErrorKind::AuthenticationFailed => Fault::Final(Error::AuthenticationFailed { reason }),
-        _ if no_hello || error.kind() == ErrorKind::RESP3NotSupported => {
-            Fault::Final(Error::UnsupportedServer {
-                reason: "it does not know RESP3".into(),
-            })
-        }
-        ErrorKind::InvalidClientConfig => Fault::Final(Error::Unavailable { reason }),
-        _ => Fault::NotSent(reason),
     }
 }

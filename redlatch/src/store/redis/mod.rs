@@ -1,4 +1,4 @@
-//! Redis and Valkey: steps as scripts, run by SHA over one connection.
+//! Redis and Valkey: steps as scripts, run by SHA on whichever server has their keys.
 
 use std::pin::pin;
 use std::sync::Arc;
@@ -9,13 +9,23 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio::time::{Instant, timeout, timeout_at};
 
 use self::fault::{Fault, Retry};
-use self::link::{Link, Live};
-use super::{Answer, Lane, Sent, SharedEar, Sought};
+use self::link::Live;
+use self::node::Node;
+use self::topology::Topology;
+use super::{Answer, Cursor, Lane, Sent, SharedEar, Sought};
 use crate::error::{Error, Result};
-use crate::step::{Args, Step, unexpected};
+use crate::step::{Args, Step};
 
+mod access;
+mod cluster;
+mod facts;
 mod fault;
 mod link;
+mod lookout;
+mod node;
+mod sentinel;
+mod slot;
+mod topology;
 mod url;
 
 /// How many attempts to acquire may be on their way at once. The rest wait here and not inside the
@@ -25,8 +35,11 @@ const ATTEMPTS: usize = 512;
 /// Keys that SCAN looks at per round trip.
 const SCANNED_AT_ONCE: usize = 500;
 
+/// How often in a row one node of a cluster may refer to another.
+const REDIRECTIONS: usize = 8;
+
 pub(crate) struct Redis {
-    link: Arc<Link>,
+    topology: Topology,
     attempts: Arc<Semaphore>,
     response_timeout: Duration,
 }
@@ -36,8 +49,10 @@ struct Exchange<'a> {
     cmd: Cmd,
     /// What to send instead when the server does not know the script.
     in_full: Option<&'a (dyn Fn() -> Cmd + Sync)>,
-    /// The key to name when something is wrong with it.
+    /// The key that decides who is asked, and is named when something is wrong with it.
     key: &'a str,
+    /// Who is asked, if not the key decides.
+    node: Option<&'a Arc<Node>>,
     /// The channel to subscribe to first.
     channel: Option<&'a str>,
     /// Where to note that it was sent.
@@ -45,33 +60,32 @@ struct Exchange<'a> {
 }
 
 impl Redis {
-    /// Connects, and sees whether the server is one that we can work with.
+    /// Connects, and sees whether the servers are such that we can work with.
     pub(crate) async fn connect(
         url: &str,
         connect_timeout: Duration,
         response_timeout: Duration,
         ear: SharedEar,
     ) -> Result<Redis> {
-        let client =
-            redis::Client::open(url::connection_info(url)?).map_err(|e| Error::InvalidUrl {
-                reason: e.to_string(),
-            })?;
-        let redis = Redis {
-            link: Arc::new(Link::new(client, connect_timeout, ear)),
-            attempts: Arc::new(Semaphore::new(ATTEMPTS)),
-            response_timeout,
-        };
-        let mut hello = redis::cmd("HELLO");
-        hello.arg(3);
         // Not tried again: whoever starts up wants to know now what is wrong.
         let limit = connect_timeout.max(response_timeout);
-        let (answer, _) = redis.once(&Exchange::plain(hello), limit).await?;
-        check_version(&answer)?;
-        Ok(redis)
+        let connecting = Topology::connect(url::target(url)?, connect_timeout, ear);
+        let topology = timeout(limit, connecting).await;
+        let topology = topology.map_err(|_| Error::ResponseTimeout { after: limit })??;
+        Ok(Redis {
+            topology,
+            attempts: Arc::new(Semaphore::new(ATTEMPTS)),
+            response_timeout,
+        })
     }
 
     pub(crate) fn address(&self) -> String {
-        self.link.address()
+        self.topology.name()
+    }
+
+    /// Which keys can be in one script: those with the same answer.
+    pub(crate) fn slot(&self, key: &str) -> Option<u16> {
+        self.topology.slot(key)
     }
 
     pub(crate) async fn run<S: Step>(
@@ -81,8 +95,8 @@ impl Redis {
         channel: Option<&str>,
         sent: &Sent,
     ) -> Result<Answer<S::Reply>> {
-        let in_full = || command(step, "EVAL", step.script().source());
-        let exchange = Exchange::of(step, &in_full, channel, sent);
+        let in_full = || self.command(step, "EVAL", false);
+        let exchange = self.exchange(step, &in_full, channel, sent)?;
         let (raw, sent, repeated) = self.persist(&exchange, lane).await?;
         Ok(Answer {
             reply: step.reply(raw)?,
@@ -96,9 +110,9 @@ impl Redis {
         step: &S,
         within: Duration,
     ) -> Result<Answer<S::Reply>> {
-        let in_full = || command(step, "EVAL", step.script().source());
+        let in_full = || self.command(step, "EVAL", false);
         let sent = Sent::default();
-        let exchange = Exchange::of(step, &in_full, None, &sent);
+        let exchange = self.exchange(step, &in_full, None, &sent)?;
         let limit = within.min(self.response_timeout);
         let (raw, sent) = self.once(&exchange, limit).await?;
         Ok(Answer {
@@ -116,8 +130,8 @@ impl Redis {
         sent: &Sent,
     ) -> Result<Answer<S::Reply>> {
         check_runtime()?;
-        let in_full = || command(step, "EVAL", step.script().source());
-        let exchange = Exchange::of(step, &in_full, None, sent);
+        let in_full = || self.command(step, "EVAL", false);
+        let exchange = self.exchange(step, &in_full, None, sent)?;
         let unknown = |reason| Error::OutcomeUnknown { step: what, reason };
         let mut retry = Retry::until(self.response_timeout);
         let patience = answered_within.max(self.response_timeout);
@@ -161,31 +175,37 @@ impl Redis {
     }
 
     pub(crate) async fn unsubscribe(&self, channel: &str) -> Result<()> {
-        match timeout(self.response_timeout, self.link.unwant(channel)).await {
-            Ok(Ok(())) => Ok(()),
-            Ok(Err(error)) => Err(Error::Unavailable {
-                reason: error.to_string(),
-            }),
+        match timeout(self.response_timeout, self.topology.unsubscribe(channel)).await {
+            Ok(done) => done.map_err(Fault::into_error),
             Err(_) => Err(Error::ResponseTimeout {
                 after: self.response_timeout,
             }),
         }
     }
 
+    /// One page, of one node after the other.
     pub(crate) async fn scan(
         &self,
         pattern: &str,
         sought: Sought,
-        cursor: u64,
-    ) -> Result<(Vec<String>, Option<u64>)> {
+        cursor: Cursor,
+    ) -> Result<(Vec<String>, Option<Cursor>)> {
+        let nodes = self.topology.masters().await;
+        let Some(node) = nodes.get(cursor.node) else {
+            return Ok((Vec::new(), None));
+        };
         let mut scan = redis::cmd("SCAN");
-        scan.arg(cursor).arg("MATCH").arg(pattern);
+        scan.arg(cursor.key).arg("MATCH").arg(pattern);
         scan.arg("COUNT").arg(SCANNED_AT_ONCE);
         scan.arg("TYPE").arg(match sought {
             Sought::Hashes => "hash",
             Sought::Strings => "string",
         });
-        let (raw, ..) = self.persist(&Exchange::plain(scan), Lane::First).await?;
+        let exchange = Exchange {
+            node: Some(node),
+            ..Exchange::plain(scan)
+        };
+        let (raw, ..) = self.persist(&exchange, Lane::First).await?;
         let (next, keys): (u64, Vec<Vec<u8>>) =
             redis::from_redis_value(raw).map_err(|e| Error::Refused {
                 reason: e.to_string(),
@@ -195,7 +215,14 @@ impl Redis {
             // Names are text; a key that is none was not made by us or by Redisson.
             .filter_map(|key| String::from_utf8(key).ok())
             .collect();
-        Ok((keys, (next != 0).then_some(next)))
+        let next = match next {
+            0 => Cursor {
+                node: cursor.node + 1,
+                key: 0,
+            },
+            key => Cursor { key, ..cursor },
+        };
+        Ok((keys, (next.node < nodes.len()).then_some(next)))
     }
 
     /// Exchanges until there is an answer or the response timeout has passed; also says when what
@@ -218,51 +245,92 @@ impl Redis {
         });
         match answered.await {
             Ok(answer) => answer.map(|(raw, sent)| (raw, sent, retry.repeated)),
-            Err(_) => Err(retry.given_up()),
+            Err(_) => {
+                self.topology.suspect();
+                Err(retry.given_up())
+            }
         }
     }
 
     async fn once(&self, exchange: &Exchange<'_>, limit: Duration) -> Result<(Value, Instant)> {
         check_runtime()?;
         match timeout(limit, self.send(exchange)).await {
-            Ok(Ok(answer)) => Ok(answer),
-            Ok(Err(Fault::Final(error))) => Err(error),
-            Ok(Err(Fault::NotSent(reason) | Fault::Unanswered(reason))) => {
-                Err(Error::Unavailable { reason })
+            Ok(answer) => answer.map_err(Fault::into_error),
+            Err(_) => {
+                self.topology.suspect();
+                Err(Error::ResponseTimeout { after: limit })
             }
-            Err(_) => Err(Error::ResponseTimeout { after: limit }),
         }
     }
 
-    /// Exchanges once; also says when what was answered had been sent.
+    /// Exchanges once, with whichever node the cluster refers to; also says when what was answered
+    /// had been sent.
     async fn send(&self, exchange: &Exchange<'_>) -> Result<(Value, Instant), Fault> {
-        if let Some(channel) = exchange.channel {
-            self.link.want(channel);
+        let mut node = match exchange.node {
+            Some(node) => node.clone(),
+            None => self.topology.node(exchange.key).await?,
+        };
+        let mut importing = false;
+        for _ in 0..REDIRECTIONS {
+            let fault = match self.send_to(&node, exchange, importing).await {
+                Ok(answer) => return Ok(answer),
+                Err(fault) => fault,
+            };
+            let other = match &fault {
+                Fault::Moved(to) => self.topology.moved(exchange.key, to),
+                Fault::Asked(to) => self.topology.asked(exchange.key, to),
+                Fault::Deposed(_) => {
+                    node.give_up();
+                    None
+                }
+                Fault::NotSent(_) | Fault::Unanswered(_) | Fault::Final(_) => None,
+            };
+            let Some(other) = other else {
+                if !matches!(fault, Fault::Final(_)) {
+                    self.topology.suspect();
+                }
+                return Err(fault);
+            };
+            (node, importing) = (other, matches!(fault, Fault::Asked(_)));
         }
-        let mut live = self.link.live().await?;
+        Err(Fault::NotSent(
+            "the nodes of the cluster keep referring to each other".into(),
+        ))
+    }
+
+    /// Exchanges once with this node.
+    async fn send_to(
+        &self,
+        node: &Node,
+        exchange: &Exchange<'_>,
+        importing: bool,
+    ) -> Result<(Value, Instant), Fault> {
+        let together = Arc::ptr_eq(&node.commands, &node.messages);
+        if let Some(channel) = exchange.channel {
+            node.messages.want(channel);
+            if !together {
+                let mut live = node.messages.live().await?;
+                node.messages.subscribe(&mut live, channel).await?;
+            }
+        }
+        let mut live = node.commands.live().await?;
         if let Some(sent) = exchange.sent {
             sent.set();
         }
         let sent = Instant::now();
-        let answer = match exchange.channel {
-            None => self.answer(&mut live, &exchange.cmd).await?,
+        let sending = Sending { node, importing };
+        let answer = match exchange.channel.filter(|_| together) {
+            None => sending.ask(&mut live, &exchange.cmd).await?,
             Some(channel) => {
                 // One connection keeps order: the step runs after the subscription has begun.
                 // Biased, or the second poll would come to the step first.
                 let mut subscriber = live.clone();
                 let (subscribed, answer) = tokio::join!(
                     biased;
-                    subscriber.connection.subscribe(channel),
-                    self.answer(&mut live, &exchange.cmd),
+                    node.messages.subscribe(&mut subscriber, channel),
+                    sending.ask(&mut live, &exchange.cmd),
                 );
-                if let Err(error) = subscribed {
-                    let fault = self.failed(&subscriber, &error);
-                    if matches!(fault, Fault::Final(_)) {
-                        // Refused, so it is not to be asked for with every new connection.
-                        self.link.forget(channel);
-                    }
-                    return Err(fault);
-                }
+                subscribed?;
                 answer?
             }
         };
@@ -273,7 +341,7 @@ impl Redis {
             // A new or flushed server. EVAL teaches it the script for the next time.
             Some(in_full) if error.code() == "NOSCRIPT" => {
                 let sent = Instant::now();
-                match self.answer(&mut live, &in_full()).await? {
+                match sending.ask(&mut live, &in_full()).await? {
                     Value::ServerError(error) => Err(Fault::answered(&error, exchange.key)),
                     answer => Ok((answer, sent)),
                 }
@@ -282,21 +350,58 @@ impl Redis {
         }
     }
 
-    async fn answer(&self, live: &mut Live, cmd: &Cmd) -> Result<Value, Fault> {
-        match live.connection.send_packed_command(cmd).await {
-            Ok(value) => Ok(value),
-            Err(error) => Err(self.failed(live, &error)),
-        }
+    fn exchange<'a, S: Step>(
+        &self,
+        step: &'a S,
+        in_full: &'a (dyn Fn() -> Cmd + Sync),
+        channel: Option<&'a str>,
+        sent: &'a Sent,
+    ) -> Result<Exchange<'a>> {
+        let mut keys = step.keys();
+        let key = keys.next().unwrap_or_default();
+        self.topology.check_together(key, keys)?;
+        Ok(Exchange {
+            in_full: Some(in_full),
+            key,
+            channel,
+            sent: Some(sent),
+            ..Exchange::plain(self.command(step, "EVALSHA", true))
+        })
     }
 
-    fn failed(&self, live: &Live, error: &redis::RedisError) -> Fault {
-        if link::breaks(error) {
-            self.link.broken(live);
-            return Fault::Unanswered(error.to_string());
+    /// EVALSHA or EVAL with the keys and arguments of a step.
+    fn command<S: Step>(&self, step: &S, verb: &str, by_sha: bool) -> Cmd {
+        let publishing = self.topology.publishing();
+        let keys = step.keys();
+        // Enough for the longest that there is, with a long name: nothing is moved while it grows.
+        let mut cmd = Cmd::with_capacity(16, 512);
+        cmd.arg(verb);
+        match by_sha {
+            true => cmd.arg(step.script().sha(publishing)),
+            false => cmd.arg(&*step.script().source_for(publishing)),
+        };
+        cmd.arg(keys.len());
+        for key in keys {
+            cmd.arg(key);
         }
-        Fault::Final(Error::Refused {
-            reason: error.to_string(),
-        })
+        step.args(&mut Args(&mut cmd));
+        cmd
+    }
+}
+
+/// How commands are sent to a node.
+struct Sending<'a> {
+    node: &'a Node,
+    /// The node does not own the slot yet, but was named by the one that does.
+    importing: bool,
+}
+
+impl Sending<'_> {
+    async fn ask(&self, live: &mut Live, cmd: &Cmd) -> Result<Value, Fault> {
+        match self.importing {
+            false => self.node.commands.ask(live, cmd).await,
+            true => self.node.commands.ask_importing(live, cmd).await,
+        }
     }
 }
 
@@ -306,38 +411,11 @@ impl<'a> Exchange<'a> {
             cmd,
             in_full: None,
             key: "",
+            node: None,
             channel: None,
             sent: None,
         }
     }
-
-    fn of<S: Step>(
-        step: &'a S,
-        in_full: &'a (dyn Fn() -> Cmd + Sync),
-        channel: Option<&'a str>,
-        sent: &'a Sent,
-    ) -> Exchange<'a> {
-        Exchange {
-            cmd: command(step, "EVALSHA", step.script().sha()),
-            in_full: Some(in_full),
-            key: step.keys().next().unwrap_or_default(),
-            channel,
-            sent: Some(sent),
-        }
-    }
-}
-
-/// EVALSHA or EVAL with the keys and arguments of a step.
-fn command<S: Step>(step: &S, verb: &str, script: &str) -> Cmd {
-    let keys = step.keys();
-    // Enough for the longest that there is, with a long name: nothing is moved while it grows.
-    let mut cmd = Cmd::with_capacity(16, 512);
-    cmd.arg(verb).arg(script).arg(keys.len());
-    for key in keys {
-        cmd.arg(key);
-    }
-    step.args(&mut Args(&mut cmd));
-    cmd
 }
 
 /// Timeouts and connecting would panic outside of a runtime.
@@ -346,40 +424,4 @@ fn check_runtime() -> Result<()> {
         Ok(_) => Ok(()),
         Err(_) => Err(Error::NoRuntime),
     }
-}
-
-/// 6.2 is the oldest that works: RESP3 with all that we ask of it. Valkey began at 7.2.
-fn check_version(hello: &Value) -> Result<()> {
-    let Value::Map(facts) = hello else {
-        return Err(unexpected(hello));
-    };
-    let fact = |wanted: &str| {
-        facts.iter().find_map(|(name, value)| match (name, value) {
-            (Value::BulkString(name), Value::BulkString(value)) if name == wanted.as_bytes() => {
-                std::str::from_utf8(value).ok()
-            }
-            _ => None,
-        })
-    };
-    let (Some(server), Some(version)) = (fact("server"), fact("version")) else {
-        return Ok(());
-    };
-    let mut parts = version
-        .split('.')
-        .map_while(|part| part.parse::<u32>().ok());
-    let major_minor = (parts.next().unwrap_or(u32::MAX), parts.next().unwrap_or(0));
-    if server == "redis" && major_minor < (6, 2) {
-        return Err(Error::UnsupportedServer {
-            reason: format!("it is {server} {version}"),
-        });
-    }
-    if fact("mode") == Some("cluster") {
-        // One object's keys are in one slot, but several objects' are not, and they are renewed
-        // together: better no lock than one that is lost in silence.
-        return Err(Error::UnsupportedServer {
-            reason: "it is a node of a Cluster, which this version does not know".into(),
-        });
-    }
-    tracing::debug!(server, version, "connected to the store");
-    Ok(())
 }

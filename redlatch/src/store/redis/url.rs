@@ -1,63 +1,191 @@
-//! The URL of a server, understood without ever repeating what could be secret in it.
+//! The URL of a store, understood without ever repeating what could be secret in it.
 
-use std::time::Duration;
+use redis::{ConnectionAddr, ConnectionInfo, IntoConnectionInfo};
 
-use redis::io::tcp::{TcpSettings, socket2::TcpKeepalive};
-use redis::{ConnectionInfo, IntoConnectionInfo, ProtocolVersion};
-
+use super::access::{Access, Endpoint};
 use crate::error::{Error, Result};
 
-/// How long the kernel may go without hearing from the server before it calls the connection
-/// broken. Without it a server that vanished (no RST) would hold the one connection for minutes;
-/// a server that is merely stopped still acknowledges and is not affected.
-const SILENCE: Duration = Duration::from_secs(10);
+/// What a URL names.
+#[derive(Debug)]
+pub(super) struct Target {
+    pub(super) deployment: Deployment,
+    /// How its data servers are spoken to.
+    pub(super) access: Access,
+}
 
-/// Schemes and what to say of those that do not work.
-fn check_scheme(url: &str) -> Result<()> {
-    let invalid = |reason: String| Err(Error::InvalidUrl { reason });
-    let Some((scheme, _)) = url.split_once(':') else {
+/// Which servers there are, as far as the URL tells.
+#[derive(Debug)]
+pub(super) enum Deployment {
+    /// One server.
+    Single(ConnectionAddr),
+    /// Whichever server these sentinels call the master of this name.
+    Sentinel {
+        sentinels: Vec<Endpoint>,
+        master: String,
+        /// How the sentinels are spoken to.
+        access: Access,
+    },
+    /// A cluster of which these nodes know the others.
+    Cluster(Vec<Endpoint>),
+}
+
+const SENTINEL_PORT: u16 = 26379;
+const NODE_PORT: u16 = 6379;
+
+/// The forms of URL, for messages.
+const FORMS: &str = "redis://host:port, redis+unix:///path, redis+sentinel://host:port,host:port/master, \
+     redis+cluster://host:port,host:port or embedded:";
+
+/// Understands the URL of a store on servers.
+pub(super) fn target(url: &str) -> Result<Target> {
+    let Some((scheme, rest)) = url.split_once(':') else {
         return invalid("it has no scheme; write redis://host:port".into());
     };
-    match scheme {
-        "redis" | "valkey" | "redis+unix" | "valkey+unix" | "unix" => Ok(()),
-        "rediss" | "valkeys" => {
-            invalid("TLS is not supported yet; take redis:// or redis+unix://".into())
+    let (base, kind) = scheme.split_once('+').unwrap_or((scheme, ""));
+    let tls = match base {
+        "redis" | "valkey" => false,
+        "rediss" | "valkeys" => true,
+        "unix" if kind.is_empty() => false,
+        other if rest.starts_with("//") && is_plain(scheme) => {
+            return invalid(format!("unknown scheme {other:?}; take {FORMS}"));
         }
-        "redis+sentinel" | "redis+cluster" => {
-            invalid("Sentinel and Cluster are not supported yet; take redis://".into())
-        }
-        other
-            if url.contains("://") && other.chars().all(|c| c.is_ascii_lowercase() || c == '+') =>
-        {
-            invalid(format!(
-                "unknown scheme {other:?}; take redis://, redis+unix:// or embedded:"
-            ))
-        }
+        // Not repeated: without `//` it may be a user name.
+        _ => return invalid("it has no known scheme; write redis://host:port".into()),
+    };
+    if tls {
+        return invalid("TLS is not supported yet; take redis:// or redis+unix://".into());
+    }
+    match kind {
+        "" | "unix" => single(url),
+        "sentinel" => sentinel(base, rest),
+        "cluster" => cluster(base, rest),
+        _ if is_plain(kind) => invalid(format!("unknown scheme {scheme:?}; take {FORMS}")),
         _ => invalid("it has no known scheme; write redis://host:port".into()),
     }
 }
 
-/// What the client library needs to connect: RESP3, our name for CLIENT LIST, and sockets that
-/// notice a vanished server.
-pub(super) fn connection_info(url: &str) -> Result<ConnectionInfo> {
-    check_scheme(url)?;
-    let info = url.into_connection_info().map_err(|e| Error::InvalidUrl {
+fn is_plain(scheme: &str) -> bool {
+    scheme.chars().all(|c| c.is_ascii_lowercase() || c == '+')
+}
+
+fn single(url: &str) -> Result<Target> {
+    let info = understood(url)?;
+    Ok(Target {
+        deployment: Deployment::Single(info.addr().clone()),
+        access: Access::new(&info),
+    })
+}
+
+fn sentinel(base: &str, rest: &str) -> Result<Target> {
+    let parts = Parts::of(rest)?;
+    let (master, db) = match parts.path.split_once('/') {
+        Some((master, db)) => (master, db),
+        None => (parts.path, ""),
+    };
+    if master.is_empty() {
+        return invalid(
+            "it does not name the master; write redis+sentinel://host:port,host:port/master".into(),
+        );
+    }
+    let mut sentinel_user = String::new();
+    let mut sentinel_password = String::new();
+    for (name, value) in parts.query() {
+        match name {
+            "sentinel_user" => value.clone_into(&mut sentinel_user),
+            "sentinel_password" => value.clone_into(&mut sentinel_password),
+            _ => {
+                return invalid(
+                    "it has an unknown parameter; known are sentinel_user and sentinel_password"
+                        .into(),
+                );
+            }
+        }
+    }
+    let credentials = match (&*sentinel_user, &*sentinel_password) {
+        ("", "") => String::new(),
+        (user, password) => format!("{user}:{password}@"),
+    };
+    Ok(Target {
+        deployment: Deployment::Sentinel {
+            sentinels: parts.hosts(SENTINEL_PORT)?,
+            master: master.to_owned(),
+            access: parts.access(base, &credentials, "")?,
+        },
+        access: parts.access(base, parts.credentials, db)?,
+    })
+}
+
+fn cluster(base: &str, rest: &str) -> Result<Target> {
+    let parts = Parts::of(rest)?;
+    if !matches!(parts.path, "" | "0") {
+        return invalid("a cluster has no databases but 0; leave out what follows the /".into());
+    }
+    if !parts.query.is_empty() {
+        return invalid("parameters after a ? are not known for a cluster".into());
+    }
+    Ok(Target {
+        deployment: Deployment::Cluster(parts.hosts(NODE_PORT)?),
+        access: parts.access(base, parts.credentials, "")?,
+    })
+}
+
+/// A URL with several hosts, in pieces.
+struct Parts<'a> {
+    /// With the `@`, or nothing.
+    credentials: &'a str,
+    hosts: &'a str,
+    path: &'a str,
+    query: &'a str,
+}
+
+impl<'a> Parts<'a> {
+    fn of(rest: &'a str) -> Result<Parts<'a>> {
+        let Some(rest) = rest.strip_prefix("//") else {
+            return invalid(format!("it has no hosts; take {FORMS}"));
+        };
+        let (rest, query) = rest.split_once('?').unwrap_or((rest, ""));
+        let (authority, path) = rest.split_once('/').unwrap_or((rest, ""));
+        let at = authority.rfind('@').map_or(0, |at| at + 1);
+        let (credentials, hosts) = authority.split_at(at);
+        Ok(Parts {
+            credentials,
+            hosts,
+            path: path.trim_end_matches('/'),
+            query,
+        })
+    }
+
+    fn hosts(&self, port: u16) -> Result<Vec<Endpoint>> {
+        let hosts = self.hosts.split(',').map(|host| {
+            let endpoint = Endpoint::parse(host, port);
+            endpoint.map_or_else(
+                || invalid("one of its hosts is none; write host:port,host:port".into()),
+                Ok,
+            )
+        });
+        hosts.collect()
+    }
+
+    fn query(&self) -> impl Iterator<Item = (&'a str, &'a str)> {
+        let pairs = self.query.split('&').filter(|pair| !pair.is_empty());
+        pairs.map(|pair| pair.split_once('=').unwrap_or((pair, "")))
+    }
+
+    /// What credentials and database come to, as the client library understands them.
+    fn access(&self, base: &str, credentials: &str, db: &str) -> Result<Access> {
+        let url = format!("{base}://{credentials}host/{db}");
+        Ok(Access::new(&understood(&url)?))
+    }
+}
+
+fn understood(url: &str) -> Result<ConnectionInfo> {
+    url.into_connection_info().map_err(|e| Error::InvalidUrl {
         reason: e.to_string(),
-    })?;
-    let settings = info
-        .redis_settings()
-        .clone()
-        .set_protocol(ProtocolVersion::RESP3)
-        .set_lib_name("redlatch", env!("CARGO_PKG_VERSION"));
-    let keepalive = TcpKeepalive::new()
-        .with_time(SILENCE / 2)
-        .with_interval(SILENCE / 4);
-    let tcp = TcpSettings::default()
-        .set_nodelay(true)
-        .set_keepalive(keepalive);
-    #[cfg(target_os = "linux")]
-    let tcp = tcp.set_user_timeout(SILENCE);
-    Ok(info.set_redis_settings(settings).set_tcp_settings(tcp))
+    })
+}
+
+fn invalid<T>(reason: String) -> Result<T> {
+    Err(Error::InvalidUrl { reason })
 }
 
 #[cfg(test)]
@@ -72,13 +200,22 @@ mod tests {
             "secret",
             "",
             "rediss://:secret@host",
-            "redis+cluster://:secret@a,b",
+            "redis+other://:secret@a,b",
+            "redis+sec ret:secret@a,b",
             "redis://:secret@host:notaport",
             "redis://:secret@host/notadb",
             "redis://:secret@",
             "redis://:secret@host/?protocol=9",
+            "redis+cluster://:secret@",
+            "redis+cluster://:secret@a,,b",
+            "redis+cluster://:secret@a,b/3",
+            "redis+cluster://:secret@a,b?secret=1",
+            "redis+sentinel://:secret@a,b",
+            "redis+sentinel://:secret@a,b/master/notadb",
+            "redis+sentinel://:secret@a:secret/master",
+            "redis+sentinel://a/master?secret=secret",
         ] {
-            let error = connection_info(url).unwrap_err();
+            let error = target(url).unwrap_err();
             assert!(matches!(error, Error::InvalidUrl { .. }), "{url}: {error}");
             let said = format!("{error} {error:?}");
             assert!(!said.contains("secret"), "{url}: {said}");
@@ -94,7 +231,41 @@ mod tests {
             "redis+unix:///run/redis.sock?db=1",
             "unix:///run/redis.sock",
         ] {
-            connection_info(url).unwrap();
+            let target = target(url).unwrap();
+            assert!(
+                matches!(target.deployment, Deployment::Single(_)),
+                "{target:?}"
+            );
         }
+    }
+
+    #[test]
+    fn sentinels_and_their_master_are_named() {
+        let url = "redis+sentinel://us%40er:p%3Aw@h1,[::1]:2,h3:3/orders/5?sentinel_password=s%20p";
+        let target = target(url).unwrap();
+        let Deployment::Sentinel {
+            sentinels,
+            master,
+            access,
+        } = target.deployment
+        else {
+            panic!("{target:?}");
+        };
+        let named: Vec<String> = sentinels.iter().map(Endpoint::to_string).collect();
+        assert_eq!(named, ["h1:26379", "[::1]:2", "h3:3"]);
+        assert_eq!(master, "orders");
+        assert_eq!(target.access.credentials(), (Some("us@er"), Some("p:w"), 5));
+        assert_eq!(access.credentials(), (None, Some("s p"), 0));
+    }
+
+    #[test]
+    fn nodes_of_a_cluster_are_named() {
+        let target = target("valkey+cluster://:pw@h1:1,h2/").unwrap();
+        let Deployment::Cluster(nodes) = target.deployment else {
+            panic!("{target:?}");
+        };
+        let named: Vec<String> = nodes.iter().map(Endpoint::to_string).collect();
+        assert_eq!(named, ["h1:1", "h2:6379"]);
+        assert_eq!(target.access.credentials(), (None, Some("pw"), 0));
     }
 }

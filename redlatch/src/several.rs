@@ -1,0 +1,55 @@
+//! Several things done at the same time, in one task.
+
+use std::future::{Future, poll_fn};
+use std::pin::{Pin, pin};
+use std::task::Poll;
+use std::time::Duration;
+
+use crate::lease::MAX_LEASE;
+
+type Boxed<'a, T> = Pin<Box<dyn Future<Output = T> + Send + 'a>>;
+
+/// Does all of it at the same time; the outputs, in order.
+pub(crate) async fn all<'a, F>(work: impl Iterator<Item = F>) -> Vec<F::Output>
+where
+    F: Future<Output: Send> + Send + 'a,
+{
+    // Never enough, so that it ends when all is done.
+    let done = most(work, |_| false, Duration::MAX).await;
+    done.into_iter().flatten().collect()
+}
+
+/// Does all of it at the same time, and returns when all is done; or after `limit`, or later when
+/// what is done is enough. The outputs, in order; what was not done is dropped.
+pub(crate) async fn most<'a, F>(
+    work: impl Iterator<Item = F>,
+    enough: impl Fn(&[Option<F::Output>]) -> bool,
+    limit: Duration,
+) -> Vec<Option<F::Output>>
+where
+    F: Future<Output: Send> + Send + 'a,
+{
+    let mut work: Vec<Option<Boxed<'a, F::Output>>> = work
+        .map(|one| Some(Box::pin(one) as Boxed<'a, F::Output>))
+        .collect();
+    let mut done: Vec<Option<F::Output>> = work.iter().map(|_| None).collect();
+    let mut late = pin!(tokio::time::sleep(limit.min(MAX_LEASE)));
+    let mut is_late = false;
+    poll_fn(|cx| {
+        for (one, done) in work.iter_mut().zip(&mut done) {
+            if let Some(rest) = one
+                && let Poll::Ready(output) = rest.as_mut().poll(cx)
+            {
+                *one = None;
+                *done = Some(output);
+            }
+        }
+        is_late = is_late || late.as_mut().poll(cx).is_ready();
+        if work.iter().all(Option::is_none) || (is_late && enough(&done)) {
+            return Poll::Ready(());
+        }
+        Poll::Pending
+    })
+    .await;
+    done
+}

@@ -1,0 +1,361 @@
+//! A cluster: which node has which slot, and how that is kept up to date.
+//!
+//! What one node says of another (MOVED) is believed at once for that slot. The whole is asked for
+//! when there is a reason to (a redirection, a connection that fails, an answer that does not come)
+//! and every now and then, because a node that hangs gives no reason. Of the nodes' answers the one
+//! from the latest epoch counts, so that a node that was cut off cannot lead astray.
+
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::time::Duration;
+
+use redis::Value;
+use tokio::sync::{Notify, watch};
+use tokio::time::{sleep, timeout};
+
+use super::access::{Access, Endpoint};
+use super::fault::Fault;
+use super::link::{Link, Whereabouts};
+use super::lookout::Lookout;
+use super::node::{Node, Settings};
+use super::slot::SLOTS;
+use crate::error::Result;
+use crate::several::most;
+
+/// How long one node may take to say what it knows of the others.
+const PATIENCE: Duration = Duration::from_secs(1);
+
+/// When one has answered, the others are not waited for longer than this.
+const BRIEFLY: Duration = Duration::from_millis(100);
+
+/// How many nodes are asked at a time.
+const ASKED: usize = 5;
+
+/// How often the nodes are asked without a reason.
+const PERIOD: Duration = Duration::from_secs(5);
+
+/// How much time there is between two looks at least.
+const PAUSE: Duration = Duration::from_millis(50);
+
+pub(super) struct Cluster {
+    seeds: Vec<Endpoint>,
+    access: Access,
+    settings: Settings,
+    map: Mutex<Map>,
+    suspicion: Arc<Notify>,
+    /// How often the map was made anew.
+    looks: watch::Sender<u64>,
+    lookout: Lookout,
+}
+
+/// What is known of the cluster.
+#[derive(Default)]
+struct Map {
+    /// Index into `masters` by slot; [`NOBODY`] if it has no known owner.
+    slots: Vec<u16>,
+    masters: Vec<Endpoint>,
+    nodes: HashMap<Endpoint, Arc<Node>>,
+}
+
+const NOBODY: u16 = u16::MAX;
+
+/// Which slots are whose, as one node says.
+struct Account {
+    /// It sees most of the cluster, and an owner of every slot.
+    sound: bool,
+    epoch: u64,
+    ranges: Vec<(u16, u16, Endpoint)>,
+}
+
+impl Cluster {
+    pub(super) fn new(seeds: Vec<Endpoint>, access: Access, settings: Settings) -> Arc<Cluster> {
+        Arc::new(Cluster {
+            seeds,
+            access,
+            settings,
+            map: Mutex::default(),
+            suspicion: Arc::default(),
+            looks: watch::Sender::new(0),
+            lookout: Lookout::default(),
+        })
+    }
+
+    /// The names of the nodes that were given, for messages.
+    pub(super) fn name(&self) -> String {
+        let mut seeds: Vec<String> = self.seeds.iter().map(Endpoint::to_string).collect();
+        seeds.sort_unstable();
+        seeds.join(",")
+    }
+
+    /// The node that has a slot.
+    pub(super) async fn owner(self: &Arc<Self>, slot: u16) -> Result<Arc<Node>, Fault> {
+        if let Some(node) = self.known_owner(slot) {
+            return Ok(node);
+        }
+        self.look_again().await;
+        self.known_owner(slot).ok_or_else(|| {
+            Fault::NotSent(format!(
+                "no node of the cluster could be asked, or none has slot {slot}"
+            ))
+        })
+    }
+
+    /// All nodes that have slots, in an order that stays.
+    pub(super) async fn masters(self: &Arc<Self>) -> Vec<Arc<Node>> {
+        if self.map().masters.is_empty() {
+            self.look_again().await;
+        }
+        let map = self.map();
+        let nodes = map.masters.iter().filter_map(|at| map.nodes.get(at));
+        nodes.cloned().collect()
+    }
+
+    /// All nodes that there are connections to.
+    pub(super) fn nodes(&self) -> Vec<Arc<Node>> {
+        self.map().nodes.values().cloned().collect()
+    }
+
+    /// A node says that a slot is another's now.
+    pub(super) fn moved(&self, slot: u16, to: &str) -> Option<Arc<Node>> {
+        self.suspect();
+        let endpoint = self.told(slot, to)?;
+        let mut map = self.map();
+        let node = self.node(&mut map, &endpoint)?;
+        let known = map.masters.iter().position(|at| *at == endpoint);
+        let index = known.unwrap_or_else(|| {
+            map.masters.push(endpoint);
+            map.masters.len() - 1
+        });
+        if let Some(owner) = map.slots.get_mut(usize::from(slot)) {
+            *owner = u16::try_from(index).unwrap_or(NOBODY);
+        }
+        Some(node)
+    }
+
+    /// A node says that another has to be asked this once.
+    pub(super) fn asked(&self, slot: u16, to: &str) -> Option<Arc<Node>> {
+        let endpoint = self.told(slot, to)?;
+        self.node(&mut self.map(), &endpoint)
+    }
+
+    /// Something looks as if slots had another owner.
+    pub(super) fn suspect(&self) {
+        self.suspicion.notify_one();
+    }
+
+    /// Looks out for changes from now on, for as long as there is a runtime.
+    fn watch(self: &Arc<Self>) {
+        let (cluster, suspicion) = (Arc::downgrade(self), self.suspicion.clone());
+        self.lookout.keep(|| keep_up(cluster, suspicion));
+    }
+
+    /// Returns when the nodes were asked after this began.
+    async fn look_again(self: &Arc<Self>) {
+        let mut looks = self.looks.subscribe();
+        // One may be under way that began before.
+        let begun = *looks.borrow_and_update();
+        self.watch();
+        self.suspect();
+        let _ = looks.wait_for(|looks| *looks > begun).await;
+    }
+
+    /// Asks the nodes who has what.
+    async fn look(&self) {
+        // Those that there is a connection to already, unless they say nothing.
+        if !self.ask(true).await {
+            self.ask(false).await;
+        }
+        self.looks.send_modify(|looks| *looks += 1);
+    }
+
+    /// Asks some nodes, and follows what they say. Whether they said anything.
+    async fn ask(&self, connected: bool) -> bool {
+        let asking = self
+            .to_ask(connected)
+            .into_iter()
+            .map(|(at, link)| async move {
+                let account = match timeout(PATIENCE, account(&at, &link)).await {
+                    Ok(account) => account,
+                    Err(_) => Err(Fault::NotSent(format!("no answer within {PATIENCE:?}"))),
+                };
+                match account {
+                    Ok(account) => Some(account),
+                    Err(fault) => {
+                        tracing::debug!(%at, ?fault, "a node says nothing of the cluster");
+                        None
+                    }
+                }
+            });
+        let is_sound = |account: &Account| account.sound;
+        let some = |said: &[Option<Option<Account>>]| said.iter().flatten().flatten().any(is_sound);
+        let said = most(asking, some, BRIEFLY).await;
+        let accounts = said.into_iter().flatten().flatten();
+        let latest = accounts.max_by_key(|account| (account.sound, account.epoch));
+        // From a node that is cut off only for want of anything better.
+        let latest = latest.filter(|latest| latest.sound || self.map().masters.is_empty());
+        if let Some(account) = &latest {
+            self.follow(account);
+        }
+        latest.is_some()
+    }
+
+    fn to_ask(&self, connected: bool) -> Vec<(Endpoint, Arc<Link>)> {
+        let mut map = self.map();
+        let known: Vec<Endpoint> = map.masters.iter().chain(&self.seeds).cloned().collect();
+        let mut ask: Vec<(Endpoint, Arc<Link>)> = Vec::new();
+        for at in known {
+            if let Some(node) = self.node(&mut map, &at)
+                && node.commands.leads_to().is_some() == connected
+                && ask.iter().all(|(other, _)| *other != at)
+            {
+                ask.push((at, node.commands.clone()));
+            }
+        }
+        if connected {
+            ask.truncate(ASKED);
+        }
+        ask
+    }
+
+    fn follow(&self, account: &Account) {
+        let mut map = self.map();
+        let mut slots = vec![NOBODY; usize::from(SLOTS)];
+        let mut masters: Vec<Endpoint> = Vec::new();
+        for (first, last, at) in &account.ranges {
+            let index = masters.iter().position(|master| master == at);
+            let index = index.unwrap_or_else(|| {
+                masters.push(at.clone());
+                masters.len() - 1
+            });
+            if let Some(range) = slots.get_mut(usize::from(*first)..=usize::from(*last)) {
+                range.fill(u16::try_from(index).unwrap_or(NOBODY));
+            }
+        }
+        for at in &masters {
+            self.node(&mut map, at);
+        }
+        (map.slots, map.masters) = (slots, masters);
+        let Map { masters, nodes, .. } = &mut *map;
+        let gone: Vec<Arc<Node>> = nodes
+            .extract_if(|at, _| !masters.contains(at))
+            .map(|(_, node)| node)
+            .collect();
+        drop(map);
+        // Not under the lock: whoever waits there is called.
+        for node in gone {
+            node.give_up();
+        }
+    }
+
+    fn known_owner(&self, slot: u16) -> Option<Arc<Node>> {
+        let map = self.map();
+        let index = map.slots.get(usize::from(slot))?;
+        let at = map.masters.get(usize::from(*index))?;
+        map.nodes.get(at).cloned()
+    }
+
+    /// The node at this address, with which nothing needs to be connected yet.
+    fn node(&self, map: &mut Map, at: &Endpoint) -> Option<Arc<Node>> {
+        if let Some(node) = map.nodes.get(at) {
+            return Some(node.clone());
+        }
+        let whereabouts = || {
+            let client = self.access.to_endpoint(at).map_err(Fault::into_error)?;
+            Ok(Whereabouts::Fixed(client))
+        };
+        let node = Node::new(&self.settings, whereabouts).ok()?;
+        map.nodes.insert(at.clone(), node.clone());
+        Some(node)
+    }
+
+    /// An address as the owner of a slot has written it.
+    fn told(&self, slot: u16, address: &str) -> Option<Endpoint> {
+        let map = self.map();
+        let index = map.slots.get(usize::from(slot)).copied();
+        let speaker = index.and_then(|index| map.masters.get(usize::from(index)));
+        Endpoint::told(address, speaker.or_else(|| self.seeds.first())?)
+    }
+
+    fn map(&self) -> MutexGuard<'_, Map> {
+        self.map.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// Looks when there is a reason to, and every now and then.
+async fn keep_up(cluster: Weak<Cluster>, suspicion: Arc<Notify>) {
+    loop {
+        let _ = timeout(PERIOD, suspicion.notified()).await;
+        match cluster.upgrade() {
+            Some(cluster) => cluster.look().await,
+            None => return,
+        }
+        sleep(PAUSE).await;
+    }
+}
+
+/// What a node knows.
+async fn account(at: &Endpoint, link: &Arc<Link>) -> Result<Account, Fault> {
+    let mut live = link.live().await?;
+    let info = link
+        .ask(&mut live, redis::cmd("CLUSTER").arg("INFO"))
+        .await?;
+    let slots = link
+        .ask(&mut live, redis::cmd("CLUSTER").arg("SLOTS"))
+        .await?;
+    if let Value::ServerError(error) = &slots {
+        return Err(Fault::answered(error, ""));
+    }
+    let info: String = redis::from_redis_value(info).map_err(|e| Fault::refused(&e.into()))?;
+    let figure = |name: &str| {
+        let lines = info.lines().filter_map(|line| line.split_once(':'));
+        lines
+            .filter(|(it, _)| *it == name)
+            .map(|(_, value)| value.trim())
+            .next()
+    };
+    let epoch = figure("cluster_current_epoch").and_then(|epoch| epoch.parse().ok());
+    let Value::Array(ranges) = slots else {
+        return Err(Fault::NotSent("an answer of an unknown form".into()));
+    };
+    Ok(Account {
+        // Whoever is cut off from most of the cluster knows it.
+        sound: figure("cluster_state") == Some("ok"),
+        epoch: epoch.unwrap_or(0),
+        ranges: ranges
+            .iter()
+            .filter_map(|range| self::range(at, range))
+            .collect(),
+    })
+}
+
+/// `[first, last, [host, port, …], replicas…]`
+fn range(speaker: &Endpoint, range: &Value) -> Option<(u16, u16, Endpoint)> {
+    let Value::Array(parts) = range else {
+        return None;
+    };
+    let [
+        Value::Int(first),
+        Value::Int(last),
+        Value::Array(master),
+        ..,
+    ] = parts.as_slice()
+    else {
+        return None;
+    };
+    let host = match master.first() {
+        Some(Value::BulkString(host)) => std::str::from_utf8(host).ok()?,
+        Some(Value::SimpleString(host)) => host,
+        // The one that speaks does not know its own.
+        Some(Value::Nil) => "",
+        _ => return None,
+    };
+    let Some(Value::Int(port)) = master.get(1) else {
+        return None;
+    };
+    let endpoint = speaker.or_host(host, u16::try_from(*port).ok()?);
+    Some((
+        u16::try_from(*first).ok()?,
+        u16::try_from(*last).ok().filter(|last| *last < SLOTS)?,
+        endpoint,
+    ))
+}

@@ -1,0 +1,274 @@
+//! Sentinels: which server is the master, and when that changes.
+//!
+//! A sentinel may be dead, slow, cut off or plainly wrong. So all are asked, the answer that most of
+//! them give is taken, and the server that is meant has to agree ([`super::link`] asks it for its
+//! role). What they publish is only a reason to ask again.
+
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, PoisonError, Weak};
+use std::time::Duration;
+
+use redis::Value;
+use tokio::sync::Notify;
+use tokio::time::{sleep, timeout};
+
+use super::access::{Access, Endpoint};
+use super::fault::Fault;
+use super::link::{Link, Listening, Whereabouts};
+use super::lookout::Lookout;
+use crate::error::Result;
+use crate::several::most;
+use crate::store::{Ear, SharedEar};
+
+/// What is published when another server has become the master.
+const SWITCHED: &str = "+switch-master";
+
+/// How long one sentinel may take: with this a failover is followed although some of them hang.
+const PATIENCE: Duration = Duration::from_secs(1);
+
+/// When most of them agree, the others are not waited for longer than this.
+const BRIEFLY: Duration = Duration::from_millis(100);
+
+/// How soon a sentinel whose connection broke is listened to again.
+const RETURN: Duration = Duration::from_secs(3);
+
+pub(super) struct Sentinels {
+    master: String,
+    /// How the data servers are spoken to.
+    data: Access,
+    sentinels: Vec<(Endpoint, Arc<Link>)>,
+    changed: Arc<Changed>,
+    /// The links that follow the master.
+    followers: Mutex<Vec<Weak<Link>>>,
+    lookout: Lookout,
+}
+
+/// What one sentinel says of the master.
+#[derive(Debug, Clone, PartialEq, Eq)]
+struct Opinion {
+    endpoint: Endpoint,
+    /// Grows with every failover.
+    epoch: u64,
+}
+
+/// Hears what the sentinels publish.
+#[derive(Default)]
+struct Changed(Notify);
+
+impl Sentinels {
+    pub(super) fn new(
+        sentinels: &[Endpoint],
+        access: &Access,
+        master: String,
+        data: Access,
+        connect_timeout: Duration,
+    ) -> Result<Arc<Sentinels>> {
+        let changed = Arc::new(Changed::default());
+        let ear: SharedEar = changed.clone();
+        let limit = connect_timeout.min(PATIENCE);
+        let link = |endpoint: &Endpoint| {
+            let client = access.to_endpoint(endpoint).map_err(Fault::into_error)?;
+            let whereabouts = Whereabouts::Fixed(client);
+            let link = Link::new(whereabouts, limit, ear.clone(), Listening::Restored);
+            link.want(SWITCHED);
+            Ok((endpoint.clone(), link))
+        };
+        Ok(Arc::new(Sentinels {
+            master,
+            data,
+            sentinels: sentinels.iter().map(link).collect::<Result<_>>()?,
+            changed,
+            followers: Mutex::default(),
+            lookout: Lookout::default(),
+        }))
+    }
+
+    /// Has a link given up when it leads to what is no longer the master.
+    pub(super) fn lead(&self, link: &Arc<Link>) {
+        let followers = &mut self
+            .followers
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner);
+        followers.push(Arc::downgrade(link));
+    }
+
+    /// The name of the master, for messages.
+    pub(super) fn name(&self) -> String {
+        let mut all: Vec<String> = self
+            .sentinels
+            .iter()
+            .map(|(at, _)| at.to_string())
+            .collect();
+        all.sort_unstable();
+        format!("{}@{}/{}", self.master, all.join(","), self.data.db())
+    }
+
+    /// Something looks as if there had been a failover.
+    pub(super) fn suspect(&self) {
+        self.changed.0.notify_one();
+    }
+
+    /// A client of the server that is the master, as far as most sentinels know.
+    pub(super) async fn master(self: &Arc<Self>) -> Result<(redis::Client, Endpoint), Fault> {
+        let endpoint = self.ask_all().await?;
+        let client = self.data.to_endpoint(&endpoint)?;
+        let weak = Arc::downgrade(self);
+        self.lookout.keep(|| watch(weak, self.changed.clone()));
+        Ok((client, endpoint))
+    }
+
+    async fn ask_all(&self) -> Result<Endpoint, Fault> {
+        let asking = self.sentinels.iter().map(|(at, link)| async move {
+            let said = match timeout(PATIENCE, self.ask(at, link)).await {
+                Ok(said) => said,
+                Err(_) => Err(Fault::NotSent(format!("no answer within {PATIENCE:?}"))),
+            };
+            said.map_err(|fault| (at, fault))
+        });
+        let agree = |said: &[Option<std::result::Result<Option<Opinion>, _>>]| {
+            let votes = most_say(opinions(said)).map_or(0, |(_, votes)| votes);
+            votes * 2 > said.len()
+        };
+        let said = most(asking, agree, BRIEFLY).await;
+        if let Some((endpoint, _)) = most_say(opinions(&said)) {
+            return Ok(endpoint);
+        }
+        let mut reasons = Vec::new();
+        for said in said.into_iter().flatten() {
+            reasons.push(match said {
+                // Credentials that are wrong stay wrong.
+                Err((_, fault @ Fault::Final(_))) => return Err(fault),
+                Err((at, fault)) => format!("{at}: {}", fault.into_error()),
+                Ok(_) => format!("no sentinel knows a master called {:?}", self.master),
+            });
+        }
+        reasons.dedup();
+        Err(Fault::NotSent(reasons.join("; ")))
+    }
+
+    /// `None`: it does not know that master.
+    async fn ask(&self, at: &Endpoint, link: &Arc<Link>) -> Result<Option<Opinion>, Fault> {
+        let mut live = link.live().await?;
+        let address = redis::cmd("SENTINEL")
+            .arg("GET-MASTER-ADDR-BY-NAME")
+            .arg(&self.master)
+            .take();
+        // Flags and epoch; the address in it is the old one until a failover is over.
+        let facts = redis::cmd("SENTINEL")
+            .arg("MASTER")
+            .arg(&self.master)
+            .take();
+        let address = link.ask(&mut live, &address).await?;
+        let Some((host, port)) = redis::from_redis_value::<Option<(String, u16)>>(address)
+            .map_err(|e| Fault::refused(&e.into()))?
+        else {
+            return Ok(None);
+        };
+        let facts = link.ask(&mut live, &facts).await?;
+        Ok(Some(Opinion {
+            endpoint: at.or_host(&host, port),
+            epoch: epoch(facts),
+        }))
+    }
+
+    /// Has those connections given up that lead elsewhere than to the master.
+    async fn look(&self) {
+        let Ok(master) = self.ask_all().await else {
+            return;
+        };
+        let followers = self
+            .followers
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner);
+        for link in followers.iter().filter_map(Weak::upgrade) {
+            let elsewhere = |endpoint: &Endpoint| *endpoint != master;
+            if link.leads_to().flatten().as_ref().is_some_and(elsewhere) {
+                tracing::info!(%master, name = self.master, "following a failover");
+                link.give_up();
+            }
+        }
+    }
+}
+
+/// Asks again when there is a reason to. Also keeps the connections to the sentinels, on which it
+/// hears of one.
+async fn watch(sentinels: Weak<Sentinels>, changed: Arc<Changed>) {
+    changed.0.notify_one();
+    loop {
+        changed.0.notified().await;
+        let Some(sentinels) = sentinels.upgrade() else {
+            return;
+        };
+        sentinels.look().await;
+        let deaf = sentinels
+            .sentinels
+            .iter()
+            .any(|(_, link)| link.leads_to().is_none());
+        drop(sentinels);
+        if deaf {
+            sleep(RETURN).await;
+            changed.0.notify_one();
+        }
+    }
+}
+
+impl Ear for Changed {
+    fn heard(&self, _: &str) {
+        self.0.notify_one();
+    }
+
+    fn interrupted(&self) {
+        self.0.notify_one();
+    }
+
+    fn ended(&self, _: &str) {
+        self.0.notify_one();
+    }
+}
+
+fn opinions<E>(
+    said: &[Option<std::result::Result<Option<Opinion>, E>>],
+) -> impl Iterator<Item = &Opinion> {
+    said.iter().flatten().flatten().flatten()
+}
+
+/// The address that most of them name, and how many do; of several, the one after the latest
+/// failover.
+fn most_say<'a>(opinions: impl Iterator<Item = &'a Opinion>) -> Option<(Endpoint, usize)> {
+    let mut votes: HashMap<&Endpoint, (usize, u64)> = HashMap::new();
+    for Opinion { endpoint, epoch } in opinions {
+        let (count, latest) = votes.entry(endpoint).or_default();
+        *count += 1;
+        *latest = (*latest).max(*epoch);
+    }
+    let most = votes.into_iter().max_by_key(|(_, votes)| *votes);
+    most.map(|(endpoint, (count, _))| (endpoint.clone(), count))
+}
+
+/// Out of `SENTINEL MASTER`.
+fn epoch(facts: Value) -> u64 {
+    let facts: HashMap<String, String> = redis::from_redis_value(facts).unwrap_or_default();
+    let epoch = facts.get("config-epoch").map(|epoch| epoch.parse());
+    epoch.and_then(Result::ok).unwrap_or_default()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn opinion(port: u16, epoch: u64) -> Opinion {
+        Opinion {
+            endpoint: Endpoint::new("h", port),
+            epoch,
+        }
+    }
+
+    #[test]
+    fn one_that_is_wrong_is_outvoted_however_sure_it_is() {
+        let said = [opinion(1, 7), opinion(2, 3), opinion(2, 3)];
+        assert_eq!(most_say(said.iter()), Some((Endpoint::new("h", 2), 2)));
+        let in_doubt = [opinion(1, 3), opinion(2, 4)];
+        assert_eq!(most_say(in_doubt.iter()), Some((Endpoint::new("h", 2), 1)));
+        assert_eq!(most_say([].iter()), None);
+    }
+}

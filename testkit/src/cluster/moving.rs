@@ -1,0 +1,155 @@
+//! Slots change hands while the cluster works.
+
+use redis::Value;
+
+use super::Cluster;
+use super::slots::{known_master, ranges};
+use crate::server::Server;
+use crate::until::until;
+
+impl Cluster {
+    /// Moves a slot with all its keys to another master, as `redis-cli --cluster reshard` does.
+    ///
+    /// # Panics
+    ///
+    /// When a node refuses.
+    pub fn move_slot(&self, slot: u16, to: usize) {
+        self.move_slots(&[slot], to);
+    }
+
+    /// The first third of it: from now on the owner sends those who ask for keys that it does not
+    /// have to `to` (`ASK`).
+    ///
+    /// # Panics
+    ///
+    /// When a node refuses.
+    pub fn begin_moving(&self, slot: u16, to: usize) {
+        self.begin(&[slot], self.owner(slot), to);
+    }
+
+    /// The second third: moves all keys of the slot.
+    ///
+    /// # Panics
+    ///
+    /// When a node refuses.
+    pub fn move_keys(&self, slot: u16, to: usize) {
+        self.keys(&[slot], self.owner(slot), to);
+    }
+
+    /// A part of it: moves this key only.
+    ///
+    /// # Panics
+    ///
+    /// When a node refuses.
+    pub fn move_key(&self, key: impl AsRef<[u8]>, to: usize) {
+        let from = self.owner_of(key.as_ref());
+        self.migrate(&[key.as_ref().to_vec()], from, to);
+    }
+
+    /// The last third: the slot has another owner, and all know it.
+    ///
+    /// # Panics
+    ///
+    /// When a node refuses.
+    pub fn finish_moving(&self, slot: u16, to: usize) {
+        self.finish(&[slot], self.owner(slot), to);
+    }
+
+    /// All slots must have the same owner.
+    pub(super) fn move_slots(&self, slots: &[u16], to: usize) {
+        let from = self.owner(slots[0]);
+        self.begin(slots, from, to);
+        self.keys(slots, from, to);
+        self.finish(slots, from, to);
+    }
+
+    fn begin(&self, slots: &[u16], from: usize, to: usize) {
+        let id = |place| until("a name", || self.id(place));
+        // In this order: nobody is sent to a node that does not know of it.
+        set_slots(&self.nodes[to], slots, &["IMPORTING", &id(from)]);
+        set_slots(&self.nodes[from], slots, &["MIGRATING", &id(to)]);
+    }
+
+    fn keys(&self, slots: &[u16], from: usize, to: usize) {
+        /// How many go at a time.
+        const BATCH: usize = 100;
+        let mut connection = self.nodes[from].connection();
+        for &slot in slots {
+            let mut some = redis::cmd("CLUSTER");
+            some.arg("GETKEYSINSLOT").arg(slot).arg(BATCH);
+            loop {
+                let keys: Vec<Vec<u8>> = some.query(&mut connection).expect("keys of a slot");
+                if keys.is_empty() {
+                    break;
+                }
+                self.migrate(&keys, from, to);
+            }
+        }
+    }
+
+    fn migrate(&self, keys: &[Vec<u8>], from: usize, to: usize) {
+        let target = &self.nodes[to];
+        let mut migrate = redis::cmd("MIGRATE");
+        migrate
+            .arg("127.0.0.1")
+            .arg(target.port())
+            .arg("")
+            .arg(0)
+            .arg(5000);
+        if let Some(password) = target.password() {
+            migrate.arg("AUTH").arg(password);
+        }
+        migrate.arg("KEYS").arg(keys);
+        let moved: redis::RedisResult<Value> = migrate.query(&mut self.nodes[from].connection());
+        moved.unwrap_or_else(|error| panic!("MIGRATE: {error}"));
+    }
+
+    fn finish(&self, slots: &[u16], from: usize, to: usize) {
+        let id = until("a name", || self.id(to));
+        // In this order: there is no moment in which nobody has the slot.
+        set_slots(&self.nodes[to], slots, &["NODE", &id]);
+        // The rest, and replicas, would hear of it, too, but later. Who has lost its last slot may
+        // have become a replica by what it heard.
+        let from = std::iter::once(&self.nodes[from]);
+        for node in from.chain(self.others(to)) {
+            until("it knows", || match known_master(node)? {
+                Some(_) => Ok(()),
+                None => try_set_slots(node, slots, &["NODE", &id]),
+            });
+        }
+        until("another owner of slots", || self.all_know(slots, to));
+    }
+
+    fn all_know(&self, slots: &[u16], owner: usize) -> Result<(), String> {
+        let port = self.nodes[owner].port();
+        for node in self.running() {
+            let served = ranges(node)?;
+            let its = served.iter().filter(|range| range.master == port);
+            let has = |slot| its.clone().any(|range| range.slots.contains(slot));
+            if !slots.iter().all(has) {
+                return Err(format!("{} does not know", node.port()));
+            }
+        }
+        Ok(())
+    }
+}
+
+/// `CLUSTER SETSLOT`, for each of them.
+fn set_slots(node: &Server, slots: &[u16], what: &[&str]) {
+    let set = try_set_slots(node, slots, what);
+    set.unwrap_or_else(|error| panic!("CLUSTER SETSLOT {what:?}: {error}"));
+}
+
+fn try_set_slots(node: &Server, slots: &[u16], what: &[&str]) -> Result<(), String> {
+    let mut all = redis::pipe();
+    for &slot in slots {
+        all.cmd("CLUSTER").arg("SETSLOT").arg(slot).arg(what);
+    }
+    // Of thousands of errors the first one will do.
+    let answers: redis::RedisResult<Vec<Value>> = all.ignore_errors().query(&mut node.connection());
+    let answers = answers.map_err(|error| error.to_string())?;
+    let refused = answers
+        .into_iter()
+        .find_map(|answer| answer.extract_error().err());
+    refused.map_or(Ok(()), |error| Err(error.to_string()))
+}

@@ -1,0 +1,167 @@
+//! How nodes become a cluster, join it and leave it.
+
+use std::path::Path;
+use std::thread;
+
+use super::slots::{known, known_master};
+use super::{Cluster, ClusterPlan};
+use crate::config;
+use crate::dir::Dir;
+use crate::ports::free_port;
+use crate::sentinels::REPLICATION;
+use crate::server::Server;
+use crate::until::until;
+
+/// How many slots there are.
+const SLOTS: usize = 16_384;
+
+pub(super) fn cluster(plan: ClusterPlan<'_>) -> Cluster {
+    let dir = Dir::new();
+    let args: Vec<String> = plan.args.iter().map(|&arg| arg.into()).collect();
+    let settings = format!(
+        "{REPLICATION}cluster-enabled yes
+cluster-config-file nodes.conf
+cluster-announce-ip 127.0.0.1
+cluster-node-timeout {}
+{}",
+        plan.node_timeout_millis,
+        config::lines(&args)
+    );
+    let count = plan.masters * (1 + plan.replicas);
+    let nodes = thread::scope(|scope| {
+        let start = |place| node(&dir.path().join(format!("node-{place}")), &settings);
+        let starting: Vec<_> = (0..count)
+            .map(|place| scope.spawn(move || start(place)))
+            .collect();
+        let started = starting
+            .into_iter()
+            .map(|node| node.join().expect("it starts"));
+        started.collect()
+    });
+    let cluster = Cluster {
+        nodes,
+        settings,
+        homes: count,
+        dir,
+    };
+    for (place, node) in cluster.nodes[..plan.masters].iter().enumerate() {
+        let first = (SLOTS * place / plan.masters).to_string();
+        let last = (SLOTS * (place + 1) / plan.masters - 1).to_string();
+        let () = node.ask(&["CLUSTER", "ADDSLOTSRANGE", &first, &last]);
+        // Or they would have to find out who has which number, one after the other.
+        let () = node.ask(&["CLUSTER", "SET-CONFIG-EPOCH", &(place + 1).to_string()]);
+    }
+    for place in 1..count {
+        cluster.introduce(place, &cluster.nodes[..place]);
+    }
+    for (place, node) in cluster.nodes.iter().enumerate().skip(plan.masters) {
+        cluster.follow(node, place % plan.masters);
+    }
+    cluster.await_whole();
+    cluster
+}
+
+/// A node that knows nobody.
+fn node(home: &Path, settings: &str) -> Server {
+    // The bus, where nodes talk among themselves, has a port of its own.
+    let settings = |_| format!("{settings}\ncluster-port {}\n", free_port());
+    Server::at_home(home, settings, &[])
+}
+
+impl Cluster {
+    /// Adds a master without slots; returns its place when all know it.
+    ///
+    /// # Panics
+    ///
+    /// When it does not start, or they do not find together.
+    pub fn add_node(&mut self) -> usize {
+        let home = self.dir.path().join(format!("node-{}", self.homes));
+        self.homes += 1;
+        self.nodes.push(node(&home, &self.settings));
+        let place = self.nodes.len() - 1;
+        self.introduce(place, &self.nodes[..place]);
+        self.await_whole();
+        place
+    }
+
+    /// Takes a node out of the cluster and ends it: its slots and replicas go to another master, and
+    /// all forget it. Those after it move up by one place.
+    ///
+    /// # Panics
+    ///
+    /// When it takes too long.
+    pub fn remove_node(&mut self, place: usize) {
+        let id = until("a name", || self.id(place));
+        let heir = until("an heir", || self.heir(place));
+        let slots = until("its slots", || self.slots_of(place));
+        if !slots.is_empty() {
+            self.move_slots(&slots, heir);
+        }
+        for node in self.others(place) {
+            let follows =
+                |id: &String| known_master(node).map(|master| master.as_ref() == Some(id));
+            if until("its own master", || follows(&id)) {
+                self.follow(node, heir);
+            }
+        }
+        // Dead, so that nobody hears of it again.
+        self.nodes[place].kill();
+        for node in self.others(place) {
+            until("a node forgotten", || {
+                if !known(node)?.iter().any(|known| known.id == id) {
+                    return Ok(());
+                }
+                let forget = node.try_ask::<()>(&["CLUSTER", "FORGET", &id]);
+                forget.map_err(|error| error.to_string())
+            });
+        }
+        self.nodes.remove(place);
+        self.await_whole();
+    }
+
+    /// Has a node meet others: every one of them, because it takes longer until they hear of it from
+    /// each other.
+    fn introduce(&self, place: usize, others: &[Server]) {
+        let newcomer = &self.nodes[place];
+        let bus: Vec<String> = newcomer.ask(&["CONFIG", "GET", "cluster-port"]);
+        let port = newcomer.port().to_string();
+        for other in others.iter().filter(|node| node.pid().is_some()) {
+            let () = other.ask(&["CLUSTER", "MEET", "127.0.0.1", &port, &bus[1]]);
+        }
+    }
+
+    /// Has a node become a replica of a master, as soon as it knows it.
+    fn follow(&self, node: &Server, master: usize) {
+        let id = until("a name", || self.id(master));
+        until("a replica", || {
+            let follow = node.try_ask::<()>(&["CLUSTER", "REPLICATE", &id]);
+            follow.map_err(|error| error.to_string())
+        });
+    }
+
+    pub(super) fn others(&self, place: usize) -> impl Iterator<Item = &Server> {
+        let port = self.nodes[place].port();
+        self.running().filter(move |node| node.port() != port)
+    }
+
+    /// Another master that has slots.
+    fn heir(&self, place: usize) -> Result<usize, String> {
+        let port = self.nodes[place].port();
+        let served = self.agreed()?;
+        let mut masters = served.iter().map(|range| range.master);
+        self.place(
+            masters
+                .find(|&master| master != port)
+                .ok_or("no other master")?,
+        )
+    }
+
+    fn slots_of(&self, place: usize) -> Result<Vec<u16>, String> {
+        let port = self.nodes[place].port();
+        let served = self
+            .agreed()?
+            .into_iter()
+            .filter(|range| range.master == port);
+        Ok(served.flat_map(|range| range.slots).collect())
+    }
+}

@@ -1,0 +1,144 @@
+//! Who has which slots, and what nodes know of each other.
+
+use std::ops::RangeInclusive;
+
+use redis::Value;
+
+use crate::server::Server;
+
+/// The slot of a key: of what is between its first `{` and the next `}`, if there is something.
+pub fn slot_of(key: &[u8]) -> u16 {
+    let open = key.iter().position(|&byte| byte == b'{').map(|at| at + 1);
+    let tag = open.and_then(|open| {
+        let length = key[open..].iter().position(|&byte| byte == b'}')?;
+        (length > 0).then(|| &key[open..open + length])
+    });
+    crc16(tag.unwrap_or(key)) % 16_384
+}
+
+/// CRC-16/XMODEM.
+fn crc16(bytes: &[u8]) -> u16 {
+    bytes.iter().fold(0, |crc, &byte| {
+        (0..8).fold(crc ^ (u16::from(byte) << 8), |crc, _| {
+            let shifted = crc << 1;
+            if crc & 0x8000 == 0 {
+                shifted
+            } else {
+                shifted ^ 0x1021
+            }
+        })
+    })
+}
+
+/// Slots that have the same master. Nodes are known by their ports.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) struct Range {
+    pub(super) slots: RangeInclusive<u16>,
+    pub(super) master: u16,
+    pub(super) replicas: Vec<u16>,
+}
+
+/// What a node tells clients about the cluster.
+pub(super) fn ranges(node: &Server) -> Result<Vec<Range>, String> {
+    let answer: redis::RedisResult<Vec<Vec<Value>>> = node.try_ask(&["CLUSTER", "SLOTS"]);
+    let answer = answer.map_err(|error| error.to_string())?;
+    let mut ranges = answer
+        .iter()
+        .map(|entry| range(entry).ok_or_else(|| format!("CLUSTER SLOTS: {entry:?}")))
+        .collect::<Result<Vec<_>, _>>()?;
+    ranges.sort_by_key(|range| *range.slots.start());
+    Ok(ranges)
+}
+
+/// First slot, last slot, master, replicas.
+fn range(entry: &[Value]) -> Option<Range> {
+    let [first, last, master, replicas @ ..] = entry else {
+        return None;
+    };
+    let mut replicas = replicas.iter().map(port).collect::<Option<Vec<_>>>()?;
+    // Nodes tell them in no particular order.
+    replicas.sort_unstable();
+    Some(Range {
+        slots: number(first)?..=number(last)?,
+        master: port(master)?,
+        replicas,
+    })
+}
+
+/// Address, port and more.
+fn port(node: &Value) -> Option<u16> {
+    match node {
+        Value::Array(parts) => number(parts.get(1)?),
+        _ => None,
+    }
+}
+
+fn number(value: &Value) -> Option<u16> {
+    match value {
+        Value::Int(number) => u16::try_from(*number).ok(),
+        _ => None,
+    }
+}
+
+/// What a node knows of a node, be it another or itself.
+#[derive(Debug)]
+pub(super) struct Known {
+    pub(super) id: String,
+    pub(super) port: u16,
+    flags: String,
+    /// The name of its master, if it is a replica.
+    pub(super) master: Option<String>,
+    connected: bool,
+}
+
+impl Known {
+    /// Whether it can be reached, as far as is known.
+    pub(super) fn healthy(&self) -> bool {
+        let bad = |flag| matches!(flag, "fail" | "fail?" | "handshake" | "noaddr");
+        self.connected && !self.flags.split(',').any(bad)
+    }
+}
+
+/// What a node knows of all nodes.
+pub(super) fn known(node: &Server) -> Result<Vec<Known>, String> {
+    let answer: redis::RedisResult<String> = node.try_ask(&["CLUSTER", "NODES"]);
+    let answer = answer.map_err(|error| error.to_string())?;
+    Ok(answer.lines().filter_map(line).collect())
+}
+
+/// The name of a node's master, if it is a replica.
+pub(super) fn known_master(node: &Server) -> Result<Option<String>, String> {
+    let port = node.port();
+    let itself = known(node)?.into_iter().find(|known| known.port == port);
+    Ok(itself.ok_or("it does not know itself")?.master)
+}
+
+/// `id 127.0.0.1:10000@20000 flags master ping pong epoch link slots...`. None for those that have
+/// no address yet.
+fn line(line: &str) -> Option<Known> {
+    let words: Vec<&str> = line.split_whitespace().collect();
+    let address = words.get(1)?.split('@').next()?;
+    Some(Known {
+        id: (*words.first()?).to_owned(),
+        port: address.rsplit(':').next()?.parse().ok()?,
+        flags: (*words.get(2)?).to_owned(),
+        master: words
+            .get(3)
+            .filter(|&&id| id != "-")
+            .map(|&id| id.to_owned()),
+        connected: words.get(7) == Some(&"connected"),
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::slot_of;
+
+    #[test]
+    fn slots_are_as_the_specification_says() {
+        assert_eq!(slot_of(b"123456789"), 0x31c3);
+        assert_eq!(slot_of(b"foo{bar}{zap}"), slot_of(b"bar"));
+        assert_eq!(slot_of(b"foo{{bar}}zap"), slot_of(b"{bar"));
+        assert_ne!(slot_of(b"foo{}{bar}"), slot_of(b"bar"));
+    }
+}

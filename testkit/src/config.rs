@@ -1,0 +1,44 @@
+//! Configuration files, for servers that write down in them what they learn.
+
+use std::path::Path;
+
+/// The lines of a configuration file that say the same as arguments of the command line, such as
+/// `["--requirepass", "x"]`.
+pub(crate) fn lines(args: &[String]) -> String {
+    let mut lines = String::new();
+    for arg in args {
+        match arg.strip_prefix("--") {
+            Some(setting) => lines.extend(["\n", setting]),
+            None => lines.extend([" ", &quoted(arg)]),
+        }
+    }
+    lines + "\n"
+}
+
+/// The password that these settings ask of clients.
+pub(crate) fn password(lines: &str) -> Option<String> {
+    let words = lines.lines().filter_map(|line| line.split_once(' '));
+    let mut passwords = words.filter(|(setting, _)| *setting == "requirepass");
+    let (_, password) = passwords.next_back()?;
+    Some(unquoted(password.trim()))
+}
+
+/// A path as a value of a setting.
+pub(crate) fn path(path: &Path) -> String {
+    path.to_string_lossy().into_owned()
+}
+
+fn quoted(word: &str) -> String {
+    let word = word.replace('\\', "\\\\").replace('"', "\\\"");
+    format!("\"{word}\"")
+}
+
+fn unquoted(word: &str) -> String {
+    let inner = word
+        .strip_prefix('"')
+        .and_then(|word| word.strip_suffix('"'));
+    inner.map_or_else(
+        || word.to_owned(),
+        |word| word.replace("\\\"", "\"").replace("\\\\", "\\"),
+    )
+}

@@ -1,0 +1,345 @@
+//! A master with replicas, watched by sentinels: all of them real.
+
+use std::collections::HashMap;
+use std::thread;
+
+use crate::config;
+use crate::dir::Dir;
+use crate::server::Server;
+use crate::until::until;
+
+/// One master, its replicas, and the sentinels that choose another master when it is gone. All end
+/// as a [`Server`] does, and their files with them.
+///
+/// The servers that hold data keep their place in [`servers`](Sentinels::servers) whatever their
+/// role; the first one is the first master.
+#[derive(Debug)]
+pub struct Sentinels {
+    servers: Vec<Server>,
+    sentinels: Vec<Server>,
+    // After those who write to it, so that it is removed after they have ended.
+    _dir: Dir,
+}
+
+/// How to set up [`Sentinels`].
+#[derive(Debug, Clone, Copy)]
+pub struct SentinelPlan<'a> {
+    /// How many replicas the master has.
+    pub replicas: usize,
+    /// How many sentinels there are.
+    pub sentinels: usize,
+    /// How many of them must find the master gone before they choose another one.
+    pub quorum: usize,
+    /// `down-after-milliseconds`: how long the master does not answer before it counts as gone.
+    pub down_after_millis: u32,
+    /// `failover-timeout`, in milliseconds. After a vote without a winner, or a failover, it takes
+    /// twice as long until the next one begins.
+    pub failover_timeout_millis: u32,
+    /// Further settings of the master and the replicas, such as `["--min-replicas-to-write", "1"]`.
+    pub server_args: &'a [&'a str],
+    /// Further lines in the configuration of each sentinel, such as
+    /// `"sentinel auth-pass mymaster secret"`.
+    pub sentinel_lines: &'a [&'a str],
+}
+
+/// What the sentinels call the master.
+const NAME: &str = "mymaster";
+
+/// The clocks that sentinels have inside, in milliseconds. They find each other, and find out what
+/// has changed, sooner than in 2 and 10 seconds; and when they were stopped or starved, they soon
+/// trust their own eyes again, instead of after 30 seconds (tilt).
+const PACE: &str = "SENTINEL DEBUG info-period 300 publish-period 300 ask-period 300 \
+                    ping-period 300 tilt-period 1000";
+
+impl Default for SentinelPlan<'_> {
+    fn default() -> Self {
+        SentinelPlan {
+            replicas: 2,
+            sentinels: 3,
+            quorum: 2,
+            down_after_millis: 1000,
+            failover_timeout_millis: 3000,
+            server_args: &[],
+            sentinel_lines: &[],
+        }
+    }
+}
+
+impl Sentinels {
+    /// One master, two replicas, three sentinels of which two must agree.
+    pub fn start() -> Sentinels {
+        Sentinels::start_with(SentinelPlan::default())
+    }
+
+    /// The same, otherwise. Returns when everything is in place: replicas are in step, and the
+    /// sentinels know each other and the replicas.
+    ///
+    /// # Panics
+    ///
+    /// When something does not start, or they do not find together.
+    pub fn start_with(plan: SentinelPlan<'_>) -> Sentinels {
+        let dir = Dir::new();
+        let args: Vec<String> = plan.server_args.iter().map(|&arg| arg.into()).collect();
+        let server = |place: usize, of_its_own: &str| {
+            let lines = format!("{REPLICATION}{of_its_own}{}", config::lines(&args));
+            let home = dir.path().join(format!("server-{place}"));
+            Server::at_home(&home, |_| lines.clone(), &[])
+        };
+        let master = server(0, "");
+        let follow = format!("replicaof 127.0.0.1 {}\n", master.port());
+        let watch = watch(&plan, master.port());
+        let sentinel = |place: usize| {
+            let home = dir.path().join(format!("sentinel-{place}"));
+            let sentinel = Server::at_home(&home, |_| watch.clone(), &["--sentinel"]);
+            hurry(&sentinel);
+            sentinel
+        };
+        let (servers, sentinels) = thread::scope(|scope| {
+            let (server, sentinel, follow) = (&server, &sentinel, &follow);
+            let replicas =
+                (1..=plan.replicas).map(|place| scope.spawn(move || server(place, follow)));
+            let replicas: Vec<_> = replicas.collect();
+            let sentinels = (0..plan.sentinels).map(|place| scope.spawn(move || sentinel(place)));
+            let sentinels: Vec<_> = sentinels.collect();
+            let join =
+                |thread: thread::ScopedJoinHandle<'_, Server>| thread.join().expect("it starts");
+            let servers = std::iter::once(master).chain(replicas.into_iter().map(join));
+            (servers.collect(), sentinels.into_iter().map(join).collect())
+        });
+        let all = Sentinels {
+            servers,
+            sentinels,
+            _dir: dir,
+        };
+        all.await_whole();
+        all
+    }
+
+    /// The URL for clients: the addresses of the sentinels.
+    pub fn url(&self) -> String {
+        let addresses = self
+            .sentinels
+            .iter()
+            .map(|s| format!("127.0.0.1:{}", s.port()));
+        let addresses: Vec<_> = addresses.collect();
+        format!("redis+sentinel://{}/{NAME}", addresses.join(","))
+    }
+
+    /// The master and the replicas.
+    pub fn servers(&self) -> &[Server] {
+        &self.servers
+    }
+
+    /// The sentinels.
+    pub fn sentinels(&self) -> &[Server] {
+        &self.sentinels
+    }
+
+    /// The place of the server that is the master: most sentinels that answer say so, and it does.
+    /// Waits while they disagree.
+    ///
+    /// # Panics
+    ///
+    /// When they do not come to an agreement.
+    pub fn master(&self) -> usize {
+        until("one master", || self.agreed())
+    }
+
+    /// Waits until another server is the master than `old`; returns its place.
+    ///
+    /// # Panics
+    ///
+    /// When it takes too long.
+    pub fn await_new_master(&self, old: usize) -> usize {
+        until("a new master", || match self.agreed()? {
+            master if master == old => Err(format!("it is still server {old}")),
+            master => Ok(master),
+        })
+    }
+
+    /// Has a sentinel put a replica in the master's place, and waits until it is done. Returns the
+    /// new master's place.
+    ///
+    /// # Panics
+    ///
+    /// When it takes too long.
+    pub fn fail_over(&self) -> usize {
+        let old = self.master();
+        until("a failover", || {
+            let answers = self.sentinels.iter().map(|sentinel| {
+                let asked = sentinel.try_ask::<()>(&["SENTINEL", "FAILOVER", NAME]);
+                asked.map_err(|error| error.to_string())
+            });
+            // One is enough. It refuses while it does not know a good replica.
+            let mut missing = String::new();
+            for answer in answers {
+                match answer {
+                    Ok(()) => return Ok(()),
+                    Err(error) => missing = error,
+                }
+            }
+            Err(missing)
+        });
+        self.await_new_master(old)
+    }
+
+    /// Waits until everything that runs is in place again, as it was at the start: the replicas
+    /// follow the master, and the sentinels see them all.
+    ///
+    /// # Panics
+    ///
+    /// When it takes too long, such as when somebody is frozen.
+    pub fn await_whole(&self) {
+        until("master, replicas and sentinels together", || self.whole());
+    }
+
+    /// Runs one command on a server, on a connection of its own.
+    ///
+    /// # Panics
+    ///
+    /// When the command fails or its answer is not of the wanted type.
+    pub fn ask<T: redis::FromRedisValue>(&self, place: usize, command: &[&str]) -> T {
+        self.servers[place].ask(command)
+    }
+
+    /// Kills a server as `kill -9` does.
+    pub fn kill(&mut self, place: usize) {
+        self.servers[place].kill();
+    }
+
+    /// Starts a killed server again, in the role that it had.
+    pub fn restart(&mut self, place: usize) {
+        self.servers[place].restart();
+    }
+
+    /// Stops a server: connections stay, nothing is answered.
+    pub fn freeze(&self, place: usize) {
+        self.servers[place].freeze();
+    }
+
+    /// Lets a frozen server go on.
+    pub fn thaw(&self, place: usize) {
+        self.servers[place].thaw();
+    }
+
+    /// Kills a sentinel as `kill -9` does.
+    pub fn kill_sentinel(&mut self, place: usize) {
+        self.sentinels[place].kill();
+    }
+
+    /// Starts a killed sentinel again. It knows what it knew.
+    pub fn restart_sentinel(&mut self, place: usize) {
+        self.sentinels[place].restart();
+        hurry(&self.sentinels[place]);
+    }
+
+    /// Stops a sentinel: connections stay, nothing is answered.
+    pub fn freeze_sentinel(&self, place: usize) {
+        self.sentinels[place].freeze();
+    }
+
+    /// Lets a frozen sentinel go on.
+    pub fn thaw_sentinel(&self, place: usize) {
+        self.sentinels[place].thaw();
+    }
+
+    fn agreed(&self) -> Result<usize, String> {
+        let running = self
+            .sentinels
+            .iter()
+            .filter(|sentinel| sentinel.pid().is_some());
+        let said = running.filter_map(|sentinel| {
+            let question = ["SENTINEL", "GET-MASTER-ADDR-BY-NAME", NAME];
+            let (_, port) = sentinel.try_ask::<(String, u16)>(&question).ok()?;
+            Some(port)
+        });
+        let said: Vec<u16> = said.collect();
+        let ports = self.servers.iter().map(Server::port);
+        let most = ports.enumerate().find(|(_, port)| {
+            let votes = said.iter().filter(|&said| said == port).count();
+            votes * 2 > said.len()
+        });
+        let (place, _) = most.ok_or_else(|| format!("sentinels say {said:?}"))?;
+        let role: Vec<redis::Value> = self.servers[place]
+            .try_ask(&["ROLE"])
+            .map_err(|error| format!("server {place}: {error}"))?;
+        match role.first() {
+            Some(redis::Value::BulkString(role)) if role == b"master" => Ok(place),
+            role => Err(format!("server {place} is {role:?}")),
+        }
+    }
+
+    fn whole(&self) -> Result<(), String> {
+        let master = self.agreed()?;
+        let running = |servers: &[Server]| servers.iter().filter(|s| s.pid().is_some()).count();
+        let replicas = running(&self.servers) - 1;
+        let info: String = self.servers[master]
+            .try_ask(&["INFO", "replication"])
+            .map_err(|error| error.to_string())?;
+        let online = info
+            .lines()
+            .filter(|line| line.contains("state=online"))
+            .count();
+        if online != replicas {
+            return Err(format!("{online} of {replicas} replicas are in step"));
+        }
+        for sentinel in self.sentinels.iter().filter(|s| s.pid().is_some()) {
+            let port = sentinel.port();
+            let known = |what: &str, healthy: fn(&Seen) -> bool| {
+                let seen: Vec<Seen> = sentinel
+                    .try_ask(&["SENTINEL", what, NAME])
+                    .map_err(|error| error.to_string())?;
+                Ok::<usize, String>(seen.iter().filter(|seen| healthy(seen)).count())
+            };
+            let in_step = known("REPLICAS", |seen| {
+                is(seen, "flags", "slave") && is(seen, "master-link-status", "ok")
+            })?;
+            if in_step != replicas {
+                return Err(format!("{port} knows {in_step} of {replicas} replicas"));
+            }
+            let others = running(&self.sentinels) - 1;
+            let met = known("SENTINELS", |seen| is(seen, "flags", "sentinel"))?;
+            if met != others {
+                return Err(format!("{port} knows {met} of {others} sentinels"));
+            }
+        }
+        Ok(())
+    }
+}
+
+/// What a sentinel knows of another process.
+type Seen = HashMap<String, String>;
+
+fn is(seen: &Seen, what: &str, value: &str) -> bool {
+    seen.get(what).is_some_and(|found| found == value)
+}
+
+/// Replicas are in step as soon as they can: they do not wait for others to join, and every second
+/// they hear how far they should be.
+pub(crate) const REPLICATION: &str = "\nrepl-diskless-sync-delay 0\nrepl-ping-replica-period 1\n";
+
+fn watch(plan: &SentinelPlan<'_>, port: u16) -> String {
+    let SentinelPlan {
+        quorum,
+        down_after_millis,
+        failover_timeout_millis,
+        ..
+    } = plan;
+    let replicas = plan.replicas.max(1);
+    let further = plan.sentinel_lines.join("\n");
+    format!(
+        "sentinel monitor {NAME} 127.0.0.1 {port} {quorum}
+sentinel down-after-milliseconds {NAME} {down_after_millis}
+sentinel failover-timeout {NAME} {failover_timeout_millis}
+sentinel parallel-syncs {NAME} {replicas}
+{further}
+"
+    )
+}
+
+/// Has a sentinel do everything more often than it would.
+fn hurry(sentinel: &Server) {
+    let pace: Vec<&str> = PACE.split_whitespace().collect();
+    // Where there is no such command everything works, but slowly.
+    let _ = sentinel.try_ask::<()>(&pace);
+}

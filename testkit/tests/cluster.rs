@@ -1,0 +1,98 @@
+//! A cluster: its slots, its nodes, and who takes whose place.
+
+use redlatch_testkit::{Cluster, ClusterPlan, Takeover};
+
+const KEY: &str = "key";
+
+/// As many nodes as there must be for a vote.
+fn without_replicas() -> Cluster {
+    Cluster::start_with(ClusterPlan {
+        replicas: 0,
+        ..ClusterPlan::default()
+    })
+}
+
+#[test]
+fn a_replica_takes_the_place_of_a_killed_master() {
+    let mut cluster = Cluster::start();
+    let master = cluster.owner_of(KEY);
+    let replica = cluster.replica_of(master);
+    // On one connection: only what it wrote is waited for.
+    let written: (String, usize) = redis::pipe()
+        .set(KEY, "value")
+        .cmd("WAIT")
+        .arg(&[1, 0])
+        .query(&mut cluster.nodes()[master].connection())
+        .expect("a master");
+    assert_eq!(written.1, 1);
+
+    cluster.kill(master);
+    assert_eq!(cluster.await_owner_change(KEY, master), replica);
+    assert_eq!(cluster.ask::<String>(replica, &["GET", KEY]), "value");
+
+    cluster.restart(master);
+    cluster.await_whole();
+    assert_eq!(cluster.owner_of(KEY), replica);
+    assert_eq!(cluster.replica_of(replica), master);
+}
+
+#[test]
+fn a_replica_takes_its_place_when_told_to() {
+    for how in [Takeover::Orderly, Takeover::Force, Takeover::Alone] {
+        let cluster = Cluster::start();
+        let master = cluster.owner_of(KEY);
+        let replica = cluster.replica_of(master);
+        cluster.fail_over(replica, how);
+        assert_eq!(cluster.owner_of(KEY), replica, "{how:?}");
+        cluster.await_whole();
+        assert_eq!(cluster.replica_of(replica), master, "{how:?}");
+    }
+}
+
+#[test]
+fn a_slot_moves_with_its_keys() {
+    let cluster = without_replicas();
+    let slot = cluster.slot_of(KEY);
+    let from = cluster.owner_of(KEY);
+    let to = (from + 1) % 3;
+    let keys: Vec<String> = (0..250).map(|n| format!("{{{KEY}}}{n}")).collect();
+    for key in &keys {
+        let () = cluster.ask(from, &["SET", key, "value"]);
+    }
+
+    cluster.begin_moving(slot, to);
+    let refused = cluster.nodes()[from].try_ask::<()>(&["GET", KEY]);
+    let refused = refused.expect_err("the key is not here").to_string();
+    assert!(refused.to_lowercase().contains("ask"), "{refused}");
+    cluster.move_key(&keys[0], to);
+    let () = cluster.ask(from, &["GET", &keys[1]]);
+    let refused = cluster.nodes()[from].try_ask::<()>(&["GET", &keys[0]]);
+    assert!(refused.is_err(), "the key has moved");
+    cluster.move_keys(slot, to);
+    assert_eq!(cluster.owner_of(KEY), from);
+    cluster.finish_moving(slot, to);
+
+    assert_eq!(cluster.owner_of(KEY), to);
+    for key in &keys {
+        assert_eq!(cluster.ask::<String>(to, &["GET", key]), "value");
+    }
+    cluster.move_slot(slot, from);
+    assert_eq!(cluster.owner_of(KEY), from);
+    assert_eq!(cluster.ask::<String>(from, &["GET", &keys[0]]), "value");
+    cluster.await_whole();
+}
+
+#[test]
+fn nodes_join_and_leave() {
+    let mut cluster = without_replicas();
+    let owner = cluster.owner_of(KEY);
+    let () = cluster.ask(owner, &["SET", KEY, "value"]);
+    assert_eq!(cluster.add_node(), 3);
+    cluster.move_slot(cluster.slot_of(KEY), 3);
+    cluster.remove_node(owner);
+    assert_eq!(cluster.nodes().len(), 3);
+    assert_eq!(cluster.owner_of(KEY), 2);
+    cluster.remove_node(2);
+    let owner = cluster.owner_of(KEY);
+    assert_eq!(cluster.ask::<String>(owner, &["GET", KEY]), "value");
+}
