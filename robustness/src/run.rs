@@ -135,7 +135,7 @@ fn wind_up(scene: &mut Scene, lease: Duration) -> Result<Vec<Violation>> {
     for kept in visit(&scene.site.url(), names, lease + MARGIN)? {
         found.push(violation(Rule::LeftOver, format!("cannot be had: {kept}")));
     }
-    let site = scene.site.as_mut();
+    let site = scene.site.as_ref();
     for key in left_over(keys, site, lease + MARGIN)? {
         found.push(violation(Rule::LeftOver, format!("the key {key}")));
     }
@@ -152,14 +152,14 @@ fn wind_up(scene: &mut Scene, lease: Duration) -> Result<Vec<Violation>> {
 /// What is still there after this time.
 fn left_over(
     look: fn(&Server) -> Result<Vec<String>>,
-    site: &mut dyn Site,
+    site: &dyn Site,
     limit: Duration,
 ) -> Result<Vec<String>> {
     let end = Instant::now() + limit;
     loop {
         let mut left = Vec::new();
         for master in site.masters() {
-            left.extend(look(master)?);
+            left.extend(look(site.server(master))?);
         }
         if left.is_empty() || Instant::now() > end {
             return Ok(left);
@@ -186,13 +186,20 @@ fn keys(server: &Server) -> Result<Vec<String>> {
 }
 
 fn channels(server: &Server) -> Result<Vec<String>> {
-    ask(server, &["PUBSUB", "CHANNELS"])
+    let mut channels: Vec<String> = ask(server, &["PUBSUB", "CHANNELS"])?;
+    channels.extend(ask::<Vec<String>>(server, &["PUBSUB", "SHARDCHANNELS"])?);
+    // Sentinels have their own.
+    channels.retain(|channel| channel != "__sentinel__:hello");
+    Ok(channels)
 }
 
-/// All connections but the one that asks.
+/// All connections but the one that asks, and those of replicas, masters and sentinels.
 fn connections(server: &Server) -> Result<Vec<String>> {
     let list: String = ask(server, &["CLIENT", "LIST"])?;
-    let others = list.lines().filter(|line| !line.contains("cmd=client"));
+    let own = ["cmd=client", "flags=S", "flags=M", "name=sentinel-"];
+    let others = list
+        .lines()
+        .filter(|line| !own.iter().any(|own| line.contains(own)));
     Ok(others.map(str::to_owned).collect())
 }
 

@@ -9,10 +9,31 @@ use redlatch_testkit::{Proxy, Server};
 use crate::Result;
 use crate::clock::now;
 use crate::crew::{Crew, lock};
-use crate::history::{DataLost, History, Window};
+use crate::history::{DataLost, Forgetting, History, Window};
 use crate::random::Random;
 use crate::site::Site;
 use crate::worker::Worker;
+
+/// All data is gone.
+pub(crate) const NO_DATA: Forgetting = Forgetting {
+    tokens: true,
+    why: "a store that loses its data gives away what is held, and its tokens begin anew; holders learn \
+          of it at their next renewal, a third of the lease later at most",
+};
+
+/// The keys of some locks are gone.
+pub(crate) const KEYS_GONE: Forgetting = Forgetting {
+    tokens: false,
+    why: "who deletes a lock's key gives away what is held; its holder learns of it at the next \
+          renewal, a third of the lease later at most",
+};
+
+/// What was written last is gone.
+pub(crate) const UNREPLICATED: Forgetting = Forgetting {
+    tokens: true,
+    why: "a replica that takes its master's place does not know what had not reached it, neither locks \
+          nor tokens; holders learn of it at their next renewal, a third of the lease later at most",
+};
 
 pub(crate) struct Scene {
     pub(crate) site: Box<dyn Site>,
@@ -24,14 +45,24 @@ pub(crate) struct Scene {
 }
 
 impl Scene {
-    /// The server to break: one that takes writes.
-    pub(crate) fn master(&mut self) -> Result<&mut Server> {
-        let mut masters = self.site.masters();
+    /// The place of a server to break: one that takes writes.
+    pub(crate) fn master(&mut self) -> Result<usize> {
+        let masters = self.site.masters();
         let at = self.random.below(masters.len());
-        if masters.is_empty() {
-            return Err("nobody takes writes".into());
-        }
-        Ok(masters.swap_remove(at))
+        masters.get(at).copied().ok_or("nobody takes writes".into())
+    }
+
+    pub(crate) fn server(&self, place: usize) -> &Server {
+        self.site.server(place)
+    }
+
+    /// The server that has a name.
+    pub(crate) fn owner(&mut self, name: &str) -> Result<&Server> {
+        let place = match self.site.cluster() {
+            Some(cluster) => cluster.owner_of(name),
+            None => self.master()?,
+        };
+        Ok(self.server(place))
     }
 
     pub(crate) fn network(&self) -> Result<&Proxy> {
@@ -50,26 +81,29 @@ impl Scene {
         done
     }
 
-    /// Breaks something so that nobody is answered any more, and makes it whole after this time.
+    /// Breaks something so that the store answers nobody any more, and makes it whole after this time.
+    /// Where there are several servers, others may answer in its place.
     pub(crate) fn cut(
         &mut self,
         lasts: Duration,
-        break_: impl FnOnce(&mut Scene) -> Result<()>,
-        mend: impl FnOnce(&mut Scene) -> Result<()>,
+        break_: impl FnOnce(&mut Scene),
+        mend: impl FnOnce(&mut Scene),
     ) -> Result<()> {
+        let alone = self.site.is_alone();
         self.broken(|scene| {
-            break_(scene)?;
+            break_(scene);
             let from = now();
             sleep(lasts);
-            scene.window(from, true);
-            mend(scene)
+            scene.window(from, alone);
+            mend(scene);
+            Ok(())
         })
     }
 
     /// The store forgets what is held while this goes on.
     pub(crate) fn forgets<T>(
         &mut self,
-        tokens: bool,
+        forgetting: Forgetting,
         while_: impl FnOnce(&mut Scene) -> Result<T>,
     ) -> Result<T> {
         let from = now();
@@ -77,7 +111,7 @@ impl Scene {
         lock(&self.history).data_lost.push(DataLost {
             from,
             until: now(),
-            tokens,
+            forgetting,
         });
         done
     }

@@ -81,30 +81,19 @@ pub(crate) fn check(history: &History, losses: Losses, tallies: &[Tally]) -> Vec
 
 /// Why a violation could not be avoided, if that is so: in the words of the promise that is not made.
 pub(crate) fn explain(violation: &Violation, history: &History) -> Option<&'static str> {
-    let next_renewal = history.lease / 3 + nanos(MARGIN);
-    let lost = |within: Time| {
-        history
-            .data_lost
-            .iter()
-            .any(|data| data.from <= violation.from && violation.until <= data.until + within)
+    let within = match violation.rule {
+        Rule::Exclusion => history.lease / 3 + nanos(MARGIN),
+        Rule::LostWithoutNeed => history.lease + nanos(MARGIN),
+        // What was written once is never put right again.
+        Rule::Tokens | Rule::LostWrite => Time::MAX / 4,
+        _ => return None,
     };
-    let tokens_lost = || {
-        let mut lost = history.data_lost.iter().filter(|data| data.tokens);
-        lost.any(|data| data.from <= violation.from)
-    };
-    match violation.rule {
-        Rule::Exclusion if lost(next_renewal) => Some(
-            "a store that loses its data gives away what is held; holders learn of it at their next \
-             renewal, a third of the lease later at most",
-        ),
-        Rule::LostWithoutNeed if lost(history.lease + nanos(MARGIN)) => {
-            Some("a store that loses its data loses the locks")
-        }
-        Rule::Tokens | Rule::LostWrite if tokens_lost() => {
-            Some("a store that loses its data begins anew with token 1")
-        }
-        _ => None,
-    }
+    let tokens = matches!(violation.rule, Rule::Tokens | Rule::LostWrite);
+    let mut lost = history.data_lost.iter().filter(|lost| {
+        let in_time = lost.from <= violation.from && violation.until <= lost.until + within;
+        in_time && (lost.forgetting.tokens || !tokens)
+    });
+    lost.next_back().map(|lost| lost.forgetting.why)
 }
 
 impl std::fmt::Display for Violation {

@@ -6,7 +6,7 @@ use super::server::ask;
 use super::{BASE, Fault, Lasts};
 use crate::Result;
 use crate::checker::Losses;
-use crate::scene::Scene;
+use crate::scene::{KEYS_GONE, NO_DATA, Scene};
 
 pub(super) const FAULTS: [Fault; 2] = [
     Fault {
@@ -15,8 +15,11 @@ pub(super) const FAULTS: [Fault; 2] = [
         losses: Losses::Some,
         soaks: false,
         act: |scene, lasts| {
-            scene.forgets(true, |scene| {
-                scene.broken(|scene| ask(scene.master()?, &["FLUSHALL"]))
+            scene.forgets(NO_DATA, |scene| {
+                scene.broken(|scene| {
+                    let master = scene.master()?;
+                    ask(scene.server(master), &["FLUSHALL"])
+                })
             })?;
             sleep(lasts);
             Ok(())
@@ -32,7 +35,7 @@ pub(super) const FAULTS: [Fault; 2] = [
         times: 1,
         soaks: false,
         act: |scene, lasts| {
-            scene.forgets(false, |scene| {
+            scene.forgets(KEYS_GONE, |scene| {
                 scene.broken(|scene| overwrite(scene, lasts / 3))
             })
         },
@@ -44,13 +47,13 @@ fn overwrite(scene: &mut Scene, lasts: std::time::Duration) -> Result<()> {
     let names = scene.names();
     let others: Vec<&String> = names.iter().step_by(2).collect();
     for name in &others {
-        let master = scene.master()?;
-        ask(master, &["DEL", name])?;
-        ask(master, &["RPUSH", name, "somebody else's"])?;
+        let owner = scene.owner(name)?;
+        ask(owner, &["DEL", name])?;
+        ask(owner, &["RPUSH", name, "somebody else's"])?;
     }
     sleep(lasts);
     for name in others {
-        ask(scene.master()?, &["DEL", name])?;
+        ask(scene.owner(name)?, &["DEL", name])?;
     }
     Ok(())
 }

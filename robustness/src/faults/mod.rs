@@ -4,6 +4,7 @@
 mod clients;
 mod data;
 mod network;
+mod replicas;
 mod server;
 
 use std::time::Duration;
@@ -59,6 +60,7 @@ pub(crate) fn all() -> Vec<Fault> {
     all.extend(network::FAULTS);
     all.extend(data::FAULTS);
     all.extend(clients::FAULTS);
+    all.extend(replicas::FAULTS);
     all
 }
 

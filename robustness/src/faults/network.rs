@@ -4,7 +4,6 @@ use std::thread::sleep;
 use std::time::{Duration, Instant};
 
 use super::{BASE, Fault, Lasts};
-use crate::Result;
 use crate::checker::Losses;
 use crate::scene::Scene;
 use crate::site::{Needs, Topology};
@@ -50,17 +49,11 @@ pub(super) const FAULTS: [Fault; 4] = [
         name: "answers lost",
         what: "commands arrive, answers do not; then all connections are cut",
         act: |scene, lasts| {
-            let swallow = |on| {
-                move |scene: &mut Scene| {
-                    let network = scene.network()?;
-                    network.swallow_replies(on);
-                    if !on {
-                        network.cut();
-                    }
-                    Ok(())
-                }
-            };
-            scene.cut(lasts, swallow(true), swallow(false))
+            scene.cut(
+                lasts,
+                |scene| swallow(scene, true),
+                |scene| swallow(scene, false),
+            )
         },
         ..NETWORK
     },
@@ -81,14 +74,24 @@ pub(super) const FAULTS: [Fault; 4] = [
     },
 ];
 
-fn refuse(scene: &mut Scene, refusing: bool) -> Result<()> {
-    let network = scene.network()?;
-    network.refuse(refusing);
-    network.cut();
-    Ok(())
+fn refuse(scene: &mut Scene, refusing: bool) {
+    if let Some(network) = scene.site.network() {
+        network.refuse(refusing);
+        network.cut();
+    }
 }
 
-fn stall(scene: &mut Scene, stalled: bool) -> Result<()> {
-    scene.network()?.stall(stalled);
-    Ok(())
+fn swallow(scene: &mut Scene, swallowing: bool) {
+    if let Some(network) = scene.site.network() {
+        network.swallow_replies(swallowing);
+        if !swallowing {
+            network.cut();
+        }
+    }
+}
+
+fn stall(scene: &mut Scene, stalled: bool) {
+    if let Some(network) = scene.site.network() {
+        network.stall(stalled);
+    }
 }

@@ -59,8 +59,15 @@ pub(crate) struct Window {
 pub(crate) struct DataLost {
     pub(crate) from: Time,
     pub(crate) until: Time,
+    pub(crate) forgetting: Forgetting,
+}
+
+/// What the store forgot, and what the docs say about that.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Forgetting {
     /// The fencing tokens, too.
     pub(crate) tokens: bool,
+    pub(crate) why: &'static str,
 }
 
 impl Process {

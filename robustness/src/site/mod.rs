@@ -1,10 +1,12 @@
 //! Where the locks are kept: real servers in one topology or another, and how to break them.
 
+mod replicated;
+
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use clap::ValueEnum;
-use redlatch_testkit::{Proxy, Server};
+use redlatch_testkit::{Cluster, Proxy, Sentinels, Server};
 
 use crate::Result;
 
@@ -12,20 +14,28 @@ use crate::Result;
 pub(crate) enum Topology {
     /// One server.
     Single,
+    /// A master, two replicas and three sentinels.
+    Sentinel,
+    /// Three masters with a replica each.
+    Cluster,
 }
 
 impl Topology {
-    pub(crate) const ALL: [Topology; 1] = [Topology::Single];
+    pub(crate) const ALL: [Topology; 3] = [Topology::Single, Topology::Sentinel, Topology::Cluster];
 
     pub(crate) fn name(self) -> &'static str {
         match self {
             Topology::Single => "single",
+            Topology::Sentinel => "sentinel",
+            Topology::Cluster => "cluster",
         }
     }
 
     pub(crate) fn start(self, needs: Needs) -> Result<Box<dyn Site>> {
         match self {
             Topology::Single => Ok(Box::new(Single::start(needs)?)),
+            Topology::Sentinel => Ok(Box::new(replicated::sentinels(needs))),
+            Topology::Cluster => Ok(Box::new(replicated::cluster(needs))),
         }
     }
 }
@@ -39,19 +49,58 @@ pub(crate) struct Needs {
     pub(crate) durable: bool,
 }
 
-/// Servers that run.
+/// Servers that run. Each has a place that it keeps, whatever its role.
 pub(crate) trait Site {
     /// What the clients connect to.
     fn url(&self) -> String;
 
-    /// Those that take writes.
-    fn masters(&mut self) -> Vec<&mut Server>;
+    /// The places of those that take writes. Waits while they are changing.
+    fn masters(&self) -> Vec<usize>;
+
+    fn server(&self, place: usize) -> &Server;
+
+    /// As `kill -9` does.
+    fn kill(&mut self, place: usize);
+
+    /// Starts a killed one again.
+    fn restart(&mut self, place: usize);
 
     /// The network, if it was asked for.
     fn network(&self) -> Option<&Proxy> {
         None
     }
+
+    /// Whether there is only one.
+    fn is_alone(&self) -> bool {
+        false
+    }
+
+    /// Returns when another one is the master in place of this one.
+    fn await_successor(&self, _: usize) -> Result<()> {
+        Err("there is nobody to take its place".into())
+    }
+
+    /// Has a replica take the place of this master, with everything that it has.
+    fn hand_over(&self, _: usize) -> Result<()> {
+        Err("there is nobody to hand over to".into())
+    }
+
+    /// Returns when everything is as it was at the start.
+    fn await_whole(&self) {}
+
+    /// The sentinels, if that is what it is.
+    fn sentinels(&mut self) -> Option<&mut Sentinels> {
+        None
+    }
+
+    /// The cluster, if that is what it is.
+    fn cluster(&mut self) -> Option<&mut Cluster> {
+        None
+    }
 }
+
+/// What has every write on disk before it is answered.
+const DURABLE: [&str; 4] = ["--appendonly", "yes", "--appendfsync", "always"];
 
 struct Single {
     server: Server,
@@ -66,8 +115,7 @@ impl Single {
             None => Server::start(),
             Some(disk) => {
                 let dir = disk.0.to_string_lossy();
-                let durable = ["--appendonly", "yes", "--appendfsync", "always"];
-                Server::start_with(&[&durable[..], &["--dir", &dir]].concat())
+                Server::start_with(&[&DURABLE[..], &["--dir", &dir]].concat())
             }
         };
         let proxy = needs.network.then(|| Proxy::to(server.port()));
@@ -87,8 +135,24 @@ impl Site for Single {
         }
     }
 
-    fn masters(&mut self) -> Vec<&mut Server> {
-        vec![&mut self.server]
+    fn is_alone(&self) -> bool {
+        true
+    }
+
+    fn masters(&self) -> Vec<usize> {
+        vec![0]
+    }
+
+    fn server(&self, _: usize) -> &Server {
+        &self.server
+    }
+
+    fn kill(&mut self, _: usize) {
+        self.server.kill();
+    }
+
+    fn restart(&mut self, _: usize) {
+        self.server.restart();
     }
 
     fn network(&self) -> Option<&Proxy> {
