@@ -193,10 +193,16 @@ fn channels(server: &Server) -> Result<Vec<String>> {
     Ok(channels)
 }
 
-/// All connections but the one that asks, and those of replicas, masters and sentinels.
+/// All connections but the one that asks, and those among the servers themselves.
 fn connections(server: &Server) -> Result<Vec<String>> {
     let list: String = ask(server, &["CLIENT", "LIST"])?;
-    let own = ["cmd=client", "flags=S", "flags=M", "name=sentinel-"];
+    let own = [
+        "cmd=client",
+        "flags=S",
+        "flags=M",
+        "name=sentinel-",
+        "cmd=restore-asking",
+    ];
     let others = list
         .lines()
         .filter(|line| !own.iter().any(|own| line.contains(own)));

@@ -12,7 +12,11 @@ use crate::crew::{Crew, lock};
 use crate::history::{DataLost, Forgetting, History, Window};
 use crate::random::Random;
 use crate::site::Site;
+use crate::visit::set_permits;
 use crate::worker::Worker;
+
+/// How long a store that is whole again may need until it answers.
+const MENDED: Duration = Duration::from_secs(10);
 
 /// All data is gone.
 pub(crate) const NO_DATA: Forgetting = Forgetting {
@@ -100,7 +104,8 @@ impl Scene {
         })
     }
 
-    /// The store forgets what is held while this goes on.
+    /// The store forgets what is held while this goes on. Then how many permits there are is said anew,
+    /// as an operator would have to.
     pub(crate) fn forgets<T>(
         &mut self,
         forgetting: Forgetting,
@@ -108,6 +113,7 @@ impl Scene {
     ) -> Result<T> {
         let from = now();
         let done = while_(self);
+        set_permits(&self.site.url(), &self.names(), MENDED)?;
         lock(&self.history).data_lost.push(DataLost {
             from,
             until: now(),

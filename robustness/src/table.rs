@@ -1,5 +1,6 @@
 //! All faults, one row each.
 
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::PathBuf;
 use std::thread::sleep;
 use std::time::Duration;
@@ -43,7 +44,10 @@ pub(crate) fn run_rows(options: &Rows) -> Result<bool> {
     let (mut whys, mut well) = (Vec::new(), true);
     for (fault, topology) in wanted {
         bar.set_message(format!("{}, {}", fault.name, topology.name()));
-        let outcome = row(fault, topology, options, seed);
+        // The servers' keeper panics when they do not start or do not find together.
+        let row = || row(fault, topology, options, seed);
+        let outcome = catch_unwind(AssertUnwindSafe(row))
+            .unwrap_or_else(|_| Err("it panicked, see above".into()));
         bar.suspend(|| match outcome {
             Ok(outcome) => {
                 println!("{}", line(fault, topology, &outcome, &mut whys));

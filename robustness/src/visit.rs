@@ -3,16 +3,16 @@
 use std::time::Duration;
 
 use redlatch::Client;
+use tokio::runtime::{Builder, Runtime};
 use tokio::time::{Instant, sleep};
 
 use crate::Result;
+use crate::history::PERMITS;
 use crate::worker::Handle;
 
 /// Takes each lock once and gives it back. Those that could not be had within this time.
 pub(crate) fn visit(url: &str, names: &[String], limit: Duration) -> Result<Vec<String>> {
-    let runtime = tokio::runtime::Builder::new_current_thread();
-    let runtime = { runtime }.enable_all().build()?;
-    runtime.block_on(async {
+    runtime()?.block_on(async {
         let client = Client::connect(url).await?;
         let end = Instant::now() + limit;
         let mut kept = Vec::new();
@@ -34,4 +34,26 @@ pub(crate) fn visit(url: &str, names: &[String], limit: Duration) -> Result<Vec<
         client.settled().await;
         Ok(kept)
     })
+}
+
+/// Says how many permits the semaphores have, where a store has forgotten it.
+pub(crate) fn set_permits(url: &str, names: &[String], limit: Duration) -> Result<()> {
+    let semaphores = names.iter().filter(|name| name.starts_with("permits"));
+    runtime()?.block_on(async {
+        let client = Client::builder()
+            .response_timeout(limit)
+            .connect(url)
+            .await?;
+        for name in semaphores {
+            client
+                .expirable_semaphore(name)
+                .try_set_permits(PERMITS)
+                .await?;
+        }
+        Ok(())
+    })
+}
+
+fn runtime() -> Result<Runtime> {
+    Ok(Builder::new_current_thread().enable_all().build()?)
 }

@@ -48,7 +48,8 @@ fn overwrite(scene: &mut Scene, lasts: std::time::Duration) -> Result<()> {
     let others: Vec<&String> = names.iter().step_by(2).collect();
     for name in &others {
         let owner = scene.owner(name)?;
-        ask(owner, &["DEL", name])?;
+        // All of it: permits that are out have a key of their own.
+        ask(owner, &["DEL", name, &format!("{{{name}}}:timeout")])?;
         ask(owner, &["RPUSH", name, "somebody else's"])?;
     }
     sleep(lasts);

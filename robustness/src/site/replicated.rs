@@ -22,7 +22,6 @@ pub(super) fn sentinels(needs: Needs) -> Sentinels {
 pub(super) fn cluster(needs: Needs) -> Cluster {
     Cluster::start_with(ClusterPlan {
         args: settings(needs),
-        node_timeout_millis: 1000,
         ..ClusterPlan::default()
     })
 }
