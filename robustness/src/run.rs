@@ -51,6 +51,9 @@ pub(crate) struct Outcome {
 /// Runs the workers while `act` breaks things.
 pub(crate) fn run(setup: &Setup, act: impl FnOnce(&mut Scene) -> Result<()>) -> Result<Outcome> {
     let lease = Duration::from_millis(setup.worker.lease);
+    if let Some(folder) = &setup.keep {
+        std::fs::create_dir_all(folder)?;
+    }
     let resource = Resource::start()?;
     let history = Arc::new(Mutex::new(History::new(lease)));
     let site = setup.topology.start(setup.needs)?;

@@ -9,6 +9,7 @@ use redlatch_testkit::{Proxy, Server};
 use crate::Result;
 use crate::clock::now;
 use crate::crew::{Crew, lock};
+use crate::faults::Fault;
 use crate::history::{DataLost, Forgetting, History, Window};
 use crate::random::Random;
 use crate::site::Site;
@@ -33,7 +34,7 @@ pub(crate) const KEYS_GONE: Forgetting = Forgetting {
 };
 
 /// What was written last is gone.
-pub(crate) const UNREPLICATED: Forgetting = Forgetting {
+const UNREPLICATED: Forgetting = Forgetting {
     tokens: true,
     why: "a replica that takes its master's place does not know what had not reached it, neither locks \
           nor tokens; holders learn of it at their next renewal, a third of the lease later at most",
@@ -75,6 +76,21 @@ impl Scene {
 
     pub(crate) fn names(&self) -> Vec<String> {
         self.worker.names.clone()
+    }
+
+    /// Breaks something, and makes it whole again. If a replica has taken its master's place on the way,
+    /// asked for or not, it may not have known everything.
+    pub(crate) fn act(&mut self, fault: &Fault, lasts: Duration) -> Result<()> {
+        let (from, before) = (now(), self.site.masters());
+        (fault.act)(self, lasts).map_err(|error| format!("{}: {error}", fault.name))?;
+        if !fault.orderly && self.site.masters() != before {
+            lock(&self.history).data_lost.push(DataLost {
+                from,
+                until: now(),
+                forgetting: UNREPLICATED,
+            });
+        }
+        Ok(())
     }
 
     /// Something is broken while this goes on.

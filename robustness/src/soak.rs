@@ -79,14 +79,16 @@ fn break_at_random(
     while began.elapsed() < length {
         let next = Instant::now() + PACE;
         let fault = faults[scene.random.below(faults.len())];
-        // One in eight lasts longer than a lease.
-        let lasts = match scene.random.below(8) {
-            0 => Lasts::PastLease.of(LEASE),
-            _ => scene.random.between(LEASE / 60, LEASE / 4),
+        // One in sixteen lasts longer than a lease; with replicas that is a failover, which is another
+        // fault.
+        let long = scene.random.below(16) == 0 && scene.site.is_alone();
+        let lasts = match long {
+            true => Lasts::PastLease.of(LEASE),
+            false => scene.random.between(LEASE / 60, LEASE / 4),
         };
         let entered = lock(&scene.history).entered();
         bar.set_message(format!("{entered} sections, {}", fault.name));
-        (fault.act)(scene, lasts).map_err(|error| format!("{}: {error}", fault.name))?;
+        scene.act(fault, lasts)?;
         *drawn.entry(fault.name).or_default() += 1;
         sleep(next.saturating_duration_since(Instant::now()));
         bar.set_position(began.elapsed().as_secs());
@@ -114,6 +116,9 @@ fn report(outcome: &Outcome, drawn: &BTreeMap<&str, usize>) {
             "{} ms at worst until what was free was had again",
             millis(recovery)
         );
+    }
+    for (why, count) in &outcome.explained {
+        println!("{count} violations that cannot be avoided: {why}");
     }
     println!("{} violations", outcome.violations.len());
     tell(outcome);

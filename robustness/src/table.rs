@@ -81,7 +81,7 @@ fn row(fault: &Fault, topology: Topology, options: &Rows, seed: u64) -> Result<O
         losses: fault.losses,
         processes: 3,
         worker: Worker::of(lease, 8, names(20), seed),
-        keep: options.keep_for(&format!("{}-{}", fault.name, topology.name()))?,
+        keep: options.keep_for(&format!("{}-{}", fault.name, topology.name())),
     };
     let times = if options.quick { 1 } else { fault.times };
     run(&setup, |scene| {
@@ -89,7 +89,7 @@ fn row(fault: &Fault, topology: Topology, options: &Rows, seed: u64) -> Result<O
             if time > 0 {
                 sleep(lease / 3);
             }
-            (fault.act)(scene, fault.lasts.of(lease))?;
+            scene.act(fault, fault.lasts.of(lease))?;
         }
         Ok(())
     })
@@ -174,12 +174,8 @@ impl Rows {
     }
 
     /// The folder for what the workers of one row say.
-    pub(crate) fn keep_for(&self, row: &str) -> Result<Option<PathBuf>> {
-        let Some(folder) = &self.keep else {
-            return Ok(None);
-        };
-        let folder = folder.join(row.replace([' ', ','], "-"));
-        std::fs::create_dir_all(&folder)?;
-        Ok(Some(folder))
+    pub(crate) fn keep_for(&self, row: &str) -> Option<PathBuf> {
+        let folder = self.keep.as_ref()?;
+        Some(folder.join(row.replace([' ', ','], "-")))
     }
 }

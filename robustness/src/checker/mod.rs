@@ -37,6 +37,8 @@ pub(crate) enum Rule {
     LostWrite,
     /// Nobody waits for a lock that is free for longer than a lease.
     Hang,
+    /// The same for a fair lock, which is kept for those in its queue for whom nobody waits any more.
+    Queue,
     /// Nothing is left when everything was given back.
     LeftOver,
     /// No client ends by itself.
@@ -86,6 +88,13 @@ pub(crate) fn explain(violation: &Violation, history: &History) -> Option<&'stat
         Rule::LostWithoutNeed => history.lease + nanos(MARGIN),
         // What was written once is never put right again.
         Rule::Tokens | Rule::LostWrite => Time::MAX / 4,
+        Rule::Queue => {
+            return Some(
+                "a fair lock is kept for whoever stands in its queue, one wait time (here: a lease) \
+                 each, also for those who have died, stand still, or could not leave it while the \
+                 store was away",
+            );
+        }
         _ => return None,
     };
     let tokens = matches!(violation.rule, Rule::Tokens | Rule::LostWrite);

@@ -4,8 +4,8 @@ use super::{MARGIN, Rule, Violation};
 use crate::clock::{Time, millis, nanos};
 use crate::history::{History, Mode, PERMITS, Section};
 
-/// For how many leases somebody dead may stand in a queue until it is passed over.
-const DEAD_IN_QUEUE: Time = 10;
+/// For how many leases somebody for whom nobody waits may stand in a queue until its turn has come.
+const QUEUED: Time = 20;
 
 /// Somebody waited, and nobody held what was waited for.
 struct Idle<'a> {
@@ -21,15 +21,18 @@ pub(super) fn check(history: &History) -> Vec<Violation> {
     for (name, sections) in history.by_name() {
         let limit = history.lease + nanos(MARGIN);
         // One word for all who waited at the same time.
-        let too_long = idle(history, &sections).into_iter().filter(|idle| {
-            let waited = idle.until - idle.from;
-            waited > limit && waited > limit + for_the_dead(history, name, &sections, idle.until)
-        });
+        let too_long = idle(history, &sections)
+            .into_iter()
+            .filter(|idle| idle.until - idle.from > limit);
         if let Some(worst) = too_long.max_by_key(|idle| idle.until - idle.from) {
-            let waited = millis(worst.until - worst.from);
-            let who = worst.section.who();
+            let time = worst.until - worst.from;
+            let queued = history.lease * in_queue(history, name, &sections, &worst);
+            let (waited, who) = (millis(time), worst.section.who());
             found.push(Violation {
-                rule: Rule::Hang,
+                rule: match time <= limit + queued {
+                    true => Rule::Queue,
+                    false => Rule::Hang,
+                },
                 from: worst.from,
                 until: worst.until,
                 text: format!("{name}: {who} waited {waited} ms while nobody had it"),
@@ -48,25 +51,24 @@ pub(crate) fn worst_recovery(history: &History) -> Option<Time> {
     after_fault.map(|idle| idle.until - idle.from).max()
 }
 
-/// A fair lock is kept for those in its queue who have died or stand still: one lease each, when their
-/// turn comes.
-fn for_the_dead(history: &History, name: &str, sections: &[&Section], by: Time) -> Time {
+/// How many may stand in the queue of a fair lock for whom nobody waits: they died, stood still, or could
+/// not leave because the store was away. It is kept for each of them, a lease long, when their turn comes.
+fn in_queue(history: &History, name: &str, sections: &[&Section], idle: &Idle<'_>) -> Time {
     if !name.starts_with("fair") {
         return 0;
     }
-    let dead = sections.iter().filter(|one| {
+    let left = sections.iter().filter(|one| {
         let process = history.processes.get(&one.process);
-        process.is_some_and(|process| {
-            let stops = process.stopped.iter().map(|stop| stop.0);
-            let mut ends = stops.chain(process.killed);
-            ends.any(|end| {
-                let waited = one.asked <= end && one.answered.is_none_or(|at| at > end);
-                waited && end <= by && by - end < DEAD_IN_QUEUE * history.lease
-            })
+        let stops = process.iter().flat_map(|process| &process.stopped);
+        let killed = process.and_then(|process| process.killed);
+        let failed = one.answered.filter(|_| one.failed.is_some());
+        let mut ends = stops.map(|stop| stop.0).chain(killed).chain(failed);
+        ends.any(|end| {
+            let waited = one.asked <= end && one.answered.is_none_or(|at| at >= end);
+            waited && end <= idle.until && idle.from - end < QUEUED * history.lease
         })
     });
-    let dead = Time::try_from(dead.count()).unwrap_or(Time::MAX);
-    history.lease.saturating_mul(dead)
+    Time::try_from(left.count()).unwrap_or(Time::MAX / history.lease)
 }
 
 /// All times in which somebody waited for what nobody held, longer than a moment.
@@ -222,6 +224,23 @@ mod tests {
         assert_eq!(worst_recovery(&one), Some(3088 * MS));
         one.sections[1] = waited(5, 9000);
         assert_eq!(check(&one).len(), 1);
+    }
+
+    #[test]
+    fn a_queue_of_the_dead_is_told_from_a_hang() {
+        let fair = |mut one: Section| {
+            one.ask.name = "fair:1".into();
+            one
+        };
+        let mut dead = fair(waited(5, 9000));
+        (dead.answered, dead.got, dead.valid_until) = (None, None, None);
+        (dead.left, dead.freed, dead.process) = (None, None, 1);
+        let next = fair(waited(6, 6100));
+        let mut one = history(vec![fair(section("a", 0, 10)), dead, next]);
+        one.processes.entry(1).or_default().killed = Some(8 * MS);
+        assert_eq!(check(&one)[0].rule, Rule::Queue);
+        one.sections[2] = fair(waited(6, 9000));
+        assert_eq!(check(&one)[0].rule, Rule::Hang);
     }
 
     #[test]

@@ -28,6 +28,8 @@ pub(crate) struct Fault {
     /// Whether it has a place among others at random: what makes the store forget has not, because it
     /// would excuse too much.
     pub(crate) soaks: bool,
+    /// Who takes another's place knows everything that it knew.
+    pub(crate) orderly: bool,
     pub(crate) act: fn(&mut Scene, Duration) -> Result<()>,
 }
 
@@ -54,6 +56,7 @@ pub(crate) fn all() -> Vec<Fault> {
     let mut all = vec![Fault {
         name: "nothing",
         what: "nothing is broken",
+        soaks: false,
         ..BASE
     }];
     all.extend(server::FAULTS);
@@ -77,6 +80,7 @@ const BASE: Fault = Fault {
     lasts: Lasts::Moment,
     times: 3,
     soaks: true,
+    orderly: false,
     act: |_, lasts| {
         std::thread::sleep(lasts);
         Ok(())

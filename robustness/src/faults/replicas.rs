@@ -9,14 +9,13 @@ use super::server::ask;
 use super::{BASE, Fault};
 use crate::Result;
 use crate::checker::Losses;
-use crate::scene::{Scene, UNREPLICATED};
+use crate::scene::Scene;
 use crate::site::Topology;
 
 const REPLICATED: Fault = Fault {
     on: &[Topology::Sentinel, Topology::Cluster],
     losses: Losses::Some,
     times: 1,
-    soaks: false,
     ..BASE
 };
 
@@ -24,22 +23,20 @@ pub(super) const FAULTS: [Fault; 8] = [
     Fault {
         name: "master killed",
         what: "kill -9 of a master; a replica takes its place, and it comes back as a replica",
-        act: |scene, _| scene.forgets(UNREPLICATED, |scene| kill(scene, |_| Ok(()))),
+        act: |scene, _| kill(scene, |_, _| Ok(())),
         ..REPLICATED
     },
     Fault {
         name: "master killed, replicas behind",
         what: "the same after the replicas have not been able to follow for a while",
+        soaks: false,
         act: |scene, lasts| {
-            scene.forgets(UNREPLICATED, |scene| {
-                let master = scene.master()?;
-                kill_one(scene, master, |scene| {
-                    let server = scene.server(master);
-                    ask(server, &["ACL", "SETUSER", "default", "-psync", "-sync"])?;
-                    ask(server, &["CLIENT", "KILL", "TYPE", "replica"])?;
-                    sleep(lasts);
-                    Ok(())
-                })
+            kill(scene, |scene, master| {
+                let server = scene.server(master);
+                ask(server, &["ACL", "SETUSER", "default", "-psync", "-sync"])?;
+                ask(server, &["CLIENT", "KILL", "TYPE", "replica"])?;
+                sleep(lasts);
+                Ok(())
             })
         },
         ..REPLICATED
@@ -48,12 +45,13 @@ pub(super) const FAULTS: [Fault; 8] = [
         name: "master handed over",
         what: "SENTINEL FAILOVER",
         on: &[Topology::Sentinel],
-        act: |scene, _| scene.forgets(UNREPLICATED, hand_over),
+        act: |scene, _| hand_over(scene),
         ..REPLICATED
     },
     Fault {
         name: "master handed over, orderly",
         what: "CLUSTER FAILOVER",
+        orderly: true,
         on: &[Topology::Cluster],
         act: |scene, _| hand_over(scene),
         ..REPLICATED
@@ -63,15 +61,13 @@ pub(super) const FAULTS: [Fault; 8] = [
         what: "SIGSTOP of a master until a replica has taken its place, and then SIGCONT",
         act: |scene, lasts| {
             let master = scene.master()?;
-            scene.forgets(UNREPLICATED, |scene| {
-                scene.broken(|scene| {
-                    scene.server(master).freeze();
-                    let replaced = scene.site.await_successor(master);
-                    sleep(lasts);
-                    scene.server(master).thaw();
-                    scene.site.await_whole();
-                    replaced
-                })
+            scene.broken(|scene| {
+                scene.server(master).freeze();
+                let replaced = scene.site.await_successor(master);
+                sleep(lasts);
+                scene.server(master).thaw();
+                scene.site.await_whole();
+                replaced
             })
         },
         ..REPLICATED
@@ -82,7 +78,7 @@ pub(super) const FAULTS: [Fault; 8] = [
         on: &[Topology::Sentinel],
         act: |scene, _| {
             sentinels(scene)?.kill_sentinel(0);
-            let done = scene.forgets(UNREPLICATED, |scene| kill(scene, |_| Ok(())));
+            let done = kill(scene, |_, _| Ok(()));
             sentinels(scene)?.restart_sentinel(0);
             scene.site.await_whole();
             done
@@ -114,7 +110,7 @@ pub(super) const FAULTS: [Fault; 8] = [
         what: "the slots of all names move to another master, key by key",
         on: &[Topology::Cluster],
         losses: Losses::None,
-        soaks: true,
+        orderly: true,
         act: move_slots,
         ..REPLICATED
     },
@@ -124,18 +120,10 @@ fn sentinels(scene: &mut Scene) -> Result<&mut Sentinels> {
     scene.site.sentinels().ok_or("no sentinels".into())
 }
 
-fn kill(scene: &mut Scene, before: impl FnOnce(&mut Scene) -> Result<()>) -> Result<()> {
+fn kill(scene: &mut Scene, before: impl FnOnce(&Scene, usize) -> Result<()>) -> Result<()> {
     let master = scene.master()?;
-    kill_one(scene, master, before)
-}
-
-fn kill_one(
-    scene: &mut Scene,
-    master: usize,
-    before: impl FnOnce(&mut Scene) -> Result<()>,
-) -> Result<()> {
     scene.broken(|scene| {
-        before(scene)?;
+        before(scene, master)?;
         scene.site.kill(master);
         scene.site.await_successor(master)
     })?;
