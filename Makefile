@@ -2,13 +2,15 @@
 
 CARGO ?= cargo
 
-.PHONY: help test lint docs unit package interop bench bench-redisson stress redis
+.PHONY: help test lint docs unit package interop bench bench-redisson stress robustness soak redis
 
 help:
 	@echo "make test     everything: format, lint, docs, all tests (installs redis-server if it may)"
 	@echo "make interop  beside the real Redisson (part of make test where there are a JDK and Maven)"
 	@echo "make bench    the benchmark; writes target/bench.json"
 	@echo "make bench-redisson  Redisson and redlatch side by side; writes target/bench-redisson.json"
+	@echo "make robustness  breaks servers, networks and clients, and checks what became of the locks"
+	@echo "make soak     the same at random, with many clients (SECONDS=600 SEED=…)"
 	@echo "make stress   the concurrency tests in a loop, cores busy (RUNS=200)"
 
 test: redis lint docs unit interop package
@@ -46,6 +48,13 @@ bench: redis
 # Redisson and redlatch side by side; needs a JDK and Maven.
 bench-redisson: redis
 	@tools/interop bench
+
+robustness: redis
+	$(CARGO) run --release --locked --package redlatch-robustness
+
+SECONDS ?= 600
+soak: redis
+	$(CARGO) run --release --locked --package redlatch-robustness -- soak --seconds $(SECONDS) $(if $(SEED),--seed $(SEED))
 
 RUNS ?= 200
 stress: redis

@@ -180,6 +180,27 @@ async fn a_token_that_is_none_is_an_error() {
     assert_eq!(lock.lock().await.unwrap().token(), 1);
 }
 
+/// A server that refuses to count says why itself: it is full, or takes no writes. The key is not to
+/// blame.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_full_server_is_not_taken_for_a_bad_token() {
+    let server = Server::start();
+    let client = Client::connect(&server.url()).await.unwrap();
+    let lock = client.fenced_lock("full");
+    let before = in_time(|| lock.lock()).await;
+    let token = before.token();
+    let () = server.ask(&["CONFIG", "SET", "maxmemory", "1"]);
+    let error = before.reenter().await.unwrap_err();
+    assert!(matches!(error, Error::Refused { .. }), "{error}");
+    before.unlock().await.unwrap();
+    let error = lock.lock().await.unwrap_err();
+    assert!(matches!(error, Error::Refused { .. }), "{error}");
+    let () = server.ask(&["CONFIG", "SET", "maxmemory", "0"]);
+    let after = in_time(|| lock.lock()).await;
+    assert!(after.token() > token);
+    after.unlock().await.unwrap();
+}
+
 /// Tokens are exact over their whole range, and what is none is told as one.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn tokens_beyond_the_exact_floats_are_exact() {

@@ -8,23 +8,28 @@
 --          holds it but more than one hold was wanted: what was to be entered again has been lost
 
 -- Counts the token up. As text, because Lua's own numbers are exact up to 2^53 only.
+-- Without one, also the answer that says why.
 local function next_token()
     local counted = redis.pcall('INCR', KEYS[2])
-    if type(counted) == 'table' then
-        return nil
+    if type(counted) ~= 'table' then
+        return redis.call('GET', KEYS[2])
     end
-    return redis.call('GET', KEYS[2])
+    local said = counted['err']
+    if said:find('WRONGTYPE') or said:find('not an integer') or said:find('overflow') then
+        return nil, redis.error_reply('WRONGKIND its token is no number that can be counted up')
+    end
+    -- Not the key's fault: the server is full, or takes no writes.
+    return nil, counted
 end
 
-local NO_TOKEN = 'WRONGKIND its token is no number that can be counted up'
 local left = redis.call('PTTL', KEYS[1])
 if left == -2 then
     if ARGV[3] ~= '1' then
         return 0
     end
-    local token = next_token()
+    local token, refusal = next_token()
     if not token then
-        return redis.error_reply(NO_TOKEN)
+        return refusal
     end
     redis.call('HSET', KEYS[1], ARGV[1], ARGV[3])
     redis.call('PEXPIRE', KEYS[1], ARGV[2])
@@ -37,14 +42,14 @@ end
 if not held[1] then
     return left
 end
-local token
+local token, refusal
 if held[1] == ARGV[3] then
     -- Asked for again because the answer was lost: it has its token already.
     token = redis.call('GET', KEYS[2]) or '0'
 else
-    token = next_token()
+    token, refusal = next_token()
     if not token then
-        return redis.error_reply(NO_TOKEN)
+        return refusal
     end
 end
 redis.call('HSET', KEYS[1], ARGV[1], ARGV[3])

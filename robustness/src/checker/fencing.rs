@@ -1,0 +1,126 @@
+//! Tokens grow from hold to hold, and the resource that checks them loses no write.
+
+use super::{Rule, Violation};
+use crate::clock::Time;
+use crate::history::{History, Section};
+use crate::resource::Tally;
+
+pub(super) fn check(history: &History, tallies: &[Tally]) -> Vec<Violation> {
+    let mut found = Vec::new();
+    for (name, sections) in history.by_name() {
+        found.extend(of_name(name, &sections));
+    }
+    for tally in tallies {
+        if tally.value != tally.accepted {
+            found.push(Violation {
+                rule: Rule::LostWrite,
+                from: history.end,
+                until: history.end,
+                text: format!(
+                    "{}: {} writes taken, but they count up to {}",
+                    tally.name, tally.accepted, tally.value
+                ),
+            });
+        }
+    }
+    found
+}
+
+/// Whoever asks after another has had it, gets a greater token; no two have the same.
+fn of_name(name: &str, sections: &[&Section]) -> Vec<Violation> {
+    let had = |one: &&&Section| one.got.is_some() && one.token.is_some();
+    let mut by_asked: Vec<&Section> = sections.iter().filter(had).copied().collect();
+    let mut by_got = by_asked.clone();
+    by_asked.sort_by_key(|one| one.asked);
+    by_got.sort_by_key(|one| one.got);
+    let mut found = Vec::new();
+    let mut before = by_got.iter().peekable();
+    let mut greatest: Option<&Section> = None;
+    for one in &by_asked {
+        while let Some(other) = before.next_if(|other| other.got < Some(one.asked)) {
+            if greatest.is_none_or(|greatest| greatest.token < other.token) {
+                greatest = Some(other);
+            }
+        }
+        if let Some(greatest) = greatest
+            && one.token <= greatest.token
+        {
+            found.push(bad(name, one, greatest));
+        }
+    }
+    let mut by_token = by_asked;
+    by_token.sort_by_key(|one| (one.token, one.got));
+    for pair in by_token.windows(2) {
+        if let [one, other] = pair
+            && one.token == other.token
+            && other.asked <= one.got.unwrap_or(Time::MAX)
+        {
+            found.push(bad(name, other, one));
+        }
+    }
+    found
+}
+
+fn bad(name: &str, one: &Section, other: &Section) -> Violation {
+    let at = one.got.unwrap_or(one.asked);
+    let token = |section: &Section| section.token.unwrap_or_default();
+    Violation {
+        rule: Rule::Tokens,
+        from: at,
+        until: at,
+        text: format!(
+            "{name}: {} has token {}, after {} had {}",
+            one.who(),
+            token(one),
+            other.who(),
+            token(other)
+        ),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::made::{history, section};
+    use super::*;
+
+    fn with_tokens(tokens: &[u64]) -> History {
+        let sections = tokens.iter().zip(0..).map(|(&token, at)| {
+            let mut one = section("fenced", at * 10, at * 10 + 5);
+            one.token = Some(token);
+            one
+        });
+        history(sections.collect())
+    }
+
+    #[test]
+    fn growing_tokens_are_well() {
+        assert!(check(&with_tokens(&[1, 2, 5, 9]), &[]).is_empty());
+    }
+
+    #[test]
+    fn a_token_that_does_not_grow_is_found() {
+        assert_eq!(check(&with_tokens(&[1, 2, 2, 3]), &[]).len(), 1);
+        assert_eq!(check(&with_tokens(&[1, 7, 3, 8]), &[]).len(), 1);
+    }
+
+    #[test]
+    fn the_same_token_for_two_that_asked_together_is_found() {
+        let mut both = with_tokens(&[4, 4]);
+        both.sections[1].asked = 0;
+        assert_eq!(check(&both, &[]).len(), 1);
+        both.sections[1].token = Some(5);
+        assert!(check(&both, &[]).is_empty());
+    }
+
+    #[test]
+    fn a_lost_write_is_found() {
+        let tally = |accepted, value| Tally {
+            name: "fenced".into(),
+            accepted,
+            value,
+        };
+        let none = history(Vec::new());
+        assert!(check(&none, &[tally(7, 7)]).is_empty());
+        assert_eq!(check(&none, &[tally(7, 6)])[0].rule, Rule::LostWrite);
+    }
+}

@@ -1,0 +1,37 @@
+//! Histories made by hand.
+
+use std::time::Duration;
+
+use crate::clock::Time;
+use crate::history::{Ask, History, Mode, Section};
+
+pub(super) const MS: Time = 1_000_000;
+
+/// Held and valid from one millisecond to another, and asked for when it was had.
+pub(super) fn section(name: &str, from: Time, until: Time) -> Section {
+    let (from, until) = (from * MS, until * MS);
+    let ask = Ask {
+        task: 0,
+        client: 0,
+        name: name.to_owned(),
+        mode: Mode::Alone,
+    };
+    Section {
+        answered: Some(from),
+        got: Some(from),
+        valid_until: Some(until),
+        deadline: Some(until + 3000 * MS),
+        left: Some(until),
+        freed: Some(until),
+        ..Section::new(0, from, ask)
+    }
+}
+
+/// With a lease of 3 s.
+pub(super) fn history(sections: Vec<Section>) -> History {
+    let mut history = History::new(Duration::from_secs(3));
+    history.end = 60_000 * MS;
+    history.processes.entry(0).or_default();
+    history.sections = sections;
+    history
+}

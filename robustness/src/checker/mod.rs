@@ -1,0 +1,113 @@
+//! What must hold of a history. Pure functions: no clock, no network.
+
+mod exclusion;
+mod fencing;
+mod losses;
+#[cfg(test)]
+mod made;
+mod waits;
+
+use std::time::Duration;
+
+pub(crate) use waits::worst_recovery;
+
+use crate::clock::{Time, millis, nanos};
+use crate::history::History;
+use crate::resource::Tally;
+
+/// How much later than it should something may be told or done, on a machine that is short of time.
+/// What is said about validity has no such margin.
+pub(crate) const MARGIN: Duration = Duration::from_millis(1500);
+
+/// What was broken.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) enum Rule {
+    /// At most one valid guard per lock at any instant (as many as there are permits; readers may
+    /// be many).
+    Exclusion,
+    /// No guard is valid for longer than a lease after the last time at which it could be renewed.
+    ValidTooLong,
+    /// Who holds a lock and runs is told of the loss when the lease has ended.
+    ToldTooLate,
+    /// What could be renewed is not lost.
+    LostWithoutNeed,
+    /// Every acquisition has a token of its own, greater than those before it.
+    Tokens,
+    /// No write that the resource took is lost.
+    LostWrite,
+    /// Nobody waits for a lock that is free for longer than a lease.
+    Hang,
+    /// The same for a fair lock, which is kept for those in its queue for whom nobody waits any more.
+    Queue,
+    /// Nothing is left when everything was given back.
+    LeftOver,
+    /// No client ends by itself.
+    Crash,
+}
+
+/// One case of it.
+#[derive(Debug, Clone)]
+pub(crate) struct Violation {
+    pub(crate) rule: Rule,
+    pub(crate) from: Time,
+    pub(crate) until: Time,
+    pub(crate) text: String,
+}
+
+/// What a fault may do to those who hold a lock.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Losses {
+    /// It is over before a lease is: nobody loses anything.
+    None,
+    /// It lasts longer, or takes locks away.
+    Some,
+}
+
+/// All violations, the first one first.
+pub(crate) fn check(history: &History, losses: Losses, tallies: &[Tally]) -> Vec<Violation> {
+    let mut found = exclusion::check(history);
+    found.extend(losses::check(history, losses));
+    found.extend(fencing::check(history, tallies));
+    found.extend(waits::check(history));
+    for text in history.processes.values().flat_map(|one| &one.left) {
+        found.push(Violation {
+            rule: Rule::LeftOver,
+            from: history.end,
+            until: history.end,
+            text: text.clone(),
+        });
+    }
+    found.sort_by_key(|violation| violation.from);
+    found
+}
+
+/// Why a violation could not be avoided, if that is so: in the words of the promise that is not made.
+pub(crate) fn explain(violation: &Violation, history: &History) -> Option<&'static str> {
+    let within = match violation.rule {
+        Rule::Exclusion => history.lease / 3 + nanos(MARGIN),
+        Rule::LostWithoutNeed => history.lease + nanos(MARGIN),
+        // What was written once is never put right again.
+        Rule::Tokens | Rule::LostWrite => Time::MAX / 4,
+        Rule::Queue => {
+            return Some(
+                "a fair lock is kept for whoever stands in its queue, one wait time (here: a lease) \
+                 each, also for those who have died, stand still, or could not leave it while the \
+                 store was away",
+            );
+        }
+        _ => return None,
+    };
+    let tokens = matches!(violation.rule, Rule::Tokens | Rule::LostWrite);
+    let mut lost = history.data_lost.iter().filter(|lost| {
+        let in_time = lost.from <= violation.from && violation.until <= lost.until + within;
+        in_time && (lost.forgetting.tokens || !tokens)
+    });
+    lost.next_back().map(|lost| lost.forgetting.why)
+}
+
+impl std::fmt::Display for Violation {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let took = millis(self.until - self.from);
+        write!(f, "{:?} ({took} ms): {}", self.rule, self.text)
+    }
+}

@@ -1,0 +1,265 @@
+//! Nobody waits for long for what is free.
+
+use super::{MARGIN, Rule, Violation};
+use crate::clock::{Time, millis, nanos};
+use crate::history::{History, Mode, PERMITS, Section};
+
+/// For how many leases somebody for whom nobody waits may stand in a queue until its turn has come.
+const QUEUED: Time = 20;
+
+/// Somebody waited, and nobody held what was waited for.
+struct Idle<'a> {
+    section: &'a Section,
+    from: Time,
+    until: Time,
+    /// Something had been broken just before.
+    after_fault: bool,
+}
+
+pub(super) fn check(history: &History) -> Vec<Violation> {
+    let mut found = Vec::new();
+    for (name, sections) in history.by_name() {
+        let limit = history.lease + nanos(MARGIN);
+        // One word for all who waited at the same time.
+        let too_long = idle(history, &sections)
+            .into_iter()
+            .filter(|idle| idle.until - idle.from > limit);
+        if let Some(worst) = too_long.max_by_key(|idle| idle.until - idle.from) {
+            let time = worst.until - worst.from;
+            let queued = history.lease * in_queue(history, name, &sections, &worst);
+            let (waited, who) = (millis(time), worst.section.who());
+            found.push(Violation {
+                rule: match time <= limit + queued {
+                    true => Rule::Queue,
+                    false => Rule::Hang,
+                },
+                from: worst.from,
+                until: worst.until,
+                text: format!("{name}: {who} waited {waited} ms while nobody had it"),
+            });
+        }
+    }
+    found
+}
+
+/// The longest time that anybody waited for something free, counted from when everything was whole
+/// again, or from when the holder was stopped or killed.
+pub(crate) fn worst_recovery(history: &History) -> Option<Time> {
+    let names = history.by_name();
+    let idle = names.values().flat_map(|sections| idle(history, sections));
+    let after_fault = idle.filter(|idle| idle.after_fault);
+    after_fault.map(|idle| idle.until - idle.from).max()
+}
+
+/// How many may stand in the queue of a fair lock for whom nobody waits: they died, stood still, or could
+/// not leave because the store was away. It is kept for each of them, a lease long, when their turn comes.
+fn in_queue(history: &History, name: &str, sections: &[&Section], idle: &Idle<'_>) -> Time {
+    if !name.starts_with("fair") {
+        return 0;
+    }
+    let left = sections.iter().filter(|one| {
+        let process = history.processes.get(&one.process);
+        let stops = process.iter().flat_map(|process| &process.stopped);
+        let killed = process.and_then(|process| process.killed);
+        let failed = one.answered.filter(|_| one.failed.is_some());
+        let mut ends = stops.map(|stop| stop.0).chain(killed).chain(failed);
+        ends.any(|end| {
+            let waited = one.asked <= end && one.answered.is_none_or(|at| at >= end);
+            waited && end <= idle.until && idle.from - end < QUEUED * history.lease
+        })
+    });
+    Time::try_from(left.count()).unwrap_or(Time::MAX / history.lease)
+}
+
+/// All times in which somebody waited for what nobody held, longer than a moment.
+fn idle<'a>(history: &History, sections: &[&'a Section]) -> Vec<Idle<'a>> {
+    let free = free(history, sections);
+    let mut found = Vec::new();
+    for section in sections {
+        let process = history.processes.get(&section.process);
+        let killed = process.and_then(|process| process.killed);
+        let asked = section.asked;
+        let answered = section.answered.or(killed).unwrap_or(history.end);
+        let first = free.partition_point(|&(_, until)| until <= asked);
+        for &(from, until) in free.iter().skip(first) {
+            if from >= answered {
+                break;
+            }
+            let mut idle = Idle {
+                section,
+                from: from.max(asked),
+                until: until.min(answered),
+                after_fault: false,
+            };
+            idle.begin_after_faults(history);
+            if idle.from < idle.until {
+                found.push(idle);
+            }
+        }
+    }
+    found
+}
+
+impl Idle<'_> {
+    /// What was broken meanwhile is the reason until it was whole again; who was stopped or killed may
+    /// have held what is waited for, until its lease ended.
+    fn begin_after_faults(&mut self, history: &History) {
+        for window in &history.windows {
+            if window.from < self.until && self.from < window.until {
+                self.begin(window.until);
+            }
+        }
+        for (number, process) in &history.processes {
+            for &(stop, on) in &process.stopped {
+                let on = on.unwrap_or(history.end);
+                if stop < self.until && self.from <= on {
+                    self.begin(stop);
+                    // Who stands still does not take what is free.
+                    if *number == self.section.process {
+                        self.begin(on);
+                    }
+                }
+            }
+            if let Some(killed) = process.killed
+                && killed < self.until
+                && self.from - killed <= history.lease
+            {
+                self.begin(killed);
+            }
+        }
+    }
+
+    fn begin(&mut self, at: Time) {
+        self.from = self.from.max(at);
+        self.after_fault = true;
+    }
+}
+
+/// When it could have been had, as far as those who held it know.
+fn free(history: &History, sections: &[&Section]) -> Vec<(Time, Time)> {
+    let room = match sections.first().map(|one| one.ask.mode) {
+        Some(Mode::Permit) => PERMITS as usize,
+        _ => 1,
+    };
+    let mut changes = Vec::new();
+    for (from, until) in sections.iter().filter_map(|one| one.held()) {
+        changes.extend([(from, true), (until, false)]);
+    }
+    // Who comes as another goes has come first: no gap between them.
+    changes.sort_by_key(|&(at, comes)| (at, !comes));
+    let mut free = Vec::new();
+    let (mut inside, mut since) = (0_usize, Time::MIN);
+    for (at, comes) in changes {
+        if comes {
+            if inside + 1 == room && since < at {
+                free.push((since, at));
+            }
+            inside += 1;
+        } else {
+            if inside == room {
+                since = at;
+            }
+            inside -= 1;
+        }
+    }
+    if inside < room {
+        free.push((since, history.end));
+    }
+    free
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::made::{MS, history, section};
+    use super::*;
+    use crate::history::Window;
+
+    /// Asked for at one time, had at another.
+    fn waited(asked: Time, got: Time) -> Section {
+        let mut one = section("a", got, got + 10);
+        one.asked = asked * MS;
+        one
+    }
+
+    #[test]
+    fn waiting_for_what_is_held_is_well() {
+        let sections = vec![section("a", 0, 20_000), waited(5, 20_010)];
+        assert!(check(&history(sections)).is_empty());
+    }
+
+    #[test]
+    fn waiting_for_what_is_free_is_found() {
+        let sections = vec![section("a", 0, 10), waited(5, 9000)];
+        assert_eq!(check(&history(sections))[0].rule, Rule::Hang);
+    }
+
+    #[test]
+    fn never_being_served_is_found() {
+        let mut never = waited(5, 9000);
+        (never.answered, never.got, never.valid_until) = (None, None, None);
+        (never.left, never.freed) = (None, None);
+        let sections = vec![section("a", 0, 10), never];
+        assert_eq!(check(&history(sections)).len(), 1);
+    }
+
+    #[test]
+    fn what_was_broken_is_not_waited_for() {
+        let mut broken = history(vec![section("a", 0, 10), waited(5, 9000)]);
+        broken.windows.push(Window {
+            from: 5 * MS,
+            until: 8000 * MS,
+            cut: true,
+        });
+        assert!(check(&broken).is_empty());
+        assert_eq!(worst_recovery(&broken), Some(1000 * MS));
+    }
+
+    #[test]
+    fn what_the_dead_held_is_free_a_lease_later() {
+        let mut dead = section("a", 0, 10);
+        (dead.left, dead.freed, dead.process) = (None, None, 1);
+        let mut one = history(vec![dead, waited(5, 3100)]);
+        one.processes.entry(1).or_default().killed = Some(12 * MS);
+        assert!(check(&one).is_empty());
+        assert_eq!(worst_recovery(&one), Some(3088 * MS));
+        one.sections[1] = waited(5, 9000);
+        assert_eq!(check(&one).len(), 1);
+    }
+
+    #[test]
+    fn a_queue_of_the_dead_is_told_from_a_hang() {
+        let fair = |mut one: Section| {
+            one.ask.name = "fair:1".into();
+            one
+        };
+        let mut dead = fair(waited(5, 9000));
+        (dead.answered, dead.got, dead.valid_until) = (None, None, None);
+        (dead.left, dead.freed, dead.process) = (None, None, 1);
+        let next = fair(waited(6, 6100));
+        let mut one = history(vec![fair(section("a", 0, 10)), dead, next]);
+        one.processes.entry(1).or_default().killed = Some(8 * MS);
+        assert_eq!(check(&one)[0].rule, Rule::Queue);
+        one.sections[2] = fair(waited(6, 9000));
+        assert_eq!(check(&one)[0].rule, Rule::Hang);
+    }
+
+    #[test]
+    fn a_permit_that_nobody_takes_is_found() {
+        let permit = |mut one: Section| {
+            one.ask.mode = Mode::Permit;
+            one
+        };
+        let sections = vec![
+            permit(section("a", 0, 20_000)),
+            permit(section("a", 0, 10)),
+            permit(waited(5, 9000)),
+        ];
+        assert_eq!(check(&history(sections)).len(), 1);
+        let sections = vec![
+            permit(section("a", 0, 20_000)),
+            permit(section("a", 0, 9000)),
+            permit(waited(5, 9001)),
+        ];
+        assert!(check(&history(sections)).is_empty());
+    }
+}

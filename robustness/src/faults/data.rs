@@ -1,0 +1,60 @@
+//! Data that others take away or overwrite.
+
+use std::thread::sleep;
+
+use super::server::ask;
+use super::{BASE, Fault, Lasts};
+use crate::Result;
+use crate::checker::Losses;
+use crate::scene::{KEYS_GONE, NO_DATA, Scene};
+
+pub(super) const FAULTS: [Fault; 2] = [
+    Fault {
+        name: "flushed",
+        what: "FLUSHALL",
+        losses: Losses::Some,
+        soaks: false,
+        act: |scene, lasts| {
+            scene.forgets(NO_DATA, |scene| {
+                scene.broken(|scene| {
+                    let master = scene.master()?;
+                    ask(scene.server(master), &["FLUSHALL"])
+                })
+            })?;
+            sleep(lasts);
+            Ok(())
+        },
+        ..BASE
+    },
+    Fault {
+        name: "overwritten",
+        what: "every other lock's key is overwritten with something else, and deleted half a lease \
+               later",
+        losses: Losses::Some,
+        lasts: Lasts::PastLease,
+        times: 1,
+        soaks: false,
+        act: |scene, lasts| {
+            scene.forgets(KEYS_GONE, |scene| {
+                scene.broken(|scene| overwrite(scene, lasts / 3))
+            })
+        },
+        ..BASE
+    },
+];
+
+fn overwrite(scene: &mut Scene, lasts: std::time::Duration) -> Result<()> {
+    let names = scene.names();
+    let others: Vec<&String> = names.iter().step_by(2).collect();
+    for name in &others {
+        let owner = scene.owner(name)?;
+        // All of it: permits that are out have a key of their own.
+        ask(owner, &["DEL", name, &format!("{{{name}}}:timeout")])?;
+        ask(owner, &["RPUSH", name, "somebody else's"])?;
+    }
+    sleep(lasts);
+    for name in others {
+        ask(scene.owner(name)?, &["DEL", name])?;
+    }
+    Ok(())
+}

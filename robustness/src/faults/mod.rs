@@ -1,0 +1,88 @@
+//! What is broken. Each fault is broken, lasts, and is whole again; the row of the table and the soak
+//! differ only in how often and for how long.
+
+mod clients;
+mod data;
+mod network;
+mod replicas;
+mod server;
+
+use std::time::Duration;
+
+use crate::Result;
+use crate::checker::Losses;
+use crate::scene::Scene;
+use crate::site::{Needs, Topology};
+
+pub(crate) struct Fault {
+    pub(crate) name: &'static str,
+    /// For people.
+    pub(crate) what: &'static str,
+    pub(crate) on: &'static [Topology],
+    pub(crate) needs: Needs,
+    /// What it may cost those who hold a lock, when it is one of the table.
+    pub(crate) losses: Losses,
+    pub(crate) lasts: Lasts,
+    /// How often, in the table.
+    pub(crate) times: u32,
+    /// Whether it has a place among others at random: what makes the store forget has not, because it
+    /// would excuse too much.
+    pub(crate) soaks: bool,
+    /// Who takes another's place knows everything that it knew.
+    pub(crate) orderly: bool,
+    pub(crate) act: fn(&mut Scene, Duration) -> Result<()>,
+}
+
+/// How long, in the table.
+#[derive(Debug, Clone, Copy)]
+pub(crate) enum Lasts {
+    /// A sixth of a lease: every renewal that it hinders can be tried again in time.
+    Moment,
+    /// A whole lease, and half of one.
+    PastLease,
+}
+
+impl Lasts {
+    pub(crate) fn of(self, lease: Duration) -> Duration {
+        match self {
+            Lasts::Moment => lease / 6,
+            Lasts::PastLease => lease * 3 / 2,
+        }
+    }
+}
+
+/// All that there are.
+pub(crate) fn all() -> Vec<Fault> {
+    let mut all = vec![Fault {
+        name: "nothing",
+        what: "nothing is broken",
+        soaks: false,
+        ..BASE
+    }];
+    all.extend(server::FAULTS);
+    all.extend(network::FAULTS);
+    all.extend(data::FAULTS);
+    all.extend(clients::FAULTS);
+    all.extend(replicas::FAULTS);
+    all
+}
+
+/// What most have in common.
+const BASE: Fault = Fault {
+    name: "",
+    what: "",
+    on: &Topology::ALL,
+    needs: Needs {
+        network: false,
+        durable: false,
+    },
+    losses: Losses::None,
+    lasts: Lasts::Moment,
+    times: 3,
+    soaks: true,
+    orderly: false,
+    act: |_, lasts| {
+        std::thread::sleep(lasts);
+        Ok(())
+    },
+};

@@ -1,0 +1,160 @@
+//! Masters that others take the place of.
+
+use std::thread::sleep;
+use std::time::Duration;
+
+use redlatch_testkit::Sentinels;
+
+use super::server::ask;
+use super::{BASE, Fault};
+use crate::Result;
+use crate::checker::Losses;
+use crate::scene::Scene;
+use crate::site::Topology;
+
+const REPLICATED: Fault = Fault {
+    on: &[Topology::Sentinel, Topology::Cluster],
+    losses: Losses::Some,
+    times: 1,
+    ..BASE
+};
+
+pub(super) const FAULTS: [Fault; 8] = [
+    Fault {
+        name: "master killed",
+        what: "kill -9 of a master; a replica takes its place, and it comes back as a replica",
+        act: |scene, _| kill(scene, |_, _| Ok(())),
+        ..REPLICATED
+    },
+    Fault {
+        name: "master killed, replicas behind",
+        what: "the same after the replicas have not been able to follow for a while",
+        soaks: false,
+        act: |scene, lasts| {
+            kill(scene, |scene, master| {
+                let server = scene.server(master);
+                ask(server, &["ACL", "SETUSER", "default", "-psync", "-sync"])?;
+                ask(server, &["CLIENT", "KILL", "TYPE", "replica"])?;
+                sleep(lasts);
+                Ok(())
+            })
+        },
+        ..REPLICATED
+    },
+    Fault {
+        name: "master handed over",
+        what: "SENTINEL FAILOVER",
+        on: &[Topology::Sentinel],
+        act: |scene, _| hand_over(scene),
+        ..REPLICATED
+    },
+    Fault {
+        name: "master handed over, orderly",
+        what: "CLUSTER FAILOVER",
+        orderly: true,
+        on: &[Topology::Cluster],
+        act: |scene, _| hand_over(scene),
+        ..REPLICATED
+    },
+    Fault {
+        name: "master frozen and replaced",
+        what: "SIGSTOP of a master until a replica has taken its place, and then SIGCONT",
+        act: |scene, lasts| {
+            let master = scene.master()?;
+            scene.broken(|scene| {
+                scene.server(master).freeze();
+                let replaced = scene.site.await_successor(master);
+                sleep(lasts);
+                scene.server(master).thaw();
+                scene.site.await_whole();
+                replaced
+            })
+        },
+        ..REPLICATED
+    },
+    Fault {
+        name: "master and sentinel killed",
+        what: "kill -9 of a sentinel, the first that clients know of, and of the master",
+        on: &[Topology::Sentinel],
+        act: |scene, _| {
+            sentinels(scene)?.kill_sentinel(0);
+            let done = kill(scene, |_, _| Ok(()));
+            sentinels(scene)?.restart_sentinel(0);
+            scene.site.await_whole();
+            done
+        },
+        ..REPLICATED
+    },
+    Fault {
+        name: "sentinels frozen",
+        what: "SIGSTOP of all sentinels, and the clients have to connect anew meanwhile",
+        on: &[Topology::Sentinel],
+        losses: Losses::None,
+        times: 2,
+        act: |scene, lasts| {
+            let master = scene.master()?;
+            scene.broken(|scene| {
+                let all = sentinels(scene)?;
+                let places = 0..all.sentinels().len();
+                places.clone().for_each(|place| all.freeze_sentinel(place));
+                all.servers()[master].cut_all();
+                sleep(lasts);
+                places.for_each(|place| all.thaw_sentinel(place));
+                Ok(())
+            })
+        },
+        ..REPLICATED
+    },
+    Fault {
+        name: "slots moved",
+        what: "the slots of all names move to another master, key by key",
+        on: &[Topology::Cluster],
+        losses: Losses::None,
+        orderly: true,
+        act: move_slots,
+        ..REPLICATED
+    },
+];
+
+fn sentinels(scene: &mut Scene) -> Result<&mut Sentinels> {
+    scene.site.sentinels().ok_or("no sentinels".into())
+}
+
+fn kill(scene: &mut Scene, before: impl FnOnce(&Scene, usize) -> Result<()>) -> Result<()> {
+    let master = scene.master()?;
+    scene.broken(|scene| {
+        before(scene, master)?;
+        scene.site.kill(master);
+        scene.site.await_successor(master)
+    })?;
+    scene.site.restart(master);
+    scene.site.await_whole();
+    Ok(())
+}
+
+fn hand_over(scene: &mut Scene) -> Result<()> {
+    let master = scene.master()?;
+    scene.broken(|scene| scene.site.hand_over(master))?;
+    scene.site.await_whole();
+    Ok(())
+}
+
+fn move_slots(scene: &mut Scene, _: Duration) -> Result<()> {
+    let masters = scene.site.masters();
+    scene.broken(|scene| {
+        for name in scene.names() {
+            let to = masters[scene.random.below(masters.len())];
+            let cluster = scene.site.cluster().ok_or("no cluster")?;
+            let slot = cluster.slot_of(&name);
+            if cluster.owner(slot) == to {
+                continue;
+            }
+            cluster.begin_moving(slot, to);
+            sleep(Duration::from_millis(10));
+            cluster.move_keys(slot, to);
+            sleep(Duration::from_millis(10));
+            cluster.finish_moving(slot, to);
+        }
+        Ok(())
+    })
+}

@@ -1,0 +1,232 @@
+//! Servers that die, stand still, or turn their clients away.
+
+use std::thread::sleep;
+use std::time::{Duration, Instant};
+
+use redlatch_testkit::Server;
+
+use super::{BASE, Fault, Lasts};
+use crate::Result;
+use crate::checker::Losses;
+use crate::scene::{NO_DATA, Scene};
+use crate::site::{Needs, Topology};
+
+pub(super) const FAULTS: [Fault; 12] = [
+    Fault {
+        name: "killed, durable",
+        what: "kill -9 of the server, which comes back with all that it had (AOF, fsync always)",
+        needs: Needs {
+            network: false,
+            durable: true,
+        },
+        on: &[Topology::Single],
+        act: kill,
+        ..BASE
+    },
+    Fault {
+        name: "killed, empty",
+        what: "kill -9 of the server, which comes back without its data",
+        losses: Losses::Some,
+        soaks: false,
+        times: 2,
+        on: &[Topology::Single],
+        act: |scene, lasts| scene.forgets(NO_DATA, |scene| kill(scene, lasts)),
+        ..BASE
+    },
+    Fault {
+        name: "paused",
+        what: "CLIENT PAUSE ALL",
+        act: |scene, lasts| pause(scene, lasts, "ALL"),
+        ..BASE
+    },
+    Fault {
+        name: "paused, writes",
+        what: "CLIENT PAUSE WRITE",
+        act: |scene, lasts| pause(scene, lasts, "WRITE"),
+        ..BASE
+    },
+    Fault {
+        name: "paused past the lease",
+        what: "CLIENT PAUSE ALL for longer than a lease",
+        on: &[Topology::Single],
+        losses: Losses::Some,
+        lasts: Lasts::PastLease,
+        times: 1,
+        soaks: false,
+        act: |scene, lasts| pause(scene, lasts, "ALL"),
+        ..BASE
+    },
+    Fault {
+        name: "asleep",
+        what: "DEBUG SLEEP",
+        act: |scene, lasts| {
+            let seconds = lasts.as_secs_f64().to_string();
+            let master = scene.master()?;
+            scene.broken(|scene| ask(scene.server(master), &["DEBUG", "SLEEP", &seconds]))
+        },
+        ..BASE
+    },
+    Fault {
+        name: "frozen past the lease",
+        what: "SIGSTOP of the server for longer than a lease",
+        on: &[Topology::Single],
+        losses: Losses::Some,
+        lasts: Lasts::PastLease,
+        times: 1,
+        act: |scene, lasts| {
+            let master = scene.master()?;
+            let freeze = |scene: &mut Scene| scene.server(master).freeze();
+            scene.cut(lasts, freeze, |scene| scene.server(master).thaw())
+        },
+        ..BASE
+    },
+    Fault {
+        name: "clients killed",
+        what: "CLIENT KILL of all connections, ten times a second",
+        act: |scene, lasts| {
+            again_and_again(scene, lasts, Duration::from_millis(100), |server| {
+                server.cut_all();
+                Ok(())
+            })
+        },
+        ..BASE
+    },
+    Fault {
+        name: "output limits",
+        what: "messages of a megabyte on the channels listened to, with a buffer of 64 kB for them",
+        act: output_limits,
+        ..BASE
+    },
+    Fault {
+        name: "too many clients",
+        what: "maxclients reached when all have to connect anew",
+        act: too_many_clients,
+        ..BASE
+    },
+    Fault {
+        name: "full",
+        what: "maxmemory reached: nothing new is taken, what is held is renewed",
+        lasts: Lasts::PastLease,
+        times: 1,
+        act: |scene, lasts| {
+            let master = scene.master()?;
+            scene.broken(|scene| {
+                let server = scene.server(master);
+                ask(server, &["CONFIG", "SET", "maxmemory", "1"])?;
+                sleep(lasts);
+                ask(server, &["CONFIG", "SET", "maxmemory", "0"])
+            })
+        },
+        ..BASE
+    },
+    Fault {
+        name: "scripts forgotten",
+        what: "SCRIPT FLUSH, a hundred times a second",
+        act: |scene, lasts| {
+            again_and_again(scene, lasts * 2, Duration::from_millis(10), |server| {
+                ask(server, &["SCRIPT", "FLUSH"])
+            })
+        },
+        ..BASE
+    },
+];
+
+/// A command of somebody else's.
+pub(super) fn ask(server: &Server, words: &[&str]) -> Result<()> {
+    let mut command = redis::cmd(words.first().ok_or("no command")?);
+    command.arg(&words[1..]);
+    let client = redis::Client::open(server.url())?;
+    Ok(command.query::<()>(&mut client.get_connection()?)?)
+}
+
+/// Does it every so often while this lasts.
+fn again_and_again(
+    scene: &mut Scene,
+    lasts: Duration,
+    pause: Duration,
+    act: impl Fn(&Server) -> Result<()>,
+) -> Result<()> {
+    let master = scene.master()?;
+    scene.broken(|scene| {
+        let end = Instant::now() + lasts;
+        while Instant::now() < end {
+            act(scene.server(master))?;
+            sleep(pause);
+        }
+        Ok(())
+    })
+}
+
+fn kill(scene: &mut Scene, lasts: Duration) -> Result<()> {
+    let master = scene.master()?;
+    let kill = |scene: &mut Scene| scene.site.kill(master);
+    scene.cut(lasts, kill, |scene| scene.site.restart(master))
+}
+
+fn pause(scene: &mut Scene, lasts: Duration, what: &str) -> Result<()> {
+    let master = scene.master()?;
+    let millis = lasts.as_millis().to_string();
+    scene.broken(|scene| {
+        ask(scene.server(master), &["CLIENT", "PAUSE", &millis, what])?;
+        // It may end a little before the clock says so here.
+        let almost = lasts.saturating_sub(Duration::from_millis(20));
+        scene.cut(almost, |_| (), |_| sleep(Duration::from_millis(50)))
+    })
+}
+
+/// A connection that listens is in the class `pubsub`.
+fn output_limits(scene: &mut Scene, lasts: Duration) -> Result<()> {
+    let master = scene.master()?;
+    let set = |server: &Server, limit: &str| {
+        let limit = format!("pubsub {limit} {limit} 0");
+        let name = "client-output-buffer-limit";
+        ask(server, &["CONFIG", "SET", name, &limit])
+    };
+    scene.broken(|scene| {
+        let server = scene.server(master);
+        set(server, "65536")?;
+        let mut own = server.connection();
+        let end = Instant::now() + lasts;
+        let message = "x".repeat(1 << 20);
+        let mut heard = 0;
+        while Instant::now() < end {
+            for (list, publish) in [("CHANNELS", "PUBLISH"), ("SHARDCHANNELS", "SPUBLISH")] {
+                let channels: Vec<String> = redis::cmd("PUBSUB").arg(list).query(&mut own)?;
+                for channel in channels
+                    .iter()
+                    .filter(|channel| channel.contains("redisson"))
+                {
+                    let mut publish = redis::cmd(publish);
+                    let by: i64 = publish.arg(channel).arg(&message).query(&mut own)?;
+                    heard += by;
+                }
+            }
+            sleep(Duration::from_millis(50));
+        }
+        // What was heard by somebody was more than the limit.
+        if heard == 0 && lasts > Duration::from_millis(300) {
+            return Err("nobody listened".into());
+        }
+        set(server, "33554432")
+    })
+}
+
+fn too_many_clients(scene: &mut Scene, lasts: Duration) -> Result<()> {
+    let master = scene.master()?;
+    scene.broken(|scene| {
+        let server = scene.server(master);
+        // Nobody else can connect meanwhile, not even to make an end of it.
+        let mut own = server.connection();
+        let mut say = |words: &[&str]| redis::cmd(words[0]).arg(&words[1..]).query::<()>(&mut own);
+        say(&["CONFIG", "SET", "maxclients", "1"])?;
+        for class in ["normal", "pubsub"] {
+            say(&["CLIENT", "KILL", "SKIPME", "yes", "TYPE", class])?;
+        }
+        sleep(lasts);
+        say(&["CONFIG", "SET", "maxclients", "10000"])?;
+        if server.info("rejected_connections") == "0" {
+            return Err("nobody was turned away".into());
+        }
+        Ok(())
+    })
+}

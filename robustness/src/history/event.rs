@@ -1,0 +1,53 @@
+//! One line of a worker.
+
+use serde::{Deserialize, Serialize};
+
+use super::section::Ask;
+use crate::clock::Time;
+
+/// When, in which section (numbered by the worker; 0 for none), and what.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub(crate) struct Event(pub(crate) Time, pub(crate) u64, pub(crate) What);
+
+/// What a worker tells.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) enum What {
+    /// All its clients are connected.
+    Ready,
+    /// The process has not run since then.
+    Stood { since: Time },
+    /// A lock is asked for.
+    Asked(Ask),
+    /// It was had, with this fencing token.
+    Got { token: Option<u64> },
+    /// It was not had within the time that was allowed for.
+    GaveUp,
+    /// Asking ended with an error.
+    Failed { error: String },
+    /// The guard said that it was valid, and would be until then. The time of the event was taken
+    /// before the guard was asked.
+    Valid { until: Time },
+    /// `Guard::lost` has completed.
+    Told,
+    /// The resource took a write with the section's token, or refused it.
+    Wrote { accepted: bool },
+    /// The lock is about to be given back.
+    Leaving,
+    /// It was given back, or that failed.
+    Freed { error: Option<String> },
+    /// What a client still keeps account of although everything was given back.
+    Left { client: usize, status: String },
+    /// Every section has ended and nothing goes on in the background.
+    Done,
+}
+
+/// Who may be inside at the same time.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) enum Mode {
+    /// Nobody else.
+    Alone,
+    /// Others that share.
+    Shared,
+    /// As many as there are permits.
+    Permit,
+}

@@ -1,0 +1,117 @@
+//! One critical section, from being asked for to having been given back.
+
+use serde::{Deserialize, Serialize};
+
+use super::event::{Mode, What};
+use crate::clock::Time;
+
+/// What somebody asked for.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Ask {
+    pub(crate) task: usize,
+    pub(crate) client: usize,
+    pub(crate) name: String,
+    pub(crate) mode: Mode,
+}
+
+/// What became of it.
+#[derive(Debug, Clone)]
+pub(crate) struct Section {
+    pub(crate) process: usize,
+    pub(crate) ask: Ask,
+    pub(crate) asked: Time,
+    /// When there was an answer, of whatever kind.
+    pub(crate) answered: Option<Time>,
+    /// Why it was not had.
+    pub(crate) failed: Option<String>,
+    /// When it had been had.
+    pub(crate) got: Option<Time>,
+    pub(crate) token: Option<u64>,
+    /// The last time at which the guard is known to have been valid.
+    pub(crate) valid_until: Option<Time>,
+    /// The end of the lease as the guard last told it.
+    pub(crate) deadline: Option<Time>,
+    /// When the loss was told.
+    pub(crate) told: Option<Time>,
+    /// The guard said that it was valid after the loss was told.
+    pub(crate) valid_after_told: bool,
+    pub(crate) accepted: u32,
+    pub(crate) refused: u32,
+    pub(crate) left: Option<Time>,
+    pub(crate) freed: Option<Time>,
+    pub(crate) unlock_error: Option<String>,
+}
+
+impl Section {
+    pub(crate) fn new(process: usize, asked: Time, ask: Ask) -> Section {
+        Section {
+            process,
+            ask,
+            asked,
+            answered: None,
+            failed: None,
+            got: None,
+            token: None,
+            valid_until: None,
+            deadline: None,
+            told: None,
+            valid_after_told: false,
+            accepted: 0,
+            refused: 0,
+            left: None,
+            freed: None,
+            unlock_error: None,
+        }
+    }
+
+    /// Takes down what happened in it. Whether that was the last.
+    pub(super) fn take(&mut self, t: Time, what: What) -> bool {
+        match what {
+            What::Got { token } => {
+                (self.answered, self.got, self.token) = (Some(t), Some(t), token);
+            }
+            What::GaveUp => self.answered = Some(t),
+            What::Failed { error } => (self.answered, self.failed) = (Some(t), Some(error)),
+            What::Valid { until } => {
+                self.valid_after_told |= self.told.is_some();
+                self.valid_until = Some(t);
+                self.deadline = self.deadline.max(Some(until));
+            }
+            What::Told => self.told = Some(t),
+            What::Wrote { accepted: true } => self.accepted += 1,
+            What::Wrote { accepted: false } => self.refused += 1,
+            What::Leaving => self.left = Some(t),
+            What::Freed { error } => (self.freed, self.unlock_error) = (Some(t), error),
+            What::Ready | What::Stood { .. } | What::Asked(_) | What::Left { .. } | What::Done => {}
+        }
+        self.freed.is_some() || (self.answered.is_some() && self.got.is_none())
+    }
+
+    /// From when to when the guard is known to have been valid.
+    pub(crate) fn valid(&self) -> Option<(Time, Time)> {
+        let (got, until) = (self.got?, self.valid_until?);
+        (got < until).then_some((got, until))
+    }
+
+    /// From when to when somebody could wait because of it, as far as its holder knows.
+    pub(crate) fn held(&self) -> Option<(Time, Time)> {
+        let got = self.got?;
+        let end = if self.was_lost() {
+            self.valid_until
+        } else {
+            self.freed.max(self.left).max(self.valid_until)
+        };
+        Some((got, end.unwrap_or(got)))
+    }
+
+    /// Whether it was lost while it was held.
+    pub(crate) fn was_lost(&self) -> bool {
+        let lost = |error: &String| error.starts_with("Lost");
+        self.told.is_some() || self.unlock_error.as_ref().is_some_and(lost)
+    }
+
+    pub(crate) fn who(&self) -> String {
+        let Ask { task, client, .. } = &self.ask;
+        format!("process {} client {client} task {task}", self.process)
+    }
+}

@@ -1,0 +1,219 @@
+//! One row: servers and workers are started, something is broken, everything is brought to an end, and
+//! the history is checked.
+
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+use std::sync::{Arc, Mutex};
+use std::thread::sleep;
+use std::time::{Duration, Instant};
+
+use redlatch_testkit::Server;
+
+use crate::Result;
+use crate::checker::{self, Losses, MARGIN, Rule, Violation};
+use crate::clock::{Time, now};
+use crate::crew::{Crew, lock};
+use crate::history::History;
+use crate::random::Random;
+use crate::resource::Resource;
+use crate::scene::Scene;
+use crate::site::{Needs, Site, Topology};
+use crate::visit::visit;
+use crate::worker::Worker;
+
+/// How a run is set up.
+#[derive(Debug, Clone)]
+pub(crate) struct Setup {
+    pub(crate) topology: Topology,
+    pub(crate) needs: Needs,
+    pub(crate) losses: Losses,
+    pub(crate) processes: usize,
+    /// Of each process. URL and resource are filled in.
+    pub(crate) worker: Worker,
+    /// A folder for what the workers say.
+    pub(crate) keep: Option<PathBuf>,
+}
+
+/// What came of it.
+pub(crate) struct Outcome {
+    pub(crate) entered: usize,
+    pub(crate) meanwhile: usize,
+    pub(crate) lost: usize,
+    pub(crate) errors: BTreeMap<String, usize>,
+    pub(crate) violations: Vec<Violation>,
+    /// How many could not be avoided, and why.
+    pub(crate) explained: BTreeMap<&'static str, usize>,
+    pub(crate) recovery: Option<Time>,
+    /// How long the machine did not let a process run, at worst.
+    pub(crate) stalled: Time,
+}
+
+/// Runs the workers while `act` breaks things.
+pub(crate) fn run(setup: &Setup, act: impl FnOnce(&mut Scene) -> Result<()>) -> Result<Outcome> {
+    let lease = Duration::from_millis(setup.worker.lease);
+    if let Some(folder) = &setup.keep {
+        std::fs::create_dir_all(folder)?;
+    }
+    let resource = Resource::start()?;
+    let history = Arc::new(Mutex::new(History::new(lease)));
+    let site = setup.topology.start(setup.needs)?;
+    let mut scene = Scene {
+        worker: Worker {
+            url: site.url(),
+            resource: resource.address(),
+            ..setup.worker.clone()
+        },
+        site,
+        crew: Crew::new(history.clone(), setup.keep.clone()),
+        history,
+        random: Random::new(setup.worker.seed),
+    };
+    for _ in 0..setup.processes {
+        scene.crew.start(&scene.worker)?;
+    }
+    scene.crew.wait_until_ready(Duration::from_secs(30))?;
+    sleep(lease / 3);
+    act(&mut scene)?;
+    // Whoever has to find out that something was lost or free has the time for it.
+    sleep(lease / 2);
+    let left = wind_up(&mut scene, lease)?;
+    let mut history = lock(&scene.history);
+    history.end = now();
+    let mut violations = checker::check(&history, setup.losses, &resource.tallies());
+    violations.extend(left);
+    Ok(judge(&history, violations))
+}
+
+fn judge(history: &History, violations: Vec<Violation>) -> Outcome {
+    let mut explained = BTreeMap::new();
+    let (mut unexplained, mut errors) = (Vec::new(), BTreeMap::new());
+    for violation in violations {
+        match checker::explain(&violation, history) {
+            Some(why) => *explained.entry(why).or_default() += 1,
+            None => unexplained.push(violation),
+        }
+    }
+    for (error, count) in history.errors() {
+        errors.insert(error.to_owned(), count);
+    }
+    Outcome {
+        entered: history.entered(),
+        meanwhile: history.entered_meanwhile(),
+        lost: history.sections.iter().filter(|one| one.was_lost()).count(),
+        errors,
+        violations: unexplained,
+        explained,
+        recovery: checker::worst_recovery(history),
+        stalled: history.stalled(),
+    }
+}
+
+/// Brings all workers to an end and looks whether anything is left of them.
+fn wind_up(scene: &mut Scene, lease: Duration) -> Result<Vec<Violation>> {
+    let mut found = Vec::new();
+    scene.crew.end();
+    // The last ones in line are served, each of those before it having stayed as long as it likes;
+    // what the dead had ends by itself.
+    let limit = lease * 10 + MARGIN * 4;
+    if !scene.crew.wait_until_done(limit) {
+        for crashed in scene.crew.crashed() {
+            found.push(violation(Rule::Crash, crashed));
+        }
+        let history = lock(&scene.history);
+        let open = history.sections.iter().filter(|one| {
+            let process = history.processes.get(&one.process);
+            one.answered.is_none() && process.is_some_and(|of| of.killed.is_none())
+        });
+        for section in open {
+            let text = format!("{}: {} still waits", section.ask.name, section.who());
+            found.push(violation(Rule::Hang, text));
+        }
+        if found.is_empty() {
+            let text = format!("the workers have not come to an end within {limit:?}");
+            found.push(violation(Rule::Hang, text));
+        }
+    }
+    // The clients are still there: what cannot be had now is renewed by one of them for nobody.
+    let names = &scene.worker.names;
+    for kept in visit(&scene.site.url(), names, lease + MARGIN)? {
+        found.push(violation(Rule::LeftOver, format!("cannot be had: {kept}")));
+    }
+    let site = scene.site.as_ref();
+    for key in left_over(keys, site, lease + MARGIN)? {
+        found.push(violation(Rule::LeftOver, format!("the key {key}")));
+    }
+    for channel in left_over(channels, site, MARGIN)? {
+        found.push(violation(Rule::LeftOver, format!("listening to {channel}")));
+    }
+    scene.crew.dismiss();
+    for client in left_over(connections, site, MARGIN * 2)? {
+        found.push(violation(Rule::LeftOver, format!("a connection: {client}")));
+    }
+    Ok(found)
+}
+
+/// What is still there after this time.
+fn left_over(
+    look: fn(&Server) -> Result<Vec<String>>,
+    site: &dyn Site,
+    limit: Duration,
+) -> Result<Vec<String>> {
+    let end = Instant::now() + limit;
+    loop {
+        let mut left = Vec::new();
+        for master in site.masters() {
+            left.extend(look(site.server(master))?);
+        }
+        if left.is_empty() || Instant::now() > end {
+            return Ok(left);
+        }
+        sleep(Duration::from_millis(50));
+    }
+}
+
+fn violation(rule: Rule, text: String) -> Violation {
+    let at = now();
+    Violation {
+        rule,
+        from: at,
+        until: at,
+        text,
+    }
+}
+
+/// All keys but those that stay by design: tokens, and how many permits are free.
+fn keys(server: &Server) -> Result<Vec<String>> {
+    let mut keys: Vec<String> = ask(server, &["KEYS", "*"])?;
+    keys.retain(|key| !key.starts_with("redisson_lock_token:") && !key.starts_with("permits:"));
+    Ok(keys)
+}
+
+fn channels(server: &Server) -> Result<Vec<String>> {
+    let mut channels: Vec<String> = ask(server, &["PUBSUB", "CHANNELS"])?;
+    channels.extend(ask::<Vec<String>>(server, &["PUBSUB", "SHARDCHANNELS"])?);
+    // Sentinels have their own.
+    channels.retain(|channel| channel != "__sentinel__:hello");
+    Ok(channels)
+}
+
+/// All connections but the one that asks, and those among the servers themselves.
+fn connections(server: &Server) -> Result<Vec<String>> {
+    let list: String = ask(server, &["CLIENT", "LIST"])?;
+    let own = [
+        "cmd=client",
+        "flags=S",
+        "flags=M",
+        "name=sentinel-",
+        "cmd=restore-asking",
+    ];
+    let others = list
+        .lines()
+        .filter(|line| !own.iter().any(|own| line.contains(own)));
+    Ok(others.map(str::to_owned).collect())
+}
+
+fn ask<T: redis::FromRedisValue>(server: &Server, words: &[&str]) -> Result<T> {
+    let mut command = redis::cmd(words[0]);
+    command.arg(&words[1..]);
+    Ok(command.query(&mut server.connection())?)
+}

@@ -1,0 +1,147 @@
+//! One run in the making: servers, workers, and what is taken down about them. What faults work with.
+
+use std::sync::{Arc, Mutex};
+use std::thread::sleep;
+use std::time::Duration;
+
+use redlatch_testkit::{Proxy, Server};
+
+use crate::Result;
+use crate::clock::now;
+use crate::crew::{Crew, lock};
+use crate::faults::Fault;
+use crate::history::{DataLost, Forgetting, History, Window};
+use crate::random::Random;
+use crate::site::Site;
+use crate::visit::set_permits;
+use crate::worker::Worker;
+
+/// How long a store that is whole again may need until it answers.
+const MENDED: Duration = Duration::from_secs(10);
+
+/// All data is gone.
+pub(crate) const NO_DATA: Forgetting = Forgetting {
+    tokens: true,
+    why: "a store that loses its data gives away what is held, and its tokens begin anew; holders learn \
+          of it at their next renewal, a third of the lease later at most",
+};
+
+/// The keys of some locks are gone.
+pub(crate) const KEYS_GONE: Forgetting = Forgetting {
+    tokens: false,
+    why: "who deletes a lock's key gives away what is held; its holder learns of it at the next \
+          renewal, a third of the lease later at most",
+};
+
+/// What was written last is gone.
+const UNREPLICATED: Forgetting = Forgetting {
+    tokens: true,
+    why: "a replica that takes its master's place does not know what had not reached it, neither locks \
+          nor tokens; holders learn of it at their next renewal, a third of the lease later at most",
+};
+
+pub(crate) struct Scene {
+    pub(crate) site: Box<dyn Site>,
+    pub(crate) crew: Crew,
+    pub(crate) history: Arc<Mutex<History>>,
+    /// What a new worker is told.
+    pub(crate) worker: Worker,
+    pub(crate) random: Random,
+}
+
+impl Scene {
+    /// The place of a server to break: one that takes writes.
+    pub(crate) fn master(&mut self) -> Result<usize> {
+        let masters = self.site.masters();
+        let at = self.random.below(masters.len());
+        masters.get(at).copied().ok_or("nobody takes writes".into())
+    }
+
+    pub(crate) fn server(&self, place: usize) -> &Server {
+        self.site.server(place)
+    }
+
+    /// The server that has a name.
+    pub(crate) fn owner(&mut self, name: &str) -> Result<&Server> {
+        let place = match self.site.cluster() {
+            Some(cluster) => cluster.owner_of(name),
+            None => self.master()?,
+        };
+        Ok(self.server(place))
+    }
+
+    pub(crate) fn network(&self) -> Result<&Proxy> {
+        self.site.network().ok_or("no network to break".into())
+    }
+
+    pub(crate) fn names(&self) -> Vec<String> {
+        self.worker.names.clone()
+    }
+
+    /// Breaks something, and makes it whole again. If a replica has taken its master's place on the way,
+    /// asked for or not, it may not have known everything.
+    pub(crate) fn act(&mut self, fault: &Fault, lasts: Duration) -> Result<()> {
+        let (from, before) = (now(), self.site.masters());
+        (fault.act)(self, lasts).map_err(|error| format!("{}: {error}", fault.name))?;
+        if !fault.orderly && self.site.masters() != before {
+            lock(&self.history).data_lost.push(DataLost {
+                from,
+                until: now(),
+                forgetting: UNREPLICATED,
+            });
+        }
+        Ok(())
+    }
+
+    /// Something is broken while this goes on.
+    pub(crate) fn broken<T>(&mut self, while_: impl FnOnce(&mut Scene) -> Result<T>) -> Result<T> {
+        let from = now();
+        let done = while_(self);
+        self.window(from, false);
+        done
+    }
+
+    /// Breaks something so that the store answers nobody any more, and makes it whole after this time.
+    /// Where there are several servers, others may answer in its place.
+    pub(crate) fn cut(
+        &mut self,
+        lasts: Duration,
+        break_: impl FnOnce(&mut Scene),
+        mend: impl FnOnce(&mut Scene),
+    ) -> Result<()> {
+        let alone = self.site.is_alone();
+        self.broken(|scene| {
+            break_(scene);
+            let from = now();
+            sleep(lasts);
+            scene.window(from, alone);
+            mend(scene);
+            Ok(())
+        })
+    }
+
+    /// The store forgets what is held while this goes on. Then how many permits there are is said anew,
+    /// as an operator would have to.
+    pub(crate) fn forgets<T>(
+        &mut self,
+        forgetting: Forgetting,
+        while_: impl FnOnce(&mut Scene) -> Result<T>,
+    ) -> Result<T> {
+        let from = now();
+        let done = while_(self);
+        set_permits(&self.site.url(), &self.names(), MENDED)?;
+        lock(&self.history).data_lost.push(DataLost {
+            from,
+            until: now(),
+            forgetting,
+        });
+        done
+    }
+
+    fn window(&self, from: i64, cut: bool) {
+        let until = now();
+        lock(&self.history)
+            .windows
+            .push(Window { from, until, cut });
+    }
+}

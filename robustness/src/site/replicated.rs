@@ -1,0 +1,114 @@
+//! Masters with replicas that can take their place.
+
+use redlatch_testkit::{Cluster, ClusterPlan, SentinelPlan, Sentinels, Server, Takeover};
+
+use super::{DURABLE, Needs, Site};
+use crate::Result;
+
+/// A key of each master's slots, in the order of the masters at the start.
+const KEYS: [&str; 3] = ["b", "c", "a"];
+
+fn settings(needs: Needs) -> &'static [&'static str] {
+    if needs.durable { &DURABLE } else { &[] }
+}
+
+pub(super) fn sentinels(needs: Needs) -> Sentinels {
+    Sentinels::start_with(SentinelPlan {
+        server_args: settings(needs),
+        ..SentinelPlan::default()
+    })
+}
+
+pub(super) fn cluster(needs: Needs) -> Cluster {
+    Cluster::start_with(ClusterPlan {
+        args: settings(needs),
+        ..ClusterPlan::default()
+    })
+}
+
+impl Site for Sentinels {
+    fn url(&self) -> String {
+        self.url()
+    }
+
+    fn masters(&self) -> Vec<usize> {
+        vec![self.master()]
+    }
+
+    fn server(&self, place: usize) -> &Server {
+        &self.servers()[place]
+    }
+
+    fn kill(&mut self, place: usize) {
+        self.kill(place);
+    }
+
+    fn restart(&mut self, place: usize) {
+        self.restart(place);
+    }
+
+    fn await_successor(&self, place: usize) -> Result<()> {
+        self.await_new_master(place);
+        Ok(())
+    }
+
+    fn hand_over(&self, _: usize) -> Result<()> {
+        self.fail_over();
+        Ok(())
+    }
+
+    fn await_whole(&self) {
+        self.await_whole();
+    }
+
+    fn sentinels(&mut self) -> Option<&mut Sentinels> {
+        Some(self)
+    }
+}
+
+impl Site for Cluster {
+    fn url(&self) -> String {
+        self.url()
+    }
+
+    fn masters(&self) -> Vec<usize> {
+        let mut masters: Vec<usize> = KEYS.iter().map(|key| self.owner_of(key)).collect();
+        masters.sort_unstable();
+        masters.dedup();
+        masters
+    }
+
+    fn server(&self, place: usize) -> &Server {
+        &self.nodes()[place]
+    }
+
+    fn kill(&mut self, place: usize) {
+        self.kill(place);
+    }
+
+    fn restart(&mut self, place: usize) {
+        self.restart(place);
+    }
+
+    fn await_successor(&self, place: usize) -> Result<()> {
+        for key in KEYS {
+            if self.owner_of(key) == place {
+                self.await_owner_change(key, place);
+            }
+        }
+        Ok(())
+    }
+
+    fn hand_over(&self, place: usize) -> Result<()> {
+        self.fail_over(self.replica_of(place), Takeover::Orderly);
+        Ok(())
+    }
+
+    fn await_whole(&self) {
+        self.await_whole();
+    }
+
+    fn cluster(&mut self) -> Option<&mut Cluster> {
+        Some(self)
+    }
+}

@@ -1,0 +1,125 @@
+//! Many clients for a long time, while one thing after the other breaks, drawn at random.
+
+use std::collections::BTreeMap;
+use std::thread::sleep;
+use std::time::{Duration, Instant};
+
+use indicatif::{ProgressBar, ProgressStyle};
+
+use crate::Result;
+use crate::checker::Losses;
+use crate::clock::millis;
+use crate::crew::lock;
+use crate::faults::{self, Fault, Lasts};
+use crate::options::Soak;
+use crate::run::{Outcome, Setup, run};
+use crate::scene::Scene;
+use crate::site::{Needs, Topology};
+use crate::table::{names, tell};
+use crate::worker::Worker;
+
+/// How much time passes from one fault to the next, if they do not last longer themselves.
+const PACE: Duration = Duration::from_secs(1);
+
+const LEASE: Duration = Duration::from_secs(3);
+
+/// Whether nothing was violated.
+pub(crate) fn soak(options: &Soak) -> Result<bool> {
+    let topology = options.topology;
+    let faults = faults::all();
+    let fits = |fault: &&Fault| fault.soaks && fault.on.contains(&topology);
+    let faults: Vec<&Fault> = faults.iter().filter(fits).collect();
+    let (processes, tasks, clients) = (options.processes, options.tasks, options.clients);
+    let seed = options.seed();
+    println!(
+        "SEED={seed}: {} s on {}, {processes} processes with {tasks} tasks and {clients} clients \
+         each, {} names",
+        options.seconds,
+        topology.name(),
+        options.names
+    );
+    let mut worker = Worker::of(LEASE, tasks, names(options.names), seed);
+    worker.clients = clients;
+    worker.inside = 50;
+    // Enough of them are inside for long to be in the way of every fault, and names stay for others.
+    worker.sitters = (options.names / 4 / processes.max(1)).max(1);
+    let setup = Setup {
+        topology,
+        needs: Needs {
+            network: topology == Topology::Single,
+            durable: true,
+        },
+        losses: Losses::Some,
+        processes,
+        worker,
+        keep: options.keep.clone(),
+    };
+    let mut drawn = BTreeMap::new();
+    let outcome = run(&setup, |scene| {
+        let length = Duration::from_secs(options.seconds);
+        drawn = break_at_random(scene, &faults, length)?;
+        Ok(())
+    })?;
+    report(&outcome, &drawn);
+    Ok(outcome.violations.is_empty())
+}
+
+/// One fault after the other. How often each was drawn.
+fn break_at_random(
+    scene: &mut Scene,
+    faults: &[&Fault],
+    length: Duration,
+) -> Result<BTreeMap<&'static str, usize>> {
+    let mut drawn = BTreeMap::new();
+    let began = Instant::now();
+    let bar = ProgressBar::new(length.as_secs());
+    if let Ok(style) = ProgressStyle::with_template("{bar:30} {pos}/{len} s {msg}") {
+        bar.set_style(style);
+    }
+    while began.elapsed() < length {
+        let next = Instant::now() + PACE;
+        let fault = faults[scene.random.below(faults.len())];
+        // One in sixteen lasts longer than a lease; with replicas that is a failover, which is another
+        // fault.
+        let long = scene.random.below(16) == 0 && scene.site.is_alone();
+        let lasts = match long {
+            true => Lasts::PastLease.of(LEASE),
+            false => scene.random.between(LEASE / 60, LEASE / 4),
+        };
+        let entered = lock(&scene.history).entered();
+        bar.set_message(format!("{entered} sections, {}", fault.name));
+        scene.act(fault, lasts)?;
+        *drawn.entry(fault.name).or_default() += 1;
+        sleep(next.saturating_duration_since(Instant::now()));
+        bar.set_position(began.elapsed().as_secs());
+    }
+    bar.finish_and_clear();
+    Ok(drawn)
+}
+
+fn report(outcome: &Outcome, drawn: &BTreeMap<&str, usize>) {
+    let faults: usize = drawn.values().sum();
+    let Outcome {
+        entered, meanwhile, ..
+    } = outcome;
+    println!("{faults} faults:");
+    for (name, count) in drawn {
+        println!("  {count:>5} {name}");
+    }
+    println!("{entered} critical sections, {meanwhile} begun while something was broken");
+    println!("{} locks lost and told", outcome.lost);
+    for (error, count) in &outcome.errors {
+        println!("  {count:>5} {error}");
+    }
+    if let Some(recovery) = outcome.recovery {
+        println!(
+            "{} ms at worst until what was free was had again",
+            millis(recovery)
+        );
+    }
+    for (why, count) in &outcome.explained {
+        println!("{count} violations that cannot be avoided: {why}");
+    }
+    println!("{} violations", outcome.violations.len());
+    tell(outcome);
+}

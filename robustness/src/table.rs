@@ -1,0 +1,181 @@
+//! All faults, one row each.
+
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::path::PathBuf;
+use std::thread::sleep;
+use std::time::Duration;
+
+use indicatif::{ProgressBar, ProgressStyle};
+
+use crate::Result;
+use crate::clock::millis;
+use crate::faults::{self, Fault};
+use crate::options::Rows;
+use crate::run::{Outcome, Setup, run};
+use crate::site::Topology;
+use crate::worker::{KINDS, Worker};
+
+/// How many violations of a row are told in full.
+const TOLD: usize = 10;
+
+/// Runs the rows that are wanted. Whether nothing was violated that is not explained.
+pub(crate) fn run_rows(options: &Rows) -> Result<bool> {
+    let faults = faults::all();
+    let wanted: Vec<(&Fault, Topology)> = faults
+        .iter()
+        .flat_map(|fault| fault.on.iter().map(move |&topology| (fault, topology)))
+        .filter(|(fault, topology)| options.want(fault.name, *topology))
+        .collect();
+    if wanted.is_empty() {
+        return Err("no such fault; --list says what there is".into());
+    }
+    if options.list {
+        for (fault, topology) in wanted {
+            println!("{:<22} {:<9} {}", fault.name, topology.name(), fault.what);
+        }
+        return Ok(true);
+    }
+    let seed = options.seed();
+    println!("SEED={seed}\n\n{HEAD}");
+    let bar = ProgressBar::new(wanted.len() as u64);
+    if let Ok(style) = ProgressStyle::with_template("{bar:30} {pos}/{len} {msg}") {
+        bar.set_style(style);
+    }
+    let (mut whys, mut well) = (Vec::new(), true);
+    for (fault, topology) in wanted {
+        bar.set_message(format!("{}, {}", fault.name, topology.name()));
+        // The servers' keeper panics when they do not start or do not find together.
+        let row = || row(fault, topology, options, seed);
+        let outcome = catch_unwind(AssertUnwindSafe(row))
+            .unwrap_or_else(|_| Err("it panicked, see above".into()));
+        bar.suspend(|| match outcome {
+            Ok(outcome) => {
+                println!("{}", line(fault, topology, &outcome, &mut whys));
+                tell(&outcome);
+                well &= outcome.violations.is_empty();
+            }
+            Err(error) => {
+                println!(
+                    "| {} | {} | could not be run: {error} |",
+                    fault.name,
+                    topology.name()
+                );
+                well = false;
+            }
+        });
+        bar.inc(1);
+    }
+    bar.finish_and_clear();
+    println!();
+    for (number, why) in whys.iter().enumerate() {
+        println!("[{}] {why}", number + 1);
+    }
+    Ok(well)
+}
+
+fn row(fault: &Fault, topology: Topology, options: &Rows, seed: u64) -> Result<Outcome> {
+    let lease = Duration::from_secs(if options.quick { 2 } else { 3 });
+    let setup = Setup {
+        topology,
+        needs: fault.needs,
+        losses: fault.losses,
+        processes: 3,
+        worker: Worker::of(lease, 8, names(20), seed),
+        keep: options.keep_for(&format!("{}-{}", fault.name, topology.name())),
+    };
+    let times = if options.quick { 1 } else { fault.times };
+    run(&setup, |scene| {
+        for time in 0..times {
+            if time > 0 {
+                sleep(lease / 3);
+            }
+            scene.act(fault, fault.lasts.of(lease))?;
+        }
+        Ok(())
+    })
+}
+
+/// So many names, of all kinds in turns.
+pub(crate) fn names(many: usize) -> Vec<String> {
+    let kinds = KINDS.iter().cycle().take(many).enumerate();
+    kinds
+        .map(|(number, kind)| format!("{kind}:{number}"))
+        .collect()
+}
+
+const HEAD: &str = "\
+| fault | topology | sections | while broken | lost | errors | violations | explained | worst recovery |
+|---|---|---|---|---|---|---|---|---|";
+
+fn line(
+    fault: &Fault,
+    topology: Topology,
+    outcome: &Outcome,
+    whys: &mut Vec<&'static str>,
+) -> String {
+    let mut explained = Vec::new();
+    for (why, count) in &outcome.explained {
+        let known = whys.iter().position(|known| known == why);
+        let number = known.unwrap_or_else(|| {
+            whys.push(why);
+            whys.len() - 1
+        });
+        explained.push(format!("{count} [{}]", number + 1));
+    }
+    let errors = outcome
+        .errors
+        .iter()
+        .map(|(error, count)| format!("{count} {error}"));
+    let recovery = outcome.recovery.map(|time| format!("{} ms", millis(time)));
+    [
+        "",
+        fault.name,
+        topology.name(),
+        &outcome.entered.to_string(),
+        &outcome.meanwhile.to_string(),
+        &outcome.lost.to_string(),
+        &or_none(errors.collect::<Vec<_>>().join(", ")),
+        &outcome.violations.len().to_string(),
+        &or_none(explained.join(", ")),
+        &or_none(recovery.unwrap_or_default()),
+        "",
+    ]
+    .join(" | ")
+    .trim()
+    .to_owned()
+}
+
+fn or_none(text: String) -> String {
+    if text.is_empty() { "–".into() } else { text }
+}
+
+/// Says in full what was violated.
+pub(crate) fn tell(outcome: &Outcome) {
+    let violations = &outcome.violations;
+    if outcome.stalled > 0 {
+        let stalled = millis(outcome.stalled);
+        println!("    the machine let a process stand still for {stalled} ms");
+    }
+    for violation in violations.iter().take(TOLD) {
+        println!("    {violation}");
+    }
+    if violations.len() > TOLD {
+        println!("    … and {} more", violations.len() - TOLD);
+    }
+}
+
+impl Rows {
+    fn want(&self, fault: &str, topology: Topology) -> bool {
+        let only = self
+            .only
+            .as_ref()
+            .is_none_or(|only| fault.contains(only.as_str()));
+        only && (self.topology.is_empty() || self.topology.contains(&topology))
+    }
+
+    /// The folder for what the workers of one row say.
+    pub(crate) fn keep_for(&self, row: &str) -> Option<PathBuf> {
+        let folder = self.keep.as_ref()?;
+        Some(folder.join(row.replace([' ', ','], "-")))
+    }
+}

@@ -1,0 +1,59 @@
+//! Somebody who comes when all the others have gone: everything must be free, and is left tidy.
+
+use std::time::Duration;
+
+use redlatch::Client;
+use tokio::runtime::{Builder, Runtime};
+use tokio::time::{Instant, sleep};
+
+use crate::Result;
+use crate::history::PERMITS;
+use crate::worker::Handle;
+
+/// Takes each lock once and gives it back. Those that could not be had within this time.
+pub(crate) fn visit(url: &str, names: &[String], limit: Duration) -> Result<Vec<String>> {
+    runtime()?.block_on(async {
+        let client = Client::connect(url).await?;
+        let end = Instant::now() + limit;
+        let mut kept = Vec::new();
+        for name in names {
+            let handle = Handle::new(&client, name, limit)?;
+            loop {
+                let had = handle.visit().await;
+                if matches!(had, Ok(true)) {
+                    break;
+                }
+                if Instant::now() > end {
+                    let why = had.err().map(|error| error.to_string());
+                    kept.push(format!("{name} {}", why.unwrap_or_default()));
+                    break;
+                }
+                sleep(Duration::from_millis(20)).await;
+            }
+        }
+        client.settled().await;
+        Ok(kept)
+    })
+}
+
+/// Says how many permits the semaphores have, where a store has forgotten it.
+pub(crate) fn set_permits(url: &str, names: &[String], limit: Duration) -> Result<()> {
+    let semaphores = names.iter().filter(|name| name.starts_with("permits"));
+    runtime()?.block_on(async {
+        let client = Client::builder()
+            .response_timeout(limit)
+            .connect(url)
+            .await?;
+        for name in semaphores {
+            client
+                .expirable_semaphore(name)
+                .try_set_permits(PERMITS)
+                .await?;
+        }
+        Ok(())
+    })
+}
+
+fn runtime() -> Result<Runtime> {
+    Ok(Builder::new_current_thread().enable_all().build()?)
+}
