@@ -110,7 +110,7 @@ async fn urls_that_lead_nowhere() {
         "",
         "secret",
         "http://:secret@x",
-        "rediss://:secret@x",
+        "rediss://:secret@",
         "redis://:secret@:x",
     ] {
         let error = Client::connect(url).await.unwrap_err();

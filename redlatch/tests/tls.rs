@@ -222,7 +222,7 @@ async fn settings_that_cannot_work_are_told() {
         (
             builder().username("me"),
             "redis://127.0.0.1:1",
-            "no password",
+            "without a password",
         ),
     ] {
         let error = refused(settings.clone(), url).await;

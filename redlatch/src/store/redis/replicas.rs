@@ -15,6 +15,7 @@ use tokio::time::{Instant, timeout};
 use super::fault::Fault;
 use super::link::{Generation, Link, Live};
 use crate::error::{Error, Result};
+use crate::step::unexpected;
 
 /// How many replicas must have an acquisition before it counts.
 ///
@@ -67,8 +68,15 @@ impl Demand {
             return Ok(true);
         }
         let live = link.live().await.map_err(Fault::into_error)?;
-        let connected = connected(link, &live).await;
-        Ok(connected.map_err(Fault::into_error)? > 0)
+        match connected(link, &live).await {
+            Ok(connected) => Ok(connected > 0),
+            Err(Fault::Final(Error::Refused { reason })) => {
+                // Something that speaks like a server, and has no roles.
+                tracing::debug!(reason, "replicas are not waited for");
+                Ok(false)
+            }
+            Err(fault) => Err(fault.into_error()),
+        }
     }
 }
 
@@ -264,20 +272,18 @@ impl Drop for Leaving<'_> {
     }
 }
 
-/// How many replicas are connected and follow (`INFO replication`).
+/// How many replicas are connected and follow (`ROLE`).
 async fn connected(link: &Link, live: &Live) -> Result<usize, Fault> {
-    let info = redis::cmd("INFO").arg("replication").take();
-    let info = link.ask(&mut live.clone(), &info).await?;
-    if let Value::ServerError(error) = &info {
-        return Err(Fault::answered(error, ""));
+    match link.ask(&mut live.clone(), &redis::cmd("ROLE")).await? {
+        // Of a master: its offset, and each replica's address and offset.
+        Value::Array(role) => match role.get(2) {
+            Some(Value::Array(replicas)) => Ok(replicas.len()),
+            // A replica itself.
+            _ => Ok(0),
+        },
+        Value::ServerError(error) => Err(Fault::answered(&error, "")),
+        other => Err(Fault::Final(unexpected(&other))),
     }
-    let info: String = redis::from_redis_value(info).map_err(|e| Fault::refused(&e.into()))?;
-    let is_replica = |line: &&str| {
-        let (name, facts) = line.split_once(':').unwrap_or_default();
-        let number = name.strip_prefix("slave").unwrap_or_default();
-        number.parse::<u32>().is_ok() && facts.contains("state=online")
-    };
-    Ok(info.lines().filter(is_replica).count())
 }
 
 impl ReplicaSync {
