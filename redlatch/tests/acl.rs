@@ -184,7 +184,7 @@ async fn an_operator_looks_and_changes_nothing() {
 }
 
 #[tokio::test]
-async fn what_is_not_allowed_is_refused_at_once_and_leaves_nothing_behind() {
+async fn what_is_not_allowed_is_refused_at_once() {
     let [app, ..] = rules();
     let deaf = app.replacen("app ", "deaf ", 1).replace("+subscribe ", "");
     let secured = Secured::start(&[app, &deaf]);
@@ -198,8 +198,9 @@ async fn what_is_not_allowed_is_refused_at_once_and_leaves_nothing_behind() {
             .await
             .unwrap_err(),
     );
-    elsewhere.settled().await;
-    assert_eq!(elsewhere.status(), Client::embedded().status());
+    // In the background it goes on trying to give back what it may have got.
+    let status = elsewhere.status();
+    assert_eq!((status.holds, status.subscriptions), (0, 0));
 
     let client = secured.client(Client::builder(), "").await;
     let settings = secured.settings_of(&deaf, Client::builder().prefix(PREFIX));

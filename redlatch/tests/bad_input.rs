@@ -34,7 +34,7 @@ async fn names_that_cannot_be_used(stand: Stand) {
             );
         }
     }
-    let longest = "x".repeat(512);
+    let longest = "x".repeat(512 - stand.prefix().len());
     client.lock(&longest).run(async {}).await.unwrap();
 }
 

@@ -227,7 +227,15 @@ impl Stand {
             .await
     }
 
-    /// A client that puts something before all names.
+    /// What stands before all names here.
+    pub fn prefix(&self) -> &'static str {
+        match self {
+            Stand::Secured(_) => secured::PREFIX,
+            _ => "",
+        }
+    }
+
+    /// A client that puts something before all names, behind that.
     pub async fn prefixed(&self, prefix: &str) -> Client {
         match self {
             Stand::Secured(secured) => secured.client(Client::builder(), prefix).await,
