@@ -119,7 +119,7 @@ pub enum Error {
 
     /// The server is too old, or is no Redis.
     #[error(
-        "the server cannot be used: {reason}; a single Redis 6.2 or later, or any Valkey, is needed"
+        "the server cannot be used: {reason}; Redis 6.2 or later, or any Valkey, is needed"
     )]
     #[non_exhaustive]
     UnsupportedServer {
