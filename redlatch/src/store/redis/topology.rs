@@ -4,6 +4,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use super::access::{Access, Endpoint};
 use super::cluster::Cluster;
 use super::facts::Facts;
 use super::fault::Fault;
@@ -14,6 +15,7 @@ use super::sentinel::Sentinels;
 use super::slot::{is_untidy, slot};
 use super::url::{Deployment, Target};
 use crate::error::{Error, Result};
+use crate::several::most;
 use crate::step::Publishing;
 use crate::store::SharedEar;
 
@@ -100,25 +102,7 @@ impl Topology {
                 Ok(topology(form, name, Publishing::Everywhere))
             }
             Deployment::Cluster(seeds) => {
-                // Whoever answers first tells how all are spoken to.
-                let mut asked = None;
-                for seed in &seeds {
-                    let client = access.to_endpoint(seed).map_err(Fault::into_error)?;
-                    let whereabouts = Whereabouts::Fixed(client);
-                    let ear = settings.ear.clone();
-                    let link = Link::new(whereabouts, connect_timeout, ear, Listening::Lasting);
-                    let facts = Facts::of(&link).await;
-                    let answered = facts.is_ok();
-                    asked = Some(facts);
-                    if answered {
-                        break;
-                    }
-                }
-                let facts = asked.unwrap_or_else(|| {
-                    Err(Error::InvalidUrl {
-                        reason: "it names no node".into(),
-                    })
-                })?;
+                let facts = of_any(&seeds, &access, &settings).await?;
                 facts.check_cluster()?;
                 let sharded = facts.knows_sharded_channels();
                 settings.listening = match sharded {
@@ -231,5 +215,29 @@ impl Topology {
                 node.messages.unwant(channel).await
             }
         }
+    }
+}
+
+/// What one of the nodes says of itself: all are asked, because some may be gone or hang.
+async fn of_any(seeds: &[Endpoint], access: &Access, settings: &node::Settings) -> Result<Facts> {
+    let asking = seeds.iter().map(|seed| async move {
+        let client = access.to_endpoint(seed).map_err(Fault::into_error)?;
+        let ear = settings.ear.clone();
+        let timeout = settings.connect_timeout;
+        let link = Link::new(Whereabouts::Fixed(client), timeout, ear, Listening::Lasting);
+        Facts::of(&link).await
+    });
+    let answered = |said: &[Option<Result<Facts>>]| said.iter().flatten().any(Result::is_ok);
+    // One is enough, whichever: nobody is waited for beyond that.
+    let said = most(asking, answered, Duration::ZERO).await;
+    let mut said = said.into_iter().flatten();
+    let first = said.next().unwrap_or_else(|| {
+        Err(Error::InvalidUrl {
+            reason: "it names no node".into(),
+        })
+    });
+    match first {
+        Ok(facts) => Ok(facts),
+        Err(error) => said.find_map(Result::ok).ok_or(error),
     }
 }
