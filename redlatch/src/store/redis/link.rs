@@ -290,37 +290,31 @@ impl Link {
     /// A channel is about to be listened to. Where subscriptions are restored, it is from now on
     /// with every connection.
     pub(super) fn want(&self, channel: &str) {
-        if self.shared.listening != Listening::Restored {
-            return;
-        }
-        let mut wanted = self.shared.wanted();
-        if !wanted.contains(channel) {
-            wanted.insert(channel.to_owned());
+        if self.shared.listening == Listening::Restored {
+            self.shared.want(channel);
         }
     }
 
     /// Listens to a channel on this connection.
     pub(super) async fn subscribe(&self, live: &mut Live, channel: &str) -> Result<(), Fault> {
+        // Before it is sent, so that it is known where to end it if this is dropped half-way.
+        if !self.shared.is_wanted_on(live.generation, channel) {
+            return Err(GivenUp.into());
+        }
         let subscribing = live.change(self.shared.listening, true, channel);
         let subscribed = match subscribing.await {
             Ok(subscribed) => subscribed,
             Err(GivenUp) => return Err(GivenUp.into()),
         };
-        if let Err(error) = subscribed {
-            let fault = self.failed(live, &error);
-            if matches!(fault, Fault::Final(_)) {
-                // Refused, so it is not to be asked for with every new connection.
-                self.shared.wanted().remove(channel);
-            }
-            return Err(fault);
-        }
-        if self.shared.listening == Listening::Restored {
+        let Err(error) = subscribed else {
             return Ok(());
+        };
+        let fault = self.failed(live, &error);
+        if !matches!(fault, Fault::Unanswered(_)) {
+            // Refused, so there is nothing to end, nor to ask for with every new connection.
+            self.shared.wanted().remove(channel);
         }
-        match self.shared.note(live.generation, channel) {
-            true => Ok(()),
-            false => Err(GivenUp.into()),
-        }
+        Err(fault)
     }
 
     /// Whether a channel is listened to here, as far as is known.
@@ -549,14 +543,25 @@ impl Shared {
         self.wanted.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// A channel is listened to on this connection, unless that has ended meanwhile.
-    fn note(&self, generation: Generation, channel: &str) -> bool {
+    fn want(&self, channel: &str) {
+        let mut wanted = self.wanted();
+        if !wanted.contains(channel) {
+            wanted.insert(channel.to_owned());
+        }
+    }
+
+    /// A channel is about to be listened to on this connection. Not, if that has ended meanwhile and
+    /// took its subscriptions with it.
+    fn is_wanted_on(&self, generation: Generation, channel: &str) -> bool {
+        if self.listening == Listening::Restored {
+            return true;
+        }
         let live = self.lock_live();
         let lives = live
             .as_ref()
             .is_some_and(|live| live.live.generation == generation);
         if lives {
-            self.wanted().insert(channel.to_owned());
+            self.want(channel);
         }
         lives
     }

@@ -17,7 +17,7 @@ use super::sentinel::Sentinels;
 use super::slot::{is_untidy, slot};
 use super::url::{Deployment, Target};
 use crate::error::{Error, Result};
-use crate::several::most;
+use crate::several::{all, most};
 use crate::step::Publishing;
 use crate::store::SharedEar;
 
@@ -236,12 +236,10 @@ impl Topology {
             Form::Cluster(cluster) => {
                 let nodes = cluster.nodes();
                 let wants = |node: &&Arc<Node>| node.messages.wants(channel);
-                // One that was begun and not confirmed is with the owner of the slot, if anywhere.
-                let node = match nodes.iter().find(wants) {
-                    Some(node) => node.clone(),
-                    None => cluster.owner(slot(channel)).await?,
-                };
-                node.messages.unwant(channel).await
+                let ending = nodes.iter().filter(wants);
+                // On several, if one was begun and not heard of before the slot has moved.
+                let ended = all(ending.map(|node| node.messages.unwant(channel))).await;
+                ended.into_iter().collect()
             }
         }
     }
