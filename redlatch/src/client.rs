@@ -321,16 +321,19 @@ impl ClientBuilder {
     /// | URL | store |
     /// |---|---|
     /// | `redis://[user:password@]host[:port][/db]`, `valkey://…` | one server over TCP |
-    /// | `rediss://…`, `valkeys://…` | the same with TLS (feature `tls`, on by default) |
     /// | `redis+unix:///path[?db=N]` | one server over a unix socket |
+    /// | `redis+sentinel://[user:password@]host[:port],…/master[/db]` | the master that these sentinels name; `?sentinel_user=…&sentinel_password=…` for themselves |
+    /// | `redis+cluster://[user:password@]host[:port],…` | the cluster to which these nodes belong |
+    /// | `rediss…://`, `valkeys…://` | the same with TLS (feature `tls`, on by default) |
     /// | `embedded:` | an embedded store of its own, in this process |
     ///
     /// # Errors
     ///
     /// [`Error::InvalidUrl`], [`Error::InvalidSetting`], [`Error::Unavailable`],
     /// [`Error::ResponseTimeout`], [`Error::AuthenticationFailed`], [`Error::TlsFailed`],
-    /// [`Error::UnsupportedServer`] (Redis before 6.2), [`Error::NoRuntime`]. Connecting is tried once; only later the
-    /// connection is made anew by itself.
+    /// [`Error::NotPermitted`], [`Error::UnsupportedServer`] (Redis before 6.2, or a node of a cluster
+    /// where none was meant, and the other way round), [`Error::NoRuntime`]. Connecting is tried once;
+    /// only later the connection is made anew by itself.
     pub async fn connect(self, url: &str) -> Result<Client> {
         if url == "embedded:" {
             return self.connect_embedded(&Embedded::new());

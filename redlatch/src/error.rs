@@ -143,9 +143,7 @@ pub enum Error {
     },
 
     /// The server is too old, or is no Redis.
-    #[error(
-        "the server cannot be used: {reason}; a single Redis 6.2 or later, or any Valkey, is needed"
-    )]
+    #[error("the server cannot be used: {reason}; Redis 6.2 or later, or any Valkey, is needed")]
     #[non_exhaustive]
     UnsupportedServer {
         /// What was found.

@@ -322,14 +322,17 @@ impl Drop for Orphaned {
 /// Renews one batch.
 async fn renew(store: Arc<Store>, batch: Batch) {
     let Batch(holds, core) = &batch;
-    // In a cluster one script may touch one slot only. All scripts are sent at once, so that it is
-    // one round trip to each node, and what one node does not answer is that node's alone.
-    let mut slots: BTreeMap<Option<u16>, Vec<&Arc<Hold>>> = BTreeMap::new();
+    // In a cluster each key has a script of its own: two of them are seldom in the same slot, and while
+    // that moves they may be on two nodes, of which neither would run a script for both. All scripts are
+    // sent at once, so that it is one round trip to each node, and what one node does not answer is that
+    // node's alone.
+    let mut together: BTreeMap<Option<&str>, Vec<&Arc<Hold>>> = BTreeMap::new();
     for hold in holds {
-        let slot = store.slot(hold.place.key());
-        slots.entry(slot).or_default().push(hold);
+        let key = hold.kind.renew_key(hold);
+        let alone = store.slot(key).map(|_| key);
+        together.entry(alone).or_default().push(hold);
     }
-    let renewals = slots.values();
+    let renewals = together.values();
     all(renewals.map(|holds| renew_together(&store, core, holds))).await;
 }
 

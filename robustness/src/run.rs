@@ -112,9 +112,9 @@ fn judge(history: &History, violations: Vec<Violation>) -> Outcome {
 fn wind_up(scene: &mut Scene, lease: Duration) -> Result<Vec<Violation>> {
     let mut found = Vec::new();
     scene.crew.end();
-    // The last ones in line are served, each of those before it having stayed as long as it likes;
-    // what the dead had ends by itself.
-    let limit = lease * 10 + MARGIN * 4;
+    // The last ones in line are served; what the dead had ends by itself. A fair lock is kept for each of
+    // those who died in its queue, one after the other, which takes the longest.
+    let limit = lease * 40;
     if !scene.crew.wait_until_done(limit) {
         for crashed in scene.crew.crashed() {
             found.push(violation(Rule::Crash, crashed));

@@ -88,8 +88,11 @@ fn break_at_random(
         };
         let entered = lock(&scene.history).entered();
         bar.set_message(format!("{entered} sections, {}", fault.name));
-        scene.act(fault, lasts)?;
-        *drawn.entry(fault.name).or_default() += 1;
+        match scene.act(fault, lasts) {
+            Ok(()) => *drawn.entry(fault.name).or_default() += 1,
+            // One that hit nobody, or a server that was not yet whole after the one before.
+            Err(error) => bar.suspend(|| println!("  {error}")),
+        }
         sleep(next.saturating_duration_since(Instant::now()));
         bar.set_position(began.elapsed().as_secs());
     }

@@ -142,10 +142,11 @@ async fn fight(
         (Duration::ZERO, Duration::from_millis(worker.inside))
     };
     while !ending.load(Ordering::Relaxed) {
-        // Who sits has the first half of the names for himself, most of the time: else everybody would
-        // soon stand in line behind him, and nothing would go on anywhere.
+        // Who sits has the first half of the names; only every other of the rest ever comes there. Else
+        // everybody would soon stand in line behind him, and nothing would go on anywhere.
         let half = handles.len().div_ceil(2);
-        let at = match sits || random.below(8) == 0 {
+        let queues = task % 2 == 1 && random.below(8) == 0;
+        let at = match sits || queues {
             true => random.below(half),
             false => half + random.below(handles.len() - half),
         };

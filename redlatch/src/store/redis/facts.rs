@@ -13,7 +13,15 @@ pub(super) struct Facts {
     /// `redis`, `valkey`; empty if it does not say.
     server: String,
     major_minor: (u32, u32),
-    is_in_a_cluster: bool,
+    mode: Mode,
+}
+
+/// What a server is there for.
+#[derive(Clone, Copy)]
+enum Mode {
+    Alone,
+    InACluster,
+    Sentinel,
 }
 
 impl Facts {
@@ -52,7 +60,11 @@ impl Facts {
             server: fact("server").to_owned(),
             // Who does not say is taken to be new.
             major_minor: (parts.next().unwrap_or(u32::MAX), parts.next().unwrap_or(0)),
-            is_in_a_cluster: fact("mode") == "cluster",
+            mode: match fact("mode") {
+                "cluster" => Mode::InACluster,
+                "sentinel" => Mode::Sentinel,
+                _ => Mode::Alone,
+            },
         })
     }
 
@@ -67,22 +79,27 @@ impl Facts {
         Ok(())
     }
 
-    /// A server that is in no cluster.
+    /// A server that holds data, in no cluster.
     pub(super) fn check_alone(&self) -> Result<()> {
-        match self.is_in_a_cluster {
-            false => Ok(()),
+        let reason = match self.mode {
+            Mode::Alone => return Ok(()),
             // Its slots' keys would be refused one by one, some of them after hours.
-            true => Err(Error::UnsupportedServer {
-                reason: "it is a node of a cluster; connect with redis+cluster://".into(),
-            }),
-        }
+            Mode::InACluster => "it is a node of a cluster; connect with redis+cluster://",
+            // It knows no scripts.
+            Mode::Sentinel => {
+                "it is a sentinel; connect with redis+sentinel://host:port/name-of-the-master"
+            }
+        };
+        Err(Error::UnsupportedServer {
+            reason: reason.into(),
+        })
     }
 
     /// A node of a cluster.
     pub(super) fn check_cluster(&self) -> Result<()> {
-        match self.is_in_a_cluster {
-            true => Ok(()),
-            false => Err(Error::UnsupportedServer {
+        match self.mode {
+            Mode::InACluster => Ok(()),
+            Mode::Alone | Mode::Sentinel => Err(Error::UnsupportedServer {
                 reason: "it is in no cluster; connect with redis:// or redis+sentinel://".into(),
             }),
         }

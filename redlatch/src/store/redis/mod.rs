@@ -321,7 +321,10 @@ impl Redis {
             Lane::Attempt | Lane::Taking | Lane::Look | Lane::Behind => &node.attempts,
         };
         let together = Arc::ptr_eq(link, &node.messages);
-        if let Some(channel) = exchange.channel {
+        // A slot that moves keeps its subscriptions where it was until it is there: that node ends
+        // them then, and who waits looks again. The one that it goes to would refuse them.
+        let channel = exchange.channel.filter(|_| !importing);
+        if let Some(channel) = channel {
             node.messages.want(channel);
             if !together {
                 let mut live = node.messages.live().await?;
@@ -338,7 +341,7 @@ impl Redis {
             sent.set();
         }
         let mut sent = Instant::now();
-        let channel = exchange.channel.filter(|_| together);
+        let channel = channel.filter(|_| together);
         let sending = Sending {
             link,
             importing,

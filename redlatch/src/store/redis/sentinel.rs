@@ -8,7 +8,7 @@ use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 use std::time::Duration;
 
-use redis::Value;
+use redis::{ServerError, Value};
 use tokio::sync::Notify;
 use tokio::time::{sleep, timeout};
 
@@ -17,7 +17,7 @@ use super::dial::Dial;
 use super::fault::Fault;
 use super::link::{Link, Listening, Whereabouts};
 use super::lookout::Lookout;
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::several::most;
 use crate::store::{Ear, SharedEar};
 
@@ -171,6 +171,9 @@ impl Sentinels {
             .arg(&self.master)
             .take();
         let address = link.ask(&mut live, &address).await?;
+        if let Value::ServerError(error) = &address {
+            return Err(refused(at, error));
+        }
         let Some((host, port)) = redis::from_redis_value::<Option<(String, u16)>>(address)
             .map_err(|e| Fault::refused(&e.into()))?
         else {
@@ -255,6 +258,17 @@ fn most_say<'a>(opinions: impl Iterator<Item = &'a Opinion>) -> Option<(Endpoint
     }
     let most = votes.into_iter().max_by_key(|(_, votes)| *votes);
     most.map(|(endpoint, (count, _))| (endpoint.clone(), count))
+}
+
+/// Why a sentinel says nothing of any master.
+fn refused(at: &Endpoint, error: &ServerError) -> Fault {
+    let unknown = |details: &str| details.starts_with("unknown command");
+    match error.details().is_some_and(unknown) {
+        true => Fault::Final(Error::UnsupportedServer {
+            reason: format!("{at} is no sentinel"),
+        }),
+        false => Fault::answered(error, ""),
+    }
 }
 
 /// Out of `SENTINEL MASTER`.

@@ -1,0 +1,159 @@
+//! On a cluster: failovers, and slots, locks and nodes that move.
+
+mod common;
+mod topology;
+
+use std::collections::HashMap;
+use std::future::IntoFuture;
+use std::time::Duration;
+
+use common::{LONG, WATCHDOG, soon, until};
+use redlatch::{Client, Error};
+use redlatch_testkit::{Cluster, Server, shared_cluster, unique};
+use topology::{Deployment, failover, granted, patient, steady};
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_killed_master_is_followed() {
+    let mut deployment = Deployment::cluster();
+    failover::a_killed_master(&mut deployment).await;
+    failover::a_lock_that_is_lost_with_its_master(&mut deployment).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_frozen_master_is_left_behind() {
+    failover::a_frozen_master(&Deployment::cluster()).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn while_no_master_is_replaced() {
+    let deployment = Deployment::steady_cluster();
+    steady::a_guard_is_more_careful_than_the_server(&deployment).await;
+    steady::dropped_anywhere(&deployment).await;
+    steady::a_master_that_hangs(&deployment).await;
+    // Of those that were named some do not answer.
+    let Deployment::Cluster(mut cluster) = deployment else {
+        unreachable!()
+    };
+    let seeds = cluster.url();
+    cluster.freeze(0);
+    let replica = cluster.nodes()[5].port();
+    for url in [
+        seeds.clone(),
+        format!("redis+cluster://127.0.0.1:1,127.0.0.1:{replica}"),
+    ] {
+        // Within the usual time.
+        let client = Client::connect(&url).await.unwrap();
+        let place = (0..)
+            .map(|n| format!("n-{n}"))
+            .find(|name| cluster.owner_of(name) == 1);
+        let lock = client.lock(&place.unwrap());
+        lock.lock().await.unwrap().unlock().await.unwrap();
+    }
+    cluster.thaw(0);
+    cluster.kill(5);
+    patient().connect(&seeds).await.unwrap();
+}
+
+/// What a URL of the wrong kind leads to is said.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_cannot_be_connected_to() {
+    let node = shared_cluster().nodes()[0].url();
+    let alone = Server::start();
+    let alone = format!("redis+cluster://127.0.0.1:{}", alone.port());
+    for (url, other) in [(node, "redis+cluster://"), (alone, "redis://")] {
+        let error = Client::connect(&url).await.unwrap_err();
+        assert!(matches!(error, Error::UnsupportedServer { .. }), "{error}");
+        assert!(error.to_string().contains(other), "{error}");
+    }
+    let nobody = Client::connect("redis+cluster://:sesame@127.0.0.1:1,127.0.0.1:2");
+    let error = soon("said", nobody).await.unwrap_err();
+    assert!(matches!(error, Error::Unavailable { .. }), "{error}");
+    assert!(!format!("{error} {error:?}").contains("sesame"));
+}
+
+/// Subscriptions to a channel, on all nodes.
+fn subscribers(cluster: &Cluster, pattern: &str) -> usize {
+    let of_one = |node: &Server| {
+        let channels: Vec<String> = node.ask(&["PUBSUB", "SHARDCHANNELS", pattern]);
+        channels.len()
+    };
+    cluster.nodes().iter().map(of_one).sum()
+}
+
+/// F7, F8: thousands of names waited for at once, on all nodes, on one client; listed, each once; and
+/// no subscription is left.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn thousands_of_names_at_once() {
+    const NAMES: usize = 2000;
+    let cluster = shared_cluster();
+    let (holder, waiter) = (
+        patient().connect(&cluster.url()).await.unwrap(),
+        patient().connect(&cluster.url()).await.unwrap(),
+    );
+    let prefix = unique("many");
+    let holding: Vec<_> = (0..NAMES)
+        .map(|n| {
+            let lock = holder.lock(&format!("{prefix}-{n}"));
+            tokio::spawn(async move { granted(|| lock.lock().lease(10 * LONG)).await })
+        })
+        .collect();
+    let mut held = Vec::new();
+    for one in holding {
+        held.push(one.await.unwrap());
+    }
+    let waiting: Vec<_> = (0..NAMES)
+        .map(|n| tokio::spawn(waiter.lock(&format!("{prefix}-{n}")).lock().into_future()))
+        .collect();
+    let channels = format!("*{prefix}*");
+    until("all are subscribed to", || async {
+        subscribers(cluster, &channels) == NAMES
+    })
+    .await;
+    let mut listed: HashMap<String, usize> = HashMap::new();
+    let mut listing = holder.list(&format!("{prefix}-*"));
+    while let Some(one) = listing.next().await.unwrap() {
+        *listed.entry(one.name).or_default() += 1;
+    }
+    assert_eq!(listed.len(), NAMES);
+    assert!(listed.values().all(|&times| times == 1), "listed twice");
+    for guard in held {
+        guard.unlock().await.unwrap();
+    }
+    for one in waiting {
+        let guard = soon("woken", one).await.unwrap().unwrap();
+        guard.unlock().await.unwrap();
+    }
+    until("no subscription is left", || async {
+        subscribers(cluster, &channels) == 0 && waiter.status().subscriptions == 0
+    })
+    .await;
+}
+
+/// Locks all over the cluster are renewed together, a few scripts for each slot and renewal.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn locks_on_all_nodes_are_renewed() {
+    const LOCKS: usize = 200;
+    let cluster = shared_cluster();
+    let settings = patient().watchdog(WATCHDOG);
+    let client = settings.connect(&cluster.url()).await.unwrap();
+    let prefix = unique("renewed");
+    let mut held = Vec::new();
+    for n in 0..LOCKS {
+        let lock = client.lock(&format!("{prefix}-{n}"));
+        held.push(granted(|| lock.lock()).await);
+    }
+    let mut seen = vec![(Duration::MAX, 0); LOCKS];
+    until("all are renewed several times", || {
+        for (guard, (before, renewals)) in held.iter().zip(&mut seen) {
+            let left = guard.valid_for();
+            assert!(!left.is_zero(), "a lease was lost");
+            *renewals += u32::from(left > std::mem::replace(before, left));
+        }
+        let done = seen.iter().all(|&(_, renewals)| renewals >= 3);
+        async move { done }
+    })
+    .await;
+    for guard in held {
+        guard.unlock().await.unwrap();
+    }
+}

@@ -1,0 +1,138 @@
+//! What must not happen although a master fails (docs/robustness.md).
+
+use std::future::IntoFuture;
+use std::time::Duration;
+
+use redlatch::{Client, Loss, ReplicaSync};
+
+use super::{Deployment, LASTING, granted, patient, renewal};
+use crate::common::{LONG, assert_lost, soon, until};
+
+/// F3, F6, F28: a master is killed just after a lock was granted. What was granted is there on the
+/// next one and is renewed there, who waits is woken, tokens grow.
+pub async fn a_killed_master(deployment: &mut Deployment) {
+    let settings = || patient().watchdog(LASTING);
+    let (holder, other) = (
+        deployment.client(settings()).await,
+        deployment.client(settings()).await,
+    );
+    let held = granted(|| holder.lock("{a}:held").lock()).await;
+    let lent = granted(|| holder.lock("{a}:lent").lock().lease(10 * LONG)).await;
+    let waiting = tokio::spawn(other.lock("{a}:lent").lock().into_future());
+    until("it waits", || async { other.status().subscriptions == 1 }).await;
+    let old = deployment.master("{a}");
+    let first = granted(|| holder.fenced_lock("{a}:fenced").lock().lease(10 * LONG)).await;
+    deployment.kill(old);
+    let new = deployment.await_new_master("{a}", old);
+    let exists = |key: &str| deployment.server(new).ask::<bool>(&["EXISTS", key]);
+    for key in ["{a}:held", "{a}:lent", "{a}:fenced"] {
+        assert!(exists(key), "{key} was granted and is gone");
+    }
+    for _ in 0..2 {
+        renewal(deployment.server(new), "{a}:held").await;
+        assert!(held.is_valid());
+    }
+    let mut written = first.token();
+    first.unlock().await.unwrap();
+    let second = granted(|| other.fenced_lock("{a}:fenced").lock()).await;
+    assert!(second.token() > written, "an update would be lost");
+    written = second.token();
+    second.unlock().await.unwrap();
+    lent.unlock().await.unwrap();
+    let woken = soon("woken, not slept through", waiting).await.unwrap();
+    woken.unwrap().unlock().await.unwrap();
+    held.unlock().await.unwrap();
+
+    // The old one comes back, with nothing, and nobody takes it for the master.
+    deployment.restart(old);
+    deployment.await_whole();
+    let third = granted(|| holder.fenced_lock("{a}:fenced").lock()).await;
+    assert!(third.token() > written, "an update would be lost");
+    third.unlock().await.unwrap();
+    for client in [holder, other] {
+        until("nothing is left", || async {
+            let status = client.status();
+            (status.holds, status.subscriptions, status.background) == (0, 0, 0)
+        })
+        .await;
+    }
+}
+
+/// F2: the next master does not have the lock, because nobody had asked whether the replicas do. The
+/// holder is told with the next renewal at the latest.
+pub async fn a_lock_that_is_lost_with_its_master(deployment: &mut Deployment) {
+    // A third of the lease is enough for a failover, so that it is the renewal that tells.
+    let settings = patient()
+        .watchdog(2 * LASTING)
+        .replica_sync(ReplicaSync::Off);
+    let client = deployment.client(settings).await;
+    let old = deployment.master("{b}");
+    let replicas = deployment.replicas(old);
+    for &replica in &replicas {
+        deployment.server(replica).freeze();
+    }
+    // Or they would find it in their connections' buffers when they come to life again.
+    let _: i64 = deployment
+        .server(old)
+        .ask(&["CLIENT", "KILL", "TYPE", "replica"]);
+    let guard = client.lock("{b}:lost").lock().await.unwrap();
+    deployment.kill(old);
+    for &replica in &replicas {
+        deployment.server(replica).thaw();
+    }
+    let new = deployment.await_new_master("{b}", old);
+    assert!(!deployment.server(new).ask::<bool>(&["EXISTS", "{b}:lost"]));
+    soon("told", guard.lost()).await;
+    assert!(!guard.is_valid());
+    assert_lost(&guard.unlock().await.unwrap_err(), Loss::NotHeld);
+}
+
+/// F3, F4, F5, F6: a master hangs, and another takes its place; then it comes to life again, with all
+/// that had been sent to it. Nobody believes it.
+pub async fn a_frozen_master(deployment: &Deployment) {
+    let holder = deployment.client(patient().watchdog(LASTING)).await;
+    let waiter = deployment.client(patient().watchdog(LASTING)).await;
+    let hasty = Client::builder()
+        .watchdog(LASTING)
+        .response_timeout(Duration::from_millis(300));
+    let hasty = deployment.client(hasty).await;
+    // All connections are made before.
+    for client in [&holder, &waiter, &hasty] {
+        let first = client.lock("{c}:first");
+        granted(|| first.lock()).await.unlock().await.unwrap();
+    }
+    let held = granted(|| holder.lock("{c}:held").lock()).await;
+    let lent = granted(|| holder.lock("{c}:lent").lock().lease(10 * LONG)).await;
+    let waiting = tokio::spawn(waiter.lock("{c}:lent").lock().into_future());
+    until("it waits", || async { waiter.status().subscriptions == 1 }).await;
+
+    let old = deployment.master("{c}");
+    deployment.server(old).freeze();
+    let unanswered = hasty.lock("{c}:unanswered").lock().lease(10 * LONG).await;
+    assert!(unanswered.unwrap_err().is_transient());
+    let dropped = holder.lock("{c}:dropped").lock().lease(10 * LONG);
+    let dropped = tokio::time::timeout(Duration::from_millis(100), dropped.into_future());
+    assert!(dropped.await.is_err());
+    let new = deployment.await_new_master("{c}", old);
+    // Asked for before anything is known of another master, or after.
+    let asked = granted(|| waiter.lock("{c}:asked").lock()).await;
+    deployment.server(old).thaw();
+
+    renewal(deployment.server(new), "{c}:held").await;
+    assert!(held.is_valid());
+    lent.unlock().await.unwrap();
+    let woken = soon("woken, not slept through", waiting).await.unwrap();
+    woken.unwrap().unlock().await.unwrap();
+    for client in [&holder, &waiter, &hasty] {
+        soon("settled", client.settled()).await;
+    }
+    deployment.await_whole();
+    let exists = |key: &str| deployment.server(new).ask::<bool>(&["EXISTS", key]);
+    for key in ["{c}:unanswered", "{c}:dropped", "{c}:lent"] {
+        assert!(!exists(key), "{key} is still held");
+    }
+    assert!(asked.is_valid() && exists("{c}:asked"));
+    asked.unlock().await.unwrap();
+    held.unlock().await.unwrap();
+    assert_eq!(hasty.status().holds + holder.status().holds, 0);
+}

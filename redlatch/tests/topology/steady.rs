@@ -1,0 +1,85 @@
+//! What holds while no master is replaced.
+
+use std::future::IntoFuture;
+use std::time::Duration;
+
+use redlatch::{Client, Loss};
+use redlatch_testkit::unique;
+
+use super::{Deployment, granted, patient, pttl};
+use crate::common::{LONG, assert_lost, dropped_everywhere, polled, soon, until};
+
+/// F2: a master hangs, and nobody takes its place. The holder is told before the server can have given
+/// the lock away.
+pub async fn a_master_that_hangs(deployment: &Deployment) {
+    let watchdog = Duration::from_secs(2);
+    let settings = Client::builder()
+        .watchdog(watchdog)
+        .response_timeout(watchdog);
+    let client = deployment.client(settings).await;
+    let name = unique("{d}:hangs");
+    let server = deployment.server(deployment.master("{d}"));
+    let guard = loop {
+        let guard = granted(|| client.lock(&name).lock()).await;
+        server.freeze();
+        // On a machine that stood still it may be over already; then it was told.
+        if guard.is_valid() {
+            break guard;
+        }
+        server.thaw();
+    };
+    soon("told", guard.lost()).await;
+    assert_lost(&guard.unlock().await.unwrap_err(), Loss::LeaseEnded);
+    server.thaw();
+    until("nothing is left", || async {
+        soon("settled", client.settled()).await;
+        pttl(server, &name) == -2 && client.status().holds == 0
+    })
+    .await;
+}
+
+/// F2: what the guard believes has never more time than the server gives.
+pub async fn a_guard_is_more_careful_than_the_server(deployment: &Deployment) {
+    let client = deployment.client(patient()).await;
+    let name = unique("{d}:careful");
+    let server = deployment.server(deployment.master("{d}"));
+    let guard = granted(|| client.lock(&name).lock()).await;
+    let left = pttl(server, &name);
+    // The server cuts to whole milliseconds.
+    let left = Duration::from_millis(u64::try_from(left).unwrap() + 1);
+    assert!(guard.valid_for() <= left);
+    guard.unlock().await.unwrap();
+}
+
+/// F5: acquisitions are dropped at every await point, waiting for replicas included.
+pub async fn dropped_anywhere(deployment: &Deployment) {
+    let client = deployment.client(patient()).await;
+    let other = deployment.client(patient()).await;
+    let name = unique("{d}:dropped");
+    let lock = client.lock(&name);
+    let server = deployment.server(deployment.master("{d}"));
+    let nothing_left = async || {
+        soon("settled", client.settled()).await;
+        assert_eq!(pttl(server, &name), -2, "a key was left");
+        assert_eq!(client.status().holds, 0);
+    };
+    dropped_everywhere(async |polls| {
+        let guard = polled(polls, lock.lock().into_future()).await;
+        let through = guard.is_some();
+        drop(guard);
+        nothing_left().await;
+        through
+    })
+    .await;
+    dropped_everywhere(async |polls| {
+        let held = other.lock(&name).lock().lease(10 * LONG).await.unwrap();
+        let waiter = polled(polls, lock.lock().into_future());
+        let (guard, released) = soon("both", async { tokio::join!(waiter, held.unlock()) }).await;
+        released.unwrap();
+        let through = guard.is_some();
+        drop(guard);
+        nothing_left().await;
+        through
+    })
+    .await;
+}
