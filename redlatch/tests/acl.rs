@@ -6,10 +6,10 @@ mod common;
 use std::collections::{HashMap, HashSet};
 use std::future::IntoFuture as _;
 
-use common::secured::{PREFIX, Secured, rules};
+use common::secured::{PREFIX, Rules, Secured, login, rules};
 use common::*;
 use redlatch::{Client, Error, MultiLock, ObjectState};
-use redlatch_testkit::unique;
+use redlatch_testkit::{Cluster, ClusterPlan, SentinelPlan, Sentinels, Server, unique};
 
 /// Whatever there is, once.
 async fn everything(client: &Client, other: &Client) {
@@ -114,8 +114,8 @@ fn allowed(rules: &str) -> HashSet<String> {
 }
 
 /// What somebody wanted and was refused, each as `reason object`.
-fn denied(secured: &Secured) -> Vec<String> {
-    let log: Vec<HashMap<String, String>> = secured.server.plain().ask(&["ACL", "LOG"]);
+fn denied(server: &Server) -> Vec<String> {
+    let log: Vec<HashMap<String, String>> = server.ask(&["ACL", "LOG"]);
     let denied = log
         .iter()
         .map(|entry| format!("{} {}", entry["reason"], entry["object"]));
@@ -132,12 +132,12 @@ fn assert_refused(error: &Error) {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn everything_works_and_nothing_is_allowed_that_is_not_used() {
-    let [app, ..] = rules();
+    let Rules { app, .. } = rules();
     let secured = Secured::start(&[app]);
     let client = secured.client(Client::builder(), "").await;
     let other = secured.client(Client::builder(), "").await;
     everything(&client, &other).await;
-    assert_eq!(denied(&secured), [""; 0]);
+    assert_eq!(denied(secured.server.plain()), [""; 0]);
     let called = called(&secured);
     let unused = allowed(app).into_iter().filter(|it| !called.contains(it));
     assert_eq!(unused.collect::<Vec<_>>(), [""; 0]);
@@ -145,7 +145,7 @@ async fn everything_works_and_nothing_is_allowed_that_is_not_used() {
 
 #[tokio::test]
 async fn an_operator_looks_and_changes_nothing() {
-    let [app, _, operator] = rules();
+    let Rules { app, operator, .. } = rules();
     let secured = Secured::start(&[app, operator]);
     let client = secured.client(Client::builder(), "").await;
     let name = unique("looked-at");
@@ -171,7 +171,7 @@ async fn an_operator_looks_and_changes_nothing() {
     assert_eq!(seen, 6);
     let key = format!("{PREFIX}{name}");
     assert!(looking.inspect(&key).await.unwrap().is_some());
-    assert_eq!(denied(&secured), [""; 0]);
+    assert_eq!(denied(secured.server.plain()), [""; 0]);
 
     assert_refused(&looking.lock(&key).force_unlock().await.unwrap_err());
     assert_refused(&looking.lock(&unique("new")).lock().await.unwrap_err());
@@ -185,7 +185,7 @@ async fn an_operator_looks_and_changes_nothing() {
 
 #[tokio::test]
 async fn what_is_not_allowed_is_refused_at_once() {
-    let [app, ..] = rules();
+    let Rules { app, .. } = rules();
     let deaf = app.replacen("app ", "deaf ", 1).replace("+subscribe ", "");
     let secured = Secured::start(&[app, &deaf]);
     let url = secured.server.url();
@@ -212,4 +212,54 @@ async fn what_is_not_allowed_is_refused_at_once() {
     assert_refused(&refused.unwrap_err());
     guard.unlock().await.unwrap();
     assert!(!lock.is_locked().await.unwrap());
+}
+
+/// The user as arguments of a server.
+fn user(rules: &str) -> Vec<&str> {
+    std::iter::once("--user").chain(rules.split(' ')).collect()
+}
+
+fn logged_in(rules: &str) -> redlatch::ClientBuilder {
+    let (name, password) = login(rules);
+    let settings = Client::builder().prefix(PREFIX).response_timeout(LONG);
+    settings.username(name).password(password)
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn everything_works_in_a_cluster() {
+    let Rules { app, cluster, .. } = rules();
+    let rules = format!("{app} {cluster}");
+    let servers = Cluster::start_with(ClusterPlan {
+        args: &user(&rules),
+        ..ClusterPlan::default()
+    });
+    let client = logged_in(app).connect(&servers.url()).await.unwrap();
+    let other = logged_in(app).connect(&servers.url()).await.unwrap();
+    everything(&client, &other).await;
+    for server in servers.nodes() {
+        assert_eq!(denied(server), [""; 0]);
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn everything_works_behind_sentinels() {
+    let Rules { app, sentinel, .. } = rules();
+    let rules = format!("{app} +wait");
+    let line = format!("user {sentinel}");
+    let servers = Sentinels::start_with(SentinelPlan {
+        server_args: &user(&rules),
+        sentinel_lines: &[&line],
+        ..SentinelPlan::default()
+    });
+    let settings = || {
+        let (name, password) = login(sentinel);
+        let settings = logged_in(app);
+        settings.sentinel_username(name).sentinel_password(password)
+    };
+    let client = settings().connect(&servers.url()).await.unwrap();
+    let other = settings().connect(&servers.url()).await.unwrap();
+    everything(&client, &other).await;
+    for server in servers.servers().iter().chain(servers.sentinels()) {
+        assert_eq!(denied(server), [""; 0]);
+    }
 }

@@ -12,9 +12,21 @@ const DOCS: &str = include_str!("../../../docs/security.md");
 /// The prefix that the rules are for.
 pub const PREFIX: &str = "app:";
 
-/// The rules in the docs, in their order: a client's, those for names with a tag of their own, and
-/// an operator's. The word `user` is left out.
-pub fn rules() -> [&'static str; 3] {
+/// The rules in the docs. The word `user` is left out.
+pub struct Rules {
+    /// A client's.
+    pub app: &'static str,
+    /// Those besides for names with a tag of their own.
+    pub tagged: &'static str,
+    /// Those besides in a cluster.
+    pub cluster: &'static str,
+    /// A client's at sentinels.
+    pub sentinel: &'static str,
+    /// Of somebody who only looks.
+    pub operator: &'static str,
+}
+
+pub fn rules() -> Rules {
     let mut lines = DOCS.lines().map(str::trim);
     let rules = std::iter::from_fn(|| {
         lines.find(|line| *line == "```acl")?;
@@ -22,11 +34,18 @@ pub fn rules() -> [&'static str; 3] {
     });
     let rules = rules.map(|rule| rule.strip_prefix("user ").unwrap_or(rule));
     let rules: Vec<&str> = rules.collect();
-    rules.try_into().expect("three rules")
+    let [app, tagged, cluster, sentinel, operator] = rules.try_into().expect("all rules");
+    Rules {
+        app,
+        tagged,
+        cluster,
+        sentinel,
+        operator,
+    }
 }
 
 /// Name and password of the user whose rules these are.
-fn login(rules: &str) -> (&str, &str) {
+pub fn login(rules: &str) -> (&str, &str) {
     let mut words = rules.split(' ');
     let name = words.next().expect("a name");
     let password = words.find_map(|word| word.strip_prefix('>'));
@@ -43,7 +62,7 @@ impl Secured {
     pub fn shared() -> &'static Secured {
         static SHARED: OnceLock<Secured> = OnceLock::new();
         SHARED.get_or_init(|| {
-            let [app, tagged, _] = rules();
+            let Rules { app, tagged, .. } = rules();
             Secured::start(&[&format!("{app} {tagged}")])
         })
     }
@@ -67,7 +86,7 @@ impl Secured {
 
     /// With what stands before all names of the user.
     pub fn settings(&self, settings: ClientBuilder, prefix: &str) -> ClientBuilder {
-        let settings = self.settings_of(rules()[0], settings);
+        let settings = self.settings_of(rules().app, settings);
         settings.prefix(format!("{PREFIX}{prefix}"))
     }
 

@@ -299,6 +299,28 @@ mod tests {
     }
 
     #[test]
+    #[cfg(not(feature = "tls"))]
+    fn without_tls_it_is_said_what_is_missing() {
+        for url in ["rediss://h", "valkeys://h", "rediss+cluster://h"] {
+            let said = target(url).unwrap_err().to_string();
+            assert!(said.contains("feature `tls`"), "{said}");
+        }
+    }
+
+    #[test]
+    #[cfg(feature = "tls")]
+    fn tls_is_asked_for_by_the_scheme() {
+        for url in [
+            "rediss://h",
+            "valkeys://u:p@h:1/2",
+            "rediss+cluster://a,b",
+            "rediss+sentinel://a/m",
+        ] {
+            target(url).unwrap();
+        }
+    }
+
+    #[test]
     fn sentinels_and_their_master_are_named() {
         let url = "redis+sentinel://us%40er:p%3Aw@h1,[::1]:2,h3:3/orders/5?sentinel_password=s%20p";
         let target = target(url).unwrap();
