@@ -234,10 +234,14 @@ impl Cluster {
         for at in &masters {
             self.node(&mut map, at);
         }
-        (map.slots, map.masters) = (slots, masters);
+        map.slots = slots;
+        let before = std::mem::replace(&mut map.masters, masters);
         let Map { masters, nodes, .. } = &mut *map;
+        // Whoever has lost its slots may hang with what was sent to it. Whoever has none yet may be
+        // asked for keys of a slot that is moving there, and is left alone while it is.
+        let is_used = |node: &Arc<Node>| Arc::strong_count(node) > 1;
         let gone: Vec<Arc<Node>> = nodes
-            .extract_if(|at, _| !masters.contains(at))
+            .extract_if(|at, node| !masters.contains(at) && (before.contains(at) || !is_used(node)))
             .map(|(_, node)| node)
             .collect();
         drop(map);
