@@ -135,6 +135,43 @@ async fn who_comes_while_a_slot_moves_waits() {
     woken.unwrap().unlock().await.unwrap();
 }
 
+/// What is asked of a node that has no slots yet is not cut short when the client looks who has which.
+async fn while_a_new_node_is_asked(cluster: &Cluster, added: usize) {
+    let client = client(cluster).await;
+    let slot = slot_of(b"{p}");
+    let permits = client.semaphore("{p}:permits");
+    permits.try_set_permits(2).await.unwrap();
+    granted(|| permits.acquire()).await.release().await.unwrap();
+    let elsewhere = (0..)
+        .map(|n| format!("elsewhere-{n}"))
+        .find(|name| cluster.owner_of(name) != cluster.owner(slot))
+        .unwrap();
+    cluster.begin_moving(slot, added);
+    cluster.move_keys(slot, added);
+    granted(|| permits.acquire()).await.release().await.unwrap();
+
+    cluster.freeze(added);
+    let asked = permits.clone();
+    let asked = tokio::spawn(async move { asked.release(1).await });
+    let watched = &cluster.nodes()[cluster.owner_of(&elsewhere)];
+    for _ in 0..2 {
+        let looks = || watched.info("cmdstat_cluster|slots");
+        let before = looks();
+        // A connection that breaks is a reason to look.
+        watched.cut_all();
+        granted(|| client.lock(&elsewhere).lock())
+            .await
+            .unlock()
+            .await
+            .unwrap();
+        until("it has looked", || async { looks() != before }).await;
+    }
+    cluster.thaw(added);
+    soon("answered", asked).await.unwrap().unwrap();
+    assert_eq!(permits.available().await.unwrap(), 3);
+    cluster.finish_moving(slot, added);
+}
+
 /// Nodes come and go, and replicas take over in good order, while locks are held and waited for.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn nodes_come_and_go() {
@@ -146,11 +183,11 @@ async fn nodes_come_and_go() {
     let slot = slot_of(b"{n}");
     let held = granted(|| holder.lock("{n}:held").lock()).await;
     let wait_for = async |name: &str| {
+        let none = || async { waiter.status().subscriptions == 0 };
+        until("the last subscription has ended", none).await;
         let lent = granted(|| holder.lock(name).lock().lease(10 * LONG)).await;
         let waiting = tokio::spawn(waiter.lock(name).lock().into_future());
-        let before = waiter.status().subscriptions;
-        until("it waits", || async { waiter.status().subscriptions > 0 }).await;
-        let _ = before;
+        until("it waits", || async { !none().await }).await;
         (lent, waiting)
     };
     let (lent, waiting) = wait_for("{n}:orderly").await;
@@ -163,6 +200,7 @@ async fn nodes_come_and_go() {
 
     let (lent, waiting) = wait_for("{n}:added").await;
     let added = cluster.add_node();
+    while_a_new_node_is_asked(&cluster, added).await;
     cluster.move_slot(slot, added);
     risen("a lease", || async { held.valid_for() }).await;
     lent.unlock().await.unwrap();

@@ -5,7 +5,7 @@
 //! and every now and then, because a node that hangs gives no reason. Of the nodes' answers the one
 //! from the latest epoch counts, so that a node that was cut off cannot lead astray.
 
-use std::collections::{HashMap, HashSet};
+use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::Duration;
 
@@ -55,8 +55,6 @@ struct Map {
     slots: Vec<u16>,
     masters: Vec<Endpoint>,
     nodes: HashMap<Endpoint, Arc<Node>>,
-    /// Nodes that may have no slot yet and are about to get one.
-    importing: HashSet<Endpoint>,
 }
 
 const NOBODY: u16 = u16::MAX;
@@ -137,10 +135,7 @@ impl Cluster {
     /// A node says that another has to be asked this once.
     pub(super) fn asked(&self, slot: u16, to: &str) -> Option<Arc<Node>> {
         let endpoint = self.told(slot, to)?;
-        let mut map = self.map();
-        let node = self.node(&mut map, &endpoint);
-        map.importing.insert(endpoint);
-        node
+        self.node(&mut self.map(), &endpoint)
     }
 
     /// Something looks as if slots had another owner.
@@ -238,16 +233,14 @@ impl Cluster {
         for at in &masters {
             self.node(&mut map, at);
         }
-        (map.slots, map.masters) = (slots, masters);
-        let Map {
-            masters,
-            nodes,
-            importing,
-            ..
-        } = &mut *map;
-        importing.retain(|at| !masters.contains(at));
+        map.slots = slots;
+        let before = std::mem::replace(&mut map.masters, masters);
+        let Map { masters, nodes, .. } = &mut *map;
+        // Whoever has lost its slots may hang with what was sent to it. Whoever has none yet may be
+        // asked for keys of a slot that is moving there, and is left alone while it is.
+        let is_used = |node: &Arc<Node>| Arc::strong_count(node) > 1;
         let gone: Vec<Arc<Node>> = nodes
-            .extract_if(|at, _| !masters.contains(at) && !importing.contains(at))
+            .extract_if(|at, node| !masters.contains(at) && (before.contains(at) || !is_used(node)))
             .map(|(_, node)| node)
             .collect();
         drop(map);

@@ -432,23 +432,27 @@ impl Sending<'_> {
         let (mut before, after) = (live.clone(), live.clone());
         // One connection keeps order: the step runs after the subscription has begun, and what the
         // replicas are asked for is behind the step. Biased, or the second poll would come to another
-        // one first.
-        let (subscribed, answer, confirmation) = tokio::join!(
-            biased;
-            async {
-                match channel {
-                    Some(channel) => link.subscribe(&mut before, channel).await,
-                    None => Ok(()),
-                }
-            },
-            link.ask_node(live, cmd, self.importing),
-            async {
-                match self.replicas {
-                    Some(replicas) => replicas.confirm(link, &after),
-                    None => Confirmation::NOT_NEEDED,
-                }
-            },
-        );
+        // one first; unconstrained, or the first poll of a task whose budget is used up would hand over
+        // nothing, and what the replicas are asked by another task would be before the step.
+        let all = async {
+            tokio::join!(
+                biased;
+                async {
+                    match channel {
+                        Some(channel) => link.subscribe(&mut before, channel).await,
+                        None => Ok(()),
+                    }
+                },
+                link.ask_node(live, cmd, self.importing),
+                async {
+                    match self.replicas {
+                        Some(replicas) => replicas.confirm(link, &after),
+                        None => Confirmation::NOT_NEEDED,
+                    }
+                },
+            )
+        };
+        let (subscribed, answer, confirmation) = tokio::task::unconstrained(all).await;
         subscribed?;
         Ok((answer?, confirmation))
     }
