@@ -2,10 +2,11 @@
 
 CARGO ?= cargo
 
-.PHONY: help test lint docs unit package interop bench bench-redisson stress robustness soak redis
+.PHONY: help test lint docs unit test-topologies package interop bench bench-redisson stress robustness soak redis
 
 help:
 	@echo "make test     everything: format, lint, docs, all tests (installs redis-server if it may)"
+	@echo "make test-topologies  of these the ones with TLS and ACL, behind sentinels, on a cluster (part of make test)"
 	@echo "make interop  beside the real Redisson (part of make test where there are a JDK and Maven)"
 	@echo "make bench    the benchmark; writes target/bench.json"
 	@echo "make bench-redisson  Redisson and redlatch side by side; writes target/bench-redisson.json"
@@ -33,6 +34,13 @@ DEFAULT_SIGNALS := $(shell env --default-signal true 2>/dev/null && echo env --d
 unit: export RUST_TEST_THREADS ?= 16
 unit:
 	$(DEFAULT_SIGNALS) $(CARGO) test --workspace --exclude redlatch-interop --all-features --locked
+
+# The suites of every store on all but the plain server, and what only those can show.
+test-topologies: export RUST_TEST_THREADS ?= 16
+test-topologies: redis
+	$(CARGO) test --package redlatch --all-features --locked --tests -- secured:: sentinel:: cluster::
+	$(CARGO) test --package redlatch --all-features --locked \
+		--test acl --test tls --test sentinel --test cluster --test cluster_moving --test replicas
 
 # One Redis, shared with the real Redisson in JVMs.
 interop: redis

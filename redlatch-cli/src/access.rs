@@ -1,10 +1,12 @@
-//! Which store, and who we are to it: credentials and certificates come from where other users of
-//! the machine cannot read them.
+//! Which store, who we are to it, and what is asked of it. Credentials and certificates come from
+//! where other users of the machine cannot read them.
 
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
-use redlatch::ClientBuilder;
+use redlatch::{ClientBuilder, ReplicaSync};
 
+use crate::duration;
 use crate::exit::Failure;
 use crate::say::say;
 
@@ -59,6 +61,40 @@ pub(crate) struct Access {
     /// The key of our certificate, in PEM
     #[arg(long, global = true, env = "REDLATCH_TLS_KEY", value_name = "PATH")]
     tls_key: Option<PathBuf>,
+
+    /// How long an answer may take; longer than a failover, if that is to be waited for [default: 3s]
+    #[arg(
+        long,
+        global = true,
+        env = "REDLATCH_RESPONSE_TIMEOUT",
+        value_name = "DUR",
+        value_parser = duration::parse,
+    )]
+    response_timeout: Option<Duration>,
+
+    /// How many replicas must have a lock before it counts: `all` (those connected, one of them at
+    /// least), `majority`, a number, or `off` [default: all]
+    #[arg(
+        long,
+        global = true,
+        env = "REDLATCH_REPLICAS",
+        value_name = "WHICH",
+        value_parser = replica_sync,
+    )]
+    replicas: Option<ReplicaSync>,
+}
+
+fn replica_sync(text: &str) -> Result<ReplicaSync, String> {
+    match text {
+        "all" => Ok(ReplicaSync::All),
+        "majority" => Ok(ReplicaSync::Majority),
+        "off" => Ok(ReplicaSync::Off),
+        number => match number.parse() {
+            Ok(0) => Ok(ReplicaSync::Off),
+            Ok(some) => Ok(ReplicaSync::AtLeast(some)),
+            Err(_) => Err("write all, majority, off or a number".into()),
+        },
+    }
 }
 
 /// Where passwords are in the environment.
@@ -83,6 +119,12 @@ impl Access {
         let file = self.sentinel_password_file.as_deref();
         if let Some(password) = password(file, SENTINEL_PASSWORD)? {
             settings = settings.sentinel_password(password);
+        }
+        if let Some(timeout) = self.response_timeout {
+            settings = settings.response_timeout(timeout);
+        }
+        if let Some(sync) = self.replicas {
+            settings = settings.replica_sync(sync);
         }
         if let Some(ca) = &self.tls_ca {
             settings = settings.tls_ca_file(ca);

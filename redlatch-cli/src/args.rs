@@ -207,7 +207,8 @@ Exit codes:
   CMD's own; 128+n if signal n ended CMD, or ended the wait for the lock
     2  wrong usage: options, durations, the name, the URL
    65  NAME is something of another kind, or has another number of permits
-   69  the store cannot be reached, or refused us (credentials, version)
+   69  the store cannot be reached, or refused us (credentials, version), or its replicas
+       did not have the lock in time
    70  a mistake in redlatch
    71  the system refused something, such as one more process
    74  the lock was lost while CMD ran; CMD was ended

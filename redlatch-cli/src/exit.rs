@@ -69,6 +69,7 @@ impl From<Error> for Failure {
             Error::WrongKind { .. } => WRONG_KIND,
             Error::Unavailable { .. }
             | Error::ResponseTimeout { .. }
+            | Error::NotReplicated { .. }
             | Error::AuthenticationFailed { .. }
             | Error::TlsFailed { .. }
             | Error::NotPermitted { .. }

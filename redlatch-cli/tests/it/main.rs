@@ -1,5 +1,6 @@
 //! The command as its users meet it: the real binary, against a real server.
 
+mod deployments;
 mod exit_codes;
 mod kinds;
 mod looking;

@@ -1,0 +1,85 @@
+//! Behind sentinels and on a cluster, by the URL alone.
+
+use redlatch_testkit::{Sentinels, Server, shared_cluster, unique};
+
+use crate::support::*;
+
+/// A CMD runs through a failover; who waits meanwhile comes after it.
+#[test]
+fn a_failover_while_cmd_runs() {
+    let mut sentinels = Sentinels::start();
+    let name = unique("failover");
+    let run = |script: &str| {
+        let patient = ["run", "--response-timeout", "1m", "--watchdog", "30s"];
+        let mut command = bare(&[&patient[..], &[&name, "--", "sh", "-c", script]].concat());
+        command.env("REDLATCH_URL", sentinels.url());
+        Running::start(command)
+    };
+    let mut holder = run("echo begun; cat; echo over");
+    holder.until_stdout("begun");
+    let waiter = run("echo mine");
+    let channel = format!("redisson_lock__channel:{{{name}}}");
+    let master = sentinels.master();
+    until("somebody waits", || {
+        let waiting: (String, i64) = sentinels.ask(master, &["PUBSUB", "NUMSUB", &channel]);
+        waiting.1 == 1
+    });
+    sentinels.kill(master);
+    let master = sentinels.await_new_master(master);
+    until("it waits there", || {
+        let waiting: (String, i64) = sentinels.ask(master, &["PUBSUB", "NUMSUB", &channel]);
+        waiting.1 == 1
+    });
+    holder.close_stdin();
+    let held = holder.finish().expect(0);
+    assert_eq!(held.stdout, "begun\nover\n", "{held:#?}");
+    let waited = waiter.finish().expect(0);
+    assert_eq!(waited.stdout, "mine\n", "{waited:#?}");
+}
+
+/// Without replicas in step there is no lock, and it is said why.
+#[test]
+fn replicas_that_must_have_it_and_do_not() {
+    let server = Server::start();
+    let name = unique("alone");
+    let args = ["run", "--replicas", "1", &name, "--", "true"];
+    finish(redlatch(&server, &args))
+        .expect(69)
+        .says("0 of the 1 replicas");
+    assert!(!is_held(&server, &name));
+    let args = ["run", "--replicas", "some", &name, "--", "true"];
+    finish(redlatch(&server, &args))
+        .expect(2)
+        .says("all, majority, off or a number");
+    let args = ["run", "--replicas", "off", &name, "--", "true"];
+    finish(redlatch(&server, &args)).expect(0);
+}
+
+/// Names in several slots are held together, shown and listed.
+#[test]
+fn a_cluster_is_one_store() {
+    let tag = unique("several");
+    let names: Vec<String> = (0..8).map(|i| format!("{tag}:{i}")).collect();
+    let names: Vec<&str> = names.iter().map(String::as_str).collect();
+    let on_cluster = |args: &[&str]| {
+        let mut command = bare(args);
+        command.env("REDLATCH_URL", shared_cluster().url());
+        command
+    };
+    let script = ["--", "sh", "-c", "echo $$; exec cat"];
+    let holder = Running::start(on_cluster(&[&["run"], &names[..], &script].concat()));
+    holder.until_stdout("\n");
+    let listed = finish(on_cluster(&["ls", &format!("{tag}:*")]))
+        .expect(0)
+        .stdout;
+    for name in &names {
+        assert_eq!(listed.matches(name).count(), 1, "{name} in {listed}");
+    }
+    finish(on_cluster(&["run", "--no-wait", names[3], "--", "true"])).expect(75);
+    finish(on_cluster(&["latch", names[0], "wait"])).expect(65);
+    holder.release();
+    let listed = finish(on_cluster(&["ls", &format!("{tag}:*")]))
+        .expect(0)
+        .stdout;
+    assert!(!listed.contains(&tag), "{listed}");
+}
