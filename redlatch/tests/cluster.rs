@@ -29,12 +29,18 @@ async fn while_no_master_is_replaced() {
     let deployment = Deployment::steady_cluster();
     steady::a_guard_is_more_careful_than_the_server(&deployment).await;
     steady::dropped_anywhere(&deployment).await;
+    steady::a_waiter_whose_connections_are_cut(&deployment).await;
     steady::a_master_that_hangs(&deployment).await;
-    // Of those that were named some do not answer.
     let Deployment::Cluster(mut cluster) = deployment else {
         unreachable!()
     };
+    locks_on_all_nodes_are_renewed(&cluster).await;
+    // Of those that were named some do not answer.
     let seeds = cluster.url();
+    let elsewhere = (0..)
+        .map(|n| format!("elsewhere-{n}"))
+        .find(|name| cluster.owner_of(name) == 1)
+        .unwrap();
     cluster.freeze(0);
     let replica = cluster.nodes()[5].port();
     for url in [
@@ -43,10 +49,7 @@ async fn while_no_master_is_replaced() {
     ] {
         // Within the usual time.
         let client = Client::connect(&url).await.unwrap();
-        let place = (0..)
-            .map(|n| format!("n-{n}"))
-            .find(|name| cluster.owner_of(name) == 1);
-        let lock = client.lock(&place.unwrap());
+        let lock = client.lock(&elsewhere);
         lock.lock().await.unwrap().unlock().await.unwrap();
     }
     cluster.thaw(0);
@@ -129,31 +132,43 @@ async fn thousands_of_names_at_once() {
     .await;
 }
 
-/// Locks all over the cluster are renewed together, a few scripts for each slot and renewal.
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn locks_on_all_nodes_are_renewed() {
-    const LOCKS: usize = 200;
-    let cluster = shared_cluster();
+/// Locks all over the cluster are renewed together: in few round trips, and none is lost.
+async fn locks_on_all_nodes_are_renewed(cluster: &Cluster) {
+    const LOCKS: u64 = 200;
     let settings = patient().watchdog(WATCHDOG);
     let client = settings.connect(&cluster.url()).await.unwrap();
-    let prefix = unique("renewed");
     let mut held = Vec::new();
     for n in 0..LOCKS {
-        let lock = client.lock(&format!("{prefix}-{n}"));
-        held.push(granted(|| lock.lock()).await);
+        let lock = client.lock(&format!("renewed-{n}"));
+        held.push((granted(|| lock.lock()).await, Duration::MAX, 0));
     }
-    let mut seen = vec![(Duration::MAX, 0); LOCKS];
+    let of_masters = |figure: &str| -> u64 {
+        let masters = cluster.nodes().iter().take(3);
+        masters
+            .map(|node| node.info(figure).parse::<u64>().unwrap())
+            .sum()
+    };
+    let (reads, commands) = (
+        of_masters("total_reads_processed"),
+        of_masters("total_commands_processed"),
+    );
     until("all are renewed several times", || {
-        for (guard, (before, renewals)) in held.iter().zip(&mut seen) {
+        for (guard, before, renewals) in &mut held {
             let left = guard.valid_for();
             assert!(!left.is_zero(), "a lease was lost");
-            *renewals += u32::from(left > std::mem::replace(before, left));
+            *renewals += u64::from(left > std::mem::replace(before, left));
         }
-        let done = seen.iter().all(|&(_, renewals)| renewals >= 3);
+        let done = held.iter().all(|&(.., renewals)| renewals >= 3);
         async move { done }
     })
     .await;
-    for guard in held {
+    let reads = of_masters("total_reads_processed") - reads;
+    let commands = of_masters("total_commands_processed") - commands;
+    assert!(
+        commands >= 3 * LOCKS && reads < commands / 4,
+        "{reads} for {commands}"
+    );
+    for (guard, ..) in held {
         guard.unlock().await.unwrap();
     }
 }

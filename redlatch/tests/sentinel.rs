@@ -27,6 +27,7 @@ async fn while_no_master_is_replaced() {
     let deployment = Deployment::steady_sentinel();
     steady::a_guard_is_more_careful_than_the_server(&deployment).await;
     steady::dropped_anywhere(&deployment).await;
+    steady::a_waiter_whose_connections_are_cut(&deployment).await;
     steady::a_master_that_hangs(&deployment).await;
 }
 

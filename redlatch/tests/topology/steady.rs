@@ -51,6 +51,25 @@ pub async fn a_guard_is_more_careful_than_the_server(deployment: &Deployment) {
     guard.unlock().await.unwrap();
 }
 
+/// F6: what is released while the connections of who waits are down is seen when they are up again.
+pub async fn a_waiter_whose_connections_are_cut(deployment: &Deployment) {
+    let holder = deployment.client(patient()).await;
+    let waiter = deployment.client(patient()).await;
+    let name = unique("{d}:cut");
+    let server = deployment.server(deployment.master("{d}"));
+    for _ in 0..5 {
+        let none = || async { waiter.status().subscriptions == 0 };
+        until("the last subscription has ended", none).await;
+        let held = granted(|| holder.lock(&name).lock().lease(10 * LONG)).await;
+        let waiting = tokio::spawn(waiter.lock(&name).lock().into_future());
+        until("it waits", || async { !none().await }).await;
+        server.cut_all();
+        held.unlock().await.unwrap();
+        let woken = soon("woken, not slept through", waiting).await.unwrap();
+        woken.unwrap().unlock().await.unwrap();
+    }
+}
+
 /// F5: acquisitions are dropped at every await point, waiting for replicas included.
 pub async fn dropped_anywhere(deployment: &Deployment) {
     let client = deployment.client(patient()).await;
