@@ -135,6 +135,57 @@ async fn who_comes_while_a_slot_moves_waits() {
     woken.unwrap().unlock().await.unwrap();
 }
 
+/// A reader's own key is not among those that the step is sent with. Where it is not with the others, the
+/// step cannot be done before the move is over.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn readers_come_and_go_while_a_slot_moves() {
+    let cluster = shared_cluster();
+    let (first, second) = (client(cluster).await, client(cluster).await);
+    let slot = slot_of(b"{r}");
+    let to = (cluster.owner(slot) + 1) % 3;
+    let early = granted(|| first.read_write_lock("{r}:both").read().lock()).await;
+    let gone = granted(|| second.read_write_lock("{r}:both").read().lock()).await;
+    let gone_owner = gone.owner_id().to_owned();
+    cluster.begin_moving(slot, to);
+    let late = second.clone();
+    let late = tokio::spawn(async move {
+        let both = late.read_write_lock("{r}:both");
+        granted(|| both.read().lock()).await
+    });
+    let releasing = tokio::spawn(gone.unlock());
+    until("the latecomer has been refused", || async {
+        cluster.nodes()[cluster.owner(slot)].info("total_error_replies") != "0"
+    })
+    .await;
+    cluster.move_keys(slot, to);
+    cluster.finish_moving(slot, to);
+    let late = soon("the latecomer", late).await.unwrap();
+    soon("the release", releasing).await.unwrap().unwrap();
+    for guard in [&early, &late] {
+        risen("a lease", || async { guard.valid_for() }).await;
+    }
+    let holders = first
+        .read_write_lock("{r}:both")
+        .read()
+        .holders()
+        .await
+        .unwrap();
+    assert_eq!(holders.len(), 2);
+    assert!(holders.iter().all(|holder| holder.owner != gone_owner));
+    early.unlock().await.unwrap();
+    late.unlock().await.unwrap();
+    assert!(
+        !first
+            .read_write_lock("{r}:both")
+            .read()
+            .is_locked()
+            .await
+            .unwrap()
+    );
+    let left: Vec<String> = cluster.ask(to, &["KEYS", "*{r}*"]);
+    assert!(left.is_empty(), "{left:?}");
+}
+
 /// What is asked of a node that has no slots yet is not cut short when the client looks who has which.
 async fn while_a_new_node_is_asked(cluster: &Cluster, added: usize) {
     let client = client(cluster).await;

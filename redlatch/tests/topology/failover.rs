@@ -62,9 +62,7 @@ pub async fn a_killed_master(deployment: &mut Deployment) {
 /// holder is told with the next renewal at the latest.
 pub async fn a_lock_that_is_lost_with_its_master(deployment: &mut Deployment) {
     // A third of the lease is enough for a failover, so that it is the renewal that tells.
-    let settings = patient()
-        .watchdog(2 * LASTING)
-        .replica_sync(ReplicaSync::Off);
+    let settings = patient().watchdog(LASTING).replica_sync(ReplicaSync::Off);
     let client = deployment.client(settings).await;
     let old = deployment.master("{b}");
     let replicas = deployment.replicas(old);

@@ -18,8 +18,10 @@ pub mod failover;
 pub mod liar;
 pub mod steady;
 
-/// A lease that outlasts a failover on a busy machine, and whose renewals can be waited for.
-pub const LASTING: Duration = Duration::from_secs(18);
+/// A lease that outlasts a failover on a busy machine, and whose renewals can be waited for. After its
+/// last renewal two thirds are left: a failover takes five seconds, and a client that hears nothing of a
+/// master that hangs looks every five seconds.
+pub const LASTING: Duration = Duration::from_secs(24);
 
 /// Longer than any test takes, in milliseconds: nobody is taken for gone.
 const NEVER: u32 = 600_000;

@@ -22,7 +22,7 @@ use super::slot::SLOTS;
 use crate::error::Result;
 use crate::several::most;
 
-/// How long one node may take to say what it knows of the others.
+/// How long one node may take to say what it knows of the others, if there is a connection to it.
 const PATIENCE: Duration = Duration::from_secs(1);
 
 /// When one has answered, the others are not waited for longer than this.
@@ -169,13 +169,18 @@ impl Cluster {
 
     /// Asks some nodes, and follows what they say. Whether they said anything.
     async fn ask(&self, connected: bool) -> bool {
+        let patience = match connected {
+            true => PATIENCE,
+            // There is nobody else to ask.
+            false => self.settings.connect_timeout.max(PATIENCE),
+        };
         let asking = self
             .to_ask(connected)
             .into_iter()
             .map(|(at, link)| async move {
-                let account = match timeout(PATIENCE, account(&at, &link)).await {
+                let account = match timeout(patience, account(&at, &link)).await {
                     Ok(account) => account,
-                    Err(_) => Err(Fault::NotSent(format!("no answer within {PATIENCE:?}"))),
+                    Err(_) => Err(Fault::NotSent(format!("no answer within {patience:?}"))),
                 };
                 match account {
                     Ok(account) => Some(account),

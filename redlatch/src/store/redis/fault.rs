@@ -26,6 +26,9 @@ pub(super) enum Fault {
     Final(Error),
 }
 
+/// What a script is told that asks for a key of a slot that is half moved.
+const NOT_HERE: &str = "Script attempted to access a non local key";
+
 impl Fault {
     /// An error that the server answered with.
     pub(super) fn answered(error: &ServerError, key: &str) -> Fault {
@@ -55,6 +58,11 @@ impl Fault {
             "READONLY" | "MASTERDOWN" => Fault::Deposed(said),
             "LOADING" | "BUSY" | "TRYAGAIN" | "CLUSTERDOWN" | "NOREPLICAS" => Fault::NotSent(said),
             "NOAUTH" | "WRONGPASS" => Fault::Final(Error::AuthenticationFailed { reason: said }),
+            // A script of a slot that moves came upon a key that is elsewhere: what it did before that,
+            // it did.
+            "ERR" if details.is_some_and(|said| said.starts_with(NOT_HERE)) => {
+                Fault::Unanswered(said)
+            }
             _ => Fault::Final(refused(key, said)),
         }
     }
