@@ -136,6 +136,7 @@ pub(crate) enum Outcome<T = ()> {
 pub(crate) struct Script {
     source: &'static str,
     hashes: [OnceLock<redis::Script>; 2],
+    undeclared: bool,
 }
 
 /// How scripts publish.
@@ -157,7 +158,25 @@ impl Script {
         Script {
             source,
             hashes: [const { OnceLock::new() }; 2],
+            undeclared: false,
         }
+    }
+
+    /// The script also looks for keys that are not declared, because only it knows which there are.
+    pub(crate) const fn with_undeclared_keys(self) -> Script {
+        self.and_undeclared_keys(true)
+    }
+
+    /// The same, perhaps.
+    pub(crate) const fn and_undeclared_keys(mut self, undeclared: bool) -> Script {
+        self.undeclared = undeclared;
+        self
+    }
+
+    /// Whether there may be more to it than the declared keys. While its slot moves to another node of
+    /// a cluster, neither can tell then whether a key is no more or not here.
+    pub(crate) fn has_undeclared_keys(&self) -> bool {
+        self.undeclared
     }
 
     /// As it is written: with PUBLISH.

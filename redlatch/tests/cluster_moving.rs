@@ -4,6 +4,7 @@ mod common;
 mod topology;
 
 use std::future::IntoFuture;
+use std::time::Duration;
 
 use common::{LONG, WATCHDOG, risen, soon, until};
 use redlatch::{Client, MultiLock};
@@ -38,6 +39,39 @@ async fn every_kind(client: &Client, tag: &str) {
     let plain = client.semaphore(&format!("{tag}:plain"));
     plain.try_set_permits(1).await.unwrap();
     granted(|| plain.acquire()).await.release().await.unwrap();
+}
+
+/// The timeouts of readers are keys that only the script knows. Where the lock is already and they are not
+/// yet, the readers must not be taken for dead.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_reader_that_is_half_moved_lives() {
+    let cluster = shared_cluster();
+    let reader = client(cluster).await;
+    let hasty = Client::builder().response_timeout(Duration::from_secs(1));
+    let writer = hasty.connect(&cluster.url()).await.unwrap();
+    let name = "{half}:both";
+    let slot = slot_of(b"{half}");
+    let to = (cluster.owner(slot) + 1) % 3;
+    let both = reader.read_write_lock(name);
+    let read = granted(|| both.read().lock().lease(10 * LONG)).await;
+    // Also teaches both nodes the scripts.
+    let write = writer.read_write_lock(name);
+    assert!(write.write().try_lock().await.unwrap().is_none());
+    cluster.begin_moving(slot, to);
+    cluster.move_key(name, to);
+    let tried = write.write().try_lock().await;
+    let error = tried.expect_err("not known now");
+    assert!(error.is_transient(), "{error}");
+    cluster.move_keys(slot, to);
+    cluster.finish_moving(slot, to);
+    let tried = granted(|| write.write().try_lock()).await;
+    assert!(tried.is_none());
+    read.unlock().await.unwrap();
+    granted(|| write.write().lock())
+        .await
+        .unlock()
+        .await
+        .unwrap();
 }
 
 /// F6: a slot moves to another node and back. What is single goes on in between (ASK); steps with

@@ -191,6 +191,8 @@ fn composed(kinds: &[&'static Script]) -> &'static Script {
         }
         source.push_str("}\n");
         source.push_str(include_str!("take.lua"));
-        Box::leak(Box::new(Script::new(Box::leak(source.into_boxed_str()))))
+        let undeclared = kinds.iter().any(|kind| kind.has_undeclared_keys());
+        let script = Script::new(Box::leak(source.into_boxed_str()));
+        Box::leak(Box::new(script.and_undeclared_keys(undeclared)))
     })
 }

@@ -35,7 +35,8 @@ impl Step for Survey<'_> {
             include_str!("../read_write_lock/readers.lua"),
             include_str!("../read_write_lock/sides.lua"),
             include_str!("survey.lua")
-        ));
+        ))
+        .with_undeclared_keys();
         &SCRIPT
     }
 

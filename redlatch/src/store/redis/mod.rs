@@ -68,6 +68,8 @@ struct Exchange<'a> {
     /// Where to note that it was sent.
     sent: Option<&'a Sent>,
     lane: Lane,
+    /// Whether there may be more keys to it than are declared.
+    undeclared: bool,
 }
 
 /// What a server has answered.
@@ -285,6 +287,10 @@ impl Redis {
             };
             let other = match &fault {
                 Fault::Moved(to) => self.topology.moved(exchange.key, to),
+                Fault::Asked(_) if exchange.undeclared => {
+                    let said = "TRYAGAIN the slot is moving, and some of its keys are elsewhere";
+                    return Err(Fault::NotSent(said.into()));
+                }
                 Fault::Asked(to) => self.topology.asked(exchange.key, to),
                 // Where nobody else could be asked, trying again does not help.
                 Fault::Deposed(said) if self.topology.is_single() => {
@@ -384,6 +390,7 @@ impl Redis {
             channel,
             sent: Some(sent),
             lane,
+            undeclared: step.script().has_undeclared_keys(),
             ..Exchange::plain(self.command(step, "EVALSHA", true))
         })
     }
@@ -479,6 +486,7 @@ impl<'a> Exchange<'a> {
             channel: None,
             sent: None,
             lane: Lane::First,
+            undeclared: false,
         }
     }
 }

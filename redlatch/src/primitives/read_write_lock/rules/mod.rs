@@ -21,7 +21,9 @@ pub(super) mod write;
 macro_rules! script {
     ($($file:literal),+) => {{
         static SCRIPT: Script =
-            Script::new(concat!(include_str!("../readers.lua"), $(include_str!($file)),+));
+            Script::new(concat!(include_str!("../readers.lua"), $(include_str!($file)),+))
+                // The timeouts of all readers.
+                .with_undeclared_keys();
         &SCRIPT
     }};
 }
