@@ -11,8 +11,10 @@ import java.util.stream.Stream;
 import org.redisson.Redisson;
 import org.redisson.api.RedissonClient;
 import org.redisson.client.codec.StringCodec;
+import org.redisson.config.BaseConfig;
+import org.redisson.config.BaseMasterSlaveServersConfig;
 import org.redisson.config.Config;
-import org.redisson.config.SingleServerConfig;
+import org.redisson.config.ReadMode;
 
 /**
  * The servers that the peer was started with: a client of its own for each.
@@ -20,6 +22,7 @@ import org.redisson.config.SingleServerConfig;
 final class Servers {
 
     private final List<RedissonClient> clients = new ArrayList<>();
+    private RedissonClient counters;
 
     private Servers() {
     }
@@ -28,6 +31,7 @@ final class Servers {
         List<Consumer<Config>> settings = new ArrayList<>();
         List<String> urls = new ArrayList<>();
         String prefix = null;
+        String counters = null;
         for (String arg : args) {
             String[] parts = arg.split("=", 2);
             switch (parts[0]) {
@@ -35,6 +39,7 @@ final class Servers {
                 case "fair-wait" -> settings.add(config -> config.setFairLockWaitTimeout(Long.parseLong(parts[1])));
                 case "codec" -> settings.add(config -> config.setCodec(StringCodec.INSTANCE));
                 case "prefix" -> prefix = parts[1];
+                case "counters" -> counters = parts[1];
                 default -> {
                     if (!arg.contains("://")) {
                         throw new IllegalArgumentException("what is \"" + arg + "\"?");
@@ -50,18 +55,44 @@ final class Servers {
         for (String url : urls) {
             var config = new Config();
             settings.forEach(setting -> setting.accept(config));
-            var server = config.useSingleServer().setAddress(url);
+            var server = deployment(config, url);
             if (prefix != null) {
                 mapNames(server, prefix);
             }
             servers.clients.add(Redisson.create(config));
         }
+        servers.counters = counters == null ? servers.first() : plain(counters);
+        return servers;
+    }
+
+    private static RedissonClient plain(String url) {
+        var config = new Config();
+        config.useSingleServer().setAddress(url);
+        return Redisson.create(config);
+    }
+
+    /** The forms of URL that redlatch knows; whatever is not set here is as it comes. */
+    private static BaseConfig<?> deployment(Config config, String url) {
+        String[] parts = url.split("://", 2);
+        String[] path = parts[1].split("/", -1);
+        String[] hosts = Stream.of(path[0].split(",")).map(host -> "redis://" + host).toArray(String[]::new);
+        return switch (parts[0]) {
+            case "redis+sentinel" ->
+                readFromMaster(config.useSentinelServers().setMasterName(path[1]).addSentinelAddress(hosts));
+            case "redis+cluster" -> readFromMaster(config.useClusterServers().addNodeAddress(hosts));
+            default -> config.useSingleServer().setAddress(url);
+        };
+    }
+
+    /** What a replica says of a lock may be old by the time that it takes to reach it. */
+    private static BaseConfig<?> readFromMaster(BaseMasterSlaveServersConfig<?> servers) {
+        servers.setReadMode(ReadMode.MASTER);
         return servers;
     }
 
     /** Puts the prefix before all names. By reflection: the mapper's interface has moved between the versions. */
-    private static void mapNames(SingleServerConfig server, String prefix) {
-        Method set = Stream.of(SingleServerConfig.class.getMethods())
+    private static void mapNames(BaseConfig<?> server, String prefix) {
+        Method set = Stream.of(server.getClass().getMethods())
                 .filter(method -> method.getName().equals("setNameMapper") && !method.isBridge())
                 .findAny().orElseThrow();
         Class<?> mapper = set.getParameterTypes()[0];
@@ -87,6 +118,11 @@ final class Servers {
             throw new IllegalArgumentException("there is no server " + server);
         }
         return clients.get(server);
+    }
+
+    /** Where the numbers of {@code crowd} are. */
+    RedissonClient counters() {
+        return counters;
     }
 
     static String version() {
