@@ -15,6 +15,7 @@ import org.redisson.config.BaseConfig;
 import org.redisson.config.BaseMasterSlaveServersConfig;
 import org.redisson.config.Config;
 import org.redisson.config.ReadMode;
+import org.redisson.config.SubscriptionMode;
 
 /**
  * The servers that the peer was started with: a client of its own for each.
@@ -32,6 +33,7 @@ final class Servers {
         List<String> urls = new ArrayList<>();
         String prefix = null;
         String counters = null;
+        boolean replicas = false;
         for (String arg : args) {
             String[] parts = arg.split("=", 2);
             switch (parts[0]) {
@@ -40,6 +42,7 @@ final class Servers {
                 case "codec" -> settings.add(config -> config.setCodec(StringCodec.INSTANCE));
                 case "prefix" -> prefix = parts[1];
                 case "counters" -> counters = parts[1];
+                case "replicas" -> replicas = true;
                 default -> {
                     if (!arg.contains("://")) {
                         throw new IllegalArgumentException("what is \"" + arg + "\"?");
@@ -55,7 +58,7 @@ final class Servers {
         for (String url : urls) {
             var config = new Config();
             settings.forEach(setting -> setting.accept(config));
-            var server = deployment(config, url);
+            var server = deployment(config, url, replicas);
             if (prefix != null) {
                 mapNames(server, prefix);
             }
@@ -71,22 +74,25 @@ final class Servers {
         return Redisson.create(config);
     }
 
-    /** The forms of URL that redlatch knows; whatever is not set here is as it comes. */
-    private static BaseConfig<?> deployment(Config config, String url) {
+    /** The forms of URL that redlatch knows. */
+    private static BaseConfig<?> deployment(Config config, String url, boolean replicas) {
         String[] parts = url.split("://", 2);
         String[] path = parts[1].split("/", -1);
         String[] hosts = Stream.of(path[0].split(",")).map(host -> "redis://" + host).toArray(String[]::new);
         return switch (parts[0]) {
             case "redis+sentinel" ->
-                readFromMaster(config.useSentinelServers().setMasterName(path[1]).addSentinelAddress(hosts));
-            case "redis+cluster" -> readFromMaster(config.useClusterServers().addNodeAddress(hosts));
+                from(replicas, config.useSentinelServers().setMasterName(path[1]).addSentinelAddress(hosts));
+            case "redis+cluster" -> from(replicas, config.useClusterServers().addNodeAddress(hosts));
             default -> config.useSingleServer().setAddress(url);
         };
     }
 
-    /** What a replica says of a lock may be old by the time that it takes to reach it. */
-    private static BaseConfig<?> readFromMaster(BaseMasterSlaveServersConfig<?> servers) {
-        servers.setReadMode(ReadMode.MASTER);
+    /** Where it reads and listens. Of itself it reads from replicas, which say of a lock what was, and listens to masters. */
+    private static BaseConfig<?> from(boolean replicas, BaseMasterSlaveServersConfig<?> servers) {
+        servers.setReadMode(replicas ? ReadMode.SLAVE : ReadMode.MASTER);
+        servers.setSubscriptionMode(replicas ? SubscriptionMode.SLAVE : SubscriptionMode.MASTER);
+        // So many connections to each server are not needed here, and take their time.
+        servers.setMasterConnectionMinimumIdleSize(2).setSlaveConnectionMinimumIdleSize(2);
         return servers;
     }
 
