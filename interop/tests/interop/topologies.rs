@@ -370,12 +370,23 @@ fn who_listens_to_a_replica_is_woken() {
     for on in [sentinels(), cluster()] {
         let java = on.start(Library::Redisson, &["replicas=yes"]);
         let rust = on.shared(Library::Redlatch);
+        let name = unique("unheard");
+        let (holds, waits) = (rust.new_worker(), java.new_worker());
+        assert!(holds.does(&format!("lock lock {name} -1 {LEASE}")));
+        let waiting = waits.tell(&format!("lock lock {name} -1 {LEASE}"));
+        let channel = beside("redisson_lock__channel", &name);
+        on.until_subscribed(&channel, 1);
+        let home = (on.home)(&name);
+        let (_, at_the_master): (String, i64) = home.ask(&["PUBSUB", on.listeners, &channel]);
+        assert_eq!(at_the_master, 0);
+        assert!(holds.does(&format!("unlock lock {name}")));
+        assert_eq!(waiting.value(), true);
         wakes(&on, rust, &java);
     }
 }
 
-/// Redisson puts braces around the whole name of a latch, also around one that brings its own, and so the channel lies in another
-/// slot than the key.
+/// Redisson puts braces around the whole name of a latch, also around one that brings its own, and so its channel lies in another
+/// slot than the key: it cannot set the latch or count it down, and does not hear who does.
 #[test]
 fn a_latch_with_a_hash_tag_of_its_own_is_for_redlatch_alone_in_a_cluster() {
     let on = cluster();
@@ -400,9 +411,17 @@ fn a_latch_with_a_hash_tag_of_its_own_is_for_redlatch_alone_in_a_cluster() {
         assert_eq!(java.number(&format!("count {name}")), 1);
         let waits = rust.new_worker().tell(&format!("await {name} -1"));
         on.until_subscribed(&ours, 1);
+        let unheard = java.tell(&format!("await {name} 8000"));
+        on.until_subscribed(&latch_channel(&name), 1);
         assert!(rust.new_worker().does(&format!("count-down {name}")));
         assert_eq!(waits.value(), true);
-        assert!(java.does(&format!("await {name} -1")));
+        // It looks once more when its time has come.
+        let answer = unheard.answer();
+        assert_eq!(answer.said, Ok(true.into()));
+        assert!(
+            answer.at - answer.from >= 8_000_000_000,
+            "it was woken: {answer:?}"
+        );
     }
 }
 
