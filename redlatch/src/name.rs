@@ -118,8 +118,8 @@ impl Place {
     }
 
     /// Gives a latch, whose name brings a hash tag of its own, a channel in the slot of its key. Without
-    /// that it cannot be used in a cluster, and in Redisson it cannot: so there is nobody who
-    /// listens elsewhere.
+    /// that no script could publish there in a cluster: Redisson's cannot (CROSSSLOT), so such a latch is
+    /// for us alone. Redisson's waiters listen elsewhere, where nobody publishes.
     pub(crate) fn bring_channel_to_key(&mut self) {
         self.channel = [LATCH_CHANNEL, &self.key].concat();
     }

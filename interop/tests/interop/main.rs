@@ -1,4 +1,5 @@
-//! One lock, held in Java and in Rust: redlatch beside the real Redisson, on one Redis. `make interop` builds and runs it.
+//! One lock, held in Java and in Rust: redlatch beside the real Redisson, on one Redis, on a master that sentinels watch, and in
+//! a cluster. `make interop` builds and runs it.
 //!
 //! Every test runs four times: with the newest Redisson and with a late 3.x, each as `a` and as `b`.
 
@@ -16,3 +17,4 @@ mod read_write;
 mod settings;
 mod several;
 mod stand;
+mod topologies;

@@ -12,6 +12,14 @@ pub(crate) const WATCHDOG: u64 = 6_000;
 /// A lease that nothing here outlasts, in ms: who is served before its end was woken.
 pub(crate) const LEASE: u64 = 600_000;
 
+/// For the Java machine, so that it comes up soon and leaves the cores to the others.
+pub(crate) const JAVA: [&str; 4] = [
+    "-XX:+UseSerialGC",
+    "-XX:TieredStopAtLevel=1",
+    "-Xshare:auto",
+    "-Xmx256m",
+];
+
 /// The two who share locks. What is told of `a` and `b` is as true of `b` and `a`.
 pub(crate) struct Pair {
     pub(crate) a: &'static Peer,
@@ -49,14 +57,7 @@ pub(crate) fn start(library: Library, settings: &[&str]) -> Peer {
 /// A peer on servers of its own.
 pub(crate) fn start_on(library: Library, settings: &[&str], servers: &[Server]) -> Peer {
     let urls: Vec<String> = servers.iter().map(Server::url).collect();
-    // Comes up soon, and leaves the cores to the others.
-    let java = [
-        "-XX:+UseSerialGC",
-        "-XX:TieredStopAtLevel=1",
-        "-Xshare:auto",
-        "-Xmx256m",
-    ];
-    library.start_with(&java, settings, &urls)
+    library.start_with(&JAVA, settings, &urls)
 }
 
 fn servers() -> &'static [Server] {

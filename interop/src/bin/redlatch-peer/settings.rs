@@ -8,7 +8,7 @@ use crate::Result;
 
 /// The servers that it was given, and how it uses them.
 pub(crate) struct Servers {
-    urls: Vec<String>,
+    counters: String,
     clients: Vec<Client>,
     pub(crate) fair_wait: Option<Duration>,
 }
@@ -21,21 +21,22 @@ impl Servers {
 
     /// A connection that has nothing to do with the library: for what a lock protects.
     pub(crate) async fn bare(&self) -> Result<redis::aio::MultiplexedConnection> {
-        let client = redis::Client::open(self.urls[0].as_str())?;
+        let client = redis::Client::open(self.counters.as_str())?;
         Ok(client.get_multiplexed_async_connection().await?)
     }
 }
 
 pub(crate) async fn connect(args: impl Iterator<Item = String>) -> Result<Servers> {
     let mut builder = Client::builder();
-    let (mut urls, mut fair_wait) = (Vec::new(), None);
+    let (mut urls, mut fair_wait, mut counters) = (Vec::new(), None, None);
     for arg in args {
         match arg.split_once('=') {
             Some(("watchdog", ms)) => builder = builder.watchdog(millis(ms)?),
             Some(("fair-wait", ms)) => fair_wait = Some(millis(ms)?),
             Some(("prefix", prefix)) => builder = builder.prefix(prefix),
-            // There is none here.
-            Some(("codec", _)) => {}
+            Some(("counters", url)) => counters = Some(url.to_owned()),
+            // There is none here, and replicas are neither read nor listened to.
+            Some(("codec" | "replicas", _)) => {}
             _ if arg.contains("://") => urls.push(arg),
             _ => return Err(format!("what is {arg:?}?").into()),
         }
@@ -44,14 +45,14 @@ pub(crate) async fn connect(args: impl Iterator<Item = String>) -> Result<Server
     for url in &urls {
         clients.push(builder.clone().connect(url).await?);
     }
-    match clients.is_empty() {
-        true => Err("redlatch-peer [SETTING=VALUE ...] URL [URL ...]".into()),
-        false => Ok(Servers {
-            urls,
-            clients,
-            fair_wait,
-        }),
-    }
+    let Some(first) = urls.into_iter().next() else {
+        return Err("redlatch-peer [SETTING=VALUE ...] URL [URL ...]".into());
+    };
+    Ok(Servers {
+        counters: counters.unwrap_or(first),
+        clients,
+        fair_wait,
+    })
 }
 
 pub(crate) fn millis(word: &str) -> Result<Duration> {

@@ -27,7 +27,7 @@ final class Crowd {
     private static long count(Servers servers, String kind, String name, String key, long rounds) {
         RLock lock = Locks.of(servers, kind, name);
         // Plain text, which the other library reads, too.
-        RBucket<String> counter = servers.first().getBucket(key, StringCodec.INSTANCE);
+        RBucket<String> counter = servers.counters().getBucket(key, StringCodec.INSTANCE);
         for (long round = 0; round < rounds; round++) {
             lock.lock();
             try {
@@ -49,7 +49,7 @@ final class Crowd {
 
     private static long permits(Servers servers, String name, String key, long rounds) throws InterruptedException {
         RSemaphore semaphore = servers.first().getSemaphore(name);
-        var inside = servers.first().getAtomicLong(key);
+        var inside = servers.counters().getAtomicLong(key);
         long most = 0;
         for (long round = 0; round < rounds; round++) {
             semaphore.acquire();

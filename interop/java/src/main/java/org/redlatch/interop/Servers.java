@@ -11,8 +11,11 @@ import java.util.stream.Stream;
 import org.redisson.Redisson;
 import org.redisson.api.RedissonClient;
 import org.redisson.client.codec.StringCodec;
+import org.redisson.config.BaseConfig;
+import org.redisson.config.BaseMasterSlaveServersConfig;
 import org.redisson.config.Config;
-import org.redisson.config.SingleServerConfig;
+import org.redisson.config.ReadMode;
+import org.redisson.config.SubscriptionMode;
 
 /**
  * The servers that the peer was started with: a client of its own for each.
@@ -20,6 +23,7 @@ import org.redisson.config.SingleServerConfig;
 final class Servers {
 
     private final List<RedissonClient> clients = new ArrayList<>();
+    private RedissonClient counters;
 
     private Servers() {
     }
@@ -28,6 +32,8 @@ final class Servers {
         List<Consumer<Config>> settings = new ArrayList<>();
         List<String> urls = new ArrayList<>();
         String prefix = null;
+        String counters = null;
+        boolean replicas = false;
         for (String arg : args) {
             String[] parts = arg.split("=", 2);
             switch (parts[0]) {
@@ -35,6 +41,8 @@ final class Servers {
                 case "fair-wait" -> settings.add(config -> config.setFairLockWaitTimeout(Long.parseLong(parts[1])));
                 case "codec" -> settings.add(config -> config.setCodec(StringCodec.INSTANCE));
                 case "prefix" -> prefix = parts[1];
+                case "counters" -> counters = parts[1];
+                case "replicas" -> replicas = true;
                 default -> {
                     if (!arg.contains("://")) {
                         throw new IllegalArgumentException("what is \"" + arg + "\"?");
@@ -50,18 +58,47 @@ final class Servers {
         for (String url : urls) {
             var config = new Config();
             settings.forEach(setting -> setting.accept(config));
-            var server = config.useSingleServer().setAddress(url);
+            var server = deployment(config, url, replicas);
             if (prefix != null) {
                 mapNames(server, prefix);
             }
             servers.clients.add(Redisson.create(config));
         }
+        servers.counters = counters == null ? servers.first() : plain(counters);
+        return servers;
+    }
+
+    private static RedissonClient plain(String url) {
+        var config = new Config();
+        config.useSingleServer().setAddress(url);
+        return Redisson.create(config);
+    }
+
+    /** The forms of URL that redlatch knows. */
+    private static BaseConfig<?> deployment(Config config, String url, boolean replicas) {
+        String[] parts = url.split("://", 2);
+        String[] path = parts[1].split("/", -1);
+        String[] hosts = Stream.of(path[0].split(",")).map(host -> "redis://" + host).toArray(String[]::new);
+        return switch (parts[0]) {
+            case "redis+sentinel" ->
+                from(replicas, config.useSentinelServers().setMasterName(path[1]).addSentinelAddress(hosts));
+            case "redis+cluster" -> from(replicas, config.useClusterServers().addNodeAddress(hosts));
+            default -> config.useSingleServer().setAddress(url);
+        };
+    }
+
+    /** Where it reads and listens. Of itself it reads from replicas, which say of a lock what was, and listens to masters. */
+    private static BaseConfig<?> from(boolean replicas, BaseMasterSlaveServersConfig<?> servers) {
+        servers.setReadMode(replicas ? ReadMode.SLAVE : ReadMode.MASTER);
+        servers.setSubscriptionMode(replicas ? SubscriptionMode.SLAVE : SubscriptionMode.MASTER);
+        // So many connections to each server are not needed here, and take their time.
+        servers.setMasterConnectionMinimumIdleSize(2).setSlaveConnectionMinimumIdleSize(2);
         return servers;
     }
 
     /** Puts the prefix before all names. By reflection: the mapper's interface has moved between the versions. */
-    private static void mapNames(SingleServerConfig server, String prefix) {
-        Method set = Stream.of(SingleServerConfig.class.getMethods())
+    private static void mapNames(BaseConfig<?> server, String prefix) {
+        Method set = Stream.of(server.getClass().getMethods())
                 .filter(method -> method.getName().equals("setNameMapper") && !method.isBridge())
                 .findAny().orElseThrow();
         Class<?> mapper = set.getParameterTypes()[0];
@@ -87,6 +124,11 @@ final class Servers {
             throw new IllegalArgumentException("there is no server " + server);
         }
         return clients.get(server);
+    }
+
+    /** Where the numbers of {@code crowd} are. */
+    RedissonClient counters() {
+        return counters;
     }
 
     static String version() {

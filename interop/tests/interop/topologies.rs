@@ -1,0 +1,444 @@
+//! The same locks where a server is not alone: on a master with replicas that sentinels watch, and in a cluster, where the
+//! channels lie in slots as keys do and are heard only there.
+//!
+//! Leases and watchdogs outlast the tests: who is served was woken by a message. Names come plain and with a hash tag.
+
+use std::sync::OnceLock;
+
+use redlatch_interop::{Library, Peer, Pending, Worker};
+use redlatch_testkit::{Server, shared_cluster, shared_sentinels, slot_of, unique};
+
+use crate::locks::had;
+use crate::stand::{JAVA, LEASE, until};
+
+/// Where two meet.
+struct Deployment {
+    place: usize,
+    url: String,
+    servers: &'static [Server],
+    /// Who has a key.
+    home: fn(&str) -> &'static Server,
+    /// How to ask who listens there.
+    listeners: &'static str,
+    channels: &'static str,
+}
+
+/// The two who share locks there. What is told of `a` and `b` is as true of `b` and `a`.
+struct Pair {
+    a: &'static Peer,
+    b: &'static Peer,
+    on: Deployment,
+}
+
+fn sentinels() -> Deployment {
+    let all = shared_sentinels();
+    Deployment {
+        place: 0,
+        url: all.url(),
+        servers: all.servers(),
+        home: |_| &shared_sentinels().servers()[0],
+        listeners: "NUMSUB",
+        channels: "CHANNELS",
+    }
+}
+
+fn cluster() -> Deployment {
+    let all = shared_cluster();
+    Deployment {
+        place: 1,
+        url: all.url(),
+        servers: all.nodes(),
+        home: |key| &shared_cluster().nodes()[shared_cluster().owner_of(key)],
+        listeners: "SHARDNUMSUB",
+        channels: "SHARDCHANNELS",
+    }
+}
+
+/// Each of these tests on both, with both libraries in either place, and with either Redisson.
+macro_rules! on_each {
+    ($(fn $test:ident($pair:ident: &Pair) $body:block)*) => {
+        $(fn $test($pair: &Pair) $body)*
+
+        on_each!(@on sentinels $($test)*);
+        on_each!(@on cluster $($test)*);
+    };
+    (@on $deployment:ident $($test:ident)*) => {
+        mod $deployment {
+            on_each!(@with $deployment redisson_first [Redisson, Redlatch] $($test)*);
+            on_each!(@with $deployment redlatch_first [Redlatch, Redisson] $($test)*);
+            on_each!(@with $deployment redisson_3_first [Redisson3, Redlatch] $($test)*);
+            on_each!(@with $deployment redlatch_first_redisson_3 [Redlatch, Redisson3] $($test)*);
+        }
+    };
+    (@with $deployment:ident $way:ident [$a:ident, $b:ident] $($test:ident)*) => {
+        mod $way {
+            use redlatch_interop::Library::*;
+            use super::super::Pair;
+
+            $(#[test]
+            fn $test() {
+                super::super::$test(&Pair::of([$a, $b], super::super::$deployment()));
+            })*
+        }
+    };
+}
+
+impl Pair {
+    fn of(libraries: [Library; 2], on: Deployment) -> Pair {
+        let [a, b] = libraries.map(|library| on.shared(library));
+        Pair { a, b, on }
+    }
+}
+
+impl Deployment {
+    /// The peer that the tests share.
+    fn shared(&self, library: Library) -> &'static Peer {
+        static PEERS: [[OnceLock<Peer>; 3]; 2] = [const { [const { OnceLock::new() }; 3] }; 2];
+        let peers = &PEERS[self.place];
+        let peer = match library {
+            Library::Redisson => &peers[0],
+            Library::Redisson3 => &peers[1],
+            Library::Redlatch => &peers[2],
+        };
+        peer.get_or_init(|| self.start(library, &[]))
+    }
+
+    fn start(&self, library: Library, settings: &[&str]) -> Peer {
+        // Nobody looks again by itself, so soon.
+        let watchdog = format!("watchdog={LEASE}");
+        let counters = format!("counters={}", counters().url());
+        let mut all = vec![watchdog.as_str(), &counters];
+        all.extend(settings);
+        library.start_with(&JAVA, &all, std::slice::from_ref(&self.url))
+    }
+
+    /// Waits until as many connections are subscribed to this channel, to whichever server.
+    #[track_caller]
+    fn until_subscribed(&self, channel: &str, by: i64) {
+        until(&format!("{by} subscribed to {channel}"), || {
+            let on = self.servers.iter().map(|server| {
+                let (_, now): (String, i64) = server.ask(&["PUBSUB", self.listeners, channel]);
+                now
+            });
+            on.sum::<i64>() == by
+        });
+    }
+
+    /// Nothing of this name is left, on replicas neither, and nobody listens for it.
+    #[track_caller]
+    fn nothing_left(&self, tag: &str) {
+        let pattern = format!("*{tag}*");
+        let braced = format!("{{{tag}}}");
+        let is_of = |key: &&String| *key == tag || key.contains(&braced);
+        // By which Redisson knows a repeated release, for some seconds; and a fenced lock's token stays.
+        let stays = |key: &&String| {
+            ["redisson_unlock_latch:", "redisson_lock_token:"]
+                .iter()
+                .any(|what| key.starts_with(what))
+        };
+        until(&format!("nothing is left of {tag}"), || {
+            self.servers.iter().all(|server| {
+                let keys: Vec<String> = server.ask(&["KEYS", &pattern]);
+                let channels: Vec<String> = server.ask(&["PUBSUB", self.channels, &pattern]);
+                !keys.iter().filter(is_of).any(|key| !stays(&key))
+                    && !channels.iter().any(|c| is_of(&c))
+            })
+        });
+    }
+}
+
+/// A server alone: what a crowd counts is not in the cluster.
+fn counters() -> &'static Server {
+    static SERVER: OnceLock<Server> = OnceLock::new();
+    SERVER.get_or_init(Server::start)
+}
+
+/// A name that no other test has, plain and as the hash tag of another.
+fn names(what: &str) -> [(String, String); 2] {
+    let [plain, tag] = [(); 2].map(|()| unique(what));
+    let tagged = format!("{{{tag}}}:42");
+    [(plain.clone(), plain), (tag, tagged)]
+}
+
+/// Names that lie on three masters in a cluster.
+fn apart(what: &str) -> [String; 3] {
+    [0, 1, 2].map(|master| {
+        let on_it = |name: &String| usize::from(slot_of(name.as_bytes())) * 3 / 16_384 == master;
+        std::iter::repeat_with(|| unique(what))
+            .find(on_it)
+            .expect("some name")
+    })
+}
+
+/// What belongs to a name and lies in its slot.
+fn beside(prefix: &str, name: &str) -> String {
+    match name.contains('{') {
+        true => format!("{prefix}:{name}"),
+        false => format!("{prefix}:{{{name}}}"),
+    }
+}
+
+/// Where who waits for such a lock is called.
+fn channel(kind: &str, name: &str, waiter: Worker<'_>) -> String {
+    match kind {
+        "fair" => beside("redisson_lock__channel", name) + ":" + &waiter.owner(),
+        "read" | "write" => beside("redisson_rwlock", name),
+        _ => beside("redisson_lock__channel", name),
+    }
+}
+
+fn latch_channel(name: &str) -> String {
+    format!("redisson_countdownlatch__channel__{{{name}}}")
+}
+
+/// What is held, and what is waited for meanwhile.
+const KINDS: [(&str, &str); 6] = [
+    ("lock", "lock"),
+    ("fair", "fair"),
+    ("fenced", "fenced"),
+    ("write", "write"),
+    ("write", "read"),
+    ("read", "write"),
+];
+
+/// Has `b` wait for what `a` holds, of each kind, and woken when it is given back.
+#[track_caller]
+fn wakes(on: &Deployment, a: &Peer, b: &Peer) {
+    let mut waiting = Vec::new();
+    for (holds, wants) in KINDS {
+        for (tag, name) in names("woken") {
+            let (a, b) = (a.new_worker(), b.new_worker());
+            assert!(had(&a.ask(&format!("lock {holds} {name} -1 {LEASE}"))));
+            assert!(
+                !had(&b.ask(&format!("lock {wants} {name} 0 -1"))),
+                "held by a"
+            );
+            assert!(b.does(&format!("is-locked {holds} {name}")));
+            assert!(b.number(&format!("remaining {holds} {name}")) > 0);
+            assert_eq!(a.number(&format!("holds {holds} {name}")), 1);
+            // A worker that waits says nothing.
+            let hears = channel(wants, &name, b);
+            let waits = b.tell(&format!("lock {wants} {name} -1 {LEASE}"));
+            waiting.push((holds, wants, tag, name, a, b, hears, waits));
+        }
+    }
+    for (holds, wants, tag, name, a, b, hears, waits) in waiting {
+        on.until_subscribed(&hears, 1);
+        assert!(waits.is_under_way());
+        assert!(a.does(&format!("unlock {holds} {name}")));
+        assert!(had(&waits.value()));
+        let still = had(&a.ask(&format!("lock {holds} {name} 0 -1")));
+        assert!(!still, "{wants} {name} is held by b");
+        assert!(b.does(&format!("unlock {wants} {name}")));
+        on.nothing_left(&tag);
+    }
+}
+
+on_each! {
+    fn who_waits_for_the_other_is_woken(pair: &Pair) {
+        wakes(&pair.on, pair.a, pair.b);
+    }
+
+    fn who_waits_for_permits_is_woken(pair: &Pair) {
+        for (_, name) in names("permits") {
+            let (a, b) = (pair.a.new_worker(), pair.b.new_worker());
+            assert!(a.does(&format!("set-permits {name} 3")));
+            assert!(a.does(&format!("acquire {name} 3 0")));
+            assert!(!b.does(&format!("acquire {name} 1 0")));
+            let waits = b.tell(&format!("acquire {name} 2 -1"));
+            pair.on.until_subscribed(&beside("redisson_sc", &name), 1);
+            assert!(waits.is_under_way());
+            assert!(a.does(&format!("release {name} 2")));
+            assert_eq!(waits.value(), true);
+            assert_eq!(a.number(&format!("available {name}")), 0);
+        }
+    }
+
+    fn who_waits_for_an_expirable_permit_is_woken(pair: &Pair) {
+        for (_, name) in names("x-permits") {
+            let (a, b) = (pair.a.new_worker(), pair.b.new_worker());
+            assert!(a.does(&format!("x-set-permits {name} 1")));
+            let held = a.ask(&format!("x-acquire {name} 1 0 {LEASE}"));
+            let held = held[0].as_str().expect("a permit");
+            assert_eq!(b.number(&format!("x-acquired {name}")), 1);
+            let waits = b.tell(&format!("x-acquire {name} 1 -1 {LEASE}"));
+            pair.on.until_subscribed(&beside("redisson_sc", &name), 1);
+            assert!(waits.is_under_way());
+            assert!(a.does(&format!("x-release {name} {held}")));
+            let had = waits.value();
+            let had = had[0].as_str().expect("a permit");
+            assert_eq!(a.number(&format!("x-available {name}")), 0);
+            assert!(b.does(&format!("x-release {name} {had}")));
+        }
+    }
+
+    fn waiters_of_both_go_when_a_latch_opens(pair: &Pair) {
+        let name = unique("latch");
+        let (a, b) = (pair.a.new_worker(), pair.b.new_worker());
+        assert!(a.does(&format!("set-count {name} 2")));
+        assert!(!b.does(&format!("set-count {name} 7")));
+        let waiting = [pair.a, pair.b].map(|peer| peer.new_worker().tell(&format!("await {name} -1")));
+        pair.on.until_subscribed(&latch_channel(&name), 2);
+        assert!(b.does(&format!("count-down {name}")));
+        assert_eq!(b.number(&format!("count {name}")), 1);
+        assert!(waiting.iter().all(Pending::is_under_way));
+        assert!(a.does(&format!("count-down {name}")));
+        for waits in waiting {
+            assert_eq!(waits.value(), true);
+        }
+        pair.on.nothing_left(&name);
+    }
+
+    fn first_come_first_served_over_both(pair: &Pair) {
+        let name = unique("in-order");
+        let queue = beside("redisson_lock_queue", &name);
+        let home = (pair.on.home)(&name);
+        let holder = pair.a.new_worker();
+        assert!(holder.does(&format!("lock fair {name} -1 {LEASE}")));
+        let waiting = [pair.b, pair.a, pair.b, pair.a].map(|peer| {
+            let worker = peer.new_worker();
+            let owner = worker.owner();
+            let waits = worker.tell(&format!("lock fair {name} -1 {LEASE}"));
+            until("it is queued", || {
+                let last: Option<String> = home.ask(&["LINDEX", &queue, "-1"]);
+                last.as_ref() == Some(&owner)
+            });
+            (worker, waits)
+        });
+        assert!(holder.does(&format!("unlock fair {name}")));
+        for (worker, waits) in waiting {
+            assert_eq!(waits.value(), true);
+            // Who does not queue does not overtake.
+            assert!(!holder.does(&format!("lock fair {name} 0 -1")));
+            assert!(worker.does(&format!("unlock fair {name}")));
+        }
+        pair.on.nothing_left(&name);
+    }
+
+    fn a_multi_lock_is_all_of_its_members_to_the_other(pair: &Pair) {
+        let tag = unique("of-one");
+        for [x, y, z] in [["x", "y", "z"].map(|name| format!("{{{tag}}}:{name}")), apart("of-three")] {
+            let (a, b) = (pair.a.new_worker(), pair.b.new_worker());
+            let all = format!("multi lock:{x},fair:{y},write:{z}");
+            let members = [format!("lock {x}"), format!("fair {y}"), format!("write {z}")];
+            assert!(a.does(&format!("lock {all} -1 {LEASE}")));
+            for member in &members {
+                assert!(b.does(&format!("is-locked {member}")));
+                assert!(!b.does(&format!("lock {member} 0 -1")));
+            }
+            assert!(!b.does(&format!("lock {all} 0 {LEASE}")));
+            assert!(a.does(&format!("unlock {all}")));
+            // One of them is held by the other: the rest is not kept meanwhile.
+            assert!(a.does(&format!("lock lock {x} -1 {LEASE}")));
+            assert!(!b.does(&format!("lock {all} 0 {LEASE}")));
+            for member in &members[1..] {
+                until("nothing is kept by who did not get all", || !a.does(&format!("is-locked {member}")));
+            }
+            let waits = b.tell(&format!("lock {all} -1 {LEASE}"));
+            pair.on.until_subscribed(&beside("redisson_lock__channel", &x), 1);
+            assert!(waits.is_under_way());
+            assert!(a.does(&format!("unlock lock {x}")));
+            assert_eq!(waits.value(), true);
+            assert!(b.does(&format!("unlock {all}")));
+            for tag in [&tag, &x, &y, &z] {
+                pair.on.nothing_left(tag);
+            }
+        }
+    }
+
+    fn it_goes_to_and_fro(pair: &Pair) {
+        let each = ["lock", "fair", "write", "fenced"].map(|kind| {
+            let (name, key) = (unique("to-and-fro"), unique("counter"));
+            let both = [pair.a, pair.b].map(|peer| {
+                peer.new_worker().tell(&format!("crowd {kind} {name} {key} 25"))
+            });
+            (key, both)
+        });
+        for (key, both) in each {
+            for done in both {
+                assert_eq!(done.value(), 25);
+            }
+            let counted: u64 = counters().ask(&["GET", &key]);
+            assert_eq!(counted, 50, "both wrote at the same time");
+        }
+    }
+}
+
+/// Redisson may be told to listen to replicas (`SubscriptionMode.SLAVE`). To the master nobody listens then.
+#[test]
+fn who_listens_to_a_replica_is_woken() {
+    for on in [sentinels(), cluster()] {
+        let java = on.start(Library::Redisson, &["replicas=yes"]);
+        let rust = on.shared(Library::Redlatch);
+        let name = unique("unheard");
+        let (holds, waits) = (rust.new_worker(), java.new_worker());
+        assert!(holds.does(&format!("lock lock {name} -1 {LEASE}")));
+        let waiting = waits.tell(&format!("lock lock {name} -1 {LEASE}"));
+        let channel = beside("redisson_lock__channel", &name);
+        on.until_subscribed(&channel, 1);
+        let home = (on.home)(&name);
+        let (_, at_the_master): (String, i64) = home.ask(&["PUBSUB", on.listeners, &channel]);
+        assert_eq!(at_the_master, 0);
+        assert!(holds.does(&format!("unlock lock {name}")));
+        assert_eq!(waiting.value(), true);
+        wakes(&on, rust, &java);
+    }
+}
+
+/// Redisson puts braces around the whole name of a latch, also around one that brings its own, and so its channel lies in another
+/// slot than the key: it cannot set the latch or count it down, and does not hear who does.
+#[test]
+fn a_latch_with_a_hash_tag_of_its_own_is_for_redlatch_alone_in_a_cluster() {
+    let on = cluster();
+    let rust = on.shared(Library::Redlatch);
+    for library in [Library::Redisson, Library::Redisson3] {
+        let java = on.shared(library).new_worker();
+        let name = format!("{{{}}}:42", unique("tagged"));
+        let ours = format!("redisson_countdownlatch__channel__{name}");
+        assert!(
+            java.fails(&format!("set-count {name} 1"))
+                .contains("CROSSSLOT")
+        );
+        assert!(rust.new_worker().does(&format!("set-count {name} 1")));
+        assert!(
+            java.fails(&format!("count-down {name}"))
+                .contains("CROSSSLOT")
+        );
+        assert!(
+            java.fails(&format!("delete-latch {name}"))
+                .contains("CROSSSLOT")
+        );
+        assert_eq!(java.number(&format!("count {name}")), 1);
+        let waits = rust.new_worker().tell(&format!("await {name} -1"));
+        on.until_subscribed(&ours, 1);
+        let unheard = java.tell(&format!("await {name} 8000"));
+        on.until_subscribed(&latch_channel(&name), 1);
+        assert!(rust.new_worker().does(&format!("count-down {name}")));
+        assert_eq!(waits.value(), true);
+        // It looks once more when its time has come.
+        let answer = unheard.answer();
+        assert_eq!(answer.said, Ok(true.into()));
+        assert!(
+            answer.at - answer.from >= 8_000_000_000,
+            "it was woken: {answer:?}"
+        );
+    }
+}
+
+/// Where nothing lies in slots, the same latch is shared.
+#[test]
+fn a_latch_with_a_hash_tag_of_its_own_is_shared_elsewhere() {
+    let on = sentinels();
+    for library in [Library::Redisson, Library::Redisson3] {
+        let (java, rust) = (on.shared(library), on.shared(Library::Redlatch));
+        for (sets, waits) in [(java, rust), (rust, java)] {
+            let name = format!("{{{}}}:42", unique("tagged"));
+            let (sets, waiter) = (sets.new_worker(), waits.new_worker());
+            assert!(sets.does(&format!("set-count {name} 1")));
+            let waits = waiter.tell(&format!("await {name} -1"));
+            on.until_subscribed(&latch_channel(&name), 1);
+            assert!(sets.does(&format!("count-down {name}")));
+            assert_eq!(waits.value(), true);
+        }
+    }
+}
