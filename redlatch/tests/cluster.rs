@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use common::{LONG, WATCHDOG, soon, until};
 use redlatch::{Client, Error};
-use redlatch_testkit::{Cluster, Server, shared_cluster, unique};
+use redlatch_testkit::{Cluster, ClusterPlan, Server, shared_cluster, unique};
 use topology::{Deployment, failover, granted, patient, steady};
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -171,4 +171,34 @@ async fn locks_on_all_nodes_are_renewed(cluster: &Cluster) {
     for (guard, ..) in held {
         guard.unlock().await.unwrap();
     }
+}
+
+/// A client may outlive the runtime that it was made in; changes are looked out for in the next one, by
+/// a client that does nothing but wait, too.
+#[test]
+fn changes_are_looked_out_for_in_every_runtime() {
+    let cluster = Cluster::start_with(ClusterPlan {
+        replicas: 0,
+        ..ClusterPlan::default()
+    });
+    let looks = || {
+        let figures = (0..3).map(|place| cluster.ask::<String>(place, &["INFO", "commandstats"]));
+        let calls = |figures: String| {
+            let asked = figures
+                .lines()
+                .filter(|line| line.starts_with("cmdstat_cluster"));
+            let calls = asked.filter_map(|line| line.split(['=', ',']).nth(1)?.parse::<u64>().ok());
+            calls.sum::<u64>()
+        };
+        figures.map(calls).sum::<u64>()
+    };
+    let runtime = || tokio::runtime::Runtime::new().unwrap();
+    let ending = runtime();
+    let client = ending.block_on(Client::connect(&cluster.url())).unwrap();
+    drop(ending);
+    runtime().block_on(async {
+        let _guard = granted(|| client.lock("a").lock()).await;
+        let before = looks();
+        until("it looks by itself", || async { looks() > before }).await;
+    });
 }

@@ -393,6 +393,35 @@ async fn the_wait_goes_behind_the_step_whatever_the_tasks_budget() {
     }
 }
 
+/// The replicas are waited for in the runtime of whoever asked first. When that ends, who waits with
+/// them in another runtime hears that there will be no answer.
+#[test]
+fn the_end_of_one_runtime_is_not_the_end_for_another() {
+    let runtime = || tokio::runtime::Runtime::new().unwrap();
+    let (ending, staying) = (runtime(), runtime());
+    let all = staying.block_on(Replicated::start(1));
+    let settings = patient().replica_timeout(Duration::from_secs(2));
+    let client = staying.block_on(all.client(settings));
+    let first = granted(|| client.lock("first").lock());
+    let first = staying.block_on(first);
+    all.replicas[0].freeze();
+    let pause = Duration::from_millis(200);
+    for n in 0..2 {
+        ending.spawn(client.lock(&format!("ending-{n}")).lock().into_future());
+        std::thread::sleep(pause);
+    }
+    let asking = staying.spawn(client.lock("staying").lock().into_future());
+    std::thread::sleep(pause);
+    ending.shutdown_background();
+    staying.block_on(async {
+        let asked = soon("an answer", asking).await.unwrap();
+        assert!(asked.is_err(), "granted although the replica hangs");
+        drop(first);
+        soon("settled", client.settled()).await;
+        assert!(!all.exists("staying"));
+    });
+}
+
 /// What was granted just before the master died is there on the next one, time and again.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn what_was_granted_survives_the_master() {

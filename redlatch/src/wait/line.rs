@@ -175,11 +175,14 @@ impl WaitingRoom {
             }
             *turn = None;
             *shared_turn = None;
-            if core.subscription.swap(SUBSCRIBING, Ordering::SeqCst) != NOT_SUBSCRIBED {
-                // Not known from here on, also should this be dropped half-way.
-                if let Err(error) = store.unsubscribe(&channel).await {
-                    tracing::debug!(%channel, %error, "a subscription ended with an error");
-                }
+            // Not known from here on, also should this be dropped half-way.
+            let (was, is) = (SUBSCRIBED, SUBSCRIBING);
+            let subscription = &core.subscription;
+            let _ = subscription.compare_exchange(was, is, Ordering::SeqCst, Ordering::SeqCst);
+            // Also if there is none as far as is known here: one that has ended may have been begun again
+            // by a repetition. The store knows.
+            if let Err(error) = store.unsubscribe(&channel).await {
+                tracing::debug!(%channel, %error, "a subscription ended with an error");
             }
             core.subscription.store(NOT_SUBSCRIBED, Ordering::SeqCst);
             return lines.closed(&channel);

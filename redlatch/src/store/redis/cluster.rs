@@ -90,6 +90,7 @@ impl Cluster {
     /// The node that has a slot.
     pub(super) async fn owner(self: &Arc<Self>, slot: u16) -> Result<Arc<Node>, Fault> {
         if let Some(node) = self.known_owner(slot) {
+            self.watch();
             return Ok(node);
         }
         self.look_again().await;
@@ -146,8 +147,8 @@ impl Cluster {
 
     /// Looks out for changes from now on, for as long as there is a runtime.
     fn watch(self: &Arc<Self>) {
-        let (cluster, suspicion) = (Arc::downgrade(self), self.suspicion.clone());
-        self.lookout.keep(|| keep_up(cluster, suspicion));
+        self.lookout
+            .keep(|| keep_up(Arc::downgrade(self), self.suspicion.clone()));
     }
 
     /// Returns when the nodes have been asked once more.
@@ -160,7 +161,7 @@ impl Cluster {
 
     /// Asks the nodes who has what.
     async fn look(&self) {
-        // Those that there is a connection to already, unless they say nothing.
+        // Some that there is a connection to already; if they say nothing, everybody.
         if !self.ask(true).await {
             self.ask(false).await;
         }
@@ -209,7 +210,7 @@ impl Cluster {
         let mut ask: Vec<(Endpoint, Arc<Link>)> = Vec::new();
         for at in known {
             if let Some(node) = self.node(&mut map, &at)
-                && node.commands.is_connected() == connected
+                && (!connected || node.commands.is_connected())
                 && ask.iter().all(|(other, _)| *other != at)
             {
                 ask.push((at, node.commands.clone()));
@@ -325,14 +326,17 @@ async fn account(at: &Endpoint, link: &Arc<Link>) -> Result<Account, Fault> {
     let Value::Array(ranges) = slots else {
         return Err(Fault::NotSent("an answer of an unknown form".into()));
     };
+    let mut ranges: Vec<_> = ranges
+        .iter()
+        .filter_map(|range| self::range(at, range))
+        .collect();
+    // Before Redis 7 every node has an order of its own; a listing keeps to one.
+    ranges.sort_unstable();
     Ok(Account {
         // Whoever is cut off from most of the cluster knows it.
         sound: figure("cluster_state") == Some("ok"),
         epoch: epoch.unwrap_or(0),
-        ranges: ranges
-            .iter()
-            .filter_map(|range| self::range(at, range))
-            .collect(),
+        ranges,
     })
 }
 

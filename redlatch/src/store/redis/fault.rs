@@ -57,6 +57,8 @@ impl Fault {
             "ASK" => address().map_or(Fault::NotSent(said), Fault::Asked),
             "READONLY" | "MASTERDOWN" => Fault::Deposed(said),
             "LOADING" | "BUSY" | "TRYAGAIN" | "CLUSTERDOWN" | "NOREPLICAS" => Fault::NotSent(said),
+            // Before 7.0 an error inside of a script arrives wrapped in another.
+            "ERR" if said.contains(": -READONLY ") => Fault::Deposed(said),
             "NOAUTH" | "WRONGPASS" => Fault::Final(Error::AuthenticationFailed { reason: said }),
             // A script of a slot that moves came upon a key that is elsewhere: what it did before that,
             // it did.
@@ -145,5 +147,22 @@ impl Retry {
         self.last.take().unwrap_or(Error::ResponseTimeout {
             after: self.timeout,
         })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_replica_is_known_by_what_it_says_in_a_script_too() {
+        let said = "You can't write against a read only replica.";
+        let wrapped = format!(
+            "Error running script (call to f_6b1b): @user_script:1: @user_script: 1: -READONLY {said}"
+        );
+        for (code, details) in [("READONLY", said), ("ERR", &*wrapped)] {
+            let fault = Fault::said(code, Some(details), "k");
+            assert!(matches!(fault, Fault::Deposed(_)), "{fault:?}");
+        }
     }
 }

@@ -79,6 +79,8 @@ struct Opening {
     generation: Generation,
     outcome: Option<Outcome>,
     task: Option<AbortHandle>,
+    /// The latest that is not to be used, should it still come to something.
+    given_up: Generation,
     /// Where it leads, as soon as that is known, if it can change.
     endpoint: Option<Endpoint>,
     /// How often in a row it failed, and when the last time.
@@ -272,6 +274,10 @@ impl Link {
         // Before anybody uses it, also what has become unwanted meanwhile is ended.
         loop {
             let unwanted: Vec<String> = {
+                let opening = self.lock_opening();
+                if opening.given_up >= established.live.generation {
+                    return Err(std::io::Error::other("given up while connecting").into());
+                }
                 let wanted = self.shared.wanted();
                 let unwanted: Vec<String> = restored.difference(&wanted).cloned().collect();
                 if unwanted.is_empty() {
@@ -317,14 +323,11 @@ impl Link {
         Err(fault)
     }
 
-    /// Whether a channel is listened to here, as far as is known.
-    pub(super) fn wants(&self, channel: &str) -> bool {
-        self.shared.wanted().contains(channel)
-    }
-
-    /// Ends the subscription, here and on the connection that there is.
+    /// Ends the subscription if there may be one, here and on the connection that there is.
     pub(super) async fn unwant(&self, channel: &str) -> Result<(), Fault> {
-        self.shared.wanted().remove(channel);
+        if !self.shared.wanted().remove(channel) {
+            return Ok(());
+        }
         let Some(mut live) = self.shared.live() else {
             return Ok(());
         };
@@ -374,12 +377,23 @@ impl Link {
         Fault::refused(error)
     }
 
+    /// This connection is not to be used any more, whatever its state. Another one, that has taken its
+    /// place, is.
+    pub(super) fn leave(&self, live: &Live) {
+        self.shared.broken(live.generation);
+    }
+
     /// The connection is not to be used any more, whatever its state, nor one that is being made: what
     /// waits for it or for an answer on it is told that there will be none.
     pub(super) fn give_up(&self) {
-        if let Some(task) = self.lock_opening().task.take() {
+        let mut opening = self.lock_opening();
+        // It may be too far to be stopped.
+        opening.given_up = opening.generation;
+        opening.endpoint = None;
+        if let Some(task) = opening.task.take() {
             task.abort();
         }
+        drop(opening);
         let generation = self.shared.live().map(|live| live.generation);
         if let Some(generation) = generation {
             self.shared.broken(generation);
@@ -522,6 +536,8 @@ impl Opening {
     }
 
     fn ended(&mut self, well: bool) {
+        // Who waits for it has it; kept here, it would keep a connection open that is given up.
+        self.outcome = None;
         (self.failures, self.failed) = match well {
             true => (0, None),
             false => (self.failures.saturating_add(1), Some(Instant::now())),
@@ -573,6 +589,12 @@ impl Shared {
         }
     }
 
+    /// The connection took its subscriptions with it.
+    fn all_ended(&self) {
+        let ended = std::mem::take(&mut *self.wanted());
+        ended.iter().for_each(|channel| self.ear.ended(channel));
+    }
+
     /// A connection that was in use is no more: whoever waits for its messages must look again.
     fn broken(&self, generation: Generation) {
         let dead = self
@@ -582,14 +604,20 @@ impl Shared {
             tracing::debug!("a connection to the store broke");
             match self.listening {
                 Listening::Restored => self.ear.interrupted(),
-                Listening::Lasting | Listening::Sharded => {
-                    let ended = std::mem::take(&mut *self.wanted());
-                    ended.iter().for_each(|channel| self.ear.ended(channel));
-                }
+                Listening::Lasting | Listening::Sharded => self.all_ended(),
             }
         }
         // Dropped here, not under the lock: it ends a task.
         drop(dead);
+    }
+}
+
+/// A link to a node that is no longer known ends with the last who uses it.
+impl Drop for Shared {
+    fn drop(&mut self) {
+        if self.listening != Listening::Restored {
+            self.all_ended();
+        }
     }
 }
 

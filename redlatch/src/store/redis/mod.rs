@@ -155,11 +155,16 @@ impl Redis {
             let mut sending = pin!(self.send(&exchange));
             let answered = match timeout_at(retry.give_up, &mut sending).await {
                 Ok(answered) => answered,
-                Err(_) if !sent.get() => return Err(retry.given_up()),
-                Err(_) => match timeout_at(answered_by, sending).await {
-                    Ok(answered) => answered,
-                    Err(_) => return Err(unknown(format!("no answer within {patience:?}"))),
-                },
+                Err(_) => {
+                    self.topology.suspect();
+                    if !sent.get() {
+                        return Err(retry.given_up());
+                    }
+                    match timeout_at(answered_by, sending).await {
+                        Ok(answered) => answered,
+                        Err(_) => return Err(unknown(format!("no answer within {patience:?}"))),
+                    }
+                }
             };
             match answered {
                 Ok(heard) => return heard.read(step, false),
@@ -296,11 +301,9 @@ impl Redis {
                 Fault::Deposed(said) if self.topology.is_single() => {
                     return Err(Fault::Final(refused(exchange.key, said.clone())));
                 }
-                Fault::Deposed(_) => {
-                    node.give_up();
+                Fault::Deposed(_) | Fault::NotSent(_) | Fault::Unanswered(_) | Fault::Final(_) => {
                     None
                 }
-                Fault::NotSent(_) | Fault::Unanswered(_) | Fault::Final(_) => None,
             };
             let Some(other) = other else {
                 if !matches!(fault, Fault::Final(_)) {
@@ -364,7 +367,13 @@ impl Redis {
             (answer, confirmation) = sending.send(&mut live, &in_full(), None).await?;
         }
         match answer {
-            Value::ServerError(error) => Err(Fault::answered(&error, exchange.key)),
+            Value::ServerError(error) => {
+                let fault = Fault::answered(&error, exchange.key);
+                if matches!(fault, Fault::Deposed(_)) && !self.topology.is_single() {
+                    link.leave(&live);
+                }
+                Err(fault)
+            }
             answer => Ok(Heard {
                 answer,
                 sent,

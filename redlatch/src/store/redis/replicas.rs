@@ -174,44 +174,28 @@ impl Replicas {
         if self.demand.sync.waits_for(connected) == 0 {
             return Confirmation::NOT_NEEDED;
         }
-        let heard = if state.under_way < AT_ONCE {
-            state.under_way += 1;
-            let (tell, heard) = watch::channel(None);
-            let live = live.clone();
-            tokio::spawn(self.clone().wait(link.clone(), Waiting { live, tell }));
-            heard
-        } else {
-            let same = |next: &&Waiting| next.live.generation() == live.generation();
-            match state.next.as_ref().filter(same) {
-                Some(next) => next.tell.subscribe(),
-                None => {
-                    let (tell, heard) = watch::channel(None);
-                    let live = live.clone();
-                    // One that was to be sent on a connection that has ended hears of it so.
-                    state.next = Some(Waiting { live, tell });
-                    heard
-                }
+        let same = |next: &&Waiting| next.live.generation() == live.generation();
+        let mut begins = false;
+        let heard = match state.next.as_ref().filter(same) {
+            Some(next) => next.tell.subscribe(),
+            None => {
+                let (tell, heard) = watch::channel(None);
+                let live = live.clone();
+                // One that was to be sent on a connection that has ended hears of it so.
+                state.next = Some(Waiting { live, tell });
+                begins = state.under_way < AT_ONCE;
+                state.under_way += usize::from(begins);
+                heard
             }
         };
+        // The task may end at once, if its runtime does.
+        drop(state);
+        if begins {
+            tokio::spawn(Sender::new(self).send(link.clone()));
+        }
         Confirmation {
             heard: Some(heard),
             timeout: self.demand.timeout,
-        }
-    }
-
-    /// Sends one WAIT after the other, until there is none to be sent.
-    async fn wait(self: Arc<Self>, link: Arc<Link>, first: Waiting) {
-        let _leaving = Leaving(&self);
-        let mut waiting = Some(first);
-        while let Some(Waiting { mut live, tell }) = waiting {
-            let heard = self.ask(&link, &mut live).await;
-            let short = matches!(&heard, Ok((asked, have)) if have < asked);
-            let heard = heard.map(|(asked, have)| (self.demand.sync.needs(asked), have));
-            tell.send_replace(Some(heard));
-            if short {
-                self.count_again(link.clone(), live);
-            }
-            waiting = self.state().next.take();
         }
     }
 
@@ -263,12 +247,59 @@ impl Replicas {
     }
 }
 
-/// However it ends, also with its runtime, another WAIT may be sent then.
-struct Leaving<'a>(&'a Arc<Replicas>);
+/// Who sends WAITs, and is counted as under way.
+struct Sender {
+    replicas: Arc<Replicas>,
+    left: bool,
+}
 
-impl Drop for Leaving<'_> {
+impl Sender {
+    fn new(replicas: &Arc<Replicas>) -> Sender {
+        Sender {
+            replicas: replicas.clone(),
+            left: false,
+        }
+    }
+
+    /// Sends one WAIT after the other, until there is none to be sent.
+    async fn send(mut self, link: Arc<Link>) {
+        while let Some(Waiting { mut live, tell }) = self.next() {
+            let replicas = &self.replicas;
+            let heard = replicas.ask(&link, &mut live).await;
+            let short = matches!(&heard, Ok((asked, have)) if have < asked);
+            let heard = heard.map(|(asked, have)| (replicas.demand.sync.needs(asked), have));
+            tell.send_replace(Some(heard));
+            if short {
+                replicas.count_again(link.clone(), live);
+            }
+        }
+    }
+
+    /// The next one to be sent. If there is none, who asks has left in the same moment: what is noted
+    /// later is for somebody else to send.
+    fn next(&mut self) -> Option<Waiting> {
+        let mut state = self.replicas.state();
+        let next = state.next.take();
+        if next.is_none() {
+            self.left = true;
+            state.under_way -= 1;
+        }
+        next
+    }
+}
+
+/// Ended with its runtime, perhaps before it has begun.
+impl Drop for Sender {
     fn drop(&mut self) {
-        self.0.state().under_way -= 1;
+        if self.left {
+            return;
+        }
+        let mut state = self.replicas.state();
+        state.under_way -= 1;
+        // Who waits for what nobody is left to send hears so.
+        if state.under_way == 0 {
+            state.next = None;
+        }
     }
 }
 

@@ -18,6 +18,7 @@ use super::fault::Fault;
 use super::link::{Link, Listening, Whereabouts};
 use super::lookout::Lookout;
 use crate::error::{Error, Result};
+use crate::lease::MAX_LEASE;
 use crate::several::most;
 use crate::store::{Ear, SharedEar};
 
@@ -32,6 +33,9 @@ const BRIEFLY: Duration = Duration::from_millis(100);
 
 /// How soon a sentinel whose connection broke is listened to again.
 const RETURN: Duration = Duration::from_secs(3);
+
+/// How much time there is between two looks at least.
+const PAUSE: Duration = Duration::from_millis(50);
 
 pub(super) struct Sentinels {
     master: String,
@@ -112,8 +116,8 @@ impl Sentinels {
 
     /// Looks out for changes from now on, for as long as there is a runtime.
     fn watch(self: &Arc<Self>) {
-        let (sentinels, changed) = (Arc::downgrade(self), self.changed.clone());
-        self.lookout.keep(|| keep_up(sentinels, changed));
+        self.lookout
+            .keep(|| keep_up(Arc::downgrade(self), self.changed.clone()));
     }
 
     /// What to think of when the master says nothing at all.
@@ -209,8 +213,9 @@ impl Sentinels {
 /// hears of one.
 async fn keep_up(sentinels: Weak<Sentinels>, changed: Arc<Changed>) {
     changed.0.notify_one();
+    let mut rest = MAX_LEASE;
     loop {
-        changed.0.notified().await;
+        let _ = timeout(rest, changed.0.notified()).await;
         let Some(sentinels) = sentinels.upgrade() else {
             return;
         };
@@ -220,10 +225,8 @@ async fn keep_up(sentinels: Weak<Sentinels>, changed: Arc<Changed>) {
             .iter()
             .any(|(_, link)| !link.is_connected());
         drop(sentinels);
-        if deaf {
-            sleep(RETURN).await;
-            changed.0.notify_one();
-        }
+        rest = if deaf { RETURN } else { MAX_LEASE };
+        sleep(PAUSE).await;
     }
 }
 

@@ -235,10 +235,8 @@ impl Topology {
             Form::Single(node) | Form::Sentinel(node, _) => node.messages.unwant(channel).await,
             Form::Cluster(cluster) => {
                 let nodes = cluster.nodes();
-                let wants = |node: &&Arc<Node>| node.messages.wants(channel);
-                let ending = nodes.iter().filter(wants);
                 // On several, if one was begun and not heard of before the slot has moved.
-                let ended = all(ending.map(|node| node.messages.unwant(channel))).await;
+                let ended = all(nodes.iter().map(|node| node.messages.unwant(channel))).await;
                 ended.into_iter().collect()
             }
         }
