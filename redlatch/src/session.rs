@@ -401,6 +401,11 @@ impl Claim {
         };
         match answer.reply {
             Outcome::Done(won) => {
+                let end = answer.sent + terms.lease.duration();
+                if held > 0 {
+                    // Nothing can be renewed while the replicas are waited for.
+                    self.hold.extend(end);
+                }
                 if let Err(error) = answer.confirmation.confirmed().await {
                     // Now, if it can be: who hears of it may ask somewhere else.
                     if self.settle_in_turn(change).await.is_ok() {
@@ -408,7 +413,6 @@ impl Claim {
                     }
                     return Err(error);
                 }
-                let end = answer.sent + terms.lease.duration();
                 self.hold.enter(end, terms.renewed)?;
                 unsettled.is_settled(change);
                 self.session.watchdog.watch(&self.hold);

@@ -570,7 +570,8 @@ async fn a_release_outlasts_a_refusal() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn what_was_never_sent_needs_no_settling() {
     let mut server = Server::start();
-    let settings = Client::builder().response_timeout(Duration::from_millis(300));
+    // Long enough for each to hear why connecting has failed, which is not tried all the time.
+    let settings = Client::builder().response_timeout(Duration::from_secs(1));
     let client = settings.connect(&server.url()).await.unwrap();
     server.kill();
     let error = client.lock("a").try_lock().await.unwrap_err();

@@ -33,7 +33,7 @@ const RESTORED_AT_ONCE: usize = 1000;
 /// once, long enough that a thousand clients do not keep it from starting; spread at random, so
 /// that they do not come back together.
 const FIRST_PAUSE: Duration = Duration::from_millis(5);
-const LONGEST_PAUSE: Duration = Duration::from_millis(500);
+const LONGEST_PAUSE: Duration = Duration::from_millis(250);
 
 pub(super) struct Link {
     whereabouts: Whereabouts,

@@ -204,7 +204,11 @@ impl Redis {
         sought: Sought,
         cursor: Cursor,
     ) -> Result<(Vec<String>, Option<Cursor>)> {
-        let nodes = self.topology.masters().await;
+        check_runtime()?;
+        let masters = timeout(self.response_timeout, self.topology.masters()).await;
+        let nodes = masters.map_err(|_| Error::ResponseTimeout {
+            after: self.response_timeout,
+        })?;
         let Some(node) = nodes.get(cursor.node) else {
             return Ok((Vec::new(), None));
         };
@@ -311,6 +315,10 @@ impl Redis {
                 }
                 return Err(fault);
             };
+            if let Some(sent) = exchange.sent {
+                // Nothing was done there.
+                sent.clear();
+            }
             (node, importing) = (other, matches!(fault, Fault::Asked(_)));
         }
         Err(Fault::NotSent(

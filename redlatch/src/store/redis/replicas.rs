@@ -170,9 +170,10 @@ impl Replicas {
     /// Waits for the replicas to have what was sent on this connection before.
     pub(super) fn confirm(self: &Arc<Self>, link: &Arc<Link>, live: &Live) -> Confirmation {
         let mut state = self.state();
-        let connected = state.connected.map_or(0, |(connected, ..)| connected);
-        if self.demand.sync.waits_for(connected) == 0 {
-            return Confirmation::NOT_NEEDED;
+        match self.to_ask(&state, live) {
+            Some(0) => return Confirmation::NOT_NEEDED,
+            Some(_) => {}
+            None => return self.confirmation(watch::channel(None).1),
         }
         let same = |next: &&Waiting| next.live.generation() == live.generation();
         let mut begins = false;
@@ -193,19 +194,32 @@ impl Replicas {
         if begins {
             tokio::spawn(Sender::new(self).send(link.clone()));
         }
+        self.confirmation(heard)
+    }
+
+    fn confirmation(&self, heard: watch::Receiver<Option<Heard>>) -> Confirmation {
         Confirmation {
             heard: Some(heard),
             timeout: self.demand.timeout,
         }
     }
 
+    /// How many are asked on this connection. `None`: there is a newer one, perhaps to another master,
+    /// whose replicas have nothing to do with what was sent on this.
+    fn to_ask(&self, state: &State, live: &Live) -> Option<usize> {
+        if let ReplicaSync::AtLeast(some) = self.demand.sync {
+            return Some(some);
+        }
+        let (connected, generation, _) = state.connected?;
+        let same = generation == live.generation();
+        same.then(|| self.demand.sync.waits_for(connected))
+    }
+
     /// How many were asked, and how many have it.
     async fn ask(&self, link: &Link, live: &mut Live) -> Result<(usize, usize), Fault> {
-        let connected = self
-            .state()
-            .connected
-            .map_or(0, |(connected, ..)| connected);
-        let asked = self.demand.sync.waits_for(connected);
+        let Some(asked) = self.to_ask(&self.state(), live) else {
+            return Err(Fault::Unanswered("the connection has ended".into()));
+        };
         let millis = self.demand.timeout.as_millis().max(1);
         let mut wait = redis::cmd("WAIT");
         wait.arg(asked)

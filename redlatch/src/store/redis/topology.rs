@@ -137,8 +137,11 @@ impl Topology {
             Publishing::Everywhere => Listening::Lasting,
         };
         let cluster = Cluster::new(seeds, access, settings);
-        // Says now if none can be asked.
-        cluster.owner(0).await.map_err(Fault::into_error)?;
+        if cluster.masters().await.is_empty() {
+            return Err(Error::Unavailable {
+                reason: "no node of the cluster says who has which slots".into(),
+            });
+        }
         Ok(Topology {
             name: cluster.name(),
             form: Form::Cluster(cluster),
