@@ -53,6 +53,7 @@ impl Crew {
             .args(["--lease", &worker.lease.to_string()])
             .args(["--timeout", &worker.timeout.to_string()])
             .args(["--inside", &worker.inside.to_string()])
+            .args(["--sync", worker.sync.name()])
             .args([
                 "--seed",
                 &worker.seed.wrapping_add(number as u64).to_string(),

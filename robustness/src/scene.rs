@@ -40,6 +40,14 @@ const UNREPLICATED: Forgetting = Forgetting {
           nor tokens; holders learn of it at their next renewal, a third of the lease later at most",
 };
 
+/// What is acquired at a master whose place another one has taken.
+pub(crate) const CUT_OFF: Forgetting = Forgetting {
+    tokens: true,
+    why: "a master that was cut off from its replicas goes on giving out locks, and tokens, until clients \
+          have heard of the new one (ReplicaSync::AtLeast prevents it); holders learn of it at their next \
+          renewal, a third of the lease later at most",
+};
+
 pub(crate) struct Scene {
     pub(crate) site: Box<dyn Site>,
     pub(crate) crew: Crew,

@@ -48,6 +48,7 @@ pub(crate) fn soak(options: &Soak) -> Result<bool> {
         needs: Needs {
             network: topology == Topology::Single,
             durable: true,
+            ..Needs::NOTHING
         },
         losses: Losses::Some,
         processes,

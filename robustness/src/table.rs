@@ -74,13 +74,16 @@ pub(crate) fn run_rows(options: &Rows) -> Result<bool> {
 }
 
 fn row(fault: &Fault, topology: Topology, options: &Rows, seed: u64) -> Result<Outcome> {
-    let lease = Duration::from_secs(if options.quick { 2 } else { 3 });
+    let lease = Duration::from_secs(if options.quick { 2 } else { 3 }) * fault.lease;
     let setup = Setup {
         topology,
         needs: fault.needs,
         losses: fault.losses,
         processes: 3,
-        worker: Worker::of(lease, 8, names(20), seed),
+        worker: Worker {
+            sync: fault.sync,
+            ..Worker::of(lease, 8, names(20), seed)
+        },
         keep: options.keep_for(&format!("{}-{}", fault.name, topology.name())),
     };
     let times = if options.quick { 1 } else { fault.times };

@@ -19,7 +19,7 @@ const REPLICATED: Fault = Fault {
     ..BASE
 };
 
-pub(super) const FAULTS: [Fault; 8] = [
+pub(super) const FAULTS: [Fault; 9] = [
     Fault {
         name: "master killed",
         what: "kill -9 of a master; a replica takes its place, and it comes back as a replica",
@@ -114,6 +114,15 @@ pub(super) const FAULTS: [Fault; 8] = [
         act: move_slots,
         ..REPLICATED
     },
+    Fault {
+        name: "node added and removed",
+        what: "a new master joins, takes the slots of half of the names, gives them back and leaves",
+        on: &[Topology::Cluster],
+        losses: Losses::None,
+        orderly: true,
+        act: come_and_go,
+        ..REPLICATED
+    },
 ];
 
 fn sentinels(scene: &mut Scene) -> Result<&mut Sentinels> {
@@ -155,6 +164,20 @@ fn move_slots(scene: &mut Scene, _: Duration) -> Result<()> {
             sleep(Duration::from_millis(10));
             cluster.finish_moving(slot, to);
         }
+        Ok(())
+    })
+}
+
+fn come_and_go(scene: &mut Scene, lasts: Duration) -> Result<()> {
+    scene.broken(|scene| {
+        let names = scene.names();
+        let cluster = scene.site.cluster().ok_or("no cluster")?;
+        let newcomer = cluster.add_node();
+        for name in names.iter().step_by(2) {
+            cluster.move_slot(cluster.slot_of(name), newcomer);
+        }
+        sleep(lasts);
+        cluster.remove_node(newcomer);
         Ok(())
     })
 }
