@@ -4,6 +4,8 @@ mod common;
 mod topology;
 
 use std::future::IntoFuture;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use common::{LONG, WATCHDOG, risen, soon, until};
 use redlatch::{Client, MultiLock};
@@ -177,4 +179,42 @@ async fn nodes_come_and_go() {
     woken.unwrap().unlock().await.unwrap();
     assert!(held.is_valid());
     held.unlock().await.unwrap();
+}
+
+/// What is subscribed to while a slot comes and goes is not forgotten because an earlier subscription,
+/// with another node or the same, has ended: none is left when nobody waits any more.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn no_subscription_is_left_behind_a_moving_slot() {
+    let cluster = shared_cluster();
+    let clients = [client(cluster).await, client(cluster).await];
+    let slot = slot_of(b"{left}");
+    let home = cluster.owner(slot);
+    let over = Arc::new(AtomicBool::new(false));
+    let mut busy = tokio::task::JoinSet::new();
+    for task in 0..16 {
+        let (client, over) = (clients[task % 2].clone(), over.clone());
+        busy.spawn(async move {
+            while !over.load(Ordering::Relaxed) {
+                let name = format!("{{left}}:{}", task / 4);
+                let fair = client.fair_lock(&name);
+                granted(|| fair.lock()).await.unlock().await.unwrap();
+            }
+        });
+    }
+    for round in 1..=12 {
+        tokio::task::block_in_place(|| cluster.move_slot(slot, (home + round) % 3));
+    }
+    over.store(true, Ordering::Relaxed);
+    soon("all are through", async {
+        while busy.join_next().await.is_some() {}
+    })
+    .await;
+    until("nobody listens", || async {
+        let channels = (0..3)
+            .flat_map(|master| cluster.ask::<Vec<String>>(master, &["PUBSUB", "SHARDCHANNELS"]));
+        !channels
+            .into_iter()
+            .any(|channel| channel.contains("{left}"))
+    })
+    .await;
 }
