@@ -62,8 +62,8 @@ pub(crate) struct Soak {
     /// Of each process: every one wants locks in the name of nobody else
     #[arg(long, default_value_t = 50)]
     pub(crate) tasks: usize,
-    /// Of each process: its connections, which the tasks share
-    #[arg(long, default_value_t = 5)]
+    /// Of each process, for its tasks to share: every one has connections of its own
+    #[arg(long, default_value_t = 50)]
     pub(crate) clients: usize,
     #[arg(long, default_value_t = 50)]
     pub(crate) names: usize,

@@ -8,10 +8,11 @@ use std::time::Duration;
 use indicatif::{ProgressBar, ProgressStyle};
 
 use crate::Result;
+use crate::checker::Rule;
 use crate::clock::millis;
 use crate::faults::{self, Fault};
 use crate::options::Rows;
-use crate::run::{Outcome, Setup, run};
+use crate::run::{Excused, Outcome, Setup, run};
 use crate::site::Topology;
 use crate::worker::{KINDS, Worker};
 
@@ -117,13 +118,14 @@ fn line(
     whys: &mut Vec<&'static str>,
 ) -> String {
     let mut explained = Vec::new();
-    for (why, count) in &outcome.explained {
+    for (why, rules) in &outcome.explained {
         let known = whys.iter().position(|known| known == why);
         let number = known.unwrap_or_else(|| {
             whys.push(why);
             whys.len() - 1
         });
-        explained.push(format!("{count} [{}]", number + 1));
+        let rules = rules.iter().map(excused).collect::<Vec<_>>();
+        explained.push(format!("{} [{}]", rules.join(", "), number + 1));
     }
     let errors = outcome
         .errors
@@ -146,6 +148,15 @@ fn line(
     .join(" | ")
     .trim()
     .to_owned()
+}
+
+/// How often what was violated, and for how long at most.
+pub(crate) fn excused((rule, excused): (&Rule, &Excused)) -> String {
+    let count = excused.count;
+    match millis(excused.longest) {
+        0 => format!("{count} {rule:?}"),
+        longest => format!("{count} {rule:?} (≤ {longest} ms)"),
+    }
 }
 
 fn or_none(text: String) -> String {

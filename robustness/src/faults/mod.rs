@@ -16,6 +16,7 @@ use crate::scene::Scene;
 use crate::site::{Needs, Topology};
 use crate::worker::Sync;
 
+#[derive(Clone, Copy)]
 pub(crate) struct Fault {
     pub(crate) name: &'static str,
     /// For people.
@@ -35,6 +36,8 @@ pub(crate) struct Fault {
     /// Whether it has a place among others at random: what makes the store forget has not, because it
     /// would excuse too much.
     pub(crate) soaks: bool,
+    /// Whether it may begin while something else is broken: it asks nothing of the servers.
+    pub(crate) beside: bool,
     /// Who takes another's place knows everything that it knew.
     pub(crate) orderly: bool,
     pub(crate) act: fn(&mut Scene, Duration) -> Result<()>,
@@ -87,6 +90,7 @@ const BASE: Fault = Fault {
     sync: Sync::All,
     times: 3,
     soaks: true,
+    beside: false,
     orderly: false,
     act: |_, lasts| {
         std::thread::sleep(lasts);

@@ -24,6 +24,7 @@ pub(super) const FAULTS: [Fault; 11] = [
     Fault {
         name: "connections reset",
         what: "all connections cut, twenty times a second",
+        beside: true,
         act: |scene, lasts| {
             scene.broken(|scene| {
                 let end = Instant::now() + lasts;
@@ -63,6 +64,7 @@ pub(super) const FAULTS: [Fault; 11] = [
     Fault {
         name: "answers cut short",
         what: "connections reset (RST) within an answer, after some bytes of it",
+        beside: true,
         act: |scene, lasts| {
             let longest = 64;
             again(scene, lasts, |network, bytes| {
@@ -74,6 +76,7 @@ pub(super) const FAULTS: [Fault; 11] = [
     Fault {
         name: "commands cut short",
         what: "connections reset (RST) within a command, after some bytes of it",
+        beside: true,
         act: |scene, lasts| {
             // A step with its keys and arguments is some hundred bytes.
             let longest = 400;
@@ -147,12 +150,24 @@ pub(super) const FAULTS: [Fault; 11] = [
 
 /// Breaks connections twenty times a second; `act` is given a number to choose by.
 fn again(scene: &mut Scene, lasts: Duration, act: impl Fn(&Proxy, usize)) -> Result<()> {
+    let came = |scene: &mut Scene| -> Result<u64> {
+        let master = scene.master()?;
+        Ok(scene
+            .server(master)
+            .info("total_connections_received")
+            .parse()?)
+    };
     scene.broken(|scene| {
+        let before = came(scene)?;
         let end = Instant::now() + lasts;
         while Instant::now() < end {
             let number = scene.random.below(1 << 16);
             act(scene.network()?, number);
             sleep(Duration::from_millis(50));
+        }
+        // Whose connection broke has made another one. One of them is who asks.
+        if came(scene)? < before + 2 && lasts > Duration::from_millis(300) {
+            return Err("no connection broke".into());
         }
         Ok(())
     })
@@ -167,7 +182,9 @@ fn delay(scene: &mut Scene, lasts: Duration, each: &[u64]) -> Result<()> {
         }
         scene.network()?.delay(Duration::ZERO);
         // What was sent last is on its way for that long.
-        sleep(Duration::from_millis(each.last().copied().unwrap_or_default()));
+        sleep(Duration::from_millis(
+            each.last().copied().unwrap_or_default(),
+        ));
         Ok(())
     })
 }

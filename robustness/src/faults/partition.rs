@@ -81,14 +81,15 @@ fn await_left(scene: &Scene, place: usize) -> Result<()> {
     let end = Instant::now() + MARGIN;
     loop {
         let list: String = scene.server(place).ask(&["CLIENT", "LIST"]);
-        // One of them is who asks.
-        let clients = list.lines().filter(|line| line.contains("user=default"));
-        let left = clients.count() - 1;
-        if left == 0 {
+        // Who asks, and sentinels that fail to log in, speak the older protocol.
+        let clients = |line: &&str| line.contains(" resp=3");
+        let left: Vec<&str> = list.lines().filter(clients).collect();
+        if left.is_empty() {
             return Ok(());
         }
         if Instant::now() > end {
-            return Err(format!("{left} connections still lead to the old master").into());
+            let left = left.join("\n");
+            return Err(format!("still with the old master:\n{left}").into());
         }
         sleep(Duration::from_millis(20));
     }

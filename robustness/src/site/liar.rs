@@ -1,6 +1,6 @@
 //! A sentinel that names a wrong master, and is very sure of it: with an epoch that no other has.
 
-use std::io::{BufRead, BufReader, Read, Write};
+use std::io::{BufRead, BufReader, Write};
 use std::net::{TcpListener, TcpStream};
 use std::thread;
 
