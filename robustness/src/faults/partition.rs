@@ -71,6 +71,8 @@ fn cut_off(scene: &mut Scene, lasts: Duration) -> Result<i64> {
         for user in LOGINS {
             ask(scene.server(master), &["ACL", "SETUSER", user, "on"])?;
         }
+        // Sentinels whose login failed keep the connection, and do not try again for long.
+        scene.server(master).cut_all();
         scene.site.await_whole();
         left.map(|()| at)
     })
@@ -78,7 +80,8 @@ fn cut_off(scene: &mut Scene, lasts: Duration) -> Result<i64> {
 
 /// Returns when no client is left at a server that still answers.
 fn await_left(scene: &Scene, place: usize) -> Result<()> {
-    let end = Instant::now() + MARGIN;
+    // A connection that nobody uses may be noticed with the next renewal.
+    let end = Instant::now() + MARGIN + Duration::from_millis(scene.worker.lease) / 3;
     loop {
         let list: String = scene.server(place).ask(&["CLIENT", "LIST"]);
         // Who asks, and sentinels that fail to log in, speak the older protocol.
