@@ -42,6 +42,9 @@ pub(crate) struct Rows {
     /// A shorter lease, and each fault once: for trying out
     #[arg(long)]
     pub(crate) quick: bool,
+    /// How many rows are run at once: they wait more than they work
+    #[arg(long, default_value_t = 2)]
+    pub(crate) at_once: usize,
     /// Keeps what the workers say, line by line, in a folder for each row
     #[arg(long, value_name = "FOLDER")]
     pub(crate) keep: Option<PathBuf>,

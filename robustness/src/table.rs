@@ -2,7 +2,9 @@
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::PathBuf;
-use std::thread::sleep;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::mpsc::channel;
+use std::thread::{self, sleep};
 use std::time::Duration;
 
 use indicatif::{ProgressBar, ProgressStyle};
@@ -39,33 +41,48 @@ pub(crate) fn run_rows(options: &Rows) -> Result<bool> {
     let seed = options.seed();
     println!("SEED={seed}\n\n{HEAD}");
     let bar = ProgressBar::new(wanted.len() as u64);
-    if let Ok(style) = ProgressStyle::with_template("{bar:30} {pos}/{len} {msg}") {
+    if let Ok(style) = ProgressStyle::with_template("{bar:30} {pos}/{len}") {
         bar.set_style(style);
     }
     let (mut whys, mut well) = (Vec::new(), true);
-    for (fault, topology) in wanted {
-        bar.set_message(format!("{}, {}", fault.name, topology.name()));
-        // The servers' keeper panics when they do not start or do not find together.
-        let row = || row(fault, topology, options, seed);
-        let outcome = catch_unwind(AssertUnwindSafe(row))
-            .unwrap_or_else(|_| Err("it panicked, see above".into()));
-        bar.suspend(|| match outcome {
-            Ok(outcome) => {
-                println!("{}", line(fault, topology, &outcome, &mut whys));
-                tell(&outcome);
-                well &= outcome.violations.is_empty();
-            }
-            Err(error) => {
-                println!(
-                    "| {} | {} | could not be run: {error} |",
-                    fault.name,
-                    topology.name()
-                );
-                well = false;
-            }
-        });
-        bar.inc(1);
-    }
+    let (rows, next) = (&wanted, &AtomicUsize::new(0));
+    let (tell_outcome, outcomes) = channel();
+    thread::scope(|scope| {
+        for _ in 0..options.at_once.max(1) {
+            let tell_outcome = tell_outcome.clone();
+            scope.spawn(move || {
+                while let Some(&(fault, topology)) = rows.get(next.fetch_add(1, Ordering::Relaxed))
+                {
+                    // The servers' keeper panics when they do not start or do not find together.
+                    let row = || row(fault, topology, options, seed);
+                    let outcome = catch_unwind(AssertUnwindSafe(row))
+                        .unwrap_or_else(|_| Err("it panicked, see above".into()));
+                    if tell_outcome.send((fault, topology, outcome)).is_err() {
+                        return;
+                    }
+                }
+            });
+        }
+        drop(tell_outcome);
+        for (fault, topology, outcome) in outcomes {
+            bar.suspend(|| match outcome {
+                Ok(outcome) => {
+                    println!("{}", line(fault, topology, &outcome, &mut whys));
+                    tell(&outcome);
+                    well &= outcome.violations.is_empty();
+                }
+                Err(error) => {
+                    let topology = topology.name();
+                    println!(
+                        "| {} | {topology} | could not be run: {error} |",
+                        fault.name
+                    );
+                    well = false;
+                }
+            });
+            bar.inc(1);
+        }
+    });
     bar.finish_and_clear();
     println!();
     for (number, why) in whys.iter().enumerate() {

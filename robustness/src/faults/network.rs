@@ -64,7 +64,6 @@ pub(super) const FAULTS: [Fault; 11] = [
     Fault {
         name: "answers cut short",
         what: "connections reset (RST) within an answer, after some bytes of it",
-        beside: true,
         act: |scene, lasts| {
             let longest = 64;
             again(scene, lasts, |network, bytes| {
@@ -76,7 +75,6 @@ pub(super) const FAULTS: [Fault; 11] = [
     Fault {
         name: "commands cut short",
         what: "connections reset (RST) within a command, after some bytes of it",
-        beside: true,
         act: |scene, lasts| {
             // A step with its keys and arguments is some hundred bytes.
             let longest = 400;
