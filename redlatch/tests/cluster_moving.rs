@@ -187,34 +187,33 @@ async fn nodes_come_and_go() {
 async fn no_subscription_is_left_behind_a_moving_slot() {
     let cluster = shared_cluster();
     let clients = [client(cluster).await, client(cluster).await];
-    let slot = slot_of(b"{left}");
-    let home = cluster.owner(slot);
-    let over = Arc::new(AtomicBool::new(false));
+    let names: Vec<String> = (0..40).map(|n| format!("left:{n}")).collect();
     let mut busy = tokio::task::JoinSet::new();
-    for task in 0..16 {
-        let (client, over) = (clients[task % 2].clone(), over.clone());
-        busy.spawn(async move {
-            while !over.load(Ordering::Relaxed) {
-                let name = format!("{{left}}:{}", task / 4);
-                let fair = client.fair_lock(&name);
-                granted(|| fair.lock()).await.unlock().await.unwrap();
-            }
-        });
+    for name in &names {
+        let over = Arc::new(AtomicBool::new(false));
+        for task in 0..4 {
+            let (client, name, over) = (clients[task % 2].clone(), name.clone(), over.clone());
+            busy.spawn(async move {
+                while !over.load(Ordering::Relaxed) {
+                    let lock = client.lock(&name);
+                    granted(|| lock.lock()).await.unlock().await.unwrap();
+                }
+            });
+        }
+        // There and back; then nobody comes any more.
+        let slot = slot_of(name.as_bytes());
+        let home = cluster.owner(slot);
+        for to in [(home + 1) % 3, home] {
+            tokio::task::block_in_place(|| cluster.move_slot(slot, to));
+        }
+        over.store(true, Ordering::Relaxed);
     }
-    for round in 1..=12 {
-        tokio::task::block_in_place(|| cluster.move_slot(slot, (home + round) % 3));
-    }
-    over.store(true, Ordering::Relaxed);
-    soon("all are through", async {
-        while busy.join_next().await.is_some() {}
-    })
-    .await;
+    let all = async { while busy.join_next().await.is_some() {} };
+    soon("all are through", all).await;
     until("nobody listens", || async {
-        let channels = (0..3)
-            .flat_map(|master| cluster.ask::<Vec<String>>(master, &["PUBSUB", "SHARDCHANNELS"]));
-        !channels
-            .into_iter()
-            .any(|channel| channel.contains("{left}"))
+        let listened_to = |master| cluster.ask::<Vec<String>>(master, &["PUBSUB", "SHARDCHANNELS"]);
+        let mut channels = (0..3).flat_map(listened_to);
+        !channels.any(|channel| channel.contains("left:"))
     })
     .await;
 }
