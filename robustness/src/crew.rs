@@ -29,6 +29,7 @@ struct Member {
     orders: Option<ChildStdin>,
     reading: Option<JoinHandle<()>>,
     killed: bool,
+    stopped: bool,
 }
 
 impl Crew {
@@ -53,6 +54,7 @@ impl Crew {
             .args(["--lease", &worker.lease.to_string()])
             .args(["--timeout", &worker.timeout.to_string()])
             .args(["--inside", &worker.inside.to_string()])
+            .args(["--sync", worker.sync.name()])
             .args([
                 "--seed",
                 &worker.seed.wrapping_add(number as u64).to_string(),
@@ -85,6 +87,7 @@ impl Crew {
             orders,
             reading: Some(reading),
             killed: false,
+            stopped: false,
         });
         Ok(number)
     }
@@ -111,9 +114,19 @@ impl Crew {
         alive.map(|member| member.number).collect()
     }
 
+    /// The numbers of those that were neither killed nor stopped.
+    pub(crate) fn running(&self) -> Vec<usize> {
+        let running = |member: &&Member| !member.killed && !member.stopped;
+        let running = self.members.iter().filter(running);
+        running.map(|member| member.number).collect()
+    }
+
     /// SIGSTOP.
     pub(crate) fn stop(&mut self, number: usize) -> Result<()> {
         self.signal(number, Signal::STOP)?;
+        if let Some(member) = self.members.get_mut(number) {
+            member.stopped = true;
+        }
         self.note(number, |of| of.stopped.push((now(), None)));
         Ok(())
     }
@@ -125,7 +138,11 @@ impl Crew {
                 *on = Some(now());
             }
         });
-        self.signal(number, Signal::CONT)
+        self.signal(number, Signal::CONT)?;
+        if let Some(member) = self.members.get_mut(number) {
+            member.stopped = false;
+        }
+        Ok(())
     }
 
     /// SIGKILL.

@@ -13,6 +13,7 @@ mod random;
 mod resource;
 mod run;
 mod scene;
+mod schedule;
 mod site;
 mod soak;
 mod table;

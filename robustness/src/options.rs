@@ -42,6 +42,9 @@ pub(crate) struct Rows {
     /// A shorter lease, and each fault once: for trying out
     #[arg(long)]
     pub(crate) quick: bool,
+    /// How many rows are run at once: they wait more than they work
+    #[arg(long, default_value_t = 2)]
+    pub(crate) at_once: usize,
     /// Keeps what the workers say, line by line, in a folder for each row
     #[arg(long, value_name = "FOLDER")]
     pub(crate) keep: Option<PathBuf>,
@@ -62,8 +65,8 @@ pub(crate) struct Soak {
     /// Of each process: every one wants locks in the name of nobody else
     #[arg(long, default_value_t = 50)]
     pub(crate) tasks: usize,
-    /// Of each process: its connections, which the tasks share
-    #[arg(long, default_value_t = 5)]
+    /// Of each process, for its tasks to share: every one has connections of its own
+    #[arg(long, default_value_t = 50)]
     pub(crate) clients: usize,
     #[arg(long, default_value_t = 50)]
     pub(crate) names: usize,

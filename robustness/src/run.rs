@@ -34,6 +34,14 @@ pub(crate) struct Setup {
     pub(crate) keep: Option<PathBuf>,
 }
 
+/// Violations of one rule that could not be avoided.
+#[derive(Debug, Clone, Copy, Default)]
+pub(crate) struct Excused {
+    pub(crate) count: usize,
+    /// How long the longest lasted.
+    pub(crate) longest: Time,
+}
+
 /// What came of it.
 pub(crate) struct Outcome {
     pub(crate) entered: usize,
@@ -42,7 +50,7 @@ pub(crate) struct Outcome {
     pub(crate) errors: BTreeMap<String, usize>,
     pub(crate) violations: Vec<Violation>,
     /// How many could not be avoided, and why.
-    pub(crate) explained: BTreeMap<&'static str, usize>,
+    pub(crate) explained: BTreeMap<&'static str, BTreeMap<Rule, Excused>>,
     pub(crate) recovery: Option<Time>,
     /// How long the machine did not let a process run, at worst.
     pub(crate) stalled: Time,
@@ -67,11 +75,12 @@ pub(crate) fn run(setup: &Setup, act: impl FnOnce(&mut Scene) -> Result<()>) -> 
         crew: Crew::new(history.clone(), setup.keep.clone()),
         history,
         random: Random::new(setup.worker.seed),
+        schedule: None,
     };
     for _ in 0..setup.processes {
         scene.crew.start(&scene.worker)?;
     }
-    scene.crew.wait_until_ready(Duration::from_secs(30))?;
+    scene.crew.wait_until_ready(Duration::from_secs(60))?;
     sleep(lease / 3);
     act(&mut scene)?;
     // Whoever has to find out that something was lost or free has the time for it.
@@ -85,11 +94,16 @@ pub(crate) fn run(setup: &Setup, act: impl FnOnce(&mut Scene) -> Result<()>) -> 
 }
 
 fn judge(history: &History, violations: Vec<Violation>) -> Outcome {
-    let mut explained = BTreeMap::new();
+    let mut explained: BTreeMap<_, BTreeMap<Rule, Excused>> = BTreeMap::new();
     let (mut unexplained, mut errors) = (Vec::new(), BTreeMap::new());
     for violation in violations {
         match checker::explain(&violation, history) {
-            Some(why) => *explained.entry(why).or_default() += 1,
+            Some(why) => {
+                let rules = explained.entry(why).or_default();
+                let excused = rules.entry(violation.rule).or_default();
+                excused.count += 1;
+                excused.longest = excused.longest.max(violation.until - violation.from);
+            }
             None => unexplained.push(violation),
         }
     }
@@ -108,13 +122,33 @@ fn judge(history: &History, violations: Vec<Violation>) -> Outcome {
     }
 }
 
+/// How long the clients may take to finish what they do in the background.
+const TIDYING: Duration = Duration::from_secs(10);
+
+/// How long fair locks are kept at most for those who stand in their queues, if none of them is there any
+/// more: until the last one's turn has passed.
+fn queued(scene: &mut Scene) -> Result<Duration> {
+    let mut longest = Duration::ZERO;
+    for name in scene.names().iter().filter(|name| name.starts_with("fair")) {
+        let server = scene.owner(name)?;
+        let key = format!("redisson_lock_timeout:{{{name}}}");
+        let last: Vec<(String, f64)> = ask(server, &["ZRANGE", &key, "-1", "-1", "WITHSCORES"])?;
+        let (seconds, _): (u64, u64) = ask(server, &["TIME"])?;
+        for (_, millis) in last {
+            let end = Duration::try_from_secs_f64(millis / 1000.0)?;
+            longest = longest.max(end.saturating_sub(Duration::from_secs(seconds)));
+        }
+    }
+    Ok(longest)
+}
+
 /// Brings all workers to an end and looks whether anything is left of them.
 fn wind_up(scene: &mut Scene, lease: Duration) -> Result<Vec<Violation>> {
     let mut found = Vec::new();
     scene.crew.end();
-    // The last ones in line are served; what the dead had ends by itself. A fair lock is kept for each of
-    // those who died in its queue, one after the other, which takes the longest.
-    let limit = lease * 40;
+    // What the dead had ends with its lease, what they waited for when their turns have passed; and then
+    // the last ones in line are served.
+    let limit = queued(scene)? + lease * 5 + TIDYING;
     if !scene.crew.wait_until_done(limit) {
         for crashed in scene.crew.crashed() {
             found.push(violation(Rule::Crash, crashed));

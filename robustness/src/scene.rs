@@ -2,7 +2,7 @@
 
 use std::sync::{Arc, Mutex};
 use std::thread::sleep;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use redlatch_testkit::{Proxy, Server};
 
@@ -12,6 +12,7 @@ use crate::crew::{Crew, lock};
 use crate::faults::Fault;
 use crate::history::{DataLost, Forgetting, History, Window};
 use crate::random::Random;
+use crate::schedule::Schedule;
 use crate::site::Site;
 use crate::visit::set_permits;
 use crate::worker::Worker;
@@ -40,6 +41,14 @@ const UNREPLICATED: Forgetting = Forgetting {
           nor tokens; holders learn of it at their next renewal, a third of the lease later at most",
 };
 
+/// What is acquired at a master whose place another one has taken.
+pub(crate) const CUT_OFF: Forgetting = Forgetting {
+    tokens: true,
+    why: "a master that was cut off from its replicas goes on giving out locks, and tokens, until clients \
+          have heard of the new one (ReplicaSync::AtLeast prevents it); holders learn of it at their next \
+          renewal, a third of the lease later at most",
+};
+
 pub(crate) struct Scene {
     pub(crate) site: Box<dyn Site>,
     pub(crate) crew: Crew,
@@ -47,6 +56,8 @@ pub(crate) struct Scene {
     /// What a new worker is told.
     pub(crate) worker: Worker,
     pub(crate) random: Random,
+    /// What else may break while something is broken.
+    pub(crate) schedule: Option<Schedule>,
 }
 
 impl Scene {
@@ -93,6 +104,24 @@ impl Scene {
         Ok(())
     }
 
+    /// Lets time pass, in which other things may break if there is a schedule for that.
+    pub(crate) fn rest(&mut self, time: Duration) {
+        let end = Instant::now() + time;
+        // Nothing breaks beside what breaks beside.
+        if let Some(mut schedule) = self.schedule.take() {
+            schedule.keep_until(end, self);
+            self.schedule = Some(schedule);
+        }
+        sleep(end.saturating_duration_since(Instant::now()));
+    }
+
+    /// Lets so much of a time pass in which something is waited for anyway, if there is a schedule.
+    pub(crate) fn beside(&mut self, time: Duration) {
+        if self.schedule.is_some() {
+            self.rest(time);
+        }
+    }
+
     /// Something is broken while this goes on.
     pub(crate) fn broken<T>(&mut self, while_: impl FnOnce(&mut Scene) -> Result<T>) -> Result<T> {
         let from = now();
@@ -113,7 +142,7 @@ impl Scene {
         self.broken(|scene| {
             break_(scene);
             let from = now();
-            sleep(lasts);
+            scene.rest(lasts);
             scene.window(from, alone);
             mend(scene);
             Ok(())

@@ -1,7 +1,6 @@
 //! Many clients for a long time, while one thing after the other breaks, drawn at random.
 
 use std::collections::BTreeMap;
-use std::thread::sleep;
 use std::time::{Duration, Instant};
 
 use indicatif::{ProgressBar, ProgressStyle};
@@ -14,12 +13,10 @@ use crate::faults::{self, Fault, Lasts};
 use crate::options::Soak;
 use crate::run::{Outcome, Setup, run};
 use crate::scene::Scene;
+use crate::schedule::Schedule;
 use crate::site::{Needs, Topology};
-use crate::table::{names, tell};
+use crate::table::{excused, names, tell};
 use crate::worker::Worker;
-
-/// How much time passes from one fault to the next, if they do not last longer themselves.
-const PACE: Duration = Duration::from_secs(1);
 
 const LEASE: Duration = Duration::from_secs(3);
 
@@ -28,7 +25,7 @@ pub(crate) fn soak(options: &Soak) -> Result<bool> {
     let topology = options.topology;
     let faults = faults::all();
     let fits = |fault: &&Fault| fault.soaks && fault.on.contains(&topology);
-    let faults: Vec<&Fault> = faults.iter().filter(fits).collect();
+    let faults: Vec<Fault> = faults.iter().filter(fits).copied().collect();
     let (processes, tasks, clients) = (options.processes, options.tasks, options.clients);
     let seed = options.seed();
     println!(
@@ -48,6 +45,7 @@ pub(crate) fn soak(options: &Soak) -> Result<bool> {
         needs: Needs {
             network: topology == Topology::Single,
             durable: true,
+            ..Needs::NOTHING
         },
         losses: Losses::Some,
         processes,
@@ -64,21 +62,21 @@ pub(crate) fn soak(options: &Soak) -> Result<bool> {
     Ok(outcome.violations.is_empty())
 }
 
-/// One fault after the other. How often each was drawn.
+/// One fault after the other, some beside others. How often each was drawn.
 fn break_at_random(
     scene: &mut Scene,
-    faults: &[&Fault],
+    faults: &[Fault],
     length: Duration,
 ) -> Result<BTreeMap<&'static str, usize>> {
-    let mut drawn = BTreeMap::new();
+    let mut schedule = Schedule::new(faults, LEASE);
     let began = Instant::now();
     let bar = ProgressBar::new(length.as_secs());
     if let Ok(style) = ProgressStyle::with_template("{bar:30} {pos}/{len} s {msg}") {
         bar.set_style(style);
     }
     while began.elapsed() < length {
-        let next = Instant::now() + PACE;
-        let fault = faults[scene.random.below(faults.len())];
+        schedule.wait();
+        let fault = &faults[scene.random.below(faults.len())];
         // One in sixteen lasts longer than a lease; with replicas that is a failover, which is another
         // fault.
         let long = scene.random.below(16) == 0 && scene.site.is_alone();
@@ -88,16 +86,18 @@ fn break_at_random(
         };
         let entered = lock(&scene.history).entered();
         bar.set_message(format!("{entered} sections, {}", fault.name));
-        match scene.act(fault, lasts) {
-            Ok(()) => *drawn.entry(fault.name).or_default() += 1,
+        scene.schedule = Some(schedule);
+        let done = scene.act(fault, lasts);
+        schedule = scene.schedule.take().ok_or("a schedule")?;
+        match done {
+            Ok(()) => *schedule.drawn.entry(fault.name).or_default() += 1,
             // One that hit nobody, or a server that was not yet whole after the one before.
             Err(error) => bar.suspend(|| println!("  {error}")),
         }
-        sleep(next.saturating_duration_since(Instant::now()));
         bar.set_position(began.elapsed().as_secs());
     }
     bar.finish_and_clear();
-    Ok(drawn)
+    Ok(schedule.drawn)
 }
 
 fn report(outcome: &Outcome, drawn: &BTreeMap<&str, usize>) {
@@ -120,8 +120,9 @@ fn report(outcome: &Outcome, drawn: &BTreeMap<&str, usize>) {
             millis(recovery)
         );
     }
-    for (why, count) in &outcome.explained {
-        println!("{count} violations that cannot be avoided: {why}");
+    for (why, rules) in &outcome.explained {
+        let rules = rules.iter().map(excused).collect::<Vec<_>>().join(", ");
+        println!("{rules}: violations that cannot be avoided: {why}");
     }
     println!("{} violations", outcome.violations.len());
     tell(outcome);

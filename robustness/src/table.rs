@@ -2,16 +2,19 @@
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::PathBuf;
-use std::thread::sleep;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::mpsc::channel;
+use std::thread::{self, sleep};
 use std::time::Duration;
 
 use indicatif::{ProgressBar, ProgressStyle};
 
 use crate::Result;
+use crate::checker::Rule;
 use crate::clock::millis;
 use crate::faults::{self, Fault};
 use crate::options::Rows;
-use crate::run::{Outcome, Setup, run};
+use crate::run::{Excused, Outcome, Setup, run};
 use crate::site::Topology;
 use crate::worker::{KINDS, Worker};
 
@@ -38,33 +41,48 @@ pub(crate) fn run_rows(options: &Rows) -> Result<bool> {
     let seed = options.seed();
     println!("SEED={seed}\n\n{HEAD}");
     let bar = ProgressBar::new(wanted.len() as u64);
-    if let Ok(style) = ProgressStyle::with_template("{bar:30} {pos}/{len} {msg}") {
+    if let Ok(style) = ProgressStyle::with_template("{bar:30} {pos}/{len}") {
         bar.set_style(style);
     }
     let (mut whys, mut well) = (Vec::new(), true);
-    for (fault, topology) in wanted {
-        bar.set_message(format!("{}, {}", fault.name, topology.name()));
-        // The servers' keeper panics when they do not start or do not find together.
-        let row = || row(fault, topology, options, seed);
-        let outcome = catch_unwind(AssertUnwindSafe(row))
-            .unwrap_or_else(|_| Err("it panicked, see above".into()));
-        bar.suspend(|| match outcome {
-            Ok(outcome) => {
-                println!("{}", line(fault, topology, &outcome, &mut whys));
-                tell(&outcome);
-                well &= outcome.violations.is_empty();
-            }
-            Err(error) => {
-                println!(
-                    "| {} | {} | could not be run: {error} |",
-                    fault.name,
-                    topology.name()
-                );
-                well = false;
-            }
-        });
-        bar.inc(1);
-    }
+    let (rows, next) = (&wanted, &AtomicUsize::new(0));
+    let (tell_outcome, outcomes) = channel();
+    thread::scope(|scope| {
+        for _ in 0..options.at_once.max(1) {
+            let tell_outcome = tell_outcome.clone();
+            scope.spawn(move || {
+                while let Some(&(fault, topology)) = rows.get(next.fetch_add(1, Ordering::Relaxed))
+                {
+                    // The servers' keeper panics when they do not start or do not find together.
+                    let row = || row(fault, topology, options, seed);
+                    let outcome = catch_unwind(AssertUnwindSafe(row))
+                        .unwrap_or_else(|_| Err("it panicked, see above".into()));
+                    if tell_outcome.send((fault, topology, outcome)).is_err() {
+                        return;
+                    }
+                }
+            });
+        }
+        drop(tell_outcome);
+        for (fault, topology, outcome) in outcomes {
+            bar.suspend(|| match outcome {
+                Ok(outcome) => {
+                    println!("{}", line(fault, topology, &outcome, &mut whys));
+                    tell(&outcome);
+                    well &= outcome.violations.is_empty();
+                }
+                Err(error) => {
+                    let topology = topology.name();
+                    println!(
+                        "| {} | {topology} | could not be run: {error} |",
+                        fault.name
+                    );
+                    well = false;
+                }
+            });
+            bar.inc(1);
+        }
+    });
     bar.finish_and_clear();
     println!();
     for (number, why) in whys.iter().enumerate() {
@@ -74,13 +92,16 @@ pub(crate) fn run_rows(options: &Rows) -> Result<bool> {
 }
 
 fn row(fault: &Fault, topology: Topology, options: &Rows, seed: u64) -> Result<Outcome> {
-    let lease = Duration::from_secs(if options.quick { 2 } else { 3 });
+    let lease = Duration::from_secs(if options.quick { 2 } else { 3 }) * fault.lease;
     let setup = Setup {
         topology,
         needs: fault.needs,
         losses: fault.losses,
         processes: 3,
-        worker: Worker::of(lease, 8, names(20), seed),
+        worker: Worker {
+            sync: fault.sync,
+            ..Worker::of(lease, 8, names(20), seed)
+        },
         keep: options.keep_for(&format!("{}-{}", fault.name, topology.name())),
     };
     let times = if options.quick { 1 } else { fault.times };
@@ -114,13 +135,14 @@ fn line(
     whys: &mut Vec<&'static str>,
 ) -> String {
     let mut explained = Vec::new();
-    for (why, count) in &outcome.explained {
+    for (why, rules) in &outcome.explained {
         let known = whys.iter().position(|known| known == why);
         let number = known.unwrap_or_else(|| {
             whys.push(why);
             whys.len() - 1
         });
-        explained.push(format!("{count} [{}]", number + 1));
+        let rules = rules.iter().map(excused).collect::<Vec<_>>();
+        explained.push(format!("{} [{}]", rules.join(", "), number + 1));
     }
     let errors = outcome
         .errors
@@ -143,6 +165,15 @@ fn line(
     .join(" | ")
     .trim()
     .to_owned()
+}
+
+/// How often what was violated, and for how long at most.
+pub(crate) fn excused((rule, excused): (&Rule, &Excused)) -> String {
+    let count = excused.count;
+    match millis(excused.longest) {
+        0 => format!("{count} {rule:?}"),
+        longest => format!("{count} {rule:?} (≤ {longest} ms)"),
+    }
 }
 
 fn or_none(text: String) -> String {

@@ -30,6 +30,8 @@ struct State {
     swallowing_requests: bool,
     swallowing_replies: bool,
     swallowed: usize,
+    /// How many bytes clients may still send.
+    requests_left: Option<usize>,
     /// How many bytes the server may still answer.
     replies_left: Option<usize>,
     ended: bool,
@@ -112,6 +114,11 @@ impl Proxy {
     /// connection with the last of them breaks (RST); what comes after that is let through again.
     pub fn reset_after(&self, bytes: usize) {
         self.change(|state| state.replies_left = Some(bytes));
+    }
+
+    /// The same for what clients send: the last command that gets there is half of one.
+    pub fn reset_after_sent(&self, bytes: usize) {
+        self.change(|state| state.requests_left = Some(bytes));
     }
 
     /// Clients see the end of what the server sends. What they send still gets there, until they
@@ -237,16 +244,20 @@ impl Shared {
             self.changed.notify_all();
             return Fate::Vanish;
         }
-        match (way, state.replies_left) {
-            (Way::Replies, Some(left)) if left <= bytes => {
-                state.replies_left = None;
-                Fate::Break(left)
+        let left = match way {
+            Way::Requests => &mut state.requests_left,
+            Way::Replies => &mut state.replies_left,
+        };
+        match *left {
+            Some(few) if few <= bytes => {
+                *left = None;
+                Fate::Break(few)
             }
-            (Way::Replies, Some(left)) => {
-                state.replies_left = Some(left - bytes);
+            Some(more) => {
+                *left = Some(more - bytes);
                 Fate::Pass
             }
-            _ => Fate::Pass,
+            None => Fate::Pass,
         }
     }
 }

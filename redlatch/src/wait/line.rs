@@ -62,6 +62,9 @@ const NOT_SUBSCRIBED: u8 = 0;
 /// Sent; whether it took effect is not known.
 const SUBSCRIBING: u8 = 1;
 const SUBSCRIBED: u8 = 2;
+/// The store says that it has ended. In a cluster that may have been an earlier one, with the node that
+/// had the slot before: so there may be one to end.
+const ENDED: u8 = 3;
 
 /// A place in a line. Leaves it when dropped.
 pub(super) struct Line {
@@ -252,7 +255,9 @@ impl Ear for Lines {
     fn ended(&self, channel: &str) {
         if let Some(entry) = self.lock().get(channel) {
             let subscription = &entry.core.subscription;
-            subscription.store(NOT_SUBSCRIBED, Ordering::SeqCst);
+            let _ = subscription.fetch_update(Ordering::SeqCst, Ordering::SeqCst, |now| {
+                (now != NOT_SUBSCRIBED).then_some(ENDED)
+            });
             entry.core.call();
         }
     }
@@ -303,12 +308,10 @@ impl Line {
 
     /// A subscription is about to be sent, so there may be one to end.
     pub(super) fn subscribing(&self) {
-        let _ = self.core.subscription.compare_exchange(
-            NOT_SUBSCRIBED,
-            SUBSCRIBING,
-            Ordering::SeqCst,
-            Ordering::SeqCst,
-        );
+        let subscription = &self.core.subscription;
+        let _ = subscription.fetch_update(Ordering::SeqCst, Ordering::SeqCst, |now| {
+            matches!(now, NOT_SUBSCRIBED | ENDED).then_some(SUBSCRIBING)
+        });
     }
 
     /// It took effect; unless it has ended already.

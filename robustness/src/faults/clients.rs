@@ -1,9 +1,9 @@
 //! Clients that stand still or die.
 
-use std::thread::sleep;
-
 use super::{BASE, Fault, Lasts};
+use crate::Result;
 use crate::checker::Losses;
+use crate::scene::Scene;
 
 pub(super) const FAULTS: [Fault; 2] = [
     Fault {
@@ -12,11 +12,11 @@ pub(super) const FAULTS: [Fault; 2] = [
         losses: Losses::None,
         lasts: Lasts::PastLease,
         times: 2,
+        beside: true,
         act: |scene, lasts| {
-            let all = scene.crew.alive();
-            let number = all[scene.random.below(all.len())];
+            let number = somebody(scene)?;
             scene.crew.stop(number)?;
-            sleep(lasts);
+            scene.rest(lasts);
             scene.crew.go_on(number)
         },
         ..BASE
@@ -24,14 +24,21 @@ pub(super) const FAULTS: [Fault; 2] = [
     Fault {
         name: "client killed",
         what: "kill -9 of a client process, while it holds and waits; another one takes its place",
+        beside: true,
         act: |scene, lasts| {
-            let all = scene.crew.alive();
-            let number = all[scene.random.below(all.len())];
+            let number = somebody(scene)?;
             scene.crew.kill(number)?;
-            sleep(lasts);
+            scene.rest(lasts);
             scene.crew.start(&scene.worker)?;
             Ok(())
         },
         ..BASE
     },
 ];
+
+/// One of those that run.
+fn somebody(scene: &mut Scene) -> Result<usize> {
+    let all = scene.crew.running();
+    let at = scene.random.below(all.len());
+    all.get(at).copied().ok_or("no client runs".into())
+}

@@ -4,6 +4,7 @@
 mod clients;
 mod data;
 mod network;
+mod partition;
 mod replicas;
 mod server;
 
@@ -13,7 +14,9 @@ use crate::Result;
 use crate::checker::Losses;
 use crate::scene::Scene;
 use crate::site::{Needs, Topology};
+use crate::worker::Sync;
 
+#[derive(Clone, Copy)]
 pub(crate) struct Fault {
     pub(crate) name: &'static str,
     /// For people.
@@ -23,11 +26,18 @@ pub(crate) struct Fault {
     /// What it may cost those who hold a lock, when it is one of the table.
     pub(crate) losses: Losses,
     pub(crate) lasts: Lasts,
+    /// How many times as long the lease is as in the others, for what takes a while and must not take
+    /// anything away.
+    pub(crate) lease: u32,
+    /// What clients ask of replicas.
+    pub(crate) sync: Sync,
     /// How often, in the table.
     pub(crate) times: u32,
     /// Whether it has a place among others at random: what makes the store forget has not, because it
     /// would excuse too much.
     pub(crate) soaks: bool,
+    /// Whether it may begin while something else is broken: it asks nothing of the servers.
+    pub(crate) beside: bool,
     /// Who takes another's place knows everything that it knew.
     pub(crate) orderly: bool,
     pub(crate) act: fn(&mut Scene, Duration) -> Result<()>,
@@ -64,6 +74,7 @@ pub(crate) fn all() -> Vec<Fault> {
     all.extend(data::FAULTS);
     all.extend(clients::FAULTS);
     all.extend(replicas::FAULTS);
+    all.extend(partition::FAULTS);
     all
 }
 
@@ -72,14 +83,14 @@ const BASE: Fault = Fault {
     name: "",
     what: "",
     on: &Topology::ALL,
-    needs: Needs {
-        network: false,
-        durable: false,
-    },
+    needs: Needs::NOTHING,
     losses: Losses::None,
     lasts: Lasts::Moment,
+    lease: 1,
+    sync: Sync::All,
     times: 3,
     soaks: true,
+    beside: false,
     orderly: false,
     act: |_, lasts| {
         std::thread::sleep(lasts);

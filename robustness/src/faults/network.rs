@@ -3,7 +3,10 @@
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
+use redlatch_testkit::Proxy;
+
 use super::{BASE, Fault, Lasts};
+use crate::Result;
 use crate::checker::Losses;
 use crate::scene::Scene;
 use crate::site::{Needs, Topology};
@@ -12,15 +15,16 @@ const NETWORK: Fault = Fault {
     on: &[Topology::Single],
     needs: Needs {
         network: true,
-        durable: false,
+        ..Needs::NOTHING
     },
     ..BASE
 };
 
-pub(super) const FAULTS: [Fault; 4] = [
+pub(super) const FAULTS: [Fault; 11] = [
     Fault {
         name: "connections reset",
         what: "all connections cut, twenty times a second",
+        beside: true,
         act: |scene, lasts| {
             scene.broken(|scene| {
                 let end = Instant::now() + lasts;
@@ -58,6 +62,74 @@ pub(super) const FAULTS: [Fault; 4] = [
         ..NETWORK
     },
     Fault {
+        name: "answers cut short",
+        what: "connections reset (RST) within an answer, after some bytes of it",
+        act: |scene, lasts| {
+            let longest = 64;
+            again(scene, lasts, |network, bytes| {
+                network.reset_after(1 + bytes % longest);
+            })
+        },
+        ..NETWORK
+    },
+    Fault {
+        name: "commands cut short",
+        what: "connections reset (RST) within a command, after some bytes of it",
+        act: |scene, lasts| {
+            // A step with its keys and arguments is some hundred bytes.
+            let longest = 400;
+            again(scene, lasts, |network, bytes| {
+                network.reset_after_sent(1 + bytes % longest);
+            })
+        },
+        ..NETWORK
+    },
+    Fault {
+        name: "answers end",
+        what: "the server's half of every connection is closed, the clients' is not",
+        act: |scene, lasts| again(scene, lasts, |network, _| network.end_replies()),
+        ..NETWORK
+    },
+    Fault {
+        name: "commands end",
+        what: "the clients' half of every connection is closed, the server's is not",
+        act: |scene, lasts| again(scene, lasts, |network, _| network.end_requests()),
+        ..NETWORK
+    },
+    Fault {
+        name: "commands lost",
+        what: "commands do not arrive; then all connections are cut",
+        act: |scene, lasts| {
+            let lose = |scene: &mut Scene, losing: bool| {
+                if let Some(network) = scene.site.network() {
+                    network.swallow_requests(losing);
+                    if !losing {
+                        network.cut();
+                    }
+                }
+            };
+            scene.cut(lasts, |scene| lose(scene, true), |scene| lose(scene, false))
+        },
+        ..NETWORK
+    },
+    Fault {
+        name: "delayed",
+        what: "everything takes 200, 300 and 400 ms longer either way, each for half a lease",
+        lasts: Lasts::PastLease,
+        times: 1,
+        act: |scene, lasts| delay(scene, lasts, &[200, 300, 400]),
+        ..NETWORK
+    },
+    Fault {
+        name: "delayed past the timeout",
+        what: "everything takes 600 ms longer either way, and clients wait for 1 s",
+        losses: Losses::Some,
+        lasts: Lasts::PastLease,
+        times: 1,
+        act: |scene, lasts| delay(scene, lasts, &[600]),
+        ..NETWORK
+    },
+    Fault {
         name: "stalled past the lease",
         what: "nothing is passed on for longer than a lease, and nothing closed",
         losses: Losses::Some,
@@ -73,6 +145,47 @@ pub(super) const FAULTS: [Fault; 4] = [
         ..NETWORK
     },
 ];
+
+/// Breaks connections twenty times a second; `act` is given a number to choose by.
+fn again(scene: &mut Scene, lasts: Duration, act: impl Fn(&Proxy, usize)) -> Result<()> {
+    let came = |scene: &mut Scene| -> Result<u64> {
+        let master = scene.master()?;
+        Ok(scene
+            .server(master)
+            .info("total_connections_received")
+            .parse()?)
+    };
+    scene.broken(|scene| {
+        let before = came(scene)?;
+        let end = Instant::now() + lasts;
+        while Instant::now() < end {
+            let number = scene.random.below(1 << 16);
+            act(scene.network()?, number);
+            sleep(Duration::from_millis(50));
+        }
+        // Whose connection broke has made another one. One of them is who asks.
+        if came(scene)? < before + 2 && lasts > Duration::from_millis(300) {
+            return Err("no connection broke".into());
+        }
+        Ok(())
+    })
+}
+
+fn delay(scene: &mut Scene, lasts: Duration, each: &[u64]) -> Result<()> {
+    let part = lasts / u32::try_from(each.len())?;
+    scene.broken(|scene| {
+        for &millis in each {
+            scene.network()?.delay(Duration::from_millis(millis));
+            sleep(part);
+        }
+        scene.network()?.delay(Duration::ZERO);
+        // What was sent last is on its way for that long.
+        sleep(Duration::from_millis(
+            each.last().copied().unwrap_or_default(),
+        ));
+        Ok(())
+    })
+}
 
 fn refuse(scene: &mut Scene, refusing: bool) {
     if let Some(network) = scene.site.network() {

@@ -10,7 +10,8 @@ use super::{BASE, Fault};
 use crate::Result;
 use crate::checker::Losses;
 use crate::scene::Scene;
-use crate::site::Topology;
+use crate::site::{Needs, Topology};
+use crate::worker::Sync;
 
 const REPLICATED: Fault = Fault {
     on: &[Topology::Sentinel, Topology::Cluster],
@@ -19,7 +20,7 @@ const REPLICATED: Fault = Fault {
     ..BASE
 };
 
-pub(super) const FAULTS: [Fault; 8] = [
+pub(super) const FAULTS: [Fault; 13] = [
     Fault {
         name: "master killed",
         what: "kill -9 of a master; a replica takes its place, and it comes back as a replica",
@@ -39,6 +40,36 @@ pub(super) const FAULTS: [Fault; 8] = [
                 Ok(())
             })
         },
+        ..REPLICATED
+    },
+    Fault {
+        name: "master killed, none asked",
+        what: "the same as the first, with ReplicaSync::Off",
+        sync: Sync::Off,
+        soaks: false,
+        act: |scene, _| kill(scene, |_, _| Ok(())),
+        ..REPLICATED
+    },
+    // The next two differ in nothing but what clients ask of replicas.
+    Fault {
+        name: "replicas syncing, none asked",
+        what: "a master is killed whose replicas are connected, but wait for all of its data anew, with \
+               ReplicaSync::Off",
+        sync: Sync::Off,
+        lease: 4,
+        soaks: false,
+        act: |scene, _| kill(scene, hold_back),
+        ..REPLICATED
+    },
+    Fault {
+        name: "replicas syncing, all asked",
+        what: "the same with ReplicaSync::All",
+        losses: Losses::None,
+        lease: 4,
+        soaks: false,
+        // Nothing is excused.
+        orderly: true,
+        act: |scene, _| kill(scene, hold_back),
         ..REPLICATED
     },
     Fault {
@@ -63,6 +94,7 @@ pub(super) const FAULTS: [Fault; 8] = [
             let master = scene.master()?;
             scene.broken(|scene| {
                 scene.server(master).freeze();
+                scene.beside(FAILOVER);
                 let replaced = scene.site.await_successor(master);
                 sleep(lasts);
                 scene.server(master).thaw();
@@ -82,6 +114,27 @@ pub(super) const FAULTS: [Fault; 8] = [
             sentinels(scene)?.restart_sentinel(0);
             scene.site.await_whole();
             done
+        },
+        ..REPLICATED
+    },
+    Fault {
+        name: "master killed, a sentinel lies",
+        what: "one of the three sentinels that clients know of names another server, with the highest \
+               epoch, all the time",
+        on: &[Topology::Sentinel],
+        needs: Needs {
+            liar: true,
+            ..Needs::NOTHING
+        },
+        soaks: false,
+        act: |scene, _| {
+            kill(scene, |_, _| Ok(()))?;
+            let decoy = scene.site.decoy().ok_or("no wrong master")?;
+            let asked: String = decoy.ask(&["INFO", "commandstats"]);
+            match asked.contains("cmdstat_eval") {
+                true => Err("clients took locks where the wrong sentinel sent them".into()),
+                false => Ok(()),
+            }
         },
         ..REPLICATED
     },
@@ -114,7 +167,19 @@ pub(super) const FAULTS: [Fault; 8] = [
         act: move_slots,
         ..REPLICATED
     },
+    Fault {
+        name: "node added and removed",
+        what: "a new master joins, takes the slots of half of the names, gives them back and leaves",
+        on: &[Topology::Cluster],
+        losses: Losses::None,
+        orderly: true,
+        act: come_and_go,
+        ..REPLICATED
+    },
 ];
+
+/// How long it takes at least.
+const FAILOVER: Duration = Duration::from_secs(2);
 
 fn sentinels(scene: &mut Scene) -> Result<&mut Sentinels> {
     scene.site.sentinels().ok_or("no sentinels".into())
@@ -125,10 +190,23 @@ fn kill(scene: &mut Scene, before: impl FnOnce(&Scene, usize) -> Result<()>) -> 
     scene.broken(|scene| {
         before(scene, master)?;
         scene.site.kill(master);
+        scene.beside(FAILOVER);
         scene.site.await_successor(master)
     })?;
     scene.site.restart(master);
     scene.site.await_whole();
+    Ok(())
+}
+
+/// Replicas stay connected, and none of them follows: they have to begin anew, which the master puts
+/// off.
+fn hold_back(scene: &Scene, master: usize) -> Result<()> {
+    let server = scene.server(master);
+    ask(server, &["CONFIG", "SET", "repl-diskless-sync-delay", "60"])?;
+    ask(server, &["DEBUG", "CHANGE-REPL-ID"])?;
+    ask(server, &["CLIENT", "KILL", "TYPE", "replica"])?;
+    // Not for long: renewals do not get there either.
+    sleep(Duration::from_secs(1));
     Ok(())
 }
 
@@ -155,6 +233,20 @@ fn move_slots(scene: &mut Scene, _: Duration) -> Result<()> {
             sleep(Duration::from_millis(10));
             cluster.finish_moving(slot, to);
         }
+        Ok(())
+    })
+}
+
+fn come_and_go(scene: &mut Scene, lasts: Duration) -> Result<()> {
+    scene.broken(|scene| {
+        let names = scene.names();
+        let cluster = scene.site.cluster().ok_or("no cluster")?;
+        let newcomer = cluster.add_node();
+        for name in names.iter().step_by(2) {
+            cluster.move_slot(cluster.slot_of(name), newcomer);
+        }
+        sleep(lasts);
+        cluster.remove_node(newcomer);
         Ok(())
     })
 }

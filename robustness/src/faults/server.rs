@@ -11,13 +11,13 @@ use crate::checker::Losses;
 use crate::scene::{NO_DATA, Scene};
 use crate::site::{Needs, Topology};
 
-pub(super) const FAULTS: [Fault; 12] = [
+pub(super) const FAULTS: [Fault; 13] = [
     Fault {
         name: "killed, durable",
         what: "kill -9 of the server, which comes back with all that it had (AOF, fsync always)",
         needs: Needs {
-            network: false,
             durable: true,
+            ..Needs::NOTHING
         },
         on: &[Topology::Single],
         act: kill,
@@ -98,6 +98,13 @@ pub(super) const FAULTS: [Fault; 12] = [
         ..BASE
     },
     Fault {
+        name: "clients evicted",
+        what: "maxmemory-clients reached: the server closes the connections that take most",
+        on: &[Topology::Single],
+        act: evict,
+        ..BASE
+    },
+    Fault {
         name: "too many clients",
         what: "maxclients reached when all have to connect anew",
         act: too_many_clients,
@@ -135,8 +142,7 @@ pub(super) const FAULTS: [Fault; 12] = [
 pub(super) fn ask(server: &Server, words: &[&str]) -> Result<()> {
     let mut command = redis::cmd(words.first().ok_or("no command")?);
     command.arg(&words[1..]);
-    let client = redis::Client::open(server.url())?;
-    Ok(command.query::<()>(&mut client.get_connection()?)?)
+    Ok(command.query::<()>(&mut server.connection())?)
 }
 
 /// Does it every so often while this lasts.
@@ -210,6 +216,32 @@ fn output_limits(scene: &mut Scene, lasts: Duration) -> Result<()> {
         set(server, "33554432")
     })
 }
+
+/// Not by an output buffer limit of the class `normal`: answers to locks are so short that none of them
+/// is ever counted. This closes the same connections.
+fn evict(scene: &mut Scene, lasts: Duration) -> Result<()> {
+    let master = scene.master()?;
+    scene.broken(|scene| {
+        let server = scene.server(master);
+        let mut own = server.connection();
+        let mut say = |words: &[&str]| redis::cmd(words[0]).arg(&words[1..]).query::<()>(&mut own);
+        say(&["CLIENT", "NO-EVICT", "on"])?;
+        let end = Instant::now() + lasts;
+        while Instant::now() < end {
+            // Less than a few connections take, so that most go.
+            for bytes in ["100000", "0"] {
+                say(&["CONFIG", "SET", EVICTION, bytes])?;
+                sleep(Duration::from_millis(50));
+            }
+        }
+        match server.info("evicted_clients").as_str() {
+            "0" => Err("nobody was evicted".into()),
+            _ => Ok(()),
+        }
+    })
+}
+
+const EVICTION: &str = "maxmemory-clients";
 
 fn too_many_clients(scene: &mut Scene, lasts: Duration) -> Result<()> {
     let master = scene.master()?;

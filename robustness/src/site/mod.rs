@@ -1,6 +1,8 @@
 //! Where the locks are kept: real servers in one topology or another, and how to break them.
 
-mod replicated;
+mod liar;
+mod nodes;
+mod watched;
 
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -9,6 +11,7 @@ use clap::ValueEnum;
 use redlatch_testkit::{Cluster, Proxy, Sentinels, Server};
 
 use crate::Result;
+pub(crate) use watched::LOGINS;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub(crate) enum Topology {
@@ -34,8 +37,8 @@ impl Topology {
     pub(crate) fn start(self, needs: Needs) -> Result<Box<dyn Site>> {
         match self {
             Topology::Single => Ok(Box::new(Single::start(needs)?)),
-            Topology::Sentinel => Ok(Box::new(replicated::sentinels(needs))),
-            Topology::Cluster => Ok(Box::new(replicated::cluster(needs))),
+            Topology::Sentinel => Ok(Box::new(watched::Watched::start(needs)?)),
+            Topology::Cluster => Ok(Box::new(nodes::cluster(needs))),
         }
     }
 }
@@ -47,6 +50,19 @@ pub(crate) struct Needs {
     pub(crate) network: bool,
     /// Every write is on disk before it is answered.
     pub(crate) durable: bool,
+    /// Replicas and sentinels log in as somebody else than clients do.
+    pub(crate) logins: bool,
+    /// One of the three sentinels that clients know of names a wrong master.
+    pub(crate) liar: bool,
+}
+
+impl Needs {
+    pub(crate) const NOTHING: Needs = Needs {
+        network: false,
+        durable: false,
+        logins: false,
+        liar: false,
+    };
 }
 
 /// Servers that run. Each has a place that it keeps, whatever its role.
@@ -90,6 +106,11 @@ pub(crate) trait Site {
 
     /// The sentinels, if that is what it is.
     fn sentinels(&mut self) -> Option<&mut Sentinels> {
+        None
+    }
+
+    /// The server that a wrong sentinel calls the master, if there is one.
+    fn decoy(&self) -> Option<&Server> {
         None
     }
 

@@ -13,8 +13,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use clap::Args;
-use redlatch::Client;
+use clap::{Args, ValueEnum};
+use redlatch::{Client, ReplicaSync};
 use tokio::task::JoinSet;
 use tokio::time::{Instant, sleep};
 
@@ -59,7 +59,38 @@ pub(crate) struct Worker {
     #[arg(long)]
     pub(crate) inside: u64,
     #[arg(long)]
+    pub(crate) sync: Sync,
+    #[arg(long)]
     pub(crate) seed: u64,
+}
+
+/// How many replicas must have an acquisition.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub(crate) enum Sync {
+    /// One of those that are connected, if any are: what clients do if nothing else is said.
+    All,
+    /// One.
+    One,
+    /// None.
+    Off,
+}
+
+impl Sync {
+    pub(crate) fn name(self) -> &'static str {
+        match self {
+            Sync::All => "all",
+            Sync::One => "one",
+            Sync::Off => "off",
+        }
+    }
+
+    fn replicas(self) -> ReplicaSync {
+        match self {
+            Sync::All => ReplicaSync::All,
+            Sync::One => ReplicaSync::AtLeast(1),
+            Sync::Off => ReplicaSync::Off,
+        }
+    }
 }
 
 impl Worker {
@@ -76,6 +107,7 @@ impl Worker {
             lease: millis(lease),
             timeout: millis(lease / 3),
             inside: 20,
+            sync: Sync::All,
             seed,
         }
     }
@@ -168,6 +200,7 @@ async fn connect(worker: &Worker) -> Client {
             .watchdog(Duration::from_millis(worker.lease))
             .response_timeout(Duration::from_millis(worker.timeout))
             .connect_timeout(Duration::from_millis(worker.timeout))
+            .replica_sync(worker.sync.replicas())
             .subscription_linger(LINGER);
         match builder.connect(&worker.url).await {
             Ok(client) => return client,

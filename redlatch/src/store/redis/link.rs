@@ -650,6 +650,11 @@ fn pushes(
         match (push.kind, channel) {
             (PushKind::Message | PushKind::SMessage, Some(channel)) => shared.ear.heard(channel),
             (PushKind::SUnsubscribe, Some(channel)) => shared.ended(channel),
+            // Once more, in the order in which the server says it: the end of an earlier subscription
+            // may have been heard after this one was sent.
+            (PushKind::SSubscribe, Some(channel)) => {
+                shared.is_wanted_on(generation, channel);
+            }
             (PushKind::Disconnection, _) => shared.broken(generation),
             _ => {}
         }

@@ -155,7 +155,8 @@ impl Sentinels {
                 // Credentials that are wrong stay wrong.
                 Err((_, fault @ Fault::Final(_))) => return Err(fault),
                 Err((at, fault)) => format!("{at}: {}", fault.into_error()),
-                Ok(_) => format!("no sentinel knows a master called {:?}", self.master),
+                Ok(Some(Opinion { endpoint, .. })) => format!("one sentinel names {endpoint}"),
+                Ok(None) => format!("no sentinel knows a master called {:?}", self.master),
             });
         }
         reasons.dedup();
@@ -250,8 +251,9 @@ fn opinions<E>(
     said.iter().flatten().flatten().flatten()
 }
 
-/// The address that most of them name, and how many do; of several, the one after the latest
-/// failover.
+/// The address that most of them name, and how many do. Between two that as many name it is the one
+/// after the latest failover: a failover comes to some sentinels before others. Of three or more one
+/// is neither the old master nor the new one, and it cannot be told which.
 fn most_say<'a>(opinions: impl Iterator<Item = &'a Opinion>) -> Option<(Endpoint, usize)> {
     let mut votes: HashMap<&Endpoint, (usize, u64)> = HashMap::new();
     for Opinion { endpoint, epoch } in opinions {
@@ -259,8 +261,13 @@ fn most_say<'a>(opinions: impl Iterator<Item = &'a Opinion>) -> Option<(Endpoint
         *count += 1;
         *latest = (*latest).max(*epoch);
     }
-    let most = votes.into_iter().max_by_key(|(_, votes)| *votes);
-    most.map(|(endpoint, (count, _))| (endpoint.clone(), count))
+    let most = votes.values().map(|(count, _)| *count).max()?;
+    votes.retain(|_, (count, _)| *count == most);
+    if votes.len() > 2 {
+        return None;
+    }
+    let latest = votes.into_iter().max_by_key(|(_, (_, epoch))| *epoch);
+    latest.map(|(endpoint, _)| (endpoint.clone(), most))
 }
 
 /// Why a sentinel says nothing of any master.
@@ -299,5 +306,8 @@ mod tests {
         let in_doubt = [opinion(1, 3), opinion(2, 4)];
         assert_eq!(most_say(in_doubt.iter()), Some((Endpoint::new("h", 2), 1)));
         assert_eq!(most_say([].iter()), None);
+        // A failover that only one of two has heard of, and one that is wrong.
+        let in_doubt = [opinion(1, 3), opinion(2, 4), opinion(3, 7)];
+        assert_eq!(most_say(in_doubt.iter()), None);
     }
 }

@@ -1,6 +1,6 @@
-//! Masters with replicas that can take their place.
+//! Three masters with a replica each, which share the slots.
 
-use redlatch_testkit::{Cluster, ClusterPlan, SentinelPlan, Sentinels, Server, Takeover};
+use redlatch_testkit::{Cluster, ClusterPlan, Server, Takeover};
 
 use super::{DURABLE, Needs, Site};
 use crate::Result;
@@ -8,62 +8,11 @@ use crate::Result;
 /// A key of each master's slots, in the order of the masters at the start.
 const KEYS: [&str; 3] = ["b", "c", "a"];
 
-fn settings(needs: Needs) -> &'static [&'static str] {
-    if needs.durable { &DURABLE } else { &[] }
-}
-
-pub(super) fn sentinels(needs: Needs) -> Sentinels {
-    Sentinels::start_with(SentinelPlan {
-        server_args: settings(needs),
-        ..SentinelPlan::default()
-    })
-}
-
 pub(super) fn cluster(needs: Needs) -> Cluster {
     Cluster::start_with(ClusterPlan {
-        args: settings(needs),
+        args: if needs.durable { &DURABLE } else { &[] },
         ..ClusterPlan::default()
     })
-}
-
-impl Site for Sentinels {
-    fn url(&self) -> String {
-        self.url()
-    }
-
-    fn masters(&self) -> Vec<usize> {
-        vec![self.master()]
-    }
-
-    fn server(&self, place: usize) -> &Server {
-        &self.servers()[place]
-    }
-
-    fn kill(&mut self, place: usize) {
-        self.kill(place);
-    }
-
-    fn restart(&mut self, place: usize) {
-        self.restart(place);
-    }
-
-    fn await_successor(&self, place: usize) -> Result<()> {
-        self.await_new_master(place);
-        Ok(())
-    }
-
-    fn hand_over(&self, _: usize) -> Result<()> {
-        self.fail_over();
-        Ok(())
-    }
-
-    fn await_whole(&self) {
-        self.await_whole();
-    }
-
-    fn sentinels(&mut self) -> Option<&mut Sentinels> {
-        Some(self)
-    }
 }
 
 impl Site for Cluster {

@@ -1,0 +1,100 @@
+//! A master, two replicas and three sentinels.
+
+use redlatch_testkit::{SentinelPlan, Sentinels, Server};
+
+use super::{DURABLE, Needs, Site, liar};
+use crate::Result;
+
+/// What replicas and sentinels log in as, so that they can be shut out and clients not.
+pub(crate) const LOGINS: [&str; 2] = ["replica", "watcher"];
+
+/// What everybody logs in with.
+const PASSWORD: &str = "swordfish";
+
+pub(super) struct Watched {
+    all: Sentinels,
+    url: String,
+    /// The server that a wrong sentinel calls the master.
+    decoy: Option<Server>,
+}
+
+impl Watched {
+    pub(super) fn start(needs: Needs) -> Result<Watched> {
+        let mut settings = Vec::new();
+        if needs.durable {
+            settings.extend(DURABLE);
+        }
+        let (password, [replica, watcher]) = (format!(">{PASSWORD}"), LOGINS);
+        if needs.logins {
+            // Without a password of the clients' own, who fails to log in is one of them.
+            settings.extend(["--requirepass", PASSWORD]);
+            for user in LOGINS {
+                settings.extend(["--user", user, "on", &password, "~*", "&*", "+@all"]);
+            }
+            settings.extend(["--masteruser", replica, "--masterauth", PASSWORD]);
+        }
+        let user = format!("sentinel auth-user mymaster {watcher}");
+        let pass = format!("sentinel auth-pass mymaster {PASSWORD}");
+        let lines: &[&str] = if needs.logins { &[&user, &pass] } else { &[] };
+        let all = Sentinels::start_with(SentinelPlan {
+            server_args: &settings,
+            sentinel_lines: lines,
+            ..SentinelPlan::default()
+        });
+        let mut url = all.url();
+        if needs.logins {
+            url = url.replacen("//", &format!("//:{PASSWORD}@"), 1);
+        }
+        let decoy = needs.liar.then(Server::start);
+        if let (Some(decoy), Some(honest)) = (&decoy, all.sentinels().first()) {
+            // Clients know of two that are right and one that is not.
+            let liar = liar::start(decoy.port())?;
+            url = url.replacen(&format!(":{}", honest.port()), &format!(":{liar}"), 1);
+        }
+        Ok(Watched { all, url, decoy })
+    }
+}
+
+impl Site for Watched {
+    fn url(&self) -> String {
+        self.url.clone()
+    }
+
+    fn masters(&self) -> Vec<usize> {
+        vec![self.all.master()]
+    }
+
+    fn server(&self, place: usize) -> &Server {
+        &self.all.servers()[place]
+    }
+
+    fn kill(&mut self, place: usize) {
+        self.all.kill(place);
+    }
+
+    fn restart(&mut self, place: usize) {
+        self.all.restart(place);
+    }
+
+    fn await_successor(&self, place: usize) -> Result<()> {
+        self.all.await_new_master(place);
+        Ok(())
+    }
+
+    fn hand_over(&self, _: usize) -> Result<()> {
+        self.all.fail_over();
+        Ok(())
+    }
+
+    fn await_whole(&self) {
+        self.all.await_whole();
+    }
+
+    fn sentinels(&mut self) -> Option<&mut Sentinels> {
+        Some(&mut self.all)
+    }
+
+    fn decoy(&self) -> Option<&Server> {
+        self.decoy.as_ref()
+    }
+}
