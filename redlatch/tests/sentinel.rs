@@ -7,8 +7,8 @@ use std::time::Duration;
 
 use common::{LONG, soon, until};
 use redlatch::{Client, Error};
-use redlatch_testkit::{SentinelPlan, Sentinels, Server, shared_sentinels};
-use topology::{Deployment, failover, granted, liar, patient, steady};
+use redlatch_testkit::{SentinelPlan, Sentinels, Server, lying_sentinel, shared_sentinels};
+use topology::{Deployment, failover, granted, patient, steady};
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_killed_master_is_followed() {
@@ -43,7 +43,7 @@ async fn most_sentinels_are_believed() {
         ..SentinelPlan::default()
     });
     let decoy = Server::start();
-    let liar = liar::start(decoy.port()).await;
+    let liar = lying_sentinel(decoy.port());
     all.kill_sentinel(0);
     all.freeze_sentinel(1);
     // Without its password, or with another one, it is said what is wrong and nothing else.

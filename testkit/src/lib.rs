@@ -7,6 +7,7 @@ mod cluster;
 mod config;
 mod dir;
 mod keeper;
+mod liar;
 mod monitor;
 mod ports;
 mod proxy;
@@ -16,6 +17,7 @@ mod tls;
 mod until;
 
 pub use cluster::{Cluster, ClusterPlan, Takeover, slot_of};
+pub use liar::lying_sentinel;
 pub use monitor::{Command, Monitor};
 pub use proxy::Proxy;
 pub use sentinels::{SentinelPlan, Sentinels};

@@ -15,7 +15,6 @@ use redlatch_testkit::{Cluster, ClusterPlan, SentinelPlan, Sentinels, Server};
 use crate::common::{LONG, risen};
 
 pub mod failover;
-pub mod liar;
 pub mod steady;
 
 /// A lease that outlasts a failover on a busy machine, and whose renewals can be waited for. After its

@@ -1,6 +1,5 @@
 //! Where the locks are kept: real servers in one topology or another, and how to break them.
 
-mod liar;
 mod nodes;
 mod watched;
 

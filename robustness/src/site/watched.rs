@@ -1,8 +1,8 @@
 //! A master, two replicas and three sentinels.
 
-use redlatch_testkit::{SentinelPlan, Sentinels, Server};
+use redlatch_testkit::{SentinelPlan, Sentinels, Server, lying_sentinel};
 
-use super::{DURABLE, Needs, Site, liar};
+use super::{DURABLE, Needs, Site};
 use crate::Result;
 
 /// What replicas and sentinels log in as, so that they can be shut out and clients not.
@@ -48,7 +48,7 @@ impl Watched {
         let decoy = needs.liar.then(Server::start);
         if let (Some(decoy), Some(honest)) = (&decoy, all.sentinels().first()) {
             // Clients know of two that are right and one that is not.
-            let liar = liar::start(decoy.port())?;
+            let liar = lying_sentinel(decoy.port());
             url = url.replacen(&format!(":{}", honest.port()), &format!(":{liar}"), 1);
         }
         Ok(Watched { all, url, decoy })

@@ -4,18 +4,21 @@ use std::io::{BufRead, BufReader, Write};
 use std::net::{TcpListener, TcpStream};
 use std::thread;
 
-use crate::Result;
-
-/// Listens from now on, until the program ends; the port. It calls the server at `wrong` the master.
-pub(super) fn start(wrong: u16) -> Result<u16> {
-    let listener = TcpListener::bind("127.0.0.1:0")?;
-    let port = listener.local_addr()?.port();
+/// A sentinel that calls the server at the port `wrong` the master, and is very sure of it. Listens
+/// from now on, until the program ends, on the port that is returned.
+///
+/// # Panics
+///
+/// When there is no free port.
+pub fn lying_sentinel(wrong: u16) -> u16 {
+    let listener = TcpListener::bind("127.0.0.1:0").expect("a free port");
+    let port = listener.local_addr().expect("its address").port();
     thread::spawn(move || {
-        for client in listener.incoming().map_while(|client| client.ok()) {
+        for client in listener.incoming().map_while(Result::ok) {
             thread::spawn(move || serve(client, wrong));
         }
     });
-    Ok(port)
+    port
 }
 
 fn serve(client: TcpStream, wrong: u16) -> Option<()> {
