@@ -4,8 +4,6 @@ mod common;
 mod topology;
 
 use std::future::IntoFuture;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use common::{LONG, WATCHDOG, risen, soon, until};
@@ -302,41 +300,4 @@ async fn nodes_come_and_go() {
     woken.unwrap().unlock().await.unwrap();
     assert!(held.is_valid());
     held.unlock().await.unwrap();
-}
-
-/// What is subscribed to while a slot comes and goes is not forgotten because an earlier subscription,
-/// with another node or the same, has ended: none is left when nobody waits any more.
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn no_subscription_is_left_behind_a_moving_slot() {
-    let cluster = shared_cluster();
-    let clients = [client(cluster).await, client(cluster).await];
-    let names: Vec<String> = (0..40).map(|n| format!("left:{n}")).collect();
-    let mut busy = tokio::task::JoinSet::new();
-    for name in &names {
-        let over = Arc::new(AtomicBool::new(false));
-        for task in 0..4 {
-            let (client, name, over) = (clients[task % 2].clone(), name.clone(), over.clone());
-            busy.spawn(async move {
-                while !over.load(Ordering::Relaxed) {
-                    let lock = client.lock(&name);
-                    granted(|| lock.lock()).await.unlock().await.unwrap();
-                }
-            });
-        }
-        // There and back; then nobody comes any more.
-        let slot = slot_of(name.as_bytes());
-        let home = cluster.owner(slot);
-        for to in [(home + 1) % 3, home] {
-            tokio::task::block_in_place(|| cluster.move_slot(slot, to));
-        }
-        over.store(true, Ordering::Relaxed);
-    }
-    let all = async { while busy.join_next().await.is_some() {} };
-    soon("all are through", all).await;
-    until("nobody listens", || async {
-        let listened_to = |master| cluster.ask::<Vec<String>>(master, &["PUBSUB", "SHARDCHANNELS"]);
-        let mut channels = (0..3).flat_map(listened_to);
-        !channels.any(|channel| channel.contains("left:"))
-    })
-    .await;
 }

@@ -364,3 +364,31 @@ impl Turn<'_> {
         self.0.take()
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// In a cluster the end may be that of an earlier subscription, with another node.
+    #[test]
+    fn after_an_end_there_may_be_a_subscription_to_end() {
+        let core = Arc::new(Core {
+            channel: "c".into(),
+            queues: Default::default(),
+            subscription: AtomicU8::new(SUBSCRIBED),
+        });
+        let lines = Lines(Mutex::default());
+        let entry = Entry {
+            core: core.clone(),
+            members: 0,
+            idle_since: None,
+            closer: None,
+        };
+        lines.lock().insert("c".into(), entry);
+        lines.ended("c");
+        assert!(core.may_be_subscribed());
+        core.subscription.store(NOT_SUBSCRIBED, Ordering::SeqCst);
+        lines.ended("c");
+        assert!(!core.may_be_subscribed());
+    }
+}
