@@ -125,7 +125,7 @@ pub(crate) fn names(many: usize) -> Vec<String> {
 }
 
 const HEAD: &str = "\
-| fault | topology | sections | while broken | lost | errors | violations | explained | worst recovery |
+| fault | topology | operations | while broken | lost | errors | violations | explained | worst recovery |
 |---|---|---|---|---|---|---|---|---|";
 
 fn line(

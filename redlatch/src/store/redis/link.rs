@@ -17,6 +17,7 @@ use tokio::time::{Instant, sleep_until};
 use super::access::Endpoint;
 use super::dial::{Dial, Dialled};
 use super::fault::Fault;
+use super::listening::{BEGUN_AT_ONCE, Listening, begin_again, breaks, text};
 use super::sentinel::Sentinels;
 use crate::backoff::Backoff;
 use crate::error::Error;
@@ -25,9 +26,6 @@ use crate::store::SharedEar;
 /// Commands that may queue inside the client library. An attempt is two, with its subscription;
 /// renewals and releases still find room beside [`super::ATTEMPTS`].
 const PIPELINE: usize = 4 * super::ATTEMPTS;
-
-/// Channels restored per SUBSCRIBE: one command's size stays far from any limit.
-const RESTORED_AT_ONCE: usize = 1000;
 
 /// The pauses before connecting is tried again: short enough for a restarted server to be found at
 /// once, long enough that a thousand clients do not keep it from starting; spread at random, so
@@ -58,18 +56,6 @@ impl Whereabouts {
             Whereabouts::Master(sentinels) => sentinels.silence(),
         }
     }
-}
-
-/// How a link listens to channels.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Listening {
-    /// With SUBSCRIBE, restored on every new connection.
-    Restored,
-    /// With SUBSCRIBE. A connection that ends takes its subscriptions with it: in a cluster the
-    /// next one may have to be with another node.
-    Lasting,
-    /// The same with SSUBSCRIBE.
-    Sharded,
 }
 
 /// The attempt to connect that is under way. It runs in a task of its own: whoever waits for it may
@@ -251,10 +237,11 @@ impl Link {
         Ok(live)
     }
 
-    /// Whether there may be another server to ask some day.
+    /// Whether there may be another server to ask some day. (Of a single server with replicas the link for
+    /// commands restores nothing either, and is counted in: that costs it next to nothing.)
     fn can_be_replaced(&self) -> bool {
-        let in_a_cluster = self.shared.listening != Listening::Restored;
-        in_a_cluster || matches!(self.whereabouts, Whereabouts::Master(_))
+        let restored = self.shared.listening == Listening::Restored;
+        !restored || matches!(self.whereabouts, Whereabouts::Master(_))
     }
 
     /// Subscribes to all channels that are wanted, and then lets the connection be used.
@@ -265,11 +252,11 @@ impl Link {
     ) -> Result<(), RedisError> {
         let mut restored: HashSet<String> = match self.shared.listening {
             Listening::Restored => self.shared.wanted().clone(),
-            Listening::Lasting | Listening::Sharded => HashSet::new(),
+            Listening::Unrestored | Listening::Sharded => HashSet::new(),
         };
         let all: Vec<&String> = restored.iter().collect();
-        for channels in all.chunks(RESTORED_AT_ONCE) {
-            restore(&mut connection, channels).await?;
+        for channels in all.chunks(BEGUN_AT_ONCE) {
+            begin_again(&mut connection, channels).await?;
         }
         // Before anybody uses it, also what has become unwanted meanwhile is ended.
         loop {
@@ -440,68 +427,13 @@ impl Live {
     ) -> Result<Result<(), RedisError>, GivenUp> {
         let connection = &mut self.dialled.connection;
         let work = async {
-            match (listening, begin) {
-                (Listening::Sharded, true) => {
-                    sharded(connection, "SSUBSCRIBE", PushKind::SSubscribe, channel).await
-                }
-                (Listening::Sharded, false) => {
-                    sharded(connection, "SUNSUBSCRIBE", PushKind::SUnsubscribe, channel).await
-                }
-                (_, true) => connection.subscribe(channel).await,
-                (_, false) => connection.unsubscribe(channel).await,
+            match begin {
+                true => listening.begin(connection, channel).await,
+                false => listening.end(connection, channel).await,
             }
         };
         unless_given_up(&mut self.given_up, work).await
     }
-}
-
-/// One command about one channel, and its confirmation.
-///
-/// A node that loses a slot ends the subscriptions there unasked, with the same words as it confirms
-/// ours; the client library takes that for the answer to whatever was sent first. So on a connection
-/// that listens to sharded channels nothing else is sent, and each answer is looked at.
-async fn sharded(
-    connection: &mut MultiplexedConnection,
-    command: &str,
-    confirmed: PushKind,
-    channel: &str,
-) -> Result<(), RedisError> {
-    let cmd = redis::cmd(command).arg(channel).take();
-    match connection.send_packed_command(&cmd).await? {
-        Value::Push { kind, data } if kind == confirmed && text(data.first()) == Some(channel) => {
-            Ok(())
-        }
-        Value::ServerError(error) => Err(error.into()),
-        // Everything behind it would be out of step too.
-        _ => Err(std::io::Error::other("a confirmation of another subscription").into()),
-    }
-}
-
-fn text(value: Option<&Value>) -> Option<&str> {
-    match value {
-        Some(Value::BulkString(text)) => std::str::from_utf8(text).ok(),
-        _ => None,
-    }
-}
-
-/// Subscribes to channels anew. One that is refused must not cost the others, nor the connection.
-async fn restore(
-    connection: &mut MultiplexedConnection,
-    channels: &[&String],
-) -> Result<(), RedisError> {
-    match connection.subscribe(channels).await {
-        Err(error) if !breaks(&error) => {}
-        done => return done,
-    }
-    for channel in channels {
-        match connection.subscribe(channel.as_str()).await {
-            Err(error) if !breaks(&error) => {
-                tracing::warn!(%channel, %error, "a subscription was refused");
-            }
-            done => done?,
-        }
-    }
-    Ok(())
 }
 
 /// A server that sentinels call the master may have been, or be about to be.
@@ -521,11 +453,6 @@ async fn is_master(
             reason: format!("it does not say what role it has: {other:?}"),
         })),
     }
-}
-
-/// Whether an error means that the connection is of no more use.
-fn breaks(error: &RedisError) -> bool {
-    error.is_io_error() || error.is_unrecoverable_error()
 }
 
 impl Opening {
@@ -604,7 +531,7 @@ impl Shared {
             tracing::debug!("a connection to the store broke");
             match self.listening {
                 Listening::Restored => self.ear.interrupted(),
-                Listening::Lasting | Listening::Sharded => self.all_ended(),
+                Listening::Unrestored | Listening::Sharded => self.all_ended(),
             }
         }
         // Dropped here, not under the lock: it ends a task.

@@ -28,6 +28,7 @@ mod facts;
 mod fault;
 pub(crate) mod given;
 mod link;
+mod listening;
 mod lookout;
 mod node;
 mod replicas;

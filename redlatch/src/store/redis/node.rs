@@ -3,7 +3,8 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::link::{Link, Listening, Whereabouts};
+use super::link::{Link, Whereabouts};
+use super::listening::Listening;
 use super::replicas::{Demand, Replicas};
 use crate::error::Error;
 use crate::store::SharedEar;
@@ -42,11 +43,11 @@ impl Node {
         };
         let messages = link(settings.listening)?;
         let attempts = match settings.listening {
-            Listening::Sharded => link(Listening::Lasting)?,
-            Listening::Restored | Listening::Lasting => messages.clone(),
+            Listening::Sharded => link(Listening::Unrestored)?,
+            Listening::Restored | Listening::Unrestored => messages.clone(),
         };
         let commands = match settings.demand {
-            Some(_) => link(Listening::Lasting)?,
+            Some(_) => link(Listening::Unrestored)?,
             None => attempts.clone(),
         };
         Ok(Arc::new(Node {

@@ -10,7 +10,8 @@ use super::access::{Access, Endpoint};
 use super::cluster::Cluster;
 use super::facts::Facts;
 use super::fault::Fault;
-use super::link::{Link, Listening, Whereabouts};
+use super::link::{Link, Whereabouts};
+use super::listening::Listening;
 use super::node::{self, Node};
 use super::replicas::{Demand, ReplicaSync};
 use super::sentinel::Sentinels;
@@ -134,7 +135,7 @@ impl Topology {
         };
         settings.listening = match publishing {
             Publishing::InSlot => Listening::Sharded,
-            Publishing::Everywhere => Listening::Lasting,
+            Publishing::Everywhere => Listening::Unrestored,
         };
         let cluster = Cluster::new(seeds, access, settings);
         if cluster.masters().await.is_empty() {
@@ -251,7 +252,7 @@ async fn facts(seeds: &[Endpoint], access: &Access, settings: &node::Settings) -
     let asking = seeds.iter().map(|seed| async move {
         let whereabouts = Whereabouts::Fixed(access.to_endpoint(seed).map_err(Fault::into_error)?);
         let (limit, ear) = (settings.connect_timeout, settings.ear.clone());
-        let link = Link::new(whereabouts, limit, ear, Listening::Lasting);
+        let link = Link::new(whereabouts, limit, ear, Listening::Unrestored);
         Facts::of(&link).await
     });
     let one = |said: &[Option<Result<Facts>>]| said.iter().flatten().any(Result::is_ok);
