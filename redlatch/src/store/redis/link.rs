@@ -5,6 +5,7 @@
 //! it keeps a refused reconnection (wrong password for a moment, too many clients) for good.
 
 use std::collections::HashSet;
+use std::pin::Pin;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::Duration;
 
@@ -18,7 +19,6 @@ use super::access::Endpoint;
 use super::dial::{Dial, Dialled};
 use super::fault::Fault;
 use super::listening::{BEGUN_AT_ONCE, Listening, begin_again, breaks, text};
-use super::sentinel::Sentinels;
 use crate::backoff::Backoff;
 use crate::error::Error;
 use crate::store::SharedEar;
@@ -44,16 +44,26 @@ pub(super) struct Link {
 pub(super) enum Whereabouts {
     /// At one address for good.
     Fixed(Dial),
-    /// Wherever the sentinels say.
-    Master(Arc<Sentinels>),
+    /// Wherever somebody says.
+    Guided(Arc<dyn Guide>),
 }
+
+/// Who knows which server is the master, where that may be another one tomorrow.
+pub(super) trait Guide: Send + Sync {
+    /// The way to it.
+    fn find(self: Arc<Self>) -> Finding;
+    /// What to think of when it says nothing at all.
+    fn silence(&self) -> &'static str;
+}
+
+pub(super) type Finding = Pin<Box<dyn Future<Output = Result<(Dial, Endpoint), Fault>> + Send>>;
 
 impl Whereabouts {
     /// What to think of when there is no answer at all.
     fn silence(&self) -> &'static str {
         match self {
             Whereabouts::Fixed(dial) => dial.silence(),
-            Whereabouts::Master(sentinels) => sentinels.silence(),
+            Whereabouts::Guided(guide) => guide.silence(),
         }
     }
 }
@@ -202,8 +212,8 @@ impl Link {
     async fn open(&self, generation: Generation) -> Result<Live, Fault> {
         let (dial, endpoint) = match &self.whereabouts {
             Whereabouts::Fixed(dial) => (dial.clone(), None),
-            Whereabouts::Master(sentinels) => {
-                let (dial, endpoint) = sentinels.master().await?;
+            Whereabouts::Guided(guide) => {
+                let (dial, endpoint) = guide.clone().find().await?;
                 self.lock_opening().endpoint = Some(endpoint.clone());
                 (dial, Some(endpoint))
             }
@@ -241,7 +251,7 @@ impl Link {
     /// commands restores nothing either, and is counted in: that costs it next to nothing.)
     fn can_be_replaced(&self) -> bool {
         let restored = self.shared.listening == Listening::Restored;
-        !restored || matches!(self.whereabouts, Whereabouts::Master(_))
+        !restored || matches!(self.whereabouts, Whereabouts::Guided(_))
     }
 
     /// Subscribes to all channels that are wanted, and then lets the connection be used.

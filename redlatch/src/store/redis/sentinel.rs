@@ -15,7 +15,7 @@ use tokio::time::{sleep, timeout};
 use super::access::{Access, Endpoint};
 use super::dial::Dial;
 use super::fault::Fault;
-use super::link::{Link, Whereabouts};
+use super::link::{Finding, Guide, Link, Whereabouts};
 use super::listening::Listening;
 use super::lookout::Lookout;
 use crate::error::{Error, Result};
@@ -121,13 +121,8 @@ impl Sentinels {
             .keep(|| keep_up(Arc::downgrade(self), self.changed.clone()));
     }
 
-    /// What to think of when the master says nothing at all.
-    pub(super) fn silence(&self) -> &'static str {
-        self.data.silence()
-    }
-
     /// The way to the server that is the master, as far as most sentinels know.
-    pub(super) async fn master(self: &Arc<Self>) -> Result<(Dial, Endpoint), Fault> {
+    async fn master(self: &Arc<Self>) -> Result<(Dial, Endpoint), Fault> {
         let endpoint = self.ask_all().await?;
         let dial = self.data.to_endpoint(&endpoint)?;
         self.watch();
@@ -208,6 +203,16 @@ impl Sentinels {
                 link.give_up();
             }
         }
+    }
+}
+
+impl Guide for Sentinels {
+    fn find(self: Arc<Self>) -> Finding {
+        Box::pin(async move { self.master().await })
+    }
+
+    fn silence(&self) -> &'static str {
+        self.data.silence()
     }
 }
 

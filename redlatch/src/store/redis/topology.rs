@@ -112,7 +112,7 @@ impl Topology {
     }
 
     async fn sentinel(sentinels: Arc<Sentinels>, settings: &node::Settings) -> Result<Topology> {
-        let node = Node::new(settings, || Ok(Whereabouts::Master(sentinels.clone())))?;
+        let node = Node::new(settings, || Ok(Whereabouts::Guided(sentinels.clone())))?;
         node.links().for_each(|link| sentinels.lead(link));
         Facts::of(&node.commands).await?.check_alone()?;
         Ok(Topology {
