@@ -401,10 +401,10 @@ async fn a_refused_channel_costs_no_permits() {
     let same = client.semaphore(semaphore.name());
     let permits = same.acquire_many(2).await.unwrap();
     let error = same.acquire().await.unwrap_err();
-    assert!(matches!(error, Error::Refused { .. }), "{error}");
+    assert!(matches!(error, Error::NotPermitted { .. }), "{error}");
     // Publishing is refused as well, before anything is changed: tried again until it is allowed.
     let error = permits.release().await.unwrap_err();
-    assert!(matches!(error, Error::Refused { .. }), "{error}");
+    assert!(matches!(error, Error::NotPermitted { .. }), "{error}");
     assert_eq!(semaphore.available().await.unwrap(), 0);
     let () = server.ask(&["ACL", "SETUSER", "mute", "allchannels"]);
     soon("settled", client.settled()).await;
