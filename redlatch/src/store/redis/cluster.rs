@@ -16,7 +16,7 @@ use tokio::time::{sleep, timeout};
 use super::access::{Access, Endpoint};
 use super::fault::Fault;
 use super::link::{Link, Whereabouts};
-use super::lookout::Lookout;
+use super::lookout::{BRIEFLY, Lookout, PAUSE};
 use super::node::{Node, Settings};
 use super::slot::SLOTS;
 use crate::error::Result;
@@ -25,17 +25,11 @@ use crate::several::most;
 /// How long one node may take to say what it knows of the others, if there is a connection to it.
 const PATIENCE: Duration = Duration::from_secs(1);
 
-/// When one has answered, the others are not waited for longer than this.
-const BRIEFLY: Duration = Duration::from_millis(100);
-
 /// How many nodes are asked at a time.
 const ASKED: usize = 5;
 
 /// How often the nodes are asked without a reason.
 const PERIOD: Duration = Duration::from_secs(5);
-
-/// How much time there is between two looks at least.
-const PAUSE: Duration = Duration::from_millis(50);
 
 pub(super) struct Cluster {
     seeds: Vec<Endpoint>,

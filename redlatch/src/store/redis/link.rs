@@ -435,13 +435,7 @@ impl Live {
         begin: bool,
         channel: &str,
     ) -> Result<Result<(), RedisError>, GivenUp> {
-        let connection = &mut self.dialled.connection;
-        let work = async {
-            match begin {
-                true => listening.begin(connection, channel).await,
-                false => listening.end(connection, channel).await,
-            }
-        };
+        let work = listening.change(&mut self.dialled.connection, begin, channel);
         unless_given_up(&mut self.given_up, work).await
     }
 }

@@ -19,29 +19,22 @@ pub(super) enum Listening {
 }
 
 impl Listening {
-    pub(super) async fn begin(
+    /// Begins or ends listening to a channel.
+    pub(super) async fn change(
         self,
         connection: &mut MultiplexedConnection,
+        begin: bool,
         channel: &str,
     ) -> Result<(), RedisError> {
-        match self {
-            Listening::Sharded => {
+        match (self, begin) {
+            (Listening::Sharded, true) => {
                 sharded(connection, "SSUBSCRIBE", PushKind::SSubscribe, channel).await
             }
-            Listening::Restored | Listening::Unrestored => connection.subscribe(channel).await,
-        }
-    }
-
-    pub(super) async fn end(
-        self,
-        connection: &mut MultiplexedConnection,
-        channel: &str,
-    ) -> Result<(), RedisError> {
-        match self {
-            Listening::Sharded => {
+            (Listening::Sharded, false) => {
                 sharded(connection, "SUNSUBSCRIBE", PushKind::SUnsubscribe, channel).await
             }
-            Listening::Restored | Listening::Unrestored => connection.unsubscribe(channel).await,
+            (_, true) => connection.subscribe(channel).await,
+            (_, false) => connection.unsubscribe(channel).await,
         }
     }
 }

@@ -2,8 +2,15 @@
 //! another one begins with the next connection.
 
 use std::sync::{Mutex, PoisonError};
+use std::time::Duration;
 
 use tokio::task::AbortHandle;
+
+/// When enough of those that were asked have answered, the others are not waited for longer than this.
+pub(super) const BRIEFLY: Duration = Duration::from_millis(100);
+
+/// How much time there is between two looks at least.
+pub(super) const PAUSE: Duration = Duration::from_millis(50);
 
 #[derive(Default)]
 pub(super) struct Lookout(Mutex<Option<AbortHandle>>);

@@ -119,7 +119,7 @@ impl Redis {
         channel: Option<&str>,
         sent: &Sent,
     ) -> Result<Answer<S::Reply>> {
-        let in_full = || self.command(step, "EVAL", false);
+        let in_full = || self.in_full(step);
         let exchange = self.exchange(step, &in_full, lane, channel, sent)?;
         let (heard, repeated) = self.persist(&exchange).await?;
         heard.read(step, repeated)
@@ -130,7 +130,7 @@ impl Redis {
         step: &S,
         within: Duration,
     ) -> Result<Answer<S::Reply>> {
-        let in_full = || self.command(step, "EVAL", false);
+        let in_full = || self.in_full(step);
         let sent = Sent::default();
         let exchange = self.exchange(step, &in_full, Lane::First, None, &sent)?;
         let limit = within.min(self.response_timeout);
@@ -146,7 +146,7 @@ impl Redis {
         sent: &Sent,
     ) -> Result<Answer<S::Reply>> {
         check_runtime()?;
-        let in_full = || self.command(step, "EVAL", false);
+        let in_full = || self.in_full(step);
         let exchange = self.exchange(step, &in_full, lane, None, sent)?;
         let unknown = |reason| Error::OutcomeUnknown { step: what, reason };
         let mut retry = Retry::until(self.response_timeout);
@@ -409,28 +409,32 @@ impl Redis {
             sent: Some(sent),
             lane,
             undeclared: step.script().has_undeclared_keys(),
-            ..Exchange::plain(self.command(step, "EVALSHA", true))
+            ..Exchange::plain(self.by_sha(step))
         })
     }
 
-    /// EVALSHA or EVAL with the keys and arguments of a step.
-    fn command<S: Step>(&self, step: &S, verb: &str, by_sha: bool) -> Cmd {
-        let publishing = self.topology.publishing();
-        let keys = step.keys();
-        // Enough for the longest that there is, with a long name: nothing is moved while it grows.
-        let mut cmd = Cmd::with_capacity(16, 512);
-        cmd.arg(verb);
-        match by_sha {
-            true => cmd.arg(step.script().sha(publishing)),
-            false => cmd.arg(&*step.script().source_for(publishing)),
-        };
-        cmd.arg(keys.len());
-        for key in keys {
-            cmd.arg(key);
-        }
-        step.args(&mut Args(&mut cmd));
-        cmd
+    fn by_sha<S: Step>(&self, step: &S) -> Cmd {
+        let script = step.script().sha(self.topology.publishing());
+        command(step, "EVALSHA", script)
     }
+
+    fn in_full<S: Step>(&self, step: &S) -> Cmd {
+        let script = step.script().source_for(self.topology.publishing());
+        command(step, "EVAL", &script)
+    }
+}
+
+/// EVALSHA or EVAL with the keys and arguments of a step.
+fn command<S: Step>(step: &S, verb: &str, script: &str) -> Cmd {
+    let keys = step.keys();
+    // Enough for the longest that there is, with a long name: nothing is moved while it grows.
+    let mut cmd = Cmd::with_capacity(16, 512);
+    cmd.arg(verb).arg(script).arg(keys.len());
+    for key in keys {
+        cmd.arg(key);
+    }
+    step.args(&mut Args(&mut cmd));
+    cmd
 }
 
 /// How commands are sent on one connection.

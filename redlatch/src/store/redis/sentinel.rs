@@ -17,7 +17,7 @@ use super::dial::Dial;
 use super::fault::Fault;
 use super::link::{Finding, Guide, Link, Whereabouts};
 use super::listening::Listening;
-use super::lookout::Lookout;
+use super::lookout::{BRIEFLY, Lookout, PAUSE};
 use crate::error::{Error, Result};
 use crate::lease::MAX_LEASE;
 use crate::several::most;
@@ -29,14 +29,8 @@ const SWITCHED: &str = "+switch-master";
 /// How long one sentinel may take: with this a failover is followed although some of them hang.
 const PATIENCE: Duration = Duration::from_secs(1);
 
-/// When most of them agree, the others are not waited for longer than this.
-const BRIEFLY: Duration = Duration::from_millis(100);
-
 /// How soon a sentinel whose connection broke is listened to again.
 const RETURN: Duration = Duration::from_secs(3);
-
-/// How much time there is between two looks at least.
-const PAUSE: Duration = Duration::from_millis(50);
 
 pub(super) struct Sentinels {
     master: String,

@@ -12,6 +12,7 @@ use super::facts::Facts;
 use super::fault::Fault;
 use super::link::{Link, Whereabouts};
 use super::listening::Listening;
+use super::lookout::BRIEFLY;
 use super::node::{self, Node};
 use super::replicas::{Demand, ReplicaSync};
 use super::sentinel::Sentinels;
@@ -30,9 +31,6 @@ pub(crate) struct Settings {
     pub(crate) replica_sync: ReplicaSync,
     pub(crate) replica_timeout: Duration,
 }
-
-/// When one node has answered, the others are not waited for longer than this.
-const BRIEFLY: Duration = Duration::from_millis(100);
 
 pub(super) struct Topology {
     form: Form,
