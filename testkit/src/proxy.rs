@@ -2,12 +2,16 @@
 
 mod pair;
 
-use std::net::{TcpListener, TcpStream};
+use std::io::ErrorKind;
+use std::net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, Weak};
 use std::thread;
 use std::time::{Duration, Instant};
 
 use pair::Pair;
+
+/// How long the connection to the server may take before it is looked whether it is still wanted.
+const PATIENCE: Duration = Duration::from_millis(500);
 
 /// A proxy on a free loopback port. Ends when dropped.
 #[derive(Debug)]
@@ -36,6 +40,8 @@ struct State {
     replies_left: Option<usize>,
     ended: bool,
     open: Vec<Weak<Pair>>,
+    /// How often all connections there were have been ended, one way or another.
+    ends: u64,
 }
 
 /// In which direction something goes.
@@ -71,19 +77,14 @@ impl Proxy {
         let of_listener = shared.clone();
         thread::spawn(move || {
             for client in listener.incoming().map_while(Result::ok) {
-                let mut state = of_listener.lock();
+                let state = of_listener.lock();
                 if state.ended {
                     return;
                 }
-                if state.refusing {
-                    continue;
+                if !state.refusing {
+                    let (shared, ends) = (of_listener.clone(), state.ends);
+                    thread::spawn(move || shared.let_in(client, port, ends));
                 }
-                let Ok(server) = TcpStream::connect(("127.0.0.1", port)) else {
-                    continue;
-                };
-                let pair = Pair::join(client, server, &of_listener);
-                state.open.retain(|pair| pair.strong_count() > 0);
-                state.open.push(pair);
             }
         });
         Proxy { port: own, shared }
@@ -176,6 +177,7 @@ impl Proxy {
 
     fn each(&self, end: impl Fn(&Pair)) {
         self.change(|state| {
+            state.ends += 1;
             let open = state.open.iter().filter_map(Weak::upgrade);
             open.for_each(|pair| end(&pair));
         });
@@ -208,6 +210,25 @@ impl Shared {
 
     fn wait<'a>(&self, state: MutexGuard<'a, State>) -> MutexGuard<'a, State> {
         self.changed.wait(state).unwrap_or_else(|e| e.into_inner())
+    }
+
+    /// Connects a client with the server, unless all connections are ended first. Nothing is locked
+    /// meanwhile: a frozen server whose backlog is full keeps whoever connects waiting for minutes.
+    fn let_in(self: Arc<Self>, client: TcpStream, port: u16, ends: u64) {
+        let address = SocketAddr::from((Ipv4Addr::LOCALHOST, port));
+        let server = loop {
+            match TcpStream::connect_timeout(&address, PATIENCE) {
+                Ok(server) => break server,
+                Err(error) if error.kind() == ErrorKind::TimedOut && self.lock().ends == ends => {}
+                Err(_) => return,
+            }
+        };
+        let mut state = self.lock();
+        if state.ends == ends {
+            let pair = Pair::join(client, server, &self);
+            state.open.retain(|pair| pair.strong_count() > 0);
+            state.open.push(pair);
+        }
     }
 
     /// Returns when something may be taken in, and how long it is to be kept.

@@ -2,6 +2,8 @@
 
 use std::io::{ErrorKind, Read, Write};
 use std::net::TcpStream;
+use std::sync::mpsc::channel;
+use std::thread;
 use std::time::{Duration, Instant};
 
 use redlatch_testkit::{Proxy, Server, shared};
@@ -128,4 +130,36 @@ fn one_side_ends() {
     // The server closes what has ended, and so everything.
     proxy.end_requests();
     assert_eq!(rest(&mut stream), (vec![], None));
+}
+
+#[test]
+fn a_frozen_server_does_not_keep_connections_from_being_cut() {
+    // Its backlog is full at once: whoever connects then waits for minutes.
+    let server = Server::start_with(&["--tcp-backlog", "1"]);
+    let proxy = Proxy::to(server.port());
+    server.freeze();
+    let mut streams: Vec<TcpStream> = (0..8).map(|_| through(&proxy)).collect();
+    for stream in &mut streams {
+        ping(stream);
+    }
+    let (tell, told) = channel();
+    let ended = thread::spawn(move || {
+        while told.try_recv().is_err() {
+            proxy.cut();
+            thread::sleep(Duration::from_millis(20));
+        }
+        proxy
+    });
+    for stream in &mut streams {
+        assert!(!matches!(
+            rest(stream).1,
+            Some(ErrorKind::WouldBlock | ErrorKind::TimedOut)
+        ));
+    }
+    server.thaw();
+    tell.send(()).expect("somebody who cuts");
+    let proxy = ended.join().expect("the proxy");
+    let mut stream = through(&proxy);
+    ping(&mut stream);
+    hear_pong(&mut stream);
 }

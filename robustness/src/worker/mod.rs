@@ -43,6 +43,9 @@ pub(crate) struct Worker {
     /// How many of them stay inside for long.
     #[arg(long)]
     pub(crate) sitters: usize,
+    /// How many of them take fair locks. When they all die, those behind them wait for each.
+    #[arg(long)]
+    pub(crate) queuers: usize,
     /// Clients that they share.
     #[arg(long)]
     pub(crate) clients: usize,
@@ -102,6 +105,7 @@ impl Worker {
             resource: String::new(),
             tasks,
             sitters: tasks / 4,
+            queuers: tasks,
             clients: 2,
             names,
             lease: millis(lease),
@@ -128,7 +132,10 @@ pub(crate) async fn work(worker: Worker) -> Result<()> {
     let mut tasks = JoinSet::new();
     for task in 0..worker.tasks {
         let client = task % clients.len();
+        // From the last one, so that most of them do not sit.
+        let queues = worker.tasks - task <= worker.queuers;
         let handles = worker.names.iter();
+        let handles = handles.filter(|name| queues || !name.starts_with("fair"));
         let lease = Duration::from_millis(worker.lease);
         let handles = handles.map(|name| Handle::new(&clients[client], name, lease));
         let handles = handles.collect::<Result<Vec<_>>>()?;
