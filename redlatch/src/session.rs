@@ -273,6 +273,13 @@ impl Session {
         };
         match &answer.reply {
             Together::Had(_) => {
+                let ends = claims
+                    .iter()
+                    .map(|(_, terms)| answer.sent + terms.lease.duration());
+                let ends: Vec<Instant> = ends.collect();
+                for (((claim, _), &held), &end) in claims.iter().zip(&held).zip(&ends) {
+                    claim.was_taken(held, end);
+                }
                 if let Err(error) = answer.confirmation.confirmed().await {
                     // Each in the turn that we have; what fails is settled by being dropped.
                     let each = claims.iter().zip(&changes);
@@ -285,8 +292,7 @@ impl Session {
                     }
                     return Err(error);
                 }
-                for (i, (claim, terms)) in claims.iter().enumerate() {
-                    let end = answer.sent + terms.lease.duration();
+                for (i, ((claim, terms), end)) in claims.iter().zip(ends).enumerate() {
                     if let Err(error) = claim.hold.enter(end, terms.renewed) {
                         // Too late for this one, so for all; dropping what is unsettled gives
                         // them back.
@@ -402,10 +408,7 @@ impl Claim {
         match answer.reply {
             Outcome::Done(won) => {
                 let end = answer.sent + terms.lease.duration();
-                if held > 0 {
-                    // Nothing can be renewed while the replicas are waited for.
-                    self.hold.extend(end);
-                }
+                self.was_taken(held, end);
                 if let Err(error) = answer.confirmation.confirmed().await {
                     // Now, if it can be: who hears of it may ask somewhere else.
                     if self.settle_in_turn(change).await.is_ok() {
@@ -448,6 +451,14 @@ impl Claim {
             });
         }
         Ok(held)
+    }
+
+    /// The store has given it (once more), whatever the replicas will say: while they are waited for, what
+    /// was held before cannot be renewed.
+    fn was_taken(&self, held: u32, end: Instant) {
+        if held > 0 {
+            self.hold.extend(end);
+        }
     }
 
     /// The store says that what is held here is not.

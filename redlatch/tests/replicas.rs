@@ -364,6 +364,36 @@ async fn dropped_while_the_replicas_are_waited_for() {
     }
 }
 
+/// What is held already and asked for once more, alone or with others, does not end while the replicas
+/// are waited for: its lease is as long as the store has made it.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn reentered_while_the_replicas_hang() {
+    let all = Replicated::start(1).await;
+    // Two clients: what one asks for goes behind the replicas' answer to what it asked before.
+    let settings = || patient().replica_timeout(LONG);
+    let (client, other) = (all.client(settings()).await, all.client(settings()).await);
+    let (short, long) = (LONG, 10 * LONG);
+    let (one, two) = (client.lock("one"), other.lock("two"));
+    let several = MultiLock::new([two.clone(), other.lock("new")]);
+    // A script that the server does not know is sent once more, behind the replicas' answer, too.
+    granted(|| several.lock()).await.unlock().await.unwrap();
+    let held = granted(|| one.lock().lease(short)).await;
+    let held_too = granted(|| two.lock().lease(short)).await;
+    all.replicas[0].freeze();
+    let alone = one.lock().lease(long).owner(held.owner());
+    let alone = tokio::spawn(alone.into_future());
+    let several = several.lock().lease(long).owner(held_too.owner());
+    let several = tokio::spawn(several.into_future());
+    until("both leases are the new ones", || async {
+        held.valid_for() > short && held_too.valid_for() > short
+    })
+    .await;
+    assert!(!alone.is_finished() && !several.is_finished());
+    all.replicas[0].thaw();
+    soon("alone", alone).await.unwrap().unwrap();
+    soon("with another", several).await.unwrap().unwrap();
+}
+
 /// A task whose budget is used up makes no progress in one poll: the WAIT must not be sent before the
 /// step that it is for, or it answers for nothing.
 #[tokio::test]

@@ -302,10 +302,6 @@ impl Redis {
                     return Err(Fault::NotSent(said.into()));
                 }
                 Fault::Asked(to) => self.topology.asked(exchange.key, to),
-                // Where nobody else could be asked, trying again does not help.
-                Fault::Deposed(said) if self.topology.is_single() => {
-                    return Err(Fault::Final(refused(exchange.key, said.clone())));
-                }
                 Fault::Deposed(_) | Fault::NotSent(_) | Fault::Unanswered(_) | Fault::Final(_) => {
                     None
                 }
@@ -376,13 +372,18 @@ impl Redis {
             (answer, confirmation) = sending.send(&mut live, &in_full(), None).await?;
         }
         match answer {
-            Value::ServerError(error) => {
-                let fault = Fault::answered(&error, exchange.key);
-                if matches!(fault, Fault::Deposed(_)) && !self.topology.is_single() {
-                    link.leave(&live);
+            Value::ServerError(error) => Err(match Fault::answered(&error, exchange.key) {
+                // Where nobody else could be asked, trying again does not help.
+                Fault::Deposed(said) if self.topology.is_single() => {
+                    Fault::Final(refused(exchange.key, said))
                 }
-                Err(fault)
-            }
+                fault => {
+                    if matches!(fault, Fault::Deposed(_)) {
+                        link.leave(&live);
+                    }
+                    fault
+                }
+            }),
             answer => Ok(Heard {
                 answer,
                 sent,
