@@ -42,14 +42,20 @@ impl Server {
     ///
     /// When `redis-server` is missing or does not start.
     pub fn start_with(args: &[&str]) -> Server {
+        // Of its own: what a replica once wrote must not be what another server begins with.
+        let dir = Dir::new();
         let further: Vec<String> = args.iter().map(|&arg| arg.to_owned()).collect();
         let password = config::password(&config::lines(&further));
-        Server::on_some_port(password, |port| {
+        let server = Server::on_some_port(password, |port| {
             let mut args = settings(port);
-            args.extend(["--dir".to_owned(), config::path(&std::env::temp_dir())]);
+            args.extend(["--dir".to_owned(), config::path(dir.path())]);
             args.extend_from_slice(&further);
             args
-        })
+        });
+        Server {
+            _dir: Some(dir),
+            ..server
+        }
     }
 
     /// A server that keeps its data when it is killed: what it has answered, it has on disk.
@@ -256,6 +262,8 @@ fn settings(port: u16) -> Vec<String> {
         ["--daemonize", "no"],
         ["--save", ""],
         ["--appendonly", "no"],
+        // Nor what it wrote itself: data is kept by those who were asked to.
+        ["--rdb-del-sync-files", "yes"],
         ["--enable-debug-command", "yes"],
     ];
     settings

@@ -22,6 +22,24 @@ fn a_durable_server_keeps_what_it_has_answered() {
     assert!(!Path::new(&dir).exists());
 }
 
+/// A replica writes down what its master sends; nobody is to find that afterwards, not even itself.
+#[test]
+fn one_that_is_not_durable_comes_back_empty() {
+    let master = Server::start_with(&["--repl-diskless-sync-delay", "0"]);
+    let () = master.ask(&["SET", "key", "value"]);
+    let port = master.port().to_string();
+    let mut replica = Server::start_with(&["--replicaof", &format!("127.0.0.1 {port}")]);
+    let end = Instant::now() + Duration::from_secs(30);
+    while replica.ask::<Option<String>>(&["GET", "key"]).is_none() {
+        assert!(Instant::now() < end, "the replica does not follow");
+        thread::sleep(Duration::from_millis(10));
+    }
+    drop(master);
+    replica.restart();
+    assert_eq!(replica.ask::<Option<String>>(&["GET", "key"]), None);
+    assert_ne!(files_of(&replica), files_of(&Server::start()));
+}
+
 #[test]
 fn one_with_a_password_is_asked_with_it() {
     for start in [Server::start_with, Server::start_durable_with] {

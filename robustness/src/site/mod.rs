@@ -3,9 +3,6 @@
 mod nodes;
 mod watched;
 
-use std::path::PathBuf;
-use std::sync::atomic::{AtomicU64, Ordering};
-
 use clap::ValueEnum;
 use redlatch_testkit::{Cluster, Proxy, Sentinels, Server};
 
@@ -35,7 +32,7 @@ impl Topology {
 
     pub(crate) fn start(self, needs: Needs) -> Result<Box<dyn Site>> {
         match self {
-            Topology::Single => Ok(Box::new(Single::start(needs)?)),
+            Topology::Single => Ok(Box::new(Single::start(needs))),
             Topology::Sentinel => Ok(Box::new(watched::Watched::start(needs)?)),
             Topology::Cluster => Ok(Box::new(nodes::cluster(needs))),
         }
@@ -125,25 +122,16 @@ const DURABLE: [&str; 4] = ["--appendonly", "yes", "--appendfsync", "always"];
 struct Single {
     server: Server,
     proxy: Option<Proxy>,
-    _disk: Option<Disk>,
 }
 
 impl Single {
-    fn start(needs: Needs) -> Result<Single> {
-        let disk = needs.durable.then(Disk::new).transpose()?;
-        let server = match &disk {
-            None => Server::start(),
-            Some(disk) => {
-                let dir = disk.0.to_string_lossy();
-                Server::start_with(&[&DURABLE[..], &["--dir", &dir]].concat())
-            }
+    fn start(needs: Needs) -> Single {
+        let server = match needs.durable {
+            true => Server::start_durable(),
+            false => Server::start(),
         };
         let proxy = needs.network.then(|| Proxy::to(server.port()));
-        Ok(Single {
-            server,
-            proxy,
-            _disk: disk,
-        })
+        Single { server, proxy }
     }
 }
 
@@ -177,25 +165,5 @@ impl Site for Single {
 
     fn network(&self) -> Option<&Proxy> {
         self.proxy.as_ref()
-    }
-}
-
-/// A folder that goes when it is dropped.
-struct Disk(PathBuf);
-
-impl Disk {
-    fn new() -> Result<Disk> {
-        static NEXT: AtomicU64 = AtomicU64::new(0);
-        let number = NEXT.fetch_add(1, Ordering::Relaxed);
-        let name = format!("redlatch-robustness-{}-{number}", std::process::id());
-        let path = std::env::temp_dir().join(name);
-        std::fs::create_dir_all(&path)?;
-        Ok(Disk(path))
-    }
-}
-
-impl Drop for Disk {
-    fn drop(&mut self) {
-        let _ = std::fs::remove_dir_all(&self.0);
     }
 }
