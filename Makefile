@@ -11,7 +11,7 @@ help:
 	@echo "make bench    the benchmark; writes target/bench.json"
 	@echo "make bench-redisson  Redisson and redlatch side by side; writes target/bench-redisson.json"
 	@echo "make robustness  breaks servers, networks and clients, and checks what became of the locks"
-	@echo "make soak     the same at random, with many clients (SECONDS=600 SEED=…)"
+	@echo "make soak     the same at random, with many clients (SECONDS=600 TOPOLOGY=single SEED=…)"
 	@echo "make stress   the concurrency tests in a loop, cores busy (RUNS=200)"
 
 test: redis lint docs unit interop package
@@ -61,8 +61,9 @@ robustness: redis
 	$(CARGO) run --release --locked --package redlatch-robustness
 
 SECONDS ?= 600
+TOPOLOGY ?= single
 soak: redis
-	$(CARGO) run --release --locked --package redlatch-robustness -- soak --seconds $(SECONDS) $(if $(SEED),--seed $(SEED))
+	$(CARGO) run --release --locked --package redlatch-robustness -- soak --topology $(TOPOLOGY) --seconds $(SECONDS) $(if $(SEED),--seed $(SEED))
 
 RUNS ?= 200
 stress: redis
