@@ -10,7 +10,7 @@ use std::future::IntoFuture;
 use std::time::{Duration, Instant};
 
 use redlatch::{Client, ClientBuilder, Result};
-use redlatch_testkit::{Cluster, ClusterPlan, SentinelPlan, Sentinels, Server};
+use redlatch_testkit::{Ca, Cluster, ClusterPlan, SentinelPlan, Sentinels, Server, TlsPlan};
 
 use crate::common::{LONG, risen};
 
@@ -42,6 +42,21 @@ impl Deployment {
         InCluster(Cluster::start())
     }
 
+    /// The same, and all of them speak nothing but TLS.
+    pub fn tls_sentinel() -> Deployment {
+        BehindSentinels(Sentinels::start_with(SentinelPlan {
+            tls: Some(TlsPlan::default()),
+            ..SentinelPlan::default()
+        }))
+    }
+
+    pub fn tls_cluster() -> Deployment {
+        InCluster(Cluster::start_with(ClusterPlan {
+            tls: Some(TlsPlan::default()),
+            ..ClusterPlan::default()
+        }))
+    }
+
     /// No other master is ever chosen.
     pub fn steady_sentinel() -> Deployment {
         BehindSentinels(Sentinels::start_with(SentinelPlan {
@@ -67,7 +82,19 @@ impl Deployment {
         }
     }
 
+    /// Of their certificates, if they have some.
+    fn ca(&self) -> Option<&Ca> {
+        match self {
+            BehindSentinels(all) => all.ca(),
+            InCluster(all) => all.ca(),
+        }
+    }
+
     pub async fn client(&self, settings: ClientBuilder) -> Client {
+        let settings = match self.ca() {
+            Some(ca) => settings.tls_ca(ca.pem()),
+            None => settings,
+        };
         settings.connect(&self.url()).await.unwrap()
     }
 
