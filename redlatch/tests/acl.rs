@@ -9,7 +9,9 @@ use std::future::IntoFuture as _;
 use common::secured::{PREFIX, Rules, Secured, login, rules};
 use common::*;
 use redlatch::{Client, Error, MultiLock, ObjectState};
-use redlatch_testkit::{Cluster, ClusterPlan, SentinelPlan, Sentinels, Server, unique};
+use redlatch_testkit::{
+    Ca, Cluster, ClusterPlan, LOOPBACK, SentinelPlan, Sentinels, Server, TlsPlan, unique,
+};
 
 /// Whatever there is, once.
 async fn everything(client: &Client, other: &Client) {
@@ -219,10 +221,23 @@ fn user(rules: &str) -> Vec<&str> {
     std::iter::once("--user").chain(rules.split(' ')).collect()
 }
 
-fn logged_in(rules: &str) -> redlatch::ClientBuilder {
+/// Servers that speak TLS only, and only with those who have a certificate.
+const BOTH_WAYS: Option<TlsPlan<'_>> = Some(TlsPlan {
+    certificate: LOOPBACK,
+    auth_clients: "yes",
+});
+
+fn logged_in(rules: &str, ca: Option<&Ca>) -> redlatch::ClientBuilder {
     let (name, password) = login(rules);
-    let settings = Client::builder().prefix(PREFIX).response_timeout(LONG);
-    settings.username(name).password(password)
+    let ca = ca.expect("there is TLS");
+    let ours = ca.client();
+    Client::builder()
+        .prefix(PREFIX)
+        .response_timeout(LONG)
+        .tls_ca(ca.pem())
+        .tls_client_cert(ours.cert, ours.key)
+        .username(name)
+        .password(password)
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -231,10 +246,12 @@ async fn everything_works_in_a_cluster() {
     let rules = format!("{app} {cluster}");
     let servers = Cluster::start_with(ClusterPlan {
         args: &user(&rules),
+        tls: BOTH_WAYS,
         ..ClusterPlan::default()
     });
-    let client = logged_in(app).connect(&servers.url()).await.unwrap();
-    let other = logged_in(app).connect(&servers.url()).await.unwrap();
+    let settings = || logged_in(app, servers.ca());
+    let client = settings().connect(&servers.url()).await.unwrap();
+    let other = settings().connect(&servers.url()).await.unwrap();
     everything(&client, &other).await;
     for server in servers.nodes() {
         assert_eq!(denied(server), [""; 0]);
@@ -249,11 +266,12 @@ async fn everything_works_behind_sentinels() {
     let servers = Sentinels::start_with(SentinelPlan {
         server_args: &user(&rules),
         sentinel_lines: &[&line],
+        tls: BOTH_WAYS,
         ..SentinelPlan::default()
     });
     let settings = || {
         let (name, password) = login(sentinel);
-        let settings = logged_in(app);
+        let settings = logged_in(app, servers.ca());
         settings.sentinel_username(name).sentinel_password(password)
     };
     let client = settings().connect(&servers.url()).await.unwrap();

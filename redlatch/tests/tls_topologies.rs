@@ -1,16 +1,186 @@
-//! TLS behind sentinels and on a cluster, where no server speaks anything else.
+//! TLS behind sentinels and on a cluster, where no server speaks anything else: names instead of
+//! addresses, and what is said when something is wrong. Failovers over TLS are in `sentinel.rs` and
+//! `cluster.rs`; what else works, with certificates of clients besides, is in `acl.rs`.
 
 mod common;
 mod topology;
 
-use topology::{Deployment, failover};
+use std::future::IntoFuture as _;
+use std::time::{Duration, Instant};
 
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_killed_master_is_followed_behind_sentinels() {
-    failover::a_killed_master(&mut Deployment::tls_sentinel()).await;
+use common::*;
+use redlatch::{Client, ClientBuilder, Error};
+use redlatch_testkit::{
+    Ca, Cluster, ClusterPlan, For, LOOPBACK, SentinelPlan, Sentinels, TlsPlan, TlsServer,
+    shared_cluster, shared_sentinels, unique,
+};
+use topology::{granted, patient};
+
+fn trusting(ca: &Ca) -> ClientBuilder {
+    let ours = ca.client();
+    let settings = patient().connect_timeout(LONG).tls_ca(ca.pem());
+    settings.tls_client_cert(ours.cert, ours.key)
+}
+
+fn distrusting() -> ClientBuilder {
+    trusting(&Ca::new())
+}
+
+/// Connecting fails, and all of this is said. Asked once more when a busy machine lets a sentinel's
+/// second pass before it could answer.
+async fn refused(settings: ClientBuilder, url: &str, says: &[&str]) -> Error {
+    let begun = Instant::now();
+    loop {
+        let connecting = settings.clone().connect(url);
+        let error = soon("refused", connecting).await.unwrap_err();
+        let said = error.to_string();
+        if says.iter().all(|it| said.contains(it)) {
+            return error;
+        }
+        let late = error.is_transient() && begun.elapsed() < LONG;
+        assert!(late, "{url}: {said} does not say {says:?}");
+    }
+}
+
+async fn not_secure(settings: ClientBuilder, url: &str, says: &[&str]) {
+    let error = refused(settings, url, says).await;
+    assert!(matches!(error, Error::TlsFailed { .. }), "{error}");
+}
+
+/// What speaks TLS is not spoken to in the open, nor the other way round; said every time, whether
+/// a server that does not understand answers or waits for more.
+async fn the_wrong_kind_of_port(secure: &str, plain: &str) {
+    let in_the_open = secure.replacen("rediss+", "redis+", 1);
+    refused(Client::builder(), &in_the_open, &["write rediss://"]).await;
+    let secure = plain.replacen("redis+", "rediss+", 1);
+    for _ in 0..3 {
+        let settings = Client::builder().connect_timeout(Duration::from_secs(1));
+        let error = soon("refused", settings.connect(&secure)).await;
+        let said = error.unwrap_err().to_string();
+        assert!(said.contains("speak TLS on this port"), "{said}");
+    }
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_killed_master_is_followed_on_a_cluster() {
-    failover::a_killed_master(&mut Deployment::tls_cluster()).await;
+async fn what_is_wrong_behind_sentinels_is_told() {
+    let all = Sentinels::start_with(SentinelPlan {
+        replicas: 0,
+        sentinels: 1,
+        quorum: 1,
+        tls: Some(TlsPlan {
+            auth_clients: "yes",
+            ..TlsPlan::default()
+        }),
+        ..SentinelPlan::default()
+    });
+    let (ca, url) = (all.ca().unwrap(), all.url());
+    let other_scheme = url.replacen("rediss+", "valkeys+", 1);
+    trusting(ca).connect(&other_scheme).await.unwrap();
+
+    let sentinel = &all.sentinels()[0];
+    let at_sentinel = format!("127.0.0.1:{}: ", sentinel.port());
+    not_secure(distrusting(), &url, &[&at_sentinel, "tls_ca"]).await;
+    let nameless = Client::builder().tls_ca(ca.pem());
+    refused(nameless, &url, &[&at_sentinel, "tls_client_cert"]).await;
+
+    // The sentinels are trusted, and the masters that they name are not, or speak no TLS.
+    let stranger = TlsServer::start("no", &[]);
+    let (secure, plain) = (stranger.port(), stranger.plain().port());
+    for (master, port, says) in [
+        ("stranger", secure, "tls_ca"),
+        ("in-the-open", plain, "speak TLS on this port"),
+    ] {
+        let port = port.to_string();
+        let monitor = ["SENTINEL", "MONITOR", master, "127.0.0.1", &port, "1"];
+        let () = sentinel.ask(&monitor);
+        let settings = trusting(ca).connect_timeout(Duration::from_secs(3));
+        let url = url.replace("mymaster", master);
+        refused(settings, &url, &[says]).await;
+    }
+    let at_master = format!("127.0.0.1:{secure}: ");
+    let url_of_stranger = url.replace("mymaster", "stranger");
+    not_secure(trusting(ca), &url_of_stranger, &[&at_master]).await;
+
+    the_wrong_kind_of_port(&url, &shared_sentinels().url()).await;
+}
+
+/// Nodes whose certificates have names, and who are told by their names.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_cluster_that_goes_by_names() {
+    let all = Cluster::start_with(ClusterPlan {
+        replicas: 0,
+        args: &[
+            "--cluster-announce-hostname",
+            "localhost",
+            "--cluster-preferred-endpoint-type",
+            "hostname",
+        ],
+        tls: Some(TlsPlan {
+            certificate: For {
+                names: &["localhost"],
+                ..LOOPBACK
+            },
+            auth_clients: "yes",
+        }),
+        ..ClusterPlan::default()
+    });
+    let ca = all.ca().unwrap();
+    let url = all.url().replace("127.0.0.1", "localhost");
+    let holder = trusting(ca).connect(&url).await.unwrap();
+    let other_scheme = url.replacen("rediss+", "valkeys+", 1);
+    let waiter = trusting(ca).connect(&other_scheme).await.unwrap();
+    // Each of the nodes has some of them. Their slots move, and both are told where to.
+    for n in 0..6 {
+        let name = unique(&format!("named-{n}"));
+        let guard = granted(|| holder.lock(&name).lock().lease(10 * LONG)).await;
+        let waiting = tokio::spawn(waiter.lock(&name).lock().into_future());
+        until("it waits", || async { waiter.status().subscriptions == 1 }).await;
+        let to = (all.owner_of(&name) + 1) % 3;
+        all.move_slot(all.slot_of(&name), to);
+        guard.unlock().await.unwrap();
+        let woken = soon("woken, not slept through", waiting).await.unwrap();
+        woken.unwrap().unlock().await.unwrap();
+        until("no subscription is left", || async {
+            waiter.status().subscriptions == 0
+        })
+        .await;
+    }
+    // The certificates are not for their addresses.
+    not_secure(
+        trusting(ca),
+        &all.url(),
+        &["not for 127.0.0.1", "localhost"],
+    )
+    .await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_is_wrong_on_a_cluster_is_told() {
+    let all = Cluster::start_with(ClusterPlan {
+        replicas: 0,
+        tls: Some(TlsPlan::default()),
+        node_timeout_millis: 600_000,
+        ..ClusterPlan::default()
+    });
+    let (ca, url) = (all.ca().unwrap(), all.url());
+    not_secure(distrusting(), &url, &["127.0.0.1:", "tls_ca"]).await;
+    // A node that is down besides does not hide it.
+    let one_down = format!("{url},127.0.0.1:1");
+    not_secure(distrusting(), &one_down, &["tls_ca"]).await;
+
+    // A node that says nothing, as one does that the others name by a port without TLS.
+    let mut names = (0..).map(|n| format!("elsewhere-{n}"));
+    let name = names.find(|name| all.owner_of(name) == 1).unwrap();
+    let first = format!("rediss+cluster://127.0.0.1:{}", all.nodes()[0].port());
+    let settings = trusting(ca).response_timeout(Duration::from_secs(1));
+    let client = settings.connect(&first).await.unwrap();
+    let lock = client.lock(&name);
+    all.freeze(1);
+    let error = lock.is_locked().await.unwrap_err();
+    assert!(matches!(error, Error::Unavailable { .. }), "{error}");
+    assert!(error.to_string().contains("speak TLS"), "{error}");
+    all.thaw(1);
+    granted(|| lock.is_locked()).await;
+
+    the_wrong_kind_of_port(&url, &shared_cluster().url()).await;
 }
