@@ -11,8 +11,8 @@ use std::time::{Duration, Instant};
 use common::*;
 use redlatch::{Client, ClientBuilder, Error};
 use redlatch_testkit::{
-    Ca, Cluster, ClusterPlan, For, LOOPBACK, SentinelPlan, Sentinels, TlsPlan, TlsServer,
-    shared_cluster, shared_sentinels, unique,
+    Ca, Cluster, ClusterPlan, For, LOOPBACK, SentinelPlan, Sentinels, TlsPlan, TlsServer, shared,
+    unique,
 };
 use topology::{granted, patient};
 
@@ -49,10 +49,11 @@ async fn not_secure(settings: ClientBuilder, url: &str, says: &[&str]) {
 
 /// What speaks TLS is not spoken to in the open, nor the other way round; said every time, whether
 /// a server that does not understand answers or waits for more.
-async fn the_wrong_kind_of_port(secure: &str, plain: &str) {
+async fn the_wrong_kind_of_port(secure: &str, port: u16) {
     let in_the_open = secure.replacen("rediss+", "redis+", 1);
     refused(Client::builder(), &in_the_open, &["write rediss://"]).await;
-    let secure = plain.replacen("redis+", "rediss+", 1);
+    let plain = format!("127.0.0.1:{}", shared().port());
+    let secure = secure.replace(&format!("127.0.0.1:{port}"), &plain);
     for _ in 0..3 {
         let settings = Client::builder().connect_timeout(Duration::from_secs(1));
         let error = soon("refused", settings.connect(&secure)).await;
@@ -101,7 +102,7 @@ async fn what_is_wrong_behind_sentinels_is_told() {
     let url_of_stranger = url.replace("mymaster", "stranger");
     not_secure(trusting(ca), &url_of_stranger, &[&at_master]).await;
 
-    the_wrong_kind_of_port(&url, &shared_sentinels().url()).await;
+    the_wrong_kind_of_port(&url, sentinel.port()).await;
 }
 
 /// Nodes whose certificates have names, and who are told by their names.
@@ -182,5 +183,5 @@ async fn what_is_wrong_on_a_cluster_is_told() {
     all.thaw(1);
     granted(|| lock.is_locked()).await;
 
-    the_wrong_kind_of_port(&url, &shared_cluster().url()).await;
+    the_wrong_kind_of_port(&first, all.nodes()[0].port()).await;
 }
