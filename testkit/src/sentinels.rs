@@ -6,7 +6,7 @@ use std::thread;
 use crate::config;
 use crate::dir::Dir;
 use crate::server::Server;
-use crate::tls::{Ca, Certified, TlsPlan};
+use crate::tls::{self, Ca, Certified, TlsPlan};
 use crate::until::until;
 
 /// One master, its replicas, and the sentinels that choose another master when it is gone. All end
@@ -133,10 +133,7 @@ impl Sentinels {
             .iter()
             .map(|s| format!("127.0.0.1:{}", s.port()));
         let addresses: Vec<_> = addresses.collect();
-        let scheme = match self.certified {
-            Some(_) => "rediss",
-            None => "redis",
-        };
+        let scheme = tls::scheme(self.certified.is_some());
         format!("{scheme}+sentinel://{}/{NAME}", addresses.join(","))
     }
 

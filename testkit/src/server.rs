@@ -8,6 +8,7 @@ use crate::config;
 use crate::dir::Dir;
 use crate::keeper::Running;
 use crate::ports::free_port;
+use crate::tls;
 
 /// A `redis-server` on a free loopback port, without persistence. Ends when dropped, and also when
 /// the process that started it dies in any way: it hangs on a pipe of that process.
@@ -137,10 +138,7 @@ impl Server {
 
     /// The URL for clients.
     pub fn url(&self) -> String {
-        let scheme = match self.known.socket {
-            Some(_) => "rediss",
-            None => "redis",
-        };
+        let scheme = tls::scheme(self.known.socket.is_some());
         format!("{scheme}://127.0.0.1:{}", self.port)
     }
 

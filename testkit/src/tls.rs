@@ -178,6 +178,14 @@ impl Certified {
     }
 }
 
+/// The scheme of URLs.
+pub(crate) fn scheme(tls: bool) -> &'static str {
+    match tls {
+        true => "rediss",
+        false => "redis",
+    }
+}
+
 /// A server that speaks TLS on one port, and plainly on another, for tests to look at it.
 #[derive(Debug)]
 pub struct TlsServer {

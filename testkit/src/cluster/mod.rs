@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use crate::dir::Dir;
 use crate::server::Server;
-use crate::tls::{Ca, Certified, TlsPlan};
+use crate::tls::{self, Ca, Certified, TlsPlan};
 use crate::until::until;
 
 pub use slots::slot_of;
@@ -89,10 +89,7 @@ impl Cluster {
     pub fn url(&self) -> String {
         let addresses = self.nodes.iter().map(|n| format!("127.0.0.1:{}", n.port()));
         let addresses: Vec<_> = addresses.collect();
-        let scheme = match self.certified {
-            Some(_) => "rediss",
-            None => "redis",
-        };
+        let scheme = tls::scheme(self.certified.is_some());
         format!("{scheme}+cluster://{}", addresses.join(","))
     }
 
