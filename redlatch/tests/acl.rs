@@ -35,15 +35,24 @@ async fn everything(client: &Client, other: &Client) {
 
     let fair = client.fair_lock(&name("fair"));
     let guard = fair.lock().await.unwrap();
-    let patience = std::time::Duration::from_millis(50);
-    let late = other.fair_lock(fair.name());
-    assert!(late.try_lock().wait(patience).await.unwrap().is_none());
-    let waiting = tokio::spawn(async move { late.lock().await?.unlock().await });
-    until("somebody waits", || async {
-        let state = client.inspect(fair.name()).await.unwrap();
-        matches!(state, Some(ObjectState::Lock { queue, .. }) if !queue.is_empty())
-    })
-    .await;
+    let waiter = |of: &Client| {
+        let lock = of.fair_lock(fair.name());
+        tokio::spawn(async move { lock.lock().await?.unlock().await })
+    };
+    let waiters = async |wanted: usize| {
+        until("so many wait", || async {
+            let state = client.inspect(fair.name()).await.unwrap();
+            matches!(state, Some(ObjectState::Lock { queue, .. }) if queue.len() == wanted)
+        })
+        .await;
+    };
+    // One gives up, and whoever is behind moves up.
+    let first = waiter(other);
+    waiters(1).await;
+    let waiting = waiter(client);
+    waiters(2).await;
+    first.abort();
+    waiters(1).await;
     guard.unlock().await.unwrap();
     soon("its turn", waiting).await.unwrap().unwrap();
 
