@@ -22,6 +22,14 @@ fn trusting(ca: &Ca) -> ClientBuilder {
     settings.tls_client_cert(ours.cert, ours.key)
 }
 
+/// Certificates that are for no address.
+fn by_name() -> For<'static> {
+    For {
+        names: &["localhost"],
+        ..LOOPBACK
+    }
+}
+
 fn distrusting() -> ClientBuilder {
     trusting(&Ca::new())
 }
@@ -63,11 +71,15 @@ async fn the_wrong_kind_of_port(secure: &str, port: u16) {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn what_is_wrong_behind_sentinels_is_told() {
+async fn what_is_wrong_behind_sentinels_is_told_and_names_will_do() {
     let all = Sentinels::start_with(SentinelPlan {
         replicas: 0,
         sentinels: 1,
         quorum: 1,
+        sentinel_lines: &[
+            "sentinel resolve-hostnames yes",
+            "sentinel announce-hostnames yes",
+        ],
         tls: Some(TlsPlan {
             auth_clients: "yes",
             ..TlsPlan::default()
@@ -85,22 +97,25 @@ async fn what_is_wrong_behind_sentinels_is_told() {
     refused(nameless, &url, &[&at_sentinel, "tls_client_cert"]).await;
 
     // The sentinels are trusted, and the masters that they name are not, or speak no TLS.
-    let stranger = TlsServer::start("no", &[]);
-    let (secure, plain) = (stranger.port(), stranger.plain().port());
-    for (master, port, says) in [
-        ("stranger", secure, "tls_ca"),
-        ("in-the-open", plain, "speak TLS on this port"),
-    ] {
+    let other = TlsServer::start_for(by_name(), "no", &[]);
+    let (secure, plain) = (other.port(), other.plain().port());
+    let monitored = |master: &str, host: &str, port: u16| {
         let port = port.to_string();
-        let monitor = ["SENTINEL", "MONITOR", master, "127.0.0.1", &port, "1"];
-        let () = sentinel.ask(&monitor);
-        let settings = trusting(ca).connect_timeout(Duration::from_secs(3));
-        let url = url.replace("mymaster", master);
-        refused(settings, &url, &[says]).await;
-    }
+        let () = sentinel.ask(&["SENTINEL", "MONITOR", master, host, &port, "1"]);
+        url.replace("mymaster", master)
+    };
+    let stranger = monitored("stranger", "127.0.0.1", secure);
     let at_master = format!("127.0.0.1:{secure}: ");
-    let url_of_stranger = url.replace("mymaster", "stranger");
-    not_secure(trusting(ca), &url_of_stranger, &[&at_master]).await;
+    not_secure(trusting(ca), &stranger, &[&at_master, "tls_ca"]).await;
+    let in_the_open = monitored("in-the-open", "127.0.0.1", plain);
+    let settings = trusting(ca).connect_timeout(Duration::from_secs(3));
+    refused(settings, &in_the_open, &["speak TLS on this port"]).await;
+
+    // A master that has a name in its certificate, from another CA, and is told by it.
+    let named = monitored("named", "localhost", secure);
+    let both = || trusting(ca).tls_ca(format!("{}{}", ca.pem(), other.ca().pem()));
+    both().connect(&named).await.unwrap();
+    not_secure(both(), &stranger, &[&at_master, "not for 127.0.0.1"]).await;
 
     the_wrong_kind_of_port(&url, sentinel.port()).await;
 }
@@ -117,10 +132,7 @@ async fn a_cluster_that_goes_by_names() {
             "hostname",
         ],
         tls: Some(TlsPlan {
-            certificate: For {
-                names: &["localhost"],
-                ..LOOPBACK
-            },
+            certificate: by_name(),
             auth_clients: "yes",
         }),
         ..ClusterPlan::default()
