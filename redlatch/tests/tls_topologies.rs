@@ -14,7 +14,7 @@ use redlatch_testkit::{
     Ca, Cluster, ClusterPlan, For, LOOPBACK, SentinelPlan, Sentinels, TlsPlan, TlsServer, shared,
     unique,
 };
-use topology::{granted, patient};
+use topology::{NEVER, granted, patient};
 
 fn trusting(ca: &Ca) -> ClientBuilder {
     let ours = ca.client();
@@ -88,7 +88,7 @@ async fn what_is_wrong_behind_sentinels_is_told_and_names_will_do() {
     });
     let (ca, url) = (all.ca().unwrap(), all.url());
     let other_scheme = url.replacen("rediss+", "valkeys+", 1);
-    trusting(ca).connect(&other_scheme).await.unwrap();
+    granted(|| trusting(ca).connect(&other_scheme)).await;
 
     let sentinel = &all.sentinels()[0];
     let at_sentinel = format!("127.0.0.1:{}: ", sentinel.port());
@@ -114,7 +114,7 @@ async fn what_is_wrong_behind_sentinels_is_told_and_names_will_do() {
     // A master that has a name in its certificate, from another CA, and is told by it.
     let named = monitored("named", "localhost", secure);
     let both = || trusting(ca).tls_ca(format!("{}{}", ca.pem(), other.ca().pem()));
-    both().connect(&named).await.unwrap();
+    granted(|| both().connect(&named)).await;
     not_secure(both(), &stranger, &[&at_master, "not for 127.0.0.1"]).await;
 
     the_wrong_kind_of_port(&url, sentinel.port()).await;
@@ -135,6 +135,7 @@ async fn a_cluster_that_goes_by_names() {
             certificate: by_name(),
             auth_clients: "yes",
         }),
+        node_timeout_millis: NEVER,
         ..ClusterPlan::default()
     });
     let ca = all.ca().unwrap();
@@ -172,7 +173,7 @@ async fn what_is_wrong_on_a_cluster_is_told() {
     let all = Cluster::start_with(ClusterPlan {
         replicas: 0,
         tls: Some(TlsPlan::default()),
-        node_timeout_millis: 600_000,
+        node_timeout_millis: NEVER,
         ..ClusterPlan::default()
     });
     let (ca, url) = (all.ca().unwrap(), all.url());

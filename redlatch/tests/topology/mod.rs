@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 use redlatch::{Client, ClientBuilder, Result};
 use redlatch_testkit::{Ca, Cluster, ClusterPlan, SentinelPlan, Sentinels, Server, TlsPlan};
 
-use crate::common::{LONG, risen};
+use crate::common::{LONG, risen, until};
 
 pub mod failover;
 pub mod steady;
@@ -23,7 +23,7 @@ pub mod steady;
 pub const LASTING: Duration = Duration::from_secs(24);
 
 /// Longer than any test takes, in milliseconds: nobody is taken for gone.
-const NEVER: u32 = 600_000;
+pub const NEVER: u32 = 600_000;
 
 pub enum Deployment {
     Sentinel(Sentinels),
@@ -95,7 +95,9 @@ impl Deployment {
             Some(ca) => settings.tls_ca(ca.pem()),
             None => settings,
         };
-        settings.connect(&self.url()).await.unwrap()
+        let url = self.url();
+        // A sentinel has a second, in which a busy machine may not get through a handshake.
+        granted(|| settings.clone().connect(&url)).await
     }
 
     /// The place of the master that has a key.
@@ -171,6 +173,19 @@ where
             answer => return answer.unwrap(),
         }
     }
+}
+
+/// Whether there is a key. Asked again while a node takes the cluster for down, because it has not heard
+/// of the others for a while.
+pub async fn exists(server: &Server, key: &str) -> bool {
+    let mut found = None;
+    until("it is said whether there is a key", || {
+        found = server.try_ask::<bool>(&["EXISTS", key]).ok();
+        let answered = found.is_some();
+        async move { answered }
+    })
+    .await;
+    found.unwrap_or_default()
 }
 
 pub fn pttl(server: &Server, key: &str) -> i64 {
