@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use redlatch::{Client, Loss, ReplicaSync};
 
-use super::{Deployment, LASTING, exists, granted, patient, renewal};
+use super::{Deployment, LASTING, answered, granted, patient, renewal};
 use crate::common::{LONG, assert_lost, soon, until};
 
 /// F3, F6, F28: a master is killed just after a lock was granted. What was granted is there on the
@@ -25,7 +25,7 @@ pub async fn a_killed_master(deployment: &mut Deployment) {
     deployment.kill(old);
     let new = deployment.await_new_master("{a}", old);
     for key in ["{a}:held", "{a}:lent", "{a}:fenced"] {
-        let there = exists(deployment.server(new), key).await;
+        let there: bool = answered(deployment.server(new), &["EXISTS", key]).await;
         assert!(there, "{key} was granted and is gone");
     }
     for _ in 0..2 {

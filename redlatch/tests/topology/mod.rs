@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 use redlatch::{Client, ClientBuilder, Result};
 use redlatch_testkit::{Ca, Cluster, ClusterPlan, SentinelPlan, Sentinels, Server, TlsPlan};
 
-use crate::common::{LONG, risen, until};
+use crate::common::{LONG, risen};
 
 pub mod failover;
 pub mod steady;
@@ -175,17 +175,16 @@ where
     }
 }
 
-/// Whether there is a key. Asked again while a node takes the cluster for down, because it has not heard
-/// of the others for a while.
-pub async fn exists(server: &Server, key: &str) -> bool {
-    let mut found = None;
-    until("it is said whether there is a key", || {
-        found = server.try_ask::<bool>(&["EXISTS", key]).ok();
-        let answered = found.is_some();
-        async move { answered }
-    })
-    .await;
-    found.unwrap_or_default()
+/// What a server says. Asked again while a node takes the cluster for down, because it has not heard of
+/// the others for a while.
+pub async fn answered<T: redis::FromRedisValue>(server: &Server, command: &[&str]) -> T {
+    let begun = Instant::now();
+    loop {
+        match server.try_ask(command) {
+            Err(_) if begun.elapsed() < LONG => tokio::time::sleep(Duration::from_millis(5)).await,
+            answer => return answer.unwrap(),
+        }
+    }
 }
 
 pub fn pttl(server: &Server, key: &str) -> i64 {
@@ -195,7 +194,7 @@ pub fn pttl(server: &Server, key: &str) -> i64 {
 /// Waits until the key's lease is seen to rise.
 pub async fn renewal(server: &Server, key: &str) {
     risen(key, || async {
-        let left = pttl(server, key);
+        let left: i64 = answered(server, &["PTTL", key]).await;
         assert!(left > -2, "{key} is gone");
         left
     })
