@@ -40,7 +40,8 @@ test-topologies: export RUST_TEST_THREADS ?= 16
 test-topologies: redis
 	$(CARGO) test --package redlatch --all-features --locked --tests -- secured:: sentinel:: cluster::
 	$(CARGO) test --package redlatch --all-features --locked \
-		--test acl --test tls --test sentinel --test cluster --test cluster_moving --test replicas
+		--test acl --test tls --test tls_topologies \
+		--test sentinel --test cluster --test cluster_moving --test replicas
 
 # One Redis, shared with the real Redisson in JVMs.
 interop: redis

@@ -9,7 +9,9 @@ use std::future::IntoFuture as _;
 use common::secured::{PREFIX, Rules, Secured, login, rules};
 use common::*;
 use redlatch::{Client, Error, MultiLock, ObjectState};
-use redlatch_testkit::{Cluster, ClusterPlan, SentinelPlan, Sentinels, Server, unique};
+use redlatch_testkit::{
+    Ca, Cluster, ClusterPlan, LOOPBACK, SentinelPlan, Sentinels, Server, TlsPlan, unique,
+};
 
 /// Whatever there is, once.
 async fn everything(client: &Client, other: &Client) {
@@ -33,15 +35,24 @@ async fn everything(client: &Client, other: &Client) {
 
     let fair = client.fair_lock(&name("fair"));
     let guard = fair.lock().await.unwrap();
-    let patience = std::time::Duration::from_millis(50);
-    let late = other.fair_lock(fair.name());
-    assert!(late.try_lock().wait(patience).await.unwrap().is_none());
-    let waiting = tokio::spawn(async move { late.lock().await?.unlock().await });
-    until("somebody waits", || async {
-        let state = client.inspect(fair.name()).await.unwrap();
-        matches!(state, Some(ObjectState::Lock { queue, .. }) if !queue.is_empty())
-    })
-    .await;
+    let waiter = |of: &Client| {
+        let lock = of.fair_lock(fair.name());
+        tokio::spawn(async move { lock.lock().await?.unlock().await })
+    };
+    let waiters = async |wanted: usize| {
+        until("so many wait", || async {
+            let state = client.inspect(fair.name()).await.unwrap();
+            matches!(state, Some(ObjectState::Lock { queue, .. }) if queue.len() == wanted)
+        })
+        .await;
+    };
+    // One gives up, and whoever is behind moves up.
+    let first = waiter(other);
+    waiters(1).await;
+    let waiting = waiter(client);
+    waiters(2).await;
+    first.abort();
+    waiters(1).await;
     guard.unlock().await.unwrap();
     soon("its turn", waiting).await.unwrap().unwrap();
 
@@ -219,10 +230,23 @@ fn user(rules: &str) -> Vec<&str> {
     std::iter::once("--user").chain(rules.split(' ')).collect()
 }
 
-fn logged_in(rules: &str) -> redlatch::ClientBuilder {
+/// Servers that speak TLS only, and only with those who have a certificate.
+const BOTH_WAYS: Option<TlsPlan<'_>> = Some(TlsPlan {
+    certificate: LOOPBACK,
+    auth_clients: "yes",
+});
+
+fn logged_in(rules: &str, ca: Option<&Ca>) -> redlatch::ClientBuilder {
     let (name, password) = login(rules);
-    let settings = Client::builder().prefix(PREFIX).response_timeout(LONG);
-    settings.username(name).password(password)
+    let ca = ca.expect("there is TLS");
+    let ours = ca.client();
+    Client::builder()
+        .prefix(PREFIX)
+        .response_timeout(LONG)
+        .tls_ca(ca.pem())
+        .tls_client_cert(ours.cert, ours.key)
+        .username(name)
+        .password(password)
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -231,10 +255,12 @@ async fn everything_works_in_a_cluster() {
     let rules = format!("{app} {cluster}");
     let servers = Cluster::start_with(ClusterPlan {
         args: &user(&rules),
+        tls: BOTH_WAYS,
         ..ClusterPlan::default()
     });
-    let client = logged_in(app).connect(&servers.url()).await.unwrap();
-    let other = logged_in(app).connect(&servers.url()).await.unwrap();
+    let settings = || logged_in(app, servers.ca());
+    let client = settings().connect(&servers.url()).await.unwrap();
+    let other = settings().connect(&servers.url()).await.unwrap();
     everything(&client, &other).await;
     for server in servers.nodes() {
         assert_eq!(denied(server), [""; 0]);
@@ -249,11 +275,12 @@ async fn everything_works_behind_sentinels() {
     let servers = Sentinels::start_with(SentinelPlan {
         server_args: &user(&rules),
         sentinel_lines: &[&line],
+        tls: BOTH_WAYS,
         ..SentinelPlan::default()
     });
     let settings = || {
         let (name, password) = login(sentinel);
-        let settings = logged_in(app);
+        let settings = logged_in(app, servers.ca());
         settings.sentinel_username(name).sentinel_password(password)
     };
     let client = settings().connect(&servers.url()).await.unwrap();

@@ -390,8 +390,8 @@ async fn reentered_while_the_replicas_hang() {
     .await;
     assert!(!alone.is_finished() && !several.is_finished());
     all.replicas[0].thaw();
-    soon("alone", alone).await.unwrap().unwrap();
-    soon("with another", several).await.unwrap().unwrap();
+    drop(soon("alone", alone).await.unwrap().unwrap());
+    drop(soon("with another", several).await.unwrap().unwrap());
 }
 
 /// A task whose budget is used up makes no progress in one poll: the WAIT must not be sent before the

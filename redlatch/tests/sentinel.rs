@@ -18,6 +18,11 @@ async fn a_killed_master_is_followed() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_killed_master_is_followed_over_tls() {
+    failover::a_killed_master(&mut Deployment::tls_sentinel()).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_frozen_master_is_left_behind() {
     failover::a_frozen_master(&Deployment::sentinel()).await;
 }

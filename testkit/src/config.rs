@@ -15,12 +15,12 @@ pub(crate) fn lines(args: &[String]) -> String {
     lines + "\n"
 }
 
-/// The password that these settings ask of clients.
-pub(crate) fn password(lines: &str) -> Option<String> {
+/// What these lines set something to, such as `requirepass`.
+pub(crate) fn value(lines: &str, wanted: &str) -> Option<String> {
     let words = lines.lines().filter_map(|line| line.split_once(' '));
-    let mut passwords = words.filter(|(setting, _)| *setting == "requirepass");
-    let (_, password) = passwords.next_back()?;
-    Some(unquoted(password.trim()))
+    let mut values = words.filter(|(setting, _)| *setting == wanted);
+    let (_, value) = values.next_back()?;
+    Some(unquoted(value.trim()))
 }
 
 /// A path as a value of a setting.

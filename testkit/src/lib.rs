@@ -22,7 +22,7 @@ pub use monitor::{Command, Monitor};
 pub use proxy::Proxy;
 pub use sentinels::{SentinelPlan, Sentinels};
 pub use server::{Server, shared};
-pub use tls::{Ca, For, Identity, LOOPBACK, TlsServer};
+pub use tls::{Ca, For, Identity, LOOPBACK, TlsPlan, TlsServer};
 
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU64, Ordering};

@@ -6,6 +6,7 @@ use std::thread;
 use crate::config;
 use crate::dir::Dir;
 use crate::server::Server;
+use crate::tls::{self, Ca, Certified, TlsPlan};
 use crate::until::until;
 
 /// One master, its replicas, and the sentinels that choose another master when it is gone. All end
@@ -17,6 +18,7 @@ use crate::until::until;
 pub struct Sentinels {
     servers: Vec<Server>,
     sentinels: Vec<Server>,
+    certified: Option<Certified>,
     // After those who write to it, so that it is removed after they have ended.
     _dir: Dir,
 }
@@ -40,6 +42,8 @@ pub struct SentinelPlan<'a> {
     /// Further lines in the configuration of each sentinel, such as
     /// `"sentinel auth-pass mymaster secret"`.
     pub sentinel_lines: &'a [&'a str],
+    /// Has all of them speak TLS and nothing else, with clients and with each other.
+    pub tls: Option<TlsPlan<'a>>,
 }
 
 /// What the sentinels call the master.
@@ -61,6 +65,7 @@ impl Default for SentinelPlan<'_> {
             failover_timeout_millis: 3000,
             server_args: &[],
             sentinel_lines: &[],
+            tls: None,
         }
     }
 }
@@ -79,18 +84,23 @@ impl Sentinels {
     /// When something does not start, or they do not find together.
     pub fn start_with(plan: SentinelPlan<'_>) -> Sentinels {
         let dir = Dir::new();
+        let certified = plan.tls.map(|tls| Certified::new(dir.path(), tls));
+        let start = |home: String, lines: &str, mode: &[&str]| {
+            let home = dir.path().join(home);
+            let tls = |port| certified.as_ref().map(|all| all.alone(&home, port));
+            let lines = |port| tls(port).unwrap_or_default() + lines;
+            Server::at_home(&home, lines, mode)
+        };
         let args: Vec<String> = plan.server_args.iter().map(|&arg| arg.into()).collect();
         let server = |place: usize, of_its_own: &str| {
             let lines = format!("{REPLICATION}{of_its_own}{}", config::lines(&args));
-            let home = dir.path().join(format!("server-{place}"));
-            Server::at_home(&home, |_| lines.clone(), &[])
+            start(format!("server-{place}"), &lines, &[])
         };
         let master = server(0, "");
         let follow = format!("replicaof 127.0.0.1 {}\n", master.port());
         let watch = watch(&plan, master.port());
         let sentinel = |place: usize| {
-            let home = dir.path().join(format!("sentinel-{place}"));
-            let sentinel = Server::at_home(&home, |_| watch.clone(), &["--sentinel"]);
+            let sentinel = start(format!("sentinel-{place}"), &watch, &["--sentinel"]);
             hurry(&sentinel);
             sentinel
         };
@@ -109,6 +119,7 @@ impl Sentinels {
         let all = Sentinels {
             servers,
             sentinels,
+            certified,
             _dir: dir,
         };
         all.await_whole();
@@ -122,7 +133,13 @@ impl Sentinels {
             .iter()
             .map(|s| format!("127.0.0.1:{}", s.port()));
         let addresses: Vec<_> = addresses.collect();
-        format!("redis+sentinel://{}/{NAME}", addresses.join(","))
+        let scheme = tls::scheme(self.certified.is_some());
+        format!("{scheme}+sentinel://{}/{NAME}", addresses.join(","))
+    }
+
+    /// The CA of all certificates, where there are some.
+    pub fn ca(&self) -> Option<&Ca> {
+        self.certified.as_ref().map(|certified| &certified.ca)
     }
 
     /// The master and the replicas.

@@ -8,6 +8,7 @@ use crate::config;
 use crate::dir::Dir;
 use crate::keeper::Running;
 use crate::ports::free_port;
+use crate::tls;
 
 /// A `redis-server` on a free loopback port, without persistence. Ends when dropped, and also when
 /// the process that started it dies in any way: it hangs on a pipe of that process.
@@ -15,10 +16,27 @@ use crate::ports::free_port;
 pub struct Server {
     port: u16,
     args: Vec<String>,
-    password: Option<String>,
+    known: Known,
     running: Option<Running>,
     /// Of one that keeps its data. After that which writes to it, so that it is removed last.
     _dir: Option<Dir>,
+}
+
+/// What its settings say about how to look at it.
+#[derive(Debug, Clone)]
+struct Known {
+    password: Option<String>,
+    /// The unix socket of one that speaks nothing but TLS on its port.
+    socket: Option<String>,
+}
+
+impl Known {
+    fn from(lines: &str) -> Known {
+        Known {
+            password: config::value(lines, "requirepass"),
+            socket: config::value(lines, "unixsocket"),
+        }
+    }
 }
 
 /// How long [`Server::try_ask`] waits for an answer.
@@ -45,8 +63,8 @@ impl Server {
         // Of its own: what a replica once wrote must not be what another server begins with.
         let dir = Dir::new();
         let further: Vec<String> = args.iter().map(|&arg| arg.to_owned()).collect();
-        let password = config::password(&config::lines(&further));
-        let server = Server::on_some_port(password, |port| {
+        let known = Known::from(&config::lines(&further));
+        let server = Server::on_some_port(known, |port| {
             let mut args = settings(port);
             args.extend(["--dir".to_owned(), config::path(dir.path())]);
             args.extend_from_slice(&further);
@@ -89,8 +107,8 @@ impl Server {
     ) -> Server {
         std::fs::create_dir_all(home).expect("a place for its files");
         let file = home.join("redis.conf");
-        let password = config::password(&lines(0));
-        Server::on_some_port(password, |port| {
+        let known = Known::from(&lines(0));
+        Server::on_some_port(known, |port| {
             let mut text = config::lines(&settings(port));
             text += &config::lines(&["--dir".to_owned(), config::path(home)]);
             text += &lines(port);
@@ -100,7 +118,7 @@ impl Server {
         })
     }
 
-    fn on_some_port(password: Option<String>, mut args: impl FnMut(u16) -> Vec<String>) -> Server {
+    fn on_some_port(known: Known, mut args: impl FnMut(u16) -> Vec<String>) -> Server {
         // Between finding a free port and using it somebody else may take it: then another one.
         for _ in 0..20 {
             let port = free_port();
@@ -109,7 +127,7 @@ impl Server {
                 return Server {
                     port,
                     args,
-                    password,
+                    known,
                     running: Some(running),
                     _dir: None,
                 };
@@ -120,7 +138,8 @@ impl Server {
 
     /// The URL for clients.
     pub fn url(&self) -> String {
-        format!("redis://127.0.0.1:{}", self.port)
+        let scheme = tls::scheme(self.known.socket.is_some());
+        format!("{scheme}://127.0.0.1:{}", self.port)
     }
 
     /// The port that it listens on.
@@ -162,7 +181,7 @@ impl Server {
 
     /// What it asks of clients.
     pub(crate) fn password(&self) -> Option<&str> {
-        self.password.as_deref()
+        self.known.password.as_deref()
     }
 
     fn signal(&self, signal: &str) {
@@ -181,9 +200,13 @@ impl Server {
     }
 
     fn client(&self) -> redis::Client {
-        let info = redis::IntoConnectionInfo::into_connection_info(self.url());
+        let url = match &self.known.socket {
+            Some(socket) => format!("unix://{socket}"),
+            None => self.url(),
+        };
+        let info = redis::IntoConnectionInfo::into_connection_info(url);
         let mut info = info.expect("a valid URL");
-        if let Some(password) = &self.password {
+        if let Some(password) = &self.known.password {
             let login = info.redis_settings().clone().set_password(password);
             info = info.set_redis_settings(login);
         }

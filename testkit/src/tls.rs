@@ -1,5 +1,7 @@
 //! Certificates, made when they are needed, and servers that ask for them.
 
+use std::path::Path;
+
 use rcgen::{
     BasicConstraints, CertificateParams, DnType, ExtendedKeyUsagePurpose, IsCa, Issuer, KeyPair,
     KeyUsagePurpose, date_time_ymd,
@@ -115,12 +117,81 @@ fn params(names: &[&str]) -> CertificateParams {
     params
 }
 
+/// How servers that speak TLS do it.
+#[derive(Debug, Clone, Copy)]
+pub struct TlsPlan<'a> {
+    /// What their certificates are for.
+    pub certificate: For<'a>,
+    /// `tls-auth-clients`: whether clients need a certificate (`yes`, `no`, `optional`).
+    pub auth_clients: &'a str,
+}
+
+impl Default for TlsPlan<'_> {
+    fn default() -> Self {
+        TlsPlan {
+            certificate: LOOPBACK,
+            auth_clients: "no",
+        }
+    }
+}
+
+/// A CA, and what servers with certificates of it have in their configuration.
+#[derive(Debug)]
+pub(crate) struct Certified {
+    pub(crate) ca: Ca,
+    lines: String,
+}
+
+impl Certified {
+    /// Puts the certificates in files there. What the servers show as clients of each other is not
+    /// what they show as servers: each is good for one of the two only.
+    pub(crate) fn new(dir: &Path, plan: TlsPlan<'_>) -> Certified {
+        let ca = Ca::new();
+        let (server, client) = (ca.server(plan.certificate), ca.client());
+        let mut args = vec!["--tls-auth-clients".into(), plan.auth_clients.into()];
+        for (setting, text) in [
+            ("tls-cert-file", &*server.cert),
+            ("tls-key-file", &*server.key),
+            ("tls-client-cert-file", &*client.cert),
+            ("tls-client-key-file", &*client.key),
+            ("tls-ca-cert-file", ca.pem()),
+        ] {
+            let path = dir.join(format!("{setting}.pem"));
+            std::fs::write(&path, text).expect("a file");
+            args.extend([format!("--{setting}"), config::path(&path)]);
+        }
+        let lines = config::lines(&args);
+        Certified { ca, lines }
+    }
+
+    /// For a server that speaks TLS besides.
+    fn beside(&self, tls_port: u16) -> String {
+        format!("{}tls-port {tls_port}\n", self.lines)
+    }
+
+    /// For a server that speaks nothing else, neither with clients nor with other servers. Only a
+    /// unix socket in its home is left, for tests to look at it.
+    pub(crate) fn alone(&self, home: &Path, tls_port: u16) -> String {
+        let socket = ["--unixsocket".into(), config::path(&home.join("socket"))];
+        let (tls, socket) = (self.beside(tls_port), config::lines(&socket));
+        format!("{tls}port 0\ntls-replication yes\ntls-cluster yes{socket}")
+    }
+}
+
+/// The scheme of URLs.
+pub(crate) fn scheme(tls: bool) -> &'static str {
+    match tls {
+        true => "rediss",
+        false => "redis",
+    }
+}
+
 /// A server that speaks TLS on one port, and plainly on another, for tests to look at it.
 #[derive(Debug)]
 pub struct TlsServer {
     server: Server,
     port: u16,
-    ca: Ca,
+    certified: Certified,
     // After the server, which may still read it.
     _dir: Dir,
 }
@@ -142,22 +213,13 @@ impl TlsServer {
     ///
     /// As [`start`](TlsServer::start).
     pub fn start_for(what: For<'_>, auth_clients: &str, users: &[&str]) -> TlsServer {
-        let ca = Ca::new();
-        let Identity { cert, key } = ca.server(what);
         let dir = Dir::new();
-        let file = |name: &str, text: &str| {
-            let path = dir.path().join(name);
-            std::fs::write(&path, text).expect("a file");
-            config::path(&path)
+        let plan = TlsPlan {
+            certificate: what,
+            auth_clients,
         };
-        let mut lines = format!("\ntls-auth-clients {auth_clients}\n");
-        for (setting, path) in [
-            ("tls-cert-file", file("cert.pem", &cert)),
-            ("tls-key-file", file("key.pem", &key)),
-            ("tls-ca-cert-file", file("ca.pem", ca.pem())),
-        ] {
-            lines += &format!("{setting} {path}\n");
-        }
+        let certified = Certified::new(dir.path(), plan);
+        let mut lines = String::new();
         for user in users {
             lines += &format!("user {user}\n");
         }
@@ -166,14 +228,14 @@ impl TlsServer {
             dir.path(),
             |_| {
                 port = free_port();
-                format!("{lines}tls-port {port}\n")
+                format!("{}{lines}", certified.beside(port))
             },
             &[],
         );
         TlsServer {
             server,
             port,
-            ca,
+            certified,
             _dir: dir,
         }
     }
@@ -190,7 +252,7 @@ impl TlsServer {
 
     /// The CA of the server's certificate, and of clients'.
     pub fn ca(&self) -> &Ca {
-        &self.ca
+        &self.certified.ca
     }
 
     /// The server, as it is on its plain port.

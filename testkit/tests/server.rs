@@ -7,7 +7,7 @@ use std::process::{Command, Stdio};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use redlatch_testkit::{Cluster, ClusterPlan, Sentinels, Server};
+use redlatch_testkit::{Cluster, ClusterPlan, SentinelPlan, Sentinels, Server, TlsPlan};
 
 #[test]
 fn a_durable_server_keeps_what_it_has_answered() {
@@ -45,6 +45,34 @@ fn one_with_a_password_is_asked_with_it() {
     for start in [Server::start_with, Server::start_durable_with] {
         let server = start(&["--requirepass", r#"a "b" \c"#]);
         assert_eq!(server.ask::<String>(&["PING"]), "PONG");
+    }
+}
+
+#[test]
+fn where_there_is_tls_nothing_else_is_spoken() {
+    let tls = Some(TlsPlan::default());
+    let sentinels = Sentinels::start_with(SentinelPlan {
+        replicas: 1,
+        sentinels: 1,
+        quorum: 1,
+        tls,
+        ..SentinelPlan::default()
+    });
+    let cluster = Cluster::start_with(ClusterPlan {
+        masters: 1,
+        tls,
+        ..ClusterPlan::default()
+    });
+    let all = sentinels
+        .servers()
+        .iter()
+        .chain(sentinels.sentinels())
+        .chain(cluster.nodes());
+    for server in all {
+        let in_the_open = server.url().replace("rediss:", "redis:");
+        let client = redis::Client::open(in_the_open).expect("a valid URL");
+        let patience = Duration::from_secs(10);
+        assert!(client.get_connection_with_timeout(patience).is_err());
     }
 }
 

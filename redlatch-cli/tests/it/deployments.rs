@@ -1,6 +1,6 @@
 //! Behind sentinels and on a cluster, by the URL alone.
 
-use redlatch_testkit::{Sentinels, Server, shared_cluster, unique};
+use redlatch_testkit::{SentinelPlan, Sentinels, Server, TlsPlan, shared_cluster, unique};
 
 use crate::support::*;
 
@@ -35,6 +35,28 @@ fn a_failover_while_cmd_runs() {
     assert_eq!(held.stdout, "begun\nover\n", "{held:#?}");
     let waited = waiter.finish().expect(0);
     assert_eq!(waited.stdout, "mine\n", "{waited:#?}");
+}
+
+/// Neither the sentinels nor the master speak anything but TLS.
+#[test]
+fn sentinels_with_tls() {
+    let sentinels = Sentinels::start_with(SentinelPlan {
+        replicas: 0,
+        sentinels: 1,
+        quorum: 1,
+        tls: Some(TlsPlan::default()),
+        ..SentinelPlan::default()
+    });
+    let scratch = Scratch::new();
+    let ca = scratch.path("ca");
+    std::fs::write(&ca, sentinels.ca().unwrap().pem()).unwrap();
+    let run = |options: &[&str]| {
+        let mut command = bare(&[&["run"], options, &[&unique("tls"), "--", "true"]].concat());
+        command.env("REDLATCH_URL", sentinels.url());
+        finish(command)
+    };
+    run(&["--tls-ca", &ca]).expect(0);
+    run(&[]).expect(69).says("tls_ca");
 }
 
 /// Without replicas in step there is no lock, and it is said why.

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use redlatch::{Client, Loss, ReplicaSync};
 
-use super::{Deployment, LASTING, granted, patient, renewal};
+use super::{Deployment, LASTING, answered, granted, patient, renewal};
 use crate::common::{LONG, assert_lost, soon, until};
 
 /// F3, F6, F28: a master is killed just after a lock was granted. What was granted is there on the
@@ -24,9 +24,9 @@ pub async fn a_killed_master(deployment: &mut Deployment) {
     let first = granted(|| holder.fenced_lock("{a}:fenced").lock().lease(10 * LONG)).await;
     deployment.kill(old);
     let new = deployment.await_new_master("{a}", old);
-    let exists = |key: &str| deployment.server(new).ask::<bool>(&["EXISTS", key]);
     for key in ["{a}:held", "{a}:lent", "{a}:fenced"] {
-        assert!(exists(key), "{key} was granted and is gone");
+        let there: bool = answered(deployment.server(new), &["EXISTS", key]).await;
+        assert!(there, "{key} was granted and is gone");
     }
     for _ in 0..2 {
         renewal(deployment.server(new), "{a}:held").await;

@@ -10,7 +10,7 @@ use std::future::IntoFuture;
 use std::time::{Duration, Instant};
 
 use redlatch::{Client, ClientBuilder, Result};
-use redlatch_testkit::{Cluster, ClusterPlan, SentinelPlan, Sentinels, Server};
+use redlatch_testkit::{Ca, Cluster, ClusterPlan, SentinelPlan, Sentinels, Server, TlsPlan};
 
 use crate::common::{LONG, risen};
 
@@ -23,7 +23,7 @@ pub mod steady;
 pub const LASTING: Duration = Duration::from_secs(24);
 
 /// Longer than any test takes, in milliseconds: nobody is taken for gone.
-const NEVER: u32 = 600_000;
+pub const NEVER: u32 = 600_000;
 
 pub enum Deployment {
     Sentinel(Sentinels),
@@ -40,6 +40,21 @@ impl Deployment {
 
     pub fn cluster() -> Deployment {
         InCluster(Cluster::start())
+    }
+
+    /// The same, and all of them speak nothing but TLS.
+    pub fn tls_sentinel() -> Deployment {
+        BehindSentinels(Sentinels::start_with(SentinelPlan {
+            tls: Some(TlsPlan::default()),
+            ..SentinelPlan::default()
+        }))
+    }
+
+    pub fn tls_cluster() -> Deployment {
+        InCluster(Cluster::start_with(ClusterPlan {
+            tls: Some(TlsPlan::default()),
+            ..ClusterPlan::default()
+        }))
     }
 
     /// No other master is ever chosen.
@@ -67,8 +82,22 @@ impl Deployment {
         }
     }
 
+    /// Of their certificates, if they have some.
+    fn ca(&self) -> Option<&Ca> {
+        match self {
+            BehindSentinels(all) => all.ca(),
+            InCluster(all) => all.ca(),
+        }
+    }
+
     pub async fn client(&self, settings: ClientBuilder) -> Client {
-        settings.connect(&self.url()).await.unwrap()
+        let settings = match self.ca() {
+            Some(ca) => settings.tls_ca(ca.pem()),
+            None => settings,
+        };
+        let url = self.url();
+        // A sentinel has a second, in which a busy machine may not get through a handshake.
+        granted(|| settings.clone().connect(&url)).await
     }
 
     /// The place of the master that has a key.
@@ -146,6 +175,18 @@ where
     }
 }
 
+/// What a server says. Asked again while a node takes the cluster for down, because it has not heard of
+/// the others for a while.
+pub async fn answered<T: redis::FromRedisValue>(server: &Server, command: &[&str]) -> T {
+    let begun = Instant::now();
+    loop {
+        match server.try_ask(command) {
+            Err(_) if begun.elapsed() < LONG => tokio::time::sleep(Duration::from_millis(5)).await,
+            answer => return answer.unwrap(),
+        }
+    }
+}
+
 pub fn pttl(server: &Server, key: &str) -> i64 {
     server.ask(&["PTTL", key])
 }
@@ -153,7 +194,7 @@ pub fn pttl(server: &Server, key: &str) -> i64 {
 /// Waits until the key's lease is seen to rise.
 pub async fn renewal(server: &Server, key: &str) {
     risen(key, || async {
-        let left = pttl(server, key);
+        let left: i64 = answered(server, &["PTTL", key]).await;
         assert!(left > -2, "{key} is gone");
         left
     })

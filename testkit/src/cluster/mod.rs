@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 
 use crate::dir::Dir;
 use crate::server::Server;
+use crate::tls::{self, Ca, Certified, TlsPlan};
 use crate::until::until;
 
 pub use slots::slot_of;
@@ -23,6 +24,7 @@ pub struct Cluster {
     nodes: Vec<Server>,
     /// What every node has in its configuration.
     settings: String,
+    certified: Option<Certified>,
     /// How many homes there are in the directory.
     homes: usize,
     // After those who write to it, so that it is removed after they have ended.
@@ -40,6 +42,8 @@ pub struct ClusterPlan<'a> {
     pub node_timeout_millis: u32,
     /// Further settings of all nodes, such as `["--cluster-require-full-coverage", "no"]`.
     pub args: &'a [&'a str],
+    /// Has all nodes speak TLS and nothing else, with clients and with each other.
+    pub tls: Option<TlsPlan<'a>>,
 }
 
 /// In which way a replica takes its master's place.
@@ -60,6 +64,7 @@ impl Default for ClusterPlan<'_> {
             replicas: 1,
             node_timeout_millis: 2000,
             args: &[],
+            tls: None,
         }
     }
 }
@@ -84,7 +89,13 @@ impl Cluster {
     pub fn url(&self) -> String {
         let addresses = self.nodes.iter().map(|n| format!("127.0.0.1:{}", n.port()));
         let addresses: Vec<_> = addresses.collect();
-        format!("redis+cluster://{}", addresses.join(","))
+        let scheme = tls::scheme(self.certified.is_some());
+        format!("{scheme}+cluster://{}", addresses.join(","))
+    }
+
+    /// The CA of all certificates, where there are some.
+    pub fn ca(&self) -> Option<&Ca> {
+        self.certified.as_ref().map(|certified| &certified.ca)
     }
 
     /// All nodes.

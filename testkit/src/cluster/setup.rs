@@ -10,6 +10,7 @@ use crate::dir::Dir;
 use crate::ports::free_port;
 use crate::sentinels::REPLICATION;
 use crate::server::Server;
+use crate::tls::Certified;
 use crate::until::until;
 
 /// How many slots there are.
@@ -17,6 +18,7 @@ const SLOTS: usize = 16_384;
 
 pub(super) fn cluster(plan: ClusterPlan<'_>) -> Cluster {
     let dir = Dir::new();
+    let certified = plan.tls.map(|tls| Certified::new(dir.path(), tls));
     let args: Vec<String> = plan.args.iter().map(|&arg| arg.into()).collect();
     let settings = format!(
         "{REPLICATION}cluster-enabled yes
@@ -29,7 +31,10 @@ cluster-node-timeout {}
     );
     let count = plan.masters * (1 + plan.replicas);
     let nodes = thread::scope(|scope| {
-        let start = |place| node(&dir.path().join(format!("node-{place}")), &settings);
+        let start = |place| {
+            let home = dir.path().join(format!("node-{place}"));
+            node(&home, &settings, certified.as_ref())
+        };
         let starting: Vec<_> = (0..count)
             .map(|place| scope.spawn(move || start(place)))
             .collect();
@@ -41,6 +46,7 @@ cluster-node-timeout {}
     let cluster = Cluster {
         nodes,
         settings,
+        certified,
         homes: count,
         dir,
     };
@@ -62,9 +68,13 @@ cluster-node-timeout {}
 }
 
 /// A node that knows nobody.
-fn node(home: &Path, settings: &str) -> Server {
-    // The bus, where nodes talk among themselves, has a port of its own.
-    let settings = |_| format!("{settings}\ncluster-port {}\n", free_port());
+fn node(home: &Path, settings: &str, certified: Option<&Certified>) -> Server {
+    let settings = |port| {
+        let tls = certified.map(|all| all.alone(home, port));
+        let tls = tls.unwrap_or_default();
+        // The bus, where nodes talk among themselves, has a port of its own.
+        format!("{tls}{settings}\ncluster-port {}\n", free_port())
+    };
     Server::at_home(home, settings, &[])
 }
 
@@ -77,7 +87,8 @@ impl Cluster {
     pub fn add_node(&mut self) -> usize {
         let home = self.dir.path().join(format!("node-{}", self.homes));
         self.homes += 1;
-        self.nodes.push(node(&home, &self.settings));
+        let node = node(&home, &self.settings, self.certified.as_ref());
+        self.nodes.push(node);
         let place = self.nodes.len() - 1;
         self.introduce(place, &self.nodes[..place]);
         self.await_whole();

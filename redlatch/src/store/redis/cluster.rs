@@ -250,7 +250,8 @@ impl Cluster {
         }
     }
 
-    fn known_owner(&self, slot: u16) -> Option<Arc<Node>> {
+    /// The node that has a slot, as far as is known.
+    pub(super) fn known_owner(&self, slot: u16) -> Option<Arc<Node>> {
         let map = self.map();
         let index = map.slots.get(usize::from(slot))?;
         let at = map.masters.get(usize::from(*index))?;

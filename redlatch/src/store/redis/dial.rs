@@ -74,7 +74,7 @@ impl Dial {
         let settings = info.redis_settings();
         let connecting = MultiplexedConnection::new_with_config(settings, stream, config.clone());
         let (connection, work) = connecting.await.map_err(|error| {
-            tls.first_words(&error, host)
+            tls.first_words(&error, host, *port)
                 .unwrap_or_else(|| Fault::connecting(&error))
         })?;
         Ok(Dialled {

@@ -100,6 +100,14 @@ impl Fault {
             },
         }
     }
+
+    /// What it comes to in a list of several.
+    pub(super) fn reason(self) -> String {
+        match self.into_error() {
+            Error::Unavailable { reason } => reason,
+            error => error.to_string(),
+        }
+    }
 }
 
 /// Tries again on a new connection, with growing pauses, until it is time to give up.
@@ -142,10 +150,15 @@ impl Retry {
         Ok(())
     }
 
-    /// The error when time is up.
-    pub(super) fn given_up(&mut self) -> Error {
-        self.last.take().unwrap_or(Error::ResponseTimeout {
-            after: self.timeout,
+    /// The error when time is up. `silence` is what to think of when it was up before there was a
+    /// connection.
+    pub(super) fn given_up(&mut self, silence: &str) -> Error {
+        let after = self.timeout;
+        self.last.take().unwrap_or_else(|| match silence {
+            "" => Error::ResponseTimeout { after },
+            silence => Error::Unavailable {
+                reason: format!("no connection within the response timeout of {after:?}{silence}"),
+            },
         })
     }
 }

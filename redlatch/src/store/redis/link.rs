@@ -158,6 +158,14 @@ impl Link {
         self.shared.lock_live().is_some()
     }
 
+    /// What to think of when there was no answer in time and there is not even a connection.
+    pub(super) fn silence(&self) -> &'static str {
+        match self.is_connected() {
+            true => "",
+            false => self.whereabouts.silence(),
+        }
+    }
+
     /// Where the connection leads that there is or that is being made, if that is known and can
     /// change.
     pub(super) fn leads_to(&self) -> Option<Endpoint> {

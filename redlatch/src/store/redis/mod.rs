@@ -159,7 +159,7 @@ impl Redis {
                 Err(_) => {
                     self.topology.suspect();
                     if !sent.get() {
-                        return Err(retry.given_up());
+                        return Err(retry.given_up(self.silence(&exchange)));
                     }
                     match timeout_at(answered_by, sending).await {
                         Ok(answered) => answered,
@@ -174,7 +174,7 @@ impl Redis {
                     sent.clear();
                     retry.after(fault).await?;
                     if Instant::now() >= retry.give_up {
-                        return Err(retry.given_up());
+                        return Err(retry.given_up(self.silence(&exchange)));
                     }
                 }
             }
@@ -266,7 +266,7 @@ impl Redis {
             Ok(heard) => heard.map(|heard| (heard, retry.repeated)),
             Err(_) => {
                 self.topology.suspect();
-                Err(retry.given_up())
+                Err(retry.given_up(self.silence(exchange)))
             }
         }
     }
@@ -279,6 +279,14 @@ impl Redis {
                 self.topology.suspect();
                 Err(Error::ResponseTimeout { after: limit })
             }
+        }
+    }
+
+    /// What to think of when there was no answer in time and there is not even a connection.
+    fn silence(&self, exchange: &Exchange<'_>) -> &'static str {
+        match exchange.node {
+            Some(node) => node.silence(),
+            None => self.topology.silence(exchange.key),
         }
     }
 

@@ -63,6 +63,13 @@ impl Node {
         [&self.commands, &self.attempts, &self.messages].into_iter()
     }
 
+    /// What to think of when there was no answer in time and there is not even a connection.
+    pub(super) fn silence(&self) -> &'static str {
+        let silences = self.links().map(|link| link.silence());
+        // None, if one of them is connected.
+        silences.min().unwrap_or_default()
+    }
+
     /// It is no longer one to ask.
     pub(super) fn give_up(&self) {
         self.links().for_each(|link| link.give_up());

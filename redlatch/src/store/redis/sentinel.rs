@@ -127,7 +127,12 @@ impl Sentinels {
         let asking = self.sentinels.iter().map(|(at, link)| async move {
             let said = match timeout(PATIENCE, self.ask(at, link)).await {
                 Ok(said) => said,
-                Err(_) => Err(Fault::NotSent(format!("no answer within {PATIENCE:?}"))),
+                Err(_) => {
+                    let silence = link.silence();
+                    Err(Fault::NotSent(format!(
+                        "no answer within {PATIENCE:?}{silence}"
+                    )))
+                }
             };
             said.map_err(|fault| (at, fault))
         });
@@ -144,7 +149,7 @@ impl Sentinels {
             reasons.push(match said {
                 // Credentials that are wrong stay wrong.
                 Err((_, fault @ Fault::Final(_))) => return Err(fault),
-                Err((at, fault)) => format!("{at}: {}", fault.into_error()),
+                Err((at, fault)) => format!("{at}: {}", fault.reason()),
                 Ok(Some(Opinion { endpoint, .. })) => format!("one sentinel names {endpoint}"),
                 Ok(None) => format!("no sentinel knows a master called {:?}", self.master),
             });

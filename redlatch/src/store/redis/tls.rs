@@ -22,6 +22,7 @@ use tokio_rustls::rustls::{
     AlertDescription, CertificateError, ClientConfig, Error as TlsError, RootCertStore,
 };
 
+use super::access::Endpoint;
 use super::fault::Fault;
 use super::given::{Certificates, Pem};
 use crate::error::{Error, Result};
@@ -81,19 +82,23 @@ impl Tls {
         let connector = TlsConnector::from(config);
         let shaken = connector.connect(name, stream).await;
         shaken.map_err(|error| {
-            explained(&error, host, self.certificates.client.is_some())
+            self.explained(&error, host, port)
                 .unwrap_or_else(|| Fault::NotSent(format!("TLS handshake: {error}")))
         })
     }
 
     /// What became of the first words on a connection. Only there a server says what it thinks of
     /// our certificate; some just hang up.
-    pub(super) fn first_words(&self, error: &redis::RedisError, host: &str) -> Option<Fault> {
-        let has_certificate = self.certificates.client.is_some();
-        if let Some(fault) = explained(error, host, has_certificate) {
+    pub(super) fn first_words(
+        &self,
+        error: &redis::RedisError,
+        host: &str,
+        port: u16,
+    ) -> Option<Fault> {
+        if let Some(fault) = self.explained(error, host, port) {
             return Some(fault);
         }
-        let hint = match has_certificate {
+        let hint = match self.certificates.client.is_some() {
             true => "it may not accept the client certificate",
             false => "it may want a client certificate (builder setting `tls_client_cert`)",
         };
@@ -103,6 +108,15 @@ impl Tls {
                 "the server hung up right after the TLS handshake: {error}; {hint}"
             ))
         })
+    }
+
+    /// What TLS has against a connection. Of a deployment one server may be the only one at fault.
+    fn explained(&self, error: &(dyn StdError + 'static), host: &str, port: u16) -> Option<Fault> {
+        let reason = explained(error, host, self.certificates.client.is_some())?;
+        let at = Endpoint::new(host, port);
+        Some(Fault::Final(Error::TlsFailed {
+            reason: format!("{at}: {reason}"),
+        }))
     }
 
     /// Reads the certificates. A program that runs goes on with what it has when they cannot be read
@@ -244,10 +258,14 @@ fn not_sent(error: io::Error) -> Fault {
     Fault::NotSent(error.to_string())
 }
 
-/// What TLS has against a connection, in words that say what to do.
-fn explained(error: &(dyn StdError + 'static), host: &str, has_certificate: bool) -> Option<Fault> {
+/// The same in words that say what to do.
+fn explained(
+    error: &(dyn StdError + 'static),
+    host: &str,
+    has_certificate: bool,
+) -> Option<String> {
     let tls = cause(error)?;
-    let reason = match tls {
+    Some(match tls {
         TlsError::InvalidCertificate(fault) => {
             let fault = match fault {
                 CertificateError::UnknownIssuer => {
@@ -292,8 +310,7 @@ fn explained(error: &(dyn StdError + 'static), host: &str, has_certificate: bool
             )
         }
         other => other.to_string(),
-    };
-    Some(Fault::Final(Error::TlsFailed { reason }))
+    })
 }
 
 /// What TLS said, somewhere inside of an error.

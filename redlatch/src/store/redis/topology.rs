@@ -198,6 +198,17 @@ impl Topology {
         }
     }
 
+    /// What to think of when there was no answer about a key, and there is not even a connection to the
+    /// node that has it.
+    pub(super) fn silence(&self, key: &str) -> &'static str {
+        match &self.form {
+            Form::Single(node) | Form::Sentinel(node, _) => node.silence(),
+            Form::Cluster(cluster) => cluster
+                .known_owner(slot(key))
+                .map_or("", |node| node.silence()),
+        }
+    }
+
     /// All nodes that have keys, in an order that stays.
     pub(super) async fn masters(&self) -> Vec<Arc<Node>> {
         match &self.form {
@@ -255,14 +266,16 @@ async fn facts(seeds: &[Endpoint], access: &Access, settings: &node::Settings) -
     });
     let one = |said: &[Option<Result<Facts>>]| said.iter().flatten().any(Result::is_ok);
     let said = most(asking, one, BRIEFLY).await;
-    let mut reason = Error::InvalidUrl {
-        reason: "it names no node".into(),
-    };
+    let mut reason: Option<Error> = None;
     for said in said.into_iter().flatten() {
         match said {
             Ok(facts) => return Ok(facts),
-            Err(error) => reason = error,
+            // What stays wrong is not hidden by a node that is down.
+            Err(error) if reason.as_ref().is_none_or(Error::is_transient) => reason = Some(error),
+            Err(_) => {}
         }
     }
-    Err(reason)
+    Err(reason.unwrap_or_else(|| Error::InvalidUrl {
+        reason: "it names no node".into(),
+    }))
 }
