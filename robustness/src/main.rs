@@ -7,6 +7,7 @@ mod clock;
 mod crew;
 mod faults;
 mod history;
+mod namespace;
 mod options;
 mod pulse;
 mod random;

@@ -51,6 +51,9 @@ pub(crate) struct Rows {
     /// Repeats the choices of an earlier run
     #[arg(long)]
     pub(crate) seed: Option<u64>,
+    /// What the network is called that the program was started in, if it is in one of its own now
+    #[arg(long, hide = true)]
+    pub(crate) outside: Option<String>,
 }
 
 /// How long, and with how many.

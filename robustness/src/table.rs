@@ -13,6 +13,7 @@ use crate::Result;
 use crate::checker::Rule;
 use crate::clock::millis;
 use crate::faults::{self, Fault};
+use crate::namespace;
 use crate::options::Rows;
 use crate::run::{Excused, Outcome, Setup, run};
 use crate::site::Topology;
@@ -38,6 +39,13 @@ pub(crate) fn run_rows(options: &Rows) -> Result<bool> {
         }
         return Ok(true);
     }
+    let partitions = wanted.iter().any(|(fault, _)| fault.needs.partitions);
+    let network = match partitions {
+        true => namespace::enter(options.outside.as_deref()),
+        false => Ok(()),
+    };
+    // Why servers cannot be cut off from each other, if so.
+    let refused = &network.err().map(|error| error.to_string());
     let seed = options.seed();
     println!("SEED={seed}\n\n{HEAD}");
     let bar = ProgressBar::new(wanted.len() as u64);
@@ -54,7 +62,12 @@ pub(crate) fn run_rows(options: &Rows) -> Result<bool> {
                 while let Some(&(fault, topology)) = rows.get(next.fetch_add(1, Ordering::Relaxed))
                 {
                     // The servers' keeper panics when they do not start or do not find together.
-                    let row = || row(fault, topology, options, seed);
+                    let row = || match refused {
+                        Some(why) if fault.needs.partitions => {
+                            Err(format!("it needs a network namespace; {why}").into())
+                        }
+                        _ => row(fault, topology, options, seed),
+                    };
                     let outcome = catch_unwind(AssertUnwindSafe(row))
                         .unwrap_or_else(|_| Err("it panicked, see above".into()));
                     if tell_outcome.send((fault, topology, outcome)).is_err() {

@@ -3,6 +3,7 @@
 //! order.
 #![forbid(unsafe_code)]
 
+mod addresses;
 mod cluster;
 mod config;
 mod dir;
@@ -16,6 +17,7 @@ mod server;
 mod tls;
 mod until;
 
+pub use addresses::APART;
 pub use cluster::{Cluster, ClusterPlan, Takeover, slot_of};
 pub use liar::lying_sentinel;
 pub use monitor::{Command, Monitor};

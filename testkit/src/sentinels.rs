@@ -3,6 +3,7 @@
 use std::collections::HashMap;
 use std::thread;
 
+use crate::addresses::address;
 use crate::config;
 use crate::dir::Dir;
 use crate::server::Server;
@@ -44,6 +45,9 @@ pub struct SentinelPlan<'a> {
     pub sentinel_lines: &'a [&'a str],
     /// Has all of them speak TLS and nothing else, with clients and with each other.
     pub tls: Option<TlsPlan<'a>>,
+    /// Whether each has an address of its own in [`APART`](crate::APART), where it listens and from
+    /// where it connects to the others. So it can be cut off from them and not from clients (Linux).
+    pub apart: bool,
 }
 
 /// What the sentinels call the master.
@@ -66,6 +70,7 @@ impl Default for SentinelPlan<'_> {
             server_args: &[],
             sentinel_lines: &[],
             tls: None,
+            apart: false,
         }
     }
 }
@@ -89,7 +94,7 @@ impl Sentinels {
             let home = dir.path().join(home);
             let tls = |port| certified.as_ref().map(|all| all.alone(&home, port));
             let lines = |port| tls(port).unwrap_or_default() + lines;
-            Server::at_home(&home, lines, mode)
+            Server::at_home(&home, address(plan.apart), lines, mode)
         };
         let args: Vec<String> = plan.server_args.iter().map(|&arg| arg.into()).collect();
         let server = |place: usize, of_its_own: &str| {
@@ -97,8 +102,8 @@ impl Sentinels {
             start(format!("server-{place}"), &lines, &[])
         };
         let master = server(0, "");
-        let follow = format!("replicaof 127.0.0.1 {}\n", master.port());
-        let watch = watch(&plan, master.port());
+        let follow = format!("replicaof {} {}\n", master.address(), master.port());
+        let watch = watch(&plan, &master);
         let sentinel = |place: usize| {
             let sentinel = start(format!("sentinel-{place}"), &watch, &["--sentinel"]);
             hurry(&sentinel);
@@ -131,7 +136,7 @@ impl Sentinels {
         let addresses = self
             .sentinels
             .iter()
-            .map(|s| format!("127.0.0.1:{}", s.port()));
+            .map(|s| format!("{}:{}", s.address(), s.port()));
         let addresses: Vec<_> = addresses.collect();
         let scheme = tls::scheme(self.certified.is_some());
         format!("{scheme}+sentinel://{}/{NAME}", addresses.join(","))
@@ -335,7 +340,7 @@ fn is(seen: &Seen, what: &str, value: &str) -> bool {
 /// they hear how far they should be.
 pub(crate) const REPLICATION: &str = "\nrepl-diskless-sync-delay 0\nrepl-ping-replica-period 1\n";
 
-fn watch(plan: &SentinelPlan<'_>, port: u16) -> String {
+fn watch(plan: &SentinelPlan<'_>, master: &Server) -> String {
     let SentinelPlan {
         quorum,
         down_after_millis,
@@ -343,9 +348,10 @@ fn watch(plan: &SentinelPlan<'_>, port: u16) -> String {
         ..
     } = plan;
     let replicas = plan.replicas.max(1);
+    let (address, port) = (master.address(), master.port());
     let further = plan.sentinel_lines.join("\n");
     format!(
-        "sentinel monitor {NAME} 127.0.0.1 {port} {quorum}
+        "sentinel monitor {NAME} {address} {port} {quorum}
 sentinel down-after-milliseconds {NAME} {down_after_millis}
 sentinel failover-timeout {NAME} {failover_timeout_millis}
 sentinel parallel-syncs {NAME} {replicas}

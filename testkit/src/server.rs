@@ -1,5 +1,6 @@
 //! A real Redis, for as long as it is needed.
 
+use std::net::Ipv4Addr;
 use std::path::Path;
 use std::sync::OnceLock;
 use std::time::Duration;
@@ -10,10 +11,11 @@ use crate::keeper::Running;
 use crate::ports::free_port;
 use crate::tls;
 
-/// A `redis-server` on a free loopback port, without persistence. Ends when dropped, and also when
-/// the process that started it dies in any way: it hangs on a pipe of that process.
+/// A `redis-server` on a free port of a loopback address, without persistence. Ends when dropped, and
+/// also when the process that started it dies in any way: it hangs on a pipe of that process.
 #[derive(Debug)]
 pub struct Server {
+    address: Ipv4Addr,
     port: u16,
     args: Vec<String>,
     known: Known,
@@ -64,8 +66,9 @@ impl Server {
         let dir = Dir::new();
         let further: Vec<String> = args.iter().map(|&arg| arg.to_owned()).collect();
         let known = Known::from(&config::lines(&further));
-        let server = Server::on_some_port(known, |port| {
-            let mut args = settings(port);
+        let address = Ipv4Addr::LOCALHOST;
+        let server = Server::on_some_port(address, known, |port| {
+            let mut args = settings(address, port);
             args.extend(["--dir".to_owned(), config::path(dir.path())]);
             args.extend_from_slice(&further);
             args
@@ -91,7 +94,7 @@ impl Server {
         let further: Vec<String> = args.iter().map(|&arg| arg.to_owned()).collect();
         let lines = config::lines(&further);
         let lines = |_| format!("appendonly yes\nappendfsync always\n{lines}");
-        let server = Server::at_home(dir.path(), lines, &[]);
+        let server = Server::at_home(dir.path(), Ipv4Addr::LOCALHOST, lines, &[]);
         Server {
             _dir: Some(dir),
             ..server
@@ -99,17 +102,18 @@ impl Server {
     }
 
     /// A server that keeps its settings in a file in its own `home`, so that it may change them.
-    /// `lines` are all of its settings but the port. Of these `mode` are on the command line.
+    /// `lines` are all of its settings but address and port. Of these `mode` are on the command line.
     pub(crate) fn at_home(
         home: &Path,
+        address: Ipv4Addr,
         mut lines: impl FnMut(u16) -> String,
         mode: &[&str],
     ) -> Server {
         std::fs::create_dir_all(home).expect("a place for its files");
         let file = home.join("redis.conf");
         let known = Known::from(&lines(0));
-        Server::on_some_port(known, |port| {
-            let mut text = config::lines(&settings(port));
+        Server::on_some_port(address, known, |port| {
+            let mut text = config::lines(&settings(address, port));
             text += &config::lines(&["--dir".to_owned(), config::path(home)]);
             text += &lines(port);
             std::fs::write(&file, text).expect("its configuration file");
@@ -118,13 +122,18 @@ impl Server {
         })
     }
 
-    fn on_some_port(known: Known, mut args: impl FnMut(u16) -> Vec<String>) -> Server {
+    fn on_some_port(
+        address: Ipv4Addr,
+        known: Known,
+        mut args: impl FnMut(u16) -> Vec<String>,
+    ) -> Server {
         // Between finding a free port and using it somebody else may take it: then another one.
         for _ in 0..20 {
             let port = free_port();
             let args = args(port);
             if let Some(running) = Running::launch(&args) {
                 return Server {
+                    address,
                     port,
                     args,
                     known,
@@ -139,10 +148,15 @@ impl Server {
     /// The URL for clients.
     pub fn url(&self) -> String {
         let scheme = tls::scheme(self.known.socket.is_some());
-        format!("{scheme}://127.0.0.1:{}", self.port)
+        format!("{scheme}://{}:{}", self.address, self.port)
     }
 
-    /// The port that it listens on.
+    /// The address that it listens on.
+    pub fn address(&self) -> Ipv4Addr {
+        self.address
+    }
+
+    /// The port that it listens on. No other server of this process has the same.
     pub fn port(&self) -> u16 {
         self.port
     }
@@ -277,11 +291,11 @@ fn query<T: redis::FromRedisValue>(
 }
 
 /// What all servers here have in common.
-fn settings(port: u16) -> Vec<String> {
-    let port = port.to_string();
-    let settings = [
+fn settings(address: Ipv4Addr, port: u16) -> Vec<String> {
+    let (address, port) = (address.to_string(), port.to_string());
+    let mut settings = vec![
         ["--port", &port],
-        ["--bind", "127.0.0.1"],
+        ["--bind", &address],
         ["--daemonize", "no"],
         ["--save", ""],
         ["--appendonly", "no"],
@@ -289,6 +303,12 @@ fn settings(port: u16) -> Vec<String> {
         ["--rdb-del-sync-files", "yes"],
         ["--enable-debug-command", "yes"],
     ];
+    if address != Ipv4Addr::LOCALHOST.to_string() {
+        // Others know it by this address when it comes to them. The protected mode would let in
+        // nobody but 127.0.0.1.
+        settings.push(["--bind-source-addr", &address]);
+        settings.push(["--protected-mode", "no"]);
+    }
     settings
         .concat()
         .iter()
@@ -306,6 +326,6 @@ mod tests {
     fn a_server_that_cannot_start_is_noticed() {
         let taken = TcpListener::bind("127.0.0.1:0").unwrap();
         let port = taken.local_addr().unwrap().port();
-        assert!(Running::launch(&settings(port)).is_none());
+        assert!(Running::launch(&settings(Ipv4Addr::LOCALHOST, port)).is_none());
     }
 }

@@ -1,5 +1,6 @@
 //! Certificates, made when they are needed, and servers that ask for them.
 
+use std::net::Ipv4Addr;
 use std::path::Path;
 
 use rcgen::{
@@ -226,6 +227,7 @@ impl TlsServer {
         let mut port = 0;
         let server = Server::at_home(
             dir.path(),
+            Ipv4Addr::LOCALHOST,
             |_| {
                 port = free_port();
                 format!("{}{lines}", certified.beside(port))

@@ -106,3 +106,19 @@ fn nodes_join_and_leave() {
     assert_eq!(cluster.owner_of(KEY), 2);
     assert_eq!(cluster.ask::<String>(2, &["GET", KEY]), "value");
 }
+
+#[test]
+#[cfg(target_os = "linux")]
+fn nodes_may_have_an_address_each() {
+    let cluster = Cluster::start_with(ClusterPlan {
+        apart: true,
+        ..ClusterPlan::default()
+    });
+    let master = cluster.owner_of(KEY);
+    let replica = cluster.nodes()[cluster.replica_of(master)].address();
+    assert_ne!(cluster.nodes()[master].address(), replica);
+    let known: String = cluster.ask(master, &["CLUSTER", "NODES"]);
+    assert!(known.contains(&format!(" {replica}:")), "{known}");
+    let links: String = cluster.ask(master, &["CLIENT", "LIST", "TYPE", "replica"]);
+    assert!(links.contains(&format!(" addr={replica}:")), "{links}");
+}

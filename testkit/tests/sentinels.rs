@@ -59,3 +59,18 @@ fn a_frozen_master_is_replaced_where_there_are_passwords_too() {
     assert_eq!(guard.info("sentinel_masters"), "1");
     guard.cut_all();
 }
+
+#[test]
+#[cfg(target_os = "linux")]
+fn servers_and_sentinels_may_have_an_address_each() {
+    let sentinels = Sentinels::start_with(SentinelPlan {
+        apart: true,
+        ..SentinelPlan::default()
+    });
+    let links: String = sentinels.ask(sentinels.master(), &["CLIENT", "LIST"]);
+    let replicas = sentinels.servers()[1..].iter();
+    for other in replicas.chain(sentinels.sentinels()) {
+        let link = format!(" addr={}:", other.address());
+        assert!(links.contains(&link), "{link} is not in\n{links}");
+    }
+}

@@ -3,23 +3,23 @@
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
-use super::server::ask;
 use super::{BASE, Fault};
 use crate::Result;
 use crate::checker::{Losses, MARGIN};
 use crate::clock::now;
 use crate::crew::lock;
 use crate::history::DataLost;
+use crate::namespace::Partition;
 use crate::scene::{CUT_OFF, Scene};
-use crate::site::{LOGINS, Needs, Topology};
+use crate::site::{Needs, Topology};
 use crate::worker::Sync;
 
 const PARTITION: Fault = Fault {
-    what: "replicas and sentinels lose the master, clients do not; another one is chosen, and only \
-           later the first one learns of it",
-    on: &[Topology::Sentinel],
+    what: "what a master and its replicas, sentinels or other nodes send each other is lost, clients \
+           reach them all; another one is chosen, and only later the first one learns of it",
+    on: &[Topology::Sentinel, Topology::Cluster],
     needs: Needs {
-        logins: true,
+        partitions: true,
         ..Needs::NOTHING
     },
     times: 1,
@@ -29,26 +29,26 @@ const PARTITION: Fault = Fault {
     ..BASE
 };
 
-pub(super) const FAULTS: [Fault; 2] = [
+pub(super) const FAULTS: [Fault; 3] = [
     Fault {
-        name: "master cut off",
+        name: "master partitioned",
         losses: Losses::Some,
-        act: |scene, lasts| {
-            let from = now();
-            let until = cut_off(scene, lasts)?;
-            lock(&scene.history).data_lost.push(DataLost {
-                from,
-                until,
-                forgetting: CUT_OFF,
-            });
-            Ok(())
-        },
+        act: |scene, lasts| excused(scene, lasts),
+        ..PARTITION
+    },
+    Fault {
+        name: "master partitioned, none asked",
+        what: "the same with ReplicaSync::Off",
+        losses: Losses::Some,
+        sync: Sync::Off,
+        act: |scene, lasts| excused(scene, lasts),
         ..PARTITION
     },
     // Renewals do not wait for replicas: with a lease that is shorter than a failover, what was held
     // before would end at the new master while the old one still renewed it.
     Fault {
-        name: "master cut off, replica asked",
+        name: "master partitioned, replica asked",
+        what: "the same with ReplicaSync::AtLeast(1), which gives out nothing that is lost",
         sync: Sync::One,
         lease: 4,
         act: |scene, lasts| cut_off(scene, lasts).map(drop),
@@ -56,25 +56,30 @@ pub(super) const FAULTS: [Fault; 2] = [
     },
 ];
 
-/// When the sentinels agreed on another master.
+/// The old master gives out what it should not until clients have left it.
+fn excused(scene: &mut Scene, lasts: Duration) -> Result<()> {
+    let from = now();
+    let until = cut_off(scene, lasts)?;
+    lock(&scene.history).data_lost.push(DataLost {
+        from,
+        until,
+        forgetting: CUT_OFF,
+    });
+    Ok(())
+}
+
+/// When it was known who the new master is.
 fn cut_off(scene: &mut Scene, lasts: Duration) -> Result<i64> {
     let master = scene.master()?;
     scene.broken(|scene| {
-        for user in LOGINS {
-            ask(scene.server(master), &["ACL", "SETUSER", user, "off"])?;
-            ask(scene.server(master), &["CLIENT", "KILL", "USER", user])?;
-        }
-        let chosen = scene.site.await_successor(master);
+        let partition = Partition::of(scene.server(master).address())?;
+        scene.site.await_successor(master)?;
         let at = now();
-        let left = chosen.and_then(|()| await_left(scene, master));
+        await_left(scene, master)?;
         sleep(lasts);
-        for user in LOGINS {
-            ask(scene.server(master), &["ACL", "SETUSER", user, "on"])?;
-        }
-        // Sentinels whose login failed keep the connection, and do not try again for long.
-        scene.server(master).cut_all();
+        drop(partition);
         scene.site.await_whole();
-        left.map(|()| at)
+        Ok(at)
     })
 }
 
@@ -84,7 +89,7 @@ fn await_left(scene: &Scene, place: usize) -> Result<()> {
     let end = Instant::now() + MARGIN + Duration::from_millis(scene.worker.lease) / 3;
     loop {
         let list: String = scene.server(place).ask(&["CLIENT", "LIST"]);
-        // Who asks, and sentinels that fail to log in, speak the older protocol.
+        // Who asks, and the servers among themselves, speak the older protocol.
         let clients = |line: &&str| line.contains(" resp=3");
         let left: Vec<&str> = list.lines().filter(clients).collect();
         if left.is_empty() {

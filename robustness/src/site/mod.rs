@@ -7,7 +7,6 @@ use clap::ValueEnum;
 use redlatch_testkit::{Cluster, Proxy, Sentinels, Server};
 
 use crate::Result;
-pub(crate) use watched::LOGINS;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub(crate) enum Topology {
@@ -33,7 +32,7 @@ impl Topology {
     pub(crate) fn start(self, needs: Needs) -> Result<Box<dyn Site>> {
         match self {
             Topology::Single => Ok(Box::new(Single::start(needs))),
-            Topology::Sentinel => Ok(Box::new(watched::Watched::start(needs)?)),
+            Topology::Sentinel => Ok(Box::new(watched::Watched::start(needs))),
             Topology::Cluster => Ok(Box::new(nodes::cluster(needs))),
         }
     }
@@ -46,8 +45,8 @@ pub(crate) struct Needs {
     pub(crate) network: bool,
     /// Every write is on disk before it is answered.
     pub(crate) durable: bool,
-    /// Replicas and sentinels log in as somebody else than clients do.
-    pub(crate) logins: bool,
+    /// A server can be cut off from the other ones, by its address, and not from clients.
+    pub(crate) partitions: bool,
     /// One of the three sentinels that clients know of names a wrong master.
     pub(crate) liar: bool,
 }
@@ -56,7 +55,7 @@ impl Needs {
     pub(crate) const NOTHING: Needs = Needs {
         network: false,
         durable: false,
-        logins: false,
+        partitions: false,
         liar: false,
     };
 }

@@ -11,6 +11,7 @@ const KEYS: [&str; 3] = ["b", "c", "a"];
 pub(super) fn cluster(needs: Needs) -> Cluster {
     Cluster::start_with(ClusterPlan {
         args: if needs.durable { &DURABLE } else { &[] },
+        apart: needs.partitions,
         ..ClusterPlan::default()
     })
 }

@@ -5,12 +5,6 @@ use redlatch_testkit::{SentinelPlan, Sentinels, Server, lying_sentinel};
 use super::{DURABLE, Needs, Site};
 use crate::Result;
 
-/// What replicas and sentinels log in as, so that they can be shut out and clients not.
-pub(crate) const LOGINS: [&str; 2] = ["replica", "watcher"];
-
-/// What everybody logs in with.
-const PASSWORD: &str = "swordfish";
-
 pub(super) struct Watched {
     all: Sentinels,
     url: String,
@@ -19,39 +13,20 @@ pub(super) struct Watched {
 }
 
 impl Watched {
-    pub(super) fn start(needs: Needs) -> Result<Watched> {
-        let mut settings = Vec::new();
-        if needs.durable {
-            settings.extend(DURABLE);
-        }
-        let (password, [replica, watcher]) = (format!(">{PASSWORD}"), LOGINS);
-        if needs.logins {
-            // Without a password of the clients' own, who fails to log in is one of them.
-            settings.extend(["--requirepass", PASSWORD]);
-            for user in LOGINS {
-                settings.extend(["--user", user, "on", &password, "~*", "&*", "+@all"]);
-            }
-            settings.extend(["--masteruser", replica, "--masterauth", PASSWORD]);
-        }
-        let user = format!("sentinel auth-user mymaster {watcher}");
-        let pass = format!("sentinel auth-pass mymaster {PASSWORD}");
-        let lines: &[&str] = if needs.logins { &[&user, &pass] } else { &[] };
+    pub(super) fn start(needs: Needs) -> Watched {
         let all = Sentinels::start_with(SentinelPlan {
-            server_args: &settings,
-            sentinel_lines: lines,
+            server_args: if needs.durable { &DURABLE } else { &[] },
+            apart: needs.partitions,
             ..SentinelPlan::default()
         });
         let mut url = all.url();
-        if needs.logins {
-            url = url.replacen("//", &format!("//:{PASSWORD}@"), 1);
-        }
         let decoy = needs.liar.then(Server::start);
         if let (Some(decoy), Some(honest)) = (&decoy, all.sentinels().first()) {
             // Clients know of two that are right and one that is not.
             let liar = lying_sentinel(decoy.port());
             url = url.replacen(&format!(":{}", honest.port()), &format!(":{liar}"), 1);
         }
-        Ok(Watched { all, url, decoy })
+        Watched { all, url, decoy }
     }
 }
 

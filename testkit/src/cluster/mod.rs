@@ -25,6 +25,8 @@ pub struct Cluster {
     /// What every node has in its configuration.
     settings: String,
     certified: Option<Certified>,
+    /// Whether each has an address of its own.
+    apart: bool,
     /// How many homes there are in the directory.
     homes: usize,
     // After those who write to it, so that it is removed after they have ended.
@@ -44,6 +46,9 @@ pub struct ClusterPlan<'a> {
     pub args: &'a [&'a str],
     /// Has all nodes speak TLS and nothing else, with clients and with each other.
     pub tls: Option<TlsPlan<'a>>,
+    /// Whether each has an address of its own in [`APART`](crate::APART), where it listens and from
+    /// where it connects to the others. So it can be cut off from them and not from clients (Linux).
+    pub apart: bool,
 }
 
 /// In which way a replica takes its master's place.
@@ -65,6 +70,7 @@ impl Default for ClusterPlan<'_> {
             node_timeout_millis: 2000,
             args: &[],
             tls: None,
+            apart: false,
         }
     }
 }
@@ -87,7 +93,10 @@ impl Cluster {
 
     /// The URL for clients: the addresses of all nodes.
     pub fn url(&self) -> String {
-        let addresses = self.nodes.iter().map(|n| format!("127.0.0.1:{}", n.port()));
+        let addresses = self
+            .nodes
+            .iter()
+            .map(|n| format!("{}:{}", n.address(), n.port()));
         let addresses: Vec<_> = addresses.collect();
         let scheme = tls::scheme(self.certified.is_some());
         format!("{scheme}+cluster://{}", addresses.join(","))
@@ -123,10 +132,13 @@ impl Cluster {
     ///
     /// When the nodes that answer do not come to an agreement about it.
     pub fn owner(&self, slot: u16) -> usize {
-        until("one owner of a slot", || self.agreed_owner(slot))
+        until("one owner of a slot", || {
+            self.agreed_owner(slot, self.running())
+        })
     }
 
-    /// Waits until another node has the slot of a key than `old`; returns its place.
+    /// Waits until another node has the slot of a key than `old`, as all the others that answer say;
+    /// returns its place. One that was cut off learns of it last.
     ///
     /// # Panics
     ///
@@ -134,7 +146,7 @@ impl Cluster {
     pub fn await_owner_change(&self, key: impl AsRef<[u8]>, old: usize) -> usize {
         let slot = slot_of(key.as_ref());
         until("another owner of a slot", || {
-            match self.agreed_owner(slot)? {
+            match self.agreed_owner(slot, self.others(old))? {
                 owner if owner == old => Err(format!("it is still node {old}")),
                 owner => Ok(owner),
             }
@@ -262,10 +274,14 @@ impl Cluster {
         }
     }
 
-    /// Who has a slot, if all who answer say the same.
-    fn agreed_owner(&self, slot: u16) -> Result<usize, String> {
+    /// Who has a slot, if all of these who answer say the same.
+    fn agreed_owner<'a>(
+        &self,
+        slot: u16,
+        nodes: impl Iterator<Item = &'a Server>,
+    ) -> Result<usize, String> {
         let mut agreed = None;
-        for ranges in self.running().filter_map(|node| ranges(node).ok()) {
+        for ranges in nodes.filter_map(|node| ranges(node).ok()) {
             let range = ranges.iter().find(|range| range.slots.contains(&slot));
             let owner = range.map(|range| range.master);
             if *agreed.get_or_insert(owner) != owner {

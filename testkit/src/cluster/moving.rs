@@ -91,7 +91,7 @@ impl Cluster {
         let target = &self.nodes[to];
         let mut migrate = redis::cmd("MIGRATE");
         migrate
-            .arg("127.0.0.1")
+            .arg(target.address().to_string())
             .arg(target.port())
             .arg("")
             .arg(0)

@@ -5,6 +5,7 @@ use std::thread;
 
 use super::slots::{known, known_master};
 use super::{Cluster, ClusterPlan};
+use crate::addresses::address;
 use crate::config;
 use crate::dir::Dir;
 use crate::ports::free_port;
@@ -23,7 +24,6 @@ pub(super) fn cluster(plan: ClusterPlan<'_>) -> Cluster {
     let settings = format!(
         "{REPLICATION}cluster-enabled yes
 cluster-config-file nodes.conf
-cluster-announce-ip 127.0.0.1
 cluster-node-timeout {}
 {}",
         plan.node_timeout_millis,
@@ -31,10 +31,7 @@ cluster-node-timeout {}
     );
     let count = plan.masters * (1 + plan.replicas);
     let nodes = thread::scope(|scope| {
-        let start = |place| {
-            let home = dir.path().join(format!("node-{place}"));
-            node(&home, &settings, certified.as_ref())
-        };
+        let start = |place| node(dir.path(), place, plan.apart, &settings, certified.as_ref());
         let starting: Vec<_> = (0..count)
             .map(|place| scope.spawn(move || start(place)))
             .collect();
@@ -47,6 +44,7 @@ cluster-node-timeout {}
         nodes,
         settings,
         certified,
+        apart: plan.apart,
         homes: count,
         dir,
     };
@@ -68,14 +66,23 @@ cluster-node-timeout {}
 }
 
 /// A node that knows nobody.
-fn node(home: &Path, settings: &str, certified: Option<&Certified>) -> Server {
+fn node(
+    dir: &Path,
+    number: usize,
+    apart: bool,
+    settings: &str,
+    certified: Option<&Certified>,
+) -> Server {
+    let home = dir.join(format!("node-{number}"));
+    let address = address(apart);
     let settings = |port| {
-        let tls = certified.map(|all| all.alone(home, port));
+        let tls = certified.map(|all| all.alone(&home, port));
         let tls = tls.unwrap_or_default();
         // The bus, where nodes talk among themselves, has a port of its own.
-        format!("{tls}{settings}\ncluster-port {}\n", free_port())
+        let bus = free_port();
+        format!("{tls}{settings}\ncluster-announce-ip {address}\ncluster-port {bus}\n")
     };
-    Server::at_home(home, settings, &[])
+    Server::at_home(&home, address, settings, &[])
 }
 
 impl Cluster {
@@ -85,9 +92,14 @@ impl Cluster {
     ///
     /// When it does not start, or they do not find together.
     pub fn add_node(&mut self) -> usize {
-        let home = self.dir.path().join(format!("node-{}", self.homes));
+        let node = node(
+            self.dir.path(),
+            self.homes,
+            self.apart,
+            &self.settings,
+            self.certified.as_ref(),
+        );
         self.homes += 1;
-        let node = node(&home, &self.settings, self.certified.as_ref());
         self.nodes.push(node);
         let place = self.nodes.len() - 1;
         self.introduce(place, &self.nodes[..place]);
@@ -135,9 +147,9 @@ impl Cluster {
     fn introduce(&self, place: usize, others: &[Server]) {
         let newcomer = &self.nodes[place];
         let bus: Vec<String> = newcomer.ask(&["CONFIG", "GET", "cluster-port"]);
-        let port = newcomer.port().to_string();
+        let (address, port) = (newcomer.address().to_string(), newcomer.port().to_string());
         for other in others.iter().filter(|node| node.pid().is_some()) {
-            let () = other.ask(&["CLUSTER", "MEET", "127.0.0.1", &port, &bus[1]]);
+            let () = other.ask(&["CLUSTER", "MEET", &address, &port, &bus[1]]);
         }
     }
 

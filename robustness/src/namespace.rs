@@ -1,0 +1,116 @@
+//! A network of the program's own (a network namespace of Linux), in which a server can be cut off from
+//! the others. All that the program starts is in it, too.
+
+use std::ffi::OsStr;
+use std::fs::read_link;
+use std::net::Ipv4Addr;
+use std::os::unix::process::CommandExt as _;
+use std::process::Command;
+
+use redlatch_testkit::APART;
+
+use crate::Result;
+
+/// Ways to get one: as root, and as anybody else, who has to be root in there.
+const HOW: [&str; 2] = ["-n", "-Urn"];
+
+/// In a new network nothing is up. What is sent by table 10 comes to a bridge where nobody is, and is lost
+/// in silence, as in a network that is broken: if it were refused (`blackhole`), servers would try again
+/// from another address. And loopback addresses are found before any other rule is looked at, unless that
+/// comes later.
+const PREPARE: &str = r#"
+set -e
+ip link set lo up
+ip link add hole type bridge
+ip link set hole arp off up
+echo 1 >/proc/sys/net/ipv4/conf/hole/route_localnet
+ip route add default dev hole table 10
+ip rule add pref 100 table local
+ip rule del pref 0
+exec "$0" "$@"
+"#;
+
+/// Puts the program into a network of its own: starts it again in there, with the same arguments and with
+/// what `outside` has to be then. Returns if that is done, or cannot be.
+pub(crate) fn enter(outside: Option<&str>) -> Result<()> {
+    let here = here()?;
+    if let Some(outside) = outside {
+        return match here == outside {
+            true => Err("it is still in the network of the machine".into()),
+            false => Ok(()),
+        };
+    }
+    let mut refused = Vec::new();
+    for how in HOW {
+        let start = |program: &OsStr| {
+            let mut start = Command::new("unshare");
+            start.args([how, "sh", "-c", PREPARE]).arg(program);
+            start
+        };
+        // What goes wrong in place of this program could not be told by it.
+        let tried = output(&mut start("true".as_ref()))?;
+        if tried.is_empty() {
+            let mut again = start(std::env::current_exe()?.as_os_str());
+            again.args(std::env::args_os().skip(1));
+            return Err(again.args(["--outside", &here]).exec().into());
+        }
+        refused.push(format!("{how}: {tried}"));
+    }
+    Err(refused.join("; ").into())
+}
+
+/// What the network is called that this process is in.
+fn here() -> Result<String> {
+    Ok(read_link("/proc/self/ns/net")?
+        .to_string_lossy()
+        .into_owned())
+}
+
+/// What a command says that fails; nothing if it does not.
+fn output(command: &mut Command) -> Result<String> {
+    let program = command.get_program().to_string_lossy().into_owned();
+    let done = command
+        .output()
+        .map_err(|error| format!("{program}: {error}"))?;
+    if done.status.success() {
+        return Ok(String::new());
+    }
+    let said = String::from_utf8_lossy(&done.stderr).trim().to_owned();
+    Ok(format!("{program}: {}: {said}", done.status))
+}
+
+/// Nothing gets from a server to the others, nor from them to it, until this is dropped.
+pub(crate) struct Partition(Ipv4Addr);
+
+impl Partition {
+    pub(crate) fn of(server: Ipv4Addr) -> Result<Partition> {
+        // One half of it is undone as well.
+        let partition = Partition(server);
+        partition.rules("add")?;
+        Ok(partition)
+    }
+
+    /// What is on its way is lost, too, and nobody is told: connections stay.
+    fn rules(&self, act: &str) -> Result<()> {
+        let server = self.0.to_string();
+        for (from, to) in [(server.as_str(), APART), (APART, server.as_str())] {
+            let mut ip = Command::new("ip");
+            ip.args([
+                "rule", act, "pref", "10", "from", from, "to", to, "table", "10",
+            ]);
+            let failed = output(&mut ip)?;
+            if !failed.is_empty() {
+                return Err(failed.into());
+            }
+        }
+        Ok(())
+    }
+}
+
+impl Drop for Partition {
+    fn drop(&mut self) {
+        if let Err(error) = self.rules("del") {
+            eprintln!("{} stays cut off: {error}", self.0);
+        }
+    }
+}
