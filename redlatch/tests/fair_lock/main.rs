@@ -207,6 +207,8 @@ async fn try_lock_does_not_queue_and_does_not_overtake(stand: Stand) {
             () = until_queued => {}
         }
     }
+    // Nor is it about to ask once more: what it has sent is answered before this is.
+    assert!(one.fair_lock(&name).try_lock().await.unwrap().is_none());
     held.unlock().await.unwrap();
     assert!(!lock.is_locked().await.unwrap());
     assert!(
