@@ -67,7 +67,8 @@ pub enum Error {
         reason: String,
     },
 
-    /// The store could not be reached, or the connection broke and did not come back in time.
+    /// The store could not be reached, or the connection broke and did not come back in time: of the
+    /// connect timeout, or of the response timeout if that is over first.
     ///
     /// Whatever the step may have done is being undone in the background; an acquisition that
     /// ends with this error leaves at most one lease behind that is not renewed.
@@ -78,7 +79,7 @@ pub enum Error {
         reason: String,
     },
 
-    /// The store did not answer within the response timeout.
+    /// There is a connection, and the store did not answer on it within the response timeout.
     ///
     /// The outcome of the step is unknown. Whatever it did is being undone in the background, as
     /// with [`Error::Unavailable`].
@@ -134,7 +135,8 @@ pub enum Error {
 
     /// No TLS connection that could be trusted: the server's certificate is not from a CA that is
     /// trusted, not for this host or has expired; the server does not accept ours or wants one; or
-    /// it does not speak TLS.
+    /// it does not speak TLS. A server that says nothing of it, but hangs up or stays silent, is
+    /// [`Error::Unavailable`]; the message asks whether it is that.
     #[error("no secure connection to the store: {reason}")]
     #[non_exhaustive]
     TlsFailed {

@@ -273,12 +273,9 @@ impl Session {
         };
         match &answer.reply {
             Together::Had(_) => {
-                let ends = claims
-                    .iter()
-                    .map(|(_, terms)| answer.sent + terms.lease.duration());
-                let ends: Vec<Instant> = ends.collect();
-                for (((claim, _), &held), &end) in claims.iter().zip(&held).zip(&ends) {
-                    claim.was_taken(held, end);
+                let end = |terms: &Terms| answer.sent + terms.lease.duration();
+                for ((claim, terms), &held) in claims.iter().zip(&held) {
+                    claim.was_taken(held, end(terms));
                 }
                 if let Err(error) = answer.confirmation.confirmed().await {
                     // Each in the turn that we have; what fails is settled by being dropped.
@@ -292,8 +289,8 @@ impl Session {
                     }
                     return Err(error);
                 }
-                for (i, ((claim, terms), end)) in claims.iter().zip(ends).enumerate() {
-                    if let Err(error) = claim.hold.enter(end, terms.renewed) {
+                for (i, (claim, terms)) in claims.iter().enumerate() {
+                    if let Err(error) = claim.hold.enter(end(terms), terms.renewed) {
                         // Too late for this one, so for all; dropping what is unsettled gives
                         // them back.
                         for (claim, terms) in claims.iter().take(i) {

@@ -259,8 +259,9 @@ async fn everything_works_in_a_cluster() {
         ..ClusterPlan::default()
     });
     let settings = || logged_in(app, servers.ca());
-    let client = settings().connect(&servers.url()).await.unwrap();
-    let other = settings().connect(&servers.url()).await.unwrap();
+    let url = servers.url();
+    let client = granted(|| settings().connect(&url)).await;
+    let other = granted(|| settings().connect(&url)).await;
     everything(&client, &other).await;
     for server in servers.nodes() {
         assert_eq!(denied(server), [""; 0]);
@@ -283,8 +284,9 @@ async fn everything_works_behind_sentinels() {
         let settings = logged_in(app, servers.ca());
         settings.sentinel_username(name).sentinel_password(password)
     };
-    let client = settings().connect(&servers.url()).await.unwrap();
-    let other = settings().connect(&servers.url()).await.unwrap();
+    let url = servers.url();
+    let client = granted(|| settings().connect(&url)).await;
+    let other = granted(|| settings().connect(&url)).await;
     everything(&client, &other).await;
     for server in servers.servers().iter().chain(servers.sentinels()) {
         assert_eq!(denied(server), [""; 0]);

@@ -163,6 +163,29 @@ async fn a_restarted_server_is_found_and_a_forgotten_lock_is_told() {
     guard.unlock().await.unwrap();
 }
 
+/// A server that says nothing is too slow; one that there is not even a connection to cannot be reached.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn no_connection_is_told_from_no_answer() {
+    let proxy = Proxy::to(shared().port());
+    let client = hasty().connect(&proxy.url()).await.unwrap();
+    let name = unique("unreachable");
+    let lock = client.lock(&name);
+    proxy.stall(true);
+    let error = lock.try_lock().await.unwrap_err();
+    assert!(matches!(error, Error::ResponseTimeout { .. }), "{error}");
+    // From now on connections are made and nothing is ever said on them.
+    proxy.cut();
+    let said = "no connection within the response timeout";
+    until("that is what it is", || async {
+        let error = lock.try_lock().await.unwrap_err();
+        matches!(&error, Error::Unavailable { reason, .. } if reason.starts_with(said))
+    })
+    .await;
+    proxy.stall(false);
+    soon("settled", client.settled()).await;
+    in_time(|| lock.run(async {})).await;
+}
+
 /// F4: an acquisition that timed out (CLIENT PAUSE, or a server that was stopped) is undone, and
 /// never renewed.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

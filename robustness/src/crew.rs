@@ -50,7 +50,7 @@ impl Crew {
             .args(["--names", &worker.names.join(",")])
             .args(["--tasks", &worker.tasks.to_string()])
             .args(["--sitters", &worker.sitters.to_string()])
-            .args(["--queuers", &worker.queuers.to_string()])
+            .args(["--fair", &worker.fair.to_string()])
             .args(["--clients", &worker.clients.to_string()])
             .args(["--lease", &worker.lease.to_string()])
             .args(["--timeout", &worker.timeout.to_string()])

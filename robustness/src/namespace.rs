@@ -80,37 +80,45 @@ fn output(command: &mut Command) -> Result<String> {
 }
 
 /// Nothing gets from a server to the others, nor from them to it, until this is dropped.
-pub(crate) struct Partition(Ipv4Addr);
+pub(crate) struct Partition {
+    server: Ipv4Addr,
+    /// From where to where nothing comes through.
+    cut: Vec<[String; 2]>,
+}
 
 impl Partition {
     pub(crate) fn of(server: Ipv4Addr) -> Result<Partition> {
+        let (one, others) = (server.to_string(), APART.to_owned());
+        let mut partition = Partition {
+            server,
+            cut: Vec::new(),
+        };
         // One half of it is undone as well.
-        let partition = Partition(server);
-        partition.rules("add")?;
+        for way in [[one.clone(), others.clone()], [others, one]] {
+            rule("add", &way)?;
+            partition.cut.push(way);
+        }
         Ok(partition)
     }
+}
 
-    /// What is on its way is lost, too, and nobody is told: connections stay.
-    fn rules(&self, act: &str) -> Result<()> {
-        let server = self.0.to_string();
-        for (from, to) in [(server.as_str(), APART), (APART, server.as_str())] {
-            let mut ip = Command::new("ip");
-            ip.args([
-                "rule", act, "pref", "10", "from", from, "to", to, "table", "10",
-            ]);
-            let failed = output(&mut ip)?;
-            if !failed.is_empty() {
-                return Err(failed.into());
-            }
-        }
-        Ok(())
+/// What is on its way is lost, too, and nobody is told: connections stay.
+fn rule(act: &str, [from, to]: &[String; 2]) -> Result<()> {
+    let mut ip = Command::new("ip");
+    ip.args(["rule", act, "pref", "10", "from", from, "to", to]);
+    let failed = output(ip.args(["table", "10"]))?;
+    match failed.is_empty() {
+        true => Ok(()),
+        false => Err(failed.into()),
     }
 }
 
 impl Drop for Partition {
     fn drop(&mut self) {
-        if let Err(error) = self.rules("del") {
-            eprintln!("{} stays cut off: {error}", self.0);
+        for way in &self.cut {
+            if let Err(error) = rule("del", way) {
+                eprintln!("{} stays cut off: {error}", self.server);
+            }
         }
     }
 }

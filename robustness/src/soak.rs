@@ -40,7 +40,7 @@ pub(crate) fn soak(options: &Soak) -> Result<bool> {
     worker.inside = 50;
     // A client that dies in a fair lock's queue is waited for, one after the other: if a hundred died at
     // once, nothing else would be seen of these locks for minutes.
-    worker.queuers = tasks.div_ceil(10);
+    worker.fair = tasks.div_ceil(10);
     // Enough of them are inside for long to be in the way of every fault, and names stay for others.
     worker.sitters = (options.names / 4 / processes.max(1)).max(1);
     let setup = Setup {

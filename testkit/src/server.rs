@@ -25,10 +25,10 @@ pub struct Server {
 }
 
 /// What its settings say about how to look at it.
-#[derive(Debug, Clone)]
+#[derive(Debug)]
 struct Known {
     password: Option<String>,
-    /// The unix socket of one that speaks nothing but TLS on its port.
+    /// Of one that speaks nothing but TLS on its port.
     socket: Option<String>,
 }
 
@@ -36,7 +36,8 @@ impl Known {
     fn from(lines: &str) -> Known {
         Known {
             password: config::value(lines, "requirepass"),
-            socket: config::value(lines, "unixsocket"),
+            socket: config::value(lines, "unixsocket")
+                .filter(|_| config::value(lines, "port").as_deref() == Some("0")),
         }
     }
 }

@@ -73,6 +73,12 @@ fn where_there_is_tls_nothing_else_is_spoken() {
         let client = redis::Client::open(in_the_open).expect("a valid URL");
         let patience = Duration::from_secs(10);
         assert!(client.get_connection_with_timeout(patience).is_err());
+        // By its socket: it is there, and it is not that it listens somewhere else.
+        assert_eq!(server.ask::<String>(&["PING"]), "PONG");
+    }
+    for server in sentinels.servers().iter().chain(cluster.nodes()) {
+        let [_, port]: [String; 2] = server.ask(&["CONFIG", "GET", "port"]);
+        assert_eq!(port, "0");
     }
 }
 

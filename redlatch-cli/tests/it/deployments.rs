@@ -55,8 +55,14 @@ fn sentinels_with_tls() {
         command.env("REDLATCH_URL", sentinels.url());
         finish(command)
     };
-    run(&["--tls-ca", &ca]).expect(0);
-    run(&[]).expect(69).says("tls_ca");
+    // On a busy machine the only sentinel may not answer in time.
+    let in_time = |options: &[&str]| {
+        let mut runs = (0..20).map(|_| run(options));
+        let answered = runs.find(|run| !run.stderr.contains("no answer within"));
+        answered.expect("an answer of the sentinel")
+    };
+    in_time(&["--tls-ca", &ca]).expect(0);
+    in_time(&[]).expect(69).says("tls_ca");
 }
 
 /// Without replicas in step there is no lock, and it is said why.

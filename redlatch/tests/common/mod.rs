@@ -74,6 +74,22 @@ pub fn in_time_blocking<T>(ask: impl Fn() -> redlatch::Result<T>) -> T {
     }
 }
 
+/// Asks again while the store, its sentinels or its replicas are not there yet, or not in time.
+pub async fn granted<T, F>(ask: impl Fn() -> F) -> T
+where
+    F: IntoFuture<Output = redlatch::Result<T>>,
+{
+    let begun = std::time::Instant::now();
+    loop {
+        match ask().await {
+            Err(error) if error.is_transient() && begun.elapsed() < LONG => {
+                tokio::time::sleep(Duration::from_millis(5)).await;
+            }
+            answer => return answer.unwrap(),
+        }
+    }
+}
+
 /// Waits until something has risen since it was last looked at: the time that is left, at a renewal.
 pub async fn risen<T: PartialOrd, F: Future<Output = T>>(what: &str, mut look: impl FnMut() -> F) {
     let begun = std::time::Instant::now();

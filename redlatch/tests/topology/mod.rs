@@ -6,12 +6,12 @@
     reason = "every test binary uses a part of it"
 )]
 
-use std::future::IntoFuture;
 use std::time::{Duration, Instant};
 
-use redlatch::{Client, ClientBuilder, Result};
+use redlatch::{Client, ClientBuilder};
 use redlatch_testkit::{Ca, Cluster, ClusterPlan, SentinelPlan, Sentinels, Server, TlsPlan};
 
+pub use crate::common::granted;
 use crate::common::{LONG, risen};
 
 pub mod failover;
@@ -157,22 +157,6 @@ impl Deployment {
 /// What rides out a failover.
 pub fn patient() -> ClientBuilder {
     Client::builder().response_timeout(LONG)
-}
-
-/// Asks again while the replicas of a new master, or all of them, are not there yet.
-pub async fn granted<T, F>(ask: impl Fn() -> F) -> T
-where
-    F: IntoFuture<Output = Result<T>>,
-{
-    let begun = Instant::now();
-    loop {
-        match ask().await {
-            Err(error) if error.is_transient() && begun.elapsed() < LONG => {
-                tokio::time::sleep(Duration::from_millis(5)).await;
-            }
-            answer => return answer.unwrap(),
-        }
-    }
 }
 
 /// What a server says. Asked again while a node takes the cluster for down, because it has not heard of

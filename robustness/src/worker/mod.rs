@@ -45,7 +45,7 @@ pub(crate) struct Worker {
     pub(crate) sitters: usize,
     /// How many of them take fair locks. When they all die, those behind them wait for each.
     #[arg(long)]
-    pub(crate) queuers: usize,
+    pub(crate) fair: usize,
     /// Clients that they share.
     #[arg(long)]
     pub(crate) clients: usize,
@@ -105,7 +105,7 @@ impl Worker {
             resource: String::new(),
             tasks,
             sitters: tasks / 4,
-            queuers: tasks,
+            fair: tasks,
             clients: 2,
             names,
             lease: millis(lease),
@@ -133,9 +133,9 @@ pub(crate) async fn work(worker: Worker) -> Result<()> {
     for task in 0..worker.tasks {
         let client = task % clients.len();
         // From the last one, so that most of them do not sit.
-        let queues = worker.tasks - task <= worker.queuers;
+        let is_fair = worker.tasks - task <= worker.fair;
         let handles = worker.names.iter();
-        let handles = handles.filter(|name| queues || !name.starts_with("fair"));
+        let handles = handles.filter(|name| is_fair || !name.starts_with("fair"));
         let lease = Duration::from_millis(worker.lease);
         let handles = handles.map(|name| Handle::new(&clients[client], name, lease));
         let handles = handles.collect::<Result<Vec<_>>>()?;
@@ -187,7 +187,8 @@ async fn fight(
         let queues = task % 2 == 1 && random.below(8) == 0;
         let at = match sits || queues {
             true => random.below(half),
-            false => half + random.below(handles.len() - half),
+            // Of one name there is no second half.
+            false => (half + random.below(handles.len() - half)).min(handles.len() - 1),
         };
         let handle = &handles[at];
         let time = random.between(least, most);

@@ -87,7 +87,7 @@ impl Cluster {
             self.watch();
             return Ok(node);
         }
-        self.look_again().await;
+        Box::pin(self.look_again()).await;
         self.known_owner(slot).ok_or_else(|| {
             Fault::NotSent(format!(
                 "no node of the cluster could be asked, or none has slot {slot}"

@@ -150,13 +150,12 @@ impl Retry {
         Ok(())
     }
 
-    /// The error when time is up. `silence` is what to think of when it was up before there was a
-    /// connection.
-    pub(super) fn given_up(&mut self, silence: &str) -> Error {
+    /// The error when time is up. `silence` is what to think of if there is no connection.
+    pub(super) fn given_up(&mut self, silence: Option<&str>) -> Error {
         let after = self.timeout;
         self.last.take().unwrap_or_else(|| match silence {
-            "" => Error::ResponseTimeout { after },
-            silence => Error::Unavailable {
+            None => Error::ResponseTimeout { after },
+            Some(silence) => Error::Unavailable {
                 reason: format!("no connection within the response timeout of {after:?}{silence}"),
             },
         })

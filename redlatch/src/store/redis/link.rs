@@ -5,12 +5,14 @@
 //! it keeps a refused reconnection (wrong password for a moment, too many clients) for good.
 
 use std::collections::HashSet;
-use std::pin::Pin;
+use std::pin::{Pin, pin};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::Duration;
 
 use redis::aio::MultiplexedConnection;
-use redis::{AsyncConnectionConfig, Cmd, Pipeline, PushInfo, PushKind, RedisError, Value};
+use redis::{
+    AsyncConnectionConfig, Cmd, Pipeline, PushInfo, PushKind, RedisError, RedisResult, Value,
+};
 use tokio::sync::watch;
 use tokio::task::AbortHandle;
 use tokio::time::{Instant, sleep_until};
@@ -158,12 +160,9 @@ impl Link {
         self.shared.lock_live().is_some()
     }
 
-    /// What to think of when there was no answer in time and there is not even a connection.
-    pub(super) fn silence(&self) -> &'static str {
-        match self.is_connected() {
-            true => "",
-            false => self.whereabouts.silence(),
-        }
+    /// If there is not even a connection, what to think of then.
+    pub(super) fn silence(&self) -> Option<&'static str> {
+        (!self.is_connected()).then(|| self.whereabouts.silence())
     }
 
     /// Where the connection leads that there is or that is being made, if that is known and can
@@ -306,6 +305,12 @@ impl Link {
         }
     }
 
+    /// Listens to a channel on the connection there is, or on a new one.
+    pub(super) async fn listen(self: &Arc<Self>, channel: &str) -> Result<(), Fault> {
+        let mut live = self.live().await?;
+        self.subscribe(&mut live, channel).await
+    }
+
     /// Listens to a channel on this connection.
     pub(super) async fn subscribe(&self, live: &mut Live, channel: &str) -> Result<(), Fault> {
         // Before it is sent, so that it is known where to end it if this is dropped half-way.
@@ -355,18 +360,17 @@ impl Link {
         cmd: &Cmd,
         importing: bool,
     ) -> Result<Value, Fault> {
-        let connection = &mut live.dialled.connection;
-        let sending = async {
-            if !importing {
-                return connection.send_packed_command(cmd).await;
-            }
-            let mut pipeline = Pipeline::with_capacity(2);
-            // In one write: it counts for the one command behind it.
-            pipeline.cmd("ASKING").add_command(cmd.clone());
-            let answers = connection.send_packed_commands(&pipeline, 0, 2).await?;
-            Ok(answers.into_iter().next_back().unwrap_or(Value::Nil))
+        let answered = {
+            let connection = &mut live.dialled.connection;
+            let sending = pin!(async {
+                match importing {
+                    false => connection.send_packed_command(cmd).await,
+                    true => Box::pin(ask_importing(connection, cmd)).await,
+                }
+            });
+            unless_given_up(&mut live.given_up, sending).await
         };
-        match unless_given_up(&mut live.given_up, sending).await {
+        match answered {
             Ok(Ok(answer)) => Ok(answer),
             Ok(Err(error)) => Err(self.failed(live, &error)),
             Err(GivenUp) => Err(GivenUp.into()),
@@ -415,9 +419,18 @@ impl From<GivenUp> for Fault {
     }
 }
 
+/// One command, and before it the word that the slot is on its way here. In one write: it counts for the one
+/// command behind it.
+async fn ask_importing(connection: &mut MultiplexedConnection, cmd: &Cmd) -> RedisResult<Value> {
+    let mut pipeline = Pipeline::with_capacity(2);
+    pipeline.cmd("ASKING").add_command(cmd.clone());
+    let answers = connection.send_packed_commands(&pipeline, 0, 2).await?;
+    Ok(answers.into_iter().next_back().unwrap_or(Value::Nil))
+}
+
 async fn unless_given_up<T>(
     given_up: &mut Option<watch::Receiver<()>>,
-    work: impl Future<Output = T>,
+    work: Pin<&mut impl Future<Output = T>>,
 ) -> Result<T, GivenUp> {
     let Some(given_up) = given_up else {
         return Ok(work.await);
@@ -443,7 +456,7 @@ impl Live {
         begin: bool,
         channel: &str,
     ) -> Result<Result<(), RedisError>, GivenUp> {
-        let work = listening.change(&mut self.dialled.connection, begin, channel);
+        let work = pin!(listening.change(&mut self.dialled.connection, begin, channel));
         unless_given_up(&mut self.given_up, work).await
     }
 }

@@ -174,7 +174,7 @@ impl Redis {
                     sent.clear();
                     retry.after(fault).await?;
                     if Instant::now() >= retry.give_up {
-                        return Err(retry.given_up(self.silence(&exchange)));
+                        return Err(retry.given_up(None));
                     }
                 }
             }
@@ -254,15 +254,19 @@ impl Redis {
             false => None,
         };
         let mut retry = Retry::until(self.response_timeout);
-        let answered = timeout_at(retry.give_up, async {
-            loop {
-                match self.send(exchange).await {
-                    Ok(answer) => return Ok(answer),
-                    Err(fault) => retry.after(fault).await?,
+        let give_up = retry.give_up;
+        let answered = {
+            let trying = pin!(async {
+                loop {
+                    match self.send(exchange).await {
+                        Ok(answer) => return Ok(answer),
+                        Err(fault) => retry.after(fault).await?,
+                    }
                 }
-            }
-        });
-        match answered.await {
+            });
+            timeout_at(give_up, trying).await
+        };
+        match answered {
             Ok(heard) => heard.map(|heard| (heard, retry.repeated)),
             Err(_) => {
                 self.topology.suspect();
@@ -273,7 +277,7 @@ impl Redis {
 
     async fn once(&self, exchange: &Exchange<'_>, limit: Duration) -> Result<Heard> {
         check_runtime()?;
-        match timeout(limit, self.send(exchange)).await {
+        match timeout(limit, pin!(self.send(exchange))).await {
             Ok(answer) => answer.map_err(Fault::into_error),
             Err(_) => {
                 self.topology.suspect();
@@ -282,8 +286,8 @@ impl Redis {
         }
     }
 
-    /// What to think of when there was no answer in time and there is not even a connection.
-    fn silence(&self, exchange: &Exchange<'_>) -> &'static str {
+    /// If there is not even a connection, what to think of then.
+    fn silence(&self, exchange: &Exchange<'_>) -> Option<&'static str> {
         match exchange.node {
             Some(node) => node.silence(),
             None => self.topology.silence(exchange.key),
@@ -349,15 +353,14 @@ impl Redis {
         if let Some(channel) = channel {
             node.messages.want(channel);
             if !together {
-                let mut live = node.messages.live().await?;
-                node.messages.subscribe(&mut live, channel).await?;
+                Box::pin(node.messages.listen(channel)).await?;
             }
         }
         let mut live = link.live().await?;
         let replicas = node.replicas.as_ref();
         let replicas = replicas.filter(|_| exchange.lane.is_to_be_confirmed());
         if let Some(replicas) = replicas {
-            replicas.know(link, &live).await?;
+            Box::pin(replicas.know(link, &live)).await?;
         }
         if let Some(sent) = exchange.sent {
             sent.set();
@@ -377,7 +380,7 @@ impl Redis {
         {
             // A new or flushed server. EVAL teaches it the script for the next time.
             sent = Instant::now();
-            (answer, confirmation) = sending.send(&mut live, &in_full(), None).await?;
+            (answer, confirmation) = Box::pin(sending.send(&mut live, &in_full(), None)).await?;
         }
         match answer {
             Value::ServerError(error) => Err(match Fault::answered(&error, exchange.key) {
@@ -462,11 +465,21 @@ impl Sending<'_> {
         cmd: &Cmd,
         channel: Option<&str>,
     ) -> Result<(Value, Confirmation), Fault> {
-        let link = self.link;
         if channel.is_none() && self.replicas.is_none() {
-            let answer = link.ask_node(live, cmd, self.importing).await?;
+            let answer = self.link.ask_node(live, cmd, self.importing).await?;
             return Ok((answer, Confirmation::NOT_NEEDED));
         }
+        // What is rare is boxed, here and elsewhere: every step would have to carry it about.
+        Box::pin(self.send_together(live, cmd, channel)).await
+    }
+
+    async fn send_together(
+        &self,
+        live: &mut Live,
+        cmd: &Cmd,
+        channel: Option<&str>,
+    ) -> Result<(Value, Confirmation), Fault> {
+        let link = self.link;
         let (mut before, after) = (live.clone(), live.clone());
         // One connection keeps order: the step runs after the subscription has begun, and what the
         // replicas are asked for is behind the step. Biased, or the second poll would come to another

@@ -63,11 +63,10 @@ impl Node {
         [&self.commands, &self.attempts, &self.messages].into_iter()
     }
 
-    /// What to think of when there was no answer in time and there is not even a connection.
-    pub(super) fn silence(&self) -> &'static str {
-        let silences = self.links().map(|link| link.silence());
-        // None, if one of them is connected.
-        silences.min().unwrap_or_default()
+    /// If there is not even a connection, what to think of then.
+    pub(super) fn silence(&self) -> Option<&'static str> {
+        // Nothing, if one of them is connected.
+        self.links().map(|link| link.silence()).min().flatten()
     }
 
     /// It is no longer one to ask.

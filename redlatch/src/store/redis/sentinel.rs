@@ -128,7 +128,7 @@ impl Sentinels {
             let said = match timeout(PATIENCE, self.ask(at, link)).await {
                 Ok(said) => said,
                 Err(_) => {
-                    let silence = link.silence();
+                    let silence = link.silence().unwrap_or_default();
                     Err(Fault::NotSent(format!(
                         "no answer within {PATIENCE:?}{silence}"
                     )))

@@ -110,9 +110,9 @@ impl Tls {
         })
     }
 
-    /// What TLS has against a connection. Of a deployment one server may be the only one at fault.
+    /// The same of this server: of a deployment one may be the only one at fault.
     fn explained(&self, error: &(dyn StdError + 'static), host: &str, port: u16) -> Option<Fault> {
-        let reason = explained(error, host, self.certificates.client.is_some())?;
+        let reason = complaint(error, host, self.certificates.client.is_some())?;
         let at = Endpoint::new(host, port);
         Some(Fault::Final(Error::TlsFailed {
             reason: format!("{at}: {reason}"),
@@ -258,8 +258,8 @@ fn not_sent(error: io::Error) -> Fault {
     Fault::NotSent(error.to_string())
 }
 
-/// The same in words that say what to do.
-fn explained(
+/// What TLS has against a connection, in words that say what to do.
+fn complaint(
     error: &(dyn StdError + 'static),
     host: &str,
     has_certificate: bool,

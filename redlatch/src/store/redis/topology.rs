@@ -198,14 +198,14 @@ impl Topology {
         }
     }
 
-    /// What to think of when there was no answer about a key, and there is not even a connection to the
-    /// node that has it.
-    pub(super) fn silence(&self, key: &str) -> &'static str {
+    /// If there is not even a connection to the node that has a key, what to think of then.
+    pub(super) fn silence(&self, key: &str) -> Option<&'static str> {
         match &self.form {
             Form::Single(node) | Form::Sentinel(node, _) => node.silence(),
-            Form::Cluster(cluster) => cluster
-                .known_owner(slot(key))
-                .map_or("", |node| node.silence()),
+            Form::Cluster(cluster) => match cluster.known_owner(slot(key)) {
+                Some(node) => node.silence(),
+                None => Some(""),
+            },
         }
     }
 
