@@ -4,6 +4,7 @@
 //! Leases and watchdogs outlast the tests: who is served was woken by a message. Names come plain and with a hash tag.
 
 use std::sync::OnceLock;
+use std::time::Duration;
 
 use redlatch_interop::{Library, Peer, Pending, Worker};
 use redlatch_testkit::{Server, shared_cluster, shared_sentinels, slot_of, unique};
@@ -393,36 +394,35 @@ fn a_latch_with_a_hash_tag_of_its_own_is_for_redlatch_alone_in_a_cluster() {
     let rust = on.shared(Library::Redlatch);
     for library in [Library::Redisson, Library::Redisson3] {
         let java = on.shared(library).new_worker();
-        let name = format!("{{{}}}:42", unique("tagged"));
-        let ours = format!("redisson_countdownlatch__channel__{name}");
-        assert!(
-            java.fails(&format!("set-count {name} 1"))
-                .contains("CROSSSLOT")
-        );
-        assert!(rust.new_worker().does(&format!("set-count {name} 1")));
-        assert!(
-            java.fails(&format!("count-down {name}"))
-                .contains("CROSSSLOT")
-        );
-        assert!(
-            java.fails(&format!("delete-latch {name}"))
-                .contains("CROSSSLOT")
-        );
-        assert_eq!(java.number(&format!("count {name}")), 1);
-        let waits = rust.new_worker().tell(&format!("await {name} -1"));
-        on.until_subscribed(&ours, 1);
-        let unheard = java.tell(&format!("await {name} 8000"));
-        on.until_subscribed(&latch_channel(&name), 1);
-        assert!(rust.new_worker().does(&format!("count-down {name}")));
-        assert_eq!(waits.value(), true);
-        // It looks once more when its time has come.
-        let answer = unheard.answer();
-        assert_eq!(answer.said, Ok(true.into()));
-        assert!(
-            answer.at - answer.from >= 8_000_000_000,
-            "it was woken: {answer:?}"
-        );
+        // It is not woken, and looks once more when its time has come; but before it sleeps it looks, too,
+        // and on a busy machine that may be late enough to see the latch open.
+        let mut tries = (0..5).map(|_| tagged_latch(&on, rust, &java));
+        assert!(tries.any(|waited| waited >= UNHEARD), "it was woken");
     }
+}
+
+/// How long a thread in Java waits at most.
+const UNHEARD: Duration = Duration::from_secs(8);
+
+/// How long one waits for a latch with a hash tag of its own that redlatch counts down.
+fn tagged_latch(on: &Deployment, rust: &Peer, java: &Worker<'_>) -> Duration {
+    let name = format!("{{{}}}:42", unique("tagged"));
+    let ours = format!("redisson_countdownlatch__channel__{name}");
+    let crosses = |what: String| assert!(java.fails(&what).contains("CROSSSLOT"));
+    crosses(format!("set-count {name} 1"));
+    assert!(rust.new_worker().does(&format!("set-count {name} 1")));
+    crosses(format!("count-down {name}"));
+    crosses(format!("delete-latch {name}"));
+    assert_eq!(java.number(&format!("count {name}")), 1);
+    let waits = rust.new_worker().tell(&format!("await {name} -1"));
+    on.until_subscribed(&ours, 1);
+    let unheard = java.tell(&format!("await {name} {}", UNHEARD.as_millis()));
+    on.until_subscribed(&latch_channel(&name), 1);
+    assert!(rust.new_worker().does(&format!("count-down {name}")));
+    assert_eq!(waits.value(), true);
+    let answer = unheard.answer();
+    assert_eq!(answer.said, Ok(true.into()));
+    Duration::from_nanos(answer.at.abs_diff(answer.from))
 }
 
 /// Where nothing lies in slots, the same latch is shared.
