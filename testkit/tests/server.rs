@@ -63,12 +63,7 @@ fn where_there_is_tls_nothing_else_is_spoken() {
         tls,
         ..ClusterPlan::default()
     });
-    let all = sentinels
-        .servers()
-        .iter()
-        .chain(sentinels.sentinels())
-        .chain(cluster.nodes());
-    for server in all {
+    for server in data(&sentinels, &cluster).chain(sentinels.sentinels()) {
         let in_the_open = server.url().replace("rediss:", "redis:");
         let client = redis::Client::open(in_the_open).expect("a valid URL");
         let patience = Duration::from_secs(10);
@@ -76,7 +71,7 @@ fn where_there_is_tls_nothing_else_is_spoken() {
         // By its socket: it is there, and it is not that it listens somewhere else.
         assert_eq!(server.ask::<String>(&["PING"]), "PONG");
     }
-    for server in sentinels.servers().iter().chain(cluster.nodes()) {
+    for server in data(&sentinels, &cluster) {
         let [_, port]: [String; 2] = server.ask(&["CONFIG", "GET", "port"]);
         assert_eq!(port, "0");
     }
@@ -89,14 +84,9 @@ fn nothing_is_left_behind() {
         replicas: 0,
         ..ClusterPlan::default()
     });
-    let all = sentinels
-        .servers()
-        .iter()
-        .chain(sentinels.sentinels())
-        .chain(cluster.nodes());
+    let all = data(&sentinels, &cluster).chain(sentinels.sentinels());
     let seen: Vec<_> = all.map(|server| (server.pid(), server.port())).collect();
-    let data = sentinels.servers().iter().chain(cluster.nodes());
-    let dirs: Vec<_> = data.map(files_of).collect();
+    let dirs: Vec<_> = data(&sentinels, &cluster).map(files_of).collect();
     drop((sentinels, cluster));
     for (pid, port) in seen {
         let process = format!("/proc/{}", pid.expect("it ran"));
@@ -174,6 +164,11 @@ fn many_start_at_a_time() {
 }
 
 /// Where a server has its files.
+/// Those that hold data.
+fn data<'a>(sentinels: &'a Sentinels, cluster: &'a Cluster) -> impl Iterator<Item = &'a Server> {
+    sentinels.servers().iter().chain(cluster.nodes())
+}
+
 fn files_of(server: &Server) -> String {
     let [_, dir]: [String; 2] = server.ask(&["CONFIG", "GET", "dir"]);
     dir
