@@ -48,13 +48,13 @@ pub(crate) fn enter(outside: Option<&str>) -> Result<()> {
             start
         };
         // What goes wrong in place of this program could not be told by it.
-        let tried = output(&mut start("true".as_ref()))?;
-        if tried.is_empty() {
-            let mut again = start(std::env::current_exe()?.as_os_str());
-            again.args(std::env::args_os().skip(1));
-            return Err(again.args(["--outside", &here]).exec().into());
+        if let Err(error) = run(&mut start("true".as_ref())) {
+            refused.push(format!("{how}: {error}"));
+            continue;
         }
-        refused.push(format!("{how}: {tried}"));
+        let mut again = start(std::env::current_exe()?.as_os_str());
+        again.args(std::env::args_os().skip(1));
+        return Err(again.args(["--outside", &here]).exec().into());
     }
     Err(refused.join("; ").into())
 }
@@ -66,17 +66,17 @@ fn here() -> Result<String> {
         .into_owned())
 }
 
-/// What a command says that fails; nothing if it does not.
-fn output(command: &mut Command) -> Result<String> {
+/// Runs a command. What it says is the error, if it fails.
+fn run(command: &mut Command) -> Result<()> {
     let program = command.get_program().to_string_lossy().into_owned();
     let done = command
         .output()
         .map_err(|error| format!("{program}: {error}"))?;
     if done.status.success() {
-        return Ok(String::new());
+        return Ok(());
     }
     let said = String::from_utf8_lossy(&done.stderr).trim().to_owned();
-    Ok(format!("{program}: {}: {said}", done.status))
+    Err(format!("{program}: {}: {said}", done.status).into())
 }
 
 /// Nothing gets from a server to the others, nor from them to it, until this is dropped.
@@ -106,11 +106,7 @@ impl Partition {
 fn rule(act: &str, [from, to]: &[String; 2]) -> Result<()> {
     let mut ip = Command::new("ip");
     ip.args(["rule", act, "pref", "10", "from", from, "to", to]);
-    let failed = output(ip.args(["table", "10"]))?;
-    match failed.is_empty() {
-        true => Ok(()),
-        false => Err(failed.into()),
-    }
+    run(ip.args(["table", "10"]))
 }
 
 impl Drop for Partition {

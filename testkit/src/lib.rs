@@ -6,6 +6,7 @@
 mod addresses;
 mod cluster;
 mod config;
+mod deployment;
 mod dir;
 mod keeper;
 mod liar;

@@ -3,11 +3,10 @@
 use std::collections::HashMap;
 use std::thread;
 
-use crate::addresses::address;
 use crate::config;
-use crate::dir::Dir;
+use crate::deployment::Deployment;
 use crate::server::Server;
-use crate::tls::{self, Ca, Certified, TlsPlan};
+use crate::tls::{Ca, TlsPlan};
 use crate::until::until;
 
 /// One master, its replicas, and the sentinels that choose another master when it is gone. All end
@@ -19,9 +18,7 @@ use crate::until::until;
 pub struct Sentinels {
     servers: Vec<Server>,
     sentinels: Vec<Server>,
-    certified: Option<Certified>,
-    // After those who write to it, so that it is removed after they have ended.
-    _dir: Dir,
+    deployment: Deployment,
 }
 
 /// How to set up [`Sentinels`].
@@ -88,24 +85,18 @@ impl Sentinels {
     ///
     /// When something does not start, or they do not find together.
     pub fn start_with(plan: SentinelPlan<'_>) -> Sentinels {
-        let dir = Dir::new();
-        let certified = plan.tls.map(|tls| Certified::new(dir.path(), tls));
-        let start = |home: String, lines: &str, mode: &[&str]| {
-            let home = dir.path().join(home);
-            let tls = |port| certified.as_ref().map(|all| all.alone(&home, port));
-            let lines = |port| tls(port).unwrap_or_default() + lines;
-            Server::at_home(&home, address(plan.apart), lines, mode)
-        };
+        let deployment = Deployment::new(plan.tls, plan.apart);
         let args: Vec<String> = plan.server_args.iter().map(|&arg| arg.into()).collect();
         let server = |place: usize, of_its_own: &str| {
             let lines = format!("{REPLICATION}{of_its_own}{}", config::lines(&args));
-            start(format!("server-{place}"), &lines, &[])
+            deployment.start(&format!("server-{place}"), |_| lines.clone(), &[])
         };
         let master = server(0, "");
         let follow = format!("replicaof {} {}\n", master.address(), master.port());
         let watch = watch(&plan, &master);
         let sentinel = |place: usize| {
-            let sentinel = start(format!("sentinel-{place}"), &watch, &["--sentinel"]);
+            let home = format!("sentinel-{place}");
+            let sentinel = deployment.start(&home, |_| watch.clone(), &["--sentinel"]);
             hurry(&sentinel);
             sentinel
         };
@@ -124,8 +115,7 @@ impl Sentinels {
         let all = Sentinels {
             servers,
             sentinels,
-            certified,
-            _dir: dir,
+            deployment,
         };
         all.await_whole();
         all
@@ -133,18 +123,13 @@ impl Sentinels {
 
     /// The URL for clients: the addresses of the sentinels.
     pub fn url(&self) -> String {
-        let addresses = self
-            .sentinels
-            .iter()
-            .map(|s| format!("{}:{}", s.address(), s.port()));
-        let addresses: Vec<_> = addresses.collect();
-        let scheme = tls::scheme(self.certified.is_some());
-        format!("{scheme}+sentinel://{}/{NAME}", addresses.join(","))
+        let url = self.deployment.url("sentinel", &self.sentinels);
+        format!("{url}/{NAME}")
     }
 
     /// The CA of all certificates, where there are some.
     pub fn ca(&self) -> Option<&Ca> {
-        self.certified.as_ref().map(|certified| &certified.ca)
+        self.deployment.ca()
     }
 
     /// The master and the replicas.

@@ -20,7 +20,7 @@ pub struct Server {
     args: Vec<String>,
     known: Known,
     running: Option<Running>,
-    /// Of one that keeps its data. After that which writes to it, so that it is removed last.
+    /// Of its own, if no deployment has it. After that which writes to it, so that it is removed last.
     _dir: Option<Dir>,
 }
 
@@ -300,7 +300,7 @@ fn settings(address: Ipv4Addr, port: u16) -> Vec<String> {
         ["--daemonize", "no"],
         ["--save", ""],
         ["--appendonly", "no"],
-        // Nor what it wrote itself: data is kept by those who were asked to.
+        // What a replica was sent is not kept: data is kept by those who were asked to.
         ["--rdb-del-sync-files", "yes"],
         ["--enable-debug-command", "yes"],
     ];

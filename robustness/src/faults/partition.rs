@@ -33,7 +33,7 @@ pub(super) const FAULTS: [Fault; 3] = [
     Fault {
         name: "master partitioned",
         losses: Losses::Some,
-        act: |scene, lasts| excused(scene, lasts),
+        act: excused,
         ..PARTITION
     },
     Fault {
@@ -41,7 +41,7 @@ pub(super) const FAULTS: [Fault; 3] = [
         what: "the same with ReplicaSync::Off",
         losses: Losses::Some,
         sync: Sync::Off,
-        act: |scene, lasts| excused(scene, lasts),
+        act: excused,
         ..PARTITION
     },
     // Renewals do not wait for replicas: with a lease that is shorter than a failover, what was held

@@ -6,9 +6,9 @@ mod slots;
 
 use std::time::{Duration, Instant};
 
-use crate::dir::Dir;
+use crate::deployment::Deployment;
 use crate::server::Server;
-use crate::tls::{self, Ca, Certified, TlsPlan};
+use crate::tls::{Ca, TlsPlan};
 use crate::until::until;
 
 pub use slots::slot_of;
@@ -24,13 +24,9 @@ pub struct Cluster {
     nodes: Vec<Server>,
     /// What every node has in its configuration.
     settings: String,
-    certified: Option<Certified>,
-    /// Whether each has an address of its own.
-    apart: bool,
-    /// How many homes there are in the directory.
+    /// How many homes there are.
     homes: usize,
-    // After those who write to it, so that it is removed after they have ended.
-    dir: Dir,
+    deployment: Deployment,
 }
 
 /// How to set up a [`Cluster`].
@@ -93,18 +89,12 @@ impl Cluster {
 
     /// The URL for clients: the addresses of all nodes.
     pub fn url(&self) -> String {
-        let addresses = self
-            .nodes
-            .iter()
-            .map(|n| format!("{}:{}", n.address(), n.port()));
-        let addresses: Vec<_> = addresses.collect();
-        let scheme = tls::scheme(self.certified.is_some());
-        format!("{scheme}+cluster://{}", addresses.join(","))
+        self.deployment.url("cluster", &self.nodes)
     }
 
     /// The CA of all certificates, where there are some.
     pub fn ca(&self) -> Option<&Ca> {
-        self.certified.as_ref().map(|certified| &certified.ca)
+        self.deployment.ca()
     }
 
     /// All nodes.

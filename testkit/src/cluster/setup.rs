@@ -1,25 +1,21 @@
 //! How nodes become a cluster, join it and leave it.
 
-use std::path::Path;
 use std::thread;
 
 use super::slots::{known, known_master};
 use super::{Cluster, ClusterPlan};
-use crate::addresses::address;
 use crate::config;
-use crate::dir::Dir;
+use crate::deployment::Deployment;
 use crate::ports::free_port;
 use crate::sentinels::REPLICATION;
 use crate::server::Server;
-use crate::tls::Certified;
 use crate::until::until;
 
 /// How many slots there are.
 const SLOTS: usize = 16_384;
 
 pub(super) fn cluster(plan: ClusterPlan<'_>) -> Cluster {
-    let dir = Dir::new();
-    let certified = plan.tls.map(|tls| Certified::new(dir.path(), tls));
+    let deployment = Deployment::new(plan.tls, plan.apart);
     let args: Vec<String> = plan.args.iter().map(|&arg| arg.into()).collect();
     let settings = format!(
         "{REPLICATION}cluster-enabled yes
@@ -31,7 +27,7 @@ cluster-node-timeout {}
     );
     let count = plan.masters * (1 + plan.replicas);
     let nodes = thread::scope(|scope| {
-        let start = |place| node(dir.path(), place, plan.apart, &settings, certified.as_ref());
+        let start = |place| node(&deployment, place, &settings);
         let starting: Vec<_> = (0..count)
             .map(|place| scope.spawn(move || start(place)))
             .collect();
@@ -43,10 +39,8 @@ cluster-node-timeout {}
     let cluster = Cluster {
         nodes,
         settings,
-        certified,
-        apart: plan.apart,
         homes: count,
-        dir,
+        deployment,
     };
     for (place, node) in cluster.nodes[..plan.masters].iter().enumerate() {
         let first = (SLOTS * place / plan.masters).to_string();
@@ -66,23 +60,13 @@ cluster-node-timeout {}
 }
 
 /// A node that knows nobody.
-fn node(
-    dir: &Path,
-    number: usize,
-    apart: bool,
-    settings: &str,
-    certified: Option<&Certified>,
-) -> Server {
-    let home = dir.join(format!("node-{number}"));
-    let address = address(apart);
-    let settings = |port| {
-        let tls = certified.map(|all| all.alone(&home, port));
-        let tls = tls.unwrap_or_default();
+fn node(deployment: &Deployment, number: usize, settings: &str) -> Server {
+    let settings = |address| {
         // The bus, where nodes talk among themselves, has a port of its own.
         let bus = free_port();
-        format!("{tls}{settings}\ncluster-announce-ip {address}\ncluster-port {bus}\n")
+        format!("{settings}\ncluster-announce-ip {address}\ncluster-port {bus}\n")
     };
-    Server::at_home(&home, address, settings, &[])
+    deployment.start(&format!("node-{number}"), settings, &[])
 }
 
 impl Cluster {
@@ -92,13 +76,7 @@ impl Cluster {
     ///
     /// When it does not start, or they do not find together.
     pub fn add_node(&mut self) -> usize {
-        let node = node(
-            self.dir.path(),
-            self.homes,
-            self.apart,
-            &self.settings,
-            self.certified.as_ref(),
-        );
+        let node = node(&self.deployment, self.homes, &self.settings);
         self.homes += 1;
         self.nodes.push(node);
         let place = self.nodes.len() - 1;
