@@ -1,0 +1,15 @@
+//! Promises of the documentation that attacks and trials found broken: one module for each area.
+//! Each test fails without the fix that it belongs to.
+
+#[path = "../common/mod.rs"]
+mod common;
+
+mod addresses;
+mod crowds;
+mod fair_queue;
+mod generations;
+mod limits;
+mod local_queues;
+mod losses;
+mod nodes;
+mod tokens;

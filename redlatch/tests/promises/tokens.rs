@@ -1,0 +1,1 @@
+//! Fencing tokens grow with each acquisition, also after a loss, a restart, or lost data.
