@@ -321,11 +321,15 @@ impl ClientBuilder {
     /// | URL | store |
     /// |---|---|
     /// | `redis://[user:password@]host[:port][/db]`, `valkey://…` | one server over TCP |
-    /// | `redis+unix:///path[?db=N]` | one server over a unix socket |
+    /// | `redis+unix:///path[?db=N&user=…&pass=…]` | one server over a unix socket |
     /// | `redis+sentinel://[user:password@]host[:port],…/master[/db]` | the master that these sentinels name; `?sentinel_user=…&sentinel_password=…` for themselves |
     /// | `redis+cluster://[user:password@]host[:port],…` | the cluster to which these nodes belong |
     /// | `rediss…://`, `valkeys…://` | the same with TLS (feature `tls`, on by default) |
     /// | `embedded:` | an embedded store of its own, in this process |
+    ///
+    /// `?db=N` can stand for `/db`. A part of a URL that is unknown, given twice or contradicted by
+    /// another part is an [`Error::InvalidUrl`] that names it. Users and passwords may be
+    /// percent-encoded.
     ///
     /// # Errors
     ///

@@ -1,11 +1,13 @@
 //! How the servers of a deployment are spoken to, wherever they are.
 
+use std::borrow::Cow;
 use std::fmt;
+use std::net::{IpAddr, Ipv6Addr};
 use std::sync::Arc;
 use std::time::Duration;
 
 use redis::io::tcp::{TcpSettings, socket2::TcpKeepalive};
-use redis::{ConnectionAddr, ConnectionInfo, IntoConnectionInfo, ProtocolVersion};
+use redis::{ConnectionAddr, IntoConnectionInfo, ProtocolVersion, RedisConnectionInfo};
 
 use super::dial::{self, Dial, Tls};
 use super::fault::Fault;
@@ -20,7 +22,8 @@ const SILENCE: Duration = Duration::from_secs(10);
 /// Credentials, database, TLS and socket options: all but the address.
 #[derive(Clone)]
 pub(super) struct Access {
-    info: ConnectionInfo,
+    settings: RedisConnectionInfo,
+    tcp: TcpSettings,
     tls: Option<Arc<Tls>>,
 }
 
@@ -34,14 +37,15 @@ pub(super) struct Endpoint {
 impl Access {
     /// What a URL and the builder ask for, and what we want besides: RESP3, our name for CLIENT LIST,
     /// and sockets that notice a vanished server.
+    /// `named` is the login in the URL; `login`, the builder's, wins over it.
     pub(super) fn new(
-        info: &ConnectionInfo,
+        named: &Login,
+        db: i64,
         login: &Login,
         tls: Option<Arc<Tls>>,
     ) -> Result<Access> {
-        let mut settings = info
-            .redis_settings()
-            .clone()
+        let mut settings = RedisConnectionInfo::default()
+            .set_db(db)
             .set_protocol(ProtocolVersion::RESP3)
             .set_lib_name("redlatch", env!("CARGO_PKG_VERSION"));
         let keepalive = TcpKeepalive::new()
@@ -52,10 +56,10 @@ impl Access {
             .set_keepalive(keepalive);
         #[cfg(target_os = "linux")]
         let tcp = tcp.set_user_timeout(SILENCE);
-        if let Some(username) = &login.username {
+        if let Some(username) = login.username.as_ref().or(named.username.as_ref()) {
             settings = settings.set_username(username);
         }
-        if let Some(Secret(password)) = &login.password {
+        if let Some(Secret(password)) = login.password.as_ref().or(named.password.as_ref()) {
             settings = settings.set_password(password);
         }
         // The client library would not log in at all.
@@ -72,14 +76,15 @@ impl Access {
                 },
             });
         }
-        let info = info.clone().set_redis_settings(settings);
-        let info = info.set_tcp_settings(tcp);
-        Ok(Access { info, tls })
+        Ok(Access { settings, tcp, tls })
     }
 
     /// The way to the server at this address.
     pub(super) fn to(&self, addr: ConnectionAddr) -> Result<Dial, Fault> {
-        let info = self.info.clone().set_addr(addr).into_connection_info();
+        let info = addr.into_connection_info().map(|info| {
+            let info = info.set_redis_settings(self.settings.clone());
+            info.set_tcp_settings(self.tcp.clone())
+        });
         let client = info.and_then(redis::Client::open);
         let client = client.map_err(|e| {
             Fault::Final(Error::InvalidUrl {
@@ -92,8 +97,7 @@ impl Access {
 
     /// The way to the server that listens there.
     pub(super) fn to_endpoint(&self, endpoint: &Endpoint) -> Result<Dial, Fault> {
-        let Endpoint { host, port } = endpoint.clone();
-        self.to(ConnectionAddr::Tcp(host, port))
+        self.to(endpoint.to_addr())
     }
 
     /// What to think of when a server says nothing at all.
@@ -103,12 +107,12 @@ impl Access {
 
     /// The database that is selected.
     pub(super) fn db(&self) -> i64 {
-        self.info.redis_settings().db()
+        self.settings.db()
     }
 
     #[cfg(test)]
     pub(super) fn credentials(&self) -> (Option<&str>, Option<&str>, i64) {
-        let settings = self.info.redis_settings();
+        let settings = &self.settings;
         (settings.username(), settings.password(), settings.db())
     }
 }
@@ -130,29 +134,47 @@ impl Endpoint {
         }
     }
 
-    /// `host`, `host:port`, `[v6]` or `[v6]:port`.
+    pub(super) fn to_addr(&self) -> ConnectionAddr {
+        ConnectionAddr::Tcp(self.host.clone(), self.port)
+    }
+
+    /// `host`, `host:port`, `[v6]` or `[v6]:port`. A host name in other scripts than ASCII becomes its
+    /// `xn--` form, which DNS and certificates use.
     pub(super) fn parse(text: &str, default_port: u16) -> Option<Endpoint> {
         let (host, port) = match text.strip_prefix('[') {
             Some(rest) => {
                 let (host, port) = rest.split_once(']')?;
+                // Perhaps with a zone: `fe80::1%eth0`.
+                let address = host.split('%').next()?;
+                address.parse::<Ipv6Addr>().ok()?;
                 let port = match port {
                     "" => None,
                     port => Some(port.strip_prefix(':')?),
                 };
-                (host, port)
+                (Cow::Borrowed(host), port)
             }
-            None => match text.split_once(':') {
-                Some((host, port)) => (host, Some(port)),
-                None => (text, None),
-            },
+            None => {
+                let (host, port) = match text.split_once(':') {
+                    Some((host, port)) => (host, Some(port)),
+                    None => (text, None),
+                };
+                let ascii = match host.is_ascii() {
+                    true => Cow::Borrowed(host),
+                    false => Cow::Owned(idna::domain_to_ascii(host).ok()?),
+                };
+                (Some(ascii).filter(|host| !host.contains(['%', ':']))?, port)
+            }
         };
         let port = match port {
             Some(port) => port.parse().ok().filter(|&port| port > 0)?,
             None => default_port,
         };
         let is_host = |c: char| !c.is_whitespace() && !c.is_control() && !"/?#@[]".contains(c);
-        let good = !host.is_empty() && host.chars().all(is_host);
-        good.then(|| Endpoint::new(host, port))
+        let is_wildcard = host
+            .parse()
+            .is_ok_and(|address: IpAddr| address.is_unspecified());
+        let good = !host.is_empty() && !is_wildcard && host.chars().all(is_host);
+        good.then(|| Endpoint::new(&host, port))
     }
 
     /// As servers write it in redirections: the port is after the last colon, a v6 address has no

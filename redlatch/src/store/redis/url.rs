@@ -1,12 +1,25 @@
-//! The URL of a store, understood without ever repeating what could be secret in it.
+//! The URL of a store, parsed without repeating a secret in an error.
+//!
+//! The rule: every part of a URL takes effect, or the URL is refused with an error that names the
+//! part. A part that is silently dropped can put two services into different databases, and then
+//! they do not exclude each other. So this file parses all forms itself:
+//!
+//! 1. `#` is refused everywhere: nothing is defined behind it.
+//! 2. The authority ends at the first `/` or `?`. The last `@` in it ends the credentials. An `@` in
+//!    the path is refused, because the path then holds the rest of an unescaped password.
+//! 3. Parameters are matched against those that the form knows. Unknown and repeated ones are refused.
+//! 4. The database is the path (`/3`) or `db=3`. Two different ones are refused.
+//!
+//! Percent-encoding is decoded in users, passwords, the master's name and parameters.
 
 use std::sync::Arc;
 
-use redis::{ConnectionAddr, ConnectionInfo, IntoConnectionInfo};
+use percent_encoding::percent_decode_str;
+use redis::{ConnectionAddr, IntoConnectionInfo};
 
 use super::access::{Access, Endpoint};
 use super::dial::Tls;
-use super::given::{Given, Login};
+use super::given::{Given, Login, Secret};
 use crate::error::{Error, Result};
 
 /// What a URL names.
@@ -42,15 +55,19 @@ const FORMS: &str = "redis://host:port, redis+unix:///path, redis+sentinel://hos
 
 /// Understands the URL of a store on servers, together with what the builder was given.
 pub(super) fn target(url: &str, given: &Given) -> Result<Target> {
+    // A URL that was read from a file may end with a line break.
+    let url = url.trim();
+    if url.contains(char::is_control) {
+        return invalid("it contains a line break, a tab or another control character".into());
+    }
     let Some((scheme, rest)) = url.split_once(':') else {
         return invalid("it has no scheme; write redis://host:port".into());
     };
     let (base, kind) = scheme.split_once('+').unwrap_or((scheme, ""));
-    // What the client library sees has no TLS: that is ours.
-    let (base, secure) = match base {
-        "redis" | "valkey" => (base, false),
-        "rediss" | "valkeys" => ("redis", true),
-        "unix" if kind.is_empty() => (base, false),
+    let (secure, kind) = match base {
+        "redis" | "valkey" => (false, kind),
+        "rediss" | "valkeys" => (true, kind),
+        "unix" if kind.is_empty() => (false, "unix"),
         other if rest.starts_with("//") && is_plain(scheme) => {
             return invalid(format!("unknown scheme {other:?}; take {FORMS}"));
         }
@@ -60,14 +77,26 @@ pub(super) fn target(url: &str, given: &Given) -> Result<Target> {
     if secure && kind == "unix" {
         return invalid("there is no TLS over a unix socket; write redis+unix:///path".into());
     }
+    if rest.contains('#') {
+        let certificate = match secure {
+            // Elsewhere `#insecure` turns the check of the certificate off.
+            true => {
+                "; the server's certificate is always checked, for an own CA there is the builder \
+                 setting `tls_ca`"
+            }
+            false => "",
+        };
+        return invalid(format!(
+            "nothing is known after a # (in a user or password write %23){certificate}"
+        ));
+    }
     let ways = Ways {
-        base,
         given,
-        tls: tls(secure, rest, given)?,
+        tls: tls(secure, given)?,
     };
     match kind {
-        "" => ways.single(&format!("{base}:{rest}")),
-        "unix" => ways.single(url),
+        "" => ways.single(rest),
+        "unix" => ways.unix(rest),
         "sentinel" => ways.sentinel(rest),
         "cluster" => ways.cluster(rest),
         _ if is_plain(kind) => invalid(format!("unknown scheme {scheme:?}; take {FORMS}")),
@@ -81,89 +110,95 @@ fn is_plain(scheme: &str) -> bool {
 
 /// What all servers that a URL names have in common.
 struct Ways<'a> {
-    /// The scheme for the client library.
-    base: &'a str,
     given: &'a Given,
     tls: Option<Arc<Tls>>,
 }
 
 impl Ways<'_> {
-    fn single(self, url: &str) -> Result<Target> {
-        let info = understood(url)?;
+    fn single(self, rest: &str) -> Result<Target> {
+        let parts = Parts::of(rest, &[DB, PROTOCOL])?;
+        let hosts = parts.hosts(NODE_PORT)?;
+        let [host] = hosts.as_slice() else {
+            return invalid(
+                "redis:// names one server; with several hosts write redis+sentinel:// or \
+                 redis+cluster://"
+                    .into(),
+            );
+        };
         Ok(Target {
-            deployment: Deployment::Single(info.addr().clone()),
-            access: Access::new(&info, &self.given.login, self.tls)?,
+            deployment: Deployment::Single(host.to_addr()),
+            access: self.access(&parts, parts.path)?,
+        })
+    }
+
+    fn unix(self, rest: &str) -> Result<Target> {
+        let (path, query) = rest.split_once('?').unwrap_or((rest, ""));
+        let path = path.strip_prefix("//").unwrap_or(path);
+        let path = path.strip_prefix("localhost").unwrap_or(path);
+        if !path.starts_with('/') {
+            return invalid(
+                "it has no absolute path of a socket, or a host, user or password in front of it; \
+                 write redis+unix:///path?user=…&pass=…"
+                    .into(),
+            );
+        }
+        let query = Query::of(query, &[DB, PROTOCOL, "user", "pass"])?;
+        let socket = format!("unix://{path}").into_connection_info();
+        let socket = socket.map_err(|e| Error::InvalidUrl {
+            reason: e.to_string(),
+        })?;
+        let named = login(query.get("user")?, query.get("pass")?);
+        let (given, tls) = (&self.given.login, self.tls);
+        Ok(Target {
+            deployment: Deployment::Single(socket.addr().clone()),
+            access: Access::new(&named, query.database("")?, given, tls)?,
         })
     }
 
     fn sentinel(self, rest: &str) -> Result<Target> {
-        let parts = Parts::of(rest)?;
-        let (master, db) = match parts.path.split_once('/') {
-            Some((master, db)) => (master, db),
-            None => (parts.path, ""),
-        };
+        let known = [DB, PROTOCOL, "sentinel_user", "sentinel_password"];
+        let parts = Parts::of(rest, &known)?;
+        let (master, db) = parts.path.split_once('/').unwrap_or((parts.path, ""));
         if master.is_empty() {
             return invalid(
                 "it does not name the master; write redis+sentinel://host:port,host:port/master"
                     .into(),
             );
         }
-        let mut sentinel_user = String::new();
-        let mut sentinel_password = String::new();
-        for (name, value) in parts.query() {
-            match name {
-                "sentinel_user" => value.clone_into(&mut sentinel_user),
-                "sentinel_password" => value.clone_into(&mut sentinel_password),
-                _ => {
-                    return invalid(
-                        "it has an unknown parameter; known are sentinel_user and \
-                         sentinel_password"
-                            .into(),
-                    );
-                }
-            }
-        }
-        let credentials = match (&*sentinel_user, &*sentinel_password) {
-            ("", "") => String::new(),
-            (user, "") => format!("{user}@"),
-            (user, password) => format!("{user}:{password}@"),
-        };
+        let query = &parts.query;
+        let named = login(query.get("sentinel_user")?, query.get("sentinel_password")?);
+        let (given, tls) = (&self.given.sentinel_login, self.tls.clone());
         Ok(Target {
             deployment: Deployment::Sentinel {
                 sentinels: parts.hosts(SENTINEL_PORT)?,
-                master: master.to_owned(),
-                access: self.access(&credentials, "", &self.given.sentinel_login)?,
+                master: decoded(master, "the name of the master")?,
+                access: Access::new(&named, 0, given, tls)?,
             },
-            access: self.access(parts.credentials, db, &self.given.login)?,
+            access: self.access(&parts, db)?,
         })
     }
 
     fn cluster(self, rest: &str) -> Result<Target> {
-        let parts = Parts::of(rest)?;
-        if !matches!(parts.path, "" | "0") {
-            return invalid(
-                "a cluster has no databases but 0; leave out what follows the /".into(),
-            );
-        }
-        if !parts.query.is_empty() {
-            return invalid("parameters after a ? are not known for a cluster".into());
+        let parts = Parts::of(rest, &[DB, PROTOCOL])?;
+        if parts.query.database(parts.path)? != 0 {
+            return invalid("a cluster has no databases but 0; leave out the database".into());
         }
         Ok(Target {
             deployment: Deployment::Cluster(parts.hosts(NODE_PORT)?),
-            access: self.access(parts.credentials, "", &self.given.login)?,
+            access: self.access(&parts, parts.path)?,
         })
     }
 
-    /// What credentials and database come to, as the client library understands them.
-    fn access(&self, credentials: &str, db: &str, login: &Login) -> Result<Access> {
-        let url = format!("{}://{credentials}host/{db}", self.base);
-        Access::new(&understood(&url)?, login, self.tls.clone())
+    /// How the data servers are spoken to. `db` is the database in the path.
+    fn access(&self, parts: &Parts<'_>, db: &str) -> Result<Access> {
+        let db = parts.query.database(db)?;
+        Access::new(&parts.login()?, db, &self.given.login, self.tls.clone())
     }
 }
 
 /// TLS, if the URL asks for it. Certificates for a connection that is not secure are a mistake that
 /// must not be made in silence.
-fn tls(secure: bool, rest: &str, given: &Given) -> Result<Option<Arc<Tls>>> {
+fn tls(secure: bool, given: &Given) -> Result<Option<Arc<Tls>>> {
     match (secure, given.tls.setting()) {
         (false, None) => return Ok(None),
         (false, Some(setting)) => {
@@ -174,67 +209,149 @@ fn tls(secure: bool, rest: &str, given: &Given) -> Result<Option<Arc<Tls>>> {
         }
         (true, _) => {}
     }
-    if rest.contains('#') {
-        // Elsewhere it is `#insecure`.
-        return invalid(
-            "nothing is known after a #; the server's certificate is always checked, for an own CA \
-             there is the builder setting `tls_ca`"
-                .into(),
-        );
-    }
     #[cfg(feature = "tls")]
     return Ok(Some(super::tls::Tls::new(&given.tls)));
     #[cfg(not(feature = "tls"))]
     return invalid("TLS is not part of this build; enable the feature `tls` of redlatch".into());
 }
 
-/// A URL with several hosts, in pieces.
+/// A URL with hosts, in pieces.
 struct Parts<'a> {
-    /// With the `@`, or nothing.
+    /// Without the `@`.
     credentials: &'a str,
     hosts: &'a str,
+    /// Without the slashes around it.
     path: &'a str,
-    query: &'a str,
+    query: Query<'a>,
 }
 
 impl<'a> Parts<'a> {
-    fn of(rest: &'a str) -> Result<Parts<'a>> {
+    fn of(rest: &'a str, known: &[&'static str]) -> Result<Parts<'a>> {
         let Some(rest) = rest.strip_prefix("//") else {
             return invalid(format!("it has no hosts; take {FORMS}"));
         };
         let (rest, query) = rest.split_once('?').unwrap_or((rest, ""));
         let (authority, path) = rest.split_once('/').unwrap_or((rest, ""));
-        let at = authority.rfind('@').map_or(0, |at| at + 1);
-        let (credentials, hosts) = authority.split_at(at);
+        // Not repeated: it is the rest of a password.
+        if path.contains('@') {
+            return invalid(
+                "it has an @ after the first /; in a user or password write / as %2F, ? as %3F and \
+                 @ as %40"
+                    .into(),
+            );
+        }
+        let (credentials, hosts) = authority.rsplit_once('@').unwrap_or(("", authority));
         Ok(Parts {
             credentials,
             hosts,
             path: path.trim_end_matches('/'),
-            query,
+            query: Query::of(query, known)?,
         })
     }
 
     fn hosts(&self, port: u16) -> Result<Vec<Endpoint>> {
         let hosts = self.hosts.split(',').map(|host| {
-            let endpoint = Endpoint::parse(host, port);
-            endpoint.map_or_else(
-                || invalid("one of its hosts is none; write host:port,host:port".into()),
+            Endpoint::parse(host, port).map_or_else(
+                || {
+                    invalid(
+                        "a host is missing, or it or its port is not valid; write host:port, and \
+                         in a user or password / as %2F and ? as %3F"
+                            .into(),
+                    )
+                },
                 Ok,
             )
         });
         hosts.collect()
     }
 
-    fn query(&self) -> impl Iterator<Item = (&'a str, &'a str)> {
-        let pairs = self.query.split('&').filter(|pair| !pair.is_empty());
-        pairs.map(|pair| pair.split_once('=').unwrap_or((pair, "")))
+    fn login(&self) -> Result<Login> {
+        let (user, password) = match self.credentials.split_once(':') {
+            Some((user, password)) => (user, password),
+            None => (self.credentials, ""),
+        };
+        let user = decoded(user, "the user")?;
+        let password = decoded(password, "the password")?;
+        Ok(login(Some(user), Some(password)))
     }
 }
 
-fn understood(url: &str) -> Result<ConnectionInfo> {
-    url.into_connection_info().map_err(|e| Error::InvalidUrl {
-        reason: e.to_string(),
-    })
+/// Credentials that a URL names; an empty one counts as none.
+fn login(user: Option<String>, password: Option<String>) -> Login {
+    Login {
+        username: user.filter(|user| !user.is_empty()),
+        password: password.filter(|it| !it.is_empty()).map(Secret),
+    }
+}
+
+const DB: &str = "db";
+const PROTOCOL: &str = "protocol";
+
+/// The parameters behind the `?`: all known, none twice.
+struct Query<'a>(Vec<(&'a str, &'a str)>);
+
+impl<'a> Query<'a> {
+    fn of(query: &'a str, known: &[&'static str]) -> Result<Query<'a>> {
+        let mut pairs: Vec<(&str, &str)> = Vec::new();
+        for pair in query.split('&').filter(|pair| !pair.is_empty()) {
+            let (name, value) = pair.split_once('=').unwrap_or((pair, ""));
+            if !known.contains(&name) {
+                let is_name = |c: char| c.is_ascii_alphanumeric() || "_-".contains(c);
+                // With an @, or without a value, it may be the rest of a password.
+                let is_public = pair.contains('=') && !query.contains('@');
+                let name = match is_public && name.chars().all(is_name) {
+                    true => format!("the unknown parameter {name:?}"),
+                    false => "something unknown after the ? (%3F in a password)".to_owned(),
+                };
+                return invalid(format!("it has {name}; known are {}", known.join(", ")));
+            }
+            if pairs.iter().any(|(other, _)| *other == name) {
+                return invalid(format!("it has the parameter {name} twice"));
+            }
+            pairs.push((name, value));
+        }
+        let query = Query(pairs);
+        match query.get(PROTOCOL)?.as_deref() {
+            None | Some("3" | "resp3") => Ok(query),
+            Some(_) => invalid("redlatch speaks RESP3 only; leave out the protocol".into()),
+        }
+    }
+
+    fn get(&self, name: &str) -> Result<Option<String>> {
+        let value = self.0.iter().find(|(other, _)| *other == name);
+        value.map(|(_, value)| decoded(value, name)).transpose()
+    }
+
+    /// The database: the one in the path, or the parameter, or 0.
+    fn database(&self, path: &str) -> Result<i64> {
+        let number = |digits: &str, place: &str| {
+            let is_number = !digits.is_empty() && digits.bytes().all(|c| c.is_ascii_digit());
+            match digits.parse() {
+                Ok(number) if is_number => Ok(number),
+                _ => invalid(format!("the database {place} is not a number")),
+            }
+        };
+        let path = match path {
+            "" => None,
+            path => Some(number(path, "after the /")?),
+        };
+        let parameter = self.get(DB)?.map(|db| number(&db, "in db="));
+        match (path, parameter.transpose()?) {
+            (Some(path), Some(parameter)) if path != parameter => invalid(format!(
+                "it names two databases, {path} after the / and {parameter} in db="
+            )),
+            (path, parameter) => Ok(path.or(parameter).unwrap_or(0)),
+        }
+    }
+}
+
+/// Without percent-encoding.
+fn decoded(text: &str, what: &str) -> Result<String> {
+    let decoded = percent_decode_str(text).decode_utf8();
+    decoded.map_or_else(
+        |_| invalid(format!("{what} is not text in UTF-8")),
+        |text| Ok(text.into_owned()),
+    )
 }
 
 fn invalid<T>(reason: String) -> Result<T> {
@@ -243,6 +360,8 @@ fn invalid<T>(reason: String) -> Result<T> {
 
 #[cfg(test)]
 mod tests {
+    use proptest::prelude::*;
+
     use super::*;
 
     fn target(url: &str) -> Result<Target> {
@@ -268,11 +387,24 @@ mod tests {
             "redis+cluster://:secret@",
             "redis+cluster://:secret@a,,b",
             "redis+cluster://:secret@a,b/3",
-            "redis+cluster://:secret@a,b?secret=1",
+            "redis+cluster://:secret@a,b?other=secret",
+            "redis+cluster://:secret@a,b?secret",
             "redis+sentinel://:secret@a,b",
             "redis+sentinel://:secret@a,b/master/notadb",
             "redis+sentinel://:secret@a:secret/master",
-            "redis+sentinel://a/master?secret=secret",
+            "redis+sentinel://a/master?other=secret",
+            "redis://u:12/secret@host",
+            "redis://u:12?secret@host",
+            "redis://u:12?secret=1@host:3/m",
+            "redis://u:12#secret@host",
+            "redis+sentinel://u:12/secret@host",
+            "redis+sentinel://u:12/secret@host/master",
+            "redis+sentinel://u:12?secret@host/master",
+            "redis+cluster://u:12/secret@host",
+            "redis+unix://u:secret@/run/redis.sock",
+            "redis+unix://u:secret@localhost/run/redis.sock",
+            "redis://u:%ffsecret@host",
+            "redis+unix:///run/redis.sock?user=u&pass=%ffsecret",
         ] {
             let error = target(url).unwrap_err();
             assert!(matches!(error, Error::InvalidUrl { .. }), "{url}: {error}");
@@ -295,6 +427,256 @@ mod tests {
                 matches!(target.deployment, Deployment::Single(_)),
                 "{target:?}"
             );
+        }
+    }
+
+    /// Scheme to host, where a database may follow.
+    fn bases() -> Vec<&'static str> {
+        let mut bases = vec![
+            "redis://u:p@h:1",
+            "valkey://h",
+            "redis+sentinel://a,b:2/master",
+            "redis+cluster://a,b:2",
+            "redis+unix:///run/redis.sock",
+            "unix:///run/redis.sock",
+            "unix:/run/redis.sock",
+        ];
+        if cfg!(feature = "tls") {
+            bases.extend([
+                "rediss://h",
+                "rediss+sentinel://a/master",
+                "rediss+cluster://a",
+            ]);
+        }
+        bases
+    }
+
+    #[test]
+    fn every_part_takes_effect_or_is_refused_by_name() {
+        let refused = [
+            ("?unknown=1", "\"unknown\""),
+            ("?db=0&timeout=5", "\"timeout\""),
+            ("?DB=3", "\"DB\""),
+            ("?d%62=3", "after the ?"),
+            ("?bare", "after the ?"),
+            ("?db=0&db=0", "db twice"),
+            ("?db", "in db= is not a number"),
+            ("?db=", "in db= is not a number"),
+            ("?db=x", "in db= is not a number"),
+            ("?db=-1", "in db= is not a number"),
+            ("?db=%2B3", "in db= is not a number"),
+            ("?db=99999999999999999999", "in db= is not a number"),
+            ("?protocol=resp2", "protocol"),
+            ("#insecure", "#"),
+            ("#", "#"),
+            ("?db=0#part", "#"),
+            ("\t", "tab"),
+        ];
+        for base in bases() {
+            for (part, named) in refused {
+                // White space at the end is cut off.
+                let part = part.replace('\t', "?db=\t0");
+                let url = format!("{base}{part}");
+                let said = target(&url).unwrap_err().to_string();
+                assert!(said.contains(named), "{url}: {said}");
+            }
+            let unix = base.contains("unix");
+            let cluster = base.contains("cluster");
+            let works = [
+                ("", 0, true),
+                ("\n", 0, true),
+                ("?", 0, true),
+                ("?db=0", 0, true),
+                ("?db=3", 3, !cluster),
+                ("?db=%33", 3, !cluster),
+                ("?protocol=resp3&db=0", 0, true),
+                ("/", 0, !unix),
+                ("/0", 0, !unix),
+                ("/3", 3, !cluster && !unix),
+                ("/3/?db=3", 3, !cluster && !unix),
+            ];
+            for (part, db, works) in works {
+                let url = format!("{base}{part}");
+                match target(&url) {
+                    Ok(target) if works => assert_eq!(target.access.db(), db, "{url}"),
+                    Err(error) if !works && cluster => {
+                        assert!(error.to_string().contains("database"), "{url}: {error}");
+                    }
+                    // There the path is the socket's, all of it.
+                    Ok(target) if unix => {
+                        let Deployment::Single(ConnectionAddr::Unix(path)) = target.deployment
+                        else {
+                            panic!("{url}");
+                        };
+                        assert!(path.starts_with("/run/redis.sock"), "{url}: {path:?}");
+                    }
+                    other => panic!("{url}: {other:?}"),
+                }
+            }
+            if !unix {
+                for (part, named) in [
+                    ("/3?db=4", "two databases, 3 after the / and 4"),
+                    ("/0?db=4", "two databases, 0 after the / and 4"),
+                    ("/x", "after the / is not a number"),
+                    ("/3/4", "after the / is not a number"),
+                    ("//3", "after the / is not a number"),
+                    ("/+3", "after the / is not a number"),
+                ] {
+                    let url = format!("{base}{part}");
+                    let said = target(&url).unwrap_err().to_string();
+                    assert!(said.contains(named), "{url}: {said}");
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn hosts_are_valid_or_refused() {
+        for host in [
+            "", ":1", "h:", "h:0", "h:x", "h:70000", "h%20x", "[h]", "[::1", "::1", "0.0.0.0",
+            "[::]", "h h", "a,b",
+        ] {
+            let url = format!("redis://{host}/3");
+            let error = target(&url).unwrap_err();
+            assert!(error.to_string().contains("host"), "{url}: {error}");
+        }
+        for (host, named) in [
+            ("h", "h:6379"),
+            ("H_1.example:7", "H_1.example:7"),
+            ("[::1]", "[::1]:6379"),
+            ("[fe80::1%eth0]:7", "[fe80::1%eth0]:7"),
+            ("bücher.example", "xn--bcher-kva.example:6379"),
+            ("xn--bcher-kva.example:7", "xn--bcher-kva.example:7"),
+        ] {
+            for url in [
+                format!("redis+cluster://{host}"),
+                format!("redis+sentinel://{host}/master"),
+            ] {
+                let named = match url.contains("sentinel") {
+                    true => named.replace("6379", "26379"),
+                    false => named.to_owned(),
+                };
+                let nodes = match target(&url).unwrap().deployment {
+                    Deployment::Cluster(nodes)
+                    | Deployment::Sentinel {
+                        sentinels: nodes, ..
+                    } => nodes,
+                    Deployment::Single(_) => panic!("{url}"),
+                };
+                assert_eq!(nodes[0].to_string(), named, "{url}");
+            }
+        }
+    }
+
+    #[test]
+    fn credentials_are_decoded() {
+        for (url, user, password) in [
+            ("redis://h", None, None),
+            ("redis://:p@h", None, Some("p")),
+            ("redis://u:p:q@h", Some("u"), Some("p:q")),
+            ("redis://u:p@q@h", Some("u"), Some("p@q")),
+            ("redis://u%3A:p%2F%3F%23%40+@h", Some("u:"), Some("p/?#@+")),
+            ("redis://u:100%@h", Some("u"), Some("100%")),
+            ("unix:///s?user=u%26&pass=p%3D=+", Some("u&"), Some("p==+")),
+        ] {
+            let target = target(url).unwrap();
+            assert_eq!(target.access.credentials(), (user, password, 0), "{url}");
+        }
+        let sentinel = "redis+sentinel://h/m%2Dn?sentinel_user=a:b&sentinel_password=c/d@e";
+        let Deployment::Sentinel { master, access, .. } = target(sentinel).unwrap().deployment
+        else {
+            panic!("no sentinels");
+        };
+        assert_eq!(master, "m-n");
+        assert_eq!(access.credentials(), (Some("a:b"), Some("c/d@e"), 0));
+    }
+
+    /// One piece of a random URL: its text, and how an error names it if it is not valid there.
+    type Piece = (&'static str, Option<&'static str>);
+
+    fn piece(pieces: &'static [Piece]) -> impl Strategy<Value = Piece> {
+        (0..pieces.len()).prop_map(|at| pieces[at])
+    }
+
+    proptest! {
+        // A failure prints the URL.
+        #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::default() })]
+
+        /// Random URLs of pieces: either every piece takes effect or the error names a bad one, and
+        /// no error repeats a password.
+        #[test]
+        fn random_urls_take_effect_as_a_whole(
+            credentials in piece(&[
+                ("", None),
+                ("us%2Fer:s3cr%40et@", None),
+                (":s3cr%40et@", None),
+                ("u:s3/cret@", Some("%2F")),
+                ("u:s3?cret@", Some("%3F")),
+                ("u:s3#cret@", Some("%23")),
+            ]),
+            host in piece(&[("h", None), ("h:7", None), ("h:x", Some("host")), ("", Some("host"))]),
+            path in piece(&[("", None), ("/", None), ("/3", None), ("/5", None), ("/x", Some("/"))]),
+            parameters in proptest::collection::vec(
+                piece(&[
+                    ("db=3", None),
+                    ("protocol=3", None),
+                    ("dbase=3", Some("\"dbase\"")),
+                    ("protocol=2", Some("protocol")),
+                    ("db=three", Some("db=")),
+                ]),
+                0..3,
+            ),
+            fragment in piece(&[("", None), ("", None), ("", None), ("#insecure", Some("#"))]),
+        ) {
+            let query: Vec<&str> = parameters.iter().map(|(text, _)| *text).collect();
+            let query = match query.is_empty() {
+                true => String::new(),
+                false => format!("?{}", query.join("&")),
+            };
+            let url = format!("redis://{}{}{}{query}{}", credentials.0, host.0, path.0, fragment.0);
+            let mut bad: Vec<&str> = parameters.iter().filter_map(|(_, named)| *named).collect();
+            bad.extend([credentials.1, host.1, path.1, fragment.1].into_iter().flatten());
+            for name in ["db", "protocol"] {
+                let times = parameters.iter().filter(|(text, _)| {
+                    text.split_once('=').is_some_and(|(other, _)| other == name)
+                });
+                if times.count() > 1 {
+                    bad.push("twice");
+                }
+            }
+            let by_parameter = parameters.iter().any(|(text, _)| *text == "db=3");
+            if path.0 == "/5" && by_parameter {
+                bad.push("two databases");
+            }
+            match target(&url) {
+                Ok(target) => {
+                    prop_assert!(bad.is_empty(), "{url}: {bad:?} was ignored");
+                    let db = match path.0.trim_start_matches('/') {
+                        "" if by_parameter => 3,
+                        "" => 0,
+                        number => number.parse().unwrap(),
+                    };
+                    let login = match credentials.0 {
+                        "" => (None, None),
+                        ":s3cr%40et@" => (None, Some("s3cr@et")),
+                        _ => (Some("us/er"), Some("s3cr@et")),
+                    };
+                    prop_assert_eq!(target.access.credentials(), (login.0, login.1, db));
+                    let Deployment::Single(ConnectionAddr::Tcp(name, port)) = target.deployment
+                    else {
+                        panic!("{url}");
+                    };
+                    let port_given = host.0.ends_with(":7");
+                    prop_assert_eq!((&*name, port), ("h", if port_given { 7 } else { 6379 }));
+                }
+                Err(error) => {
+                    let said = error.to_string();
+                    let named = bad.iter().any(|part| said.contains(part));
+                    prop_assert!(named, "{url}: {said} names none of {bad:?}");
+                    let secret = said.contains("cret") || said.contains("s3");
+                    prop_assert!(!secret, "{url}: {said}");
+                }
+            }
         }
     }
 
