@@ -1,7 +1,34 @@
 //! URLs, names and cluster answers: every part of an address is understood or refused.
 
+use std::time::{Duration, Instant};
+
 use redlatch::{Client, Error};
-use redlatch_testkit::{shared, unique};
+use redlatch_testkit::{Cluster, ClusterPlan, Server, shared, unique};
+
+use crate::common::{LONG, soon};
+
+/// A cluster of masters without replicas, in which nothing ever fails over.
+fn masters(plan: ClusterPlan<'_>) -> Cluster {
+    Cluster::start_with(ClusterPlan {
+        replicas: 0,
+        node_timeout_millis: 600_000,
+        ..plan
+    })
+}
+
+/// The URL that names one node only.
+fn url_of(cluster: &Cluster, node: usize) -> String {
+    let node = &cluster.nodes()[node];
+    format!("redis+cluster://{}:{}", node.address(), node.port())
+}
+
+/// A name in a slot of this node.
+fn name_at(cluster: &Cluster, node: usize) -> String {
+    (0..)
+        .map(|number| unique(&format!("at-{number}")))
+        .find(|name| cluster.owner_of(name) == node)
+        .unwrap()
+}
 
 /// Two services that are configured for the same database exclude each other, however the database is
 /// written; an address that is only partly understood connects nobody.
@@ -32,4 +59,112 @@ async fn the_database_of_a_url_is_the_one_that_is_used() {
         assert!(error.to_string().contains(named), "{form}: {error}");
     }
     guard.unlock().await.unwrap();
+}
+
+/// Nodes that announce no host name are `?` in all answers where host names are preferred. Their
+/// addresses are used, wherever they are, for the slots that they have and for those that move.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn nodes_without_a_name_are_found_by_their_addresses() {
+    let cluster = masters(ClusterPlan {
+        apart: true,
+        args: &["--cluster-preferred-endpoint-type", "hostname"],
+        ..ClusterPlan::default()
+    });
+    let settings = Client::builder().response_timeout(LONG);
+    let client = settings.connect(&url_of(&cluster, 0)).await.unwrap();
+    let names = [0, 1, 2].map(|node| name_at(&cluster, node));
+    let mut guards = Vec::new();
+    for name in &names {
+        let lock = client.lock(name);
+        guards.push(soon("held", lock.lock().into_future()).await.unwrap());
+    }
+
+    // Moved (MOVED n ?:port), with the lock in it.
+    let moved = &names[0];
+    cluster.move_slot(cluster.slot_of(moved), 1);
+    assert!(soon("asked", client.lock(moved).is_locked()).await.unwrap());
+
+    // On its way (ASK n ?:port): a name that is not there yet.
+    let slot = cluster.slot_of(&names[1]);
+    let other = format!("other:{{{}}}", names[1]);
+    cluster.begin_moving(slot, 2);
+    let lock = client.lock(&other);
+    guards.push(
+        soon("held while it moves", lock.lock().into_future())
+            .await
+            .unwrap(),
+    );
+    cluster.move_keys(slot, 2);
+    cluster.finish_moving(slot, 2);
+    for guard in guards {
+        soon("released", guard.unlock()).await.unwrap();
+    }
+}
+
+/// Waits until a server refuses everything because of a script.
+fn until_busy(server: &Server) {
+    let begun = Instant::now();
+    while server.try_ask::<()>(&["PING"]).is_ok() {
+        assert!(begun.elapsed() < LONG, "it is never busy");
+    }
+}
+
+/// A node that runs a long script answers BUSY, as one that loads its data answers LOADING. Repeating a
+/// step does not ask all nodes who has which slots each time.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_busy_node_is_no_reason_to_look_for_another() {
+    let cluster = &masters(ClusterPlan {
+        args: &["--busy-reply-threshold", "10"],
+        ..ClusterPlan::default()
+    });
+    let settings = Client::builder().response_timeout(LONG);
+    let client = settings.connect(&cluster.url()).await.unwrap();
+    let names: [String; 20] = std::array::from_fn(|_| name_at(cluster, 0));
+    // Connected to both, and the scripts are known.
+    for name in [&names[0], &name_at(cluster, 1)] {
+        client
+            .lock(name)
+            .lock()
+            .await
+            .unwrap()
+            .unlock()
+            .await
+            .unwrap();
+    }
+    let calls = |node: usize, command: &str, figure: &str| -> u64 {
+        let stats: String = cluster.ask(node, &["INFO", "commandstats"]);
+        let line = stats
+            .lines()
+            .find_map(|line| line.strip_prefix(&format!("cmdstat_{command}:")));
+        let figures = line.unwrap_or_default().split(',');
+        let figure = figures
+            .filter_map(|it| it.split_once('='))
+            .find(|(name, _)| *name == figure);
+        figure.map_or(0, |(_, value)| value.parse().unwrap())
+    };
+    let looks = || calls(1, "cluster|slots", "calls");
+    let (looked, refused) = (looks(), calls(0, "evalsha", "rejected_calls"));
+    let acquiring: Vec<_> = std::thread::scope(|scope| {
+        let busy = ["EVAL", "while true do end", "0"];
+        // Ends with an error when it is killed.
+        let running = scope.spawn(move || cluster.nodes()[0].try_ask::<()>(&busy));
+        until_busy(&cluster.nodes()[0]);
+        let acquiring = names.map(|name| {
+            let lock = client.lock(&name);
+            tokio::spawn(async move { lock.lock().await?.unlock().await })
+        });
+        // Long enough for some hundred repetitions.
+        std::thread::sleep(Duration::from_secs(2));
+        let () = cluster.ask(0, &["SCRIPT", "KILL"]);
+        running.join().unwrap().unwrap_err();
+        acquiring.into()
+    });
+    for acquired in acquiring {
+        soon("acquired", acquired).await.unwrap().unwrap();
+    }
+    let refused = calls(0, "evalsha", "rejected_calls") - refused;
+    let looked = looks() - looked;
+    assert!(refused >= 60, "it was busy: {refused}");
+    // One every five seconds without a reason; it was up to 20 a second.
+    assert!(looked <= 6, "{looked} looks for {refused} refusals");
 }

@@ -19,6 +19,11 @@ use crate::error::{Error, Result};
 /// a server that is merely stopped still acknowledges and is not affected.
 const SILENCE: Duration = Duration::from_secs(10);
 
+/// What a node of a cluster writes for the host of a node that announces no host name, where host
+/// names are preferred (`cluster-preferred-endpoint-type hostname`). It can be any node, not only the
+/// one that speaks.
+pub(super) const NAMELESS: &str = "?";
+
 /// Credentials, database, TLS and socket options: all but the address.
 #[derive(Clone)]
 pub(super) struct Access {
@@ -178,22 +183,23 @@ impl Endpoint {
     }
 
     /// As servers write it in redirections: the port is after the last colon, a v6 address has no
-    /// brackets, and without a host it is that of whoever speaks.
+    /// brackets, and without a host it is that of whoever speaks. `None` also for [`NAMELESS`].
     pub(super) fn told(text: &str, speaker: &Endpoint) -> Option<Endpoint> {
         let (host, port) = text.rsplit_once(':')?;
-        let host = match host {
-            "" | "?" => &speaker.host,
-            host => host,
-        };
-        Some(Endpoint::new(host, port.parse().ok()?))
+        let port = port.parse().ok()?;
+        (host != NAMELESS).then(|| speaker.or_host(host, port))
     }
 
     /// The same host, or another if there is one named.
     pub(super) fn or_host(&self, host: &str, port: u16) -> Endpoint {
         match host {
-            "" | "?" => Endpoint::new(&self.host, port),
+            "" => Endpoint::new(&self.host, port),
             host => Endpoint::new(host, port),
         }
+    }
+
+    pub(super) fn port(&self) -> u16 {
+        self.port
     }
 }
 

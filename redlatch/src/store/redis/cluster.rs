@@ -4,18 +4,28 @@
 //! when there is a reason to (a redirection, a connection that fails, an answer that does not come)
 //! and every now and then, because a node that hangs gives no reason. Of the nodes' answers the one
 //! from the latest epoch counts, so that a node that was cut off cannot lead astray.
+//!
+//! A node that is behind in gossip must not undo what is known already, neither with an answer from
+//! an earlier epoch than the one that is followed, nor with one from the same epoch for a slot that
+//! MOVED has moved since. Both rules end after [`TRUST`]: a cluster that was set up anew has earlier
+//! epochs.
+//!
+//! A node may have no name for clients (`?`). CLUSTER SLOTS then tells its address beside it;
+//! redirections do not, so the nodes are asked again.
 
 use std::collections::HashMap;
+use std::ops::RangeInclusive;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::Duration;
 
 use redis::Value;
 use tokio::sync::{Notify, watch};
-use tokio::time::{sleep, timeout};
+use tokio::time::{Instant, sleep, timeout};
 
-use super::access::{Access, Endpoint};
+use super::access::{Access, Endpoint, NAMELESS};
 use super::fault::Fault;
 use super::link::{Link, Whereabouts};
+use super::listening::text;
 use super::lookout::{BRIEFLY, Lookout, PAUSE};
 use super::node::{Node, Settings};
 use super::slot::SLOTS;
@@ -30,6 +40,10 @@ const ASKED: usize = 5;
 
 /// How often the nodes are asked without a reason.
 const PERIOD: Duration = Duration::from_secs(5);
+
+/// How long what is known outweighs answers that are not newer. Gossip takes less: half of
+/// `cluster-node-timeout` (15 s unless set) at most.
+const TRUST: Duration = Duration::from_secs(10);
 
 pub(super) struct Cluster {
     seeds: Vec<Endpoint>,
@@ -49,9 +63,36 @@ struct Map {
     slots: Vec<u16>,
     masters: Vec<Endpoint>,
     nodes: HashMap<Endpoint, Arc<Node>>,
+    /// The epoch of the answer that is followed, and when it came.
+    followed: Option<(u64, Instant)>,
+    /// The owners of slots that MOVED named, by slot.
+    moved: HashMap<u16, Moved>,
+}
+
+/// What MOVED said of a slot.
+struct Moved {
+    to: Endpoint,
+    /// The epoch that was followed then: an answer from a later one counts more.
+    epoch: u64,
+    at: Instant,
 }
 
 const NOBODY: u16 = u16::MAX;
+
+impl Map {
+    /// Makes a node the owner of slots.
+    fn assign(&mut self, slots: RangeInclusive<u16>, to: &Endpoint) {
+        let known = self.masters.iter().position(|at| at == to);
+        let index = known.unwrap_or_else(|| {
+            self.masters.push(to.clone());
+            self.masters.len() - 1
+        });
+        let (first, last) = (usize::from(*slots.start()), usize::from(*slots.end()));
+        if let Some(range) = self.slots.get_mut(first..=last) {
+            range.fill(u16::try_from(index).unwrap_or(NOBODY));
+        }
+    }
+}
 
 /// Which slots are whose, as one node says.
 struct Account {
@@ -111,26 +152,45 @@ impl Cluster {
     }
 
     /// A node says that a slot is another's now.
-    pub(super) fn moved(self: &Arc<Self>, slot: u16, to: &str) -> Option<Arc<Node>> {
+    pub(super) async fn moved(self: &Arc<Self>, slot: u16, to: &str) -> Option<Arc<Node>> {
+        let Some(to) = self.told(slot, to) else {
+            let speaker = self.known_owner(slot);
+            self.look_again().await;
+            let is_other = |node: &Arc<Node>| !speaker.is_some_and(|it| Arc::ptr_eq(&it, node));
+            return self.known_owner(slot).filter(is_other);
+        };
         self.suspect();
-        let endpoint = self.told(slot, to)?;
         let mut map = self.map();
-        let node = self.node(&mut map, &endpoint)?;
-        let known = map.masters.iter().position(|at| *at == endpoint);
-        let index = known.unwrap_or_else(|| {
-            map.masters.push(endpoint);
-            map.masters.len() - 1
-        });
-        if let Some(owner) = map.slots.get_mut(usize::from(slot)) {
-            *owner = u16::try_from(index).unwrap_or(NOBODY);
-        }
+        let node = self.node(&mut map, &to)?;
+        map.assign(slot..=slot, &to);
+        let moved = Moved {
+            to,
+            epoch: map.followed.map_or(0, |(epoch, _)| epoch),
+            at: Instant::now(),
+        };
+        map.moved.insert(slot, moved);
         Some(node)
     }
 
     /// A node says that another has to be asked this once.
     pub(super) fn asked(&self, slot: u16, to: &str) -> Option<Arc<Node>> {
-        let endpoint = self.told(slot, to)?;
+        let endpoint = self
+            .told(slot, to)
+            .or_else(|| self.only_other_at(slot, to))?;
         self.node(&mut self.map(), &endpoint)
+    }
+
+    /// The node without a name that the owner of a slot means, if its port tells. Wrong at worst: what
+    /// is asked there is refused, because only the node that the slot moves to takes it.
+    fn only_other_at(&self, slot: u16, address: &str) -> Option<Endpoint> {
+        let port: u16 = address.rsplit_once(':')?.1.parse().ok()?;
+        let map = self.map();
+        let owner = map.slots.get(usize::from(slot))?;
+        let owner = map.masters.get(usize::from(*owner));
+        let is_other = |at: &&Endpoint| at.port() == port && Some(*at) != owner;
+        let mut others = map.masters.iter().filter(is_other);
+        let other = others.next()?.clone();
+        others.next().is_none().then_some(other)
     }
 
     /// Something looks as if slots had another owner.
@@ -192,10 +252,7 @@ impl Cluster {
         let latest = accounts.max_by_key(|account| (account.sound, account.epoch));
         // From a node that is cut off only for want of anything better.
         let latest = latest.filter(|latest| latest.sound || self.map().masters.is_empty());
-        if let Some(account) = &latest {
-            self.follow(account);
-        }
-        latest.is_some()
+        latest.is_some_and(|account| self.follow(&account))
     }
 
     fn to_ask(&self, connected: bool) -> Vec<(Endpoint, Arc<Link>)> {
@@ -216,25 +273,29 @@ impl Cluster {
         ask
     }
 
-    fn follow(&self, account: &Account) {
+    /// Takes over what a node says, unless something newer is known. Returns whether it did.
+    fn follow(&self, account: &Account) -> bool {
+        let now = Instant::now();
         let mut map = self.map();
-        let mut slots = vec![NOBODY; usize::from(SLOTS)];
-        let mut masters: Vec<Endpoint> = Vec::new();
+        let is_behind = |(epoch, at): (u64, Instant)| account.epoch < epoch && now < at + TRUST;
+        if map.followed.is_some_and(is_behind) {
+            return false;
+        }
+        map.followed = Some((account.epoch, now));
+        map.slots = vec![NOBODY; usize::from(SLOTS)];
+        let before = std::mem::take(&mut map.masters);
         for (first, last, at) in &account.ranges {
-            let index = masters.iter().position(|master| master == at);
-            let index = index.unwrap_or_else(|| {
-                masters.push(at.clone());
-                masters.len() - 1
-            });
-            if let Some(range) = slots.get_mut(usize::from(*first)..=usize::from(*last)) {
-                range.fill(u16::try_from(index).unwrap_or(NOBODY));
-            }
+            map.assign(*first..=*last, at);
         }
-        for at in &masters {
-            self.node(&mut map, at);
+        let mut moved = std::mem::take(&mut map.moved);
+        moved.retain(|_, moved| account.epoch <= moved.epoch && now < moved.at + TRUST);
+        for (slot, moved) in &moved {
+            map.assign(*slot..=*slot, &moved.to);
         }
-        map.slots = slots;
-        let before = std::mem::replace(&mut map.masters, masters);
+        map.moved = moved;
+        for at in map.masters.clone() {
+            self.node(&mut map, &at);
+        }
         let Map { masters, nodes, .. } = &mut *map;
         // Whoever has lost its slots may hang with what was sent to it. Whoever has none yet may be
         // asked for keys of a slot that is moving there, and is left alone while it is.
@@ -248,6 +309,7 @@ impl Cluster {
         for node in gone {
             node.give_up();
         }
+        true
     }
 
     /// The node that has a slot, as far as is known.
@@ -335,7 +397,7 @@ async fn account(at: &Endpoint, link: &Arc<Link>) -> Result<Account, Fault> {
     })
 }
 
-/// `[first, last, [host, port, …], replicas…]`
+/// `[first, last, [host, port, id, metadata], replicas…]`
 fn range(speaker: &Endpoint, range: &Value) -> Option<(u16, u16, Endpoint)> {
     let Value::Array(parts) = range else {
         return None;
@@ -359,10 +421,146 @@ fn range(speaker: &Endpoint, range: &Value) -> Option<(u16, u16, Endpoint)> {
     let Some(Value::Int(port)) = master.get(1) else {
         return None;
     };
+    let host = match host {
+        // One that has none does not know its own address yet, so it is the one that speaks.
+        NAMELESS => master.get(3).and_then(ip).unwrap_or_default(),
+        host => host,
+    };
     let endpoint = speaker.or_host(host, u16::try_from(*port).ok()?);
     Some((
         u16::try_from(*first).ok()?,
         u16::try_from(*last).ok().filter(|last| *last < SLOTS)?,
         endpoint,
     ))
+}
+
+/// The address among what a node tells of another besides its name.
+fn ip(metadata: &Value) -> Option<&str> {
+    let text = |value| text(Some(value));
+    match metadata {
+        Value::Map(pairs) => pairs
+            .iter()
+            .find_map(|(name, value)| (text(name)? == "ip").then(|| text(value))?),
+        Value::Array(all) => all.chunks_exact(2).find_map(|pair| match pair {
+            [name, value] => (text(name)? == "ip").then(|| text(value))?,
+            _ => None,
+        }),
+        _ => None,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::given::Login;
+    use super::super::listening::Listening;
+    use super::*;
+    use crate::wait::Lines;
+
+    fn at(port: u16) -> Endpoint {
+        Endpoint::new("127.0.0.1", port)
+    }
+
+    fn cluster() -> Arc<Cluster> {
+        let login = Login::default();
+        let settings = Settings {
+            connect_timeout: PATIENCE,
+            ear: Arc::new(Lines::default()),
+            listening: Listening::Sharded,
+            demand: None,
+        };
+        let access = Access::new(&login, 0, &login, None).unwrap();
+        Cluster::new(vec![at(1)], access, settings)
+    }
+
+    /// All slots of one node.
+    fn account(epoch: u64, owner: u16) -> Account {
+        Account {
+            sound: true,
+            epoch,
+            ranges: vec![(0, SLOTS - 1, at(owner))],
+        }
+    }
+
+    /// Who has slots 1 and 2.
+    fn owners(cluster: &Cluster) -> [u16; 2] {
+        let map = cluster.map();
+        [1, 2].map(|slot: usize| map.masters[usize::from(map.slots[slot])].port())
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_node_that_is_behind_does_not_undo_a_redirection() {
+        let cluster = cluster();
+        assert!(cluster.follow(&account(5, 10)));
+        cluster.moved(1, "127.0.0.1:11").await.unwrap();
+        assert_eq!(owners(&cluster), [11, 10]);
+        // The same epoch, twice.
+        for _ in 0..2 {
+            assert!(cluster.follow(&account(5, 10)));
+            assert_eq!(owners(&cluster), [11, 10]);
+        }
+        // A later epoch knows better, and an earlier one less.
+        assert!(cluster.follow(&account(6, 12)));
+        assert_eq!(owners(&cluster), [12, 12]);
+        assert!(!cluster.follow(&account(5, 10)));
+        assert_eq!(owners(&cluster), [12, 12]);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn what_is_known_does_not_outweigh_answers_for_ever() {
+        let cluster = cluster();
+        assert!(cluster.follow(&account(5, 10)));
+        cluster.moved(1, "127.0.0.1:11").await.unwrap();
+        tokio::time::advance(TRUST).await;
+        assert!(cluster.follow(&account(5, 10)));
+        assert_eq!(owners(&cluster), [10, 10]);
+        // A cluster that was set up anew.
+        assert!(!cluster.follow(&account(1, 20)));
+        tokio::time::advance(TRUST).await;
+        assert!(cluster.follow(&account(1, 20)));
+        assert_eq!(owners(&cluster), [20, 20]);
+    }
+
+    #[test]
+    fn a_node_without_a_name_is_found_by_its_address() {
+        let text = |text: &str| Value::BulkString(text.as_bytes().to_vec());
+        let ip = || (text("ip"), text("10.0.0.2"));
+        let maps = [
+            Value::Map(vec![(text("hostname"), text("x")), ip()]),
+            Value::Array(vec![ip().0, ip().1]),
+        ];
+        let found = |host: Value, metadata: Value| {
+            let node = Value::Array(vec![host, Value::Int(7), text("id"), metadata]);
+            let range = Value::Array(vec![Value::Int(0), Value::Int(9), node]);
+            super::range(&Endpoint::new("speaker", 1), &range).unwrap()
+        };
+        for map in maps {
+            let (first, last, at) = found(text("?"), map.clone());
+            assert_eq!((first, last, &*at.to_string()), (0, 9, "10.0.0.2:7"));
+            // Where the endpoint is unknown, it is the speaker's host that counts.
+            for host in [Value::Nil, text("")] {
+                let (.., at) = found(host, map.clone());
+                assert_eq!(at.to_string(), "speaker:7");
+            }
+            let (.., at) = found(text("named"), map);
+            assert_eq!(at.to_string(), "named:7");
+        }
+        let (.., at) = found(text("?"), Value::Array(Vec::new()));
+        assert_eq!(at.to_string(), "speaker:7");
+    }
+
+    #[tokio::test]
+    async fn a_redirection_for_once_goes_to_the_only_other_node_with_that_port() {
+        let cluster = cluster();
+        let mut account = account(5, 10);
+        account.ranges = vec![(0, 1, at(10)), (2, SLOTS - 1, at(11))];
+        cluster.follow(&account);
+        let node = cluster.asked(1, "?:11").unwrap();
+        assert!(Arc::ptr_eq(&node, &cluster.known_owner(2).unwrap()));
+        assert!(cluster.asked(1, "?:10").is_none());
+        assert!(cluster.asked(1, "?:12").is_none());
+        let other_host = Endpoint::new("127.0.0.2", 11);
+        account.ranges = vec![(0, 1, at(10)), (2, 2, at(11)), (3, SLOTS - 1, other_host)];
+        cluster.follow(&account);
+        assert!(cluster.asked(1, "?:11").is_none());
+    }
 }

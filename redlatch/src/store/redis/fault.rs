@@ -13,6 +13,9 @@ use crate::step::refused;
 pub(super) enum Fault {
     /// There was no connection, or the server would not look at it now: it did nothing.
     NotSent(String),
+    /// The server would not look at it now, and is still the one to ask: it did nothing. No reason to
+    /// suspect the topology, which every look would load further.
+    NotNow(String),
     /// The connection broke before the answer came: it may have done its work.
     Unanswered(String),
     /// It did nothing, because another server has to be asked: the one at this address, as the
@@ -56,7 +59,8 @@ impl Fault {
             "MOVED" => address().map_or(Fault::NotSent(said), Fault::Moved),
             "ASK" => address().map_or(Fault::NotSent(said), Fault::Asked),
             "READONLY" | "MASTERDOWN" => Fault::Deposed(said),
-            "LOADING" | "BUSY" | "TRYAGAIN" | "CLUSTERDOWN" | "NOREPLICAS" => Fault::NotSent(said),
+            "LOADING" | "BUSY" | "TRYAGAIN" => Fault::NotNow(said),
+            "CLUSTERDOWN" | "NOREPLICAS" => Fault::NotSent(said),
             // Before 7.0 an error inside of a script arrives wrapped in another.
             "ERR" if said.contains(": -READONLY ") => Fault::Deposed(said),
             "NOAUTH" | "WRONGPASS" => Fault::Final(Error::AuthenticationFailed { reason: said }),
@@ -92,9 +96,10 @@ impl Fault {
     pub(super) fn into_error(self) -> Error {
         match self {
             Fault::Final(error) => error,
-            Fault::NotSent(reason) | Fault::Unanswered(reason) | Fault::Deposed(reason) => {
-                Error::Unavailable { reason }
-            }
+            Fault::NotSent(reason)
+            | Fault::NotNow(reason)
+            | Fault::Unanswered(reason)
+            | Fault::Deposed(reason) => Error::Unavailable { reason },
             Fault::Moved(to) | Fault::Asked(to) => Error::Unavailable {
                 reason: format!("the cluster keeps referring to another node, at last to {to}"),
             },

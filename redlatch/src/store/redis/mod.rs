@@ -308,18 +308,20 @@ impl Redis {
                 Err(fault) => fault,
             };
             let other = match &fault {
-                Fault::Moved(to) => self.topology.moved(exchange.key, to),
+                Fault::Moved(to) => Box::pin(self.topology.moved(exchange.key, to)).await,
                 Fault::Asked(_) if exchange.undeclared => {
                     let said = "TRYAGAIN the slot is moving, and some of its keys are elsewhere";
-                    return Err(Fault::NotSent(said.into()));
+                    return Err(Fault::NotNow(said.into()));
                 }
                 Fault::Asked(to) => self.topology.asked(exchange.key, to),
-                Fault::Deposed(_) | Fault::NotSent(_) | Fault::Unanswered(_) | Fault::Final(_) => {
-                    None
-                }
+                Fault::Deposed(_)
+                | Fault::NotSent(_)
+                | Fault::NotNow(_)
+                | Fault::Unanswered(_)
+                | Fault::Final(_) => None,
             };
             let Some(other) = other else {
-                if !matches!(fault, Fault::Final(_)) {
+                if !matches!(fault, Fault::Final(_) | Fault::NotNow(_)) {
                     self.topology.suspect();
                 }
                 return Err(fault);

@@ -218,10 +218,10 @@ impl Topology {
     }
 
     /// The node that another has referred to.
-    pub(super) fn moved(&self, key: &str, to: &str) -> Option<Arc<Node>> {
+    pub(super) async fn moved(&self, key: &str, to: &str) -> Option<Arc<Node>> {
         match &self.form {
             Form::Single(_) | Form::Sentinel(..) => None,
-            Form::Cluster(cluster) => cluster.moved(slot(key), to),
+            Form::Cluster(cluster) => cluster.moved(slot(key), to).await,
         }
     }
 
