@@ -181,6 +181,70 @@ async fn files_are_read_again_for_every_connection() {
     std::fs::remove_dir_all(&scratch).unwrap();
 }
 
+/// The CAs of the system are replaced while a program runs: with the next connection it trusts the new
+/// ones. (In a process of its own, which takes a file for the system's.)
+#[test]
+fn the_systems_certificates_are_read_again() {
+    const NAME: &str = "the_systems_certificates_are_read_again";
+    const VARIABLE: &str = "SSL_CERT_FILE";
+    const CHILD: &str = "REDLATCH_TEST_OWN_ROOTS";
+    if std::env::var_os(CHILD).is_none() {
+        let scratch = std::env::temp_dir().join(unique("redlatch-roots"));
+        let mut child = std::process::Command::new(std::env::current_exe().unwrap());
+        child.args([NAME, "--exact", "--nocapture"]);
+        child.env(CHILD, "1").env(VARIABLE, &scratch);
+        let output = child.env_remove("SSL_CERT_DIR").output().unwrap();
+        let _ = std::fs::remove_file(&scratch);
+        let said = String::from_utf8_lossy(&output.stdout);
+        let wrong = String::from_utf8_lossy(&output.stderr);
+        assert!(output.status.success(), "{said}{wrong}");
+        assert!(said.contains("1 passed"), "{said}{wrong}");
+        return;
+    }
+    let roots = std::env::var_os(VARIABLE).unwrap();
+    let server = TlsServer::start("no", &[]);
+    std::fs::write(&roots, server.ca().pem()).unwrap();
+    let runtime = tokio::runtime::Runtime::new().unwrap();
+    runtime.block_on(async {
+        let settings = Client::builder().response_timeout(LONG);
+        let client = settings.clone().connect(&server.url()).await.unwrap();
+        let lock = client.lock("roots");
+        assert!(!lock.is_locked().await.unwrap());
+
+        // The server has a certificate of another CA, which the system trusts instead.
+        let other = Ca::new();
+        let identity = other.server(LOOPBACK);
+        let scratch = std::env::temp_dir().join(unique("redlatch-tls"));
+        std::fs::create_dir(&scratch).unwrap();
+        let [cert, key] = ["cert", "key"].map(|name| scratch.join(name));
+        std::fs::write(&cert, &identity.cert).unwrap();
+        std::fs::write(&key, &identity.key).unwrap();
+        let [cert, key] = [cert, key].map(|path| path.to_str().unwrap().to_owned());
+        let change = [
+            "CONFIG",
+            "SET",
+            "tls-cert-file",
+            &cert,
+            "tls-key-file",
+            &key,
+        ];
+        let () = server.plain().ask(&change);
+        server.plain().cut_all();
+        // Not yet: the old CA is still the one that is trusted.
+        assert_tls(
+            &soon("refused", lock.is_locked()).await.unwrap_err(),
+            "not issued by a CA",
+        );
+        std::fs::write(&roots, other.pem()).unwrap();
+        until("trusted", || async {
+            matches!(lock.is_locked().await, Ok(false))
+        })
+        .await;
+        settings.connect(&server.url()).await.unwrap();
+        std::fs::remove_dir_all(&scratch).unwrap();
+    });
+}
+
 #[tokio::test]
 async fn settings_that_cannot_work_are_told() {
     let ca = Ca::new();

@@ -9,6 +9,7 @@ use std::fmt;
 use std::io;
 use std::net::SocketAddr;
 use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
 
 use redis::io::tcp::TcpSettings;
 use redis::io::tcp::socket2::SockRef;
@@ -33,9 +34,23 @@ pub(super) type Stream = tokio_rustls::client::TlsStream<TcpStream>;
 #[derive(Debug)]
 pub(super) struct Tls {
     certificates: Certificates,
-    /// The configuration in use, and what it was made of.
-    made: Mutex<Option<(Material, Arc<ClientConfig>)>>,
+    made: Mutex<Option<Made>>,
 }
+
+/// The configuration in use, what it was made of, and when.
+#[derive(Debug)]
+struct Made {
+    from: Material,
+    config: Arc<ClientConfig>,
+    at: Instant,
+}
+
+/// How long the system's certificates are used before a new connection reads them again. Reading them
+/// takes some milliseconds, too long for each connection of a crowd.
+const SYSTEM_PERIOD: Duration = Duration::from_secs(60);
+
+/// The same after a handshake that failed by a certificate: the system's may have been replaced.
+const SYSTEM_PAUSE: Duration = Duration::from_secs(1);
 
 /// What the certificates come to when they are read.
 #[derive(Clone, PartialEq, Eq)]
@@ -71,20 +86,35 @@ impl Tls {
                 reason: format!("{host:?} is neither a host's name nor an address"),
             })
         })?;
-        let tls = self.clone();
-        let config = spawn_blocking(move || tls.config());
-        let config = config
-            .await
-            .map_err(|_| Fault::NotSent("connecting was interrupted".into()))?
-            .map_err(Fault::Final)?;
-        let stream = reach(host, port).await.map_err(not_sent)?;
-        set(&stream, tcp).map_err(not_sent)?;
-        let connector = TlsConnector::from(config);
-        let shaken = connector.connect(name, stream).await;
+        let shake = async |config: &Arc<ClientConfig>| {
+            let stream = reach(host, port).await.map_err(not_sent)?;
+            set(&stream, tcp).map_err(not_sent)?;
+            let connector = TlsConnector::from(config.clone());
+            Ok::<_, Fault>(connector.connect(name.clone(), stream).await)
+        };
+        let config = self.read(SYSTEM_PERIOD).await?;
+        let mut shaken = shake(&config).await?;
+        if let Err(error) = &shaken
+            && matches!(cause(error), Some(TlsError::InvalidCertificate(_)))
+        {
+            let newer = self.read(SYSTEM_PAUSE).await?;
+            if !Arc::ptr_eq(&newer, &config) {
+                shaken = shake(&newer).await?;
+            }
+        }
         shaken.map_err(|error| {
             self.explained(&error, host, port)
                 .unwrap_or_else(|| Fault::NotSent(format!("TLS handshake: {error}")))
         })
+    }
+
+    /// The configuration, not on a thread of the runtime: it reads files.
+    async fn read(self: &Arc<Self>, system: Duration) -> Result<Arc<ClientConfig>, Fault> {
+        let tls = self.clone();
+        let config = spawn_blocking(move || tls.config(system)).await;
+        config
+            .map_err(|_| Fault::NotSent("connecting was interrupted".into()))?
+            .map_err(Fault::Final)
     }
 
     /// What became of the first words on a connection. Only there a server says what it thinks of
@@ -119,25 +149,27 @@ impl Tls {
         }))
     }
 
-    /// Reads the certificates. A program that runs goes on with what it has when they cannot be read
-    /// for a moment.
-    fn config(&self) -> Result<Arc<ClientConfig>> {
+    /// Reads the certificates; the system's if they were read longer ago than `system`. A program that
+    /// runs goes on with what it has when they cannot be read for a moment.
+    fn config(&self, system: Duration) -> Result<Arc<ClientConfig>> {
         let mut made = self.made.lock().unwrap_or_else(PoisonError::into_inner);
-        let fresh = Material::read(&self.certificates).and_then(|material| {
-            if let Some((_, config)) = made.as_ref().filter(|(from, _)| *from == material) {
-                return Ok((material, config.clone()));
-            }
-            let config = Arc::new(material.config()?);
-            Ok((material, config))
+        let from = Material::read(&self.certificates);
+        if let (Ok(from), Some(made)) = (&from, made.as_ref())
+            && made.from == *from
+            && (from.ca.is_some() || made.at.elapsed() < system)
+        {
+            return Ok(made.config.clone());
+        }
+        let fresh = from.and_then(|from| {
+            let config = Arc::new(from.config()?);
+            let at = Instant::now();
+            Ok(Made { from, config, at })
         });
         match (fresh, made.as_ref()) {
-            (Ok((material, config)), _) => {
-                *made = Some((material, config.clone()));
-                Ok(config)
-            }
-            (Err(error), Some((_, config))) => {
+            (Ok(fresh), _) => Ok(made.insert(fresh).config.clone()),
+            (Err(error), Some(made)) => {
                 tracing::warn!(%error, "connecting with the certificates read before");
-                Ok(config.clone())
+                Ok(made.config.clone())
             }
             (Err(error), None) => Err(error),
         }
