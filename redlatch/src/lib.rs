@@ -9,6 +9,7 @@ mod error;
 mod hold;
 mod lease;
 mod listing;
+mod log;
 mod name;
 mod owner;
 mod primitives;

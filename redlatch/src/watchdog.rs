@@ -19,6 +19,7 @@ use crate::background::Background;
 use crate::error::{Loss, Result};
 use crate::hold::{Hold, Kind, Watch};
 use crate::lease::Lease;
+use crate::log::listed;
 use crate::several::all;
 use crate::space::Space;
 use crate::step::{Args, Script, Step, unexpected};
@@ -382,10 +383,11 @@ async fn renew_together(store: &Store, core: &Core, holds: &[&Arc<Hold>]) {
         Err(error) => {
             let failing = |hold: &&Arc<Hold>| hold.notes(|notes| notes.not_before.is_some());
             let holds = step.holds.len();
+            let locks = listed(step.holds.iter().map(|hold| hold.place.name()));
             if step.holds.iter().all(failing) {
-                tracing::debug!(%error, holds, "renewal failed again");
+                tracing::debug!(%error, holds, locks, "renewal failed again");
             } else {
-                tracing::warn!(%error, holds, "renewal failed; trying again until the leases end");
+                tracing::warn!(%error, holds, locks, "renewal failed; trying again until the leases end");
             }
             for hold in &step.holds {
                 core.try_again(hold);

@@ -2,12 +2,14 @@
 
 mod common;
 
+use std::collections::BTreeSet;
 use std::future::IntoFuture;
+use std::path::{Path, PathBuf};
 use std::sync::{Arc, LazyLock, Mutex};
 use std::time::{Duration, Instant};
 
-use common::{LONG, SHORT, WATCHDOG, in_time, soon, until};
-use redlatch::{Client, Error};
+use common::{LONG, SHORT, WATCHDOG, granted, in_time, soon, until};
+use redlatch::{Client, Embedded, Error};
 use redlatch_testkit::{Proxy, Server};
 
 /// A log that can be looked into.
@@ -27,6 +29,13 @@ impl std::io::Write for Log {
 impl Log {
     fn text(&self) -> String {
         String::from_utf8_lossy(&self.0.lock().unwrap()).into_owned()
+    }
+
+    /// The lines with all of these words.
+    fn lines(&self, words: &[&str]) -> Vec<String> {
+        let text = self.text();
+        let about = |line: &&str| words.iter().all(|word| line.contains(word));
+        text.lines().filter(about).map(str::to_owned).collect()
     }
 }
 
@@ -225,4 +234,213 @@ fn a_dropped_guard_that_cannot_be_given_back_is_in_the_log() {
         .any(|line| line.contains("WARN") && line.contains("lost"));
     assert!(lost, "{said}");
     assert!(!said.contains("sesame"), "{said}");
+}
+
+/// However often connecting fails meanwhile.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_lost_connection_and_its_return_are_logged_once() {
+    let log = log();
+    let mut server = Server::start_durable();
+    let address = format!("127.0.0.1:{}", server.port());
+    let settings = Client::builder().response_timeout(Duration::from_secs(1));
+    let client = settings.connect(&server.url()).await.unwrap();
+    let lock = client.lock("lost-connection");
+    assert!(!in_time(|| lock.is_locked()).await);
+    server.kill();
+    for _ in 0..3 {
+        lock.is_locked().await.unwrap_err();
+    }
+    let lost = log.lines(&["WARN", "the connection to the store was lost", &address]);
+    assert_eq!(lost.len(), 1, "{lost:?}");
+    let back = [
+        "INFO",
+        "the connection to the store is back",
+        &address,
+        "elapsed_ms=",
+    ];
+    assert_eq!(log.lines(&back).len(), 0);
+    server.restart();
+    granted(|| lock.is_locked()).await;
+    let logged = log.lines(&back);
+    assert_eq!(logged.len(), 1, "{logged:?}");
+    // A client that ends loses nothing.
+    drop((client, lock));
+    assert_eq!(log.lines(&["WARN", "was lost", &address]).len(), 1);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_renewal_that_fails_names_its_locks() {
+    let log = log();
+    let server = Server::start();
+    let client = Client::builder().watchdog(WATCHDOG);
+    let client = client.connect(&server.url()).await.unwrap();
+    let lock = client.lock("unrenewed");
+    let guard = lock.lock().await.unwrap();
+    server.freeze();
+    until("the renewal fails", || async {
+        let failed = log.lines(&["WARN", "renewal failed; trying again", "holds=1"]);
+        failed
+            .iter()
+            .any(|line| line.contains(r#"locks="unrenewed""#))
+    })
+    .await;
+    server.thaw();
+    drop(guard);
+}
+
+/// Only for the first local waiter, and once.
+#[tokio::test(start_paused = true)]
+async fn a_long_wait_names_the_holder() {
+    let log = log();
+    let store = Embedded::new();
+    let [holder, client] = [(); 2].map(|()| Client::builder().connect_embedded(&store).unwrap());
+    let guard = holder.lock("busy-for-long").lock().await.unwrap();
+    let lock = client.lock("busy-for-long");
+    let waiting = async |wait| {
+        lock.try_lock()
+            .wait(Duration::from_secs(wait))
+            .await
+            .unwrap()
+    };
+    let words = ["WARN", "waiting for a lock for long", "busy-for-long"];
+    assert!(waiting(29).await.is_none());
+    assert_eq!(log.lines(&words).len(), 0);
+    let (one, other) = tokio::join!(waiting(90), waiting(90));
+    assert!(one.is_none() && other.is_none());
+    let logged = log.lines(&words);
+    assert_eq!(logged.len(), 1, "{logged:?}");
+    let named = format!("holder=\"{}\"", guard.owner_id());
+    assert!(
+        logged[0].contains(&named) && logged[0].contains("elapsed_ms=30"),
+        "{logged:?}"
+    );
+    assert!(logged[0].contains("remaining_ms="), "{logged:?}");
+
+    // Another owner of the same client, which may be the same task.
+    let same = holder.lock("busy-for-long");
+    let waited = same.try_lock().wait(Duration::from_secs(90)).await;
+    assert!(waited.unwrap().is_none());
+    let logged = log.lines(&[
+        "WARN",
+        "busy-for-long",
+        "this client holds",
+        "Guard::reenter",
+    ]);
+    assert_eq!(logged.len(), 1, "{logged:?}");
+    assert!(logged[0].contains(&named), "{logged:?}");
+
+    // So for a lock among several.
+    let several = redlatch::MultiLock::new([lock.clone(), client.lock("free-for-long")]);
+    let waited = several.try_lock().wait(Duration::from_secs(90)).await;
+    assert!(waited.unwrap().is_none());
+    assert_eq!(log.lines(&words).len(), 2);
+}
+
+/// A log event: level, message and fields.
+type Event = (String, String, BTreeSet<String>);
+
+/// The table in the documentation lists exactly the events in the sources.
+#[test]
+fn all_events_are_documented() {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let mut sources = Vec::new();
+    rust_files(&root.join("src"), &mut sources);
+    let mut events: BTreeSet<Event> = BTreeSet::new();
+    for path in sources {
+        let source = std::fs::read_to_string(&path).unwrap();
+        for level in ["error", "warn", "info", "debug", "trace"] {
+            let call = format!("tracing::{level}!(");
+            for (at, _) in source.match_indices(&call) {
+                let (message, fields) = arguments(&source[at + call.len()..]);
+                let message = message.unwrap_or_else(|| panic!("no message: {path:?}"));
+                events.insert((level.to_uppercase(), message, fields));
+            }
+        }
+    }
+    let page = std::fs::read_to_string(root.join("../docs/logs.md")).unwrap();
+    let documented: BTreeSet<Event> = page.lines().filter_map(row).collect();
+    let missing: Vec<_> = events.difference(&documented).collect();
+    let superfluous: Vec<_> = documented.difference(&events).collect();
+    assert!(missing.is_empty(), "not in docs/logs.md: {missing:#?}");
+    assert!(
+        superfluous.is_empty(),
+        "only in docs/logs.md: {superfluous:#?}"
+    );
+    assert!(events.len() > 20, "{}", events.len());
+}
+
+fn rust_files(dir: &Path, found: &mut Vec<PathBuf>) {
+    for entry in std::fs::read_dir(dir).unwrap() {
+        let path = entry.unwrap().path();
+        if path.is_dir() {
+            rust_files(&path, found);
+        } else if path.extension().is_some_and(|ending| ending == "rs") {
+            found.push(path);
+        }
+    }
+}
+
+/// `| level | message | fields | …`
+fn row(line: &str) -> Option<Event> {
+    let mut cells = line.strip_prefix("| ")?.split('|').map(str::trim);
+    let level = cells.next().filter(|level| {
+        let levels = ["ERROR", "WARN", "INFO", "DEBUG", "TRACE"];
+        levels.contains(level)
+    })?;
+    let message = cells.next()?.to_owned();
+    let fields = cells.next()?.split(", ").filter(|field| !field.is_empty());
+    Some((
+        level.to_owned(),
+        message,
+        fields.map(str::to_owned).collect(),
+    ))
+}
+
+/// The message and the names of the fields of a macro, behind its opening parenthesis.
+fn arguments(source: &str) -> (Option<String>, BTreeSet<String>) {
+    let (mut message, mut fields) = (None, BTreeSet::new());
+    let (mut depth, mut argument) = (0, String::new());
+    let mut chars = source.chars();
+    while let Some(c) = chars.next() {
+        let ends = depth == 0 && matches!(c, ',' | ')');
+        if !ends {
+            argument.push(c);
+        }
+        match c {
+            '"' => {
+                while let Some(c) = chars.next() {
+                    argument.push(c);
+                    match c {
+                        '"' => break,
+                        '\\' => argument.extend(chars.next()),
+                        _ => {}
+                    }
+                }
+            }
+            '(' | '[' | '{' => depth += 1,
+            ')' | ']' | '}' if !ends => depth -= 1,
+            _ => {}
+        }
+        if !ends {
+            continue;
+        }
+        let text = std::mem::take(&mut argument);
+        match text.trim() {
+            "" => {}
+            literal if literal.starts_with('"') => {
+                // A line that goes on in the next one.
+                let mut parts = literal.trim_matches('"').split("\\\n");
+                let first = parts.next().unwrap_or_default().to_owned();
+                message = Some(parts.fold(first, |all, part| all + part.trim_start()));
+            }
+            field => {
+                let name = field.split('=').next().unwrap_or_default();
+                fields.insert(name.trim().trim_start_matches(['%', '?']).to_owned());
+            }
+        }
+        if c == ')' {
+            break;
+        }
+    }
+    (message, fields)
 }

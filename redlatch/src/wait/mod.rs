@@ -7,6 +7,7 @@
 //! does.
 
 use std::future::Future;
+use std::pin::{Pin, pin};
 use std::time::Duration;
 
 use tokio::time::{Instant, sleep_until, timeout_at};
@@ -23,6 +24,10 @@ pub(crate) use line::{Lines, Queue, WaitingRoom};
 /// Added to what the store says of the holder's remaining lease, which it cuts to whole
 /// milliseconds: asking a moment early would be asking twice.
 const ROUNDING: Duration = Duration::from_millis(1);
+
+/// How long the first in a line waits before the log says so. Longer than the default lease: a holder that
+/// died is passed over by then.
+const LONG_WAIT: Duration = Duration::from_secs(30);
 
 /// Something that can be asked for again and again until it is had.
 pub(crate) trait Attempt: Send {
@@ -52,6 +57,12 @@ pub(crate) trait Attempt: Send {
     /// Instead of listening to the channel: how long to sleep before asking again.
     fn pause(&mut self) -> Option<Duration> {
         None
+    }
+
+    /// Logs which owner holds what is waited for, after a long wait. Runs beside the waiting.
+    fn report(&self, since: Instant) -> impl Future<Output = ()> + Send + 'static {
+        let _ = since;
+        std::future::ready(())
     }
 }
 
@@ -101,7 +112,27 @@ async fn in_line<A: Attempt>(
     let Some(turn) = before(end, line.turn()).await else {
         return Ok(None);
     };
-    first_in_line(&line, turn, attempt, end).await
+    let since = Instant::now();
+    let report = attempt.report(since);
+    let waiting = pin!(first_in_line(&line, turn, attempt, end));
+    reported(since, report, waiting).await
+}
+
+/// Waits, and reports once when that takes long.
+async fn reported<W: Future>(
+    since: Instant,
+    report: impl Future<Output = ()>,
+    mut waiting: Pin<&mut W>,
+) -> W::Output {
+    tokio::select! {
+        biased;
+        done = &mut waiting => return done,
+        () = async {
+            sleep_until(since + LONG_WAIT).await;
+            report.await;
+        } => {}
+    }
+    waiting.await
 }
 
 async fn first_in_line<A: Attempt>(

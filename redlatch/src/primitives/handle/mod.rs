@@ -19,11 +19,13 @@ use crate::wait::Queue;
 
 mod guard;
 mod held;
+mod report;
 mod request;
 
 pub use guard::Guard;
 pub(crate) use guard::run_while;
 pub(crate) use held::Held;
+pub(crate) use report::report;
 pub(crate) use request::Request;
 pub use request::{Acquire, TryAcquire};
 

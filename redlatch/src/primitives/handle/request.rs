@@ -4,8 +4,10 @@ use std::future::IntoFuture;
 use std::sync::Arc;
 use std::time::Duration;
 
+use tokio::time::Instant;
 use tracing::Instrument as _;
 
+use super::report::report;
 use super::{Ask, Boxed, Guard, Lock, LockKind, OwnedKind, Reentrant};
 use crate::error::{Error, Result};
 use crate::hold::Hold;
@@ -193,6 +195,7 @@ impl<K: LockKind> Request<K> {
         let (lock, owner) = (self.lock.name(), &claim.hold.field);
         let span = tracing::debug_span!("acquire", lock, %owner);
         let mut entry = Entry {
+            lock: &self.lock,
             claim: &claim,
             kind: &*self.lock.kind,
             terms,
@@ -218,6 +221,7 @@ impl<K: LockKind> Request<K> {
 
 /// One acquisition under way: the lock's attempt, for the waiting room.
 struct Entry<'a, K: LockKind> {
+    lock: &'a Lock<K>,
     claim: &'a Claim,
     kind: &'a K,
     terms: Terms,
@@ -314,6 +318,10 @@ impl<K: LockKind> Attempt for Entry<'_, K> {
         let pause = self.kind.pause(self.tries);
         self.tries = self.tries.saturating_add(1);
         pause
+    }
+
+    fn report(&self, since: Instant) -> impl Future<Output = ()> + Send + 'static {
+        report(self.lock.clone(), self.claim.hold.clone(), since)
     }
 }
 

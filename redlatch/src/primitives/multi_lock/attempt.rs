@@ -18,6 +18,8 @@ use std::time::Duration;
 use super::member::Member;
 use super::share::{Share, give_back};
 use super::take::{Part, Prize, Take};
+use tokio::time::Instant;
+
 use crate::error::Result;
 use crate::hold::Hold;
 use crate::lease::{Lease, Patience};
@@ -314,6 +316,17 @@ impl Attempt for Entry<'_> {
         let member = self.members.get(self.waits_for?)?;
         self.tries = self.tries.saturating_add(1);
         member.0.pause(self.tries - 1)
+    }
+
+    fn report(&self, since: Instant) -> impl Future<Output = ()> + Send + 'static {
+        let i = self.waits_for;
+        let both = i.and_then(|i| self.members.get(i).zip(self.claims.get(i)));
+        let both = both.map(|(member, claim)| (member.clone(), claim.hold.clone()));
+        async move {
+            if let Some((member, waiting)) = both {
+                member.0.report(waiting, since).await;
+            }
+        }
     }
 }
 

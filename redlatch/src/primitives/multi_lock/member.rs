@@ -3,13 +3,15 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use tokio::time::Instant;
+
 use super::take::Prize;
 use crate::error::{Error, Result};
 use crate::hold::Hold;
 use crate::lease::Lease;
 use crate::name::{Family, Place};
 use crate::owner::Owner;
-use crate::primitives::handle::{Ask, Boxed, Lock, LockKind, OwnedKind};
+use crate::primitives::handle::{Ask, Boxed, Lock, LockKind, OwnedKind, report};
 use crate::session::{Claim, Session, Terms};
 use crate::step::{BoxedStep, Mapped, Outcome};
 use crate::wait::Queue;
@@ -49,6 +51,7 @@ pub(crate) trait AnyLock: Send + Sync {
     fn pause(&self, tries: u32) -> Option<Duration>;
     fn remembers_waiters(&self) -> Option<Lease>;
     fn is_held_by(&self, owner: Owner) -> Boxed<'_, Result<bool>>;
+    fn report(&self, waiting: Arc<Hold>, since: Instant) -> Boxed<'static, ()>;
 }
 
 impl<K: LockKind + OwnedKind> AnyLock for Lock<K> {
@@ -96,6 +99,10 @@ impl<K: LockKind + OwnedKind> AnyLock for Lock<K> {
 
     fn is_held_by(&self, owner: Owner) -> Boxed<'_, Result<bool>> {
         Box::pin(Lock::is_held_by(self, owner))
+    }
+
+    fn report(&self, waiting: Arc<Hold>, since: Instant) -> Boxed<'static, ()> {
+        Box::pin(report(self.clone(), waiting, since))
     }
 }
 

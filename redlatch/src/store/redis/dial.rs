@@ -86,6 +86,11 @@ impl Dial {
     pub(super) fn silence(&self) -> &'static str {
         silence(self.tls.is_some())
     }
+
+    /// Where it leads, for messages.
+    pub(super) fn address(&self) -> String {
+        self.client.get_connection_info().addr().to_string()
+    }
 }
 
 /// What to think of when a server says nothing at all: it may wait for the rest of what looks to it

@@ -94,6 +94,8 @@ struct Shared {
     live: Mutex<Option<Established>>,
     /// The channels that are listened to; to be restored, those that should be.
     wanted: Mutex<HashSet<String>>,
+    /// Since when there is no connection, after one was lost and the log said so.
+    lost: Mutex<Option<Instant>>,
 }
 
 /// Which connection in the life of a link: news of an old one must not end a new one.
@@ -111,6 +113,8 @@ pub(super) struct Live {
 
 struct Established {
     live: Live,
+    /// For the log.
+    address: String,
     /// Where it leads, if that can change.
     endpoint: Option<Endpoint>,
     /// Dropped with this.
@@ -129,6 +133,7 @@ impl Link {
             listening,
             live: Mutex::new(None),
             wanted: Mutex::new(HashSet::new()),
+            lost: Mutex::default(),
         };
         Arc::new(Link {
             whereabouts,
@@ -246,6 +251,7 @@ impl Link {
         };
         let established = Established {
             live: live.clone(),
+            address: dial.address(),
             endpoint,
             _given_up: given_up,
         };
@@ -285,6 +291,7 @@ impl Link {
                 let wanted = self.shared.wanted();
                 let unwanted: Vec<String> = restored.difference(&wanted).cloned().collect();
                 if unwanted.is_empty() {
+                    self.shared.is_back(&established.address);
                     *self.shared.lock_live() = Some(established);
                     return Ok(());
                 }
@@ -380,7 +387,7 @@ impl Link {
     /// What became of something that was sent on this connection.
     fn failed(&self, live: &Live, error: &RedisError) -> Fault {
         if breaks(error) {
-            self.shared.broken(live.generation);
+            self.shared.lost(live.generation, error);
             return Fault::Unanswered(error.to_string());
         }
         Fault::refused(error)
@@ -389,7 +396,7 @@ impl Link {
     /// This connection is not to be used any more, whatever its state. Another one, that has taken its
     /// place, is.
     pub(super) fn leave(&self, live: &Live) {
-        self.shared.broken(live.generation);
+        drop(self.shared.broken(live.generation));
     }
 
     /// The connection is not to be used any more, whatever its state, nor one that is being made: what
@@ -405,7 +412,7 @@ impl Link {
         drop(opening);
         let generation = self.shared.live().map(|live| live.generation);
         if let Some(generation) = generation {
-            self.shared.broken(generation);
+            drop(self.shared.broken(generation));
         }
     }
 }
@@ -547,20 +554,38 @@ impl Shared {
         ended.iter().for_each(|channel| self.ear.ended(channel));
     }
 
-    /// A connection that was in use is no more: whoever waits for its messages must look again.
-    fn broken(&self, generation: Generation) {
+    /// A connection that was in use is no more: whoever waits for its messages must look again. Returns
+    /// it; dropping it ends a task.
+    fn broken(&self, generation: Generation) -> Option<Established> {
         let dead = self
             .lock_live()
             .take_if(|established| established.live.generation == generation);
         if dead.is_some() {
-            tracing::debug!("a connection to the store broke");
             match self.listening {
                 Listening::Restored => self.ear.interrupted(),
                 Listening::Unrestored | Listening::Sharded => self.all_ended(),
             }
         }
-        // Dropped here, not under the lock: it ends a task.
-        drop(dead);
+        dead
+    }
+
+    /// The same for a connection that the network or the server ended. The log says so once, not for
+    /// each attempt to connect that fails from now on.
+    fn lost(&self, generation: Generation, reason: &dyn std::fmt::Display) {
+        if let Some(dead) = self.broken(generation) {
+            let mut lost = self.lost.lock().unwrap_or_else(PoisonError::into_inner);
+            *lost = Some(Instant::now());
+            tracing::warn!(address = dead.address, %reason, "the connection to the store was lost");
+        }
+    }
+
+    /// There is a connection, perhaps again.
+    fn is_back(&self, address: &str) {
+        let mut lost = self.lost.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(lost) = lost.take() {
+            let elapsed_ms = lost.elapsed().as_millis();
+            tracing::info!(address, elapsed_ms, "the connection to the store is back");
+        }
     }
 }
 
@@ -582,8 +607,11 @@ struct Sentry {
 
 impl Drop for Sentry {
     fn drop(&mut self) {
-        if let Some(shared) = self.shared.upgrade() {
-            shared.broken(self.generation);
+        if let Some(shared) = self.shared.upgrade()
+            && shared.broken(self.generation).is_some()
+        {
+            // Not a warning: so it ends with its runtime when a program ends.
+            tracing::debug!("a connection to the store ended with its task");
         }
     }
 }
@@ -607,7 +635,7 @@ fn pushes(
             (PushKind::SSubscribe, Some(channel)) => {
                 shared.is_wanted_on(generation, channel);
             }
-            (PushKind::Disconnection, _) => shared.broken(generation),
+            (PushKind::Disconnection, _) => shared.lost(generation, &"it was closed"),
             _ => {}
         }
         Ok(())

@@ -1,0 +1,28 @@
+//! What log events have in common.
+
+/// Names that are listed; the rest is counted.
+const LISTED: usize = 5;
+
+/// The first names, and how many more there are.
+pub(crate) fn listed<'a>(names: impl ExactSizeIterator<Item = &'a str>) -> String {
+    let more = names.len().saturating_sub(LISTED);
+    let listed: Vec<&str> = names.take(LISTED).collect();
+    let listed = listed.join(", ");
+    match more {
+        0 => listed,
+        more => format!("{listed} and {more} more"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::listed;
+
+    #[test]
+    fn five_names_are_listed_and_the_rest_is_counted() {
+        let names = ["a", "b", "c", "d", "e", "f", "g"];
+        assert_eq!(listed(names[..1].iter().copied()), "a");
+        assert_eq!(listed(names[..5].iter().copied()), "a, b, c, d, e");
+        assert_eq!(listed(names.iter().copied()), "a, b, c, d, e and 2 more");
+    }
+}
