@@ -39,6 +39,7 @@ pub(crate) enum Command {
     Ls(Ls),
     Unlock(Unlock),
     Latch(Latch),
+    Token(Token),
     #[command(name = "__exec", hide = true)]
     Exec(Exec),
 }
@@ -147,8 +148,8 @@ pub(crate) struct Run {
 #[derive(Debug, Clone, Copy, clap::Args)]
 #[group(multiple = false)]
 pub(crate) struct Kind {
-    /// Wait in one queue with everybody who waits with --fair: first come, first served. Who dies
-    /// while waiting holds the others up for one lease (--watchdog) when its turn has come
+    /// Wait in one queue with everybody who waits with --fair: first come, first served.
+    /// Waiters that die delay the others by 5 s in all when the turn of one of them comes
     #[arg(long, help_heading = "Kinds of lock")]
     pub(crate) fair: bool,
 
@@ -347,6 +348,48 @@ pub(crate) enum LatchCommand {
         )]
         limit: Option<Duration>,
     },
+}
+
+/// Show the fencing token of the lock NAME, raise it, or delete it.
+///
+/// The token is the number that `redlatch run --fenced` gives CMD in REDLATCH_FENCING_TOKEN: it grows with
+/// each acquisition. Without a subcommand, prints the token of the latest acquisition; 0 if there was none.
+///
+/// After the store has lost its data, tokens count from 1 again, and a resource that remembers a greater
+/// token refuses every holder. Advance the token to the greatest one that the resource has seen.
+///
+/// Each name keeps its token for ever. Delete it when no resource remembers a token of NAME any more.
+#[derive(Debug, clap::Args)]
+#[command(after_help = "\
+Examples:
+  redlatch token orders:42
+  redlatch token orders:42 advance 7000   # the next acquisition gets 7001
+  redlatch token orders:42 delete
+
+Exit codes: 0 done; 2 wrong usage; 65 NAME is something of another kind;
+69 the store cannot be reached; 75 delete: the lock is held.")]
+pub(crate) struct Token {
+    /// The lock's name
+    pub(crate) name: String,
+
+    #[command(subcommand)]
+    pub(crate) command: Option<TokenCommand>,
+}
+
+#[derive(Debug, Subcommand)]
+pub(crate) enum TokenCommand {
+    /// Raise the token to at least N, never lower it; prints the token then
+    Advance {
+        /// The greatest token that the resource has seen
+        #[arg(
+            value_name = "N",
+            value_parser = value_parser!(u64).range(..=redlatch::MAX_TOKEN),
+            allow_hyphen_values = true
+        )]
+        at_least: u64,
+    },
+    /// Delete the token of a lock that is free; the next acquisition gets 1
+    Delete,
 }
 
 /// Become CMD, bound to the life of the parent. Not for people: see `child`.

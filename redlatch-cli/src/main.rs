@@ -14,6 +14,7 @@ mod say;
 mod show;
 mod signals;
 mod store;
+mod token;
 
 use std::ffi::OsString;
 use std::process::ExitCode;
@@ -64,6 +65,7 @@ fn obey(args: Args) -> Result<u8, Failure> {
             Command::Ls(ls) => show::ls(&args.access, &ls).await,
             Command::Unlock(unlock) => show::unlock(&args.access, &unlock).await,
             Command::Latch(latch) => latch::latch(&args.access, &latch).await,
+            Command::Token(token) => token::token(&args.access, &token).await,
             Command::Exec(_) => unreachable!("done without a runtime"),
         }
     });

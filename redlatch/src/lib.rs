@@ -32,7 +32,7 @@ pub use owner::Owner;
 pub use primitives::count_down_latch::CountDownLatch;
 pub use primitives::expirable_semaphore::{ExpirableSemaphore, PermitGuard, PermitId, Permits};
 pub use primitives::fair_lock::{Fair, FairLock};
-pub use primitives::fenced_lock::{Fenced, FencedLock};
+pub use primitives::fenced_lock::{Fenced, FencedLock, MAX_TOKEN};
 pub use primitives::handle::{
     Acquire, Guard, Holder, Lock, LockKind, OwnedKind, Reentrant, TryAcquire,
 };

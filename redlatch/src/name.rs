@@ -16,6 +16,7 @@ const TOKEN: &str = "redisson_lock_token";
 const QUEUE: &str = "redisson_lock_queue";
 const TIMEOUTS: &str = "redisson_lock_timeout";
 const WRITERS: &str = "redlatch_rwlock_writers";
+const ABSENT: &str = "redlatch_lock_absent";
 /// What the channel of a latch begins with.
 const LATCH_CHANNEL: &str = "redisson_countdownlatch__channel__";
 /// Redisson's own: the answers that it keeps for unlocking.
@@ -29,7 +30,7 @@ pub(crate) struct Place {
     channel: String,
     family: Family,
     /// What the family keeps beside the key; empty where it keeps nothing.
-    beside: [String; 2],
+    beside: [String; 3],
     /// Why the name cannot be used, if so. Said whenever it is used, because making a handle
     /// cannot fail.
     fault: Option<&'static str>,
@@ -64,14 +65,17 @@ impl Place {
     pub(crate) fn new(family: Family, prefix: &str, name: &str) -> Place {
         let key = format!("{prefix}{name}");
         let beside = match family {
-            Family::Fenced => [prefixed(TOKEN, &key), String::new()],
-            Family::Fair => [prefixed(QUEUE, &key), prefixed(TIMEOUTS, &key)],
+            Family::Fenced => [prefixed(TOKEN, &key), String::new(), String::new()],
+            // Which waiters were found absent is ours and not Redisson's.
+            Family::Fair => [QUEUE, TIMEOUTS, ABSENT].map(|beside| prefixed(beside, &key)),
             // Writers that wait and hold back new readers, which is ours and not Redisson's; and
             // what the timeouts of all readers' holds begin with.
-            Family::Read | Family::Write => [prefixed(WRITERS, &key), suffixed(&key, "")],
-            Family::Permits => [suffixed(&key, "timeout"), String::new()],
+            Family::Read | Family::Write => {
+                [prefixed(WRITERS, &key), suffixed(&key, ""), String::new()]
+            }
+            Family::Permits => [suffixed(&key, "timeout"), String::new(), String::new()],
             // Kept here and not in the store: a line that is no channel's, as no name has a NUL.
-            Family::Spin => [format!("\0{key}"), String::new()],
+            Family::Spin => [format!("\0{key}"), String::new(), String::new()],
             Family::Lock | Family::Semaphore | Family::Latch => Default::default(),
         };
         let channel = match family {
@@ -148,6 +152,11 @@ impl Place {
         &self.beside[1]
     }
 
+    /// Until when waiters for a fair lock that are not connected keep their places.
+    pub(crate) fn absent(&self) -> &str {
+        &self.beside[2]
+    }
+
     /// The writers that hold back new readers, and until when.
     pub(crate) fn writers(&self) -> &str {
         &self.beside[0]
@@ -216,9 +225,9 @@ pub(crate) struct Beside {
 impl Beside {
     /// Of a key, prefix included.
     pub(crate) fn new(key: String) -> Beside {
-        let [queue, timeouts] = Place::new(Family::Fair, "", &key).beside;
-        let [token, _] = Place::new(Family::Fenced, "", &key).beside;
-        let [deadlines, _] = Place::new(Family::Permits, "", &key).beside;
+        let [queue, timeouts, _] = Place::new(Family::Fair, "", &key).beside;
+        let [token, ..] = Place::new(Family::Fenced, "", &key).beside;
+        let [deadlines, ..] = Place::new(Family::Permits, "", &key).beside;
         Beside {
             readers: suffixed(&key, ""),
             key,
@@ -254,7 +263,7 @@ pub(crate) fn is_beside(key: &str) -> bool {
             reader.contains('{') && !n.is_empty() && n.bytes().all(|byte| byte.is_ascii_digit())
         })
     };
-    [TOKEN, QUEUE, TIMEOUTS, WRITERS, UNLOCK_LATCH]
+    [TOKEN, QUEUE, TIMEOUTS, WRITERS, ABSENT, UNLOCK_LATCH]
         .iter()
         .any(begins)
         || is_timeout()
@@ -343,6 +352,7 @@ mod tests {
         let fair = Place::new(Family::Fair, "", "a");
         assert_eq!(fair.queue(), "redisson_lock_queue:{a}");
         assert_eq!(fair.timeouts(), "redisson_lock_timeout:{a}");
+        assert_eq!(fair.absent(), "redlatch_lock_absent:{a}");
         assert_eq!(fair.of_owner("c:1"), "redisson_lock__channel:{a}:c:1");
 
         let fenced = Place::new(Family::Fenced, "", "a");

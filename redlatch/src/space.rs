@@ -236,6 +236,11 @@ impl Space {
             channel: channel.to_owned(),
             payload,
         });
+        self.listeners(channel)
+    }
+
+    /// How many listen to `channel`.
+    pub(crate) fn listeners(&self, channel: &str) -> usize {
         self.audience.get(channel).copied().unwrap_or(0)
     }
 

@@ -144,7 +144,8 @@ pub(crate) struct Script {
 pub(crate) enum Publishing {
     /// With PUBLISH.
     Everywhere,
-    /// With SPUBLISH: to those who listen where the slot is, and not to all nodes of a cluster.
+    /// With SPUBLISH: to those who listen where the slot is, and not to all nodes of a cluster. Listeners
+    /// are counted in the same way.
     InSlot,
 }
 
@@ -188,7 +189,10 @@ impl Script {
     pub(crate) fn source_for(&self, publishing: Publishing) -> Cow<'static, str> {
         match publishing {
             Publishing::Everywhere => self.source.into(),
-            Publishing::InSlot => self.source.replace("'PUBLISH'", "'SPUBLISH'").into(),
+            Publishing::InSlot => {
+                let published = self.source.replace("'PUBLISH'", "'SPUBLISH'");
+                published.replace("'NUMSUB'", "'SHARDNUMSUB'").into()
+            }
         }
     }
 

@@ -55,10 +55,29 @@ async fn everything(client: &Client, other: &Client) {
     waiters(1).await;
     guard.unlock().await.unwrap();
     soon("its turn", waiting).await.unwrap().unwrap();
+    // One looks whether the head is connected that does not take its turn.
+    let guard = fair.lock().await.unwrap();
+    let theirs = other.fair_lock(fair.name());
+    let mut head = Box::pin(theirs.lock().into_future());
+    tokio::select! {
+        biased;
+        _ = &mut head => unreachable!("it is held"),
+        () = waiters(1) => {}
+    }
+    guard.unlock().await.unwrap();
+    assert!(fair.try_lock().await.unwrap().is_none());
+    soon("its turn", head)
+        .await
+        .unwrap()
+        .unlock()
+        .await
+        .unwrap();
 
     let fenced = client.fenced_lock(&name("fenced"));
     fenced.lock().await.unwrap().unlock().await.unwrap();
     client.inspect(fenced.name()).await.unwrap();
+    fenced.advance_token(7).await.unwrap();
+    assert!(fenced.delete_token().await.unwrap());
 
     let lock = client.read_write_lock(&name("read-write")).prefer_writers();
     let read = lock.read().lock().await.unwrap();

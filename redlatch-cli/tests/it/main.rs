@@ -9,4 +9,5 @@ mod passwords;
 mod signals;
 mod support;
 mod terminal;
+mod tokens;
 mod usage;

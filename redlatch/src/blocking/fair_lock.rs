@@ -15,6 +15,13 @@ impl Lock<Fair> {
         self
     }
 
+    /// How long waiters that are not connected keep their places: [`crate::FairLock::grace_period`].
+    #[must_use]
+    pub fn grace_period(mut self, grace_period: Duration) -> Lock<Fair> {
+        self.inner = self.inner.grace_period(grace_period);
+        self
+    }
+
     /// Who waits for the lock, the next one first: [`crate::FairLock::queue`].
     pub fn queue(&self) -> Result<Vec<String>> {
         self.worker

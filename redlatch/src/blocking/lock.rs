@@ -187,6 +187,19 @@ impl Lock<Fenced> {
         self.worker
             .ask(&self.inner, async move |lock| lock.current_token().await)
     }
+
+    /// Raises the token to at least `at_least`: [`crate::FencedLock::advance_token`].
+    pub fn advance_token(&self, at_least: u64) -> Result<u64> {
+        self.worker.ask(&self.inner, async move |lock| {
+            lock.advance_token(at_least).await
+        })
+    }
+
+    /// Deletes the token's key of a free lock: [`crate::FencedLock::delete_token`].
+    pub fn delete_token(&self) -> Result<bool> {
+        self.worker
+            .ask(&self.inner, async move |lock| lock.delete_token().await)
+    }
 }
 
 impl Guard<Fenced> {

@@ -61,9 +61,9 @@ async fn each_turn_begins_when_the_one_before_has_ended() {
     }
 }
 
-/// F10: a dead holder costs its lease, each dead waiter its own wait time.
+/// F10: a dead holder costs its lease, and each waiter that hangs while it is connected its wait time.
 #[tokio::test(start_paused = true)]
-async fn the_dead_cost_their_own_time_and_no_more() {
+async fn waiters_that_hang_cost_their_own_time_and_no_more() {
     let store = redlatch::Embedded::new();
     let (dying, living) = two_of(&store);
     let lock = living.fair_lock("a").wait_time(30 * SECOND);

@@ -1,1 +1,291 @@
 //! Dead waiters of a fair lock delay the living ones by one grace period, not by one wait time each.
+
+use std::future::IntoFuture as _;
+use std::time::Duration;
+
+use redlatch::{Client, Embedded, Fair, FairLock, Guard, Result};
+use redlatch_testkit::{Proxy, Server, shared_cluster, unique};
+use tokio::task::JoinHandle;
+use tokio::time::Instant;
+
+use crate::common::{LONG, SHORT, soon, until};
+
+const SECOND: Duration = Duration::from_secs(1);
+
+type Waiting = JoinHandle<Result<Guard<Fair>>>;
+
+async fn queued(lock: &FairLock, waiters: usize) {
+    until("in the queue", || async {
+        lock.queue().await.unwrap().len() == waiters
+    })
+    .await;
+}
+
+/// Starts to wait, and returns when the waiter is in the queue behind `ahead` others.
+async fn wait_behind(lock: &FairLock, ahead: usize) -> Waiting {
+    let waiting = tokio::spawn(lock.lock().into_future());
+    queued(lock, ahead + 1).await;
+    waiting
+}
+
+async fn served(waiting: Waiting) -> Guard<Fair> {
+    soon("it is its turn", waiting).await.unwrap().unwrap()
+}
+
+/// Puts a client with `waiters` waiters behind `ahead` others into the queue, and kills it: its runtime
+/// and its connections end, and its waiters stay in the queue.
+fn kill_waiters(store: &Embedded, name: &str, ahead: usize, waiters: usize) {
+    let (store, name) = (store.clone(), name.to_owned());
+    let dying = std::thread::spawn(move || {
+        let runtime = tokio::runtime::Builder::new_current_thread()
+            .enable_all()
+            .build()
+            .unwrap();
+        runtime.block_on(async {
+            let client = Client::builder().connect_embedded(&store).unwrap();
+            let lock = client.fair_lock(&name);
+            for n in 0..waiters {
+                drop(wait_behind(&lock, ahead + n).await);
+            }
+        });
+    });
+    dying.join().unwrap();
+}
+
+/// The exact times: one grace period from the release on, wherever the dead stand in the queue.
+#[tokio::test(start_paused = true)]
+async fn all_dead_waiters_together_cost_one_grace_period() {
+    let store = Embedded::new();
+    let client = || Client::builder().connect_embedded(&store).unwrap();
+    let (one, two) = (client(), client());
+    let (lock, other) = (one.fair_lock("a"), two.fair_lock("a"));
+    let held = lock.lock().await.unwrap();
+    kill_waiters(&store, "a", 0, 20);
+    let first = wait_behind(&lock, 20).await;
+    kill_waiters(&store, "a", 21, 20);
+    let second = wait_behind(&other, 41).await;
+    let third = wait_behind(&lock, 42).await;
+    let released = Instant::now();
+    held.unlock().await.unwrap();
+    let guard = served(first).await;
+    let took = released.elapsed();
+    let grace = 5 * SECOND;
+    assert!(took >= grace && took < grace + SECOND / 10, "{took:?}");
+    assert!(!second.is_finished() && !third.is_finished());
+    guard.unlock().await.unwrap();
+    let guard = served(second).await;
+    assert!(!third.is_finished(), "living waiters keep their order");
+    guard.unlock().await.unwrap();
+    served(third).await.unlock().await.unwrap();
+    let took = released.elapsed();
+    assert!(took < grace + SECOND / 4, "{took:?} for all");
+    assert!(lock.queue().await.unwrap().is_empty());
+}
+
+/// The holder died too: the grace period begins when its lease has ended, though no client released.
+#[tokio::test(start_paused = true)]
+async fn dead_waiters_of_a_dead_holder_cost_one_grace_period() {
+    let store = Embedded::new();
+    let client = Client::builder().connect_embedded(&store).unwrap();
+    let grace = 2 * SECOND;
+    let lock = client.fair_lock("a").grace_period(grace);
+    std::mem::forget(lock.lock().lease(20 * SECOND).await.unwrap());
+    let begun = Instant::now();
+    kill_waiters(&store, "a", 0, 30);
+    let guard = served(wait_behind(&lock, 30).await).await;
+    let (took, due) = (begun.elapsed(), 20 * SECOND + grace);
+    assert!(took + SECOND >= due && took < due + SECOND, "{took:?}");
+    guard.unlock().await.unwrap();
+}
+
+fn keys(name: &str) -> [String; 3] {
+    [
+        "redisson_lock_queue",
+        "redisson_lock_timeout",
+        "redlatch_lock_absent",
+    ]
+    .map(|beside| format!("{beside}:{{{name}}}"))
+}
+
+/// Puts an owner at the end of the queue whom the others would have to wait for during hours.
+fn plant(server: &Server, name: &str, owner: &str) {
+    let [queue, timeouts, _] = keys(name);
+    let now: Vec<u64> = server.ask(&["TIME"]);
+    let behind: i64 = server.ask(&["RPUSH", &queue, owner]);
+    let until = (now[0] + 3600 * behind.unsigned_abs()) * 1000;
+    let _: i64 = server.ask(&["ZADD", &timeouts, &until.to_string(), owner]);
+}
+
+/// 40 dead waiters with hours of wait time between living ones.
+async fn dead_among_the_living(server: &Server, client: &Client, name: &str) {
+    let grace = SECOND;
+    let lock = client.fair_lock(name).grace_period(grace);
+    let held = lock.lock().await.unwrap();
+    let mut waiting = Vec::new();
+    for n in 0..3 {
+        for m in 0..20 {
+            plant(server, name, &format!("dead:{n}{m}"));
+        }
+        waiting.push(wait_behind(&lock, n * 21 + 20).await);
+    }
+    let released = std::time::Instant::now();
+    held.unlock().await.unwrap();
+    let mut first = true;
+    let mut waiting = waiting.into_iter();
+    while let Some(next) = waiting.next() {
+        let guard = served(next).await;
+        assert!(!std::mem::take(&mut first) || released.elapsed() >= grace);
+        assert!(waiting.as_slice().iter().all(|one| !one.is_finished()));
+        guard.unlock().await.unwrap();
+    }
+    let took = released.elapsed();
+    assert!(took < LONG / 2, "{took:?}");
+    until("nothing is left", || async {
+        let [queue, timeouts, absent] = keys(name);
+        server.ask::<i64>(&["EXISTS", name, &queue, &timeouts, &absent]) == 0
+    })
+    .await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn dead_waiters_on_a_server_cost_one_grace_period() {
+    let server = Server::start();
+    let client = Client::connect(&server.url()).await.unwrap();
+    dead_among_the_living(&server, &client, "a").await;
+}
+
+/// In a cluster the listeners of sharded channels count.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn dead_waiters_in_a_cluster_cost_one_grace_period() {
+    let cluster = shared_cluster();
+    let client = Client::connect(&cluster.url()).await.unwrap();
+    let name = unique("dead");
+    let home = &cluster.nodes()[cluster.owner_of(&name)];
+    dead_among_the_living(home, &client, &name).await;
+}
+
+/// A killed holder leaves a lease and dead waiters behind; no client calls the living one.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_a_killed_crowd_left_on_a_server_is_passed_over() {
+    let server = Server::start();
+    let client = Client::connect(&server.url()).await.unwrap();
+    let lock = client.fair_lock("a").grace_period(SECOND);
+    let _: i64 = server.ask(&["HSET", "a", "dead:1", "1"]);
+    let _: i64 = server.ask(&["PEXPIRE", "a", "1000"]);
+    for n in 0..50 {
+        plant(&server, "a", &format!("dead:{n}"));
+    }
+    let begun = std::time::Instant::now();
+    let guard = soon("the dead are passed over", lock.lock().into_future())
+        .await
+        .unwrap();
+    let took = begun.elapsed();
+    assert!(took < LONG / 2, "{took:?}");
+    guard.unlock().await.unwrap();
+    // A plain try does the same, though it does not wait.
+    plant(&server, "a", "dead:51");
+    until("it is passed over", || async {
+        lock.try_lock().await.unwrap().is_some()
+    })
+    .await;
+}
+
+/// A waiter that is cut off when its turn comes, and reconnects within the grace period, is served first.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn waiter_that_reconnects_within_the_grace_period_keeps_its_place() {
+    let server = Server::start();
+    let proxy = Proxy::to(server.port());
+    let near = Client::connect(&server.url()).await.unwrap();
+    let settings = Client::builder().response_timeout(2 * LONG);
+    let settings = settings.connect_timeout(2 * LONG);
+    let far = settings.connect(&proxy.url()).await.unwrap();
+    // Half of what a test waits for anything, so that its end is not what is seen.
+    let lock = near.fair_lock("a").grace_period(LONG / 2);
+    let held = lock.lock().await.unwrap();
+    let cut_off = wait_behind(&far.fair_lock("a"), 0).await;
+    let behind = wait_behind(&lock, 1).await;
+    let owner = lock.queue().await.unwrap()[0].clone();
+    let channel = format!("redisson_lock__channel:{{a}}:{owner}");
+    let listens = async |wanted: i64| {
+        until("it listens, or not", || async {
+            let (_, listeners): (String, i64) = server.ask(&["PUBSUB", "NUMSUB", &channel]);
+            listeners == wanted
+        })
+        .await;
+    };
+    listens(1).await;
+    proxy.stall(true);
+    proxy.cut();
+    listens(0).await;
+    held.unlock().await.unwrap();
+    let [_, _, absent] = keys("a");
+    let noted: Vec<String> = server.ask(&["ZRANGE", &absent, "0", "-1"]);
+    assert_eq!(noted, [owner]);
+    assert!(!behind.is_finished());
+    proxy.stall(false);
+    let guard = served(cut_off).await;
+    assert!(!behind.is_finished());
+    guard.unlock().await.unwrap();
+    served(behind).await.unlock().await.unwrap();
+}
+
+/// A waiter in Java listens and does not ask. It was absent when the grace period began, and keeps its
+/// place and its timeout because it listens when its turn comes; it is called again then.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn waiter_in_java_that_listens_again_keeps_its_place() {
+    let server = Server::start();
+    let client = Client::connect(&server.url()).await.unwrap();
+    let lock = client.fair_lock("a").grace_period(SECOND);
+    let held = lock.lock().await.unwrap();
+    plant(&server, "a", "dead:1");
+    plant(&server, "a", "java:7");
+    let waiting = wait_behind(&lock, 2).await;
+    let [queue, timeouts, absent] = keys("a");
+    let timeout = || server.ask::<Option<f64>>(&["ZSCORE", &timeouts, "java:7"]);
+    held.unlock().await.unwrap();
+    let noted: Option<f64> = server.ask(&["ZSCORE", &absent, "java:7"]);
+    assert!(noted.is_some() && timeout().is_some());
+    let mut connection = server.connection();
+    let (tell, told) = std::sync::mpsc::channel();
+    std::thread::spawn(move || {
+        let mut listening = connection.as_pubsub();
+        let channel = "redisson_lock__channel:{a}:java:7";
+        listening.subscribe(channel).unwrap();
+        while let Ok(message) = listening.get_message() {
+            let _ = tell.send(message.get_payload::<String>().unwrap());
+        }
+    });
+    until("the dead one is dropped", || async {
+        server.ask::<Vec<String>>(&["LRANGE", &queue, "0", "0"]) == ["java:7"]
+    })
+    .await;
+    assert_eq!(told.recv_timeout(LONG).unwrap(), "0");
+    // Again, for the case that it missed that: its process may have been connecting again.
+    assert_eq!(told.recv_timeout(LONG).unwrap(), "0");
+    assert!(!waiting.is_finished() && timeout().is_some());
+    // It takes its turn as Redisson's script does, and releases.
+    let _: String = server.ask(&["LPOP", &queue]);
+    let _: i64 = server.ask(&["ZREM", &timeouts, "java:7"]);
+    served(waiting).await.unlock().await.unwrap();
+}
+
+/// Without an end of its connection a waiter that hangs is waited for until its wait time has passed.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn waiter_that_hangs_costs_its_wait_time() {
+    let server = Server::start();
+    let proxy = Proxy::to(server.port());
+    let near = Client::connect(&server.url()).await.unwrap();
+    let far = Client::connect(&proxy.url()).await.unwrap();
+    let lock = near.fair_lock("a").grace_period(Duration::from_millis(1));
+    let held = lock.lock().await.unwrap();
+    let hangs = wait_behind(&far.fair_lock("a").wait_time(SHORT), 0).await;
+    until("it listens", || async { far.status().subscriptions == 1 }).await;
+    let waiting = wait_behind(&lock, 1).await;
+    proxy.stall(true);
+    let released = std::time::Instant::now();
+    held.unlock().await.unwrap();
+    let guard = served(waiting).await;
+    assert!(released.elapsed() >= SHORT - SECOND, "its place was kept");
+    guard.unlock().await.unwrap();
+    hangs.abort();
+}

@@ -1,8 +1,8 @@
 -- Takes the lock for an owner whose turn it is, or says when to ask again. Who waits joins the queue.
 --
--- KEYS     the lock, the queue, the timeouts
+-- KEYS     the lock, the queue, the timeouts, the absent
 -- ARGV     owner, lease in ms, hold count wanted, wait time in ms (0: does not wait, so does not
---          queue), channel
+--          queue), channel, grace period in ms
 -- Returns  nil: held now, with that count
 --          else in how many ms to ask again at the latest (-1: a key that never expires); 0 when
 --          nobody holds it but more than one hold was wanted: what was to be entered again was lost
@@ -47,13 +47,45 @@ if redis.call('EXISTS', KEYS[2]) == 0 then
         return left
     end
 end
-local now = today()
+local now, grace = today(), tonumber(ARGV[6])
+-- An owner that asks is connected.
+redis.call('ZREM', KEYS[4], owner)
 local head, dropped = drop_given_up(now, owner)
+-- How long to leave the lock to the head, and how many waiters before us are absent.
+local turn, missing = math.min(grace, 1000), 0
+if free and head and head ~= owner and not is_connected(channel, head) then
+    local owners, absent = note_absent(channel, now, grace, owner)
+    local ends
+    head = nil
+    for _, waiter in ipairs(owners) do
+        local keeps = absent[waiter]
+        if not head and keeps and keeps <= now then
+            ends = waited_for(waiter) or ends
+            drop_head(waiter)
+            dropped = true
+        else
+            if not head then
+                head = waiter
+                turn = math.min(turn, (keeps or now + turn) - now)
+            end
+            if waiter == owner then
+                break
+            end
+            if keeps then
+                missing = missing + 1
+            end
+        end
+    end
+    head = head or redis.call('LINDEX', KEYS[2], 0)
+    if ends and ends > now then
+        -- As if those who were dropped had given up.
+        shift(0, now - ends)
+    end
+end
 if free and (not head or head == owner) then
     if head then
         local ends = waited_for(owner)
-        redis.call('LPOP', KEYS[2])
-        redis.call('ZREM', KEYS[3], owner)
+        drop_head(owner)
         if ends then
             shift(0, now + lease - ends)
         end
@@ -70,6 +102,10 @@ end
 local place = redis.call('LPOS', KEYS[2], owner)
 if wait == 0 then
     return left
+end
+if free and place and not dropped then
+    -- A waiter looks again while the head does not take its turn: it may have missed its call.
+    redis.call('PUBLISH', channel .. ':' .. head, '0')
 end
 if not place then
     local from = now + left
@@ -92,12 +128,10 @@ if place == 0 then
     return left
 end
 
--- Whoever comes before us is called in time; this is for when they have died, or do not call us. Each
--- of them may have the lock for a lease.
-local again = wait
-if not free then
-    again = math.min(again, left + place * lease)
-end
+-- A waiter is called when its turn comes. This is for the case that no client calls it, because the
+-- holder died, or the waiters before it did: it looks when the lease ends, or when the head had time
+-- to take its turn; and those behind a little later each, so that a long queue does not ask all at once.
+local again = math.min(wait, (free and turn or left) + (place - missing) * 10)
 local ends
 while place > 0 and not ends do
     -- Of the one before us nothing may be known, if the timeouts were lost: then the one before that.

@@ -8,8 +8,9 @@ use std::time::Duration;
 use proptest::prelude::*;
 
 use super::Fair;
-use super::rules::{Release, Waiting};
+use super::rules::{Force, Release, Waiting};
 use crate::hold::Hold;
+use crate::lease::Lease;
 use crate::name::Family;
 use crate::primitives::handle::{Ask, Rules as _};
 use crate::primitives::twin::{Twin, agree, hold, lease, time};
@@ -81,6 +82,11 @@ fn moves() -> impl Strategy<Value = Move> {
     ]
 }
 
+/// Told apart from the wait times, and shorter than most of them.
+fn grace() -> Lease {
+    lease(1)
+}
+
 fn of(owner: u8) -> Hold {
     hold(Family::Fair, owner, Fair::default())
 }
@@ -95,7 +101,10 @@ async fn hear(twin: &mut Twin, who: u8) {
 
 async fn acquire(twin: &mut Twin, wish: &Wish, owner: u8) -> Option<Outcome> {
     let wait_time: Duration = time(wish.wait_time);
-    let kind = Fair { wait_time };
+    let kind = Fair {
+        wait_time,
+        grace_period: grace().duration(),
+    };
     let ask = Ask {
         hold: &of(owner),
         count: wish.count,
@@ -149,6 +158,7 @@ fn lua_and_rules_agree() {
                     hold: &of(*owner),
                     keep: *keep,
                     lease: (*n > 0).then(|| lease(*n)),
+                    grace: grace(),
                 };
                 match (twin.step(&step).await, waits(*owner), queue.len()) {
                     (Ok(false), Some(0), 2..) if *keep == 0 => saw("the head gave up"),
@@ -170,7 +180,11 @@ fn lua_and_rules_agree() {
                 }
             }
             Move::Force => {
-                let _ = twin.step(&Fair::default().force(place)).await;
+                let force = Force {
+                    place,
+                    grace: grace(),
+                };
+                let _ = twin.step(&force).await;
             }
             Move::Inspect => {
                 let _ = twin.step(&Fair::default().inspect(place)).await;

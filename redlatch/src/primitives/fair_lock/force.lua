@@ -1,7 +1,7 @@
 -- Takes the lock from whoever holds it and calls the next one. Touches nothing that is no lock.
 --
--- KEYS     the lock, the queue, the timeouts
--- ARGV     channel
+-- KEYS     the lock, the queue, the timeouts, the absent
+-- ARGV     channel, grace period in ms
 -- Returns  1: unlocked, 0: nobody held it, -1: the key is a hash, but no lock
 local fields = redis.call('HLEN', KEYS[1])
 if fields == 0 then
@@ -12,5 +12,5 @@ if fields > 1 or not string.match(redis.call('HKEYS', KEYS[1])[1], '^.+:%d+$') t
 end
 local left = redis.call('PTTL', KEYS[1])
 redis.call('DEL', KEYS[1])
-call_after_release(ARGV[1], left)
+call_after_release(ARGV[1], left, tonumber(ARGV[2]))
 return 1

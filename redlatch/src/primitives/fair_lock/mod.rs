@@ -29,8 +29,9 @@ use crate::step::{BoxedStep, Outcome, Script, Step};
 /// [`Acquire::owner`](crate::Acquire::owner)) past the queue.
 ///
 /// Whoever gives up, is dropped or gets an error leaves the queue, in the background if the store
-/// cannot be reached. Who has died while waiting is waited for when its turn has come, but no longer
-/// than its [wait time](Lock::wait_time). All of this goes by the server's clock.
+/// cannot be reached. Waiters that died delay the others by one [grace period](Lock::grace_period) of 5 s
+/// in all. A waiter whose process hangs while its connection stays open is waited for until its
+/// [wait time](Lock::wait_time) has passed. All of this goes by the server's clock.
 ///
 /// The lock itself is the same as that of [`Client::lock`](crate::Client::lock): both exclude each
 /// other. But who comes through that handle does not queue, and its release calls nobody here. A
@@ -64,12 +65,14 @@ pub type FairLock = Lock<Fair>;
 #[non_exhaustive]
 pub struct Fair {
     wait_time: Duration,
+    grace_period: Duration,
 }
 
 impl Default for Fair {
     fn default() -> Fair {
         Fair {
             wait_time: Duration::from_secs(300),
+            grace_period: Duration::from_secs(5),
         }
     }
 }
@@ -77,24 +80,22 @@ impl Default for Fair {
 impl OwnedKind for Fair {}
 
 impl Fair {
-    fn checked(&self) -> Result<Lease> {
-        Lease::new(self.wait_time).map_err(|_| Error::InvalidSetting {
-            setting: "wait_time",
-            reason: format!("{:?}: take 1 ms to ten years", self.wait_time),
-        })
+    /// A setting as the scripts take it; one that cannot be used is refused before anything is asked.
+    fn usable(setting: Duration) -> Lease {
+        let usable = setting.clamp(Duration::from_millis(1), MAX_LEASE);
+        Lease::new(usable).unwrap_or(Lease::WATCHDOG)
     }
 
-    /// As [`Fair::checked`]; what cannot be used has been refused before anything was asked.
-    fn waited(&self) -> Lease {
-        let usable = self.wait_time.clamp(Duration::from_millis(1), MAX_LEASE);
-        Lease::new(usable).unwrap_or(Lease::WATCHDOG)
+    fn grace(&self) -> Lease {
+        Fair::usable(self.grace_period)
     }
 }
 
 impl Lock<Fair> {
     /// For how long the lock is kept free for whoever waits through this handle when its turn has
-    /// come, before the next one may go: so long does everybody wait for one who has died in the
-    /// queue. Default 300 s, as in Redisson (`fairLockWaitTimeout`); 1 ms to
+    /// come, before the next one may go: so long does everybody wait for one whose process hangs. A
+    /// waiter without a connection is waited for no longer than the
+    /// [grace period](Lock::grace_period). Default 300 s, as in Redisson (`fairLockWaitTimeout`); 1 ms to
     /// [`MAX_LEASE`](crate::MAX_LEASE), cut to whole milliseconds. Anything else is an
     /// [`Error::InvalidSetting`] of whatever is acquired.
     ///
@@ -119,7 +120,45 @@ impl Lock<Fair> {
     /// ```
     #[must_use]
     pub fn wait_time(self, wait_time: Duration) -> Lock<Fair> {
-        self.with_kind(Fair { wait_time })
+        let kind = Fair {
+            wait_time,
+            ..*self.kind
+        };
+        self.with_kind(kind)
+    }
+
+    /// How long waiters that are not connected keep their places in the queue when the lock is free and
+    /// it is the turn of one of them. Default 5 s; 1 ms to [`MAX_LEASE`](crate::MAX_LEASE), cut to whole
+    /// milliseconds. Anything else is an [`Error::InvalidSetting`] of whatever is acquired.
+    ///
+    /// A waiter counts as connected while a connection listens to its channel. When the turn of a waiter
+    /// comes that is not connected, the grace period begins for all waiters without a connection at the
+    /// same time. So all waiters that died together delay the others by one grace period, however many
+    /// they are. A waiter that reconnects before its turn, or within the grace period, keeps its place;
+    /// choose a time in which clients reconnect, also after a failover.
+    ///
+    /// Waiters that are connected do not depend on this time, whether they wait in Rust or in Java. No
+    /// waiter is waited for longer than its [wait time](Lock::wait_time), which also ends the turn of one
+    /// whose process hangs while its connection stays open.
+    ///
+    /// The setting of the client counts that finds the absence, be it a release or a waiter. Give all
+    /// handles of a name the same.
+    ///
+    /// ```
+    /// # use std::time::Duration;
+    /// # #[tokio::main(flavor = "current_thread")] async fn main() -> redlatch::Result<()> {
+    /// # let client = redlatch::Client::embedded();
+    /// let lock = client.fair_lock("printer").grace_period(Duration::from_secs(2));
+    /// lock.lock().await?.unlock().await
+    /// # }
+    /// ```
+    #[must_use]
+    pub fn grace_period(self, grace_period: Duration) -> Lock<Fair> {
+        let kind = Fair {
+            grace_period,
+            ..*self.kind
+        };
+        self.with_kind(kind)
     }
 
     /// Who waits for the lock, in whatever process: the ids of the owners
@@ -177,8 +216,13 @@ impl Kind for Fair {
         keep: u32,
         lease: Option<Lease>,
     ) -> BoxedStep<'a, bool> {
-        let step = Release { hold, keep, lease };
-        Box::new(step)
+        let grace = self.grace();
+        Box::new(Release {
+            hold,
+            keep,
+            lease,
+            grace,
+        })
     }
 }
 
@@ -187,8 +231,12 @@ impl Rules for Fair {
     const FAMILY: Family = Family::Fair;
 
     fn acquire<'a>(&'a self, ask: Ask<'a>) -> impl Step<Reply = Outcome> + 'a {
-        let wait_time = self.waited();
-        Acquire { ask, wait_time }
+        let (wait_time, grace) = (Fair::usable(self.wait_time), self.grace());
+        Acquire {
+            ask,
+            wait_time,
+            grace,
+        }
     }
 
     fn inspect<'a>(&'a self, place: &'a Place) -> impl Step<Reply = Vec<Holder>> + 'a {
@@ -196,16 +244,27 @@ impl Rules for Fair {
     }
 
     fn force<'a>(&'a self, place: &'a Place) -> impl Step<Reply = bool> + 'a {
-        Force { place }
+        let grace = self.grace();
+        Force { place, grace }
     }
 
     fn check(&self) -> Result<()> {
-        self.checked().map(drop)
+        let settings = [
+            ("wait_time", self.wait_time),
+            ("grace_period", self.grace_period),
+        ];
+        for (setting, time) in settings {
+            Lease::new(time).map_err(|_| Error::InvalidSetting {
+                setting,
+                reason: format!("{time:?}: take 1 ms to ten years"),
+            })?;
+        }
+        Ok(())
     }
 
     fn waiting_at_most(&self, wait: Duration) -> Option<Fair> {
         let wait_time = wait.max(Duration::from_millis(1));
-        (wait_time < self.wait_time).then_some(Fair { wait_time })
+        (wait_time < self.wait_time).then_some(Fair { wait_time, ..*self })
     }
 
     fn channel<'a>(&self, hold: &'a Hold) -> &'a str {
@@ -213,6 +272,6 @@ impl Rules for Fair {
     }
 
     fn remembers_waiters(&self) -> Option<Lease> {
-        Some(self.waited())
+        Some(Fair::usable(self.wait_time))
     }
 }

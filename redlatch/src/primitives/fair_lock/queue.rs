@@ -1,16 +1,36 @@
 //! Those who wait for a fair lock, in order: the same as `queue.lua`, beside it.
 
 use std::collections::{BTreeMap, VecDeque};
+use std::time::Duration;
 
 use tokio::time::Instant;
 
 use crate::error::Result;
+use crate::lease::Lease;
 use crate::name::Place;
 use crate::space::Space;
+
+/// How many waiters are looked at in one step.
+const LOOKED_AT: usize = 1000;
+
+/// Time in milliseconds for a waiter that listens at a replica, and is not counted, to take its turn.
+const UNCOUNTED: i64 = 50;
+
+/// Which waiters are absent: see `queue.lua`.
+pub(super) struct Absent {
+    /// The first waiters, in order.
+    pub(super) owners: Vec<String>,
+    /// Until when each absent one keeps its place.
+    pub(super) keeps: BTreeMap<String, i64>,
+}
 
 /// How long a head that does not hear its call is waited for at least: it may only be being
 /// connected again.
 const RECONNECTION: i64 = 1000;
+
+pub(super) fn millis(duration: Duration) -> i64 {
+    i64::try_from(duration.as_millis()).unwrap_or(i64::MAX)
+}
 
 /// The queue of one lock, at one moment.
 ///
@@ -55,13 +75,22 @@ impl<'a> Queue<'a> {
         Ok(owners.and_then(|owners| owners.iter().position(|waiting| waiting == owner)))
     }
 
-    fn dates(&mut self) -> Result<Option<&mut BTreeMap<String, i64>>> {
-        let dates = self.space.find(self.place.timeouts(), self.now)?;
+    /// The dates under one of the lock's keys.
+    fn dates(&mut self, key: &str) -> Result<Option<&mut BTreeMap<String, i64>>> {
+        let dates = self.space.find(key, self.now)?;
         Ok(dates.map(|dates| dates.value))
     }
 
+    fn forget(&mut self, key: &str, owner: &str) -> Result<()> {
+        if let Some(dates) = self.dates(key)? {
+            dates.remove(owner);
+        }
+        Ok(())
+    }
+
     pub(super) fn waited_for(&mut self, owner: &str) -> Result<Option<i64>> {
-        Ok(self.dates()?.and_then(|dates| dates.get(owner).copied()))
+        let timeouts = self.dates(self.place.timeouts())?;
+        Ok(timeouts.and_then(|dates| dates.get(owner).copied()))
     }
 
     pub(super) fn wait_for(&mut self, owner: &str, until: i64) -> Result<()> {
@@ -83,10 +112,9 @@ impl<'a> Queue<'a> {
 
     pub(super) fn remove(&mut self, place: usize) -> Result<()> {
         let gone = self.owners()?.and_then(|owners| owners.remove(place));
-        if let Some(gone) = gone
-            && let Some(dates) = self.dates()?
-        {
-            dates.remove(&gone);
+        if let Some(gone) = gone {
+            self.forget(self.place.timeouts(), &gone)?;
+            self.is_present(&gone)?;
         }
         Ok(())
     }
@@ -119,10 +147,69 @@ impl<'a> Queue<'a> {
         Ok((None, dropped))
     }
 
+    /// Notes that an owner is connected, or does not wait any more.
+    pub(super) fn is_present(&mut self, owner: &str) -> Result<()> {
+        self.forget(self.place.absent(), owner)
+    }
+
+    pub(super) fn is_connected(&self, owner: &str) -> bool {
+        self.space.listeners(&self.place.of_owner(owner)) > 0
+    }
+
+    fn note(&mut self, owner: &str, keeps: i64) -> Result<()> {
+        let dates: &mut BTreeMap<_, _> = self.space.find_or_begin(self.place.absent(), self.now)?;
+        dates.insert(owner.to_owned(), keeps);
+        Ok(())
+    }
+
+    /// Notes which waiters are absent, except the owner that asks.
+    pub(super) fn note_absent(&mut self, grace: i64, asks: Option<&str>) -> Result<Absent> {
+        let now = self.today();
+        let owners: Vec<String> = match self.owners()? {
+            Some(owners) => owners.iter().take(LOOKED_AT).cloned().collect(),
+            None => Vec::new(),
+        };
+        let mut keeps = BTreeMap::new();
+        for owner in &owners {
+            if asks == Some(&**owner) || self.is_connected(owner) {
+                self.is_present(owner)?;
+                continue;
+            }
+            let noted = self.dates(self.place.absent())?;
+            let until = match noted.and_then(|noted| noted.get(owner).copied()) {
+                Some(until) => until,
+                None => {
+                    self.note(owner, now.saturating_add(grace))?;
+                    now.saturating_add(grace)
+                }
+            };
+            keeps.insert(owner.clone(), until);
+        }
+        // Nothing is left behind where only Redisson empties the queue.
+        let last = match self.last()? {
+            Some(last) => self.waited_for(&last)?.unwrap_or(now),
+            None => now,
+        };
+        let lasts = last.saturating_sub(now).max(grace).saturating_add(grace);
+        let end = self.now + Duration::from_millis(lasts.unsigned_abs());
+        let noted = self
+            .space
+            .find::<BTreeMap<_, _>>(self.place.absent(), self.now)?;
+        if let Some(mut noted) = noted {
+            noted.set_end(end);
+        }
+        Ok(Absent { owners, keeps })
+    }
+
     /// Calls who waits for the lock without queueing, through a handle of another kind: nobody in the
     /// queue is passed over, because there is nobody.
     pub(super) fn call_others(&mut self) {
         self.space.publish(self.place.channel(), 0);
+    }
+
+    /// Calls one waiter. Whether it heard.
+    pub(super) fn call_one(&mut self, owner: &str) -> bool {
+        self.space.publish(&self.place.of_owner(owner), 0) > 0
     }
 
     /// Calls the head. Should it not hear (it has died, or is being connected again), also the next
@@ -131,7 +218,7 @@ impl<'a> Queue<'a> {
     pub(super) fn call(&mut self) -> Result<bool> {
         let mut place = 0;
         while let Some(owner) = self.at(place)? {
-            if self.space.publish(&self.place.of_owner(&owner), 0) > 0 {
+            if self.call_one(&owner) {
                 break;
             }
             place += 1;
@@ -141,13 +228,22 @@ impl<'a> Queue<'a> {
 
     /// The lock was given back so many milliseconds before its end: the head's turn, or that of those
     /// who do not queue, if there is none. One that does not hear is waited for as if the lock had ended just now.
-    pub(super) fn call_after_release(&mut self, left: i64) -> Result<()> {
+    pub(super) fn call_after_release(&mut self, left: i64, grace: Lease) -> Result<()> {
         let (Some(head), _) = self.drop_given_up(None)? else {
             self.call_others();
             return Ok(());
         };
         if self.call()? {
             return Ok(());
+        }
+        let noted = self.note_absent(millis(grace.duration()), None)?;
+        let earliest = self.today() + UNCOUNTED;
+        if noted
+            .keeps
+            .get(&head)
+            .is_some_and(|&keeps| keeps < earliest)
+        {
+            self.note(&head, earliest)?;
         }
         let Some(before) = self.waited_for(&head)? else {
             return Ok(());

@@ -1,8 +1,8 @@
 -- Sets an owner's hold count to what it wants to keep; 0 gives the lock back and calls the next one,
 -- and takes the owner out of the queue, should it be there because it waited.
 --
--- KEYS     the lock, the queue, the timeouts
--- ARGV     owner, hold count to keep, lease in ms to go on with (0: as it is), channel
+-- KEYS     the lock, the queue, the timeouts, the absent
+-- ARGV     owner, hold count to keep, lease in ms to go on with (0: as it is), channel, grace period in ms
 -- Returns  1: done; 0: this owner does not hold the lock
 local owner, keep, lease, channel = ARGV[1], ARGV[2], tonumber(ARGV[3]), ARGV[4]
 local left = redis.call('PTTL', KEYS[1])
@@ -18,6 +18,7 @@ if place then
     end
     redis.call('LREM', KEYS[2], 1, owner)
     redis.call('ZREM', KEYS[3], owner)
+    redis.call('ZREM', KEYS[4], owner)
     if before and ends and before < ends then
         shift(place, before - ends)
     end
@@ -35,7 +36,7 @@ if redis.call('HEXISTS', KEYS[1], owner) == 0 then
 end
 if keep == '0' then
     redis.call('DEL', KEYS[1])
-    call_after_release(channel, left)
+    call_after_release(channel, left, tonumber(ARGV[5]))
     return 1
 end
 redis.call('HSET', KEYS[1], owner, keep)

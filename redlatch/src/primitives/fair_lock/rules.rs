@@ -5,7 +5,7 @@ use std::time::Duration;
 use redis::Value;
 use tokio::time::Instant;
 
-use super::queue::Queue;
+use super::queue::{Queue, millis};
 use crate::error::Result;
 use crate::hold::Hold;
 use crate::lease::Lease;
@@ -26,10 +26,17 @@ macro_rules! script {
     }};
 }
 
-/// The lock, the queue, the timeouts.
+/// The lock, the queue, the timeouts, the absent.
 fn keys(place: &Place) -> impl ExactSizeIterator<Item = &str> + Send {
-    [place.key(), place.queue(), place.timeouts()].into_iter()
+    [place.key(), place.queue(), place.timeouts(), place.absent()].into_iter()
 }
+
+/// After this time a waiter looks again whether the head has taken its turn, in milliseconds.
+const TURN: i64 = 1000;
+
+/// So much later than the waiter before it each waiter looks by itself, in milliseconds: a long queue
+/// does not ask all at once.
+const APART: i64 = 10;
 
 /// How long the lock is held, in milliseconds; -1 for ever. `None`: nobody holds it.
 fn left(space: &mut Space, place: &Place, now: Instant) -> Option<i64> {
@@ -39,16 +46,25 @@ fn left(space: &mut Space, place: &Place, now: Instant) -> Option<i64> {
     }
 }
 
-fn millis(duration: Duration) -> i64 {
-    i64::try_from(duration.as_millis()).unwrap_or(i64::MAX)
-}
-
 /// Takes the lock for an owner whose turn it is, or says when to ask again. Who waits joins the
 /// queue.
 pub(super) struct Acquire<'a> {
     pub(super) ask: Ask<'a>,
     /// How long the lock is kept for this owner when its turn has come.
     pub(super) wait_time: Lease,
+    /// How long absent waiters keep their places once the head is one of them.
+    pub(super) grace: Lease,
+}
+
+/// What the turn of the head came to.
+struct Turn {
+    head: Option<String>,
+    /// Whether any waiter was dropped.
+    dropped: bool,
+    /// How long to leave the lock to the head, in milliseconds.
+    lasts: i64,
+    /// How many waiters before the owner that asks are absent.
+    missing: usize,
 }
 
 impl Step for Acquire<'_> {
@@ -72,6 +88,7 @@ impl Step for Acquire<'_> {
             0
         });
         args.text(self.ask.hold.place.channel());
+        args.number(self.grace.millis());
     }
 
     fn reply(&self, raw: Value) -> Result<Outcome> {
@@ -94,7 +111,8 @@ impl Step for Acquire<'_> {
             return wait(place, -1);
         }
         let mut queue = Queue::new(space, place, now);
-        let (head, dropped) = queue.drop_given_up(Some(owner))?;
+        let turn = self.turn(&mut queue, left.is_none())?;
+        let (head, dropped) = (&turn.head, turn.dropped);
         if left.is_none() && head.as_deref().is_none_or(|head| head == owner) {
             if head.is_some() {
                 let ends = queue.waited_for(owner)?;
@@ -114,18 +132,88 @@ impl Step for Acquire<'_> {
         if !self.ask.waits {
             return wait(place, left.unwrap_or(0));
         }
-        wait(place, self.stand(&mut queue, left)?)
+        wait(place, self.stand(&mut queue, left, turn)?)
     }
 }
 
 impl Acquire<'_> {
+    /// Drops the heads whose time has passed, and on a free lock those that are absent for their grace
+    /// period.
+    fn turn(&self, queue: &mut Queue<'_>, free: bool) -> Result<Turn> {
+        let owner = &*self.ask.hold.field;
+        let grace = millis(self.grace.duration());
+        if queue.is_empty()? {
+            return Ok(Turn {
+                head: None,
+                dropped: false,
+                lasts: grace.min(TURN),
+                missing: 0,
+            });
+        }
+        // An owner that asks is connected.
+        queue.is_present(owner)?;
+        let (head, dropped) = queue.drop_given_up(Some(owner))?;
+        let mut turn = Turn {
+            head,
+            dropped,
+            lasts: grace.min(TURN),
+            missing: 0,
+        };
+        let Some(head) = turn.head.as_deref().filter(|&head| free && head != owner) else {
+            return Ok(turn);
+        };
+        if queue.is_connected(head) {
+            return Ok(turn);
+        }
+        let now = queue.today();
+        let absent = queue.note_absent(grace, Some(owner))?;
+        let mut ends = None;
+        turn.head = None;
+        for waiter in absent.owners {
+            let keeps = absent.keeps.get(&waiter).copied();
+            let is_first = turn.head.is_none();
+            if is_first && keeps.is_some_and(|keeps| keeps <= now) {
+                ends = queue.waited_for(&waiter)?.or(ends);
+                queue.remove(0)?;
+                turn.dropped = true;
+                continue;
+            }
+            if is_first && let Some(keeps) = keeps {
+                turn.lasts = turn.lasts.min(keeps - now);
+            }
+            let asks = waiter == owner;
+            turn.head.get_or_insert(waiter);
+            if asks {
+                break;
+            }
+            turn.missing += usize::from(keeps.is_some());
+        }
+        if turn.head.is_none() {
+            turn.head = queue.at(0)?;
+        }
+        if let Some(ends) = ends.filter(|&ends| ends > now) {
+            // As if those who were dropped had given up.
+            queue.shift(0, now - ends)?;
+        }
+        Ok(turn)
+    }
+
     /// Stands in the queue: in how many milliseconds to ask again at the latest.
-    fn stand(&self, queue: &mut Queue<'_>, left: Option<i64>) -> Result<i64> {
+    fn stand(&self, queue: &mut Queue<'_>, left: Option<i64>, turn: Turn) -> Result<i64> {
         let owner = &*self.ask.hold.field;
         let wait = millis(self.wait_time.duration());
         let now = queue.today();
         let end = now.saturating_add(left.unwrap_or(0));
-        let mut place = match queue.place_of(owner)? {
+        let place = queue.place_of(owner)?;
+        if let Some(head) = &turn.head
+            && left.is_none()
+            && place.is_some()
+            && !turn.dropped
+        {
+            // A waiter looks again while the head does not take its turn: it may have missed its call.
+            queue.call_one(head);
+        }
+        let mut place = match place {
             Some(0) => {
                 // Who asks is alive: it keeps its place, and those behind keep their distance.
                 match queue.waited_for(owner)? {
@@ -149,14 +237,12 @@ impl Acquire<'_> {
         if place == 0 {
             return Ok(left.unwrap_or(0));
         }
-        // Whoever comes before us is called in time; this is for when they have died, or do not
-        // call us. Each of them may have the lock for a lease.
-        let mut again = wait;
-        if let Some(left) = left {
-            let places = i64::try_from(place).unwrap_or(i64::MAX);
-            let leases = millis(self.ask.lease.duration()).saturating_mul(places);
-            again = again.min(left.saturating_add(leases));
-        }
+        // A waiter is called when its turn comes. This is for the case that no client calls it, because
+        // the holder died, or the waiters before it did: it looks when the lease ends, or when the head
+        // had time to take its turn.
+        let apart = i64::try_from(place.saturating_sub(turn.missing)).unwrap_or(i64::MAX);
+        let look = left.unwrap_or(turn.lasts);
+        let mut again = wait.min(look.saturating_add(apart.saturating_mul(APART)));
         let mut ends = None;
         while place > 0 && ends.is_none() {
             // Of the one before us nothing may be known, if the timeouts were lost: then the one
@@ -180,6 +266,7 @@ pub(super) struct Release<'a> {
     pub(super) keep: u32,
     /// The lease to go on with; `None` leaves it as it is.
     pub(super) lease: Option<Lease>,
+    pub(super) grace: Lease,
 }
 
 impl Step for Release<'_> {
@@ -199,6 +286,7 @@ impl Step for Release<'_> {
         args.number(self.keep.into());
         args.number(self.lease.map_or(0, Lease::millis));
         args.text(self.hold.place.channel());
+        args.number(self.grace.millis());
     }
 
     fn reply(&self, raw: Value) -> Result<bool> {
@@ -213,7 +301,7 @@ impl Step for Release<'_> {
         }
         let held = give_back(space, place, owner, self.keep, self.lease, now)?;
         if held && self.keep == 0 {
-            Queue::new(space, place, now).call_after_release(left.unwrap_or(0))?;
+            Queue::new(space, place, now).call_after_release(left.unwrap_or(0), self.grace)?;
         }
         Ok(held)
     }
@@ -252,6 +340,7 @@ fn leave(queue: &mut Queue<'_>, owner: &str, left: Option<i64>) -> Result<()> {
 /// Takes the lock from whoever holds it.
 pub(super) struct Force<'a> {
     pub(super) place: &'a Place,
+    pub(super) grace: Lease,
 }
 
 impl Step for Force<'_> {
@@ -268,6 +357,7 @@ impl Step for Force<'_> {
 
     fn args(&self, args: &mut Args<'_>) {
         args.text(self.place.channel());
+        args.number(self.grace.millis());
     }
 
     fn reply(&self, raw: Value) -> Result<bool> {
@@ -282,7 +372,7 @@ impl Step for Force<'_> {
         if held {
             let left = left(space, self.place, now).unwrap_or(0);
             space.remove(self.place.key());
-            Queue::new(space, self.place, now).call_after_release(left)?;
+            Queue::new(space, self.place, now).call_after_release(left, self.grace)?;
         }
         Ok(held)
     }

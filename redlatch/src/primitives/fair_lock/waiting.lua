@@ -1,6 +1,6 @@
 -- Who waits for the lock, the next one first, without heads whose time has passed. Changes nothing.
 --
--- KEYS     the lock, the queue, the timeouts
+-- KEYS     the lock, the queue, the timeouts, the absent
 -- Returns  the owners
 local queue = redis.call('LRANGE', KEYS[2], 0, -1)
 if #queue == 0 then

@@ -4,7 +4,7 @@
 use proptest::prelude::*;
 
 use super::Fenced;
-use super::rules::Current;
+use super::rules::{Advance, Current, DeleteToken};
 use crate::name::Family;
 use crate::primitives::handle::{Ask, Rules as _};
 use crate::primitives::lock::rules::Release;
@@ -30,6 +30,10 @@ enum Move {
     },
     Force,
     Current,
+    Advance {
+        at_least: i64,
+    },
+    Delete,
     /// Somebody writes another token.
     Plant {
         token: i64,
@@ -46,6 +50,9 @@ fn moves() -> impl Strategy<Value = Move> {
         2 => (1..3u32).prop_map(|time| Move::Pass { time }),
         1 => Just(Move::Force),
         2 => Just(Move::Current),
+        2 => prop_oneof![0..5i64, 0..i64::MAX, Just(i64::MAX - 1), Just((1 << 53) + 1)]
+            .prop_map(|at_least| Move::Advance { at_least }),
+        1 => Just(Move::Delete),
         1 => prop_oneof![any::<i64>(), Just(i64::MAX), Just(1 << 53)]
             .prop_map(|token| Move::Plant { token }),
     ]
@@ -82,6 +89,14 @@ fn lua_and_rules_agree() {
             }
             Move::Plant { token } => {
                 twin.plant("redisson_lock_token:{name}", token).await;
+            }
+            Move::Advance { at_least } => {
+                let place = &of(0).place;
+                twin.step(&Advance { place, at_least }).await.unwrap();
+            }
+            Move::Delete => {
+                let place = of(0).place;
+                twin.step(&DeleteToken { place }).await.unwrap();
             }
             Move::Current => {
                 let place = &of(0).place;

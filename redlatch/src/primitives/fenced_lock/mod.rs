@@ -7,8 +7,8 @@ mod rules;
 
 use tokio::time::Instant;
 
-use self::rules::{Acquire, Current};
-use crate::error::Result;
+use self::rules::{Acquire, Advance, Current, DeleteToken};
+use crate::error::{Error, Result};
 use crate::hold::{Hold, Kind};
 use crate::lease::Lease;
 use crate::name::{Family, Place};
@@ -26,8 +26,23 @@ use crate::step::{BoxedStep, Outcome, Script, Step};
 /// locking*, 2016).
 ///
 /// The token is counted in a key of its own that never expires. It grows with re-entrant
-/// acquisitions too. A store that loses its data, as an unreplicated one does in a failover, begins
-/// anew at 1.
+/// acquisitions too.
+///
+/// # After lost data
+///
+/// A store that loses its data, as an unreplicated one does in a failover, counts from 1 again. A
+/// resource that remembers a greater token then refuses every holder. To recover, read the greatest token
+/// from the resource and call [`advance_token`](Lock::advance_token) with it: the next acquisition gets a
+/// greater one. Until then nothing is overwritten, because the resource refuses all.
+///
+/// # A key for each name
+///
+/// The token's key stays when the lock is released, and a name for each entity (`order:42`) leaves one
+/// key for each entity for ever. When an entity is gone for good, and with it the resource that remembers
+/// a token, delete its key with [`delete_token`](Lock::delete_token). Where entities come and go all the
+/// time, compare a version of the resource's own instead.
+///
+/// # All clients must take it as a fenced lock
 ///
 /// Everybody takes it as a fenced lock: who comes through [`Client::lock`](crate::Client::lock), under
 /// the same name, is kept out and keeps others out, but has no token, and nothing refuses what it
@@ -71,6 +86,10 @@ pub type FencedLock = Lock<Fenced>;
 #[non_exhaustive]
 pub struct Fenced;
 
+/// The greatest token that [`Lock::advance_token`] takes. The store counts in 64 bits with a sign, and at
+/// least one acquisition must be possible after it.
+pub const MAX_TOKEN: u64 = i64::MAX.unsigned_abs() - 1;
+
 impl OwnedKind for Fenced {}
 
 impl Lock<Fenced> {
@@ -83,6 +102,65 @@ impl Lock<Fenced> {
     pub async fn current_token(&self) -> Result<u64> {
         let place = self.place()?;
         self.session.store.look(&Current { place }).await
+    }
+
+    /// Raises the token to at least `at_least`, so that the next acquisition gets a greater one. Never
+    /// lowers it. Returns the token then.
+    ///
+    /// For a store that has lost its data, see [`FencedLock`](FencedLock#after-lost-data). It does not
+    /// matter whether the lock is held; a holder keeps the token that it has. Calling it twice does the
+    /// same as once.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::InvalidSetting`] above [`MAX_TOKEN`], because the store counts in 64 bits with a sign;
+    /// otherwise as [`Lock::is_locked`].
+    ///
+    /// # Cancel safety
+    ///
+    /// When dropped, the token may or may not have been raised.
+    ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")] async fn main() -> redlatch::Result<()> {
+    /// # let client = redlatch::Client::embedded();
+    /// let lock = client.fenced_lock("orders:42");
+    /// assert_eq!(lock.advance_token(7000).await?, 7000); // the greatest token that the resource has seen
+    /// assert_eq!(lock.lock().await?.token(), 7001);
+    /// assert_eq!(lock.advance_token(3).await?, 7001);
+    /// # Ok(()) }
+    /// ```
+    pub async fn advance_token(&self, at_least: u64) -> Result<u64> {
+        let place = self.place()?;
+        let at_least = match i64::try_from(at_least) {
+            Ok(number) if at_least <= MAX_TOKEN => number,
+            _ => {
+                return Err(Error::InvalidSetting {
+                    setting: "at_least",
+                    reason: format!("{at_least}: take a token of at most {MAX_TOKEN}"),
+                });
+            }
+        };
+        self.session.store.look(&Advance { place, at_least }).await
+    }
+
+    /// Deletes the key in which the token is counted, if the lock is free. Returns whether it was free;
+    /// `false` means that the lock is held and its token stays.
+    ///
+    /// The next acquisition gets the token 1. Call it only when no resource remembers a token of this
+    /// lock any more, see [`FencedLock`](FencedLock#a-key-for-each-name).
+    ///
+    /// # Errors
+    ///
+    /// As [`Lock::is_locked`], and [`Error::OutcomeUnknown`]: the connection broke before the answer
+    /// came. The step is not repeated, because tokens may have been counted since.
+    ///
+    /// # Cancel safety
+    ///
+    /// When dropped, it goes on in the background if it has begun.
+    pub async fn delete_token(&self) -> Result<bool> {
+        let place = self.place()?.clone();
+        let step = DeleteToken { place };
+        self.session.change(step, "deleting a token").await
     }
 }
 

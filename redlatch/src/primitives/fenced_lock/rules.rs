@@ -1,5 +1,7 @@
 //! The fenced lock's steps: those of the lock, with a token.
 
+use std::sync::Arc;
+
 use redis::Value;
 use tokio::time::Instant;
 
@@ -8,7 +10,7 @@ use crate::name::Place;
 use crate::primitives::handle::Ask;
 use crate::primitives::lock::rules::{take, wait, wrong_kind};
 use crate::space::{Holds, Space};
-use crate::step::{Args, Outcome, Script, Step, unexpected};
+use crate::step::{Args, Outcome, Script, Step, unexpected, yes_or_no};
 
 /// Takes the lock for an owner and counts the token up, or says how long somebody else may still
 /// have it.
@@ -111,6 +113,75 @@ impl Step for Current<'_> {
     fn apply(&self, space: &mut Space, now: Instant) -> Result<u64> {
         let token = space.find::<i64>(self.place.token(), now)?;
         Ok(token.map_or(0, |token| unsigned(*token.value)))
+    }
+}
+
+/// Raises the token to at least a number.
+pub(super) struct Advance<'a> {
+    pub(super) place: &'a Place,
+    pub(super) at_least: i64,
+}
+
+impl Step for Advance<'_> {
+    type Reply = u64;
+
+    fn script(&self) -> &'static Script {
+        static SCRIPT: Script = Script::new(include_str!("advance.lua"));
+        &SCRIPT
+    }
+
+    fn keys(&self) -> impl ExactSizeIterator<Item = &str> + Send {
+        std::iter::once(self.place.token())
+    }
+
+    fn args(&self, args: &mut Args<'_>) {
+        args.signed(self.at_least);
+    }
+
+    fn reply(&self, raw: Value) -> Result<u64> {
+        Current { place: self.place }.reply(raw)
+    }
+
+    fn apply(&self, space: &mut Space, now: Instant) -> Result<u64> {
+        let token = space.find::<i64>(self.place.token(), now)?;
+        let token = token.map_or(0, |token| *token.value);
+        if token < self.at_least {
+            space.set(self.place.token(), self.at_least, None, now);
+        }
+        Ok(unsigned(token.max(self.at_least)))
+    }
+}
+
+/// Deletes the token of a lock that is free.
+pub(super) struct DeleteToken {
+    pub(super) place: Arc<Place>,
+}
+
+impl Step for DeleteToken {
+    /// Whether the lock was free.
+    type Reply = bool;
+
+    fn script(&self) -> &'static Script {
+        static SCRIPT: Script = Script::new(include_str!("delete.lua"));
+        &SCRIPT
+    }
+
+    fn keys(&self) -> impl ExactSizeIterator<Item = &str> + Send {
+        [self.place.key(), self.place.token()].into_iter()
+    }
+
+    fn args(&self, _: &mut Args<'_>) {}
+
+    fn reply(&self, raw: Value) -> Result<bool> {
+        yes_or_no(&raw)
+    }
+
+    fn apply(&self, space: &mut Space, now: Instant) -> Result<bool> {
+        let free = !space.is_there(self.place.key(), now);
+        if free {
+            space.remove(self.place.token());
+        }
+        Ok(free)
     }
 }
 

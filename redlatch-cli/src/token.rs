@@ -1,0 +1,36 @@
+//! `redlatch token`: show, advance or delete the fencing token of a lock.
+
+use redlatch::{Client, ObjectState};
+
+use crate::access::Access;
+use crate::args::{Token, TokenCommand};
+use crate::exit::{self, Failure};
+use crate::say::{printable, say};
+use crate::{show, store};
+
+pub(crate) async fn token(access: &Access, token: &Token) -> Result<u8, Failure> {
+    let name = &token.name;
+    store::check_name(name).await?;
+    let client = store::connect(access, Client::builder()).await?;
+    if let Some(state) = client.inspect(name).await?
+        && !matches!(state, ObjectState::Lock { .. })
+    {
+        return Err(store::another_kind(name, &state, "lock"));
+    }
+    let lock = client.fenced_lock(name);
+    let number = match token.command {
+        None => lock.current_token().await?,
+        Some(TokenCommand::Advance { at_least }) => lock.advance_token(at_least).await?,
+        Some(TokenCommand::Delete) => {
+            if lock.delete_token().await? {
+                return Ok(exit::OK);
+            }
+            say!(
+                "{}: the lock is held, so its token was not deleted",
+                printable(name)
+            );
+            return Ok(exit::NOT_OBTAINED);
+        }
+    };
+    show::write(&format!("{number}\n"))
+}

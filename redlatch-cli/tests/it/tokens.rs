@@ -1,0 +1,57 @@
+//! `redlatch token`: the fencing token of a lock, shown, advanced and deleted.
+
+use redlatch_testkit::{shared, unique};
+
+use crate::support::*;
+
+fn token(name: &str, command: &[&str]) -> Finished {
+    finish(redlatch(shared(), &[&["token", name], command].concat()))
+}
+
+fn next_token(name: &str) -> String {
+    let script = "echo $REDLATCH_FENCING_TOKEN";
+    let args = ["run", "--fenced", name, "--", "sh", "-c", script];
+    finish(redlatch(shared(), &args)).expect(0).stdout
+}
+
+#[test]
+fn token_is_advanced_after_lost_data() {
+    let name = unique("token");
+    assert_eq!(token(&name, &[]).expect(0).stdout, "0\n");
+    assert_eq!(token(&name, &["advance", "0"]).expect(0).stdout, "0\n");
+    assert_eq!(next_token(&name), "1\n");
+    assert_eq!(
+        token(&name, &["advance", "7000"]).expect(0).stdout,
+        "7000\n"
+    );
+    assert_eq!(next_token(&name), "7001\n");
+    assert_eq!(token(&name, &["advance", "3"]).expect(0).stdout, "7001\n");
+    assert_eq!(token(&name, &[]).expect(0).stdout, "7001\n");
+    for number in ["9223372036854775807", "-1", "x"] {
+        token(&name, &["advance", number]).expect(2).says(number);
+    }
+}
+
+#[test]
+fn token_of_a_held_lock_is_not_deleted() {
+    let name = unique("token");
+    let held = hold(shared(), &["--fenced"], &name);
+    token(&name, &["delete"])
+        .expect(75)
+        .says("the lock is held");
+    assert_eq!(token(&name, &[]).expect(0).stdout, "1\n");
+    held.release();
+    token(&name, &["delete"]).expect(0);
+    let key = format!("redisson_lock_token:{{{name}}}");
+    assert_eq!(shared().ask::<i64>(&["EXISTS", &key]), 0);
+    assert_eq!(next_token(&name), "1\n");
+}
+
+#[test]
+fn token_is_refused_for_another_kind() {
+    let name = unique("token");
+    let _: String = shared().ask(&["SET", &name, "3"]);
+    for command in [&["advance", "5"][..], &["delete"], &[]] {
+        token(&name, command).expect(65).says("not a lock");
+    }
+}

@@ -1,0 +1,20 @@
+-- Raises the token to at least a number; never lowers it.
+--
+-- KEYS[1]  the token
+-- ARGV[1]  the number, from 0 to 2^63 - 2
+-- Returns  the token then, as text
+local token = redis.call('GET', KEYS[1])
+if token and token ~= '0' and not token:find('^-?[1-9]%d*$') then
+    return redis.error_reply('WRONGKIND its token is no number that can be counted up')
+end
+
+-- As text, because Lua's own numbers are exact up to 2^53 only: the longer number is the greater one.
+local function is_less(a, b)
+    return a:sub(1, 1) == '-' or #a < #b or (#a == #b and a < b)
+end
+
+if is_less(token or '0', ARGV[1]) then
+    redis.call('SET', KEYS[1], ARGV[1])
+    return ARGV[1]
+end
+return token or '0'
