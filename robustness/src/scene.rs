@@ -86,7 +86,7 @@ impl Scene {
     }
 
     pub(crate) fn names(&self) -> Vec<String> {
-        self.worker.names.clone()
+        self.worker.all_names()
     }
 
     /// Breaks something, and makes it whole again. If a replica has taken its master's place on the way,

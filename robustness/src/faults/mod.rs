@@ -31,6 +31,9 @@ pub(crate) struct Fault {
     pub(crate) lease: u32,
     /// What clients ask of replicas.
     pub(crate) sync: Sync,
+    /// Whether the ids of the clients are chosen, so that a process has those of the one whose place it
+    /// takes.
+    pub(crate) chosen_ids: bool,
     /// How often, in the table.
     pub(crate) times: u32,
     /// Whether it has a place among others at random: what makes the store forget has not, because it
@@ -48,6 +51,8 @@ pub(crate) struct Fault {
 pub(crate) enum Lasts {
     /// A sixth of a lease: every renewal that it hinders can be tried again in time.
     Moment,
+    /// A whole lease, and a tenth: what was lost last is still being given back when it is over.
+    JustPastLease,
     /// A whole lease, and half of one.
     PastLease,
 }
@@ -56,6 +61,7 @@ impl Lasts {
     pub(crate) fn of(self, lease: Duration) -> Duration {
         match self {
             Lasts::Moment => lease / 6,
+            Lasts::JustPastLease => lease * 11 / 10,
             Lasts::PastLease => lease * 3 / 2,
         }
     }
@@ -88,6 +94,7 @@ const BASE: Fault = Fault {
     lasts: Lasts::Moment,
     lease: 1,
     sync: Sync::All,
+    chosen_ids: false,
     times: 3,
     soaks: true,
     beside: false,
