@@ -9,6 +9,7 @@ pub(super) fn check(history: &History, losses: Losses) -> Vec<Violation> {
     for section in &history.sections {
         found.extend(valid_too_long(history, section));
         found.extend(told_too_late(history, section));
+        found.extend(taken_from_holder(section));
         if losses == Losses::None && section.was_lost() && !stood_still(history, section) {
             let at = section.told.or(section.freed).unwrap_or(history.end);
             found.push(violation(
@@ -37,6 +38,19 @@ fn valid_too_long(history: &History, section: &Section) -> Option<Violation> {
             .map(|(end, _)| (end, "was valid although nothing could have renewed it"))
     };
     said.map(|(end, text)| violation(Rule::ValidTooLong, section, end, until, text))
+}
+
+/// The store keeps a lock until the end of its lease: before that it is not lost, unless the store has lost
+/// its data.
+fn taken_from_holder(section: &Section) -> Option<Violation> {
+    let kept_until = section.kept_until?;
+    let not_held = section.unlock_error.as_deref() == Some("Lost(NotHeld)");
+    let at = match section.told {
+        Some(told) => told,
+        None => section.freed.filter(|_| not_held)?,
+    };
+    let text = "lost it while its lease ran";
+    (at < kept_until).then(|| violation(Rule::TakenFromHolder, section, at, at, text))
 }
 
 /// A holder that runs hears of the end of its lease.
@@ -143,6 +157,21 @@ mod tests {
     }
 
     #[test]
+    fn a_lock_that_is_taken_from_its_holder() {
+        let mut told = late(Some(2900));
+        told.sections[0].kept_until = Some(3000 * MS);
+        assert_eq!(rules(&told, Losses::Some), [Rule::TakenFromHolder]);
+        told.sections[0].kept_until = Some(2900 * MS);
+        assert_eq!(rules(&told, Losses::Some), []);
+        let mut unlocked = history(vec![section("a", 0, 10)]);
+        unlocked.sections[0].unlock_error = Some("Lost(NotHeld)".into());
+        assert_eq!(rules(&unlocked, Losses::Some), [Rule::TakenFromHolder]);
+        // It ended while nothing came through.
+        unlocked.sections[0].freed = Some(3010 * MS);
+        assert_eq!(rules(&unlocked, Losses::Some), []);
+    }
+
+    #[test]
     fn who_stood_still_is_told_on_waking() {
         let mut stopped = late(Some(8000));
         let process = stopped.processes.entry(0).or_default();
@@ -166,7 +195,7 @@ mod tests {
         let lost = late(Some(3100));
         assert_eq!(rules(&lost, Losses::None), [Rule::LostWithoutNeed]);
         let mut unlocked = history(vec![section("a", 0, 10)]);
-        unlocked.sections[0].unlock_error = Some("Lost(NotHeld)".into());
+        unlocked.sections[0].unlock_error = Some("Lost(LeaseEnded)".into());
         assert_eq!(rules(&unlocked, Losses::None), [Rule::LostWithoutNeed]);
         unlocked.sections[0].unlock_error = Some("ResponseTimeout".into());
         assert_eq!(rules(&unlocked, Losses::None), []);

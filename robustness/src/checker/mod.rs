@@ -28,6 +28,8 @@ pub(crate) enum Rule {
     /// What a process held when it was killed is acquired by no other owner before its lease has ended,
     /// not even by a process that has the client id of the dead one.
     TakenFromTheDead,
+    /// No release, whoever sends it, takes a lock from its holder while the lease runs.
+    TakenFromHolder,
     /// No guard is valid for longer than a lease after the last time at which it could be renewed.
     ValidTooLong,
     /// Who holds a lock and runs is told of the loss when the lease has ended.
@@ -89,7 +91,9 @@ pub(crate) fn explain(violation: &Violation, history: &History) -> Option<&'stat
     let within = match violation.rule {
         Rule::Exclusion => history.lease / 3 + nanos(MARGIN),
         // The dead learn of nothing: theirs would have ended with the lease.
-        Rule::LostWithoutNeed | Rule::TakenFromTheDead => history.lease + nanos(MARGIN),
+        Rule::LostWithoutNeed | Rule::TakenFromTheDead | Rule::TakenFromHolder => {
+            history.lease + nanos(MARGIN)
+        }
         // What was written once is never put right again.
         Rule::Tokens | Rule::LostWrite => Time::MAX / 4,
         Rule::Queue => {

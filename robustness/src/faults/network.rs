@@ -81,8 +81,7 @@ pub(super) const FAULTS: [Fault; 13] = [
         name: "answers lost past the lease",
         what: "the same for longer than a lease: what holders lose is renewed in the store",
         losses: Losses::Some,
-        lasts: Lasts::PastLease,
-        times: 2,
+        lasts: Lasts::JustPastLease,
         soaks: false,
         act: |scene, lasts| {
             scene.cut(

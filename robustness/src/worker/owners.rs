@@ -13,7 +13,7 @@ use crate::Result;
 use crate::history::Mode;
 use crate::random::Random;
 
-/// Pause after an error, and at most between two requests of a task that wants back what it lost.
+/// Pause after an error, and the longest one between two requests for what was lost.
 const PAUSE: Duration = Duration::from_millis(20);
 
 /// One of the tasks of an owner.
@@ -26,47 +26,23 @@ pub(super) struct OwnerTask {
     pub(super) random: Random,
 }
 
-/// What came of one request.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Fate {
-    Failed,
-    GivenUp,
-    Held,
-    Lost,
-}
-
 impl OwnerTask {
     pub(super) async fn run(mut self, ending: &AtomicBool) -> Result<()> {
         while !ending.load(Ordering::Relaxed) {
             let at = self.random.below(self.names.len());
             let name = self.names[at].clone();
-            let mut patience = self.lease / 2;
-            // Who has lost it asks for it again and again, and gives up soon each time.
-            let mut eager_until = Instant::now();
-            loop {
-                let fate = self.request(&name, patience).await?;
-                if fate == Fate::Lost {
-                    eager_until = Instant::now() + self.lease;
-                    patience = self.lease / 8;
-                }
-                if fate == Fate::Failed {
-                    sleep(PAUSE).await;
-                }
-                let is_over = Instant::now() >= eager_until || ending.load(Ordering::Relaxed);
-                if fate == Fate::Held || is_over {
-                    break;
-                }
-                sleep(self.random.between(Duration::ZERO, PAUSE)).await;
+            let patience = self.random.between(Duration::ZERO, self.lease / 2);
+            if self.request(&name, patience).await?.is_err() {
+                sleep(PAUSE).await;
             }
             sleep(self.random.between(Duration::ZERO, self.lease / 20)).await;
         }
         Ok(())
     }
 
-    async fn request(&mut self, name: &str, patience: Duration) -> Result<Fate> {
-        let patience = self.random.between(Duration::ZERO, patience);
+    async fn request(&mut self, name: &str, patience: Duration) -> Result<Result<(), Error>> {
         let kind = name.split(':').next().unwrap_or_default();
-        let fate = match kind {
+        Ok(match kind {
             "lock" => {
                 let lock = self.client.lock(name);
                 self.pass(&lock, Mode::Alone, patience, |_| None).await
@@ -77,7 +53,7 @@ impl OwnerTask {
                 self.pass(&lock, Mode::Alone, patience, token).await
             }
             "fair" => {
-                let lock: Lock<Fair> = self.client.fair_lock(name).wait_time(self.lease);
+                let lock: Lock<Fair> = self.client.fair_lock(name).wait_time(self.lease / 4);
                 self.pass(&lock, Mode::Alone, patience, |_| None).await
             }
             "rw" if self.random.below(2) == 0 => {
@@ -91,8 +67,7 @@ impl OwnerTask {
                     .await
             }
             other => return Err(format!("no owner takes a {other}").into()),
-        };
-        Ok(fate.unwrap_or(Fate::Failed))
+        })
     }
 
     /// One critical section, perhaps with another one in it.
@@ -102,38 +77,76 @@ impl OwnerTask {
         mode: Mode,
         patience: Duration,
         token: fn(&Guard<K>) -> Option<u64>,
-    ) -> Result<Fate, Error> {
+    ) -> Result<(), Error> {
         let asking = ask(lock, self.owner, patience, self.random.below(3));
         let Some(guard) = self.inside.ask(lock.name(), mode, asking).await? else {
-            return Ok(Fate::GivenUp);
+            return Ok(());
         };
         let holds = guard.hold_count();
         let had = token(&guard);
         self.inside.enter(had, Some(holds));
-        let longest = match self.random.below(3) {
-            0 => self.lease,
-            _ => PAUSE,
-        };
-        let time = self.random.between(Duration::ZERO, longest);
+        let time = time_inside(self.lease, &mut self.random);
         let mut random = Random::new(self.random.next());
-        let nested = self.inside.nested();
+        let (nested, is_left) = (self.inside.nested(), AtomicBool::new(false));
         let again = async {
             if random.below(2) == 0 {
                 sleep(random.between(Duration::ZERO, time)).await;
                 // What goes wrong is told there.
                 let _ = reenter(nested, lock, &guard, mode, token, time, &mut random).await;
             }
+            is_left.store(true, Ordering::Relaxed);
         };
-        let (is_lost, ()) = tokio::join!(self.inside.hold(&guard, time), again);
-        if is_lost && self.random.below(2) == 0 {
-            // The guard stays while other tasks of its owner ask.
-            sleep(self.random.between(Duration::ZERO, self.lease / 3)).await;
+        let watch = async {
+            let mut is_lost = self.inside.hold(&guard, time).await;
+            while !is_lost && !is_left.load(Ordering::Relaxed) {
+                is_lost = self.inside.hold(&guard, Duration::ZERO).await;
+            }
+            is_lost
+        };
+        let (is_lost, ()) = tokio::join!(watch, again);
+        let keeps = self.random.below(2) == 0;
+        if is_lost && keeps {
+            // The guard of the lost hold is still there meanwhile.
+            self.regain(lock, mode, token).await;
         }
         let how = give_back(&mut self.random);
         let freed = self.inside.leave(guard, had, how).await;
-        match is_lost {
-            true => Ok(Fate::Lost),
-            false => freed.map(|()| Fate::Held),
+        if is_lost && !keeps {
+            self.regain(lock, mode, token).await;
+        }
+        freed
+    }
+
+    /// Asks for what was lost again and again, until it is held once more or half a lease has passed. Often
+    /// it gives up soon.
+    async fn regain<K: LockKind + OwnedKind>(
+        &mut self,
+        lock: &Lock<K>,
+        mode: Mode,
+        token: fn(&Guard<K>) -> Option<u64>,
+    ) {
+        let end = Instant::now() + self.lease / 2;
+        while Instant::now() < end {
+            let longest = match self.random.below(4) {
+                0 => self.lease,
+                _ => self.lease / 16,
+            };
+            let patience = self.random.between(Duration::ZERO, longest);
+            let asking = ask(lock, self.owner, patience, self.random.below(3));
+            let mut inside = self.inside.nested();
+            if let Ok(Some(guard)) = inside.ask(lock.name(), mode, asking).await {
+                let holds = guard.hold_count();
+                let had = token(&guard);
+                inside.enter(had, Some(holds));
+                // Long enough to find out whether it has it alone.
+                let time = self.random.between(self.lease / 10, self.lease / 2);
+                inside.hold(&guard, time).await;
+                let how = give_back(&mut self.random);
+                // What goes wrong is told there.
+                let _ = inside.leave(guard, had, how).await;
+                return;
+            }
+            sleep(self.random.between(Duration::ZERO, PAUSE)).await;
         }
     }
 }
@@ -197,6 +210,14 @@ fn boxed<'a, K: LockKind>(
     asking: impl Future<Output = Result<Option<Guard<K>>, Error>> + Send + 'a,
 ) -> Asking<'a, K> {
     Box::pin(asking)
+}
+
+/// How long to stay inside: a third stays for long enough to lose the lock in an outage.
+pub(super) fn time_inside(lease: Duration, random: &mut Random) -> Duration {
+    match random.below(3) {
+        0 => random.between(lease / 2, lease * 5 / 2),
+        _ => random.between(Duration::ZERO, PAUSE),
+    }
 }
 
 fn give_back(random: &mut Random) -> GiveBack {

@@ -8,6 +8,7 @@ use redlatch::blocking::{Client, Guard, ManyGuard, RedLock, current_thread};
 use redlatch::{Error, Fenced, LockKind, OwnedKind};
 
 use super::kinds::members;
+use super::owners::time_inside;
 use super::section::{LOOK, kind};
 use super::tell::Teller;
 use crate::Result;
@@ -99,7 +100,7 @@ impl Thread {
                 )
             }
             "fair" => {
-                let lock = self.client.fair_lock(name).wait_time(self.lease);
+                let lock = self.client.fair_lock(name).wait_time(self.lease / 4);
                 self.pass(
                     name,
                     Mode::Alone,
@@ -157,11 +158,7 @@ impl Thread {
         let Some((outer, guard)) = self.enter(name, mode, token, || ask(wait))? else {
             return Ok(());
         };
-        let longest = match self.random.below(3) {
-            0 => self.lease,
-            _ => Duration::from_millis(20),
-        };
-        let end = Instant::now() + self.random.between(Duration::ZERO, longest);
+        let end = Instant::now() + time_inside(self.lease, &mut self.random);
         let mut inner = None;
         if self.random.below(2) == 0 {
             // It holds it: whether others wait makes no difference.
@@ -184,11 +181,20 @@ impl Thread {
                 self.teller.tell_of(*section, What::Told);
             }
         }
-        // In one order or the other.
         let mut all = vec![(outer, guard)];
         all.extend(inner);
+        if is_lost && self.random.below(2) == 0 {
+            // The guards of the lost hold are still there meanwhile.
+            let wait = self.lease / 2;
+            all.extend(self.enter(name, mode, token, || ask(wait)).ok().flatten());
+        }
+        // In one order or the other.
         if self.random.below(2) == 0 {
             all.reverse();
+        }
+        // An outage may delay the first of them: nothing is asked of the others meanwhile.
+        for (section, _) in &all {
+            self.teller.tell_of(*section, What::Leaving);
         }
         for (section, guard) in all {
             self.leave(section, guard);
@@ -237,7 +243,6 @@ impl Thread {
     }
 
     fn leave<G: Held>(&mut self, section: u64, guard: G) {
-        self.teller.tell_of(section, What::Leaving);
         let freed = match self.random.below(2) {
             0 => guard.unlock(),
             _ => {
