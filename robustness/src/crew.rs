@@ -70,6 +70,7 @@ impl Crew {
             .args(["--owners", &worker.owners.to_string()])
             .args(["--threads", &worker.threads.to_string()])
             .args(["--few", &worker.few.join(",")])
+            .args(["--held", &worker.held.to_string()])
             .args(client_id)
             .args(["--lease", &worker.lease.to_string()])
             .args(["--timeout", &worker.timeout.to_string()])

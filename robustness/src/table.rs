@@ -110,11 +110,13 @@ fn row(fault: &Fault, topology: Topology, options: &Rows, seed: u64) -> Result<O
         topology,
         needs: fault.needs,
         losses: fault.losses,
-        processes: 3,
+        // Thousands of locks are many for one process, and not more for several.
+        processes: if fault.held > 0 { 1 } else { 3 },
         worker: Worker {
             sync: fault.sync,
             client_id: fault.chosen_ids.then(|| "pod".to_owned()),
             few: few(7),
+            held: fault.held,
             ..Worker::of(lease, 8, names(20), seed)
         },
         keep: options.keep_for(&format!("{}-{}", fault.name, topology.name())),

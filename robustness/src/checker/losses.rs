@@ -10,7 +10,12 @@ pub(super) fn check(history: &History, losses: Losses) -> Vec<Violation> {
         found.extend(valid_too_long(history, section));
         found.extend(told_too_late(history, section));
         found.extend(taken_from_holder(section));
-        if losses == Losses::None && section.was_lost() && !stood_still(history, section) {
+        let needless = match losses {
+            Losses::None => true,
+            Losses::OutOfReach => !history.out_of_reach.contains(&section.ask.name),
+            Losses::Some => false,
+        };
+        if needless && section.was_lost() && !stood_still(history, section) {
             let at = section.told.or(section.freed).unwrap_or(history.end);
             found.push(violation(
                 Rule::LostWithoutNeed,
@@ -77,15 +82,21 @@ fn told_too_late(history: &History, section: &Section) -> Option<Violation> {
     Some(violation(Rule::ToldTooLate, section, deadline, told, text))
 }
 
-/// Whether its process was stopped while it was held, or before: then it could not renew.
+/// Whether its process was stopped in the lease before it was lost, for so long that it could not renew: a
+/// sixth of a lease leaves time for another try.
 fn stood_still(history: &History, section: &Section) -> bool {
     let Some(from) = section.got else {
         return false;
     };
-    let until = section.told.max(section.freed).unwrap_or(history.end);
+    let until = section.told.or(section.freed).unwrap_or(history.end);
+    // What was renewed after the stop was not lost because of it.
+    let from = from.max(until - history.lease);
     let process = history.processes.get(&section.process);
     let mut stops = process.iter().flat_map(|process| &process.stopped);
-    stops.any(|&(stop, on)| stop < until && on.is_none_or(|on| on > from))
+    stops.any(|&(stop, on)| {
+        let on = on.unwrap_or(Time::MAX);
+        stop < until && on > from && on - stop > history.lease / 6
+    })
 }
 
 fn violation(rule: Rule, section: &Section, from: Time, until: Time, text: &str) -> Violation {
@@ -183,6 +194,18 @@ mod tests {
     }
 
     #[test]
+    fn a_stop_before_the_last_renewal_is_no_excuse() {
+        let mut stopped = late(Some(9000));
+        stopped.sections[0].deadline = Some(9000 * MS);
+        let process = stopped.processes.entry(0).or_default();
+        process.stopped.push((5500 * MS, Some(6500 * MS)));
+        assert_eq!(rules(&stopped, Losses::None), []);
+        let process = stopped.processes.entry(0).or_default();
+        process.stopped = vec![(4500 * MS, Some(5500 * MS))];
+        assert_eq!(rules(&stopped, Losses::None), [Rule::LostWithoutNeed]);
+    }
+
+    #[test]
     fn who_was_killed_is_told_nothing() {
         let mut killed = late(None);
         (killed.sections[0].left, killed.sections[0].freed) = (None, None);
@@ -197,6 +220,12 @@ mod tests {
         let mut unlocked = history(vec![section("a", 0, 10)]);
         unlocked.sections[0].unlock_error = Some("Lost(LeaseEnded)".into());
         assert_eq!(rules(&unlocked, Losses::None), [Rule::LostWithoutNeed]);
+        assert_eq!(
+            rules(&unlocked, Losses::OutOfReach),
+            [Rule::LostWithoutNeed]
+        );
+        unlocked.out_of_reach.insert("a".into());
+        assert_eq!(rules(&unlocked, Losses::OutOfReach), []);
         unlocked.sections[0].unlock_error = Some("ResponseTimeout".into());
         assert_eq!(rules(&unlocked, Losses::None), []);
     }

@@ -64,6 +64,8 @@ pub(crate) struct Violation {
 pub(crate) enum Losses {
     /// It is over before a lease is: nobody loses anything.
     None,
+    /// One server cannot be reached for longer: what the others keep is not lost.
+    OutOfReach,
     /// It lasts longer, or takes locks away.
     Some,
 }

@@ -34,6 +34,8 @@ pub(crate) struct Fault {
     /// Whether the ids of the clients are chosen, so that a process has those of the one whose place it
     /// takes.
     pub(crate) chosen_ids: bool,
+    /// How many locks a client holds from the beginning to the end, beside all others.
+    pub(crate) held: usize,
     /// How often, in the table.
     pub(crate) times: u32,
     /// Whether it has a place among others at random: what makes the store forget has not, because it
@@ -95,6 +97,7 @@ const BASE: Fault = Fault {
     lease: 1,
     sync: Sync::All,
     chosen_ids: false,
+    held: 0,
     times: 3,
     soaks: true,
     beside: false,

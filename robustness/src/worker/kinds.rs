@@ -24,6 +24,14 @@ pub(crate) fn members(name: &str) -> [String; 3] {
     [0, 1, 2].map(|member| format!("lock:{number}.{member}"))
 }
 
+/// The names of the locks that are taken under a name: itself, or the members of a RedLock.
+pub(crate) fn locks_of(name: &str) -> Vec<String> {
+    match name.starts_with("red:") {
+        true => members(name).into(),
+        false => vec![name.to_owned()],
+    }
+}
+
 pub(crate) enum Handle {
     Lock(Lock),
     Fair(FairLock),

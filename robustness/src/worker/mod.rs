@@ -4,6 +4,7 @@
 //! `end` on standard input: begin nothing new, and say when everything is over. The end of standard
 //! input is the end of the process.
 
+mod held;
 mod kinds;
 mod owners;
 mod section;
@@ -25,8 +26,7 @@ use crate::Result;
 use crate::history::What;
 use crate::pulse;
 use crate::random::Random;
-use kinds::members;
-pub(crate) use kinds::{Handle, KINDS, KINDS_OF_OWNERS};
+pub(crate) use kinds::{Handle, KINDS, KINDS_OF_OWNERS, locks_of};
 use owners::OwnerTask;
 use section::Inside;
 use tell::Teller;
@@ -67,6 +67,9 @@ pub(crate) struct Worker {
     /// What these owners and threads take: few names, so that they meet.
     #[arg(long, value_delimiter = ',')]
     pub(crate) few: Vec<String>,
+    /// How many locks the first client holds from the beginning to the end.
+    #[arg(long)]
+    pub(crate) held: usize,
     /// What the ids of the clients begin with. Without it they are random.
     #[arg(long)]
     pub(crate) client_id: Option<String>,
@@ -132,6 +135,7 @@ impl Worker {
             owners: 2,
             threads: 2,
             few: Vec::new(),
+            held: 0,
             client_id: None,
             lease: millis(lease),
             timeout: millis(lease / 3),
@@ -143,12 +147,8 @@ impl Worker {
 
     /// The names of all locks that are taken.
     pub(crate) fn all_names(&self) -> Vec<String> {
-        let (red, others): (Vec<&String>, Vec<_>) =
-            self.few.iter().partition(|name| name.starts_with("red:"));
-        let mut names = self.names.clone();
-        names.extend(others.into_iter().cloned());
-        names.extend(red.iter().flat_map(|name| members(name)));
-        names
+        let names = self.names.iter().chain(&self.few);
+        names.flat_map(|name| locks_of(name)).collect()
     }
 
     /// The same for chance, for one of the tasks.
@@ -192,6 +192,8 @@ pub(crate) async fn work(worker: Worker) -> Result<()> {
     let teller = Teller::start();
     let tells = teller.clone();
     pulse::watch(move |since, until| tells.say(until, 0, What::Stood { since }));
+    let first = clients.first().ok_or("no client")?;
+    let held = held::acquire(&worker, first, &teller).await?;
     teller.tell(What::Ready);
     let mut tasks = JoinSet::new();
     for task in 0..worker.tasks {
@@ -205,6 +207,9 @@ pub(crate) async fn work(worker: Worker) -> Result<()> {
         let handles = handles.collect::<Result<Vec<_>>>()?;
         let inside = Inside::of_task(&worker, task, client, teller.clone(), ending.clone());
         tasks.spawn(fight(worker.clone(), task, handles, inside, ending.clone()));
+    }
+    if worker.held > 0 {
+        tasks.spawn(held::hold(held, teller.clone(), ending.clone()));
     }
     let mut failures = spawn_owners(&worker, &owners, &clients, &teller, &ending);
     let threads = for_threads.as_ref();
