@@ -148,6 +148,7 @@ mod tests {
     fn valid_after_the_loss_was_told() {
         let mut one = section("a", 0, 100);
         (one.told, one.valid_after_told) = (Some(50 * MS), true);
+        one.kept_until = None;
         let bad = history(vec![one]);
         assert_eq!(rules(&bad, Losses::Some), [Rule::ValidTooLong]);
     }

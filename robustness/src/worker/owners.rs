@@ -112,6 +112,8 @@ impl OwnerTask {
         let how = give_back(&mut self.random);
         let freed = self.inside.leave(guard, had, how).await;
         if is_lost && !keeps {
+            // By then the release is on its way, in the background.
+            sleep(self.random.between(Duration::ZERO, PAUSE)).await;
             self.regain(lock, mode, token).await;
         }
         freed
