@@ -115,7 +115,7 @@ fn row(fault: &Fault, topology: Topology, options: &Rows, seed: u64) -> Result<O
         worker: Worker {
             sync: fault.sync,
             client_id: fault.chosen_ids.then(|| "pod".to_owned()),
-            few: few(7),
+            few: few(10),
             held: fault.held,
             ..Worker::of(lease, 8, names(20), seed)
         },

@@ -53,7 +53,7 @@ pub(crate) struct Fault {
 pub(crate) enum Lasts {
     /// A sixth of a lease: every renewal that it hinders can be tried again in time.
     Moment,
-    /// A whole lease, and a tenth: what was lost last is still being given back when it is over.
+    /// A whole lease, and a twentieth: what was lost last is still being given back when it is over.
     JustPastLease,
     /// A whole lease, and half of one.
     PastLease,
@@ -63,7 +63,7 @@ impl Lasts {
     pub(crate) fn of(self, lease: Duration) -> Duration {
         match self {
             Lasts::Moment => lease / 6,
-            Lasts::JustPastLease => lease * 11 / 10,
+            Lasts::JustPastLease => lease * 21 / 20,
             Lasts::PastLease => lease * 3 / 2,
         }
     }

@@ -55,6 +55,7 @@ pub(super) const FAULTS: [Fault; 13] = [
                is still being given back",
         losses: Losses::Some,
         lasts: Lasts::JustPastLease,
+        times: 5,
         soaks: false,
         act: |scene, lasts| {
             scene.cut(

@@ -89,7 +89,7 @@ pub(crate) struct Worker {
 }
 
 /// How many tasks share an owner.
-const TASKS_OF_OWNER: usize = 3;
+const TASKS_OF_OWNER: usize = 2;
 
 /// How many replicas must have an acquisition.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
@@ -132,7 +132,7 @@ impl Worker {
             fair: tasks,
             clients: 2,
             names,
-            owners: 2,
+            owners: 3,
             threads: 2,
             few: Vec::new(),
             held: 0,

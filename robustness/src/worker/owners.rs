@@ -107,32 +107,29 @@ impl OwnerTask {
         let keeps = self.random.below(2) == 0;
         if is_lost && keeps {
             // The guard of the lost hold is still there meanwhile.
-            self.regain(lock, mode, token).await;
+            self.regain(lock, mode, token, self.lease / 2).await;
         }
         let how = give_back(&mut self.random);
         let freed = self.inside.leave(guard, had, how).await;
         if is_lost && !keeps {
             // By then the release is on its way, in the background.
             sleep(self.random.between(Duration::ZERO, PAUSE)).await;
-            self.regain(lock, mode, token).await;
+            self.regain(lock, mode, token, self.lease / 16).await;
         }
         freed
     }
 
-    /// Asks for what was lost again and again, until it is held once more or half a lease has passed. Often
-    /// it gives up soon.
+    /// Asks for what was lost again and again, until it is held once more or half a lease has passed. Gives
+    /// up each request within `longest`.
     async fn regain<K: LockKind + OwnedKind>(
         &mut self,
         lock: &Lock<K>,
         mode: Mode,
         token: fn(&Guard<K>) -> Option<u64>,
+        longest: Duration,
     ) {
         let end = Instant::now() + self.lease / 2;
         while Instant::now() < end {
-            let longest = match self.random.below(4) {
-                0 => self.lease,
-                _ => self.lease / 16,
-            };
             let patience = self.random.between(Duration::ZERO, longest);
             let asking = ask(lock, self.owner, patience, self.random.below(3));
             let mut inside = self.inside.nested();
