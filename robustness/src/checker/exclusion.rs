@@ -71,7 +71,7 @@ fn may_overlap(later: Span<'_>, other: Span<'_>) -> bool {
     if mode == Mode::Shared && other_mode == Mode::Shared {
         return true;
     }
-    // A first entry is a hold of its own. Who writes may read, too, which is another hold.
+    // A first entry begins a hold. A writer may also read, and that is another hold.
     let is_another_hold = mode == other_mode && one.holds == Some(1);
     one.same_owner(two) && !is_another_hold
 }
@@ -225,7 +225,7 @@ mod tests {
         let found = check(&taken_from_the_dead(3000));
         assert_eq!(found.len(), 1);
         assert_eq!(found[0].rule, Rule::TakenFromTheDead);
-        // What it had given back, or was told to have lost, is free.
+        // A lock that it released or lost before is free.
         let mut left = taken_from_the_dead(500);
         left.sections[0].left = Some(9 * MS);
         assert!(check(&left).is_empty());

@@ -15,7 +15,7 @@ pub(super) fn check(history: &History, losses: Losses) -> Vec<Violation> {
             Losses::OutOfReach => !history.out_of_reach.contains(&section.ask.name),
             Losses::Some => false,
         };
-        if needless && section.was_lost() && !stood_still(history, section) {
+        if needless && section.was_lost() && !stood_still(history, section, losses) {
             let at = section.told.or(section.freed).unwrap_or(history.end);
             found.push(violation(
                 Rule::LostWithoutNeed,
@@ -82,20 +82,23 @@ fn told_too_late(history: &History, section: &Section) -> Option<Violation> {
     Some(violation(Rule::ToldTooLate, section, deadline, told, text))
 }
 
-/// Whether its process was stopped in the lease before it was lost, for so long that it could not renew: a
-/// sixth of a lease leaves time for another try.
-fn stood_still(history: &History, section: &Section) -> bool {
+/// Whether its process was stopped while it was held, or before: then it could not renew. Among thousands of
+/// locks, held for the whole run, only a stop in the last lease counts, if it was longer than a sixth of that:
+/// a shorter one leaves time for another renewal.
+fn stood_still(history: &History, section: &Section, losses: Losses) -> bool {
     let Some(from) = section.got else {
         return false;
     };
     let until = section.told.or(section.freed).unwrap_or(history.end);
-    // What was renewed after the stop was not lost because of it.
-    let from = from.max(until - history.lease);
+    let (from, least) = match losses {
+        Losses::OutOfReach => (from.max(until - history.lease), history.lease / 6),
+        Losses::None | Losses::Some => (from, 0),
+    };
     let process = history.processes.get(&section.process);
     let mut stops = process.iter().flat_map(|process| &process.stopped);
     stops.any(|&(stop, on)| {
         let on = on.unwrap_or(Time::MAX);
-        stop < until && on > from && on - stop > history.lease / 6
+        stop < until && on > from && on - stop > least
     })
 }
 
@@ -200,10 +203,11 @@ mod tests {
         stopped.sections[0].deadline = Some(9000 * MS);
         let process = stopped.processes.entry(0).or_default();
         process.stopped.push((5500 * MS, Some(6500 * MS)));
-        assert_eq!(rules(&stopped, Losses::None), []);
+        assert_eq!(rules(&stopped, Losses::OutOfReach), []);
         let process = stopped.processes.entry(0).or_default();
         process.stopped = vec![(4500 * MS, Some(5500 * MS))];
-        assert_eq!(rules(&stopped, Losses::None), [Rule::LostWithoutNeed]);
+        assert_eq!(rules(&stopped, Losses::OutOfReach), [Rule::LostWithoutNeed]);
+        assert_eq!(rules(&stopped, Losses::None), []);
     }
 
     #[test]

@@ -28,7 +28,7 @@ pub(crate) enum Rule {
     /// What a process held when it was killed is acquired by no other owner before its lease has ended,
     /// not even by a process that has the client id of the dead one.
     TakenFromTheDead,
-    /// No release, whoever sends it, takes a lock from its holder while the lease runs.
+    /// A lock is not deleted while its lease runs and a guard of it is valid.
     TakenFromHolder,
     /// No guard is valid for longer than a lease after the last time at which it could be renewed.
     ValidTooLong,

@@ -53,7 +53,7 @@ pub(crate) struct Fault {
 pub(crate) enum Lasts {
     /// A sixth of a lease: every renewal that it hinders can be tried again in time.
     Moment,
-    /// A whole lease, and a twentieth: what was lost last is still being given back when it is over.
+    /// A whole lease, and a twentieth: it ends while the releases of lost locks are being retried.
     JustPastLease,
     /// A whole lease, and half of one.
     PastLease,

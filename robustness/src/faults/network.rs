@@ -51,8 +51,8 @@ pub(super) const FAULTS: [Fault; 13] = [
     },
     Fault {
         name: "refused past the lease",
-        what: "connections cut and refused for longer than a lease, and for no longer than what was lost \
-               is still being given back",
+        what: "connections cut and refused for a little longer than a lease: they come back while lost \
+               locks are being released",
         losses: Losses::Some,
         lasts: Lasts::JustPastLease,
         times: 5,
@@ -80,7 +80,7 @@ pub(super) const FAULTS: [Fault; 13] = [
     },
     Fault {
         name: "answers lost past the lease",
-        what: "the same for longer than a lease: what holders lose is renewed in the store",
+        what: "the same for a little longer than a lease: the store renews locks that are lost",
         losses: Losses::Some,
         lasts: Lasts::JustPastLease,
         soaks: false,

@@ -18,7 +18,7 @@ pub(crate) enum What {
     Stood { since: Time },
     /// A lock is asked for.
     Asked(Ask),
-    /// It was had, with this fencing token and, if its owner may hold it several times, with this hold
+    /// It was acquired, with this fencing token and, if its owner may hold it several times, with this hold
     /// count. The count was read before the time of the event was taken.
     Got {
         token: Option<u64>,

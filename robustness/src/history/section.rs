@@ -30,7 +30,7 @@ pub(crate) struct Section {
     /// When it had been had.
     pub(crate) got: Option<Time>,
     pub(crate) token: Option<u64>,
-    /// The hold count of its owner when it had been had.
+    /// The hold count of its owner, read right after the acquisition.
     pub(crate) holds: Option<u32>,
     /// The last time at which the guard is known to have been valid.
     pub(crate) valid_until: Option<Time>,

@@ -18,7 +18,7 @@ use crate::history::{Ask, Mode, What};
 /// How many hash tags the names have: some for every node of a cluster.
 const TAGS: usize = 30;
 
-/// How many are acquired, and given back, at once.
+/// How many are acquired, or released, at the same time.
 const AT_ONCE: usize = 200;
 
 /// How often it is asked whether the end has come.

@@ -1,5 +1,5 @@
-//! Tasks that share an owner: they ask for the same few names at the same time, enter again what they hold,
-//! give up at random points, and ask again at once for what they lost.
+//! Tasks that share an owner: they request the same few locks at the same time, re-enter them, cancel requests
+//! at random points, and request a lost lock again at once.
 
 use std::future::Future;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -13,7 +13,7 @@ use crate::Result;
 use crate::history::Mode;
 use crate::random::Random;
 
-/// Pause after an error, and the longest one between two requests for what was lost.
+/// Pause after an error, and the longest pause between two requests for a lost lock.
 const PAUSE: Duration = Duration::from_millis(20);
 
 /// One of the tasks of an owner.
@@ -91,7 +91,7 @@ impl OwnerTask {
         let again = async {
             if random.below(2) == 0 {
                 sleep(random.between(Duration::ZERO, time)).await;
-                // What goes wrong is told there.
+                // Errors are recorded with the section.
                 let _ = reenter(nested, lock, &guard, mode, token, time, &mut random).await;
             }
             is_left.store(true, Ordering::Relaxed);
@@ -112,15 +112,15 @@ impl OwnerTask {
         let how = give_back(&mut self.random);
         let freed = self.inside.leave(guard, had, how).await;
         if is_lost && !keeps {
-            // By then the release is on its way, in the background.
+            // Meanwhile the background release is sent.
             sleep(self.random.between(Duration::ZERO, PAUSE)).await;
             self.regain(lock, mode, token, self.lease / 16).await;
         }
         freed
     }
 
-    /// Asks for what was lost again and again, until it is held once more or half a lease has passed. Gives
-    /// up each request within `longest`.
+    /// Requests a lost lock until it is acquired or half a lease has passed. Each request is canceled within
+    /// `longest`.
     async fn regain<K: LockKind + OwnedKind>(
         &mut self,
         lock: &Lock<K>,
@@ -141,7 +141,7 @@ impl OwnerTask {
                 let time = self.random.between(self.lease / 10, self.lease / 2);
                 inside.hold(&guard, time).await;
                 let how = give_back(&mut self.random);
-                // What goes wrong is told there.
+                // Errors are recorded with the section.
                 let _ = inside.leave(guard, had, how).await;
                 return;
             }

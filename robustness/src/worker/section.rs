@@ -37,7 +37,7 @@ pub(crate) struct Inside {
     connection: Option<BufStream<TcpStream>>,
 }
 
-/// How a guard is given back.
+/// How a guard is released.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum GiveBack {
     /// By `unlock`, which is waited for.
