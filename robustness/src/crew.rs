@@ -25,6 +25,8 @@ pub(crate) struct Crew {
 
 struct Member {
     number: usize,
+    /// Its own number, or the place of the one whose place it took.
+    place: usize,
     child: Child,
     orders: Option<ChildStdin>,
     reading: Option<JoinHandle<()>>,
@@ -43,7 +45,20 @@ impl Crew {
 
     /// One more process. Its number.
     pub(crate) fn start(&mut self, worker: &Worker) -> Result<usize> {
+        self.start_at(self.members.len(), worker)
+    }
+
+    /// Starts a process in the place of a dead one: if client ids are chosen, it has the same. Returns its
+    /// number.
+    pub(crate) fn start_in_place_of(&mut self, dead: usize, worker: &Worker) -> Result<usize> {
+        let place = self.members.get(dead).ok_or("no such worker")?.place;
+        self.start_at(place, worker)
+    }
+
+    fn start_at(&mut self, place: usize, worker: &Worker) -> Result<usize> {
         let number = self.members.len();
+        let client_id = worker.client_id.as_ref();
+        let client_id = client_id.map(|id| format!("--client-id={id}-{place}"));
         let mut child = Command::new(std::env::current_exe()?)
             .arg("worker")
             .args(["--url", &worker.url, "--resource", &worker.resource])
@@ -52,6 +67,11 @@ impl Crew {
             .args(["--sitters", &worker.sitters.to_string()])
             .args(["--fair", &worker.fair.to_string()])
             .args(["--clients", &worker.clients.to_string()])
+            .args(["--owners", &worker.owners.to_string()])
+            .args(["--threads", &worker.threads.to_string()])
+            .args(["--few", &worker.few.join(",")])
+            .args(["--held", &worker.held.to_string()])
+            .args(client_id)
             .args(["--lease", &worker.lease.to_string()])
             .args(["--timeout", &worker.timeout.to_string()])
             .args(["--inside", &worker.inside.to_string()])
@@ -84,6 +104,7 @@ impl Crew {
         });
         self.members.push(Member {
             number,
+            place,
             child,
             orders,
             reading: Some(reading),

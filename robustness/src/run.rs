@@ -168,8 +168,7 @@ fn wind_up(scene: &mut Scene, lease: Duration) -> Result<Vec<Violation>> {
         }
     }
     // The clients are still there: what cannot be had now is renewed by one of them for nobody.
-    let names = &scene.worker.names;
-    for kept in visit(&scene.site.url(), names, lease + MARGIN)? {
+    for kept in visit(&scene.site.url(), &scene.names(), lease + MARGIN)? {
         found.push(violation(Rule::LeftOver, format!("cannot be had: {kept}")));
     }
     let site = scene.site.as_ref();

@@ -1,5 +1,6 @@
 //! One run in the making: servers, workers, and what is taken down about them. What faults work with.
 
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex};
 use std::thread::sleep;
 use std::time::{Duration, Instant};
@@ -15,7 +16,7 @@ use crate::random::Random;
 use crate::schedule::Schedule;
 use crate::site::Site;
 use crate::visit::set_permits;
-use crate::worker::Worker;
+use crate::worker::{Worker, locks_of};
 
 /// How long a store that is whole again may need until it answers.
 const MENDED: Duration = Duration::from_secs(10);
@@ -81,12 +82,32 @@ impl Scene {
         Ok(self.server(place))
     }
 
+    /// Records which of the names in use are kept by a node of a cluster that is about to be out of reach.
+    pub(crate) fn out_of_reach(&mut self, place: usize) -> Result<()> {
+        let history = lock(&self.history);
+        let in_use = history.sections.iter().map(|one| one.ask.name.clone());
+        let mut names: BTreeSet<String> = in_use.collect();
+        drop(history);
+        names.extend(self.worker.names.iter().chain(&self.worker.few).cloned());
+        let cluster = self.site.cluster().ok_or("no cluster")?;
+        // Thousands of names have a few slots.
+        let mut owners = BTreeMap::new();
+        names.retain(|name| {
+            locks_of(name).iter().any(|name| {
+                let slot = cluster.slot_of(name);
+                *owners.entry(slot).or_insert_with(|| cluster.owner(slot)) == place
+            })
+        });
+        lock(&self.history).out_of_reach = names;
+        Ok(())
+    }
+
     pub(crate) fn network(&self) -> Result<&Proxy> {
         self.site.network().ok_or("no network to break".into())
     }
 
     pub(crate) fn names(&self) -> Vec<String> {
-        self.worker.names.clone()
+        self.worker.all_names()
     }
 
     /// Breaks something, and makes it whole again. If a replica has taken its master's place on the way,

@@ -15,7 +15,7 @@ use crate::run::{Outcome, Setup, run};
 use crate::scene::Scene;
 use crate::schedule::Schedule;
 use crate::site::{Needs, Topology};
-use crate::table::{excused, names, tell};
+use crate::table::{excused, few, names, tell};
 use crate::worker::Worker;
 
 const LEASE: Duration = Duration::from_secs(3);
@@ -43,6 +43,7 @@ pub(crate) fn soak(options: &Soak) -> Result<bool> {
     worker.fair = tasks.div_ceil(10);
     // Enough of them are inside for long to be in the way of every fault, and names stay for others.
     worker.sitters = (options.names / 4 / processes.max(1)).max(1);
+    worker.few = few(options.names.div_ceil(2));
     let setup = Setup {
         topology,
         needs: Needs {

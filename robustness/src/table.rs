@@ -17,7 +17,7 @@ use crate::namespace;
 use crate::options::Rows;
 use crate::run::{Excused, Outcome, Setup, run};
 use crate::site::Topology;
-use crate::worker::{KINDS, Worker};
+use crate::worker::{KINDS, KINDS_OF_OWNERS, Worker};
 
 /// How many violations of a row are told in full.
 const TOLD: usize = 10;
@@ -110,9 +110,13 @@ fn row(fault: &Fault, topology: Topology, options: &Rows, seed: u64) -> Result<O
         topology,
         needs: fault.needs,
         losses: fault.losses,
-        processes: 3,
+        // Thousands of locks are many for one process, and not more for several.
+        processes: if fault.held > 0 { 1 } else { 3 },
         worker: Worker {
             sync: fault.sync,
+            client_id: fault.chosen_ids.then(|| "pod".to_owned()),
+            few: few(10),
+            held: fault.held,
             ..Worker::of(lease, 8, names(20), seed)
         },
         keep: options.keep_for(&format!("{}-{}", fault.name, topology.name())),
@@ -134,6 +138,14 @@ pub(crate) fn names(many: usize) -> Vec<String> {
     let kinds = KINDS.iter().cycle().take(many).enumerate();
     kinds
         .map(|(number, kind)| format!("{kind}:{number}"))
+        .collect()
+}
+
+/// So many names for owners that several tasks share, and for threads.
+pub(crate) fn few(many: usize) -> Vec<String> {
+    let kinds = KINDS_OF_OWNERS.iter().cycle().take(many).enumerate();
+    kinds
+        .map(|(number, kind)| format!("{kind}:few-{number}"))
         .collect()
 }
 

@@ -9,7 +9,13 @@ pub(super) fn check(history: &History, losses: Losses) -> Vec<Violation> {
     for section in &history.sections {
         found.extend(valid_too_long(history, section));
         found.extend(told_too_late(history, section));
-        if losses == Losses::None && section.was_lost() && !stood_still(history, section) {
+        found.extend(taken_from_holder(section));
+        let needless = match losses {
+            Losses::None => true,
+            Losses::OutOfReach => !history.out_of_reach.contains(&section.ask.name),
+            Losses::Some => false,
+        };
+        if needless && section.was_lost() && !stood_still(history, section, losses) {
             let at = section.told.or(section.freed).unwrap_or(history.end);
             found.push(violation(
                 Rule::LostWithoutNeed,
@@ -39,6 +45,19 @@ fn valid_too_long(history: &History, section: &Section) -> Option<Violation> {
     said.map(|(end, text)| violation(Rule::ValidTooLong, section, end, until, text))
 }
 
+/// The store keeps a lock until the end of its lease: before that it is not lost, unless the store has lost
+/// its data.
+fn taken_from_holder(section: &Section) -> Option<Violation> {
+    let kept_until = section.kept_until?;
+    let not_held = section.unlock_error.as_deref() == Some("Lost(NotHeld)");
+    let at = match section.told {
+        Some(told) => told,
+        None => section.freed.filter(|_| not_held)?,
+    };
+    let text = "lost it while its lease ran";
+    (at < kept_until).then(|| violation(Rule::TakenFromHolder, section, at, at, text))
+}
+
 /// A holder that runs hears of the end of its lease.
 fn told_too_late(history: &History, section: &Section) -> Option<Violation> {
     let deadline = section.deadline?;
@@ -63,15 +82,24 @@ fn told_too_late(history: &History, section: &Section) -> Option<Violation> {
     Some(violation(Rule::ToldTooLate, section, deadline, told, text))
 }
 
-/// Whether its process was stopped while it was held, or before: then it could not renew.
-fn stood_still(history: &History, section: &Section) -> bool {
+/// Whether its process was stopped while it was held, or before: then it could not renew. Among thousands of
+/// locks, held for the whole run, only a stop in the last lease counts, if it was longer than a sixth of that:
+/// a shorter one leaves time for another renewal.
+fn stood_still(history: &History, section: &Section, losses: Losses) -> bool {
     let Some(from) = section.got else {
         return false;
     };
-    let until = section.told.max(section.freed).unwrap_or(history.end);
+    let until = section.told.or(section.freed).unwrap_or(history.end);
+    let (from, least) = match losses {
+        Losses::OutOfReach => (from.max(until - history.lease), history.lease / 6),
+        Losses::None | Losses::Some => (from, 0),
+    };
     let process = history.processes.get(&section.process);
     let mut stops = process.iter().flat_map(|process| &process.stopped);
-    stops.any(|&(stop, on)| stop < until && on.is_none_or(|on| on > from))
+    stops.any(|&(stop, on)| {
+        let on = on.unwrap_or(Time::MAX);
+        stop < until && on > from && on - stop > least
+    })
 }
 
 fn violation(rule: Rule, section: &Section, from: Time, until: Time, text: &str) -> Violation {
@@ -123,6 +151,7 @@ mod tests {
     fn valid_after_the_loss_was_told() {
         let mut one = section("a", 0, 100);
         (one.told, one.valid_after_told) = (Some(50 * MS), true);
+        one.kept_until = None;
         let bad = history(vec![one]);
         assert_eq!(rules(&bad, Losses::Some), [Rule::ValidTooLong]);
     }
@@ -143,6 +172,21 @@ mod tests {
     }
 
     #[test]
+    fn a_lock_that_is_taken_from_its_holder() {
+        let mut told = late(Some(2900));
+        told.sections[0].kept_until = Some(3000 * MS);
+        assert_eq!(rules(&told, Losses::Some), [Rule::TakenFromHolder]);
+        told.sections[0].kept_until = Some(2900 * MS);
+        assert_eq!(rules(&told, Losses::Some), []);
+        let mut unlocked = history(vec![section("a", 0, 10)]);
+        unlocked.sections[0].unlock_error = Some("Lost(NotHeld)".into());
+        assert_eq!(rules(&unlocked, Losses::Some), [Rule::TakenFromHolder]);
+        // It ended while nothing came through.
+        unlocked.sections[0].freed = Some(3010 * MS);
+        assert_eq!(rules(&unlocked, Losses::Some), []);
+    }
+
+    #[test]
     fn who_stood_still_is_told_on_waking() {
         let mut stopped = late(Some(8000));
         let process = stopped.processes.entry(0).or_default();
@@ -151,6 +195,19 @@ mod tests {
         let process = stopped.processes.entry(0).or_default();
         process.stopped = vec![(1000 * MS, Some(4000 * MS))];
         assert_eq!(rules(&stopped, Losses::Some), [Rule::ToldTooLate]);
+    }
+
+    #[test]
+    fn a_stop_before_the_last_renewal_is_no_excuse() {
+        let mut stopped = late(Some(9000));
+        stopped.sections[0].deadline = Some(9000 * MS);
+        let process = stopped.processes.entry(0).or_default();
+        process.stopped.push((5500 * MS, Some(6500 * MS)));
+        assert_eq!(rules(&stopped, Losses::OutOfReach), []);
+        let process = stopped.processes.entry(0).or_default();
+        process.stopped = vec![(4500 * MS, Some(5500 * MS))];
+        assert_eq!(rules(&stopped, Losses::OutOfReach), [Rule::LostWithoutNeed]);
+        assert_eq!(rules(&stopped, Losses::None), []);
     }
 
     #[test]
@@ -166,8 +223,14 @@ mod tests {
         let lost = late(Some(3100));
         assert_eq!(rules(&lost, Losses::None), [Rule::LostWithoutNeed]);
         let mut unlocked = history(vec![section("a", 0, 10)]);
-        unlocked.sections[0].unlock_error = Some("Lost(NotHeld)".into());
+        unlocked.sections[0].unlock_error = Some("Lost(LeaseEnded)".into());
         assert_eq!(rules(&unlocked, Losses::None), [Rule::LostWithoutNeed]);
+        assert_eq!(
+            rules(&unlocked, Losses::OutOfReach),
+            [Rule::LostWithoutNeed]
+        );
+        unlocked.out_of_reach.insert("a".into());
+        assert_eq!(rules(&unlocked, Losses::OutOfReach), []);
         unlocked.sections[0].unlock_error = Some("ResponseTimeout".into());
         assert_eq!(rules(&unlocked, Losses::None), []);
     }

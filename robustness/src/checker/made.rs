@@ -13,6 +13,7 @@ pub(super) fn section(name: &str, from: Time, until: Time) -> Section {
     let ask = Ask {
         task: 0,
         client: 0,
+        owner: None,
         name: name.to_owned(),
         mode: Mode::Alone,
     };
@@ -21,6 +22,7 @@ pub(super) fn section(name: &str, from: Time, until: Time) -> Section {
         got: Some(from),
         valid_until: Some(until),
         deadline: Some(until + 3000 * MS),
+        kept_until: Some(until + 3000 * MS),
         left: Some(until),
         freed: Some(until),
         ..Section::new(0, from, ask)

@@ -25,6 +25,11 @@ pub(crate) enum Rule {
     /// At most one valid guard per lock at any instant (as many as there are permits; readers may
     /// be many).
     Exclusion,
+    /// What a process held when it was killed is acquired by no other owner before its lease has ended,
+    /// not even by a process that has the client id of the dead one.
+    TakenFromTheDead,
+    /// A lock is not deleted while its lease runs and a guard of it is valid.
+    TakenFromHolder,
     /// No guard is valid for longer than a lease after the last time at which it could be renewed.
     ValidTooLong,
     /// Who holds a lock and runs is told of the loss when the lease has ended.
@@ -59,6 +64,8 @@ pub(crate) struct Violation {
 pub(crate) enum Losses {
     /// It is over before a lease is: nobody loses anything.
     None,
+    /// One server cannot be reached for longer: what the others keep is not lost.
+    OutOfReach,
     /// It lasts longer, or takes locks away.
     Some,
 }
@@ -85,7 +92,10 @@ pub(crate) fn check(history: &History, losses: Losses, tallies: &[Tally]) -> Vec
 pub(crate) fn explain(violation: &Violation, history: &History) -> Option<&'static str> {
     let within = match violation.rule {
         Rule::Exclusion => history.lease / 3 + nanos(MARGIN),
-        Rule::LostWithoutNeed => history.lease + nanos(MARGIN),
+        // The dead learn of nothing: theirs would have ended with the lease.
+        Rule::LostWithoutNeed | Rule::TakenFromTheDead | Rule::TakenFromHolder => {
+            history.lease + nanos(MARGIN)
+        }
         // What was written once is never put right again.
         Rule::Tokens | Rule::LostWrite => Time::MAX / 4,
         Rule::Queue => {

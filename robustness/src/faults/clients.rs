@@ -5,7 +5,7 @@ use crate::Result;
 use crate::checker::Losses;
 use crate::scene::Scene;
 
-pub(super) const FAULTS: [Fault; 2] = [
+pub(super) const FAULTS: [Fault; 3] = [
     Fault {
         name: "client stopped",
         what: "SIGSTOP of a client process for longer than a lease, while it holds and waits",
@@ -30,6 +30,21 @@ pub(super) const FAULTS: [Fault; 2] = [
             scene.crew.kill(number)?;
             scene.rest(lasts);
             scene.crew.start(&scene.worker)?;
+            Ok(())
+        },
+        ..BASE
+    },
+    Fault {
+        name: "client restarted",
+        what: "kill -9 of a client process, while it holds and waits; within the lease it is started \
+               again with the same client ids",
+        chosen_ids: true,
+        soaks: false,
+        act: |scene, lasts| {
+            let number = somebody(scene)?;
+            scene.crew.kill(number)?;
+            scene.rest(lasts);
+            scene.crew.start_in_place_of(number, &scene.worker)?;
             Ok(())
         },
         ..BASE

@@ -31,6 +31,11 @@ pub(crate) struct Fault {
     pub(crate) lease: u32,
     /// What clients ask of replicas.
     pub(crate) sync: Sync,
+    /// Whether the ids of the clients are chosen, so that a process has those of the one whose place it
+    /// takes.
+    pub(crate) chosen_ids: bool,
+    /// How many locks a client holds from the beginning to the end, beside all others.
+    pub(crate) held: usize,
     /// How often, in the table.
     pub(crate) times: u32,
     /// Whether it has a place among others at random: what makes the store forget has not, because it
@@ -48,6 +53,8 @@ pub(crate) struct Fault {
 pub(crate) enum Lasts {
     /// A sixth of a lease: every renewal that it hinders can be tried again in time.
     Moment,
+    /// A whole lease, and a twentieth: it ends while the releases of lost locks are being retried.
+    JustPastLease,
     /// A whole lease, and half of one.
     PastLease,
 }
@@ -56,6 +63,7 @@ impl Lasts {
     pub(crate) fn of(self, lease: Duration) -> Duration {
         match self {
             Lasts::Moment => lease / 6,
+            Lasts::JustPastLease => lease * 21 / 20,
             Lasts::PastLease => lease * 3 / 2,
         }
     }
@@ -88,6 +96,8 @@ const BASE: Fault = Fault {
     lasts: Lasts::Moment,
     lease: 1,
     sync: Sync::All,
+    chosen_ids: false,
+    held: 0,
     times: 3,
     soaks: true,
     beside: false,

@@ -20,7 +20,7 @@ const NETWORK: Fault = Fault {
     ..BASE
 };
 
-pub(super) const FAULTS: [Fault; 11] = [
+pub(super) const FAULTS: [Fault; 13] = [
     Fault {
         name: "connections reset",
         what: "all connections cut, twenty times a second",
@@ -50,8 +50,40 @@ pub(super) const FAULTS: [Fault; 11] = [
         ..NETWORK
     },
     Fault {
+        name: "refused past the lease",
+        what: "connections cut and refused for a little longer than a lease: they come back while lost \
+               locks are being released",
+        losses: Losses::Some,
+        lasts: Lasts::JustPastLease,
+        times: 5,
+        soaks: false,
+        act: |scene, lasts| {
+            scene.cut(
+                lasts,
+                |scene| refuse(scene, true),
+                |scene| refuse(scene, false),
+            )
+        },
+        ..NETWORK
+    },
+    Fault {
         name: "answers lost",
         what: "commands arrive, answers do not; then all connections are cut",
+        act: |scene, lasts| {
+            scene.cut(
+                lasts,
+                |scene| swallow(scene, true),
+                |scene| swallow(scene, false),
+            )
+        },
+        ..NETWORK
+    },
+    Fault {
+        name: "answers lost past the lease",
+        what: "the same for a little longer than a lease: the store renews locks that are lost",
+        losses: Losses::Some,
+        lasts: Lasts::JustPastLease,
+        soaks: false,
         act: |scene, lasts| {
             scene.cut(
                 lasts,

@@ -11,7 +11,7 @@ use crate::checker::Losses;
 use crate::scene::{NO_DATA, Scene};
 use crate::site::{Needs, Topology};
 
-pub(super) const FAULTS: [Fault; 13] = [
+pub(super) const FAULTS: [Fault; 14] = [
     Fault {
         name: "killed, durable",
         what: "kill -9 of the server, which comes back with all that it had (AOF, fsync always)",
@@ -75,6 +75,29 @@ pub(super) const FAULTS: [Fault; 13] = [
         times: 1,
         act: |scene, lasts| {
             let master = scene.master()?;
+            let freeze = |scene: &mut Scene| scene.server(master).freeze();
+            scene.cut(lasts, freeze, |scene| scene.server(master).thaw())
+        },
+        ..BASE
+    },
+    Fault {
+        name: "node frozen, many held",
+        what: "SIGSTOP of one of three masters for longer than a lease, while a client holds 3,000 locks; \
+               nothing is lost on the others",
+        on: &[Topology::Cluster],
+        needs: Needs {
+            unreplaced: true,
+            ..Needs::NOTHING
+        },
+        losses: Losses::OutOfReach,
+        lasts: Lasts::PastLease,
+        times: 1,
+        soaks: false,
+        held: 3000,
+        lease: 2,
+        act: |scene, lasts| {
+            let master = scene.master()?;
+            scene.out_of_reach(master)?;
             let freeze = |scene: &mut Scene| scene.server(master).freeze();
             scene.cut(lasts, freeze, |scene| scene.server(master).thaw())
         },

@@ -18,15 +18,19 @@ pub(crate) enum What {
     Stood { since: Time },
     /// A lock is asked for.
     Asked(Ask),
-    /// It was had, with this fencing token.
-    Got { token: Option<u64> },
+    /// It was acquired, with this fencing token and, if its owner may hold it several times, with this hold
+    /// count. The count was read before the time of the event was taken.
+    Got {
+        token: Option<u64>,
+        holds: Option<u32>,
+    },
     /// It was not had within the time that was allowed for.
     GaveUp,
     /// Asking ended with an error.
     Failed { error: String },
     /// The guard said that it was valid, and would be until then. The time of the event was taken
-    /// before the guard was asked.
-    Valid { until: Time },
+    /// before the guard was asked. `at_least`: the earliest end that its answer can mean.
+    Valid { until: Time, at_least: Time },
     /// `Guard::lost` has completed.
     Told,
     /// The resource took a write with the section's token, or refused it.

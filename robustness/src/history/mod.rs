@@ -6,7 +6,7 @@ mod section;
 pub(crate) use event::{Event, Mode, What};
 pub(crate) use section::{Ask, Section};
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 use crate::clock::{Time, nanos};
@@ -25,6 +25,8 @@ pub(crate) struct History {
     pub(crate) windows: Vec<Window>,
     /// When what the store had known was gone, or became gone.
     pub(crate) data_lost: Vec<DataLost>,
+    /// The names of locks that a server kept which could not be reached.
+    pub(crate) out_of_reach: BTreeSet<String>,
     pub(crate) lease: Time,
     /// When the run was over.
     pub(crate) end: Time,

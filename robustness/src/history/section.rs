@@ -10,6 +10,9 @@ use crate::clock::Time;
 pub(crate) struct Ask {
     pub(crate) task: usize,
     pub(crate) client: usize,
+    /// The number of the owner that several tasks share, or that a thread is. `None`: this acquisition
+    /// has an owner of its own.
+    pub(crate) owner: Option<u64>,
     pub(crate) name: String,
     pub(crate) mode: Mode,
 }
@@ -27,10 +30,14 @@ pub(crate) struct Section {
     /// When it had been had.
     pub(crate) got: Option<Time>,
     pub(crate) token: Option<u64>,
+    /// The hold count of its owner, read right after the acquisition.
+    pub(crate) holds: Option<u32>,
     /// The last time at which the guard is known to have been valid.
     pub(crate) valid_until: Option<Time>,
     /// The end of the lease as the guard last told it.
     pub(crate) deadline: Option<Time>,
+    /// The store keeps it until then at least, if nothing gives it back.
+    pub(crate) kept_until: Option<Time>,
     /// When the loss was told.
     pub(crate) told: Option<Time>,
     /// The guard said that it was valid after the loss was told.
@@ -52,8 +59,10 @@ impl Section {
             failed: None,
             got: None,
             token: None,
+            holds: None,
             valid_until: None,
             deadline: None,
+            kept_until: None,
             told: None,
             valid_after_told: false,
             accepted: 0,
@@ -67,15 +76,17 @@ impl Section {
     /// Takes down what happened in it. Whether that was the last.
     pub(super) fn take(&mut self, t: Time, what: What) -> bool {
         match what {
-            What::Got { token } => {
-                (self.answered, self.got, self.token) = (Some(t), Some(t), token);
+            What::Got { token, holds } => {
+                (self.answered, self.got) = (Some(t), Some(t));
+                (self.token, self.holds) = (token, holds);
             }
             What::GaveUp => self.answered = Some(t),
             What::Failed { error } => (self.answered, self.failed) = (Some(t), Some(error)),
-            What::Valid { until } => {
+            What::Valid { until, at_least } => {
                 self.valid_after_told |= self.told.is_some();
                 self.valid_until = Some(t);
                 self.deadline = self.deadline.max(Some(until));
+                self.kept_until = self.kept_until.max(Some(at_least));
             }
             What::Told => self.told = Some(t),
             What::Wrote { accepted: true } => self.accepted += 1,
@@ -110,8 +121,28 @@ impl Section {
         self.told.is_some() || self.unlock_error.as_ref().is_some_and(lost)
     }
 
+    /// Whether both are acquisitions of one owner, which may hold several guards of one hold.
+    pub(crate) fn same_owner(&self, other: &Section) -> bool {
+        let owner = |one: &Section| {
+            one.ask
+                .owner
+                .map(|owner| (one.process, one.ask.client, owner))
+        };
+        owner(self).is_some() && owner(self) == owner(other)
+    }
+
     pub(crate) fn who(&self) -> String {
-        let Ask { task, client, .. } = &self.ask;
-        format!("process {} client {client} task {task}", self.process)
+        let Ask {
+            task,
+            client,
+            owner,
+            ..
+        } = &self.ask;
+        let owner = owner.map(|owner| format!(" owner {owner}"));
+        let owner = owner.unwrap_or_default();
+        format!(
+            "process {} client {client}{owner} task {task}",
+            self.process
+        )
     }
 }

@@ -47,6 +47,8 @@ pub(crate) struct Needs {
     pub(crate) durable: bool,
     /// A server can be cut off from the other ones, by its address, and not from clients.
     pub(crate) partitions: bool,
+    /// No replica takes a master's place: there is none, and a node is never taken for gone.
+    pub(crate) unreplaced: bool,
     /// One of the three sentinels that clients know of names a wrong master.
     pub(crate) liar: bool,
 }
@@ -56,6 +58,7 @@ impl Needs {
         network: false,
         durable: false,
         partitions: false,
+        unreplaced: false,
         liar: false,
     };
 }

@@ -8,11 +8,22 @@ use crate::Result;
 /// A key of each master's slots, in the order of the masters at the start.
 const KEYS: [&str; 3] = ["b", "c", "a"];
 
+/// How long a node that is never to be taken for gone may say nothing, in ms.
+const NEVER_GONE: u32 = 600_000;
+
 pub(super) fn cluster(needs: Needs) -> Cluster {
-    Cluster::start_with(ClusterPlan {
+    let plan = ClusterPlan {
         args: if needs.durable { &DURABLE } else { &[] },
         apart: needs.partitions,
         ..ClusterPlan::default()
+    };
+    Cluster::start_with(match needs.unreplaced {
+        true => ClusterPlan {
+            replicas: 0,
+            node_timeout_millis: NEVER_GONE,
+            ..plan
+        },
+        false => plan,
     })
 }
 

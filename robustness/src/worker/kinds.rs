@@ -14,6 +14,24 @@ use crate::random::Random;
 /// All that there are.
 pub(crate) const KINDS: [&str; 5] = ["lock", "fair", "fenced", "rw", "permits"];
 
+/// The kinds that named owners and threads take, over few names. A `red` is a RedLock of three locks, and
+/// taken by threads only.
+pub(crate) const KINDS_OF_OWNERS: [&str; 5] = ["fenced", "lock", "rw", "fair", "red"];
+
+/// The names of the locks that a RedLock is made of.
+pub(crate) fn members(name: &str) -> [String; 3] {
+    let (_, number) = name.split_once(':').unwrap_or_default();
+    [0, 1, 2].map(|member| format!("lock:{number}.{member}"))
+}
+
+/// The names of the locks that are taken under a name: itself, or the members of a RedLock.
+pub(crate) fn locks_of(name: &str) -> Vec<String> {
+    match name.starts_with("red:") {
+        true => members(name).into(),
+        false => vec![name.to_owned()],
+    }
+}
+
 pub(crate) enum Handle {
     Lock(Lock),
     Fair(FairLock),

@@ -4,17 +4,21 @@
 //! `end` on standard input: begin nothing new, and say when everything is over. The end of standard
 //! input is the end of the process.
 
+mod held;
 mod kinds;
+mod owners;
 mod section;
 mod tell;
+mod threads;
 
 use std::io::BufRead;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread::JoinHandle;
 use std::time::Duration;
 
 use clap::{Args, ValueEnum};
-use redlatch::{Client, ReplicaSync};
+use redlatch::{Client, ClientBuilder, ClientStatus, Error, Owner, ReplicaSync, blocking};
 use tokio::task::JoinSet;
 use tokio::time::{Instant, sleep};
 
@@ -22,9 +26,11 @@ use crate::Result;
 use crate::history::What;
 use crate::pulse;
 use crate::random::Random;
-pub(crate) use kinds::{Handle, KINDS};
+pub(crate) use kinds::{Handle, KINDS, KINDS_OF_OWNERS, locks_of};
+use owners::OwnerTask;
 use section::Inside;
 use tell::Teller;
+use threads::Thread;
 
 /// How long a subscription outlives its last waiter.
 const LINGER: Duration = Duration::from_millis(200);
@@ -52,6 +58,21 @@ pub(crate) struct Worker {
     /// The names, `kind:number` each, with commas between.
     #[arg(long, value_delimiter = ',')]
     pub(crate) names: Vec<String>,
+    /// How many owners there are that several tasks share.
+    #[arg(long)]
+    pub(crate) owners: usize,
+    /// How many threads take locks through a blocking client.
+    #[arg(long)]
+    pub(crate) threads: usize,
+    /// What these owners and threads take: few names, so that they meet.
+    #[arg(long, value_delimiter = ',')]
+    pub(crate) few: Vec<String>,
+    /// How many locks the first client holds from the beginning to the end.
+    #[arg(long)]
+    pub(crate) held: usize,
+    /// What the ids of the clients begin with. Without it they are random.
+    #[arg(long)]
+    pub(crate) client_id: Option<String>,
     /// The watchdog's lease in ms.
     #[arg(long)]
     pub(crate) lease: u64,
@@ -66,6 +87,9 @@ pub(crate) struct Worker {
     #[arg(long)]
     pub(crate) seed: u64,
 }
+
+/// How many tasks share an owner.
+const TASKS_OF_OWNER: usize = 2;
 
 /// How many replicas must have an acquisition.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
@@ -108,6 +132,11 @@ impl Worker {
             fair: tasks,
             clients: 2,
             names,
+            owners: 3,
+            threads: 2,
+            few: Vec::new(),
+            held: 0,
+            client_id: None,
             lease: millis(lease),
             timeout: millis(lease / 3),
             inside: 20,
@@ -115,20 +144,57 @@ impl Worker {
             seed,
         }
     }
+
+    /// The names of all locks that are taken.
+    pub(crate) fn all_names(&self) -> Vec<String> {
+        let names = self.names.iter().chain(&self.few);
+        names.flat_map(|name| locks_of(name)).collect()
+    }
+
+    /// The same for chance, for one of the tasks.
+    fn random(&self, task: usize) -> Random {
+        Random::new(self.seed.wrapping_mul(1009).wrapping_add(task as u64))
+    }
+
+    fn lease(&self) -> Duration {
+        Duration::from_millis(self.lease)
+    }
+
+    /// How the client with this number is set up.
+    fn builder(&self, client: usize) -> ClientBuilder {
+        let builder = Client::builder()
+            .watchdog(self.lease())
+            .response_timeout(Duration::from_millis(self.timeout))
+            .connect_timeout(Duration::from_millis(self.timeout))
+            .replica_sync(self.sync.replicas())
+            .subscription_linger(LINGER);
+        match &self.client_id {
+            Some(id) => builder.client_id(format!("{id}-{client}")),
+            None => builder,
+        }
+    }
 }
 
 pub(crate) async fn work(worker: Worker) -> Result<()> {
+    let worker = Arc::new(worker);
     let ending = Arc::new(AtomicBool::new(false));
     listen(ending.clone());
     let mut clients = Vec::new();
-    for _ in 0..worker.clients.max(1) {
-        clients.push(connect(&worker).await);
+    for number in 0..worker.clients.max(1) {
+        clients.push(connect(&worker, number).await);
     }
+    // The first ones of this process, in every process.
+    let owners: Vec<Owner> = (0..worker.owners).map(|_| Owner::new()).collect();
+    let for_threads = match worker.threads {
+        0 => None,
+        _ => Some(connect_blocking(&worker, clients.len()).await?),
+    };
     let teller = Teller::start();
     let tells = teller.clone();
     pulse::watch(move |since, until| tells.say(until, 0, What::Stood { since }));
+    let first = clients.first().ok_or("no client")?;
+    let held = held::acquire(&worker, first, &teller).await?;
     teller.tell(What::Ready);
-    let worker = Arc::new(worker);
     let mut tasks = JoinSet::new();
     for task in 0..worker.tasks {
         let client = task % clients.len();
@@ -136,31 +202,110 @@ pub(crate) async fn work(worker: Worker) -> Result<()> {
         let is_fair = worker.tasks - task <= worker.fair;
         let handles = worker.names.iter();
         let handles = handles.filter(|name| is_fair || !name.starts_with("fair"));
-        let lease = Duration::from_millis(worker.lease);
+        let lease = worker.lease();
         let handles = handles.map(|name| Handle::new(&clients[client], name, lease));
         let handles = handles.collect::<Result<Vec<_>>>()?;
         let inside = Inside::of_task(&worker, task, client, teller.clone(), ending.clone());
         tasks.spawn(fight(worker.clone(), task, handles, inside, ending.clone()));
     }
+    if worker.held > 0 {
+        tasks.spawn(held::hold(held, teller.clone(), ending.clone()));
+    }
+    let mut failures = spawn_owners(&worker, &owners, &clients, &teller, &ending);
+    let threads = for_threads.as_ref();
+    let threads = threads.map(|client| spawn_threads(&worker, client, &clients, &teller, &ending));
     tasks.join_all().await;
-    for (number, client) in clients.iter().enumerate() {
-        let status = || format!("{:?}", client.status());
+    while let Some(failure) = failures.join_next().await {
+        failure??;
+    }
+    for thread in threads.into_iter().flatten() {
+        while !thread.is_finished() {
+            sleep(Duration::from_millis(5)).await;
+        }
+        thread.join().map_err(|_| "a thread panicked")??;
+    }
+    let statuses = clients
+        .iter()
+        .map(|client| -> Status { Box::new(|| client.status()) });
+    let blocking = for_threads.iter();
+    let statuses =
+        statuses.chain(blocking.map(|client| -> Status { Box::new(|| client.status()) }));
+    for (number, status) in statuses.enumerate() {
         // Nothing is left when what was in the background is done and the last subscription has
         // lingered; a little later on a machine that is short of time.
         let end = Instant::now() + LINGER + Duration::from_secs(5);
-        while client.status() != redlatch::ClientStatus::default() && Instant::now() < end {
+        while status() != ClientStatus::default() && Instant::now() < end {
             sleep(Duration::from_millis(20)).await;
         }
-        if client.status() != redlatch::ClientStatus::default() {
+        if status() != ClientStatus::default() {
             teller.tell(What::Left {
                 client: number,
-                status: status(),
+                status: format!("{:?}", status()),
             });
         }
     }
     teller.tell(What::Done);
     // What is renewed now, nobody holds: the store is looked at while the clients are still there.
     std::future::pending().await
+}
+
+/// What a client keeps account of.
+type Status<'a> = Box<dyn Fn() -> ClientStatus + 'a>;
+
+/// Starts the tasks that share owners.
+fn spawn_owners(
+    worker: &Arc<Worker>,
+    owners: &[Owner],
+    clients: &[Client],
+    teller: &Teller,
+    ending: &Arc<AtomicBool>,
+) -> JoinSet<Result<()>> {
+    let mut tasks = JoinSet::new();
+    let names = worker.few.iter().filter(|name| !name.starts_with("red:"));
+    let names: Vec<String> = names.cloned().collect();
+    for (number, &owner) in owners.iter().enumerate() {
+        let client = number % clients.len();
+        for of_owner in 0..TASKS_OF_OWNER {
+            let number = worker.tasks + number * TASKS_OF_OWNER + of_owner;
+            let inside = Inside::of_task(worker, number, client, teller.clone(), ending.clone());
+            let task = OwnerTask {
+                owner,
+                client: clients[client].clone(),
+                names: names.clone(),
+                lease: worker.lease(),
+                inside: inside.for_owner(owner),
+                random: worker.random(number),
+            };
+            let ending = ending.clone();
+            tasks.spawn(async move { task.run(&ending).await });
+        }
+    }
+    tasks
+}
+
+/// Starts the threads of the blocking client, whose number follows those of the others.
+fn spawn_threads(
+    worker: &Arc<Worker>,
+    client: &blocking::Client,
+    others: &[Client],
+    teller: &Teller,
+    ending: &Arc<AtomicBool>,
+) -> Vec<JoinHandle<Result<()>>> {
+    let spawn = |number| {
+        let number = worker.tasks + worker.owners * TASKS_OF_OWNER + number;
+        let thread = Thread {
+            number,
+            client: client.clone(),
+            client_number: others.len(),
+            names: worker.few.clone(),
+            lease: worker.lease(),
+            teller: teller.clone(),
+            random: worker.random(number),
+        };
+        let ending = ending.clone();
+        std::thread::spawn(move || thread.run(&ending))
+    };
+    (0..worker.threads).map(spawn).collect()
 }
 
 /// One task's life.
@@ -171,8 +316,8 @@ async fn fight(
     mut inside: Inside,
     ending: Arc<AtomicBool>,
 ) {
-    let mut random = Random::new(worker.seed.wrapping_mul(1009).wrapping_add(task as u64));
-    let lease = Duration::from_millis(worker.lease);
+    let mut random = worker.random(task);
+    let lease = worker.lease();
     let sits = task < worker.sitters;
     let (least, most) = if sits {
         // Long enough to be renewed, and to be in the way of what breaks.
@@ -202,22 +347,33 @@ async fn fight(
 }
 
 /// However long it takes: the store may be broken just now.
-async fn connect(worker: &Worker) -> Client {
+async fn connect(worker: &Worker, number: usize) -> Client {
     loop {
-        let builder = Client::builder()
-            .watchdog(Duration::from_millis(worker.lease))
-            .response_timeout(Duration::from_millis(worker.timeout))
-            .connect_timeout(Duration::from_millis(worker.timeout))
-            .replica_sync(worker.sync.replicas())
-            .subscription_linger(LINGER);
-        match builder.connect(&worker.url).await {
+        match worker.builder(number).connect(&worker.url).await {
             Ok(client) => return client,
-            Err(error) if error.is_transient() => {}
-            // A server that has too many clients says so in words of its own.
-            Err(error) => eprintln!("a worker cannot connect yet: {error}"),
+            Err(error) => wait_to_reconnect(&error).await,
         }
-        sleep(Duration::from_millis(50)).await;
     }
+}
+
+/// The same for threads.
+async fn connect_blocking(worker: &Arc<Worker>, number: usize) -> Result<blocking::Client> {
+    loop {
+        let worker = worker.clone();
+        let connect = move || blocking::Client::with(worker.builder(number), &worker.url);
+        match tokio::task::spawn_blocking(connect).await? {
+            Ok(client) => return Ok(client),
+            Err(error) => wait_to_reconnect(&error).await,
+        }
+    }
+}
+
+async fn wait_to_reconnect(error: &Error) {
+    // A server that has too many clients says so in words of its own.
+    if !error.is_transient() {
+        eprintln!("a worker cannot connect yet: {error}");
+    }
+    sleep(Duration::from_millis(50)).await;
 }
 
 fn listen(ending: Arc<AtomicBool>) {

@@ -5,26 +5,29 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use redlatch::{Error, Guard, LockKind};
+use redlatch::{Error, Guard, LockKind, Owner};
 use tokio::io::{AsyncBufReadExt, AsyncWriteExt, BufStream};
 use tokio::net::TcpStream;
 use tokio::time::{Instant, sleep, timeout};
 
 use super::Worker;
 use super::tell::Teller;
-use crate::clock::{nanos, now};
+use crate::clock::now;
 use crate::history::{Ask, Mode, What};
 
 /// How often the guard is asked whether it is valid.
-const LOOK: Duration = Duration::from_millis(5);
+pub(super) const LOOK: Duration = Duration::from_millis(5);
 
 /// How long whoever is inside waits to be told what the guard has said already.
 const TOLD_WITHIN: Duration = Duration::from_secs(3);
 
 /// One task that goes in and out.
+#[derive(Debug)]
 pub(crate) struct Inside {
     task: usize,
     client: usize,
+    /// The owner that it acts for, if it shares one with others.
+    owner: Option<Owner>,
     /// The section that it is in.
     section: u64,
     teller: Teller,
@@ -32,6 +35,15 @@ pub(crate) struct Inside {
     ending: Arc<AtomicBool>,
     resource: String,
     connection: Option<BufStream<TcpStream>>,
+}
+
+/// How a guard is released.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum GiveBack {
+    /// By `unlock`, which is waited for.
+    Unlock,
+    /// In the background.
+    Drop,
 }
 
 impl Inside {
@@ -45,10 +57,33 @@ impl Inside {
         Inside {
             task,
             client,
+            owner: None,
             section: 0,
             teller,
             ending,
             resource: worker.resource.clone(),
+            connection: None,
+        }
+    }
+
+    /// The same task, acting for an owner that it shares with others.
+    pub(crate) fn for_owner(self, owner: Owner) -> Inside {
+        Inside {
+            owner: Some(owner),
+            ..self
+        }
+    }
+
+    /// The same task, in a section within the one that it is in.
+    pub(crate) fn nested(&self) -> Inside {
+        Inside {
+            task: self.task,
+            client: self.client,
+            owner: self.owner,
+            section: 0,
+            teller: self.teller.clone(),
+            ending: self.ending.clone(),
+            resource: self.resource.clone(),
             connection: None,
         }
     }
@@ -64,6 +99,7 @@ impl Inside {
         self.tell(What::Asked(Ask {
             task: self.task,
             client: self.client,
+            owner: self.owner.map(Owner::number),
             name: name.to_owned(),
             mode,
         }));
@@ -85,9 +121,20 @@ impl Inside {
         time: Duration,
     ) -> Result<(), Error> {
         let Some(guard) = guard else { return Ok(()) };
-        self.tell(What::Got { token });
+        self.enter(token, None);
+        self.hold(&guard, time).await;
+        self.leave(guard, token, GiveBack::Unlock).await
+    }
+
+    /// Records that the lock is held: the last thing that was asked of the guard is its hold count.
+    pub(crate) fn enter(&self, token: Option<u64>, holds: Option<u32>) {
+        self.tell(What::Got { token, holds });
+    }
+
+    /// Watches the guard for this long, or until it is lost. Returns whether it was lost.
+    pub(crate) async fn hold<K: LockKind>(&self, guard: &Guard<K>, time: Duration) -> bool {
         let end = Instant::now() + time;
-        self.look(&guard);
+        self.look(guard);
         let mut lost = std::pin::pin!(guard.lost());
         loop {
             tokio::select! {
@@ -95,27 +142,42 @@ impl Inside {
                 () = &mut lost => {
                     self.tell(What::Told);
                     // Never again valid, whoever asks.
-                    self.look(&guard);
-                    break;
+                    self.look(guard);
+                    return true;
                 }
                 () = sleep(LOOK) => {}
             }
-            if !self.look(&guard) {
+            if !self.look(guard) {
                 if timeout(TOLD_WITHIN, &mut lost).await.is_ok() {
                     self.tell(What::Told);
                 }
-                break;
+                return true;
             }
             if Instant::now() >= end || self.ending.load(Ordering::Relaxed) {
-                break;
+                return false;
             }
         }
+    }
+
+    /// Writes to the resource if there is a token, and gives the lock back.
+    pub(crate) async fn leave<K: LockKind>(
+        &mut self,
+        guard: Guard<K>,
+        token: Option<u64>,
+        how: GiveBack,
+    ) -> Result<(), Error> {
         if let Some(token) = token {
             // Also when the lock was lost: the resource is there to refuse that.
             self.write(guard.name(), token).await;
         }
         self.tell(What::Leaving);
-        let freed = guard.unlock().await;
+        let freed = match how {
+            GiveBack::Unlock => guard.unlock().await,
+            GiveBack::Drop => {
+                drop(guard);
+                Ok(())
+            }
+        };
         let error = freed.as_ref().err().map(kind);
         self.tell(What::Freed { error });
         freed
@@ -123,15 +185,7 @@ impl Inside {
 
     /// Asks the guard whether it is valid.
     fn look<K: LockKind>(&self, guard: &Guard<K>) -> bool {
-        let at = now();
-        let valid = guard.is_valid();
-        if valid {
-            // The end as it is known now, or a moment later.
-            let until = guard.valid_for();
-            let until = now() + nanos(until);
-            self.teller.say(at, self.section, What::Valid { until });
-        }
-        valid
+        self.teller.look(self.section, || guard.valid_for())
     }
 
     /// Adds one to what the resource has.
@@ -172,7 +226,7 @@ impl Inside {
 }
 
 /// An error's name, and how a lock was lost.
-fn kind(error: &Error) -> String {
+pub(super) fn kind(error: &Error) -> String {
     match error {
         Error::Lost { reason, .. } => format!("Lost({reason:?})"),
         Error::Refused { reason, .. } => {
