@@ -1,18 +1,16 @@
 //! The ways to ask for a lock: builders that are awaited.
 
 use std::future::IntoFuture;
-use std::sync::Arc;
 use std::time::Duration;
 
 use tracing::Instrument as _;
 
 use super::{Ask, Boxed, Guard, Lock, LockKind, OwnedKind, Reentrant};
 use crate::error::{Error, Result};
-use crate::hold::Hold;
+use crate::hold::Tenure;
 use crate::lease::{Lease, Patience};
-use crate::name::Place;
 use crate::owner::Owner;
-use crate::session::{Claim, Session, Terms};
+use crate::session::{Claim, Terms};
 use crate::step::Outcome;
 use crate::wait::{Attempt, Queue};
 
@@ -232,46 +230,30 @@ struct Entry<'a, K: LockKind> {
 impl<K: LockKind> Entry<'_, K> {
     /// Obtains it by waiting or by re-entering.
     async fn obtain(&mut self, patience: Patience, known: bool) -> Result<Option<K::Won>> {
-        let (session, hold) = (&self.claim.session, &self.claim.hold);
+        let claim = self.claim;
+        let waiting = &claim.session.waiting;
         if !known {
-            return session.waiting.obtain(self, patience).await;
+            return waiting.obtain(self, patience).await;
         }
-        let mut beside = self.kind.beside();
-        if let Some(beside) = beside {
-            // It could be what is in the way.
-            session.settle_left(hold.owner, beside).await;
-        }
-        beside = beside.filter(|_| self.waits);
+        claim.settle_beside().await;
+        let mut asked = None;
         loop {
-            if hold.count() > 0 || hold.loss().is_some() {
-                // Held by this owner: those in line wait for it, so it must not wait behind them.
-                return Ok(match self.ask(false).await? {
-                    Outcome::Done(won) => Some(won),
-                    Outcome::Wait(_) => None,
-                });
+            // Out of turn: see `Claim::tenure`.
+            if claim.tenure() > asked || claim.hold.loss().is_some() {
+                asked = Some(Tenure::latest());
+                match self.ask(false).await? {
+                    Outcome::Done(won) => return Ok(Some(won)),
+                    Outcome::Wait(_) if patience.has_ended() => return Ok(None),
+                    // The tenure has ended, and another owner was quicker.
+                    Outcome::Wait(_) => continue,
+                }
             }
             tokio::select! {
                 biased;
-                // The same owner has got it by another acquisition: there is nothing to wait for.
-                () = hold.entered() => {}
-                // So it is with what is beside it: then the store says at once.
-                () = entered(session, hold, beside) => {
-                    beside = None;
-                    if let Outcome::Done(won) = self.ask(false).await? {
-                        return Ok(Some(won));
-                    }
-                }
-                won = session.waiting.obtain(self, patience) => return won,
+                () = claim.entered_after(asked) => {}
+                won = waiting.obtain(self, patience) => return won,
             }
         }
-    }
-}
-
-/// Returns when the owner of a hold has what is beside it; never, if nothing is.
-async fn entered(session: &Session, hold: &Hold, beside: Option<&Arc<Place>>) {
-    match beside {
-        Some(beside) => session.has_entered(hold.owner, beside).await,
-        None => std::future::pending().await,
     }
 }
 
@@ -280,6 +262,10 @@ impl<K: LockKind> Attempt for Entry<'_, K> {
 
     fn channel(&self) -> &str {
         self.kind.channel(&self.claim.hold)
+    }
+
+    fn object(&self) -> &str {
+        self.claim.hold.place.key()
     }
 
     fn queue(&self) -> Queue {
