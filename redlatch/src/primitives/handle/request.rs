@@ -313,3 +313,55 @@ impl<K: LockKind> Drop for Entry<'_, K> {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::future::IntoFuture as _;
+    use std::time::Duration;
+
+    use crate::{Client, Embedded, MultiLock, Owner};
+
+    /// The request sees that its owner holds the lock and asks out of turn. Before the store answers, the
+    /// owner's guard leaves and another client is quicker: the request waits on, until its limit.
+    #[tokio::test(start_paused = true)]
+    async fn a_request_whose_owner_released_meanwhile_waits_until_its_limit() {
+        let store = Embedded::new();
+        let [client, peer] =
+            [(); 2].map(|()| Client::builder().connect_embedded(&store).unwrap());
+        let (mine, theirs) = (client.lock("a"), peer.lock("a"));
+        let both = MultiLock::new([&mine]);
+        let limit = Duration::from_secs(20);
+        for (several, in_time) in [(false, true), (false, false), (true, true), (true, false)] {
+            let me = Owner::new();
+            let guard = mine.lock().owner(me).await.unwrap();
+            let turn = guard.claim().hold.steps.clone().lock_owned().await;
+            let begun = tokio::time::Instant::now();
+            let waiting = match several {
+                false => {
+                    let waiting = mine.try_lock().wait(limit).owner(me).into_future();
+                    tokio::spawn(async move { waiting.await.map(|won| won.map(drop)) })
+                }
+                true => {
+                    let waiting = both.try_lock().wait(limit).owner(me).into_future();
+                    tokio::spawn(async move { waiting.await.map(|won| won.map(drop)) })
+                }
+            };
+            tokio::task::yield_now().await;
+            theirs.force_unlock().await.unwrap();
+            let held = theirs.lock().await.unwrap();
+            drop(guard);
+            drop(turn);
+            if in_time {
+                tokio::time::sleep(limit / 2).await;
+                assert!(!waiting.is_finished());
+                held.unlock().await.unwrap();
+                assert!(waiting.await.unwrap().unwrap().is_some());
+            } else {
+                assert!(waiting.await.unwrap().unwrap().is_none());
+                assert_eq!(begun.elapsed(), limit);
+                held.unlock().await.unwrap();
+            }
+            client.settled().await;
+        }
+    }
+}
