@@ -5,12 +5,13 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use tokio::sync::Notify;
-use tokio::time::{Instant, sleep_until};
+use tokio::time::Instant;
 
 use crate::error::{Error, Loss, Result};
 use crate::lease::Lease;
 use crate::name::Place;
 use crate::owner::Owner;
+use crate::runtime::sleep_until;
 use crate::space::Space;
 use crate::step::{BoxedStep, Script};
 
@@ -325,6 +326,7 @@ impl Hold {
                 }
             };
             match end {
+                // Without timers here the watchdog, which has some, brings the news.
                 Some(end) => tokio::select! {
                     () = news => {}
                     () = sleep_until(end) => {}

@@ -82,15 +82,6 @@ impl Patience {
             Patience::None | Patience::Endless => None,
         }
     }
-
-    /// Whether there is no more time to wait.
-    pub(crate) fn has_ended(self) -> bool {
-        match self {
-            Patience::None => true,
-            Patience::Until(end) => Instant::now() >= end,
-            Patience::Endless => false,
-        }
-    }
 }
 
 #[cfg(test)]

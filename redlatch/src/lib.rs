@@ -12,6 +12,7 @@ mod listing;
 mod name;
 mod owner;
 mod primitives;
+mod runtime;
 mod session;
 mod several;
 mod space;

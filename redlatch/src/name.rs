@@ -84,7 +84,7 @@ impl Place {
             Family::Latch => format!("{LATCH_CHANNEL}{{{key}}}"),
         };
         Place {
-            fault: fault(prefix, name),
+            fault: fault(&key, name),
             hash: BuildHasherDefault::<DefaultHasher>::default().hash_one(&key),
             name: name.to_owned(),
             channel,
@@ -296,14 +296,38 @@ fn suffixed(name: &str, suffix: &str) -> String {
     }
 }
 
-fn fault(prefix: &str, name: &str) -> Option<&'static str> {
+fn fault(key: &str, name: &str) -> Option<&'static str> {
     if name.is_empty() {
         Some("it is empty")
-    } else if prefix.len() + name.len() > MAX_NAME_BYTES {
+    } else if key.len() > MAX_NAME_BYTES {
         Some("it is longer than 512 bytes, the client's prefix included")
+    } else if spans_slots(key) {
+        Some(SPANS_SLOTS)
     } else {
         forbidden(name)
     }
+}
+
+/// What is wrong with a name that [spans slots](spans_slots).
+pub(crate) const SPANS_SLOTS: &str =
+    "its braces enclose no hash tag, so its keys would lie in different slots of a cluster";
+
+/// Whether what belongs to this key (prefix included) would lie in other slots of a cluster than the key.
+///
+/// Braces around the whole name keep them together if the name has no braces, and nothing is needed if it
+/// has a hash tag. Redisson tells the two apart by a `{` alone, so a name with other braces (`a}b`, `a{b`,
+/// `{}a`) works on one server and fails in a cluster. It is refused everywhere: the same names are valid
+/// wherever a program is deployed.
+pub(crate) fn spans_slots(key: &str) -> bool {
+    key.contains(['{', '}']) && hash_tag(key).is_none()
+}
+
+/// What decides on the slot of a key in a cluster instead of the whole key: what is in the first braces,
+/// if there is something.
+pub(crate) fn hash_tag(key: &str) -> Option<&str> {
+    let (_, rest) = key.split_once('{')?;
+    let (inside, _) = rest.split_once('}')?;
+    (!inside.is_empty()).then_some(inside)
 }
 
 /// What a name or prefix must not contain: it would break lines of logs and listings.
@@ -376,6 +400,11 @@ mod tests {
             ("a\nb", "line break"),
             ("a\rb", "line break"),
             (&"x".repeat(513), "512"),
+            ("a}b", "hash tag"),
+            ("a{b", "hash tag"),
+            ("{}a", "hash tag"),
+            ("a{}{b}", "hash tag"),
+            ("}{", "hash tag"),
         ] {
             let said = Place::new(Family::Lock, "", name)
                 .check()
@@ -394,6 +423,12 @@ mod tests {
                 .check()
                 .is_err()
         );
-        assert!(Place::new(Family::Lock, "", "köln ✓ {a}").check().is_ok());
+        for name in ["köln ✓ {a}", "a}b{c}", "{a}b}", "{a{b}"] {
+            assert!(Place::new(Family::Lock, "", name).check().is_ok());
+        }
+        // The prefix belongs to the key.
+        let tagged = Place::new(Family::Lock, "{app}:", "a}b");
+        assert!(tagged.check().is_ok());
+        assert!(Place::new(Family::Lock, "app}:", "a").check().is_err());
     }
 }

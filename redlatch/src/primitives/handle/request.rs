@@ -243,7 +243,7 @@ impl<K: LockKind> Entry<'_, K> {
                 asked = Some(Tenure::latest());
                 match self.ask(false).await? {
                     Outcome::Done(won) => return Ok(Some(won)),
-                    Outcome::Wait(_) if patience.has_ended() => return Ok(None),
+                    Outcome::Wait(_) if !self.waits => return Ok(None),
                     // The tenure has ended, and another owner was quicker.
                     Outcome::Wait(_) => continue,
                 }
@@ -326,8 +326,7 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn a_request_whose_owner_released_meanwhile_waits_until_its_limit() {
         let store = Embedded::new();
-        let [client, peer] =
-            [(); 2].map(|()| Client::builder().connect_embedded(&store).unwrap());
+        let [client, peer] = [(); 2].map(|()| Client::builder().connect_embedded(&store).unwrap());
         let (mine, theirs) = (client.lock("a"), peer.lock("a"));
         let both = MultiLock::new([&mine]);
         let limit = Duration::from_secs(20);

@@ -23,7 +23,6 @@ use crate::hold::Tenure;
 use crate::lease::{Lease, Patience};
 use crate::primitives::handle::Ask;
 use crate::session::{Claim, Terms, Together};
-use crate::several::all;
 use crate::step::Outcome;
 use crate::wait::{Attempt, Queue};
 
@@ -82,7 +81,9 @@ impl<'a> Entry<'a> {
 
     pub(super) async fn obtain(&mut self, patience: Patience) -> Result<Option<Vec<Share>>> {
         let waits = !matches!(patience, Patience::None);
-        all(self.claims.iter().map(Claim::settle_beside)).await;
+        for claim in self.claims {
+            claim.settle_beside().await;
+        }
         let mut asked = None;
         let mut in_the_way = self.somebody_waits().filter(|_| waits);
         loop {
