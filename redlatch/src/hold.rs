@@ -81,8 +81,8 @@ pub(crate) struct Hold {
     news: Notify,
 }
 
-/// One uninterrupted time during which an owner holds something, from the first acquisition to the
-/// last release. Later tenures compare greater, whatever is held.
+/// The time from an owner's first acquisition of an object to its last release. Tenures of all objects are
+/// numbered together: later ones compare greater.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct Tenure(u64);
 
@@ -342,7 +342,7 @@ impl Hold {
         (state.count > 0 && state.loss.is_none()).then_some(state.tenure)
     }
 
-    /// Returns when its owner has it, by whatever acquisition, in a tenure that began after `since`.
+    /// Returns when its owner holds it in a tenure that began after `since`, through any acquisition.
     pub(crate) async fn entered_after(&self, since: Option<Tenure>) {
         loop {
             let mut news = std::pin::pin!(self.news.notified());

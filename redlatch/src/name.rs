@@ -308,11 +308,12 @@ fn fault(key: &str, name: &str) -> Option<&'static str> {
     }
 }
 
-/// What is wrong with a name that [spans slots](spans_slots).
+/// Reason to refuse a name that [spans slots](spans_slots).
 pub(crate) const SPANS_SLOTS: &str =
     "its braces enclose no hash tag, so its keys would lie in different slots of a cluster";
 
-/// Whether what belongs to this key (prefix included) would lie in other slots of a cluster than the key.
+/// Returns whether the keys and channels of an object with this key (prefix included) would lie in
+/// different slots of a cluster.
 ///
 /// Braces around the whole name keep them together if the name has no braces, and nothing is needed if it
 /// has a hash tag. Redisson tells the two apart by a `{` alone, so a name with other braces (`a}b`, `a{b`,
@@ -322,8 +323,8 @@ pub(crate) fn spans_slots(key: &str) -> bool {
     key.contains(['{', '}']) && hash_tag(key).is_none()
 }
 
-/// What decides on the slot of a key in a cluster instead of the whole key: what is in the first braces,
-/// if there is something.
+/// Returns the text in the first braces of a key, if there is any: in a cluster it decides on the slot,
+/// instead of the whole key.
 pub(crate) fn hash_tag(key: &str) -> Option<&str> {
     let (_, rest) = key.split_once('{')?;
     let (inside, _) = rest.split_once('}')?;

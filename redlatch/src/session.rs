@@ -367,19 +367,19 @@ impl Claim {
         }
     }
 
-    /// The latest tenure of the owner, here or at what is [beside](Kind::beside) this.
+    /// The owner's latest tenure of this object or of the object [beside](Kind::beside) it.
     ///
-    /// Invariant of all waiting: an owner with a tenure waits behind nobody, because the waiters in
-    /// line may be waiting for that very tenure to end. It asks the store out of turn, once per tenure.
-    /// If the store refuses nevertheless (the tenure has ended meanwhile, or it was lost and nobody
-    /// has noticed yet), the owner waits in line until a later tenure begins.
+    /// Invariant of all waiting: an owner with a tenure never waits in line, because the waiters there
+    /// may be waiting for that very tenure to end. It asks the store out of turn, once per tenure. If
+    /// the store refuses nevertheless (the tenure has ended meanwhile, or its loss was not noticed
+    /// yet), the owner waits in line until a later tenure begins.
     pub(crate) fn tenure(&self) -> Option<Tenure> {
         let beside = self.hold.kind.beside();
         let beside = beside.and_then(|beside| self.session.tenure(self.hold.owner, beside));
         self.hold.tenure().max(beside)
     }
 
-    /// Returns when the owner has a tenure, here or at what is beside this, that began after `since`.
+    /// Returns when the owner has such a tenure that began after `since`.
     pub(crate) async fn entered_after(&self, since: Option<Tenure>) {
         let own = self.hold.entered_after(since);
         match self.hold.kind.beside() {
@@ -391,7 +391,7 @@ impl Claim {
         }
     }
 
-    /// Gives back what the owner has left of what is beside this: it could be what is in the way.
+    /// Settles what the owner has released of the object beside this one, which could block it.
     pub(crate) async fn settle_beside(&self) {
         if let Some(beside) = self.hold.kind.beside() {
             self.session.settle_left(self.hold.owner, beside).await;

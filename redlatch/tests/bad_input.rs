@@ -418,12 +418,12 @@ fn without_timers_there_is_an_error() {
                 () = tokio::task::yield_now() => {}
             }
             assert_eq!(held.run(async { 7 }).await.unwrap(), 7);
-            // Given back where there are timers, as far as it cannot be here.
+            // Released in the other runtime, as far as it cannot be done in this one.
             let _ = more.unlock().await;
             drop(held);
         });
         whole.block_on(async {
-            let guard = soon("given back", lock.lock().into_future()).await;
+            let guard = soon("released", lock.lock().into_future()).await;
             guard.unwrap().unlock().await.unwrap();
         });
     }

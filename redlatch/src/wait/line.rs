@@ -33,7 +33,7 @@ pub(crate) struct Lines(Mutex<HashMap<Arc<str>, Entry>>);
 
 struct Entry {
     core: Arc<Core>,
-    /// What is waited for on this channel: mostly one object. Cleared when the subscription is ended.
+    /// The objects with waiters on this channel: mostly one. Cleared when the subscription is ended.
     objects: Vec<Arc<Object>>,
     /// How many are in the line, the first included.
     members: usize,
@@ -67,7 +67,7 @@ struct Waiters {
     call: Notify,
 }
 
-/// The queues of an object. Who can share what is waited for does not wait behind those who cannot.
+/// The queues of an object. A waiter that can share the object does not wait behind one that cannot.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Queue {
     Exclusive,
@@ -115,7 +115,7 @@ impl WaitingRoom {
         lines.values().filter(subscribed).count()
     }
 
-    /// Whether there is a line for `object` at `channel`: who waits asks when it is its turn there.
+    /// Whether there is a line for `object` at `channel`: a waiter asks when it is its turn there.
     pub(crate) fn has_line(&self, channel: &str, object: &str) -> bool {
         let lines = self.lines.lock();
         let entry = lines.get(channel);
@@ -214,7 +214,7 @@ impl Lines {
         if idle_since + linger > Instant::now() {
             return Ready::Later(idle_since + linger);
         }
-        // Nobody is in a line and nobody can join one until this returns, so no waiter holds this lock.
+        // No line has a member, and none can be joined until this returns: no waiter holds this lock.
         let Ok(ending) = entry.core.ending.clone().try_lock_owned() else {
             return Ready::Later(Instant::now() + linger);
         };

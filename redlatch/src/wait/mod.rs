@@ -1,6 +1,6 @@
 //! Waiting, once for every primitive: *it is yours, or wait at most this long*.
 //!
-//! Who finds that somebody is in the way joins the line of what is asked for. Only the first in a line
+//! A request that is refused joins the line of the object that it asks for. Only the first in a line
 //! asks the store; the others wait for their turn without a single command. The first subscribes
 //! and asks again behind the subscription, so that no release after that goes unheard, and then
 //! sleeps until it hears one, until the holder's lease would have ended, or until its own patience
@@ -32,8 +32,8 @@ pub(crate) trait Attempt: Send {
     /// The channel on which the store tells that asking again makes sense.
     fn channel(&self) -> &str;
 
-    /// The key of what is waited for. Two objects may share a channel, but no waiter waits behind one
-    /// of another object.
+    /// Key of the requested object. Two objects may share a channel, but a waiter never waits behind
+    /// a waiter for another object.
     fn object(&self) -> &str;
 
     /// Which of the object's queues to wait in.

@@ -76,7 +76,7 @@ async fn an_owner_enters_a_member_once_more_in_front_of_those_who_wait_for_it(st
     next.unlock().await.unwrap();
 }
 
-/// What the owner's other side has left is given back before it can be in the way.
+/// A release of the other side that is still under way is settled before the request is sent.
 #[tokio::test]
 async fn a_read_side_that_was_just_dropped_does_not_keep_its_owner_from_writing_among_others() {
     let client = Stand::server().patient().await;

@@ -119,8 +119,8 @@ impl<'a> Entry<'a> {
         }
     }
 
-    /// The first that others of the same client are in line for. Not one for which the owner must not
-    /// wait behind them: see `Claim::tenure`.
+    /// The first member with a local line of waiters, except members for which the owner must not wait
+    /// behind them: see `Claim::tenure`.
     fn somebody_waits(&self) -> Option<usize> {
         let mut both = self.members.iter().zip(self.claims);
         both.position(|(member, claim)| {
@@ -251,8 +251,8 @@ fn runs(members: &[Member], claims: &[Claim]) -> Vec<Range<usize>> {
     runs
 }
 
-/// Returns when the owner of a claim has a tenure that began after `since`, by another acquisition than
-/// the one that is trying.
+/// Returns when the owner of a claim has a tenure that began after `since`, through an acquisition other
+/// than the attempt under way.
 async fn entered_by_another(claim: &Claim, since: Option<Tenure>, trying: &AtomicBool) {
     let mut entered = pin!(claim.entered_after(since));
     poll_fn(|cx| {

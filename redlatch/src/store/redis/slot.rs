@@ -68,8 +68,8 @@ mod tests {
     }
 
     proptest! {
-        /// A name is valid exactly if all that belongs to an object of it lies in one slot, whatever
-        /// the object is.
+        /// A name is valid exactly if all keys and channels of its objects lie in one slot, for every
+        /// kind of object.
         #[test]
         fn all_that_belongs_to_a_valid_name_lies_in_its_slot(
             prefix in "[{}a:]{0,3}",
