@@ -7,7 +7,7 @@ use std::time::Duration;
 use redlatch::{Client, Error, MultiLock, Owner};
 use redlatch_testkit::unique;
 
-use super::common::{self, LONG, Stand, soon, until};
+use super::common::{self, LONG, SHORT, Stand, soon, until};
 use crate::on_store;
 
 crate::on_every_store! {
@@ -118,6 +118,27 @@ async fn a_request_in_line_is_served_when_its_owner_gets_the_other_side() {
     writing.unlock().await.unwrap();
     let first = soon("the first reader", first).await.unwrap();
     first.unlock().await.unwrap();
+}
+
+/// An owner whose loss was not noticed yet is refused out of turn once, and then waits as others do.
+#[tokio::test(start_paused = true)]
+async fn a_lost_other_side_is_not_asked_for_again_and_again() {
+    let stand = Stand::embedded();
+    let (client, peer) = (stand.patient().await, stand.patient().await);
+    let (sides, theirs) = (client.read_write_lock("x"), peer.read_write_lock("x"));
+    let me = Owner::new();
+    let lost = sides.write().lock().owner(me).await.unwrap();
+    theirs.write().force_unlock().await.unwrap();
+    let held = theirs.write().lock().await.unwrap();
+    let begun = tokio::time::Instant::now();
+    let reading = sides.read().try_lock().wait(SHORT).owner(me).await;
+    assert!(reading.unwrap().is_none());
+    let both = MultiLock::new([sides.read()]).and(client.lock("other"));
+    let reading = both.try_lock().wait(SHORT).owner(me).await;
+    assert!(reading.unwrap().is_none());
+    assert_eq!(begun.elapsed(), 2 * SHORT);
+    assert!(lost.is_valid(), "the next renewal is far away");
+    held.unlock().await.unwrap();
 }
 
 /// `x` and `{x}` are two objects with one channel.
