@@ -9,7 +9,8 @@ use std::task::{Context, Poll};
 use tokio::runtime::Handle;
 use tokio::sync::Notify;
 
-use crate::error::{Error, Result};
+use crate::error::Result;
+use crate::runtime;
 
 /// Where a client's background work runs, and how much of it there is.
 #[derive(Clone, Default)]
@@ -37,7 +38,7 @@ impl Background {
         if self.0.own.get().is_some() {
             return Ok(());
         }
-        let current = Handle::try_current().map_err(|_| Error::NoRuntime)?;
+        let current = runtime::current()?;
         let mut latest = self.lock();
         if latest
             .as_ref()
@@ -62,7 +63,7 @@ impl Background {
     /// may outlive the runtime that it was made in (a static client in tests).
     pub(crate) fn handle(&self) -> Option<Handle> {
         let own = self.0.own.get().cloned();
-        own.or_else(|| Handle::try_current().ok())
+        own.or_else(|| runtime::current().ok())
             .or_else(|| self.latest())
     }
 

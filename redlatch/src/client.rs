@@ -33,6 +33,17 @@ use crate::wait::{Lines, WaitingRoom};
 ///
 /// Make one per process and clone it: clones share one connection, one watchdog and one identity.
 /// The connection carries everything, commands and messages; it is made anew when it breaks.
+///
+/// # Runtimes
+///
+/// A client works in a tokio runtime with time and I/O enabled (`enable_all`); elsewhere its calls
+/// return [`Error::NoRuntime`]. (Where tokio's own check is a panic, its message may appear on stderr once.)
+/// It may be used from several runtimes, also after the one in which it was made has ended: the next call
+/// makes a new connection then.
+///
+/// A connection lives in the runtime whose call made it, and answers arrive only while that runtime runs. A
+/// `current_thread` runtime runs only inside of `block_on`: if it is kept but not driven, calls from other
+/// runtimes end with [`Error::ResponseTimeout`]. Drive it, drop it, or make one client for each runtime.
 #[derive(Clone)]
 pub struct Client {
     session: Arc<Session>,
@@ -63,8 +74,11 @@ impl Client {
     /// Costs no round trip; a name that cannot be used is an error of whatever is done with it.
     ///
     /// As in Redisson, a name that contains a `{` is taken to bring a hash tag of its own (`{shop}:42`),
-    /// and nothing is put around it. One that has no valid tag (`a{b`, `{}x`) works as any other on a
-    /// single server, but in a cluster its keys would lie in different slots.
+    /// and no braces are put around it. A name whose braces enclose no tag (`a}b`, `a{b`, `{}x`) is
+    /// [`Error::InvalidName`] on every store: in a cluster its keys would lie in different slots.
+    ///
+    /// `x` and `{x}` are two names, but Redisson's layout gives both the same channel and the same keys
+    /// beside the lock's own (fair queue, fencing token, timeouts of readers). Do not use both.
     pub fn lock(&self, name: &str) -> Lock {
         Lock::new(self.session.clone(), name, Reentrant)
     }
@@ -343,7 +357,7 @@ impl ClientBuilder {
             return self.connect_embedded(&Embedded::new());
         }
         let checked = self.check()?;
-        tokio::runtime::Handle::try_current().map_err(|_| Error::NoRuntime)?;
+        crate::runtime::check_sockets()?;
         let lines = Arc::new(Lines::default());
         let ear: SharedEar = lines.clone();
         let settings = Settings {

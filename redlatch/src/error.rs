@@ -13,7 +13,8 @@ pub type Result<T, E = Error> = std::result::Result<T, E>;
 pub enum Error {
     /// The name cannot be used for an object in the store.
     #[error(
-        "the name {name:?} cannot be used: {reason}; take 1 to 512 bytes without NUL or line breaks"
+        "the name {name:?} cannot be used: {reason}; take 1 to 512 bytes without NUL or line breaks, \
+         and no braces but those of a hash tag, as in \"{{order}}:7\""
     )]
     #[non_exhaustive]
     InvalidName {
@@ -227,7 +228,8 @@ pub enum Error {
         reason: String,
     },
 
-    /// There is no tokio runtime in which the client could work, or it has been shut down.
+    /// There is no tokio runtime in which the client could work, it was built without time or I/O, or it
+    /// has been shut down.
     #[error(
         "there is no running tokio runtime with time and I/O enabled; \
          call from within one, or use `redlatch::blocking`"

@@ -1,15 +1,17 @@
 //! A hold: what somebody has from when it was won until it is given back or lost.
 
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use tokio::sync::Notify;
-use tokio::time::{Instant, sleep_until};
+use tokio::time::Instant;
 
 use crate::error::{Error, Loss, Result};
 use crate::lease::Lease;
 use crate::name::Place;
 use crate::owner::Owner;
+use crate::runtime::sleep_until;
 use crate::space::Space;
 use crate::step::{BoxedStep, Script};
 
@@ -43,6 +45,12 @@ pub(crate) trait Kind: Send + Sync {
         1
     }
 
+    /// Another object that the same owner may hold and that those who wait for this one wait for,
+    /// too: then it must not wait behind them.
+    fn beside(&self) -> Option<&Arc<Place>> {
+        None
+    }
+
     /// The step that takes an acquisition back in the same breath, without a word to anybody who
     /// waits, because nobody can have noticed it: the hold count is `keep` again, and what was held
     /// before ends when it did ([`Hold::end`]).
@@ -73,9 +81,29 @@ pub(crate) struct Hold {
     news: Notify,
 }
 
+/// The time from an owner's first acquisition of an object to its last release. Tenures of all objects are
+/// numbered together: later ones compare greater.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) struct Tenure(u64);
+
+static TENURES: AtomicU64 = AtomicU64::new(0);
+
+impl Tenure {
+    /// Earlier than any that begins after this call.
+    pub(crate) fn latest() -> Tenure {
+        Tenure(TENURES.load(Ordering::SeqCst))
+    }
+
+    fn begin() -> Tenure {
+        Tenure(TENURES.fetch_add(1, Ordering::SeqCst) + 1)
+    }
+}
+
 struct State {
     /// How many guards there are.
     count: u32,
+    /// The tenure that these guards belong to; an ended one if there are none.
+    tenure: Tenure,
     /// How many of them want to be renewed.
     renewed: u32,
     /// Until when the store is known to keep it for us: never later than it really does.
@@ -126,6 +154,7 @@ impl Hold {
             steps,
             state: Mutex::new(State {
                 count: 0,
+                tenure: Tenure(0),
                 renewed: 0,
                 end: Instant::now(),
                 longest: Duration::ZERO,
@@ -150,6 +179,7 @@ impl Hold {
             (state.end, state.longest) = if state.count > 0 {
                 (state.end.max(end), state.longest.max(lease))
             } else {
+                state.tenure = Tenure::begin();
                 (end, lease)
             };
             state.count += 1;
@@ -296,6 +326,7 @@ impl Hold {
                 }
             };
             match end {
+                // Without timers here the watchdog, which has some, brings the news.
                 Some(end) => tokio::select! {
                     () = news => {}
                     () = sleep_until(end) => {}
@@ -305,12 +336,18 @@ impl Hold {
         }
     }
 
-    /// Returns when its owner has it, by whatever acquisition.
-    pub(crate) async fn entered(&self) {
+    /// The tenure of its owner, if it is held now.
+    pub(crate) fn tenure(&self) -> Option<Tenure> {
+        let state = self.look();
+        (state.count > 0 && state.loss.is_none()).then_some(state.tenure)
+    }
+
+    /// Returns when its owner holds it in a tenure that began after `since`, through any acquisition.
+    pub(crate) async fn entered_after(&self, since: Option<Tenure>) {
         loop {
             let mut news = std::pin::pin!(self.news.notified());
             news.as_mut().enable();
-            if self.count() > 0 {
+            if self.tenure() > since {
                 return;
             }
             news.await;

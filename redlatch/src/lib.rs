@@ -13,6 +13,7 @@ mod log;
 mod name;
 mod owner;
 mod primitives;
+mod runtime;
 mod session;
 mod several;
 mod space;

@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 
 use crate::error::{Error, Result};
-use crate::name::{Beside, Family, Place, is_beside};
+use crate::name::{Beside, Family, Place, is_beside, spans_slots};
 use crate::primitives::survey::{ObjectState, Survey};
 use crate::session::Session;
 use crate::several::all;
@@ -78,8 +78,10 @@ impl Listing {
             } else if let Some((sought, cursor)) = self.cursor {
                 let store = &self.session.store;
                 let (keys, next) = store.scan(&self.pattern, sought, cursor).await?;
-                self.keys
-                    .extend(keys.into_iter().filter(|key| !is_beside(key)));
+                // In a cluster no script could look into a name that spans slots.
+                let lies_apart = |key: &str| store.slot(key).is_some() && spans_slots(key);
+                let listed = |key: &String| !is_beside(key) && !lies_apart(key);
+                self.keys.extend(keys.into_iter().filter(listed));
                 self.cursor = match (next, sought) {
                     (Some(next), _) => Some((sought, next)),
                     (None, Sought::Hashes) => Some((Sought::Strings, Cursor::default())),

@@ -88,7 +88,7 @@ impl Place {
             Family::Latch => format!("{LATCH_CHANNEL}{{{key}}}"),
         };
         Place {
-            fault: fault(prefix, name),
+            fault: fault(&key, name),
             hash: BuildHasherDefault::<DefaultHasher>::default().hash_one(&key),
             name: name.to_owned(),
             channel,
@@ -305,14 +305,39 @@ fn suffixed(name: &str, suffix: &str) -> String {
     }
 }
 
-fn fault(prefix: &str, name: &str) -> Option<&'static str> {
+fn fault(key: &str, name: &str) -> Option<&'static str> {
     if name.is_empty() {
         Some("it is empty")
-    } else if prefix.len() + name.len() > MAX_NAME_BYTES {
+    } else if key.len() > MAX_NAME_BYTES {
         Some("it is longer than 512 bytes, the client's prefix included")
+    } else if spans_slots(key) {
+        Some(SPANS_SLOTS)
     } else {
         forbidden(name)
     }
+}
+
+/// Reason to refuse a name that [spans slots](spans_slots).
+pub(crate) const SPANS_SLOTS: &str =
+    "its braces enclose no hash tag, so its keys would lie in different slots of a cluster";
+
+/// Returns whether the keys and channels of an object with this key (prefix included) would lie in
+/// different slots of a cluster.
+///
+/// Braces around the whole name keep them together if the name has no braces, and nothing is needed if it
+/// has a hash tag. Redisson tells the two apart by a `{` alone, so a name with other braces (`a}b`, `a{b`,
+/// `{}a`) works on one server and fails in a cluster. It is refused everywhere: the same names are valid
+/// wherever a program is deployed.
+pub(crate) fn spans_slots(key: &str) -> bool {
+    key.contains(['{', '}']) && hash_tag(key).is_none()
+}
+
+/// Returns the text in the first braces of a key, if there is any: in a cluster it decides on the slot,
+/// instead of the whole key.
+pub(crate) fn hash_tag(key: &str) -> Option<&str> {
+    let (_, rest) = key.split_once('{')?;
+    let (inside, _) = rest.split_once('}')?;
+    (!inside.is_empty()).then_some(inside)
 }
 
 /// What a name or prefix must not contain: it would break lines of logs and listings.
@@ -386,6 +411,11 @@ mod tests {
             ("a\nb", "line break"),
             ("a\rb", "line break"),
             (&"x".repeat(513), "512"),
+            ("a}b", "hash tag"),
+            ("a{b", "hash tag"),
+            ("{}a", "hash tag"),
+            ("a{}{b}", "hash tag"),
+            ("}{", "hash tag"),
         ] {
             let said = Place::new(Family::Lock, "", name)
                 .check()
@@ -404,6 +434,12 @@ mod tests {
                 .check()
                 .is_err()
         );
-        assert!(Place::new(Family::Lock, "", "köln ✓ {a}").check().is_ok());
+        for name in ["köln ✓ {a}", "a}b{c}", "{a}b}", "{a{b}"] {
+            assert!(Place::new(Family::Lock, "", name).check().is_ok());
+        }
+        // The prefix belongs to the key.
+        let tagged = Place::new(Family::Lock, "{app}:", "a}b");
+        assert!(tagged.check().is_ok());
+        assert!(Place::new(Family::Lock, "app}:", "a").check().is_err());
     }
 }

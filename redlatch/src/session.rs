@@ -12,7 +12,7 @@ use tokio::time::Instant;
 
 use crate::background::Background;
 use crate::error::{Error, Loss, Result};
-use crate::hold::{Hold, Kind};
+use crate::hold::{Hold, Kind, Tenure};
 use crate::lease::Lease;
 use crate::name::Place;
 use crate::owner::{ClientId, Owner};
@@ -147,19 +147,19 @@ impl Session {
         Ok(Claim::new(self.clone(), claimed.hold.clone()))
     }
 
-    /// Whether `owner` holds `place`, as far as is known here.
-    pub(crate) fn holds(&self, owner: Owner, place: &Arc<Place>) -> bool {
+    /// The tenure of `owner` at `place`, if it holds that as far as is known here.
+    fn tenure(&self, owner: Owner, place: &Arc<Place>) -> Option<Tenure> {
         let claims = self.claims();
         let claimed = claims.get(&(owner, place.clone()));
-        claimed.is_some_and(|claimed| claimed.hold.count() > 0 && claimed.hold.loss().is_none())
+        claimed.and_then(|claimed| claimed.hold.tenure())
     }
 
-    /// Returns when `owner` holds `place`, as far as is known here.
-    pub(crate) async fn has_entered(&self, owner: Owner, place: &Arc<Place>) {
+    /// Returns when `owner` holds `place`, as far as is known here, in a tenure that began after `since`.
+    async fn has_entered(&self, owner: Owner, place: &Arc<Place>, since: Option<Tenure>) {
         loop {
             let mut news = std::pin::pin!(self.entered.notified());
             news.as_mut().enable();
-            if self.holds(owner, place) {
+            if self.tenure(owner, place) > since {
                 return;
             }
             news.await;
@@ -167,7 +167,7 @@ impl Session {
     }
 
     /// Gives back what `owner` has left of `place` and is not given back yet.
-    pub(crate) async fn settle_left(self: &Arc<Self>, owner: Owner, place: &Arc<Place>) {
+    async fn settle_left(self: &Arc<Self>, owner: Owner, place: &Arc<Place>) {
         let claim = {
             let mut claims = self.claims();
             let Some(claimed) = claims.get_mut(&(owner, place.clone())) else {
@@ -364,6 +364,37 @@ impl Claim {
             session,
             hold,
             left: AtomicU64::new(0),
+        }
+    }
+
+    /// The owner's latest tenure of this object or of the object [beside](Kind::beside) it.
+    ///
+    /// Invariant of all waiting: an owner with a tenure never waits in line, because the waiters there
+    /// may be waiting for that very tenure to end. It asks the store out of turn, once per tenure. If
+    /// the store refuses nevertheless (the tenure has ended meanwhile, or its loss was not noticed
+    /// yet), the owner waits in line until a later tenure begins.
+    pub(crate) fn tenure(&self) -> Option<Tenure> {
+        let beside = self.hold.kind.beside();
+        let beside = beside.and_then(|beside| self.session.tenure(self.hold.owner, beside));
+        self.hold.tenure().max(beside)
+    }
+
+    /// Returns when the owner has such a tenure that began after `since`.
+    pub(crate) async fn entered_after(&self, since: Option<Tenure>) {
+        let own = self.hold.entered_after(since);
+        match self.hold.kind.beside() {
+            None => own.await,
+            Some(beside) => tokio::select! {
+                () = own => {}
+                () = self.session.has_entered(self.hold.owner, beside, since) => {}
+            },
+        }
+    }
+
+    /// Settles what the owner has released of the object beside this one, which could block it.
+    pub(crate) async fn settle_beside(&self) {
+        if let Some(beside) = self.hold.kind.beside() {
+            self.session.settle_left(self.hold.owner, beside).await;
         }
     }
 

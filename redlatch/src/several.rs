@@ -5,7 +5,10 @@ use std::pin::{Pin, pin};
 use std::task::Poll;
 use std::time::Duration;
 
+use tokio::time::Instant;
+
 use crate::lease::MAX_LEASE;
+use crate::runtime::sleep_until;
 
 type Boxed<'a, T> = Pin<Box<dyn Future<Output = T> + Send + 'a>>;
 
@@ -33,7 +36,7 @@ where
         .map(|one| Some(Box::pin(one) as Boxed<'a, F::Output>))
         .collect();
     let mut done: Vec<Option<F::Output>> = work.iter().map(|_| None).collect();
-    let mut late = pin!(tokio::time::sleep(limit.min(MAX_LEASE)));
+    let mut late = pin!(sleep_until(Instant::now() + limit.min(MAX_LEASE)));
     let mut is_late = false;
     poll_fn(|cx| {
         for (one, done) in work.iter_mut().zip(&mut done) {

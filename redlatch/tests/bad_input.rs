@@ -2,6 +2,7 @@
 
 mod common;
 
+use std::future::IntoFuture as _;
 use std::io::{Read, Write};
 use std::net::TcpListener;
 use std::time::Duration;
@@ -17,7 +18,10 @@ on_every_store! {
 
 async fn names_that_cannot_be_used(stand: Stand) {
     let client = stand.client().await;
-    for name in ["", "a\0b", "a\nb", "a\rb", &"x".repeat(513)] {
+    let long = "x".repeat(513);
+    for name in [
+        "", "a\0b", "a\nb", "a\rb", &long, "a}b", "a{b", "{}a", "a{}b", "}{", "{", "}",
+    ] {
         let lock = client.lock(name);
         assert_eq!(lock.name(), name);
         for error in [
@@ -363,4 +367,87 @@ fn without_a_runtime_there_is_an_error() {
         std::task::Poll::Ready(Err(Error::NoRuntime)) => {}
         other => panic!("{other:?}"),
     }
+}
+
+/// Nothing panics in a runtime without timers, whether the client was made there or elsewhere.
+#[test]
+fn without_timers_there_is_an_error() {
+    let whole = tokio::runtime::Runtime::new().unwrap();
+    let bare = tokio::runtime::Builder::new_current_thread()
+        .enable_io()
+        .build()
+        .unwrap();
+    let url = shared().url();
+    let error = bare.block_on(Client::connect(&url)).unwrap_err();
+    assert_eq!(error, Error::NoRuntime);
+    let store = redlatch::Embedded::new();
+    for made in [
+        whole.block_on(Client::connect(&url)).unwrap(),
+        Client::builder().connect_embedded(&store).unwrap(),
+    ] {
+        let lock = made.lock(&unique("timers"));
+        let latch = made.count_down_latch(&unique("timers-latch"));
+        let permits = made.semaphore(&unique("timers-permits"));
+        let both = redlatch::MultiLock::new([&lock]);
+        let red = redlatch::RedLock::new([&lock]);
+        let me = redlatch::Owner::new();
+        let hold = || whole.block_on(lock.lock().owner(me).into_future());
+        let (held, more) = (hold().unwrap(), hold().unwrap());
+        bare.block_on(async {
+            let second = Duration::from_secs(1);
+            for error in [
+                lock.lock().await.err(),
+                lock.try_lock().await.err(),
+                lock.try_lock().wait(second).await.err(),
+                both.lock().await.err(),
+                both.try_lock().wait(second).await.err(),
+                red.try_lock().wait(second).await.err(),
+                red.is_held_by(held.owner()).await.err(),
+                latch.wait_for(second).await.err(),
+                permits.acquire().await.err(),
+            ] {
+                assert_eq!(error, Some(Error::NoRuntime));
+            }
+            // Answers or says so; does not panic.
+            let _ = lock.is_locked().await;
+            let _ = both.is_held_by(held.owner()).await;
+            let mut lost = std::pin::pin!(held.lost());
+            tokio::select! {
+                biased;
+                () = &mut lost => panic!("it is held"),
+                () = tokio::task::yield_now() => {}
+            }
+            assert_eq!(held.run(async { 7 }).await.unwrap(), 7);
+            // Released in the other runtime, as far as it cannot be done in this one.
+            let _ = more.unlock().await;
+            drop(held);
+        });
+        whole.block_on(async {
+            let guard = soon("released", lock.lock().into_future()).await;
+            guard.unwrap().unlock().await.unwrap();
+        });
+    }
+}
+
+/// Nor in one without sockets.
+#[test]
+fn without_sockets_there_is_an_error() {
+    let whole = tokio::runtime::Runtime::new().unwrap();
+    let bare = tokio::runtime::Builder::new_current_thread()
+        .enable_time()
+        .build()
+        .unwrap();
+    let server = Server::start();
+    let error = bare.block_on(Client::connect(&server.url())).unwrap_err();
+    assert_eq!(error, Error::NoRuntime);
+    let client = whole.block_on(Client::connect(&server.url())).unwrap();
+    let lock = client.lock("sockets");
+    drop(whole);
+    // The connection has ended with its runtime, and no other can be made in this one.
+    let error = bare.block_on(lock.try_lock().into_future()).unwrap_err();
+    assert_eq!(error, Error::NoRuntime);
+    // An embedded store needs none.
+    let lock = Client::embedded().lock("sockets");
+    let guard = bare.block_on(lock.lock().into_future()).unwrap();
+    bare.block_on(guard.unlock()).unwrap();
 }

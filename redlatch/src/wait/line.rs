@@ -1,4 +1,10 @@
-//! Lines: per channel the local waiters, in order, and the one subscription that serves them.
+//! Lines: per channel one subscription, and per object that is waited for there the local waiters,
+//! in order.
+//!
+//! Redisson's layout gives two objects one channel: `a` and `{a}`. Each has queues of its own, so a
+//! waiter never waits behind a waiter of the other object. They share the subscription: it is made
+//! for the first waiter of the channel and ended after the last, and a message calls the first
+//! waiter of every queue.
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicU8, Ordering};
@@ -27,6 +33,8 @@ pub(crate) struct Lines(Mutex<HashMap<Arc<str>, Entry>>);
 
 struct Entry {
     core: Arc<Core>,
+    /// The objects with waiters on this channel: mostly one. Cleared when the subscription is ended.
+    objects: Vec<Arc<Object>>,
     /// How many are in the line, the first included.
     members: usize,
     /// When the last one left.
@@ -37,11 +45,19 @@ struct Entry {
 
 struct Core {
     channel: Arc<str>,
-    queues: [Waiters; 2],
     subscription: AtomicU8,
+    /// Locked while the subscription is being ended. A waiter that joins meanwhile subscribes only
+    /// afterwards, so that ending and subscribing cannot cross.
+    ending: Arc<tokio::sync::Mutex<()>>,
 }
 
-/// Those who wait in one queue of a channel.
+/// The queues of one object.
+struct Object {
+    key: Box<str>,
+    queues: [Waiters; 2],
+}
+
+/// The waiters in one queue of an object.
 #[derive(Default)]
 struct Waiters {
     /// Whoever has this lock is the first in line; tokio's mutex serves in order of arrival. Inside:
@@ -51,7 +67,7 @@ struct Waiters {
     call: Notify,
 }
 
-/// The queues of a channel. Who can share what is waited for does not wait behind those who cannot.
+/// The queues of an object. A waiter that can share the object does not wait behind one that cannot.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Queue {
     Exclusive,
@@ -70,6 +86,7 @@ const ENDED: u8 = 3;
 pub(super) struct Line {
     room: WaitingRoom,
     core: Arc<Core>,
+    object: Arc<Object>,
     queue: Queue,
 }
 
@@ -98,16 +115,18 @@ impl WaitingRoom {
         lines.values().filter(subscribed).count()
     }
 
-    /// Whether there is a line at `channel`: who waits asks when it is its turn there.
-    pub(crate) fn has_line(&self, channel: &str) -> bool {
-        self.lines.lock().contains_key(channel)
+    /// Whether there is a line for `object` at `channel`: a waiter asks when it is its turn there.
+    pub(crate) fn has_line(&self, channel: &str, object: &str) -> bool {
+        let lines = self.lines.lock();
+        let entry = lines.get(channel);
+        entry.is_some_and(|entry| entry.find(object).is_some())
     }
 
-    /// A place in the line of `channel`, if there is one.
-    pub(super) fn line(&self, channel: &str, queue: Queue) -> Option<Line> {
+    /// A place in the line for `object` at `channel`, if there is a line at the channel.
+    pub(super) fn line(&self, channel: &str, object: &str, queue: Queue) -> Option<Line> {
         let mut lines = self.lines.lock();
         let entry = lines.get_mut(channel)?;
-        Some(self.enter(entry, queue))
+        Some(self.enter(entry, object, queue))
     }
 
     /// Has whoever is first in the line of `channel` ask again.
@@ -115,32 +134,25 @@ impl WaitingRoom {
         self.lines.heard(channel);
     }
 
-    /// A place in the line of `channel`, which is begun if need be.
-    pub(super) fn join(&self, channel: &str, queue: Queue) -> Line {
+    /// A place in the line for `object` at `channel`, which is begun if need be.
+    pub(super) fn join(&self, channel: &str, object: &str, queue: Queue) -> Line {
         let mut lines = self.lines.lock();
         if let Some(entry) = lines.get_mut(channel) {
-            return self.enter(entry, queue);
+            return self.enter(entry, object, queue);
         }
         let channel: Arc<str> = channel.into();
-        let core = Core {
-            channel: channel.clone(),
-            queues: Default::default(),
-            subscription: AtomicU8::new(NOT_SUBSCRIBED),
-        };
-        let entry = lines.entry(channel).or_insert(Entry {
-            core: Arc::new(core),
-            members: 0,
-            idle_since: None,
-            closer: None,
-        });
-        self.enter(entry, queue)
+        let entry = lines
+            .entry(channel.clone())
+            .or_insert_with(|| Entry::new(channel));
+        self.enter(entry, object, queue)
     }
 
-    fn enter(&self, entry: &mut Entry, queue: Queue) -> Line {
+    fn enter(&self, entry: &mut Entry, object: &str, queue: Queue) -> Line {
         entry.members += 1;
         Line {
             room: self.clone(),
             core: entry.core.clone(),
+            object: entry.object(object),
             queue,
         }
     }
@@ -159,29 +171,14 @@ impl WaitingRoom {
             let (Some(lines), Some(store)) = (lines.upgrade(), store.upgrade()) else {
                 return;
             };
-            let core = match lines.ready_to_close(&channel, linger) {
+            let (core, _ending) = match lines.ready_to_close(&channel, linger) {
                 Ready::Later(at) => {
                     wake = at;
                     continue;
                 }
                 Ready::No => return,
-                Ready::Now(core) => core,
+                Ready::Now(core, ending) => (core, ending),
             };
-            // As the first in every line: who comes now waits until the subscription has ended, and
-            // then makes a new one.
-            let [exclusive, shared] = &core.queues;
-            let mut turn = exclusive.turn.lock().await;
-            let mut shared_turn = shared.turn.lock().await;
-            if lines.is_joined(&channel) {
-                // Somebody was quicker. Whoever leaves last will see to it.
-                return;
-            }
-            *turn = None;
-            *shared_turn = None;
-            // Not known from here on, also should this be dropped half-way.
-            let (was, is) = (SUBSCRIBED, SUBSCRIBING);
-            let subscription = &core.subscription;
-            let _ = subscription.compare_exchange(was, is, Ordering::SeqCst, Ordering::SeqCst);
             // Also if there is none as far as is known here: one that has ended may have been begun again
             // by a repetition. The store knows.
             if let Err(error) = store.unsubscribe(&channel).await {
@@ -196,7 +193,8 @@ impl WaitingRoom {
 enum Ready {
     Later(Instant),
     No,
-    Now(Arc<Core>),
+    /// Whoever joins waits until the second is dropped.
+    Now(Arc<Core>, tokio::sync::OwnedMutexGuard<()>),
 }
 
 impl Lines {
@@ -216,17 +214,14 @@ impl Lines {
         if idle_since + linger > Instant::now() {
             return Ready::Later(idle_since + linger);
         }
-        Ready::Now(entry.core.clone())
-    }
-
-    /// Whether anybody is in the line; then nobody is about to close it any more.
-    fn is_joined(&self, channel: &str) -> bool {
-        let mut lines = self.lock();
-        let joined = lines.get_mut(channel).filter(|entry| entry.members > 0);
-        joined.is_some_and(|entry| {
-            entry.closer = None;
-            true
-        })
+        // No line has a member, and none can be joined until this returns: no waiter holds this lock.
+        let Ok(ending) = entry.core.ending.clone().try_lock_owned() else {
+            return Ready::Later(Instant::now() + linger);
+        };
+        // What a queue knows of the next release depends on having heard every release so far.
+        entry.objects.clear();
+        entry.core.begin_ending();
+        Ready::Now(entry.core.clone(), ending)
     }
 
     /// The subscription has ended; the line with it, unless somebody has come meanwhile.
@@ -242,13 +237,13 @@ impl Lines {
 impl Ear for Lines {
     fn heard(&self, channel: &str) {
         if let Some(entry) = self.lock().get(channel) {
-            entry.core.call();
+            entry.call();
         }
     }
 
     fn interrupted(&self) {
         for entry in self.lock().values() {
-            entry.core.call();
+            entry.call();
         }
     }
 
@@ -258,7 +253,46 @@ impl Ear for Lines {
             let _ = subscription.fetch_update(Ordering::SeqCst, Ordering::SeqCst, |now| {
                 (now != NOT_SUBSCRIBED).then_some(ENDED)
             });
-            entry.core.call();
+            entry.call();
+        }
+    }
+}
+
+impl Entry {
+    fn new(channel: Arc<str>) -> Entry {
+        Entry {
+            core: Arc::new(Core {
+                channel,
+                subscription: AtomicU8::new(NOT_SUBSCRIBED),
+                ending: Arc::default(),
+            }),
+            objects: Vec::new(),
+            members: 0,
+            idle_since: None,
+            closer: None,
+        }
+    }
+
+    fn find(&self, key: &str) -> Option<&Arc<Object>> {
+        self.objects.iter().find(|object| *object.key == *key)
+    }
+
+    /// The object with this key: the one there is, or a new one.
+    fn object(&mut self, key: &str) -> Arc<Object> {
+        if let Some(object) = self.find(key) {
+            return object.clone();
+        }
+        let object = Arc::new(Object {
+            key: key.into(),
+            queues: Default::default(),
+        });
+        self.objects.push(object.clone());
+        object
+    }
+
+    fn call(&self) {
+        for queue in self.objects.iter().flat_map(|object| &object.queues) {
+            queue.call.notify_one();
         }
     }
 }
@@ -268,16 +302,17 @@ impl Core {
         self.subscription.load(Ordering::SeqCst) != NOT_SUBSCRIBED
     }
 
-    fn call(&self) {
-        for queue in &self.queues {
-            queue.call.notify_one();
-        }
+    fn begin_ending(&self) {
+        // Unknown from here on, also if the ending is dropped half-way.
+        let (was, is) = (SUBSCRIBED, SUBSCRIBING);
+        let subscription = &self.subscription;
+        let _ = subscription.compare_exchange(was, is, Ordering::SeqCst, Ordering::SeqCst);
     }
 }
 
 impl Line {
     fn waiters(&self) -> &Waiters {
-        let [exclusive, shared] = &self.core.queues;
+        let [exclusive, shared] = &self.object.queues;
         match self.queue {
             Queue::Exclusive => exclusive,
             Queue::Shared => shared,
@@ -288,9 +323,12 @@ impl Line {
         &self.core.channel
     }
 
-    /// Returns when everybody who came before has had their turn.
+    /// Returns when everybody who came before has had their turn, and no subscription of the channel is
+    /// being ended. From then on none is, because this line has a member.
     pub(super) async fn turn(&self) -> Turn<'_> {
-        Turn(self.waiters().turn.lock().await)
+        let turn = self.waiters().turn.lock().await;
+        drop(self.core.ending.lock().await);
+        Turn(turn)
     }
 
     /// Returns when something was published since [`Line::forget_calls`], or the connection broke.
@@ -372,18 +410,10 @@ mod tests {
     /// In a cluster the end may be that of an earlier subscription, with another node.
     #[test]
     fn after_an_end_there_may_be_a_subscription_to_end() {
-        let core = Arc::new(Core {
-            channel: "c".into(),
-            queues: Default::default(),
-            subscription: AtomicU8::new(SUBSCRIBED),
-        });
+        let entry = Entry::new("c".into());
+        let core = entry.core.clone();
+        core.subscription.store(SUBSCRIBED, Ordering::SeqCst);
         let lines = Lines(Mutex::default());
-        let entry = Entry {
-            core: core.clone(),
-            members: 0,
-            idle_since: None,
-            closer: None,
-        };
         lines.lock().insert("c".into(), entry);
         lines.ended("c");
         assert!(core.may_be_subscribed());

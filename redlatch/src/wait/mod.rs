@@ -1,6 +1,6 @@
 //! Waiting, once for every primitive: *it is yours, or wait at most this long*.
 //!
-//! Who finds that somebody is in the way joins the line of the channel. Only the first in a line
+//! A request that is refused joins the line of the object that it asks for. Only the first in a line
 //! asks the store; the others wait for their turn without a single command. The first subscribes
 //! and asks again behind the subscription, so that no release after that goes unheard, and then
 //! sleeps until it hears one, until the holder's lease would have ended, or until its own patience
@@ -37,7 +37,11 @@ pub(crate) trait Attempt: Send {
     /// The channel on which the store tells that asking again makes sense.
     fn channel(&self) -> &str;
 
-    /// Which of the channel's queues to wait in.
+    /// Key of the requested object. Two objects may share a channel, but a waiter never waits behind
+    /// a waiter for another object.
+    fn object(&self) -> &str;
+
+    /// Which of the object's queues to wait in.
     fn queue(&self) -> Queue {
         Queue::Exclusive
     }
@@ -78,7 +82,7 @@ impl WaitingRoom {
         let queue = attempt.queue();
         let present = match patience {
             Patience::None => None,
-            _ => self.line(attempt.channel(), queue),
+            _ => self.line(attempt.channel(), attempt.object(), queue),
         };
         let line = match present {
             Some(line) => line,
@@ -86,7 +90,7 @@ impl WaitingRoom {
             None => match attempt.ask(false).await? {
                 Outcome::Done(won) => return Ok(Some(won)),
                 Outcome::Wait(_) if matches!(patience, Patience::None) => return Ok(None),
-                Outcome::Wait(_) => self.join(attempt.channel(), queue),
+                Outcome::Wait(_) => self.join(attempt.channel(), attempt.object(), queue),
             },
         };
         in_line(line, attempt, patience).await
@@ -98,7 +102,7 @@ impl WaitingRoom {
         attempt: &mut A,
         patience: Patience,
     ) -> Result<Option<A::Won>> {
-        let line = self.join(attempt.channel(), attempt.queue());
+        let line = self.join(attempt.channel(), attempt.object(), attempt.queue());
         in_line(line, attempt, patience).await
     }
 }

@@ -273,6 +273,10 @@ impl Attempt for Looking<'_> {
         self.latch.place.channel()
     }
 
+    fn object(&self) -> &str {
+        self.latch.place.key()
+    }
+
     fn queue(&self) -> Queue {
         Queue::Shared
     }

@@ -94,12 +94,6 @@ pub(crate) trait Rules: Kind + Sized + 'static {
         hold.place.channel()
     }
 
-    /// Another object that the same owner may hold and that those who wait for this one wait for,
-    /// too: then it must not wait behind them.
-    fn beside(&self) -> Option<&Arc<Place>> {
-        None
-    }
-
     /// How long to sleep before the next try, if that takes the place of being called.
     fn pause(&self, tries: u32) -> Option<Duration> {
         let _ = tries;

@@ -1,7 +1,6 @@
 //! The ways to ask for a lock: builders that are awaited.
 
 use std::future::IntoFuture;
-use std::sync::Arc;
 use std::time::Duration;
 
 use tokio::time::Instant;
@@ -10,11 +9,10 @@ use tracing::Instrument as _;
 use super::report::report;
 use super::{Ask, Boxed, Guard, Lock, LockKind, OwnedKind, Reentrant};
 use crate::error::{Error, Result};
-use crate::hold::Hold;
+use crate::hold::Tenure;
 use crate::lease::{Lease, Patience};
-use crate::name::Place;
 use crate::owner::Owner;
-use crate::session::{Claim, Session, Terms};
+use crate::session::{Claim, Terms};
 use crate::step::Outcome;
 use crate::wait::{Attempt, Queue};
 
@@ -236,46 +234,30 @@ struct Entry<'a, K: LockKind> {
 impl<K: LockKind> Entry<'_, K> {
     /// Obtains it by waiting or by re-entering.
     async fn obtain(&mut self, patience: Patience, known: bool) -> Result<Option<K::Won>> {
-        let (session, hold) = (&self.claim.session, &self.claim.hold);
+        let claim = self.claim;
+        let waiting = &claim.session.waiting;
         if !known {
-            return session.waiting.obtain(self, patience).await;
+            return waiting.obtain(self, patience).await;
         }
-        let mut beside = self.kind.beside();
-        if let Some(beside) = beside {
-            // It could be what is in the way.
-            session.settle_left(hold.owner, beside).await;
-        }
-        beside = beside.filter(|_| self.waits);
+        claim.settle_beside().await;
+        let mut asked = None;
         loop {
-            if hold.count() > 0 || hold.loss().is_some() {
-                // Held by this owner: those in line wait for it, so it must not wait behind them.
-                return Ok(match self.ask(false).await? {
-                    Outcome::Done(won) => Some(won),
-                    Outcome::Wait(_) => None,
-                });
+            // Out of turn: see `Claim::tenure`.
+            if claim.tenure() > asked || claim.hold.loss().is_some() {
+                asked = Some(Tenure::latest());
+                match self.ask(false).await? {
+                    Outcome::Done(won) => return Ok(Some(won)),
+                    Outcome::Wait(_) if !self.waits => return Ok(None),
+                    // The tenure has ended, and another owner was quicker.
+                    Outcome::Wait(_) => continue,
+                }
             }
             tokio::select! {
                 biased;
-                // The same owner has got it by another acquisition: there is nothing to wait for.
-                () = hold.entered() => {}
-                // So it is with what is beside it: then the store says at once.
-                () = entered(session, hold, beside) => {
-                    beside = None;
-                    if let Outcome::Done(won) = self.ask(false).await? {
-                        return Ok(Some(won));
-                    }
-                }
-                won = session.waiting.obtain(self, patience) => return won,
+                () = claim.entered_after(asked) => {}
+                won = waiting.obtain(self, patience) => return won,
             }
         }
-    }
-}
-
-/// Returns when the owner of a hold has what is beside it; never, if nothing is.
-async fn entered(session: &Session, hold: &Hold, beside: Option<&Arc<Place>>) {
-    match beside {
-        Some(beside) => session.has_entered(hold.owner, beside).await,
-        None => std::future::pending().await,
     }
 }
 
@@ -284,6 +266,10 @@ impl<K: LockKind> Attempt for Entry<'_, K> {
 
     fn channel(&self) -> &str {
         self.kind.channel(&self.claim.hold)
+    }
+
+    fn object(&self) -> &str {
+        self.claim.hold.place.key()
     }
 
     fn queue(&self) -> Queue {
@@ -332,6 +318,57 @@ impl<K: LockKind> Drop for Entry<'_, K> {
             && let Some(lasts) = self.kind.remembers_waiters()
         {
             self.claim.settle_in_background(self.terms.lease.max(lasts));
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::future::IntoFuture as _;
+    use std::time::Duration;
+
+    use crate::{Client, Embedded, MultiLock, Owner};
+
+    /// The request sees that its owner holds the lock and asks out of turn. Before the store answers, the
+    /// owner's guard leaves and another client is quicker: the request waits on, until its limit.
+    #[tokio::test(start_paused = true)]
+    async fn a_request_whose_owner_released_meanwhile_waits_until_its_limit() {
+        let store = Embedded::new();
+        let [client, peer] = [(); 2].map(|()| Client::builder().connect_embedded(&store).unwrap());
+        let (mine, theirs) = (client.lock("a"), peer.lock("a"));
+        let both = MultiLock::new([&mine]);
+        let limit = Duration::from_secs(20);
+        for (several, in_time) in [(false, true), (false, false), (true, true), (true, false)] {
+            let me = Owner::new();
+            let guard = mine.lock().owner(me).await.unwrap();
+            let turn = guard.claim().hold.steps.clone().lock_owned().await;
+            let begun = tokio::time::Instant::now();
+            let waiting = match several {
+                false => {
+                    let waiting = mine.try_lock().wait(limit).owner(me).into_future();
+                    tokio::spawn(async move { waiting.await.map(|won| won.map(drop)) })
+                }
+                true => {
+                    let waiting = both.try_lock().wait(limit).owner(me).into_future();
+                    tokio::spawn(async move { waiting.await.map(|won| won.map(drop)) })
+                }
+            };
+            tokio::task::yield_now().await;
+            theirs.force_unlock().await.unwrap();
+            let held = theirs.lock().await.unwrap();
+            drop(guard);
+            drop(turn);
+            if in_time {
+                tokio::time::sleep(limit / 2).await;
+                assert!(!waiting.is_finished());
+                held.unlock().await.unwrap();
+                assert!(waiting.await.unwrap().unwrap().is_some());
+            } else {
+                assert!(waiting.await.unwrap().unwrap().is_none());
+                assert_eq!(begun.elapsed(), limit);
+                held.unlock().await.unwrap();
+            }
+            client.settled().await;
         }
     }
 }

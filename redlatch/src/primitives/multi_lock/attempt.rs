@@ -21,7 +21,7 @@ use super::take::{Part, Prize, Take};
 use tokio::time::Instant;
 
 use crate::error::Result;
-use crate::hold::Hold;
+use crate::hold::Tenure;
 use crate::lease::{Lease, Patience};
 use crate::primitives::handle::Ask;
 use crate::session::{Claim, Terms, Together};
@@ -83,10 +83,15 @@ impl<'a> Entry<'a> {
 
     pub(super) async fn obtain(&mut self, patience: Patience) -> Result<Option<Vec<Share>>> {
         let waits = !matches!(patience, Patience::None);
+        for claim in self.claims {
+            claim.settle_beside().await;
+        }
+        let mut asked = None;
         let mut in_the_way = self.somebody_waits().filter(|_| waits);
         loop {
             let Some(i) = in_the_way else {
                 self.wait_for(None);
+                asked = Some(Tenure::latest());
                 match self.try_all(false).await? {
                     Ok(shares) => return Ok(Some(shares)),
                     Err(_) if !waits => return Ok(None),
@@ -102,8 +107,8 @@ impl<'a> Entry<'a> {
             let turn = tokio::select! {
                 biased;
                 turn = member.session().waiting.obtain_in_line(self, patience) => turn?,
-                // Those in line wait for our owner, so it must not wait behind them.
-                () = entered_by_another(&claim.hold, &trying) => {
+                // Out of turn: see `Claim::tenure`.
+                () = entered_by_another(claim, asked, &trying) => {
                     in_the_way = None;
                     continue;
                 }
@@ -116,12 +121,13 @@ impl<'a> Entry<'a> {
         }
     }
 
-    /// The first that others of the same client are in line for.
+    /// The first member with a local line of waiters, except members for which the owner must not wait
+    /// behind them: see `Claim::tenure`.
     fn somebody_waits(&self) -> Option<usize> {
         let mut both = self.members.iter().zip(self.claims);
         both.position(|(member, claim)| {
-            let channel = member.0.channel(&claim.hold);
-            member.session().waiting.has_line(channel)
+            let (channel, object) = (member.0.channel(&claim.hold), claim.hold.place.key());
+            member.session().waiting.has_line(channel, object) && claim.tenure().is_none()
         })
     }
 
@@ -247,9 +253,10 @@ fn runs(members: &[Member], claims: &[Claim]) -> Vec<Range<usize>> {
     runs
 }
 
-/// Returns when the hold's owner has it by another acquisition than the one that is trying.
-async fn entered_by_another(hold: &Hold, trying: &AtomicBool) {
-    let mut entered = pin!(hold.entered());
+/// Returns when the owner of a claim has a tenure that began after `since`, through an acquisition other
+/// than the attempt under way.
+async fn entered_by_another(claim: &Claim, since: Option<Tenure>, trying: &AtomicBool) {
+    let mut entered = pin!(claim.entered_after(since));
     poll_fn(|cx| {
         if trying.load(Ordering::Relaxed) {
             // Polled again when the try has ended: it runs in the same task, before this.
@@ -285,6 +292,11 @@ impl Attempt for Entry<'_> {
             (Some(member), Some(claim)) => member.0.channel(&claim.hold),
             _ => "",
         }
+    }
+
+    fn object(&self) -> &str {
+        let claim = self.waits_for.and_then(|i| self.claims.get(i));
+        claim.map_or("", |claim| claim.hold.place.key())
     }
 
     fn queue(&self) -> Queue {

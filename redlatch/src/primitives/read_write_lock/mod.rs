@@ -310,6 +310,10 @@ impl Kind for Read {
         let step = read::Release { hold, keep, lease };
         Box::new(step)
     }
+
+    fn beside(&self) -> Option<&Arc<Place>> {
+        Some(&self.write)
+    }
 }
 
 impl Rules for Read {
@@ -345,10 +349,6 @@ impl Rules for Read {
     fn force<'a>(&'a self, place: &'a Place) -> impl Step<Reply = bool> + 'a {
         let side = Mode::Read;
         Force { place, side }
-    }
-
-    fn beside(&self) -> Option<&Arc<Place>> {
-        Some(&self.write)
     }
 }
 
@@ -418,6 +418,10 @@ impl Kind for Write {
         let step = write::Release { hold, keep, lease };
         Box::new(step)
     }
+
+    fn beside(&self) -> Option<&Arc<Place>> {
+        Some(&self.read)
+    }
 }
 
 impl Rules for Write {
@@ -437,10 +441,6 @@ impl Rules for Write {
     fn force<'a>(&'a self, place: &'a Place) -> impl Step<Reply = bool> + 'a {
         let side = Mode::Write;
         Force { place, side }
-    }
-
-    fn beside(&self) -> Option<&Arc<Place>> {
-        Some(&self.read)
     }
 
     fn remembers_waiters(&self) -> Option<Lease> {

@@ -5,11 +5,14 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU8, Ordering};
 use std::time::Duration;
 
+use tokio::time::Instant;
+
 use crate::error::{Error, Loss, Result};
 use crate::hold::Hold;
 use crate::owner::Owner;
 use crate::primitives::handle::run_while;
 use crate::primitives::multi_lock::{Share, any_lost};
+use crate::runtime::sleep_until;
 use crate::several::most;
 
 /// A [`RedLock`](crate::RedLock) that is held: by a majority of its members, for as long as a
@@ -93,7 +96,7 @@ impl Majority {
             let held: Vec<_> = held.filter(|hold| hold.loss().is_none()).collect();
             tokio::select! {
                 () = any_lost(held) => {}
-                () = tokio::time::sleep(left) => {}
+                () = sleep_until(Instant::now() + left) => {}
             }
         }
     }

@@ -126,6 +126,10 @@ impl Attempt for Rounds<'_> {
         &self.line
     }
 
+    fn object(&self) -> &str {
+        &self.line
+    }
+
     async fn ask(&mut self, _: bool) -> Result<Outcome<Won>> {
         Ok(match self.round().await? {
             Some(won) => Outcome::Done(won),

@@ -123,6 +123,10 @@ impl Attempt for Taking<'_> {
         self.semaphore.place.channel()
     }
 
+    fn object(&self) -> &str {
+        self.semaphore.place.key()
+    }
+
     async fn ask(&mut self, subscribe: bool) -> Result<Outcome<SemaphorePermits>> {
         let session = &self.semaphore.session;
         let wait = Outcome::Wait(session.watchdog.lease().duration());

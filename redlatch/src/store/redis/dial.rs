@@ -11,6 +11,7 @@ use tokio::task::AbortHandle;
 use super::fault::Fault;
 #[cfg(feature = "tls")]
 pub(super) use super::tls::Tls;
+use crate::runtime::check_sockets;
 
 /// Without the feature there is none.
 #[cfg(not(feature = "tls"))]
@@ -42,6 +43,8 @@ impl Drop for Carrier {
 
 impl Dial {
     pub(super) async fn connect(&self, config: &AsyncConnectionConfig) -> Result<Dialled, Fault> {
+        // It would panic without.
+        check_sockets().map_err(Fault::Final)?;
         match &self.tls {
             #[cfg(feature = "tls")]
             Some(tls) => self.connect_with(tls, config).await,

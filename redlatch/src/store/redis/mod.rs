@@ -537,10 +537,7 @@ impl<'a> Exchange<'a> {
     }
 }
 
-/// Timeouts and connecting would panic outside of a runtime.
+/// Timeouts would panic outside of a runtime, and in one without timers.
 fn check_runtime() -> Result<()> {
-    match tokio::runtime::Handle::try_current() {
-        Ok(_) => Ok(()),
-        Err(_) => Err(Error::NoRuntime),
-    }
+    crate::runtime::current().map(drop)
 }

@@ -1,24 +1,12 @@
 //! In which slot of a cluster a key lies (the cluster specification's "hash tags" and CRC16).
 
+use crate::name::hash_tag;
+
 pub(super) const SLOTS: u16 = 16384;
 
 /// The slot of a key or channel.
 pub(super) fn slot(key: &str) -> u16 {
-    crc16(tag(key).unwrap_or(key).as_bytes()) % SLOTS
-}
-
-/// Whether it has a brace that begins no hash tag. Nothing can be put around such a name to keep
-/// what belongs to it in its slot.
-pub(super) fn is_untidy(key: &str) -> bool {
-    key.contains('{') && tag(key).is_none()
-}
-
-/// What decides on the slot instead of the whole key: what is in the first braces, if there is
-/// something.
-fn tag(key: &str) -> Option<&str> {
-    let (_, rest) = key.split_once('{')?;
-    let (inside, _) = rest.split_once('}')?;
-    (!inside.is_empty()).then_some(inside)
+    crc16(hash_tag(key).unwrap_or(key).as_bytes()) % SLOTS
 }
 
 /// CRC-16/XMODEM.
@@ -50,7 +38,63 @@ const fn table() -> [u16; 256] {
 
 #[cfg(test)]
 mod tests {
+    use proptest::prelude::*;
+
     use super::*;
+    use crate::name::{Beside, Family, Place, spans_slots};
+
+    /// All keys and channels of an object of this name.
+    fn keys_and_channels(family: Family, prefix: &str, name: &str) -> Vec<String> {
+        let mut place = Place::new(family, prefix, name);
+        let key = place.key().to_owned();
+        if family == Family::Latch && slot(place.channel()) != slot(&key) {
+            place.bring_channel_to_key();
+        }
+        let mut all = vec![key.clone(), place.channel().to_owned()];
+        match family {
+            Family::Fenced => all.push(place.token().to_owned()),
+            Family::Fair => {
+                all.extend([place.queue().to_owned(), place.timeouts().to_owned()]);
+                all.push(place.of_owner("c:1"));
+            }
+            Family::Read | Family::Write => {
+                all.extend([place.writers().to_owned(), place.timeouts_of("c:1") + ":1"]);
+            }
+            Family::Permits => all.push(place.deadlines().to_owned()),
+            Family::Lock | Family::Spin | Family::Semaphore | Family::Latch => {}
+        }
+        all.extend(Beside::new(key).keys().map(str::to_owned));
+        all
+    }
+
+    proptest! {
+        /// A name is valid exactly if all keys and channels of its objects lie in one slot, for every
+        /// kind of object.
+        #[test]
+        fn all_that_belongs_to_a_valid_name_lies_in_its_slot(
+            prefix in "[{}a:]{0,3}",
+            name in "[{}ab:ö]{1,8}",
+        ) {
+            let key = format!("{prefix}{name}");
+            for family in [
+                Family::Lock,
+                Family::Spin,
+                Family::Fenced,
+                Family::Fair,
+                Family::Read,
+                Family::Write,
+                Family::Semaphore,
+                Family::Permits,
+                Family::Latch,
+            ] {
+                let valid = Place::new(family, &prefix, &name).check().is_ok();
+                prop_assert_eq!(valid, !spans_slots(&key));
+                let all = keys_and_channels(family, &prefix, &name);
+                let together = all.iter().all(|other| slot(other) == slot(&key));
+                prop_assert_eq!(valid, together, "{:?} {:?}: {:?}", family, key, all);
+            }
+        }
+    }
 
     /// As CLUSTER KEYSLOT answers.
     #[test]

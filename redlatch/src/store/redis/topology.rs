@@ -16,9 +16,10 @@ use super::lookout::BRIEFLY;
 use super::node::{self, Node};
 use super::replicas::{Demand, ReplicaSync};
 use super::sentinel::Sentinels;
-use super::slot::{is_untidy, slot};
+use super::slot::slot;
 use super::url::{Deployment, Target};
 use crate::error::{Error, Result};
+use crate::name::{SPANS_SLOTS, spans_slots};
 use crate::several::{all, most};
 use crate::step::Publishing;
 use crate::store::SharedEar;
@@ -170,7 +171,7 @@ impl Topology {
         }
     }
 
-    /// Whether these keys can be in one script; not, if a name has braces that are no hash tag.
+    /// Whether these keys can be in one script.
     pub(super) fn check_together<'a>(
         &self,
         key: &str,
@@ -179,14 +180,12 @@ impl Topology {
         let Some(slot) = self.slot(key) else {
             return Ok(());
         };
-        let fits = |other: &str| self.slot(other) == Some(slot) && !is_untidy(other);
-        if !is_untidy(key) && others.all(fits) {
+        if !spans_slots(key) && others.all(|other| self.slot(other) == Some(slot)) {
             return Ok(());
         }
         Err(Error::InvalidName {
             name: key.chars().take(64).collect(),
-            reason: "it has a brace but no hash tag, so its keys would lie in different slots of \
-                     the cluster",
+            reason: SPANS_SLOTS,
         })
     }
 

@@ -1,0 +1,96 @@
+//! The tokio runtime that a call is made in, and whether it can do what the call needs.
+//!
+//! tokio offers no way to ask whether a runtime has timers and sockets: making one panics where they
+//! are not enabled. So one is made here, on purpose, and the panic is caught. tokio's message then appears
+//! once on stderr, or wherever the program's panic hook writes; the call returns [`Error::NoRuntime`].
+
+use std::cell::Cell;
+use std::future::pending;
+use std::net::{Ipv4Addr, UdpSocket};
+use std::panic::{AssertUnwindSafe, catch_unwind};
+
+use tokio::runtime::{Handle, Id};
+use tokio::time::{Duration, Instant};
+
+use crate::error::{Error, Result};
+
+/// What a runtime was found to have.
+#[derive(Clone, Copy)]
+struct Known {
+    runtime: Id,
+    timers: bool,
+    /// `None`: not tried yet.
+    sockets: Option<bool>,
+}
+
+thread_local! {
+    /// Of the runtime that was asked for last on this thread: every call asks.
+    static KNOWN: Cell<Option<Known>> = const { Cell::new(None) };
+}
+
+/// The runtime that this is called in.
+///
+/// # Errors
+///
+/// [`Error::NoRuntime`]: there is none, or it has no timers.
+pub(crate) fn current() -> Result<Handle> {
+    let handle = Handle::try_current().map_err(|_| Error::NoRuntime)?;
+    match known(handle.id()).timers {
+        true => Ok(handle),
+        false => Err(Error::NoRuntime),
+    }
+}
+
+/// Whether connections can be made in the runtime that this is called in.
+///
+/// # Errors
+///
+/// Those of [`current`]; [`Error::NoRuntime`] also if the runtime has no sockets.
+pub(crate) fn check_sockets() -> Result<()> {
+    let mut known = known(current()?.id());
+    let sockets = known.sockets.unwrap_or_else(has_sockets);
+    known.sockets = Some(sockets);
+    remember(known);
+    match sockets {
+        true => Ok(()),
+        false => Err(Error::NoRuntime),
+    }
+}
+
+/// Returns at `at`; never, in a runtime without timers.
+pub(crate) async fn sleep_until(at: Instant) {
+    match current() {
+        Ok(_) => tokio::time::sleep_until(at).await,
+        Err(_) => pending().await,
+    }
+}
+
+fn known(runtime: Id) -> Known {
+    let known = KNOWN.try_with(Cell::get).ok().flatten();
+    known
+        .filter(|known| known.runtime == runtime)
+        .unwrap_or_else(|| {
+            let known = Known {
+                runtime,
+                timers: catch_unwind(|| drop(tokio::time::sleep(Duration::ZERO))).is_ok(),
+                sockets: None,
+            };
+            remember(known);
+            known
+        })
+}
+
+fn remember(known: Known) {
+    // At the end of a thread there is nothing to remember for.
+    let _ = KNOWN.try_with(|cell| cell.set(Some(known)));
+}
+
+fn has_sockets() -> bool {
+    let bound = UdpSocket::bind((Ipv4Addr::LOCALHOST, 0));
+    let socket = bound.and_then(|socket| socket.set_nonblocking(true).map(|()| socket));
+    // If even that fails, connecting says why.
+    socket.map_or(true, |socket| {
+        let used = AssertUnwindSafe(|| drop(tokio::net::UdpSocket::from_std(socket)));
+        catch_unwind(used).is_ok()
+    })
+}
