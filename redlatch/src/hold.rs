@@ -92,6 +92,8 @@ struct State {
     asking: u64,
     /// How many there had been when the store last said that nothing is held any more.
     given_back: u64,
+    /// How many there had been when settling them in the background ended, whatever came of it.
+    settling_ended: u64,
     /// It was lost, and another hold of the same owner has taken its place.
     superseded: bool,
     /// The watchdog's notes.
@@ -134,6 +136,7 @@ impl Hold {
                 followed: 1,
                 asking: 0,
                 given_back: 0,
+                settling_ended: 0,
                 superseded: false,
                 watch: Notes::default(),
             }),
@@ -178,7 +181,8 @@ impl Hold {
 
     /// Whether the watchdog renews it.
     pub(crate) fn is_renewed(&self) -> bool {
-        self.look().renewed > 0
+        let state = self.look();
+        state.renewed > 0 && state.loss.is_none()
     }
 
     /// How many changes there were until now, what they came to, and whether it was lost.
@@ -197,6 +201,19 @@ impl Hold {
     pub(crate) fn is_ahead_of_store(&self) -> bool {
         let state = self.look();
         state.followed < state.changes
+    }
+
+    /// Whether settling must go on after the last claim was dropped.
+    pub(crate) fn is_to_be_settled(&self) -> bool {
+        let state = self.look();
+        state.followed.max(state.settling_ended) < state.changes
+    }
+
+    /// Settling in the background has ended: the store answered, or cannot be reached for so long
+    /// that the lease must have ended.
+    pub(crate) fn settling_ended(&self) {
+        let mut state = self.look();
+        state.settling_ended = state.changes;
     }
 
     /// The store has what was held here after so many changes.
@@ -243,13 +260,27 @@ impl Hold {
         }
     }
 
-    /// Another hold of the same owner takes the place of this one, which was lost.
-    pub(crate) fn supersede(&self) {
-        self.look().superseded = true;
+    /// Takes the place of `earlier`, a hold of the same owner that was lost.
+    ///
+    /// The store may still have what was lost: a renewal may have been carried out although its
+    /// answer was lost. An acquisition that found it there would count as a repetition, with the
+    /// fencing token of the lost hold. So this hold begins as one that the store has not followed:
+    /// its first step is a release that keeps nothing.
+    pub(crate) fn supersede(&self, earlier: &Hold) {
+        let longest = {
+            let mut earlier = earlier.look();
+            earlier.superseded = true;
+            earlier.longest
+        };
+        let mut state = self.look();
+        state.followed = 0;
+        state.longest = longest;
     }
 
-    pub(crate) fn is_superseded(&self) -> bool {
-        self.look().superseded
+    /// How this hold was lost, if another one has taken its place since.
+    pub(crate) fn superseded(&self) -> Option<Loss> {
+        let state = self.look();
+        state.loss.filter(|_| state.superseded)
     }
 
     /// How this hold was lost, if it was.
