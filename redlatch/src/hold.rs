@@ -203,6 +203,12 @@ impl Hold {
         state.followed < state.changes
     }
 
+    /// Number of guards, if the store has followed all changes that led to it.
+    pub(crate) fn count_in_store(&self) -> Option<u32> {
+        let state = self.look();
+        (state.followed >= state.changes).then_some(state.count)
+    }
+
     /// Whether settling must go on after the last claim was dropped.
     pub(crate) fn is_to_be_settled(&self) -> bool {
         let state = self.look();

@@ -454,13 +454,18 @@ impl Claim {
     /// What the owner has left before is given back first, in this turn: what is asked for next is
     /// something new, with a lease and a fencing token of its own.
     async fn held_before(&self, terms: Terms) -> Result<u32> {
-        if let Some(loss) = self.hold.loss() {
-            return Err(self.hold.lost_error(loss));
-        }
-        if self.hold.is_ahead_of_store() {
-            self.settle_in_turn(self.hold.changes()).await?;
-        }
-        let held = self.hold.count();
+        let held = loop {
+            if let Some(loss) = self.hold.loss() {
+                return Err(self.hold.lost_error(loss));
+            }
+            // Again after each settling: a guard may have left meanwhile. The count without it is
+            // not what the store has, and one more would pass for what the store has already: the
+            // acquisition would count as a repetition, with the fencing token of another one.
+            match self.hold.count_in_store() {
+                Some(held) => break held,
+                None => self.settle_in_turn(self.hold.changes()).await?,
+            };
+        };
         if held > 0 && !terms.reentrant {
             return Err(Error::AlreadyHeld {
                 name: self.hold.place.name().to_owned(),

@@ -302,6 +302,8 @@ impl Redis {
             None => self.topology.node(exchange.key).await?,
         };
         let mut importing = false;
+        // An earlier try that was not answered may have done its work, whatever becomes of this one.
+        let sent_before = exchange.sent.is_some_and(Sent::get);
         for _ in 0..REDIRECTIONS {
             let fault = match self.send_to(&node, exchange, importing).await {
                 Ok(answer) => return Ok(answer),
@@ -324,7 +326,9 @@ impl Redis {
                 }
                 return Err(fault);
             };
-            if let Some(sent) = exchange.sent {
+            if let Some(sent) = exchange.sent
+                && !sent_before
+            {
                 // Nothing was done there.
                 sent.clear();
             }
