@@ -9,6 +9,7 @@ use redlatch::{Client, MultiLock, Owner};
 use redlatch_testkit::{Monitor, Proxy, Server};
 
 use crate::common::{LONG, client, in_time, soon, until};
+use crate::generations::{refusals, refuse_writes};
 
 /// Renewals are carried out and their answers lost: the holder loses what the store still has. The
 /// owner's next acquisition must not count as a repetition of the one that brought the old token.
@@ -64,6 +65,32 @@ async fn acquisition_after_a_loss_gets_a_greater_token_although_the_store_still_
         drop(lost);
         soon("settled", ours.settled()).await;
     }
+}
+
+/// A guard leaves while an acquisition of the same owner first settles what another guard has left.
+/// The hold count without that guard is not what the store has yet: one more would be what the store
+/// has, so the acquisition would count as a repetition.
+#[tokio::test(flavor = "current_thread")]
+async fn acquisition_gets_a_greater_token_also_if_a_guard_leaves_while_it_settles() {
+    let server = Server::start();
+    let (ours, me) = (client(&server).await, Owner::new());
+    let lock = ours.fenced_lock("a");
+    let _outer = lock.lock().owner(me).await.unwrap();
+    let one = lock.lock().owner(me).await.unwrap();
+    let two = lock.lock().owner(me).await.unwrap();
+    let latest = two.token();
+    refuse_writes(&server, true);
+    drop(two);
+    let leaving = async {
+        until("refused", || async { refusals(&server) > 0 }).await;
+        drop(one);
+        refuse_writes(&server, false);
+    };
+    // Polled first, before the background work of the guard that was dropped.
+    let again = lock.lock().owner(me).into_future();
+    let (again, ()) = soon("acquired", async { tokio::join!(biased; again, leaving) }).await;
+    let token = again.unwrap().token();
+    assert!(token > latest, "{token} after {latest}");
 }
 
 /// Only a hold that takes the place of a lost one releases before it acquires.
