@@ -82,7 +82,7 @@ fn release_of_a_lost_red_lock_takes_turns_with_later_rounds() {
     let ours = blocking::Client::with(settings(), &server.url()).unwrap();
     let theirs = blocking::Client::with(settings(), &server.url()).unwrap();
     let red = blocking::RedLock::new([ours.lock("a")]).timeout(BRIEF / 5);
-    for _ in 0..3 {
+    for _ in 0..4 {
         let brief = red.clone().with_lease(BRIEF);
         let lost = loop {
             let lost = in_time_blocking(|| brief.lock());
@@ -96,17 +96,22 @@ fn release_of_a_lost_red_lock_takes_turns_with_later_rounds() {
             assert!(begun.elapsed() < LONG, "never lost");
             std::thread::sleep(Duration::from_millis(2));
         }
+        let before = refusals(&server);
         drop(lost);
+        while refusals(&server) < before + UNTIL_THE_LONGEST_PAUSE {
+            assert!(begun.elapsed() < LONG, "never refused");
+            std::thread::sleep(Duration::from_millis(2));
+        }
         let next = std::thread::scope(|scope| {
             scope.spawn(|| {
                 // The release alone is refused four times a second. More are the attempts of a later
-                // round, if they do not wait for it.
+                // round that does not wait for it: that one would be first now.
                 let begun = Instant::now();
                 let mut before = refusals(&server);
                 while begun.elapsed() < 2 * BRIEF {
-                    std::thread::sleep(Duration::from_millis(40));
+                    std::thread::sleep(Duration::from_millis(15));
                     let now = refusals(&server);
-                    if begun.elapsed() > BRIEF && now > before + 1 {
+                    if now > before + 1 {
                         break;
                     }
                     before = now;
