@@ -92,7 +92,7 @@ struct State {
     asking: u64,
     /// How many there had been when the store last said that nothing is held any more.
     given_back: u64,
-    /// How many there had been when settling them in the background ended, whatever came of it.
+    /// Number of changes when settling in the background last ended, answered or given up.
     settling_ended: u64,
     /// It was lost, and another hold of the same owner has taken its place.
     superseded: bool,
@@ -209,14 +209,14 @@ impl Hold {
         (state.followed >= state.changes).then_some(state.count)
     }
 
-    /// Whether settling must go on after the last claim was dropped.
+    /// Returns whether the last claim must settle before the hold is forgotten.
     pub(crate) fn is_to_be_settled(&self) -> bool {
         let state = self.look();
         state.followed.max(state.settling_ended) < state.changes
     }
 
-    /// Settling in the background has ended: the store answered, or cannot be reached for so long
-    /// that the lease must have ended.
+    /// Records that settling in the background has ended: the store answered, or could not be
+    /// reached for so long that the lease must have ended.
     pub(crate) fn settling_ended(&self) {
         let mut state = self.look();
         state.settling_ended = state.changes;
@@ -266,12 +266,12 @@ impl Hold {
         }
     }
 
-    /// Takes the place of `earlier`, a hold of the same owner that was lost.
+    /// Replaces `earlier`, a hold of the same owner that was lost.
     ///
-    /// The store may still have what was lost: a renewal may have been carried out although its
-    /// answer was lost. An acquisition that found it there would count as a repetition, with the
-    /// fencing token of the lost hold. So this hold begins as one that the store has not followed:
-    /// its first step is a release that keeps nothing.
+    /// The store may still keep the lost hold: a renewal may have been applied although its answer
+    /// was lost. An acquisition that found the owner there would count as a repetition, with the
+    /// fencing token of the lost hold. So this hold starts with a change that the store has not
+    /// followed: its first step is a release that keeps nothing.
     pub(crate) fn supersede(&self, earlier: &Hold) {
         let longest = {
             let mut earlier = earlier.look();
@@ -283,7 +283,7 @@ impl Hold {
         state.longest = longest;
     }
 
-    /// How this hold was lost, if another one has taken its place since.
+    /// Returns the loss of this hold if a later hold has replaced it since.
     pub(crate) fn superseded(&self) -> Option<Loss> {
         let state = self.look();
         state.loss.filter(|_| state.superseded)

@@ -72,10 +72,11 @@ impl Hasher for Mix {
 /// generation, which keeps nothing, would delete what the later one has acquired. Two rules keep it:
 ///
 /// - The claims of all generations are counted, and each step is sent by a claim. So the entry, and
-///   with it the one mutex that all generations share, outlives every step.
-/// - The entry is not removed while the store may have something else than is held here: the last
-///   claim to be dropped settles that first. Only a settling that is given up ends the entry
-///   without an answer.
+///   with it the one mutex that all generations share, outlives every step. Only renewals are sent
+///   without a claim, but in turn; a late one only moves the end of a lease away.
+/// - The entry is not removed while the store may keep another count than this client: the last
+///   claim to be dropped first settles. Only settling that is given up ends the entry without an
+///   answer.
 ///
 /// A step that was sent without an answer does not keep its turn. The next step for the same field
 /// is then a release that must be answered before anything is acquired. It is sent on the same

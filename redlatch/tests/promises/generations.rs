@@ -1,5 +1,5 @@
-//! A named owner that asks again after it has lost a hold: the late release of the lost hold never
-//! deletes what has been acquired since.
+//! A named owner requests a lock again after it has lost a hold: the late release of the lost hold
+//! never deletes a later acquisition.
 
 use std::future::IntoFuture as _;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -14,8 +14,8 @@ use crate::common::{LONG, client, in_time, in_time_blocking, polled, soon, until
 /// Lease of a hold that is about to be lost.
 const BRIEF: Duration = Duration::from_millis(700);
 
-/// From now on the server refuses to write (or no longer). A client repeats what is refused, with
-/// growing pauses.
+/// Makes the server refuse all writes, or accept them again. Clients retry refused steps with growing
+/// pauses.
 pub(crate) fn refuse_writes(server: &Server, refuse: bool) {
     let replicas = if refuse { "1" } else { "0" };
     let () = server.ask(&["CONFIG", "SET", "min-replicas-to-write", replicas]);
@@ -242,7 +242,7 @@ impl World {
         let guards = self.guards.lock().unwrap();
         for (i, name) in NAMES.iter().enumerate() {
             let mut holders = guards.iter().filter(|(.., held)| held.covers(i));
-            // Validity only ends: so what is valid when it is looked at last was valid before.
+            // Validity never returns: a guard that is valid at the second look was valid at the first.
             let Some((_, first, one)) = holders.find(|(.., held)| held.is_valid()) else {
                 continue;
             };
@@ -421,9 +421,9 @@ impl World {
 }
 
 /// Named owners with several tasks each, cancellation at random points, and a network that breaks.
-/// The guards are what is counted: no two valid ones belong to different owners, the store has what a
-/// valid one holds, and each acquisition has a greater token than all that were finished before it
-/// began.
+/// The checks count guards: no two valid guards belong to different owners, the store keeps the lock for
+/// each valid guard, and each token is greater than the tokens of all acquisitions that ended before
+/// its own began.
 ///
 /// `REDLATCH_SEED` repeats a run as far as the scheduler lets it; `REDLATCH_SECONDS` makes it longer.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

@@ -112,7 +112,7 @@ async fn acquisition_without_a_loss_before_it_is_one_round_trip() {
 /// Set for the process that holds a lock; the URL to connect to.
 const HOLDS: &str = "REDLATCH_TEST_HOLDS_FOR";
 
-/// A process that acquires under a chosen client id whenever it is told to.
+/// A process that acquires under a chosen client id each time that the test requests it.
 struct Holder {
     child: Child,
     stdin: ChildStdin,

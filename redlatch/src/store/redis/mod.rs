@@ -302,7 +302,8 @@ impl Redis {
             None => self.topology.node(exchange.key).await?,
         };
         let mut importing = false;
-        // An earlier try that was not answered may have done its work, whatever becomes of this one.
+        // If an earlier try was not answered, the store may have applied it: a redirection of this
+        // try does not change that.
         let sent_before = exchange.sent.is_some_and(Sent::get);
         for _ in 0..REDIRECTIONS {
             let fault = match self.send_to(&node, exchange, importing).await {
