@@ -284,7 +284,13 @@ impl ClientBuilder {
     }
 
     /// The client's id in the store, instead of a random UUID: 1 to 64 letters, digits, `-`, `_`
-    /// or `.`. Two clients at a time must never have the same: they would hold each other's locks.
+    /// or `.`.
+    ///
+    /// For logs and listings. Processes do not share owners even if they share an id, because each
+    /// begins their numbers at random ([`Owner`]): a process that restarts under the same id after
+    /// a crash waits for the lease of its predecessor as any other client does. Within one process
+    /// give each client an id of its own: two clients with the same id that acquire for the same
+    /// [`Owner`] would hold each other's locks.
     pub fn client_id(mut self, id: impl Into<String>) -> ClientBuilder {
         self.client_id = Some(id.into());
         self

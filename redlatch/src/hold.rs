@@ -120,6 +120,8 @@ struct State {
     asking: u64,
     /// How many there had been when the store last said that nothing is held any more.
     given_back: u64,
+    /// Number of changes when settling in the background last ended, answered or given up.
+    settling_ended: u64,
     /// It was lost, and another hold of the same owner has taken its place.
     superseded: bool,
     /// The watchdog's notes.
@@ -163,6 +165,7 @@ impl Hold {
                 followed: 1,
                 asking: 0,
                 given_back: 0,
+                settling_ended: 0,
                 superseded: false,
                 watch: Notes::default(),
             }),
@@ -208,7 +211,8 @@ impl Hold {
 
     /// Whether the watchdog renews it.
     pub(crate) fn is_renewed(&self) -> bool {
-        self.look().renewed > 0
+        let state = self.look();
+        state.renewed > 0 && state.loss.is_none()
     }
 
     /// How many changes there were until now, what they came to, and whether it was lost.
@@ -227,6 +231,25 @@ impl Hold {
     pub(crate) fn is_ahead_of_store(&self) -> bool {
         let state = self.look();
         state.followed < state.changes
+    }
+
+    /// Number of guards, if the store has followed all changes that led to it.
+    pub(crate) fn count_in_store(&self) -> Option<u32> {
+        let state = self.look();
+        (state.followed >= state.changes).then_some(state.count)
+    }
+
+    /// Returns whether the last claim must settle before the hold is forgotten.
+    pub(crate) fn is_to_be_settled(&self) -> bool {
+        let state = self.look();
+        state.followed.max(state.settling_ended) < state.changes
+    }
+
+    /// Records that settling in the background has ended: the store answered, or could not be
+    /// reached for so long that the lease must have ended.
+    pub(crate) fn settling_ended(&self) {
+        let mut state = self.look();
+        state.settling_ended = state.changes;
     }
 
     /// The store has what was held here after so many changes.
@@ -273,13 +296,27 @@ impl Hold {
         }
     }
 
-    /// Another hold of the same owner takes the place of this one, which was lost.
-    pub(crate) fn supersede(&self) {
-        self.look().superseded = true;
+    /// Replaces `earlier`, a hold of the same owner that was lost.
+    ///
+    /// The store may still keep the lost hold: a renewal may have been applied although its answer
+    /// was lost. An acquisition that found the owner there would count as a repetition, with the
+    /// fencing token of the lost hold. So this hold starts with a change that the store has not
+    /// followed: its first step is a release that keeps nothing.
+    pub(crate) fn supersede(&self, earlier: &Hold) {
+        let longest = {
+            let mut earlier = earlier.look();
+            earlier.superseded = true;
+            earlier.longest
+        };
+        let mut state = self.look();
+        state.followed = 0;
+        state.longest = longest;
     }
 
-    pub(crate) fn is_superseded(&self) -> bool {
-        self.look().superseded
+    /// Returns the loss of this hold if a later hold has replaced it since.
+    pub(crate) fn superseded(&self) -> Option<Loss> {
+        let state = self.look();
+        state.loss.filter(|_| state.superseded)
     }
 
     /// How this hold was lost, if it was.

@@ -2,8 +2,8 @@
 
 use std::fmt::Write as _;
 use std::future::Future;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, LazyLock};
 
 use crate::error::{Error, Result};
 
@@ -14,8 +14,11 @@ use crate::error::{Error, Result};
 /// ([`Acquire::owner`](crate::Acquire::owner)), by setting one for a scope ([`Owner::scope`]), or
 /// through the guard ([`Guard::reenter`](crate::Guard::reenter)).
 ///
-/// An owner is a number that is unique in its process. In the store it is written as Redisson
-/// writes it: `<client id>:<number>` (see [`Client::owner_id`](crate::Client::owner_id)).
+/// An owner is a number that is unique in its process. The first number of a process is random, so
+/// that a process that restarts under the same
+/// [`client_id`](crate::ClientBuilder::client_id) does not repeat the owners of the one before. In
+/// the store an owner is written as Redisson writes it: `<client id>:<number>` (see
+/// [`Client::owner_id`](crate::Client::owner_id)).
 ///
 /// ```
 /// # #[tokio::main(flavor = "current_thread")] async fn main() -> redlatch::Result<()> {
@@ -40,7 +43,7 @@ impl Owner {
         reason = "a default that differs each time surprises"
     )]
     pub fn new() -> Owner {
-        static NEXT: AtomicU64 = AtomicU64::new(1);
+        static NEXT: LazyLock<AtomicU64> = LazyLock::new(|| AtomicU64::new(first_number()));
         Owner(NEXT.fetch_add(1, Ordering::Relaxed))
     }
 
@@ -69,10 +72,23 @@ impl Owner {
         SCOPE.try_with(|owner| *owner).ok()
     }
 
-    /// The number: what stands behind the colon in the store.
+    /// Number behind the colon in the store. It is positive and fits into Java's `long` and into a
+    /// double (less than 2⁵³).
     pub fn number(self) -> u64 {
         self.0
     }
+}
+
+/// Number of the first owner of this process.
+///
+/// Invariant: two processes never use the same number for the same client id, also if one restarts
+/// within the other's lease. Otherwise the second process would re-enter the hold of the first,
+/// and get its fencing token. A process uses consecutive numbers from a random one of 2⁵² on, so
+/// two that acquire a thousand million times each overlap with a probability of one in two million.
+fn first_number() -> u64 {
+    // The low half of a UUID begins with its variant, two bits that are always the same.
+    let (_, random) = uuid::Uuid::new_v4().as_u64_pair();
+    1 + random % (1 << 52)
 }
 
 /// What tells one client from all others in the store: a UUID unless it was set.
@@ -102,8 +118,22 @@ impl ClientId {
 
     /// How `owner` is written in the store when it acts through this client.
     pub(crate) fn field(&self, owner: Owner) -> String {
-        let mut field = String::with_capacity(self.0.len() + 12);
+        let mut field = String::with_capacity(self.0.len() + 17);
         let _ = write!(field, "{}:{}", self.0, owner.0);
         field
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn first_numbers_are_random_positive_and_exact_in_a_double() {
+        let firsts: std::collections::HashSet<u64> = (0..1000).map(|_| first_number()).collect();
+        assert_eq!(firsts.len(), 1000);
+        assert!(firsts.iter().all(|&first| (1..=1 << 52).contains(&first)));
+        // All bits vary: none of the numbers is confined to a part of the range.
+        assert!(firsts.iter().any(|&first| first > 1 << 51));
     }
 }

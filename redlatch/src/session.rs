@@ -64,8 +64,27 @@ impl Hasher for Mix {
     }
 }
 
+/// What one owner has of one place, over all generations of its hold: a hold that was lost, and the
+/// hold that replaced it, act on the same field of the store.
+///
+/// Invariant: as long as a step of an earlier generation may still reach the store, the next
+/// generation takes turns with it ([`Hold::steps`]). Otherwise a late release of the earlier
+/// generation, which keeps nothing, would delete what the later one has acquired. Two rules keep it:
+///
+/// - The claims of all generations are counted, and each step is sent by a claim. So the entry, and
+///   with it the one mutex that all generations share, outlives every step. Only renewals are sent
+///   without a claim, but in turn; a late one only moves the end of a lease away.
+/// - The entry is not removed while the store may keep another count than this client: the last
+///   claim to be dropped first settles. Only settling that is given up ends the entry without an
+///   answer.
+///
+/// A step that was sent without an answer does not keep its turn. The next step for the same field
+/// is then a release that must be answered before anything is acquired. It is sent on the same
+/// connection, behind the unanswered step, or on the connection that replaced a broken one.
 struct Claimed {
+    /// The latest generation.
     hold: Arc<Hold>,
+    /// Number of claims of all generations.
     users: usize,
 }
 
@@ -122,15 +141,14 @@ impl Session {
         let mut claims = self.claims();
         let fresh = |steps| {
             let (field, kind) = (field(), kind.clone());
-            let hold = Hold::new(place.clone(), owner, field, kind, steps);
-            Claimed {
-                hold: Arc::new(hold),
-                users: 0,
-            }
+            Arc::new(Hold::new(place.clone(), owner, field, kind, steps))
         };
         let claimed = claims
             .entry((owner, place.clone()))
-            .or_insert_with(|| fresh(Arc::default()));
+            .or_insert_with(|| Claimed {
+                hold: fresh(Arc::default()),
+                users: 0,
+            });
         if claimed.hold.place.family() != place.family() {
             return Err(Error::WrongKind {
                 name: place.name().to_owned(),
@@ -140,11 +158,19 @@ impl Session {
         if claimed.hold.loss().is_some() {
             // What was lost stays lost; its guards say so. Whoever asks now starts anew, but in
             // step with what may still be under way for the same owner.
-            claimed.hold.supersede();
-            *claimed = fresh(claimed.hold.steps.clone());
+            let later = fresh(claimed.hold.steps.clone());
+            later.supersede(&claimed.hold);
+            claimed.hold = later;
         }
         claimed.users += 1;
         Ok(Claim::new(self.clone(), claimed.hold.clone()))
+    }
+
+    /// The latest generation of a hold.
+    fn latest(&self, hold: &Hold) -> Option<Arc<Hold>> {
+        let claims = self.claims();
+        let claimed = claims.get(&(hold.owner, hold.place.clone()));
+        claimed.map(|claimed| claimed.hold.clone())
     }
 
     /// The tenure of `owner` at `place`, if it holds that as far as is known here.
@@ -241,10 +267,6 @@ impl Session {
         let sent = &Sent::default();
         let unsettled = |(claim, terms): &(&'a Claim, Terms)| Unsettled::new(claim, *terms, sent);
         let unsettled: Vec<_> = claims.iter().map(unsettled).collect();
-        let changes: Vec<u64> = claims
-            .iter()
-            .map(|(claim, _)| claim.hold.taking())
-            .collect();
         let step = step(&held);
         // As in `Claim::enter`: the renewal of what is held already must not wait.
         let lane = match held.iter().all(|&held| held == 0) {
@@ -258,10 +280,7 @@ impl Session {
             }
             None => self.store.run(&step, lane, sent).await,
         };
-        let settled = || {
-            let each = unsettled.iter().zip(&changes);
-            each.for_each(|(one, change)| one.is_settled(*change));
-        };
+        let settled = || unsettled.iter().for_each(Unsettled::is_settled);
         let answer = match answer {
             Ok(answer) => answer,
             Err(error) => {
@@ -279,14 +298,8 @@ impl Session {
                 }
                 if let Err(error) = answer.confirmation.confirmed().await {
                     // Each in the turn that we have; what fails is settled by being dropped.
-                    let each = claims.iter().zip(&changes);
-                    let settling = each.map(|((claim, _), change)| claim.settle_in_turn(*change));
-                    let settled = all(settling).await;
-                    for ((one, change), settled) in unsettled.iter().zip(&changes).zip(settled) {
-                        if settled.is_ok() {
-                            one.is_settled(*change);
-                        }
-                    }
+                    let settling = unsettled.iter().map(Unsettled::settle_in_turn);
+                    all(settling).await;
                     return Err(error);
                 }
                 for (i, (claim, terms)) in claims.iter().enumerate() {
@@ -328,10 +341,7 @@ pub(crate) struct Claim {
 
 impl Clone for Claim {
     fn clone(&self) -> Claim {
-        let key = (self.hold.owner, self.hold.place.clone());
-        if let Some(claimed) = self.session.claims().get_mut(&key)
-            && Arc::ptr_eq(&claimed.hold, &self.hold)
-        {
+        if let Some(claimed) = self.session.claims().get_mut(&self.key()) {
             claimed.users += 1;
         }
         Claim {
@@ -344,16 +354,25 @@ impl Clone for Claim {
 
 impl Drop for Claim {
     fn drop(&mut self) {
-        let key = (self.hold.owner, self.hold.place.clone());
-        let mut claims = self.session.claims();
-        if let Some(claimed) = claims.get_mut(&key)
-            && Arc::ptr_eq(&claimed.hold, &self.hold)
-        {
-            claimed.users -= 1;
-            if claimed.users == 0 {
+        let key = self.key();
+        let unsettled = {
+            let mut claims = self.session.claims();
+            let Some(claimed) = claims.get_mut(&key) else {
+                return;
+            };
+            if claimed.users == 1 && !claimed.hold.is_to_be_settled() {
                 claims.remove(&key);
+                return;
             }
-        }
+            if claimed.users > 1 {
+                claimed.users -= 1;
+                return;
+            }
+            // This share in the entry is passed on to a claim that settles in the background.
+            claimed.hold.clone()
+        };
+        let lease = unsettled.longest_lease();
+        Claim::new(self.session.clone(), unsettled).into_background(lease);
     }
 }
 
@@ -365,6 +384,10 @@ impl Claim {
             hold,
             left: AtomicU64::new(0),
         }
+    }
+
+    fn key(&self) -> (Owner, Arc<Place>) {
+        (self.hold.owner, self.hold.place.clone())
     }
 
     /// The owner's latest tenure of this object or of the object [beside](Kind::beside) it.
@@ -412,7 +435,6 @@ impl Claim {
         let held = self.held_before(terms).await?;
         let sent = &Sent::default();
         let unsettled = Unsettled::new(self, terms, sent);
-        let change = self.hold.taking();
         let step = step(&self.hold, held + 1);
         let store = &self.session.store;
         // Who holds it already is in nobody's way, and must not keep its renewal waiting.
@@ -428,7 +450,7 @@ impl Claim {
             Ok(answer) => answer,
             Err(error) => {
                 if error.leaves_untouched() {
-                    unsettled.is_settled(change);
+                    unsettled.is_settled();
                 }
                 return Err(error);
             }
@@ -439,23 +461,21 @@ impl Claim {
                 self.was_taken(held, end);
                 if let Err(error) = answer.confirmation.confirmed().await {
                     // Now, if it can be: who hears of it may ask somewhere else.
-                    if self.settle_in_turn(change).await.is_ok() {
-                        unsettled.is_settled(change);
-                    }
+                    unsettled.settle_in_turn().await;
                     return Err(error);
                 }
                 self.hold.enter(end, terms.renewed)?;
-                unsettled.is_settled(change);
+                unsettled.is_settled();
                 self.session.watchdog.watch(&self.hold);
                 self.session.entered.notify_waiters();
                 Ok(Outcome::Done(won))
             }
             Outcome::Wait(_) if held > 0 => {
-                unsettled.is_settled(change);
+                unsettled.is_settled();
                 Err(self.not_held())
             }
             wait @ Outcome::Wait(_) => {
-                unsettled.is_settled(change);
+                unsettled.is_settled();
                 Ok(wait)
             }
         }
@@ -466,13 +486,18 @@ impl Claim {
     /// What the owner has left before is given back first, in this turn: what is asked for next is
     /// something new, with a lease and a fencing token of its own.
     async fn held_before(&self, terms: Terms) -> Result<u32> {
-        if let Some(loss) = self.hold.loss() {
-            return Err(self.hold.lost_error(loss));
-        }
-        if self.hold.is_ahead_of_store() {
-            self.settle_in_turn(self.hold.changes()).await?;
-        }
-        let held = self.hold.count();
+        let held = loop {
+            if let Some(loss) = self.hold.loss() {
+                return Err(self.hold.lost_error(loss));
+            }
+            // Again after each settling: a guard may have left meanwhile. The count without it is
+            // not what the store has, and one more would pass for what the store has already: the
+            // acquisition would count as a repetition, with the fencing token of another one.
+            match self.hold.count_in_store() {
+                Some(held) => break held,
+                None => self.settle_in_turn(self.hold.changes()).await?,
+            };
+        };
         if held > 0 && !terms.reentrant {
             return Err(Error::AlreadyHeld {
                 name: self.hold.place.name().to_owned(),
@@ -518,14 +543,23 @@ impl Claim {
 
     /// The same for who has the turn; `mine`: how many changes there had been when this was begun.
     async fn settle_in_turn(&self, mine: u64) -> Result<bool> {
-        let (hold, session) = (&self.hold, &self.session);
-        let (all, count, loss) = hold.standing();
-        if let Some(loss) = loss
-            && hold.is_superseded()
+        let Some(loss) = self.hold.superseded() else {
+            return self.settle_hold(&self.hold, mine).await;
+        };
+        // What the store has for this owner now belongs to the latest generation, whose request may
+        // have been canceled before it released what this generation left there.
+        if let Some(latest) = self.session.latest(&self.hold)
+            && latest.is_ahead_of_store()
         {
-            // What the store has for this owner is the later hold's.
-            return Err(hold.lost_error(loss));
+            self.settle_hold(&latest, latest.changes()).await?;
         }
+        Err(self.hold.lost_error(loss))
+    }
+
+    /// The same for the latest generation of the hold.
+    async fn settle_hold(&self, hold: &Arc<Hold>, mine: u64) -> Result<bool> {
+        let session = &self.session;
+        let (all, count, loss) = hold.standing();
         let keep = match loss {
             None => count,
             // An answer that came too late may have left something behind.
@@ -576,18 +610,24 @@ impl Claim {
     /// Settles without being waited for, and tries again until the store must have given the lock
     /// back by itself.
     pub(crate) fn settle_in_background(&self, lease: Lease) {
-        let unheard = Unheard(Some(self.clone()));
-        self.session.background.spawn(async move {
+        self.clone().into_background(lease.duration());
+    }
+
+    fn into_background(self, lease: Duration) {
+        let background = self.session.background.clone();
+        let unheard = Unheard(Some(self));
+        background.spawn(async move {
             let mut unheard = unheard;
             if let Some(claim) = unheard.0.take() {
                 claim.settle_persistently(lease).await;
+                claim.hold.settling_ended();
             }
         });
     }
 
-    async fn settle_persistently(&self, lease: Lease) {
+    async fn settle_persistently(&self, lease: Duration) {
         // A step that is on its way may take effect this late; its lease starts then.
-        let give_up = Instant::now() + lease.duration() + SETTLING;
+        let give_up = Instant::now() + lease + SETTLING;
         let name = self.hold.place.name();
         loop {
             let turn = self.session.settlings.acquire().await;
@@ -623,6 +663,8 @@ struct Unsettled<'a> {
     claim: &'a Claim,
     terms: Terms,
     sent: &'a Sent,
+    /// Which change of the hold the attempt is.
+    change: u64,
     settled: AtomicBool,
 }
 
@@ -632,23 +674,36 @@ impl<'a> Unsettled<'a> {
             claim,
             terms,
             sent,
+            change: claim.hold.taking(),
             settled: AtomicBool::new(false),
         }
     }
 }
 
 impl Unsettled<'_> {
-    /// The attempt that was this change has been answered.
-    fn is_settled(&self, change: u64) {
+    /// The attempt has been answered.
+    fn is_settled(&self) {
         self.settled.store(true, Ordering::Relaxed);
-        self.claim.hold.answered(change);
+        self.claim.hold.answered(self.change);
+    }
+
+    /// Settles the attempt in the turn that it was made in. If that fails, dropping this does.
+    async fn settle_in_turn(&self) {
+        if self.claim.settle_in_turn(self.change).await.is_ok() {
+            self.is_settled();
+        }
     }
 }
 
 impl Drop for Unsettled<'_> {
     fn drop(&mut self) {
-        if self.sent.get() && !self.settled.load(Ordering::Relaxed) {
-            self.claim.settle_in_background(self.terms.lease);
+        if self.settled.load(Ordering::Relaxed) {
+            return;
+        }
+        match self.sent.get() {
+            true => self.claim.settle_in_background(self.terms.lease),
+            // The store has not heard of it.
+            false => self.claim.hold.answered(self.change),
         }
     }
 }
@@ -661,6 +716,7 @@ impl Drop for Unheard {
         if let Some(claim) = &self.0 {
             tracing::warn!(lock = claim.hold.place.name(), owner = %claim.hold.field,
                 "no runtime to give it back in; it is free when its lease ends");
+            claim.hold.settling_ended();
         }
     }
 }

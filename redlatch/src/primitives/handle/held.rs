@@ -43,7 +43,10 @@ impl Held {
     pub(crate) fn detach(mut self) -> Result<()> {
         self.check()?;
         self.leave();
-        self.claim.session.watchdog.forget(&self.claim.hold);
+        let hold = &self.claim.hold;
+        self.claim.session.watchdog.forget(hold);
+        // The store keeps it on purpose: there is nothing to settle.
+        hold.store_followed(hold.changes());
         self.settled = true;
         Ok(())
     }

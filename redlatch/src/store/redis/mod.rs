@@ -302,6 +302,9 @@ impl Redis {
             None => self.topology.node(exchange.key).await?,
         };
         let mut importing = false;
+        // If an earlier try was not answered, the store may have applied it: a redirection of this
+        // try does not change that.
+        let sent_before = exchange.sent.is_some_and(Sent::get);
         for _ in 0..REDIRECTIONS {
             let fault = match self.send_to(&node, exchange, importing).await {
                 Ok(answer) => return Ok(answer),
@@ -326,7 +329,9 @@ impl Redis {
                 }
                 return Err(fault);
             };
-            if let Some(sent) = exchange.sent {
+            if let Some(sent) = exchange.sent
+                && !sent_before
+            {
                 // Nothing was done there.
                 sent.clear();
             }
