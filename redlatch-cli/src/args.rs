@@ -28,8 +28,25 @@ pub(crate) struct Args {
     #[command(flatten)]
     pub(crate) access: Access,
 
+    #[command(flatten)]
+    pub(crate) output: Output,
+
     #[command(subcommand)]
     pub(crate) command: Command,
+}
+
+/// How much is printed on standard error.
+#[derive(Debug, Clone, Copy, Default, clap::Args)]
+#[command(next_help_heading = "Messages")]
+pub(crate) struct Output {
+    /// Print only errors and lost locks: the exit code says the rest
+    #[arg(short, long, global = true, conflicts_with = "verbose")]
+    pub(crate) quiet: bool,
+
+    /// Print also when a lock is acquired and released, and what the connection does. The variable
+    /// REDLATCH_LOG selects log events in detail, such as `debug` or `redlatch=trace`
+    #[arg(short, long, global = true)]
+    pub(crate) verbose: bool,
 }
 
 #[derive(Debug, Subcommand)]
@@ -352,6 +369,10 @@ pub(crate) enum LatchCommand {
 /// Become CMD, bound to the life of the parent. Not for people: see `child`.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Exec {
+    /// Go to the foreground of the terminal first
+    #[arg(long)]
+    pub(crate) foreground: bool,
+
     pub(crate) parent: i32,
 
     #[arg(last = true, required = true)]

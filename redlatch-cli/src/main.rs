@@ -14,6 +14,8 @@ mod say;
 mod show;
 mod signals;
 mod store;
+mod terminal;
+mod tree;
 
 use std::ffi::OsString;
 use std::process::ExitCode;
@@ -39,7 +41,7 @@ fn main() -> ExitCode {
     if let Command::Exec(exec) = &args.command {
         return exec::exec(exec).into();
     }
-    say::start_log();
+    say::start_log(args.output);
     if url_from == Some(ValueSource::CommandLine) {
         access::warn_of_password(&args.access.url);
     }
