@@ -15,7 +15,7 @@ use std::time::Duration;
 use rustix::io::Errno;
 use rustix::process::{
     Pid, Signal, WaitOptions, WaitStatus, getpid, kill_current_process_group, kill_process,
-    kill_process_group, test_kill_process_group, waitpid,
+    kill_process_group, test_kill_process_group, wait,
 };
 use tokio::time::{Instant, sleep};
 
@@ -98,7 +98,7 @@ impl Child {
     /// [`Caught::Child`]. Also collects adopted processes that have ended.
     pub(crate) fn change(&mut self) -> io::Result<Option<Change>> {
         loop {
-            match waitpid(None, WaitOptions::NOHANG | WaitOptions::UNTRACED) {
+            match wait(WaitOptions::NOHANG | WaitOptions::UNTRACED) {
                 Ok(Some((pid, status))) if pid == self.cmd => match status.stopping_signal() {
                     Some(number) => {
                         let signal = Signal::from_named_raw(number).unwrap_or(Signal::STOP);

@@ -152,9 +152,12 @@ async fn obstacle(client: &Client, name: &str) -> Option<String> {
             // One permit is enough.
             let until = acquired.iter().filter_map(|permit| permit.remaining).min();
             let until = until.map_or(String::new(), |until| {
-                format!(", the first for up to {}", duration::rough(until))
+                format!(" for up to {}", duration::rough(until))
             });
-            Some(format!("all {} permits are taken{until}", acquired.len()))
+            Some(match acquired.len() {
+                1 => format!("its only permit is taken{until}"),
+                all => format!("all {all} permits are taken{until}"),
+            })
         }
         ObjectState::Lock { queue, .. } => queue
             .first()
