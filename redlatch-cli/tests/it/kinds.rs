@@ -96,7 +96,7 @@ fn who_is_not_at_the_head_of_the_queue_is_told_so() {
     let args = ["run", "-n", "--fair", &name, "--", "true"];
     finish(redlatch(shared(), &args))
         .expect(75)
-        .says("next in its queue is ");
+        .says(&format!("not acquired: held by {}", owner(shared(), &name)));
     holder.release();
 }
 

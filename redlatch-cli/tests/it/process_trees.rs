@@ -32,6 +32,13 @@ const ENDING: [(Signal, &str); 17] = [
     (Signal::STKFLT, "STKFLT"),
 ];
 
+/// A CMD that waits for its child. A signal ends CMD and not the child; but after SIGINT a shell waits for
+/// the child that it has in the foreground.
+const FOREGROUND: &str = "CHILD";
+
+/// The same, and SIGINT ends CMD, too. Shells start such a child with SIGINT and SIGQUIT ignored.
+const BACKGROUND: &str = "CHILD & wait";
+
 /// A child of CMD that cleans up for a second after signal `short`.
 fn slow_child(short: &str) -> String {
     let clean_up = "n=0; while [ $n -lt 50 ]; do sleep 0.02; n=$((n+1)); done; exit 0";
@@ -75,7 +82,7 @@ impl Tree {
         let work = format!("while :; do echo >>{}; sleep 0.02; done", scratch.path("work"));
         let child = format!("{child}\necho $$ >>{written}; mv {written} {pids}\n{work}\n");
         std::fs::write(&child_file, child).unwrap();
-        let cmd = cmd.replace("CHILD", &format!("sh {child_file}"));
+        let cmd = cmd.replace(FOREGROUND, &format!("sh {child_file}"));
         let cmd = format!("echo $PPID $$ >{written}\n{cmd}\nexit 3\n");
         std::fs::write(&cmd_file, cmd).unwrap();
         let args = [&["run"], options, &[&name, "--", "sh", &cmd_file]].concat();
@@ -167,11 +174,11 @@ fn for_each<T: Sync>(cases: &[T], test: impl Fn(&T) + Sync) {
 fn ends_before_the_next_holder_starts(at_terminal: bool) {
     let mut cases = Vec::new();
     for (signal, short) in ENDING {
-        cases.push((signal, stubborn_child(short), "200ms"));
-        cases.push((signal, slow_child(short), "1h"));
+        cases.push((signal, BACKGROUND, stubborn_child(short), "200ms"));
+        cases.push((signal, FOREGROUND, slow_child(short), "1h"));
     }
-    for_each(&cases, |(signal, child, kill_after)| {
-        let tree = Tree::start(at_terminal, &["--kill-after", kill_after], "CHILD", child);
+    for_each(&cases, |(signal, cmd, child, kill_after)| {
+        let tree = Tree::start(at_terminal, &["--kill-after", kill_after], cmd, child);
         let next = tree.next();
         tree.signal(*signal);
         let left = next.finish().expect(0).stdout;
@@ -193,13 +200,13 @@ fn tree_at_a_terminal_ends_before_the_next_holder_starts() {
 #[test]
 fn keys_end_the_tree_before_the_next_holder_starts() {
     let cases = [
-        ("\x03", 130, stubborn_child("INT"), "200ms"),
-        ("\x03", 130, slow_child("INT"), "1h"),
-        ("\x1c", 131, stubborn_child("QUIT"), "200ms"),
-        ("\x1c", 131, slow_child("QUIT"), "1h"),
+        ("\x03", 130, BACKGROUND, stubborn_child("INT"), "200ms"),
+        ("\x03", 130, FOREGROUND, slow_child("INT"), "1h"),
+        ("\x1c", 131, BACKGROUND, stubborn_child("QUIT"), "200ms"),
+        ("\x1c", 131, FOREGROUND, slow_child("QUIT"), "1h"),
     ];
-    for_each(&cases, |(key, code, child, kill_after)| {
-        let mut tree = Tree::start(true, &["--kill-after", kill_after], "CHILD", child);
+    for_each(&cases, |(key, code, cmd, child, kill_after)| {
+        let mut tree = Tree::start(true, &["--kill-after", kill_after], cmd, child);
         let next = tree.next();
         tree.holder.write(key);
         let left = next.finish().expect(0).stdout;
@@ -237,7 +244,7 @@ fn cmd_that_handles_the_signal_ends_before_its_child() {
 fn killed_cmd_takes_its_child_along_before_the_next_holder_starts() {
     for at_terminal in [false, true] {
         for (child, kill_after) in [(stubborn_child("TERM"), "200ms"), (slow_child("TERM"), "1h")] {
-            let tree = Tree::start(at_terminal, &["--kill-after", kill_after], "CHILD", &child);
+            let tree = Tree::start(at_terminal, &["--kill-after", kill_after], FOREGROUND, &child);
             let next = tree.next();
             kill_process(tree.pids[1], Signal::KILL).unwrap();
             // At a terminal, too, the child is asked to end.
@@ -250,7 +257,7 @@ fn killed_cmd_takes_its_child_along_before_the_next_holder_starts() {
 #[test]
 fn lost_lock_ends_the_whole_tree() {
     for at_terminal in [false, true] {
-        for start in ["CHILD", "setsid -w CHILD"] {
+        for start in [FOREGROUND, "setsid -w CHILD"] {
             let options = ["--watchdog", "6s", "--kill-after", "200ms"];
             let tree = Tree::start(at_terminal, &options, start, &stubborn_child("TERM"));
             finish(redlatch(shared(), &["unlock", "--force", &tree.name])).expect(0);
@@ -291,7 +298,7 @@ fn stop_signal_stops_the_tree_and_sigcont_continues_it() {
     for signal in [Signal::TSTP, Signal::TTIN, Signal::TTOU] {
         // A child that ignores stop signals is stopped, too.
         let child = "trap '' TSTP TTIN TTOU";
-        for start in ["CHILD", "setsid -w CHILD"] {
+        for start in [FOREGROUND, "setsid -w CHILD"] {
             let tree = Tree::start(false, &["--watchdog", "1h"], start, child);
             tree.signal(signal);
             tree.until_all("all are stopped", |state| state == 'T');
@@ -308,7 +315,7 @@ fn stop_signal_stops_the_tree_and_sigcont_continues_it() {
 fn stopped_tree_that_lost_its_lock_never_continues() {
     for by_force in [false, true] {
         let lease = if by_force { "1h" } else { "3s" };
-        let tree = Tree::start(false, &["--watchdog", lease], "CHILD", "");
+        let tree = Tree::start(false, &["--watchdog", lease], FOREGROUND, "");
         tree.signal(Signal::TSTP);
         tree.until_all("all are stopped", |state| state == 'T');
         let work = || std::fs::metadata(tree.scratch.path("work")).map_or(0, |file| file.len());
