@@ -44,7 +44,7 @@ pub(crate) struct Output {
     pub(crate) quiet: bool,
 
     /// Print also when a lock is acquired and released, and what the connection does. The variable
-    /// REDLATCH_LOG selects log events in detail, such as `debug` or `redlatch=trace`
+    /// REDLATCH_LOG (else RUST_LOG) selects log events in detail, such as `debug` or `redlatch=trace`
     #[arg(short, long, global = true)]
     pub(crate) verbose: bool,
 }
@@ -74,13 +74,15 @@ pub(crate) enum Command {
 /// not see passwords: what REDLATCH_PASSWORD, REDLATCH_SENTINEL_PASSWORD and REDLATCH_URL have of them
 /// is left out, unless --keep-passwords.
 ///
-/// With and without a terminal, as long as redlatch runs: the lock is released only after CMD has ended
-/// and, if CMD was ended by a signal, after its child processes have ended, too; if the lock is lost
-/// (its lease ended because the store could not be reached in time, or it was unlocked by force), CMD and
-/// its child processes are ended. They get SIGTERM, and SIGKILL after --kill-after. On Linux this
-/// includes daemons that CMD has started. Processes that CMD leaves behind when it ends by itself run on,
-/// without the lock. They are ended with it if CMD had been passed SIGINT, SIGTERM, SIGHUP or SIGQUIT
-/// before, or if its exit code is 128+n for a signal n.
+/// With or without a terminal, the lock is released only after CMD has ended and, if a signal ended it,
+/// after the last of its child processes has ended, too. If the lock is lost while they run (its lease
+/// ended because the store could not be reached in time, or it was unlocked by force), they are ended, too.
+/// They get SIGTERM, and SIGKILL after --kill-after. On Linux daemons that CMD has started count as child
+/// processes; elsewhere only CMD's process group does.
+///
+/// Processes that CMD leaves behind when it ends by itself run on, without the lock. CMD was ended by a
+/// signal if it died of one, if redlatch passed SIGINT, SIGTERM, SIGHUP or SIGQUIT on to it before it ended,
+/// or if its exit code is 128+n for a signal n.
 ///
 /// Signals that redlatch receives are passed on to CMD's process group. SIGTSTP (Ctrl-Z), SIGTTIN and
 /// SIGTTOU stop CMD, its child processes and redlatch together. The lease is not renewed then; on
@@ -224,9 +226,9 @@ Durations are written 300ms, 2s, 5m (or 5min), 1h or 1d; 5 means 5s.
 
 Examples:
   redlatch run nightly-backup -- ./backup.sh
-  redlatch run -n nightly-backup -- ./backup.sh       # skip it if it runs elsewhere
+  redlatch run -n nightly-backup -- ./backup.sh       # or skip it
   redlatch run --wait 30s -E 0 deploy:web -- sh -c 'make && make install'
-  redlatch run --permits 3 thumbnails -- ./render.sh  # at most three in the fleet
+  redlatch run --permits 3 thumbnails -- ./render.sh  # at most three
   redlatch run account:1 account:2 -- ./transfer.sh   # both or none";
 
 const RUN_CODES: &str = "\
@@ -234,7 +236,7 @@ Exit codes:
   CMD's own; 128+n if signal n ended CMD, or ended the wait for the lock
     2  wrong usage: options, durations, the name, the URL
    65  NAME is something of another kind, or has another number of permits
-   69  the store cannot be reached, or refused the client (credentials, version),
+   69  the store cannot be reached or refused the client (credentials, version),
        or too few replicas acknowledged the lock in time
    70  a mistake in redlatch
    71  the system refused something, such as one more process

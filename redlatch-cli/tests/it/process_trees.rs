@@ -39,9 +39,9 @@ const FOREGROUND: &str = "CHILD";
 /// The same, and SIGINT ends CMD, too. Shells start such a child with SIGINT and SIGQUIT ignored.
 const BACKGROUND: &str = "CHILD & wait";
 
-/// A child of CMD that cleans up for a second after signal `short`.
+/// A child of CMD that cleans up for half a second after signal `short`.
 fn slow_child(short: &str) -> String {
-    let clean_up = "n=0; while [ $n -lt 50 ]; do sleep 0.02; n=$((n+1)); done; exit 0";
+    let clean_up = "n=0; while [ $n -lt 15 ]; do sleep 0.02; n=$((n+1)); done; exit 0";
     format!("trap '{clean_up}' {short}")
 }
 
