@@ -260,13 +260,16 @@ Exit codes:
 ///
 /// A semaphore and a latch are both a number in the store and look the same.
 #[derive(Debug, clap::Args)]
-#[command(override_usage = "redlatch show [OPTIONS] <NAME>", after_help = "\
+#[command(
+    override_usage = "redlatch show [OPTIONS] <NAME>",
+    after_help = "\
 Examples:
   redlatch show nightly-backup
   redlatch show --json nightly-backup | jq .remaining_ms
 
 Exit codes: 0 also when it is free; 2 wrong usage; 65 the key holds something of another kind;
-69 the store cannot be reached.")]
+69 the store cannot be reached."
+)]
 pub(crate) struct Show {
     /// Print a JSON object
     #[arg(long)]
@@ -282,13 +285,16 @@ pub(crate) struct Show {
 /// semaphore or a latch, and is listed. Prints a table, or with --json one object per
 /// line, like that of `redlatch show`; both sorted by name.
 #[derive(Debug, clap::Args)]
-#[command(override_usage = "redlatch ls [OPTIONS] [PATTERN]", after_help = "\
+#[command(
+    override_usage = "redlatch ls [OPTIONS] [PATTERN]",
+    after_help = "\
 Examples:
   redlatch ls
   redlatch ls 'orders:*'
   redlatch ls --json | jq -r 'select(.held) | .owner'
 
-Exit codes: 0 also when there are none; 2 wrong usage; 69 the store cannot be reached.")]
+Exit codes: 0 also when there are none; 2 wrong usage; 69 the store cannot be reached."
+)]
 pub(crate) struct Ls {
     /// Print one JSON object per line
     #[arg(long)]
@@ -304,12 +310,15 @@ pub(crate) struct Ls {
 /// The holder learns of it at its next renewal; until then it goes on, beside whoever gets the lock
 /// next. Prints whether anybody held it.
 #[derive(Debug, clap::Args)]
-#[command(override_usage = "redlatch unlock [OPTIONS] <NAME>", after_help = "\
+#[command(
+    override_usage = "redlatch unlock [OPTIONS] <NAME>",
+    after_help = "\
 Example:
   redlatch unlock --force nightly-backup
 
 Exit codes: 0 also when nobody held it; 2 wrong usage, or no --force;
-65 NAME is something of another kind; 69 the store cannot be reached.")]
+65 NAME is something of another kind; 69 the store cannot be reached."
+)]
 pub(crate) struct Unlock {
     /// Really: the lock is somebody else's, and there is no other way to unlock it from here
     #[arg(long)]
@@ -330,14 +339,17 @@ pub(crate) struct Unlock {
 /// An idle semaphore and a latch look the same in the store, and a plain semaphore always looks like
 /// one: take care not to count a semaphore down. One of `run --permits` that is in use is refused.
 #[derive(Debug, clap::Args)]
-#[command(override_usage = "redlatch latch [OPTIONS] <NAME> <COMMAND>", after_help = "\
+#[command(
+    override_usage = "redlatch latch [OPTIONS] <NAME> <COMMAND>",
+    after_help = "\
 Examples:
   redlatch latch import:42 set 3          # three parts have to be loaded
   redlatch latch import:42 count-down     # each says when it is done
   redlatch latch import:42 wait --for 1h && ./publish.sh
 
 Exit codes: 0 done; 2 wrong usage; 65 NAME is something of another kind;
-69 the store cannot be reached; 75 set: it was set already, or wait: it was not open in time.")]
+69 the store cannot be reached; 75 set: it was set already, or wait: it was not open in time."
+)]
 pub(crate) struct Latch {
     /// The latch's name
     pub(crate) name: String,

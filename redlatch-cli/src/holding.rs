@@ -162,7 +162,10 @@ impl Holding {
             ObjectState::ExpirableSemaphore { acquired, .. } => {
                 acquired.iter().any(|permit| permit.id == self.owner)
             }
-            state => state.holders().iter().any(|holder| holder.owner == self.owner),
+            state => state
+                .holders()
+                .iter()
+                .any(|holder| holder.owner == self.owner),
         }
     }
 

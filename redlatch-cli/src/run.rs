@@ -145,7 +145,10 @@ async fn obstacle(client: &Client, name: &str) -> Option<String> {
             others => format!(" and {others} more"),
         };
         let until = limit(holders.iter().map(|holder| holder.remaining));
-        return Some(format!("held by {}{others}{until}", printable(&first.owner)));
+        return Some(format!(
+            "held by {}{others}{until}",
+            printable(&first.owner)
+        ));
     }
     match &state {
         ObjectState::ExpirableSemaphore { acquired, .. } => {
@@ -243,4 +246,3 @@ async fn report_rest(run: &Run) -> Infallible {
     );
     std::future::pending().await
 }
-

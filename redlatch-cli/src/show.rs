@@ -371,7 +371,10 @@ mod tests {
         let mut cells = [row.map(str::to_owned)];
         for columns in [300, 110, 80, 60] {
             fit(&mut cells, columns);
-            assert!(widths(&cells).iter().sum::<usize>() + 8 <= columns, "{cells:?}");
+            assert!(
+                widths(&cells).iter().sum::<usize>() + 8 <= columns,
+                "{cells:?}"
+            );
             let is_whole = cells[0][2] == owner;
             assert_eq!(is_whole, columns >= 110, "{cells:?}");
         }

@@ -27,8 +27,8 @@ const STOPPING: [i32; 3] = [SIGTSTP, SIGTTIN, SIGTTOU];
 /// use. Of those that signal-hook can catch, SIGBUS is left out: after a real one the faulting
 /// instruction would repeat.
 const OTHERS: [i32; 12] = [
-    SIGUSR1, SIGUSR2, SIGALRM, SIGXCPU, SIGXFSZ, SIGVTALRM, SIGPROF, SIGIO, SIGABRT, SIGTRAP, SIGSYS,
-    SIGWINCH,
+    SIGUSR1, SIGUSR2, SIGALRM, SIGXCPU, SIGXFSZ, SIGVTALRM, SIGPROF, SIGIO, SIGABRT, SIGTRAP,
+    SIGSYS, SIGWINCH,
 ];
 
 /// SIGSTKFLT, SIGPWR and the real-time signals, which end a program, too. Not all exist everywhere.

@@ -288,6 +288,55 @@ fn who_waits_for_a_permit_can_give_up_and_be_ended() {
 }
 
 #[test]
+fn semaphore_without_a_free_permit_shows_as_held() {
+    let name = unique("exhausted");
+    let shown_in_table = || {
+        let shown = finish(redlatch(shared(), &["show", &name])).expect(0);
+        shown.stdout
+    };
+    let first = hold(shared(), &["--permits", "2"], &name);
+    assert_eq!(object(&name)["held"], false);
+    assert_eq!(object(&name)["total"], 2);
+    assert!(shown_in_table().contains("(1 of 2 left)"));
+    let second = hold(shared(), &["--permits", "2"], &name);
+    assert_eq!(object(&name)["held"], true);
+    assert_eq!(object(&name)["total"], 2);
+    assert!(shown_in_table().contains("(held: 0 of 2 left)"));
+    first.release();
+    second.release();
+
+    let () = shared().ask(&["SET", &name, "0"]);
+    assert_eq!(object(&name)["held"], true);
+    assert!(shown_in_table().contains("(held: 0 left)"));
+}
+
+#[test]
+fn conflict_names_the_owner_and_the_remaining_lease() {
+    let names = [unique("conflict"), unique("other-conflict")];
+    let holder = hold(shared(), &["--watchdog", "5m"], &names[0]);
+    let owner = owner(shared(), &names[0]);
+    let refused = |names: &[String]| {
+        let mut args = vec!["run", "-n"];
+        args.extend(names.iter().map(String::as_str));
+        args.extend(["--", "true"]);
+        finish(redlatch(shared(), &args)).expect(75)
+    };
+    let one = refused(&names[..1]).stderr;
+    assert_eq!(
+        one.trim_end_matches(" min\n")
+            .trim_end_matches(char::is_numeric),
+        format!(
+            "redlatch: {}: not acquired: held by {owner} for up to ",
+            names[0]
+        )
+    );
+    let both = refused(&names).stderr;
+    let said = format!("not acquired: {} is held by {owner} for up to ", names[0]);
+    assert!(both.contains(&said), "{both}");
+    holder.release();
+}
+
+#[test]
 fn who_waits_for_long_is_told_for_whom() {
     let (plain, permit) = (unique("for-whom"), unique("for-what"));
     let holders = [
@@ -299,7 +348,10 @@ fn who_waits_for_long_is_told_for_whom() {
         start(&["--permits", "1"], &permit, "true"),
     ];
     let said = [
-        format!("waiting for {plain}, held by {} for up to ", owner(shared(), &plain)),
+        format!(
+            "waiting for {plain}, held by {} for up to ",
+            owner(shared(), &plain)
+        ),
         format!("waiting for {permit}, its only permit is taken for up to "),
     ];
     for (running, said) in waiting.iter().zip(&said) {
@@ -310,7 +362,10 @@ fn who_waits_for_long_is_told_for_whom() {
         let finished = running.finish().expect(0);
         let rest = finished.stderr.strip_prefix(&format!("redlatch: {said}"));
         let rest = rest.and_then(|rest| rest.strip_suffix(" s\n"));
-        assert!(rest.is_some_and(|seconds| seconds.parse::<u32>().is_ok()), "{finished:#?}");
+        assert!(
+            rest.is_some_and(|seconds| seconds.parse::<u32>().is_ok()),
+            "{finished:#?}"
+        );
     }
 }
 

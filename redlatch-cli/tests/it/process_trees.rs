@@ -2,7 +2,6 @@
 //! not before, while the lease lasts.
 
 use std::os::unix::process::CommandExt as _;
-use std::process::Command;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread;
 
@@ -79,7 +78,10 @@ impl Tree {
         let written = scratch.path("written");
         let child_file = scratch.path("child");
         let cmd_file = scratch.path("cmd");
-        let work = format!("while :; do echo >>{}; sleep 0.02; done", scratch.path("work"));
+        let work = format!(
+            "while :; do echo >>{}; sleep 0.02; done",
+            scratch.path("work")
+        );
         let child = format!("{child}\necho $$ >>{written}; mv {written} {pids}\n{work}\n");
         std::fs::write(&child_file, child).unwrap();
         let cmd = cmd.replace(FOREGROUND, &format!("sh {child_file}"));
@@ -144,17 +146,8 @@ fn state_of(pid: Pid) -> char {
 
 fn command_line(args: &[&str]) -> String {
     let binary = env!("CARGO_BIN_EXE_redlatch");
-    args.iter().fold(format!("'{binary}'"), |line, arg| format!("{line} '{arg}'"))
-}
-
-/// Runs a shell's `line` at a terminal of its own, which `script` (util-linux) makes.
-fn at_a_terminal(line: &str) -> Running {
-    let mut command = Command::new("script");
-    command.args(["-q", "-e", "-c", "exec bash -c \"$LINE\"", "/dev/null"]);
-    command.env("LINE", line);
-    command.env("REDLATCH_URL", shared().url());
-    command.env("SHELL", "/bin/bash");
-    Running::start(command)
+    args.iter()
+        .fold(format!("'{binary}'"), |line, arg| format!("{line} '{arg}'"))
 }
 
 /// Runs the cases beside each other, some at a time.
@@ -243,8 +236,16 @@ fn cmd_that_handles_the_signal_ends_before_its_child() {
 #[test]
 fn killed_cmd_takes_its_child_along_before_the_next_holder_starts() {
     for at_terminal in [false, true] {
-        for (child, kill_after) in [(stubborn_child("TERM"), "200ms"), (slow_child("TERM"), "1h")] {
-            let tree = Tree::start(at_terminal, &["--kill-after", kill_after], FOREGROUND, &child);
+        for (child, kill_after) in [
+            (stubborn_child("TERM"), "200ms"),
+            (slow_child("TERM"), "1h"),
+        ] {
+            let tree = Tree::start(
+                at_terminal,
+                &["--kill-after", kill_after],
+                FOREGROUND,
+                &child,
+            );
             let next = tree.next();
             kill_process(tree.pids[1], Signal::KILL).unwrap();
             // At a terminal, too, the child is asked to end.
@@ -274,7 +275,11 @@ fn lost_lock_ends_the_whole_tree() {
 fn process_left_behind_by_a_normal_exit_does_not_hold_the_lock() {
     let name = unique("daemon");
     let script = "sleep 1000 >/dev/null 2>&1 & echo $!";
-    let holder = finish(redlatch(shared(), &["run", &name, "--", "sh", "-c", script])).expect(0);
+    let holder = finish(redlatch(
+        shared(),
+        &["run", &name, "--", "sh", "-c", script],
+    ))
+    .expect(0);
     let left = Leftover(pid(holder.stdout.trim()));
     assert!(!is_held(shared(), &name));
     assert!(!is_dead(left.0.as_raw_nonzero().get() as u32));

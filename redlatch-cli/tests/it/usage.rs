@@ -127,6 +127,40 @@ fn help_has_examples_and_no_passwords() {
 }
 
 #[test]
+fn usage_line_does_not_require_options() {
+    for args in [
+        &["run", "n"][..],
+        &["show"],
+        &["ls", "--no-such-option"],
+        &["unlock"],
+        &["latch", "n", "set"],
+        &["latch", "n", "wait", "--no-such-option"],
+        &["latch", "n", "count-down", "--no-such-option"],
+    ] {
+        let args = [&["--url", "redis://h"], args].concat();
+        let said = try_out(&args).expect(2).stderr;
+        let usage = said.lines().find(|line| line.starts_with("Usage: "));
+        assert!(
+            usage.is_some_and(|usage| !usage.contains("--url")),
+            "{said}"
+        );
+    }
+}
+
+#[test]
+fn help_fits_80_columns_and_documents_the_log() {
+    for command in ["", "run", "show", "ls", "unlock", "latch"] {
+        let binary = env!("CARGO_BIN_EXE_redlatch");
+        let line = format!("stty cols 80 rows 24; NO_COLOR=1 '{binary}' {command} --help");
+        let help = at_a_terminal(&line).finish().expect(0).stdout;
+        assert!(help.contains("REDLATCH_LOG"), "{help}");
+        for line in help.lines() {
+            assert!(line.trim_end().chars().count() <= 80, "{line:?}");
+        }
+    }
+}
+
+#[test]
 fn urls_are_never_repeated_with_their_passwords() {
     let name = unique("misplaced");
     for url in [
