@@ -37,6 +37,8 @@ pub(crate) struct Child {
     /// CMD's process id, and the id of its process group.
     cmd: Pid,
     status: Option<WaitStatus>,
+    /// Children that this process had before CMD, from a shell that became `redlatch` by `exec`.
+    strangers: HashSet<Pid>,
     /// Whether orphans among the descendants become children of this process.
     adopts: bool,
     /// Whether this process has no child left.
@@ -75,6 +77,7 @@ impl Child {
         }
         command.envs(holding.environment());
         command.process_group(0);
+        let strangers = tree::descendants(&HashSet::new());
         let adopts = tree::adopt_orphans();
         let process = match &terminal {
             Some(terminal) => terminal.unmasked(|| command.spawn()),
@@ -84,6 +87,7 @@ impl Child {
         Ok(Child {
             cmd: pid.ok_or_else(|| io::Error::other("the system gave no process id"))?,
             status: None,
+            strangers: strangers.iter().map(|process| process.pid).collect(),
             adopts,
             childless: false,
             terminal,
@@ -111,7 +115,12 @@ impl Child {
                         return Ok(Some(Change::Ended(status)));
                     }
                 },
-                Ok(Some(_)) | Err(Errno::INTR) => {}
+                Ok(Some((pid, status))) => {
+                    if !status.stopped() {
+                        self.strangers.remove(&pid);
+                    }
+                }
+                Err(Errno::INTR) => {}
                 Ok(None) => return Ok(None),
                 Err(Errno::CHILD) => {
                     self.childless = true;
@@ -158,7 +167,7 @@ impl Child {
     fn send(&self, signal: Signal) {
         // After CMD has been collected, its number may belong to another group when it was the last.
         let in_group = |process: &tree::Process| process.group == self.cmd;
-        if self.status.is_none() || !self.adopts || tree::descendants().iter().any(in_group) {
+        if self.status.is_none() || !self.adopts || self.descendants().iter().any(in_group) {
             let _ = kill_process_group(self.cmd, signal);
         }
     }
@@ -181,11 +190,22 @@ impl Child {
         }
     }
 
+    /// Returns CMD and its descendants that have not ended.
+    fn descendants(&self) -> Vec<tree::Process> {
+        tree::descendants(&self.strangers)
+    }
+
+    /// Returns how many of them there are, later on.
+    pub(crate) fn counter(&self) -> impl FnOnce() -> usize + use<> {
+        let strangers = self.strangers.clone();
+        move || tree::descendants(&strangers).len()
+    }
+
     /// Stops all descendants.
     pub(crate) fn freeze(&mut self) {
         self.send(Signal::STOP);
         loop {
-            let mut running = tree::descendants();
+            let mut running = self.descendants();
             running.retain(|process| {
                 process.state == State::Alive && !self.frozen.contains(&process.pid)
             });
@@ -213,7 +233,7 @@ impl Child {
     fn thaw_processes(&mut self) {
         self.send(Signal::CONT);
         if !self.frozen.is_empty() {
-            for process in tree::descendants() {
+            for process in self.descendants() {
                 if self.frozen.contains(&process.pid) {
                     let _ = kill_process(process.pid, Signal::CONT);
                 }
@@ -286,7 +306,7 @@ impl Child {
     /// Asks orphans outside of CMD's group to end. A process there with a living parent is left to that
     /// parent, which may be another `redlatch` or a shell.
     fn ask_orphans(&self, asked: &mut HashSet<Pid>) {
-        for process in tree::descendants() {
+        for process in self.descendants() {
             let orphan = process.parent == getpid() && process.group != self.cmd;
             if orphan && asked.insert(process.pid) {
                 let _ = kill_process(process.pid, Signal::TERM);
@@ -297,7 +317,7 @@ impl Child {
 
     fn kill(&self) {
         self.send(Signal::KILL);
-        for process in tree::descendants() {
+        for process in self.descendants() {
             let _ = kill_process(process.pid, Signal::KILL);
         }
     }
@@ -306,7 +326,9 @@ impl Child {
     fn is_gone(&mut self) -> bool {
         while let Ok(Some(_)) = self.change() {}
         match self.adopts {
-            true => self.childless,
+            // Exact: an orphan becomes a child at the moment in which its parent ends.
+            true if self.strangers.is_empty() => self.childless,
+            true => self.status.is_some() && self.descendants().is_empty(),
             false => self.status.is_some() && test_kill_process_group(self.cmd).is_err(),
         }
     }

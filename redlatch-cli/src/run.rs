@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use redlatch::{Client, Error, Loss, ObjectState};
 use rustix::process::WaitStatus;
+use tokio::time::{Instant, timeout_at};
 
 use crate::access::Access;
 use crate::args::Run;
@@ -14,7 +15,7 @@ use crate::exit::{self, Failure};
 use crate::holding::{self, Holding};
 use crate::say::{self, detail, note, printable, say};
 use crate::signals::{self, Caught, Signals};
-use crate::{duration, store, tree};
+use crate::{duration, store};
 
 /// How long `run` waits in silence. A lock that is free soon needs no message.
 const SILENCE: Duration = Duration::from_secs(1);
@@ -113,8 +114,9 @@ async fn report_waiting(client: &Client, run: &Run) -> Infallible {
     std::future::pending().await
 }
 
-/// Reports why the lock was not acquired.
+/// Reports why the lock was not acquired. Does not wait for a slow store: the limit is over.
 async fn report_conflict(client: &Client, run: &Run) {
+    let give_up = Instant::now() + SILENCE;
     let names = printable(&run.names.join(" "));
     let what = match run.wait {
         Some(wait) => format!("not acquired within {}", duration::short(wait)),
@@ -122,7 +124,8 @@ async fn report_conflict(client: &Client, run: &Run) {
     };
     let mut reasons = Vec::new();
     for name in &run.names {
-        if let Some(obstacle) = obstacle(client, name).await {
+        let obstacle = timeout_at(give_up, obstacle(client, name)).await;
+        if let Ok(Some(obstacle)) = obstacle {
             reasons.push(match run.names.len() {
                 1 => obstacle,
                 _ => format!("{} is {obstacle}", printable(name)),
@@ -225,23 +228,24 @@ async fn accompany(
         return Ok(Ended::Released(status));
     }
     let ask = !child.is_known_to_children(status);
+    let count = child.counter();
     tokio::select! {
         biased;
         lost = holding.lost() => return Ok(Ended::Lost(lost)),
         () = child.end(ask, true, run.kill_after, signals) => {}
-        never = report_rest(run) => match never {},
+        never = report_rest(run, count) => match never {},
     }
     Ok(Ended::Released(status))
 }
 
 /// Reports once that processes outlast CMD.
-async fn report_rest(run: &Run) -> Infallible {
+async fn report_rest(run: &Run, count: impl FnOnce() -> usize) -> Infallible {
     tokio::time::sleep(SILENCE).await;
     let names = printable(&run.names.join(" "));
     note!(
         "{names}: CMD has ended, but {} of its child processes have not; the lock is held until they \
          end (SIGKILL {} after CMD)",
-        tree::descendants().len(),
+        count(),
         duration::short(run.kill_after)
     );
     std::future::pending().await

@@ -10,7 +10,7 @@ use signal_hook::consts::{
     SIGABRT, SIGALRM, SIGCHLD, SIGHUP, SIGINT, SIGIO, SIGPROF, SIGQUIT, SIGSYS, SIGTERM, SIGTRAP,
     SIGTSTP, SIGTTIN, SIGTTOU, SIGUSR1, SIGUSR2, SIGVTALRM, SIGWINCH, SIGXCPU, SIGXFSZ,
 };
-use signal_hook::iterator::Signals as Iterator;
+use signal_hook::iterator::Signals as IncomingSignals;
 use tokio::sync::mpsc;
 
 use crate::exit::Failure;
@@ -19,6 +19,11 @@ use crate::tree;
 
 /// Signals that ask a program to end.
 const ENDING: [i32; 4] = [SIGINT, SIGTERM, SIGQUIT, SIGHUP];
+
+/// Signals that are caught even if they were ignored when this process started: a shell without job
+/// control ignores them for background commands, but they are meant when they are sent by name. SIGCHLD
+/// tells that CMD has ended.
+const MEANT: [i32; 4] = [SIGINT, SIGQUIT, SIGTERM, SIGCHLD];
 
 /// Signals of job control.
 const STOPPING: [i32; 3] = [SIGTSTP, SIGTTIN, SIGTTOU];
@@ -55,24 +60,23 @@ pub(crate) enum Caught {
 impl Signals {
     /// Catches the signals that ask a program to end.
     pub(crate) fn catch_ending() -> Result<Signals, Failure> {
-        let ending = ENDING.into_iter().filter(is_wanted).collect();
-        Signals::catch(ending, &[])
+        Signals::catch(ENDING.into_iter(), &[])
     }
 
     /// Catches every signal that would separate this process from CMD, and SIGCHLD.
     pub(crate) fn catch_all() -> Result<Signals, Failure> {
         let others = STOPPING.into_iter().chain(OTHERS);
-        let mut numbers: Vec<i32> = ENDING.into_iter().chain(others).filter(is_wanted).collect();
-        numbers.push(SIGCHLD);
-        Signals::catch(numbers, OPTIONAL)
+        Signals::catch(ENDING.into_iter().chain(others).chain([SIGCHLD]), OPTIONAL)
     }
 
     fn catch(
-        numbers: Vec<i32>,
+        numbers: impl std::iter::Iterator<Item = i32>,
         optional: &[std::ops::RangeInclusive<i32>],
     ) -> Result<Signals, Failure> {
         let refused = |error| Failure::system("cannot watch for signals", &error);
-        let mut caught = Iterator::new(numbers).map_err(refused)?;
+        let ignored = ignored();
+        let is_wanted = |number: &i32| ignored & (1 << (number - 1)) == 0 || MEANT.contains(number);
+        let mut caught = IncomingSignals::new(numbers.filter(is_wanted)).map_err(refused)?;
         for number in optional.iter().cloned().flatten().filter(is_wanted) {
             // The C library keeps some for itself; another process cannot use those either.
             let _ = caught.handle().add_signal(number);
@@ -136,17 +140,13 @@ pub(crate) fn stop() {
     let _ = kill_process(rustix::process::getpid(), Signal::STOP);
 }
 
-/// Whether a signal is to be caught. One that was ignored when this process started stays ignored, so
-/// that CMD inherits that (`nohup`). A shell without job control starts background commands with SIGINT
-/// and SIGQUIT ignored; these are caught all the same, because they are meant when they are sent by name.
-fn is_wanted(signal: &i32) -> bool {
-    if matches!(*signal, SIGINT | SIGQUIT | SIGTERM) {
-        return true;
-    }
+/// Returns the mask of signals that were ignored when this process started, as `nohup` does. They stay
+/// ignored, so that CMD inherits that.
+fn ignored() -> u64 {
     let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
     let mask = status.lines().find_map(|line| {
         let mask = line.strip_prefix("SigIgn:")?;
         u64::from_str_radix(mask.trim(), 16).ok()
     });
-    mask.is_none_or(|mask| mask & (1 << (signal - 1)) == 0)
+    mask.unwrap_or_default()
 }

@@ -9,6 +9,7 @@ pub(crate) use linux::{adopt_orphans, descendants, is_group_orphaned};
 pub(crate) use others::{adopt_orphans, descendants, is_group_orphaned};
 
 #[derive(Debug, Clone, Copy)]
+#[cfg_attr(not(target_os = "linux"), allow(dead_code))]
 pub(crate) struct Process {
     pub(crate) pid: Pid,
     pub(crate) parent: Pid,
@@ -18,6 +19,7 @@ pub(crate) struct Process {
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[cfg_attr(not(target_os = "linux"), allow(dead_code))]
 pub(crate) enum State {
     Alive,
     Stopped,
@@ -26,7 +28,7 @@ pub(crate) enum State {
 
 #[cfg(target_os = "linux")]
 mod linux {
-    use std::collections::HashMap;
+    use std::collections::{HashMap, HashSet};
     use std::fs;
 
     use rustix::process::{Pid, getpgrp, getpid, getsid, set_child_subreaper};
@@ -38,8 +40,8 @@ mod linux {
         set_child_subreaper(Some(getpid())).is_ok()
     }
 
-    /// Returns all descendants that have not ended.
-    pub(crate) fn descendants() -> Vec<Process> {
+    /// Returns all descendants that have not ended, without `strangers` and their descendants.
+    pub(crate) fn descendants(strangers: &HashSet<Pid>) -> Vec<Process> {
         let mut children: HashMap<Pid, Vec<Process>> = HashMap::new();
         let names = fs::read_dir("/proc").into_iter().flatten().flatten();
         for name in names.map(|entry| entry.file_name()) {
@@ -52,8 +54,10 @@ mod linux {
         let mut parents = vec![getpid()];
         while let Some(parent) = parents.pop() {
             for process in children.remove(&parent).unwrap_or_default() {
-                parents.push(process.pid);
-                found.push(process);
+                if !strangers.contains(&process.pid) {
+                    parents.push(process.pid);
+                    found.push(process);
+                }
             }
         }
         found.retain(|process| process.state != State::Dead);
@@ -101,7 +105,9 @@ mod linux {
 /// Without subreapers: only CMD's process group is known.
 #[cfg(not(target_os = "linux"))]
 mod others {
-    use rustix::process::{getpgid, getpgrp, getppid, getsid};
+    use std::collections::HashSet;
+
+    use rustix::process::{Pid, getpgid, getpgrp, getppid, getsid};
 
     use super::Process;
 
@@ -109,7 +115,7 @@ mod others {
         false
     }
 
-    pub(crate) fn descendants() -> Vec<Process> {
+    pub(crate) fn descendants(_: &HashSet<Pid>) -> Vec<Process> {
         Vec::new()
     }
 

@@ -270,6 +270,23 @@ fn lost_lock_ends_the_whole_tree() {
     }
 }
 
+/// `exec redlatch` inherits the background commands of the shell. They are not CMD's.
+#[test]
+fn children_of_the_shell_before_exec_are_not_ended() {
+    let name = unique("strangers");
+    let script =
+        r#"sleep 1000 >/dev/null 2>&1 & echo $!; exec "$0" run --kill-after 0 "$1" -- sleep 1000"#;
+    let mut command = std::process::Command::new("sh");
+    command.args(["-c", script, env!("CARGO_BIN_EXE_redlatch"), &name]);
+    command.env("REDLATCH_URL", shared().url());
+    let holder = Running::start(command);
+    let stranger = Leftover(Pid::from_raw(holder.cmd() as i32).unwrap());
+    until("it is held", || is_held(shared(), &name));
+    holder.signal(Signal::TERM);
+    holder.finish().expect(143);
+    assert!(!is_dead(stranger.0.as_raw_nonzero().get() as u32));
+}
+
 /// A CMD that ends by itself may leave processes behind. They do not hold the lock.
 #[test]
 fn process_left_behind_by_a_normal_exit_does_not_hold_the_lock() {
