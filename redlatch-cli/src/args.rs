@@ -22,14 +22,31 @@ Examples:
   redlatch run nightly-backup -- ./backup.sh
   redlatch ls 'orders:*'
 
-`redlatch <COMMAND> --help` tells all about a command."
+`redlatch <COMMAND> --help` describes a command in full."
 )]
 pub(crate) struct Args {
     #[command(flatten)]
     pub(crate) access: Access,
 
+    #[command(flatten)]
+    pub(crate) output: Output,
+
     #[command(subcommand)]
     pub(crate) command: Command,
+}
+
+/// How much is printed on standard error.
+#[derive(Debug, Clone, Copy, Default, clap::Args)]
+#[command(next_help_heading = "Messages")]
+pub(crate) struct Output {
+    /// Print only errors and lost locks: the exit code says the rest
+    #[arg(short, long, global = true, conflicts_with = "verbose")]
+    pub(crate) quiet: bool,
+
+    /// Print also when a lock is acquired and released, and what the connection does. The variable
+    /// REDLATCH_LOG (else RUST_LOG) selects log events in detail, such as `debug` or `redlatch=trace`
+    #[arg(short, long, global = true)]
+    pub(crate) verbose: bool,
 }
 
 #[derive(Debug, Subcommand)]
@@ -56,23 +73,34 @@ pub(crate) enum Command {
 /// CMD sees REDLATCH_LOCK (the name, or names with a space between them, each once) and REDLATCH_OWNER
 /// (who holds the lock, as `redlatch show` tells it), and with --fenced REDLATCH_FENCING_TOKEN. It does
 /// not see passwords: what REDLATCH_PASSWORD, REDLATCH_SENTINEL_PASSWORD and REDLATCH_URL have of them
-/// is left out, unless --keep-passwords. SIGINT, SIGTERM, SIGHUP and SIGQUIT are passed on to it.
+/// is left out, unless --keep-passwords.
 ///
-/// Should the lock be lost while CMD runs (its lease ended because the store could not be reached in
-/// time or this process was stopped, or it was unlocked by force), then CMD is ended.
+/// With or without a terminal, the lock is released only after CMD has ended and, if a signal ended it,
+/// after the last of its child processes has ended, too. If the lock is lost while they run (its lease
+/// ended because the store could not be reached in time, or it was unlocked by force), they are ended, too.
+/// They get SIGTERM, and SIGKILL after --kill-after. On Linux daemons that CMD has started count as child
+/// processes; elsewhere only CMD's process group does.
 ///
-/// Unless standard input is a terminal, CMD gets a process group of its own, and signals go to all of
-/// it, so that no child of CMD goes on without the lock. With a terminal, signals go to CMD alone.
-/// What CMD leaves behind in the background when it ends by itself is let be. A CMD that asks the
-/// terminal for something although standard input is none (a password, say) is stopped by it: give
-/// redlatch the terminal as standard input.
+/// Processes that CMD leaves behind when it ends by itself run on, without the lock. CMD was ended by a
+/// signal if it died of one, if redlatch passed SIGINT, SIGTERM, SIGHUP or SIGQUIT on to it before it ended,
+/// or if its exit code is 128+n for a signal n.
+///
+/// Signals that redlatch receives are passed on to CMD's process group. SIGTSTP (Ctrl-Z), SIGTTIN and
+/// SIGTTOU stop CMD, its child processes and redlatch together. The lease is not renewed then; on
+/// SIGCONT (`fg`) redlatch asks for the lock first, and continues CMD only if it is still held. In a
+/// terminal CMD is the foreground job.
+///
+/// redlatch can do nothing when it is ended by SIGKILL, stopped by SIGSTOP or crashes. On Linux the system
+/// then kills CMD with it, but not child processes of CMD, and not a set-user-ID program such as sudo.
+/// After SIGSTOP CMD runs on, and is ended after SIGCONT if the lock was lost.
 ///
 /// Every run is an owner of its own: a CMD that runs redlatch again for the same NAME waits for itself.
-///
-/// If redlatch itself is killed (SIGKILL), the system kills CMD too; this works on Linux, for CMD but
-/// not for its children, and not when CMD is a set-user-ID program such as sudo.
 #[derive(Debug, clap::Args)]
-#[command(after_help = RUN_EXAMPLES, after_long_help = format!("{RUN_EXAMPLES}\n\n{RUN_CODES}"))]
+#[command(
+    override_usage = "redlatch run [OPTIONS] <NAME>... -- <CMD>...",
+    after_help = RUN_EXAMPLES,
+    after_long_help = format!("{RUN_EXAMPLES}\n\n{RUN_CODES}")
+)]
 pub(crate) struct Run {
     #[command(flatten)]
     pub(crate) kind: Kind,
@@ -86,11 +114,11 @@ pub(crate) struct Run {
     )]
     pub(crate) set_permits: bool,
 
-    /// Give up after this long if somebody else holds the lock [default: wait for ever]
+    /// Give up after this long if another owner holds the lock [default: wait for ever]
     #[arg(long, value_name = "DUR", value_parser = duration::parse, allow_hyphen_values = true)]
     pub(crate) wait: Option<Duration>,
 
-    /// Give up at once if somebody else holds the lock
+    /// Give up at once if another owner holds the lock
     #[arg(short = 'n', long, conflicts_with = "wait")]
     pub(crate) no_wait: bool,
 
@@ -109,7 +137,8 @@ pub(crate) struct Run {
     #[arg(long, value_name = "DUR", value_parser = duration::parse, allow_hyphen_values = true)]
     pub(crate) watchdog: Option<Duration>,
 
-    /// How long CMD may go on after SIGTERM when the lock was lost, before SIGKILL
+    /// How long processes may take to end before SIGKILL: CMD and its children after the lock was lost,
+    /// and CMD's children after a signal ended CMD
     #[arg(
         long,
         value_name = "DUR",
@@ -119,7 +148,7 @@ pub(crate) struct Run {
     )]
     pub(crate) kill_after: Duration,
 
-    /// The exit code when somebody else holds the lock, 0 to 255
+    /// The exit code when another owner holds the lock, 0 to 255
     #[arg(
         short = 'E',
         long,
@@ -194,26 +223,26 @@ impl Kind {
 }
 
 const RUN_EXAMPLES: &str = "\
-Durations are written 300ms, 2s, 5m or 1h.
+Durations are written 300ms, 2s, 5m (or 5min), 1h or 1d; 5 means 5s.
 
 Examples:
   redlatch run nightly-backup -- ./backup.sh
-  redlatch run --no-wait nightly-backup -- ./backup.sh    # skip it if it runs elsewhere
+  redlatch run -n nightly-backup -- ./backup.sh       # or skip it
   redlatch run --wait 30s -E 0 deploy:web -- sh -c 'make && make install'
-  redlatch run --permits 3 thumbnails -- ./render.sh      # three at once in the whole fleet
-  redlatch run account:1 account:2 -- ./transfer.sh       # both or none";
+  redlatch run --permits 3 thumbnails -- ./render.sh  # at most three
+  redlatch run account:1 account:2 -- ./transfer.sh   # both or none";
 
 const RUN_CODES: &str = "\
 Exit codes:
   CMD's own; 128+n if signal n ended CMD, or ended the wait for the lock
     2  wrong usage: options, durations, the name, the URL
    65  NAME is something of another kind, or has another number of permits
-   69  the store cannot be reached, or refused us (credentials, version), or its replicas
-       did not have the lock in time
+   69  the store cannot be reached or refused the client (credentials, version),
+       or too few replicas acknowledged the lock in time
    70  a mistake in redlatch
    71  the system refused something, such as one more process
-   74  the lock was lost while CMD ran; CMD was ended
-   75  somebody else holds the lock (or N of -E)
+   74  the lock was lost while CMD or its children ran; they were ended
+   75  another owner holds the lock (or N of -E)
   126  CMD was found but cannot be executed
   127  CMD was not found";
 
@@ -222,7 +251,8 @@ Exit codes:
 /// Knows locks of every kind, with who waits in the queue of a fair lock and all readers, semaphores and
 /// latches. Prints a table, or with --json an object: name, kind, held, owner, holds and remaining_ms;
 /// where they mean something also token (of a fenced lock), holders (of a read-write lock), queue (of a
-/// fair lock), value (of a semaphore or latch), available and permits (of an expirable semaphore).
+/// fair lock), value (of a semaphore or latch), available, total and permits (of an expirable semaphore).
+/// A semaphore is held when all of its permits are taken.
 /// A name under which there is nothing is a lock that is free, or a latch that is open: kind, owner and
 /// remaining_ms are null, held is false. remaining_ms is null also for what never expires.
 ///
@@ -231,13 +261,16 @@ Exit codes:
 ///
 /// A semaphore and a latch are both a number in the store and look the same.
 #[derive(Debug, clap::Args)]
-#[command(after_help = "\
+#[command(
+    override_usage = "redlatch show [OPTIONS] <NAME>",
+    after_help = "\
 Examples:
   redlatch show nightly-backup
   redlatch show --json nightly-backup | jq .remaining_ms
 
 Exit codes: 0 also when it is free; 2 wrong usage; 65 the key holds something of another kind;
-69 the store cannot be reached.")]
+69 the store cannot be reached."
+)]
 pub(crate) struct Show {
     /// Print a JSON object
     #[arg(long)]
@@ -253,13 +286,16 @@ pub(crate) struct Show {
 /// semaphore or a latch, and is listed. Prints a table, or with --json one object per
 /// line, like that of `redlatch show`; both sorted by name.
 #[derive(Debug, clap::Args)]
-#[command(after_help = "\
+#[command(
+    override_usage = "redlatch ls [OPTIONS] [PATTERN]",
+    after_help = "\
 Examples:
   redlatch ls
   redlatch ls 'orders:*'
   redlatch ls --json | jq -r 'select(.held) | .owner'
 
-Exit codes: 0 also when there are none; 2 wrong usage; 69 the store cannot be reached.")]
+Exit codes: 0 also when there are none; 2 wrong usage; 69 the store cannot be reached."
+)]
 pub(crate) struct Ls {
     /// Print one JSON object per line
     #[arg(long)]
@@ -275,12 +311,15 @@ pub(crate) struct Ls {
 /// The holder learns of it at its next renewal; until then it goes on, beside whoever gets the lock
 /// next. Prints whether anybody held it.
 #[derive(Debug, clap::Args)]
-#[command(after_help = "\
+#[command(
+    override_usage = "redlatch unlock [OPTIONS] <NAME>",
+    after_help = "\
 Example:
   redlatch unlock --force nightly-backup
 
 Exit codes: 0 also when nobody held it; 2 wrong usage, or no --force;
-65 NAME is something of another kind; 69 the store cannot be reached.")]
+65 NAME is something of another kind; 69 the store cannot be reached."
+)]
 pub(crate) struct Unlock {
     /// Really: the lock is somebody else's, and there is no other way to unlock it from here
     #[arg(long)]
@@ -301,14 +340,17 @@ pub(crate) struct Unlock {
 /// An idle semaphore and a latch look the same in the store, and a plain semaphore always looks like
 /// one: take care not to count a semaphore down. One of `run --permits` that is in use is refused.
 #[derive(Debug, clap::Args)]
-#[command(after_help = "\
+#[command(
+    override_usage = "redlatch latch [OPTIONS] <NAME> <COMMAND>",
+    after_help = "\
 Examples:
   redlatch latch import:42 set 3          # three parts have to be loaded
   redlatch latch import:42 count-down     # each says when it is done
   redlatch latch import:42 wait --for 1h && ./publish.sh
 
 Exit codes: 0 done; 2 wrong usage; 65 NAME is something of another kind;
-69 the store cannot be reached; 75 set: it was set already, or wait: it was not open in time.")]
+69 the store cannot be reached; 75 set: it was set already, or wait: it was not open in time."
+)]
 pub(crate) struct Latch {
     /// The latch's name
     pub(crate) name: String,
@@ -320,12 +362,14 @@ pub(crate) struct Latch {
 #[derive(Debug, Subcommand)]
 pub(crate) enum LatchCommand {
     /// Set an open latch to N; prints N. Whether it was open is the exit code
+    #[command(override_usage = "redlatch latch [OPTIONS] <NAME> set <N>")]
     Set {
         /// How often it has to be counted down
         #[arg(value_parser = value_parser!(u32).range(1..), allow_hyphen_values = true)]
         n: u32,
     },
     /// Count it down; prints what is left
+    #[command(override_usage = "redlatch latch [OPTIONS] <NAME> count-down [--by <N>]")]
     CountDown {
         /// By so many at once
         #[arg(
@@ -338,6 +382,7 @@ pub(crate) enum LatchCommand {
         by: u32,
     },
     /// Wait until it is open
+    #[command(override_usage = "redlatch latch [OPTIONS] <NAME> wait [--for <DUR>]")]
     Wait {
         /// Give up after this long [default: wait for ever]
         #[arg(
@@ -395,6 +440,10 @@ pub(crate) enum TokenCommand {
 /// Become CMD, bound to the life of the parent. Not for people: see `child`.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Exec {
+    /// Go to the foreground of the terminal first
+    #[arg(long)]
+    pub(crate) foreground: bool,
+
     pub(crate) parent: i32,
 
     #[arg(last = true, required = true)]

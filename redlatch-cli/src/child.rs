@@ -1,33 +1,72 @@
-//! CMD's process: started, signalled, waited for, and ended.
+//! CMD and the processes that descend from it: started, signalled, stopped, and ended together.
+//!
+//! CMD always has a process group of its own, so that a signal reaches its children, too. At a terminal
+//! that group is put into the foreground, as a shell does with a job. The shell that started `redlatch`
+//! can continue only the group of `redlatch` itself, so CMD continues after `redlatch` has looked at the
+//! lock, and not before.
 
+use std::collections::HashSet;
 use std::ffi::OsString;
-use std::io::{self, IsTerminal as _};
-use std::process::ExitStatus;
+use std::io;
+use std::os::unix::process::CommandExt as _;
+use std::process::Command;
 use std::time::Duration;
 
-use rustix::process::{Pid, Signal, kill_process, kill_process_group, test_kill_process_group};
-use tokio::process::Command;
-use tokio::time::{Instant, sleep, sleep_until};
+use rustix::io::Errno;
+use rustix::process::{
+    Pid, Signal, WaitOptions, WaitStatus, getpid, kill_current_process_group, kill_process,
+    kill_process_group, test_kill_process_group, wait,
+};
+use tokio::time::{Instant, sleep};
 
 use crate::access;
 use crate::args::Run;
+use crate::exit::by_signal;
 use crate::holding::Holding;
 use crate::signals::{Caught, Signals};
+use crate::terminal::Terminal;
+use crate::tree::{self, State};
+
+/// The pause between two looks at processes that are to end. SIGCHLD shortens it.
+const POLL: Duration = Duration::from_millis(50);
+
+/// How long killed processes may take to disappear.
+const DYING: Duration = Duration::from_secs(1);
 
 pub(crate) struct Child {
-    process: tokio::process::Child,
-    /// CMD's own process group, unless it shares ours.
-    ///
-    /// In a group of its own, CMD could not read from the terminal; in ours, a signal for all of
-    /// CMD's processes would be one for us and whoever started us too.
-    group: Option<Pid>,
+    /// CMD's process id, and the id of its process group.
+    cmd: Pid,
+    status: Option<WaitStatus>,
+    /// Children that this process had before CMD, from a shell that became `redlatch` by `exec`.
+    strangers: HashSet<Pid>,
+    /// Whether orphans among the descendants become children of this process.
+    adopts: bool,
+    /// Whether this process has no child left.
+    childless: bool,
+    terminal: Option<Terminal>,
+    /// Whether CMD's group was put into the foreground of the terminal.
+    in_foreground: bool,
+    /// Whether CMD was passed a signal that asks it to end.
+    asked_to_end: bool,
+    /// Descendants that `suspend` stopped.
+    frozen: HashSet<Pid>,
+    /// When descendants are killed that `end` waits for; set by the first call.
+    kill_at: Option<Option<Instant>>,
+}
+
+/// What became of CMD.
+pub(crate) enum Change {
+    Ended(WaitStatus),
+    /// The terminal stopped CMD, so that the group of this process has to stop, too.
+    Stopped(Signal),
 }
 
 impl Child {
-    /// Starts CMD on the thread that this is called on, whose end is the end of CMD too.
+    /// Starts CMD on the calling thread, whose end is the end of CMD, too.
     pub(crate) fn start(run: &Run, holding: &Holding) -> io::Result<Child> {
-        let own_group = !io::stdin().is_terminal();
-        let mut command = bound_to_us(&run.command);
+        let terminal = Terminal::open();
+        let in_foreground = terminal.as_ref().is_some_and(Terminal::is_for_cmd);
+        let mut command = bound_to_us(&run.command, in_foreground);
         if !run.keep_passwords {
             for (variable, value) in access::for_cmd() {
                 match value {
@@ -37,98 +76,320 @@ impl Child {
             }
         }
         command.envs(holding.environment());
-        if own_group {
-            command.process_group(0);
-        }
-        let process = command.spawn()?;
-        let pid = pid_of(&process);
+        command.process_group(0);
+        let strangers = tree::descendants(&HashSet::new());
+        let adopts = tree::adopt_orphans();
+        let process = match &terminal {
+            Some(terminal) => terminal.unmasked(|| command.spawn()),
+            None => command.spawn(),
+        }?;
+        let pid = i32::try_from(process.id()).ok().and_then(Pid::from_raw);
         Ok(Child {
-            process,
-            group: pid.filter(|_| own_group),
+            cmd: pid.ok_or_else(|| io::Error::other("the system gave no process id"))?,
+            status: None,
+            strangers: strangers.iter().map(|process| process.pid).collect(),
+            adopts,
+            childless: false,
+            terminal,
+            in_foreground,
+            asked_to_end: false,
+            frozen: HashSet::new(),
+            kill_at: None,
         })
     }
 
-    /// Waits for CMD's end. Can be dropped at will, and asked again afterwards.
-    pub(crate) async fn wait(&mut self) -> io::Result<ExitStatus> {
-        self.process.wait().await
+    /// Returns what became of CMD since the last call, if anything. To be called after each
+    /// [`Caught::Child`]. Also collects adopted processes that have ended.
+    pub(crate) fn change(&mut self) -> io::Result<Option<Change>> {
+        loop {
+            match wait(WaitOptions::NOHANG | WaitOptions::UNTRACED) {
+                Ok(Some((pid, status))) if pid == self.cmd => match status.stopping_signal() {
+                    Some(number) => {
+                        let signal = Signal::from_named_raw(number).unwrap_or(Signal::STOP);
+                        if self.stops_us(signal) {
+                            return Ok(Some(Change::Stopped(signal)));
+                        }
+                    }
+                    None => {
+                        self.status = Some(status);
+                        return Ok(Some(Change::Ended(status)));
+                    }
+                },
+                Ok(Some((pid, status))) => {
+                    if !status.stopped() {
+                        self.strangers.remove(&pid);
+                    }
+                }
+                Err(Errno::INTR) => {}
+                Ok(None) => return Ok(None),
+                Err(Errno::CHILD) => {
+                    self.childless = true;
+                    return match self.status {
+                        Some(_) => Ok(None),
+                        None => Err(Errno::CHILD.into()),
+                    };
+                }
+                Err(error) => return Err(error.into()),
+            }
+        }
     }
 
-    /// Passes on what came for us, unless CMD has had it too: keys pressed at a terminal are for
-    /// everybody in the group.
-    pub(crate) fn pass_on(&self, caught: Caught) {
-        if self.group.is_some() || !caught.of_terminal {
-            self.send(caught.signal);
-            // A CMD that is stopped, as by asking a terminal that it is not in front of, would hear
-            // of it only when it goes on; so it goes on.
+    /// Decides what follows when CMD has stopped. A CMD in the background that asks for the terminal
+    /// gets it, if this process has it.
+    fn stops_us(&mut self, signal: Signal) -> bool {
+        let Some(terminal) = &self.terminal else {
+            return false;
+        };
+        let wants_terminal = matches!(signal, Signal::TTIN | Signal::TTOU);
+        if wants_terminal && terminal.is_ours() && terminal.give(self.cmd) {
+            self.in_foreground = true;
+            self.send(Signal::CONT);
+            return false;
+        }
+        wants_terminal || signal == Signal::TSTP || self.in_foreground
+    }
+
+    /// Passes a signal on to CMD's group.
+    pub(crate) fn pass_on(&mut self, caught: Caught) {
+        match caught {
+            Caught::End(signal) => {
+                self.asked_to_end = true;
+                self.send(signal);
+                // A stopped CMD would receive it only when it is continued.
+                self.send(Signal::CONT);
+            }
+            Caught::Other(signal) => self.send(signal),
+            Caught::Stop | Caught::Child => {}
+        }
+    }
+
+    /// Signals CMD's group. Processes of another user cannot be signalled.
+    fn send(&self, signal: Signal) {
+        // After CMD has been collected, its number may belong to another group when it was the last.
+        let in_group = |process: &tree::Process| process.group == self.cmd;
+        if self.status.is_none() || !self.adopts || self.descendants().iter().any(in_group) {
+            let _ = kill_process_group(self.cmd, signal);
+        }
+    }
+
+    /// Asks the shell's job, this process included, to stop, as the terminal would have done without
+    /// `redlatch`. Returns before this process stops.
+    pub(crate) fn stop_our_group(&self, signal: Signal) {
+        let _ = kill_current_process_group(match signal {
+            // Would stop this process at once, without a look at the lock when it continues.
+            Signal::STOP => Signal::TSTP,
+            signal => signal,
+        });
+    }
+
+    /// Continues a CMD that the terminal stopped, where no shell could continue it: the terminal stops
+    /// only what a shell controls. A CMD that asked for a terminal it cannot have stays stopped.
+    pub(crate) fn decline_stop(&self, signal: Signal) {
+        if !matches!(signal, Signal::TTIN | Signal::TTOU) {
             self.send(Signal::CONT);
         }
     }
 
-    fn send(&self, signal: Signal) {
-        // What cannot be signalled has ended, or has become another user; then nothing can be done.
-        let _ = match (self.group, pid_of(&self.process)) {
-            (Some(group), _) => kill_process_group(group, signal),
-            (None, Some(pid)) => kill_process(pid, signal),
-            (None, None) => Ok(()),
-        };
+    /// Returns CMD and its descendants that have not ended.
+    fn descendants(&self) -> Vec<tree::Process> {
+        tree::descendants(&self.strangers)
     }
 
-    /// Ends CMD and everything in its group: asks, and after `patience` no longer asks. Returns when
-    /// nothing is left.
-    pub(crate) async fn end(&mut self, patience: Duration, signals: &mut Signals) {
-        self.send(Signal::TERM);
-        // What was stopped must go on to be able to end.
-        self.send(Signal::CONT);
-        let mut killing = std::pin::pin!(sleep(patience));
+    /// Returns how many of them there are, later on.
+    pub(crate) fn counter(&self) -> impl FnOnce() -> usize + use<> {
+        let strangers = self.strangers.clone();
+        move || tree::descendants(&strangers).len()
+    }
+
+    /// Stops all descendants.
+    pub(crate) fn freeze(&mut self) {
+        self.send(Signal::STOP);
         loop {
+            let mut running = self.descendants();
+            running.retain(|process| {
+                process.state == State::Alive && !self.frozen.contains(&process.pid)
+            });
+            if running.is_empty() {
+                return;
+            }
+            for process in running {
+                let _ = kill_process(process.pid, Signal::STOP);
+                self.frozen.insert(process.pid);
+            }
+        }
+    }
+
+    /// Continues what [`freeze`](Child::freeze) has stopped, CMD in the foreground if it was there and
+    /// the shell has put `redlatch` there.
+    pub(crate) fn thaw(&mut self) {
+        if let Some(terminal) = &self.terminal
+            && self.in_foreground
+        {
+            self.in_foreground = terminal.is_ours() && terminal.give(self.cmd);
+        }
+        self.thaw_processes();
+    }
+
+    fn thaw_processes(&mut self) {
+        self.send(Signal::CONT);
+        if !self.frozen.is_empty() {
+            for process in self.descendants() {
+                if self.frozen.contains(&process.pid) {
+                    let _ = kill_process(process.pid, Signal::CONT);
+                }
+            }
+            self.frozen.clear();
+        }
+    }
+
+    /// Returns whether CMD ended because it was asked to, by a signal to it or to `redlatch`. Its
+    /// children were asked, too, and may still need time. An exit code of 128 + n says that signal n
+    /// ended a child of CMD, as shells report it.
+    pub(crate) fn was_ended(&self, status: WaitStatus) -> bool {
+        self.asked_to_end || ending_signal(status).is_some()
+    }
+
+    /// Returns whether the children of an ended CMD know of the signal that ended it: it was passed on
+    /// to all, or a key sent it.
+    pub(crate) fn is_known_to_children(&self, status: WaitStatus) -> bool {
+        self.asked_to_end || self.ended_by_key(status).is_some()
+    }
+
+    /// The signal of a key at the terminal, which went to CMD's group alone, if it ended CMD.
+    fn ended_by_key(&self, status: WaitStatus) -> Option<Signal> {
+        let signal = ending_signal(status).and_then(Signal::from_named_raw)?;
+        let of_key = self.in_foreground && !self.asked_to_end;
+        (of_key && matches!(signal, Signal::INT | Signal::QUIT)).then_some(signal)
+    }
+
+    /// Waits until no descendant is left. Asks them to end if `ask` is set. Those that are left when
+    /// `patience` is over, counted from the first call, are killed.
+    ///
+    /// Returns only after the last one has ended if `waits_for_all` is set: a process in an
+    /// uninterruptible system call, or one of another user, may outlast SIGKILL. Otherwise returns a
+    /// second after SIGKILL. Cancel safe.
+    pub(crate) async fn end(
+        &mut self,
+        ask: bool,
+        waits_for_all: bool,
+        patience: Duration,
+        signals: &mut Signals,
+    ) {
+        let kill_at = *self
+            .kill_at
+            .get_or_insert_with(|| Instant::now().checked_add(patience));
+        let mut asked = HashSet::new();
+        if ask {
+            self.send(Signal::TERM);
+            for &pid in &self.frozen {
+                let _ = kill_process(pid, Signal::TERM);
+                asked.insert(pid);
+            }
+            // A stopped process has to continue to be able to end.
+            self.thaw_processes();
+        }
+        while !self.is_gone() {
+            let late = kill_at.and_then(|at| Instant::now().checked_duration_since(at));
+            match late {
+                Some(late) if late > DYING && !waits_for_all => return,
+                Some(_) => self.kill(),
+                None if ask => self.ask_orphans(&mut asked),
+                None => {}
+            }
             tokio::select! {
-                biased;
-                () = self.gone() => return,
-                () = &mut killing => break,
+                () = sleep(POLL) => {}
                 caught = signals.next() => self.pass_on(caught),
             }
         }
-        self.send(Signal::KILL);
-        // Not for ever: the dead stay in a group as long as nobody collects them.
-        let give_up = sleep_until(Instant::now() + Duration::from_secs(1));
-        tokio::select! {
-            () = self.gone() => {}
-            () = give_up => {}
+    }
+
+    /// Asks orphans outside of CMD's group to end. A process there with a living parent is left to that
+    /// parent, which may be another `redlatch` or a shell.
+    fn ask_orphans(&self, asked: &mut HashSet<Pid>) {
+        for process in self.descendants() {
+            let orphan = process.parent == getpid() && process.group != self.cmd;
+            if orphan && asked.insert(process.pid) {
+                let _ = kill_process(process.pid, Signal::TERM);
+                let _ = kill_process(process.pid, Signal::CONT);
+            }
         }
     }
 
-    async fn gone(&mut self) {
-        let _ = self.wait().await;
-        // Nobody tells when the last one leaves a group, so it has to be asked for.
-        while let Some(group) = self.group
-            && test_kill_process_group(group).is_ok()
-        {
-            sleep(Duration::from_millis(10)).await;
+    fn kill(&self) {
+        self.send(Signal::KILL);
+        for process in self.descendants() {
+            let _ = kill_process(process.pid, Signal::KILL);
+        }
+    }
+
+    /// Returns whether CMD and all of its descendants have ended.
+    fn is_gone(&mut self) -> bool {
+        while let Ok(Some(_)) = self.change() {}
+        match self.adopts {
+            // Exact: an orphan becomes a child at the moment in which its parent ends.
+            true if self.strangers.is_empty() => self.childless,
+            true => self.status.is_some() && self.descendants().is_empty(),
+            false => self.status.is_some() && test_kill_process_group(self.cmd).is_err(),
+        }
+    }
+
+    /// Lets the rest of the shell's job know of a key that ended CMD, as the terminal would have.
+    pub(crate) fn report_key(&self) {
+        if let Some(signal) = self.status.and_then(|status| self.ended_by_key(status)) {
+            let _ = kill_current_process_group(signal);
         }
     }
 }
 
-fn pid_of(process: &tokio::process::Child) -> Option<Pid> {
-    let id = process.id()?;
-    Pid::from_raw(i32::try_from(id).ok()?)
+impl Drop for Child {
+    fn drop(&mut self) {
+        if let Some(terminal) = &self.terminal
+            && self.in_foreground
+        {
+            terminal.take_back(self.cmd);
+        }
+    }
+}
+
+/// The exit code that shells report.
+pub(crate) fn code_of(status: WaitStatus) -> u8 {
+    match (status.exit_status(), status.terminating_signal()) {
+        (Some(code), _) => u8::try_from(code).unwrap_or(u8::MAX),
+        (None, number) => by_signal(number.unwrap_or_default()),
+    }
+}
+
+/// The signal that ended CMD, or a child of CMD as CMD reports it.
+fn ending_signal(status: WaitStatus) -> Option<i32> {
+    let number = match status.exit_status() {
+        Some(code) => code - 128,
+        None => status.terminating_signal()?,
+    };
+    (1..=64).contains(&number).then_some(number)
 }
 
 /// CMD, by way of ourselves: only in the new process, before it becomes CMD, can it be arranged that
 /// the system kills it when we die. See `exec`.
-#[cfg(target_os = "linux")]
-fn bound_to_us(command: &[OsString]) -> Command {
-    // Not our path, which may lead to a newer version by now or to nothing.
-    let mut ourselves = Command::new("/proc/self/exe");
-    ourselves.arg0("redlatch");
-    ourselves.args(["__exec", &std::process::id().to_string(), "--"]);
+fn bound_to_us(command: &[OsString], in_foreground: bool) -> Command {
+    let mut ourselves = ourselves();
+    ourselves.arg("__exec");
+    if in_foreground {
+        ourselves.arg("--foreground");
+    }
+    ourselves.args([&std::process::id().to_string(), "--"]);
     ourselves.args(command);
     ourselves
 }
 
-#[cfg(not(target_os = "linux"))]
-fn bound_to_us(command: &[OsString]) -> Command {
-    let mut ourselves = Command::new(std::env::current_exe().unwrap_or_else(|_| "redlatch".into()));
-    ourselves.args(["__exec", &std::process::id().to_string(), "--"]);
-    ourselves.args(command);
+#[cfg(target_os = "linux")]
+fn ourselves() -> Command {
+    // Not our path, which may lead to a newer version by now or to nothing.
+    let mut ourselves = Command::new("/proc/self/exe");
+    ourselves.arg0("redlatch");
     ourselves
+}
+
+#[cfg(not(target_os = "linux"))]
+fn ourselves() -> Command {
+    Command::new(std::env::current_exe().unwrap_or_else(|_| "redlatch".into()))
 }

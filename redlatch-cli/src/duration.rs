@@ -2,9 +2,10 @@
 
 use std::time::Duration;
 
-/// `300ms`, `2s`, `5m`, `1h`: a whole number and a unit.
+/// Parses a whole number and a unit: `300ms`, `2s`, `5m` or `5min`, `1h`, `1d`. A number alone is in
+/// seconds, as in `sleep 5`.
 pub(crate) fn parse(text: &str) -> Result<Duration, String> {
-    let help = "write a whole number and a unit, such as 300ms, 2s, 5m or 1h";
+    let help = "write a whole number and a unit, such as 300ms, 2s, 5m, 1h or 1d";
     if text.starts_with('-') {
         return Err(format!("it cannot be negative; {help}"));
     }
@@ -14,10 +15,10 @@ pub(crate) fn parse(text: &str) -> Result<Duration, String> {
     let (number, unit) = text.split_at(unit_at);
     let seconds_per = match unit {
         _ if number.is_empty() => return Err(help.into()),
-        "ms" | "s" => 1,
-        "m" => 60,
+        "ms" | "s" | "" => 1,
+        "m" | "min" => 60,
         "h" => 60 * 60,
-        "" => return Err(format!("it has no unit; {help}")),
+        "d" => 24 * 60 * 60,
         _ => return Err(help.into()),
     };
     let too_long = || format!("it is too long; {help}");
@@ -41,6 +42,17 @@ pub(crate) fn short(duration: Duration) -> String {
     }
 }
 
+/// Rounded up, for sentences: `850 ms`, `24 s`, `4 min`, `3 h`.
+pub(crate) fn rough(duration: Duration) -> String {
+    let (number, unit) = match duration.as_millis() {
+        millis @ 0..1_000 => (millis, "ms"),
+        millis @ 1_000..120_000 => (millis.div_ceil(1_000), "s"),
+        millis @ 120_000..7_200_000 => (millis.div_ceil(60_000), "min"),
+        millis => (millis.div_ceil(3_600_000), "h"),
+    };
+    format!("{number} {unit}")
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -54,6 +66,10 @@ mod tests {
             ("5m", 300_000),
             ("1h", 3_600_000),
             ("007s", 7_000),
+            ("5", 5_000),
+            ("0", 0),
+            ("5min", 300_000),
+            ("5d", 432_000_000),
         ] {
             assert_eq!(parse(text), Ok(Duration::from_millis(millis)), "{text}");
         }
@@ -64,12 +80,12 @@ mod tests {
         for (text, reason) in [
             ("", "whole number"),
             ("s", "whole number"),
-            ("5", "no unit"),
             ("-5s", "negative"),
             ("1.5s", "whole number"),
             ("5 s", "whole number"),
             (" 5s", "whole number"),
-            ("5d", "whole number"),
+            ("5w", "whole number"),
+            ("5mins", "whole number"),
             ("5S", "whole number"),
             ("1m30s", "whole number"),
             ("+5s", "whole number"),
@@ -79,6 +95,20 @@ mod tests {
         ] {
             let said = parse(text).unwrap_err();
             assert!(said.contains(reason), "{text}: {said}");
+        }
+    }
+
+    #[test]
+    fn rough_durations_are_rounded_up() {
+        for (millis, shown) in [
+            (0, "0 ms"),
+            (850, "850 ms"),
+            (23_001, "24 s"),
+            (120_000, "2 min"),
+            (180_001, "4 min"),
+            (7_200_001, "3 h"),
+        ] {
+            assert_eq!(rough(Duration::from_millis(millis)), shown);
         }
     }
 

@@ -5,8 +5,8 @@ use std::os::unix::process::CommandExt as _;
 use std::process::Command;
 
 use crate::args::Exec;
-use crate::exit;
 use crate::say::say;
+use crate::{exit, terminal};
 
 /// Has the system kill this process when its parent dies, and becomes CMD. Returns if it cannot.
 pub(crate) fn exec(exec: &Exec) -> u8 {
@@ -22,6 +22,9 @@ pub(crate) fn exec(exec: &Exec) -> u8 {
     let Some((program, args)) = exec.command.split_first() else {
         return exit::USAGE;
     };
+    if exec.foreground {
+        terminal::come_forward();
+    }
     let error = Command::new(program).args(args).exec();
     let program = program.to_string_lossy();
     if error.kind() == ErrorKind::NotFound {

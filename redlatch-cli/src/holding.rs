@@ -6,13 +6,13 @@ use std::pin::Pin;
 use std::time::Duration;
 
 use redlatch::{
-    Acquire, Client, Error, FairLock, Guard, Lock, LockKind, MultiGuard, MultiLock, OwnedKind,
-    PermitId, TryAcquire,
+    Acquire, Client, Error, FairLock, Guard, Lock, LockKind, Loss, MultiGuard, MultiLock,
+    ObjectState, OwnedKind, PermitId, TryAcquire,
 };
 use tokio::time::Instant;
 
 use crate::args::Run;
-use crate::say::say;
+use crate::say::note;
 
 /// The lease that a watchdog renews if nothing else is said.
 const DEFAULT_WATCHDOG: Duration = Duration::from_secs(30);
@@ -29,6 +29,7 @@ type Boxed<'a, T> = Pin<Box<dyn Future<Output = T> + 'a>>;
 trait Held {
     /// Completes when it is lost: how.
     fn lost(&self) -> Boxed<'_, Error>;
+    fn is_valid(&self) -> bool;
     fn unlock(self: Box<Self>) -> Boxed<'static, redlatch::Result<()>>;
 }
 
@@ -38,6 +39,10 @@ impl<K: LockKind> Held for Guard<K> {
             let Err(lost) = self.run(pending::<Infallible>()).await;
             lost
         })
+    }
+
+    fn is_valid(&self) -> bool {
+        Guard::is_valid(self)
     }
 
     fn unlock(self: Box<Self>) -> Boxed<'static, redlatch::Result<()>> {
@@ -51,6 +56,10 @@ impl Held for MultiGuard {
             let Err(lost) = self.run(pending::<Infallible>()).await;
             lost
         })
+    }
+
+    fn is_valid(&self) -> bool {
+        MultiGuard::is_valid(self)
     }
 
     fn unlock(self: Box<Self>) -> Boxed<'static, redlatch::Result<()>> {
@@ -111,8 +120,53 @@ impl Holding {
     }
 
     /// Completes when it is lost: how.
-    pub(crate) async fn lost(&self) -> Error {
-        self.guard.lost().await
+    pub(crate) async fn lost(&self) -> Loss {
+        match self.guard.lost().await {
+            Error::Lost { reason, .. } => reason,
+            _ => Loss::NotHeld,
+        }
+    }
+
+    /// The owner as the store knows it, or the id of the permit.
+    pub(crate) fn owner(&self) -> &str {
+        &self.owner
+    }
+
+    /// Returns how the lock was lost, after this process may have been stopped for any time. Asks the
+    /// store, because another owner may have the lock although the lease here has not ended (an unlock by
+    /// force). If the store does not answer, the lease decides, as it does while CMD runs.
+    pub(crate) async fn loss(&self, client: &Client, names: &[String]) -> Option<Loss> {
+        let is_held = async {
+            for name in names {
+                match client.inspect(name).await {
+                    Ok(Some(state)) if self.is_in(&state) => {}
+                    Ok(_) => return false,
+                    Err(_) => {}
+                }
+            }
+            true
+        };
+        tokio::select! {
+            biased;
+            lost = self.lost() => Some(lost),
+            is_held = is_held => match is_held {
+                false => Some(Loss::NotHeld),
+                // The answer took time.
+                true => (!self.guard.is_valid()).then_some(Loss::LeaseEnded),
+            },
+        }
+    }
+
+    fn is_in(&self, state: &ObjectState) -> bool {
+        match state {
+            ObjectState::ExpirableSemaphore { acquired, .. } => {
+                acquired.iter().any(|permit| permit.id == self.owner)
+            }
+            state => state
+                .holders()
+                .iter()
+                .any(|holder| holder.owner == self.owner),
+        }
     }
 
     pub(crate) async fn unlock(self) -> redlatch::Result<()> {
@@ -178,7 +232,7 @@ pub(crate) async fn other_permits(
         return Ok(Some(total));
     }
     let noun = permits_noun(total);
-    say!("{name}: had {total} {noun}; it has {permits} from now on");
+    note!("{name}: had {total} {noun}; it has {permits} from now on");
     semaphore.set_permits(permits).await?;
     Ok(None)
 }

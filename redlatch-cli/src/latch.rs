@@ -5,14 +5,14 @@ use redlatch::{Client, ObjectState};
 use crate::access::Access;
 use crate::args::{Latch, LatchCommand};
 use crate::exit::{self, Failure};
-use crate::say::say;
+use crate::say::note;
 use crate::signals::Signals;
 use crate::{show, store};
 
 pub(crate) async fn latch(access: &Access, latch: &Latch) -> Result<u8, Failure> {
     let name = &latch.name;
     store::check_name(name).await?;
-    let mut signals = Signals::catch()?;
+    let mut signals = Signals::catch_ending()?;
     let client = store::connect(access, Client::builder()).await?;
     // Its number could be counted down, and would then let more or fewer in than it should.
     if let Some(state) = client.inspect(name).await?
@@ -26,10 +26,11 @@ pub(crate) async fn latch(access: &Access, latch: &Latch) -> Result<u8, Failure>
             if handle.try_set_count(n).await? {
                 return show::write(&format!("{n}\n"));
             }
-            say!(
-                "{name}: it was set already, and {} is left",
-                handle.count().await?
-            );
+            let left = match handle.count().await? {
+                1 => "1 is left".to_owned(),
+                count => format!("{count} are left"),
+            };
+            note!("{name}: it was set already, and {left}");
             Ok(exit::NOT_OBTAINED)
         }
         LatchCommand::CountDown { by } => {
@@ -45,11 +46,11 @@ pub(crate) async fn latch(access: &Access, latch: &Latch) -> Result<u8, Failure>
             };
             tokio::select! {
                 biased;
-                caught = signals.next() => Ok(exit::by_signal(caught.signal.as_raw())),
+                signal = signals.next_end() => Ok(exit::by_signal(signal.as_raw())),
                 open = open => match open? {
                     true => Ok(exit::OK),
                     false => {
-                        say!("{name}: not open in time");
+                        note!("{name}: not open in time");
                         Ok(exit::NOT_OBTAINED)
                     }
                 },

@@ -15,6 +15,8 @@ mod show;
 mod signals;
 mod store;
 mod token;
+mod terminal;
+mod tree;
 
 use std::ffi::OsString;
 use std::process::ExitCode;
@@ -40,7 +42,7 @@ fn main() -> ExitCode {
     if let Command::Exec(exec) = &args.command {
         return exec::exec(exec).into();
     }
-    say::start_log();
+    say::start_log(args.output);
     if url_from == Some(ValueSource::CommandLine) {
         access::warn_of_password(&args.access.url);
     }

@@ -2,33 +2,33 @@
 
 use std::collections::HashSet;
 use std::convert::Infallible;
-use std::os::unix::process::ExitStatusExt as _;
-use std::process::ExitStatus;
 use std::time::Duration;
 
-use redlatch::{Client, Error, ObjectState};
+use redlatch::{Client, Error, Loss, ObjectState};
+use rustix::process::WaitStatus;
+use tokio::time::{Instant, timeout_at};
 
 use crate::access::Access;
 use crate::args::Run;
-use crate::child::Child;
+use crate::child::{Change, Child, code_of};
 use crate::exit::{self, Failure};
 use crate::holding::{self, Holding};
-use crate::say::{printable, say};
-use crate::signals::Signals;
+use crate::say::{self, detail, note, printable, say};
+use crate::signals::{self, Caught, Signals};
 use crate::{duration, store};
 
-/// Whoever waits for longer than this is told for whom.
-const SILENCE: Duration = Duration::from_secs(5);
+/// How long `run` waits in silence. A lock that is free soon needs no message.
+const SILENCE: Duration = Duration::from_secs(1);
 
 pub(crate) async fn run(access: &Access, mut run: Run) -> Result<u8, Failure> {
-    let mut signals = Signals::catch()?;
+    let mut signals = Signals::catch_all()?;
     store::rehearse(&run).await?;
     // Held twice is held.
     let mut named = HashSet::new();
     run.names.retain(|name| named.insert(name.clone()));
     let client = tokio::select! {
         biased;
-        caught = signals.next() => return Ok(exit::by_signal(caught.signal.as_raw())),
+        signal = signals.next_end() => return Ok(exit::by_signal(signal.as_raw())),
         client = store::connect(access, store::settings(&run)) => client?,
     };
     let code = run_holding(&client, &run, &mut signals).await;
@@ -40,48 +40,44 @@ pub(crate) async fn run(access: &Access, mut run: Run) -> Result<u8, Failure> {
 async fn run_holding(client: &Client, run: &Run, signals: &mut Signals) -> Result<u8, Failure> {
     let holding = tokio::select! {
         biased;
-        caught = signals.next() => return Ok(exit::by_signal(caught.signal.as_raw())),
+        signal = signals.next_end() => return Ok(exit::by_signal(signal.as_raw())),
         holding = obtain(client, run) => holding?,
-        never = tell_for_whom(client, run) => match never {},
+        never = report_waiting(client, run) => match never {},
     };
     let names = run.names.join(" ");
     let Some(holding) = holding else {
-        match run.wait {
-            Some(wait) => say!("{names}: not obtained within {}", duration::short(wait)),
-            None if run.kind.fair => {
-                say!("{names}: somebody else holds it, or is before you in the queue");
-            }
-            None => say!("{names}: somebody else holds it"),
-        }
+        report_conflict(client, run).await;
         return Ok(run.conflict_exit_code);
     };
+    detail!("{names}: acquired by {}", holding.owner());
     let mut child = Child::start(run, &holding)
         .map_err(|error| Failure::system("cannot start a process", &error))?;
-    match accompany(&mut child, &holding, signals).await {
-        Ok(Ok(status)) => match holding.unlock().await {
-            Ok(()) => return Ok(code_of(status)),
+    match accompany(&mut child, &holding, client, run, signals).await {
+        Ok(Ended::Released(status)) => match holding.unlock().await {
+            Ok(()) => {
+                detail!("{names}: released");
+                child.report_key();
+                return Ok(code_of(status));
+            }
             Err(error @ (Error::Lost { .. } | Error::WrongKind { .. })) => say!("{error}"),
             Err(error) => {
                 say!("{names}: not released: {error}");
                 say!("{names}: it is free when its lease ends");
+                child.report_key();
                 return Ok(code_of(status));
             }
         },
-        Ok(Err(error)) => {
-            child.end(run.kill_after, signals).await;
+        Ok(Ended::Lost(how)) => {
+            let patience = duration::short(run.kill_after);
+            say!("{names}: lost: {how}; ending CMD: SIGTERM now, SIGKILL after {patience}");
+        }
+        Err(error) => {
+            child.end(true, true, run.kill_after, signals).await;
             return Err(Failure::system("cannot wait for CMD", &error));
         }
-        Err(lost) => {
-            let how = match lost {
-                Error::Lost { reason, .. } => format!("lost: {reason}"),
-                _ => "lost".into(),
-            };
-            let patience = duration::short(run.kill_after);
-            say!("{names}: {how}; ending CMD: SIGTERM now, SIGKILL after {patience}");
-        }
     }
-    // Also when CMD itself has ended: what it left behind believes in the lock.
-    child.end(run.kill_after, signals).await;
+    // Also when CMD itself has ended: its children still rely on the lock.
+    child.end(true, false, run.kill_after, signals).await;
     Ok(exit::LOST)
 }
 
@@ -105,54 +101,152 @@ async fn obtain(client: &Client, run: &Run) -> Result<Option<Holding>, Failure> 
     }
 }
 
-/// After a while of waiting, says once who is in the way.
-async fn tell_for_whom(client: &Client, run: &Run) -> Infallible {
-    tokio::time::sleep(SILENCE).await;
+/// Reports once what a longer wait is for.
+async fn report_waiting(client: &Client, run: &Run) -> Infallible {
+    if !say::output().verbose {
+        tokio::time::sleep(SILENCE).await;
+    }
     for name in &run.names {
-        let state = client.inspect(name).await.ok().flatten();
-        if let Some(who) = state.as_ref().and_then(in_the_way) {
-            say!("{name}: waiting; {who}");
+        if let Some(obstacle) = obstacle(client, name).await {
+            note!("waiting for {}, {obstacle}", printable(name));
         }
     }
     std::future::pending().await
 }
 
-fn in_the_way(state: &ObjectState) -> Option<String> {
-    match (state, state.holders().as_slice()) {
-        (_, [holder]) => Some(format!("held by {}", printable(&holder.owner))),
-        (_, [holder, others @ ..]) => {
-            let (owner, others) = (printable(&holder.owner), others.len());
-            Some(format!("held by {owner} and {others} more"))
+/// Reports why the lock was not acquired. Does not wait for a slow store: the limit is over.
+async fn report_conflict(client: &Client, run: &Run) {
+    let give_up = Instant::now() + SILENCE;
+    let names = printable(&run.names.join(" "));
+    let what = match run.wait {
+        Some(wait) => format!("not acquired within {}", duration::short(wait)),
+        None => "not acquired".into(),
+    };
+    let mut reasons = Vec::new();
+    for name in &run.names {
+        let obstacle = timeout_at(give_up, obstacle(client, name)).await;
+        if let Ok(Some(obstacle)) = obstacle {
+            reasons.push(match run.names.len() {
+                1 => obstacle,
+                _ => format!("{} is {obstacle}", printable(name)),
+            });
         }
-        (ObjectState::ExpirableSemaphore { .. }, _) => Some("all permits are out".into()),
-        (ObjectState::Lock { queue, .. }, _) => queue
+    }
+    match reasons.is_empty() {
+        true => note!("{names}: {what}: another owner held it"),
+        false => note!("{names}: {what}: {}", reasons.join("; ")),
+    }
+}
+
+/// Describes who holds `name`, and for how long unless the holder renews it.
+async fn obstacle(client: &Client, name: &str) -> Option<String> {
+    let state = client.inspect(name).await.ok().flatten()?;
+    let holders = state.holders();
+    if let Some(first) = holders.first() {
+        let others = match holders.len() - 1 {
+            0 => String::new(),
+            others => format!(" and {others} more"),
+        };
+        let until = limit(holders.iter().map(|holder| holder.remaining));
+        return Some(format!(
+            "held by {}{others}{until}",
+            printable(&first.owner)
+        ));
+    }
+    match &state {
+        ObjectState::ExpirableSemaphore { acquired, .. } => {
+            // One permit is enough.
+            let until = acquired.iter().filter_map(|permit| permit.remaining).min();
+            let until = until.map_or(String::new(), |until| {
+                format!(" for up to {}", duration::rough(until))
+            });
+            Some(match acquired.len() {
+                1 => format!("its only permit is taken{until}"),
+                all => format!("all {all} permits are taken{until}"),
+            })
+        }
+        ObjectState::Lock { queue, .. } => queue
             .first()
-            .map(|next| format!("it is the turn of {}", printable(&next.owner))),
+            .map(|next| format!("next in its queue is {}", printable(&next.owner))),
         _ => None,
     }
 }
 
-/// Until CMD ends; an error when the lock is lost before.
-async fn accompany(
-    child: &mut Child,
-    holding: &Holding,
-    signals: &mut Signals,
-) -> Result<std::io::Result<ExitStatus>, Error> {
-    loop {
-        tokio::select! {
-            // After a pause of this process everything may have happened at once.
-            biased;
-            lost = holding.lost() => return Err(lost),
-            caught = signals.next() => child.pass_on(caught),
-            status = child.wait() => return Ok(status),
-        }
+/// All have to expire, so the latest counts.
+fn limit(remaining: impl Iterator<Item = Option<Duration>>) -> String {
+    let latest: Option<Vec<Duration>> = remaining.collect();
+    match latest.and_then(|all| all.into_iter().max()) {
+        Some(latest) => format!(" for up to {}", duration::rough(latest)),
+        None => " for ever".into(),
     }
 }
 
-fn code_of(status: ExitStatus) -> u8 {
-    match (status.code(), status.signal()) {
-        (Some(code), _) => u8::try_from(code).unwrap_or(u8::MAX),
-        (None, Some(signal)) => exit::by_signal(signal),
-        (None, None) => exit::SOFTWARE,
+enum Ended {
+    /// CMD has ended, and no process is left that the lock has to be held for.
+    Released(WaitStatus),
+    Lost(Loss),
+}
+
+/// Waits until CMD ends, or the lock is lost before.
+///
+/// Invariant: while this process holds the lock, or has lost it, no process of CMD's runs that this
+/// process does not watch. It stops only after all of them have stopped, and continues them only after
+/// it has looked at the lock. After an end by a signal it keeps the lock until the last of them has
+/// ended.
+async fn accompany(
+    child: &mut Child,
+    holding: &Holding,
+    client: &Client,
+    run: &Run,
+    signals: &mut Signals,
+) -> std::io::Result<Ended> {
+    let status = loop {
+        match child.change()? {
+            Some(Change::Ended(status)) => break status,
+            Some(Change::Stopped(signal)) if signals::can_stop() => child.stop_our_group(signal),
+            Some(Change::Stopped(signal)) => child.decline_stop(signal),
+            None => {}
+        }
+        tokio::select! {
+            // After a pause of this process everything may have happened at once.
+            biased;
+            lost = holding.lost() => return Ok(Ended::Lost(lost)),
+            caught = signals.next() => match caught {
+                Caught::Stop if signals::can_stop() => {
+                    child.freeze();
+                    signals::stop();
+                    if let Some(loss) = holding.loss(client, &run.names).await {
+                        return Ok(Ended::Lost(loss));
+                    }
+                    child.thaw();
+                }
+                caught => child.pass_on(caught),
+            },
+        }
+    };
+    if !child.was_ended(status) {
+        return Ok(Ended::Released(status));
     }
+    let ask = !child.is_known_to_children(status);
+    let count = child.counter();
+    tokio::select! {
+        biased;
+        lost = holding.lost() => return Ok(Ended::Lost(lost)),
+        () = child.end(ask, true, run.kill_after, signals) => {}
+        never = report_rest(run, count) => match never {},
+    }
+    Ok(Ended::Released(status))
+}
+
+/// Reports once that processes outlast CMD.
+async fn report_rest(run: &Run, count: impl FnOnce() -> usize) -> Infallible {
+    tokio::time::sleep(SILENCE).await;
+    let names = printable(&run.names.join(" "));
+    note!(
+        "{names}: CMD has ended, but {} of its child processes have not; the lock is held until they \
+         end (SIGKILL {} after CMD)",
+        count(),
+        duration::short(run.kill_after)
+    );
+    std::future::pending().await
 }

@@ -3,6 +3,7 @@
 
 use std::fmt;
 use std::io::{IsTerminal as _, Write as _};
+use std::sync::OnceLock;
 
 use tracing::{Event, Subscriber};
 use tracing_subscriber::EnvFilter;
@@ -10,11 +11,40 @@ use tracing_subscriber::fmt::format::Writer;
 use tracing_subscriber::fmt::{FmtContext, FormatEvent, FormatFields};
 use tracing_subscriber::registry::LookupSpan;
 
+use crate::args::Output;
+
 /// Like `eprintln!`, with the program's name in front.
 macro_rules! say {
     ($($what:tt)*) => { $crate::say::line(format_args!($($what)*)) };
 }
 pub(crate) use say;
+
+/// As `say!`, unless --quiet.
+macro_rules! note {
+    ($($what:tt)*) => {
+        if !$crate::say::output().quiet {
+            $crate::say::line(format_args!($($what)*))
+        }
+    };
+}
+pub(crate) use note;
+
+/// As `say!`, with --verbose only.
+macro_rules! detail {
+    ($($what:tt)*) => {
+        if $crate::say::output().verbose {
+            $crate::say::line(format_args!($($what)*))
+        }
+    };
+}
+pub(crate) use detail;
+
+static OUTPUT: OnceLock<Output> = OnceLock::new();
+
+/// How much is to be printed, once [`start_log`] knows.
+pub(crate) fn output() -> Output {
+    OUTPUT.get().copied().unwrap_or_default()
+}
 
 pub(crate) fn line(what: fmt::Arguments<'_>) {
     // In one write, so that lines of several processes do not mix.
@@ -40,7 +70,8 @@ pub(crate) fn printable(text: &str) -> String {
 
 /// The library's warnings are for the operator too. With REDLATCH_LOG or RUST_LOG set, it is a log
 /// with everything that they ask for.
-pub(crate) fn start_log() {
+pub(crate) fn start_log(output: Output) {
+    let _ = OUTPUT.set(output);
     let asked = ["REDLATCH_LOG", "RUST_LOG"]
         .into_iter()
         .filter_map(|variable| std::env::var(variable).ok())
@@ -55,7 +86,11 @@ pub(crate) fn start_log() {
     match asked {
         Some(filter) => base().with_env_filter(EnvFilter::new(filter)).init(),
         None => base()
-            .with_env_filter(EnvFilter::new(WARNINGS))
+            .with_env_filter(EnvFilter::new(match output {
+                Output { quiet: true, .. } => ERRORS,
+                Output { verbose: true, .. } => EVENTS,
+                _ => WARNINGS,
+            }))
             .with_ansi(false)
             .event_format(Short)
             .init(),
@@ -64,6 +99,8 @@ pub(crate) fn start_log() {
 
 /// A loss is told by `run`, with what follows from it.
 const WARNINGS: &str = "warn,redlatch::hold=error";
+const ERRORS: &str = "error";
+const EVENTS: &str = "info,redlatch::hold=error";
 
 /// `redlatch: warning: …`, like all else that is said.
 struct Short;
@@ -80,10 +117,11 @@ where
         event: &Event<'_>,
     ) -> fmt::Result {
         let level = match *event.metadata().level() {
-            tracing::Level::ERROR => "error",
-            _ => "warning",
+            tracing::Level::ERROR => "error: ",
+            tracing::Level::WARN => "warning: ",
+            _ => "",
         };
-        write!(writer, "redlatch: {level}: ")?;
+        write!(writer, "redlatch: {level}")?;
         context.format_fields(writer.by_ref(), event)?;
         writeln!(writer)
     }

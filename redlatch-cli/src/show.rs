@@ -34,6 +34,8 @@ struct Object {
     #[serde(skip_serializing_if = "Option::is_none")]
     available: Option<i64>,
     #[serde(skip_serializing_if = "Option::is_none")]
+    total: Option<i64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
     permits: Option<Vec<Out>>,
 }
 
@@ -176,6 +178,8 @@ impl Object {
                 value, remaining, ..
             } => {
                 object.value = Some(value);
+                // A latch at zero is not kept, so this is a semaphore without a permit left.
+                object.held = value <= 0;
                 object.remaining_ms = millis(remaining);
             }
             ObjectState::ExpirableSemaphore {
@@ -183,7 +187,10 @@ impl Object {
                 acquired,
                 ..
             } => {
+                let taken = i64::try_from(acquired.len()).unwrap_or(i64::MAX);
                 object.available = Some(available);
+                object.total = Some(available.saturating_add(taken));
+                object.held = available <= 0;
                 let out = |permit: OutPermit| Out {
                     id: permit.id,
                     remaining_ms: millis(permit.remaining),
@@ -212,11 +219,18 @@ impl Object {
         };
         let mut rows = Vec::new();
         if let Some(value) = self.value {
-            let owner = format!("({value} left)");
+            let owner = match self.held {
+                true => format!("(held: {value} left)"),
+                false => format!("({value} left)"),
+            };
             let remaining = self.remaining_ms.map(Some).map_or("-".into(), lasting);
             rows.push(row(owner, None, remaining));
-        } else if let Some(available) = self.available {
-            rows.push(row(format!("({available} left)"), None, "-".into()));
+        } else if let (Some(available), Some(total)) = (self.available, self.total) {
+            let owner = match self.held {
+                true => format!("(held: {available} of {total} left)"),
+                false => format!("({available} of {total} left)"),
+            };
+            rows.push(row(owner, None, "-".into()));
         } else if self.holders.is_empty() {
             let remaining = match self.held {
                 true => lasting(self.remaining_ms),
@@ -275,15 +289,13 @@ fn lines(objects: &[Object]) -> Result<String, Failure> {
 
 fn table(objects: &[Object]) -> String {
     let head = ["NAME", "KIND", "OWNER", "HOLDS", "REMAINING"].map(str::to_owned);
-    let cells: Vec<_> = std::iter::once(head)
+    let mut cells: Vec<_> = std::iter::once(head)
         .chain(objects.iter().flat_map(Object::rows))
         .collect();
-    let mut widths = [0; 5];
-    for row in &cells {
-        for (width, cell) in widths.iter_mut().zip(row) {
-            *width = cell.chars().count().max(*width);
-        }
+    if let Some(columns) = terminal_columns() {
+        fit(&mut cells, columns);
     }
+    let widths = widths(&cells);
     let mut table = String::new();
     for [name, kind, owner, holds, remaining] in &cells {
         let [w_name, w_kind, w_owner, w_holds, w_remaining] = widths;
@@ -295,6 +307,49 @@ fn table(objects: &[Object]) -> String {
     table
 }
 
+fn widths(cells: &[[String; 5]]) -> [usize; 5] {
+    let mut widths = [0; 5];
+    for row in cells {
+        for (width, cell) in widths.iter_mut().zip(row) {
+            *width = cell.chars().count().max(*width);
+        }
+    }
+    widths
+}
+
+/// The width of the terminal that the table is printed to. In a file or a pipe nothing is shortened.
+fn terminal_columns() -> Option<usize> {
+    let size = rustix::termios::tcgetwinsize(io::stdout()).ok()?;
+    Some(usize::from(size.ws_col)).filter(|columns| *columns > 0)
+}
+
+/// Shortens owners, then names, until the table fits. JSON has them in full.
+fn fit(cells: &mut [[String; 5]], columns: usize) {
+    const SEPARATORS: usize = 4 * 2;
+    // What is left of an owner tells owners apart: the beginning of the client's id, and the number.
+    for (column, least) in [(2, 16), (0, 12), (1, 8)] {
+        let widths = widths(cells);
+        let total = widths.iter().sum::<usize>() + SEPARATORS;
+        let width = widths[column].saturating_sub(total.saturating_sub(columns));
+        for row in cells.iter_mut() {
+            row[column] = shortened(&row[column], width.max(least));
+        }
+    }
+}
+
+/// Leaves out the middle.
+fn shortened(text: &str, width: usize) -> String {
+    let length = text.chars().count();
+    if length <= width {
+        return text.to_owned();
+    }
+    let tail = (width - 1) / 2;
+    let head = width - 1 - tail;
+    let start = text.chars().take(head);
+    let end = text.chars().skip(length - tail);
+    start.chain(['…']).chain(end).collect()
+}
+
 pub(crate) fn write(text: &str) -> Result<u8, Failure> {
     let mut out = io::stdout().lock();
     match out.write_all(text.as_bytes()).and_then(|()| out.flush()) {
@@ -302,5 +357,33 @@ pub(crate) fn write(text: &str) -> Result<u8, Failure> {
         // `redlatch ls | head -1`: whoever reads has read enough.
         Err(error) if error.kind() == ErrorKind::BrokenPipe => Ok(exit::OK),
         Err(error) => Err(Failure::system("cannot write to standard output", &error)),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{fit, shortened, widths};
+
+    #[test]
+    fn wide_tables_are_shortened_to_the_terminal() {
+        let owner = "0195e3a2-4a4b-7c1d-9f3e-1234567890ab:1234567890 (waits, 12)";
+        let row = ["orders:42", "fenced lock, token 12345", owner, "1", "29.3s"];
+        let mut cells = [row.map(str::to_owned)];
+        for columns in [300, 110, 80, 60] {
+            fit(&mut cells, columns);
+            assert!(
+                widths(&cells).iter().sum::<usize>() + 8 <= columns,
+                "{cells:?}"
+            );
+            let is_whole = cells[0][2] == owner;
+            assert_eq!(is_whole, columns >= 110, "{cells:?}");
+        }
+    }
+
+    #[test]
+    fn shortened_text_keeps_both_ends() {
+        assert_eq!(shortened("abcdef", 6), "abcdef");
+        assert_eq!(shortened("abcdefg", 6), "abc…fg");
+        assert_eq!(shortened("ü✓üü", 3), "ü…ü");
     }
 }

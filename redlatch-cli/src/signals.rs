@@ -1,48 +1,100 @@
-//! Signals that redlatch gets and CMD is to have.
+//! Signals that reach `redlatch` while a command runs under the lock, or while it waits.
+//!
+//! No signal that can be caught may separate `redlatch` from CMD: a `redlatch` that ends or stops alone
+//! would leave CMD to run beside the next holder.
 
 use std::thread;
 
-use rustix::process::Signal;
-use signal_hook::consts::{SIGHUP, SIGINT, SIGQUIT, SIGTERM};
-use signal_hook::iterator::SignalsInfo;
-use signal_hook::iterator::exfiltrator::origin::WithOrigin;
-use signal_hook::low_level::siginfo::Cause;
+use rustix::process::{Signal, kill_process};
+use signal_hook::consts::{
+    SIGABRT, SIGALRM, SIGCHLD, SIGHUP, SIGINT, SIGIO, SIGPROF, SIGQUIT, SIGSYS, SIGTERM, SIGTRAP,
+    SIGTSTP, SIGTTIN, SIGTTOU, SIGUSR1, SIGUSR2, SIGVTALRM, SIGWINCH, SIGXCPU, SIGXFSZ,
+};
+use signal_hook::iterator::Signals as IncomingSignals;
 use tokio::sync::mpsc;
 
 use crate::exit::Failure;
+use crate::say::say;
+use crate::tree;
 
-/// From now on signals come here instead of ending the process.
+/// Signals that ask a program to end.
+const ENDING: [i32; 4] = [SIGINT, SIGTERM, SIGQUIT, SIGHUP];
+
+/// Signals that are caught even if they were ignored when this process started: a shell without job
+/// control ignores them for background commands, but they are meant when they are sent by name. SIGCHLD
+/// tells that CMD has ended.
+const MEANT: [i32; 4] = [SIGINT, SIGQUIT, SIGTERM, SIGCHLD];
+
+/// Signals of job control.
+const STOPPING: [i32; 3] = [SIGTSTP, SIGTTIN, SIGTTOU];
+
+/// Signals that end a program which does not expect them, and SIGWINCH, which programs at a terminal
+/// use. Of those that signal-hook can catch, SIGBUS is left out: after a real one the faulting
+/// instruction would repeat.
+const OTHERS: [i32; 12] = [
+    SIGUSR1, SIGUSR2, SIGALRM, SIGXCPU, SIGXFSZ, SIGVTALRM, SIGPROF, SIGIO, SIGABRT, SIGTRAP,
+    SIGSYS, SIGWINCH,
+];
+
+/// SIGSTKFLT, SIGPWR and the real-time signals, which end a program, too. Not all exist everywhere.
+#[cfg(target_os = "linux")]
+const OPTIONAL: &[std::ops::RangeInclusive<i32>] = &[16..=16, 30..=30, 34..=64];
+#[cfg(not(target_os = "linux"))]
+const OPTIONAL: &[std::ops::RangeInclusive<i32>] = &[];
+
+/// Receives signals that would otherwise act on this process.
 pub(crate) struct Signals(mpsc::UnboundedReceiver<Caught>);
 
-#[derive(Debug, Clone, Copy)]
-pub(crate) struct Caught {
-    pub(crate) signal: Signal,
-    /// Whether it came from a terminal, and not from some process.
-    pub(crate) of_terminal: bool,
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Caught {
+    /// Asks the program to end.
+    End(Signal),
+    /// Has a meaning that only CMD knows.
+    Other(Signal),
+    /// Asks the program to stop until SIGCONT.
+    Stop,
+    /// A child process has ended or stopped.
+    Child,
 }
 
 impl Signals {
-    pub(crate) fn catch() -> Result<Signals, Failure> {
+    /// Catches the signals that ask a program to end.
+    pub(crate) fn catch_ending() -> Result<Signals, Failure> {
+        Signals::catch(ENDING.into_iter(), &[])
+    }
+
+    /// Catches every signal that would separate this process from CMD, and SIGCHLD.
+    pub(crate) fn catch_all() -> Result<Signals, Failure> {
+        let others = STOPPING.into_iter().chain(OTHERS);
+        Signals::catch(ENDING.into_iter().chain(others).chain([SIGCHLD]), OPTIONAL)
+    }
+
+    fn catch(
+        numbers: impl std::iter::Iterator<Item = i32>,
+        optional: &[std::ops::RangeInclusive<i32>],
+    ) -> Result<Signals, Failure> {
         let refused = |error| Failure::system("cannot watch for signals", &error);
-        let mut numbers = vec![SIGINT, SIGTERM, SIGQUIT];
-        if !ignored(SIGHUP) {
-            numbers.push(SIGHUP);
+        let ignored = ignored();
+        let is_wanted = |number: &i32| ignored & (1 << (number - 1)) == 0 || MEANT.contains(number);
+        let mut caught = IncomingSignals::new(numbers.filter(is_wanted)).map_err(refused)?;
+        for number in optional.iter().cloned().flatten().filter(is_wanted) {
+            // The C library keeps some for itself; another process cannot use those either.
+            let _ = caught.handle().add_signal(number);
         }
-        let mut caught = SignalsInfo::<WithOrigin>::new(numbers).map_err(refused)?;
-        let (tell, told) = mpsc::unbounded_channel();
+        let (sender, receiver) = mpsc::unbounded_channel();
         let forward = move || {
-            for origin in caught.forever() {
-                let Some(signal) = Signal::from_named_raw(origin.signal) else {
+            for number in caught.forever() {
+                let Some(signal) = Signal::from_named_raw(number) else {
+                    say!("signal {number} was ignored: real-time signals are not passed on to CMD");
                     continue;
                 };
-                // A terminal sends only these; a hang-up it may send to us alone.
-                let of_keys = matches!(origin.signal, SIGINT | SIGQUIT);
-                let of_terminal = of_keys && origin.cause == Cause::Kernel;
-                let sent = tell.send(Caught {
-                    signal,
-                    of_terminal,
-                });
-                if sent.is_err() {
+                let caught = match number {
+                    SIGCHLD => Caught::Child,
+                    _ if ENDING.contains(&number) => Caught::End(signal),
+                    _ if STOPPING.contains(&number) => Caught::Stop,
+                    _ => Caught::Other(signal),
+                };
+                if sender.send(caught).is_err() {
                     return;
                 }
             }
@@ -51,25 +103,50 @@ impl Signals {
             .name("signals".into())
             .spawn(forward)
             .map_err(refused)?;
-        Ok(Signals(told))
+        Ok(Signals(receiver))
     }
 
-    /// The next one. Can be dropped at will.
+    /// Waits for the next signal. Cancel safe.
     pub(crate) async fn next(&mut self) -> Caught {
         match self.0.recv().await {
             Some(caught) => caught,
-            // The thread has ended, which it does not do before we do.
+            // The thread ends only with the process.
             None => std::future::pending().await,
+        }
+    }
+
+    /// Waits for the next signal that ends a process without a handler. Stops this process for
+    /// signals that stop one. Cancel safe.
+    pub(crate) async fn next_end(&mut self) -> Signal {
+        loop {
+            match self.next().await {
+                Caught::End(signal) => return signal,
+                Caught::Other(signal) if signal != Signal::WINCH => return signal,
+                Caught::Stop if can_stop() => stop(),
+                Caught::Stop | Caught::Child | Caught::Other(_) => {}
+            }
         }
     }
 }
 
-/// Whether a signal was being ignored when we were started, as `nohup` does for CMD to inherit it.
-fn ignored(signal: i32) -> bool {
+/// Whether a stopped process of this group can be continued by a shell. In an orphaned group it cannot,
+/// and the system ignores SIGTSTP, SIGTTIN and SIGTTOU there.
+pub(crate) fn can_stop() -> bool {
+    !tree::is_group_orphaned()
+}
+
+/// Stops this process. Returns after SIGCONT.
+pub(crate) fn stop() {
+    let _ = kill_process(rustix::process::getpid(), Signal::STOP);
+}
+
+/// Returns the mask of signals that were ignored when this process started, as `nohup` does. They stay
+/// ignored, so that CMD inherits that.
+fn ignored() -> u64 {
     let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
     let mask = status.lines().find_map(|line| {
         let mask = line.strip_prefix("SigIgn:")?;
         u64::from_str_radix(mask.trim(), 16).ok()
     });
-    mask.is_some_and(|mask| mask & (1 << (signal - 1)) != 0)
+    mask.unwrap_or_default()
 }

@@ -23,10 +23,20 @@ pub(crate) async fn connect(access: &Access, settings: ClientBuilder) -> Result<
     }
     let settings = access.settings(settings)?;
     settings.connect(url).await.map_err(|error| match error {
+        Error::AuthenticationFailed { .. } => {
+            let failure = Failure::from(error);
+            Failure {
+                message: format!(
+                    "{}: {} (--user and --password-file, or REDLATCH_USERNAME and REDLATCH_PASSWORD)",
+                    without_secrets(url),
+                    failure.message
+                ),
+                ..failure
+            }
+        }
         // Says which store: it may be the default, or come from the environment.
         Error::Unavailable { .. }
         | Error::ResponseTimeout { .. }
-        | Error::AuthenticationFailed { .. }
         | Error::TlsFailed { .. }
         | Error::UnsupportedServer { .. } => {
             let failure = Failure::from(error);

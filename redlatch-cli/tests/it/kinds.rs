@@ -96,7 +96,7 @@ fn who_is_not_at_the_head_of_the_queue_is_told_so() {
     let args = ["run", "-n", "--fair", &name, "--", "true"];
     finish(redlatch(shared(), &args))
         .expect(75)
-        .says("somebody else holds it, or is before you in the queue");
+        .says(&format!("not acquired: held by {}", owner(shared(), &name)));
     holder.release();
 }
 
@@ -283,7 +283,56 @@ fn who_waits_for_a_permit_can_give_up_and_be_ended() {
     .concat();
     finish(redlatch(shared(), &args))
         .expect(75)
-        .says("not obtained within 350ms");
+        .says("not acquired within 350ms: its only permit");
+    holder.release();
+}
+
+#[test]
+fn semaphore_without_a_free_permit_shows_as_held() {
+    let name = unique("exhausted");
+    let shown_in_table = || {
+        let shown = finish(redlatch(shared(), &["show", &name])).expect(0);
+        shown.stdout
+    };
+    let first = hold(shared(), &["--permits", "2"], &name);
+    assert_eq!(object(&name)["held"], false);
+    assert_eq!(object(&name)["total"], 2);
+    assert!(shown_in_table().contains("(1 of 2 left)"));
+    let second = hold(shared(), &["--permits", "2"], &name);
+    assert_eq!(object(&name)["held"], true);
+    assert_eq!(object(&name)["total"], 2);
+    assert!(shown_in_table().contains("(held: 0 of 2 left)"));
+    first.release();
+    second.release();
+
+    let () = shared().ask(&["SET", &name, "0"]);
+    assert_eq!(object(&name)["held"], true);
+    assert!(shown_in_table().contains("(held: 0 left)"));
+}
+
+#[test]
+fn conflict_names_the_owner_and_the_remaining_lease() {
+    let names = [unique("conflict"), unique("other-conflict")];
+    let holder = hold(shared(), &["--watchdog", "5m"], &names[0]);
+    let owner = owner(shared(), &names[0]);
+    let refused = |names: &[String]| {
+        let mut args = vec!["run", "-n"];
+        args.extend(names.iter().map(String::as_str));
+        args.extend(["--", "true"]);
+        finish(redlatch(shared(), &args)).expect(75)
+    };
+    let one = refused(&names[..1]).stderr;
+    assert_eq!(
+        one.trim_end_matches(" min\n")
+            .trim_end_matches(char::is_numeric),
+        format!(
+            "redlatch: {}: not acquired: held by {owner} for up to ",
+            names[0]
+        )
+    );
+    let both = refused(&names).stderr;
+    let said = format!("not acquired: {} is held by {owner} for up to ", names[0]);
+    assert!(both.contains(&said), "{both}");
     holder.release();
 }
 
@@ -299,8 +348,11 @@ fn who_waits_for_long_is_told_for_whom() {
         start(&["--permits", "1"], &permit, "true"),
     ];
     let said = [
-        format!("{plain}: waiting; held by {}\n", owner(shared(), &plain)),
-        format!("{permit}: waiting; all permits are out\n"),
+        format!(
+            "waiting for {plain}, held by {} for up to ",
+            owner(shared(), &plain)
+        ),
+        format!("waiting for {permit}, its only permit is taken for up to "),
     ];
     for (running, said) in waiting.iter().zip(&said) {
         running.until_stderr(said);
@@ -308,7 +360,12 @@ fn who_waits_for_long_is_told_for_whom() {
     holders.into_iter().for_each(Running::release);
     for (running, said) in waiting.into_iter().zip(said) {
         let finished = running.finish().expect(0);
-        assert_eq!(finished.stderr, format!("redlatch: {said}"), "once");
+        let rest = finished.stderr.strip_prefix(&format!("redlatch: {said}"));
+        let rest = rest.and_then(|rest| rest.strip_suffix(" s\n"));
+        assert!(
+            rest.is_some_and(|seconds| seconds.parse::<u32>().is_ok()),
+            "{finished:#?}"
+        );
     }
 }
 
@@ -437,7 +494,7 @@ fn a_latch_is_set_counted_down_and_waited_for() {
     };
     latch(&["wait"]).expect(0);
     assert_eq!(latch(&["set", "3"]).expect(0).stdout, "3\n");
-    latch(&["set", "2"]).expect(75).says("3 is left");
+    latch(&["set", "2"]).expect(75).says("3 are left");
     let shown = object(&name);
     assert_eq!(shown["kind"], "semaphore or latch");
     assert_eq!(shown["value"], 3);

@@ -62,6 +62,47 @@ fn show_tells_who_holds_a_lock() {
 }
 
 #[test]
+fn tables_fit_the_terminal() {
+    let name = unique("a-name-of-some-length");
+    let holder = hold(shared(), &["--fenced"], &name);
+    let binary = env!("CARGO_BIN_EXE_redlatch");
+    let line = format!("stty cols 80 rows 24; '{binary}' show {name}");
+    let table = at_a_terminal(&line).finish().expect(0).stdout;
+    for line in table.lines() {
+        assert!(line.trim_end().chars().count() <= 80, "{table}");
+    }
+    let owner = owner(shared(), &name);
+    let (_, number) = owner.split_once(':').unwrap();
+    assert!(table.contains(&owner[..8]), "{table}");
+    assert!(table.contains(&format!(":{number} ")), "{table}");
+    holder.release();
+}
+
+#[test]
+fn quiet_leaves_out_and_verbose_adds_messages() {
+    let name = unique("output");
+    let run = |option| {
+        finish(redlatch(
+            shared(),
+            &["run", "-n", option, &name, "--", "true"],
+        ))
+    };
+    let verbose = run("--verbose").expect(0).stderr;
+    assert!(
+        verbose.contains(&format!("{name}: acquired by ")),
+        "{verbose}"
+    );
+    assert!(
+        verbose.contains(&format!("{name}: released\n")),
+        "{verbose}"
+    );
+    assert_eq!(run("--quiet").expect(0).stderr, "");
+    let holder = hold(shared(), &[], &name);
+    assert_eq!(run("--quiet").expect(75).stderr, "");
+    holder.release();
+}
+
+#[test]
 fn show_says_when_a_lock_is_free() {
     let name = unique("free");
     assert_eq!(

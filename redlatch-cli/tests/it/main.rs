@@ -6,6 +6,7 @@ mod kinds;
 mod looking;
 mod loss;
 mod passwords;
+mod process_trees;
 mod signals;
 mod support;
 mod terminal;

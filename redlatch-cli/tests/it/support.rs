@@ -39,6 +39,16 @@ pub(crate) fn redlatch(server: &Server, args: &[&str]) -> Command {
     command
 }
 
+/// Runs a shell's `line` at a terminal of its own, which `script` (util-linux) makes.
+pub(crate) fn at_a_terminal(line: &str) -> Running {
+    let mut command = Command::new("script");
+    command.args(["-q", "-e", "-c", "exec bash -c \"$LINE\"", "/dev/null"]);
+    command.env("LINE", line);
+    command.env("REDLATCH_URL", redlatch_testkit::shared().url());
+    command.env("SHELL", "/bin/bash");
+    Running::start(command)
+}
+
 /// Runs it to its end.
 pub(crate) fn finish(command: Command) -> Finished {
     let mut running = Running::start(command);

@@ -26,12 +26,12 @@ fn wrong_options_of_run() {
         (&["", "--", "true"], "empty"),
         (&["a\nb", "--", "true"], "line break"),
         (&[&long, "--", "true"], "512"),
-        (&["--wait", "5", "n", "--", "true"], "no unit"),
+        (&["--wait", "5x", "n", "--", "true"], "1h or 1d"),
         (&["--wait", "-5s", "n", "--", "true"], "negative"),
         (&["--wait=-5s", "n", "--", "true"], "negative"),
         (&["--wait", "", "n", "--", "true"], "--wait"),
         (&["--wait", "1.5s", "n", "--", "true"], "whole number"),
-        (&["--wait", "1d", "n", "--", "true"], "300ms"),
+        (&["--wait", "1w", "n", "--", "true"], "300ms"),
         (&["--lease", "soon", "n", "--", "true"], "300ms"),
         (
             &["--watchdog", "99999999999999999999s", "n", "--", "true"],
@@ -124,6 +124,40 @@ fn help_has_examples_and_no_passwords() {
     }
     let version = finish(bare(&["--version"])).expect(0).stdout;
     assert_eq!(version, format!("redlatch {}\n", env!("CARGO_PKG_VERSION")));
+}
+
+#[test]
+fn usage_line_does_not_require_options() {
+    for args in [
+        &["run", "n"][..],
+        &["show"],
+        &["ls", "--no-such-option"],
+        &["unlock"],
+        &["latch", "n", "set"],
+        &["latch", "n", "wait", "--no-such-option"],
+        &["latch", "n", "count-down", "--no-such-option"],
+    ] {
+        let args = [&["--url", "redis://h"], args].concat();
+        let said = try_out(&args).expect(2).stderr;
+        let usage = said.lines().find(|line| line.starts_with("Usage: "));
+        assert!(
+            usage.is_some_and(|usage| !usage.contains("--url")),
+            "{said}"
+        );
+    }
+}
+
+#[test]
+fn help_fits_80_columns_and_documents_the_log() {
+    for command in ["", "run", "show", "ls", "unlock", "latch"] {
+        let binary = env!("CARGO_BIN_EXE_redlatch");
+        let line = format!("stty cols 80 rows 24; NO_COLOR=1 '{binary}' {command} --help");
+        let help = at_a_terminal(&line).finish().expect(0).stdout;
+        assert!(help.contains("REDLATCH_LOG"), "{help}");
+        for line in help.lines() {
+            assert!(line.trim_end().chars().count() <= 80, "{line:?}");
+        }
+    }
 }
 
 #[test]

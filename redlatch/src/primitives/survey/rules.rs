@@ -51,7 +51,7 @@ impl Step for Survey<'_> {
         match raw {
             Value::Array(all) if all.len() == self.names.len() => {
                 // What cannot be read is no object of ours; it must not hide those that are.
-                let seen = |raw| seen(raw).unwrap_or(Err("something of another kind"));
+                let seen = |raw| seen(raw).unwrap_or(Err(OTHER_TYPE));
                 Ok(all.into_iter().map(seen).collect())
             }
             other => Err(unexpected(&other)),
@@ -229,9 +229,25 @@ fn seen(raw: Value) -> Result<Seen> {
                 acquired,
             }
         }
-        _ => return Ok(Err("something of another kind")),
+        "other" => return Ok(Err(other_kind(&parts.text()?))),
+        _ => return Ok(Err(OTHER_TYPE)),
     };
     Ok(Ok(Some(state)))
+}
+
+const OTHER_TYPE: &str = "a key of another type";
+
+/// What the script found that is no object of this library.
+fn other_kind(found: &str) -> &'static str {
+    match found {
+        "a hash of another kind" => "a hash of another kind",
+        "a text" => "a text",
+        "a list" => "a list",
+        "a set" => "a set",
+        "a zset" => "a sorted set",
+        "a stream" => "a stream",
+        _ => OTHER_TYPE,
+    }
 }
 
 /// The parts of a reply, one after the other.

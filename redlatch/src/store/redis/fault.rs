@@ -75,7 +75,11 @@ impl Fault {
 
     /// Connecting has failed.
     pub(super) fn connecting(error: &RedisError) -> Fault {
-        let reason = error.to_string();
+        let reason = match error.code() {
+            // The server's own text explains how to write HELLO.
+            Some("NOAUTH") => "NOAUTH: it requires a password, and none was given".to_owned(),
+            _ => error.to_string(),
+        };
         if matches!(error.code(), Some("WRONGPASS" | "NOAUTH")) {
             return Fault::Final(Error::AuthenticationFailed { reason });
         }

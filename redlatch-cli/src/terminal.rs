@@ -1,0 +1,74 @@
+//! The terminal that controls this process, and the process group in its foreground.
+
+use std::fs::File;
+use std::io::{self, IsTerminal as _};
+
+use nix::sys::signal::{SigSet, SigmaskHow, Signal};
+use rustix::process::{Pid, getpgrp, test_kill_process_group};
+use rustix::termios::{tcgetpgrp, tcsetpgrp};
+
+pub(crate) struct Terminal {
+    device: File,
+    /// The signal mask that this process was started with.
+    mask: SigSet,
+}
+
+impl Terminal {
+    /// Opens the controlling terminal; `None` without one. Blocks SIGTTOU for this thread: a process in
+    /// the background would otherwise be stopped when it changes the foreground or, with `stty tostop`,
+    /// when it prints a message.
+    pub(crate) fn open() -> Option<Terminal> {
+        let device = File::options()
+            .read(true)
+            .write(true)
+            .open("/dev/tty")
+            .ok()?;
+        let mut ttou = SigSet::empty();
+        ttou.add(Signal::SIGTTOU);
+        let mask = ttou.thread_swap_mask(SigmaskHow::SIG_BLOCK).ok()?;
+        Some(Terminal { device, mask })
+    }
+
+    /// Runs `work`, which starts a process, with the signal mask that the process is to inherit.
+    pub(crate) fn unmasked<T>(&self, work: impl FnOnce() -> T) -> T {
+        let masked = self.mask.thread_swap_mask(SigmaskHow::SIG_SETMASK);
+        let result = work();
+        if let Ok(masked) = masked {
+            let _ = masked.thread_set_mask();
+        }
+        result
+    }
+
+    /// Returns whether this process is in the foreground.
+    pub(crate) fn is_ours(&self) -> bool {
+        tcgetpgrp(&self.device).is_ok_and(|group| group == getpgrp())
+    }
+
+    /// Returns whether CMD is to start in the foreground. In a pipeline it does not, because other
+    /// commands of the pipeline may need the terminal.
+    pub(crate) fn is_for_cmd(&self) -> bool {
+        io::stdin().is_terminal() && io::stdout().is_terminal() && self.is_ours()
+    }
+
+    /// Puts `group` into the foreground.
+    pub(crate) fn give(&self, group: Pid) -> bool {
+        tcsetpgrp(&self.device, group).is_ok()
+    }
+
+    /// Puts this process's group back into the foreground, in the place of `group` or of one that has
+    /// ended, but not in the place of the shell.
+    pub(crate) fn take_back(&self, group: Pid) {
+        let current = tcgetpgrp(&self.device);
+        if current.is_ok_and(|now| now == group || test_kill_process_group(now).is_err()) {
+            let _ = tcsetpgrp(&self.device, getpgrp());
+        }
+    }
+}
+
+/// Puts this process's own group into the foreground of its terminal, if it has one.
+pub(crate) fn come_forward() {
+    if let Some(terminal) = Terminal::open() {
+        terminal.give(getpgrp());
+        let _ = terminal.mask.thread_set_mask();
+    }
+}

@@ -1,0 +1,413 @@
+//! Signals meet process trees: the next holder starts after the last process of the tree has ended, and
+//! not before, while the lease lasts.
+
+use std::os::unix::process::CommandExt as _;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::thread;
+
+use redlatch_testkit::{shared, unique};
+use rustix::process::{Pid, Signal, kill_process};
+
+use crate::support::*;
+
+/// Every signal that `redlatch` catches and that ends a CMD which does not expect it.
+const ENDING: [(Signal, &str); 17] = [
+    (Signal::HUP, "HUP"),
+    (Signal::INT, "INT"),
+    (Signal::QUIT, "QUIT"),
+    (Signal::TERM, "TERM"),
+    (Signal::USR1, "USR1"),
+    (Signal::USR2, "USR2"),
+    (Signal::ALARM, "ALRM"),
+    (Signal::XCPU, "XCPU"),
+    (Signal::XFSZ, "XFSZ"),
+    (Signal::VTALARM, "VTALRM"),
+    (Signal::PROF, "PROF"),
+    (Signal::IO, "IO"),
+    (Signal::ABORT, "ABRT"),
+    (Signal::TRAP, "TRAP"),
+    (Signal::SYS, "SYS"),
+    (Signal::POWER, "PWR"),
+    (Signal::STKFLT, "STKFLT"),
+];
+
+/// A CMD that waits for its child. A signal ends CMD and not the child; but after SIGINT a shell waits for
+/// the child that it has in the foreground.
+const FOREGROUND: &str = "CHILD";
+
+/// The same, and SIGINT ends CMD, too. Shells start such a child with SIGINT and SIGQUIT ignored.
+const BACKGROUND: &str = "CHILD & wait";
+
+/// A child of CMD that cleans up for half a second after signal `short`.
+fn slow_child(short: &str) -> String {
+    let clean_up = "n=0; while [ $n -lt 15 ]; do sleep 0.02; n=$((n+1)); done; exit 0";
+    format!("trap '{clean_up}' {short}")
+}
+
+/// A child of CMD that ignores signal `short`.
+fn stubborn_child(short: &str) -> String {
+    format!("trap '' {short}")
+}
+
+/// Kills a process when dropped: what a failed test leaves behind.
+struct Leftover(Pid);
+
+impl Drop for Leftover {
+    fn drop(&mut self) {
+        let _ = kill_process(self.0, Signal::KILL);
+    }
+}
+
+/// A tree of `redlatch`, CMD and a child of CMD under a lock, and a waiter for the lock that checks
+/// whether a process of the tree is left.
+struct Tree {
+    name: String,
+    holder: Running,
+    /// `redlatch`, CMD and its child.
+    pids: [Pid; 3],
+    scratch: Scratch,
+    _leftover: Leftover,
+}
+
+impl Tree {
+    /// `cmd` runs CHILD, which `child` prepares for signals.
+    fn start(at_terminal: bool, options: &[&str], cmd: &str, child: &str) -> Tree {
+        let name = unique("tree");
+        let scratch = Scratch::new();
+        let pids = scratch.path("pids");
+        let written = scratch.path("written");
+        let child_file = scratch.path("child");
+        let cmd_file = scratch.path("cmd");
+        let work = format!(
+            "while :; do echo >>{}; sleep 0.02; done",
+            scratch.path("work")
+        );
+        let child = format!("{child}\necho $$ >>{written}; mv {written} {pids}\n{work}\n");
+        std::fs::write(&child_file, child).unwrap();
+        let cmd = cmd.replace(FOREGROUND, &format!("sh {child_file}"));
+        let cmd = format!("echo $PPID $$ >{written}\n{cmd}\nexit 3\n");
+        std::fs::write(&cmd_file, cmd).unwrap();
+        let args = [&["run"], options, &[&name, "--", "sh", &cmd_file]].concat();
+        let holder = match at_terminal {
+            true => at_a_terminal(&format!("exec {}", command_line(&args))),
+            false => {
+                let mut command = redlatch(shared(), &args);
+                // A job of its own, as a shell's: in an orphaned group SIGTSTP has no effect.
+                command.process_group(0);
+                Running::start(command)
+            }
+        };
+        let mut tree = Vec::new();
+        until("the tree stands", || {
+            let text = std::fs::read_to_string(&pids).unwrap_or_default();
+            tree = text.split_whitespace().map(pid).collect();
+            tree.len() == 3
+        });
+        let pids: [Pid; 3] = tree.try_into().unwrap();
+        Tree {
+            name,
+            holder,
+            pids,
+            scratch,
+            _leftover: Leftover(pids[2]),
+        }
+    }
+
+    fn signal(&self, signal: Signal) {
+        kill_process(self.pids[0], signal).unwrap();
+    }
+
+    /// A waiter that prints which processes of CMD's are left when it has the lock.
+    fn next(&self) -> Running {
+        let check = "for pid in $2 $3; do [ ! -d /proc/$pid ] || echo left: $pid; done";
+        let pids = self.pids.map(|pid| pid.to_string());
+        let cmd = ["sh", "-c", check, "sh", &pids[0], &pids[1], &pids[2]];
+        let args = [&["run", &self.name, "--"], &cmd[..]].concat();
+        let next = Running::start(redlatch(shared(), &args));
+        until("the next one waits", || waiters(shared(), &self.name) == 1);
+        next
+    }
+
+    /// All of the tree are in this state, as `ps` names it.
+    fn until_all(&self, what: &str, state: impl Fn(char) -> bool) {
+        until(what, || self.pids.iter().all(|pid| state(state_of(*pid))));
+    }
+}
+
+fn pid(text: &str) -> Pid {
+    Pid::from_raw(text.parse().unwrap()).unwrap()
+}
+
+fn state_of(pid: Pid) -> char {
+    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
+    let rest = stat.rsplit_once(") ").map(|(_, rest)| rest);
+    rest.and_then(|rest| rest.chars().next()).unwrap_or('X')
+}
+
+fn command_line(args: &[&str]) -> String {
+    let binary = env!("CARGO_BIN_EXE_redlatch");
+    args.iter()
+        .fold(format!("'{binary}'"), |line, arg| format!("{line} '{arg}'"))
+}
+
+/// Runs the cases beside each other, some at a time.
+fn for_each<T: Sync>(cases: &[T], test: impl Fn(&T) + Sync) {
+    let next = AtomicUsize::new(0);
+    thread::scope(|scope| {
+        for _ in 0..8 {
+            scope.spawn(|| {
+                while let Some(case) = cases.get(next.fetch_add(1, Ordering::Relaxed)) {
+                    test(case);
+                }
+            });
+        }
+    });
+}
+
+fn ends_before_the_next_holder_starts(at_terminal: bool) {
+    let mut cases = Vec::new();
+    for (signal, short) in ENDING {
+        cases.push((signal, BACKGROUND, stubborn_child(short), "200ms"));
+        cases.push((signal, FOREGROUND, slow_child(short), "1h"));
+    }
+    for_each(&cases, |(signal, cmd, child, kill_after)| {
+        let tree = Tree::start(at_terminal, &["--kill-after", kill_after], cmd, child);
+        let next = tree.next();
+        tree.signal(*signal);
+        let left = next.finish().expect(0).stdout;
+        assert_eq!(left, "", "{signal:?} with a child that does {child}");
+        tree.holder.finish().expect(128 + signal.as_raw());
+    });
+}
+
+#[test]
+fn tree_ends_before_the_next_holder_starts() {
+    ends_before_the_next_holder_starts(false);
+}
+
+#[test]
+fn tree_at_a_terminal_ends_before_the_next_holder_starts() {
+    ends_before_the_next_holder_starts(true);
+}
+
+#[test]
+fn keys_end_the_tree_before_the_next_holder_starts() {
+    let cases = [
+        ("\x03", 130, BACKGROUND, stubborn_child("INT"), "200ms"),
+        ("\x03", 130, FOREGROUND, slow_child("INT"), "1h"),
+        ("\x1c", 131, BACKGROUND, stubborn_child("QUIT"), "200ms"),
+        ("\x1c", 131, FOREGROUND, slow_child("QUIT"), "1h"),
+    ];
+    for_each(&cases, |(key, code, cmd, child, kill_after)| {
+        let mut tree = Tree::start(true, &["--kill-after", kill_after], cmd, child);
+        let next = tree.next();
+        tree.holder.write(key);
+        let left = next.finish().expect(0).stdout;
+        assert_eq!(left, "", "{key:?} with a child that does {child}");
+        tree.holder.finish().expect(*code);
+    });
+}
+
+/// A child with a session of its own receives no signal for CMD's group.
+#[test]
+fn daemons_end_before_the_next_holder_starts() {
+    for at_terminal in [false, true] {
+        let options = ["--kill-after", "200ms"];
+        let tree = Tree::start(at_terminal, &options, "setsid -w CHILD", "");
+        let next = tree.next();
+        tree.signal(Signal::TERM);
+        assert_eq!(next.finish().expect(0).stdout, "");
+        tree.holder.finish().expect(143);
+    }
+}
+
+/// CMD answers the signal with an exit code; its child is still at work.
+#[test]
+fn cmd_that_handles_the_signal_ends_before_its_child() {
+    let cmd = "trap 'exit 7' TERM; CHILD & wait";
+    let tree = Tree::start(false, &["--kill-after", "1h"], cmd, &slow_child("TERM"));
+    let next = tree.next();
+    tree.signal(Signal::TERM);
+    assert_eq!(next.finish().expect(0).stdout, "");
+    tree.holder.finish().expect(7);
+}
+
+/// As the out-of-memory killer does: only CMD is killed, and its child was asked nothing.
+#[test]
+fn killed_cmd_takes_its_child_along_before_the_next_holder_starts() {
+    for at_terminal in [false, true] {
+        for (child, kill_after) in [
+            (stubborn_child("TERM"), "200ms"),
+            (slow_child("TERM"), "1h"),
+        ] {
+            let tree = Tree::start(
+                at_terminal,
+                &["--kill-after", kill_after],
+                FOREGROUND,
+                &child,
+            );
+            let next = tree.next();
+            kill_process(tree.pids[1], Signal::KILL).unwrap();
+            // At a terminal, too, the child is asked to end.
+            assert_eq!(next.finish().expect(0).stdout, "");
+            tree.holder.finish().expect(137);
+        }
+    }
+}
+
+#[test]
+fn lost_lock_ends_the_whole_tree() {
+    for at_terminal in [false, true] {
+        for start in [FOREGROUND, "setsid -w CHILD"] {
+            let options = ["--watchdog", "6s", "--kill-after", "200ms"];
+            let tree = Tree::start(at_terminal, &options, start, &stubborn_child("TERM"));
+            finish(redlatch(shared(), &["unlock", "--force", &tree.name])).expect(0);
+            tree.holder.finish().expect(74);
+            for pid in tree.pids {
+                assert!(matches!(state_of(pid), 'Z' | 'X'), "{pid} runs on");
+            }
+        }
+    }
+}
+
+/// `exec redlatch` inherits the background commands of the shell. They are not CMD's.
+#[test]
+fn children_of_the_shell_before_exec_are_not_ended() {
+    let name = unique("strangers");
+    let script =
+        r#"sleep 1000 >/dev/null 2>&1 & echo $!; exec "$0" run --kill-after 0 "$1" -- sleep 1000"#;
+    let mut command = std::process::Command::new("sh");
+    command.args(["-c", script, env!("CARGO_BIN_EXE_redlatch"), &name]);
+    command.env("REDLATCH_URL", shared().url());
+    let holder = Running::start(command);
+    let stranger = Leftover(Pid::from_raw(holder.cmd() as i32).unwrap());
+    until("it is held", || is_held(shared(), &name));
+    holder.signal(Signal::TERM);
+    holder.finish().expect(143);
+    assert!(!is_dead(stranger.0.as_raw_nonzero().get() as u32));
+}
+
+/// A CMD that ends by itself may leave processes behind. They do not hold the lock.
+#[test]
+fn process_left_behind_by_a_normal_exit_does_not_hold_the_lock() {
+    let name = unique("daemon");
+    let script = "sleep 1000 >/dev/null 2>&1 & echo $!";
+    let holder = finish(redlatch(
+        shared(),
+        &["run", &name, "--", "sh", "-c", script],
+    ))
+    .expect(0);
+    let left = Leftover(pid(holder.stdout.trim()));
+    assert!(!is_held(shared(), &name));
+    assert!(!is_dead(left.0.as_raw_nonzero().get() as u32));
+}
+
+#[test]
+fn signals_for_cmd_do_not_end_redlatch() {
+    let child = "trap 'echo resized >&2' WINCH; trap 'echo used >&2' USR1";
+    let tree = Tree::start(false, &[], "trap : WINCH USR1; CHILD", child);
+    tree.signal(Signal::WINCH);
+    tree.holder.until_stderr("resized");
+    tree.signal(Signal::USR1);
+    tree.holder.until_stderr("used");
+    assert!(is_held(shared(), &tree.name));
+    tree.signal(Signal::TERM);
+    tree.holder.finish().expect(143);
+}
+
+#[test]
+fn stop_signal_stops_the_tree_and_sigcont_continues_it() {
+    for signal in [Signal::TSTP, Signal::TTIN, Signal::TTOU] {
+        // A child that ignores stop signals is stopped, too.
+        let child = "trap '' TSTP TTIN TTOU";
+        for start in [FOREGROUND, "setsid -w CHILD"] {
+            let tree = Tree::start(false, &["--watchdog", "1h"], start, child);
+            tree.signal(signal);
+            tree.until_all("all are stopped", |state| state == 'T');
+            tree.signal(Signal::CONT);
+            tree.until_all("all continue", |state| state != 'T');
+            assert!(is_held(shared(), &tree.name));
+            tree.signal(Signal::TERM);
+            tree.holder.finish();
+        }
+    }
+}
+
+#[test]
+fn stopped_tree_that_lost_its_lock_never_continues() {
+    for by_force in [false, true] {
+        let lease = if by_force { "1h" } else { "3s" };
+        let tree = Tree::start(false, &["--watchdog", lease], FOREGROUND, "");
+        tree.signal(Signal::TSTP);
+        tree.until_all("all are stopped", |state| state == 'T');
+        let work = || std::fs::metadata(tree.scratch.path("work")).map_or(0, |file| file.len());
+        let before = work();
+        if by_force {
+            finish(redlatch(shared(), &["unlock", "--force", &tree.name])).expect(0);
+        }
+        let next = hold(shared(), &[], &tree.name);
+        tree.signal(Signal::CONT);
+        let finished = tree.holder.finish().expect(74);
+        assert_eq!(finished.stderr.matches("lost").count(), 1, "{finished:#?}");
+        assert_eq!(work(), before, "the child worked without the lock");
+        next.release();
+    }
+}
+
+/// Ctrl-Z, then `fg`, in a shell with job control.
+#[test]
+fn shell_stops_and_continues_cmd_as_a_job() {
+    let name = unique("job");
+    let script = r#"echo ready; read line; echo "got $line"; exit 4"#;
+    let run = command_line(&["run", "--watchdog", "1h", &name, "--", "sh", "-c", script]);
+    let mut shell = at_a_terminal(&format!(
+        "set -m; {run}; echo \"stopped $?\"; read line; fg >/dev/null; echo \"ended $?\"; exit 9"
+    ));
+    shell.until_stdout("ready");
+    shell.write("\x1a");
+    shell.until_stdout("stopped 14");
+    shell.write("go\n");
+    shell.write("hello\n");
+    shell.until_stdout("got hello");
+    shell.until_stdout("ended 4");
+    shell.finish().expect(9);
+    assert!(!is_held(shared(), &name));
+}
+
+/// While the job was stopped its lock was lost: `fg` does not continue CMD.
+#[test]
+fn shell_cannot_continue_cmd_without_the_lock() {
+    let name = unique("job");
+    let script = r#"echo ready; trap "" INT; read line; echo "got $line""#;
+    let run = command_line(&["run", "--watchdog", "1h", &name, "--", "sh", "-c", script]);
+    let mut shell = at_a_terminal(&format!(
+        "set -m; {run}; echo \"stopped $?\"; read line; fg >/dev/null; echo \"ended $?\"; exit 9"
+    ));
+    shell.until_stdout("ready");
+    shell.write("\x1a");
+    shell.until_stdout("stopped 14");
+    finish(redlatch(shared(), &["unlock", "--force", &name])).expect(0);
+    shell.write("go\nhello\n");
+    let said = shell.until_stdout("ended 74");
+    assert!(!said.contains("got hello"), "{said}");
+    shell.finish().expect(9);
+}
+
+/// Another command of the pipeline may need the terminal, so CMD gets it on demand.
+#[test]
+fn cmd_in_a_pipeline_reads_the_terminal() {
+    let name = unique("pipeline");
+    let script = r#"read line </dev/tty; echo "got $line"; exit 4"#;
+    let run = command_line(&["run", &name, "--", "sh", "-c", script]);
+    let mut shell = at_a_terminal(&format!(
+        "echo ready; true | {run} | cat; read line; echo \"then $line\""
+    ));
+    shell.until_stdout("ready");
+    shell.write("hello\n");
+    shell.until_stdout("got hello");
+    // The terminal is the script's again.
+    shell.write("more\n");
+    shell.until_stdout("then more");
+    shell.finish().expect(0);
+    assert!(!is_held(shared(), &name));
+}
