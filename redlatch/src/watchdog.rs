@@ -5,8 +5,19 @@
 //! is due about then. A renewal that fails is tried again until the lease's own end, and no
 //! longer: then the holder has been told. The task begins with the first hold and ends after the
 //! last.
+//!
+//! A hold passes through three places:
+//!
+//! 1. `due`: every hold, ordered by when the watchdog has to look at it;
+//! 2. `ready`, one queue per node of a cluster: holds that have to be renewed now;
+//! 3. a batch in flight, at most [`BATCHES_AT_ONCE`] per node.
+//!
+//! A batch never mixes nodes, and no node waits for a batch of another. So a node that does not answer
+//! costs only the holds that it serves. While a hold is ready or in flight it stays in `due` for the end
+//! of its lease, so that its loss is noticed in time. When its batch ends, or when its slot has moved to
+//! another node meanwhile, it goes back to `due` and is assigned to a node again.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::Duration;
 
@@ -22,7 +33,7 @@ use crate::lease::Lease;
 use crate::several::all;
 use crate::space::Space;
 use crate::step::{Args, Script, Step, unexpected};
-use crate::store::Store;
+use crate::store::{NodeId, Store};
 
 /// Names per round trip, as in Redisson: enough that cost grows with batches, few enough that no
 /// script holds the server up.
@@ -31,7 +42,7 @@ const BATCH: usize = 100;
 /// What the names of one round trip weigh together at most ([`Kind::weight`]), if there are several.
 const WEIGHT: usize = 1000;
 
-/// Batches on their way at once: one that hangs must not keep the others waiting.
+/// Batches in flight at one node: a batch that hangs must not delay the others.
 const BATCHES_AT_ONCE: usize = 8;
 
 pub(crate) struct Watchdog {
@@ -50,11 +61,22 @@ struct Core {
 #[derive(Default)]
 struct Queue {
     due: BTreeMap<(Instant, usize), Arc<Hold>>,
+    /// By node; `None` while the owner of a slot is not known, and for the embedded store.
+    nodes: HashMap<Option<NodeId>, NodeQueue>,
     task: Option<AbortHandle>,
     /// When the task will look by itself.
     wakes: Option<Instant>,
     /// Whether the task has found nothing to look after and is about to end.
     idle: bool,
+}
+
+/// The renewals at one node.
+#[derive(Default)]
+struct NodeQueue {
+    /// Holds to renew now, the oldest first.
+    ready: VecDeque<Arc<Hold>>,
+    /// Number of batches in flight.
+    batches: usize,
 }
 
 impl Watchdog {
@@ -166,15 +188,27 @@ impl Core {
         }
     }
 
-    /// Takes up to `most` batches of what is due. Each hold in them stays queued for the end of its
-    /// lease, so that a loss is told even while a renewal hangs.
-    fn take_due(self: &Arc<Core>, most: usize) -> Vec<Batch> {
+    /// Moves what is due to the queues of its nodes, and takes the batches that may begin now.
+    fn take_due(self: &Arc<Core>, store: &Store) -> Vec<Batch> {
+        let queue = &mut *self.queue();
+        self.make_ready(queue, store);
+        let mut batches = Vec::new();
+        let mut moved = Vec::new();
+        queue.nodes.retain(|node, at_node| {
+            at_node.take_batches(*node, self, store, &mut batches, &mut moved);
+            at_node.batches > 0 || !at_node.ready.is_empty()
+        });
+        for hold in moved {
+            hold.notes(|notes| notes.renewing = false);
+            self.place(queue, &hold);
+        }
+        batches
+    }
+
+    /// Moves what has to be renewed now to the queues of its nodes.
+    fn make_ready(&self, queue: &mut Queue, store: &Store) {
         let now = Instant::now();
         let soon = now + self.slack();
-        let mut queue = self.queue();
-        // With how much more weight the last batch of a kind can take.
-        let mut batches: HashMap<usize, (Vec<Batch>, usize)> = HashMap::new();
-        let mut begun = 0;
         let mut later = Vec::new();
         while let Some(entry) = queue.due.first_entry() {
             if entry.key().0 > soon {
@@ -191,39 +225,18 @@ impl Core {
                 Watch::Retry => due <= now,
                 Watch::Expire => false,
             };
-            if !taken {
+            if taken {
+                hold.notes(|notes| notes.renewing = true);
+                later.push((hold.clone(), hold.end()));
+                let node = store.node(hold.kind.renew_key(&hold));
+                queue.nodes.entry(node).or_default().ready.push_back(hold);
+            } else {
                 later.push((hold, due));
-                continue;
-            }
-            let script = std::ptr::from_ref(hold.kind.renew_script()).addr();
-            let weight = hold.kind.weight(&hold);
-            let (of_kind, room) = batches.entry(script).or_default();
-            let full = |batch: &Batch| batch.0.len() == BATCH || *room < weight;
-            if of_kind.last().is_none_or(full) {
-                if begun == most {
-                    // The rest stays due; the next free place takes it.
-                    queue.put(&hold, due);
-                    break;
-                }
-                begun += 1;
-                of_kind.push(Batch(Vec::with_capacity(BATCH), self.clone()));
-                *room = WEIGHT;
-            }
-            *room = room.saturating_sub(weight);
-            hold.notes(|notes| notes.renewing = true);
-            later.push((hold.clone(), hold.end()));
-            if let Some(batch) = of_kind.last_mut() {
-                batch.0.push(hold);
             }
         }
         for (hold, due) in later {
             queue.put(&hold, due);
         }
-        drop(queue);
-        batches
-            .into_values()
-            .flat_map(|(of_kind, _)| of_kind)
-            .collect()
     }
 
     /// When to look next; `None` ends the task, because there is nothing to look after.
@@ -238,9 +251,9 @@ impl Core {
         queue.wakes = match first {
             None if idle && queue.idle => None,
             None if idle => Some(Instant::now() + self.lease.third()),
-            // With every place taken, what is due waits for one to become free.
-            Some(due) if busy < BATCHES_AT_ONCE => Some(due),
-            _ => Some(Instant::now() + self.pause()),
+            // A batch that ends wakes the task, too.
+            None => Some(Instant::now() + self.pause()),
+            due => due,
         };
         queue.idle = idle;
         if queue.wakes.is_none() {
@@ -250,16 +263,72 @@ impl Core {
     }
 }
 
+impl NodeQueue {
+    /// Takes as many batches as may begin now. Adds to `moved` what is served by another node by now.
+    fn take_batches(
+        &mut self,
+        node: Option<NodeId>,
+        core: &Arc<Core>,
+        store: &Store,
+        batches: &mut Vec<Batch>,
+        moved: &mut Vec<Arc<Hold>>,
+    ) {
+        // The open batch of each script, and how much more weight it can take.
+        let mut open: HashMap<usize, (Batch, usize)> = HashMap::new();
+        while let Some(hold) = self.ready.pop_front() {
+            if hold.watch(core.ahead()).is_none() {
+                // Released or lost meanwhile.
+                hold.notes(|notes| notes.renewing = false);
+                continue;
+            }
+            if store.node(hold.kind.renew_key(&hold)) != node {
+                moved.push(hold);
+                continue;
+            }
+            let script = hold.kind.renew_script().id();
+            let weight = hold.kind.weight(&hold);
+            let fits =
+                |(batch, room): &(Batch, usize)| batch.holds.len() < BATCH && *room >= weight;
+            if !open.get(&script).is_some_and(fits) {
+                if self.batches == BATCHES_AT_ONCE {
+                    self.ready.push_front(hold);
+                    break;
+                }
+                self.batches += 1;
+                let batch = Batch {
+                    holds: Vec::with_capacity(BATCH),
+                    core: core.clone(),
+                    node,
+                };
+                let full = open.insert(script, (batch, WEIGHT));
+                batches.extend(full.map(|(batch, _)| batch));
+            }
+            if let Some((batch, room)) = open.get_mut(&script) {
+                *room = room.saturating_sub(weight);
+                batch.holds.push(hold);
+            }
+        }
+        batches.extend(open.into_values().map(|(batch, _)| batch));
+    }
+}
+
 /// Holds that are renewed together. When it is dropped, whatever became of it, each goes back to
 /// where it belongs.
-struct Batch(Vec<Arc<Hold>>, Arc<Core>);
+struct Batch {
+    holds: Vec<Arc<Hold>>,
+    core: Arc<Core>,
+    node: Option<NodeId>,
+}
 
 impl Drop for Batch {
     fn drop(&mut self) {
-        let mut queue = self.1.queue();
-        for hold in &self.0 {
+        let queue = &mut *self.core.queue();
+        if let Some(at_node) = queue.nodes.get_mut(&self.node) {
+            at_node.batches = at_node.batches.saturating_sub(1);
+        }
+        for hold in &self.holds {
             hold.notes(|notes| notes.renewing = false);
-            self.1.place(&mut queue, hold);
+            self.core.place(queue, hold);
         }
     }
 }
@@ -275,10 +344,11 @@ async fn keep(core: Arc<Core>, store: Weak<Store>, background: Background) {
     };
     let mut renewals = JoinSet::new();
     loop {
-        let free = BATCHES_AT_ONCE.saturating_sub(renewals.len());
-        for batch in core.take_due(free) {
+        {
             let Some(store) = store.upgrade() else { return };
-            renewals.spawn(renew(store, batch));
+            for batch in core.take_due(&store) {
+                renewals.spawn(renew(store.clone(), batch));
+            }
         }
         let Some(wake) = core.sleep_until(renewals.len()) else {
             break;
@@ -321,11 +391,10 @@ impl Drop for Orphaned {
 
 /// Renews one batch.
 async fn renew(store: Arc<Store>, batch: Batch) {
-    let Batch(holds, core) = &batch;
+    let Batch { holds, core, .. } = &batch;
     // In a cluster each key has a script of its own: two of them are seldom in the same slot, and while
     // that moves they may be on two nodes, of which neither would run a script for both. All scripts are
-    // sent at once, so that it is one round trip to each node, and what one node does not answer is that
-    // node's alone.
+    // sent at once, so that it is one round trip to the node.
     let mut together: BTreeMap<Option<&str>, Vec<&Arc<Hold>>> = BTreeMap::new();
     for hold in holds {
         let key = hold.kind.renew_key(hold);

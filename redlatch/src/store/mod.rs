@@ -172,11 +172,28 @@ impl Store {
         }
     }
 
-    /// A place among the attempts that may be on their way at once, for those that are run with
-    /// [`Lane::Taking`]. Kept until the attempt is over.
-    pub(crate) async fn turn(&self) -> Option<OwnedSemaphorePermit> {
+    /// The node that serves a key, as far as is known without asking. Work for different nodes is
+    /// limited and batched separately, so that a node that does not answer delays nothing at the others.
+    pub(crate) fn node(&self, key: &str) -> Option<NodeId> {
         match self {
-            Store::Redis(redis) => redis.turn().await,
+            Store::Redis(redis) => redis.node(key),
+            Store::Embedded(_) => None,
+        }
+    }
+
+    /// A place among the attempts that may be on their way at once at the node of a key, for those that
+    /// are run with [`Lane::Taking`]. Kept until the attempt is over.
+    pub(crate) async fn turn(&self, key: &str) -> Option<OwnedSemaphorePermit> {
+        match self {
+            Store::Redis(redis) => redis.turn(key).await,
+            Store::Embedded(_) => None,
+        }
+    }
+
+    /// A turn to release something in the background, at the node of a key.
+    pub(crate) async fn settling_turn(&self, key: &str) -> Option<OwnedSemaphorePermit> {
+        match self {
+            Store::Redis(redis) => redis.settling_turn(key).await,
             Store::Embedded(_) => None,
         }
     }
@@ -237,6 +254,10 @@ impl Store {
         }
     }
 }
+
+/// Identifies a server that holds data, for as long as this process knows it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub(crate) struct NodeId(u64);
 
 /// Where a page begins.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]

@@ -17,7 +17,7 @@ use super::access::{Access, Endpoint};
 use super::fault::Fault;
 use super::link::{Link, Whereabouts};
 use super::lookout::{BRIEFLY, Lookout, PAUSE};
-use super::node::{Node, Settings};
+use super::node::{Limits, Node, Settings};
 use super::slot::SLOTS;
 use crate::error::Result;
 use crate::several::most;
@@ -40,6 +40,8 @@ pub(super) struct Cluster {
     /// How often the map was made anew.
     looks: watch::Sender<u64>,
     lookout: Lookout,
+    /// For slots without a known owner.
+    ownerless: Arc<Limits>,
 }
 
 /// What is known of the cluster.
@@ -71,6 +73,7 @@ impl Cluster {
             suspicion: Arc::default(),
             looks: watch::Sender::new(0),
             lookout: Lookout::default(),
+            ownerless: Arc::default(),
         })
     }
 
@@ -256,6 +259,14 @@ impl Cluster {
         let index = map.slots.get(usize::from(slot))?;
         let at = map.masters.get(usize::from(*index))?;
         map.nodes.get(at).cloned()
+    }
+
+    /// The limits of the node that has a slot.
+    pub(super) fn limits(&self, slot: u16) -> Arc<Limits> {
+        match self.known_owner(slot) {
+            Some(node) => node.limits.clone(),
+            None => self.ownerless.clone(),
+        }
     }
 
     /// The node at this address, with which nothing needs to be connected yet.

@@ -21,13 +21,14 @@ use super::access::Endpoint;
 use super::dial::{Dial, Dialled};
 use super::fault::Fault;
 use super::listening::{BEGUN_AT_ONCE, Listening, begin_again, breaks, text};
+use super::node::ATTEMPTS;
 use crate::backoff::Backoff;
 use crate::error::Error;
 use crate::store::SharedEar;
 
 /// Commands that may queue inside the client library. An attempt is two, with its subscription;
-/// renewals and releases still find room beside [`super::ATTEMPTS`].
-const PIPELINE: usize = 4 * super::ATTEMPTS;
+/// renewals and releases still find room beside [`ATTEMPTS`].
+const PIPELINE: usize = 4 * ATTEMPTS;
 
 /// The pauses before connecting is tried again: short enough for a restarted server to be found at
 /// once, long enough that a thousand clients do not keep it from starting; spread at random, so

@@ -1,13 +1,16 @@
 //! One server that holds data, and the connections to it.
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
+
+use tokio::sync::Semaphore;
 
 use super::link::{Link, Whereabouts};
 use super::listening::Listening;
 use super::replicas::{Demand, Replicas};
 use crate::error::Error;
-use crate::store::SharedEar;
+use crate::store::{NodeId, SharedEar};
 
 /// What all nodes of a deployment have in common.
 #[derive(Clone)]
@@ -19,7 +22,34 @@ pub(super) struct Settings {
     pub(super) demand: Option<Demand>,
 }
 
+/// How many attempts to acquire may be in flight at one node. The rest wait here and not inside the
+/// connection, where renewals and releases would have to queue behind them.
+pub(super) const ATTEMPTS: usize = 512;
+
+/// How many releases may be in flight at one node in the background. If thousands of attempts are
+/// dropped at once, renewals must not wait behind them.
+const SETTLINGS: usize = 64;
+
+/// How much work may be in flight at one node at once. Every node has limits of its own, so that a node
+/// that does not answer uses up no turns of the others.
+pub(super) struct Limits {
+    pub(super) attempts: Arc<Semaphore>,
+    pub(super) settlings: Arc<Semaphore>,
+}
+
+impl Default for Limits {
+    fn default() -> Limits {
+        Limits {
+            attempts: Arc::new(Semaphore::new(ATTEMPTS)),
+            settlings: Arc::new(Semaphore::new(SETTLINGS)),
+        }
+    }
+}
+
 pub(super) struct Node {
+    /// Never given to another node of this process.
+    pub(super) id: NodeId,
+    pub(super) limits: Arc<Limits>,
     /// For renewals, releases, looks.
     pub(super) commands: Arc<Link>,
     /// For attempts: the same, unless replicas are waited for.
@@ -50,7 +80,10 @@ impl Node {
             Some(_) => link(Listening::Unrestored)?,
             None => attempts.clone(),
         };
+        static NODES: AtomicU64 = AtomicU64::new(1);
         Ok(Arc::new(Node {
+            id: NodeId(NODES.fetch_add(1, Ordering::Relaxed)),
+            limits: Arc::default(),
             commands,
             attempts,
             messages,

@@ -13,7 +13,7 @@ use super::fault::Fault;
 use super::link::{Link, Whereabouts};
 use super::listening::Listening;
 use super::lookout::BRIEFLY;
-use super::node::{self, Node};
+use super::node::{self, Limits, Node};
 use super::replicas::{Demand, ReplicaSync};
 use super::sentinel::Sentinels;
 use super::slot::{is_untidy, slot};
@@ -21,7 +21,7 @@ use super::url::{Deployment, Target};
 use crate::error::{Error, Result};
 use crate::several::{all, most};
 use crate::step::Publishing;
-use crate::store::SharedEar;
+use crate::store::{NodeId, SharedEar};
 
 /// What is set for the connections of a client.
 #[derive(Debug, Clone, Copy)]
@@ -195,6 +195,22 @@ impl Topology {
         match &self.form {
             Form::Single(node) | Form::Sentinel(node, _) => Ok(node.clone()),
             Form::Cluster(cluster) => cluster.owner(slot(key)).await,
+        }
+    }
+
+    /// The node that serves a key, as far as is known without asking.
+    pub(super) fn known_node(&self, key: &str) -> Option<NodeId> {
+        match &self.form {
+            Form::Single(node) | Form::Sentinel(node, _) => Some(node.id),
+            Form::Cluster(cluster) => cluster.known_owner(slot(key)).map(|node| node.id),
+        }
+    }
+
+    /// The limits of the node that serves a key.
+    pub(super) fn limits(&self, key: &str) -> Arc<Limits> {
+        match &self.form {
+            Form::Single(node) | Form::Sentinel(node, _) => node.limits.clone(),
+            Form::Cluster(cluster) => cluster.limits(slot(key)),
         }
     }
 
