@@ -11,17 +11,33 @@ use crate::lease::Lease;
 use crate::name::Place;
 use crate::owner::Owner;
 use crate::space::Space;
-use crate::step::{BoxedStep, Script};
+use crate::step::{Args, BoxedStep, Script};
 
 /// What a primitive adds to the mechanics of holding: how its hold is renewed and given back.
 pub(crate) trait Kind: Send + Sync {
-    /// Renews many holds of this kind: KEYS are theirs, ARGV the lease and then, for each, the field
-    /// and what belongs to its owner alone; answers 1 or 0 for each.
+    /// Renews many holds of this kind: KEYS are theirs, ARGV the lease and then what
+    /// [`Kind::renew_args`] adds for each; answers 1 or 0 for each.
+    ///
+    /// Also wakes a waiter for each lock that is gone without having been released: waiters sleep until
+    /// the lease ends that they were told of.
     fn renew_script(&self) -> &'static Script;
 
     /// The key by which that script finds a hold.
     fn renew_key<'a>(&self, hold: &'a Hold) -> &'a str {
         hold.place.key()
+    }
+
+    /// Further keys of a hold that the script needs, as many for each: those of all holds come behind
+    /// the first keys of all.
+    fn renew_keys_beside<'a>(&self, hold: &'a Hold) -> &'a [String] {
+        let _ = hold;
+        &[]
+    }
+
+    /// Adds what the script needs for one hold.
+    fn renew_args(&self, hold: &Hold, args: &mut Args<'_>) {
+        args.text(&hold.field);
+        args.text(hold.place.channel());
     }
 
     /// The rule of the same, for one hold: whether it was renewed.

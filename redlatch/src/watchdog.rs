@@ -28,7 +28,7 @@ use tokio::time::{Instant, sleep_until};
 
 use crate::background::Background;
 use crate::error::{Loss, Result};
-use crate::hold::{Hold, Kind, Watch};
+use crate::hold::{Hold, Watch};
 use crate::lease::Lease;
 use crate::several::all;
 use crate::space::Space;
@@ -407,14 +407,14 @@ async fn renew(store: Arc<Store>, batch: Batch) {
 
 /// Renews what one script can renew.
 async fn renew_together(store: &Store, core: &Core, holds: &[&Arc<Hold>]) {
-    let Some(kind) = holds.first().map(|hold| &*hold.kind) else {
+    let Some(first) = holds.first() else {
         return;
     };
     // A hold that is just being given back or entered again is left alone for now; one that was,
     // since the batch was made, is perhaps no longer due.
     let mut turns = Vec::with_capacity(holds.len());
     let mut step = Renew {
-        kind,
+        script: first.kind.renew_script(),
         lease: core.lease,
         holds: Vec::with_capacity(holds.len()),
     };
@@ -449,7 +449,7 @@ async fn renew_together(store: &Store, core: &Core, holds: &[&Arc<Hold>]) {
             tracing::debug!(renewed, of = step.holds.len(), "renewed a batch");
         }
         Err(error) => {
-            let failing = |hold: &&Arc<Hold>| hold.notes(|notes| notes.not_before.is_some());
+            let failing = |hold: &&Hold| hold.notes(|notes| notes.not_before.is_some());
             let holds = step.holds.len();
             if step.holds.iter().all(failing) {
                 tracing::debug!(%error, holds, "renewal failed again");
@@ -466,17 +466,17 @@ async fn renew_together(store: &Store, core: &Core, holds: &[&Arc<Hold>]) {
 
 impl Core {
     /// Has a hold come round again soon, but not at once.
-    fn try_again(&self, hold: &Arc<Hold>) {
+    fn try_again(&self, hold: &Hold) {
         let again = Instant::now() + self.pause();
         hold.notes(|notes| notes.not_before = Some(again));
     }
 }
 
-/// The step that renews one batch.
-struct Renew<'a> {
-    kind: &'a dyn Kind,
-    lease: Lease,
-    holds: Vec<&'a Arc<Hold>>,
+/// The step that renews one batch: holds of kinds that share a script.
+pub(crate) struct Renew<'a> {
+    pub(crate) script: &'static Script,
+    pub(crate) lease: Lease,
+    pub(crate) holds: Vec<&'a Hold>,
 }
 
 impl Step for Renew<'_> {
@@ -484,18 +484,27 @@ impl Step for Renew<'_> {
     type Reply = Vec<bool>;
 
     fn script(&self) -> &'static Script {
-        self.kind.renew_script()
+        self.script
     }
 
     fn keys(&self) -> impl ExactSizeIterator<Item = &str> + Send {
-        self.holds.iter().map(|hold| self.kind.renew_key(hold))
+        let firsts = self.holds.iter().map(|hold| hold.kind.renew_key(hold));
+        let mut keys: Vec<&str> = firsts.collect();
+        let beside = |hold: &&Hold| hold.kind.renew_keys_beside(hold).len();
+        for n in 0..self.holds.first().map_or(0, beside) {
+            let all = self.holds.iter();
+            keys.extend(all.filter_map(|hold| {
+                let beside = hold.kind.renew_keys_beside(hold);
+                beside.get(n).map(String::as_str)
+            }));
+        }
+        keys.into_iter()
     }
 
     fn args(&self, args: &mut Args<'_>) {
         args.number(self.lease.millis());
         for hold in &self.holds {
-            args.text(&hold.field);
-            args.text(&hold.own);
+            hold.kind.renew_args(hold, args);
         }
     }
 
@@ -509,11 +518,10 @@ impl Step for Renew<'_> {
     }
 
     fn apply(&self, space: &mut Space, now: Instant) -> Result<Vec<bool>> {
-        let renew = |hold: &&Arc<Hold>| {
+        let renew = |hold: &&Hold| {
             // One key of another type must not keep the others from being renewed.
-            self.kind
-                .renew(space, hold, self.lease, now)
-                .unwrap_or(false)
+            let renewed = hold.kind.renew(space, hold, self.lease, now);
+            renewed.unwrap_or(false)
         };
         Ok(self.holds.iter().map(renew).collect())
     }

@@ -25,7 +25,7 @@ use crate::primitives::handle::{Acquire, Ask, Guard, Holder, Lock, Rules, TryAcq
 use crate::primitives::number::set_by_whom;
 use crate::session::Session;
 use crate::space::Space;
-use crate::step::{BoxedStep, Mapped, Outcome, Script, Step};
+use crate::step::{Args, BoxedStep, Mapped, Outcome, Script, Step};
 use crate::store::{Answer, Lane, Sent};
 
 /// The most permits that a semaphore can have: what an `int` holds in Java, where Redisson counts
@@ -491,6 +491,10 @@ impl Kind for Permits {
 
     fn renew_key<'a>(&self, hold: &'a Hold) -> &'a str {
         hold.place.deadlines()
+    }
+
+    fn renew_args(&self, hold: &Hold, args: &mut Args<'_>) {
+        args.text(&hold.field);
     }
 
     fn renew(&self, space: &mut Space, hold: &Hold, lease: Lease, now: Instant) -> Result<bool> {

@@ -2,8 +2,11 @@
 --
 -- KEYS     for each set when the permits of its semaphore expire: zset id -> epoch ms
 -- ARGV     lease in ms, then for each set in the order of KEYS its ids, 32 hex digits each, one
---          after the other, and an empty string
+--          after the other
 -- Returns  for each set 1: renewed, 0: not all of them are out
+--
+-- Publishes nothing: permits that are gone with their semaphore can be acquired by nobody, and who sets
+-- permits anew publishes.
 local time = redis.call('TIME')
 local now = time[1] * 1000 + math.floor(time[2] / 1000)
 local ends = math.ceil(time[1] * 1000 + time[2] / 1000) + ARGV[1]
@@ -11,7 +14,7 @@ local renewed = {}
 for i, key in ipairs(KEYS) do
     local ids = {}
     renewed[i] = 1
-    for hex in string.gmatch(ARGV[2 * i], string.rep('%x', 32)) do
+    for hex in string.gmatch(ARGV[1 + i], string.rep('%x', 32)) do
         local id = string.gsub(hex, '%x%x', function(pair)
             return string.char(tonumber(pair, 16))
         end)

@@ -23,7 +23,11 @@ impl Kind for Reentrant {
     }
 
     fn renew(&self, space: &mut Space, hold: &Hold, lease: Lease, now: Instant) -> Result<bool> {
-        rules::renew(space, hold, lease, now)
+        let held = rules::renew(space, hold, lease, now)?;
+        if rules::is_gone(space, held, &hold.place, now) {
+            space.publish(hold.place.channel(), 0);
+        }
+        Ok(held)
     }
 
     fn release<'a>(

@@ -155,6 +155,7 @@ impl Step for Release<'_> {
         let (place, owner, own) = (&*hold.place, &*hold.field, &*hold.own);
         let lease = self.lease.map_or(Duration::ZERO, Lease::duration);
         let Some((mode, holds)) = find(space, place, now)? else {
+            space.publish(place.channel(), READ_RELEASED);
             return Ok(false);
         };
         let left = holds.remaining(now);
@@ -217,6 +218,7 @@ pub(in super::super) fn renew(
 ) -> Result<bool> {
     let end = now + lease.duration();
     let Some((_, holds)) = find(space, &hold.place, now)? else {
+        space.publish(hold.place.channel(), READ_RELEASED);
         return Ok(false);
     };
     let count = holds.value.counts.get(&*hold.field).copied();
