@@ -40,8 +40,15 @@ pub(crate) trait Kind: Send + Sync {
         args.text(hold.place.channel());
     }
 
-    /// The rule of the same, for one hold: whether it was renewed.
-    fn renew(&self, space: &mut Space, hold: &Hold, lease: Lease, now: Instant) -> Result<bool>;
+    /// The rule of the same, for one hold: whether it was renewed. Without a lease it is left as it is:
+    /// whether it is held.
+    fn renew(
+        &self,
+        space: &mut Space,
+        hold: &Hold,
+        lease: Option<Lease>,
+        now: Instant,
+    ) -> Result<bool>;
 
     /// Sets the hold count in the store to `keep`; 0 gives the hold back, and takes back whatever
     /// its owner may have left behind while waiting. With a lease, the end moves that far away.
@@ -123,6 +130,9 @@ pub(crate) struct Notes {
     pub(crate) renewing: bool,
     /// A renewal has failed; the next is not to be tried before this.
     pub(crate) not_before: Option<Instant>,
+    /// The store may have lost it, so it is renewed as soon as possible, or only checked, if its lease
+    /// is fixed. Cleared when the step that does so is about to be sent.
+    pub(crate) doubted: bool,
 }
 
 impl Hold {
@@ -347,13 +357,15 @@ impl Hold {
         if state.count == 0 || state.loss.is_some() {
             return None;
         }
-        if state.renewed == 0 || state.watch.renewing {
+        let is_due = state.renewed > 0 || state.watch.doubted;
+        if !is_due || state.watch.renewing {
             return Some((state.end, Watch::Expire));
         }
         let early = state.end.checked_sub(ahead).unwrap_or_else(Instant::now);
         Some(match state.watch.not_before {
             // Tried before: when it is time to try again, and not a moment earlier.
             Some(again) => (again.min(state.end), Watch::Retry),
+            None if state.watch.doubted => (Instant::now(), Watch::Renew),
             None => (early, Watch::Renew),
         })
     }

@@ -458,6 +458,7 @@ impl Claim {
     fn not_held(&self) -> Error {
         self.hold.lose(Loss::NotHeld);
         self.session.watchdog.watch(&self.hold);
+        self.session.watchdog.found_missing(&self.hold);
         self.hold.lost_error(Loss::NotHeld)
     }
 
@@ -529,6 +530,7 @@ impl Claim {
             _ => {
                 if !answer.reply {
                     hold.lose(Loss::NotHeld);
+                    session.watchdog.found_missing(hold);
                 } else if let Some(lease) = lease {
                     hold.extend(answer.sent + lease.duration());
                 }

@@ -16,6 +16,12 @@
 //! costs only the holds that it serves. While a hold is ready or in flight it stays in `due` for the end
 //! of its lease, so that its loss is noticed in time. When its batch ends, or when its slot has moved to
 //! another node meanwhile, it goes back to `due` and is assigned to a node again.
+//!
+//! A *sweep* checks all holds of one node at once, so that all losses are noticed together: when another
+//! server process answers for the node than before, and when one hold was found missing. Each hold is
+//! renewed as usual; one with a fixed lease takes the same path with a step that only looks, so its lease
+//! does not grow. A hold that is being released is left alone and checked after a pause. Holds that are
+//! found missing cause at most one sweep per [`SWEEP_PAUSE`] and node.
 
 use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
@@ -33,7 +39,7 @@ use crate::lease::Lease;
 use crate::several::all;
 use crate::space::Space;
 use crate::step::{Args, Script, Step, unexpected};
-use crate::store::{NodeId, Store};
+use crate::store::{Doubts, NodeId, Store};
 
 /// Names per round trip, as in Redisson: enough that cost grows with batches, few enough that no
 /// script holds the server up.
@@ -41,6 +47,10 @@ const BATCH: usize = 100;
 
 /// What the names of one round trip weigh together at most ([`Kind::weight`]), if there are several.
 const WEIGHT: usize = 1000;
+
+/// How much time there is at least between two sweeps of a node for the sake of missing holds: a thousand
+/// losses in a row must not cause a thousand sweeps.
+const SWEEP_PAUSE: Duration = Duration::from_secs(5);
 
 /// Batches in flight at one node: a batch that hangs must not delay the others.
 const BATCHES_AT_ONCE: usize = 8;
@@ -56,6 +66,7 @@ struct Core {
     queue: Mutex<Queue>,
     /// Something is due earlier than the task thinks.
     earlier: Notify,
+    doubts: Arc<Doubts>,
 }
 
 #[derive(Default)]
@@ -77,6 +88,10 @@ struct NodeQueue {
     ready: VecDeque<Arc<Hold>>,
     /// Number of batches in flight.
     batches: usize,
+    /// When the latest sweep began.
+    swept: Option<Instant>,
+    /// When the next one begins.
+    sweep: Option<Instant>,
 }
 
 impl Watchdog {
@@ -86,6 +101,7 @@ impl Watchdog {
                 lease,
                 queue: Mutex::default(),
                 earlier: Notify::new(),
+                doubts: store.doubts(),
             }),
             store,
             background,
@@ -125,6 +141,12 @@ impl Watchdog {
     /// Leaves a hold alone from now on.
     pub(crate) fn forget(&self, hold: &Arc<Hold>) {
         self.core.queue().remove(hold);
+    }
+
+    /// The store says that it does not have this hold. Others of the same node may be gone, too.
+    pub(crate) fn found_missing(&self, hold: &Hold) {
+        let node = self.store.node(hold.kind.renew_key(hold));
+        self.core.found_missing(node);
     }
 
     /// How many holds are being looked after.
@@ -191,18 +213,64 @@ impl Core {
     /// Moves what is due to the queues of its nodes, and takes the batches that may begin now.
     fn take_due(self: &Arc<Core>, store: &Store) -> Vec<Batch> {
         let queue = &mut *self.queue();
+        self.begin_sweeps(queue, store);
         self.make_ready(queue, store);
         let mut batches = Vec::new();
         let mut moved = Vec::new();
         queue.nodes.retain(|node, at_node| {
             at_node.take_batches(*node, self, store, &mut batches, &mut moved);
-            at_node.batches > 0 || !at_node.ready.is_empty()
+            at_node.is_used()
         });
         for hold in moved {
             hold.notes(|notes| notes.renewing = false);
             self.place(queue, &hold);
         }
         batches
+    }
+
+    fn found_missing(&self, node: Option<NodeId>) {
+        let not_before = |at_node: &NodeQueue| Some(at_node.swept? + SWEEP_PAUSE);
+        self.sweep(node, not_before);
+    }
+
+    /// Has a node swept as soon as possible.
+    fn sweep(&self, node: Option<NodeId>, not_before: impl FnOnce(&NodeQueue) -> Option<Instant>) {
+        let queue = &mut *self.queue();
+        if queue.due.is_empty() {
+            return;
+        }
+        let at_node = queue.nodes.entry(node).or_default();
+        let now = Instant::now();
+        let at = not_before(at_node).map_or(now, |not_before| now.max(not_before));
+        let at = at_node.sweep.map_or(at, |planned| planned.min(at));
+        at_node.sweep = Some(at);
+        if Some(at) < queue.wakes {
+            self.earlier.notify_one();
+        }
+    }
+
+    /// Has all holds checked of those nodes whose sweep is due. What is in flight may have been answered
+    /// before there was a reason for the sweep, so it is checked once more.
+    fn begin_sweeps(&self, queue: &mut Queue, store: &Store) {
+        let now = Instant::now();
+        let mut swept = Vec::new();
+        for (node, at_node) in &mut queue.nodes {
+            if at_node.sweep.is_some_and(|at| at <= now) {
+                at_node.sweep = None;
+                at_node.swept = Some(now);
+                swept.push(*node);
+            }
+        }
+        if swept.is_empty() {
+            return;
+        }
+        let is_there = |hold: &&Arc<Hold>| swept.contains(&store.node(hold.kind.renew_key(hold)));
+        let holds: Vec<Arc<Hold>> = queue.due.values().filter(is_there).cloned().collect();
+        tracing::debug!(holds = holds.len(), "checking all holds of a node");
+        for hold in holds {
+            hold.notes(|notes| notes.doubted = true);
+            self.place(queue, &hold);
+        }
     }
 
     /// Moves what has to be renewed now to the queues of its nodes.
@@ -247,6 +315,8 @@ impl Core {
     fn sleep_until(&self, busy: usize) -> Option<Instant> {
         let mut queue = self.queue();
         let first = queue.due.first_key_value().map(|((due, _), _)| *due);
+        let sweeps = queue.nodes.values().filter_map(|at_node| at_node.sweep);
+        let first = first.map(|due| sweeps.fold(due, Instant::min));
         let idle = first.is_none() && busy == 0;
         queue.wakes = match first {
             None if idle && queue.idle => None,
@@ -264,6 +334,15 @@ impl Core {
 }
 
 impl NodeQueue {
+    /// Whether there is something to do, or to remember for the next sweep.
+    fn is_used(&self) -> bool {
+        let lately = |swept: Instant| swept.elapsed() < SWEEP_PAUSE;
+        self.batches > 0
+            || !self.ready.is_empty()
+            || self.sweep.is_some()
+            || self.swept.is_some_and(lately)
+    }
+
     /// Takes as many batches as may begin now. Adds to `moved` what is served by another node by now.
     fn take_batches(
         &mut self,
@@ -273,8 +352,9 @@ impl NodeQueue {
         batches: &mut Vec<Batch>,
         moved: &mut Vec<Arc<Hold>>,
     ) {
-        // The open batch of each script, and how much more weight it can take.
-        let mut open: HashMap<usize, (Batch, usize)> = HashMap::new();
+        // The open batches, and how much more weight each can take: one for each script, for holds that
+        // are renewed and for those that are only checked.
+        let mut open: HashMap<(usize, bool), (Batch, usize)> = HashMap::new();
         while let Some(hold) = self.ready.pop_front() {
             if hold.watch(core.ahead()).is_none() {
                 // Released or lost meanwhile.
@@ -285,7 +365,8 @@ impl NodeQueue {
                 moved.push(hold);
                 continue;
             }
-            let script = hold.kind.renew_script().id();
+            let renews = hold.is_renewed();
+            let script = (hold.kind.renew_script().id(), renews);
             let weight = hold.kind.weight(&hold);
             let fits =
                 |(batch, room): &(Batch, usize)| batch.holds.len() < BATCH && *room >= weight;
@@ -299,12 +380,14 @@ impl NodeQueue {
                     holds: Vec::with_capacity(BATCH),
                     core: core.clone(),
                     node,
+                    renews,
                 };
                 let full = open.insert(script, (batch, WEIGHT));
                 batches.extend(full.map(|(batch, _)| batch));
             }
             if let Some((batch, room)) = open.get_mut(&script) {
                 *room = room.saturating_sub(weight);
+                hold.notes(|notes| notes.doubted = false);
                 batch.holds.push(hold);
             }
         }
@@ -318,6 +401,8 @@ struct Batch {
     holds: Vec<Arc<Hold>>,
     core: Arc<Core>,
     node: Option<NodeId>,
+    /// Whether the holds are renewed, or only checked because their leases are fixed.
+    renews: bool,
 }
 
 impl Drop for Batch {
@@ -356,6 +441,9 @@ async fn keep(core: Arc<Core>, store: Weak<Store>, background: Background) {
         tokio::select! {
             () = sleep_until(wake) => {}
             () = core.earlier.notified() => {}
+            nodes = core.doubts.next() => {
+                nodes.into_iter().for_each(|node| core.sweep(Some(node), |_| None));
+            }
             Some(_) = renewals.join_next() => {}
         }
     }
@@ -391,7 +479,7 @@ impl Drop for Orphaned {
 
 /// Renews one batch.
 async fn renew(store: Arc<Store>, batch: Batch) {
-    let Batch { holds, core, .. } = &batch;
+    let holds = &batch.holds;
     // In a cluster each key has a script of its own: two of them are seldom in the same slot, and while
     // that moves they may be on two nodes, of which neither would run a script for both. All scripts are
     // sent at once, so that it is one round trip to the node.
@@ -402,11 +490,12 @@ async fn renew(store: Arc<Store>, batch: Batch) {
         together.entry(alone).or_default().push(hold);
     }
     let renewals = together.values();
-    all(renewals.map(|holds| renew_together(&store, core, holds))).await;
+    all(renewals.map(|holds| renew_together(&store, &batch, holds))).await;
 }
 
 /// Renews what one script can renew.
-async fn renew_together(store: &Store, core: &Core, holds: &[&Arc<Hold>]) {
+async fn renew_together(store: &Store, batch: &Batch, holds: &[&Arc<Hold>]) {
+    let core = &*batch.core;
     let Some(first) = holds.first() else {
         return;
     };
@@ -415,13 +504,15 @@ async fn renew_together(store: &Store, core: &Core, holds: &[&Arc<Hold>]) {
     let mut turns = Vec::with_capacity(holds.len());
     let mut step = Renew {
         script: first.kind.renew_script(),
-        lease: core.lease,
+        lease: batch.renews.then_some(core.lease),
         holds: Vec::with_capacity(holds.len()),
     };
     for hold in holds {
         match hold.steps.try_lock() {
             Ok(turn)
-                if hold.is_renewed() && hold.end() < Instant::now() + core.lease.duration() =>
+                if hold.count() > 0
+                    && hold.loss().is_none()
+                    && hold.is_renewed() == batch.renews =>
             {
                 turns.push(turn);
                 step.holds.push(hold);
@@ -434,19 +525,24 @@ async fn renew_together(store: &Store, core: &Core, holds: &[&Arc<Hold>]) {
     }
     match store.run_once(&step, core.lease.third()).await {
         Ok(answer) => {
-            let end = answer.sent + core.lease.duration();
+            let end = step.lease.map(|lease| answer.sent + lease.duration());
             let mut renewed = 0;
             for (hold, held) in step.holds.iter().zip(answer.reply) {
                 hold.notes(|notes| notes.not_before = None);
                 if held {
                     renewed += 1;
-                    hold.extend(end);
+                    if let Some(end) = end {
+                        hold.extend(end);
+                    }
                     tracing::trace!(lock = hold.place.name(), owner = %hold.field, "renewed");
                 } else {
                     hold.lose(Loss::NotHeld);
                 }
             }
             tracing::debug!(renewed, of = step.holds.len(), "renewed a batch");
+            if renewed < step.holds.len() {
+                core.found_missing(batch.node);
+            }
         }
         Err(error) => {
             let failing = |hold: &&Hold| hold.notes(|notes| notes.not_before.is_some());
@@ -468,14 +564,19 @@ impl Core {
     /// Has a hold come round again soon, but not at once.
     fn try_again(&self, hold: &Hold) {
         let again = Instant::now() + self.pause();
-        hold.notes(|notes| notes.not_before = Some(again));
+        hold.notes(|notes| {
+            notes.not_before = Some(again);
+            // One with a fixed lease is not renewed otherwise.
+            notes.doubted = true;
+        });
     }
 }
 
 /// The step that renews one batch: holds of kinds that share a script.
 pub(crate) struct Renew<'a> {
     pub(crate) script: &'static Script,
-    pub(crate) lease: Lease,
+    /// `None`: the leases are left as they are, and it is only seen whether they are held.
+    pub(crate) lease: Option<Lease>,
     pub(crate) holds: Vec<&'a Hold>,
 }
 
@@ -502,7 +603,7 @@ impl Step for Renew<'_> {
     }
 
     fn args(&self, args: &mut Args<'_>) {
-        args.number(self.lease.millis());
+        args.number(self.lease.map_or(0, Lease::millis));
         for hold in &self.holds {
             hold.kind.renew_args(hold, args);
         }

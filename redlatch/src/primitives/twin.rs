@@ -197,11 +197,11 @@ impl Twin {
         rule
     }
 
-    /// One renewal, as the watchdog's batches have it.
-    pub(crate) async fn renew(&mut self, hold: &Hold, lease: Lease) -> bool {
+    /// One renewal, as the watchdog's batches have it; with 0 instead of a lease one that only looks.
+    pub(crate) async fn renew(&mut self, hold: &Hold, multiple: u32) -> bool {
         let step = Renew {
             script: hold.kind.renew_script(),
-            lease,
+            lease: (multiple > 0).then(|| lease(multiple)),
             holds: vec![hold],
         };
         self.step(&step).await.unwrap() == [true]

@@ -1,9 +1,9 @@
 //! Locks that the store lost: those who wait are woken, and all holders learn of it together.
 
 use std::future::IntoFuture as _;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
-use redlatch::{Client, Lock, LockKind};
+use redlatch::{Client, Guard, Lock, LockKind, Loss};
 use redlatch_testkit::Server;
 
 use crate::common::*;
@@ -114,4 +114,87 @@ async fn a_lost_hold_wakes_nobody_while_another_owner_holds_the_lock() {
         listening.get_message().is_err(),
         "one message, of the release"
     );
+}
+
+/// Renewals are due after hours, so that whatever is learned sooner was learned by a sweep.
+async fn rarely_renewing(server: &Server) -> Client {
+    let settings = Client::builder().watchdog(ENDLESS).response_timeout(LONG);
+    settings.connect(&server.url()).await.unwrap()
+}
+
+/// Fifty holds of all kinds, half of them with a fixed lease.
+async fn fifty_holds(client: &Client) -> Vec<Guard> {
+    let mut guards = Vec::new();
+    for n in 0..50 {
+        let lock = client.lock(&format!("held-{n}"));
+        guards.push(match n % 2 {
+            0 => lock.lock().await.unwrap(),
+            _ => lock.lock().lease(ENDLESS).await.unwrap(),
+        });
+    }
+    guards
+}
+
+async fn all_learn_of_their_loss(guards: &[Guard]) {
+    for guard in guards {
+        soon("every hold learns of its loss", guard.lost()).await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn after_a_restart_without_data_all_holds_learn_of_their_loss_together() {
+    let mut server = Server::start();
+    let client = rarely_renewing(&server).await;
+    let guards = fifty_holds(&client).await;
+    let reader = client
+        .read_write_lock("shared")
+        .read()
+        .lock()
+        .await
+        .unwrap();
+    let fair = client.fair_lock("fair").lock().await.unwrap();
+    let semaphore = client.expirable_semaphore("permits");
+    semaphore.set_permits(1).await.unwrap();
+    let permit = semaphore.acquire().await.unwrap();
+    server.restart();
+    // Whatever is asked next connects, and sees that another process answers.
+    granted(|| client.lock("other").lock()).await;
+    all_learn_of_their_loss(&guards).await;
+    soon("the reader", reader.lost()).await;
+    soon("the fair lock", fair.lost()).await;
+    soon("the permit", permit.lost()).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn after_flushall_one_loss_tells_all_holds_of_theirs() {
+    let server = Server::start();
+    let client = rarely_renewing(&server).await;
+    let guards = fifty_holds(&client).await;
+    let () = server.ask(&["FLUSHALL"]);
+    assert_lost(&guards[0].reenter().await.unwrap_err(), Loss::NotHeld);
+    all_learn_of_their_loss(&guards).await;
+}
+
+/// A release that finds its hold missing is as good a reason to check the others.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_sweep_checks_fixed_leases_without_extending_them() {
+    let server = Server::start();
+    let client = rarely_renewing(&server).await;
+    let fixed = client.lock("fixed").lock().lease(LONG * 5).await.unwrap();
+    let renewed = client.lock("renewed").lock().await.unwrap();
+    let deleted = client.lock("deleted").lock().lease(ENDLESS).await.unwrap();
+    let first = client.lock("first").lock().await.unwrap();
+    let _: i64 = server.ask(&["DEL", "first", "deleted"]);
+    let _: i64 = server.ask(&["PEXPIRE", "renewed", "5000000"]);
+    assert_lost(&first.unlock().await.unwrap_err(), Loss::NotHeld);
+    // Fixed leases are checked together.
+    soon("the deleted one is lost", deleted.lost()).await;
+    let left: i64 = server.ask(&["PTTL", "fixed"]);
+    assert!((1..=300_000).contains(&left), "{left}");
+    until("the other is renewed", || async {
+        server.ask::<i64>(&["PTTL", "renewed"]) > 10_000_000
+    })
+    .await;
+    assert!(fixed.is_valid() && renewed.is_valid());
+    assert!(fixed.valid_for() <= LONG * 5);
 }

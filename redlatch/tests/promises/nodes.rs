@@ -46,13 +46,16 @@ async fn take_turns(client: &Client, name: &str) {
 
 const FROZEN: usize = 1;
 
-/// Thousands of locks, one of three nodes frozen for twice the lease: no lock on another node is lost.
+/// Long enough for a busy machine to acquire and renew thousands of locks meanwhile.
+const LEASE: Duration = WATCHDOG.saturating_mul(2);
+
+/// Thousands of locks, one of three nodes frozen for longer than the lease: no lock on another node is lost.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_frozen_node_costs_no_lock_on_other_nodes() {
     let cluster = three_masters();
-    let client = Client::builder().watchdog(WATCHDOG);
+    let client = Client::builder().watchdog(LEASE);
     let client = client.connect(&cluster.url()).await.unwrap();
-    let names = names(&cluster, 4000);
+    let names = names(&cluster, 3000);
     let elsewhere = some(&names, 5, false);
     let mut guards: Vec<(Guard, usize)> = Vec::new();
     for chunk in names.chunks(200) {
@@ -70,7 +73,7 @@ async fn a_frozen_node_costs_no_lock_on_other_nodes() {
     let frozen = Instant::now();
     cluster.freeze(FROZEN);
     let mut slowest = Duration::ZERO;
-    while frozen.elapsed() < 2 * WATCHDOG {
+    while frozen.elapsed() < LEASE + WATCHDOG {
         // Releases and acquisitions go on there, too.
         for name in &elsewhere {
             let begun = Instant::now();
@@ -88,10 +91,7 @@ async fn a_frozen_node_costs_no_lock_on_other_nodes() {
     let (there, elsewhere) = (lost(true), lost(false));
     cluster.thaw(FROZEN);
     println!("lost on the frozen node: {there}, elsewhere: {elsewhere}; slowest turn {slowest:?}");
-    assert!(
-        there > 1000,
-        "the node was frozen for longer than the lease"
-    );
+    assert!(there > 500, "the node was frozen for longer than the lease");
     assert_eq!(elsewhere, 0, "lost on nodes that answered all the time");
     assert!(slowest < LONG / 4, "{slowest:?}");
 }

@@ -497,7 +497,13 @@ impl Kind for Permits {
         args.text(&hold.field);
     }
 
-    fn renew(&self, space: &mut Space, hold: &Hold, lease: Lease, now: Instant) -> Result<bool> {
+    fn renew(
+        &self,
+        space: &mut Space,
+        hold: &Hold,
+        lease: Option<Lease>,
+        now: Instant,
+    ) -> Result<bool> {
         rules::renew(space, hold, lease, now)
     }
 

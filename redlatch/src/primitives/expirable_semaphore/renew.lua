@@ -1,7 +1,7 @@
 -- Renews the leases of many sets of permits at once, each only while all of its permits are out.
 --
 -- KEYS     for each set when the permits of its semaphore expire: zset id -> epoch ms
--- ARGV     lease in ms, then for each set in the order of KEYS its ids, 32 hex digits each, one
+-- ARGV     lease in ms (0: leave the ends as they are, only look), then for each set in the order of KEYS its ids, 32 hex digits each, one
 --          after the other
 -- Returns  for each set 1: renewed, 0: not all of them are out
 --
@@ -26,7 +26,7 @@ for i, key in ipairs(KEYS) do
         end
         table.insert(ids, id)
     end
-    if renewed[i] == 1 then
+    if renewed[i] == 1 and tonumber(ARGV[1]) > 0 then
         -- Changes nothing. A server without memory left refuses ZADD, but not to a script that has
         -- begun to write.
         redis.call('ZREM', key, '')

@@ -171,7 +171,13 @@ impl Kind for Fair {
         hold.place.beside()
     }
 
-    fn renew(&self, space: &mut Space, hold: &Hold, lease: Lease, now: Instant) -> Result<bool> {
+    fn renew(
+        &self,
+        space: &mut Space,
+        hold: &Hold,
+        lease: Option<Lease>,
+        now: Instant,
+    ) -> Result<bool> {
         rules::renew(space, hold, lease, now)
     }
 

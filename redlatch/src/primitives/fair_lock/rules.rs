@@ -231,7 +231,12 @@ pub(super) fn renew_script() -> &'static Script {
 }
 
 /// The rule of the same, for one.
-pub(super) fn renew(space: &mut Space, hold: &Hold, lease: Lease, now: Instant) -> Result<bool> {
+pub(super) fn renew(
+    space: &mut Space,
+    hold: &Hold,
+    lease: Option<Lease>,
+    now: Instant,
+) -> Result<bool> {
     let held = lock::renew(space, hold, lease, now)?;
     if is_gone(space, held, &hold.place, now) {
         Queue::new(space, &hold.place, now).call_after_release(0)?;

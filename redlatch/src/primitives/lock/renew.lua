@@ -2,7 +2,7 @@
 -- stands the function `wake`, which differs between the kinds of lock.
 --
 -- KEYS     the locks, then what else `wake` needs
--- ARGV     lease in ms, then for each lock in the order of KEYS its owner and its channel (empty: wake
+-- ARGV     lease in ms (0: leave the ends as they are, only look), then for each lock in the order of KEYS its owner and its channel (empty: wake
 --          nobody)
 -- Returns  for each lock 1: renewed, 0: its owner does not hold it
 local lease = tonumber(ARGV[1])
@@ -12,7 +12,7 @@ for i = 1, (#ARGV - 1) / 2 do
     -- pcall: one key that is no hash any more must not keep the others from being renewed.
     if redis.pcall('HEXISTS', key, ARGV[2 * i]) == 1 then
         -- An owner may have entered again for longer meanwhile: the end never comes nearer.
-        if redis.call('PTTL', key) < lease then
+        if lease > 0 and redis.call('PTTL', key) < lease then
             redis.call('PEXPIRE', key, ARGV[1])
         end
         renewed[i] = 1

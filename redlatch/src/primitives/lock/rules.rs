@@ -224,10 +224,17 @@ pub(crate) fn is_gone(space: &mut Space, held: bool, place: &Place, now: Instant
 }
 
 /// The rule of the same, for one.
-pub(crate) fn renew(space: &mut Space, hold: &Hold, lease: Lease, now: Instant) -> Result<bool> {
+pub(crate) fn renew(
+    space: &mut Space,
+    hold: &Hold,
+    lease: Option<Lease>,
+    now: Instant,
+) -> Result<bool> {
     match space.find::<Holds>(hold.place.key(), now)? {
         Some(mut holds) if holds.value.counts.contains_key(&*hold.field) => {
-            holds.extend_to(now + lease.duration());
+            if let Some(lease) = lease {
+                holds.extend_to(now + lease.duration());
+            }
             Ok(true)
         }
         _ => Ok(false),

@@ -297,7 +297,13 @@ impl Kind for Read {
         read::renew_script()
     }
 
-    fn renew(&self, space: &mut Space, hold: &Hold, lease: Lease, now: Instant) -> Result<bool> {
+    fn renew(
+        &self,
+        space: &mut Space,
+        hold: &Hold,
+        lease: Option<Lease>,
+        now: Instant,
+    ) -> Result<bool> {
         read::renew(space, hold, lease, now)
     }
 
@@ -411,7 +417,13 @@ impl Kind for Write {
         write::renew_script()
     }
 
-    fn renew(&self, space: &mut Space, hold: &Hold, lease: Lease, now: Instant) -> Result<bool> {
+    fn renew(
+        &self,
+        space: &mut Space,
+        hold: &Hold,
+        lease: Option<Lease>,
+        now: Instant,
+    ) -> Result<bool> {
         write::renew(space, hold, lease, now)
     }
 

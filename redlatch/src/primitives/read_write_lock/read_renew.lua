@@ -1,7 +1,7 @@
 -- Renews the holds of many readers at once: their own, and nobody else's in the same lock.
 --
 -- KEYS     the locks
--- ARGV     lease in ms, then for each lock in the order of KEYS its owner, what the timeouts of this
+-- ARGV     lease in ms (0: leave the ends as they are, only look), then for each lock in the order of KEYS its owner, what the timeouts of this
 --          owner's holds begin with, and its channel
 -- Returns  for each lock 1: renewed, 0: its owner does not read, or is dead
 local lease = tonumber(ARGV[1])
@@ -16,12 +16,12 @@ for i, key in ipairs(KEYS) do
         if left > 0 then
             alive = 1
             -- It may have been taken for longer: the end never comes nearer.
-            if left < lease then
+            if lease > 0 and left < lease then
                 redis.call('PEXPIRE', own .. ':' .. n, ARGV[1])
             end
         end
     end
-    if alive == 1 and redis.call('PTTL', key) < lease then
+    if alive == 1 and lease > 0 and redis.call('PTTL', key) < lease then
         redis.call('PEXPIRE', key, ARGV[1])
     end
     -- Deleted by FLUSHALL or DEL: nobody else wakes those who wait.

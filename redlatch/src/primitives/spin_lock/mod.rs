@@ -71,7 +71,13 @@ impl Kind for Spin {
         args.text("");
     }
 
-    fn renew(&self, space: &mut Space, hold: &Hold, lease: Lease, now: Instant) -> Result<bool> {
+    fn renew(
+        &self,
+        space: &mut Space,
+        hold: &Hold,
+        lease: Option<Lease>,
+        now: Instant,
+    ) -> Result<bool> {
         rules::renew(space, hold, lease, now)
     }
 

@@ -122,6 +122,7 @@ impl Cluster {
         let known = map.masters.iter().position(|at| *at == endpoint);
         let index = known.unwrap_or_else(|| {
             map.masters.push(endpoint);
+            self.settings.doubts.raise(node.id);
             map.masters.len() - 1
         });
         if let Some(owner) = map.slots.get_mut(usize::from(slot)) {
@@ -242,11 +243,17 @@ impl Cluster {
         // Whoever has lost its slots may hang with what was sent to it. Whoever has none yet may be
         // asked for keys of a slot that is moving there, and is left alone while it is.
         let is_used = |node: &Arc<Node>| Arc::strong_count(node) > 1;
+        // What has become a master may lack what the one before it had.
+        let is_new = |at: &&Endpoint| !before.is_empty() && !before.contains(at);
+        let new = masters.iter().filter(is_new).filter_map(|at| nodes.get(at));
+        let new: Vec<_> = new.map(|node| node.id).collect();
         let gone: Vec<Arc<Node>> = nodes
             .extract_if(|at, node| !masters.contains(at) && (before.contains(at) || !is_used(node)))
             .map(|(_, node)| node)
             .collect();
         drop(map);
+        new.into_iter()
+            .for_each(|node| self.settings.doubts.raise(node));
         // Not under the lock: whoever waits there is called.
         for node in gone {
             node.give_up();

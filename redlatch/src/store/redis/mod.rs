@@ -17,7 +17,7 @@ pub use self::replicas::ReplicaSync;
 use self::replicas::Replicas;
 pub(crate) use self::topology::Settings;
 use self::topology::Topology;
-use super::{Answer, Cursor, Lane, NodeId, Sent, SharedEar, Sought};
+use super::{Answer, Cursor, Doubts, Lane, NodeId, Sent, SharedEar, Sought};
 use crate::error::{Error, Result};
 use crate::step::{Args, Step, refused};
 
@@ -47,6 +47,7 @@ const REDIRECTIONS: usize = 8;
 
 pub(crate) struct Redis {
     topology: Topology,
+    doubts: Arc<Doubts>,
     response_timeout: Duration,
 }
 
@@ -88,11 +89,14 @@ impl Redis {
         // Not tried again: whoever starts up wants to know now what is wrong. What cannot be connected
         // to says so itself when the connect timeout has passed.
         let limit = settings.connect_timeout.saturating_add(response_timeout);
-        let connecting = Topology::connect(url::target(url, given)?, settings, ear);
+        let doubts = Arc::<Doubts>::default();
+        let target = url::target(url, given)?;
+        let connecting = Topology::connect(target, settings, ear, doubts.clone());
         let topology = timeout(limit, connecting).await;
         let topology = topology.map_err(|_| Error::ResponseTimeout { after: limit })??;
         Ok(Redis {
             topology,
+            doubts,
             response_timeout,
         })
     }
@@ -173,6 +177,10 @@ impl Redis {
                 }
             }
         }
+    }
+
+    pub(crate) fn doubts(&self) -> Arc<Doubts> {
+        self.doubts.clone()
     }
 
     pub(crate) fn node(&self, key: &str) -> Option<NodeId> {

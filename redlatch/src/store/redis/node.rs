@@ -6,17 +6,18 @@ use std::time::Duration;
 
 use tokio::sync::Semaphore;
 
-use super::link::{Link, Whereabouts};
+use super::link::{Link, Whereabouts, Witness};
 use super::listening::Listening;
 use super::replicas::{Demand, Replicas};
 use crate::error::Error;
-use crate::store::{NodeId, SharedEar};
+use crate::store::{Doubts, NodeId, SharedEar};
 
 /// What all nodes of a deployment have in common.
 #[derive(Clone)]
 pub(super) struct Settings {
     pub(super) connect_timeout: Duration,
     pub(super) ear: SharedEar,
+    pub(super) doubts: Arc<Doubts>,
     pub(super) listening: Listening,
     /// What is demanded of replicas, if anything.
     pub(super) demand: Option<Demand>,
@@ -66,23 +67,27 @@ impl Node {
         settings: &Settings,
         whereabouts: impl Fn() -> Result<Whereabouts, Error>,
     ) -> Result<Arc<Node>, Error> {
-        let link = |listening| {
+        static NODES: AtomicU64 = AtomicU64::new(1);
+        let id = NodeId(NODES.fetch_add(1, Ordering::Relaxed));
+        let link = |listening, is_for_commands: bool| {
             let ear = settings.ear.clone();
-            let link = Link::new(whereabouts()?, settings.connect_timeout, ear, listening);
-            Ok::<_, Error>(link)
+            let witness = is_for_commands.then(|| Witness::new(id, settings.doubts.clone()));
+            let limit = settings.connect_timeout;
+            Ok::<_, Error>(Link::new(whereabouts()?, limit, ear, listening, witness))
         };
-        let messages = link(settings.listening)?;
+        let sharded = settings.listening == Listening::Sharded;
+        let alone = settings.demand.is_none();
+        let messages = link(settings.listening, alone && !sharded)?;
         let attempts = match settings.listening {
-            Listening::Sharded => link(Listening::Unrestored)?,
+            Listening::Sharded => link(Listening::Unrestored, alone)?,
             Listening::Restored | Listening::Unrestored => messages.clone(),
         };
         let commands = match settings.demand {
-            Some(_) => link(Listening::Unrestored)?,
+            Some(_) => link(Listening::Unrestored, true)?,
             None => attempts.clone(),
         };
-        static NODES: AtomicU64 = AtomicU64::new(1);
         Ok(Arc::new(Node {
-            id: NodeId(NODES.fetch_add(1, Ordering::Relaxed)),
+            id,
             limits: Arc::default(),
             commands,
             attempts,

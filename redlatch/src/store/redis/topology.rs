@@ -21,7 +21,7 @@ use super::url::{Deployment, Target};
 use crate::error::{Error, Result};
 use crate::several::{all, most};
 use crate::step::Publishing;
-use crate::store::{NodeId, SharedEar};
+use crate::store::{Doubts, NodeId, SharedEar};
 
 /// What is set for the connections of a client.
 #[derive(Debug, Clone, Copy)]
@@ -62,11 +62,13 @@ impl Topology {
         target: Target,
         settings: Settings,
         ear: SharedEar,
+        doubts: Arc<Doubts>,
     ) -> Result<Topology> {
         let access = target.access;
         let settings = node::Settings {
             connect_timeout: settings.connect_timeout,
             ear,
+            doubts,
             listening: Listening::Restored,
             demand: settings.demand(),
         };
@@ -277,7 +279,7 @@ async fn facts(seeds: &[Endpoint], access: &Access, settings: &node::Settings) -
     let asking = seeds.iter().map(|seed| async move {
         let whereabouts = Whereabouts::Fixed(access.to_endpoint(seed).map_err(Fault::into_error)?);
         let (limit, ear) = (settings.connect_timeout, settings.ear.clone());
-        let link = Link::new(whereabouts, limit, ear, Listening::Unrestored);
+        let link = Link::new(whereabouts, limit, ear, Listening::Unrestored, None);
         Facts::of(&link).await
     });
     let one = |said: &[Option<Result<Facts>>]| said.iter().flatten().any(Result::is_ok);

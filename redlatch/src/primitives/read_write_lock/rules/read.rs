@@ -213,10 +213,10 @@ pub(in super::super) fn renew_script() -> &'static Script {
 pub(in super::super) fn renew(
     space: &mut Space,
     hold: &Hold,
-    lease: Lease,
+    lease: Option<Lease>,
     now: Instant,
 ) -> Result<bool> {
-    let end = now + lease.duration();
+    let end = lease.map(|lease| now + lease.duration());
     let Some((_, holds)) = find(space, &hold.place, now)? else {
         space.publish(hold.place.channel(), READ_RELEASED);
         return Ok(false);
@@ -228,11 +228,16 @@ pub(in super::super) fn renew(
             continue;
         }
         alive = true;
-        if let Some(mut timeout) = space.find::<i64>(&timeout(&hold.own, n), now)? {
+        if let Some(end) = end
+            && let Some(mut timeout) = space.find::<i64>(&timeout(&hold.own, n), now)?
+        {
             timeout.extend_to(end);
         }
     }
-    if alive && let Some((_, mut holds)) = find(space, &hold.place, now)? {
+    if alive
+        && let Some(end) = end
+        && let Some((_, mut holds)) = find(space, &hold.place, now)?
+    {
         holds.extend_to(end);
     }
     Ok(alive)

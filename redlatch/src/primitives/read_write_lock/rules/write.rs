@@ -214,7 +214,7 @@ pub(in super::super) fn renew_script() -> &'static Script {
 pub(in super::super) fn renew(
     space: &mut Space,
     hold: &Hold,
-    lease: Lease,
+    lease: Option<Lease>,
     now: Instant,
 ) -> Result<bool> {
     let held = lock::renew(space, hold, lease, now)?;
