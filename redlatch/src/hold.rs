@@ -13,12 +13,15 @@ use crate::name::Place;
 use crate::owner::Owner;
 use crate::runtime::sleep_until;
 use crate::space::Space;
-use crate::step::{BoxedStep, Script};
+use crate::step::{Args, BoxedStep, Script};
 
 /// What a primitive adds to the mechanics of holding: how its hold is renewed and given back.
 pub(crate) trait Kind: Send + Sync {
-    /// Renews many holds of this kind: KEYS are theirs, ARGV the lease and then, for each, the field
-    /// and what belongs to its owner alone; answers 1 or 0 for each.
+    /// Renews many holds of this kind: KEYS are theirs, ARGV the lease and then what
+    /// [`Kind::renew_args`] adds for each; answers 1 or 0 for each.
+    ///
+    /// Also wakes a waiter for each lock that is gone without having been released: waiters sleep until
+    /// the lease ends that they were told of.
     fn renew_script(&self) -> &'static Script;
 
     /// The key by which that script finds a hold.
@@ -26,8 +29,28 @@ pub(crate) trait Kind: Send + Sync {
         hold.place.key()
     }
 
-    /// The rule of the same, for one hold: whether it was renewed.
-    fn renew(&self, space: &mut Space, hold: &Hold, lease: Lease, now: Instant) -> Result<bool>;
+    /// Further keys of a hold that the script needs, as many for each: those of all holds come behind
+    /// the first keys of all.
+    fn renew_keys_beside<'a>(&self, hold: &'a Hold) -> &'a [String] {
+        let _ = hold;
+        &[]
+    }
+
+    /// Adds what the script needs for one hold.
+    fn renew_args(&self, hold: &Hold, args: &mut Args<'_>) {
+        args.text(&hold.field);
+        args.text(hold.place.channel());
+    }
+
+    /// The rule of the same, for one hold: whether it was renewed. Without a lease it is left as it is:
+    /// whether it is held.
+    fn renew(
+        &self,
+        space: &mut Space,
+        hold: &Hold,
+        lease: Option<Lease>,
+        now: Instant,
+    ) -> Result<bool>;
 
     /// Sets the hold count in the store to `keep`; 0 gives the hold back, and takes back whatever
     /// its owner may have left behind while waiting. With a lease, the end moves that far away.
@@ -137,6 +160,9 @@ pub(crate) struct Notes {
     pub(crate) renewing: bool,
     /// A renewal has failed; the next is not to be tried before this.
     pub(crate) not_before: Option<Instant>,
+    /// The store may have lost it, so it is renewed as soon as possible, or only checked, if its lease
+    /// is fixed. Cleared when the step that does so is about to be sent.
+    pub(crate) doubted: bool,
 }
 
 impl Hold {
@@ -405,13 +431,15 @@ impl Hold {
         if state.count == 0 || state.loss.is_some() {
             return None;
         }
-        if state.renewed == 0 || state.watch.renewing {
+        let is_due = state.renewed > 0 || state.watch.doubted;
+        if !is_due || state.watch.renewing {
             return Some((state.end, Watch::Expire));
         }
         let early = state.end.checked_sub(ahead).unwrap_or_else(Instant::now);
         Some(match state.watch.not_before {
             // Tried before: when it is time to try again, and not a moment earlier.
             Some(again) => (again.min(state.end), Watch::Retry),
+            None if state.watch.doubted => (Instant::now(), Watch::Renew),
             None => (early, Watch::Renew),
         })
     }

@@ -33,9 +33,6 @@ pub(crate) struct Session {
     claims: Mutex<Claims>,
     /// Something has been entered, by whomever.
     entered: Notify,
-    /// Turns to settle in the background: whoever drops thousands of attempts at once must not have
-    /// the renewals wait behind them.
-    settlings: tokio::sync::Semaphore,
 }
 
 /// Every hold that somebody has, wins or gives back, so that the same owner finds the same hold.
@@ -117,7 +114,6 @@ impl Session {
             background,
             claims: Mutex::default(),
             entered: Notify::new(),
-            settlings: tokio::sync::Semaphore::new(SETTLINGS_AT_ONCE),
         }
     }
 
@@ -518,6 +514,7 @@ impl Claim {
     fn not_held(&self) -> Error {
         self.hold.lose(Loss::NotHeld);
         self.session.watchdog.watch(&self.hold);
+        self.session.watchdog.found_missing(&self.hold);
         self.hold.lost_error(Loss::NotHeld)
     }
 
@@ -598,6 +595,7 @@ impl Claim {
             _ => {
                 if !answer.reply {
                     hold.lose(Loss::NotHeld);
+                    session.watchdog.found_missing(hold);
                 } else if let Some(lease) = lease {
                     hold.extend(answer.sent + lease.duration());
                 }
@@ -630,7 +628,8 @@ impl Claim {
         let give_up = Instant::now() + lease + SETTLING;
         let name = self.hold.place.name();
         loop {
-            let turn = self.session.settlings.acquire().await;
+            let key = self.hold.place.key();
+            let turn = self.session.store.settling_turn(key).await;
             let settled = self.settle().await;
             drop(turn);
             match settled {
@@ -653,9 +652,6 @@ impl Claim {
 
 /// How long beyond a lease it is tried to give something back.
 const SETTLING: Duration = Duration::from_secs(10);
-
-/// How many settlings are on their way at once in the background.
-const SETTLINGS_AT_ONCE: usize = 64;
 
 /// An attempt whose outcome is not known. If it was sent, dropping this settles it in the
 /// background: the connection keeps order, so what is sent now comes after the attempt.

@@ -5,8 +5,25 @@
 //! is due about then. A renewal that fails is tried again until the lease's own end, and no
 //! longer: then the holder has been told. The task begins with the first hold and ends after the
 //! last.
+//!
+//! A hold passes through three places:
+//!
+//! 1. `due`: every hold, ordered by when the watchdog has to look at it;
+//! 2. `ready`, one queue per node of a cluster: holds that have to be renewed now;
+//! 3. a batch in flight, at most [`BATCHES_AT_ONCE`] per node.
+//!
+//! A batch never mixes nodes, and no node waits for a batch of another. So a node that does not answer
+//! costs only the holds that it serves. While a hold is ready or in flight it stays in `due` for the end
+//! of its lease, so that its loss is noticed in time. When its batch ends, or when its slot has moved to
+//! another node meanwhile, it goes back to `due` and is assigned to a node again.
+//!
+//! A *sweep* checks all holds of one node at once, so that all losses are noticed together: when another
+//! server process answers for the node than before, and when one hold was found missing. Each hold is
+//! renewed as usual; one with a fixed lease takes the same path with a step that only looks, so its lease
+//! does not grow. A hold that is being released is left alone and checked after a pause. Holds that are
+//! found missing cause at most one sweep per [`SWEEP_PAUSE`] and node.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::Duration;
 
@@ -17,13 +34,13 @@ use tokio::time::{Instant, sleep_until};
 
 use crate::background::Background;
 use crate::error::{Loss, Result};
-use crate::hold::{Hold, Kind, Watch};
+use crate::hold::{Hold, Watch};
 use crate::lease::Lease;
 use crate::log::listed;
 use crate::several::all;
 use crate::space::Space;
 use crate::step::{Args, Script, Step, unexpected};
-use crate::store::Store;
+use crate::store::{Doubts, NodeId, Store};
 
 /// Names per round trip, as in Redisson: enough that cost grows with batches, few enough that no
 /// script holds the server up.
@@ -32,7 +49,11 @@ const BATCH: usize = 100;
 /// What the names of one round trip weigh together at most ([`Kind::weight`]), if there are several.
 const WEIGHT: usize = 1000;
 
-/// Batches on their way at once: one that hangs must not keep the others waiting.
+/// How much time there is at least between two sweeps of a node for the sake of missing holds: a thousand
+/// losses in a row must not cause a thousand sweeps.
+const SWEEP_PAUSE: Duration = Duration::from_secs(5);
+
+/// Batches in flight at one node: a batch that hangs must not delay the others.
 const BATCHES_AT_ONCE: usize = 8;
 
 pub(crate) struct Watchdog {
@@ -46,16 +67,32 @@ struct Core {
     queue: Mutex<Queue>,
     /// Something is due earlier than the task thinks.
     earlier: Notify,
+    doubts: Arc<Doubts>,
 }
 
 #[derive(Default)]
 struct Queue {
     due: BTreeMap<(Instant, usize), Arc<Hold>>,
+    /// By node; `None` while the owner of a slot is not known, and for the embedded store.
+    nodes: HashMap<Option<NodeId>, NodeQueue>,
     task: Option<AbortHandle>,
     /// When the task will look by itself.
     wakes: Option<Instant>,
     /// Whether the task has found nothing to look after and is about to end.
     idle: bool,
+}
+
+/// The renewals at one node.
+#[derive(Default)]
+struct NodeQueue {
+    /// Holds to renew now, the oldest first.
+    ready: VecDeque<Arc<Hold>>,
+    /// Number of batches in flight.
+    batches: usize,
+    /// When the latest sweep began.
+    swept: Option<Instant>,
+    /// When the next one begins.
+    sweep: Option<Instant>,
 }
 
 impl Watchdog {
@@ -65,6 +102,7 @@ impl Watchdog {
                 lease,
                 queue: Mutex::default(),
                 earlier: Notify::new(),
+                doubts: store.doubts(),
             }),
             store,
             background,
@@ -104,6 +142,12 @@ impl Watchdog {
     /// Leaves a hold alone from now on.
     pub(crate) fn forget(&self, hold: &Arc<Hold>) {
         self.core.queue().remove(hold);
+    }
+
+    /// The store says that it does not have this hold. Others of the same node may be gone, too.
+    pub(crate) fn found_missing(&self, hold: &Hold) {
+        let node = self.store.node(hold.kind.renew_key(hold));
+        self.core.found_missing(node);
     }
 
     /// How many holds are being looked after.
@@ -167,15 +211,73 @@ impl Core {
         }
     }
 
-    /// Takes up to `most` batches of what is due. Each hold in them stays queued for the end of its
-    /// lease, so that a loss is told even while a renewal hangs.
-    fn take_due(self: &Arc<Core>, most: usize) -> Vec<Batch> {
+    /// Moves what is due to the queues of its nodes, and takes the batches that may begin now.
+    fn take_due(self: &Arc<Core>, store: &Store) -> Vec<Batch> {
+        let queue = &mut *self.queue();
+        self.begin_sweeps(queue, store);
+        self.make_ready(queue, store);
+        let mut batches = Vec::new();
+        let mut moved = Vec::new();
+        queue.nodes.retain(|node, at_node| {
+            at_node.take_batches(*node, self, store, &mut batches, &mut moved);
+            at_node.is_used()
+        });
+        for hold in moved {
+            hold.notes(|notes| notes.renewing = false);
+            self.place(queue, &hold);
+        }
+        batches
+    }
+
+    fn found_missing(&self, node: Option<NodeId>) {
+        let not_before = |at_node: &NodeQueue| Some(at_node.swept? + SWEEP_PAUSE);
+        self.sweep(node, not_before);
+    }
+
+    /// Has a node swept as soon as possible.
+    fn sweep(&self, node: Option<NodeId>, not_before: impl FnOnce(&NodeQueue) -> Option<Instant>) {
+        let queue = &mut *self.queue();
+        if queue.due.is_empty() {
+            return;
+        }
+        let at_node = queue.nodes.entry(node).or_default();
+        let now = Instant::now();
+        let at = not_before(at_node).map_or(now, |not_before| now.max(not_before));
+        let at = at_node.sweep.map_or(at, |planned| planned.min(at));
+        at_node.sweep = Some(at);
+        if Some(at) < queue.wakes {
+            self.earlier.notify_one();
+        }
+    }
+
+    /// Has all holds checked of those nodes whose sweep is due. What is in flight may have been answered
+    /// before there was a reason for the sweep, so it is checked once more.
+    fn begin_sweeps(&self, queue: &mut Queue, store: &Store) {
+        let now = Instant::now();
+        let mut swept = Vec::new();
+        for (node, at_node) in &mut queue.nodes {
+            if at_node.sweep.is_some_and(|at| at <= now) {
+                at_node.sweep = None;
+                at_node.swept = Some(now);
+                swept.push(*node);
+            }
+        }
+        if swept.is_empty() {
+            return;
+        }
+        let is_there = |hold: &&Arc<Hold>| swept.contains(&store.node(hold.kind.renew_key(hold)));
+        let holds: Vec<Arc<Hold>> = queue.due.values().filter(is_there).cloned().collect();
+        tracing::debug!(holds = holds.len(), "checking all holds of a node");
+        for hold in holds {
+            hold.notes(|notes| notes.doubted = true);
+            self.place(queue, &hold);
+        }
+    }
+
+    /// Moves what has to be renewed now to the queues of its nodes.
+    fn make_ready(&self, queue: &mut Queue, store: &Store) {
         let now = Instant::now();
         let soon = now + self.slack();
-        let mut queue = self.queue();
-        // With how much more weight the last batch of a kind can take.
-        let mut batches: HashMap<usize, (Vec<Batch>, usize)> = HashMap::new();
-        let mut begun = 0;
         let mut later = Vec::new();
         while let Some(entry) = queue.due.first_entry() {
             if entry.key().0 > soon {
@@ -192,39 +294,18 @@ impl Core {
                 Watch::Retry => due <= now,
                 Watch::Expire => false,
             };
-            if !taken {
+            if taken {
+                hold.notes(|notes| notes.renewing = true);
+                later.push((hold.clone(), hold.end()));
+                let node = store.node(hold.kind.renew_key(&hold));
+                queue.nodes.entry(node).or_default().ready.push_back(hold);
+            } else {
                 later.push((hold, due));
-                continue;
-            }
-            let script = std::ptr::from_ref(hold.kind.renew_script()).addr();
-            let weight = hold.kind.weight(&hold);
-            let (of_kind, room) = batches.entry(script).or_default();
-            let full = |batch: &Batch| batch.0.len() == BATCH || *room < weight;
-            if of_kind.last().is_none_or(full) {
-                if begun == most {
-                    // The rest stays due; the next free place takes it.
-                    queue.put(&hold, due);
-                    break;
-                }
-                begun += 1;
-                of_kind.push(Batch(Vec::with_capacity(BATCH), self.clone()));
-                *room = WEIGHT;
-            }
-            *room = room.saturating_sub(weight);
-            hold.notes(|notes| notes.renewing = true);
-            later.push((hold.clone(), hold.end()));
-            if let Some(batch) = of_kind.last_mut() {
-                batch.0.push(hold);
             }
         }
         for (hold, due) in later {
             queue.put(&hold, due);
         }
-        drop(queue);
-        batches
-            .into_values()
-            .flat_map(|(of_kind, _)| of_kind)
-            .collect()
     }
 
     /// When to look next; `None` ends the task, because there is nothing to look after.
@@ -235,13 +316,15 @@ impl Core {
     fn sleep_until(&self, busy: usize) -> Option<Instant> {
         let mut queue = self.queue();
         let first = queue.due.first_key_value().map(|((due, _), _)| *due);
+        let sweeps = queue.nodes.values().filter_map(|at_node| at_node.sweep);
+        let first = first.map(|due| sweeps.fold(due, Instant::min));
         let idle = first.is_none() && busy == 0;
         queue.wakes = match first {
             None if idle && queue.idle => None,
             None if idle => Some(Instant::now() + self.lease.third()),
-            // With every place taken, what is due waits for one to become free.
-            Some(due) if busy < BATCHES_AT_ONCE => Some(due),
-            _ => Some(Instant::now() + self.pause()),
+            // A batch that ends wakes the task, too.
+            None => Some(Instant::now() + self.pause()),
+            due => due,
         };
         queue.idle = idle;
         if queue.wakes.is_none() {
@@ -251,16 +334,87 @@ impl Core {
     }
 }
 
+impl NodeQueue {
+    /// Whether there is something to do, or to remember for the next sweep.
+    fn is_used(&self) -> bool {
+        let lately = |swept: Instant| swept.elapsed() < SWEEP_PAUSE;
+        self.batches > 0
+            || !self.ready.is_empty()
+            || self.sweep.is_some()
+            || self.swept.is_some_and(lately)
+    }
+
+    /// Takes as many batches as may begin now. Adds to `moved` what is served by another node by now.
+    fn take_batches(
+        &mut self,
+        node: Option<NodeId>,
+        core: &Arc<Core>,
+        store: &Store,
+        batches: &mut Vec<Batch>,
+        moved: &mut Vec<Arc<Hold>>,
+    ) {
+        // The open batches, and how much more weight each can take: one for each script, for holds that
+        // are renewed and for those that are only checked.
+        let mut open: HashMap<(usize, bool), (Batch, usize)> = HashMap::new();
+        while let Some(hold) = self.ready.pop_front() {
+            if hold.watch(core.ahead()).is_none() {
+                // Released or lost meanwhile.
+                hold.notes(|notes| notes.renewing = false);
+                continue;
+            }
+            if store.node(hold.kind.renew_key(&hold)) != node {
+                moved.push(hold);
+                continue;
+            }
+            let renews = hold.is_renewed();
+            let script = (hold.kind.renew_script().id(), renews);
+            let weight = hold.kind.weight(&hold);
+            let fits =
+                |(batch, room): &(Batch, usize)| batch.holds.len() < BATCH && *room >= weight;
+            if !open.get(&script).is_some_and(fits) {
+                if self.batches == BATCHES_AT_ONCE {
+                    self.ready.push_front(hold);
+                    break;
+                }
+                self.batches += 1;
+                let batch = Batch {
+                    holds: Vec::with_capacity(BATCH),
+                    core: core.clone(),
+                    node,
+                    renews,
+                };
+                let full = open.insert(script, (batch, WEIGHT));
+                batches.extend(full.map(|(batch, _)| batch));
+            }
+            if let Some((batch, room)) = open.get_mut(&script) {
+                *room = room.saturating_sub(weight);
+                hold.notes(|notes| notes.doubted = false);
+                batch.holds.push(hold);
+            }
+        }
+        batches.extend(open.into_values().map(|(batch, _)| batch));
+    }
+}
+
 /// Holds that are renewed together. When it is dropped, whatever became of it, each goes back to
 /// where it belongs.
-struct Batch(Vec<Arc<Hold>>, Arc<Core>);
+struct Batch {
+    holds: Vec<Arc<Hold>>,
+    core: Arc<Core>,
+    node: Option<NodeId>,
+    /// Whether the holds are renewed, or only checked because their leases are fixed.
+    renews: bool,
+}
 
 impl Drop for Batch {
     fn drop(&mut self) {
-        let mut queue = self.1.queue();
-        for hold in &self.0 {
+        let queue = &mut *self.core.queue();
+        if let Some(at_node) = queue.nodes.get_mut(&self.node) {
+            at_node.batches = at_node.batches.saturating_sub(1);
+        }
+        for hold in &self.holds {
             hold.notes(|notes| notes.renewing = false);
-            self.1.place(&mut queue, hold);
+            self.core.place(queue, hold);
         }
     }
 }
@@ -276,10 +430,11 @@ async fn keep(core: Arc<Core>, store: Weak<Store>, background: Background) {
     };
     let mut renewals = JoinSet::new();
     loop {
-        let free = BATCHES_AT_ONCE.saturating_sub(renewals.len());
-        for batch in core.take_due(free) {
+        {
             let Some(store) = store.upgrade() else { return };
-            renewals.spawn(renew(store, batch));
+            for batch in core.take_due(&store) {
+                renewals.spawn(renew(store.clone(), batch));
+            }
         }
         let Some(wake) = core.sleep_until(renewals.len()) else {
             break;
@@ -287,6 +442,9 @@ async fn keep(core: Arc<Core>, store: Weak<Store>, background: Background) {
         tokio::select! {
             () = sleep_until(wake) => {}
             () = core.earlier.notified() => {}
+            nodes = core.doubts.next() => {
+                nodes.into_iter().for_each(|node| core.sweep(Some(node), |_| None));
+            }
             Some(_) = renewals.join_next() => {}
         }
     }
@@ -322,11 +480,10 @@ impl Drop for Orphaned {
 
 /// Renews one batch.
 async fn renew(store: Arc<Store>, batch: Batch) {
-    let Batch(holds, core) = &batch;
+    let holds = &batch.holds;
     // In a cluster each key has a script of its own: two of them are seldom in the same slot, and while
     // that moves they may be on two nodes, of which neither would run a script for both. All scripts are
-    // sent at once, so that it is one round trip to each node, and what one node does not answer is that
-    // node's alone.
+    // sent at once, so that it is one round trip to the node.
     let mut together: BTreeMap<Option<&str>, Vec<&Arc<Hold>>> = BTreeMap::new();
     for hold in holds {
         let key = hold.kind.renew_key(hold);
@@ -334,26 +491,29 @@ async fn renew(store: Arc<Store>, batch: Batch) {
         together.entry(alone).or_default().push(hold);
     }
     let renewals = together.values();
-    all(renewals.map(|holds| renew_together(&store, core, holds))).await;
+    all(renewals.map(|holds| renew_together(&store, &batch, holds))).await;
 }
 
 /// Renews what one script can renew.
-async fn renew_together(store: &Store, core: &Core, holds: &[&Arc<Hold>]) {
-    let Some(kind) = holds.first().map(|hold| &*hold.kind) else {
+async fn renew_together(store: &Store, batch: &Batch, holds: &[&Arc<Hold>]) {
+    let core = &*batch.core;
+    let Some(first) = holds.first() else {
         return;
     };
     // A hold that is just being given back or entered again is left alone for now; one that was,
     // since the batch was made, is perhaps no longer due.
     let mut turns = Vec::with_capacity(holds.len());
     let mut step = Renew {
-        kind,
-        lease: core.lease,
+        script: first.kind.renew_script(),
+        lease: batch.renews.then_some(core.lease),
         holds: Vec::with_capacity(holds.len()),
     };
     for hold in holds {
         match hold.steps.try_lock() {
             Ok(turn)
-                if hold.is_renewed() && hold.end() < Instant::now() + core.lease.duration() =>
+                if hold.count() > 0
+                    && hold.loss().is_none()
+                    && hold.is_renewed() == batch.renews =>
             {
                 turns.push(turn);
                 step.holds.push(hold);
@@ -366,22 +526,27 @@ async fn renew_together(store: &Store, core: &Core, holds: &[&Arc<Hold>]) {
     }
     match store.run_once(&step, core.lease.third()).await {
         Ok(answer) => {
-            let end = answer.sent + core.lease.duration();
+            let end = step.lease.map(|lease| answer.sent + lease.duration());
             let mut renewed = 0;
             for (hold, held) in step.holds.iter().zip(answer.reply) {
                 hold.notes(|notes| notes.not_before = None);
                 if held {
                     renewed += 1;
-                    hold.extend(end);
+                    if let Some(end) = end {
+                        hold.extend(end);
+                    }
                     tracing::trace!(lock = hold.place.name(), owner = %hold.field, "renewed");
                 } else {
                     hold.lose(Loss::NotHeld);
                 }
             }
             tracing::debug!(renewed, of = step.holds.len(), "renewed a batch");
+            if renewed < step.holds.len() {
+                core.found_missing(batch.node);
+            }
         }
         Err(error) => {
-            let failing = |hold: &&Arc<Hold>| hold.notes(|notes| notes.not_before.is_some());
+            let failing = |hold: &&Hold| hold.notes(|notes| notes.not_before.is_some());
             let holds = step.holds.len();
             let locks = listed(step.holds.iter().map(|hold| hold.place.name()));
             if step.holds.iter().all(failing) {
@@ -399,17 +564,22 @@ async fn renew_together(store: &Store, core: &Core, holds: &[&Arc<Hold>]) {
 
 impl Core {
     /// Has a hold come round again soon, but not at once.
-    fn try_again(&self, hold: &Arc<Hold>) {
+    fn try_again(&self, hold: &Hold) {
         let again = Instant::now() + self.pause();
-        hold.notes(|notes| notes.not_before = Some(again));
+        hold.notes(|notes| {
+            notes.not_before = Some(again);
+            // One with a fixed lease is not renewed otherwise.
+            notes.doubted = true;
+        });
     }
 }
 
-/// The step that renews one batch.
-struct Renew<'a> {
-    kind: &'a dyn Kind,
-    lease: Lease,
-    holds: Vec<&'a Arc<Hold>>,
+/// The step that renews one batch: holds of kinds that share a script.
+pub(crate) struct Renew<'a> {
+    pub(crate) script: &'static Script,
+    /// `None`: the leases are left as they are, and it is only seen whether they are held.
+    pub(crate) lease: Option<Lease>,
+    pub(crate) holds: Vec<&'a Hold>,
 }
 
 impl Step for Renew<'_> {
@@ -417,18 +587,27 @@ impl Step for Renew<'_> {
     type Reply = Vec<bool>;
 
     fn script(&self) -> &'static Script {
-        self.kind.renew_script()
+        self.script
     }
 
     fn keys(&self) -> impl ExactSizeIterator<Item = &str> + Send {
-        self.holds.iter().map(|hold| self.kind.renew_key(hold))
+        let firsts = self.holds.iter().map(|hold| hold.kind.renew_key(hold));
+        let mut keys: Vec<&str> = firsts.collect();
+        let beside = |hold: &&Hold| hold.kind.renew_keys_beside(hold).len();
+        for n in 0..self.holds.first().map_or(0, beside) {
+            let all = self.holds.iter();
+            keys.extend(all.filter_map(|hold| {
+                let beside = hold.kind.renew_keys_beside(hold);
+                beside.get(n).map(String::as_str)
+            }));
+        }
+        keys.into_iter()
     }
 
     fn args(&self, args: &mut Args<'_>) {
-        args.number(self.lease.millis());
+        args.number(self.lease.map_or(0, Lease::millis));
         for hold in &self.holds {
-            args.text(&hold.field);
-            args.text(&hold.own);
+            hold.kind.renew_args(hold, args);
         }
     }
 
@@ -442,11 +621,10 @@ impl Step for Renew<'_> {
     }
 
     fn apply(&self, space: &mut Space, now: Instant) -> Result<Vec<bool>> {
-        let renew = |hold: &&Arc<Hold>| {
+        let renew = |hold: &&Hold| {
             // One key of another type must not keep the others from being renewed.
-            self.kind
-                .renew(space, hold, self.lease, now)
-                .unwrap_or(false)
+            let renewed = hold.kind.renew(space, hold, self.lease, now);
+            renewed.unwrap_or(false)
         };
         Ok(self.holds.iter().map(renew).collect())
     }

@@ -22,7 +22,8 @@ use crate::owner::Owner;
 use crate::primitives::handle::Holder;
 use crate::primitives::survey::Survey;
 use crate::space::{Dumped, Message, Space};
-use crate::step::{Args, Outcome, Script, Step, unexpected};
+use crate::step::{Args, Outcome, Step};
+use crate::watchdog::Renew;
 
 /// Random histories per primitive.
 const HISTORIES: u32 = 2000;
@@ -196,9 +197,14 @@ impl Twin {
         rule
     }
 
-    /// One renewal, as the watchdog's batches have it.
-    pub(crate) async fn renew(&mut self, hold: &Hold, lease: Lease) -> bool {
-        self.step(&RenewOne { hold, lease }).await.unwrap()
+    /// One renewal, as the watchdog's batches have it; with 0 instead of a lease one that only looks.
+    pub(crate) async fn renew(&mut self, hold: &Hold, multiple: u32) -> bool {
+        let step = Renew {
+            script: hold.kind.renew_script(),
+            lease: (multiple > 0).then(|| lease(multiple)),
+            holds: vec![hold],
+        };
+        self.step(&step).await.unwrap() == [true]
     }
 
     /// Whatever a primitive has put under the name, listings see the same on both sides.
@@ -433,42 +439,6 @@ compared_as_they_are!(
     Option<u64>,
     Option<i64>,
     Vec<String>,
-    Vec<u32>
+    Vec<u32>,
+    Vec<bool>
 );
-
-struct RenewOne<'a> {
-    hold: &'a Hold,
-    lease: Lease,
-}
-
-impl Step for RenewOne<'_> {
-    type Reply = bool;
-
-    fn script(&self) -> &'static Script {
-        self.hold.kind.renew_script()
-    }
-
-    fn keys(&self) -> impl ExactSizeIterator<Item = &str> + Send {
-        std::iter::once(self.hold.kind.renew_key(self.hold))
-    }
-
-    fn args(&self, args: &mut Args<'_>) {
-        args.number(self.lease.millis());
-        args.text(&self.hold.field);
-        args.text(&self.hold.own);
-    }
-
-    fn reply(&self, raw: redis::Value) -> Result<bool> {
-        match raw {
-            redis::Value::Array(replies) if replies.len() == 1 => {
-                Ok(replies[0] == redis::Value::Int(1))
-            }
-            other => Err(unexpected(&other)),
-        }
-    }
-
-    fn apply(&self, space: &mut Space, now: Instant) -> Result<bool> {
-        let renewed = self.hold.kind.renew(space, self.hold, self.lease, now);
-        Ok(renewed.unwrap_or(false))
-    }
-}

@@ -1,10 +1,11 @@
 //! Where steps run: on a server, or in process.
 
-use std::sync::Arc;
+use std::collections::HashSet;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use tokio::sync::OwnedSemaphorePermit;
+use tokio::sync::{Notify, OwnedSemaphorePermit};
 use tokio::time::Instant;
 
 pub(crate) use self::redis::Confirmation;
@@ -172,11 +173,36 @@ impl Store {
         }
     }
 
-    /// A place among the attempts that may be on their way at once, for those that are run with
-    /// [`Lane::Taking`]. Kept until the attempt is over.
-    pub(crate) async fn turn(&self) -> Option<OwnedSemaphorePermit> {
+    /// The node that serves a key, as far as is known without asking. Work for different nodes is
+    /// limited and batched separately, so that a node that does not answer delays nothing at the others.
+    pub(crate) fn node(&self, key: &str) -> Option<NodeId> {
         match self {
-            Store::Redis(redis) => redis.turn().await,
+            Store::Redis(redis) => redis.node(key),
+            Store::Embedded(_) => None,
+        }
+    }
+
+    /// The nodes that may have lost data. The embedded store never does.
+    pub(crate) fn doubts(&self) -> Arc<Doubts> {
+        match self {
+            Store::Redis(redis) => redis.doubts(),
+            Store::Embedded(_) => Arc::default(),
+        }
+    }
+
+    /// A place among the attempts that may be on their way at once at the node of a key, for those that
+    /// are run with [`Lane::Taking`]. Kept until the attempt is over.
+    pub(crate) async fn turn(&self, key: &str) -> Option<OwnedSemaphorePermit> {
+        match self {
+            Store::Redis(redis) => redis.turn(key).await,
+            Store::Embedded(_) => None,
+        }
+    }
+
+    /// A turn to release something in the background, at the node of a key.
+    pub(crate) async fn settling_turn(&self, key: &str) -> Option<OwnedSemaphorePermit> {
+        match self {
+            Store::Redis(redis) => redis.settling_turn(key).await,
             Store::Embedded(_) => None,
         }
     }
@@ -235,6 +261,42 @@ impl Store {
                 Sought::Strings => (Vec::new(), None),
             }),
         }
+    }
+}
+
+/// Identifies a server that holds data, for as long as this process knows it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub(crate) struct NodeId(u64);
+
+/// Nodes that may have lost data, because another process answers for them than before: after a restart or
+/// a failover. The watchdog checks what is held there.
+#[derive(Default)]
+pub(crate) struct Doubts {
+    nodes: Mutex<HashSet<NodeId>>,
+    raised: Notify,
+}
+
+impl Doubts {
+    pub(crate) fn raise(&self, node: NodeId) {
+        self.lock().insert(node);
+        self.raised.notify_one();
+    }
+
+    /// Returns the nodes that were named since the last call, as soon as there are any.
+    ///
+    /// Cancel-safe: they are taken only when they are returned.
+    pub(crate) async fn next(&self) -> HashSet<NodeId> {
+        loop {
+            let nodes = std::mem::take(&mut *self.lock());
+            if !nodes.is_empty() {
+                return nodes;
+            }
+            self.raised.notified().await;
+        }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, HashSet<NodeId>> {
+        self.nodes.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 

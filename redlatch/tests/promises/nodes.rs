@@ -1,1 +1,151 @@
 //! Clusters with a frozen node: the locks on the other nodes are renewed and released in time.
+
+use std::future::IntoFuture as _;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::{Duration, Instant};
+
+use redlatch::{Client, Guard};
+use redlatch_testkit::{Cluster, ClusterPlan, unique};
+
+use crate::common::*;
+
+/// Three masters without replicas, none of which is ever taken for dead.
+fn three_masters() -> Cluster {
+    Cluster::start_with(ClusterPlan {
+        replicas: 0,
+        node_timeout_millis: 600_000,
+        ..ClusterPlan::default()
+    })
+}
+
+/// Names of locks, spread over some slots of every node, and the node that serves each. Asked for while
+/// all nodes answer.
+fn names(cluster: &Cluster, count: usize) -> Vec<(String, usize)> {
+    let tags: Vec<_> = (0..30).map(|_| unique("lock")).collect();
+    let owners: Vec<_> = tags.iter().map(|tag| cluster.owner_of(tag)).collect();
+    let named = (0..count).map(|n| {
+        let slot = n % tags.len();
+        (format!("{{{}}}-{n}", tags[slot]), owners[slot])
+    });
+    named.collect()
+}
+
+/// Some of them that the node that will be frozen serves, or the others.
+fn some(names: &[(String, usize)], count: usize, frozen: bool) -> Vec<String> {
+    let wanted = names.iter().filter(|(_, node)| (*node == FROZEN) == frozen);
+    wanted.map(|(name, _)| name.clone()).take(count).collect()
+}
+
+/// A lock on another node is acquired and released.
+async fn take_turns(client: &Client, name: &str) {
+    let lock = client.lock(&format!("{name}-free"));
+    let guard = soon("free", lock.lock().into_future()).await.unwrap();
+    guard.unlock().await.unwrap();
+}
+
+const FROZEN: usize = 1;
+
+/// Long enough for a busy machine to acquire and renew thousands of locks meanwhile.
+const LEASE: Duration = WATCHDOG.saturating_mul(2);
+
+/// Thousands of locks, one of three nodes frozen for longer than the lease: no lock on another node is lost.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_frozen_node_costs_no_lock_on_other_nodes() {
+    let cluster = three_masters();
+    let client = Client::builder().watchdog(LEASE);
+    let client = client.connect(&cluster.url()).await.unwrap();
+    let names = names(&cluster, 3000);
+    let elsewhere = some(&names, 5, false);
+    let mut guards: Vec<(Guard, usize)> = Vec::new();
+    for chunk in names.chunks(200) {
+        let acquiring = chunk.iter().map(|(name, node)| {
+            let acquired = tokio::spawn(client.lock(name).lock().into_future());
+            (acquired, *node)
+        });
+        let acquiring: Vec<_> = acquiring.collect();
+        for (acquired, node) in acquiring {
+            guards.push((acquired.await.unwrap().unwrap(), node));
+        }
+    }
+    assert!(guards.iter().all(|(guard, _)| guard.is_valid()));
+
+    let frozen = Instant::now();
+    cluster.freeze(FROZEN);
+    let mut slowest = Duration::ZERO;
+    while frozen.elapsed() < LEASE + WATCHDOG {
+        // Releases and acquisitions go on there, too.
+        for name in &elsewhere {
+            let begun = Instant::now();
+            take_turns(&client, name).await;
+            slowest = slowest.max(begun.elapsed());
+        }
+        tokio::time::sleep(Duration::from_millis(50)).await;
+    }
+    let lost = |frozen: bool| {
+        let of = guards
+            .iter()
+            .filter(|(_, node)| (*node == FROZEN) == frozen);
+        of.filter(|(guard, _)| !guard.is_valid()).count()
+    };
+    let (there, elsewhere) = (lost(true), lost(false));
+    cluster.thaw(FROZEN);
+    println!("lost on the frozen node: {there}, elsewhere: {elsewhere}; slowest turn {slowest:?}");
+    assert!(there > 500, "the node was frozen for longer than the lease");
+    assert_eq!(elsewhere, 0, "lost on nodes that answered all the time");
+    assert!(slowest < LONG / 4, "{slowest:?}");
+}
+
+/// Callers whose node does not answer keep nobody else from acquiring or releasing.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_frozen_node_uses_up_no_turns_of_other_nodes() {
+    let cluster = three_masters();
+    let client = Client::connect(&cluster.url()).await.unwrap();
+    let names = names(&cluster, 6000);
+    let at_frozen = some(&names, 1500, true);
+    let elsewhere = some(&names, 20, false);
+    let mut held = Vec::new();
+    for name in &elsewhere {
+        held.push(client.lock(name).lock().await.unwrap());
+    }
+
+    cluster.freeze(FROZEN);
+    let failed = Arc::new(AtomicUsize::new(0));
+    let crowd: Vec<_> = at_frozen
+        .iter()
+        .map(|name| {
+            let (lock, failed) = (client.lock(name), failed.clone());
+            tokio::spawn(async move {
+                let outcome = lock.try_lock().await;
+                failed.fetch_add(1, Ordering::SeqCst);
+                outcome.is_err()
+            })
+        })
+        .collect();
+    // More of them wait than may ask at once.
+    tokio::task::yield_now().await;
+    for name in &elsewhere {
+        take_turns(&client, name).await;
+    }
+    let failed = failed.load(Ordering::SeqCst);
+    assert!(
+        failed <= 512,
+        "{failed} callers of the frozen node came first"
+    );
+
+    // What is dropped is settled in the background, with turns of its own.
+    for one in &crowd {
+        one.abort();
+    }
+    let begun = Instant::now();
+    drop(held);
+    for name in &elsewhere {
+        until("released in the background", || async {
+            !client.lock(name).is_locked().await.unwrap()
+        })
+        .await;
+    }
+    let took = begun.elapsed();
+    cluster.thaw(FROZEN);
+    assert!(took < LONG / 4, "{took:?}");
+}

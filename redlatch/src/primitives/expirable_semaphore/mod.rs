@@ -25,7 +25,7 @@ use crate::primitives::handle::{Acquire, Ask, Guard, Holder, Lock, Rules, TryAcq
 use crate::primitives::number::set_by_whom;
 use crate::session::Session;
 use crate::space::Space;
-use crate::step::{BoxedStep, Mapped, Outcome, Script, Step};
+use crate::step::{Args, BoxedStep, Mapped, Outcome, Script, Step};
 use crate::store::{Answer, Lane, Sent};
 
 /// The most permits that a semaphore can have: what an `int` holds in Java, where Redisson counts
@@ -493,7 +493,17 @@ impl Kind for Permits {
         hold.place.deadlines()
     }
 
-    fn renew(&self, space: &mut Space, hold: &Hold, lease: Lease, now: Instant) -> Result<bool> {
+    fn renew_args(&self, hold: &Hold, args: &mut Args<'_>) {
+        args.text(&hold.field);
+    }
+
+    fn renew(
+        &self,
+        space: &mut Space,
+        hold: &Hold,
+        lease: Option<Lease>,
+        now: Instant,
+    ) -> Result<bool> {
         rules::renew(space, hold, lease, now)
     }
 

@@ -1,9 +1,12 @@
 -- Renews the leases of many sets of permits at once, each only while all of its permits are out.
 --
 -- KEYS     for each set when the permits of its semaphore expire: zset id -> epoch ms
--- ARGV     lease in ms, then for each set in the order of KEYS its ids, 32 hex digits each, one
---          after the other, and an empty string
+-- ARGV     lease in ms (0: leave the ends as they are, only look), then for each set in the order of KEYS its ids, 32 hex digits each, one
+--          after the other
 -- Returns  for each set 1: renewed, 0: not all of them are out
+--
+-- Publishes nothing: permits that are gone with their semaphore can be acquired by nobody, and who sets
+-- permits anew publishes.
 local time = redis.call('TIME')
 local now = time[1] * 1000 + math.floor(time[2] / 1000)
 local ends = math.ceil(time[1] * 1000 + time[2] / 1000) + ARGV[1]
@@ -11,7 +14,7 @@ local renewed = {}
 for i, key in ipairs(KEYS) do
     local ids = {}
     renewed[i] = 1
-    for hex in string.gmatch(ARGV[2 * i], string.rep('%x', 32)) do
+    for hex in string.gmatch(ARGV[1 + i], string.rep('%x', 32)) do
         local id = string.gsub(hex, '%x%x', function(pair)
             return string.char(tonumber(pair, 16))
         end)
@@ -23,7 +26,7 @@ for i, key in ipairs(KEYS) do
         end
         table.insert(ids, id)
     end
-    if renewed[i] == 1 then
+    if renewed[i] == 1 and tonumber(ARGV[1]) > 0 then
         -- Changes nothing. A server without memory left refuses ZADD, but not to a script that has
         -- begun to write.
         redis.call('ZREM', key, '')

@@ -286,9 +286,14 @@ pub(super) fn renew_script() -> &'static Script {
 }
 
 /// The rule of the same, for one set.
-pub(super) fn renew(space: &mut Space, hold: &Hold, lease: Lease, at: Instant) -> Result<bool> {
+pub(super) fn renew(
+    space: &mut Space,
+    hold: &Hold,
+    lease: Option<Lease>,
+    at: Instant,
+) -> Result<bool> {
     let now = space.date(at);
-    let end = end(rounded_up(space, at), lease);
+    let later = rounded_up(space, at);
     let Some(out) = space.find::<Dates>(hold.place.deadlines(), at)? else {
         return Ok(false);
     };
@@ -296,6 +301,9 @@ pub(super) fn renew(space: &mut Space, hold: &Hold, lease: Lease, at: Instant) -
     if !split(&hold.field).all(is_out) {
         return Ok(false);
     }
+    let Some(end) = lease.map(|lease| end(later, lease)) else {
+        return Ok(true);
+    };
     for id in split(&hold.field) {
         if let Some(date) = out.value.get_mut(id) {
             *date = end.max(*date);

@@ -72,7 +72,7 @@ fn moves() -> impl Strategy<Value = Move> {
         10 => wish.prop_map(Move::Serve),
         20 => (owner.clone(), 0..3u32, 0..4u32)
             .prop_map(|(owner, keep, lease)| Move::Release { owner, keep, lease }),
-        3 => (owner, lease).prop_map(|(owner, lease)| Move::Renew { owner, lease }),
+        3 => (owner, lease).prop_map(|(owner, lease)| Move::Renew { owner, lease: lease - 1 }),
         4 => (1..6u32).prop_map(|time| Move::Pass { time }),
         1 => Just(Move::Force),
         1 => Just(Move::Inspect),
@@ -168,7 +168,7 @@ fn lua_and_rules_agree() {
                 }
             }
             Move::Renew { owner, lease: n } => {
-                twin.renew(&of(*owner), lease(*n)).await;
+                twin.renew(&of(*owner), *n).await;
             }
             Move::Pass { time: n } => {
                 twin.pass(time(*n)).await;

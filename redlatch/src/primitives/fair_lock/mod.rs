@@ -203,11 +203,21 @@ impl Lock<Fair> {
 
 impl Kind for Fair {
     fn renew_script(&self) -> &'static Script {
-        Reentrant.renew_script()
+        rules::renew_script()
     }
 
-    fn renew(&self, space: &mut Space, hold: &Hold, lease: Lease, now: Instant) -> Result<bool> {
-        Reentrant.renew(space, hold, lease, now)
+    fn renew_keys_beside<'a>(&self, hold: &'a Hold) -> &'a [String] {
+        hold.place.beside()
+    }
+
+    fn renew(
+        &self,
+        space: &mut Space,
+        hold: &Hold,
+        lease: Option<Lease>,
+        now: Instant,
+    ) -> Result<bool> {
+        rules::renew(space, hold, lease, now)
     }
 
     fn release<'a>(

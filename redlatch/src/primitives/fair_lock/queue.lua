@@ -100,21 +100,25 @@ local function note_absent(channel, now, grace, asks)
     return owners, absent
 end
 
--- The lock was given back so many ms before its end: the head's turn, or that of those who do not
--- queue, if there is none. One that does not hear is
+-- Calls the next owner: the head of the queue, or those who do not queue if it is empty. Returns the head
+-- if it did not hear.
+local function call_next(channel)
+    local head = redis.call('EXISTS', KEYS[2]) == 1 and drop_given_up(today())
+    if not head then
+        call_others(channel)
+    elseif not call(channel) then
+        return head
+    end
+end
+
+-- The lock was given back so many ms before its end: calls the next owner. A head that does not hear is
 -- waited for as if the lock had ended just now; a second, if it is only being connected again.
 local function call_after_release(channel, left, grace)
-    if redis.call('EXISTS', KEYS[2]) == 0 then
-        return call_others(channel)
-    end
-    local now = today()
-    local head = drop_given_up(now)
+    local head = call_next(channel)
     if not head then
-        return call_others(channel)
-    end
-    if call(channel) then
         return
     end
+    local now = today()
     local _, absent = note_absent(channel, now, grace)
     -- Long enough for a waiter that listens at a replica, and is not counted here, to take its turn.
     if absent[head] and absent[head] < now + 50 then

@@ -226,16 +226,22 @@ impl<'a> Queue<'a> {
         Ok(place == 0)
     }
 
-    /// The lock was given back so many milliseconds before its end: the head's turn, or that of those
-    /// who do not queue, if there is none. One that does not hear is waited for as if the lock had ended just now.
-    pub(super) fn call_after_release(&mut self, left: i64, grace: Lease) -> Result<()> {
+    /// Calls the next owner: the head of the queue, or those who do not queue if it is empty. Returns
+    /// the head if it did not hear.
+    pub(super) fn call_next(&mut self) -> Result<Option<String>> {
         let (Some(head), _) = self.drop_given_up(None)? else {
             self.call_others();
+            return Ok(None);
+        };
+        Ok((!self.call()?).then_some(head))
+    }
+
+    /// The lock was given back so many milliseconds before its end: calls the next owner. A head that
+    /// does not hear is waited for as if the lock had ended just now.
+    pub(super) fn call_after_release(&mut self, left: i64, grace: Lease) -> Result<()> {
+        let Some(head) = self.call_next()? else {
             return Ok(());
         };
-        if self.call()? {
-            return Ok(());
-        }
         let noted = self.note_absent(millis(grace.duration()), None)?;
         let earliest = self.today() + UNCOUNTED;
         if noted

@@ -32,6 +32,10 @@ if place then
     end
 end
 if redis.call('HEXISTS', KEYS[1], owner) == 0 then
+    -- Deleted by FLUSHALL or DEL: nobody else calls those who wait.
+    if left == -2 and not place then
+        call_next(channel)
+    end
     return 0
 end
 if keep == '0' then

@@ -12,7 +12,7 @@ use crate::lease::Lease;
 use crate::name::Place;
 use crate::primitives::handle::Ask;
 use crate::primitives::lock::rules::{
-    FOREIGN_HASH, give_back, held_or_wait, is_held, take, wait, wrong_kind,
+    self as lock, FOREIGN_HASH, give_back, held_or_wait, is_gone, is_held, take, wait, wrong_kind,
 };
 use crate::space::{Holds, Space};
 use crate::step::{Args, Outcome, Script, Step, unexpected, yes_or_no};
@@ -296,21 +296,48 @@ impl Step for Release<'_> {
     fn apply(&self, space: &mut Space, now: Instant) -> Result<bool> {
         let (place, owner) = (&*self.hold.place, &*self.hold.field);
         let left = left(space, place, now);
-        if self.keep == 0 {
-            leave(&mut Queue::new(space, place, now), owner, left)?;
-        }
+        let waited = self.keep == 0 && leave(&mut Queue::new(space, place, now), owner, left)?;
         let held = give_back(space, place, owner, self.keep, self.lease, now)?;
+        let mut queue = Queue::new(space, place, now);
         if held && self.keep == 0 {
-            Queue::new(space, place, now).call_after_release(left.unwrap_or(0), self.grace)?;
+            queue.call_after_release(left.unwrap_or(0), self.grace)?;
+        } else if left.is_none() && !waited {
+            queue.call_next()?;
         }
         Ok(held)
     }
 }
 
-/// Waits no more: those behind come as much nearer as they stood further back.
-fn leave(queue: &mut Queue<'_>, owner: &str, left: Option<i64>) -> Result<()> {
+/// Renews the leases of many locks.
+pub(super) fn renew_script() -> &'static Script {
+    static SCRIPT: Script = Script::new(concat!(
+        // For what stands in `wake.lua`.
+        "local KEYS = KEYS\n",
+        include_str!("queue.lua"),
+        include_str!("wake.lua"),
+        include_str!("../lock/renew.lua"),
+    ));
+    &SCRIPT
+}
+
+/// The rule of the same, for one.
+pub(super) fn renew(
+    space: &mut Space,
+    hold: &Hold,
+    lease: Option<Lease>,
+    now: Instant,
+) -> Result<bool> {
+    let held = lock::renew(space, hold, lease, now)?;
+    if is_gone(space, held, &hold.place, now) {
+        Queue::new(space, &hold.place, now).call_next()?;
+    }
+    Ok(held)
+}
+
+/// Waits no more: those behind come as much nearer as they stood further back. Whether it waited.
+fn leave(queue: &mut Queue<'_>, owner: &str, left: Option<i64>) -> Result<bool> {
     let Some(place) = queue.place_of(owner)? else {
-        return Ok(());
+        return Ok(false);
     };
     let ends = queue.waited_for(owner)?;
     let before = match place.checked_sub(1) {
@@ -334,7 +361,7 @@ fn leave(queue: &mut Queue<'_>, owner: &str, left: Option<i64>) -> Result<()> {
             queue.call()?;
         }
     }
-    Ok(())
+    Ok(true)
 }
 
 /// Takes the lock from whoever holds it.

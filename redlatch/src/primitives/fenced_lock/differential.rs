@@ -46,7 +46,7 @@ fn moves() -> impl Strategy<Value = Move> {
         8 => (owner.clone(), 1..4u32, lease.clone())
             .prop_map(|(owner, count, lease)| Move::Acquire { owner, count, lease }),
         6 => (owner.clone(), 0..3u32).prop_map(|(owner, keep)| Move::Release { owner, keep }),
-        2 => (owner, lease).prop_map(|(owner, lease)| Move::Renew { owner, lease }),
+        2 => (owner, lease).prop_map(|(owner, lease)| Move::Renew { owner, lease: lease - 1 }),
         2 => (1..3u32).prop_map(|time| Move::Pass { time }),
         1 => Just(Move::Force),
         2 => Just(Move::Current),
@@ -81,7 +81,7 @@ fn lua_and_rules_agree() {
                 twin.step(&Release::new(&hold, keep, None)).await.unwrap();
             }
             Move::Renew { owner, lease: n } => {
-                twin.renew(&of(owner), lease(n)).await;
+                twin.renew(&of(owner), n).await;
             }
             Move::Pass { time: n } => twin.pass(time(n)).await,
             Move::Force => {

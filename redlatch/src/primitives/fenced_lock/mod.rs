@@ -177,7 +177,13 @@ impl Kind for Fenced {
         Reentrant.renew_script()
     }
 
-    fn renew(&self, space: &mut Space, hold: &Hold, lease: Lease, now: Instant) -> Result<bool> {
+    fn renew(
+        &self,
+        space: &mut Space,
+        hold: &Hold,
+        lease: Option<Lease>,
+        now: Instant,
+    ) -> Result<bool> {
         Reentrant.renew(space, hold, lease, now)
     }
 

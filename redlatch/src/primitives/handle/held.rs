@@ -34,7 +34,11 @@ impl Held {
         );
         match settled? {
             true => Ok(()),
-            false => Err(self.claim.hold.lost_error(Loss::NotHeld)),
+            false => {
+                let hold = &self.claim.hold;
+                self.claim.session.watchdog.found_missing(hold);
+                Err(hold.lost_error(Loss::NotHeld))
+            }
         }
     }
 

@@ -40,7 +40,7 @@ fn moves() -> impl Strategy<Value = Move> {
             .prop_map(|(owner, count, lease)| Move::Acquire { owner, count, lease }),
         6 => (owner.clone(), 0..3u32, 0..4u32)
             .prop_map(|(owner, keep, lease)| Move::Release { owner, keep, lease }),
-        4 => (owner, lease).prop_map(|(owner, lease)| Move::Renew { owner, lease }),
+        4 => (owner, lease).prop_map(|(owner, lease)| Move::Renew { owner, lease: lease - 1 }),
         2 => (1..3u32).prop_map(|time| Move::Pass { time }),
         2 => Just(Move::Force),
         2 => Just(Move::Inspect),
@@ -77,7 +77,7 @@ fn lua_and_rules_agree() {
                 let _ = twin.step(&step).await;
             }
             Move::Renew { owner, lease: n } => {
-                twin.renew(&of(owner), lease(n)).await;
+                twin.renew(&of(owner), n).await;
             }
             Move::Pass { time: n } => twin.pass(time(n)).await,
             Move::Force => {

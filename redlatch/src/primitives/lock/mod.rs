@@ -22,8 +22,18 @@ impl Kind for Reentrant {
         rules::renew_script()
     }
 
-    fn renew(&self, space: &mut Space, hold: &Hold, lease: Lease, now: Instant) -> Result<bool> {
-        rules::renew(space, hold, lease, now)
+    fn renew(
+        &self,
+        space: &mut Space,
+        hold: &Hold,
+        lease: Option<Lease>,
+        now: Instant,
+    ) -> Result<bool> {
+        let held = rules::renew(space, hold, lease, now)?;
+        if rules::is_gone(space, held, &hold.place, now) {
+            space.publish(hold.place.channel(), 0);
+        }
+        Ok(held)
     }
 
     fn release<'a>(

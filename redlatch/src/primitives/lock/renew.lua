@@ -1,20 +1,28 @@
--- Renews the leases of many locks at once, each only while its owner holds it.
+-- Renews the leases of many locks at once, each only while its owner holds it. Before this script
+-- stands the function `wake`, which differs between the kinds of lock.
 --
--- KEYS     the locks
--- ARGV     lease in ms, then for each lock in the order of KEYS its owner and an empty string
+-- KEYS     the locks, then what else `wake` needs
+-- ARGV     lease in ms (0: leave the ends as they are, only look), then for each lock in the order of KEYS its owner and its channel (empty: wake
+--          nobody)
 -- Returns  for each lock 1: renewed, 0: its owner does not hold it
 local lease = tonumber(ARGV[1])
 local renewed = {}
-for i, key in ipairs(KEYS) do
+for i = 1, (#ARGV - 1) / 2 do
+    local key, channel = KEYS[i], ARGV[2 * i + 1]
     -- pcall: one key that is no hash any more must not keep the others from being renewed.
     if redis.pcall('HEXISTS', key, ARGV[2 * i]) == 1 then
         -- An owner may have entered again for longer meanwhile: the end never comes nearer.
-        if redis.call('PTTL', key) < lease then
+        if lease > 0 and redis.call('PTTL', key) < lease then
             redis.call('PEXPIRE', key, ARGV[1])
         end
         renewed[i] = 1
     else
         renewed[i] = 0
+        -- Deleted by FLUSHALL or DEL. Waiters sleep until the lease ends that they were told of, and
+        -- nobody else wakes them. If another owner holds the lock, they are right to wait.
+        if channel ~= '' and redis.call('EXISTS', key) == 0 then
+            wake(i, channel)
+        end
     end
 end
 return renewed

@@ -170,7 +170,8 @@ impl Step for Release<'_> {
 
     fn apply(&self, space: &mut Space, now: Instant) -> Result<bool> {
         let held = give_back(space, self.place, self.owner, self.keep, self.lease, now)?;
-        if held && self.keep == 0 && self.tell {
+        let released = held && self.keep == 0;
+        if self.tell && (released || is_gone(space, held, self.place, now)) {
             space.publish(self.place.channel(), 0);
         }
         if held
@@ -211,15 +212,29 @@ pub(crate) fn give_back(
 
 /// Renews the leases of many locks.
 pub(crate) fn renew_script() -> &'static Script {
-    static SCRIPT: Script = Script::new(include_str!("renew.lua"));
+    static SCRIPT: Script =
+        Script::new(concat!(include_str!("wake.lua"), include_str!("renew.lua")));
     &SCRIPT
 }
 
+/// Whether an owner does not hold a lock because nothing holds it: it was deleted by FLUSHALL or DEL.
+/// Then whoever finds this out wakes a waiter, because nobody else does.
+pub(crate) fn is_gone(space: &mut Space, held: bool, place: &Place, now: Instant) -> bool {
+    !held && !space.is_there(place.key(), now)
+}
+
 /// The rule of the same, for one.
-pub(crate) fn renew(space: &mut Space, hold: &Hold, lease: Lease, now: Instant) -> Result<bool> {
+pub(crate) fn renew(
+    space: &mut Space,
+    hold: &Hold,
+    lease: Option<Lease>,
+    now: Instant,
+) -> Result<bool> {
     match space.find::<Holds>(hold.place.key(), now)? {
         Some(mut holds) if holds.value.counts.contains_key(&*hold.field) => {
-            holds.extend_to(now + lease.duration());
+            if let Some(lease) = lease {
+                holds.extend_to(now + lease.duration());
+            }
             Ok(true)
         }
         _ => Ok(false),

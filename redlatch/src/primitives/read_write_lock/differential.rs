@@ -92,7 +92,7 @@ fn moves() -> impl Strategy<Value = Move> {
     let renew = (side.clone(), owner, lease).prop_map(|(side, owner, lease)| Move::Renew {
         side,
         owner,
-        lease,
+        lease: lease - 1,
     });
     prop_oneof![
         24 => acquire,
@@ -194,8 +194,8 @@ fn lua_and_rules_agree() {
             lease: n,
         } => {
             let renewed = match side {
-                Side::Read(yields) => twin.renew(&reader(owner, yields).0, lease(n)).await,
-                Side::Write(prefers) => twin.renew(&writer(owner, prefers).0, lease(n)).await,
+                Side::Read(yields) => twin.renew(&reader(owner, yields).0, n).await,
+                Side::Write(prefers) => twin.renew(&writer(owner, prefers).0, n).await,
             };
             if renewed {
                 reached.insert("renews");

@@ -16,7 +16,7 @@ use crate::error::{Error, Loss, Result};
 use crate::hold::{Hold, Kind};
 use crate::lease::Lease;
 use crate::name::{Family, Place};
-use crate::primitives::handle::{Acquire, Ask, Guard, Holder, Lock, OwnedKind, Reentrant, Rules};
+use crate::primitives::handle::{Acquire, Ask, Guard, Holder, Lock, OwnedKind, Rules};
 use crate::session::Session;
 use crate::space::{Mode, Space};
 use crate::step::{Args, BoxedStep, Outcome, Script, Step};
@@ -297,8 +297,20 @@ impl Kind for Read {
         read::renew_script()
     }
 
-    fn renew(&self, space: &mut Space, hold: &Hold, lease: Lease, now: Instant) -> Result<bool> {
+    fn renew(
+        &self,
+        space: &mut Space,
+        hold: &Hold,
+        lease: Option<Lease>,
+        now: Instant,
+    ) -> Result<bool> {
         read::renew(space, hold, lease, now)
+    }
+
+    fn renew_args(&self, hold: &Hold, args: &mut Args<'_>) {
+        args.text(&hold.field);
+        args.text(&hold.own);
+        args.text(hold.place.channel());
     }
 
     fn release<'a>(
@@ -402,11 +414,17 @@ impl Step for LetIn<'_> {
 /// A writer is renewed as the holder of a plain lock is: its lease is the key's.
 impl Kind for Write {
     fn renew_script(&self) -> &'static Script {
-        Reentrant.renew_script()
+        write::renew_script()
     }
 
-    fn renew(&self, space: &mut Space, hold: &Hold, lease: Lease, now: Instant) -> Result<bool> {
-        Reentrant.renew(space, hold, lease, now)
+    fn renew(
+        &self,
+        space: &mut Space,
+        hold: &Hold,
+        lease: Option<Lease>,
+        now: Instant,
+    ) -> Result<bool> {
+        write::renew(space, hold, lease, now)
     }
 
     fn release<'a>(

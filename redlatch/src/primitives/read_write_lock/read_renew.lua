@@ -1,13 +1,13 @@
 -- Renews the holds of many readers at once: their own, and nobody else's in the same lock.
 --
 -- KEYS     the locks
--- ARGV     lease in ms, then for each lock in the order of KEYS its owner and what the timeouts of
---          this owner's holds begin with
+-- ARGV     lease in ms (0: leave the ends as they are, only look), then for each lock in the order of KEYS its owner, what the timeouts of this
+--          owner's holds begin with, and its channel
 -- Returns  for each lock 1: renewed, 0: its owner does not read, or is dead
 local lease = tonumber(ARGV[1])
 local renewed = {}
 for i, key in ipairs(KEYS) do
-    local owner, own = ARGV[2 * i], ARGV[2 * i + 1]
+    local owner, own, channel = ARGV[3 * i - 1], ARGV[3 * i], ARGV[3 * i + 1]
     -- pcall: one key that is no hash any more must not keep the others from being renewed.
     local fields = redis.pcall('HMGET', key, 'mode', owner)
     local alive = 0
@@ -16,13 +16,17 @@ for i, key in ipairs(KEYS) do
         if left > 0 then
             alive = 1
             -- It may have been taken for longer: the end never comes nearer.
-            if left < lease then
+            if lease > 0 and left < lease then
                 redis.call('PEXPIRE', own .. ':' .. n, ARGV[1])
             end
         end
     end
-    if alive == 1 and redis.call('PTTL', key) < lease then
+    if alive == 1 and lease > 0 and redis.call('PTTL', key) < lease then
         redis.call('PEXPIRE', key, ARGV[1])
+    end
+    -- Deleted by FLUSHALL or DEL: nobody else wakes those who wait.
+    if alive == 0 and redis.call('EXISTS', key) == 0 then
+        redis.call('PUBLISH', channel, '0')
     end
     renewed[i] = alive
 end

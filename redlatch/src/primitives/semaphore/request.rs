@@ -165,7 +165,7 @@ impl Taking<'_> {
         let (permits, sent) = (self.permits, Arc::new(Sent::default()));
         let is_sent = sent.clone();
         // For as long as somebody waits for it here: what is heard out is in nobody's way.
-        let _turn = store.turn().await;
+        let _turn = store.turn(place.key()).await;
         let mut unheard = Unheard {
             place: place.clone(),
             permits,

@@ -13,7 +13,7 @@ use crate::name::{Family, Place};
 use crate::primitives::handle::{Ask, Holder, Lock, OwnedKind, Reentrant, Rules};
 use crate::primitives::lock::rules;
 use crate::space::Space;
-use crate::step::{BoxedStep, Outcome, Script, Step};
+use crate::step::{Args, BoxedStep, Outcome, Script, Step};
 
 /// A lock that is waited for by asking again and again, with growing pauses (Redisson: `RSpinLock`).
 ///
@@ -65,8 +65,20 @@ impl Kind for Spin {
         Reentrant.renew_script()
     }
 
-    fn renew(&self, space: &mut Space, hold: &Hold, lease: Lease, now: Instant) -> Result<bool> {
-        Reentrant.renew(space, hold, lease, now)
+    /// Without a channel: whoever waits by spinning is not called.
+    fn renew_args(&self, hold: &Hold, args: &mut Args<'_>) {
+        args.text(&hold.field);
+        args.text("");
+    }
+
+    fn renew(
+        &self,
+        space: &mut Space,
+        hold: &Hold,
+        lease: Option<Lease>,
+        now: Instant,
+    ) -> Result<bool> {
+        rules::renew(space, hold, lease, now)
     }
 
     fn release<'a>(

@@ -27,7 +27,7 @@ use super::fault::Fault;
 use super::link::{Link, Whereabouts};
 use super::listening::text;
 use super::lookout::{BRIEFLY, Lookout, PAUSE};
-use super::node::{Node, Settings};
+use super::node::{Limits, Node, Settings};
 use super::slot::SLOTS;
 use crate::error::Result;
 use crate::several::most;
@@ -54,6 +54,8 @@ pub(super) struct Cluster {
     /// How often the map was made anew.
     looks: watch::Sender<u64>,
     lookout: Lookout,
+    /// For slots without a known owner.
+    ownerless: Arc<Limits>,
 }
 
 /// What is known of the cluster.
@@ -112,6 +114,7 @@ impl Cluster {
             suspicion: Arc::default(),
             looks: watch::Sender::new(0),
             lookout: Lookout::default(),
+            ownerless: Arc::default(),
         })
     }
 
@@ -162,6 +165,9 @@ impl Cluster {
         self.suspect();
         let mut map = self.map();
         let node = self.node(&mut map, &to)?;
+        if !map.masters.contains(&to) {
+            self.settings.doubts.raise(node.id);
+        }
         map.assign(slot..=slot, &to);
         let moved = Moved {
             to,
@@ -300,11 +306,17 @@ impl Cluster {
         // Whoever has lost its slots may hang with what was sent to it. Whoever has none yet may be
         // asked for keys of a slot that is moving there, and is left alone while it is.
         let is_used = |node: &Arc<Node>| Arc::strong_count(node) > 1;
+        // What has become a master may lack what the one before it had.
+        let is_new = |at: &&Endpoint| !before.is_empty() && !before.contains(at);
+        let new = masters.iter().filter(is_new).filter_map(|at| nodes.get(at));
+        let new: Vec<_> = new.map(|node| node.id).collect();
         let gone: Vec<Arc<Node>> = nodes
             .extract_if(|at, node| !masters.contains(at) && (before.contains(at) || !is_used(node)))
             .map(|(_, node)| node)
             .collect();
         drop(map);
+        new.into_iter()
+            .for_each(|node| self.settings.doubts.raise(node));
         // Not under the lock: whoever waits there is called.
         for node in gone {
             node.give_up();
@@ -318,6 +330,14 @@ impl Cluster {
         let index = map.slots.get(usize::from(slot))?;
         let at = map.masters.get(usize::from(*index))?;
         map.nodes.get(at).cloned()
+    }
+
+    /// The limits of the node that has a slot.
+    pub(super) fn limits(&self, slot: u16) -> Arc<Limits> {
+        match self.known_owner(slot) {
+            Some(node) => node.limits.clone(),
+            None => self.ownerless.clone(),
+        }
     }
 
     /// The node at this address, with which nothing needs to be connected yet.

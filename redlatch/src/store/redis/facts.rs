@@ -24,6 +24,14 @@ enum Mode {
     Sentinel,
 }
 
+/// The id of the server's process, out of INFO.
+pub(super) fn run_id(info: Value) -> Option<String> {
+    let info: String = redis::from_redis_value(info).ok()?;
+    let lines = info.lines().filter_map(|line| line.split_once(':'));
+    let mut run_ids = lines.filter(|(name, _)| *name == "run_id");
+    run_ids.next().map(|(_, id)| id.trim().to_owned())
+}
+
 impl Facts {
     /// Asks once.
     pub(super) async fn of(link: &Arc<Link>) -> Result<Facts> {

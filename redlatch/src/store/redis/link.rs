@@ -19,15 +19,17 @@ use tokio::time::{Instant, sleep_until};
 
 use super::access::Endpoint;
 use super::dial::{Dial, Dialled};
+use super::facts::run_id;
 use super::fault::Fault;
 use super::listening::{BEGUN_AT_ONCE, Listening, begin_again, breaks, text};
+use super::node::ATTEMPTS;
 use crate::backoff::Backoff;
 use crate::error::Error;
-use crate::store::SharedEar;
+use crate::store::{Doubts, NodeId, SharedEar};
 
 /// Commands that may queue inside the client library. An attempt is two, with its subscription;
-/// renewals and releases still find room beside [`super::ATTEMPTS`].
-const PIPELINE: usize = 4 * super::ATTEMPTS;
+/// renewals and releases still find room beside [`ATTEMPTS`].
+const PIPELINE: usize = 4 * ATTEMPTS;
 
 /// The pauses before connecting is tried again: short enough for a restarted server to be found at
 /// once, long enough that a thousand clients do not keep it from starting; spread at random, so
@@ -40,6 +42,46 @@ pub(super) struct Link {
     connect_timeout: Duration,
     shared: Arc<Shared>,
     opening: Mutex<Opening>,
+    /// Watches which server process the connections lead to, if that matters.
+    witness: Option<Witness>,
+}
+
+/// Notices when a connection leads to another server process than the one before it: after a restart or a
+/// failover. Then what was held there may be gone.
+pub(super) struct Witness {
+    node: NodeId,
+    doubts: Arc<Doubts>,
+    /// Of the latest connection; inside, `None` if the server did not tell.
+    run_id: Mutex<Option<Option<String>>>,
+}
+
+impl Witness {
+    pub(super) fn new(node: NodeId, doubts: Arc<Doubts>) -> Witness {
+        Witness {
+            node,
+            doubts,
+            run_id: Mutex::default(),
+        }
+    }
+
+    /// A connection was made, to this process if the server tells. One that does not tell may be
+    /// another each time.
+    fn connected(&self, run_id: Option<String>) {
+        let mut latest = self.run_id.lock().unwrap_or_else(PoisonError::into_inner);
+        let same = match latest.as_ref() {
+            None => true,
+            Some(before) => run_id.is_some() && *before == run_id,
+        };
+        *latest = Some(run_id);
+        drop(latest);
+        if !same {
+            self.raise();
+        }
+    }
+
+    fn raise(&self) {
+        self.doubts.raise(self.node);
+    }
 }
 
 /// Where the server is that a link leads to.
@@ -127,6 +169,7 @@ impl Link {
         connect_timeout: Duration,
         ear: SharedEar,
         listening: Listening,
+        witness: Option<Witness>,
     ) -> Arc<Link> {
         let shared = Shared {
             ear,
@@ -140,7 +183,25 @@ impl Link {
             connect_timeout,
             shared: Arc::new(shared),
             opening: Mutex::default(),
+            witness,
         })
+    }
+
+    /// Another server is known to have taken the place of the one before.
+    pub(super) fn doubt(&self) {
+        if let Some(witness) = &self.witness {
+            witness.raise();
+        }
+    }
+
+    /// Asks which server process a new connection leads to.
+    async fn identify(&self, mut live: Live) {
+        let Some(witness) = &self.witness else { return };
+        let info = redis::cmd("INFO").arg("server").take();
+        let asking = self.ask(&mut live, &info);
+        let answer = tokio::time::timeout(self.connect_timeout, asking).await;
+        let told = answer.ok().and_then(Result::ok).and_then(run_id);
+        witness.connected(told);
     }
 
     /// The connection there is, or a new one. Many callers share one attempt to connect.
@@ -211,7 +272,12 @@ impl Link {
                 )))
             });
             link.lock_opening().ended(opened.is_ok());
+            let live = opened.as_ref().ok().cloned();
             let _ = tell.send(Some(opened));
+            // Behind whatever waited for the connection: it costs nobody a round trip.
+            if let Some(live) = live {
+                link.identify(live).await;
+            }
         });
         opening.task = Some(task.abort_handle());
         Err(outcome)
@@ -639,5 +705,29 @@ fn pushes(
             _ => {}
         }
         Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Whether a connection to this process, after those before, is a reason for doubt.
+    async fn raises(witness: &Witness, run_id: Option<&str>) -> bool {
+        witness.connected(run_id.map(str::to_owned));
+        let raised = tokio::time::timeout(Duration::ZERO, witness.doubts.next());
+        raised.await.is_ok()
+    }
+
+    #[tokio::test]
+    async fn a_reconnection_raises_doubts_only_if_the_process_may_be_another() {
+        let witness = Witness::new(NodeId(7), Arc::default());
+        assert!(!raises(&witness, Some("a")).await, "the first connection");
+        assert!(!raises(&witness, Some("a")).await, "the same process");
+        assert!(raises(&witness, Some("b")).await, "another process");
+        assert!(!raises(&witness, Some("b")).await, "the same again");
+        assert!(raises(&witness, None).await, "it does not tell");
+        assert!(raises(&witness, None).await, "it does not tell either");
+        assert!(raises(&witness, Some("b")).await, "it did not tell before");
     }
 }

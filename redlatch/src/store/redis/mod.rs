@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use redis::{Cmd, Value};
-use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+use tokio::sync::OwnedSemaphorePermit;
 use tokio::time::{Instant, timeout, timeout_at};
 
 use self::fault::{Fault, Retry};
@@ -17,7 +17,7 @@ pub use self::replicas::ReplicaSync;
 use self::replicas::Replicas;
 pub(crate) use self::topology::Settings;
 use self::topology::Topology;
-use super::{Answer, Cursor, Lane, Sent, SharedEar, Sought};
+use super::{Answer, Cursor, Doubts, Lane, NodeId, Sent, SharedEar, Sought};
 use crate::error::{Error, Result};
 use crate::step::{Args, Step, refused};
 
@@ -39,10 +39,6 @@ mod tls;
 mod topology;
 mod url;
 
-/// How many attempts to acquire may be on their way at once. The rest wait here and not inside the
-/// connection, where renewals and releases would have to queue behind them.
-const ATTEMPTS: usize = 512;
-
 /// Keys that SCAN looks at per round trip.
 const SCANNED_AT_ONCE: usize = 500;
 
@@ -51,7 +47,7 @@ const REDIRECTIONS: usize = 8;
 
 pub(crate) struct Redis {
     topology: Topology,
-    attempts: Arc<Semaphore>,
+    doubts: Arc<Doubts>,
     response_timeout: Duration,
 }
 
@@ -93,12 +89,14 @@ impl Redis {
         // Not tried again: whoever starts up wants to know now what is wrong. What cannot be connected
         // to says so itself when the connect timeout has passed.
         let limit = settings.connect_timeout.saturating_add(response_timeout);
-        let connecting = Topology::connect(url::target(url, given)?, settings, ear);
+        let doubts = Arc::<Doubts>::default();
+        let target = url::target(url, given)?;
+        let connecting = Topology::connect(target, settings, ear, doubts.clone());
         let topology = timeout(limit, connecting).await;
         let topology = topology.map_err(|_| Error::ResponseTimeout { after: limit })??;
         Ok(Redis {
             topology,
-            attempts: Arc::new(Semaphore::new(ATTEMPTS)),
+            doubts,
             response_timeout,
         })
     }
@@ -181,8 +179,22 @@ impl Redis {
         }
     }
 
-    pub(crate) async fn turn(&self) -> Option<OwnedSemaphorePermit> {
-        self.attempts.clone().acquire_owned().await.ok()
+    pub(crate) fn doubts(&self) -> Arc<Doubts> {
+        self.doubts.clone()
+    }
+
+    pub(crate) fn node(&self, key: &str) -> Option<NodeId> {
+        self.topology.known_node(key)
+    }
+
+    pub(crate) async fn turn(&self, key: &str) -> Option<OwnedSemaphorePermit> {
+        let limits = self.topology.limits(key);
+        limits.attempts.clone().acquire_owned().await.ok()
+    }
+
+    pub(crate) async fn settling_turn(&self, key: &str) -> Option<OwnedSemaphorePermit> {
+        let limits = self.topology.limits(key);
+        limits.settlings.clone().acquire_owned().await.ok()
     }
 
     pub(crate) fn response_timeout(&self) -> Duration {
@@ -250,7 +262,7 @@ impl Redis {
         check_runtime()?;
         // Waiting for a turn is no fault of the server's: its time counts from here.
         let _turn = match exchange.lane.queues() {
-            true => self.attempts.acquire().await.ok(),
+            true => self.turn(exchange.key).await,
             false => None,
         };
         let mut retry = Retry::until(self.response_timeout);

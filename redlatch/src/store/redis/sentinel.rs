@@ -40,6 +40,8 @@ pub(super) struct Sentinels {
     changed: Arc<Changed>,
     /// The links that follow the master.
     followers: Mutex<Vec<Weak<Link>>>,
+    /// The master when it was last looked for.
+    latest: Mutex<Option<Endpoint>>,
     lookout: Lookout,
 }
 
@@ -69,7 +71,7 @@ impl Sentinels {
         let link = |endpoint: &Endpoint| {
             let dial = access.to_endpoint(endpoint).map_err(Fault::into_error)?;
             let whereabouts = Whereabouts::Fixed(dial);
-            let link = Link::new(whereabouts, limit, ear.clone(), Listening::Restored);
+            let link = Link::new(whereabouts, limit, ear.clone(), Listening::Restored, None);
             link.want(SWITCHED);
             Ok((endpoint.clone(), link))
         };
@@ -79,6 +81,7 @@ impl Sentinels {
             sentinels: sentinels.iter().map(link).collect::<Result<_>>()?,
             changed,
             followers: Mutex::default(),
+            latest: Mutex::default(),
             lookout: Lookout::default(),
         }))
     }
@@ -191,6 +194,11 @@ impl Sentinels {
         let Ok(master) = self.ask_all().await else {
             return;
         };
+        let before = {
+            let mut latest = self.latest.lock().unwrap_or_else(PoisonError::into_inner);
+            latest.replace(master.clone())
+        };
+        let failed_over = before.is_some_and(|before| before != master);
         let followers = self
             .followers
             .lock()
@@ -200,6 +208,9 @@ impl Sentinels {
             if link.leads_to().as_ref().is_some_and(elsewhere) {
                 tracing::info!(%master, name = self.master, "following a failover");
                 link.give_up();
+            }
+            if failed_over {
+                link.doubt();
             }
         }
     }

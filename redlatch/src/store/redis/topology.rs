@@ -13,7 +13,7 @@ use super::fault::Fault;
 use super::link::{Link, Whereabouts};
 use super::listening::Listening;
 use super::lookout::BRIEFLY;
-use super::node::{self, Node};
+use super::node::{self, Limits, Node};
 use super::replicas::{Demand, ReplicaSync};
 use super::sentinel::Sentinels;
 use super::slot::slot;
@@ -22,7 +22,7 @@ use crate::error::{Error, Result};
 use crate::name::{SPANS_SLOTS, spans_slots};
 use crate::several::{all, most};
 use crate::step::Publishing;
-use crate::store::SharedEar;
+use crate::store::{Doubts, NodeId, SharedEar};
 
 /// What is set for the connections of a client.
 #[derive(Debug, Clone, Copy)]
@@ -63,11 +63,13 @@ impl Topology {
         target: Target,
         settings: Settings,
         ear: SharedEar,
+        doubts: Arc<Doubts>,
     ) -> Result<Topology> {
         let access = target.access;
         let settings = node::Settings {
             connect_timeout: settings.connect_timeout,
             ear,
+            doubts,
             listening: Listening::Restored,
             demand: settings.demand(),
         };
@@ -197,6 +199,22 @@ impl Topology {
         }
     }
 
+    /// The node that serves a key, as far as is known without asking.
+    pub(super) fn known_node(&self, key: &str) -> Option<NodeId> {
+        match &self.form {
+            Form::Single(node) | Form::Sentinel(node, _) => Some(node.id),
+            Form::Cluster(cluster) => cluster.known_owner(slot(key)).map(|node| node.id),
+        }
+    }
+
+    /// The limits of the node that serves a key.
+    pub(super) fn limits(&self, key: &str) -> Arc<Limits> {
+        match &self.form {
+            Form::Single(node) | Form::Sentinel(node, _) => node.limits.clone(),
+            Form::Cluster(cluster) => cluster.limits(slot(key)),
+        }
+    }
+
     /// If there is not even a connection to the node that has a key, what to think of then.
     pub(super) fn silence(&self, key: &str) -> Option<&'static str> {
         match &self.form {
@@ -260,7 +278,7 @@ async fn facts(seeds: &[Endpoint], access: &Access, settings: &node::Settings) -
     let asking = seeds.iter().map(|seed| async move {
         let whereabouts = Whereabouts::Fixed(access.to_endpoint(seed).map_err(Fault::into_error)?);
         let (limit, ear) = (settings.connect_timeout, settings.ear.clone());
-        let link = Link::new(whereabouts, limit, ear, Listening::Unrestored);
+        let link = Link::new(whereabouts, limit, ear, Listening::Unrestored, None);
         Facts::of(&link).await
     });
     let one = |said: &[Option<Result<Facts>>]| said.iter().flatten().any(Result::is_ok);

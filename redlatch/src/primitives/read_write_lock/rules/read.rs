@@ -155,6 +155,7 @@ impl Step for Release<'_> {
         let (place, owner, own) = (&*hold.place, &*hold.field, &*hold.own);
         let lease = self.lease.map_or(Duration::ZERO, Lease::duration);
         let Some((mode, holds)) = find(space, place, now)? else {
+            space.publish(place.channel(), READ_RELEASED);
             return Ok(false);
         };
         let left = holds.remaining(now);
@@ -212,11 +213,12 @@ pub(in super::super) fn renew_script() -> &'static Script {
 pub(in super::super) fn renew(
     space: &mut Space,
     hold: &Hold,
-    lease: Lease,
+    lease: Option<Lease>,
     now: Instant,
 ) -> Result<bool> {
-    let end = now + lease.duration();
+    let end = lease.map(|lease| now + lease.duration());
     let Some((_, holds)) = find(space, &hold.place, now)? else {
+        space.publish(hold.place.channel(), READ_RELEASED);
         return Ok(false);
     };
     let count = holds.value.counts.get(&*hold.field).copied();
@@ -226,11 +228,16 @@ pub(in super::super) fn renew(
             continue;
         }
         alive = true;
-        if let Some(mut timeout) = space.find::<i64>(&timeout(&hold.own, n), now)? {
+        if let Some(end) = end
+            && let Some(mut timeout) = space.find::<i64>(&timeout(&hold.own, n), now)?
+        {
             timeout.extend_to(end);
         }
     }
-    if alive && let Some((_, mut holds)) = find(space, &hold.place, now)? {
+    if alive
+        && let Some(end) = end
+        && let Some((_, mut holds)) = find(space, &hold.place, now)?
+    {
         holds.extend_to(end);
     }
     Ok(alive)

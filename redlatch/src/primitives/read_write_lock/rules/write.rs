@@ -11,7 +11,7 @@ use crate::error::{Error, Result};
 use crate::hold::Hold;
 use crate::lease::Lease;
 use crate::primitives::handle::Ask;
-use crate::primitives::lock::rules::{ENDLESS, held_or_wait, wrong_kind};
+use crate::primitives::lock::rules::{self as lock, ENDLESS, held_or_wait, is_gone, wrong_kind};
 use crate::space::{Holds, Mode, Space};
 use crate::step::{Args, Outcome, Script, Step, yes_or_no};
 
@@ -175,6 +175,8 @@ impl Step for Release<'_> {
         let Some((_, mut holds)) = mine else {
             if self.keep == 0 && unmark(space, self.hold, now)? {
                 space.publish(place.channel(), WRITE_RELEASED);
+            } else if !space.is_there(place.key(), now) {
+                call_all(space, place);
             }
             return Ok(false);
         };
@@ -196,4 +198,28 @@ impl Step for Release<'_> {
         call_all(space, place);
         Ok(true)
     }
+}
+
+/// Renews the leases of many writers, each of which is that of the lock's key.
+pub(in super::super) fn renew_script() -> &'static Script {
+    static SCRIPT: Script = Script::new(concat!(
+        include_str!("../readers.lua"),
+        include_str!("../write_wake.lua"),
+        include_str!("../../lock/renew.lua"),
+    ));
+    &SCRIPT
+}
+
+/// The rule of the same, for one.
+pub(in super::super) fn renew(
+    space: &mut Space,
+    hold: &Hold,
+    lease: Option<Lease>,
+    now: Instant,
+) -> Result<bool> {
+    let held = lock::renew(space, hold, lease, now)?;
+    if is_gone(space, held, &hold.place, now) {
+        call_all(space, &hold.place);
+    }
+    Ok(held)
 }
