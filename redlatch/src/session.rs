@@ -18,7 +18,7 @@ use crate::name::Place;
 use crate::owner::{ClientId, Owner};
 use crate::several::all;
 use crate::step::{Outcome, Step};
-use crate::store::{Lane, Sent, Store};
+use crate::store::{Lane, Sent, Store, Turn};
 use crate::wait::WaitingRoom;
 use crate::watchdog::Watchdog;
 
@@ -30,6 +30,8 @@ pub(crate) struct Session {
     pub(crate) waiting: WaitingRoom,
     pub(crate) watchdog: Watchdog,
     pub(crate) background: Background,
+    /// How long an outage may last before waiting fails, if that was set.
+    pub(crate) outage_limit: Option<Duration>,
     claims: Mutex<Claims>,
     /// Something has been entered, by whomever.
     entered: Notify,
@@ -88,8 +90,10 @@ impl Session {
         waiting: WaitingRoom,
         lease: Lease,
         background: Background,
+        outage_limit: Option<Duration>,
     ) -> Session {
         Session {
+            outage_limit,
             id,
             prefix,
             watchdog: Watchdog::new(lease, store.clone(), background.clone()),
@@ -230,15 +234,16 @@ impl Session {
         &self,
         claims: &[(&'a Claim, Terms)],
         subscribe: Option<&str>,
+        sent: &Sent,
         step: impl FnOnce(&[u32]) -> S,
     ) -> Result<Together<T>> {
+        sent.clear();
         let mut turns = Vec::with_capacity(claims.len());
         let mut held = Vec::with_capacity(claims.len());
         for (claim, terms) in claims {
             turns.push(claim.hold.steps.lock().await);
             held.push(claim.held_before(*terms).await?);
         }
-        let sent = &Sent::default();
         let unsettled = |(claim, terms): &(&'a Claim, Terms)| Unsettled::new(claim, *terms, sent);
         let unsettled: Vec<_> = claims.iter().map(unsettled).collect();
         let changes: Vec<u64> = claims
@@ -375,11 +380,12 @@ impl Claim {
         &'a self,
         terms: Terms,
         subscribe: Option<&str>,
+        sent: &Sent,
         step: impl FnOnce(&'a Hold, u32) -> S,
     ) -> Result<Outcome<T>> {
+        sent.clear();
         let _turn = self.hold.steps.lock().await;
         let held = self.held_before(terms).await?;
-        let sent = &Sent::default();
         let unsettled = Unsettled::new(self, terms, sent);
         let change = self.hold.taking();
         let step = step(&self.hold, held + 1);
@@ -545,23 +551,30 @@ impl Claim {
     /// Settles without being waited for, and tries again until the store must have given the lock
     /// back by itself.
     pub(crate) fn settle_in_background(&self, lease: Lease) {
+        self.settle_in_background_with(lease, None);
+    }
+
+    /// The same for an attempt that may still be on its way. It keeps its turn until it was tried once to
+    /// settle it: so no more attempts are waiting to be settled than may be on their way, however many
+    /// callers come and go.
+    fn settle_in_background_with(&self, lease: Lease, turn: Option<Turn>) {
         let unheard = Unheard(Some(self.clone()));
         self.session.background.spawn(async move {
             let mut unheard = unheard;
             if let Some(claim) = unheard.0.take() {
-                claim.settle_persistently(lease).await;
+                claim.settle_persistently(lease, turn).await;
             }
         });
     }
 
-    async fn settle_persistently(&self, lease: Lease) {
+    async fn settle_persistently(&self, lease: Lease, mut attempt: Option<Turn>) {
         // A step that is on its way may take effect this late; its lease starts then.
         let give_up = Instant::now() + lease.duration() + SETTLING;
         let name = self.hold.place.name();
         loop {
             let turn = self.session.settlings.acquire().await;
             let settled = self.settle().await;
-            drop(turn);
+            drop((turn, attempt.take()));
             match settled {
                 Ok(_) | Err(Error::Lost { .. } | Error::WrongKind { .. }) => return,
                 // Whatever the reason, a refusal included: it may be over before the lease is.
@@ -616,8 +629,10 @@ impl Unsettled<'_> {
 
 impl Drop for Unsettled<'_> {
     fn drop(&mut self) {
+        let turn = self.sent.take_turn();
         if self.sent.get() && !self.settled.load(Ordering::Relaxed) {
-            self.claim.settle_in_background(self.terms.lease);
+            let lease = self.terms.lease;
+            self.claim.settle_in_background_with(lease, turn);
         }
     }
 }

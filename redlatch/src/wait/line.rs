@@ -10,15 +10,18 @@ use tokio::task::AbortHandle;
 use tokio::time::Instant;
 
 use crate::background::Background;
-use crate::store::{Ear, Store};
+use crate::error::Error;
+use crate::store::{Ear, News, Store, Word};
 
 /// All lines of one client.
 #[derive(Clone)]
 pub(crate) struct WaitingRoom {
     lines: Arc<Lines>,
-    store: Arc<Store>,
+    pub(super) store: Arc<Store>,
     background: Background,
     linger: Duration,
+    /// When a waiter has found the store in an outage last.
+    pub(super) outage: Arc<Mutex<Option<Instant>>>,
 }
 
 /// The lines by channel; the part that hears what the store says.
@@ -39,6 +42,18 @@ struct Core {
     channel: Arc<str>,
     queues: [Waiters; 2],
     subscription: AtomicU8,
+    answers: Mutex<Answers>,
+    /// The store could not be asked: all who wait in line are told.
+    failed: Notify,
+}
+
+/// What the store has answered to those who were first in a line.
+#[derive(Debug, Default)]
+struct Answers {
+    /// Since when it has been asked without an answer.
+    silent_since: Option<Instant>,
+    /// Since when it cannot be asked, and why.
+    failing: Option<(Instant, Error)>,
 }
 
 /// Those who wait in one queue of a channel.
@@ -88,6 +103,7 @@ impl WaitingRoom {
             store,
             background,
             linger,
+            outage: Arc::default(),
         }
     }
 
@@ -126,6 +142,8 @@ impl WaitingRoom {
             channel: channel.clone(),
             queues: Default::default(),
             subscription: AtomicU8::new(NOT_SUBSCRIBED),
+            answers: Mutex::default(),
+            failed: Notify::new(),
         };
         let entry = lines.entry(channel).or_insert(Entry {
             core: Arc::new(core),
@@ -273,6 +291,29 @@ impl Core {
             queue.call.notify_one();
         }
     }
+
+    fn answers(&self) -> MutexGuard<'_, Answers> {
+        self.answers.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl std::fmt::Debug for Core {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Core").finish_non_exhaustive()
+    }
+}
+
+impl News for Core {
+    /// A line is there because the store said that another owner holds what is waited for. That counts
+    /// as news, unless the store has been asked all the time since then and has not answered.
+    fn word(&self, since: Instant) -> Option<Word> {
+        let answers = self.answers();
+        if let Some((since, error)) = answers.failing.clone() {
+            return Some(Word::Failed { since, error });
+        }
+        let silent = answers.silent_since.is_some_and(|silent| silent <= since);
+        (!silent).then_some(Word::Answered)
+    }
 }
 
 impl Line {
@@ -286,6 +327,42 @@ impl Line {
 
     pub(super) fn channel(&self) -> &str {
         &self.core.channel
+    }
+
+    pub(super) fn news(&self) -> Arc<dyn News> {
+        self.core.clone()
+    }
+
+    /// The store is about to be asked.
+    pub(super) fn asking(&self) {
+        let mut answers = self.core.answers();
+        answers.silent_since.get_or_insert_with(Instant::now);
+    }
+
+    /// This is the latest news of whoever is first in line.
+    pub(super) fn heard(&self, word: Option<Word>) {
+        let mut answers = self.core.answers();
+        match word {
+            Some(Word::Answered) => *answers = Answers::default(),
+            Some(Word::Failed { since, error }) => answers.failing = Some((since, error)),
+            None => {}
+        }
+    }
+
+    /// Tells all who wait in line that the store cannot be asked.
+    pub(super) fn fail_together(&self) {
+        self.core.failed.notify_waiters();
+    }
+
+    /// Returns when [`Line::fail_together`] is called after this was first polled: since when the store
+    /// cannot be asked, and why.
+    pub(super) async fn failed(&self) -> (Instant, Error) {
+        loop {
+            self.core.failed.notified().await;
+            if let Some(failing) = self.core.answers().failing.clone() {
+                return failing;
+            }
+        }
     }
 
     /// Returns when everybody who came before has had their turn.
@@ -376,6 +453,8 @@ mod tests {
             channel: "c".into(),
             queues: Default::default(),
             subscription: AtomicU8::new(SUBSCRIBED),
+            answers: Mutex::default(),
+            failed: Notify::new(),
         });
         let lines = Lines(Mutex::default());
         let entry = Entry {

@@ -26,8 +26,8 @@ use crate::error::Error;
 use crate::store::SharedEar;
 
 /// Commands that may queue inside the client library. An attempt is two, with its subscription;
-/// renewals and releases still find room beside [`super::ATTEMPTS`].
-const PIPELINE: usize = 4 * super::ATTEMPTS;
+/// renewals and releases still find room beside [`super::turns::ATTEMPTS`].
+const PIPELINE: usize = 4 * super::turns::ATTEMPTS;
 
 /// The pauses before connecting is tried again: short enough for a restarted server to be found at
 /// once, long enough that a thousand clients do not keep it from starting; spread at random, so

@@ -6,6 +6,7 @@ use std::time::Duration;
 use super::link::{Link, Whereabouts};
 use super::listening::Listening;
 use super::replicas::{Demand, Replicas};
+use super::turns::Turns;
 use crate::error::Error;
 use crate::store::SharedEar;
 
@@ -28,6 +29,8 @@ pub(super) struct Node {
     /// unless channels are sharded (see [`Listening::Sharded`]).
     pub(super) messages: Arc<Link>,
     pub(super) replicas: Option<Arc<Replicas>>,
+    /// Of the attempts that may be on their way to it.
+    pub(super) turns: Arc<Turns>,
 }
 
 impl Node {
@@ -55,6 +58,7 @@ impl Node {
             attempts,
             messages,
             replicas: settings.demand.map(Replicas::new),
+            turns: Turns::new(),
         }))
     }
 
