@@ -62,12 +62,14 @@ impl Limits {
         !matches!(self.patience, Patience::None)
     }
 
-    /// How long an outage may last that shows as this error. What was not answered at once may be
-    /// asked again for as long as the response timeout, with any limit.
+    /// How long an outage may last that shows as this error. With any limit the store may be asked again
+    /// for as long as the response timeout. (An embedded store has none: what fails there is another
+    /// member of a multi-lock.)
     fn outage_of(&self, error: &Error, store: &Store) -> Duration {
-        match error.is_outage() {
-            true => self.outage.max(store.response_timeout()),
-            false => self.outage,
+        match store.response_timeout() {
+            Duration::MAX => self.outage,
+            timeout if error.is_outage() => self.outage.max(timeout),
+            _ => self.outage,
         }
     }
 }
