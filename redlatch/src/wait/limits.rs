@@ -42,7 +42,7 @@ pub(crate) trait Request: Attempt {
 
 /// An answer that is on its way at the wait limit is waited for this long, if there is no other news: a
 /// process that stood still finds it here.
-const LAST_MOMENT: Duration = Duration::from_millis(20);
+const LAST_MOMENT: Duration = Duration::from_millis(50);
 
 /// The pauses of a request during an outage, besides those of the exchange and of connecting.
 const FIRST_PAUSE: Duration = Duration::from_millis(50);

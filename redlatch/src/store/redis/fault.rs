@@ -194,15 +194,42 @@ pub(super) fn no_answer(after: Duration, silence: Option<&str>) -> Error {
 mod tests {
     use super::*;
 
+    /// As Redis 7 says it, as 6.2 wraps it, and as 6.2 tells a script that catches it.
     #[test]
-    fn a_replica_is_known_by_what_it_says_in_a_script_too() {
-        let said = "You can't write against a read only replica.";
-        let wrapped = format!(
-            "Error running script (call to f_6b1b): @user_script:1: @user_script: 1: -READONLY {said}"
-        );
-        for (code, details) in [("READONLY", said), ("ERR", &*wrapped)] {
-            let fault = Fault::said(code, Some(details), "k");
-            assert!(matches!(fault, Fault::Deposed(_)), "{fault:?}");
+    fn errors_are_known_however_a_script_wraps_them() {
+        let forms = |code: &str| {
+            [
+                (code.to_owned(), "said the server".to_owned()),
+                (
+                    "ERR".to_owned(),
+                    format!(
+                        "Error running script (call to f_6b1b): @user_script:1: @user_script: 1: -{code} said"
+                    ),
+                ),
+                (
+                    "@user_script:".to_owned(),
+                    format!("12: -{code} said the server"),
+                ),
+            ]
+        };
+        for code in ["READONLY", "UNBLOCKED"] {
+            for (first, rest) in forms(code) {
+                let fault = Fault::said(&first, Some(&rest), "k");
+                assert!(matches!(fault, Fault::Deposed(_)), "{fault:?}");
+                assert!(fault.into_error().is_transient());
+            }
+        }
+        for code in ["NOREPLICAS", "LOADING"] {
+            for (first, rest) in forms(code) {
+                let fault = Fault::said(&first, Some(&rest), "k");
+                assert!(matches!(fault, Fault::NotSent(_)), "{fault:?}");
+            }
+        }
+        for code in ["OOM", "MISCONF"] {
+            for (first, rest) in forms(code) {
+                let fault = Fault::said(&first, Some(&rest), "k");
+                assert!(matches!(fault, Fault::Final(Error::Refused { .. })));
+            }
         }
     }
 }
