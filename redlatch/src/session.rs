@@ -270,7 +270,7 @@ impl Session {
         let answer = match answer {
             Ok(answer) => answer,
             Err(error) => {
-                if error.leaves_untouched() {
+                if error.leaves_untouched() || !sent.get() {
                     settled();
                 }
                 return Err(error);
@@ -402,7 +402,7 @@ impl Claim {
         let answer = match answer {
             Ok(answer) => answer,
             Err(error) => {
-                if error.leaves_untouched() {
+                if error.leaves_untouched() || !sent.get() {
                     unsettled.is_settled(change);
                 }
                 return Err(error);

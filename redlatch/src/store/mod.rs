@@ -184,7 +184,9 @@ impl Sent {
         timeout: Duration,
         mut work: Pin<&mut impl Future<Output = T>>,
     ) -> Option<T> {
-        let mut give_up = Instant::now() + timeout;
+        let Some(mut give_up) = Instant::now().checked_add(timeout) else {
+            return Some(work.await);
+        };
         loop {
             if let Ok(done) = timeout_at(give_up, work.as_mut()).await {
                 return Some(done);

@@ -132,13 +132,16 @@ impl WaitingRoom {
                 Some(Word::Answered) | None => Instant::now(),
             };
             let limit = limits.outage_of(&error, &self.store);
-            // Replicas that do not keep up are no silence of the store: what counts is that one try
-            // after the other fails.
+            // Tries that fail one after the other are one outage, also if the store answered in between
+            // but its replicas did not.
+            let in_a_row = match error.is_outage() {
+                true => self.store.response_timeout(),
+                false => limit,
+            };
             if let Some(earlier) = outage
-                && !error.is_outage()
-                && asked.elapsed() < limit
+                && asked.elapsed() < in_a_row
             {
-                since = earlier;
+                since = since.min(earlier);
             }
             if since.elapsed() >= limit {
                 return Err(error);

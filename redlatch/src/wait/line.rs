@@ -339,11 +339,12 @@ impl Line {
         answers.silent_since.get_or_insert_with(Instant::now);
     }
 
-    /// This is the latest news of whoever is first in line.
+    /// What was asked has ended, and this is the latest news.
     pub(super) fn heard(&self, word: Option<Word>) {
         let mut answers = self.core.answers();
+        answers.silent_since = None;
         match word {
-            Some(Word::Answered) => *answers = Answers::default(),
+            Some(Word::Answered) => answers.failing = None,
             Some(Word::Failed { since, error }) => answers.failing = Some((since, error)),
             None => {}
         }
@@ -413,6 +414,8 @@ impl Drop for Line {
             return;
         }
         entry.idle_since = Some(Instant::now());
+        // Who comes later finds out by itself.
+        *self.core.answers() = Answers::default();
         let closes = |closer: &AbortHandle| !closer.is_finished();
         let Some(runtime) = self.room.background.handle() else {
             return;
