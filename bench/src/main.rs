@@ -8,6 +8,7 @@ mod bare;
 mod captured;
 mod contended;
 mod cost;
+mod crowds;
 mod family;
 mod figures;
 mod held;
@@ -31,7 +32,7 @@ type Error = Box<dyn std::error::Error + Send + Sync>;
 type Result<T, E = Error> = std::result::Result<T, E>;
 
 /// All parts, in the order in which they run.
-const PARTS: [&str; 7] = [
+const PARTS: [&str; 8] = [
     pairs::NAME,
     contended::NAME,
     cost::NAME,
@@ -39,6 +40,7 @@ const PARTS: [&str; 7] = [
     wake::NAME,
     family::NAME,
     wake::ALL,
+    crowds::NAME,
 ];
 
 #[tokio::main]
@@ -101,6 +103,9 @@ async fn bench(options: &Options) -> Result<()> {
     }
     if options.wants(wake::ALL) {
         rows.extend(wake::measure_all(&server, options).await?);
+    }
+    if options.wants(crowds::NAME) {
+        rows.extend(crowds::measure(options).await?);
     }
     if let Some(folder) = options.json.parent() {
         std::fs::create_dir_all(folder)?;

@@ -8,9 +8,11 @@ Usage: redlatch-bench [OPTIONS]
 
   --quick           short rounds and few locks, for trying out
   --only NAME       only what has NAME in its name: lock_pairs, lock_contended,
-                    lock_server_cost, lock_held, lock_wake, family_pairs or family_wake
+                    lock_server_cost, lock_held, lock_wake, family_pairs, family_wake or
+                    crowds
   --locks N         how many locks lock_held holds (100000)
   --window SECONDS  how long lock_held looks at them (30)
+  --crowds SECONDS  how long callers come to each server of crowds (10)
   --json PATH       where the figures are written (target/bench.json)
 ";
 
@@ -41,6 +43,8 @@ pub(crate) struct Options {
     /// The watchdog's lease while many locks are held.
     pub(crate) lease: Duration,
     pub(crate) wakes: usize,
+    /// How long callers come to a dead, frozen or slow server.
+    pub(crate) crowds: Duration,
 }
 
 impl Options {
@@ -57,6 +61,7 @@ impl Options {
             window: Duration::from_secs(30),
             lease: Duration::from_secs(30),
             wakes: 2000,
+            crowds: Duration::from_secs(10),
         }
     }
 
@@ -71,6 +76,7 @@ impl Options {
             window: Duration::from_secs(3),
             lease: Duration::from_secs(3),
             wakes: 200,
+            crowds: Duration::from_secs(3),
             ..Options::full()
         }
     }
@@ -104,6 +110,9 @@ pub(crate) fn read(args: impl Iterator<Item = String>, parts: &[&str]) -> Result
             "--locks" => options.locks = number(&flag, &value()?)?,
             "--window" => {
                 options.window = Duration::from_secs(number(&flag, &value()?)?);
+            }
+            "--crowds" => {
+                options.crowds = Duration::from_secs(number(&flag, &value()?)?);
             }
             "--json" => options.json = value()?.into(),
             _ => return Err(format!("unknown option {flag}")),

@@ -14,8 +14,8 @@ mod say;
 mod show;
 mod signals;
 mod store;
-mod token;
 mod terminal;
+mod token;
 mod tree;
 
 use std::ffi::OsString;

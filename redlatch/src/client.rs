@@ -222,6 +222,7 @@ pub struct ClientBuilder {
     prefix: String,
     connect_timeout: Duration,
     response_timeout: Duration,
+    outage_limit: Option<Duration>,
     linger: Duration,
     client_id: Option<String>,
     replica_sync: ReplicaSync,
@@ -239,6 +240,7 @@ impl Default for ClientBuilder {
             prefix: String::new(),
             connect_timeout: Duration::from_secs(5),
             response_timeout: Duration::from_secs(3),
+            outage_limit: None,
             linger: Duration::from_secs(1),
             client_id: None,
             replica_sync: ReplicaSync::default(),
@@ -273,6 +275,21 @@ impl ClientBuilder {
     /// in Redisson (`timeout`).
     pub fn response_timeout(mut self, timeout: Duration) -> ClientBuilder {
         self.response_timeout = timeout;
+        self
+    }
+
+    /// How long an outage may last before waiting fails. It begins with the first call that fails after
+    /// the store's last answer (the errors for which [`Error::is_transient`] is true), and ends with the
+    /// next answer. While it lasts a request that waits tries again, with pauses of up to a second, and
+    /// says so once in the log (level WARN). Each try takes up to the response timeout, so waiting may
+    /// fail that much later than the limit.
+    ///
+    /// Default: no longer than the response timeout. A RedLock waits through any outage by default.
+    /// [`Duration::MAX`]: waits through any outage. A wait limit wins if it is shorter, and a request
+    /// that does not wait (`try_lock` without `wait`) fails with the response timeout. Errors that
+    /// time does not mend (a key of another kind, wrong credentials) are returned at once.
+    pub fn outage_limit(mut self, limit: Duration) -> ClientBuilder {
+        self.outage_limit = Some(limit);
         self
     }
 
@@ -495,6 +512,7 @@ impl ClientBuilder {
             waiting,
             checked.lease,
             background,
+            self.outage_limit,
         );
         Client {
             session: Arc::new(session),

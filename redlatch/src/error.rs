@@ -80,17 +80,18 @@ pub enum Error {
         reason: String,
     },
 
-    /// There is a connection, and the store did not answer on it within the response timeout.
+    /// There is a connection, and the store did not answer on it within the response timeout, or within
+    /// the wait limit of the request if that is shorter.
     ///
     /// The outcome of the step is unknown. Whatever it did is being undone in the background, as
     /// with [`Error::Unavailable`].
     #[error(
-        "the store did not answer within the response timeout of {after:?}; \
-         it is overloaded, paused or cut off (builder setting `response_timeout`)"
+        "the store did not answer within {after:?}; it is overloaded, paused or cut off \
+         (builder setting `response_timeout`, or the wait limit if that is shorter)"
     )]
     #[non_exhaustive]
     ResponseTimeout {
-        /// The timeout that passed.
+        /// The time that passed without an answer.
         after: Duration,
     },
 
@@ -264,6 +265,14 @@ impl Error {
         matches!(
             self,
             Error::WrongKind { .. } | Error::WriteWhileReading { .. }
+        )
+    }
+
+    /// Whether the store could not be asked.
+    pub(crate) fn is_outage(&self) -> bool {
+        matches!(
+            self,
+            Error::Unavailable { .. } | Error::ResponseTimeout { .. }
         )
     }
 

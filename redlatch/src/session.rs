@@ -18,7 +18,7 @@ use crate::name::Place;
 use crate::owner::{ClientId, Owner};
 use crate::several::all;
 use crate::step::{Outcome, Step};
-use crate::store::{Lane, Sent, Store};
+use crate::store::{Lane, Sent, Store, Turn};
 use crate::wait::WaitingRoom;
 use crate::watchdog::Watchdog;
 
@@ -30,6 +30,8 @@ pub(crate) struct Session {
     pub(crate) waiting: WaitingRoom,
     pub(crate) watchdog: Watchdog,
     pub(crate) background: Background,
+    /// How long an outage may last before waiting fails, if that was set.
+    pub(crate) outage_limit: Option<Duration>,
     claims: Mutex<Claims>,
     /// Something has been entered, by whomever.
     entered: Notify,
@@ -104,8 +106,10 @@ impl Session {
         waiting: WaitingRoom,
         lease: Lease,
         background: Background,
+        outage_limit: Option<Duration>,
     ) -> Session {
         Session {
+            outage_limit,
             id,
             prefix,
             watchdog: Watchdog::new(lease, store.clone(), background.clone()),
@@ -252,15 +256,16 @@ impl Session {
         &self,
         claims: &[(&'a Claim, Terms)],
         subscribe: Option<&str>,
+        sent: &Sent,
         step: impl FnOnce(&[u32]) -> S,
     ) -> Result<Together<T>> {
+        sent.clear();
         let mut turns = Vec::with_capacity(claims.len());
         let mut held = Vec::with_capacity(claims.len());
         for (claim, terms) in claims {
             turns.push(claim.hold.steps.lock().await);
             held.push(claim.held_before(*terms).await?);
         }
-        let sent = &Sent::default();
         let unsettled = |(claim, terms): &(&'a Claim, Terms)| Unsettled::new(claim, *terms, sent);
         let unsettled: Vec<_> = claims.iter().map(unsettled).collect();
         let step = step(&held);
@@ -280,7 +285,7 @@ impl Session {
         let answer = match answer {
             Ok(answer) => answer,
             Err(error) => {
-                if error.leaves_untouched() {
+                if error.leaves_untouched() || !sent.get() {
                     settled();
                 }
                 return Err(error);
@@ -368,7 +373,7 @@ impl Drop for Claim {
             claimed.hold.clone()
         };
         let lease = unsettled.longest_lease();
-        Claim::new(self.session.clone(), unsettled).into_background(lease);
+        Claim::new(self.session.clone(), unsettled).into_background(lease, None);
     }
 }
 
@@ -425,11 +430,12 @@ impl Claim {
         &'a self,
         terms: Terms,
         subscribe: Option<&str>,
+        sent: &Sent,
         step: impl FnOnce(&'a Hold, u32) -> S,
     ) -> Result<Outcome<T>> {
+        sent.clear();
         let _turn = self.hold.steps.lock().await;
         let held = self.held_before(terms).await?;
-        let sent = &Sent::default();
         let unsettled = Unsettled::new(self, terms, sent);
         let step = step(&self.hold, held + 1);
         let store = &self.session.store;
@@ -445,7 +451,7 @@ impl Claim {
         let answer = match answer {
             Ok(answer) => answer,
             Err(error) => {
-                if error.leaves_untouched() {
+                if error.leaves_untouched() || !sent.get() {
                     unsettled.is_settled();
                 }
                 return Err(error);
@@ -608,22 +614,25 @@ impl Claim {
     /// Settles without being waited for, and tries again until the store must have given the lock
     /// back by itself.
     pub(crate) fn settle_in_background(&self, lease: Lease) {
-        self.clone().into_background(lease.duration());
+        self.clone().into_background(lease.duration(), None);
     }
 
-    fn into_background(self, lease: Duration) {
+    /// The same for an attempt that may still be on its way. It keeps its turn until it was tried once to
+    /// settle it: so no more attempts are waiting to be settled than may be on their way, however many
+    /// callers come and go.
+    fn into_background(self, lease: Duration, attempt: Option<Turn>) {
         let background = self.session.background.clone();
         let unheard = Unheard(Some(self));
         background.spawn(async move {
             let mut unheard = unheard;
             if let Some(claim) = unheard.0.take() {
-                claim.settle_persistently(lease).await;
+                claim.settle_persistently(lease, attempt).await;
                 claim.hold.settling_ended();
             }
         });
     }
 
-    async fn settle_persistently(&self, lease: Duration) {
+    async fn settle_persistently(&self, lease: Duration, mut attempt: Option<Turn>) {
         // A step that is on its way may take effect this late; its lease starts then.
         let give_up = Instant::now() + lease + SETTLING;
         let name = self.hold.place.name();
@@ -631,7 +640,7 @@ impl Claim {
             let key = self.hold.place.key();
             let turn = self.session.store.settling_turn(key).await;
             let settled = self.settle().await;
-            drop(turn);
+            drop((turn, attempt.take()));
             match settled {
                 Ok(_) | Err(Error::Lost { .. } | Error::WrongKind { .. }) => return,
                 // Whatever the reason, a refusal included: it may be over before the lease is.
@@ -693,11 +702,15 @@ impl Unsettled<'_> {
 
 impl Drop for Unsettled<'_> {
     fn drop(&mut self) {
+        let attempt = self.sent.take_turn();
         if self.settled.load(Ordering::Relaxed) {
             return;
         }
         match self.sent.get() {
-            true => self.claim.settle_in_background(self.terms.lease),
+            true => {
+                let claim = self.claim.clone();
+                claim.into_background(self.terms.lease.duration(), attempt);
+            }
             // The store has not heard of it.
             false => self.claim.hold.answered(self.change),
         }

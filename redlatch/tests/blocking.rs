@@ -67,9 +67,8 @@ fn waiting_ends_when_it_should() {
         let guard = lock.lock().unwrap();
         thread::scope(|scope| {
             let gave_up = scope.spawn(|| {
-                lock.try_lock_for(Duration::from_millis(20))
-                    .unwrap()
-                    .is_none()
+                let wait = Duration::from_millis(20);
+                in_time_blocking(|| lock.try_lock_for(wait)).is_none()
             });
             assert!(gave_up.join().unwrap());
             let woken = scope.spawn(|| lock.try_lock_for(LONG).unwrap().is_some());

@@ -7,7 +7,10 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
 use std::time::Duration;
 
-use common::{LONG, Stand, polled, polled_until_subscribed, soon, until, without_the_answer};
+use common::{
+    LONG, Stand, in_time, in_time_blocking, polled, polled_until_subscribed, soon, until,
+    without_the_answer,
+};
 use redlatch::{Client, CountDownLatch, Embedded, Error};
 use redlatch_testkit::{Proxy, Server, shared, unique};
 
@@ -122,7 +125,7 @@ async fn waiting_with_a_limit(stand: Stand) {
     let client = stand.patient().await;
     let latch = set(&client, "limit", 1).await;
     assert!(!latch.wait_for(Duration::ZERO).await.unwrap());
-    assert!(!latch.wait_for(Duration::from_millis(30)).await.unwrap());
+    assert!(!in_time(|| latch.wait_for(Duration::from_millis(30))).await);
     let patient = latch.clone();
     let patient = tokio::spawn(async move { patient.wait_for(LONG).await });
     subscribed(&client, 1).await;
@@ -160,7 +163,7 @@ async fn setting_a_latch_again_holds_up_who_comes_later(stand: Stand) {
     latch.count_down().await.unwrap();
     soon("open", first).await.unwrap().unwrap();
     assert!(latch.try_set_count(1).await.unwrap());
-    assert!(!latch.wait_for(Duration::from_millis(30)).await.unwrap());
+    assert!(!in_time(|| latch.wait_for(Duration::from_millis(30))).await);
     latch.count_down().await.unwrap();
     assert!(latch.wait_for(LONG).await.unwrap());
 }
@@ -443,7 +446,7 @@ async fn flushed_scripts_are_taught_again() {
         let () = server.ask(&["SCRIPT", "FLUSH"]);
         assert_eq!(latch.count_down().await.unwrap(), 1);
         let () = server.ask(&["SCRIPT", "FLUSH"]);
-        assert!(!latch.wait_for(Duration::from_millis(5)).await.unwrap());
+        assert!(!in_time(|| latch.wait_for(Duration::from_millis(5))).await);
         let () = server.ask(&["SCRIPT", "FLUSH"]);
         assert!(latch.delete().await.unwrap());
     }
@@ -495,7 +498,8 @@ fn threads_wait_for_each_other() {
     for client in clients {
         let latch = client.count_down_latch(&unique("threads"));
         assert!(latch.try_set_count(9).unwrap());
-        assert!(!latch.wait_for(Duration::from_millis(10)).unwrap());
+        let wait = Duration::from_millis(10);
+        assert!(!in_time_blocking(|| latch.wait_for(wait)));
         std::thread::scope(|scope| {
             for _ in 0..8 {
                 scope.spawn(|| {

@@ -175,7 +175,7 @@ async fn no_connection_is_told_from_no_answer() {
     assert!(matches!(error, Error::ResponseTimeout { .. }), "{error}");
     // From now on connections are made and nothing is ever said on them.
     proxy.cut();
-    let said = "no connection within the response timeout";
+    let said = "no connection within";
     until("that is what it is", || async {
         let error = lock.try_lock().await.unwrap_err();
         matches!(&error, Error::Unavailable { reason, .. } if reason.starts_with(said))
@@ -387,13 +387,10 @@ async fn a_dropped_client_closes_its_connection() {
     let before = server.clients();
     let client = Client::connect(&server.url()).await.unwrap();
     let guard = client.lock("a").lock().await.unwrap();
-    let waiting = client
-        .lock("a")
-        .try_lock()
-        .wait(Duration::from_millis(5))
-        .await
-        .unwrap();
+    let lock = client.lock("a");
+    let waiting = in_time(|| lock.try_lock().wait(Duration::from_millis(5))).await;
     assert!(waiting.is_none());
+    drop(lock);
     drop(client);
     // The guard keeps what it needs.
     assert!(guard.is_valid());

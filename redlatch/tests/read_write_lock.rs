@@ -1113,7 +1113,8 @@ async fn nothing_is_kept_account_of_in_the_end(stand: Stand) {
                     2 => drop(lock.write().lock().await.unwrap().downgrade().await),
                     _ => {
                         let wait = Duration::from_millis(n);
-                        drop(lock.write().try_lock().wait(wait).await.unwrap());
+                        // So short a limit may pass without an answer.
+                        drop(lock.write().try_lock().wait(wait).await);
                     }
                 }
             })

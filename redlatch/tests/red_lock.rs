@@ -8,7 +8,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::Duration;
 
-use common::{LONG, WATCHDOG, assert_lost, dropped_everywhere, polled, soon, until};
+use common::{LONG, WATCHDOG, assert_lost, dropped_everywhere, in_time, polled, soon, until};
 use redlatch::{Backoff, Client, ClientBuilder, Embedded, Error, Loss, Member, Owner, RedLock};
 use redlatch_testkit::Server;
 
@@ -161,11 +161,14 @@ async fn waiting_ends_with_patience_or_the_lock(stands: Stands) {
     let wait = Duration::from_millis(60);
     for owner in [None, Some(Owner::new())] {
         let begun = std::time::Instant::now();
-        let mut request = lock.try_lock().wait(wait);
-        if let Some(owner) = owner {
-            request = request.owner(owner);
-        }
-        assert!(request.await.unwrap().is_none());
+        let limited = in_time(|| {
+            let request = lock.try_lock().wait(wait);
+            match owner {
+                Some(owner) => request.owner(owner),
+                None => request,
+            }
+        });
+        assert!(limited.await.is_none());
         assert!(begun.elapsed() >= wait);
     }
     // Ten of one client wait, and get it one after the other.

@@ -88,13 +88,13 @@ fn whoever_does_not_want_to_wait_is_told_75_or_what_was_asked_for() {
     for (options, code) in [
         (&["--no-wait"][..], 75),
         (&["-n"], 75),
-        (&["--wait", "50ms"], 75),
+        (&["--wait", "2s"], 75),
         (&["--wait", "0s"], 75),
         (&["--wait", "0"], 75),
         (&["--watchdog", "2min", "--wait", "0"], 75),
         (&["--watchdog", "1d", "--wait", "0"], 75),
         (&["-n", "-E", "9"], 9),
-        (&["--wait", "1ms", "--conflict-exit-code", "0"], 0),
+        (&["--wait", "2s", "--conflict-exit-code", "0"], 0),
         (&["-n", "-E", "255"], 255),
     ] {
         let finished = run(options, &name, &["echo", "never"]).expect(code);

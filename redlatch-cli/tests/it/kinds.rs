@@ -498,9 +498,7 @@ fn a_latch_is_set_counted_down_and_waited_for() {
     let shown = object(&name);
     assert_eq!(shown["kind"], "semaphore or latch");
     assert_eq!(shown["value"], 3);
-    latch(&["wait", "--for", "10ms"])
-        .expect(75)
-        .says("not open");
+    latch(&["wait", "--for", "2s"]).expect(75).says("not open");
 
     let waiter = Running::start(redlatch(shared(), &["latch", &name, "wait"]));
     assert_eq!(latch(&["count-down"]).expect(0).stdout, "2\n");

@@ -26,6 +26,14 @@ pub struct CountDownLatch {
 }
 
 impl CountDownLatch {
+    /// The same latch, whose waiters wait through an outage of the store that lasts at most this long:
+    /// [`crate::CountDownLatch::with_outage_limit`].
+    #[must_use]
+    pub fn with_outage_limit(mut self, limit: Duration) -> CountDownLatch {
+        self.inner = self.inner.with_outage_limit(limit);
+        self
+    }
+
     /// The name, as it was given.
     pub fn name(&self) -> &str {
         self.inner.name()

@@ -27,6 +27,7 @@ use crate::{Holder, PermitId};
 pub struct ExpirableSemaphore {
     inner: crate::ExpirableSemaphore,
     lease: Option<Duration>,
+    outage_limit: Option<Duration>,
     worker: Arc<Worker>,
 }
 
@@ -35,6 +36,7 @@ impl ExpirableSemaphore {
         ExpirableSemaphore {
             inner,
             lease: None,
+            outage_limit: None,
             worker,
         }
     }
@@ -44,6 +46,14 @@ impl ExpirableSemaphore {
     #[must_use]
     pub fn with_lease(mut self, lease: Duration) -> ExpirableSemaphore {
         self.lease = Some(lease);
+        self
+    }
+
+    /// The same semaphore, whose waiters wait through an outage of the store that lasts at most this long:
+    /// [`crate::Acquire::outage_limit`].
+    #[must_use]
+    pub fn with_outage_limit(mut self, limit: Duration) -> ExpirableSemaphore {
+        self.outage_limit = Some(limit);
         self
     }
 
@@ -62,6 +72,9 @@ impl ExpirableSemaphore {
         let mut request = self.inner.acquire_many(permits);
         if let Some(lease) = self.lease {
             request = request.lease(lease);
+        }
+        if let Some(limit) = self.outage_limit {
+            request = request.outage_limit(limit);
         }
         let guard = self.worker.run(request.into_future())??;
         Ok(self.guard(guard))
@@ -91,6 +104,9 @@ impl ExpirableSemaphore {
         let mut request = self.inner.try_acquire_many(permits).wait(wait);
         if let Some(lease) = self.lease {
             request = request.lease(lease);
+        }
+        if let Some(limit) = self.outage_limit {
+            request = request.outage_limit(limit);
         }
         let guard = self.worker.run(request.into_future())??;
         Ok(guard.map(|guard| self.guard(guard)))

@@ -15,6 +15,7 @@ use crate::{Backoff, Fenced, Holder, LockKind, OwnedKind, Owner, Reentrant, Spin
 pub struct Lock<K: LockKind = Reentrant> {
     pub(super) inner: crate::Lock<K>,
     pub(super) lease: Option<Duration>,
+    pub(super) outage_limit: Option<Duration>,
     pub(super) worker: Arc<Worker>,
 }
 
@@ -24,6 +25,14 @@ impl<K: LockKind + OwnedKind> Lock<K> {
     #[must_use]
     pub fn with_lease(mut self, lease: Duration) -> Lock<K> {
         self.lease = Some(lease);
+        self
+    }
+
+    /// The same lock, whose waiters wait through an outage of the store that lasts at most this long:
+    /// [`crate::Acquire::outage_limit`].
+    #[must_use]
+    pub fn with_outage_limit(mut self, limit: Duration) -> Lock<K> {
+        self.outage_limit = Some(limit);
         self
     }
 
@@ -45,6 +54,9 @@ impl<K: LockKind + OwnedKind> Lock<K> {
         if let Some(lease) = self.lease {
             request = request.lease(lease);
         }
+        if let Some(limit) = self.outage_limit {
+            request = request.outage_limit(limit);
+        }
         let guard = self.worker.run(request.into_future())??;
         Ok(self.guard(guard))
     }
@@ -59,6 +71,9 @@ impl<K: LockKind + OwnedKind> Lock<K> {
         let mut request = self.inner.try_lock().owner(current_thread()).wait(wait);
         if let Some(lease) = self.lease {
             request = request.lease(lease);
+        }
+        if let Some(limit) = self.outage_limit {
+            request = request.outage_limit(limit);
         }
         let guard = self.worker.run(request.into_future())??;
         Ok(guard.map(|guard| self.guard(guard)))

@@ -38,6 +38,7 @@ impl<K: LockKind + OwnedKind> From<Lock<K>> for Member {
 pub struct Many<L: LockOfMany> {
     inner: L,
     lease: Option<Duration>,
+    outage_limit: Option<Duration>,
     /// The threads of the members' clients. The calls run on the first; the others give back what
     /// is dropped, and renew.
     workers: Vec<Arc<Worker>>,
@@ -130,6 +131,7 @@ impl<L: LockOfMany> Many<L> {
             workers: workers.collect(),
             inner: make(members.into_iter().map(|member| member.inner).collect()),
             lease: None,
+            outage_limit: None,
         }
     }
 
@@ -141,11 +143,22 @@ impl<L: LockOfMany> Many<L> {
         self
     }
 
+    /// The same locks, whose waiters wait through an outage of the stores that lasts at most this long:
+    /// [`crate::AcquireMany::outage_limit`].
+    #[must_use]
+    pub fn with_outage_limit(mut self, limit: Duration) -> Many<L> {
+        self.outage_limit = Some(limit);
+        self
+    }
+
     /// Blocks until they are had.
     pub fn lock(&self) -> Result<ManyGuard<L>> {
         let mut request = crate::AcquireMany::new(&self.inner).owner(current_thread());
         if let Some(lease) = self.lease {
             request = request.lease(lease);
+        }
+        if let Some(limit) = self.outage_limit {
+            request = request.outage_limit(limit);
         }
         let guard = self.worker()?.run(request.into_future())??;
         Ok(self.guard(guard))
@@ -162,6 +175,9 @@ impl<L: LockOfMany> Many<L> {
         let mut request = request.owner(current_thread()).wait(wait);
         if let Some(lease) = self.lease {
             request = request.lease(lease);
+        }
+        if let Some(limit) = self.outage_limit {
+            request = request.outage_limit(limit);
         }
         let guard = self.worker()?.run(request.into_future())??;
         Ok(guard.map(|guard| self.guard(guard)))

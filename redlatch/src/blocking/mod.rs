@@ -144,6 +144,7 @@ impl Client {
     pub fn semaphore(&self, name: &str) -> Semaphore {
         Semaphore {
             inner: self.inner.semaphore(name),
+            outage_limit: None,
             worker: self.worker.clone(),
         }
     }
@@ -157,6 +158,7 @@ impl Client {
         Lock {
             inner,
             lease: None,
+            outage_limit: None,
             worker: self.worker.clone(),
         }
     }

@@ -43,6 +43,7 @@ impl ReadWriteLock {
         Lock {
             inner: self.inner.read().clone(),
             lease: None,
+            outage_limit: None,
             worker: self.worker.clone(),
         }
     }
@@ -52,6 +53,7 @@ impl ReadWriteLock {
         Lock {
             inner: self.inner.write().clone(),
             lease: None,
+            outage_limit: None,
             worker: self.worker.clone(),
         }
     }

@@ -21,10 +21,19 @@ use crate::error::Result;
 #[derive(Clone, Debug)]
 pub struct Semaphore {
     pub(super) inner: crate::Semaphore,
+    pub(super) outage_limit: Option<Duration>,
     pub(super) worker: Arc<Worker>,
 }
 
 impl Semaphore {
+    /// The same semaphore, whose waiters wait through an outage of the store that lasts at most this long:
+    /// [`crate::AcquirePermits::outage_limit`].
+    #[must_use]
+    pub fn with_outage_limit(mut self, limit: Duration) -> Semaphore {
+        self.outage_limit = Some(limit);
+        self
+    }
+
     /// The name, as it was given.
     pub fn name(&self) -> &str {
         self.inner.name()
@@ -55,7 +64,10 @@ impl Semaphore {
 
     /// Blocks until so many permits are had, all at once.
     pub fn acquire_many(&self, permits: u32) -> Result<SemaphorePermits> {
-        let acquire = self.inner.acquire_many(permits);
+        let mut acquire = self.inner.acquire_many(permits);
+        if let Some(limit) = self.outage_limit {
+            acquire = acquire.outage_limit(limit);
+        }
         let permits = self.worker.run(acquire.into_future())??;
         Ok(self.guard(permits))
     }
@@ -81,7 +93,10 @@ impl Semaphore {
         permits: u32,
         wait: Duration,
     ) -> Result<Option<SemaphorePermits>> {
-        let acquire = self.inner.try_acquire_many(permits).wait(wait);
+        let mut acquire = self.inner.try_acquire_many(permits).wait(wait);
+        if let Some(limit) = self.outage_limit {
+            acquire = acquire.outage_limit(limit);
+        }
         let permits = self.worker.run(acquire.into_future())??;
         Ok(permits.map(|permits| self.guard(permits)))
     }

@@ -1,16 +1,17 @@
 //! Where steps run: on a server, or in process.
 
 use std::collections::HashSet;
+use std::pin::Pin;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use tokio::sync::{Notify, OwnedSemaphorePermit};
-use tokio::time::Instant;
+use tokio::time::{Instant, timeout_at};
 
-pub(crate) use self::redis::Confirmation;
 pub use self::redis::ReplicaSync;
-use crate::error::Result;
+pub(crate) use self::redis::{Confirmation, Turn, Turns};
+use crate::error::{Error, Result};
 use crate::step::Step;
 
 pub(crate) mod embedded;
@@ -62,24 +63,161 @@ impl Lane {
     }
 }
 
-/// Whether a step was sent at all. Lives outside of the future that sends it, so that it can be
-/// looked at after that was dropped.
+/// Whether a step was sent at all, and what became of it. Lives outside of the future that sends it, so
+/// that it can be looked at after that was dropped.
 #[derive(Debug, Default)]
-pub(crate) struct Sent(AtomicBool);
+pub(crate) struct Sent {
+    sent: AtomicBool,
+    notes: Mutex<Notes>,
+}
+
+#[derive(Debug, Default)]
+struct Notes {
+    word: Option<Word>,
+    /// The turn of an attempt that is on its way, or was when its caller left.
+    turn: Option<Turn>,
+    /// Where the attempt waits for its turn.
+    queue: Option<Arc<Turns>>,
+    /// From when on an answer may be expected, if the attempt had to wait for its turn.
+    counts_from: Option<Instant>,
+    /// The line that the request has joined, and when: its news are those of the whole line.
+    line: Option<(Arc<dyn News>, Instant)>,
+}
+
+/// What a request that waits in line knows of the store, though it has not asked by itself.
+pub(crate) trait News: std::fmt::Debug + Send + Sync {
+    /// The latest news; `None` if there has been none since then.
+    fn word(&self, since: Instant) -> Option<Word>;
+}
+
+/// The latest news of the store that a request has.
+#[derive(Debug, Clone)]
+pub(crate) enum Word {
+    /// The store has answered.
+    Answered,
+    /// The store could not be asked, with this error at last.
+    Failed { since: Instant, error: Error },
+}
 
 impl Sent {
     /// It is about to be handed to the connection, or to the space.
     pub(crate) fn set(&self) {
-        self.0.store(true, Ordering::Relaxed);
+        self.sent.store(true, Ordering::Relaxed);
     }
 
     /// It is known to have done nothing, and may be sent again.
     pub(crate) fn clear(&self) {
-        self.0.store(false, Ordering::Relaxed);
+        self.sent.store(false, Ordering::Relaxed);
     }
 
     pub(crate) fn get(&self) -> bool {
-        self.0.load(Ordering::Relaxed)
+        self.sent.load(Ordering::Relaxed)
+    }
+
+    /// The latest news, if there are any.
+    pub(crate) fn word(&self) -> Option<Word> {
+        let notes = self.notes();
+        let of_line = notes.line.as_ref();
+        let of_line = of_line.and_then(|(line, since)| line.word(*since));
+        of_line.or_else(|| notes.word.clone())
+    }
+
+    /// The request has joined a line.
+    pub(crate) fn joined(&self, line: Arc<dyn News>) {
+        self.notes().line = Some((line, Instant::now()));
+    }
+
+    /// The request is the first in its line: from now on it asks by itself.
+    pub(crate) fn is_first(&self) {
+        let word = self.word();
+        let mut notes = self.notes();
+        (notes.word, notes.line) = (word, None);
+    }
+
+    /// Takes over the news of another step of the same request.
+    pub(crate) fn take_over(&self, other: &Sent) {
+        match other.word() {
+            Some(Word::Answered) => self.answered(),
+            Some(Word::Failed { since, error }) => self.failed(since, error),
+            None => {}
+        }
+    }
+
+    /// The store has answered: an outage, if there was one, is over.
+    pub(crate) fn answered(&self) {
+        self.notes().word = Some(Word::Answered);
+    }
+
+    /// The store cannot be asked, since this time or, if it failed before and has not answered since,
+    /// since then.
+    pub(crate) fn failed(&self, since: Instant, error: Error) {
+        let mut notes = self.notes();
+        let since = match notes.word {
+            Some(Word::Failed { since: earlier, .. }) => earlier.min(since),
+            Some(Word::Answered) | None => since,
+        };
+        notes.word = Some(Word::Failed { since, error });
+    }
+
+    /// The attempt has its turn.
+    pub(crate) fn keep_turn(&self, turn: Turn) {
+        self.notes().turn = Some(turn);
+    }
+
+    /// The turn of the attempt, for whoever goes on with it.
+    pub(crate) fn take_turn(&self) -> Option<Turn> {
+        self.notes().turn.take()
+    }
+
+    /// Counts the response timeout from the latest answer to others, for as long as the result lives.
+    pub(crate) fn queued_at(&self, queue: Arc<Turns>) -> impl Drop + '_ {
+        self.notes().queue = Some(queue);
+        Queued(self)
+    }
+
+    /// From when on an answer may be expected, if the attempt had to wait for its turn.
+    pub(crate) fn counts_from(&self) -> Option<Instant> {
+        self.notes().counts_from()
+    }
+
+    /// Does `work`, or gives up when no answer has come for this long.
+    pub(crate) async fn in_time<T>(
+        &self,
+        timeout: Duration,
+        mut work: Pin<&mut impl Future<Output = T>>,
+    ) -> Option<T> {
+        let Some(mut give_up) = Instant::now().checked_add(timeout) else {
+            return Some(work.await);
+        };
+        loop {
+            if let Ok(done) = timeout_at(give_up, work.as_mut()).await {
+                return Some(done);
+            }
+            let later = self.counts_from().map(|from| from + timeout);
+            give_up = later.filter(|later| *later > give_up)?;
+        }
+    }
+
+    fn notes(&self) -> MutexGuard<'_, Notes> {
+        self.notes.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Notes {
+    fn counts_from(&self) -> Option<Instant> {
+        let latest = self.queue.as_ref().and_then(|queue| queue.latest_answer());
+        self.counts_from.max(latest)
+    }
+}
+
+/// An attempt that waits for its turn.
+struct Queued<'a>(&'a Sent);
+
+impl Drop for Queued<'_> {
+    fn drop(&mut self) {
+        let mut notes = self.0.notes();
+        notes.counts_from = notes.counts_from();
+        notes.queue = None;
     }
 }
 
@@ -123,6 +261,7 @@ impl Store {
             Store::Redis(redis) => redis.run(step, lane, None, sent).await,
             Store::Embedded(space) => {
                 sent.set();
+                sent.answered();
                 space.run(step)
             }
         }
@@ -168,6 +307,7 @@ impl Store {
             }
             Store::Embedded(space) => {
                 sent.set();
+                sent.answered();
                 space.run(step)
             }
         }
@@ -190,20 +330,19 @@ impl Store {
         }
     }
 
-    /// A place among the attempts that may be on their way at once at the node of a key, for those that
-    /// are run with [`Lane::Taking`]. Kept until the attempt is over.
-    pub(crate) async fn turn(&self, key: &str) -> Option<OwnedSemaphorePermit> {
-        match self {
-            Store::Redis(redis) => redis.turn(key).await,
-            Store::Embedded(_) => None,
-        }
-    }
-
     /// A turn to release something in the background, at the node of a key.
     pub(crate) async fn settling_turn(&self, key: &str) -> Option<OwnedSemaphorePermit> {
         match self {
             Store::Redis(redis) => redis.settling_turn(key).await,
             Store::Embedded(_) => None,
+        }
+    }
+
+    /// The error for a request of this key that has waited this long without any news.
+    pub(crate) fn no_answer(&self, key: &str, after: Duration) -> Error {
+        match self {
+            Store::Redis(redis) => redis.no_answer(key, after),
+            Store::Embedded(_) => Error::ResponseTimeout { after },
         }
     }
 
@@ -228,6 +367,7 @@ impl Store {
             Store::Redis(redis) => redis.run(step, lane, Some(channel), sent).await,
             Store::Embedded(space) => {
                 sent.set();
+                sent.answered();
                 space.subscribe(channel);
                 space.run(step)
             }

@@ -16,15 +16,18 @@ use tokio::task::AbortHandle;
 use tokio::time::Instant;
 
 use crate::background::Background;
-use crate::store::{Ear, Store};
+use crate::error::Error;
+use crate::store::{Ear, News, Store, Word};
 
 /// All lines of one client.
 #[derive(Clone)]
 pub(crate) struct WaitingRoom {
     lines: Arc<Lines>,
-    store: Arc<Store>,
+    pub(super) store: Arc<Store>,
     background: Background,
     linger: Duration,
+    /// When a waiter has found the store in an outage last.
+    pub(super) outage: Arc<Mutex<Option<Instant>>>,
 }
 
 /// The lines by channel; the part that hears what the store says.
@@ -55,6 +58,18 @@ struct Core {
 struct Object {
     key: Box<str>,
     queues: [Waiters; 2],
+    answers: Mutex<Answers>,
+    /// The store could not be asked: all who wait in line are told.
+    failed: Notify,
+}
+
+/// What the store has answered to those who were first in a line.
+#[derive(Debug, Default)]
+struct Answers {
+    /// Since when it has been asked without an answer.
+    silent_since: Option<Instant>,
+    /// Since when it cannot be asked, and why.
+    failing: Option<(Instant, Error)>,
 }
 
 /// The waiters in one queue of an object.
@@ -105,6 +120,7 @@ impl WaitingRoom {
             store,
             background,
             linger,
+            outage: Arc::default(),
         }
     }
 
@@ -285,6 +301,8 @@ impl Entry {
         let object = Arc::new(Object {
             key: key.into(),
             queues: Default::default(),
+            answers: Mutex::default(),
+            failed: Notify::new(),
         });
         self.objects.push(object.clone());
         object
@@ -310,6 +328,31 @@ impl Core {
     }
 }
 
+impl Object {
+    fn answers(&self) -> MutexGuard<'_, Answers> {
+        self.answers.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl std::fmt::Debug for Object {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Object").finish_non_exhaustive()
+    }
+}
+
+impl News for Object {
+    /// A line is there because the store said that another owner holds what is waited for. That counts
+    /// as news, unless the store has been asked all the time since then and has not answered.
+    fn word(&self, since: Instant) -> Option<Word> {
+        let answers = self.answers();
+        if let Some((since, error)) = answers.failing.clone() {
+            return Some(Word::Failed { since, error });
+        }
+        let silent = answers.silent_since.is_some_and(|silent| silent <= since);
+        (!silent).then_some(Word::Answered)
+    }
+}
+
 impl Line {
     fn waiters(&self) -> &Waiters {
         let [exclusive, shared] = &self.object.queues;
@@ -321,6 +364,43 @@ impl Line {
 
     pub(super) fn channel(&self) -> &str {
         &self.core.channel
+    }
+
+    pub(super) fn news(&self) -> Arc<dyn News> {
+        self.object.clone()
+    }
+
+    /// The store is about to be asked.
+    pub(super) fn asking(&self) {
+        let mut answers = self.object.answers();
+        answers.silent_since.get_or_insert_with(Instant::now);
+    }
+
+    /// What was asked has ended, and this is the latest news.
+    pub(super) fn heard(&self, word: Option<Word>) {
+        let mut answers = self.object.answers();
+        answers.silent_since = None;
+        match word {
+            Some(Word::Answered) => answers.failing = None,
+            Some(Word::Failed { since, error }) => answers.failing = Some((since, error)),
+            None => {}
+        }
+    }
+
+    /// Tells all who wait in line that the store cannot be asked.
+    pub(super) fn fail_together(&self) {
+        self.object.failed.notify_waiters();
+    }
+
+    /// Returns when [`Line::fail_together`] is called after this was first polled: since when the store
+    /// cannot be asked, and why.
+    pub(super) async fn failed(&self) -> (Instant, Error) {
+        loop {
+            self.object.failed.notified().await;
+            if let Some(failing) = self.object.answers().failing.clone() {
+                return failing;
+            }
+        }
     }
 
     /// Returns when everybody who came before has had their turn, and no subscription of the channel is
@@ -374,6 +454,10 @@ impl Drop for Line {
             return;
         }
         entry.idle_since = Some(Instant::now());
+        // Who comes later finds out by itself.
+        for object in &entry.objects {
+            *object.answers() = Answers::default();
+        }
         let closes = |closer: &AbortHandle| !closer.is_finished();
         let Some(runtime) = self.room.background.handle() else {
             return;

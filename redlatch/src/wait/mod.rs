@@ -3,20 +3,26 @@
 //! A request that is refused joins the line of the object that it asks for. Only the first in a line
 //! asks the store; the others wait for their turn without a single command. The first subscribes
 //! and asks again behind the subscription, so that no release after that goes unheard, and then
-//! sleeps until it hears one, until the holder's lease would have ended, or until its own patience
-//! does.
+//! sleeps until it hears one, or until the holder's lease would have ended.
+//!
+//! Limits are kept outside of all that, for the whole request: at the wait limit the request is dropped,
+//! whatever it is waiting for, and what may be on its way is settled as after any drop. An outage of the
+//! store interrupts the request; it leaves its line, pauses, and begins again, until the outage limit.
 
 use std::future::Future;
 use std::pin::{Pin, pin};
 use std::time::Duration;
 
-use tokio::time::{Instant, sleep_until, timeout_at};
+use tokio::time::{Instant, sleep_until};
 
-use crate::error::Result;
-use crate::lease::Patience;
+use crate::error::{Error, Result};
 use crate::step::Outcome;
+use crate::store::Sent;
 
+mod limits;
 mod line;
+
+pub(crate) use limits::{Limits, Request};
 
 use line::{Line, Turn};
 pub(crate) use line::{Lines, Queue, WaitingRoom};
@@ -54,6 +60,15 @@ pub(crate) trait Attempt: Send {
         true
     }
 
+    /// What is known of the steps of this request.
+    fn sent(&self) -> &Sent;
+
+    /// Whether the store that it asks is the one that the others in its line wait for, and no other. Then
+    /// an error means that they cannot ask it either.
+    fn asks_for_line(&self) -> bool {
+        true
+    }
+
     /// How long what was won keeps everybody else in the queue from having it too. `None`: it does
     /// not, or nobody will say when it ends; the next one asks at once.
     fn keeps_others_out(&self) -> Option<Duration>;
@@ -71,54 +86,52 @@ pub(crate) trait Attempt: Send {
 }
 
 impl WaitingRoom {
-    /// Asks until it is had or patience ends (`None`).
+    /// Asks until it is had; or, if it does not wait, once (`None`: another owner has it).
     ///
     /// Cancel-safe: who is dropped leaves the line, and the next one asks.
     pub(crate) async fn obtain<A: Attempt>(
         &self,
         attempt: &mut A,
-        patience: Patience,
+        waits: bool,
     ) -> Result<Option<A::Won>> {
         let queue = attempt.queue();
-        let present = match patience {
-            Patience::None => None,
-            _ => self.line(attempt.channel(), attempt.object(), queue),
+        let present = match waits {
+            false => None,
+            true => self.line(attempt.channel(), attempt.object(), queue),
         };
         let line = match present {
             Some(line) => line,
             // Nobody waits here: most likely it is free, and one round trip is all it takes.
             None => match attempt.ask(false).await? {
                 Outcome::Done(won) => return Ok(Some(won)),
-                Outcome::Wait(_) if matches!(patience, Patience::None) => return Ok(None),
+                Outcome::Wait(_) if !waits => return Ok(None),
                 Outcome::Wait(_) => self.join(attempt.channel(), attempt.object(), queue),
             },
         };
-        in_line(line, attempt, patience).await
+        in_line(line, attempt).await.map(Some)
     }
 
     /// The same for who has asked before: waits for its turn, and then asks.
-    pub(crate) async fn obtain_in_line<A: Attempt>(
-        &self,
-        attempt: &mut A,
-        patience: Patience,
-    ) -> Result<Option<A::Won>> {
+    pub(crate) async fn obtain_in_line<A: Attempt>(&self, attempt: &mut A) -> Result<A::Won> {
         let line = self.join(attempt.channel(), attempt.object(), attempt.queue());
-        in_line(line, attempt, patience).await
+        in_line(line, attempt).await
     }
 }
 
-async fn in_line<A: Attempt>(
-    line: Line,
-    attempt: &mut A,
-    patience: Patience,
-) -> Result<Option<A::Won>> {
-    let end = patience.end();
-    let Some(turn) = before(end, line.turn()).await else {
-        return Ok(None);
+async fn in_line<A: Attempt>(line: Line, attempt: &mut A) -> Result<A::Won> {
+    attempt.sent().joined(line.news());
+    let turn = tokio::select! {
+        biased;
+        (since, error) = line.failed() => {
+            attempt.sent().failed(since, error.clone());
+            return Err(error);
+        }
+        turn = line.turn() => turn,
     };
+    attempt.sent().is_first();
     let since = Instant::now();
     let report = attempt.report(since);
-    let waiting = pin!(first_in_line(&line, turn, attempt, end));
+    let waiting = pin!(first_in_line(&line, turn, attempt));
     reported(since, report, waiting).await
 }
 
@@ -143,40 +156,32 @@ async fn first_in_line<A: Attempt>(
     line: &Line,
     mut turn: Turn<'_>,
     attempt: &mut A,
-    end: Option<Instant>,
-) -> Result<Option<A::Won>> {
+) -> Result<A::Won> {
     // Whoever had the turn before won, and the line hears every release since: nothing to ask yet.
     let mut next = match turn.take_handed_on() {
         Some(at) if line.is_subscribed() => Next::At(at),
         _ => Next::Now,
     };
     loop {
-        let wake = match next {
-            Next::Now => None,
-            Next::At(at) => Some(end.map_or(at, |end| end.min(at))),
-            Next::Called => Some(end.unwrap_or_else(far_future)),
-        };
-        if let Some(wake) = wake {
-            tokio::select! {
+        match next {
+            Next::Now => {}
+            Next::Called => line.called().await,
+            Next::At(at) => tokio::select! {
                 biased;
                 () = line.called() => {}
-                () = sleep_until(wake) => {
-                    if end.is_some_and(|end| Instant::now() >= end) {
-                        return Ok(None);
-                    }
-                }
-            }
+                () = sleep_until(at) => {}
+            },
         }
         // What was heard until now cannot matter to an answer that comes after it.
         line.forget_calls();
         let asked = Instant::now();
         let pause = attempt.pause();
         let outcome = if pause.is_some() {
-            attempt.ask(false).await?
+            ask_for_line(line, attempt, false).await?
         } else {
             let subscribed = line.is_subscribed();
             line.subscribing();
-            let outcome = attempt.ask(!subscribed).await?;
+            let outcome = ask_for_line(line, attempt, !subscribed).await?;
             if attempt.has_subscribed() {
                 line.subscribed();
             }
@@ -187,7 +192,7 @@ async fn first_in_line<A: Attempt>(
                 if let Some(held) = attempt.keeps_others_out() {
                     turn.hand_on(asked + held + ROUNDING);
                 }
-                return Ok(Some(won));
+                return Ok(won);
             }
             (Outcome::Wait(_), Some(pause)) => Next::after(pause),
             (Outcome::Wait(left), None) => {
@@ -196,6 +201,25 @@ async fn first_in_line<A: Attempt>(
             }
         };
     }
+}
+
+/// Asks, and shares with the whole line what the store said. If it could not be asked, all fail together:
+/// otherwise each would find out by itself, one response timeout after the other.
+async fn ask_for_line<A: Attempt>(
+    line: &Line,
+    attempt: &mut A,
+    subscribe: bool,
+) -> Result<Outcome<A::Won>> {
+    if !attempt.asks_for_line() {
+        return attempt.ask(subscribe).await;
+    }
+    line.asking();
+    let answer = attempt.ask(subscribe).await;
+    line.heard(attempt.sent().word());
+    if answer.as_ref().is_err_and(Error::is_outage) {
+        line.fail_together();
+    }
+    answer
 }
 
 /// When the first in line asks again, unless it is called before.
@@ -211,17 +235,5 @@ impl Next {
         Instant::now()
             .checked_add(pause)
             .map_or(Next::Called, Next::At)
-    }
-}
-
-/// Later than anybody waits.
-fn far_future() -> Instant {
-    Instant::now() + crate::lease::MAX_LEASE
-}
-
-async fn before<T>(end: Option<Instant>, work: impl Future<Output = T>) -> Option<T> {
-    match end {
-        Some(end) => timeout_at(end, work).await.ok(),
-        None => Some(work.await),
     }
 }

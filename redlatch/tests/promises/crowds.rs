@@ -1,1 +1,199 @@
 //! Thousands of callers that meet a dead, frozen or slow server: each is answered within its limit.
+
+use std::future::Future;
+use std::pin::Pin;
+use std::time::{Duration, Instant};
+
+use redlatch::{Client, Error};
+use redlatch_testkit::{Proxy, Server};
+use tokio::task::JoinSet;
+
+use crate::common::{LONG, SHORT, soon};
+
+/// How much later than its limit a caller may be answered: the machine may be busy, or stand still.
+const SCHEDULING: Duration = Duration::from_secs(12);
+
+/// How many attempts one client has on their way to one server at most.
+const ON_THEIR_WAY: usize = 512;
+
+type Call = Pin<Box<dyn Future<Output = Result<bool, Error>> + Send>>;
+
+/// One caller of each kind, for a name of its own. Zero: does not wait.
+const KINDS: [(&str, fn(&Client, usize, Duration) -> Call); 4] = [
+    ("lock", |client, n, wait| {
+        let call = client.lock(&format!("lock-{n}")).try_lock().wait(wait);
+        Box::pin(async move { Ok(call.await?.is_some()) })
+    }),
+    ("fair lock", |client, n, wait| {
+        let call = client.fair_lock(&format!("fair-{n}")).try_lock().wait(wait);
+        Box::pin(async move { Ok(call.await?.is_some()) })
+    }),
+    ("semaphore", |client, n, wait| {
+        let semaphore = client.semaphore(&format!("semaphore-{n}"));
+        let call = semaphore.try_acquire().wait(wait);
+        Box::pin(async move { Ok(call.await?.is_some()) })
+    }),
+    ("expirable semaphore", |client, n, wait| {
+        let semaphore = client.expirable_semaphore(&format!("expirable-{n}"));
+        let call = semaphore.try_acquire().wait(wait);
+        Box::pin(async move { Ok(call.await?.is_some()) })
+    }),
+];
+
+/// What a crowd came to.
+#[derive(Default)]
+struct Crowd {
+    callers: JoinSet<(Duration, Result<bool, Error>)>,
+    slowest: Duration,
+    served: usize,
+    refused: usize,
+    failed: Vec<Error>,
+}
+
+impl Crowd {
+    fn add(&mut self, call: Call) {
+        self.callers.spawn(async move {
+            let begun = Instant::now();
+            let answer = call.await;
+            (begun.elapsed(), answer)
+        });
+    }
+
+    fn count(&mut self, (took, answer): (Duration, Result<bool, Error>)) {
+        self.slowest = self.slowest.max(took);
+        match answer {
+            Ok(true) => self.served += 1,
+            Ok(false) => self.refused += 1,
+            Err(error) => self.failed.push(error),
+        }
+    }
+
+    /// Counts the callers that have been answered. Returns how many have not.
+    fn pending(&mut self) -> usize {
+        while let Some(ended) = self.callers.try_join_next() {
+            self.count(ended.unwrap());
+        }
+        self.callers.len()
+    }
+
+    async fn end(mut self) -> Crowd {
+        while let Some(ended) = self.callers.join_next().await {
+            self.count(ended.unwrap());
+        }
+        self
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn crowd_at_a_frozen_server_fails_with_the_response_timeout() {
+    for (kind, call) in KINDS {
+        let server = Server::start();
+        let timeout = Duration::from_secs(3);
+        let settings = Client::builder().response_timeout(timeout);
+        let client = settings.connect(&server.url()).await.unwrap();
+        server.freeze();
+        let mut crowd = Crowd::default();
+        for n in 0..5000 {
+            crowd.add(call(&client, n, Duration::ZERO));
+        }
+        let crowd = crowd.end().await;
+        server.thaw();
+        assert_eq!(crowd.failed.len(), 5000, "{kind}");
+        for error in &crowd.failed {
+            assert!(error.is_transient(), "{kind}: {error}");
+        }
+        // One response timeout after the other it would be ten of them.
+        let slowest = crowd.slowest;
+        assert!(slowest < timeout + SCHEDULING, "{kind}: {slowest:?}");
+        soon("all are settled", client.settled()).await;
+    }
+}
+
+/// Callers come and go: those who had to wait for their turn have sent nothing and leave nothing behind.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn crowds_at_a_frozen_server_leave_no_more_behind_than_was_sent() {
+    for (kind, call) in KINDS {
+        let server = Server::start();
+        let settings = Client::builder().response_timeout(LONG);
+        let client = settings.connect(&server.url()).await.unwrap();
+        server.freeze();
+        let wait = Duration::from_millis(300);
+        for wave in 0..5 {
+            let mut crowd = Crowd::default();
+            for n in 0..1000 {
+                crowd.add(call(&client, 1000 * wave + n, wait));
+            }
+            let crowd = crowd.end().await;
+            let slowest = crowd.slowest;
+            assert!(slowest < wait + SCHEDULING, "{kind}: {slowest:?}");
+            assert_eq!(crowd.failed.len(), 1000, "{kind}");
+            let left = client.status().background;
+            // A fair lock's attempt is given up and its place in the queue, too.
+            assert!(left <= 2 * ON_THEIR_WAY, "{kind}: {left} left behind");
+        }
+        server.thaw();
+        soon("all are settled", client.settled()).await;
+        let free = client.lock("afterwards").try_lock().await.unwrap();
+        assert!(free.is_some(), "{kind}");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn stream_of_callers_at_a_dead_server_is_answered_at_its_limit() {
+    let mut server = Server::start();
+    let client = Client::builder().response_timeout(SHORT);
+    let client = client.connect(&server.url()).await.unwrap();
+    server.kill();
+    let wait = Duration::from_millis(500);
+    let mut crowd = Crowd::default();
+    let begun = Instant::now();
+    let mut most = 0;
+    let mut n = 0;
+    // Two thousand a second, as far as the machine manages.
+    let mut tick = tokio::time::interval(Duration::from_millis(10));
+    while begun.elapsed() < Duration::from_secs(3) {
+        tick.tick().await;
+        for _ in 0..20 {
+            let (_, call) = KINDS[n % KINDS.len()];
+            crowd.add(call(&client, n, wait));
+            n += 1;
+        }
+        most = most.max(crowd.pending());
+    }
+    let crowd = crowd.end().await;
+    assert_eq!(crowd.failed.len(), n, "{} served", crowd.served);
+    for error in &crowd.failed {
+        assert!(matches!(error, Error::Unavailable { .. }), "{error}");
+    }
+    let slowest = crowd.slowest;
+    assert!(
+        slowest < wait + SCHEDULING,
+        "{slowest:?} of {n}, {most} at once"
+    );
+    // Some may have been sent before the end of the connection was noticed.
+    let left = client.status().background;
+    assert!(left <= 2 * ON_THEIR_WAY, "{left} left behind of {n}");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn crowd_at_a_slow_server_is_answered_at_its_limit() {
+    let server = Server::start();
+    let proxy = Proxy::to(server.port());
+    let client = Client::connect(&proxy.url()).await.unwrap();
+    proxy.delay(Duration::from_millis(200));
+    let wait = Duration::from_millis(1500);
+    for (kind, call) in KINDS {
+        let mut crowd = Crowd::default();
+        for n in 0..4000 {
+            crowd.add(call(&client, n, wait));
+        }
+        let crowd = crowd.end().await;
+        let slowest = crowd.slowest;
+        assert!(slowest < wait + SCHEDULING, "{kind}: {slowest:?}");
+        let left = client.status().background;
+        let most = crowd.served + 2 * ON_THEIR_WAY;
+        assert!(left <= most, "{kind}: {left} left behind");
+    }
+    proxy.delay(Duration::ZERO);
+    soon("all are settled", client.settled()).await;
+}

@@ -1,1 +1,389 @@
 //! Wait limits and outage limits: a call returns at its limit, with the error that explains it.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use redlatch::{Client, Error, MultiLock, Owner, RedLock, ReplicaSync, blocking};
+use redlatch_testkit::{Proxy, Server};
+
+use crate::common::{LONG, soon, until};
+
+/// A wait limit that a busy machine overruns by far less than the response timeout, [`LONG`].
+const LIMIT: Duration = Duration::from_millis(300);
+
+/// Answered long before the response timeout.
+const AT_THE_LIMIT: Duration = Duration::from_secs(20);
+
+async fn patient(url: &str) -> Client {
+    let settings = Client::builder().response_timeout(LONG);
+    settings.connect(url).await.unwrap()
+}
+
+/// Every request that waits, made once with a limit: whether it was granted.
+async fn each_request(client: &Client, wait: Duration) -> Vec<(&'static str, Result<bool, Error>)> {
+    let named = Owner::new();
+    let (lock, other) = (client.lock("a"), client.lock("b"));
+    let multi = MultiLock::new([&lock, &other]);
+    let red = RedLock::new([&lock, &other, &client.lock("c")]);
+    let rw = client.read_write_lock("rw");
+    macro_rules! requests {
+        ($($kind:literal: $request:expr,)*) => { vec![$({
+            let begun = Instant::now();
+            let answer = $request.await;
+            let took = begun.elapsed();
+            assert!(took < AT_THE_LIMIT, "{}: {took:?}", $kind);
+            ($kind, answer.map(|guard| guard.is_some()))
+        },)*] };
+    }
+    let mut answers = requests! {
+        "lock": lock.try_lock().wait(wait),
+        "lock of an owner": lock.try_lock().wait(wait).owner(named),
+        "fair lock": client.fair_lock("f").try_lock().wait(wait),
+        "spin lock": client.spin_lock("s").try_lock().wait(wait),
+        "fenced lock": client.fenced_lock("n").try_lock().wait(wait),
+        "read lock": rw.read().try_lock().wait(wait),
+        "write lock": rw.write().try_lock().wait(wait),
+        "multi-lock": multi.try_lock().wait(wait),
+        "RedLock": red.try_lock().wait(wait),
+        "RedLock of an owner": red.try_lock().wait(wait).owner(named),
+        "semaphore": client.semaphore("p").try_acquire().wait(wait),
+        "expirable semaphore": client.expirable_semaphore("e").try_acquire().wait(wait),
+    };
+    let begun = Instant::now();
+    let open = client.count_down_latch("l").wait_for(wait).await;
+    assert!(begun.elapsed() < AT_THE_LIMIT, "latch");
+    answers.push(("latch", open));
+    answers
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn wait_limit_holds_while_connections_are_refused() {
+    let mut server = Server::start();
+    let client = patient(&server.url()).await;
+    server.kill();
+    for (kind, answer) in each_request(&client, LIMIT).await {
+        let error = answer.unwrap_err();
+        assert!(
+            matches!(error, Error::Unavailable { .. }),
+            "{kind}: {error}"
+        );
+    }
+    // The first one may have been sent before the end of the connection was noticed.
+    let left = client.status().background;
+    assert!(left <= 1, "nothing was sent, and {left} are settled");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn wait_limit_holds_while_the_server_is_frozen() {
+    let server = Server::start();
+    let client = patient(&server.url()).await;
+    server.freeze();
+    for (kind, answer) in each_request(&client, LIMIT).await {
+        let error = answer.unwrap_err();
+        assert!(error.is_transient(), "{kind}: {error}");
+    }
+    server.thaw();
+    soon("what was sent is settled", client.settled()).await;
+    let keys: Vec<String> = server.ask(&["KEYS", "*"]);
+    // The token and the reader's settings are kept; no lock is.
+    for name in ["a", "b", "c", "f", "s", "n", "rw"] {
+        assert!(!keys.iter().any(|key| key == name), "{name} is still held");
+    }
+}
+
+#[test]
+fn wait_limit_of_threads_holds_while_connections_are_refused() {
+    let mut server = Server::start();
+    let settings = Client::builder().response_timeout(LONG);
+    let client = blocking::Client::with(settings, &server.url()).unwrap();
+    server.kill();
+    let (lock, other) = (client.lock("a"), client.lock("b"));
+    let both = blocking::MultiLock::new([&lock, &other]).with_outage_limit(Duration::MAX);
+    let begun = Instant::now();
+    assert!(lock.try_lock_for(LIMIT).unwrap_err().is_transient());
+    assert!(both.try_lock_for(LIMIT).unwrap_err().is_transient());
+    let semaphore = client.semaphore("p").with_outage_limit(Duration::MAX);
+    assert!(semaphore.try_acquire_for(LIMIT).unwrap_err().is_transient());
+    let latch = client
+        .count_down_latch("l")
+        .with_outage_limit(Duration::MAX);
+    assert!(latch.wait_for(LIMIT).unwrap_err().is_transient());
+    assert!(begun.elapsed() < AT_THE_LIMIT);
+}
+
+/// The second request waits for the first one's step, which is not answered.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn wait_limit_holds_behind_another_step_of_the_same_owner() {
+    let server = Server::start();
+    let client = patient(&server.url()).await;
+    let (lock, me) = (client.lock("a"), Owner::new());
+    server.freeze();
+    let first = tokio::spawn(lock.lock().owner(me).into_future());
+    let begun = Instant::now();
+    let second = lock.try_lock().wait(LIMIT).owner(me).await;
+    assert!(second.unwrap_err().is_transient());
+    assert!(begun.elapsed() < AT_THE_LIMIT);
+    server.thaw();
+    soon("answered", first)
+        .await
+        .unwrap()
+        .unwrap()
+        .unlock()
+        .await
+        .unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn wait_limit_returns_none_when_the_store_said_held_last() {
+    let server = Server::start();
+    let client = patient(&server.url()).await;
+    let held = client.lock("a").lock().await.unwrap();
+    let waiter = client.lock("a");
+    // Told before the server falls silent, by itself or as one of the line.
+    let waiters: Vec<_> = (0..3)
+        .map(|_| tokio::spawn(waiter.try_lock().wait(Duration::from_secs(4)).into_future()))
+        .collect();
+    until("the waiters are told", || async {
+        server.info("pubsub_channels") == "1"
+    })
+    .await;
+    server.freeze();
+    for waiter in waiters {
+        let answer = soon("at the limit", waiter).await.unwrap();
+        assert!(answer.unwrap().is_none());
+    }
+    server.thaw();
+    held.unlock().await.unwrap();
+}
+
+/// Without limits: who waits in line behind a request that fails in an outage fails with it.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn waiters_of_one_name_fail_together() {
+    let mut server = Server::start();
+    let holder = patient(&server.url()).await;
+    let timeout = Duration::from_secs(1);
+    let settings = Client::builder().response_timeout(timeout);
+    let client = settings.connect(&server.url()).await.unwrap();
+    let held = holder.lock("a").lock().await.unwrap();
+    let waiters: Vec<_> = (0..60)
+        .map(|_| tokio::spawn(client.lock("a").lock().into_future()))
+        .collect();
+    until("they wait", || async {
+        server.info("pubsub_channels") == "1"
+    })
+    .await;
+    server.kill();
+    let begun = Instant::now();
+    for waiter in waiters {
+        let error = soon("failed", waiter).await.unwrap().unwrap_err();
+        assert!(error.is_transient(), "{error}");
+    }
+    // One after the other it would be a minute.
+    assert!(begun.elapsed() < AT_THE_LIMIT, "{:?}", begun.elapsed());
+    drop(held);
+}
+
+/// Nothing gets through until `through` is called.
+fn cut(proxy: &Proxy) {
+    proxy.refuse(true);
+    proxy.cut();
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn waiters_wait_through_an_outage_up_to_the_outage_limit() {
+    let server = Server::start();
+    let proxy = Arc::new(Proxy::to(server.port()));
+    let holder = patient(&server.url()).await;
+    let settings = Client::builder().response_timeout(Duration::from_millis(300));
+    let client = settings.connect(&proxy.url()).await.unwrap();
+    let guard = holder.lock("a").lock().await.unwrap();
+    let other = holder.lock("b").lock().await.unwrap();
+    let unlimited = Duration::MAX;
+    let (a, b) = (client.lock("a"), client.lock("b"));
+    let both = MultiLock::new([&a, &b]);
+    let lock = tokio::spawn(a.lock().outage_limit(unlimited).into_future());
+    let multi = tokio::spawn(both.lock().outage_limit(unlimited).into_future());
+    let permits = client.semaphore("p").acquire().outage_limit(unlimited);
+    let permits = tokio::spawn(permits.into_future());
+    let latch = client.count_down_latch("l").with_outage_limit(unlimited);
+    assert!(holder.count_down_latch("l").try_set_count(1).await.unwrap());
+    let opened = tokio::spawn(async move { latch.wait().await });
+    until("they wait", || async {
+        // One is in line for the other lock, or for the same one.
+        server.info("pubsub_channels").parse::<usize>().unwrap() >= 3
+    })
+    .await;
+    cut(&proxy);
+    // Longer than the response timeout: who has no outage limit fails, and who has a short one.
+    for limit in [Duration::ZERO, Duration::from_millis(500)] {
+        let request = client.lock("c").lock().outage_limit(limit);
+        let error = soon("failed", request.into_future()).await.unwrap_err();
+        assert!(error.is_transient(), "{error}");
+    }
+    // The wait limit wins.
+    let limited = client
+        .lock("c")
+        .try_lock()
+        .wait(LIMIT)
+        .outage_limit(unlimited);
+    let error = soon("at its limit", limited.into_future())
+        .await
+        .unwrap_err();
+    assert!(error.is_transient(), "{error}");
+    for waiter in [
+        lock.is_finished(),
+        multi.is_finished(),
+        opened.is_finished(),
+    ] {
+        assert!(!waiter, "a waiter has failed");
+    }
+    assert!(!permits.is_finished());
+    proxy.refuse(false);
+    guard.unlock().await.unwrap();
+    other.unlock().await.unwrap();
+    holder.count_down_latch("l").count_down().await.unwrap();
+    assert!(holder.semaphore("p").try_set_permits(1).await.unwrap());
+    // With so short a response timeout a release may be answered too late; it goes on then.
+    drop(soon("the lock", lock).await.unwrap().unwrap());
+    drop(soon("both locks", multi).await.unwrap().unwrap());
+    drop(soon("the permit", permits).await.unwrap().unwrap());
+    soon("the latch", opened).await.unwrap().unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn outage_limit_of_the_client_counts_for_every_request() {
+    let server = Server::start();
+    let proxy = Proxy::to(server.port());
+    let settings = Client::builder()
+        .response_timeout(Duration::from_millis(300))
+        .outage_limit(Duration::MAX);
+    let client = settings.connect(&proxy.url()).await.unwrap();
+    let impatient = Client::builder().response_timeout(Duration::from_millis(300));
+    let impatient = impatient.connect(&proxy.url()).await.unwrap();
+    let _: i64 = server.ask(&["SADD", "of another kind", "member"]);
+    cut(&proxy);
+    let waiter = tokio::spawn(client.fair_lock("a").lock().into_future());
+    let error = soon("failed", impatient.fair_lock("b").lock().into_future()).await;
+    assert!(error.unwrap_err().is_transient());
+    let red = RedLock::new([impatient.lock("r")]);
+    let red = red.lock().outage_limit(Duration::from_millis(400));
+    let error = soon("no majority", red.into_future()).await.unwrap_err();
+    assert!(error.is_transient(), "{error}");
+    assert!(!waiter.is_finished());
+    proxy.refuse(false);
+    drop(soon("after the outage", waiter).await.unwrap().unwrap());
+    // What time does not mend is told at once.
+    let error = client.lock("of another kind").lock().await.unwrap_err();
+    assert!(matches!(error, Error::WrongKind { .. }), "{error}");
+}
+
+/// What a single lock and a multi-lock say when the server answers with an error.
+async fn errors_of_both(client: &Client) -> (Error, Error) {
+    let (a, b) = (client.lock("a"), client.lock("b"));
+    let single = a.try_lock().await.unwrap_err();
+    let multi = MultiLock::new([&a, &b]).try_lock().await.unwrap_err();
+    (single, multi)
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn multi_lock_takes_errors_of_the_server_as_a_single_lock_does() {
+    let server = Server::start();
+    let settings = Client::builder().response_timeout(Duration::from_millis(500));
+    let client = settings.connect(&server.url()).await.unwrap();
+    let set = |name: &str, value: &str| {
+        let _: String = server.ask(&["CONFIG", "SET", name, value]);
+    };
+    let same = |what: &str, (single, multi): (Error, Error), transient: bool| {
+        assert_eq!(single.is_transient(), transient, "{what}: {single}");
+        assert_eq!(multi.is_transient(), transient, "{what}: {multi}");
+        let kind = std::mem::discriminant(&single);
+        assert_eq!(kind, std::mem::discriminant(&multi), "{single}; {multi}");
+        for error in [single, multi] {
+            assert!(error.to_string().contains(what), "{error}");
+        }
+    };
+    set("min-replicas-to-write", "1");
+    same("NOREPLICAS", errors_of_both(&client).await, true);
+    set("min-replicas-to-write", "0");
+    set("maxmemory", "1");
+    same("OOM", errors_of_both(&client).await, false);
+    set("maxmemory", "0");
+    let _: String = server.ask(&["REPLICAOF", "127.0.0.1", "1"]);
+    same("READONLY", errors_of_both(&client).await, false);
+    let _: String = server.ask(&["REPLICAOF", "NO", "ONE"]);
+    let (a, b) = (client.lock("a"), client.lock("b"));
+    let both = MultiLock::new([&a, &b]);
+    assert!(both.try_lock().await.unwrap().is_some());
+}
+
+/// It retries until the server takes writes again.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn multi_lock_retries_what_a_single_lock_retries() {
+    let server = Server::start();
+    let client = patient(&server.url()).await;
+    let _: String = server.ask(&["CONFIG", "SET", "min-replicas-to-write", "1"]);
+    let (a, b, c) = (client.lock("a"), client.lock("b"), client.lock("c"));
+    let both = MultiLock::new([&a, &b]);
+    let multi = tokio::spawn(both.try_lock().into_future());
+    let single = tokio::spawn(c.try_lock().into_future());
+    let refused = || {
+        let errors: String = server.ask(&["INFO", "errorstats"]);
+        let count = errors
+            .lines()
+            .find_map(|line| line.strip_prefix("errorstat_NOREPLICAS:count="));
+        count
+            .and_then(|count| count.trim().parse::<usize>().ok())
+            .unwrap_or(0)
+    };
+    until("both are refused more than once", || async {
+        refused() > 4
+    })
+    .await;
+    assert!(!multi.is_finished() && !single.is_finished());
+    let _: String = server.ask(&["CONFIG", "SET", "min-replicas-to-write", "0"]);
+    drop(soon("retried", single).await.unwrap().unwrap().unwrap());
+    drop(soon("retried", multi).await.unwrap().unwrap().unwrap());
+}
+
+/// The clients that wait for replicas at this moment.
+fn waiting_for_replicas(server: &Server) -> Vec<String> {
+    let clients: String = server.ask(&["CLIENT", "LIST"]);
+    let waits = clients.lines().filter(|line| line.contains(" cmd=wait "));
+    let blocked = waits.filter(|line| line.contains(" flags=b"));
+    let id = |line: &str| Some(line.split(' ').next()?.strip_prefix("id=")?.to_owned());
+    blocked.filter_map(id).collect()
+}
+
+/// A failover interrupts the WAIT of an acquisition with UNBLOCKED.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn acquisition_whose_wait_is_interrupted_is_retried() {
+    let server = Server::start();
+    // A server that does not know the script would be sent two WAITs.
+    let teacher = Client::builder().replica_sync(ReplicaSync::Off);
+    let teacher = teacher.connect(&server.url()).await.unwrap();
+    drop(teacher.lock("first").lock().await.unwrap());
+    let settings = Client::builder()
+        .replica_sync(ReplicaSync::AtLeast(1))
+        .replica_timeout(LONG)
+        .response_timeout(LONG);
+    let client = settings.connect(&server.url()).await.unwrap();
+    let interrupt = || async {
+        until("it waits for replicas", || async {
+            !waiting_for_replicas(&server).is_empty()
+        })
+        .await;
+        for id in waiting_for_replicas(&server) {
+            let _: i64 = server.ask(&["CLIENT", "UNBLOCK", &id, "ERROR"]);
+        }
+    };
+    let once = tokio::spawn(client.lock("a").try_lock().into_future());
+    interrupt().await;
+    let error = soon("told", once).await.unwrap().unwrap_err();
+    assert!(matches!(error, Error::Unavailable { .. }), "{error}");
+    let waiter = tokio::spawn(client.lock("b").lock().into_future());
+    interrupt().await;
+    // It asks again.
+    interrupt().await;
+    assert!(!waiter.is_finished());
+    waiter.abort();
+}

@@ -16,7 +16,7 @@ use crate::primitives::number::{Begin, Delete, Read, set_by_whom};
 use crate::session::Session;
 use crate::step::Outcome;
 use crate::store::{Lane, Sent};
-use crate::wait::{Attempt, Queue};
+use crate::wait::{Attempt, Limits, Queue, Request};
 
 /// Holds up whoever waits until something has happened so many times, in whatever process
 /// (Redisson: `RCountDownLatch`, `getCountDownLatch(name)`).
@@ -56,6 +56,7 @@ use crate::wait::{Attempt, Queue};
 pub struct CountDownLatch {
     pub(crate) session: Arc<Session>,
     pub(crate) place: Arc<Place>,
+    outage_limit: Option<Duration>,
 }
 
 impl CountDownLatch {
@@ -68,7 +69,16 @@ impl CountDownLatch {
         CountDownLatch {
             session,
             place: Arc::new(place),
+            outage_limit: None,
         }
+    }
+
+    /// The same latch, whose waiters wait through an outage of the store that lasts at most this long:
+    /// [`ClientBuilder::outage_limit`](crate::ClientBuilder::outage_limit), for this handle.
+    #[must_use]
+    pub fn with_outage_limit(mut self, limit: Duration) -> CountDownLatch {
+        self.outage_limit = Some(limit);
+        self
     }
 
     /// The name, as it was given.
@@ -197,8 +207,10 @@ impl CountDownLatch {
         Ok(())
     }
 
-    /// Waits until the latch is open, at most this long. Whether it is. Otherwise as
-    /// [`CountDownLatch::wait`]; a time that the clock cannot hold is for ever.
+    /// Waits until the latch is open, at most this long. Returns whether it is open. At the limit it
+    /// returns `false` if the store has said that the latch is closed, and the error that says why if the
+    /// store could not be asked. Otherwise as [`CountDownLatch::wait`]; a time that the clock cannot
+    /// hold is no limit, and zero asks once.
     ///
     /// ```
     /// # #[tokio::main(flavor = "current_thread")] async fn main() -> redlatch::Result<()> {
@@ -242,8 +254,14 @@ impl CountDownLatch {
     async fn obtain(&self, patience: Patience) -> Result<Option<()>> {
         self.session.background.bind()?;
         self.place()?;
-        let mut looking = Looking { latch: self };
-        self.session.waiting.obtain(&mut looking, patience).await
+        let outage_limit = self.outage_limit.or(self.session.outage_limit);
+        let (limits, sent) = (Limits::new(patience, outage_limit), Sent::default());
+        let mut looking = Looking {
+            latch: self,
+            sent: &sent,
+        };
+        let waiting = &self.session.waiting;
+        waiting.within(limits, &sent, &mut looking).await
     }
 
     /// The place, if its name can be used.
@@ -264,6 +282,15 @@ impl std::fmt::Debug for CountDownLatch {
 /// One waiter, for the waiting room.
 struct Looking<'a> {
     latch: &'a CountDownLatch,
+    sent: &'a Sent,
+}
+
+impl Request for Looking<'_> {
+    type Obtained = ();
+
+    async fn obtain(&mut self, waits: bool) -> Result<Option<()>> {
+        self.latch.session.waiting.obtain(self, waits).await
+    }
 }
 
 impl Attempt for Looking<'_> {
@@ -286,20 +313,24 @@ impl Attempt for Looking<'_> {
         let step = Read {
             place: &self.latch.place,
         };
-        let (store, sent) = (&session.store, Sent::default());
+        let (store, sent) = (&session.store, self.sent);
         let answer = match subscribe {
             true => {
                 store
-                    .subscribe_and_run(self.channel(), &step, Lane::Look, &sent)
+                    .subscribe_and_run(self.channel(), &step, Lane::Look, sent)
                     .await?
             }
-            false => store.run(&step, Lane::Look, &sent).await?,
+            false => store.run(&step, Lane::Look, sent).await?,
         };
         Ok(match count(answer.reply) {
             0 => Outcome::Done(()),
             // A key that somebody removes by hand is found gone by looking, not by a message.
             _ => Outcome::Wait(session.watchdog.lease().duration()),
         })
+    }
+
+    fn sent(&self) -> &Sent {
+        self.sent
     }
 
     /// Who is through is in nobody's way.

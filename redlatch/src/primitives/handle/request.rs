@@ -14,12 +14,14 @@ use crate::lease::{Lease, Patience};
 use crate::owner::Owner;
 use crate::session::{Claim, Terms};
 use crate::step::Outcome;
-use crate::wait::{Attempt, Queue};
+use crate::store::Sent;
+use crate::wait::{Attempt, Limits, Queue, Request as Waits};
 
 /// What both ways to acquire have in common.
 pub(crate) struct Request<K: LockKind> {
     lock: Lock<K>,
     lease: Option<Duration>,
+    outage_limit: Option<Duration>,
     owner: Option<Owner>,
     /// The hold to enter once more, when asked through a guard.
     again: Option<Claim>,
@@ -66,6 +68,13 @@ impl<K: LockKind> Acquire<K> {
         self
     }
 
+    /// Waits through an outage of the store that lasts at most this long:
+    /// [`ClientBuilder::outage_limit`](crate::ClientBuilder::outage_limit), for this request.
+    pub fn outage_limit(mut self, limit: Duration) -> Acquire<K> {
+        self.request.outage_limit = Some(limit);
+        self
+    }
+
     /// Enters a hold once more.
     pub(super) fn again(mut self, claim: Claim) -> Acquire<K> {
         self.request.again = Some(claim);
@@ -81,15 +90,25 @@ impl<K: LockKind> TryAcquire<K> {
         }
     }
 
-    /// Waits at most this long if somebody else holds the lock, counted from when this is first
-    /// polled, not from when it was made. A step that was begun by then is waited for, at most the
-    /// client's response timeout longer (and for its turn to be sent, when more than 512 attempts of
-    /// one client are on their way). A time that the clock cannot hold is for ever.
+    /// Waits at most this long, counted from when this is first polled, not from when it was made. The
+    /// request returns at this limit, whatever it is waiting for: another holder, a connection, an
+    /// answer. It returns `None` if the store has said that another owner holds the lock. If the store
+    /// could not be asked, it returns the error that says why. A step that is on its way then is
+    /// settled in the background. A time that the clock cannot hold is no limit.
+    ///
+    /// Without a limit (or with zero) the store is asked once, which ends with the response timeout.
     pub fn wait(mut self, wait: Duration) -> TryAcquire<K> {
         self.wait = wait;
         if let Some(kind) = self.request.lock.kind.waiting_at_most(wait) {
             self.request.lock = self.request.lock.with_kind(kind);
         }
+        self
+    }
+
+    /// As [`Acquire::outage_limit`]. The wait limit wins if it is shorter, and without one the store is
+    /// asked once, whatever the outage limit.
+    pub fn outage_limit(mut self, limit: Duration) -> TryAcquire<K> {
+        self.request.outage_limit = Some(limit);
         self
     }
 
@@ -147,6 +166,7 @@ impl<K: LockKind> Request<K> {
         Request {
             lock: lock.clone(),
             lease: None,
+            outage_limit: None,
             owner: None,
             again: None,
         }
@@ -159,8 +179,9 @@ impl<K: LockKind> Request<K> {
         self.lock.kind.check()?;
         let lease = self.lease.map(Lease::new).transpose()?;
         let terms = session.terms(lease, self.lock.reentrant);
+        let limits = Limits::new(patience, self.outage_limit.or(session.outage_limit));
         if let Some(claim) = &self.again {
-            let won = self.obtain_claimed(claim.clone(), terms, patience, true);
+            let won = self.obtain_claimed(claim.clone(), terms, limits, true);
             return won.await;
         }
         let named = match self.owner {
@@ -173,7 +194,7 @@ impl<K: LockKind> Request<K> {
             let field = || kind.field(place, &session.id, owner);
             let claim = session.claim(place, owner, field, kind)?;
             let hold = claim.hold.clone();
-            let won = self.obtain_claimed(claim, terms, patience, named.is_some());
+            let won = self.obtain_claimed(claim, terms, limits, named.is_some());
             match won.await {
                 // What the owner held until now was lost on the way: it starts anew.
                 Err(Error::Lost { .. }) if named.is_some() && hold.loss().is_some() => {}
@@ -187,9 +208,10 @@ impl<K: LockKind> Request<K> {
         &self,
         claim: Claim,
         terms: Terms,
-        patience: Patience,
+        limits: Limits,
         known: bool,
     ) -> Result<Option<Guard<K>>> {
+        let sent = Sent::default();
         let (lock, owner) = (self.lock.name(), &claim.hold.field);
         let span = tracing::debug_span!("acquire", lock, %owner);
         let mut entry = Entry {
@@ -197,12 +219,15 @@ impl<K: LockKind> Request<K> {
             claim: &claim,
             kind: &*self.lock.kind,
             terms,
-            waits: !matches!(patience, Patience::None),
+            sent: &sent,
+            known,
+            waits: limits.waits(),
             remembered: false,
             tries: 0,
         };
         let obtaining = async {
-            let won = entry.obtain(patience, known).await?;
+            let waiting = &claim.session.waiting;
+            let won = waiting.within(limits, &sent, &mut entry).await?;
             if won.is_some() {
                 tracing::debug!(holds = claim.hold.count(), "acquired");
             } else {
@@ -223,6 +248,9 @@ struct Entry<'a, K: LockKind> {
     claim: &'a Claim,
     kind: &'a K,
     terms: Terms,
+    sent: &'a Sent,
+    /// Whether others may know the owner, and acquire for it at the same time.
+    known: bool,
     /// Whether this will ask again if it is not served at once.
     waits: bool,
     /// Whether the store may know of us as somebody who waits.
@@ -231,13 +259,15 @@ struct Entry<'a, K: LockKind> {
     tries: u32,
 }
 
-impl<K: LockKind> Entry<'_, K> {
+impl<K: LockKind> Waits for Entry<'_, K> {
+    type Obtained = K::Won;
+
     /// Obtains it by waiting or by re-entering.
-    async fn obtain(&mut self, patience: Patience, known: bool) -> Result<Option<K::Won>> {
+    async fn obtain(&mut self, waits: bool) -> Result<Option<K::Won>> {
         let claim = self.claim;
         let waiting = &claim.session.waiting;
-        if !known {
-            return waiting.obtain(self, patience).await;
+        if !self.known {
+            return waiting.obtain(self, waits).await;
         }
         claim.settle_beside().await;
         let mut asked = None;
@@ -255,7 +285,7 @@ impl<K: LockKind> Entry<'_, K> {
             tokio::select! {
                 biased;
                 () = claim.entered_after(asked) => {}
-                won = waiting.obtain(self, patience) => return won,
+                won = waiting.obtain(self, waits) => return won,
             }
         }
     }
@@ -277,7 +307,8 @@ impl<K: LockKind> Attempt for Entry<'_, K> {
     }
 
     async fn ask(&mut self, subscribe: bool) -> Result<Outcome<K::Won>> {
-        self.remembered = self.waits;
+        // An earlier step of this request may be remembered; this one, as soon as it is sent.
+        self.remembered |= self.waits && self.sent.get();
         let (kind, lease, waits) = (self.kind, self.terms.lease, self.waits);
         let step = |hold, count| {
             kind.acquire(Ask {
@@ -288,11 +319,19 @@ impl<K: LockKind> Attempt for Entry<'_, K> {
             })
         };
         let channel = subscribe.then(|| kind.channel(&self.claim.hold));
-        let outcome = self.claim.enter(self.terms, channel, step).await?;
+        let outcome = self
+            .claim
+            .enter(self.terms, channel, self.sent, step)
+            .await?;
         if let Outcome::Done(_) = outcome {
             self.remembered = false;
+            self.sent.clear();
         }
         Ok(outcome)
+    }
+
+    fn sent(&self) -> &Sent {
+        self.sent
     }
 
     fn keeps_others_out(&self) -> Option<Duration> {
@@ -314,7 +353,7 @@ impl<K: LockKind> Attempt for Entry<'_, K> {
 impl<K: LockKind> Drop for Entry<'_, K> {
     /// Gives up: whatever the store remembers of who waits is taken back.
     fn drop(&mut self) {
-        if self.remembered
+        if (self.remembered || (self.waits && self.sent.get()))
             && let Some(lasts) = self.kind.remembers_waiters()
         {
             self.claim.settle_in_background(self.terms.lease.max(lasts));

@@ -22,11 +22,12 @@ use tokio::time::Instant;
 
 use crate::error::Result;
 use crate::hold::Tenure;
-use crate::lease::{Lease, Patience};
+use crate::lease::Lease;
 use crate::primitives::handle::Ask;
 use crate::session::{Claim, Terms, Together};
 use crate::step::Outcome;
-use crate::wait::{Attempt, Queue};
+use crate::store::Sent;
+use crate::wait::{Attempt, Queue, Request};
 
 /// So many locks are taken by one script at most: none holds the server up.
 const BATCH: usize = 100;
@@ -36,12 +37,15 @@ pub(super) struct Entry<'a> {
     members: &'a [Member],
     claims: &'a [Claim],
     terms: Vec<Terms>,
+    sent: &'a Sent,
     /// Neighbours in the order that are taken by one script.
     runs: Vec<Range<usize>>,
     /// The one that is waited for: its line is the one that we are in.
     waits_for: Option<usize>,
     /// Whether the store may know of us as somebody who waits for it.
     remembered: bool,
+    /// A step that asks for it is under way.
+    reaching: bool,
     /// Whether the latest try came so far as to ask for it.
     reached: bool,
     /// Whether the latest try got all.
@@ -66,58 +70,21 @@ impl<'a> Entry<'a> {
         members: &'a [Member],
         claims: &'a [Claim],
         lease: Option<Lease>,
+        sent: &'a Sent,
     ) -> Entry<'a> {
         Entry {
+            sent,
             members,
             claims,
             terms: members.iter().map(|member| member.terms(lease)).collect(),
             runs: runs(members, claims),
             waits_for: None,
             remembered: false,
+            reaching: false,
             reached: false,
             had: false,
             tries: 0,
             trying: Arc::default(),
-        }
-    }
-
-    pub(super) async fn obtain(&mut self, patience: Patience) -> Result<Option<Vec<Share>>> {
-        let waits = !matches!(patience, Patience::None);
-        for claim in self.claims {
-            claim.settle_beside().await;
-        }
-        let mut asked = None;
-        let mut in_the_way = self.somebody_waits().filter(|_| waits);
-        loop {
-            let Some(i) = in_the_way else {
-                self.wait_for(None);
-                asked = Some(Tenure::latest());
-                match self.try_all(false).await? {
-                    Ok(shares) => return Ok(Some(shares)),
-                    Err(_) if !waits => return Ok(None),
-                    Err((i, _)) => in_the_way = Some(i),
-                }
-                continue;
-            };
-            self.wait_for(Some(i));
-            let (Some(member), Some(claim)) = (self.members.get(i), self.claims.get(i)) else {
-                return Ok(None);
-            };
-            let trying = self.trying.clone();
-            let turn = tokio::select! {
-                biased;
-                turn = member.session().waiting.obtain_in_line(self, patience) => turn?,
-                // Out of turn: see `Claim::tenure`.
-                () = entered_by_another(claim, asked, &trying) => {
-                    in_the_way = None;
-                    continue;
-                }
-            };
-            match turn {
-                None => return Ok(None),
-                Some(Turn::Had(shares)) => return Ok(Some(shares)),
-                Some(Turn::Elsewhere(i)) => in_the_way = Some(i),
-            }
         }
     }
 
@@ -133,8 +100,9 @@ impl<'a> Entry<'a> {
 
     /// Waits for another one from now on. What the store remembers of who waits is taken back.
     fn wait_for(&mut self, other: Option<usize>) {
-        let left = self.waits_for.take().filter(|_| self.remembered);
-        self.remembered = false;
+        let remembered = self.remembered || (self.reaching && self.sent.get());
+        let left = self.waits_for.take().filter(|_| remembered);
+        (self.remembered, self.reaching) = (false, false);
         self.waits_for = other;
         self.tries = 0;
         let Some(i) = left else { return };
@@ -157,8 +125,11 @@ impl<'a> Entry<'a> {
         let mut shares = Vec::with_capacity(self.members.len());
         for run in self.runs.clone() {
             let waits_for = self.waits_for.filter(|i| run.contains(i));
-            self.remembered |= waits_for.is_some();
+            // Before it is sent there is nothing that the store could remember.
+            self.reaching = waits_for.is_some();
             let taken = self.take(run.clone(), waits_for, subscribe).await;
+            self.reaching = false;
+            self.remembered |= waits_for.is_some() && self.sent.get();
             self.reached |= waits_for.is_some();
             let prizes = match taken {
                 Ok(Together::Had(prizes)) => prizes,
@@ -204,7 +175,7 @@ impl<'a> Entry<'a> {
         };
         if let (Some((i, member, claim, terms)), 1) = (each().next(), run.len()) {
             let step = |hold, count| member.0.acquire(ask(i, hold, count, terms));
-            let entered = claim.enter(terms, channel, step).await?;
+            let entered = claim.enter(terms, channel, self.sent, step).await?;
             return Ok(match entered {
                 Outcome::Done(prize) => Together::Had(vec![prize]),
                 Outcome::Wait(left) => Together::InTheWay(0, left),
@@ -227,7 +198,7 @@ impl<'a> Entry<'a> {
                 });
             Take::new(parts.collect())
         };
-        session.enter_all(&claims, channel, step).await
+        session.enter_all(&claims, channel, self.sent, step).await
     }
 }
 
@@ -283,6 +254,48 @@ impl Drop for Trying {
     }
 }
 
+impl Request for Entry<'_> {
+    type Obtained = Vec<Share>;
+
+    async fn obtain(&mut self, waits: bool) -> Result<Option<Vec<Share>>> {
+        for claim in self.claims {
+            claim.settle_beside().await;
+        }
+        let mut asked = None;
+        let mut in_the_way = self.somebody_waits().filter(|_| waits);
+        loop {
+            let Some(i) = in_the_way else {
+                self.wait_for(None);
+                asked = Some(Tenure::latest());
+                match self.try_all(false).await? {
+                    Ok(shares) => return Ok(Some(shares)),
+                    Err(_) if !waits => return Ok(None),
+                    Err((i, _)) => in_the_way = Some(i),
+                }
+                continue;
+            };
+            self.wait_for(Some(i));
+            let (Some(member), Some(claim)) = (self.members.get(i), self.claims.get(i)) else {
+                return Ok(None);
+            };
+            let trying = self.trying.clone();
+            let turn = tokio::select! {
+                biased;
+                turn = member.session().waiting.obtain_in_line(self) => turn?,
+                // Out of turn: see `Claim::tenure`.
+                () = entered_by_another(claim, asked, &trying) => {
+                    in_the_way = None;
+                    continue;
+                }
+            };
+            match turn {
+                Turn::Had(shares) => return Ok(Some(shares)),
+                Turn::Elsewhere(i) => in_the_way = Some(i),
+            }
+        }
+    }
+}
+
 impl Attempt for Entry<'_> {
     type Won = Turn;
 
@@ -314,6 +327,15 @@ impl Attempt for Entry<'_> {
 
     fn has_subscribed(&self) -> bool {
         self.reached
+    }
+
+    fn sent(&self) -> &Sent {
+        self.sent
+    }
+
+    /// Members may be in other stores.
+    fn asks_for_line(&self) -> bool {
+        false
     }
 
     fn keeps_others_out(&self) -> Option<Duration> {

@@ -189,3 +189,11 @@ pub(super) fn prized<T: Send + Sync + 'static>(outcome: Outcome<T>) -> Outcome<P
         Outcome::Wait(left) => Outcome::Wait(left),
     }
 }
+
+/// The outage limit of the members' clients: the shortest that was set.
+pub(crate) fn clients_outage_limit(members: &[Member]) -> Option<Duration> {
+    let limits = members.iter();
+    limits
+        .filter_map(|member| member.session().outage_limit)
+        .min()
+}

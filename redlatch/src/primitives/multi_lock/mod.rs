@@ -11,14 +11,15 @@ mod share;
 mod take;
 
 use std::future::Future;
+use std::time::Duration;
 
 use tracing::Instrument as _;
 
 use self::attempt::Entry;
 pub use self::guard::MultiGuard;
 pub use self::member::Member;
-pub(crate) use self::member::checked;
 use self::member::in_order;
+pub(crate) use self::member::{checked, clients_outage_limit};
 pub(crate) use self::request::Obtain;
 pub use self::request::{AcquireMany, LockOfMany, TryAcquireMany};
 pub(crate) use self::share::{Share, any_lost};
@@ -27,6 +28,8 @@ use crate::lease::{Lease, Patience};
 use crate::owner::Owner;
 use crate::primitives::handle::done;
 use crate::several::all;
+use crate::store::Sent;
+use crate::wait::Limits;
 
 /// Several locks that are held together or not at all (Redisson: `RedissonMultiLock`,
 /// `getMultiLock`).
@@ -176,8 +179,13 @@ impl Obtain for MultiLock {
         lease: Option<Lease>,
         named: Option<Owner>,
         patience: Patience,
+        outage_limit: Option<Duration>,
     ) -> Result<Option<MultiGuard>> {
         let members = in_order(&self.members)?;
+        let Some(waiting) = members.first().map(|first| &first.session().waiting) else {
+            return Ok(None);
+        };
+        let limits = Limits::new(patience, outage_limit.or(clients_outage_limit(&members)));
         for member in &members {
             member.session().background.bind()?;
         }
@@ -187,7 +195,11 @@ impl Obtain for MultiLock {
             let claims = claims?;
             let span =
                 tracing::debug_span!("acquire", locks = members.len(), owner = owner.number());
-            let obtained = async { Entry::new(&members, &claims, lease).obtain(patience).await };
+            let sent = Sent::default();
+            let obtained = async {
+                let mut entry = Entry::new(&members, &claims, lease, &sent);
+                waiting.within(limits, &sent, &mut entry).await
+            };
             match obtained.instrument(span).await {
                 // What the owner held until now was lost on the way: it starts anew.
                 Err(Error::Lost { .. })

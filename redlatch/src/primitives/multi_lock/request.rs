@@ -23,6 +23,7 @@ pub(crate) trait Obtain: Clone + Send + Sync + 'static {
         lease: Option<Lease>,
         owner: Option<Owner>,
         patience: Patience,
+        outage_limit: Option<Duration>,
     ) -> impl Future<Output = Result<Option<Self::Guard>>> + Send
     where
         Self: LockOfMany;
@@ -46,6 +47,7 @@ pub struct AcquireMany<L: LockOfMany> {
     lock: L,
     lease: Option<Duration>,
     owner: Option<Owner>,
+    outage_limit: Option<Duration>,
 }
 
 /// Takes several locks, or gives up, when awaited: [`MultiLock::try_lock`](crate::MultiLock::try_lock),
@@ -64,6 +66,7 @@ impl<L: LockOfMany> AcquireMany<L> {
             lock: lock.clone(),
             lease: None,
             owner: None,
+            outage_limit: None,
         }
     }
 
@@ -82,10 +85,20 @@ impl<L: LockOfMany> AcquireMany<L> {
         self
     }
 
+    /// Waits through an outage of the members' stores that lasts at most this long:
+    /// [`ClientBuilder::outage_limit`](crate::ClientBuilder::outage_limit), for this request. Default: the
+    /// shortest limit that was set for a member's client. If none was, a multi-lock fails as a single
+    /// lock does, and a RedLock waits through any outage.
+    pub fn outage_limit(mut self, limit: Duration) -> AcquireMany<L> {
+        self.outage_limit = Some(limit);
+        self
+    }
+
     async fn obtain(&self, patience: Patience) -> Result<Option<L::Guard>> {
         let lease = self.lease.map(Lease::new).transpose()?;
         let owner = self.owner.or_else(Owner::of_scope);
-        self.lock.obtain(lease, owner, patience).await
+        let obtained = self.lock.obtain(lease, owner, patience, self.outage_limit);
+        obtained.await
     }
 }
 
@@ -97,10 +110,18 @@ impl<L: LockOfMany> TryAcquireMany<L> {
         }
     }
 
-    /// Waits at most this long if somebody is in the way, counted from when this is first polled.
-    /// What was begun by then is waited for.
+    /// Waits at most this long, counted from when this is first polled. The request returns at this
+    /// limit, whatever it is waiting for: `None` if a store has said that another owner is in the way,
+    /// or the error with which the stores could not be asked. What is on its way then is settled in
+    /// the background.
     pub fn wait(mut self, wait: Duration) -> TryAcquireMany<L> {
         self.wait = wait;
+        self
+    }
+
+    /// As [`AcquireMany::outage_limit`]. The wait limit wins if it is shorter.
+    pub fn outage_limit(mut self, limit: Duration) -> TryAcquireMany<L> {
+        self.request = self.request.outage_limit(limit);
         self
     }
 

@@ -6,7 +6,8 @@
 --          many arguments, the arguments
 -- Returns  { { reply }, … }: all are held now, and this was the reply for each
 --          { i, { reply } }: the i-th (from 0) is in the way with this reply, nothing has changed
---          { i, text }: taking the i-th is an error, nothing has changed
+--          { i, text }: the i-th is of another kind, nothing has changed
+-- Any other error is answered as an error, as for one thing alone; nothing has changed.
 --
 -- In the way is who answers with a number. A reply of its own array, because nil would end the
 -- outer one.
@@ -30,19 +31,23 @@ while arg < #ARGV do
     local take, undo = read(), read()
     -- pcall: what was taken so far must not stay when the next thing is of another kind.
     local done, reply = pcall(take.run, take.keys, take.args)
-    local refusal
+    local refusal, failure
     if type(reply) == 'table' and reply.err then
-        refusal = reply.err
+        failure = reply.err
     elseif not done then
-        refusal = tostring(reply)
+        failure = tostring(reply)
     elseif type(reply) == 'number' then
         refusal = { reply }
     end
-    if refusal then
+    if refusal or failure then
         for i = #undoing, 1, -1 do
             undoing[i].run(undoing[i].keys, undoing[i].args)
         end
-        return { #undoing, refusal }
+        -- WRONGKIND and WRONGTYPE are about this thing; the rest is about the server.
+        if failure and not string.find(failure, 'WRONG', 1, true) then
+            return redis.error_reply(failure)
+        end
+        return { #undoing, refusal or failure }
     end
     table.insert(replies, { reply })
     table.insert(undoing, undo)

@@ -13,13 +13,17 @@ use tracing::Instrument as _;
 pub use self::guard::RedGuard;
 use self::guard::drift;
 use self::round::Rounds;
-use super::multi_lock::{AcquireMany, LockOfMany, Member, Obtain, TryAcquireMany, checked};
+use super::multi_lock::{
+    AcquireMany, LockOfMany, Member, Obtain, TryAcquireMany, checked, clients_outage_limit,
+};
 use crate::backoff::Backoff;
 use crate::error::{Error, Result};
 use crate::lease::{Lease, Patience};
 use crate::owner::Owner;
 use crate::primitives::handle::done;
 use crate::several::all;
+use crate::store::Sent;
+use crate::wait::Limits;
 
 /// One lock that is kept by several independent servers, and held by whoever a majority has given
 /// it to (Redisson: `RedissonRedLock`, `getRedLock`; the Redlock algorithm).
@@ -103,8 +107,8 @@ impl RedLock {
         self.members.iter().map(Member::name)
     }
 
-    /// Waits for the lock as long as it takes, also for a majority that cannot be reached. Await
-    /// it, or set something first: [`AcquireMany`].
+    /// Waits for the lock as long as it takes, also for a majority that cannot be reached, unless an
+    /// outage limit is set ([`AcquireMany::outage_limit`]). Await it, or set something first: [`AcquireMany`].
     ///
     /// Waiters of one process are served in order of arrival, if they share the members' clients and
     /// name no owner: one that may hold the lock already must not wait behind those who wait for it.
@@ -232,6 +236,7 @@ impl Obtain for RedLock {
         lease: Option<Lease>,
         named: Option<Owner>,
         patience: Patience,
+        outage_limit: Option<Duration>,
     ) -> Result<Option<RedGuard>> {
         let members = checked(&self.members)?;
         let Some(first) = members.first() else {
@@ -250,6 +255,10 @@ impl Obtain for RedLock {
             });
         }
         let owner = named.unwrap_or_else(Owner::new);
+        // Unless told otherwise it waits for a majority that cannot be reached.
+        let outage_limit = outage_limit.or(clients_outage_limit(&members));
+        let limits = Limits::new(patience, outage_limit.or(Some(Duration::MAX)));
+        let sent = Sent::default();
         let mut rounds = Rounds {
             members: &members,
             quorum: members.len() / 2 + 1,
@@ -260,15 +269,16 @@ impl Obtain for RedLock {
             line: line(&members),
             tries: 0,
             failure: None,
+            known: named.is_some(),
+            outage: match limits.waits() {
+                true => limits.outage,
+                false => Duration::MAX,
+            },
+            sent: &sent,
         };
         let span = tracing::debug_span!("acquire", red = first.name(), owner = owner.number());
-        let obtaining = async {
-            match named {
-                // One that may hold it already must not wait behind those who wait for it.
-                Some(_) => rounds.go_on(patience).await,
-                None => first.session().waiting.obtain(&mut rounds, patience).await,
-            }
-        };
+        let waiting = &first.session().waiting;
+        let obtaining = waiting.within(limits, &sent, &mut rounds);
         match obtaining.instrument(span).await? {
             Some((shares, majority)) => Ok(Some(RedGuard::new(owner, shares, majority))),
             // Not refused, but not answered by most of them.

@@ -3,19 +3,20 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use tokio::time::{Instant, sleep_until, timeout};
+use tokio::time::{Instant, sleep, timeout};
 
 use super::guard::Majority;
 use super::too_slow;
 use crate::backoff::Backoff;
 use crate::error::{Error, Result};
-use crate::lease::{Lease, Patience};
+use crate::lease::Lease;
 use crate::owner::Owner;
 use crate::primitives::handle::Ask;
 use crate::primitives::multi_lock::{Member, Share};
 use crate::several::all;
 use crate::step::Outcome;
-use crate::wait::Attempt;
+use crate::store::{Sent, Word};
+use crate::wait::{Attempt, Request};
 
 /// One acquisition under way.
 pub(super) struct Rounds<'a> {
@@ -31,34 +32,36 @@ pub(super) struct Rounds<'a> {
     pub(super) tries: u32,
     /// Why most members failed in the latest round, if they did.
     pub(super) failure: Option<Error>,
+    /// Whether others may know the owner, and acquire for it at the same time.
+    pub(super) known: bool,
+    /// How long most members may fail before waiting fails.
+    pub(super) outage: Duration,
+    pub(super) sent: &'a Sent,
 }
 
 /// What is held by a quorum.
 pub(super) type Won = (Vec<Share>, Arc<Majority>);
 
 impl Rounds<'_> {
-    /// Round after round, with pauses, until patience ends.
-    pub(super) async fn go_on(&mut self, patience: Patience) -> Result<Option<Won>> {
-        let end = patience.end();
+    /// Round after round, with pauses.
+    async fn go_on(&mut self, waits: bool) -> Result<Option<Won>> {
         loop {
             if let Some(won) = self.round().await? {
                 return Ok(Some(won));
             }
-            if matches!(patience, Patience::None) {
+            if !waits {
                 return Ok(None);
             }
-            let again = Instant::now() + self.backoff.pause(self.tries);
+            let pause = self.backoff.pause(self.tries);
             self.tries = self.tries.saturating_add(1);
-            sleep_until(end.map_or(again, |end| end.min(again))).await;
-            if end.is_some_and(|end| Instant::now() >= end) {
-                return Ok(None);
-            }
+            sleep(pause).await;
         }
     }
 
     /// Asks all members once. Without a quorum that is valid for a while, what was had is given
     /// back.
     async fn round(&mut self) -> Result<Option<Won>> {
+        let begun = Instant::now();
         let mut asked = Vec::with_capacity(self.members.len());
         for member in self.members {
             // Made anew each time: what was lost meanwhile is not entered again.
@@ -77,7 +80,8 @@ impl Rounds<'_> {
             };
             // One that does not answer in time may have done its work: being dropped, the attempt
             // is undone in the background.
-            let entered = timeout(limit, claim.enter(terms, None, step)).await;
+            let sent = Sent::default();
+            let entered = timeout(limit, claim.enter(terms, None, &sent, step)).await;
             match entered {
                 Ok(Ok(Outcome::Done(prize))) => Ok(Some(Share::new(claim, terms, prize))),
                 Ok(Ok(Outcome::Wait(_))) => Ok(None),
@@ -115,7 +119,26 @@ impl Rounds<'_> {
         let mut away = errors.iter().filter(|error| error.is_transient());
         let first = away.next();
         self.failure = first.filter(|_| decides(1 + away.count())).cloned();
-        Ok(None)
+        match &self.failure {
+            Some(error) => self.sent.failed(begun, error.clone()),
+            None => self.sent.answered(),
+        }
+        match self.sent.word() {
+            Some(Word::Failed { since, error }) if since.elapsed() >= self.outage => Err(error),
+            _ => Ok(None),
+        }
+    }
+}
+
+impl Request for Rounds<'_> {
+    type Obtained = Won;
+
+    async fn obtain(&mut self, waits: bool) -> Result<Option<Won>> {
+        match (self.known, self.members.first()) {
+            // One that may hold it already must not wait behind those who wait for it.
+            (true, _) | (_, None) => self.go_on(waits).await,
+            (false, Some(first)) => first.session().waiting.obtain(self, waits).await,
+        }
     }
 }
 
@@ -135,6 +158,10 @@ impl Attempt for Rounds<'_> {
             Some(won) => Outcome::Done(won),
             None => Outcome::Wait(Duration::ZERO),
         })
+    }
+
+    fn sent(&self) -> &Sent {
+        self.sent
     }
 
     fn keeps_others_out(&self) -> Option<Duration> {

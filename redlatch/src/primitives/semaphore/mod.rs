@@ -134,6 +134,7 @@ impl Semaphore {
         AcquirePermits {
             semaphore: self.clone(),
             permits,
+            outage_limit: None,
         }
     }
 
@@ -161,6 +162,7 @@ impl Semaphore {
             semaphore: self.clone(),
             permits,
             wait: Duration::ZERO,
+            outage_limit: None,
         }
     }
 

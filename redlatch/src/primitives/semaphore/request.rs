@@ -5,6 +5,8 @@ use std::pin::pin;
 use std::sync::Arc;
 use std::time::Duration;
 
+use tokio::time::Instant;
+
 use super::guard::GIVING_BACK;
 use super::rules::Take;
 use super::{Semaphore, SemaphorePermits};
@@ -15,7 +17,7 @@ use crate::primitives::handle::Boxed;
 use crate::primitives::number::{Begin, Read, set_by_whom};
 use crate::step::Outcome;
 use crate::store::{Lane, Sent};
-use crate::wait::Attempt;
+use crate::wait::{Attempt, Limits, Request};
 
 /// Waits for permits when awaited: [`Semaphore::acquire`], [`Semaphore::acquire_many`].
 ///
@@ -40,6 +42,7 @@ use crate::wait::Attempt;
 pub struct AcquirePermits {
     pub(super) semaphore: Semaphore,
     pub(super) permits: u32,
+    pub(super) outage_limit: Option<Duration>,
 }
 
 /// Takes permits, or gives up, when awaited: [`Semaphore::try_acquire`],
@@ -51,11 +54,30 @@ pub struct TryAcquirePermits {
     pub(super) semaphore: Semaphore,
     pub(super) permits: u32,
     pub(super) wait: Duration,
+    pub(super) outage_limit: Option<Duration>,
+}
+
+impl AcquirePermits {
+    /// Waits through an outage of the store that lasts at most this long:
+    /// [`ClientBuilder::outage_limit`](crate::ClientBuilder::outage_limit), for this request. A step whose
+    /// outcome is not known ([`Error::OutcomeUnknown`]) is not sent again, whatever the limit.
+    pub fn outage_limit(mut self, limit: Duration) -> AcquirePermits {
+        self.outage_limit = Some(limit);
+        self
+    }
 }
 
 impl TryAcquirePermits {
-    /// Waits at most this long for permits, counted from when this is first polled. A step that was begun by then is waited for, at most the
-    /// client's response timeout longer. A time that the clock cannot hold is for ever.
+    /// As [`AcquirePermits::outage_limit`]. The wait limit wins if it is shorter.
+    pub fn outage_limit(mut self, limit: Duration) -> TryAcquirePermits {
+        self.outage_limit = Some(limit);
+        self
+    }
+
+    /// Waits at most this long for permits, counted from when this is first polled. The request returns
+    /// at this limit, whatever it is waiting for: `None` if there were too few permits, or the error
+    /// with which the store could not be asked. What a step that is on its way then takes is given
+    /// back in the background. A time that the clock cannot hold is no limit.
     pub fn wait(mut self, wait: Duration) -> TryAcquirePermits {
         self.wait = wait;
         self
@@ -70,7 +92,8 @@ impl IntoFuture for AcquirePermits {
         Box::pin(async move {
             // Endless patience does not come back without: the loop says so to the compiler.
             loop {
-                let won = obtain(&self.semaphore, self.permits, Patience::Endless);
+                let (permits, limit) = (self.permits, self.outage_limit);
+                let won = obtain(&self.semaphore, permits, Patience::Endless, limit);
                 if let Some(permits) = won.await? {
                     return Ok(permits);
                 }
@@ -86,7 +109,7 @@ impl IntoFuture for TryAcquirePermits {
     fn into_future(self) -> Self::IntoFuture {
         Box::pin(async move {
             let patience = Patience::at_most(self.wait);
-            obtain(&self.semaphore, self.permits, patience).await
+            obtain(&self.semaphore, self.permits, patience, self.outage_limit).await
         })
     }
 }
@@ -95,6 +118,7 @@ async fn obtain(
     semaphore: &Semaphore,
     permits: u32,
     patience: Patience,
+    outage_limit: Option<Duration>,
 ) -> Result<Option<SemaphorePermits>> {
     let session = &semaphore.session;
     session.background.bind()?;
@@ -105,14 +129,30 @@ async fn obtain(
         let none = SemaphorePermits::new(session.clone(), place.clone(), 0, None);
         return Ok(Some(none));
     }
-    let mut attempt = Taking { semaphore, permits };
-    session.waiting.obtain(&mut attempt, patience).await
+    let limits = Limits::new(patience, outage_limit.or(session.outage_limit));
+    let sent = Sent::default();
+    let mut taking = Taking {
+        semaphore,
+        permits,
+        sent: &sent,
+    };
+    session.waiting.within(limits, &sent, &mut taking).await
 }
 
 /// One acquisition under way, for the waiting room.
 struct Taking<'a> {
     semaphore: &'a Semaphore,
     permits: u32,
+    sent: &'a Sent,
+}
+
+impl Request for Taking<'_> {
+    type Obtained = SemaphorePermits;
+
+    async fn obtain(&mut self, waits: bool) -> Result<Option<SemaphorePermits>> {
+        let session = &self.semaphore.session;
+        session.waiting.obtain(self, waits).await
+    }
 }
 
 impl Attempt for Taking<'_> {
@@ -136,9 +176,8 @@ impl Attempt for Taking<'_> {
             let look = Read {
                 place: &self.semaphore.place,
             };
-            let sent = Sent::default();
             let store = &session.store;
-            let seen = store.subscribe_and_run(self.channel(), &look, Lane::Look, &sent);
+            let seen = store.subscribe_and_run(self.channel(), &look, Lane::Look, self.sent);
             if seen.await?.reply < i64::from(self.permits) {
                 return Ok(wait);
             }
@@ -147,6 +186,10 @@ impl Attempt for Taking<'_> {
             Outcome::Wait(_) => wait,
             done => done,
         })
+    }
+
+    fn sent(&self) -> &Sent {
+        self.sent
     }
 
     /// There may be permits left for the next one.
@@ -164,8 +207,10 @@ impl Taking<'_> {
         let (background, store) = (session.background.clone(), session.store.clone());
         let (permits, sent) = (self.permits, Arc::new(Sent::default()));
         let is_sent = sent.clone();
-        // For as long as somebody waits for it here: what is heard out is in nobody's way.
-        let _turn = store.turn(place.key()).await;
+        let _news = TakeOver {
+            of: is_sent.clone(),
+            by: self.sent,
+        };
         let mut unheard = Unheard {
             place: place.clone(),
             permits,
@@ -179,7 +224,7 @@ impl Taking<'_> {
             };
             let what = "acquiring permits";
             let store = &session.store;
-            let answer = store.run_unrepeated(&step, what, Lane::Taking, GIVING_BACK, &sent);
+            let answer = store.run_unrepeated(&step, what, Lane::Attempt, GIVING_BACK, &sent);
             unheard.outcome = Some(match answer.await {
                 Ok(answer) => match answer.reply {
                     Outcome::Done(lives) => {
@@ -203,13 +248,29 @@ impl Taking<'_> {
         };
         let under_way = || is_sent.get();
         let mut work = pin!(background.finish(work, under_way));
-        let after = store.response_timeout();
-        match tokio::time::timeout(after, &mut work).await {
-            Ok(unheard) => unheard.heard(after),
-            Err(_) if under_way() => Err(Error::ResponseTimeout { after }),
+        let (begun, after) = (Instant::now(), store.response_timeout());
+        match is_sent.in_time(after, work.as_mut()).await {
+            Some(unheard) => unheard.heard(after),
+            None if under_way() => {
+                let error = Error::ResponseTimeout { after };
+                is_sent.failed(begun, error.clone());
+                Err(error)
+            }
             // What could not be sent by now gives up by itself, and says why.
-            Err(_) => work.await.heard(after),
+            None => work.await.heard(after),
         }
+    }
+}
+
+/// Hands the news of one try to the request, also when the try is dropped.
+struct TakeOver<'a> {
+    of: Arc<Sent>,
+    by: &'a Sent,
+}
+
+impl Drop for TakeOver<'_> {
+    fn drop(&mut self) {
+        self.by.take_over(&self.of);
     }
 }
 

@@ -7,6 +7,7 @@ use tokio::time::Instant;
 
 use crate::error::{Error, Result};
 use crate::step::refused;
+use crate::store::Sent;
 
 /// Why one exchange failed.
 #[derive(Debug, Clone)]
@@ -27,6 +28,18 @@ pub(super) enum Fault {
     Deposed(String),
     /// An answer that trying again does not change.
     Final(Error),
+}
+
+/// The code of an error. Before 7.0 an error inside of a script arrives wrapped in another, and one that
+/// the script has caught arrives behind the place where it happened: `…: -READONLY …`.
+fn inner_code<'a>(code: &'a str, said: &'a str) -> &'a str {
+    if code != "ERR" && !code.starts_with('@') {
+        return code;
+    }
+    let inner = said.split_once(": -").map(|(_, inner)| inner);
+    let inner = inner.and_then(|inner| inner.split_whitespace().next());
+    let is_code = |inner: &&str| inner.bytes().all(|byte| byte.is_ascii_uppercase());
+    inner.filter(is_code).unwrap_or(code)
 }
 
 /// What a script is told that asks for a key of a slot that is half moved.
@@ -53,16 +66,16 @@ impl Fault {
             Some(details) => format!("{code} {details}"),
             None => code.to_owned(),
         };
+        let code = inner_code(code, &said);
         // `MOVED 3999 127.0.0.1:6381`
         let address = || details?.split_whitespace().nth(1).map(str::to_owned);
         match code {
             "MOVED" => address().map_or(Fault::NotSent(said), Fault::Moved),
             "ASK" => address().map_or(Fault::NotSent(said), Fault::Asked),
-            "READONLY" | "MASTERDOWN" => Fault::Deposed(said),
+            // UNBLOCKED: a WAIT that was interrupted, because the master became a replica.
+            "READONLY" | "MASTERDOWN" | "UNBLOCKED" => Fault::Deposed(said),
             "LOADING" | "BUSY" | "TRYAGAIN" => Fault::NotNow(said),
             "CLUSTERDOWN" | "NOREPLICAS" => Fault::NotSent(said),
-            // Before 7.0 an error inside of a script arrives wrapped in another.
-            "ERR" if said.contains(": -READONLY ") => Fault::Deposed(said),
             "NOAUTH" | "WRONGPASS" => Fault::Final(Error::AuthenticationFailed { reason: said }),
             // A script of a slot that moves came upon a key that is elsewhere: what it did before that,
             // it did.
@@ -121,7 +134,7 @@ impl Fault {
 
 /// Tries again on a new connection, with growing pauses, until it is time to give up.
 pub(super) struct Retry {
-    pub(super) give_up: Instant,
+    pub(super) begun: Instant,
     timeout: Duration,
     pause: Duration,
     last: Option<Error>,
@@ -136,7 +149,7 @@ const LONGEST_PAUSE: Duration = Duration::from_millis(250);
 impl Retry {
     pub(super) fn until(timeout: Duration) -> Retry {
         Retry {
-            give_up: Instant::now() + timeout,
+            begun: Instant::now(),
             timeout,
             pause: FIRST_PAUSE,
             last: None,
@@ -144,8 +157,14 @@ impl Retry {
         }
     }
 
-    /// Returns when it is time to try again; the error if that makes no sense.
-    pub(super) async fn after(&mut self, fault: Fault) -> Result<()> {
+    /// How much of the response timeout is left.
+    pub(super) fn left(&self) -> Duration {
+        self.timeout.saturating_sub(self.begun.elapsed())
+    }
+
+    /// Returns when it is time to try again; the error if that makes no sense. What failed is noted in
+    /// `sent`, for a caller who does not wait that long.
+    pub(super) async fn after(&mut self, fault: Fault, sent: &Sent) -> Result<()> {
         self.repeated |= matches!(fault, Fault::Unanswered(_));
         let is_final = matches!(fault, Fault::Final(_));
         let error = fault.into_error();
@@ -153,6 +172,7 @@ impl Retry {
             return Err(error);
         }
         tracing::debug!(%error, "a step was not answered; trying again");
+        sent.failed(self.begun, error.clone());
         self.last = Some(error);
         tokio::time::sleep(self.pause).await;
         self.pause = (self.pause * 2).min(LONGEST_PAUSE);
@@ -160,14 +180,22 @@ impl Retry {
     }
 
     /// The error when time is up. `silence` is what to think of if there is no connection.
-    pub(super) fn given_up(&mut self, silence: Option<&str>) -> Error {
-        let after = self.timeout;
-        self.last.take().unwrap_or_else(|| match silence {
-            None => Error::ResponseTimeout { after },
-            Some(silence) => Error::Unavailable {
-                reason: format!("no connection within the response timeout of {after:?}{silence}"),
-            },
-        })
+    pub(super) fn given_up(&mut self, silence: Option<&str>, sent: &Sent) -> Error {
+        let last = self.last.take();
+        let error = last.unwrap_or_else(|| no_answer(self.timeout, silence));
+        sent.failed(self.begun, error.clone());
+        error
+    }
+}
+
+/// The error for a call that has waited this long and does not know of any fault. `silence` is what to
+/// think of if there is no connection.
+pub(super) fn no_answer(after: Duration, silence: Option<&str>) -> Error {
+    match silence {
+        None => Error::ResponseTimeout { after },
+        Some(silence) => Error::Unavailable {
+            reason: format!("no connection within {after:?}{silence}"),
+        },
     }
 }
 
@@ -175,15 +203,42 @@ impl Retry {
 mod tests {
     use super::*;
 
+    /// As Redis 7 says it, as 6.2 wraps it, and as 6.2 tells a script that catches it.
     #[test]
-    fn a_replica_is_known_by_what_it_says_in_a_script_too() {
-        let said = "You can't write against a read only replica.";
-        let wrapped = format!(
-            "Error running script (call to f_6b1b): @user_script:1: @user_script: 1: -READONLY {said}"
-        );
-        for (code, details) in [("READONLY", said), ("ERR", &*wrapped)] {
-            let fault = Fault::said(code, Some(details), "k");
-            assert!(matches!(fault, Fault::Deposed(_)), "{fault:?}");
+    fn errors_are_known_however_a_script_wraps_them() {
+        let forms = |code: &str| {
+            [
+                (code.to_owned(), "said the server".to_owned()),
+                (
+                    "ERR".to_owned(),
+                    format!(
+                        "Error running script (call to f_6b1b): @user_script:1: @user_script: 1: -{code} said"
+                    ),
+                ),
+                (
+                    "@user_script:".to_owned(),
+                    format!("12: -{code} said the server"),
+                ),
+            ]
+        };
+        for code in ["READONLY", "UNBLOCKED"] {
+            for (first, rest) in forms(code) {
+                let fault = Fault::said(&first, Some(&rest), "k");
+                assert!(matches!(fault, Fault::Deposed(_)), "{fault:?}");
+                assert!(fault.into_error().is_transient());
+            }
+        }
+        for code in ["NOREPLICAS", "LOADING"] {
+            for (first, rest) in forms(code) {
+                let fault = Fault::said(&first, Some(&rest), "k");
+                assert!(matches!(fault, Fault::NotSent(_)), "{fault:?}");
+            }
+        }
+        for code in ["OOM", "MISCONF"] {
+            for (first, rest) in forms(code) {
+                let fault = Fault::said(&first, Some(&rest), "k");
+                assert!(matches!(fault, Fault::Final(Error::Refused { .. })));
+            }
         }
     }
 }

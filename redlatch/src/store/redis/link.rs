@@ -22,7 +22,7 @@ use super::dial::{Dial, Dialled};
 use super::facts::run_id;
 use super::fault::Fault;
 use super::listening::{BEGUN_AT_ONCE, Listening, begin_again, breaks, text};
-use super::node::ATTEMPTS;
+use super::turns::ATTEMPTS;
 use crate::backoff::Backoff;
 use crate::error::Error;
 use crate::store::{Doubts, NodeId, SharedEar};

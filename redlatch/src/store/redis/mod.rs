@@ -17,6 +17,7 @@ pub use self::replicas::ReplicaSync;
 use self::replicas::Replicas;
 pub(crate) use self::topology::Settings;
 use self::topology::Topology;
+pub(crate) use self::turns::{Turn, Turns};
 use super::{Answer, Cursor, Doubts, Lane, NodeId, Sent, SharedEar, Sought};
 use crate::error::{Error, Result};
 use crate::step::{Args, Step, refused};
@@ -37,6 +38,7 @@ mod slot;
 #[cfg(feature = "tls")]
 mod tls;
 mod topology;
+mod turns;
 mod url;
 
 /// Keys that SCAN looks at per round trip.
@@ -149,16 +151,17 @@ impl Redis {
         let unknown = |reason| Error::OutcomeUnknown { step: what, reason };
         let mut retry = Retry::until(self.response_timeout);
         let patience = answered_within.max(self.response_timeout);
-        let answered_by = Instant::now() + patience;
         loop {
             let mut sending = pin!(self.send(&exchange));
-            let answered = match timeout_at(retry.give_up, &mut sending).await {
-                Ok(answered) => answered,
-                Err(_) => {
+            let answered = match sent.in_time(retry.left(), sending.as_mut()).await {
+                Some(answered) => answered,
+                None => {
                     self.topology.suspect();
                     if !sent.get() {
-                        return Err(retry.given_up(self.silence(&exchange)));
+                        return Err(retry.given_up(self.silence(&exchange), sent));
                     }
+                    let from = sent.counts_from().max(Some(retry.begun));
+                    let answered_by = from.unwrap_or(retry.begun) + patience;
                     match timeout_at(answered_by, sending).await {
                         Ok(answered) => answered,
                         Err(_) => return Err(unknown(format!("no answer within {patience:?}"))),
@@ -166,13 +169,16 @@ impl Redis {
                 }
             };
             match answered {
-                Ok(heard) => return heard.read(step, false),
+                Ok(heard) => {
+                    sent.answered();
+                    return heard.read(step, false);
+                }
                 Err(Fault::Unanswered(reason)) => return Err(unknown(reason)),
                 Err(fault) => {
                     sent.clear();
-                    retry.after(fault).await?;
-                    if Instant::now() >= retry.give_up {
-                        return Err(retry.given_up(None));
+                    retry.after(fault, sent).await?;
+                    if retry.left().is_zero() {
+                        return Err(retry.given_up(None, sent));
                     }
                 }
             }
@@ -187,14 +193,14 @@ impl Redis {
         self.topology.known_node(key)
     }
 
-    pub(crate) async fn turn(&self, key: &str) -> Option<OwnedSemaphorePermit> {
-        let limits = self.topology.limits(key);
-        limits.attempts.clone().acquire_owned().await.ok()
-    }
-
     pub(crate) async fn settling_turn(&self, key: &str) -> Option<OwnedSemaphorePermit> {
         let limits = self.topology.limits(key);
         limits.settlings.clone().acquire_owned().await.ok()
+    }
+
+    /// The error for a request of this key that has waited this long without any news.
+    pub(crate) fn no_answer(&self, key: &str, after: Duration) -> Error {
+        fault::no_answer(after, self.topology.silence(key))
     }
 
     pub(crate) fn response_timeout(&self) -> Duration {
@@ -260,29 +266,29 @@ impl Redis {
     /// was answered had been sent, and whether it may be the answer to a repetition.
     async fn persist(&self, exchange: &Exchange<'_>) -> Result<(Heard, bool)> {
         check_runtime()?;
-        // Waiting for a turn is no fault of the server's: its time counts from here.
-        let _turn = match exchange.lane.queues() {
-            true => self.turn(exchange.key).await,
-            false => None,
-        };
+        let own = Sent::default();
+        let sent = exchange.sent.unwrap_or(&own);
         let mut retry = Retry::until(self.response_timeout);
-        let give_up = retry.give_up;
         let answered = {
             let trying = pin!(async {
                 loop {
                     match self.send(exchange).await {
                         Ok(answer) => return Ok(answer),
-                        Err(fault) => retry.after(fault).await?,
+                        Err(fault) => retry.after(fault, sent).await?,
                     }
                 }
             });
-            timeout_at(give_up, trying).await
+            sent.in_time(self.response_timeout, trying).await
         };
         match answered {
-            Ok(heard) => heard.map(|heard| (heard, retry.repeated)),
-            Err(_) => {
+            Some(heard) => {
+                // An error that trying again does not change is an answer, too.
+                sent.answered();
+                heard.map(|heard| (heard, retry.repeated))
+            }
+            None => {
                 self.topology.suspect();
-                Err(retry.given_up(self.silence(exchange)))
+                Err(retry.given_up(self.silence(exchange), sent))
             }
         }
     }
@@ -365,6 +371,54 @@ impl Redis {
             Lane::First => &node.commands,
             Lane::Attempt | Lane::Taking | Lane::Look | Lane::Behind => &node.attempts,
         };
+        if exchange.lane.queues() {
+            self.turn(node, exchange).await?;
+        }
+        let sending = self.send_in_turn(node, link, exchange, importing);
+        let answered = sending.await;
+        if exchange.lane.queues() {
+            if answered.is_ok() {
+                node.limits.turns.answered();
+            }
+            if let Some(sent) = exchange.sent {
+                drop(sent.take_turn());
+            }
+        }
+        answered
+    }
+
+    /// Waits for the turn to send an attempt to this node. While there is no connection no attempt has a
+    /// turn: all wait for the one attempt to connect, and fail together when it does.
+    async fn turn(&self, node: &Node, exchange: &Exchange<'_>) -> Result<(), Fault> {
+        let messages = exchange.channel.map(|_| &node.messages);
+        loop {
+            let turn = match (node.limits.turns.free(), exchange.sent) {
+                (Some(turn), _) => Some(turn),
+                (None, Some(sent)) => {
+                    let _queued = sent.queued_at(node.limits.turns.clone());
+                    node.limits.turns.next().await
+                }
+                (None, None) => node.limits.turns.next().await,
+            };
+            let mut links = std::iter::once(&node.attempts).chain(messages);
+            let Some(link) = links.find(|link| !link.is_connected()) else {
+                if let (Some(sent), Some(turn)) = (exchange.sent, turn) {
+                    sent.keep_turn(turn);
+                }
+                return Ok(());
+            };
+            drop(turn);
+            link.live().await?;
+        }
+    }
+
+    async fn send_in_turn(
+        &self,
+        node: &Node,
+        link: &Arc<Link>,
+        exchange: &Exchange<'_>,
+        importing: bool,
+    ) -> Result<Heard, Fault> {
         let together = Arc::ptr_eq(link, &node.messages);
         // A slot that moves keeps its subscriptions where it was until it is there: that node ends
         // them then, and who waits looks again. The one that it goes to would refuse them.

@@ -9,6 +9,7 @@ use tokio::sync::Semaphore;
 use super::link::{Link, Whereabouts, Witness};
 use super::listening::Listening;
 use super::replicas::{Demand, Replicas};
+use super::turns::Turns;
 use crate::error::Error;
 use crate::store::{Doubts, NodeId, SharedEar};
 
@@ -23,10 +24,6 @@ pub(super) struct Settings {
     pub(super) demand: Option<Demand>,
 }
 
-/// How many attempts to acquire may be in flight at one node. The rest wait here and not inside the
-/// connection, where renewals and releases would have to queue behind them.
-pub(super) const ATTEMPTS: usize = 512;
-
 /// How many releases may be in flight at one node in the background. If thousands of attempts are
 /// dropped at once, renewals must not wait behind them.
 const SETTLINGS: usize = 64;
@@ -34,14 +31,14 @@ const SETTLINGS: usize = 64;
 /// How much work may be in flight at one node at once. Every node has limits of its own, so that a node
 /// that does not answer uses up no turns of the others.
 pub(super) struct Limits {
-    pub(super) attempts: Arc<Semaphore>,
+    pub(super) turns: Arc<Turns>,
     pub(super) settlings: Arc<Semaphore>,
 }
 
 impl Default for Limits {
     fn default() -> Limits {
         Limits {
-            attempts: Arc::new(Semaphore::new(ATTEMPTS)),
+            turns: Turns::new(),
             settlings: Arc::new(Semaphore::new(SETTLINGS)),
         }
     }
