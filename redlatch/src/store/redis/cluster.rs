@@ -485,6 +485,7 @@ mod tests {
         let settings = Settings {
             connect_timeout: PATIENCE,
             ear: Arc::new(Lines::default()),
+            doubts: Arc::default(),
             listening: Listening::Sharded,
             demand: None,
         };
