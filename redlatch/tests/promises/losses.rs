@@ -8,7 +8,7 @@ use redlatch_testkit::Server;
 
 use crate::common::*;
 
-/// With this lease a waiter that nobody wakes sleeps for hours.
+/// With this lease a waiter without a message sleeps for hours.
 const ENDLESS: Duration = Duration::from_secs(20_000);
 
 /// The holder, whose renewals are due every two seconds, and another client.
@@ -90,7 +90,7 @@ a_waiter_is_woken! {
         client.read_write_lock("x").read().clone(), client.read_write_lock("x").write().clone();
 }
 
-/// Whoever holds the lock by now is right in the way: nobody is woken.
+/// If another owner holds the lock by now, the waiters are right to wait.
 #[tokio::test]
 async fn a_lost_hold_wakes_nobody_while_another_owner_holds_the_lock() {
     let server = Server::start();

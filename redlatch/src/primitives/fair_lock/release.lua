@@ -32,7 +32,7 @@ if place then
     end
 end
 if redis.call('HEXISTS', KEYS[1], owner) == 0 then
-    -- Deleted by FLUSHALL or DEL: nobody else calls those who wait.
+    -- Deleted by FLUSHALL or DEL: no other step calls the waiters.
     if left == -2 and not place then
         call_next(channel)
     end

@@ -5,7 +5,7 @@
 --          nobody), and if this undoes an acquisition: lease in ms to go back to
 -- Returns  1: done; 0: this owner does not hold the lock
 if redis.call('HEXISTS', KEYS[1], ARGV[1]) == 0 then
-    -- Deleted by FLUSHALL or DEL: nobody else wakes those who wait. Also the answer to a release that is
+    -- Deleted by FLUSHALL or DEL: no other step wakes the waiters. Also the answer to a release that is
     -- repeated; then a waiter looks once more than needed.
     if ARGV[4] ~= '' and redis.call('EXISTS', KEYS[1]) == 0 then
         redis.call('PUBLISH', ARGV[4], '0')

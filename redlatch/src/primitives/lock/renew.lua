@@ -18,8 +18,8 @@ for i = 1, (#ARGV - 1) / 2 do
         renewed[i] = 1
     else
         renewed[i] = 0
-        -- Deleted by FLUSHALL or DEL. Waiters sleep until the lease ends that they were told of, and
-        -- nobody else wakes them. If another owner holds the lock, they are right to wait.
+        -- Deleted by FLUSHALL or DEL. Waiters would sleep until the old lease ends, and
+        -- no other step wakes them. If another owner holds the lock, they are right to wait.
         if channel ~= '' and redis.call('EXISTS', key) == 0 then
             wake(i, channel)
         end

@@ -218,7 +218,7 @@ pub(crate) fn renew_script() -> &'static Script {
 }
 
 /// Whether an owner does not hold a lock because nothing holds it: it was deleted by FLUSHALL or DEL.
-/// Then whoever finds this out wakes a waiter, because nobody else does.
+/// Then the step that finds this out wakes a waiter, because no other step does.
 pub(crate) fn is_gone(space: &mut Space, held: bool, place: &Place, now: Instant) -> bool {
     !held && !space.is_there(place.key(), now)
 }

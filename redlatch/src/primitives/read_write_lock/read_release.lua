@@ -8,7 +8,7 @@
 local owner, keep, lease, base = ARGV[1], tonumber(ARGV[2]), tonumber(ARGV[3]), ARGV[4]
 local left = redis.call('PTTL', KEYS[1])
 if left == -2 then
-    -- Deleted by FLUSHALL or DEL: nobody else wakes those who wait.
+    -- Deleted by FLUSHALL or DEL: no other step wakes the waiters.
     redis.call('PUBLISH', ARGV[5], '0')
     return 0
 end

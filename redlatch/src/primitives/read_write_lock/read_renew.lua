@@ -24,7 +24,7 @@ for i, key in ipairs(KEYS) do
     if alive == 1 and lease > 0 and redis.call('PTTL', key) < lease then
         redis.call('PEXPIRE', key, ARGV[1])
     end
-    -- Deleted by FLUSHALL or DEL: nobody else wakes those who wait.
+    -- Deleted by FLUSHALL or DEL: no other step wakes the waiters.
     if alive == 0 and redis.call('EXISTS', key) == 0 then
         redis.call('PUBLISH', channel, '0')
     end

@@ -19,7 +19,7 @@ if not fields[2] then
     if ARGV[2] == '0' and redis.call('ZREM', KEYS[2], ARGV[1]) == 1 then
         redis.call('PUBLISH', ARGV[5], '1')
     elseif left == -2 then
-        -- Deleted by FLUSHALL or DEL: nobody else wakes those who wait.
+        -- Deleted by FLUSHALL or DEL: no other step wakes the waiters.
         call_all(ARGV[5])
     end
     return 0

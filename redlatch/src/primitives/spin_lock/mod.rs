@@ -65,7 +65,7 @@ impl Kind for Spin {
         Reentrant.renew_script()
     }
 
-    /// Without a channel: whoever waits by spinning is not called.
+    /// Without a channel: waiters that spin are not subscribed to one.
     fn renew_args(&self, hold: &Hold, args: &mut Args<'_>) {
         args.text(&hold.field);
         args.text("");

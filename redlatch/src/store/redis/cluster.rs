@@ -306,7 +306,7 @@ impl Cluster {
         // Whoever has lost its slots may hang with what was sent to it. Whoever has none yet may be
         // asked for keys of a slot that is moving there, and is left alone while it is.
         let is_used = |node: &Arc<Node>| Arc::strong_count(node) > 1;
-        // What has become a master may lack what the one before it had.
+        // A new master may lack data that the old one had.
         let is_new = |at: &&Endpoint| !before.is_empty() && !before.contains(at);
         let new = masters.iter().filter(is_new).filter_map(|at| nodes.get(at));
         let new: Vec<_> = new.map(|node| node.id).collect();

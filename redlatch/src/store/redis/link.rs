@@ -274,7 +274,7 @@ impl Link {
             link.lock_opening().ended(opened.is_ok());
             let live = opened.as_ref().ok().cloned();
             let _ = tell.send(Some(opened));
-            // Behind whatever waited for the connection: it costs nobody a round trip.
+            // After the waiting callers got the connection: no caller pays for this round trip.
             if let Some(live) = live {
                 link.identify(live).await;
             }
