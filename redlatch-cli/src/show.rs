@@ -326,7 +326,7 @@ fn terminal_columns() -> Option<usize> {
 /// Shortens owners, then names, until the table fits. JSON has them in full.
 fn fit(cells: &mut [[String; 5]], columns: usize) {
     const SEPARATORS: usize = 4 * 2;
-    // What is left of an owner tells owners apart: the beginning of the client's id, and the number.
+    // Owners stay distinguishable: they keep the beginning of the client's id, and the number.
     for (column, least) in [(2, 16), (0, 12), (1, 8)] {
         let widths = widths(cells);
         let total = widths.iter().sum::<usize>() + SEPARATORS;

@@ -128,9 +128,19 @@ impl Tree {
         next
     }
 
-    /// All of the tree are in this state, as `ps` names it.
-    fn until_all(&self, what: &str, state: impl Fn(char) -> bool) {
-        until(what, || self.pids.iter().all(|pid| state(state_of(*pid))));
+    /// Waits until `redlatch` has stopped, which it does last. A shell that is in `vfork` then waits (D)
+    /// for its stopped child to continue.
+    fn until_stopped(&self) {
+        until("all are stopped", || {
+            let [redlatch, others @ ..] = self.pids.map(state_of);
+            redlatch == 'T' && others.iter().all(|state| matches!(state, 'T' | 'D'))
+        });
+    }
+
+    fn until_continued(&self) {
+        until("all continue", || {
+            self.pids.iter().all(|pid| state_of(*pid) != 'T')
+        });
     }
 }
 
@@ -323,9 +333,9 @@ fn stop_signal_stops_the_tree_and_sigcont_continues_it() {
         for start in [FOREGROUND, "setsid -w CHILD"] {
             let tree = Tree::start(false, &["--watchdog", "1h"], start, child);
             tree.signal(signal);
-            tree.until_all("all are stopped", |state| state == 'T');
+            tree.until_stopped();
             tree.signal(Signal::CONT);
-            tree.until_all("all continue", |state| state != 'T');
+            tree.until_continued();
             assert!(is_held(shared(), &tree.name));
             tree.signal(Signal::TERM);
             tree.holder.finish();
@@ -339,7 +349,7 @@ fn stopped_tree_that_lost_its_lock_never_continues() {
         let lease = if by_force { "1h" } else { "3s" };
         let tree = Tree::start(false, &["--watchdog", lease], FOREGROUND, "");
         tree.signal(Signal::TSTP);
-        tree.until_all("all are stopped", |state| state == 'T');
+        tree.until_stopped();
         let work = || std::fs::metadata(tree.scratch.path("work")).map_or(0, |file| file.len());
         let before = work();
         if by_force {
