@@ -27,7 +27,7 @@ pub(crate) struct Turns {
     answered: Mutex<Option<Instant>>,
 }
 
-/// The right to have one attempt on its way. Given back when dropped.
+/// The right to have one attempt on its way. Released when dropped.
 pub(crate) type Turn = OwnedSemaphorePermit;
 
 impl Turns {
