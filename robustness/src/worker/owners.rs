@@ -28,10 +28,17 @@ pub(super) struct OwnerTask {
 
 impl OwnerTask {
     pub(super) async fn run(mut self, ending: &AtomicBool) -> Result<()> {
+        // First every name once, for a moment: within the lease of a process that died before this one.
+        let mut first = self.names.clone();
         while !ending.load(Ordering::Relaxed) {
-            let at = self.random.below(self.names.len());
-            let name = self.names[at].clone();
-            let patience = self.random.between(Duration::ZERO, self.lease / 2);
+            let (name, longest) = match first.pop() {
+                Some(name) => (name, self.lease / 32),
+                None => {
+                    let at = self.random.below(self.names.len());
+                    (self.names[at].clone(), self.lease / 2)
+                }
+            };
+            let patience = self.random.between(Duration::ZERO, longest);
             if self.request(&name, patience).await?.is_err() {
                 sleep(PAUSE).await;
             }
