@@ -199,7 +199,7 @@ async fn waiter_that_reconnects_within_the_grace_period_keeps_its_place() {
     let settings = Client::builder().response_timeout(2 * LONG);
     let settings = settings.connect_timeout(2 * LONG);
     let far = settings.connect(&proxy.url()).await.unwrap();
-    // Half of what a test waits for anything, so that its end is not what is seen.
+    // So long that the test fails if the grace period has to end first.
     let lock = near.fair_lock("a").grace_period(LONG / 2);
     let held = lock.lock().await.unwrap();
     let cut_off = wait_behind(&far.fair_lock("a"), 0).await;

@@ -129,7 +129,7 @@ impl Lock<Fair> {
 
     /// How long waiters that are not connected keep their places in the queue when the lock is free and
     /// it is the turn of one of them. Default 5 s; 1 ms to [`MAX_LEASE`](crate::MAX_LEASE), cut to whole
-    /// milliseconds. Anything else is an [`Error::InvalidSetting`] of whatever is acquired.
+    /// milliseconds. Other values fail with [`Error::InvalidSetting`] when the lock is requested.
     ///
     /// A waiter counts as connected while a connection listens to its channel. When the turn of a waiter
     /// comes that is not connected, the grace period begins for all waiters without a connection at the

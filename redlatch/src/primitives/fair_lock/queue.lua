@@ -12,8 +12,8 @@
 -- is absent: it died, or it is just reconnecting. Absence counts only on a free lock whose head is absent:
 -- then all absent waiters are noted together, so that one grace period passes for all of them at the same
 -- time. An absent waiter is dropped when it is the head, its grace period has passed, and it is still
--- absent. So a waiter that is connected when its turn comes never loses its place, whatever was noted
--- before, and the timeouts, by which Redisson drops waiters, are not touched.
+-- absent. So a waiter that is connected when its turn comes keeps its place, also if it was noted
+-- before; and the timeouts, by which Redisson drops waiters, are not touched.
 
 -- The server's clock, in ms: those of the clients may differ.
 local function today()

@@ -156,7 +156,7 @@ impl Lock<Fenced> {
     ///
     /// # Cancel safety
     ///
-    /// When dropped, it goes on in the background if it has begun.
+    /// When dropped after it started, it continues in the background.
     pub async fn delete_token(&self) -> Result<bool> {
         let place = self.place()?.clone();
         let step = DeleteToken { place };
