@@ -158,7 +158,7 @@ async fn after_a_restart_without_data_all_holds_learn_of_their_loss_together() {
     let permit = semaphore.acquire().await.unwrap();
     server.restart();
     // Whatever is asked next connects, and sees that another process answers.
-    granted(|| client.lock("other").lock()).await;
+    drop(granted(|| client.lock("other").lock()).await);
     all_learn_of_their_loss(&guards).await;
     soon("the reader", reader.lost()).await;
     soon("the fair lock", fair.lost()).await;
