@@ -231,7 +231,11 @@ mod tests {
         for code in ["NOREPLICAS", "LOADING"] {
             for (first, rest) in forms(code) {
                 let fault = Fault::said(&first, Some(&rest), "k");
-                assert!(matches!(fault, Fault::NotSent(_)), "{fault:?}");
+                assert!(
+                    matches!(fault, Fault::NotSent(_) | Fault::NotNow(_)),
+                    "{fault:?}"
+                );
+                assert!(fault.into_error().is_transient());
             }
         }
         for code in ["OOM", "MISCONF"] {
