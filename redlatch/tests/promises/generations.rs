@@ -214,14 +214,16 @@ impl Held {
     }
 }
 
+/// A guard with its number, and the client and the owner that acquired it.
+type Entry = (u64, (usize, Owner), Held);
+
 /// What all tasks share.
 struct World {
     server: Server,
     proxy: Proxy,
     clients: [Client; 2],
     locks: [[FencedLock; 2]; 2],
-    /// All guards, each with its number, the client and the owner that hold through it.
-    guards: Mutex<Vec<(u64, (usize, Owner), Held)>>,
+    guards: Mutex<Vec<Entry>>,
     next: AtomicU64,
     /// The greatest token so far, of each name.
     tokens: [AtomicU64; 2],
