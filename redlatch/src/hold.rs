@@ -29,13 +29,6 @@ pub(crate) trait Kind: Send + Sync {
         hold.place.key()
     }
 
-    /// Further keys of a hold that the script needs, as many for each: those of all holds come behind
-    /// the first keys of all.
-    fn renew_keys_beside<'a>(&self, hold: &'a Hold) -> &'a [String] {
-        let _ = hold;
-        &[]
-    }
-
     /// Adds what the script needs for one hold.
     fn renew_args(&self, hold: &Hold, args: &mut Args<'_>) {
         args.text(&hold.field);

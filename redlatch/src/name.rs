@@ -132,11 +132,6 @@ impl Place {
         self.family
     }
 
-    /// The further keys of a fair lock: its queue and its timeouts.
-    pub(crate) fn beside(&self) -> &[String] {
-        &self.beside
-    }
-
     /// The fencing token of a fenced lock: a number that only grows.
     pub(crate) fn token(&self) -> &str {
         &self.beside[0]

@@ -591,17 +591,7 @@ impl Step for Renew<'_> {
     }
 
     fn keys(&self) -> impl ExactSizeIterator<Item = &str> + Send {
-        let firsts = self.holds.iter().map(|hold| hold.kind.renew_key(hold));
-        let mut keys: Vec<&str> = firsts.collect();
-        let beside = |hold: &&Hold| hold.kind.renew_keys_beside(hold).len();
-        for n in 0..self.holds.first().map_or(0, beside) {
-            let all = self.holds.iter();
-            keys.extend(all.filter_map(|hold| {
-                let beside = hold.kind.renew_keys_beside(hold);
-                beside.get(n).map(String::as_str)
-            }));
-        }
-        keys.into_iter()
+        self.holds.iter().map(|hold| hold.kind.renew_key(hold))
     }
 
     fn args(&self, args: &mut Args<'_>) {

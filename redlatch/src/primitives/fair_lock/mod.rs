@@ -206,10 +206,6 @@ impl Kind for Fair {
         rules::renew_script()
     }
 
-    fn renew_keys_beside<'a>(&self, hold: &'a Hold) -> &'a [String] {
-        hold.place.beside()
-    }
-
     fn renew(
         &self,
         space: &mut Space,

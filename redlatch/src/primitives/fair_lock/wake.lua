@@ -1,13 +1,22 @@
--- Stands between `queue.lua` and the renewal of locks. KEYS are the locks, then their queues, their
--- timeouts and their absent. `queue.lua` works on one lock at a time, so it sees a local KEYS, which is set
--- before each call.
-local all, count = KEYS, #KEYS / 4
+-- Stands between `queue.lua`, which works on one lock and sees a local KEYS, and the renewal of locks.
+--
+-- Only the locks are declared as keys: in a cluster whose slot is moving a script with several declared keys
+-- is refused while they are on two nodes, and a renewal must not be. The keys of the queue follow from the
+-- channel; they are needed only when a lock is gone.
+local all, channels = KEYS, 'redisson_lock__channel'
 
 -- Wakes the head of the queue of a lock that nobody holds. If the head is absent, the waiter that is woken
 -- instead notes it.
 local function wake(i, channel)
-    KEYS = { all[i], all[count + i], all[2 * count + i], all[3 * count + i] }
-    call_next(channel)
+    local object = string.sub(channel, #channels + 1)
+    KEYS = {
+        all[i],
+        'redisson_lock_queue' .. object,
+        'redisson_lock_timeout' .. object,
+        'redlatch_lock_absent' .. object,
+    }
+    -- A queue that is none must not keep the other locks from being renewed.
+    pcall(call_next, channel)
     KEYS = all
 end
 

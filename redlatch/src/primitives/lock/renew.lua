@@ -1,9 +1,9 @@
 -- Renews the leases of many locks at once, each only while its owner holds it. Before this script
 -- stands the function `wake`, which differs between the kinds of lock.
 --
--- KEYS     the locks, then what else `wake` needs
--- ARGV     lease in ms (0: leave the ends as they are, only look), then for each lock in the order of KEYS its owner and its channel (empty: wake
---          nobody)
+-- KEYS     the locks
+-- ARGV     lease in ms (0: leave the ends as they are, only look), then for each lock in the order of KEYS
+--          its owner and its channel (empty: wake nobody)
 -- Returns  for each lock 1: renewed, 0: its owner does not hold it
 local lease = tonumber(ARGV[1])
 local renewed = {}

@@ -26,7 +26,7 @@ for i, key in ipairs(KEYS) do
     end
     -- Deleted by FLUSHALL or DEL: no other step wakes the waiters.
     if alive == 0 and redis.call('EXISTS', key) == 0 then
-        redis.call('PUBLISH', channel, '0')
+        redis.pcall('PUBLISH', channel, '0')
     end
     renewed[i] = alive
 end

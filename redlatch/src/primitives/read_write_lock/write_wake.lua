@@ -1,5 +1,6 @@
--- Wakes the waiters for a lock without a holder. The first argument is the lock's place in KEYS.
+-- Wakes the waiters for a lock without a holder. The first argument is the lock's place in KEYS. A
+-- channel that is refused must not keep the other locks from being renewed.
 local function wake(_, channel)
-    call_all(channel)
+    pcall(call_all, channel)
 end
 
