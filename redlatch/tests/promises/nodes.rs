@@ -100,7 +100,8 @@ async fn a_frozen_node_costs_no_lock_on_other_nodes() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_frozen_node_uses_up_no_turns_of_other_nodes() {
     let cluster = three_masters();
-    let client = Client::connect(&cluster.url()).await.unwrap();
+    let settings = Client::builder().response_timeout(LONG);
+    let client = settings.connect(&cluster.url()).await.unwrap();
     let names = names(&cluster, 6000);
     let at_frozen = some(&names, 1500, true);
     let elsewhere = some(&names, 20, false);
@@ -128,10 +129,7 @@ async fn a_frozen_node_uses_up_no_turns_of_other_nodes() {
         take_turns(&client, name).await;
     }
     let failed = failed.load(Ordering::SeqCst);
-    assert!(
-        failed <= 512,
-        "{failed} callers of the frozen node came first"
-    );
+    assert_eq!(failed, 0, "callers of the frozen node came first");
 
     // What is dropped is settled in the background, with turns of its own.
     for one in &crowd {
