@@ -322,14 +322,18 @@ impl Hold {
     /// fencing token of the lost hold. So this hold starts with a change that the store has not
     /// followed: its first step is a release that keeps nothing.
     pub(crate) fn supersede(&self, earlier: &Hold) {
-        let longest = {
+        let (longest, is_asked_for) = {
             let mut earlier = earlier.look();
             earlier.superseded = true;
-            earlier.longest
+            (earlier.longest, earlier.asking > 0)
         };
         let mut state = self.look();
         state.followed = 0;
         state.longest = longest;
+        if is_asked_for {
+            // That release has to come behind an attempt of the lost hold that may be on its way.
+            state.asking = state.changes;
+        }
     }
 
     /// Returns the loss of this hold if a later hold has replaced it since.

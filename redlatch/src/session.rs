@@ -259,6 +259,7 @@ impl Session {
         sent: &Sent,
         step: impl FnOnce(&[u32]) -> S,
     ) -> Result<Together<T>> {
+        sent.asks_by_itself();
         sent.clear();
         let mut turns = Vec::with_capacity(claims.len());
         let mut held = Vec::with_capacity(claims.len());
@@ -433,6 +434,7 @@ impl Claim {
         sent: &Sent,
         step: impl FnOnce(&'a Hold, u32) -> S,
     ) -> Result<Outcome<T>> {
+        sent.asks_by_itself();
         sent.clear();
         let _turn = self.hold.steps.lock().await;
         let held = self.held_before(terms).await?;

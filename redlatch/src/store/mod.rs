@@ -127,11 +127,14 @@ impl Sent {
         self.notes().line = Some((line, Instant::now()));
     }
 
-    /// The request is the first in its line: from now on it asks by itself.
-    pub(crate) fn is_first(&self) {
-        let word = self.word();
+    /// The request is the first in its line, or has left it: from now on it asks by itself.
+    pub(crate) fn asks_by_itself(&self) {
         let mut notes = self.notes();
-        (notes.word, notes.line) = (word, None);
+        if let Some((line, since)) = notes.line.take()
+            && let Some(word) = line.word(since)
+        {
+            notes.word = Some(word);
+        }
     }
 
     /// Takes over the news of another step of the same request.

@@ -70,6 +70,8 @@ struct Answers {
     silent_since: Option<Instant>,
     /// Since when it cannot be asked, and why.
     failing: Option<(Instant, Error)>,
+    /// All who waited have left, and the store has not answered anybody since.
+    idle: bool,
 }
 
 /// The waiters in one queue of an object.
@@ -342,14 +344,15 @@ impl std::fmt::Debug for Object {
 
 impl News for Object {
     /// A line is there because the store said that another owner holds what is waited for. That counts
-    /// as news, unless the store has been asked all the time since then and has not answered.
+    /// as news, unless the store has been asked all the time since then and has not answered, or the line
+    /// is only left over from those who waited before.
     fn word(&self, since: Instant) -> Option<Word> {
         let answers = self.answers();
         if let Some((since, error)) = answers.failing.clone() {
             return Some(Word::Failed { since, error });
         }
         let silent = answers.silent_since.is_some_and(|silent| silent <= since);
-        (!silent).then_some(Word::Answered)
+        (!silent && !answers.idle).then_some(Word::Answered)
     }
 }
 
@@ -381,7 +384,7 @@ impl Line {
         let mut answers = self.object.answers();
         answers.silent_since = None;
         match word {
-            Some(Word::Answered) => answers.failing = None,
+            Some(Word::Answered) => (answers.failing, answers.idle) = (None, false),
             Some(Word::Failed { since, error }) => answers.failing = Some((since, error)),
             None => {}
         }
@@ -456,7 +459,10 @@ impl Drop for Line {
         entry.idle_since = Some(Instant::now());
         // Who comes later finds out by itself.
         for object in &entry.objects {
-            *object.answers() = Answers::default();
+            *object.answers() = Answers {
+                idle: true,
+                ..Answers::default()
+            };
         }
         let closes = |closer: &AbortHandle| !closer.is_finished();
         let Some(runtime) = self.room.background.handle() else {

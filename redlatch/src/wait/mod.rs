@@ -17,7 +17,7 @@ use tokio::time::{Instant, sleep_until};
 
 use crate::error::{Error, Result};
 use crate::step::Outcome;
-use crate::store::Sent;
+use crate::store::{Sent, Word};
 
 mod limits;
 mod line;
@@ -123,12 +123,13 @@ async fn in_line<A: Attempt>(line: Line, attempt: &mut A) -> Result<A::Won> {
     let turn = tokio::select! {
         biased;
         (since, error) = line.failed() => {
+            attempt.sent().asks_by_itself();
             attempt.sent().failed(since, error.clone());
             return Err(error);
         }
         turn = line.turn() => turn,
     };
-    attempt.sent().is_first();
+    attempt.sent().asks_by_itself();
     let since = Instant::now();
     let report = attempt.report(since);
     let waiting = pin!(first_in_line(&line, turn, attempt));
@@ -211,7 +212,11 @@ async fn ask_for_line<A: Attempt>(
     subscribe: bool,
 ) -> Result<Outcome<A::Won>> {
     if !attempt.asks_for_line() {
-        return attempt.ask(subscribe).await;
+        let answer = attempt.ask(subscribe).await;
+        if answer.is_ok() {
+            line.heard(Some(Word::Answered));
+        }
+        return answer;
     }
     line.asking();
     let answer = attempt.ask(subscribe).await;

@@ -183,6 +183,61 @@ async fn waiters_of_one_name_fail_together() {
     drop(held);
 }
 
+/// Requests that waited in line until an outage began reach their limits between two tries, where they are
+/// in no line.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn requests_that_left_their_line_say_that_the_store_cannot_be_asked() {
+    let mut server = Server::start();
+    let holder = patient(&server.url()).await;
+    let settings = Client::builder().response_timeout(Duration::from_millis(200));
+    let settings = settings.outage_limit(10 * LONG);
+    let url = server.url();
+    let client = granted(|| settings.clone().connect(&url)).await;
+    let held = holder.lock("a").lock().lease(10 * LONG).await.unwrap();
+    let limits = (0..20).map(|i| Duration::from_secs(10) + i * LIMIT / 3);
+    let waiters: Vec<_> = limits
+        .map(|limit| tokio::spawn(client.lock("a").try_lock().wait(limit).into_future()))
+        .collect();
+    until("they wait", || async {
+        server.info("pubsub_channels") == "1"
+    })
+    .await;
+    server.kill();
+    for waiter in waiters {
+        let error = soon("failed", waiter).await.unwrap().unwrap_err();
+        assert!(error.is_transient(), "{error}");
+    }
+    drop(held);
+}
+
+/// More requests look than may be on their way to one server at once, and no look is answered.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn looks_that_were_not_answered_keep_no_turns() {
+    let server = Server::start();
+    let settings = Client::builder().response_timeout(Duration::from_secs(1));
+    let settings = settings.outage_limit(10 * LONG);
+    let url = server.url();
+    let client = granted(|| settings.clone().connect(&url)).await;
+    server.freeze();
+    let looking: Vec<_> = (0..700)
+        .map(|i| {
+            let latch = client.count_down_latch(&format!("l{i}"));
+            tokio::spawn(async move { latch.wait().await })
+        })
+        .collect();
+    let once = client
+        .count_down_latch("once")
+        .with_outage_limit(Duration::ZERO);
+    // By the second failure the others have failed at least once, too.
+    for _ in 0..2 {
+        assert!(once.wait().await.unwrap_err().is_transient());
+    }
+    server.thaw();
+    for looking in looking {
+        soon("answered", looking).await.unwrap().unwrap();
+    }
+}
+
 /// Nothing gets through until `through` is called.
 fn cut(proxy: &Proxy) {
     proxy.refuse(true);
@@ -201,8 +256,10 @@ async fn waiters_wait_through_an_outage_up_to_the_outage_limit() {
     let unlimited = Duration::MAX;
     let (a, b) = (client.lock("a"), client.lock("b"));
     let both = MultiLock::new([&a, &b]);
-    let lock = tokio::spawn(a.lock().outage_limit(unlimited).into_future());
-    let multi = tokio::spawn(both.lock().outage_limit(unlimited).into_future());
+    let (lock, multi) = (a.lock(), both.lock());
+    // Each releases at once what it gets: either may be the first.
+    let lock = tokio::spawn(async move { lock.outage_limit(unlimited).await.map(drop) });
+    let multi = tokio::spawn(async move { multi.outage_limit(unlimited).await.map(drop) });
     let permits = client.semaphore("p").acquire().outage_limit(unlimited);
     let permits = tokio::spawn(permits.into_future());
     let latch = client.count_down_latch("l").with_outage_limit(unlimited);
@@ -244,8 +301,8 @@ async fn waiters_wait_through_an_outage_up_to_the_outage_limit() {
     holder.count_down_latch("l").count_down().await.unwrap();
     assert!(holder.semaphore("p").try_set_permits(1).await.unwrap());
     // With so short a response timeout a release may be answered too late; it goes on then.
-    drop(soon("the lock", lock).await.unwrap().unwrap());
-    drop(soon("both locks", multi).await.unwrap().unwrap());
+    soon("the lock", lock).await.unwrap().unwrap();
+    soon("both locks", multi).await.unwrap().unwrap();
     drop(soon("the permit", permits).await.unwrap().unwrap());
     soon("the latch", opened).await.unwrap().unwrap();
 }

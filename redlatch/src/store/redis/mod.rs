@@ -371,8 +371,17 @@ impl Redis {
             Lane::First => &node.commands,
             Lane::Attempt | Lane::Taking | Lane::Look | Lane::Behind => &node.attempts,
         };
+        let mut turn = None;
         if exchange.lane.queues() {
-            self.turn(node, exchange).await?;
+            turn = self.turn(node, exchange).await?;
+        }
+        // Dropped without the answer, an attempt passes its turn on to whoever settles it. Of a look there
+        // is nothing to settle: its turn ends here.
+        if exchange.lane == Lane::Attempt
+            && let Some(sent) = exchange.sent
+            && let Some(turn) = turn.take()
+        {
+            sent.keep_turn(turn);
         }
         let sending = self.send_in_turn(node, link, exchange, importing);
         let answered = sending.await;
@@ -389,7 +398,7 @@ impl Redis {
 
     /// Waits for the turn to send an attempt to this node. While there is no connection no attempt has a
     /// turn: all wait for the one attempt to connect, and fail together when it does.
-    async fn turn(&self, node: &Node, exchange: &Exchange<'_>) -> Result<(), Fault> {
+    async fn turn(&self, node: &Node, exchange: &Exchange<'_>) -> Result<Option<Turn>, Fault> {
         let messages = exchange.channel.map(|_| &node.messages);
         loop {
             let turn = match (node.limits.turns.free(), exchange.sent) {
@@ -402,10 +411,7 @@ impl Redis {
             };
             let mut links = std::iter::once(&node.attempts).chain(messages);
             let Some(link) = links.find(|link| !link.is_connected()) else {
-                if let (Some(sent), Some(turn)) = (exchange.sent, turn) {
-                    sent.keep_turn(turn);
-                }
-                return Ok(());
+                return Ok(turn);
             };
             drop(turn);
             link.live().await?;
