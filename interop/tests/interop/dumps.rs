@@ -422,8 +422,6 @@ fn multi_lock() {
             redlatch: redisson_rwlock:{NAME-c} says 1, 0
         1 lock multi lock:NAME-a,lock:NAME-b@1 -1 -1
         1 unlock multi lock:NAME-a,lock:NAME-b@1
-        1 lock multi lock:NAME-a,read:NAME-b -1 LEASE
-        1 unlock multi lock:NAME-a,read:NAME-b
     ",
     );
 }
