@@ -15,11 +15,16 @@ pub enum Library {
     Redisson,
     /// A late one of the line before, which many still run.
     Redisson3,
+    /// An old one, of January 2022, which some still run.
+    Redisson316,
     /// This one.
     Redlatch,
 }
 
 impl Library {
+    /// How many there are: `library as usize` is below it.
+    pub const COUNT: usize = 4;
+
     /// Starts a peer on it.
     ///
     /// # Panics
@@ -37,7 +42,7 @@ impl Library {
     pub fn start_with(self, java: &[&str], settings: &[&str], urls: &[String]) -> Peer {
         let mut command = match self {
             Library::Redlatch => Command::new(rust_peer()),
-            Library::Redisson | Library::Redisson3 => {
+            Library::Redisson | Library::Redisson3 | Library::Redisson316 => {
                 let mut command = Command::new("java");
                 command.args(java).arg("-cp").arg(self.classes());
                 command.arg("org.redlatch.interop.Peer");
@@ -57,11 +62,12 @@ impl Library {
         let line = match self {
             Library::Redisson => 0,
             Library::Redisson3 => 1,
+            Library::Redisson316 => 2,
             Library::Redlatch => return env!("CARGO_PKG_VERSION").to_owned(),
         };
         let file = java().join("versions");
         let versions = std::fs::read_to_string(&file).expect("interop/java/versions");
-        let version = versions.lines().nth(line).expect("two versions");
+        let version = versions.lines().nth(line).expect("three versions");
         version.trim().to_owned()
     }
 

@@ -13,37 +13,6 @@ const KINDS: [&str; 5] = ["lock", "fair", "write", "fenced", "spin"];
 const SHORT: &str = "watchdog=3000";
 
 both_ways! {
-    fn what_a_killed_holder_had_is_had_after_its_lease(pair: &Pair) {
-        let [mut a, b] = pair.start(&[SHORT]);
-        let names = KINDS.map(|kind| format!("{kind} {}", unique("killed")));
-        let reads = format!("read {}", unique("killed"));
-        let [x, y, z] = ["x", "y", "z"].map(unique);
-        let several = [
-            format!("multi lock:{x},fair:{y}"),
-            format!("red lock:{z}@0,lock:{z}@1,lock:{z}@2"),
-        ];
-        for on in names.iter().chain(&several).chain([&reads]) {
-            assert!(had(&a.worker(1).ask(&format!("lock {on} -1 -1"))));
-        }
-        let permits = unique("killed");
-        assert!(a.worker(1).does(&format!("x-set-permits {permits} 1")));
-        let took = a.worker(1).ask(&format!("x-acquire {permits} 1 0 2000"));
-        assert_eq!(took.as_array().map(Vec::len), Some(1));
-        let writes = reads.replacen("read", "write", 1);
-        let waiting: Vec<Pending> = names
-            .iter()
-            .chain(&several)
-            .chain([&writes])
-            .map(|on| b.new_worker().tell(&format!("lock {on} -1 {LEASE}")))
-            .collect();
-        let permit = b.new_worker().tell(&format!("x-acquire {permits} 1 -1 {LEASE}"));
-        a.kill();
-        for waits in waiting {
-            assert!(had(&waits.value()));
-        }
-        assert_eq!(permit.value().as_array().map(Vec::len), Some(1));
-    }
-
     fn a_waiter_that_is_killed_is_not_in_the_way(pair: &Pair) {
         let [mut dies, lives] = pair.start(&[SHORT]);
         let name = unique("waiter");
@@ -72,7 +41,8 @@ both_ways! {
 
     fn who_stands_still_for_longer_than_the_lease_has_lost(pair: &Pair) {
         let [a, b] = pair.start(&[SHORT]);
-        let names = KINDS.map(|kind| format!("{kind} {}", unique("frozen")));
+        let kinds = KINDS.into_iter().filter(|kind| pair.knows(kind));
+        let names: Vec<String> = kinds.map(|kind| format!("{kind} {}", unique("frozen"))).collect();
         let worker = a.worker(1);
         for on in &names {
             assert!(had(&worker.ask(&format!("lock {on} -1 -1"))));
@@ -105,5 +75,39 @@ both_ways! {
         assert!(a.worker(1).does(&format!("unlock lock {name}")));
         assert_eq!(waits.value(), true);
         assert!(b.worker(1).does(&format!("unlock lock {name}")));
+    }
+
+    // A waiter of a fair lock in Redisson 3.16.8 sleeps until it is called, if the holder has been renewed for longer than it was told
+    // at first; nobody calls it when such a holder dies.
+    @late
+    fn what_a_killed_holder_had_is_had_after_its_lease(pair: &Pair) {
+        let [mut a, b] = pair.start(&[SHORT]);
+        let names = KINDS.map(|kind| format!("{kind} {}", unique("killed")));
+        let reads = format!("read {}", unique("killed"));
+        let [x, y, z] = ["x", "y", "z"].map(unique);
+        let several = [
+            format!("multi lock:{x},fair:{y}"),
+            format!("red lock:{z}@0,lock:{z}@1,lock:{z}@2"),
+        ];
+        for on in names.iter().chain(&several).chain([&reads]) {
+            assert!(had(&a.worker(1).ask(&format!("lock {on} -1 -1"))));
+        }
+        let permits = unique("killed");
+        assert!(a.worker(1).does(&format!("x-set-permits {permits} 1")));
+        let took = a.worker(1).ask(&format!("x-acquire {permits} 1 0 2000"));
+        assert_eq!(took.as_array().map(Vec::len), Some(1));
+        let writes = reads.replacen("read", "write", 1);
+        let waiting: Vec<Pending> = names
+            .iter()
+            .chain(&several)
+            .chain([&writes])
+            .map(|on| b.new_worker().tell(&format!("lock {on} -1 {LEASE}")))
+            .collect();
+        let permit = b.new_worker().tell(&format!("x-acquire {permits} 1 -1 {LEASE}"));
+        a.kill();
+        for waits in waiting {
+            assert!(had(&waits.value()));
+        }
+        assert_eq!(permit.value().as_array().map(Vec::len), Some(1));
     }
 }

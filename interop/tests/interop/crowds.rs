@@ -151,7 +151,7 @@ fn nobody_stays(redisson: Library) {
     });
 }
 
-macro_rules! with_either_redisson {
+macro_rules! with_each_redisson {
     ($($test:ident)*) => {
         mod redisson {
             $(#[test]
@@ -165,7 +165,13 @@ macro_rules! with_either_redisson {
                 super::$test(redlatch_interop::Library::Redisson3);
             })*
         }
+        mod redisson_3_16 {
+            $(#[test]
+            fn $test() {
+                super::$test(redlatch_interop::Library::Redisson316);
+            })*
+        }
     };
 }
 
-with_either_redisson! { a_lock a_fair_lock a_read_write_lock a_semaphore nobody_stays }
+with_each_redisson! { a_lock a_fair_lock a_read_write_lock a_semaphore nobody_stays }

@@ -10,8 +10,8 @@
 //! - `queue N`: until so many stand in the queue of a fair lock.
 //!
 //! Indented below a step stand the differences after it: `Redisson: …` is there only on Redisson's side, `redlatch: …` only
-//! on this one's. `Redisson 3: …` and `redlatch 3: …` are so beside the late 3.x only, `… 4: …` beside the newest only. All
-//! else is equal. `#` begins a line that says why.
+//! on this one's. `Redisson 3: …` and `redlatch 3: …` are so beside the late 3.x only, `… 4: …` beside the newest only,
+//! `… 3.16: …` beside the old one only. All else is equal. `#` begins a line that says why.
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
@@ -36,9 +36,18 @@ const NEVER: i64 = 100_000_000_000_000;
 /// What is there after each step, in lines.
 type Seen = Vec<Vec<String>>;
 
-/// Plays it with the newest Redisson and with a late 3.x, and compares each with redlatch.
+/// Plays it with the newest Redisson, with a late 3.x and with an old one, and compares each with redlatch.
 #[track_caller]
 pub(crate) fn compare(play: &str) {
+    compare_with(
+        &[Library::Redisson, Library::Redisson3, Library::Redisson316],
+        play,
+    );
+}
+
+/// The same without the old one: of what it does not have.
+#[track_caller]
+pub(crate) fn compare_late(play: &str) {
     compare_with(&[Library::Redisson, Library::Redisson3], play);
 }
 
@@ -107,6 +116,7 @@ impl Step<'_> {
     fn differences(&self, library: Library) -> Vec<String> {
         let version = match library {
             Library::Redisson3 => "3",
+            Library::Redisson316 => "3.16",
             _ => "4",
         };
         let of_version = |line: &&str| {
@@ -436,11 +446,6 @@ fn servers() -> &'static [Server; 3] {
 }
 
 fn peer(library: Library) -> &'static Peer {
-    static PEERS: [OnceLock<Peer>; 3] = [const { OnceLock::new() }; 3];
-    let peer = match library {
-        Library::Redisson => &PEERS[0],
-        Library::Redisson3 => &PEERS[1],
-        Library::Redlatch => &PEERS[2],
-    };
-    peer.get_or_init(|| crate::stand::start_on(library, SETTINGS, servers()))
+    static PEERS: [OnceLock<Peer>; Library::COUNT] = [const { OnceLock::new() }; Library::COUNT];
+    PEERS[library as usize].get_or_init(|| crate::stand::start_on(library, SETTINGS, servers()))
 }

@@ -94,14 +94,9 @@ impl Pair {
 impl Deployment {
     /// The peer that the tests share.
     fn shared(&self, library: Library) -> &'static Peer {
-        static PEERS: [[OnceLock<Peer>; 3]; 2] = [const { [const { OnceLock::new() }; 3] }; 2];
-        let peers = &PEERS[self.place];
-        let peer = match library {
-            Library::Redisson => &peers[0],
-            Library::Redisson3 => &peers[1],
-            Library::Redlatch => &peers[2],
-        };
-        peer.get_or_init(|| self.start(library, &[]))
+        static PEERS: [[OnceLock<Peer>; Library::COUNT]; 2] =
+            [const { [const { OnceLock::new() }; Library::COUNT] }; 2];
+        PEERS[self.place][library as usize].get_or_init(|| self.start(library, &[]))
     }
 
     fn start(&self, library: Library, settings: &[&str]) -> Peer {
@@ -131,11 +126,16 @@ impl Deployment {
         let pattern = format!("*{tag}*");
         let braced = format!("{{{tag}}}");
         let is_of = |key: &&String| *key == tag || key.contains(&braced);
-        // By which Redisson knows a repeated release, for some seconds; and a fenced lock's token stays.
+        // By which Redisson knows a repeated release, for some seconds; which waiters were not connected, which expires as well;
+        // and a fenced lock's token stays.
         let stays = |key: &&String| {
-            ["redisson_unlock_latch:", "redisson_lock_token:"]
-                .iter()
-                .any(|what| key.starts_with(what))
+            [
+                "redisson_unlock_latch:",
+                "redlatch_lock_absent:",
+                "redisson_lock_token:",
+            ]
+            .iter()
+            .any(|what| key.starts_with(what))
         };
         until(&format!("nothing is left of {tag}"), || {
             self.servers.iter().all(|server| {

@@ -20,7 +20,7 @@ final class ExpirablePermits {
         return switch (command + "/" + args.size()) {
             case "x-set-permits/2" -> semaphore.trySetPermits(Integer.parseInt(args.get(1)));
             case "x-resize/2" -> {
-                semaphore.setPermits(Integer.parseInt(args.get(1)));
+                Newer.resize(semaphore, Integer.parseInt(args.get(1)));
                 yield true;
             }
             case "x-add-permits/2" -> {
@@ -30,31 +30,23 @@ final class ExpirablePermits {
             case "x-acquire/4" -> acquire(semaphore, Integer.parseInt(args.get(1)),
                     Long.parseLong(args.get(2)), Long.parseLong(args.get(3)));
             case "x-release/2" -> {
-                semaphore.release(ids(args.get(1)));
+                Newer.release(semaphore, ids(args.get(1)));
                 yield true;
             }
-            case "x-try-release/2" -> semaphore.tryRelease(ids(args.get(1)));
+            case "x-try-release/2" -> Newer.tryRelease(semaphore, ids(args.get(1)));
             case "x-update-lease/3" ->
                 semaphore.updateLeaseTime(args.get(1), Long.parseLong(args.get(2)), MILLISECONDS);
-            case "x-lease/2" -> semaphore.getLeaseTime(args.get(1));
+            case "x-lease/2" -> Newer.leaseTime(semaphore, args.get(1));
             case "x-available/1" -> semaphore.availablePermits();
-            case "x-acquired/1" -> semaphore.acquiredPermits();
-            case "x-total/1" -> semaphore.getPermits();
+            case "x-acquired/1" -> Newer.acquired(semaphore);
+            case "x-total/1" -> Newer.total(semaphore);
             default -> throw Worker.unknown(command, args);
         };
     }
 
     private static List<String> acquire(RPermitExpirableSemaphore semaphore, int permits, long wait, long lease)
             throws InterruptedException {
-        List<String> had;
-        if (wait == -1) {
-            had = lease == -1 ? semaphore.acquire(permits) : semaphore.acquire(permits, lease, MILLISECONDS);
-        } else if (wait == 0 && lease == -1) {
-            had = semaphore.tryAcquire(permits);
-        } else {
-            // A lease of -1 is without end here, too.
-            had = semaphore.tryAcquire(permits, wait, lease, MILLISECONDS);
-        }
+        List<String> had = Newer.acquire(semaphore, permits, wait, lease);
         return had == null ? List.of() : had;
     }
 

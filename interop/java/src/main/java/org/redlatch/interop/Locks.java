@@ -6,7 +6,6 @@ import java.lang.reflect.InvocationTargetException;
 import java.util.List;
 import java.util.stream.Stream;
 
-import org.redisson.api.RFencedLock;
 import org.redisson.api.RLock;
 import org.redisson.api.RedissonClient;
 
@@ -14,9 +13,6 @@ import org.redisson.api.RedissonClient;
  * Locks of all kinds, and of several.
  */
 final class Locks {
-
-    /** A day, in ms. */
-    private static final long LONG = 24 * 60 * 60 * 1000;
 
     private Locks() {
     }
@@ -35,7 +31,7 @@ final class Locks {
             case "is-held/2" -> of(servers, args.get(0), args.get(1)).isHeldByCurrentThread();
             case "holds/2" -> of(servers, args.get(0), args.get(1)).getHoldCount();
             case "remaining/2" -> of(servers, args.get(0), args.get(1)).remainTimeToLive();
-            case "token/1" -> servers.first().getFencedLock(args.get(0)).getToken();
+            case "token/1" -> Newer.token(servers.first(), args.get(0));
             case "hold-many/2" -> holdMany(servers, args.get(0), Integer.parseInt(args.get(1)));
             default -> throw Worker.unknown(command, args);
         };
@@ -43,8 +39,8 @@ final class Locks {
 
     /** Whether it was had; of a fenced lock the token instead of {@code true}. */
     private static Object lock(RLock lock, long wait, long lease) throws InterruptedException {
-        if (lock instanceof RFencedLock fenced) {
-            Long token = lockFenced(fenced, wait, lease);
+        if (Newer.isFenced(lock)) {
+            Long token = Newer.lockFenced(lock, wait, lease);
             return token == null ? (Object) false : token;
         }
         if (wait == -1) {
@@ -60,22 +56,6 @@ final class Locks {
             return lock.tryLock();
         }
         return lock.tryLock(wait, lease, MILLISECONDS);
-    }
-
-    private static Long lockFenced(RFencedLock lock, long wait, long lease) {
-        if (wait == -1 && lease == -1) {
-            return lock.lockAndGetToken();
-        }
-        if (wait == -1) {
-            // lockAndGetToken(lease, unit) forgets the lease and has the watchdog renew, in all versions used here.
-            Long token;
-            do {
-                token = lock.tryLockAndGetToken(LONG, lease, MILLISECONDS);
-            } while (token == null);
-            return token;
-        }
-        // Not tryLockAndGetToken(), which never returns when somebody else holds the lock, in all versions used here.
-        return lock.tryLockAndGetToken(wait, lease, MILLISECONDS);
     }
 
     private static boolean holdMany(Servers servers, String prefix, int locks) {
@@ -117,7 +97,7 @@ final class Locks {
             case "nonreentrant-fair" -> ofNewer(client, "getNonReentrantFairLock", name);
             case "read" -> client.getReadWriteLock(name).readLock();
             case "write" -> client.getReadWriteLock(name).writeLock();
-            case "fenced" -> client.getFencedLock(name);
+            case "fenced" -> Newer.fenced(client, name);
             case "spin" -> client.getSpinLock(name);
             default -> throw new IllegalArgumentException("there is no lock of the kind \"" + kind + "\"");
         };

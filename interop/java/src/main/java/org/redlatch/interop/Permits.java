@@ -3,7 +3,6 @@ package org.redlatch.interop;
 import static java.util.concurrent.TimeUnit.MILLISECONDS;
 
 import java.lang.reflect.InvocationTargetException;
-import java.time.Duration;
 import java.util.List;
 
 import org.redisson.api.RSemaphore;
@@ -20,8 +19,8 @@ final class Permits {
         RSemaphore semaphore = servers.first().getSemaphore(args.isEmpty() ? "" : args.get(0));
         return switch (command + "/" + args.size()) {
             case "set-permits/2" -> semaphore.trySetPermits(Integer.parseInt(args.get(1)));
-            case "set-permits-for/3" -> semaphore.trySetPermits(Integer.parseInt(args.get(1)),
-                    Duration.ofMillis(Long.parseLong(args.get(2))));
+            case "set-permits-for/3" -> Newer.setPermitsFor(semaphore,
+                    Integer.parseInt(args.get(1)), Long.parseLong(args.get(2)));
             case "acquire/3" -> acquire(semaphore, Integer.parseInt(args.get(1)), Long.parseLong(args.get(2)));
             case "release/2" -> {
                 semaphore.release(Integer.parseInt(args.get(1)));

@@ -38,7 +38,7 @@ final class Servers {
             String[] parts = arg.split("=", 2);
             switch (parts[0]) {
                 case "watchdog" -> settings.add(config -> config.setLockWatchdogTimeout(Long.parseLong(parts[1])));
-                case "fair-wait" -> settings.add(config -> config.setFairLockWaitTimeout(Long.parseLong(parts[1])));
+                case "fair-wait" -> settings.add(config -> Newer.setFairWait(config, Long.parseLong(parts[1])));
                 case "codec" -> settings.add(config -> config.setCodec(StringCodec.INSTANCE));
                 case "prefix" -> prefix = parts[1];
                 case "counters" -> counters = parts[1];
