@@ -178,7 +178,7 @@ fn urls_are_never_repeated_with_their_passwords() {
             &[&option, "show", &name][..],
             &["--url", url, "show"],
             &["--url", url, "walk"],
-            &["run", &name, "--url", url, "--", "true"],
+            &["run", "-n", &name, "--url", url, "--", "true"],
             &["--url", url, "run", "--wait", url, &name, "--", "true"],
             // Where it does not belong.
             &[url, "ls"],

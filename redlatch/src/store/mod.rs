@@ -82,12 +82,15 @@ struct Notes {
     counts_from: Option<Instant>,
     /// The line that the request has joined, and when: its news are those of the whole line.
     line: Option<(Arc<dyn News>, Instant)>,
+    /// When the store could not be asked last, if it has not answered since.
+    failed_at: Option<Instant>,
 }
 
 /// What a request that waits in line knows of the store, though it has not asked by itself.
 pub(crate) trait News: std::fmt::Debug + Send + Sync {
-    /// The latest news; `None` if there has been none since then.
-    fn word(&self, since: Instant) -> Option<Word>;
+    /// The latest news; `None` if there has been none since then. For a request that could not ask the
+    /// store itself, only an answer after that counts as one.
+    fn word(&self, since: Instant, failed_at: Option<Instant>) -> Option<Word>;
 }
 
 /// The latest news of the store that a request has.
@@ -118,7 +121,7 @@ impl Sent {
     pub(crate) fn word(&self) -> Option<Word> {
         let notes = self.notes();
         let of_line = notes.line.as_ref();
-        let of_line = of_line.and_then(|(line, since)| line.word(*since));
+        let of_line = of_line.and_then(|(line, since)| line.word(*since, notes.failed_at));
         of_line.or_else(|| notes.word.clone())
     }
 
@@ -131,6 +134,9 @@ impl Sent {
     pub(crate) fn is_first(&self) {
         let word = self.word();
         let mut notes = self.notes();
+        if let Some(Word::Answered) = word {
+            notes.failed_at = None;
+        }
         (notes.word, notes.line) = (word, None);
     }
 
@@ -145,7 +151,8 @@ impl Sent {
 
     /// The store has answered: an outage, if there was one, is over.
     pub(crate) fn answered(&self) {
-        self.notes().word = Some(Word::Answered);
+        let mut notes = self.notes();
+        (notes.word, notes.failed_at) = (Some(Word::Answered), None);
     }
 
     /// The store cannot be asked, since this time or, if it failed before and has not answered since,
@@ -157,6 +164,7 @@ impl Sent {
             Some(Word::Answered) | None => since,
         };
         notes.word = Some(Word::Failed { since, error });
+        notes.failed_at = Some(Instant::now());
     }
 
     /// The attempt has its turn.

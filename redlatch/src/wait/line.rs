@@ -70,6 +70,8 @@ struct Answers {
     silent_since: Option<Instant>,
     /// Since when it cannot be asked, and why.
     failing: Option<(Instant, Error)>,
+    /// When it answered last.
+    answered: Option<Instant>,
 }
 
 /// The waiters in one queue of an object.
@@ -341,15 +343,20 @@ impl std::fmt::Debug for Object {
 }
 
 impl News for Object {
-    /// A line is there because the store said that another owner holds what is waited for. That counts
-    /// as news, unless the store has been asked all the time since then and has not answered.
-    fn word(&self, since: Instant) -> Option<Word> {
+    /// A line exists because the store answered that another owner holds the object. That counts as
+    /// news, unless the store has been asked all the time since then and has not answered, or the request
+    /// could not ask it after the latest answer: a line outlives its waiters for a moment.
+    fn word(&self, since: Instant, failed_at: Option<Instant>) -> Option<Word> {
         let answers = self.answers();
         if let Some((since, error)) = answers.failing.clone() {
             return Some(Word::Failed { since, error });
         }
         let silent = answers.silent_since.is_some_and(|silent| silent <= since);
-        (!silent).then_some(Word::Answered)
+        let is_news = match failed_at {
+            Some(failed) => answers.answered.is_some_and(|answered| answered > failed),
+            None => !silent,
+        };
+        is_news.then_some(Word::Answered)
     }
 }
 
@@ -381,7 +388,9 @@ impl Line {
         let mut answers = self.object.answers();
         answers.silent_since = None;
         match word {
-            Some(Word::Answered) => answers.failing = None,
+            Some(Word::Answered) => {
+                (answers.failing, answers.answered) = (None, Some(Instant::now()));
+            }
             Some(Word::Failed { since, error }) => answers.failing = Some((since, error)),
             None => {}
         }

@@ -189,6 +189,36 @@ fn cut(proxy: &Proxy) {
     proxy.cut();
 }
 
+/// The waiter was in line when the outage began, and tries again faster than its line ends.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn waiter_in_line_fails_at_the_outage_limit() {
+    let server = Server::start();
+    let proxy = Proxy::to(server.port());
+    let holder = patient(&server.url()).await;
+    let guard = holder.lock("a").lock().await.unwrap();
+    for linger in [Duration::ZERO, Duration::from_secs(1), LIMIT * 60] {
+        let settings = Client::builder()
+            .response_timeout(Duration::from_millis(100))
+            .subscription_linger(linger)
+            .outage_limit(Duration::from_millis(500));
+        let client = settings.connect(&proxy.url()).await.unwrap();
+        let waiter = tokio::spawn(client.lock("a").lock().into_future());
+        until("it waits", || async {
+            server.info("pubsub_channels") == "1"
+        })
+        .await;
+        cut(&proxy);
+        let error = soon("failed", waiter).await.unwrap().unwrap_err();
+        assert!(error.is_transient(), "{error}");
+        proxy.refuse(false);
+        until("nothing waits", || async {
+            server.info("pubsub_channels") == "0"
+        })
+        .await;
+    }
+    guard.unlock().await.unwrap();
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn waiters_wait_through_an_outage_up_to_the_outage_limit() {
     let server = Server::start();
