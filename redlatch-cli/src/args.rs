@@ -202,7 +202,7 @@ impl Run {
 #[derive(Debug, Clone, Copy, clap::Args)]
 #[group(multiple = false)]
 pub(crate) struct Kind {
-    /// Wait in one queue with everybody who waits with --fair: first come, first served.
+    /// Wait in one queue with all that wait with --fair: first come, first served.
     /// Waiters that die delay the others by 5 s in all when the turn of one of them comes
     #[arg(long, help_heading = "Kinds of lock")]
     pub(crate) fair: bool,

@@ -151,7 +151,7 @@ async fn report_conflict(client: &Client, run: &Run) {
     }
 }
 
-/// Describes who holds `name`, and for how long unless the holder renews it.
+/// Describes the holder of `name`, and for how long unless the holder renews it.
 async fn obstacle(client: &Client, name: &str) -> Option<String> {
     let state = client.inspect(name).await.ok().flatten()?;
     let holders = state.holders();

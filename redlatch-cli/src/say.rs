@@ -97,7 +97,7 @@ pub(crate) fn start_log(output: Output) {
     }
 }
 
-/// A loss is told by `run`, with what follows from it. A lost connection is a warning, so its return is
+/// `run` reports a loss itself, with its consequences. A lost connection is a warning, so its return is
 /// shown, too.
 const WARNINGS: &str = "warn,redlatch::hold=error,redlatch::store::redis::link=info";
 const ERRORS: &str = "error";

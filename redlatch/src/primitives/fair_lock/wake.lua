@@ -3,7 +3,7 @@
 -- before each call.
 local all, count = KEYS, #KEYS / 4
 
--- Wakes the head of the queue of a lock that nobody holds. If the head is absent, the waiter that is woken
+-- Wakes the head of the queue of a lock that no owner holds. If the head is absent, the waiter that is woken
 -- instead notes it.
 local function wake(i, channel)
     KEYS = { all[i], all[count + i], all[2 * count + i], all[3 * count + i] }
