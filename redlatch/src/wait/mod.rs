@@ -6,7 +6,7 @@
 //! sleeps until it hears one, or until the holder's lease would have ended.
 //!
 //! Limits are kept outside of all that, for the whole request: at the wait limit the request is dropped,
-//! in every state, and steps that may be in flight are settled as after any drop. An outage of the
+//! also during an outage, and steps that may be in flight are settled as after any drop. An outage of the
 //! store interrupts the request; it leaves its line, pauses, and begins again, until the outage limit.
 
 use std::future::Future;

@@ -75,9 +75,9 @@ impl TryAcquirePermits {
     }
 
     /// Waits at most this long for permits, counted from when this is first polled. The request returns
-    /// at this limit, in every state: `None` if there were too few permits, or the error
-    /// with which the store could not be asked. What a step in flight then takes is given
-    /// back in the background. A time that the clock cannot hold is no limit.
+    /// at this limit, also during an outage: `None` if there were too few permits, or the error with
+    /// which the store could not be asked. Permits that a step in flight takes then are released in
+    /// the background. A time that the clock cannot hold is no limit.
     pub fn wait(mut self, wait: Duration) -> TryAcquirePermits {
         self.wait = wait;
         self

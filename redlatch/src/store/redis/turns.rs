@@ -1,4 +1,4 @@
-//! Turns: how many attempts to acquire may be on their way to one server at once.
+//! Turns: how many attempts to acquire may be in flight to one server at once.
 //!
 //! An attempt takes a turn when there is a connection to send it on, and keeps it until it is answered or
 //! its connection breaks. An attempt whose caller leaves without the answer passes its turn on to the task that
