@@ -25,14 +25,19 @@ pub(crate) async fn latch(access: &Access, latch: &Latch) -> Result<u8, Failure>
     };
     let limits = WaitLimits::new(outage, wait);
     let settings = Client::builder().outage_limit(outage);
-    let client = tokio::select! {
+    let connecting = async {
+        let client = store::connect_within(access, settings, &limits).await?;
+        let state = limits.wait_through(name, async || client.inspect(name).await);
+        let state = state.await?;
+        Ok::<_, Failure>((client, state))
+    };
+    let (client, state) = tokio::select! {
         biased;
         signal = signals.next_end() => return Ok(exit::by_signal(signal.as_raw())),
-        client = store::connect_within(access, settings, &limits) => client?,
+        connected = connecting => connected?,
     };
     // Its number could be counted down, and would then let more or fewer in than it should.
-    let inspected = limits.wait_through(name, async || client.inspect(name).await);
-    if let Some(state) = inspected.await?
+    if let Some(state) = state
         && !matches!(state, ObjectState::Counter { .. })
     {
         return Err(store::another_kind(name, &state, "latch"));

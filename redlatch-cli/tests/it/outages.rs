@@ -1,12 +1,12 @@
 //! Waiting through an outage of the store.
 
 use redlatch_testkit::{Server, unique};
+use rustix::process::Signal;
 
 use crate::support::*;
 
 /// Starts a command that waits for a lock that another client holds, and returns once it waits.
 fn wait_for(server: &Server, options: &[&str], name: &str) -> Running {
-    let _: () = server.ask(&["DEL", name]);
     let _: i64 = server.ask(&["HSET", name, "another-client:1", "1"]);
     let _: i64 = server.ask(&["PEXPIRE", name, "3600000"]);
     let args = [&["run"], options, &[name, "--", "echo", "mine"]].concat();
@@ -88,9 +88,12 @@ fn commands_that_wait_start_before_the_store() {
     for command in limited {
         command.finish().expect(69).says("cannot be reached");
     }
-    for waiting in [&run, &latch] {
+    let ended = Running::start(redlatch(&server, &["latch", &name, "wait"]));
+    for waiting in [&run, &latch, &ended] {
         waiting.until_stderr("waiting for the store");
     }
+    ended.signal(Signal::TERM);
+    ended.finish().expect(143);
     server.restart();
     let done = run.finish().expect(0);
     assert_eq!(done.stdout, "mine\n");

@@ -60,7 +60,7 @@ pub struct TryAcquirePermits {
 impl AcquirePermits {
     /// Waits through an outage of the store that lasts at most this long:
     /// [`ClientBuilder::outage_limit`](crate::ClientBuilder::outage_limit), for this request. A step whose
-    /// outcome is not known ([`Error::OutcomeUnknown`]) is not sent again, with any limit.
+    /// outcome is not known ([`Error::OutcomeUnknown`]) is not repeated, regardless of the limit.
     pub fn outage_limit(mut self, limit: Duration) -> AcquirePermits {
         self.outage_limit = Some(limit);
         self
