@@ -67,6 +67,10 @@ pub(crate) enum Command {
 /// lock's lease, so CMD may run as long as it likes, and should redlatch or the machine die, the lock
 /// is free again when the lease ends.
 ///
+/// While redlatch waits, it also waits for a store that cannot be reached, for as long as --wait and
+/// --outage-limit allow, and says so on standard error. With --no-wait, and for errors that do not pass
+/// by themselves (wrong credentials, TLS, the URL), it fails at once.
+///
 /// Everybody must give a NAME the same kind. Plain, --fair, --fenced and --spin exclude each other, but
 /// do not call each other: a waiter of another kind looks again only when the lease would have ended.
 ///
@@ -122,6 +126,17 @@ pub(crate) struct Run {
     #[arg(short = 'n', long, conflicts_with = "wait")]
     pub(crate) no_wait: bool,
 
+    /// Fail if the store cannot be reached for this long while redlatch waits, also at the start
+    /// [default: wait through any outage]
+    #[arg(
+        long,
+        value_name = "DUR",
+        value_parser = duration::parse,
+        allow_hyphen_values = true,
+        conflicts_with = "no_wait"
+    )]
+    pub(crate) outage_limit: Option<Duration>,
+
     /// Hold the lock at most this long, without a watchdog: CMD is ended then
     #[arg(
         long,
@@ -173,11 +188,21 @@ pub(crate) struct Run {
     pub(crate) command: Vec<OsString>,
 }
 
+impl Run {
+    /// How long an outage of the store may last while `redlatch` waits. With --no-wait it does not wait.
+    pub(crate) fn outage_limit(&self) -> Duration {
+        match self.no_wait {
+            true => Duration::ZERO,
+            false => self.outage_limit.unwrap_or(Duration::MAX),
+        }
+    }
+}
+
 /// What NAME is. A name is used in one way by everybody.
 #[derive(Debug, Clone, Copy, clap::Args)]
 #[group(multiple = false)]
 pub(crate) struct Kind {
-    /// Wait in one queue with everybody who waits with --fair: first come, first served.
+    /// Wait in one queue with all that wait with --fair: first come, first served.
     /// Waiters that die delay the others by 5 s in all when the turn of one of them comes
     #[arg(long, help_heading = "Kinds of lock")]
     pub(crate) fair: bool,
@@ -382,7 +407,9 @@ pub(crate) enum LatchCommand {
         by: u32,
     },
     /// Wait until it is open
-    #[command(override_usage = "redlatch latch [OPTIONS] <NAME> wait [--for <DUR>]")]
+    #[command(
+        override_usage = "redlatch latch [OPTIONS] <NAME> wait [--for <DUR>] [--outage-limit <DUR>]"
+    )]
     Wait {
         /// Give up after this long [default: wait for ever]
         #[arg(
@@ -392,6 +419,15 @@ pub(crate) enum LatchCommand {
             allow_hyphen_values = true
         )]
         limit: Option<Duration>,
+
+        /// Fail if the store cannot be reached for this long [default: wait through any outage]
+        #[arg(
+            long,
+            value_name = "DUR",
+            value_parser = duration::parse,
+            allow_hyphen_values = true
+        )]
+        outage_limit: Option<Duration>,
     },
 }
 
@@ -405,14 +441,17 @@ pub(crate) enum LatchCommand {
 ///
 /// Each name keeps its token for ever. Delete it when no resource remembers a token of NAME any more.
 #[derive(Debug, clap::Args)]
-#[command(after_help = "\
+#[command(
+    override_usage = "redlatch token [OPTIONS] <NAME> [COMMAND]",
+    after_help = "\
 Examples:
   redlatch token orders:42
   redlatch token orders:42 advance 7000   # the next acquisition gets 7001
   redlatch token orders:42 delete
 
 Exit codes: 0 done; 2 wrong usage; 65 NAME is something of another kind;
-69 the store cannot be reached; 75 delete: the lock is held.")]
+69 the store cannot be reached; 75 delete: the lock is held."
+)]
 pub(crate) struct Token {
     /// The lock's name
     pub(crate) name: String,
@@ -424,6 +463,7 @@ pub(crate) struct Token {
 #[derive(Debug, Subcommand)]
 pub(crate) enum TokenCommand {
     /// Raise the token to at least N, never lower it; prints the token then
+    #[command(override_usage = "redlatch token [OPTIONS] <NAME> advance <N>")]
     Advance {
         /// The greatest token that the resource has seen
         #[arg(
@@ -434,6 +474,7 @@ pub(crate) enum TokenCommand {
         at_least: u64,
     },
     /// Delete the token of a lock that is free; the next acquisition gets 1
+    #[command(override_usage = "redlatch token [OPTIONS] <NAME> delete")]
     Delete,
 }
 

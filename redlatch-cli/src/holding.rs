@@ -13,6 +13,7 @@ use tokio::time::Instant;
 
 use crate::args::Run;
 use crate::say::note;
+use crate::store::WaitLimits;
 
 /// The lease that a watchdog renews if nothing else is said.
 const DEFAULT_WATCHDOG: Duration = Duration::from_secs(30);
@@ -69,34 +70,38 @@ impl Held for MultiGuard {
 
 impl Holding {
     /// Waits for what `run` asks for; `None` if somebody else has it and patience is over.
-    pub(crate) async fn obtain(client: &Client, run: &Run) -> redlatch::Result<Option<Holding>> {
+    pub(crate) async fn obtain(
+        client: &Client,
+        limits: &WaitLimits,
+        run: &Run,
+    ) -> redlatch::Result<Option<Holding>> {
         let kind = run.kind;
         let [name] = run.names.as_slice() else {
-            return several(client, run).await;
+            return several(client, limits, run).await;
         };
         if let Some(permits) = kind.permits {
-            return permit(client, name, permits, run).await;
+            return permit(client, name, permits, limits, run).await;
         }
         if kind.fenced {
-            let guard = one(client.fenced_lock(name), run).await?;
+            let guard = one(client.fenced_lock(name), limits, run).await?;
             return Ok(guard.map(|guard| {
                 let token = guard.token();
                 Holding::of(guard, run, Some(token))
             }));
         }
         if kind.fair {
-            return lock(fair(client, name, run), run).await;
+            return lock(fair(client, name, run), limits, run).await;
         }
         if kind.read {
-            return lock(client.read_write_lock(name).read().clone(), run).await;
+            return lock(client.read_write_lock(name).read().clone(), limits, run).await;
         }
         if kind.write {
-            return lock(client.read_write_lock(name).write().clone(), run).await;
+            return lock(client.read_write_lock(name).write().clone(), limits, run).await;
         }
         if kind.spin {
-            return lock(client.spin_lock(name), run).await;
+            return lock(client.spin_lock(name), limits, run).await;
         }
-        lock(client.lock(name), run).await
+        lock(client.lock(name), limits, run).await
     }
 
     fn of<K: LockKind + OwnedKind>(guard: Guard<K>, run: &Run, token: Option<u64>) -> Holding {
@@ -176,27 +181,33 @@ impl Holding {
 
 async fn lock<K: LockKind + OwnedKind>(
     lock: Lock<K>,
+    limits: &WaitLimits,
     run: &Run,
 ) -> redlatch::Result<Option<Holding>> {
-    let guard = one(lock, run).await?;
+    let guard = one(lock, limits, run).await?;
     Ok(guard.map(|guard| Holding::of(guard, run, None)))
 }
 
-async fn one<K: LockKind>(lock: Lock<K>, run: &Run) -> redlatch::Result<Option<Guard<K>>> {
-    ask(lock.lock(), lock.try_lock(), run).await
+async fn one<K: LockKind>(
+    lock: Lock<K>,
+    limits: &WaitLimits,
+    run: &Run,
+) -> redlatch::Result<Option<Guard<K>>> {
+    ask(lock.lock(), lock.try_lock(), limits, run).await
 }
 
 /// In the one way or the other, as `run` has it.
 async fn ask<K: LockKind>(
     mut waiting: Acquire<K>,
     mut trying: TryAcquire<K>,
+    limits: &WaitLimits,
     run: &Run,
 ) -> redlatch::Result<Option<Guard<K>>> {
     if let Some(lease) = run.lease {
         waiting = waiting.lease(lease);
         trying = trying.lease(lease);
     }
-    match run.wait {
+    match limits.wait() {
         Some(wait) => trying.wait(wait).await,
         None if run.no_wait => trying.await,
         None => waiting.await.map(Some),
@@ -249,28 +260,36 @@ async fn permit(
     client: &Client,
     name: &str,
     permits: u32,
+    limits: &WaitLimits,
     run: &Run,
 ) -> redlatch::Result<Option<Holding>> {
     let semaphore = client.expirable_semaphore(name);
-    let give_up = run.wait.and_then(|wait| Instant::now().checked_add(wait));
+    let give_up = limits
+        .wait()
+        .and_then(|wait| Instant::now().checked_add(wait));
     // A store that loses its data loses the permits too and tells nobody: nobody would ever give
     // back what is waited for. So it is looked after now and then.
     let slice = watchdog(run).min(DEFAULT_WATCHDOG);
     let guard = loop {
-        let mut trying = semaphore.try_acquire();
-        if let Some(lease) = run.lease {
-            trying = trying.lease(lease);
-        }
-        if !run.no_wait {
-            let left = give_up.map(|then| then.saturating_duration_since(Instant::now()));
-            trying = trying.wait(left.map_or(slice, |left| left.min(slice)));
-        }
-        let guard = trying.await?;
+        // A slice may end during an outage that is shorter than the limit.
+        let acquiring = limits.wait_through(name, async || {
+            let mut trying = semaphore.try_acquire();
+            if let Some(lease) = run.lease {
+                trying = trying.lease(lease);
+            }
+            if !run.no_wait {
+                let left = give_up.map(|then| then.saturating_duration_since(Instant::now()));
+                trying = trying.wait(left.map_or(slice, |left| left.min(slice)));
+            }
+            trying.await
+        });
+        let guard = acquiring.await?;
         let over = run.no_wait || give_up.is_some_and(|then| then <= Instant::now());
         if guard.is_some() || over {
             break guard;
         }
-        semaphore.try_set_permits(permits).await?;
+        let set = async || semaphore.try_set_permits(permits).await;
+        limits.wait_through(name, set).await?;
     };
     Ok(guard.map(|guard| Holding {
         owner: guard.ids().iter().map(PermitId::to_string).collect(),
@@ -281,7 +300,11 @@ async fn permit(
 }
 
 /// All or nothing.
-async fn several(client: &Client, run: &Run) -> redlatch::Result<Option<Holding>> {
+async fn several(
+    client: &Client,
+    limits: &WaitLimits,
+    run: &Run,
+) -> redlatch::Result<Option<Holding>> {
     let kind = run.kind;
     let names = run.names.iter();
     let locks = if kind.fair {
@@ -300,7 +323,7 @@ async fn several(client: &Client, run: &Run) -> redlatch::Result<Option<Holding>
         waiting = waiting.lease(lease);
         trying = trying.lease(lease);
     }
-    let guard = match run.wait {
+    let guard = match limits.wait() {
         Some(wait) => trying.wait(wait).await?,
         None if run.no_wait => trying.await?,
         None => Some(waiting.await?),

@@ -1,5 +1,7 @@
 //! `redlatch latch`: count down, wait, set.
 
+use std::time::Duration;
+
 use redlatch::{Client, ObjectState};
 
 use crate::access::Access;
@@ -7,15 +9,35 @@ use crate::args::{Latch, LatchCommand};
 use crate::exit::{self, Failure};
 use crate::say::note;
 use crate::signals::Signals;
+use crate::store::WaitLimits;
 use crate::{show, store};
 
 pub(crate) async fn latch(access: &Access, latch: &Latch) -> Result<u8, Failure> {
     let name = &latch.name;
     store::check_name(name).await?;
     let mut signals = Signals::catch_ending()?;
-    let client = store::connect(access, Client::builder()).await?;
+    let (outage, wait) = match &latch.command {
+        LatchCommand::Wait {
+            limit,
+            outage_limit,
+        } => (outage_limit.unwrap_or(Duration::MAX), *limit),
+        _ => (Duration::ZERO, None),
+    };
+    let limits = WaitLimits::new(outage, wait);
+    let settings = Client::builder().outage_limit(outage);
+    let connecting = async {
+        let client = store::connect_within(access, settings, &limits).await?;
+        let state = limits.wait_through(name, async || client.inspect(name).await);
+        let state = state.await?;
+        Ok::<_, Failure>((client, state))
+    };
+    let (client, state) = tokio::select! {
+        biased;
+        signal = signals.next_end() => return Ok(exit::by_signal(signal.as_raw())),
+        connected = connecting => connected?,
+    };
     // Its number could be counted down, and would then let more or fewer in than it should.
-    if let Some(state) = client.inspect(name).await?
+    if let Some(state) = state
         && !matches!(state, ObjectState::Counter { .. })
     {
         return Err(store::another_kind(name, &state, "latch"));
@@ -37,9 +59,9 @@ pub(crate) async fn latch(access: &Access, latch: &Latch) -> Result<u8, Failure>
             let left = handle.count_down_by(by).await?;
             show::write(&format!("{left}\n"))
         }
-        LatchCommand::Wait { limit } => {
+        LatchCommand::Wait { .. } => {
             let open = async {
-                match limit {
+                match limits.wait() {
                     Some(limit) => handle.wait_for(limit).await,
                     None => handle.wait().await.map(|()| true),
                 }

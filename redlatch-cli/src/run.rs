@@ -15,6 +15,7 @@ use crate::exit::{self, Failure};
 use crate::holding::{self, Holding};
 use crate::say::{self, detail, note, printable, say};
 use crate::signals::{self, Caught, Signals};
+use crate::store::WaitLimits;
 use crate::{duration, store};
 
 /// How long `run` waits in silence. A lock that is free soon needs no message.
@@ -26,22 +27,28 @@ pub(crate) async fn run(access: &Access, mut run: Run) -> Result<u8, Failure> {
     // Held twice is held.
     let mut named = HashSet::new();
     run.names.retain(|name| named.insert(name.clone()));
+    let limits = WaitLimits::new(run.outage_limit(), run.wait);
     let client = tokio::select! {
         biased;
         signal = signals.next_end() => return Ok(exit::by_signal(signal.as_raw())),
-        client = store::connect(access, store::settings(&run)) => client?,
+        client = store::connect_within(access, store::settings(&run), &limits) => client?,
     };
-    let code = run_holding(&client, &run, &mut signals).await;
+    let code = run_holding(&client, &limits, &run, &mut signals).await;
     // An acquisition that was cut short, or a release that was not answered.
     store::settle(&client).await;
     code
 }
 
-async fn run_holding(client: &Client, run: &Run, signals: &mut Signals) -> Result<u8, Failure> {
+async fn run_holding(
+    client: &Client,
+    limits: &WaitLimits,
+    run: &Run,
+    signals: &mut Signals,
+) -> Result<u8, Failure> {
     let holding = tokio::select! {
         biased;
         signal = signals.next_end() => return Ok(exit::by_signal(signal.as_raw())),
-        holding = obtain(client, run) => holding?,
+        holding = obtain(client, limits, run) => holding?,
         never = report_waiting(client, run) => match never {},
     };
     let names = run.names.join(" ");
@@ -81,10 +88,16 @@ async fn run_holding(client: &Client, run: &Run, signals: &mut Signals) -> Resul
     Ok(exit::LOST)
 }
 
-async fn obtain(client: &Client, run: &Run) -> Result<Option<Holding>, Failure> {
+async fn obtain(
+    client: &Client,
+    limits: &WaitLimits,
+    run: &Run,
+) -> Result<Option<Holding>, Failure> {
     let obtaining = async {
         if let (Some(permits), [name]) = (run.kind.permits, run.names.as_slice()) {
-            let others = holding::other_permits(client, name, permits, run.set_permits);
+            let others = limits.wait_through(name, async || {
+                holding::other_permits(client, name, permits, run.set_permits).await
+            });
             if let Some(total) = others.await? {
                 let noun = holding::permits_noun(total);
                 return Ok(Err(Failure::wrong_kind(format!(
@@ -93,7 +106,7 @@ async fn obtain(client: &Client, run: &Run) -> Result<Option<Holding>, Failure> 
                 ))));
             }
         }
-        Ok(Ok(Holding::obtain(client, run).await?))
+        Ok(Ok(Holding::obtain(client, limits, run).await?))
     };
     match obtaining.await {
         Ok(obtained) => obtained,
@@ -138,7 +151,7 @@ async fn report_conflict(client: &Client, run: &Run) {
     }
 }
 
-/// Describes who holds `name`, and for how long unless the holder renews it.
+/// Describes the holder of `name`, and for how long unless the holder renews it.
 async fn obstacle(client: &Client, name: &str) -> Option<String> {
     let state = client.inspect(name).await.ok().flatten()?;
     let holders = state.holders();

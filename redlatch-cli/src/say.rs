@@ -97,8 +97,9 @@ pub(crate) fn start_log(output: Output) {
     }
 }
 
-/// A loss is told by `run`, with what follows from it.
-const WARNINGS: &str = "warn,redlatch::hold=error";
+/// `run` reports a loss itself, with its consequences. A lost connection is a warning, so its return is
+/// shown, too.
+const WARNINGS: &str = "warn,redlatch::hold=error,redlatch::store::redis::link=info";
 const ERRORS: &str = "error";
 const EVENTS: &str = "info,redlatch::hold=error";
 

@@ -2,18 +2,33 @@
 
 use std::time::Duration;
 
+use tokio::time::Instant;
+
 use redlatch::{Client, ClientBuilder, Error, ObjectKind, ObjectState};
 
 use crate::access::Access;
 use crate::args::Run;
+use crate::duration;
 use crate::exit::Failure;
-use crate::say::printable;
+use crate::say::{note, printable};
 
 /// How long what was begun may take to be undone before the program ends. What is left then ends
 /// with its lease.
 const SETTLING: Duration = Duration::from_secs(2);
 
+/// The pause between two tries during an outage.
+const PAUSE: Duration = Duration::from_millis(500);
+
 pub(crate) async fn connect(access: &Access, settings: ClientBuilder) -> Result<Client, Failure> {
+    connect_within(access, settings, &WaitLimits::default()).await
+}
+
+/// Connects to a store that may be unreachable for as long as `limits` allow.
+pub(crate) async fn connect_within(
+    access: &Access,
+    settings: ClientBuilder,
+    limits: &WaitLimits,
+) -> Result<Client, Failure> {
     let url = &*access.url;
     if url == "embedded:" {
         return Err(Failure::usage(
@@ -22,7 +37,9 @@ pub(crate) async fn connect(access: &Access, settings: ClientBuilder) -> Result<
         ));
     }
     let settings = access.settings(settings)?;
-    settings.connect(url).await.map_err(|error| match error {
+    let store = without_secrets(url);
+    let connecting = limits.wait_through(&store, async || settings.clone().connect(url).await);
+    connecting.await.map_err(|error| match error {
         Error::AuthenticationFailed { .. } => {
             let failure = Failure::from(error);
             Failure {
@@ -54,8 +71,68 @@ pub(crate) async fn settle(client: &Client) {
     let _ = tokio::time::timeout(SETTLING, client.settled()).await;
 }
 
+/// How long a command waits. The default: it does not wait for a store that cannot be reached.
+#[derive(Debug, Default)]
+pub(crate) struct WaitLimits {
+    /// How long an outage of the store may last.
+    outage: Duration,
+    wait: Option<Duration>,
+    /// When the wait limit ends.
+    pub(crate) end: Option<Instant>,
+}
+
+impl WaitLimits {
+    pub(crate) fn new(outage: Duration, wait: Option<Duration>) -> WaitLimits {
+        WaitLimits {
+            outage,
+            wait,
+            end: wait.and_then(|wait| Instant::now().checked_add(wait)),
+        }
+    }
+
+    /// Returns how long to wait for the lock. An outage while connecting counts; the time that any
+    /// connection takes does not, so that a short limit still asks the store.
+    pub(crate) fn wait(&self) -> Option<Duration> {
+        let rest = self.end.map(|end| end - Instant::now());
+        self.wait
+            .map(|wait| rest.filter(|rest| *rest + PAUSE < wait).unwrap_or(wait))
+    }
+
+    /// Repeats `step` until the store answers, for errors that may pass. An outage begins with the first
+    /// failure and ends with the next answer; both are reported.
+    pub(crate) async fn wait_through<T>(
+        &self,
+        store: &str,
+        mut step: impl AsyncFnMut() -> redlatch::Result<T>,
+    ) -> redlatch::Result<T> {
+        let mut outage: Option<Instant> = None;
+        loop {
+            let begun = Instant::now();
+            let error = match step().await {
+                Err(error) if error.is_transient() => error,
+                done => {
+                    if let (Ok(_), Some(since)) = (&done, outage) {
+                        let lasted = duration::rough(since.elapsed());
+                        note!("{store}: the store answers again, after {lasted}");
+                    }
+                    return done;
+                }
+            };
+            let since = outage.unwrap_or(begun);
+            let is_over = |end: Instant| end <= Instant::now() + PAUSE;
+            if since.elapsed() >= self.outage || self.end.is_some_and(is_over) {
+                return Err(error);
+            }
+            if outage.replace(since).is_none() {
+                note!("{store}: {error}; waiting for the store");
+            }
+            tokio::time::sleep(PAUSE).await;
+        }
+    }
+}
+
 pub(crate) fn settings(run: &Run) -> ClientBuilder {
-    let settings = Client::builder();
+    let settings = Client::builder().outage_limit(run.outage_limit());
     match run.watchdog {
         Some(lease) => settings.watchdog(lease),
         None => settings,

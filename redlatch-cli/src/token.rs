@@ -5,7 +5,7 @@ use redlatch::{Client, ObjectState};
 use crate::access::Access;
 use crate::args::{Token, TokenCommand};
 use crate::exit::{self, Failure};
-use crate::say::{printable, say};
+use crate::say::{note, printable};
 use crate::{show, store};
 
 pub(crate) async fn token(access: &Access, token: &Token) -> Result<u8, Failure> {
@@ -25,7 +25,7 @@ pub(crate) async fn token(access: &Access, token: &Token) -> Result<u8, Failure>
             if lock.delete_token().await? {
                 return Ok(exit::OK);
             }
-            say!(
+            note!(
                 "{}: the lock is held, so its token was not deleted",
                 printable(name)
             );

@@ -21,7 +21,7 @@ pub(crate) trait Kind: Send + Sync {
     /// [`Kind::renew_args`] adds for each; answers 1 or 0 for each.
     ///
     /// Also wakes a waiter for each lock that is gone without having been released: waiters sleep until
-    /// the lease ends that they were told of.
+    /// the lease ends that the store last named to them.
     fn renew_script(&self) -> &'static Script;
 
     /// The key by which that script finds a hold.

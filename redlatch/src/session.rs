@@ -619,7 +619,7 @@ impl Claim {
         self.clone().into_background(lease.duration(), None);
     }
 
-    /// The same for an attempt that may still be on its way. It keeps its turn until it was tried once to
+    /// The same for an attempt that may still be in flight. It keeps its turn until it was tried once to
     /// settle it: so no more attempts are waiting to be settled than may be on their way, however many
     /// callers come and go.
     fn into_background(self, lease: Duration, attempt: Option<Turn>) {

@@ -211,7 +211,7 @@ impl Core {
         }
     }
 
-    /// Moves what is due to the queues of its nodes, and takes the batches that may begin now.
+    /// Moves the holds that are due to the queues of its nodes, and takes the batches that may begin now.
     fn take_due(self: &Arc<Core>, store: &Store) -> Vec<Batch> {
         let queue = &mut *self.queue();
         self.begin_sweeps(queue, store);
@@ -250,7 +250,7 @@ impl Core {
         }
     }
 
-    /// Has all holds checked of those nodes whose sweep is due. What is in flight may have been answered
+    /// Has all holds checked of those nodes whose sweep is due. A renewal in flight may have been answered
     /// before there was a reason for the sweep, so it is checked once more.
     fn begin_sweeps(&self, queue: &mut Queue, store: &Store) {
         let now = Instant::now();
@@ -274,7 +274,7 @@ impl Core {
         }
     }
 
-    /// Moves what has to be renewed now to the queues of its nodes.
+    /// Moves the holds to renew now to the queues of its nodes.
     fn make_ready(&self, queue: &mut Queue, store: &Store) {
         let now = Instant::now();
         let soon = now + self.slack();
@@ -344,7 +344,7 @@ impl NodeQueue {
             || self.swept.is_some_and(lately)
     }
 
-    /// Takes as many batches as may begin now. Adds to `moved` what is served by another node by now.
+    /// Takes as many batches as may begin now. Adds to `moved` the holds that another node serves by now.
     fn take_batches(
         &mut self,
         node: Option<NodeId>,

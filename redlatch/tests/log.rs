@@ -422,7 +422,7 @@ fn arguments(source: &str) -> (Option<String>, BTreeSet<String>) {
         match text.trim() {
             "" => {}
             literal if literal.starts_with('"') => {
-                // A line that goes on in the next one.
+                // A line that continues in the next one.
                 let mut parts = literal.trim_matches('"').split("\\\n");
                 let first = parts.next().unwrap_or_default().to_owned();
                 message = Some(parts.fold(first, |all, part| all + part.trim_start()));

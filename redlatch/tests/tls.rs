@@ -230,7 +230,7 @@ fn the_systems_certificates_are_read_again() {
         ];
         let () = server.plain().ask(&change);
         server.plain().cut_all();
-        // Not yet: the old CA is still the one that is trusted.
+        // Not yet: the old CA is still trusted.
         assert_tls(
             &soon("refused", lock.is_locked()).await.unwrap_err(),
             "not issued by a CA",

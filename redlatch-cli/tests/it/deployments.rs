@@ -51,7 +51,8 @@ fn sentinels_with_tls() {
     let ca = scratch.path("ca");
     std::fs::write(&ca, sentinels.ca().unwrap().pem()).unwrap();
     let run = |options: &[&str]| {
-        let mut command = bare(&[&["run"], options, &[&unique("tls"), "--", "true"]].concat());
+        let mut command =
+            bare(&[&["run", "-n"], options, &[&unique("tls"), "--", "true"]].concat());
         command.env("REDLATCH_URL", sentinels.url());
         finish(command)
     };
@@ -70,10 +71,12 @@ fn sentinels_with_tls() {
 fn replicas_that_must_have_it_and_do_not() {
     let server = Server::start();
     let name = unique("alone");
-    let args = ["run", "--replicas", "1", &name, "--", "true"];
-    finish(redlatch(&server, &args))
-        .expect(69)
-        .says("0 of the 1 replicas");
+    for option in ["--no-wait", "--outage-limit=1s"] {
+        let args = ["run", "--replicas", "1", option, &name, "--", "true"];
+        finish(redlatch(&server, &args))
+            .expect(69)
+            .says("0 of the 1 replicas");
+    }
     assert!(!is_held(&server, &name));
     let args = ["run", "--replicas", "some", &name, "--", "true"];
     finish(redlatch(&server, &args))

@@ -173,7 +173,9 @@ fn the_lease_is_as_asked_for() {
 fn a_store_that_is_not_there_is_69() {
     let name = unique("down");
     for args in [
-        &["run", &name, "--", "echo", "never"][..],
+        &["run", "-n", &name, "--", "echo", "never"][..],
+        &["run", "--outage-limit", "0", &name, "--", "echo", "never"],
+        &["latch", &name, "count-down"],
         &["show", &name],
         &["ls"],
         &["unlock", "--force", &name],

@@ -5,6 +5,7 @@ mod exit_codes;
 mod kinds;
 mod looking;
 mod loss;
+mod outages;
 mod passwords;
 mod process_trees;
 mod signals;

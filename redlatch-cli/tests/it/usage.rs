@@ -136,6 +136,9 @@ fn usage_line_does_not_require_options() {
         &["latch", "n", "set"],
         &["latch", "n", "wait", "--no-such-option"],
         &["latch", "n", "count-down", "--no-such-option"],
+        &["token"],
+        &["token", "n", "advance"],
+        &["token", "n", "delete", "--no-such-option"],
     ] {
         let args = [&["--url", "redis://h"], args].concat();
         let said = try_out(&args).expect(2).stderr;
@@ -149,7 +152,7 @@ fn usage_line_does_not_require_options() {
 
 #[test]
 fn help_fits_80_columns_and_documents_the_log() {
-    for command in ["", "run", "show", "ls", "unlock", "latch"] {
+    for command in ["", "run", "show", "ls", "unlock", "latch", "token"] {
         let binary = env!("CARGO_BIN_EXE_redlatch");
         let line = format!("stty cols 80 rows 24; NO_COLOR=1 '{binary}' {command} --help");
         let help = at_a_terminal(&line).finish().expect(0).stdout;
@@ -178,7 +181,7 @@ fn urls_are_never_repeated_with_their_passwords() {
             &[&option, "show", &name][..],
             &["--url", url, "show"],
             &["--url", url, "walk"],
-            &["run", &name, "--url", url, "--", "true"],
+            &["run", "-n", &name, "--url", url, "--", "true"],
             &["--url", url, "run", "--wait", url, &name, "--", "true"],
             // Where it does not belong.
             &[url, "ls"],

@@ -74,7 +74,7 @@ pub(crate) struct Sent {
 #[derive(Debug, Default)]
 struct Notes {
     word: Option<Word>,
-    /// The turn of an attempt that is on its way, or was when its caller left.
+    /// The turn of an attempt that is in flight, or was when its caller left.
     turn: Option<Turn>,
     /// Where the attempt waits for its turn.
     queue: Option<Arc<Turns>>,
@@ -167,7 +167,7 @@ impl Sent {
         self.notes().turn = Some(turn);
     }
 
-    /// The turn of the attempt, for whoever goes on with it.
+    /// The turn of the attempt, for the step that settles it.
     pub(crate) fn take_turn(&self) -> Option<Turn> {
         self.notes().turn.take()
     }
@@ -412,7 +412,7 @@ impl Store {
 pub(crate) struct NodeId(u64);
 
 /// Nodes that may have lost data, because another process answers for them than before: after a restart or
-/// a failover. The watchdog checks what is held there.
+/// a failover. The watchdog checks the holds there.
 #[derive(Default)]
 pub(crate) struct Doubts {
     nodes: Mutex<HashSet<NodeId>>,

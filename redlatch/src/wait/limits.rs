@@ -1,7 +1,7 @@
 //! The limits of a request, kept once for every primitive.
 //!
 //! - *Wait limit.* When it has passed the request is dropped and answered with the latest news: `None` if the
-//!   store has answered, because then another owner holds what is asked for; otherwise the error with
+//!   store has answered, because then another owner holds the object; otherwise the error with
 //!   which the store could not be asked.
 //! - *Outage limit.* An outage begins with the first failure after the last answer and ends with the next
 //!   answer. While it lasts the request is made again, after a pause. When it has lasted for the limit,
@@ -30,17 +30,17 @@ pub(crate) struct Limits {
 
 /// A whole request, with everything that it waits for. It may be dropped at any point and made again.
 pub(crate) trait Request: Attempt {
-    /// What there is when it has succeeded.
+    /// The result of a success.
     type Obtained: Send;
 
-    /// Waits until it is had; if it does not wait, asks once (`None`: another owner has it).
+    /// Waits until it is acquired; if it does not wait, asks once (`None`: another owner has it).
     fn obtain(
         &mut self,
         waits: bool,
     ) -> impl Future<Output = Result<Option<Self::Obtained>>> + Send;
 }
 
-/// An answer that is on its way at the wait limit is waited for this long, if there is no other news: a
+/// An answer in flight at the wait limit is waited for this long, if there is no other news: a
 /// process that stood still finds it here.
 const LAST_MOMENT: Duration = Duration::from_millis(50);
 
@@ -62,7 +62,7 @@ impl Limits {
         !matches!(self.patience, Patience::None)
     }
 
-    /// How long an outage may last that shows as this error. With any limit the store may be asked again
+    /// How long an outage may last that shows as this error. With any limit, tries are repeated
     /// for as long as the response timeout. (An embedded store has none: what fails there is another
     /// member of a multi-lock.)
     fn outage_of(&self, error: &Error, store: &Store) -> Duration {
@@ -75,7 +75,7 @@ impl Limits {
 }
 
 impl WaitingRoom {
-    /// Makes a request within its limits. `sent` is where the request notes what it hears of the store.
+    /// Makes a request within its limits. `sent` is where the request notes the news of the store.
     pub(crate) async fn within<R: Request>(
         &self,
         limits: Limits,
@@ -157,7 +157,7 @@ impl WaitingRoom {
         }
     }
 
-    /// Says once per outage and client that waiting goes on.
+    /// Logs once per outage and client that requests wait.
     fn tell_outage(&self, channel: &str, error: &Error) {
         // A waiter that is still in the same outage comes here again within this time.
         let recent = self

@@ -379,7 +379,7 @@ impl Line {
         answers.silent_since.get_or_insert_with(Instant::now);
     }
 
-    /// What was asked has ended, and this is the latest news.
+    /// The step has ended, and this is the latest news.
     pub(super) fn heard(&self, word: Option<Word>) {
         let mut answers = self.object.answers();
         answers.silent_since = None;
@@ -457,7 +457,7 @@ impl Drop for Line {
             return;
         }
         entry.idle_since = Some(Instant::now());
-        // Who comes later finds out by itself.
+        // Later requests find out by themselves.
         for object in &entry.objects {
             *object.answers() = Answers {
                 idle: true,

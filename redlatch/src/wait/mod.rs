@@ -6,7 +6,7 @@
 //! sleeps until it hears one, or until the holder's lease would have ended.
 //!
 //! Limits are kept outside of all that, for the whole request: at the wait limit the request is dropped,
-//! whatever it is waiting for, and what may be on its way is settled as after any drop. An outage of the
+//! also during an outage, and steps that may be in flight are settled as after any drop. An outage of the
 //! store interrupts the request; it leaves its line, pauses, and begins again, until the outage limit.
 
 use std::future::Future;
@@ -60,7 +60,7 @@ pub(crate) trait Attempt: Send {
         true
     }
 
-    /// What is known of the steps of this request.
+    /// News of the steps of this request.
     fn sent(&self) -> &Sent;
 
     /// Whether the store that it asks is the one that the others in its line wait for, and no other. Then
@@ -78,7 +78,7 @@ pub(crate) trait Attempt: Send {
         None
     }
 
-    /// Logs which owner holds what is waited for, after a long wait. Runs beside the waiting.
+    /// Logs after a long wait which owner holds the object. Runs beside the waiting.
     fn report(&self, since: Instant) -> impl Future<Output = ()> + Send + 'static {
         let _ = since;
         std::future::ready(())
@@ -86,7 +86,7 @@ pub(crate) trait Attempt: Send {
 }
 
 impl WaitingRoom {
-    /// Asks until it is had; or, if it does not wait, once (`None`: another owner has it).
+    /// Asks until it is acquired; or, if it does not wait, once (`None`: another owner has it).
     ///
     /// Cancel-safe: who is dropped leaves the line, and the next one asks.
     pub(crate) async fn obtain<A: Attempt>(

@@ -48,7 +48,7 @@ pub async fn soon<T>(what: &str, work: impl Future<Output = T>) -> T {
     }
 }
 
-/// What has so little time (a short lease that nobody has to keep for long, a short timeout or wait limit)
+/// What has so little time (a short lease that no test has to keep for long, a short timeout or wait limit)
 /// that a process that stands still gets its answer too late: then it is asked for again.
 pub async fn in_time<T, F>(ask: impl Fn() -> F) -> T
 where

@@ -88,7 +88,7 @@ async fn what_killed_processes_left_behind_blocks_nobody() {
     assert_eq!(keys_left(&server, "a"), 0);
 }
 
-/// F10: of those who wait, one dies; the release is for the next one that is alive. A dead waiter is
+/// F10: one of the waiters dies; the release is for the next one alive. A dead waiter is
 /// waited for no longer than its wait time, if that is shorter than the grace period.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_waiter_that_dies_is_waited_for_and_passed_over() {

@@ -31,7 +31,7 @@ fn name_at(cluster: &Cluster, node: usize) -> String {
 }
 
 /// Two services that are configured for the same database exclude each other, however the database is
-/// written; an address that is only partly understood connects nobody.
+/// written; an address that is only partly understood is refused.
 #[tokio::test]
 async fn the_database_of_a_url_is_the_one_that_is_used() {
     let url = shared().url();
@@ -110,7 +110,7 @@ fn until_busy(server: &Server) {
 }
 
 /// A node that runs a long script answers BUSY, as one that loads its data answers LOADING. Repeating a
-/// step does not ask all nodes who has which slots each time.
+/// step does not ask all nodes for the map of slots each time.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_busy_node_is_no_reason_to_look_for_another() {
     let cluster = &masters(ClusterPlan {

@@ -83,7 +83,7 @@ async fn wait_limit_holds_while_the_server_is_frozen() {
         assert!(error.is_transient(), "{kind}: {error}");
     }
     server.thaw();
-    soon("what was sent is settled", client.settled()).await;
+    soon("all steps are settled", client.settled()).await;
     let keys: Vec<String> = server.ask(&["KEYS", "*"]);
     // The token and the reader's settings are kept; no lock is.
     for name in ["a", "b", "c", "f", "s", "n", "rw"] {
@@ -156,7 +156,7 @@ async fn wait_limit_returns_none_when_the_store_said_held_last() {
     held.unlock().await.unwrap();
 }
 
-/// Without limits: who waits in line behind a request that fails in an outage fails with it.
+/// Without limits: waiters in line behind a request that fails in an outage fail with it.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn waiters_of_one_name_fail_together() {
     let mut server = Server::start();
@@ -244,6 +244,36 @@ fn cut(proxy: &Proxy) {
     proxy.cut();
 }
 
+/// The waiter was in line when the outage began, and tries again faster than its line ends.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn waiter_in_line_fails_at_the_outage_limit() {
+    let server = Server::start();
+    let proxy = Proxy::to(server.port());
+    let holder = patient(&server.url()).await;
+    let guard = holder.lock("a").lock().await.unwrap();
+    for linger in [Duration::ZERO, Duration::from_secs(1), LIMIT * 60] {
+        let settings = Client::builder()
+            .response_timeout(Duration::from_millis(100))
+            .subscription_linger(linger)
+            .outage_limit(Duration::from_millis(500));
+        let client = settings.connect(&proxy.url()).await.unwrap();
+        let waiter = tokio::spawn(client.lock("a").lock().into_future());
+        until("it waits", || async {
+            server.info("pubsub_channels") == "1"
+        })
+        .await;
+        cut(&proxy);
+        let error = soon("failed", waiter).await.unwrap().unwrap_err();
+        assert!(error.is_transient(), "{error}");
+        proxy.refuse(false);
+        until("nothing waits", || async {
+            server.info("pubsub_channels") == "0"
+        })
+        .await;
+    }
+    guard.unlock().await.unwrap();
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn waiters_wait_through_an_outage_up_to_the_outage_limit() {
     let server = Server::start();
@@ -271,7 +301,7 @@ async fn waiters_wait_through_an_outage_up_to_the_outage_limit() {
     })
     .await;
     cut(&proxy);
-    // Longer than the response timeout: who has no outage limit fails, and who has a short one.
+    // Longer than the response timeout: requests without an outage limit fail, and those with a short one.
     for limit in [Duration::ZERO, Duration::from_millis(500)] {
         let request = client.lock("c").lock().outage_limit(limit);
         let error = soon("failed", request.into_future()).await.unwrap_err();
@@ -300,7 +330,7 @@ async fn waiters_wait_through_an_outage_up_to_the_outage_limit() {
     other.unlock().await.unwrap();
     holder.count_down_latch("l").count_down().await.unwrap();
     assert!(holder.semaphore("p").try_set_permits(1).await.unwrap());
-    // With so short a response timeout a release may be answered too late; it goes on then.
+    // With so short a response timeout a release may be answered too late; it continues then.
     soon("the lock", lock).await.unwrap().unwrap();
     soon("both locks", multi).await.unwrap().unwrap();
     drop(soon("the permit", permits).await.unwrap().unwrap());
@@ -329,7 +359,7 @@ async fn outage_limit_of_the_client_counts_for_every_request() {
     assert!(!waiter.is_finished());
     proxy.refuse(false);
     drop(soon("after the outage", waiter).await.unwrap().unwrap());
-    // What time does not mend is told at once.
+    // Errors that time does not mend are returned at once.
     let error = client.lock("of another kind").lock().await.unwrap_err();
     assert!(matches!(error, Error::WrongKind { .. }), "{error}");
 }
@@ -439,7 +469,7 @@ async fn acquisition_whose_wait_is_interrupted_is_retried() {
     assert!(matches!(error, Error::Unavailable { .. }), "{error}");
     let waiter = tokio::spawn(client.lock("b").lock().into_future());
     interrupt().await;
-    // It asks again.
+    // It retries.
     interrupt().await;
     assert!(!waiter.is_finished());
     waiter.abort();

@@ -20,7 +20,7 @@ async fn clients(server: &Server) -> (Client, Client) {
     (connect(WATCHDOG).await, connect(ENDLESS).await)
 }
 
-/// What somebody else does to the store while the first holds a lock and the second waits for it.
+/// What another program does to the store while the first holds a lock and the second waits for it.
 #[derive(Clone, Copy)]
 enum Found {
     /// By the next renewal.
@@ -116,7 +116,7 @@ async fn a_lost_hold_wakes_nobody_while_another_owner_holds_the_lock() {
     );
 }
 
-/// Renewals are due after hours, so that whatever is learned sooner was learned by a sweep.
+/// Renewals are due after hours, so that an earlier loss was found by a sweep.
 async fn rarely_renewing(server: &Server) -> Client {
     let settings = Client::builder().watchdog(ENDLESS).response_timeout(LONG);
     settings.connect(&server.url()).await.unwrap()

@@ -74,7 +74,7 @@ async fn a_frozen_node_costs_no_lock_on_other_nodes() {
     cluster.freeze(FROZEN);
     let mut slowest = Duration::ZERO;
     while frozen.elapsed() < LEASE + WATCHDOG {
-        // Releases and acquisitions go on there, too.
+        // Releases and acquisitions work there, too.
         for name in &elsewhere {
             let begun = Instant::now();
             take_turns(&client, name).await;
@@ -96,7 +96,7 @@ async fn a_frozen_node_costs_no_lock_on_other_nodes() {
     assert!(slowest < LONG / 4, "{slowest:?}");
 }
 
-/// Callers whose node does not answer keep nobody else from acquiring or releasing.
+/// Callers whose node does not answer keep no other caller from acquiring or releasing.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_frozen_node_uses_up_no_turns_of_other_nodes() {
     let cluster = three_masters();
@@ -131,7 +131,7 @@ async fn a_frozen_node_uses_up_no_turns_of_other_nodes() {
     let failed = failed.load(Ordering::SeqCst);
     assert_eq!(failed, 0, "callers of the frozen node came first");
 
-    // What is dropped is settled in the background, with turns of its own.
+    // Dropped requests are settled in the background, with turns of its own.
     for one in &crowd {
         one.abort();
     }

@@ -5,7 +5,7 @@
 --          after the other
 -- Returns  for each set 1: renewed, 0: not all of them are out
 --
--- Publishes nothing: permits that are gone with their semaphore can be acquired by nobody, and who sets
+-- Publishes nothing: permits that are gone with their semaphore cannot be acquired, and who sets
 -- permits anew publishes.
 local time = redis.call('TIME')
 local now = time[1] * 1000 + math.floor(time[2] / 1000)

@@ -111,7 +111,7 @@ local function call_next(channel)
     end
 end
 
--- The lock was given back so many ms before its end: calls the next owner. A head that does not hear is
+-- The lock was released so many ms before its end: calls the next owner. A head that does not hear is
 -- waited for as if the lock had ended just now; a second, if it is only being connected again.
 local function call_after_release(channel, left, grace)
     local head = call_next(channel)

@@ -236,7 +236,7 @@ impl<'a> Queue<'a> {
         Ok((!self.call()?).then_some(head))
     }
 
-    /// The lock was given back so many milliseconds before its end: calls the next owner. A head that
+    /// The lock was released so many milliseconds before its end: calls the next owner. A head that
     /// does not hear is waited for as if the lock had ended just now.
     pub(super) fn call_after_release(&mut self, left: i64, grace: Lease) -> Result<()> {
         let Some(head) = self.call_next()? else {

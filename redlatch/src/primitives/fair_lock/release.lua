@@ -2,7 +2,7 @@
 -- and takes the owner out of the queue, should it be there because it waited.
 --
 -- KEYS     the lock, the queue, the timeouts, the absent
--- ARGV     owner, hold count to keep, lease in ms to go on with (0: as it is), channel, grace period in ms
+-- ARGV     owner, hold count to keep, lease in ms to continue with (0: as it is), channel, grace period in ms
 -- Returns  1: done; 0: this owner does not hold the lock
 local owner, keep, lease, channel = ARGV[1], ARGV[2], tonumber(ARGV[3]), ARGV[4]
 local left = redis.call('PTTL', KEYS[1])

@@ -5,7 +5,7 @@
 -- channel; they are needed only when a lock is gone.
 local all, channels = KEYS, 'redisson_lock__channel'
 
--- Wakes the head of the queue of a lock that nobody holds. If the head is absent, the waiter that is woken
+-- Wakes the head of the queue of a lock that no owner holds. If the head is absent, the waiter that is woken
 -- instead notes it.
 local function wake(i, channel)
     local object = string.sub(channel, #channels + 1)

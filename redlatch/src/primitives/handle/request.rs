@@ -91,10 +91,10 @@ impl<K: LockKind> TryAcquire<K> {
     }
 
     /// Waits at most this long, counted from when this is first polled, not from when it was made. The
-    /// request returns at this limit, whatever it is waiting for: another holder, a connection, an
-    /// answer. It returns `None` if the store has said that another owner holds the lock. If the store
-    /// could not be asked, it returns the error that says why. A step that is on its way then is
-    /// settled in the background. A time that the clock cannot hold is no limit.
+    /// request returns at this limit, whether it waits for another holder, a connection or an answer. It
+    /// returns `None` if the store has said that another owner holds the lock. If the store could not be
+    /// asked, it returns the error that says why. A step in flight then is settled in the background. A
+    /// time that the clock cannot hold is no limit.
     ///
     /// Without a limit (or with zero) the store is asked once, which ends with the response timeout.
     pub fn wait(mut self, wait: Duration) -> TryAcquire<K> {
@@ -106,7 +106,7 @@ impl<K: LockKind> TryAcquire<K> {
     }
 
     /// As [`Acquire::outage_limit`]. The wait limit wins if it is shorter, and without one the store is
-    /// asked once, whatever the outage limit.
+    /// asked once, also with an outage limit.
     pub fn outage_limit(mut self, limit: Duration) -> TryAcquire<K> {
         self.request.outage_limit = Some(limit);
         self

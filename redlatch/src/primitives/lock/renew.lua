@@ -3,7 +3,7 @@
 --
 -- KEYS     the locks
 -- ARGV     lease in ms (0: leave the ends as they are, only look), then for each lock in the order of KEYS
---          its owner and its channel (empty: wake nobody)
+--          its owner and its channel (empty: wake no waiter)
 -- Returns  for each lock 1: renewed, 0: its owner does not hold it
 local lease = tonumber(ARGV[1])
 local renewed = {}

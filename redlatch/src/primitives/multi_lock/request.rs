@@ -111,9 +111,9 @@ impl<L: LockOfMany> TryAcquireMany<L> {
     }
 
     /// Waits at most this long, counted from when this is first polled. The request returns at this
-    /// limit, whatever it is waiting for: `None` if a store has said that another owner is in the way,
-    /// or the error with which the stores could not be asked. What is on its way then is settled in
-    /// the background.
+    /// limit, also during an outage: `None` if a store has said that another owner is in the way, or
+    /// the error with which the stores could not be asked. Steps in flight then are settled in the
+    /// background.
     pub fn wait(mut self, wait: Duration) -> TryAcquireMany<L> {
         self.wait = wait;
         self

@@ -60,7 +60,7 @@ pub struct TryAcquirePermits {
 impl AcquirePermits {
     /// Waits through an outage of the store that lasts at most this long:
     /// [`ClientBuilder::outage_limit`](crate::ClientBuilder::outage_limit), for this request. A step whose
-    /// outcome is not known ([`Error::OutcomeUnknown`]) is not sent again, whatever the limit.
+    /// outcome is not known ([`Error::OutcomeUnknown`]) is not repeated, regardless of the limit.
     pub fn outage_limit(mut self, limit: Duration) -> AcquirePermits {
         self.outage_limit = Some(limit);
         self
@@ -75,9 +75,9 @@ impl TryAcquirePermits {
     }
 
     /// Waits at most this long for permits, counted from when this is first polled. The request returns
-    /// at this limit, whatever it is waiting for: `None` if there were too few permits, or the error
-    /// with which the store could not be asked. What a step that is on its way then takes is given
-    /// back in the background. A time that the clock cannot hold is no limit.
+    /// at this limit, also during an outage: `None` if there were too few permits, or the error with
+    /// which the store could not be asked. Permits that a step in flight takes then are released in
+    /// the background. A time that the clock cannot hold is no limit.
     pub fn wait(mut self, wait: Duration) -> TryAcquirePermits {
         self.wait = wait;
         self

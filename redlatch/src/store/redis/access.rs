@@ -183,7 +183,7 @@ impl Endpoint {
     }
 
     /// As servers write it in redirections: the port is after the last colon, a v6 address has no
-    /// brackets, and without a host it is that of whoever speaks. `None` also for [`NAMELESS`].
+    /// brackets, and without a host it is that of the node that speaks. `None` also for [`NAMELESS`].
     pub(super) fn told(text: &str, speaker: &Endpoint) -> Option<Endpoint> {
         let (host, port) = text.rsplit_once(':')?;
         let port = port.parse().ok()?;

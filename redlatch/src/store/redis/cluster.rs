@@ -5,13 +5,13 @@
 //! and every now and then, because a node that hangs gives no reason. Of the nodes' answers the one
 //! from the latest epoch counts, so that a node that was cut off cannot lead astray.
 //!
-//! A node that is behind in gossip must not undo what is known already, neither with an answer from
-//! an earlier epoch than the one that is followed, nor with one from the same epoch for a slot that
+//! A node that is behind in gossip must not undo newer knowledge, neither with an answer from
+//! an earlier epoch than the map in use, nor with one from the same epoch for a slot that
 //! MOVED has moved since. Both rules end after [`TRUST`]: a cluster that was set up anew has earlier
 //! epochs.
 //!
 //! A node may have no name for clients (`?`). CLUSTER SLOTS then tells its address beside it;
-//! redirections do not, so the nodes are asked again.
+//! redirections do not, so the nodes are queried once more.
 
 use std::collections::HashMap;
 use std::ops::RangeInclusive;
@@ -41,7 +41,7 @@ const ASKED: usize = 5;
 /// How often the nodes are asked without a reason.
 const PERIOD: Duration = Duration::from_secs(5);
 
-/// How long what is known outweighs answers that are not newer. Gossip takes less: half of
+/// How long answers that are not newer are ignored. Gossip takes less: half of
 /// `cluster-node-timeout` (15 s unless set) at most.
 const TRUST: Duration = Duration::from_secs(10);
 
@@ -442,7 +442,7 @@ fn range(speaker: &Endpoint, range: &Value) -> Option<(u16, u16, Endpoint)> {
         return None;
     };
     let host = match host {
-        // One that has none does not know its own address yet, so it is the one that speaks.
+        // A node without an address does not know its own yet, so it is the node that speaks.
         NAMELESS => master.get(3).and_then(ip).unwrap_or_default(),
         host => host,
     };
@@ -502,7 +502,7 @@ mod tests {
         }
     }
 
-    /// Who has slots 1 and 2.
+    /// The owner of slots 1 and 2.
     fn owners(cluster: &Cluster) -> [u16; 2] {
         let map = cluster.map();
         [1, 2].map(|slot: usize| map.masters[usize::from(map.slots[slot])].port())

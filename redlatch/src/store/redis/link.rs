@@ -47,7 +47,7 @@ pub(super) struct Link {
 }
 
 /// Notices when a connection leads to another server process than the one before it: after a restart or a
-/// failover. Then what was held there may be gone.
+/// failover. Then the holds there may be gone.
 pub(super) struct Witness {
     node: NodeId,
     doubts: Arc<Doubts>,
@@ -620,7 +620,7 @@ impl Shared {
         ended.iter().for_each(|channel| self.ear.ended(channel));
     }
 
-    /// A connection that was in use is no more: whoever waits for its messages must look again. Returns
+    /// A connection that was in use is no more: all that wait for its messages must look again. Returns
     /// it; dropping it ends a task.
     fn broken(&self, generation: Generation) -> Option<Established> {
         let dead = self

@@ -150,7 +150,7 @@ impl Tls {
     }
 
     /// Reads the certificates; the system's if they were read longer ago than `system`. A program that
-    /// runs goes on with what it has when they cannot be read for a moment.
+    /// runs keeps those it has when they cannot be read for a moment.
     fn config(&self, system: Duration) -> Result<Arc<ClientConfig>> {
         let mut made = self.made.lock().unwrap_or_else(PoisonError::into_inner);
         let from = Material::read(&self.certificates);

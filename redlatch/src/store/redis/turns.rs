@@ -1,13 +1,13 @@
-//! Turns: how many attempts to acquire may be on their way to one server at once.
+//! Turns: how many attempts to acquire may be in flight to one server at once.
 //!
 //! An attempt takes a turn when there is a connection to send it on, and keeps it until it is answered or
-//! its connection breaks. An attempt whose caller leaves without the answer passes its turn on to whoever
+//! its connection breaks. An attempt whose caller leaves without the answer passes its turn on to the task that
 //! settles it. So however many callers come and go, a server that does not answer is sent [`ATTEMPTS`]
 //! attempts and no more, and as many are left to be settled; the other callers send nothing, and leave
 //! nothing behind.
 //!
 //! The response timeout of a call that waits for its turn counts from the latest answer to an attempt: a
-//! busy server that answers costs nobody their turn, and behind a server that answers nothing all callers
+//! busy server that answers costs no caller its turn, and behind a server that answers nothing all callers
 //! give up together.
 
 use std::sync::{Arc, Mutex, PoisonError};
@@ -27,7 +27,7 @@ pub(crate) struct Turns {
     answered: Mutex<Option<Instant>>,
 }
 
-/// The right to have one attempt on its way. Released when dropped.
+/// The right to have one attempt in flight. Released when dropped.
 pub(crate) type Turn = OwnedSemaphorePermit;
 
 impl Turns {
