@@ -79,6 +79,21 @@ pub(crate) trait Kind: Send + Sync {
     }
 }
 
+/// The steps of one owner at one place, one at a time. Inside: when the latest step failed because the store
+/// could not be asked, and why.
+pub(crate) type Steps = tokio::sync::Mutex<Option<(Instant, Error)>>;
+
+/// The right to make a step. The next step begins when it is dropped.
+pub(crate) struct StepTurn<'a>(tokio::sync::MutexGuard<'a, Option<(Instant, Error)>>);
+
+impl StepTurn<'_> {
+    /// Notes what the step came to.
+    pub(crate) fn ended<T>(&mut self, done: &Result<T>) {
+        let outage = done.as_ref().err().filter(|error| error.is_outage());
+        *self.0 = outage.map(|error| (Instant::now(), error.clone()));
+    }
+}
+
 /// What one owner has of one name: shared by all its guards.
 pub(crate) struct Hold {
     pub(crate) place: Arc<Place>,
@@ -91,7 +106,7 @@ pub(crate) struct Hold {
     /// One step at a time, so that nothing is renewed after it was given back, and no count is
     /// built on one that is still on its way. Shared with the hold that takes this one's place
     /// should it be lost.
-    pub(crate) steps: Arc<tokio::sync::Mutex<()>>,
+    pub(crate) steps: Arc<Steps>,
     state: Mutex<State>,
     /// It was entered, or lost.
     news: Notify,
@@ -164,7 +179,7 @@ impl Hold {
         owner: Owner,
         field: String,
         kind: Arc<dyn Kind>,
-        steps: Arc<tokio::sync::Mutex<()>>,
+        steps: Arc<Steps>,
     ) -> Hold {
         Hold {
             own: place.of_owner(&field).into(),
@@ -411,6 +426,17 @@ impl Hold {
                 return;
             }
             news.await;
+        }
+    }
+
+    /// Waits for the turn to make a step. A step that cannot reach the store fails together with those that
+    /// wait behind it. Otherwise each would find out by itself, one response timeout after the other.
+    pub(crate) async fn turn(&self) -> Result<StepTurn<'_>> {
+        let begun = Instant::now();
+        let turn = self.steps.lock().await;
+        match &*turn {
+            Some((failed, error)) if *failed >= begun => Err(error.clone()),
+            _ => Ok(StepTurn(turn)),
         }
     }
 

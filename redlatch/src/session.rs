@@ -262,9 +262,25 @@ impl Session {
         sent.asks_by_itself();
         sent.clear();
         let mut turns = Vec::with_capacity(claims.len());
+        for (claim, _) in claims {
+            turns.push(claim.hold.turn().await?);
+        }
+        let entered = self.enter_all_in_turn(claims, subscribe, sent, step).await;
+        for turn in &mut turns {
+            turn.ended(&entered);
+        }
+        entered
+    }
+
+    async fn enter_all_in_turn<'a, T: Send, S: Step<Reply = Together<T>>>(
+        &self,
+        claims: &[(&'a Claim, Terms)],
+        subscribe: Option<&str>,
+        sent: &Sent,
+        step: impl FnOnce(&[u32]) -> S,
+    ) -> Result<Together<T>> {
         let mut held = Vec::with_capacity(claims.len());
         for (claim, terms) in claims {
-            turns.push(claim.hold.steps.lock().await);
             held.push(claim.held_before(*terms).await?);
         }
         let unsettled = |(claim, terms): &(&'a Claim, Terms)| Unsettled::new(claim, *terms, sent);
@@ -436,7 +452,19 @@ impl Claim {
     ) -> Result<Outcome<T>> {
         sent.asks_by_itself();
         sent.clear();
-        let _turn = self.hold.steps.lock().await;
+        let mut turn = self.hold.turn().await?;
+        let entered = self.enter_in_turn(terms, subscribe, sent, step).await;
+        turn.ended(&entered);
+        entered
+    }
+
+    async fn enter_in_turn<'a, T: Send, S: Step<Reply = Outcome<T>>>(
+        &'a self,
+        terms: Terms,
+        subscribe: Option<&str>,
+        sent: &Sent,
+        step: impl FnOnce(&'a Hold, u32) -> S,
+    ) -> Result<Outcome<T>> {
         let held = self.held_before(terms).await?;
         let unsettled = Unsettled::new(self, terms, sent);
         let step = step(&self.hold, held + 1);
@@ -542,8 +570,10 @@ impl Claim {
             0 => self.hold.changes(),
             left => left,
         };
-        let _turn = self.hold.steps.lock().await;
-        self.settle_in_turn(mine).await
+        let mut turn = self.hold.turn().await?;
+        let settled = self.settle_in_turn(mine).await;
+        turn.ended(&settled);
+        settled
     }
 
     /// The same for who has the turn; `mine`: how many changes there had been when this was begun.

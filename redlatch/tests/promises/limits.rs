@@ -238,6 +238,42 @@ async fn looks_that_were_not_answered_keep_no_turns() {
     }
 }
 
+/// Without limits: requests and releases of one owner take turns, and fail together with the step that is
+/// not answered.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn steps_of_one_owner_fail_together() {
+    let server = Server::start();
+    let settings = Client::builder()
+        .response_timeout(Duration::from_secs(1))
+        .watchdog(LONG);
+    let client = settings.connect(&server.url()).await.unwrap();
+    let (lock, other, me) = (client.lock("a"), client.lock("b"), Owner::new());
+    let both = MultiLock::new([&lock, &other]);
+    let mut guards = Vec::new();
+    for _ in 0..30 {
+        guards.push(granted(|| lock.lock().owner(me)).await);
+    }
+    server.freeze();
+    let begun = Instant::now();
+    let mut steps = Vec::new();
+    for guard in guards {
+        steps.push(tokio::spawn(guard.unlock()));
+        let request = other.try_lock().owner(me).into_future();
+        steps.push(tokio::spawn(async move { request.await.map(drop) }));
+        let request = both.try_lock().owner(me).into_future();
+        steps.push(tokio::spawn(async move { request.await.map(drop) }));
+    }
+    for step in steps {
+        let error = soon("failed", step).await.unwrap().unwrap_err();
+        assert!(error.is_transient(), "{error}");
+    }
+    // One after the other it would be half a minute at least.
+    assert!(begun.elapsed() < AT_THE_LIMIT, "{:?}", begun.elapsed());
+    server.thaw();
+    soon("what was sent is settled", client.settled()).await;
+    assert!(server.ask::<Vec<String>>(&["KEYS", "*"]).is_empty());
+}
+
 /// Nothing gets through until `through` is called.
 fn cut(proxy: &Proxy) {
     proxy.refuse(true);

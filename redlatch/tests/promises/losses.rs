@@ -90,6 +90,32 @@ a_waiter_is_woken! {
         client.read_write_lock("x").read().clone(), client.read_write_lock("x").write().clone();
 }
 
+/// FLUSHALL deletes the queue of a fair lock, too, so that no step knows which waiters to call.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn all_waiters_of_a_flushed_fair_lock_get_it() {
+    let server = Server::start();
+    let (holder, other) = clients(&server).await;
+    let guard = holder.fair_lock("x").lock().await.unwrap();
+    let _: i64 = server.ask(&["PEXPIRE", "x", "9000000"]);
+    let waiting = [(); 3].map(|()| {
+        let request = other.fair_lock("x").lock().into_future();
+        tokio::spawn(async move { request.await?.unlock().await })
+    });
+    until("all are in the queue", || async {
+        let queue: i64 = server.ask(&["LLEN", "redisson_lock_queue:{x}"]);
+        queue == 3
+    })
+    .await;
+    let _: String = server.ask(&["FLUSHALL"]);
+    for waiter in waiting {
+        soon("the waiter asks again", waiter)
+            .await
+            .unwrap()
+            .unwrap();
+    }
+    let _ = guard.unlock().await;
+}
+
 /// If another owner holds the lock by now, the waiters are right to wait.
 #[tokio::test]
 async fn a_lost_hold_wakes_nobody_while_another_owner_holds_the_lock() {

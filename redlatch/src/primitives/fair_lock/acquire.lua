@@ -7,6 +7,8 @@
 --          else in how many ms to ask again at the latest (-1: a key that never expires); 0 when
 --          nobody holds it but more than one hold was wanted: what was to be entered again was lost
 local owner, lease, wait, channel = ARGV[1], tonumber(ARGV[2]), tonumber(ARGV[4]), ARGV[5]
+-- In ms: how long a head sleeps at most, and how much longer each waiter behind another one.
+local LOOK, APART = 5000, 10
 
 local function take()
     redis.call('HSET', KEYS[1], owner, ARGV[3])
@@ -124,14 +126,17 @@ elseif place == 0 then
         shift(0, now + left + wait - ends)
     end
 end
+-- FLUSHALL deletes the queue, too, and then no step knows whom to call: so a waiter looks now and then,
+-- those behind less often, so that a long queue asks as rarely as a short one.
+local look = LOOK + place * APART
 if place == 0 then
-    return left
+    return math.min(left, look)
 end
 
 -- A waiter is called when its turn comes. This is for the case that no client calls it, because the
 -- holder died, or the waiters before it did: it looks when the lease ends, or when the head had time
 -- to take its turn; and those behind a little later each, so that a long queue does not ask all at once.
-local again = math.min(wait, (free and turn or left) + (place - missing) * 10)
+local again = math.min(wait, (free and turn or left) + (place - missing) * APART, look)
 local ends
 while place > 0 and not ends do
     -- Of the one before us nothing may be known, if the timeouts were lost: then the one before that.

@@ -38,6 +38,9 @@ const TURN: i64 = 1000;
 /// does not ask all at once.
 const APART: i64 = 10;
 
+/// How long the head of the queue sleeps at most, in milliseconds.
+const LOOK: i64 = 5000;
+
 /// How long the lock is held, in milliseconds; -1 for ever. `None`: nobody holds it.
 fn left(space: &mut Space, place: &Place, now: Instant) -> Option<i64> {
     match space.remaining(place.key(), now)? {
@@ -234,15 +237,20 @@ impl Acquire<'_> {
                 queue.join(owner, from.saturating_add(wait))?
             }
         };
+        // FLUSHALL deletes the queue, too, and then no step knows whom to call: so a waiter looks now and
+        // then, those behind less often, so that a long queue asks as rarely as a short one.
+        let behind = i64::try_from(place).unwrap_or(i64::MAX);
+        let look_again = LOOK.saturating_add(behind.saturating_mul(APART));
         if place == 0 {
-            return Ok(left.unwrap_or(0));
+            return Ok(left.unwrap_or(0).min(look_again));
         }
         // A waiter is called when its turn comes. This is for the case that no client calls it, because
         // the holder died, or the waiters before it did: it looks when the lease ends, or when the head
         // had time to take its turn.
         let apart = i64::try_from(place.saturating_sub(turn.missing)).unwrap_or(i64::MAX);
         let look = left.unwrap_or(turn.lasts);
-        let mut again = wait.min(look.saturating_add(apart.saturating_mul(APART)));
+        let again = wait.min(look.saturating_add(apart.saturating_mul(APART)));
+        let mut again = again.min(look_again);
         let mut ends = None;
         while place > 0 && ends.is_none() {
             // Of the one before us nothing may be known, if the timeouts were lost: then the one
