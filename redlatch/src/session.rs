@@ -252,9 +252,9 @@ impl Session {
     /// One attempt to have all or none of several things; [`Claim::enter`] for each of them, in one
     /// step. The caller keeps to one order of things, so that two of these never wait for each
     /// other's turns.
-    pub(crate) async fn enter_all<'a, T: Send, S: Step<Reply = Together<T>>>(
+    pub(crate) async fn enter_all<T: Send, S: Step<Reply = Together<T>>>(
         &self,
-        claims: &[(&'a Claim, Terms)],
+        claims: &[(&Claim, Terms)],
         subscribe: Option<&str>,
         sent: &Sent,
         step: impl FnOnce(&[u32]) -> S,
@@ -272,9 +272,9 @@ impl Session {
         entered
     }
 
-    async fn enter_all_in_turn<'a, T: Send, S: Step<Reply = Together<T>>>(
+    async fn enter_all_in_turn<T: Send, S: Step<Reply = Together<T>>>(
         &self,
-        claims: &[(&'a Claim, Terms)],
+        claims: &[(&Claim, Terms)],
         subscribe: Option<&str>,
         sent: &Sent,
         step: impl FnOnce(&[u32]) -> S,
@@ -283,8 +283,10 @@ impl Session {
         for (claim, terms) in claims {
             held.push(claim.held_before(*terms).await?);
         }
-        let unsettled = |(claim, terms): &(&'a Claim, Terms)| Unsettled::new(claim, *terms, sent);
-        let unsettled: Vec<_> = claims.iter().map(unsettled).collect();
+        let both = claims.iter();
+        let unsettled: Vec<_> = both
+            .map(|(claim, terms)| Unsettled::new(claim, *terms, sent))
+            .collect();
         let step = step(&held);
         // As in `Claim::enter`: the renewal of what is held already must not wait.
         let lane = match held.iter().all(|&held| held == 0) {
