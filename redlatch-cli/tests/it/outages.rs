@@ -75,20 +75,21 @@ fn outage_limit_ends_the_wait_with_69() {
 fn commands_that_wait_start_before_the_store() {
     let mut server = Server::start();
     let name = unique("outage");
+    let other = unique("outage");
     server.kill();
     let run = Running::start(redlatch(&server, &["run", &name, "--", "echo", "mine"]));
-    let latch = Running::start(redlatch(&server, &["latch", &name, "wait"]));
+    let latch = Running::start(redlatch(&server, &["latch", &other, "wait"]));
     let limited = [
         &["run", "--wait", "1s", &name, "--", "echo", "never"][..],
         &["run", "--outage-limit", "1s", &name, "--", "echo", "never"],
-        &["latch", &name, "wait", "--for", "1s"],
-        &["latch", &name, "wait", "--outage-limit", "1s"],
+        &["latch", &other, "wait", "--for", "1s"],
+        &["latch", &other, "wait", "--outage-limit", "1s"],
     ];
     let limited = limited.map(|args| Running::start(redlatch(&server, args)));
     for command in limited {
         command.finish().expect(69).says("cannot be reached");
     }
-    let ended = Running::start(redlatch(&server, &["latch", &name, "wait"]));
+    let ended = Running::start(redlatch(&server, &["latch", &other, "wait"]));
     for waiting in [&run, &latch, &ended] {
         waiting.until_stderr("waiting for the store");
     }
