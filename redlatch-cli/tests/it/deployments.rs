@@ -71,7 +71,7 @@ fn sentinels_with_tls() {
 fn replicas_that_must_have_it_and_do_not() {
     let server = Server::start();
     let name = unique("alone");
-    for option in ["--no-wait", "--outage-limit=3s"] {
+    for option in ["--no-wait", "--outage-limit=1s"] {
         let args = ["run", "--replicas", "1", option, &name, "--", "true"];
         finish(redlatch(&server, &args))
             .expect(69)

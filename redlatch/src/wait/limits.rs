@@ -134,9 +134,10 @@ impl WaitingRoom {
             let limit = limits.outage_of(&error, &self.store);
             // Tries that fail one after the other are one outage, also if the store answered in between
             // but its replicas did not.
-            let in_a_row = match error.is_outage() {
-                true => self.store.response_timeout(),
-                false => limit,
+            let timeout = self.store.response_timeout();
+            let in_a_row = match &error {
+                Error::NotReplicated { within, .. } => limit.max(within.saturating_add(timeout)),
+                _ => timeout,
             };
             if let Some(earlier) = outage
                 && asked.elapsed() < in_a_row
