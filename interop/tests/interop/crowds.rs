@@ -165,12 +165,6 @@ macro_rules! with_each_redisson {
                 super::$test(redlatch_interop::Library::Redisson3);
             })*
         }
-        mod redisson_3_16 {
-            $(#[test]
-            fn $test() {
-                super::$test(redlatch_interop::Library::Redisson316);
-            })*
-        }
     };
 }
 

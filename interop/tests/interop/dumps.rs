@@ -29,7 +29,7 @@ fn lock() {
         2 unlock lock NAME
             redlatch: redisson_lock__channel:{NAME} says 0
         1 lock lock NAME -1 -1
-        3 lock lock NAME 300 LEASE
+        3 lock lock NAME 2000 LEASE
         1 lock lock NAME -1 -1
         1 unlock lock NAME
         1 lock lock NAME -1 LEASE

@@ -3,7 +3,7 @@
 //!
 //! Most tests run six times: with the newest Redisson, a late 3.x and an old one, each as `a` and as `b`. What the old one
 //! cannot do stands behind `@late` or in `compare_late`. In [`topologies`] there is no old one: in a cluster it does not wake
-//! the others, nor they it.
+//! the others, nor they it. Nor in [`crowds`], to save time.
 
 mod crashes;
 mod crowds;
