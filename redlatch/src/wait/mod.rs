@@ -160,7 +160,11 @@ async fn first_in_line<A: Attempt>(
 ) -> Result<A::Won> {
     // Whoever had the turn before won, and the line hears every release since: nothing to ask yet.
     let mut next = match turn.take_handed_on() {
-        Some(at) if line.is_subscribed() => Next::At(at),
+        Some(at) if line.is_subscribed() => {
+            // That is the store's answer to this request, too: another owner has it.
+            attempt.sent().answered();
+            Next::At(at)
+        }
         _ => Next::Now,
     };
     loop {

@@ -183,6 +183,25 @@ async fn waiters_of_one_name_fail_together() {
     drop(held);
 }
 
+/// A waiter of the line has won, so the next one does not ask: it knows that another owner has the lock.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn waiter_behind_a_winner_of_its_line_gets_none_at_its_limit() {
+    let server = Server::start();
+    let client = Client::connect(&server.url()).await.unwrap();
+    let lock = client.lock("a");
+    let first = lock.lock().await.unwrap();
+    let second = tokio::spawn(lock.lock().into_future());
+    until("it waits", || async {
+        server.info("pubsub_channels") == "1"
+    })
+    .await;
+    first.unlock().await.unwrap();
+    let held = soon("served", second).await.unwrap().unwrap();
+    let refused = lock.try_lock().wait(LIMIT).await.unwrap();
+    assert!(refused.is_none());
+    held.unlock().await.unwrap();
+}
+
 /// Requests that waited in line until an outage began reach their limits between two tries, where they are
 /// in no line.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
