@@ -234,7 +234,8 @@ async fn crowd_at_a_slow_server_is_answered_at_its_limit() {
         let slowest = crowd.slowest;
         assert!(slowest < lag.allowed(wait), "{kind}: {slowest:?}");
         let left = client.status().background;
-        let most = crowd.served + 2 * ON_THEIR_WAY;
+        // Without the limit on what is on its way it would be nearly all of them. A busy machine settles late.
+        let most = crowd.served + 4 * ON_THEIR_WAY;
         assert!(left <= most, "{kind}: {left} left behind");
     }
     proxy.delay(Duration::ZERO);
