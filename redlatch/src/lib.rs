@@ -50,6 +50,10 @@ pub use primitives::survey::{ObjectKind, ObjectState, OutPermit, Waiting};
 pub use store::ReplicaSync;
 pub use store::embedded::Embedded;
 
+/// A future whose type is hidden. Futures of futures of futures make the compiler give up, in the
+/// crate that uses them; and what is rare does not have to be carried about by what is common.
+pub(crate) type Boxed<'a, T> = std::pin::Pin<Box<dyn std::future::Future<Output = T> + Send + 'a>>;
+
 /// The examples of the README are tests too.
 #[cfg(doctest)]
 #[doc = include_str!("../../README.md")]

@@ -437,7 +437,8 @@ impl Claim {
     /// Settles what the owner has released of the object beside this one, which could block it.
     pub(crate) async fn settle_beside(&self) {
         if let Some(beside) = self.hold.kind.beside() {
-            self.session.settle_left(self.hold.owner, beside).await;
+            // Boxed: the objects of few kinds are beside another.
+            Box::pin(self.session.settle_left(self.hold.owner, beside)).await;
         }
     }
 
@@ -495,7 +496,7 @@ impl Claim {
                 self.was_taken(held, end);
                 if let Err(error) = answer.confirmation.confirmed().await {
                     // Now, if it can be: who hears of it may ask somewhere else.
-                    unsettled.settle_in_turn().await;
+                    Box::pin(unsettled.settle_in_turn()).await;
                     return Err(error);
                 }
                 self.hold.enter(end, terms.renewed)?;
@@ -529,7 +530,8 @@ impl Claim {
             // acquisition would count as a repetition, with the fencing token of another one.
             match self.hold.count_in_store() {
                 Some(held) => break held,
-                None => self.settle_in_turn(self.hold.changes()).await?,
+                // Boxed: there is seldom anything to settle.
+                None => Box::pin(self.settle_in_turn(self.hold.changes())).await?,
             };
         };
         if held > 0 && !terms.reentrant {

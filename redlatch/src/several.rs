@@ -1,16 +1,15 @@
 //! Several things done at the same time, in one task.
 
 use std::future::{Future, poll_fn};
-use std::pin::{Pin, pin};
+use std::pin::pin;
 use std::task::Poll;
 use std::time::Duration;
 
 use tokio::time::Instant;
 
+use crate::Boxed;
 use crate::lease::MAX_LEASE;
 use crate::runtime::sleep_until;
-
-type Boxed<'a, T> = Pin<Box<dyn Future<Output = T> + Send + 'a>>;
 
 /// Does all of it at the same time; the outputs, in order.
 pub(crate) async fn all<'a, F>(work: impl Iterator<Item = F>) -> Vec<F::Output>

@@ -15,6 +15,7 @@ use std::time::Duration;
 use tokio::time::{Instant, sleep, timeout, timeout_at};
 
 use super::{Attempt, WaitingRoom};
+use crate::Boxed;
 use crate::backoff::Backoff;
 use crate::error::{Error, Result};
 use crate::lease::Patience;
@@ -82,33 +83,39 @@ impl WaitingRoom {
         sent: &Sent,
         request: &mut R,
     ) -> Result<Option<R::Obtained>> {
-        if !limits.waits() {
-            return request.obtain(false).await;
+        match limits.patience.end() {
+            Some(end) => self.until(end, limits, sent, request).await,
+            None => self.through_outages(limits, sent, request).await,
         }
-        let begun = Instant::now();
-        {
-            let mut obtaining = pin!(self.through_outages(limits, sent, request));
-            let Some(end) = limits.patience.end() else {
-                return obtaining.await;
-            };
-            if let Ok(done) = timeout_at(end, obtaining.as_mut()).await {
-                return done;
-            }
-            if sent.word().is_none()
-                && let Ok(done) = timeout(LAST_MOMENT, obtaining).await
+    }
+
+    /// Boxed: most requests have no wait limit, and would have to carry this about.
+    fn until<'a, R: Request>(
+        &'a self,
+        end: Instant,
+        limits: Limits,
+        sent: &'a Sent,
+        request: &'a mut R,
+    ) -> Boxed<'a, Result<Option<R::Obtained>>> {
+        Box::pin(async move {
+            let begun = Instant::now();
             {
-                return done;
+                let mut obtaining = pin!(self.through_outages(limits, sent, request));
+                if let Ok(done) = timeout_at(end, obtaining.as_mut()).await {
+                    return done;
+                }
+                if sent.word().is_none()
+                    && let Ok(done) = timeout(LAST_MOMENT, obtaining).await
+                {
+                    return done;
+                }
             }
-        }
-        match sent.word() {
-            Some(Word::Answered) => Ok(None),
-            Some(Word::Failed { error, .. }) => Err(error),
-            None => {
-                let waited = limits.patience.end().map(|end| end - begun);
-                let waited = waited.unwrap_or_else(|| begun.elapsed());
-                Err(self.store.no_answer(request.channel(), waited))
+            match sent.word() {
+                Some(Word::Answered) => Ok(None),
+                Some(Word::Failed { error, .. }) => Err(error),
+                None => Err(self.store.no_answer(request.channel(), end - begun)),
             }
-        }
+        })
     }
 
     async fn through_outages<R: Request>(
@@ -118,12 +125,12 @@ impl WaitingRoom {
         request: &mut R,
     ) -> Result<Option<R::Obtained>> {
         let pauses = Backoff::exponential(FIRST_PAUSE, 2.0, LONGEST_PAUSE);
-        let mut outage: Option<Instant> = None;
+        // Since when there is an outage, and when the latest try in it was begun.
+        let mut outage: Option<(Instant, Instant)> = None;
         let mut tries = 0;
         loop {
-            let asked = Instant::now();
-            let error = match request.obtain(true).await {
-                Err(error) if error.is_transient() => error,
+            let error = match request.obtain(limits.waits()).await {
+                Err(error) if limits.waits() && error.is_transient() => error,
                 done => return done,
             };
             sent.failed(Instant::now(), error.clone());
@@ -139,7 +146,7 @@ impl WaitingRoom {
                 Error::NotReplicated { within, .. } => limit.max(within.saturating_add(timeout)),
                 _ => timeout,
             };
-            if let Some(earlier) = outage
+            if let Some((earlier, asked)) = outage
                 && asked.elapsed() < in_a_row
             {
                 since = since.min(earlier);
@@ -147,14 +154,15 @@ impl WaitingRoom {
             if since.elapsed() >= limit {
                 return Err(error);
             }
-            if outage != Some(since) {
-                (outage, tries) = (Some(since), 0);
+            if outage.is_none_or(|(earlier, _)| earlier != since) {
+                tries = 0;
             }
             if !limits.outage.is_zero() {
                 self.tell_outage(request.channel(), &error);
             }
             sleep(pauses.pause(tries)).await;
             tries = tries.saturating_add(1);
+            outage = Some((since, Instant::now()));
         }
     }
 

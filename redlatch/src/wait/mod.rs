@@ -15,6 +15,7 @@ use std::time::Duration;
 
 use tokio::time::{Instant, sleep_until};
 
+use crate::Boxed;
 use crate::error::{Error, Result};
 use crate::step::Outcome;
 use crate::store::{Sent, Word};
@@ -118,22 +119,25 @@ impl WaitingRoom {
     }
 }
 
-async fn in_line<A: Attempt>(line: Line, attempt: &mut A) -> Result<A::Won> {
-    attempt.sent().joined(line.news());
-    let turn = tokio::select! {
-        biased;
-        (since, error) = line.failed() => {
-            attempt.sent().asks_by_itself();
-            attempt.sent().failed(since, error.clone());
-            return Err(error);
-        }
-        turn = line.turn() => turn,
-    };
-    attempt.sent().asks_by_itself();
-    let since = Instant::now();
-    let report = attempt.report(since);
-    let waiting = pin!(first_in_line(&line, turn, attempt));
-    reported(since, report, waiting).await
+/// Boxed: most requests do not wait, and would have to carry this about.
+fn in_line<'a, A: Attempt>(line: Line, attempt: &'a mut A) -> Boxed<'a, Result<A::Won>> {
+    Box::pin(async move {
+        attempt.sent().joined(line.news());
+        let turn = tokio::select! {
+            biased;
+            (since, error) = line.failed() => {
+                attempt.sent().asks_by_itself();
+                attempt.sent().failed(since, error.clone());
+                return Err(error);
+            }
+            turn = line.turn() => turn,
+        };
+        attempt.sent().asks_by_itself();
+        let since = Instant::now();
+        let report = attempt.report(since);
+        let waiting = pin!(first_in_line(&line, turn, attempt));
+        reported(since, report, waiting).await
+    })
 }
 
 /// Waits, and reports once when that takes long.

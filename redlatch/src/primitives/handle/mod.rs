@@ -3,7 +3,6 @@
 //! A kind of lock brings its steps ([`Rules`]); what is done with them is the same for all.
 
 use std::future::Future;
-use std::pin::Pin;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -28,9 +27,6 @@ pub(crate) use held::Held;
 pub(crate) use report::report;
 pub(crate) use request::Request;
 pub use request::{Acquire, TryAcquire};
-
-/// A boxed future, so that requests can be awaited directly.
-pub(crate) type Boxed<'a, T> = Pin<Box<dyn Future<Output = T> + Send + 'a>>;
 
 /// What tells one kind of lock from another: a marker, and the settings of a handle.
 ///

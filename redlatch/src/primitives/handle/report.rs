@@ -5,52 +5,61 @@ use std::sync::Arc;
 use tokio::time::Instant;
 
 use super::{Lock, LockKind};
+use crate::Boxed;
 use crate::hold::Hold;
 use crate::log::listed;
 
 /// Looks which owners hold a lock, and logs it with the owner that waits for it since then.
-pub(crate) async fn report<K: LockKind>(lock: Lock<K>, waiting: Arc<Hold>, since: Instant) {
-    let holders = match lock.holders().await {
-        Ok(holders) => holders,
-        Err(error) => {
-            tracing::debug!(lock = lock.name(), %error, "the holder is not known");
+///
+/// Boxed: few waiters wait so long.
+pub(crate) fn report<K: LockKind>(
+    lock: Lock<K>,
+    waiting: Arc<Hold>,
+    since: Instant,
+) -> Boxed<'static, ()> {
+    Box::pin(async move {
+        let holders = match lock.holders().await {
+            Ok(holders) => holders,
+            Err(error) => {
+                tracing::debug!(lock = lock.name(), %error, "the holder is not known");
+                return;
+            }
+        };
+        if holders.is_empty() {
+            // Released just now.
             return;
         }
-    };
-    if holders.is_empty() {
-        // Released just now.
-        return;
-    }
-    let remaining_ms = holders.iter().filter_map(|holder| holder.remaining).max();
-    let remaining_ms = remaining_ms.map(|left| left.as_millis());
-    let client = lock.session.id.as_str();
-    let is_own = |owner: &str| {
-        owner
-            .strip_prefix(client)
-            .is_some_and(|it| it.starts_with(':'))
-    };
-    let by_this_client = holders.iter().any(|holder| is_own(&holder.owner));
-    let holder = listed(holders.iter().map(|holder| &*holder.owner));
-    let (lock, owner) = (lock.name(), &waiting.field);
-    let elapsed_ms = since.elapsed().as_millis();
-    match by_this_client {
-        false => tracing::warn!(
-            lock,
-            %owner,
-            holder,
-            remaining_ms,
-            elapsed_ms,
-            "waiting for a lock for long"
-        ),
-        // Perhaps the caller waits for itself.
-        true => tracing::warn!(
-            lock,
-            %owner,
-            holder,
-            remaining_ms,
-            elapsed_ms,
-            "waiting for long for a lock that this client holds for another owner; to acquire it again in \
-             the task that holds it, use Guard::reenter, Owner::scope or the request's owner setting"
-        ),
-    }
+        let remaining_ms = holders.iter().filter_map(|holder| holder.remaining).max();
+        let remaining_ms = remaining_ms.map(|left| left.as_millis());
+        let client = lock.session.id.as_str();
+        let is_own = |owner: &str| {
+            owner
+                .strip_prefix(client)
+                .is_some_and(|it| it.starts_with(':'))
+        };
+        let by_this_client = holders.iter().any(|holder| is_own(&holder.owner));
+        let holder = listed(holders.iter().map(|holder| &*holder.owner));
+        let (lock, owner) = (lock.name(), &waiting.field);
+        let elapsed_ms = since.elapsed().as_millis();
+        match by_this_client {
+            false => tracing::warn!(
+                lock,
+                %owner,
+                holder,
+                remaining_ms,
+                elapsed_ms,
+                "waiting for a lock for long"
+            ),
+            // Perhaps the caller waits for itself.
+            true => tracing::warn!(
+                lock,
+                %owner,
+                holder,
+                remaining_ms,
+                elapsed_ms,
+                "waiting for long for a lock that this client holds for another owner; to acquire it again in \
+                 the task that holds it, use Guard::reenter, Owner::scope or the request's owner setting"
+            ),
+        }
+    })
 }

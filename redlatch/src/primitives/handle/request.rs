@@ -7,7 +7,8 @@ use tokio::time::Instant;
 use tracing::Instrument as _;
 
 use super::report::report;
-use super::{Ask, Boxed, Guard, Lock, LockKind, OwnedKind, Reentrant};
+use super::{Ask, Guard, Lock, LockKind, OwnedKind, Reentrant};
+use crate::Boxed;
 use crate::error::{Error, Result};
 use crate::hold::Tenure;
 use crate::lease::{Lease, Patience};
@@ -346,7 +347,8 @@ impl<K: LockKind> Attempt for Entry<'_, K> {
     }
 
     fn report(&self, since: Instant) -> impl Future<Output = ()> + Send + 'static {
-        report(self.lock.clone(), self.claim.hold.clone(), since)
+        let (lock, waiting) = (self.lock.clone(), self.claim.hold.clone());
+        async move { report(lock, waiting, since).await }
     }
 }
 

@@ -6,12 +6,13 @@ use std::time::Duration;
 use tokio::time::Instant;
 
 use super::take::Prize;
+use crate::Boxed;
 use crate::error::{Error, Result};
 use crate::hold::Hold;
 use crate::lease::Lease;
 use crate::name::{Family, Place};
 use crate::owner::Owner;
-use crate::primitives::handle::{Ask, Boxed, Lock, LockKind, OwnedKind, report};
+use crate::primitives::handle::{Ask, Lock, LockKind, OwnedKind, report};
 use crate::session::{Claim, Session, Terms};
 use crate::step::{BoxedStep, Mapped, Outcome};
 use crate::wait::Queue;
@@ -102,7 +103,7 @@ impl<K: LockKind + OwnedKind> AnyLock for Lock<K> {
     }
 
     fn report(&self, waiting: Arc<Hold>, since: Instant) -> Boxed<'static, ()> {
-        Box::pin(report(self.clone(), waiting, since))
+        report(self.clone(), waiting, since)
     }
 }
 

@@ -3,10 +3,10 @@
 use std::future::IntoFuture;
 use std::time::Duration;
 
+use crate::Boxed;
 use crate::error::Result;
 use crate::lease::{Lease, Patience};
 use crate::owner::Owner;
-use crate::primitives::handle::Boxed;
 
 /// Several locks that are held as one: [`MultiLock`](crate::MultiLock) and
 /// [`RedLock`](crate::RedLock).

@@ -19,6 +19,7 @@ pub(crate) use self::topology::Settings;
 use self::topology::Topology;
 pub(crate) use self::turns::{Turn, Turns};
 use super::{Answer, Cursor, Doubts, Lane, NodeId, Sent, SharedEar, Sought};
+use crate::Boxed;
 use crate::error::{Error, Result};
 use crate::step::{Args, Step, refused};
 
@@ -314,53 +315,66 @@ impl Redis {
 
     /// Exchanges once, with whichever node the cluster refers to; also says when what was answered
     /// had been sent.
-    async fn send(&self, exchange: &Exchange<'_>) -> Result<Heard, Fault> {
-        let mut node = match exchange.node {
-            Some(node) => node.clone(),
-            None => self.topology.node(exchange.key).await?,
-        };
-        let mut importing = false;
-        // If an earlier try was not answered, the store may have applied it: a redirection of this
-        // try does not change that.
-        let sent_before = exchange.sent.is_some_and(Sent::get);
-        for _ in 0..REDIRECTIONS {
-            let fault = match self.send_to(&node, exchange, importing).await {
-                Ok(answer) => return Ok(answer),
-                Err(fault) => fault,
+    ///
+    /// Boxed: this is the bottom of every future of the library, and the largest part of it. Callers
+    /// embed futures such as [`Guard::unlock`](crate::Guard::unlock) in their own.
+    fn send<'a>(&'a self, exchange: &'a Exchange<'_>) -> Boxed<'a, Result<Heard, Fault>> {
+        Box::pin(async move {
+            let mut node = match exchange.node {
+                Some(node) => node.clone(),
+                None => self.topology.node(exchange.key).await?,
             };
-            let other = match &fault {
-                Fault::Moved(to) => Box::pin(self.topology.moved(exchange.key, to)).await,
-                Fault::Asked(_) if exchange.undeclared => {
-                    let said = "TRYAGAIN the slot is moving, and some of its keys are elsewhere";
-                    return Err(Fault::NotNow(said.into()));
+            let mut importing = false;
+            // If an earlier try was not answered, the store may have applied it: a redirection of this
+            // try does not change that.
+            let sent_before = exchange.sent.is_some_and(Sent::get);
+            for _ in 0..REDIRECTIONS {
+                let answered = self.send_to(&node, exchange, importing).await;
+                if exchange.lane.queues() {
+                    if answered.is_ok() {
+                        node.limits.turns.answered();
+                    }
+                    drop(exchange.sent.and_then(Sent::take_turn));
                 }
-                Fault::Asked(to) => self.topology.asked(exchange.key, to),
-                Fault::Deposed(_)
-                | Fault::NotSent(_)
-                | Fault::NotNow(_)
-                | Fault::Unanswered(_)
-                | Fault::Final(_) => None,
-            };
-            let Some(other) = other else {
-                if !matches!(fault, Fault::Final(_) | Fault::NotNow(_)) {
-                    self.topology.suspect();
+                let fault = match answered {
+                    Ok(answer) => return Ok(answer),
+                    Err(fault) => fault,
+                };
+                let other = match &fault {
+                    Fault::Moved(to) => Box::pin(self.topology.moved(exchange.key, to)).await,
+                    Fault::Asked(_) if exchange.undeclared => {
+                        let said =
+                            "TRYAGAIN the slot is moving, and some of its keys are elsewhere";
+                        return Err(Fault::NotNow(said.into()));
+                    }
+                    Fault::Asked(to) => self.topology.asked(exchange.key, to),
+                    Fault::Deposed(_)
+                    | Fault::NotSent(_)
+                    | Fault::NotNow(_)
+                    | Fault::Unanswered(_)
+                    | Fault::Final(_) => None,
+                };
+                let Some(other) = other else {
+                    if !matches!(fault, Fault::Final(_) | Fault::NotNow(_)) {
+                        self.topology.suspect();
+                    }
+                    return Err(fault);
+                };
+                if let Some(sent) = exchange.sent
+                    && !sent_before
+                {
+                    // Nothing was done there.
+                    sent.clear();
                 }
-                return Err(fault);
-            };
-            if let Some(sent) = exchange.sent
-                && !sent_before
-            {
-                // Nothing was done there.
-                sent.clear();
+                (node, importing) = (other, matches!(fault, Fault::Asked(_)));
             }
-            (node, importing) = (other, matches!(fault, Fault::Asked(_)));
-        }
-        Err(Fault::NotSent(
-            "the nodes of the cluster keep referring to each other".into(),
-        ))
+            Err(Fault::NotSent(
+                "the nodes of the cluster keep referring to each other".into(),
+            ))
+        })
     }
 
-    /// Exchanges once with this node.
+    /// Exchanges once with this node. An attempt has its turn until the caller takes it back.
     async fn send_to(
         &self,
         node: &Node,
@@ -373,7 +387,11 @@ impl Redis {
         };
         let mut turn = None;
         if exchange.lane.queues() {
-            turn = self.turn(node, exchange).await?;
+            let free = node.limits.turns.free();
+            turn = match free.filter(|_| unconnected(node, exchange).is_none()) {
+                Some(turn) => Some(turn),
+                None => self.turn(node, exchange).await?,
+            };
         }
         // Dropped without the answer, an attempt passes its turn on to whoever settles it. Of a look there
         // is nothing to settle: its turn ends here.
@@ -383,48 +401,6 @@ impl Redis {
         {
             sent.keep_turn(turn);
         }
-        let sending = self.send_in_turn(node, link, exchange, importing);
-        let answered = sending.await;
-        if exchange.lane.queues() {
-            if answered.is_ok() {
-                node.limits.turns.answered();
-            }
-            if let Some(sent) = exchange.sent {
-                drop(sent.take_turn());
-            }
-        }
-        answered
-    }
-
-    /// Waits for the turn to send an attempt to this node. While there is no connection no attempt has a
-    /// turn: all wait for the one attempt to connect, and fail together when it does.
-    async fn turn(&self, node: &Node, exchange: &Exchange<'_>) -> Result<Option<Turn>, Fault> {
-        let messages = exchange.channel.map(|_| &node.messages);
-        loop {
-            let turn = match (node.limits.turns.free(), exchange.sent) {
-                (Some(turn), _) => Some(turn),
-                (None, Some(sent)) => {
-                    let _queued = sent.queued_at(node.limits.turns.clone());
-                    node.limits.turns.next().await
-                }
-                (None, None) => node.limits.turns.next().await,
-            };
-            let mut links = std::iter::once(&node.attempts).chain(messages);
-            let Some(link) = links.find(|link| !link.is_connected()) else {
-                return Ok(turn);
-            };
-            drop(turn);
-            link.live().await?;
-        }
-    }
-
-    async fn send_in_turn(
-        &self,
-        node: &Node,
-        link: &Arc<Link>,
-        exchange: &Exchange<'_>,
-        importing: bool,
-    ) -> Result<Heard, Fault> {
         let together = Arc::ptr_eq(link, &node.messages);
         // A slot that moves keeps its subscriptions where it was until it is there: that node ends
         // them then, and who waits looks again. The one that it goes to would refuse them.
@@ -482,6 +458,34 @@ impl Redis {
         }
     }
 
+    /// Waits for the turn to send an attempt to this node. While there is no connection no attempt has a
+    /// turn: all wait for the one attempt to connect, and fail together when it does.
+    ///
+    /// Boxed: few attempts wait.
+    fn turn<'a>(
+        &'a self,
+        node: &'a Node,
+        exchange: &'a Exchange<'_>,
+    ) -> Boxed<'a, Result<Option<Turn>, Fault>> {
+        Box::pin(async move {
+            loop {
+                let turn = match (node.limits.turns.free(), exchange.sent) {
+                    (Some(turn), _) => Some(turn),
+                    (None, Some(sent)) => {
+                        let _queued = sent.queued_at(node.limits.turns.clone());
+                        node.limits.turns.next().await
+                    }
+                    (None, None) => node.limits.turns.next().await,
+                };
+                let Some(link) = unconnected(node, exchange) else {
+                    return Ok(turn);
+                };
+                drop(turn);
+                link.live().await?;
+            }
+        })
+    }
+
     fn exchange<'a, S: Step>(
         &self,
         step: &'a S,
@@ -526,6 +530,13 @@ fn command<S: Step>(step: &S, verb: &str, script: &str) -> Cmd {
     }
     step.args(&mut Args(&mut cmd));
     cmd
+}
+
+/// Finds a link that an attempt needs and that has no connection yet.
+fn unconnected<'a>(node: &'a Node, exchange: &Exchange<'_>) -> Option<&'a Arc<Link>> {
+    let messages = exchange.channel.map(|_| &node.messages);
+    let mut links = std::iter::once(&node.attempts).chain(messages);
+    links.find(|link| !link.is_connected())
 }
 
 /// How commands are sent on one connection.
