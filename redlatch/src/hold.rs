@@ -211,8 +211,8 @@ impl Hold {
     /// anything: then the count is as it was.
     pub(crate) fn enter(&self, end: Instant, renewed: bool) -> Result<()> {
         let mut state = self.look();
-        if state.loss.is_none() && (state.count > 0 || Instant::now() < end) {
-            let lease = end.saturating_duration_since(Instant::now());
+        let lease = end.saturating_duration_since(Instant::now());
+        if state.loss.is_none() && (state.count > 0 || !lease.is_zero()) {
             (state.end, state.longest) = if state.count > 0 {
                 (state.end.max(end), state.longest.max(lease))
             } else {

@@ -183,13 +183,14 @@ impl Sent {
         self.notes().counts_from()
     }
 
-    /// Does `work`, or gives up when no answer has come for this long.
+    /// Does `work`, or gives up when no answer has come for this long after it was begun.
     pub(crate) async fn in_time<T>(
         &self,
+        begun: Instant,
         timeout: Duration,
         mut work: Pin<&mut impl Future<Output = T>>,
     ) -> Option<T> {
-        let Some(mut give_up) = Instant::now().checked_add(timeout) else {
+        let Some(mut give_up) = begun.checked_add(timeout) else {
             return Some(work.await);
         };
         loop {

@@ -226,17 +226,19 @@ impl<K: LockKind> Request<K> {
             remembered: false,
             tries: 0,
         };
-        let obtaining = async {
-            let waiting = &claim.session.waiting;
-            let won = waiting.within(limits, &sent, &mut entry).await?;
-            if won.is_some() {
-                tracing::debug!(holds = claim.hold.count(), "acquired");
-            } else {
-                tracing::debug!("not obtained");
+        let waiting = &claim.session.waiting;
+        let won = match span.is_disabled() {
+            true => waiting.within(limits, &sent, &mut entry).await?,
+            // Boxed: most programs do not log so much.
+            false => {
+                let obtaining = waiting.within(limits, &sent, &mut entry);
+                Box::pin(obtaining.instrument(span.clone())).await?
             }
-            Ok(won)
         };
-        let won = obtaining.instrument(span).await?;
+        span.in_scope(|| match won {
+            Some(_) => tracing::debug!(holds = claim.hold.count(), "acquired"),
+            None => tracing::debug!("not obtained"),
+        });
         drop(entry);
         let kind = self.lock.kind.clone();
         Ok(won.map(|won| Guard::new(claim, terms, kind, won)))

@@ -249,7 +249,7 @@ impl Taking<'_> {
         let under_way = || is_sent.get();
         let mut work = pin!(background.finish(work, under_way));
         let (begun, after) = (Instant::now(), store.response_timeout());
-        match is_sent.in_time(after, work.as_mut()).await {
+        match is_sent.in_time(begun, after, work.as_mut()).await {
             Some(unheard) => unheard.heard(after),
             None if under_way() => {
                 let error = Error::ResponseTimeout { after };

@@ -154,7 +154,10 @@ impl Redis {
         let patience = answered_within.max(self.response_timeout);
         loop {
             let mut sending = pin!(self.send(&exchange));
-            let answered = match sent.in_time(retry.left(), sending.as_mut()).await {
+            let answered = match sent
+                .in_time(retry.begun, self.response_timeout, sending.as_mut())
+                .await
+            {
                 Some(answered) => answered,
                 None => {
                     self.topology.suspect();
@@ -270,6 +273,7 @@ impl Redis {
         let own = Sent::default();
         let sent = exchange.sent.unwrap_or(&own);
         let mut retry = Retry::until(self.response_timeout);
+        let begun = retry.begun;
         let answered = {
             let trying = pin!(async {
                 loop {
@@ -279,7 +283,7 @@ impl Redis {
                     }
                 }
             });
-            sent.in_time(self.response_timeout, trying).await
+            sent.in_time(begun, self.response_timeout, trying).await
         };
         match answered {
             Some(heard) => {
@@ -315,63 +319,57 @@ impl Redis {
 
     /// Exchanges once, with whichever node the cluster refers to; also says when what was answered
     /// had been sent.
-    ///
-    /// Boxed: this is the bottom of every future of the library, and the largest part of it. Callers
-    /// embed futures such as [`Guard::unlock`](crate::Guard::unlock) in their own.
-    fn send<'a>(&'a self, exchange: &'a Exchange<'_>) -> Boxed<'a, Result<Heard, Fault>> {
-        Box::pin(async move {
-            let mut node = match exchange.node {
-                Some(node) => node.clone(),
-                None => self.topology.node(exchange.key).await?,
-            };
-            let mut importing = false;
-            // If an earlier try was not answered, the store may have applied it: a redirection of this
-            // try does not change that.
-            let sent_before = exchange.sent.is_some_and(Sent::get);
-            for _ in 0..REDIRECTIONS {
-                let answered = self.send_to(&node, exchange, importing).await;
-                if exchange.lane.queues() {
-                    if answered.is_ok() {
-                        node.limits.turns.answered();
-                    }
-                    drop(exchange.sent.and_then(Sent::take_turn));
+    async fn send(&self, exchange: &Exchange<'_>) -> Result<Heard, Fault> {
+        let mut node = match exchange.node {
+            Some(node) => node.clone(),
+            None => self.topology.node(exchange.key).await?,
+        };
+        let mut importing = false;
+        // If an earlier try was not answered, the store may have applied it: a redirection of this
+        // try does not change that.
+        let sent_before = exchange.sent.is_some_and(Sent::get);
+        for _ in 0..REDIRECTIONS {
+            let answered = self.send_to(&node, exchange, importing).await;
+            if exchange.lane.queues() {
+                if answered.is_ok() {
+                    node.limits.turns.answered();
                 }
-                let fault = match answered {
-                    Ok(answer) => return Ok(answer),
-                    Err(fault) => fault,
-                };
-                let other = match &fault {
-                    Fault::Moved(to) => Box::pin(self.topology.moved(exchange.key, to)).await,
-                    Fault::Asked(_) if exchange.undeclared => {
-                        let said =
-                            "TRYAGAIN the slot is moving, and some of its keys are elsewhere";
-                        return Err(Fault::NotNow(said.into()));
-                    }
-                    Fault::Asked(to) => self.topology.asked(exchange.key, to),
-                    Fault::Deposed(_)
-                    | Fault::NotSent(_)
-                    | Fault::NotNow(_)
-                    | Fault::Unanswered(_)
-                    | Fault::Final(_) => None,
-                };
-                let Some(other) = other else {
-                    if !matches!(fault, Fault::Final(_) | Fault::NotNow(_)) {
-                        self.topology.suspect();
-                    }
-                    return Err(fault);
-                };
-                if let Some(sent) = exchange.sent
-                    && !sent_before
-                {
-                    // Nothing was done there.
-                    sent.clear();
-                }
-                (node, importing) = (other, matches!(fault, Fault::Asked(_)));
+                drop(exchange.sent.and_then(Sent::take_turn));
             }
-            Err(Fault::NotSent(
-                "the nodes of the cluster keep referring to each other".into(),
-            ))
-        })
+            let fault = match answered {
+                Ok(answer) => return Ok(answer),
+                Err(fault) => fault,
+            };
+            let other = match &fault {
+                Fault::Moved(to) => Box::pin(self.topology.moved(exchange.key, to)).await,
+                Fault::Asked(_) if exchange.undeclared => {
+                    let said = "TRYAGAIN the slot is moving, and some of its keys are elsewhere";
+                    return Err(Fault::NotNow(said.into()));
+                }
+                Fault::Asked(to) => self.topology.asked(exchange.key, to),
+                Fault::Deposed(_)
+                | Fault::NotSent(_)
+                | Fault::NotNow(_)
+                | Fault::Unanswered(_)
+                | Fault::Final(_) => None,
+            };
+            let Some(other) = other else {
+                if !matches!(fault, Fault::Final(_) | Fault::NotNow(_)) {
+                    self.topology.suspect();
+                }
+                return Err(fault);
+            };
+            if let Some(sent) = exchange.sent
+                && !sent_before
+            {
+                // Nothing was done there.
+                sent.clear();
+            }
+            (node, importing) = (other, matches!(fault, Fault::Asked(_)));
+        }
+        Err(Fault::NotSent(
+            "the nodes of the cluster keep referring to each other".into(),
+        ))
     }
 
     /// Exchanges once with this node. An attempt has its turn until the caller takes it back.
