@@ -96,6 +96,18 @@ pub(crate) struct Terms {
     pub(crate) renewed: bool,
     /// Whether the owner may have it already.
     pub(crate) reentrant: bool,
+    /// How long the store may remember an attempt: for its lease, or longer if it waits.
+    pub(crate) remembered: Lease,
+}
+
+impl Terms {
+    /// The same for an attempt of somebody who waits, whom the store remembers this long.
+    pub(crate) fn waiting(self, remembered: Option<Lease>) -> Terms {
+        Terms {
+            remembered: remembered.map_or(self.lease, |lasts| lasts.max(self.lease)),
+            ..self
+        }
+    }
 }
 
 impl Session {
@@ -123,10 +135,13 @@ impl Session {
 
     /// The terms of an acquisition: with this lease, or renewed with the watchdog's.
     pub(crate) fn terms(&self, lease: Option<Lease>, reentrant: bool) -> Terms {
+        let renewed = lease.is_none();
+        let lease = lease.unwrap_or(self.watchdog.lease());
         Terms {
-            lease: lease.unwrap_or(self.watchdog.lease()),
-            renewed: lease.is_none(),
+            lease,
+            renewed,
             reentrant,
+            remembered: lease,
         }
     }
 
@@ -745,7 +760,7 @@ impl Drop for Unsettled<'_> {
         match self.sent.get() {
             true => {
                 let claim = self.claim.clone();
-                claim.into_background(self.terms.lease.duration(), attempt);
+                claim.into_background(self.terms.remembered.duration(), attempt);
             }
             // The store has not heard of it.
             false => self.claim.hold.answered(self.change),

@@ -215,15 +215,17 @@ impl<K: LockKind> Request<K> {
         let sent = Sent::default();
         let (lock, owner) = (self.lock.name(), &claim.hold.field);
         let span = tracing::debug_span!("acquire", lock, %owner);
+        let remembers = self.lock.kind.remembers_waiters();
         let mut entry = Entry {
             lock: &self.lock,
             claim: &claim,
             kind: &*self.lock.kind,
-            terms,
+            terms: terms.waiting(remembers.filter(|_| limits.waits())),
             sent: &sent,
             known,
             waits: limits.waits(),
             remembered: false,
+            asking: false,
             tries: 0,
         };
         let waiting = &claim.session.waiting;
@@ -258,6 +260,8 @@ struct Entry<'a, K: LockKind> {
     waits: bool,
     /// Whether the store may know of us as somebody who waits.
     remembered: bool,
+    /// An attempt is under way.
+    asking: bool,
     /// How often it has been asked for.
     tries: u32,
 }
@@ -310,8 +314,6 @@ impl<K: LockKind> Attempt for Entry<'_, K> {
     }
 
     async fn ask(&mut self, subscribe: bool) -> Result<Outcome<K::Won>> {
-        // An earlier step of this request may be remembered; this one, as soon as it is sent.
-        self.remembered |= self.waits && self.sent.get();
         let (kind, lease, waits) = (self.kind, self.terms.lease, self.waits);
         let step = |hold, count| {
             kind.acquire(Ask {
@@ -322,15 +324,16 @@ impl<K: LockKind> Attempt for Entry<'_, K> {
             })
         };
         let channel = subscribe.then(|| kind.channel(&self.claim.hold));
-        let outcome = self
-            .claim
-            .enter(self.terms, channel, self.sent, step)
-            .await?;
-        if let Outcome::Done(_) = outcome {
-            self.remembered = false;
-            self.sent.clear();
+        self.asking = true;
+        let asked = self.claim.enter(self.terms, channel, self.sent, step).await;
+        self.asking = false;
+        match &asked {
+            Ok(Outcome::Done(_)) => self.remembered = false,
+            Ok(Outcome::Wait(_)) => self.remembered = self.waits,
+            // If this one is remembered, whoever settles it takes that back.
+            Err(_) => {}
         }
-        Ok(outcome)
+        asked
     }
 
     fn sent(&self) -> &Sent {
@@ -355,12 +358,12 @@ impl<K: LockKind> Attempt for Entry<'_, K> {
 }
 
 impl<K: LockKind> Drop for Entry<'_, K> {
-    /// Gives up: whatever the store remembers of who waits is taken back.
+    /// Gives up: whatever the store remembers of who waits is taken back. The step that settles an
+    /// attempt in flight does that, too.
     fn drop(&mut self) {
-        if (self.remembered || (self.waits && self.sent.get()))
-            && let Some(lasts) = self.kind.remembers_waiters()
-        {
-            self.claim.settle_in_background(self.terms.lease.max(lasts));
+        let is_settled = self.asking && self.sent.get();
+        if self.remembered && !is_settled && self.kind.remembers_waiters().is_some() {
+            self.claim.settle_in_background(self.terms.remembered);
         }
     }
 }

@@ -98,9 +98,11 @@ impl<'a> Entry<'a> {
         })
     }
 
-    /// Waits for another one from now on. What the store remembers of who waits is taken back.
+    /// Waits for another one from now on. What the store remembers of who waits is taken back. The step
+    /// that settles an attempt in flight does that, too.
     fn wait_for(&mut self, other: Option<usize>) {
-        let remembered = self.remembered || (self.reaching && self.sent.get());
+        let is_settled = self.reaching && self.sent.get();
+        let remembered = self.remembered && !is_settled;
         let left = self.waits_for.take().filter(|_| remembered);
         (self.remembered, self.reaching) = (false, false);
         self.waits_for = other;
@@ -110,7 +112,7 @@ impl<'a> Entry<'a> {
             (self.members.get(i), self.claims.get(i), self.terms.get(i))
             && let Some(lasts) = member.0.remembers_waiters()
         {
-            claim.settle_in_background(terms.lease.max(lasts));
+            claim.settle_in_background(terms.waiting(Some(lasts)).remembered);
         }
     }
 
@@ -162,7 +164,11 @@ impl<'a> Entry<'a> {
         let each = || {
             let both = self.members.iter().zip(self.claims).zip(&self.terms);
             let all = both.enumerate().skip(run.start).take(run.len());
-            all.map(|(i, ((member, claim), terms))| (i, member, claim, *terms))
+            all.map(|(i, ((member, claim), terms))| {
+                let remembers = member.0.remembers_waiters();
+                let remembers = remembers.filter(|_| waits_for == Some(i));
+                (i, member, claim, terms.waiting(remembers))
+            })
         };
         let channel = each()
             .find(|&(i, ..)| subscribe && waits_for == Some(i))
