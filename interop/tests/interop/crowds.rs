@@ -15,7 +15,7 @@ struct Crowd {
 }
 
 impl Crowd {
-    /// The crowd that the tests share: each has names of its own, and it takes long to start one.
+    /// The crowd that the tests share: each has names of its own, and to start one takes long.
     fn shared(redisson: Library) -> &'static Crowd {
         static CROWDS: [OnceLock<Crowd>; Library::COUNT] =
             [const { OnceLock::new() }; Library::COUNT];
