@@ -1,19 +1,28 @@
 //! Mixed crowds on one name: two processes of either side.
 
 use std::collections::VecDeque;
+use std::sync::OnceLock;
 
 use redlatch_interop::{Library, Peer, Pending};
 use redlatch_testkit::{Monitor, Server, unique};
 
 use crate::stand::{nothing_left, start_on, until};
 
-/// Four threads in each of two JVMs, eight tasks in each of two Rust processes.
+/// Four threads in each of two JVMs, eight tasks in each of two Rust processes, for each name.
 struct Crowd {
     server: Server,
     peers: Vec<(Peer, u64)>,
 }
 
 impl Crowd {
+    /// The crowd that the tests share: each has names of its own, and to start one takes long.
+    fn shared(redisson: Library) -> &'static Crowd {
+        static CROWDS: [OnceLock<Crowd>; Library::COUNT] =
+            [const { OnceLock::new() }; Library::COUNT];
+        CROWDS[redisson as usize].get_or_init(|| Crowd::with(redisson))
+    }
+
+    /// A crowd alone on its server.
     fn with(redisson: Library) -> Crowd {
         let server = Server::start();
         let of = [
@@ -64,11 +73,11 @@ impl Crowd {
 }
 
 fn a_lock(redisson: Library) {
-    Crowd::with(redisson).counted("lock", &unique("crowd"), 20);
+    Crowd::shared(redisson).counted("lock", &unique("crowd"), 20);
 }
 
 fn a_read_write_lock(redisson: Library) {
-    let crowd = Crowd::with(redisson);
+    let crowd = Crowd::shared(redisson);
     let (name, key, rounds) = (unique("crowd"), unique("counter"), 20);
     // Every third one writes.
     let kind = |i: usize| if i.is_multiple_of(3) { "write" } else { "read" };
@@ -79,7 +88,7 @@ fn a_read_write_lock(redisson: Library) {
 }
 
 fn a_semaphore(redisson: Library) {
-    let crowd = Crowd::with(redisson);
+    let crowd = Crowd::shared(redisson);
     let (name, key) = (unique("crowd"), unique("inside"));
     assert!(
         crowd.peers[0]
@@ -105,7 +114,7 @@ fn a_semaphore(redisson: Library) {
 
 /// Who queued first is served first, whichever side it is on: as the server saw it.
 fn a_fair_lock(redisson: Library) {
-    let crowd = Crowd::with(redisson);
+    let crowd = Crowd::shared(redisson);
     let name = unique("crowd");
     let mut monitor = Monitor::start(&crowd.server);
     crowd.counted("fair", &name, 15);

@@ -77,26 +77,32 @@ fn commands(server: &Server) -> i64 {
     commands.parse().expect("a number")
 }
 
-/// Each of these tests for each kind of exclusive lock, both ways.
+/// Each of these tests for each kind of exclusive lock, both ways; `@late` as in `both_ways`.
 #[macro_export]
 macro_rules! each_kind {
-    ($(fn $test:ident($pair:ident: &Pair, $kind:ident: Kind) $body:block)*) => {
+    (
+        $(fn $test:ident($pair:ident: &Pair, $kind:ident: Kind) $body:block)*
+        @late $(fn $late:ident($late_pair:ident: &Pair, $late_kind:ident: Kind) $late_body:block)*
+    ) => {
         $(fn $test($pair: &$crate::stand::Pair, $kind: $crate::kinds::Kind) $body)*
+        $(fn $late($late_pair: &$crate::stand::Pair, $late_kind: $crate::kinds::Kind) $late_body)*
 
-        $crate::each_kind!(@kind lock "lock" [] $($test)*);
-        $crate::each_kind!(@kind fair "fair" [] $($test)*);
-        $crate::each_kind!(@kind write "write" [] $($test)*);
-        $crate::each_kind!(@kind spin "spin" [] $($test)*);
+        $crate::each_kind!(@kind lock "lock" [] $($test)* [@late] $($late)*);
+        $crate::each_kind!(@kind fair "fair" [] $($test)* [@late] $($late)*);
+        $crate::each_kind!(@kind write "write" [] $($test)* [@late] $($late)*);
+        $crate::each_kind!(@kind spin "spin" [] $($test)* [@late] $($late)*);
         // Redisson 3.16.8 has no `RFencedLock`.
-        $crate::each_kind!(@kind fenced "fenced" [@late] $($test)*);
+        $crate::each_kind!(@kind fenced "fenced" [@late] $($test)* [] $($late)*);
         // The late 3.x does not have these.
-        $crate::each_kind!(@kind nonreentrant "nonreentrant" [@newest] $($test)*);
-        $crate::each_kind!(@kind nonreentrant_fair "nonreentrant-fair" [@newest] $($test)*);
+        $crate::each_kind!(@kind nonreentrant "nonreentrant" [@newest] $($test)* [] $($late)*);
+        $crate::each_kind!(@kind nonreentrant_fair "nonreentrant-fair" [@newest] $($test)* [] $($late)*);
     };
-    (@kind $kind:ident $word:literal [$($only:tt)*] $($test:ident)*) => {
+    (@kind $kind:ident $word:literal [$($only:tt)*] $($test:ident)* [$($rest:tt)*] $($late:ident)*) => {
         mod $kind {
             $crate::both_ways! { $($only)*
                 $(fn $test(pair: &Pair) { super::$test(pair, $crate::kinds::Kind($word)); })*
+                $($rest)*
+                $(fn $late(pair: &Pair) { super::$late(pair, $crate::kinds::Kind($word)); })*
             }
         }
     };

@@ -90,18 +90,6 @@ each_kind! {
         assert!(b.does(&format!("unlock {on}")));
     }
 
-    fn a_watchdog_keeps_the_other_out_beyond_the_lease(pair: &Pair, kind: Kind) {
-        let (a, b) = (pair.a.new_worker(), pair.b.new_worker());
-        let on = kind.on(&unique("renewed"));
-        assert!(had(&a.ask(&format!("lock {on} -1 -1"))));
-        let beyond = WATCHDOG + WATCHDOG / 3;
-        assert!(!had(&b.ask(&format!("lock {on} {beyond} -1"))));
-        assert!(a.does(&format!("is-held {on}")));
-        assert!(a.does(&format!("unlock {on}")));
-        assert!(had(&b.ask(&format!("lock {on} 0 -1"))));
-        assert!(b.does(&format!("unlock {on}")));
-    }
-
     fn an_inner_release_keeps_the_other_out(pair: &Pair, kind: Kind) {
         let (a, b) = (pair.a.new_worker(), pair.b.new_worker());
         let name = unique("inner");
@@ -128,6 +116,33 @@ each_kind! {
         assert!(b.does(&format!("unlock {on}")));
     }
 
+    fn it_goes_to_and_fro(pair: &Pair, kind: Kind) {
+        let on = kind.on(&unique("to-and-fro"));
+        let key = unique("counter");
+        let (a, b) = (pair.a.new_worker(), pair.b.new_worker());
+        let both = [a, b].map(|worker| worker.tell(&format!("crowd {on} {key} 50")));
+        for done in both {
+            assert_eq!(done.value(), 50);
+        }
+        let counted: u64 = pair.server.ask(&["GET", &key]);
+        assert_eq!(counted, 100, "both wrote at the same time");
+    }
+
+    // Redisson 3.16.8 stays subscribed if its wait ends before it has subscribed, as it may on a busy machine. That it renews is seen
+    // in `several` and `read_write`.
+    @late
+    fn a_watchdog_keeps_the_other_out_beyond_the_lease(pair: &Pair, kind: Kind) {
+        let (a, b) = (pair.a.new_worker(), pair.b.new_worker());
+        let on = kind.on(&unique("renewed"));
+        assert!(had(&a.ask(&format!("lock {on} -1 -1"))));
+        let beyond = WATCHDOG + WATCHDOG / 3;
+        assert!(!had(&b.ask(&format!("lock {on} {beyond} -1"))));
+        assert!(a.does(&format!("is-held {on}")));
+        assert!(a.does(&format!("unlock {on}")));
+        assert!(had(&b.ask(&format!("lock {on} 0 -1"))));
+        assert!(b.does(&format!("unlock {on}")));
+    }
+
     fn who_gives_up_leaves_nothing_behind(pair: &Pair, kind: Kind) {
         let (a, b) = (pair.a.new_worker(), pair.b.new_worker());
         let name = unique("gives-up");
@@ -140,17 +155,5 @@ each_kind! {
         if kind.0 != "fenced" {
             nothing_left(pair.server, &name);
         }
-    }
-
-    fn it_goes_to_and_fro(pair: &Pair, kind: Kind) {
-        let on = kind.on(&unique("to-and-fro"));
-        let key = unique("counter");
-        let (a, b) = (pair.a.new_worker(), pair.b.new_worker());
-        let both = [a, b].map(|worker| worker.tell(&format!("crowd {on} {key} 50")));
-        for done in both {
-            assert_eq!(done.value(), 50);
-        }
-        let counted: u64 = pair.server.ask(&["GET", &key]);
-        assert_eq!(counted, 100, "both wrote at the same time");
     }
 }

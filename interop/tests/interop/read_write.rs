@@ -135,17 +135,6 @@ both_ways! {
         unlocks(writer, "write", &name);
     }
 
-    fn a_watchdog_keeps_a_reader_from_the_others_writer(pair: &Pair) {
-        let name = unique("renewed");
-        let (a, b) = (pair.a.new_worker(), pair.b.new_worker());
-        assert!(a.does(&format!("lock read {name} -1 -1")));
-        let beyond = WATCHDOG + WATCHDOG / 3;
-        assert!(!b.does(&format!("lock write {name} {beyond} -1")));
-        unlocks(a, "read", &name);
-        assert!(b.does(&format!("lock write {name} 0 -1")));
-        unlocks(b, "write", &name);
-    }
-
     fn a_dead_reader_is_not_kept_alive_by_the_others_watchdog(pair: &Pair) {
         let name = unique("dead");
         let [mut a, b] = pair.start(&["watchdog=3000"]);
@@ -173,5 +162,17 @@ both_ways! {
         assert!(b.does(&format!("force-unlock write {name}")));
         a.fails(&format!("unlock write {name}"));
         nothing_left(pair.server, &name);
+    }
+
+    // Not with Redisson 3.16.8, to save time: that a reader is renewed there is seen when another one dies.
+    fn a_watchdog_keeps_a_reader_from_the_others_writer(pair: &Pair) {
+        let name = unique("renewed");
+        let (a, b) = (pair.a.new_worker(), pair.b.new_worker());
+        assert!(a.does(&format!("lock read {name} -1 -1")));
+        let beyond = WATCHDOG + WATCHDOG / 3;
+        assert!(!b.does(&format!("lock write {name} {beyond} -1")));
+        unlocks(a, "read", &name);
+        assert!(b.does(&format!("lock write {name} 0 -1")));
+        unlocks(b, "write", &name);
     }
 }

@@ -41,6 +41,22 @@ both_ways! {
         assert!(b.does(&format!("unlock {all}")));
     }
 
+    fn a_red_lock_is_renewed(pair: &Pair) {
+        let (a, b) = (pair.a.new_worker(), pair.b.new_worker());
+        let name = unique("red");
+        let red = format!("red lock:{name}@0,lock:{name}@1,lock:{name}@2");
+        assert!(a.does(&format!("lock {red} -1 -1")));
+        let beyond = WATCHDOG + WATCHDOG / 3;
+        assert!(!b.does(&format!("lock multi lock:{name}@1 {beyond} -1")));
+        assert!(!b.does(&format!("lock {red} 500 {LEASE}")));
+        assert!(a.does(&format!("unlock {red}")));
+        assert!(b.does(&format!("lock {red} -1 {LEASE}")));
+        assert!(b.does(&format!("unlock {red}")));
+    }
+
+    // Redisson 3.16.8 stays subscribed if its wait ends before it has subscribed, as it may on a busy machine; and it renews the
+    // members of a multi-lock as those of a RedLock.
+    @late
     fn a_multi_lock_is_renewed(pair: &Pair) {
         let (a, b) = (pair.a.new_worker(), pair.b.new_worker());
         let [x, y] = ["x", "y"].map(unique);
@@ -76,19 +92,6 @@ both_ways! {
         for (server, name) in pair.servers.iter().zip(&names) {
             nothing_left(server, name);
         }
-    }
-
-    fn a_red_lock_is_renewed(pair: &Pair) {
-        let (a, b) = (pair.a.new_worker(), pair.b.new_worker());
-        let name = unique("red");
-        let red = format!("red lock:{name}@0,lock:{name}@1,lock:{name}@2");
-        assert!(a.does(&format!("lock {red} -1 -1")));
-        let beyond = WATCHDOG + WATCHDOG / 3;
-        assert!(!b.does(&format!("lock multi lock:{name}@1 {beyond} -1")));
-        assert!(!b.does(&format!("lock {red} 500 {LEASE}")));
-        assert!(a.does(&format!("unlock {red}")));
-        assert!(b.does(&format!("lock {red} -1 {LEASE}")));
-        assert!(b.does(&format!("unlock {red}")));
     }
 
     fn a_red_lock_needs_a_majority_only(pair: &Pair) {

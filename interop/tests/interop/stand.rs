@@ -43,9 +43,9 @@ impl Pair {
         }
     }
 
-    /// Whether both have locks of this kind.
-    pub(crate) fn knows(&self, kind: &str) -> bool {
-        kind != "fenced" || !self.libraries.contains(&Library::Redisson316)
+    /// One like `a` for one test alone, which may kill it.
+    pub(crate) fn start_a(&self, settings: &[&str]) -> Peer {
+        start(self.libraries[0], settings)
     }
 
     /// Peers of these libraries for one test alone, which may kill them.
@@ -134,7 +134,7 @@ fn is_of(name: &str, key: &str) -> bool {
 }
 
 /// Each of these tests with both libraries in either place, and with each Redisson. What follows `@late` is for the late 3.x and
-/// the newest: the old one does not have it.
+/// the newest: the old one does not have it, or another test with the old one shows the same sooner.
 #[macro_export]
 macro_rules! both_ways {
     (@newest $(fn $test:ident($pair:ident: &Pair) $body:block)*) => {

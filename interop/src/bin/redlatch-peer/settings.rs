@@ -19,10 +19,15 @@ impl Servers {
         client.ok_or_else(|| format!("there is no server {server}").into())
     }
 
-    /// A connection that has nothing to do with the library: for what a lock protects.
+    /// A connection that has nothing to do with the library: for what a lock protects. The caller limits how long that takes: on a
+    /// busy machine an answer may take longer than the half second that is the default.
     pub(crate) async fn bare(&self) -> Result<redis::aio::MultiplexedConnection> {
         let client = redis::Client::open(self.counters.as_str())?;
-        Ok(client.get_multiplexed_async_connection().await?)
+        let patient = redis::AsyncConnectionConfig::new()
+            .set_connection_timeout(None)
+            .set_response_timeout(None);
+        let connection = client.get_multiplexed_async_connection_with_config(&patient);
+        Ok(connection.await?)
     }
 }
 
