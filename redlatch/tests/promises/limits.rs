@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use redlatch::{Client, Error, MultiLock, Owner, RedLock, ReplicaSync, blocking};
+use redlatch::{Client, Error, Lock, MultiLock, Owner, RedLock, ReplicaSync, blocking};
 use redlatch_testkit::{Proxy, Server};
 
 use crate::common::{LONG, granted, soon, until};
@@ -138,22 +138,89 @@ async fn wait_limit_returns_none_when_the_store_said_held_last() {
     let server = Server::start();
     let client = patient(&server.url()).await;
     let held = client.lock("a").lock().await.unwrap();
-    let waiter = client.lock("a");
-    // Told before the server falls silent, by itself or as one of the line.
-    let waiters: Vec<_> = (0..3)
-        .map(|_| tokio::spawn(waiter.try_lock().wait(Duration::from_secs(4)).into_future()))
-        .collect();
-    until("the waiters are told", || async {
+    let lock = client.lock("a");
+    let waits = |limit: Duration| tokio::spawn(lock.try_lock().wait(limit).into_future());
+    let mut waiters = vec![waits(Duration::from_secs(8))];
+    until("it is told", || async {
         server.info("pubsub_channels") == "1"
     })
     .await;
+    line_answers(&lock, true).await;
     server.freeze();
+    // These do not ask: they know what the first in line was told.
+    waiters.extend([LIMIT, 2 * LIMIT].map(waits));
     for waiter in waiters {
         let answer = soon("at the limit", waiter).await.unwrap();
         assert!(answer.unwrap().is_none());
     }
     server.thaw();
     held.unlock().await.unwrap();
+}
+
+/// Waits until those who join the line of this lock know that another owner holds it, or until they do not
+/// know any more.
+async fn line_answers(lock: &Lock, known: bool) {
+    until("those who join the line know", || async {
+        let wait = Duration::from_millis(1);
+        lock.try_lock().wait(wait).await.is_ok() == known
+    })
+    .await;
+}
+
+/// Another owner held the lock when the line began. Since then the first in line has asked again, and has
+/// got no answer.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn wait_limit_returns_an_error_when_the_line_asks_without_an_answer() {
+    let server = Server::start();
+    let proxy = Proxy::to(server.port());
+    let settings = Client::builder().response_timeout(10 * LONG);
+    let client = settings.connect(&proxy.url()).await.unwrap();
+    let holder = patient(&server.url()).await;
+    let held = holder.lock("a").lock().await.unwrap();
+    let lock = client.lock("a");
+    let first = tokio::spawn(lock.lock().into_future());
+    until("it waits", || async {
+        server.info("pubsub_channels") == "1"
+    })
+    .await;
+    line_answers(&lock, true).await;
+    proxy.stall(true);
+    proxy.cut();
+    line_answers(&lock, false).await;
+    let error = lock.try_lock().wait(LIMIT).await.unwrap_err();
+    assert!(error.is_transient(), "{error}");
+    proxy.stall(false);
+    held.unlock().await.unwrap();
+    let guard = soon("served", first).await.unwrap().unwrap();
+    guard.unlock().await.unwrap();
+}
+
+/// A process that stood still until the limit finds the answer on its way.
+#[tokio::test]
+async fn answer_on_its_way_at_the_limit_is_waited_for_briefly() {
+    let server = Server::start();
+    let proxy = Proxy::to(server.port());
+    let client = patient(&proxy.url()).await;
+    client
+        .lock("a")
+        .lock()
+        .await
+        .unwrap()
+        .unlock()
+        .await
+        .unwrap();
+    proxy.delay(Duration::from_millis(10));
+    let mut obtained = 0;
+    // A busy machine is late with some of the answers.
+    for n in 0..20 {
+        let lock = client.lock(&format!("a-{n}"));
+        if let Ok(won) = lock.try_lock().wait(Duration::from_millis(1)).await {
+            assert!(won.is_some());
+            obtained += 1;
+        }
+    }
+    assert!(obtained > 0);
+    proxy.delay(Duration::ZERO);
 }
 
 /// Without limits: waiters in line behind a request that fails in an outage fail with it.
@@ -390,6 +457,22 @@ async fn waiters_wait_through_an_outage_up_to_the_outage_limit() {
     soon("both locks", multi).await.unwrap().unwrap();
     drop(soon("the permit", permits).await.unwrap().unwrap());
     soon("the latch", opened).await.unwrap().unwrap();
+}
+
+/// Each try is answered, and then waits for replicas in vain, for longer than the shorter limit.
+#[tokio::test]
+async fn tries_that_wait_for_replicas_are_one_outage() {
+    let server = Server::start();
+    let settings = Client::builder()
+        .replica_sync(ReplicaSync::AtLeast(1))
+        .replica_timeout(LIMIT)
+        .response_timeout(LONG);
+    let client = settings.connect(&server.url()).await.unwrap();
+    for limit in [LIMIT / 3, 3 * LIMIT] {
+        let request = client.lock("a").lock().outage_limit(limit);
+        let error = soon("failed", request.into_future()).await.unwrap_err();
+        assert!(matches!(error, Error::NotReplicated { .. }), "{error}");
+    }
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

@@ -29,14 +29,15 @@ enum Found {
     ByRelease,
 }
 
-/// A waiter that was told to wait for the whole lease gets the lock soon after its key was deleted.
+/// A waiter that was told to wait for the whole lease gets the lock soon after its key was deleted. Returns
+/// whether it was called: waiters of fair locks look by themselves before long.
 async fn waiter_is_woken<K: LockKind, L: LockKind>(
     server: &Server,
     held: &Lock<K>,
     wanted: &Lock<L>,
     subscribed: impl Fn() -> usize,
     found: Found,
-) {
+) -> bool {
     let guard = match found {
         Found::ByRenewal => held.lock().await.unwrap(),
         // Nobody renews it, so that only the release can find that it is gone.
@@ -49,18 +50,28 @@ async fn waiter_is_woken<K: LockKind, L: LockKind>(
     let waiting = tokio::spawn(wanted.lock().into_future());
     until("it waits", || async { subscribed() > 0 }).await;
     until("it has asked behind its subscription", || async {
-        !server
-            .ask::<Vec<String>>(&["PUBSUB", "CHANNELS"])
-            .is_empty()
+        let clients: String = server.ask(&["CLIENT", "LIST"]);
+        let listens = |client: &&str| client.contains(" sub=1 ");
+        let mut listening = clients.lines().filter(listens);
+        listening.any(|client| !client.contains(" cmd=subscribe "))
     })
     .await;
+    let channels: Vec<String> = server.ask(&["PUBSUB", "CHANNELS"]);
+    let mut listening = server.connection();
+    let mut listening = listening.as_pubsub();
+    listening.subscribe(channels).unwrap();
     let deleted: i64 = server.ask(&["DEL", held.name()]);
     assert_eq!(deleted, 1);
     if let Found::ByRelease = found {
         let _ = guard.unlock().await;
     }
     let won = soon("the waiter is woken", waiting).await.unwrap().unwrap();
+    listening
+        .set_read_timeout(Some(Duration::from_millis(50)))
+        .unwrap();
+    let heard = listening.get_message().is_ok();
     won.unlock().await.unwrap();
+    heard
 }
 
 macro_rules! a_waiter_is_woken {
@@ -68,12 +79,16 @@ macro_rules! a_waiter_is_woken {
         #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
         async fn $name() {
             for found in [Found::ByRenewal, Found::ByRelease] {
-                let server = Server::start();
-                let (holder, waiter) = clients(&server).await;
-                let held = { let $client = &holder; $held };
-                let wanted = { let $client = &waiter; $wanted };
-                let subscribed = || waiter.status().subscriptions;
-                waiter_is_woken(&server, &held, &wanted, subscribed, found).await;
+                // On a busy machine it may have looked first.
+                until("it is called", || async {
+                    let server = Server::start();
+                    let (holder, waiter) = clients(&server).await;
+                    let held = { let $client = &holder; $held };
+                    let wanted = { let $client = &waiter; $wanted };
+                    let subscribed = || waiter.status().subscriptions;
+                    waiter_is_woken(&server, &held, &wanted, subscribed, found).await
+                })
+                .await;
             }
         }
     )*};
@@ -199,6 +214,32 @@ async fn after_flushall_one_loss_tells_all_holds_of_theirs() {
     let () = server.ask(&["FLUSHALL"]);
     assert_lost(&guards[0].reenter().await.unwrap_err(), Loss::NotHeld);
     all_learn_of_their_loss(&guards).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_loss_that_a_renewal_finds_tells_all_holds_of_theirs() {
+    let server = Server::start();
+    let (client, _) = clients(&server).await;
+    let renewed = client.lock("renewed").lock().await.unwrap();
+    // Not renewed, so that only a sweep finds its loss.
+    let fixed = client.lock("fixed").lock().lease(ENDLESS).await.unwrap();
+    let () = server.ask(&["FLUSHALL"]);
+    soon("the renewed one is lost", renewed.lost()).await;
+    soon("the other one is lost", fixed.lost()).await;
+}
+
+/// Its release leaves the other guard's hold as it is, and goes on in the background.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_loss_that_one_of_two_guards_finds_tells_all_holds_of_theirs() {
+    let server = Server::start();
+    let client = rarely_renewing(&server).await;
+    let first = client.lock("twice").lock().await.unwrap();
+    let second = first.reenter().await.unwrap();
+    let other = client.lock("other").lock().await.unwrap();
+    let () = server.ask(&["FLUSHALL"]);
+    drop(second);
+    soon("the first guard is lost", first.lost()).await;
+    soon("the other hold is lost", other.lost()).await;
 }
 
 /// A release that finds its hold missing is as good a reason to check the others.

@@ -109,14 +109,19 @@ async fn a_frozen_node_uses_up_no_turns_of_other_nodes() {
     for name in &elsewhere {
         held.push(client.lock(name).lock().await.unwrap());
     }
+    // Callers use up turns only when there is a connection.
+    take_turns(&client, &at_frozen[0]).await;
 
     cluster.freeze(FROZEN);
+    let asking = Arc::new(AtomicUsize::new(0));
     let failed = Arc::new(AtomicUsize::new(0));
     let crowd: Vec<_> = at_frozen
         .iter()
         .map(|name| {
             let (lock, failed) = (client.lock(name), failed.clone());
+            let asking = asking.clone();
             tokio::spawn(async move {
+                asking.fetch_add(1, Ordering::SeqCst);
                 let outcome = lock.try_lock().await;
                 failed.fetch_add(1, Ordering::SeqCst);
                 outcome.is_err()
@@ -124,7 +129,10 @@ async fn a_frozen_node_uses_up_no_turns_of_other_nodes() {
         })
         .collect();
     // More of them wait than may ask at once.
-    tokio::task::yield_now().await;
+    until("all ask", || async {
+        asking.load(Ordering::SeqCst) == at_frozen.len()
+    })
+    .await;
     for name in &elsewhere {
         take_turns(&client, name).await;
     }
@@ -134,6 +142,9 @@ async fn a_frozen_node_uses_up_no_turns_of_other_nodes() {
     // Dropped requests are settled in the background, with turns of its own.
     for one in &crowd {
         one.abort();
+    }
+    for one in crowd {
+        let _ = one.await;
     }
     let begun = Instant::now();
     drop(held);
