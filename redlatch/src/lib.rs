@@ -50,8 +50,8 @@ pub use primitives::survey::{ObjectKind, ObjectState, OutPermit, Waiting};
 pub use store::ReplicaSync;
 pub use store::embedded::Embedded;
 
-/// A future whose type is hidden. Futures of futures of futures make the compiler give up, in the
-/// crate that uses them; and what is rare does not have to be carried about by what is common.
+/// A future whose type is hidden. Rare paths are boxed like this, so that common ones stay small and are
+/// not nested so deeply that the compiler gives up in a program that uses them.
 pub(crate) type Boxed<'a, T> = std::pin::Pin<Box<dyn std::future::Future<Output = T> + Send + 'a>>;
 
 /// The examples of the README are tests too.

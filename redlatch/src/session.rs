@@ -101,7 +101,7 @@ pub(crate) struct Terms {
 }
 
 impl Terms {
-    /// The same for an attempt of somebody who waits, whom the store remembers this long.
+    /// The same for an attempt that waits, if the store remembers waiters for this long.
     pub(crate) fn waiting(self, remembered: Option<Lease>) -> Terms {
         Terms {
             remembered: remembered.map_or(self.lease, |lasts| lasts.max(self.lease)),

@@ -236,7 +236,7 @@ async fn crowd_at_a_slow_server_is_answered_at_its_limit() {
         let slowest = crowd.slowest;
         assert!(slowest < lag.allowed(wait), "{kind}: {slowest:?}");
         let left = client.status().background;
-        // Who was served gives back, and each attempt in flight leaves one thing to be settled.
+        // Each lock that was granted is released, and each attempt in flight leaves one task that settles it.
         let most = crowd.served + ON_THEIR_WAY;
         assert!(left <= most, "{kind}: {left} left behind");
         proxy.delay(Duration::ZERO);

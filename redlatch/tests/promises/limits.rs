@@ -141,7 +141,7 @@ async fn wait_limit_returns_none_when_the_store_said_held_last() {
     let lock = client.lock("a");
     let waits = |limit: Duration| tokio::spawn(lock.try_lock().wait(limit).into_future());
     let mut waiters = vec![waits(Duration::from_secs(8))];
-    until("it is told", || async {
+    until("it waits", || async {
         server.info("pubsub_channels") == "1"
     })
     .await;
@@ -195,7 +195,7 @@ async fn wait_limit_returns_an_error_when_the_line_asks_without_an_answer() {
     guard.unlock().await.unwrap();
 }
 
-/// A process that stood still until the limit finds the answer on its way.
+/// If the process stood still until the limit, the answer may be in flight.
 #[tokio::test]
 async fn answer_on_its_way_at_the_limit_is_waited_for_briefly() {
     let server = Server::start();

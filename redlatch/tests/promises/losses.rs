@@ -228,7 +228,7 @@ async fn a_loss_that_a_renewal_finds_tells_all_holds_of_theirs() {
     soon("the other one is lost", fixed.lost()).await;
 }
 
-/// Its release leaves the other guard's hold as it is, and goes on in the background.
+/// The guard that finds the loss releases in the background; the other guard of the owner keeps its hold.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_loss_that_one_of_two_guards_finds_tells_all_holds_of_theirs() {
     let server = Server::start();

@@ -330,7 +330,7 @@ impl<K: LockKind> Attempt for Entry<'_, K> {
         match &asked {
             Ok(Outcome::Done(_)) => self.remembered = false,
             Ok(Outcome::Wait(_)) => self.remembered = self.waits,
-            // If this one is remembered, whoever settles it takes that back.
+            // If the store remembers this attempt, the step that settles it removes that too.
             Err(_) => {}
         }
         asked
@@ -358,8 +358,8 @@ impl<K: LockKind> Attempt for Entry<'_, K> {
 }
 
 impl<K: LockKind> Drop for Entry<'_, K> {
-    /// Gives up: whatever the store remembers of who waits is taken back. The step that settles an
-    /// attempt in flight does that, too.
+    /// Removes what the store remembers of this waiter. If an attempt is in flight, the step that settles
+    /// it does so.
     fn drop(&mut self) {
         let is_settled = self.asking && self.sent.get();
         if self.remembered && !is_settled && self.kind.remembers_waiters().is_some() {

@@ -98,8 +98,8 @@ impl<'a> Entry<'a> {
         })
     }
 
-    /// Waits for another one from now on. What the store remembers of who waits is taken back. The step
-    /// that settles an attempt in flight does that, too.
+    /// Waits for another member from now on, and removes what the store remembers of this waiter at the
+    /// member before. If an attempt is in flight, the step that settles it does so.
     fn wait_for(&mut self, other: Option<usize>) {
         let is_settled = self.reaching && self.sent.get();
         let remembered = self.remembered && !is_settled;
