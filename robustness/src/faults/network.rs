@@ -40,13 +40,7 @@ pub(super) const FAULTS: [Fault; 13] = [
     Fault {
         name: "connections refused",
         what: "all connections cut, and new ones closed at once",
-        act: |scene, lasts| {
-            scene.cut(
-                lasts,
-                |scene| refuse(scene, true),
-                |scene| refuse(scene, false),
-            )
-        },
+        act: |scene, lasts| changed(scene, lasts, refuse),
         ..NETWORK
     },
     Fault {
@@ -57,25 +51,13 @@ pub(super) const FAULTS: [Fault; 13] = [
         lasts: Lasts::JustPastLease,
         times: 5,
         soaks: false,
-        act: |scene, lasts| {
-            scene.cut(
-                lasts,
-                |scene| refuse(scene, true),
-                |scene| refuse(scene, false),
-            )
-        },
+        act: |scene, lasts| changed(scene, lasts, refuse),
         ..NETWORK
     },
     Fault {
         name: "answers lost",
         what: "commands arrive, answers do not; then all connections are cut",
-        act: |scene, lasts| {
-            scene.cut(
-                lasts,
-                |scene| swallow(scene, true),
-                |scene| swallow(scene, false),
-            )
-        },
+        act: |scene, lasts| changed(scene, lasts, swallow),
         ..NETWORK
     },
     Fault {
@@ -84,13 +66,7 @@ pub(super) const FAULTS: [Fault; 13] = [
         losses: Losses::Some,
         lasts: Lasts::JustPastLease,
         soaks: false,
-        act: |scene, lasts| {
-            scene.cut(
-                lasts,
-                |scene| swallow(scene, true),
-                |scene| swallow(scene, false),
-            )
-        },
+        act: |scene, lasts| changed(scene, lasts, swallow),
         ..NETWORK
     },
     Fault {
@@ -132,15 +108,12 @@ pub(super) const FAULTS: [Fault; 13] = [
         name: "commands lost",
         what: "commands do not arrive; then all connections are cut",
         act: |scene, lasts| {
-            let lose = |scene: &mut Scene, losing: bool| {
-                if let Some(network) = scene.site.network() {
-                    network.swallow_requests(losing);
-                    if !losing {
-                        network.cut();
-                    }
+            changed(scene, lasts, |network, losing| {
+                network.swallow_requests(losing);
+                if !losing {
+                    network.cut();
                 }
-            };
-            scene.cut(lasts, |scene| lose(scene, true), |scene| lose(scene, false))
+            })
         },
         ..NETWORK
     },
@@ -167,13 +140,7 @@ pub(super) const FAULTS: [Fault; 13] = [
         losses: Losses::Some,
         lasts: Lasts::PastLease,
         times: 1,
-        act: |scene, lasts| {
-            scene.cut(
-                lasts,
-                |scene| stall(scene, true),
-                |scene| stall(scene, false),
-            )
-        },
+        act: |scene, lasts| changed(scene, lasts, stall),
         ..NETWORK
     },
 ];
@@ -219,24 +186,32 @@ fn delay(scene: &mut Scene, lasts: Duration, each: &[u64]) -> Result<()> {
     })
 }
 
-fn refuse(scene: &mut Scene, refusing: bool) {
-    if let Some(network) = scene.site.network() {
-        network.refuse(refusing);
+/// Changes how the network behaves, for as long as the fault lasts.
+fn changed(scene: &mut Scene, lasts: Duration, change: fn(&Proxy, bool)) -> Result<()> {
+    let change = |scene: &mut Scene, broken| {
+        if let Some(network) = scene.site.network() {
+            change(network, broken);
+        }
+    };
+    scene.cut(
+        lasts,
+        |scene| change(scene, true),
+        |scene| change(scene, false),
+    )
+}
+
+fn refuse(network: &Proxy, refusing: bool) {
+    network.refuse(refusing);
+    network.cut();
+}
+
+fn swallow(network: &Proxy, swallowing: bool) {
+    network.swallow_replies(swallowing);
+    if !swallowing {
         network.cut();
     }
 }
 
-fn swallow(scene: &mut Scene, swallowing: bool) {
-    if let Some(network) = scene.site.network() {
-        network.swallow_replies(swallowing);
-        if !swallowing {
-            network.cut();
-        }
-    }
-}
-
-fn stall(scene: &mut Scene, stalled: bool) {
-    if let Some(network) = scene.site.network() {
-        network.stall(stalled);
-    }
+fn stall(network: &Proxy, stalled: bool) {
+    network.stall(stalled);
 }

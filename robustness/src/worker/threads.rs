@@ -80,13 +80,7 @@ impl Thread {
         Ok(match kind {
             "lock" => {
                 let lock = self.client.lock(name);
-                self.pass(
-                    name,
-                    Mode::Alone,
-                    |_| None,
-                    |wait| lock.try_lock_for(wait),
-                    ending,
-                )
+                self.alone(name, |wait| lock.try_lock_for(wait), ending)
             }
             "fenced" => {
                 let lock = self.client.fenced_lock(name);
@@ -101,23 +95,11 @@ impl Thread {
             }
             "fair" => {
                 let lock = self.client.fair_lock(name).wait_time(self.lease / 4);
-                self.pass(
-                    name,
-                    Mode::Alone,
-                    |_| None,
-                    |wait| lock.try_lock_for(wait),
-                    ending,
-                )
+                self.alone(name, |wait| lock.try_lock_for(wait), ending)
             }
             "rw" if self.random.below(2) == 0 => {
                 let lock = self.client.read_write_lock(name).write();
-                self.pass(
-                    name,
-                    Mode::Alone,
-                    |_| None,
-                    |wait| lock.try_lock_for(wait),
-                    ending,
-                )
+                self.alone(name, |wait| lock.try_lock_for(wait), ending)
             }
             "rw" => {
                 let lock = self.client.read_write_lock(name).read();
@@ -133,13 +115,7 @@ impl Thread {
                 let members = members(name);
                 let lock = RedLock::new(members.iter().map(|name| self.client.lock(name)));
                 let lock = lock.timeout(self.lease / 20);
-                self.pass(
-                    name,
-                    Mode::Alone,
-                    |_| None,
-                    |wait| lock.try_lock_for(wait),
-                    ending,
-                )
+                self.alone(name, |wait| lock.try_lock_for(wait), ending)
             }
             other => return Err(format!("no thread takes a {other}").into()),
         })
@@ -205,6 +181,16 @@ impl Thread {
             self.leave(section, guard);
         }
         Ok(())
+    }
+
+    /// The same for a lock that one owner at a time holds, without tokens.
+    fn alone<G: Held>(
+        &mut self,
+        name: &str,
+        ask: impl Fn(Duration) -> Result<Option<G>, Error>,
+        ending: &AtomicBool,
+    ) -> Result<(), Error> {
+        self.pass(name, Mode::Alone, |_| None, ask, ending)
     }
 
     /// Asks once. The section and its guard.
