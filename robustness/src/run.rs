@@ -125,6 +125,9 @@ fn judge(history: &History, violations: Vec<Violation>) -> Outcome {
 /// How long the clients may take to finish what they do in the background.
 const TIDYING: Duration = Duration::from_secs(10);
 
+/// How long a fair lock is kept for waiters that died: `FairLock::grace_period`, as it is by default.
+const GRACE: Duration = Duration::from_secs(5);
+
 /// How long fair locks are kept at most for those who stand in their queues, if none of them is there any
 /// more: until the last one's turn has passed.
 fn queued(scene: &mut Scene) -> Result<Duration> {
@@ -168,7 +171,7 @@ fn wind_up(scene: &mut Scene, lease: Duration) -> Result<Vec<Violation>> {
         }
     }
     // The clients are still there: what cannot be had now is renewed by one of them for nobody.
-    for kept in visit(&scene.site.url(), &scene.names(), lease + MARGIN)? {
+    for kept in visit(&scene.site.url(), &scene.names(), lease + GRACE + MARGIN)? {
         found.push(violation(Rule::LeftOver, format!("cannot be had: {kept}")));
     }
     let site = scene.site.as_ref();
