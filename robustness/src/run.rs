@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use redlatch_testkit::Server;
 
 use crate::Result;
-use crate::checker::{self, Losses, MARGIN, Rule, Violation};
+use crate::checker::{self, GRACE, Losses, MARGIN, Rule, Violation};
 use crate::clock::{Time, now};
 use crate::crew::{Crew, lock};
 use crate::history::History;
@@ -124,9 +124,6 @@ fn judge(history: &History, violations: Vec<Violation>) -> Outcome {
 
 /// How long the clients may take to finish what they do in the background.
 const TIDYING: Duration = Duration::from_secs(10);
-
-/// How long a fair lock is kept for waiters that died: `FairLock::grace_period`, as it is by default.
-const GRACE: Duration = Duration::from_secs(5);
 
 /// How long fair locks are kept at most for those who stand in their queues, if none of them is there any
 /// more: until the last one's turn has passed.

@@ -15,6 +15,9 @@ use crate::clock::{Time, millis, nanos};
 use crate::history::History;
 use crate::resource::Tally;
 
+/// How long a fair lock is kept for waiters that are gone: `FairLock::grace_period`, as it is by default.
+pub(crate) const GRACE: Duration = Duration::from_secs(5);
+
 /// How much later than it should something may be told or done, on a machine that is short of time.
 /// What is said about validity has no such margin.
 pub(crate) const MARGIN: Duration = Duration::from_millis(1500);
@@ -102,7 +105,7 @@ pub(crate) fn explain(violation: &Violation, history: &History) -> Option<&'stat
             return Some(
                 "a fair lock is kept for whoever stands in its queue, one wait time (here: a lease) \
                  each, also for those who have died, stand still, or could not leave it while the \
-                 store was away",
+                 store was away; and 5 s for those who are remembered by a replica that was behind",
             );
         }
         _ => return None,

@@ -1,6 +1,6 @@
 //! Nobody waits for long for what is free.
 
-use super::{MARGIN, Rule, Violation};
+use super::{GRACE, MARGIN, Rule, Violation};
 use crate::clock::{Time, millis, nanos};
 use crate::history::{History, Mode, PERMITS, Section};
 
@@ -26,7 +26,8 @@ pub(super) fn check(history: &History) -> Vec<Violation> {
             .filter(|idle| idle.until - idle.from > limit);
         if let Some(worst) = too_long.max_by_key(|idle| idle.until - idle.from) {
             let time = worst.until - worst.from;
-            let queued = history.lease * in_queue(history, name, &sections, &worst);
+            let queued = history.lease * in_queue(history, name, &sections, &worst)
+                + remembered(history, name, &worst);
             let (waited, who) = (millis(time), worst.section.who());
             found.push(Violation {
                 rule: match time <= limit + queued {
@@ -69,6 +70,16 @@ fn in_queue(history: &History, name: &str, sections: &[&Section], idle: &Idle<'_
         })
     });
     Time::try_from(left.count()).unwrap_or(Time::MAX / history.lease)
+}
+
+/// How long a fair lock may be kept for waiters that had left, and that the store remembers again: after a
+/// failover to a replica that was behind.
+fn remembered(history: &History, name: &str, idle: &Idle<'_>) -> Time {
+    let mut lost = history.data_lost.iter();
+    match name.starts_with("fair") && lost.any(|lost| lost.from <= idle.until) {
+        true => nanos(GRACE),
+        false => 0,
+    }
 }
 
 /// All times in which somebody waited for what nobody held, longer than a moment.
@@ -240,6 +251,33 @@ mod tests {
         one.processes.entry(1).or_default().killed = Some(8 * MS);
         assert_eq!(check(&one)[0].rule, Rule::Queue);
         one.sections[2] = fair(waited(6, 9000));
+        assert_eq!(check(&one)[0].rule, Rule::Hang);
+    }
+
+    #[test]
+    fn a_replica_that_was_behind_remembers_a_queue() {
+        let next = |name: &str, answered| {
+            let mut next = waited(6, answered);
+            next.ask.name = name.into();
+            next
+        };
+        let mut one = history(vec![next("fair:1", 9000)]);
+        one.sections.insert(0, section("fair:1", 0, 10));
+        assert_eq!(check(&one)[0].rule, Rule::Hang);
+        one.data_lost.push(crate::history::DataLost {
+            from: MS,
+            until: 8 * MS,
+            forgetting: crate::history::Forgetting {
+                tokens: false,
+                why: "",
+            },
+        });
+        assert_eq!(check(&one)[0].rule, Rule::Queue);
+        one.sections[1] = next("fair:1", 12_000);
+        assert_eq!(check(&one)[0].rule, Rule::Hang);
+        for one in &mut one.sections {
+            one.ask.name = "lock:1".into();
+        }
         assert_eq!(check(&one)[0].rule, Rule::Hang);
     }
 
