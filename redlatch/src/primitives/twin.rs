@@ -25,8 +25,8 @@ use crate::space::{Dumped, Message, Space};
 use crate::step::{Args, Outcome, Step};
 use crate::watchdog::Renew;
 
-/// Random histories per primitive.
-const HISTORIES: u32 = 2000;
+/// Random histories per primitive and run. Each run has another seed.
+const HISTORIES: u32 = 1000;
 
 /// Leases are multiples of this, so that real time passing under the test cannot be mistaken for a
 /// difference.
