@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use redlatch_testkit::Server;
 
 use crate::Result;
-use crate::checker::{self, GRACE, Losses, MARGIN, Rule, Violation};
+use crate::checker::{self, Losses, MARGIN, Rule, Violation};
 use crate::clock::{Time, now};
 use crate::crew::{Crew, lock};
 use crate::history::History;
@@ -168,7 +168,7 @@ fn wind_up(scene: &mut Scene, lease: Duration) -> Result<Vec<Violation>> {
         }
     }
     // The clients are still there: what cannot be had now is renewed by one of them for nobody.
-    for kept in visit(&scene.site.url(), &scene.names(), lease + GRACE + MARGIN)? {
+    for kept in visit(&scene.site.url(), &scene.names(), lease + MARGIN)? {
         found.push(violation(Rule::LeftOver, format!("cannot be had: {kept}")));
     }
     let site = scene.site.as_ref();

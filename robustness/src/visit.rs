@@ -7,16 +7,23 @@ use tokio::runtime::{Builder, Runtime};
 use tokio::time::{Instant, sleep};
 
 use crate::Result;
+use crate::checker::GRACE;
 use crate::history::PERMITS;
 use crate::worker::Handle;
 
-/// Takes each lock once and gives it back. Those that could not be had within this time.
+/// Takes each lock once and gives it back. Those that could not be had within this time; a fair lock may take
+/// a grace period longer, for waiters that died.
 pub(crate) fn visit(url: &str, names: &[String], limit: Duration) -> Result<Vec<String>> {
     runtime()?.block_on(async {
         let client = Client::connect(url).await?;
-        let end = Instant::now() + limit;
+        let begun = Instant::now();
         let mut kept = Vec::new();
         for name in names {
+            let grace = match name.starts_with("fair") {
+                true => GRACE,
+                false => Duration::ZERO,
+            };
+            let end = begun + limit + grace;
             let handle = Handle::new(&client, name, limit)?;
             loop {
                 let had = handle.visit().await;
