@@ -166,7 +166,7 @@ impl Child {
     /// Signals CMD's group. Processes of another user cannot be signalled.
     fn send(&self, signal: Signal) {
         // After CMD has been collected, its number may belong to another group when it was the last.
-        let in_group = |process: &tree::Process| process.group == self.cmd;
+        let in_group = |process: &tree::Process| process.group == Some(self.cmd);
         if self.status.is_none() || !self.adopts || self.descendants().iter().any(in_group) {
             let _ = kill_process_group(self.cmd, signal);
         }
@@ -307,7 +307,7 @@ impl Child {
     /// parent, which may be another `redlatch` or a shell.
     fn ask_orphans(&self, asked: &mut HashSet<Pid>) {
         for process in self.descendants() {
-            let orphan = process.parent == getpid() && process.group != self.cmd;
+            let orphan = process.parent == Some(getpid()) && process.group != Some(self.cmd);
             if orphan && asked.insert(process.pid) {
                 let _ = kill_process(process.pid, Signal::TERM);
                 let _ = kill_process(process.pid, Signal::CONT);

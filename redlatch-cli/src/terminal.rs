@@ -4,20 +4,26 @@ use std::fs::File;
 use std::io::{self, IsTerminal as _};
 
 use nix::sys::signal::{SigSet, SigmaskHow, Signal};
-use rustix::process::{Pid, getpgrp, test_kill_process_group};
+use nix::unistd::getpgrp;
+use rustix::process::{Pid, test_kill_process_group};
 use rustix::termios::{tcgetpgrp, tcsetpgrp};
 
 pub(crate) struct Terminal {
     device: File,
+    /// This process's group.
+    group: Pid,
     /// The signal mask that this process was started with.
     mask: SigSet,
 }
 
 impl Terminal {
-    /// Opens the controlling terminal; `None` without one. Blocks SIGTTOU for this thread: a process in
-    /// the background would otherwise be stopped when it changes the foreground or, with `stty tostop`,
-    /// when it prints a message.
+    /// Opens the controlling terminal; `None` without one, or if this process's group is outside of its
+    /// PID namespace: such a group cannot be put into the foreground.
+    ///
+    /// Blocks SIGTTOU for this thread: a process in the background would otherwise be stopped when it
+    /// changes the foreground or, with `stty tostop`, when it prints a message.
     pub(crate) fn open() -> Option<Terminal> {
+        let group = Pid::from_raw(getpgrp().as_raw())?;
         let device = File::options()
             .read(true)
             .write(true)
@@ -26,7 +32,11 @@ impl Terminal {
         let mut ttou = SigSet::empty();
         ttou.add(Signal::SIGTTOU);
         let mask = ttou.thread_swap_mask(SigmaskHow::SIG_BLOCK).ok()?;
-        Some(Terminal { device, mask })
+        Some(Terminal {
+            device,
+            group,
+            mask,
+        })
     }
 
     /// Runs `work`, which starts a process, with the signal mask that the process is to inherit.
@@ -41,7 +51,7 @@ impl Terminal {
 
     /// Returns whether this process is in the foreground.
     pub(crate) fn is_ours(&self) -> bool {
-        tcgetpgrp(&self.device).is_ok_and(|group| group == getpgrp())
+        tcgetpgrp(&self.device).is_ok_and(|group| group == self.group)
     }
 
     /// Returns whether CMD is to start in the foreground. In a pipeline it does not, because other
@@ -60,7 +70,7 @@ impl Terminal {
     pub(crate) fn take_back(&self, group: Pid) {
         let current = tcgetpgrp(&self.device);
         if current.is_ok_and(|now| now == group || test_kill_process_group(now).is_err()) {
-            let _ = tcsetpgrp(&self.device, getpgrp());
+            let _ = tcsetpgrp(&self.device, self.group);
         }
     }
 }
@@ -68,7 +78,7 @@ impl Terminal {
 /// Puts this process's own group into the foreground of its terminal, if it has one.
 pub(crate) fn come_forward() {
     if let Some(terminal) = Terminal::open() {
-        terminal.give(getpgrp());
+        terminal.give(terminal.group);
         let _ = terminal.mask.thread_set_mask();
     }
 }

@@ -12,8 +12,9 @@ pub(crate) use others::{adopt_orphans, descendants, is_group_orphaned};
 #[cfg_attr(not(target_os = "linux"), allow(dead_code))]
 pub(crate) struct Process {
     pub(crate) pid: Pid,
-    pub(crate) parent: Pid,
-    pub(crate) group: Pid,
+    /// `None` is a parent, group or session outside of this process's PID namespace.
+    pub(crate) parent: Option<Pid>,
+    pub(crate) group: Option<Pid>,
     session: Option<Pid>,
     pub(crate) state: State,
 }
@@ -31,7 +32,7 @@ mod linux {
     use std::collections::{HashMap, HashSet};
     use std::fs;
 
-    use rustix::process::{Pid, getpgrp, getpid, getsid, set_child_subreaper};
+    use rustix::process::{Pid, getpid, set_child_subreaper};
 
     use super::{Process, State};
 
@@ -46,8 +47,10 @@ mod linux {
         let names = fs::read_dir("/proc").into_iter().flatten().flatten();
         for name in names.map(|entry| entry.file_name()) {
             let pid = name.to_str().and_then(|name| name.parse().ok());
-            if let Some(process) = pid.and_then(Pid::from_raw).and_then(process) {
-                children.entry(process.parent).or_default().push(process);
+            if let Some(process) = pid.and_then(Pid::from_raw).and_then(process)
+                && let Some(parent) = process.parent
+            {
+                children.entry(parent).or_default().push(process);
             }
         }
         let mut found = Vec::new();
@@ -65,7 +68,10 @@ mod linux {
     }
 
     fn process(pid: Pid) -> Option<Process> {
-        let stat = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
+        parse(pid, &fs::read_to_string(format!("/proc/{pid}/stat")).ok()?)
+    }
+
+    fn parse(pid: Pid, stat: &str) -> Option<Process> {
         // The name stands in parentheses and may contain some, and spaces.
         let (_, fields) = stat.rsplit_once(") ")?;
         let mut fields = fields.split(' ');
@@ -74,12 +80,16 @@ mod linux {
             "Z" | "X" | "x" => State::Dead,
             _ => State::Alive,
         };
-        let mut id = || Pid::from_raw(fields.next()?.parse().ok()?);
+        // A process that disappears just now has -1 as its group and session.
+        let mut id = || {
+            let id: u32 = fields.next()?.parse().ok()?;
+            Some(Pid::from_raw(id.cast_signed()))
+        };
         Some(Process {
             pid,
             parent: id()?,
             group: id()?,
-            session: id(),
+            session: id()?,
             state,
         })
     }
@@ -87,18 +97,57 @@ mod linux {
     /// Returns whether no process of this process's group has a parent in the same session outside of
     /// the group: no shell then controls the group as a job.
     pub(crate) fn is_group_orphaned() -> bool {
-        let (group, session) = (getpgrp(), getsid(None).ok());
-        let mut member = process(getpid());
-        while let Some(parent) = member.and_then(|member| process(member.parent)) {
-            if parent.session != session {
+        is_orphaned(getpid(), process)
+    }
+
+    fn is_orphaned(pid: Pid, find: impl Fn(Pid) -> Option<Process>) -> bool {
+        let Some(process) = find(pid) else {
+            return true;
+        };
+        let mut member = process;
+        while let Some(parent) = member.parent.and_then(&find) {
+            if parent.session != process.session {
                 return true;
             }
-            if parent.group != group {
+            if parent.group != process.group {
                 return false;
             }
-            member = Some(parent);
+            member = parent;
         }
         true
+    }
+
+    #[cfg(test)]
+    mod tests {
+        use super::*;
+
+        /// The group of process 9, whose `stat` and its parent's have these fields.
+        fn is_orphaned_with(own: &str, parent: &str) -> bool {
+            is_orphaned(Pid::from_raw(9).unwrap(), |pid| {
+                let fields = if pid.as_raw_pid() == 9 { own } else { parent };
+                parse(pid, &format!("{pid} (a) name) {fields} 0 -1"))
+            })
+        }
+
+        #[test]
+        fn groups_that_a_shell_controls_are_not_orphaned() {
+            assert!(!is_orphaned_with("S 5 9 5", "S 1 5 5"));
+            assert!(is_orphaned_with("S 5 9 9", "S 1 5 5"));
+            assert!(is_orphaned_with("S 5 5 5", "S 0 5 5"));
+        }
+
+        #[test]
+        fn process_that_disappears_is_none() {
+            assert!(parse(getpid(), "9 (name) X 0 -1 -1 0 -1").is_none());
+        }
+
+        /// A shell may have been started from outside, with the group and session that it had there.
+        #[test]
+        fn group_and_session_may_be_outside_of_the_pid_namespace() {
+            assert!(!is_orphaned_with("S 5 9 0", "S 0 0 0"));
+            assert!(is_orphaned_with("S 5 9 9", "S 0 0 0"));
+            assert!(is_orphaned_with("S 5 0 0", "S 0 0 0"));
+        }
     }
 }
 
