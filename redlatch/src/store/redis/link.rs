@@ -143,6 +143,9 @@ struct Shared {
 /// Which connection in the life of a link: news of an old one must not end a new one.
 pub(super) type Generation = u64;
 
+/// How many clones of a connection are kept for the next commands.
+const IDLE: usize = 64;
+
 /// A connection that works as far as anybody knows.
 #[derive(Clone)]
 pub(super) struct Live {
@@ -155,6 +158,9 @@ pub(super) struct Live {
 
 struct Established {
     live: Live,
+    /// Clones that nobody uses now. A clone shares several reference counts; under load, making one for
+    /// each command costs more than the mutex around them.
+    idle: Vec<Live>,
     /// For the log.
     address: String,
     /// Where it leads, if that can change.
@@ -219,6 +225,11 @@ impl Link {
             // The task is gone with its runtime; the next call makes another.
             Ok(None) | Err(_) => Err(Fault::NotSent("connecting was interrupted".into())),
         }
+    }
+
+    /// Takes back what [`live`](Link::live) returned, for the next command. It may be dropped instead.
+    pub(super) fn keep(&self, idle: Live) {
+        self.shared.keep(idle);
     }
 
     /// Whether there is a connection.
@@ -317,6 +328,7 @@ impl Link {
         };
         let established = Established {
             live: live.clone(),
+            idle: Vec::new(),
             address: dial.address(),
             endpoint,
             _given_up: given_up,
@@ -576,8 +588,19 @@ impl Shared {
     }
 
     fn live(&self) -> Option<Live> {
-        let live = self.lock_live();
-        live.as_ref().map(|established| established.live.clone())
+        let mut live = self.lock_live();
+        let established = live.as_mut()?;
+        let idle = established.idle.pop();
+        Some(idle.unwrap_or_else(|| established.live.clone()))
+    }
+
+    fn keep(&self, idle: Live) {
+        if let Some(established) = &mut *self.lock_live()
+            && established.live.generation == idle.generation
+            && established.idle.len() < IDLE
+        {
+            established.idle.push(idle);
+        }
     }
 
     fn wanted(&self) -> MutexGuard<'_, HashSet<String>> {

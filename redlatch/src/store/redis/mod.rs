@@ -448,11 +448,14 @@ impl Redis {
                     fault
                 }
             }),
-            answer => Ok(Heard {
-                answer,
-                sent,
-                confirmation,
-            }),
+            answer => {
+                link.keep(live);
+                Ok(Heard {
+                    answer,
+                    sent,
+                    confirmation,
+                })
+            }
         }
     }
 
