@@ -11,6 +11,7 @@ use tokio::sync::Notify;
 
 use crate::error::Result;
 use crate::runtime;
+use crate::surroundings::task;
 
 /// Where a client's background work runs, and how much of it there is.
 #[derive(Clone, Default)]
@@ -72,10 +73,10 @@ impl Background {
     pub(crate) fn spawn(&self, work: impl Future<Output = ()> + Send + 'static) {
         let Some(handle) = self.handle() else { return };
         let counted = Counted::new(self.0.clone());
-        handle.spawn(async move {
+        handle.spawn(task(async move {
             let _counted = counted;
             work.await;
-        });
+        }));
     }
 
     /// Does `work` here; if it is dropped after it was begun, and `worth` says so then, the rest is

@@ -1,9 +1,9 @@
 //! How long to pause between tries.
 
-use std::hash::{BuildHasher as _, RandomState};
 use std::time::Duration;
 
 use crate::lease::MAX_LEASE;
+use crate::surroundings::random_share;
 
 /// How long a spin lock pauses between two tries (Redisson: `LockOptions.BackOff`).
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -65,11 +65,6 @@ impl Backoff {
 
 /// Below this it would be asking without a pause.
 const SHORTEST: Duration = Duration::from_micros(100);
-
-/// From 0 to 1. The standard library's random keys are as good as any for spreading out.
-pub(crate) fn random_share() -> f64 {
-    f64::from(RandomState::new().hash_one(0u8) as u32) / f64::from(u32::MAX)
-}
 
 #[cfg(test)]
 mod tests {

@@ -380,7 +380,7 @@ impl ClientBuilder {
             return self.connect_embedded(&Embedded::new());
         }
         let checked = self.check()?;
-        crate::runtime::check_sockets()?;
+        crate::surroundings::check_sockets()?;
         let lines = Arc::new(Lines::default());
         let ear: SharedEar = lines.clone();
         let settings = Settings {

@@ -403,6 +403,7 @@ impl Hold {
             match end {
                 // Without timers here the watchdog, which has some, brings the news.
                 Some(end) => tokio::select! {
+                    biased;
                     () = news => {}
                     () = sleep_until(end) => {}
                 },

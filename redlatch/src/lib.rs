@@ -16,9 +16,13 @@ mod primitives;
 mod runtime;
 mod session;
 mod several;
+#[cfg(feature = "simulation")]
+#[doc(hidden)]
+pub mod simulation;
 mod space;
 mod step;
 mod store;
+mod surroundings;
 mod wait;
 mod watchdog;
 

@@ -5,6 +5,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, LazyLock};
 
 use crate::error::{Error, Result};
+use crate::surroundings::random;
 
 /// Who holds a lock, or asks for it: what a thread is in Redisson.
 ///
@@ -42,6 +43,10 @@ impl Owner {
         reason = "a default that differs each time surprises"
     )]
     pub fn new() -> Owner {
+        #[cfg(feature = "simulation")]
+        if let Some(process) = crate::simulation::current() {
+            return Owner(process.owner_number());
+        }
         static NEXT: LazyLock<AtomicU64> = LazyLock::new(|| AtomicU64::new(first_number()));
         Owner(NEXT.fetch_add(1, Ordering::Relaxed))
     }
@@ -86,7 +91,7 @@ impl Owner {
 /// two that acquire a thousand million times each overlap with a probability of one in two million.
 fn first_number() -> u64 {
     // The low half of a UUID begins with its variant, two bits that are always the same.
-    let (_, random) = uuid::Uuid::new_v4().as_u64_pair();
+    let (_, random) = random().as_u64_pair();
     1 + random % (1 << 52)
 }
 
@@ -96,7 +101,7 @@ pub(crate) struct ClientId(Arc<str>);
 
 impl ClientId {
     pub(crate) fn random() -> ClientId {
-        ClientId(uuid::Uuid::new_v4().to_string().into())
+        ClientId(random().to_string().into())
     }
 
     /// A client id of the user's choice: what Redisson could have, and a listing can show.

@@ -443,6 +443,7 @@ impl Claim {
         match self.hold.kind.beside() {
             None => own.await,
             Some(beside) => tokio::select! {
+                biased;
                 () = own => {}
                 () = self.session.has_entered(self.hold.owner, beside, since) => {}
             },

@@ -23,7 +23,7 @@
 //! does not grow. A hold that is being released is left alone and checked after a pause. Holds that are
 //! found missing cause at most one sweep per [`SWEEP_PAUSE`] and node.
 
-use std::collections::{BTreeMap, HashMap, VecDeque};
+use std::collections::{BTreeMap, VecDeque};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::Duration;
 
@@ -41,6 +41,7 @@ use crate::several::all;
 use crate::space::Space;
 use crate::step::{Args, Script, Step, unexpected};
 use crate::store::{Doubts, NodeId, Store};
+use crate::surroundings::task;
 
 /// Names per round trip, as in Redisson: enough that cost grows with batches, few enough that no
 /// script holds the server up.
@@ -74,7 +75,7 @@ struct Core {
 struct Queue {
     due: BTreeMap<(Instant, usize), Arc<Hold>>,
     /// By node; `None` while the owner of a slot is not known, and for the embedded store.
-    nodes: HashMap<Option<NodeId>, NodeQueue>,
+    nodes: BTreeMap<Option<NodeId>, NodeQueue>,
     task: Option<AbortHandle>,
     /// When the task will look by itself.
     wakes: Option<Instant>,
@@ -129,12 +130,12 @@ impl Watchdog {
         let Some(runtime) = self.background.handle() else {
             return;
         };
-        let task = runtime.spawn(keep(
+        let watching = keep(
             self.core.clone(),
             Arc::downgrade(&self.store),
             self.background.clone(),
-        ));
-        queue.task = Some(task.abort_handle());
+        );
+        queue.task = Some(runtime.spawn(task(watching)).abort_handle());
         queue.wakes = Some(Instant::now());
         queue.idle = false;
     }
@@ -355,7 +356,7 @@ impl NodeQueue {
     ) {
         // The open batches, and how much more weight each can take: one for each script, for holds that
         // are renewed and for those that are only checked.
-        let mut open: HashMap<(usize, bool), (Batch, usize)> = HashMap::new();
+        let mut open: BTreeMap<(usize, bool), (Batch, usize)> = BTreeMap::new();
         while let Some(hold) = self.ready.pop_front() {
             if hold.watch(core.ahead()).is_none() {
                 // Released or lost meanwhile.
@@ -433,19 +434,20 @@ async fn keep(core: Arc<Core>, store: Weak<Store>, background: Background) {
         {
             let Some(store) = store.upgrade() else { return };
             for batch in core.take_due(&store) {
-                renewals.spawn(renew(store.clone(), batch));
+                renewals.spawn(task(renew(store.clone(), batch)));
             }
         }
         let Some(wake) = core.sleep_until(renewals.len()) else {
             break;
         };
         tokio::select! {
-            () = sleep_until(wake) => {}
-            () = core.earlier.notified() => {}
+            biased;
+            Some(_) = renewals.join_next() => {}
             nodes = core.doubts.next() => {
                 nodes.into_iter().for_each(|node| core.sweep(Some(node), |_| None));
             }
-            Some(_) = renewals.join_next() => {}
+            () = core.earlier.notified() => {}
+            () = sleep_until(wake) => {}
         }
     }
     orphaned.ended = true;
@@ -471,8 +473,8 @@ impl Drop for Orphaned {
         };
         if runtime.id() != self.runtime {
             let (core, store) = (self.core.clone(), self.store.clone());
-            let task = runtime.spawn(keep(core, store, self.background.clone()));
-            queue.task = Some(task.abort_handle());
+            let watching = keep(core, store, self.background.clone());
+            queue.task = Some(runtime.spawn(task(watching)).abort_handle());
             queue.wakes = Some(Instant::now());
         }
     }

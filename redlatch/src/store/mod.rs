@@ -1,6 +1,6 @@
 //! Where steps run: on a server, or in process.
 
-use std::collections::HashSet;
+use std::collections::BTreeSet;
 use std::pin::Pin;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -409,14 +409,14 @@ impl Store {
 }
 
 /// Identifies a server that holds data, for as long as this process knows it.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub(crate) struct NodeId(u64);
 
 /// Nodes that may have lost data, because another process answers for them than before: after a restart or
 /// a failover. The watchdog checks the holds there.
 #[derive(Default)]
 pub(crate) struct Doubts {
-    nodes: Mutex<HashSet<NodeId>>,
+    nodes: Mutex<BTreeSet<NodeId>>,
     raised: Notify,
 }
 
@@ -429,7 +429,7 @@ impl Doubts {
     /// Returns the nodes that were named since the last call, as soon as there are any.
     ///
     /// Cancel-safe: they are taken only when they are returned.
-    pub(crate) async fn next(&self) -> HashSet<NodeId> {
+    pub(crate) async fn next(&self) -> BTreeSet<NodeId> {
         loop {
             let nodes = std::mem::take(&mut *self.lock());
             if !nodes.is_empty() {
@@ -439,7 +439,7 @@ impl Doubts {
         }
     }
 
-    fn lock(&self) -> MutexGuard<'_, HashSet<NodeId>> {
+    fn lock(&self) -> MutexGuard<'_, BTreeSet<NodeId>> {
         self.nodes.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

@@ -6,7 +6,7 @@
 //! for the first waiter of the channel and ended after the last, and a message calls the first
 //! waiter of every queue.
 
-use std::collections::HashMap;
+use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU8, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::Duration;
@@ -18,6 +18,7 @@ use tokio::time::Instant;
 use crate::background::Background;
 use crate::error::Error;
 use crate::store::{Ear, News, Store, Word};
+use crate::surroundings::task;
 
 /// All lines of one client.
 #[derive(Clone)]
@@ -32,7 +33,7 @@ pub(crate) struct WaitingRoom {
 
 /// The lines by channel; the part that hears what the store says.
 #[derive(Default)]
-pub(crate) struct Lines(Mutex<HashMap<Arc<str>, Entry>>);
+pub(crate) struct Lines(Mutex<BTreeMap<Arc<str>, Entry>>);
 
 struct Entry {
     core: Arc<Core>,
@@ -216,7 +217,7 @@ enum Ready {
 }
 
 impl Lines {
-    fn lock(&self) -> MutexGuard<'_, HashMap<Arc<str>, Entry>> {
+    fn lock(&self) -> MutexGuard<'_, BTreeMap<Arc<str>, Entry>> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -472,12 +473,12 @@ impl Drop for Line {
             return;
         }
         // Not counted as background work: nobody who waits for that means to wait for this.
-        let closer = runtime.spawn(WaitingRoom::close_when_idle(
+        let closer = runtime.spawn(task(WaitingRoom::close_when_idle(
             Arc::downgrade(&self.room.lines),
             Arc::downgrade(&self.room.store),
             self.core.channel.clone(),
             self.room.linger,
-        ));
+        )));
         entry.closer = Some(closer.abort_handle());
     }
 }

@@ -4,6 +4,7 @@ use std::fmt::{Debug, Display, Formatter, Write as _};
 use std::str::FromStr;
 
 use crate::error::{Error, Result};
+use crate::surroundings::random;
 
 /// The id of one permit of an [`ExpirableSemaphore`](crate::ExpirableSemaphore): 16 random bytes,
 /// written as 32 hex digits, as in Redisson.
@@ -29,7 +30,7 @@ impl PermitId {
 
     /// An id that no permit has.
     pub(super) fn random() -> PermitId {
-        PermitId(uuid::Uuid::new_v4().into_bytes())
+        PermitId(random().into_bytes())
     }
 
     /// The id that is kept as these bytes in the store.

@@ -95,6 +95,7 @@ impl Majority {
             let held = self.holds.iter().map(|(hold, _)| hold.clone());
             let held: Vec<_> = held.filter(|hold| hold.loss().is_none()).collect();
             tokio::select! {
+                biased;
                 () = any_lost(held) => {}
                 () = sleep_until(Instant::now() + left) => {}
             }

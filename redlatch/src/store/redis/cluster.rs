@@ -13,7 +13,7 @@
 //! A node may have no name for clients (`?`). CLUSTER SLOTS then tells its address beside it;
 //! redirections do not, so the nodes are queried once more.
 
-use std::collections::HashMap;
+use std::collections::BTreeMap;
 use std::ops::RangeInclusive;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::Duration;
@@ -64,11 +64,11 @@ struct Map {
     /// Index into `masters` by slot; [`NOBODY`] if it has no known owner.
     slots: Vec<u16>,
     masters: Vec<Endpoint>,
-    nodes: HashMap<Endpoint, Arc<Node>>,
+    nodes: BTreeMap<Endpoint, Arc<Node>>,
     /// The epoch of the answer that is followed, and when it came.
     followed: Option<(u64, Instant)>,
     /// The owners of slots that MOVED named, by slot.
-    moved: HashMap<u16, Moved>,
+    moved: BTreeMap<u16, Moved>,
 }
 
 /// What MOVED said of a slot.
@@ -311,7 +311,9 @@ impl Cluster {
         let new = masters.iter().filter(is_new).filter_map(|at| nodes.get(at));
         let new: Vec<_> = new.map(|node| node.id).collect();
         let gone: Vec<Arc<Node>> = nodes
-            .extract_if(|at, node| !masters.contains(at) && (before.contains(at) || !is_used(node)))
+            .extract_if(.., |at, node| {
+                !masters.contains(at) && (before.contains(at) || !is_used(node))
+            })
             .map(|(_, node)| node)
             .collect();
         drop(map);

@@ -11,7 +11,9 @@ use tokio::task::AbortHandle;
 use super::fault::Fault;
 #[cfg(feature = "tls")]
 pub(super) use super::tls::Tls;
-use crate::runtime::check_sockets;
+use crate::surroundings::check_sockets;
+#[cfg(any(feature = "tls", feature = "simulation"))]
+use crate::surroundings::task;
 
 /// Without the feature there is none.
 #[cfg(not(feature = "tls"))]
@@ -43,6 +45,10 @@ impl Drop for Carrier {
 
 impl Dial {
     pub(super) async fn connect(&self, config: &AsyncConnectionConfig) -> Result<Dialled, Fault> {
+        #[cfg(feature = "simulation")]
+        if let Some(process) = crate::simulation::current() {
+            return self.connect_in(&*process, config).await;
+        }
         // It would panic without.
         check_sockets().map_err(Fault::Final)?;
         match &self.tls {
@@ -74,15 +80,40 @@ impl Dial {
         };
         let tcp: &TcpSettings = info.tcp_settings();
         let stream = tls.connect(host, *port, tcp).await?;
-        let settings = info.redis_settings();
-        let connecting = MultiplexedConnection::new_with_config(settings, stream, config.clone());
-        let (connection, work) = connecting.await.map_err(|error| {
+        self.over(stream, config).await.map_err(|error| {
             tls.first_words(&error, host, *port)
                 .unwrap_or_else(|| Fault::connecting(&error))
-        })?;
+        })
+    }
+
+    #[cfg(feature = "simulation")]
+    async fn connect_in(
+        &self,
+        process: &dyn crate::simulation::Process,
+        config: &AsyncConnectionConfig,
+    ) -> Result<Dialled, Fault> {
+        let info = self.client.get_connection_info();
+        let redis::ConnectionAddr::Tcp(host, port) = info.addr() else {
+            return Err(Fault::NotSent("only TCP is simulated".into()));
+        };
+        let stream = process.connect(host, *port).await;
+        let stream = stream.map_err(|e| without_tls(&e.into()))?;
+        self.over(stream, config).await.map_err(|e| without_tls(&e))
+    }
+
+    /// A connection over a stream.
+    #[cfg(any(feature = "tls", feature = "simulation"))]
+    async fn over(
+        &self,
+        stream: impl redis::aio::AsyncStream + Send + Sync + Unpin + 'static,
+        config: &AsyncConnectionConfig,
+    ) -> Result<Dialled, RedisError> {
+        let settings = self.client.get_connection_info().redis_settings();
+        let (connection, work) =
+            MultiplexedConnection::new_with_config(settings, stream, config.clone()).await?;
         Ok(Dialled {
             connection,
-            _carrier: Some(Arc::new(Carrier(tokio::spawn(work).abort_handle()))),
+            _carrier: Some(Arc::new(Carrier(tokio::spawn(task(work)).abort_handle()))),
         })
     }
 

@@ -4,7 +4,7 @@
 //! On top of the client library's multiplexed connection. Its own connection manager is not used:
 //! it keeps a refused reconnection (wrong password for a moment, too many clients) for good.
 
-use std::collections::HashSet;
+use std::collections::BTreeSet;
 use std::pin::{Pin, pin};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::Duration;
@@ -26,6 +26,7 @@ use super::turns::ATTEMPTS;
 use crate::backoff::Backoff;
 use crate::error::Error;
 use crate::store::{Doubts, NodeId, SharedEar};
+use crate::surroundings::task;
 
 /// Commands that may queue inside the client library. An attempt is two, with its subscription;
 /// renewals and releases still find room beside [`ATTEMPTS`].
@@ -135,7 +136,7 @@ struct Shared {
     listening: Listening,
     live: Mutex<Option<Established>>,
     /// The channels that are listened to; to be restored, those that should be.
-    wanted: Mutex<HashSet<String>>,
+    wanted: Mutex<BTreeSet<String>>,
     /// Since when there is no connection, after one was lost and the log said so.
     lost: Mutex<Option<Instant>>,
 }
@@ -181,7 +182,7 @@ impl Link {
             ear,
             listening,
             live: Mutex::new(None),
-            wanted: Mutex::new(HashSet::new()),
+            wanted: Mutex::new(BTreeSet::new()),
             lost: Mutex::default(),
         };
         Arc::new(Link {
@@ -270,7 +271,7 @@ impl Link {
         opening.endpoint = None;
         let not_before = opening.not_before();
         let (link, generation) = (self.clone(), opening.generation);
-        let task = tokio::spawn(async move {
+        let task = tokio::spawn(task(async move {
             if let Some(not_before) = not_before {
                 sleep_until(not_before).await;
             }
@@ -289,7 +290,7 @@ impl Link {
             if let Some(live) = live {
                 link.identify(live).await;
             }
-        });
+        }));
         opening.task = Some(task.abort_handle());
         Err(outcome)
     }
@@ -351,9 +352,9 @@ impl Link {
         mut connection: MultiplexedConnection,
         established: Established,
     ) -> Result<(), RedisError> {
-        let mut restored: HashSet<String> = match self.shared.listening {
+        let mut restored: BTreeSet<String> = match self.shared.listening {
             Listening::Restored => self.shared.wanted().clone(),
-            Listening::Unrestored | Listening::Sharded => HashSet::new(),
+            Listening::Unrestored | Listening::Sharded => BTreeSet::new(),
         };
         let all: Vec<&String> = restored.iter().collect();
         for channels in all.chunks(BEGUN_AT_ONCE) {
@@ -603,7 +604,7 @@ impl Shared {
         }
     }
 
-    fn wanted(&self) -> MutexGuard<'_, HashSet<String>> {
+    fn wanted(&self) -> MutexGuard<'_, BTreeSet<String>> {
         self.wanted.lock().unwrap_or_else(PoisonError::into_inner)
     }
 

@@ -6,6 +6,8 @@ use std::time::Duration;
 
 use tokio::task::AbortHandle;
 
+use crate::surroundings::task;
+
 /// When enough of those that were asked have answered, the others are not waited for longer than this.
 pub(super) const BRIEFLY: Duration = Duration::from_millis(100);
 
@@ -18,9 +20,9 @@ pub(super) struct Lookout(Mutex<Option<AbortHandle>>);
 impl Lookout {
     /// Begins the task unless it is there. Ends with this.
     pub(super) fn keep<F: Future<Output = ()> + Send + 'static>(&self, watch: impl FnOnce() -> F) {
-        let mut task = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        if task.as_ref().is_none_or(AbortHandle::is_finished) {
-            *task = Some(tokio::spawn(watch()).abort_handle());
+        let mut running = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        if running.as_ref().is_none_or(AbortHandle::is_finished) {
+            *running = Some(tokio::spawn(task(watch())).abort_handle());
         }
     }
 }

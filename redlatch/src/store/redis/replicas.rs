@@ -16,6 +16,7 @@ use super::fault::Fault;
 use super::link::{Generation, Link, Live};
 use crate::error::{Error, Result};
 use crate::step::unexpected;
+use crate::surroundings::task;
 
 /// How many replicas must have an acquisition before it counts.
 ///
@@ -192,7 +193,7 @@ impl Replicas {
         // The task may end at once, if its runtime does.
         drop(state);
         if begins {
-            tokio::spawn(Sender::new(self).send(link.clone()));
+            tokio::spawn(task(Sender::new(self).send(link.clone())));
         }
         self.confirmation(heard)
     }
@@ -244,10 +245,10 @@ impl Replicas {
             *since = Instant::now();
         }
         let replicas = self.clone();
-        tokio::spawn(async move {
+        tokio::spawn(task(async move {
             let counting = replicas.count(&link, &live);
             timeout(replicas.demand.patience, counting).await
-        });
+        }));
     }
 
     async fn count(&self, link: &Link, live: &Live) -> Result<(), Fault> {

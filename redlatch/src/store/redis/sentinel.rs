@@ -4,7 +4,7 @@
 //! them give is taken, and the server that is meant has to agree ([`super::link`] asks it for its
 //! role). What they publish is only a reason to ask again.
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 use std::time::Duration;
 
@@ -271,7 +271,7 @@ fn opinions<E>(
 /// after the latest failover: a failover comes to some sentinels before others. Of three or more one
 /// is neither the old master nor the new one, and it cannot be told which.
 fn most_say<'a>(opinions: impl Iterator<Item = &'a Opinion>) -> Option<(Endpoint, usize)> {
-    let mut votes: HashMap<&Endpoint, (usize, u64)> = HashMap::new();
+    let mut votes: BTreeMap<&Endpoint, (usize, u64)> = BTreeMap::new();
     for Opinion { endpoint, epoch } in opinions {
         let (count, latest) = votes.entry(endpoint).or_default();
         *count += 1;

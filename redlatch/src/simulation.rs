@@ -1,0 +1,95 @@
+//! Runs clients in simulated processes. Only for the project's own simulation: the feature is no part of
+//! the public interface, and changes without notice.
+
+use std::cell::RefCell;
+use std::io;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll, ready};
+
+use tokio::io::{AsyncRead, AsyncWrite};
+
+/// A simulated process: what it has in the place of the operating system.
+pub trait Process: Send + Sync {
+    /// Connects to a server, as TCP does.
+    fn connect(&self, host: &str, port: u16) -> Connecting;
+
+    /// A random number. The same seed gives the same numbers.
+    fn random(&self) -> u128;
+
+    /// The number of the next owner; no two are the same.
+    fn owner_number(&self) -> u64;
+
+    /// Whether this process runs now. If it is stopped, wakes the task when it continues.
+    fn poll_runs(&self, cx: &mut Context<'_>) -> Poll<()>;
+}
+
+pub type Connecting = Pin<Box<dyn Future<Output = io::Result<Box<dyn Stream>>> + Send>>;
+
+/// What a connection is made of.
+pub trait Stream: AsyncRead + AsyncWrite + Send + Sync + Unpin + 'static {}
+
+impl<S: AsyncRead + AsyncWrite + Send + Sync + Unpin + 'static> Stream for S {}
+
+thread_local! {
+    static CURRENT: RefCell<Option<Arc<dyn Process>>> = const { RefCell::new(None) };
+}
+
+/// The process that runs now on this thread.
+pub fn current() -> Option<Arc<dyn Process>> {
+    CURRENT.with_borrow(Clone::clone)
+}
+
+/// Work in a process. Whatever it spawns in the library runs in the same process.
+pub struct Inside<F> {
+    process: Option<Arc<dyn Process>>,
+    /// `None` after it was dropped.
+    work: Option<Pin<Box<F>>>,
+}
+
+impl<F> Inside<F> {
+    pub fn new(process: Option<Arc<dyn Process>>, work: F) -> Inside<F> {
+        Inside {
+            process,
+            work: Some(Box::pin(work)),
+        }
+    }
+}
+
+impl<F: Future> Future for Inside<F> {
+    type Output = F::Output;
+
+    fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<F::Output> {
+        if let Some(process) = &self.process {
+            ready!(process.poll_runs(cx));
+        }
+        let _entered = Entered::enter(self.process.clone());
+        match &mut self.work {
+            Some(work) => work.as_mut().poll(cx),
+            None => Poll::Pending,
+        }
+    }
+}
+
+/// What is dropped may spawn: in its own process.
+impl<F> Drop for Inside<F> {
+    fn drop(&mut self) {
+        let _entered = Entered::enter(self.process.clone());
+        self.work = None;
+    }
+}
+
+/// Makes a process the current one for as long as this lives.
+pub struct Entered(Option<Arc<dyn Process>>);
+
+impl Entered {
+    pub fn enter(process: Option<Arc<dyn Process>>) -> Entered {
+        Entered(CURRENT.replace(process))
+    }
+}
+
+impl Drop for Entered {
+    fn drop(&mut self) {
+        CURRENT.set(self.0.take());
+    }
+}

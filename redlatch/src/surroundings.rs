@@ -1,0 +1,48 @@
+//! What the client takes from outside of itself: random numbers and tasks. (Connections are made in
+//! `store::redis::dial`.) In one place, so that a simulation can provide all of it.
+
+use crate::error::Result;
+#[cfg(feature = "simulation")]
+use crate::simulation;
+
+/// A random number of 122 bits (a version 4 UUID).
+pub(crate) fn random() -> uuid::Uuid {
+    #[cfg(feature = "simulation")]
+    if let Some(process) = simulation::current() {
+        return uuid::Builder::from_random_bytes(process.random().to_be_bytes()).into_uuid();
+    }
+    uuid::Uuid::new_v4()
+}
+
+/// From 0 to 1.
+pub(crate) fn random_share() -> f64 {
+    let (high, _) = random().as_u64_pair();
+    // The first 32 bits; later ones tell the version.
+    f64::from((high >> 32) as u32) / f64::from(u32::MAX)
+}
+
+/// Whether connections can be made here.
+///
+/// # Errors
+///
+/// [`Error::NoRuntime`](crate::Error::NoRuntime).
+pub(crate) fn check_sockets() -> Result<()> {
+    #[cfg(feature = "simulation")]
+    if simulation::current().is_some() {
+        return Ok(());
+    }
+    crate::runtime::check_sockets()
+}
+
+/// Work for a task of its own: every task of the library is spawned with this around its work. A simulated
+/// process runs only as long as it is not stopped.
+#[cfg(not(feature = "simulation"))]
+pub(crate) fn task<F: Future>(work: F) -> F {
+    work
+}
+
+/// The same.
+#[cfg(feature = "simulation")]
+pub(crate) fn task<F: Future>(work: F) -> simulation::Inside<F> {
+    simulation::Inside::new(simulation::current(), work)
+}
