@@ -1,20 +1,18 @@
-//! What the locks protect: a small server in this process, out of reach of every fault. It keeps, per
-//! name, a number and the highest token that it has seen, and refuses whoever comes with a lower one.
+//! What the locks protect, out of reach of every fault. It keeps, per name, a number and the highest token
+//! that it has seen, and refuses whoever comes with a lower one.
 
 use std::collections::BTreeMap;
 use std::io::{BufRead, BufReader, Result, Write};
-use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::net::{SocketAddr, TcpListener};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread;
 
-/// Serves until the program ends.
-#[derive(Debug)]
-pub(crate) struct Resource {
-    address: SocketAddr,
-    records: Arc<Mutex<Records>>,
-}
+use tokio::io::{AsyncBufReadExt, AsyncWriteExt, BufStream};
+use tokio::net::TcpStream;
 
-type Records = BTreeMap<String, Record>;
+/// What it keeps.
+#[derive(Debug, Default)]
+pub struct Records(Mutex<BTreeMap<String, Record>>);
 
 #[derive(Debug, Default)]
 struct Record {
@@ -26,17 +24,24 @@ struct Record {
 /// What a name has come to. Every writer adds one to what it has read, so both are the same unless a
 /// write was lost.
 #[derive(Debug, Clone)]
-pub(crate) struct Tally {
-    pub(crate) name: String,
-    pub(crate) accepted: u64,
-    pub(crate) value: u64,
+pub struct Tally {
+    pub name: String,
+    pub accepted: u64,
+    pub value: u64,
+}
+
+/// A small server in this process that serves until the program ends.
+#[derive(Debug)]
+pub(crate) struct Resource {
+    address: SocketAddr,
+    records: Arc<Records>,
 }
 
 impl Resource {
     pub(crate) fn start() -> Result<Resource> {
         let listener = TcpListener::bind("127.0.0.1:0")?;
         let address = listener.local_addr()?;
-        let records = Arc::<Mutex<Records>>::default();
+        let records = Arc::<Records>::default();
         let served = records.clone();
         thread::spawn(move || {
             for stream in listener.incoming().map_while(Result::ok) {
@@ -53,7 +58,38 @@ impl Resource {
     }
 
     pub(crate) fn tallies(&self) -> Vec<Tally> {
-        let records = lock(&self.records);
+        self.records.tallies()
+    }
+}
+
+fn serve(stream: std::net::TcpStream, records: &Records) -> Result<()> {
+    stream.set_nodelay(true)?;
+    let mut out = stream.try_clone()?;
+    for line in BufReader::new(stream).lines() {
+        writeln!(out, "{}", records.answer(&line?))?;
+    }
+    Ok(())
+}
+
+impl Records {
+    /// `read NAME TOKEN` answers the number or `stale`; `write NAME TOKEN NUMBER` answers `ok` or `stale`.
+    fn answer(&self, line: &str) -> String {
+        let words: Vec<&str> = line.split_whitespace().collect();
+        let [_, name, ..] = words[..] else {
+            return "stale".into();
+        };
+        let mut records = self.lock();
+        let record = records.entry(name.to_owned()).or_default();
+        let answer = match words[..] {
+            ["read", _, token] => record.read(number(token)),
+            ["write", _, token, value] => record.write(number(token), number(value)),
+            _ => None,
+        };
+        answer.unwrap_or("stale".into())
+    }
+
+    pub fn tallies(&self) -> Vec<Tally> {
+        let records = self.lock();
         let tally = |(name, record): (&String, &Record)| Tally {
             name: name.clone(),
             accepted: record.accepted,
@@ -61,36 +97,9 @@ impl Resource {
         };
         records.iter().map(tally).collect()
     }
-}
 
-/// `read NAME TOKEN` answers the number or `stale`; `write NAME TOKEN NUMBER` answers `ok` or `stale`.
-fn serve(stream: TcpStream, records: &Mutex<Records>) -> Result<()> {
-    stream.set_nodelay(true)?;
-    let mut out = stream.try_clone()?;
-    for line in BufReader::new(stream).lines() {
-        let line = line?;
-        let words: Vec<&str> = line.split(' ').collect();
-        let answer = match words[..] {
-            ["read", name, token] => lock(records).on(name).read(number(token)),
-            ["write", name, token, value] => {
-                let (token, value) = (number(token), number(value));
-                lock(records).on(name).write(token, value)
-            }
-            _ => None,
-        };
-        let answer = answer.unwrap_or("stale".into());
-        writeln!(out, "{answer}")?;
-    }
-    Ok(())
-}
-
-trait On {
-    fn on(&mut self, name: &str) -> &mut Record;
-}
-
-impl On for Records {
-    fn on(&mut self, name: &str) -> &mut Record {
-        self.entry(name.to_owned()).or_default()
+    fn lock(&self) -> MutexGuard<'_, BTreeMap<String, Record>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -119,6 +128,43 @@ fn number(word: &str) -> u64 {
     word.parse().unwrap_or_default()
 }
 
-fn lock(records: &Mutex<Records>) -> MutexGuard<'_, Records> {
-    records.lock().unwrap_or_else(PoisonError::into_inner)
+/// How a task reaches the resource.
+#[derive(Debug)]
+pub enum Reach {
+    /// At its address, over a connection that is made when it is needed.
+    Connected(String, Option<BufStream<TcpStream>>),
+    /// In the same process.
+    Here(Arc<Records>),
+}
+
+impl Clone for Reach {
+    /// With a connection of its own.
+    fn clone(&self) -> Reach {
+        match self {
+            Reach::Connected(address, _) => Reach::Connected(address.clone(), None),
+            Reach::Here(records) => Reach::Here(records.clone()),
+        }
+    }
+}
+
+impl Reach {
+    /// Sends a line, and returns the answer, if there is one.
+    pub(crate) async fn exchange(&mut self, line: &str) -> Option<String> {
+        let (address, connection) = match self {
+            Reach::Here(records) => return Some(records.answer(line)),
+            Reach::Connected(address, connection) => (address, connection),
+        };
+        if connection.is_none() {
+            let stream = TcpStream::connect(&*address).await.ok()?;
+            let _ = stream.set_nodelay(true);
+            *connection = Some(BufStream::new(stream));
+        }
+        let connection = connection.as_mut()?;
+        connection.write_all(line.as_bytes()).await.ok()?;
+        connection.write_all(b"\n").await.ok()?;
+        connection.flush().await.ok()?;
+        let mut answer = String::new();
+        connection.read_line(&mut answer).await.ok()?;
+        Some(answer.trim_end().to_owned())
+    }
 }

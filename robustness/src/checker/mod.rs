@@ -16,15 +16,15 @@ use crate::history::History;
 use crate::resource::Tally;
 
 /// How long a fair lock is kept for waiters that are gone: `FairLock::grace_period`, as it is by default.
-pub(crate) const GRACE: Duration = Duration::from_secs(5);
+pub const GRACE: Duration = Duration::from_secs(5);
 
 /// How much later than it should something may be told or done, on a machine that is short of time.
 /// What is said about validity has no such margin.
-pub(crate) const MARGIN: Duration = Duration::from_millis(1500);
+pub const MARGIN: Duration = Duration::from_millis(1500);
 
 /// What was broken.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub(crate) enum Rule {
+pub enum Rule {
     /// At most one valid guard per lock at any instant (as many as there are permits; readers may
     /// be many).
     Exclusion,
@@ -55,16 +55,16 @@ pub(crate) enum Rule {
 
 /// One case of it.
 #[derive(Debug, Clone)]
-pub(crate) struct Violation {
-    pub(crate) rule: Rule,
-    pub(crate) from: Time,
-    pub(crate) until: Time,
-    pub(crate) text: String,
+pub struct Violation {
+    pub rule: Rule,
+    pub from: Time,
+    pub until: Time,
+    pub text: String,
 }
 
 /// What a fault may do to those who hold a lock.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Losses {
+pub enum Losses {
     /// It is over before a lease is: nobody loses anything.
     None,
     /// One server cannot be reached for longer: what the others keep is not lost.
@@ -74,7 +74,7 @@ pub(crate) enum Losses {
 }
 
 /// All violations, the first one first.
-pub(crate) fn check(history: &History, losses: Losses, tallies: &[Tally]) -> Vec<Violation> {
+pub fn check(history: &History, losses: Losses, tallies: &[Tally]) -> Vec<Violation> {
     let mut found = exclusion::check(history);
     found.extend(losses::check(history, losses));
     found.extend(fencing::check(history, tallies));
@@ -92,7 +92,7 @@ pub(crate) fn check(history: &History, losses: Losses, tallies: &[Tally]) -> Vec
 }
 
 /// Why a violation could not be avoided, if that is so: in the words of the promise that is not made.
-pub(crate) fn explain(violation: &Violation, history: &History) -> Option<&'static str> {
+pub fn explain(violation: &Violation, history: &History) -> Option<&'static str> {
     let within = match violation.rule {
         Rule::Exclusion => history.lease / 3 + nanos(MARGIN),
         // The dead learn of nothing: theirs would have ended with the lease.

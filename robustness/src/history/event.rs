@@ -7,11 +7,11 @@ use crate::clock::Time;
 
 /// When, in which section (numbered by the worker; 0 for none), and what.
 #[derive(Debug, Clone, Serialize, Deserialize)]
-pub(crate) struct Event(pub(crate) Time, pub(crate) u64, pub(crate) What);
+pub struct Event(pub Time, pub u64, pub What);
 
 /// What a worker tells.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub(crate) enum What {
+pub enum What {
     /// All its clients are connected.
     Ready,
     /// The process has not run since then.
@@ -47,7 +47,7 @@ pub(crate) enum What {
 
 /// Who may be inside at the same time.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-pub(crate) enum Mode {
+pub enum Mode {
     /// Nobody else.
     Alone,
     /// Others that share.

@@ -3,8 +3,8 @@
 mod event;
 mod section;
 
-pub(crate) use event::{Event, Mode, What};
-pub(crate) use section::{Ask, Section};
+pub use event::{Event, Mode, What};
+pub use section::{Ask, Section};
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
@@ -12,69 +12,69 @@ use std::time::Duration;
 use crate::clock::{Time, nanos};
 
 /// Permits of each semaphore that the workers use.
-pub(crate) const PERMITS: u32 = 2;
+pub const PERMITS: u32 = 2;
 
 /// Everything about one run.
 #[derive(Debug, Default)]
-pub(crate) struct History {
-    pub(crate) sections: Vec<Section>,
+pub struct History {
+    pub sections: Vec<Section>,
     /// Where a section that may still go on is kept: by process and number.
     open: BTreeMap<(usize, u64), usize>,
-    pub(crate) processes: BTreeMap<usize, Process>,
+    pub processes: BTreeMap<usize, Process>,
     /// When something was broken, and when it was whole again.
-    pub(crate) windows: Vec<Window>,
+    pub windows: Vec<Window>,
     /// When what the store had known was gone, or became gone.
-    pub(crate) data_lost: Vec<DataLost>,
+    pub data_lost: Vec<DataLost>,
     /// The names of locks that a server kept which could not be reached.
-    pub(crate) out_of_reach: BTreeSet<String>,
-    pub(crate) lease: Time,
+    pub out_of_reach: BTreeSet<String>,
+    pub lease: Time,
     /// When the run was over.
-    pub(crate) end: Time,
+    pub end: Time,
 }
 
 /// One worker process.
 #[derive(Debug, Default)]
-pub(crate) struct Process {
-    pub(crate) ready: bool,
+pub struct Process {
+    pub ready: bool,
     /// Nothing more will come of it.
-    pub(crate) done: bool,
-    pub(crate) killed: Option<Time>,
+    pub done: bool,
+    pub killed: Option<Time>,
     /// When it was stopped, and when it went on.
-    pub(crate) stopped: Vec<(Time, Option<Time>)>,
+    pub stopped: Vec<(Time, Option<Time>)>,
     /// The longest time that it stood still without having been stopped.
-    pub(crate) stalled: Time,
+    pub stalled: Time,
     /// What its clients kept account of at the end, if it was not nothing.
-    pub(crate) left: Vec<String>,
+    pub left: Vec<String>,
 }
 
 /// A time in which something was broken.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Window {
-    pub(crate) from: Time,
-    pub(crate) until: Time,
+pub struct Window {
+    pub from: Time,
+    pub until: Time,
     /// No answer came from the store in this time, to anybody.
-    pub(crate) cut: bool,
+    pub cut: bool,
 }
 
 /// A time in which the store forgot what is held: at some moment of it.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct DataLost {
-    pub(crate) from: Time,
-    pub(crate) until: Time,
-    pub(crate) forgetting: Forgetting,
+pub struct DataLost {
+    pub from: Time,
+    pub until: Time,
+    pub forgetting: Forgetting,
 }
 
 /// What the store forgot, and what the docs say about that.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Forgetting {
+pub struct Forgetting {
     /// The fencing tokens, too.
-    pub(crate) tokens: bool,
-    pub(crate) why: &'static str,
+    pub tokens: bool,
+    pub why: &'static str,
 }
 
 impl Process {
     /// It did not run from then to then, for whatever reason.
-    pub(crate) fn stood(&mut self, from: Time, until: Time) {
+    pub fn stood(&mut self, from: Time, until: Time) {
         let stopped =
             |&(stop, on): &(Time, Option<Time>)| stop < until && on.is_none_or(|on| on > from);
         if !self.stopped.iter().any(stopped) {
@@ -85,7 +85,7 @@ impl Process {
 }
 
 impl History {
-    pub(crate) fn new(lease: Duration) -> History {
+    pub fn new(lease: Duration) -> History {
         History {
             lease: nanos(lease),
             end: Time::MAX,
@@ -94,7 +94,7 @@ impl History {
     }
 
     /// Takes down what a worker said.
-    pub(crate) fn take(&mut self, process: usize, event: Event) {
+    pub fn take(&mut self, process: usize, event: Event) {
         let Event(t, number, what) = event;
         let of = self.processes.entry(process).or_default();
         let what = match what {
@@ -132,19 +132,19 @@ impl History {
     }
 
     /// How many critical sections were entered.
-    pub(crate) fn entered(&self) -> usize {
+    pub fn entered(&self) -> usize {
         self.sections.iter().filter(|one| one.got.is_some()).count()
     }
 
     /// How many of them were entered while something was broken.
-    pub(crate) fn entered_meanwhile(&self) -> usize {
+    pub fn entered_meanwhile(&self) -> usize {
         let meanwhile = |at| self.windows.iter().any(|w| w.from <= at && at <= w.until);
         let entered = self.sections.iter().filter_map(|one| one.got);
         entered.filter(|&at| meanwhile(at)).count()
     }
 
     /// The sections, name by name.
-    pub(crate) fn by_name(&self) -> BTreeMap<&str, Vec<&Section>> {
+    pub fn by_name(&self) -> BTreeMap<&str, Vec<&Section>> {
         let mut names: BTreeMap<&str, Vec<&Section>> = BTreeMap::new();
         for section in &self.sections {
             names.entry(&section.ask.name).or_default().push(section);
@@ -153,13 +153,13 @@ impl History {
     }
 
     /// The longest time that a process was not let run by the machine.
-    pub(crate) fn stalled(&self) -> Time {
+    pub fn stalled(&self) -> Time {
         let stalled = self.processes.values().map(|process| process.stalled);
         stalled.max().unwrap_or_default()
     }
 
     /// How often asking and giving back failed, by kind of error.
-    pub(crate) fn errors(&self) -> BTreeMap<&str, usize> {
+    pub fn errors(&self) -> BTreeMap<&str, usize> {
         let mut errors = BTreeMap::new();
         for section in &self.sections {
             for error in section.failed.iter().chain(&section.unlock_error) {

@@ -7,50 +7,50 @@ use crate::clock::Time;
 
 /// What somebody asked for.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub(crate) struct Ask {
-    pub(crate) task: usize,
-    pub(crate) client: usize,
+pub struct Ask {
+    pub task: usize,
+    pub client: usize,
     /// The number of the owner that several tasks share, or that a thread is. `None`: this acquisition
     /// has an owner of its own.
-    pub(crate) owner: Option<u64>,
-    pub(crate) name: String,
-    pub(crate) mode: Mode,
+    pub owner: Option<u64>,
+    pub name: String,
+    pub mode: Mode,
 }
 
 /// What became of it.
 #[derive(Debug, Clone)]
-pub(crate) struct Section {
-    pub(crate) process: usize,
-    pub(crate) ask: Ask,
-    pub(crate) asked: Time,
+pub struct Section {
+    pub process: usize,
+    pub ask: Ask,
+    pub asked: Time,
     /// When there was an answer, of whatever kind.
-    pub(crate) answered: Option<Time>,
+    pub answered: Option<Time>,
     /// Why it was not had.
-    pub(crate) failed: Option<String>,
+    pub failed: Option<String>,
     /// When it had been had.
-    pub(crate) got: Option<Time>,
-    pub(crate) token: Option<u64>,
+    pub got: Option<Time>,
+    pub token: Option<u64>,
     /// The hold count of its owner, read right after the acquisition.
-    pub(crate) holds: Option<u32>,
+    pub holds: Option<u32>,
     /// The last time at which the guard is known to have been valid.
-    pub(crate) valid_until: Option<Time>,
+    pub valid_until: Option<Time>,
     /// The end of the lease as the guard last told it.
-    pub(crate) deadline: Option<Time>,
+    pub deadline: Option<Time>,
     /// The store keeps it until then at least, if nothing gives it back.
-    pub(crate) kept_until: Option<Time>,
+    pub kept_until: Option<Time>,
     /// When the loss was told.
-    pub(crate) told: Option<Time>,
+    pub told: Option<Time>,
     /// The guard said that it was valid after the loss was told.
-    pub(crate) valid_after_told: bool,
-    pub(crate) accepted: u32,
-    pub(crate) refused: u32,
-    pub(crate) left: Option<Time>,
-    pub(crate) freed: Option<Time>,
-    pub(crate) unlock_error: Option<String>,
+    pub valid_after_told: bool,
+    pub accepted: u32,
+    pub refused: u32,
+    pub left: Option<Time>,
+    pub freed: Option<Time>,
+    pub unlock_error: Option<String>,
 }
 
 impl Section {
-    pub(crate) fn new(process: usize, asked: Time, ask: Ask) -> Section {
+    pub fn new(process: usize, asked: Time, ask: Ask) -> Section {
         Section {
             process,
             ask,
@@ -99,13 +99,13 @@ impl Section {
     }
 
     /// From when to when the guard is known to have been valid.
-    pub(crate) fn valid(&self) -> Option<(Time, Time)> {
+    pub fn valid(&self) -> Option<(Time, Time)> {
         let (got, until) = (self.got?, self.valid_until?);
         (got < until).then_some((got, until))
     }
 
     /// From when to when somebody could wait because of it, as far as its holder knows.
-    pub(crate) fn held(&self) -> Option<(Time, Time)> {
+    pub fn held(&self) -> Option<(Time, Time)> {
         let got = self.got?;
         let end = if self.was_lost() {
             self.valid_until
@@ -116,13 +116,13 @@ impl Section {
     }
 
     /// Whether it was lost while it was held.
-    pub(crate) fn was_lost(&self) -> bool {
+    pub fn was_lost(&self) -> bool {
         let lost = |error: &String| error.starts_with("Lost");
         self.told.is_some() || self.unlock_error.as_ref().is_some_and(lost)
     }
 
     /// Whether both are acquisitions of one owner, which may hold several guards of one hold.
-    pub(crate) fn same_owner(&self, other: &Section) -> bool {
+    pub fn same_owner(&self, other: &Section) -> bool {
         let owner = |one: &Section| {
             one.ask
                 .owner
@@ -131,7 +131,7 @@ impl Section {
         owner(self).is_some() && owner(self) == owner(other)
     }
 
-    pub(crate) fn who(&self) -> String {
+    pub fn who(&self) -> String {
         let Ask {
             task,
             client,

@@ -12,11 +12,11 @@ use crate::history::{Mode, PERMITS};
 use crate::random::Random;
 
 /// All that there are.
-pub(crate) const KINDS: [&str; 5] = ["lock", "fair", "fenced", "rw", "permits"];
+pub const KINDS: [&str; 5] = ["lock", "fair", "fenced", "rw", "permits"];
 
 /// The kinds that named owners and threads take, over few names. A `red` is a RedLock of three locks, and
 /// taken by threads only.
-pub(crate) const KINDS_OF_OWNERS: [&str; 5] = ["fenced", "lock", "rw", "fair", "red"];
+pub const KINDS_OF_OWNERS: [&str; 5] = ["fenced", "lock", "rw", "fair", "red"];
 
 /// The names of the locks that a RedLock is made of.
 pub(crate) fn members(name: &str) -> [String; 3] {
@@ -32,7 +32,7 @@ pub(crate) fn locks_of(name: &str) -> Vec<String> {
     }
 }
 
-pub(crate) enum Handle {
+pub enum Handle {
     Lock(Lock),
     Fair(FairLock),
     Fenced(FencedLock),
@@ -41,7 +41,7 @@ pub(crate) enum Handle {
 }
 
 impl Handle {
-    pub(crate) fn new(client: &Client, name: &str, lease: Duration) -> Result<Handle> {
+    pub fn new(client: &Client, name: &str, lease: Duration) -> Result<Handle> {
         let kind = name.split(':').next().unwrap_or_default();
         Ok(match kind {
             "lock" => Handle::Lock(client.lock(name)),
@@ -55,7 +55,7 @@ impl Handle {
     }
 
     /// Takes all of it and gives it back, if it is free. Whether it was.
-    pub(crate) async fn visit(&self) -> Result<bool, Error> {
+    pub async fn visit(&self) -> Result<bool, Error> {
         match self {
             Handle::Lock(lock) => once(lock.try_lock()).await,
             Handle::Fair(lock) => once(lock.try_lock()).await,

@@ -12,6 +12,7 @@ mod tell;
 mod threads;
 
 use std::io::BufRead;
+use std::pin::Pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::JoinHandle;
@@ -26,10 +27,13 @@ use crate::Result;
 use crate::history::What;
 use crate::pulse;
 use crate::random::Random;
-pub(crate) use kinds::{Handle, KINDS, KINDS_OF_OWNERS, locks_of};
+use crate::resource::Reach;
+pub(crate) use kinds::locks_of;
+pub use kinds::{Handle, KINDS, KINDS_OF_OWNERS};
 use owners::OwnerTask;
 use section::Inside;
-use tell::Teller;
+use tell::Lines;
+pub use tell::{Ear, Teller};
 use threads::Thread;
 
 /// How long a subscription outlives its last waiter.
@@ -37,55 +41,55 @@ const LINGER: Duration = Duration::from_millis(200);
 
 /// What a worker is told when it is started.
 #[derive(Debug, Clone, Args)]
-pub(crate) struct Worker {
+pub struct Worker {
     #[arg(long)]
-    pub(crate) url: String,
+    pub url: String,
     /// Where the resource is.
     #[arg(long)]
-    pub(crate) resource: String,
+    pub resource: String,
     /// How many tasks want locks.
     #[arg(long)]
-    pub(crate) tasks: usize,
+    pub tasks: usize,
     /// How many of them stay inside for long.
     #[arg(long)]
-    pub(crate) sitters: usize,
+    pub sitters: usize,
     /// How many of them take fair locks. When they all die, those behind them wait for each.
     #[arg(long)]
-    pub(crate) fair: usize,
+    pub fair: usize,
     /// Clients that they share.
     #[arg(long)]
-    pub(crate) clients: usize,
+    pub clients: usize,
     /// The names, `kind:number` each, with commas between.
     #[arg(long, value_delimiter = ',')]
-    pub(crate) names: Vec<String>,
+    pub names: Vec<String>,
     /// How many owners there are that several tasks share.
     #[arg(long)]
-    pub(crate) owners: usize,
+    pub owners: usize,
     /// How many threads take locks through a blocking client.
     #[arg(long)]
-    pub(crate) threads: usize,
+    pub threads: usize,
     /// What these owners and threads take: few names, so that they meet.
     #[arg(long, value_delimiter = ',')]
-    pub(crate) few: Vec<String>,
+    pub few: Vec<String>,
     /// How many locks the first client holds from the beginning to the end.
     #[arg(long)]
-    pub(crate) held: usize,
+    pub held: usize,
     /// What the ids of the clients begin with. Without it they are random.
     #[arg(long)]
-    pub(crate) client_id: Option<String>,
+    pub client_id: Option<String>,
     /// The watchdog's lease in ms.
     #[arg(long)]
-    pub(crate) lease: u64,
+    pub lease: u64,
     /// The response timeout in ms.
     #[arg(long)]
-    pub(crate) timeout: u64,
+    pub timeout: u64,
     /// How long the others stay inside at most, in ms.
     #[arg(long)]
-    pub(crate) inside: u64,
+    pub inside: u64,
     #[arg(long)]
-    pub(crate) sync: Sync,
+    pub sync: Sync,
     #[arg(long)]
-    pub(crate) seed: u64,
+    pub seed: u64,
 }
 
 /// How many tasks share an owner.
@@ -93,7 +97,7 @@ const TASKS_OF_OWNER: usize = 2;
 
 /// How many replicas must have an acquisition.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
-pub(crate) enum Sync {
+pub enum Sync {
     /// One of those that are connected, if any are: what clients do if nothing else is said.
     All,
     /// One.
@@ -122,7 +126,7 @@ impl Sync {
 
 impl Worker {
     /// With tasks that stay inside for a moment, but for every fourth.
-    pub(crate) fn of(lease: Duration, tasks: usize, names: Vec<String>, seed: u64) -> Worker {
+    pub fn of(lease: Duration, tasks: usize, names: Vec<String>, seed: u64) -> Worker {
         let millis = |time: Duration| u64::try_from(time.as_millis()).unwrap_or(u64::MAX);
         Worker {
             url: String::new(),
@@ -146,7 +150,7 @@ impl Worker {
     }
 
     /// The names of all locks that are taken.
-    pub(crate) fn all_names(&self) -> Vec<String> {
+    pub fn all_names(&self) -> Vec<String> {
         let names = self.names.iter().chain(&self.few);
         names.flat_map(|name| locks_of(name)).collect()
     }
@@ -161,7 +165,7 @@ impl Worker {
     }
 
     /// How the client with this number is set up.
-    fn builder(&self, client: usize) -> ClientBuilder {
+    pub fn builder(&self, client: usize) -> ClientBuilder {
         let builder = Client::builder()
             .watchdog(self.lease())
             .response_timeout(Duration::from_millis(self.timeout))
@@ -189,34 +193,32 @@ pub(crate) async fn work(worker: Worker) -> Result<()> {
         0 => None,
         _ => Some(connect_blocking(&worker, clients.len()).await?),
     };
-    let teller = Teller::start();
+    let teller = Teller::new(Arc::new(Lines));
     let tells = teller.clone();
     pulse::watch(move |since, until| tells.say(until, 0, What::Stood { since }));
     let first = clients.first().ok_or("no client")?;
     let held = held::acquire(&worker, first, &teller).await?;
     teller.tell(What::Ready);
     let mut tasks = JoinSet::new();
-    for task in 0..worker.tasks {
-        let client = task % clients.len();
-        // From the last one, so that most of them do not sit.
-        let is_fair = worker.tasks - task <= worker.fair;
-        let handles = worker.names.iter();
-        let handles = handles.filter(|name| is_fair || !name.starts_with("fair"));
-        let lease = worker.lease();
-        let handles = handles.map(|name| Handle::new(&clients[client], name, lease));
-        let handles = handles.collect::<Result<Vec<_>>>()?;
-        let inside = Inside::of_task(&worker, task, client, teller.clone(), ending.clone());
-        tasks.spawn(fight(worker.clone(), task, handles, inside, ending.clone()));
+    let crew = Crew {
+        worker: worker.clone(),
+        clients: clients.clone(),
+        owners,
+        teller: teller.clone(),
+        resource: Reach::Connected(worker.resource.clone(), None),
+        ending: ending.clone(),
+    };
+    for life in crew.lives()? {
+        tasks.spawn(life);
     }
     if worker.held > 0 {
-        tasks.spawn(held::hold(held, teller.clone(), ending.clone()));
+        let holding = held::hold(held, teller.clone(), ending.clone());
+        tasks.spawn(async move { Ok(holding.await) });
     }
-    let mut failures = spawn_owners(&worker, &owners, &clients, &teller, &ending);
     let threads = for_threads.as_ref();
     let threads = threads.map(|client| spawn_threads(&worker, client, &clients, &teller, &ending));
-    tasks.join_all().await;
-    while let Some(failure) = failures.join_next().await {
-        failure??;
+    while let Some(ended) = tasks.join_next().await {
+        ended??;
     }
     for thread in threads.into_iter().flatten() {
         while !thread.is_finished() {
@@ -252,35 +254,64 @@ pub(crate) async fn work(worker: Worker) -> Result<()> {
 /// What a client keeps account of.
 type Status<'a> = Box<dyn Fn() -> ClientStatus + 'a>;
 
-/// Starts the tasks that share owners.
-fn spawn_owners(
-    worker: &Arc<Worker>,
-    owners: &[Owner],
-    clients: &[Client],
-    teller: &Teller,
-    ending: &Arc<AtomicBool>,
-) -> JoinSet<Result<()>> {
-    let mut tasks = JoinSet::new();
-    let names = worker.few.iter().filter(|name| !name.starts_with("red:"));
-    let names: Vec<String> = names.cloned().collect();
-    for (number, &owner) in owners.iter().enumerate() {
-        let client = number % clients.len();
-        for of_owner in 0..TASKS_OF_OWNER {
-            let number = worker.tasks + number * TASKS_OF_OWNER + of_owner;
-            let inside = Inside::of_task(worker, number, client, teller.clone(), ending.clone());
-            let task = OwnerTask {
-                owner,
-                client: clients[client].clone(),
-                names: names.clone(),
-                lease: worker.lease(),
-                inside: inside.for_owner(owner),
-                random: worker.random(number),
-            };
-            let ending = ending.clone();
-            tasks.spawn(async move { task.run(&ending).await });
+/// The tasks of a process, and what they work with.
+pub struct Crew {
+    pub worker: Arc<Worker>,
+    pub clients: Vec<Client>,
+    /// Those that several tasks share.
+    pub owners: Vec<Owner>,
+    pub teller: Teller,
+    pub resource: Reach,
+    /// Nothing new is begun when this is set.
+    pub ending: Arc<AtomicBool>,
+}
+
+/// What one task does from beginning to end.
+pub type Life = Pin<Box<dyn Future<Output = Result<()>> + Send>>;
+
+impl Crew {
+    /// All tasks, each to be spawned.
+    pub fn lives(&self) -> Result<Vec<Life>> {
+        let worker = &self.worker;
+        let mut lives: Vec<Life> = Vec::new();
+        for task in 0..worker.tasks {
+            let client = task % self.clients.len();
+            // From the last one, so that most of them do not sit.
+            let is_fair = worker.tasks - task <= worker.fair;
+            let handles = worker.names.iter();
+            let handles = handles.filter(|name| is_fair || !name.starts_with("fair"));
+            let lease = worker.lease();
+            let handles = handles.map(|name| Handle::new(&self.clients[client], name, lease));
+            let handles = handles.collect::<Result<Vec<_>>>()?;
+            let inside = self.inside(task, client);
+            let fighting = fight(worker.clone(), task, handles, inside, self.ending.clone());
+            lives.push(Box::pin(async move { Ok(fighting.await) }));
         }
+        let names = worker.few.iter().filter(|name| !name.starts_with("red:"));
+        let names: Vec<String> = names.cloned().collect();
+        for (number, &owner) in self.owners.iter().enumerate() {
+            let client = number % self.clients.len();
+            for of_owner in 0..TASKS_OF_OWNER {
+                let number = worker.tasks + number * TASKS_OF_OWNER + of_owner;
+                let task = OwnerTask {
+                    owner,
+                    client: self.clients[client].clone(),
+                    names: names.clone(),
+                    lease: worker.lease(),
+                    inside: self.inside(number, client).for_owner(owner),
+                    random: worker.random(number),
+                };
+                let ending = self.ending.clone();
+                lives.push(Box::pin(async move { task.run(&ending).await }));
+            }
+        }
+        Ok(lives)
     }
-    tasks
+
+    fn inside(&self, task: usize, client: usize) -> Inside {
+        let (teller, resource) = (self.teller.clone(), self.resource.clone());
+        Inside::of_task(task, client, teller, resource, self.ending.clone())
+    }
 }
 
 /// Starts the threads of the blocking client, whose number follows those of the others.

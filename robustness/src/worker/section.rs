@@ -6,14 +6,11 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use redlatch::{Error, Guard, LockKind, Owner};
-use tokio::io::{AsyncBufReadExt, AsyncWriteExt, BufStream};
-use tokio::net::TcpStream;
 use tokio::time::{Instant, sleep, timeout};
 
-use super::Worker;
 use super::tell::Teller;
-use crate::clock::now;
 use crate::history::{Ask, Mode, What};
+use crate::resource::Reach;
 
 /// How often the guard is asked whether it is valid.
 pub(super) const LOOK: Duration = Duration::from_millis(5);
@@ -33,8 +30,7 @@ pub(crate) struct Inside {
     teller: Teller,
     /// Nobody stays for longer than he has to.
     ending: Arc<AtomicBool>,
-    resource: String,
-    connection: Option<BufStream<TcpStream>>,
+    resource: Reach,
 }
 
 /// How a guard is released.
@@ -48,10 +44,10 @@ pub(crate) enum GiveBack {
 
 impl Inside {
     pub(crate) fn of_task(
-        worker: &Worker,
         task: usize,
         client: usize,
         teller: Teller,
+        resource: Reach,
         ending: Arc<AtomicBool>,
     ) -> Inside {
         Inside {
@@ -61,8 +57,7 @@ impl Inside {
             section: 0,
             teller,
             ending,
-            resource: worker.resource.clone(),
-            connection: None,
+            resource,
         }
     }
 
@@ -84,7 +79,6 @@ impl Inside {
             teller: self.teller.clone(),
             ending: self.ending.clone(),
             resource: self.resource.clone(),
-            connection: None,
         }
     }
 
@@ -190,15 +184,19 @@ impl Inside {
 
     /// Adds one to what the resource has.
     async fn write(&mut self, name: &str, token: u64) {
-        let Some(read) = self.exchange(format!("read {name} {token}\n")).await else {
+        let Some(read) = self
+            .resource
+            .exchange(&format!("read {name} {token}"))
+            .await
+        else {
             return;
         };
         let written = match read.parse::<u64>() {
             Ok(value) => {
                 // Somebody may come in between: that is what the token is for.
                 sleep(Duration::from_millis(1)).await;
-                let line = format!("write {name} {token} {}\n", value + 1);
-                self.exchange(line).await
+                let line = format!("write {name} {token} {}", value + 1);
+                self.resource.exchange(&line).await
             }
             Err(_) => Some(read),
         };
@@ -206,22 +204,8 @@ impl Inside {
         self.tell(What::Wrote { accepted });
     }
 
-    async fn exchange(&mut self, line: String) -> Option<String> {
-        if self.connection.is_none() {
-            let stream = TcpStream::connect(&self.resource).await.ok()?;
-            let _ = stream.set_nodelay(true);
-            self.connection = Some(BufStream::new(stream));
-        }
-        let connection = self.connection.as_mut()?;
-        connection.write_all(line.as_bytes()).await.ok()?;
-        connection.flush().await.ok()?;
-        let mut answer = String::new();
-        connection.read_line(&mut answer).await.ok()?;
-        Some(answer.trim_end().to_owned())
-    }
-
     fn tell(&self, what: What) {
-        self.teller.say(now(), self.section, what);
+        self.teller.tell_of(self.section, what);
     }
 }
 

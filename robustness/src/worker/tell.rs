@@ -1,4 +1,4 @@
-//! Telling what happens, one line each, whole: what was told is not lost with the process.
+//! Telling what happens, and when.
 
 use std::io::Write;
 use std::sync::Arc;
@@ -8,15 +8,43 @@ use std::time::Duration;
 use crate::clock::{Time, nanos, now};
 use crate::history::{Event, What};
 
+/// Where tasks tell what happens.
 #[derive(Debug, Clone)]
-pub(crate) struct Teller {
+pub struct Teller {
     sections: Arc<AtomicU64>,
+    ear: Arc<dyn Ear>,
+}
+
+/// Who is told, and what time it is there.
+pub trait Ear: std::fmt::Debug + Send + Sync {
+    fn now(&self) -> Time;
+    fn hear(&self, event: Event);
+}
+
+/// One line each on standard output, whole: what was told is not lost with the process.
+#[derive(Debug)]
+pub(crate) struct Lines;
+
+impl Ear for Lines {
+    fn now(&self) -> Time {
+        now()
+    }
+
+    fn hear(&self, event: Event) {
+        let line = serde_json::to_string(&event).unwrap_or_default();
+        let mut out = std::io::stdout().lock();
+        // Standard output is flushed with every line.
+        if writeln!(out, "{line}").is_err() {
+            std::process::exit(0);
+        }
+    }
 }
 
 impl Teller {
-    pub(crate) fn start() -> Teller {
+    pub fn new(ear: Arc<dyn Ear>) -> Teller {
         Teller {
             sections: Arc::new(AtomicU64::new(1)),
+            ear,
         }
     }
 
@@ -26,33 +54,28 @@ impl Teller {
     }
 
     /// Of the process as a whole, now.
-    pub(crate) fn tell(&self, what: What) {
-        self.say(now(), 0, what);
+    pub fn tell(&self, what: What) {
+        self.say(self.ear.now(), 0, what);
     }
 
     /// Of a section, now.
     pub(crate) fn tell_of(&self, section: u64, what: What) {
-        self.say(now(), section, what);
+        self.say(self.ear.now(), section, what);
     }
 
     /// Asks a guard how long it is valid, and tells it if it is. Returns whether it is.
     pub(crate) fn look(&self, section: u64, valid_for: impl FnOnce() -> Duration) -> bool {
-        let at = now();
+        let at = self.ear.now();
         let left = nanos(valid_for());
         if left > 0 {
             // The end as it is known now, or a moment later; it is not before the other one.
-            let (until, at_least) = (now() + left, at + left);
+            let (until, at_least) = (self.ear.now() + left, at + left);
             self.say(at, section, What::Valid { until, at_least });
         }
         left > 0
     }
 
     pub(crate) fn say(&self, at: Time, section: u64, what: What) {
-        let line = serde_json::to_string(&Event(at, section, what)).unwrap_or_default();
-        let mut out = std::io::stdout().lock();
-        // Standard output is flushed with every line.
-        if writeln!(out, "{line}").is_err() {
-            std::process::exit(0);
-        }
+        self.ear.hear(Event(at, section, what));
     }
 }
