@@ -1,0 +1,8 @@
+//! The simulated server against a real one: equal replies, equal messages and equal state, for random
+//! commands, for the real client, and for random calls of all its scripts.
+
+mod compare;
+mod mirror;
+mod random;
+mod random_commands;
+mod state;
