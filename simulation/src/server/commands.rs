@@ -451,11 +451,6 @@ impl Call<'_> {
         self.args.get(at).map(Vec::as_slice).unwrap_or_default()
     }
 
-    /// The key of a command with one.
-    pub(super) fn key(&self) -> &[u8] {
-        self.arg(1)
-    }
-
     pub(super) fn integer(&self, at: usize) -> Result<i64, Stop> {
         let refusal = || refused("ERR value is not an integer or out of range");
         integer(self.arg(at)).ok_or_else(refusal)

@@ -161,7 +161,8 @@ impl Interpreter {
     }
 }
 
-/// The line of the script that is running, for errors.
+/// The line of the script that is running, for errors; -1 for a call whose result the script returns, which
+/// Lua does not keep in mind.
 fn line(lua: &Lua) -> i64 {
     for level in 0.. {
         let found = lua.inspect_stack(level, |frame| {
@@ -237,7 +238,11 @@ fn reply(value: &Value, depth: usize) -> Answer {
         Value::Nil | Value::Boolean(false) => Ok(Reply::Nil),
         Value::Boolean(true) => Ok(Reply::Int(1)),
         Value::Integer(number) => Ok(Reply::Int(*number)),
-        Value::Number(number) => Ok(Reply::Int(*number as i64)),
+        Value::Number(number) => Ok(Reply::Int(match number {
+            // What processors make of numbers that are too big.
+            9_223_372_036_854_775_808.0.. => i64::MIN,
+            number => *number as i64,
+        })),
         Value::String(text) => Ok(Reply::Bulk(text.as_bytes().to_vec())),
         Value::Table(table) if depth > 0 => table_reply(table, depth),
         other => Err(unsupported(format!("a script that returns {other:?}"))),

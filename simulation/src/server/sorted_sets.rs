@@ -242,12 +242,15 @@ impl Scores {
     }
 }
 
-/// The range that two arguments name: `5`, `(5` without the 5, `-inf`.
+/// The range that two arguments name: `5`, `(5` without the 5, `-inf`. No text at all is 0.
 fn scores(call: &Call<'_>, at: usize) -> Result<Scores, Stop> {
     let end = |at: usize| {
         let text = call.arg(at);
         let without = text.strip_prefix(b"(");
-        let score = float(without.unwrap_or(text), "ERR min or max is not a float")?;
+        let score = match without.unwrap_or(text) {
+            b"" => 0.0,
+            text => float(text, "ERR min or max is not a float")?,
+        };
         Ok::<_, Stop>((score, without.is_none()))
     };
     let (low, high) = (end(at)?, end(at + 1)?);
@@ -259,5 +262,7 @@ fn float(text: &[u8], refusal: &str) -> Result<f64, Stop> {
     let text = std::str::from_utf8(text).ok();
     let number = text.and_then(|text| text.parse::<f64>().ok());
     let number = number.filter(|number| !number.is_nan());
+    // There is only one zero.
+    let number = number.map(|number| number + 0.0);
     number.ok_or_else(|| refused(refusal))
 }

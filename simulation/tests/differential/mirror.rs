@@ -4,7 +4,7 @@
 //! on the same ones, neither less, which would end in a timeout, nor more, which the next reply shows.
 
 use std::collections::BTreeMap;
-use std::io::{BufReader, Write};
+use std::io::Write;
 use std::net::TcpStream;
 use std::time::{Duration, SystemTime};
 
@@ -20,13 +20,29 @@ pub(crate) struct Mirror {
     simulated: Server,
     real: redlatch_testkit::Server,
     lines: BTreeMap<ConnectionId, Line>,
+    /// What the real server has not been sent yet, all for one connection.
+    pending: Option<(ConnectionId, Vec<u8>)>,
+    /// What the real server must send.
+    expected: Vec<Sent>,
     /// How many commands were played.
     pub(crate) played: usize,
 }
 
+/// What the simulated server has sent.
+struct Sent {
+    to: ConnectionId,
+    bytes: Vec<u8>,
+    value: Value,
+    /// The command that it was sent for.
+    command: String,
+    same: Same,
+}
+
 /// One connection to the real server.
 struct Line {
-    input: BufReader<TcpStream>,
+    input: TcpStream,
+    /// Keeps what has arrived beyond one reply.
+    parser: Parser,
     output: TcpStream,
     /// Gets what the simulated server sends.
     client: Option<TcpStream>,
@@ -52,6 +68,8 @@ impl Mirror {
             simulated,
             real,
             lines: BTreeMap::new(),
+            pending: None,
+            expected: Vec::new(),
             played: 0,
         }
     }
@@ -63,10 +81,11 @@ impl Mirror {
         output.set_nodelay(true).expect("an option of the socket");
         let patience = Some(PATIENCE);
         output.set_read_timeout(patience).expect("a timeout");
-        let input = BufReader::new(output.try_clone().expect("a second handle"));
+        let input = output.try_clone().expect("a second handle");
         let id = self.simulated.connect();
         let line = Line {
             input,
+            parser: Parser::new(),
             output,
             client,
         };
@@ -89,14 +108,7 @@ impl Mirror {
     /// Plays a command, and compares by what the command is. Returns what the simulated server sent on
     /// this connection.
     pub(crate) fn play<A: AsRef<[u8]>>(&mut self, id: ConnectionId, args: &[A]) -> Vec<Value> {
-        let name = String::from_utf8_lossy(args[0].as_ref()).to_ascii_uppercase();
-        let same = match name.as_str() {
-            "HELLO" | "INFO" | "TIME" | "CLIENT" => Same::InForm,
-            "HGETALL" | "HKEYS" | "HVALS" | "KEYS" | "PUBSUB" => Same::InAnyOrder,
-            "EVAL" | "EVALSHA" | "TTL" | "PTTL" | "PEXPIRETIME" => Same::InTime,
-            _ => Same::Exactly,
-        };
-        self.play_as(id, args, same)
+        self.play_as(id, args, same(args))
     }
 
     pub(crate) fn play_as<A: AsRef<[u8]>>(
@@ -105,46 +117,85 @@ impl Mirror {
         args: &[A],
         same: Same,
     ) -> Vec<Value> {
+        self.compare();
+        self.send_as(id, args, same);
+        let own = self.expected.iter().filter(|sent| sent.to == id);
+        let own = own.map(|sent| sent.value.clone()).collect();
+        self.compare();
+        own
+    }
+
+    /// Plays a command later: together with others of the same connection, which is faster.
+    pub(crate) fn send<A: AsRef<[u8]>>(&mut self, id: ConnectionId, args: &[A]) {
+        self.send_as(id, args, same(args));
+    }
+
+    fn send_as<A: AsRef<[u8]>>(&mut self, id: ConnectionId, args: &[A], same: Same) {
+        if self.pending.as_ref().is_some_and(|(other, _)| *other != id) {
+            self.compare();
+        }
         let mut command = redis::Cmd::new();
         for arg in args {
             command.arg(arg.as_ref());
         }
         let bytes = command.get_packed_command();
-        let line = self.lines.get_mut(&id).expect("a connection that is open");
-        line.output
-            .write_all(&bytes)
-            .expect("the real server reads");
-        let simulated = self.simulated.receive(id, &bytes, now());
-        let outputs = simulated.unwrap_or_else(|error| panic!("{error}"));
+        let (_, pending) = self.pending.get_or_insert_with(|| (id, Vec::new()));
+        pending.extend_from_slice(&bytes);
         self.played += 1;
-        let mut own = Vec::new();
-        for output in outputs {
+        let outputs = self.simulated.receive(id, &bytes, now());
+        for output in outputs.unwrap_or_else(|error| panic!("{error}")) {
             let Output::Send { to, bytes } = output else {
                 continue;
             };
-            let line = self.lines.get_mut(&to).expect("a connection that is open");
-            let sent = redis::parse_redis_value(&bytes).expect("a reply can be parsed");
-            let real = Parser::new().parse_value(&mut line.input);
+            let value = redis::parse_redis_value(&bytes).expect("a reply can be parsed");
+            let command = shown(args);
+            self.expected.push(Sent {
+                to,
+                bytes,
+                value,
+                command,
+                same,
+            });
+        }
+    }
+
+    /// Has the real server run what is to be played, and compares all that it sends.
+    pub(crate) fn compare(&mut self) {
+        if let Some((id, bytes)) = self.pending.take() {
+            let line = self.lines.get_mut(&id).expect("a connection that is open");
+            let written = line.output.write_all(&bytes);
+            written.expect("the real server reads");
+        }
+        for sent in std::mem::take(&mut self.expected) {
+            let line = self
+                .lines
+                .get_mut(&sent.to)
+                .expect("a connection that is open");
+            let real = line.parser.parse_value(&mut line.input);
+            let (command, simulated) = (&sent.command, &sent.value);
             let real = real.unwrap_or_else(|error| {
-                panic!(
-                    "{}: the real server does not send {sent:?}: {error}",
-                    shown(args)
-                )
+                panic!("{command}: the real server does not send {simulated:?}: {error}")
             });
             assert!(
-                same.holds(&sent, &real),
-                "{}\nsimulated: {sent:?}\nreal:      {real:?}",
-                shown(args)
+                sent.same.holds(simulated, &real),
+                "{command}\nsimulated: {simulated:?}\nreal:      {real:?}"
             );
             if let Some(client) = &mut line.client {
                 // The client may be gone.
-                let _ = client.write_all(&bytes);
-            }
-            if to == id {
-                own.push(sent);
+                let _ = client.write_all(&sent.bytes);
             }
         }
-        own
+    }
+}
+
+/// How the replies to a command are compared.
+fn same<A: AsRef<[u8]>>(args: &[A]) -> Same {
+    let name = String::from_utf8_lossy(args[0].as_ref()).to_ascii_uppercase();
+    match name.as_str() {
+        "HELLO" | "INFO" | "TIME" | "CLIENT" | "ROLE" => Same::InForm,
+        "HGETALL" | "HKEYS" | "HVALS" | "KEYS" | "PUBSUB" | "SCAN" => Same::InAnyOrder,
+        "EVAL" | "EVALSHA" | "TTL" | "PTTL" | "PEXPIRETIME" => Same::InTime,
+        _ => Same::Exactly,
     }
 }
 
