@@ -100,6 +100,7 @@ pub(crate) fn run_everything() -> (Vec<Command>, Arc<Mutex<Mirror>>) {
     let runtime = runtime.expect("a runtime");
     runtime.block_on(async {
         let clients = Clients {
+            bridge: bridge.clone(),
             one: connect(port, LONG).await,
             other: connect(port, LONG).await,
             renewing: connect(port, SHORT).await,
@@ -113,7 +114,7 @@ pub(crate) fn run_everything() -> (Vec<Command>, Arc<Mutex<Mirror>>) {
             clients.expirable_semaphores().await,
             clients.latches().await,
             clients.several().await,
-            clients.renewals(&bridge).await,
+            clients.renewals().await,
         ] {
             step.expect("the client can use the simulated server");
         }
@@ -136,6 +137,7 @@ async fn connect(port: u16, watchdog: Duration) -> Client {
 }
 
 struct Clients {
+    bridge: Bridge,
     one: Client,
     other: Client,
     renewing: Client,
@@ -159,7 +161,7 @@ impl Clients {
         again.unlock().await?;
         let waiting = async { other.lock().await?.unlock().await };
         let releasing = async {
-            until(|| async { self.is_subscribed("redisson_lock__channel") }).await;
+            self.subscribed("{name}").await;
             guard.unlock().await
         };
         let (waited, released) = tokio::join!(waiting, releasing);
@@ -170,9 +172,15 @@ impl Clients {
         spin.lock().await?.unlock().await
     }
 
-    /// Whether one of the clients waits for messages.
-    fn is_subscribed(&self, _: &str) -> bool {
-        true
+    /// Polls until a client has subscribed to a channel of this name.
+    async fn subscribed(&self, name: &str) {
+        let is_it = |command: &Command| {
+            let channel = command
+                .get(1)
+                .map(|channel| String::from_utf8_lossy(channel));
+            command[0] == b"SUBSCRIBE" && channel.is_some_and(|channel| channel.contains(name))
+        };
+        until(|| async { self.bridge.recorded().iter().any(is_it) }).await;
     }
 
     async fn fair_locks(&self) -> Result<()> {
@@ -295,6 +303,7 @@ impl Clients {
         latch.count_down().await?;
         let waiting = async { self.other.count_down_latch("latch").wait().await };
         let counting = async {
+            self.subscribed("{latch}").await;
             latch.count().await?;
             latch.count_down().await
         };
@@ -310,8 +319,8 @@ impl Clients {
         let data = self.one.read_write_lock("data");
         let all = MultiLock::new([&lock]).and(&fenced).and(data.write());
         let all = all
-            .and(&self.one.fair_lock("fair"))
-            .and(&self.one.spin_lock("spin"));
+            .and(self.one.fair_lock("fair"))
+            .and(self.one.spin_lock("spin"));
         let guard = all.lock().lease(LONG).await?;
         let others = MultiLock::new([&self.other.lock("free"), &self.other.lock("name")]);
         assert!(others.try_lock().await?.is_none());
@@ -325,7 +334,7 @@ impl Clients {
     }
 
     /// Holds one of everything until each has been renewed.
-    async fn renewals(&self, bridge: &Bridge) -> Result<()> {
+    async fn renewals(&self) -> Result<()> {
         let client = &self.renewing;
         let lock = client.lock("name").lock().await?;
         let fair = client.fair_lock("fair").lock().await?;
@@ -335,7 +344,7 @@ impl Clients {
         let semaphore = client.expirable_semaphore("leased");
         semaphore.set_permits(2).await?;
         let permit = semaphore.acquire().await?;
-        until(|| async { missing(&bridge.recorded()).is_empty() }).await;
+        until(|| async { missing(&self.bridge.recorded()).is_empty() }).await;
         lock.unlock().await?;
         fair.unlock().await?;
         reader.unlock().await?;

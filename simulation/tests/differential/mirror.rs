@@ -24,8 +24,12 @@ pub(crate) struct Mirror {
     pending: Option<(ConnectionId, Vec<u8>)>,
     /// What the real server must send.
     expected: Vec<Sent>,
+    /// What was compared since the data was last removed.
+    history: Vec<String>,
     /// How many commands were played.
     pub(crate) played: usize,
+    /// How many replies were errors.
+    pub(crate) refused: usize,
 }
 
 /// What the simulated server has sent.
@@ -70,7 +74,9 @@ impl Mirror {
             lines: BTreeMap::new(),
             pending: None,
             expected: Vec::new(),
+            history: Vec::new(),
             played: 0,
+            refused: 0,
         }
     }
 
@@ -98,11 +104,6 @@ impl Mirror {
         let id = self.connect(None);
         self.play(id, &["HELLO", "3"]);
         id
-    }
-
-    pub(crate) fn disconnect(&mut self, id: ConnectionId) {
-        self.simulated.disconnect(id);
-        self.lines.remove(&id);
     }
 
     /// Plays a command, and compares by what the command is. Returns what the simulated server sent on
@@ -148,6 +149,7 @@ impl Mirror {
                 continue;
             };
             let value = redis::parse_redis_value(&bytes).expect("a reply can be parsed");
+            self.refused += usize::from(matches!(value, Value::ServerError(_)));
             let command = shown(args);
             self.expected.push(Sent {
                 to,
@@ -178,12 +180,17 @@ impl Mirror {
             });
             assert!(
                 sent.same.holds(simulated, &real),
-                "{command}\nsimulated: {simulated:?}\nreal:      {real:?}"
+                "{}\n{command}\nsimulated: {simulated:?}\nreal:      {real:?}",
+                self.history.join("\n")
             );
             if let Some(client) = &mut line.client {
                 // The client may be gone.
                 let _ = client.write_all(&sent.bytes);
             }
+            if sent.command == "FLUSHALL" {
+                self.history.clear();
+            }
+            self.history.push(sent.command);
         }
     }
 }
