@@ -13,7 +13,7 @@ use super::{Server, State};
 pub struct User {
     /// `None`: any will do.
     pub password: Option<String>,
-    /// Commands that it may not use, in capital letters.
+    /// Commands that it may not use, in capital letters: `GET`, `CLIENT|TRACKING`.
     pub denied: BTreeSet<String>,
     /// Patterns of the keys that it may use.
     pub keys: Vec<String>,
@@ -45,7 +45,7 @@ impl User {
     }
 
     fn permits(&self, spec: &Spec, args: &[Bytes]) -> Result<(), Access> {
-        if self.denied.contains(spec.name) {
+        if self.denied.contains(spec.name) || self.denied.contains(&spec.full_name(args)) {
             return Err(Access::Command);
         }
         let any = |patterns: &[String], name: &Bytes| {

@@ -9,8 +9,8 @@ use super::keyspace::WrongType;
 use super::resp::{Bytes, Reply};
 use super::script::{self, Interpreter};
 use super::{
-    Refusal, State, Unsupported, hashes, info, keys, lists, pubsub, replication, sorted_sets,
-    strings,
+    Refusal, State, Unsupported, cluster, hashes, info, keys, lists, pubsub, replication, sentinel,
+    sorted_sets, strings,
 };
 
 /// Why a command has no ordinary reply.
@@ -83,6 +83,7 @@ pub(super) struct Spec {
     in_scripts: bool,
     /// Allowed before a login.
     before_login: bool,
+    in_sentinels: bool,
     run: fn(&mut Call<'_>) -> Answer,
 }
 
@@ -97,6 +98,7 @@ const fn spec(name: &'static str, arity: isize, run: fn(&mut Call<'_>) -> Answer
         grows: false,
         in_scripts: true,
         before_login: false,
+        in_sentinels: false,
         run,
     }
 }
@@ -152,6 +154,14 @@ const fn before_login(spec: Spec) -> Spec {
     }
 }
 
+/// Sentinels know it, too.
+const fn in_sentinels(spec: Spec) -> Spec {
+    Spec {
+        in_sentinels: true,
+        ..spec
+    }
+}
+
 const fn channels(channels: ChannelArgs, spec: Spec) -> Spec {
     Spec { channels, ..spec }
 }
@@ -166,15 +176,18 @@ const fn sharded(spec: Spec) -> Spec {
 use ChannelArgs::{All, First, Patterns};
 
 const TABLE: &[Spec] = &[
-    before_login(client("HELLO", -1, connection::hello)),
-    before_login(client("AUTH", -2, connection::auth)),
-    before_login(client("QUIT", -1, connection::quit)),
-    client("CLIENT", -2, connection::client),
+    in_sentinels(before_login(client("HELLO", -1, connection::hello))),
+    in_sentinels(before_login(client("AUTH", -2, connection::auth))),
+    in_sentinels(before_login(client("QUIT", -1, connection::quit))),
+    in_sentinels(client("SENTINEL", -2, sentinel::sentinel)),
+    client("ASKING", 1, cluster::asking),
+    client("CLUSTER", -2, cluster::cluster),
+    in_sentinels(client("CLIENT", -2, connection::client)),
     spec("SELECT", 2, connection::select),
-    spec("PING", -1, connection::ping),
+    in_sentinels(spec("PING", -1, connection::ping)),
     spec("ECHO", 2, connection::echo),
     spec("TIME", 1, info::time),
-    client("INFO", -1, info::info),
+    in_sentinels(client("INFO", -1, info::info)),
     client("CONFIG", -2, info::config),
     client("ROLE", 1, replication::role),
     client("WAIT", 3, replication::wait),
@@ -235,8 +248,8 @@ const TABLE: &[Spec] = &[
     counted_keys(client("EVAL", -3, script::eval)),
     counted_keys(client("EVALSHA", -3, script::evalsha)),
     client("SCRIPT", -2, script::script),
-    channels(All, client("SUBSCRIBE", -2, pubsub::subscribe)),
-    client("UNSUBSCRIBE", -1, pubsub::unsubscribe),
+    in_sentinels(channels(All, client("SUBSCRIBE", -2, pubsub::subscribe))),
+    in_sentinels(client("UNSUBSCRIBE", -1, pubsub::unsubscribe)),
     channels(Patterns, client("PSUBSCRIBE", -2, pubsub::psubscribe)),
     client("PUNSUBSCRIBE", -1, pubsub::punsubscribe),
     sharded(channels(All, client("SSUBSCRIBE", -2, pubsub::ssubscribe))),
@@ -281,6 +294,22 @@ impl Spec {
         }
     }
 
+    /// Its name, with the subcommand if it has some.
+    pub(super) fn full_name(&self, args: &[Bytes]) -> String {
+        match (self.name, args.get(1)) {
+            ("CLIENT" | "CLUSTER" | "CONFIG" | "PUBSUB" | "SCRIPT" | "SENTINEL", Some(sub)) => {
+                let sub = String::from_utf8_lossy(sub).to_ascii_uppercase();
+                format!("{}|{sub}", self.name)
+            }
+            _ => self.name.to_owned(),
+        }
+    }
+
+    /// Whether it looks at keys itself, as scripts do not.
+    pub(super) fn reads_a_key(&self) -> bool {
+        matches!(self.keys, Keys::First | Keys::All)
+    }
+
     /// Whether the channels are patterns.
     pub(super) fn subscribes_to_patterns(&self) -> bool {
         self.channels == ChannelArgs::Patterns
@@ -317,8 +346,10 @@ pub(super) fn run(
         Err(Stop::Refused(text)) => Reply::Error(text),
         Err(Stop::Unsupported(what)) => return Err(Unsupported(what)),
     };
-    state.settle_changes(Some(from));
+    // The reply comes before what it changes for its own connection.
     state.send(from, &reply);
+    state.settle_changes(Some(from));
+    state.end_of_wish(from, &args[0]);
     state.close_if_asked(from);
     Ok(())
 }
@@ -362,12 +393,15 @@ pub(super) fn run_in_script(
     if spec.grows && !growth_is_allowed {
         state.check_memory()?;
     }
-    (spec.run)(&mut Call {
+    state.check_slots_in_script(spec, args)?;
+    let answer = (spec.run)(&mut Call {
         state,
         from,
         args,
         interpreter: None,
-    })
+    });
+    state.remember_read(from, spec, args);
+    answer
 }
 
 impl State {
@@ -405,6 +439,9 @@ impl State {
 impl Call<'_> {
     fn check_and_run(mut self) -> Answer {
         let spec = Spec::find(&self.args[0]).ok_or_else(|| unsupported(shown(self.args)))?;
+        if self.state.sentinel.is_some() && !spec.in_sentinels {
+            return Err(self.unsupported());
+        }
         if !spec.takes(self.args.len()) {
             let name = spec.name.to_ascii_lowercase();
             return Err(refused(format!(
@@ -421,7 +458,7 @@ impl Call<'_> {
             return Err(refused("NOAUTH Authentication required."));
         }
         if let Err(denied) = state.permits(self.from, spec, self.args) {
-            let name = spec.name.to_ascii_lowercase();
+            let name = spec.full_name(self.args).to_ascii_lowercase();
             return Err(refused(match denied {
                 Access::Command => {
                     format!("NOPERM this user has no permissions to run the '{name}' command")
@@ -434,6 +471,13 @@ impl Call<'_> {
                 }
             }));
         }
+        self.state.script_asks = self
+            .state
+            .connections
+            .get(&self.from)
+            .is_some_and(|it| it.asking);
+        self.state.check_slots(self.from, spec, self.args)?;
+        let state = &*self.state;
         if spec.grows {
             state.check_memory()?;
         }
@@ -443,7 +487,9 @@ impl Call<'_> {
         if state.refusal == Some(Refusal::Loading) && !spec.before_login {
             return Err(refused("LOADING Redis is loading the dataset in memory"));
         }
-        (spec.run)(&mut self)
+        let answer = (spec.run)(&mut self);
+        self.state.remember_read(self.from, spec, self.args);
+        answer
     }
 
     /// The argument at this place; the table says how many there are at least.

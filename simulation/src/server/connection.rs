@@ -4,6 +4,7 @@ use super::auth::login;
 use super::commands::{Answer, Call, refused};
 use super::replication::Waiting;
 use super::resp::{Bytes, Protocol, Reply};
+use super::tracking::{self, Tracking};
 
 /// Names one connection of one server.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -21,6 +22,9 @@ pub(super) struct Connection {
     pub(super) blocked: Option<Waiting>,
     /// How far the data had been changed after the last command.
     pub(super) offset: u64,
+    /// Whether the owner of a slot has sent the next command here.
+    pub(super) asking: bool,
+    pub(super) tracking: Option<Tracking>,
     /// Whether it is closed after the answer.
     closes: bool,
 }
@@ -34,6 +38,8 @@ impl Connection {
             input: Bytes::new(),
             blocked: None,
             offset: 0,
+            asking: false,
+            tracking: None,
             closes: false,
         }
     }
@@ -53,7 +59,7 @@ impl super::State {
 }
 
 impl Call<'_> {
-    fn connection(&mut self) -> &mut Connection {
+    pub(super) fn connection(&mut self) -> &mut Connection {
         let connection = self.state.connections.get_mut(&self.from);
         connection.expect("a command comes from a connection")
     }
@@ -105,7 +111,7 @@ pub(super) fn hello(call: &mut Call<'_>) -> Answer {
             "id",
             Reply::Int(i64::try_from(call.from.0).unwrap_or(i64::MAX)),
         ),
-        ("mode", Reply::text("standalone")),
+        ("mode", Reply::text(call.state.mode())),
         ("role", Reply::text(role)),
         ("modules", Reply::Array(Vec::new())),
     ];
@@ -168,6 +174,10 @@ pub(super) fn client(call: &mut Call<'_>) -> Answer {
             call.connection().name = call.args[2].clone();
             Ok(Reply::ok())
         }
+        ("TRACKING", 3..) if call.connection().protocol == Protocol::Resp3 => {
+            tracking::tracking(call)
+        }
+        ("CACHING", 3) => tracking::caching(call),
         // The client library sends it to every server and ignores the refusal of one before 7.2.
         ("SETINFO", 4) if call.state.is_at_least(7, 2) => Ok(Reply::ok()),
         ("SETINFO", 4) => {

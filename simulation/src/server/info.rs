@@ -14,6 +14,15 @@ const SETTINGS: &[(&str, &str)] = &[
 ];
 
 impl State {
+    /// What the server is there for.
+    pub(super) fn mode(&self) -> &'static str {
+        match (&self.cluster, &self.sentinel) {
+            (Some(_), _) => "cluster",
+            (None, Some(_)) => "sentinel",
+            (None, None) => "standalone",
+        }
+    }
+
     /// Whether the server behaves as this version does.
     pub(super) fn is_at_least(&self, major: u32, minor: u32) -> bool {
         let mut parts = self
@@ -57,7 +66,10 @@ fn server(state: &State, text: &mut String) {
     let _ = write!(
         text,
         "# Server\r\nredis_version:{}\r\nredis_mode:{}\r\nrun_id:{}\r\ntcp_port:{}\r\n",
-        config.version, "standalone", config.run_id, config.port
+        config.version,
+        state.mode(),
+        config.run_id,
+        config.port
     );
 }
 

@@ -4,7 +4,7 @@
 //! up, as a change of its own; a replica leaves that to its master. Every change is noted by key, so that
 //! the caller can pass on what a command has changed.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 
 use super::resp::Bytes;
 
@@ -112,12 +112,20 @@ pub(super) struct Keyspace {
 pub(super) struct Changes {
     /// All keys were removed first.
     pub(super) flushed: bool,
-    pub(super) keys: BTreeSet<Bytes>,
+    /// Each with the number of its latest change.
+    pub(super) keys: BTreeMap<Bytes, u64>,
+    /// How many changes there were.
+    pub(super) count: u64,
 }
 
 impl Changes {
     pub(super) fn is_empty(&self) -> bool {
-        !self.flushed && self.keys.is_empty()
+        self.count == 0
+    }
+
+    fn note(&mut self, key: &[u8]) {
+        self.count += 1;
+        self.keys.insert(key.to_vec(), self.count);
     }
 }
 
@@ -143,14 +151,14 @@ impl Keyspace {
     /// Writes the entry, whatever was there.
     pub(super) fn put(&mut self, key: &[u8], entry: Entry) {
         self.entries.insert(key.to_vec(), entry);
-        self.changes.keys.insert(key.to_vec());
+        self.changes.note(key);
     }
 
     /// Removes the entry. Returns whether there was one.
     pub(super) fn remove(&mut self, key: &[u8]) -> bool {
         let removed = self.entries.remove(key).is_some();
         if removed {
-            self.changes.keys.insert(key.to_vec());
+            self.changes.note(key);
         }
         removed
     }
@@ -159,6 +167,7 @@ impl Keyspace {
         self.entries.clear();
         self.changes.keys.clear();
         self.changes.flushed = true;
+        self.changes.count += 1;
     }
 
     /// Reads a string, which unlike other types may be empty.
@@ -212,7 +221,7 @@ impl Keyspace {
             self.entries.remove(key);
         }
         if changed {
-            self.changes.keys.insert(key.to_vec());
+            self.changes.note(key);
         }
         Ok(result)
     }
@@ -221,7 +230,7 @@ impl Keyspace {
     pub(super) fn set_expiry(&mut self, key: &[u8], expires: Option<u64>) {
         if let Some(entry) = self.entries.get_mut(key) {
             entry.expires = expires;
-            self.changes.keys.insert(key.to_vec());
+            self.changes.note(key);
         }
     }
 
@@ -266,6 +275,11 @@ impl Keyspace {
                 self.entries.remove(key);
             }
         }
+    }
+
+    /// How many changes there were since they were last taken.
+    pub(super) fn changed(&self) -> u64 {
+        self.changes.count
     }
 
     pub(super) fn take_changes(&mut self) -> Changes {

@@ -9,6 +9,7 @@
 //! Nothing here is random or depends on hashing: the same calls give the same answers.
 
 mod auth;
+mod cluster;
 mod commands;
 mod connection;
 mod glob;
@@ -21,13 +22,18 @@ mod pubsub;
 mod replication;
 mod resp;
 mod script;
+mod sentinel;
 mod sorted_sets;
 mod strings;
+#[cfg(test)]
+mod tests;
+mod tracking;
 
 use std::collections::BTreeMap;
 use std::time::Duration;
 
 pub use self::auth::User;
+pub use self::cluster::{ClusterView, Node, SLOTS, SlotRange, slot};
 use self::connection::Connection;
 pub use self::connection::ConnectionId;
 pub use self::keyspace::Entry;
@@ -37,6 +43,8 @@ use self::replication::Replication;
 pub use self::replication::{Effect, Effects, Snapshot};
 use self::resp::{Bytes, Reply, write_push};
 use self::script::Interpreter;
+use self::sentinel::Masters;
+use self::tracking::{Readers, Reads};
 
 /// What one server is, apart from its data.
 #[derive(Debug, Clone)]
@@ -109,6 +117,18 @@ struct State {
     replication: Replication,
     users: BTreeMap<String, User>,
     refusal: Option<Refusal>,
+    /// Of a node of a cluster.
+    cluster: Option<ClusterView>,
+    /// Of a Sentinel.
+    sentinel: Option<Masters>,
+    /// Messages for the other nodes of the cluster.
+    broadcasts: Vec<(Bytes, Bytes)>,
+    readers: Readers,
+    reads: Reads,
+    /// The keys of the script that is running.
+    script_keys: Option<Vec<Bytes>>,
+    /// Whether the script that is running was sent by the owner of its slot.
+    script_asks: bool,
     outputs: Vec<Output>,
 }
 
@@ -125,6 +145,13 @@ impl Server {
             replication: Replication::default(),
             users: BTreeMap::from([("default".to_owned(), default)]),
             refusal: None,
+            cluster: None,
+            sentinel: None,
+            broadcasts: Vec::new(),
+            readers: Readers::new(),
+            reads: Reads::new(),
+            script_keys: None,
+            script_asks: false,
             outputs: Vec::new(),
             config,
         };
@@ -187,12 +214,13 @@ impl Server {
 
     /// Deletes all keys that have expired, as a server does in the background. Without it they are
     /// invisible, and stored until they are looked up.
-    pub fn delete_expired(&mut self, now: Duration) {
+    pub fn delete_expired(&mut self, now: Duration) -> Vec<Output> {
         self.state.set_clock(now);
         if !self.state.keys.is_replica {
             self.state.keys.delete_expired();
             self.state.settle_changes(None);
         }
+        std::mem::take(&mut self.state.outputs)
     }
 
     /// Refuses commands from now on for this reason, or for none.

@@ -127,7 +127,8 @@ impl State {
         direct.len() + matching.len()
     }
 
-    fn end_subscription(&mut self, id: ConnectionId, way: Way, channel: &Bytes) {
+    /// Ends a subscription and says so, asked or not.
+    pub(super) fn end_subscription(&mut self, id: ConnectionId, way: Way, channel: &Bytes) {
         self.channels.remove(id, way, channel);
         self.confirm_end(id, way, Reply::Bulk(channel.clone()));
     }
@@ -206,6 +207,10 @@ fn send(call: &mut Call<'_>, sharded: bool) -> Answer {
     let (channel, message) = (&call.args[1], &call.args[2]);
     let receivers = call.state.deliver(sharded, channel, message);
     call.state.replication.published(sharded, channel, message);
+    if call.state.cluster.is_some() && !sharded {
+        let broadcast = (channel.clone(), message.clone());
+        call.state.broadcasts.push(broadcast);
+    }
     Ok(Reply::count(receivers))
 }
 

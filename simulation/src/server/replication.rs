@@ -116,12 +116,13 @@ impl State {
     pub(super) fn settle_changes(&mut self, from: Option<ConnectionId>) {
         let changed = self.keys.take_changes();
         let published = std::mem::take(&mut self.replication.published);
+        self.tell_readers(&changed, from);
         if !changed.is_empty() || !published.is_empty() {
             self.replication.offset += 1;
             if !self.replication.replicas.is_empty() {
                 let flushed = changed.flushed.then_some(Effect::Flushed);
                 let stored = self.keys.stored();
-                let keys = changed.keys.into_iter().map(|key| Effect::Changed {
+                let keys = changed.keys.into_keys().map(|key| Effect::Changed {
                     entry: stored.get(&key).cloned(),
                     key,
                 });

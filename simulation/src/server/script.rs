@@ -308,7 +308,10 @@ fn run(
         return Err(refused("ERR This Redis command is not allowed from script"));
     };
     let sha = find(interpreter, source)?;
-    interpreter.run(call.state, call.from, &sha, keys, args)
+    call.state.script_keys = Some(keys.to_vec());
+    let answer = interpreter.run(call.state, call.from, &sha, keys, args);
+    call.state.script_keys = None;
+    answer
 }
 
 pub(super) fn script(call: &mut Call<'_>) -> Answer {
