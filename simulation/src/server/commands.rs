@@ -1,0 +1,541 @@
+//! All commands in one table, and what is checked before one runs.
+//!
+//! The order of the checks is that of Redis: arity, login, permissions, slots, then whether the server may
+//! write now. Scripts go through the same table with checks of their own.
+
+use super::auth::Access;
+use super::connection::{self, ConnectionId};
+use super::keyspace::WrongType;
+use super::resp::{Bytes, Reply};
+use super::script::{self, Interpreter};
+use super::{
+    Refusal, State, Unsupported, cluster, hashes, info, keys, lists, pubsub, replication, sentinel,
+    sorted_sets, strings,
+};
+
+/// Why a command has no ordinary reply.
+#[derive(Debug)]
+pub(super) enum Stop {
+    /// The server refuses it with this text.
+    Refused(String),
+    /// The simulation does not know it.
+    Unsupported(String),
+}
+
+pub(super) type Answer = Result<Reply, Stop>;
+
+impl From<WrongType> for Stop {
+    fn from(_: WrongType) -> Stop {
+        refused("WRONGTYPE Operation against a key holding the wrong kind of value")
+    }
+}
+
+pub(super) fn refused(text: impl Into<String>) -> Stop {
+    Stop::Refused(text.into())
+}
+
+pub(super) fn unsupported(what: impl Into<String>) -> Stop {
+    Stop::Unsupported(what.into())
+}
+
+/// One command that runs.
+pub(super) struct Call<'a> {
+    pub(super) state: &'a mut State,
+    pub(super) from: ConnectionId,
+    /// All arguments, the command's name first.
+    pub(super) args: &'a [Bytes],
+    /// `None` inside of a script.
+    pub(super) interpreter: Option<&'a mut Interpreter>,
+}
+
+/// Which arguments are keys.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Keys {
+    None,
+    First,
+    All,
+    /// As many as the second argument says, behind it.
+    Counted,
+}
+
+/// Which arguments are channels.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum ChannelArgs {
+    None,
+    First,
+    All,
+    Patterns,
+}
+
+/// A command of the table.
+#[derive(Clone, Copy)]
+pub(super) struct Spec {
+    pub(super) name: &'static str,
+    /// The number of arguments with the name; negative: at least as many.
+    arity: isize,
+    keys: Keys,
+    channels: ChannelArgs,
+    /// Channels that belong to the slot of their name.
+    pub(super) sharded: bool,
+    pub(super) writes: bool,
+    /// Refused when there is no memory left.
+    grows: bool,
+    in_scripts: bool,
+    /// Allowed before a login.
+    before_login: bool,
+    in_sentinels: bool,
+    run: fn(&mut Call<'_>) -> Answer,
+}
+
+const fn spec(name: &'static str, arity: isize, run: fn(&mut Call<'_>) -> Answer) -> Spec {
+    Spec {
+        name,
+        arity,
+        keys: Keys::None,
+        channels: ChannelArgs::None,
+        sharded: false,
+        writes: false,
+        grows: false,
+        in_scripts: true,
+        before_login: false,
+        in_sentinels: false,
+        run,
+    }
+}
+
+const fn read(name: &'static str, arity: isize, run: fn(&mut Call<'_>) -> Answer) -> Spec {
+    Spec {
+        keys: Keys::First,
+        ..spec(name, arity, run)
+    }
+}
+
+/// Writes, without a need for more memory.
+const fn shrink(name: &'static str, arity: isize, run: fn(&mut Call<'_>) -> Answer) -> Spec {
+    Spec {
+        writes: true,
+        ..read(name, arity, run)
+    }
+}
+
+const fn write(name: &'static str, arity: isize, run: fn(&mut Call<'_>) -> Answer) -> Spec {
+    Spec {
+        grows: true,
+        ..shrink(name, arity, run)
+    }
+}
+
+/// Not for scripts.
+const fn client(name: &'static str, arity: isize, run: fn(&mut Call<'_>) -> Answer) -> Spec {
+    Spec {
+        in_scripts: false,
+        ..spec(name, arity, run)
+    }
+}
+
+const fn all_keys(spec: Spec) -> Spec {
+    Spec {
+        keys: Keys::All,
+        ..spec
+    }
+}
+
+const fn counted_keys(spec: Spec) -> Spec {
+    Spec {
+        keys: Keys::Counted,
+        ..spec
+    }
+}
+
+const fn before_login(spec: Spec) -> Spec {
+    Spec {
+        before_login: true,
+        ..spec
+    }
+}
+
+/// Sentinels know it, too.
+const fn in_sentinels(spec: Spec) -> Spec {
+    Spec {
+        in_sentinels: true,
+        ..spec
+    }
+}
+
+const fn channels(channels: ChannelArgs, spec: Spec) -> Spec {
+    Spec { channels, ..spec }
+}
+
+const fn sharded(spec: Spec) -> Spec {
+    Spec {
+        sharded: true,
+        ..spec
+    }
+}
+
+use ChannelArgs::{All, First, Patterns};
+
+const TABLE: &[Spec] = &[
+    in_sentinels(before_login(client("HELLO", -1, connection::hello))),
+    in_sentinels(before_login(client("AUTH", -2, connection::auth))),
+    in_sentinels(before_login(client("QUIT", -1, connection::quit))),
+    in_sentinels(client("SENTINEL", -2, sentinel::sentinel)),
+    client("ASKING", 1, cluster::asking),
+    client("CLUSTER", -2, cluster::cluster),
+    in_sentinels(client("CLIENT", -2, connection::client)),
+    spec("SELECT", 2, connection::select),
+    in_sentinels(spec("PING", -1, connection::ping)),
+    spec("ECHO", 2, connection::echo),
+    spec("TIME", 1, info::time),
+    in_sentinels(client("INFO", -1, info::info)),
+    client("CONFIG", -2, info::config),
+    client("ROLE", 1, replication::role),
+    client("WAIT", 3, replication::wait),
+    read("TYPE", 2, keys::type_of),
+    all_keys(read("EXISTS", -2, keys::exists)),
+    read("TTL", 2, keys::ttl),
+    read("PTTL", 2, keys::pttl),
+    read("PEXPIRETIME", 2, keys::pexpiretime),
+    shrink("EXPIRE", -3, keys::expire),
+    shrink("PEXPIRE", -3, keys::pexpire),
+    shrink("EXPIREAT", -3, keys::expireat),
+    shrink("PEXPIREAT", -3, keys::pexpireat),
+    shrink("PERSIST", 2, keys::persist),
+    all_keys(shrink("DEL", -2, keys::del)),
+    all_keys(shrink("UNLINK", -2, keys::del)),
+    spec("KEYS", 2, keys::keys),
+    spec("SCAN", -2, keys::scan),
+    spec("DBSIZE", 1, keys::dbsize),
+    no_keys(shrink("FLUSHALL", -1, keys::flush)),
+    no_keys(shrink("FLUSHDB", -1, keys::flush)),
+    read("GET", 2, strings::get),
+    read("GETRANGE", 4, strings::getrange),
+    read("STRLEN", 2, strings::strlen),
+    write("SET", -3, strings::set),
+    write("INCR", 2, strings::incr),
+    write("DECR", 2, strings::decr),
+    write("INCRBY", 3, strings::incrby),
+    write("DECRBY", 3, strings::decrby),
+    read("HGET", 3, hashes::hget),
+    read("HMGET", -3, hashes::hmget),
+    read("HGETALL", 2, hashes::hgetall),
+    read("HKEYS", 2, hashes::hkeys),
+    read("HVALS", 2, hashes::hvals),
+    read("HLEN", 2, hashes::hlen),
+    read("HEXISTS", 3, hashes::hexists),
+    write("HSET", -4, hashes::hset),
+    write("HINCRBY", 4, hashes::hincrby),
+    shrink("HDEL", -3, hashes::hdel),
+    read("LLEN", 2, lists::llen),
+    read("LRANGE", 4, lists::lrange),
+    read("LINDEX", 3, lists::lindex),
+    read("LPOS", -3, lists::lpos),
+    write("LPUSH", -3, lists::lpush),
+    write("RPUSH", -3, lists::rpush),
+    shrink("LPOP", -2, lists::lpop),
+    shrink("RPOP", -2, lists::rpop),
+    shrink("LREM", 4, lists::lrem),
+    read("ZCARD", 2, sorted_sets::zcard),
+    read("ZSCORE", 3, sorted_sets::zscore),
+    read("ZCOUNT", 4, sorted_sets::zcount),
+    read("ZRANGE", -4, sorted_sets::zrange),
+    read("ZREVRANGE", -4, sorted_sets::zrevrange),
+    write("ZADD", -4, sorted_sets::zadd),
+    write("ZINCRBY", 4, sorted_sets::zincrby),
+    shrink("ZREM", -3, sorted_sets::zrem),
+    shrink("ZREMRANGEBYRANK", 4, sorted_sets::zremrangebyrank),
+    shrink("ZREMRANGEBYSCORE", 4, sorted_sets::zremrangebyscore),
+    counted_keys(client("EVAL", -3, script::eval)),
+    counted_keys(client("EVALSHA", -3, script::evalsha)),
+    client("SCRIPT", -2, script::script),
+    in_sentinels(channels(All, client("SUBSCRIBE", -2, pubsub::subscribe))),
+    in_sentinels(client("UNSUBSCRIBE", -1, pubsub::unsubscribe)),
+    channels(Patterns, client("PSUBSCRIBE", -2, pubsub::psubscribe)),
+    client("PUNSUBSCRIBE", -1, pubsub::punsubscribe),
+    sharded(channels(All, client("SSUBSCRIBE", -2, pubsub::ssubscribe))),
+    sharded(client("SUNSUBSCRIBE", -1, pubsub::sunsubscribe)),
+    channels(First, spec("PUBLISH", 3, pubsub::publish)),
+    sharded(channels(First, spec("SPUBLISH", 3, pubsub::spublish))),
+    spec("PUBSUB", -2, pubsub::pubsub),
+];
+
+const fn no_keys(spec: Spec) -> Spec {
+    Spec {
+        keys: Keys::None,
+        ..spec
+    }
+}
+
+impl Spec {
+    fn find(name: &[u8]) -> Option<&'static Spec> {
+        let is_it = |spec: &&Spec| spec.name.as_bytes().eq_ignore_ascii_case(name);
+        TABLE.iter().find(is_it)
+    }
+
+    fn takes(&self, args: usize) -> bool {
+        match usize::try_from(self.arity) {
+            Ok(arity) => args == arity,
+            Err(_) => args >= self.arity.unsigned_abs(),
+        }
+    }
+
+    /// The keys among the arguments.
+    pub(super) fn keys<'a>(&self, args: &'a [Bytes]) -> &'a [Bytes] {
+        match self.keys {
+            Keys::None => &[],
+            Keys::First => &args[1..2],
+            Keys::All => &args[1..],
+            Keys::Counted => {
+                let count = args.get(2).and_then(|count| integer(count));
+                let count = count.and_then(|count| usize::try_from(count).ok());
+                let end = count.and_then(|count| count.checked_add(3));
+                end.and_then(|end| args.get(3..end)).unwrap_or(&[])
+            }
+        }
+    }
+
+    /// Its name, with the subcommand if it has some.
+    pub(super) fn full_name(&self, args: &[Bytes]) -> String {
+        match (self.name, args.get(1)) {
+            ("CLIENT" | "CLUSTER" | "CONFIG" | "PUBSUB" | "SCRIPT" | "SENTINEL", Some(sub)) => {
+                let sub = String::from_utf8_lossy(sub).to_ascii_uppercase();
+                format!("{}|{sub}", self.name)
+            }
+            _ => self.name.to_owned(),
+        }
+    }
+
+    /// Whether it looks at keys itself, as scripts do not.
+    pub(super) fn reads_a_key(&self) -> bool {
+        matches!(self.keys, Keys::First | Keys::All)
+    }
+
+    /// Whether the channels are patterns.
+    pub(super) fn subscribes_to_patterns(&self) -> bool {
+        self.channels == ChannelArgs::Patterns
+    }
+
+    /// The channels or patterns of channels among the arguments.
+    pub(super) fn channels<'a>(&self, args: &'a [Bytes]) -> &'a [Bytes] {
+        match self.channels {
+            ChannelArgs::None => &[],
+            ChannelArgs::First => &args[1..2],
+            ChannelArgs::All | ChannelArgs::Patterns => &args[1..],
+        }
+    }
+}
+
+/// Runs a command that a client has sent, and sends the answer.
+pub(super) fn run(
+    state: &mut State,
+    interpreter: &mut Interpreter,
+    from: ConnectionId,
+    args: &[Bytes],
+) -> Result<(), Unsupported> {
+    if args.is_empty() {
+        return Ok(());
+    }
+    let call = Call {
+        state,
+        from,
+        args,
+        interpreter: Some(interpreter),
+    };
+    let reply = match call.check_and_run() {
+        Ok(reply) => reply,
+        Err(Stop::Refused(text)) => Reply::Error(text),
+        Err(Stop::Unsupported(what)) => return Err(Unsupported(what)),
+    };
+    // The reply comes before what it changes for its own connection.
+    state.send(from, &reply);
+    state.settle_changes(Some(from));
+    state.end_of_wish(from, &args[0]);
+    state.close_if_asked(from);
+    Ok(())
+}
+
+/// Runs a command that a script calls.
+pub(super) fn run_in_script(
+    state: &mut State,
+    from: ConnectionId,
+    args: &[Bytes],
+    has_written: &mut bool,
+) -> Answer {
+    let name = args.first().map(Vec::as_slice).unwrap_or_default();
+    let spec = Spec::find(name).ok_or_else(|| unsupported(shown(args)))?;
+    if !spec.takes(args.len()) {
+        return Err(refused(
+            "ERR Wrong number of args calling Redis command from script",
+        ));
+    }
+    if !spec.in_scripts {
+        return Err(refused("ERR This Redis command is not allowed from script"));
+    }
+    if let Err(denied) = state.permits(from, spec, args) {
+        return Err(refused(match denied {
+            Access::Command => {
+                "ERR The user executing the script can't run this command or subcommand"
+            }
+            Access::Key => {
+                "ERR The user executing the script can't access at least one of the keys mentioned in the command arguments"
+            }
+            Access::Channel => {
+                "ERR The user executing the script can't publish to the channel mentioned in the command"
+            }
+        }));
+    }
+    // Which memory a script may use is decided before its first write.
+    let growth_is_allowed = *has_written;
+    if spec.writes {
+        state.check_writable()?;
+        *has_written = true;
+    }
+    if spec.grows && !growth_is_allowed {
+        state.check_memory()?;
+    }
+    state.check_slots_in_script(spec, args)?;
+    let answer = (spec.run)(&mut Call {
+        state,
+        from,
+        args,
+        interpreter: None,
+    });
+    state.remember_read(from, spec, args);
+    answer
+}
+
+impl State {
+    /// Whether this server may write now.
+    fn check_writable(&self) -> Result<(), Stop> {
+        if self.keys.is_replica {
+            return Err(refused(
+                "READONLY You can't write against a read only replica.",
+            ));
+        }
+        match self.refusal {
+            Some(Refusal::TooFewReplicas) => {
+                Err(refused("NOREPLICAS Not enough good replicas to write."))
+            }
+            Some(Refusal::DiskError) => Err(refused(
+                "MISCONF Redis is configured to save RDB snapshots, but it's currently unable to persist to disk. \
+                 Commands that may modify the data set are disabled, because this instance is configured to report \
+                 errors during writes if RDB snapshotting fails (stop-writes-on-bgsave-error option). Please check \
+                 the Redis logs for details about the RDB error.",
+            )),
+            _ => Ok(()),
+        }
+    }
+
+    fn check_memory(&self) -> Result<(), Stop> {
+        match self.refusal {
+            Some(Refusal::OutOfMemory) => Err(refused(
+                "OOM command not allowed when used memory > 'maxmemory'.",
+            )),
+            _ => Ok(()),
+        }
+    }
+}
+
+impl Call<'_> {
+    fn check_and_run(mut self) -> Answer {
+        let spec = Spec::find(&self.args[0]).ok_or_else(|| unsupported(shown(self.args)))?;
+        if self.state.sentinel.is_some() && !spec.in_sentinels {
+            return Err(self.unsupported());
+        }
+        if !spec.takes(self.args.len()) {
+            let name = spec.name.to_ascii_lowercase();
+            return Err(refused(format!(
+                "ERR wrong number of arguments for '{name}' command"
+            )));
+        }
+        let state = &*self.state;
+        if !spec.before_login
+            && state
+                .connections
+                .get(&self.from)
+                .is_none_or(|it| it.user.is_none())
+        {
+            return Err(refused("NOAUTH Authentication required."));
+        }
+        if let Err(denied) = state.permits(self.from, spec, self.args) {
+            let name = spec.full_name(self.args).to_ascii_lowercase();
+            return Err(refused(match denied {
+                Access::Command => {
+                    format!("NOPERM this user has no permissions to run the '{name}' command")
+                }
+                Access::Key => {
+                    "NOPERM this user has no permissions to access one of the keys used as arguments".into()
+                }
+                Access::Channel => {
+                    "NOPERM this user has no permissions to access one of the channels used as arguments".into()
+                }
+            }));
+        }
+        self.state.script_asks = self
+            .state
+            .connections
+            .get(&self.from)
+            .is_some_and(|it| it.asking);
+        self.state.check_slots(self.from, spec, self.args)?;
+        let state = &*self.state;
+        if spec.grows {
+            state.check_memory()?;
+        }
+        if spec.writes {
+            state.check_writable()?;
+        }
+        if state.refusal == Some(Refusal::Loading) && !spec.before_login {
+            return Err(refused("LOADING Redis is loading the dataset in memory"));
+        }
+        let answer = (spec.run)(&mut self);
+        self.state.remember_read(self.from, spec, self.args);
+        answer
+    }
+
+    /// The argument at this place; the table says how many there are at least.
+    pub(super) fn arg(&self, at: usize) -> &[u8] {
+        self.args.get(at).map(Vec::as_slice).unwrap_or_default()
+    }
+
+    pub(super) fn integer(&self, at: usize) -> Result<i64, Stop> {
+        let refusal = || refused("ERR value is not an integer or out of range");
+        integer(self.arg(at)).ok_or_else(refusal)
+    }
+
+    /// An argument that is a word, in capital letters.
+    pub(super) fn word(&self, at: usize) -> String {
+        String::from_utf8_lossy(self.arg(at)).to_ascii_uppercase()
+    }
+
+    /// The error for an option or subcommand that the simulation does not know.
+    pub(super) fn unsupported(&self) -> Stop {
+        unsupported(shown(self.args))
+    }
+
+    /// The error for a subcommand with too few or too many arguments.
+    pub(super) fn wrong_arity(&self) -> Stop {
+        let (command, sub) = (
+            self.word(0).to_ascii_lowercase(),
+            self.word(1).to_ascii_lowercase(),
+        );
+        refused(format!(
+            "ERR wrong number of arguments for '{command}|{sub}' command"
+        ))
+    }
+}
+
+/// An integer as Redis reads it: no sign but a minus, no leading zeros.
+pub(super) fn integer(text: &[u8]) -> Option<i64> {
+    let text = std::str::from_utf8(text).ok()?;
+    let number: i64 = text.parse().ok()?;
+    (number.to_string() == text).then_some(number)
+}
+
+/// A command for an error message.
+fn shown(args: &[Bytes]) -> String {
+    let shown = args.iter().map(|arg| match arg.len() {
+        0..=100 => format!("{:?}", String::from_utf8_lossy(arg)),
+        length => format!("({length} bytes)"),
+    });
+    format!("the command {}", shown.collect::<Vec<_>>().join(" "))
+}

@@ -1,0 +1,323 @@
+//! A server in the process: a state machine that is told what arrives and what time it is, and returns what
+//! it sends.
+//!
+//! [`Server::receive`] appends bytes to the connection's input, runs every command that is complete, and
+//! returns the answers and messages in the order in which they are sent. Commands are in one table
+//! ([`commands`]), which also says what is checked before they run. A command that the simulation does not
+//! know is an [`Unsupported`] error of the run, never an answer that a client could take for a refusal.
+//!
+//! Nothing here is random or depends on hashing: the same calls give the same answers.
+
+mod auth;
+mod cluster;
+mod commands;
+mod connection;
+mod glob;
+mod hashes;
+mod info;
+mod keys;
+mod keyspace;
+mod lists;
+mod pubsub;
+mod replication;
+mod resp;
+mod script;
+mod sentinel;
+mod sorted_sets;
+mod strings;
+#[cfg(test)]
+mod tests;
+mod tracking;
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+pub use self::auth::User;
+pub use self::cluster::{ClusterView, Node, SLOTS, SlotRange, slot};
+use self::connection::Connection;
+pub use self::connection::ConnectionId;
+pub use self::keyspace::Entry;
+use self::keyspace::Keyspace;
+use self::pubsub::Channels;
+use self::replication::Replication;
+pub use self::replication::{Effect, Effects, Snapshot};
+use self::resp::{Bytes, Reply, write_push};
+use self::script::Interpreter;
+use self::sentinel::Masters;
+use self::tracking::{Readers, Reads};
+
+/// What one server is, apart from its data.
+#[derive(Debug, Clone)]
+pub struct Config {
+    /// Where clients reach it.
+    pub host: String,
+    /// Its port there.
+    pub port: u16,
+    /// What INFO names as the id of the process: 40 hex digits, others after each restart.
+    pub run_id: String,
+    /// The version that it claims, and whose behavior it has: 7.0 or later.
+    pub version: String,
+    /// The password of the user `default`, if it needs one.
+    pub password: Option<String>,
+}
+
+/// What a server sends, or does to a connection.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Output {
+    /// Sends these bytes.
+    Send {
+        /// The connection.
+        to: ConnectionId,
+        /// An answer or a message, complete.
+        bytes: Vec<u8>,
+    },
+    /// Closes the connection, after all that was sent before.
+    Close {
+        /// The connection, which the server has forgotten already.
+        to: ConnectionId,
+    },
+}
+
+/// The run must end: a command, an option or a use of Lua that the simulated server does not know.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("the simulated server does not support {0}")]
+pub struct Unsupported(String);
+
+/// Why a server refuses commands for a while.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Refusal {
+    /// Commands that need memory are refused (`maxmemory`).
+    OutOfMemory,
+    /// Writes are refused: too few replicas are connected (`min-replicas-to-write`).
+    TooFewReplicas,
+    /// Writes are refused: the data cannot be saved.
+    DiskError,
+    /// Everything is refused until the data is read.
+    Loading,
+}
+
+/// One simulated server.
+#[derive(Debug)]
+pub struct Server {
+    state: State,
+    interpreter: Interpreter,
+}
+
+/// All of a server but its interpreter, which runs scripts on this.
+#[derive(Debug)]
+struct State {
+    config: Config,
+    /// Since 1970, by this server's clock.
+    now: Duration,
+    keys: Keyspace,
+    connections: BTreeMap<ConnectionId, Connection>,
+    /// How many connections there ever were.
+    connected: u64,
+    channels: Channels,
+    replication: Replication,
+    users: BTreeMap<String, User>,
+    refusal: Option<Refusal>,
+    /// Of a node of a cluster.
+    cluster: Option<ClusterView>,
+    /// Of a Sentinel.
+    sentinel: Option<Masters>,
+    /// Messages for the other nodes of the cluster.
+    broadcasts: Vec<(Bytes, Bytes)>,
+    readers: Readers,
+    reads: Reads,
+    /// The keys of the script that is running.
+    script_keys: Option<Vec<Bytes>>,
+    /// Whether the script that is running was sent by the owner of its slot.
+    script_asks: bool,
+    outputs: Vec<Output>,
+}
+
+impl Server {
+    /// Creates a master without data.
+    pub fn new(config: Config) -> Server {
+        let default = User::all_powerful(config.password.as_deref());
+        let state = State {
+            now: Duration::ZERO,
+            keys: Keyspace::default(),
+            connections: BTreeMap::new(),
+            connected: 0,
+            channels: Channels::default(),
+            replication: Replication::default(),
+            users: BTreeMap::from([("default".to_owned(), default)]),
+            refusal: None,
+            cluster: None,
+            sentinel: None,
+            broadcasts: Vec::new(),
+            readers: Readers::new(),
+            reads: Reads::new(),
+            script_keys: None,
+            script_asks: false,
+            outputs: Vec::new(),
+            config,
+        };
+        let interpreter = Interpreter::new();
+        Server { state, interpreter }
+    }
+
+    /// Accepts a connection.
+    pub fn connect(&mut self) -> ConnectionId {
+        self.state.connected += 1;
+        let id = ConnectionId(self.state.connected);
+        let user = &self.state.users["default"];
+        let connection = Connection::new(user.needs_no_password().then(|| "default".to_owned()));
+        self.state.connections.insert(id, connection);
+        id
+    }
+
+    /// Forgets a connection that the client or the network has closed.
+    pub fn disconnect(&mut self, id: ConnectionId) {
+        self.state.forget(id);
+    }
+
+    /// Takes bytes from a connection and runs the commands that are complete with them. `now` is the
+    /// time since 1970 by this server's clock.
+    ///
+    /// Bytes of a connection that is closed are ignored.
+    ///
+    /// # Errors
+    ///
+    /// The run cannot go on: see [`Unsupported`].
+    pub fn receive(
+        &mut self,
+        from: ConnectionId,
+        bytes: &[u8],
+        now: Duration,
+    ) -> Result<Vec<Output>, Unsupported> {
+        self.state.set_clock(now);
+        if let Some(connection) = self.state.connections.get_mut(&from) {
+            connection.input.extend_from_slice(bytes);
+        }
+        self.run_input(from)?;
+        self.outputs()
+    }
+
+    /// Lets time pass: commands that have blocked for as long as they wanted are answered. Needed at the
+    /// latest at [`Server::next_deadline`].
+    ///
+    /// # Errors
+    ///
+    /// See [`Server::receive`]; commands behind those that were blocked run now.
+    pub fn advance(&mut self, now: Duration) -> Result<Vec<Output>, Unsupported> {
+        self.state.set_clock(now);
+        self.outputs()
+    }
+
+    /// Returns when the next blocked command times out.
+    pub fn next_deadline(&self) -> Option<Duration> {
+        self.state.next_deadline()
+    }
+
+    /// Deletes all keys that have expired, as a server does in the background. Without it they are
+    /// invisible, and stored until they are looked up.
+    pub fn delete_expired(&mut self, now: Duration) -> Vec<Output> {
+        self.state.set_clock(now);
+        if !self.state.keys.is_replica {
+            self.state.keys.delete_expired();
+            self.state.settle_changes(None);
+        }
+        std::mem::take(&mut self.state.outputs)
+    }
+
+    /// Refuses commands from now on for this reason, or for none.
+    pub fn refuse(&mut self, refusal: Option<Refusal>) {
+        self.state.refusal = refusal;
+    }
+
+    /// Forgets all scripts.
+    pub fn forget_scripts(&mut self) {
+        self.interpreter.forget();
+    }
+
+    /// All keys that have not expired.
+    pub fn keys(&mut self, now: Duration) -> Vec<Vec<u8>> {
+        self.state.set_clock(now);
+        self.state.keys.keys().cloned().collect()
+    }
+
+    /// How many connections there are.
+    pub fn connections(&self) -> usize {
+        self.state.connections.len()
+    }
+
+    /// Runs the commands in the input of a connection, up to one that blocks.
+    fn run_input(&mut self, id: ConnectionId) -> Result<(), Unsupported> {
+        while let Some(args) = self.state.next_command(id) {
+            commands::run(&mut self.state, &mut self.interpreter, id, &args)?;
+        }
+        Ok(())
+    }
+
+    /// What is to be sent, with the answers to commands that are no longer blocked and to those behind.
+    fn outputs(&mut self) -> Result<Vec<Output>, Unsupported> {
+        while let Some(id) = self.state.unblock_next() {
+            self.run_input(id)?;
+        }
+        Ok(std::mem::take(&mut self.state.outputs))
+    }
+}
+
+impl State {
+    fn set_clock(&mut self, now: Duration) {
+        self.now = now;
+        self.keys.now = u64::try_from(now.as_millis()).unwrap_or(u64::MAX);
+    }
+
+    /// Takes the next complete command out of the input of a connection that is not blocked.
+    fn next_command(&mut self, id: ConnectionId) -> Option<Vec<Bytes>> {
+        let connection = self.connections.get_mut(&id)?;
+        if connection.blocked.is_some() {
+            return None;
+        }
+        match resp::parse(&connection.input) {
+            Ok(None) => None,
+            Ok(Some((args, length))) => {
+                connection.input.drain(..length);
+                Some(args)
+            }
+            Err(error) => {
+                self.send(id, &Reply::Error(error));
+                self.close(id);
+                None
+            }
+        }
+    }
+
+    /// Sends an answer.
+    fn send(&mut self, to: ConnectionId, reply: &Reply) {
+        let Some(connection) = self.connections.get(&to) else {
+            return;
+        };
+        let mut bytes = Vec::new();
+        reply.write(connection.protocol, &mut bytes);
+        if !bytes.is_empty() {
+            self.outputs.push(Output::Send { to, bytes });
+        }
+    }
+
+    /// Sends a message that is no answer.
+    fn push(&mut self, to: ConnectionId, parts: &[Reply]) {
+        if let Some(connection) = self.connections.get(&to) {
+            let mut bytes = Vec::new();
+            write_push(connection.protocol, parts, &mut bytes);
+            self.outputs.push(Output::Send { to, bytes });
+        }
+    }
+
+    /// Closes a connection from this side.
+    fn close(&mut self, id: ConnectionId) {
+        if self.forget(id) {
+            self.outputs.push(Output::Close { to: id });
+        }
+    }
+
+    /// Returns whether there was such a connection.
+    fn forget(&mut self, id: ConnectionId) -> bool {
+        self.channels.forget(id);
+        self.connections.remove(&id).is_some()
+    }
+}

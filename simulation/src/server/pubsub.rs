@@ -1,0 +1,244 @@
+//! Publish and subscribe: channels, patterns, and channels that belong to a slot.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use super::State;
+use super::commands::{Answer, Call};
+use super::connection::ConnectionId;
+use super::glob::matches;
+use super::resp::{Bytes, Reply};
+
+/// The ways to subscribe.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) enum Way {
+    Channel,
+    Pattern,
+    Sharded,
+}
+
+impl Way {
+    /// What confirmations of the beginning and of the end are called.
+    fn words(self) -> (&'static str, &'static str) {
+        match self {
+            Way::Channel => ("subscribe", "unsubscribe"),
+            Way::Pattern => ("psubscribe", "punsubscribe"),
+            Way::Sharded => ("ssubscribe", "sunsubscribe"),
+        }
+    }
+}
+
+/// Who has subscribed to what.
+#[derive(Debug, Default)]
+pub(super) struct Channels {
+    /// In the order in which they have subscribed.
+    subscribers: BTreeMap<(Way, Bytes), Vec<ConnectionId>>,
+    /// The other way round.
+    subscriptions: BTreeMap<ConnectionId, BTreeSet<(Way, Bytes)>>,
+}
+
+impl Channels {
+    fn add(&mut self, id: ConnectionId, way: Way, channel: &Bytes) {
+        let subscription = (way, channel.clone());
+        if self
+            .subscriptions
+            .entry(id)
+            .or_default()
+            .insert(subscription.clone())
+        {
+            self.subscribers.entry(subscription).or_default().push(id);
+        }
+    }
+
+    fn remove(&mut self, id: ConnectionId, way: Way, channel: &Bytes) {
+        let subscription = (way, channel.clone());
+        if let Some(all) = self.subscriptions.get_mut(&id) {
+            all.remove(&subscription);
+        }
+        if let Some(ids) = self.subscribers.get_mut(&subscription) {
+            ids.retain(|other| *other != id);
+            if ids.is_empty() {
+                self.subscribers.remove(&subscription);
+            }
+        }
+    }
+
+    /// Ends all subscriptions of a connection.
+    pub(super) fn forget(&mut self, id: ConnectionId) {
+        for (way, channel) in self.subscriptions.remove(&id).unwrap_or_default() {
+            self.remove(id, way, &channel);
+        }
+    }
+
+    /// The channels or patterns of a connection.
+    fn of(&self, id: ConnectionId, way: Way) -> Vec<Bytes> {
+        let all = self.subscriptions.get(&id).into_iter().flatten();
+        let all = all.filter(|(other, _)| *other == way);
+        all.map(|(_, channel)| channel.clone()).collect()
+    }
+
+    /// How many subscriptions a connection is told that it has: channels and patterns count together.
+    fn count(&self, id: ConnectionId, way: Way) -> usize {
+        let all = self.subscriptions.get(&id).into_iter().flatten();
+        let counts = |(other, _): &&(Way, Bytes)| (*other == Way::Sharded) == (way == Way::Sharded);
+        all.filter(counts).count()
+    }
+
+    /// The subscribers of one channel or pattern.
+    fn subscribers(&self, way: Way, channel: &[u8]) -> &[ConnectionId] {
+        let ids = self.subscribers.get(&(way, channel.to_vec()));
+        ids.map(Vec::as_slice).unwrap_or_default()
+    }
+
+    /// All channels or patterns that have subscribers.
+    pub(super) fn all(&self, way: Way) -> impl Iterator<Item = (&Bytes, &[ConnectionId])> {
+        let all = self
+            .subscribers
+            .iter()
+            .filter(move |((other, _), _)| *other == way);
+        all.map(|((_, channel), ids)| (channel, ids.as_slice()))
+    }
+}
+
+impl State {
+    /// Sends a message to all subscribers here. Returns how many there are.
+    pub(super) fn deliver(&mut self, sharded: bool, channel: &[u8], message: &[u8]) -> usize {
+        let bulk = |bytes: &[u8]| Reply::Bulk(bytes.to_vec());
+        let (way, word) = match sharded {
+            true => (Way::Sharded, "smessage"),
+            false => (Way::Channel, "message"),
+        };
+        let direct = self.channels.subscribers(way, channel).to_vec();
+        let parts = [Reply::text(word), bulk(channel), bulk(message)];
+        for id in &direct {
+            self.push(*id, &parts);
+        }
+        if sharded {
+            return direct.len();
+        }
+        let patterns = self.channels.all(Way::Pattern);
+        let matching = patterns.filter(|(pattern, _)| matches(pattern, channel));
+        let matching: Vec<(Bytes, ConnectionId)> = matching
+            .flat_map(|(pattern, ids)| ids.iter().map(|id| (pattern.clone(), *id)))
+            .collect();
+        for (pattern, id) in &matching {
+            let parts = ["pmessage".as_bytes(), pattern, channel, message].map(bulk);
+            self.push(*id, &parts);
+        }
+        direct.len() + matching.len()
+    }
+
+    /// Ends a subscription and says so, asked or not.
+    pub(super) fn end_subscription(&mut self, id: ConnectionId, way: Way, channel: &Bytes) {
+        self.channels.remove(id, way, channel);
+        self.confirm_end(id, way, Reply::Bulk(channel.clone()));
+    }
+
+    fn confirm_end(&mut self, id: ConnectionId, way: Way, channel: Reply) {
+        let left = Reply::count(self.channels.count(id, way));
+        self.push(id, &[Reply::text(way.words().1), channel, left]);
+    }
+}
+
+pub(super) fn subscribe(call: &mut Call<'_>) -> Answer {
+    begin(call, Way::Channel)
+}
+
+pub(super) fn psubscribe(call: &mut Call<'_>) -> Answer {
+    begin(call, Way::Pattern)
+}
+
+pub(super) fn ssubscribe(call: &mut Call<'_>) -> Answer {
+    begin(call, Way::Sharded)
+}
+
+fn begin(call: &mut Call<'_>, way: Way) -> Answer {
+    let (state, id) = (&mut *call.state, call.from);
+    for channel in &call.args[1..] {
+        state.channels.add(id, way, channel);
+        let count = Reply::count(state.channels.count(id, way));
+        let confirmation = [
+            Reply::text(way.words().0),
+            Reply::Bulk(channel.clone()),
+            count,
+        ];
+        state.push(id, &confirmation);
+    }
+    Ok(Reply::Sent)
+}
+
+pub(super) fn unsubscribe(call: &mut Call<'_>) -> Answer {
+    end(call, Way::Channel)
+}
+
+pub(super) fn punsubscribe(call: &mut Call<'_>) -> Answer {
+    end(call, Way::Pattern)
+}
+
+pub(super) fn sunsubscribe(call: &mut Call<'_>) -> Answer {
+    end(call, Way::Sharded)
+}
+
+fn end(call: &mut Call<'_>, way: Way) -> Answer {
+    let (state, id) = (&mut *call.state, call.from);
+    let named = call.args[1..].to_vec();
+    let channels = if named.is_empty() {
+        state.channels.of(id, way)
+    } else {
+        named
+    };
+    if channels.is_empty() {
+        state.confirm_end(id, way, Reply::Nil);
+    }
+    for channel in &channels {
+        state.end_subscription(id, way, channel);
+    }
+    Ok(Reply::Sent)
+}
+
+pub(super) fn publish(call: &mut Call<'_>) -> Answer {
+    send(call, false)
+}
+
+pub(super) fn spublish(call: &mut Call<'_>) -> Answer {
+    send(call, true)
+}
+
+fn send(call: &mut Call<'_>, sharded: bool) -> Answer {
+    let (channel, message) = (&call.args[1], &call.args[2]);
+    let receivers = call.state.deliver(sharded, channel, message);
+    call.state.replication.published(sharded, channel, message);
+    if call.state.cluster.is_some() && !sharded {
+        let broadcast = (channel.clone(), message.clone());
+        call.state.broadcasts.push(broadcast);
+    }
+    Ok(Reply::count(receivers))
+}
+
+pub(super) fn pubsub(call: &mut Call<'_>) -> Answer {
+    let channels = &call.state.channels;
+    let (way, lists) = match call.word(1).as_str() {
+        "CHANNELS" => (Way::Channel, true),
+        "SHARDCHANNELS" => (Way::Sharded, true),
+        "NUMSUB" => (Way::Channel, false),
+        "SHARDNUMSUB" => (Way::Sharded, false),
+        "NUMPAT" if call.args.len() == 2 => {
+            return Ok(Reply::count(channels.all(Way::Pattern).count()));
+        }
+        _ => return Err(call.unsupported()),
+    };
+    if lists {
+        let pattern = match call.args.len() {
+            2 => None,
+            3 => Some(call.arg(2)),
+            _ => return Err(call.wrong_arity()),
+        };
+        let names = channels.all(way).map(|(channel, _)| channel);
+        let found = names.filter(|name| pattern.is_none_or(|pattern| matches(pattern, name)));
+        return Ok(Reply::bulks(found.cloned()));
+    }
+    let counts = call.args[2..].iter().flat_map(|channel| {
+        let count = channels.subscribers(way, channel).len();
+        [Reply::Bulk(channel.clone()), Reply::count(count)]
+    });
+    Ok(Reply::Array(counts.collect()))
+}

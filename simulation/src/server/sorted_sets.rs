@@ -1,0 +1,268 @@
+//! Commands on sorted sets.
+
+use super::commands::{Answer, Call, Stop, refused};
+use super::keyspace::SortedSet;
+use super::lists::range;
+use super::resp::Reply;
+
+const NOT_A_NUMBER: &str = "ERR resulting score is not a number (NaN)";
+
+pub(super) fn zcard(call: &mut Call<'_>) -> Answer {
+    let set = call.state.keys.read::<SortedSet>(&call.args[1])?;
+    Ok(Reply::count(set.map_or(0, |set| set.0.len())))
+}
+
+pub(super) fn zscore(call: &mut Call<'_>) -> Answer {
+    let set = call.state.keys.read::<SortedSet>(&call.args[1])?;
+    let score = set.and_then(|set| set.0.get(&call.args[2]));
+    Ok(score.map_or(Reply::Nil, |score| Reply::Double(*score)))
+}
+
+pub(super) fn zcount(call: &mut Call<'_>) -> Answer {
+    let within = scores(call, 2)?;
+    let set = call.state.keys.read::<SortedSet>(&call.args[1])?;
+    let scores = set.into_iter().flat_map(|set| set.0.values());
+    Ok(Reply::count(
+        scores.filter(|score| within.contains(**score)).count(),
+    ))
+}
+
+pub(super) fn zrange(call: &mut Call<'_>) -> Answer {
+    listed(call, |_| {})
+}
+
+pub(super) fn zrevrange(call: &mut Call<'_>) -> Answer {
+    listed(call, |all| all.reverse())
+}
+
+fn listed(call: &mut Call<'_>, order: fn(&mut Vec<(Vec<u8>, f64)>)) -> Answer {
+    let with_scores = match (call.args.len(), call.word(4).as_str()) {
+        (4, _) => false,
+        (5, "WITHSCORES") => true,
+        _ => return Err(call.unsupported()),
+    };
+    let (first, last) = (call.integer(2)?, call.integer(3)?);
+    let set = call.state.keys.read::<SortedSet>(&call.args[1])?;
+    let mut all = set.map(SortedSet::sorted).unwrap_or_default();
+    order(&mut all);
+    let listed = all.drain(range(all.len(), first, last));
+    Ok(match with_scores {
+        true => Reply::Scored(listed.collect()),
+        false => Reply::bulks(listed.map(|(member, _)| member)),
+    })
+}
+
+/// What ZADD may do with a member.
+#[derive(Default, Clone, Copy)]
+struct Rules {
+    only_new: bool,
+    only_old: bool,
+    only_greater: bool,
+    only_less: bool,
+    counts_changes: bool,
+    adds_up: bool,
+}
+
+/// What became of a member.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Done {
+    Added,
+    Changed,
+    Same,
+    Refused,
+}
+
+impl Rules {
+    /// Adds one member; the error if the sum is no number. Returns what was done and the score.
+    fn add(self, set: &mut SortedSet, member: &[u8], score: f64) -> Result<(Done, f64), Stop> {
+        let Some(before) = set.0.get_mut(member) else {
+            if self.only_old {
+                return Ok((Done::Refused, score));
+            }
+            set.0.insert(member.to_vec(), score);
+            return Ok((Done::Added, score));
+        };
+        if self.only_new {
+            return Ok((Done::Refused, *before));
+        }
+        let score = if self.adds_up { *before + score } else { score };
+        if score.is_nan() {
+            return Err(refused(NOT_A_NUMBER));
+        }
+        if (self.only_greater && score <= *before) || (self.only_less && score >= *before) {
+            return Ok((Done::Refused, *before));
+        }
+        let done = if score == *before {
+            Done::Same
+        } else {
+            Done::Changed
+        };
+        *before = score;
+        Ok((done, score))
+    }
+}
+
+pub(super) fn zadd(call: &mut Call<'_>) -> Answer {
+    let mut rules = Rules::default();
+    let mut at = 2;
+    loop {
+        match call.word(at).as_str() {
+            "NX" => rules.only_new = true,
+            "XX" => rules.only_old = true,
+            "GT" => rules.only_greater = true,
+            "LT" => rules.only_less = true,
+            "CH" => rules.counts_changes = true,
+            "INCR" => rules.adds_up = true,
+            _ => break,
+        }
+        at += 1;
+    }
+    let pairs = call.args[at..].chunks_exact(2);
+    if pairs.len() == 0 || !pairs.remainder().is_empty() {
+        return Err(refused("ERR syntax error"));
+    }
+    if rules.only_new && rules.only_old {
+        return Err(refused(
+            "ERR XX and NX options at the same time are not compatible",
+        ));
+    }
+    let (greater, less) = (rules.only_greater, rules.only_less);
+    if (greater && (rules.only_new || less)) || (less && rules.only_new) {
+        let text = "ERR GT, LT, and/or NX options at the same time are not compatible";
+        return Err(refused(text));
+    }
+    if rules.adds_up && pairs.len() > 1 {
+        return Err(refused(
+            "ERR INCR option supports a single increment-element pair",
+        ));
+    }
+    let scored =
+        pairs.map(|pair| Ok((float(&pair[0], "ERR value is not a valid float")?, &pair[1])));
+    let scored: Vec<_> = scored.collect::<Result<_, Stop>>()?;
+    let done = call
+        .state
+        .keys
+        .change(&call.args[1], |set: &mut SortedSet| {
+            let add = |(score, member): &(f64, &Vec<u8>)| rules.add(set, member, *score);
+            let done: Result<Vec<_>, Stop> = scored.iter().map(add).collect();
+            let is_change = |(done, _): &(Done, f64)| matches!(done, Done::Added | Done::Changed);
+            let changed = done.as_ref().is_ok_and(|done| done.iter().any(is_change));
+            (done, changed)
+        })??;
+    let counted = done.iter().filter(|(done, _)| match done {
+        Done::Added => true,
+        Done::Changed => rules.counts_changes,
+        Done::Same | Done::Refused => false,
+    });
+    Ok(match (rules.adds_up, done.first()) {
+        (true, Some((Done::Refused, _))) => Reply::Nil,
+        (true, Some((_, score))) => Reply::Double(*score),
+        _ => Reply::count(counted.count()),
+    })
+}
+
+pub(super) fn zincrby(call: &mut Call<'_>) -> Answer {
+    let by = float(call.arg(2), "ERR value is not a valid float")?;
+    let rules = Rules {
+        adds_up: true,
+        ..Rules::default()
+    };
+    let sum = call
+        .state
+        .keys
+        .change(&call.args[1], |set: &mut SortedSet| {
+            let sum = rules.add(set, &call.args[3], by);
+            let changed = sum.as_ref().is_ok_and(|(done, _)| *done != Done::Same);
+            (sum, changed)
+        })?;
+    sum.map(|(_, sum)| Reply::Double(sum))
+}
+
+pub(super) fn zrem(call: &mut Call<'_>) -> Answer {
+    remove(call, |call, set| {
+        let members = call.args[2..].iter();
+        members
+            .filter(|member| set.0.contains_key(*member))
+            .cloned()
+            .collect()
+    })
+}
+
+pub(super) fn zremrangebyrank(call: &mut Call<'_>) -> Answer {
+    let (first, last) = (call.integer(2)?, call.integer(3)?);
+    remove(call, |_, set| {
+        let mut all = set.sorted();
+        all.drain(range(all.len(), first, last))
+            .map(|(member, _)| member)
+            .collect()
+    })
+}
+
+pub(super) fn zremrangebyscore(call: &mut Call<'_>) -> Answer {
+    let within = scores(call, 2)?;
+    remove(call, |_, set| {
+        let members = set.0.iter().filter(|(_, score)| within.contains(**score));
+        members.map(|(member, _)| member.clone()).collect()
+    })
+}
+
+/// Removes the members that are chosen, and returns how many they were.
+fn remove(
+    call: &mut Call<'_>,
+    choose: impl FnOnce(&Call<'_>, &SortedSet) -> Vec<Vec<u8>>,
+) -> Answer {
+    let set = call.state.keys.read::<SortedSet>(&call.args[1])?;
+    let set = set.cloned().unwrap_or_default();
+    let chosen = choose(call, &set);
+    let removed = call
+        .state
+        .keys
+        .change(&call.args[1], |set: &mut SortedSet| {
+            let removed = chosen
+                .iter()
+                .filter(|member| set.0.remove(*member).is_some());
+            let removed = removed.count();
+            (removed, removed > 0)
+        })?;
+    Ok(Reply::count(removed))
+}
+
+/// A range of scores, each end with it or without.
+#[derive(Clone, Copy)]
+struct Scores {
+    low: (f64, bool),
+    high: (f64, bool),
+}
+
+impl Scores {
+    fn contains(self, score: f64) -> bool {
+        let above = score > self.low.0 || (self.low.1 && score == self.low.0);
+        let below = score < self.high.0 || (self.high.1 && score == self.high.0);
+        above && below
+    }
+}
+
+/// The range that two arguments name: `5`, `(5` without the 5, `-inf`. No text at all is 0.
+fn scores(call: &Call<'_>, at: usize) -> Result<Scores, Stop> {
+    let end = |at: usize| {
+        let text = call.arg(at);
+        let without = text.strip_prefix(b"(");
+        let score = match without.unwrap_or(text) {
+            b"" => 0.0,
+            text => float(text, "ERR min or max is not a float")?,
+        };
+        Ok::<_, Stop>((score, without.is_none()))
+    };
+    let (low, high) = (end(at)?, end(at + 1)?);
+    Ok(Scores { low, high })
+}
+
+/// A score, infinite ones among them.
+fn float(text: &[u8], refusal: &str) -> Result<f64, Stop> {
+    let text = std::str::from_utf8(text).ok();
+    let number = text.and_then(|text| text.parse::<f64>().ok());
+    let number = number.filter(|number| !number.is_nan());
+    // There is only one zero.
+    let number = number.map(|number| number + 0.0);
+    number.ok_or_else(|| refused(refusal))
+}

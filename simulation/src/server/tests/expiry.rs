@@ -1,0 +1,91 @@
+use std::time::Duration;
+
+use super::*;
+
+#[test]
+fn key_is_visible_up_to_its_date_and_never_after() {
+    let mut stage = Stage::new();
+    let id = stage.connect();
+    assert_eq!(stage.ask(id, "SET k v PX 100"), "+OK");
+    stage.now += 100;
+    assert_eq!(stage.ask(id, "GET k"), "$1 v");
+    assert_eq!(stage.ask(id, "PTTL k"), ":0");
+    stage.now += 1;
+    for (command, answer) in [
+        ("DBSIZE", ":0"),
+        ("KEYS *", "*0"),
+        ("SCAN 0", "*2 $1 0 *0"),
+        ("EXISTS k", ":0"),
+        ("PTTL k", ":-2"),
+        ("TYPE k", "+none"),
+        ("DEL k", ":0"),
+        ("GET k", "_"),
+    ] {
+        assert_eq!(stage.ask(id, command), answer, "{command}");
+    }
+}
+
+#[test]
+fn expired_value_is_not_continued() {
+    let mut stage = Stage::new();
+    let id = stage.connect();
+    stage.ask(id, "HSET h a 1 b 2");
+    stage.ask(id, "SET n 5 PX 100");
+    assert_eq!(stage.ask(id, "PEXPIRE h 100"), ":1");
+    stage.now += 101;
+    assert_eq!(stage.ask(id, "HSET h c 3"), ":1");
+    assert_eq!(stage.ask(id, "HLEN h"), ":1");
+    assert_eq!(stage.ask(id, "PTTL h"), ":-1");
+    assert_eq!(stage.ask(id, "INCR n"), ":1");
+    assert_eq!(stage.ask(id, "PTTL n"), ":-1");
+}
+
+#[test]
+fn dates_are_exact() {
+    let mut stage = Stage::new();
+    let id = stage.connect();
+    stage.ask(id, "SET k v PX 1500");
+    assert_eq!(stage.ask(id, "PEXPIRETIME k"), ":1001500");
+    assert_eq!(stage.ask(id, "TTL k"), ":2", "rounded up from the half");
+    stage.now += 1;
+    assert_eq!(stage.ask(id, "TTL k"), ":1");
+    assert_eq!(stage.ask(id, "PEXPIRE k 1000 GT"), ":0");
+    assert_eq!(stage.ask(id, "PEXPIRE k 1000 LT"), ":1");
+    assert_eq!(stage.ask(id, "PTTL k"), ":1000");
+    assert_eq!(stage.ask(id, "SET k w KEEPTTL"), "+OK");
+    assert_eq!(stage.ask(id, "PTTL k"), ":1000");
+    assert_eq!(
+        stage.ask(id, "PEXPIREAT k 1000001"),
+        ":1",
+        "now is too late"
+    );
+    assert_eq!(stage.ask(id, "EXISTS k"), ":0");
+}
+
+#[test]
+fn time_stands_still_in_a_script() {
+    let mut stage = Stage::new();
+    let id = stage.connect();
+    let source = "local one = redis.call('TIME') redis.call('SET', KEYS[1], 'v', 'PX', 1)
+                  local other = redis.call('TIME')
+                  return { one[1], one[2], other[2], redis.call('PTTL', KEYS[1]) }";
+    let now = Duration::from_micros(1_700_000_000_123_456);
+    let outputs = stage
+        .server
+        .receive(id, &command(&["EVAL", source, "1", "k"]), now);
+    let answer = sent(&outputs.unwrap(), id);
+    assert_eq!(answer, "*4 $10 1700000000 $6 123456 $6 123456 :1");
+}
+
+#[test]
+fn expired_keys_are_deleted_when_told() {
+    let mut stage = Stage::new();
+    let id = stage.connect();
+    stage.ask(id, "SET k v PX 100");
+    stage.ask(id, "SET j v PX 200");
+    stage
+        .server
+        .delete_expired(Duration::from_millis(stage.now + 101));
+    // The clock is set back: what was deleted stays so.
+    assert_eq!(stage.ask(id, "KEYS *"), "*1 $1 j");
+}

@@ -1,0 +1,134 @@
+//! Client tracking: which connections have read which keys and are told when these change.
+//!
+//! Only the mode of RESP3 in which a client says before a command that it wants to be told (`OPTIN`), or
+//! wants it for all commands. A key is told once, and forgotten with that. Of a script all declared keys
+//! count as read when it reads anything, which is what Redis does; a write of the connection's own ends
+//! what was read before it.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use super::State;
+use super::commands::{Answer, Call, Spec, refused};
+use super::connection::ConnectionId;
+use super::keyspace::Changes;
+use super::resp::{Bytes, Reply};
+
+/// How a connection tracks.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Tracking {
+    only_wanted: bool,
+    /// Its own changes are not told.
+    no_loop: bool,
+    /// The next command is wanted.
+    is_wanted: bool,
+}
+
+/// What the current command has read, and how many changes it had made before.
+pub(super) type Reads = BTreeMap<Bytes, u64>;
+
+/// Who has read a key.
+pub(super) type Readers = BTreeMap<Bytes, BTreeSet<ConnectionId>>;
+
+impl State {
+    /// Notes what a command of this connection has read.
+    pub(super) fn remember_read(&mut self, from: ConnectionId, spec: &Spec, args: &[Bytes]) {
+        if spec.writes || !spec.reads_a_key() {
+            return;
+        }
+        let tracking = self.connections.get(&from).and_then(|it| it.tracking);
+        if tracking.is_none_or(|it| it.only_wanted && !it.is_wanted) {
+            return;
+        }
+        let keys = match &self.script_keys {
+            Some(keys) => keys.as_slice(),
+            None => spec.keys(args),
+        };
+        let changed = self.keys.changed();
+        for key in keys {
+            self.reads.insert(key.clone(), changed);
+        }
+    }
+
+    /// A command is over: the one behind it has to be wanted again, unless it was to say so.
+    pub(super) fn end_of_wish(&mut self, from: ConnectionId, name: &[u8]) {
+        if let Some(connection) = self.connections.get_mut(&from)
+            && let Some(tracking) = &mut connection.tracking
+            && !name.eq_ignore_ascii_case(b"CLIENT")
+        {
+            tracking.is_wanted = false;
+        }
+    }
+
+    /// Tells the readers of what a connection has changed. From then on what it has read after its own
+    /// changes counts.
+    pub(super) fn tell_readers(&mut self, changes: &Changes, by: Option<ConnectionId>) {
+        if changes.flushed {
+            self.readers.clear();
+            let tracking = self
+                .connections
+                .iter()
+                .filter(|(_, it)| it.tracking.is_some());
+            let ids: Vec<ConnectionId> = tracking.map(|(id, _)| *id).collect();
+            for id in ids {
+                self.push(id, &[Reply::text("invalidate"), Reply::Nil]);
+            }
+        }
+        for key in changes.keys.keys() {
+            for id in self.readers.remove(key).unwrap_or_default() {
+                let tracking = self.connections.get(&id).and_then(|it| it.tracking);
+                if tracking.is_some_and(|it| !(it.no_loop && by == Some(id))) {
+                    let keys = Reply::Array(vec![Reply::Bulk(key.clone())]);
+                    self.push(id, &[Reply::text("invalidate"), keys]);
+                }
+            }
+        }
+        for (key, changed) in std::mem::take(&mut self.reads) {
+            let is_over = changes
+                .keys
+                .get(&key)
+                .is_some_and(|latest| *latest > changed);
+            if let Some(by) = by.filter(|_| !is_over) {
+                self.readers.entry(key).or_default().insert(by);
+            }
+        }
+    }
+}
+
+/// `CLIENT TRACKING`
+pub(super) fn tracking(call: &mut Call<'_>) -> Answer {
+    let mut wanted = Tracking {
+        only_wanted: false,
+        no_loop: false,
+        is_wanted: false,
+    };
+    for at in 3..call.args.len() {
+        match call.word(at).as_str() {
+            "OPTIN" => wanted.only_wanted = true,
+            "NOLOOP" => wanted.no_loop = true,
+            _ => return Err(call.unsupported()),
+        }
+    }
+    let wanted = match call.word(2).as_str() {
+        "ON" => Some(wanted),
+        "OFF" => None,
+        _ => return Err(call.unsupported()),
+    };
+    call.connection().tracking = wanted;
+    Ok(Reply::ok())
+}
+
+/// `CLIENT CACHING`
+pub(super) fn caching(call: &mut Call<'_>) -> Answer {
+    let yes = call.word(2) == "YES";
+    match &mut call.connection().tracking {
+        Some(tracking) if tracking.only_wanted && yes => tracking.is_wanted = true,
+        Some(tracking) if tracking.only_wanted => return Err(call.unsupported()),
+        _ => {
+            return Err(refused(
+                "ERR CLIENT CACHING can be called only when the client is in tracking mode with OPTIN or OPTOUT \
+                 mode enabled",
+            ));
+        }
+    }
+    Ok(Reply::ok())
+}

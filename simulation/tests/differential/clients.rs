@@ -1,0 +1,382 @@
+//! The real client on the simulated server, with a real one beside it.
+//!
+//! The client talks over TCP to this process, which plays every command on both servers, one after the
+//! other, and answers what the simulated one says. So all that the client sends is tested: how connections
+//! begin, subscriptions, and every script with the arguments that the client gives it.
+
+use std::collections::BTreeSet;
+use std::future::Future;
+use std::net::{TcpListener, TcpStream};
+use std::path::Path;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use redis::{Parser, Value};
+use redlatch::{Client, MultiLock, Owner, Result};
+
+use crate::compare::Same;
+use crate::mirror::Mirror;
+use crate::state;
+
+/// A lease that neither ends nor is renewed during the test.
+const LONG: Duration = Duration::from_secs(100_000);
+
+/// A lease that is renewed several times a second.
+const SHORT: Duration = Duration::from_millis(600);
+
+/// One command, in the words that were sent.
+pub(crate) type Command = Vec<Vec<u8>>;
+
+/// What the clients of one test share.
+#[derive(Clone)]
+pub(crate) struct Bridge {
+    mirror: Arc<Mutex<Mirror>>,
+    recorded: Arc<Mutex<Vec<Command>>>,
+}
+
+impl Bridge {
+    fn mirror(&self) -> MutexGuard<'_, Mirror> {
+        // A connection that has found a difference has panicked; the message is in the output.
+        self.mirror
+            .lock()
+            .expect("no connection has found a difference")
+    }
+
+    fn recorded(&self) -> MutexGuard<'_, Vec<Command>> {
+        self.recorded.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Accepts connections for as long as the process lives. Returns the port.
+    fn listen(&self) -> u16 {
+        let listener = TcpListener::bind(("127.0.0.1", 0)).expect("a free port");
+        let port = listener.local_addr().expect("it is bound").port();
+        let bridge = self.clone();
+        std::thread::spawn(move || {
+            for client in listener.incoming().flatten() {
+                let bridge = bridge.clone();
+                std::thread::spawn(move || bridge.serve(client));
+            }
+        });
+        port
+    }
+
+    /// Plays what a client sends until it leaves.
+    fn serve(&self, client: TcpStream) {
+        client.set_nodelay(true).expect("an option of the socket");
+        let mut input = client.try_clone().expect("a second handle");
+        let id = self.mirror().connect(Some(client));
+        let mut parser = Parser::new();
+        while let Ok(Value::Array(words)) = parser.parse_value(&mut input) {
+            let command: Command = words.into_iter().map(bytes).collect();
+            let mut mirror = self.mirror();
+            match command[0].starts_with(b"EVAL") {
+                true => mirror.play_as(id, &command, Same::Loosely),
+                false => mirror.play(id, &command),
+            };
+            drop(mirror);
+            self.recorded().push(command);
+        }
+    }
+}
+
+fn bytes(word: Value) -> Vec<u8> {
+    match word {
+        Value::BulkString(bytes) => bytes,
+        other => panic!("a client sends only strings, not {other:?}"),
+    }
+}
+
+/// Uses everything that the client has, on both servers. Returns what it has sent, and the servers, which
+/// are without data then.
+pub(crate) fn run_everything() -> (Vec<Command>, Arc<Mutex<Mirror>>) {
+    let bridge = Bridge {
+        mirror: Arc::new(Mutex::new(Mirror::new())),
+        recorded: Arc::default(),
+    };
+    let port = bridge.listen();
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .build();
+    let runtime = runtime.expect("a runtime");
+    runtime.block_on(async {
+        let clients = Clients {
+            bridge: bridge.clone(),
+            one: connect(port, LONG).await,
+            other: connect(port, LONG).await,
+            renewing: connect(port, SHORT).await,
+        };
+        for step in [
+            clients.locks().await,
+            clients.fair_locks().await,
+            clients.fenced_locks().await,
+            clients.read_write_locks().await,
+            clients.semaphores().await,
+            clients.expirable_semaphores().await,
+            clients.latches().await,
+            clients.several().await,
+            clients.renewals().await,
+        ] {
+            step.expect("the client can use the simulated server");
+        }
+    });
+    let mut mirror = bridge.mirror();
+    let id = mirror.connect_resp3();
+    state::compare(&mut mirror, id);
+    mirror.play(id, &["FLUSHALL"]);
+    drop(mirror);
+    let recorded = std::mem::take(&mut *bridge.recorded());
+    (recorded, bridge.mirror)
+}
+
+async fn connect(port: u16, watchdog: Duration) -> Client {
+    let builder = Client::builder().watchdog(watchdog);
+    // Every answer takes a round trip to the real server, too.
+    let builder = builder.response_timeout(Duration::from_secs(30));
+    let url = format!("redis://127.0.0.1:{port}");
+    builder.connect(&url).await.expect("a client connects")
+}
+
+struct Clients {
+    bridge: Bridge,
+    one: Client,
+    other: Client,
+    renewing: Client,
+}
+
+/// Polls until it is so.
+async fn until<F: Future<Output = bool>>(mut is_so: impl FnMut() -> F) {
+    while !is_so().await {
+        tokio::time::sleep(Duration::from_millis(1)).await;
+    }
+}
+
+impl Clients {
+    async fn locks(&self) -> Result<()> {
+        let (lock, other) = (self.one.lock("name"), self.other.lock("name"));
+        let guard = lock.lock().lease(2 * LONG).await?;
+        let again = guard.reenter().lease(3 * LONG).await?;
+        assert!(other.try_lock().await?.is_none());
+        assert_eq!(lock.holders().await?.len(), 1);
+        assert!(lock.remaining_lease().await?.is_some());
+        again.unlock().await?;
+        let waiting = async { other.lock().await?.unlock().await };
+        let releasing = async {
+            self.subscribed("{name}").await;
+            guard.unlock().await
+        };
+        let (waited, released) = tokio::join!(waiting, releasing);
+        waited.and(released)?;
+        let _held = lock.lock().await?;
+        assert!(other.force_unlock().await?);
+        let spin = self.one.spin_lock("spin");
+        spin.lock().await?.unlock().await
+    }
+
+    /// Polls until a client has subscribed to a channel of this name.
+    async fn subscribed(&self, name: &str) {
+        let is_it = |command: &Command| {
+            let channel = command
+                .get(1)
+                .map(|channel| String::from_utf8_lossy(channel));
+            command[0] == b"SUBSCRIBE" && channel.is_some_and(|channel| channel.contains(name))
+        };
+        until(|| async { self.bridge.recorded().iter().any(is_it) }).await;
+    }
+
+    async fn fair_locks(&self) -> Result<()> {
+        let (lock, other) = (self.one.fair_lock("fair"), self.other.fair_lock("fair"));
+        let owners = [Owner::new(), Owner::new()];
+        let guard = lock.lock().lease(LONG).await?;
+        let wait = |n: usize| {
+            let (other, owner) = (other.clone(), owners[n]);
+            async move {
+                until(|| async { other.queue().await.is_ok_and(|queue| queue.len() == n) }).await;
+                let guard = other
+                    .try_lock()
+                    .owner(owner)
+                    .wait(LONG)
+                    .lease(2 * LONG)
+                    .await?;
+                guard.expect("its turn comes").unlock().await
+            }
+        };
+        let impatient = async {
+            until(|| async { other.queue().await.is_ok_and(|queue| queue.len() == 2) }).await;
+            let third = lock.try_lock().wait(Duration::from_millis(20)).await;
+            let position = other.position(owners[1]).await?;
+            assert_eq!(position, Some(1));
+            guard.unlock().await?;
+            third.map(drop)
+        };
+        let (one, two, three) = tokio::join!(wait(0), wait(1), impatient);
+        one.and(two).and(three)?;
+        let _held = lock.lock().await?;
+        assert!(other.force_unlock().await?);
+        Ok(())
+    }
+
+    async fn fenced_locks(&self) -> Result<()> {
+        let lock = self.one.fenced_lock("fenced");
+        let guard = lock.lock().await?;
+        let token = guard.token();
+        assert!(self.other.fenced_lock("fenced").try_lock().await?.is_none());
+        guard.unlock().await?;
+        assert_eq!(lock.current_token().await?, token);
+        lock.advance_token(50).await?;
+        lock.delete_token().await?;
+        Ok(())
+    }
+
+    async fn read_write_locks(&self) -> Result<()> {
+        for prefers in [false, true] {
+            let both = |client: &Client| {
+                let lock = client.read_write_lock("data");
+                if prefers { lock.prefer_writers() } else { lock }
+            };
+            let (lock, other) = (both(&self.one), both(&self.other));
+            let reader = lock.read().lock().lease(LONG).await?;
+            let second = other.read().lock().lease(3 * LONG).await?;
+            let wait = Duration::from_millis(20);
+            assert!(other.write().try_lock().wait(wait).await?.is_none());
+            assert_eq!(lock.read().holders().await?.len(), 2);
+            reader.unlock().await?;
+            second.unlock().await?;
+            let writer = lock.write().lock().lease(2 * LONG).await?;
+            let both = writer.reenter().await?;
+            assert!(other.read().try_lock().await?.is_none());
+            both.unlock().await?;
+            writer.downgrade().await?.unlock().await?;
+            let _held = lock.write().lock().await?;
+            assert!(other.write().force_unlock().await?);
+            let _held = lock.read().lock().await?;
+            assert!(other.read().force_unlock().await?);
+        }
+        Ok(())
+    }
+
+    async fn semaphores(&self) -> Result<()> {
+        let semaphore = self.one.semaphore("permits");
+        assert!(semaphore.try_set_permits(3).await?);
+        assert!(!semaphore.try_set_permits(3).await?);
+        let permits = semaphore.acquire_many(2).await?;
+        assert!(semaphore.try_acquire_many(2).await?.is_none());
+        drop(permits);
+        semaphore.release(2).await?;
+        semaphore.add_permits(-1).await?;
+        assert!(semaphore.release_if_exists(1).await?);
+        semaphore.available().await?;
+        semaphore.drain().await?;
+        assert!(semaphore.delete().await?);
+        Ok(())
+    }
+
+    async fn expirable_semaphores(&self) -> Result<()> {
+        let semaphore = self.one.expirable_semaphore("leased");
+        assert!(semaphore.try_set_permits(3).await?);
+        semaphore.set_permits(4).await?;
+        semaphore.add_permits(1).await?;
+        let permit = semaphore.acquire().lease(LONG).await?;
+        let many = semaphore.acquire_many(3).lease(2 * LONG).await?;
+        assert!(
+            self.other
+                .expirable_semaphore("leased")
+                .try_acquire_many(3)
+                .await?
+                .is_none()
+        );
+        assert_eq!(semaphore.acquired().await?, 4);
+        assert_eq!(semaphore.holders().await?.len(), 4);
+        let id = permit.ids()[0];
+        assert!(semaphore.lease_of(id).await?.is_some());
+        assert!(semaphore.update_lease(id, 3 * LONG).await?);
+        assert!(semaphore.try_release(id).await?);
+        many.release().await?;
+        let _held = semaphore.acquire().await?;
+        assert!(semaphore.force_release().await?);
+        assert!(semaphore.delete().await?);
+        Ok(())
+    }
+
+    async fn latches(&self) -> Result<()> {
+        let latch = self.one.count_down_latch("latch");
+        assert!(latch.try_set_count(2).await?);
+        latch.count_down().await?;
+        let waiting = async { self.other.count_down_latch("latch").wait().await };
+        let counting = async {
+            self.subscribed("{latch}").await;
+            latch.count().await?;
+            latch.count_down().await
+        };
+        let (waited, counted) = tokio::join!(waiting, counting);
+        waited.and(counted.map(drop))?;
+        latch.try_set_count(9).await?;
+        assert!(latch.delete().await?);
+        Ok(())
+    }
+
+    async fn several(&self) -> Result<()> {
+        let (lock, fenced) = (self.one.lock("name"), self.one.fenced_lock("fenced"));
+        let data = self.one.read_write_lock("data");
+        let all = MultiLock::new([&lock]).and(&fenced).and(data.write());
+        let all = all
+            .and(self.one.fair_lock("fair"))
+            .and(self.one.spin_lock("spin"));
+        let guard = all.lock().lease(LONG).await?;
+        let others = MultiLock::new([&self.other.lock("free"), &self.other.lock("name")]);
+        assert!(others.try_lock().await?.is_none());
+        let mut listing = self.other.list("*");
+        let mut listed = 0;
+        while let Some(object) = listing.next().await? {
+            listed += usize::from(!object.name.is_empty());
+        }
+        assert!(listed >= 5, "{listed} objects");
+        guard.unlock().await
+    }
+
+    /// Holds one of everything until each has been renewed.
+    async fn renewals(&self) -> Result<()> {
+        let client = &self.renewing;
+        let lock = client.lock("name").lock().await?;
+        let fair = client.fair_lock("fair").lock().await?;
+        let data = client.read_write_lock("data");
+        let (reader, writer) = (data.read().lock().await?, client.read_write_lock("text"));
+        let writer = writer.write().lock().await?;
+        let semaphore = client.expirable_semaphore("leased");
+        semaphore.set_permits(2).await?;
+        let permit = semaphore.acquire().await?;
+        until(|| async { missing(&self.bridge.recorded()).is_empty() }).await;
+        lock.unlock().await?;
+        fair.unlock().await?;
+        reader.unlock().await?;
+        writer.unlock().await?;
+        permit.release().await
+    }
+}
+
+/// The files with scripts of the library that no client has sent.
+fn missing(recorded: &[Command]) -> Vec<String> {
+    let evals = recorded.iter().filter(|command| command[0] == b"EVAL");
+    let sent: BTreeSet<_> = evals
+        .map(|command| String::from_utf8_lossy(&command[1]))
+        .collect();
+    let library = Path::new(env!("CARGO_MANIFEST_DIR")).join("../redlatch/src/primitives");
+    let mut missing = Vec::new();
+    let mut folders = vec![library];
+    while let Some(folder) = folders.pop() {
+        for file in std::fs::read_dir(folder)
+            .expect("the library is beside this")
+            .flatten()
+        {
+            let path = file.path();
+            if path.is_dir() {
+                folders.push(path);
+            } else if path.extension().is_some_and(|extension| extension == "lua") {
+                let script = std::fs::read_to_string(&path).expect("a script is text");
+                if !sent.iter().any(|sent| sent.contains(&script)) {
+                    missing.push(path.display().to_string());
+                }
+            }
+        }
+    }
+    missing
+}

@@ -1,0 +1,10 @@
+//! The simulated server against a real one: equal replies, equal messages and equal state, for random
+//! commands, for the real client, and for random calls of all its scripts.
+
+mod clients;
+mod compare;
+mod histories;
+mod mirror;
+mod random;
+mod random_commands;
+mod state;

@@ -1,0 +1,213 @@
+//! Plays every command on a simulated server and on a real one, and compares all that they send.
+//!
+//! The simulated server says how much it sends, and to which connections; the real one must send the same
+//! on the same ones, neither less, which would end in a timeout, nor more, which the next reply shows.
+
+use std::collections::BTreeMap;
+use std::io::Write;
+use std::net::TcpStream;
+use std::time::{Duration, SystemTime};
+
+use redis::{Parser, Value};
+use redlatch_simulation::server::{Config, ConnectionId, Output, Server};
+
+use crate::compare::Same;
+
+/// How long the real server may take.
+const PATIENCE: Duration = Duration::from_secs(10);
+
+pub(crate) struct Mirror {
+    simulated: Server,
+    real: redlatch_testkit::Server,
+    lines: BTreeMap<ConnectionId, Line>,
+    /// What the real server has not been sent yet, all for one connection.
+    pending: Option<(ConnectionId, Vec<u8>)>,
+    /// What the real server must send.
+    expected: Vec<Sent>,
+    /// What was compared since the data was last removed.
+    history: Vec<String>,
+    /// How many commands were played.
+    pub(crate) played: usize,
+    /// How many replies were errors.
+    pub(crate) refused: usize,
+}
+
+/// What the simulated server has sent.
+struct Sent {
+    to: ConnectionId,
+    bytes: Vec<u8>,
+    value: Value,
+    /// The command that it was sent for.
+    command: String,
+    same: Same,
+}
+
+/// One connection to the real server.
+struct Line {
+    input: TcpStream,
+    /// Keeps what has arrived beyond one reply.
+    parser: Parser,
+    output: TcpStream,
+    /// Gets what the simulated server sends.
+    client: Option<TcpStream>,
+}
+
+/// Now, since 1970.
+pub(crate) fn now() -> Duration {
+    let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH);
+    now.expect("it is after 1970")
+}
+
+impl Mirror {
+    pub(crate) fn new() -> Mirror {
+        let real = redlatch_testkit::Server::start();
+        let simulated = Server::new(Config {
+            host: real.address().to_string(),
+            port: real.port(),
+            run_id: real.info("run_id"),
+            version: real.info("redis_version"),
+            password: None,
+        });
+        Mirror {
+            simulated,
+            real,
+            lines: BTreeMap::new(),
+            pending: None,
+            expected: Vec::new(),
+            history: Vec::new(),
+            played: 0,
+            refused: 0,
+        }
+    }
+
+    /// Connects to both. What the simulated server sends goes to `client`.
+    pub(crate) fn connect(&mut self, client: Option<TcpStream>) -> ConnectionId {
+        let output = TcpStream::connect((self.real.address(), self.real.port()));
+        let output = output.expect("the real server accepts connections");
+        output.set_nodelay(true).expect("an option of the socket");
+        let patience = Some(PATIENCE);
+        output.set_read_timeout(patience).expect("a timeout");
+        let input = output.try_clone().expect("a second handle");
+        let id = self.simulated.connect();
+        let line = Line {
+            input,
+            parser: Parser::new(),
+            output,
+            client,
+        };
+        self.lines.insert(id, line);
+        id
+    }
+
+    /// Connects with the newer protocol.
+    pub(crate) fn connect_resp3(&mut self) -> ConnectionId {
+        let id = self.connect(None);
+        self.play(id, &["HELLO", "3"]);
+        id
+    }
+
+    /// Plays a command, and compares by what the command is. Returns what the simulated server sent on
+    /// this connection.
+    pub(crate) fn play<A: AsRef<[u8]>>(&mut self, id: ConnectionId, args: &[A]) -> Vec<Value> {
+        self.play_as(id, args, same(args))
+    }
+
+    pub(crate) fn play_as<A: AsRef<[u8]>>(
+        &mut self,
+        id: ConnectionId,
+        args: &[A],
+        same: Same,
+    ) -> Vec<Value> {
+        self.compare();
+        self.send_as(id, args, same);
+        let own = self.expected.iter().filter(|sent| sent.to == id);
+        let own = own.map(|sent| sent.value.clone()).collect();
+        self.compare();
+        own
+    }
+
+    /// Plays a command later: together with others of the same connection, which is faster.
+    pub(crate) fn send<A: AsRef<[u8]>>(&mut self, id: ConnectionId, args: &[A]) {
+        self.send_as(id, args, same(args));
+    }
+
+    fn send_as<A: AsRef<[u8]>>(&mut self, id: ConnectionId, args: &[A], same: Same) {
+        if self.pending.as_ref().is_some_and(|(other, _)| *other != id) {
+            self.compare();
+        }
+        let mut command = redis::Cmd::new();
+        for arg in args {
+            command.arg(arg.as_ref());
+        }
+        let bytes = command.get_packed_command();
+        let (_, pending) = self.pending.get_or_insert_with(|| (id, Vec::new()));
+        pending.extend_from_slice(&bytes);
+        self.played += 1;
+        let outputs = self.simulated.receive(id, &bytes, now());
+        for output in outputs.unwrap_or_else(|error| panic!("{error}")) {
+            let Output::Send { to, bytes } = output else {
+                continue;
+            };
+            let value = redis::parse_redis_value(&bytes).expect("a reply can be parsed");
+            self.refused += usize::from(matches!(value, Value::ServerError(_)));
+            let command = shown(args);
+            self.expected.push(Sent {
+                to,
+                bytes,
+                value,
+                command,
+                same,
+            });
+        }
+    }
+
+    /// Has the real server run what is to be played, and compares all that it sends.
+    pub(crate) fn compare(&mut self) {
+        if let Some((id, bytes)) = self.pending.take() {
+            let line = self.lines.get_mut(&id).expect("a connection that is open");
+            let written = line.output.write_all(&bytes);
+            written.expect("the real server reads");
+        }
+        for sent in std::mem::take(&mut self.expected) {
+            let line = self
+                .lines
+                .get_mut(&sent.to)
+                .expect("a connection that is open");
+            let real = line.parser.parse_value(&mut line.input);
+            let (command, simulated) = (&sent.command, &sent.value);
+            let real = real.unwrap_or_else(|error| {
+                panic!("{command}: the real server does not send {simulated:?}: {error}")
+            });
+            assert!(
+                sent.same.holds(simulated, &real),
+                "{}\n{command}\nsimulated: {simulated:?}\nreal:      {real:?}",
+                self.history.join("\n")
+            );
+            if let Some(client) = &mut line.client {
+                // The client may be gone.
+                let _ = client.write_all(&sent.bytes);
+            }
+            if sent.command == "FLUSHALL" {
+                self.history.clear();
+            }
+            self.history.push(sent.command);
+        }
+    }
+}
+
+/// How the replies to a command are compared.
+fn same<A: AsRef<[u8]>>(args: &[A]) -> Same {
+    let name = String::from_utf8_lossy(args[0].as_ref()).to_ascii_uppercase();
+    match name.as_str() {
+        "HELLO" | "INFO" | "TIME" | "CLIENT" | "ROLE" => Same::InForm,
+        "HGETALL" | "HKEYS" | "HVALS" | "KEYS" | "PUBSUB" | "SCAN" => Same::InAnyOrder,
+        "EVAL" | "EVALSHA" | "TTL" | "PTTL" | "PEXPIRETIME" => Same::InTime,
+        _ => Same::Exactly,
+    }
+}
+
+/// A command for people.
+pub(crate) fn shown<A: AsRef<[u8]>>(args: &[A]) -> String {
+    let text = |arg: &A| String::from_utf8_lossy(arg.as_ref()).into_owned();
+    args.iter().map(text).collect::<Vec<_>>().join(" ")
+}

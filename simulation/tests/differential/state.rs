@@ -1,0 +1,43 @@
+//! All that is stored on both sides is the same.
+
+use redis::Value;
+use redlatch_simulation::server::ConnectionId;
+
+use crate::compare::Same;
+use crate::mirror::Mirror;
+
+/// Compares all keys with their types, values and times.
+pub(crate) fn compare(mirror: &mut Mirror, id: ConnectionId) -> usize {
+    let keys = mirror.play(id, &["KEYS", "*"]);
+    let [Value::Array(keys)] = keys.as_slice() else {
+        panic!("{keys:?}");
+    };
+    for key in keys {
+        let Value::BulkString(key) = key else {
+            panic!("{key:?}");
+        };
+        let ask = |words: &[&str]| {
+            let rest = words[1..].iter().map(|word| word.as_bytes());
+            let args = [words[0].as_bytes(), key.as_slice()];
+            args.into_iter()
+                .chain(rest)
+                .map(<[u8]>::to_vec)
+                .collect::<Vec<_>>()
+        };
+        let kind = mirror.play(id, &ask(&["TYPE"]));
+        let [Value::SimpleString(kind)] = kind.as_slice() else {
+            panic!("{kind:?}");
+        };
+        let read = match kind.as_str() {
+            "string" => ask(&["GET"]),
+            "hash" => ask(&["HGETALL"]),
+            "list" => ask(&["LRANGE", "0", "-1"]),
+            "zset" => ask(&["ZRANGE", "0", "-1", "WITHSCORES"]),
+            // It may have expired.
+            _ => continue,
+        };
+        mirror.play_as(id, &read, Same::InTime);
+        mirror.play(id, &ask(&["PTTL"]));
+    }
+    keys.len()
+}
