@@ -1,0 +1,119 @@
+//! A simulated client process: what the client takes from outside of itself, and whether it runs.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::task::{Context, Poll, Waker};
+
+use redlatch::simulation::{self, Connecting, Inside};
+use redlatch_robustness::random::Random;
+use tokio::task::JoinHandle;
+
+use crate::network::{Network, ProcessId};
+
+/// A process.
+#[derive(Debug)]
+pub struct Process {
+    id: ProcessId,
+    network: Network,
+    random: Mutex<Random>,
+    next_owner: AtomicU64,
+    state: Mutex<State>,
+}
+
+#[derive(Debug)]
+enum State {
+    Runs,
+    /// As after SIGSTOP: its tasks run when it continues.
+    Stopped(Vec<Waker>),
+    /// As after SIGKILL: its tasks never run again.
+    Dead,
+}
+
+impl Process {
+    /// Starts a process without tasks.
+    pub fn start(id: ProcessId, seed: u64, network: &Network) -> Arc<Process> {
+        let mut random = Random::new(seed);
+        // As large as the library's own: a restarted process has others.
+        let first_owner = 1 + (random.next() >> 12);
+        Arc::new(Process {
+            id,
+            network: network.clone(),
+            random: Mutex::new(random),
+            next_owner: AtomicU64::new(first_owner),
+            state: Mutex::new(State::Runs),
+        })
+    }
+
+    /// Its number.
+    pub fn id(&self) -> ProcessId {
+        self.id
+    }
+
+    /// Runs work in a task of this process.
+    pub fn spawn<F: Future<Output: Send> + Send + 'static>(
+        self: &Arc<Self>,
+        work: F,
+    ) -> JoinHandle<F::Output> {
+        tokio::spawn(Inside::new(Some(self.clone()), work))
+    }
+
+    /// Stops it.
+    pub fn stop(&self) {
+        let mut state = self.state();
+        if matches!(*state, State::Runs) {
+            *state = State::Stopped(Vec::new());
+        }
+    }
+
+    /// Lets it go on.
+    pub fn go_on(&self) {
+        let mut state = self.state();
+        if let State::Stopped(wakers) = &mut *state {
+            let wakers = std::mem::take(wakers);
+            *state = State::Runs;
+            drop(state);
+            wakers.into_iter().for_each(Waker::wake);
+        }
+    }
+
+    /// Kills it.
+    pub fn kill(&self) {
+        *self.state() = State::Dead;
+        self.network.process_died(self.id);
+    }
+
+    /// Whether it was killed.
+    pub fn is_dead(&self) -> bool {
+        matches!(*self.state(), State::Dead)
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl simulation::Process for Process {
+    fn connect(&self, host: &str, port: u16) -> Connecting {
+        self.network.connect(self.id, host, port)
+    }
+
+    fn random(&self) -> u128 {
+        let mut random = self.random.lock().unwrap_or_else(PoisonError::into_inner);
+        u128::from(random.next()) << 64 | u128::from(random.next())
+    }
+
+    fn owner_number(&self) -> u64 {
+        self.next_owner.fetch_add(1, Ordering::Relaxed)
+    }
+
+    fn poll_runs(&self, cx: &mut Context<'_>) -> Poll<()> {
+        match &mut *self.state() {
+            State::Runs => Poll::Ready(()),
+            State::Stopped(wakers) => {
+                wakers.push(cx.waker().clone());
+                Poll::Pending
+            }
+            State::Dead => Poll::Pending,
+        }
+    }
+}
