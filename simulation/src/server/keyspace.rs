@@ -112,8 +112,8 @@ pub(super) struct Keyspace {
 pub(super) struct Changes {
     /// All keys were removed first.
     pub(super) flushed: bool,
-    /// Each with the number of its latest change.
-    pub(super) keys: BTreeMap<Bytes, u64>,
+    /// Each with the numbers of its first and its latest change.
+    pub(super) keys: BTreeMap<Bytes, (u64, u64)>,
     /// How many changes there were.
     pub(super) count: u64,
 }
@@ -125,7 +125,8 @@ impl Changes {
 
     fn note(&mut self, key: &[u8]) {
         self.count += 1;
-        self.keys.insert(key.to_vec(), self.count);
+        let first = (self.count, self.count);
+        self.keys.entry(key.to_vec()).or_insert(first).1 = self.count;
     }
 }
 

@@ -3,7 +3,7 @@
 //!
 //! [`Server::receive`] appends bytes to the connection's input, runs every command that is complete, and
 //! returns the answers and messages in the order in which they are sent. Commands are in one table
-//! ([`commands`]), which also says what is checked before they run. A command that the simulation does not
+//! (`commands`), which also says what is checked before they run. A command that the simulation does not
 //! know is an [`Unsupported`] error of the run, never an answer that a client could take for a refusal.
 //!
 //! Nothing here is random or depends on hashing: the same calls give the same answers.

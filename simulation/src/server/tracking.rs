@@ -73,7 +73,9 @@ impl State {
                 self.push(id, &[Reply::text("invalidate"), Reply::Nil]);
             }
         }
-        for key in changes.keys.keys() {
+        let mut changed: Vec<_> = changes.keys.iter().collect();
+        changed.sort_unstable_by_key(|(_, (first, _))| *first);
+        for (key, _) in changed {
             for id in self.readers.remove(key).unwrap_or_default() {
                 let tracking = self.connections.get(&id).and_then(|it| it.tracking);
                 if tracking.is_some_and(|it| !(it.no_loop && by == Some(id))) {
@@ -86,7 +88,7 @@ impl State {
             let is_over = changes
                 .keys
                 .get(&key)
-                .is_some_and(|latest| *latest > changed);
+                .is_some_and(|(_, latest)| *latest > changed);
             if let Some(by) = by.filter(|_| !is_over) {
                 self.readers.entry(key).or_default().insert(by);
             }
@@ -99,7 +101,7 @@ pub(super) fn tracking(call: &mut Call<'_>) -> Answer {
     let mut wanted = Tracking {
         only_wanted: false,
         no_loop: false,
-        is_wanted: false,
+        is_wanted: call.connection().tracking.is_some_and(|it| it.is_wanted),
     };
     for at in 3..call.args.len() {
         match call.word(at).as_str() {

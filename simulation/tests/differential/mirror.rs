@@ -52,6 +52,9 @@ struct Line {
     client: Option<TcpStream>,
 }
 
+/// How many earlier commands are shown with a difference.
+const SHOWN: usize = 150;
+
 /// Now, since 1970.
 pub(crate) fn now() -> Duration {
     let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH);
@@ -181,7 +184,7 @@ impl Mirror {
             assert!(
                 sent.same.holds(simulated, &real),
                 "{}\n{command}\nsimulated: {simulated:?}\nreal:      {real:?}",
-                self.history.join("\n")
+                self.history[self.history.len().saturating_sub(SHOWN)..].join("\n")
             );
             if let Some(client) = &mut line.client {
                 // The client may be gone.
