@@ -1,13 +1,26 @@
 //! On a cluster whose slots and nodes move while locks are held, waited for, renewed and released.
 
 use std::future::IntoFuture;
+use std::sync::OnceLock;
 use std::time::Duration;
 
 use redlatch::{Client, MultiLock};
-use redlatch_testkit::{Cluster, ClusterPlan, Takeover, shared_cluster, slot_of};
+use redlatch_testkit::{Cluster, ClusterPlan, Takeover, slot_of};
 
 use crate::common::{LONG, WATCHDOG, risen, soon, until};
-use crate::topology::{granted, patient};
+use crate::topology::{NEVER, granted, patient};
+
+/// The cluster of the tests that move slots. Not the one that all tests share: their keys may lie in the slots that
+/// move, and the errors that the nodes count must be those of these tests.
+fn moving_cluster() -> &'static Cluster {
+    static MOVING: OnceLock<Cluster> = OnceLock::new();
+    MOVING.get_or_init(|| {
+        Cluster::start_with(ClusterPlan {
+            node_timeout_millis: NEVER,
+            ..ClusterPlan::default()
+        })
+    })
+}
 
 async fn client(cluster: &Cluster) -> Client {
     let settings = patient().watchdog(WATCHDOG);
@@ -43,7 +56,7 @@ async fn every_kind(client: &Client, tag: &str) {
 /// yet, the readers must not be taken for dead.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_reader_that_is_half_moved_lives() {
-    let cluster = shared_cluster();
+    let cluster = moving_cluster();
     let reader = client(cluster).await;
     let hasty = Client::builder().response_timeout(Duration::from_secs(1));
     let writer = hasty.connect(&cluster.url()).await.unwrap();
@@ -76,7 +89,7 @@ async fn a_reader_that_is_half_moved_lives() {
 /// several keys when the move is over (TRYAGAIN).
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_slot_moves_under_its_locks() {
-    let cluster = shared_cluster();
+    let cluster = moving_cluster();
     let (holder, waiter) = (client(cluster).await, client(cluster).await);
     let slot = slot_of(b"{m}");
     let home = cluster.owner(slot);
@@ -147,7 +160,7 @@ async fn a_slot_moves_under_its_locks() {
 /// over.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn who_comes_while_a_slot_moves_waits() {
-    let cluster = shared_cluster();
+    let cluster = moving_cluster();
     let holder = client(cluster).await;
     let hasty = Client::connect(&cluster.url()).await.unwrap();
     let slot = slot_of(b"{w}");
@@ -171,7 +184,7 @@ async fn who_comes_while_a_slot_moves_waits() {
 /// step cannot be done before the move is over.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn readers_come_and_go_while_a_slot_moves() {
-    let cluster = shared_cluster();
+    let cluster = moving_cluster();
     let (first, second) = (client(cluster).await, client(cluster).await);
     let slot = slot_of(b"{r}");
     let to = (cluster.owner(slot) + 1) % 3;

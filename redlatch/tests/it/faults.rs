@@ -310,7 +310,8 @@ async fn one_bad_key_does_not_keep_the_batch_from_being_renewed() {
 /// second go through the same client.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn contention_loses_no_lease() {
-    let server = shared();
+    // Of its own: other tests would wait behind the crowd.
+    let server = Server::start();
     let client = Client::builder()
         .watchdog(WATCHDOG)
         .connect(&server.url())
