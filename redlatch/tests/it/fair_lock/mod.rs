@@ -599,6 +599,11 @@ async fn who_waits_without_queueing_is_called_when_nobody_queues(stand: Stand) {
     next.unwrap().unwrap().unlock().await.unwrap();
     drop(guard);
 
+    // The last subscription has ended: its end, heard by the next waiter, would have that one ask again at any time.
+    until("nothing is subscribed to", || async {
+        other.status().subscriptions == 0
+    })
+    .await;
     // One that queues goes first. It does not come, and leaves.
     let guard = held().await;
     let mut queues = Box::pin(fair.lock().into_future());
