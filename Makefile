@@ -45,9 +45,9 @@ test-topologies: redis
 interop: redis
 	@tools/interop
 
-# That the library can be published as it stands: packed, unpacked and built again.
+# That the library can be published as it stands: packed, unpacked and checked there.
 package:
-	$(CARGO) package --package redlatch --locked --allow-dirty --quiet
+	@tools/package
 
 bench: redis
 	$(CARGO) run --release --locked --package redlatch-bench

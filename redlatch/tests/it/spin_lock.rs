@@ -248,7 +248,7 @@ async fn exponential_backoff_asks_ever_more_seldom_but_not_too_seldom() {
 /// The default: 128 ms at most between two looks, whatever time has gone by.
 #[tokio::test(start_paused = true)]
 async fn the_default_looks_eight_times_a_second() {
-    for hours in 1..5 {
+    for hours in [1, 4] {
         let held = hours * Duration::from_secs(3600);
         let took = served_after(held, Backoff::default()).await - held;
         assert!(took <= Duration::from_millis(130), "{took:?}");
