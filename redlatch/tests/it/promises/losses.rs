@@ -144,6 +144,8 @@ async fn a_lost_hold_wakes_nobody_while_another_owner_holds_the_lock() {
     listening.subscribe("redisson_lock__channel:{x}").unwrap();
     soon("lost", lost.lost()).await;
     let _ = lost.unlock().await;
+    // What is under way for the lost hold would find no owner behind the release, and call a waiter.
+    soon("settled", holder.settled()).await;
     next.unlock().await.unwrap();
     // The first message is that of the release.
     listening.set_read_timeout(Some(LONG)).unwrap();
