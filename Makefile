@@ -38,18 +38,16 @@ unit:
 # The suites of every store on all but the plain server, and what only those can show.
 test-topologies: export RUST_TEST_THREADS ?= 16
 test-topologies: redis
-	$(CARGO) test --package redlatch --all-features --locked --tests -- secured:: sentinel:: cluster::
-	$(CARGO) test --package redlatch --all-features --locked \
-		--test acl --test tls --test tls_topologies \
-		--test sentinel --test cluster --test cluster_moving --test replicas
+	$(CARGO) test --package redlatch --all-features --locked --lib --test it -- \
+		secured:: sentinel:: cluster:: cluster_moving:: replicas:: acl:: tls:: tls_topologies::
 
 # One Redis, shared with the real Redisson in JVMs.
 interop: redis
 	@tools/interop
 
-# That the library can be published as it stands: packed, unpacked and built again.
+# That the library can be published as it stands: packed, unpacked and checked there.
 package:
-	$(CARGO) package --package redlatch --locked --allow-dirty --quiet
+	@tools/package
 
 bench: redis
 	$(CARGO) run --release --locked --package redlatch-bench

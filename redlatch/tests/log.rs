@@ -1,5 +1,7 @@
-//! What the log tells (alone in its program: a log is everybody's).
+//! What the log contains. A test binary of its own, because its subscriber is the one of the whole process: it
+//! receives the events of all tests, on all threads.
 
+#[path = "it/common/mod.rs"]
 mod common;
 
 use std::collections::BTreeSet;

@@ -1,0 +1,312 @@
+//! The rules in docs/security.md: enough (all suites run under them), not more than that, and what
+//! is said to those who may not.
+
+use std::collections::{HashMap, HashSet};
+use std::future::IntoFuture as _;
+
+use redlatch::{Client, Error, MultiLock, ObjectState};
+use redlatch_testkit::{
+    Ca, Cluster, ClusterPlan, LOOPBACK, SentinelPlan, Sentinels, Server, TlsPlan, unique,
+};
+
+use crate::common::secured::{PREFIX, Rules, Secured, login, rules};
+use crate::common::*;
+
+/// Whatever there is, once.
+async fn everything(client: &Client, other: &Client) {
+    let name = |what: &str| unique(what);
+    let plain = client.lock(&name("lock"));
+    let guard = plain.lock().await.unwrap();
+    let inner = guard.reenter().await.unwrap();
+    let waiting = {
+        let lock = other.lock(plain.name());
+        tokio::spawn(async move { lock.lock().await?.unlock().await })
+    };
+    until("somebody waits", || async {
+        other.status().subscriptions > 0
+    })
+    .await;
+    inner.unlock().await.unwrap();
+    guard.unlock().await.unwrap();
+    soon("its turn", waiting).await.unwrap().unwrap();
+    let _guard = plain.lock().await.unwrap();
+    assert!(plain.force_unlock().await.unwrap());
+
+    let fair = client.fair_lock(&name("fair"));
+    let guard = fair.lock().await.unwrap();
+    let waiter = |of: &Client| {
+        let lock = of.fair_lock(fair.name());
+        tokio::spawn(async move { lock.lock().await?.unlock().await })
+    };
+    let waiters = async |wanted: usize| {
+        until("so many wait", || async {
+            let state = client.inspect(fair.name()).await.unwrap();
+            matches!(state, Some(ObjectState::Lock { queue, .. }) if queue.len() == wanted)
+        })
+        .await;
+    };
+    // One gives up, and whoever is behind moves up.
+    let first = waiter(other);
+    waiters(1).await;
+    let waiting = waiter(client);
+    waiters(2).await;
+    first.abort();
+    waiters(1).await;
+    guard.unlock().await.unwrap();
+    soon("its turn", waiting).await.unwrap().unwrap();
+    // One looks whether the head is connected that does not take its turn.
+    let guard = fair.lock().await.unwrap();
+    let theirs = other.fair_lock(fair.name());
+    let mut head = Box::pin(theirs.lock().into_future());
+    tokio::select! {
+        biased;
+        _ = &mut head => unreachable!("it is held"),
+        () = waiters(1) => {}
+    }
+    guard.unlock().await.unwrap();
+    assert!(fair.try_lock().await.unwrap().is_none());
+    soon("its turn", head)
+        .await
+        .unwrap()
+        .unlock()
+        .await
+        .unwrap();
+
+    let fenced = client.fenced_lock(&name("fenced"));
+    fenced.lock().await.unwrap().unlock().await.unwrap();
+    client.inspect(fenced.name()).await.unwrap();
+    fenced.advance_token(7).await.unwrap();
+    assert!(fenced.delete_token().await.unwrap());
+
+    let lock = client.read_write_lock(&name("read-write")).prefer_writers();
+    let read = lock.read().lock().await.unwrap();
+    assert_eq!(lock.read().holders().await.unwrap().len(), 1);
+    let theirs = other.read_write_lock(lock.name()).prefer_writers();
+    let waiting = tokio::spawn(async move { theirs.write().lock().await?.unlock().await });
+    // It holds back new readers.
+    until("a writer waits", || async {
+        let another = lock.read().try_lock().await.unwrap();
+        another.is_none()
+    })
+    .await;
+    read.unlock().await.unwrap();
+    soon("its turn", waiting).await.unwrap().unwrap();
+    let write = lock.write().lock().await.unwrap();
+    let read = lock.read().lock().owner(write.owner()).await.unwrap();
+    client.inspect(lock.name()).await.unwrap();
+    write.unlock().await.unwrap();
+    read.unlock().await.unwrap();
+    lock.write().force_unlock().await.unwrap();
+
+    let semaphore = client.semaphore(&name("semaphore"));
+    assert!(semaphore.try_set_permits(2).await.unwrap());
+    semaphore.acquire().await.unwrap().release().await.unwrap();
+    semaphore.add_permits(1).await.unwrap();
+
+    let semaphore = client.expirable_semaphore(&name("permits"));
+    assert!(semaphore.try_set_permits(2).await.unwrap());
+    let permit = semaphore.acquire().await.unwrap();
+    client.inspect(semaphore.name()).await.unwrap();
+    permit.release().await.unwrap();
+    semaphore.set_permits(1).await.unwrap();
+    semaphore.delete().await.unwrap();
+
+    let latch = client.count_down_latch(&name("latch"));
+    assert!(latch.try_set_count(2).await.unwrap());
+    latch.count_down().await.unwrap();
+    latch.count_down().await.unwrap();
+    latch.wait().await.unwrap();
+
+    let many = MultiLock::new([client.lock(&name("a")), client.lock(&name("b"))]);
+    many.lock().await.unwrap().unlock().await.unwrap();
+    let mut all = client.list("*");
+    while all.next().await.unwrap().is_some() {}
+    until("subscriptions have ended", || async {
+        other.status().subscriptions == 0
+    })
+    .await;
+}
+
+/// Commands that were called, in the words of the rules.
+fn called(secured: &Secured) -> HashSet<String> {
+    let stats: String = secured.server.plain().ask(&["INFO", "commandstats"]);
+    let names = stats.lines().filter_map(|line| {
+        let (name, _) = line.strip_prefix("cmdstat_")?.split_once(':')?;
+        Some(name.to_owned())
+    });
+    names.collect()
+}
+
+fn allowed(rules: &str) -> HashSet<String> {
+    let commands = rules.split(' ').filter_map(|rule| rule.strip_prefix('+'));
+    commands.map(str::to_owned).collect()
+}
+
+/// What somebody wanted and was refused, each as `reason object`.
+fn denied(server: &Server) -> Vec<String> {
+    let log: Vec<HashMap<String, String>> = server.ask(&["ACL", "LOG"]);
+    let denied = log
+        .iter()
+        .map(|entry| format!("{} {}", entry["reason"], entry["object"]));
+    // Allowed from 7.2 on to whoever wants it to be seen which library is connected.
+    denied
+        .filter(|denied| !denied.contains("client|setinfo"))
+        .collect()
+}
+
+#[track_caller]
+fn assert_refused(error: &Error) {
+    assert!(matches!(error, Error::NotPermitted { .. }), "{error}");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn everything_works_and_nothing_is_allowed_that_is_not_used() {
+    let Rules { app, .. } = rules();
+    let secured = Secured::start(&[app]);
+    let client = secured.client(Client::builder(), "").await;
+    let other = secured.client(Client::builder(), "").await;
+    everything(&client, &other).await;
+    assert_eq!(denied(secured.server.plain()), [""; 0]);
+    let called = called(&secured);
+    let unused = allowed(app).into_iter().filter(|it| !called.contains(it));
+    assert_eq!(unused.collect::<Vec<_>>(), [""; 0]);
+}
+
+#[tokio::test]
+async fn an_operator_looks_and_changes_nothing() {
+    let Rules { app, operator, .. } = rules();
+    let secured = Secured::start(&[app, operator]);
+    let client = secured.client(Client::builder(), "").await;
+    let name = unique("looked-at");
+    let plain = client.lock(&name).lock().await.unwrap();
+    let fenced = client.fenced_lock(&unique("fenced"));
+    let fenced = fenced.lock().await.unwrap();
+    let fair = client.fair_lock(&unique("fair")).lock().await.unwrap();
+    let reading = client.read_write_lock(&unique("reading"));
+    let reader = reading.read().lock().await.unwrap();
+    let semaphore = client.expirable_semaphore(&unique("permits"));
+    semaphore.try_set_permits(1).await.unwrap();
+    let permit = semaphore.acquire().await.unwrap();
+    let latch = client.count_down_latch(&unique("latch"));
+    latch.try_set_count(1).await.unwrap();
+
+    let settings = secured.settings_of(operator, Client::builder());
+    let looking = settings.connect(&secured.server.url()).await.unwrap();
+    let mut seen = 0;
+    let mut all = looking.list("*");
+    while all.next().await.unwrap().is_some() {
+        seen += 1;
+    }
+    assert_eq!(seen, 6);
+    let key = format!("{PREFIX}{name}");
+    assert!(looking.inspect(&key).await.unwrap().is_some());
+    assert_eq!(denied(secured.server.plain()), [""; 0]);
+
+    assert_refused(&looking.lock(&key).force_unlock().await.unwrap_err());
+    assert_refused(&looking.lock(&unique("new")).lock().await.unwrap_err());
+    assert_refused(&looking.lock(&key).lock().await.unwrap_err());
+    plain.unlock().await.unwrap();
+    fenced.unlock().await.unwrap();
+    fair.unlock().await.unwrap();
+    reader.unlock().await.unwrap();
+    permit.release().await.unwrap();
+}
+
+#[tokio::test]
+async fn what_is_not_allowed_is_refused_at_once() {
+    let Rules { app, .. } = rules();
+    let deaf = app.replacen("app ", "deaf ", 1).replace("+subscribe ", "");
+    let secured = Secured::start(&[app, &deaf]);
+    let url = secured.server.url();
+
+    let settings = secured.settings_of(app, Client::builder());
+    let elsewhere = settings.connect(&url).await.unwrap();
+    let lock = elsewhere.lock(&unique("foreign"));
+    assert_refused(
+        &soon("refused", lock.lock().into_future())
+            .await
+            .unwrap_err(),
+    );
+    // In the background it goes on trying to give back what it may have got.
+    let status = elsewhere.status();
+    assert_eq!((status.holds, status.subscriptions), (0, 0));
+
+    let client = secured.client(Client::builder(), "").await;
+    let settings = secured.settings_of(&deaf, Client::builder().prefix(PREFIX));
+    let deaf = settings.connect(&url).await.unwrap();
+    let lock = client.lock(&unique("waited-for"));
+    let guard = lock.lock().await.unwrap();
+    let waiting = deaf.lock(lock.name());
+    let refused = soon("refused", waiting.lock().into_future()).await;
+    assert_refused(&refused.unwrap_err());
+    guard.unlock().await.unwrap();
+    assert!(!lock.is_locked().await.unwrap());
+}
+
+/// The user as arguments of a server.
+fn user(rules: &str) -> Vec<&str> {
+    std::iter::once("--user").chain(rules.split(' ')).collect()
+}
+
+/// Servers that speak TLS only, and only with those who have a certificate.
+const BOTH_WAYS: Option<TlsPlan<'_>> = Some(TlsPlan {
+    certificate: LOOPBACK,
+    auth_clients: "yes",
+});
+
+fn logged_in(rules: &str, ca: Option<&Ca>) -> redlatch::ClientBuilder {
+    let (name, password) = login(rules);
+    let ca = ca.expect("there is TLS");
+    let ours = ca.client();
+    Client::builder()
+        .prefix(PREFIX)
+        .response_timeout(LONG)
+        .tls_ca(ca.pem())
+        .tls_client_cert(ours.cert, ours.key)
+        .username(name)
+        .password(password)
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn everything_works_in_a_cluster() {
+    let Rules { app, cluster, .. } = rules();
+    let rules = format!("{app} {cluster}");
+    let servers = Cluster::start_with(ClusterPlan {
+        args: &user(&rules),
+        tls: BOTH_WAYS,
+        ..ClusterPlan::default()
+    });
+    let settings = || logged_in(app, servers.ca());
+    let url = servers.url();
+    let client = granted(|| settings().connect(&url)).await;
+    let other = granted(|| settings().connect(&url)).await;
+    everything(&client, &other).await;
+    for server in servers.nodes() {
+        assert_eq!(denied(server), [""; 0]);
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn everything_works_behind_sentinels() {
+    let Rules { app, sentinel, .. } = rules();
+    let rules = format!("{app} +wait");
+    let line = format!("user {sentinel}");
+    let servers = Sentinels::start_with(SentinelPlan {
+        server_args: &user(&rules),
+        sentinel_lines: &[&line],
+        tls: BOTH_WAYS,
+        ..SentinelPlan::default()
+    });
+    let settings = || {
+        let (name, password) = login(sentinel);
+        let settings = logged_in(app, servers.ca());
+        settings.sentinel_username(name).sentinel_password(password)
+    };
+    let url = servers.url();
+    let client = granted(|| settings().connect(&url)).await;
+    let other = granted(|| settings().connect(&url)).await;
+    everything(&client, &other).await;
+    for server in servers.servers().iter().chain(servers.sentinels()) {
+        assert_eq!(denied(server), [""; 0]);
+    }
+}

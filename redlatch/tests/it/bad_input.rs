@@ -1,0 +1,452 @@
+//! Bad input, each a clear error and never a changed foreign key.
+
+use std::future::IntoFuture as _;
+use std::io::{Read, Write};
+use std::net::TcpListener;
+use std::time::Duration;
+
+use redlatch::{Client, Error, MAX_LEASE, ObjectState};
+use redlatch_testkit::{Server, shared, unique};
+
+use crate::common::{LONG, Stand, in_time, soon};
+
+on_every_store! {
+    names_that_cannot_be_used,
+    leases_that_cannot_be_used,
+}
+
+async fn names_that_cannot_be_used(stand: Stand) {
+    let client = stand.client().await;
+    let long = "x".repeat(513);
+    for name in [
+        "", "a\0b", "a\nb", "a\rb", &long, "a}b", "a{b", "{}a", "a{}b", "}{", "{", "}",
+    ] {
+        let lock = client.lock(name);
+        assert_eq!(lock.name(), name);
+        for error in [
+            lock.lock().await.err(),
+            lock.try_lock().await.err(),
+            lock.is_locked().await.err(),
+            lock.remaining_lease().await.err(),
+            lock.force_unlock().await.err(),
+            lock.run(async {}).await.err(),
+        ] {
+            assert!(
+                matches!(error, Some(Error::InvalidName { .. })),
+                "{name:?}: {error:?}"
+            );
+        }
+    }
+    let longest = "x".repeat(512 - stand.prefix().len());
+    client.lock(&longest).run(async {}).await.unwrap();
+}
+
+async fn leases_that_cannot_be_used(stand: Stand) {
+    let client = stand.client().await;
+    let lock = client.lock(&unique("leases"));
+    for lease in [
+        Duration::ZERO,
+        Duration::from_nanos(1),
+        Duration::from_micros(999),
+        MAX_LEASE + Duration::from_millis(1),
+        Duration::MAX,
+    ] {
+        let error = lock.lock().lease(lease).await.unwrap_err();
+        assert!(
+            matches!(error, Error::InvalidLease { .. }),
+            "{lease:?}: {error}"
+        );
+    }
+    let longest = lock.lock().lease(MAX_LEASE).await.unwrap();
+    assert!(longest.valid_for() > MAX_LEASE - LONG);
+    longest.unlock().await.unwrap();
+}
+
+#[tokio::test]
+async fn settings_that_cannot_work() {
+    let url = shared().url();
+    let settings = [
+        (
+            "watchdog",
+            Client::builder().watchdog(Duration::from_millis(99)),
+        ),
+        ("watchdog", Client::builder().watchdog(Duration::ZERO)),
+        ("watchdog", Client::builder().watchdog(Duration::MAX)),
+        ("prefix", Client::builder().prefix("a\nb")),
+        (
+            "connect_timeout",
+            Client::builder().connect_timeout(Duration::ZERO),
+        ),
+        (
+            "response_timeout",
+            Client::builder().response_timeout(Duration::ZERO),
+        ),
+        (
+            "response_timeout",
+            Client::builder().response_timeout(Duration::MAX),
+        ),
+        (
+            "subscription_linger",
+            Client::builder().subscription_linger(Duration::MAX),
+        ),
+        ("client_id", Client::builder().client_id("")),
+        ("client_id", Client::builder().client_id("a:b")),
+        ("client_id", Client::builder().client_id("x".repeat(65))),
+    ];
+    for (name, settings) in settings {
+        match settings.connect(&url).await {
+            Err(Error::InvalidSetting { setting, .. }) => assert_eq!(setting, name),
+            other => panic!("{name}: {other:?}"),
+        }
+    }
+    let named = Client::builder()
+        .client_id("worker-7")
+        .connect(&url)
+        .await
+        .unwrap();
+    assert_eq!(named.id(), "worker-7");
+}
+
+#[tokio::test]
+async fn urls_that_lead_nowhere() {
+    for url in [
+        "",
+        "secret",
+        "http://:secret@x",
+        "rediss://:secret@",
+        "redis://:secret@:x",
+    ] {
+        let error = Client::connect(url).await.unwrap_err();
+        assert!(matches!(error, Error::InvalidUrl { .. }), "{url}: {error}");
+        assert!(!format!("{error} {error:?}").contains("secret"));
+    }
+    // A port that nobody listens on, because it is taken without listening.
+    let taken = TcpListener::bind("127.0.0.1:0").unwrap();
+    let port = taken.local_addr().unwrap().port();
+    drop(taken);
+    let error = Client::connect(&format!("redis://u:secret@127.0.0.1:{port}"))
+        .await
+        .unwrap_err();
+    assert!(matches!(error, Error::Unavailable { .. }), "{error}");
+    assert!(!format!("{error} {error:?}").contains("secret"));
+    let error = Client::connect("redis+unix:///nowhere/redis.sock")
+        .await
+        .unwrap_err();
+    assert!(matches!(error, Error::Unavailable { .. }), "{error}");
+}
+
+#[tokio::test]
+async fn passwords_that_are_wrong() {
+    let server = Server::start_with(&["--requirepass", "right"]);
+    let url = |password: &str| format!("redis://:{password}@127.0.0.1:{}", server.port());
+    let error = Client::connect(&url("secret")).await.unwrap_err();
+    assert!(
+        matches!(error, Error::AuthenticationFailed { .. }),
+        "{error}"
+    );
+    assert!(!format!("{error} {error:?}").contains("secret"));
+    let error = Client::connect(&server.url()).await.unwrap_err();
+    assert!(
+        matches!(error, Error::AuthenticationFailed { .. }),
+        "{error}"
+    );
+
+    let client = Client::connect(&url("right")).await.unwrap();
+    client.lock("a").run(async {}).await.unwrap();
+    assert!(!format!("{client:?} {:?}", client.lock("a")).contains("right"));
+}
+
+/// Answers every HELLO with `hello`, everything else with OK.
+fn fake_server(hello: &'static str) -> u16 {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let port = listener.local_addr().unwrap().port();
+    std::thread::spawn(move || {
+        while let Ok((mut stream, _)) = listener.accept() {
+            let mut buffer = [0; 4096];
+            while let Ok(read @ 1..) = stream.read(&mut buffer) {
+                let said = String::from_utf8_lossy(&buffer[..read]).into_owned();
+                // One answer per command: a command begins with an array header.
+                for command in said.split("\r\n*").filter(|part| !part.is_empty()) {
+                    let answer = if command.contains("HELLO") {
+                        hello
+                    } else {
+                        "+OK\r\n"
+                    };
+                    let _ = stream.write_all(answer.as_bytes());
+                }
+            }
+        }
+    });
+    port
+}
+
+#[tokio::test]
+async fn servers_that_cannot_be_used() {
+    let old = "%2\r\n$6\r\nserver\r\n$5\r\nredis\r\n$7\r\nversion\r\n$6\r\n6.0.16\r\n";
+    let ancient = "-ERR unknown command `HELLO`, with args beginning with: `3`, \r\n";
+    let other = "-ERR unknown command 'HELLO'\r\n";
+    let cluster = "%3\r\n$6\r\nserver\r\n$5\r\nredis\r\n$7\r\nversion\r\n$6\r\n7.0.15\r\n\
+        $4\r\nmode\r\n$7\r\ncluster\r\n";
+    for hello in [old, ancient, other, cluster] {
+        let port = fake_server(hello);
+        let url = format!("redis://127.0.0.1:{port}");
+        let error = soon("an answer", Client::connect(&url)).await.unwrap_err();
+        assert!(
+            matches!(error, Error::UnsupportedServer { .. }),
+            "{hello}: {error}"
+        );
+        assert!(error.to_string().contains("6.2"), "{error}");
+    }
+    // A Valkey that counts its versions anew is fine.
+    let port =
+        fake_server("%2\r\n$6\r\nserver\r\n$6\r\nvalkey\r\n$7\r\nversion\r\n$5\r\n1.0.0\r\n");
+    Client::connect(&format!("redis://127.0.0.1:{port}"))
+        .await
+        .unwrap();
+}
+
+#[tokio::test]
+async fn a_server_that_is_none() {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let port = listener.local_addr().unwrap().port();
+    std::thread::spawn(move || {
+        while let Ok((mut stream, _)) = listener.accept() {
+            let _ = stream.write_all(b"SSH-2.0-OpenSSH_9.2\r\n");
+        }
+    });
+    let url = format!("redis://127.0.0.1:{port}");
+    let error = soon("an answer", Client::connect(&url)).await.unwrap_err();
+    assert!(
+        matches!(
+            error,
+            Error::Unavailable { .. } | Error::UnsupportedServer { .. }
+        ),
+        "{error}"
+    );
+}
+
+#[tokio::test]
+async fn keys_that_are_no_locks_stay_as_they_are() {
+    let server = shared();
+    let client = Client::connect(&server.url()).await.unwrap();
+    let foreign = |what: &str| unique(&format!("foreign-{what}"));
+    let (string, list, user, many) = (
+        foreign("string"),
+        foreign("list"),
+        foreign("hash"),
+        foreign("many"),
+    );
+    let _: () = server.ask(&["SET", &string, "precious"]);
+    let _: i64 = server.ask(&["RPUSH", &list, "precious"]);
+    let _: i64 = server.ask(&["HSET", &user, "name", "precious"]);
+    let _: i64 = server.ask(&["HSET", &many, "a:1", "1", "b:2", "2"]);
+    for name in [&string, &list, &user, &many] {
+        let before: Vec<u8> = server.ask(&["DUMP", name]);
+        let lock = client.lock(name);
+        for error in [
+            lock.lock().await.err(),
+            lock.try_lock().wait(LONG).await.err(),
+            lock.is_locked().await.err(),
+            lock.force_unlock().await.err(),
+        ] {
+            assert!(
+                matches!(error, Some(Error::WrongKind { .. })),
+                "{name}: {error:?}"
+            );
+        }
+        client.settled().await;
+        assert_eq!(
+            server.ask::<Vec<u8>>(&["DUMP", name]),
+            before,
+            "{name} was changed"
+        );
+    }
+    // They are not listed either.
+    let mut listing = client.list("foreign-*");
+    while let Some(found) = listing.next().await.unwrap() {
+        assert!(
+            ![&string, &list, &user, &many].contains(&&found.name),
+            "{found:?}"
+        );
+    }
+    // A lock turned into something else under its holder's hands is lost.
+    let lock = client.lock(&foreign("turned"));
+    let guard = lock.lock().await.unwrap();
+    let _: () = server.ask(&["SET", lock.name(), "precious"]);
+    assert!(guard.unlock().await.is_err());
+    assert_eq!(server.ask::<String>(&["GET", lock.name()]), "precious");
+}
+
+/// One foreign key in a store must not keep the others from being listed, nor be taken for a lock.
+#[tokio::test]
+async fn foreign_keys_spoil_no_listing() {
+    let server = Server::start();
+    let client = Client::connect(&server.url()).await.unwrap();
+    let _held = client.lock("mine").lock().await.unwrap();
+    let many = "for n = 1, 100000 do redis.call('HSET', 'many', n, n) end";
+    for planted in [
+        &["HSET", "count", "c:1", "99999999999"][..],
+        &["SET", "number", "9999999999999999999"],
+        &["HSET", "write", "mode", "dark", "quota:write", "-1"],
+        &["HSET", "dark", "mode", "dark", "size", "12"],
+        &["HSET", "odd", "mode", "read", "size", "12"],
+        &["HSET", "reader", "mode", "read", "c:1", "99999999999"],
+        &["SET", "{reader}:c:1:rwlock_timeout:1", "1", "PX", "60000"],
+        &["EVAL", many, "0"],
+        &["SET", "permits", "9007199254740993"],
+        &["ZADD", "{permits}:timeout", "1", "id"],
+        &["SET", "least", "-9223372036854775808"],
+        // Beside a lock that is not there.
+        &["SET", "redisson_lock_token:{gone}", "precious"],
+    ] {
+        let _: redis::Value = server.ask(planted);
+    }
+    let () = server.ask(&["CONFIG", "RESETSTAT"]);
+    let mut found = Vec::new();
+    let mut listing = client.list("*");
+    while let Some(listed) = listing.next().await.unwrap() {
+        found.push(format!("{}: {}", listed.name, listed.state.kind()));
+    }
+    found.sort();
+    let expected = [
+        "least: semaphore or latch",
+        "mine: lock",
+        "permits: expirable semaphore",
+    ];
+    assert_eq!(found, expected);
+    let Some(ObjectState::ExpirableSemaphore { available, .. }) =
+        client.inspect("permits").await.unwrap()
+    else {
+        panic!("no semaphore");
+    };
+    assert_eq!(available, 9_007_199_254_740_994);
+    assert!(client.inspect("gone").await.unwrap().is_none());
+    // Asked for itself, it says what it is.
+    let error = client.inspect("count").await.unwrap_err();
+    assert!(matches!(error, Error::WrongKind { .. }), "{error}");
+    // The big one was not read to find that out: only locks' hashes are, those of four keys here.
+    let statistics: String = server.ask(&["INFO", "commandstats"]);
+    let line = |line: &&str| line.starts_with("cmdstat_hgetall:");
+    let reads = statistics.lines().find(line).unwrap();
+    let reads = reads.split(['=', ',']).nth(1).unwrap();
+    assert!(reads.parse::<u64>().unwrap() <= 5, "{reads}");
+}
+
+#[test]
+fn a_guard_may_outlive_its_runtime() {
+    let runtime = tokio::runtime::Runtime::new().unwrap();
+    let client = runtime.block_on(Client::connect(&shared().url())).unwrap();
+    let lock = client.lock(&unique("outlives"));
+    let short = || lock.lock().lease(Duration::from_millis(500));
+    let (one, two) = (
+        runtime.block_on(in_time(short)),
+        client.lock(&unique("outlives")),
+    );
+    let two = runtime.block_on(two.lock().into_future()).unwrap();
+    drop(runtime);
+    drop(one);
+    let rest = tokio::runtime::Runtime::new().unwrap();
+    // Outside of any runtime every call is an error at once, or harmless.
+    let _ = two.is_valid();
+    drop(two.lost());
+    drop(two);
+    // The client works on in another runtime, on a connection of its own.
+    let guard = rest
+        .block_on(soon("in another runtime", lock.lock().into_future()))
+        .unwrap();
+    rest.block_on(guard.unlock()).unwrap();
+}
+
+#[test]
+fn without_a_runtime_there_is_an_error() {
+    let lock = Client::embedded().lock("no-runtime");
+    let mut acquiring = lock.lock().into_future();
+    let mut cx = std::task::Context::from_waker(std::task::Waker::noop());
+    match acquiring.as_mut().poll(&mut cx) {
+        std::task::Poll::Ready(Err(Error::NoRuntime)) => {}
+        other => panic!("{other:?}"),
+    }
+}
+
+/// Nothing panics in a runtime without timers, whether the client was made there or elsewhere.
+#[test]
+fn without_timers_there_is_an_error() {
+    let whole = tokio::runtime::Runtime::new().unwrap();
+    let bare = tokio::runtime::Builder::new_current_thread()
+        .enable_io()
+        .build()
+        .unwrap();
+    let url = shared().url();
+    let error = bare.block_on(Client::connect(&url)).unwrap_err();
+    assert_eq!(error, Error::NoRuntime);
+    let store = redlatch::Embedded::new();
+    for made in [
+        whole.block_on(Client::connect(&url)).unwrap(),
+        Client::builder().connect_embedded(&store).unwrap(),
+    ] {
+        let lock = made.lock(&unique("timers"));
+        let latch = made.count_down_latch(&unique("timers-latch"));
+        let permits = made.semaphore(&unique("timers-permits"));
+        let both = redlatch::MultiLock::new([&lock]);
+        let red = redlatch::RedLock::new([&lock]);
+        let me = redlatch::Owner::new();
+        let hold = || whole.block_on(lock.lock().owner(me).into_future());
+        let (held, more) = (hold().unwrap(), hold().unwrap());
+        bare.block_on(async {
+            let second = Duration::from_secs(1);
+            for error in [
+                lock.lock().await.err(),
+                lock.try_lock().await.err(),
+                lock.try_lock().wait(second).await.err(),
+                both.lock().await.err(),
+                both.try_lock().wait(second).await.err(),
+                red.try_lock().wait(second).await.err(),
+                red.is_held_by(held.owner()).await.err(),
+                latch.wait_for(second).await.err(),
+                permits.acquire().await.err(),
+            ] {
+                assert_eq!(error, Some(Error::NoRuntime));
+            }
+            // Answers or says so; does not panic.
+            let _ = lock.is_locked().await;
+            let _ = both.is_held_by(held.owner()).await;
+            let mut lost = std::pin::pin!(held.lost());
+            tokio::select! {
+                biased;
+                () = &mut lost => panic!("it is held"),
+                () = tokio::task::yield_now() => {}
+            }
+            assert_eq!(held.run(async { 7 }).await.unwrap(), 7);
+            // Released in the other runtime, as far as it cannot be done in this one.
+            let _ = more.unlock().await;
+            drop(held);
+        });
+        whole.block_on(async {
+            let guard = soon("released", lock.lock().into_future()).await;
+            guard.unwrap().unlock().await.unwrap();
+        });
+    }
+}
+
+/// Nor in one without sockets.
+#[test]
+fn without_sockets_there_is_an_error() {
+    let whole = tokio::runtime::Runtime::new().unwrap();
+    let bare = tokio::runtime::Builder::new_current_thread()
+        .enable_time()
+        .build()
+        .unwrap();
+    let server = Server::start();
+    let error = bare.block_on(Client::connect(&server.url())).unwrap_err();
+    assert_eq!(error, Error::NoRuntime);
+    let client = whole.block_on(Client::connect(&server.url())).unwrap();
+    let lock = client.lock("sockets");
+    drop(whole);
+    // The connection has ended with its runtime, and no other can be made in this one.
+    let error = bare.block_on(lock.try_lock().into_future()).unwrap_err();
+    assert_eq!(error, Error::NoRuntime);
+    // An embedded store needs none.
+    let lock = Client::embedded().lock("sockets");
+    let guard = bare.block_on(lock.lock().into_future()).unwrap();
+    bare.block_on(guard.unlock()).unwrap();
+}

@@ -1,0 +1,224 @@
+//! The facade for threads.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use redlatch::Error;
+use redlatch::blocking::{Client, current_thread};
+use redlatch_testkit::{shared, unique};
+
+use crate::common::{LONG, in_time_blocking, on_every_store};
+
+#[test]
+fn a_thread_enters_again_and_others_do_not() {
+    on_every_store(|client| {
+        let lock = client().lock(&unique("thread"));
+        let outer = lock.lock().unwrap();
+        let inner = lock.lock().unwrap();
+        assert_eq!(outer.owner(), current_thread());
+        assert_eq!((inner.hold_count(), lock.hold_count().unwrap()), (2, 2));
+        assert!(lock.is_held_by_current_thread().unwrap());
+        thread::scope(|scope| {
+            let other = scope.spawn(|| {
+                assert!(!lock.is_held_by_current_thread().unwrap());
+                lock.try_lock().unwrap().is_some()
+            });
+            assert!(!other.join().unwrap());
+        });
+        inner.unlock().unwrap();
+        assert!(lock.is_locked().unwrap());
+        outer.unlock().unwrap();
+        assert!(!lock.is_locked().unwrap());
+        assert_eq!(lock.holder().unwrap(), None);
+    });
+}
+
+#[test]
+fn threads_of_several_clients_exclude_each_other() {
+    on_every_store(|client| {
+        let name = unique("threads");
+        let inside = AtomicBool::new(false);
+        let clients = [client(), client()];
+        thread::scope(|scope| {
+            for n in 0..8 {
+                let (lock, inside) = (clients[n % 2].lock(&name), &inside);
+                scope.spawn(move || {
+                    for _ in 0..20 {
+                        let guard = lock.lock().unwrap();
+                        assert!(!inside.swap(true, Ordering::SeqCst), "two at once");
+                        thread::yield_now();
+                        inside.store(false, Ordering::SeqCst);
+                        guard.unlock().unwrap();
+                    }
+                });
+            }
+        });
+    });
+}
+
+#[test]
+fn waiting_ends_when_it_should() {
+    on_every_store(|client| {
+        let client = client();
+        let lock = client.lock(&unique("wait"));
+        let guard = lock.lock().unwrap();
+        thread::scope(|scope| {
+            let gave_up = scope.spawn(|| {
+                let wait = Duration::from_millis(20);
+                in_time_blocking(|| lock.try_lock_for(wait)).is_none()
+            });
+            assert!(gave_up.join().unwrap());
+            let woken = scope.spawn(|| lock.try_lock_for(LONG).unwrap().is_some());
+            while client.status().subscriptions == 0 {
+                thread::yield_now();
+            }
+            guard.unlock().unwrap();
+            assert!(woken.join().unwrap());
+        });
+    });
+}
+
+#[test]
+fn a_fixed_lease_is_lost_and_said_so() {
+    on_every_store(|client| {
+        let lock = client()
+            .lock(&unique("lease"))
+            .with_lease(Duration::from_millis(300));
+        let guard = in_time_blocking(|| lock.lock());
+        assert!(guard.valid_for() <= Duration::from_millis(300));
+        let begun = Instant::now();
+        while guard.is_valid() {
+            assert!(begun.elapsed() < LONG);
+            thread::yield_now();
+        }
+        assert!(matches!(guard.unlock(), Err(Error::Lost { .. })));
+    });
+}
+
+#[test]
+fn non_reentrant_and_forced() {
+    on_every_store(|client| {
+        let lock = client().lock(&unique("strict")).non_reentrant();
+        let guard = lock.lock().unwrap();
+        assert!(matches!(lock.lock(), Err(Error::AlreadyHeld { .. })));
+        assert!(lock.force_unlock().unwrap());
+        assert!(!lock.force_unlock().unwrap());
+        assert!(matches!(guard.unlock(), Err(Error::Lost { .. })));
+    });
+}
+
+#[test]
+fn dropping_releases_without_blocking() {
+    on_every_store(|client| {
+        let client = client();
+        let lock = client.lock(&unique("drop"));
+        drop(lock.lock().unwrap());
+        client.settled().unwrap();
+        assert_eq!(lock.remaining_lease().unwrap(), None);
+    });
+}
+
+/// A scope's end drops guard, handle and client one after the other; the lock is given back.
+#[test]
+fn dropping_everything_at_once_still_releases() {
+    let name = unique("scope-end");
+    let observer = Client::connect(&shared().url()).unwrap().lock(&name);
+    for _ in 0..20 {
+        {
+            let client = Client::connect(&shared().url()).unwrap();
+            let lock = client.lock(&name);
+            let _guard = lock.try_lock().unwrap().expect("given back before");
+        }
+        let begun = Instant::now();
+        while observer.is_locked().unwrap() {
+            // Far less than the lease of 30 s.
+            assert!(
+                begun.elapsed() < Duration::from_secs(20),
+                "left to its lease"
+            );
+            thread::yield_now();
+        }
+    }
+}
+
+/// Handles keep what they need alive; the last of them ends the thread.
+#[test]
+fn handles_and_guards_outlive_the_client() {
+    on_every_store(|client| {
+        let client = client();
+        let lock = client.lock(&unique("outlive"));
+        drop(client);
+        let guard = lock.lock().unwrap();
+        assert!(lock.is_locked().unwrap());
+        drop(lock);
+        guard.unlock().unwrap();
+    });
+}
+
+#[test]
+fn it_may_be_called_inside_of_a_runtime() {
+    on_every_store(|client| {
+        let client = Arc::new(client());
+        let name = unique("inside");
+        let runtime = tokio::runtime::Builder::new_current_thread()
+            .enable_all()
+            .build()
+            .unwrap();
+        runtime.block_on(async {
+            let guard = client.lock(&name).lock().unwrap();
+            guard.unlock().unwrap();
+        });
+    });
+}
+
+/// Guards give back on the client's own thread, wherever they are dropped: also in a runtime that
+/// ends at once, in one that nobody drives, and in one without timers.
+#[test]
+fn what_is_dropped_in_a_runtime_does_not_depend_on_it() {
+    let runtime = tokio::runtime::Builder::new_current_thread;
+    let ends = |drops: &dyn Fn()| {
+        let runtime = runtime().enable_all().build().unwrap();
+        runtime.block_on(async { drops() });
+    };
+    let not_driven = |drops: &dyn Fn()| {
+        let runtime = runtime().enable_all().build().unwrap();
+        // Neither driven nor ended as long as the test runs.
+        let runtime: &'static tokio::runtime::Runtime = Box::leak(Box::new(runtime));
+        let _entered = runtime.enter();
+        drops();
+    };
+    let without_timers = |drops: &dyn Fn()| {
+        runtime().build().unwrap().block_on(async { drops() });
+    };
+    type InRuntime<'a> = &'a dyn Fn(&dyn Fn());
+    let runtimes: [InRuntime<'_>; 3] = [&ends, &not_driven, &without_timers];
+    on_every_store(|client| {
+        let client = client();
+        let lock = client.lock(&unique("foreign-lock"));
+        let semaphore = client.semaphore(&unique("foreign-permits"));
+        assert!(semaphore.try_set_permits(2).unwrap());
+        for (n, runtime) in runtimes.iter().enumerate() {
+            runtime(&|| {
+                let guard = lock.try_lock().unwrap().expect("given back before");
+                assert_eq!(guard.name(), lock.name());
+                drop(guard);
+                drop(semaphore.acquire_many(2).unwrap());
+            });
+            client.settled().unwrap();
+            assert!(!lock.is_locked().unwrap(), "{n}");
+            assert_eq!(semaphore.available().unwrap(), 2, "{n}");
+            assert_eq!(client.status().background, 0, "{n}");
+        }
+    });
+}
+
+#[test]
+fn errors_come_through() {
+    let refused = Client::connect("http://nowhere").unwrap_err();
+    assert!(matches!(refused, Error::InvalidUrl { .. }));
+    let lock = Client::embedded().unwrap().lock("");
+    assert!(matches!(lock.lock(), Err(Error::InvalidName { .. })));
+    assert!(matches!(lock.try_lock(), Err(Error::InvalidName { .. })));
+}

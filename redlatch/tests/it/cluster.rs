@@ -1,0 +1,207 @@
+//! On a cluster: failovers, and slots, locks and nodes that move.
+
+use std::collections::HashMap;
+use std::future::IntoFuture;
+use std::time::Duration;
+
+use redlatch::{Client, Error};
+use redlatch_testkit::{Cluster, ClusterPlan, Server, shared_cluster, unique};
+
+use crate::common::{LONG, WATCHDOG, soon, until};
+use crate::topology::{Deployment, failover, granted, patient, steady};
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_killed_master_is_followed() {
+    let mut deployment = Deployment::cluster();
+    failover::a_killed_master(&mut deployment).await;
+    failover::a_lock_that_is_lost_with_its_master(&mut deployment).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_killed_master_is_followed_over_tls() {
+    failover::a_killed_master(&mut Deployment::tls_cluster()).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_frozen_master_is_left_behind() {
+    failover::a_frozen_master(&Deployment::cluster()).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn while_no_master_is_replaced() {
+    let deployment = Deployment::steady_cluster();
+    steady::a_guard_is_more_careful_than_the_server(&deployment).await;
+    steady::dropped_anywhere(&deployment).await;
+    steady::a_waiter_whose_connections_are_cut(&deployment).await;
+    steady::a_master_that_hangs(&deployment).await;
+    let Deployment::Cluster(mut cluster) = deployment else {
+        unreachable!()
+    };
+    locks_on_all_nodes_are_renewed(&cluster).await;
+    // Of those that were named some do not answer.
+    let seeds = cluster.url();
+    let elsewhere = (0..)
+        .map(|n| format!("elsewhere-{n}"))
+        .find(|name| cluster.owner_of(name) == 1)
+        .unwrap();
+    cluster.freeze(0);
+    let replica = cluster.nodes()[5].port();
+    for url in [
+        seeds.clone(),
+        format!("redis+cluster://127.0.0.1:1,127.0.0.1:{replica}"),
+    ] {
+        // Within the usual time.
+        let client = Client::connect(&url).await.unwrap();
+        let lock = client.lock(&elsewhere);
+        lock.lock().await.unwrap().unlock().await.unwrap();
+    }
+    cluster.thaw(0);
+    cluster.kill(5);
+    patient().connect(&seeds).await.unwrap();
+}
+
+/// What a URL of the wrong kind leads to is said.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_cannot_be_connected_to() {
+    let node = shared_cluster().nodes()[0].url();
+    let alone = Server::start();
+    let alone = format!("redis+cluster://127.0.0.1:{}", alone.port());
+    for (url, other) in [(node, "redis+cluster://"), (alone, "redis://")] {
+        let error = Client::connect(&url).await.unwrap_err();
+        assert!(matches!(error, Error::UnsupportedServer { .. }), "{error}");
+        assert!(error.to_string().contains(other), "{error}");
+    }
+    let nobody = Client::connect("redis+cluster://:sesame@127.0.0.1:1,127.0.0.1:2");
+    let error = soon("said", nobody).await.unwrap_err();
+    assert!(matches!(error, Error::Unavailable { .. }), "{error}");
+    assert!(!format!("{error} {error:?}").contains("sesame"));
+}
+
+/// Subscriptions to a channel, on all nodes.
+fn subscribers(cluster: &Cluster, pattern: &str) -> usize {
+    let of_one = |node: &Server| {
+        let channels: Vec<String> = node.ask(&["PUBSUB", "SHARDCHANNELS", pattern]);
+        channels.len()
+    };
+    cluster.nodes().iter().map(of_one).sum()
+}
+
+/// F7, F8: thousands of names waited for at once, on all nodes, on one client; listed, each once; and
+/// no subscription is left.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn thousands_of_names_at_once() {
+    const NAMES: usize = 2000;
+    let cluster = shared_cluster();
+    let (holder, waiter) = (
+        patient().connect(&cluster.url()).await.unwrap(),
+        patient().connect(&cluster.url()).await.unwrap(),
+    );
+    let prefix = unique("many");
+    let holding: Vec<_> = (0..NAMES)
+        .map(|n| {
+            let lock = holder.lock(&format!("{prefix}-{n}"));
+            tokio::spawn(async move { granted(|| lock.lock().lease(10 * LONG)).await })
+        })
+        .collect();
+    let mut held = Vec::new();
+    for one in holding {
+        held.push(one.await.unwrap());
+    }
+    let waiting: Vec<_> = (0..NAMES)
+        .map(|n| tokio::spawn(waiter.lock(&format!("{prefix}-{n}")).lock().into_future()))
+        .collect();
+    let channels = format!("*{prefix}*");
+    until("all are subscribed to", || async {
+        subscribers(cluster, &channels) == NAMES
+    })
+    .await;
+    let mut listed: HashMap<String, usize> = HashMap::new();
+    let mut listing = holder.list(&format!("{prefix}-*"));
+    while let Some(one) = listing.next().await.unwrap() {
+        *listed.entry(one.name).or_default() += 1;
+    }
+    assert_eq!(listed.len(), NAMES);
+    assert!(listed.values().all(|&times| times == 1), "listed twice");
+    for guard in held {
+        guard.unlock().await.unwrap();
+    }
+    for one in waiting {
+        let guard = soon("woken", one).await.unwrap().unwrap();
+        guard.unlock().await.unwrap();
+    }
+    until("no subscription is left", || async {
+        subscribers(cluster, &channels) == 0 && waiter.status().subscriptions == 0
+    })
+    .await;
+}
+
+/// Locks all over the cluster are renewed together: in few round trips, and none is lost.
+async fn locks_on_all_nodes_are_renewed(cluster: &Cluster) {
+    const LOCKS: u64 = 200;
+    let settings = patient().watchdog(WATCHDOG);
+    let client = settings.connect(&cluster.url()).await.unwrap();
+    let mut held = Vec::new();
+    for n in 0..LOCKS {
+        let lock = client.lock(&format!("renewed-{n}"));
+        held.push((granted(|| lock.lock()).await, Duration::MAX, 0));
+    }
+    let of_masters = |figure: &str| -> u64 {
+        let masters = cluster.nodes().iter().take(3);
+        masters
+            .map(|node| node.info(figure).parse::<u64>().unwrap())
+            .sum()
+    };
+    let (reads, commands) = (
+        of_masters("total_reads_processed"),
+        of_masters("total_commands_processed"),
+    );
+    until("all are renewed several times", || {
+        for (guard, before, renewals) in &mut held {
+            let left = guard.valid_for();
+            assert!(!left.is_zero(), "a lease was lost");
+            *renewals += u64::from(left > std::mem::replace(before, left));
+        }
+        let done = held.iter().all(|&(.., renewals)| renewals >= 3);
+        async move { done }
+    })
+    .await;
+    let reads = of_masters("total_reads_processed") - reads;
+    let commands = of_masters("total_commands_processed") - commands;
+    assert!(
+        commands >= 3 * LOCKS && reads < commands / 4,
+        "{reads} for {commands}"
+    );
+    for (guard, ..) in held {
+        guard.unlock().await.unwrap();
+    }
+}
+
+/// A client may outlive the runtime that it was made in; changes are looked out for in the next one, by
+/// a client that does nothing but wait, too.
+#[test]
+fn changes_are_looked_out_for_in_every_runtime() {
+    let cluster = Cluster::start_with(ClusterPlan {
+        replicas: 0,
+        ..ClusterPlan::default()
+    });
+    let looks = || {
+        let figures = (0..3).map(|place| cluster.ask::<String>(place, &["INFO", "commandstats"]));
+        let calls = |figures: String| {
+            let asked = figures
+                .lines()
+                .filter(|line| line.starts_with("cmdstat_cluster"));
+            let calls = asked.filter_map(|line| line.split(['=', ',']).nth(1)?.parse::<u64>().ok());
+            calls.sum::<u64>()
+        };
+        figures.map(calls).sum::<u64>()
+    };
+    let runtime = || tokio::runtime::Runtime::new().unwrap();
+    let ending = runtime();
+    let client = ending.block_on(Client::connect(&cluster.url())).unwrap();
+    drop(ending);
+    runtime().block_on(async {
+        let _guard = granted(|| client.lock("a").lock()).await;
+        let before = looks();
+        until("it looks by itself", || async { looks() > before }).await;
+    });
+}

@@ -1,0 +1,314 @@
+//! On a cluster whose slots and nodes move while locks are held, waited for, renewed and released.
+
+use std::future::IntoFuture;
+use std::sync::OnceLock;
+use std::time::Duration;
+
+use redlatch::{Client, MultiLock};
+use redlatch_testkit::{Cluster, ClusterPlan, Takeover, slot_of};
+
+use crate::common::{LONG, WATCHDOG, risen, soon, until};
+use crate::topology::{NEVER, granted, patient};
+
+/// The cluster of the tests that move slots. Not the one that all tests share: their keys may lie in the slots that
+/// move, and the errors that the nodes count must be those of these tests.
+fn moving_cluster() -> &'static Cluster {
+    static MOVING: OnceLock<Cluster> = OnceLock::new();
+    MOVING.get_or_init(|| {
+        Cluster::start_with(ClusterPlan {
+            node_timeout_millis: NEVER,
+            ..ClusterPlan::default()
+        })
+    })
+}
+
+async fn client(cluster: &Cluster) -> Client {
+    let settings = patient().watchdog(WATCHDOG);
+    settings.connect(&cluster.url()).await.unwrap()
+}
+
+/// One name of each kind, all in one slot: taken and given back.
+async fn every_kind(client: &Client, tag: &str) {
+    let lock = client.lock(&format!("{tag}:lock"));
+    granted(|| lock.lock()).await.unlock().await.unwrap();
+    let fair = client.fair_lock(&format!("{tag}:fair"));
+    granted(|| fair.lock()).await.unlock().await.unwrap();
+    let fenced = client.fenced_lock(&format!("{tag}:fenced"));
+    granted(|| fenced.lock()).await.unlock().await.unwrap();
+    let both = client.read_write_lock(&format!("{tag}:both"));
+    granted(|| both.read().lock()).await.unlock().await.unwrap();
+    granted(|| both.write().lock())
+        .await
+        .unlock()
+        .await
+        .unwrap();
+    let several = MultiLock::new([lock, client.lock(&format!("{tag}:other"))]);
+    granted(|| several.lock()).await.unlock().await.unwrap();
+    let permits = client.expirable_semaphore(&format!("{tag}:permits"));
+    permits.try_set_permits(1).await.unwrap();
+    granted(|| permits.acquire()).await.release().await.unwrap();
+    let plain = client.semaphore(&format!("{tag}:plain"));
+    plain.try_set_permits(1).await.unwrap();
+    granted(|| plain.acquire()).await.release().await.unwrap();
+}
+
+/// The timeouts of readers are keys that only the script knows. Where the lock is already and they are not
+/// yet, the readers must not be taken for dead.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_reader_that_is_half_moved_lives() {
+    let cluster = moving_cluster();
+    let reader = client(cluster).await;
+    let hasty = Client::builder().response_timeout(Duration::from_secs(1));
+    let writer = hasty.connect(&cluster.url()).await.unwrap();
+    let name = "{half}:both";
+    let slot = slot_of(b"{half}");
+    let to = (cluster.owner(slot) + 1) % 3;
+    let both = reader.read_write_lock(name);
+    let read = granted(|| both.read().lock().lease(10 * LONG)).await;
+    // Also teaches both nodes the scripts.
+    let write = writer.read_write_lock(name);
+    assert!(write.write().try_lock().await.unwrap().is_none());
+    cluster.begin_moving(slot, to);
+    cluster.move_key(name, to);
+    let tried = write.write().try_lock().await;
+    let error = tried.expect_err("not known now");
+    assert!(error.is_transient(), "{error}");
+    cluster.move_keys(slot, to);
+    cluster.finish_moving(slot, to);
+    let tried = granted(|| write.write().try_lock()).await;
+    assert!(tried.is_none());
+    read.unlock().await.unwrap();
+    granted(|| write.write().lock())
+        .await
+        .unlock()
+        .await
+        .unwrap();
+}
+
+/// F6: a slot moves to another node and back. What is single goes on in between (ASK); steps with
+/// several keys when the move is over (TRYAGAIN).
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_slot_moves_under_its_locks() {
+    let cluster = moving_cluster();
+    let (holder, waiter) = (client(cluster).await, client(cluster).await);
+    let slot = slot_of(b"{m}");
+    let home = cluster.owner(slot);
+    for to in [(home + 1) % 3, home] {
+        let held = granted(|| holder.lock("{m}:held").lock()).await;
+        let also = granted(|| holder.lock("{m}:also").lock()).await;
+        let fair = granted(|| holder.fair_lock("{m}:held-fair").lock()).await;
+        let both = holder.read_write_lock("{m}:held-both");
+        let read = granted(|| both.read().lock()).await;
+        let lent = granted(|| holder.lock("{m}:lent").lock().lease(10 * LONG)).await;
+        let waiting = tokio::spawn(waiter.lock("{m}:lent").lock().into_future());
+        let queueing = tokio::spawn(waiter.fair_lock("{m}:held-fair").lock().into_future());
+        let writing = waiter.read_write_lock("{m}:held-both");
+        let writing = tokio::spawn(writing.write().lock().into_future());
+        until("they wait", || async { waiter.status().subscriptions == 3 }).await;
+        soon("every kind before", every_kind(&waiter, "{m}")).await;
+
+        cluster.begin_moving(slot, to);
+        // What is new is taken where the slot goes to.
+        let new = granted(|| holder.lock("{m}:new").lock().lease(10 * LONG)).await;
+        let meanwhile = waiter.clone();
+        let meanwhile = tokio::spawn(async move { every_kind(&meanwhile, "{m}").await });
+        // Half of what was together is there.
+        cluster.move_key("{m}:held", to);
+        for guard in [&held, &also] {
+            risen("a lease", || async { guard.valid_for() }).await;
+        }
+        cluster.move_keys(slot, to);
+        for guard in [&held, &also] {
+            risen("a lease", || async { guard.valid_for() }).await;
+        }
+        // Released where nobody listens yet.
+        lent.unlock().await.unwrap();
+        cluster.finish_moving(slot, to);
+        let woken = soon("woken, not slept through", waiting).await.unwrap();
+        woken.unwrap().unlock().await.unwrap();
+        soon("every kind meanwhile", meanwhile).await.unwrap();
+        soon("every kind after", every_kind(&waiter, "{m}")).await;
+        fair.unlock().await.unwrap();
+        let next = soon("the next in the queue", queueing).await.unwrap();
+        next.unwrap().unlock().await.unwrap();
+        read.unlock().await.unwrap();
+        let writer = soon("the writer", writing).await.unwrap();
+        writer.unwrap().unlock().await.unwrap();
+        for guard in [held, also, new] {
+            assert!(guard.is_valid());
+            guard.unlock().await.unwrap();
+        }
+        for client in [&holder, &waiter] {
+            until("nothing is left", || async {
+                let status = client.status();
+                (status.holds, status.subscriptions, status.background) == (0, 0, 0)
+            })
+            .await;
+        }
+        let channels =
+            |node| cluster.ask::<Vec<String>>(node, &["PUBSUB", "SHARDCHANNELS", "*{m}*"]);
+        for node in 0..cluster.nodes().len() {
+            until("no subscription is left", || async {
+                channels(node).is_empty()
+            })
+            .await;
+        }
+    }
+}
+
+/// F6: who begins to wait while the slot is open waits as well as before, and is woken when the move is
+/// over.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn who_comes_while_a_slot_moves_waits() {
+    let cluster = moving_cluster();
+    let holder = client(cluster).await;
+    let hasty = Client::connect(&cluster.url()).await.unwrap();
+    let slot = slot_of(b"{w}");
+    let to = (cluster.owner(slot) + 1) % 3;
+    let held = granted(|| holder.lock("{w}:held").lock().lease(10 * LONG)).await;
+    cluster.begin_moving(slot, to);
+    cluster.move_keys(slot, to);
+    let waiting = tokio::spawn(hasty.lock("{w}:held").lock().into_future());
+    until("it waits", || async { hasty.status().subscriptions == 1 }).await;
+    // Longer than it would ask for in vain.
+    let patience = hasty.lock("{w}:held").try_lock().wait(crate::common::SHORT);
+    let other = patience.await.unwrap();
+    assert!(other.is_none() && !waiting.is_finished());
+    cluster.finish_moving(slot, to);
+    held.unlock().await.unwrap();
+    let woken = soon("woken, not slept through", waiting).await.unwrap();
+    woken.unwrap().unlock().await.unwrap();
+}
+
+/// A reader's own key is not among those that the step is sent with. Where it is not with the others, the
+/// step cannot be done before the move is over.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn readers_come_and_go_while_a_slot_moves() {
+    let cluster = moving_cluster();
+    let (first, second) = (client(cluster).await, client(cluster).await);
+    let slot = slot_of(b"{r}");
+    let to = (cluster.owner(slot) + 1) % 3;
+    let early = granted(|| first.read_write_lock("{r}:both").read().lock()).await;
+    let gone = granted(|| second.read_write_lock("{r}:both").read().lock()).await;
+    let gone_owner = gone.owner_id().to_owned();
+    cluster.begin_moving(slot, to);
+    let late = second.clone();
+    let late = tokio::spawn(async move {
+        let both = late.read_write_lock("{r}:both");
+        granted(|| both.read().lock()).await
+    });
+    let releasing = tokio::spawn(gone.unlock());
+    until("the latecomer has been refused", || async {
+        cluster.nodes()[cluster.owner(slot)].info("total_error_replies") != "0"
+    })
+    .await;
+    cluster.move_keys(slot, to);
+    cluster.finish_moving(slot, to);
+    let late = soon("the latecomer", late).await.unwrap();
+    soon("the release", releasing).await.unwrap().unwrap();
+    for guard in [&early, &late] {
+        risen("a lease", || async { guard.valid_for() }).await;
+    }
+    let holders = first
+        .read_write_lock("{r}:both")
+        .read()
+        .holders()
+        .await
+        .unwrap();
+    assert_eq!(holders.len(), 2);
+    assert!(holders.iter().all(|holder| holder.owner != gone_owner));
+    early.unlock().await.unwrap();
+    late.unlock().await.unwrap();
+    assert!(
+        !first
+            .read_write_lock("{r}:both")
+            .read()
+            .is_locked()
+            .await
+            .unwrap()
+    );
+    let left: Vec<String> = cluster.ask(to, &["KEYS", "*{r}*"]);
+    assert!(left.is_empty(), "{left:?}");
+}
+
+/// What is asked of a node that has no slots yet is not cut short when the client looks who has which.
+async fn while_a_new_node_is_asked(cluster: &Cluster, added: usize) {
+    let client = client(cluster).await;
+    let slot = slot_of(b"{p}");
+    let permits = client.semaphore("{p}:permits");
+    permits.try_set_permits(2).await.unwrap();
+    granted(|| permits.acquire()).await.release().await.unwrap();
+    let elsewhere = (0..)
+        .map(|n| format!("elsewhere-{n}"))
+        .find(|name| cluster.owner_of(name) != cluster.owner(slot))
+        .unwrap();
+    cluster.begin_moving(slot, added);
+    cluster.move_keys(slot, added);
+    granted(|| permits.acquire()).await.release().await.unwrap();
+
+    cluster.freeze(added);
+    let asked = permits.clone();
+    let asked = tokio::spawn(async move { asked.release(1).await });
+    let watched = &cluster.nodes()[cluster.owner_of(&elsewhere)];
+    for _ in 0..2 {
+        let looks = || watched.info("cmdstat_cluster|slots");
+        let before = looks();
+        // A connection that breaks is a reason to look.
+        watched.cut_all();
+        granted(|| client.lock(&elsewhere).lock())
+            .await
+            .unlock()
+            .await
+            .unwrap();
+        until("it has looked", || async { looks() != before }).await;
+    }
+    cluster.thaw(added);
+    soon("answered", asked).await.unwrap().unwrap();
+    assert_eq!(permits.available().await.unwrap(), 3);
+    cluster.finish_moving(slot, added);
+}
+
+/// Nodes come and go, and replicas take over in good order, while locks are held and waited for.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn nodes_come_and_go() {
+    let mut cluster = Cluster::start_with(ClusterPlan {
+        node_timeout_millis: 60_000,
+        ..ClusterPlan::default()
+    });
+    let (holder, waiter) = (client(&cluster).await, client(&cluster).await);
+    let slot = slot_of(b"{n}");
+    let held = granted(|| holder.lock("{n}:held").lock()).await;
+    let wait_for = async |name: &str| {
+        let none = || async { waiter.status().subscriptions == 0 };
+        until("the last subscription has ended", none).await;
+        let lent = granted(|| holder.lock(name).lock().lease(10 * LONG)).await;
+        let waiting = tokio::spawn(waiter.lock(name).lock().into_future());
+        until("it waits", || async { !none().await }).await;
+        (lent, waiting)
+    };
+    let (lent, waiting) = wait_for("{n}:orderly").await;
+    let old = cluster.owner(slot);
+    cluster.fail_over(cluster.replica_of(old), Takeover::Orderly);
+    risen("a lease", || async { held.valid_for() }).await;
+    lent.unlock().await.unwrap();
+    let woken = soon("woken, not slept through", waiting).await.unwrap();
+    woken.unwrap().unlock().await.unwrap();
+
+    let (lent, waiting) = wait_for("{n}:added").await;
+    let added = cluster.add_node();
+    while_a_new_node_is_asked(&cluster, added).await;
+    cluster.move_slot(slot, added);
+    risen("a lease", || async { held.valid_for() }).await;
+    lent.unlock().await.unwrap();
+    let woken = soon("woken, not slept through", waiting).await.unwrap();
+    woken.unwrap().unlock().await.unwrap();
+
+    let (lent, waiting) = wait_for("{n}:removed").await;
+    cluster.remove_node(added);
+    risen("a lease", || async { held.valid_for() }).await;
+    lent.unlock().await.unwrap();
+    let woken = soon("woken, not slept through", waiting).await.unwrap();
+    woken.unwrap().unlock().await.unwrap();
+    assert!(held.is_valid());
+    held.unlock().await.unwrap();
+}

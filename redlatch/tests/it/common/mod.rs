@@ -1,0 +1,325 @@
+//! What the integration tests share.
+#![allow(dead_code, unreachable_pub, reason = "`log.rs` uses a part of it")]
+
+pub mod secured;
+
+use std::future::{Future, IntoFuture, poll_fn};
+use std::path::PathBuf;
+use std::pin::pin;
+use std::process::Command;
+use std::sync::Arc;
+use std::task::Poll;
+use std::time::Duration;
+
+use redlatch::{Client, ClientBuilder, Embedded, Error, Loss};
+use redlatch_testkit::{
+    Cluster, Proxy, Sentinels, Server, shared, shared_cluster, shared_sentinels,
+};
+use secured::Secured;
+
+/// Longer than anything takes that works, on the slowest machine.
+pub const LONG: Duration = Duration::from_secs(60);
+
+/// A watchdog lease that is not lost when a busy machine lets the whole process stand still for two or
+/// three seconds, wherever that is, and whose renewals (after a third of it) can be waited for.
+pub const WATCHDOG: Duration = Duration::from_secs(6);
+
+/// Soon over, and yet, as [`WATCHDOG`], not before a few steps have been made.
+pub const SHORT: Duration = Duration::from_secs(5);
+
+/// Waits until something holds.
+pub async fn until<F: Future<Output = bool>>(what: &str, mut holds: impl FnMut() -> F) {
+    let begun = std::time::Instant::now();
+    while !holds().await {
+        assert!(begun.elapsed() < LONG, "never happened: {what}");
+        tokio::time::sleep(Duration::from_millis(2)).await;
+    }
+}
+
+/// Fails instead of hanging.
+pub async fn soon<T>(what: &str, work: impl Future<Output = T>) -> T {
+    match tokio::time::timeout(LONG, work).await {
+        Ok(done) => done,
+        Err(_) => panic!("never happened: {what}"),
+    }
+}
+
+/// What has so little time (a short lease that no test has to keep for long, a short timeout or wait limit)
+/// that a process that stands still gets its answer too late: then it is asked for again.
+pub async fn in_time<T, F>(ask: impl Fn() -> F) -> T
+where
+    F: IntoFuture<Output = redlatch::Result<T>>,
+{
+    let begun = std::time::Instant::now();
+    loop {
+        match ask().await {
+            Err(Error::Lost { .. } | Error::ResponseTimeout { .. }) if begun.elapsed() < LONG => {}
+            answer => return answer.unwrap(),
+        }
+    }
+}
+
+/// The same for threads.
+pub fn in_time_blocking<T>(ask: impl Fn() -> redlatch::Result<T>) -> T {
+    let begun = std::time::Instant::now();
+    loop {
+        match ask() {
+            Err(Error::Lost { .. } | Error::ResponseTimeout { .. }) if begun.elapsed() < LONG => {}
+            answer => return answer.unwrap(),
+        }
+    }
+}
+
+/// Asks again while the store, its sentinels or its replicas are not there yet, or not in time.
+pub async fn granted<T, F>(ask: impl Fn() -> F) -> T
+where
+    F: IntoFuture<Output = redlatch::Result<T>>,
+{
+    let begun = std::time::Instant::now();
+    loop {
+        match ask().await {
+            Err(error) if error.is_transient() && begun.elapsed() < LONG => {
+                tokio::time::sleep(Duration::from_millis(5)).await;
+            }
+            answer => return answer.unwrap(),
+        }
+    }
+}
+
+/// Waits until something has risen since it was last looked at: the time that is left, at a renewal.
+pub async fn risen<T: PartialOrd, F: Future<Output = T>>(what: &str, mut look: impl FnMut() -> F) {
+    let begun = std::time::Instant::now();
+    let mut before = look().await;
+    loop {
+        let now = look().await;
+        if now > before {
+            return;
+        }
+        assert!(begun.elapsed() < LONG, "never rises: {what}");
+        before = now;
+        tokio::time::sleep(Duration::from_millis(2)).await;
+    }
+}
+
+/// Polls up to `polls` times, each time when woken: the output, or `None` if it was dropped.
+pub async fn polled<F: Future>(polls: usize, future: F) -> Option<F::Output> {
+    let mut future = pin!(future);
+    let mut polled = 0;
+    poll_fn(|cx| {
+        polled += 1;
+        match future.as_mut().poll(cx) {
+            Poll::Ready(output) => Poll::Ready(Some(output)),
+            Poll::Pending if polled >= polls => Poll::Ready(None),
+            Poll::Pending => Poll::Pending,
+        }
+    })
+    .await
+}
+
+/// Polls who waits so many times, and then for a while not at all, without dropping it: until the
+/// shared server knows that its channel is subscribed to.
+pub async fn polled_until_subscribed<F: Future>(polls: usize, waiter: F, channel: &str) {
+    let mut few = pin!(polled(polls, waiter));
+    let subscribed = until("subscribed", || async {
+        let listening: (String, i64) = shared().ask(&["PUBSUB", "NUMSUB", channel]);
+        listening.1 == 1
+    });
+    tokio::select! {
+        biased;
+        done = &mut few => assert!(done.is_none()),
+        () = subscribed => {}
+    }
+}
+
+/// Drops `work` after one poll, after two, … until it gets through, some times over.
+pub async fn dropped_everywhere<W, F>(mut work: W)
+where
+    W: FnMut(usize) -> F,
+    F: Future<Output = bool>,
+{
+    for _ in 0..5 {
+        let mut polls = 1;
+        while !work(polls).await {
+            polls += 1;
+            assert!(polls < 1000, "never gets through");
+        }
+    }
+}
+
+/// Runs `work`, throws the server's first answer away, and then cuts the connection.
+pub async fn without_the_answer<T>(proxy: &Arc<Proxy>, work: impl Future<Output = T>) -> T {
+    proxy.swallow_replies(true);
+    let cutting = {
+        let proxy = proxy.clone();
+        tokio::task::spawn_blocking(move || {
+            proxy.wait_until_swallowed();
+            proxy.refuse(false);
+            proxy.swallow_replies(false);
+            proxy.cut();
+        })
+    };
+    let (output, cut) = soon("answered", async { tokio::join!(work, cutting) }).await;
+    cut.unwrap();
+    output
+}
+
+/// It says that the hold was lost, and why.
+#[track_caller]
+pub fn assert_lost(error: &Error, why: Loss) {
+    match error {
+        Error::Lost { reason, .. } => assert_eq!(*reason, why),
+        other => panic!("not lost: {other}"),
+    }
+}
+
+/// An example, with nothing from the environment of the tests. Cargo has built them before it runs all
+/// tests; not before it runs only some.
+pub fn example(name: &str) -> Command {
+    let own = std::env::current_exe().unwrap();
+    let built = own.parent().and_then(|deps| deps.parent()).unwrap();
+    let file = format!("{name}{}", std::env::consts::EXE_SUFFIX);
+    let example: PathBuf = built.join("examples").join(file);
+    if !example.exists() {
+        let profile = match built.file_name().unwrap().to_str().unwrap() {
+            "debug" => "dev",
+            other => other,
+        };
+        let status = Command::new(env!("CARGO"))
+            .args(["build", "--quiet", "--package", "redlatch"])
+            .args(["--example", name, "--profile", profile])
+            .arg("--target-dir")
+            .arg(built.parent().unwrap())
+            .status()
+            .unwrap();
+        assert!(status.success(), "the example does not build");
+    }
+    let mut example = Command::new(example);
+    example.env_remove("REDLATCH_URL");
+    example
+}
+
+/// Somewhere that clients can meet: the same tests run on every store.
+pub enum Stand {
+    Embedded(Embedded),
+    Server(&'static Server),
+    Sentinel(&'static Sentinels),
+    Cluster(&'static Cluster),
+    Secured(&'static Secured),
+}
+
+impl Stand {
+    pub fn embedded() -> Stand {
+        Stand::Embedded(Embedded::new())
+    }
+
+    pub fn server() -> Stand {
+        Stand::Server(shared())
+    }
+
+    pub fn sentinel() -> Stand {
+        Stand::Sentinel(shared_sentinels())
+    }
+
+    pub fn cluster() -> Stand {
+        Stand::Cluster(shared_cluster())
+    }
+
+    /// TLS both ways, and a user who may do as little as possible.
+    pub fn secured() -> Stand {
+        Stand::Secured(Secured::shared())
+    }
+
+    pub async fn client(&self) -> Client {
+        self.client_with(Client::builder()).await
+    }
+
+    /// A client that hears of what it waits for or fails: looking by itself would come far too late.
+    pub async fn patient(&self) -> Client {
+        self.client_with(Client::builder().watchdog(10 * LONG))
+            .await
+    }
+
+    /// What stands before all names here.
+    pub fn prefix(&self) -> &'static str {
+        match self {
+            Stand::Secured(_) => secured::PREFIX,
+            _ => "",
+        }
+    }
+
+    /// A client that puts something before all names, behind that.
+    pub async fn prefixed(&self, prefix: &str) -> Client {
+        match self {
+            Stand::Secured(secured) => secured.client(Client::builder(), prefix).await,
+            _ => self.client_with(Client::builder().prefix(prefix)).await,
+        }
+    }
+
+    pub async fn client_with(&self, settings: ClientBuilder) -> Client {
+        let settings = settings.response_timeout(LONG);
+        let url = match self {
+            Stand::Embedded(store) => return settings.connect_embedded(store).unwrap(),
+            Stand::Server(server) => server.url(),
+            Stand::Sentinel(sentinels) => sentinels.url(),
+            Stand::Cluster(cluster) => cluster.url(),
+            Stand::Secured(secured) => return secured.client(settings, "").await,
+        };
+        settings.connect(&url).await.unwrap()
+    }
+}
+
+/// Runs a test of threads on every store.
+pub fn on_every_store(test: impl Fn(&dyn Fn() -> redlatch::blocking::Client)) {
+    use redlatch::blocking::Client;
+    let store = Embedded::new();
+    test(&|| Client::with_embedded(redlatch::Client::builder(), &store).unwrap());
+    for url in [
+        shared().url(),
+        shared_sentinels().url(),
+        shared_cluster().url(),
+    ] {
+        test(&|| Client::connect(&url).unwrap());
+    }
+    let secured = Secured::shared();
+    let settings = || secured.settings(redlatch::Client::builder(), "");
+    test(&|| Client::with(settings(), &secured.server.url()).unwrap());
+}
+
+/// Of one server, for what has nothing to do with response timeouts.
+pub async fn client(server: &Server) -> Client {
+    let settings = Client::builder().response_timeout(LONG);
+    settings.connect(&server.url()).await.unwrap()
+}
+
+/// Calls a macro for each store, with its name in front of what else there is.
+#[macro_export]
+macro_rules! for_each_store {
+    ($macro:ident! $($rest:tt)*) => {
+        $macro! { embedded $($rest)* }
+        $macro! { server $($rest)* }
+        $macro! { sentinel $($rest)* }
+        $macro! { cluster $($rest)* }
+        $macro! { secured $($rest)* }
+    };
+}
+
+/// Makes a test on every store out of each async function of the name.
+#[macro_export]
+macro_rules! on_every_store {
+    ($($name:ident,)*) => {
+        for_each_store! { on_store! $($name,)* }
+    };
+}
+
+/// The same on one store.
+#[macro_export]
+macro_rules! on_store {
+    ($store:ident $($name:ident,)*) => {
+        mod $store {
+            $(#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+            async fn $name() {
+                super::$name($crate::common::Stand::$store()).await;
+            })*
+        }
+    };
+}

@@ -1,0 +1,97 @@
+//! A server as docs/security.md has it: TLS both ways, and a user with the rules that stand there.
+
+use std::sync::OnceLock;
+
+use redlatch::{Client, ClientBuilder};
+use redlatch_testkit::{Identity, TlsServer};
+
+use super::LONG;
+
+const DOCS: &str = include_str!("../../../../docs/security.md");
+
+/// The prefix that the rules are for.
+pub const PREFIX: &str = "app:";
+
+/// The rules in the docs. The word `user` is left out.
+pub struct Rules {
+    /// A client's.
+    pub app: &'static str,
+    /// Those besides for names with a tag of their own.
+    pub tagged: &'static str,
+    /// Those besides in a cluster.
+    pub cluster: &'static str,
+    /// A client's at sentinels.
+    pub sentinel: &'static str,
+    /// Of somebody who only looks.
+    pub operator: &'static str,
+}
+
+pub fn rules() -> Rules {
+    let mut lines = DOCS.lines().map(str::trim);
+    let rules = std::iter::from_fn(|| {
+        lines.find(|line| *line == "```acl")?;
+        lines.next()
+    });
+    let rules = rules.map(|rule| rule.strip_prefix("user ").unwrap_or(rule));
+    let rules: Vec<&str> = rules.collect();
+    let [app, tagged, cluster, sentinel, operator] = rules.try_into().expect("all rules");
+    Rules {
+        app,
+        tagged,
+        cluster,
+        sentinel,
+        operator,
+    }
+}
+
+/// Name and password of the user whose rules these are.
+pub fn login(rules: &str) -> (&str, &str) {
+    let mut words = rules.split(' ');
+    let name = words.next().expect("a name");
+    let password = words.find_map(|word| word.strip_prefix('>'));
+    (name, password.expect("a password"))
+}
+
+pub struct Secured {
+    pub server: TlsServer,
+    identity: Identity,
+}
+
+impl Secured {
+    /// With the rules for both sorts of name.
+    pub fn shared() -> &'static Secured {
+        static SHARED: OnceLock<Secured> = OnceLock::new();
+        SHARED.get_or_init(|| {
+            let Rules { app, tagged, .. } = rules();
+            Secured::start(&[&format!("{app} {tagged}")])
+        })
+    }
+
+    pub fn start(users: &[&str]) -> Secured {
+        let server = TlsServer::start("yes", users);
+        let identity = server.ca().client();
+        Secured { server, identity }
+    }
+
+    /// For a user who has these rules.
+    pub fn settings_of(&self, rules: &str, settings: ClientBuilder) -> ClientBuilder {
+        let (name, password) = login(rules);
+        let Identity { cert, key } = self.identity.clone();
+        settings
+            .tls_ca(self.server.ca().pem())
+            .tls_client_cert(cert, key)
+            .username(name)
+            .password(password)
+    }
+
+    /// With what stands before all names of the user.
+    pub fn settings(&self, settings: ClientBuilder, prefix: &str) -> ClientBuilder {
+        let settings = self.settings_of(rules().app, settings);
+        settings.prefix(format!("{PREFIX}{prefix}"))
+    }
+
+    pub async fn client(&self, settings: ClientBuilder, prefix: &str) -> Client {
+        let settings = self.settings(settings, prefix).response_timeout(LONG);
+        settings.connect(&self.server.url()).await.unwrap()
+    }
+}

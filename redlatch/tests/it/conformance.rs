@@ -1,0 +1,586 @@
+//! The lock behaves alike on every store.
+
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use redlatch::{Client, Error, Loss, Owner};
+use redlatch_testkit::unique;
+
+use crate::common::{LONG, Stand, WATCHDOG, assert_lost, in_time, soon, until};
+
+on_every_store! {
+    a_free_lock_is_taken_and_given_back,
+    tasks_that_share_a_handle_exclude_each_other,
+    clients_exclude_each_other_and_wake_each_other,
+    try_lock_does_not_wait,
+    try_lock_waits_as_long_as_it_is_told,
+    a_wait_that_the_clock_cannot_hold_is_for_ever,
+    a_guard_is_entered_again,
+    an_owner_enters_again,
+    an_owner_enters_again_while_others_wait,
+    a_scope_sets_the_owner,
+    a_non_reentrant_lock_refuses_its_owner_at_once,
+    a_fixed_lease_ends,
+    reentering_never_brings_the_end_nearer,
+    reentering_may_move_the_end_away,
+    force_unlock_tells_and_wakes,
+    dropping_a_guard_releases,
+    dropping_an_inner_guard_keeps_the_outer,
+    a_released_guard_is_not_lost,
+    run_gives_the_result_and_releases,
+    run_drops_its_future_when_the_lock_is_lost,
+    what_is_held_can_be_listed,
+    names_that_look_like_keys_beside_others_are_listed,
+    prefixes_keep_clients_apart,
+    waiters_of_one_client_are_served_in_order,
+    an_owner_that_lost_may_start_anew,
+    nothing_is_kept_account_of_in_the_end,
+}
+
+async fn a_free_lock_is_taken_and_given_back(stand: Stand) {
+    let client = stand.client().await;
+    let lock = client.lock(&unique("free"));
+    assert!(!lock.is_locked().await.unwrap());
+    assert_eq!(lock.remaining_lease().await.unwrap(), None);
+
+    let guard = lock.lock().await.unwrap();
+    assert!(guard.is_valid());
+    assert_eq!(guard.hold_count(), 1);
+    assert_eq!(guard.name(), lock.name());
+    assert_eq!(guard.owner_id(), client.owner_id(guard.owner()));
+    assert!(lock.is_locked().await.unwrap());
+    assert!(lock.is_held_by(guard.owner()).await.unwrap());
+    assert!(!lock.is_held_by(Owner::new()).await.unwrap());
+    assert_eq!(lock.hold_count(guard.owner()).await.unwrap(), 1);
+    let left = lock.remaining_lease().await.unwrap().unwrap();
+    assert!(left > Duration::ZERO && left <= Duration::from_secs(30));
+    assert!(guard.valid_for() <= left + Duration::from_millis(1));
+    let holder = lock.holder().await.unwrap().unwrap();
+    assert_eq!(holder.owner, guard.owner_id());
+    assert_eq!(holder.holds, 1);
+
+    guard.unlock().await.unwrap();
+    assert!(!lock.is_locked().await.unwrap());
+    assert_eq!(lock.holder().await.unwrap(), None);
+}
+
+async fn tasks_that_share_a_handle_exclude_each_other(stand: Stand) {
+    let client = stand.client().await;
+    let lock = client.lock(&unique("tasks"));
+    let inside = Arc::new(AtomicBool::new(false));
+    let done = Arc::new(AtomicU32::new(0));
+    let tasks: Vec<_> = (0..16)
+        .map(|_| {
+            let (lock, inside, done) = (lock.clone(), inside.clone(), done.clone());
+            tokio::spawn(async move {
+                for _ in 0..20 {
+                    let guard = lock.lock().await.unwrap();
+                    assert!(!inside.swap(true, Ordering::SeqCst), "two at once");
+                    tokio::task::yield_now().await;
+                    inside.store(false, Ordering::SeqCst);
+                    done.fetch_add(1, Ordering::SeqCst);
+                    guard.unlock().await.unwrap();
+                }
+            })
+        })
+        .collect();
+    for task in tasks {
+        soon("every task has its turns", task).await.unwrap();
+    }
+    assert_eq!(done.load(Ordering::SeqCst), 320);
+    assert!(!lock.is_locked().await.unwrap());
+}
+
+async fn clients_exclude_each_other_and_wake_each_other(stand: Stand) {
+    let (one, two) = (stand.client().await, stand.client().await);
+    assert_ne!(one.id(), two.id());
+    let name = unique("clients");
+    let guard = one.lock(&name).lock().await.unwrap();
+    let lock = two.lock(&name);
+    let waiter = tokio::spawn(async move { lock.lock().await });
+    until("the other waits", || async {
+        two.status().subscriptions == 1
+    })
+    .await;
+    assert!(!waiter.is_finished());
+    guard.unlock().await.unwrap();
+    let theirs = soon("woken", waiter).await.unwrap().unwrap();
+    assert!(two.lock(&name).is_held_by(theirs.owner()).await.unwrap());
+    theirs.unlock().await.unwrap();
+}
+
+async fn try_lock_does_not_wait(stand: Stand) {
+    let client = stand.client().await;
+    let lock = client.lock(&unique("try"));
+    let guard = lock.try_lock().await.unwrap().unwrap();
+    assert!(lock.try_lock().await.unwrap().is_none());
+    assert!(
+        lock.try_lock()
+            .wait(Duration::ZERO)
+            .await
+            .unwrap()
+            .is_none()
+    );
+    guard.unlock().await.unwrap();
+    assert!(lock.try_lock().await.unwrap().is_some());
+}
+
+async fn try_lock_waits_as_long_as_it_is_told(stand: Stand) {
+    let client = stand.client().await;
+    let lock = client.lock(&unique("wait"));
+    let guard = lock.lock().await.unwrap();
+    let wait = Duration::from_millis(30);
+    let begun = std::time::Instant::now();
+    let limited = in_time(|| lock.try_lock().wait(wait)).await;
+    assert!(limited.is_none());
+    assert!(begun.elapsed() >= wait);
+
+    let waiter = lock.try_lock().wait(LONG).into_future();
+    let waiter = tokio::spawn(waiter);
+    until("it waits", || async { client.status().subscriptions == 1 }).await;
+    guard.unlock().await.unwrap();
+    assert!(soon("woken", waiter).await.unwrap().unwrap().is_some());
+}
+
+async fn a_wait_that_the_clock_cannot_hold_is_for_ever(stand: Stand) {
+    let client = stand.client().await;
+    let lock = client.lock(&unique("ever"));
+    let guard = lock.lock().await.unwrap();
+    let waiter = tokio::spawn(lock.try_lock().wait(Duration::MAX).into_future());
+    until("it waits", || async { client.status().subscriptions == 1 }).await;
+    guard.unlock().await.unwrap();
+    assert!(soon("woken", waiter).await.unwrap().unwrap().is_some());
+}
+
+async fn a_guard_is_entered_again(stand: Stand) {
+    let client = stand.client().await;
+    let lock = client.lock(&unique("again"));
+    let outer = lock.lock().await.unwrap();
+    let inner = outer.reenter().await.unwrap();
+    assert_eq!(outer.owner(), inner.owner());
+    assert_eq!((outer.hold_count(), inner.hold_count()), (2, 2));
+    assert_eq!(lock.hold_count(outer.owner()).await.unwrap(), 2);
+    // Which one goes first makes no difference.
+    outer.unlock().await.unwrap();
+    assert_eq!(lock.hold_count(inner.owner()).await.unwrap(), 1);
+    assert!(lock.try_lock().await.unwrap().is_none());
+    inner.unlock().await.unwrap();
+    assert!(!lock.is_locked().await.unwrap());
+}
+
+async fn an_owner_enters_again(stand: Stand) {
+    let client = stand.client().await;
+    let lock = client.lock(&unique("owner"));
+    let (me, other) = (Owner::new(), Owner::new());
+    let mut guards = Vec::new();
+    for n in 1..=5 {
+        guards.push(lock.lock().owner(me).await.unwrap());
+        assert_eq!(lock.hold_count(me).await.unwrap(), n);
+    }
+    assert!(lock.try_lock().owner(other).await.unwrap().is_none());
+    for guard in guards {
+        assert!(lock.is_held_by(me).await.unwrap());
+        guard.unlock().await.unwrap();
+    }
+    assert!(lock.try_lock().owner(other).await.unwrap().is_some());
+}
+
+async fn an_owner_enters_again_while_others_wait(stand: Stand) {
+    let client = stand.client().await;
+    let lock = client.lock(&unique("overtake"));
+    let outer = lock.lock().await.unwrap();
+    let waiter = tokio::spawn(lock.lock().into_future());
+    until("it waits", || async { client.status().subscriptions == 1 }).await;
+    // Behind the waiter this would wait for itself.
+    let inner = soon("re-entered", outer.reenter().into_future())
+        .await
+        .unwrap();
+    inner.unlock().await.unwrap();
+    outer.unlock().await.unwrap();
+    drop(soon("woken", waiter).await.unwrap().unwrap());
+}
+
+async fn a_scope_sets_the_owner(stand: Stand) {
+    let client = stand.client().await;
+    let lock = client.lock(&unique("scope"));
+    let me = Owner::new();
+    assert_eq!(Owner::of_scope(), None);
+    me.scope(async {
+        assert_eq!(Owner::of_scope(), Some(me));
+        let outer = lock.lock().await.unwrap();
+        assert_eq!(outer.owner(), me);
+        let _inner = lock.lock().await.unwrap();
+        let other = lock.try_lock().owner(Owner::new()).await.unwrap();
+        assert!(other.is_none(), "a named owner comes before the scope's");
+        let outside = lock.clone();
+        let spawned = tokio::spawn(async move { outside.try_lock().await });
+        assert!(spawned.await.unwrap().unwrap().is_none());
+    })
+    .await;
+    client.settled().await;
+    assert!(!lock.is_locked().await.unwrap());
+}
+
+async fn a_non_reentrant_lock_refuses_its_owner_at_once(stand: Stand) {
+    let client = stand.client().await;
+    let lock = client.lock(&unique("non-reentrant")).non_reentrant();
+    let me = Owner::new();
+    let guard = lock.lock().owner(me).await.unwrap();
+    for refused in [
+        soon("refused", lock.lock().owner(me).into_future())
+            .await
+            .err(),
+        lock.try_lock().owner(me).await.err(),
+        guard.reenter().await.err(),
+    ] {
+        assert!(
+            matches!(refused, Some(Error::AlreadyHeld { .. })),
+            "{refused:?}"
+        );
+    }
+    assert!(guard.is_valid());
+    assert!(
+        lock.try_lock().await.unwrap().is_none(),
+        "others wait as ever"
+    );
+    guard.unlock().await.unwrap();
+    lock.lock().owner(me).await.unwrap().unlock().await.unwrap();
+}
+
+async fn a_fixed_lease_ends(stand: Stand) {
+    let client = stand.client().await;
+    let lock = client.lock(&unique("lease"));
+    let lease = Duration::from_millis(300);
+    let guard = in_time(|| lock.lock().lease(lease)).await;
+    assert!(guard.valid_for() <= lease);
+    let next = soon("the lease ends", lock.lock().into_future())
+        .await
+        .unwrap();
+    soon("the loss is told", guard.lost()).await;
+    assert!(!guard.is_valid());
+    assert_eq!(guard.valid_for(), Duration::ZERO);
+    let lost = guard.unlock().await.unwrap_err();
+    assert_lost(&lost, Loss::LeaseEnded);
+    // The late unlock took nothing from the next holder.
+    assert!(lock.is_held_by(next.owner()).await.unwrap());
+    next.unlock().await.unwrap();
+}
+
+async fn reentering_never_brings_the_end_nearer(stand: Stand) {
+    let client = stand.client().await;
+    let lock = client.lock(&unique("shorter"));
+    let outer = lock.lock().lease(LONG).await.unwrap();
+    let inner = lock
+        .lock()
+        .owner(outer.owner())
+        .lease(Duration::from_millis(20))
+        .await
+        .unwrap();
+    assert!(outer.valid_for() > LONG / 2);
+    assert!(lock.remaining_lease().await.unwrap().unwrap() > LONG / 2);
+    inner.unlock().await.unwrap();
+    assert!(lock.remaining_lease().await.unwrap().unwrap() > LONG / 2);
+    assert!(outer.is_valid());
+    outer.unlock().await.unwrap();
+}
+
+async fn reentering_may_move_the_end_away(stand: Stand) {
+    let client = stand.client().await;
+    let lock = client.lock(&unique("longer"));
+    let outer = lock.lock().lease(LONG).await.unwrap();
+    let inner = outer.reenter().lease(3 * LONG).await.unwrap();
+    assert!(outer.valid_for() > 2 * LONG);
+    assert!(lock.remaining_lease().await.unwrap().unwrap() > 2 * LONG);
+    inner.unlock().await.unwrap();
+    outer.unlock().await.unwrap();
+}
+
+async fn force_unlock_tells_and_wakes(stand: Stand) {
+    let settings = Client::builder().watchdog(WATCHDOG);
+    let holder = stand.client_with(settings).await;
+    let other = stand.client().await;
+    let name = unique("force");
+    let lock = other.lock(&name);
+    assert!(!lock.force_unlock().await.unwrap(), "nobody held it");
+
+    let renewed = holder.lock(&name).lock().await.unwrap();
+    let waiter = tokio::spawn(lock.lock().into_future());
+    until("it waits", || async { other.status().subscriptions == 1 }).await;
+    assert!(lock.force_unlock().await.unwrap());
+    let next = soon("woken", waiter).await.unwrap().unwrap();
+    soon("told at the next renewal", renewed.lost()).await;
+    let lost = renewed.unlock().await.unwrap_err();
+    assert_lost(&lost, Loss::NotHeld);
+    assert!(next.is_valid());
+    next.unlock().await.unwrap();
+
+    let fixed = holder.lock(&name).lock().lease(LONG).await.unwrap();
+    assert!(lock.force_unlock().await.unwrap());
+    let lost = fixed.unlock().await.unwrap_err();
+    assert_lost(&lost, Loss::NotHeld);
+}
+
+async fn dropping_a_guard_releases(stand: Stand) {
+    let client = stand.client().await;
+    let lock = client.lock(&unique("drop"));
+    drop(lock.lock().await.unwrap());
+    client.settled().await;
+    assert!(!lock.is_locked().await.unwrap());
+    // A dropped guard wakes a waiter as an unlocked one does.
+    let guard = lock.lock().await.unwrap();
+    let waiter = tokio::spawn(lock.lock().into_future());
+    until("it waits", || async { client.status().subscriptions == 1 }).await;
+    drop(guard);
+    drop(soon("woken", waiter).await.unwrap().unwrap());
+}
+
+async fn dropping_an_inner_guard_keeps_the_outer(stand: Stand) {
+    let client = stand.client().await;
+    let lock = client.lock(&unique("inner"));
+    let outer = lock.lock().await.unwrap();
+    drop(outer.reenter().await.unwrap());
+    client.settled().await;
+    assert_eq!(outer.hold_count(), 1);
+    assert_eq!(lock.hold_count(outer.owner()).await.unwrap(), 1);
+    assert!(outer.is_valid());
+    outer.unlock().await.unwrap();
+    assert!(!lock.is_locked().await.unwrap());
+}
+
+async fn a_released_guard_is_not_lost(stand: Stand) {
+    let client = stand.client().await;
+    let lock = client.lock(&unique("released"));
+    let lost = in_time(|| async {
+        let guard = lock.lock().lease(Duration::from_millis(200)).await?;
+        let lost = guard.lost();
+        guard.unlock().await?;
+        Ok(lost)
+    })
+    .await;
+    let told = tokio::time::timeout(Duration::from_millis(300), lost).await;
+    assert!(told.is_err(), "told of a loss after the release");
+}
+
+async fn run_gives_the_result_and_releases(stand: Stand) {
+    let client = stand.client().await;
+    let lock = client.lock(&unique("run"));
+    let inside = lock.clone();
+    let held = lock
+        .run(async move { inside.is_locked().await.unwrap() })
+        .await;
+    assert!(held.unwrap());
+    assert!(!lock.is_locked().await.unwrap());
+}
+
+async fn run_drops_its_future_when_the_lock_is_lost(stand: Stand) {
+    struct Dropped(Arc<AtomicBool>);
+    impl Drop for Dropped {
+        fn drop(&mut self) {
+            self.0.store(true, Ordering::SeqCst);
+        }
+    }
+    let client = stand
+        .client_with(Client::builder().watchdog(WATCHDOG))
+        .await;
+    let lock = client.lock(&unique("run-lost"));
+    let dropped = Arc::new(AtomicBool::new(false));
+    let sign = Dropped(dropped.clone());
+    let inside = lock.clone();
+    let run = lock.run(async move {
+        let _sign = sign;
+        assert!(inside.force_unlock().await.unwrap());
+        std::future::pending::<()>().await
+    });
+    let lost = soon("lost", run).await.unwrap_err();
+    assert!(matches!(lost, Error::Lost { .. }), "{lost}");
+    assert!(dropped.load(Ordering::SeqCst));
+}
+
+async fn what_is_held_can_be_listed(stand: Stand) {
+    let client = stand.client().await;
+    let family = unique("list");
+    let mut guards = Vec::new();
+    for n in 0..250 {
+        let lock = client.lock(&format!("{family}:{n}"));
+        guards.push(lock.lock().await.unwrap());
+    }
+    let mut names = Vec::new();
+    let mut listing = client.list(&format!("{family}:*"));
+    while let Some(found) = listing.next().await.unwrap() {
+        assert_eq!(found.state.kind().to_string(), "lock");
+        assert_eq!(found.state.holders()[0].holds, 1);
+        names.push(found.name);
+    }
+    names.sort();
+    names.dedup();
+    let mut expected: Vec<_> = guards.iter().map(|guard| guard.name().to_owned()).collect();
+    expected.sort();
+    assert_eq!(names, expected);
+    let mut none = client.list(&format!("{family}-not:*"));
+    assert_eq!(none.next().await.unwrap(), None);
+}
+
+async fn names_that_look_like_keys_beside_others_are_listed(stand: Stand) {
+    let client = stand.client().await;
+    let end = unique("beside");
+    let mut names = [
+        format!("redlatch_leader-{end}"),
+        format!("redisson_lock_x-{end}"),
+        format!("redisson_lock_token:{end}"),
+        format!("a:rwlock_timeout:{end}"),
+    ];
+    names.sort();
+    let mut guards = Vec::new();
+    for name in &names {
+        guards.push(client.lock(name).lock().await.unwrap());
+    }
+    // What does lie beside others is none of them.
+    let fenced = client.fenced_lock(&format!("fenced-{end}")).lock().await;
+    let read_write = client.read_write_lock(&format!("rw-{end}"));
+    let reads = read_write.read().lock().await.unwrap();
+    let mut found = Vec::new();
+    let mut listing = client.list(&format!("*{end}*"));
+    while let Some(listed) = listing.next().await.unwrap() {
+        found.push(listed.name);
+    }
+    found.sort();
+    found.dedup();
+    let mut expected = names.to_vec();
+    expected.extend([fenced.unwrap().name(), reads.name()].map(str::to_owned));
+    expected.sort();
+    assert_eq!(found, expected);
+}
+
+async fn prefixes_keep_clients_apart(stand: Stand) {
+    let prefix = unique("a*[b]?") + ":";
+    let with = stand.prefixed(&prefix).await;
+    let without = stand.client().await;
+    let name = unique("prefixed");
+    let guard = with.lock(&name).lock().await.unwrap();
+    assert_eq!(guard.name(), name);
+    assert!(!without.lock(&name).is_locked().await.unwrap());
+    assert!(
+        without
+            .lock(&format!("{prefix}{name}"))
+            .is_locked()
+            .await
+            .unwrap()
+    );
+    let found = with.list("*").next().await.unwrap().unwrap();
+    assert_eq!(found.name, name);
+    guard.unlock().await.unwrap();
+}
+
+async fn waiters_of_one_client_are_served_in_order(stand: Stand) {
+    let client = stand.client().await;
+    let lock = client.lock(&unique("order"));
+    let order = Arc::new(Mutex::new(Vec::new()));
+    let guard = lock.lock().await.unwrap();
+    let mut waiters = Vec::new();
+    for n in 0..50 {
+        // Polled here once each, so that they stand in line in this order.
+        let mut waiting = lock.lock().into_future();
+        let first = futures_poll(&mut waiting);
+        assert!(first.is_none());
+        if n == 0 {
+            // The first asks the store before it joins the line; then it is the first in line.
+            let client = client.clone();
+            let mut waiting_first = waiting;
+            tokio::select! {
+                biased;
+                _ = &mut waiting_first => panic!("nobody released"),
+                () = until("it is in line", || async { client.status().subscriptions == 1 }) => {}
+            }
+            waiting = waiting_first;
+        }
+        let order = order.clone();
+        waiters.push(tokio::spawn(async move {
+            let guard = waiting.await.unwrap();
+            order.lock().unwrap().push(n);
+            guard.unlock().await.unwrap();
+        }));
+    }
+    guard.unlock().await.unwrap();
+    for waiter in waiters {
+        soon("served", waiter).await.unwrap();
+    }
+    assert_eq!(*order.lock().unwrap(), (0..50).collect::<Vec<_>>());
+}
+
+/// Polls once; the output if that was enough.
+fn futures_poll<F: Future + Unpin>(future: &mut F) -> Option<F::Output> {
+    let mut cx = std::task::Context::from_waker(std::task::Waker::noop());
+    match std::pin::Pin::new(future).poll(&mut cx) {
+        std::task::Poll::Ready(output) => Some(output),
+        std::task::Poll::Pending => None,
+    }
+}
+
+async fn an_owner_that_lost_may_start_anew(stand: Stand) {
+    let client = stand.client().await;
+    let lock = client.lock(&unique("anew"));
+    let me = Owner::new();
+    let brief = || lock.lock().owner(me).lease(Duration::from_millis(300));
+    let lost = in_time(brief).await;
+    soon("lost", lost.lost()).await;
+    assert!(matches!(lost.reenter().await, Err(Error::Lost { .. })));
+    let anew = lock.lock().owner(me).await.unwrap();
+    assert_eq!(anew.hold_count(), 1);
+    // What was lost stays lost, and its end changes nothing for the new hold.
+    assert!(!lost.is_valid());
+    assert!(matches!(lost.unlock().await, Err(Error::Lost { .. })));
+    client.settled().await;
+    assert!(lock.is_held_by(me).await.unwrap());
+    anew.unlock().await.unwrap();
+    assert!(!lock.is_locked().await.unwrap());
+}
+
+async fn nothing_is_kept_account_of_in_the_end(stand: Stand) {
+    let linger = Duration::from_millis(10);
+    let client = stand
+        .client_with(Client::builder().subscription_linger(linger))
+        .await;
+    let lock = client.lock(&unique("account"));
+    let tasks: Vec<_> = (0..20)
+        .map(|n| {
+            let lock = lock.clone();
+            tokio::spawn(async move {
+                let guard = lock.lock().await.unwrap();
+                if n % 3 == 0 {
+                    let inner = guard.reenter().await.unwrap();
+                    drop(guard);
+                    inner.unlock().await.unwrap();
+                } else if n % 3 == 1 {
+                    guard.unlock().await.unwrap();
+                }
+            })
+        })
+        .collect();
+    for task in tasks {
+        soon("done", task).await.unwrap();
+    }
+    client.settled().await;
+    until("all is empty", || async {
+        let status = client.status();
+        (status.holds, status.subscriptions, status.background) == (0, 0, 0)
+    })
+    .await;
+}
+
+/// Whatever is handed out may be moved to and used from any thread, and spawned.
+#[test]
+fn everything_is_send_and_sync() {
+    fn both<T: Send + Sync>() {}
+    both::<Client>();
+    both::<redlatch::Lock>();
+    both::<redlatch::Guard>();
+    both::<redlatch::Embedded>();
+    both::<redlatch::Listing>();
+    both::<Error>();
+    fn spawned<T: Send + 'static>(_: T) {}
+    let lock = Client::embedded().lock("a");
+    spawned(lock.lock().into_future());
+    spawned(lock.try_lock().into_future());
+    spawned(async move { lock.run(async {}).await });
+}

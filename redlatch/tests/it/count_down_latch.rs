@@ -1,0 +1,515 @@
+//! The count-down latch, on every store and under faults.
+
+use std::pin::pin;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
+use std::time::Duration;
+
+use redlatch::{Client, CountDownLatch, Embedded, Error};
+use redlatch_testkit::{Proxy, Server, shared, unique};
+
+use crate::common::{
+    LONG, Stand, in_time, in_time_blocking, polled, polled_until_subscribed, soon, until,
+    without_the_answer,
+};
+
+async fn set(client: &Client, what: &str, count: u32) -> CountDownLatch {
+    let latch = client.count_down_latch(&unique(what));
+    assert!(latch.try_set_count(count).await.unwrap());
+    latch
+}
+
+fn waiting(latch: &CountDownLatch) -> tokio::task::JoinHandle<redlatch::Result<()>> {
+    let latch = latch.clone();
+    tokio::spawn(async move { latch.wait().await })
+}
+
+async fn subscribed(client: &Client, lines: usize) {
+    until("it waits", || async {
+        client.status().subscriptions == lines
+    })
+    .await;
+}
+
+on_every_store! {
+    a_latch_is_set_once,
+    counting_down,
+    counting_an_open_latch_leaves_nothing_behind,
+    counting_by_many,
+    waiting_until_zero,
+    waiting_with_a_limit,
+    a_deleted_latch_lets_everybody_go,
+    a_latch_can_be_used_again,
+    setting_a_latch_again_holds_up_who_comes_later,
+    a_thousand_waiters_of_one_latch,
+    counted_from_many_clients,
+    counts_and_names_that_cannot_be,
+    dropped_everywhere,
+    a_count_goes_on_when_dropped,
+}
+
+async fn a_latch_is_set_once(stand: Stand) {
+    let client = stand.patient().await;
+    let latch = client.count_down_latch(&unique("set"));
+    assert_eq!(latch.count().await.unwrap(), 0);
+    assert!(latch.try_set_count(1).await.unwrap());
+    assert!(!latch.try_set_count(2).await.unwrap());
+    assert_eq!(latch.count().await.unwrap(), 1);
+    assert!(latch.delete().await.unwrap());
+    assert!(!latch.delete().await.unwrap());
+    assert!(latch.try_set_count(u32::MAX).await.unwrap());
+    assert_eq!(latch.count().await.unwrap(), u64::from(u32::MAX));
+}
+
+async fn counting_down(stand: Stand) {
+    let client = stand.patient().await;
+    let latch = set(&client, "counting", 2).await;
+    assert_eq!(latch.count_down().await.unwrap(), 1);
+    assert_eq!(latch.count().await.unwrap(), 1);
+    for _ in 0..3 {
+        assert_eq!(latch.count_down().await.unwrap(), 0);
+        assert_eq!(latch.count().await.unwrap(), 0);
+        soon("open", latch.wait()).await.unwrap();
+    }
+    // One that was never set is open.
+    let never = client.count_down_latch(&unique("never"));
+    soon("open", never.wait()).await.unwrap();
+    assert!(never.wait_for(Duration::ZERO).await.unwrap());
+    assert_eq!(client.status().subscriptions, 0);
+}
+
+async fn counting_an_open_latch_leaves_nothing_behind(stand: Stand) {
+    let client = stand.patient().await;
+    let latch = client.count_down_latch(&unique("open"));
+    assert_eq!(latch.count_down().await.unwrap(), 0);
+    assert_eq!(latch.count_down_by(7).await.unwrap(), 0);
+    assert!(!latch.delete().await.unwrap(), "a key was made");
+    assert!(latch.try_set_count(1).await.unwrap());
+    assert_eq!(latch.count().await.unwrap(), 1);
+}
+
+async fn counting_by_many(stand: Stand) {
+    let client = stand.patient().await;
+    let latch = set(&client, "by-many", 10).await;
+    let waiter = waiting(&latch);
+    subscribed(&client, 1).await;
+    assert_eq!(latch.count_down_by(0).await.unwrap(), 10);
+    assert_eq!(latch.count_down_by(4).await.unwrap(), 6);
+    assert!(!waiter.is_finished());
+    // More than is left: open, and told.
+    assert_eq!(latch.count_down_by(u32::MAX).await.unwrap(), 0);
+    soon("open", waiter).await.unwrap().unwrap();
+    assert!(latch.try_set_count(1).await.unwrap(), "nothing was left");
+}
+
+async fn waiting_until_zero(stand: Stand) {
+    let (client, other) = (stand.patient().await, stand.patient().await);
+    let latch = set(&client, "waits", 5).await;
+    let waiters: Vec<_> = (0..5)
+        .map(|_| waiting(&other.count_down_latch(latch.name())))
+        .collect();
+    subscribed(&other, 1).await;
+    for left in (1..5).rev() {
+        assert_eq!(latch.count_down().await.unwrap(), left);
+        assert!(waiters.iter().all(|waiter| !waiter.is_finished()));
+    }
+    assert_eq!(latch.count_down().await.unwrap(), 0);
+    for waiter in waiters {
+        soon("woken", waiter).await.unwrap().unwrap();
+    }
+    subscribed(&other, 0).await;
+}
+
+async fn waiting_with_a_limit(stand: Stand) {
+    let client = stand.patient().await;
+    let latch = set(&client, "limit", 1).await;
+    assert!(!latch.wait_for(Duration::ZERO).await.unwrap());
+    assert!(!in_time(|| latch.wait_for(Duration::from_millis(30))).await);
+    let patient = latch.clone();
+    let patient = tokio::spawn(async move { patient.wait_for(LONG).await });
+    subscribed(&client, 1).await;
+    latch.count_down().await.unwrap();
+    assert!(soon("woken", patient).await.unwrap().unwrap());
+    assert!(latch.wait_for(Duration::MAX).await.unwrap());
+}
+
+async fn a_deleted_latch_lets_everybody_go(stand: Stand) {
+    let (client, other) = (stand.patient().await, stand.patient().await);
+    let latch = set(&client, "deleted", 5).await;
+    let waiter = waiting(&other.count_down_latch(latch.name()));
+    subscribed(&other, 1).await;
+    assert!(latch.delete().await.unwrap());
+    soon("let go", waiter).await.unwrap().unwrap();
+}
+
+async fn a_latch_can_be_used_again(stand: Stand) {
+    let (client, other) = (stand.patient().await, stand.patient().await);
+    let latch = client.count_down_latch(&unique("again"));
+    for _ in 0..20 {
+        assert!(latch.try_set_count(2).await.unwrap());
+        let waiter = waiting(&other.count_down_latch(latch.name()));
+        latch.count_down().await.unwrap();
+        latch.count_down().await.unwrap();
+        soon("open", waiter).await.unwrap().unwrap();
+    }
+}
+
+async fn setting_a_latch_again_holds_up_who_comes_later(stand: Stand) {
+    let client = stand.patient().await;
+    let latch = set(&client, "later", 1).await;
+    let first = waiting(&latch);
+    subscribed(&client, 1).await;
+    latch.count_down().await.unwrap();
+    soon("open", first).await.unwrap().unwrap();
+    assert!(latch.try_set_count(1).await.unwrap());
+    assert!(!in_time(|| latch.wait_for(Duration::from_millis(30))).await);
+    latch.count_down().await.unwrap();
+    assert!(latch.wait_for(LONG).await.unwrap());
+}
+
+async fn a_thousand_waiters_of_one_latch(stand: Stand) {
+    const WAITERS: usize = 1000;
+    let (client, other) = (stand.patient().await, stand.patient().await);
+    let latch = set(&client, "thousand", 1).await;
+    let begun = Arc::new(AtomicUsize::new(0));
+    let waiters: Vec<_> = (0..WAITERS)
+        .map(|_| {
+            let (latch, begun) = (other.count_down_latch(latch.name()), begun.clone());
+            tokio::spawn(async move {
+                begun.fetch_add(1, SeqCst);
+                latch.wait().await
+            })
+        })
+        .collect();
+    until("all have begun", || async {
+        begun.load(SeqCst) == WAITERS && other.status().subscriptions == 1
+    })
+    .await;
+    if let Stand::Server(server) = &stand {
+        let channel = format!("redisson_countdownlatch__channel__{{{}}}", latch.name());
+        until("subscribed, once", || async {
+            let (_, listening): (String, i64) = server.ask(&["PUBSUB", "NUMSUB", &channel]);
+            assert!(listening <= 1);
+            listening == 1
+        })
+        .await;
+    }
+    latch.count_down().await.unwrap();
+    for waiter in waiters {
+        soon("woken", waiter).await.unwrap().unwrap();
+    }
+    subscribed(&other, 0).await;
+}
+
+async fn counted_from_many_clients(stand: Stand) {
+    const TASKS: u32 = 60;
+    let mut clients = Vec::new();
+    for _ in 0..3 {
+        clients.push(stand.patient().await);
+    }
+    let latch = set(&clients[0], "many", TASKS).await;
+    let (through, counted) = <(Arc<AtomicUsize>, Arc<AtomicUsize>)>::default();
+    let tasks: Vec<_> = (0..TASKS as usize)
+        .map(|n| {
+            let latch = clients[n % 3].count_down_latch(latch.name());
+            let (through, counted) = (through.clone(), counted.clone());
+            tokio::spawn(async move {
+                counted.fetch_add(1, SeqCst);
+                latch.count_down().await.unwrap();
+                latch.wait().await.unwrap();
+                assert_eq!(counted.load(SeqCst), TASKS as usize, "opened too early");
+                through.fetch_add(1, SeqCst);
+            })
+        })
+        .collect();
+    for task in tasks {
+        soon("through", task).await.unwrap();
+    }
+    assert_eq!(through.load(SeqCst), TASKS as usize);
+    assert!(!latch.delete().await.unwrap());
+}
+
+async fn counts_and_names_that_cannot_be(stand: Stand) {
+    let client = stand.patient().await;
+    let latch = client.count_down_latch(&unique("zero"));
+    let error = latch.try_set_count(0).await.unwrap_err();
+    assert!(matches!(error, Error::InvalidCount { .. }), "{error}");
+    assert!(!latch.delete().await.unwrap(), "made by an error");
+    for name in ["", "a\nb", &"x".repeat(513)] {
+        let latch = client.count_down_latch(name);
+        for error in [
+            latch.try_set_count(1).await.err(),
+            latch.count_down().await.err(),
+            latch.count_down_by(0).await.err(),
+            latch.count().await.err(),
+            latch.wait().await.err(),
+            latch.wait_for(LONG).await.err(),
+            latch.delete().await.err(),
+        ] {
+            assert!(matches!(error, Some(Error::InvalidName { .. })), "{name:?}");
+        }
+    }
+}
+
+/// A waiter may be dropped at every await point; those behind it are woken nevertheless.
+async fn dropped_everywhere(stand: Stand) {
+    let settings = Client::builder()
+        .watchdog(10 * LONG)
+        .subscription_linger(Duration::from_millis(1));
+    let client = stand.client_with(settings).await;
+    let latch = client.count_down_latch(&unique("dropped"));
+    for polls in 1..20 {
+        assert!(latch.try_set_count(1).await.unwrap());
+        let after = {
+            let mut gone = pin!(polled(polls, latch.wait()));
+            let in_line = until("in line", || async { client.status().subscriptions == 1 });
+            tokio::select! {
+                biased;
+                gone = &mut gone => assert!(gone.is_none(), "closed"),
+                () = in_line => {}
+            }
+            waiting(&latch)
+        };
+        latch.count_down().await.unwrap();
+        soon("woken", after).await.unwrap().unwrap();
+        subscribed(&client, 0).await;
+        assert_eq!(client.status().background, 0);
+    }
+}
+
+async fn a_count_goes_on_when_dropped(stand: Stand) {
+    let client = stand.patient().await;
+    let latch = set(&client, "dropped-count", 1000).await;
+    let mut expected = 1000;
+    for polls in 1.. {
+        let counted = polled(polls, latch.count_down()).await;
+        expected -= 1;
+        soon("settled", client.settled()).await;
+        assert_eq!(latch.count().await.unwrap(), expected);
+        if counted.is_some() {
+            break;
+        }
+    }
+}
+
+/// Failure catalogue F6: the last count comes after each await point of the waiter in turn; whatever
+/// it was doing, it hears of it. Looking by itself would come after the watchdog lease, too late.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_count_between_any_two_polls_is_heard() {
+    let stand = Stand::server();
+    let (client, other) = (stand.patient().await, stand.patient().await);
+    for polls in 1..30 {
+        // Each time a channel that is not subscribed to yet.
+        let latch = client.count_down_latch(&unique("heard"));
+        let same = other.count_down_latch(latch.name());
+        assert!(same.try_set_count(1).await.unwrap());
+        let channel = format!("redisson_countdownlatch__channel__{{{}}}", latch.name());
+        let mut waiter = Box::pin(latch.wait());
+        polled_until_subscribed(polls, &mut waiter, &channel).await;
+        // The connection keeps order: what the waiter has sent until now has been answered.
+        assert_eq!(latch.count().await.unwrap(), 1);
+        assert_eq!(same.count_down().await.unwrap(), 0);
+        soon("heard, not slept through", waiter).await.unwrap();
+    }
+}
+
+/// F6, across reconnection.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_count_while_the_connection_is_down_is_seen() {
+    let server = Server::start();
+    let proxy = Proxy::to(server.port());
+    let counter = Client::connect(&server.url()).await.unwrap();
+    let settings = Client::builder().watchdog(10 * LONG);
+    let client = settings.connect(&proxy.url()).await.unwrap();
+    let latch = counter.count_down_latch("a");
+    for round in 0..10 {
+        assert!(latch.try_set_count(1).await.unwrap());
+        let waiter = waiting(&client.count_down_latch("a"));
+        until("it waits", || async {
+            !server
+                .ask::<Vec<String>>(&["PUBSUB", "CHANNELS", "*"])
+                .is_empty()
+        })
+        .await;
+        if round % 2 == 0 {
+            proxy.stall(true);
+            latch.count_down().await.unwrap();
+            proxy.stall(false);
+            proxy.cut();
+        } else {
+            proxy.refuse(true);
+            proxy.cut();
+            latch.count_down().await.unwrap();
+            proxy.refuse(false);
+        }
+        soon("seen", waiter).await.unwrap().unwrap();
+    }
+}
+
+/// What was sent and not answered is told, and never counted twice.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_unknown_outcome_is_told_and_not_repeated() {
+    let server = Server::start();
+    let proxy = Arc::new(Proxy::to(server.port()));
+    let client = Client::connect(&proxy.url()).await.unwrap();
+    let latch = set(&client, "unknown", 100).await;
+    let mut expected = latch.count_down().await.unwrap();
+    for _ in 0..10 {
+        let counted = without_the_answer(&proxy, latch.count_down()).await;
+        let error = counted.unwrap_err();
+        assert!(matches!(error, Error::OutcomeUnknown { .. }), "{error}");
+        expected -= 1;
+        assert_eq!(latch.count().await.unwrap(), expected);
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn keys_and_messages_are_redissons() {
+    let server = shared();
+    let client = Client::connect(&server.url()).await.unwrap();
+    // This channel has braces of its own around a name that brings some.
+    let latch = client.count_down_latch(&format!("{{{}}}:x", unique("layout")));
+    let channel = format!("redisson_countdownlatch__channel__{{{}}}", latch.name());
+    let mut connection = server.connection();
+    let (ready, is_ready) = tokio::sync::oneshot::channel();
+    let listening = std::thread::spawn(move || {
+        let mut pubsub = connection.as_pubsub();
+        pubsub.subscribe(&channel).unwrap();
+        ready.send(()).unwrap();
+        let mut payload = || -> String { pubsub.get_message().unwrap().get_payload().unwrap() };
+        [payload(), payload(), payload(), payload()]
+    });
+    is_ready.await.unwrap();
+    latch.try_set_count(2).await.unwrap();
+    assert_eq!(server.ask::<String>(&["GET", latch.name()]), "2");
+    latch.count_down().await.unwrap();
+    assert_eq!(server.ask::<String>(&["GET", latch.name()]), "1");
+    latch.count_down().await.unwrap();
+    assert_eq!(server.ask::<i64>(&["EXISTS", latch.name()]), 0);
+    // Says nothing more: it is open.
+    latch.count_down().await.unwrap();
+    latch.try_set_count(2).await.unwrap();
+    latch.delete().await.unwrap();
+    let heard = tokio::task::spawn_blocking(|| listening.join().unwrap());
+    assert_eq!(soon("heard", heard).await.unwrap(), ["1", "0", "1", "0"]);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn keys_that_are_no_latches_stay_as_they_are() {
+    let server = shared();
+    let client = Client::connect(&server.url()).await.unwrap();
+    let (text, hash) = (unique("foreign"), unique("foreign-hash"));
+    let () = server.ask(&["SET", &text, "precious"]);
+    let _: i64 = server.ask(&["HSET", &hash, "a", "1"]);
+    for name in [&text, &hash] {
+        let before: Vec<u8> = server.ask(&["DUMP", name]);
+        let latch = client.count_down_latch(name);
+        for error in [
+            latch.try_set_count(1).await.err(),
+            latch.count_down().await.err(),
+            latch.count().await.err(),
+            latch.wait().await.err(),
+            latch.wait_for(LONG).await.err(),
+            latch.delete().await.err(),
+        ] {
+            assert!(matches!(error, Some(Error::WrongKind { .. })), "{error:?}");
+        }
+        assert_eq!(server.ask::<Vec<u8>>(&["DUMP", name]), before);
+    }
+    let said = client.count_down_latch(&text).count().await.unwrap_err();
+    assert!(said.to_string().contains("no whole number"), "{said}");
+}
+
+/// A count of zero or less, which Redisson's `trySetCount(0)` leaves, is an open latch like any other.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_latch_at_zero_can_be_set() {
+    let client = Client::connect(&shared().url()).await.unwrap();
+    for number in ["0", "-3"] {
+        let latch = client.count_down_latch(&unique("at-zero"));
+        let _: String = shared().ask(&["SET", latch.name(), number]);
+        soon("open", latch.wait()).await.unwrap();
+        assert!(latch.try_set_count(2).await.unwrap(), "{number}");
+        assert!(!latch.try_set_count(5).await.unwrap(), "{number}");
+        assert_eq!(latch.count().await.unwrap(), 2, "{number}");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn flushed_scripts_are_taught_again() {
+    let server = Server::start();
+    let client = Client::connect(&server.url()).await.unwrap();
+    let latch = client.count_down_latch("a");
+    for _ in 0..5 {
+        let () = server.ask(&["SCRIPT", "FLUSH"]);
+        assert!(latch.try_set_count(2).await.unwrap());
+        let () = server.ask(&["SCRIPT", "FLUSH"]);
+        assert_eq!(latch.count_down().await.unwrap(), 1);
+        let () = server.ask(&["SCRIPT", "FLUSH"]);
+        assert!(!in_time(|| latch.wait_for(Duration::from_millis(5))).await);
+        let () = server.ask(&["SCRIPT", "FLUSH"]);
+        assert!(latch.delete().await.unwrap());
+    }
+}
+
+/// A key that is removed by hand sends no message: it is found gone once per watchdog lease.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_key_that_vanishes_without_a_word_is_found_gone() {
+    let server = Server::start();
+    let settings = Client::builder().watchdog(Duration::from_millis(200));
+    let client = settings.connect(&server.url()).await.unwrap();
+    let latch = set(&client, "vanishes", 1).await;
+    let waiter = waiting(&latch);
+    subscribed(&client, 1).await;
+    let _: i64 = server.ask(&["DEL", latch.name()]);
+    soon("found gone", waiter).await.unwrap().unwrap();
+}
+
+#[tokio::test(start_paused = true)]
+async fn time_limits_are_kept() {
+    const SECOND: Duration = Duration::from_secs(1);
+    let store = Embedded::new();
+    let client = Client::builder().connect_embedded(&store).unwrap();
+    let other = Client::builder().connect_embedded(&store).unwrap();
+    let latch = client.count_down_latch("a");
+    latch.try_set_count(1).await.unwrap();
+    let begun = tokio::time::Instant::now();
+    assert!(!latch.wait_for(3600 * SECOND).await.unwrap());
+    assert!(begun.elapsed() >= 3600 * SECOND && begun.elapsed() < 3601 * SECOND);
+    let waiter = waiting(&latch);
+    tokio::time::sleep(3600 * SECOND).await;
+    assert!(!waiter.is_finished());
+    let begun = tokio::time::Instant::now();
+    other.count_down_latch("a").count_down().await.unwrap();
+    waiter.await.unwrap().unwrap();
+    assert_eq!(
+        begun.elapsed(),
+        Duration::ZERO,
+        "told, not found by looking"
+    );
+}
+
+#[test]
+fn threads_wait_for_each_other() {
+    let clients = [
+        redlatch::blocking::Client::connect(&shared().url()).unwrap(),
+        redlatch::blocking::Client::embedded().unwrap(),
+    ];
+    for client in clients {
+        let latch = client.count_down_latch(&unique("threads"));
+        assert!(latch.try_set_count(9).unwrap());
+        let wait = Duration::from_millis(10);
+        assert!(!in_time_blocking(|| latch.wait_for(wait)));
+        std::thread::scope(|scope| {
+            for _ in 0..8 {
+                scope.spawn(|| {
+                    latch.count_down().unwrap();
+                    latch.wait().unwrap();
+                    assert_eq!(latch.count().unwrap(), 0);
+                });
+            }
+            latch.count_down_by(1).unwrap();
+            assert!(latch.wait_for(LONG).unwrap());
+        });
+        assert!(!latch.delete().unwrap());
+    }
+}

@@ -1,0 +1,218 @@
+//! The examples tell what they promise to tell, without a server and with one.
+
+use std::process::Output;
+use std::time::{Duration, Instant};
+
+use redlatch_testkit::Server;
+
+use crate::common::{LONG, example};
+
+/// Runs an example in each of the three ways.
+fn everywhere(name: &str, told: impl Fn(&str)) {
+    everywhere_with(name, &[Server::start()], told);
+}
+
+/// The same on as many servers.
+fn everywhere_with(name: &str, servers: &[Server], told: impl Fn(&str)) {
+    let urls: Vec<String> = servers.iter().map(Server::url).collect();
+    told(&output(name, &[], None));
+    for (args, url) in [(&urls[..], None), (&[], Some(urls.join(" ")))] {
+        let before: Vec<u64> = servers.iter().map(scripts).collect();
+        told(&output(name, args, url));
+        for (server, before) in servers.iter().zip(before) {
+            assert!(scripts(server) > before, "not on the server");
+        }
+    }
+}
+
+/// What an example says that ends well.
+fn output(name: &str, args: &[String], url: Option<String>) -> String {
+    let mut example = example(name);
+    example.args(args).env_remove("REDLATCH_URL");
+    if let Some(url) = url {
+        example.env("REDLATCH_URL", url);
+    }
+    let Output {
+        status,
+        stdout,
+        stderr,
+    } = example.output().unwrap();
+    let out = String::from_utf8(stdout).unwrap();
+    let err = String::from_utf8(stderr).unwrap();
+    assert!(status.success() && err.is_empty(), "{out}\n{err}");
+    out
+}
+
+/// How many scripts the server has run.
+fn scripts(server: &Server) -> u64 {
+    let stats: String = server.ask(&["INFO", "commandstats"]);
+    let calls = stats
+        .lines()
+        .filter_map(|line| line.strip_prefix("cmdstat_evalsha:calls="))
+        .filter_map(|calls| calls.split(',').next());
+    calls.map(|calls| calls.parse::<u64>().unwrap()).sum()
+}
+
+/// The number behind `before`.
+#[track_caller]
+fn number(out: &str, before: &str) -> u64 {
+    let behind = out.split_once(before).expect(out).1;
+    let digits = behind.split(|c: char| !c.is_ascii_digit()).next();
+    digits.and_then(|digits| digits.parse().ok()).expect(out)
+}
+
+fn last(out: &str) -> &str {
+    out.lines().last().expect("it says something")
+}
+
+/// Every example is run by a test.
+#[test]
+fn none_is_forgotten() {
+    let folder = concat!(env!("CARGO_MANIFEST_DIR"), "/examples");
+    let here = include_str!("examples.rs");
+    for file in std::fs::read_dir(folder).unwrap() {
+        let path = file.unwrap().path();
+        let name = path.file_stem().unwrap().to_str().unwrap();
+        assert!(
+            name == "quickstart" || here.contains(&format!("(\"{name}\", ")),
+            "{name}"
+        );
+    }
+}
+
+#[test]
+fn cache_rebuild() {
+    everywhere("cache_rebuild", |out| {
+        assert!(last(out).ends_with("read half-built: never"), "{out}");
+        assert!(number(out, "rebuilt ") > 0, "{out}");
+        assert!(number(out, "readers, up to ") > 1, "nobody shared: {out}");
+    });
+}
+
+#[test]
+fn downloads() {
+    everywhere("downloads", |out| {
+        assert_eq!(out.matches(": downloading (").count(), 12, "{out}");
+        let most = number(last(out), "12 files, at most ");
+        assert!((1..=3).contains(&most), "{out}");
+    });
+}
+
+#[test]
+fn fair_turns() {
+    everywhere("fair_turns", |out| {
+        let mut printed = out.lines().filter_map(|line| line.strip_prefix("printed "));
+        for round in [1, 2] {
+            for name in ["Ada", "Ben", "Cleo", "Dan"] {
+                let document = format!("{name}'s document {round}");
+                assert_eq!(printed.next(), Some(&*document), "{out}");
+            }
+        }
+        assert_eq!(printed.next(), None, "{out}");
+        assert!(out.contains("somebody gave up; 8 wait\n"), "{out}");
+        assert_eq!(
+            last(out),
+            "all were printed in the order in which they were sent"
+        );
+    });
+}
+
+#[test]
+fn fleet_limit() {
+    everywhere("fleet_limit", |out| {
+        assert!(
+            out.contains("and crashed.\n2 of 3 permits are free.\n"),
+            "{out}"
+        );
+        assert!(out.contains("All 3 permits are there again.\n"), "{out}");
+        let most = number(last(out), "jobs done, at most ");
+        assert!((1..=3).contains(&most), "{out}");
+    });
+}
+
+#[test]
+fn fenced_writes() {
+    everywhere("fenced_writes", |out| {
+        assert!(out.contains("the keeper takes it, and busy's line is gone"));
+        assert!(out.contains("its guard is valid: false"));
+        let last = out.lines().last().unwrap();
+        assert_eq!(
+            last,
+            "busy's line is there: without tokens false, with tokens true"
+        );
+    });
+}
+
+#[test]
+fn leader() {
+    everywhere("leader", |out| {
+        for name in ["first", "second", "third"] {
+            assert_eq!(out.matches(&format!("{name}: leads\n")).count(), 1, "{out}");
+        }
+        assert!(out.contains("first: dies\n"), "{out}");
+        let last = out.lines().last().unwrap();
+        assert!(last.starts_with("3 leaders, one at a time;"), "{last}");
+    });
+}
+
+#[test]
+fn redlock() {
+    let servers = [Server::start(), Server::start(), Server::start()];
+    let reports = |out: &str| {
+        assert_eq!(out.matches(" wrote report ").count(), 12, "{out}");
+        assert_eq!(last(out), "12 reports, one at a time");
+    };
+    everywhere_with("redlock", &servers, reports);
+    // One of them goes down, as its story promises: before anybody can have the lock.
+    let urls: Vec<String> = servers.iter().map(Server::url).collect();
+    let [mut down, others @ ..] = servers;
+    for server in &others {
+        let _: i64 = server.ask(&["HSET", "redlock:report", "somebody:1", "1"]);
+        let _: i64 = server.ask(&["PEXPIRE", "redlock:report", "60000"]);
+    }
+    std::thread::scope(|scope| {
+        let telling = scope.spawn(|| output("redlock", &urls, None));
+        let begun = Instant::now();
+        // All four have connected to all servers once they have asked for the lock here.
+        let asking = || {
+            let clients: String = down.ask(&["CLIENT", "LIST"]);
+            clients.matches(" cmd=eval").count()
+        };
+        while asking() < 4 {
+            assert!(
+                begun.elapsed() < LONG && !telling.is_finished(),
+                "do not ask"
+            );
+            std::thread::sleep(Duration::from_millis(2));
+        }
+        down.kill();
+        for server in &others {
+            let _: i64 = server.ask(&["DEL", "redlock:report"]);
+        }
+        let out = telling.join().unwrap();
+        reports(&out);
+        assert_eq!(out.matches("from 2 servers").count(), 12, "{out}");
+    });
+}
+
+#[test]
+fn start_barrier() {
+    everywhere("start_barrier", |out| {
+        for worker in 1..=5 {
+            let ready = format!("worker {worker} is ready, {} to go\n", 5 - worker);
+            assert!(out.contains(&ready), "{out}");
+        }
+        assert!(last(out).starts_with("5 workers started within "), "{out}");
+    });
+}
+
+#[test]
+fn transfer() {
+    everywhere("transfer", |out| {
+        let balances: u64 = (0..3)
+            .map(|account| number(out, &format!("account {account}: ")))
+            .sum();
+        assert_eq!(balances, 3000, "{out}");
+        assert_eq!(last(out), "180 transfers, sum 3000 of 3000");
+    });
+}

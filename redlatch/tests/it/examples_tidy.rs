@@ -1,0 +1,100 @@
+//! The examples leave a server as they found it, and say in clear words what is wrong.
+
+use std::process::Output;
+
+use redlatch_testkit::Server;
+
+use crate::common::example;
+
+/// All that are run on one server.
+const ON_ONE_SERVER: [&str; 9] = [
+    "cache_rebuild",
+    "downloads",
+    "fair_turns",
+    "fenced_writes",
+    "fleet_limit",
+    "leader",
+    "quickstart",
+    "start_barrier",
+    "transfer",
+];
+
+fn run(name: &str, args: &[&str], url: Option<&str>) -> Output {
+    let mut example = example(name);
+    example.args(args);
+    if let Some(url) = url {
+        example.env("REDLATCH_URL", url);
+    }
+    example.output().unwrap()
+}
+
+#[track_caller]
+fn assert_well(output: &Output) {
+    let err = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success() && err.is_empty(), "{output:#?}");
+}
+
+/// It ended with one line for people.
+#[track_caller]
+fn assert_refused(name: &str, output: &Output, said: &str) {
+    let err = String::from_utf8_lossy(&output.stderr);
+    assert_eq!(output.status.code(), Some(1), "{output:#?}");
+    assert!(err.starts_with(&format!("{name}: ")), "{err}");
+    assert!(err.contains(said), "{err}");
+    assert_eq!(err.lines().count(), 1, "{err}");
+}
+
+#[test]
+fn nothing_is_left_behind_or_overwritten() {
+    let server = Server::start();
+    // What a shop could have on a server on which somebody tries the examples out.
+    let theirs = [
+        "transfer:balance:0",
+        "transfer:balance:1",
+        "transfer:balance:2",
+        "example:mirror",
+        "example:workers-ready",
+    ];
+    for key in theirs {
+        let () = server.ask(&["SET", key, "17"]);
+    }
+    for name in ON_ONE_SERVER {
+        assert_well(&run(name, &[&server.url()], None));
+        for key in theirs {
+            assert_eq!(server.ask::<String>(&["GET", key]), "17", "{name}");
+        }
+        let mut keys: Vec<String> = server.ask(&["KEYS", "*"]);
+        keys.retain(|key| !theirs.contains(&key.as_str()));
+        assert_eq!(keys, [""; 0], "{name}");
+    }
+}
+
+#[test]
+fn without_the_server_they_say_so() {
+    let mut server = Server::start();
+    server.kill();
+    for name in ON_ONE_SERVER {
+        for (args, url) in [(&[&*server.url()][..], None), (&[], Some(&*server.url()))] {
+            let output = run(name, args, url);
+            assert_refused(name, &output, "is it running, and is the address right?");
+        }
+    }
+}
+
+#[test]
+fn a_redlock_wants_three_servers() {
+    let servers = [Server::start(), Server::start(), Server::start()];
+    let urls = servers.each_ref().map(Server::url);
+    let urls = urls.each_ref().map(String::as_str);
+    for few in [&urls[..1], &urls[..2]] {
+        let said = "three or more servers";
+        assert_refused("redlock", &run("redlock", few, None), said);
+        let output = run("redlock", &[], Some(&few.join(" ")));
+        assert_refused("redlock", &output, said);
+    }
+    assert_well(&run("redlock", &urls, None));
+    assert_well(&run("redlock", &[], Some(&urls.join(" "))));
+    for server in &servers {
+        assert_eq!(server.ask::<Vec<String>>(&["KEYS", "*"]), [""; 0]);
+    }
+}

@@ -1,0 +1,907 @@
+//! The expirable semaphore: permits with ids and leases, on every store.
+
+mod in_virtual_time;
+mod on_a_server;
+
+use std::collections::BTreeMap;
+use std::future::IntoFuture;
+use std::io::{BufRead, BufReader};
+use std::process::{Command, Stdio};
+use std::sync::atomic::{AtomicI64, Ordering};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use redlatch::{Client, Embedded, Error, ExpirableSemaphore, Loss, MAX_LEASE, PermitId};
+use redlatch_testkit::{Proxy, Server, shared, unique};
+use tokio::time::{Instant, sleep};
+
+use crate::common::{
+    LONG, SHORT, Stand, WATCHDOG, assert_lost, dropped_everywhere, in_time, in_time_blocking,
+    polled, risen, soon, until, without_the_answer,
+};
+
+const HOUR: Duration = Duration::from_secs(3600);
+const SECOND: Duration = Duration::from_secs(1);
+const BRIEF: Duration = Duration::from_millis(300);
+
+on_every_store! {
+    permits_are_taken_and_given_back,
+    many_are_taken_at_once_or_none,
+    a_semaphore_that_was_never_set_has_no_permits,
+    permits_are_set_once,
+    an_exhausted_semaphore_is_not_set_over,
+    permits_are_set_while_some_are_out,
+    permits_are_added_and_taken_away,
+    a_waiter_is_woken_by_a_release_by_id,
+    a_waiter_for_many_gets_them_as_soon_as_they_are_free,
+    who_waits_is_woken_when_permits_are_set_or_added,
+    ids_are_released_all_or_none,
+    those_ids_that_are_out_are_released,
+    a_permit_that_expired_is_counted_once_and_cannot_be_released,
+    a_lease_is_updated,
+    a_lease_can_be_looked_at,
+    a_guard_learns_that_one_of_its_permits_was_released,
+    all_are_taken_back_by_force,
+    permits_leave_their_guard,
+    dropped_guards_give_back_and_wake,
+    waiters_of_one_client_are_served_in_order,
+    no_more_are_out_than_there_are,
+    counts_are_exact_after_every_step,
+    work_runs_with_a_permit,
+    a_deleted_semaphore_is_gone,
+    what_cannot_be_asked_for_is_refused,
+    prefixes_keep_clients_apart,
+    nothing_is_kept_account_of_in_the_end,
+    cancelled_acquisitions_leave_nothing_behind,
+    cancelled_waiting_leaves_nothing_behind,
+    cancelled_releases_are_done,
+}
+
+async fn with_permits(client: &Client, name: &str, permits: u32) -> ExpirableSemaphore {
+    let semaphore = client.expirable_semaphore(&unique(name));
+    assert!(semaphore.try_set_permits(permits).await.unwrap());
+    semaphore
+}
+
+/// Available, out, in all.
+async fn counts(semaphore: &ExpirableSemaphore) -> (i64, i64, i64) {
+    (
+        semaphore.available().await.unwrap(),
+        semaphore.acquired().await.unwrap(),
+        semaphore.total().await.unwrap(),
+    )
+}
+
+fn is_lost<T: std::fmt::Debug>(result: &Result<T, Error>) -> bool {
+    matches!(result, Err(Error::Lost { .. }))
+}
+
+async fn permits_are_taken_and_given_back(stand: Stand) {
+    let client = stand.client().await;
+    let semaphore = with_permits(&client, "take", 2).await;
+    let one = semaphore.acquire().await.unwrap();
+    assert!(one.is_valid());
+    assert!(one.valid_for() <= Duration::from_secs(30));
+    assert_eq!(one.name(), semaphore.name());
+    let ids = one.ids();
+    assert_eq!(ids.len(), 1);
+    assert_eq!(ids[0].to_string().len(), 32);
+    assert_eq!(counts(&semaphore).await, (1, 1, 2));
+
+    let two = semaphore.try_acquire().await.unwrap().unwrap();
+    assert_ne!(two.ids(), ids);
+    assert!(semaphore.try_acquire().await.unwrap().is_none());
+    let wait = Duration::from_millis(20);
+    let limited = in_time(|| semaphore.try_acquire().wait(wait)).await;
+    assert!(limited.is_none());
+    let mut out: Vec<_> = semaphore.holders().await.unwrap();
+    out.sort_by(|a, b| a.owner.cmp(&b.owner));
+    let mut expected = [ids[0].to_string(), two.ids()[0].to_string()];
+    expected.sort();
+    assert_eq!(
+        out.iter().map(|one| &one.owner).collect::<Vec<_>>(),
+        expected.iter().collect::<Vec<_>>()
+    );
+    for holder in out {
+        assert_eq!(holder.holds, 1);
+        assert!(holder.remaining.unwrap() <= Duration::from_secs(30));
+    }
+
+    one.release().await.unwrap();
+    two.unlock().await.unwrap();
+    assert_eq!(counts(&semaphore).await, (2, 0, 2));
+}
+
+async fn many_are_taken_at_once_or_none(stand: Stand) {
+    let client = stand.client().await;
+    let semaphore = with_permits(&client, "many", 10).await;
+    let six = semaphore.acquire_many(6).await.unwrap();
+    assert_eq!(six.ids().len(), 6);
+    assert_eq!(counts(&semaphore).await, (4, 6, 10));
+    assert!(semaphore.try_acquire_many(5).await.unwrap().is_none());
+    let four = semaphore.try_acquire_many(4).await.unwrap().unwrap();
+    assert_eq!(counts(&semaphore).await, (0, 10, 10));
+    six.release().await.unwrap();
+    assert_eq!(counts(&semaphore).await, (6, 4, 10));
+    four.release().await.unwrap();
+    assert_eq!(counts(&semaphore).await, (10, 0, 10));
+}
+
+async fn a_semaphore_that_was_never_set_has_no_permits(stand: Stand) {
+    let client = stand.client().await;
+    let semaphore = client.expirable_semaphore(&unique("never"));
+    assert_eq!(counts(&semaphore).await, (0, 0, 0));
+    assert!(semaphore.try_acquire().await.unwrap().is_none());
+    assert!(semaphore.holders().await.unwrap().is_empty());
+    let nobodys = PermitId::from_bytes([7; 16]);
+    assert!(is_lost(&semaphore.release(nobodys).await));
+    assert!(!semaphore.try_release(nobodys).await.unwrap());
+    assert!(!semaphore.update_lease(nobodys, SECOND).await.unwrap());
+    assert_eq!(semaphore.lease_of(nobodys).await.unwrap(), None);
+    assert!(!semaphore.force_release().await.unwrap());
+    assert!(!semaphore.delete().await.unwrap());
+    // None of this has set any.
+    assert!(semaphore.try_set_permits(0).await.unwrap());
+    assert!(!semaphore.try_set_permits(1).await.unwrap());
+}
+
+async fn permits_are_set_once(stand: Stand) {
+    let client = stand.client().await;
+    let semaphore = with_permits(&client, "once", 10).await;
+    assert!(!semaphore.try_set_permits(15).await.unwrap());
+    assert_eq!(counts(&semaphore).await, (10, 0, 10));
+}
+
+/// F22: all permits are out, so none is left; that is not the same as none set.
+async fn an_exhausted_semaphore_is_not_set_over(stand: Stand) {
+    let client = stand.client().await;
+    let semaphore = with_permits(&client, "exhausted", 2).await;
+    let both = semaphore.acquire_many(2).await.unwrap();
+    assert!(!semaphore.try_set_permits(2).await.unwrap());
+    assert_eq!(counts(&semaphore).await, (0, 2, 2));
+    both.release().await.unwrap();
+    assert_eq!(counts(&semaphore).await, (2, 0, 2));
+}
+
+async fn permits_are_set_while_some_are_out(stand: Stand) {
+    let client = stand.client().await;
+    let semaphore = client.expirable_semaphore(&unique("set"));
+    semaphore.set_permits(10).await.unwrap();
+    assert_eq!(counts(&semaphore).await, (10, 0, 10));
+    assert!(!semaphore.try_set_permits(15).await.unwrap());
+    for total in [15, 15, 5] {
+        semaphore.set_permits(total).await.unwrap();
+        assert_eq!(counts(&semaphore).await, (total.into(), 0, total.into()));
+    }
+    let three = semaphore.acquire_many(3).await.unwrap();
+    assert_eq!(counts(&semaphore).await, (2, 3, 5));
+    semaphore.set_permits(3).await.unwrap();
+    assert_eq!(counts(&semaphore).await, (0, 3, 3));
+    semaphore.set_permits(2).await.unwrap();
+    assert_eq!(counts(&semaphore).await, (-1, 3, 2));
+    assert!(semaphore.try_acquire().await.unwrap().is_none());
+    three.release().await.unwrap();
+    assert_eq!(counts(&semaphore).await, (2, 0, 2));
+}
+
+async fn permits_are_added_and_taken_away(stand: Stand) {
+    let client = stand.client().await;
+    let semaphore = with_permits(&client, "add", 10).await;
+    for (more, available) in [(5, 15), (0, 15), (-10, 5), (-10, -5), (6, 1)] {
+        semaphore.add_permits(more).await.unwrap();
+        assert_eq!(semaphore.available().await.unwrap(), available);
+    }
+    // Where Redisson could not count any more.
+    let refused = semaphore.add_permits(i32::MAX).await;
+    assert!(
+        matches!(refused, Err(Error::InvalidCount { .. })),
+        "{refused:?}"
+    );
+    assert_eq!(counts(&semaphore).await, (1, 0, 1));
+    semaphore.add_permits(i32::MAX - 1).await.unwrap();
+    semaphore.add_permits(-i32::MAX).await.unwrap();
+    semaphore.add_permits(-i32::MAX).await.unwrap();
+    assert!(semaphore.add_permits(-1).await.is_err());
+}
+
+async fn a_waiter_is_woken_by_a_release_by_id(stand: Stand) {
+    let (client, other) = (stand.client().await, stand.client().await);
+    let semaphore = with_permits(&client, "woken", 1).await;
+    let ids = semaphore
+        .acquire()
+        .lease(10 * LONG)
+        .await
+        .unwrap()
+        .into_ids()
+        .unwrap();
+    let theirs = other.expirable_semaphore(semaphore.name());
+    let waiter = tokio::spawn(theirs.acquire().into_future());
+    until("it waits", || async { other.status().subscriptions == 1 }).await;
+    assert!(!waiter.is_finished());
+    semaphore.release(ids[0]).await.unwrap();
+    let permit = soon("woken", waiter).await.unwrap().unwrap();
+    assert_eq!(counts(&semaphore).await, (0, 1, 1));
+    permit.release().await.unwrap();
+}
+
+/// F21. Other clients, long leases: nothing but the releases can wake it.
+async fn a_waiter_for_many_gets_them_as_soon_as_they_are_free(stand: Stand) {
+    let (client, other) = (stand.client().await, stand.client().await);
+    let semaphore = with_permits(&client, "f21", 5).await;
+    let mut held = Vec::new();
+    for _ in 0..5 {
+        held.push(semaphore.acquire().lease(10 * LONG).await.unwrap());
+    }
+    let theirs = other.expirable_semaphore(semaphore.name());
+    let waiter = tokio::spawn(theirs.acquire_many(3).into_future());
+    until("it waits", || async { other.status().subscriptions == 1 }).await;
+    for free in 1..=2 {
+        held.pop().unwrap().release().await.unwrap();
+        assert_eq!(semaphore.available().await.unwrap(), free);
+        assert!(!waiter.is_finished());
+    }
+    held.pop().unwrap().release().await.unwrap();
+    let three = soon("three are free", waiter).await.unwrap().unwrap();
+    assert_eq!(three.ids().len(), 3);
+    assert_eq!(counts(&semaphore).await, (0, 5, 5));
+}
+
+async fn who_waits_is_woken_when_permits_are_set_or_added(stand: Stand) {
+    let (client, other) = (stand.client().await, stand.client().await);
+    let semaphore = client.expirable_semaphore(&unique("grow"));
+    let theirs = other.expirable_semaphore(semaphore.name());
+    let mut held = Vec::new();
+    for round in 0..3 {
+        let waiter = tokio::spawn(theirs.acquire().lease(10 * LONG).into_future());
+        until("it waits", || async { other.status().subscriptions == 1 }).await;
+        match round {
+            0 => assert!(semaphore.try_set_permits(1).await.unwrap()),
+            1 => semaphore.set_permits(2).await.unwrap(),
+            _ => semaphore.add_permits(1).await.unwrap(),
+        }
+        held.push(soon("woken", waiter).await.unwrap().unwrap());
+    }
+    assert_eq!(counts(&semaphore).await, (0, 3, 3));
+}
+
+async fn ids_are_released_all_or_none(stand: Stand) {
+    let client = stand.client().await;
+    let semaphore = with_permits(&client, "all", 10).await;
+    let ids = semaphore.acquire_many(6).await.unwrap().into_ids().unwrap();
+    semaphore.release_many(&ids[..4]).await.unwrap();
+    assert_eq!(counts(&semaphore).await, (8, 2, 10));
+    // Some are out, some no longer.
+    assert!(is_lost(&semaphore.release_many(&ids).await));
+    assert_eq!(counts(&semaphore).await, (8, 2, 10));
+    // Named twice is released once.
+    semaphore
+        .release_many(&[ids[4], ids[5], ids[4]])
+        .await
+        .unwrap();
+    assert_eq!(counts(&semaphore).await, (10, 0, 10));
+    assert!(is_lost(&semaphore.release_many(&ids).await));
+    assert!(is_lost(&semaphore.release(ids[0]).await));
+    semaphore.release_many(&[]).await.unwrap();
+    assert_eq!(counts(&semaphore).await, (10, 0, 10));
+}
+
+async fn those_ids_that_are_out_are_released(stand: Stand) {
+    let client = stand.client().await;
+    let semaphore = with_permits(&client, "some", 10).await;
+    let ids = semaphore.acquire_many(6).await.unwrap().into_ids().unwrap();
+    assert_eq!(semaphore.try_release_many(&ids[..4]).await.unwrap(), 4);
+    assert_eq!(semaphore.try_release_many(&ids).await.unwrap(), 2);
+    assert_eq!(semaphore.try_release_many(&ids).await.unwrap(), 0);
+    assert_eq!(semaphore.try_release_many(&[]).await.unwrap(), 0);
+    assert_eq!(counts(&semaphore).await, (10, 0, 10));
+}
+
+/// F22.
+async fn a_permit_that_expired_is_counted_once_and_cannot_be_released(stand: Stand) {
+    let client = stand.client().await;
+    let semaphore = with_permits(&client, "expired", 10).await;
+    let ids = semaphore.acquire_many(3).await.unwrap();
+    let ids = ids.into_ids().unwrap();
+    for id in &ids {
+        assert!(semaphore.update_lease(*id, BRIEF).await.unwrap());
+    }
+    let long = semaphore.acquire_many(3).lease(10 * LONG).await.unwrap();
+    let gone = || async { semaphore.lease_of(ids[2]).await.unwrap().is_none() };
+    until("the last of them expires", gone).await;
+    assert_eq!(counts(&semaphore).await, (7, 3, 10));
+    assert!(!semaphore.try_release(ids[0]).await.unwrap());
+    assert!(is_lost(&semaphore.release(ids[1]).await));
+    assert!(is_lost(&semaphore.release_many(&ids).await));
+    assert_eq!(semaphore.try_release_many(&ids).await.unwrap(), 0);
+    assert!(!semaphore.update_lease(ids[2], LONG).await.unwrap());
+    assert_eq!(counts(&semaphore).await, (7, 3, 10));
+    long.release().await.unwrap();
+    assert_eq!(counts(&semaphore).await, (10, 0, 10));
+}
+
+async fn a_lease_is_updated(stand: Stand) {
+    let (client, other) = (stand.client().await, stand.client().await);
+    let semaphore = with_permits(&client, "update", 1).await;
+    let id = semaphore
+        .acquire()
+        .lease(LONG)
+        .await
+        .unwrap()
+        .into_ids()
+        .unwrap()[0];
+    assert!(semaphore.update_lease(id, 10 * LONG).await.unwrap());
+    assert!(semaphore.lease_of(id).await.unwrap().unwrap() > 9 * LONG);
+    assert!(semaphore.update_lease(id, MAX_LEASE).await.unwrap());
+    assert!(semaphore.lease_of(id).await.unwrap().unwrap() > MAX_LEASE - LONG);
+    // Who waits is told that the end has come nearer.
+    let theirs = other.expirable_semaphore(semaphore.name());
+    let waiter = tokio::spawn(theirs.acquire().into_future());
+    until("it waits", || async { other.status().subscriptions == 1 }).await;
+    assert!(semaphore.update_lease(id, BRIEF).await.unwrap());
+    let permit = soon("it expires", waiter).await.unwrap().unwrap();
+    assert!(!semaphore.update_lease(id, LONG).await.unwrap());
+    assert!(!semaphore.try_release(id).await.unwrap());
+    permit.release().await.unwrap();
+}
+
+async fn a_lease_can_be_looked_at(stand: Stand) {
+    let client = stand.client().await;
+    let semaphore = with_permits(&client, "lease", 2).await;
+    let renewed = semaphore.acquire().await.unwrap();
+    let left = semaphore.lease_of(renewed.ids()[0]).await.unwrap().unwrap();
+    assert!(left > SECOND && left <= Duration::from_secs(30), "{left:?}");
+    // What the guard believes is never more than what is so.
+    let fixed = semaphore.acquire().lease(LONG).await.unwrap();
+    let believed = fixed.valid_for();
+    let left = semaphore.lease_of(fixed.ids()[0]).await.unwrap().unwrap();
+    assert!(left <= LONG && left > LONG / 2, "{left:?}");
+    assert!(believed <= LONG && believed > LONG / 2, "{believed:?}");
+    renewed.release().await.unwrap();
+}
+
+async fn a_guard_learns_that_one_of_its_permits_was_released(stand: Stand) {
+    let settings = Client::builder().watchdog(WATCHDOG);
+    let (client, other) = (stand.client_with(settings).await, stand.client().await);
+    let semaphore = with_permits(&client, "taken", 3).await;
+    let theirs = other.expirable_semaphore(semaphore.name());
+    let renewed = semaphore.acquire_many(3).await.unwrap();
+    theirs.release(renewed.ids()[1]).await.unwrap();
+    soon("told at the next renewal", renewed.lost()).await;
+    assert!(!renewed.is_valid());
+    assert!(is_lost(
+        &renewed.run(async { unreachable!("not even polled") }).await
+    ));
+    assert!(is_lost(&renewed.release().await));
+    client.settled().await;
+    assert_eq!(counts(&semaphore).await, (3, 0, 3), "the others came back");
+
+    let fixed = semaphore.acquire_many(2).lease(LONG).await.unwrap();
+    theirs.release(fixed.ids()[0]).await.unwrap();
+    let released = fixed.release().await;
+    assert_lost(&released.unwrap_err(), Loss::NotHeld);
+    assert_eq!(counts(&semaphore).await, (3, 0, 3));
+}
+
+async fn all_are_taken_back_by_force(stand: Stand) {
+    let settings = Client::builder().watchdog(WATCHDOG);
+    let (client, other) = (stand.client_with(settings).await, stand.client().await);
+    let semaphore = with_permits(&client, "force", 2).await;
+    assert!(!semaphore.force_release().await.unwrap());
+    let both = semaphore.acquire_many(2).lease(10 * LONG).await.unwrap();
+    let theirs = other.expirable_semaphore(semaphore.name());
+    let waiter = tokio::spawn(theirs.acquire().into_future());
+    until("it waits", || async { other.status().subscriptions == 1 }).await;
+    assert!(theirs.force_release().await.unwrap());
+    let permit = soon("woken", waiter).await.unwrap().unwrap();
+    assert!(is_lost(&both.release().await));
+    assert_eq!(counts(&semaphore).await, (1, 1, 2), "theirs was left alone");
+    permit.release().await.unwrap();
+
+    let renewed = semaphore.acquire().await.unwrap();
+    assert!(theirs.force_release().await.unwrap());
+    soon("told at the next renewal", renewed.lost()).await;
+    assert!(is_lost(&renewed.release().await));
+    assert_eq!(counts(&semaphore).await, (2, 0, 2));
+}
+
+async fn permits_leave_their_guard(stand: Stand) {
+    let settings = Client::builder().watchdog(WATCHDOG);
+    let (client, other) = (stand.client_with(settings).await, stand.client().await);
+    let semaphore = with_permits(&client, "leave", 2).await;
+    let ids = semaphore
+        .acquire()
+        .lease(10 * LONG)
+        .await
+        .unwrap()
+        .into_ids()
+        .unwrap();
+    client.settled().await;
+    assert_eq!(client.status().holds, 0);
+    assert_eq!(counts(&semaphore).await, (1, 1, 2), "not given back");
+    // As another process would, which was told the id as a text.
+    let told: PermitId = ids[0].to_string().parse().unwrap();
+    other
+        .expirable_semaphore(semaphore.name())
+        .release(told)
+        .await
+        .unwrap();
+    assert_eq!(counts(&semaphore).await, (2, 0, 2));
+
+    // Not renewed any more.
+    let ids = semaphore.acquire().await.unwrap().into_ids().unwrap();
+    let gone = || async { semaphore.lease_of(ids[0]).await.unwrap().is_none() };
+    until("its lease ends", gone).await;
+    assert_eq!(counts(&semaphore).await, (2, 0, 2));
+
+    let lost = in_time(|| semaphore.acquire().lease(BRIEF)).await;
+    soon("lost", lost.lost()).await;
+    assert!(is_lost(&lost.into_ids()));
+    client.settled().await;
+    assert_eq!(client.status().holds, 0);
+}
+
+async fn dropped_guards_give_back_and_wake(stand: Stand) {
+    let client = stand.client().await;
+    let semaphore = with_permits(&client, "drop", 2).await;
+    let both = semaphore.acquire_many(2).lease(10 * LONG).await.unwrap();
+    let waiter = tokio::spawn(semaphore.acquire_many(2).into_future());
+    until("it waits", || async { client.status().subscriptions == 1 }).await;
+    drop(both);
+    drop(soon("woken", waiter).await.unwrap().unwrap());
+    client.settled().await;
+    assert_eq!(counts(&semaphore).await, (2, 0, 2));
+}
+
+/// Also who wants one permit does not overtake who wants three.
+async fn waiters_of_one_client_are_served_in_order(stand: Stand) {
+    let (client, other) = (stand.client().await, stand.client().await);
+    let semaphore = with_permits(&client, "order", 3).await;
+    let theirs = other.expirable_semaphore(semaphore.name());
+    let mut held = Vec::new();
+    for _ in 0..3 {
+        held.push(theirs.acquire().lease(10 * LONG).await.unwrap());
+    }
+    let order = Arc::new(Mutex::new(Vec::new()));
+    let mut waiters = Vec::new();
+    for n in 0..30u32 {
+        let permits = if n % 3 == 0 { 3 } else { 1 };
+        let mut waiting = semaphore.acquire_many(permits).into_future();
+        // Polled here, so that they stand in line in this order.
+        {
+            let in_line = until("in line", || async { client.status().subscriptions == 1 });
+            tokio::select! {
+                biased;
+                _ = &mut waiting => panic!("served before its time"),
+                () = in_line => {}
+            }
+        }
+        let order = order.clone();
+        waiters.push(tokio::spawn(async move {
+            let permits = waiting.await.unwrap();
+            order.lock().unwrap().push(n);
+            permits.release().await.unwrap();
+        }));
+    }
+    for permit in held {
+        permit.release().await.unwrap();
+    }
+    for waiter in waiters {
+        soon("served", waiter).await.unwrap();
+    }
+    let order = order.lock().unwrap().clone();
+    // Two that want one permit each may have them at the same time, in whatever order.
+    let rounds: Vec<_> = order
+        .chunks(3)
+        .map(|round| (round[0], round[1].min(round[2])))
+        .collect();
+    let expected: Vec<_> = (0..10).map(|round| (3 * round, 3 * round + 1)).collect();
+    assert_eq!(rounds, expected, "{order:?}");
+    assert_eq!(counts(&semaphore).await, (3, 0, 3));
+}
+
+async fn no_more_are_out_than_there_are(stand: Stand) {
+    // With leases so long that nobody is served by looking late.
+    let client = || stand.client_with(Client::builder().watchdog(10 * LONG));
+    let clients = [client().await, client().await, client().await];
+    let name = with_permits(&clients[0], "crowd", 5)
+        .await
+        .name()
+        .to_owned();
+    let inside = Arc::new(AtomicI64::new(0));
+    let tasks: Vec<_> = (0..50usize)
+        .map(|n| {
+            let semaphore = clients[n % 3].expirable_semaphore(&name);
+            let inside = inside.clone();
+            tokio::spawn(async move {
+                for round in 0..5 {
+                    let wanted = u32::try_from((n + round) % 3 + 1).unwrap();
+                    let permits = semaphore.acquire_many(wanted).await.unwrap();
+                    let wanted = i64::from(wanted);
+                    let now = inside.fetch_add(wanted, Ordering::SeqCst) + wanted;
+                    assert!(now <= 5, "{now} at once");
+                    tokio::task::yield_now().await;
+                    inside.fetch_sub(wanted, Ordering::SeqCst);
+                    match round % 2 {
+                        0 => permits.release().await.unwrap(),
+                        _ => drop(permits),
+                    }
+                }
+            })
+        })
+        .collect();
+    for task in tasks {
+        soon("every task has its turns", task).await.unwrap();
+    }
+    for client in &clients {
+        client.settled().await;
+    }
+    assert_eq!(
+        counts(&clients[0].expirable_semaphore(&name)).await,
+        (5, 0, 5)
+    );
+}
+
+/// F22: a model keeps the books beside the store.
+async fn counts_are_exact_after_every_step(stand: Stand) {
+    let client = stand.client().await;
+    let semaphore = with_permits(&client, "model", 5).await;
+    let (mut total, mut out) = (5i64, BTreeMap::<PermitId, ()>::new());
+    let mut random = 0x2545_f491_4f6c_dd1du64;
+    let mut next = |below: u64| {
+        random ^= random << 13;
+        random ^= random >> 7;
+        random ^= random << 17;
+        random % below
+    };
+    for _ in 0..500 {
+        match next(8) {
+            0..3 => {
+                let n = u32::try_from(next(3) + 1).unwrap();
+                let free = total - i64::try_from(out.len()).unwrap();
+                let got = semaphore.try_acquire_many(n).lease(LONG).await.unwrap();
+                assert_eq!(got.is_some(), free >= i64::from(n));
+                if let Some(got) = got {
+                    out.extend(got.into_ids().unwrap().into_iter().map(|id| (id, ())));
+                }
+            }
+            3 => {
+                let first = out.pop_first().map(|(id, ())| id);
+                let id = first.unwrap_or(PermitId::from_bytes([1; 16]));
+                assert_eq!(semaphore.try_release(id).await.unwrap(), first.is_some());
+                assert!(!semaphore.try_release(id).await.unwrap());
+            }
+            4 => {
+                let ids: Vec<_> = out.keys().copied().take(2).collect();
+                let released = semaphore.try_release_many(&ids).await.unwrap();
+                assert_eq!(released, ids.len());
+                out.retain(|id, ()| !ids.contains(id));
+            }
+            5 => {
+                total = i64::try_from(next(8)).unwrap();
+                let permits = u32::try_from(total).unwrap();
+                semaphore.set_permits(permits).await.unwrap();
+            }
+            6 => {
+                let more = i32::try_from(next(5)).unwrap() - 2;
+                semaphore.add_permits(more).await.unwrap();
+                total += i64::from(more);
+            }
+            _ => {
+                let (more, free) = (next(4), total - i64::try_from(out.len()).unwrap());
+                assert!(!semaphore.try_set_permits(9).await.unwrap());
+                if more == 0 && !out.is_empty() {
+                    assert!(semaphore.force_release().await.unwrap());
+                    out.clear();
+                } else {
+                    assert_eq!(semaphore.available().await.unwrap(), free);
+                }
+            }
+        }
+        let acquired = i64::try_from(out.len()).unwrap();
+        assert_eq!(
+            counts(&semaphore).await,
+            (total - acquired, acquired, total)
+        );
+    }
+}
+
+async fn work_runs_with_a_permit(stand: Stand) {
+    let settings = Client::builder().watchdog(WATCHDOG);
+    let client = stand.client_with(settings).await;
+    let semaphore = with_permits(&client, "run", 1).await;
+    let inside = semaphore.clone();
+    let free = semaphore
+        .run(async move { inside.available().await.unwrap() })
+        .await;
+    assert_eq!(free.unwrap(), 0);
+    assert_eq!(counts(&semaphore).await, (1, 0, 1));
+    let inside = semaphore.clone();
+    let run = semaphore.run(async move {
+        assert!(inside.force_release().await.unwrap());
+        std::future::pending::<()>().await
+    });
+    assert!(is_lost(&soon("lost", run).await));
+    client.settled().await;
+    assert_eq!(counts(&semaphore).await, (1, 0, 1));
+}
+
+async fn a_deleted_semaphore_is_gone(stand: Stand) {
+    let settings = Client::builder().watchdog(WATCHDOG);
+    let client = stand.client_with(settings).await;
+    let semaphore = with_permits(&client, "delete", 2).await;
+    let renewed = semaphore.acquire().await.unwrap();
+    let ids = semaphore
+        .acquire()
+        .lease(LONG)
+        .await
+        .unwrap()
+        .into_ids()
+        .unwrap();
+    assert!(semaphore.delete().await.unwrap());
+    assert!(!semaphore.delete().await.unwrap());
+    assert_eq!(counts(&semaphore).await, (0, 0, 0));
+    // What was out of it is not counted into the next.
+    assert!(semaphore.try_set_permits(3).await.unwrap());
+    assert!(!semaphore.try_release(ids[0]).await.unwrap());
+    soon("told at the next renewal", renewed.lost()).await;
+    assert!(is_lost(&renewed.release().await));
+    client.settled().await;
+    assert_eq!(counts(&semaphore).await, (3, 0, 3));
+    assert!(semaphore.delete().await.unwrap());
+}
+
+async fn what_cannot_be_asked_for_is_refused(stand: Stand) {
+    let client = stand.client().await;
+    let semaphore = with_permits(&client, "bad", 2000).await;
+    for n in [0, 1001, u32::MAX] {
+        for error in [
+            semaphore.acquire_many(n).await.err(),
+            semaphore.try_acquire_many(n).wait(LONG).await.err(),
+        ] {
+            assert!(
+                matches!(error, Some(Error::InvalidCount { .. })),
+                "{n}: {error:?}"
+            );
+        }
+    }
+    let most = semaphore.try_acquire_many(1000).await.unwrap().unwrap();
+    assert_eq!(counts(&semaphore).await, (1000, 1000, 2000));
+    most.release().await.unwrap();
+    for n in [1 << 31, u32::MAX] {
+        for error in [
+            semaphore.try_set_permits(n).await.err(),
+            semaphore.set_permits(n).await.err(),
+        ] {
+            assert!(
+                matches!(error, Some(Error::InvalidCount { .. })),
+                "{n}: {error:?}"
+            );
+        }
+    }
+    semaphore.set_permits((1 << 31) - 1).await.unwrap();
+    let id = PermitId::from_bytes([1; 16]);
+    for lease in [Duration::ZERO, Duration::from_micros(999), Duration::MAX] {
+        for error in [
+            semaphore.acquire().lease(lease).await.err(),
+            semaphore.update_lease(id, lease).await.err(),
+        ] {
+            assert!(
+                matches!(error, Some(Error::InvalidLease { .. })),
+                "{error:?}"
+            );
+        }
+    }
+    for name in ["", "a\nb", &"x".repeat(513)] {
+        let semaphore = client.expirable_semaphore(name);
+        for error in [
+            semaphore.acquire().await.err(),
+            semaphore.try_acquire().await.err(),
+            semaphore.release(id).await.err(),
+            semaphore.try_release_many(&[]).await.err(),
+            semaphore.update_lease(id, SECOND).await.err(),
+            semaphore.lease_of(id).await.err(),
+            semaphore.available().await.err(),
+            semaphore.holders().await.err(),
+            semaphore.try_set_permits(1).await.err(),
+            semaphore.set_permits(1).await.err(),
+            semaphore.add_permits(1).await.err(),
+            semaphore.force_release().await.err(),
+            semaphore.delete().await.err(),
+        ] {
+            assert!(
+                matches!(error, Some(Error::InvalidName { .. })),
+                "{error:?}"
+            );
+        }
+    }
+    let lock = client.lock(&unique("bad-lock"));
+    let _held = lock.lock().await.unwrap();
+    let semaphore = client.expirable_semaphore(lock.name());
+    for error in [
+        semaphore.acquire().await.err(),
+        semaphore.available().await.err(),
+        semaphore.set_permits(1).await.err(),
+        semaphore.add_permits(1).await.err(),
+        semaphore.delete().await.err(),
+    ] {
+        assert!(matches!(error, Some(Error::WrongKind { .. })), "{error:?}");
+    }
+    assert!(lock.is_locked().await.unwrap());
+}
+
+async fn prefixes_keep_clients_apart(stand: Stand) {
+    let prefix = unique("prefix") + "::";
+    let with = stand.prefixed(&prefix).await;
+    let without = stand.client().await;
+    let name = unique("prefixed");
+    let semaphore = with.expirable_semaphore(&name);
+    assert!(semaphore.try_set_permits(1).await.unwrap());
+    let permit = semaphore.acquire().await.unwrap();
+    assert_eq!(without.expirable_semaphore(&name).total().await.unwrap(), 0);
+    let same = without.expirable_semaphore(&format!("{prefix}{name}"));
+    assert_eq!(counts(&same).await, (0, 1, 1));
+    permit.release().await.unwrap();
+}
+
+async fn nothing_is_kept_account_of_in_the_end(stand: Stand) {
+    let settings = Client::builder()
+        .subscription_linger(Duration::from_millis(10))
+        .watchdog(10 * LONG);
+    let client = stand.client_with(settings).await;
+    let semaphore = with_permits(&client, "account", 2).await;
+    let tasks: Vec<_> = (0..20)
+        .map(|n| {
+            let semaphore = semaphore.clone();
+            tokio::spawn(async move {
+                let permit = semaphore.acquire().await.unwrap();
+                match n % 3 {
+                    0 => permit.release().await.unwrap(),
+                    1 => drop(permit),
+                    _ => semaphore
+                        .release(permit.into_ids().unwrap()[0])
+                        .await
+                        .unwrap(),
+                }
+            })
+        })
+        .collect();
+    for task in tasks {
+        soon("done", task).await.unwrap();
+    }
+    client.settled().await;
+    all_is_empty(&client).await;
+    assert_eq!(counts(&semaphore).await, (2, 0, 2));
+}
+
+async fn all_is_empty(client: &Client) {
+    until("all is empty", || async {
+        let status = client.status();
+        (status.holds, status.subscriptions, status.background) == (0, 0, 0)
+    })
+    .await;
+}
+
+async fn cancelled_acquisitions_leave_nothing_behind(stand: Stand) {
+    let client = stand.client().await;
+    let semaphore = with_permits(&client, "cancel", 4).await;
+    dropped_everywhere(async |polls| {
+        let permits = polled(polls, semaphore.acquire_many(3).into_future()).await;
+        let through = permits.is_some();
+        drop(permits);
+        soon("settled", client.settled()).await;
+        assert_eq!(counts(&semaphore).await, (4, 0, 4));
+        assert_eq!(client.status().holds, 0);
+        through
+    })
+    .await;
+}
+
+async fn cancelled_waiting_leaves_nothing_behind(stand: Stand) {
+    let (client, other) = (stand.client().await, stand.client().await);
+    let semaphore = with_permits(&client, "cancel-wait", 4).await;
+    let theirs = other.expirable_semaphore(semaphore.name());
+    dropped_everywhere(async |polls| {
+        let held = theirs.acquire_many(2).lease(10 * LONG).await.unwrap();
+        let waiter = polled(polls, semaphore.acquire_many(3).into_future());
+        let both = async { tokio::join!(waiter, held.release()) };
+        let (permits, released) = soon("both", both).await;
+        released.unwrap();
+        let through = permits.is_some();
+        drop(permits);
+        soon("settled", client.settled()).await;
+        assert_eq!(counts(&semaphore).await, (4, 0, 4));
+        through
+    })
+    .await;
+}
+
+async fn cancelled_releases_are_done(stand: Stand) {
+    let client = stand.client().await;
+    let semaphore = with_permits(&client, "cancel-release", 4).await;
+    dropped_everywhere(async |polls| {
+        let permits = semaphore.acquire_many(3).await.unwrap();
+        let released = polled(polls, permits.release()).await;
+        soon("settled", client.settled()).await;
+        assert_eq!(counts(&semaphore).await, (4, 0, 4));
+        released.is_some()
+    })
+    .await;
+}
+
+/// Whatever is handed out may be moved to and used from any thread, and spawned.
+#[test]
+fn everything_is_send_and_sync() {
+    fn both<T: Send + Sync>() {}
+    both::<ExpirableSemaphore>();
+    both::<redlatch::PermitGuard>();
+    both::<redlatch::blocking::ExpirableSemaphore>();
+    both::<redlatch::blocking::PermitGuard>();
+    fn spawned<T: Send + 'static>(_: T) {}
+    let semaphore = Client::embedded().expirable_semaphore("a");
+    spawned(semaphore.acquire().into_future());
+    spawned(semaphore.try_acquire().into_future());
+    let id = PermitId::from_bytes([1; 16]);
+    let all = semaphore.clone();
+    spawned(async move { all.release_many(&[id]).await });
+    spawned(async move { semaphore.run(async {}).await });
+}
+
+// For threads.
+
+#[test]
+fn threads_share_permits() {
+    let store = Embedded::new();
+    for client in [
+        redlatch::blocking::Client::connect(&shared().url()),
+        redlatch::blocking::Client::with_embedded(Client::builder(), &store),
+    ] {
+        let client = client.unwrap();
+        let semaphore = client.expirable_semaphore(&unique("threads"));
+        assert!(semaphore.try_set_permits(2).unwrap());
+        let one = semaphore.acquire().unwrap();
+        let two = semaphore.try_acquire().unwrap().unwrap();
+        assert!(one.is_valid() && two.valid_for() > SECOND);
+        let wait = Duration::from_millis(5);
+        assert!(in_time_blocking(|| semaphore.try_acquire_for(wait)).is_none());
+        // The guard may go to another thread.
+        std::thread::scope(|scope| {
+            let waiter = scope.spawn(|| semaphore.acquire());
+            scope.spawn(move || one.release().unwrap());
+            drop(waiter.join().unwrap().unwrap());
+        });
+        client.settled().unwrap();
+        let id = two.into_ids().unwrap()[0];
+        assert!(semaphore.update_lease(id, LONG).unwrap());
+        assert!(semaphore.lease_of(id).unwrap().unwrap() > LONG / 2);
+        assert_eq!(semaphore.holders().unwrap().len(), 1);
+        let counts = || {
+            let (available, acquired) = (semaphore.available(), semaphore.acquired());
+            (
+                available.unwrap(),
+                acquired.unwrap(),
+                semaphore.total().unwrap(),
+            )
+        };
+        assert_eq!(counts(), (1, 1, 2));
+        semaphore.release(id).unwrap();
+        assert!(!semaphore.try_release(id).unwrap());
+        semaphore.set_permits(3).unwrap();
+        semaphore.add_permits(1).unwrap();
+        let four = semaphore.acquire_many(4).unwrap().into_ids().unwrap();
+        semaphore.release_many(&four[..2]).unwrap();
+        assert_eq!(semaphore.try_release_many(&four).unwrap(), 2);
+        let brief = semaphore.clone().with_lease(BRIEF);
+        let fixed = in_time_blocking(|| brief.acquire_many(4));
+        assert_eq!(fixed.ids().len(), 4);
+        assert!(fixed.valid_for() <= BRIEF);
+        // Waits until the lease ends.
+        let next = semaphore.try_acquire_many_for(4, LONG).unwrap().unwrap();
+        assert!(!fixed.is_valid());
+        assert!(is_lost(&fixed.release()));
+        assert!(semaphore.force_release().unwrap());
+        assert!(is_lost(&next.release()));
+        assert_eq!(counts(), (4, 0, 4));
+        assert!(semaphore.delete().unwrap());
+        client.settled().unwrap();
+    }
+}

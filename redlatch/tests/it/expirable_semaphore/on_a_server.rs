@@ -1,0 +1,451 @@
+//! On a server: data and messages, lost answers, killed processes.
+
+use super::*;
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_layout_and_the_messages_are_redissons() {
+    let server = shared();
+    let client = Client::connect(&server.url()).await.unwrap();
+    let name = unique("layout");
+    let mut connection = server.connection();
+    connection.set_read_timeout(Some(LONG)).unwrap();
+    let mut ears = connection.as_pubsub();
+    ears.subscribe(format!("redisson_sc:{{{name}}}")).unwrap();
+    let mut heard = || -> String { ears.get_message().unwrap().get_payload().unwrap() };
+
+    let semaphore = client.expirable_semaphore(&name);
+    assert!(semaphore.try_set_permits(3).await.unwrap());
+    assert_eq!(heard(), "3");
+    let two = semaphore.acquire_many(2).lease(LONG).await.unwrap();
+    assert_eq!(server.ask::<String>(&["GET", &name]), "1");
+    let beside = format!("{{{name}}}:timeout");
+    let kept: Vec<(Vec<u8>, i64)> = server.ask(&["ZRANGE", &beside, "0", "-1", "WITHSCORES"]);
+    let mut ids: Vec<_> = kept.iter().map(|(id, _)| id.clone()).collect();
+    let mut expected: Vec<_> = two.ids().iter().map(|id| id.as_bytes().to_vec()).collect();
+    ids.sort();
+    expected.sort();
+    assert_eq!(ids, expected);
+    let (seconds, _): (i64, i64) = server.ask(&["TIME"]);
+    for (_, date) in kept {
+        assert!(
+            (date / 1000 - seconds - 60).abs() < 30,
+            "{date} is no date of the server's"
+        );
+    }
+    let ids = two.into_ids().unwrap();
+    semaphore.release(ids[0]).await.unwrap();
+    assert_eq!(heard(), "2");
+    semaphore.release(ids[1]).await.unwrap();
+    assert_eq!(heard(), "3");
+    semaphore.add_permits(4).await.unwrap();
+    assert_eq!(heard(), "7");
+    semaphore.set_permits(5).await.unwrap();
+    assert_eq!(heard(), "5");
+    let id = semaphore.acquire().await.unwrap().into_ids().unwrap()[0];
+    let nearer = semaphore.update_lease(id, Duration::from_millis(1)).await;
+    assert!(nearer.unwrap());
+    assert_eq!(heard(), "4");
+    until("it has expired", || async {
+        semaphore.available().await.unwrap() == 5
+    })
+    .await;
+    assert_eq!(heard(), "5");
+    let pttl: (i64, i64) = (
+        server.ask(&["PTTL", &name]),
+        server.ask(&["EXISTS", &beside]),
+    );
+    assert_eq!(pttl, (-1, 0));
+}
+
+/// Redisson gives permits out without a lease, and takes what we give out back by its id.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn permits_without_a_lease_are_understood() {
+    let server = shared();
+    let client = Client::connect(&server.url()).await.unwrap();
+    let semaphore = with_permits(&client, "for-ever", 1).await;
+    let beside = format!("{{{}}}:timeout", semaphore.name());
+    let raw = ["ZADD", &beside, "922337203685477", "0123456789abcdef"];
+    let () = server.ask(&raw);
+    let () = server.ask(&["DECR", semaphore.name()]);
+    let id = PermitId::from_bytes(*b"0123456789abcdef");
+    assert_eq!(semaphore.lease_of(id).await.unwrap(), Some(Duration::MAX));
+    let holders = semaphore.holders().await.unwrap();
+    assert_eq!((holders.len(), holders[0].remaining), (1, None));
+    assert_eq!(holders[0].owner, id.to_string());
+    assert_eq!(counts(&semaphore).await, (0, 1, 1));
+    assert!(semaphore.try_acquire().await.unwrap().is_none());
+    let waiter = tokio::spawn(semaphore.acquire().into_future());
+    until("it waits", || async { client.status().subscriptions == 1 }).await;
+    // As somebody would who has never heard of leases.
+    let () = server.ask(&["ZREM", &beside, "0123456789abcdef"]);
+    let () = server.ask(&["INCR", semaphore.name()]);
+    let channel = format!("redisson_sc:{{{}}}", semaphore.name());
+    // Heard once the waiter is subscribed; until then it looks by itself.
+    let told =
+        || async { waiter.is_finished() || server.ask::<i64>(&["PUBLISH", &channel, "1"]) < 0 };
+    until("woken", told).await;
+    waiter.await.unwrap().unwrap().release().await.unwrap();
+}
+
+/// F22: somebody removed the number, or gave it a time to live, as Redisson's `expire` does. What
+/// was out is not counted into a semaphore that is set anew.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_was_out_of_a_semaphore_that_is_gone_is_not_counted() {
+    let server = shared();
+    let client = Client::connect(&server.url()).await.unwrap();
+    let semaphore = with_permits(&client, "gone", 3).await;
+    let beside = format!("{{{}}}:timeout", semaphore.name());
+    for removal in [vec!["DEL"], vec!["PEXPIRE", "1"]] {
+        let ids = semaphore.acquire_many(2).await.unwrap().into_ids().unwrap();
+        let mut command = vec![removal[0], semaphore.name()];
+        command.extend(&removal[1..]);
+        let () = server.ask(&command);
+        let gone = || async { server.ask::<i64>(&["EXISTS", semaphore.name()]) == 0 };
+        until("it is gone", gone).await;
+        assert!(semaphore.try_acquire().await.unwrap().is_none());
+        assert!(!semaphore.try_release(ids[0]).await.unwrap());
+        assert_eq!(server.ask::<i64>(&["EXISTS", semaphore.name()]), 0);
+        assert!(semaphore.try_set_permits(3).await.unwrap());
+        assert_eq!(counts(&semaphore).await, (3, 0, 3));
+        assert_eq!(server.ask::<i64>(&["EXISTS", &beside]), 0);
+    }
+}
+
+/// Without a semaphore, whatever is asked changes nothing: what is beside its key may be somebody's.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn looking_deletes_nothing() {
+    let server = shared();
+    let client = Client::connect(&server.url()).await.unwrap();
+    let semaphore = client.expirable_semaphore(&unique("looking"));
+    let beside = format!("{{{}}}:timeout", semaphore.name());
+    let id: PermitId = "ff".repeat(16).parse().unwrap();
+    let mut add = redis::cmd("ZADD");
+    add.arg(&beside)
+        .arg(99_999_999_999_999i64)
+        .arg(&[0xffu8; 16][..]);
+    let () = add.query(&mut server.connection()).unwrap();
+    assert_eq!(counts(&semaphore).await, (0, 0, 0));
+    assert_eq!(semaphore.lease_of(id).await.unwrap(), None);
+    assert!(semaphore.holders().await.unwrap().is_empty());
+    assert!(!semaphore.update_lease(id, LONG).await.unwrap());
+    assert!(!semaphore.try_release(id).await.unwrap());
+    assert!(semaphore.try_acquire().await.unwrap().is_none());
+    assert!(!semaphore.force_release().await.unwrap());
+    assert!(!semaphore.delete().await.unwrap());
+    assert_eq!(server.ask::<i64>(&["ZCARD", &beside]), 1);
+    assert_eq!(server.ask::<i64>(&["EXISTS", semaphore.name()]), 0);
+}
+
+/// Whoever may not publish changes nothing: who waits would not hear of it.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_cannot_be_told_is_not_done() {
+    let server = Server::start();
+    let mut rights = vec!["ACL", "SETUSER", "mute", "on", ">pw", "~*", "+@all"];
+    rights.push("resetchannels");
+    let () = server.ask(&rights);
+    let admin = Client::connect(&server.url()).await.unwrap();
+    let url = format!("redis://mute:pw@127.0.0.1:{}", server.port());
+    let mute = Client::connect(&url).await.unwrap();
+    let (seen, semaphore) = (
+        admin.expirable_semaphore("a"),
+        mute.expirable_semaphore("a"),
+    );
+    assert!(semaphore.set_permits(3).await.is_err());
+    assert_eq!(server.ask::<i64>(&["DBSIZE"]), 0);
+    seen.set_permits(3).await.unwrap();
+    let ids = seen.acquire().await.unwrap().into_ids().unwrap();
+    let before = seen.lease_of(ids[0]).await.unwrap().unwrap();
+    assert!(semaphore.add_permits(2).await.is_err());
+    assert!(semaphore.set_permits(7).await.is_err());
+    assert!(semaphore.release(ids[0]).await.is_err());
+    assert!(semaphore.force_release().await.is_err());
+    assert!(semaphore.update_lease(ids[0], SECOND).await.is_err());
+    assert_eq!(counts(&seen).await, (2, 1, 3));
+    let left = seen.lease_of(ids[0]).await.unwrap().unwrap();
+    assert!(left + 10 * SECOND > before, "{left:?} of {before:?}");
+    // Nor is a permit given back whose time has come.
+    seen.update_lease(ids[0], Duration::from_millis(1))
+        .await
+        .unwrap();
+    sleep(Duration::from_millis(5)).await;
+    assert!(semaphore.available().await.is_err());
+    assert_eq!(server.ask::<i64>(&["ZCARD", "{a}:timeout"]), 1);
+    assert_eq!(counts(&seen).await, (3, 0, 3));
+}
+
+/// A server without memory left keeps what is held: renewing and giving back need none.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_full_server_loses_no_permit() {
+    let server = Server::start();
+    let settings = Client::builder().watchdog(WATCHDOG);
+    let client = settings.connect(&server.url()).await.unwrap();
+    let semaphore = client.expirable_semaphore("a");
+    semaphore.set_permits(2).await.unwrap();
+    let permit = semaphore.acquire().await.unwrap();
+    let handed_on = semaphore.acquire().await.unwrap().into_ids().unwrap();
+    let () = server.ask(&["CONFIG", "SET", "maxmemory", "1"]);
+    assert!(semaphore.add_permits(1).await.is_err(), "it is not full");
+    assert!(
+        semaphore
+            .update_lease(handed_on[0], 10 * LONG)
+            .await
+            .unwrap()
+    );
+    let key = "{a}:timeout";
+    let end = || server.ask::<Vec<(Vec<u8>, f64)>>(&["ZRANGE", key, "0", "0", "WITHSCORES"]);
+    for _ in 0..2 {
+        risen("the end of its lease", || async { end()[0].1 }).await;
+    }
+    assert!(permit.is_valid());
+    permit.release().await.unwrap();
+    semaphore.release(handed_on[0]).await.unwrap();
+    assert_eq!(counts(&semaphore).await, (2, 0, 2));
+}
+
+/// Other data under one of the keys is an error, and stays as it is.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn foreign_keys_are_left_alone() {
+    let server = shared();
+    let client = Client::connect(&server.url()).await.unwrap();
+    for plant in [
+        vec!["HSET", "name", "a", "1"],
+        vec!["SET", "name", "abc"],
+        vec!["SET", "name", "1.5"],
+        vec!["SET", "name", "9223372036854775807"],
+        vec!["RPUSH", "beside", "a"],
+        vec!["SET", "beside", "5"],
+    ] {
+        let name = unique("foreign");
+        let beside = format!("{{{name}}}:timeout");
+        let foreign = if plant[1] == "name" { &name } else { &beside };
+        let mut command = plant.clone();
+        command[1] = foreign;
+        let () = server.ask(&command);
+        let before: Vec<u8> = server.ask(&["DUMP", foreign]);
+        let semaphore = client.expirable_semaphore(&name);
+        let id = PermitId::from_bytes([1; 16]);
+        for error in [
+            semaphore.acquire().await.err(),
+            semaphore.try_acquire().await.err(),
+            semaphore.release(id).await.err(),
+            semaphore.try_release(id).await.err(),
+            semaphore.update_lease(id, SECOND).await.err(),
+            semaphore.lease_of(id).await.err(),
+            semaphore.available().await.err(),
+            semaphore.holders().await.err(),
+            semaphore.try_set_permits(1).await.err(),
+            semaphore.set_permits(1).await.err(),
+            semaphore.add_permits(1).await.err(),
+            semaphore.force_release().await.err(),
+            semaphore.delete().await.err(),
+        ] {
+            assert!(
+                matches!(error, Some(Error::WrongKind { .. })),
+                "{plant:?}: {error:?}"
+            );
+        }
+        assert_eq!(
+            server.ask::<Vec<u8>>(&["DUMP", foreign]),
+            before,
+            "{plant:?}"
+        );
+        assert_eq!(
+            server.ask::<i64>(&["EXISTS", &name, &beside]),
+            1,
+            "{plant:?}"
+        );
+    }
+}
+
+/// Every step once, so that the server knows its script.
+async fn teach(client: &Client) {
+    let semaphore = with_permits(client, "teach", 1).await;
+    let permit = semaphore.acquire().await.unwrap();
+    semaphore.lease_of(permit.ids()[0]).await.unwrap();
+    semaphore.update_lease(permit.ids()[0], LONG).await.unwrap();
+    permit.release().await.unwrap();
+    semaphore.add_permits(1).await.unwrap();
+    counts(&semaphore).await;
+    semaphore.force_release().await.unwrap();
+    semaphore.delete().await.unwrap();
+}
+
+/// F22, F25: a step whose answer is lost is sent again, and has its effect once.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_lost_answer_counts_nothing_twice() {
+    let server = Server::start();
+    let proxy = Arc::new(Proxy::to(server.port()));
+    let client = Client::builder()
+        .response_timeout(LONG)
+        .connect(&proxy.url())
+        .await
+        .unwrap();
+    let direct = Client::connect(&server.url()).await.unwrap();
+    teach(&direct).await;
+    let semaphore = client.expirable_semaphore("lost-answers");
+    let seen = direct.expirable_semaphore("lost-answers");
+
+    // Whether it was this call or another is not known, whatever number it finds.
+    for permits in [5, 6] {
+        let unknown = without_the_answer(&proxy, semaphore.try_set_permits(permits)).await;
+        assert!(
+            matches!(unknown, Err(Error::OutcomeUnknown { .. })),
+            "{unknown:?}"
+        );
+        assert_eq!(counts(&seen).await, (5, 0, 5));
+    }
+    let two = without_the_answer(&proxy, semaphore.acquire_many(2).into_future())
+        .await
+        .unwrap();
+    assert_eq!(counts(&seen).await, (3, 2, 5));
+    let believed = two.valid_for();
+    let kept = seen.lease_of(two.ids()[0]).await.unwrap().unwrap();
+    assert!(
+        believed.saturating_sub(kept) < SECOND,
+        "{believed:?}, but {kept:?}"
+    );
+    without_the_answer(&proxy, two.release()).await.unwrap();
+    assert_eq!(counts(&seen).await, (5, 0, 5));
+
+    let ids = semaphore.acquire_many(5).await.unwrap().into_ids().unwrap();
+    without_the_answer(&proxy, semaphore.release(ids[0]))
+        .await
+        .unwrap();
+    assert!(
+        without_the_answer(&proxy, semaphore.try_release(ids[1]))
+            .await
+            .unwrap()
+    );
+    without_the_answer(&proxy, semaphore.release_many(&ids[2..4]))
+        .await
+        .unwrap();
+    assert_eq!(counts(&seen).await, (4, 1, 5));
+    // One of them is out, so the first try has not released them.
+    assert!(is_lost(
+        &without_the_answer(&proxy, semaphore.release_many(&ids[3..])).await
+    ));
+    assert_eq!(counts(&seen).await, (4, 1, 5));
+
+    without_the_answer(&proxy, semaphore.set_permits(7))
+        .await
+        .unwrap();
+    assert_eq!(counts(&seen).await, (6, 1, 7));
+    // This one is not sent again, and says so.
+    let unknown = without_the_answer(&proxy, semaphore.add_permits(2)).await;
+    assert!(
+        matches!(unknown, Err(Error::OutcomeUnknown { .. })),
+        "{unknown:?}"
+    );
+    // (Connected again, so that the next answer is that of the step.)
+    assert_eq!(counts(&semaphore).await, (8, 1, 9));
+    // There is none when it is asked again; and there was none before.
+    for _ in 0..2 {
+        let deleted = without_the_answer(&proxy, semaphore.delete()).await;
+        assert!(!deleted.unwrap());
+        assert_eq!(counts(&seen).await, (0, 0, 0));
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_server_that_lost_its_scripts_learns_them_again() {
+    let server = Server::start();
+    let client = Client::connect(&server.url()).await.unwrap();
+    let semaphore = with_permits(&client, "flush", 1).await;
+    for _ in 0..3 {
+        let () = server.ask(&["SCRIPT", "FLUSH"]);
+        let permit = semaphore.acquire().await.unwrap();
+        let () = server.ask(&["SCRIPT", "FLUSH"]);
+        permit.release().await.unwrap();
+        assert_eq!(counts(&semaphore).await, (1, 0, 1));
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn who_waits_looks_again_when_the_connection_broke() {
+    let server = Server::start();
+    let proxy = Proxy::to(server.port());
+    let client = Client::connect(&proxy.url()).await.unwrap();
+    let other = Client::connect(&server.url()).await.unwrap();
+    let semaphore = with_permits(&other, "broken", 1).await;
+    let held = semaphore.acquire().lease(10 * LONG).await.unwrap();
+    let theirs = client.expirable_semaphore(semaphore.name());
+    let waiter = tokio::spawn(theirs.acquire().into_future());
+    let subscribed = || async { server.ask::<Vec<String>>(&["PUBSUB", "CHANNELS"]).len() == 1 };
+    until("it is subscribed", subscribed).await;
+    // Released while nobody hears it.
+    proxy.stall(true);
+    held.release().await.unwrap();
+    proxy.cut();
+    proxy.stall(false);
+    let permit = soon("served", waiter).await.unwrap().unwrap();
+    permit.release().await.unwrap();
+}
+
+/// What another process runs, in [`a_killed_process_keeps_no_permits`]; by itself it does nothing.
+#[tokio::test]
+async fn another_process() {
+    let Ok(url) = std::env::var("REDLATCH_TEST_OF_PERMITS") else {
+        return;
+    };
+    let settings = Client::builder().watchdog(WATCHDOG);
+    let client = settings.connect(&url).await.unwrap();
+    let _held = client
+        .expirable_semaphore("killed")
+        .acquire_many(3)
+        .await
+        .unwrap();
+    println!("\nheld");
+    std::future::pending::<()>().await;
+}
+
+/// F20: kill -9. The permits come back when their lease ends, and wake who waits.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_killed_process_keeps_no_permits() {
+    let server = Server::start();
+    let client = Client::connect(&server.url()).await.unwrap();
+    let semaphore = client.expirable_semaphore("killed");
+    assert!(semaphore.try_set_permits(3).await.unwrap());
+    let mut process = Command::new(std::env::current_exe().unwrap())
+        .args(["--exact", "--nocapture"])
+        .args(["expirable_semaphore::on_a_server::another_process"])
+        .env("REDLATCH_TEST_OF_PERMITS", server.url())
+        .stdout(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let mut said = BufReader::new(process.stdout.take().unwrap()).lines();
+    assert!(said.any(|line| line.unwrap() == "held"));
+    let waiter = tokio::spawn(semaphore.acquire_many(3).into_future());
+    until("it waits", || async { client.status().subscriptions == 1 }).await;
+    assert_eq!(counts(&semaphore).await, (0, 3, 3));
+    process.kill().unwrap();
+    process.wait().unwrap();
+    let three = soon("they come back", waiter).await.unwrap().unwrap();
+    three.release().await.unwrap();
+    assert_eq!(counts(&semaphore).await, (3, 0, 3));
+}
+
+/// F2, F27: a server that cannot be reached; the holder learns of it before somebody else can have
+/// its permit.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn who_is_cut_off_learns_that_the_permit_is_lost() {
+    let server = Server::start();
+    let proxy = Proxy::to(server.port());
+    let settings = Client::builder().watchdog(WATCHDOG).response_timeout(SHORT);
+    let client = settings.connect(&proxy.url()).await.unwrap();
+    let other = Client::connect(&server.url()).await.unwrap();
+    let semaphore = client.expirable_semaphore("cut-off");
+    assert!(semaphore.try_set_permits(1).await.unwrap());
+    let permit = semaphore.acquire().await.unwrap();
+    proxy.stall(true);
+    let theirs = other.expirable_semaphore("cut-off").acquire().into_future();
+    let theirs = soon("it comes back", theirs).await.unwrap();
+    assert!(!permit.is_valid(), "held by two");
+    assert!(is_lost(&permit.release().await));
+    proxy.stall(false);
+    soon("settled", client.settled()).await;
+    assert!(theirs.is_valid());
+    assert_eq!(
+        counts(&other.expirable_semaphore("cut-off")).await,
+        (0, 1, 1)
+    );
+}

@@ -1,0 +1,725 @@
+//! The fair lock: first come, first served over all clients, whatever becomes of those who wait.
+
+mod in_virtual_time;
+mod on_a_server;
+
+use std::future::IntoFuture as _;
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use redlatch::{Client, Error, Fair, FairLock, Guard, Loss, Owner, Result};
+use redlatch_testkit::{Proxy, Server, shared, unique};
+use tokio::task::JoinHandle;
+
+use crate::common::{LONG, SHORT, Stand, WATCHDOG, assert_lost, in_time, soon, until};
+
+type Waiting = JoinHandle<Result<Guard<Fair>>>;
+
+/// Waits until so many are in the queue.
+async fn queued(lock: &FairLock, waiters: usize) {
+    until("in the queue", || async {
+        lock.queue().await.unwrap().len() == waiters
+    })
+    .await;
+}
+
+/// Waits until those who wait have been told how long, so that only a message can be quicker.
+async fn listening(client: &Client, waiters: usize) {
+    until("subscribed", || async {
+        client.status().subscriptions == waiters
+    })
+    .await;
+}
+
+/// Begins to wait, and returns when it has its place in the queue.
+async fn wait_behind(lock: &FairLock, ahead: usize) -> Waiting {
+    let waiting = tokio::spawn(lock.lock().into_future());
+    queued(lock, ahead + 1).await;
+    waiting
+}
+
+async fn served(waiting: Waiting) -> Guard<Fair> {
+    soon("it is its turn", waiting).await.unwrap().unwrap()
+}
+
+/// A client whose subscriptions end soon after their last waiter.
+async fn member(stand: &Stand) -> Client {
+    stand.client_with(quick()).await
+}
+
+fn quick() -> redlatch::ClientBuilder {
+    Client::builder()
+        .subscription_linger(Duration::from_millis(20))
+        .response_timeout(LONG)
+}
+
+/// Nothing is left in the store or in the client.
+async fn nothing_left(clients: &[&Client], lock: &FairLock) {
+    for client in clients {
+        soon("settled", client.settled()).await;
+        let status = client.status();
+        assert_eq!((status.holds, status.background), (0, 0), "{status:?}");
+        until("no subscription is left", || async {
+            client.status().subscriptions == 0
+        })
+        .await;
+    }
+    assert!(!lock.is_locked().await.unwrap());
+    assert!(lock.queue().await.unwrap().is_empty());
+}
+
+fn keys(name: &str) -> [String; 3] {
+    [
+        name.to_owned(),
+        format!("redisson_lock_queue:{{{name}}}"),
+        format!("redisson_lock_timeout:{{{name}}}"),
+    ]
+}
+
+fn keys_left(server: &Server, name: &str) -> usize {
+    let [lock, queue, timeouts] = keys(name);
+    server.ask(&["EXISTS", &lock, &queue, &timeouts])
+}
+
+on_every_store! {
+    a_free_lock_is_taken_and_given_back,
+    clients_are_served_in_the_order_in_which_they_came,
+    crowds_of_several_clients_are_served_in_order,
+    try_lock_does_not_queue_and_does_not_overtake,
+    waiting_with_a_limit_leaves_the_queue,
+    who_gives_up_lets_the_next_one_go,
+    a_dropped_waiter_leaves_the_queue,
+    the_holder_enters_again_past_the_queue,
+    a_non_reentrant_fair_lock_refuses_its_owner,
+    force_unlock_calls_the_next_one,
+    the_position_in_the_queue_can_be_read,
+    leases_that_end_unused_are_followed_in_order,
+    an_owner_waits_twice_and_gives_up_once,
+    a_place_in_the_queue_is_given_up_at_every_await_point,
+    settings_that_cannot_be_used_are_refused,
+    it_excludes_the_other_locks_of_the_name,
+    who_waits_without_queueing_is_called_when_nobody_queues,
+    every_holder_is_alone,
+    a_guard_that_lost_its_lock_takes_nothing_from_the_next_one,
+}
+
+async fn a_free_lock_is_taken_and_given_back(stand: Stand) {
+    let client = member(&stand).await;
+    let lock = client.fair_lock(&unique("fair"));
+    assert!(!lock.is_locked().await.unwrap());
+    for _ in 0..2 {
+        let guard = lock.lock().await.unwrap();
+        assert!(guard.is_valid() && lock.is_locked().await.unwrap());
+        assert!(lock.is_held_by(guard.owner()).await.unwrap());
+        assert!(!lock.is_held_by(Owner::new()).await.unwrap());
+        assert_eq!(
+            lock.holder().await.unwrap().unwrap().owner,
+            guard.owner_id()
+        );
+        assert!(lock.remaining_lease().await.unwrap().unwrap() <= Duration::from_secs(30));
+        guard.unlock().await.unwrap();
+        assert!(!lock.is_locked().await.unwrap());
+    }
+    nothing_left(&[&client], &lock).await;
+}
+
+async fn clients_are_served_in_the_order_in_which_they_came(stand: Stand) {
+    const WAITERS: usize = 30;
+    let mut clients = Vec::new();
+    for _ in 0..3 {
+        clients.push(member(&stand).await);
+    }
+    let name = unique("order");
+    let lock = clients[0].fair_lock(&name);
+    let held = lock.lock().await.unwrap();
+    let order: Arc<Mutex<Vec<usize>>> = Arc::default();
+    let mut waiting = Vec::new();
+    for n in 0..WAITERS {
+        let (lock, order) = (clients[n * 7 % 3].fair_lock(&name), order.clone());
+        waiting.push(tokio::spawn(async move {
+            let guard = lock.lock().await.unwrap();
+            order.lock().unwrap().push(n);
+            guard.unlock().await.unwrap();
+        }));
+        queued(&clients[0].fair_lock(&name), n + 1).await;
+    }
+    held.unlock().await.unwrap();
+    for one in waiting {
+        soon("served", one).await.unwrap();
+    }
+    assert_eq!(*order.lock().unwrap(), Vec::from_iter(0..WAITERS));
+    nothing_left(&clients.iter().collect::<Vec<_>>(), &lock).await;
+}
+
+/// F9: nobody is left behind, the order is that of the queue, and the timeouts go with it.
+async fn crowds_of_several_clients_are_served_in_order(stand: Stand) {
+    const EACH: usize = 125;
+    let mut clients = Vec::new();
+    for _ in 0..4 {
+        clients.push(member(&stand).await);
+    }
+    let name = unique("crowd");
+    let lock = clients[0].fair_lock(&name);
+    let held = lock.lock().await.unwrap();
+    let order: Arc<Mutex<Vec<String>>> = Arc::default();
+    let mut waiting = Vec::new();
+    for _ in 0..EACH {
+        for client in &clients {
+            let (lock, order) = (client.fair_lock(&name), order.clone());
+            waiting.push(tokio::spawn(async move {
+                let guard = lock.lock().await.unwrap();
+                order.lock().unwrap().push(guard.owner_id().to_owned());
+                guard.unlock().await.unwrap();
+            }));
+        }
+    }
+    queued(&lock, 4 * EACH).await;
+    let expected = lock.queue().await.unwrap();
+    held.unlock().await.unwrap();
+    for one in waiting {
+        soon("served", one).await.unwrap();
+    }
+    assert_eq!(*order.lock().unwrap(), expected);
+    nothing_left(&clients.iter().collect::<Vec<_>>(), &lock).await;
+    if let Stand::Server(server) = stand {
+        assert_eq!(keys_left(server, &name), 0);
+    }
+}
+
+async fn try_lock_does_not_queue_and_does_not_overtake(stand: Stand) {
+    let (one, two) = (member(&stand).await, member(&stand).await);
+    let name = unique("try");
+    let lock = two.fair_lock(&name);
+    let held = lock.try_lock().await.unwrap().unwrap();
+    assert!(lock.try_lock().await.unwrap().is_none());
+    let zero = lock.try_lock().wait(Duration::ZERO);
+    assert!(zero.await.unwrap().is_none());
+    two.settled().await;
+    assert!(lock.queue().await.unwrap().is_empty(), "it does not queue");
+
+    // Somebody waits who does not look at its message yet.
+    let mut next = Box::pin(one.fair_lock(&name).lock().into_future());
+    {
+        let until_queued = queued(&lock, 1);
+        tokio::select! {
+            _ = &mut next => unreachable!("it is held"),
+            () = until_queued => {}
+        }
+    }
+    // Nor is it about to ask once more: what it has sent is answered before this is.
+    assert!(one.fair_lock(&name).try_lock().await.unwrap().is_none());
+    held.unlock().await.unwrap();
+    assert!(!lock.is_locked().await.unwrap());
+    assert!(
+        lock.try_lock().await.unwrap().is_none(),
+        "it overtakes nobody"
+    );
+    let guard = soon("its turn", next).await.unwrap();
+    guard.unlock().await.unwrap();
+    assert!(lock.try_lock().await.unwrap().is_some());
+    nothing_left(&[&one, &two], &lock).await;
+}
+
+async fn waiting_with_a_limit_leaves_the_queue(stand: Stand) {
+    let client = member(&stand).await;
+    let name = unique("limit");
+    let lock = client.fair_lock(&name);
+    let held = lock.lock().await.unwrap();
+    let wait = Duration::from_millis(30);
+    let begun = std::time::Instant::now();
+    let limited = in_time(|| lock.try_lock().wait(wait)).await;
+    assert!(limited.is_none());
+    assert!(begun.elapsed() >= wait);
+    soon("settled", client.settled()).await;
+    assert!(lock.queue().await.unwrap().is_empty());
+    if let Stand::Server(server) = stand {
+        assert_eq!(keys_left(server, &name), 1, "the lock alone");
+    }
+    let waiting = tokio::spawn(lock.try_lock().wait(LONG).into_future());
+    queued(&lock, 1).await;
+    held.unlock().await.unwrap();
+    let guard = soon("its turn", waiting).await.unwrap().unwrap().unwrap();
+    guard.unlock().await.unwrap();
+    nothing_left(&[&client], &lock).await;
+}
+
+async fn who_gives_up_lets_the_next_one_go(stand: Stand) {
+    let (one, two) = (member(&stand).await, member(&stand).await);
+    let name = unique("give-up");
+    let (lock, other) = (one.fair_lock(&name), two.fair_lock(&name));
+    for give_up_first in [true, false] {
+        // Ten hours: a call that does not come is not made up for by the end of the lease.
+        let held = lock.lock().lease(600 * LONG).await.unwrap();
+        let mut head = Box::pin(lock.lock().into_future());
+        tokio::select! {
+            _ = &mut head => unreachable!("it is held"),
+            () = queued(&lock, 1) => {}
+        }
+        let next = wait_behind(&other, 1).await;
+        listening(&two, 1).await;
+        if give_up_first {
+            drop(head);
+            soon("settled", one.settled()).await;
+            assert_eq!(lock.queue().await.unwrap().len(), 1);
+            held.unlock().await.unwrap();
+        } else {
+            // It is called, and gives up before it has asked: the call is passed on.
+            held.unlock().await.unwrap();
+            assert!(!lock.is_locked().await.unwrap());
+            drop(head);
+        }
+        served(next).await.unlock().await.unwrap();
+        nothing_left(&[&one, &two], &lock).await;
+    }
+}
+
+async fn a_dropped_waiter_leaves_the_queue(stand: Stand) {
+    let client = member(&stand).await;
+    let lock = client.fair_lock(&unique("dropped"));
+    let held = lock.lock().await.unwrap();
+    let first = wait_behind(&lock, 0).await;
+    let middle = wait_behind(&lock, 1).await;
+    let last = wait_behind(&lock, 2).await;
+    let queue = lock.queue().await.unwrap();
+    middle.abort();
+    queued(&lock, 2).await;
+    assert_eq!(
+        lock.queue().await.unwrap(),
+        [queue[0].clone(), queue[2].clone()]
+    );
+    held.unlock().await.unwrap();
+    for one in [first, last] {
+        served(one).await.unlock().await.unwrap();
+    }
+    nothing_left(&[&client], &lock).await;
+}
+
+async fn the_holder_enters_again_past_the_queue(stand: Stand) {
+    let client = member(&stand).await;
+    let lock = client.fair_lock(&unique("again"));
+    let me = Owner::new();
+    let outer = lock.lock().owner(me).await.unwrap();
+    let waiting = wait_behind(&lock, 0).await;
+    let inner = soon("at once", lock.lock().owner(me).into_future())
+        .await
+        .unwrap();
+    let third = soon("at once", outer.reenter().into_future())
+        .await
+        .unwrap();
+    let tried = lock.try_lock().owner(me).await.unwrap().unwrap();
+    assert_eq!(lock.hold_count(me).await.unwrap(), 4);
+    assert_eq!(lock.queue().await.unwrap().len(), 1);
+    for (guard, left) in [(outer, 3), (inner, 2), (third, 1), (tried, 0)] {
+        assert!(!waiting.is_finished());
+        guard.unlock().await.unwrap();
+        assert_eq!(lock.hold_count(me).await.unwrap(), left);
+    }
+    served(waiting).await.unlock().await.unwrap();
+    nothing_left(&[&client], &lock).await;
+}
+
+async fn a_non_reentrant_fair_lock_refuses_its_owner(stand: Stand) {
+    let client = member(&stand).await;
+    let lock = client.fair_lock(&unique("once")).non_reentrant();
+    let me = Owner::new();
+    let guard = lock.lock().owner(me).await.unwrap();
+    for refused in [
+        soon("refused", lock.lock().owner(me).into_future())
+            .await
+            .err(),
+        lock.try_lock().owner(me).wait(LONG).await.err(),
+        guard.reenter().await.err(),
+    ] {
+        let refused = refused.unwrap();
+        assert!(matches!(refused, Error::AlreadyHeld { .. }), "{refused}");
+    }
+    let waiting = wait_behind(&lock, 0).await;
+    guard.unlock().await.unwrap();
+    served(waiting).await.unlock().await.unwrap();
+    nothing_left(&[&client], &lock).await;
+}
+
+async fn force_unlock_calls_the_next_one(stand: Stand) {
+    let settings = quick().watchdog(WATCHDOG);
+    let (holder, other) = (stand.client_with(settings).await, member(&stand).await);
+    let name = unique("force");
+    let lock = other.fair_lock(&name);
+    assert!(!lock.force_unlock().await.unwrap(), "nobody held it");
+    let held = holder.fair_lock(&name).lock().await.unwrap();
+    let first = wait_behind(&lock, 0).await;
+    let second = wait_behind(&lock, 1).await;
+    listening(&other, 2).await;
+    assert!(lock.force_unlock().await.unwrap());
+    let guard = served(first).await;
+    assert!(!second.is_finished());
+    soon("told at the next renewal", held.lost()).await;
+    let lost = held.unlock().await.unwrap_err();
+    assert_lost(&lost, Loss::NotHeld);
+    assert!(guard.is_valid());
+    guard.unlock().await.unwrap();
+    served(second).await.unlock().await.unwrap();
+    nothing_left(&[&holder, &other], &lock).await;
+}
+
+async fn the_position_in_the_queue_can_be_read(stand: Stand) {
+    let (one, two) = (member(&stand).await, member(&stand).await);
+    let name = unique("position");
+    let lock = one.fair_lock(&name);
+    let held = lock.lock().await.unwrap();
+    let mut waiting = Vec::new();
+    let owners = [Owner::new(), Owner::new(), Owner::new()];
+    for (n, owner) in owners.into_iter().enumerate() {
+        assert_eq!(lock.position(owner).await.unwrap(), None);
+        waiting.push(tokio::spawn(lock.lock().owner(owner).into_future()));
+        queued(&lock, n + 1).await;
+        assert_eq!(lock.position(owner).await.unwrap(), Some(n));
+    }
+    assert_eq!(
+        two.fair_lock(&name).position(owners[0]).await.unwrap(),
+        None
+    );
+    let ids = owners.map(|owner| one.owner_id(owner));
+    assert_eq!(two.fair_lock(&name).queue().await.unwrap(), ids);
+    assert_eq!(lock.position(held.owner()).await.unwrap(), None);
+    held.unlock().await.unwrap();
+    for one in waiting {
+        served(one).await.unlock().await.unwrap();
+    }
+    nothing_left(&[&one, &two], &lock).await;
+}
+
+/// Nobody releases: each turn ends with its lease, and the next one knows when that is.
+async fn leases_that_end_unused_are_followed_in_order(stand: Stand) {
+    let begun = std::time::Instant::now();
+    // Whoever stood still for a whole turn cannot tell when its own was.
+    while !leases_end_in_order(&stand).await {
+        assert!(
+            begun.elapsed() < LONG,
+            "the machine is too slow for this test"
+        );
+    }
+}
+
+/// `false`: one of them was told of its turn when that was over.
+async fn leases_end_in_order(stand: &Stand) -> bool {
+    let (one, two) = (member(stand).await, member(stand).await);
+    let name = unique("leases");
+    let lock = one.fair_lock(&name);
+    let held = lock.lock().lease(LONG).await.unwrap();
+    let order: Arc<Mutex<Vec<usize>>> = Arc::default();
+    let mut waiting = Vec::new();
+    for n in 0..8 {
+        let client = if n % 2 == 0 { &one } else { &two };
+        let theirs = client.fair_lock(&name);
+        let turn = theirs.try_lock().wait(LONG);
+        let turn = turn.lease(Duration::from_millis(250)).into_future();
+        let order = order.clone();
+        waiting.push(tokio::spawn(async move {
+            let guard = match turn.await {
+                Err(Error::Lost { .. }) => return None,
+                won => won.unwrap().expect("patient"),
+            };
+            order.lock().unwrap().push(n);
+            guard.is_valid().then_some(guard)
+        }));
+        queued(&lock, n + 1).await;
+    }
+    held.unlock().await.unwrap();
+    let mut guards = Vec::new();
+    for one in waiting {
+        guards.push(soon("the lease before it ends", one).await.unwrap());
+    }
+    let in_time = guards.iter().all(Option::is_some);
+    if in_time {
+        assert_eq!(*order.lock().unwrap(), Vec::from_iter(0..8));
+    }
+    drop(guards);
+    nothing_left(&[&one, &two], &lock).await;
+    in_time
+}
+
+/// The same owner waits in two tasks. Giving up takes it out of the queue; the other one goes back.
+async fn an_owner_waits_twice_and_gives_up_once(stand: Stand) {
+    let client = member(&stand).await;
+    let lock = client.fair_lock(&unique("twice"));
+    let held = lock.lock().await.unwrap();
+    let me = Owner::new();
+    let stays = tokio::spawn(lock.lock().owner(me).into_future());
+    queued(&lock, 1).await;
+    let wait = Duration::from_millis(20);
+    let leaves = in_time(|| lock.try_lock().owner(me).wait(wait)).await;
+    assert!(leaves.is_none());
+    soon("settled", client.settled()).await;
+    queued(&lock, 1).await;
+    held.unlock().await.unwrap();
+    served(stays).await.unlock().await.unwrap();
+    nothing_left(&[&client], &lock).await;
+}
+
+async fn a_place_in_the_queue_is_given_up_at_every_await_point(stand: Stand) {
+    use std::future::{Future, poll_fn};
+    use std::task::Poll;
+    let (client, other) = (member(&stand).await, member(&stand).await);
+    let name = unique("cancel");
+    let lock = client.fair_lock(&name);
+    for released_before in [false, true] {
+        for polls in 1..12 {
+            let held = other.fair_lock(&name).lock().await.unwrap();
+            let mut gone = Box::pin(lock.lock().into_future());
+            let mut polled = 0;
+            let few = poll_fn(|cx| {
+                polled += 1;
+                match gone.as_mut().poll(cx) {
+                    Poll::Ready(_) => Poll::Ready(()),
+                    Poll::Pending if polled >= polls => Poll::Ready(()),
+                    Poll::Pending => Poll::Pending,
+                }
+            });
+            // Polled no more when nothing wakes it any more.
+            let _ = tokio::time::timeout(Duration::from_millis(5), few).await;
+            if released_before {
+                held.unlock().await.unwrap();
+                drop(gone);
+            } else {
+                drop(gone);
+                held.unlock().await.unwrap();
+            }
+            let next = soon(
+                "nobody stands in the way",
+                other.fair_lock(&name).lock().into_future(),
+            );
+            next.await.unwrap().unlock().await.unwrap();
+            soon("settled", client.settled()).await;
+            assert!(lock.queue().await.unwrap().is_empty());
+        }
+    }
+    nothing_left(&[&client, &other], &lock).await;
+}
+
+async fn settings_that_cannot_be_used_are_refused(stand: Stand) {
+    let client = member(&stand).await;
+    let lock = client.fair_lock(&unique("settings"));
+    for bad in [Duration::ZERO, Duration::from_micros(999), Duration::MAX] {
+        let lock = lock.clone().wait_time(bad);
+        for refused in [
+            lock.lock().await.err(),
+            lock.try_lock().await.err(),
+            lock.try_lock().wait(Duration::MAX).await.err(),
+        ] {
+            let refused = refused.unwrap();
+            let known = matches!(
+                refused,
+                Error::InvalidSetting {
+                    setting: "wait_time",
+                    ..
+                }
+            );
+            assert!(known, "{refused}");
+        }
+        assert!(!lock.is_locked().await.unwrap());
+    }
+    // The limits themselves work, with waiters.
+    for good in [Duration::from_millis(1), redlatch::MAX_LEASE] {
+        let lock = lock.clone().wait_time(good);
+        let held = lock.lock().await.unwrap();
+        let waiting = tokio::spawn(lock.try_lock().wait(Duration::MAX).into_future());
+        listening(&client, 1).await;
+        held.unlock().await.unwrap();
+        let guard = soon("its turn", waiting).await.unwrap().unwrap().unwrap();
+        guard.unlock().await.unwrap();
+        nothing_left(&[&client], &lock).await;
+    }
+    for bad in ["", "a\0b", &"x".repeat(600)] {
+        let lock = client.fair_lock(bad);
+        assert!(matches!(lock.lock().await, Err(Error::InvalidName { .. })));
+        assert!(matches!(lock.queue().await, Err(Error::InvalidName { .. })));
+        let position = lock.position(Owner::new()).await;
+        assert!(matches!(position, Err(Error::InvalidName { .. })));
+    }
+    let too_long = lock.lock().lease(Duration::MAX).await;
+    assert!(matches!(too_long, Err(Error::InvalidLease { .. })));
+}
+
+async fn it_excludes_the_other_locks_of_the_name(stand: Stand) {
+    let client = member(&stand).await;
+    let name = unique("kinds");
+    let (fair, plain) = (client.fair_lock(&name), client.lock(&name));
+    let held = plain.lock().lease(SHORT).await.unwrap();
+    assert!(fair.try_lock().await.unwrap().is_none());
+    // Its release calls nobody here; the end of its lease is known.
+    let waiting = wait_behind(&fair, 0).await;
+    held.unlock().await.unwrap();
+    let guard = served(waiting).await;
+    assert!(plain.try_lock().await.unwrap().is_none());
+    guard.unlock().await.unwrap();
+    // One owner, two kinds at a time: an error, not a mix.
+    let guard = plain.lock().await.unwrap();
+    let mixed = fair.try_lock().owner(guard.owner()).await;
+    assert!(matches!(mixed, Err(Error::WrongKind { .. })));
+    guard.unlock().await.unwrap();
+    nothing_left(&[&client], &fair).await;
+}
+
+/// Polls who waits for a lock that is held until it has been told for how long.
+async fn refused(lock: &redlatch::Lock, mut waiting: impl Future + Unpin) {
+    let asked = async {
+        // The connection keeps order, for attempts: these come after what the waiter has asked, also behind its
+        // subscription. Where replicas are waited for, `is_locked` has another connection.
+        for _ in 0..3 {
+            assert!(lock.try_lock().await.unwrap().is_none());
+        }
+    };
+    tokio::select! {
+        biased;
+        _ = &mut waiting => panic!("it was not given back yet"),
+        () = asked => {}
+    }
+}
+
+/// Through `Client::lock`: by a release, by force, and when the last one in the queue gives up. The
+/// leases end long after all of this.
+async fn who_waits_without_queueing_is_called_when_nobody_queues(stand: Stand) {
+    let (holder, other) = (member(&stand).await, member(&stand).await);
+    let name = unique("unqueued");
+    let (fair, plain) = (holder.fair_lock(&name), other.lock(&name));
+    let held = || async { fair.lock().lease(10 * LONG).await.unwrap() };
+    let guard = held().await;
+    let mut waiting = Box::pin(plain.lock().into_future());
+    refused(&plain, &mut waiting).await;
+    let waiting = tokio::spawn(waiting);
+    guard.unlock().await.unwrap();
+    let next = soon("called by a release", waiting).await;
+    next.unwrap().unwrap().unlock().await.unwrap();
+
+    let guard = held().await;
+    let mut waiting = Box::pin(plain.lock().into_future());
+    refused(&plain, &mut waiting).await;
+    let waiting = tokio::spawn(waiting);
+    assert!(fair.force_unlock().await.unwrap());
+    let next = soon("called by force", waiting).await;
+    next.unwrap().unwrap().unlock().await.unwrap();
+    drop(guard);
+
+    // The last subscription has ended: its end, heard by the next waiter, would have that one ask again at any time.
+    until("nothing is subscribed to", || async {
+        other.status().subscriptions == 0
+    })
+    .await;
+    // One that queues goes first. It does not come, and leaves.
+    let guard = held().await;
+    let mut queues = Box::pin(fair.lock().into_future());
+    tokio::select! {
+        biased;
+        _ = &mut queues => panic!("it is held"),
+        () = queued(&fair, 1) => {}
+    }
+    let mut waiting = Box::pin(plain.lock().into_future());
+    refused(&plain, &mut waiting).await;
+    let waiting = tokio::spawn(waiting);
+    guard.unlock().await.unwrap();
+    assert_eq!(fair.queue().await.unwrap().len(), 1);
+    assert!(!waiting.is_finished());
+    drop(queues);
+    let next = soon("called by who gave up", waiting).await;
+    next.unwrap().unwrap().unlock().await.unwrap();
+    nothing_left(&[&holder, &other], &fair).await;
+}
+
+async fn every_holder_is_alone(stand: Stand) {
+    let clients = [
+        member(&stand).await,
+        member(&stand).await,
+        member(&stand).await,
+    ];
+    let name = unique("alone");
+    let inside = Arc::new(std::sync::atomic::AtomicUsize::new(0));
+    let tasks: Vec<_> = (0..12)
+        .map(|n| {
+            let (lock, inside) = (clients[n % 3].fair_lock(&name), inside.clone());
+            tokio::spawn(async move {
+                use std::sync::atomic::Ordering::SeqCst;
+                for turn in 0..15 {
+                    let patience = Duration::from_micros(((n * 15 + turn) * 7919 % 4000) as u64);
+                    let guard = match turn % 3 {
+                        // A limit this short may end before the first answer.
+                        0 => match lock.try_lock().wait(patience).await {
+                            Err(error) if error.is_transient() => None,
+                            answer => answer.unwrap(),
+                        },
+                        1 => tokio::time::timeout(patience, lock.lock().into_future())
+                            .await
+                            .ok()
+                            .map(|guard| guard.unwrap()),
+                        _ => Some(lock.lock().await.unwrap()),
+                    };
+                    if let Some(guard) = guard {
+                        assert_eq!(inside.fetch_add(1, SeqCst), 0, "two at once");
+                        tokio::task::yield_now().await;
+                        inside.fetch_sub(1, SeqCst);
+                        guard.unlock().await.unwrap();
+                    }
+                }
+            })
+        })
+        .collect();
+    for task in tasks {
+        soon("everybody has their turns", task).await.unwrap();
+    }
+    let lock = clients[0].fair_lock(&name);
+    nothing_left(&clients.iter().collect::<Vec<_>>(), &lock).await;
+    if let Stand::Server(server) = stand {
+        assert_eq!(keys_left(server, &name), 0);
+    }
+}
+
+async fn a_guard_that_lost_its_lock_takes_nothing_from_the_next_one(stand: Stand) {
+    let client = member(&stand).await;
+    let lock = client.fair_lock(&unique("late"));
+    let late = in_time(|| lock.lock().lease(Duration::from_millis(100))).await;
+    let next = served(tokio::spawn(lock.lock().into_future())).await;
+    soon("told", late.lost()).await;
+    let lost = late.unlock().await.unwrap_err();
+    assert_lost(&lost, Loss::LeaseEnded);
+    assert!(lock.is_held_by(next.owner()).await.unwrap());
+    next.unlock().await.unwrap();
+    nothing_left(&[&client], &lock).await;
+}
+
+#[test]
+fn threads_are_served_in_order() {
+    let client = redlatch::blocking::Client::embedded().unwrap();
+    let lock = client.fair_lock("a").wait_time(Duration::from_secs(30));
+    let held = lock.lock().unwrap();
+    let again = lock.lock().unwrap();
+    assert_eq!(lock.hold_count().unwrap(), 2);
+    let order = Arc::new(Mutex::new(Vec::new()));
+    let mut threads = Vec::new();
+    for n in 0..8 {
+        let (lock, seen, order) = (lock.clone(), lock.clone(), order.clone());
+        let (tell, told) = std::sync::mpsc::channel();
+        threads.push(std::thread::spawn(move || {
+            tell.send(redlatch::blocking::current_thread()).unwrap();
+            let guard = lock.lock().unwrap();
+            order.lock().unwrap().push(n);
+            guard.unlock().unwrap();
+        }));
+        let owner = told.recv().unwrap();
+        let begun = std::time::Instant::now();
+        while seen.position(owner).unwrap() != Some(n) {
+            assert!(begun.elapsed() < LONG, "never in the queue");
+            std::thread::yield_now();
+        }
+    }
+    assert_eq!(lock.queue().unwrap().len(), 8);
+    again.unlock().unwrap();
+    held.unlock().unwrap();
+    for thread in threads {
+        thread.join().unwrap();
+    }
+    assert_eq!(*order.lock().unwrap(), Vec::from_iter(0..8));
+    let once = lock.non_reentrant();
+    let held = once.try_lock().unwrap().unwrap();
+    assert!(matches!(once.lock(), Err(Error::AlreadyHeld { .. })));
+    held.unlock().unwrap();
+    client.settled().unwrap();
+}

@@ -1,0 +1,729 @@
+//! What all kinds of exclusive lock must do alike: one suite, run over every kind on every store.
+//! The cases are those of Redisson's own tests for its locks (see docs/redisson-parity.md).
+
+use std::future::IntoFuture;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::Duration;
+
+use redlatch::{Client, Error, Lock, LockKind, Loss, OwnedKind, Owner};
+use redlatch_testkit::{Server, unique};
+use tokio::task::JoinHandle;
+use tokio::time::{Instant, sleep};
+
+use crate::common::{
+    LONG, Stand, WATCHDOG, assert_lost, dropped_everywhere, in_time, polled, risen, soon, until,
+};
+
+const SECOND: Duration = Duration::from_secs(1);
+
+/// What gives a lock of the kind under test.
+type Make<K> = fn(&Client, &str) -> Lock<K>;
+
+macro_rules! on_store_with {
+    ($store:ident $make:expr; $($name:ident,)*) => {
+        mod $store {
+            $(#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+            async fn $name() {
+                crate::lock_kinds::$name(crate::common::Stand::$store(), $make).await;
+            })*
+        }
+    };
+}
+
+macro_rules! in_virtual_time_with {
+    ($make:expr; $($name:ident,)*) => {
+        mod virtual_time {
+            $(#[tokio::test(start_paused = true)]
+            async fn $name() {
+                crate::lock_kinds::$name(redlatch::Client::embedded(), $make).await;
+            })*
+        }
+    };
+}
+
+macro_rules! on_a_server_of_its_own_with {
+    ($make:expr; $($name:ident,)*) => {
+        mod own_server {
+            $(#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+            async fn $name() {
+                crate::lock_kinds::$name(redlatch_testkit::Server::start(), $make).await;
+            })*
+        }
+    };
+}
+
+macro_rules! kinds {
+    ($($kind:ident: $make:expr,)*) => {$(
+        mod $kind {
+            for_each_store! { on_store_with! $make;
+                holds_are_counted,
+                it_is_held_by_its_owner_alone,
+                it_is_entered_again_by_trying,
+                a_late_unlock_takes_nothing_from_the_next,
+                it_is_handed_over_when_given_back,
+                force_unlock_lets_a_waiter_in,
+                clients_take_turns,
+                tries_of_many_tasks_leave_nothing_behind,
+                a_dropped_try_leaves_nothing_behind,
+                what_a_dead_client_held_is_free_when_its_lease_ends,
+                waiters_of_one_client_are_served_in_order,
+                names_of_all_sorts,
+                a_non_reentrant_one_is_handed_over,
+                a_non_reentrant_one_refuses_its_owner,
+            }
+            in_virtual_time_with! { $make;
+                waiting_ends_on_time,
+                a_wait_that_is_long_enough_is_rewarded,
+                a_fixed_lease_ends_and_the_next_has_it,
+                the_remaining_lease_is_told,
+                a_partial_release_leaves_a_fixed_lease_as_it_is,
+                a_hold_after_a_reentered_one_is_renewed,
+            }
+            on_a_server_of_its_own_with! { $make;
+                a_server_that_is_gone_is_an_error,
+                after_a_restart_the_loss_is_told_and_a_new_hold_is_renewed,
+                five_names_and_a_crowd_leave_no_subscription,
+            }
+        }
+    )*};
+}
+
+// A further kind is a further line.
+kinds! {
+    reentrant: |client, name| client.lock(name),
+    spin: |client, name| client.spin_lock(name),
+    fenced: |client, name| client.fenced_lock(name),
+    fair: |client, name| client.fair_lock(name),
+    write: |client, name| client.read_write_lock(name).write().clone(),
+}
+
+/// Puts a waiter in line. When this returns it has been refused, and goes on waiting.
+async fn in_line<K, W>(lock: &Lock<K>, waiting: W) -> JoinHandle<W::Output>
+where
+    K: LockKind,
+    W: IntoFuture,
+    W::IntoFuture: Send + 'static,
+    W::Output: Send + 'static,
+{
+    let mut waiting = Box::pin(waiting.into_future());
+    let held = async {
+        // The connection keeps order: these come after what the waiter has asked.
+        for _ in 0..3 {
+            assert!(lock.is_locked().await.unwrap());
+        }
+    };
+    tokio::select! {
+        biased;
+        _ = &mut waiting => panic!("it was not given back yet"),
+        () = held => {}
+    }
+    tokio::spawn(waiting)
+}
+
+/// Nothing is held, and nobody is kept account of.
+async fn nothing_left<K: LockKind>(client: &Client, lock: &Lock<K>) {
+    soon("settled", client.settled()).await;
+    assert!(!lock.is_locked().await.unwrap(), "a key was left");
+    let status = client.status();
+    assert_eq!((status.holds, status.background), (0, 0), "{status:?}");
+}
+
+/// Redisson: testLockUnlock, testIsLocked, testIsHeldByCurrentThread, testGetHoldCount.
+async fn holds_are_counted<K: LockKind + OwnedKind>(stand: Stand, make: Make<K>) {
+    let client = stand.client().await;
+    let lock = make(&client, &unique("count"));
+    let me = Owner::new();
+    let counted = async |expected: u32| {
+        assert_eq!(lock.hold_count(me).await.unwrap(), expected);
+        assert_eq!(lock.is_held_by(me).await.unwrap(), expected > 0);
+        assert_eq!(lock.is_locked().await.unwrap(), expected > 0);
+    };
+    counted(0).await;
+    for _ in 0..2 {
+        let outer = lock.lock().owner(me).await.unwrap();
+        counted(1).await;
+        let inner = lock.lock().owner(me).await.unwrap();
+        counted(2).await;
+        inner.unlock().await.unwrap();
+        counted(1).await;
+        outer.unlock().await.unwrap();
+        counted(0).await;
+    }
+}
+
+/// Redisson: testIsHeldByCurrentThreadOtherThread, testIsLockedOtherThread. A number is an owner
+/// only together with its client.
+async fn it_is_held_by_its_owner_alone<K: LockKind + OwnedKind>(stand: Stand, make: Make<K>) {
+    let (client, other) = (stand.client().await, stand.client().await);
+    let name = unique("alone");
+    let (lock, theirs) = (make(&client, &name), make(&other, &name));
+    let me = Owner::new();
+    let guard = lock.lock().owner(me).await.unwrap();
+    assert!(lock.is_held_by(me).await.unwrap());
+    assert!(!lock.is_held_by(Owner::new()).await.unwrap());
+    assert!(theirs.is_locked().await.unwrap());
+    assert!(!theirs.is_held_by(me).await.unwrap());
+    assert_eq!(theirs.hold_count(me).await.unwrap(), 0);
+    assert!(theirs.try_lock().owner(me).await.unwrap().is_none());
+    let holder = theirs.holder().await.unwrap().unwrap();
+    assert_eq!(holder.owner, client.owner_id(me));
+    guard.unlock().await.unwrap();
+    assert!(!theirs.is_locked().await.unwrap());
+    assert!(!lock.is_held_by(me).await.unwrap());
+}
+
+/// Redisson: testReentrancy, testTryLockAsyncSucceed, testTryLockAsyncFailed.
+async fn it_is_entered_again_by_trying<K: LockKind + OwnedKind>(stand: Stand, make: Make<K>) {
+    let client = stand.client().await;
+    let lock = make(&client, &unique("try-again"));
+    let me = Owner::new();
+    let outer = lock.try_lock().owner(me).await.unwrap().unwrap();
+    let inner = lock.try_lock().owner(me).await.unwrap().unwrap();
+    inner.unlock().await.unwrap();
+    assert!(lock.try_lock().await.unwrap().is_none());
+    outer.unlock().await.unwrap();
+    let next = lock.try_lock().await.unwrap().expect("it is free");
+    next.unlock().await.unwrap();
+}
+
+/// Redisson: testUnlockFail. Only a guard can unlock, so what is left of it is a guard whose hold
+/// has been taken away and is somebody else's now.
+async fn a_late_unlock_takes_nothing_from_the_next<K: LockKind + OwnedKind>(
+    stand: Stand,
+    make: Make<K>,
+) {
+    let (client, other) = (stand.client().await, stand.client().await);
+    let name = unique("late");
+    let (lock, theirs) = (make(&client, &name), make(&other, &name));
+    let late = lock.lock().await.unwrap();
+    assert!(theirs.force_unlock().await.unwrap());
+    let next = theirs.lock().await.unwrap();
+    assert_lost(&late.unlock().await.unwrap_err(), Loss::NotHeld);
+    client.settled().await;
+    assert!(theirs.is_held_by(next.owner()).await.unwrap());
+    next.unlock().await.unwrap();
+    nothing_left(&other, &theirs).await;
+}
+
+/// Redisson: testTryLockAsync, testConcurrency_SingleInstance.
+async fn it_is_handed_over_when_given_back<K: LockKind + OwnedKind>(stand: Stand, make: Make<K>) {
+    let (client, other) = (stand.client().await, stand.client().await);
+    let name = unique("hand-over");
+    let (lock, theirs) = (make(&client, &name), make(&other, &name));
+    for dropped in [false, true] {
+        let guard = lock.lock().await.unwrap();
+        let here = in_line(&lock, lock.lock()).await;
+        let there = in_line(&theirs, theirs.try_lock().wait(LONG)).await;
+        if dropped {
+            drop(guard);
+        } else {
+            guard.unlock().await.unwrap();
+        }
+        // In whatever order: each of them gives it back to the other.
+        let here = async {
+            let guard = soon("served here", here).await.unwrap().unwrap();
+            guard.unlock().await.unwrap();
+        };
+        let there = async {
+            let guard = soon("served there", there).await.unwrap().unwrap();
+            guard.expect("patient").unlock().await.unwrap();
+        };
+        tokio::join!(here, there);
+    }
+    nothing_left(&client, &lock).await;
+}
+
+/// Redisson: testForceUnlock.
+async fn force_unlock_lets_a_waiter_in<K: LockKind + OwnedKind>(stand: Stand, make: Make<K>) {
+    let client = stand.client().await;
+    let name = unique("force");
+    let lock = make(&client, &name);
+    assert!(!lock.force_unlock().await.unwrap(), "nobody held it");
+    let guard = lock.lock().await.unwrap();
+    assert!(lock.force_unlock().await.unwrap());
+    assert!(!lock.is_locked().await.unwrap());
+    assert!(!make(&client, &name).is_locked().await.unwrap());
+    assert_lost(&guard.unlock().await.unwrap_err(), Loss::NotHeld);
+
+    let guard = lock.lock().await.unwrap();
+    let waiting = in_line(&lock, lock.lock()).await;
+    assert!(lock.force_unlock().await.unwrap());
+    let next = soon("let in", waiting).await.unwrap().unwrap();
+    assert_lost(&guard.unlock().await.unwrap_err(), Loss::NotHeld);
+    assert!(lock.is_held_by(next.owner()).await.unwrap());
+    next.unlock().await.unwrap();
+}
+
+/// Redisson: testConcurrency_SingleInstance, testConcurrencyLoop_MultiInstance,
+/// testConcurrency_MultiInstance.
+async fn clients_take_turns<K: LockKind + OwnedKind>(stand: Stand, make: Make<K>) {
+    const CLIENTS: u32 = 12;
+    const TURNS: u32 = 15;
+    let name = unique("turns");
+    // Not counted in one step: it comes out right only if nobody else counts meanwhile.
+    let counter = Arc::new(AtomicU32::new(0));
+    let mut tasks = Vec::new();
+    for _ in 0..CLIENTS {
+        let lock = make(&stand.client().await, &name);
+        let counter = counter.clone();
+        tasks.push(tokio::spawn(async move {
+            for _ in 0..TURNS {
+                let guard = lock.lock().await.unwrap();
+                let counted = counter.load(Ordering::SeqCst);
+                tokio::task::yield_now().await;
+                counter.store(counted + 1, Ordering::SeqCst);
+                guard.unlock().await.unwrap();
+            }
+        }));
+    }
+    for task in tasks {
+        soon("all have their turns", task).await.unwrap();
+    }
+    assert_eq!(counter.load(Ordering::SeqCst), CLIENTS * TURNS);
+}
+
+/// Redisson: testConcurrencyTryLockUnLock. While something is held the watchdog knows of it, and
+/// afterwards of nothing.
+async fn tries_of_many_tasks_leave_nothing_behind<K: LockKind + OwnedKind>(
+    stand: Stand,
+    make: Make<K>,
+) {
+    let client = stand.client().await;
+    let lock = make(&client, &unique("tries"));
+    let won = Arc::new(AtomicU32::new(0));
+    let tasks: Vec<_> = (0..16)
+        .map(|_| {
+            let (client, lock, won) = (client.clone(), lock.clone(), won.clone());
+            tokio::spawn(async move {
+                for _ in 0..100 {
+                    if let Some(guard) = lock.try_lock().await.unwrap() {
+                        assert!(client.status().holds >= 1, "held and not watched");
+                        guard.unlock().await.unwrap();
+                        won.fetch_add(1, Ordering::SeqCst);
+                    }
+                }
+            })
+        })
+        .collect();
+    for task in tasks {
+        soon("tried", task).await.unwrap();
+    }
+    assert!(won.load(Ordering::SeqCst) >= 16, "hardly anybody got it");
+    nothing_left(&client, &lock).await;
+}
+
+/// Redisson: testLockIsNotRenewedAfterInterruptedTryLock, at every point where it can be dropped.
+async fn a_dropped_try_leaves_nothing_behind<K: LockKind + OwnedKind>(stand: Stand, make: Make<K>) {
+    let client = stand.client().await;
+    let lock = make(&client, &unique("dropped"));
+    dropped_everywhere(async |polls| {
+        let won = polled(polls, lock.try_lock().into_future()).await;
+        let through = won.is_some();
+        drop(won);
+        nothing_left(&client, &lock).await;
+        through
+    })
+    .await;
+}
+
+/// Redisson: testAutoExpire. The client dies with its runtime: nobody renews and nobody releases.
+async fn what_a_dead_client_held_is_free_when_its_lease_ends<K: LockKind + OwnedKind>(
+    stand: Stand,
+    make: Make<K>,
+) {
+    let stand = Arc::new(stand);
+    let name = unique("dead");
+    let dying = {
+        let (stand, name) = (stand.clone(), name.clone());
+        move || {
+            let runtime = tokio::runtime::Builder::new_current_thread()
+                .enable_all()
+                .build()
+                .unwrap();
+            runtime.block_on(async {
+                let settings = Client::builder().watchdog(SECOND);
+                let client = stand.client_with(settings).await;
+                let lock = make(&client, &name);
+                in_time(|| async {
+                    let guard = lock.lock().await?;
+                    guard.run(renewed(&lock)).await?;
+                    std::mem::forget(guard);
+                    Ok(())
+                })
+                .await;
+            });
+        }
+    };
+    tokio::task::spawn_blocking(dying).await.unwrap();
+    let lock = make(&stand.client().await, &name);
+    let guard = soon("its lease ends", lock.lock().into_future())
+        .await
+        .unwrap();
+    guard.unlock().await.unwrap();
+}
+
+/// Waits until its lease has become longer.
+async fn renewed<K: LockKind>(lock: &Lock<K>) {
+    let left = || async { lock.remaining_lease().await.unwrap() };
+    risen("the lease", left).await;
+}
+
+/// Redisson's fair lock promises it over all clients; here every kind does so within a client.
+async fn waiters_of_one_client_are_served_in_order<K: LockKind + OwnedKind>(
+    stand: Stand,
+    make: Make<K>,
+) {
+    let client = stand.client().await;
+    let lock = make(&client, &unique("order"));
+    let order = Arc::new(std::sync::Mutex::new(Vec::new()));
+    let guard = lock.lock().await.unwrap();
+    let mut waiters = Vec::new();
+    for n in 0..10 {
+        let (lock, order) = (lock.clone(), order.clone());
+        let handle = lock.clone();
+        let turn = async move {
+            let guard = lock.lock().await.unwrap();
+            order.lock().unwrap().push(n);
+            guard.unlock().await.unwrap();
+        };
+        waiters.push(in_line(&handle, turn).await);
+    }
+    guard.unlock().await.unwrap();
+    for waiter in waiters {
+        soon("served", waiter).await.unwrap();
+    }
+    assert_eq!(*order.lock().unwrap(), (0..10).collect::<Vec<_>>());
+}
+
+/// Redisson: testName, testNameMapper. Whatever the name, and with a prefix; but braces have to enclose a
+/// hash tag.
+async fn names_of_all_sorts<K: LockKind + OwnedKind>(stand: Stand, make: Make<K>) {
+    for client in [stand.client().await, stand.prefixed("test::").await] {
+        for sort in [
+            "{tag}:abc:key",
+            "a:{b}",
+            "with a space",
+            "größe",
+            "*?[a]",
+            "}{",
+            "{}",
+        ] {
+            let lock = make(&client, &format!("{sort}{}", unique("sort")));
+            if ["}{", "{}"].contains(&sort) {
+                let refused = lock.lock().await.unwrap_err();
+                assert!(matches!(refused, Error::InvalidName { .. }), "{refused}");
+                continue;
+            }
+            let guard = lock.lock().await.unwrap();
+            let inner = guard.reenter().await.unwrap();
+            let waiting = in_line(&lock, lock.lock()).await;
+            inner.unlock().await.unwrap();
+            guard.unlock().await.unwrap();
+            let next = soon(sort, waiting).await.unwrap().unwrap();
+            assert_eq!(next.name(), lock.name());
+            next.unlock().await.unwrap();
+            nothing_left(&client, &lock).await;
+        }
+    }
+}
+
+/// Redisson: testContendingThreadBlocksAndAcquiresOnRelease (both non-reentrant tests).
+async fn a_non_reentrant_one_is_handed_over<K: LockKind + OwnedKind>(stand: Stand, make: Make<K>) {
+    let client = stand.client().await;
+    let lock = make(&client, &unique("strict-hand-over")).non_reentrant();
+    let guard = lock.lock().await.unwrap();
+    let waiting = in_line(&lock, lock.lock()).await;
+    guard.unlock().await.unwrap();
+    let next = soon("handed over", waiting).await.unwrap().unwrap();
+    next.unlock().await.unwrap();
+    nothing_left(&client, &lock).await;
+}
+
+/// Redisson: testSameThreadReacquireThrows, testCrossInstanceSameThreadReentryThrows (both
+/// non-reentrant tests).
+async fn a_non_reentrant_one_refuses_its_owner<K: LockKind + OwnedKind>(
+    stand: Stand,
+    make: Make<K>,
+) {
+    let client = stand.client().await;
+    let name = unique("strict");
+    let lock = make(&client, &name).non_reentrant();
+    let again = make(&client, &name).non_reentrant();
+    let me = Owner::new();
+    let guard = lock.lock().owner(me).await.unwrap();
+    for handle in [&lock, &again] {
+        let refused = [
+            soon("at once", handle.lock().owner(me).into_future())
+                .await
+                .err(),
+            handle.try_lock().owner(me).await.err(),
+            soon(
+                "at once",
+                handle
+                    .try_lock()
+                    .owner(me)
+                    .wait(Duration::MAX)
+                    .into_future(),
+            )
+            .await
+            .err(),
+        ];
+        for refused in refused {
+            assert!(
+                matches!(refused, Some(Error::AlreadyHeld { .. })),
+                "{refused:?}"
+            );
+        }
+        assert!(handle.is_held_by(me).await.unwrap());
+        assert_eq!(handle.hold_count(me).await.unwrap(), 1);
+    }
+    assert!(guard.is_valid());
+    guard.unlock().await.unwrap();
+    assert!(!again.is_locked().await.unwrap());
+    let next = again.lock().owner(me).await.unwrap();
+    next.unlock().await.unwrap();
+}
+
+/// Redisson: testTryLockWait, testTryLockAsyncWaitTime.
+async fn waiting_ends_on_time<K: LockKind + OwnedKind>(client: Client, make: Make<K>) {
+    let lock = make(&client, "a");
+    let guard = lock.lock().await.unwrap();
+    let begun = Instant::now();
+    let refused = lock.try_lock().wait(3 * SECOND).await.unwrap();
+    let took = begun.elapsed();
+    assert!(refused.is_none());
+    assert!(
+        took >= 3 * SECOND && took <= 3 * SECOND + SECOND / 3,
+        "{took:?}"
+    );
+    guard.unlock().await.unwrap();
+}
+
+/// Redisson: testTimedTryLockAsync.
+async fn a_wait_that_is_long_enough_is_rewarded<K: LockKind + OwnedKind>(
+    client: Client,
+    make: Make<K>,
+) {
+    let lock = make(&client, "a");
+    let guard = lock.lock().await.unwrap();
+    let begun = Instant::now();
+    let waiting = lock.try_lock().wait(SECOND).lease(30 * SECOND);
+    let waiting = tokio::spawn(waiting.into_future());
+    sleep(SECOND / 2).await;
+    assert!(!waiting.is_finished());
+    guard.unlock().await.unwrap();
+    let next = waiting.await.unwrap().unwrap().expect("in time");
+    // Who spins looks every 128 ms.
+    assert!(begun.elapsed() <= SECOND / 2 + SECOND / 7);
+    let left = next.valid_for();
+    assert!(left > 29 * SECOND && left <= 30 * SECOND, "{left:?}");
+    next.unlock().await.unwrap();
+}
+
+/// Redisson: testExpire.
+async fn a_fixed_lease_ends_and_the_next_has_it<K: LockKind + OwnedKind>(
+    client: Client,
+    make: Make<K>,
+) {
+    let lock = make(&client, "a");
+    let begun = Instant::now();
+    let late = lock.lock().lease(2 * SECOND).await.unwrap();
+    let next = lock.lock().await.unwrap();
+    let took = begun.elapsed();
+    assert!(
+        took >= 2 * SECOND && took <= 2 * SECOND + SECOND / 7,
+        "{took:?}"
+    );
+    assert!(!late.is_valid());
+    assert_lost(&late.unlock().await.unwrap_err(), Loss::LeaseEnded);
+    client.settled().await;
+    assert!(lock.is_held_by(next.owner()).await.unwrap());
+    next.unlock().await.unwrap();
+}
+
+/// Redisson: testRemainTimeToLive, testRemainTimeToLive2.
+async fn the_remaining_lease_is_told<K: LockKind + OwnedKind>(client: Client, make: Make<K>) {
+    let lock = make(&client, "a");
+    let left = async || lock.remaining_lease().await.unwrap();
+    assert_eq!(left().await, None);
+    let guard = lock.lock().lease(3600 * SECOND).await.unwrap();
+    assert_eq!(left().await, Some(3600 * SECOND));
+    sleep(600 * SECOND).await;
+    let after = left().await.unwrap();
+    assert!(after <= 3000 * SECOND && after > 2999 * SECOND, "{after:?}");
+    guard.unlock().await.unwrap();
+    assert_eq!(left().await, None);
+    let renewed = lock.lock().await.unwrap();
+    assert_eq!(left().await, Some(30 * SECOND));
+    renewed.unlock().await.unwrap();
+    assert_eq!(left().await, None);
+}
+
+/// Redisson: testRemainTimeToLive2, where each release begins the lease anew; a fixed lease stays
+/// what was asked for here.
+async fn a_partial_release_leaves_a_fixed_lease_as_it_is<K: LockKind + OwnedKind>(
+    client: Client,
+    make: Make<K>,
+) {
+    let lock = make(&client, "a");
+    let me = Owner::new();
+    let mut guards = Vec::new();
+    for _ in 0..3 {
+        guards.push(lock.lock().owner(me).lease(10 * SECOND).await.unwrap());
+    }
+    sleep(4 * SECOND).await;
+    for guard in guards.drain(1..) {
+        guard.unlock().await.unwrap();
+        let left = lock.remaining_lease().await.unwrap().unwrap();
+        assert!(left <= 6 * SECOND && left > 5 * SECOND, "{left:?}");
+    }
+    sleep(6 * SECOND).await;
+    assert!(!lock.is_locked().await.unwrap());
+    assert!(!guards[0].is_valid());
+}
+
+/// Redisson: testLockReentrantRenew.
+async fn a_hold_after_a_reentered_one_is_renewed<K: LockKind + OwnedKind>(
+    client: Client,
+    make: Make<K>,
+) {
+    let lock = make(&client, "a");
+    for me in [Owner::new(), Owner::new()] {
+        let outer = lock.lock().owner(me).await.unwrap();
+        let inner = outer.reenter().await.unwrap();
+        inner.unlock().await.unwrap();
+        outer.unlock().await.unwrap();
+        for next in [me, Owner::new()] {
+            let guard = lock.lock().owner(next).await.unwrap();
+            sleep(600 * SECOND).await;
+            assert!(guard.is_valid());
+            assert!(lock.is_held_by(next).await.unwrap());
+            guard.unlock().await.unwrap();
+        }
+    }
+    sleep(60 * SECOND).await;
+    assert_eq!(client.status().holds, 0);
+}
+
+/// Redisson: testRedisFailed.
+async fn a_server_that_is_gone_is_an_error<K: LockKind + OwnedKind>(
+    mut server: Server,
+    make: Make<K>,
+) {
+    let client = Client::connect(&server.url()).await.unwrap();
+    let lock = make(&client, "a");
+    lock.lock().await.unwrap().unlock().await.unwrap();
+    server.kill();
+    let waiting = lock.try_lock().wait(5 * SECOND).lease(10 * SECOND);
+    for refused in [
+        soon("an answer", waiting.into_future()).await.err(),
+        soon("an answer", lock.lock().into_future()).await.err(),
+    ] {
+        let error = refused.expect("there is no server");
+        assert!(matches!(error, Error::Unavailable { .. }), "{error}");
+        assert!(error.is_transient());
+    }
+    server.restart();
+    // What could not be asked is not owed either.
+    lock.lock().await.unwrap().unlock().await.unwrap();
+    nothing_left(&client, &lock).await;
+}
+
+/// Redisson: testLockAfterTimeout.
+async fn after_a_restart_the_loss_is_told_and_a_new_hold_is_renewed<K: LockKind + OwnedKind>(
+    mut server: Server,
+    make: Make<K>,
+) {
+    let settings = Client::builder().watchdog(WATCHDOG);
+    let client = settings.connect(&server.url()).await.unwrap();
+    let lock = make(&client, "a");
+    let forgotten = lock.lock().await.unwrap();
+    server.restart();
+    soon("told", forgotten.lost()).await;
+    assert!(matches!(forgotten.unlock().await, Err(Error::Lost { .. })));
+    for _ in 0..2 {
+        let guard = lock.lock().await.unwrap();
+        renewed(&lock).await;
+        assert!(guard.is_valid());
+        guard.unlock().await.unwrap();
+    }
+    nothing_left(&client, &lock).await;
+}
+
+/// Redisson: testSubscriptionsPerConnection, testSinglePubSub. No setting has to fit the crowd.
+async fn five_names_and_a_crowd_leave_no_subscription<K: LockKind + OwnedKind>(
+    server: Server,
+    make: Make<K>,
+) {
+    let settings = Client::builder().subscription_linger(Duration::from_millis(10));
+    let client = settings.connect(&server.url()).await.unwrap();
+    let tasks: Vec<_> = (0..32)
+        .map(|task| {
+            let client = client.clone();
+            tokio::spawn(async move {
+                for turn in 0..10 {
+                    let lock = make(&client, &format!("lock-{}", (task + turn) % 5));
+                    let guard = lock.lock().await.unwrap();
+                    tokio::task::yield_now().await;
+                    guard.unlock().await.unwrap();
+                }
+            })
+        })
+        .collect();
+    for task in tasks {
+        soon("every turn", task).await.unwrap();
+    }
+    until("no subscription is left", || async {
+        let channels: Vec<String> = server.ask(&["PUBSUB", "CHANNELS", "*"]);
+        channels.is_empty() && client.status().subscriptions == 0
+    })
+    .await;
+}
+
+/// A Java process holds the lock, as the server sees it: it is waited for, and its release heard.
+/// Its data is not touched.
+async fn a_hold_of_redisson_is_honoured<K: LockKind + OwnedKind>(server: Server, make: Make<K>) {
+    let client = Client::connect(&server.url()).await.unwrap();
+    let lock = make(&client, "orders:42");
+    let theirs = "285475da-9152-4c83-822a-67ee2f116a79:52";
+    let _: () = server.ask(&["HSET", "orders:42", theirs, "2"]);
+    let _: () = server.ask(&["PEXPIRE", "orders:42", "600000"]);
+    assert!(lock.try_lock().await.unwrap().is_none());
+    let holder = lock.holder().await.unwrap().unwrap();
+    assert_eq!((&*holder.owner, holder.holds), (theirs, 2));
+    assert!(!lock.is_held_by(Owner::new()).await.unwrap());
+
+    let waiting = in_line(&lock, lock.lock()).await;
+    assert_eq!(server.ask::<Vec<String>>(&["HVALS", "orders:42"]), ["2"]);
+    let _: i64 = server.ask(&["DEL", "orders:42"]);
+    let _: i64 = server.ask(&["PUBLISH", "redisson_lock__channel:{orders:42}", "0"]);
+    let guard = soon("heard", waiting).await.unwrap().unwrap();
+
+    // And what Java sees then.
+    let held: Vec<String> = server.ask(&["HGETALL", "orders:42"]);
+    assert_eq!(held, [guard.owner_id(), "1"]);
+    let left: i64 = server.ask(&["PTTL", "orders:42"]);
+    assert!(left > 0 && left <= 30_000, "{left}");
+    guard.unlock().await.unwrap();
+    assert_eq!(server.ask::<i64>(&["EXISTS", "orders:42"]), 0);
+}
+
+/// The kinds whose data is the lock's own hash and no more.
+mod shared_with_redisson {
+    mod reentrant {
+        on_a_server_of_its_own_with! { |client, name| client.lock(name);
+            a_hold_of_redisson_is_honoured,
+        }
+    }
+    mod spin {
+        on_a_server_of_its_own_with! { |client, name| client.spin_lock(name);
+            a_hold_of_redisson_is_honoured,
+        }
+    }
+    mod fenced {
+        on_a_server_of_its_own_with! { |client, name| client.fenced_lock(name);
+            a_hold_of_redisson_is_honoured,
+        }
+    }
+}

@@ -1,0 +1,43 @@
+//! The library as its users meet it: on the embedded store, on real servers, and in virtual time.
+
+// Less than the default of 128: see `promises::futures`.
+#![recursion_limit = "100"]
+
+#[macro_use]
+mod common;
+
+mod acl;
+mod bad_input;
+mod blocking;
+mod blocking_many;
+mod cancel;
+mod cluster;
+mod cluster_moving;
+mod conformance;
+mod count_down_latch;
+mod examples;
+mod examples_tidy;
+mod expirable_semaphore;
+mod fair_lock;
+mod faults;
+mod fenced_lock;
+mod lock_kinds;
+mod multi_lock;
+mod owners;
+mod promises;
+mod quickstart;
+mod read_write_lock;
+mod read_write_lock_blocking;
+mod read_write_lock_redis;
+mod read_write_lock_time;
+mod red_lock;
+mod regressions;
+mod replicas;
+mod semaphore;
+mod sentinel;
+mod spin_lock;
+mod tls;
+mod tls_topologies;
+mod topology;
+mod virtual_time;
+mod waiting;

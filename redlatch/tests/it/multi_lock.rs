@@ -1,0 +1,910 @@
+//! Several locks, all or nothing.
+
+use std::future::{Future, IntoFuture};
+use std::pin::pin;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use redlatch::{Client, Embedded, Error, Loss, Member, MultiLock, Owner};
+use redlatch_testkit::{Proxy, Server, unique};
+use tokio::sync::Barrier;
+
+use crate::common::{
+    LONG, Stand, WATCHDOG, assert_lost, dropped_everywhere, in_time, risen, soon, until,
+    without_the_answer,
+};
+
+const SECOND: Duration = Duration::from_secs(1);
+
+async fn is_held(client: &Client, name: &str) -> bool {
+    client.lock(name).is_locked().await.unwrap()
+}
+
+/// Nothing was left behind: nothing under way, nothing looked after, nothing held.
+async fn nothing_left(client: &Client, names: &[&str]) {
+    soon("settled", client.settled()).await;
+    for name in names {
+        assert!(!is_held(client, name).await, "{name} was left");
+    }
+    let status = client.status();
+    assert_eq!((status.holds, status.background), (0, 0), "{status:?}");
+}
+
+on_every_store! {
+    all_are_held_or_none,
+    of_ten_tries_one_wins,
+    what_cannot_be_had_gives_back_the_others_before_waiting,
+    waiting_ends_with_patience,
+    whoever_is_in_the_way_is_waited_for_one_after_the_other,
+    any_mix_of_kinds,
+    fair_and_read_write_members,
+    members_of_several_clients,
+    the_owner_enters_again,
+    the_same_owner_is_not_in_its_own_way,
+    a_non_reentrant_member_refuses_its_owner,
+    a_fixed_lease_is_not_renewed,
+    what_was_not_had_prolongs_no_lease,
+    one_lost_member_is_a_lost_guard,
+    all_are_released_also_when_one_is_lost,
+    dropped_guards_release_all,
+    dropped_anywhere_nothing_is_left,
+    opposite_orders_do_not_deadlock,
+    any_order_over_several_clients,
+    single_locks_and_several_beside_each_other,
+    bad_members_are_refused,
+    what_is_something_else_stays_as_it_is,
+    work_under_all_locks,
+}
+
+async fn all_are_held_or_none(stand: Stand) {
+    let client = stand.client().await;
+    let names = [unique("all"), unique("all"), unique("all")];
+    let multi = MultiLock::new(names.each_ref().map(|name| client.lock(name)));
+    let guard = multi.lock().await.unwrap();
+    assert!(guard.is_valid());
+    for name in &names {
+        let holder = client.lock(name).holder().await.unwrap().unwrap();
+        assert_eq!(holder.owner, client.owner_id(guard.owner()));
+    }
+    assert!(multi.is_held_by(guard.owner()).await.unwrap());
+    assert!(!multi.is_held_by(Owner::new()).await.unwrap());
+    assert!(multi.try_lock().await.unwrap().is_none());
+    assert_eq!(client.status().holds, 3);
+    guard.unlock().await.unwrap();
+    // Whichever of them is held by another: none is taken.
+    for name in &names {
+        let held = client.lock(name).lock().await.unwrap();
+        assert!(multi.try_lock().await.unwrap().is_none());
+        for other in names.iter().filter(|other| *other != name) {
+            assert!(!is_held(&client, other).await);
+        }
+        held.unlock().await.unwrap();
+    }
+    // Everybody takes them in the same order.
+    let mut order = None;
+    for first in 0..3 {
+        let mut given = names.clone();
+        given.rotate_left(first);
+        let multi = MultiLock::new(given.each_ref().map(|name| client.lock(name)));
+        assert!(multi.names().eq(&given));
+        let guard = multi.lock().await.unwrap();
+        let taken: Vec<String> = guard.names().map(str::to_owned).collect();
+        assert_eq!(*order.get_or_insert_with(|| taken.clone()), taken);
+        guard.unlock().await.unwrap();
+    }
+    nothing_left(&client, &names.each_ref().map(String::as_str)).await;
+}
+
+/// Redisson: testWaitAndLeaseTimeouts. Ten try at the same time, over the same locks in all orders.
+async fn of_ten_tries_one_wins(stand: Stand) {
+    let (a, b, c) = (unique("ten-a"), unique("ten-b"), unique("ten-c"));
+    let mut clients = Vec::new();
+    for _ in 0..10 {
+        clients.push(stand.client().await);
+    }
+    for _ in 0..5 {
+        let start = Arc::new(Barrier::new(clients.len()));
+        let tries = clients.iter().enumerate().map(|(n, client)| {
+            let mut names = [&a, &b, &c];
+            names.rotate_left(n % 3);
+            let multi = MultiLock::new(names.map(|name| client.lock(name)));
+            let start = start.clone();
+            tokio::spawn(async move {
+                start.wait().await;
+                multi.try_lock().lease(LONG).await.unwrap()
+            })
+        });
+        let mut won = Vec::new();
+        for one in tries.collect::<Vec<_>>() {
+            won.extend(soon("answered", one).await.unwrap());
+        }
+        assert_eq!(won.len(), 1);
+        won.remove(0).unlock().await.unwrap();
+    }
+    for client in &clients {
+        nothing_left(client, &[&a, &b, &c]).await;
+    }
+}
+
+async fn what_cannot_be_had_gives_back_the_others_before_waiting(stand: Stand) {
+    let (client, other) = (stand.client().await, stand.client().await);
+    // Members of two clients are two scripts, so that here something is really given back.
+    let second = stand.client().await;
+    let (a, b) = (unique("give-back-a"), unique("give-back-b"));
+    for multi in [
+        MultiLock::new([client.lock(&a), client.lock(&b)]),
+        MultiLock::new([client.lock(&a), second.lock(&b)]),
+    ] {
+        let held = other.lock(&b).lock().await.unwrap();
+        let waiting = tokio::spawn(multi.lock().into_future());
+        until("it waits", || async {
+            client.status().subscriptions + second.status().subscriptions > 0
+        })
+        .await;
+        // Whatever it does while it waits, it holds nothing: others get the one that is free.
+        let free = soon("the free one", other.lock(&a).lock().into_future()).await;
+        free.unwrap().unlock().await.unwrap();
+        assert!(!waiting.is_finished());
+        held.unlock().await.unwrap();
+        let guard = soon("woken", waiting).await.unwrap().unwrap();
+        guard.unlock().await.unwrap();
+        for client in [&client, &second] {
+            until("no subscription is left", || async {
+                client.status().subscriptions == 0
+            })
+            .await;
+            nothing_left(client, &[&a, &b]).await;
+        }
+    }
+}
+
+async fn waiting_ends_with_patience(stand: Stand) {
+    let (client, other) = (stand.client().await, stand.client().await);
+    let (a, b) = (unique("patience-a"), unique("patience-b"));
+    let held = other.lock(&b).lock().await.unwrap();
+    let multi = MultiLock::new([client.lock(&a), client.lock(&b)]);
+    let wait = Duration::from_millis(50);
+    let begun = std::time::Instant::now();
+    let limited = in_time(|| multi.try_lock().wait(wait)).await;
+    assert!(limited.is_none());
+    assert!(begun.elapsed() >= wait);
+    nothing_left(&client, &[&a]).await;
+    held.unlock().await.unwrap();
+    let guard = multi.try_lock().wait(LONG).await.unwrap();
+    assert!(guard.is_some());
+}
+
+async fn whoever_is_in_the_way_is_waited_for_one_after_the_other(stand: Stand) {
+    let (client, other) = (stand.client().await, stand.client().await);
+    let names = [unique("way-a"), unique("way-b"), unique("way-c")];
+    let lease = 10 * LONG;
+    let mut held = Vec::new();
+    for name in &names {
+        held.push(other.lock(name).lock().lease(lease).await.unwrap());
+    }
+    let multi = MultiLock::new(names.each_ref().map(|name| client.lock(name)));
+    let waiting = tokio::spawn(multi.lock().into_future());
+    // Each of them in turn, in whatever order: it hears of it, and goes to wait for the next.
+    held.rotate_left(1);
+    for guard in held {
+        until("it waits", || async { client.status().subscriptions > 0 }).await;
+        assert!(!waiting.is_finished());
+        guard.unlock().await.unwrap();
+    }
+    let guard = soon("woken", waiting).await.unwrap().unwrap();
+    guard.unlock().await.unwrap();
+    nothing_left(&client, &names.each_ref().map(String::as_str)).await;
+}
+
+async fn any_mix_of_kinds(stand: Stand) {
+    let (client, other) = (stand.client().await, stand.client().await);
+    let [lock, fenced, spin, strict] =
+        ["lock", "fenced", "spin", "strict"].map(|kind| unique(&format!("mix-{kind}")));
+    let token = client.fenced_lock(&fenced);
+    let multi = MultiLock::new([client.lock(&lock)])
+        .and(&token)
+        .and(client.spin_lock(&spin))
+        .and(client.lock(&strict).non_reentrant());
+    assert_eq!(multi.names().count(), 4);
+    for expected in 1..4 {
+        let guard = multi.lock().await.unwrap();
+        assert_eq!(guard.token(&token), Some(expected));
+        assert_eq!(guard.token(&other.fenced_lock(&fenced)), None);
+        assert_eq!(guard.names().count(), 4);
+        guard.unlock().await.unwrap();
+    }
+    // Of members of several clients one is had before the others: a named owner that waited for it
+    // goes on with that acquisition.
+    let apart = MultiLock::new([other.lock(&format!("{fenced}-z"))]).and(&token);
+    let held = token.lock().await.unwrap();
+    let before = held.token();
+    let waiting = tokio::spawn(apart.lock().owner(Owner::new()).into_future());
+    until("it waits", || async { client.status().subscriptions > 0 }).await;
+    held.unlock().await.unwrap();
+    let guard = soon("woken", waiting).await.unwrap().unwrap();
+    assert_eq!(guard.token(&token), Some(before + 1));
+    guard.unlock().await.unwrap();
+    until("no line is left", || async {
+        client.status().subscriptions == 0
+    })
+    .await;
+    // A spin lock says nothing when it is released: whoever waits for it asks again and again.
+    let held = other.spin_lock(&spin).lock().await.unwrap();
+    let mut waiting = Box::pin(multi.lock().into_future());
+    let refused = async {
+        // The connection keeps order: these come after what the waiter has asked.
+        for _ in 0..3 {
+            assert!(client.spin_lock(&spin).is_locked().await.unwrap());
+        }
+    };
+    tokio::select! {
+        biased;
+        _ = &mut waiting => panic!("it was not given back yet"),
+        () = refused => {}
+    }
+    let waiting = tokio::spawn(waiting);
+    held.unlock().await.unwrap();
+    let guard = soon("spun", waiting).await.unwrap().unwrap();
+    guard.unlock().await.unwrap();
+    nothing_left(&client, &[&lock, &fenced, &spin, &strict]).await;
+}
+
+/// Members that are taken one by one, because they wait in a queue or are held by several.
+async fn fair_and_read_write_members(stand: Stand) {
+    let (client, other) = (stand.client().await, stand.client().await);
+    let name = unique("kinds");
+    let [a, b, c, d] = ["a", "b", "c", "d"].map(|n| format!("{name}-{n}"));
+    let (fair, rw) = (client.fair_lock(&b), client.read_write_lock(&c));
+    let multi = MultiLock::new([client.lock(&a), client.lock(&d)])
+        .and(&fair)
+        .and(rw.read())
+        .and(rw.write());
+    // Who writes may read too, whichever was named first.
+    let guard = multi.lock().await.unwrap();
+    assert!(multi.is_held_by(guard.owner()).await.unwrap());
+    guard.unlock().await.unwrap();
+    // Each kind of them in the way, in turn.
+    let theirs = (other.fair_lock(&b), other.read_write_lock(&c));
+    let held = theirs.0.lock().await.unwrap();
+    assert!(multi.try_lock().await.unwrap().is_none());
+    let waiting = tokio::spawn(multi.lock().into_future());
+    until("it waits", || async { client.status().subscriptions > 0 }).await;
+    // It may be asking just now, and have the first for as long as that takes.
+    until("it holds nothing", || async { !is_held(&other, &a).await }).await;
+    let reader = theirs.1.read().lock().await.unwrap();
+    held.unlock().await.unwrap();
+    // It left the fair lock's queue, and holds nothing.
+    let free = soon("the fair lock", theirs.0.lock().into_future()).await;
+    free.unwrap().unlock().await.unwrap();
+    assert!(!waiting.is_finished());
+    reader.unlock().await.unwrap();
+    let guard = soon("woken", waiting).await.unwrap().unwrap();
+    guard.unlock().await.unwrap();
+    // Gone from the queue also when it gives up.
+    let held = theirs.0.lock().await.unwrap();
+    let wait = Duration::from_millis(50);
+    let limited = in_time(|| multi.try_lock().wait(wait)).await;
+    assert!(limited.is_none());
+    soon("settled", client.settled()).await;
+    held.unlock().await.unwrap();
+    let free = theirs.0.try_lock().await.unwrap();
+    assert!(free.is_some(), "a ghost is queued");
+    drop(free);
+    soon("settled", other.settled()).await;
+    nothing_left(&client, &[&a, &d]).await;
+}
+
+async fn members_of_several_clients(stand: Stand) {
+    let (one, two) = (stand.client().await, stand.client().await);
+    let elsewhere = Client::embedded();
+    let name = unique("clients");
+    let [a, b, c, d] = ["a", "b", "c", "d"].map(|n| format!("{name}-{n}"));
+    // In the order of keys the clients alternate.
+    let multi = MultiLock::new([one.lock(&a), two.lock(&b), one.lock(&c), elsewhere.lock(&d)]);
+    let guard = multi.lock().await.unwrap();
+    let owner = guard.owner();
+    assert!(one.lock(&a).is_held_by(owner).await.unwrap());
+    assert!(two.lock(&b).is_held_by(owner).await.unwrap());
+    assert!(one.lock(&c).is_held_by(owner).await.unwrap());
+    assert!(elsewhere.lock(&d).is_held_by(owner).await.unwrap());
+    guard.unlock().await.unwrap();
+    let held = elsewhere.lock(&d).lock().await.unwrap();
+    assert!(multi.try_lock().await.unwrap().is_none());
+    held.unlock().await.unwrap();
+    for client in [&one, &two] {
+        nothing_left(client, &[&a, &b, &c]).await;
+    }
+    nothing_left(&elsewhere, &[&d]).await;
+}
+
+async fn the_owner_enters_again(stand: Stand) {
+    let client = stand.client().await;
+    let (a, b, c) = (unique("again-a"), unique("again-b"), unique("again-c"));
+    let (owner, other) = (Owner::new(), stand.client().await);
+    let of = |names: &[&String]| MultiLock::new(names.iter().map(|name| client.lock(name)));
+    let outer = of(&[&a, &b]).lock().owner(owner).await.unwrap();
+    let inner = of(&[&b, &c]).lock().owner(owner).await.unwrap();
+    assert_eq!(client.lock(&b).hold_count(owner).await.unwrap(), 2);
+    outer.unlock().await.unwrap();
+    assert_eq!(client.lock(&b).hold_count(owner).await.unwrap(), 1);
+    assert!(!is_held(&client, &a).await);
+    // What cannot be had leaves what was held before as it was.
+    let held = other.lock(&a).lock().await.unwrap();
+    let again = of(&[&a, &b, &c]).try_lock().owner(owner).await.unwrap();
+    assert!(again.is_none());
+    assert_eq!(client.lock(&b).hold_count(owner).await.unwrap(), 1);
+    assert!(inner.is_valid());
+    held.unlock().await.unwrap();
+    inner.unlock().await.unwrap();
+    let scoped = owner.scope(async { of(&[&a]).lock().await });
+    assert_eq!(scoped.await.unwrap().owner(), owner);
+    nothing_left(&client, &[&a, &b, &c]).await;
+}
+
+/// While others are in line for a lock that its owner holds, the owner does not wait behind them.
+async fn the_same_owner_is_not_in_its_own_way(stand: Stand) {
+    let client = stand.client().await;
+    let (a, b) = (unique("own-a"), unique("own-b"));
+    let owner = Owner::new();
+    let outer = client.lock(&a).lock().owner(owner).await.unwrap();
+    let next = tokio::spawn(client.lock(&a).lock().into_future());
+    until("in line", || async { client.status().subscriptions == 1 }).await;
+    let multi = MultiLock::new([client.lock(&a), client.lock(&b)]);
+    let inner = soon("re-entered", multi.lock().owner(owner).into_future()).await;
+    inner.unwrap().unlock().await.unwrap();
+    outer.unlock().await.unwrap();
+    soon("the next", next)
+        .await
+        .unwrap()
+        .unwrap()
+        .unlock()
+        .await
+        .unwrap();
+    // In line are the owner, somebody else who is never served, and the owner once more: it has
+    // got the lock by the first, so it does not wait behind the second.
+    let held = client.lock(&a).lock().await.unwrap();
+    let mut single = pin!(client.lock(&a).lock().owner(owner).into_future());
+    assert!(polled(50, &mut single).await.is_none());
+    let mut stuck = Box::pin(client.lock(&a).lock().into_future());
+    assert!(polled(50, &mut stuck).await.is_none());
+    let mut both = pin!(multi.lock().owner(owner).into_future());
+    assert!(polled(50, &mut both).await.is_none());
+    held.unlock().await.unwrap();
+    let outer = soon("the single one", single).await.unwrap();
+    let inner = soon("both", both).await.unwrap();
+    drop(stuck);
+    assert_eq!(outer.hold_count(), 2);
+    inner.unlock().await.unwrap();
+    outer.unlock().await.unwrap();
+    nothing_left(&client, &[&a, &b]).await;
+}
+
+async fn a_non_reentrant_member_refuses_its_owner(stand: Stand) {
+    let client = stand.client().await;
+    let (a, b) = (unique("strict-a"), unique("strict-b"));
+    let owner = Owner::new();
+    let multi = MultiLock::new([client.lock(&a), client.lock(&b).non_reentrant()]);
+    let guard = multi.lock().owner(owner).await.unwrap();
+    let again = multi.lock().owner(owner).await.unwrap_err();
+    assert!(matches!(again, Error::AlreadyHeld { .. }), "{again}");
+    assert_eq!(client.lock(&a).hold_count(owner).await.unwrap(), 1);
+    guard.unlock().await.unwrap();
+    nothing_left(&client, &[&a, &b]).await;
+}
+
+async fn a_fixed_lease_is_not_renewed(stand: Stand) {
+    let settings = Client::builder().watchdog(WATCHDOG);
+    let client = stand.client_with(settings).await;
+    let (a, b) = (unique("lease-a"), unique("lease-b"));
+    let multi = MultiLock::new([client.lock(&a), client.lock(&b)]);
+    let fixed = in_time(|| multi.lock().lease(Duration::from_millis(300))).await;
+    soon("lost", fixed.lost()).await;
+    assert!(!fixed.is_valid());
+    assert_eq!(fixed.valid_for(), Duration::ZERO);
+    let lost = fixed.unlock().await.unwrap_err();
+    assert_lost(&lost, Loss::LeaseEnded);
+    // Without a lease it is renewed.
+    let renewed = multi.lock().await.unwrap();
+    let lock = client.lock(&b);
+    risen("the lease", || async {
+        lock.remaining_lease().await.unwrap().unwrap()
+    })
+    .await;
+    assert!(renewed.is_valid());
+    renewed.unlock().await.unwrap();
+    nothing_left(&client, &[&a, &b]).await;
+}
+
+/// What the owner has already is entered again, and left again when another member is in the way: as
+/// if nothing had been. In a cluster, if they have a hash tag in common.
+async fn what_was_not_had_prolongs_no_lease(stand: Stand) {
+    let (client, other) = (stand.client().await, stand.client().await);
+    let tag = unique("tag");
+    let names = [format!("{{{tag}}}:a"), format!("{{{tag}}}:b")];
+    let me = Owner::new();
+    let mine = client.lock(&names[0]);
+    let guard = mine.lock().owner(me).lease(LONG).await.unwrap();
+    let _theirs = other.lock(&names[1]).lock().await.unwrap();
+    let both = MultiLock::new(names.each_ref().map(|name| client.lock(name)));
+    let again = both.try_lock().owner(me).lease(10 * LONG).await.unwrap();
+    assert!(again.is_none());
+    let left = mine.remaining_lease().await.unwrap().unwrap();
+    assert!(
+        left <= LONG && left + SECOND > guard.valid_for(),
+        "{left:?}"
+    );
+    assert_eq!(mine.hold_count(me).await.unwrap(), 1);
+    // Nor does a shorter one make it end earlier.
+    assert!(
+        both.try_lock()
+            .owner(me)
+            .lease(SECOND)
+            .await
+            .unwrap()
+            .is_none()
+    );
+    let left = mine.remaining_lease().await.unwrap().unwrap();
+    assert!(
+        left <= LONG && left + SECOND > guard.valid_for(),
+        "{left:?}"
+    );
+    guard.unlock().await.unwrap();
+}
+
+async fn one_lost_member_is_a_lost_guard(stand: Stand) {
+    let settings = Client::builder().watchdog(WATCHDOG);
+    let client = stand.client_with(settings).await;
+    let (a, b) = (unique("lost-a"), unique("lost-b"));
+    let multi = MultiLock::new([client.lock(&a), client.lock(&b)]);
+    let guard = multi.lock().await.unwrap();
+    assert!(client.lock(&b).force_unlock().await.unwrap());
+    soon("told", guard.lost()).await;
+    assert!(!guard.is_valid());
+    let lost = guard.run(std::future::pending::<()>()).await.unwrap_err();
+    assert_lost(&lost, Loss::NotHeld);
+    drop(guard);
+    nothing_left(&client, &[&a, &b]).await;
+}
+
+async fn all_are_released_also_when_one_is_lost(stand: Stand) {
+    let client = stand.client().await;
+    let names = [
+        unique("one-lost-a"),
+        unique("one-lost-b"),
+        unique("one-lost-c"),
+    ];
+    let multi = MultiLock::new(names.each_ref().map(|name| client.lock(name)));
+    for lost in &names {
+        let guard = multi.lock().await.unwrap();
+        assert!(client.lock(lost).force_unlock().await.unwrap());
+        match guard.unlock().await.unwrap_err() {
+            Error::Lost { name, .. } => assert_eq!(&name, lost),
+            other => panic!("{other}"),
+        }
+        for name in &names {
+            assert!(!is_held(&client, name).await);
+        }
+        nothing_left(&client, &[]).await;
+    }
+}
+
+async fn dropped_guards_release_all(stand: Stand) {
+    let client = stand.client().await;
+    let (a, b) = (unique("drop-a"), unique("drop-b"));
+    let multi = MultiLock::new([client.lock(&a), client.lock(&b)]);
+    drop(multi.lock().await.unwrap());
+    nothing_left(&client, &[&a, &b]).await;
+}
+
+/// Polls up to `polls` times, each time when woken: the output, or `None` if it has none yet.
+async fn polled<F: Future>(polls: usize, future: F) -> Option<F::Output> {
+    // What sleeps is not polled any more.
+    let polled = crate::common::polled(polls, future);
+    let done = tokio::time::timeout(Duration::from_millis(200), polled);
+    done.await.ok().flatten()
+}
+
+/// Members of one client and of two, free and given back meanwhile, dropped after one poll, after
+/// two, …
+async fn dropped_anywhere_nothing_is_left(stand: Stand) {
+    let (client, second, other) = (
+        stand.client().await,
+        stand.client().await,
+        stand.client().await,
+    );
+    let (a, b) = (unique("cancel-a"), unique("cancel-b"));
+    for multi in [
+        MultiLock::new([client.lock(&a), client.lock(&b)]),
+        MultiLock::new([client.lock(&a), second.lock(&b)]),
+    ] {
+        for held in [None, Some(&a), Some(&b)] {
+            dropped_everywhere(async |polls| {
+                let held = match held {
+                    Some(name) => Some(other.lock(name).lock().await.unwrap()),
+                    None => None,
+                };
+                let waiter = polled(polls, multi.lock().into_future());
+                let (guard, ()) = tokio::join!(waiter, async {
+                    if let Some(held) = held {
+                        held.unlock().await.unwrap();
+                    }
+                });
+                let through = guard.is_some();
+                drop(guard);
+                // Each client settles its own; only then all is given back.
+                soon("settled", second.settled()).await;
+                nothing_left(&client, &[&a, &b]).await;
+                nothing_left(&second, &[&a, &b]).await;
+                through
+            })
+            .await;
+            // And in the middle of the release.
+            dropped_everywhere(async |polls| {
+                let guard = multi.lock().await.unwrap();
+                let released = polled(polls, guard.unlock()).await.is_some();
+                // Each client settles its own; only then all is given back.
+                soon("settled", second.settled()).await;
+                nothing_left(&client, &[&a, &b]).await;
+                nothing_left(&second, &[&a, &b]).await;
+                released
+            })
+            .await;
+        }
+    }
+}
+
+/// F18 (redisson#467, #631, #4050): many clients take the same locks in other orders.
+async fn opposite_orders_do_not_deadlock(stand: Stand) {
+    contend(stand, 3, |clients, names, n, round| {
+        let mut locks = names.map(|name| clients[n % 3].lock(&name));
+        locks.rotate_left((n + round) % 3);
+        if n % 2 == 0 {
+            locks.reverse();
+        }
+        MultiLock::new(locks)
+    })
+    .await;
+}
+
+/// The same with members of several clients, so that something is taken and given back all the
+/// time.
+async fn any_order_over_several_clients(stand: Stand) {
+    contend(stand, 3, |clients, names, n, round| {
+        let [a, b, c] = names;
+        let mut locks = [
+            Member::from(clients[n % 3].lock(&a)),
+            Member::from(clients[(n + 1) % 3].spin_lock(&b)),
+            Member::from(clients[(n + round) % 3].fenced_lock(&c)),
+        ];
+        locks.rotate_left((n + round) % 3);
+        MultiLock::new(locks)
+    })
+    .await;
+}
+
+/// Single locks are held and waited for at the same time as several together.
+async fn single_locks_and_several_beside_each_other(stand: Stand) {
+    contend(stand, 2, |clients, names, n, round| {
+        let [a, b, c] = names;
+        let (one, two) = (&clients[n % 2], &clients[(n + round) % 2]);
+        if n % 3 == 0 {
+            // All others wait for this one too, so that it stands for them all.
+            return MultiLock::new([one.lock(&b)]);
+        }
+        MultiLock::new([two.lock(&c), one.lock(&b), two.lock(&a)])
+    })
+    .await;
+}
+
+async fn contend(
+    stand: Stand,
+    clients: usize,
+    multi: impl Fn(&[Client], [String; 3], usize, usize) -> MultiLock + Send + Sync + Copy + 'static,
+) {
+    const PLAYERS: usize = 9;
+    const ROUNDS: usize = 15;
+    let mut all = Vec::new();
+    for _ in 0..clients {
+        // Were a wake-up missed, the test would take for ever.
+        let settings = Client::builder().watchdog(10 * LONG);
+        all.push(stand.client_with(settings).await);
+    }
+    let names = ["a", "b", "c"].map(|n| unique(&format!("order-{n}")));
+    let inside = [(); 3].map(|()| Arc::new(AtomicBool::new(false)));
+    let players: Vec<_> = (0..PLAYERS)
+        .map(|n| {
+            let (clients, names, inside) = (all.clone(), names.clone(), inside.clone());
+            tokio::spawn(async move {
+                for round in 0..ROUNDS {
+                    let guard = multi(&clients, names.clone(), n, round)
+                        .lock()
+                        .await
+                        .unwrap();
+                    for one in &inside {
+                        assert!(!one.swap(true, Ordering::SeqCst), "two at once");
+                    }
+                    tokio::task::yield_now().await;
+                    for one in &inside {
+                        one.store(false, Ordering::SeqCst);
+                    }
+                    guard.unlock().await.unwrap();
+                }
+            })
+        })
+        .collect();
+    for player in players {
+        soon("all get their turns", player).await.unwrap();
+    }
+    for client in &all {
+        nothing_left(client, &names.each_ref().map(String::as_str)).await;
+    }
+}
+
+async fn bad_members_are_refused(stand: Stand) {
+    let (client, other) = (stand.client().await, stand.client().await);
+    let invalid = |error: Error, reason: &str| {
+        assert!(matches!(error, Error::InvalidMembers { .. }), "{error}");
+        assert!(error.to_string().contains(reason), "{error}");
+    };
+    let none = MultiLock::new(Vec::<Member>::new());
+    invalid(none.lock().await.unwrap_err(), "there are none");
+    let name = unique("twice");
+    let twice = MultiLock::new([client.lock(&name), other.lock(&name)]);
+    invalid(twice.try_lock().await.unwrap_err(), "two clients");
+    // Twice through one client is once.
+    let once = MultiLock::new([client.lock(&name), client.lock(&name)]);
+    let guard = once.lock().await.unwrap();
+    assert_eq!(
+        client.lock(&name).hold_count(guard.owner()).await.unwrap(),
+        1
+    );
+    guard.unlock().await.unwrap();
+    // As another kind of lock it cannot be held by the same owner.
+    let kinds = once.clone().and(client.fenced_lock(&name));
+    let error = kinds.lock().await.unwrap_err();
+    assert!(matches!(error, Error::WrongKind { .. }), "{error}");
+
+    let unnamed = once.clone().and(client.lock(""));
+    let error = unnamed.lock().await.unwrap_err();
+    assert!(matches!(error, Error::InvalidName { .. }), "{error}");
+    for lease in [Duration::ZERO, Duration::MAX] {
+        let error = once.lock().lease(lease).await.unwrap_err();
+        assert!(matches!(error, Error::InvalidLease { .. }), "{error}");
+    }
+    let endless = once.try_lock().wait(Duration::MAX).await.unwrap();
+    drop(endless);
+    let many = MultiLock::new((0..1000).map(|n| client.lock(&format!("{name}-{n}"))));
+    let guard = many.lock().await.unwrap();
+    assert_eq!(client.status().holds, 1000);
+    guard.unlock().await.unwrap();
+    nothing_left(&client, &[&name, &format!("{name}-7")]).await;
+}
+
+/// A key of another kind is an error at once, and what had been taken before it is not held.
+async fn what_is_something_else_stays_as_it_is(stand: Stand) {
+    let Stand::Server(server) = &stand else {
+        return;
+    };
+    let client = stand.client().await;
+    let name = unique("kind");
+    let [a, b, c] = ["a", "b", "c"].map(|n| format!("{name}-{n}"));
+    let multi = MultiLock::new([client.lock(&a), client.lock(&b), client.lock(&c)]);
+    let () = server.ask(&["SET", &b, "5"]);
+    let error = multi.lock().await.unwrap_err();
+    assert!(
+        matches!(&error, Error::WrongKind { name, .. } if *name == b),
+        "{error}"
+    );
+    let _: i64 = server.ask(&["DEL", &b]);
+    let _: i64 = server.ask(&["HSET", &b, "mode", "read", "other:1", "1"]);
+    let error = multi.lock().await.unwrap_err();
+    assert!(
+        matches!(&error, Error::WrongKind { name, .. } if *name == b),
+        "{error}"
+    );
+    let _: i64 = server.ask(&["DEL", &b]);
+    nothing_left(&client, &[&a, &b, &c]).await;
+}
+
+async fn work_under_all_locks(stand: Stand) {
+    let client = stand.client().await;
+    let (a, b) = (unique("run-a"), unique("run-b"));
+    let multi = MultiLock::new([client.lock(&a), client.lock(&b)]);
+    let held = multi.run(async { is_held(&client, &a).await && is_held(&client, &b).await });
+    assert!(held.await.unwrap());
+    nothing_left(&client, &[&a, &b]).await;
+    let lost = multi.run(async {
+        client.lock(&a).force_unlock().await.unwrap();
+    });
+    let lost = lost.await.unwrap_err();
+    assert!(matches!(lost, Error::Lost { .. }), "{lost}");
+    nothing_left(&client, &[&a, &b]).await;
+}
+
+/// EVALSHA and EVAL that the server was sent.
+fn scripts(server: &Server) -> u64 {
+    calls(server, "eval")
+}
+
+/// How often the server has run commands that begin so.
+fn calls(server: &Server, command: &str) -> u64 {
+    let statistics: String = server.ask(&["INFO", "commandstats"]);
+    let command = format!("cmdstat_{command}");
+    let calls = |line: &str| line.split(['=', ',']).nth(1)?.parse::<u64>().ok();
+    let lines = statistics.lines().filter(|line| line.starts_with(&command));
+    lines.filter_map(calls).sum()
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn members_of_one_client_are_taken_in_one_round_trip() {
+    let server = Server::start();
+    let client = Client::connect(&server.url()).await.unwrap();
+    let multi = MultiLock::new((0..20).map(|n| client.lock(&format!("one-{n}"))))
+        .and(client.fenced_lock("two"))
+        .and(client.spin_lock("three"));
+    multi.lock().await.unwrap().unlock().await.unwrap();
+    let before = scripts(&server);
+    let guard = multi.lock().await.unwrap();
+    assert_eq!(scripts(&server) - before, 1);
+    guard.unlock().await.unwrap();
+    // One that cannot be had costs no more: what was taken is given back by the same script, and
+    // nobody is called for what nobody can have noticed.
+    let held = client.lock("one-7").lock().await.unwrap();
+    let before = (scripts(&server), calls(&server, "publish"));
+    assert!(multi.try_lock().await.unwrap().is_none());
+    assert_eq!(
+        (scripts(&server), calls(&server, "publish")),
+        (before.0 + 1, before.1)
+    );
+    held.unlock().await.unwrap();
+    // Asking, asking again behind the subscription, and once more when called.
+    let held = client.lock("one-7").lock().await.unwrap();
+    let before = scripts(&server);
+    let waiting = tokio::spawn(multi.lock().into_future());
+    until("subscribed", || async {
+        !server
+            .ask::<Vec<String>>(&["PUBSUB", "CHANNELS", "*"])
+            .is_empty()
+    })
+    .await;
+    until("asked twice", || async { scripts(&server) - before == 2 }).await;
+    held.unlock().await.unwrap();
+    let guard = soon("woken", waiting).await.unwrap().unwrap();
+    assert_eq!(scripts(&server) - before, 4, "one of them the release");
+    drop(guard);
+    soon("settled", client.settled()).await;
+}
+
+/// Scripts that the server has lost are taught again.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_flushed_server_is_taught_again() {
+    let server = Server::start();
+    let client = Client::connect(&server.url()).await.unwrap();
+    let multi = MultiLock::new([client.lock("a"), client.lock("b")]);
+    for _ in 0..3 {
+        let guard = multi.lock().await.unwrap();
+        let () = server.ask(&["SCRIPT", "FLUSH"]);
+        guard.unlock().await.unwrap();
+        let () = server.ask(&["SCRIPT", "FLUSH"]);
+    }
+    nothing_left(&client, &["a", "b"]).await;
+}
+
+/// The answer is lost and the step sent again: held once, released once.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_is_sent_twice_is_held_once() {
+    let server = Server::start();
+    let proxy = Arc::new(Proxy::to(server.port()));
+    let client = Client::connect(&proxy.url()).await.unwrap();
+    let fenced = client.fenced_lock("b");
+    let multi = MultiLock::new([client.lock("a")]).and(&fenced);
+    multi.lock().await.unwrap().unlock().await.unwrap();
+    let guard = without_the_answer(&proxy, multi.lock().into_future())
+        .await
+        .unwrap();
+    let owner = guard.owner();
+    assert_eq!(client.lock("a").hold_count(owner).await.unwrap(), 1);
+    assert_eq!(fenced.hold_count(owner).await.unwrap(), 1);
+    assert_eq!(guard.token(&fenced), Some(2));
+    without_the_answer(&proxy, guard.unlock()).await.unwrap();
+    nothing_left(&client, &["a", "b"]).await;
+}
+
+/// One store does not answer: the multi-lock fails, and what was taken elsewhere is given back.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_store_that_does_not_answer_leaves_nothing_behind() {
+    let server = Server::start();
+    let settings = Client::builder().response_timeout(Duration::from_millis(300));
+    let client = settings.connect(&server.url()).await.unwrap();
+    let here = Client::embedded();
+    let multi =
+        MultiLock::new([here.lock("a"), client.lock("b"), client.lock("c")]).and(here.lock("d"));
+    for dropped in [false, true] {
+        server.freeze();
+        let mut waiting = multi.lock().into_future();
+        if dropped {
+            // No answer yet, or already none in time.
+            assert!(!matches!(polled(3, &mut waiting).await, Some(Ok(_))));
+            drop(waiting);
+        } else {
+            let error = waiting.await.unwrap_err();
+            assert!(matches!(error, Error::ResponseTimeout { .. }), "{error}");
+        }
+        nothing_left(&here, &["a", "d"]).await;
+        server.thaw();
+        nothing_left(&client, &["b", "c"]).await;
+    }
+}
+
+/// Guards and pending acquisitions may go to other threads.
+#[test]
+fn everything_is_send() {
+    fn is_send<T: Send>(_: &T) {}
+    let client = Client::embedded();
+    let multi = MultiLock::new([client.lock("a")]);
+    is_send(&multi);
+    is_send(&multi.lock().into_future());
+    is_send(&multi.run(async {}));
+    is_send(&async {
+        let guard = multi.lock().await.unwrap();
+        guard.lost().await;
+        guard.run(async {}).await.unwrap();
+        guard.unlock().await.unwrap();
+    });
+}
+
+#[tokio::test(start_paused = true)]
+async fn kept_for_hours_and_lost_on_time() {
+    let store = Embedded::new();
+    let client = || Client::builder().connect_embedded(&store).unwrap();
+    let (one, two, other) = (client(), client(), client());
+    let multi = MultiLock::new([one.lock("a"), one.lock("b"), two.lock("c")]);
+    let guard = multi.lock().await.unwrap();
+    for _ in 0..24 {
+        tokio::time::sleep(3600 * SECOND).await;
+        assert!(guard.is_valid());
+        assert!(guard.valid_for() >= 19 * SECOND);
+        for name in ["a", "b", "c"] {
+            assert!(other.lock(name).try_lock().await.unwrap().is_none());
+        }
+    }
+    // Whoever waits for a member that a dead holder left gets all when that lease ends.
+    guard.unlock().await.unwrap();
+    let left = other.lock("b").lock().lease(20 * SECOND).await.unwrap();
+    std::mem::forget(left);
+    let begun = tokio::time::Instant::now();
+    assert!(multi.try_lock().wait(19 * SECOND).await.unwrap().is_none());
+    assert_eq!(begun.elapsed(), 19 * SECOND);
+    let guard = multi
+        .try_lock()
+        .wait(19 * SECOND)
+        .lease(10 * SECOND)
+        .await
+        .unwrap()
+        .unwrap();
+    let waited = begun.elapsed();
+    assert!(
+        waited >= 20 * SECOND && waited < 20 * SECOND + SECOND / 100,
+        "{waited:?}"
+    );
+    let begun = tokio::time::Instant::now();
+    guard.lost().await;
+    let lasted = begun.elapsed();
+    assert!(
+        lasted >= 9 * SECOND && lasted < 10 * SECOND + SECOND / 100,
+        "{lasted:?}"
+    );
+    assert!(!guard.is_valid());
+    drop(guard);
+    one.settled().await;
+    two.settled().await;
+    for client in [&one, &two] {
+        tokio::time::sleep(2 * SECOND).await;
+        let status = client.status();
+        assert_eq!(
+            (status.holds, status.subscriptions, status.background),
+            (0, 0, 0)
+        );
+    }
+}

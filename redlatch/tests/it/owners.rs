@@ -1,0 +1,208 @@
+//! One owner, used by many tasks at once or again right after it left: nothing of what came before
+//! shows in what comes next.
+
+use std::future::IntoFuture as _;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use redlatch::{Client, Embedded, Error, Lock, LockKind, OwnedKind, Owner};
+use redlatch_testkit::{Proxy, Server, unique};
+
+use crate::common::{LONG, Stand, soon, until};
+
+on_every_store! {
+    no_task_of_an_owner_hears_of_a_loss_that_was_none,
+    no_task_of_a_queueing_owner_hears_of_a_loss_that_was_none,
+    a_dropped_guards_token_is_not_given_again,
+    a_dropped_inner_guards_token_is_not_given_again,
+    a_dropped_readers_owner_may_write_at_once,
+    a_dropped_guards_lease_does_not_outlive_the_next,
+    who_waits_to_write_and_comes_to_read_is_told_at_once,
+}
+
+async fn no_task_of_an_owner_hears_of_a_loss_that_was_none(stand: Stand) {
+    let (ours, theirs) = (stand.client().await, stand.client().await);
+    let name = unique("storm");
+    storm(ours.lock(&name), theirs.lock(&name)).await;
+}
+
+async fn no_task_of_a_queueing_owner_hears_of_a_loss_that_was_none(stand: Stand) {
+    let (ours, theirs) = (stand.client().await, stand.client().await);
+    let name = unique("storm");
+    storm(ours.fair_lock(&name), theirs.fair_lock(&name)).await;
+}
+
+/// Tasks of one owner and of several, all for one lock. The loss was seen when two guards left, one
+/// settled for both, and a third acquisition came between that and the other one's settling.
+async fn storm<K: LockKind + OwnedKind>(ours: Lock<K>, theirs: Lock<K>) {
+    let me = Owner::new();
+    let stop = Arc::new(AtomicBool::new(false));
+    let task = |lock: &Lock<K>, owner: Option<Owner>| {
+        let (lock, stop) = (lock.clone(), stop.clone());
+        tokio::spawn(async move {
+            let mut turns = 0;
+            while turns < 150 && !stop.load(Ordering::SeqCst) {
+                let owner = owner.unwrap_or_else(Owner::new);
+                let guard = lock.lock().owner(owner).await.unwrap();
+                tokio::task::yield_now().await;
+                if let Err(error) = guard.unlock().await {
+                    stop.store(true, Ordering::SeqCst);
+                    panic!("{error}");
+                }
+                turns += 1;
+            }
+        })
+    };
+    let mut tasks: Vec<_> = (0..6).map(|_| task(&ours, Some(me))).collect();
+    tasks.extend((0..3).map(|_| task(&theirs, None)));
+    for task in tasks {
+        soon("all have had their turns", task).await.unwrap();
+    }
+}
+
+async fn a_dropped_guards_token_is_not_given_again(stand: Stand) {
+    let lock = stand.client().await.fenced_lock(&unique("token"));
+    let (me, mut last) = (Owner::new(), 0);
+    for _ in 0..50 {
+        let guard = lock.lock().owner(me).await.unwrap();
+        assert!(guard.token() > last, "{} after {last}", guard.token());
+        last = guard.token();
+        // Given back in the background, which the next round does not wait for.
+        drop(guard);
+    }
+}
+
+async fn a_dropped_inner_guards_token_is_not_given_again(stand: Stand) {
+    let lock = stand.client().await.fenced_lock(&unique("token"));
+    let outer = lock.lock().await.unwrap();
+    let mut last = outer.token();
+    for _ in 0..50 {
+        let inner = outer.reenter().await.unwrap();
+        assert!(inner.token() > last, "{} after {last}", inner.token());
+        last = inner.token();
+        drop(inner);
+    }
+}
+
+async fn a_dropped_readers_owner_may_write_at_once(stand: Stand) {
+    let lock = stand.client().await.read_write_lock(&unique("sides"));
+    let me = Owner::new();
+    for _ in 0..50 {
+        drop(lock.read().lock().owner(me).await.unwrap());
+        let writer = soon("written", lock.write().lock().owner(me).into_future()).await;
+        writer.unwrap().unlock().await.unwrap();
+    }
+}
+
+async fn a_dropped_guards_lease_does_not_outlive_the_next(stand: Stand) {
+    let client = stand.client().await;
+    let (lock, me) = (client.lock(&unique("lease")), Owner::new());
+    drop(lock.lock().owner(me).lease(60 * LONG).await.unwrap());
+    let guard = lock.lock().owner(me).lease(LONG).await.unwrap();
+    client.settled().await;
+    let left = lock.remaining_lease().await.unwrap().unwrap();
+    assert!(left <= LONG, "whoever dies now blocks others for {left:?}");
+    guard.unlock().await.unwrap();
+}
+
+async fn who_waits_to_write_and_comes_to_read_is_told_at_once(stand: Stand) {
+    let (one, two) = (stand.client().await, stand.client().await);
+    let name = unique("sides");
+    let other = two.read_write_lock(&name).read().lock().await.unwrap();
+    let (lock, me) = (one.read_write_lock(&name), Owner::new());
+    let writing = tokio::spawn(lock.write().lock().owner(me).into_future());
+    until("it waits", || async { one.status().subscriptions == 1 }).await;
+    let reader = lock.read().lock().owner(me).await.unwrap();
+    let told = soon("told", writing).await.unwrap();
+    assert!(
+        matches!(told, Err(Error::WriteWhileReading { .. })),
+        "{told:?}"
+    );
+    reader.unlock().await.unwrap();
+    other.unlock().await.unwrap();
+}
+
+/// Who stands in line to read, and comes to write by another task, does not wait behind somebody who
+/// waits for it.
+#[tokio::test(start_paused = true)]
+async fn who_waits_to_read_and_comes_to_write_reads_at_once() {
+    let store = Embedded::new();
+    let client = || Client::builder().connect_embedded(&store).unwrap();
+    let (one, two) = (client(), client());
+    let everybody_waits = || tokio::time::sleep(Duration::from_millis(10));
+    let held = two.read_write_lock("a").write().lock().await.unwrap();
+    let (lock, me) = (one.read_write_lock("a").prefer_writers(), Owner::new());
+    let writing = tokio::spawn(lock.write().lock().owner(me).into_future());
+    everybody_waits().await;
+    // First in the line of readers, and yields to who waits to write.
+    let first = tokio::spawn(lock.read().lock().into_future());
+    everybody_waits().await;
+    let reading = tokio::spawn(lock.read().lock().owner(me).into_future());
+    everybody_waits().await;
+    held.unlock().await.unwrap();
+    let writer = writing.await.unwrap().unwrap();
+    let reader = soon("does not wait for itself", reading).await.unwrap();
+    reader.unwrap().unlock().await.unwrap();
+    writer.unlock().await.unwrap();
+    drop(soon("read", first).await.unwrap().unwrap());
+}
+
+/// An owner of a fair lock that lost it by force asks anew, and does not sleep until its line, which
+/// believed in the lease, looks again.
+#[tokio::test(start_paused = true)]
+async fn who_lost_a_fair_lock_by_force_gets_it_again_at_once() {
+    let store = Embedded::new();
+    let client = || {
+        let settings = Client::builder().subscription_linger(LONG);
+        settings.connect_embedded(&store).unwrap()
+    };
+    let (one, two) = (client(), client());
+    let (lock, me) = (one.fair_lock("a"), Owner::new());
+    let held = two.fair_lock("a").lock().await.unwrap();
+    let waiting = tokio::spawn(lock.lock().owner(me).into_future());
+    until("queued", || async {
+        lock.queue().await.unwrap().len() == 1
+    })
+    .await;
+    held.unlock().await.unwrap();
+    let guard = waiting.await.unwrap().unwrap();
+    assert!(two.fair_lock("a").force_unlock().await.unwrap());
+    guard.lost().await;
+    drop(guard);
+    one.settled().await;
+    let begun = tokio::time::Instant::now();
+    let again = lock.lock().owner(me).await.unwrap();
+    assert!(begun.elapsed() < Duration::from_secs(1), "it was free");
+    again.unlock().await.unwrap();
+}
+
+/// When the connection breaks before the answer to a forced unlock, it is not sent again: somebody
+/// else may hold the lock by then.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn force_is_not_repeated_against_the_next_holder() {
+    let server = Server::start();
+    let proxy = Proxy::to(server.port());
+    let forcer = Client::connect(&proxy.url()).await.unwrap();
+    let holder = Client::connect(&server.url()).await.unwrap();
+    let lock = holder.lock("a");
+    let first = lock.lock().await.unwrap();
+    // Teaches the server the script.
+    assert!(!forcer.lock("b").force_unlock().await.unwrap());
+    proxy.swallow_replies(true);
+    let forced = forcer.lock("a");
+    let force = tokio::spawn(async move { forced.force_unlock().await });
+    until("unlocked", || async { !lock.is_locked().await.unwrap() }).await;
+    let next = lock.lock().await.unwrap();
+    proxy.wait_until_swallowed();
+    proxy.swallow_replies(false);
+    proxy.cut();
+    let said = soon("said", force).await.unwrap();
+    assert!(
+        matches!(said, Err(Error::OutcomeUnknown { .. })),
+        "{said:?}"
+    );
+    assert!(lock.is_held_by(next.owner()).await.unwrap());
+    next.unlock().await.unwrap();
+    drop(first);
+}

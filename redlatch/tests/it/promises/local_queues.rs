@@ -1,0 +1,217 @@
+//! Local queues: waiters of different objects, and of one owner's two sides, do not block each other.
+
+use std::future::IntoFuture as _;
+use std::pin::pin;
+use std::time::Duration;
+
+use redlatch::{Client, Error, MultiLock, Owner};
+use redlatch_testkit::unique;
+
+use crate::common::{LONG, SHORT, Stand, soon, until};
+
+on_every_store! {
+    a_writer_that_takes_its_read_side_among_others_does_not_wait_behind_readers,
+    a_reader_that_asks_to_write_among_others_is_refused_behind_a_waiting_writer,
+    an_owner_enters_a_member_once_more_in_front_of_those_who_wait_for_it,
+    names_with_and_without_braces_have_queues_of_their_own,
+    names_with_one_channel_hear_of_every_release,
+}
+
+/// Returns when the client's first waiter is in line.
+async fn a_waiter(client: &Client) {
+    until("subscribed", || async {
+        client.status().subscriptions == 1
+    })
+    .await;
+}
+
+/// The reader in line waits for the writer, so the writer must not wait behind it.
+async fn a_writer_that_takes_its_read_side_among_others_does_not_wait_behind_readers(stand: Stand) {
+    let client = stand.patient().await;
+    let sides = client.read_write_lock(&unique("sides"));
+    let me = Owner::new();
+    let writing = sides.write().lock().owner(me).await.unwrap();
+    let reader = tokio::spawn(sides.read().lock().into_future());
+    a_waiter(&client).await;
+    let other = client.lock(&unique("sides-other"));
+    let both = MultiLock::new([sides.read()]).and(&other);
+    let reading = soon("both", both.lock().owner(me).into_future()).await;
+    reading.unwrap().unlock().await.unwrap();
+    writing.unlock().await.unwrap();
+    let reading = soon("the reader", reader).await.unwrap().unwrap();
+    reading.unlock().await.unwrap();
+}
+
+async fn a_reader_that_asks_to_write_among_others_is_refused_behind_a_waiting_writer(stand: Stand) {
+    let client = stand.patient().await;
+    let sides = client.read_write_lock(&unique("sides"));
+    let me = Owner::new();
+    let reading = sides.read().lock().owner(me).await.unwrap();
+    let writer = tokio::spawn(sides.write().lock().into_future());
+    a_waiter(&client).await;
+    let other = client.lock(&unique("sides-other"));
+    let both = MultiLock::new([sides.write()]).and(&other);
+    let refused = soon("refused", both.lock().owner(me).into_future()).await;
+    let error = refused.unwrap_err();
+    assert!(matches!(error, Error::WriteWhileReading { .. }), "{error}");
+    assert!(!other.is_locked().await.unwrap());
+    reading.unlock().await.unwrap();
+    let writing = soon("the writer", writer).await.unwrap().unwrap();
+    writing.unlock().await.unwrap();
+}
+
+async fn an_owner_enters_a_member_once_more_in_front_of_those_who_wait_for_it(stand: Stand) {
+    let client = stand.patient().await;
+    let [one, two] = ["member", "member-other"].map(|name| client.lock(&unique(name)));
+    let me = Owner::new();
+    let guard = one.lock().owner(me).await.unwrap();
+    let waiter = tokio::spawn(one.lock().into_future());
+    a_waiter(&client).await;
+    let both = MultiLock::new([&one, &two]);
+    let again = soon("both", both.lock().owner(me).into_future()).await;
+    again.unwrap().unlock().await.unwrap();
+    guard.unlock().await.unwrap();
+    let next = soon("the waiter", waiter).await.unwrap().unwrap();
+    next.unlock().await.unwrap();
+}
+
+/// A release of the other side that is still under way is settled before the request is sent.
+#[tokio::test]
+async fn a_read_side_that_was_just_dropped_does_not_keep_its_owner_from_writing_among_others() {
+    let client = Stand::server().patient().await;
+    let sides = client.read_write_lock(&unique("left"));
+    let other = client.lock(&unique("left-other"));
+    let both = MultiLock::new([sides.write()]).and(&other);
+    let me = Owner::new();
+    for _ in 0..20 {
+        drop(sides.read().lock().owner(me).await.unwrap());
+        let guard = both.lock().owner(me).await.unwrap();
+        guard.unlock().await.unwrap();
+    }
+}
+
+/// While a request waits in line for one member, its owner may get the other side of that member by
+/// another request.
+#[tokio::test(start_paused = true)]
+async fn a_request_in_line_is_served_when_its_owner_gets_the_other_side() {
+    let stand = Stand::embedded();
+    let (client, peer) = (stand.patient().await, stand.patient().await);
+    let sides = client.read_write_lock("sides");
+    let held = peer.read_write_lock("sides").write().lock().await.unwrap();
+    // Not polled any more, so it stays first in the line of the readers.
+    let mut first = pin!(sides.read().lock().into_future());
+    tokio::select! {
+        biased;
+        _ = &mut first => panic!("it is held"),
+        () = a_waiter(&client) => {}
+    }
+    let me = Owner::new();
+    let both = MultiLock::new([sides.read()]).and(client.lock("other"));
+    let reading = tokio::spawn(both.lock().owner(me).into_future());
+    let writing = tokio::spawn(sides.write().lock().owner(me).into_future());
+    tokio::task::yield_now().await;
+    held.unlock().await.unwrap();
+    let writing = soon("writes", writing).await.unwrap().unwrap();
+    let reading = soon("reads, too", reading).await.unwrap().unwrap();
+    reading.unlock().await.unwrap();
+    writing.unlock().await.unwrap();
+    let first = soon("the first reader", first).await.unwrap();
+    first.unlock().await.unwrap();
+}
+
+/// An owner whose loss was not noticed yet is refused out of turn once, and then waits as others do.
+#[tokio::test(start_paused = true)]
+async fn a_lost_other_side_is_not_asked_for_again_and_again() {
+    let stand = Stand::embedded();
+    let (client, peer) = (stand.patient().await, stand.patient().await);
+    let (sides, theirs) = (client.read_write_lock("x"), peer.read_write_lock("x"));
+    let me = Owner::new();
+    let lost = sides.write().lock().owner(me).await.unwrap();
+    theirs.write().force_unlock().await.unwrap();
+    let held = theirs.write().lock().await.unwrap();
+    let begun = tokio::time::Instant::now();
+    let reading = sides.read().try_lock().wait(SHORT).owner(me).await;
+    assert!(reading.unwrap().is_none());
+    let both = MultiLock::new([sides.read()]).and(client.lock("other"));
+    let reading = both.try_lock().wait(SHORT).owner(me).await;
+    assert!(reading.unwrap().is_none());
+    assert_eq!(begun.elapsed(), 2 * SHORT);
+    assert!(lost.is_valid(), "the next renewal is far away");
+    held.unlock().await.unwrap();
+}
+
+/// `x` and `{x}` are two objects with one channel.
+async fn names_with_and_without_braces_have_queues_of_their_own(stand: Stand) {
+    let (client, peer) = (stand.patient().await, stand.patient().await);
+    let name = unique("queue");
+    let braced = format!("{{{name}}}");
+    let (plain, tagged) = (client.lock(&name), client.lock(&braced));
+
+    let held = peer.lock(&name).lock().await.unwrap();
+    let waiter = tokio::spawn(plain.lock().into_future());
+    a_waiter(&client).await;
+    let guard = soon("it is free", tagged.lock().into_future()).await;
+    let next = tokio::spawn(tagged.lock().into_future());
+    // Also among others.
+    let both = MultiLock::new([client.lock(&format!("{{{name}}}:other")), tagged.clone()]);
+    assert!(both.try_lock().await.unwrap().is_none());
+    guard.unwrap().unlock().await.unwrap();
+    let guard = soon("handed over", next).await.unwrap().unwrap();
+    guard.unlock().await.unwrap();
+    let guard = soon("both", both.lock().into_future()).await.unwrap();
+    if stand.prefix().is_empty() {
+        assert_eq!(client.status().subscriptions, 1, "one for each channel");
+    }
+    held.unlock().await.unwrap();
+    let held = soon("the first", waiter).await.unwrap().unwrap();
+    held.unlock().await.unwrap();
+    guard.unlock().await.unwrap();
+
+    let name = unique("permits");
+    let [plain, tagged] = [&name, &format!("{{{name}}}")].map(|name| client.semaphore(name));
+    for semaphore in [&plain, &tagged] {
+        semaphore.try_set_permits(1).await.unwrap();
+    }
+    let taken = plain.acquire().await.unwrap();
+    let waiter = tokio::spawn(plain.acquire().into_future());
+    let permits = soon("it has one", tagged.acquire().into_future()).await;
+    permits.unwrap().release().await.unwrap();
+    taken.release().await.unwrap();
+    let permits = soon("the waiter", waiter).await.unwrap().unwrap();
+    permits.release().await.unwrap();
+}
+
+/// The subscription is ended again and again, beside waiters of either name that come just then: no
+/// release goes unheard. (These clients look by themselves only after ten minutes.)
+async fn names_with_one_channel_hear_of_every_release(stand: Stand) {
+    let ending = Client::builder().watchdog(10 * LONG);
+    let client = stand.client_with(ending.subscription_linger(Duration::ZERO));
+    let (client, peer) = (client.await, stand.patient().await);
+    let name = unique("heard");
+    let work = [name.clone(), format!("{{{name}}}")].map(|name| {
+        let (mine, theirs) = (client.lock(&name), peer.lock(&name));
+        tokio::spawn(async move {
+            for round in 0..60 {
+                let held = theirs.lock().await.unwrap();
+                let waiting = [mine.lock(), mine.lock()].map(|lock| {
+                    tokio::spawn(async move { lock.await.unwrap().unlock().await.unwrap() })
+                });
+                // At other moments of the other name's waiters each time.
+                for _ in 0..round % 7 {
+                    assert!(theirs.is_locked().await.unwrap());
+                }
+                held.unlock().await.unwrap();
+                for waiting in waiting {
+                    soon("heard", waiting).await.unwrap();
+                }
+            }
+        })
+    });
+    for work in work {
+        work.await.unwrap();
+    }
+    until("all subscriptions have ended", || async {
+        client.status().subscriptions == 0
+    })
+    .await;
+}

@@ -1,0 +1,269 @@
+//! Locks that the store lost: those who wait are woken, and all holders learn of it together.
+
+use std::future::IntoFuture as _;
+use std::time::Duration;
+
+use redlatch::{Client, Guard, Lock, LockKind, Loss};
+use redlatch_testkit::Server;
+
+use crate::common::*;
+
+/// With this lease a waiter without a message sleeps for hours.
+const ENDLESS: Duration = Duration::from_secs(20_000);
+
+/// The holder, whose renewals are due every two seconds, and another client.
+async fn clients(server: &Server) -> (Client, Client) {
+    let connect = |lease| {
+        let settings = Client::builder().watchdog(lease).response_timeout(LONG);
+        async move { settings.connect(&server.url()).await.unwrap() }
+    };
+    (connect(WATCHDOG).await, connect(ENDLESS).await)
+}
+
+/// What another program does to the store while the first holds a lock and the second waits for it.
+#[derive(Clone, Copy)]
+enum Found {
+    /// By the next renewal.
+    ByRenewal,
+    /// By the release.
+    ByRelease,
+}
+
+/// A waiter that was told to wait for the whole lease gets the lock soon after its key was deleted. Returns
+/// whether it was called: waiters of fair locks look by themselves before long.
+async fn waiter_is_woken<K: LockKind, L: LockKind>(
+    server: &Server,
+    held: &Lock<K>,
+    wanted: &Lock<L>,
+    subscribed: impl Fn() -> usize,
+    found: Found,
+) -> bool {
+    let guard = match found {
+        Found::ByRenewal => held.lock().await.unwrap(),
+        // Nobody renews it, so that only the release can find that it is gone.
+        Found::ByRelease => held.lock().lease(ENDLESS).await.unwrap(),
+    };
+    if let Found::ByRenewal = found {
+        // The waiter goes by what the store says is left.
+        let _: i64 = server.ask(&["PEXPIRE", held.name(), "9000000"]);
+    }
+    let waiting = tokio::spawn(wanted.lock().into_future());
+    until("it waits", || async { subscribed() > 0 }).await;
+    until("it has asked behind its subscription", || async {
+        let clients: String = server.ask(&["CLIENT", "LIST"]);
+        let listens = |client: &&str| client.contains(" sub=1 ");
+        let mut listening = clients.lines().filter(listens);
+        listening.any(|client| !client.contains(" cmd=subscribe "))
+    })
+    .await;
+    let channels: Vec<String> = server.ask(&["PUBSUB", "CHANNELS"]);
+    let mut listening = server.connection();
+    let mut listening = listening.as_pubsub();
+    listening.subscribe(channels).unwrap();
+    let deleted: i64 = server.ask(&["DEL", held.name()]);
+    assert_eq!(deleted, 1);
+    if let Found::ByRelease = found {
+        let _ = guard.unlock().await;
+    }
+    let won = soon("the waiter is woken", waiting).await.unwrap().unwrap();
+    listening
+        .set_read_timeout(Some(Duration::from_millis(50)))
+        .unwrap();
+    let heard = listening.get_message().is_ok();
+    won.unlock().await.unwrap();
+    heard
+}
+
+macro_rules! a_waiter_is_woken {
+    ($($name:ident, $client:ident => $held:expr, $wanted:expr;)*) => {$(
+        #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+        async fn $name() {
+            for found in [Found::ByRenewal, Found::ByRelease] {
+                // On a busy machine it may have looked first.
+                until("it is called", || async {
+                    let server = Server::start();
+                    let (holder, waiter) = clients(&server).await;
+                    let held = { let $client = &holder; $held };
+                    let wanted = { let $client = &waiter; $wanted };
+                    let subscribed = || waiter.status().subscriptions;
+                    waiter_is_woken(&server, &held, &wanted, subscribed, found).await
+                })
+                .await;
+            }
+        }
+    )*};
+}
+
+a_waiter_is_woken! {
+    a_deleted_lock_wakes_its_waiter, client => client.lock("x"), client.lock("x");
+    a_deleted_fenced_lock_wakes_its_waiter, client => client.fenced_lock("x"), client.fenced_lock("x");
+    a_deleted_fair_lock_calls_the_head_of_its_queue, client =>
+        client.fair_lock("x"), client.fair_lock("x");
+    a_deleted_writer_wakes_a_reader, client =>
+        client.read_write_lock("x").write().clone(), client.read_write_lock("x").read().clone();
+    a_deleted_reader_wakes_a_writer, client =>
+        client.read_write_lock("x").read().clone(), client.read_write_lock("x").write().clone();
+}
+
+/// FLUSHALL deletes the queue of a fair lock, too, so that no step knows which waiters to call.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn all_waiters_of_a_flushed_fair_lock_get_it() {
+    let server = Server::start();
+    let (holder, other) = clients(&server).await;
+    let guard = holder.fair_lock("x").lock().await.unwrap();
+    let _: i64 = server.ask(&["PEXPIRE", "x", "9000000"]);
+    let waiting = [(); 3].map(|()| {
+        let request = other.fair_lock("x").lock().into_future();
+        tokio::spawn(async move { request.await?.unlock().await })
+    });
+    until("all are in the queue", || async {
+        let queue: i64 = server.ask(&["LLEN", "redisson_lock_queue:{x}"]);
+        queue == 3
+    })
+    .await;
+    let _: String = server.ask(&["FLUSHALL"]);
+    for waiter in waiting {
+        soon("the waiter asks again", waiter)
+            .await
+            .unwrap()
+            .unwrap();
+    }
+    let _ = guard.unlock().await;
+}
+
+/// If another owner holds the lock by now, the waiters are right to wait.
+#[tokio::test]
+async fn a_lost_hold_wakes_nobody_while_another_owner_holds_the_lock() {
+    let server = Server::start();
+    let (holder, other) = clients(&server).await;
+    let lost = holder.lock("x").lock().await.unwrap();
+    let _: i64 = server.ask(&["DEL", "x"]);
+    let next = other.lock("x").lock().await.unwrap();
+    let mut listening = server.connection();
+    let mut listening = listening.as_pubsub();
+    listening.subscribe("redisson_lock__channel:{x}").unwrap();
+    soon("lost", lost.lost()).await;
+    let _ = lost.unlock().await;
+    // What is under way for the lost hold would find no owner behind the release, and call a waiter.
+    soon("settled", holder.settled()).await;
+    next.unlock().await.unwrap();
+    // The first message is that of the release.
+    listening.set_read_timeout(Some(LONG)).unwrap();
+    listening.get_message().unwrap();
+    listening
+        .set_read_timeout(Some(Duration::from_millis(50)))
+        .unwrap();
+    assert!(
+        listening.get_message().is_err(),
+        "one message, of the release"
+    );
+}
+
+/// Renewals are due after hours, so that an earlier loss was found by a sweep.
+async fn rarely_renewing(server: &Server) -> Client {
+    let settings = Client::builder().watchdog(ENDLESS).response_timeout(LONG);
+    settings.connect(&server.url()).await.unwrap()
+}
+
+/// Fifty holds of all kinds, half of them with a fixed lease.
+async fn fifty_holds(client: &Client) -> Vec<Guard> {
+    let mut guards = Vec::new();
+    for n in 0..50 {
+        let lock = client.lock(&format!("held-{n}"));
+        guards.push(match n % 2 {
+            0 => lock.lock().await.unwrap(),
+            _ => lock.lock().lease(ENDLESS).await.unwrap(),
+        });
+    }
+    guards
+}
+
+async fn all_learn_of_their_loss(guards: &[Guard]) {
+    for guard in guards {
+        soon("every hold learns of its loss", guard.lost()).await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn after_a_restart_without_data_all_holds_learn_of_their_loss_together() {
+    let mut server = Server::start();
+    let client = rarely_renewing(&server).await;
+    let guards = fifty_holds(&client).await;
+    let reader = client
+        .read_write_lock("shared")
+        .read()
+        .lock()
+        .await
+        .unwrap();
+    let fair = client.fair_lock("fair").lock().await.unwrap();
+    let semaphore = client.expirable_semaphore("permits");
+    semaphore.set_permits(1).await.unwrap();
+    let permit = semaphore.acquire().await.unwrap();
+    server.restart();
+    // Whatever is asked next connects, and sees that another process answers.
+    drop(granted(|| client.lock("other").lock()).await);
+    all_learn_of_their_loss(&guards).await;
+    soon("the reader", reader.lost()).await;
+    soon("the fair lock", fair.lost()).await;
+    soon("the permit", permit.lost()).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn after_flushall_one_loss_tells_all_holds_of_theirs() {
+    let server = Server::start();
+    let client = rarely_renewing(&server).await;
+    let guards = fifty_holds(&client).await;
+    let () = server.ask(&["FLUSHALL"]);
+    assert_lost(&guards[0].reenter().await.unwrap_err(), Loss::NotHeld);
+    all_learn_of_their_loss(&guards).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_loss_that_a_renewal_finds_tells_all_holds_of_theirs() {
+    let server = Server::start();
+    let (client, _) = clients(&server).await;
+    let renewed = client.lock("renewed").lock().await.unwrap();
+    // Not renewed, so that only a sweep finds its loss.
+    let fixed = client.lock("fixed").lock().lease(ENDLESS).await.unwrap();
+    let () = server.ask(&["FLUSHALL"]);
+    soon("the renewed one is lost", renewed.lost()).await;
+    soon("the other one is lost", fixed.lost()).await;
+}
+
+/// The guard that finds the loss releases in the background; the other guard of the owner keeps its hold.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_loss_that_one_of_two_guards_finds_tells_all_holds_of_theirs() {
+    let server = Server::start();
+    let client = rarely_renewing(&server).await;
+    let first = client.lock("twice").lock().await.unwrap();
+    let second = first.reenter().await.unwrap();
+    let other = client.lock("other").lock().await.unwrap();
+    let () = server.ask(&["FLUSHALL"]);
+    drop(second);
+    soon("the first guard is lost", first.lost()).await;
+    soon("the other hold is lost", other.lost()).await;
+}
+
+/// A release that finds its hold missing is as good a reason to check the others.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_sweep_checks_fixed_leases_without_extending_them() {
+    let server = Server::start();
+    let client = rarely_renewing(&server).await;
+    let fixed = client.lock("fixed").lock().lease(LONG * 5).await.unwrap();
+    let renewed = client.lock("renewed").lock().await.unwrap();
+    let deleted = client.lock("deleted").lock().lease(ENDLESS).await.unwrap();
+    let first = client.lock("first").lock().await.unwrap();
+    let _: i64 = server.ask(&["DEL", "first", "deleted"]);
+    let _: i64 = server.ask(&["PEXPIRE", "renewed", "5000000"]);
+    assert_lost(&first.unlock().await.unwrap_err(), Loss::NotHeld);
+    // Fixed leases are checked together.
+    soon("the deleted one is lost", deleted.lost()).await;
+    let left: i64 = server.ask(&["PTTL", "fixed"]);
+    assert!((1..=300_000).contains(&left), "{left}");
+    until("the other is renewed", || async {
+        server.ask::<i64>(&["PTTL", "renewed"]) > 10_000_000
+    })
+    .await;
+    assert!(fixed.is_valid() && renewed.is_valid());
+    assert!(fixed.valid_for() <= LONG * 5);
+}

@@ -1,0 +1,290 @@
+//! Fencing tokens grow with each acquisition, also after a loss, a restart, or lost data.
+
+use std::future::IntoFuture as _;
+use std::io::{BufRead as _, BufReader, Write as _};
+use std::process::{Child, ChildStdin, Command, Stdio};
+use std::time::Duration;
+
+use redlatch::{Client, MultiLock, Owner};
+use redlatch_testkit::{Monitor, Proxy, Server};
+
+use super::generations::{refusals, refuse_writes};
+use crate::common::{LONG, client, in_time, soon, until};
+
+/// Renewals are carried out and their answers lost: the holder loses what the store still has. The
+/// owner's next acquisition must not count as a repetition of the one that brought the old token.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn acquisition_after_a_loss_gets_a_greater_token_although_the_store_still_has_the_hold() {
+    let server = Server::start();
+    let proxy = Proxy::to(server.port());
+    let settings = Client::builder().watchdog(Duration::from_millis(1500));
+    let ours = settings.connect(&proxy.url()).await.unwrap();
+    let (lock, other, me) = (
+        ours.fenced_lock("a"),
+        ours.fenced_lock("{a}b"),
+        Owner::new(),
+    );
+    let both = MultiLock::new([lock.clone(), other.clone()]);
+    let mut latest = 0;
+    for several in [false, true] {
+        let lost = loop {
+            let lost = in_time(|| lock.lock().owner(me)).await;
+            proxy.swallow_replies(true);
+            if server.ask::<bool>(&["PERSIST", "a"]) {
+                break lost;
+            }
+            proxy.refuse(true);
+            proxy.cut();
+            proxy.swallow_replies(false);
+            proxy.refuse(false);
+        };
+        assert!(lost.token() > latest);
+        soon("lost", lost.lost()).await;
+        proxy.refuse(true);
+        proxy.cut();
+        proxy.swallow_replies(false);
+        proxy.refuse(false);
+        assert!(
+            server.ask::<bool>(&["EXISTS", "a"]),
+            "the store still has it"
+        );
+        let token = match several {
+            false => {
+                let next = in_time(|| lock.lock().owner(me).lease(LONG)).await;
+                let again = in_time(|| next.reenter().into_future()).await;
+                assert!(again.token() > next.token());
+                next.token()
+            }
+            true => {
+                let next = in_time(|| both.lock().owner(me).lease(LONG)).await;
+                next.token(&lock).unwrap()
+            }
+        };
+        assert!(token > lost.token(), "{token} after {}", lost.token());
+        latest = lock.current_token().await.unwrap();
+        drop(lost);
+        soon("settled", ours.settled()).await;
+    }
+}
+
+/// A guard leaves while an acquisition of the same owner first settles what another guard has left.
+/// The hold count without that guard is not what the store has yet: one more would be what the store
+/// has, so the acquisition would count as a repetition.
+#[tokio::test(flavor = "current_thread")]
+async fn acquisition_gets_a_greater_token_also_if_a_guard_leaves_while_it_settles() {
+    let server = Server::start();
+    let (ours, me) = (client(&server).await, Owner::new());
+    let lock = ours.fenced_lock("a");
+    let _outer = lock.lock().owner(me).await.unwrap();
+    let one = lock.lock().owner(me).await.unwrap();
+    let two = lock.lock().owner(me).await.unwrap();
+    let latest = two.token();
+    refuse_writes(&server, true);
+    drop(two);
+    let leaving = async {
+        until("refused", || async { refusals(&server) > 0 }).await;
+        drop(one);
+        refuse_writes(&server, false);
+    };
+    // Polled first, before the background work of the guard that was dropped.
+    let again = lock.lock().owner(me).into_future();
+    let (again, ()) = soon("acquired", async { tokio::join!(biased; again, leaving) }).await;
+    let token = again.unwrap().token();
+    assert!(token > latest, "{token} after {latest}");
+}
+
+/// Only a hold that takes the place of a lost one releases before it acquires.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn acquisition_without_a_loss_before_it_is_one_round_trip() {
+    let server = Server::start();
+    let (ours, me) = (client(&server).await, Owner::new());
+    let lock = ours.fenced_lock("a");
+    // The scripts are known to the server from here on.
+    lock.lock().owner(me).await.unwrap().unlock().await.unwrap();
+    let mut monitor = Monitor::start(&server);
+    lock.lock().owner(me).await.unwrap().unlock().await.unwrap();
+    let _: String = server.ask(&["ECHO", "the-end"]);
+    let commands = monitor.until("the-end");
+    let scripts = commands.iter().filter(|one| one.name() == "evalsha");
+    assert_eq!(scripts.count(), 2, "{commands:?}");
+}
+
+/// Set for the process that holds a lock; the URL to connect to.
+const HOLDS: &str = "REDLATCH_TEST_HOLDS_FOR";
+
+/// A process that acquires under a chosen client id each time that the test requests it.
+struct Holder {
+    child: Child,
+    stdin: ChildStdin,
+    answers: std::io::Lines<BufReader<std::process::ChildStdout>>,
+}
+
+impl Holder {
+    fn start(url: &str) -> Holder {
+        let mut child = Command::new(std::env::current_exe().unwrap())
+            .args(["--exact", "--nocapture", "--test-threads=1"])
+            .arg("promises::tokens::a_restarted_process_with_the_same_client_id_is_another_owner")
+            .env(HOLDS, url)
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .spawn()
+            .unwrap();
+        let stdin = child.stdin.take().unwrap();
+        let answers = BufReader::new(child.stdout.take().unwrap()).lines();
+        Holder {
+            child,
+            stdin,
+            answers,
+        }
+    }
+
+    /// Has it try to acquire: the owner and the token, or `None` if the lock is held.
+    fn acquire(&mut self) -> Option<(String, u64)> {
+        self.stdin.write_all(b"acquire\n").unwrap();
+        loop {
+            let line = self.answers.next().unwrap().unwrap();
+            // The test harness writes, too, and not always whole lines.
+            let Some((_, answer)) = line.split_once("answer ") else {
+                continue;
+            };
+            let (owner, token) = answer.split_once(' ')?;
+            return Some((owner.to_owned(), token.parse().unwrap()));
+        }
+    }
+}
+
+impl Drop for Holder {
+    /// Kills it, as the kernel does when it is out of memory.
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+/// What that process does.
+async fn hold(url: &str) {
+    let settings = Client::builder().client_id("pod-0").response_timeout(LONG);
+    let lock = settings.connect(url).await.unwrap().fenced_lock("a");
+    let mut guards = Vec::new();
+    for _ in std::io::stdin().lines() {
+        match lock.try_lock().await.unwrap() {
+            Some(guard) => {
+                println!("answer {} {}", guard.owner_id(), guard.token());
+                guards.push(guard);
+            }
+            None => println!("answer none"),
+        }
+    }
+}
+
+/// A process is killed while it holds a lock, and restarted under the same client id within the
+/// lease. It is another owner, so it waits for the lease to end, and gets a greater token.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_restarted_process_with_the_same_client_id_is_another_owner() {
+    if let Ok(url) = std::env::var(HOLDS) {
+        return hold(&url).await;
+    }
+    let server = Server::start();
+    let mut first = Holder::start(&server.url());
+    let (owner, token) = first.acquire().expect("a free lock");
+    drop(first);
+    // Within the lease, however slow this machine is.
+    assert!(server.ask::<bool>(&["PEXPIRE", "a", "3600000"]));
+    let mut second = Holder::start(&server.url());
+    assert_eq!(second.acquire(), None, "entered the hold of {owner}");
+    // The lease ends.
+    assert!(server.ask::<bool>(&["PEXPIRE", "a", "1"]));
+    until("expired", || async {
+        !server.ask::<bool>(&["EXISTS", "a"])
+    })
+    .await;
+    let (next, greater) = second.acquire().expect("a free lock");
+    assert!(owner.starts_with("pod-0:") && next.starts_with("pod-0:"));
+    assert_ne!(next, owner);
+    assert!(greater > token, "{greater} after {token}");
+}
+
+/// After lost data a resource that remembers a token refuses everybody until the token is advanced.
+mod after_lost_data {
+    use redlatch::{Client, Embedded, Error, MAX_TOKEN};
+    use redlatch_testkit::Server;
+
+    async fn recovers(client: &Client, lose_data: impl AsyncFn()) {
+        let lock = client.fenced_lock("a");
+        assert_eq!(lock.advance_token(0).await.unwrap(), 0, "nothing to raise");
+        for _ in 0..3 {
+            lock.lock().await.unwrap().unlock().await.unwrap();
+        }
+        let seen = lock.current_token().await.unwrap();
+        lose_data().await;
+        let late = lock.lock().await.unwrap();
+        assert!(late.token() < seen, "counted from the beginning");
+        // While it is held, too.
+        assert_eq!(lock.advance_token(seen).await.unwrap(), seen);
+        assert_eq!(lock.advance_token(1).await.unwrap(), seen, "never lowered");
+        late.unlock().await.unwrap();
+        let guard = lock.lock().await.unwrap();
+        assert_eq!(guard.token(), seen + 1);
+        assert!(!lock.delete_token().await.unwrap(), "it is held");
+        assert_eq!(lock.current_token().await.unwrap(), seen + 1);
+        guard.unlock().await.unwrap();
+
+        for too_great in [MAX_TOKEN + 1, u64::MAX] {
+            let refused = lock.advance_token(too_great).await.unwrap_err();
+            let Error::InvalidSetting { setting, .. } = &refused else {
+                panic!("{refused}");
+            };
+            assert_eq!(*setting, "at_least");
+        }
+        assert_eq!(lock.advance_token(MAX_TOKEN).await.unwrap(), MAX_TOKEN);
+        let last = lock.lock().await.unwrap();
+        assert_eq!(last.token(), MAX_TOKEN + 1);
+        last.unlock().await.unwrap();
+        assert!(lock.delete_token().await.unwrap());
+        assert!(lock.delete_token().await.unwrap(), "there is none");
+        assert_eq!(lock.current_token().await.unwrap(), 0);
+        assert_eq!(lock.lock().await.unwrap().token(), 1);
+    }
+
+    #[tokio::test]
+    async fn token_is_advanced_on_an_embedded_store() {
+        let client = Client::builder()
+            .connect_embedded(&Embedded::new())
+            .unwrap();
+        let lose = async || {
+            assert!(client.fenced_lock("a").delete_token().await.unwrap());
+        };
+        recovers(&client, lose).await;
+    }
+
+    #[tokio::test]
+    async fn token_is_advanced_on_a_server() {
+        let server = Server::start();
+        let client = Client::connect(&server.url()).await.unwrap();
+        let lose = async || {
+            let _: String = server.ask(&["FLUSHALL"]);
+        };
+        recovers(&client, lose).await;
+        let key = "redisson_lock_token:{b}";
+        let lock = client.fenced_lock("b");
+        for foreign in ["x", "07", "1.5"] {
+            let _: String = server.ask(&["SET", key, foreign]);
+            let refused = lock.advance_token(5).await.unwrap_err();
+            assert!(matches!(refused, Error::WrongKind { .. }), "{refused}");
+            assert_eq!(server.ask::<String>(&["GET", key]), foreign);
+        }
+    }
+
+    #[test]
+    fn token_is_advanced_from_a_thread() {
+        let client = redlatch::blocking::Client::embedded().unwrap();
+        let lock = client.fenced_lock("a");
+        assert_eq!(lock.advance_token(41).unwrap(), 41);
+        let guard = lock.lock().unwrap();
+        assert_eq!(guard.token(), 42);
+        assert!(!lock.delete_token().unwrap());
+        guard.unlock().unwrap();
+        assert!(lock.delete_token().unwrap());
+        assert_eq!(lock.current_token().unwrap(), 0);
+    }
+}

@@ -1,0 +1,1145 @@
+//! The read-write lock behaves alike on every store.
+
+use std::collections::{HashMap, HashSet};
+use std::future::IntoFuture;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicI32, AtomicU32, Ordering};
+use std::time::Duration;
+
+use redlatch::{Client, Error, Guard, Loss, Owner, Read, ReadWriteLock, Write};
+use redlatch_testkit::unique;
+use tokio::sync::Barrier;
+
+use crate::common::{
+    LONG, Stand, WATCHDOG, assert_lost, dropped_everywhere, in_time, polled, soon, until,
+};
+
+on_every_store! {
+    readers_share_and_a_writer_is_alone,
+    both_sides_are_entered_again,
+    a_writer_reads_too_and_gives_back_in_any_order,
+    a_writer_that_reads_too_keeps_others_out_of_both_sides,
+    all_waiting_readers_enter_together,
+    a_reader_that_asks_to_write_is_told_at_once,
+    a_reader_that_asks_to_write_behind_others_is_told_at_once,
+    a_writer_that_asks_to_read_does_not_wait_behind_others,
+    downgrading_lets_no_writer_in_between,
+    downgrading_lets_waiting_readers_in,
+    downgrading_one_of_two_keeps_others_out,
+    downgrading_keeps_a_fixed_lease_fixed,
+    downgrading_what_was_lost_is_an_error,
+    a_lost_writer_that_asks_to_read_is_told_at_once,
+    giving_back_the_write_side_first_lets_waiting_readers_in,
+    a_dead_reader_does_not_live_on_with_the_others,
+    every_read_hold_is_renewed,
+    a_shorter_lease_brings_no_end_nearer,
+    a_reader_that_is_done_leaves_the_longer_lease_to_the_others,
+    a_non_reentrant_side_refuses_its_owner,
+    each_side_is_taken_by_force_for_itself,
+    a_guard_tells_that_its_lease_has_ended,
+    an_owner_that_lost_its_read_side_starts_anew,
+    a_stream_of_readers_lets_a_preferred_writer_in,
+    a_preferred_writer_holds_back_only_who_is_new,
+    a_preferred_writer_that_gives_up_lets_readers_in,
+    a_preferred_writer_that_only_tries_holds_nobody_back,
+    readers_and_writers_never_meet,
+    names_and_leases_that_cannot_be_used,
+    the_plain_lock_of_the_same_name_is_another_kind,
+    prefixes_and_hash_tags_belong_to_the_name,
+    dropped_anywhere_nothing_is_left,
+    nothing_is_kept_account_of_in_the_end,
+}
+
+async fn lock_of(stand: &Stand, name: &str) -> (Client, ReadWriteLock) {
+    let client = stand.client().await;
+    let lock = client.read_write_lock(&unique(name));
+    (client, lock)
+}
+
+/// Returns when somebody of this client waits.
+async fn waits(client: &Client) {
+    until("it waits", || async { client.status().subscriptions > 0 }).await;
+}
+
+async fn free(lock: &ReadWriteLock) -> bool {
+    !lock.read().is_locked().await.unwrap() && !lock.write().is_locked().await.unwrap()
+}
+
+async fn readers_share_and_a_writer_is_alone(stand: Stand) {
+    let (client, lock) = lock_of(&stand, "share").await;
+    let (read, write) = (lock.read(), lock.write());
+    assert!(free(&lock).await);
+    assert_eq!(lock.name(), read.name());
+
+    let one = read.lock().await.unwrap();
+    let two = read.try_lock().await.unwrap().unwrap();
+    let elsewhere = stand.client().await;
+    let three = elsewhere.read_write_lock(lock.name());
+    let three = three.read().lock().await.unwrap();
+    assert!(read.is_locked().await.unwrap() && !write.is_locked().await.unwrap());
+    assert!(write.try_lock().await.unwrap().is_none());
+    let mut readers: Vec<_> = read.holders().await.unwrap();
+    readers.sort_by(|a, b| a.owner.cmp(&b.owner));
+    let mut owners = [&one, &two, &three].map(|guard| guard.owner_id().to_owned());
+    owners.sort();
+    assert_eq!(
+        readers
+            .iter()
+            .map(|holder| &holder.owner)
+            .collect::<Vec<_>>(),
+        owners.iter().collect::<Vec<_>>()
+    );
+    assert!(readers.iter().all(|holder| holder.holds == 1));
+    let left = read.remaining_lease().await.unwrap().unwrap();
+    assert!(left > Duration::ZERO && left <= Duration::from_secs(30));
+    for guard in [one, two, three] {
+        assert!(read.is_locked().await.unwrap());
+        assert!(write.try_lock().await.unwrap().is_none());
+        assert!(guard.is_valid());
+        guard.unlock().await.unwrap();
+    }
+    assert!(free(&lock).await);
+
+    let writer = write.lock().await.unwrap();
+    assert!(write.is_locked().await.unwrap() && !read.is_locked().await.unwrap());
+    assert!(write.try_lock().await.unwrap().is_none());
+    assert!(read.try_lock().await.unwrap().is_none());
+    assert!(write.is_held_by(writer.owner()).await.unwrap());
+    assert!(!read.is_held_by(writer.owner()).await.unwrap());
+    // The owner is written as everywhere else, whatever its field looks like.
+    assert_eq!(writer.owner_id(), client.owner_id(writer.owner()));
+    assert_eq!(
+        write.holder().await.unwrap().unwrap().owner,
+        writer.owner_id()
+    );
+    writer.unlock().await.unwrap();
+    assert!(free(&lock).await);
+}
+
+async fn both_sides_are_entered_again(stand: Stand) {
+    let (_client, lock) = lock_of(&stand, "again").await;
+    let me = Owner::new();
+
+    let read = lock.read();
+    let mut guards = Vec::new();
+    for n in 1..=4 {
+        guards.push(read.lock().owner(me).await.unwrap());
+        assert_eq!(read.hold_count(me).await.unwrap(), n);
+    }
+    guards.push(guards[0].reenter().await.unwrap());
+    for (n, guard) in guards.into_iter().enumerate() {
+        assert_eq!(read.hold_count(me).await.unwrap() as usize, 5 - n);
+        assert!(lock.write().try_lock().await.unwrap().is_none());
+        guard.unlock().await.unwrap();
+    }
+    assert!(free(&lock).await);
+
+    let write = lock.write();
+    let mut guards = Vec::new();
+    for n in 1..=4 {
+        guards.push(write.lock().owner(me).await.unwrap());
+        assert_eq!(write.hold_count(me).await.unwrap(), n);
+    }
+    while let Some(guard) = guards.pop() {
+        assert!(read.try_lock().await.unwrap().is_none());
+        guard.unlock().await.unwrap();
+        assert_eq!(write.hold_count(me).await.unwrap() as usize, guards.len());
+    }
+    assert!(free(&lock).await);
+}
+
+/// One of the guards of an owner that has both sides.
+enum Either {
+    Reads(Guard<Read>),
+    Writes(Guard<Write>),
+}
+
+/// F15: every order in which two holds of each side can be given back, and taken after the first.
+async fn a_writer_reads_too_and_gives_back_in_any_order(stand: Stand) {
+    let (client, lock) = lock_of(&stand, "orders").await;
+    // Which side is taken next, after a first write: 0 is write, 1 is read.
+    for taken in [[0, 1, 1], [1, 0, 1], [1, 1, 0]] {
+        for order in permutations(4) {
+            let me = Owner::new();
+            let first = lock.write().lock().owner(me).await.unwrap();
+            let mut guards = vec![Some(Either::Writes(first))];
+            for side in taken {
+                guards.push(Some(match side {
+                    0 => Either::Writes(lock.write().lock().owner(me).await.unwrap()),
+                    _ => Either::Reads(lock.read().lock().owner(me).await.unwrap()),
+                }));
+            }
+            let (mut reads, mut writes) = (2, 2);
+            for n in order {
+                match guards[n].take().unwrap() {
+                    Either::Reads(guard) => {
+                        assert!(guard.is_valid());
+                        guard.unlock().await.unwrap();
+                        reads -= 1;
+                    }
+                    Either::Writes(guard) => {
+                        assert!(guard.is_valid());
+                        guard.unlock().await.unwrap();
+                        writes -= 1;
+                    }
+                }
+                assert_eq!(lock.write().hold_count(me).await.unwrap(), writes);
+                assert_eq!(lock.read().hold_count(me).await.unwrap(), reads);
+                // Others may read exactly when nobody writes, and write when nobody has anything.
+                let reader = lock.read().try_lock().await.unwrap();
+                assert_eq!(reader.is_some(), writes == 0, "{taken:?}");
+                if let Some(reader) = reader {
+                    reader.unlock().await.unwrap();
+                }
+                let writer = lock.write().try_lock().await.unwrap();
+                assert_eq!(writer.is_some(), writes + reads == 0, "{taken:?}");
+                if let Some(writer) = writer {
+                    writer.unlock().await.unwrap();
+                }
+            }
+        }
+    }
+    assert!(free(&lock).await);
+    assert_eq!(client.status().holds, 0);
+}
+
+/// All orders of the first `n` numbers.
+fn permutations(n: usize) -> Vec<Vec<usize>> {
+    if n == 0 {
+        return vec![Vec::new()];
+    }
+    let mut all = Vec::new();
+    for shorter in permutations(n - 1) {
+        for at in 0..n {
+            let mut longer = shorter.clone();
+            longer.insert(at, n - 1);
+            all.push(longer);
+        }
+    }
+    all
+}
+
+async fn a_writer_that_reads_too_keeps_others_out_of_both_sides(stand: Stand) {
+    let (_client, lock) = lock_of(&stand, "both").await;
+    let writer = lock.write().lock().await.unwrap();
+    let reader = writer.read().await.unwrap();
+    assert_eq!(reader.owner(), writer.owner());
+    assert!(lock.read().is_locked().await.unwrap());
+    assert!(lock.write().is_locked().await.unwrap());
+    assert!(lock.read().try_lock().await.unwrap().is_none());
+    assert!(lock.write().try_lock().await.unwrap().is_none());
+    reader.unlock().await.unwrap();
+    assert!(lock.write().is_locked().await.unwrap());
+    writer.unlock().await.unwrap();
+    assert!(free(&lock).await);
+}
+
+/// F17. Whoever is let in waits inside for all others.
+async fn all_waiting_readers_enter_together(stand: Stand) {
+    const READERS: usize = 30;
+    let clients = [stand.client().await, stand.client().await];
+    let name = unique("together");
+    let holder = stand.client().await;
+    let writer = holder.read_write_lock(&name);
+    let writer = writer.write().lock().lease(10 * LONG).await.unwrap();
+    let (barrier, begun) = (Arc::new(Barrier::new(READERS)), Arc::new(AtomicU32::new(0)));
+    let readers: Vec<_> = (0..READERS)
+        .map(|n| {
+            let lock = clients[n % 2].read_write_lock(&name);
+            let (barrier, begun) = (barrier.clone(), begun.clone());
+            tokio::spawn(async move {
+                begun.fetch_add(1, Ordering::SeqCst);
+                let guard = lock.read().lock().await.unwrap();
+                barrier.wait().await;
+                guard.unlock().await.unwrap();
+            })
+        })
+        .collect();
+    // A local writer in the line does not part them: they all go before it or after it.
+    let lock = clients[0].read_write_lock(&name);
+    let next = tokio::spawn(async move { lock.write().lock().await?.unlock().await });
+    until("all have begun", || async {
+        begun.load(Ordering::SeqCst) as usize == READERS
+    })
+    .await;
+    for client in &clients {
+        waits(client).await;
+    }
+    writer.unlock().await.unwrap();
+    for reader in readers {
+        soon("inside together", reader).await.unwrap();
+    }
+    soon("after them", next).await.unwrap().unwrap();
+}
+
+fn refused<T: std::fmt::Debug>(answer: Result<T, Error>) {
+    assert!(
+        matches!(answer, Err(Error::WriteWhileReading { .. })),
+        "{answer:?}"
+    );
+}
+
+async fn a_reader_that_asks_to_write_is_told_at_once(stand: Stand) {
+    let (client, lock) = lock_of(&stand, "upgrade").await;
+    let me = Owner::new();
+    let mine = lock.read().lock().owner(me).await.unwrap();
+    for others_read in [false, true] {
+        let other = match others_read {
+            true => Some(lock.read().lock().await.unwrap()),
+            false => None,
+        };
+        let write = lock.write();
+        refused(soon("told", write.lock().owner(me).into_future()).await);
+        refused(write.try_lock().owner(me).await);
+        let wait = write.try_lock().owner(me).wait(LONG);
+        refused(soon("told", wait.into_future()).await);
+        drop(other);
+        client.settled().await;
+    }
+    assert!(mine.is_valid());
+    assert_eq!(lock.read().hold_count(me).await.unwrap(), 1);
+    mine.unlock().await.unwrap();
+    let writer = lock.write().lock().owner(me).await.unwrap();
+    writer.unlock().await.unwrap();
+    client.settled().await;
+    assert!(free(&lock).await);
+}
+
+async fn a_reader_that_asks_to_write_behind_others_is_told_at_once(stand: Stand) {
+    let (client, lock) = lock_of(&stand, "upgrade-line").await;
+    for lock in [lock.clone(), lock.prefer_writers()] {
+        let me = Owner::new();
+        let mine = lock.read().lock().owner(me).await.unwrap();
+        let waiting = tokio::spawn(lock.write().lock().into_future());
+        waits(&client).await;
+        // In the line it would wait for somebody who waits for it.
+        refused(soon("told", lock.write().lock().owner(me).into_future()).await);
+        mine.unlock().await.unwrap();
+        let writer = soon("served", waiting).await.unwrap().unwrap();
+        writer.unlock().await.unwrap();
+    }
+}
+
+async fn a_writer_that_asks_to_read_does_not_wait_behind_others(stand: Stand) {
+    let (client, lock) = lock_of(&stand, "read-line").await;
+    let writer = lock.write().lock().await.unwrap();
+    let read = tokio::spawn(lock.read().lock().into_future());
+    let write = tokio::spawn(lock.write().lock().into_future());
+    waits(&client).await;
+    let reader = soon("at once", writer.read().into_future()).await.unwrap();
+    let again = soon("at once", writer.reenter().into_future())
+        .await
+        .unwrap();
+    for guard in [writer, again] {
+        guard.unlock().await.unwrap();
+    }
+    let read = soon("reads with it", read).await.unwrap().unwrap();
+    reader.unlock().await.unwrap();
+    read.unlock().await.unwrap();
+    let write = soon("writes in the end", write).await.unwrap().unwrap();
+    write.unlock().await.unwrap();
+}
+
+async fn downgrading_lets_no_writer_in_between(stand: Stand) {
+    let (client, lock) = lock_of(&stand, "downgrade").await;
+    let other = stand.client().await;
+    let writer = lock.write().lock().await.unwrap();
+    let theirs = other.read_write_lock(lock.name());
+    let next = tokio::spawn(theirs.write().lock().into_future());
+    waits(&other).await;
+    let owner = writer.owner();
+    let reader = writer.downgrade().await.unwrap();
+    assert_eq!(reader.owner(), owner);
+    assert!(reader.is_valid());
+    assert!(!lock.write().is_locked().await.unwrap());
+    assert!(!next.is_finished());
+    // Others read with it.
+    let with = lock.read().try_lock().await.unwrap().unwrap();
+    with.unlock().await.unwrap();
+    assert!(!next.is_finished());
+    reader.unlock().await.unwrap();
+    let next = soon("woken", next).await.unwrap().unwrap();
+    next.unlock().await.unwrap();
+    assert_eq!(client.status().holds, 0);
+}
+
+async fn downgrading_lets_waiting_readers_in(stand: Stand) {
+    let (client, lock) = lock_of(&stand, "downgrade-wakes").await;
+    let writer = lock.write().lock().lease(10 * LONG).await.unwrap();
+    let waiting = tokio::spawn(lock.read().lock().into_future());
+    waits(&client).await;
+    let reader = writer.downgrade().await.unwrap();
+    let other = soon("woken", waiting).await.unwrap().unwrap();
+    other.unlock().await.unwrap();
+    reader.unlock().await.unwrap();
+}
+
+async fn downgrading_one_of_two_keeps_others_out(stand: Stand) {
+    let (_client, lock) = lock_of(&stand, "downgrade-inner").await;
+    let outer = lock.write().lock().await.unwrap();
+    let inner = outer.reenter().await.unwrap();
+    let reader = inner.downgrade().await.unwrap();
+    assert_eq!(outer.hold_count(), 1);
+    assert!(lock.read().try_lock().await.unwrap().is_none());
+    outer.unlock().await.unwrap();
+    let other = lock.read().try_lock().await.unwrap().unwrap();
+    other.unlock().await.unwrap();
+    reader.unlock().await.unwrap();
+    assert!(free(&lock).await);
+}
+
+async fn downgrading_keeps_a_fixed_lease_fixed(stand: Stand) {
+    let (_client, lock) = lock_of(&stand, "downgrade-lease").await;
+    let writer = lock.write().lock().lease(3 * LONG).await.unwrap();
+    let reader = writer.downgrade().await.unwrap();
+    assert!(reader.valid_for() > 2 * LONG && reader.valid_for() <= 3 * LONG);
+    reader.unlock().await.unwrap();
+
+    let reader = in_time(|| async {
+        let writer = lock.write().lock().lease(Duration::from_millis(300)).await;
+        writer?.downgrade().await
+    })
+    .await;
+    soon("it is not renewed", reader.lost()).await;
+    let next = soon("free", lock.write().lock().into_future()).await;
+    next.unwrap().unlock().await.unwrap();
+}
+
+async fn downgrading_what_was_lost_is_an_error(stand: Stand) {
+    let (client, lock) = lock_of(&stand, "downgrade-lost").await;
+    let writer = lock.write().lock().await.unwrap();
+    assert!(lock.write().force_unlock().await.unwrap());
+    let theirs = lock.write().lock().await.unwrap();
+    let lost = soon("told", writer.downgrade()).await.unwrap_err();
+    assert_lost(&lost, Loss::NotHeld);
+    client.settled().await;
+    assert!(lock.write().is_held_by(theirs.owner()).await.unwrap());
+    theirs.unlock().await.unwrap();
+
+    // Also when nobody has taken it since.
+    let writer = lock.write().lock().await.unwrap();
+    assert!(lock.write().force_unlock().await.unwrap());
+    let lost = writer.downgrade().await.unwrap_err();
+    assert!(matches!(lost, Error::Lost { .. }), "{lost}");
+    client.settled().await;
+    assert!(free(&lock).await);
+
+    let writer = in_time(|| lock.write().lock().lease(Duration::from_millis(50))).await;
+    soon("ended", writer.lost()).await;
+    let lost = writer.downgrade().await.unwrap_err();
+    assert!(matches!(lost, Error::Lost { .. }), "{lost}");
+    client.settled().await;
+    assert!(free(&lock).await);
+}
+
+async fn a_lost_writer_that_asks_to_read_is_told_at_once(stand: Stand) {
+    let (client, lock) = lock_of(&stand, "read-lost").await;
+    let told = |read: Result<Guard<Read>, Error>| {
+        assert!(matches!(read, Err(Error::Lost { .. })), "{read:?}");
+    };
+    let brief = || lock.write().lock().lease(Duration::from_millis(50));
+    // Known here.
+    let (writer, reader) = in_time(|| async {
+        let writer = brief().await?;
+        let reader = writer.read().lease(LONG).await?;
+        Ok((writer, reader))
+    })
+    .await;
+    let late = writer.read();
+    soon("ended", writer.lost()).await;
+    told(soon("told", writer.read().into_future()).await);
+    // Who reads by then goes on as any reader does.
+    let again = soon("entered", reader.reenter().into_future()).await;
+    again.unwrap().unlock().await.unwrap();
+    reader.unlock().await.unwrap();
+    told(soon("told", late.into_future()).await);
+    drop(writer);
+    client.settled().await;
+
+    // Also when others stand in line.
+    let writer = in_time(brief).await;
+    soon("ended", writer.lost()).await;
+    let theirs = lock.write().lock().await.unwrap();
+    let waiting = tokio::spawn(lock.read().lock().into_future());
+    waits(&client).await;
+    told(soon("told", writer.read().into_future()).await);
+    theirs.unlock().await.unwrap();
+    let waiting = soon("free", waiting).await.unwrap().unwrap();
+    waiting.unlock().await.unwrap();
+
+    // Known to the store alone.
+    let writer = lock.write().lock().await.unwrap();
+    assert!(lock.write().force_unlock().await.unwrap());
+    let theirs = lock.write().lock().await.unwrap();
+    told(soon("told", writer.read().into_future()).await);
+    assert!(!writer.is_valid());
+    drop(writer);
+    client.settled().await;
+    assert!(lock.write().is_held_by(theirs.owner()).await.unwrap());
+    theirs.unlock().await.unwrap();
+    assert!(free(&lock).await);
+}
+
+async fn giving_back_the_write_side_first_lets_waiting_readers_in(stand: Stand) {
+    let (client, lock) = lock_of(&stand, "write-first").await;
+    let writer = lock.write().lock().lease(10 * LONG).await.unwrap();
+    let reader = writer.read().lease(10 * LONG).await.unwrap();
+    let waiting = tokio::spawn(lock.read().lock().into_future());
+    waits(&client).await;
+    writer.unlock().await.unwrap();
+    let other = soon("woken", waiting).await.unwrap().unwrap();
+    other.unlock().await.unwrap();
+    reader.unlock().await.unwrap();
+}
+
+/// F12: one reader dies, another lives on and is renewed; the dead one is gone after its own lease.
+async fn a_dead_reader_does_not_live_on_with_the_others(stand: Stand) {
+    let settings = Client::builder().watchdog(WATCHDOG);
+    let client = stand.client_with(settings).await;
+    let lock = client.read_write_lock(&unique("dead"));
+    let alive = lock.read().lock().await.unwrap();
+    // The other one is renewed meanwhile, and waited for once more.
+    let dead = lock.read().lock().lease(WATCHDOG).await;
+    std::mem::forget(dead.unwrap());
+    let other = stand.client().await;
+    let theirs = other.read_write_lock(lock.name());
+    let writer = tokio::spawn(theirs.write().lock().into_future());
+    waits(&other).await;
+    assert_eq!(lock.read().holders().await.unwrap().len(), 2);
+    until("the dead one is gone", || async {
+        lock.read().holders().await.unwrap().len() == 1
+    })
+    .await;
+    assert!(alive.is_valid());
+    assert!(!writer.is_finished());
+    alive.unlock().await.unwrap();
+    let writer = soon("nobody is left", writer).await.unwrap().unwrap();
+    writer.unlock().await.unwrap();
+    assert!(free(&lock).await);
+}
+
+/// F13: each of many concurrent holds, re-entered ones included, sees its end move away.
+async fn every_read_hold_is_renewed(stand: Stand) {
+    let client = stand
+        .client_with(Client::builder().watchdog(WATCHDOG))
+        .await;
+    let lock = client.read_write_lock(&unique("renewed"));
+    let mut guards = Vec::new();
+    for n in 0..40 {
+        let guard = lock.read().lock().await.unwrap();
+        if n % 4 == 0 {
+            guards.push(guard.reenter().await.unwrap());
+        }
+        guards.push(guard);
+    }
+    let ends = || async {
+        let holders = lock.read().holders().await.unwrap().into_iter();
+        holders
+            .map(|holder| (holder.owner, holder.remaining))
+            .collect::<HashMap<_, _>>()
+    };
+    let mut before = ends().await;
+    assert_eq!(before.len(), 40);
+    let mut to_be_seen: HashSet<_> = before.keys().cloned().collect();
+    while !to_be_seen.is_empty() {
+        let now = ends().await;
+        assert_eq!(now.len(), 40, "one has ended");
+        to_be_seen.retain(|owner| now[owner] <= before[owner]);
+        before = now;
+        assert!(guards.iter().all(Guard::is_valid));
+        tokio::time::sleep(Duration::from_millis(2)).await;
+    }
+    for guard in guards {
+        assert!(guard.is_valid());
+        guard.unlock().await.unwrap();
+    }
+    assert!(free(&lock).await);
+    assert_eq!(client.status().holds, 0);
+}
+
+/// F16, for both sides.
+async fn a_shorter_lease_brings_no_end_nearer(stand: Stand) {
+    let (_client, lock) = lock_of(&stand, "shorter").await;
+    let short = LONG / 4;
+
+    let outer = lock.read().lock().lease(LONG).await.unwrap();
+    let inner = outer.reenter().lease(short).await.unwrap();
+    assert!(lock.read().remaining_lease().await.unwrap().unwrap() > LONG / 2);
+    inner.unlock().await.unwrap();
+    assert!(lock.read().remaining_lease().await.unwrap().unwrap() > LONG / 2);
+    outer.unlock().await.unwrap();
+    assert!(free(&lock).await);
+
+    // The longer one given back first: its end stays, because the guards believe in it.
+    let outer = lock.read().lock().lease(short).await.unwrap();
+    let inner = outer.reenter().lease(LONG).await.unwrap();
+    inner.unlock().await.unwrap();
+    assert!(outer.valid_for() > LONG / 2);
+    assert!(lock.read().remaining_lease().await.unwrap().unwrap() > LONG / 2);
+    outer.unlock().await.unwrap();
+    assert!(free(&lock).await);
+
+    let outer = lock.write().lock().lease(LONG).await.unwrap();
+    let inner = outer.reenter().lease(short).await.unwrap();
+    let reader = outer.read().lease(short).await.unwrap();
+    for _ in 0..2 {
+        assert!(lock.write().remaining_lease().await.unwrap().unwrap() > LONG / 2);
+    }
+    reader.unlock().await.unwrap();
+    assert!(lock.write().remaining_lease().await.unwrap().unwrap() > LONG / 2);
+    inner.unlock().await.unwrap();
+    assert!(lock.write().remaining_lease().await.unwrap().unwrap() > LONG / 2);
+    assert!(outer.is_valid());
+    outer.unlock().await.unwrap();
+    assert!(free(&lock).await);
+}
+
+/// The key lives as long as the longest of those who are left, no longer and no shorter.
+async fn a_reader_that_is_done_leaves_the_longer_lease_to_the_others(stand: Stand) {
+    let (_client, lock) = lock_of(&stand, "left").await;
+    let long = lock.read().lock().lease(10 * LONG).await.unwrap();
+    let middle = lock.read().lock().lease(5 * LONG).await.unwrap();
+    let short = lock.read().lock().lease(2 * LONG).await.unwrap();
+    let left = async || lock.read().remaining_lease().await.unwrap().unwrap();
+    assert!(left().await > 9 * LONG);
+    long.unlock().await.unwrap();
+    assert!(left().await > 4 * LONG && left().await <= 5 * LONG);
+    short.unlock().await.unwrap();
+    assert!(left().await > 4 * LONG);
+    middle.unlock().await.unwrap();
+
+    // Who wrote for long and reads for a while is a reader like others.
+    let writer = lock.write().lock().lease(10 * LONG).await.unwrap();
+    let reader = writer.read().lease(2 * LONG).await.unwrap();
+    writer.unlock().await.unwrap();
+    assert!(left().await <= 2 * LONG);
+    assert!(reader.is_valid());
+    reader.unlock().await.unwrap();
+    assert!(free(&lock).await);
+}
+
+async fn a_non_reentrant_side_refuses_its_owner(stand: Stand) {
+    let (_client, lock) = lock_of(&stand, "once").await;
+    let me = Owner::new();
+    let read = lock.read().clone().non_reentrant();
+    let reader = read.lock().owner(me).await.unwrap();
+    let refused = soon("told", read.lock().owner(me).into_future()).await;
+    assert!(matches!(refused, Err(Error::AlreadyHeld { .. })));
+    reader.unlock().await.unwrap();
+    let write = lock.write().clone().non_reentrant();
+    let writer = write.lock().owner(me).await.unwrap();
+    let refused = write.try_lock().owner(me).await;
+    assert!(matches!(refused, Err(Error::AlreadyHeld { .. })));
+    // The sides are two locks: having one is no reason to refuse the other.
+    let reader = read.lock().owner(me).await.unwrap();
+    reader.unlock().await.unwrap();
+    writer.unlock().await.unwrap();
+}
+
+async fn each_side_is_taken_by_force_for_itself(stand: Stand) {
+    let client = stand
+        .client_with(Client::builder().watchdog(WATCHDOG))
+        .await;
+    let lock = client.read_write_lock(&unique("force"));
+    assert!(!lock.read().force_unlock().await.unwrap());
+    assert!(!lock.write().force_unlock().await.unwrap());
+
+    let reader = lock.read().lock().await.unwrap();
+    let outer = lock.read().lock().await.unwrap();
+    let inner = outer.reenter().await.unwrap();
+    assert!(!lock.write().force_unlock().await.unwrap());
+    assert!(lock.read().is_locked().await.unwrap());
+    let waiting = tokio::spawn(lock.write().lock().into_future());
+    waits(&client).await;
+    assert!(lock.read().force_unlock().await.unwrap());
+    let writer = soon("woken", waiting).await.unwrap().unwrap();
+    for guard in [reader, outer, inner] {
+        soon("told at the next renewal", guard.lost()).await;
+        let lost = guard.unlock().await.unwrap_err();
+        assert_lost(&lost, Loss::NotHeld);
+    }
+
+    assert!(!lock.read().force_unlock().await.unwrap());
+    assert!(lock.write().is_locked().await.unwrap());
+    let reader = writer.read().await.unwrap();
+    assert!(lock.read().force_unlock().await.unwrap());
+    assert!(!lock.read().is_locked().await.unwrap());
+    assert!(lock.write().is_held_by(writer.owner()).await.unwrap());
+    soon("told", reader.lost()).await;
+    drop(reader);
+    let reader = writer.read().await.unwrap();
+    let waiting = tokio::spawn(lock.read().lock().into_future());
+    waits(&client).await;
+    assert!(lock.write().force_unlock().await.unwrap());
+    let next = soon("woken", waiting).await.unwrap().unwrap();
+    soon("told", writer.lost()).await;
+    soon("told", reader.lost()).await;
+    assert!(next.is_valid());
+    drop((writer, reader));
+    client.settled().await;
+    assert_eq!(lock.read().holders().await.unwrap().len(), 1);
+    next.unlock().await.unwrap();
+    assert!(free(&lock).await);
+}
+
+async fn a_guard_tells_that_its_lease_has_ended(stand: Stand) {
+    let (client, lock) = lock_of(&stand, "ended").await;
+    let lease = Duration::from_millis(200);
+    let reader = in_time(|| lock.read().lock().lease(lease)).await;
+    let writer = soon("free", in_time(|| lock.write().lock().lease(lease))).await;
+    assert!(!reader.is_valid());
+    let next = soon("free", lock.read().lock().into_future())
+        .await
+        .unwrap();
+    assert!(!writer.is_valid());
+    for lost in [reader.unlock().await, writer.unlock().await] {
+        assert_lost(&lost.unwrap_err(), Loss::LeaseEnded);
+    }
+    client.settled().await;
+    // Coming late they took nothing from who came after them.
+    assert!(lock.read().is_held_by(next.owner()).await.unwrap());
+    next.unlock().await.unwrap();
+    assert!(free(&lock).await);
+}
+
+async fn an_owner_that_lost_its_read_side_starts_anew(stand: Stand) {
+    let (client, lock) = lock_of(&stand, "anew").await;
+    let me = Owner::new();
+    // Somebody keeps the hash alive, so the dead reader's field stays in it.
+    let other = lock.read().lock().await.unwrap();
+    let brief = || {
+        lock.read()
+            .lock()
+            .owner(me)
+            .lease(Duration::from_millis(150))
+    };
+    let (one, two) = (in_time(brief).await, in_time(brief).await);
+    soon("lost", async { tokio::join!(one.lost(), two.lost()) }).await;
+    assert!(matches!(two.reenter().await, Err(Error::Lost { .. })));
+    // Here it was counted from before it was sent, so the store comes last.
+    until("ended in the store", || async {
+        lock.read().hold_count(me).await.unwrap() == 0
+    })
+    .await;
+    // Dead as it is, it does not count as reading itself.
+    let theirs = lock.write().try_lock().owner(me).await.unwrap();
+    assert!(theirs.is_none());
+    let anew = lock.read().lock().owner(me).await.unwrap();
+    assert_eq!(anew.hold_count(), 1);
+    assert_eq!(lock.read().hold_count(me).await.unwrap(), 1);
+    drop((one, two));
+    client.settled().await;
+    assert_eq!(lock.read().hold_count(me).await.unwrap(), 1);
+    anew.unlock().await.unwrap();
+    other.unlock().await.unwrap();
+    assert!(free(&lock).await);
+}
+
+async fn a_stream_of_readers_lets_a_preferred_writer_in(stand: Stand) {
+    let (readers, writers) = (stand.client().await, stand.client().await);
+    let name = unique("stream");
+    let read = readers.read_write_lock(&name).prefer_writers();
+    let write = writers.read_write_lock(&name).prefer_writers();
+    let mut reader = read.read().lock().await.unwrap();
+    let writer = tokio::spawn(write.write().lock().into_future());
+    // Each comes before the last one goes: without right of way this would never end.
+    let begun = std::time::Instant::now();
+    while let Some(next) = read.read().try_lock().await.unwrap() {
+        assert!(begun.elapsed() < LONG, "the writer starves");
+        std::mem::replace(&mut reader, next).unlock().await.unwrap();
+    }
+    assert!(reader.is_valid());
+    assert!(!writer.is_finished());
+    reader.unlock().await.unwrap();
+    let writer = soon("it is its turn", writer).await.unwrap().unwrap();
+    // And the next reader is served in the end.
+    let waiting = tokio::spawn(read.read().lock().into_future());
+    waits(&readers).await;
+    writer.unlock().await.unwrap();
+    let reader = soon("after the writer", waiting).await.unwrap().unwrap();
+    reader.unlock().await.unwrap();
+}
+
+async fn a_preferred_writer_holds_back_only_who_is_new(stand: Stand) {
+    let (client, plain) = lock_of(&stand, "new").await;
+    let lock = plain.clone().prefer_writers();
+    let reader = lock.read().lock().await.unwrap();
+    let writer = tokio::spawn(lock.write().lock().into_future());
+    until("it is remembered", || async {
+        match lock.read().try_lock().await.unwrap() {
+            Some(guard) => {
+                guard.unlock().await.unwrap();
+                false
+            }
+            None => true,
+        }
+    })
+    .await;
+    // Who reads already enters again; who does not know of the rule is not bound by it.
+    let again = reader.reenter().await.unwrap();
+    let other = plain.read().try_lock().await.unwrap().unwrap();
+    for guard in [again, other, reader] {
+        assert!(!writer.is_finished());
+        guard.unlock().await.unwrap();
+    }
+    let writer = soon("its turn", writer).await.unwrap().unwrap();
+    // Who writes may read, whoever else waits to write.
+    let elsewhere = stand.client().await;
+    let next = elsewhere.read_write_lock(lock.name()).prefer_writers();
+    let next = tokio::spawn(next.write().lock().into_future());
+    waits(&elsewhere).await;
+    let reader = writer.downgrade().await.unwrap();
+    assert!(lock.read().try_lock().await.unwrap().is_none());
+    reader.unlock().await.unwrap();
+    let next = soon("its turn", next).await.unwrap().unwrap();
+    next.unlock().await.unwrap();
+    client.settled().await;
+    // Nobody waits to write any more.
+    let reader = lock.read().try_lock().await.unwrap().unwrap();
+    reader.unlock().await.unwrap();
+}
+
+async fn a_preferred_writer_that_gives_up_lets_readers_in(stand: Stand) {
+    let (readers, writers) = (stand.client().await, stand.client().await);
+    let name = unique("gives-up");
+    let read = readers.read_write_lock(&name).prefer_writers();
+    let write = writers.read_write_lock(&name).prefer_writers();
+    for dropped in [false, true] {
+        let reader = read.read().lock().await.unwrap();
+        let mut writer = Box::pin(
+            write
+                .write()
+                .try_lock()
+                .wait(match dropped {
+                    true => LONG,
+                    false => Duration::from_millis(100),
+                })
+                .into_future(),
+        );
+        let remembered = tokio::select! {
+            biased;
+            _ = &mut writer => false,
+            () = until("it is remembered", || async {
+                let more = read.read().try_lock().await.unwrap();
+                let none = more.is_none();
+                drop(more);
+                none
+            }) => true,
+        };
+        if !remembered {
+            // On a slow machine its patience was over first: nothing to see in this round.
+            reader.unlock().await.unwrap();
+            continue;
+        }
+        let waiting = tokio::spawn(read.read().lock().into_future());
+        if !dropped {
+            assert!(writer.await.unwrap().is_none());
+        } else {
+            drop(writer);
+        }
+        let more = soon("let in", waiting).await.unwrap().unwrap();
+        more.unlock().await.unwrap();
+        reader.unlock().await.unwrap();
+        writers.settled().await;
+        readers.settled().await;
+    }
+    assert!(free(&read).await);
+    assert_eq!(writers.status().background, 0);
+}
+
+async fn a_preferred_writer_that_only_tries_holds_nobody_back(stand: Stand) {
+    let (_client, lock) = lock_of(&stand, "tries").await;
+    let lock = lock.prefer_writers();
+    let reader = lock.read().lock().await.unwrap();
+    assert!(lock.write().try_lock().await.unwrap().is_none());
+    let more = lock.read().try_lock().await.unwrap().unwrap();
+    more.unlock().await.unwrap();
+    reader.unlock().await.unwrap();
+}
+
+async fn readers_and_writers_never_meet(stand: Stand) {
+    let clients = [stand.client().await, stand.client().await];
+    let name = unique("crowd");
+    // Readers count up, a writer takes the place of all.
+    let inside = Arc::new(AtomicI32::new(0));
+    let together = Arc::new(AtomicI32::new(0));
+    let crowd: Vec<_> = (0..16)
+        .map(|n| {
+            let mut lock = clients[n % 2].read_write_lock(&name);
+            if n % 4 == 0 {
+                lock = lock.prefer_writers();
+            }
+            let (inside, together) = (inside.clone(), together.clone());
+            tokio::spawn(async move {
+                for turn in 0..20 {
+                    if (n + turn) % 4 == 0 {
+                        let guard = lock.write().lock().await.unwrap();
+                        let before = inside.swap(-1000, Ordering::SeqCst);
+                        assert_eq!(before, 0, "not alone");
+                        tokio::task::yield_now().await;
+                        inside.store(0, Ordering::SeqCst);
+                        if turn % 2 == 0 {
+                            let guard = guard.downgrade().await.unwrap();
+                            assert!(inside.fetch_add(1, Ordering::SeqCst) >= 0);
+                            inside.fetch_sub(1, Ordering::SeqCst);
+                            guard.unlock().await.unwrap();
+                        } else {
+                            guard.unlock().await.unwrap();
+                        }
+                    } else {
+                        let guard = lock.read().lock().await.unwrap();
+                        let readers = inside.fetch_add(1, Ordering::SeqCst) + 1;
+                        assert!(readers > 0, "somebody writes");
+                        together.fetch_max(readers, Ordering::SeqCst);
+                        tokio::task::yield_now().await;
+                        inside.fetch_sub(1, Ordering::SeqCst);
+                        guard.unlock().await.unwrap();
+                    }
+                }
+            })
+        })
+        .collect();
+    for one in crowd {
+        soon("every turn is taken", one).await.unwrap();
+    }
+    assert!(free(&clients[0].read_write_lock(&name)).await);
+    for client in &clients {
+        client.settled().await;
+        assert_eq!(client.status().holds, 0);
+    }
+}
+
+async fn names_and_leases_that_cannot_be_used(stand: Stand) {
+    let client = stand.client().await;
+    for name in ["", "a\0b", "a\nb", &"x".repeat(513)] {
+        let lock = client.read_write_lock(name);
+        assert_eq!(lock.name(), name);
+        for error in [
+            lock.read().lock().await.err(),
+            lock.write().lock().await.err(),
+            lock.read().try_lock().await.err(),
+            lock.write().try_lock().await.err(),
+            lock.read().is_locked().await.err(),
+            lock.write().force_unlock().await.err(),
+        ] {
+            assert!(matches!(error, Some(Error::InvalidName { .. })));
+        }
+    }
+    let lock = client.read_write_lock(&unique("leases"));
+    for lease in [
+        Duration::ZERO,
+        Duration::from_micros(999),
+        redlatch::MAX_LEASE + Duration::from_millis(1),
+        Duration::MAX,
+    ] {
+        let read = lock.read().lock().lease(lease).await.err();
+        let write = lock.write().lock().lease(lease).await.err();
+        for error in [read, write] {
+            assert!(matches!(error, Some(Error::InvalidLease { .. })));
+        }
+    }
+    let longest = lock.write().lock().lease(redlatch::MAX_LEASE).await;
+    let longest = longest.unwrap();
+    let reader = longest.read().lease(redlatch::MAX_LEASE).await.unwrap();
+    longest.unlock().await.unwrap();
+    assert!(reader.valid_for() > redlatch::MAX_LEASE - LONG);
+    reader.unlock().await.unwrap();
+    assert!(free(&lock).await);
+}
+
+async fn the_plain_lock_of_the_same_name_is_another_kind(stand: Stand) {
+    let client = stand.client().await;
+    let name = unique("kinds");
+    let (plain, lock) = (client.lock(&name), client.read_write_lock(&name));
+    let me = Owner::new();
+    let wrong = |error: Option<Error>| {
+        assert!(matches!(error, Some(Error::WrongKind { .. })), "{error:?}");
+    };
+    let guard = plain.lock().owner(me).await.unwrap();
+    wrong(lock.read().lock().await.err());
+    wrong(lock.write().lock().await.err());
+    wrong(lock.read().lock().owner(me).await.err());
+    wrong(lock.write().lock().owner(me).await.err());
+    wrong(lock.read().holders().await.err());
+    wrong(lock.write().is_locked().await.err());
+    wrong(lock.read().force_unlock().await.err());
+    wrong(lock.write().force_unlock().await.err());
+    client.settled().await;
+    assert_eq!(plain.hold_count(me).await.unwrap(), 1);
+    guard.unlock().await.unwrap();
+
+    let reader = lock.read().lock().owner(me).await.unwrap();
+    wrong(plain.lock().await.err());
+    wrong(plain.try_lock().owner(me).await.err());
+    wrong(plain.force_unlock().await.err());
+    client.settled().await;
+    assert_eq!(lock.read().hold_count(me).await.unwrap(), 1);
+    reader.unlock().await.unwrap();
+    plain.lock().await.unwrap().unlock().await.unwrap();
+}
+
+async fn prefixes_and_hash_tags_belong_to_the_name(stand: Stand) {
+    let with = stand.prefixed("shop:").await;
+    let without = stand.client().await;
+    for name in [unique("{tag}:names"), unique("names")] {
+        let (here, there) = (with.read_write_lock(&name), without.read_write_lock(&name));
+        let same = without.read_write_lock(&format!("shop:{name}"));
+        let guards = [
+            here.read().lock().await.unwrap(),
+            here.read().lock().await.unwrap(),
+        ];
+        assert!(there.write().try_lock().await.unwrap().is_some());
+        assert!(same.write().try_lock().await.unwrap().is_none());
+        assert_eq!(same.read().holders().await.unwrap().len(), 2);
+        for guard in guards {
+            assert_eq!(guard.name(), name);
+            guard.unlock().await.unwrap();
+        }
+        assert!(free(&same).await);
+        without.settled().await;
+    }
+}
+
+async fn dropped_anywhere_nothing_is_left(stand: Stand) {
+    let (client, lock) = lock_of(&stand, "dropped").await;
+    let other = stand.client().await;
+    let nothing_left = async || {
+        soon("settled", client.settled()).await;
+        assert!(free(&lock).await, "a key was left");
+        let status = client.status();
+        assert_eq!((status.holds, status.background), (0, 0), "{status:?}");
+    };
+    for lock in [lock.clone(), lock.clone().prefer_writers()] {
+        let theirs = other.read_write_lock(lock.name());
+        // A free side.
+        dropped_everywhere(async |polls| {
+            let guard = polled(polls, lock.read().lock().into_future()).await;
+            let through = guard.is_some();
+            drop(guard);
+            nothing_left().await;
+            through
+        })
+        .await;
+        // A side that is given back meanwhile, both ways round.
+        dropped_everywhere(async |polls| {
+            let held = theirs.write().lock().await.unwrap();
+            let waiter = polled(polls, lock.read().lock().into_future());
+            let (guard, released) =
+                soon("both", async { tokio::join!(waiter, held.unlock()) }).await;
+            released.unwrap();
+            let through = guard.is_some();
+            drop(guard);
+            nothing_left().await;
+            through
+        })
+        .await;
+        dropped_everywhere(async |polls| {
+            let held = theirs.read().lock().await.unwrap();
+            let waiter = polled(polls, lock.write().lock().into_future());
+            let (guard, released) =
+                soon("both", async { tokio::join!(waiter, held.unlock()) }).await;
+            released.unwrap();
+            let through = guard.is_some();
+            drop(guard);
+            nothing_left().await;
+            // Nobody is remembered as waiting.
+            let reader = lock.read().try_lock().await.unwrap();
+            reader.expect("free").unlock().await.unwrap();
+            through
+        })
+        .await;
+        dropped_everywhere(async |polls| {
+            let writer = lock.write().lock().await.unwrap();
+            let reader = polled(polls, writer.downgrade()).await;
+            let through = reader.is_some();
+            drop(reader);
+            nothing_left().await;
+            through
+        })
+        .await;
+        dropped_everywhere(async |polls| {
+            let writer = lock.write().lock().await.unwrap();
+            let reader = polled(polls, writer.read().into_future()).await;
+            let through = reader.is_some();
+            drop(reader);
+            soon("settled", client.settled()).await;
+            assert_eq!(lock.read().holders().await.unwrap(), []);
+            assert!(lock.write().is_held_by(writer.owner()).await.unwrap());
+            let released = polled(polls, writer.unlock()).await;
+            nothing_left().await;
+            through && released.is_some()
+        })
+        .await;
+        dropped_everywhere(async |polls| {
+            let outer = lock.read().lock().await.unwrap();
+            let inner = polled(polls, outer.reenter().into_future()).await;
+            let through = inner.is_some();
+            drop(inner);
+            soon("settled", client.settled()).await;
+            assert_eq!(lock.read().hold_count(outer.owner()).await.unwrap(), 1);
+            let released = polled(polls, outer.unlock()).await;
+            nothing_left().await;
+            through && released.is_some()
+        })
+        .await;
+    }
+}
+
+/// F14 among others.
+async fn nothing_is_kept_account_of_in_the_end(stand: Stand) {
+    let linger = Duration::from_millis(10);
+    let client = stand
+        .client_with(Client::builder().subscription_linger(linger))
+        .await;
+    let lock = client.read_write_lock(&unique("account")).prefer_writers();
+    let tasks: Vec<_> = (0..24)
+        .map(|n| {
+            let lock = lock.clone();
+            tokio::spawn(async move {
+                match n % 4 {
+                    0 => {
+                        let guard = lock.read().lock().await.unwrap();
+                        let inner = guard.reenter().await.unwrap();
+                        drop(guard);
+                        inner.unlock().await.unwrap();
+                    }
+                    1 => {
+                        let guard = lock.write().lock().await.unwrap();
+                        let reader = guard.read().await.unwrap();
+                        guard.unlock().await.unwrap();
+                        drop(reader);
+                    }
+                    2 => drop(lock.write().lock().await.unwrap().downgrade().await),
+                    _ => {
+                        let wait = Duration::from_millis(n);
+                        // So short a limit may pass without an answer.
+                        drop(lock.write().try_lock().wait(wait).await);
+                    }
+                }
+            })
+        })
+        .collect();
+    for task in tasks {
+        soon("done", task).await.unwrap();
+    }
+    client.settled().await;
+    until("all is empty", || async {
+        let status = client.status();
+        (status.holds, status.subscriptions, status.background) == (0, 0, 0)
+    })
+    .await;
+    assert!(free(&lock).await);
+}
+
+/// Whatever is handed out may be moved to and used from any thread, and spawned.
+#[test]
+fn everything_is_send_and_sync() {
+    fn both<T: Send + Sync>() {}
+    both::<ReadWriteLock>();
+    both::<Guard<Read>>();
+    both::<Guard<Write>>();
+    fn spawned<T: Send + 'static>(_: T) {}
+    let lock = Client::embedded().read_write_lock("a");
+    spawned(lock.read().lock().into_future());
+    spawned(async move { lock.write().lock().await?.downgrade().await });
+}

@@ -1,0 +1,471 @@
+//! F24: an acquisition counts when the replicas have it, or is given back.
+
+use std::future::IntoFuture;
+use std::pin::pin;
+use std::time::Duration;
+
+use redlatch::{Client, ClientBuilder, Error, MultiLock, ReplicaSync, Result};
+use redlatch_testkit::{Server, unique};
+
+use crate::common::{LONG, WATCHDOG, dropped_everywhere, polled, risen, soon, until};
+use crate::topology::{Deployment, granted, patient};
+
+/// A master and its replicas, without anybody who watches them.
+struct Replicated {
+    master: Server,
+    replicas: Vec<Server>,
+}
+
+impl Replicated {
+    async fn start(count: usize) -> Replicated {
+        let settings = ["--repl-diskless-sync-delay", "0", "--repl-timeout", "600"];
+        let master = Server::start_with(&settings);
+        let follow = format!("127.0.0.1 {}", master.port());
+        let replica = |_| Server::start_with(&[&settings[..], &["--replicaof", &follow]].concat());
+        let replicas = (0..count).map(replica).collect();
+        let all = Replicated { master, replicas };
+        all.in_step(count).await;
+        all
+    }
+
+    /// Waits until so many replicas are connected and follow.
+    async fn in_step(&self, count: usize) {
+        until("in step", || async {
+            let info: String = self.master.ask(&["INFO", "replication"]);
+            info.lines()
+                .filter(|line| line.contains("state=online"))
+                .count()
+                == count
+        })
+        .await;
+    }
+
+    async fn client(&self, settings: ClientBuilder) -> Client {
+        settings.connect(&self.master.url()).await.unwrap()
+    }
+
+    fn exists(&self, key: &str) -> bool {
+        self.master.ask(&["EXISTS", key])
+    }
+
+    fn waits(&self) -> u64 {
+        waits(&self.master)
+    }
+}
+
+/// How many WAITs a server has been sent.
+fn waits(server: &Server) -> u64 {
+    let statistics: String = server.ask(&["INFO", "commandstats"]);
+    let calls = |line: &str| line.split(['=', ',']).nth(1)?.parse::<u64>().ok();
+    let wait = statistics
+        .lines()
+        .find(|line| line.starts_with("cmdstat_wait:"));
+    wait.and_then(calls).unwrap_or(0)
+}
+
+/// Replicas are given up soon.
+fn brief(sync: ReplicaSync) -> ClientBuilder {
+    patient()
+        .replica_sync(sync)
+        .replica_timeout(Duration::from_millis(100))
+}
+
+#[track_caller]
+fn assert_not_replicated<T>(asked: Result<T>, needed: usize, in_sync: usize) {
+    let Err(error) = asked else {
+        panic!("granted although the replicas hang");
+    };
+    let Error::NotReplicated {
+        needed: n,
+        in_sync: i,
+        within,
+        ..
+    } = &error
+    else {
+        panic!("{error}");
+    };
+    assert_eq!(
+        (*n, *i, *within),
+        (needed, in_sync, Duration::from_millis(100))
+    );
+    let said = error.to_string();
+    for part in [
+        &format!("{in_sync} of the {needed}"),
+        "100ms",
+        "replica_sync",
+        "replica_timeout",
+    ] {
+        assert!(said.contains(part), "{said}");
+    }
+    assert!(error.is_transient());
+}
+
+/// Whatever it is, it is free again on the master when the error is there.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_no_replica_has_is_given_back() {
+    let all = Replicated::start(1).await;
+    let client = all.client(brief(ReplicaSync::All)).await;
+    let expirable = client.expirable_semaphore("expirable");
+    expirable.try_set_permits(3).await.unwrap();
+    let semaphore = client.semaphore("semaphore");
+    semaphore.try_set_permits(3).await.unwrap();
+    let outer = granted(|| client.lock("outer").lock()).await;
+    all.replicas[0].freeze();
+    let free = |key: &str| assert!(!all.exists(key), "{key} is still held");
+
+    let lock = client.lock("lock");
+    assert_not_replicated(lock.lock().await, 1, 0);
+    free("lock");
+    assert_not_replicated(lock.try_lock().await, 1, 0);
+    free("lock");
+    assert_not_replicated(lock.run(async {}).await, 1, 0);
+    free("lock");
+    assert_not_replicated(client.spin_lock("spin").lock().await, 1, 0);
+    free("spin");
+    assert_not_replicated(client.fair_lock("fair").lock().await, 1, 0);
+    free("fair");
+    let fenced = client.fenced_lock("fenced");
+    assert_not_replicated(fenced.lock().await, 1, 0);
+    free("fenced");
+    // A token that was given out once is not given out again.
+    let spent = fenced.current_token().await.unwrap();
+    let both = client.read_write_lock("both");
+    assert_not_replicated(both.read().lock().await, 1, 0);
+    free("both");
+    assert_not_replicated(both.write().lock().await, 1, 0);
+    free("both");
+    let several = MultiLock::new([client.lock("one"), client.lock("two")]);
+    assert_not_replicated(several.lock().await, 1, 0);
+    free("one");
+    free("two");
+    assert_not_replicated(expirable.acquire_many(2).await, 1, 0);
+    assert_eq!(expirable.available().await.unwrap(), 3);
+    assert_not_replicated(semaphore.acquire_many(2).await, 1, 0);
+    assert_eq!(semaphore.available().await.unwrap(), 3);
+    // What is held stays held as often as it was.
+    assert_not_replicated(outer.reenter().await, 1, 0);
+    assert!(outer.is_valid() && outer.hold_count() == 1);
+    soon("settled", client.settled()).await;
+    assert_eq!(
+        client
+            .lock("outer")
+            .hold_count(outer.owner())
+            .await
+            .unwrap(),
+        1
+    );
+    assert_eq!(client.status().holds, 1);
+
+    // Renewals and releases need no replica.
+    outer.unlock().await.unwrap();
+    free("outer");
+    all.replicas[0].thaw();
+    let guard = granted(|| fenced.lock()).await;
+    assert!(guard.token() > spent);
+}
+
+/// Who must have it, by setting, while one of two replicas hangs, while both do, and without any.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_settings_say_who_must_have_it() {
+    use ReplicaSync::{All, AtLeast, Majority, Off};
+    let mut all = Replicated::start(2).await;
+    let [every, majority, one, two, off] = [
+        all.client(brief(All)).await,
+        all.client(brief(Majority)).await,
+        all.client(brief(AtLeast(1))).await,
+        all.client(brief(AtLeast(2))).await,
+        all.client(brief(Off)).await,
+    ];
+    let name = unique("setting");
+    let take = async |client: &Client| match client.lock(&name).lock().await {
+        Ok(guard) => guard.unlock().await,
+        Err(error) => Err(error),
+    };
+    for client in [&every, &majority, &one, &two, &off] {
+        granted(|| client.lock(&name).lock())
+            .await
+            .unlock()
+            .await
+            .unwrap();
+    }
+    all.replicas[0].freeze();
+    for client in [&every, &majority, &one, &off] {
+        granted(|| client.lock(&name).lock())
+            .await
+            .unlock()
+            .await
+            .unwrap();
+    }
+    assert_not_replicated(take(&two).await, 2, 1);
+    all.replicas[1].freeze();
+    assert_not_replicated(take(&every).await, 1, 0);
+    assert_not_replicated(take(&majority).await, 1, 0);
+    assert_not_replicated(take(&one).await, 1, 0);
+    assert_not_replicated(take(&two).await, 2, 0);
+    take(&off).await.unwrap();
+
+    // Those that are gone are not counted, but where a number is demanded.
+    for replica in &mut all.replicas {
+        replica.kill();
+    }
+    all.in_step(0).await;
+    for client in [&every, &majority, &off] {
+        granted(|| client.lock(&name).lock())
+            .await
+            .unlock()
+            .await
+            .unwrap();
+    }
+    let waits = all.waits();
+    take(&every).await.unwrap();
+    assert_eq!(all.waits(), waits, "nobody was to be waited for");
+    assert_not_replicated(take(&one).await, 1, 0);
+
+    // One that comes back is counted again.
+    all.replicas[0].restart();
+    all.in_step(1).await;
+    until("it is waited for", || async {
+        let before = all.waits();
+        granted(|| every.lock(&name).lock())
+            .await
+            .unlock()
+            .await
+            .unwrap();
+        all.waits() > before
+    })
+    .await;
+    granted(|| one.lock(&name).lock())
+        .await
+        .unlock()
+        .await
+        .unwrap();
+    all.replicas[0].freeze();
+    assert_not_replicated(take(&every).await, 1, 0);
+}
+
+/// A server that is alone pays nothing; with a replica it is one WAIT for each acquisition that stands
+/// alone, and none for what is renewed, looked at, waited for or released.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_it_costs() {
+    let alone = Replicated::start(0).await;
+    let client = alone.client(patient()).await;
+    client
+        .lock("a")
+        .lock()
+        .await
+        .unwrap()
+        .unlock()
+        .await
+        .unwrap();
+    assert_eq!(alone.waits(), 0);
+    // Those who looked at it are gone when the server has seen it.
+    until("one connection", || async { alone.master.clients() == 1 }).await;
+
+    let all = Replicated::start(1).await;
+    let client = all.client(patient()).await;
+    // Teaches it the scripts.
+    granted(|| client.lock("a").lock())
+        .await
+        .unlock()
+        .await
+        .unwrap();
+    let before = all.waits();
+    for n in before + 1..=before + 10 {
+        let guard = granted(|| client.lock("a").lock()).await;
+        assert_eq!(all.waits(), n);
+        assert!(client.lock("a").is_locked().await.unwrap());
+        guard.unlock().await.unwrap();
+        assert_eq!(all.waits(), n);
+    }
+    let off = all.client(patient().replica_sync(ReplicaSync::Off)).await;
+    off.lock("b").lock().await.unwrap().unlock().await.unwrap();
+    assert_eq!(all.waits(), before + 10);
+}
+
+/// A crowd asks while the replica hangs: one WAIT is for many of them. Renewals and releases of others
+/// have right of way.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_crowd_before_a_replica_that_hangs() {
+    const CROWD: usize = 300;
+    let all = Replicated::start(1).await;
+    let client = all.client(patient().watchdog(WATCHDOG)).await;
+    let held = granted(|| client.lock("held").lock()).await;
+    let mut released = Vec::new();
+    for n in 0..20 {
+        released.push(granted(|| client.lock(&format!("released-{n}")).lock()).await);
+    }
+    let before = all.waits();
+    all.replicas[0].freeze();
+    let crowd: Vec<_> = (0..CROWD)
+        .map(|n| tokio::spawn(client.lock(&format!("crowd-{n}")).lock().into_future()))
+        .collect();
+    until("they are waited for", || async {
+        all.waits() > before || all.exists("crowd-0")
+    })
+    .await;
+    for guard in released {
+        guard.unlock().await.unwrap();
+    }
+    let mut failed = 0;
+    for one in crowd {
+        let asked = soon("answered", one).await.unwrap();
+        failed += usize::from(matches!(asked, Err(Error::NotReplicated { .. })));
+    }
+    assert_eq!(failed, CROWD);
+    let waits = all.waits() - before;
+    assert!(waits < CROWD as u64 / 10, "{waits} WAITs");
+    soon("settled", client.settled()).await;
+    let left: Vec<String> = all.master.ask(&["KEYS", "*-*"]);
+    assert!(left.is_empty(), "{left:?}");
+
+    // A renewal goes on while somebody waits for the replica all the time.
+    let asking = client.clone();
+    let asking = tokio::spawn(async move {
+        loop {
+            let _ = asking.lock("again").lock().await;
+        }
+    });
+    for _ in 0..2 {
+        risen("a lease", || async { held.valid_for() }).await;
+    }
+    asking.abort();
+    assert!(held.is_valid());
+    held.unlock().await.unwrap();
+}
+
+/// Whoever is dropped while the replicas are waited for leaves nothing behind; nor who is dropped
+/// anywhere else.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn dropped_while_the_replicas_are_waited_for() {
+    let all = Replicated::start(1).await;
+    let client = all.client(patient()).await;
+    let lock = client.lock("dropped");
+    dropped_everywhere(async |polls| {
+        let guard = polled(polls, lock.lock().into_future()).await;
+        let through = guard.is_some();
+        drop(guard);
+        soon("settled", client.settled()).await;
+        assert!(!all.exists("dropped"), "a key was left");
+        through
+    })
+    .await;
+    all.replicas[0].freeze();
+    for _ in 0..2 {
+        let mut asking = Box::pin(lock.lock().into_future());
+        tokio::select! {
+            biased;
+            asked = &mut asking => panic!("answered: {:?}", asked.err()),
+            () = until("it is on the master", || async { all.exists("dropped") }) => {}
+        }
+        drop(asking);
+        soon("settled", client.settled()).await;
+        assert!(!all.exists("dropped"), "a key was left");
+        assert_eq!(client.status().holds, 0);
+    }
+}
+
+/// What is held already and asked for once more, alone or with others, does not end while the replicas
+/// are waited for: its lease is as long as the store has made it.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn reentered_while_the_replicas_hang() {
+    let all = Replicated::start(1).await;
+    // Two clients: what one asks for goes behind the replicas' answer to what it asked before.
+    let settings = || patient().replica_timeout(LONG);
+    let (client, other) = (all.client(settings()).await, all.client(settings()).await);
+    let (short, long) = (LONG, 10 * LONG);
+    let (one, two) = (client.lock("one"), other.lock("two"));
+    let several = MultiLock::new([two.clone(), other.lock("new")]);
+    // A script that the server does not know is sent once more, behind the replicas' answer, too.
+    granted(|| several.lock()).await.unlock().await.unwrap();
+    let held = granted(|| one.lock().lease(short)).await;
+    let held_too = granted(|| two.lock().lease(short)).await;
+    all.replicas[0].freeze();
+    let alone = one.lock().lease(long).owner(held.owner());
+    let alone = tokio::spawn(alone.into_future());
+    let several = several.lock().lease(long).owner(held_too.owner());
+    let several = tokio::spawn(several.into_future());
+    until("both leases are the new ones", || async {
+        held.valid_for() > short && held_too.valid_for() > short
+    })
+    .await;
+    assert!(!alone.is_finished() && !several.is_finished());
+    all.replicas[0].thaw();
+    drop(soon("alone", alone).await.unwrap().unwrap());
+    drop(soon("with another", several).await.unwrap().unwrap());
+}
+
+/// A task whose budget is used up makes no progress in one poll: the WAIT must not be sent before the
+/// step that it is for, or it answers for nothing.
+#[tokio::test]
+async fn the_wait_goes_behind_the_step_whatever_the_tasks_budget() {
+    let all = Replicated::start(1).await;
+    let client = all.client(brief(ReplicaSync::All)).await;
+    granted(|| client.lock("first").lock())
+        .await
+        .unlock()
+        .await
+        .unwrap();
+    all.replicas[0].freeze();
+    for left in 1..12 {
+        let mut asking = client.lock(&format!("budget-{left}")).lock().into_future();
+        // Leaves so much of tokio's budget (128 per poll of a task) at each poll.
+        let asking = std::future::poll_fn(move |cx| {
+            for _ in 0..(128 - left) {
+                let mut spent = pin!(tokio::task::consume_budget());
+                if spent.as_mut().poll(cx).is_pending() {
+                    break;
+                }
+            }
+            std::pin::Pin::new(&mut asking).poll(cx)
+        });
+        let asked = soon("answered", tokio::spawn(asking)).await.unwrap();
+        assert_not_replicated(asked.map(drop), 1, 0);
+    }
+}
+
+/// The replicas are waited for in the runtime of whoever asked first. When that ends, who waits with
+/// them in another runtime hears that there will be no answer.
+#[test]
+fn the_end_of_one_runtime_is_not_the_end_for_another() {
+    let runtime = || tokio::runtime::Runtime::new().unwrap();
+    let (ending, staying) = (runtime(), runtime());
+    let all = staying.block_on(Replicated::start(1));
+    let settings = patient().replica_timeout(Duration::from_secs(2));
+    let client = staying.block_on(all.client(settings));
+    let first = granted(|| client.lock("first").lock());
+    let first = staying.block_on(first);
+    all.replicas[0].freeze();
+    let pause = Duration::from_millis(200);
+    for n in 0..2 {
+        ending.spawn(client.lock(&format!("ending-{n}")).lock().into_future());
+        std::thread::sleep(pause);
+    }
+    let asking = staying.spawn(client.lock("staying").lock().into_future());
+    std::thread::sleep(pause);
+    ending.shutdown_background();
+    staying.block_on(async {
+        let asked = soon("an answer", asking).await.unwrap();
+        assert!(asked.is_err(), "granted although the replica hangs");
+        drop(first);
+        soon("settled", client.settled()).await;
+        assert!(!all.exists("staying"));
+    });
+}
+
+/// What was granted just before the master died is there on the next one, time and again.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_was_granted_survives_the_master() {
+    let mut deployment = Deployment::sentinel();
+    let client = deployment.client(patient().watchdog(10 * LONG)).await;
+    for round in 0..3 {
+        let name = format!("granted-{round}");
+        let old = deployment.master("");
+        let guard = granted(|| client.lock(&name).lock()).await;
+        deployment.kill(old);
+        let new = deployment.await_new_master("", old);
+        assert!(deployment.server(new).ask::<bool>(&["EXISTS", &name]));
+        guard.unlock().await.unwrap();
+        deployment.restart(old);
+        deployment.await_whole();
+    }
+}

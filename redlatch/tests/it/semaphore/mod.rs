@@ -1,0 +1,730 @@
+//! The semaphore, on every store and under faults.
+
+mod in_virtual_time;
+mod on_a_server;
+
+use std::future::{Future, IntoFuture, poll_fn};
+use std::pin::pin;
+use std::sync::atomic::{AtomicI64, AtomicUsize, Ordering::SeqCst};
+use std::sync::{Arc, Mutex};
+use std::task::Poll;
+use std::time::Duration;
+
+use redlatch::{Client, Embedded, Error, MAX_LEASE, Semaphore};
+use redlatch_testkit::{Proxy, Server, shared, unique};
+
+use crate::common::{
+    LONG, SHORT, Stand, in_time, polled, polled_until_subscribed, soon, until, without_the_answer,
+};
+
+const MOST: u32 = i32::MAX as u32;
+
+async fn set(client: &Client, what: &str, permits: u32) -> Semaphore {
+    let semaphore = client.semaphore(&unique(what));
+    assert!(semaphore.try_set_permits(permits).await.unwrap());
+    semaphore
+}
+
+/// All permits are there, and nothing is under way.
+#[track_caller]
+fn quiet(client: &Client) {
+    let status = client.status();
+    assert_eq!((status.holds, status.background), (0, 0), "{status:?}");
+}
+
+on_every_store! {
+    permits_are_set_once,
+    permits_are_counted,
+    none_are_had_at_once,
+    what_was_released_without_being_set_can_be_acquired,
+    permits_can_be_reduced_below_none,
+    a_reduced_semaphore_fills_up_first,
+    draining_takes_what_is_there,
+    releasing_only_if_it_exists,
+    a_time_to_live_ends_and_stays_through_changes,
+    guards_give_back_once_and_in_every_way,
+    a_guard_does_not_make_a_semaphore_anew,
+    permits_do_not_go_to_the_next_semaphore,
+    adding_nothing_makes_nothing,
+    waiting_ends_when_it_should,
+    a_waiter_for_many_gets_them_as_soon_as_they_are_free,
+    a_waiter_is_woken_by_every_way_to_add,
+    small_requests_do_not_overtake_big_ones,
+    first_come_first_served,
+    one_message_serves_as_many_as_it_can,
+    never_more_than_the_total,
+    hundreds_of_names_and_everybody_is_served,
+    numbers_that_cannot_be,
+    names_that_cannot_be_used,
+    dropped_everywhere,
+    dropped_while_permits_come,
+    giving_back_goes_on_when_dropped,
+}
+
+async fn permits_are_set_once(stand: Stand) {
+    let client = stand.patient().await;
+    let semaphore = client.semaphore(&unique("set"));
+    assert_eq!(semaphore.available().await.unwrap(), 0);
+    assert!(semaphore.try_set_permits(10).await.unwrap());
+    assert!(!semaphore.try_set_permits(15).await.unwrap());
+    assert_eq!(semaphore.available().await.unwrap(), 10);
+    // An exhausted semaphore is still one (failure catalogue F22).
+    assert_eq!(semaphore.drain().await.unwrap(), 10);
+    assert!(!semaphore.try_set_permits(15).await.unwrap());
+    assert!(semaphore.delete().await.unwrap());
+    assert!(!semaphore.delete().await.unwrap());
+    assert!(semaphore.try_set_permits(0).await.unwrap());
+    assert!(!semaphore.try_set_permits(1).await.unwrap());
+}
+
+async fn permits_are_counted(stand: Stand) {
+    let client = stand.patient().await;
+    let semaphore = set(&client, "counted", 10).await;
+    let one = semaphore.acquire().await.unwrap();
+    assert_eq!((one.permits(), one.name()), (1, semaphore.name()));
+    assert_eq!(semaphore.available().await.unwrap(), 9);
+    one.release().await.unwrap();
+    let five = semaphore.acquire_many(5).await.unwrap();
+    assert_eq!(semaphore.available().await.unwrap(), 5);
+    assert!(semaphore.try_acquire_many(6).await.unwrap().is_none());
+    let rest = semaphore.try_acquire_many(5).await.unwrap().unwrap();
+    assert!(semaphore.try_acquire().await.unwrap().is_none());
+    five.release().await.unwrap();
+    rest.release().await.unwrap();
+    assert_eq!(semaphore.available().await.unwrap(), 10);
+    quiet(&client);
+}
+
+async fn none_are_had_at_once(stand: Stand) {
+    let client = stand.patient().await;
+    let semaphore = client.semaphore(&unique("zero"));
+    let none = semaphore.try_acquire_many(0).wait(10 * LONG).await;
+    let none = soon("at once", async { none }).await.unwrap().unwrap();
+    assert_eq!(none.permits(), 0);
+    none.release().await.unwrap();
+    drop(semaphore.acquire_many(0).await.unwrap());
+    assert!(!semaphore.release_if_exists(0).await.unwrap());
+    semaphore.release(0).await.unwrap();
+    assert_eq!(semaphore.available().await.unwrap(), 0);
+    quiet(&client);
+}
+
+async fn what_was_released_without_being_set_can_be_acquired(stand: Stand) {
+    let client = stand.patient().await;
+    let semaphore = client.semaphore(&unique("unset"));
+    semaphore.release(1).await.unwrap();
+    semaphore.release(1).await.unwrap();
+    assert_eq!(semaphore.available().await.unwrap(), 2);
+    let both = soon("both", semaphore.acquire_many(2).into_future()).await;
+    both.unwrap().forget();
+    assert_eq!(semaphore.available().await.unwrap(), 0);
+}
+
+async fn permits_can_be_reduced_below_none(stand: Stand) {
+    let client = stand.patient().await;
+    let semaphore = set(&client, "reduced", 10).await;
+    semaphore.acquire_many(10).await.unwrap().forget();
+    semaphore.add_permits(-5).await.unwrap();
+    assert_eq!(semaphore.available().await.unwrap(), -5);
+    assert!(semaphore.try_acquire().await.unwrap().is_none());
+    semaphore.release(10).await.unwrap();
+    assert_eq!(semaphore.available().await.unwrap(), 5);
+    semaphore.add_permits(4).await.unwrap();
+    assert_eq!(semaphore.available().await.unwrap(), 9);
+}
+
+async fn a_reduced_semaphore_fills_up_first(stand: Stand) {
+    let client = stand.patient().await;
+    let semaphore = set(&client, "fills-up", 1).await;
+    let held = semaphore.acquire().await.unwrap();
+    semaphore.add_permits(-1).await.unwrap();
+    held.release().await.unwrap();
+    assert!(semaphore.try_acquire().await.unwrap().is_none());
+    semaphore.release(1).await.unwrap();
+    assert!(semaphore.try_acquire().await.unwrap().is_some());
+}
+
+async fn draining_takes_what_is_there(stand: Stand) {
+    let client = stand.patient().await;
+    let semaphore = client.semaphore(&unique("drain"));
+    assert_eq!(semaphore.drain().await.unwrap(), 0);
+    // Not made by draining it.
+    assert!(semaphore.try_set_permits(10).await.unwrap());
+    let three = semaphore.acquire_many(3).await.unwrap();
+    assert_eq!(semaphore.drain().await.unwrap(), 7);
+    assert_eq!(semaphore.available().await.unwrap(), 0);
+    three.release().await.unwrap();
+    assert_eq!(semaphore.available().await.unwrap(), 3);
+    semaphore.add_permits(-5).await.unwrap();
+    assert_eq!(semaphore.drain().await.unwrap(), -2);
+    assert_eq!(semaphore.available().await.unwrap(), 0);
+}
+
+async fn releasing_only_if_it_exists(stand: Stand) {
+    let client = stand.patient().await;
+    let semaphore = client.semaphore(&unique("if-exists"));
+    assert!(!semaphore.release_if_exists(3).await.unwrap());
+    assert!(semaphore.try_set_permits(1).await.unwrap());
+    assert!(semaphore.release_if_exists(3).await.unwrap());
+    assert_eq!(semaphore.available().await.unwrap(), 4);
+}
+
+async fn a_time_to_live_ends_and_stays_through_changes(stand: Stand) {
+    let client = stand.patient().await;
+    let semaphore = client.semaphore(&unique("ttl"));
+    let lives = SHORT;
+    let begun = std::time::Instant::now();
+    assert!(
+        semaphore
+            .try_set_permits(3)
+            .time_to_live(lives)
+            .await
+            .unwrap()
+    );
+    semaphore
+        .acquire_many(2)
+        .await
+        .unwrap()
+        .release()
+        .await
+        .unwrap();
+    semaphore.add_permits(1).await.unwrap();
+    semaphore.drain().await.unwrap();
+    semaphore.release(2).await.unwrap();
+    until("it ends", || async {
+        semaphore.available().await.unwrap() == 0
+    })
+    .await;
+    assert!(begun.elapsed() >= lives);
+    assert!(semaphore.try_set_permits(1).await.unwrap());
+}
+
+async fn guards_give_back_once_and_in_every_way(stand: Stand) {
+    let client = stand.patient().await;
+    let semaphore = set(&client, "guards", 7).await;
+    drop(semaphore.acquire_many(7).await.unwrap());
+    soon("settled", client.settled()).await;
+    assert_eq!(semaphore.available().await.unwrap(), 7);
+    semaphore
+        .acquire_many(4)
+        .await
+        .unwrap()
+        .release()
+        .await
+        .unwrap();
+    soon("settled", client.settled()).await;
+    assert_eq!(semaphore.available().await.unwrap(), 7);
+    semaphore.acquire_many(4).await.unwrap().forget();
+    soon("settled", client.settled()).await;
+    assert_eq!(semaphore.available().await.unwrap(), 3);
+    quiet(&client);
+}
+
+async fn a_guard_does_not_make_a_semaphore_anew(stand: Stand) {
+    let client = stand.patient().await;
+    let semaphore = set(&client, "gone", 5).await;
+    let (one, two) = (
+        semaphore.acquire().await.unwrap(),
+        semaphore.acquire().await.unwrap(),
+    );
+    assert!(semaphore.delete().await.unwrap());
+    one.release().await.unwrap();
+    drop(two);
+    soon("settled", client.settled()).await;
+    assert!(!semaphore.delete().await.unwrap(), "made anew");
+}
+
+/// Permits of a semaphore whose time to live has ended are no permits of the one that was set after.
+async fn permits_do_not_go_to_the_next_semaphore(stand: Stand) {
+    let client = stand.patient().await;
+    let semaphore = client.semaphore(&unique("next"));
+    let set = |lives| semaphore.try_set_permits(3).time_to_live(lives);
+    assert!(set(SHORT).await.unwrap());
+    let released = semaphore.acquire_many(2).await.unwrap();
+    let dropped = semaphore.acquire().await.unwrap();
+    until("set anew", || async { set(LONG).await.unwrap() }).await;
+    released.release().await.unwrap();
+    drop(dropped);
+    soon("settled", client.settled()).await;
+    assert_eq!(semaphore.available().await.unwrap(), 3, "over the total");
+    // Its own do.
+    semaphore
+        .acquire_many(2)
+        .await
+        .unwrap()
+        .release()
+        .await
+        .unwrap();
+    drop(semaphore.acquire_many(3).await.unwrap());
+    soon("settled", client.settled()).await;
+    assert_eq!(semaphore.available().await.unwrap(), 3);
+    quiet(&client);
+}
+
+/// Redisson's `release(0)` does nothing either: an exhausted semaphore could not be set.
+async fn adding_nothing_makes_nothing(stand: Stand) {
+    let client = stand.patient().await;
+    let semaphore = client.semaphore(&unique("nothing"));
+    semaphore.release(0).await.unwrap();
+    semaphore.add_permits(0).await.unwrap();
+    assert!(!semaphore.release_if_exists(0).await.unwrap());
+    assert!(semaphore.try_set_permits(3).await.unwrap());
+    assert!(semaphore.release_if_exists(0).await.unwrap());
+    semaphore.release(0).await.unwrap();
+    assert_eq!(semaphore.available().await.unwrap(), 3);
+    let nameless = client.semaphore("");
+    let error = nameless.release(0).await.unwrap_err();
+    assert!(matches!(error, Error::InvalidName { .. }), "{error}");
+}
+
+async fn waiting_ends_when_it_should(stand: Stand) {
+    let (client, other) = (stand.patient().await, stand.patient().await);
+    let semaphore = set(&client, "waits", 1).await;
+    let held = semaphore.acquire().await.unwrap();
+    let brief = Duration::from_millis(30);
+    assert!(semaphore.try_acquire().wait(brief).await.unwrap().is_none());
+    let waiting = other.semaphore(semaphore.name());
+    let waiting = tokio::spawn(waiting.try_acquire().wait(LONG).into_future());
+    until("it waits", || async { other.status().subscriptions == 1 }).await;
+    held.release().await.unwrap();
+    let won = soon("woken", waiting).await.unwrap().unwrap().unwrap();
+    assert!(semaphore.try_acquire().await.unwrap().is_none());
+    won.release().await.unwrap();
+    until("no line is left", || async {
+        client.status().subscriptions + other.status().subscriptions == 0
+    })
+    .await;
+    quiet(&client);
+}
+
+/// Failure catalogue F21.
+async fn a_waiter_for_many_gets_them_as_soon_as_they_are_free(stand: Stand) {
+    let (client, other) = (stand.patient().await, stand.patient().await);
+    let semaphore = set(&client, "many", 5).await;
+    let first = semaphore.acquire_many(3).await.unwrap();
+    let waiting = other.semaphore(semaphore.name());
+    let waiting = tokio::spawn(waiting.acquire_many(4).into_future());
+    until("it waits", || async { other.status().subscriptions == 1 }).await;
+    semaphore.release(1).await.unwrap();
+    // Three are free: not enough yet, however often it is told.
+    assert_eq!(semaphore.available().await.unwrap(), 3);
+    assert!(!waiting.is_finished());
+    semaphore.release(1).await.unwrap();
+    let four = soon("four are free", waiting).await.unwrap().unwrap();
+    assert_eq!(semaphore.available().await.unwrap(), 0);
+    drop(first);
+    four.release().await.unwrap();
+}
+
+async fn a_waiter_is_woken_by_every_way_to_add(stand: Stand) {
+    let (client, other) = (stand.patient().await, stand.patient().await);
+    for way in 0..6 {
+        let semaphore = client.semaphore(&unique("ways"));
+        let held = match way {
+            // Permits that were never set are waited for too.
+            0 => None,
+            _ => {
+                assert!(semaphore.try_set_permits(2).await.unwrap());
+                Some(semaphore.acquire_many(2).await.unwrap())
+            }
+        };
+        let subscribed = other.status().subscriptions;
+        let waiting = other.semaphore(semaphore.name());
+        let waiting = tokio::spawn(waiting.acquire_many(2).into_future());
+        until("it waits", || async {
+            other.status().subscriptions > subscribed
+        })
+        .await;
+        match (way, held) {
+            (0, _) => assert!(semaphore.try_set_permits(2).await.unwrap()),
+            (1, Some(held)) => held.release().await.unwrap(),
+            (2, Some(held)) => drop(held),
+            (3, Some(held)) => {
+                held.forget();
+                semaphore.add_permits(2).await.unwrap();
+            }
+            (4, Some(held)) => {
+                held.forget();
+                assert!(semaphore.release_if_exists(2).await.unwrap());
+            }
+            (_, held) => {
+                drop(held);
+                semaphore.delete().await.unwrap();
+                // Whichever came first, the guard or this: two are there in the end.
+                client.settled().await;
+                semaphore.try_set_permits(2).await.unwrap();
+            }
+        }
+        soon("woken", waiting).await.unwrap().unwrap().forget();
+    }
+}
+
+async fn small_requests_do_not_overtake_big_ones(stand: Stand) {
+    let client = stand.patient().await;
+    let semaphore = set(&client, "big", 2).await;
+    let one = semaphore.acquire().await.unwrap();
+    let two = semaphore.acquire().await.unwrap();
+    let big = tokio::spawn(semaphore.acquire_many(2).into_future());
+    until("it waits", || async { client.status().subscriptions == 1 }).await;
+    let small = tokio::spawn(semaphore.acquire().into_future());
+    one.release().await.unwrap();
+    // One is free, and whoever overtakes has had every chance to.
+    for _ in 0..100 {
+        assert_eq!(semaphore.available().await.unwrap(), 1);
+        assert!(!small.is_finished());
+    }
+    two.release().await.unwrap();
+    let big = soon("the big one", big).await.unwrap().unwrap();
+    assert!(!small.is_finished());
+    big.release().await.unwrap();
+    soon("the small one", small)
+        .await
+        .unwrap()
+        .unwrap()
+        .forget();
+}
+
+/// Failure catalogue F23, in one process.
+async fn first_come_first_served(stand: Stand) {
+    const WAITERS: usize = 50;
+    let client = stand.patient().await;
+    let semaphore = set(&client, "order", 1).await;
+    let held = semaphore.acquire().await.unwrap();
+    let served = Arc::new(Mutex::new(Vec::new()));
+    let mut waiting = Vec::new();
+    for n in 0..WAITERS {
+        let (served, mut acquire) = (served.clone(), semaphore.acquire().into_future());
+        // In line before the next one comes: the first by subscribing, the others by being polled.
+        let polled = poll_fn(|cx| Poll::Ready(acquire.as_mut().poll(cx).is_ready())).await;
+        assert!(!polled, "held by somebody else");
+        let one = tokio::spawn(async move {
+            let permit = acquire.await.unwrap();
+            served.lock().unwrap().push(n);
+            permit.release().await.unwrap();
+        });
+        if n == 0 {
+            until("the first is in line", || async {
+                client.status().subscriptions == 1
+            })
+            .await;
+        }
+        waiting.push(one);
+    }
+    held.release().await.unwrap();
+    for one in waiting {
+        soon("served", one).await.unwrap();
+    }
+    assert_eq!(*served.lock().unwrap(), Vec::from_iter(0..WAITERS));
+}
+
+/// Nobody waits for another message while there are permits left.
+async fn one_message_serves_as_many_as_it_can(stand: Stand) {
+    let (client, other) = (stand.patient().await, stand.patient().await);
+    let semaphore = set(&client, "at-once", 5).await;
+    let held = semaphore.acquire_many(5).await.unwrap();
+    let same = other.semaphore(semaphore.name());
+    let waiting: Vec<_> = (0..5)
+        .map(|_| tokio::spawn(same.acquire().into_future()))
+        .collect();
+    until("they wait", || async { other.status().subscriptions == 1 }).await;
+    held.release().await.unwrap();
+    let mut served = Vec::new();
+    for one in waiting {
+        served.push(soon("served", one).await.unwrap().unwrap());
+    }
+    assert_eq!(semaphore.available().await.unwrap(), 0);
+    drop(served);
+    soon("settled", other.settled()).await;
+    assert_eq!(semaphore.available().await.unwrap(), 5);
+}
+
+async fn never_more_than_the_total(stand: Stand) {
+    const TOTAL: i64 = 5;
+    let name = unique("total");
+    let mut clients = Vec::new();
+    for _ in 0..3 {
+        clients.push(stand.patient().await);
+    }
+    let semaphore = clients[0].semaphore(&name);
+    assert!(semaphore.try_set_permits(TOTAL as u32).await.unwrap());
+    let (taken, most, rounds) = <(Arc<AtomicI64>, Arc<AtomicI64>, Arc<AtomicUsize>)>::default();
+    let crowd: Vec<_> = (0..50usize)
+        .map(|n| {
+            let semaphore = clients[n % 3].semaphore(&name);
+            let (taken, most, rounds) = (taken.clone(), most.clone(), rounds.clone());
+            tokio::spawn(async move {
+                for round in 0..10usize {
+                    let wanted = ((n + round) % 3 + 1) as u32;
+                    let permits = semaphore.acquire_many(wanted).await.unwrap();
+                    let now = taken.fetch_add(wanted.into(), SeqCst) + i64::from(wanted);
+                    most.fetch_max(now, SeqCst);
+                    tokio::task::yield_now().await;
+                    taken.fetch_sub(wanted.into(), SeqCst);
+                    rounds.fetch_add(1, SeqCst);
+                    match round % 2 {
+                        0 => permits.release().await.unwrap(),
+                        _ => drop(permits),
+                    }
+                }
+            })
+        })
+        .collect();
+    for one in crowd {
+        soon("served", one).await.unwrap();
+    }
+    for client in &clients {
+        soon("settled", client.settled()).await;
+        quiet(client);
+    }
+    assert_eq!(rounds.load(SeqCst), 500);
+    let most = most.load(SeqCst);
+    assert!((1..=TOTAL).contains(&most), "{most} at once");
+    assert_eq!(semaphore.available().await.unwrap(), TOTAL);
+}
+
+/// Failure catalogue F23: waiters of hundreds of names, in two clients.
+async fn hundreds_of_names_and_everybody_is_served(stand: Stand) {
+    const NAMES: usize = 300;
+    let clients = [stand.patient().await, stand.patient().await];
+    let prefix = unique("hundreds");
+    let mut waiting = Vec::new();
+    let mut held = Vec::new();
+    for n in 0..NAMES {
+        let name = format!("{prefix}-{n}");
+        let semaphore = clients[0].semaphore(&name);
+        assert!(semaphore.try_set_permits(1).await.unwrap());
+        held.push(semaphore.acquire().await.unwrap());
+        for waiter in 0..4 {
+            let semaphore = clients[waiter % 2].semaphore(&name);
+            waiting.push(tokio::spawn(async move {
+                semaphore.acquire().await.unwrap().release().await.unwrap();
+            }));
+        }
+    }
+    until("all wait", || async {
+        let waiting = |client: &Client| client.status().subscriptions == NAMES;
+        clients.iter().all(waiting)
+    })
+    .await;
+    drop(held);
+    for one in waiting {
+        soon("served", one).await.unwrap();
+    }
+}
+
+async fn numbers_that_cannot_be(stand: Stand) {
+    let client = stand.patient().await;
+    let semaphore = client.semaphore(&unique("numbers"));
+    for error in [
+        semaphore.try_set_permits(MOST + 1).await.err(),
+        semaphore.try_set_permits(u32::MAX).await.err(),
+        semaphore.acquire_many(MOST + 1).await.err(),
+        semaphore.try_acquire_many(u32::MAX).await.err(),
+        semaphore.release(u32::MAX).await.err(),
+        semaphore.release_if_exists(MOST + 1).await.err(),
+    ] {
+        assert!(
+            matches!(error, Some(Error::InvalidCount { .. })),
+            "{error:?}"
+        );
+    }
+    for lives in [Duration::ZERO, Duration::from_nanos(1), Duration::MAX] {
+        let error = semaphore.try_set_permits(1).time_to_live(lives).await;
+        assert!(matches!(error, Err(Error::InvalidLease { .. })));
+    }
+    assert!(!semaphore.delete().await.unwrap(), "made by an error");
+    let long = semaphore.try_set_permits(MOST).time_to_live(MAX_LEASE);
+    assert!(long.await.unwrap());
+    // Full: one more is refused, and changes nothing.
+    for error in [
+        semaphore.release(1).await.err(),
+        semaphore.add_permits(i32::MAX).await.err(),
+        semaphore.release_if_exists(1).await.err(),
+    ] {
+        assert!(
+            matches!(error, Some(Error::InvalidCount { .. })),
+            "{error:?}"
+        );
+    }
+    assert_eq!(semaphore.available().await.unwrap(), i64::from(MOST));
+    let all = semaphore.acquire_many(MOST).await.unwrap();
+    assert_eq!(semaphore.available().await.unwrap(), 0);
+    all.release().await.unwrap();
+    // And the other way.
+    semaphore.add_permits(-i32::MAX).await.unwrap();
+    semaphore.add_permits(-i32::MAX).await.unwrap();
+    assert!(semaphore.add_permits(-1).await.is_err());
+    assert!(semaphore.add_permits(i32::MIN).await.is_err());
+    assert_eq!(semaphore.available().await.unwrap(), -i64::from(MOST));
+}
+
+async fn names_that_cannot_be_used(stand: Stand) {
+    let client = stand.patient().await;
+    for name in ["", "a\nb", &"x".repeat(513)] {
+        let semaphore = client.semaphore(name);
+        assert_eq!(semaphore.name(), name);
+        for error in [
+            semaphore.try_set_permits(1).await.err(),
+            semaphore.acquire().await.err(),
+            semaphore.try_acquire().await.err(),
+            semaphore.release(1).await.err(),
+            semaphore.release_if_exists(1).await.err(),
+            semaphore.add_permits(1).await.err(),
+            semaphore.drain().await.err(),
+            semaphore.available().await.err(),
+            semaphore.delete().await.err(),
+        ] {
+            assert!(matches!(error, Some(Error::InvalidName { .. })), "{name:?}");
+        }
+    }
+}
+
+async fn dropped_everywhere(stand: Stand) {
+    let client = stand.patient().await;
+    let semaphore = set(&client, "dropped", 3).await;
+    crate::common::dropped_everywhere(async |polls| {
+        let permits = polled(polls, semaphore.acquire_many(2).into_future()).await;
+        let through = permits.is_some();
+        drop(permits);
+        soon("settled", client.settled()).await;
+        assert_eq!(semaphore.available().await.unwrap(), 3, "{polls} polls");
+        through
+    })
+    .await;
+    quiet(&client);
+}
+
+/// Dropped after each await point, while the permits that it waits for are given back: those come
+/// back that it has taken by then.
+async fn dropped_while_permits_come(stand: Stand) {
+    let (client, other) = (stand.patient().await, stand.patient().await);
+    let semaphore = set(&client, "dropped-waiting", 2).await;
+    let same = other.semaphore(semaphore.name());
+    crate::common::dropped_everywhere(async |polls| {
+        let held = same.acquire_many(2).await.unwrap();
+        let waiter = polled(polls, semaphore.acquire_many(2).into_future());
+        let both = async { tokio::join!(waiter, held.release()) };
+        let (permits, released) = soon("both", both).await;
+        released.unwrap();
+        let through = permits.is_some();
+        drop(permits);
+        soon("settled", client.settled()).await;
+        assert_eq!(semaphore.available().await.unwrap(), 2, "{polls} polls");
+        through
+    })
+    .await;
+    quiet(&client);
+}
+
+async fn giving_back_goes_on_when_dropped(stand: Stand) {
+    let client = stand.patient().await;
+    let semaphore = set(&client, "dropped-release", 2).await;
+    for polls in 0.. {
+        let permits = semaphore.acquire_many(2).await.unwrap();
+        let mut release = Box::pin(permits.release());
+        let released = match polls {
+            // Not even begun.
+            0 => None,
+            polls => polled(polls, &mut release).await,
+        };
+        drop(release);
+        soon("settled", client.settled()).await;
+        assert_eq!(semaphore.available().await.unwrap(), 2, "{polls} polls");
+        if released.is_some() {
+            break;
+        }
+    }
+    // The same for permits without a guard, once begun.
+    let mut expected = 2;
+    for polls in 1.. {
+        let released = polled(polls, semaphore.release(1)).await;
+        expected += 1;
+        soon("settled", client.settled()).await;
+        assert_eq!(semaphore.available().await.unwrap(), expected);
+        if released.is_some() {
+            break;
+        }
+    }
+}
+
+#[test]
+fn without_a_runtime_there_is_an_error() {
+    let semaphore = Client::embedded().semaphore("no-runtime");
+    let mut cx = std::task::Context::from_waker(std::task::Waker::noop());
+    let mut acquiring = semaphore.acquire().into_future();
+    match acquiring.as_mut().poll(&mut cx) {
+        Poll::Ready(Err(Error::NoRuntime)) => {}
+        other => panic!("{other:?}"),
+    }
+    match pin!(semaphore.release(1)).poll(&mut cx) {
+        Poll::Ready(Err(Error::NoRuntime)) => {}
+        other => panic!("{other:?}"),
+    }
+}
+
+#[test]
+fn guards_may_outlive_their_runtime() {
+    let runtime = tokio::runtime::Runtime::new().unwrap();
+    let client = runtime.block_on(Client::connect(&shared().url())).unwrap();
+    let semaphore = client.semaphore(&unique("outlives"));
+    let permits = runtime.block_on(async {
+        semaphore.try_set_permits(1).await.unwrap();
+        semaphore.acquire().await.unwrap()
+    });
+    drop(runtime);
+    // Nowhere to give it back in: it says so in the log, and does not panic.
+    drop(permits);
+}
+
+mod blocking {
+    use super::*;
+
+    #[test]
+    fn threads_share_permits() {
+        let clients = [
+            redlatch::blocking::Client::connect(&shared().url()).unwrap(),
+            redlatch::blocking::Client::embedded().unwrap(),
+        ];
+        for client in clients {
+            let semaphore = client.semaphore(&unique("threads"));
+            assert!(semaphore.try_set_permits(2).unwrap());
+            let inside = AtomicI64::new(0);
+            std::thread::scope(|scope| {
+                for _ in 0..8 {
+                    scope.spawn(|| {
+                        for _ in 0..20 {
+                            let permit = semaphore.acquire().unwrap();
+                            assert!(inside.fetch_add(1, SeqCst) < 2, "three at once");
+                            inside.fetch_sub(1, SeqCst);
+                            permit.release().unwrap();
+                        }
+                    });
+                }
+            });
+            let both = semaphore.acquire_many(2).unwrap();
+            assert_eq!((both.permits(), both.name()), (2, semaphore.name()));
+            assert!(semaphore.try_acquire().unwrap().is_none());
+            assert!(semaphore.try_acquire_many(2).unwrap().is_none());
+            let brief = Duration::from_millis(10);
+            assert!(semaphore.try_acquire_for(brief).unwrap().is_none());
+            // Another thread may give back what this one took.
+            std::thread::scope(|scope| {
+                scope.spawn(move || drop(both));
+            });
+            let both = semaphore.try_acquire_many_for(2, LONG).unwrap();
+            both.unwrap().forget();
+            assert_eq!(semaphore.available().unwrap(), 0);
+            semaphore.release(1).unwrap();
+            assert!(semaphore.release_if_exists(1).unwrap());
+            semaphore.add_permits(-1).unwrap();
+            assert_eq!(semaphore.drain().unwrap(), 1);
+            assert!(semaphore.delete().unwrap());
+            assert!(
+                semaphore
+                    .try_set_permits_with_time_to_live(1, LONG)
+                    .unwrap()
+            );
+            client.settled().unwrap();
+        }
+    }
+}

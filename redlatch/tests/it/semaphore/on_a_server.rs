@@ -1,0 +1,453 @@
+//! On a server: data and messages, lost answers, broken connections.
+
+use super::*;
+
+/// What the layout of Redisson asks for: key, channel, payloads.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn keys_and_messages_are_redissons() {
+    let server = shared();
+    let client = Client::connect(&server.url()).await.unwrap();
+    let semaphore = client.semaphore(&unique("layout"));
+    let channel = format!("redisson_sc:{{{}}}", semaphore.name());
+    let heard = Arc::new(Mutex::new(Vec::<String>::new()));
+    let mut connection = server.connection();
+    let (ready, is_ready) = tokio::sync::oneshot::channel();
+    let (listening, of) = (heard.clone(), channel.clone());
+    std::thread::spawn(move || {
+        let mut pubsub = connection.as_pubsub();
+        pubsub.subscribe(&of).unwrap();
+        ready.send(()).unwrap();
+        while let Ok(message) = pubsub.get_message() {
+            listening
+                .lock()
+                .unwrap()
+                .push(message.get_payload().unwrap());
+        }
+    });
+    is_ready.await.unwrap();
+    let value = || server.ask::<String>(&["GET", semaphore.name()]);
+    semaphore.try_set_permits(3).await.unwrap();
+    assert_eq!(value(), "3");
+    semaphore
+        .acquire_many(2)
+        .await
+        .unwrap()
+        .release()
+        .await
+        .unwrap();
+    semaphore.add_permits(4).await.unwrap();
+    semaphore.add_permits(-2).await.unwrap();
+    semaphore.drain().await.unwrap();
+    assert_eq!(value(), "0");
+    semaphore.release(2).await.unwrap();
+    assert_eq!(value(), "2");
+    until("all is heard", || async {
+        heard.lock().unwrap().len() >= 4
+    })
+    .await;
+    assert_eq!(*heard.lock().unwrap(), ["3", "3", "7", "2"]);
+    assert_eq!(server.ask::<i64>(&["PTTL", semaphore.name()]), -1);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn keys_that_are_no_semaphores_stay_as_they_are() {
+    let server = shared();
+    let client = Client::connect(&server.url()).await.unwrap();
+    let text = |value: &'static str| {
+        let name = unique("foreign");
+        let () = server.ask(&["SET", &name, value]);
+        name
+    };
+    let (hash, list) = (unique("foreign-hash"), unique("foreign-list"));
+    let _: i64 = server.ask(&["HSET", &hash, "a", "1"]);
+    let _: i64 = server.ask(&["RPUSH", &list, "1"]);
+    let foreign = [
+        text("precious"),
+        text(""),
+        text("1.5"),
+        text("007"),
+        text("1e3"),
+        text("-0"),
+        text("9999999999999999999999"),
+        hash,
+        list,
+    ];
+    for name in &foreign {
+        let before: Vec<u8> = server.ask(&["DUMP", name]);
+        let semaphore = client.semaphore(name);
+        for error in [
+            semaphore.try_set_permits(1).await.err(),
+            semaphore.acquire().await.err(),
+            semaphore.try_acquire().wait(LONG).await.err(),
+            semaphore.release(1).await.err(),
+            semaphore.release_if_exists(1).await.err(),
+            semaphore.add_permits(-1).await.err(),
+            semaphore.drain().await.err(),
+            semaphore.available().await.err(),
+            semaphore.delete().await.err(),
+        ] {
+            assert!(matches!(error, Some(Error::WrongKind { .. })), "{error:?}");
+        }
+        assert_eq!(server.ask::<Vec<u8>>(&["DUMP", name]), before, "{name}");
+    }
+    // Turned into something else while somebody waits and somebody has permits.
+    let semaphore = set(&client, "turned", 1).await;
+    let held = semaphore.acquire().await.unwrap();
+    let waiting = tokio::spawn(semaphore.acquire().into_future());
+    until("it waits", || async { client.status().subscriptions >= 1 }).await;
+    let () = server.ask(&["SET", semaphore.name(), "precious"]);
+    let _: i64 = server.ask(&[
+        "PUBLISH",
+        &format!("redisson_sc:{{{}}}", semaphore.name()),
+        "1",
+    ]);
+    let error = soon("told", waiting).await.unwrap().unwrap_err();
+    assert!(matches!(error, Error::WrongKind { .. }), "{error}");
+    let error = held.release().await.unwrap_err();
+    assert!(matches!(error, Error::WrongKind { .. }), "{error}");
+    soon("settled", client.settled()).await;
+    assert_eq!(server.ask::<String>(&["GET", semaphore.name()]), "precious");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn flushed_scripts_are_taught_again() {
+    let server = Server::start();
+    let client = Client::connect(&server.url()).await.unwrap();
+    let semaphore = set(&client, "flushed", 3).await;
+    for _ in 0..10 {
+        let () = server.ask(&["SCRIPT", "FLUSH"]);
+        let permits = semaphore.acquire_many(3).await.unwrap();
+        let () = server.ask(&["SCRIPT", "FLUSH"]);
+        assert!(semaphore.try_acquire().await.unwrap().is_none());
+        let () = server.ask(&["SCRIPT", "FLUSH"]);
+        permits.release().await.unwrap();
+        assert_eq!(semaphore.available().await.unwrap(), 3);
+    }
+}
+
+/// What was sent and not answered is told, and never done twice.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_unknown_outcome_is_told_and_not_repeated() {
+    let server = Server::start();
+    let proxy = Arc::new(Proxy::to(server.port()));
+    let client = Client::connect(&proxy.url()).await.unwrap();
+    let semaphore = set(&client, "unknown", 100).await;
+    // Teaches the scripts, so that the answer that is lost is the step's own.
+    semaphore.acquire().await.unwrap().release().await.unwrap();
+    semaphore.drain().await.unwrap();
+    semaphore.add_permits(100).await.unwrap();
+    let mut expected = 100;
+    for round in 0..5 {
+        let taken = without_the_answer(&proxy, semaphore.acquire_many(10).into_future());
+        let error = taken.await.unwrap_err();
+        assert!(matches!(error, Error::OutcomeUnknown { .. }), "{error}");
+        expected -= 10;
+        assert_eq!(semaphore.available().await.unwrap(), expected, "{round}");
+        let error = without_the_answer(&proxy, semaphore.release(3)).await;
+        assert!(matches!(error, Err(Error::OutcomeUnknown { .. })));
+        expected += 3;
+        assert_eq!(semaphore.available().await.unwrap(), expected, "{round}");
+        let permits = semaphore.acquire_many(5).await.unwrap();
+        let error = without_the_answer(&proxy, permits.release()).await;
+        assert!(matches!(error, Err(Error::OutcomeUnknown { .. })));
+        soon("settled", client.settled()).await;
+        assert_eq!(semaphore.available().await.unwrap(), expected, "{round}");
+    }
+    let error = without_the_answer(&proxy, semaphore.drain()).await;
+    assert!(matches!(error, Err(Error::OutcomeUnknown { .. })));
+    assert_eq!(semaphore.available().await.unwrap(), 0);
+    let said = error.unwrap_err().to_string();
+    assert!(
+        said.contains("draining") && said.contains("not repeated"),
+        "{said}"
+    );
+    // Setting may be repeated; only by whom it was set is not known.
+    let fresh = client.semaphore(&unique("unknown-set"));
+    let error = without_the_answer(&proxy, fresh.try_set_permits(4).into_future()).await;
+    assert!(
+        matches!(error, Err(Error::OutcomeUnknown { .. })),
+        "{error:?}"
+    );
+    assert_eq!(fresh.available().await.unwrap(), 4);
+    quiet(&client);
+}
+
+/// What was never sent is tried again.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_connection_that_is_gone_is_made_anew() {
+    let server = Server::start();
+    let proxy = Proxy::to(server.port());
+    let client = Client::connect(&proxy.url()).await.unwrap();
+    let semaphore = set(&client, "anew", 2).await;
+    for _ in 0..20 {
+        proxy.cut();
+        until("the cut is noticed", || async { server.clients() == 0 }).await;
+        // The next look makes the connection anew; what comes then is sent on it.
+        semaphore.available().await.unwrap();
+        semaphore
+            .acquire_many(2)
+            .await
+            .unwrap()
+            .release()
+            .await
+            .unwrap();
+    }
+    assert_eq!(semaphore.available().await.unwrap(), 2);
+}
+
+/// A server that is busy with another script has done nothing: it is asked again, but not for ever.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_busy_server_is_asked_again() {
+    let server = Server::start_with(&["--lua-time-limit", "1"]);
+    let settings = Client::builder().response_timeout(Duration::from_millis(300));
+    let hasty = settings.connect(&server.url()).await.unwrap();
+    let settings = Client::builder().response_timeout(LONG);
+    let patient = settings.connect(&server.url()).await.unwrap();
+    let same = set(&patient, "busy", 2).await;
+    let semaphore = hasty.semaphore(same.name());
+    let mut connection = server.connection();
+    let busy = std::thread::spawn(move || {
+        let endless = redis::Script::new("while true do end");
+        let ended: redis::RedisResult<()> = endless.invoke(&mut connection);
+        assert!(ended.unwrap_err().to_string().contains("killed"));
+    });
+    until("it is busy", || async {
+        let ping = redis::cmd("PING").query::<String>(&mut server.connection());
+        ping.is_err()
+    })
+    .await;
+    let error = semaphore.acquire_many(2).await.unwrap_err();
+    assert!(error.is_transient(), "{error}");
+    // Without an answer from a busy machine nothing was done either.
+    let mut error = semaphore.release(5).await.unwrap_err();
+    while matches!(error, Error::OutcomeUnknown { .. }) {
+        error = semaphore.release(5).await.unwrap_err();
+    }
+    assert!(
+        matches!(&error, Error::Unavailable { reason, .. } if reason.contains("BUSY")),
+        "{error}"
+    );
+    let waiting = tokio::spawn(same.acquire_many(2).into_future());
+    let () = server.ask(&["SCRIPT", "KILL"]);
+    tokio::task::spawn_blocking(|| busy.join().unwrap())
+        .await
+        .unwrap();
+    let permits = soon("served", waiting).await.unwrap().unwrap();
+    soon("settled", hasty.settled()).await;
+    assert_eq!(same.available().await.unwrap(), 0);
+    permits.release().await.unwrap();
+    assert_eq!(same.available().await.unwrap(), 2);
+}
+
+/// Failure catalogue F4: an answer that comes after the response timeout takes nothing.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_answer_that_comes_too_late_is_undone() {
+    let server = Server::start();
+    let settings = Client::builder().response_timeout(Duration::from_millis(200));
+    let client = settings.connect(&server.url()).await.unwrap();
+    let patient = crate::common::client(&server).await;
+    let same = set(&patient, "late", 2).await;
+    let semaphore = client.semaphore(same.name());
+    // Teaches the script, so that what comes too late is the answer to the step itself.
+    same.acquire().await.unwrap().release().await.unwrap();
+    server.freeze();
+    let error = semaphore.acquire_many(2).await.unwrap_err();
+    assert!(matches!(error, Error::ResponseTimeout { .. }), "{error}");
+    assert_eq!(client.status().background, 1);
+    server.thaw();
+    soon("settled", client.settled()).await;
+    assert_eq!(same.available().await.unwrap(), 2);
+}
+
+/// Acquisitions that are heard out in the background are in nobody's way, however many.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_is_heard_out_leaves_the_others_their_turn() {
+    let server = Server::start();
+    let proxy = Proxy::to(server.port());
+    let settings = Client::builder().response_timeout(Duration::from_millis(500));
+    let client = settings.connect(&proxy.url()).await.unwrap();
+    let patient = crate::common::client(&server).await;
+    let same = set(&patient, "heard-out", 1000).await;
+    same.acquire().await.unwrap().release().await.unwrap();
+    let semaphore = client.semaphore(same.name());
+    proxy.stall(true);
+    let tries: Vec<_> = (0..512)
+        .map(|_| tokio::spawn(semaphore.try_acquire().into_future()))
+        .collect();
+    for tried in tries {
+        let error = tried.await.unwrap().unwrap_err();
+        assert!(matches!(error, Error::ResponseTimeout { .. }), "{error}");
+    }
+    assert_eq!(client.status().background, 512);
+    let lock = client.lock("heard-out-lock");
+    let tried = soon("a turn", lock.try_lock().into_future()).await;
+    assert!(matches!(tried, Err(Error::ResponseTimeout { .. })));
+    proxy.stall(false);
+    soon("settled", client.settled()).await;
+    assert_eq!(same.available().await.unwrap(), 1000);
+}
+
+/// A guard that is dropped while the server is away gives back when it is there again.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn giving_back_goes_on_until_the_server_is_there_again() {
+    let server = Server::start();
+    let proxy = Proxy::to(server.port());
+    let settings = Client::builder().response_timeout(Duration::from_millis(200));
+    let client = settings.connect(&proxy.url()).await.unwrap();
+    let semaphore = client.semaphore(
+        set(&crate::common::client(&server).await, "away", 4)
+            .await
+            .name(),
+    );
+    let (one, two) = (
+        in_time(|| semaphore.acquire()).await,
+        in_time(|| semaphore.acquire_many(2)).await,
+    );
+    proxy.refuse(true);
+    proxy.cut();
+    until("the cut is noticed", || async {
+        matches!(
+            semaphore.release(1).await,
+            Err(Error::Unavailable { .. } | Error::ResponseTimeout { .. })
+        )
+    })
+    .await;
+    drop(one);
+    let error = two.release().await.unwrap_err();
+    assert!(error.is_transient(), "{error}");
+    let error = semaphore.acquire().await.unwrap_err();
+    assert!(error.is_transient(), "{error}");
+    assert_eq!(client.status().background, 2);
+    proxy.refuse(false);
+    soon("settled", client.settled()).await;
+    let observer = Client::connect(&server.url()).await.unwrap();
+    let observer = observer.semaphore(semaphore.name());
+    assert_eq!(observer.available().await.unwrap(), 4);
+}
+
+/// Failure catalogue F6: the permits come after each await point of the waiter in turn; whatever it
+/// was doing, it hears of them.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn permits_between_any_two_polls_are_heard() {
+    let stand = Stand::server();
+    let (client, other) = (stand.patient().await, stand.patient().await);
+    for polls in 1..30 {
+        // Each time a channel that is not subscribed to yet.
+        let semaphore = set(&client, "heard", 2).await;
+        let same = other.semaphore(semaphore.name());
+        let channel = format!("redisson_sc:{{{}}}", semaphore.name());
+        let held = same.acquire_many(2).await.unwrap();
+        let mut waiter = semaphore.acquire_many(2).into_future();
+        polled_until_subscribed(polls, &mut waiter, &channel).await;
+        // The connection keeps order: what the waiter has sent until now has been answered.
+        assert_eq!(semaphore.available().await.unwrap(), 0);
+        held.release().await.unwrap();
+        let permits = soon("heard, not slept through", waiter).await.unwrap();
+        permits.release().await.unwrap();
+    }
+}
+
+/// A waiter whose connection is cut, or away while permits come, gets them (F6 across reconnection).
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn permits_that_come_while_the_connection_is_down_are_seen() {
+    let server = Server::start();
+    let proxy = Proxy::to(server.port());
+    let holder = Client::connect(&server.url()).await.unwrap();
+    let settings = Client::builder().watchdog(10 * LONG);
+    let waiter = settings.connect(&proxy.url()).await.unwrap();
+    let semaphore = set(&holder, "down", 1).await;
+    let same = waiter.semaphore(semaphore.name());
+    let channel = format!("redisson_sc:{{{}}}", semaphore.name());
+    for _ in 0..10 {
+        let held = semaphore.acquire().await.unwrap();
+        let waiting = tokio::spawn(same.acquire().into_future());
+        until("it waits", || async {
+            let counts: (String, i64) = server.ask(&["PUBSUB", "NUMSUB", &channel]);
+            counts.1 == 1
+        })
+        .await;
+        // What was asked for has been answered by the time that a later command is.
+        same.available().await.unwrap();
+        proxy.refuse(true);
+        proxy.cut();
+        held.release().await.unwrap();
+        proxy.refuse(false);
+        soon("seen", waiting)
+            .await
+            .unwrap()
+            .unwrap()
+            .release()
+            .await
+            .unwrap();
+    }
+}
+
+/// A subscription that is refused costs no permits.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_refused_channel_costs_no_permits() {
+    let server = Server::start();
+    let () = server.ask(&[
+        "ACL",
+        "SETUSER",
+        "mute",
+        "on",
+        ">secret",
+        "~*",
+        "resetchannels",
+        "+@all",
+    ]);
+    let url = format!("redis://mute:secret@127.0.0.1:{}", server.port());
+    let (client, other) = (
+        Client::connect(&url).await.unwrap(),
+        Client::connect(&server.url()).await.unwrap(),
+    );
+    let semaphore = set(&other, "mute", 2).await;
+    let same = client.semaphore(semaphore.name());
+    let permits = same.acquire_many(2).await.unwrap();
+    let error = same.acquire().await.unwrap_err();
+    assert!(matches!(error, Error::NotPermitted { .. }), "{error}");
+    // Publishing is refused as well, before anything is changed: tried again until it is allowed.
+    let error = permits.release().await.unwrap_err();
+    assert!(matches!(error, Error::NotPermitted { .. }), "{error}");
+    assert_eq!(semaphore.available().await.unwrap(), 0);
+    let () = server.ask(&["ACL", "SETUSER", "mute", "allchannels"]);
+    soon("settled", client.settled()).await;
+    assert_eq!(semaphore.available().await.unwrap(), 2);
+}
+
+/// Only the first of many waiters asks; waiting costs one subscription.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn many_waiters_cost_one_subscription() {
+    let server = Server::start();
+    let (holder, crowd) = (
+        Client::connect(&server.url()).await.unwrap(),
+        Client::connect(&server.url()).await.unwrap(),
+    );
+    let semaphore = set(&holder, "crowd", 1).await;
+    let held = semaphore.acquire().await.unwrap();
+    let same = crowd.semaphore(semaphore.name());
+    let waiting: Vec<_> = (0..200)
+        .map(|_| {
+            let same = same.clone();
+            tokio::spawn(async move { same.acquire().await.unwrap().release().await.unwrap() })
+        })
+        .collect();
+    until("they wait", || async { crowd.status().subscriptions == 1 }).await;
+    let channel = format!("redisson_sc:{{{}}}", semaphore.name());
+    until("subscribed, once", || async {
+        let (_, listening): (String, i64) = server.ask(&["PUBSUB", "NUMSUB", &channel]);
+        assert!(listening <= 1);
+        listening == 1
+    })
+    .await;
+    held.release().await.unwrap();
+    for one in waiting {
+        soon("served", one).await.unwrap();
+    }
+    until("no channel is left", || async {
+        server
+            .ask::<Vec<String>>(&["PUBSUB", "CHANNELS", "*"])
+            .is_empty()
+    })
+    .await;
+}

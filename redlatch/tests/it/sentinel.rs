@@ -1,0 +1,153 @@
+//! Behind sentinels: failovers, and sentinels that are dead, frozen or wrong.
+
+use std::time::Duration;
+
+use redlatch::{Client, Error};
+use redlatch_testkit::{SentinelPlan, Sentinels, Server, lying_sentinel, shared_sentinels};
+
+use crate::common::{LONG, in_time, soon, until};
+use crate::topology::{Deployment, failover, granted, patient, steady};
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_killed_master_is_followed() {
+    let mut deployment = Deployment::sentinel();
+    failover::a_killed_master(&mut deployment).await;
+    failover::a_lock_that_is_lost_with_its_master(&mut deployment).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_killed_master_is_followed_over_tls() {
+    failover::a_killed_master(&mut Deployment::tls_sentinel()).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_frozen_master_is_left_behind() {
+    failover::a_frozen_master(&Deployment::sentinel()).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn while_no_master_is_replaced() {
+    let deployment = Deployment::steady_sentinel();
+    steady::a_guard_is_more_careful_than_the_server(&deployment).await;
+    steady::dropped_anywhere(&deployment).await;
+    steady::a_waiter_whose_connections_are_cut(&deployment).await;
+    steady::a_master_that_hangs(&deployment).await;
+}
+
+/// Of the sentinels one is dead, one hangs and one is wrong, and very sure of it. A client finds the
+/// master all the same, follows a failover, and has no word with the server that the wrong one means.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn most_sentinels_are_believed() {
+    let secret = "swordfish";
+    let mut all = Sentinels::start_with(SentinelPlan {
+        replicas: 1,
+        sentinels: 5,
+        sentinel_lines: &["requirepass swordfish"],
+        ..SentinelPlan::default()
+    });
+    let decoy = Server::start();
+    let liar = lying_sentinel(decoy.port());
+    all.kill_sentinel(0);
+    all.freeze_sentinel(1);
+    // Without its password, or with another one, it is said what is wrong and nothing else.
+    for query in ["", "?sentinel_password=guessed"] {
+        let error = Client::connect(&format!("{}{query}", all.url()))
+            .await
+            .unwrap_err();
+        assert!(
+            matches!(error, Error::AuthenticationFailed { .. }),
+            "{error}"
+        );
+        let said = format!("{error} {error:?}");
+        assert!(
+            !said.contains("guessed") && !said.contains(secret),
+            "{said}"
+        );
+    }
+
+    let url = all
+        .url()
+        .replacen("127.0.0.1:", &format!("127.0.0.1:{liar},127.0.0.1:"), 1);
+    let url = format!("{url}?sentinel_password={secret}");
+    let client = patient().connect(&url).await.unwrap();
+    let guard = granted(|| client.lock("a").lock()).await;
+    let old = all.master();
+    assert!(all.ask::<bool>(old, &["EXISTS", "a"]));
+    all.kill(old);
+    let new = all.await_new_master(old);
+    let next = granted(|| client.lock("b").lock()).await;
+    assert!(all.ask::<bool>(new, &["EXISTS", "b"]));
+    guard.unlock().await.unwrap();
+    assert!(!all.ask::<bool>(new, &["EXISTS", "a"]));
+
+    // It comes back as it was, a master, until the sentinels see to it.
+    all.restart(old);
+    for n in 0..100 {
+        let guard = client
+            .lock(&format!("n-{n}"))
+            .lock()
+            .lease(LONG)
+            .await
+            .unwrap();
+        std::mem::forget(guard);
+    }
+    next.unlock().await.unwrap();
+    let keys: Vec<String> = all.ask(new, &["KEYS", "n-*"]);
+    assert_eq!(keys.len(), 100);
+    assert_eq!(decoy.ask::<i64>(&["DBSIZE"]), 0);
+    let calls = decoy.ask::<String>(&["INFO", "commandstats"]);
+    assert!(!calls.contains("evalsha"), "{calls}");
+}
+
+/// What cannot work is said at once, and says what it is.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_cannot_be_connected_to() {
+    let url = shared_sentinels().url();
+    let name = url.rsplit('/').next().unwrap();
+    let unknown = url.replace(name, "nobody");
+    let error = soon("said", Client::connect(&unknown)).await.unwrap_err();
+    assert!(error.to_string().contains("\"nobody\""), "{error}");
+
+    let nowhere =
+        "redis+sentinel://:swordfish@127.0.0.1:1,127.0.0.1:2/main?sentinel_password=sesame";
+    let error = soon("said", Client::connect(nowhere)).await.unwrap_err();
+    let Error::Unavailable { reason, .. } = &error else {
+        panic!("{error}");
+    };
+    assert!(
+        reason.contains("127.0.0.1:1") && reason.contains("127.0.0.1:2"),
+        "{reason}"
+    );
+    assert!(!format!("{error:?}").contains("swordfish") && !reason.contains("sesame"));
+
+    // A server that is no sentinel, and a sentinel that is no server.
+    let port = shared_sentinels().servers()[0].port();
+    let data = format!("redis+sentinel://127.0.0.1:{port}/main");
+    let error = soon("said", Client::connect(&data)).await.unwrap_err();
+    assert!(matches!(error, Error::UnsupportedServer { .. }), "{error}");
+    let sentinel = shared_sentinels().sentinels()[0].url();
+    let error = soon("said", Client::connect(&sentinel)).await.unwrap_err();
+    assert!(matches!(error, Error::UnsupportedServer { .. }), "{error}");
+    assert!(error.to_string().contains("redis+sentinel://"), "{error}");
+}
+
+/// A sentinel that hangs costs no more than a moment at connecting.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_sentinel_that_hangs_keeps_nobody() {
+    let all = Sentinels::start_with(SentinelPlan {
+        replicas: 0,
+        ..SentinelPlan::default()
+    });
+    all.freeze_sentinel(0);
+    let client = patient().connect(&all.url()).await.unwrap();
+    let guard = client.lock("a").lock().await.unwrap();
+    until("alone, it has no replicas to wait for", || async {
+        let calls: String = all.ask(0, &["INFO", "commandstats"]);
+        !calls.contains("cmdstat_wait:")
+    })
+    .await;
+    let lock = client.lock("a");
+    let waiting = in_time(|| lock.try_lock().wait(Duration::from_millis(50)));
+    assert!(waiting.await.is_none());
+    guard.unlock().await.unwrap();
+}

@@ -1,0 +1,324 @@
+//! What is the spin lock's own: it asks again instead of being called. What it has in common with
+//! the other locks is in lock_kinds.rs.
+
+use std::future::IntoFuture;
+use std::time::Duration;
+
+use redlatch::{Backoff, Client, Embedded, Error, Owner, RedLock, SpinLock};
+use redlatch_testkit::{Server, unique};
+use tokio::time::{Instant, sleep};
+
+use crate::common::{LONG, SHORT, Stand, client, soon, until};
+
+const SECOND: Duration = Duration::from_secs(1);
+
+on_every_store! {
+    it_is_the_same_lock_as_the_one_that_is_woken,
+    who_is_woken_and_who_spins_take_turns,
+    one_owner_holds_it_in_one_way,
+}
+
+/// How often a server was asked for the commands of a name, inside of scripts too.
+fn calls(server: &Server, commands: &[&str]) -> u64 {
+    let statistics: String = server.ask(&["INFO", "commandstats"]);
+    statistics
+        .lines()
+        .filter_map(|line| line.strip_prefix("cmdstat_")?.split_once(":calls="))
+        .filter(|(command, _)| commands.contains(command))
+        .filter_map(|(_, rest)| rest.split(',').next()?.parse::<u64>().ok())
+        .sum()
+}
+
+fn asked(server: &Server) -> u64 {
+    calls(server, &["eval", "evalsha"])
+}
+
+/// No subscription and no message, whatever happens: waiting, giving up, handing over, losing,
+/// dropping.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn it_never_subscribes_and_never_publishes() {
+    let server = Server::start();
+    let (one, two) = (client(&server).await, client(&server).await);
+    let mut tasks = Vec::new();
+    for (task, client) in [&one, &two].repeat(10).into_iter().enumerate() {
+        let lock = client.spin_lock("a");
+        tasks.push(tokio::spawn(async move {
+            for turn in 0..5 {
+                let guard = lock.lock().await.unwrap();
+                let inner = guard.reenter().await.unwrap();
+                match (task + turn) % 3 {
+                    0 => drop(inner),
+                    _ => inner.unlock().await.unwrap(),
+                }
+                match (task + turn) % 2 {
+                    0 => drop(guard),
+                    _ => guard.unlock().await.unwrap(),
+                }
+            }
+        }));
+    }
+    for task in tasks {
+        soon("every turn", task).await.unwrap();
+    }
+    let fixed = one.spin_lock("a").lock().lease(SHORT).await.unwrap();
+    let refused = two.spin_lock("a").try_lock().wait(SECOND / 20).await;
+    assert!(refused.unwrap().is_none());
+    let next = soon("the lease ends", two.spin_lock("a").lock().into_future())
+        .await
+        .unwrap();
+    drop(fixed);
+    next.unlock().await.unwrap();
+    soon("settled", one.settled()).await;
+
+    assert!(asked(&server) > 200, "the scripts are counted");
+    let pubsub = ["subscribe", "ssubscribe", "psubscribe"];
+    assert_eq!(calls(&server, &pubsub), 0);
+    assert_eq!(calls(&server, &["publish", "spublish"]), 0);
+    assert_eq!(
+        [&one, &two].map(|client| client.status().subscriptions),
+        [0, 0]
+    );
+    // The same counting sees those of the lock that is woken.
+    let held = one.lock("b").lock().await.unwrap();
+    let waiting = tokio::spawn(two.lock("b").lock().into_future());
+    until("it is subscribed", || async {
+        calls(&server, &pubsub) == 1
+    })
+    .await;
+    held.unlock().await.unwrap();
+    drop(soon("woken", waiting).await.unwrap().unwrap());
+    assert!(calls(&server, &["publish", "spublish"]) >= 1);
+}
+
+/// Of fifty waiters of one client one asks, and pauses in between.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn one_waiter_per_client_asks_the_server() {
+    const WAITERS: u64 = 50;
+    const PAUSE: Duration = Duration::from_millis(25);
+    let server = Server::start();
+    let (holder, crowd) = (client(&server).await, client(&server).await);
+    let held = holder.spin_lock("a").lock().await.unwrap();
+    let spinning = crowd.spin_lock("a").backoff(Backoff::constant(PAUSE));
+    let waiters: Vec<_> = (0..WAITERS)
+        .map(|_| {
+            let lock = spinning.clone();
+            tokio::spawn(async move { lock.lock().await.unwrap().unlock().await.unwrap() })
+        })
+        .collect();
+    // Whoever comes before the line is known asks once.
+    let before = asked(&server);
+    until("all have come and one goes on asking", || async {
+        asked(&server) > before + WAITERS
+    })
+    .await;
+    let (before, begun) = (asked(&server), std::time::Instant::now());
+    until("it asks again and again", || async {
+        asked(&server) >= before + 20
+    })
+    .await;
+    let often = (asked(&server) - before) as f64;
+    let pauses = begun.elapsed().as_secs_f64() / PAUSE.as_secs_f64();
+    assert!(often <= pauses + 2.0, "{often} times in {pauses} pauses");
+    held.unlock().await.unwrap();
+    for waiter in waiters {
+        soon("served", waiter).await.unwrap();
+    }
+}
+
+/// Both are one key, so they keep each other out. Who spins sees every release.
+async fn it_is_the_same_lock_as_the_one_that_is_woken(stand: Stand) {
+    let (one, two) = (stand.client().await, stand.client().await);
+    let name = unique("both");
+    let (woken, spinning) = (one.lock(&name), two.spin_lock(&name));
+
+    let guard = woken.lock().await.unwrap();
+    assert!(spinning.try_lock().await.unwrap().is_none());
+    let holder = spinning.holder().await.unwrap().unwrap();
+    assert_eq!(holder.owner, guard.owner_id());
+    let waiting = tokio::spawn(spinning.lock().into_future());
+    guard.unlock().await.unwrap();
+    let guard = soon("seen", waiting).await.unwrap().unwrap();
+
+    assert!(woken.try_lock().await.unwrap().is_none());
+    assert!(woken.is_locked().await.unwrap());
+    guard.unlock().await.unwrap();
+    drop(woken.try_lock().await.unwrap().expect("it is free"));
+}
+
+/// Nobody calls who waits to be called while somebody spins: at worst it looks again when the lease
+/// would have ended. A force unlock does call.
+async fn who_is_woken_and_who_spins_take_turns(stand: Stand) {
+    let (one, two) = (stand.client().await, stand.client().await);
+    let name = unique("turns");
+    let (woken, spinning) = (one.lock(&name), two.spin_lock(&name));
+    let guard = spinning.lock().lease(SHORT).await.unwrap();
+    let waiting = tokio::spawn(woken.lock().into_future());
+    until("it waits", || async { one.status().subscriptions == 1 }).await;
+    guard.unlock().await.unwrap();
+    let next = soon("it looks again", waiting).await.unwrap().unwrap();
+    next.unlock().await.unwrap();
+
+    let guard = spinning.lock().lease(10 * LONG).await.unwrap();
+    let waiting = tokio::spawn(woken.lock().into_future());
+    until("it waits", || async { one.status().subscriptions == 1 }).await;
+    assert!(spinning.force_unlock().await.unwrap());
+    let next = soon("called", waiting).await.unwrap().unwrap();
+    assert!(guard.unlock().await.is_err());
+    next.unlock().await.unwrap();
+}
+
+/// The hold would be one, and how it began would decide whether its end is told.
+async fn one_owner_holds_it_in_one_way(stand: Stand) {
+    let (client, me) = (stand.client().await, Owner::new());
+    let name = unique("ways");
+    let (woken, spinning) = (client.lock(&name), client.spin_lock(&name));
+
+    let guard = spinning.lock().owner(me).await.unwrap();
+    let mixed = woken.lock().owner(me).await;
+    assert!(matches!(mixed, Err(Error::WrongKind { .. })), "{mixed:?}");
+    assert_eq!(guard.hold_count(), 1);
+    guard.unlock().await.unwrap();
+
+    let guard = woken.lock().owner(me).await.unwrap();
+    let mixed = spinning.try_lock().owner(me).await;
+    assert!(matches!(mixed, Err(Error::WrongKind { .. })), "{mixed:?}");
+    guard.unlock().await.unwrap();
+    // One after the other is no mixture.
+    let guard = spinning.try_lock().owner(me).await.unwrap();
+    guard.expect("it is free").unlock().await.unwrap();
+}
+
+/// When somebody who spins gets what was given back after `held`.
+async fn served_after(held: Duration, backoff: Backoff) -> Duration {
+    let store = Embedded::new();
+    let client = || Client::builder().connect_embedded(&store).unwrap();
+    let (holder, other) = (client(), client());
+    let begun = Instant::now();
+    let guard = holder.lock("a").lock().await.unwrap();
+    let spinning: SpinLock = other.spin_lock("a").backoff(backoff);
+    let waiting = tokio::spawn(spinning.lock().into_future());
+    sleep(held).await;
+    assert!(!waiting.is_finished());
+    guard.unlock().await.unwrap();
+    let next = waiting.await.unwrap().unwrap();
+    let took = begun.elapsed();
+    next.unlock().await.unwrap();
+    took
+}
+
+/// Redisson: LockOptionsTest.testConstantBackoff.
+#[tokio::test(start_paused = true)]
+async fn constant_backoff_asks_at_even_times() {
+    let backoff = Backoff::constant(10 * SECOND);
+    for (held, expected) in [(1, 10), (9, 10), (25, 30), (61, 70)] {
+        let took = served_after(held * SECOND, backoff).await;
+        let expected = expected * SECOND;
+        assert!(
+            took >= expected && took < expected + SECOND / 10,
+            "held for {held} s, served after {took:?}"
+        );
+    }
+}
+
+/// Redisson: LockOptionsTest.testExponentialBackoff. The pauses double, each cut by up to half, so
+/// that after n of them less than 2^n s have gone by, and more than half of that.
+#[tokio::test(start_paused = true)]
+async fn exponential_backoff_asks_ever_more_seldom_but_not_too_seldom() {
+    let longest = 16 * SECOND;
+    let backoff = Backoff::exponential(SECOND, 2.0, longest);
+    for _ in 0..20 {
+        // Asked soon in the beginning …
+        let took = served_after(SECOND / 10, backoff).await;
+        assert!(took <= SECOND + SECOND / 10, "{took:?}");
+        // … and at least this often in the end.
+        let held = 600 * SECOND;
+        let took = served_after(held, backoff).await - held;
+        assert!(took <= longest + SECOND / 10, "{took:?}");
+    }
+    // How long one has to wait for it then is anything up to the longest pause.
+    let mut late = 0;
+    for n in 0..20 {
+        let held = (600 + n) * SECOND;
+        let took = served_after(held, backoff).await - held;
+        late += u32::from(took > 2 * SECOND);
+    }
+    assert!(late >= 5, "asked as often as in the beginning");
+}
+
+/// The default: 128 ms at most between two looks, whatever time has gone by.
+#[tokio::test(start_paused = true)]
+async fn the_default_looks_eight_times_a_second() {
+    for hours in [1, 4] {
+        let held = hours * Duration::from_secs(3600);
+        let took = served_after(held, Backoff::default()).await - held;
+        assert!(took <= Duration::from_millis(130), "{took:?}");
+    }
+}
+
+/// Patience counts, not pauses: a wait shorter than the next pause ends on time.
+#[tokio::test(start_paused = true)]
+async fn patience_ends_within_a_pause() {
+    let client = Client::embedded();
+    let lock = client
+        .spin_lock("a")
+        .backoff(Backoff::constant(3600 * SECOND));
+    let guard = lock.lock().await.unwrap();
+    let begun = Instant::now();
+    assert!(lock.try_lock().wait(SECOND).await.unwrap().is_none());
+    assert!(begun.elapsed() >= SECOND && begun.elapsed() < 2 * SECOND);
+    guard.unlock().await.unwrap();
+}
+
+/// In one client, who spins does not wait until somebody who waits to be called has been served.
+#[tokio::test(start_paused = true)]
+async fn who_spins_is_not_kept_waiting_by_who_is_to_be_called() {
+    let store = Embedded::new();
+    let client = || Client::builder().connect_embedded(&store).unwrap();
+    let (holder, both) = (client(), client());
+    let guard = holder.spin_lock("a").lock().await.unwrap();
+    let woken = both.lock("a");
+    let called = tokio::spawn(async move { woken.lock().await.unwrap().unlock().await });
+    sleep(SECOND).await;
+    let spinning = tokio::spawn(both.spin_lock("a").lock().into_future());
+    sleep(SECOND).await;
+    let begun = Instant::now();
+    guard.unlock().await.unwrap();
+    let next = spinning.await.unwrap().unwrap();
+    assert!(begun.elapsed() <= SECOND, "{:?}", begun.elapsed());
+    next.unlock().await.unwrap();
+    called.await.unwrap().unwrap();
+}
+
+/// Who spins for a lock that is called like another one's channel is not in that one's line.
+#[tokio::test(start_paused = true)]
+async fn a_line_of_those_who_spin_is_no_channels() {
+    let store = Embedded::new();
+    let client = || Client::builder().connect_embedded(&store).unwrap();
+    let (holder, both) = (client(), client());
+    let odd = "redisson_lock__channel:{a}";
+    let _spun = holder.spin_lock(odd).lock().await.unwrap();
+    let guard = holder.lock("a").lock().await.unwrap();
+    let spinning = tokio::spawn(both.spin_lock(odd).lock().into_future());
+    sleep(SECOND).await;
+    let waiting = tokio::spawn(both.lock("a").lock().into_future());
+    sleep(SECOND).await;
+    // What is counted are channels that are listened to, not lines.
+    assert_eq!(both.status().subscriptions, 1);
+    guard.unlock().await.unwrap();
+    drop(soon("it is called", waiting).await.unwrap().unwrap());
+    spinning.abort();
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_pause_that_the_clock_cannot_hold_is_a_long_one() {
+    let client = Client::embedded();
+    let _held = client.lock("a").lock().await.unwrap();
+    let endless = Backoff::constant(Duration::MAX);
+    let lock = client.spin_lock("a").backoff(endless);
+    let refused = lock.try_lock().wait(SECOND).await.unwrap();
+    assert!(refused.is_none());
+    let lock = RedLock::new([client.lock("a")]).backoff(endless);
+    let unnamed = lock.try_lock().wait(SECOND).await.unwrap();
+    let named = lock.try_lock().owner(Owner::new()).wait(SECOND).await;
+    assert!(unnamed.is_none() && named.unwrap().is_none());
+}

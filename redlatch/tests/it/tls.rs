@@ -1,0 +1,335 @@
+//! TLS and credentials: what works, and what is said when something is wrong.
+
+use std::time::{Duration, Instant};
+
+use redlatch::{Client, ClientBuilder, Error};
+use redlatch_testkit::{Ca, For, LOOPBACK, Server, TlsServer, unique};
+
+use crate::common::*;
+
+fn trusting(server: &TlsServer) -> ClientBuilder {
+    let settings = Client::builder().response_timeout(LONG);
+    settings.tls_ca(server.ca().pem())
+}
+
+async fn refused(settings: ClientBuilder, url: &str) -> Error {
+    let connecting = settings.connect_timeout(LONG).connect(url);
+    soon("refused", connecting).await.unwrap_err()
+}
+
+#[track_caller]
+fn assert_tls(error: &Error, says: &str) {
+    let said = error.to_string();
+    assert!(matches!(error, Error::TlsFailed { .. }), "{said}");
+    assert!(said.contains(says), "{said}");
+}
+
+/// Two clients that wait for each other, and what they do after the connection broke.
+async fn works(settings: ClientBuilder, server: &TlsServer) {
+    let one = settings.clone().connect(&server.url()).await.unwrap();
+    let other = settings.connect(&server.url()).await.unwrap();
+    let name = unique("tls");
+    for _ in 0..2 {
+        let guard = one.lock(&name).lock().await.unwrap();
+        let lock = other.lock(&name);
+        let waiting = tokio::spawn(async move { lock.lock().await?.unlock().await });
+        until("somebody waits", || async {
+            other.status().subscriptions == 1
+        })
+        .await;
+        guard.unlock().await.unwrap();
+        soon("its turn", waiting).await.unwrap().unwrap();
+        server.plain().cut_all();
+    }
+}
+
+#[tokio::test]
+async fn an_own_ca_is_enough() {
+    let server = TlsServer::start("no", &[]);
+    works(trusting(&server), &server).await;
+    let by_name = server.url().replace("127.0.0.1", "localhost");
+    trusting(&server).connect(&by_name).await.unwrap();
+    let other_scheme = server.url().replace("rediss", "valkeys");
+    trusting(&server).connect(&other_scheme).await.unwrap();
+}
+
+#[tokio::test]
+async fn client_certificates_are_shown() {
+    let server = TlsServer::start("yes", &[]);
+    let ours = server.ca().client();
+    let settings = trusting(&server).tls_client_cert(ours.cert, ours.key);
+    works(settings, &server).await;
+}
+
+#[tokio::test]
+async fn a_client_certificate_that_is_missing_or_foreign_is_told() {
+    let server = TlsServer::start("yes", &[]);
+    for _ in 0..10 {
+        let error = refused(trusting(&server), &server.url()).await;
+        let said = error.to_string();
+        assert!(said.contains("client certificate"), "{said}");
+        assert!(said.contains("tls_client_cert"), "{said}");
+    }
+    let foreign = Ca::new().client();
+    let settings = trusting(&server).tls_client_cert(foreign.cert, foreign.key);
+    let said = refused(settings, &server.url()).await.to_string();
+    assert!(said.contains("accept the client certificate"), "{said}");
+}
+
+#[tokio::test]
+async fn a_server_that_nobody_vouches_for_is_refused() {
+    let server = TlsServer::start("no", &[]);
+    let settings = Client::builder().tls_ca(Ca::new().pem());
+    let error = refused(settings, &server.url()).await;
+    assert_tls(&error, "not issued by a CA that is trusted");
+    assert!(error.to_string().contains("tls_ca"));
+    // The system does not know our CA either, whatever else it knows.
+    let error = refused(Client::builder(), &server.url()).await;
+    assert!(error.to_string().contains("tls_ca"), "{error}");
+    assert!(!error.is_transient());
+}
+
+#[tokio::test]
+async fn a_server_with_a_certificate_for_another_host_is_refused() {
+    let names = &["db.example"];
+    let server = TlsServer::start_for(For { names, ..LOOPBACK }, "no", &[]);
+    let error = refused(trusting(&server), &server.url()).await;
+    assert_tls(&error, "not for 127.0.0.1, but for");
+    assert_tls(&error, "db.example");
+    let nameless = TlsServer::start_for(
+        For {
+            names: &[],
+            ..LOOPBACK
+        },
+        "no",
+        &[],
+    );
+    let error = refused(trusting(&nameless), &nameless.url()).await;
+    assert_tls(&error, "no subjectAltName");
+}
+
+#[tokio::test]
+async fn a_server_whose_certificate_has_expired_is_refused() {
+    let expired = For {
+        expired: true,
+        ..LOOPBACK
+    };
+    let server = TlsServer::start_for(expired, "no", &[]);
+    let error = refused(trusting(&server), &server.url()).await;
+    assert_tls(&error, "has expired");
+}
+
+#[tokio::test]
+async fn the_wrong_kind_of_port_is_told_and_does_not_hang() {
+    let server = TlsServer::start("no", &[]);
+    let plain_to_tls = format!("redis://127.0.0.1:{}", server.port());
+    let error = refused(Client::builder(), &plain_to_tls).await;
+    assert!(matches!(error, Error::Unavailable { .. }), "{error}");
+    assert!(error.to_string().contains("rediss://"), "{error}");
+
+    // What looks to a server like a long command is waited for until the connect timeout; what has
+    // a line break in it is refused at once.
+    let tls_to_plain = server.plain().url().replace("redis:", "rediss:");
+    let connect_timeout = Duration::from_secs(1);
+    for _ in 0..5 {
+        let begun = Instant::now();
+        let settings = trusting(&server).connect_timeout(connect_timeout);
+        let error = settings.connect(&tls_to_plain).await.unwrap_err();
+        assert!(error.to_string().contains("speak TLS"), "{error}");
+        assert!(begun.elapsed() < LONG / 2);
+    }
+}
+
+#[tokio::test]
+async fn files_are_read_again_for_every_connection() {
+    let server = TlsServer::start("yes", &[]);
+    let scratch = std::env::temp_dir().join(unique("redlatch-tls"));
+    std::fs::create_dir(&scratch).unwrap();
+    let [ca, cert, key] = ["ca", "cert", "key"].map(|name| scratch.join(name));
+    let ours = server.ca().client();
+    std::fs::write(&ca, server.ca().pem()).unwrap();
+    std::fs::write(&cert, &ours.cert).unwrap();
+    std::fs::write(&key, &ours.key).unwrap();
+    let settings = Client::builder().tls_ca_file(&ca);
+    let settings = settings.tls_client_cert_files(&cert, &key);
+    let client = settings.clone().connect(&server.url()).await.unwrap();
+    let lock = client.lock("files");
+    in_time(|| lock.is_locked()).await;
+
+    // Not there for a moment: what was read before is good for a connection.
+    std::fs::remove_file(&key).unwrap();
+    server.plain().cut_all();
+    in_time(|| lock.is_locked()).await;
+    let error = refused(settings, &server.url()).await;
+    assert!(matches!(error, Error::InvalidSetting { .. }), "{error}");
+    assert!(error.to_string().contains(key.to_str().unwrap()), "{error}");
+
+    // Others, which the server does not know.
+    let foreign = Ca::new().client();
+    std::fs::write(&cert, &foreign.cert).unwrap();
+    std::fs::write(&key, &foreign.key).unwrap();
+    server.plain().cut_all();
+    let answer = soon("refused", lock.is_locked()).await;
+    let said = answer.unwrap_err().to_string();
+    assert!(said.contains("client certificate"), "{said}");
+
+    // And the right ones again.
+    std::fs::write(&cert, &ours.cert).unwrap();
+    std::fs::write(&key, &ours.key).unwrap();
+    in_time(|| lock.is_locked()).await;
+    std::fs::remove_dir_all(&scratch).unwrap();
+}
+
+/// The CAs of the system are replaced while a program runs: with the next connection it trusts the new
+/// ones. (In a process of its own, which takes a file for the system's.)
+#[test]
+fn the_systems_certificates_are_read_again() {
+    const NAME: &str = "tls::the_systems_certificates_are_read_again";
+    const VARIABLE: &str = "SSL_CERT_FILE";
+    const CHILD: &str = "REDLATCH_TEST_OWN_ROOTS";
+    if std::env::var_os(CHILD).is_none() {
+        let scratch = std::env::temp_dir().join(unique("redlatch-roots"));
+        let mut child = std::process::Command::new(std::env::current_exe().unwrap());
+        child.args([NAME, "--exact", "--nocapture"]);
+        child.env(CHILD, "1").env(VARIABLE, &scratch);
+        let output = child.env_remove("SSL_CERT_DIR").output().unwrap();
+        let _ = std::fs::remove_file(&scratch);
+        let said = String::from_utf8_lossy(&output.stdout);
+        let wrong = String::from_utf8_lossy(&output.stderr);
+        assert!(output.status.success(), "{said}{wrong}");
+        assert!(said.contains("1 passed"), "{said}{wrong}");
+        return;
+    }
+    let roots = std::env::var_os(VARIABLE).unwrap();
+    let server = TlsServer::start("no", &[]);
+    std::fs::write(&roots, server.ca().pem()).unwrap();
+    let runtime = tokio::runtime::Runtime::new().unwrap();
+    runtime.block_on(async {
+        let settings = Client::builder().response_timeout(LONG);
+        let client = settings.clone().connect(&server.url()).await.unwrap();
+        let lock = client.lock("roots");
+        assert!(!lock.is_locked().await.unwrap());
+
+        // The server has a certificate of another CA, which the system trusts instead.
+        let other = Ca::new();
+        let identity = other.server(LOOPBACK);
+        let scratch = std::env::temp_dir().join(unique("redlatch-tls"));
+        std::fs::create_dir(&scratch).unwrap();
+        let [cert, key] = ["cert", "key"].map(|name| scratch.join(name));
+        std::fs::write(&cert, &identity.cert).unwrap();
+        std::fs::write(&key, &identity.key).unwrap();
+        let [cert, key] = [cert, key].map(|path| path.to_str().unwrap().to_owned());
+        let change = [
+            "CONFIG",
+            "SET",
+            "tls-cert-file",
+            &cert,
+            "tls-key-file",
+            &key,
+        ];
+        let () = server.plain().ask(&change);
+        server.plain().cut_all();
+        // Not yet: the old CA is still trusted.
+        assert_tls(
+            &soon("refused", lock.is_locked()).await.unwrap_err(),
+            "not issued by a CA",
+        );
+        std::fs::write(&roots, other.pem()).unwrap();
+        until("trusted", || async {
+            matches!(lock.is_locked().await, Ok(false))
+        })
+        .await;
+        settings.connect(&server.url()).await.unwrap();
+        std::fs::remove_dir_all(&scratch).unwrap();
+    });
+}
+
+#[tokio::test]
+async fn settings_that_cannot_work_are_told() {
+    let ca = Ca::new();
+    let ours = ca.client();
+    let secret = "-----BEGIN PRIVATE KEY-----\nc2VjcmV0\n-----END PRIVATE KEY-----\n";
+    let secure = "rediss://127.0.0.1:1";
+    let builder = Client::builder;
+    for (settings, url, says) in [
+        (builder().tls_ca("nothing"), secure, "no certificate in PEM"),
+        (builder().tls_ca(""), secure, "no certificate in PEM"),
+        (
+            builder().tls_ca_file("/no/such/file"),
+            secure,
+            "/no/such/file",
+        ),
+        (
+            builder().tls_client_cert(&*ours.cert, "nothing"),
+            secure,
+            "private key",
+        ),
+        (
+            builder().tls_client_cert(&*ours.cert, secret),
+            secure,
+            "tls_client_cert",
+        ),
+        // A certificate with somebody else's key.
+        (
+            builder().tls_client_cert(&*ours.cert, ca.client().key),
+            secure,
+            "tls_client_cert",
+        ),
+        // What was meant to be safe is not sent in the open.
+        (builder().tls_ca(ca.pem()), "redis://127.0.0.1:1", "rediss"),
+        (
+            builder().tls_client_cert(&*ours.cert, &*ours.key),
+            "redis+unix:///no/such/socket",
+            "rediss",
+        ),
+        (
+            builder().username("me"),
+            "redis://127.0.0.1:1",
+            "without a password",
+        ),
+    ] {
+        let error = refused(settings.clone(), url).await;
+        let said = error.to_string();
+        assert!(matches!(error, Error::InvalidSetting { .. }), "{said}");
+        assert!(said.contains(says), "{said}");
+        assert!(!format!("{said}{settings:?}").contains("c2Vjcm"), "{said}");
+    }
+    for url in ["rediss://h/#insecure", "rediss+unix:///socket"] {
+        let error = refused(builder(), url).await;
+        assert!(matches!(error, Error::InvalidUrl { .. }), "{error}");
+    }
+}
+
+#[tokio::test]
+async fn credentials_of_the_builder_win_over_the_urls() {
+    let server = Server::start_with(&["--requirepass", "right"]);
+    let () = server.ask(&["ACL", "SETUSER", "me", "on", ">mine", "+@all", "~*", "&*"]);
+    let at = format!("127.0.0.1:{}", server.port());
+    let builder = || Client::builder().response_timeout(LONG);
+    for (settings, url) in [
+        (builder().password("right"), format!("redis://{at}")),
+        (builder().password("right"), format!("redis://:s3cret@{at}")),
+        (
+            builder().username("me").password("mine"),
+            format!("redis://you:s3cret@{at}"),
+        ),
+        (builder().username("me"), format!("redis://:mine@{at}")),
+        (builder().password("mine"), format!("redis://me@{at}")),
+    ] {
+        let client = settings.connect(&url).await.unwrap();
+        client.lock(&unique("login")).is_locked().await.unwrap();
+    }
+    for settings in [
+        builder().password("s3cret"),
+        builder().username("me").password("s3cret"),
+        builder().username("nobody").password("s3cret"),
+    ] {
+        assert!(!format!("{settings:?}").contains("s3cret"));
+        let error = refused(settings, &format!("redis://{at}")).await;
+        assert!(
+            matches!(error, Error::AuthenticationFailed { .. }),
+            "{error}"
+        );
+        assert!(!format!("{error} {error:?}").contains("s3cret"), "{error}");
+    }
+}

@@ -1,0 +1,198 @@
+//! TLS behind sentinels and on a cluster, where no server speaks anything else: names instead of
+//! addresses, and what is said when something is wrong. Failovers over TLS are in `sentinel.rs` and
+//! `cluster.rs`; what else works, with certificates of clients besides, is in `acl.rs`.
+
+use std::future::IntoFuture as _;
+use std::time::{Duration, Instant};
+
+use redlatch::{Client, ClientBuilder, Error};
+use redlatch_testkit::{
+    Ca, Cluster, ClusterPlan, For, LOOPBACK, SentinelPlan, Sentinels, TlsPlan, TlsServer, shared,
+    unique,
+};
+
+use crate::common::*;
+use crate::topology::{NEVER, granted, patient};
+
+fn trusting(ca: &Ca) -> ClientBuilder {
+    let ours = ca.client();
+    let settings = patient().connect_timeout(LONG).tls_ca(ca.pem());
+    settings.tls_client_cert(ours.cert, ours.key)
+}
+
+/// Certificates that are for no address.
+fn by_name() -> For<'static> {
+    For {
+        names: &["localhost"],
+        ..LOOPBACK
+    }
+}
+
+fn distrusting() -> ClientBuilder {
+    trusting(&Ca::new())
+}
+
+/// Connecting fails, and all of this is said. Asked once more when a busy machine lets a sentinel's
+/// second pass before it could answer.
+async fn refused(settings: ClientBuilder, url: &str, says: &[&str]) -> Error {
+    let begun = Instant::now();
+    loop {
+        let connecting = settings.clone().connect(url);
+        let error = soon("refused", connecting).await.unwrap_err();
+        let said = error.to_string();
+        if says.iter().all(|it| said.contains(it)) {
+            return error;
+        }
+        let late = error.is_transient() && begun.elapsed() < LONG;
+        assert!(late, "{url}: {said} does not say {says:?}");
+    }
+}
+
+async fn not_secure(settings: ClientBuilder, url: &str, says: &[&str]) {
+    let error = refused(settings, url, says).await;
+    assert!(matches!(error, Error::TlsFailed { .. }), "{error}");
+}
+
+/// What speaks TLS is not spoken to in the open, nor the other way round; said every time, whether
+/// a server that does not understand answers or waits for more.
+async fn the_wrong_kind_of_port(secure: &str, port: u16) {
+    let in_the_open = secure.replacen("rediss+", "redis+", 1);
+    refused(Client::builder(), &in_the_open, &["write rediss://"]).await;
+    let plain = format!("127.0.0.1:{}", shared().port());
+    let secure = secure.replace(&format!("127.0.0.1:{port}"), &plain);
+    for _ in 0..3 {
+        let settings = Client::builder().connect_timeout(Duration::from_secs(1));
+        let error = soon("refused", settings.connect(&secure)).await;
+        let said = error.unwrap_err().to_string();
+        assert!(said.contains("speak TLS on this port"), "{said}");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_is_wrong_behind_sentinels_is_told_and_names_will_do() {
+    let all = Sentinels::start_with(SentinelPlan {
+        replicas: 0,
+        sentinels: 1,
+        quorum: 1,
+        sentinel_lines: &[
+            "sentinel resolve-hostnames yes",
+            "sentinel announce-hostnames yes",
+        ],
+        tls: Some(TlsPlan {
+            auth_clients: "yes",
+            ..TlsPlan::default()
+        }),
+        ..SentinelPlan::default()
+    });
+    let (ca, url) = (all.ca().unwrap(), all.url());
+    let other_scheme = url.replacen("rediss+", "valkeys+", 1);
+    granted(|| trusting(ca).connect(&other_scheme)).await;
+
+    let sentinel = &all.sentinels()[0];
+    let at_sentinel = format!("127.0.0.1:{}: ", sentinel.port());
+    not_secure(distrusting(), &url, &[&at_sentinel, "tls_ca"]).await;
+    let nameless = Client::builder().tls_ca(ca.pem());
+    refused(nameless, &url, &[&at_sentinel, "tls_client_cert"]).await;
+
+    // The sentinels are trusted, and the masters that they name are not, or speak no TLS.
+    let other = TlsServer::start_for(by_name(), "no", &[]);
+    let (secure, plain) = (other.port(), other.plain().port());
+    let monitored = |master: &str, host: &str, port: u16| {
+        let port = port.to_string();
+        let () = sentinel.ask(&["SENTINEL", "MONITOR", master, host, &port, "1"]);
+        url.replace("mymaster", master)
+    };
+    let stranger = monitored("stranger", "127.0.0.1", secure);
+    let at_master = format!("127.0.0.1:{secure}: ");
+    not_secure(trusting(ca), &stranger, &[&at_master, "tls_ca"]).await;
+    let in_the_open = monitored("in-the-open", "127.0.0.1", plain);
+    let settings = trusting(ca).connect_timeout(Duration::from_secs(3));
+    refused(settings, &in_the_open, &["speak TLS on this port"]).await;
+
+    // A master that has a name in its certificate, from another CA, and is told by it.
+    let named = monitored("named", "localhost", secure);
+    let both = || trusting(ca).tls_ca(format!("{}{}", ca.pem(), other.ca().pem()));
+    granted(|| both().connect(&named)).await;
+    not_secure(both(), &stranger, &[&at_master, "not for 127.0.0.1"]).await;
+
+    the_wrong_kind_of_port(&url, sentinel.port()).await;
+}
+
+/// Nodes whose certificates have names, and who are told by their names.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_cluster_that_goes_by_names() {
+    let all = Cluster::start_with(ClusterPlan {
+        replicas: 0,
+        args: &[
+            "--cluster-announce-hostname",
+            "localhost",
+            "--cluster-preferred-endpoint-type",
+            "hostname",
+        ],
+        tls: Some(TlsPlan {
+            certificate: by_name(),
+            auth_clients: "yes",
+        }),
+        node_timeout_millis: NEVER,
+        ..ClusterPlan::default()
+    });
+    let ca = all.ca().unwrap();
+    let url = all.url().replace("127.0.0.1", "localhost");
+    let holder = trusting(ca).connect(&url).await.unwrap();
+    let other_scheme = url.replacen("rediss+", "valkeys+", 1);
+    let waiter = trusting(ca).connect(&other_scheme).await.unwrap();
+    // Each of the nodes has some of them. Their slots move, and both are told where to.
+    for n in 0..6 {
+        let name = unique(&format!("named-{n}"));
+        let guard = granted(|| holder.lock(&name).lock().lease(10 * LONG)).await;
+        let waiting = tokio::spawn(waiter.lock(&name).lock().into_future());
+        until("it waits", || async { waiter.status().subscriptions == 1 }).await;
+        let to = (all.owner_of(&name) + 1) % 3;
+        all.move_slot(all.slot_of(&name), to);
+        guard.unlock().await.unwrap();
+        let woken = soon("woken, not slept through", waiting).await.unwrap();
+        woken.unwrap().unlock().await.unwrap();
+        until("no subscription is left", || async {
+            waiter.status().subscriptions == 0
+        })
+        .await;
+    }
+    // The certificates are not for their addresses.
+    not_secure(
+        trusting(ca),
+        &all.url(),
+        &["not for 127.0.0.1", "localhost"],
+    )
+    .await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_is_wrong_on_a_cluster_is_told() {
+    let all = Cluster::start_with(ClusterPlan {
+        replicas: 0,
+        tls: Some(TlsPlan::default()),
+        node_timeout_millis: NEVER,
+        ..ClusterPlan::default()
+    });
+    let (ca, url) = (all.ca().unwrap(), all.url());
+    not_secure(distrusting(), &url, &["127.0.0.1:", "tls_ca"]).await;
+    // A node that is down besides does not hide it.
+    let one_down = format!("{url},127.0.0.1:1");
+    not_secure(distrusting(), &one_down, &["tls_ca"]).await;
+
+    // A node that says nothing, as one does that the others name by a port without TLS.
+    let mut names = (0..).map(|n| format!("elsewhere-{n}"));
+    let name = names.find(|name| all.owner_of(name) == 1).unwrap();
+    let first = format!("rediss+cluster://127.0.0.1:{}", all.nodes()[0].port());
+    let settings = trusting(ca).response_timeout(Duration::from_secs(1));
+    let client = settings.connect(&first).await.unwrap();
+    let lock = client.lock(&name);
+    all.freeze(1);
+    let error = lock.is_locked().await.unwrap_err();
+    assert!(matches!(error, Error::Unavailable { .. }), "{error}");
+    assert!(error.to_string().contains("speak TLS"), "{error}");
+    all.thaw(1);
+    granted(|| lock.is_locked()).await;
+
+    the_wrong_kind_of_port(&first, all.nodes()[0].port()).await;
+}

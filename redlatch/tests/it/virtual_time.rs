@@ -1,0 +1,237 @@
+//! Waiting, renewal and loss in virtual time: hours pass in microseconds.
+
+use std::future::IntoFuture;
+use std::time::Duration;
+
+use redlatch::{Client, Embedded, Loss, MultiLock, Owner, RedLock};
+use tokio::time::{Instant, advance, sleep};
+
+use crate::common::assert_lost;
+
+const HOUR: Duration = Duration::from_secs(3600);
+const SECOND: Duration = Duration::from_secs(1);
+
+#[tokio::test(start_paused = true)]
+async fn the_watchdog_keeps_a_lock_for_as_long_as_it_is_held() {
+    let store = Embedded::new();
+    let holder = Client::builder().connect_embedded(&store).unwrap();
+    let other = Client::builder().connect_embedded(&store).unwrap();
+    let guard = holder.lock("a").lock().await.unwrap();
+    for _ in 0..24 {
+        sleep(HOUR).await;
+        assert!(guard.is_valid());
+        assert!(other.lock("a").try_lock().await.unwrap().is_none());
+        let left = other.lock("a").remaining_lease().await.unwrap().unwrap();
+        // Renewed every third of 30 s: never less than two thirds remain.
+        assert!(left >= 19 * SECOND, "{left:?}");
+    }
+    guard.unlock().await.unwrap();
+    assert!(other.lock("a").try_lock().await.unwrap().is_some());
+}
+
+#[tokio::test(start_paused = true)]
+async fn after_the_release_nothing_is_renewed() {
+    let store = Embedded::new();
+    let holder = Client::builder().connect_embedded(&store).unwrap();
+    let lock = holder.lock("a");
+    let me = redlatch::Owner::new();
+    let guard = lock.lock().owner(me).await.unwrap();
+    sleep(25 * SECOND).await;
+    guard.unlock().await.unwrap();
+    assert_eq!(holder.status().holds, 0);
+    // The same owner again, without renewal: a renewal that survived would keep it alive.
+    let fixed = lock.lock().owner(me).lease(60 * SECOND).await.unwrap();
+    let mut before = lock.remaining_lease().await.unwrap().unwrap();
+    for _ in 0..59 {
+        sleep(SECOND).await;
+        let left = lock.remaining_lease().await.unwrap().unwrap();
+        assert!(left < before, "the lease was renewed");
+        before = left;
+    }
+    sleep(SECOND).await;
+    assert!(!lock.is_locked().await.unwrap());
+    assert!(!fixed.is_valid());
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_fixed_lease_ends_on_time() {
+    let store = Embedded::new();
+    let client = Client::builder().connect_embedded(&store).unwrap();
+    let guard = client.lock("a").lock().lease(10 * SECOND).await.unwrap();
+    let begun = Instant::now();
+    let lost = guard.lost();
+    let told = tokio::spawn(async move {
+        lost.await;
+        Instant::now()
+    });
+    advance(10 * SECOND - Duration::from_millis(1)).await;
+    assert!(guard.is_valid());
+    assert_eq!(guard.valid_for(), Duration::from_millis(1));
+    advance(Duration::from_millis(1)).await;
+    assert!(!guard.is_valid());
+    let told = told.await.unwrap() - begun;
+    assert!(
+        told >= 10 * SECOND && told < 10 * SECOND + Duration::from_millis(5),
+        "{told:?}"
+    );
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_waiter_gets_what_a_dead_holder_left_when_its_lease_ends() {
+    let store = Embedded::new();
+    let holder = Client::builder().connect_embedded(&store).unwrap();
+    let other = Client::builder().connect_embedded(&store).unwrap();
+    // A holder that never says anything again.
+    std::mem::forget(holder.lock("a").lock().lease(20 * SECOND).await.unwrap());
+    let begun = Instant::now();
+    assert!(
+        other
+            .lock("a")
+            .try_lock()
+            .wait(5 * SECOND)
+            .await
+            .unwrap()
+            .is_none()
+    );
+    assert!(begun.elapsed() >= 5 * SECOND && begun.elapsed() < 6 * SECOND);
+    let guard = other.lock("a").lock().await.unwrap();
+    assert!(begun.elapsed() >= 20 * SECOND, "before the lease ended");
+    assert!(begun.elapsed() < 21 * SECOND, "long after the lease ended");
+    guard.unlock().await.unwrap();
+}
+
+#[tokio::test(start_paused = true)]
+async fn patience_ends_on_time_in_the_line_too() {
+    let client = Client::embedded();
+    let lock = client.lock("a");
+    let guard = lock.lock().await.unwrap();
+    let first = tokio::spawn(lock.try_lock().wait(HOUR).into_future());
+    sleep(SECOND).await;
+    let begun = Instant::now();
+    // Second in line: never asks the store at all.
+    assert!(lock.try_lock().wait(60 * SECOND).await.unwrap().is_none());
+    assert!(begun.elapsed() >= 60 * SECOND && begun.elapsed() < 61 * SECOND);
+    guard.unlock().await.unwrap();
+    assert!(first.await.unwrap().unwrap().is_some());
+}
+
+/// How long a request waits that was made an hour before it is awaited.
+async fn refused_after<T>(
+    request: impl IntoFuture<Output = redlatch::Result<Option<T>>>,
+) -> Duration {
+    sleep(HOUR).await;
+    let begun = Instant::now();
+    assert!(request.await.unwrap().is_none());
+    begun.elapsed()
+}
+
+#[tokio::test(start_paused = true)]
+async fn patience_begins_when_it_is_needed() {
+    let client = Client::embedded();
+    let lock = client.lock("a");
+    let _held = lock.lock().await.unwrap();
+    let permits = client.semaphore("b");
+    let expirable = client.expirable_semaphore("c");
+    let multi = MultiLock::new([&lock]);
+    let red = RedLock::new([&lock]);
+    for took in [
+        refused_after(lock.try_lock().wait(SECOND)).await,
+        refused_after(lock.try_lock().owner(Owner::new()).wait(SECOND)).await,
+        refused_after(permits.try_acquire().wait(SECOND)).await,
+        refused_after(expirable.try_acquire().wait(SECOND)).await,
+        refused_after(multi.try_lock().wait(SECOND)).await,
+        refused_after(red.try_lock().wait(SECOND)).await,
+    ] {
+        assert!(took >= SECOND && took < 2 * SECOND, "{took:?}");
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_inner_fixed_lease_does_not_end_the_renewal_of_the_outer() {
+    let client = Client::embedded();
+    let lock = client.lock("a");
+    let outer = lock.lock().await.unwrap();
+    let inner = outer.reenter().lease(5 * SECOND).await.unwrap();
+    sleep(HOUR).await;
+    inner.unlock().await.unwrap();
+    sleep(HOUR).await;
+    outer.unlock().await.unwrap();
+
+    // And the other way round: with the renewed one gone, the fixed lease ends.
+    let outer = lock.lock().lease(60 * SECOND).await.unwrap();
+    let inner = lock.lock().owner(outer.owner()).await.unwrap();
+    sleep(HOUR).await;
+    assert!(outer.is_valid(), "renewed for the inner guard's sake");
+    inner.unlock().await.unwrap();
+    sleep(60 * SECOND).await;
+    let lost = outer.unlock().await.unwrap_err();
+    assert_lost(&lost, Loss::LeaseEnded);
+}
+
+#[tokio::test(start_paused = true)]
+async fn the_holder_is_told_at_the_next_renewal_that_its_lock_was_taken() {
+    let store = Embedded::new();
+    let holder = Client::builder().connect_embedded(&store).unwrap();
+    let admin = Client::builder().connect_embedded(&store).unwrap();
+    let guard = holder.lock("a").lock().await.unwrap();
+    assert!(admin.lock("a").force_unlock().await.unwrap());
+    let begun = Instant::now();
+    guard.lost().await;
+    assert!(
+        begun.elapsed() <= 10 * SECOND + SECOND / 2,
+        "{:?}",
+        begun.elapsed()
+    );
+    let again = guard.run(async { unreachable!("not even polled") }).await;
+    assert_lost(&again.unwrap_err(), Loss::NotHeld);
+}
+
+#[tokio::test(start_paused = true)]
+async fn subscriptions_end_after_the_linger_and_not_before() {
+    let store = Embedded::new();
+    let settings = Client::builder().subscription_linger(10 * SECOND);
+    let client = settings.connect_embedded(&store).unwrap();
+    let lock = client.lock("a");
+    let guard = lock.lock().await.unwrap();
+    assert!(lock.try_lock().wait(SECOND).await.unwrap().is_none());
+    sleep(9 * SECOND).await;
+    assert_eq!(client.status().subscriptions, 1);
+    // Waited for again: the linger begins anew.
+    assert!(lock.try_lock().wait(SECOND).await.unwrap().is_none());
+    sleep(9 * SECOND).await;
+    assert_eq!(client.status().subscriptions, 1);
+    sleep(2 * SECOND).await;
+    assert_eq!(client.status().subscriptions, 0);
+    guard.unlock().await.unwrap();
+}
+
+#[tokio::test(start_paused = true)]
+async fn twenty_thousand_locks_are_renewed() {
+    let client = Client::embedded();
+    let mut guards = Vec::new();
+    for n in 0..20_000 {
+        guards.push(client.lock(&format!("many-{n}")).lock().await.unwrap());
+        if n % 1000 == 0 {
+            sleep(Duration::from_millis(50)).await;
+        }
+    }
+    assert_eq!(client.status().holds, 20_000);
+    sleep(2 * 60 * SECOND).await;
+    assert!(guards.iter().all(redlatch::Guard::is_valid));
+    drop(guards);
+    client.settled().await;
+    assert_eq!(client.status().holds, 0);
+}
+
+#[tokio::test(start_paused = true)]
+async fn work_is_not_polled_again_after_the_lease_has_ended() {
+    let client = Client::embedded();
+    let guard = client.lock("a").lock().lease(SECOND).await.unwrap();
+    // As after a pause of the process: the lease has ended, and no timer has run yet.
+    let work = async {
+        advance(2 * SECOND).await;
+        unreachable!("polled after the lease had ended")
+    };
+    let lost = guard.run(work).await;
+    assert_lost(&lost.unwrap_err(), Loss::LeaseEnded);
+}

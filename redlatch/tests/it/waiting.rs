@@ -1,0 +1,202 @@
+//! Waiting on a real server: what it costs, and that no wake-up is missed.
+
+use std::collections::HashSet;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Duration;
+
+use redlatch::Client;
+use redlatch_testkit::{Proxy, Server, unique};
+
+use crate::common::{LONG, client, soon, until};
+
+fn evaluated(server: &Server) -> u64 {
+    let statistics: String = server.ask(&["INFO", "commandstats"]);
+    let calls = |line: &str| line.split(['=', ',']).nth(1)?.parse::<u64>().ok();
+    statistics
+        .lines()
+        .filter(|line| line.starts_with("cmdstat_eval"))
+        .filter_map(calls)
+        .sum()
+}
+
+fn channels(server: &Server) -> usize {
+    server.info("pubsub_channels").parse().unwrap()
+}
+
+/// Only the first in line asks; a turn costs one release and one acquisition.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn one_waiter_per_name_asks_the_server() {
+    const WAITERS: usize = 200;
+    let server = Server::start();
+    let (holder, crowd) = (client(&server).await, client(&server).await);
+    let held = holder.lock("a").lock().await.unwrap();
+    let before = evaluated(&server);
+    let begun = Arc::new(AtomicUsize::new(0));
+    let waiters: Vec<_> = (0..WAITERS)
+        .map(|_| {
+            let (lock, begun) = (crowd.lock("a"), begun.clone());
+            tokio::spawn(async move {
+                begun.fetch_add(1, Ordering::SeqCst);
+                lock.lock().await.unwrap().unlock().await.unwrap();
+            })
+        })
+        .collect();
+    until("all have begun", || async {
+        begun.load(Ordering::SeqCst) == WAITERS && channels(&server) == 1
+    })
+    .await;
+    let asked = evaluated(&server) - before;
+    // Those who come before the line is known ask once; nobody asks again while waiting.
+    assert!(asked <= WAITERS as u64 + 2, "{asked}");
+
+    let before = evaluated(&server);
+    held.unlock().await.unwrap();
+    for waiter in waiters {
+        soon("served", waiter).await.unwrap();
+    }
+    let per_turn = (evaluated(&server) - before) as f64 / WAITERS as f64;
+    assert!(per_turn < 2.2, "{per_turn} scripts per turn");
+    assert_eq!(channels(&server), 1, "one subscription for all");
+}
+
+/// F7: ten thousand names waited for at once on one client, with no setting raised. F8: the
+/// subscriptions end with the waiting.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn ten_thousand_names_at_once() {
+    const NAMES: usize = 10_000;
+    let server = Server::start();
+    let (holder, waiter) = (client(&server).await, client(&server).await);
+    let mut held = Vec::new();
+    for n in 0..NAMES {
+        let lock = holder.lock(&format!("name-{n}"));
+        held.push(lock.lock().lease(10 * LONG).await.unwrap());
+    }
+    let waiting: Vec<_> = (0..NAMES)
+        .map(|n| tokio::spawn(waiter.lock(&format!("name-{n}")).lock().into_future()))
+        .collect();
+    for some in (0..=NAMES).step_by(NAMES / 10) {
+        until("more are subscribed", || async {
+            channels(&server) >= some
+        })
+        .await;
+    }
+    assert_eq!(channels(&server), NAMES);
+    until("one connection per client", || async {
+        server.clients() == 2
+    })
+    .await;
+    for guard in held {
+        guard.unlock().await.unwrap();
+    }
+    for one in waiting {
+        let guard = soon("woken", one).await.unwrap().unwrap();
+        guard.unlock().await.unwrap();
+    }
+    until("no channel is left", || async { channels(&server) == 0 }).await;
+    until("none is kept account of", || async {
+        waiter.status().subscriptions == 0
+    })
+    .await;
+}
+
+/// F6: two processes hand one lock to and fro; a wake-up that is missed once costs ten minutes.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn no_wake_up_is_missed_between_clients() {
+    let server = Server::start();
+    let name = unique("handover");
+    let mut players = Vec::new();
+    for _ in 0..3 {
+        let settings = Client::builder()
+            .watchdog(10 * LONG)
+            .subscription_linger(Duration::from_millis(1));
+        let client = settings.connect(&server.url()).await.unwrap();
+        let lock = client.lock(&name);
+        players.push(tokio::spawn(async move {
+            for n in 0..300 {
+                let guard = lock.lock().await.unwrap();
+                if n % 7 == 0 {
+                    tokio::task::yield_now().await;
+                }
+                guard.unlock().await.unwrap();
+                if n % 50 == 0 {
+                    // Long enough for the line to close, so that closing meets waiting.
+                    tokio::time::sleep(Duration::from_millis(2)).await;
+                }
+            }
+        }));
+    }
+    for player in players {
+        soon("no wake-up is missed", player).await.unwrap();
+    }
+}
+
+/// F6, across reconnection: what is released while the waiter's connection is down is seen when it
+/// is up again.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_release_while_the_connection_is_down_is_seen_afterwards() {
+    let server = Server::start();
+    let proxy = Proxy::to(server.port());
+    let holder = client(&server).await;
+    let waiter = Client::connect(&proxy.url()).await.unwrap();
+    for round in 0..10 {
+        let held = holder.lock("a").lock().lease(10 * LONG).await.unwrap();
+        let waiting = tokio::spawn(waiter.lock("a").lock().into_future());
+        until("it waits", || async { channels(&server) == 1 }).await;
+        if round % 2 == 0 {
+            // Nothing gets through: not the release's message, not the end of the connection.
+            proxy.stall(true);
+            held.unlock().await.unwrap();
+            proxy.stall(false);
+            proxy.cut();
+        } else {
+            proxy.refuse(true);
+            proxy.cut();
+            held.unlock().await.unwrap();
+            proxy.refuse(false);
+        }
+        let guard = soon("seen", waiting).await.unwrap().unwrap();
+        guard.unlock().await.unwrap();
+    }
+}
+
+/// Subscriptions come back with the connection, also those of names whose waiter did not notice.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn subscriptions_are_restored() {
+    const NAMES: usize = 1500;
+    let server = Server::start();
+    let (holder, waiter) = (client(&server).await, client(&server).await);
+    let mut held = Vec::new();
+    let mut waiting = Vec::new();
+    for n in 0..NAMES {
+        let name = format!("name-{n}");
+        held.push(holder.lock(&name).lock().lease(10 * LONG).await.unwrap());
+        waiting.push(tokio::spawn(waiter.lock(&name).lock().into_future()));
+    }
+    until("all wait", || async { channels(&server) == NAMES }).await;
+    for _ in 0..3 {
+        server.cut_all();
+        until("all wait again", || async { channels(&server) == NAMES }).await;
+    }
+    for guard in held {
+        guard.unlock().await.unwrap();
+    }
+    let mut served = HashSet::new();
+    for one in waiting {
+        let guard = soon("woken", one).await.unwrap().unwrap();
+        served.insert(guard.name().to_owned());
+        guard.unlock().await.unwrap();
+    }
+    assert_eq!(served.len(), NAMES);
+}
+
+/// The holder's lease is the fallback for messages that never come.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_lock_that_vanishes_without_a_word_is_found_free() {
+    let server = Server::start();
+    let (holder, waiter) = (client(&server).await, client(&server).await);
+    let lease = Duration::from_millis(700);
+    std::mem::forget(holder.lock("a").lock().lease(lease).await.unwrap());
+    let waiting = tokio::spawn(waiter.lock("a").lock().into_future());
+    drop(soon("the lease ends", waiting).await.unwrap().unwrap());
+}
