@@ -34,7 +34,7 @@ impl Process {
     pub fn start(id: ProcessId, seed: u64, network: &Network) -> Arc<Process> {
         let mut random = Random::new(seed);
         // As large as the library's own: a restarted process has others.
-        let first_owner = 1 + (random.next() >> 12);
+        let first_owner = 1 + (random.number() >> 12);
         Arc::new(Process {
             id,
             network: network.clone(),
@@ -99,7 +99,7 @@ impl simulation::Process for Process {
 
     fn random(&self) -> u128 {
         let mut random = self.random.lock().unwrap_or_else(PoisonError::into_inner);
-        u128::from(random.next()) << 64 | u128::from(random.next())
+        u128::from(random.number()) << 64 | u128::from(random.number())
     }
 
     fn owner_number(&self) -> u64 {

@@ -213,7 +213,10 @@ pub(crate) async fn work(worker: Worker) -> Result<()> {
     }
     if worker.held > 0 {
         let holding = held::hold(held, teller.clone(), ending.clone());
-        tasks.spawn(async move { Ok(holding.await) });
+        tasks.spawn(async move {
+            holding.await;
+            Ok(())
+        });
     }
     let threads = for_threads.as_ref();
     let threads = threads.map(|client| spawn_threads(&worker, client, &clients, &teller, &ending));
@@ -285,7 +288,10 @@ impl Crew {
             let handles = handles.collect::<Result<Vec<_>>>()?;
             let inside = self.inside(task, client);
             let fighting = fight(worker.clone(), task, handles, inside, self.ending.clone());
-            lives.push(Box::pin(async move { Ok(fighting.await) }));
+            lives.push(Box::pin(async move {
+                fighting.await;
+                Ok(())
+            }));
         }
         let names = worker.few.iter().filter(|name| !name.starts_with("red:"));
         let names: Vec<String> = names.cloned().collect();

@@ -93,7 +93,7 @@ impl OwnerTask {
         let had = token(&guard);
         self.inside.enter(had, Some(holds));
         let time = time_inside(self.lease, &mut self.random);
-        let mut random = Random::new(self.random.next());
+        let mut random = Random::new(self.random.number());
         let (nested, is_left) = (self.inside.nested(), AtomicBool::new(false));
         let again = async {
             if random.below(2) == 0 {

@@ -13,7 +13,6 @@ use redis::aio::MultiplexedConnection;
 use redis::{
     AsyncConnectionConfig, Cmd, Pipeline, PushInfo, PushKind, RedisError, RedisResult, Value,
 };
-use tokio::sync::watch;
 use tokio::task::AbortHandle;
 use tokio::time::{Instant, sleep_until};
 
@@ -22,6 +21,7 @@ use super::dial::{Dial, Dialled};
 use super::facts::run_id;
 use super::fault::Fault;
 use super::listening::{BEGUN_AT_ONCE, Listening, begin_again, breaks, text};
+use super::told::{self, Listener, Teller};
 use super::turns::ATTEMPTS;
 use crate::backoff::Backoff;
 use crate::error::Error;
@@ -129,7 +129,7 @@ struct Opening {
     failed: Option<Instant>,
 }
 
-type Outcome = watch::Receiver<Option<Result<Live, Fault>>>;
+type Outcome = Listener<Result<Live, Fault>>;
 
 struct Shared {
     ear: SharedEar,
@@ -154,7 +154,7 @@ pub(super) struct Live {
     generation: Generation,
     /// Ends when the connection is given up, though it may still be open: if another server can take
     /// the place of this one.
-    given_up: Option<watch::Receiver<()>>,
+    given_up: Option<Listener<()>>,
 }
 
 struct Established {
@@ -167,7 +167,7 @@ struct Established {
     /// Where it leads, if that can change.
     endpoint: Option<Endpoint>,
     /// Dropped with this.
-    _given_up: Option<watch::Sender<()>>,
+    _given_up: Option<Teller<()>>,
 }
 
 impl Link {
@@ -216,16 +216,13 @@ impl Link {
         if let Some(live) = self.shared.live() {
             return Ok(live);
         }
-        let mut outcome = match self.opening() {
+        let outcome = match self.opening() {
             Ok(live) => return Ok(live),
             Err(outcome) => outcome,
         };
-        let outcome = outcome.wait_for(Option::is_some).await;
-        match outcome.as_deref() {
-            Ok(Some(outcome)) => outcome.clone(),
-            // The task is gone with its runtime; the next call makes another.
-            Ok(None) | Err(_) => Err(Fault::NotSent("connecting was interrupted".into())),
-        }
+        // Without an outcome the task is gone with its runtime; the next call makes another.
+        let interrupted = || Err(Fault::NotSent("connecting was interrupted".into()));
+        outcome.heard().await.unwrap_or_else(interrupted)
     }
 
     /// Takes back what [`live`](Link::live) returned, for the next command. It may be dropped instead.
@@ -260,13 +257,12 @@ impl Link {
         if let Some(live) = self.shared.live() {
             return Ok(live);
         }
-        let under_way =
-            |outcome: &&Outcome| outcome.borrow().is_none() && outcome.has_changed().is_ok();
-        if let Some(outcome) = opening.outcome.as_ref().filter(under_way) {
+        let under_way = opening.outcome.as_ref().filter(|outcome| outcome.is_open());
+        if let Some(outcome) = under_way {
             return Err(outcome.clone());
         }
         opening.generation += 1;
-        let (tell, outcome) = watch::channel(None);
+        let (tell, outcome) = told::channel();
         opening.outcome = Some(outcome.clone());
         opening.endpoint = None;
         let not_before = opening.not_before();
@@ -285,7 +281,7 @@ impl Link {
             });
             link.lock_opening().ended(opened.is_ok());
             let live = opened.as_ref().ok().cloned();
-            let _ = tell.send(Some(opened));
+            tell.tell(opened);
             // After the waiting callers got the connection: no caller pays for this round trip.
             if let Some(live) = live {
                 link.identify(live).await;
@@ -319,7 +315,7 @@ impl Link {
             is_master(&mut dialled.connection, endpoint).await?;
         }
         let (given_up, receiver) = match self.can_be_replaced() {
-            true => Some(watch::channel(())).unzip(),
+            true => Some(told::channel()).unzip(),
             false => (None, None),
         };
         let live = Live {
@@ -454,7 +450,7 @@ impl Link {
                     true => Box::pin(ask_importing(connection, cmd)).await,
                 }
             });
-            unless_given_up(&mut live.given_up, sending).await
+            unless_given_up(&live.given_up, sending).await
         };
         match answered {
             Ok(Ok(answer)) => Ok(answer),
@@ -515,7 +511,7 @@ async fn ask_importing(connection: &mut MultiplexedConnection, cmd: &Cmd) -> Red
 }
 
 async fn unless_given_up<T>(
-    given_up: &mut Option<watch::Receiver<()>>,
+    given_up: &Option<Listener<()>>,
     work: Pin<&mut impl Future<Output = T>>,
 ) -> Result<T, GivenUp> {
     let Some(given_up) = given_up else {
@@ -524,8 +520,8 @@ async fn unless_given_up<T>(
     tokio::select! {
         biased;
         done = work => Ok(done),
-        // Nothing is ever sent; it fails when the other end is dropped.
-        _ = given_up.changed() => Err(GivenUp),
+        // Nothing is ever told; it ends when the other end is dropped.
+        _ = given_up.heard() => Err(GivenUp),
     }
 }
 
@@ -543,7 +539,7 @@ impl Live {
         channel: &str,
     ) -> Result<Result<(), RedisError>, GivenUp> {
         let work = pin!(listening.change(&mut self.dialled.connection, begin, channel));
-        unless_given_up(&mut self.given_up, work).await
+        unless_given_up(&self.given_up, work).await
     }
 }
 

@@ -38,6 +38,7 @@ mod sentinel;
 mod slot;
 #[cfg(feature = "tls")]
 mod tls;
+mod told;
 mod topology;
 mod turns;
 mod url;

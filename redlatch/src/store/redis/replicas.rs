@@ -9,11 +9,11 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use redis::Value;
-use tokio::sync::watch;
 use tokio::time::{Instant, timeout};
 
 use super::fault::Fault;
 use super::link::{Generation, Link, Live};
+use super::told::{self, Listener, Teller};
 use crate::error::{Error, Result};
 use crate::step::unexpected;
 use crate::surroundings::task;
@@ -99,7 +99,7 @@ struct State {
 /// One WAIT that is to be sent.
 struct Waiting {
     live: Live,
-    tell: watch::Sender<Option<Heard>>,
+    tell: Teller<Heard>,
 }
 
 /// What a WAIT was answered with: what was demanded and how many have it.
@@ -107,7 +107,7 @@ type Heard = Result<(usize, usize), Fault>;
 
 /// Whether the replicas have what was sent, as soon as that is known.
 pub(crate) struct Confirmation {
-    heard: Option<watch::Receiver<Option<Heard>>>,
+    heard: Option<Listener<Heard>>,
     timeout: Duration,
 }
 
@@ -120,14 +120,10 @@ impl Confirmation {
 
     /// Returns when the replicas have it; an error if too few do, or if that cannot be found out.
     pub(crate) async fn confirmed(self) -> Result<()> {
-        let Some(mut heard) = self.heard else {
+        let Some(heard) = self.heard else {
             return Ok(());
         };
-        let heard = match heard.wait_for(Option::is_some).await {
-            Ok(heard) => heard.clone(),
-            Err(_) => None,
-        };
-        match heard {
+        match heard.heard().await {
             Some(Ok((needed, in_sync))) if in_sync < needed => Err(Error::NotReplicated {
                 needed,
                 in_sync,
@@ -174,14 +170,14 @@ impl Replicas {
         match self.to_ask(&state, live) {
             Some(0) => return Confirmation::NOT_NEEDED,
             Some(_) => {}
-            None => return self.confirmation(watch::channel(None).1),
+            None => return self.confirmation(told::channel().1),
         }
         let same = |next: &&Waiting| next.live.generation() == live.generation();
         let mut begins = false;
         let heard = match state.next.as_ref().filter(same) {
-            Some(next) => next.tell.subscribe(),
+            Some(next) => next.tell.listener(),
             None => {
-                let (tell, heard) = watch::channel(None);
+                let (tell, heard) = told::channel();
                 let live = live.clone();
                 // One that was to be sent on a connection that has ended hears of it so.
                 state.next = Some(Waiting { live, tell });
@@ -198,7 +194,7 @@ impl Replicas {
         self.confirmation(heard)
     }
 
-    fn confirmation(&self, heard: watch::Receiver<Option<Heard>>) -> Confirmation {
+    fn confirmation(&self, heard: Listener<Heard>) -> Confirmation {
         Confirmation {
             heard: Some(heard),
             timeout: self.demand.timeout,
@@ -283,7 +279,7 @@ impl Sender {
             let heard = replicas.ask(&link, &mut live).await;
             let short = matches!(&heard, Ok((asked, have)) if have < asked);
             let heard = heard.map(|(asked, have)| (replicas.demand.sync.needs(asked), have));
-            tell.send_replace(Some(heard));
+            tell.tell(heard);
             if short {
                 replicas.count_again(link.clone(), live);
             }

@@ -1,0 +1,98 @@
+//! A value that is told once, to all who wait for it.
+//!
+//! Those who wait are woken in the order in which they began to. (`tokio::sync::watch` wakes them in a random
+//! order, so the same seed would not give the same simulation.)
+
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use tokio::sync::Notify;
+
+/// Tells the value. Dropped before that, there will be none.
+#[derive(Debug)]
+pub(super) struct Teller<T>(Arc<Told<T>>);
+
+/// Waits for the value. Clones wait for the same one.
+#[derive(Debug)]
+pub(super) struct Listener<T>(Arc<Told<T>>);
+
+#[derive(Debug)]
+struct Told<T> {
+    state: Mutex<State<T>>,
+    changed: Notify,
+}
+
+#[derive(Debug)]
+enum State<T> {
+    Untold,
+    Told(T),
+    /// The teller was dropped.
+    Never,
+}
+
+/// A teller, and the first who listens.
+pub(super) fn channel<T>() -> (Teller<T>, Listener<T>) {
+    let told = Arc::new(Told {
+        state: Mutex::new(State::Untold),
+        changed: Notify::new(),
+    });
+    (Teller(told.clone()), Listener(told))
+}
+
+impl<T> Told<T> {
+    fn lock(&self) -> MutexGuard<'_, State<T>> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn set(&self, to: State<T>) {
+        let mut state = self.lock();
+        if matches!(*state, State::Untold) {
+            *state = to;
+            drop(state);
+            self.changed.notify_waiters();
+        }
+    }
+}
+
+impl<T> Teller<T> {
+    pub(super) fn tell(self, value: T) {
+        self.0.set(State::Told(value));
+    }
+
+    /// Another one who listens.
+    pub(super) fn listener(&self) -> Listener<T> {
+        Listener(self.0.clone())
+    }
+}
+
+impl<T> Drop for Teller<T> {
+    fn drop(&mut self) {
+        self.0.set(State::Never);
+    }
+}
+
+impl<T> Clone for Listener<T> {
+    fn clone(&self) -> Listener<T> {
+        Listener(self.0.clone())
+    }
+}
+
+impl<T: Clone> Listener<T> {
+    /// Whether the value may still come.
+    pub(super) fn is_open(&self) -> bool {
+        matches!(*self.0.lock(), State::Untold)
+    }
+
+    /// Waits for the value; `None`: there will be none. Cancel safe.
+    pub(super) async fn heard(&self) -> Option<T> {
+        loop {
+            let mut changed = std::pin::pin!(self.0.changed.notified());
+            changed.as_mut().enable();
+            match &*self.0.lock() {
+                State::Untold => {}
+                State::Told(value) => return Some(value.clone()),
+                State::Never => return None,
+            }
+            changed.await;
+        }
+    }
+}
