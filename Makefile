@@ -2,7 +2,7 @@
 
 CARGO ?= cargo
 
-.PHONY: help test lint docs unit test-topologies package interop bench bench-redisson stress robustness soak redis
+.PHONY: help test lint docs unit test-topologies package interop bench bench-redisson stress robustness soak simulate redis
 
 help:
 	@echo "make test     everything: format, lint, docs, all tests (installs redis-server if it may)"
@@ -11,6 +11,7 @@ help:
 	@echo "make bench    the benchmark; writes target/bench.json"
 	@echo "make bench-redisson  Redisson and redlatch side by side; writes target/bench-redisson.json"
 	@echo "make robustness  breaks servers, networks and clients, and checks what became of the locks"
+	@echo "make simulate the real client on a simulated network and server (a minute, SEEDS=… or SEED=…)"
 	@echo "make soak     the same at random, with many clients (SECONDS=600 TOPOLOGY=single SEED=…)"
 	@echo "make stress   the concurrency tests in a loop, cores busy (RUNS=200)"
 
@@ -63,6 +64,11 @@ SECONDS ?= 600
 TOPOLOGY ?= single
 soak: redis
 	$(CARGO) run --release --locked --package redlatch-robustness -- soak --topology $(TOPOLOGY) --seconds $(SECONDS) $(if $(SEED),--seed $(SEED))
+
+# SEEDS=n runs n seeds, SEED=n one, with a trace of what happens in it.
+simulate:
+	$(CARGO) run --release --locked --package redlatch-simulation -- \
+		$(if $(SEEDS),--seeds $(SEEDS)) $(if $(SEED),--seed $(SEED))
 
 RUNS ?= 200
 stress: redis
