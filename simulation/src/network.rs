@@ -246,6 +246,7 @@ impl Network {
 
     /// Cuts a direction between a process and a server, or makes it whole again.
     pub fn set_cut(&self, process: ProcessId, host: HostId, direction: Direction, cut: bool) {
+        self.catch_up();
         let mut state = self.lock();
         let path = (process, host, direction);
         let now = state.now();
@@ -264,6 +265,12 @@ impl Network {
         }
         drop(state);
         self.scheduled.notify_one();
+    }
+
+    /// Lets happen what is due already: otherwise it would overtake what was withheld until now.
+    fn catch_up(&self) {
+        let (_, wakers) = self.lock().advance();
+        wakers.into_iter().for_each(Waker::wake);
     }
 
     /// Resets all connections between a process and a server, as a firewall does that forgets them.
@@ -296,6 +303,7 @@ impl Network {
 
     /// Freezes a server, or lets it go on.
     pub fn set_frozen(&self, host: HostId, frozen: bool) {
+        self.catch_up();
         let mut state = self.lock();
         state.hosts[host].frozen = frozen;
         let now = state.now();

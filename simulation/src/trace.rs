@@ -33,7 +33,7 @@ impl Trace {
         (at, from, to, bytes).hash(&mut self.hasher);
         if let Some(lines) = &mut self.lines {
             let text = String::from_utf8_lossy(bytes).replace("\r\n", " ");
-            let text: String = text.chars().take(200).collect();
+            let text: String = text.chars().take(600).collect();
             lines.push(format!(
                 "{:>9.3} s  {from} -> {to}: {text}",
                 at.as_secs_f64()
