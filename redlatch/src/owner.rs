@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, LazyLock};
 
 use crate::error::{Error, Result};
-use crate::surroundings::random;
+use crate::surroundings::{owner_number, random};
 
 /// Who holds a lock, or asks for it: what a thread is in Redisson.
 ///
@@ -43,12 +43,8 @@ impl Owner {
         reason = "a default that differs each time surprises"
     )]
     pub fn new() -> Owner {
-        #[cfg(feature = "simulation")]
-        if let Some(process) = crate::simulation::current() {
-            return Owner(process.owner_number());
-        }
         static NEXT: LazyLock<AtomicU64> = LazyLock::new(|| AtomicU64::new(first_number()));
-        Owner(NEXT.fetch_add(1, Ordering::Relaxed))
+        Owner(owner_number().unwrap_or_else(|| NEXT.fetch_add(1, Ordering::Relaxed)))
     }
 
     /// Runs `future` with this owner as the one of all acquisitions in it that name no other, so

@@ -1,4 +1,4 @@
-//! What the client takes from outside of itself: random numbers and tasks. (Connections are made in
+//! What the client takes from outside of itself: random numbers, numbers of owners and tasks. (Connections are made in
 //! `store::redis::dial`.) In one place, so that a simulation can provide all of it.
 
 use crate::error::Result;
@@ -12,6 +12,14 @@ pub(crate) fn random() -> uuid::Uuid {
         return uuid::Builder::from_random_bytes(process.random().to_be_bytes()).into_uuid();
     }
     uuid::Uuid::new_v4()
+}
+
+/// The number of the next owner, where a simulated process counts them.
+pub(crate) fn owner_number() -> Option<u64> {
+    #[cfg(feature = "simulation")]
+    return simulation::current().map(|process| process.owner_number());
+    #[cfg(not(feature = "simulation"))]
+    None
 }
 
 /// From 0 to 1.

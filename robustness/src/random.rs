@@ -24,6 +24,20 @@ impl Random {
         usize::try_from(self.number() % end).unwrap_or_default()
     }
 
+    /// True once in so many times.
+    pub fn one_in(&mut self, times: usize) -> bool {
+        self.below(times) == 0
+    }
+
+    /// One of them.
+    ///
+    /// # Panics
+    ///
+    /// There is none.
+    pub fn pick<'a, T>(&mut self, all: &'a [T]) -> &'a T {
+        &all[self.below(all.len())]
+    }
+
     /// A duration of whole microseconds from `least` to `most`.
     pub fn between(&mut self, least: Duration, most: Duration) -> Duration {
         let span = usize::try_from(most.saturating_sub(least).as_micros()).unwrap_or_default();

@@ -8,7 +8,7 @@
 use std::collections::BTreeMap;
 
 use crate::clients::{Command, run_everything};
-use crate::random::Random;
+use crate::random::{Random, seeded};
 use crate::state;
 
 const CALLS: usize = 6000;
@@ -89,7 +89,7 @@ fn args(random: &mut Random, call: &Call, all: &[Call]) -> Command {
 
 #[test]
 fn scripts_have_equal_replies_and_leave_equal_state() {
-    let mut random = Random::new("scripts");
+    let mut random = seeded("scripts");
     let (recorded, mirror) = run_everything();
     let mut mirror = mirror.lock().expect("no connection has found a difference");
     let all = calls(&recorded);

@@ -3,7 +3,7 @@
 use redlatch_simulation::server::ConnectionId;
 
 use crate::mirror::Mirror;
-use crate::random::Random;
+use crate::random::{Random, seeded};
 use crate::state;
 
 const COMMANDS: usize = 21_000;
@@ -112,7 +112,7 @@ fn script(random: &mut Random) -> Vec<String> {
 
 #[test]
 fn random_commands_have_equal_replies_and_leave_equal_state() {
-    let mut random = Random::new("random commands");
+    let mut random = seeded("random commands");
     let mut mirror = Mirror::new();
     let ids: Vec<ConnectionId> = (0..3).map(|_| mirror.connect_resp3()).collect();
     let lines: Vec<&str> = LINES.split(['|', '\n']).map(str::trim).collect();
