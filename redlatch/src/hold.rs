@@ -151,6 +151,8 @@ struct State {
     asking: u64,
     /// How many there had been when the store last said that nothing is held any more.
     given_back: u64,
+    /// A release that keeps nothing was sent and has not been answered: it may have been applied.
+    maybe_released: bool,
     /// Number of changes when settling in the background last ended, answered or given up.
     settling_ended: u64,
     /// It was lost, and another hold of the same owner has taken its place.
@@ -199,6 +201,7 @@ impl Hold {
                 followed: 1,
                 asking: 0,
                 given_back: 0,
+                maybe_released: false,
                 settling_ended: 0,
                 superseded: false,
                 watch: Notes::default(),
@@ -290,9 +293,20 @@ impl Hold {
     pub(crate) fn store_followed(&self, changes: u64) {
         let mut state = self.look();
         state.followed = state.followed.max(changes);
+        state.maybe_released = false;
         if state.asking <= changes {
             state.asking = 0;
         }
+    }
+
+    /// Whether the owner's earlier release may have been applied, so that the next one may find nothing.
+    pub(crate) fn is_maybe_released(&self) -> bool {
+        self.look().maybe_released
+    }
+
+    /// Records that a release that keeps nothing will not be answered any more.
+    pub(crate) fn may_be_released(&self) {
+        self.look().maybe_released = true;
     }
 
     /// Whether what was held before so many changes has been given back since.

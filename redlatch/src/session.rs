@@ -634,7 +634,9 @@ impl Claim {
             true => Lane::Behind,
             false => Lane::First,
         };
-        let answer = store.run(&step, lane, &Sent::default()).await?;
+        let repeated = hold.is_maybe_released();
+        let release = Release::new(hold, keep);
+        let answer = release.answered(store.run(&step, lane, &release.sent).await)?;
         tracing::debug!(lock = hold.place.name(), owner = %hold.field, keep,
             held = answer.reply, "released");
         if keep == 0 && !hold.own.is_empty() {
@@ -646,7 +648,7 @@ impl Claim {
         if let Some(loss) = loss {
             return Err(hold.lost_error(loss));
         }
-        let held = answer.reply || answer.repeated;
+        let held = answer.reply || answer.repeated || repeated;
         match keep {
             0 if held => hold.gave_back(all),
             0 => {}
@@ -765,6 +767,37 @@ impl Drop for Unsettled<'_> {
             }
             // The store has not heard of it.
             false => self.claim.hold.answered(self.change),
+        }
+    }
+}
+
+/// A release, which can be canceled or fail between being sent and being answered. Its hold remembers
+/// that: the next release, which may be another caller's, counts as a repetition. If it finds nothing,
+/// the first one did its work, and nothing was lost.
+struct Release<'a> {
+    hold: &'a Hold,
+    keep: u32,
+    sent: Sent,
+}
+
+impl<'a> Release<'a> {
+    fn new(hold: &'a Hold, keep: u32) -> Release<'a> {
+        let sent = Sent::default();
+        Release { hold, keep, sent }
+    }
+
+    fn answered<T>(&self, answer: Result<T>) -> Result<T> {
+        if answer.as_ref().err().is_none_or(Error::leaves_untouched) {
+            self.sent.clear();
+        }
+        answer
+    }
+}
+
+impl Drop for Release<'_> {
+    fn drop(&mut self) {
+        if self.keep == 0 && self.sent.get() {
+            self.hold.may_be_released();
         }
     }
 }

@@ -5,8 +5,8 @@ use std::future::IntoFuture;
 use std::pin::pin;
 use std::time::Duration;
 
-use redlatch::{Client, Lock};
-use redlatch_testkit::{Server, unique};
+use redlatch::{Client, Lock, Owner};
+use redlatch_testkit::{Proxy, Server, unique};
 
 use crate::common::{
     LONG, Stand, dropped_everywhere, polled, polled_until_subscribed, soon, until,
@@ -173,6 +173,41 @@ async fn dropped_while_scripts_are_taught_and_connections_made() {
         through
     })
     .await;
+}
+
+/// A request of an owner first settles what a guard of the same owner has just released, and is canceled
+/// while that release is unanswered. The guard's own release then finds nothing, and nothing was lost.
+#[tokio::test(flavor = "current_thread")]
+async fn release_is_no_loss_although_a_canceled_request_of_its_owner_has_released_first() {
+    let server = Server::start();
+    let proxy = Proxy::to(server.port());
+    let client = Client::connect(&proxy.url()).await.unwrap();
+    let (lock, me) = (client.lock("a"), Owner::new());
+    // So that the server has both scripts.
+    lock.lock().await.unwrap().unlock().await.unwrap();
+    let guard = lock.lock().owner(me).await.unwrap();
+    proxy.swallow_replies(true);
+    let has_turn = lock.lock().owner(me).into_future();
+    let mut next = Box::pin(lock.lock().owner(me).into_future());
+    let mut release = Box::pin(guard.unlock());
+    {
+        let mut has_turn = pin!(has_turn);
+        assert!(polled(1, has_turn.as_mut()).await.is_none());
+        assert!(polled(1, next.as_mut()).await.is_none());
+        assert!(polled(1, release.as_mut()).await.is_none());
+    }
+    tokio::select! {
+        biased;
+        _ = next.as_mut() => panic!("there are no answers"),
+        () = until("released", || async { !server.ask::<bool>(&["EXISTS", "a"]) }) => {}
+    }
+    drop(next);
+    proxy.swallow_replies(false);
+    proxy.cut();
+    // On a new connection: on the broken one, it would be the release itself that is repeated.
+    assert!(!soon("connected", lock.is_locked()).await.unwrap());
+    soon("released", release).await.unwrap();
+    nothing_left(&client, &lock).await;
 }
 
 /// A hundred tasks are cancelled at random moments; whoever is left gets the lock.
