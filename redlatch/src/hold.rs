@@ -161,6 +161,27 @@ struct State {
     watch: Notes,
 }
 
+/// How a hold stands, as seen at once.
+pub(crate) struct Standing {
+    /// How many changes there were until now.
+    pub(crate) changes: u64,
+    /// Number of guards: what these changes came to.
+    pub(crate) count: u32,
+    pub(crate) loss: Option<Loss>,
+    /// It was lost, and a later hold of the same owner has replaced it.
+    pub(crate) is_superseded: bool,
+    /// Whether the watchdog renews it.
+    pub(crate) is_renewed: bool,
+    /// Whether the store may have something else than is held here.
+    pub(crate) is_ahead_of_store: bool,
+    /// Whether an acquisition may still be on its way.
+    pub(crate) is_asked_for: bool,
+    /// Whether an earlier release may have been applied, so that the next one may find nothing.
+    pub(crate) maybe_released: bool,
+    /// What was held before so many changes has been given back since.
+    pub(crate) given_back: u64,
+}
+
 /// What the watchdog notes about a hold.
 #[derive(Default)]
 pub(crate) struct Notes {
@@ -252,10 +273,20 @@ impl Hold {
         state.renewed > 0 && state.loss.is_none()
     }
 
-    /// How many changes there were until now, what they came to, and whether it was lost.
-    pub(crate) fn standing(&self) -> (u64, u32, Option<Loss>) {
+    /// How things stand now.
+    pub(crate) fn standing(&self) -> Standing {
         let state = self.look();
-        (state.changes, state.count, state.loss)
+        Standing {
+            changes: state.changes,
+            count: state.count,
+            loss: state.loss,
+            is_superseded: state.superseded,
+            is_renewed: state.renewed > 0 && state.loss.is_none(),
+            is_ahead_of_store: state.followed < state.changes,
+            is_asked_for: state.asking > 0,
+            maybe_released: state.maybe_released,
+            given_back: state.given_back,
+        }
     }
 
     /// How many changes there were until now.
@@ -268,12 +299,6 @@ impl Hold {
     pub(crate) fn is_ahead_of_store(&self) -> bool {
         let state = self.look();
         state.followed < state.changes
-    }
-
-    /// Number of guards, if the store has followed all changes that led to it.
-    pub(crate) fn count_in_store(&self) -> Option<u32> {
-        let state = self.look();
-        (state.followed >= state.changes).then_some(state.count)
     }
 
     /// Returns whether the last claim must settle before the hold is forgotten.
@@ -289,33 +314,22 @@ impl Hold {
         state.settling_ended = state.changes;
     }
 
-    /// The store has what was held here after so many changes.
-    pub(crate) fn store_followed(&self, changes: u64) {
+    /// The store has what was held here after so many changes; it has said so, if all was `given_back`.
+    pub(crate) fn store_followed(&self, changes: u64, given_back: bool) {
         let mut state = self.look();
         state.followed = state.followed.max(changes);
         state.maybe_released = false;
+        if given_back {
+            state.given_back = changes;
+        }
         if state.asking <= changes {
             state.asking = 0;
         }
     }
 
-    /// Whether the owner's earlier release may have been applied, so that the next one may find nothing.
-    pub(crate) fn is_maybe_released(&self) -> bool {
-        self.look().maybe_released
-    }
-
     /// Records that a release that keeps nothing will not be answered any more.
     pub(crate) fn may_be_released(&self) {
         self.look().maybe_released = true;
-    }
-
-    /// Whether what was held before so many changes has been given back since.
-    pub(crate) fn has_given_back(&self, changes: u64) -> bool {
-        self.look().given_back >= changes
-    }
-
-    pub(crate) fn gave_back(&self, changes: u64) {
-        self.look().given_back = changes;
     }
 
     /// An acquisition is about to be sent: there may be something to give back again. Said how it
@@ -325,11 +339,6 @@ impl Hold {
         state.changes += 1;
         state.asking = state.changes;
         state.changes
-    }
-
-    /// Whether an acquisition may still be on its way.
-    pub(crate) fn is_asked_for(&self) -> bool {
-        self.look().asking > 0
     }
 
     /// The acquisition that was this change has been answered, so the store follows as well as it
@@ -363,12 +372,6 @@ impl Hold {
             // That release has to come behind an attempt of the lost hold that may be on its way.
             state.asking = state.changes;
         }
-    }
-
-    /// Returns the loss of this hold if a later hold has replaced it since.
-    pub(crate) fn superseded(&self) -> Option<Loss> {
-        let state = self.look();
-        state.loss.filter(|_| state.superseded)
     }
 
     /// How this hold was lost, if it was.

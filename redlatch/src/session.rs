@@ -12,7 +12,7 @@ use tokio::time::Instant;
 
 use crate::background::Background;
 use crate::error::{Error, Loss, Result};
-use crate::hold::{Hold, Kind, Tenure};
+use crate::hold::{Hold, Kind, Standing, Tenure};
 use crate::lease::Lease;
 use crate::name::Place;
 use crate::owner::{ClientId, Owner};
@@ -538,17 +538,18 @@ impl Claim {
     /// something new, with a lease and a fencing token of its own.
     async fn held_before(&self, terms: Terms) -> Result<u32> {
         let held = loop {
-            if let Some(loss) = self.hold.loss() {
+            let standing = self.hold.standing();
+            if let Some(loss) = standing.loss {
                 return Err(self.hold.lost_error(loss));
             }
             // Again after each settling: a guard may have left meanwhile. The count without it is
             // not what the store has, and one more would pass for what the store has already: the
             // acquisition would count as a repetition, with the fencing token of another one.
-            match self.hold.count_in_store() {
-                Some(held) => break held,
-                // Boxed: there is seldom anything to settle.
-                None => Box::pin(self.settle_in_turn(self.hold.changes())).await?,
-            };
+            if !standing.is_ahead_of_store {
+                break standing.count;
+            }
+            // Boxed: there is seldom anything to settle.
+            Box::pin(self.settle_in_turn(standing.changes)).await?;
         };
         if held > 0 && !terms.reentrant {
             return Err(Error::AlreadyHeld {
@@ -598,43 +599,44 @@ impl Claim {
 
     /// The same for who has the turn; `mine`: how many changes there had been when this was begun.
     async fn settle_in_turn(&self, mine: u64) -> Result<bool> {
-        let Some(loss) = self.hold.superseded() else {
-            return self.settle_hold(&self.hold, mine).await;
+        let standing = self.hold.standing();
+        let Some(loss) = standing.loss.filter(|_| standing.is_superseded) else {
+            return self.settle_hold(&self.hold, standing, mine).await;
         };
         // What the store has for this owner now belongs to the latest generation, whose request may
         // have been canceled before it released what this generation left there.
         if let Some(latest) = self.session.latest(&self.hold)
-            && latest.is_ahead_of_store()
+            && let standing = latest.standing()
+            && standing.is_ahead_of_store
         {
-            self.settle_hold(&latest, latest.changes()).await?;
+            let mine = standing.changes;
+            self.settle_hold(&latest, standing, mine).await?;
         }
         Err(self.hold.lost_error(loss))
     }
 
     /// The same for the latest generation of the hold.
-    async fn settle_hold(&self, hold: &Arc<Hold>, mine: u64) -> Result<bool> {
+    async fn settle_hold(&self, hold: &Arc<Hold>, now: Standing, mine: u64) -> Result<bool> {
         let session = &self.session;
-        let (all, count, loss) = hold.standing();
-        let keep = match loss {
-            None => count,
+        let keep = match now.loss {
+            None => now.count,
             // An answer that came too late may have left something behind.
             Some(_) => 0,
         };
         if keep == 0 {
             session.watchdog.forget(hold);
-            if hold.has_given_back(mine) {
+            if now.given_back >= mine {
                 // By another one's settling, which found the same count.
                 return Ok(true);
             }
         }
-        let lease = hold.is_renewed().then(|| session.watchdog.lease());
+        let lease = now.is_renewed.then(|| session.watchdog.lease());
         let step = hold.kind.release(hold, keep, lease);
         let store = &session.store;
-        let lane = match hold.is_asked_for() {
+        let lane = match now.is_asked_for {
             true => Lane::Behind,
             false => Lane::First,
         };
-        let repeated = hold.is_maybe_released();
         let release = Release::new(hold, keep);
         let answer = release.answered(store.run(&step, lane, &release.sent).await)?;
         tracing::debug!(lock = hold.place.name(), owner = %hold.field, keep,
@@ -644,25 +646,22 @@ impl Claim {
             // owner has to begin again.
             session.waiting.call(&hold.own);
         }
-        hold.store_followed(all);
-        if let Some(loss) = loss {
+        let is_repeated = answer.repeated || now.maybe_released;
+        let held = answer.reply || keep == 0 && is_repeated;
+        hold.store_followed(now.changes, keep == 0 && held && now.loss.is_none());
+        if let Some(loss) = now.loss {
             return Err(hold.lost_error(loss));
         }
-        let held = answer.reply || answer.repeated || repeated;
-        match keep {
-            0 if held => hold.gave_back(all),
-            0 => {}
-            _ => {
-                if !answer.reply {
-                    hold.lose(Loss::NotHeld);
-                    session.watchdog.found_missing(hold);
-                } else if let Some(lease) = lease {
-                    hold.extend(answer.sent + lease.duration());
-                }
-                session.watchdog.watch(hold);
+        if keep > 0 {
+            if !held {
+                hold.lose(Loss::NotHeld);
+                session.watchdog.found_missing(hold);
+            } else if let Some(lease) = lease {
+                hold.extend(answer.sent + lease.duration());
             }
+            session.watchdog.watch(hold);
         }
-        Ok(if keep == 0 { held } else { answer.reply })
+        Ok(held)
     }
 
     /// Settles without being waited for, and tries again until the store must have given the lock

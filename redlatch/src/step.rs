@@ -38,7 +38,8 @@ pub(crate) type BoxedStep<'a, R> = Box<dyn AnyStep<R> + 'a>;
 /// What can be asked of a [`BoxedStep`].
 pub(crate) trait AnyStep<R>: Send + Sync {
     fn script(&self) -> &'static Script;
-    fn keys(&self) -> Vec<&str>;
+    fn key_count(&self) -> usize;
+    fn key(&self, n: usize) -> &str;
     fn args(&self, args: &mut Args<'_>);
     fn reply(&self, raw: Value) -> Result<R>;
     fn apply(&self, space: &mut Space, now: Instant) -> Result<R>;
@@ -49,8 +50,12 @@ impl<S: Step> AnyStep<S::Reply> for S {
         Step::script(self)
     }
 
-    fn keys(&self) -> Vec<&str> {
-        Step::keys(self).collect()
+    fn key_count(&self) -> usize {
+        Step::keys(self).len()
+    }
+
+    fn key(&self, n: usize) -> &str {
+        Step::keys(self).nth(n).unwrap_or_default()
     }
 
     fn args(&self, args: &mut Args<'_>) {
@@ -74,7 +79,7 @@ impl<R: Send> Step for BoxedStep<'_, R> {
     }
 
     fn keys(&self) -> impl ExactSizeIterator<Item = &str> + Send {
-        (**self).keys().into_iter()
+        (0..(**self).key_count()).map(|n| (**self).key(n))
     }
 
     fn args(&self, args: &mut Args<'_>) {

@@ -173,8 +173,9 @@ impl Queue {
     }
 
     fn put(&mut self, hold: &Arc<Hold>, due: Instant) {
-        self.remove(hold);
-        hold.notes(|notes| notes.due = Some(due));
+        if let Some(earlier) = hold.notes(|notes| notes.due.replace(due)) {
+            self.due.remove(&(earlier, address(hold)));
+        }
         self.due.insert((due, address(hold)), hold.clone());
     }
 }

@@ -65,15 +65,24 @@ impl Lane {
 
 /// Whether a step was sent at all, and what became of it. Lives outside of the future that sends it, so
 /// that it can be looked at after that was dropped.
+///
+/// One call uses it at a time. The flags spare most steps the lock of the notes.
 #[derive(Debug, Default)]
 pub(crate) struct Sent {
     sent: AtomicBool,
+    /// The latest news is an answer.
+    answered: AtomicBool,
+    /// The notes have a line.
+    in_line: AtomicBool,
+    /// The notes have a turn.
+    in_flight: AtomicBool,
     notes: Mutex<Notes>,
 }
 
 #[derive(Debug, Default)]
 struct Notes {
-    word: Option<Word>,
+    /// Since when the store could not be asked, and why; out of date if it has answered since.
+    failed: Option<(Instant, Error)>,
     /// The turn of an attempt that is in flight, or was when its caller left.
     turn: Option<Turn>,
     /// Where the attempt waits for its turn.
@@ -119,21 +128,32 @@ impl Sent {
         let notes = self.notes();
         let of_line = notes.line.as_ref();
         let of_line = of_line.and_then(|(line, since)| line.word(*since));
-        of_line.or_else(|| notes.word.clone())
+        of_line.or_else(|| match self.answered.load(Ordering::Relaxed) {
+            true => Some(Word::Answered),
+            false => {
+                let (since, error) = notes.failed.clone()?;
+                Some(Word::Failed { since, error })
+            }
+        })
     }
 
     /// The request has joined a line.
     pub(crate) fn joined(&self, line: Arc<dyn News>) {
         self.notes().line = Some((line, Instant::now()));
+        self.in_line.store(true, Ordering::Relaxed);
     }
 
     /// The request is the first in its line, or has left it: from now on it asks by itself.
     pub(crate) fn asks_by_itself(&self) {
-        let mut notes = self.notes();
-        if let Some((line, since)) = notes.line.take()
-            && let Some(word) = line.word(since)
-        {
-            notes.word = Some(word);
+        if !self.in_line.load(Ordering::Relaxed) {
+            return;
+        }
+        self.in_line.store(false, Ordering::Relaxed);
+        let left = self.notes().line.take();
+        match left.and_then(|(line, since)| line.word(since)) {
+            Some(Word::Answered) => self.answered(),
+            Some(Word::Failed { since, error }) => self.set_failed(since, error),
+            None => {}
         }
     }
 
@@ -148,27 +168,36 @@ impl Sent {
 
     /// The store has answered: an outage, if there was one, is over.
     pub(crate) fn answered(&self) {
-        self.notes().word = Some(Word::Answered);
+        self.answered.store(true, Ordering::Relaxed);
     }
 
     /// The store cannot be asked, since this time or, if it failed before and has not answered since,
     /// since then.
     pub(crate) fn failed(&self, since: Instant, error: Error) {
-        let mut notes = self.notes();
-        let since = match notes.word {
-            Some(Word::Failed { since: earlier, .. }) => earlier.min(since),
-            Some(Word::Answered) | None => since,
+        let since = match &self.notes().failed {
+            Some((earlier, _)) if !self.answered.load(Ordering::Relaxed) => since.min(*earlier),
+            _ => since,
         };
-        notes.word = Some(Word::Failed { since, error });
+        self.set_failed(since, error);
+    }
+
+    fn set_failed(&self, since: Instant, error: Error) {
+        self.notes().failed = Some((since, error));
+        self.answered.store(false, Ordering::Relaxed);
     }
 
     /// The attempt has its turn.
     pub(crate) fn keep_turn(&self, turn: Turn) {
         self.notes().turn = Some(turn);
+        self.in_flight.store(true, Ordering::Relaxed);
     }
 
     /// The turn of the attempt, for the step that settles it.
     pub(crate) fn take_turn(&self) -> Option<Turn> {
+        if !self.in_flight.load(Ordering::Relaxed) {
+            return None;
+        }
+        self.in_flight.store(false, Ordering::Relaxed);
         self.notes().turn.take()
     }
 

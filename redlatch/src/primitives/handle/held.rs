@@ -50,7 +50,7 @@ impl Held {
         let hold = &self.claim.hold;
         self.claim.session.watchdog.forget(hold);
         // The store keeps it on purpose: there is nothing to settle.
-        hold.store_followed(hold.changes());
+        hold.store_followed(hold.changes(), false);
         self.settled = true;
         Ok(())
     }

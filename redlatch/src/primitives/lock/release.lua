@@ -1,31 +1,31 @@
--- Sets an owner's hold count to what it wants to keep; 0 gives the lock back and wakes a waiter.
+-- Sets an owner's hold count to what it wants to keep, or gives the lock back and wakes a waiter.
 --
 -- KEYS[1]  the lock: hash owner -> hold count
--- ARGV     owner, hold count to keep, lease in ms to go on with (0: as it is), channel (empty: wake
---          nobody), and if this undoes an acquisition: lease in ms to go back to
+-- ARGV     owner, channel (empty: wake nobody); to keep some of the holds: hold count to keep, lease in
+--          ms to go on with (0: as it is), and if this undoes an acquisition: lease in ms to go back to
 -- Returns  1: done; 0: this owner does not hold the lock
 if redis.call('HEXISTS', KEYS[1], ARGV[1]) == 0 then
     -- Deleted by FLUSHALL or DEL: no other step wakes the waiters. Also the answer to a release that is
     -- repeated; then a waiter looks once more than needed.
-    if ARGV[4] ~= '' and redis.call('EXISTS', KEYS[1]) == 0 then
-        redis.call('PUBLISH', ARGV[4], '0')
+    if ARGV[2] ~= '' and redis.call('EXISTS', KEYS[1]) == 0 then
+        redis.call('PUBLISH', ARGV[2], '0')
     end
     return 0
 end
-if ARGV[2] == '0' then
+if not ARGV[3] then
     redis.call('DEL', KEYS[1])
-    if ARGV[4] ~= '' then
-        redis.call('PUBLISH', ARGV[4], '0')
+    if ARGV[2] ~= '' then
+        redis.call('PUBLISH', ARGV[2], '0')
     end
     return 1
 end
 -- Changes nothing. A server without memory left refuses HSET, but not to a script that has begun to
 -- write.
 redis.call('HDEL', KEYS[1], '')
-redis.call('HSET', KEYS[1], ARGV[1], ARGV[2])
+redis.call('HSET', KEYS[1], ARGV[1], ARGV[3])
 local left = redis.call('PTTL', KEYS[1])
 -- No lease is none at all, also for a key that has lost its end: PEXPIRE 0 would delete it.
-local lease = tonumber(ARGV[3])
+local lease = tonumber(ARGV[4])
 if lease > 0 and left < lease then
     redis.call('PEXPIRE', KEYS[1], lease)
 elseif ARGV[5] and left > tonumber(ARGV[5]) then

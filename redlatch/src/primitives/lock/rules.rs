@@ -156,11 +156,13 @@ impl Step for Release<'_> {
 
     fn args(&self, args: &mut Args<'_>) {
         args.text(self.owner);
-        args.number(self.keep.into());
-        args.number(self.lease.map_or(0, Lease::millis));
         args.text(if self.tell { self.place.channel() } else { "" });
-        if let Some(back) = self.back {
-            args.number(back.millis());
+        if self.keep > 0 {
+            args.number(self.keep.into());
+            args.number(self.lease.map_or(0, Lease::millis));
+            if let Some(back) = self.back {
+                args.number(back.millis());
+            }
         }
     }
 

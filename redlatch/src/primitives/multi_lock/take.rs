@@ -95,10 +95,10 @@ impl Step for Take<'_> {
         };
         for part in &self.parts {
             let (take, undo) = (&*part.take, &*part.undo);
-            write(args, number(take.script()), take.keys().len(), |args| {
+            write(args, number(take.script()), take.key_count(), |args| {
                 take.args(args);
             });
-            write(args, number(undo.script()), undo.keys().len(), |args| {
+            write(args, number(undo.script()), undo.key_count(), |args| {
                 undo.args(args);
             });
         }

@@ -321,16 +321,20 @@ impl Redis {
     /// Exchanges once, with whichever node the cluster refers to; also says when what was answered
     /// had been sent.
     async fn send(&self, exchange: &Exchange<'_>) -> Result<Heard, Fault> {
-        let mut node = match exchange.node {
-            Some(node) => node.clone(),
-            None => self.topology.node(exchange.key).await?,
+        let mut found;
+        let mut node = match exchange.node.or(self.topology.only_node()) {
+            Some(node) => node,
+            None => {
+                found = self.topology.node(exchange.key).await?;
+                &found
+            }
         };
         let mut importing = false;
         // If an earlier try was not answered, the store may have applied it: a redirection of this
         // try does not change that.
         let sent_before = exchange.sent.is_some_and(Sent::get);
         for _ in 0..REDIRECTIONS {
-            let answered = self.send_to(&node, exchange, importing).await;
+            let answered = self.send_to(node, exchange, importing).await;
             if exchange.lane.queues() {
                 if answered.is_ok() {
                     node.limits.turns.answered();
@@ -366,7 +370,8 @@ impl Redis {
                 // Nothing was done there.
                 sent.clear();
             }
-            (node, importing) = (other, matches!(fault, Fault::Asked(_)));
+            found = other;
+            (node, importing) = (&found, matches!(fault, Fault::Asked(_)));
         }
         Err(Fault::NotSent(
             "the nodes of the cluster keep referring to each other".into(),
@@ -385,12 +390,16 @@ impl Redis {
             Lane::Attempt | Lane::Taking | Lane::Look | Lane::Behind => &node.attempts,
         };
         let mut turn = None;
+        let mut connected = None;
         if exchange.lane.queues() {
-            let free = node.limits.turns.free();
-            turn = match free.filter(|_| unconnected(node, exchange).is_none()) {
-                Some(turn) => Some(turn),
-                None => self.turn(node, exchange).await?,
-            };
+            turn = node.limits.turns.free();
+            if exchange.channel.is_none() {
+                connected = link.connected().filter(|_| turn.is_some());
+            }
+            if turn.is_none() || connected.is_none() && unconnected(node, exchange).is_some() {
+                drop(turn);
+                turn = self.turn(node, exchange).await?;
+            }
         }
         // Dropped without the answer, an attempt passes its turn on to whoever settles it. Of a look there
         // is nothing to settle: its turn ends here.
@@ -410,7 +419,10 @@ impl Redis {
                 Box::pin(node.messages.listen(channel)).await?;
             }
         }
-        let mut live = link.live().await?;
+        let mut live = match connected {
+            Some(live) => live,
+            None => link.live().await?,
+        };
         let replicas = node.replicas.as_ref();
         let replicas = replicas.filter(|_| exchange.lane.is_to_be_confirmed());
         if let Some(replicas) = replicas {

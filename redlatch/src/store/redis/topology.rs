@@ -191,6 +191,14 @@ impl Topology {
         })
     }
 
+    /// The node that has all keys, if there is one.
+    pub(super) fn only_node(&self) -> Option<&Arc<Node>> {
+        match &self.form {
+            Form::Single(node) | Form::Sentinel(node, _) => Some(node),
+            Form::Cluster(_) => None,
+        }
+    }
+
     /// The node that has a key.
     pub(super) async fn node(&self, key: &str) -> Result<Arc<Node>, Fault> {
         match &self.form {
