@@ -213,7 +213,7 @@ impl Link {
 
     /// The connection there is, or a new one. Many callers share one attempt to connect.
     pub(super) async fn live(self: &Arc<Self>) -> Result<Live, Fault> {
-        if let Some(live) = self.connected() {
+        if let Some(live) = self.shared.live() {
             return Ok(live);
         }
         let outcome = match self.opening() {
@@ -223,11 +223,6 @@ impl Link {
         // Without an outcome the task is gone with its runtime; the next call makes another.
         let interrupted = || Err(Fault::NotSent("connecting was interrupted".into()));
         outcome.heard().await.unwrap_or_else(interrupted)
-    }
-
-    /// The connection, if there is one.
-    pub(super) fn connected(&self) -> Option<Live> {
-        self.shared.live()
     }
 
     /// Takes back what [`live`](Link::live) returned, for the next command. It may be dropped instead.

@@ -390,16 +390,12 @@ impl Redis {
             Lane::Attempt | Lane::Taking | Lane::Look | Lane::Behind => &node.attempts,
         };
         let mut turn = None;
-        let mut connected = None;
         if exchange.lane.queues() {
-            turn = node.limits.turns.free();
-            if exchange.channel.is_none() {
-                connected = link.connected().filter(|_| turn.is_some());
-            }
-            if turn.is_none() || connected.is_none() && unconnected(node, exchange).is_some() {
-                drop(turn);
-                turn = self.turn(node, exchange).await?;
-            }
+            let free = node.limits.turns.free();
+            turn = match free.filter(|_| unconnected(node, exchange).is_none()) {
+                Some(turn) => Some(turn),
+                None => self.turn(node, exchange).await?,
+            };
         }
         // Dropped without the answer, an attempt passes its turn on to whoever settles it. Of a look there
         // is nothing to settle: its turn ends here.
@@ -419,10 +415,7 @@ impl Redis {
                 Box::pin(node.messages.listen(channel)).await?;
             }
         }
-        let mut live = match connected {
-            Some(live) => live,
-            None => link.live().await?,
-        };
+        let mut live = link.live().await?;
         let replicas = node.replicas.as_ref();
         let replicas = replicas.filter(|_| exchange.lane.is_to_be_confirmed());
         if let Some(replicas) = replicas {
