@@ -49,7 +49,9 @@ impl Step for Acquire<'_> {
     fn args(&self, args: &mut Args<'_>) {
         args.text(self.owner);
         args.number(self.lease.millis());
-        args.number(self.count.into());
+        if self.count > 1 {
+            args.number(self.count.into());
+        }
     }
 
     fn reply(&self, raw: Value) -> Result<Outcome> {
