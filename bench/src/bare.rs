@@ -86,15 +86,14 @@ impl Bare {
     pub(crate) async fn pair(&mut self) -> Result<()> {
         let mut acquire = redis::cmd("EVALSHA");
         acquire.arg(self.pair.acquire.get_hash()).arg(1);
-        acquire.arg(&self.key).arg(&self.owner).arg(30_000).arg(1);
+        acquire.arg(&self.key).arg(&self.owner).arg(30_000);
         let in_the_way: Option<i64> = acquire.query_async(&mut self.connection).await?;
         if in_the_way.is_some() {
             return Err("a name of its own was not free".into());
         }
         let mut release = redis::cmd("EVALSHA");
         release.arg(self.pair.release.get_hash()).arg(1);
-        release.arg(&self.key).arg(&self.owner).arg(0).arg(30_000);
-        release.arg(&self.channel);
+        release.arg(&self.key).arg(&self.owner).arg(&self.channel);
         let released: i64 = release.query_async(&mut self.connection).await?;
         match released {
             1 => Ok(()),

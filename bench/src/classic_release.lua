@@ -1,7 +1,7 @@
 -- The release that belongs to it: four calls when it was held once.
 --
 -- KEYS[1]  the lock: hash owner -> hold count
--- ARGV     owner, unused, lease in ms, channel
+-- ARGV     owner, channel, and to be held on: lease in ms
 -- Returns  1: done; 0: this owner does not hold the lock
 if redis.call('HEXISTS', KEYS[1], ARGV[1]) == 0 then
     return 0
@@ -11,5 +11,5 @@ if redis.call('HINCRBY', KEYS[1], ARGV[1], -1) > 0 then
     return 1
 end
 redis.call('DEL', KEYS[1])
-redis.call('PUBLISH', ARGV[4], '0')
+redis.call('PUBLISH', ARGV[2], '0')
 return 1
