@@ -1,4 +1,4 @@
-//! All commands in one table, and what is checked before one runs.
+//! All commands in one table, and the checks before a command runs.
 //!
 //! The order of the checks is that of Redis: arity, login, permissions, slots, then whether the server may
 //! write now. Scripts go through the same table with checks of their own.
