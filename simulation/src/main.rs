@@ -3,6 +3,7 @@
 mod options;
 
 use std::collections::BTreeMap;
+use std::io::{self, Write as _};
 use std::process::ExitCode;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc::channel;
@@ -13,6 +14,15 @@ use redlatch_simulation::plan::Plan;
 use redlatch_simulation::run::{Outcome, run};
 
 use crate::options::Options;
+
+/// Prints a line. Ends the program if standard output is closed, as `head` closes it.
+macro_rules! say {
+    ($($arg:tt)*) => {
+        if writeln!(io::stdout(), $($arg)*).is_err() {
+            std::process::exit(1);
+        }
+    };
+}
 
 /// How long to begin new seeds if their number is not given.
 const LIMIT: Duration = Duration::from_secs(60);
@@ -35,11 +45,11 @@ fn main() -> ExitCode {
 /// Runs one seed and prints its trace. Returns whether there was no violation.
 fn one(seed: u64) -> bool {
     let plan = Plan::draw(seed);
-    println!("{plan:#?}");
+    say!("{plan:#?}");
     let outcome = run(&plan, true);
     if let Ok(outcome) = &outcome {
         for line in &outcome.trace {
-            println!("{line}");
+            say!("{line}");
         }
     }
     report(seed, &outcome)
@@ -50,12 +60,12 @@ fn report(seed: u64, outcome: &Result<Outcome, String>) -> bool {
     match outcome {
         Ok(outcome) => {
             for violation in &outcome.violations {
-                println!("seed {seed}: {violation}");
+                say!("seed {seed}: {violation}");
             }
             outcome.violations.is_empty()
         }
         Err(error) => {
-            println!("seed {seed}: {error}");
+            say!("seed {seed}: {error}");
             false
         }
     }
@@ -122,7 +132,7 @@ impl Total {
     fn print(&self, took: Duration) {
         let minutes = took.as_secs_f64() / 60.0;
         let hours = self.simulated.as_secs_f64() / 3600.0;
-        println!(
+        say!(
             "{} seeds, {} with violations; {} critical sections; {hours:.1} simulated hours; {:.0} seeds and \
              {:.1} simulated hours a minute",
             self.runs,

@@ -6,7 +6,7 @@ use redlatch_robustness::checker::Losses;
 use redlatch_robustness::random::Random;
 use redlatch_robustness::worker::{KINDS, Sync};
 
-use crate::network::{Direction, ProcessId};
+use crate::network::{Direction, PATIENCE, ProcessId};
 use crate::site::Topology;
 
 /// One run.
@@ -123,7 +123,7 @@ impl Plan {
         let millis = Duration::from_millis;
         let processes = 1 + random.below(3);
         let mut lease = millis(900 + 300 * random.below(8) as u64);
-        let duration = lease * 4 + millis(random.below(40_000) as u64);
+        let duration = random.between(lease, lease * 4);
         let mut names = Vec::new();
         for kind in KINDS {
             for number in 0..random.below(3) {
@@ -151,9 +151,15 @@ impl Plan {
         };
         let mut faults = Vec::new();
         let mut at = lease / 2;
-        for _ in 0..random.below(7) {
-            at += millis(random.below(6_000) as u64);
-            let mut until = at + millis(50 + random.below(9_000) as u64);
+        for _ in 0..random.below(5) {
+            at += random.between(Duration::ZERO, lease);
+            let lasts = match random.below(12) {
+                0 => random.between(PATIENCE / 2, PATIENCE * 3 / 2),
+                1..5 => random.between(Duration::ZERO, lease / 6),
+                5 => random.between(lease, lease * 6 / 5),
+                _ => random.between(lease / 6, lease * 5 / 2),
+            };
+            let mut until = at + lasts;
             let process = random.below(processes);
             let fault = match random.below(12) {
                 0 => Fault::Slow,
@@ -198,7 +204,7 @@ impl Plan {
             names,
             few,
             lease,
-            inside: millis(5 + random.below(100) as u64),
+            inside: millis(10 + random.below(300) as u64),
             latency: millis(1 + random.below(20) as u64),
             duration,
             faults,

@@ -93,7 +93,9 @@ impl Run<'_> {
             sleep_until(begun + scheduled.from).await;
             run.fault(scheduled).await;
         }
-        sleep_until(begun + plan.duration).await;
+        // Time to find out about losses and free locks after the last fault.
+        let end = (begun + plan.duration).max(Instant::now() + plan.lease / 2);
+        sleep_until(end).await;
         let left = run.wind_up().await;
         driver.abort();
         if let Some(failure) = run.network.failure() {

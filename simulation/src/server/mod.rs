@@ -155,8 +155,10 @@ impl Server {
             outputs: Vec::new(),
             config,
         };
-        let interpreter = Interpreter::new();
-        Server { state, interpreter }
+        Server {
+            state,
+            interpreter: Interpreter::default(),
+        }
     }
 
     /// Accepts a connection.
