@@ -3,6 +3,7 @@
 mod options;
 
 use std::collections::BTreeMap;
+use std::hash::{DefaultHasher, Hash as _, Hasher as _};
 use std::io::{self, Write as _};
 use std::process::ExitCode;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -117,6 +118,7 @@ struct Total {
     failed: u64,
     entered: usize,
     simulated: Duration,
+    hasher: DefaultHasher,
 }
 
 impl Total {
@@ -126,6 +128,7 @@ impl Total {
         if let Ok(outcome) = outcome {
             self.entered += outcome.entered;
             self.simulated += outcome.simulated;
+            outcome.hash.hash(&mut self.hasher);
         }
     }
 
@@ -134,12 +137,13 @@ impl Total {
         let hours = self.simulated.as_secs_f64() / 3600.0;
         say!(
             "{} seeds, {} with violations; {} critical sections; {hours:.1} simulated hours; {:.0} seeds and \
-             {:.1} simulated hours a minute",
+             {:.1} simulated hours a minute; hash {:016x}",
             self.runs,
             self.failed,
             self.entered,
             self.runs as f64 / minutes,
             hours / minutes,
+            self.hasher.finish(),
         );
     }
 }
