@@ -38,6 +38,8 @@ pub struct Plan {
     pub lease: Duration,
     /// How long a lock is held at most, by most tasks.
     pub inside: Duration,
+    /// How often holders ask their guards whether they are valid.
+    pub look_interval: Duration,
     /// How long a packet takes at most.
     pub latency: Duration,
     /// How long the processes acquire locks.
@@ -205,6 +207,7 @@ impl Plan {
             few,
             lease,
             inside: millis(10 + random.below(300) as u64),
+            look_interval: millis(if random.below(4) == 0 { 5 } else { 50 }),
             latency: millis(1 + random.below(20) as u64),
             duration,
             faults,

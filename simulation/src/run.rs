@@ -28,6 +28,8 @@ use crate::trace::Trace;
 pub struct Outcome {
     /// Violations that no documented limit explains.
     pub violations: Vec<Violation>,
+    /// Number of violations that a documented limit explains.
+    pub explained: usize,
     /// How many critical sections were entered.
     pub entered: usize,
     /// How much time went by.
@@ -106,7 +108,9 @@ impl Run<'_> {
         let tallies = run.records.tallies();
         let mut violations = checker::check(&history, plan.losses(), &tallies);
         violations.extend(left);
+        let found = violations.len();
         violations.retain(|violation| checker::explain(violation, &history).is_none());
+        let explained = found - violations.len();
         for violation in &violations {
             let text = format!("VIOLATION {violation}");
             run.network.note(&text, || text.clone());
@@ -114,6 +118,7 @@ impl Run<'_> {
         let (hash, trace) = run.network.take_trace();
         Ok(Outcome {
             violations,
+            explained,
             entered: history.entered(),
             simulated: begun.elapsed(),
             hash,
@@ -141,6 +146,7 @@ impl Run<'_> {
             begun: self.begun,
             history: self.history.clone(),
             network: self.network.clone(),
+            look_interval: plan.look_interval,
         });
         let (records, ending) = (self.records.clone(), self.ending.clone());
         let work = work(process.clone(), worker, ear, records, ending);
@@ -279,11 +285,20 @@ struct Listener {
     begun: Instant,
     history: Arc<Mutex<History>>,
     network: Network,
+    look_interval: Duration,
 }
 
 impl Ear for Listener {
     fn now(&self) -> Time {
         now(self.begun)
+    }
+
+    fn look_interval(&self) -> Duration {
+        self.look_interval
+    }
+
+    fn is_exact(&self) -> bool {
+        true
     }
 
     fn hear(&self, event: Event) {
