@@ -65,10 +65,10 @@ TOPOLOGY ?= single
 soak: redis
 	$(CARGO) run --release --locked --package redlatch-robustness -- soak --topology $(TOPOLOGY) --seconds $(SECONDS) $(if $(SEED),--seed $(SEED))
 
-# SEEDS=n runs n seeds, SEED=n one, with a trace of what happens in it.
+# SEEDS=n runs n seeds (from FIRST=m on), SEED=n one, with a trace of what happens in it.
 simulate:
 	$(CARGO) run --release --locked --package redlatch-simulation -- \
-		$(if $(SEEDS),--seeds $(SEEDS)) $(if $(SEED),--seed $(SEED))
+		$(if $(SEEDS),--seeds $(SEEDS)) $(if $(FIRST),--first $(FIRST)) $(if $(SEED),--seed $(SEED))
 
 RUNS ?= 200
 stress: redis

@@ -14,6 +14,7 @@ use crate::owner::Owner;
 use crate::runtime::sleep_until;
 use crate::space::Space;
 use crate::step::{Args, BoxedStep, Script};
+use crate::watchdog::Due;
 
 /// What a primitive adds to the mechanics of holding: how its hold is renewed and given back.
 pub(crate) trait Kind: Send + Sync {
@@ -186,7 +187,7 @@ pub(crate) struct Standing {
 #[derive(Default)]
 pub(crate) struct Notes {
     /// Where it has queued the hold.
-    pub(crate) due: Option<Instant>,
+    pub(crate) due: Option<Due>,
     /// A renewal is on its way.
     pub(crate) renewing: bool,
     /// A renewal has failed; the next is not to be tried before this.

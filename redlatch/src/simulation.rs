@@ -36,7 +36,7 @@ thread_local! {
 }
 
 /// The process that runs now on this thread.
-pub fn current() -> Option<Arc<dyn Process>> {
+pub(crate) fn current() -> Option<Arc<dyn Process>> {
     CURRENT.with_borrow(Clone::clone)
 }
 
@@ -80,10 +80,10 @@ impl<F> Drop for Inside<F> {
 }
 
 /// Makes a process the current one for as long as this lives.
-pub struct Entered(Option<Arc<dyn Process>>);
+struct Entered(Option<Arc<dyn Process>>);
 
 impl Entered {
-    pub fn enter(process: Option<Arc<dyn Process>>) -> Entered {
+    fn enter(process: Option<Arc<dyn Process>>) -> Entered {
         Entered(CURRENT.replace(process))
     }
 }

@@ -71,9 +71,15 @@ struct Core {
     doubts: Arc<Doubts>,
 }
 
+/// When a hold is due. The number orders holds that are due at the same instant, in the same way in every run of
+/// the same program.
+pub(crate) type Due = (Instant, u64);
+
 #[derive(Default)]
 struct Queue {
-    due: BTreeMap<(Instant, usize), Arc<Hold>>,
+    due: BTreeMap<Due, Arc<Hold>>,
+    /// Number of times that a hold was placed in it.
+    placed: u64,
     /// By node; `None` while the owner of a slot is not known, and for the embedded store.
     nodes: BTreeMap<Option<NodeId>, NodeQueue>,
     task: Option<AbortHandle>,
@@ -168,21 +174,18 @@ impl Drop for Watchdog {
 impl Queue {
     fn remove(&mut self, hold: &Arc<Hold>) {
         if let Some(due) = hold.notes(|notes| notes.due.take()) {
-            self.due.remove(&(due, address(hold)));
+            self.due.remove(&due);
         }
     }
 
     fn put(&mut self, hold: &Arc<Hold>, due: Instant) {
+        self.placed += 1;
+        let due = (due, self.placed);
         if let Some(earlier) = hold.notes(|notes| notes.due.replace(due)) {
-            self.due.remove(&(earlier, address(hold)));
+            self.due.remove(&earlier);
         }
-        self.due.insert((due, address(hold)), hold.clone());
+        self.due.insert(due, hold.clone());
     }
-}
-
-/// Tells holds apart that are due at the same instant.
-fn address(hold: &Arc<Hold>) -> usize {
-    Arc::as_ptr(hold).addr()
 }
 
 impl Core {

@@ -21,7 +21,7 @@ mod schedule;
 mod site;
 mod soak;
 mod table;
-mod visit;
+pub mod visit;
 pub mod worker;
 
 use std::process::ExitCode;

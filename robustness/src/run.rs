@@ -18,7 +18,7 @@ use crate::random::Random;
 use crate::resource::Resource;
 use crate::scene::Scene;
 use crate::site::{Needs, Site, Topology};
-use crate::visit::visit;
+use crate::visit::visit_from_outside;
 use crate::worker::Worker;
 
 /// How a run is set up.
@@ -167,8 +167,8 @@ fn wind_up(scene: &mut Scene, lease: Duration) -> Result<Vec<Violation>> {
             found.push(violation(Rule::Hang, text));
         }
     }
-    // The clients are still there: what cannot be had now is renewed by one of them for nobody.
-    for kept in visit(&scene.site.url(), &scene.names(), lease + MARGIN)? {
+    // The clients still run: a lock that cannot be acquired now is renewed by one of them without a holder.
+    for kept in visit_from_outside(&scene.site.url(), &scene.names(), lease + MARGIN)? {
         found.push(violation(Rule::LeftOver, format!("cannot be had: {kept}")));
     }
     let site = scene.site.as_ref();
@@ -205,19 +205,13 @@ fn left_over(
 }
 
 fn violation(rule: Rule, text: String) -> Violation {
-    let at = now();
-    Violation {
-        rule,
-        from: at,
-        until: at,
-        text,
-    }
+    Violation::at(now(), rule, text)
 }
 
-/// All keys but those that stay by design: tokens, and how many permits are free.
+/// All keys except those that may remain.
 fn keys(server: &Server) -> Result<Vec<String>> {
     let mut keys: Vec<String> = ask(server, &["KEYS", "*"])?;
-    keys.retain(|key| !key.starts_with("redisson_lock_token:") && !key.starts_with("permits:"));
+    keys.retain(|key| !checker::may_remain(key));
     Ok(keys)
 }
 

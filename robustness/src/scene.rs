@@ -21,35 +21,6 @@ use crate::worker::{Worker, locks_of};
 /// How long a store that is whole again may need until it answers.
 const MENDED: Duration = Duration::from_secs(10);
 
-/// All data is gone.
-pub(crate) const NO_DATA: Forgetting = Forgetting {
-    tokens: true,
-    why: "a store that loses its data gives away what is held, and its tokens begin anew; holders learn \
-          of it at their next renewal, a third of the lease later at most",
-};
-
-/// The keys of some locks are gone.
-pub(crate) const KEYS_GONE: Forgetting = Forgetting {
-    tokens: false,
-    why: "who deletes a lock's key gives away what is held; its holder learns of it at the next \
-          renewal, a third of the lease later at most",
-};
-
-/// What was written last is gone.
-const UNREPLICATED: Forgetting = Forgetting {
-    tokens: true,
-    why: "a replica that takes its master's place does not know what had not reached it, neither locks \
-          nor tokens; holders learn of it at their next renewal, a third of the lease later at most",
-};
-
-/// What is acquired at a master whose place another one has taken.
-pub(crate) const CUT_OFF: Forgetting = Forgetting {
-    tokens: true,
-    why: "a master that was cut off from its replicas goes on giving out locks, and tokens, until clients \
-          have heard of the new one (ReplicaSync::AtLeast prevents it); holders learn of it at their next \
-          renewal, a third of the lease later at most",
-};
-
 pub(crate) struct Scene {
     pub(crate) site: Box<dyn Site>,
     pub(crate) crew: Crew,
@@ -119,7 +90,7 @@ impl Scene {
             lock(&self.history).data_lost.push(DataLost {
                 from,
                 until: now(),
-                forgetting: UNREPLICATED,
+                forgetting: Forgetting::UNREPLICATED,
             });
         }
         Ok(())

@@ -1,4 +1,4 @@
-//! Somebody who comes when all the others have gone: everything must be free, and is left tidy.
+//! The last client: when all others have ended, every lock must be free, and nothing may remain of it.
 
 use std::time::Duration;
 
@@ -11,36 +11,43 @@ use crate::checker::GRACE;
 use crate::history::PERMITS;
 use crate::worker::Handle;
 
-/// Takes each lock once and gives it back. Those that could not be had within this time; a fair lock may take
-/// a grace period longer, for waiters that died.
-pub(crate) fn visit(url: &str, names: &[String], limit: Duration) -> Result<Vec<String>> {
-    runtime()?.block_on(async {
-        let client = Client::connect(url).await?;
-        let begun = Instant::now();
-        let mut kept = Vec::new();
-        for name in names {
-            let grace = match name.starts_with("fair") {
-                true => GRACE,
-                false => Duration::ZERO,
-            };
-            let end = begun + limit + grace;
-            let handle = Handle::new(&client, name, limit)?;
-            loop {
-                let had = handle.visit().await;
-                if matches!(had, Ok(true)) {
-                    break;
-                }
-                if Instant::now() > end {
-                    let why = had.err().map(|error| error.to_string());
-                    kept.push(format!("{name} {}", why.unwrap_or_default()));
-                    break;
-                }
-                sleep(Duration::from_millis(20)).await;
+/// Acquires and releases each lock once, in a runtime of its own.
+pub(crate) fn visit_from_outside(
+    url: &str,
+    names: &[String],
+    limit: Duration,
+) -> Result<Vec<String>> {
+    runtime()?.block_on(visit(url, names, limit))
+}
+
+/// Acquires and releases each lock once. Returns those that could not be acquired within this time; a fair lock
+/// may take a grace period longer, for waiters that died.
+pub async fn visit(url: &str, names: &[String], limit: Duration) -> Result<Vec<String>> {
+    let client = Client::connect(url).await?;
+    let begun = Instant::now();
+    let mut kept = Vec::new();
+    for name in names {
+        let grace = match name.starts_with("fair") {
+            true => GRACE,
+            false => Duration::ZERO,
+        };
+        let end = begun + limit + grace;
+        let handle = Handle::new(&client, name, limit)?;
+        loop {
+            let acquired = handle.visit().await;
+            if matches!(acquired, Ok(true)) {
+                break;
             }
+            if Instant::now() > end {
+                let why = acquired.err().map(|error| error.to_string());
+                kept.push(format!("{name} {}", why.unwrap_or_default()));
+                break;
+            }
+            sleep(Duration::from_millis(20)).await;
         }
-        client.settled().await;
-        Ok(kept)
-    })
+    }
+    client.settled().await;
+    Ok(kept)
 }
 
 /// Says how many permits the semaphores have, where a store has forgotten it.

@@ -6,9 +6,11 @@
 //! [`server::Server`] answers the real client's bytes as a Redis or a Sentinel does. It has no sockets, tasks
 //! or clock: its caller delivers bytes and the time, and sends what it returns.
 
+mod faults;
 pub mod network;
 pub mod plan;
 pub mod process;
 pub mod run;
 pub mod server;
+pub mod site;
 pub mod trace;

@@ -1,84 +1,152 @@
 //! `make simulate`: many seeds, or one with its trace.
 
+mod options;
+
+use std::collections::BTreeMap;
+use std::hash::{DefaultHasher, Hash as _, Hasher as _};
+use std::io::{self, Write as _};
 use std::process::ExitCode;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::mpsc::channel;
+use std::thread;
 use std::time::{Duration, Instant};
 
-use clap::Parser;
 use redlatch_simulation::plan::Plan;
 use redlatch_simulation::run::{Outcome, run};
 
-/// Runs redlatch's client on a simulated network, clock and servers.
-#[derive(Debug, Parser)]
-struct Options {
-    /// How many seeds to run, from --first on. Without it: as many as fit into a minute.
-    #[arg(long, value_parser = clap::value_parser!(u64).range(1..))]
-    seeds: Option<u64>,
-    /// The first seed.
-    #[arg(long, default_value_t = 1)]
-    first: u64,
-    /// Runs this seed alone, and prints what happens in it.
-    #[arg(long, conflicts_with_all = ["seeds", "first"])]
-    seed: Option<u64>,
+use crate::options::Options;
+
+/// Prints a line. Ends the program if standard output is closed, as `head` closes it.
+macro_rules! say {
+    ($($arg:tt)*) => {
+        if writeln!(io::stdout(), $($arg)*).is_err() {
+            std::process::exit(1);
+        }
+    };
 }
 
+/// How long to begin new seeds if their number is not given.
+const LIMIT: Duration = Duration::from_secs(60);
+
 fn main() -> ExitCode {
-    let options = Options::parse();
-    let done = match options.seed {
-        Some(seed) => one(seed),
-        None => many(options.first, options.seeds),
+    let options = match Options::from_command_line() {
+        Ok(options) => options,
+        Err(exit) => return exit,
     };
-    match done {
-        Ok(true) => ExitCode::SUCCESS,
-        Ok(false) => ExitCode::FAILURE,
+    let succeeded = match options.seed {
+        Some(seed) => one(seed),
+        None => many(&options),
+    };
+    match succeeded {
+        true => ExitCode::SUCCESS,
+        false => ExitCode::FAILURE,
+    }
+}
+
+/// Runs one seed and prints its trace. Returns whether there was no violation.
+fn one(seed: u64) -> bool {
+    let plan = Plan::draw(seed);
+    say!("{plan:#?}");
+    let outcome = run(&plan, true);
+    if let Ok(outcome) = &outcome {
+        for line in &outcome.trace {
+            say!("{line}");
+        }
+    }
+    report(seed, &outcome)
+}
+
+/// Prints the violations of a run. Returns whether there are none.
+fn report(seed: u64, outcome: &Result<Outcome, String>) -> bool {
+    match outcome {
+        Ok(outcome) => {
+            for violation in &outcome.violations {
+                say!("seed {seed}: {violation}");
+            }
+            outcome.violations.is_empty()
+        }
         Err(error) => {
-            eprintln!("redlatch-simulation: {error}");
-            ExitCode::FAILURE
+            say!("seed {seed}: {error}");
+            false
         }
     }
 }
 
-fn one(seed: u64) -> Result<bool, String> {
-    let plan = Plan::draw(seed);
-    let outcome = run(&plan, true)?;
-    println!("{plan:#?}");
-    for line in &outcome.trace {
-        println!("{line}");
-    }
-    report(seed, &outcome);
-    Ok(outcome.violations.is_empty())
-}
-
-fn report(seed: u64, outcome: &Outcome) {
-    for violation in &outcome.violations {
-        println!("seed {seed}: {violation}");
-    }
-}
-
-fn many(first: u64, seeds: Option<u64>) -> Result<bool, String> {
+/// Runs seeds on several threads and reports them in their order. Returns whether there was no violation.
+fn many(options: &Options) -> bool {
     let begun = Instant::now();
-    let (mut runs, mut failed, mut entered) = (0u64, 0u64, 0);
-    let mut simulated = Duration::ZERO;
-    let goes_on = |runs| match seeds {
-        Some(seeds) => runs < seeds,
-        None => begun.elapsed() < Duration::from_secs(60),
-    };
-    while goes_on(runs) {
-        let seed = first + runs;
-        let outcome =
-            run(&Plan::draw(seed), false).map_err(|error| format!("seed {seed}: {error}"))?;
-        report(seed, &outcome);
-        runs += 1;
-        failed += u64::from(!outcome.violations.is_empty());
-        entered += outcome.entered;
-        simulated += outcome.simulated;
+    let next = &AtomicU64::new(0);
+    let seeds = options.seeds.unwrap_or(u64::MAX);
+    let limit = options.seeds.is_none().then(|| begun + LIMIT);
+    let (tell_outcome, outcomes) = channel();
+    let mut total = Total::default();
+    thread::scope(|scope| {
+        for _ in 0..options.threads() {
+            let tell_outcome = tell_outcome.clone();
+            scope.spawn(move || {
+                // A number that was taken is run even if the time is over now, so that none is missing.
+                while limit.is_none_or(|limit| Instant::now() < limit) {
+                    let number = next.fetch_add(1, Ordering::Relaxed);
+                    if number >= seeds {
+                        return;
+                    }
+                    let seed = options.first.wrapping_add(number);
+                    let outcome = run(&Plan::draw(seed), false);
+                    if tell_outcome.send((number, seed, outcome)).is_err() {
+                        return;
+                    }
+                }
+            });
+        }
+        drop(tell_outcome);
+        let mut early = BTreeMap::new();
+        for (number, seed, outcome) in outcomes {
+            early.insert(number, (seed, outcome));
+            while let Some((seed, outcome)) = early.remove(&total.runs) {
+                total.add(seed, &outcome);
+            }
+        }
+    });
+    total.print(begun.elapsed());
+    total.failed == 0
+}
+
+/// The sum of several runs.
+#[derive(Default)]
+struct Total {
+    runs: u64,
+    failed: u64,
+    explained: usize,
+    entered: usize,
+    simulated: Duration,
+    hasher: DefaultHasher,
+}
+
+impl Total {
+    fn add(&mut self, seed: u64, outcome: &Result<Outcome, String>) {
+        self.runs += 1;
+        self.failed += u64::from(!report(seed, outcome));
+        if let Ok(outcome) = outcome {
+            self.explained += outcome.explained;
+            self.entered += outcome.entered;
+            self.simulated += outcome.simulated;
+            outcome.hash.hash(&mut self.hasher);
+        }
     }
-    let minutes = begun.elapsed().as_secs_f64() / 60.0;
-    println!(
-        "{runs} seeds, {failed} with violations; {entered} critical sections; {:.1} simulated hours; \
-         {:.0} seeds and {:.1} simulated hours a minute",
-        simulated.as_secs_f64() / 3600.0,
-        runs as f64 / minutes,
-        simulated.as_secs_f64() / 3600.0 / minutes,
-    );
-    Ok(failed == 0)
+
+    fn print(&self, took: Duration) {
+        let minutes = took.as_secs_f64() / 60.0;
+        let hours = self.simulated.as_secs_f64() / 3600.0;
+        say!(
+            "{} seeds, {} with violations, {} violations explained by documented limits; {} critical sections; {hours:.1} simulated hours; {:.0} seeds and \
+             {:.1} simulated hours a minute; hash {:016x}",
+            self.runs,
+            self.failed,
+            self.explained,
+            self.entered,
+            self.runs as f64 / minutes,
+            hours / minutes,
+            self.hasher.finish(),
+        );
+    }
 }

@@ -1,17 +1,25 @@
-//! What a run is made of, all of it drawn from the seed: processes, names, timings, and what breaks when.
+//! The plan of a run, all of it drawn from the seed: servers, processes, names, timings, and what breaks when.
 
 use std::time::Duration;
 
+use redlatch_robustness::checker::Losses;
 use redlatch_robustness::random::Random;
-use redlatch_robustness::worker::KINDS;
+use redlatch_robustness::worker::{KINDS, Sync};
 
-use crate::network::{Direction, ProcessId};
+use crate::network::{Direction, PATIENCE, ProcessId};
+use crate::site::Topology;
 
 /// One run.
 #[derive(Debug, Clone)]
 pub struct Plan {
     /// All chance comes from here.
     pub seed: u64,
+    /// Which servers there are.
+    pub topology: Topology,
+    /// How many replicas must have an acquisition.
+    pub sync: Sync,
+    /// How long a master is missed at most before another takes its place.
+    pub missed: Duration,
     /// How many client processes there are at first.
     pub processes: usize,
     /// How many tasks each has.
@@ -22,17 +30,19 @@ pub struct Plan {
     pub clients: usize,
     /// Whether the clients have ids of the user's choice, which a restarted process has again.
     pub chosen_ids: bool,
-    /// What is locked, `kind:number` each.
+    /// Names of the locks, `kind:number` each.
     pub names: Vec<String>,
-    /// What the shared owners lock.
+    /// Names of the locks that the shared owners acquire.
     pub few: Vec<String>,
     /// The watchdog's lease.
     pub lease: Duration,
     /// How long a lock is held at most, by most tasks.
     pub inside: Duration,
+    /// How often holders ask their guards whether they are valid.
+    pub look_interval: Duration,
     /// How long a packet takes at most.
     pub latency: Duration,
-    /// How long things go on.
+    /// How long the processes acquire locks.
     pub duration: Duration,
     /// What breaks, in order.
     pub faults: Vec<Scheduled>,
@@ -43,9 +53,9 @@ pub struct Plan {
 pub struct Scheduled {
     /// Since the beginning of the run.
     pub from: Duration,
-    /// What is left of it ends then.
+    /// When it is repaired, if it has not ended by itself.
     pub until: Duration,
-    /// What it is.
+    /// The fault.
     pub fault: Fault,
 }
 
@@ -54,7 +64,7 @@ pub struct Scheduled {
 pub enum Fault {
     /// Packets take longer.
     Slow,
-    /// Both directions between a process and the server are cut, or one.
+    /// Both directions between a process and all servers are cut, or one.
     Cut(ProcessId, Option<Direction>),
     /// The connections of a process are reset.
     Reset(ProcessId),
@@ -72,6 +82,40 @@ pub enum Fault {
     Stop(ProcessId),
     /// A process is killed, and another one is started in its place.
     Kill(ProcessId),
+    /// The master of a group is killed, after its replicas have not received anything for a while. One takes its
+    /// place, and it is started again as a replica.
+    MasterKilled {
+        /// Which of the masters.
+        group: usize,
+        /// How long the replicas are behind; zero if they are not.
+        behind: Duration,
+    },
+    /// The master of a group stands still until a replica has taken its place, and longer.
+    MasterFrozen {
+        /// Which of the masters.
+        group: usize,
+    },
+    /// The master of a group is cut off from the other servers and Sentinels, and not from clients. A replica takes
+    /// its place, and it learns of that when the network is restored.
+    MasterCutOff {
+        /// Which of the masters.
+        group: usize,
+    },
+    /// A replica takes the place of a master that works.
+    HandedOver {
+        /// Which of the masters.
+        group: usize,
+    },
+    /// One Sentinel stands still, or all of them, and clients have to connect to the master anew.
+    SentinelsFrozen {
+        /// Only one of them.
+        one: bool,
+    },
+    /// The slots of all names move to other masters.
+    SlotsMoved {
+        /// How long a slot stays as it is, at most, in each step of its move.
+        pause: Duration,
+    },
 }
 
 impl Plan {
@@ -80,8 +124,8 @@ impl Plan {
         let mut random = Random::new(seed ^ 0x5eed_0f00_d1ce);
         let millis = Duration::from_millis;
         let processes = 1 + random.below(3);
-        let lease = millis(900 + 300 * random.below(8) as u64);
-        let duration = lease * 4 + millis(random.below(40_000) as u64);
+        let mut lease = millis(900 + 300 * random.below(8) as u64);
+        let duration = random.between(lease, lease * 4);
         let mut names = Vec::new();
         for kind in KINDS {
             for number in 0..random.below(3) {
@@ -97,11 +141,27 @@ impl Plan {
         if few.is_empty() {
             few.push("fenced:few".to_owned());
         }
+        let topology = match random.below(4) {
+            0 | 1 => Topology::Single,
+            2 => Topology::Sentinel,
+            _ => Topology::Cluster,
+        };
+        let sync = match random.below(4) {
+            0 => Sync::Off,
+            1 if topology != Topology::Single => Sync::One,
+            _ => Sync::All,
+        };
         let mut faults = Vec::new();
         let mut at = lease / 2;
-        for _ in 0..random.below(7) {
-            at += millis(random.below(6_000) as u64);
-            let until = at + millis(50 + random.below(9_000) as u64);
+        for _ in 0..random.below(5) {
+            at += random.between(Duration::ZERO, lease);
+            let lasts = match random.below(12) {
+                0 => random.between(PATIENCE / 2, PATIENCE * 3 / 2),
+                1..5 => random.between(Duration::ZERO, lease / 6),
+                5 => random.between(lease, lease * 6 / 5),
+                _ => random.between(lease / 6, lease * 5 / 2),
+            };
+            let mut until = at + lasts;
             let process = random.below(processes);
             let fault = match random.below(12) {
                 0 => Fault::Slow,
@@ -109,21 +169,35 @@ impl Plan {
                 2 => Fault::Cut(process, Some(Direction::Up)),
                 3 => Fault::Cut(process, Some(Direction::Down)),
                 4 => Fault::Reset(process),
-                5 => Fault::Freeze,
-                6 => Fault::Restart,
-                7 => Fault::RestartEmpty,
-                8 => Fault::ForgetScripts,
-                9 => Fault::StepClock(millis(random.below(4_000) as u64)),
-                10 => Fault::Stop(process),
-                _ => Fault::Kill(process),
+                5 => Fault::Stop(process),
+                6 => Fault::Kill(process),
+                7 => Fault::ForgetScripts,
+                _ => match topology {
+                    Topology::Single => of_single(&mut random),
+                    Topology::Sentinel => of_sentinel(&mut random, lease),
+                    Topology::Cluster => of_cluster(&mut random, lease),
+                },
             };
+            if fault == Fault::Freeze && topology != Topology::Single {
+                // Longer would be a failover, which is another fault.
+                until = until.min(at + lease / 6);
+            }
             let from = at;
             faults.push(Scheduled { from, until, fault });
             at = until;
         }
+        let cuts_off = |one: &Scheduled| matches!(one.fault, Fault::MasterCutOff { .. });
+        if sync == Sync::One && faults.iter().any(cuts_off) {
+            // Renewals do not wait for replicas: with a lease that is shorter than a failover, a lock would expire
+            // at the new master while the old one still renewed it.
+            lease = lease.max(millis(3000)) * 4;
+        }
         let duration = duration.max(at + lease);
         Plan {
             seed,
+            topology,
+            sync,
+            missed: millis(400 + random.below(1_600) as u64),
             processes,
             tasks: 1 + random.below(6),
             owners: random.below(3),
@@ -132,10 +206,77 @@ impl Plan {
             names,
             few,
             lease,
-            inside: millis(5 + random.below(100) as u64),
+            inside: millis(10 + random.below(300) as u64),
+            look_interval: millis(if random.below(4) == 0 { 5 } else { 50 }),
             latency: millis(1 + random.below(20) as u64),
             duration,
             faults,
         }
+    }
+
+    /// The names of all locks.
+    pub fn all_names(&self) -> Vec<String> {
+        self.names.iter().chain(&self.few).cloned().collect()
+    }
+
+    /// What the faults may do to holders.
+    pub fn losses(&self) -> Losses {
+        let is_short = |one: &Scheduled| one.until - one.from <= self.lease / 6;
+        let is_harmless = |one: &Scheduled| match one.fault {
+            Fault::Reset(_) | Fault::Stop(_) | Fault::Kill(_) | Fault::ForgetScripts => true,
+            Fault::SlotsMoved { .. } => true,
+            Fault::Freeze | Fault::SentinelsFrozen { .. } => is_short(one),
+            _ => false,
+        };
+        match self.faults.iter().all(is_harmless) {
+            true => Losses::None,
+            false => Losses::Some,
+        }
+    }
+}
+
+fn of_single(random: &mut Random) -> Fault {
+    match random.below(4) {
+        0 => Fault::Freeze,
+        1 => Fault::Restart,
+        2 => Fault::RestartEmpty,
+        _ => Fault::StepClock(Duration::from_millis(random.below(4_000) as u64)),
+    }
+}
+
+fn of_sentinel(random: &mut Random, lease: Duration) -> Fault {
+    match random.below(5) {
+        0 => Fault::Freeze,
+        1 | 2 => Fault::SentinelsFrozen {
+            one: random.below(2) == 0,
+        },
+        _ => of_replicas(random, lease, 1),
+    }
+}
+
+fn of_cluster(random: &mut Random, lease: Duration) -> Fault {
+    match random.below(5) {
+        0 => Fault::Freeze,
+        1 | 2 => Fault::SlotsMoved {
+            pause: Duration::from_millis(random.below(200) as u64),
+        },
+        _ => of_replicas(random, lease, 3),
+    }
+}
+
+fn of_replicas(random: &mut Random, lease: Duration, groups: usize) -> Fault {
+    let group = random.below(groups);
+    match random.below(5) {
+        0 => Fault::MasterKilled {
+            group,
+            behind: Duration::ZERO,
+        },
+        1 => Fault::MasterKilled {
+            group,
+            behind: random.between(Duration::from_millis(1), lease / 2),
+        },
+        2 => Fault::MasterFrozen { group },
+        3 => Fault::MasterCutOff { group },
+        _ => Fault::HandedOver { group },
     }
 }

@@ -65,7 +65,7 @@ impl Process {
         }
     }
 
-    /// Lets it go on.
+    /// Lets it continue.
     pub fn go_on(&self) {
         let mut state = self.state();
         if let State::Stopped(wakers) = &mut *state {

@@ -1,9 +1,9 @@
 //! What happened, for a person to read; and a hash of it, which is the same for the same seed.
 
-use std::hash::{DefaultHasher, Hash as _, Hasher as _};
+use std::hash::{DefaultHasher, Hash, Hasher as _};
 use std::time::Duration;
 
-/// A trace that is hashed, and kept if somebody wants to read it.
+/// A trace that is hashed. Its lines are made only if they are kept.
 #[derive(Debug, Default)]
 pub struct Trace {
     hasher: DefaultHasher,
@@ -19,34 +19,20 @@ impl Trace {
         }
     }
 
-    /// Adds a line.
-    pub fn line(&mut self, at: Duration, text: impl FnOnce() -> String) {
-        let text = text();
-        (at, &text).hash(&mut self.hasher);
+    /// Adds a fact, and the line that describes it.
+    pub fn add(&mut self, at: Duration, fact: impl Hash, text: impl FnOnce() -> String) {
+        (at, fact).hash(&mut self.hasher);
         if let Some(lines) = &mut self.lines {
-            lines.push(format!("{:>9.3} s  {text}", at.as_secs_f64()));
+            lines.push(format!("{:>9.3} s  {}", at.as_secs_f64(), text()));
         }
     }
 
-    /// Adds bytes that have arrived.
-    pub fn bytes(&mut self, at: Duration, from: &str, to: &str, bytes: &[u8]) {
-        (at, from, to, bytes).hash(&mut self.hasher);
-        if let Some(lines) = &mut self.lines {
-            let text = String::from_utf8_lossy(bytes).replace("\r\n", " ");
-            let text: String = text.chars().take(600).collect();
-            lines.push(format!(
-                "{:>9.3} s  {from} -> {to}: {text}",
-                at.as_secs_f64()
-            ));
-        }
-    }
-
-    /// What identifies everything that was added.
+    /// Returns what identifies everything that was added.
     pub fn hash(&self) -> u64 {
         self.hasher.finish()
     }
 
-    /// The lines, if they are kept.
+    /// Returns the lines, if they are kept.
     pub fn take_lines(&mut self) -> Vec<String> {
         self.lines.take().unwrap_or_default()
     }

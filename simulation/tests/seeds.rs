@@ -1,37 +1,58 @@
 //! A few seeds on every run, and that a seed always gives the same run. `make simulate` has more.
 
-use std::time::Duration;
-
-use redlatch_simulation::plan::Plan;
+use redlatch_simulation::plan::{Fault, Plan};
 use redlatch_simulation::run::run;
+use redlatch_simulation::site::Topology;
 
-/// A plan that ends soon: a debug build is slow.
-fn short(seed: u64) -> Plan {
-    let mut plan = Plan::draw(seed);
-    plan.duration = Duration::from_secs(8);
-    plan.faults.retain(|one| one.until < plan.duration);
-    plan
+/// The first plan of this topology with such a fault.
+fn plan(topology: Topology, is_wanted: fn(&Fault) -> bool) -> Plan {
+    let mut plans = (1..).map(Plan::draw);
+    let fits = |plan: &Plan| {
+        let faults = plan.faults.iter();
+        plan.topology == topology && faults.map(|one| &one.fault).any(is_wanted)
+    };
+    plans.find(fits).expect("seeds do not end")
 }
 
 #[test]
 fn the_same_seed_gives_the_same_run() {
-    for seed in [3, 4] {
-        let [first, second] = [(); 2].map(|()| run(&short(seed), true).unwrap());
+    let plans = [
+        plan(Topology::Single, |fault| *fault == Fault::Restart),
+        plan(Topology::Sentinel, |fault| {
+            matches!(fault, Fault::MasterKilled { .. })
+        }),
+        plan(Topology::Cluster, |fault| {
+            matches!(fault, Fault::SlotsMoved { .. })
+        }),
+    ];
+    for plan in &plans {
+        let seed = plan.seed;
+        let first = run(plan, true).unwrap();
+        // Threads have nothing to do with it, nor what ran on one before.
+        let second = std::thread::scope(|scope| {
+            let running = scope.spawn(|| run(plan, true).unwrap());
+            running.join().unwrap()
+        });
         let different = first.trace.iter().zip(&second.trace).find(|(a, b)| a != b);
         assert_eq!(different, None, "seed {seed}");
         assert_eq!(first.hash, second.hash, "seed {seed}");
-        assert!(first.entered > 0);
+        let again = run(plan, false).unwrap();
+        assert_eq!(first.hash, again.hash, "seed {seed} without its trace");
+        assert!(first.entered > 0, "seed {seed}");
     }
 }
 
 #[test]
 fn a_few_seeds_have_no_violations() {
-    for seed in 1..=8 {
-        let outcome = run(&short(seed), false).unwrap();
-        assert!(
-            outcome.violations.is_empty(),
-            "seed {seed}: {:#?}",
-            outcome.violations
-        );
+    let outcome = |seed: u64| (seed, run(&Plan::draw(seed), false).unwrap());
+    let outcomes: Vec<_> = (1..=20).map(outcome).collect();
+    for (seed, outcome) in &outcomes {
+        let violations = &outcome.violations;
+        assert!(violations.is_empty(), "seed {seed}: {violations:#?}");
+    }
+    // Earlier runs of the process change addresses, and nothing else.
+    for (seed, first) in outcomes.iter().rev() {
+        let (_, again) = outcome(*seed);
+        assert_eq!(first.hash, again.hash, "seed {seed} in another order");
     }
 }

@@ -12,15 +12,11 @@ pub(super) fn check(history: &History, tallies: &[Tally]) -> Vec<Violation> {
     }
     for tally in tallies {
         if tally.value != tally.accepted {
-            found.push(Violation {
-                rule: Rule::LostWrite,
-                from: history.end,
-                until: history.end,
-                text: format!(
-                    "{}: {} writes taken, but they count up to {}",
-                    tally.name, tally.accepted, tally.value
-                ),
-            });
+            let text = format!(
+                "{}: {} writes taken, but they count up to {}",
+                tally.name, tally.accepted, tally.value
+            );
+            found.push(Violation::at(history.end, Rule::LostWrite, text));
         }
     }
     found
@@ -64,18 +60,14 @@ fn of_name(name: &str, sections: &[&Section]) -> Vec<Violation> {
 fn bad(name: &str, one: &Section, other: &Section) -> Violation {
     let at = one.got.unwrap_or(one.asked);
     let token = |section: &Section| section.token.unwrap_or_default();
-    Violation {
-        rule: Rule::Tokens,
-        from: at,
-        until: at,
-        text: format!(
-            "{name}: {} has token {}, after {} had {}",
-            one.who(),
-            token(one),
-            other.who(),
-            token(other)
-        ),
-    }
+    let text = format!(
+        "{name}: {} has token {}, after {} had {}",
+        one.who(),
+        token(one),
+        other.who(),
+        token(other)
+    );
+    Violation::at(at, Rule::Tokens, text)
 }
 
 #[cfg(test)]

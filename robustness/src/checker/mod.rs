@@ -62,6 +62,25 @@ pub struct Violation {
     pub text: String,
 }
 
+impl Violation {
+    /// A violation that was found at one time.
+    pub fn at(at: Time, rule: Rule, text: impl Into<String>) -> Violation {
+        Violation {
+            rule,
+            from: at,
+            until: at,
+            text: text.into(),
+        }
+    }
+}
+
+/// Whether a key may remain in the store after all releases: fencing tokens and the number of free permits.
+pub fn may_remain(key: &str) -> bool {
+    ["redisson_lock_token:", "permits:"]
+        .iter()
+        .any(|prefix| key.starts_with(prefix))
+}
+
 /// What a fault may do to those who hold a lock.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Losses {
@@ -80,12 +99,7 @@ pub fn check(history: &History, losses: Losses, tallies: &[Tally]) -> Vec<Violat
     found.extend(fencing::check(history, tallies));
     found.extend(waits::check(history));
     for text in history.processes.values().flat_map(|one| &one.left) {
-        found.push(Violation {
-            rule: Rule::LeftOver,
-            from: history.end,
-            until: history.end,
-            text: text.clone(),
-        });
+        found.push(Violation::at(history.end, Rule::LeftOver, text));
     }
     found.sort_by_key(|violation| violation.from);
     found

@@ -6,7 +6,8 @@ use super::server::ask;
 use super::{BASE, Fault, Lasts};
 use crate::Result;
 use crate::checker::Losses;
-use crate::scene::{KEYS_GONE, NO_DATA, Scene};
+use crate::history::Forgetting;
+use crate::scene::Scene;
 
 pub(super) const FAULTS: [Fault; 2] = [
     Fault {
@@ -15,7 +16,7 @@ pub(super) const FAULTS: [Fault; 2] = [
         losses: Losses::Some,
         soaks: false,
         act: |scene, lasts| {
-            scene.forgets(NO_DATA, |scene| {
+            scene.forgets(Forgetting::NO_DATA, |scene| {
                 scene.broken(|scene| {
                     let master = scene.master()?;
                     ask(scene.server(master), &["FLUSHALL"])
@@ -35,7 +36,7 @@ pub(super) const FAULTS: [Fault; 2] = [
         times: 1,
         soaks: false,
         act: |scene, lasts| {
-            scene.forgets(KEYS_GONE, |scene| {
+            scene.forgets(Forgetting::KEYS_GONE, |scene| {
                 scene.broken(|scene| overwrite(scene, lasts / 3))
             })
         },

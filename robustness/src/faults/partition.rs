@@ -8,9 +8,9 @@ use crate::Result;
 use crate::checker::{Losses, MARGIN};
 use crate::clock::now;
 use crate::crew::lock;
-use crate::history::DataLost;
+use crate::history::{DataLost, Forgetting};
 use crate::namespace::Partition;
-use crate::scene::{CUT_OFF, Scene};
+use crate::scene::Scene;
 use crate::site::{Needs, Topology};
 use crate::worker::Sync;
 
@@ -63,7 +63,7 @@ fn excused(scene: &mut Scene, lasts: Duration) -> Result<()> {
     lock(&scene.history).data_lost.push(DataLost {
         from,
         until,
-        forgetting: CUT_OFF,
+        forgetting: Forgetting::CUT_OFF,
     });
     Ok(())
 }

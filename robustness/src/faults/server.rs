@@ -8,7 +8,8 @@ use redlatch_testkit::Server;
 use super::{BASE, Fault, Lasts};
 use crate::Result;
 use crate::checker::Losses;
-use crate::scene::{NO_DATA, Scene};
+use crate::history::Forgetting;
+use crate::scene::Scene;
 use crate::site::{Needs, Topology};
 
 pub(super) const FAULTS: [Fault; 14] = [
@@ -30,7 +31,7 @@ pub(super) const FAULTS: [Fault; 14] = [
         soaks: false,
         times: 2,
         on: &[Topology::Single],
-        act: |scene, lasts| scene.forgets(NO_DATA, |scene| kill(scene, lasts)),
+        act: |scene, lasts| scene.forgets(Forgetting::NO_DATA, |scene| kill(scene, lasts)),
         ..BASE
     },
     Fault {

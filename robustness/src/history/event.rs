@@ -10,7 +10,7 @@ use crate::clock::Time;
 pub struct Event(pub Time, pub u64, pub What);
 
 /// What a worker tells.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub enum What {
     /// All its clients are connected.
     Ready,
@@ -46,7 +46,7 @@ pub enum What {
 }
 
 /// Who may be inside at the same time.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub enum Mode {
     /// Nobody else.
     Alone,

@@ -72,6 +72,37 @@ pub struct Forgetting {
     pub why: &'static str,
 }
 
+impl Forgetting {
+    /// All data is gone.
+    pub const NO_DATA: Forgetting = Forgetting {
+        tokens: true,
+        why: "a store that loses its data gives away what is held, and its tokens begin anew; holders learn \
+              of it at their next renewal, a third of the lease later at most",
+    };
+
+    /// The keys of some locks are gone.
+    pub const KEYS_GONE: Forgetting = Forgetting {
+        tokens: false,
+        why: "who deletes a lock's key gives away what is held; its holder learns of it at the next \
+              renewal, a third of the lease later at most",
+    };
+
+    /// The latest writes are gone.
+    pub const UNREPLICATED: Forgetting = Forgetting {
+        tokens: true,
+        why: "a replica that takes its master's place does not know what had not reached it, neither locks \
+              nor tokens; holders learn of it at their next renewal, a third of the lease later at most",
+    };
+
+    /// A master that has been replaced still grants acquisitions.
+    pub const CUT_OFF: Forgetting = Forgetting {
+        tokens: true,
+        why: "a master that was cut off from its replicas goes on giving out locks, and tokens, until clients \
+              have heard of the new one (ReplicaSync::AtLeast prevents it); holders learn of it at their next \
+              renewal, a third of the lease later at most",
+    };
+}
+
 impl Process {
     /// It did not run from then to then, for whatever reason.
     pub fn stood(&mut self, from: Time, until: Time) {

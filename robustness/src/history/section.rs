@@ -6,7 +6,7 @@ use super::event::{Mode, What};
 use crate::clock::Time;
 
 /// What somebody asked for.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct Ask {
     pub task: usize,
     pub client: usize,

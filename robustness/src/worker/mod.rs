@@ -177,6 +177,16 @@ impl Worker {
             None => builder,
         }
     }
+
+    /// Connects the client with this number. Retries without a limit, because the store may be broken.
+    pub async fn connect(&self, client: usize) -> Client {
+        loop {
+            match self.builder(client).connect(&self.url).await {
+                Ok(client) => return client,
+                Err(error) => wait_to_reconnect(&error).await,
+            }
+        }
+    }
 }
 
 pub(crate) async fn work(worker: Worker) -> Result<()> {
@@ -185,7 +195,7 @@ pub(crate) async fn work(worker: Worker) -> Result<()> {
     listen(ending.clone());
     let mut clients = Vec::new();
     for number in 0..worker.clients.max(1) {
-        clients.push(connect(&worker, number).await);
+        clients.push(worker.connect(number).await);
     }
     // The first ones of this process, in every process.
     let owners: Vec<Owner> = (0..worker.owners).map(|_| Owner::new()).collect();
@@ -236,18 +246,7 @@ pub(crate) async fn work(worker: Worker) -> Result<()> {
     let statuses =
         statuses.chain(blocking.map(|client| -> Status { Box::new(|| client.status()) }));
     for (number, status) in statuses.enumerate() {
-        // Nothing is left when what was in the background is done and the last subscription has
-        // lingered; a little later on a machine that is short of time.
-        let end = Instant::now() + LINGER + Duration::from_secs(5);
-        while status() != ClientStatus::default() && Instant::now() < end {
-            sleep(Duration::from_millis(20)).await;
-        }
-        if status() != ClientStatus::default() {
-            teller.tell(What::Left {
-                client: number,
-                status: format!("{:?}", status()),
-            });
-        }
+        tell_left(&teller, number, status).await;
     }
     teller.tell(What::Done);
     // What is renewed now, nobody holds: the store is looked at while the clients are still there.
@@ -256,6 +255,19 @@ pub(crate) async fn work(worker: Worker) -> Result<()> {
 
 /// What a client keeps account of.
 type Status<'a> = Box<dyn Fn() -> ClientStatus + 'a>;
+
+/// Waits until a client has finished its background work and its last subscription has lingered (a little longer
+/// on a machine that is short of time), and tells what remains.
+pub async fn tell_left(teller: &Teller, client: usize, status: impl Fn() -> ClientStatus) {
+    let end = Instant::now() + LINGER + Duration::from_secs(5);
+    while status() != ClientStatus::default() && Instant::now() < end {
+        sleep(Duration::from_millis(20)).await;
+    }
+    if status() != ClientStatus::default() {
+        let status = format!("{:?}", status());
+        teller.tell(What::Left { client, status });
+    }
+}
 
 /// The tasks of a process, and what they work with.
 pub struct Crew {
@@ -383,17 +395,7 @@ async fn fight(
     }
 }
 
-/// However long it takes: the store may be broken just now.
-async fn connect(worker: &Worker, number: usize) -> Client {
-    loop {
-        match worker.builder(number).connect(&worker.url).await {
-            Ok(client) => return client,
-            Err(error) => wait_to_reconnect(&error).await,
-        }
-    }
-}
-
-/// The same for threads.
+/// Connects the client of the threads, as [`Worker::connect`] does.
 async fn connect_blocking(worker: &Arc<Worker>, number: usize) -> Result<blocking::Client> {
     loop {
         let worker = worker.clone();

@@ -9,6 +9,7 @@ use redlatch::{Error, Guard, LockKind, Owner};
 use tokio::time::{Instant, sleep, timeout};
 
 use super::tell::Teller;
+use crate::clock::Time;
 use crate::history::{Ask, Mode, What};
 use crate::resource::Reach;
 
@@ -128,20 +129,36 @@ impl Inside {
     /// Watches the guard for this long, or until it is lost. Returns whether it was lost.
     pub(crate) async fn hold<K: LockKind>(&self, guard: &Guard<K>, time: Duration) -> bool {
         let end = Instant::now() + time;
-        self.look(guard);
+        let mut until = self.look(guard);
         let mut lost = std::pin::pin!(guard.lost());
         loop {
+            // The last look is at the end.
+            let left = end.saturating_duration_since(Instant::now());
+            let interval = self.teller.look_interval();
+            let pause = if left.is_zero() {
+                LOOK
+            } else {
+                left.min(interval)
+            };
             tokio::select! {
                 biased;
                 () = &mut lost => {
+                    if let Some(until) = until {
+                        self.teller.lost(self.section, until);
+                    }
                     self.tell(What::Told);
                     // Never again valid, whoever asks.
                     self.look(guard);
                     return true;
                 }
-                () = sleep(LOOK) => {}
+                () = sleep(pause) => {}
             }
-            if !self.look(guard) {
+            let before = until;
+            until = self.look(guard);
+            if until.is_none() {
+                if let Some(before) = before {
+                    self.teller.lost(self.section, before);
+                }
                 if timeout(TOLD_WITHIN, &mut lost).await.is_ok() {
                     self.tell(What::Told);
                 }
@@ -177,8 +194,8 @@ impl Inside {
         freed
     }
 
-    /// Asks the guard whether it is valid.
-    fn look<K: LockKind>(&self, guard: &Guard<K>) -> bool {
+    /// Asks the guard whether it is valid, and until when.
+    fn look<K: LockKind>(&self, guard: &Guard<K>) -> Option<Time> {
         self.teller.look(self.section, || guard.valid_for())
     }
 

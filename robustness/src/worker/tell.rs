@@ -5,6 +5,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
+use super::section::LOOK;
 use crate::clock::{Time, nanos, now};
 use crate::history::{Event, What};
 
@@ -19,6 +20,17 @@ pub struct Teller {
 pub trait Ear: std::fmt::Debug + Send + Sync {
     fn now(&self) -> Time;
     fn hear(&self, event: Event);
+
+    /// How often a guard is asked whether it is valid.
+    fn look_interval(&self) -> Duration {
+        LOOK
+    }
+
+    /// Whether a task learns of a loss in the very moment in which the guard becomes invalid, as on a simulated
+    /// clock: then the guard was valid until then, or until the end of its lease.
+    fn is_exact(&self) -> bool {
+        false
+    }
 }
 
 /// One line each on standard output, whole: what was told is not lost with the process.
@@ -63,16 +75,30 @@ impl Teller {
         self.say(self.ear.now(), section, what);
     }
 
-    /// Asks a guard how long it is valid, and tells it if it is. Returns whether it is.
-    pub(crate) fn look(&self, section: u64, valid_for: impl FnOnce() -> Duration) -> bool {
+    /// Asks a guard how long it is valid, and tells it if it is. Returns the end of its lease if it is valid.
+    pub(crate) fn look(&self, section: u64, valid_for: impl FnOnce() -> Duration) -> Option<Time> {
         let at = self.ear.now();
         let left = nanos(valid_for());
-        if left > 0 {
-            // The end as it is known now, or a moment later; it is not before the other one.
-            let (until, at_least) = (self.ear.now() + left, at + left);
+        if left <= 0 {
+            return None;
+        }
+        // The end as it is known now, or a moment later; it is not before the other one.
+        let (until, at_least) = (self.ear.now() + left, at + left);
+        self.say(at, section, What::Valid { until, at_least });
+        Some(until)
+    }
+
+    /// A guard has been lost since it was asked and named this end. Tells how long it was valid, if that is known.
+    pub(crate) fn lost(&self, section: u64, until: Time) {
+        let at = self.ear.now().min(until);
+        if self.ear.is_exact() {
+            let at_least = until;
             self.say(at, section, What::Valid { until, at_least });
         }
-        left > 0
+    }
+
+    pub(crate) fn look_interval(&self) -> Duration {
+        self.ear.look_interval()
     }
 
     pub(crate) fn say(&self, at: Time, section: u64, what: What) {

@@ -246,6 +246,6 @@ impl Thread {
     }
 
     fn look<G: Held>(&self, section: u64, guard: &G) -> bool {
-        self.teller.look(section, || guard.valid_for())
+        self.teller.look(section, || guard.valid_for()).is_some()
     }
 }

@@ -1,4 +1,4 @@
-//! A node of a cluster: which slots are whose, and where a command has to go.
+//! A node of a cluster: which node owns a slot, and where a command is redirected to.
 //!
 //! Nodes do not talk to each other. Each has a view of the cluster that its caller sets, so that nodes may
 //! be behind each other or disagree. A slot that moves has two nodes: the one that owns it sends clients
@@ -52,7 +52,7 @@ pub struct ClusterView {
     pub epoch: u64,
     /// Whether the cluster works, as far as this node sees.
     pub is_ok: bool,
-    /// Which slots are whose; those that are missing are nobody's.
+    /// The owner of each slot. A slot that is missing has no owner.
     pub slots: Vec<SlotRange>,
     /// Slots of this node that are on their way to another.
     pub migrating: BTreeMap<u16, Node>,
@@ -81,7 +81,7 @@ impl ClusterView {
     }
 }
 
-/// The slot of a key or channel: of what is between its first braces, if there is anything.
+/// The slot of a key or channel: of the text between its first braces, unless that is empty.
 pub fn slot(key: &[u8]) -> u16 {
     let tag = key.iter().position(|&byte| byte == b'{').and_then(|open| {
         let rest = &key[open + 1..];
@@ -183,7 +183,7 @@ impl State {
 }
 
 impl Server {
-    /// Makes this server a node of a cluster, or tells it what has changed there. Ends the subscriptions
+    /// Makes this server a node of a cluster, or gives a node a new view of it. Ends the subscriptions
     /// to channels of slots that it does not own any more.
     pub fn set_cluster(&mut self, view: ClusterView) -> Vec<Output> {
         let lost = |channel: &Bytes| !view.is_mine(slot(channel));

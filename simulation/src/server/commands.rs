@@ -1,7 +1,10 @@
-//! All commands in one table, and what is checked before one runs.
+//! All commands in one table, and the checks before a command runs.
 //!
 //! The order of the checks is that of Redis: arity, login, permissions, slots, then whether the server may
 //! write now. Scripts go through the same table with checks of their own.
+
+use std::collections::BTreeMap;
+use std::sync::LazyLock;
 
 use super::auth::Access;
 use super::connection::{self, ConnectionId};
@@ -268,8 +271,13 @@ const fn no_keys(spec: Spec) -> Spec {
 
 impl Spec {
     fn find(name: &[u8]) -> Option<&'static Spec> {
-        let is_it = |spec: &&Spec| spec.name.as_bytes().eq_ignore_ascii_case(name);
-        TABLE.iter().find(is_it)
+        static BY_NAME: LazyLock<BTreeMap<&[u8], &Spec>> =
+            LazyLock::new(|| TABLE.iter().map(|it| (it.name.as_bytes(), it)).collect());
+        // Scripts write them in capital letters.
+        BY_NAME.get(name).copied().or_else(|| {
+            let name = name.to_ascii_uppercase();
+            BY_NAME.get(name.as_slice()).copied()
+        })
     }
 
     fn takes(&self, args: usize) -> bool {

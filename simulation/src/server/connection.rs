@@ -16,7 +16,7 @@ pub(super) struct Connection {
     /// The user that has logged in.
     pub(super) user: Option<String>,
     name: Bytes,
-    /// What has arrived and is not run yet.
+    /// Bytes that have arrived and have not been run yet.
     pub(super) input: Bytes,
     /// The WAIT that has not been answered yet; nothing behind it runs.
     pub(super) blocked: Option<Waiting>,

@@ -4,6 +4,7 @@
 pub(super) fn matches(pattern: &[u8], text: &[u8]) -> bool {
     match pattern {
         [] => text.is_empty(),
+        [b'*'] => true,
         [b'*', rest @ ..] => (0..=text.len()).any(|from| matches(rest, &text[from..])),
         [b'?', rest @ ..] => !text.is_empty() && matches(rest, &text[1..]),
         [b'[', set @ ..] => {

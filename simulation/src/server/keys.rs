@@ -164,7 +164,7 @@ pub(super) fn flush(call: &mut Call<'_>) -> Answer {
     Ok(Reply::ok())
 }
 
-/// Keys are listed in the order of a hash, which is also the cursor: whatever comes and goes between two
+/// Keys are listed in the order of a hash, which is also the cursor: keys that come and go between two
 /// pages, no other key is left out.
 pub(super) fn scan(call: &mut Call<'_>) -> Answer {
     let cursor = std::str::from_utf8(call.arg(1)).ok();

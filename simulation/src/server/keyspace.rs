@@ -102,12 +102,12 @@ pub(super) struct Keyspace {
     entries: BTreeMap<Bytes, Entry>,
     /// The time of the current command, in milliseconds since 1970.
     pub(super) now: u64,
-    /// Whether expired keys are somebody else's to delete.
+    /// Whether the master deletes expired keys.
     pub(super) is_replica: bool,
     changes: Changes,
 }
 
-/// What has been changed since it was last taken.
+/// Changes since they were last taken.
 #[derive(Debug, Default)]
 pub(super) struct Changes {
     /// All keys were removed first.
@@ -149,7 +149,7 @@ impl Keyspace {
         self.get(key).is_some()
     }
 
-    /// Writes the entry, whatever was there.
+    /// Writes the entry in place of any other.
     pub(super) fn put(&mut self, key: &[u8], entry: Entry) {
         self.entries.insert(key.to_vec(), entry);
         self.changes.note(key);
@@ -247,7 +247,7 @@ impl Keyspace {
             .filter(|(_, entry)| !self.is_over(entry))
     }
 
-    /// Deletes what has expired.
+    /// Deletes expired keys.
     pub(super) fn delete_expired(&mut self) {
         let is_over = |(key, entry): (&Bytes, &Entry)| self.is_over(entry).then(|| key.clone());
         let over: Vec<Bytes> = self.entries.iter().filter_map(is_over).collect();
@@ -256,7 +256,7 @@ impl Keyspace {
         }
     }
 
-    /// What is stored, expired or not.
+    /// All stored entries, expired or not.
     pub(super) fn stored(&self) -> &BTreeMap<Bytes, Entry> {
         &self.entries
     }

@@ -1,5 +1,5 @@
-//! A server in the process: a state machine that is told what arrives and what time it is, and returns what
-//! it sends.
+//! A server in the process: a state machine whose input is bytes and the time, and whose output is the bytes
+//! that it sends.
 //!
 //! [`Server::receive`] appends bytes to the connection's input, runs every command that is complete, and
 //! returns the answers and messages in the order in which they are sent. Commands are in one table
@@ -155,8 +155,10 @@ impl Server {
             outputs: Vec::new(),
             config,
         };
-        let interpreter = Interpreter::new();
-        Server { state, interpreter }
+        Server {
+            state,
+            interpreter: Interpreter::default(),
+        }
     }
 
     /// Accepts a connection.
@@ -181,7 +183,7 @@ impl Server {
     ///
     /// # Errors
     ///
-    /// The run cannot go on: see [`Unsupported`].
+    /// The run has to end: see [`Unsupported`].
     pub fn receive(
         &mut self,
         from: ConnectionId,
@@ -252,7 +254,7 @@ impl Server {
         Ok(())
     }
 
-    /// What is to be sent, with the answers to commands that are no longer blocked and to those behind.
+    /// Returns the output, with the answers to commands that are no longer blocked and to those behind.
     fn outputs(&mut self) -> Result<Vec<Output>, Unsupported> {
         while let Some(id) = self.state.unblock_next() {
             self.run_input(id)?;

@@ -2,11 +2,11 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use super::State;
 use super::commands::{Answer, Call};
 use super::connection::ConnectionId;
 use super::glob::matches;
 use super::resp::{Bytes, Reply};
+use super::{Server, State};
 
 /// The ways to subscribe.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
@@ -27,7 +27,7 @@ impl Way {
     }
 }
 
-/// Who has subscribed to what.
+/// All subscriptions.
 #[derive(Debug, Default)]
 pub(super) struct Channels {
     /// In the order in which they have subscribed.
@@ -76,7 +76,7 @@ impl Channels {
         all.map(|(_, channel)| channel.clone()).collect()
     }
 
-    /// How many subscriptions a connection is told that it has: channels and patterns count together.
+    /// The number of subscriptions in confirmations to a connection: channels and patterns count together.
     fn count(&self, id: ConnectionId, way: Way) -> usize {
         let all = self.subscriptions.get(&id).into_iter().flatten();
         let counts = |(other, _): &&(Way, Bytes)| (*other == Way::Sharded) == (way == Way::Sharded);
@@ -96,6 +96,17 @@ impl Channels {
             .iter()
             .filter(move |((other, _), _)| *other == way);
         all.map(|((_, channel), ids)| (channel, ids.as_slice()))
+    }
+}
+
+impl Server {
+    /// Returns all channels and patterns that have subscribers.
+    pub fn channels(&self) -> Vec<Vec<u8>> {
+        let ways = [Way::Channel, Way::Pattern, Way::Sharded];
+        let all = ways
+            .into_iter()
+            .flat_map(|way| self.state.channels.all(way));
+        all.map(|(channel, _)| channel.clone()).collect()
     }
 }
 

@@ -163,7 +163,7 @@ impl State {
         blocked.filter_map(|waiting| waiting.until).min()
     }
 
-    /// Refuses what waits for replicas: this server has none any more.
+    /// Refuses every blocked WAIT: this server has no replicas any more.
     fn refuse_blocked(&mut self) {
         let blocked = self
             .connections
@@ -211,7 +211,7 @@ impl Server {
         self.state.replication.replicas.retain(is_other);
     }
 
-    /// What has been changed since this was last called, for every replica that is attached.
+    /// Returns the changes since the last call, for every attached replica.
     pub fn take_effects(&mut self) -> Vec<Effects> {
         std::mem::take(&mut self.state.replication.effects)
     }

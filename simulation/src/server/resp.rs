@@ -1,6 +1,7 @@
 //! The protocol: commands out of bytes, replies into bytes of RESP2 or RESP3.
 
 use std::fmt;
+use std::io::Write as _;
 
 /// Keys, values and channels are bytes, not text.
 pub(super) type Bytes = Vec<u8>;
@@ -114,7 +115,8 @@ pub(super) fn write_push(protocol: Protocol, parts: &[Reply], out: &mut Bytes) {
 }
 
 fn line(out: &mut Bytes, mark: char, rest: impl fmt::Display) {
-    out.extend_from_slice(format!("{mark}{rest}\r\n").as_bytes());
+    // Writing to memory does not fail.
+    let _ = write!(out, "{mark}{rest}\r\n");
 }
 
 fn bulk(out: &mut Bytes, bytes: &[u8]) {
@@ -123,10 +125,23 @@ fn bulk(out: &mut Bytes, bytes: &[u8]) {
     out.extend_from_slice(b"\r\n");
 }
 
+/// Integers below this are printed without an exponent.
+const EXACT: f64 = 1e15;
+
 /// A number as C prints it with `%.17g`: the form of scores, and of numbers that scripts pass on.
 pub(super) fn decimal(number: f64) -> String {
     if number.is_infinite() {
         return if number > 0.0 { "inf" } else { "-inf" }.into();
+    }
+    #[allow(
+        clippy::cast_possible_truncation,
+        reason = "an integer below the limit"
+    )]
+    if number.fract() == 0.0 && number.abs() < EXACT {
+        return match number as i64 {
+            0 if number.is_sign_negative() => "-0".into(),
+            number => number.to_string(),
+        };
     }
     let scientific = format!("{number:.16e}");
     let Some((digits, exponent)) = scientific.split_once('e') else {
@@ -233,6 +248,7 @@ mod tests {
     fn numbers_are_written_as_c_does() {
         let forms = [
             (0.0, "0"),
+            (-0.0, "-0"),
             (-3.0, "-3"),
             (1.5, "1.5"),
             (0.1, "0.10000000000000001"),

@@ -8,7 +8,8 @@
 //! What a script could use in a real server but must not here (random numbers, clocks, libraries, globals
 //! that are not there) ends the run, even if the script catches errors.
 
-use std::collections::BTreeMap;
+use std::cell::RefCell;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use mlua::{Function, Lua, LuaOptions, MultiValue, StdLib, Table, Value};
@@ -27,46 +28,46 @@ const SCRIPT: &str = "@user_script";
 /// How deep a reply may be nested.
 const DEEPEST: usize = 100;
 
-#[derive(Debug)]
+/// How many bytes of Lua's memory may be used before its garbage is collected, which takes time. Few runs use so
+/// many.
+const MOST_MEMORY: usize = 32 << 20;
+
+thread_local! {
+    /// Interpreters of servers that have ended. Making one takes longer than most runs spend in it.
+    static FREE: RefCell<Vec<Engine>> = const { RefCell::new(Vec::new()) };
+}
+
+/// The scripts of one server. Lua is started with the first of them: Sentinels and most replicas run none.
+#[derive(Debug, Default)]
 pub(super) struct Interpreter {
+    engine: Option<Engine>,
+    /// The SHA-1 of each script that clients may name.
+    known: BTreeSet<String>,
+}
+
+#[derive(Debug)]
+struct Engine {
     lua: Lua,
-    /// Calls a script with what it calls commands with.
+    /// Calls a script with a function that runs commands.
     run: Function,
-    /// Scripts by SHA-1.
-    known: BTreeMap<String, Function>,
+    /// All scripts that were ever loaded, by SHA-1.
+    compiled: BTreeMap<String, Function>,
     /// What a script has used that is not simulated.
     misuse: Misuse,
 }
 
 type Misuse = Arc<Mutex<Option<String>>>;
 
+impl Drop for Interpreter {
+    fn drop(&mut self) {
+        if let Some(engine) = self.engine.take() {
+            // At the end of the thread there is no place for it.
+            let _ = FREE.try_with(|free| free.borrow_mut().push(engine));
+        }
+    }
+}
+
 impl Interpreter {
-    pub(super) fn new() -> Interpreter {
-        Interpreter::build().expect("the interpreter starts")
-    }
-
-    fn build() -> mlua::Result<Interpreter> {
-        let libraries = StdLib::STRING | StdLib::TABLE | StdLib::MATH;
-        let lua = Lua::new_with(libraries, LuaOptions::default())?;
-        let misuse = Misuse::default();
-        let noted = misuse.clone();
-        let misused = lua.create_function(move |_, what: String| {
-            let mut noted = noted.lock().unwrap_or_else(PoisonError::into_inner);
-            noted.get_or_insert(what);
-            Ok(())
-        })?;
-        let sha1hex = lua.create_function(|_, text: mlua::String| Ok(sha(&text.as_bytes())))?;
-        let place = lua.create_function(|lua, ()| Ok(line(lua)))?;
-        let prelude = lua.load(PRELUDE).set_name("=prelude");
-        let run = prelude.call((misused, sha1hex, place))?;
-        Ok(Interpreter {
-            lua,
-            run,
-            known: BTreeMap::new(),
-            misuse,
-        })
-    }
-
     pub(super) fn forget(&mut self) {
         self.known.clear();
     }
@@ -74,16 +75,9 @@ impl Interpreter {
     /// Makes a script known. Returns its SHA-1.
     fn load(&mut self, source: &[u8]) -> Result<String, Stop> {
         let sha = sha(source);
-        if !self.known.contains_key(&sha) {
-            let chunk = self.lua.load(source).set_name(SCRIPT);
-            let function = chunk.into_function().map_err(|error| {
-                let text = match &error {
-                    mlua::Error::SyntaxError { message, .. } => message.clone(),
-                    other => other.to_string(),
-                };
-                refused(format!("ERR Error compiling script (new function): {text}"))
-            })?;
-            self.known.insert(sha.clone(), function);
+        if !self.known.contains(&sha) {
+            self.engine().compile(&sha, source)?;
+            self.known.insert(sha.clone());
         }
         Ok(sha)
     }
@@ -97,8 +91,69 @@ impl Interpreter {
         keys: &[Bytes],
         args: &[Bytes],
     ) -> Answer {
-        let unknown = || refused("NOSCRIPT No matching script. Please use EVAL.");
-        let function = self.known.get(sha).ok_or_else(unknown)?.clone();
+        if !self.known.contains(sha) {
+            return Err(refused("NOSCRIPT No matching script. Please use EVAL."));
+        }
+        self.engine().run(state, from, sha, keys, args)
+    }
+
+    fn engine(&mut self) -> &mut Engine {
+        self.engine.get_or_insert_with(|| {
+            let free = FREE.with_borrow_mut(Vec::pop);
+            free.unwrap_or_else(|| Engine::build().expect("the interpreter starts"))
+        })
+    }
+}
+
+impl Engine {
+    fn build() -> mlua::Result<Engine> {
+        let libraries = StdLib::STRING | StdLib::TABLE | StdLib::MATH;
+        let lua = Lua::new_with(libraries, LuaOptions::default())?;
+        lua.gc_stop();
+        let misuse = Misuse::default();
+        let noted = misuse.clone();
+        let misused = lua.create_function(move |_, what: String| {
+            let mut noted = noted.lock().unwrap_or_else(PoisonError::into_inner);
+            noted.get_or_insert(what);
+            Ok(())
+        })?;
+        let sha1hex = lua.create_function(|_, text: mlua::String| Ok(sha(&text.as_bytes())))?;
+        let place = lua.create_function(|lua, ()| Ok(line(lua)))?;
+        let prelude = lua.load(PRELUDE).set_name("=prelude");
+        let run = prelude.call((misused, sha1hex, place))?;
+        Ok(Engine {
+            lua,
+            run,
+            compiled: BTreeMap::new(),
+            misuse,
+        })
+    }
+
+    fn compile(&mut self, sha: &str, source: &[u8]) -> Result<(), Stop> {
+        if !self.compiled.contains_key(sha) {
+            let chunk = self.lua.load(source).set_name(SCRIPT);
+            let function = chunk.into_function().map_err(|error| {
+                let text = match &error {
+                    mlua::Error::SyntaxError { message, .. } => message.clone(),
+                    other => other.to_string(),
+                };
+                refused(format!("ERR Error compiling script (new function): {text}"))
+            })?;
+            self.compiled.insert(sha.to_owned(), function);
+        }
+        Ok(())
+    }
+
+    fn run(
+        &mut self,
+        state: &mut State,
+        from: ConnectionId,
+        sha: &str,
+        keys: &[Bytes],
+        args: &[Bytes],
+    ) -> Answer {
+        let lost = || unsupported("a script that is known and was never compiled");
+        let function = self.compiled.get(sha).ok_or_else(lost)?.clone();
         let mut stopped = None;
         let outcome = self.call(state, from, &function, [keys, args], &mut stopped);
         let misuse = self
@@ -141,6 +196,9 @@ impl Interpreter {
         let [keys, args] = tables;
         let (keys, args) = (table(keys)?, table(args)?);
         let mut has_written = false;
+        if self.lua.used_memory() > MOST_MEMORY {
+            self.lua.gc_collect()?;
+        }
         self.lua.scope(|scope| {
             let command = scope.create_function_mut(|lua, args: MultiValue| {
                 let reply = match command(&args) {
@@ -325,7 +383,7 @@ pub(super) fn script(call: &mut Call<'_>) -> Answer {
         ("EXISTS", shas @ [_, ..]) => {
             let is_known = |sha: &Bytes| {
                 let sha = String::from_utf8_lossy(sha).to_ascii_lowercase();
-                Reply::Int(interpreter.known.contains_key(&sha).into())
+                Reply::Int(interpreter.known.contains(&sha).into())
             };
             Ok(Reply::Array(shas.iter().map(is_known).collect()))
         }

@@ -27,7 +27,7 @@ impl Server {
     }
 
     /// Tells a Sentinel which server is the master of this name, since the failover with this epoch. If
-    /// it was another one before, subscribers are told of it.
+    /// it was another one before, subscribers receive a message.
     pub fn set_master(&mut self, name: &str, host: &str, port: u16, epoch: u64) -> Vec<Output> {
         let master = Master {
             host: host.to_owned(),

@@ -73,7 +73,7 @@ enum Done {
 }
 
 impl Rules {
-    /// Adds one member; the error if the sum is no number. Returns what was done and the score.
+    /// Adds one member; the error if the sum is no number. Returns the change and the score.
     fn add(self, set: &mut SortedSet, member: &[u8], score: f64) -> Result<(Done, f64), Stop> {
         let Some(before) = set.0.get_mut(member) else {
             if self.only_old {

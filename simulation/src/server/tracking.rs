@@ -1,9 +1,8 @@
-//! Client tracking: which connections have read which keys and are told when these change.
+//! Client tracking: a connection receives an invalidation when a key changes that it has read.
 //!
-//! Only the mode of RESP3 in which a client says before a command that it wants to be told (`OPTIN`), or
-//! wants it for all commands. A key is told once, and forgotten with that. Of a script all declared keys
-//! count as read when it reads anything, which is what Redis does; a write of the connection's own ends
-//! what was read before it.
+//! Only RESP3, for all commands or for those that a client announces (`OPTIN`). A key is invalidated once, and
+//! must be read again for another invalidation. If a script reads anything, all its declared keys count as read,
+//! as in Redis; a write of the connection itself cancels its earlier reads.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -26,7 +25,7 @@ pub(super) struct Tracking {
 /// What the current command has read, and how many changes it had made before.
 pub(super) type Reads = BTreeMap<Bytes, u64>;
 
-/// Who has read a key.
+/// The connections that have read a key.
 pub(super) type Readers = BTreeMap<Bytes, BTreeSet<ConnectionId>>;
 
 impl State {

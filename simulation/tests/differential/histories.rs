@@ -1,9 +1,9 @@
-//! Random histories of the library's scripts: what the real client has sent, mixed, with the owners and counts
+//! Random histories of the library's scripts: commands of the real client, mixed, with the owners and counts
 //! of other calls and with random leases.
 //!
 //! Dates must not differ by what passes between the two servers, or lists that are sorted by them would. So
-//! the scripts take the time from an argument instead of from TIME; leases are so long that what is left of
-//! them can be compared.
+//! the scripts take the time from an argument instead of from TIME; leases are so long that the remaining
+//! time can be compared.
 
 use std::collections::BTreeMap;
 

@@ -24,7 +24,7 @@ pub(crate) struct Mirror {
     pending: Option<(ConnectionId, Vec<u8>)>,
     /// What the real server must send.
     expected: Vec<Sent>,
-    /// What was compared since the data was last removed.
+    /// The comparisons since the data was last removed.
     history: Vec<String>,
     /// How many commands were played.
     pub(crate) played: usize,
@@ -45,7 +45,7 @@ struct Sent {
 /// One connection to the real server.
 struct Line {
     input: TcpStream,
-    /// Keeps what has arrived beyond one reply.
+    /// Keeps the bytes behind one reply.
     parser: Parser,
     output: TcpStream,
     /// Gets what the simulated server sends.
@@ -164,7 +164,7 @@ impl Mirror {
         }
     }
 
-    /// Has the real server run what is to be played, and compares all that it sends.
+    /// Has the real server run the pending commands, and compares its whole output.
     pub(crate) fn compare(&mut self) {
         if let Some((id, bytes)) = self.pending.take() {
             let line = self.lines.get_mut(&id).expect("a connection that is open");

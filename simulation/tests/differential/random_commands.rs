@@ -9,7 +9,7 @@ use crate::state;
 const COMMANDS: usize = 21_000;
 
 /// Command lines with placeholders: `K` key, `F` field or member, `V` value, `I` integer, `D` number, `R` place
-/// in a range, `S` end of a range of scores, `T` time in ms, `U` one that is no other's, `C` channel, `P` pattern.
+/// in a range, `S` end of a range of scores, `T` time in ms, `U` a value of its own, `C` channel, `P` pattern.
 /// There is one pattern of channels, because the order of several is not specified.
 const LINES: &str = "
     PING|PING V|ECHO V|TIME|DBSIZE|ROLE|SELECT 0|CLIENT ID|CLIENT GETNAME|CONFIG GET databases

@@ -86,6 +86,6 @@ fn expired_keys_are_deleted_when_told() {
     stage
         .server
         .delete_expired(Duration::from_millis(stage.now + 101));
-    // The clock is set back: what was deleted stays so.
+    // The clock is set back: deleted keys stay deleted.
     assert_eq!(stage.ask(id, "KEYS *"), "*1 $1 j");
 }

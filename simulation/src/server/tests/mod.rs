@@ -73,7 +73,7 @@ impl Stage {
     }
 }
 
-/// What is sent to a connection, in one line.
+/// The output to a connection, in one line.
 fn sent(outputs: &[Output], id: ConnectionId) -> String {
     let own = outputs.iter().filter_map(|output| match output {
         Output::Send { to, bytes } if *to == id => Some(String::from_utf8_lossy(bytes)),

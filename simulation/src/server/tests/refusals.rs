@@ -27,7 +27,7 @@ fn what_is_not_simulated_ends_the_run() {
     ] {
         assert!(stage.send(id, &["EVAL", source, "0"]).is_err(), "{source}");
     }
-    assert_eq!(stage.ask(id, "PING"), "+PONG", "another run could go on");
+    assert_eq!(stage.ask(id, "PING"), "+PONG", "another run could continue");
 }
 
 #[test]

@@ -109,7 +109,7 @@ fn wait_is_answered_when_enough_replicas_have_it() {
     );
     master.ask(id, "SET k v");
     let offset = master.server.offset();
-    // What is behind it waits, too.
+    // Commands behind it wait, too.
     let bytes = [command(&["WAIT", "1", "1000"]), command(&["GET", "k"])].concat();
     let now = master.now();
     assert_eq!(master.server.receive(id, &bytes, now), Ok(Vec::new()));

@@ -42,7 +42,7 @@ fn own_change_is_not_told_and_ends_what_was_read_before() {
     stage.ask(id, "GET k");
     assert_eq!(stage.ask(id, "SET k 1"), "+OK");
     assert_eq!(told(&mut stage, id, other, "SET k 2"), "");
-    // Without NOLOOP it is told, after the reply.
+    // Without NOLOOP it is invalidated, after the reply.
     stage.ask(other, "CLIENT TRACKING ON");
     stage.ask(other, "GET k");
     assert_eq!(

@@ -1,0 +1,298 @@
+//! The network: byte streams between simulated processes and servers, and packets among the servers.
+//!
+//! All future events are in one queue, ordered by time and then by the order in which they were scheduled.
+//! A packet takes a random time; the packets of one direction of a connection stay in order, as with TCP.
+//! While a direction is cut, due packets are withheld. When it is restored, they return to the queue with the
+//! time at which they were due, as TCP transmits them once more. After [`PATIENCE`] the client's side breaks,
+//! as the kernel's `TCP_USER_TIMEOUT` makes it, and the server's side learns of that only when the network is
+//! restored. A frozen server receives nothing until it continues.
+
+mod end;
+mod state;
+
+use std::io;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::task::Waker;
+use std::time::Duration;
+
+use redlatch::simulation::{Connecting, Stream};
+use tokio::sync::Notify;
+
+use self::end::End;
+use self::state::{Event, Link, Side, State};
+use crate::server::{Output, Server, Snapshot};
+use crate::trace::Trace;
+
+/// How long a client's kernel goes without a sign from the other side.
+pub const PATIENCE: Duration = Duration::from_secs(10);
+
+/// The wall clock of the servers at the beginning: some day in 2026.
+const EPOCH: Duration = Duration::from_secs(1_790_000_000);
+
+/// Number of a simulated process.
+pub type ProcessId = usize;
+
+/// Number of a server.
+pub type HostId = usize;
+
+/// The whole network. Clones are the same network.
+#[derive(Debug, Clone)]
+pub struct Network {
+    state: Arc<Mutex<State>>,
+    /// Notified when an event was scheduled.
+    scheduled: Arc<Notify>,
+}
+
+/// The two directions between a process and a server.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Direction {
+    /// From the process to the server.
+    Up,
+    /// From the server to the process.
+    Down,
+}
+
+impl Network {
+    /// Creates a network without servers, in which packets take up to `latency`.
+    pub fn new(seed: u64, latency: Duration, trace: Trace) -> Network {
+        let state = State::new(seed, latency, trace);
+        Network {
+            state: Arc::new(Mutex::new(state)),
+            scheduled: Arc::default(),
+        }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Changes the network, and has the driver look at the queue.
+    fn change<T>(&self, change: impl FnOnce(&mut State) -> T) -> T {
+        let changed = change(&mut self.lock());
+        self.scheduled.notify_one();
+        changed
+    }
+
+    /// Adds a server that runs.
+    pub fn add_server(&self, name: &str, port: u16) -> HostId {
+        self.lock().add_host(name, port, false)
+    }
+
+    /// Adds a Sentinel that runs.
+    pub fn add_sentinel(&self, name: &str, port: u16) -> HostId {
+        self.lock().add_host(name, port, true)
+    }
+
+    /// Runs every event when it is due, until the end of the run.
+    pub async fn run(self) {
+        loop {
+            let (next, wakers) = self.lock().advance();
+            wakers.into_iter().for_each(Waker::wake);
+            tokio::select! {
+                biased;
+                () = self.scheduled.notified() => {}
+                () = async {
+                    match next {
+                        Some(next) => tokio::time::sleep_until(next).await,
+                        None => std::future::pending().await,
+                    }
+                } => {}
+            }
+        }
+    }
+
+    /// Returns why the run has to end early, if so.
+    pub fn failure(&self) -> Option<String> {
+        self.lock().failure.clone()
+    }
+
+    /// Uses a server that runs, at its time.
+    pub fn with_server<T>(
+        &self,
+        host: HostId,
+        work: impl FnOnce(&mut Server, Duration) -> T,
+    ) -> Option<T> {
+        let mut state = self.lock();
+        let now = state.wall_clock(host);
+        let server = state.hosts[host].server.as_mut();
+        server.map(|server| work(server, now))
+    }
+
+    /// Changes a server that runs, at its time, and sends everything that results from that.
+    pub fn change_server(
+        &self,
+        host: HostId,
+        change: impl FnOnce(&mut Server, Duration) -> Vec<Output>,
+    ) {
+        self.change(|state| state.at_server(host, |server, now| Ok(change(server, now))));
+    }
+
+    /// Returns where clients reach a server.
+    pub fn address(&self, host: HostId) -> (String, u16) {
+        self.lock().address(host)
+    }
+
+    /// Returns whether a server follows this master.
+    pub fn follows(&self, replica: HostId, master: HostId) -> bool {
+        self.lock().hosts[master].replicas.contains_key(&replica)
+    }
+
+    /// Connects a process to a server.
+    pub fn connect(&self, process: ProcessId, host: &str, port: u16) -> Connecting {
+        let link = self.change(|state| {
+            let mut hosts = state.hosts.iter();
+            let host = hosts.position(|one| one.name == host && one.port == port)?;
+            state.next_link += 1;
+            let id = state.next_link;
+            let link = Link {
+                process,
+                host,
+                server: None,
+                state: Side::Connecting,
+                inbox: Vec::new(),
+                waker: None,
+                last: [Duration::ZERO; 2],
+            };
+            state.links.insert(id, link);
+            state.send(id, Direction::Up, Event::Connect(id));
+            Some(id)
+        });
+        let end = link.map(|link| End {
+            network: self.clone(),
+            link,
+        });
+        Box::pin(async move {
+            let end = end.ok_or(io::ErrorKind::HostUnreachable)?;
+            std::future::poll_fn(|cx| end.poll_connected(cx)).await?;
+            Ok(Box::new(end) as Box<dyn Stream>)
+        })
+    }
+
+    /// Cuts a direction between a process and a server, or restores it.
+    pub fn set_cut(&self, process: ProcessId, host: HostId, direction: Direction, cut: bool) {
+        self.change(|state| {
+            let path = (process, host, direction);
+            if cut {
+                let now = state.now();
+                state.cut.insert(path);
+                state.schedule(now + PATIENCE, Event::Impatience(process, host, now));
+            } else if state.cut.remove(&path) {
+                state.release();
+            }
+        });
+    }
+
+    /// Cuts both directions between two servers, or restores them.
+    pub fn set_separated(&self, one: HostId, other: HostId, separated: bool) {
+        self.change(|state| {
+            for pair in [(one, other), (other, one)] {
+                match separated {
+                    true => state.separated.insert(pair),
+                    false => state.separated.remove(&pair),
+                };
+            }
+            state.release();
+        });
+    }
+
+    /// Resets all connections between a process (or all of them) and a server, as a firewall does that forgets
+    /// them.
+    pub fn reset(&self, process: Option<ProcessId>, host: HostId) {
+        self.change(|state| {
+            let now = state.now();
+            for id in state.links_between(process, Some(host)) {
+                let reset = Some(io::ErrorKind::ConnectionReset);
+                state.schedule(now, Event::ServerGone(id, reset));
+                state.schedule(now, Event::ClientGone(id));
+            }
+        });
+    }
+
+    /// Closes the connections of a process that has died.
+    pub fn process_died(&self, process: ProcessId) {
+        self.change(|state| {
+            for id in state.links_between(Some(process), None) {
+                if let Some(link) = state.links.get_mut(&id) {
+                    link.state = Side::Closed;
+                }
+                state.send(id, Direction::Up, Event::ClientGone(id));
+            }
+        });
+    }
+
+    /// Freezes a server, or lets it continue.
+    pub fn set_frozen(&self, host: HostId, frozen: bool) {
+        self.change(|state| {
+            state.hosts[host].frozen = frozen;
+            state.release();
+        });
+    }
+
+    /// Ends a server's process. Its connections are reset.
+    pub fn kill_server(&self, host: HostId) -> Option<Server> {
+        self.change(|state| state.kill(host))
+    }
+
+    /// Starts a server again, as a master, with the data that it had before or without.
+    pub fn start_server(&self, host: HostId, data: Option<Snapshot>) {
+        let mut state = self.lock();
+        state.start(host);
+        if let (Some(server), Some(data)) = (state.hosts[host].server.as_mut(), data) {
+            server.load(data);
+        }
+    }
+
+    /// Has a server follow a master that runs, with the master's data.
+    pub fn follow(&self, replica: HostId, master: HostId) {
+        self.change(|state| {
+            state.leave_masters(replica);
+            let (name, port) = state.address(replica);
+            let (master_name, master_port) = state.address(master);
+            let host = &mut state.hosts[master];
+            let Some(server) = host.server.as_mut() else {
+                return;
+            };
+            let data = server.attach_replica(&name, port);
+            let term = state.hosts[replica].terms;
+            state.hosts[master].replicas.insert(replica, term);
+            state.hosts[replica].replicas.clear();
+            state.at_server(replica, |server, _| {
+                server.become_replica(&master_name, master_port, data)
+            });
+        });
+    }
+
+    /// Has a replica follow no master and take writes.
+    pub fn promote(&self, replica: HostId) {
+        self.change(|state| {
+            state.leave_masters(replica);
+            state.at_server(replica, |server, _| {
+                server.become_master();
+                Ok(Vec::new())
+            });
+        });
+    }
+
+    /// Sets a server's wall clock forward.
+    pub fn step_clock(&self, host: HostId, by: Duration) {
+        self.lock().hosts[host].ahead += by;
+    }
+
+    /// Sets the longest time that packets take from now on.
+    pub fn set_latency(&self, latency: Duration) {
+        self.lock().latency = latency;
+    }
+
+    /// Returns the hash of the trace, and its lines if they are kept.
+    pub fn take_trace(&self) -> (u64, Vec<String>) {
+        let trace = &mut self.lock().trace;
+        (trace.hash(), trace.take_lines())
+    }
+
+    /// Adds a fact to the trace, with a text that describes it.
+    pub fn note(&self, fact: impl std::hash::Hash, text: impl FnOnce() -> String) {
+        let mut state = self.lock();
+        let now = state.now();
+        state.trace.add(now, fact, text);
+    }
+}

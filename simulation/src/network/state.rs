@@ -1,0 +1,508 @@
+//! What the network consists of, and what each event does.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::io;
+use std::sync::Arc;
+use std::task::Waker;
+use std::time::Duration;
+
+use redlatch_robustness::random::Random;
+use tokio::time::Instant;
+
+use super::{Direction, EPOCH, HostId, PATIENCE, ProcessId};
+use crate::server::{Config, ConnectionId, Effects, Output, Server, Unsupported};
+use crate::trace::Trace;
+
+pub(super) type LinkId = u64;
+
+/// When an event happens, and its number, which orders events of the same time.
+type Key = (Duration, u64);
+
+#[derive(Debug)]
+pub(super) struct State {
+    pub(super) begun: Instant,
+    random: Random,
+    /// The longest time that a packet takes.
+    pub(super) latency: Duration,
+    pub(super) hosts: Vec<Host>,
+    pub(super) links: BTreeMap<LinkId, Link>,
+    pub(super) next_link: LinkId,
+    queue: BTreeMap<Key, Event>,
+    scheduled: u64,
+    /// Directions between processes and servers in which packets do not arrive.
+    pub(super) cut: BTreeSet<(ProcessId, HostId, Direction)>,
+    /// Pairs of servers whose packets to each other do not arrive.
+    pub(super) separated: BTreeSet<(HostId, HostId)>,
+    /// Due events whose packets cannot arrive now.
+    withheld: BTreeMap<Key, Event>,
+    /// When the latest packet from one server to another arrives.
+    last: BTreeMap<(HostId, HostId), Duration>,
+    pub(super) trace: Trace,
+    /// Why the run has to end early.
+    pub(super) failure: Option<String>,
+}
+
+#[derive(Debug)]
+pub(super) struct Host {
+    pub(super) name: String,
+    pub(super) port: u16,
+    pub(super) is_sentinel: bool,
+    /// `None`: it is down.
+    pub(super) server: Option<Server>,
+    starts: u64,
+    pub(super) frozen: bool,
+    /// By how much its wall clock is ahead.
+    pub(super) ahead: Duration,
+    /// The link of each of its connections.
+    links: BTreeMap<ConnectionId, LinkId>,
+    /// When the next blocked command is looked at, if that is scheduled.
+    deadline: Option<Duration>,
+    /// The servers that follow it, each with the number of times it has begun to follow a master.
+    pub(super) replicas: BTreeMap<HostId, u64>,
+    /// How often it has begun to follow a master.
+    pub(super) terms: u64,
+}
+
+/// A connection.
+#[derive(Debug)]
+pub(super) struct Link {
+    pub(super) process: ProcessId,
+    pub(super) host: HostId,
+    /// The server's side, if it is open.
+    pub(super) server: Option<ConnectionId>,
+    /// The client's side.
+    pub(super) state: Side,
+    pub(super) inbox: Vec<u8>,
+    pub(super) waker: Option<Waker>,
+    /// When the latest packet of each direction arrives.
+    pub(super) last: [Duration; 2],
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Side {
+    Connecting,
+    Open,
+    /// The other side has ended it, perhaps with an error.
+    Ended(Option<io::ErrorKind>),
+    /// Dropped by the client.
+    Closed,
+}
+
+/// A packet between two servers.
+#[derive(Debug)]
+pub(super) enum Message {
+    /// A master's change, for a replica that has followed it since this term.
+    Change(Arc<Effects>, u64),
+    /// A replica has applied the changes up to this offset.
+    Applied(u64, u64),
+    /// A message that was published at another node of the cluster.
+    Broadcast(Vec<u8>, Vec<u8>),
+}
+
+#[derive(Debug)]
+pub(super) enum Event {
+    /// A connection request arrives at the server.
+    Connect(LinkId),
+    /// The client's side is open.
+    Connected(LinkId),
+    /// Bytes arrive at the server.
+    ToServer(LinkId, Vec<u8>),
+    /// The end of the client's side arrives at the server.
+    ClientGone(LinkId),
+    /// Bytes arrive at the client.
+    ToClient(LinkId, Vec<u8>),
+    /// The end of the server's side arrives at the client.
+    ServerGone(LinkId, Option<io::ErrorKind>),
+    /// A packet from the first server arrives at the second.
+    Between(HostId, HostId, Message),
+    /// The kernel of the process closes connections to a server that was cut off at this time.
+    Impatience(ProcessId, HostId, Duration),
+    /// A blocked command of this server times out.
+    Deadline(HostId),
+}
+
+impl State {
+    pub(super) fn new(seed: u64, latency: Duration, trace: Trace) -> State {
+        State {
+            begun: Instant::now(),
+            random: Random::new(seed),
+            latency,
+            hosts: Vec::new(),
+            links: BTreeMap::new(),
+            next_link: 0,
+            queue: BTreeMap::new(),
+            scheduled: 0,
+            cut: BTreeSet::new(),
+            separated: BTreeSet::new(),
+            withheld: BTreeMap::new(),
+            last: BTreeMap::new(),
+            trace,
+            failure: None,
+        }
+    }
+
+    pub(super) fn add_host(&mut self, name: &str, port: u16, is_sentinel: bool) -> HostId {
+        let id = self.hosts.len();
+        self.hosts.push(Host {
+            name: name.to_owned(),
+            port,
+            is_sentinel,
+            server: None,
+            starts: 0,
+            frozen: false,
+            ahead: Duration::ZERO,
+            links: BTreeMap::new(),
+            deadline: None,
+            replicas: BTreeMap::new(),
+            terms: 0,
+        });
+        self.start(id);
+        id
+    }
+
+    pub(super) fn now(&self) -> Duration {
+        self.begun.elapsed()
+    }
+
+    pub(super) fn wall_clock(&self, host: HostId) -> Duration {
+        EPOCH + self.now() + self.hosts[host].ahead
+    }
+
+    pub(super) fn start(&mut self, id: HostId) {
+        let host = &mut self.hosts[id];
+        host.starts += 1;
+        let config = Config {
+            host: host.name.clone(),
+            port: host.port,
+            run_id: format!("{id:020x}{:020x}", host.starts),
+            version: "7.4.0".into(),
+            password: None,
+        };
+        host.server = Some(match host.is_sentinel {
+            true => Server::sentinel(config),
+            false => Server::new(config),
+        });
+    }
+
+    /// Ends a server's process and resets its connections.
+    pub(super) fn kill(&mut self, id: HostId) -> Option<Server> {
+        let host = &mut self.hosts[id];
+        host.frozen = false;
+        host.deadline = None;
+        host.links.clear();
+        host.replicas.clear();
+        let server = host.server.take();
+        self.leave_masters(id);
+        for id in self.links_between(None, Some(id)) {
+            if let Some(link) = self.links.get_mut(&id)
+                && link.server.take().is_some()
+            {
+                let reset = Event::ServerGone(id, Some(io::ErrorKind::ConnectionReset));
+                self.send(id, Direction::Down, reset);
+            }
+        }
+        self.release();
+        server
+    }
+
+    /// Has a server follow no master any more.
+    pub(super) fn leave_masters(&mut self, replica: HostId) {
+        self.hosts[replica].terms += 1;
+        let (name, port) = self.address(replica);
+        for host in &mut self.hosts {
+            if host.replicas.remove(&replica).is_some()
+                && let Some(server) = &mut host.server
+            {
+                server.detach_replica(&name, port);
+            }
+        }
+    }
+
+    pub(super) fn address(&self, host: HostId) -> (String, u16) {
+        (self.hosts[host].name.clone(), self.hosts[host].port)
+    }
+
+    pub(super) fn schedule(&mut self, at: Duration, event: Event) {
+        self.scheduled += 1;
+        self.queue.insert((at, self.scheduled), event);
+    }
+
+    fn travel_time(&mut self) -> Duration {
+        let longest = self.latency.as_millis().try_into().unwrap_or(usize::MAX);
+        Duration::from_millis(1 + self.random.below(longest) as u64)
+    }
+
+    /// Sends a packet of a connection.
+    pub(super) fn send(&mut self, id: LinkId, direction: Direction, event: Event) {
+        let at = self.now() + self.travel_time();
+        let Some(link) = self.links.get_mut(&id) else {
+            return;
+        };
+        let last = &mut link.last[direction as usize];
+        *last = at.max(*last);
+        let at = *last;
+        self.schedule(at, event);
+    }
+
+    /// Sends a packet from one server to another.
+    fn send_between(&mut self, from: HostId, to: HostId, message: Message) {
+        let at = self.now() + self.travel_time();
+        let last = self.last.entry((from, to)).or_default();
+        *last = at.max(*last);
+        let at = *last;
+        self.schedule(at, Event::Between(from, to, message));
+    }
+
+    pub(super) fn links_between(
+        &self,
+        process: Option<ProcessId>,
+        host: Option<HostId>,
+    ) -> Vec<LinkId> {
+        let between = self.links.iter().filter(|(_, link)| {
+            process.is_none_or(|process| link.process == process)
+                && host.is_none_or(|host| link.host == host)
+        });
+        between.map(|(id, _)| *id).collect()
+    }
+
+    /// Runs all due events. Returns when the next one is due, and the tasks to wake.
+    pub(super) fn advance(&mut self) -> (Option<Instant>, Vec<Waker>) {
+        let mut wakers = Vec::new();
+        let now = self.now();
+        while let Some(entry) = self.queue.first_entry()
+            && entry.key().0 <= now
+        {
+            let (key, event) = entry.remove_entry();
+            match self.is_withheld(&event) {
+                true => _ = self.withheld.insert(key, event),
+                false => self.happen(event, &mut wakers),
+            }
+        }
+        let next = self.queue.first_key_value();
+        (next.map(|((at, _), _)| self.begun + *at), wakers)
+    }
+
+    /// Returns withheld events to the queue under their old keys. They happen before later ones, or are
+    /// withheld again.
+    pub(super) fn release(&mut self) {
+        self.queue.append(&mut self.withheld);
+    }
+
+    fn is_withheld(&self, event: &Event) -> bool {
+        let (id, direction) = match event {
+            Event::Connect(id) | Event::ToServer(id, _) | Event::ClientGone(id) => {
+                (id, Direction::Up)
+            }
+            Event::Connected(id) | Event::ToClient(id, _) | Event::ServerGone(id, _) => {
+                (id, Direction::Down)
+            }
+            Event::Between(from, to, _) => {
+                return self.hosts[*to].frozen || self.separated.contains(&(*from, *to));
+            }
+            Event::Impatience(..) => return false,
+            Event::Deadline(host) => return self.hosts[*host].frozen,
+        };
+        self.links.get(id).is_some_and(|link| {
+            self.cut.contains(&(link.process, link.host, direction))
+                || direction == Direction::Up && self.hosts[link.host].frozen
+        })
+    }
+
+    fn happen(&mut self, event: Event, wakers: &mut Vec<Waker>) {
+        match event {
+            Event::Connect(id) => self.accept(id),
+            Event::ToServer(id, bytes) => self.receive(id, &bytes),
+            Event::ClientGone(id) => self.client_gone(id),
+            Event::Connected(id) => {
+                self.at_client(id, wakers, |link| link.state = Side::Open);
+            }
+            Event::ToClient(id, bytes) => {
+                self.trace_bytes(id, Direction::Down, &bytes);
+                self.at_client(id, wakers, |link| link.inbox.extend_from_slice(&bytes));
+            }
+            Event::ServerGone(id, error) => {
+                self.at_client(id, wakers, |link| link.state = Side::Ended(error));
+            }
+            Event::Between(from, to, message) => self.between(from, to, message),
+            Event::Impatience(process, host, since) => {
+                let cut = |direction| self.cut.contains(&(process, host, direction));
+                if (cut(Direction::Up) || cut(Direction::Down)) && self.now() >= since + PATIENCE {
+                    for id in self.links_between(Some(process), Some(host)) {
+                        let error = Some(io::ErrorKind::TimedOut);
+                        self.at_client(id, wakers, |link| link.state = Side::Ended(error));
+                        self.send(id, Direction::Up, Event::ClientGone(id));
+                    }
+                }
+            }
+            Event::Deadline(host) => {
+                self.hosts[host].deadline = None;
+                self.at_server(host, Server::advance);
+            }
+        }
+    }
+
+    fn trace_bytes(&mut self, id: LinkId, direction: Direction, bytes: &[u8]) {
+        let now = self.now();
+        let Some(link) = self.links.get(&id) else {
+            return;
+        };
+        let host = &self.hosts[link.host].name;
+        self.trace.add(now, (id, direction, bytes), || {
+            let text = String::from_utf8_lossy(bytes).replace("\r\n", " ");
+            let text: String = text.chars().take(600).collect();
+            let process = link.process;
+            match direction {
+                Direction::Up => format!("process {process}#{id} -> {host}: {text}"),
+                Direction::Down => format!("{host} -> process {process}#{id}: {text}"),
+            }
+        });
+    }
+
+    fn at_client(&mut self, id: LinkId, wakers: &mut Vec<Waker>, change: impl FnOnce(&mut Link)) {
+        if let Some(link) = self.links.get_mut(&id)
+            && !matches!(link.state, Side::Closed | Side::Ended(_))
+        {
+            change(link);
+            wakers.extend(link.waker.take());
+        }
+    }
+
+    fn accept(&mut self, id: LinkId) {
+        let Some(link) = self.links.get_mut(&id) else {
+            return;
+        };
+        let host = &mut self.hosts[link.host];
+        let event = match host.server.as_mut() {
+            Some(server) => {
+                let connection = server.connect();
+                host.links.insert(connection, id);
+                link.server = Some(connection);
+                Event::Connected(id)
+            }
+            None => Event::ServerGone(id, Some(io::ErrorKind::ConnectionRefused)),
+        };
+        self.send(id, Direction::Down, event);
+    }
+
+    fn receive(&mut self, id: LinkId, bytes: &[u8]) {
+        self.trace_bytes(id, Direction::Up, bytes);
+        let Some(link) = self.links.get(&id) else {
+            return;
+        };
+        let host = link.host;
+        let Some(connection) = link.server else {
+            // The server was killed since, and knows no such connection.
+            let reset = Event::ServerGone(id, Some(io::ErrorKind::ConnectionReset));
+            return self.send(id, Direction::Down, reset);
+        };
+        self.at_server(host, |server, now| server.receive(connection, bytes, now));
+    }
+
+    fn client_gone(&mut self, id: LinkId) {
+        let Some(link) = self.links.get_mut(&id) else {
+            return;
+        };
+        let (connection, host) = (link.server.take(), &mut self.hosts[link.host]);
+        if link.state == Side::Closed {
+            self.links.remove(&id);
+        }
+        if let Some(connection) = connection {
+            host.links.remove(&connection);
+            if let Some(server) = &mut host.server {
+                server.disconnect(connection);
+            }
+        }
+    }
+
+    /// Handles what one server has sent another.
+    fn between(&mut self, from: HostId, to: HostId, message: Message) {
+        match message {
+            Message::Change(effects, term) if self.hosts[to].terms == term => {
+                let (offset, mut is_up) = (effects.offset, false);
+                self.at_server(to, |server, now| {
+                    is_up = true;
+                    Ok(server.apply(&effects, now))
+                });
+                if is_up {
+                    self.send_between(to, from, Message::Applied(offset, term));
+                }
+            }
+            Message::Applied(offset, term) if self.hosts[to].replicas.get(&from) == Some(&term) => {
+                let replica = &self.hosts[from];
+                let (name, port) = (replica.name.clone(), replica.port);
+                self.at_server(to, |server, now| {
+                    server.acknowledge(&name, port, offset, now)
+                });
+            }
+            // The server follows another master meanwhile.
+            Message::Change(..) | Message::Applied(..) => {}
+            Message::Broadcast(channel, message) => {
+                self.at_server(to, |server, _| {
+                    Ok(server.deliver_broadcast(&channel, &message))
+                });
+            }
+        }
+    }
+
+    /// Uses a server that runs, at its time, and sends everything that results.
+    pub(super) fn at_server(
+        &mut self,
+        host: HostId,
+        work: impl FnOnce(&mut Server, Duration) -> Result<Vec<Output>, Unsupported>,
+    ) {
+        let now = self.wall_clock(host);
+        let Some(server) = self.hosts[host].server.as_mut() else {
+            return;
+        };
+        let outputs = match work(server, now) {
+            Ok(outputs) => outputs,
+            Err(error) => {
+                self.failure.get_or_insert(error.to_string());
+                return;
+            }
+        };
+        let (effects, broadcasts) = (server.take_effects(), server.take_broadcasts());
+        let deadline = server.next_deadline();
+        for output in outputs {
+            self.output(host, output);
+        }
+        for effects in effects.into_iter().map(Arc::new) {
+            for (replica, term) in self.hosts[host].replicas.clone() {
+                let change = Message::Change(effects.clone(), term);
+                self.send_between(host, replica, change);
+            }
+        }
+        for (channel, message) in broadcasts {
+            for other in (0..self.hosts.len()).filter(|other| *other != host) {
+                let broadcast = Message::Broadcast(channel.clone(), message.clone());
+                self.send_between(host, other, broadcast);
+            }
+        }
+        if let Some(deadline) = deadline {
+            let at = deadline.saturating_sub(EPOCH + self.hosts[host].ahead);
+            if self.hosts[host].deadline.is_none_or(|known| at < known) {
+                self.hosts[host].deadline = Some(at);
+                self.schedule(at, Event::Deadline(host));
+            }
+        }
+    }
+
+    fn output(&mut self, host: HostId, output: Output) {
+        let links = &mut self.hosts[host].links;
+        match output {
+            Output::Send { to, bytes } => {
+                if let Some(&id) = links.get(&to) {
+                    self.send(id, Direction::Down, Event::ToClient(id, bytes));
+                }
+            }
+            Output::Close { to } => {
+                if let Some(id) = links.remove(&to) {
+                    self.send(id, Direction::Down, Event::ServerGone(id, None));
+                    if let Some(link) = self.links.get_mut(&id) {
+                        link.server = None;
+                    }
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,124 @@
+//! The smallest run that still fails: fewer faults, processes, tasks and names, and an earlier end.
+
+use std::time::Duration;
+
+use crate::plan::{Fault, Plan};
+
+/// Runs made at most to shrink one plan.
+const TRIES: usize = 300;
+
+/// Returns the smallest plan found that still fails. `fails` runs a plan.
+///
+/// # Errors
+///
+/// Those of `fails`.
+pub fn shrink<E>(
+    plan: Plan,
+    mut fails: impl FnMut(&Plan) -> Result<bool, E>,
+) -> Result<Plan, E> {
+    let mut smallest = plan;
+    let mut tries = 0;
+    // From the first candidate again after each success: the smaller a run, the faster are all later tries.
+    'smaller: loop {
+        for candidate in smaller(&smallest) {
+            if tries == TRIES {
+                return Ok(smallest);
+            }
+            tries += 1;
+            if fails(&candidate)? {
+                smallest = candidate;
+                continue 'smaller;
+            }
+        }
+        return Ok(smallest);
+    }
+}
+
+/// Returns plans that are smaller by one thing each, the largest steps first.
+fn smaller(plan: &Plan) -> Vec<Plan> {
+    let mut all = Vec::new();
+    let mut with = |change: &dyn Fn(&mut Plan)| {
+        let mut candidate = plan.clone();
+        change(&mut candidate);
+        all.push(candidate);
+    };
+    for part in [2, 4, 8] {
+        let duration = plan.duration - plan.duration / part;
+        if duration >= Duration::from_secs(1) {
+            with(&|plan| end_at(plan, duration));
+        }
+    }
+    if plan.processes > 1 {
+        with(&|plan| {
+            plan.processes -= 1;
+            let last = plan.processes;
+            plan.faults.retain(|one| process(one.fault) != Some(last));
+        });
+    }
+    for i in (0..plan.faults.len()).rev() {
+        with(&|plan| drop(plan.faults.remove(i)));
+    }
+    for i in (0..plan.names.len()).rev().filter(|_| plan.names.len() > 1) {
+        with(&|plan| drop(plan.names.remove(i)));
+    }
+    for i in (0..plan.few.len()).rev().filter(|_| plan.few.len() > 1) {
+        with(&|plan| drop(plan.few.remove(i)));
+    }
+    if plan.tasks > 1 {
+        with(&|plan| plan.tasks -= 1);
+    }
+    if plan.owners > 0 {
+        with(&|plan| plan.owners -= 1);
+    }
+    if plan.clients > 1 {
+        with(&|plan| plan.clients -= 1);
+    }
+    if plan.chosen_ids {
+        with(&|plan| plan.chosen_ids = false);
+    }
+    all
+}
+
+/// Ends the run earlier; faults end with it.
+fn end_at(plan: &mut Plan, duration: Duration) {
+    plan.duration = duration;
+    plan.faults.retain(|one| one.from < duration);
+    for one in &mut plan.faults {
+        one.until = one.until.min(duration);
+    }
+}
+
+/// The process that a fault strikes, if it strikes one.
+fn process(fault: Fault) -> Option<usize> {
+    match fault {
+        Fault::Cut(process, _) | Fault::Reset(process) => Some(process),
+        Fault::Stop(process) | Fault::Kill(process) => Some(process),
+        Fault::Slow
+        | Fault::Freeze
+        | Fault::Restart
+        | Fault::RestartEmpty
+        | Fault::ForgetScripts
+        | Fault::StepClock(_) => None,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Only what the failure needs is left of a plan.
+    #[test]
+    fn what_a_failure_does_not_need_is_taken_away() {
+        let freezes = |plan: &Plan| plan.faults.iter().any(|one| one.fault == Fault::Freeze);
+        let plans = (1..).map(Plan::draw);
+        let mut plans = plans.filter(|plan| freezes(plan) && plan.faults.len() > 2);
+        let plan = plans.find(|plan| plan.processes > 2).unwrap();
+        let fails = |plan: &Plan| Ok::<_, ()>(freezes(plan) && plan.processes >= 2);
+        let small = shrink(plan.clone(), fails).unwrap();
+        assert_eq!((small.faults.len(), small.processes), (1, 2), "{plan:#?}");
+        assert_eq!((small.tasks, small.owners, small.clients), (1, 0, 1));
+        assert_eq!((small.names.len(), small.few.len()), (1, 1));
+        assert!(small.duration < plan.duration);
+        assert_eq!(small.seed, plan.seed);
+    }
+}
