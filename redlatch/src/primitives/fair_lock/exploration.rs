@@ -77,19 +77,21 @@ fn check(observed: &Observed<'_>) -> Verdict {
     })
 }
 
-/// Waiters whose time has not passed keep their order, and only the first of them acquires the lock.
+/// Waiters whose time has not passed keep their order, and nobody overtakes them. The owner that asks keeps its
+/// place in any case.
 fn granted(granted: &Granted<'_>) -> Verdict {
     let field = &*granted.party.hold.field;
-    let before = alive(granted.before);
-    ensure(
-        !granted.acquired || before.first().is_none_or(|first| *first == field),
-        || format!("acquired although {before:?} wait"),
-    )?;
-    let mut before = before.into_iter().filter(|owner| *owner != field);
-    let after = queue(granted.after);
-    let mut after = after.iter().filter(|owner| **owner != field);
+    let alive = alive(granted.before);
+    let before = queue(granted.before).iter().map(String::as_str);
+    let mut ahead = before.take_while(|owner| *owner != field);
+    let overtaken = ahead.find(|owner| alive.contains(owner));
+    ensure(!granted.acquired || overtaken.is_none(), || {
+        format!("acquired although {overtaken:?} waits")
+    })?;
+    let mut others = alive.into_iter().filter(|owner| *owner != field);
+    let mut after = queue(granted.after).iter();
     let keeps_place = |waiter: &str| after.any(|owner| owner == waiter);
-    ensure(before.all(keeps_place), || {
+    ensure(others.all(keeps_place), || {
         "a waiter has lost its place in the queue".to_owned()
     })
 }
