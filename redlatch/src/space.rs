@@ -286,14 +286,12 @@ impl Space {
 
     /// Hashes what is there, with all times relative to `now`: states that were reached at different times
     /// and behave alike from then on are equal. Dates that passed longer ago than `past` milliseconds
-    /// compare equal. The number under the key `counted` counts from the number given with it, and when the
-    /// key `untimed` expires makes no difference.
+    /// compare equal. The number under the key `counted` counts from the number given with it.
     pub(crate) fn hash_at(
         &mut self,
         now: Instant,
         past: i64,
         counted: (&str, i64),
-        untimed: &str,
         hasher: &mut impl std::hash::Hasher,
     ) {
         use std::hash::Hash as _;
@@ -302,8 +300,7 @@ impl Space {
         let mut entries: Vec<_> = self.entries.iter().collect();
         entries.sort_unstable_by_key(|(key, _)| *key);
         for (key, Entry { value, ends }) in entries {
-            let left = ends.filter(|_| key != untimed).map(|ends| ends - now);
-            (key, left).hash(hasher);
+            (key, ends.map(|ends| ends - now)).hash(hasher);
             match value {
                 Value::Number(number) if key == counted.0 => (number - counted.1).hash(hasher),
                 Value::Dates(dates) => {

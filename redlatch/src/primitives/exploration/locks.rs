@@ -139,7 +139,7 @@ struct Setting {
     parties: Vec<Party>,
     steps: Vec<Step>,
     token: String,
-    untimed: String,
+    may_tidy: fn(&State, &State) -> bool,
     /// Whether a key has to expire; `None`: there must be no such key.
     expires: fn(&str) -> Option<bool>,
     check: fn(&Observed<'_>) -> Verdict,
@@ -180,7 +180,7 @@ impl Locks {
                 parties,
                 steps,
                 token: String::new(),
-                untimed: String::new(),
+                may_tidy: |_, _| false,
                 expires,
                 check: |_| Ok(()),
                 granted: None,
@@ -202,9 +202,9 @@ impl Locks {
         self.set(|setting| setting.token = key.to_owned())
     }
 
-    /// See [`Model::untimed`].
-    pub(crate) fn with_untimed(self, key: &str) -> Locks {
-        self.set(|setting| setting.untimed = key.to_owned())
+    /// See [`Model::may_tidy`].
+    pub(crate) fn with_tidying(self, may_tidy: fn(&State, &State) -> bool) -> Locks {
+        self.set(|setting| setting.may_tidy = may_tidy)
     }
 
     /// What is checked in each state besides.
@@ -467,7 +467,7 @@ impl Model for Locks {
         (&self.setting.token, latest)
     }
 
-    fn untimed(&self) -> &str {
-        &self.setting.untimed
+    fn may_tidy(&self, before: &State, after: &State) -> bool {
+        (self.setting.may_tidy)(before, after)
     }
 }
