@@ -2,7 +2,8 @@
 
 CARGO ?= cargo
 
-.PHONY: help test lint docs unit test-topologies package interop bench bench-redisson stress robustness soak simulate redis
+.PHONY: help test lint docs unit test-topologies package interop bench bench-redisson stress robustness soak simulate \
+	simulate-mutants explore redis
 
 help:
 	@echo "make test     everything: format, lint, docs, all tests (installs redis-server if it may)"
@@ -12,6 +13,8 @@ help:
 	@echo "make bench-redisson  Redisson and redlatch side by side; writes target/bench-redisson.json"
 	@echo "make robustness  breaks servers, networks and clients, and checks what became of the locks"
 	@echo "make simulate the real client on a simulated network and server (a minute, SEEDS=… or SEED=…)"
+	@echo "make simulate-mutants  that the simulation finds clients and scripts that are broken on purpose (hours)"
+	@echo "make explore  all sequences of steps on the rules of each primitive (STATES=10000000 at most)"
 	@echo "make soak     the same at random, with many clients (SECONDS=600 TOPOLOGY=single SEED=…)"
 	@echo "make stress   the concurrency tests in a loop, cores busy (RUNS=200)"
 
@@ -69,6 +72,17 @@ soak: redis
 simulate:
 	$(CARGO) run --release --locked --package redlatch-simulation -- \
 		$(if $(SEEDS),--seeds $(SEEDS)) $(if $(FIRST),--first $(FIRST)) $(if $(SEED),--seed $(SEED))
+
+# SEEDS=n runs at most n seeds for each, MUTANTS="a b" only these.
+simulate-mutants: export SEEDS := $(if $(SEEDS),$(SEEDS),10000)
+simulate-mutants:
+	tools/simulate-mutants $(MUTANTS)
+
+# Optimized are the rules alone: nothing else takes long.
+STATES ?= 10000000
+explore:
+	REDLATCH_STATES=$(STATES) $(CARGO) test --package redlatch --lib --all-features --locked \
+		--config 'profile.dev.package.redlatch.opt-level=3' exploration -- --nocapture --test-threads 1
 
 RUNS ?= 200
 stress: redis

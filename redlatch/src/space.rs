@@ -12,6 +12,7 @@ use crate::error::{Error, Result};
 
 /// The keys of one embedded store and their expiry.
 #[derive(Debug, Default)]
+#[cfg_attr(test, derive(Clone))]
 pub(crate) struct Space {
     entries: HashMap<String, Entry>,
     published: Vec<Message>,
@@ -30,6 +31,7 @@ pub(crate) struct Message {
 }
 
 #[derive(Debug)]
+#[cfg_attr(test, derive(Clone))]
 struct Entry {
     value: Value,
     /// When the key expires, if it does.
@@ -37,6 +39,7 @@ struct Entry {
 }
 
 #[derive(Debug)]
+#[cfg_attr(test, derive(Clone, Hash))]
 pub(crate) enum Value {
     Holds(Holds),
     Number(i64),
@@ -46,6 +49,7 @@ pub(crate) enum Value {
 
 /// A hash `owner → hold count`, with a mode if it is a read-write lock's.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
+#[cfg_attr(test, derive(Hash))]
 pub(crate) struct Holds {
     pub(crate) counts: BTreeMap<String, u32>,
     pub(crate) mode: Option<Mode>,
@@ -53,6 +57,7 @@ pub(crate) struct Holds {
 
 /// Which side of a read-write lock is held.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[cfg_attr(test, derive(Hash))]
 pub(crate) enum Mode {
     Read,
     Write,
@@ -277,6 +282,38 @@ impl Space {
         {
             entry.ends = None;
         }
+    }
+
+    /// Hashes what is there, with all times relative to `now`: states that were reached at different times
+    /// and behave alike from then on are equal. Dates that passed longer ago than `past` milliseconds
+    /// compare equal. The number under the key `counted` counts from the number given with it.
+    pub(crate) fn hash_at(
+        &mut self,
+        now: Instant,
+        past: i64,
+        counted: (&str, i64),
+        hasher: &mut impl std::hash::Hasher,
+    ) {
+        use std::hash::Hash as _;
+        let today = self.date(now);
+        self.entries.retain(|_, entry| entry.is_there(now));
+        let mut entries: Vec<_> = self.entries.iter().collect();
+        entries.sort_unstable_by_key(|(key, _)| *key);
+        for (key, Entry { value, ends }) in entries {
+            (key, ends.map(|ends| ends - now)).hash(hasher);
+            match value {
+                Value::Number(number) if key == counted.0 => (number - counted.1).hash(hasher),
+                Value::Dates(dates) => {
+                    for (member, date) in dates {
+                        (member, (date - today).max(-past)).hash(hasher);
+                    }
+                }
+                value => value.hash(hasher),
+            }
+        }
+        let mut audience: Vec<_> = self.audience.iter().collect();
+        audience.sort_unstable();
+        audience.hash(hasher);
     }
 
     /// Everything that is there, written as the differential tests write what a server has: the

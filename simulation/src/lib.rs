@@ -12,5 +12,6 @@ pub mod plan;
 pub mod process;
 pub mod run;
 pub mod server;
+pub mod shrink;
 pub mod site;
 pub mod trace;

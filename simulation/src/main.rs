@@ -11,8 +11,10 @@ use std::sync::mpsc::channel;
 use std::thread;
 use std::time::{Duration, Instant};
 
+use redlatch_robustness::checker::Rule;
 use redlatch_simulation::plan::Plan;
 use redlatch_simulation::run::{Outcome, run};
+use redlatch_simulation::shrink::shrink;
 
 use crate::options::Options;
 
@@ -43,17 +45,32 @@ fn main() -> ExitCode {
     }
 }
 
-/// Runs one seed and prints its trace. Returns whether there was no violation.
+/// Runs one seed and prints its trace; of a run that fails, that of the smallest one that fails in the same
+/// way. Returns whether there was no violation.
 fn one(seed: u64) -> bool {
-    let plan = Plan::draw(seed);
+    let mut plan = Plan::draw(seed);
+    let mut outcome = run(&plan, true);
+    if let Some(failure) = failure(&outcome) {
+        plan = shrink(plan, |plan| {
+            self::failure(&run(plan, false)) == Some(failure)
+        });
+        outcome = run(&plan, true);
+    }
     say!("{plan:#?}");
-    let outcome = run(&plan, true);
     if let Ok(outcome) = &outcome {
         for line in &outcome.trace {
             say!("{line}");
         }
     }
     report(seed, &outcome)
+}
+
+/// How a run failed: the rule that was violated first, or none if the run itself was ended by an error.
+fn failure(outcome: &Result<Outcome, String>) -> Option<Option<Rule>> {
+    match outcome {
+        Ok(outcome) => outcome.violations.first().map(|one| Some(one.rule)),
+        Err(_) => Some(None),
+    }
 }
 
 /// Prints the violations of a run. Returns whether there are none.
@@ -108,7 +125,13 @@ fn many(options: &Options) -> bool {
         }
     });
     total.print(begun.elapsed());
-    total.failed == 0
+    match total.first_failed {
+        None => true,
+        Some(seed) => {
+            say!("the smallest run found that fails as seed {seed} does:");
+            one(seed)
+        }
+    }
 }
 
 /// The sum of several runs.
@@ -116,6 +139,7 @@ fn many(options: &Options) -> bool {
 struct Total {
     runs: u64,
     failed: u64,
+    first_failed: Option<u64>,
     explained: usize,
     entered: usize,
     simulated: Duration,
@@ -125,7 +149,10 @@ struct Total {
 impl Total {
     fn add(&mut self, seed: u64, outcome: &Result<Outcome, String>) {
         self.runs += 1;
-        self.failed += u64::from(!report(seed, outcome));
+        if !report(seed, outcome) {
+            self.failed += 1;
+            self.first_failed.get_or_insert(seed);
+        }
         if let Ok(outcome) = outcome {
             self.explained += outcome.explained;
             self.entered += outcome.entered;

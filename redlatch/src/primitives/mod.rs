@@ -16,4 +16,6 @@ pub(crate) mod spin_lock;
 pub(crate) mod survey;
 
 #[cfg(test)]
+mod exploration;
+#[cfg(test)]
 mod twin;

@@ -3,6 +3,8 @@
 
 #[cfg(test)]
 mod differential;
+#[cfg(test)]
+mod exploration;
 mod rules;
 
 use std::sync::Arc;

@@ -3,6 +3,8 @@
 
 #[cfg(test)]
 mod differential;
+#[cfg(test)]
+mod exploration;
 mod permit_id;
 mod rules;
 

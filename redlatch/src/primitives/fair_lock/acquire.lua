@@ -35,8 +35,9 @@ else
         end
         return nil
     end
-    if left == -1 then
-        return -1
+    -- Who wanted to enter again has lost the lock, and does not wait for it.
+    if left == -1 or ARGV[3] ~= '1' then
+        return left
     end
 end
 

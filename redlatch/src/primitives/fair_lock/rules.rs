@@ -106,7 +106,7 @@ impl Step for Acquire<'_> {
         let ours = |holds: &Holds| holds.mode.is_some() || holds.counts.contains_key(owner);
         let held = space.find::<Holds>(place.key(), now)?;
         // Entered again, lost meanwhile, or no lock: the queue has nothing to do with it.
-        if held.as_ref().map_or(count > 1, |held| ours(held.value)) {
+        if count > 1 || held.is_some_and(|held| ours(held.value)) {
             return take(space, place, owner, count, lease, now);
         }
         let left = left(space, place, now);

@@ -3,6 +3,8 @@
 
 #[cfg(test)]
 mod differential;
+#[cfg(test)]
+mod exploration;
 pub(crate) mod rules;
 
 use crate::error::Result;

@@ -3,6 +3,8 @@
 
 #[cfg(test)]
 mod differential;
+#[cfg(test)]
+mod exploration;
 mod guard;
 mod request;
 mod rules;

@@ -90,6 +90,7 @@ on_every_store! {
     who_gives_up_lets_the_next_one_go,
     a_dropped_waiter_leaves_the_queue,
     the_holder_enters_again_past_the_queue,
+    an_owner_that_lost_the_lock_and_enters_again_does_not_queue,
     a_non_reentrant_fair_lock_refuses_its_owner,
     force_unlock_calls_the_next_one,
     the_position_in_the_queue_can_be_read,
@@ -316,6 +317,21 @@ async fn the_holder_enters_again_past_the_queue(stand: Stand) {
     }
     served(waiting).await.unlock().await.unwrap();
     nothing_left(&[&client], &lock).await;
+}
+
+async fn an_owner_that_lost_the_lock_and_enters_again_does_not_queue(stand: Stand) {
+    let (client, other) = (member(&stand).await, member(&stand).await);
+    let name = unique("lost");
+    let lock = client.fair_lock(&name);
+    let held = lock.lock().await.unwrap();
+    assert!(lock.force_unlock().await.unwrap());
+    let next = other.fair_lock(&name).lock().await.unwrap();
+    let lost = soon("at once", held.reenter().into_future()).await;
+    assert_lost(&lost.unwrap_err(), Loss::NotHeld);
+    assert!(lock.queue().await.unwrap().is_empty());
+    assert_lost(&held.unlock().await.unwrap_err(), Loss::NotHeld);
+    next.unlock().await.unwrap();
+    nothing_left(&[&client, &other], &lock).await;
 }
 
 async fn a_non_reentrant_fair_lock_refuses_its_owner(stand: Stand) {

@@ -1,0 +1,236 @@
+//! All sequences of steps on an expirable semaphore: permits are never lost, and never made.
+
+use std::hash::{Hash as _, Hasher};
+
+use tokio::time::Instant;
+
+use super::Permits;
+use super::permit_id::{PermitId, join};
+use super::rules::{Acquire, Release, Set, UpdateLease, Which};
+use crate::hold::{Hold, Kind as _};
+use crate::name::{Family, Place};
+use crate::owner::Owner;
+use crate::primitives::exploration::{
+    Model, State, Verdict, World, ensure, explore, hash_end, ticks,
+};
+use crate::space::Dumped;
+use crate::step::{Outcome, Step as _};
+
+const OWNERS: u8 = 3;
+/// Number of permits.
+const PERMITS: u32 = 3;
+/// How many permits an owner acquires at most.
+const MOST: u8 = 2;
+const DEADLINES: &str = "{name}:timeout";
+
+/// Until when each owner may rely on each of its permits.
+#[derive(Clone)]
+struct Ends([[Option<Instant>; MOST as usize]; OWNERS as usize]);
+
+#[derive(Debug, Clone, Copy)]
+enum Step {
+    Set { first: bool },
+    Acquire { owner: u8, n: u8, ticks: u8 },
+    Release { owner: u8, n: u8 },
+    Renew { owner: u8, n: u8, ticks: u8 },
+    UpdateLease { owner: u8, ticks: u8 },
+    Forget { owner: u8 },
+}
+
+fn id(owner: u8, n: u8) -> PermitId {
+    let mut bytes = [0; PermitId::BYTES];
+    (bytes[0], bytes[1]) = (owner, n);
+    PermitId::from_bytes(bytes)
+}
+
+fn ids(owner: u8, n: u8) -> String {
+    join(&Vec::from_iter((0..n).map(|n| id(owner, n))))
+}
+
+impl Ends {
+    fn live(&self, now: Instant) -> usize {
+        let ends = self.0.iter().flatten();
+        ends.filter(|end| end.is_some_and(|end| end > now)).count()
+    }
+}
+
+impl Model for Ends {
+    type Step = Step;
+    type Reply = usize;
+
+    fn steps(&self) -> Vec<Step> {
+        let mut steps = vec![Step::Set { first: true }, Step::Set { first: false }];
+        for owner in 0..OWNERS {
+            for ticks in 1..=2 {
+                for n in 1..=MOST {
+                    steps.push(Step::Acquire { owner, n, ticks });
+                    steps.push(Step::Renew { owner, n, ticks });
+                }
+                steps.push(Step::UpdateLease { owner, ticks });
+            }
+            steps.extend((1..=MOST).map(|n| Step::Release { owner, n }));
+            steps.push(Step::Forget { owner });
+        }
+        steps
+    }
+
+    fn take(&mut self, step: Step, world: &mut World) -> Verdict<Option<usize>> {
+        let place = &Place::new(Family::Permits, "", "name");
+        let World { space, now } = world;
+        let now = *now;
+        let error = |error: crate::Error| error.to_string();
+        let reply = match step {
+            Step::Set { first } => {
+                let set = Set {
+                    place,
+                    permits: PERMITS,
+                    first,
+                };
+                set.apply(space, now).map_err(error)?.into()
+            }
+            Step::Acquire { owner, n, ticks: t } => {
+                let acquire = Acquire {
+                    place,
+                    ids: &ids(owner, n),
+                    lease: ticks(t),
+                };
+                let outcome = acquire.apply(space, now).map_err(error)?;
+                if outcome == Outcome::Done(()) {
+                    let end = Some(now + ticks(t).duration());
+                    let ends = &mut self.0[usize::from(owner)];
+                    for known in &mut ends[..n.into()] {
+                        *known = (*known).max(end);
+                    }
+                }
+                let live = self.live(now);
+                ensure(live <= PERMITS as usize, || {
+                    format!("{live} permits are acquired")
+                })?;
+                (outcome == Outcome::Done(())).into()
+            }
+            Step::Release { owner, n } => {
+                let release = Release {
+                    place,
+                    ids: &ids(owner, n),
+                    which: Which::Any,
+                };
+                let ends = &mut self.0[usize::from(owner)][..n.into()];
+                let known = ends.iter().flatten().filter(|end| **end > now).count();
+                ends.fill(None);
+                let released = release.apply(space, now).map_err(error)?;
+                ensure(released >= known, || {
+                    format!("{released} released instead of {known}")
+                })?;
+                released
+            }
+            Step::Renew { owner, n, ticks: t } => {
+                let place = Place::new(Family::Permits, "", "name");
+                let kind = std::sync::Arc::new(Permits { n: n.into() });
+                let ids = ids(owner, n);
+                let hold = Hold::new(
+                    place.into(),
+                    Owner::new(),
+                    ids,
+                    kind.clone(),
+                    Default::default(),
+                );
+                let renewed = kind.renew(space, &hold, Some(ticks(t)), now);
+                let renewed = renewed.map_err(error)?;
+                let ends = &mut self.0[usize::from(owner)][..n.into()];
+                let is_known = ends.iter().all(|end| end.is_some_and(|end| end > now));
+                ensure(renewed || !is_known, || {
+                    "a permit that is acquired is not renewed".to_owned()
+                })?;
+                if renewed {
+                    let end = Some(now + ticks(t).duration());
+                    for known in ends {
+                        *known = known.map(|_| end).unwrap_or_default().max(*known);
+                    }
+                }
+                renewed.into()
+            }
+            Step::UpdateLease { owner, ticks: t } => {
+                let update = UpdateLease {
+                    place,
+                    id: &id(owner, 0).to_string(),
+                    lease: ticks(t),
+                };
+                let updated = update.apply(space, now).map_err(error)?;
+                let known = &mut self.0[usize::from(owner)][0];
+                let is_known = known.is_some_and(|end| end > now);
+                ensure(updated || !is_known, || {
+                    "a permit that is acquired has no lease to be updated".to_owned()
+                })?;
+                if is_known {
+                    *known = Some(now + ticks(t).duration());
+                }
+                updated.into()
+            }
+            Step::Forget { owner } => {
+                let known = &mut self.0[usize::from(owner)];
+                if known.iter().flatten().all(|end| *end <= now) {
+                    return Ok(None);
+                }
+                known.fill(None);
+                0
+            }
+        };
+        world.space.take_published();
+        Ok(Some(reply))
+    }
+
+    fn repeated(step: Step, first: &usize, second: &usize) -> Option<bool> {
+        match step {
+            Step::Forget { .. } => None,
+            // The first one has released or set them.
+            Step::Release { .. } | Step::Set { first: true } => Some(*second == 0),
+            _ => Some(first == second),
+        }
+    }
+
+    fn check(&self, state: &State, world: &mut World) -> Verdict {
+        let available = match state.get("name") {
+            Some((Dumped::Text(number), -1)) => number.parse().unwrap_or(-1),
+            None => {
+                return ensure(state.is_empty(), || "permits of nothing".to_owned());
+            }
+            _ => -1,
+        };
+        let empty = Default::default();
+        let dates = match state.get(DEADLINES) {
+            Some((Dumped::Dates(dates), -1)) => dates,
+            None => &empty,
+            _ => return Err("the deadlines expire".to_owned()),
+        };
+        let sum = available + i64::try_from(dates.len()).unwrap();
+        ensure(available >= 0 && sum == PERMITS.into(), || {
+            format!("{available} permits and {} acquired ones", dates.len())
+        })?;
+        ensure(state.len() <= 2, || "another key".to_owned())?;
+        for owner in 0..OWNERS {
+            for n in 0..MOST {
+                let known = self.0[usize::from(owner)][usize::from(n)];
+                let left = known.map_or(0, |end| {
+                    end.saturating_duration_since(world.now).as_millis() as i64
+                });
+                let date = dates.get(&id(owner, n).to_string()).copied();
+                ensure(left == 0 || date >= Some(left), || {
+                    format!("owner {owner} relies on permit {n} for {left} ms, which has {date:?}")
+                })?;
+            }
+        }
+        Ok(())
+    }
+
+    fn hash(&self, now: Instant, hasher: &mut impl Hasher) {
+        for end in self.0.iter().flatten() {
+            hash_end(*end, now, hasher);
+        }
+        OWNERS.hash(hasher);
+    }
+}
+
+#[test]
+fn exploration_of_expirable_semaphore() {
+    explore("expirable semaphore", Ends(Default::default()));
+}

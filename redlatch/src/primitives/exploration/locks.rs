@@ -1,0 +1,476 @@
+//! The model of all locks: owners that acquire, re-enter, renew, release, give up and fall silent.
+
+use std::hash::{Hash as _, Hasher};
+use std::rc::Rc;
+
+use tokio::time::Instant;
+
+use super::{Model, State, Verdict, World, ensure, hash_end, ticks};
+use crate::error::Result;
+use crate::hold::Hold;
+use crate::name::Family;
+use crate::primitives::handle::{Ask, Holder, Rules};
+use crate::primitives::twin::hold;
+use crate::step::{Outcome, Step as _};
+
+type Acquire = dyn Fn(&mut World, Ask<'_>) -> Result<Outcome<u64>>;
+type Inspect = dyn Fn(&mut World) -> Result<Vec<Holder>>;
+
+/// An owner that may hold one side of a lock.
+pub(crate) struct Party {
+    pub(crate) owner: u8,
+    pub(crate) hold: Hold,
+    /// Whether it excludes all other owners; else only those that exclude it.
+    exclusive: bool,
+    acquire: Box<Acquire>,
+    inspect: Box<Inspect>,
+}
+
+impl Party {
+    /// `token`: the fencing token of an acquisition, if it has one.
+    pub(crate) fn new<K>(owner: u8, kind: K, exclusive: bool, token: fn(K::Won) -> u64) -> Party
+    where
+        K: Rules + Clone,
+    {
+        let looks = (kind.clone(), hold(K::FAMILY, owner, kind.clone()).place);
+        Party {
+            owner,
+            hold: hold(K::FAMILY, owner, kind.clone()),
+            exclusive,
+            acquire: Box::new(move |world, ask| {
+                let outcome = kind.acquire(ask).apply(&mut world.space, world.now)?;
+                Ok(match outcome {
+                    Outcome::Done(won) => Outcome::Done(token(won)),
+                    Outcome::Wait(left) => Outcome::Wait(left),
+                })
+            }),
+            inspect: Box::new(move |world| {
+                let (kind, place) = &looks;
+                kind.inspect(place).apply(&mut world.space, world.now)
+            }),
+        }
+    }
+
+    /// The channel by whose listeners the store knows that this waiter is connected.
+    fn channel(&self) -> Option<&str> {
+        (self.hold.place.family() == Family::Fair).then_some(&*self.hold.own)
+    }
+
+    fn excludes(&self, other: &Party) -> bool {
+        self.owner != other.owner && (self.exclusive || other.exclusive)
+    }
+}
+
+/// What a party may rely on.
+#[derive(Debug, Clone, Default)]
+struct Belief {
+    count: u32,
+    end: Option<Instant>,
+    /// It asked, and has neither acquired the lock nor given up since.
+    waits: bool,
+}
+
+impl Belief {
+    fn holds(&self, now: Instant) -> bool {
+        self.end.is_some_and(|end| end > now)
+    }
+}
+
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub(crate) enum Step {
+    Acquire {
+        party: usize,
+        count: u32,
+        ticks: u8,
+        waits: bool,
+    },
+    /// With `keep` 0 also: gives up.
+    Release {
+        party: usize,
+        keep: u32,
+        ticks: u8,
+    },
+    Renew {
+        party: usize,
+        ticks: u8,
+    },
+    /// The owner no longer relies on its hold, and does not release it: an answer was lost, or the process
+    /// died and another one has the same id.
+    Forget {
+        party: usize,
+    },
+    /// The connection of a waiter breaks.
+    Disconnect {
+        party: usize,
+    },
+}
+
+#[derive(Debug, PartialEq)]
+pub(crate) enum Reply {
+    Acquired(std::result::Result<Outcome<u64>, String>),
+    Held(bool),
+    Nothing,
+}
+
+/// A step as seen from outside, for what one primitive adds.
+pub(crate) struct Granted<'a> {
+    pub(crate) party: &'a Party,
+    /// Whether the step acquired what the party did not hold before.
+    pub(crate) acquired: bool,
+    pub(crate) before: &'a State,
+    pub(crate) after: &'a State,
+}
+
+/// A state as seen from outside, for what one primitive adds.
+pub(crate) struct Observed<'a> {
+    pub(crate) state: &'a State,
+    /// The fields of the owners that wait.
+    pub(crate) waiting: Vec<&'a str>,
+}
+
+/// Locks of one kind under one name.
+#[derive(Clone)]
+pub(crate) struct Locks {
+    setting: Rc<Setting>,
+    beliefs: Vec<Belief>,
+    /// The latest fencing token.
+    latest: u64,
+}
+
+/// What does not change.
+struct Setting {
+    parties: Vec<Party>,
+    steps: Vec<Step>,
+    token: String,
+    may_tidy: fn(&State, &State) -> bool,
+    /// Whether a key has to expire; `None`: there must be no such key.
+    expires: fn(&str) -> Option<bool>,
+    check: fn(&Observed<'_>) -> Verdict,
+    granted: Option<fn(&Granted<'_>) -> Verdict>,
+}
+
+impl Locks {
+    /// `waits`: whether the store remembers those who wait.
+    pub(crate) fn new(
+        parties: Vec<Party>,
+        waits: bool,
+        expires: fn(&str) -> Option<bool>,
+    ) -> Locks {
+        let mut steps = Vec::new();
+        for (party, known) in parties.iter().enumerate() {
+            for ticks in 1..=2 {
+                let wishes = [(1, true), (1, false), (2, true)];
+                let wishes = wishes.into_iter().filter(|wish| waits || wish.1);
+                steps.extend(wishes.map(|(count, waits)| Step::Acquire {
+                    party,
+                    count,
+                    ticks,
+                    waits,
+                }));
+                steps.push(Step::Renew { party, ticks });
+            }
+            let releases = [(0, 0), (1, 0), (1, 2)];
+            steps.extend(releases.map(|(keep, ticks)| Step::Release { party, keep, ticks }));
+            steps.push(Step::Forget { party });
+            if known.channel().is_some() {
+                steps.push(Step::Disconnect { party });
+            }
+        }
+        Locks {
+            beliefs: vec![Belief::default(); parties.len()],
+            latest: 0,
+            setting: Rc::new(Setting {
+                parties,
+                steps,
+                token: String::new(),
+                may_tidy: |_, _| false,
+                expires,
+                check: |_| Ok(()),
+                granted: None,
+            }),
+        }
+    }
+
+    fn set(self, change: impl FnOnce(&mut Setting)) -> Locks {
+        let mut setting = Rc::into_inner(self.setting).expect("not shared yet");
+        change(&mut setting);
+        Locks {
+            setting: Rc::new(setting),
+            ..self
+        }
+    }
+
+    /// Fencing tokens are under this key.
+    pub(crate) fn with_token(self, key: &str) -> Locks {
+        self.set(|setting| setting.token = key.to_owned())
+    }
+
+    /// See [`Model::may_tidy`].
+    pub(crate) fn with_tidying(self, may_tidy: fn(&State, &State) -> bool) -> Locks {
+        self.set(|setting| setting.may_tidy = may_tidy)
+    }
+
+    /// What is checked in each state besides.
+    pub(crate) fn with_check(self, check: fn(&Observed<'_>) -> Verdict) -> Locks {
+        self.set(|setting| setting.check = check)
+    }
+
+    /// What is checked after each step besides.
+    pub(crate) fn with_granted(self, granted: fn(&Granted<'_>) -> Verdict) -> Locks {
+        self.set(|setting| setting.granted = Some(granted))
+    }
+
+    /// All who hold the lock, as the store sees it.
+    fn holders(&self, world: &mut World) -> Verdict<Vec<Option<Holder>>> {
+        let parties = self.setting.parties.iter();
+        let holder = |party: &Party| {
+            let holders = (party.inspect)(world).map_err(|error| error.to_string())?;
+            let owner = party.hold.place.owner(&party.hold.field);
+            Ok(holders.into_iter().find(|holder| holder.owner == owner))
+        };
+        parties.map(holder).collect()
+    }
+
+    fn acquire(
+        &mut self,
+        step: Step,
+        held: Option<&Holder>,
+        world: &mut World,
+    ) -> Verdict<std::result::Result<Outcome<u64>, String>> {
+        let Step::Acquire {
+            party: number,
+            count,
+            ticks: lease,
+            waits,
+        } = step
+        else {
+            return Err("no acquisition".to_owned());
+        };
+        let setting = self.setting.clone();
+        let (party, now) = (&setting.parties[number], world.now);
+        if waits && let Some(channel) = party.channel() {
+            world.space.listening(channel, 1);
+        }
+        let ask = Ask {
+            hold: &party.hold,
+            count,
+            lease: ticks(lease),
+            waits,
+        };
+        let outcome = (party.acquire)(world, ask).map_err(|error| error.to_string());
+        let belief = &self.beliefs[number];
+        match outcome {
+            Ok(Outcome::Done(token)) => {
+                let is_excluded =
+                    |(other, belief): (&Party, &Belief)| party.excludes(other) && belief.holds(now);
+                let mut others = setting.parties.iter().zip(&self.beliefs);
+                let excluded = others.position(is_excluded);
+                ensure(excluded.is_none(), || {
+                    format!("acquired while party {excluded:?} holds it")
+                })?;
+                ensure(count == 1 || held.is_some(), || {
+                    "re-entered, and nothing was held".to_owned()
+                })?;
+                // An acquisition that is repeated has the token of the first one.
+                let expected = match held {
+                    Some(held) if held.holds == count => self.latest,
+                    _ => self.latest + 1,
+                };
+                ensure(setting.token.is_empty() || token == expected, || {
+                    format!("token {token} instead of {expected}")
+                })?;
+                self.latest = expected;
+                let end = now + ticks(lease).duration();
+                if let Some(channel) = party.channel() {
+                    world.space.listening(channel, 0);
+                }
+                let belief = &mut self.beliefs[number];
+                *belief = Belief {
+                    count,
+                    end: belief.end.max(Some(end)),
+                    waits: false,
+                };
+            }
+            Ok(Outcome::Wait(_)) => {
+                ensure(!belief.holds(now), || "a holder is told to wait".to_owned())?;
+                self.beliefs[number].waits |= waits && count == 1;
+            }
+            Err(_) => {}
+        }
+        Ok(outcome)
+    }
+}
+
+impl Model for Locks {
+    type Step = Step;
+    type Reply = Reply;
+
+    const PAST: i64 = 4;
+
+    fn steps(&self) -> Vec<Step> {
+        self.setting.steps.clone()
+    }
+
+    fn take(&mut self, step: Step, world: &mut World) -> Verdict<Option<Reply>> {
+        let (Step::Acquire { party, .. }
+        | Step::Release { party, .. }
+        | Step::Renew { party, .. }
+        | Step::Forget { party }
+        | Step::Disconnect { party }) = step;
+        let setting = self.setting.clone();
+        let hold = &setting.parties[party].hold;
+        let before = setting.granted.map(|_| world.state());
+        let now = world.now;
+        let belief = &self.beliefs[party];
+        if let Step::Acquire { count, .. } = step
+            && belief.holds(now)
+            && count < belief.count
+        {
+            // No owner wants fewer holds than it has.
+            return Ok(None);
+        }
+        let holders = self.holders(world)?;
+        let held = holders[party].as_ref();
+        let belief = &mut self.beliefs[party];
+        let error = |error: crate::Error| error.to_string();
+        let reply = match step {
+            Step::Acquire { .. } => Reply::Acquired(self.acquire(step, held, world)?),
+            Step::Release { keep, ticks: n, .. } => {
+                let lease = (n > 0).then(|| ticks(n));
+                let release = hold.kind.release(hold, keep, lease);
+                let was_held = release.apply(&mut world.space, now).map_err(error)?;
+                ensure(was_held == held.is_some(), || {
+                    format!("released: {was_held}, held: {held:?}")
+                })?;
+                if keep == 0 {
+                    *belief = Belief::default();
+                    if let Some(channel) = setting.parties[party].channel() {
+                        world.space.listening(channel, 0);
+                    }
+                } else if was_held && belief.holds(now) {
+                    belief.count = keep.min(belief.count);
+                    let end = lease.map(|lease| now + lease.duration());
+                    belief.end = belief.end.max(end);
+                }
+                Reply::Held(was_held)
+            }
+            Step::Renew { ticks: n, .. } => {
+                let space = &mut world.space;
+                let renewed = hold.kind.renew(space, hold, Some(ticks(n)), now);
+                let renewed = renewed.map_err(error)?;
+                ensure(renewed == held.is_some(), || {
+                    format!("renewed: {renewed}, held: {held:?}")
+                })?;
+                if renewed && belief.holds(now) {
+                    belief.end = belief.end.max(Some(now + ticks(n).duration()));
+                }
+                Reply::Held(renewed)
+            }
+            Step::Forget { .. } => {
+                if !belief.holds(now) {
+                    return Ok(None);
+                }
+                belief.end = None;
+                Reply::Nothing
+            }
+            Step::Disconnect { .. } => {
+                if world.space.listeners(&hold.own) == 0 {
+                    return Ok(None);
+                }
+                world.space.listening(&hold.own, 0);
+                Reply::Nothing
+            }
+        };
+        world.space.take_published();
+        // A step changes nothing of what other owners hold, and nothing at all if it failed or if what was
+        // to be released or renewed is not held.
+        let after = self.holders(world)?;
+        let is_refused = match &reply {
+            Reply::Acquired(Ok(Outcome::Done(_))) => false,
+            Reply::Acquired(_) => true,
+            Reply::Held(held) => !held,
+            Reply::Nothing => false,
+        };
+        let owner = setting.parties[party].owner;
+        for (i, other) in setting.parties.iter().enumerate() {
+            let is_unchanged = holders[i] == after[i];
+            ensure(
+                is_unchanged || (other.owner == owner && !is_refused),
+                || {
+                    let (before, after) = (&holders[i], &after[i]);
+                    format!("{step:?} changes the hold of party {i} from {before:?} to {after:?}")
+                },
+            )?;
+        }
+        if let (Some(granted), Some(before)) = (setting.granted, before) {
+            let acquired = holders[party].is_none() && after[party].is_some();
+            granted(&Granted {
+                party: &setting.parties[party],
+                acquired,
+                before: &before,
+                after: &world.state(),
+            })?;
+        }
+        Ok(Some(reply))
+    }
+
+    fn repeated(step: Step, first: &Reply, second: &Reply) -> Option<bool> {
+        let is_release = matches!(step, Step::Release { keep: 0, .. });
+        match (step, first, second) {
+            (Step::Forget { .. } | Step::Disconnect { .. }, ..) => None,
+            // The first one has released it.
+            (_, Reply::Held(_), Reply::Held(false)) if is_release => Some(true),
+            _ => Some(first == second),
+        }
+    }
+
+    fn check(&self, state: &State, world: &mut World) -> Verdict {
+        let setting = &self.setting;
+        let holders = self.holders(world)?;
+        let parties = || setting.parties.iter().zip(&holders).zip(&self.beliefs);
+        for ((party, holder), belief) in parties() {
+            if holder.is_some() {
+                let excludes = |other: &Party| party.excludes(other);
+                let mut others = parties().filter(|((other, _), _)| excludes(other));
+                ensure(others.all(|((_, other), _)| other.is_none()), || {
+                    format!("the lock has these holders: {holders:?}")
+                })?;
+            }
+            if belief.holds(world.now) {
+                let is_kept = |holder: &Holder| {
+                    let end = holder.remaining.map(|left| world.now + left);
+                    holder.holds == belief.count && end >= belief.end
+                };
+                ensure(holder.as_ref().is_some_and(is_kept), || {
+                    format!("the store has {holder:?}, the owner relies on {belief:?}")
+                })?;
+            }
+        }
+        for (key, (_, left)) in state {
+            let expected = (setting.expires)(key);
+            ensure(expected == Some(*left >= 0), || {
+                format!("the key {key} expires in {left} ms (-1: never)")
+            })?;
+        }
+        let waiting = parties().filter(|(_, belief)| belief.waits);
+        let waiting = waiting.map(|((party, _), _)| &*party.hold.field).collect();
+        (setting.check)(&Observed { state, waiting })
+    }
+
+    fn hash(&self, now: Instant, hasher: &mut impl Hasher) {
+        for belief in &self.beliefs {
+            hash_end(belief.end, now, hasher);
+            let count = if belief.holds(now) { belief.count } else { 0 };
+            (count, belief.waits).hash(hasher);
+        }
+    }
+
+    fn token(&self) -> (&str, i64) {
+        let latest = i64::try_from(self.latest).unwrap_or(i64::MAX);
+        (&self.setting.token, latest)
+    }
+
+    fn may_tidy(&self, before: &State, after: &State) -> bool {
+        (self.setting.may_tidy)(before, after)
+    }
+}

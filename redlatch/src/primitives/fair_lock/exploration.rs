@@ -1,0 +1,112 @@
+//! All sequences of steps on a fair lock.
+
+use std::collections::BTreeMap;
+
+use super::Fair;
+use crate::primitives::exploration::{
+    Granted, Locks, Observed, Party, State, TICK, Verdict, ensure, explore,
+};
+use crate::space::Dumped;
+
+const QUEUE: &str = "redisson_lock_queue:{name}";
+const TIMEOUTS: &str = "redisson_lock_timeout:{name}";
+const ABSENT: &str = "redlatch_lock_absent:{name}";
+
+#[test]
+fn exploration_of_fair_lock() {
+    let kind = Fair {
+        wait_time: TICK * 2,
+        grace_period: TICK,
+    };
+    let parties = (0..3).map(|owner| Party::new(owner, kind, true, |()| 0));
+    let locks = Locks::new(parties.collect(), true, |key| match key {
+        "name" | ABSENT => Some(true),
+        QUEUE | TIMEOUTS => Some(false),
+        _ => None,
+    });
+    let locks = locks.with_check(check).with_granted(granted);
+    explore("fair lock", locks.with_tidying(is_tidied));
+}
+
+fn queue(state: &State) -> &[String] {
+    match state.get(QUEUE) {
+        Some((Dumped::List(owners), _)) => owners,
+        _ => &[],
+    }
+}
+
+/// In how many milliseconds the dates under a key come.
+fn dates<'a>(state: &'a State, key: &str) -> BTreeMap<&'a str, i64> {
+    match state.get(key) {
+        Some((Dumped::Dates(dates), _)) => dates
+            .iter()
+            .map(|(owner, left)| (&**owner, *left))
+            .collect(),
+        _ => BTreeMap::new(),
+    }
+}
+
+/// The waiters whose time has not passed, in order.
+fn alive(state: &State) -> Vec<&str> {
+    let (timeouts, absent) = (dates(state, TIMEOUTS), dates(state, ABSENT));
+    let has_time = |owner: &&str| {
+        let left = timeouts.get(owner).copied().unwrap_or(0);
+        left.min(absent.get(owner).copied().unwrap_or(i64::MAX)) > 0
+    };
+    let owners = queue(state).iter().map(String::as_str);
+    owners.filter(has_time).collect()
+}
+
+/// Waiters whose time has passed may be dropped by any step. When absences are cleared away depends on the
+/// queue, which the first step may have made longer.
+fn is_tidied(before: &State, after: &State) -> bool {
+    let seen = |state: &State| {
+        let alive: Vec<String> = alive(state).into_iter().map(str::to_owned).collect();
+        let (timeouts, absent) = (dates(state, TIMEOUTS), dates(state, ABSENT));
+        let of_waiter = |owner: &String| {
+            let date = |dates: &BTreeMap<_, _>| dates.get(owner.as_str()).copied();
+            (date(&timeouts), date(&absent))
+        };
+        let dates: Vec<_> = alive.iter().map(of_waiter).collect();
+        (state.get("name").cloned(), alive, dates)
+    };
+    seen(before) == seen(after)
+}
+
+/// No ghosts: each entry is that of an owner that waits, once, with its timeout.
+fn check(observed: &Observed<'_>) -> Verdict {
+    let Observed { state, waiting } = observed;
+    let mut owners: Vec<_> = queue(state).iter().map(String::as_str).collect();
+    let ghost = owners.iter().find(|owner| !waiting.contains(owner));
+    ensure(ghost.is_none(), || {
+        format!("{ghost:?} is in the queue and does not wait")
+    })?;
+    owners.sort_unstable();
+    let timeouts = dates(state, TIMEOUTS);
+    ensure(owners.iter().eq(timeouts.keys()), || {
+        format!("the queue has {owners:?}, the timeouts have {timeouts:?}")
+    })?;
+    let mut absent = dates(state, ABSENT).into_keys();
+    ensure(absent.all(|owner| owners.contains(&owner)), || {
+        "an owner is absent and not in the queue".to_owned()
+    })
+}
+
+/// Waiters whose time has not passed keep their order, and nobody overtakes them. The owner that asks keeps its
+/// place in any case.
+fn granted(granted: &Granted<'_>) -> Verdict {
+    let field = &*granted.party.hold.field;
+    let alive = alive(granted.before);
+    let before = queue(granted.before).iter().map(String::as_str);
+    let mut ahead = before.take_while(|owner| *owner != field);
+    let overtaken = ahead.find(|owner| alive.contains(owner));
+    ensure(!granted.acquired || overtaken.is_none(), || {
+        format!("acquired although {overtaken:?} waits")
+    })?;
+    let mut others = alive.into_iter().filter(|owner| *owner != field);
+    let mut after = queue(granted.after).iter();
+    let keeps_place = |waiter: &str| after.any(|owner| owner == waiter);
+    ensure(others.all(keeps_place), || {
+        "a waiter has lost its place in the queue".to_owned()
+    })
+}

@@ -1,0 +1,69 @@
+//! All sequences of steps on a read-write lock: readers share it, writers exclude everybody else.
+
+use std::sync::Arc;
+
+use super::{Read, Write};
+use crate::name::{Family, Place};
+use crate::primitives::exploration::{Locks, Observed, Party, Verdict, ensure, explore, ticks};
+use crate::space::Dumped;
+
+const WRITERS: &str = "redlatch_rwlock_writers:{name}";
+const TIMEOUT: &str = ":rwlock_timeout:";
+
+fn explore_sides(name: &str, owners: u8, prefers_writers: bool) {
+    let place = |family| Arc::new(Place::new(family, "", "name"));
+    let read = Read {
+        write: place(Family::Write),
+        yields: prefers_writers,
+        besides: None,
+    };
+    let write = Write {
+        read: place(Family::Read),
+        holds_back: prefers_writers.then(|| ticks(2)),
+    };
+    let sides = |owner| {
+        let reader = Party::new(owner, read.clone(), false, |()| 0);
+        [reader, Party::new(owner, write.clone(), true, |()| 0)]
+    };
+    let parties = (0..owners).flat_map(sides).collect();
+    let locks = Locks::new(parties, prefers_writers, |key| {
+        (key == "name" || key == WRITERS || key.contains(TIMEOUT)).then_some(true)
+    });
+    explore(name, locks.with_check(check));
+}
+
+#[test]
+fn exploration_of_read_write_lock() {
+    explore_sides("read-write lock", 3, false);
+}
+
+#[test]
+fn exploration_of_read_write_lock_that_prefers_writers() {
+    explore_sides("read-write lock that prefers writers", 2, true);
+}
+
+/// Each timeout is that of a hold, and each mark that of a writer that waits.
+fn check(observed: &Observed<'_>) -> Verdict {
+    let Observed { state, waiting } = observed;
+    let empty = Default::default();
+    let counts = match state.get("name") {
+        Some((Dumped::Hash(fields), _)) => fields,
+        _ => &empty,
+    };
+    for key in state.keys() {
+        let Some((owner, n)) = key.split_once(TIMEOUT) else {
+            continue;
+        };
+        let owner = owner.trim_start_matches("{name}:");
+        let count = counts.get(owner).and_then(|count| count.parse().ok());
+        let n = n.parse::<u32>().ok();
+        ensure(n <= count, || format!("{key} belongs to no hold"))?;
+    }
+    if let Some((Dumped::Dates(writers), _)) = state.get(WRITERS) {
+        let ghost = writers.keys().find(|owner| !waiting.contains(&&***owner));
+        ensure(ghost.is_none(), || {
+            format!("{ghost:?} holds readers back and does not wait")
+        })?;
+    }
+    Ok(())
+}

@@ -1,0 +1,159 @@
+//! All sequences of steps on a semaphore: permits are never lost, and never made.
+
+use std::hash::{Hash as _, Hasher};
+
+use tokio::time::Instant;
+
+use super::rules::{Add, Drain, Take};
+use crate::name::{Family, Place};
+use crate::primitives::exploration::{
+    Model, State, TICK, Verdict, World, ensure, explore, hash_end, ticks,
+};
+use crate::primitives::number::Begin;
+use crate::space::Dumped;
+use crate::step::{Outcome, Step as _};
+
+/// Number of permits.
+const PERMITS: u32 = 3;
+/// How long the semaphore lives, if it ends.
+const LIVES: u8 = 3;
+
+#[derive(Clone)]
+struct Permits {
+    ends: bool,
+    end: Option<Instant>,
+    /// How many permits each owner has.
+    taken: [u32; 3],
+}
+
+#[derive(Debug, Clone, Copy)]
+enum Step {
+    Begin,
+    Take { owner: usize, permits: u32 },
+    Release { owner: usize, permits: u32 },
+    Drain { owner: usize },
+}
+
+impl Model for Permits {
+    type Step = Step;
+    type Reply = bool;
+
+    fn steps(&self) -> Vec<Step> {
+        let of_owner = |owner| {
+            let takes = (1..=2).map(move |permits| Step::Take { owner, permits });
+            let releases = (1..=2).map(move |permits| Step::Release { owner, permits });
+            takes.chain(releases).chain([Step::Drain { owner }])
+        };
+        [Step::Begin]
+            .into_iter()
+            .chain((0..3).flat_map(of_owner))
+            .collect()
+    }
+
+    fn take(&mut self, step: Step, world: &mut World) -> Verdict<Option<bool>> {
+        let place = Place::new(Family::Semaphore, "", "name");
+        let World { space, now } = world;
+        if self.end.is_some_and(|end| end <= *now) {
+            // What was taken of it is gone with it.
+            (self.end, self.taken) = (None, [0; 3]);
+        }
+        let is_there = space.is_there("name", *now);
+        let error = |error: crate::Error| error.to_string();
+        let reply = match step {
+            Step::Begin => {
+                let begin = Begin {
+                    place: &place,
+                    number: PERMITS,
+                    time_to_live: self.ends.then(|| ticks(LIVES)),
+                    payload: PERMITS,
+                    above_zero: false,
+                };
+                let begun = begin.apply(space, *now).map_err(error)?;
+                ensure(begun != is_there, || format!("begun: {begun}"))?;
+                if begun && self.ends {
+                    self.end = Some(*now + TICK * LIVES.into());
+                }
+                begun
+            }
+            Step::Take { owner, permits } => {
+                let take = Take {
+                    place: &place,
+                    permits,
+                };
+                match take.apply(space, *now).map_err(error)? {
+                    Outcome::Done(_) => {
+                        self.taken[owner] += permits;
+                        true
+                    }
+                    Outcome::Wait(_) => false,
+                }
+            }
+            Step::Release { owner, permits } => {
+                if self.taken[owner] < permits {
+                    return Ok(None);
+                }
+                self.taken[owner] -= permits;
+                let add = Add {
+                    place: place.into(),
+                    permits: i32::try_from(permits).unwrap(),
+                    if_exists: true,
+                };
+                let added = add.apply(space, *now).map_err(error)?.is_some();
+                ensure(added == is_there, || format!("released: {added}"))?;
+                added
+            }
+            Step::Drain { owner } => {
+                let drain = Drain {
+                    place: place.into(),
+                };
+                let drained = drain.apply(space, *now).map_err(error)?;
+                self.taken[owner] += u32::try_from(drained).unwrap();
+                drained > 0
+            }
+        };
+        world.space.take_published();
+        Ok(Some(reply))
+    }
+
+    /// Only what sets the number can be repeated, and not even that gives the same reply.
+    fn repeated(step: Step, _: &bool, second: &bool) -> Option<bool> {
+        matches!(step, Step::Begin).then_some(!second)
+    }
+
+    fn check(&self, state: &State, world: &mut World) -> Verdict {
+        let Some((value, left)) = state.get("name") else {
+            let taken: u32 = self.taken.iter().sum();
+            let ended = self.end.is_none_or(|end| end <= world.now);
+            return ensure(state.is_empty() && (taken == 0 || ended), || {
+                "the number is gone".to_owned()
+            });
+        };
+        ensure(state.len() == 1 && (*left >= 0) == self.ends, || {
+            format!("it ends in {left} ms (-1: never)")
+        })?;
+        let taken = PERMITS.checked_sub(self.taken.iter().sum());
+        let number = taken.map(|left| Dumped::Text(left.to_string()));
+        ensure(number.as_ref() == Some(value), || {
+            format!("{value:?} left, and taken {:?}", self.taken)
+        })
+    }
+
+    fn hash(&self, now: Instant, hasher: &mut impl Hasher) {
+        hash_end(self.end, now, hasher);
+        let is_gone = self.end.is_some_and(|end| end <= now);
+        let taken = if is_gone { [0; 3] } else { self.taken };
+        taken.hash(hasher);
+    }
+}
+
+#[test]
+fn exploration_of_semaphore() {
+    for (name, ends) in [("semaphore", false), ("semaphore that ends", true)] {
+        let permits = Permits {
+            ends,
+            end: None,
+            taken: [0; 3],
+        };
+        assert!(explore(name, permits).closed);
+    }
+}
