@@ -175,11 +175,11 @@ pub(crate) struct Standing {
     pub(crate) is_renewed: bool,
     /// Whether the store may have something else than is held here.
     pub(crate) is_ahead_of_store: bool,
-    /// Whether an acquisition may still be on its way.
+    /// Whether an acquisition may still be in flight.
     pub(crate) is_asked_for: bool,
     /// Whether an earlier release may have been applied, so that the next one may find nothing.
     pub(crate) maybe_released: bool,
-    /// What was held before so many changes has been given back since.
+    /// Number of changes when the store last said that nothing is held any more.
     pub(crate) given_back: u64,
 }
 
@@ -315,7 +315,7 @@ impl Hold {
         state.settling_ended = state.changes;
     }
 
-    /// The store has what was held here after so many changes; it has said so, if all was `given_back`.
+    /// Records that the store has applied this many changes. `given_back`: it said that nothing is held any more.
     pub(crate) fn store_followed(&self, changes: u64, given_back: bool) {
         let mut state = self.look();
         state.followed = state.followed.max(changes);

@@ -1,6 +1,6 @@
 //! The servers of a run in one topology or another, and who of them is the master.
 //!
-//! Nothing here detects or decides: [`crate::faults`] says when a replica takes its master's place. What follows
+//! Nothing here detects or decides: `faults` says when a replica takes its master's place. What follows
 //! from that takes time, as it does among real servers: each Sentinel and each node learns of it on its own.
 
 use std::collections::{BTreeMap, BTreeSet};

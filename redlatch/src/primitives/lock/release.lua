@@ -1,8 +1,8 @@
 -- Sets an owner's hold count to what it wants to keep, or gives the lock back and wakes a waiter.
 --
 -- KEYS[1]  the lock: hash owner -> hold count
--- ARGV     owner, channel (empty: wake nobody); to keep some of the holds: hold count to keep, lease in
---          ms to go on with (0: as it is), and if this undoes an acquisition: lease in ms to go back to
+-- ARGV     owner, channel (empty: wake nobody); if some holds remain: their number, lease in ms (0: the
+--          end stays as it is), and if this undoes an acquisition: lease in ms before that acquisition
 -- Returns  1: done; 0: this owner does not hold the lock
 if redis.call('HEXISTS', KEYS[1], ARGV[1]) == 0 then
     -- Deleted by FLUSHALL or DEL: no other step wakes the waiters. Also the answer to a release that is
