@@ -270,8 +270,7 @@ impl Hold {
 
     /// Whether the watchdog renews it.
     pub(crate) fn is_renewed(&self) -> bool {
-        let state = self.look();
-        state.renewed > 0 && state.loss.is_none()
+        self.standing().is_renewed
     }
 
     /// How things stand now.
@@ -298,8 +297,7 @@ impl Hold {
     /// Whether the store may have something else than is held here: a guard that left, or an attempt
     /// without an answer, was not settled yet.
     pub(crate) fn is_ahead_of_store(&self) -> bool {
-        let state = self.look();
-        state.followed < state.changes
+        self.standing().is_ahead_of_store
     }
 
     /// Returns whether the last claim must settle before the hold is forgotten.

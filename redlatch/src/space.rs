@@ -284,7 +284,7 @@ impl Space {
         }
     }
 
-    /// Hashes what is there, with all times relative to `now`: states that were reached at different times
+    /// Hashes all keys, with all times relative to `now`: states that were reached at different times
     /// and behave alike from then on are equal. Dates that passed longer ago than `past` milliseconds
     /// compare equal. The number under the key `counted` counts from the number given with it.
     pub(crate) fn hash_at(

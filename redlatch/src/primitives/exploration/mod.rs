@@ -228,7 +228,7 @@ pub(crate) fn ticks(n: u8) -> Lease {
     Lease::new(TICK * n.into()).unwrap()
 }
 
-/// Hashes the end of something an owner relies on; what has ended is the same as what never was.
+/// Hashes the end of something an owner relies on; an end in the past hashes as none.
 pub(crate) fn hash_end(end: Option<Instant>, now: Instant, hasher: &mut impl Hasher) {
     let left = end.map(|end| end.saturating_duration_since(now));
     left.filter(|left| !left.is_zero()).hash(hasher);

@@ -1,4 +1,4 @@
-//! A value that is told once, to all who wait for it.
+//! A value that one task sends once, to all tasks that wait for it.
 //!
 //! Those who wait are woken in the order in which they began to. (`tokio::sync::watch` wakes them in a random
 //! order, so the same seed would not give the same simulation.)
