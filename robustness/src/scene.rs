@@ -149,14 +149,14 @@ impl Scene {
         while_: impl FnOnce(&mut Scene) -> Result<T>,
     ) -> Result<T> {
         let from = now();
-        let done = while_(self);
+        let done = while_(self)?;
         set_permits(&self.site.url(), &self.names(), MENDED)?;
         lock(&self.history).data_lost.push(DataLost {
             from,
             until: now(),
             forgetting,
         });
-        done
+        Ok(done)
     }
 
     fn window(&self, from: i64, cut: bool) {

@@ -58,6 +58,12 @@ impl Run<'_> {
                     network.reset(Some(self.processes[place].id()), host);
                 }
             }
+            Fault::AnswersLost(place) => {
+                let process = self.processes[place].id();
+                network.set_losing(Some(process));
+                until.await;
+                network.set_losing(None);
+            }
             Fault::Freeze => {
                 let host = self.site.masters()[0];
                 network.set_frozen(host, true);

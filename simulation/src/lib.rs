@@ -7,6 +7,7 @@
 //! or clock: its caller delivers bytes and the time, and sends what it returns.
 
 mod faults;
+mod linearizability;
 pub mod network;
 pub mod plan;
 pub mod process;

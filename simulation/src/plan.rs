@@ -68,6 +68,8 @@ pub enum Fault {
     Cut(ProcessId, Option<Direction>),
     /// The connections of a process are reset.
     Reset(ProcessId),
+    /// A server often resets a connection of the process after it has received something, instead of an answer.
+    AnswersLost(ProcessId),
     /// The server stands still.
     Freeze,
     /// The server is killed, and started again with its data.
@@ -118,6 +120,16 @@ pub enum Fault {
     },
 }
 
+impl Fault {
+    /// Whether clients go on as before as soon as they have a new connection.
+    fn is_gentle(self) -> bool {
+        matches!(
+            self,
+            Fault::Reset(_) | Fault::AnswersLost(_) | Fault::ForgetScripts
+        )
+    }
+}
+
 impl Plan {
     /// Draws the plan of a seed.
     pub fn draw(seed: u64) -> Plan {
@@ -151,6 +163,7 @@ impl Plan {
             1 if topology != Topology::Single => Sync::One,
             _ => Sync::All,
         };
+        let is_gentle = random.below(3) == 0;
         let mut faults = Vec::new();
         let mut at = lease / 2;
         for _ in 0..random.below(5) {
@@ -163,15 +176,16 @@ impl Plan {
             };
             let mut until = at + lasts;
             let process = random.below(processes);
-            let fault = match random.below(12) {
-                0 => Fault::Slow,
-                1 => Fault::Cut(process, None),
-                2 => Fault::Cut(process, Some(Direction::Up)),
-                3 => Fault::Cut(process, Some(Direction::Down)),
-                4 => Fault::Reset(process),
-                5 => Fault::Stop(process),
-                6 => Fault::Kill(process),
-                7 => Fault::ForgetScripts,
+            let fault = match random.below(if is_gentle { 3 } else { 16 }) {
+                0 => Fault::Reset(process),
+                1 => Fault::AnswersLost(process),
+                2 => Fault::ForgetScripts,
+                3 => Fault::Slow,
+                4 => Fault::Cut(process, None),
+                5 => Fault::Cut(process, Some(Direction::Up)),
+                6 => Fault::Cut(process, Some(Direction::Down)),
+                7 => Fault::Stop(process),
+                8 => Fault::Kill(process),
                 _ => match topology {
                     Topology::Single => of_single(&mut random),
                     Topology::Sentinel => of_sentinel(&mut random, lease),
@@ -219,14 +233,18 @@ impl Plan {
         self.names.iter().chain(&self.few).cloned().collect()
     }
 
+    /// Whether whoever waits acquires a free lock at once, and in its turn, when no fault is under way.
+    pub fn is_gentle(&self) -> bool {
+        self.faults.iter().all(|one| one.fault.is_gentle())
+    }
+
     /// What the faults may do to holders.
     pub fn losses(&self) -> Losses {
         let is_short = |one: &Scheduled| one.until - one.from <= self.lease / 6;
         let is_harmless = |one: &Scheduled| match one.fault {
-            Fault::Reset(_) | Fault::Stop(_) | Fault::Kill(_) | Fault::ForgetScripts => true,
-            Fault::SlotsMoved { .. } => true,
+            Fault::Stop(_) | Fault::Kill(_) | Fault::SlotsMoved { .. } => true,
             Fault::Freeze | Fault::SentinelsFrozen { .. } => is_short(one),
-            _ => false,
+            fault => fault.is_gentle(),
         };
         match self.faults.iter().all(is_harmless) {
             true => Losses::None,

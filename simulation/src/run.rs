@@ -16,12 +16,19 @@ use redlatch_robustness::worker::{Crew, Ear, Teller, Worker, tell_left};
 use tokio::task::JoinSet;
 use tokio::time::{Instant, sleep, sleep_until};
 
+use crate::linearizability;
 use crate::network::{Network, ProcessId};
 use crate::plan::Plan;
 use crate::process::Process;
 use crate::server::Server;
 use crate::site::Site;
 use crate::trace::Trace;
+
+/// For how many latencies somebody may wait for a lock that is free.
+const PROMPT: u32 = 40;
+
+/// After how many latencies a request has joined the queue of a fair lock.
+const JOINS: u32 = 12;
 
 /// What came of a run.
 #[derive(Debug)]
@@ -107,6 +114,11 @@ impl Run<'_> {
         history.end = now(begun);
         let tallies = run.records.tallies();
         let mut violations = checker::check(&history, plan.losses(), &tallies);
+        if plan.is_gentle() {
+            violations.extend(checker::left_waiting(&history, plan.latency * PROMPT));
+            violations.extend(checker::overtaken(&history, plan.latency * JOINS));
+        }
+        violations.extend(linearizability::check(&history));
         violations.extend(left);
         let found = violations.len();
         violations.retain(|violation| checker::explain(violation, &history).is_none());

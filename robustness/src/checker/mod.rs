@@ -5,10 +5,13 @@ mod fencing;
 mod losses;
 #[cfg(test)]
 mod made;
+mod order;
 mod waits;
 
 use std::time::Duration;
 
+pub use order::overtaken;
+pub use waits::left_waiting;
 pub(crate) use waits::worst_recovery;
 
 use crate::clock::{Time, millis, nanos};
@@ -47,6 +50,12 @@ pub enum Rule {
     Hang,
     /// The same for a fair lock, which is kept for those in its queue for whom nobody waits any more.
     Queue,
+    /// Whoever waits for a lock acquires it within a few round trips after it has become free.
+    Promptness,
+    /// Those who wait for a fair lock acquire it in the order in which they joined its queue.
+    Order,
+    /// Every answer is one that a lock could give whose operations happen one after the other.
+    Linearizability,
     /// Nothing is left when everything was given back.
     LeftOver,
     /// No client ends by itself.

@@ -1,5 +1,7 @@
 //! Nobody waits for long for what is free.
 
+use std::time::Duration;
+
 use super::{GRACE, MARGIN, Rule, Violation};
 use crate::clock::{Time, millis, nanos};
 use crate::history::{History, Mode, PERMITS, Section};
@@ -41,6 +43,26 @@ pub(super) fn check(history: &History) -> Vec<Violation> {
         }
     }
     found
+}
+
+/// Finds those who waited for longer than this for a lock that was free. Times with faults do not count.
+///
+/// Only for runs on a clock of their own, without faults that delay clients: a busy machine delays them, too.
+pub fn left_waiting(history: &History, limit: Duration) -> Vec<Violation> {
+    let names = history.by_name();
+    let idle = names.values().flat_map(|sections| idle(history, sections));
+    let too_long = idle.filter(|idle| idle.until - idle.from > nanos(limit));
+    let violation = |idle: Idle<'_>| {
+        let (name, who) = (&idle.section.ask.name, idle.section.who());
+        let waited = millis(idle.until - idle.from);
+        Violation {
+            rule: Rule::Promptness,
+            from: idle.from,
+            until: idle.until,
+            text: format!("{name}: {who} waited {waited} ms while nobody held it"),
+        }
+    };
+    too_long.map(violation).collect()
 }
 
 /// The longest time that anybody waited for something free, counted from when everything was whole
@@ -202,6 +224,16 @@ mod tests {
     fn waiting_for_what_is_free_is_found() {
         let sections = vec![section("a", 0, 10), waited(5, 9000)];
         assert_eq!(check(&history(sections))[0].rule, Rule::Hang);
+    }
+
+    #[test]
+    fn a_lock_that_is_not_acquired_at_once_is_found() {
+        let late = |by| history(vec![section("a", 0, 10), waited(5, 10 + by)]);
+        let limit = Duration::from_millis(50);
+        assert!(left_waiting(&late(50), limit).is_empty());
+        let found = left_waiting(&late(51), limit);
+        assert_eq!(found.len(), 1);
+        assert_eq!((found[0].from, found[0].until), (10 * MS, 61 * MS));
     }
 
     #[test]

@@ -49,9 +49,10 @@ fn overwrite(scene: &mut Scene, lasts: std::time::Duration) -> Result<()> {
     let others: Vec<&String> = names.iter().step_by(2).collect();
     for name in &others {
         let owner = scene.owner(name)?;
-        // All of it: permits that are out have a key of their own.
-        ask(owner, &["DEL", name, &format!("{{{name}}}:timeout")])?;
-        ask(owner, &["RPUSH", name, "somebody else's"])?;
+        // All of it: permits that are out have a key of their own. At once: a worker may say how many there are.
+        let script = "redis.call('DEL', unpack(KEYS)) redis.call('RPUSH', KEYS[1], 'other data')";
+        let permits = format!("{{{name}}}:timeout");
+        ask(owner, &["EVAL", script, "2", name, &permits])?;
     }
     sleep(lasts);
     for name in others {

@@ -46,7 +46,7 @@ pub enum What {
 }
 
 /// Who may be inside at the same time.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub enum Mode {
     /// Nobody else.
     Alone,

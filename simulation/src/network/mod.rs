@@ -199,13 +199,16 @@ impl Network {
     /// them.
     pub fn reset(&self, process: Option<ProcessId>, host: HostId) {
         self.change(|state| {
-            let now = state.now();
             for id in state.links_between(process, Some(host)) {
-                let reset = Some(io::ErrorKind::ConnectionReset);
-                state.schedule(now, Event::ServerGone(id, reset));
-                state.schedule(now, Event::ClientGone(id));
+                state.reset(id);
             }
         });
+    }
+
+    /// Has one in eight packets of a process be the last one of its connection that arrives: the server handles it
+    /// and resets the connection.
+    pub fn set_losing(&self, process: Option<ProcessId>) {
+        self.lock().losing = process;
     }
 
     /// Closes the connections of a process that has died.

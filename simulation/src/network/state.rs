@@ -33,6 +33,8 @@ pub(super) struct State {
     pub(super) cut: BTreeSet<(ProcessId, HostId, Direction)>,
     /// Pairs of servers whose packets to each other do not arrive.
     pub(super) separated: BTreeSet<(HostId, HostId)>,
+    /// Whose connections are often reset instead of an answer.
+    pub(super) losing: Option<ProcessId>,
     /// Due events whose packets cannot arrive now.
     withheld: BTreeMap<Key, Event>,
     /// When the latest packet from one server to another arrives.
@@ -134,6 +136,7 @@ impl State {
             scheduled: 0,
             cut: BTreeSet::new(),
             separated: BTreeSet::new(),
+            losing: None,
             withheld: BTreeMap::new(),
             last: BTreeMap::new(),
             trace,
@@ -389,13 +392,23 @@ impl State {
         let Some(link) = self.links.get(&id) else {
             return;
         };
-        let host = link.host;
+        let (host, process) = (link.host, link.process);
         let Some(connection) = link.server else {
             // The server was killed since, and knows no such connection.
             let reset = Event::ServerGone(id, Some(io::ErrorKind::ConnectionReset));
             return self.send(id, Direction::Down, reset);
         };
         self.at_server(host, |server, now| server.receive(connection, bytes, now));
+        if self.losing == Some(process) && self.random.below(8) == 0 {
+            self.reset(id);
+        }
+    }
+
+    /// Resets a connection. Both sides learn of it at once.
+    pub(super) fn reset(&mut self, id: LinkId) {
+        let (now, reset) = (self.now(), Some(io::ErrorKind::ConnectionReset));
+        self.schedule(now, Event::ServerGone(id, reset));
+        self.schedule(now, Event::ClientGone(id));
     }
 
     fn client_gone(&mut self, id: LinkId) {

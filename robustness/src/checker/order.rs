@@ -1,0 +1,102 @@
+//! A fair lock goes to those who wait in the order in which they joined its queue.
+
+use std::time::Duration;
+
+use super::{Rule, Violation};
+use crate::clock::{millis, nanos};
+use crate::history::{History, Section};
+
+/// Finds those who acquired a fair lock although somebody else was before them in its queue. A request is in the
+/// queue after `joins` at the latest, if nothing was broken meanwhile. Owners that several tasks share are not
+/// compared, because they take turns before they join.
+///
+/// Only for runs on a clock of their own, without faults that delay clients or make them leave the queue.
+pub fn overtaken(history: &History, joins: Duration) -> Vec<Violation> {
+    let joins = nanos(joins);
+    let is_broken = |one: &Section| {
+        let (from, until) = (one.asked, one.asked + joins);
+        let mut windows = history.windows.iter();
+        windows.any(|window| window.from <= until && from <= window.until)
+    };
+    let mut found = Vec::new();
+    for (name, sections) in history.by_name() {
+        if !name.starts_with("fair") {
+            continue;
+        }
+        let compared = sections.iter().filter(|one| one.ask.owner.is_none());
+        let compared: Vec<&Section> = compared.copied().collect();
+        for first in compared.iter().filter(|one| !is_broken(one)) {
+            let overtaker = compared.iter().find(|later| {
+                let waited = later
+                    .got
+                    .is_some_and(|got| first.answered.is_none_or(|at| got < at));
+                waited && first.asked + joins < later.asked
+            });
+            if let Some(later) = overtaker {
+                let (first_who, later_who) = (first.who(), later.who());
+                let before = millis(later.asked - first.asked);
+                let text = format!(
+                    "{name}: {later_who} came before {first_who}, who asked {before} ms earlier"
+                );
+                let at = later.got.unwrap_or(later.asked);
+                found.push(Violation::at(at, Rule::Order, text));
+            }
+        }
+    }
+    found
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::made::{MS, history, section};
+    use super::*;
+    use crate::clock::Time;
+    use crate::history::Window;
+
+    const JOINS: Duration = Duration::from_millis(10);
+
+    /// Asked for at one time, had at another.
+    fn waited(asked: Time, got: Time) -> Section {
+        let mut one = section("fair:1", got, got + 5);
+        one.asked = asked * MS;
+        one
+    }
+
+    #[test]
+    fn first_come_first_served_is_well() {
+        let sections = vec![waited(0, 50), waited(20, 60), waited(40, 70)];
+        assert!(overtaken(&history(sections), JOINS).is_empty());
+    }
+
+    #[test]
+    fn whoever_overtakes_is_found() {
+        let sections = vec![waited(0, 60), waited(20, 50)];
+        assert_eq!(overtaken(&history(sections), JOINS).len(), 1);
+        let mut never = waited(0, 60);
+        (never.answered, never.got) = (None, None);
+        let sections = vec![never, waited(20, 50)];
+        assert_eq!(overtaken(&history(sections), JOINS).len(), 1);
+    }
+
+    #[test]
+    fn who_may_not_have_joined_yet_is_not_overtaken() {
+        let sections = vec![waited(0, 60), waited(10, 50)];
+        assert!(overtaken(&history(sections), JOINS).is_empty());
+        let mut broken = history(vec![waited(0, 60), waited(20, 50)]);
+        broken.windows.push(Window {
+            from: 5 * MS,
+            until: 6 * MS,
+            cut: true,
+        });
+        assert!(overtaken(&broken, JOINS).is_empty());
+    }
+
+    #[test]
+    fn other_locks_have_no_order() {
+        let mut sections = vec![waited(0, 60), waited(20, 50)];
+        for one in &mut sections {
+            one.ask.name = "lock:1".into();
+        }
+        assert!(overtaken(&history(sections), JOINS).is_empty());
+    }
+}

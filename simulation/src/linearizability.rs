@@ -1,0 +1,212 @@
+//! Linearizability: whether the answers about a lock are those of a lock whose operations happen one after the
+//! other, each at some moment between its call and its answer. The search for such an order is that of Wing and
+//! Gong with Lowe's improvements, in the crate `todc-utils`.
+//!
+//! A release happens between its call and its answer, too. If no answer is known, it happens any time later; what
+//! was lost ends when it was last valid, or later; and what the store forgot may end from that moment on.
+
+use std::collections::BTreeMap;
+
+use redlatch_robustness::checker::{MARGIN, Rule, Violation};
+use redlatch_robustness::clock::{Time, nanos};
+use redlatch_robustness::history::{History, Mode, PERMITS, Section};
+use todc_utils::linearizability::{WGLChecker, history as wgl};
+use todc_utils::specifications::Specification;
+
+/// Finds the names whose histories no order explains.
+pub(crate) fn check(history: &History) -> Vec<Violation> {
+    let names = history.by_name();
+    let violations = names.iter().filter_map(|(name, sections)| {
+        let operations = operations(history, sections);
+        let end = first_unexplained(&operations)?;
+        let (who, step) = (&end.who, end.what.step);
+        let text = format!("{name}: no order of the operations explains {step:?} of {who}");
+        Some(Violation::at(end.answered, Rule::Linearizability, text))
+    });
+    violations.collect()
+}
+
+/// An operation, and who did it.
+#[derive(Debug, Clone)]
+struct Operation {
+    called: Time,
+    /// `Time::MAX`: it is not known.
+    answered: Time,
+    what: What,
+    who: String,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+struct What {
+    owner: usize,
+    mode: Mode,
+    step: Step,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+enum Step {
+    /// With this fencing token, if it has one.
+    Acquire(Option<u64>),
+    Release,
+    /// The lock was not acquired because others hold it.
+    Refuse,
+}
+
+/// Who holds a lock: each owner and mode with its hold count.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Hash)]
+struct Lock {
+    holds: BTreeMap<(usize, Mode), u32>,
+    token: Option<u64>,
+}
+
+impl Lock {
+    fn admits(&self, owner: usize, mode: Mode) -> bool {
+        let mut others = self.holds.keys().filter(|(other, _)| *other != owner);
+        let writes = self.holds.contains_key(&(owner, Mode::Alone));
+        match mode {
+            Mode::Permit => self.holds.len() < PERMITS as usize,
+            Mode::Shared => others.all(|(_, mode)| *mode == Mode::Shared),
+            Mode::Alone => others.next().is_none() && (writes || self.holds.is_empty()),
+        }
+    }
+}
+
+impl Specification for Lock {
+    type State = Lock;
+    type Operation = What;
+
+    fn init() -> Lock {
+        Lock::default()
+    }
+
+    fn apply(what: &What, lock: &Lock) -> (bool, Lock) {
+        let (mut next, hold) = (lock.clone(), (what.owner, what.mode));
+        let is_valid = match what.step {
+            Step::Acquire(token) => {
+                *next.holds.entry(hold).or_default() += 1;
+                // The guards of one hold have the same token.
+                let is_new = !lock.holds.contains_key(&hold);
+                let grows = token.is_none() || token > lock.token || !is_new && token == lock.token;
+                next.token = token.max(lock.token);
+                grows && lock.admits(what.owner, what.mode)
+            }
+            Step::Release => match next.holds.get_mut(&hold) {
+                Some(1) => next.holds.remove(&hold).is_some(),
+                Some(count) => {
+                    *count -= 1;
+                    true
+                }
+                None => false,
+            },
+            Step::Refuse => !lock.admits(what.owner, what.mode),
+        };
+        (is_valid, next)
+    }
+}
+
+fn operations(history: &History, sections: &[&Section]) -> Vec<Operation> {
+    let mut owners = BTreeMap::new();
+    let forgets_tokens = history.data_lost.iter().any(|lost| lost.forgetting.tokens);
+    // A request without a clear answer may have acquired the lock for a while.
+    let is_clear = |one: &&Section| {
+        one.got.is_some()
+            || one.ask.owner.is_none() && one.answered.is_some() && one.failed.is_none()
+    };
+    let all_clear = sections.iter().all(is_clear) && history.data_lost.is_empty();
+    let mut operations = Vec::new();
+    for (number, section) in sections.iter().enumerate() {
+        let ask = &section.ask;
+        let owner = match ask.owner {
+            Some(owner) => {
+                let named = (section.process, ask.client, owner);
+                *owners.entry(named).or_insert(number)
+            }
+            None => number,
+        };
+        let mut add = |called, answered, step| {
+            operations.push(Operation {
+                called,
+                answered,
+                what: What {
+                    owner,
+                    mode: ask.mode,
+                    step,
+                },
+                who: section.who(),
+            });
+        };
+        if let Some(got) = section.got {
+            let token = section.token.filter(|_| !forgets_tokens);
+            add(section.asked, got, Step::Acquire(token));
+            let (called, answered) = released(history, section, got);
+            add(called, answered, Step::Release);
+        } else if let Some(answered) = section.answered
+            && all_clear
+        {
+            add(section.asked, answered, Step::Refuse);
+        }
+    }
+    operations
+}
+
+/// When a hold can have ended: the earliest and the latest time.
+fn released(history: &History, section: &Section, got: Time) -> (Time, Time) {
+    let last_valid = section.valid_until.unwrap_or(got);
+    let process = history.processes.get(&section.process);
+    let is_dead = process.is_some_and(|process| process.killed.is_some());
+    let earliest = match section.left {
+        _ if section.was_lost() => last_valid,
+        Some(left) => left,
+        None if is_dead => section.kept_until.unwrap_or(got).max(last_valid),
+        None => last_valid,
+    };
+    let mut forgotten = history.data_lost.iter().filter(|lost| {
+        let until = lost.until + history.lease + nanos(MARGIN);
+        lost.from <= earliest && got <= until
+    });
+    let earliest = match forgotten.next() {
+        Some(lost) => lost.from.max(got),
+        None => earliest,
+    };
+    let is_answered = section.unlock_error.is_none() && !section.was_lost();
+    let latest = section.freed.filter(|_| is_answered);
+    (
+        earliest,
+        latest.map_or(Time::MAX, |freed| freed.max(earliest)),
+    )
+}
+
+/// The first operation whose answer no order explains.
+fn first_unexplained(operations: &[Operation]) -> Option<&Operation> {
+    if is_linearizable(operations, Time::MAX) {
+        return None;
+    }
+    let mut answers: Vec<&Operation> = operations.iter().collect();
+    answers.sort_by_key(|one| one.answered);
+    let explained = answers.partition_point(|one| is_linearizable(operations, one.answered));
+    answers.get(explained).copied()
+}
+
+/// Whether some order explains all answers until this time.
+fn is_linearizable(operations: &[Operation], until: Time) -> bool {
+    let mut actions = Vec::new();
+    for (number, one) in operations.iter().enumerate() {
+        // Without its answer, an acquisition may have had no effect.
+        if one.answered > until && one.what.step != Step::Release || one.called > until {
+            continue;
+        }
+        // What happens at the same time may happen in any order.
+        actions.push((one.called, false, number, one.what));
+        actions.push((one.answered, true, number, one.what));
+    }
+    if actions.is_empty() {
+        return true;
+    }
+    actions.sort_by_key(|&(at, is_answer, ..)| (at, is_answer));
+    let action = |(_, is_answer, number, what)| match is_answer {
+        false => (number, wgl::Action::Call(what)),
+        true => (number, wgl::Action::Response(what)),
+    };
+    let actions = actions.into_iter().map(action).collect();
+    WGLChecker::<Lock>::is_linearizable(wgl::History::from_actions(actions))
+}
