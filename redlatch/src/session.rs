@@ -331,7 +331,7 @@ impl Session {
                 for ((claim, terms), &held) in claims.iter().zip(&held) {
                     claim.was_taken(held, end(terms));
                 }
-                if let Err(error) = answer.confirmation.confirmed().await {
+                if let Err(error) = answer.confirmation.confirmed(sent).await {
                     // Each in the turn that we have; what fails is settled by being dropped.
                     let settling = unsettled.iter().map(Unsettled::settle_in_turn);
                     all(settling).await;
@@ -510,7 +510,7 @@ impl Claim {
             Outcome::Done(won) => {
                 let end = answer.sent + terms.lease.duration();
                 self.was_taken(held, end);
-                if let Err(error) = answer.confirmation.confirmed().await {
+                if let Err(error) = answer.confirmation.confirmed(sent).await {
                     // Now, if it can be: who hears of it may ask somewhere else.
                     Box::pin(unsettled.settle_in_turn()).await;
                     return Err(error);

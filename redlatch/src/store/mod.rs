@@ -171,6 +171,12 @@ impl Sent {
         self.answered.store(true, Ordering::Relaxed);
     }
 
+    /// The store has answered, but what is asked now has no answer yet.
+    pub(crate) fn unanswered(&self) {
+        self.notes().failed = None;
+        self.answered.store(false, Ordering::Relaxed);
+    }
+
     /// The store cannot be asked, since this time or, if it failed before and has not answered since,
     /// since then.
     pub(crate) fn failed(&self, since: Instant, error: Error) {

@@ -364,6 +364,48 @@ async fn dropped_while_the_replicas_are_waited_for() {
     }
 }
 
+/// `None` means that another owner holds it. At the wait limit nobody does: the store has granted it, and the replicas
+/// have not confirmed that.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_is_not_confirmed_at_the_wait_limit_is_not_held_by_another() {
+    let all = Replicated::start(1).await;
+    // A client each: what is asked next goes behind the answer of the replicas.
+    let settings = || patient().replica_timeout(LONG);
+    let (client, other) = (all.client(settings()).await, all.client(settings()).await);
+    let third = all.client(settings()).await;
+    let (lock, permits) = (client.lock("lock"), third.semaphore("permits"));
+    let several = MultiLock::new(["one", "two"].map(|name| other.lock(name)));
+    permits.try_set_permits(1).await.unwrap();
+    // A script that the server does not know is sent once more, and that is not granted at the limit.
+    drop(granted(|| lock.lock()).await);
+    drop(granted(|| several.lock()).await);
+    drop(granted(|| permits.acquire()).await);
+    for client in [&client, &other, &third] {
+        soon("settled", client.settled()).await;
+    }
+    all.replicas[0].freeze();
+    let limit = Duration::from_millis(200);
+    let one = lock.try_lock().wait(limit).into_future();
+    let both = several.try_lock().wait(limit).into_future();
+    let permit = permits.try_acquire().wait(limit).into_future();
+    let (one, both, permit) = tokio::join!(one, both, permit);
+    all.replicas[0].thaw();
+    let errors = [
+        one.map(drop).err(),
+        both.map(drop).err(),
+        permit.map(drop).err(),
+    ];
+    for (what, error) in ["lock", "several", "permit"].iter().zip(errors) {
+        let error = error.unwrap_or_else(|| panic!("{what}: as if another owner held it"));
+        assert!(error.is_transient(), "{what}: {error}");
+    }
+    for client in [client, other, third] {
+        soon("settled", client.settled()).await;
+    }
+    let left: Vec<bool> = ["lock", "one", "two"].map(|key| all.exists(key)).into();
+    assert_eq!(left, [false; 3]);
+}
+
 /// What is held already and asked for once more, alone or with others, does not end while the replicas
 /// are waited for: its lease is as long as the store has made it.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

@@ -231,7 +231,7 @@ impl Taking<'_> {
                         tracing::debug!(semaphore = place.name(), permits, "acquired");
                         let ends = answer.sent.checked_add(lives);
                         let taken = SemaphorePermits::new(session, place, permits, ends);
-                        match answer.confirmation.confirmed().await {
+                        match answer.confirmation.confirmed(&sent).await {
                             Ok(()) => Ok(Outcome::Done(taken)),
                             Err(error) => {
                                 // If this fails too, it goes on in the background.

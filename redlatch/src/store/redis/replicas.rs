@@ -16,6 +16,7 @@ use super::link::{Generation, Link, Live};
 use super::told::{self, Listener, Teller};
 use crate::error::{Error, Result};
 use crate::step::unexpected;
+use crate::store::Sent;
 use crate::surroundings::task;
 
 /// How many replicas must have an acquisition before it counts.
@@ -118,11 +119,13 @@ impl Confirmation {
         timeout: Duration::ZERO,
     };
 
-    /// Returns when the replicas have it; an error if too few do, or if that cannot be found out.
-    pub(crate) async fn confirmed(self) -> Result<()> {
+    /// Returns when the replicas have it; an error if too few do, or if that cannot be found out. Until then the
+    /// request has no answer: it is not known whether it has acquired anything.
+    pub(crate) async fn confirmed(self, sent: &Sent) -> Result<()> {
         let Some(heard) = self.heard else {
             return Ok(());
         };
+        sent.unanswered();
         match heard.heard().await {
             Some(Ok((needed, in_sync))) if in_sync < needed => Err(Error::NotReplicated {
                 needed,
