@@ -210,3 +210,100 @@ fn is_linearizable(operations: &[Operation], until: Time) -> bool {
     let actions = actions.into_iter().map(action).collect();
     WGLChecker::<Lock>::is_linearizable(wgl::History::from_actions(actions))
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// What an owner was answered, and between which times.
+    fn operation(
+        owner: usize,
+        mode: Mode,
+        step: Step,
+        (called, answered): (Time, Time),
+    ) -> Operation {
+        Operation {
+            called,
+            answered,
+            what: What { owner, mode, step },
+            who: format!("owner {owner}"),
+        }
+    }
+
+    /// An acquisition that takes from one time to another, and a release.
+    fn hold(
+        owner: usize,
+        mode: Mode,
+        acquired: (Time, Time),
+        released: (Time, Time),
+    ) -> [Operation; 2] {
+        [
+            operation(owner, mode, Step::Acquire(None), acquired),
+            operation(owner, mode, Step::Release, released),
+        ]
+    }
+
+    fn unexplained<const N: usize>(holds: [[Operation; 2]; N]) -> Option<String> {
+        let operations = holds.concat();
+        first_unexplained(&operations).map(|one| one.who.clone())
+    }
+
+    #[test]
+    fn an_order_is_found_wherever_it_is() {
+        let one = hold(1, Mode::Alone, (0, 5), (10, 20));
+        // Acquired at 15, as the other was released, though it was told of that earlier.
+        let two = hold(2, Mode::Alone, (1, 16), (30, Time::MAX));
+        let three = hold(3, Mode::Alone, (32, 90), (91, 92));
+        assert_eq!(unexplained([three, one, two]), None);
+    }
+
+    #[test]
+    fn two_holders_are_found() {
+        let one = hold(1, Mode::Alone, (0, 5), (10, 20));
+        let two = hold(2, Mode::Alone, (1, 9), (30, 40));
+        assert_eq!(unexplained([one, two]).as_deref(), Some("owner 2"));
+    }
+
+    #[test]
+    fn holds_that_may_overlap_are_told_from_others() {
+        let overlapping = |first, second, owner| {
+            let one = hold(1, first, (0, 5), (10, 20));
+            unexplained([one, hold(owner, second, (6, 9), (9, 20))]).is_none()
+        };
+        assert!(overlapping(Mode::Shared, Mode::Shared, 2));
+        assert!(!overlapping(Mode::Alone, Mode::Shared, 2));
+        assert!(!overlapping(Mode::Shared, Mode::Alone, 2));
+        // One owner enters again what it holds, and a writer reads.
+        assert!(overlapping(Mode::Alone, Mode::Alone, 1));
+        assert!(overlapping(Mode::Alone, Mode::Shared, 1));
+        assert!(!overlapping(Mode::Shared, Mode::Alone, 1));
+        let permits = [1, 2, 3].map(|owner| hold(owner, Mode::Permit, (0, 5), (10, 20)));
+        let [one, two, _] = permits.clone();
+        assert_eq!(unexplained([one, two]), None);
+        assert!(unexplained(permits).is_some());
+    }
+
+    #[test]
+    fn a_refusal_needs_a_holder() {
+        let refused = |at| {
+            let refusal = operation(2, Mode::Alone, Step::Refuse, at);
+            let [acquired, released] = hold(1, Mode::Alone, (0, 5), (10, 20));
+            first_unexplained(&[acquired, released, refusal]).is_none()
+        };
+        assert!(refused((19, 30)));
+        assert!(!refused((21, 30)));
+    }
+
+    #[test]
+    fn tokens_that_do_not_grow_are_found() {
+        let with_token = |owner, token, at| {
+            let [mut acquired, released] = hold(owner, Mode::Alone, (at, at + 1), (at + 2, at + 3));
+            acquired.what.step = Step::Acquire(Some(token));
+            [acquired, released]
+        };
+        let second = |token| unexplained([with_token(1, 7, 0), with_token(2, token, 10)]);
+        assert_eq!(second(8), None);
+        assert!(second(7).is_some());
+        assert!(second(6).is_some());
+    }
+}

@@ -228,7 +228,7 @@ mod tests {
 
     #[test]
     fn a_lock_that_is_not_acquired_at_once_is_found() {
-        let late = |by| history(vec![section("a", 0, 10), waited(5, 10 + by)]);
+        let late = |by: Time| history(vec![section("a", 0, 10), waited(5, 10 + by)]);
         let limit = Duration::from_millis(50);
         assert!(left_waiting(&late(50), limit).is_empty());
         let found = left_waiting(&late(51), limit);
