@@ -52,7 +52,7 @@ enum Step {
     Refuse,
 }
 
-/// Who holds a lock: each owner and mode with its hold count.
+/// The holds of a lock: hold counts by owner and mode.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Hash)]
 struct Lock {
     holds: BTreeMap<(usize, Mode), u32>,
@@ -251,7 +251,7 @@ mod tests {
     #[test]
     fn an_order_is_found_wherever_it_is() {
         let one = hold(1, Mode::Alone, (0, 5), (10, 20));
-        // Acquired at 15, as the other was released, though it was told of that earlier.
+        // Its interval begins before the other one's release and ends within it.
         let two = hold(2, Mode::Alone, (1, 16), (30, Time::MAX));
         let three = hold(3, Mode::Alone, (32, 90), (91, 92));
         assert_eq!(unexplained([three, one, two]), None);

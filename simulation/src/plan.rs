@@ -121,7 +121,7 @@ pub enum Fault {
 }
 
 impl Fault {
-    /// Whether clients go on as before as soon as they have a new connection.
+    /// Whether clients continue without loss as soon as they have a new connection.
     fn is_gentle(self) -> bool {
         matches!(
             self,
@@ -233,7 +233,7 @@ impl Plan {
         self.names.iter().chain(&self.few).cloned().collect()
     }
 
-    /// Whether whoever waits acquires a free lock at once, and in its turn, when no fault is under way.
+    /// Whether waiters acquire free locks promptly, and in their turn, when no fault is under way.
     pub fn is_gentle(&self) -> bool {
         self.faults.iter().all(|one| one.fault.is_gentle())
     }

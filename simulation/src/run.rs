@@ -24,7 +24,7 @@ use crate::server::Server;
 use crate::site::Site;
 use crate::trace::Trace;
 
-/// For how many latencies somebody may wait for a lock that is free.
+/// For how many latencies a request may wait for a free lock.
 const PROMPT: u32 = 40;
 
 /// After how many latencies a request has joined the queue of a fair lock.

@@ -171,7 +171,7 @@ impl Sent {
         self.answered.store(true, Ordering::Relaxed);
     }
 
-    /// The store has answered, but what is asked now has no answer yet.
+    /// The store has answered an earlier step, and not yet the present one.
     pub(crate) fn unanswered(&self) {
         self.notes().failed = None;
         self.answered.store(false, Ordering::Relaxed);

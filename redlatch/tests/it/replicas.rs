@@ -364,12 +364,12 @@ async fn dropped_while_the_replicas_are_waited_for() {
     }
 }
 
-/// `None` means that another owner holds it. At the wait limit nobody does: the store has granted it, and the replicas
-/// have not confirmed that.
+/// `None` means that another owner holds the lock. Here no other owner does: the server has granted the lock to this
+/// request, and the replicas have not confirmed it at the wait limit.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn what_is_not_confirmed_at_the_wait_limit_is_not_held_by_another() {
     let all = Replicated::start(1).await;
-    // A client each: what is asked next goes behind the answer of the replicas.
+    // One client each: the next request of a connection is answered after the replicas.
     let settings = || patient().replica_timeout(LONG);
     let (client, other) = (all.client(settings()).await, all.client(settings()).await);
     let third = all.client(settings()).await;

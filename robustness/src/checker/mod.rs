@@ -50,9 +50,9 @@ pub enum Rule {
     Hang,
     /// The same for a fair lock, which is kept for those in its queue for whom nobody waits any more.
     Queue,
-    /// Whoever waits for a lock acquires it within a few round trips after it has become free.
+    /// A waiter acquires a lock within a few round trips after it has become free.
     Promptness,
-    /// Those who wait for a fair lock acquire it in the order in which they joined its queue.
+    /// Waiters acquire a fair lock in the order in which they joined its queue.
     Order,
     /// Every answer is one that a lock could give whose operations happen one after the other.
     Linearizability,

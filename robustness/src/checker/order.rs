@@ -6,8 +6,8 @@ use super::{Rule, Violation};
 use crate::clock::{millis, nanos};
 use crate::history::{History, Section};
 
-/// Finds those who acquired a fair lock although somebody else was before them in its queue. A request is in the
-/// queue after `joins` at the latest, if nothing was broken meanwhile. Owners that several tasks share are not
+/// Finds the acquisitions of fair locks that overtook another request in the queue. A request is in the queue after
+/// `joins` at the latest, if no fault was under way. Owners that several tasks share are not
 /// compared, because they take turns before they join.
 ///
 /// Only for runs on a clock of their own, without faults that delay clients or make them leave the queue.

@@ -45,7 +45,7 @@ pub(super) fn check(history: &History) -> Vec<Violation> {
     found
 }
 
-/// Finds those who waited for longer than this for a lock that was free. Times with faults do not count.
+/// Finds the requests that waited for a free lock for longer than this. Times with faults do not count.
 ///
 /// Only for runs on a clock of their own, without faults that delay clients: a busy machine delays them, too.
 pub fn left_waiting(history: &History, limit: Duration) -> Vec<Violation> {
@@ -59,7 +59,7 @@ pub fn left_waiting(history: &History, limit: Duration) -> Vec<Violation> {
             rule: Rule::Promptness,
             from: idle.from,
             until: idle.until,
-            text: format!("{name}: {who} waited {waited} ms while nobody held it"),
+            text: format!("{name}: {who} waited {waited} ms for a free lock"),
         }
     };
     too_long.map(violation).collect()
