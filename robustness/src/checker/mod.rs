@@ -2,13 +2,16 @@
 
 mod exclusion;
 mod fencing;
+mod latches;
 mod losses;
 #[cfg(test)]
 mod made;
+mod semaphores;
 mod waits;
 
 use std::time::Duration;
 
+pub use semaphores::may_lack_permits;
 pub(crate) use waits::worst_recovery;
 
 use crate::clock::{Time, millis, nanos};
@@ -28,6 +31,10 @@ pub enum Rule {
     /// At most one valid guard per lock at any instant (as many as there are permits; readers may
     /// be many).
     Exclusion,
+    /// Never more permits of a semaphore are taken than there are.
+    Permits,
+    /// No waiter passes a latch before its count is zero.
+    Latch,
     /// What a process held when it was killed is acquired by no other owner before its lease has ended,
     /// not even by a process that has the client id of the dead one.
     TakenFromTheDead,
@@ -74,9 +81,9 @@ impl Violation {
     }
 }
 
-/// Whether a key may remain in the store after all releases: fencing tokens and the number of free permits.
+/// Whether a key may remain in the store after all releases: fencing tokens and the numbers of free permits.
 pub fn may_remain(key: &str) -> bool {
-    ["redisson_lock_token:", "permits:"]
+    ["redisson_lock_token:", "permits:", "semaphore:"]
         .iter()
         .any(|prefix| key.starts_with(prefix))
 }
@@ -97,6 +104,8 @@ pub fn check(history: &History, losses: Losses, tallies: &[Tally]) -> Vec<Violat
     let mut found = exclusion::check(history);
     found.extend(losses::check(history, losses));
     found.extend(fencing::check(history, tallies));
+    found.extend(semaphores::check(history));
+    found.extend(latches::check(history));
     found.extend(waits::check(history));
     for text in history.processes.values().flat_map(|one| &one.left) {
         found.push(Violation::at(history.end, Rule::LeftOver, text));
@@ -114,7 +123,7 @@ pub fn explain(violation: &Violation, history: &History) -> Option<&'static str>
             history.lease + nanos(MARGIN)
         }
         // What was written once is never put right again.
-        Rule::Tokens | Rule::LostWrite => Time::MAX / 4,
+        Rule::Tokens | Rule::LostWrite | Rule::Permits => Time::MAX / 4,
         Rule::Queue => {
             return Some(
                 "a fair lock is kept for whoever stands in its queue, one wait time (here: a lease) \
@@ -124,10 +133,10 @@ pub fn explain(violation: &Violation, history: &History) -> Option<&'static str>
         }
         _ => return None,
     };
-    let tokens = matches!(violation.rule, Rule::Tokens | Rule::LostWrite);
+    let lasting = within > history.lease + nanos(MARGIN);
     let mut lost = history.data_lost.iter().filter(|lost| {
         let in_time = lost.from <= violation.from && violation.until <= lost.until + within;
-        in_time && (lost.forgetting.tokens || !tokens)
+        in_time && (lost.forgetting.tokens || !lasting)
     });
     lost.next_back().map(|lost| lost.forgetting.why)
 }

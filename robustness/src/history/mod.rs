@@ -183,6 +183,11 @@ impl History {
         names
     }
 
+    /// When the store forgot even what has no lease.
+    pub fn forgotten(&self) -> impl Iterator<Item = &DataLost> {
+        self.data_lost.iter().filter(|lost| lost.forgetting.tokens)
+    }
+
     /// The longest time that a process was not let run by the machine.
     pub fn stalled(&self) -> Time {
         let stalled = self.processes.values().map(|process| process.stalled);
