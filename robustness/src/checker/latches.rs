@@ -52,11 +52,17 @@ fn closed(
         return None;
     }
     let counts = sections.iter().filter(|one| {
-        let may_count = one.asked <= until && one.answered.is_none_or(|at| at >= asked);
+        let may_count = one.asked <= until && ends(one) >= asked;
         one.ask.mode == Mode::CountDown && may_count
     });
     let counted = counts.count();
     (counted < count as usize).then_some((asked, count, counted))
+}
+
+/// When a step has taken effect at the latest, if it has.
+fn ends(section: &Section) -> Time {
+    let answered = section.answered.filter(|_| section.failed.is_none());
+    answered.unwrap_or(Time::MAX)
 }
 
 /// When the latch was open for certain.
@@ -68,7 +74,7 @@ pub(super) fn open(history: &History, sections: &[&Section]) -> Vec<(Time, Time)
     let mut open: Vec<(Time, Time)> = Vec::new();
     for (earliest, at) in zeros(sections) {
         let sets = sections.iter().filter(may_be_set);
-        let later = sets.filter(|one| one.answered.is_none_or(|at| at > earliest));
+        let later = sets.filter(|one| ends(one) > earliest);
         let lost = history.forgotten().filter(|lost| lost.until >= earliest);
         let ends = later.map(|one| one.asked).chain(lost.map(|lost| lost.from));
         let end = ends.min().unwrap_or(history.end);
@@ -167,6 +173,11 @@ mod tests {
         (unanswered.answered, unanswered.got) = (None, None);
         let sections = with(set(), step(Mode::AwaitZero, 50, 60));
         assert_eq!(rules(with(sections, unanswered.clone())), []);
+        // It failed before the latch was set, and may have been on its way for longer.
+        let mut failed = step(Mode::CountDown, 1, 5);
+        (failed.got, failed.failed) = (None, Some("ResponseTimeout".into()));
+        let sections = with(set(), step(Mode::AwaitZero, 50, 60));
+        assert_eq!(rules(with(sections, failed)), []);
         unanswered.asked = 65 * MS;
         let sections = with(set(), step(Mode::AwaitZero, 50, 60));
         assert_eq!(rules(with(sections, unanswered)), [Rule::Latch]);

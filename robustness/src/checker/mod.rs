@@ -48,6 +48,8 @@ pub enum Rule {
     LostWithoutNeed,
     /// Every acquisition has a token of its own, greater than those before it.
     Tokens,
+    /// A new hold of an owner has another token than the hold that it had before.
+    SameToken,
     /// No write that the resource took is lost.
     LostWrite,
     /// Nobody waits for a lock that is free for longer than a lease.
@@ -116,14 +118,13 @@ pub fn check(history: &History, losses: Losses, tallies: &[Tally]) -> Vec<Violat
 
 /// Why a violation could not be avoided, if that is so: in the words of the promise that is not made.
 pub fn explain(violation: &Violation, history: &History) -> Option<&'static str> {
+    let a_lease = history.lease + nanos(MARGIN);
     let within = match violation.rule {
         Rule::Exclusion => history.lease / 3 + nanos(MARGIN),
         // The dead learn of nothing: theirs would have ended with the lease.
-        Rule::LostWithoutNeed | Rule::TakenFromTheDead | Rule::TakenFromHolder => {
-            history.lease + nanos(MARGIN)
-        }
+        Rule::LostWithoutNeed | Rule::TakenFromTheDead | Rule::TakenFromHolder => a_lease,
         // What was written once is never put right again.
-        Rule::Tokens | Rule::LostWrite | Rule::Permits => Time::MAX / 4,
+        Rule::Tokens | Rule::SameToken | Rule::LostWrite | Rule::Permits => Time::MAX / 4,
         Rule::Queue => {
             return Some(
                 "a fair lock is kept for whoever stands in its queue, one wait time (here: a lease) \
@@ -133,8 +134,13 @@ pub fn explain(violation: &Violation, history: &History) -> Option<&'static str>
         }
         _ => return None,
     };
-    let lasting = within > history.lease + nanos(MARGIN);
+    let lasting = within > a_lease;
     let mut lost = history.data_lost.iter().filter(|lost| {
+        let within = match lost.forgetting.holds {
+            true => within,
+            false if violation.rule == Rule::SameToken => a_lease,
+            false => return false,
+        };
         let in_time = lost.from <= violation.from && violation.until <= lost.until + within;
         in_time && (lost.forgetting.tokens || !lasting)
     });

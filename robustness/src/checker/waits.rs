@@ -88,7 +88,10 @@ fn fair_locks(name: &str) -> Vec<String> {
 /// How long a fair lock may be kept for waiters that had left, and that the store remembers again: after a
 /// failover to a replica that was behind.
 fn remembered(history: &History, name: &str, idle: &Idle<'_>) -> Time {
-    let mut lost = history.data_lost.iter();
+    let mut lost = history
+        .data_lost
+        .iter()
+        .filter(|lost| lost.forgetting.holds);
     match !fair_locks(name).is_empty() && lost.any(|lost| lost.from <= idle.until) {
         true => nanos(GRACE),
         false => 0,
@@ -311,6 +314,7 @@ mod tests {
             from: MS,
             until: 8 * MS,
             forgetting: crate::history::Forgetting {
+                holds: true,
                 tokens: false,
                 why: "",
             },
