@@ -136,8 +136,9 @@ fn row(fault: &Fault, topology: Topology, options: &Rows, seed: u64) -> Result<O
 /// So many names, of all kinds in turns.
 pub(crate) fn names(many: usize) -> Vec<String> {
     let kinds = KINDS.iter().cycle().take(many).enumerate();
+    // The members of a multi-lock have its number, or half of it.
     kinds
-        .map(|(number, kind)| format!("{kind}:{number}"))
+        .map(|(number, kind)| format!("{kind}:{}", number / KINDS.len()))
         .collect()
 }
 

@@ -17,6 +17,7 @@ use crate::site::Topology;
 const DEMOTION: Duration = Duration::from_millis(1000);
 
 const STEP: Forgetting = Forgetting {
+    holds: true,
     tokens: false,
     why: "a step of the server's clock ends leases early",
 };
@@ -142,8 +143,9 @@ impl Run<'_> {
                 until.await;
                 self.site.set_separated(master, false);
                 self.demote(master).await;
-                if self.plan.sync != Sync::One {
-                    self.data_lost_until(from, replaced, Forgetting::CUT_OFF);
+                match self.plan.sync {
+                    Sync::One => self.data_lost(from, Forgetting::RELEASES),
+                    _ => self.data_lost_until(from, replaced, Forgetting::CUT_OFF),
                 }
             }
             Fault::HandedOver { group } => {

@@ -1,10 +1,11 @@
 //! The plan of a run, all of it drawn from the seed: servers, processes, names, timings, and what breaks when.
 
+use std::collections::BTreeSet;
 use std::time::Duration;
 
 use redlatch_robustness::checker::Losses;
 use redlatch_robustness::random::Random;
-use redlatch_robustness::worker::{KINDS, Sync};
+use redlatch_robustness::worker::{COUNTERS, KINDS, Sync, locks_of};
 
 use crate::network::{Direction, PATIENCE, ProcessId};
 use crate::site::Topology;
@@ -34,6 +35,8 @@ pub struct Plan {
     pub names: Vec<String>,
     /// Names of the locks that the shared owners acquire.
     pub few: Vec<String>,
+    /// How many more locks the first client of each process holds from the beginning to the end.
+    pub held: usize,
     /// The watchdog's lease.
     pub lease: Duration,
     /// How long a lock is held at most, by most tasks.
@@ -138,16 +141,8 @@ impl Plan {
         let processes = 1 + random.below(3);
         let mut lease = millis(900 + 300 * random.below(8) as u64);
         let duration = random.between(lease, lease * 4);
-        let mut names = Vec::new();
-        for kind in KINDS {
-            for number in 0..random.below(3) {
-                names.push(format!("{kind}:{number}"));
-            }
-        }
-        if names.is_empty() {
-            names.push("lock:0".to_owned());
-        }
-        let few = ["fenced:few", "lock:few", "rw:few", "fair:few"];
+        let names = draw_names(&mut random);
+        let few = ["fenced:few", "lock:few", "rw:few", "fair:few", "spin:few"];
         let few = few.into_iter().filter(|_| random.below(2) == 0);
         let mut few: Vec<String> = few.map(str::to_owned).collect();
         if few.is_empty() {
@@ -219,6 +214,10 @@ impl Plan {
             chosen_ids: random.below(2) == 0,
             names,
             few,
+            held: match random.below(16) {
+                0 => 50 + random.below(250),
+                _ => 0,
+            },
             lease,
             inside: millis(10 + random.below(300) as u64),
             look_interval: millis(if random.below(4) == 0 { 5 } else { 50 }),
@@ -230,7 +229,9 @@ impl Plan {
 
     /// The names of all locks.
     pub fn all_names(&self) -> Vec<String> {
-        self.names.iter().chain(&self.few).cloned().collect()
+        let names = self.names.iter().chain(&self.few);
+        let locks: BTreeSet<String> = names.flat_map(|name| locks_of(name)).collect();
+        locks.into_iter().collect()
     }
 
     /// Whether waiters acquire free locks promptly, and in their turn, when no fault is under way.
@@ -251,6 +252,29 @@ impl Plan {
             false => Losses::Some,
         }
     }
+}
+
+/// Of half of the kinds one or two. The members of a multi-lock are also acquired alone.
+fn draw_names(random: &mut Random) -> Vec<String> {
+    let mut names = BTreeSet::new();
+    for kind in KINDS.into_iter().chain(COUNTERS) {
+        for number in 0..random.below(4).saturating_sub(1) {
+            let name = format!("{kind}:{number}");
+            if kind == "multi" {
+                names.extend(locks_of(&name));
+            }
+            names.insert(name);
+        }
+    }
+    if names.is_empty() {
+        names.insert("lock:0".to_owned());
+    }
+    // Tasks prefer the first or the last ones.
+    let mut names: Vec<String> = names.into_iter().collect();
+    for at in (1..names.len()).rev() {
+        names.swap(at, random.below(at + 1));
+    }
+    names
 }
 
 fn of_single(random: &mut Random) -> Fault {

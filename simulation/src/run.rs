@@ -151,6 +151,7 @@ impl Run<'_> {
         worker.owners = plan.owners;
         worker.clients = plan.clients;
         worker.few = plan.few.clone();
+        worker.held = plan.held;
         worker.inside = u64::try_from(plan.inside.as_millis()).unwrap_or(u64::MAX);
         worker.client_id = plan.chosen_ids.then(|| format!("chosen-{place}"));
         let ear = Arc::new(Listener {
@@ -233,7 +234,8 @@ impl Run<'_> {
     /// Has a last client acquire and release every lock. Returns a violation for each that it cannot acquire.
     async fn visit(&mut self) -> Vec<Violation> {
         let visitor = Process::start(self.started, self.plan.seed ^ 1, &self.network);
-        let (url, names) = (self.site.url(), self.plan.all_names());
+        let (url, mut names) = (self.site.url(), self.plan.all_names());
+        names.retain(|name| !checker::may_lack_permits(&lock(&self.history), name));
         let limit = self.plan.lease + checker::MARGIN;
         let visiting = visitor.spawn(async move { visit(&url, &names, limit).await });
         let kept = match visiting.await {

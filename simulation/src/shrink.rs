@@ -63,6 +63,9 @@ fn smaller(plan: &Plan) -> Vec<Plan> {
             plan.few.remove(i);
         });
     }
+    if plan.held > 0 {
+        with(&|plan| plan.held = 0);
+    }
     if plan.tasks > 1 {
         with(&|plan| plan.tasks -= 1);
     }
@@ -115,6 +118,7 @@ mod tests {
         let small = shrink(plan.clone(), |plan| freezes(plan) && plan.processes >= 2);
         assert_eq!((small.faults.len(), small.processes), (1, 2), "{plan:#?}");
         assert_eq!((small.tasks, small.owners, small.clients), (1, 0, 1));
+        assert_eq!(small.held, 0);
         assert_eq!((small.names.len(), small.few.len()), (1, 1));
         assert!(small.duration < plan.duration);
         assert_eq!(small.seed, plan.seed);

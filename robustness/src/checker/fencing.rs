@@ -59,6 +59,11 @@ fn of_name(name: &str, sections: &[&Section]) -> Vec<Violation> {
 
 fn bad(name: &str, one: &Section, other: &Section) -> Violation {
     let at = one.got.unwrap_or(one.asked);
+    let is_new = one.holds == Some(1) && other.left.is_some_and(|left| left <= at);
+    let rule = match one.same_owner(other) && is_new && one.token == other.token {
+        true => Rule::SameToken,
+        false => Rule::Tokens,
+    };
     let token = |section: &Section| section.token.unwrap_or_default();
     let text = format!(
         "{name}: {} has token {}, after {} had {}",
@@ -67,13 +72,15 @@ fn bad(name: &str, one: &Section, other: &Section) -> Violation {
         other.who(),
         token(other)
     );
-    Violation::at(at, Rule::Tokens, text)
+    Violation::at(at, rule, text)
 }
 
 #[cfg(test)]
 mod tests {
-    use super::super::made::{history, section};
+    use super::super::explain;
+    use super::super::made::{MS, history, section};
     use super::*;
+    use crate::history::{DataLost, Forgetting};
 
     fn with_tokens(tokens: &[u64]) -> History {
         let sections = tokens.iter().zip(0..).map(|(&token, at)| {
@@ -102,6 +109,40 @@ mod tests {
         assert_eq!(check(&both, &[]).len(), 1);
         both.sections[1].token = Some(5);
         assert!(check(&both, &[]).is_empty());
+    }
+
+    #[test]
+    fn an_owner_that_continues_a_released_hold_is_told_from_others() {
+        let mut one = with_tokens(&[4, 4]);
+        let rule = |one: &History| check(one, &[])[0].rule;
+        assert_eq!(rule(&one), Rule::Tokens);
+        for section in &mut one.sections {
+            (section.ask.owner, section.holds) = (Some(7), Some(1));
+        }
+        assert_eq!(rule(&one), Rule::SameToken);
+        one.sections[1].holds = Some(2);
+        assert_eq!(rule(&one), Rule::Tokens);
+        one.sections[1].holds = Some(1);
+        one.sections[0].left = None;
+        assert_eq!(rule(&one), Rule::Tokens);
+    }
+
+    #[test]
+    fn a_release_that_was_forgotten_explains_only_that_its_owner_continues() {
+        let mut one = with_tokens(&[4, 4]);
+        one.data_lost.push(DataLost {
+            from: 4 * MS,
+            until: 5 * MS,
+            forgetting: Forgetting::RELEASES,
+        });
+        let explains = |one: &History| explain(&check(one, &[])[0], one).is_some();
+        assert!(!explains(&one));
+        for section in &mut one.sections {
+            (section.ask.owner, section.holds) = (Some(7), Some(1));
+        }
+        assert!(explains(&one));
+        (one.data_lost[0].from, one.data_lost[0].until) = (-9000 * MS, -5000 * MS);
+        assert!(!explains(&one));
     }
 
     #[test]

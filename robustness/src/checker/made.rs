@@ -16,6 +16,7 @@ pub(super) fn section(name: &str, from: Time, until: Time) -> Section {
         owner: None,
         name: name.to_owned(),
         mode: Mode::Alone,
+        part: false,
     };
     Section {
         answered: Some(from),

@@ -2,15 +2,18 @@
 
 mod exclusion;
 mod fencing;
+mod latches;
 mod losses;
 #[cfg(test)]
 mod made;
 mod order;
+mod semaphores;
 mod waits;
 
 use std::time::Duration;
 
 pub use order::overtaken;
+pub use semaphores::may_lack_permits;
 pub use waits::left_waiting;
 pub(crate) use waits::worst_recovery;
 
@@ -31,6 +34,10 @@ pub enum Rule {
     /// At most one valid guard per lock at any instant (as many as there are permits; readers may
     /// be many).
     Exclusion,
+    /// Never more permits of a semaphore are taken than there are.
+    Permits,
+    /// No waiter passes a latch before its count is zero.
+    Latch,
     /// What a process held when it was killed is acquired by no other owner before its lease has ended,
     /// not even by a process that has the client id of the dead one.
     TakenFromTheDead,
@@ -44,6 +51,8 @@ pub enum Rule {
     LostWithoutNeed,
     /// Every acquisition has a token of its own, greater than those before it.
     Tokens,
+    /// A new hold of an owner has another token than the hold that it had before.
+    SameToken,
     /// No write that the resource took is lost.
     LostWrite,
     /// Nobody waits for a lock that is free for longer than a lease.
@@ -83,9 +92,9 @@ impl Violation {
     }
 }
 
-/// Whether a key may remain in the store after all releases: fencing tokens and the number of free permits.
+/// Whether a key may remain in the store after all releases: fencing tokens and the numbers of free permits.
 pub fn may_remain(key: &str) -> bool {
-    ["redisson_lock_token:", "permits:"]
+    ["redisson_lock_token:", "permits:", "semaphore:"]
         .iter()
         .any(|prefix| key.starts_with(prefix))
 }
@@ -106,6 +115,8 @@ pub fn check(history: &History, losses: Losses, tallies: &[Tally]) -> Vec<Violat
     let mut found = exclusion::check(history);
     found.extend(losses::check(history, losses));
     found.extend(fencing::check(history, tallies));
+    found.extend(semaphores::check(history));
+    found.extend(latches::check(history));
     found.extend(waits::check(history));
     for text in history.processes.values().flat_map(|one| &one.left) {
         found.push(Violation::at(history.end, Rule::LeftOver, text));
@@ -116,14 +127,13 @@ pub fn check(history: &History, losses: Losses, tallies: &[Tally]) -> Vec<Violat
 
 /// Why a violation could not be avoided, if that is so: in the words of the promise that is not made.
 pub fn explain(violation: &Violation, history: &History) -> Option<&'static str> {
+    let a_lease = history.lease + nanos(MARGIN);
     let within = match violation.rule {
         Rule::Exclusion => history.lease / 3 + nanos(MARGIN),
         // The dead learn of nothing: theirs would have ended with the lease.
-        Rule::LostWithoutNeed | Rule::TakenFromTheDead | Rule::TakenFromHolder => {
-            history.lease + nanos(MARGIN)
-        }
+        Rule::LostWithoutNeed | Rule::TakenFromTheDead | Rule::TakenFromHolder => a_lease,
         // What was written once is never put right again.
-        Rule::Tokens | Rule::LostWrite => Time::MAX / 4,
+        Rule::Tokens | Rule::SameToken | Rule::LostWrite | Rule::Permits => Time::MAX / 4,
         Rule::Queue => {
             return Some(
                 "a fair lock is kept for whoever stands in its queue, one wait time (here: a lease) \
@@ -133,10 +143,15 @@ pub fn explain(violation: &Violation, history: &History) -> Option<&'static str>
         }
         _ => return None,
     };
-    let tokens = matches!(violation.rule, Rule::Tokens | Rule::LostWrite);
+    let lasting = within > a_lease;
     let mut lost = history.data_lost.iter().filter(|lost| {
+        let within = match lost.forgetting.holds {
+            true => within,
+            false if violation.rule == Rule::SameToken => a_lease,
+            false => return false,
+        };
         let in_time = lost.from <= violation.from && violation.until <= lost.until + within;
-        in_time && (lost.forgetting.tokens || !tokens)
+        in_time && (lost.forgetting.tokens || !lasting)
     });
     lost.next_back().map(|lost| lost.forgetting.why)
 }

@@ -1,10 +1,15 @@
 //! Nobody waits for long for what is free.
 
+use std::collections::BTreeMap;
 use std::time::Duration;
 
-use super::{GRACE, MARGIN, Rule, Violation};
+use super::{GRACE, MARGIN, Rule, Violation, latches, semaphores};
 use crate::clock::{Time, millis, nanos};
 use crate::history::{History, Mode, PERMITS, Section};
+use crate::worker::locks_of;
+
+/// The sections, name by name.
+type Names<'a> = BTreeMap<&'a str, Vec<&'a Section>>;
 
 /// For how many leases somebody for whom nobody waits may stand in a queue until its turn has come.
 const QUEUED: Time = 20;
@@ -20,15 +25,16 @@ struct Idle<'a> {
 
 pub(super) fn check(history: &History) -> Vec<Violation> {
     let mut found = Vec::new();
-    for (name, sections) in history.by_name() {
+    let names = history.by_name();
+    for &name in names.keys() {
         let limit = history.lease + nanos(MARGIN);
         // One word for all who waited at the same time.
-        let too_long = idle(history, &sections)
+        let too_long = idle(history, &names, name)
             .into_iter()
             .filter(|idle| idle.until - idle.from > limit);
         if let Some(worst) = too_long.max_by_key(|idle| idle.until - idle.from) {
             let time = worst.until - worst.from;
-            let queued = history.lease * in_queue(history, name, &sections, &worst)
+            let queued = history.lease * in_queue(history, &names, name, &worst)
                 + remembered(history, name, &worst);
             let (waited, who) = (millis(time), worst.section.who());
             found.push(Violation {
@@ -50,7 +56,7 @@ pub(super) fn check(history: &History) -> Vec<Violation> {
 /// Only for runs on a clock of their own, without faults that delay clients: a busy machine delays them, too.
 pub fn left_waiting(history: &History, limit: Duration) -> Vec<Violation> {
     let names = history.by_name();
-    let idle = names.values().flat_map(|sections| idle(history, sections));
+    let idle = names.keys().flat_map(|name| idle(history, &names, name));
     let too_long = idle.filter(|idle| idle.until - idle.from > nanos(limit));
     let violation = |idle: Idle<'_>| {
         let (name, who) = (&idle.section.ask.name, idle.section.who());
@@ -69,18 +75,17 @@ pub fn left_waiting(history: &History, limit: Duration) -> Vec<Violation> {
 /// again, or from when the holder was stopped or killed.
 pub(crate) fn worst_recovery(history: &History) -> Option<Time> {
     let names = history.by_name();
-    let idle = names.values().flat_map(|sections| idle(history, sections));
+    let idle = names.keys().flat_map(|name| idle(history, &names, name));
     let after_fault = idle.filter(|idle| idle.after_fault);
     after_fault.map(|idle| idle.until - idle.from).max()
 }
 
 /// How many may stand in the queue of a fair lock for whom nobody waits: they died, stood still, or could
 /// not leave because the store was away. It is kept for each of them, a lease long, when their turn comes.
-fn in_queue(history: &History, name: &str, sections: &[&Section], idle: &Idle<'_>) -> Time {
-    if !name.starts_with("fair") {
-        return 0;
-    }
-    let left = sections.iter().filter(|one| {
+fn in_queue(history: &History, names: &Names<'_>, name: &str, idle: &Idle<'_>) -> Time {
+    let fair = fair_locks(name);
+    let sections = fair.iter().filter_map(|name| names.get(name.as_str()));
+    let left = sections.flatten().filter(|one| {
         let process = history.processes.get(&one.process);
         let stops = process.iter().flat_map(|process| &process.stopped);
         let killed = process.and_then(|process| process.killed);
@@ -94,21 +99,40 @@ fn in_queue(history: &History, name: &str, sections: &[&Section], idle: &Idle<'_
     Time::try_from(left.count()).unwrap_or(Time::MAX / history.lease)
 }
 
+/// The fair locks that are acquired under a name.
+fn fair_locks(name: &str) -> Vec<String> {
+    let mut locks = locks_of(name);
+    locks.retain(|name| name.starts_with("fair"));
+    locks
+}
+
 /// How long a fair lock may be kept for waiters that had left, and that the store remembers again: after a
 /// failover to a replica that was behind.
 fn remembered(history: &History, name: &str, idle: &Idle<'_>) -> Time {
-    let mut lost = history.data_lost.iter();
-    match name.starts_with("fair") && lost.any(|lost| lost.from <= idle.until) {
+    let mut lost = history
+        .data_lost
+        .iter()
+        .filter(|lost| lost.forgetting.holds);
+    match !fair_locks(name).is_empty() && lost.any(|lost| lost.from <= idle.until) {
         true => nanos(GRACE),
         false => 0,
     }
 }
 
 /// All times in which somebody waited for what nobody held, longer than a moment.
-fn idle<'a>(history: &History, sections: &[&'a Section]) -> Vec<Idle<'a>> {
-    let free = free(history, sections);
+fn idle<'a>(history: &History, names: &Names<'a>, name: &str) -> Vec<Idle<'a>> {
+    let mut free = free(history, &names[name]);
+    // All of them, at the same time.
+    for lock in locks_of(name) {
+        if let Some(sections) = names.get(lock.as_str()).filter(|_| lock != name) {
+            free = at_once(&free, &self::free(history, sections));
+        }
+    }
     let mut found = Vec::new();
-    for section in sections {
+    for section in &names[name] {
+        if section.ask.part || matches!(section.ask.mode, Mode::SetCount(_) | Mode::CountDown) {
+            continue;
+        }
         let process = history.processes.get(&section.process);
         let killed = process.and_then(|process| process.killed);
         let asked = section.asked;
@@ -170,11 +194,23 @@ impl Idle<'_> {
 
 /// When it could have been had, as far as those who held it know.
 fn free(history: &History, sections: &[&Section]) -> Vec<(Time, Time)> {
+    let mut changes = Vec::new();
     let room = match sections.first().map(|one| one.ask.mode) {
+        Some(Mode::SetCount(_) | Mode::CountDown | Mode::AwaitZero) => {
+            return latches::open(history, sections);
+        }
         Some(Mode::Permit) => PERMITS as usize,
+        Some(Mode::Semaphore) => {
+            let mut stuck: Vec<Time> = vec![semaphores::forgotten(history); PERMITS as usize];
+            let may_be_stuck = |one: &&&Section| semaphores::may_be_stuck(history, one);
+            stuck.extend(sections.iter().filter(may_be_stuck).map(|one| one.asked));
+            for from in stuck {
+                changes.extend([(from, true), (Time::MAX, false)]);
+            }
+            PERMITS as usize
+        }
         _ => 1,
     };
-    let mut changes = Vec::new();
     for (from, until) in sections.iter().filter_map(|one| one.held()) {
         changes.extend([(from, true), (until, false)]);
     }
@@ -199,6 +235,15 @@ fn free(history: &History, sections: &[&Section]) -> Vec<(Time, Time)> {
         free.push((since, history.end));
     }
     free
+}
+
+/// The times that are in both.
+fn at_once(one: &[(Time, Time)], other: &[(Time, Time)]) -> Vec<(Time, Time)> {
+    let both = |a: &(Time, Time), b: &(Time, Time)| (a.0.max(b.0), a.1.min(b.1));
+    let pairs = one
+        .iter()
+        .flat_map(|a| other.iter().map(move |b| both(a, b)));
+    pairs.filter(|(from, until)| from < until).collect()
 }
 
 #[cfg(test)]
@@ -300,6 +345,7 @@ mod tests {
             from: MS,
             until: 8 * MS,
             forgetting: crate::history::Forgetting {
+                holds: true,
                 tokens: false,
                 why: "",
             },
@@ -331,5 +377,68 @@ mod tests {
             permit(waited(5, 9001)),
         ];
         assert!(check(&history(sections)).is_empty());
+    }
+
+    /// A multi-lock that is asked for at one time and acquired at another, with its members.
+    fn multi(asked: Time, got: Time) -> Vec<Section> {
+        let names = [vec!["multi:0".to_owned()], locks_of("multi:0")].concat();
+        let section = |name: &String| {
+            let mut one = waited(asked, got);
+            (one.ask.name, one.ask.part) = (name.clone(), name != "multi:0");
+            one
+        };
+        names.iter().map(section).collect()
+    }
+
+    #[test]
+    fn a_multi_lock_waits_while_one_of_its_members_is_held() {
+        let mut sections = multi(5, 9000);
+        sections.push(section("lock:0", 0, 5000));
+        sections.push(section("rw:0", 4000, 9000));
+        assert!(check(&history(sections.clone())).is_empty());
+        sections.pop();
+        assert!(check(&history(sections.clone())).is_empty());
+        sections.pop();
+        let found = check(&history(sections));
+        assert_eq!(found.len(), 1);
+        assert!(found[0].text.starts_with("multi:0"), "{found:?}");
+    }
+
+    #[test]
+    fn a_multi_lock_waits_in_the_queue_of_a_fair_member() {
+        let mut dead = waited(5, 9000);
+        (dead.answered, dead.got, dead.valid_until) = (None, None, None);
+        (dead.left, dead.freed, dead.process) = (None, None, 1);
+        dead.ask.name = "fair:0".into();
+        let mut one = history(multi(6, 6100));
+        assert_eq!(check(&one)[0].rule, Rule::Hang);
+        one.sections.push(dead);
+        one.processes.entry(1).or_default().killed = Some(8 * MS);
+        assert_eq!(check(&one)[0].rule, Rule::Queue);
+    }
+
+    #[test]
+    fn a_permit_that_may_be_lost_is_not_waited_for() {
+        let permit = |mut one: Section| {
+            one.ask.mode = Mode::Semaphore;
+            one
+        };
+        let mut dead = permit(section("a", 0, 10));
+        (dead.left, dead.freed) = (None, None);
+        let mut one = history(vec![
+            dead.clone(),
+            permit(section("a", 0, 9000)),
+            permit(waited(5, 9000)),
+        ]);
+        assert_eq!(check(&one).len(), 1);
+        one.windows.push(Window {
+            from: 8 * MS,
+            until: 9 * MS,
+            cut: false,
+        });
+        assert!(check(&one).is_empty());
+        // The other one is there.
+        one.sections[1] = permit(section("a", 0, 10));
+        assert_eq!(check(&one).len(), 1);
     }
 }

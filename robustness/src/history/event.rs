@@ -26,6 +26,8 @@ pub enum What {
     },
     /// It was not had within the time that was allowed for.
     GaveUp,
+    /// A latch was counted down, to this.
+    Counted { left: u64 },
     /// Asking ended with an error.
     Failed { error: String },
     /// The guard said that it was valid, and would be until then. The time of the event was taken
@@ -54,4 +56,12 @@ pub enum Mode {
     Shared,
     /// As many as there are permits.
     Permit,
+    /// As many as there are permits, which have no lease and belong to no owner.
+    Semaphore,
+    /// A latch is closed with this count, if it is open.
+    SetCount(u32),
+    /// A latch is counted down by one.
+    CountDown,
+    /// Waits until a latch is open.
+    AwaitZero,
 }

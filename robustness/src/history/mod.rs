@@ -67,6 +67,8 @@ pub struct DataLost {
 /// What the store forgot, and what the docs say about that.
 #[derive(Debug, Clone, Copy)]
 pub struct Forgetting {
+    /// What is held; else only releases, and counts of semaphores and latches.
+    pub holds: bool,
     /// The fencing tokens, too.
     pub tokens: bool,
     pub why: &'static str,
@@ -75,6 +77,7 @@ pub struct Forgetting {
 impl Forgetting {
     /// All data is gone.
     pub const NO_DATA: Forgetting = Forgetting {
+        holds: true,
         tokens: true,
         why: "a store that loses its data gives away what is held, and its tokens begin anew; holders learn \
               of it at their next renewal, a third of the lease later at most",
@@ -82,6 +85,7 @@ impl Forgetting {
 
     /// The keys of some locks are gone.
     pub const KEYS_GONE: Forgetting = Forgetting {
+        holds: true,
         tokens: false,
         why: "who deletes a lock's key gives away what is held; its holder learns of it at the next \
               renewal, a third of the lease later at most",
@@ -89,6 +93,7 @@ impl Forgetting {
 
     /// The latest writes are gone.
     pub const UNREPLICATED: Forgetting = Forgetting {
+        holds: true,
         tokens: true,
         why: "a replica that takes its master's place does not know what had not reached it, neither locks \
               nor tokens; holders learn of it at their next renewal, a third of the lease later at most",
@@ -96,10 +101,20 @@ impl Forgetting {
 
     /// A master that has been replaced still grants acquisitions.
     pub const CUT_OFF: Forgetting = Forgetting {
+        holds: true,
         tokens: true,
         why: "a master that was cut off from its replicas goes on giving out locks, and tokens, until clients \
               have heard of the new one (ReplicaSync::AtLeast prevents it); holders learn of it at their next \
               renewal, a third of the lease later at most",
+    };
+
+    /// A master that has been replaced grants nothing any more, and still releases.
+    pub const RELEASES: Forgetting = Forgetting {
+        holds: false,
+        tokens: true,
+        why: "a release does not wait for replicas: a replica that takes its master's place may still have a hold \
+              that was released, and if its owner acquires the lock again within the lease, it continues that hold \
+              and has its token",
     };
 }
 
@@ -181,6 +196,11 @@ impl History {
             names.entry(&section.ask.name).or_default().push(section);
         }
         names
+    }
+
+    /// When the store forgot even what has no lease.
+    pub fn forgotten(&self) -> impl Iterator<Item = &DataLost> {
+        self.data_lost.iter().filter(|lost| lost.forgetting.tokens)
     }
 
     /// The longest time that a process was not let run by the machine.

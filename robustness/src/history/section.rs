@@ -15,6 +15,10 @@ pub struct Ask {
     pub owner: Option<u64>,
     pub name: String,
     pub mode: Mode,
+    /// Whether it is one of several locks that are requested together, all or none. The whole has a section of
+    /// its own. While this one is waited for, another one may be in the way.
+    #[serde(default)]
+    pub part: bool,
 }
 
 /// What became of it.
@@ -32,6 +36,8 @@ pub struct Section {
     pub token: Option<u64>,
     /// The hold count of its owner, read right after the acquisition.
     pub holds: Option<u32>,
+    /// The count of a latch after it was counted down.
+    pub count: Option<u64>,
     /// The last time at which the guard is known to have been valid.
     pub valid_until: Option<Time>,
     /// The end of the lease as the guard last told it.
@@ -60,6 +66,7 @@ impl Section {
             got: None,
             token: None,
             holds: None,
+            count: None,
             valid_until: None,
             deadline: None,
             kept_until: None,
@@ -79,6 +86,10 @@ impl Section {
             What::Got { token, holds } => {
                 (self.answered, self.got) = (Some(t), Some(t));
                 (self.token, self.holds) = (token, holds);
+            }
+            What::Counted { left } => {
+                (self.answered, self.got) = (Some(t), Some(t));
+                self.count = Some(left);
             }
             What::GaveUp => self.answered = Some(t),
             What::Failed { error } => (self.answered, self.failed) = (Some(t), Some(error)),

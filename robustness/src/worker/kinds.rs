@@ -3,32 +3,41 @@
 use std::future::IntoFuture;
 use std::time::Duration;
 
-use redlatch::{Acquire, ReadWriteLock, TryAcquire};
+use redlatch::{AcquireMany, LockOfMany, ReadWriteLock, TryAcquire, TryAcquireMany};
 use redlatch::{Client, Error, ExpirableSemaphore, FairLock, FencedLock, Guard, Lock, LockKind};
+use redlatch::{CountDownLatch, Member, MultiLock, RedLock, Semaphore, SpinLock};
+use tokio::time::timeout;
 
 use super::section::Inside;
 use crate::Result;
 use crate::history::{Mode, PERMITS};
 use crate::random::Random;
 
-/// All that there are.
-pub const KINDS: [&str; 5] = ["lock", "fair", "fenced", "rw", "permits"];
+/// Those with leases. A `multi` is a multi-lock of three kinds, a `red` a RedLock of three locks.
+pub const KINDS: [&str; 8] = [
+    "lock", "fair", "fenced", "rw", "permits", "spin", "multi", "red",
+];
 
-/// The kinds that named owners and threads take, over few names. A `red` is a RedLock of three locks, and
-/// taken by threads only.
-pub const KINDS_OF_OWNERS: [&str; 5] = ["fenced", "lock", "rw", "fair", "red"];
+/// Those without leases: what an outage takes from them is lost for good. Only simulated runs have them.
+pub const COUNTERS: [&str; 2] = ["semaphore", "latch"];
 
-/// The names of the locks that a RedLock is made of.
-pub(crate) fn members(name: &str) -> [String; 3] {
-    let (_, number) = name.split_once(':').unwrap_or_default();
-    [0, 1, 2].map(|member| format!("lock:{number}.{member}"))
-}
+/// The kinds that named owners and threads take, over few names. A `red` is taken by threads only.
+pub const KINDS_OF_OWNERS: [&str; 6] = ["fenced", "lock", "rw", "fair", "spin", "red"];
 
-/// The names of the locks that are taken under a name: itself, or the members of a RedLock.
-pub(crate) fn locks_of(name: &str) -> Vec<String> {
-    match name.starts_with("red:") {
-        true => members(name).into(),
-        false => vec![name.to_owned()],
+/// The names of the locks that are taken under a name: itself, or the members of a multi-lock or a RedLock.
+/// Two multi-locks share members, with each other and with those who take these alone.
+pub fn locks_of(name: &str) -> Vec<String> {
+    match name.split_once(':') {
+        Some(("red", number)) => (0..3).map(|one| format!("lock:{number}.{one}")).collect(),
+        Some(("multi", number)) => {
+            let half = number.parse().unwrap_or(0) / 2;
+            vec![
+                format!("lock:{number}"),
+                format!("fair:{half}"),
+                format!("rw:{half}"),
+            ]
+        }
+        _ => vec![name.to_owned()],
     }
 }
 
@@ -38,19 +47,38 @@ pub enum Handle {
     Fenced(FencedLock),
     ReadWrite(ReadWriteLock),
     Permits(ExpirableSemaphore, Duration),
+    Spin(SpinLock),
+    Multi(MultiLock, String),
+    Red(RedLock, String),
+    Semaphore(Semaphore, Duration),
+    Latch(CountDownLatch, Duration),
 }
 
 impl Handle {
     pub fn new(client: &Client, name: &str, lease: Duration) -> Result<Handle> {
         let kind = name.split(':').next().unwrap_or_default();
+        let members = || {
+            let locks = locks_of(name).into_iter();
+            locks.map(|name| member(client, &name, lease))
+        };
         Ok(match kind {
             "lock" => Handle::Lock(client.lock(name)),
-            // Those who die in the queue are waited for this long.
-            "fair" => Handle::Fair(client.fair_lock(name).wait_time(lease)),
+            "fair" => Handle::Fair(fair(client, name, lease)),
             "fenced" => Handle::Fenced(client.fenced_lock(name)),
             "rw" => Handle::ReadWrite(client.read_write_lock(name)),
             "permits" => Handle::Permits(client.expirable_semaphore(name), lease),
-            other => return Err(format!("there is no kind {other}: {}", KINDS.join(", ")).into()),
+            "spin" => Handle::Spin(client.spin_lock(name)),
+            "multi" => Handle::Multi(MultiLock::new(members()), name.to_owned()),
+            "red" => {
+                let lock = RedLock::new(members()).timeout(lease / 10);
+                Handle::Red(lock, name.to_owned())
+            }
+            "semaphore" => Handle::Semaphore(client.semaphore(name), lease),
+            "latch" => Handle::Latch(client.count_down_latch(name), lease),
+            other => {
+                let kinds = [&KINDS[..], &COUNTERS].concat().join(", ");
+                return Err(format!("there is no kind {other}: {kinds}").into());
+            }
         })
     }
 
@@ -65,6 +93,15 @@ impl Handle {
                 semaphore.try_set_permits(PERMITS).await?;
                 once(semaphore.try_acquire_many(PERMITS)).await
             }
+            Handle::Spin(lock) => once(lock.try_lock()).await,
+            // Their members are visited.
+            Handle::Multi(..) | Handle::Red(..) => Ok(true),
+            // Neither fewer nor more.
+            Handle::Semaphore(semaphore, _) => {
+                semaphore.try_set_permits(PERMITS).await?;
+                Ok(semaphore.available().await? == i64::from(PERMITS))
+            }
+            Handle::Latch(latch, _) => Ok(latch.count_down_by(HIGHEST).await? == 0),
         }
     }
 
@@ -83,32 +120,18 @@ impl Handle {
                 let guard = asking.await?;
                 inside.stay(guard, None, time).await
             }
-            Handle::Lock(lock) => {
-                let asking = waits(inside, lock.name(), Mode::Alone, lock.lock());
-                let guard = asking.await?;
-                inside.stay(guard, None, time).await
-            }
-            Handle::Fair(lock) => {
-                let asking = waits(inside, lock.name(), Mode::Alone, lock.lock());
-                let guard = asking.await?;
-                inside.stay(guard, None, time).await
-            }
+            Handle::Lock(lock) => enter(lock, Mode::Alone, inside, time).await,
+            Handle::Fair(lock) => enter(lock, Mode::Alone, inside, time).await,
+            Handle::Spin(lock) => enter(lock, Mode::Alone, inside, time).await,
             Handle::Fenced(lock) => {
-                let asking = waits(inside, lock.name(), Mode::Alone, lock.lock());
-                let guard = asking.await?;
+                let guard = wait(lock, Mode::Alone, inside).await?;
                 let token = guard.as_ref().map(Guard::token);
                 inside.stay(guard, token, time).await
             }
             Handle::ReadWrite(lock) if random.below(3) == 0 => {
-                let asking = waits(inside, lock.name(), Mode::Alone, lock.write().lock());
-                let guard = asking.await?;
-                inside.stay(guard, None, time).await
+                enter(lock.write(), Mode::Alone, inside, time).await
             }
-            Handle::ReadWrite(lock) => {
-                let asking = waits(inside, lock.name(), Mode::Shared, lock.read().lock());
-                let guard = asking.await?;
-                inside.stay(guard, None, time).await
-            }
+            Handle::ReadWrite(lock) => enter(lock.read(), Mode::Shared, inside, time).await,
             Handle::Permits(semaphore, lease) => {
                 // A store that lost its data has forgotten how many there are; nobody else says it.
                 semaphore.try_set_permits(PERMITS).await?;
@@ -117,7 +140,80 @@ impl Handle {
                 let guard = asking.await?;
                 inside.stay(guard, None, time).await
             }
+            Handle::Multi(lock, name) => {
+                let asking = many(lock.lock(), lock.try_lock(), time * 4, random.below(6));
+                let guard = inside.ask(name, Mode::Alone, asking).await?;
+                inside.stay(guard, None, time).await
+            }
+            Handle::Red(lock, name) => {
+                let asking = many(lock.lock(), lock.try_lock(), time * 4, random.below(6));
+                let guard = inside.ask(name, Mode::Alone, asking).await?;
+                inside.stay(guard, None, time).await
+            }
+            Handle::Semaphore(semaphore, lease) => {
+                semaphore.try_set_permits(PERMITS).await?;
+                let ask = semaphore.try_acquire().wait(*lease * 4);
+                let asking = inside.ask(semaphore.name(), Mode::Semaphore, ask.into_future());
+                let permits = asking.await?;
+                inside.keep(permits, time).await
+            }
+            Handle::Latch(latch, lease) => use_latch(latch, *lease, inside, random).await,
         }
+    }
+}
+
+/// The highest count of a latch.
+const HIGHEST: u32 = 3;
+
+/// Sets the count, counts down and waits, or some of it.
+async fn use_latch(
+    latch: &CountDownLatch,
+    lease: Duration,
+    inside: &mut Inside,
+    random: &mut Random,
+) -> Result<(), Error> {
+    let name = latch.name();
+    let highest = usize::try_from(HIGHEST).unwrap_or_default();
+    if random.below(2) == 0 {
+        let count = 1 + u32::try_from(random.below(highest)).unwrap_or_default();
+        let set = async {
+            latch
+                .try_set_count(count)
+                .await
+                .map(|set| set.then_some(()))
+        };
+        let asking = inside.ask(name, Mode::SetCount(count), set);
+        if asking.await?.is_some() {
+            inside.enter(None, None);
+        }
+    }
+    if random.below(4) > 0 {
+        let counting = async { latch.count_down().await.map(Some) };
+        if let Some(left) = inside.ask(name, Mode::CountDown, counting).await? {
+            inside.counted(left);
+        }
+    }
+    if random.below(2) == 0 {
+        let limit = random.between(Duration::ZERO, lease * 4);
+        let wait = async { latch.wait_for(limit).await.map(|open| open.then_some(())) };
+        if inside.ask(name, Mode::AwaitZero, wait).await?.is_some() {
+            inside.enter(None, None);
+        }
+    }
+    Ok(())
+}
+
+fn fair(client: &Client, name: &str, lease: Duration) -> FairLock {
+    // Those who die in the queue are waited for this long.
+    client.fair_lock(name).wait_time(lease)
+}
+
+/// A member of a multi-lock or a RedLock.
+fn member(client: &Client, name: &str, lease: Duration) -> Member {
+    match name.split(':').next() {
+        Some("fair") => fair(client, name, lease).into(),
+        Some("rw") => client.read_write_lock(name).write().into(),
+        _ => client.lock(name).into(),
     }
 }
 
@@ -130,12 +226,39 @@ async fn once<K: LockKind>(ask: TryAcquire<K>) -> Result<bool, Error> {
 }
 
 /// Asks, and waits for as long as it takes.
-async fn waits<K: LockKind>(
-    inside: &mut Inside,
-    name: &str,
+async fn wait<K: LockKind>(
+    lock: &Lock<K>,
     mode: Mode,
-    ask: Acquire<K>,
+    inside: &mut Inside,
 ) -> Result<Option<Guard<K>>, Error> {
-    let asking = async { ask.await.map(Some) };
-    inside.ask(name, mode, asking).await
+    let asking = async { lock.lock().await.map(Some) };
+    inside.ask(lock.name(), mode, asking).await
+}
+
+/// One critical section that is waited for.
+async fn enter<K: LockKind>(
+    lock: &Lock<K>,
+    mode: Mode,
+    inside: &mut Inside,
+    time: Duration,
+) -> Result<(), Error> {
+    let guard = wait(lock, mode, inside).await?;
+    inside.stay(guard, None, time).await
+}
+
+/// Asks for several locks in one of three ways: with a limit, canceled at the limit, and without one.
+async fn many<L: LockOfMany>(
+    lock: AcquireMany<L>,
+    try_lock: TryAcquireMany<L>,
+    limit: Duration,
+    way: usize,
+) -> Result<Option<L::Guard>, Error> {
+    match way {
+        0 => try_lock.wait(limit).await,
+        1 => match timeout(limit, lock.into_future()).await {
+            Ok(guard) => guard.map(Some),
+            Err(_) => Ok(None),
+        },
+        _ => lock.await.map(Some),
+    }
 }

@@ -28,8 +28,7 @@ use crate::history::What;
 use crate::pulse;
 use crate::random::Random;
 use crate::resource::Reach;
-pub(crate) use kinds::locks_of;
-pub use kinds::{Handle, KINDS, KINDS_OF_OWNERS};
+pub use kinds::{COUNTERS, Handle, KINDS, KINDS_OF_OWNERS, locks_of};
 use owners::OwnerTask;
 use section::Inside;
 use tell::Lines;
@@ -206,9 +205,9 @@ pub(crate) async fn work(worker: Worker) -> Result<()> {
     let teller = Teller::new(Arc::new(Lines));
     let tells = teller.clone();
     pulse::watch(move |since, until| tells.say(until, 0, What::Stood { since }));
-    let first = clients.first().ok_or("no client")?;
-    let held = held::acquire(&worker, first, &teller).await?;
-    teller.tell(What::Ready);
+    if worker.held == 0 {
+        teller.tell(What::Ready);
+    }
     let mut tasks = JoinSet::new();
     let crew = Crew {
         worker: worker.clone(),
@@ -220,13 +219,6 @@ pub(crate) async fn work(worker: Worker) -> Result<()> {
     };
     for life in crew.lives()? {
         tasks.spawn(life);
-    }
-    if worker.held > 0 {
-        let holding = held::hold(held, teller.clone(), ending.clone());
-        tasks.spawn(async move {
-            holding.await;
-            Ok(())
-        });
     }
     let threads = for_threads.as_ref();
     let threads = threads.map(|client| spawn_threads(&worker, client, &clients, &teller, &ending));
@@ -289,6 +281,14 @@ impl Crew {
     pub fn lives(&self) -> Result<Vec<Life>> {
         let worker = &self.worker;
         let mut lives: Vec<Life> = Vec::new();
+        if worker.held > 0 {
+            let (teller, ending) = (self.teller.clone(), self.ending.clone());
+            let holding = held::run(worker.clone(), self.clients[0].clone(), teller, ending);
+            lives.push(Box::pin(async move {
+                holding.await;
+                Ok(())
+            }));
+        }
         for task in 0..worker.tasks {
             let client = task % self.clients.len();
             // From the last one, so that most of them do not sit.

@@ -54,6 +54,10 @@ impl OwnerTask {
                 let lock = self.client.lock(name);
                 self.pass(&lock, Mode::Alone, patience, |_| None).await
             }
+            "spin" => {
+                let lock = self.client.spin_lock(name);
+                self.pass(&lock, Mode::Alone, patience, |_| None).await
+            }
             "fenced" => {
                 let lock = self.client.fenced_lock(name);
                 let token = |guard: &Guard<Fenced>| Some(guard.token());

@@ -5,9 +5,10 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use redlatch::{Error, Guard, LockKind, Owner};
+use redlatch::{Error, Guard, LockKind, MultiGuard, Owner, RedGuard, SemaphorePermits};
 use tokio::time::{Instant, sleep, timeout};
 
+use super::kinds::locks_of;
 use super::tell::Teller;
 use crate::clock::Time;
 use crate::history::{Ask, Mode, What};
@@ -26,8 +27,10 @@ pub(crate) struct Inside {
     client: usize,
     /// The owner that it acts for, if it shares one with others.
     owner: Option<Owner>,
-    /// The section that it is in.
-    section: u64,
+    /// The section that it is in. Those of a multi-lock's members follow that of the whole.
+    sections: Vec<u64>,
+    /// The name of what it asked for.
+    name: String,
     teller: Teller,
     /// Nobody stays for longer than he has to.
     ending: Arc<AtomicBool>,
@@ -55,7 +58,8 @@ impl Inside {
             task,
             client,
             owner: None,
-            section: 0,
+            sections: Vec::new(),
+            name: String::new(),
             teller,
             ending,
             resource,
@@ -76,7 +80,8 @@ impl Inside {
             task: self.task,
             client: self.client,
             owner: self.owner,
-            section: 0,
+            sections: Vec::new(),
+            name: String::new(),
             teller: self.teller.clone(),
             ending: self.ending.clone(),
             resource: self.resource.clone(),
@@ -84,20 +89,20 @@ impl Inside {
     }
 
     /// Asks for a lock and tells what comes of it.
-    pub(crate) async fn ask<K: LockKind>(
+    pub(crate) async fn ask<T>(
         &mut self,
         name: &str,
         mode: Mode,
-        asking: impl Future<Output = Result<Option<Guard<K>>, Error>>,
-    ) -> Result<Option<Guard<K>>, Error> {
-        self.section = self.teller.section();
-        self.tell(What::Asked(Ask {
-            task: self.task,
-            client: self.client,
-            owner: self.owner.map(Owner::number),
-            name: name.to_owned(),
-            mode,
-        }));
+        asking: impl Future<Output = Result<Option<T>, Error>>,
+    ) -> Result<Option<T>, Error> {
+        self.name = name.to_owned();
+        self.sections.clear();
+        self.begin(name, mode, false);
+        if name.starts_with("multi:") {
+            for member in locks_of(name) {
+                self.begin(&member, mode, true);
+            }
+        }
         let answer = asking.await;
         match &answer {
             // Told by who stays inside, with the token.
@@ -108,10 +113,24 @@ impl Inside {
         answer
     }
 
+    fn begin(&mut self, name: &str, mode: Mode, part: bool) {
+        let section = self.teller.section();
+        self.sections.push(section);
+        let ask = Ask {
+            task: self.task,
+            client: self.client,
+            owner: self.owner.map(Owner::number),
+            name: name.to_owned(),
+            mode,
+            part,
+        };
+        self.teller.tell_of(section, What::Asked(ask));
+    }
+
     /// Stays inside for this long, as long as the lock is held, and gives it back.
-    pub(crate) async fn stay<K: LockKind>(
+    pub(crate) async fn stay<H: Holding>(
         &mut self,
-        guard: Option<Guard<K>>,
+        guard: Option<H>,
         token: Option<u64>,
         time: Duration,
     ) -> Result<(), Error> {
@@ -121,13 +140,36 @@ impl Inside {
         self.leave(guard, token, GiveBack::Unlock).await
     }
 
+    /// Keeps permits for this long, and releases them.
+    pub(crate) async fn keep(
+        &mut self,
+        permits: Option<SemaphorePermits>,
+        time: Duration,
+    ) -> Result<(), Error> {
+        let Some(permits) = permits else {
+            return Ok(());
+        };
+        self.enter(None, None);
+        sleep(time).await;
+        self.tell(What::Leaving);
+        let freed = permits.release().await;
+        let error = freed.as_ref().err().map(kind);
+        self.tell(What::Freed { error });
+        freed
+    }
+
+    /// Records that a latch was counted down.
+    pub(crate) fn counted(&self, left: u64) {
+        self.tell(What::Counted { left });
+    }
+
     /// Records that the lock is held: the last thing that was asked of the guard is its hold count.
     pub(crate) fn enter(&self, token: Option<u64>, holds: Option<u32>) {
         self.tell(What::Got { token, holds });
     }
 
     /// Watches the guard for this long, or until it is lost. Returns whether it was lost.
-    pub(crate) async fn hold<K: LockKind>(&self, guard: &Guard<K>, time: Duration) -> bool {
+    pub(crate) async fn hold<H: Holding>(&self, guard: &H, time: Duration) -> bool {
         let end = Instant::now() + time;
         let mut until = self.look(guard);
         let mut lost = std::pin::pin!(guard.lost());
@@ -144,7 +186,7 @@ impl Inside {
                 biased;
                 () = &mut lost => {
                     if let Some(until) = until {
-                        self.teller.lost(self.section, until);
+                        self.lost(until);
                     }
                     self.tell(What::Told);
                     // Never again valid, whoever asks.
@@ -157,7 +199,7 @@ impl Inside {
             until = self.look(guard);
             if until.is_none() {
                 if let Some(before) = before {
-                    self.teller.lost(self.section, before);
+                    self.lost(before);
                 }
                 if timeout(TOLD_WITHIN, &mut lost).await.is_ok() {
                     self.tell(What::Told);
@@ -171,15 +213,15 @@ impl Inside {
     }
 
     /// Writes to the resource if there is a token, and gives the lock back.
-    pub(crate) async fn leave<K: LockKind>(
+    pub(crate) async fn leave<H: Holding>(
         &mut self,
-        guard: Guard<K>,
+        guard: H,
         token: Option<u64>,
         how: GiveBack,
     ) -> Result<(), Error> {
         if let Some(token) = token {
             // Also when the lock was lost: the resource is there to refuse that.
-            self.write(guard.name(), token).await;
+            self.write(token).await;
         }
         self.tell(What::Leaving);
         let freed = match how {
@@ -195,12 +237,22 @@ impl Inside {
     }
 
     /// Asks the guard whether it is valid, and until when.
-    fn look<K: LockKind>(&self, guard: &Guard<K>) -> Option<Time> {
-        self.teller.look(self.section, || guard.valid_for())
+    fn look<H: Holding>(&self, guard: &H) -> Option<Time> {
+        let sections = self.sections.iter();
+        let looks = sections.map(|section| self.teller.look(*section, || guard.valid_for()));
+        looks.last().flatten()
+    }
+
+    /// It has been lost since it was said to be valid until then.
+    fn lost(&self, until: Time) {
+        for section in &self.sections {
+            self.teller.lost(*section, until);
+        }
     }
 
     /// Adds one to what the resource has.
-    async fn write(&mut self, name: &str, token: u64) {
+    async fn write(&mut self, token: u64) {
+        let name = &self.name;
         let Some(read) = self
             .resource
             .exchange(&format!("read {name} {token}"))
@@ -222,9 +274,40 @@ impl Inside {
     }
 
     fn tell(&self, what: What) {
-        self.teller.tell_of(self.section, what);
+        for section in &self.sections {
+            self.teller.tell_of(*section, what.clone());
+        }
     }
 }
+
+/// What all guards have.
+pub(crate) trait Holding: Send {
+    fn valid_for(&self) -> Duration;
+    fn lost(&self) -> impl Future<Output = ()> + Send + 'static;
+    fn unlock(self) -> impl Future<Output = Result<(), Error>> + Send;
+}
+
+macro_rules! holding {
+    ($guard:ty $(, $kind:ident)?) => {
+        impl$(<$kind: LockKind>)? Holding for $guard {
+            fn valid_for(&self) -> Duration {
+                <$guard>::valid_for(self)
+            }
+
+            fn lost(&self) -> impl Future<Output = ()> + Send + 'static {
+                <$guard>::lost(self)
+            }
+
+            async fn unlock(self) -> Result<(), Error> {
+                <$guard>::unlock(self).await
+            }
+        }
+    };
+}
+
+holding!(Guard<K>, K);
+holding!(MultiGuard);
+holding!(RedGuard);
 
 /// An error's name, and how a lock was lost.
 pub(super) fn kind(error: &Error) -> String {

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use redlatch::blocking::{Client, Guard, ManyGuard, RedLock, current_thread};
 use redlatch::{Error, Fenced, LockKind, OwnedKind};
 
-use super::kinds::members;
+use super::kinds::locks_of;
 use super::owners::time_inside;
 use super::section::{LOOK, kind};
 use super::tell::Teller;
@@ -93,6 +93,10 @@ impl Thread {
                     ending,
                 )
             }
+            "spin" => {
+                let lock = self.client.spin_lock(name);
+                self.alone(name, |wait| lock.try_lock_for(wait), ending)
+            }
             "fair" => {
                 let lock = self.client.fair_lock(name).wait_time(self.lease / 4);
                 self.alone(name, |wait| lock.try_lock_for(wait), ending)
@@ -112,7 +116,7 @@ impl Thread {
                 )
             }
             "red" => {
-                let members = members(name);
+                let members = locks_of(name);
                 let lock = RedLock::new(members.iter().map(|name| self.client.lock(name)));
                 let lock = lock.timeout(self.lease / 20);
                 self.alone(name, |wait| lock.try_lock_for(wait), ending)
@@ -209,6 +213,7 @@ impl Thread {
             owner: Some(current_thread().number()),
             name: name.to_owned(),
             mode,
+            part: false,
         }));
         match ask() {
             Ok(Some(guard)) => {

@@ -37,6 +37,13 @@ use crate::step::{BoxedStep, Outcome, Script, Step};
 /// from the resource and call [`advance_token`](Lock::advance_token) with it: the next acquisition gets a
 /// greater one. Until then nothing is overwritten, because the resource refuses all.
 ///
+/// # After a failover
+///
+/// A release does not wait for replicas, whatever [`ReplicaSync`](crate::ReplicaSync) says. A replica that takes
+/// its master's place may still have a hold that was released. If the same [`Owner`](crate::Owner) acquires the
+/// lock again before that lease has ended, it continues this hold and gets its token once more. Other owners wait
+/// until the lease has ended, so no token is given to two owners.
+///
 /// # A key for each name
 ///
 /// The token's key stays when the lock is released, and a name for each entity (`order:42`) leaves one

@@ -1,0 +1,127 @@
+//! Never more permits of a semaphore are taken than there are.
+//!
+//! Its permits have no leases. What a process had when it was killed, and what was acquired or released by a step
+//! whose answer was lost, may stay taken for good.
+
+use super::{Rule, Violation};
+use crate::clock::Time;
+use crate::history::{History, Mode, PERMITS, Section};
+
+pub(super) fn check(history: &History) -> Vec<Violation> {
+    let names = history.by_name();
+    let found = names.values().filter_map(|sections| of_name(sections));
+    found.collect()
+}
+
+/// The first time at which too many were taken: they are as many from then on.
+fn of_name(sections: &[&Section]) -> Option<Violation> {
+    let semaphore = |one: &&&Section| one.ask.mode == Mode::Semaphore;
+    let mut changes = Vec::new();
+    for section in sections.iter().filter(semaphore) {
+        if let Some(got) = section.got {
+            // Who goes as another comes has gone first.
+            changes.push((got, Some(section)));
+            changes.push((section.left.unwrap_or(Time::MAX), None));
+        }
+    }
+    changes.sort_by_key(|&(at, comes)| (at, comes.is_some()));
+    let mut taken = 0;
+    for (at, comes) in changes {
+        let Some(section) = comes else {
+            taken -= 1;
+            continue;
+        };
+        taken += 1;
+        if taken > PERMITS {
+            let (name, who) = (&section.ask.name, section.who());
+            let text = format!("{name}: {who} has permit {taken} of {PERMITS}");
+            return Some(Violation::at(at, Rule::Permits, text));
+        }
+    }
+    None
+}
+
+/// Whether permits of this semaphore may stay taken for good, or be more than were set.
+pub fn may_lack_permits(history: &History, name: &str) -> bool {
+    let mut sections = history.sections.iter().filter(|one| one.ask.name == name);
+    sections.any(|one| one.ask.mode == Mode::Semaphore && may_be_stuck(history, one))
+        || name.starts_with("semaphore:") && forgotten(history) < Time::MAX
+}
+
+/// Whether the permit that was asked for in a section may stay taken for good: it was not certainly released, and
+/// something was broken meanwhile. A request that gave up may have a step in flight for a while.
+pub(super) fn may_be_stuck(history: &History, section: &Section) -> bool {
+    if section.freed.is_some() && section.unlock_error.is_none() {
+        return false;
+    }
+    let over = section
+        .freed
+        .or(section.answered.filter(|_| section.got.is_none()));
+    let over = over.map_or(Time::MAX, |at| at + history.lease);
+    let mut windows = history.windows.iter();
+    windows.any(|window| window.from < over && section.asked < window.until)
+}
+
+/// From when on the store may have another number than it should have.
+pub(super) fn forgotten(history: &History) -> Time {
+    let lost = history.forgotten().map(|lost| lost.from);
+    lost.min().unwrap_or(Time::MAX)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::made::{MS, history, section};
+    use super::*;
+    use crate::history::Window;
+
+    /// A permit from one millisecond to another.
+    fn permit(from: Time, until: Time) -> Section {
+        let mut one = section("semaphore:0", from, until);
+        one.ask.mode = Mode::Semaphore;
+        (one.valid_until, one.deadline, one.kept_until) = (None, None, None);
+        one
+    }
+
+    /// One that its process had when it was killed.
+    fn of_the_dead(from: Time) -> Section {
+        let mut one = permit(from, from);
+        (one.left, one.freed) = (None, None);
+        one
+    }
+
+    #[test]
+    fn one_permit_too_many_is_found() {
+        let well = vec![permit(0, 10), permit(1, 11), permit(10, 20)];
+        assert!(check(&history(well)).is_empty());
+        let found = check(&history(vec![permit(0, 10), permit(1, 11), permit(9, 20)]));
+        assert_eq!(found.len(), 1);
+        assert_eq!((found[0].rule, found[0].from), (Rule::Permits, 9 * MS));
+    }
+
+    #[test]
+    fn permits_of_the_dead_stay_taken() {
+        let sections = vec![of_the_dead(0), permit(1, 11), permit(20_000, 20_010)];
+        assert!(check(&history(sections)).is_empty());
+        let sections = vec![of_the_dead(0), of_the_dead(1), permit(20_000, 20_010)];
+        assert_eq!(check(&history(sections)).len(), 1);
+    }
+
+    #[test]
+    fn permits_are_lost_only_while_something_is_broken() {
+        let mut refused = permit(100, 200);
+        (refused.got, refused.left, refused.freed) = (None, None, None);
+        let mut unknown = permit(100, 200);
+        unknown.unlock_error = Some("OutcomeUnknown".into());
+        for section in [refused, unknown, of_the_dead(100)] {
+            let mut one = history(vec![section, permit(0, 10_000)]);
+            assert!(!may_lack_permits(&one, "semaphore:0"));
+            one.windows.push(Window {
+                from: 150 * MS,
+                until: 160 * MS,
+                cut: false,
+            });
+            assert!(may_lack_permits(&one, "semaphore:0"));
+            assert!(!may_lack_permits(&one, "semaphore:1"));
+        }
+    }
+}
