@@ -25,7 +25,11 @@ pub fn overtaken(history: &History, joins: Duration) -> Vec<Violation> {
         }
         let compared = sections.iter().filter(|one| one.ask.owner.is_none());
         let compared: Vec<&Section> = compared.copied().collect();
-        for first in compared.iter().filter(|one| !is_broken(one)) {
+        // A request for several locks does not join the queues of its members.
+        let joined = compared
+            .iter()
+            .filter(|one| !one.ask.part && !is_broken(one));
+        for first in joined {
             let overtaker = compared.iter().find(|later| {
                 let waited = later
                     .got
