@@ -15,7 +15,7 @@ use crate::history::{DataLost, Forgetting, History, Window};
 use crate::random::Random;
 use crate::schedule::Schedule;
 use crate::site::Site;
-use crate::visit::set_permits;
+use crate::visit::set_permits_from_outside;
 use crate::worker::{Worker, locks_of};
 
 /// How long a store that is whole again may need until it answers.
@@ -150,7 +150,7 @@ impl Scene {
     ) -> Result<T> {
         let from = now();
         let done = while_(self)?;
-        set_permits(&self.site.url(), &self.names(), MENDED)?;
+        set_permits_from_outside(&self.site.url(), &self.names(), MENDED)?;
         lock(&self.history).data_lost.push(DataLost {
             from,
             until: now(),

@@ -50,22 +50,22 @@ pub async fn visit(url: &str, names: &[String], limit: Duration) -> Result<Vec<S
     Ok(kept)
 }
 
-/// Says how many permits the semaphores have, where a store has forgotten it.
-pub(crate) fn set_permits(url: &str, names: &[String], limit: Duration) -> Result<()> {
-    let semaphores = names.iter().filter(|name| name.starts_with("permits"));
-    runtime()?.block_on(async {
-        let client = Client::builder()
-            .response_timeout(limit)
-            .connect(url)
-            .await?;
-        for name in semaphores {
-            client
-                .expirable_semaphore(name)
-                .try_set_permits(PERMITS)
-                .await?;
-        }
-        Ok(())
-    })
+/// Sets the permits of the expirable semaphores, in a runtime of its own.
+pub(crate) fn set_permits_from_outside(url: &str, names: &[String], limit: Duration) -> Result<()> {
+    runtime()?.block_on(set_permits(url, names, limit))
+}
+
+/// Sets the permits of the expirable semaphores, where a store has forgotten how many there are.
+pub async fn set_permits(url: &str, names: &[String], limit: Duration) -> Result<()> {
+    let client = Client::builder()
+        .response_timeout(limit)
+        .connect(url)
+        .await?;
+    for name in names.iter().filter(|name| name.starts_with("permits")) {
+        let semaphore = client.expirable_semaphore(name);
+        semaphore.try_set_permits(PERMITS).await?;
+    }
+    Ok(())
 }
 
 fn runtime() -> Result<Runtime> {

@@ -79,6 +79,7 @@ impl Run<'_> {
                 let before = before.as_ref().filter(|_| keeps);
                 self.site.restart(host, before.map(Server::snapshot));
                 if !keeps {
+                    self.set_permits().await;
                     self.data_lost(from, Forgetting::NO_DATA);
                 }
             }

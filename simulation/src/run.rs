@@ -11,7 +11,7 @@ use redlatch_robustness::clock::{Time, nanos};
 use redlatch_robustness::history::{Event, History, What};
 use redlatch_robustness::random::Random;
 use redlatch_robustness::resource::{Reach, Records};
-use redlatch_robustness::visit::visit;
+use redlatch_robustness::visit::{set_permits, visit};
 use redlatch_robustness::worker::{Crew, Ear, Teller, Worker, tell_left};
 use tokio::task::JoinSet;
 use tokio::time::{Instant, sleep, sleep_until};
@@ -229,6 +229,18 @@ impl Run<'_> {
             let process = history.processes.get(&process.id());
             process.is_some_and(|process| process.done)
         })
+    }
+
+    /// Has an operator set the permits that the store has forgotten.
+    pub(crate) async fn set_permits(&mut self) {
+        let operator = Process::start(self.started, self.plan.seed ^ 2, &self.network);
+        self.started += 1;
+        let (url, names) = (self.site.url(), self.plan.all_names());
+        let limit = self.plan.lease;
+        let setting = operator.spawn(async move { set_permits(&url, &names, limit).await });
+        // If it fails, whoever waits for permits shows it.
+        let _ = setting.await;
+        operator.kill();
     }
 
     /// Has a last client acquire and release every lock. Returns a violation for each that it cannot acquire.

@@ -83,13 +83,12 @@ fn told_too_late(history: &History, section: &Section) -> Option<Violation> {
     Some(violation(Rule::ToldTooLate, section, deadline, told, text))
 }
 
-/// Whether its process was stopped while it was held, or before: then it could not renew. Among thousands of
+/// Whether its process was stopped while it was held: then it could not renew. Or while it was requested: the lease
+/// counts from before the request was sent, and may end right after the answer is read. Among thousands of
 /// locks, held for the whole run, only a stop in the last lease counts, if it was longer than a sixth of that:
 /// a shorter one leaves time for another renewal.
 fn stood_still(history: &History, section: &Section, losses: Losses) -> bool {
-    let Some(from) = section.got else {
-        return false;
-    };
+    let from = section.asked;
     let until = section.told.or(section.freed).unwrap_or(history.end);
     let (from, least) = match losses {
         Losses::OutOfReach => (from.max(until - history.lease), history.lease / 6),
@@ -209,6 +208,18 @@ mod tests {
         process.stopped = vec![(4500 * MS, Some(5500 * MS))];
         assert_eq!(rules(&stopped, Losses::OutOfReach), [Rule::LostWithoutNeed]);
         assert_eq!(rules(&stopped, Losses::None), []);
+    }
+
+    #[test]
+    fn a_stop_while_the_lock_was_requested_shortens_its_lease() {
+        let mut stopped = late(Some(3100));
+        (stopped.sections[0].asked, stopped.sections[0].got) = (100 * MS, Some(3000 * MS));
+        let process = stopped.processes.entry(0).or_default();
+        process.stopped.push((110 * MS, Some(2999 * MS)));
+        assert_eq!(rules(&stopped, Losses::None), []);
+        let process = stopped.processes.entry(0).or_default();
+        process.stopped = vec![(10 * MS, Some(90 * MS))];
+        assert_eq!(rules(&stopped, Losses::None), [Rule::LostWithoutNeed]);
     }
 
     #[test]
