@@ -18,7 +18,12 @@ pub(crate) fn check(history: &History) -> Vec<Violation> {
     let mut names = history.by_name();
     // The store forgets counts that have no lease, and they do not come back.
     let forgets = history.forgotten().next().is_some();
-    names.retain(|name, _| !(forgets && name.starts_with("latch")));
+    let has_lease = |name: &str| {
+        !["latch", "semaphore"]
+            .iter()
+            .any(|kind| name.starts_with(kind))
+    };
+    names.retain(|name, _| has_lease(name) || !forgets);
     let violations = names.iter().filter_map(|(name, sections)| {
         let operations = operations(history, sections);
         let end = first_unexplained(&operations)?;
