@@ -363,3 +363,173 @@ pub(crate) enum Watch {
     /// Nothing but say that it has ended.
     Expire,
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::name::Family;
+    use crate::primitives::handle::Reentrant;
+    use crate::primitives::twin;
+    use crate::watchdog::Renew;
+
+    const SECOND: Duration = Duration::from_secs(1);
+
+    fn hold() -> Hold {
+        twin::hold(Family::Lock, 1, Reentrant)
+    }
+
+    fn entered(renewed: bool) -> Hold {
+        let hold = hold();
+        hold.enter(Instant::now() + 10 * SECOND, renewed).unwrap();
+        hold
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_lease_that_has_ended_is_noticed_by_whoever_looks() {
+        let hold = entered(true);
+        let end = Instant::now() + 10 * SECOND;
+        assert_eq!((hold.end(), hold.valid_for()), (end, 10 * SECOND));
+        assert!(hold.is_renewed());
+        tokio::time::advance(4 * SECOND).await;
+        hold.extend(Instant::now() + 8 * SECOND);
+        hold.extend(Instant::now());
+        assert_eq!(
+            (hold.end(), hold.valid_for()),
+            (end + 2 * SECOND, 8 * SECOND)
+        );
+        assert_eq!(hold.longest_lease(), 10 * SECOND);
+        tokio::time::advance(8 * SECOND).await;
+        assert_eq!(hold.loss(), Some(Loss::LeaseEnded));
+        let late = hold.enter(Instant::now() + SECOND, false).unwrap_err();
+        let reason = Loss::LeaseEnded;
+        assert!(matches!(late, Error::Lost { name, reason: r } if name == "name" && r == reason));
+        assert_eq!(hold.count(), 1);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_loss_is_told_at_once_and_an_end_on_time() {
+        for (told, takes) in [(true, SECOND), (false, 10 * SECOND)] {
+            let hold = entered(false);
+            let begun = Instant::now();
+            let lose = async {
+                tokio::time::sleep(SECOND).await;
+                assert!(!told || hold.lose(Loss::NotHeld) && !hold.lose(Loss::NotHeld));
+            };
+            tokio::join!(hold.lost(), lose);
+            assert_eq!(begun.elapsed(), takes);
+            hold.lost().await;
+            assert_eq!(begun.elapsed(), takes, "told before");
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn what_was_given_back_is_never_lost() {
+        let hold = entered(false);
+        hold.leave(false);
+        let lost = tokio::time::timeout(20 * SECOND, hold.lost()).await;
+        assert!(lost.is_err() && !hold.lose(Loss::NotHeld));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_later_tenure_is_waited_for() {
+        let hold = entered(false);
+        let first = hold.tenure();
+        hold.entered_after(None).await;
+        let early = tokio::time::timeout(SECOND, hold.entered_after(first)).await;
+        assert!(early.is_err(), "it is the same tenure");
+        hold.leave(false);
+        let enter = async {
+            tokio::task::yield_now().await;
+            hold.enter(Instant::now() + SECOND, false).unwrap();
+        };
+        let both = async { tokio::join!(hold.entered_after(first), enter) };
+        tokio::time::timeout(SECOND, both).await.unwrap();
+    }
+
+    #[test]
+    fn changes_are_open_until_the_store_has_answered() {
+        let hold = entered(false);
+        let attempt = hold.taking();
+        assert!(hold.is_to_be_settled() && hold.standing().is_asked_for);
+        hold.answered(attempt);
+        assert!(!hold.is_to_be_settled() && !hold.standing().is_asked_for);
+        let left = hold.leave(false);
+        assert_eq!((hold.changes(), left), (attempt + 1, attempt + 1));
+        assert_eq!(hold.count(), 0);
+        hold.may_be_released();
+        assert!(hold.standing().maybe_released);
+        hold.store_followed(left, true);
+        let standing = hold.standing();
+        assert!(!standing.maybe_released && !standing.is_ahead_of_store);
+        hold.taking();
+        hold.settling_ended();
+        assert!(!hold.is_to_be_settled());
+    }
+
+    #[test]
+    fn the_hold_after_a_lost_one_knows_of_it_and_the_other_way_round() {
+        let (lost, later) = (entered(false), hold());
+        lost.lose(Loss::NotHeld);
+        later.supersede(&lost);
+        assert!(lost.standing().is_superseded);
+        assert!(later.standing().is_ahead_of_store);
+    }
+
+    /// Two wait for their turn behind a step that fails; a third comes later.
+    #[tokio::test(start_paused = true)]
+    async fn steps_that_waited_behind_an_outage_fail_with_it() {
+        let hold = hold();
+        let mut first = hold.turn().await.unwrap();
+        let fail = async {
+            tokio::time::sleep(SECOND).await;
+            let after = SECOND;
+            first.ended(&Err::<(), _>(Error::ResponseTimeout { after }));
+            drop(first);
+        };
+        let behind = || async { hold.turn().await.map(drop) };
+        let (one, two, ()) = tokio::join!(behind(), behind(), fail);
+        for error in [one.unwrap_err(), two.unwrap_err()] {
+            assert!(matches!(error, Error::ResponseTimeout { after } if after == SECOND));
+        }
+        tokio::time::advance(SECOND).await;
+        // It makes its own step, and so does who waits behind it: the outage was before.
+        let third = hold.turn().await.unwrap();
+        let (fourth, ()) = tokio::join!(behind(), async { drop(third) });
+        fourth.unwrap();
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_step_that_was_refused_fails_alone() {
+        let hold = hold();
+        let mut first = hold.turn().await.unwrap();
+        let fail = async {
+            let name = "name".to_owned();
+            first.ended(&Err::<(), _>(Error::AlreadyHeld { name }));
+            drop(first);
+        };
+        let (second, ()) = tokio::join!(hold.turn(), fail);
+        second.unwrap();
+    }
+
+    #[test]
+    fn a_lock_is_the_unit_of_weight() {
+        let hold = hold();
+        assert_eq!(hold.kind.weight(&hold), 1);
+    }
+
+    #[test]
+    fn a_renewal_names_the_key_the_owner_and_the_channel() {
+        let hold = hold();
+        let step = Renew {
+            script: hold.kind.renew_script(),
+            lease: Some(Lease::WATCHDOG),
+            holds: vec![&hold],
+        };
+        let mut cmd = redis::Cmd::new();
+        crate::step::Step::args(&step, &mut Args(&mut cmd));
+        let packed = String::from_utf8(cmd.get_packed_command()).unwrap();
+        let sent = ["30000", &hold.field, hold.place.channel()];
+        assert!(packed.starts_with("*3\r\n") && sent.iter().all(|arg| packed.contains(arg)));
+        assert!(crate::step::Step::keys(&step).eq([hold.place.key()]));
+    }
+}
