@@ -813,3 +813,6 @@ impl Drop for Unheard {
         }
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -259,6 +259,23 @@ async fn what_changed_since_its_batch_was_made_is_not_renewed() {
     assert_eq!(watchdog.len(), 2);
 }
 
+#[tokio::test(start_paused = true)]
+async fn what_ended_since_its_batch_was_made_is_not_checked() {
+    let watchdog = watchdog();
+    let holds = [(); 3].map(|()| Watched::fixed(100 * SECOND));
+    for one in &holds {
+        one.hold.notes(|notes| notes.doubted = true);
+        watchdog.core.place(&mut watchdog.core.queue(), &one.hold);
+    }
+    let mut batches = watchdog.core.take_due(&watchdog.store);
+    let [released, lost, held] = &holds;
+    released.hold.leave(false);
+    lost.hold.lose(Loss::NotHeld);
+    renew(watchdog.store.clone(), batches.pop().unwrap()).await;
+    assert_eq!((released.asked(), lost.asked()), (vec![], vec![]));
+    assert_eq!(held.asked(), [(0, false)]);
+}
+
 /// What the batches that begin now have to carry, in the order of their sizes.
 fn batches(watchdog: &Watchdog) -> (Vec<usize>, Vec<Batch>) {
     let batches = watchdog.core.take_due(&watchdog.store);
