@@ -325,3 +325,18 @@ async fn background_work_that_is_never_begun_is_not_waited_for() {
     drop(Unheard(Some(claim)));
     assert!(!hold.is_to_be_settled());
 }
+
+#[tokio::test(start_paused = true)]
+async fn the_last_claim_settles_what_is_open() {
+    let client = Client::embedded();
+    let guard = client.lock("a").lock().await.unwrap();
+    let (claim, session) = (guard.claim().clone(), session(&guard).clone());
+    guard.unlock().await.unwrap();
+    let hold = claim.hold.clone();
+    hold.taking();
+    drop(claim);
+    assert_eq!(users(&session), [1], "the background has it");
+    client.settled().await;
+    assert!(!hold.standing().is_ahead_of_store);
+    assert_eq!(users(&session), []);
+}
