@@ -3,7 +3,7 @@
 CARGO ?= cargo
 
 .PHONY: help test lint docs unit test-topologies package interop bench bench-redisson stress robustness soak simulate \
-	simulate-mutants explore redis
+	simulate-mutants mutants explore redis
 
 help:
 	@echo "make test     everything: format, lint, docs, all tests (installs redis-server if it may)"
@@ -14,6 +14,7 @@ help:
 	@echo "make robustness  breaks servers, networks and clients, and checks what became of the locks"
 	@echo "make simulate the real client on a simulated network and server (a minute, SEEDS=… or SEED=…)"
 	@echo "make simulate-mutants  that the simulation finds clients and scripts that are broken on purpose (hours)"
+	@echo "make mutants  whether the fast tests notice a changed expression (ROOM=hold|lease|wait|watchdog|session|rules)"
 	@echo "make explore  all sequences of steps on the rules of each primitive (STATES=10000000 at most)"
 	@echo "make soak     the same at random, with many clients (SECONDS=600 TOPOLOGY=single SEED=…)"
 	@echo "make stress   the concurrency tests in a loop, cores busy (RUNS=200)"
@@ -87,3 +88,7 @@ explore:
 RUNS ?= 200
 stress: redis
 	tools/stress $(RUNS)
+
+# Changes one expression at a time and runs the fast tests. A room is hold, lease, wait, watchdog, session or rules.
+mutants:
+	@tools/mutants "$(ROOM)"

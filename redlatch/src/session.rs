@@ -214,7 +214,7 @@ impl Session {
             let Some(claimed) = claims.get_mut(&(owner, place.clone())) else {
                 return;
             };
-            if !claimed.hold.is_ahead_of_store() {
+            if !claimed.hold.standing().is_ahead_of_store {
                 return;
             }
             claimed.users += 1;
@@ -813,3 +813,6 @@ impl Drop for Unheard {
         }
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -625,3 +625,6 @@ impl Step for Renew<'_> {
         Ok(self.holds.iter().map(renew).collect())
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -18,4 +18,4 @@ pub(crate) mod survey;
 #[cfg(test)]
 mod exploration;
 #[cfg(test)]
-mod twin;
+pub(crate) mod twin;

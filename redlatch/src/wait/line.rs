@@ -512,4 +512,78 @@ mod tests {
         lines.ended("c");
         assert!(!core.may_be_subscribed());
     }
+
+    const LINGER: Duration = Duration::from_secs(10);
+
+    fn room() -> WaitingRoom {
+        let lines = Arc::<Lines>::default();
+        let store = crate::store::embedded::Embedded::new().attach(lines.clone());
+        let store = Arc::new(Store::Embedded(store));
+        WaitingRoom::new(lines, store, Background::default(), LINGER)
+    }
+
+    /// Whether a waiter in line is called at once.
+    async fn is_called(line: &Line) -> bool {
+        let called = tokio::time::timeout(Duration::ZERO, line.called());
+        called.await.is_ok()
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn waiters_are_called_by_messages_and_when_some_may_have_been_missed() {
+        let room = room();
+        let line = room.join("c", "object", Queue::Exclusive);
+        assert!(!is_called(&line).await);
+        room.lines.heard("c");
+        assert!(is_called(&line).await && !is_called(&line).await);
+        room.lines.interrupted();
+        assert!(is_called(&line).await);
+        room.lines.ended("c");
+        assert!(is_called(&line).await);
+        room.lines.heard("c");
+        line.forget_calls();
+        assert!(!is_called(&line).await);
+    }
+
+    #[test]
+    fn a_subscription_that_is_being_ended_is_not_relied_on() {
+        let core = Entry::new("c".into()).core;
+        core.subscription.store(SUBSCRIBED, Ordering::SeqCst);
+        core.begin_ending();
+        assert!(core.may_be_subscribed());
+        assert_ne!(core.subscription.load(Ordering::SeqCst), SUBSCRIBED);
+    }
+
+    #[test]
+    fn a_line_is_closed_unless_a_waiter_has_come_meanwhile() {
+        let lines = Lines::default();
+        lines.lock().insert("c".into(), Entry::new("c".into()));
+        lines.lock().get_mut("c").unwrap().members = 1;
+        lines.closed("c");
+        assert_eq!(lines.lock().len(), 1);
+        lines.lock().get_mut("c").unwrap().members = 0;
+        lines.closed("c");
+        assert_eq!(lines.lock().len(), 0);
+    }
+
+    /// A waiter that comes and leaves within the linger time begins it anew, with the same task.
+    #[tokio::test(start_paused = true)]
+    async fn the_linger_time_is_counted_from_the_last_waiter() {
+        let room = room();
+        for _ in 0..3 {
+            let line = room.join("c", "object", Queue::Exclusive);
+            line.subscribing();
+            line.subscribed();
+            drop(line);
+            tokio::time::sleep(LINGER / 2).await;
+            let tasks = tokio::runtime::Handle::current()
+                .metrics()
+                .num_alive_tasks();
+            assert_eq!((room.subscriptions(), tasks), (1, 1));
+        }
+        tokio::time::sleep(LINGER / 2 - Duration::from_millis(10)).await;
+        assert_eq!(room.subscriptions(), 1);
+        tokio::time::sleep(Duration::from_millis(20)).await;
+        assert_eq!(room.subscriptions(), 0);
+        assert!(room.lines.lock().is_empty());
+    }
 }

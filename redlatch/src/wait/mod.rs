@@ -250,3 +250,6 @@ impl Next {
             .map_or(Next::Called, Next::At)
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -1,6 +1,5 @@
 //! A hold: what somebody has from when it was won until it is given back or lost.
 
-use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -15,6 +14,11 @@ use crate::runtime::sleep_until;
 use crate::space::Space;
 use crate::step::{Args, BoxedStep, Script};
 use crate::watchdog::Due;
+
+mod state;
+
+use state::State;
+pub(crate) use state::{Standing, Tenure};
 
 /// What a primitive adds to the mechanics of holding: how its hold is renewed and given back.
 pub(crate) trait Kind: Send + Sync {
@@ -113,76 +117,6 @@ pub(crate) struct Hold {
     news: Notify,
 }
 
-/// The time from an owner's first acquisition of an object to its last release. Tenures of all objects are
-/// numbered together: later ones compare greater.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub(crate) struct Tenure(u64);
-
-static TENURES: AtomicU64 = AtomicU64::new(0);
-
-impl Tenure {
-    /// Earlier than any that begins after this call.
-    pub(crate) fn latest() -> Tenure {
-        Tenure(TENURES.load(Ordering::SeqCst))
-    }
-
-    fn begin() -> Tenure {
-        Tenure(TENURES.fetch_add(1, Ordering::SeqCst) + 1)
-    }
-}
-
-struct State {
-    /// How many guards there are.
-    count: u32,
-    /// The tenure that these guards belong to; an ended one if there are none.
-    tenure: Tenure,
-    /// How many of them want to be renewed.
-    renewed: u32,
-    /// Until when the store is known to keep it for us: never later than it really does.
-    end: Instant,
-    /// The longest lease that it was entered with.
-    longest: Duration,
-    loss: Option<Loss>,
-    /// How often the store was or will be told something: guards that left, attempts that were
-    /// sent.
-    changes: u64,
-    /// How many of these the store is known to have followed.
-    followed: u64,
-    /// Which of these was the latest attempt; 0 if it has been answered.
-    asking: u64,
-    /// How many there had been when the store last said that nothing is held any more.
-    given_back: u64,
-    /// A release that keeps nothing was sent and has not been answered: it may have been applied.
-    maybe_released: bool,
-    /// Number of changes when settling in the background last ended, answered or given up.
-    settling_ended: u64,
-    /// It was lost, and another hold of the same owner has taken its place.
-    superseded: bool,
-    /// The watchdog's notes.
-    watch: Notes,
-}
-
-/// How a hold stands, as seen at once.
-pub(crate) struct Standing {
-    /// How many changes there were until now.
-    pub(crate) changes: u64,
-    /// Number of guards: what these changes came to.
-    pub(crate) count: u32,
-    pub(crate) loss: Option<Loss>,
-    /// It was lost, and a later hold of the same owner has replaced it.
-    pub(crate) is_superseded: bool,
-    /// Whether the watchdog renews it.
-    pub(crate) is_renewed: bool,
-    /// Whether the store may have something else than is held here.
-    pub(crate) is_ahead_of_store: bool,
-    /// Whether an acquisition may still be in flight.
-    pub(crate) is_asked_for: bool,
-    /// Whether an earlier release may have been applied, so that the next one may find nothing.
-    pub(crate) maybe_released: bool,
-    /// Number of changes when the store last said that nothing is held any more.
-    pub(crate) given_back: u64,
-}
-
 /// What the watchdog notes about a hold.
 #[derive(Default)]
 pub(crate) struct Notes {
@@ -212,56 +146,23 @@ impl Hold {
             field: field.into(),
             kind,
             steps,
-            state: Mutex::new(State {
-                count: 0,
-                tenure: Tenure(0),
-                renewed: 0,
-                end: Instant::now(),
-                longest: Duration::ZERO,
-                loss: None,
-                changes: 1,
-                followed: 1,
-                asking: 0,
-                given_back: 0,
-                maybe_released: false,
-                settling_ended: 0,
-                superseded: false,
-                watch: Notes::default(),
-            }),
+            state: Mutex::new(State::new(Instant::now())),
             news: Notify::new(),
         }
     }
 
-    /// One more guard, after the store said yes. An error if that was too late to be worth
+    /// Adds a guard, after the store has granted it until `end`. An error if that is too late to be worth
     /// anything: then the count is as it was.
     pub(crate) fn enter(&self, end: Instant, renewed: bool) -> Result<()> {
-        let mut state = self.look();
-        let lease = end.saturating_duration_since(Instant::now());
-        if state.loss.is_none() && (state.count > 0 || !lease.is_zero()) {
-            (state.end, state.longest) = if state.count > 0 {
-                (state.end.max(end), state.longest.max(lease))
-            } else {
-                state.tenure = Tenure::begin();
-                (end, lease)
-            };
-            state.count += 1;
-            state.renewed += u32::from(renewed);
-            drop(state);
-            self.news.notify_waiters();
-            return Ok(());
-        }
-        let loss = state.loss.unwrap_or(Loss::LeaseEnded);
-        drop(state);
-        Err(self.lost_error(loss))
+        let entered = self.look().enter(end, renewed, Instant::now());
+        entered.map_err(|loss| self.lost_error(loss))?;
+        self.news.notify_waiters();
+        Ok(())
     }
 
-    /// One guard less. Which change that was.
+    /// Removes a guard. Returns the number of this change.
     pub(crate) fn leave(&self, renewed: bool) -> u64 {
-        let mut state = self.look();
-        state.count = state.count.saturating_sub(1);
-        state.renewed = state.renewed.saturating_sub(u32::from(renewed));
-        state.changes += 1;
-        state.changes
+        self.look().leave(renewed)
     }
 
     pub(crate) fn count(&self) -> u32 {
@@ -275,55 +176,27 @@ impl Hold {
 
     /// How things stand now.
     pub(crate) fn standing(&self) -> Standing {
-        let state = self.look();
-        Standing {
-            changes: state.changes,
-            count: state.count,
-            loss: state.loss,
-            is_superseded: state.superseded,
-            is_renewed: state.renewed > 0 && state.loss.is_none(),
-            is_ahead_of_store: state.followed < state.changes,
-            is_asked_for: state.asking > 0,
-            maybe_released: state.maybe_released,
-            given_back: state.given_back,
-        }
+        self.look().standing()
     }
 
-    /// How many changes there were until now.
+    /// Number of the latest change.
     pub(crate) fn changes(&self) -> u64 {
         self.look().changes
     }
 
-    /// Whether the store may have something else than is held here: a guard that left, or an attempt
-    /// without an answer, was not settled yet.
-    pub(crate) fn is_ahead_of_store(&self) -> bool {
-        self.standing().is_ahead_of_store
-    }
-
     /// Returns whether the last claim must settle before the hold is forgotten.
     pub(crate) fn is_to_be_settled(&self) -> bool {
-        let state = self.look();
-        state.followed.max(state.settling_ended) < state.changes
+        self.look().is_to_be_settled()
     }
 
-    /// Records that settling in the background has ended: the store answered, or could not be
-    /// reached for so long that the lease must have ended.
+    /// Records that settling in the background has ended, answered or given up.
     pub(crate) fn settling_ended(&self) {
-        let mut state = self.look();
-        state.settling_ended = state.changes;
+        self.look().settling_ended();
     }
 
-    /// Records that the store has applied this many changes. `given_back`: it said that nothing is held any more.
+    /// Records the answer to a release: see [`State::store_followed`].
     pub(crate) fn store_followed(&self, changes: u64, given_back: bool) {
-        let mut state = self.look();
-        state.followed = state.followed.max(changes);
-        state.maybe_released = false;
-        if given_back {
-            state.given_back = changes;
-        }
-        if state.asking <= changes {
-            state.asking = 0;
-        }
+        self.look().store_followed(changes, given_back);
     }
 
     /// Records that a release that keeps nothing will not be answered any more.
@@ -331,25 +204,14 @@ impl Hold {
         self.look().maybe_released = true;
     }
 
-    /// An acquisition is about to be sent: there may be something to give back again. Said how it
-    /// ended to [`Hold::answered`].
+    /// Records that an acquisition is about to be sent. Returns its number, for [`Hold::answered`].
     pub(crate) fn taking(&self) -> u64 {
-        let mut state = self.look();
-        state.changes += 1;
-        state.asking = state.changes;
-        state.changes
+        self.look().taking()
     }
 
-    /// The acquisition that was this change has been answered, so the store follows as well as it
-    /// did before.
+    /// Records that the acquisition that was this change has been answered, or was never sent.
     pub(crate) fn answered(&self, change: u64) {
-        let mut state = self.look();
-        if state.followed + 1 == change {
-            state.followed = change;
-        }
-        if state.asking == change {
-            state.asking = 0;
-        }
+        self.look().answered(change);
     }
 
     /// Replaces `earlier`, a hold of the same owner that was lost.
@@ -359,18 +221,8 @@ impl Hold {
     /// fencing token of the lost hold. So this hold starts with a change that the store has not
     /// followed: its first step is a release that keeps nothing.
     pub(crate) fn supersede(&self, earlier: &Hold) {
-        let (longest, is_asked_for) = {
-            let mut earlier = earlier.look();
-            earlier.superseded = true;
-            (earlier.longest, earlier.asking > 0)
-        };
-        let mut state = self.look();
-        state.followed = 0;
-        state.longest = longest;
-        if is_asked_for {
-            // That release has to come behind an attempt of the lost hold that may be on its way.
-            state.asking = state.changes;
-        }
+        let mut earlier = earlier.look();
+        self.look().supersede(&mut earlier);
     }
 
     /// How this hold was lost, if it was.
@@ -380,11 +232,7 @@ impl Hold {
 
     /// How long the store keeps it for us at least, if nothing is done.
     pub(crate) fn valid_for(&self) -> Duration {
-        let state = self.look();
-        match state.loss {
-            None if state.count > 0 => state.end.saturating_duration_since(Instant::now()),
-            _ => Duration::ZERO,
-        }
+        self.look().valid_for(Instant::now())
     }
 
     /// The store keeps it until `end` at least.
@@ -395,12 +243,11 @@ impl Hold {
 
     /// It is no longer ours. Told once; the first reason stays. Whether this is news.
     pub(crate) fn lose(&self, loss: Loss) -> bool {
-        let mut state = self.look();
-        if state.loss.is_some() || state.count == 0 {
-            return false;
+        let is_news = self.look().lose(loss);
+        if is_news {
+            self.tell(loss);
         }
-        self.told(&mut state, loss);
-        true
+        is_news
     }
 
     /// Returns when it is lost; never, when it is given back first.
@@ -430,8 +277,7 @@ impl Hold {
 
     /// The tenure of its owner, if it is held now.
     pub(crate) fn tenure(&self) -> Option<Tenure> {
-        let state = self.look();
-        (state.count > 0 && state.loss.is_none()).then_some(state.tenure)
+        self.look().tenure()
     }
 
     /// Returns when its owner holds it in a tenure that began after `since`, through any acquisition.
@@ -467,24 +313,10 @@ impl Hold {
         }
     }
 
-    /// When the watchdog has to look at this hold, and whether to renew it then. `None`: there is
+    /// When the watchdog has to look at this hold, and what it does then. `None`: there is
     /// nothing left to watch.
     pub(crate) fn watch(&self, ahead: Duration) -> Option<(Instant, Watch)> {
-        let state = self.look();
-        if state.count == 0 || state.loss.is_some() {
-            return None;
-        }
-        let is_due = state.renewed > 0 || state.watch.doubted;
-        if !is_due || state.watch.renewing {
-            return Some((state.end, Watch::Expire));
-        }
-        let early = state.end.checked_sub(ahead).unwrap_or_else(Instant::now);
-        Some(match state.watch.not_before {
-            // Tried before: when it is time to try again, and not a moment earlier.
-            Some(again) => (again.min(state.end), Watch::Retry),
-            None if state.watch.doubted => (Instant::now(), Watch::Renew),
-            None => (early, Watch::Renew),
-        })
+        self.look().watch(ahead, Instant::now())
     }
 
     /// The end of the lease as it is known now.
@@ -505,8 +337,8 @@ impl Hold {
     /// The state as of now: a lease that has ended is noticed whenever anybody looks.
     fn look(&self) -> MutexGuard<'_, State> {
         let mut state = self.lock();
-        if state.count > 0 && state.loss.is_none() && Instant::now() >= state.end {
-            self.told(&mut state, Loss::LeaseEnded);
+        if state.expire(Instant::now()) {
+            self.tell(Loss::LeaseEnded);
         }
         state
     }
@@ -515,8 +347,7 @@ impl Hold {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn told(&self, state: &mut State, loss: Loss) {
-        state.loss = Some(loss);
+    fn tell(&self, loss: Loss) {
         tracing::warn!(lock = self.place.name(), owner = %self.field, %loss, "lost");
         self.news.notify_waiters();
     }
@@ -531,4 +362,174 @@ pub(crate) enum Watch {
     Retry,
     /// Nothing but say that it has ended.
     Expire,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::name::Family;
+    use crate::primitives::handle::Reentrant;
+    use crate::primitives::twin;
+    use crate::watchdog::Renew;
+
+    const SECOND: Duration = Duration::from_secs(1);
+
+    fn hold() -> Hold {
+        twin::hold(Family::Lock, 1, Reentrant)
+    }
+
+    fn entered(renewed: bool) -> Hold {
+        let hold = hold();
+        hold.enter(Instant::now() + 10 * SECOND, renewed).unwrap();
+        hold
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_lease_that_has_ended_is_noticed_by_whoever_looks() {
+        let hold = entered(true);
+        let end = Instant::now() + 10 * SECOND;
+        assert_eq!((hold.end(), hold.valid_for()), (end, 10 * SECOND));
+        assert!(hold.is_renewed());
+        tokio::time::advance(4 * SECOND).await;
+        hold.extend(Instant::now() + 8 * SECOND);
+        hold.extend(Instant::now());
+        assert_eq!(
+            (hold.end(), hold.valid_for()),
+            (end + 2 * SECOND, 8 * SECOND)
+        );
+        assert_eq!(hold.longest_lease(), 10 * SECOND);
+        tokio::time::advance(8 * SECOND).await;
+        assert_eq!(hold.loss(), Some(Loss::LeaseEnded));
+        let late = hold.enter(Instant::now() + SECOND, false).unwrap_err();
+        let reason = Loss::LeaseEnded;
+        assert!(matches!(late, Error::Lost { name, reason: r } if name == "name" && r == reason));
+        assert_eq!(hold.count(), 1);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_loss_is_told_at_once_and_an_end_on_time() {
+        for (told, takes) in [(true, SECOND), (false, 10 * SECOND)] {
+            let hold = entered(false);
+            let begun = Instant::now();
+            let lose = async {
+                tokio::time::sleep(SECOND).await;
+                assert!(!told || hold.lose(Loss::NotHeld) && !hold.lose(Loss::NotHeld));
+            };
+            tokio::join!(hold.lost(), lose);
+            assert_eq!(begun.elapsed(), takes);
+            hold.lost().await;
+            assert_eq!(begun.elapsed(), takes, "told before");
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn what_was_given_back_is_never_lost() {
+        let hold = entered(false);
+        hold.leave(false);
+        let lost = tokio::time::timeout(20 * SECOND, hold.lost()).await;
+        assert!(lost.is_err() && !hold.lose(Loss::NotHeld));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_later_tenure_is_waited_for() {
+        let hold = entered(false);
+        let first = hold.tenure();
+        hold.entered_after(None).await;
+        let early = tokio::time::timeout(SECOND, hold.entered_after(first)).await;
+        assert!(early.is_err(), "it is the same tenure");
+        hold.leave(false);
+        let enter = async {
+            tokio::task::yield_now().await;
+            hold.enter(Instant::now() + SECOND, false).unwrap();
+        };
+        let both = async { tokio::join!(hold.entered_after(first), enter) };
+        tokio::time::timeout(SECOND, both).await.unwrap();
+    }
+
+    #[test]
+    fn changes_are_open_until_the_store_has_answered() {
+        let hold = entered(false);
+        let attempt = hold.taking();
+        assert!(hold.is_to_be_settled() && hold.standing().is_asked_for);
+        hold.answered(attempt);
+        assert!(!hold.is_to_be_settled() && !hold.standing().is_asked_for);
+        let left = hold.leave(false);
+        assert_eq!((hold.changes(), left), (attempt + 1, attempt + 1));
+        assert_eq!(hold.count(), 0);
+        hold.may_be_released();
+        assert!(hold.standing().maybe_released);
+        hold.store_followed(left, true);
+        let standing = hold.standing();
+        assert!(!standing.maybe_released && !standing.is_ahead_of_store);
+        hold.taking();
+        hold.settling_ended();
+        assert!(!hold.is_to_be_settled());
+    }
+
+    #[test]
+    fn the_hold_after_a_lost_one_knows_of_it_and_the_other_way_round() {
+        let (lost, later) = (entered(false), hold());
+        lost.lose(Loss::NotHeld);
+        later.supersede(&lost);
+        assert!(lost.standing().is_superseded);
+        assert!(later.standing().is_ahead_of_store);
+    }
+
+    /// Two wait for their turn behind a step that fails; a third comes later.
+    #[tokio::test(start_paused = true)]
+    async fn steps_that_waited_behind_an_outage_fail_with_it() {
+        let hold = hold();
+        let mut first = hold.turn().await.unwrap();
+        let fail = async {
+            tokio::time::sleep(SECOND).await;
+            let after = SECOND;
+            first.ended(&Err::<(), _>(Error::ResponseTimeout { after }));
+            drop(first);
+        };
+        let behind = || async { hold.turn().await.map(drop) };
+        let (one, two, ()) = tokio::join!(behind(), behind(), fail);
+        for error in [one.unwrap_err(), two.unwrap_err()] {
+            assert!(matches!(error, Error::ResponseTimeout { after } if after == SECOND));
+        }
+        tokio::time::advance(SECOND).await;
+        // It makes its own step, and so does who waits behind it: the outage was before.
+        let third = hold.turn().await.unwrap();
+        let (fourth, ()) = tokio::join!(behind(), async { drop(third) });
+        fourth.unwrap();
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_step_that_was_refused_fails_alone() {
+        let hold = hold();
+        let mut first = hold.turn().await.unwrap();
+        let fail = async {
+            let name = "name".to_owned();
+            first.ended(&Err::<(), _>(Error::AlreadyHeld { name }));
+            drop(first);
+        };
+        let (second, ()) = tokio::join!(hold.turn(), fail);
+        second.unwrap();
+    }
+
+    #[test]
+    fn a_lock_is_the_unit_of_weight() {
+        let hold = hold();
+        assert_eq!(hold.kind.weight(&hold), 1);
+    }
+
+    #[test]
+    fn a_renewal_names_the_key_the_owner_and_the_channel() {
+        let hold = hold();
+        let step = Renew {
+            script: hold.kind.renew_script(),
+            lease: Some(Lease::WATCHDOG),
+            holds: vec![&hold],
+        };
+        let mut cmd = redis::Cmd::new();
+        crate::step::Step::args(&step, &mut Args(&mut cmd));
+        let packed = String::from_utf8(cmd.get_packed_command()).unwrap();
+        let sent = ["30000", &hold.field, hold.place.channel()];
+        assert!(packed.starts_with("*3\r\n") && sent.iter().all(|arg| packed.contains(arg)));
+        assert!(crate::step::Step::keys(&step).eq([hold.place.key()]));
+    }
 }

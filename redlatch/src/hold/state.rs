@@ -1,0 +1,501 @@
+//! What a client knows of one hold, without I/O or clock: its guards, its lease, and how far the store has
+//! followed.
+//!
+//! Whatever changes the hold in the store has a number: an attempt to acquire when it is about to be sent, a guard
+//! when it is released. A release tells the store the count that all changes until then came to, so its answer
+//! acknowledges all of them. The answer to an attempt acknowledges that attempt alone, and only if everything
+//! before it was acknowledged: a change that is still open may have come to something else than it says.
+//!
+//! As long as a change is not acknowledged, the store may keep another count than this client. Nothing is acquired
+//! then before a release has been answered. If that release may cross an attempt without an answer, it is sent
+//! behind it.
+//!
+//! A hold is lost once, for the first reason given. The end of its lease is such a reason, noticed by
+//! [`State::expire`].
+
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+use tokio::time::Instant;
+
+use super::{Notes, Watch};
+use crate::error::Loss;
+
+/// The time from an owner's first acquisition of an object to its last release. Tenures of all objects are
+/// numbered together: later ones compare greater.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) struct Tenure(u64);
+
+static TENURES: AtomicU64 = AtomicU64::new(0);
+
+impl Tenure {
+    /// Earlier than any that begins after this call.
+    pub(crate) fn latest() -> Tenure {
+        Tenure(TENURES.load(Ordering::SeqCst))
+    }
+
+    fn begin() -> Tenure {
+        Tenure(TENURES.fetch_add(1, Ordering::SeqCst) + 1)
+    }
+}
+
+pub(super) struct State {
+    /// Number of guards.
+    pub(super) count: u32,
+    /// The tenure that these guards belong to; an ended one if there are none.
+    tenure: Tenure,
+    /// Number of guards that want the lease renewed.
+    renewed: u32,
+    /// Until when the store is known to keep it for us: never later than it really does.
+    pub(super) end: Instant,
+    /// The longest lease that it was entered with, as much of it as was left then.
+    pub(super) longest: Duration,
+    pub(super) loss: Option<Loss>,
+    /// Number of the latest change.
+    pub(super) changes: u64,
+    /// Latest change that the store is known to have followed.
+    acknowledged: u64,
+    /// The latest attempt, if it has not been answered; else 0.
+    open_attempt: u64,
+    /// Number of changes when the store last said that nothing is held any more.
+    given_back: u64,
+    /// A release that keeps nothing was sent and has not been answered: it may have been applied.
+    pub(super) maybe_released: bool,
+    /// Number of changes when settling in the background last ended, answered or given up.
+    settling_ended: u64,
+    /// It was lost, and another hold of the same owner has taken its place.
+    superseded: bool,
+    pub(super) watch: Notes,
+}
+
+/// How a hold stands, as seen at once.
+#[derive(Debug)]
+pub(crate) struct Standing {
+    /// Number of the latest change.
+    pub(crate) changes: u64,
+    /// Number of guards: what these changes came to.
+    pub(crate) count: u32,
+    pub(crate) loss: Option<Loss>,
+    /// It was lost, and a later hold of the same owner has replaced it.
+    pub(crate) is_superseded: bool,
+    /// Whether the watchdog renews it.
+    pub(crate) is_renewed: bool,
+    /// Whether the store may have something else than is held here: a guard that left, or an attempt without
+    /// an answer, was not settled yet.
+    pub(crate) is_ahead_of_store: bool,
+    /// Whether an acquisition may still be in flight.
+    pub(crate) is_asked_for: bool,
+    /// Whether an earlier release may have been applied, so that the next one may find nothing.
+    pub(crate) maybe_released: bool,
+    /// Number of changes when the store last said that nothing is held any more.
+    pub(crate) given_back: u64,
+}
+
+impl State {
+    pub(super) fn new(now: Instant) -> State {
+        State {
+            count: 0,
+            tenure: Tenure(0),
+            renewed: 0,
+            end: now,
+            longest: Duration::ZERO,
+            loss: None,
+            changes: 1,
+            acknowledged: 1,
+            open_attempt: 0,
+            given_back: 0,
+            maybe_released: false,
+            settling_ended: 0,
+            superseded: false,
+            watch: Notes::default(),
+        }
+    }
+
+    /// Adds a guard, after the store has granted it until `end`. Fails if that is too late to be worth
+    /// anything: then the count is as it was.
+    pub(super) fn enter(&mut self, end: Instant, renewed: bool, now: Instant) -> Result<(), Loss> {
+        let lease = end.saturating_duration_since(now);
+        match self.loss {
+            Some(loss) => return Err(loss),
+            None if self.count > 0 => {
+                self.end = self.end.max(end);
+                self.longest = self.longest.max(lease);
+            }
+            None if lease.is_zero() => return Err(Loss::LeaseEnded),
+            None => {
+                self.tenure = Tenure::begin();
+                (self.end, self.longest) = (end, lease);
+            }
+        }
+        self.count += 1;
+        self.renewed += u32::from(renewed);
+        Ok(())
+    }
+
+    /// Removes a guard. Returns the number of this change.
+    pub(super) fn leave(&mut self, renewed: bool) -> u64 {
+        self.count = self.count.saturating_sub(1);
+        self.renewed = self.renewed.saturating_sub(u32::from(renewed));
+        self.changes += 1;
+        self.changes
+    }
+
+    pub(super) fn standing(&self) -> Standing {
+        Standing {
+            changes: self.changes,
+            count: self.count,
+            loss: self.loss,
+            is_superseded: self.superseded,
+            is_renewed: self.renewed > 0 && self.loss.is_none(),
+            is_ahead_of_store: self.acknowledged < self.changes,
+            is_asked_for: self.open_attempt > 0,
+            maybe_released: self.maybe_released,
+            given_back: self.given_back,
+        }
+    }
+
+    /// Returns whether the last claim must settle before the hold is forgotten.
+    pub(super) fn is_to_be_settled(&self) -> bool {
+        self.acknowledged.max(self.settling_ended) < self.changes
+    }
+
+    /// Records that settling in the background has ended: the store answered, or could not be
+    /// reached for so long that the lease must have ended.
+    pub(super) fn settling_ended(&mut self) {
+        self.settling_ended = self.changes;
+    }
+
+    /// Records the answer to a release, sent when there had been this many changes. `given_back`: it said
+    /// that nothing is held any more.
+    pub(super) fn store_followed(&mut self, changes: u64, given_back: bool) {
+        self.acknowledged = self.acknowledged.max(changes);
+        self.maybe_released = false;
+        if given_back {
+            self.given_back = changes;
+        }
+        if self.open_attempt <= changes {
+            self.open_attempt = 0;
+        }
+    }
+
+    /// Records that an acquisition is about to be sent: from now on there may be something to give back.
+    /// Returns the number of this change, for [`State::answered`].
+    pub(super) fn taking(&mut self) -> u64 {
+        self.changes += 1;
+        self.open_attempt = self.changes;
+        self.changes
+    }
+
+    /// Records that the acquisition that was this change has been answered, or was never sent.
+    pub(super) fn answered(&mut self, change: u64) {
+        if self.acknowledged + 1 == change {
+            self.acknowledged = change;
+        }
+        if self.open_attempt == change {
+            self.open_attempt = 0;
+        }
+    }
+
+    /// Replaces `earlier`: see [`Hold::supersede`](super::Hold::supersede).
+    pub(super) fn supersede(&mut self, earlier: &mut State) {
+        earlier.superseded = true;
+        self.acknowledged = 0;
+        self.longest = earlier.longest;
+        if earlier.open_attempt > 0 {
+            // The first release has to come behind an attempt of the lost hold that may be on its way.
+            self.open_attempt = self.changes;
+        }
+    }
+
+    /// How long the store keeps it for us at least, if nothing is done.
+    pub(super) fn valid_for(&self, now: Instant) -> Duration {
+        match self.loss {
+            None if self.count > 0 => self.end.saturating_duration_since(now),
+            _ => Duration::ZERO,
+        }
+    }
+
+    /// The tenure of its owner, if it is held now.
+    pub(super) fn tenure(&self) -> Option<Tenure> {
+        (self.count > 0 && self.loss.is_none()).then_some(self.tenure)
+    }
+
+    /// Marks it as lost. Returns whether this is news: it was held, and not lost before.
+    pub(super) fn lose(&mut self, loss: Loss) -> bool {
+        let is_news = self.tenure().is_some();
+        if is_news {
+            self.loss = Some(loss);
+        }
+        is_news
+    }
+
+    /// Marks it as lost if its lease has ended. Returns whether this is news.
+    pub(super) fn expire(&mut self, now: Instant) -> bool {
+        now >= self.end && self.lose(Loss::LeaseEnded)
+    }
+
+    /// When the watchdog has to look at this hold, and what it does then. `None`: there is
+    /// nothing left to watch.
+    pub(super) fn watch(&self, ahead: Duration, now: Instant) -> Option<(Instant, Watch)> {
+        self.tenure()?;
+        let is_due = self.renewed > 0 || self.watch.doubted;
+        if !is_due || self.watch.renewing {
+            return Some((self.end, Watch::Expire));
+        }
+        Some(match self.watch.not_before {
+            // Tried before: when it is time to try again, and not a moment earlier.
+            Some(again) => (again.min(self.end), Watch::Retry),
+            None if self.watch.doubted => (now, Watch::Renew),
+            None => (self.end.checked_sub(ahead).unwrap_or(now), Watch::Renew),
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const SECOND: Duration = Duration::from_secs(1);
+
+    /// A hold that was entered once, for ten seconds, and its beginning.
+    fn entered(renewed: bool) -> (State, Instant) {
+        let now = Instant::now();
+        let mut state = State::new(now);
+        state.enter(now + 10 * SECOND, renewed, now).unwrap();
+        (state, now)
+    }
+
+    /// The store acknowledged the attempt that came first.
+    fn acquired() -> State {
+        let (mut state, _) = entered(false);
+        let attempt = state.taking();
+        state.answered(attempt);
+        state
+    }
+
+    #[test]
+    fn a_grant_that_has_ended_adds_no_guard() {
+        let now = Instant::now();
+        let mut state = State::new(now);
+        assert_eq!(state.enter(now, true, now), Err(Loss::LeaseEnded));
+        assert_eq!((state.count, state.loss), (0, None));
+        assert!(!state.standing().is_renewed);
+        state.enter(now + SECOND, true, now).unwrap();
+        assert_eq!((state.count, state.end), (1, now + SECOND));
+    }
+
+    #[test]
+    fn a_later_grant_never_shortens_what_is_held() {
+        let (mut state, now) = entered(false);
+        state.enter(now, false, now).unwrap();
+        state.enter(now + SECOND, false, now).unwrap();
+        assert_eq!((state.end, state.longest), (now + 10 * SECOND, 10 * SECOND));
+        let end = now + 12 * SECOND;
+        state.enter(end, false, now + 9 * SECOND).unwrap();
+        assert_eq!((state.end, state.longest), (end, 10 * SECOND));
+        assert_eq!(state.count, 4);
+    }
+
+    #[test]
+    fn a_new_tenure_has_the_end_of_its_own_grant() {
+        let (mut state, now) = entered(false);
+        let first = state.tenure();
+        state.leave(false);
+        assert_eq!((state.tenure(), state.count), (None, 0));
+        let latest = Some(Tenure::latest());
+        state.enter(now + SECOND, false, now).unwrap();
+        assert_eq!((state.end, state.longest), (now + SECOND, SECOND));
+        assert!(state.tenure() > first && state.tenure() > latest);
+    }
+
+    #[test]
+    fn what_was_lost_cannot_be_entered() {
+        let (mut state, now) = entered(true);
+        assert!(state.standing().is_renewed);
+        assert!(state.lose(Loss::NotHeld));
+        assert!(!state.lose(Loss::LeaseEnded), "the first reason stays");
+        assert_eq!(state.loss, Some(Loss::NotHeld));
+        assert_eq!(state.tenure(), None);
+        assert_eq!(state.valid_for(now), Duration::ZERO);
+        assert!(!state.standing().is_renewed);
+        let again = state.enter(now + 20 * SECOND, true, now);
+        assert_eq!((again, state.count), (Err(Loss::NotHeld), 1));
+    }
+
+    #[test]
+    fn what_is_not_held_cannot_be_lost() {
+        let (mut state, now) = entered(false);
+        state.leave(false);
+        assert!(!state.lose(Loss::NotHeld) && !state.expire(now + 10 * SECOND));
+        assert_eq!((state.loss, state.valid_for(now)), (None, Duration::ZERO));
+    }
+
+    #[test]
+    fn a_lease_ends_at_its_very_end() {
+        let (mut state, now) = entered(false);
+        let millis = Duration::from_millis(1);
+        assert!(!state.expire(now + 10 * SECOND - millis));
+        assert_eq!(state.valid_for(now + 10 * SECOND - millis), millis);
+        assert!(state.expire(now + 10 * SECOND));
+        assert_eq!(state.loss, Some(Loss::LeaseEnded));
+        assert!(!state.expire(now + 11 * SECOND), "noticed before");
+    }
+
+    #[test]
+    fn it_is_renewed_while_any_guard_wants_that() {
+        let (mut state, now) = entered(false);
+        assert!(!state.standing().is_renewed);
+        state.enter(now + SECOND, true, now).unwrap();
+        state.enter(now + SECOND, true, now).unwrap();
+        state.leave(true);
+        assert!(state.standing().is_renewed);
+        state.leave(false);
+        assert!(state.standing().is_renewed);
+        state.leave(true);
+        assert!(!state.standing().is_renewed);
+    }
+
+    #[test]
+    fn an_answered_attempt_leaves_nothing_to_settle() {
+        let mut state = State::new(Instant::now());
+        assert!(!state.is_to_be_settled());
+        let attempt = state.taking();
+        let standing = state.standing();
+        assert_eq!(standing.changes, attempt);
+        assert!(standing.is_ahead_of_store && standing.is_asked_for);
+        assert!(state.is_to_be_settled());
+        state.answered(attempt);
+        let standing = state.standing();
+        assert!(!standing.is_ahead_of_store && !standing.is_asked_for);
+        assert!(!state.is_to_be_settled());
+    }
+
+    /// The guard that left may have left something in the store: the attempt's answer does not say.
+    #[test]
+    fn an_answer_to_an_attempt_does_not_acknowledge_what_came_before() {
+        let mut state = acquired();
+        let left = state.leave(false);
+        let attempt = state.taking();
+        assert_eq!(attempt, left + 1);
+        state.answered(attempt);
+        let standing = state.standing();
+        assert!(standing.is_ahead_of_store && !standing.is_asked_for);
+    }
+
+    #[test]
+    fn an_answer_to_an_earlier_attempt_leaves_the_latest_open() {
+        let mut state = acquired();
+        let [first, _] = [(); 2].map(|()| state.taking());
+        state.answered(first);
+        let standing = state.standing();
+        assert!(standing.is_ahead_of_store && standing.is_asked_for);
+    }
+
+    #[test]
+    fn an_answered_release_acknowledges_all_that_was_sent_before_it() {
+        let mut state = acquired();
+        state.leave(false);
+        let attempt = state.taking();
+        state.maybe_released = true;
+        state.store_followed(attempt, true);
+        let standing = state.standing();
+        assert!(!standing.is_ahead_of_store && !standing.is_asked_for);
+        assert!(!standing.maybe_released);
+        assert_eq!(standing.given_back, attempt);
+    }
+
+    #[test]
+    fn what_was_begun_after_a_release_is_not_acknowledged_by_it() {
+        let mut state = acquired();
+        let left = state.leave(false);
+        let attempt = state.taking();
+        state.store_followed(left, false);
+        let standing = state.standing();
+        assert!(standing.is_ahead_of_store && standing.is_asked_for);
+        assert_eq!(standing.given_back, 0);
+        // With everything before it acknowledged, its own answer is enough.
+        state.answered(attempt);
+        assert!(!state.standing().is_ahead_of_store);
+        // An answer that comes late takes nothing back.
+        state.store_followed(left, false);
+        assert!(!state.standing().is_ahead_of_store);
+    }
+
+    #[test]
+    fn what_was_given_up_need_not_be_settled_before_it_is_forgotten() {
+        let mut state = acquired();
+        state.leave(false);
+        state.settling_ended();
+        assert!(!state.is_to_be_settled());
+        assert!(state.standing().is_ahead_of_store);
+        state.taking();
+        assert!(state.is_to_be_settled());
+    }
+
+    #[test]
+    fn the_hold_after_a_lost_one_begins_with_a_release() {
+        let (mut lost, now) = entered(true);
+        lost.lose(Loss::NotHeld);
+        let mut later = State::new(now);
+        later.supersede(&mut lost);
+        assert!(lost.standing().is_superseded);
+        let standing = later.standing();
+        assert!(standing.is_ahead_of_store && !standing.is_asked_for);
+        assert!(!standing.is_superseded);
+        assert_eq!(later.longest, 10 * SECOND);
+    }
+
+    #[test]
+    fn the_release_after_a_loss_comes_behind_an_open_attempt() {
+        let mut lost = acquired();
+        lost.taking();
+        let mut later = State::new(lost.end);
+        later.supersede(&mut lost);
+        assert!(later.standing().is_asked_for);
+        later.store_followed(later.changes, true);
+        let standing = later.standing();
+        assert!(!standing.is_asked_for && !standing.is_ahead_of_store);
+    }
+
+    #[test]
+    fn a_renewed_hold_is_due_before_its_end_and_a_fixed_lease_at_its_end() {
+        let (mut state, now) = entered(false);
+        let end = now + 10 * SECOND;
+        assert_eq!(state.watch(6 * SECOND, now), Some((end, Watch::Expire)));
+        state.enter(now + SECOND, true, now).unwrap();
+        let due = now + 4 * SECOND;
+        assert_eq!(state.watch(6 * SECOND, now), Some((due, Watch::Renew)));
+        state.watch.renewing = true;
+        assert_eq!(state.watch(6 * SECOND, now), Some((end, Watch::Expire)));
+        state.lose(Loss::NotHeld);
+        assert_eq!(state.watch(6 * SECOND, now), None);
+    }
+
+    #[test]
+    fn what_is_not_held_is_not_watched() {
+        let (mut state, now) = entered(true);
+        state.leave(true);
+        state.watch.doubted = true;
+        assert_eq!(state.watch(6 * SECOND, now), None);
+    }
+
+    #[test]
+    fn a_hold_in_doubt_is_due_now_also_with_a_fixed_lease() {
+        for renewed in [false, true] {
+            let (mut state, now) = entered(renewed);
+            state.watch.doubted = true;
+            assert_eq!(state.watch(6 * SECOND, now), Some((now, Watch::Renew)));
+        }
+    }
+
+    #[test]
+    fn a_failed_renewal_is_repeated_after_its_pause_and_at_the_end_at_the_latest() {
+        let (mut state, now) = entered(true);
+        let end = now + 10 * SECOND;
+        state.watch.doubted = true;
+        for (pause, due) in [(SECOND, now + SECOND), (11 * SECOND, end)] {
+            state.watch.not_before = Some(now + pause);
+            assert_eq!(state.watch(6 * SECOND, now), Some((due, Watch::Retry)));
+        }
+    }
+}

@@ -1,0 +1,342 @@
+//! Acquiring, losing and settling on a stopped clock, with the embedded store.
+
+use std::collections::HashSet;
+use std::hash::BuildHasher as _;
+
+use super::*;
+use crate::{Client, Embedded, Guard, Lock, MultiLock};
+
+const SECOND: Duration = Duration::from_secs(1);
+
+fn clients() -> [Client; 2] {
+    let store = Embedded::new();
+    [(); 2].map(|()| Client::builder().connect_embedded(&store).unwrap())
+}
+
+fn session(guard: &Guard) -> &Arc<Session> {
+    &guard.claim().session
+}
+
+/// How many claims of all owners there are, name by name.
+fn users(session: &Session) -> Vec<usize> {
+    session.claims().values().map(|one| one.users).collect()
+}
+
+/// Another owner has taken the lock from this guard, which has not noticed it yet.
+async fn stolen(theirs: &Lock) -> Guard {
+    assert!(theirs.force_unlock().await.unwrap());
+    theirs.lock().await.unwrap()
+}
+
+#[track_caller]
+fn assert_not_held<T: std::fmt::Debug>(answer: Result<T>) {
+    let reason = Loss::NotHeld;
+    let is_lost = matches!(&answer, Err(Error::Lost { reason: r, .. }) if *r == reason);
+    assert!(is_lost, "{answer:?}");
+}
+
+#[test]
+fn keys_that_differ_hash_apart() {
+    let mix = BuildHasherDefault::<Mix>::default();
+    let mut hashes = HashSet::new();
+    let mut is_new = |hash| hashes.insert(hash);
+    for a in 0..64_u64 {
+        assert!((0..64_u64).all(|b| is_new(mix.hash_one((a, b)))));
+    }
+    assert_ne!(mix.hash_one("ab"), mix.hash_one("ba"));
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_hold_is_shared_by_its_claims_and_forgotten_after_the_last() {
+    let client = Client::embedded();
+    let lock = client.lock("a");
+    let outer = lock.lock().await.unwrap();
+    let session = session(&outer).clone();
+    assert_eq!(users(&session), [1]);
+    let inner = outer.reenter().await.unwrap();
+    assert_eq!((users(&session), outer.hold_count()), (vec![2], 2));
+    let other = client.lock("b").lock().await.unwrap();
+    assert_eq!(session.claims().len(), 2);
+    other.unlock().await.unwrap();
+    inner.unlock().await.unwrap();
+    assert_eq!(users(&session), [1]);
+    let third = outer.reenter().await.unwrap();
+    drop(third);
+    // The background has a claim of its own until the store has answered.
+    assert_eq!(users(&session), [2]);
+    client.settled().await;
+    assert_eq!((users(&session), outer.hold_count()), (vec![1], 1));
+    drop(outer);
+    client.settled().await;
+    assert_eq!(users(&session), []);
+    assert!(!lock.is_locked().await.unwrap());
+    assert_eq!(client.status().holds, 0);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_refused_request_leaves_nothing_behind() {
+    let [client, other] = clients();
+    let held = other.lock("a").lock().await.unwrap();
+    let locks = [client.lock("a"), client.lock("b")];
+    let both = MultiLock::new(&locks);
+    let own = client.lock("c").lock().await.unwrap();
+    assert!(locks[0].try_lock().await.unwrap().is_none());
+    assert!(both.try_lock().await.unwrap().is_none());
+    assert_eq!(users(session(&own)), [1]);
+    assert_eq!(client.status().background, 0);
+    // A key of another type: nothing was done, so there is nothing to settle.
+    client.semaphore("d").try_set_permits(1).await.unwrap();
+    let odd = client.lock("d");
+    let refused = odd.try_lock().await.map(drop);
+    assert!(matches!(refused, Err(Error::WrongKind { .. })));
+    let refused = MultiLock::new([&odd, &locks[1]]).try_lock().await;
+    assert!(refused.is_err());
+    assert_eq!(client.status().background, 0);
+    assert_eq!(users(session(&own)), [1]);
+    held.unlock().await.unwrap();
+}
+
+#[tokio::test(start_paused = true)]
+async fn one_owner_cannot_use_a_name_as_two_kinds_of_lock() {
+    let client = Client::embedded();
+    let held = client.lock("a").lock().await.unwrap();
+    let other = client.fenced_lock("a").try_lock().owner(held.owner()).await;
+    let other = other.map(drop);
+    assert!(matches!(other, Err(Error::WrongKind { .. })), "{other:?}");
+}
+
+#[tokio::test(start_paused = true)]
+async fn only_a_non_reentrant_lock_refuses_its_holder() {
+    let client = Client::embedded();
+    let lock = client.lock("a").non_reentrant();
+    let me = Owner::new();
+    let held = lock.lock().owner(me).await.unwrap();
+    let again = lock.lock().owner(me).await.map(drop);
+    assert!(matches!(again, Err(Error::AlreadyHeld { .. })), "{again:?}");
+    held.unlock().await.unwrap();
+    let held = lock.lock().owner(me).await.unwrap();
+    assert_eq!((held.hold_count(), held.valid_for()), (1, 30 * SECOND));
+}
+
+#[tokio::test(start_paused = true)]
+async fn the_store_has_the_count_and_the_lease_that_the_client_has() {
+    let client = Client::embedded();
+    let lock = client.lock("a");
+    let count = async |guard: &Guard| lock.hold_count(guard.owner()).await.unwrap();
+    let outer = lock.lock().lease(20 * SECOND).await.unwrap();
+    assert_eq!((count(&outer).await, outer.valid_for()), (1, 20 * SECOND));
+    let inner = outer.reenter().lease(5 * SECOND).await.unwrap();
+    assert_eq!((count(&outer).await, outer.valid_for()), (2, 20 * SECOND));
+    tokio::time::advance(SECOND).await;
+    inner.unlock().await.unwrap();
+    assert_eq!((count(&outer).await, outer.valid_for()), (1, 19 * SECOND));
+    let renewed = lock.lock().owner(outer.owner()).await.unwrap();
+    let again = lock.lock().owner(outer.owner()).await.unwrap();
+    tokio::time::advance(2 * SECOND).await;
+    // A release that keeps something renews what is kept, too.
+    again.unlock().await.unwrap();
+    assert_eq!((count(&outer).await, outer.valid_for()), (2, 30 * SECOND));
+    renewed.unlock().await.unwrap();
+    outer.unlock().await.unwrap();
+    assert!(!lock.is_locked().await.unwrap());
+}
+
+#[tokio::test(start_paused = true)]
+async fn what_was_taken_from_its_holder_cannot_be_released_or_entered() {
+    let [client, other] = clients();
+    let (lock, theirs) = (client.lock("a"), other.lock("a"));
+    let guard = lock.lock().await.unwrap();
+    let next = stolen(&theirs).await;
+    assert_not_held(guard.unlock().await);
+    next.unlock().await.unwrap();
+
+    let outer = lock.lock().await.unwrap();
+    let inner = outer.reenter().await.unwrap();
+    let fixed = client.lock("b").lock().lease(100 * SECOND).await.unwrap();
+    assert!(other.lock("b").force_unlock().await.unwrap());
+    let next = stolen(&theirs).await;
+    assert_not_held(inner.unlock().await);
+    assert!(!outer.is_valid());
+    // The others are looked at as well: they may be gone too.
+    tokio::time::timeout(SECOND, fixed.lost()).await.unwrap();
+    assert_not_held(outer.unlock().await);
+    assert!(next.is_valid() && theirs.is_locked().await.unwrap());
+    next.unlock().await.unwrap();
+
+    let outer = lock.lock().await.unwrap();
+    let next = stolen(&theirs).await;
+    let begun = Instant::now();
+    assert_not_held(outer.reenter().await.map(drop));
+    assert_eq!(
+        begun.elapsed(),
+        Duration::ZERO,
+        "it does not wait for itself"
+    );
+    assert!(!outer.is_valid());
+    next.unlock().await.unwrap();
+
+    let outer = lock.lock().await.unwrap();
+    let next = stolen(&theirs).await;
+    let both = MultiLock::new([&lock, &client.lock("c")]);
+    // Asked for by name the owner begins anew, behind the one that has it now.
+    let again = both.try_lock().owner(outer.owner()).await.unwrap();
+    assert!(again.is_none() && !outer.is_valid() && next.is_valid());
+}
+
+#[tokio::test(start_paused = true)]
+async fn after_a_loss_the_same_owner_acquires_anew() {
+    let [client, other] = clients();
+    let lock = client.fenced_lock("a");
+    let me = Owner::new();
+    let first = lock.lock().owner(me).await.unwrap();
+    assert!(other.fenced_lock("a").force_unlock().await.unwrap());
+    first.lost().await;
+    let second = lock.lock().owner(me).await.unwrap();
+    assert!(second.token() > first.token());
+    // The late release of what was lost leaves the later hold alone.
+    assert_not_held(first.unlock().await);
+    assert!(second.is_valid() && lock.is_locked().await.unwrap());
+    second.unlock().await.unwrap();
+    assert!(!lock.is_locked().await.unwrap());
+    assert_eq!(client.status().holds, 0);
+}
+
+#[tokio::test(start_paused = true)]
+async fn several_locks_have_the_ends_of_their_leases() {
+    let client = Client::embedded();
+    let locks = [client.lock("a"), client.lock("b")];
+    let both = MultiLock::new(&locks);
+    let guard = both.try_lock().lease(20 * SECOND).await.unwrap().unwrap();
+    assert_eq!(guard.valid_for(), 20 * SECOND);
+    assert_eq!(client.status().holds, 2);
+    let again = both.try_lock().owner(guard.owner()).await.unwrap().unwrap();
+    assert_eq!(again.valid_for(), 30 * SECOND);
+    assert_eq!(locks[0].hold_count(guard.owner()).await.unwrap(), 2);
+    again.unlock().await.unwrap();
+    guard.unlock().await.unwrap();
+    assert_eq!(client.status().holds, 0);
+    assert!(!locks[1].is_locked().await.unwrap());
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_later_tenure_of_an_owner_is_told_whatever_acquired_it() {
+    let client = Client::embedded();
+    let lock = client.lock("a");
+    let me = Owner::new();
+    let guard = lock.lock().owner(me).await.unwrap();
+    let (session, place) = (session(&guard).clone(), guard.claim().hold.place.clone());
+    let first = session.tenure(me, &place);
+    assert!(first.is_some());
+    session.has_entered(me, &place, None).await;
+    let early = tokio::time::timeout(SECOND, session.has_entered(me, &place, first)).await;
+    assert!(early.is_err(), "it is the same tenure");
+    guard.unlock().await.unwrap();
+    assert_eq!(session.tenure(me, &place), None);
+    for several in [false, true] {
+        let before = Some(Tenure::latest());
+        let enter = async {
+            tokio::task::yield_now().await;
+            let (one, many) = match several {
+                false => (lock.try_lock().owner(me).await.unwrap(), None),
+                true => (
+                    None,
+                    MultiLock::new([&lock]).try_lock().owner(me).await.unwrap(),
+                ),
+            };
+            tokio::time::sleep(SECOND).await;
+            drop((one, many));
+        };
+        let told = session.has_entered(me, &place, before);
+        tokio::select! {
+            biased;
+            () = told => {}
+            () = enter => panic!("not told"),
+        }
+        client.settled().await;
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn what_an_owner_dropped_of_one_side_does_not_keep_it_from_the_other() {
+    let client = Client::embedded();
+    let lock = client.read_write_lock("a");
+    let me = Owner::new();
+    drop(lock.read().lock().owner(me).await.unwrap());
+    let writer = lock.write().try_lock().owner(me).await.unwrap().unwrap();
+    writer.unlock().await.unwrap();
+    client.settled().await;
+    let reader = lock.read().lock().owner(me).await.unwrap();
+    assert_eq!(users(&reader.claim().session), [1]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn two_guards_that_leave_at_once_are_one_release() {
+    let client = Client::embedded();
+    let lock = client.lock("a");
+    let outer = lock.lock().await.unwrap();
+    let inner = outer.reenter().await.unwrap();
+    let owner = outer.owner();
+    let turn = outer.claim().hold.steps.clone().lock_owned().await;
+    let leave = async {
+        tokio::task::yield_now().await;
+        drop(turn);
+    };
+    let (one, two, ()) = tokio::join!(outer.unlock(), inner.unlock(), leave);
+    one.unwrap();
+    two.unwrap();
+    assert_eq!(lock.hold_count(owner).await.unwrap(), 0);
+    let next = lock.lock().owner(owner).await.unwrap();
+    assert!(next.is_valid() && client.status().holds == 1);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_release_without_an_answer_makes_the_next_one_a_repetition() {
+    let client = Client::embedded();
+    let guard = client.lock("a").lock().await.unwrap();
+    let hold = &guard.claim().hold;
+    for (keep, sent, repeated) in [(1, true, false), (0, false, false), (0, true, true)] {
+        let release = Release::new(hold, keep);
+        if sent {
+            release.sent.set();
+        }
+        drop(release);
+        assert_eq!(hold.standing().maybe_released, repeated);
+    }
+    let release = Release::new(hold, 0);
+    hold.store_followed(hold.changes(), false);
+    release.sent.set();
+    release.answered(Ok(())).unwrap();
+    drop(release);
+    assert!(!hold.standing().maybe_released, "it was answered");
+    // The store does not have it any more: the earlier release did its work.
+    hold.may_be_released();
+    assert!(client.lock("a").force_unlock().await.unwrap());
+    guard.unlock().await.unwrap();
+}
+
+#[tokio::test(start_paused = true)]
+async fn background_work_that_is_never_begun_is_not_waited_for() {
+    let client = Client::embedded();
+    let guard = client.lock("a").lock().await.unwrap();
+    let claim = guard.claim().clone();
+    let hold = claim.hold.clone();
+    hold.taking();
+    assert!(hold.is_to_be_settled());
+    drop(Unheard(Some(claim)));
+    assert!(!hold.is_to_be_settled());
+}
+
+#[tokio::test(start_paused = true)]
+async fn the_last_claim_settles_what_is_open() {
+    let client = Client::embedded();
+    let guard = client.lock("a").lock().await.unwrap();
+    let (claim, session) = (guard.claim().clone(), session(&guard).clone());
+    guard.unlock().await.unwrap();
+    let hold = claim.hold.clone();
+    hold.taking();
+    drop(claim);
+    assert_eq!(users(&session), [1], "the background has it");
+    client.settled().await;
+    assert!(!hold.standing().is_ahead_of_store);
+    assert_eq!(users(&session), []);
+}

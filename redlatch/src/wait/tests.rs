@@ -1,0 +1,355 @@
+//! Waiting on a stopped clock, with requests whose answers are known beforehand.
+
+use std::collections::VecDeque;
+use std::sync::{Arc, Mutex};
+
+use super::*;
+use crate::background::Background;
+use crate::lease::Patience;
+use crate::store::Store;
+use crate::store::embedded::Embedded;
+
+const SECOND: Duration = Duration::from_secs(1);
+
+type Answer = Result<Outcome<u32>>;
+
+/// A request that notes after how many seconds it asked, and whether it subscribed.
+struct Scripted {
+    begun: Instant,
+    answers: VecDeque<Answer>,
+    asked: Arc<Mutex<Vec<(u64, bool)>>>,
+    sent: Arc<Sent>,
+    object: &'static str,
+    queue: Queue,
+    keeps: Option<Duration>,
+    pause: Option<Duration>,
+    asks_for_line: bool,
+    room: WaitingRoom,
+}
+
+fn outage() -> Answer {
+    Err(Error::ResponseTimeout { after: SECOND })
+}
+
+fn wait(seconds: u32) -> Answer {
+    Ok(Outcome::Wait(SECOND * seconds))
+}
+
+fn room() -> WaitingRoom {
+    let lines = Arc::<Lines>::default();
+    let store = Store::Embedded(Embedded::new().attach(lines.clone()));
+    WaitingRoom::new(lines, store.into(), Background::default(), 10 * SECOND)
+}
+
+/// After the last of these answers it never gets another one.
+fn scripted(room: &WaitingRoom, answers: impl IntoIterator<Item = Answer>) -> Scripted {
+    Scripted {
+        begun: Instant::now(),
+        answers: answers.into_iter().collect(),
+        asked: Arc::default(),
+        sent: Arc::default(),
+        object: "object",
+        queue: Queue::Exclusive,
+        keeps: None,
+        pause: None,
+        asks_for_line: true,
+        room: room.clone(),
+    }
+}
+
+impl Attempt for Scripted {
+    type Won = u32;
+
+    fn channel(&self) -> &str {
+        "channel"
+    }
+
+    fn object(&self) -> &str {
+        self.object
+    }
+
+    fn queue(&self) -> Queue {
+        self.queue
+    }
+
+    async fn ask(&mut self, subscribe: bool) -> Answer {
+        let after = self.begun.elapsed().as_secs();
+        self.asked.lock().unwrap().push((after, subscribe));
+        let Some(answer) = self.answers.pop_front() else {
+            return std::future::pending().await;
+        };
+        match &answer {
+            Ok(_) => self.sent.answered(),
+            Err(error) => self.sent.failed(Instant::now(), error.clone()),
+        }
+        answer
+    }
+
+    fn sent(&self) -> &Sent {
+        &self.sent
+    }
+
+    fn asks_for_line(&self) -> bool {
+        self.asks_for_line
+    }
+
+    fn keeps_others_out(&self) -> Option<Duration> {
+        self.keeps
+    }
+
+    fn pause(&mut self) -> Option<Duration> {
+        self.pause
+    }
+}
+
+impl Request for Scripted {
+    type Obtained = u32;
+
+    async fn obtain(&mut self, waits: bool) -> Result<Option<u32>> {
+        let room = self.room.clone();
+        room.obtain(self, waits).await
+    }
+}
+
+async fn sleep(seconds: u32) {
+    tokio::time::sleep(SECOND * seconds).await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn the_first_in_line_subscribes_and_asks_when_the_holders_lease_ends() {
+    let room = room();
+    let mut one = scripted(&room, [wait(10), wait(10), wait(5), Ok(Outcome::Done(1))]);
+    assert_eq!(room.obtain(&mut one, true).await.unwrap(), Some(1));
+    let asked = one.asked.lock().unwrap().clone();
+    assert_eq!(asked, [(0, false), (0, true), (10, false), (15, false)]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_message_has_the_first_in_line_ask_at_once() {
+    let room = room();
+    let mut one = scripted(&room, [wait(60), wait(60), wait(60), Ok(Outcome::Done(1))]);
+    let asked = one.asked.clone();
+    let call = async {
+        sleep(3).await;
+        room.call("another channel");
+        sleep(1).await;
+        room.call("channel");
+        sleep(2).await;
+        room.call("channel");
+    };
+    let _ = tokio::join!(room.obtain(&mut one, true), call);
+    assert_eq!(asked.lock().unwrap()[2..], [(4, false), (6, false)]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn what_is_held_for_ever_is_asked_for_when_a_message_comes() {
+    let room = room();
+    let for_ever = || Ok(Outcome::Wait(Duration::MAX));
+    let mut one = scripted(&room, [for_ever(), for_ever(), Ok(Outcome::Done(1))]);
+    let asked = one.asked.clone();
+    let call = async {
+        sleep(3600).await;
+        room.call("channel");
+    };
+    let _ = tokio::join!(room.obtain(&mut one, true), call);
+    assert_eq!(asked.lock().unwrap()[2..], [(3600, false)]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_request_that_does_not_wait_asks_once_and_leaves_no_line() {
+    let room = room();
+    let mut one = scripted(&room, [wait(10)]);
+    assert_eq!(room.obtain(&mut one, false).await.unwrap(), None);
+    assert_eq!(*one.asked.lock().unwrap(), [(0, false)]);
+    assert!(!room.has_line("channel", "object"));
+}
+
+#[tokio::test(start_paused = true)]
+async fn who_pauses_between_tries_does_not_subscribe() {
+    let room = room();
+    let answers = [wait(60), wait(60), wait(60), Ok(Outcome::Done(1))];
+    let mut one = scripted(&room, answers);
+    one.pause = Some(2 * SECOND);
+    assert_eq!(room.obtain(&mut one, true).await.unwrap(), Some(1));
+    let asked = one.asked.lock().unwrap().clone();
+    assert_eq!(asked, [(0, false), (0, false), (2, false), (4, false)]);
+    assert_eq!(room.subscriptions(), 0);
+}
+
+/// The winner at 1 s keeps it for 10 s: nothing is asked before 11 s, unless a message comes.
+#[tokio::test(start_paused = true)]
+async fn the_next_in_line_does_not_ask_while_the_winner_keeps_it() {
+    for (message, expected) in [(false, 11), (true, 5)] {
+        let room = room();
+        let mut one = scripted(&room, [wait(1), wait(1), Ok(Outcome::Done(1))]);
+        one.keeps = Some(10 * SECOND);
+        let mut two = scripted(&room, [Ok(Outcome::Done(2))]);
+        let asked = two.asked.clone();
+        let second = async {
+            tokio::task::yield_now().await;
+            let won = room.obtain(&mut two, true).await.unwrap();
+            assert_eq!(won, Some(2));
+        };
+        let call = async {
+            sleep(5).await;
+            if message {
+                room.call("channel");
+            }
+        };
+        let (first, (), ()) = tokio::join!(room.obtain(&mut one, true), second, call);
+        assert_eq!(first.unwrap(), Some(1));
+        assert_eq!(*asked.lock().unwrap(), [(expected, false)]);
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn all_in_line_learn_of_an_outage_unless_it_is_of_another_store() {
+    for together in [true, false] {
+        let room = room();
+        let mut one = scripted(&room, [wait(1), wait(1), outage()]);
+        one.asks_for_line = together;
+        let mut two = scripted(&room, [Ok(Outcome::Done(2))]);
+        let (asked, sent) = (two.asked.clone(), two.sent.clone());
+        let second = async {
+            tokio::task::yield_now().await;
+            room.obtain(&mut two, true).await
+        };
+        let (first, second) = tokio::join!(room.obtain(&mut one, true), second);
+        assert!(matches!(first, Err(Error::ResponseTimeout { .. })));
+        let failed = matches!(second, Err(Error::ResponseTimeout { .. }));
+        assert_eq!(failed, together);
+        assert_eq!(asked.lock().unwrap().is_empty(), together);
+        let told = matches!(sent.word(), Some(Word::Failed { .. }));
+        assert_eq!(told, together);
+    }
+}
+
+/// Readers do not stand behind a writer, nor the waiters for `a` behind those for `{a}`.
+#[tokio::test(start_paused = true)]
+async fn queues_and_objects_of_a_channel_do_not_wait_for_each_other() {
+    let room = room();
+    let mut one = scripted(&room, [wait(60), wait(60)]);
+    let mut same = scripted(&room, [wait(60)]);
+    let mut reader = scripted(&room, [wait(60)]);
+    reader.queue = Queue::Shared;
+    let mut other = scripted(&room, [wait(60), wait(60)]);
+    other.object = "another";
+    let asked = [&same, &reader, &other].map(|one| one.asked.clone());
+    let all = async {
+        tokio::join!(
+            room.obtain(&mut one, true),
+            room.obtain_in_line(&mut same),
+            room.obtain_in_line(&mut reader),
+            room.obtain_in_line(&mut other),
+        )
+    };
+    assert!(tokio::time::timeout(SECOND, all).await.is_err());
+    let counts = asked.map(|asked| asked.lock().unwrap().len());
+    assert_eq!(counts, [0, 1, 1]);
+    // Told to all of them.
+    assert_eq!(room.subscriptions(), 1);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_subscription_ends_when_it_was_not_needed_for_the_linger_time() {
+    let room = room();
+    let wait_for = async |seconds: u32| {
+        let mut one = scripted(&room, [wait(60), wait(60)]);
+        let obtaining = room.obtain(&mut one, true);
+        let waited = tokio::time::timeout(SECOND * seconds, obtaining).await;
+        assert!(waited.is_err());
+    };
+    assert!(!room.has_line("channel", "object"));
+    wait_for(1).await;
+    assert_eq!(room.subscriptions(), 1);
+    assert!(room.has_line("channel", "object"));
+    assert!(!room.has_line("channel", "another") && !room.has_line("another", "object"));
+    sleep(9).await;
+    assert_eq!(room.subscriptions(), 1);
+    // Needed once more, for longer than it would have lasted.
+    wait_for(15).await;
+    sleep(9).await;
+    assert_eq!(room.subscriptions(), 1);
+    sleep(2).await;
+    assert_eq!(room.subscriptions(), 0);
+    assert!(!room.has_line("channel", "object"));
+    wait_for(1).await;
+    assert_eq!(room.subscriptions(), 1);
+}
+
+/// How a request with these limits ends, and after how many milliseconds.
+async fn within(
+    patience: Patience,
+    outage: Option<Duration>,
+    answers: impl IntoIterator<Item = Answer>,
+) -> (Result<Option<u32>>, u128) {
+    let room = room();
+    let mut one = scripted(&room, answers);
+    let (sent, begun) = (one.sent.clone(), one.begun);
+    let limits = Limits::new(patience, outage);
+    let done = room.within(limits, &sent, &mut one).await;
+    (done, begun.elapsed().as_millis())
+}
+
+#[tokio::test(start_paused = true)]
+async fn at_the_wait_limit_the_latest_news_is_the_answer() {
+    let limit = || Patience::at_most(5 * SECOND);
+    let (answered, after) = within(limit(), None, [wait(60), wait(60)]).await;
+    assert_eq!((answered.unwrap(), after / 10), (None, 500));
+    let (won, after) = within(limit(), None, [wait(2), wait(2), Ok(Outcome::Done(1))]).await;
+    assert_eq!((won.unwrap(), after / 1000), (Some(1), 2));
+    let hour = Some(3600 * SECOND);
+    let (failed, after) = within(limit(), hour, (0..1000).map(|_| outage())).await;
+    assert!(matches!(failed, Err(Error::ResponseTimeout { after }) if after == SECOND));
+    assert_eq!(after / 10, 500);
+    // Without any news it is waited for a moment longer.
+    let (silent, after) = within(limit(), None, []).await;
+    let waited = 5 * SECOND;
+    assert!(matches!(silent, Err(Error::ResponseTimeout { after }) if after == waited));
+    assert_eq!(after / 10, 505);
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_outage_is_waited_through_until_its_limit() {
+    let limit = Some(10 * SECOND);
+    let (failed, after) = within(Patience::Endless, limit, (0..1000).map(|_| outage())).await;
+    assert!(matches!(failed, Err(Error::ResponseTimeout { .. })));
+    assert!((10_000..11_500).contains(&after), "{after}");
+    let short = (0..4).map(|_| outage()).chain([Ok(Outcome::Done(1))]);
+    let (won, _) = within(Patience::Endless, limit, short).await;
+    assert_eq!(won.unwrap(), Some(1));
+    // What is not over by waiting, and without a limit, fails at once.
+    let (failed, after) = within(Patience::Endless, None, [outage()]).await;
+    assert!(failed.is_err() && after == 0);
+    let refused = || Err(Error::AlreadyHeld { name: "a".into() });
+    let (failed, after) = within(Patience::Endless, limit, [refused()]).await;
+    assert!(failed.is_err() && after == 0);
+    let (failed, after) = within(Patience::None, limit, [outage()]).await;
+    assert!(failed.is_err() && after == 0);
+    let (refused, after) = within(Patience::None, limit, [wait(5)]).await;
+    assert_eq!((refused.unwrap(), after), (None, 0));
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_line_that_nobody_asks_for_has_no_news() {
+    let room = room();
+    let line = room.join("channel", "object", Queue::Exclusive);
+    let (news, joined) = (line.news(), Instant::now());
+    line.heard(Some(Word::Answered));
+    assert!(matches!(news.word(joined), Some(Word::Answered)));
+    line.asking();
+    assert!(news.word(joined).is_none(), "not answered since it joined");
+    tokio::time::advance(SECOND).await;
+    line.asking();
+    assert!(news.word(joined).is_none());
+    let earlier = joined - SECOND;
+    assert!(matches!(news.word(earlier), Some(Word::Answered)));
+    line.heard(Some(Word::Answered));
+    assert!(matches!(news.word(joined), Some(Word::Answered)));
+    let error = Error::ResponseTimeout { after: SECOND };
+    let since = Instant::now();
+    line.heard(Some(Word::Failed { since, error }));
+    assert!(matches!(news.word(joined), Some(Word::Failed { since: s, .. }) if s == since));
+    drop(line);
+    assert!(news.word(Instant::now()).is_none(), "all have left");
+}

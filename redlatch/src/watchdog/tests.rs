@@ -1,0 +1,454 @@
+//! The watchdog on a stopped clock, with holds that the store has for as long as the test says so.
+
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use super::*;
+use crate::hold::Kind;
+use crate::name::Family;
+use crate::primitives::twin;
+use crate::step::BoxedStep;
+use crate::store::embedded::Embedded;
+use crate::wait::Lines;
+
+const SECOND: Duration = Duration::from_secs(1);
+
+/// A kind that notes when the store was asked for its hold.
+struct Noted {
+    begun: Instant,
+    weight: usize,
+    missing: AtomicBool,
+    /// After how many seconds, and whether to renew it.
+    asked: Mutex<Vec<(u64, bool)>>,
+}
+
+impl Kind for Arc<Noted> {
+    fn renew_script(&self) -> &'static Script {
+        static SCRIPT: Script = Script::new("");
+        &SCRIPT
+    }
+
+    fn renew(&self, _: &mut Space, _: &Hold, lease: Option<Lease>, now: Instant) -> Result<bool> {
+        let asked = (now - self.begun).as_secs();
+        self.asked.lock().unwrap().push((asked, lease.is_some()));
+        Ok(!self.missing.load(Ordering::SeqCst))
+    }
+
+    fn release<'a>(&'a self, _: &'a Hold, _: u32, _: Option<Lease>) -> BoxedStep<'a, bool> {
+        unreachable!("the watchdog releases nothing")
+    }
+
+    fn weight(&self, _: &Hold) -> usize {
+        self.weight
+    }
+}
+
+/// A hold and its kind.
+struct Watched {
+    hold: Arc<Hold>,
+    kind: Arc<Noted>,
+}
+
+impl Watched {
+    fn new(weight: usize, lease: Duration, renewed: bool) -> Watched {
+        let kind = Arc::new(Noted {
+            begun: Instant::now(),
+            weight,
+            missing: AtomicBool::new(false),
+            asked: Mutex::default(),
+        });
+        let hold = Arc::new(twin::hold(Family::Lock, 1, kind.clone()));
+        hold.enter(Instant::now() + lease, renewed).unwrap();
+        Watched { hold, kind }
+    }
+
+    /// A hold with the watchdog's lease.
+    fn renewed() -> Watched {
+        Watched::new(1, 30 * SECOND, true)
+    }
+
+    fn fixed(lease: Duration) -> Watched {
+        Watched::new(1, lease, false)
+    }
+
+    fn gone(&self) {
+        self.kind.missing.store(true, Ordering::SeqCst);
+    }
+
+    /// When it was asked for since the last call, and whether to renew it.
+    fn asked(&self) -> Vec<(u64, bool)> {
+        std::mem::take(&mut self.kind.asked.lock().unwrap())
+    }
+}
+
+fn watchdog() -> Watchdog {
+    let ear = Arc::new(Lines::default());
+    let store = Arc::new(Store::Embedded(Embedded::new().attach(ear)));
+    Watchdog::new(Lease::WATCHDOG, store, Background::default())
+}
+
+async fn sleep(time: Duration) {
+    tokio::time::sleep(time).await;
+}
+
+fn runtime() -> tokio::runtime::Runtime {
+    let mut builder = tokio::runtime::Builder::new_current_thread();
+    builder.enable_all().start_paused(true).build().unwrap()
+}
+
+fn tasks() -> usize {
+    tokio::runtime::Handle::current()
+        .metrics()
+        .num_alive_tasks()
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_hold_is_renewed_whenever_a_third_of_its_lease_has_passed() {
+    let (watchdog, one) = (watchdog(), Watched::renewed());
+    watchdog.watch(&one.hold);
+    sleep(35 * SECOND).await;
+    assert_eq!(one.asked(), [(10, true), (20, true), (30, true)]);
+    assert!(one.hold.valid_for() > 24 * SECOND);
+    watchdog.forget(&one.hold);
+    assert_eq!(watchdog.len(), 0);
+    sleep(35 * SECOND).await;
+    assert_eq!(one.asked(), []);
+    assert_eq!(one.hold.loss(), Some(Loss::LeaseEnded));
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_fixed_lease_ends_unasked_and_on_time() {
+    let (watchdog, one, other) = (watchdog(), Watched::renewed(), Watched::fixed(25 * SECOND));
+    watchdog.watch(&one.hold);
+    watchdog.watch(&other.hold);
+    assert_eq!(watchdog.len(), 2);
+    let begun = Instant::now();
+    other.hold.lost().await;
+    assert_eq!(begun.elapsed(), 25 * SECOND);
+    sleep(SECOND).await;
+    assert_eq!((watchdog.len(), other.asked()), (1, vec![]));
+}
+
+#[tokio::test(start_paused = true)]
+async fn what_is_due_within_a_thirtieth_of_the_lease_is_renewed_together() {
+    let watchdog = watchdog();
+    let leases = [30_000, 31_000, 31_100].map(Duration::from_millis);
+    let holds = leases.map(|lease| Watched::new(1, lease, true));
+    for one in &holds {
+        watchdog.watch(&one.hold);
+    }
+    sleep(19 * SECOND).await;
+    let asked = holds.each_ref().map(Watched::asked);
+    assert_eq!(asked, [[(10, true)], [(10, true)], [(11, true)]]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_hold_that_is_due_earlier_wakes_the_task() {
+    let watchdog = watchdog();
+    let (one, other) = (Watched::renewed(), Watched::new(1, 24 * SECOND, true));
+    watchdog.watch(&one.hold);
+    sleep(SECOND).await;
+    watchdog.watch(&other.hold);
+    sleep(4 * SECOND).await;
+    assert_eq!((one.asked(), other.asked()), (vec![], vec![(4, true)]));
+}
+
+#[tokio::test(start_paused = true)]
+async fn one_task_watches_all_holds_and_ends_a_third_of_a_lease_after_the_last() {
+    let watchdog = watchdog();
+    let holds = [(); 3].map(|()| Watched::renewed());
+    for one in &holds {
+        watchdog.watch(&one.hold);
+        sleep(SECOND).await;
+    }
+    assert_eq!(tasks(), 1);
+    for one in &holds {
+        watchdog.forget(&one.hold);
+    }
+    // It looks once at the time that it knew of.
+    sleep(15 * SECOND).await;
+    assert_eq!(tasks(), 1);
+    sleep(5 * SECOND).await;
+    assert_eq!(tasks(), 0);
+    let later = Watched::renewed();
+    watchdog.watch(&later.hold);
+    sleep(11 * SECOND).await;
+    assert_eq!(later.asked(), [(10, true)]);
+    drop(watchdog);
+    tokio::task::yield_now().await;
+    assert_eq!(tasks(), 0);
+}
+
+/// The holds of a node are lost together: all are looked at as soon as one is missing, and then no more
+/// often than every five seconds.
+#[tokio::test(start_paused = true)]
+async fn a_missing_hold_has_the_others_checked_without_renewing_fixed_leases() {
+    let watchdog = watchdog();
+    let (one, other, fixed) = (
+        Watched::renewed(),
+        Watched::new(1, 38 * SECOND, true),
+        Watched::fixed(100 * SECOND),
+    );
+    let holds = [&one, &other, &fixed];
+    for watched in holds {
+        watchdog.watch(&watched.hold);
+    }
+    one.gone();
+    sleep(12 * SECOND).await;
+    assert_eq!(one.hold.loss(), Some(Loss::NotHeld));
+    assert_eq!(other.asked(), [(10, true)]);
+    assert_eq!(fixed.asked(), [(10, false)]);
+    assert!(fixed.hold.valid_for() < 90 * SECOND);
+    watchdog.found_missing(&one.hold);
+    watchdog.found_missing(&one.hold);
+    sleep(2 * SECOND).await;
+    assert_eq!((other.asked(), fixed.asked()), (vec![], vec![]));
+    sleep(5 * SECOND).await;
+    assert_eq!(other.asked(), [(15, true)]);
+    assert_eq!(fixed.asked(), [(15, false)]);
+    // Later than that it is at once.
+    sleep(2 * SECOND).await;
+    fixed.gone();
+    watchdog.found_missing(&one.hold);
+    sleep(SECOND).await;
+    assert_eq!(fixed.hold.loss(), Some(Loss::NotHeld));
+    assert_eq!(fixed.asked(), [(21, false)]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_empty_watchdog_plans_no_sweep() {
+    let (watchdog, one) = (watchdog(), Watched::renewed());
+    watchdog.found_missing(&one.hold);
+    assert!(watchdog.core.queue().nodes.is_empty());
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_hold_in_a_step_is_left_alone_for_a_second() {
+    let (watchdog, one) = (watchdog(), Watched::renewed());
+    watchdog.watch(&one.hold);
+    let turn = one.hold.steps.lock().await;
+    sleep(Duration::from_millis(12_500)).await;
+    assert_eq!(one.asked(), []);
+    drop(turn);
+    sleep(2 * SECOND).await;
+    assert_eq!(one.asked(), [(13, true)]);
+    sleep(5 * SECOND).await;
+    assert_eq!(one.asked(), [], "renewed as usual from then on");
+}
+
+#[tokio::test(start_paused = true)]
+async fn what_changed_since_its_batch_was_made_is_not_renewed() {
+    let watchdog = watchdog();
+    let holds = [(); 4].map(|()| Watched::renewed());
+    for one in &holds {
+        watchdog.core.place(&mut watchdog.core.queue(), &one.hold);
+    }
+    tokio::time::advance(10 * SECOND).await;
+    let mut batches = watchdog.core.take_due(&watchdog.store);
+    let [released, lost, fixed, held] = &holds;
+    released.hold.leave(true);
+    lost.hold.lose(Loss::NotHeld);
+    fixed.hold.enter(Instant::now() + SECOND, false).unwrap();
+    fixed.hold.leave(true);
+    renew(watchdog.store.clone(), batches.pop().unwrap()).await;
+    assert!(batches.is_empty());
+    for one in [released, lost, fixed] {
+        assert_eq!(one.asked(), []);
+    }
+    assert_eq!(held.asked(), [(10, true)]);
+    // What is still held goes back to where it belongs.
+    assert_eq!(watchdog.len(), 2);
+}
+
+#[tokio::test(start_paused = true)]
+async fn what_ended_since_its_batch_was_made_is_not_checked() {
+    let watchdog = watchdog();
+    let holds = [(); 3].map(|()| Watched::fixed(100 * SECOND));
+    for one in &holds {
+        one.hold.notes(|notes| notes.doubted = true);
+        watchdog.core.place(&mut watchdog.core.queue(), &one.hold);
+    }
+    let mut batches = watchdog.core.take_due(&watchdog.store);
+    let [released, lost, held] = &holds;
+    released.hold.leave(false);
+    lost.hold.lose(Loss::NotHeld);
+    renew(watchdog.store.clone(), batches.pop().unwrap()).await;
+    assert_eq!((released.asked(), lost.asked()), (vec![], vec![]));
+    assert_eq!(held.asked(), [(0, false)]);
+}
+
+/// What the batches that begin now have to carry, in the order of their sizes.
+fn batches(watchdog: &Watchdog) -> (Vec<usize>, Vec<Batch>) {
+    let batches = watchdog.core.take_due(&watchdog.store);
+    let mut sizes: Vec<_> = batches.iter().map(|batch| batch.holds.len()).collect();
+    sizes.sort_unstable();
+    (sizes, batches)
+}
+
+fn place(watchdog: &Watchdog, weights: impl IntoIterator<Item = usize>) -> Vec<Watched> {
+    let holds = weights.into_iter().map(|weight| {
+        let one = Watched::new(weight, 20 * SECOND, true);
+        watchdog.core.place(&mut watchdog.core.queue(), &one.hold);
+        one
+    });
+    holds.collect()
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_batch_has_a_hundred_names_at_most() {
+    let watchdog = watchdog();
+    let _holds = place(&watchdog, [1; 201]);
+    let (sizes, batches) = batches(&watchdog);
+    assert_eq!(sizes, [1, 100, 100]);
+    assert_eq!(watchdog.len(), 201, "also in flight they are watched");
+    assert!(watchdog.core.take_due(&watchdog.store).is_empty());
+    drop(batches);
+    assert_eq!(watchdog.len(), 201);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_batch_weighs_a_thousand_at_most_unless_it_is_a_single_hold() {
+    for (weights, expected) in [
+        (vec![600, 400], vec![2]),
+        (vec![600, 401], vec![1, 1]),
+        (vec![400, 400, 400], vec![1, 2]),
+        (vec![1000, 1], vec![1, 1]),
+    ] {
+        let watchdog = watchdog();
+        let _holds = place(&watchdog, weights);
+        assert_eq!(batches(&watchdog).0, expected);
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn eight_batches_are_in_flight_at_a_node_at_most() {
+    let watchdog = watchdog();
+    let holds = place(&watchdog, [1000; 10]);
+    let (sizes, mut first) = batches(&watchdog);
+    assert_eq!(sizes, [1; 8]);
+    assert_eq!(batches(&watchdog).0.len(), 0);
+    for _ in 0..2 {
+        let hold = first.pop().unwrap().holds.pop().unwrap();
+        watchdog.forget(&hold);
+    }
+    let (sizes, next) = batches(&watchdog);
+    assert_eq!(sizes, [1, 1], "as many as have ended");
+    drop((first, next));
+    assert_eq!(watchdog.core.queue().nodes[&None].batches, 0);
+    drop(holds);
+}
+
+#[tokio::test(start_paused = true)]
+async fn what_was_released_before_its_batch_is_left_out() {
+    let watchdog = watchdog();
+    let holds = place(&watchdog, [1000; 9]);
+    let (_, in_flight) = batches(&watchdog);
+    let waits = |one: &&Watched| {
+        !in_flight
+            .iter()
+            .any(|b| Arc::ptr_eq(&b.holds[0], &one.hold))
+    };
+    let waiting = holds.iter().find(waits).unwrap();
+    waiting.hold.leave(true);
+    drop(in_flight);
+    for hold in holds.iter().filter(|one| !std::ptr::eq(*one, waiting)) {
+        watchdog.forget(&hold.hold);
+    }
+    assert_eq!(batches(&watchdog).0.len(), 0);
+    assert!(watchdog.core.queue().nodes.is_empty());
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_node_is_remembered_until_the_next_sweep_may_begin_at_once() {
+    let mut at_node = NodeQueue::default();
+    assert!(!at_node.is_used());
+    at_node.swept = Some(Instant::now());
+    assert!(at_node.is_used());
+    tokio::time::advance(SWEEP_PAUSE).await;
+    assert!(!at_node.is_used());
+    at_node.sweep = Some(Instant::now());
+    assert!(at_node.is_used());
+    at_node.sweep = None;
+    at_node.batches = 1;
+    assert!(at_node.is_used());
+    at_node.batches = 0;
+    at_node.ready.push_back(Watched::renewed().hold);
+    assert!(at_node.is_used());
+}
+
+#[tokio::test(start_paused = true)]
+async fn the_task_sleeps_until_the_next_hold_or_sweep() {
+    let watchdog = watchdog();
+    let core = &watchdog.core;
+    let now = Instant::now();
+    let one = Watched::renewed();
+    core.place(&mut core.queue(), &one.hold);
+    assert_eq!(core.sleep_until(0), Some(now + 10 * SECOND));
+    core.sweep(None, |_| Some(now + 2 * SECOND));
+    core.sweep(None, |_| Some(now + 3 * SECOND));
+    assert_eq!(core.sleep_until(0), Some(now + 2 * SECOND));
+    core.queue().nodes.clear();
+    core.queue().remove(&one.hold);
+    // A batch in flight ends soon.
+    assert_eq!(core.sleep_until(1), Some(now + SECOND));
+    assert_eq!(core.sleep_until(0), Some(now + 10 * SECOND));
+    assert_eq!(core.sleep_until(1), Some(now + SECOND), "not idle any more");
+    assert_eq!(core.sleep_until(0), Some(now + 10 * SECOND));
+    assert_eq!(core.sleep_until(0), None);
+}
+
+#[test]
+fn the_watchdog_continues_in_the_runtime_used_last_when_its_own_ends() {
+    let (first, second) = (runtime(), runtime());
+    let watchdog = watchdog();
+    let (watchdog, one) = first.block_on(async {
+        let one = Watched::renewed();
+        watchdog.watch(&one.hold);
+        tokio::task::yield_now().await;
+        (watchdog, one)
+    });
+    second
+        .block_on(async { watchdog.background.bind() })
+        .unwrap();
+    drop(first);
+    second.block_on(async {
+        sleep(15 * SECOND).await;
+        assert_eq!((one.asked().len(), tasks()), (1, 1));
+        // It has nothing to continue for once it has ended by itself.
+        watchdog.forget(&one.hold);
+        sleep(40 * SECOND).await;
+        assert_eq!(tasks(), 0);
+    });
+}
+
+#[test]
+fn an_answer_for_another_number_of_holds_is_refused() {
+    let (one, other) = (Watched::renewed(), Watched::renewed());
+    let step = Renew {
+        script: one.hold.kind.renew_script(),
+        lease: None,
+        holds: vec![&one.hold, &other.hold],
+    };
+    let reply = |answers: &[i64]| {
+        let answers = answers.iter().copied().map(Value::Int);
+        step.reply(Value::Array(answers.collect()))
+    };
+    assert_eq!(reply(&[1, 0]).unwrap(), [true, false]);
+    assert!(reply(&[1]).is_err() && reply(&[1, 1, 1]).is_err());
+    assert!(step.reply(Value::Okay).is_err());
+}
+
+#[test]
+fn a_watchdog_without_holds_ends_with_its_runtime() {
+    let (first, second) = (runtime(), runtime());
+    let watchdog = watchdog();
+    first.block_on(async {
+        let one = Watched::renewed();
+        watchdog.watch(&one.hold);
+        tokio::task::yield_now().await;
+        watchdog.forget(&one.hold);
+    });
+    let bound = second.block_on(async { watchdog.background.bind() });
+    bound.unwrap();
+    drop(first);
+    assert_eq!(second.block_on(async { tasks() }), 0);
+}
