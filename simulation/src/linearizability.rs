@@ -144,7 +144,7 @@ fn operations(history: &History, sections: &[&Section]) -> Vec<Operation> {
     });
     let is_clear = |one: &&Section| {
         let gave_up = one.answered.is_some() && one.failed.is_none();
-        one.got.is_some() || one.ask.owner.is_none() && gave_up && !one.ask.part
+        !one.ask.part && (one.got.is_some() || one.ask.owner.is_none() && gave_up)
     };
     let all_clear = is_alone && sections.iter().all(is_clear) && history.data_lost.is_empty();
     let gave_up_before = |section: &Section, answered: Time| {

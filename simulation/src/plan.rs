@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use redlatch_robustness::checker::Losses;
 use redlatch_robustness::random::Random;
-use redlatch_robustness::worker::{COUNTERS, KINDS, Sync, locks_of};
+use redlatch_robustness::worker::{COUNTERS, KINDS, Sync, locks_of, locks_of_all};
 
 use crate::network::{Direction, PATIENCE, ProcessId};
 use crate::site::Topology;
@@ -229,9 +229,7 @@ impl Plan {
 
     /// The names of all locks.
     pub fn all_names(&self) -> Vec<String> {
-        let names = self.names.iter().chain(&self.few);
-        let locks: BTreeSet<String> = names.flat_map(|name| locks_of(name)).collect();
-        locks.into_iter().collect()
+        locks_of_all(self.names.iter().chain(&self.few))
     }
 
     /// Whether waiters acquire free locks promptly, and in their turn, when no fault is under way.

@@ -56,10 +56,14 @@ pub(super) fn check(history: &History) -> Vec<Violation> {
 /// Only for runs on a clock of their own, without faults that delay clients: a busy machine delays them, too.
 pub fn left_waiting(history: &History, limit: Duration) -> Vec<Violation> {
     let names = history.by_name();
-    // Requests for these look again after a pause.
-    let is_polled = |name: &&&str| ["spin", "red"].iter().any(|kind| name.starts_with(kind));
-    let called = names.keys().filter(|name| !is_polled(name));
-    let idle = called.flat_map(|name| idle(history, &names, name));
+    // Requests for spin locks and RedLocks look again after a pause. An attempt to acquire several locks may hold one
+    // of them, or the first place in its queue, for a moment in vain.
+    let is_polled = |name: &str| ["spin", "red"].iter().any(|kind| name.starts_with(kind));
+    let is_prompt = |(name, sections): &(&&str, &Vec<&Section>)| {
+        !is_polled(name) && !sections.iter().any(|one| one.ask.part)
+    };
+    let prompt = names.iter().filter(is_prompt);
+    let idle = prompt.flat_map(|(name, _)| idle(history, &names, name));
     let too_long = idle.filter(|idle| idle.until - idle.from > nanos(limit));
     let violation = |idle: Idle<'_>| {
         let (name, who) = (&idle.section.ask.name, idle.section.who());

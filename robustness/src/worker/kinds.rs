@@ -1,5 +1,6 @@
 //! The kinds of locks that workers take, by the names' beginnings.
 
+use std::collections::BTreeSet;
 use std::future::IntoFuture;
 use std::time::Duration;
 
@@ -39,6 +40,12 @@ pub fn locks_of(name: &str) -> Vec<String> {
         }
         _ => vec![name.to_owned()],
     }
+}
+
+/// The names of all locks that are taken under these names, each once.
+pub fn locks_of_all<'a>(names: impl Iterator<Item = &'a String>) -> Vec<String> {
+    let locks: BTreeSet<String> = names.flat_map(|name| locks_of(name)).collect();
+    locks.into_iter().collect()
 }
 
 pub enum Handle {

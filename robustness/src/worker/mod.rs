@@ -28,7 +28,7 @@ use crate::history::What;
 use crate::pulse;
 use crate::random::Random;
 use crate::resource::Reach;
-pub use kinds::{COUNTERS, Handle, KINDS, KINDS_OF_OWNERS, locks_of};
+pub use kinds::{COUNTERS, Handle, KINDS, KINDS_OF_OWNERS, locks_of, locks_of_all};
 use owners::OwnerTask;
 use section::Inside;
 use tell::Lines;
@@ -150,8 +150,7 @@ impl Worker {
 
     /// The names of all locks that are taken.
     pub fn all_names(&self) -> Vec<String> {
-        let names = self.names.iter().chain(&self.few);
-        names.flat_map(|name| locks_of(name)).collect()
+        locks_of_all(self.names.iter().chain(&self.few))
     }
 
     /// The same for chance, for one of the tasks.
