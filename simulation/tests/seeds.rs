@@ -45,7 +45,7 @@ fn the_same_seed_gives_the_same_run() {
 #[test]
 fn a_few_seeds_have_no_violations() {
     let outcome = |seed: u64| (seed, run(&Plan::draw(seed), false).unwrap());
-    let outcomes: Vec<_> = (1..=20).map(outcome).collect();
+    let outcomes: Vec<_> = (1..=6).map(outcome).collect();
     for (seed, outcome) in &outcomes {
         let violations = &outcome.violations;
         assert!(violations.is_empty(), "seed {seed}: {violations:#?}");
