@@ -178,7 +178,7 @@ impl State {
         }
     }
 
-    /// Records that an acquisition is about to be sent: from now on there may be something to give back.
+    /// Records that an acquisition is about to be sent: from now on a release may be needed.
     /// Returns the number of this change, for [`State::answered`].
     pub(super) fn taking(&mut self) -> u64 {
         self.changes += 1;

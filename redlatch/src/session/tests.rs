@@ -133,7 +133,7 @@ async fn the_store_has_the_count_and_the_lease_that_the_client_has() {
     let renewed = lock.lock().owner(outer.owner()).await.unwrap();
     let again = lock.lock().owner(outer.owner()).await.unwrap();
     tokio::time::advance(2 * SECOND).await;
-    // A release that keeps something renews what is kept, too.
+    // A release that keeps some holds renews their lease, too.
     again.unlock().await.unwrap();
     assert_eq!((count(&outer).await, outer.valid_for()), (2, 30 * SECOND));
     renewed.unlock().await.unwrap();
@@ -193,7 +193,7 @@ async fn after_a_loss_the_same_owner_acquires_anew() {
     first.lost().await;
     let second = lock.lock().owner(me).await.unwrap();
     assert!(second.token() > first.token());
-    // The late release of what was lost leaves the later hold alone.
+    // The late release of the lost hold leaves the later hold alone.
     assert_not_held(first.unlock().await);
     assert!(second.is_valid() && lock.is_locked().await.unwrap());
     second.unlock().await.unwrap();

@@ -344,7 +344,7 @@ async fn an_outage_is_waited_through_until_its_limit() {
     let short = (0..4).map(|_| outage()).chain([Ok(Outcome::Done(1))]);
     let (won, _) = within(Patience::Endless, limit, short).await;
     assert_eq!(won.unwrap(), Some(1));
-    // What is not over by waiting, and without a limit, fails at once.
+    // An error that is not transient fails at once, and so does any error without a limit.
     let (failed, after) = within(Patience::Endless, None, [outage()]).await;
     assert!(failed.is_err() && after == 0);
     let refused = || Err(Error::AlreadyHeld { name: "a".into() });

@@ -255,7 +255,7 @@ async fn what_changed_since_its_batch_was_made_is_not_renewed() {
         assert_eq!(one.asked(), []);
     }
     assert_eq!(held.asked(), [(10, true)]);
-    // What is still held goes back to where it belongs.
+    // Holds that still exist return to the queue of their node.
     assert_eq!(watchdog.len(), 2);
 }
 

@@ -198,7 +198,7 @@ impl History {
         names
     }
 
-    /// When the store forgot even what has no lease.
+    /// Times in which the store may have lost objects without a lease, too.
     pub fn forgotten(&self) -> impl Iterator<Item = &DataLost> {
         self.data_lost.iter().filter(|lost| lost.forgetting.tokens)
     }
