@@ -9,7 +9,7 @@
 //! also during an outage, and steps that may be in flight are settled as after any drop. An outage of the
 //! store interrupts the request; it leaves its line, pauses, and begins again, until the outage limit.
 
-use std::future::{Future, pending};
+use std::future::Future;
 use std::pin::{Pin, pin};
 use std::time::Duration;
 
@@ -164,26 +164,22 @@ async fn first_in_line<A: Attempt>(
 ) -> Result<A::Won> {
     // Whoever had the turn before won, and the line hears every release since: nothing to ask yet.
     let mut next = match turn.take_handed_on() {
-        Some(at) if line.is_subscribed() => Next::At(at),
+        Some(at) if line.is_subscribed() => {
+            // That is the store's answer to this request, too: another owner has it.
+            attempt.sent().answered();
+            Next::At(at)
+        }
         _ => Next::Now,
     };
     loop {
         match next {
             Next::Now => {}
             Next::Called => line.called().await,
-            Next::At(at) => {
-                let sent = attempt.sent();
-                tokio::select! {
-                    biased;
-                    () = line.called() => {}
-                    () = sleep_until(at) => {}
-                    () = async {
-                        // Neither a release nor the end of the lease: another owner still holds it.
-                        sent.answered();
-                        pending().await
-                    } => {}
-                }
-            }
+            Next::At(at) => tokio::select! {
+                biased;
+                () = line.called() => {}
+                () = sleep_until(at) => {}
+            },
         }
         // What was heard until now cannot matter to an answer that comes after it.
         line.forget_calls();

@@ -277,32 +277,6 @@ async fn a_subscription_ends_when_it_was_not_needed_for_the_linger_time() {
     assert_eq!(room.subscriptions(), 1);
 }
 
-/// One request wins at 1 s and keeps the lock for 10 s. Another one joins at 5 s and gets no answer until its wait limit.
-#[tokio::test(start_paused = true)]
-async fn a_release_before_a_request_joins_leaves_it_without_news() {
-    for released in [false, true] {
-        let room = room();
-        let mut one = scripted(&room, [wait(1), wait(1), Ok(Outcome::Done(1))]);
-        one.keeps = Some(10 * SECOND);
-        room.obtain(&mut one, true).await.unwrap();
-        sleep(4).await;
-        if released {
-            room.call("channel");
-        }
-        let mut two = scripted(&room, []);
-        let (sent, limits) = (
-            two.sent.clone(),
-            Limits::new(Patience::at_most(SECOND), None),
-        );
-        let second = room.within(limits, &sent, &mut two).await;
-        assert_eq!(two.asked.lock().unwrap().len(), usize::from(released));
-        match second {
-            Ok(won) => assert_eq!((won, released), (None, false)),
-            Err(error) => assert!(released, "{error}"),
-        }
-    }
-}
-
 /// How a request with these limits ends, and after how many milliseconds.
 async fn within(
     patience: Patience,
@@ -344,7 +318,7 @@ async fn an_outage_is_waited_through_until_its_limit() {
     let short = (0..4).map(|_| outage()).chain([Ok(Outcome::Done(1))]);
     let (won, _) = within(Patience::Endless, limit, short).await;
     assert_eq!(won.unwrap(), Some(1));
-    // An error that is not transient fails at once, and so does any error without a limit.
+    // What is not over by waiting, and without a limit, fails at once.
     let (failed, after) = within(Patience::Endless, None, [outage()]).await;
     assert!(failed.is_err() && after == 0);
     let refused = || Err(Error::AlreadyHeld { name: "a".into() });
