@@ -10,20 +10,17 @@ use std::collections::BTreeMap;
 use redlatch_robustness::checker::{MARGIN, Rule, Violation};
 use redlatch_robustness::clock::{Time, nanos};
 use redlatch_robustness::history::{History, Mode, PERMITS, Section};
+use redlatch_robustness::worker::{COUNTERS, locks_of};
 use todc_utils::linearizability::{WGLChecker, history as wgl};
 use todc_utils::specifications::Specification;
 
 /// Finds the names whose histories no order explains.
 pub(crate) fn check(history: &History) -> Vec<Violation> {
     let mut names = history.by_name();
-    // The store forgets counts that have no lease, and they do not come back.
-    let forgets = history.forgotten().next().is_some();
-    let has_lease = |name: &str| {
-        !["latch", "semaphore"]
-            .iter()
-            .any(|kind| name.starts_with(kind))
-    };
-    names.retain(|name, _| has_lease(name) || !forgets);
+    if history.forgotten().next().is_some() {
+        // Counts that have no lease do not come back.
+        names.retain(|name, _| !COUNTERS.iter().any(|kind| name.starts_with(kind)));
+    }
     let violations = names.iter().filter_map(|(name, sections)| {
         let operations = operations(history, sections);
         let end = first_unexplained(&operations)?;
@@ -134,19 +131,15 @@ impl Specification for Lock {
 
 fn operations(history: &History, sections: &[&Section]) -> Vec<Operation> {
     let mut owners = BTreeMap::new();
-    let forgets_tokens = history.data_lost.iter().any(|lost| lost.forgetting.tokens);
+    let forgets_tokens = history.forgotten().next().is_some();
     // A request without a clear answer may have acquired the lock for a while, and so may an attempt to acquire
     // several. A request that gave up may be settled later.
-    let is_alone = !["multi", "red"].iter().any(|kind| {
-        sections
-            .first()
-            .is_some_and(|one| one.ask.name.starts_with(kind))
-    });
+    let is_alone = |one: &Section| locks_of(&one.ask.name) == [one.ask.name.as_str()];
     let is_clear = |one: &&Section| {
         let gave_up = one.answered.is_some() && one.failed.is_none();
-        !one.ask.part && (one.got.is_some() || one.ask.owner.is_none() && gave_up)
+        is_alone(one) && !one.ask.part && (one.got.is_some() || one.ask.owner.is_none() && gave_up)
     };
-    let all_clear = is_alone && sections.iter().all(is_clear) && history.data_lost.is_empty();
+    let all_clear = sections.iter().all(is_clear) && history.data_lost.is_empty();
     let gave_up_before = |section: &Section, answered: Time| {
         sections.iter().any(|one| {
             let others = !std::ptr::eq(*one, section) && one.got.is_none();

@@ -238,7 +238,7 @@ impl Run<'_> {
         let (url, names) = (self.site.url(), self.plan.all_names());
         let limit = self.plan.lease;
         let setting = operator.spawn(async move { set_permits(&url, &names, limit).await });
-        // If it fails, whoever waits for permits shows it.
+        // If it fails, the requests that wait for permits show it.
         let _ = setting.await;
         operator.kill();
     }

@@ -82,8 +82,8 @@ each_kind! {
     }
 
     fn a_lease_that_ends_lets_the_other_in(pair: &Pair, kind: Kind) {
-        // It reckons the end of the lease with its own clock, once: if its first request reached the server late, it wakes before
-        // the end, gets a negative time, and sleeps until a message comes. Nobody sends one.
+        // Redisson 3.16.8 computes the end of the lease once, with its own clock. If its first request reached the server late, it
+        // wakes before the end, gets a negative time, and sleeps until a message comes. A lease that ends sends none.
         if kind.0 == "fair" && pair.libraries[1] == Library::Redisson316 {
             return;
         }

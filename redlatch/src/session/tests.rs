@@ -178,7 +178,7 @@ async fn what_was_taken_from_its_holder_cannot_be_released_or_entered() {
     let outer = lock.lock().await.unwrap();
     let next = stolen(&theirs).await;
     let both = MultiLock::new([&lock, &client.lock("c")]);
-    // Asked for by name the owner begins anew, behind the one that has it now.
+    // A request that names the owner begins a new hold, behind the present one.
     let again = both.try_lock().owner(outer.owner()).await.unwrap();
     assert!(again.is_none() && !outer.is_valid() && next.is_valid());
 }

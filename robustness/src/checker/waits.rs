@@ -36,16 +36,10 @@ pub(super) fn check(history: &History) -> Vec<Violation> {
             let time = worst.until - worst.from;
             let queued = history.lease * in_queue(history, &names, name, &worst)
                 + remembered(history, name, &worst);
-            let (waited, who) = (millis(time), worst.section.who());
-            found.push(Violation {
-                rule: match time <= limit + queued {
-                    true => Rule::Queue,
-                    false => Rule::Hang,
-                },
-                from: worst.from,
-                until: worst.until,
-                text: format!("{name}: {who} waited {waited} ms while nobody had it"),
-            });
+            found.push(worst.violation(match time <= limit + queued {
+                true => Rule::Queue,
+                false => Rule::Hang,
+            }));
         }
     }
     found
@@ -65,17 +59,9 @@ pub fn left_waiting(history: &History, limit: Duration) -> Vec<Violation> {
     let prompt = names.iter().filter(is_prompt);
     let idle = prompt.flat_map(|(name, _)| idle(history, &names, name));
     let too_long = idle.filter(|idle| idle.until - idle.from > nanos(limit));
-    let violation = |idle: Idle<'_>| {
-        let (name, who) = (&idle.section.ask.name, idle.section.who());
-        let waited = millis(idle.until - idle.from);
-        Violation {
-            rule: Rule::Promptness,
-            from: idle.from,
-            until: idle.until,
-            text: format!("{name}: {who} waited {waited} ms for a free lock"),
-        }
-    };
-    too_long.map(violation).collect()
+    too_long
+        .map(|idle| idle.violation(Rule::Promptness))
+        .collect()
 }
 
 /// The longest time that anybody waited for something free, counted from when everything was whole
@@ -165,6 +151,17 @@ fn idle<'a>(history: &History, names: &Names<'a>, name: &str) -> Vec<Idle<'a>> {
 }
 
 impl Idle<'_> {
+    fn violation(&self, rule: Rule) -> Violation {
+        let (name, who) = (&self.section.ask.name, self.section.who());
+        let waited = millis(self.until - self.from);
+        Violation {
+            rule,
+            from: self.from,
+            until: self.until,
+            text: format!("{name}: {who} waited {waited} ms while nobody had it"),
+        }
+    }
+
     /// What was broken meanwhile is the reason until it was whole again; who was stopped or killed may
     /// have held what is waited for, until its lease ended.
     fn begin_after_faults(&mut self, history: &History) {

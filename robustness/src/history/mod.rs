@@ -67,7 +67,7 @@ pub struct DataLost {
 /// What the store forgot, and what the docs say about that.
 #[derive(Debug, Clone, Copy)]
 pub struct Forgetting {
-    /// What is held; else only releases, and counts of semaphores and latches.
+    /// Holds, too; else only releases, and counts of semaphores and latches.
     pub holds: bool,
     /// The fencing tokens, too.
     pub tokens: bool,

@@ -123,15 +123,15 @@ impl Handle {
             // Some wait with a limit.
             Handle::Lock(lock) if random.below(4) == 0 => {
                 let ask = lock.try_lock().wait(time * 4);
-                let asking = inside.ask(lock.name(), Mode::Alone, ask.into_future());
-                let guard = asking.await?;
-                inside.stay(guard, None, time).await
+                let asking = ask.into_future();
+                inside.pass(lock.name(), Mode::Alone, asking, time).await
             }
             Handle::Lock(lock) => enter(lock, Mode::Alone, inside, time).await,
             Handle::Fair(lock) => enter(lock, Mode::Alone, inside, time).await,
             Handle::Spin(lock) => enter(lock, Mode::Alone, inside, time).await,
             Handle::Fenced(lock) => {
-                let guard = wait(lock, Mode::Alone, inside).await?;
+                let asking = async { lock.lock().await.map(Some) };
+                let guard = inside.ask(lock.name(), Mode::Alone, asking).await?;
                 let token = guard.as_ref().map(Guard::token);
                 inside.stay(guard, token, time).await
             }
@@ -143,19 +143,16 @@ impl Handle {
                 // A store that lost its data has forgotten how many there are; nobody else says it.
                 semaphore.try_set_permits(PERMITS).await?;
                 let ask = semaphore.try_acquire().wait(*lease * 4);
-                let asking = inside.ask(semaphore.name(), Mode::Permit, ask.into_future());
-                let guard = asking.await?;
-                inside.stay(guard, None, time).await
+                let (name, asking) = (semaphore.name(), ask.into_future());
+                inside.pass(name, Mode::Permit, asking, time).await
             }
             Handle::Multi(lock, name) => {
                 let asking = many(lock.lock(), lock.try_lock(), time * 4, random.below(6));
-                let guard = inside.ask(name, Mode::Alone, asking).await?;
-                inside.stay(guard, None, time).await
+                inside.pass(name, Mode::Alone, asking, time).await
             }
             Handle::Red(lock, name) => {
                 let asking = many(lock.lock(), lock.try_lock(), time * 4, random.below(6));
-                let guard = inside.ask(name, Mode::Alone, asking).await?;
-                inside.stay(guard, None, time).await
+                inside.pass(name, Mode::Alone, asking, time).await
             }
             Handle::Semaphore(semaphore, lease) => {
                 semaphore.try_set_permits(PERMITS).await?;
@@ -232,16 +229,6 @@ async fn once<K: LockKind>(ask: TryAcquire<K>) -> Result<bool, Error> {
     }
 }
 
-/// Asks, and waits for as long as it takes.
-async fn wait<K: LockKind>(
-    lock: &Lock<K>,
-    mode: Mode,
-    inside: &mut Inside,
-) -> Result<Option<Guard<K>>, Error> {
-    let asking = async { lock.lock().await.map(Some) };
-    inside.ask(lock.name(), mode, asking).await
-}
-
 /// One critical section that is waited for.
 async fn enter<K: LockKind>(
     lock: &Lock<K>,
@@ -249,8 +236,8 @@ async fn enter<K: LockKind>(
     inside: &mut Inside,
     time: Duration,
 ) -> Result<(), Error> {
-    let guard = wait(lock, mode, inside).await?;
-    inside.stay(guard, None, time).await
+    let asking = async { lock.lock().await.map(Some) };
+    inside.pass(lock.name(), mode, asking, time).await
 }
 
 /// Asks for several locks in one of three ways: with a limit, canceled at the limit, and without one.

@@ -127,6 +127,18 @@ impl Inside {
         self.teller.tell_of(section, What::Asked(ask));
     }
 
+    /// One critical section without a token, from asking to having given back.
+    pub(crate) async fn pass<H: Holding>(
+        &mut self,
+        name: &str,
+        mode: Mode,
+        asking: impl Future<Output = Result<Option<H>, Error>>,
+        time: Duration,
+    ) -> Result<(), Error> {
+        let guard = self.ask(name, mode, asking).await?;
+        self.stay(guard, None, time).await
+    }
+
     /// Stays inside for this long, as long as the lock is held, and gives it back.
     pub(crate) async fn stay<H: Holding>(
         &mut self,
