@@ -259,6 +259,21 @@ impl Server {
         figure_of(&info, figure).unwrap_or_else(|| panic!("no {figure} in INFO"))
     }
 
+    /// How many commands whose names begin with `command` (in lower case) succeeded so far.
+    pub fn calls(&self, command: &str) -> u64 {
+        let statistics: String = self.ask(&["INFO", "commandstats"]);
+        let begin = format!("cmdstat_{command}");
+        let figure = |line: &str, name: &str| {
+            let mut figures = line.split([':', ',']);
+            let value = figures.find_map(|figure| figure.strip_prefix(name)?.strip_prefix('='));
+            value.map_or(0, |value| value.parse::<u64>().unwrap_or_default())
+        };
+        let lines = statistics.lines().filter(|line| line.starts_with(&begin));
+        lines
+            .map(|line| figure(line, "calls") - figure(line, "failed_calls"))
+            .sum()
+    }
+
     /// How many connections there are besides the one that asks.
     pub fn clients(&self) -> usize {
         self.ask::<String>(&["CLIENT", "LIST"]).lines().count() - 1

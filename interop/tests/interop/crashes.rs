@@ -5,7 +5,7 @@ use redlatch_testkit::unique;
 
 use crate::both_ways;
 use crate::locks::had;
-use crate::stand::{LEASE, start_on, until_subscribed};
+use crate::stand::{LEASE, start_on, until, until_subscribed};
 
 const KINDS: [&str; 5] = ["lock", "fair", "write", "fenced", "spin"];
 
@@ -70,9 +70,12 @@ both_ways! {
         let [a, b] = pair.libraries.map(|library| start_on(library, &[], std::slice::from_ref(&server)));
         let name = unique("cut");
         assert!(a.worker(1).does(&format!("lock lock {name} -1 {LEASE}")));
+        let scripts = server.calls("eval");
         let waits = b.worker(1).tell(&format!("lock lock {name} -1 {LEASE}"));
         let channel = format!("redisson_lock__channel:{{{name}}}");
         until_subscribed(&server, &channel, 1);
+        // It asks once before it subscribes and once after. Redisson fails with an error when the connection breaks before the answer.
+        until("it waits", || server.calls("eval") >= scripts + 2);
         server.cut_all();
         until_subscribed(&server, &channel, 1);
         assert!(a.worker(1).does(&format!("unlock lock {name}")));

@@ -420,8 +420,9 @@ impl Line {
         self.waiters().call.notified().await;
     }
 
-    pub(super) fn forget_calls(&self) {
-        std::pin::pin!(self.waiters().call.notified()).enable();
+    /// Forgets what was published until now. Returns whether there was something.
+    pub(super) fn forget_calls(&self) -> bool {
+        std::pin::pin!(self.waiters().call.notified()).enable()
     }
 
     pub(super) fn is_subscribed(&self) -> bool {

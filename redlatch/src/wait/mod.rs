@@ -164,8 +164,8 @@ async fn first_in_line<A: Attempt>(
 ) -> Result<A::Won> {
     // Whoever had the turn before won, and the line hears every release since: nothing to ask yet.
     let mut next = match turn.take_handed_on() {
-        Some(at) if line.is_subscribed() => {
-            // That is the store's answer to this request, too: another owner has it.
+        Some(at) if line.is_subscribed() && Instant::now() < at && !line.forget_calls() => {
+            // No release was heard either, so another owner holds it: the store's answer to this request, too.
             attempt.sent().answered();
             Next::At(at)
         }

@@ -277,6 +277,32 @@ async fn a_subscription_ends_when_it_was_not_needed_for_the_linger_time() {
     assert_eq!(room.subscriptions(), 1);
 }
 
+/// One request wins at 1 s and keeps the lock for 10 s. Another one joins at 5 s and gets no answer until its wait limit.
+#[tokio::test(start_paused = true)]
+async fn a_release_before_a_request_joins_leaves_it_without_news() {
+    for released in [false, true] {
+        let room = room();
+        let mut one = scripted(&room, [wait(1), wait(1), Ok(Outcome::Done(1))]);
+        one.keeps = Some(10 * SECOND);
+        room.obtain(&mut one, true).await.unwrap();
+        sleep(4).await;
+        if released {
+            room.call("channel");
+        }
+        let mut two = scripted(&room, []);
+        let (sent, limits) = (
+            two.sent.clone(),
+            Limits::new(Patience::at_most(SECOND), None),
+        );
+        let second = room.within(limits, &sent, &mut two).await;
+        assert_eq!(two.asked.lock().unwrap().len(), usize::from(released));
+        match second {
+            Ok(won) => assert_eq!((won, released), (None, false)),
+            Err(error) => assert!(released, "{error}"),
+        }
+    }
+}
+
 /// How a request with these limits ends, and after how many milliseconds.
 async fn within(
     patience: Patience,

@@ -724,16 +724,7 @@ async fn work_under_all_locks(stand: Stand) {
 
 /// EVALSHA and EVAL that the server was sent.
 fn scripts(server: &Server) -> u64 {
-    calls(server, "eval")
-}
-
-/// How often the server has run commands that begin so.
-fn calls(server: &Server, command: &str) -> u64 {
-    let statistics: String = server.ask(&["INFO", "commandstats"]);
-    let command = format!("cmdstat_{command}");
-    let calls = |line: &str| line.split(['=', ',']).nth(1)?.parse::<u64>().ok();
-    let lines = statistics.lines().filter(|line| line.starts_with(&command));
-    lines.filter_map(calls).sum()
+    server.calls("eval")
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -751,10 +742,10 @@ async fn members_of_one_client_are_taken_in_one_round_trip() {
     // One that cannot be had costs no more: what was taken is given back by the same script, and
     // nobody is called for what nobody can have noticed.
     let held = client.lock("one-7").lock().await.unwrap();
-    let before = (scripts(&server), calls(&server, "publish"));
+    let before = (scripts(&server), server.calls("publish"));
     assert!(multi.try_lock().await.unwrap().is_none());
     assert_eq!(
-        (scripts(&server), calls(&server, "publish")),
+        (scripts(&server), server.calls("publish")),
         (before.0 + 1, before.1)
     );
     held.unlock().await.unwrap();

@@ -482,7 +482,15 @@ async fn a_minority_may_hang_or_be_down() {
         assert!(guard.is_valid());
         soon("not held up", guard.unlock()).await.unwrap();
     }
+    // One of just a quorum hangs, while those who refused it work again: others can have it, so it is released.
+    let guard = soon("without them", lock.lock().into_future())
+        .await
+        .unwrap();
+    assert_eq!(guard.held(), 3);
     all[1].thaw();
+    all[0].freeze();
+    soon("not held up", guard.unlock()).await.unwrap();
+    all[0].thaw();
     all[3].restart();
     soon("all of them again", async {
         loop {

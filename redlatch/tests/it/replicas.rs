@@ -48,19 +48,10 @@ impl Replicated {
         self.master.ask(&["EXISTS", key])
     }
 
+    /// How many WAITs the master answered.
     fn waits(&self) -> u64 {
-        waits(&self.master)
+        self.master.calls("wait")
     }
-}
-
-/// How many WAITs a server has been sent.
-fn waits(server: &Server) -> u64 {
-    let statistics: String = server.ask(&["INFO", "commandstats"]);
-    let calls = |line: &str| line.split(['=', ',']).nth(1)?.parse::<u64>().ok();
-    let wait = statistics
-        .lines()
-        .find(|line| line.starts_with("cmdstat_wait:"));
-    wait.and_then(calls).unwrap_or(0)
 }
 
 /// Replicas are given up soon.

@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
+use super::quorum;
 use crate::error::{Error, Loss, Result};
 use crate::hold::Hold;
 use crate::owner::Owner;
@@ -28,7 +29,8 @@ pub struct RedGuard {
 pub(super) struct Majority {
     /// The holds that were won, and the leases that were asked for.
     holds: Vec<(Arc<Hold>, Duration)>,
-    quorum: usize,
+    /// How many members the lock has, whether they gave it or not.
+    members: usize,
     /// How long one member may take to answer.
     limit: Duration,
     state: AtomicU8,
@@ -45,11 +47,11 @@ pub(super) fn drift(lease: Duration) -> Duration {
 }
 
 impl Majority {
-    pub(super) fn new(shares: &[Share], quorum: usize, limit: Duration) -> Majority {
+    pub(super) fn new(shares: &[Share], members: usize, limit: Duration) -> Majority {
         let hold = |share: &Share| (share.hold().clone(), share.lease().duration());
         Majority {
             holds: shares.iter().map(hold).collect(),
-            quorum,
+            members,
             limit,
             state: AtomicU8::new(HELD),
         }
@@ -69,7 +71,8 @@ impl Majority {
         };
         let mut each: Vec<_> = self.holds.iter().map(valid).collect();
         each.sort_unstable_by(|one, other| other.cmp(one));
-        let valid = each.get(self.quorum - 1).copied().unwrap_or_default();
+        let valid = each.get(quorum(self.members) - 1);
+        let valid = valid.copied().unwrap_or_default();
         if valid.is_zero() {
             self.end(LOST);
         }
@@ -128,14 +131,14 @@ impl RedGuard {
         }
     }
 
-    /// Releases the lock on all members, at the same time, and returns when they have done so. A
-    /// minority that does not answer in time ([`RedLock::timeout`](crate::RedLock::timeout)) is
-    /// not waited for; releasing goes on there in the background.
+    /// Releases the lock on all members that gave it, at the same time, and returns when they have done
+    /// so. Members that do not answer in time ([`RedLock::timeout`](crate::RedLock::timeout)) are not
+    /// waited for if the others are enough for the next owner; releasing goes on there in the background.
     ///
     /// # Errors
     ///
     /// [`Error::Lost`]: a majority was no longer held, so others may have held the lock meanwhile.
-    /// Otherwise the first error of a member, when less than a quorum has released it.
+    /// Otherwise the first error of a member, when too few have released it for another owner to get a quorum.
     ///
     /// # Cancel safety
     ///
@@ -145,10 +148,10 @@ impl RedGuard {
             return Err(lost);
         }
         self.majority.end(RELEASED);
-        let quorum = self.majority.quorum;
+        let members = self.majority.members;
         let released = |done: &[Option<Result<()>>]| {
-            let released = done.iter().flatten().filter(|one| one.is_ok());
-            released.count() >= quorum
+            let kept = done.iter().filter(|one| !matches!(one, Some(Ok(()))));
+            members - kept.count() >= quorum(members)
         };
         let shares = std::mem::take(&mut self.shares);
         let giving = shares.into_iter().map(Share::give_back);

@@ -176,7 +176,7 @@ impl RedLock {
                 Err(error) => errors.push(error),
             }
         }
-        let quorum = members.len() / 2 + 1;
+        let quorum = quorum(members.len());
         let (failed, first) = (errors.len(), errors.into_iter().next());
         match first {
             Some(error) if yes < quorum && yes + failed >= quorum => Err(error),
@@ -217,6 +217,11 @@ fn line(members: &[Member]) -> String {
         let _ = write!(line, " {:?} {} {key} {address}", place.family(), key.len());
     }
     line
+}
+
+/// How many of so many members are a majority.
+fn quorum(members: usize) -> usize {
+    members / 2 + 1
 }
 
 /// The error of a member that did not answer in time.
@@ -261,7 +266,6 @@ impl Obtain for RedLock {
         let sent = Sent::default();
         let mut rounds = Rounds {
             members: &members,
-            quorum: members.len() / 2 + 1,
             owner,
             lease,
             limit: self.limit(shortest)?,

@@ -6,7 +6,7 @@ use std::time::Duration;
 use tokio::time::{Instant, sleep, timeout};
 
 use super::guard::Majority;
-use super::too_slow;
+use super::{quorum, too_slow};
 use crate::backoff::Backoff;
 use crate::error::{Error, Result};
 use crate::lease::Lease;
@@ -21,7 +21,6 @@ use crate::wait::{Attempt, Request};
 /// One acquisition under way.
 pub(super) struct Rounds<'a> {
     pub(super) members: &'a [Member],
-    pub(super) quorum: usize,
     pub(super) owner: Owner,
     pub(super) lease: Option<Lease>,
     /// How long one member may take to answer.
@@ -97,7 +96,7 @@ impl Rounds<'_> {
                 Err(error) => errors.push(error),
             }
         }
-        let majority = Majority::new(&shares, self.quorum, self.limit);
+        let majority = Majority::new(&shares, self.members.len(), self.limit);
         if !majority.valid_for().is_zero() {
             return Ok(Some((shares, Arc::new(majority))));
         }
@@ -107,8 +106,8 @@ impl Rounds<'_> {
             .map(|share| timeout(limit, share.give_back()));
         all(giving).await;
         // So many failed that the others cannot be a quorum.
-        let decides =
-            |errors: usize| self.members.len() - errors.min(self.members.len()) < self.quorum;
+        let members = self.members.len();
+        let decides = |errors: usize| members - errors.min(members) < quorum(members);
         let lasting =
             |error: &&Error| !error.is_transient() && !matches!(error, Error::Lost { .. });
         if decides(errors.iter().filter(lasting).count()) {

@@ -2,15 +2,6 @@
 
 use super::*;
 
-fn evaluated(server: &Server) -> u64 {
-    let statistics: String = server.ask(&["INFO", "commandstats"]);
-    let calls = |line: &str| line.split(['=', ',']).nth(1)?.parse::<u64>().ok();
-    let evals = statistics
-        .lines()
-        .filter(|line| line.starts_with("cmdstat_eval"));
-    evals.filter_map(calls).sum()
-}
-
 async fn client(server: &Server) -> Client {
     quick().connect(&server.url()).await.unwrap()
 }
@@ -34,23 +25,23 @@ async fn a_release_wakes_only_the_next_one() {
     .await;
     // Over the same connection, so behind what they asked together with the subscription.
     assert_eq!(crowd.fair_lock("a").queue().await.unwrap().len(), WAITERS);
-    let quiet = evaluated(&server);
+    let quiet = server.calls("eval");
     let last = Vec::from_iter(waiting.split_off(1));
     held.unlock().await.unwrap();
     let first = served(waiting.remove(0)).await;
     // The release, the acquisition, and the next one, who is told how long that lasts.
     until("the next one has asked", || async {
-        evaluated(&server) >= quiet + 3
+        server.calls("eval") >= quiet + 3
     })
     .await;
-    let asked = evaluated(&server) - quiet;
+    let asked = server.calls("eval") - quiet;
     assert!(asked <= 4, "{asked} scripts for one turn");
     assert!(last.iter().all(|one| !one.is_finished()));
     first.unlock().await.unwrap();
     for one in last {
         served(one).await.unlock().await.unwrap();
     }
-    let per_turn = (evaluated(&server) - quiet) as f64 / WAITERS as f64;
+    let per_turn = (server.calls("eval") - quiet) as f64 / WAITERS as f64;
     assert!(per_turn < 3.3, "{per_turn} scripts per turn");
     nothing_left(&[&holder, &crowd], &lock).await;
     assert_eq!(keys_left(&server, "a"), 0);
