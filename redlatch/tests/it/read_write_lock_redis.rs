@@ -260,7 +260,7 @@ async fn after_the_last_release_nothing_is_renewed() {
     }
     writer.unlock().await.unwrap();
     assert_eq!(client.status().holds, 0);
-    let scripts = || server.calls("evalsha");
+    let scripts = || server.calls("eval");
     let before = scripts();
     let begun = std::time::Instant::now();
     until("two renewals would have been due", || async {
