@@ -3,7 +3,7 @@
 use redlatch_testkit::unique;
 
 use crate::both_ways;
-use crate::stand::LEASE;
+use crate::stand::{LEASE, REFUSED_AFTER};
 
 both_ways! {
     // Redisson 3.16.8 has no `RFencedLock`.
@@ -33,7 +33,7 @@ both_ways! {
         let name = unique("no-token");
         let token = a.number(&format!("lock fenced {name} -1 {LEASE}"));
         assert_eq!(b.ask(&format!("lock fenced {name} 0 -1")), false);
-        assert_eq!(b.ask(&format!("lock fenced {name} 100 {LEASE}")), false);
+        assert_eq!(b.ask(&format!("lock fenced {name} {REFUSED_AFTER} {LEASE}")), false);
         assert_eq!(b.number(&format!("token {name}")), token);
         assert!(a.does(&format!("unlock fenced {name}")));
     }

@@ -6,7 +6,7 @@ use serde_json::Value;
 
 use crate::each_kind;
 use crate::kinds::Line;
-use crate::stand::{LEASE, WATCHDOG, keys, nothing_left, until};
+use crate::stand::{LEASE, REFUSED_AFTER, WATCHDOG, keys, nothing_left, until};
 
 /// A token of a fenced lock, `true` of the others.
 pub(crate) fn had(answer: &Value) -> bool {
@@ -155,7 +155,7 @@ each_kind! {
         let on = kind.on(&name);
         assert!(had(&a.ask(&format!("lock {on} -1 {LEASE}"))));
         let held = keys(pair.server, &name);
-        assert!(!had(&b.ask(&format!("lock {on} 200 -1"))));
+        assert!(!had(&b.ask(&format!("lock {on} {REFUSED_AFTER} -1"))));
         until("only what a holds is there", || keys(pair.server, &name) == held);
         assert!(a.does(&format!("unlock {on}")));
         if kind.0 != "fenced" {

@@ -5,7 +5,7 @@ use redlatch_testkit::{Server, unique};
 use serde_json::{Value, json};
 
 use crate::both_ways;
-use crate::stand::{LEASE, WATCHDOG, until, until_subscribed};
+use crate::stand::{LEASE, REFUSED_AFTER, WATCHDOG, until, until_subscribed};
 
 fn channel(name: &str) -> String {
     format!("redisson_sc:{{{name}}}")
@@ -34,7 +34,7 @@ both_ways! {
             assert_eq!(worker.number(&format!("available {name}")), 2);
         }
         assert!(!a.does(&format!("acquire {name} 3 0")));
-        assert!(!b.does(&format!("acquire {name} 3 100")));
+        assert!(!b.does(&format!("acquire {name} 3 {REFUSED_AFTER}")));
         assert!(a.does(&format!("release {name} 1")));
         assert!(b.does(&format!("acquire {name} 3 0")));
         assert_eq!(a.number(&format!("available {name}")), 0);

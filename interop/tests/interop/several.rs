@@ -3,7 +3,7 @@
 use redlatch_testkit::unique;
 
 use crate::both_ways;
-use crate::stand::{LEASE, WATCHDOG, nothing_left, until, until_subscribed};
+use crate::stand::{LEASE, RED_REFUSED_AFTER, WATCHDOG, nothing_left, until, until_subscribed};
 
 both_ways! {
     fn a_multi_lock_is_all_of_its_members_to_the_other(pair: &Pair) {
@@ -48,7 +48,7 @@ both_ways! {
         assert!(a.does(&format!("lock {red} -1 -1")));
         let beyond = WATCHDOG + WATCHDOG / 3;
         assert!(!b.does(&format!("lock multi lock:{name}@1 {beyond} -1")));
-        assert!(!b.does(&format!("lock {red} 500 {LEASE}")));
+        assert!(!b.does(&format!("lock {red} {RED_REFUSED_AFTER} {LEASE}")));
         assert!(a.does(&format!("unlock {red}")));
         assert!(b.does(&format!("lock {red} -1 {LEASE}")));
         assert!(b.does(&format!("unlock {red}")));
@@ -81,13 +81,13 @@ both_ways! {
             let held: Vec<(String, i64)> = server.ask(&["HGETALL", name]);
             assert!(held.len() == 1 && held[0].1 == 1, "{held:?}");
         }
-        assert!(!b.does(&format!("lock {red} 500 {LEASE}")));
+        assert!(!b.does(&format!("lock {red} {RED_REFUSED_AFTER} {LEASE}")));
         let waits = b.tell(&format!("lock {red} -1 {LEASE}"));
-        assert!(!pair.b.new_worker().does(&format!("lock {red} 500 {LEASE}")));
+        assert!(!pair.b.new_worker().does(&format!("lock {red} {RED_REFUSED_AFTER} {LEASE}")));
         assert!(waits.is_under_way());
         assert!(a.does(&format!("unlock {red}")));
         assert_eq!(waits.value(), true);
-        assert!(!a.does(&format!("lock {red} 500 {LEASE}")));
+        assert!(!a.does(&format!("lock {red} {RED_REFUSED_AFTER} {LEASE}")));
         assert!(b.does(&format!("unlock {red}")));
         for (server, name) in pair.servers.iter().zip(&names) {
             nothing_left(server, name);
@@ -105,7 +105,7 @@ both_ways! {
         assert!(a.does(&format!("unlock {red}")));
         assert!(b.does(&format!("lock multi {of_two} -1 {LEASE}")));
         // Not for long: on a busy machine Redisson may hear too late that it has one of them.
-        assert!(!a.does(&format!("lock {red} 500 {WATCHDOG}")), "one of three");
+        assert!(!a.does(&format!("lock {red} {RED_REFUSED_AFTER} {WATCHDOG}")), "one of three");
         assert!(b.does(&format!("unlock multi {of_two}")));
         assert!(b.does(&format!("unlock multi {of_one}")));
         for (server, name) in pair.servers.iter().zip(&names) {

@@ -12,6 +12,13 @@ pub(crate) const WATCHDOG: u64 = 6_000;
 /// A lease that nothing here outlasts, in ms: who is served before its end was woken.
 pub(crate) const LEASE: u64 = 600_000;
 
+/// How long a request waits that is refused at last, in ms. If Redisson has subscribed only after that, it never ends the
+/// subscription.
+pub(crate) const REFUSED_AFTER: u64 = 2_000;
+
+/// The same for a RedLock of three members: Redisson waits a third of it for each.
+pub(crate) const RED_REFUSED_AFTER: u64 = 3 * REFUSED_AFTER;
+
 /// For the Java machine, so that it comes up soon and leaves the cores to the others.
 pub(crate) const JAVA: [&str; 4] = [
     "-XX:+UseSerialGC",
@@ -79,15 +86,20 @@ fn shared(library: Library) -> &'static Peer {
 
 /// Waits until something holds.
 #[track_caller]
-pub(crate) fn until(what: &str, mut holds: impl FnMut() -> bool) {
+pub(crate) fn until(what: &str, holds: impl FnMut() -> bool) {
+    assert!(comes_true(holds), "never happened: {what}");
+}
+
+/// Whether something holds within two minutes.
+fn comes_true(mut holds: impl FnMut() -> bool) -> bool {
     let begun = Instant::now();
     while !holds() {
-        assert!(
-            begun.elapsed() < Duration::from_secs(120),
-            "never happened: {what}"
-        );
+        if begun.elapsed() > Duration::from_secs(120) {
+            return false;
+        }
         std::thread::sleep(Duration::from_millis(2));
     }
+    true
 }
 
 /// Waits until as many connections are subscribed to this channel.
@@ -120,12 +132,16 @@ pub(crate) fn keys(server: &Server, name: &str) -> Vec<String> {
 /// Nothing of this name is left in Redis, and nobody listens for it.
 #[track_caller]
 pub(crate) fn nothing_left(server: &Server, name: &str) {
-    until(&format!("nothing is left of {name}"), || {
+    let mut left = Vec::new();
+    let gone = comes_true(|| {
         let pattern = format!("*{name}*");
         let channels: Vec<String> = server.ask(&["PUBSUB", "CHANNELS", &pattern]);
-        let heard = channels.iter().any(|channel| is_of(name, channel));
-        keys(server, name).is_empty() && !heard
+        left = keys(server, name);
+        left.extend(channels.into_iter().filter(|channel| is_of(name, channel)));
+        left.is_empty()
     });
+    let fields = server.try_ask::<Vec<(String, i64)>>(&["HGETALL", name]);
+    assert!(gone, "left of {name}: {left:?}, its fields: {fields:?}");
 }
 
 /// Not of one whose name begins with this one.
