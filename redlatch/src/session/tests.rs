@@ -4,6 +4,7 @@ use std::collections::HashSet;
 use std::hash::BuildHasher as _;
 
 use super::*;
+use crate::store::embedded::trouble::Failure::{self, NoAnswer, NoEffect, NotSent, Unconfirmed};
 use crate::{Client, Embedded, Guard, Lock, MultiLock};
 
 const SECOND: Duration = Duration::from_secs(1);
@@ -11,6 +12,20 @@ const SECOND: Duration = Duration::from_secs(1);
 fn clients() -> [Client; 2] {
     let store = Embedded::new();
     [(); 2].map(|()| Client::builder().connect_embedded(&store).unwrap())
+}
+
+/// A client of a store that can fail.
+fn client() -> (Embedded, Client) {
+    let store = Embedded::new();
+    let client = Client::builder().connect_embedded(&store).unwrap();
+    (store, client)
+}
+
+/// How long it takes until nothing is left to do in the background.
+async fn settled_after(client: &Client) -> Duration {
+    let begun = Instant::now();
+    client.settled().await;
+    begun.elapsed()
 }
 
 fn session(guard: &Guard) -> &Arc<Session> {
@@ -339,4 +354,191 @@ async fn the_last_claim_settles_what_is_open() {
     client.settled().await;
     assert!(!hold.standing().is_ahead_of_store);
     assert_eq!(users(&session), []);
+}
+
+/// The pause between two attempts to release in the background.
+const PAUSE: Duration = Duration::from_millis(500);
+
+#[tokio::test(start_paused = true)]
+async fn what_is_dropped_in_an_outage_is_released_after_it() {
+    let (store, client) = client();
+    let lock = client.lock("a");
+    for failure in [NotSent, NoEffect, NoAnswer] {
+        let guard = lock.lock().await.unwrap();
+        store.fail([failure; 3]);
+        drop(guard);
+        assert_eq!(settled_after(&client).await, 3 * PAUSE, "{failure:?}");
+        assert!(!lock.is_locked().await.unwrap());
+        assert_eq!(client.status().holds, 0);
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn releasing_is_given_up_when_the_lease_has_certainly_ended() {
+    let (store, client) = client();
+    for lease in [20 * SECOND, 40 * SECOND] {
+        let guard = client.lock("a").lock().lease(lease).await.unwrap();
+        let session = session(&guard).clone();
+        store.fail([NoEffect; 1000]);
+        drop(guard);
+        let given_up = settled_after(&client).await;
+        let end = lease + SETTLING;
+        assert!((end..=end + PAUSE).contains(&given_up), "{given_up:?}");
+        assert_eq!(users(&session), []);
+        store.fail([]);
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn what_cannot_be_released_is_not_tried_again() {
+    let (store, client) = client();
+    let lock = client.lock("a");
+    let guard = lock.lock().await.unwrap();
+    assert!(lock.force_unlock().await.unwrap());
+    client.semaphore("a").try_set_permits(1).await.unwrap();
+    drop(guard);
+    assert_eq!(settled_after(&client).await, Duration::ZERO, "another kind");
+
+    let guard = client.lock("b").lock().await.unwrap();
+    let claim = guard.claim().clone();
+    claim.hold.lose(Loss::NotHeld);
+    let begun = Instant::now();
+    claim.settle_persistently(guard.valid_for(), None).await;
+    assert_eq!(begun.elapsed(), Duration::ZERO, "lost");
+    store.fail([]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_acquisition_that_may_have_succeeded_is_undone() {
+    let (store, client) = client();
+    let [a, b] = ["a", "b"].map(|name| client.lock(name));
+    let both = MultiLock::new([&a, &b]);
+    let kept = client.lock("c").lock().await.unwrap();
+    for failure in [NoAnswer, NoEffect, Unconfirmed, NotSent] {
+        for several in [false, true] {
+            store.fail([failure]);
+            let failed = match several {
+                false => a.try_lock().await.map(drop),
+                true => both.try_lock().await.map(drop),
+            };
+            assert!(matches!(failed, Err(Error::Unavailable { .. })));
+            let background = client.status().background > 0;
+            // What was not confirmed was released at once.
+            assert_eq!(
+                background,
+                matches!(failure, NoAnswer | NoEffect),
+                "{failure:?}"
+            );
+            client.settled().await;
+            assert!(!a.is_locked().await.unwrap() && !b.is_locked().await.unwrap());
+            assert_eq!(users(session(&kept)), [1]);
+        }
+    }
+}
+
+/// The store may have it until its own lease ends, or, if it remembers waiters, until that ends.
+#[tokio::test(start_paused = true)]
+async fn undoing_an_acquisition_is_given_up_after_its_lease() {
+    let (store, client) = client();
+    let lock = client.lock("a");
+    for lease in [20 * SECOND, 40 * SECOND] {
+        store.fail([NoEffect; 1000]);
+        let failed = lock.try_lock().lease(lease).await.map(drop);
+        assert!(failed.is_err());
+        let given_up = settled_after(&client).await;
+        let end = lease + SETTLING;
+        assert!((end..=end + PAUSE).contains(&given_up), "{given_up:?}");
+        store.fail([]);
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_hold_lasts_as_long_as_an_acquisition_that_was_not_confirmed() {
+    let (store, client) = client();
+    let lock = client.lock("a");
+    let both = MultiLock::new([&lock]);
+    for several in [false, true] {
+        let outer = lock.lock().lease(20 * SECOND).await.unwrap();
+        tokio::time::advance(5 * SECOND).await;
+        // The release of the inner acquisition fails, too: the store keeps the longer lease.
+        store.fail([Unconfirmed, NotSent]);
+        let inner = match several {
+            false => outer.reenter().lease(30 * SECOND).await.map(drop),
+            true => {
+                let again = both.try_lock().owner(outer.owner());
+                again.lease(30 * SECOND).await.map(drop)
+            }
+        };
+        assert!(inner.is_err());
+        assert_eq!(outer.valid_for(), 30 * SECOND, "several: {several}");
+        client.settled().await;
+        assert_eq!(outer.hold_count(), 1);
+        outer.unlock().await.unwrap();
+        assert!(!lock.is_locked().await.unwrap());
+    }
+}
+
+/// The release of the request that was dropped takes the owner out of the queue.
+#[tokio::test(start_paused = true)]
+async fn another_request_of_an_owner_queues_again_when_one_is_dropped() {
+    let [client, other] = clients();
+    let lock = client.fair_lock("a");
+    let held = other
+        .fair_lock("a")
+        .lock()
+        .lease(60 * SECOND)
+        .await
+        .unwrap();
+    let me = Owner::new();
+    let mut first = Box::pin(lock.lock().owner(me).into_future());
+    let second = tokio::spawn(lock.lock().owner(me).into_future());
+    let waited = tokio::time::timeout(SECOND, first.as_mut()).await;
+    assert!(waited.is_err());
+    drop(first);
+    client.settled().await;
+    tokio::time::sleep(SECOND).await;
+    let begun = Instant::now();
+    held.unlock().await.unwrap();
+    let guard = second.await.unwrap().unwrap();
+    assert_eq!(begun.elapsed(), Duration::ZERO);
+    guard.unlock().await.unwrap();
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_release_without_an_answer_is_not_taken_for_a_loss() {
+    let (store, client) = client();
+    let lock = client.lock("a");
+    for failure in [NoAnswer, NoEffect] {
+        let guard = lock.lock().await.unwrap();
+        store.fail([failure]);
+        let failed = guard.unlock().await;
+        assert!(matches!(failed, Err(Error::Unavailable { .. })));
+        // The repetition finds nothing if the first one had its effect.
+        client.settled().await;
+        let next = lock.lock().await.unwrap();
+        assert!(next.is_valid());
+        next.unlock().await.unwrap();
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn the_next_acquisition_waits_for_what_may_still_be_held() {
+    let (store, client) = client();
+    let lock = client.fenced_lock("a");
+    let me = Owner::new();
+    let failures: [&[Failure]; 2] = [&[NoAnswer, NoEffect], &[NoAnswer, NotSent, NoEffect]];
+    for failures in failures {
+        store.fail(failures.iter().copied());
+        assert!(lock.try_lock().owner(me).await.is_err());
+        // Releases in the background and for the next acquisition take turns.
+        let mut next = None;
+        while next.is_none() {
+            next = lock.try_lock().owner(me).await.unwrap_or(None);
+        }
+        let guard = next.unwrap();
+        assert_eq!(lock.hold_count(me).await.unwrap(), 1);
+        client.settled().await;
+        assert!(guard.is_valid() && lock.is_locked().await.unwrap());
+        guard.unlock().await.unwrap();
+    }
 }

@@ -2,10 +2,11 @@
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
 
 use tokio::time::Instant;
 
-use super::{Answer, Confirmation, SharedEar};
+use super::{Answer, Confirmation, Sent, SharedEar};
 use crate::error::Result;
 use crate::space::Space;
 use crate::step::Step;
@@ -32,6 +33,8 @@ struct Shared {
     space: Space,
     ears: HashMap<String, HashMap<u64, SharedEar>>,
     attached: u64,
+    #[cfg(test)]
+    trouble: trouble::Trouble,
 }
 
 impl Embedded {
@@ -74,7 +77,27 @@ impl Attached {
         format!("embedded:{:p}", Arc::as_ptr(&self.store.0))
     }
 
-    pub(crate) fn run<S: Step>(&self, step: &S) -> Result<Answer<S::Reply>> {
+    pub(crate) fn run<S: Step>(&self, step: &S, sent: &Sent) -> Result<Answer<S::Reply>> {
+        #[cfg(test)]
+        if let Some(answer) = self.run_in_trouble(step, sent) {
+            return answer;
+        }
+        sent.set();
+        sent.answered();
+        self.apply(step)
+    }
+
+    /// Nothing here takes time, except where a test says so.
+    #[allow(clippy::unused_self, reason = "unit tests set it")]
+    pub(crate) fn response_timeout(&self) -> Duration {
+        #[cfg(test)]
+        if let Some(timeout) = self.store.shared().trouble.response_timeout {
+            return timeout;
+        }
+        Duration::MAX
+    }
+
+    fn apply<S: Step>(&self, step: &S) -> Result<Answer<S::Reply>> {
         let sent = Instant::now();
         let (reply, woken) = {
             let mut shared = self.store.shared();
@@ -129,6 +152,9 @@ impl Drop for Attached {
         });
     }
 }
+
+#[cfg(test)]
+pub(crate) mod trouble;
 
 impl Shared {
     /// Who must hear of what was just published. Told after the lock is given back, because an

@@ -298,11 +298,7 @@ impl Store {
     ) -> Result<Answer<S::Reply>> {
         match self {
             Store::Redis(redis) => redis.run(step, lane, None, sent).await,
-            Store::Embedded(space) => {
-                sent.set();
-                sent.answered();
-                space.run(step)
-            }
+            Store::Embedded(space) => space.run(step, sent),
         }
     }
 
@@ -320,7 +316,7 @@ impl Store {
     ) -> Result<Answer<S::Reply>> {
         match self {
             Store::Redis(redis) => redis.run_once(step, within).await,
-            Store::Embedded(space) => space.run(step),
+            Store::Embedded(space) => space.run(step, &Sent::default()),
         }
     }
 
@@ -344,11 +340,7 @@ impl Store {
                 let answer = redis.run_unrepeated(step, what, lane, answered_within, sent);
                 answer.await
             }
-            Store::Embedded(space) => {
-                sent.set();
-                sent.answered();
-                space.run(step)
-            }
+            Store::Embedded(space) => space.run(step, sent),
         }
     }
 
@@ -389,7 +381,7 @@ impl Store {
     pub(crate) fn response_timeout(&self) -> Duration {
         match self {
             Store::Redis(redis) => redis.response_timeout(),
-            Store::Embedded(_) => Duration::MAX,
+            Store::Embedded(space) => space.response_timeout(),
         }
     }
 
@@ -405,10 +397,8 @@ impl Store {
         match self {
             Store::Redis(redis) => redis.run(step, lane, Some(channel), sent).await,
             Store::Embedded(space) => {
-                sent.set();
-                sent.answered();
                 space.subscribe(channel);
-                space.run(step)
+                space.run(step, sent)
             }
         }
     }

@@ -1,6 +1,7 @@
 //! Waiting on a stopped clock, with requests whose answers are known beforehand.
 
 use std::collections::VecDeque;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 
 use super::*;
@@ -36,8 +37,12 @@ fn wait(seconds: u32) -> Answer {
 }
 
 fn room() -> WaitingRoom {
+    room_of(&Embedded::new())
+}
+
+fn room_of(store: &Embedded) -> WaitingRoom {
     let lines = Arc::<Lines>::default();
-    let store = Store::Embedded(Embedded::new().attach(lines.clone()));
+    let store = Store::Embedded(store.attach(lines.clone()));
     WaitingRoom::new(lines, store.into(), Background::default(), 10 * SECOND)
 }
 
@@ -179,7 +184,7 @@ async fn who_pauses_between_tries_does_not_subscribe() {
 /// The winner at 1 s keeps it for 10 s: nothing is asked before 11 s, unless a message comes.
 #[tokio::test(start_paused = true)]
 async fn the_next_in_line_does_not_ask_while_the_winner_keeps_it() {
-    for (message, expected) in [(false, 11), (true, 5)] {
+    for (message, expected) in [(false, 11_u32), (true, 5)] {
         let room = room();
         let mut one = scripted(&room, [wait(1), wait(1), Ok(Outcome::Done(1))]);
         one.keeps = Some(10 * SECOND);
@@ -198,7 +203,10 @@ async fn the_next_in_line_does_not_ask_while_the_winner_keeps_it() {
         };
         let (first, (), ()) = tokio::join!(room.obtain(&mut one, true), second, call);
         assert_eq!(first.unwrap(), Some(1));
-        assert_eq!(*asked.lock().unwrap(), [(expected, false)]);
+        assert_eq!(*asked.lock().unwrap(), [(expected.into(), false)]);
+        // The remaining lease was cut to whole milliseconds.
+        let over = two.begun.elapsed() - expected * SECOND;
+        assert_eq!(over > Duration::ZERO, !message, "{over:?}");
     }
 }
 
@@ -309,12 +317,152 @@ async fn within(
     outage: Option<Duration>,
     answers: impl IntoIterator<Item = Answer>,
 ) -> (Result<Option<u32>>, u128) {
-    let room = room();
-    let mut one = scripted(&room, answers);
+    within_at(&room(), patience, outage, answers).await
+}
+
+/// The same in this waiting room.
+async fn within_at(
+    room: &WaitingRoom,
+    patience: Patience,
+    outage: Option<Duration>,
+    answers: impl IntoIterator<Item = Answer>,
+) -> (Result<Option<u32>>, u128) {
+    let mut one = scripted(room, answers);
     let (sent, begun) = (one.sent.clone(), one.begun);
     let limits = Limits::new(patience, outage);
     let done = room.within(limits, &sent, &mut one).await;
     (done, begun.elapsed().as_millis())
+}
+
+/// A store that answers within 3 s.
+fn room_with_timeout() -> WaitingRoom {
+    let store = Embedded::new();
+    store.set_response_timeout(3 * SECOND);
+    room_of(&store)
+}
+
+/// How a request to such a store ends that waits without a limit.
+async fn within_timeout(
+    outage: Option<Duration>,
+    answers: impl IntoIterator<Item = Answer>,
+) -> (Result<Option<u32>>, u128) {
+    within_at(&room_with_timeout(), Patience::Endless, outage, answers).await
+}
+
+fn not_replicated() -> Answer {
+    Err(Error::NotReplicated {
+        needed: 1,
+        in_sync: 0,
+        within: 6 * SECOND,
+    })
+}
+
+/// A request that is refused, waits for so many seconds and then fails like this so often; again and again.
+fn tries(seconds: u32, failures: usize, failure: fn() -> Answer) -> impl Iterator<Item = Answer> {
+    let one = move |_| std::iter::once(wait(seconds)).chain((0..failures).map(move |_| failure()));
+    // The first one is refused before it joins the queue, too.
+    let first = std::iter::once(wait(seconds));
+    first
+        .chain((0..10).flat_map(one))
+        .chain([Ok(Outcome::Done(1))])
+}
+
+#[tokio::test(start_paused = true)]
+async fn without_an_outage_limit_requests_are_repeated_for_the_response_timeout() {
+    let (failed, after) = within_timeout(None, (0..100).map(|_| outage())).await;
+    assert!(matches!(failed, Err(Error::ResponseTimeout { .. })));
+    assert!((3_000..4_500).contains(&after), "{after}");
+    // The store was asked: its replicas have had their time.
+    let (failed, after) = within_timeout(None, [not_replicated()]).await;
+    assert!(matches!(failed, Err(Error::NotReplicated { .. })) && after == 0);
+    // A longer outage limit counts.
+    let longer = Some(8 * SECOND);
+    let failing = (0..100).map(|_| outage());
+    let (failed, after) = within_timeout(longer, failing).await;
+    assert!(
+        failed.is_err() && (8_000..9_500).contains(&after),
+        "{after}"
+    );
+}
+
+#[tokio::test(start_paused = true)]
+async fn failures_are_one_outage_if_they_follow_within_the_response_timeout() {
+    let limit = Some(5 * SECOND);
+    let (failed, after) = within_timeout(limit, tries(2, 1, outage)).await;
+    assert!(
+        failed.is_err() && (6_000..8_500).contains(&after),
+        "{after}"
+    );
+    let (won, _) = within_timeout(limit, tries(4, 1, outage)).await;
+    assert_eq!(won.unwrap(), Some(1));
+    // Replicas were waited for, too, and that may take longer than the limit.
+    let limit = Some(4 * SECOND);
+    let slow = tries(8, 1, not_replicated);
+    let (failed, after) = within_timeout(limit, slow).await;
+    assert!(
+        failed.is_err() && (16_000..17_000).contains(&after),
+        "{after}"
+    );
+    let slower = tries(10, 1, not_replicated);
+    let (won, _) = within_timeout(limit, slower).await;
+    assert_eq!(won.unwrap(), Some(1));
+}
+
+#[tokio::test(start_paused = true)]
+async fn each_outage_begins_with_short_pauses() {
+    let hour = Some(3600 * SECOND);
+    // Eight pauses: at most 50, 100, 200, 400 and 800 ms, then 1 s each, and at least half of that.
+    let (won, after) = within_timeout(hour, tries(10, 8, outage)).await;
+    assert_eq!(won.unwrap(), Some(1));
+    let pauses = after - 100_000;
+    assert!((22_750..46_000).contains(&pauses), "{pauses}");
+    // One outage with pauses of a second, except for the first five.
+    let (won, after) = within_timeout(hour, tries(0, 8, outage)).await;
+    assert_eq!(won.unwrap(), Some(1));
+    assert!((38_000..77_000).contains(&after), "{after}");
+}
+
+/// Counts the events of a log.
+#[derive(Clone, Default)]
+struct Count(Arc<AtomicUsize>);
+
+impl std::io::Write for Count {
+    fn write(&mut self, event: &[u8]) -> std::io::Result<usize> {
+        self.0.fetch_add(1, Ordering::SeqCst);
+        Ok(event.len())
+    }
+
+    fn flush(&mut self) -> std::io::Result<()> {
+        Ok(())
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_outage_is_in_the_log_once() {
+    let count = Count::default();
+    let writer = count.clone();
+    let subscriber = tracing_subscriber::fmt()
+        .with_max_level(tracing::Level::WARN)
+        .with_writer(move || writer.clone());
+    let _log = tracing::subscriber::set_default(subscriber.finish());
+    let room = room_with_timeout();
+    let fails = async |limit| {
+        let failing = [outage(), outage(), Ok(Outcome::Done(1))];
+        let (won, _) = within_at(&room, Patience::Endless, limit, failing).await;
+        assert_eq!(won.unwrap(), Some(1));
+        count.0.load(Ordering::SeqCst)
+    };
+    let limit = Some(60 * SECOND);
+    assert_eq!(
+        fails(None).await,
+        0,
+        "requests that do not wait return the error"
+    );
+    assert_eq!(fails(limit).await, 1);
+    sleep(12).await;
+    assert_eq!(fails(limit).await, 1, "not more than 13 s later");
+    sleep(14).await;
+    assert_eq!(fails(limit).await, 2, "another outage");
 }
 
 #[tokio::test(start_paused = true)]

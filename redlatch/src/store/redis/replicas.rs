@@ -119,6 +119,15 @@ impl Confirmation {
         timeout: Duration::ZERO,
     };
 
+    /// The connection breaks before the replicas have answered.
+    #[cfg(test)]
+    pub(crate) fn never() -> Confirmation {
+        Confirmation {
+            heard: Some(told::channel().1),
+            timeout: Duration::ZERO,
+        }
+    }
+
     /// Returns when the replicas have it; an error if too few do, or if that cannot be found out. Until then the
     /// request has no answer: it is not known whether it has acquired anything.
     pub(crate) async fn confirmed(self, sent: &Sent) -> Result<()> {

@@ -1,0 +1,73 @@
+//! Failures of the embedded store, for unit tests: a server fails in these ways.
+
+use std::collections::VecDeque;
+use std::time::Duration;
+
+use tokio::time::Instant;
+
+use super::{Answer, Attached, Confirmation, Embedded, Sent};
+use crate::error::{Error, Result};
+use crate::step::Step;
+
+/// What tests have the store do.
+#[derive(Default)]
+pub(super) struct Trouble {
+    /// How the next steps fail, one after the other.
+    next: VecDeque<Failure>,
+    pub(super) response_timeout: Option<Duration>,
+}
+
+/// How a step fails.
+#[derive(Debug, Clone, Copy)]
+pub(crate) enum Failure {
+    /// It is not sent.
+    NotSent,
+    /// It is sent and has no effect.
+    NoEffect,
+    /// It has its effect, but the answer is lost.
+    NoAnswer,
+    /// It has its effect and is answered, but replicas do not confirm it.
+    Unconfirmed,
+}
+
+impl Embedded {
+    /// The next steps fail like this.
+    pub(crate) fn fail(&self, next: impl IntoIterator<Item = Failure>) {
+        self.shared().trouble.next = next.into_iter().collect();
+    }
+
+    /// Requests treat the store as one that answers within this time.
+    pub(crate) fn set_response_timeout(&self, timeout: Duration) {
+        self.shared().trouble.response_timeout = Some(timeout);
+    }
+}
+
+impl Attached {
+    /// The answer to a step that fails. `None`: it does not.
+    pub(super) fn run_in_trouble<S: Step>(
+        &self,
+        step: &S,
+        sent: &Sent,
+    ) -> Option<Result<Answer<S::Reply>>> {
+        let failure = self.store.shared().trouble.next.pop_front()?;
+        if !matches!(failure, Failure::NotSent) {
+            sent.set();
+        }
+        let applied = match failure {
+            Failure::NotSent | Failure::NoEffect => None,
+            Failure::NoAnswer | Failure::Unconfirmed => Some(self.apply(step)),
+        };
+        if let (Failure::Unconfirmed, Some(answer)) = (failure, applied) {
+            let confirmation = Confirmation::never();
+            return Some(answer.map(|answer| Answer {
+                confirmation,
+                ..answer
+            }));
+        }
+        let error = Error::Unavailable {
+            reason: format!("{failure:?}"),
+        };
+        sent.failed(Instant::now(), error.clone());
+        Some(Err(error))
+    }
+}
