@@ -423,7 +423,7 @@ async fn an_acquisition_that_may_have_succeeded_is_undone() {
             };
             assert!(matches!(failed, Err(Error::Unavailable { .. })));
             let background = client.status().background > 0;
-            // What was not confirmed was released at once.
+            // An unconfirmed acquisition is released at once.
             assert_eq!(
                 background,
                 matches!(failure, NoAnswer | NoEffect),

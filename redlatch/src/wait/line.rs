@@ -420,7 +420,7 @@ impl Line {
         self.waiters().call.notified().await;
     }
 
-    /// Forgets what was published until now. Returns whether there was something.
+    /// Drops the messages that were published until now. Returns whether there were any.
     pub(super) fn forget_calls(&self) -> bool {
         std::pin::pin!(self.waiters().call.notified()).enable()
     }

@@ -29,7 +29,7 @@ pub struct RedGuard {
 pub(super) struct Majority {
     /// The holds that were won, and the leases that were asked for.
     holds: Vec<(Arc<Hold>, Duration)>,
-    /// How many members the lock has, whether they gave it or not.
+    /// Number of members of the lock, whether they granted it or not.
     members: usize,
     /// How long one member may take to answer.
     limit: Duration,
@@ -131,14 +131,16 @@ impl RedGuard {
         }
     }
 
-    /// Releases the lock on all members that gave it, at the same time, and returns when they have done
-    /// so. Members that do not answer in time ([`RedLock::timeout`](crate::RedLock::timeout)) are not
-    /// waited for if the others are enough for the next owner; releasing goes on there in the background.
+    /// Releases the lock on all members that granted it, at the same time, and returns when they have
+    /// released it. Members that do not answer in time ([`RedLock::timeout`](crate::RedLock::timeout)) do
+    /// not delay it if another owner can get a quorum without them; the release is repeated there in the
+    /// background.
     ///
     /// # Errors
     ///
     /// [`Error::Lost`]: a majority was no longer held, so others may have held the lock meanwhile.
-    /// Otherwise the first error of a member, when too few have released it for another owner to get a quorum.
+    /// Otherwise the first error of a member, when too few have released it for another owner
+    /// to get a quorum.
     ///
     /// # Cancel safety
     ///
