@@ -305,6 +305,42 @@ async fn two_guards_that_leave_at_once_are_one_release() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn two_guards_that_leave_at_once_both_learn_of_a_loss() {
+    let [client, other] = clients();
+    let lock = client.lock("a");
+    let outer = lock.lock().await.unwrap();
+    let inner = outer.reenter().await.unwrap();
+    assert!(other.lock("a").force_unlock().await.unwrap());
+    let turn = outer.claim().hold.steps.clone().lock_owned().await;
+    let leave = async {
+        tokio::task::yield_now().await;
+        drop(turn);
+    };
+    let (one, two, ()) = tokio::join!(outer.unlock(), inner.unlock(), leave);
+    assert_not_held(one);
+    assert_not_held(two);
+}
+
+/// What the store keeps for the owner belongs to the later hold, whose request may have been canceled.
+#[tokio::test(start_paused = true)]
+async fn releasing_a_lost_hold_first_releases_what_the_later_one_left() {
+    let (store, client) = client();
+    let lock = client.lock("a");
+    let me = Owner::new();
+    let lost = lock.lock().owner(me).await.unwrap();
+    assert!(lock.force_unlock().await.unwrap());
+    lost.lost().await;
+    // The first step releases what the lost hold may have left.
+    store.fail([None, Some(NoAnswer)]);
+    assert!(lock.try_lock().owner(me).await.is_err());
+    assert!(lock.is_locked().await.unwrap());
+    assert_not_held(lost.claim().settle().await);
+    // The background has had no chance to do so.
+    assert_eq!(client.status().background, 1);
+    assert!(!lock.is_locked().await.unwrap());
+}
+
+#[tokio::test(start_paused = true)]
 async fn a_release_without_an_answer_makes_the_next_one_a_repetition() {
     let client = Client::embedded();
     let guard = client.lock("a").lock().await.unwrap();
@@ -385,7 +421,7 @@ async fn releasing_is_given_up_when_the_lease_has_certainly_ended() {
         let end = lease + SETTLING;
         assert!((end..=end + PAUSE).contains(&given_up), "{given_up:?}");
         assert_eq!(users(&session), []);
-        store.fail([]);
+        store.recover();
     }
 }
 
@@ -405,7 +441,7 @@ async fn what_cannot_be_released_is_not_tried_again() {
     let begun = Instant::now();
     claim.settle_persistently(guard.valid_for(), None).await;
     assert_eq!(begun.elapsed(), Duration::ZERO, "lost");
-    store.fail([]);
+    store.recover();
 }
 
 #[tokio::test(start_paused = true)]
@@ -441,14 +477,20 @@ async fn an_acquisition_that_may_have_succeeded_is_undone() {
 async fn undoing_an_acquisition_is_given_up_after_its_lease() {
     let (store, client) = client();
     let lock = client.lock("a");
+    let held = client.lock("b").lock().await.unwrap();
     for lease in [20 * SECOND, 40 * SECOND] {
+        let remembered = Lease::new(30 * SECOND).unwrap();
+        let terms = session(&held).terms(Some(Lease::new(lease).unwrap()), true);
+        let waits = terms.waiting(Some(remembered)).remembered.duration();
+        assert_eq!(waits, lease.max(30 * SECOND));
+        assert_eq!(terms.waiting(None).remembered.duration(), lease);
         store.fail([NoEffect; 1000]);
         let failed = lock.try_lock().lease(lease).await.map(drop);
         assert!(failed.is_err());
         let given_up = settled_after(&client).await;
         let end = lease + SETTLING;
         assert!((end..=end + PAUSE).contains(&given_up), "{given_up:?}");
-        store.fail([]);
+        store.recover();
     }
 }
 

@@ -1,7 +1,6 @@
 //! Waiting on a stopped clock, with requests whose answers are known beforehand.
 
 use std::collections::VecDeque;
-use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 
 use super::*;
@@ -422,13 +421,25 @@ async fn each_outage_begins_with_short_pauses() {
     assert!((38_000..77_000).contains(&after), "{after}");
 }
 
-/// Counts the events of a log.
+/// A log that is kept in memory.
 #[derive(Clone, Default)]
-struct Count(Arc<AtomicUsize>);
+struct Log(Arc<Mutex<Vec<u8>>>);
 
-impl std::io::Write for Count {
+impl Log {
+    /// The number of lines with all of these words.
+    fn count(&self, words: &[&str]) -> usize {
+        let log = self.0.lock().unwrap();
+        let text = String::from_utf8_lossy(&log);
+        let lines = text.lines();
+        lines
+            .filter(|line| words.iter().all(|word| line.contains(word)))
+            .count()
+    }
+}
+
+impl std::io::Write for Log {
     fn write(&mut self, event: &[u8]) -> std::io::Result<usize> {
-        self.0.fetch_add(1, Ordering::SeqCst);
+        self.0.lock().unwrap().extend_from_slice(event);
         Ok(event.len())
     }
 
@@ -439,10 +450,11 @@ impl std::io::Write for Count {
 
 #[tokio::test(start_paused = true)]
 async fn an_outage_is_in_the_log_once() {
-    let count = Count::default();
-    let writer = count.clone();
+    let log = Log::default();
+    let writer = log.clone();
     let subscriber = tracing_subscriber::fmt()
-        .with_max_level(tracing::Level::WARN)
+        .with_max_level(tracing::Level::TRACE)
+        .with_ansi(false)
         .with_writer(move || writer.clone());
     let _log = tracing::subscriber::set_default(subscriber.finish());
     let room = room_with_timeout();
@@ -450,19 +462,65 @@ async fn an_outage_is_in_the_log_once() {
         let failing = [outage(), outage(), Ok(Outcome::Done(1))];
         let (won, _) = within_at(&room, Patience::Endless, limit, failing).await;
         assert_eq!(won.unwrap(), Some(1));
-        count.0.load(Ordering::SeqCst)
+        log.count(&["WARN", "the store cannot be asked", "channel=\"channel\""])
     };
     let limit = Some(60 * SECOND);
-    assert_eq!(
-        fails(None).await,
-        0,
-        "requests that do not wait return the error"
-    );
+    assert_eq!(fails(None).await, 0, "no outage limit");
     assert_eq!(fails(limit).await, 1);
     sleep(12).await;
     assert_eq!(fails(limit).await, 1, "not more than 13 s later");
     sleep(14).await;
     assert_eq!(fails(limit).await, 2, "another outage");
+    let waits = [wait(2), wait(2), Ok(Outcome::Done(1))];
+    let (won, _) = within_at(&room, Patience::Endless, None, waits).await;
+    assert_eq!(won.unwrap(), Some(1));
+    let waiting = &["TRACE", "waiting", "channel=\"channel\""];
+    assert!(log.count(waiting) > 0);
+}
+
+/// An attempt that has nothing but what it must have.
+struct Plain(Scripted);
+
+impl Attempt for Plain {
+    type Won = u32;
+
+    fn channel(&self) -> &str {
+        self.0.channel()
+    }
+
+    fn object(&self) -> &str {
+        self.0.object()
+    }
+
+    async fn ask(&mut self, subscribe: bool) -> Answer {
+        self.0.ask(subscribe).await
+    }
+
+    fn sent(&self) -> &Sent {
+        self.0.sent()
+    }
+
+    fn keeps_others_out(&self) -> Option<Duration> {
+        None
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn unless_told_otherwise_a_waiter_subscribes_and_asks_for_its_line() {
+    let room = room();
+    let mut one = Plain(scripted(&room, [wait(5), wait(5), outage()]));
+    let mut two = Plain(scripted(&room, []));
+    let second = async {
+        tokio::task::yield_now().await;
+        room.obtain(&mut two, true).await
+    };
+    let (first, second) = tokio::join!(room.obtain(&mut one, true), second);
+    assert!(first.is_err() && second.is_err(), "they fail together");
+    assert_eq!(
+        *one.0.asked.lock().unwrap(),
+        [(0, false), (0, true), (5, false)]
+    );
+    assert_eq!(two.0.begun.elapsed().as_secs(), 5);
 }
 
 #[tokio::test(start_paused = true)]

@@ -12,8 +12,8 @@ use crate::step::Step;
 /// What tests have the store do.
 #[derive(Default)]
 pub(super) struct Trouble {
-    /// How the next steps fail, one after the other.
-    next: VecDeque<Failure>,
+    /// How the next steps fail, one after the other. `None`: that one succeeds.
+    next: VecDeque<Option<Failure>>,
     pub(super) response_timeout: Option<Duration>,
 }
 
@@ -31,9 +31,14 @@ pub(crate) enum Failure {
 }
 
 impl Embedded {
-    /// The next steps fail like this.
-    pub(crate) fn fail(&self, next: impl IntoIterator<Item = Failure>) {
-        self.shared().trouble.next = next.into_iter().collect();
+    /// The next steps fail like this, and later ones succeed.
+    pub(crate) fn fail(&self, next: impl IntoIterator<Item: Into<Option<Failure>>>) {
+        self.shared().trouble.next = next.into_iter().map(Into::into).collect();
+    }
+
+    /// All steps succeed again.
+    pub(crate) fn recover(&self) {
+        self.shared().trouble.next.clear();
     }
 
     /// Requests treat the store as one that answers within this time.
@@ -49,7 +54,7 @@ impl Attached {
         step: &S,
         sent: &Sent,
     ) -> Option<Result<Answer<S::Reply>>> {
-        let failure = self.store.shared().trouble.next.pop_front()?;
+        let failure = self.store.shared().trouble.next.pop_front()??;
         if !matches!(failure, Failure::NotSent) {
             sent.set();
         }
