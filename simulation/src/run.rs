@@ -248,7 +248,11 @@ impl Run<'_> {
         let visitor = Process::start(self.started, self.plan.seed ^ 1, &self.network);
         let (url, mut names) = (self.site.url(), self.plan.all_names());
         names.retain(|name| !checker::may_lack_permits(&lock(&self.history), name));
-        let limit = self.plan.lease + checker::MARGIN;
+        // If nothing is lost, everything has been released: nobody waits for the end of a lease.
+        let limit = match self.plan.is_gentle() {
+            true => self.plan.latency * PROMPT,
+            false => self.plan.lease + checker::MARGIN,
+        };
         let visiting = visitor.spawn(async move { visit(&url, &names, limit).await });
         let kept = match visiting.await {
             Ok(Ok(kept)) => kept,
