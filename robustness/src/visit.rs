@@ -17,12 +17,17 @@ pub(crate) fn visit_from_outside(
     names: &[String],
     limit: Duration,
 ) -> Result<Vec<String>> {
-    runtime()?.block_on(visit(url, names, limit))
+    runtime()?.block_on(visit(url, names, limit, limit))
 }
 
-/// Acquires and releases each lock once. Returns those that could not be acquired within this time; a fair lock
-/// may take a grace period longer, for waiters that died.
-pub async fn visit(url: &str, names: &[String], limit: Duration) -> Result<Vec<String>> {
+/// Acquires and releases each lock once, with this lease. Returns those that could not be acquired within this time,
+/// which is that of all of them; a fair lock may take a grace period longer, for waiters that died.
+pub async fn visit(
+    url: &str,
+    names: &[String],
+    lease: Duration,
+    limit: Duration,
+) -> Result<Vec<String>> {
     let client = Client::connect(url).await?;
     let begun = Instant::now();
     let mut kept = Vec::new();
@@ -32,7 +37,7 @@ pub async fn visit(url: &str, names: &[String], limit: Duration) -> Result<Vec<S
             false => Duration::ZERO,
         };
         let end = begun + limit + grace;
-        let handle = Handle::new(&client, name, limit)?;
+        let handle = Handle::new(&client, name, lease)?;
         loop {
             let acquired = handle.visit().await;
             if matches!(acquired, Ok(true)) {

@@ -242,7 +242,8 @@ impl Plan {
         let is_short = |one: &Scheduled| one.until - one.from <= self.lease / 6;
         let is_harmless = |one: &Scheduled| match one.fault {
             Fault::Stop(_) | Fault::Kill(_) | Fault::SlotsMoved { .. } => true,
-            Fault::Freeze | Fault::SentinelsFrozen { .. } => is_short(one),
+            // A new connection takes several answers, each of which may be lost.
+            Fault::Freeze | Fault::SentinelsFrozen { .. } | Fault::AnswersLost(_) => is_short(one),
             fault => fault.is_gentle(),
         };
         match self.faults.iter().all(is_harmless) {

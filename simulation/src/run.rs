@@ -248,12 +248,13 @@ impl Run<'_> {
         let visitor = Process::start(self.started, self.plan.seed ^ 1, &self.network);
         let (url, mut names) = (self.site.url(), self.plan.all_names());
         names.retain(|name| !checker::may_lack_permits(&lock(&self.history), name));
-        // If nothing is lost, everything has been released: nobody waits for the end of a lease.
+        // If nothing is lost, everything has been released: no client waits for the end of a lease.
         let limit = match self.plan.is_gentle() {
             true => self.plan.latency * PROMPT,
             false => self.plan.lease + checker::MARGIN,
         };
-        let visiting = visitor.spawn(async move { visit(&url, &names, limit).await });
+        let lease = self.plan.lease;
+        let visiting = visitor.spawn(async move { visit(&url, &names, lease, limit).await });
         let kept = match visiting.await {
             Ok(Ok(kept)) => kept,
             Ok(Err(error)) => vec![error.to_string()],

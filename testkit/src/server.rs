@@ -259,7 +259,8 @@ impl Server {
         figure_of(&info, figure).unwrap_or_else(|| panic!("no {figure} in INFO"))
     }
 
-    /// How many commands whose names begin with `command` (in lower case) succeeded so far.
+    /// How many commands whose names begin with `command` (in lower case) succeeded so far. Before Redis 6.2,
+    /// those that failed are counted, too.
     pub fn calls(&self, command: &str) -> u64 {
         let statistics: String = self.ask(&["INFO", "commandstats"]);
         let begin = format!("cmdstat_{command}");
@@ -270,7 +271,7 @@ impl Server {
         };
         let lines = statistics.lines().filter(|line| line.starts_with(&begin));
         lines
-            .map(|line| figure(line, "calls") - figure(line, "failed_calls"))
+            .map(|line| figure(line, "calls").saturating_sub(figure(line, "failed_calls")))
             .sum()
     }
 

@@ -12,7 +12,7 @@ pub(crate) const WATCHDOG: u64 = 6_000;
 /// A lease that nothing here outlasts, in ms: who is served before its end was woken.
 pub(crate) const LEASE: u64 = 600_000;
 
-/// How long a request waits that is refused at last, in ms. If Redisson has subscribed only after that, it never ends the
+/// Wait limit of requests that must be refused, in ms. If Redisson has subscribed only after that, it never ends the
 /// subscription.
 pub(crate) const REFUSED_AFTER: u64 = 2_000;
 

@@ -87,7 +87,7 @@ impl Attached {
         self.apply(step)
     }
 
-    /// Nothing here takes time, except where a test says so.
+    /// The embedded store answers immediately. A unit test can set another timeout.
     #[allow(clippy::unused_self, reason = "unit tests set it")]
     pub(crate) fn response_timeout(&self) -> Duration {
         #[cfg(test)]

@@ -165,7 +165,8 @@ async fn first_in_line<A: Attempt>(
     // Whoever had the turn before won, and the line hears every release since: nothing to ask yet.
     let mut next = match turn.take_handed_on() {
         Some(at) if line.is_subscribed() && Instant::now() < at && !line.forget_calls() => {
-            // No release was heard either, so another owner holds it: the store's answer to this request, too.
+            // No release has arrived since the previous waiter acquired it, so another owner still holds it. This counts
+            // as the store's answer to this request.
             attempt.sent().answered();
             Next::At(at)
         }

@@ -478,7 +478,7 @@ async fn an_outage_is_in_the_log_once() {
     assert!(log.count(waiting) > 0);
 }
 
-/// An attempt that has nothing but what it must have.
+/// An attempt that implements only the required methods.
 struct Plain(Scripted);
 
 impl Attempt for Plain {

@@ -99,6 +99,7 @@ on_independent_stores! {
     waiting_ends_with_patience_or_the_lock(3),
     the_owner_enters_again(3),
     a_lost_minority_does_no_harm(3),
+    a_majority_that_was_lost_is_told_at_the_release(3),
     dropped_anywhere_nothing_is_left(3),
     bad_input_is_refused(3),
     work_under_the_lock(3),
@@ -241,6 +242,19 @@ async fn a_lost_minority_does_no_harm(stands: Stands) {
     clients[1].lock("a").force_unlock().await.unwrap();
     let error = guard.unlock().await.unwrap_err();
     assert!(matches!(error, Error::Lost { .. }), "{error}");
+    nothing_left(&clients, "a").await;
+}
+
+/// The third member belongs to another owner: with the one that was lost, others could have had a majority.
+async fn a_majority_that_was_lost_is_told_at_the_release(stands: Stands) {
+    let (clients, others) = (stands.clients().await, stands.clients().await);
+    let theirs = others[2].lock("a").lock().await.unwrap();
+    let guard = red_lock(&clients, "a").lock().await.unwrap();
+    assert_eq!(guard.held(), 2);
+    assert!(others[0].lock("a").force_unlock().await.unwrap());
+    let lost = guard.unlock().await.unwrap_err();
+    assert!(matches!(lost, Error::Lost { .. }), "{lost}");
+    theirs.unlock().await.unwrap();
     nothing_left(&clients, "a").await;
 }
 

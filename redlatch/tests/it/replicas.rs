@@ -50,7 +50,7 @@ impl Replicated {
 
     /// How many WAITs the master answered.
     fn waits(&self) -> u64 {
-        self.master.calls("wait")
+        self.master.calls("wait:")
     }
 }
 

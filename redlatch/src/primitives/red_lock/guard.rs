@@ -132,15 +132,15 @@ impl RedGuard {
     }
 
     /// Releases the lock on all members that granted it, at the same time, and returns when they have
-    /// released it. Members that do not answer in time ([`RedLock::timeout`](crate::RedLock::timeout)) do
-    /// not delay it if another owner can get a quorum without them; the release is repeated there in the
-    /// background.
+    /// released it. After [`RedLock::timeout`](crate::RedLock::timeout) it returns as soon as the members
+    /// that have not confirmed the release are too few to keep a majority from others. The release is
+    /// repeated there in the background. Members that did not grant the lock are not counted.
     ///
     /// # Errors
     ///
-    /// [`Error::Lost`]: a majority was no longer held, so others may have held the lock meanwhile.
-    /// Otherwise the first error of a member, when too few have released it for another owner
-    /// to get a quorum.
+    /// [`Error::Lost`]: a majority was no longer held, so others may have held the lock meanwhile. A member
+    /// that does not answer cannot tell that it lost the lock. Otherwise the first error of a member, when too
+    /// many may still keep the lock.
     ///
     /// # Cancel safety
     ///
@@ -151,18 +151,24 @@ impl RedGuard {
         }
         self.majority.end(RELEASED);
         let members = self.majority.members;
+        let is_lost = |one: &&Option<Result<()>>| matches!(one, Some(Err(Error::Lost { .. })));
+        let is_kept = |one: &&Option<Result<()>>| !is_lost(one) && !matches!(one, Some(Ok(())));
         let released = |done: &[Option<Result<()>>]| {
-            let kept = done.iter().filter(|one| !matches!(one, Some(Ok(()))));
-            members - kept.count() >= quorum(members)
+            let kept = done.iter().filter(is_kept).count();
+            members - kept >= quorum(members)
         };
         let shares = std::mem::take(&mut self.shares);
         let giving = shares.into_iter().map(Share::give_back);
         let done = most(giving, released, self.majority.limit).await;
-        if released(&done) {
+        // Others may have had those that were lost, and those that did not grant it.
+        let lost = done.iter().filter(is_lost).count();
+        let is_held = done.len() - lost >= quorum(members);
+        if is_held && released(&done) {
             return Ok(());
         }
         let mut errors = done.into_iter().flatten().filter_map(Result::err);
-        errors.next().map_or(Ok(()), Err)
+        let error = errors.find(|error| matches!(error, Error::Lost { .. }) != is_held);
+        error.map_or(Ok(()), Err)
     }
 
     /// Whether the lock is certainly still held: by a majority, also if their clocks run a little

@@ -9,7 +9,7 @@ use super::{Answer, Attached, Confirmation, Embedded, Sent};
 use crate::error::{Error, Result};
 use crate::step::Step;
 
-/// What tests have the store do.
+/// Failures that a test injects.
 #[derive(Default)]
 pub(super) struct Trouble {
     /// How the next steps fail, one after the other. `None`: that one succeeds.
@@ -48,7 +48,7 @@ impl Embedded {
 }
 
 impl Attached {
-    /// The answer to a step that fails. `None`: it does not.
+    /// Returns the answer to a step that is to fail, or `None` if it is to succeed.
     pub(super) fn run_in_trouble<S: Step>(
         &self,
         step: &S,
@@ -63,7 +63,7 @@ impl Attached {
             Failure::NoAnswer | Failure::Unconfirmed => Some(self.apply(step)),
         };
         if let (Failure::Unconfirmed, Some(answer)) = (failure, applied) {
-            let confirmation = Confirmation::never();
+            let confirmation = Confirmation::connection_lost();
             return Some(answer.map(|answer| Answer {
                 confirmation,
                 ..answer

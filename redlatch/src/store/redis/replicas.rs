@@ -121,7 +121,7 @@ impl Confirmation {
 
     /// The connection breaks before the replicas have answered.
     #[cfg(test)]
-    pub(crate) fn never() -> Confirmation {
+    pub(crate) fn connection_lost() -> Confirmation {
         Confirmation {
             heard: Some(told::channel().1),
             timeout: Duration::ZERO,
