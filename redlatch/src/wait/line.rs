@@ -65,14 +65,24 @@ struct Object {
 }
 
 /// What the store has answered to those who were first in a line.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 struct Answers {
     /// Since when it has been asked without an answer.
     silent_since: Option<Instant>,
     /// Since when it cannot be asked, and why.
     failing: Option<(Instant, Error)>,
-    /// All who waited have left, and the store has not answered anybody since.
+    /// The store has not answered anybody yet, or not since all who waited have left.
     idle: bool,
+}
+
+impl Default for Answers {
+    fn default() -> Answers {
+        Answers {
+            silent_since: None,
+            failing: None,
+            idle: true,
+        }
+    }
 }
 
 /// The waiters in one queue of an object.
@@ -153,17 +163,16 @@ impl WaitingRoom {
         self.lines.heard(channel);
     }
 
-    /// A place in the line for `object` at `channel`, which is begun if need be.
+    /// A place in the line for `object` at `channel`, which is begun if need be; for a request that the store has answered.
     pub(super) fn join(&self, channel: &str, object: &str, queue: Queue) -> Line {
         let mut lines = self.lines.lock();
-        if let Some(entry) = lines.get_mut(channel) {
-            return self.enter(entry, object, queue);
-        }
         let channel: Arc<str> = channel.into();
         let entry = lines
             .entry(channel.clone())
             .or_insert_with(|| Entry::new(channel));
-        self.enter(entry, object, queue)
+        let line = self.enter(entry, object, queue);
+        line.object.answers().idle = false;
+        line
     }
 
     fn enter(&self, entry: &mut Entry, object: &str, queue: Queue) -> Line {
@@ -344,9 +353,9 @@ impl std::fmt::Debug for Object {
 }
 
 impl News for Object {
-    /// A line is there because the store said that another owner holds what is waited for. That counts
+    /// Whoever waits in a line was told by the store that another owner holds what is waited for. That counts
     /// as news, unless the store has been asked all the time since then and has not answered, or the line
-    /// is only left over from those who waited before.
+    /// is only left over: from others who waited before, or of another object at the same channel.
     fn word(&self, since: Instant) -> Option<Word> {
         let answers = self.answers();
         if let Some((since, error)) = answers.failing.clone() {
@@ -461,10 +470,7 @@ impl Drop for Line {
         entry.idle_since = Some(Instant::now());
         // Later requests find out by themselves.
         for object in &entry.objects {
-            *object.answers() = Answers {
-                idle: true,
-                ..Answers::default()
-            };
+            *object.answers() = Answers::default();
         }
         let closes = |closer: &AbortHandle| !closer.is_finished();
         let Some(runtime) = self.room.background.handle() else {

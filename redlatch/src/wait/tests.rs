@@ -310,6 +310,25 @@ async fn a_release_before_a_request_joins_leaves_it_without_news() {
     }
 }
 
+/// Another object at the same channel is waited for, or its subscription is just being ended.
+#[tokio::test(start_paused = true)]
+async fn a_line_at_the_channel_of_another_object_has_no_news() {
+    let room = room();
+    let mut one = scripted(&room, [wait(60), wait(60)]);
+    let mut two = scripted(&room, []);
+    two.object = "other";
+    let limits = Limits::new(Patience::at_most(5 * SECOND), None);
+    let sent = two.sent.clone();
+    let second = async {
+        tokio::task::yield_now().await;
+        room.within(limits, &sent, &mut two).await
+    };
+    tokio::select! {
+        first = room.obtain(&mut one, true) => panic!("{first:?}"),
+        second = second => assert!(matches!(second, Err(Error::ResponseTimeout { .. })), "{second:?}"),
+    }
+}
+
 /// How a request with these limits ends, and after how many milliseconds.
 async fn within(
     patience: Patience,
