@@ -84,10 +84,16 @@ fn in_a_command_line_it_is_warned_of() {
     assert_eq!(finish(command).expect(0).stderr, "");
 }
 
-/// What the system shows of a process.
+/// What the system shows of a process. It shows nothing for a moment while the process begins another program.
 fn proc(pid: u32, what: &str) -> String {
-    let bytes = std::fs::read(format!("/proc/{pid}/{what}")).unwrap();
-    String::from_utf8_lossy(&bytes).replace('\0', "\n")
+    let begun = std::time::Instant::now();
+    while begun.elapsed() < std::time::Duration::from_secs(60) {
+        let bytes = std::fs::read(format!("/proc/{pid}/{what}")).unwrap();
+        if !bytes.is_empty() {
+            return String::from_utf8_lossy(&bytes).replace('\0', "\n");
+        }
+    }
+    panic!("{what} of {pid} stays empty");
 }
 
 #[test]

@@ -3,18 +3,17 @@
 use std::time::Duration;
 
 use super::{Rule, Violation};
-use crate::clock::{millis, nanos};
+use crate::clock::{Time, millis, nanos};
 use crate::history::{History, Section};
 
 /// Finds the acquisitions of fair locks that overtook another request in the queue. A request is in the queue after
-/// `joins` at the latest, if no fault was under way. Owners that several tasks share are not
-/// compared, because they take turns before they join.
+/// `joins` at the latest and keeps its place, if no fault was under way meanwhile: waiters without a connection are passed
+/// over. Owners that several tasks share are not compared, because they take turns before they join.
 ///
 /// Only for runs on a clock of their own, without faults that delay clients or make them leave the queue.
 pub fn overtaken(history: &History, joins: Duration) -> Vec<Violation> {
     let joins = nanos(joins);
-    let is_broken = |one: &Section| {
-        let (from, until) = (one.asked, one.asked + joins);
+    let is_broken = |from: Time, until: Time| {
         let mut windows = history.windows.iter();
         windows.any(|window| window.from <= until && from <= window.until)
     };
@@ -26,15 +25,12 @@ pub fn overtaken(history: &History, joins: Duration) -> Vec<Violation> {
         let compared = sections.iter().filter(|one| one.ask.owner.is_none());
         let compared: Vec<&Section> = compared.copied().collect();
         // A request for several locks does not join the queues of its members.
-        let joined = compared
-            .iter()
-            .filter(|one| !one.ask.part && !is_broken(one));
+        let joined = compared.iter().filter(|one| !one.ask.part);
         for first in joined {
             let overtaker = compared.iter().find(|later| {
-                let waited = later
-                    .got
-                    .is_some_and(|got| first.answered.is_none_or(|at| got < at));
-                waited && first.asked + joins < later.asked
+                let overtook =
+                    |got| first.answered.is_none_or(|at| got < at) && !is_broken(first.asked, got);
+                first.asked + joins < later.asked && later.got.is_some_and(overtook)
             });
             if let Some(later) = overtaker {
                 let (first_who, later_who) = (first.who(), later.who());
@@ -54,7 +50,6 @@ pub fn overtaken(history: &History, joins: Duration) -> Vec<Violation> {
 mod tests {
     use super::super::made::{MS, history, section};
     use super::*;
-    use crate::clock::Time;
     use crate::history::Window;
 
     const JOINS: Duration = Duration::from_millis(10);
@@ -86,13 +81,19 @@ mod tests {
     fn who_may_not_have_joined_yet_is_not_overtaken() {
         let sections = vec![waited(0, 60), waited(10, 50)];
         assert!(overtaken(&history(sections), JOINS).is_empty());
-        let mut broken = history(vec![waited(0, 60), waited(20, 50)]);
-        broken.windows.push(Window {
-            from: 5 * MS,
-            until: 6 * MS,
-            cut: true,
-        });
-        assert!(overtaken(&broken, JOINS).is_empty());
+    }
+
+    #[test]
+    fn who_may_have_lost_its_connection_may_lose_its_place() {
+        for (from, is_broken) in [(5, true), (45, true), (51, false)] {
+            let mut broken = history(vec![waited(0, 60), waited(20, 50)]);
+            broken.windows.push(Window {
+                from: from * MS,
+                until: (from + 1) * MS,
+                cut: true,
+            });
+            assert_eq!(overtaken(&broken, JOINS).is_empty(), is_broken, "{from}");
+        }
     }
 
     #[test]
