@@ -7,39 +7,12 @@ mod common;
 use std::collections::BTreeSet;
 use std::future::IntoFuture;
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, LazyLock, Mutex};
+use std::sync::LazyLock;
 use std::time::{Duration, Instant};
 
 use common::{LONG, SHORT, WATCHDOG, granted, in_time, soon, until};
 use redlatch::{Client, Embedded, Error};
-use redlatch_testkit::{Proxy, Server};
-
-/// A log that can be looked into.
-#[derive(Clone, Default)]
-struct Log(Arc<Mutex<Vec<u8>>>);
-
-impl std::io::Write for Log {
-    fn write(&mut self, line: &[u8]) -> std::io::Result<usize> {
-        self.0.lock().unwrap().extend_from_slice(line);
-        Ok(line.len())
-    }
-    fn flush(&mut self) -> std::io::Result<()> {
-        Ok(())
-    }
-}
-
-impl Log {
-    fn text(&self) -> String {
-        String::from_utf8_lossy(&self.0.lock().unwrap()).into_owned()
-    }
-
-    /// The lines with all of these words.
-    fn lines(&self, words: &[&str]) -> Vec<String> {
-        let text = self.text();
-        let about = |line: &&str| words.iter().all(|word| line.contains(word));
-        text.lines().filter(about).map(str::to_owned).collect()
-    }
-}
+use redlatch_testkit::{Log, Proxy, Server};
 
 /// The log of this program, which is begun with the first look at it.
 fn log() -> Log {

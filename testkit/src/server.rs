@@ -259,20 +259,13 @@ impl Server {
         figure_of(&info, figure).unwrap_or_else(|| panic!("no {figure} in INFO"))
     }
 
-    /// How many commands whose names begin with `command` (in lower case) succeeded so far. Before Redis 6.2,
-    /// those that failed are counted, too.
+    /// How many commands the server was sent whose names begin with `command` (in lower case; all of a name with a colon).
     pub fn calls(&self, command: &str) -> u64 {
         let statistics: String = self.ask(&["INFO", "commandstats"]);
         let begin = format!("cmdstat_{command}");
-        let figure = |line: &str, name: &str| {
-            let mut figures = line.split([':', ',']);
-            let value = figures.find_map(|figure| figure.strip_prefix(name)?.strip_prefix('='));
-            value.map_or(0, |value| value.parse::<u64>().unwrap_or_default())
-        };
+        let calls = |line: &str| line.split(['=', ',']).nth(1)?.parse::<u64>().ok();
         let lines = statistics.lines().filter(|line| line.starts_with(&begin));
-        lines
-            .map(|line| figure(line, "calls").saturating_sub(figure(line, "failed_calls")))
-            .sum()
+        lines.filter_map(calls).sum()
     }
 
     /// How many connections there are besides the one that asks.

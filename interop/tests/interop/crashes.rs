@@ -70,6 +70,9 @@ both_ways! {
         let [a, b] = pair.libraries.map(|library| start_on(library, &[], std::slice::from_ref(&server)));
         let name = unique("cut");
         assert!(a.worker(1).does(&format!("lock lock {name} -1 {LEASE}")));
+        // From now on b does not have to load the script first.
+        let other = unique("loaded");
+        assert!(b.worker(1).does(&format!("lock lock {other} -1 {LEASE}")));
         let scripts = server.calls("eval");
         let waits = b.worker(1).tell(&format!("lock lock {name} -1 {LEASE}"));
         let channel = format!("redisson_lock__channel:{{{name}}}");
@@ -80,7 +83,9 @@ both_ways! {
         until_subscribed(&server, &channel, 1);
         assert!(a.worker(1).does(&format!("unlock lock {name}")));
         assert_eq!(waits.value(), true);
-        assert!(b.worker(1).does(&format!("unlock lock {name}")));
+        for name in [name, other] {
+            assert!(b.worker(1).does(&format!("unlock lock {name}")));
+        }
     }
 
     fn what_a_killed_holder_had_is_had_after_its_lease(pair: &Pair) {

@@ -65,24 +65,14 @@ struct Object {
 }
 
 /// What the store has answered to those who were first in a line.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 struct Answers {
     /// Since when it has been asked without an answer.
     silent_since: Option<Instant>,
     /// Since when it cannot be asked, and why.
     failing: Option<(Instant, Error)>,
-    /// The store has not answered anybody yet, or not since all who waited have left.
-    idle: bool,
-}
-
-impl Default for Answers {
-    fn default() -> Answers {
-        Answers {
-            silent_since: None,
-            failing: None,
-            idle: true,
-        }
-    }
+    /// The store has answered a request that waits here. Reset when all waiters have left.
+    answered: bool,
 }
 
 /// The waiters in one queue of an object.
@@ -171,7 +161,7 @@ impl WaitingRoom {
             .entry(channel.clone())
             .or_insert_with(|| Entry::new(channel));
         let line = self.enter(entry, object, queue);
-        line.object.answers().idle = false;
+        line.object.answers().answered = true;
         line
     }
 
@@ -353,16 +343,16 @@ impl std::fmt::Debug for Object {
 }
 
 impl News for Object {
-    /// Whoever waits in a line was told by the store that another owner holds what is waited for. That counts
-    /// as news, unless the store has been asked all the time since then and has not answered, or the line
-    /// is only left over: from others who waited before, or of another object at the same channel.
+    /// The store has told a request in this line that another owner holds the object. That counts as news, unless
+    /// the store has been asked all the time since then and has not answered. A line is without news if all its
+    /// requests have left, or if it was begun for another object at the same channel.
     fn word(&self, since: Instant) -> Option<Word> {
         let answers = self.answers();
         if let Some((since, error)) = answers.failing.clone() {
             return Some(Word::Failed { since, error });
         }
         let silent = answers.silent_since.is_some_and(|silent| silent <= since);
-        (!silent && !answers.idle).then_some(Word::Answered)
+        (!silent && answers.answered).then_some(Word::Answered)
     }
 }
 
@@ -394,7 +384,7 @@ impl Line {
         let mut answers = self.object.answers();
         answers.silent_since = None;
         match word {
-            Some(Word::Answered) => (answers.failing, answers.idle) = (None, false),
+            Some(Word::Answered) => (answers.failing, answers.answered) = (None, true),
             Some(Word::Failed { since, error }) => answers.failing = Some((since, error)),
             None => {}
         }

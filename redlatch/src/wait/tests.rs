@@ -3,6 +3,8 @@
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex};
 
+use redlatch_testkit::Log;
+
 use super::*;
 use crate::background::Background;
 use crate::lease::Patience;
@@ -440,33 +442,6 @@ async fn each_outage_begins_with_short_pauses() {
     assert!((38_000..77_000).contains(&after), "{after}");
 }
 
-/// A log that is kept in memory.
-#[derive(Clone, Default)]
-struct Log(Arc<Mutex<Vec<u8>>>);
-
-impl Log {
-    /// The number of lines with all of these words.
-    fn count(&self, words: &[&str]) -> usize {
-        let log = self.0.lock().unwrap();
-        let text = String::from_utf8_lossy(&log);
-        let lines = text.lines();
-        lines
-            .filter(|line| words.iter().all(|word| line.contains(word)))
-            .count()
-    }
-}
-
-impl std::io::Write for Log {
-    fn write(&mut self, event: &[u8]) -> std::io::Result<usize> {
-        self.0.lock().unwrap().extend_from_slice(event);
-        Ok(event.len())
-    }
-
-    fn flush(&mut self) -> std::io::Result<()> {
-        Ok(())
-    }
-}
-
 #[tokio::test(start_paused = true)]
 async fn an_outage_is_in_the_log_once() {
     let log = Log::default();
@@ -481,7 +456,8 @@ async fn an_outage_is_in_the_log_once() {
         let failing = [outage(), outage(), Ok(Outcome::Done(1))];
         let (won, _) = within_at(&room, Patience::Endless, limit, failing).await;
         assert_eq!(won.unwrap(), Some(1));
-        log.count(&["WARN", "the store cannot be asked", "channel=\"channel\""])
+        let told = ["WARN", "the store cannot be asked", "channel=\"channel\""];
+        log.lines(&told).len()
     };
     let limit = Some(60 * SECOND);
     assert_eq!(fails(None).await, 0, "no outage limit");
@@ -493,8 +469,8 @@ async fn an_outage_is_in_the_log_once() {
     let waits = [wait(2), wait(2), Ok(Outcome::Done(1))];
     let (won, _) = within_at(&room, Patience::Endless, None, waits).await;
     assert_eq!(won.unwrap(), Some(1));
-    let waiting = &["TRACE", "waiting", "channel=\"channel\""];
-    assert!(log.count(waiting) > 0);
+    let waiting = log.lines(&["TRACE", "waiting", "channel=\"channel\""]);
+    assert!(!waiting.is_empty());
 }
 
 /// An attempt that implements only the required methods.

@@ -17,10 +17,13 @@ fn everywhere_with(name: &str, servers: &[Server], told: impl Fn(&str)) {
     let urls: Vec<String> = servers.iter().map(Server::url).collect();
     told(&output(name, &[], None));
     for (args, url) in [(&urls[..], None), (&[], Some(urls.join(" ")))] {
-        let before: Vec<u64> = servers.iter().map(scripts).collect();
+        let before: Vec<u64> = servers
+            .iter()
+            .map(|server| server.calls("evalsha:"))
+            .collect();
         told(&output(name, args, url));
         for (server, before) in servers.iter().zip(before) {
-            assert!(scripts(server) > before, "not on the server");
+            assert!(server.calls("evalsha:") > before, "not on the server");
         }
     }
 }
@@ -41,16 +44,6 @@ fn output(name: &str, args: &[String], url: Option<String>) -> String {
     let err = String::from_utf8(stderr).unwrap();
     assert!(status.success() && err.is_empty(), "{out}\n{err}");
     out
-}
-
-/// How many scripts the server has run.
-fn scripts(server: &Server) -> u64 {
-    let stats: String = server.ask(&["INFO", "commandstats"]);
-    let calls = stats
-        .lines()
-        .filter_map(|line| line.strip_prefix("cmdstat_evalsha:calls="))
-        .filter_map(|calls| calls.split(',').next());
-    calls.map(|calls| calls.parse::<u64>().unwrap()).sum()
 }
 
 /// The number behind `before`.

@@ -722,11 +722,6 @@ async fn work_under_all_locks(stand: Stand) {
     nothing_left(&client, &[&a, &b]).await;
 }
 
-/// EVALSHA and EVAL that the server was sent.
-fn scripts(server: &Server) -> u64 {
-    server.calls("eval")
-}
-
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn members_of_one_client_are_taken_in_one_round_trip() {
     let server = Server::start();
@@ -735,23 +730,23 @@ async fn members_of_one_client_are_taken_in_one_round_trip() {
         .and(client.fenced_lock("two"))
         .and(client.spin_lock("three"));
     multi.lock().await.unwrap().unlock().await.unwrap();
-    let before = scripts(&server);
+    let before = server.calls("eval");
     let guard = multi.lock().await.unwrap();
-    assert_eq!(scripts(&server) - before, 1);
+    assert_eq!(server.calls("eval") - before, 1);
     guard.unlock().await.unwrap();
     // One that cannot be had costs no more: what was taken is given back by the same script, and
     // nobody is called for what nobody can have noticed.
     let held = client.lock("one-7").lock().await.unwrap();
-    let before = (scripts(&server), server.calls("publish"));
+    let before = (server.calls("eval"), server.calls("publish"));
     assert!(multi.try_lock().await.unwrap().is_none());
     assert_eq!(
-        (scripts(&server), server.calls("publish")),
+        (server.calls("eval"), server.calls("publish")),
         (before.0 + 1, before.1)
     );
     held.unlock().await.unwrap();
     // Asking, asking again behind the subscription, and once more when called.
     let held = client.lock("one-7").lock().await.unwrap();
-    let before = scripts(&server);
+    let before = server.calls("eval");
     let waiting = tokio::spawn(multi.lock().into_future());
     until("subscribed", || async {
         !server
@@ -759,10 +754,13 @@ async fn members_of_one_client_are_taken_in_one_round_trip() {
             .is_empty()
     })
     .await;
-    until("asked twice", || async { scripts(&server) - before == 2 }).await;
+    until("asked twice", || async {
+        server.calls("eval") - before == 2
+    })
+    .await;
     held.unlock().await.unwrap();
     let guard = soon("woken", waiting).await.unwrap().unwrap();
-    assert_eq!(scripts(&server) - before, 4, "one of them the release");
+    assert_eq!(server.calls("eval") - before, 4, "one of them the release");
     drop(guard);
     soon("settled", client.settled()).await;
 }

@@ -245,7 +245,7 @@ async fn a_lost_minority_does_no_harm(stands: Stands) {
     nothing_left(&clients, "a").await;
 }
 
-/// The third member belongs to another owner: with the one that was lost, others could have had a majority.
+/// Another owner holds the third member: with the member that the guard lost, others could have acquired a majority.
 async fn a_majority_that_was_lost_is_told_at_the_release(stands: Stands) {
     let (clients, others) = (stands.clients().await, stands.clients().await);
     let theirs = others[2].lock("a").lock().await.unwrap();
@@ -496,7 +496,7 @@ async fn a_minority_may_hang_or_be_down() {
         assert!(guard.is_valid());
         soon("not held up", guard.unlock()).await.unwrap();
     }
-    // One of just a quorum hangs, while those who refused it work again: others can have it, so it is released.
+    // One server of a bare quorum hangs, and one that refused works again: others can acquire the lock, so it is released.
     let guard = soon("without them", lock.lock().into_future())
         .await
         .unwrap();

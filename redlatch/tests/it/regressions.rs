@@ -668,7 +668,7 @@ async fn a_crowd_that_gives_up_costs_no_holder_its_lock() {
         server.ask::<i64>(&["LLEN", queue]) == CROWD as i64
     })
     .await;
-    let scripts = || server.calls("eval");
+    let scripts = || server.calls("evalsha:");
     let before = scripts();
     for waiter in &crowd {
         waiter.abort();

@@ -48,7 +48,7 @@ impl Replicated {
         self.master.ask(&["EXISTS", key])
     }
 
-    /// How many WAITs the master answered.
+    /// How many WAITs the master was sent.
     fn waits(&self) -> u64 {
         self.master.calls("wait:")
     }

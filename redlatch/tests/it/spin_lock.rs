@@ -20,13 +20,10 @@ on_every_store! {
 
 /// How often a server was asked for the commands of a name, inside of scripts too.
 fn calls(server: &Server, commands: &[&str]) -> u64 {
-    let statistics: String = server.ask(&["INFO", "commandstats"]);
-    statistics
-        .lines()
-        .filter_map(|line| line.strip_prefix("cmdstat_")?.split_once(":calls="))
-        .filter(|(command, _)| commands.contains(command))
-        .filter_map(|(_, rest)| rest.split(',').next()?.parse::<u64>().ok())
-        .sum()
+    let calls = commands
+        .iter()
+        .map(|name| server.calls(&format!("{name}:")));
+    calls.sum()
 }
 
 fn asked(server: &Server) -> u64 {

@@ -10,16 +10,6 @@ use redlatch_testkit::{Proxy, Server, unique};
 
 use crate::common::{LONG, client, soon, until};
 
-fn evaluated(server: &Server) -> u64 {
-    let statistics: String = server.ask(&["INFO", "commandstats"]);
-    let calls = |line: &str| line.split(['=', ',']).nth(1)?.parse::<u64>().ok();
-    statistics
-        .lines()
-        .filter(|line| line.starts_with("cmdstat_eval"))
-        .filter_map(calls)
-        .sum()
-}
-
 fn channels(server: &Server) -> usize {
     server.info("pubsub_channels").parse().unwrap()
 }
@@ -31,7 +21,7 @@ async fn one_waiter_per_name_asks_the_server() {
     let server = Server::start();
     let (holder, crowd) = (client(&server).await, client(&server).await);
     let held = holder.lock("a").lock().await.unwrap();
-    let before = evaluated(&server);
+    let before = server.calls("eval");
     let begun = Arc::new(AtomicUsize::new(0));
     let waiters: Vec<_> = (0..WAITERS)
         .map(|_| {
@@ -46,16 +36,16 @@ async fn one_waiter_per_name_asks_the_server() {
         begun.load(Ordering::SeqCst) == WAITERS && channels(&server) == 1
     })
     .await;
-    let asked = evaluated(&server) - before;
+    let asked = server.calls("eval") - before;
     // Those who come before the line is known ask once; nobody asks again while waiting.
     assert!(asked <= WAITERS as u64 + 2, "{asked}");
 
-    let before = evaluated(&server);
+    let before = server.calls("eval");
     held.unlock().await.unwrap();
     for waiter in waiters {
         soon("served", waiter).await.unwrap();
     }
-    let per_turn = (evaluated(&server) - before) as f64 / WAITERS as f64;
+    let per_turn = (server.calls("eval") - before) as f64 / WAITERS as f64;
     assert!(per_turn < 2.2, "{per_turn} scripts per turn");
     assert_eq!(channels(&server), 1, "one subscription for all");
 }

@@ -127,7 +127,7 @@ impl Inside {
         self.teller.tell_of(section, What::Asked(ask));
     }
 
-    /// One critical section without a token, from asking to having given back.
+    /// One critical section without a token, from the request to the release.
     pub(crate) async fn pass<H: Holding>(
         &mut self,
         name: &str,
