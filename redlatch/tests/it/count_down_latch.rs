@@ -10,7 +10,7 @@ use redlatch_testkit::{Proxy, Server, shared, unique};
 
 use crate::common::{
     LONG, Stand, in_time, in_time_blocking, polled, polled_until_subscribed, soon, until,
-    without_the_answer,
+    with_late_cut, without_the_answer,
 };
 
 async fn set(client: &Client, what: &str, count: u32) -> CountDownLatch {
@@ -361,6 +361,36 @@ async fn an_unknown_outcome_is_told_and_not_repeated() {
         expected -= 1;
         assert_eq!(latch.count().await.unwrap(), expected);
     }
+}
+
+/// Without an answer, the request is not sent again: others may have counted the latch down, or set it, meanwhile.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_lost_answer_does_not_set_or_delete_the_latch_twice() {
+    let server = Server::start();
+    let proxy = Arc::new(Proxy::to(server.port()));
+    let client = Client::connect(&proxy.url()).await.unwrap();
+    let direct = Client::connect(&server.url()).await.unwrap();
+    // The server knows the scripts from here on.
+    let (latch, seen) = (client.count_down_latch("a"), direct.count_down_latch("a"));
+    assert!(seen.try_set_count(1).await.unwrap());
+    assert!(seen.delete().await.unwrap());
+
+    let open = async { assert_eq!(seen.count_down().await.unwrap(), 0) };
+    let error = with_late_cut(&proxy, latch.try_set_count(1), open).await;
+    assert!(
+        matches!(error, Err(Error::OutcomeUnknown { .. })),
+        "{error:?}"
+    );
+    assert_eq!(latch.count().await.unwrap(), 0);
+
+    assert!(seen.try_set_count(1).await.unwrap());
+    let set = async { assert!(seen.try_set_count(2).await.unwrap()) };
+    let error = with_late_cut(&proxy, latch.delete(), set).await;
+    assert!(
+        matches!(error, Err(Error::OutcomeUnknown { .. })),
+        "{error:?}"
+    );
+    assert_eq!(latch.count().await.unwrap(), 2);
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

@@ -45,7 +45,7 @@ fn lua_and_rules_agree() {
         match *one {
             Move::Set { count: number } => {
                 let step = Begin {
-                    place: &place,
+                    place: place.clone(),
                     number,
                     time_to_live: None,
                     payload: CHANGED,
@@ -68,7 +68,7 @@ fn lua_and_rules_agree() {
             }
             Move::Delete => {
                 let step = Delete {
-                    place: &place,
+                    place: place.clone(),
                     payload: Some(OPENED),
                 };
                 twin.step(&step).await.unwrap();

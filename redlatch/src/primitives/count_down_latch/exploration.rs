@@ -1,6 +1,7 @@
 //! All sequences of steps on a latch: it counts down to zero and no further, and is gone then.
 
 use std::hash::{Hash as _, Hasher};
+use std::sync::Arc;
 
 use tokio::time::Instant;
 
@@ -35,7 +36,7 @@ impl Model for Latch {
     }
 
     fn take(&mut self, step: Step, world: &mut World) -> Verdict<Option<u64>> {
-        let place = Place::new(Family::Latch, "", "name");
+        let place = Arc::new(Place::new(Family::Latch, "", "name"));
         let channel = place.channel().to_owned();
         let World { space, now } = world;
         let before = self.count;
@@ -43,7 +44,7 @@ impl Model for Latch {
         let (reply, expected) = match step {
             Step::Set { count } => {
                 let begin = Begin {
-                    place: &place,
+                    place: place.clone(),
                     number: count,
                     time_to_live: None,
                     payload: CHANGED,
@@ -58,7 +59,7 @@ impl Model for Latch {
             Step::CountDown { by } => {
                 self.count = before.saturating_sub(by);
                 let down = CountDown {
-                    place: place.into(),
+                    place: place.clone(),
                     by,
                 };
                 (down.apply(space, *now).map_err(error)?, self.count.into())
@@ -70,7 +71,7 @@ impl Model for Latch {
             }
             Step::Delete => {
                 let delete = Delete {
-                    place: &place,
+                    place: place.clone(),
                     payload: Some(OPENED),
                 };
                 self.count = 0;

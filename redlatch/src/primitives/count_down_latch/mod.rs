@@ -14,7 +14,7 @@ use self::rules::{CHANGED, CountDown, OPENED, count};
 use crate::error::{Error, Result};
 use crate::lease::Patience;
 use crate::name::{Family, Place};
-use crate::primitives::number::{Begin, Delete, Read, set_by_whom};
+use crate::primitives::number::{Begin, Delete, Read};
 use crate::session::Session;
 use crate::step::Outcome;
 use crate::store::{Lane, Sent};
@@ -95,12 +95,13 @@ impl CountDownLatch {
     /// # Errors
     ///
     /// [`Error::InvalidName`]; [`Error::InvalidCount`]: 0; [`Error::WrongKind`],
-    /// [`Error::Unavailable`], [`Error::ResponseTimeout`]; [`Error::OutcomeUnknown`]: it is set, but
-    /// because the connection broke it is not known whether by this call.
+    /// [`Error::Unavailable`], [`Error::ResponseTimeout`]: nothing was set. [`Error::OutcomeUnknown`]: the
+    /// connection broke before the answer came. The request may have set the count or not; it is not sent again,
+    /// because it could close a latch that was counted down meanwhile.
     ///
     /// # Cancel safety
     ///
-    /// When dropped, it may have been set or not.
+    /// If dropped after it was polled, it continues in the background.
     ///
     /// ```
     /// # #[tokio::main(flavor = "current_thread")] async fn main() -> redlatch::Result<()> {
@@ -111,7 +112,7 @@ impl CountDownLatch {
     /// # Ok(()) }
     /// ```
     pub async fn try_set_count(&self, count: u32) -> Result<bool> {
-        let place = self.place()?;
+        let place = self.place()?.clone();
         if count == 0 {
             return Err(Error::InvalidCount {
                 count: 0,
@@ -125,12 +126,7 @@ impl CountDownLatch {
             payload: CHANGED,
             above_zero: true,
         };
-        let store = &self.session.store;
-        let answer = store.run(&step, Lane::First, &Sent::default()).await?;
-        match answer.reply {
-            false if answer.repeated => Err(set_by_whom("setting the count")),
-            set => Ok(set),
-        }
+        self.session.change(step, "setting the count").await
     }
 
     /// Counts down by one. The count that is left; at 0 the latch is open, and all who wait go on.
@@ -230,9 +226,17 @@ impl CountDownLatch {
         Ok(opened.is_some())
     }
 
-    /// Removes the latch, which opens it for all who wait. Whether there was a count. When the
-    /// connection breaks meanwhile, `false` may also mean that the first of two tries removed it.
-    /// Errors as [`CountDownLatch::count`].
+    /// Deletes the latch, which opens it for all waiters. Returns whether there was a count.
+    ///
+    /// # Errors
+    ///
+    /// As [`CountDownLatch::count`]. [`Error::OutcomeUnknown`]: the connection broke before the answer came. The
+    /// request may have deleted the latch or not; it is not sent again, because it could open a latch that was set
+    /// meanwhile.
+    ///
+    /// # Cancel safety
+    ///
+    /// If dropped after it was polled, it continues in the background.
     ///
     /// ```
     /// # #[tokio::main(flavor = "current_thread")] async fn main() -> redlatch::Result<()> {
@@ -243,14 +247,14 @@ impl CountDownLatch {
     /// # Ok(()) }
     /// ```
     pub async fn delete(&self) -> Result<bool> {
-        let place = self.place()?;
+        let place = self.place()?.clone();
         // Redisson says that the count has changed, which its own waiters take for a reason to go on
         // waiting; that the latch is open is understood by all.
         let step = Delete {
             place,
             payload: Some(OPENED),
         };
-        self.session.store.look(&step).await
+        self.session.change(step, "deleting a latch").await
     }
 
     async fn obtain(&self, patience: Patience) -> Result<Option<()>> {

@@ -148,7 +148,7 @@ fn lua_and_rules_agree() {
             }
             Move::Set { permits, first } => {
                 let step = Set {
-                    place,
+                    place: place.clone(),
                     permits: *permits,
                     first: *first,
                 };
@@ -190,7 +190,11 @@ fn lua_and_rules_agree() {
             Move::Delete => {
                 count(
                     &mut seen.deleted,
-                    twin.step(&Delete { place }).await == Ok(true),
+                    twin.step(&Delete {
+                        place: place.clone(),
+                    })
+                    .await
+                        == Ok(true),
                 );
             }
             // A little longer than the leases: dates are rounded up, and what was taken in this very

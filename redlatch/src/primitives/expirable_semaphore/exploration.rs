@@ -1,6 +1,7 @@
 //! All sequences of steps on an expirable semaphore: permits are never lost, and never made.
 
 use std::hash::{Hash as _, Hasher};
+use std::sync::Arc;
 
 use tokio::time::Instant;
 
@@ -75,14 +76,14 @@ impl Model for Ends {
     }
 
     fn take(&mut self, step: Step, world: &mut World) -> Verdict<Option<usize>> {
-        let place = &Place::new(Family::Permits, "", "name");
+        let place = &Arc::new(Place::new(Family::Permits, "", "name"));
         let World { space, now } = world;
         let now = *now;
         let error = |error: crate::Error| error.to_string();
         let reply = match step {
             Step::Set { first } => {
                 let set = Set {
-                    place,
+                    place: place.clone(),
                     permits: PERMITS,
                     first,
                 };
@@ -124,11 +125,10 @@ impl Model for Ends {
                 released
             }
             Step::Renew { owner, n, ticks: t } => {
-                let place = Place::new(Family::Permits, "", "name");
                 let kind = std::sync::Arc::new(Permits { n: n.into() });
                 let ids = ids(owner, n);
                 let hold = Hold::new(
-                    place.into(),
+                    place.clone(),
                     Owner::new(),
                     ids,
                     kind.clone(),

@@ -24,7 +24,6 @@ use crate::lease::Lease;
 use crate::name::{Family, Place};
 use crate::owner::{ClientId, Owner};
 use crate::primitives::handle::{Acquire, Ask, Guard, Holder, Lock, Rules, TryAcquire};
-use crate::primitives::number::set_by_whom;
 use crate::session::Session;
 use crate::space::Space;
 use crate::step::{Args, BoxedStep, Mapped, Outcome, Script, Step};
@@ -315,24 +314,29 @@ impl ExpirableSemaphore {
     ///
     /// # Errors
     ///
-    /// [`Error::InvalidCount`]: more than 2³¹ - 1. [`Error::OutcomeUnknown`]: the connection broke,
-    /// and when asked again the semaphore was set, by this call or by another. Those of
-    /// [`ExpirableSemaphore::available`].
+    /// Those of [`ExpirableSemaphore::available`]. [`Error::InvalidCount`]: more than 2³¹ - 1.
+    /// [`Error::OutcomeUnknown`]: the connection broke before the answer came. The request may have set the
+    /// permits or not; it is not sent again, because the semaphore may have been deleted meanwhile.
     ///
     /// # Cancel safety
     ///
-    /// When dropped, it may have been done or not. Doing it again does no harm.
+    /// If dropped after it was polled, it continues in the background.
     pub async fn try_set_permits(&self, permits: u32) -> Result<bool> {
-        let answer = self.set(permits, true).await?;
-        match answer.reply {
-            false if answer.repeated => Err(set_by_whom("setting the permits")),
-            set => Ok(set),
-        }
+        let step = self.set(permits, true)?;
+        let session = &self.lock.session;
+        session.change(step, "setting the permits").await
     }
 
     /// Sets how many permits there are in all, those that are out included, and wakes who waits for
-    /// more. Fewer than are out is no error: nobody gets one until enough have come back. Errors and
-    /// cancel safety as for [`ExpirableSemaphore::try_set_permits`].
+    /// more. Fewer than are out is no error: no permit is granted until enough have been released.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`ExpirableSemaphore::available`]. [`Error::InvalidCount`]: more than 2³¹ - 1.
+    ///
+    /// # Cancel safety
+    ///
+    /// When dropped, it may have set them or not. It can be repeated.
     ///
     /// ```
     /// # #[tokio::main(flavor = "current_thread")] async fn main() -> redlatch::Result<()> {
@@ -346,7 +350,7 @@ impl ExpirableSemaphore {
     /// # Ok(()) }
     /// ```
     pub async fn set_permits(&self, permits: u32) -> Result<()> {
-        self.set(permits, false).await?;
+        self.look(&self.set(permits, false)?).await?;
         Ok(())
     }
 
@@ -381,12 +385,24 @@ impl ExpirableSemaphore {
         self.lock.force_unlock().await
     }
 
-    /// Removes the semaphore. Whether there was one; when the connection breaks meanwhile, `false`
-    /// may also mean that the first of two tries removed it. Permits that are out end with it; who
-    /// waits goes on waiting, until permits are set again.
+    /// Deletes the semaphore. Returns whether there was one. Permits that are out end with it. Waiters continue to
+    /// wait, until permits are set again.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`ExpirableSemaphore::available`]. [`Error::OutcomeUnknown`]: the connection broke before the
+    /// answer came. The request may have deleted the semaphore or not; it is not sent again, because it could
+    /// delete one that was set meanwhile.
+    ///
+    /// # Cancel safety
+    ///
+    /// If dropped after it was polled, it continues in the background.
     pub async fn delete(&self) -> Result<bool> {
-        let place = self.lock.place()?;
-        self.look(&Delete { place }).await
+        let place = self.lock.place()?.clone();
+        let session = &self.lock.session;
+        session
+            .change(Delete { place }, "deleting a semaphore")
+            .await
     }
 
     fn wanting(&self, permits: u32) -> Lock<Permits> {
@@ -398,20 +414,19 @@ impl ExpirableSemaphore {
         self.look(&Count { place }).await
     }
 
-    async fn set(&self, permits: u32, first: bool) -> Result<Answer<bool>> {
-        let place = self.lock.place()?;
+    fn set(&self, permits: u32, first: bool) -> Result<Set> {
+        let place = self.lock.place()?.clone();
         if permits > MAX_PERMITS {
             return Err(Error::InvalidCount {
                 count: permits.into(),
                 reason: TOO_MANY,
             });
         }
-        let step = Set {
+        Ok(Set {
             place,
             permits,
             first,
-        };
-        self.run_step(&step).await
+        })
     }
 
     /// How many were released, and how many of them there are.

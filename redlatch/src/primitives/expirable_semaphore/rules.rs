@@ -313,14 +313,14 @@ pub(super) fn renew(
 }
 
 /// Sets how many permits there are in all, those that are out included.
-pub(super) struct Set<'a> {
-    pub(super) place: &'a Place,
+pub(super) struct Set {
+    pub(super) place: Arc<Place>,
     pub(super) permits: u32,
     /// Only if none are set.
     pub(super) first: bool,
 }
 
-impl Step for Set<'_> {
+impl Step for Set {
     /// Whether they were set.
     type Reply = bool;
 
@@ -329,7 +329,7 @@ impl Step for Set<'_> {
     }
 
     fn keys(&self) -> impl ExactSizeIterator<Item = &str> + Send {
-        keys(self.place)
+        keys(&self.place)
     }
 
     fn args(&self, args: &mut Args<'_>) {
@@ -343,14 +343,14 @@ impl Step for Set<'_> {
     }
 
     fn apply(&self, space: &mut Space, at: Instant) -> Result<bool> {
-        let books = Books::open(space, self.place, at)?;
+        let books = Books::open(space, &self.place, at)?;
         if books.available.is_some() && self.first {
             return Ok(false);
         }
-        let wanted = i64::from(self.permits) - books.out(space, self.place, at)?;
+        let wanted = i64::from(self.permits) - books.out(space, &self.place, at)?;
         if books.available != Some(wanted) {
             let more = wanted - books.available.unwrap_or(0);
-            books.add_and_tell(space, self.place, more, at)?;
+            books.add_and_tell(space, &self.place, more, at)?;
         }
         Ok(true)
     }
@@ -640,11 +640,11 @@ impl Step for Force<'_> {
 }
 
 /// Removes the semaphore.
-pub(super) struct Delete<'a> {
-    pub(super) place: &'a Place,
+pub(super) struct Delete {
+    pub(super) place: Arc<Place>,
 }
 
-impl Step for Delete<'_> {
+impl Step for Delete {
     /// Whether there was one.
     type Reply = bool;
 
@@ -653,7 +653,7 @@ impl Step for Delete<'_> {
     }
 
     fn keys(&self) -> impl ExactSizeIterator<Item = &str> + Send {
-        keys(self.place)
+        keys(&self.place)
     }
 
     fn args(&self, args: &mut Args<'_>) {
@@ -665,7 +665,7 @@ impl Step for Delete<'_> {
     }
 
     fn apply(&self, space: &mut Space, at: Instant) -> Result<bool> {
-        let books = Books::open(space, self.place, at)?;
+        let books = Books::open(space, &self.place, at)?;
         if books.available.is_none() {
             return Ok(false);
         }

@@ -1,10 +1,12 @@
 //! What semaphore and latch have in common: a number under a key, which is not there until it is
 //! set.
 
+use std::sync::Arc;
+
 use redis::Value;
 use tokio::time::Instant;
 
-use crate::error::{Error, Result};
+use crate::error::Result;
 use crate::lease::Lease;
 use crate::name::Place;
 use crate::space::Space;
@@ -54,8 +56,8 @@ impl Step for Read<'_> {
 }
 
 /// Sets the number if there is none. Whether it was set.
-pub(crate) struct Begin<'a> {
-    pub(crate) place: &'a Place,
+pub(crate) struct Begin {
+    pub(crate) place: Arc<Place>,
     pub(crate) number: u32,
     pub(crate) time_to_live: Option<Lease>,
     pub(crate) payload: u32,
@@ -63,7 +65,7 @@ pub(crate) struct Begin<'a> {
     pub(crate) above_zero: bool,
 }
 
-impl Step for Begin<'_> {
+impl Step for Begin {
     type Reply = bool;
 
     fn script(&self) -> &'static Script {
@@ -88,7 +90,7 @@ impl Step for Begin<'_> {
 
     fn apply(&self, space: &mut Space, now: Instant) -> Result<bool> {
         let counts = |number| number > 0 || !self.above_zero;
-        if number(space, self.place, now)?.is_some_and(counts) {
+        if number(space, &self.place, now)?.is_some_and(counts) {
             return Ok(false);
         }
         let ends = self.time_to_live.map(|lives| now + lives.duration());
@@ -99,13 +101,13 @@ impl Step for Begin<'_> {
 }
 
 /// Removes the number. Whether there was one.
-pub(crate) struct Delete<'a> {
-    pub(crate) place: &'a Place,
+pub(crate) struct Delete {
+    pub(crate) place: Arc<Place>,
     /// What to say on the channel, if anybody may wait for this.
     pub(crate) payload: Option<u32>,
 }
 
-impl Step for Delete<'_> {
+impl Step for Delete {
     type Reply = bool;
 
     fn script(&self) -> &'static Script {
@@ -131,7 +133,7 @@ impl Step for Delete<'_> {
     }
 
     fn apply(&self, space: &mut Space, now: Instant) -> Result<bool> {
-        if number(space, self.place, now)?.is_none() {
+        if number(space, &self.place, now)?.is_none() {
             return Ok(false);
         }
         space.remove(self.place.key());
@@ -146,12 +148,4 @@ impl Step for Delete<'_> {
 pub(crate) fn number(space: &mut Space, place: &Place, now: Instant) -> Result<Option<i64>> {
     let found = space.find::<i64>(place.key(), now)?;
     Ok(found.map(|found| *found.value))
-}
-
-/// What is said of a setting that found the number set when it was repeated.
-pub(crate) fn set_by_whom(step: &'static str) -> Error {
-    Error::OutcomeUnknown {
-        step,
-        reason: "the connection broke; asked again, it was set, by this call or by another".into(),
-    }
 }

@@ -54,7 +54,7 @@ fn lua_and_rules_agree() {
         match *one {
             Move::Set { permits, lives } => {
                 let step = Begin {
-                    place: &place,
+                    place: place.clone(),
                     number: permits,
                     time_to_live: (lives > 0).then(|| lease(lives)),
                     payload: permits,
@@ -94,7 +94,7 @@ fn lua_and_rules_agree() {
             }
             Move::Delete => {
                 let step = Delete {
-                    place: &place,
+                    place: place.clone(),
                     payload: None,
                 };
                 twin.step(&step).await.unwrap();

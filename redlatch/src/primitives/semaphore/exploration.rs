@@ -1,6 +1,7 @@
 //! All sequences of steps on a semaphore: permits are never lost, and never made.
 
 use std::hash::{Hash as _, Hasher};
+use std::sync::Arc;
 
 use tokio::time::Instant;
 
@@ -51,7 +52,7 @@ impl Model for Permits {
     }
 
     fn take(&mut self, step: Step, world: &mut World) -> Verdict<Option<bool>> {
-        let place = Place::new(Family::Semaphore, "", "name");
+        let place = Arc::new(Place::new(Family::Semaphore, "", "name"));
         let World { space, now } = world;
         if self.end.is_some_and(|end| end <= *now) {
             // What was taken of it is gone with it.
@@ -62,7 +63,7 @@ impl Model for Permits {
         let reply = match step {
             Step::Begin => {
                 let begin = Begin {
-                    place: &place,
+                    place: place.clone(),
                     number: PERMITS,
                     time_to_live: self.ends.then(|| ticks(LIVES)),
                     payload: PERMITS,
@@ -94,7 +95,7 @@ impl Model for Permits {
                 }
                 self.taken[owner] -= permits;
                 let add = Add {
-                    place: place.into(),
+                    place: place.clone(),
                     permits: i32::try_from(permits).unwrap(),
                     if_exists: true,
                 };
@@ -104,7 +105,7 @@ impl Model for Permits {
             }
             Step::Drain { owner } => {
                 let drain = Drain {
-                    place: place.into(),
+                    place: place.clone(),
                 };
                 let drained = drain.apply(space, *now).map_err(error)?;
                 self.taken[owner] += u32::try_from(drained).unwrap();

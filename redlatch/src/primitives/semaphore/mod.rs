@@ -88,13 +88,13 @@ impl Semaphore {
     /// # Errors
     ///
     /// [`Error::InvalidName`], [`Error::InvalidCount`], [`Error::InvalidLease`],
-    /// [`Error::WrongKind`], [`Error::Unavailable`], [`Error::ResponseTimeout`];
-    /// [`Error::OutcomeUnknown`]: they are set, but because the connection broke it is not known
-    /// whether by this call.
+    /// [`Error::WrongKind`], [`Error::Unavailable`], [`Error::ResponseTimeout`]: nothing was set.
+    /// [`Error::OutcomeUnknown`]: the connection broke before the answer came. The request may have set the
+    /// permits or not; it is not sent again, because the semaphore may have been deleted meanwhile.
     ///
     /// # Cancel safety
     ///
-    /// When dropped, they may have been set or not.
+    /// If dropped after it was polled, it continues in the background.
     ///
     /// ```
     /// # #[tokio::main(flavor = "current_thread")] async fn main() -> redlatch::Result<()> {
@@ -258,17 +258,24 @@ impl Semaphore {
         self.session.store.look(&Read { place }).await
     }
 
-    /// Removes the semaphore. Whether there was one; when the connection breaks meanwhile, `false`
-    /// may also mean that the first of two tries removed it. Errors as [`Semaphore::available`].
+    /// Deletes the semaphore. Returns whether there was one. Waiters continue to wait, until permits are set again.
     ///
-    /// Who waits goes on waiting, until permits are set anew.
+    /// # Errors
+    ///
+    /// As [`Semaphore::available`]. [`Error::OutcomeUnknown`]: the connection broke before the answer came. The
+    /// request may have deleted the semaphore or not; it is not sent again, because it could delete one that was
+    /// set meanwhile.
+    ///
+    /// # Cancel safety
+    ///
+    /// If dropped after it was polled, it continues in the background.
     pub async fn delete(&self) -> Result<bool> {
-        let place = self.place()?;
+        let place = self.place()?.clone();
         let step = Delete {
             place,
             payload: None,
         };
-        self.session.store.look(&step).await
+        self.session.change(step, "deleting a semaphore").await
     }
 
     async fn add(&self, permits: i32, if_exists: bool) -> Result<Option<i64>> {

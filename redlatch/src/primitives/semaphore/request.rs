@@ -14,7 +14,7 @@ use crate::Boxed;
 use crate::error::{Error, Result};
 use crate::lease::{Lease, Patience};
 use crate::name::Place;
-use crate::primitives::number::{Begin, Read, set_by_whom};
+use crate::primitives::number::{Begin, Read};
 use crate::step::Outcome;
 use crate::store::{Lane, Sent};
 use crate::wait::{Attempt, Limits, Request};
@@ -327,7 +327,7 @@ impl TrySetPermits {
     }
 
     async fn set(&self) -> Result<bool> {
-        let place = self.semaphore.place()?;
+        let place = self.semaphore.place()?.clone();
         super::check(self.permits)?;
         let step = Begin {
             place,
@@ -336,12 +336,8 @@ impl TrySetPermits {
             payload: self.permits,
             above_zero: false,
         };
-        let store = &self.semaphore.session.store;
-        let answer = store.run(&step, Lane::First, &Sent::default()).await?;
-        match answer.reply {
-            false if answer.repeated => Err(set_by_whom("setting the permits")),
-            set => Ok(set),
-        }
+        let session = &self.semaphore.session;
+        session.change(step, "setting the permits").await
     }
 }
 

@@ -146,21 +146,30 @@ where
     }
 }
 
-/// Runs `work`, throws the server's first answer away, and then cuts the connection.
+/// Runs `work`, discards the server's first answer, and then cuts the connection.
 pub async fn without_the_answer<T>(proxy: &Arc<Proxy>, work: impl Future<Output = T>) -> T {
+    with_late_cut(proxy, work, std::future::ready(())).await
+}
+
+/// As [`without_the_answer`], and runs `meanwhile` after the server has answered and before the connection is cut.
+pub async fn with_late_cut<T>(
+    proxy: &Arc<Proxy>,
+    work: impl Future<Output = T>,
+    meanwhile: impl Future<Output = ()>,
+) -> T {
     proxy.swallow_replies(true);
-    let cutting = {
-        let proxy = proxy.clone();
-        tokio::task::spawn_blocking(move || {
-            proxy.wait_until_swallowed();
-            proxy.refuse(false);
-            proxy.swallow_replies(false);
-            proxy.cut();
-        })
+    let cutting = async {
+        let swallowing = proxy.clone();
+        let swallowed = tokio::task::spawn_blocking(move || swallowing.wait_until_swallowed());
+        swallowed.await.unwrap();
+        meanwhile.await;
+        proxy.refuse(false);
+        proxy.swallow_replies(false);
+        proxy.cut();
     };
-    let (output, cut) = soon("answered", async { tokio::join!(work, cutting) }).await;
-    cut.unwrap();
-    output
+    soon("answered", async { tokio::join!(work, cutting) })
+        .await
+        .0
 }
 
 /// It says that the hold was lost, and why.

@@ -17,7 +17,7 @@ use tokio::time::{Instant, sleep};
 
 use crate::common::{
     LONG, SHORT, Stand, WATCHDOG, assert_lost, dropped_everywhere, in_time, in_time_blocking,
-    polled, risen, soon, until, without_the_answer,
+    polled, risen, soon, until, with_late_cut, without_the_answer,
 };
 
 const HOUR: Duration = Duration::from_secs(3600);

@@ -14,7 +14,8 @@ use redlatch::{Client, Embedded, Error, MAX_LEASE, Semaphore};
 use redlatch_testkit::{Proxy, Server, shared, unique};
 
 use crate::common::{
-    LONG, SHORT, Stand, in_time, polled, polled_until_subscribed, soon, until, without_the_answer,
+    LONG, SHORT, Stand, in_time, polled, polled_until_subscribed, soon, until, with_late_cut,
+    without_the_answer,
 };
 
 const MOST: u32 = i32::MAX as u32;

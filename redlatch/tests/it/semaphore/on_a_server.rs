@@ -161,7 +161,6 @@ async fn an_unknown_outcome_is_told_and_not_repeated() {
         said.contains("draining") && said.contains("not repeated"),
         "{said}"
     );
-    // Setting may be repeated; only by whom it was set is not known.
     let fresh = client.semaphore(&unique("unknown-set"));
     let error = without_the_answer(&proxy, fresh.try_set_permits(4).into_future()).await;
     assert!(
@@ -169,6 +168,19 @@ async fn an_unknown_outcome_is_told_and_not_repeated() {
         "{error:?}"
     );
     assert_eq!(fresh.available().await.unwrap(), 4);
+    assert!(fresh.delete().await.unwrap());
+    assert!(fresh.try_set_permits(4).await.unwrap());
+    let direct = Client::connect(&server.url()).await.unwrap();
+    let set = async {
+        let same = direct.semaphore(fresh.name());
+        assert!(same.try_set_permits(5).await.unwrap());
+    };
+    let error = with_late_cut(&proxy, fresh.delete(), set).await;
+    assert!(
+        matches!(error, Err(Error::OutcomeUnknown { .. })),
+        "{error:?}"
+    );
+    assert_eq!(fresh.available().await.unwrap(), 5);
     quiet(&client);
 }
 
