@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use redlatch::Client;
+use redlatch::{Client, Error};
 use tokio::runtime::{Builder, Runtime};
 use tokio::time::{Instant, sleep};
 
@@ -68,7 +68,11 @@ pub async fn set_permits(url: &str, names: &[String], limit: Duration) -> Result
         .await?;
     for name in names.iter().filter(|name| name.starts_with("permits")) {
         let semaphore = client.expirable_semaphore(name);
-        semaphore.try_set_permits(PERMITS).await?;
+        let mut set = semaphore.try_set_permits(PERMITS).await;
+        while matches!(set, Err(Error::OutcomeUnknown { .. })) {
+            set = semaphore.try_set_permits(PERMITS).await;
+        }
+        set?;
     }
     Ok(())
 }

@@ -79,8 +79,7 @@ impl Run<'_> {
                 let before = before.as_ref().filter(|_| keeps);
                 self.site.restart(host, before.map(Server::snapshot));
                 if !keeps {
-                    self.set_permits().await;
-                    self.data_lost(from, Forgetting::NO_DATA);
+                    self.data_lost(from, Forgetting::NO_DATA).await;
                 }
             }
             Fault::ForgetScripts => {
@@ -92,7 +91,7 @@ impl Run<'_> {
                 for host in self.site.servers() {
                     network.step_clock(host, by);
                 }
-                self.data_lost(from, STEP);
+                self.data_lost(from, STEP).await;
             }
             Fault::Stop(place) => {
                 let process = self.processes[place].clone();
@@ -125,7 +124,7 @@ impl Run<'_> {
                 let before = before.as_ref().filter(|_| keeps);
                 self.site.restart(master, before.map(Server::snapshot));
                 self.demote(master).await;
-                self.data_lost(from, Forgetting::UNREPLICATED);
+                self.data_lost(from, Forgetting::UNREPLICATED).await;
             }
             Fault::MasterFrozen { group } => {
                 let master = self.site.masters()[group];
@@ -134,7 +133,7 @@ impl Run<'_> {
                 until.await;
                 network.set_frozen(master, false);
                 self.demote(master).await;
-                self.data_lost(from, Forgetting::UNREPLICATED);
+                self.data_lost(from, Forgetting::UNREPLICATED).await;
             }
             Fault::MasterCutOff { group } => {
                 let master = self.site.masters()[group];
@@ -145,15 +144,18 @@ impl Run<'_> {
                 self.site.set_separated(master, false);
                 self.demote(master).await;
                 match self.plan.sync {
-                    Sync::One => self.data_lost(from, Forgetting::RELEASES),
-                    _ => self.data_lost_until(from, replaced, Forgetting::CUT_OFF),
+                    Sync::One => self.data_lost(from, Forgetting::RELEASES).await,
+                    _ => {
+                        self.set_permits().await;
+                        self.data_lost_until(from, replaced, Forgetting::CUT_OFF);
+                    }
                 }
             }
             Fault::HandedOver { group } => {
                 let master = self.site.masters()[group];
                 self.hand_over(group, master).await;
                 if self.site.topology == Topology::Sentinel {
-                    self.data_lost(from, Forgetting::UNREPLICATED);
+                    self.data_lost(from, Forgetting::UNREPLICATED).await;
                 }
             }
             Fault::SentinelsFrozen { one } => {
@@ -179,7 +181,9 @@ impl Run<'_> {
             .push(Window { from, until, cut });
     }
 
-    fn data_lost(&self, from: Time, forgetting: Forgetting) {
+    /// Notes that data may have been lost until now, and has an operator set the permits again.
+    async fn data_lost(&mut self, from: Time, forgetting: Forgetting) {
+        self.set_permits().await;
         self.data_lost_until(from, self.now(), forgetting);
     }
 

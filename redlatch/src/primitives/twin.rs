@@ -25,8 +25,8 @@ use crate::space::{Dumped, Message, Space};
 use crate::step::{Args, Outcome, Step};
 use crate::watchdog::Renew;
 
-/// Random histories per primitive and run. Each run has another seed.
-const HISTORIES: u32 = 1000;
+/// Random histories per primitive and run, unless `REDLATCH_HISTORIES` says otherwise. Each run has another seed.
+const HISTORIES: u64 = 1000;
 
 /// Leases are multiples of this, so that real time passing under the test cannot be mistaken for a
 /// difference.
@@ -51,6 +51,16 @@ pub(crate) fn hold<K: Kind + 'static>(family: Family, owner: u8, kind: K) -> Hol
     Hold::new(place.into(), Owner::new(), field, kind, Default::default())
 }
 
+/// A number from the environment, if it is set there.
+pub(crate) fn setting(name: &str, default: u64) -> u64 {
+    match std::env::var(name) {
+        Ok(text) => text
+            .parse()
+            .unwrap_or_else(|_| panic!("{name} is not a number: {text}")),
+        Err(_) => default,
+    }
+}
+
 /// Plays random histories on a server and in a space of their own, and compares after each move.
 ///
 /// `play` makes one move with [`Twin::step`].
@@ -59,13 +69,10 @@ where
     M: Debug + Clone,
     P: AsyncFnMut(&mut Twin, &M),
 {
-    let seed = match std::env::var("REDLATCH_SEED") {
-        Ok(seed) => seed.parse().expect("REDLATCH_SEED is a number"),
-        Err(_) => u64::from(std::process::id()) ^ 0x5eed,
-    };
+    let seed = setting("REDLATCH_SEED", u64::from(std::process::id()) ^ 0x5eed);
     println!("REDLATCH_SEED={seed}");
     let mut runner = TestRunner::new(ProptestConfig {
-        cases: HISTORIES,
+        cases: u32::try_from(setting("REDLATCH_HISTORIES", HISTORIES)).unwrap(),
         rng_seed: RngSeed::Fixed(seed),
         failure_persistence: None,
         ..ProptestConfig::default()

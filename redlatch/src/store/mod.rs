@@ -47,6 +47,8 @@ pub(crate) enum Lane {
     Look,
     /// Follows on attempts that may still be on their way.
     Behind,
+    /// Follows on an attempt on the connection that served it, and on no other: another server may not know of it.
+    Only(ConnectionId),
     /// Has right of way: renewals, releases, inspections.
     First,
 }
@@ -270,6 +272,7 @@ pub(crate) struct Answer<R> {
     pub(crate) repeated: bool,
     /// Of an acquisition: whether the replicas have it.
     pub(crate) confirmation: Confirmation,
+    pub(crate) connection: ConnectionId,
 }
 
 impl Store {
@@ -436,6 +439,13 @@ impl Store {
 /// Identifies a server that holds data, for as long as this process knows it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub(crate) struct NodeId(u64);
+
+/// Identifies a connection, and so the server process at its other end.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub(crate) struct ConnectionId {
+    node: Option<NodeId>,
+    generation: u64,
+}
 
 /// Nodes that may have lost data, because another process answers for them than before: after a restart or
 /// a failover. The watchdog checks the holds there.

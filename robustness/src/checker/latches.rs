@@ -6,7 +6,7 @@
 
 use super::{Rule, Violation};
 use crate::clock::{Time, millis};
-use crate::history::{History, Mode, Section};
+use crate::history::{DataLost, History, Mode, Section};
 
 pub(super) fn check(history: &History) -> Vec<Violation> {
     let mut found = Vec::new();
@@ -48,7 +48,7 @@ fn closed(
         });
     let (asked, count) = set.max()?;
     let mut lost = history.forgotten();
-    if lost.any(|lost| lost.from <= until && asked <= lost.until) {
+    if lost.any(|lost| lost.from <= until && asked <= last_lost(lost, history)) {
         return None;
     }
     let counts = sections.iter().filter(|one| {
@@ -57,6 +57,11 @@ fn closed(
     });
     let counted = counts.count();
     (counted < count as usize).then_some((asked, count, counted))
+}
+
+/// When a step can have been lost at the latest: clients may still use a master that was replaced.
+fn last_lost(lost: &DataLost, history: &History) -> Time {
+    lost.until + history.lease
 }
 
 /// When a step has taken effect at the latest, if it has.
@@ -75,7 +80,9 @@ pub(super) fn open(history: &History, sections: &[&Section]) -> Vec<(Time, Time)
     for (earliest, at) in zeros(sections) {
         let sets = sections.iter().filter(may_be_set);
         let later = sets.filter(|one| ends(one) > earliest);
-        let lost = history.forgotten().filter(|lost| lost.until >= earliest);
+        let lost = history
+            .forgotten()
+            .filter(|lost| last_lost(lost, history) >= earliest);
         let ends = later.map(|one| one.asked).chain(lost.map(|lost| lost.from));
         let end = ends.min().unwrap_or(history.end);
         if at < end {
@@ -192,7 +199,7 @@ mod tests {
             forgetting: Forgetting::NO_DATA,
         });
         assert!(check(&one).is_empty());
-        (one.data_lost[0].from, one.data_lost[0].until) = (MS, 2 * MS);
+        (one.data_lost[0].from, one.data_lost[0].until) = (-9000 * MS, -5000 * MS);
         assert_eq!(check(&one).len(), 1);
     }
 

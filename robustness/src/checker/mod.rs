@@ -24,6 +24,10 @@ use crate::resource::Tally;
 /// How long a fair lock is kept for waiters that are gone: `FairLock::grace_period`, as it is by default.
 pub const GRACE: Duration = Duration::from_secs(5);
 
+/// How much longer a request may take just after a fault: a client whose connections broke several times in a row pauses
+/// for up to 250 ms before it connects, and as long again before it repeats the request. In nanoseconds.
+const RECONNECTS: Time = 500_000_000;
+
 /// How much later than it should something may be told or done, on a machine that is short of time.
 /// What is said about validity has no such margin.
 pub const MARGIN: Duration = Duration::from_millis(1500);

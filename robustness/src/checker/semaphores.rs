@@ -48,16 +48,16 @@ pub fn may_lack_permits(history: &History, name: &str) -> bool {
         || name.starts_with("semaphore:") && forgotten(history) < Time::MAX
 }
 
-/// Whether the permit that was asked for in a section may stay taken for good: it was not certainly released, and
-/// something was broken meanwhile. A request that gave up may have a step in flight for a while.
+/// Whether a permit that was requested in a section may stay taken for good: it was not certainly released, and
+/// something was broken meanwhile. A request that gave up may have a step in flight for a while, and one that succeeded may
+/// have acquired a permit before that replicas did not confirm.
 pub(super) fn may_be_stuck(history: &History, section: &Section) -> bool {
-    if section.freed.is_some() && section.unlock_error.is_none() {
-        return false;
-    }
-    let over = section
-        .freed
-        .or(section.answered.filter(|_| section.got.is_none()));
-    let over = over.map_or(Time::MAX, |at| at + history.lease);
+    let is_released = section.freed.is_some() && section.unlock_error.is_none();
+    let over = match section.got {
+        Some(got) if is_released => got,
+        Some(_) => section.freed.map_or(Time::MAX, |at| at + history.lease),
+        None => section.answered.map_or(Time::MAX, |at| at + history.lease),
+    };
     let mut windows = history.windows.iter();
     windows.any(|window| window.from < over && section.asked < window.until)
 }
@@ -112,7 +112,9 @@ mod tests {
         (refused.got, refused.left, refused.freed) = (None, None, None);
         let mut unknown = permit(100, 200);
         unknown.unlock_error = Some("OutcomeUnknown".into());
-        for section in [refused, unknown, of_the_dead(100)] {
+        let mut retried = permit(170, 200);
+        retried.asked = 100 * MS;
+        for section in [refused, unknown, retried, of_the_dead(100)] {
             let mut one = history(vec![section, permit(0, 10_000)]);
             assert!(!may_lack_permits(&one, "semaphore:0"));
             one.windows.push(Window {

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use super::{GRACE, MARGIN, Rule, Violation, latches, semaphores};
+use super::{GRACE, MARGIN, RECONNECTS, Rule, Violation, latches, semaphores};
 use crate::clock::{Time, millis, nanos};
 use crate::history::{History, Mode, PERMITS, Section};
 use crate::worker::locks_of;
@@ -13,10 +13,6 @@ type Names<'a> = BTreeMap<&'a str, Vec<&'a Section>>;
 
 /// For how many leases somebody for whom nobody waits may stand in a queue until its turn has come.
 const QUEUED: Time = 20;
-
-/// How much longer a request may take just after a fault: a client whose connections broke several times in a row pauses
-/// for up to 250 ms before it connects, and as long again before it repeats the request.
-const RECONNECTS: Time = 500_000_000;
 
 /// Somebody waited, and nobody held what was waited for.
 struct Idle<'a> {
@@ -55,8 +51,11 @@ pub(super) fn check(history: &History) -> Vec<Violation> {
 pub fn left_waiting(history: &History, limit: Duration) -> Vec<Violation> {
     let names = history.by_name();
     // Requests for spin locks and RedLocks look again after a pause. An attempt to acquire several locks may hold one
-    // of them, or the first place in its queue, for a moment in vain.
-    let is_polled = |name: &str| ["spin", "red"].iter().any(|kind| name.starts_with(kind));
+    // of them, or the first place in its queue, for a moment in vain, also for other such attempts.
+    let is_polled = |name: &str| {
+        let mut kinds = ["spin", "red", "multi"].iter();
+        kinds.any(|kind| name.starts_with(kind))
+    };
     let is_prompt = |(name, sections): &(&&str, &Vec<&Section>)| {
         !is_polled(name) && !sections.iter().any(|one| one.ask.part)
     };
@@ -214,7 +213,8 @@ fn free(history: &History, sections: &[&Section]) -> Vec<(Time, Time)> {
         Some(Mode::Semaphore) => {
             let mut stuck: Vec<Time> = vec![semaphores::forgotten(history); PERMITS as usize];
             let may_be_stuck = |one: &&&Section| semaphores::may_be_stuck(history, one);
-            stuck.extend(sections.iter().filter(may_be_stuck).map(|one| one.asked));
+            let since = |one: &&Section| one.got.unwrap_or(one.asked);
+            stuck.extend(sections.iter().filter(may_be_stuck).map(since));
             for from in stuck {
                 changes.extend([(from, true), (Time::MAX, false)]);
             }

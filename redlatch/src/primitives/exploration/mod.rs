@@ -19,6 +19,7 @@ use std::time::Duration;
 use tokio::time::Instant;
 
 use crate::lease::Lease;
+use crate::primitives::twin::setting;
 use crate::space::{Dumped, Space};
 
 mod locks;
@@ -29,7 +30,7 @@ pub(crate) use locks::{Granted, Locks, Observed, Party};
 pub(crate) const TICK: Duration = Duration::from_secs(1);
 
 /// How many states are seen at most, unless `REDLATCH_STATES` says otherwise.
-const STATES: usize = 1000;
+const STATES: u64 = 1000;
 
 /// A description of what was violated.
 pub(crate) type Verdict<T = ()> = std::result::Result<T, String>;
@@ -110,10 +111,7 @@ type Seen = HashMap<u64, (u64, u16), BuildHasherDefault<DefaultHasher>>;
 ///
 /// With the violation and the steps that lead to it.
 pub(crate) fn explore<M: Model>(name: &str, first: M) -> Explored {
-    let bound = match std::env::var("REDLATCH_STATES") {
-        Ok(states) => states.parse().expect("REDLATCH_STATES is a number"),
-        Err(_) => STATES,
-    };
+    let bound = setting("REDLATCH_STATES", STATES);
     let begun = std::time::Instant::now();
     let steps = first.steps().into_iter().map(Move::Take);
     let steps: Vec<_> = steps.chain([Move::Pass]).collect();
@@ -129,7 +127,7 @@ pub(crate) fn explore<M: Model>(name: &str, first: M) -> Explored {
     let mut queue = VecDeque::from([(root, 0, first, world)]);
     let (mut transitions, mut depth) = (0u64, 0);
     while let Some((id, length, model, world)) = queue.pop_front() {
-        if seen.len() >= bound {
+        if seen.len() as u64 >= bound {
             queue.push_front((id, length, model, world));
             break;
         }

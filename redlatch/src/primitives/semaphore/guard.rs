@@ -9,7 +9,7 @@ use super::rules::Add;
 use crate::error::{Error, Result};
 use crate::name::Place;
 use crate::session::Session;
-use crate::store::{Lane, Sent};
+use crate::store::{ConnectionId, Lane, Sent};
 
 /// For how long it is tried in the background to give permits back to a store that is away. They
 /// have no lease, so nobody else ever does it.
@@ -52,12 +52,22 @@ impl SemaphorePermits {
             permits,
             hopeless: None,
             ends,
+            lane: Lane::First,
         });
         SemaphorePermits {
             owed,
             permits,
             place,
         }
+    }
+
+    /// Releases permits that too few replicas have confirmed, to the server process that granted them. A replica that
+    /// has taken its place may not know that they were acquired, and would have too many permits.
+    pub(super) async fn release_unconfirmed(mut self, connection: ConnectionId) -> Result<()> {
+        if let Some(owed) = &mut self.owed {
+            owed.lane = Lane::Only(connection);
+        }
+        self.release().await
     }
 
     /// How many permits these are.
@@ -152,6 +162,7 @@ struct Owed {
     hopeless: Option<Error>,
     /// When nothing is owed any more, because the semaphore is no more.
     ends: Option<Instant>,
+    lane: Lane,
 }
 
 impl Owed {
@@ -168,7 +179,7 @@ impl Owed {
         };
         let (store, sent) = (&self.session.store, Sent::default());
         let what = "giving permits back";
-        let added = store.run_unrepeated(&step, what, Lane::First, Duration::ZERO, &sent);
+        let added = store.run_unrepeated(&step, what, self.lane, Duration::ZERO, &sent);
         match added.await {
             Ok(answer) => {
                 let available = answer.reply;

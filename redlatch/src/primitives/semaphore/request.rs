@@ -234,8 +234,8 @@ impl Taking<'_> {
                         match answer.confirmation.confirmed(&sent).await {
                             Ok(()) => Ok(Outcome::Done(taken)),
                             Err(error) => {
-                                // If this fails too, it goes on in the background.
-                                let _ = taken.release().await;
+                                // If this fails too, it continues in the background.
+                                let _ = taken.release_unconfirmed(answer.connection).await;
                                 Err(error)
                             }
                         }

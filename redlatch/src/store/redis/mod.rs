@@ -18,7 +18,7 @@ use self::replicas::Replicas;
 pub(crate) use self::topology::Settings;
 use self::topology::Topology;
 pub(crate) use self::turns::{Turn, Turns};
-use super::{Answer, Cursor, Doubts, Lane, NodeId, Sent, SharedEar, Sought};
+use super::{Answer, ConnectionId, Cursor, Doubts, Lane, NodeId, Sent, SharedEar, Sought};
 use crate::Boxed;
 use crate::error::{Error, Result};
 use crate::step::{Args, Step, refused};
@@ -79,6 +79,7 @@ struct Heard {
     /// When that was sent.
     sent: Instant,
     confirmation: Confirmation,
+    connection: ConnectionId,
 }
 
 impl Redis {
@@ -387,7 +388,9 @@ impl Redis {
     ) -> Result<Heard, Fault> {
         let link = match exchange.lane {
             Lane::First => &node.commands,
-            Lane::Attempt | Lane::Taking | Lane::Look | Lane::Behind => &node.attempts,
+            Lane::Attempt | Lane::Taking | Lane::Look | Lane::Behind | Lane::Only(_) => {
+                &node.attempts
+            }
         };
         let mut turn = None;
         if exchange.lane.queues() {
@@ -416,6 +419,16 @@ impl Redis {
             }
         }
         let mut live = link.live().await?;
+        let connection = ConnectionId {
+            node: Some(node.id),
+            generation: live.generation(),
+        };
+        if let Lane::Only(wanted) = exchange.lane
+            && wanted != connection
+        {
+            let reason = "the connection has broken, and another server may have taken over";
+            return Err(Fault::Unanswered(reason.into()));
+        }
         let replicas = node.replicas.as_ref();
         let replicas = replicas.filter(|_| exchange.lane.is_to_be_confirmed());
         if let Some(replicas) = replicas {
@@ -460,6 +473,7 @@ impl Redis {
                     answer,
                     sent,
                     confirmation,
+                    connection,
                 })
             }
         }
@@ -613,6 +627,7 @@ impl Heard {
             sent: self.sent,
             repeated,
             confirmation: self.confirmation,
+            connection: self.connection,
         })
     }
 }
