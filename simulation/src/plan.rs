@@ -215,7 +215,8 @@ impl Plan {
             names,
             few,
             held: match random.below(16) {
-                0 => 50 + random.below(250),
+                // In one of these sixteen runs thousands.
+                0 => (50 + random.below(250)) * if seed.is_multiple_of(16) { 20 } else { 1 },
                 _ => 0,
             },
             lease,

@@ -69,6 +69,8 @@ struct Object {
 struct Answers {
     /// Since when it has been asked without an answer.
     silent_since: Option<Instant>,
+    /// When the first of the messages arrived after which it has not been asked yet.
+    called: Option<Instant>,
     /// Since when it cannot be asked, and why.
     failing: Option<(Instant, Error)>,
     /// The store has answered a request that waits here. Reset when all waiters have left.
@@ -311,8 +313,11 @@ impl Entry {
     }
 
     fn call(&self) {
-        for queue in self.objects.iter().flat_map(|object| &object.queues) {
-            queue.call.notify_one();
+        for object in &self.objects {
+            object.answers().called.get_or_insert_with(Instant::now);
+            for queue in &object.queues {
+                queue.call.notify_one();
+            }
         }
     }
 }
@@ -344,14 +349,16 @@ impl std::fmt::Debug for Object {
 
 impl News for Object {
     /// The store has told a request in this line that another owner holds the object. That counts as news, unless
-    /// the store has been asked all the time since then and has not answered. A line is without news if all its
-    /// requests have left, or if it was begun for another object at the same channel.
+    /// the store has been asked all the time since then and has not answered, or a message has arrived before then and
+    /// the store has not been asked yet. A line is without news if all its requests have left, or if it was begun for
+    /// another object at the same channel.
     fn word(&self, since: Instant) -> Option<Word> {
         let answers = self.answers();
         if let Some((since, error)) = answers.failing.clone() {
             return Some(Word::Failed { since, error });
         }
-        let silent = answers.silent_since.is_some_and(|silent| silent <= since);
+        let silent = answers.silent_since.or(answers.called);
+        let silent = silent.is_some_and(|silent| silent <= since);
         (!silent && answers.answered).then_some(Word::Answered)
     }
 }
@@ -421,6 +428,9 @@ impl Line {
 
     /// Drops the messages that were published until now. Returns whether there were any.
     pub(super) fn forget_calls(&self) -> bool {
+        let mut answers = self.object.answers();
+        answers.silent_since = answers.silent_since.or(answers.called.take());
+        drop(answers);
         std::pin::pin!(self.waiters().call.notified()).enable()
     }
 
@@ -539,6 +549,32 @@ mod tests {
         room.lines.heard("c");
         line.forget_calls();
         assert!(!is_called(&line).await);
+    }
+
+    /// A release may have freed the object that the earlier answer called held.
+    #[tokio::test(start_paused = true)]
+    async fn a_request_that_joins_after_a_message_has_no_news_until_the_store_answers() {
+        let room = room();
+        let line = room.join("c", "object", Queue::Exclusive);
+        let is_news = |since| matches!(line.news().word(since), Some(Word::Answered));
+        let tick = || tokio::time::sleep(Duration::from_millis(1));
+        let before = Instant::now();
+        tick().await;
+        room.lines.heard("c");
+        let after = Instant::now();
+        assert!(is_news(before) && !is_news(after));
+        assert!(line.forget_calls());
+        line.asking();
+        assert!(!is_news(after));
+        tick().await;
+        room.lines.heard("c");
+        let during = Instant::now();
+        line.heard(Some(Word::Answered));
+        assert!(is_news(after) && !is_news(during));
+        line.forget_calls();
+        line.asking();
+        line.heard(Some(Word::Answered));
+        assert!(is_news(during));
     }
 
     #[test]

@@ -450,16 +450,19 @@ async fn an_outage_is_in_the_log_once() {
         .with_max_level(tracing::Level::TRACE)
         .with_ansi(false)
         .with_writer(move || writer.clone());
-    let _log = tracing::subscriber::set_default(subscriber.finish());
-    let room = room_with_timeout();
-    let fails = async |limit| {
+    let fails_in = async |room: &WaitingRoom, limit| {
         let failing = [outage(), outage(), Ok(Outcome::Done(1))];
-        let (won, _) = within_at(&room, Patience::Endless, limit, failing).await;
+        let (won, _) = within_at(room, Patience::Endless, limit, failing).await;
         assert_eq!(won.unwrap(), Some(1));
         let told = ["WARN", "the store cannot be asked", "channel=\"channel\""];
         log.lines(&told).len()
     };
     let limit = Some(60 * SECOND);
+    // `tracing` forgets an event for good that another test logs for the first time just while a subscriber is set.
+    assert_eq!(fails_in(&room_with_timeout(), limit).await, 0);
+    let _log = tracing::subscriber::set_default(subscriber.finish());
+    let room = room_with_timeout();
+    let fails = async |limit| fails_in(&room, limit).await;
     assert_eq!(fails(None).await, 0, "no outage limit");
     assert_eq!(fails(limit).await, 1);
     sleep(12).await;
