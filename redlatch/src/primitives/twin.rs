@@ -25,8 +25,8 @@ use crate::space::{Dumped, Message, Space};
 use crate::step::{Args, Outcome, Step};
 use crate::watchdog::Renew;
 
-/// Random histories per primitive and run, unless `REDLATCH_HISTORIES` says otherwise. Each run has another seed.
-const HISTORIES: u64 = 1000;
+/// Random histories per primitive and run. Each run has another seed.
+const HISTORIES: u32 = 1000;
 
 /// Leases are multiples of this, so that real time passing under the test cannot be mistaken for a
 /// difference.
@@ -72,7 +72,7 @@ where
     let seed = setting("REDLATCH_SEED", u64::from(std::process::id()) ^ 0x5eed);
     println!("REDLATCH_SEED={seed}");
     let mut runner = TestRunner::new(ProptestConfig {
-        cases: u32::try_from(setting("REDLATCH_HISTORIES", HISTORIES)).unwrap(),
+        cases: HISTORIES,
         rng_seed: RngSeed::Fixed(seed),
         failure_persistence: None,
         ..ProptestConfig::default()
