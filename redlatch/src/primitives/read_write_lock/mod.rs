@@ -40,7 +40,6 @@ use crate::wait::Queue;
 ///   wait for itself, and two such readers for each other.
 /// - Readers that overlap one after the other keep a writer waiting for as long as they overlap. If
 ///   that can happen, see [`ReadWriteLock::prefer_writers`].
-///   can happen, see [`ReadWriteLock::prefer_writers`].
 ///
 /// Like all handles, it is cheap and does nothing by itself.
 ///
