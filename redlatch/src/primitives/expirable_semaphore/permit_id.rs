@@ -106,7 +106,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn ids_are_written_and_read() {
+    fn permit_id_round_trips() {
         let (one, two) = (PermitId::random(), PermitId::from_bytes([0xff; 16]));
         assert_ne!(one, PermitId::random());
         assert_eq!(one.to_string().parse::<PermitId>().unwrap(), one);
@@ -121,7 +121,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_id_is_refused() {
+    fn invalid_permit_id_is_rejected() {
         let long = "0".repeat(1000);
         for bad in [
             "",

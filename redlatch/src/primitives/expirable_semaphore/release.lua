@@ -1,4 +1,4 @@
--- Gives permits back.
+-- Releases permits.
 --
 -- ARGV     channel, ids, which: 'any' of them that are out; 'all' or none; 'none', only look
 -- Returns  how many of them were out
@@ -8,7 +8,8 @@ if out == 0 or ARGV[3] == 'none' or (ARGV[3] == 'all' and out < #ids) then
     return out
 end
 redis.call('PUBLISH', ARGV[1], available + out)
--- Before INCRBY, which a server without memory left refuses to a script that has not written yet.
+-- Before INCRBY, which a server that is out of memory refuses unless the script has already
+-- written.
 for _, id in ipairs(ids) do
     redis.call('ZREM', KEYS[2], id)
 end

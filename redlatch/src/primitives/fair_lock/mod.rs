@@ -1,6 +1,5 @@
 //! The fair lock (Redisson: `RFairLock`, `RedissonFairLock`): first come, first served, across all
-//! clients. Its state is the lock's hash plus a queue of waiters; `queue.lua` describes the
-//! algorithm.
+//! clients. Its state is the lock's hash plus a queue of waiters; `rules` describes the algorithm.
 
 #[cfg(test)]
 mod differential;

@@ -2,11 +2,11 @@
 -- the scripts that take each kind of object, and the scripts that undo that.
 --
 -- KEYS     for each object the keys of its take script, then those of its undo script
---     ARGV     for each object, for its take script and then for its undo script: the script's number,
---              the number of keys, the number of arguments, the arguments
---     Returns  { { reply }, … }: all are held now, with the reply for each
---              { i, { reply } }: object i (from 0) is refused with this reply, nothing has changed
---              { i, text }: object i is of another kind, nothing has changed
+-- ARGV     for each object, for its take script and then for its undo script: the script's
+--          number, the number of keys, the number of arguments, the arguments
+-- Returns  { { reply }, … }: all are held now, with the reply for each
+--          { i, { reply } }: object i (from 0) is refused with this reply, nothing has changed
+--          { i, text }: object i is of another kind, nothing has changed
 -- Any other error is returned as an error, as for a single object; nothing has changed.
 --
 -- A reply that is a number is a refusal. Each reply has its own array, because nil would end the
