@@ -7,7 +7,7 @@ if not available then
     return -1
 end
 local ids = permits(ARGV[2])
--- Repeated because the answer was lost: the permits are already held.
+-- Asked for again because the answer was lost: they are out already.
 local missing = #ids - count(ids)
 if missing > 0 then
     if available < missing then

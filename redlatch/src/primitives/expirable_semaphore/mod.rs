@@ -236,7 +236,7 @@ impl ExpirableSemaphore {
         Ok(self.give_back(ids, Which::Any).await?.0)
     }
 
-    /// Sets a permit's remaining lease to `lease`, whatever it was: 1 ms to
+    /// Sets a permit's remaining lease to `lease`, longer or shorter: 1 ms to
     /// [`MAX_LEASE`](crate::MAX_LEASE), truncated to whole milliseconds. Returns whether the permit
     /// is held, and thus whether the lease was set.
     ///

@@ -1,7 +1,7 @@
 -- Releases permits.
 --
--- ARGV     channel, ids, which: 'any' of them that are out; 'all' or none; 'none', only look
--- Returns  how many of them were out
+-- ARGV     channel, ids, which: 'any' of them that are held; 'all' or none; 'none', only count
+-- Returns  how many of them were held
 local ids = permits(ARGV[2])
 local out = available and count(ids) or 0
 if out == 0 or ARGV[3] == 'none' or (ARGV[3] == 'all' and out < #ids) then

@@ -6,8 +6,7 @@
 -- Returns  1: done; 0: this owner does not hold the lock
 local owner, keep, lease, channel = ARGV[1], ARGV[2], tonumber(ARGV[3]), ARGV[4]
 local left = redis.call('PTTL', KEYS[1])
--- The owner no longer waits. This comes first, because the lock's key may contain other data by
--- now.
+-- Waits no more. First of all, because what is under the lock's key may be something else by now.
 local place = keep == '0' and redis.call('LPOS', KEYS[2], owner)
 if place then
     local ends = waited_for(owner)

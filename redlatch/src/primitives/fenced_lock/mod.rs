@@ -40,7 +40,7 @@ use crate::step::{BoxedStep, Outcome, Script, Step};
 ///
 /// # After a failover
 ///
-/// A release does not wait for replicas, whatever [`ReplicaSync`](crate::ReplicaSync) is set to. A
+/// A release does not wait for replicas, for any [`ReplicaSync`](crate::ReplicaSync) setting. A
 /// replica that is promoted may still contain a hold that was released. If the same
 /// [`Owner`](crate::Owner) acquires the lock again before that lease has ended, it continues this
 /// hold and gets the same token again. Other owners wait until the lease has ended, so no token is

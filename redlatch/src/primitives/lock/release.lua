@@ -6,8 +6,8 @@
 --          end does not change), and if this undoes an acquisition: lease in ms before that acquisition
 -- Returns  1: done; 0: this owner does not hold the lock
 if redis.call('HEXISTS', KEYS[1], ARGV[1]) == 0 then
-    -- Deleted by FLUSHALL or DEL: no other step wakes the waiters. A repeated release gets the same
-    -- answer; then a waiter checks once more than necessary.
+    -- Deleted by FLUSHALL or DEL: no other step wakes the waiters. Also the answer to a release that is
+    -- repeated; then a waiter checks once more than necessary.
     if ARGV[2] ~= '' and redis.call('EXISTS', KEYS[1]) == 0 then
         redis.call('PUBLISH', ARGV[2], '0')
     end

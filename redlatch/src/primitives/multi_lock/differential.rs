@@ -165,7 +165,7 @@ fn lua_and_rules_agree() {
     }
 }
 
-/// Each set of kinds has one script, whatever their order and number.
+/// Each set of kinds has one script, regardless of their order and number.
 #[test]
 fn same_kinds_share_one_script() {
     let script = |names: &[u8]| {

@@ -147,7 +147,7 @@ impl ReadWriteLock {
     /// behind it. Owners that already read may re-enter.
     ///
     /// It only has an effect between handles that have this setting. Owners that use another
-    /// handle, or Redisson, neither block readers nor are blocked. A waiting writer asks again
+    /// handle, or Redisson, neither block readers nor are blocked. A waiting writer retries
     /// every 3 s and is remembered in the store for 10 s, so a writer that dies blocks readers for
     /// at most 10 s.
     ///

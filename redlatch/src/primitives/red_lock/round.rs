@@ -4,7 +4,7 @@
 //!    a late or failed member counts as a refusal, and its attempt is undone in the background.
 //! 2. If a quorum (N/2 + 1) granted the lock and remains valid, less the allowance for clock drift,
 //!    the lock is acquired.
-//! 3. Otherwise release what was granted. If so many members fail that the others cannot form a
+//! 3. Otherwise release the granted members. If so many members fail that the others cannot form a
 //!    quorum, and waiting cannot fix it, return the error.
 //! 4. If a quorum has been unreachable for longer than the outage limit, return that error.
 //! 5. Otherwise pause for a random time and start the next round.
