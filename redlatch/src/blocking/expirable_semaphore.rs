@@ -86,8 +86,7 @@ impl ExpirableSemaphore {
         self.try_acquire_many_for(1, Duration::ZERO)
     }
 
-    /// Acquires this many permits if they are free, all or none; blocks for one answer of the
-    /// store.
+    /// Acquires this many permits if they are free, all or none; blocks for one answer of the store.
     pub fn try_acquire_many(&self, permits: u32) -> Result<Option<PermitGuard>> {
         self.try_acquire_many_for(permits, Duration::ZERO)
     }

@@ -32,8 +32,7 @@ impl<K: LockKind + OwnedKind> From<Lock<K>> for Member {
 }
 
 /// Several locks that are held as one, for threads: [`MultiLock`] and [`RedLock`]. The errors are
-/// those of the async methods of the same names. A member's lease from [`Lock::with_lease`] has no
-/// effect here.
+/// those of the async methods of the same names. A member's lease from [`Lock::with_lease`] has no effect here.
 #[derive(Clone, Debug)]
 pub struct Many<L: LockOfMany> {
     inner: L,
@@ -223,8 +222,7 @@ macro_rules! guard_of {
                 self.inner.names()
             }
 
-            /// Returns whether the calling thread holds it, according to the stores: the async
-            /// `is_held_by`.
+            /// Returns whether the calling thread holds it, according to the stores: the async `is_held_by`.
             pub fn is_held_by_current_thread(&self) -> Result<bool> {
                 let (lock, me) = (self.inner.clone(), current_thread());
                 self.worker()?.run(async move { lock.is_held_by(me).await })?

@@ -64,8 +64,7 @@ pub fn current_thread() -> Owner {
 ///
 /// Clones share one connection and one thread. The thread ends with the last of them and of their
 /// handles and guards, after everything that was dropped has been released. The process does not
-/// wait for that when it exits: call [`Client::settled`] first if guards were dropped shortly
-/// before.
+/// wait for that when it exits: call [`Client::settled`] first if guards were dropped shortly before.
 #[derive(Clone, Debug)]
 pub struct Client {
     inner: crate::Client,

@@ -77,8 +77,7 @@ impl Semaphore {
         self.try_acquire_many_for(1, Duration::ZERO)
     }
 
-    /// Acquires this many permits if they are available, all or none; blocks for one answer of the
-    /// store.
+    /// Acquires this many permits if they are available, all or none; blocks for one answer of the store.
     pub fn try_acquire_many(&self, permits: u32) -> Result<Option<SemaphorePermits>> {
         self.try_acquire_many_for(permits, Duration::ZERO)
     }

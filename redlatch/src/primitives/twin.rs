@@ -34,8 +34,7 @@ use crate::space::{Dumped, Message, Space};
 use crate::step::{Args, Outcome, Step};
 use crate::watchdog::Renew;
 
-/// Random histories per primitive and run, unless `REDLATCH_HISTORIES` is set. Each run has another
-/// seed.
+/// Random histories per primitive and run, unless `REDLATCH_HISTORIES` is set. Each run has another seed.
 const HISTORIES: u64 = 1000;
 
 /// Leases are multiples of this, so that real time that passes during the test does not count as a
@@ -224,8 +223,7 @@ impl Twin {
         self.step(&step).await.unwrap() == [true]
     }
 
-    /// Checks that listings see the same under the name on both sides, whatever the primitive put
-    /// there.
+    /// Checks that listings see the same under the name on both sides, whatever the primitive put there.
     async fn survey(&mut self) {
         let names = [Beside::new("name".into())];
         let _ = self.step(&Survey { names: &names }).await;

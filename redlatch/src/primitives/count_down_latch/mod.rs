@@ -90,8 +90,7 @@ impl CountDownLatch {
     }
 
     /// Sets the count of an open latch, at least 1, which closes it. Returns whether this call set
-    /// it. (Redisson: `trySetCount`, which treats a count of 0 as set, even if it set that count
-    /// itself.)
+    /// it. (Redisson: `trySetCount`, which treats a count of 0 as set, even if it set that count itself.)
     ///
     /// # Errors
     ///

@@ -35,8 +35,7 @@ use crate::store::{Answer, Lane, Sent};
 const MAX_PERMITS: u32 = i32::MAX.unsigned_abs();
 
 /// The maximum number of permits in one acquisition. Each permit has its own id, by which it is
-/// renewed together with those of other guards. A script that writes more would block the server
-/// for too long.
+/// renewed together with those of other guards. A script that writes more would block the server for too long.
 const MAX_AT_ONCE: u32 = 1000;
 
 /// A semaphore whose permits have leases: the permits of a crashed process return by themselves
@@ -52,12 +51,10 @@ const MAX_AT_ONCE: u32 = 1000;
 ///
 /// Waiters of one client are served in order of arrival, even if the first one requests more
 /// permits than the next. There is no order between clients: a request for many permits can be
-/// overtaken for as long as others take the few that are free. Leases are measured by the server's
-/// clock.
+/// overtaken for as long as others take the few that are free. Leases are measured by the server's clock.
 ///
 /// A store that loses its data (`FLUSHALL`, eviction, a restart without persistence) loses the
-/// permits. Holders detect this at their next renewal, and waiters wait until the permits are set
-/// again.
+/// permits. Holders detect this at their next renewal, and waiters wait until the permits are set again.
 ///
 /// # When to use it, and when not
 ///
@@ -540,8 +537,7 @@ impl Kind for Permits {
             Release {
                 place: &hold.place,
                 ids: &hold.field,
-                // A permit is never held twice, so there is either nothing to keep or nothing to
-                // release.
+                // A permit is never held twice, so there is either nothing to keep or nothing to release.
                 which: if keep == 0 { Which::Any } else { Which::None },
             },
             all,
@@ -580,8 +576,7 @@ impl Rules for Permits {
         rules::Force { place }
     }
 
-    /// The permits' ids, chosen here, identify the acquisition, so sending it twice takes them
-    /// once.
+    /// The permits' ids, chosen here, identify the acquisition, so sending it twice takes them once.
     fn field(&self, _: &Place, _: &ClientId, _: Owner) -> String {
         let ids: Vec<_> = (0..self.n).map(|_| PermitId::random()).collect();
         join(&ids)

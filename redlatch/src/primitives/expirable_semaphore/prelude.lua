@@ -1,5 +1,4 @@
--- Prepended to every script of the semaphore except renewal: releases the permits that have
--- expired.
+-- Prepended to every script of the semaphore except renewal: releases the permits that have expired.
 --
 -- KEYS     free permits: a number; when the held permits expire: zset id -> epoch ms
 -- ARGV[1]  channel

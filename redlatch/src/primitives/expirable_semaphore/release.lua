@@ -8,8 +8,7 @@ if out == 0 or ARGV[3] == 'none' or (ARGV[3] == 'all' and out < #ids) then
     return out
 end
 redis.call('PUBLISH', ARGV[1], available + out)
--- Before INCRBY, which a server that is out of memory refuses unless the script has already
--- written.
+-- Before INCRBY, which a server that is out of memory refuses unless the script has already written.
 for _, id in ipairs(ids) do
     redis.call('ZREM', KEYS[2], id)
 end

@@ -1,5 +1,4 @@
-//! The semaphore's steps in Rust, which the embedded store runs. Each has a Lua script that does
-//! the same.
+//! The semaphore's steps in Rust, which the embedded store runs. Each has a Lua script that does the same.
 //!
 //! State: the number of free permits, and a sorted set of the held permits: id -> date of expiry.
 //!
@@ -59,8 +58,7 @@ struct Books {
 }
 
 impl Books {
-    /// Releases the expired permits. Permits of a deleted semaphore belong to no semaphore and stay
-    /// as they are.
+    /// Releases the expired permits. Permits of a deleted semaphore belong to no semaphore and stay as they are.
     fn open(space: &mut Space, place: &Place, at: Instant) -> Result<Books> {
         let now = space.date(at);
         let later = rounded_up(space, at);
@@ -579,8 +577,7 @@ impl Step for Inspect<'_> {
         };
         let holder = |one: &[Value]| match one {
             [Value::BulkString(id), Value::Int(raw)] => {
-                // An id of another format, written to the set by another program, is shown as it
-                // is.
+                // An id of another format, written to the set by another program, is shown as it is.
                 let owner = match <[u8; PermitId::BYTES]>::try_from(id.as_slice()) {
                     Ok(id) => PermitId::from_bytes(id).to_string(),
                     Err(_) => String::from_utf8_lossy(id).into_owned(),

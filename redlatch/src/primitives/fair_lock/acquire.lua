@@ -1,5 +1,4 @@
--- Acquires the lock for an owner whose turn it is, or returns when to retry. A waiting owner joins
--- the queue.
+-- Acquires the lock for an owner whose turn it is, or returns when to retry. A waiting owner joins the queue.
 --
 -- KEYS     the lock, the queue, the timeouts, the absent
 -- ARGV     owner, lease in ms, requested hold count, wait time in ms (0: does not wait, so does
@@ -129,8 +128,7 @@ elseif place == 0 then
     end
 end
 -- FLUSHALL deletes the queue as well, and then no step knows whom to wake. So waiters retry from
--- time to time, and later ones less often, so that a long queue causes as few requests as a short
--- one.
+-- time to time, and later ones less often, so that a long queue causes as few requests as a short one.
 local look = LOOK + place * APART
 if place == 0 then
     return math.min(left, look)

@@ -36,8 +36,7 @@ enum Move {
     Force,
     Inspect,
     Waiting,
-    /// Which waiters are subscribed from now on: one bit per owner, one for waiters that do not
-    /// queue.
+    /// Which waiters are subscribed from now on: one bit per owner, one for waiters that do not queue.
     Hear(u8),
     Plant,
 }

@@ -34,13 +34,11 @@ use crate::step::{BoxedStep, Outcome, Script, Step};
 /// A request that gives up, is dropped or fails leaves the queue, in the background if the store
 /// cannot be reached. Waiters that died delay the others by one [grace period](Lock::grace_period)
 /// of 5 s in total. A waiter whose process hangs while its connection stays open keeps its turn
-/// until its [wait time](Lock::wait_time) has passed. All these times are measured by the server's
-/// clock.
+/// until its [wait time](Lock::wait_time) has passed. All these times are measured by the server's clock.
 ///
 /// It is the same lock in the store as [`Client::lock`](crate::Client::lock): both exclude each
 /// other. But requests through that handle do not join the queue, and its release wakes no waiter
-/// of the fair lock. A release of the fair lock wakes the waiters of that handle only if the queue
-/// is empty.
+/// of the fair lock. A release of the fair lock wakes the waiters of that handle only if the queue is empty.
 ///
 /// When not to use it: fairness costs throughput. At each turn the lock is idle while the next
 /// waiter is woken, where an unfair lock would admit any request that arrives then. Each turn also
@@ -101,15 +99,12 @@ impl Lock<Fair> {
     /// others wait that long for a waiter whose process hangs. A waiter without a connection keeps
     /// its turn no longer than the [grace period](Lock::grace_period). Default 300 s, as in
     /// Redisson (`fairLockWaitTimeout`); 1 ms to [`MAX_LEASE`](crate::MAX_LEASE), truncated to
-    /// whole milliseconds. Other values fail with [`Error::InvalidSetting`] when the lock is
-    /// requested.
+    /// whole milliseconds. Other values fail with [`Error::InvalidSetting`] when the lock is requested.
     ///
-    /// A shorter limit of the request ([`TryAcquire::wait`](crate::TryAcquire::wait)) replaces this
-    /// time.
+    /// A shorter limit of the request ([`TryAcquire::wait`](crate::TryAcquire::wait)) replaces this time.
     ///
     /// A short time causes polling: every waiter that is not next checks at this interval whether
-    /// the waiters before it were dropped. With 10 ms, each of them asks the store a hundred times
-    /// a second.
+    /// the waiters before it were dropped. With 10 ms, each of them asks the store a hundred times a second.
     ///
     /// A waiter must be able to answer within this time. If processes are stopped or disconnected
     /// for longer, they lose their position and continue to wait at the end of the queue.

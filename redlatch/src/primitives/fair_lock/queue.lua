@@ -13,8 +13,7 @@
 -- head is absent. Then all absent waiters are noted together, so that one grace period applies to
 -- all of them at the same time. An absent waiter is dropped when it is the head, its grace period
 -- has passed, and it is still absent. So a waiter that is connected when its turn comes keeps its
--- position, even if it was noted before. The timeouts, by which Redisson drops waiters, do not
--- change.
+-- position, even if it was noted before. The timeouts, by which Redisson drops waiters, do not change.
 
 -- The server's clock in ms, because the clients' clocks may differ.
 local function today()
@@ -123,8 +122,7 @@ local function call_after_release(channel, left, grace)
     end
     local now = today()
     local _, absent = note_absent(channel, now, grace)
-    -- Long enough for a waiter that subscribes at a replica, and is not counted here, to take its
-    -- turn.
+    -- Long enough for a waiter that subscribes at a replica, and is not counted here, to take its turn.
     if absent[head] and absent[head] < now + 50 then
         redis.call('ZADD', KEYS[4], now + 50, head)
     end

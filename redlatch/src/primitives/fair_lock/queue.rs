@@ -13,8 +13,7 @@ use crate::space::Space;
 /// Maximum number of waiters that one step checks for absence.
 const LOOKED_AT: usize = 1000;
 
-/// Time in milliseconds for a waiter that subscribes at a replica, and is not counted, to take its
-/// turn.
+/// Time in milliseconds for a waiter that subscribes at a replica, and is not counted, to take its turn.
 const UNCOUNTED: i64 = 50;
 
 /// The absent waiters: see `queue.lua`.

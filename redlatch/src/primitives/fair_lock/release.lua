@@ -44,8 +44,7 @@ if keep == '0' then
     return 1
 end
 redis.call('HSET', KEYS[1], owner, keep)
--- Without a lease the end does not change, even if the key lost its expiry: PEXPIRE 0 would delete
--- it.
+-- Without a lease the end does not change, even if the key lost its expiry: PEXPIRE 0 would delete it.
 if lease > 0 and left < lease then
     redis.call('PEXPIRE', KEYS[1], lease)
 end

@@ -52,15 +52,13 @@ fn keys(place: &Place) -> impl ExactSizeIterator<Item = &str> + Send {
 /// Time in milliseconds after which a waiter checks again whether the head has taken its turn.
 const TURN: i64 = 1000;
 
-/// Additional sleep per position in the queue, in milliseconds, so that a long queue does not retry
-/// all at once.
+/// Additional sleep per position in the queue, in milliseconds, so that a long queue does not retry all at once.
 const APART: i64 = 10;
 
 /// Maximum sleep of the head of the queue, in milliseconds.
 const LOOK: i64 = 5000;
 
-/// Returns the lock's remaining lease in milliseconds; -1 if it never expires. `None` if it is
-/// free.
+/// Returns the lock's remaining lease in milliseconds; -1 if it never expires. `None` if it is free.
 fn left(space: &mut Space, place: &Place, now: Instant) -> Option<i64> {
     match space.remaining(place.key(), now)? {
         Duration::MAX => Some(-1),
@@ -68,8 +66,7 @@ fn left(space: &mut Space, place: &Place, now: Instant) -> Option<i64> {
     }
 }
 
-/// Acquires the lock for an owner whose turn it is, or returns when to retry. A waiting owner joins
-/// the queue.
+/// Acquires the lock for an owner whose turn it is, or returns when to retry. A waiting owner joins the queue.
 pub(super) struct Acquire<'a> {
     pub(super) ask: Ask<'a>,
     /// How long the lock is kept for this owner when its turn has come.
@@ -159,8 +156,7 @@ impl Step for Acquire<'_> {
 }
 
 impl Acquire<'_> {
-    /// Drops the heads whose time has passed, and on a free lock those that were absent for their
-    /// grace period.
+    /// Drops the heads whose time has passed, and on a free lock those that were absent for their grace period.
     fn turn(&self, queue: &mut Queue<'_>, free: bool) -> Result<Turn> {
         let owner = &*self.ask.hold.field;
         let grace = millis(self.grace.duration());
@@ -232,8 +228,7 @@ impl Acquire<'_> {
             && place.is_some()
             && !turn.dropped
         {
-            // A waiter retries while the head does not take its turn: the head may have missed its
-            // message.
+            // A waiter retries while the head does not take its turn: the head may have missed its message.
             queue.call_one(head);
         }
         let mut place = match place {

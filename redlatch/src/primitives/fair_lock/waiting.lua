@@ -1,5 +1,4 @@
--- Returns the waiting owners, the next one first, without heads whose time has passed. Changes
--- nothing.
+-- Returns the waiting owners, the next one first, without heads whose time has passed. Changes nothing.
 --
 -- KEYS     the lock, the queue, the timeouts, the absent
 -- Returns  the owners

@@ -1,5 +1,4 @@
--- Inserted between `queue.lua`, which works on one lock and uses a local KEYS, and the renewal
--- script.
+-- Inserted between `queue.lua`, which works on one lock and uses a local KEYS, and the renewal script.
 --
 -- Only the locks are declared as keys: in a cluster, a script with several declared keys is refused
 -- while their slot is migrating and they are on two nodes, and a renewal must not be refused. The

@@ -27,8 +27,7 @@ use crate::step::{BoxedStep, Outcome, Script, Step};
 /// Only that check guarantees that nothing is overwritten (M. Kleppmann, *How to do distributed
 /// locking*, 2016).
 ///
-/// The token is counted in a separate key that never expires. Re-entrant acquisitions increase it
-/// too.
+/// The token is counted in a separate key that never expires. Re-entrant acquisitions increase it too.
 ///
 /// # After lost data
 ///
@@ -176,8 +175,7 @@ impl Lock<Fenced> {
 }
 
 impl Guard<Fenced> {
-    /// Returns the fencing token of this acquisition, which is greater than that of every earlier
-    /// one.
+    /// Returns the fencing token of this acquisition, which is greater than that of every earlier one.
     pub fn token(&self) -> u64 {
         self.won
     }

@@ -19,8 +19,7 @@ use crate::primitives::lock::rules::{take, wait, wrong_kind};
 use crate::space::{Holds, Space};
 use crate::step::{Args, Outcome, Script, Step, unexpected, yes_or_no};
 
-/// Acquires the lock for an owner and increments the token, or returns how long another owner may
-/// still hold it.
+/// Acquires the lock for an owner and increments the token, or returns how long another owner may still hold it.
 pub(super) struct Acquire<'a> {
     pub(super) ask: Ask<'a>,
 }

@@ -212,8 +212,7 @@ impl<K: LockKind> Lock<K> {
     /// point. It is never polled after the lease has ended, even if the process was stopped
     /// meanwhile. If the loss is found only at the release, `work` has completed, but possibly
     /// while another owner held the lock. Otherwise the errors of [`Lock::lock`]; `work` was then
-    /// not started. A release that the store does not answer is not an error: it continues in the
-    /// background.
+    /// not started. A release that the store does not answer is not an error: it continues in the background.
     ///
     /// # Cancel safety
     ///
@@ -286,8 +285,7 @@ impl<K: LockKind> Lock<K> {
     /// # Errors
     ///
     /// Those of [`Lock::is_locked`], and [`Error::OutcomeUnknown`]: the connection broke before the
-    /// answer arrived. The step is not repeated, because another owner may have acquired the lock
-    /// since.
+    /// answer arrived. The step is not repeated, because another owner may have acquired the lock since.
     ///
     /// # Cancel safety
     ///
@@ -317,8 +315,7 @@ impl<K: LockKind> Lock<K> {
 }
 
 /// Returns the output of work whose lock has since been released, or [`Error::Lost`] if the release
-/// found the loss. A release that the store does not answer is not an error; it continues in the
-/// background.
+/// found the loss. A release that the store does not answer is not an error; it continues in the background.
 pub(crate) fn done<T>(output: T, released: Result<()>) -> Result<T> {
     match released {
         Err(lost @ Error::Lost { .. }) => Err(lost),

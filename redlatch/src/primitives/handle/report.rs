@@ -9,8 +9,7 @@ use crate::Boxed;
 use crate::hold::Hold;
 use crate::log::listed;
 
-/// Reads which owners hold the lock, and logs them with the waiting owner and the time waited since
-/// `since`.
+/// Reads which owners hold the lock, and logs them with the waiting owner and the time waited since `since`.
 ///
 /// Boxed: few waiters wait that long.
 pub(crate) fn report<K: LockKind>(

@@ -1,5 +1,4 @@
-//! The re-entrant lock (Redisson: `RLock`, `RedissonLock`). The other exclusive locks reuse its
-//! steps.
+//! The re-entrant lock (Redisson: `RLock`, `RedissonLock`). The other exclusive locks reuse its steps.
 
 #[cfg(test)]
 mod differential;

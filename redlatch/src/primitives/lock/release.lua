@@ -1,5 +1,4 @@
--- Sets an owner's hold count to the number of holds to keep, or releases the lock and wakes a
--- waiter.
+-- Sets an owner's hold count to the number of holds to keep, or releases the lock and wakes a waiter.
 --
 -- KEYS[1]  the lock: hash owner -> hold count
 -- ARGV     owner, channel (empty: wake no waiter); if some holds remain: their number, lease in ms (0: the
@@ -20,13 +19,11 @@ if not ARGV[3] then
     end
     return 1
 end
--- Changes nothing. A server that is out of memory refuses HSET, unless the script has already
--- written.
+-- Changes nothing. A server that is out of memory refuses HSET, unless the script has already written.
 redis.call('HDEL', KEYS[1], '')
 redis.call('HSET', KEYS[1], ARGV[1], ARGV[3])
 local left = redis.call('PTTL', KEYS[1])
--- Without a lease the end does not change, even if the key lost its expiry: PEXPIRE 0 would delete
--- it.
+-- Without a lease the end does not change, even if the key lost its expiry: PEXPIRE 0 would delete it.
 local lease = tonumber(ARGV[4])
 if lease > 0 and left < lease then
     redis.call('PEXPIRE', KEYS[1], lease)

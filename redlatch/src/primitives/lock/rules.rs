@@ -1,5 +1,4 @@
-//! The lock's steps in Rust, which the embedded store runs. Each has a Lua script that does the
-//! same.
+//! The lock's steps in Rust, which the embedded store runs. Each has a Lua script that does the same.
 //!
 //! State: a hash owner -> hold count, whose expiry is the lease. At most one owner has a field.
 //!

@@ -163,8 +163,7 @@ impl<'a> Entry<'a> {
         Ok(Ok(shares))
     }
 
-    /// Takes one run. If `subscribe` is set, subscribes first to the channel of the member that is
-    /// waited for.
+    /// Takes one run. If `subscribe` is set, subscribes first to the channel of the member that is waited for.
     async fn take(
         &self,
         run: Range<usize>,

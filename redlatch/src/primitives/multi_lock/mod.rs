@@ -42,8 +42,7 @@ use crate::wait::Limits;
 /// (`{account}:1`, `{account}:2`).
 ///
 /// The order is by slot in a cluster, by key and then by the store's address. So clients that lock
-/// the same name on several servers should use the same addresses. A lock that is named twice is
-/// acquired once.
+/// the same name on several servers should use the same addresses. A lock that is named twice is acquired once.
 ///
 /// # When not to use it
 ///
@@ -147,8 +146,7 @@ impl MultiLock {
         done(output, guard.unlock().await)
     }
 
-    /// Returns whether `owner` holds all locks, each through its member's client, according to the
-    /// stores.
+    /// Returns whether `owner` holds all locks, each through its member's client, according to the stores.
     ///
     /// # Errors
     ///

@@ -58,8 +58,7 @@ fn moves() -> impl Strategy<Value = Move> {
         2 => any::<bool>().prop_map(Side::Write),
     ];
     let (owner, lease) = (0..3u8, 1..6u32);
-    // Sometimes more holds than have their own keys: rarely, because checking all of them takes
-    // time.
+    // Sometimes more holds than have their own keys: rarely, because checking all of them takes time.
     let count = prop_oneof![
         300 => Just(1u32),
         200 => Just(2),

@@ -1,5 +1,4 @@
-//! Explores all sequences of steps on a read-write lock: readers share it, a writer excludes all
-//! other owners.
+//! Explores all sequences of steps on a read-write lock: readers share it, a writer excludes all other owners.
 
 use std::sync::Arc;
 

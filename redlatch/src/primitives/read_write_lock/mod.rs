@@ -98,8 +98,7 @@ pub struct Write {
     holds_back: Option<Lease>,
 }
 
-/// The write hold that lets its owner also read. If it is lost, the request fails instead of
-/// waiting.
+/// The write hold that lets its owner also read. If it is lost, the request fails instead of waiting.
 #[derive(Clone)]
 struct Besides {
     writing: Arc<Hold>,
@@ -148,8 +147,7 @@ impl ReadWriteLock {
     ///
     /// It only has an effect between handles that have this setting. Owners that use another
     /// handle, or Redisson, neither block readers nor are blocked. A waiting writer retries
-    /// every 3 s and is remembered in the store for 10 s, so a writer that dies blocks readers for
-    /// at most 10 s.
+    /// every 3 s and is remembered in the store for 10 s, so a writer that dies blocks readers for at most 10 s.
     ///
     /// Of the writers that wait through one client, only the first is known to the store: after its
     /// turn a new reader may come before the next writer.
@@ -202,8 +200,7 @@ impl ReadWriteLock {
     /// `writeLock()`).
     ///
     /// Requesting it while reading is [`Error::WriteWhileReading`]. [`Lock::is_locked`] returns
-    /// whether there is a writer. [`Lock::force_unlock`] releases the writer's hold and its read
-    /// holds.
+    /// whether there is a writer. [`Lock::force_unlock`] releases the writer's hold and its read holds.
     pub fn write(&self) -> &WriteLock {
         &self.write
     }

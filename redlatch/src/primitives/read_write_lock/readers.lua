@@ -13,8 +13,7 @@ local function timeout(base, owner, n)
     return base .. owner .. ':rwlock_timeout:' .. n
 end
 
--- Returns the longest remaining ms of a reader's holds, from the hold `first` on. 0: all have
--- ended.
+-- Returns the longest remaining ms of a reader's holds, from the hold `first` on. 0: all have ended.
 local function longest(base, owner, count, first)
     local most = 0
     for n = first or 1, keyed(count) do

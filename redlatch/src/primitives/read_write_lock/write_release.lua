@@ -1,6 +1,5 @@
 -- Sets a writer's hold count to the number of holds to keep. 0 releases its side and wakes waiters.
--- If the owner also reads, it remains a reader. A waiting writer that gives up no longer blocks new
--- readers.
+-- If the owner also reads, it remains a reader. A waiting writer that gives up no longer blocks new readers.
 --
 -- KEYS     the lock: hash mode -> read | write, owner:write -> hold count; the waiting writers:
 --          sorted set owner:write -> date
@@ -26,8 +25,7 @@ if not fields[2] then
 end
 if ARGV[2] ~= '0' then
     redis.call('HSET', KEYS[1], ARGV[1], ARGV[2])
-    -- Without a lease the end does not change, even if the key lost its expiry: PEXPIRE 0 would
-    -- delete it.
+    -- Without a lease the end does not change, even if the key lost its expiry: PEXPIRE 0 would delete it.
     local lease = tonumber(ARGV[3])
     if lease > 0 and left < lease then
         redis.call('PEXPIRE', KEYS[1], lease)

@@ -63,8 +63,7 @@ impl Majority {
         if self.state.load(Ordering::SeqCst) != HELD {
             return Duration::ZERO;
         }
-        // The hold may have been entered for longer, before or since: clocks have had that long to
-        // drift.
+        // The hold may have been entered for longer, before or since: clocks have had that long to drift.
         let valid = |(hold, lease): &(Arc<Hold>, Duration)| {
             let drift = drift(hold.longest_lease().max(*lease));
             hold.valid_for().saturating_sub(drift)
@@ -178,8 +177,7 @@ impl RedGuard {
     }
 
     /// Returns how long the lock is certainly held without a renewal: the quorum-th longest
-    /// remaining lease, less the allowance for clock drift (1 % of the lease and 2 ms). Zero if it
-    /// was lost.
+    /// remaining lease, less the allowance for clock drift (1 % of the lease and 2 ms). Zero if it was lost.
     pub fn valid_for(&self) -> Duration {
         self.majority.valid_for()
     }

@@ -67,8 +67,7 @@ impl Rounds<'_> {
         }
     }
 
-    /// Requests all members once. Without a quorum that is valid for some time, releases what was
-    /// acquired.
+    /// Requests all members once. Without a quorum that is valid for some time, releases what was acquired.
     async fn round(&mut self) -> Result<Option<Won>> {
         let begun = Instant::now();
         let mut asked = Vec::with_capacity(self.members.len());

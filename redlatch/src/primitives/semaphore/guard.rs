@@ -30,8 +30,7 @@ const PAUSE: Duration = Duration::from_millis(500);
 /// whose time to live has ended, is not created again with a wrong number of permits. One that was
 /// set again after its time to live had ended does not get permits of the previous one either. But
 /// a semaphore that was deleted and set again, or set again after the store lost its data, does get
-/// them, because the store cannot tell it from the previous one. It then has more permits than were
-/// set.
+/// them, because the store cannot tell it from the previous one. It then has more permits than were set.
 #[must_use = "the permits are given back as soon as this is dropped"]
 pub struct SemaphorePermits {
     /// `None` if there is nothing left to release.
@@ -64,8 +63,7 @@ impl SemaphorePermits {
     }
 
     /// Releases permits that too few replicas have acknowledged, to the server process that granted
-    /// them. A promoted replica may not know that they were acquired, and would have too many
-    /// permits.
+    /// them. A promoted replica may not know that they were acquired, and would have too many permits.
     pub(super) async fn release_unconfirmed(mut self, connection: ConnectionId) -> Result<()> {
         if let Some(owed) = &mut self.owed {
             owed.lane = Lane::Only(connection);
@@ -211,8 +209,7 @@ impl Owed {
         }
     }
 
-    /// Returns whether the semaphore's time to live has ended. Its name may belong to a new one by
-    /// now.
+    /// Returns whether the semaphore's time to live has ended. Its name may belong to a new one by now.
     fn is_void(&self) -> bool {
         self.ends.is_some_and(|ends| Instant::now() >= ends)
     }

@@ -42,8 +42,7 @@ const MOST: i64 = i32::MAX as i64;
 /// persistence) loses the permits: waiters wait until they are set again. Where that must not
 /// happen, use the expirable semaphore, whose permits have leases and return by themselves. Use
 /// this one for limits where a miscount is harmless, for counts that are regularly set anew
-/// ([`TrySetPermits::time_to_live`]), and for permits that one process acquires and another
-/// releases.
+/// ([`TrySetPermits::time_to_live`]), and for permits that one process acquires and another releases.
 ///
 /// Inside one process a [`tokio::sync::Semaphore`] does the same at a thousandth of the cost.
 ///
@@ -215,8 +214,7 @@ impl Semaphore {
 
     /// Adds permits, or removes them permanently. If more are removed than are available, the
     /// number becomes negative, and releases first compensate for that. A semaphore that does not
-    /// exist is created. Errors and cancel safety as [`Semaphore::release`]. (Redisson:
-    /// `addPermits`.)
+    /// exist is created. Errors and cancel safety as [`Semaphore::release`]. (Redisson: `addPermits`.)
     ///
     /// ```
     /// # #[tokio::main(flavor = "current_thread")] async fn main() -> redlatch::Result<()> {
@@ -263,8 +261,7 @@ impl Semaphore {
         self.session.store.look(&Read { place }).await
     }
 
-    /// Deletes the semaphore. Returns whether it existed. Waiters continue to wait until permits
-    /// are set again.
+    /// Deletes the semaphore. Returns whether it existed. Waiters continue to wait until permits are set again.
     ///
     /// # Errors
     ///

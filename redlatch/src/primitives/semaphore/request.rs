@@ -38,8 +38,7 @@ use crate::wait::{Attempt, Limits, Request};
 ///
 /// The release requires the answer that confirms the acquisition. If there is never an answer,
 /// after [`Error::ResponseTimeout`] or a drop, because the connection breaks or the runtime ends,
-/// the permits may stay taken. The log reports it (`tracing`, level WARN, with the semaphore's
-/// name).
+/// the permits may stay taken. The log reports it (`tracing`, level WARN, with the semaphore's name).
 #[must_use = "nothing is acquired until this is awaited"]
 pub struct AcquirePermits {
     pub(super) semaphore: Semaphore,
@@ -62,8 +61,7 @@ pub struct TryAcquirePermits {
 impl AcquirePermits {
     /// Waits through an outage of the store that lasts at most this long:
     /// [`ClientBuilder::outage_limit`](crate::ClientBuilder::outage_limit), for this request. A
-    /// step whose outcome is unknown ([`Error::OutcomeUnknown`]) is not repeated, regardless of the
-    /// limit.
+    /// step whose outcome is unknown ([`Error::OutcomeUnknown`]) is not repeated, regardless of the limit.
     pub fn outage_limit(mut self, limit: Duration) -> AcquirePermits {
         self.outage_limit = Some(limit);
         self
@@ -175,8 +173,7 @@ impl Attempt for Taking<'_> {
         let wait = Outcome::Wait(session.watchdog.lease().duration());
         if subscribe {
             // Reading may be repeated, taking must not. So the connection is made and the channel
-            // subscribed before anything is taken, at no extra cost to requests that must wait
-            // anyway.
+            // subscribed before anything is taken, at no extra cost to requests that must wait anyway.
             let look = Read {
                 place: &self.semaphore.place,
             };

@@ -22,8 +22,7 @@ use crate::step::{Args, BoxedStep, Outcome, Script, Step};
 /// store as [`Client::lock`](crate::Client::lock): both exclude each other. But a spin lock's
 /// release does not wake waiters of that handle; they retry when the lease would have ended. An
 /// owner that holds the lock through one of the two handles and requests it through the other gets
-/// [`Error::WrongKind`](crate::Error::WrongKind): both would share one hold, and only one of them
-/// wakes waiters.
+/// [`Error::WrongKind`](crate::Error::WrongKind): both would share one hold, and only one of them wakes waiters.
 ///
 /// When not to use it: where a lock is held for longer than some milliseconds or many processes
 /// wait for it. Each of them asks up to 1000 times a second, later 8 times a second; a waiter that
@@ -114,8 +113,7 @@ impl Rules for Spin {
         Reentrant.force(place)
     }
 
-    /// No messages are sent on this channel. It only names a queue separate from that of the other
-    /// handle.
+    /// No messages are sent on this channel. It only names a queue separate from that of the other handle.
     fn channel<'a>(&self, hold: &'a Hold) -> &'a str {
         hold.place.spinning()
     }

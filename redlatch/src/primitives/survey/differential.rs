@@ -1,6 +1,5 @@
 //! Compares script and rule of the listing step on any data under a name. The steps of other
-//! primitives create the data: each of their tests covers its own primitive, this one how they look
-//! in listings.
+//! primitives create the data: each of their tests covers its own primitive, this one how they look in listings.
 
 use std::time::Duration;
 

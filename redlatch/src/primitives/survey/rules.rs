@@ -50,8 +50,7 @@ impl Step for Survey<'_> {
     fn reply(&self, raw: Value) -> Result<Vec<Seen>> {
         match raw {
             Value::Array(all) if all.len() == self.names.len() => {
-                // An unreadable reply is not an object of this library; it must not hide the
-                // others.
+                // An unreadable reply is not an object of this library; it must not hide the others.
                 let seen = |raw| seen(raw).unwrap_or(Err(OTHER_TYPE));
                 Ok(all.into_iter().map(seen).collect())
             }

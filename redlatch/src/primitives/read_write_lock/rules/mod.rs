@@ -11,12 +11,10 @@
 //! * Write: possible without a hash, or if the owner already writes. An error if the owner itself
 //!   reads. A writer that waits marks itself, for a limited time.
 //! * Release of a read hold: pass its lease on to the remaining holds of the owner. The last reader
-//!   deletes the hash and wakes a waiter; waiters are also woken if the end moves nearer by a
-//!   second.
+//!   deletes the hash and wakes a waiter; waiters are also woken if the end moves nearer by a second.
 //! * Release of the write side: if the owner still reads, the mode becomes read, otherwise the hash
 //!   is deleted. All waiters are woken.
-//! * A reader whose keys have all expired is dead: it blocks no owner and is removed by the next
-//!   release.
+//! * A reader whose keys have all expired is dead: it blocks no owner and is removed by the next release.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -46,8 +44,7 @@ macro_rules! script {
 }
 use script;
 
-/// Returns the hash of a read-write lock and its mode, if it is held. An error if it is a hash of
-/// another kind.
+/// Returns the hash of a read-write lock and its mode, if it is held. An error if it is a hash of another kind.
 fn find<'a>(
     space: &'a mut Space,
     place: &Place,
@@ -82,8 +79,7 @@ fn keyed(count: u32) -> u32 {
     count.min(10_000)
 }
 
-/// Returns the longest remaining time of a reader's holds, from the hold `first` on. Zero: all have
-/// ended.
+/// Returns the longest remaining time of a reader's holds, from the hold `first` on. Zero: all have ended.
 fn longest(space: &mut Space, own: &str, first: u32, count: u32, now: Instant) -> Duration {
     let left = (first..=keyed(count)).map(|n| left_of(space, own, n, now));
     left.max().unwrap_or_default()
@@ -259,6 +255,5 @@ fn call_all(space: &mut Space, place: &Place) {
 
 /// The message that the last reader has left.
 const READ_RELEASED: i64 = 0;
-/// The message that the writer has left, or that a waiting writer has given up: readers may
-/// proceed.
+/// The message that the writer has left, or that a waiting writer has given up: readers may proceed.
 const WRITE_RELEASED: i64 = 1;

@@ -167,8 +167,7 @@ impl Step for Release<'_> {
         let keep = if held { self.keep.min(count) } else { 0 };
         let last = keyed(keep);
         if keep > 0 {
-            // All holds of an owner last as long as the longest, so a released hold passes its
-            // lease on.
+            // All holds of an owner last as long as the longest, so a released hold passes its lease on.
             let most = longest(space, own, last, count, now).max(lease);
             if left_of(space, own, last, now) < most {
                 space.set(&timeout(own, last), 1, Some(now + most), now);
