@@ -26,15 +26,15 @@ pub struct CountDownLatch {
 }
 
 impl CountDownLatch {
-    /// The same latch, whose waiters wait through an outage of the store that lasts at most this long:
-    /// [`crate::CountDownLatch::with_outage_limit`].
+    /// Returns a handle of the same latch whose waiters wait through an outage of the store that
+    /// lasts at most this long: [`crate::CountDownLatch::with_outage_limit`].
     #[must_use]
     pub fn with_outage_limit(mut self, limit: Duration) -> CountDownLatch {
         self.inner = self.inner.with_outage_limit(limit);
         self
     }
 
-    /// The name, as it was given.
+    /// Returns the name as it was passed in.
     pub fn name(&self) -> &str {
         self.inner.name()
     }
@@ -46,19 +46,20 @@ impl CountDownLatch {
         })
     }
 
-    /// Counts down by one; the count that is left: [`crate::CountDownLatch::count_down`].
+    /// Decrements the count by one and returns the new count:
+    /// [`crate::CountDownLatch::count_down`].
     pub fn count_down(&self) -> Result<u64> {
         self.count_down_by(1)
     }
 
-    /// Counts down by so many: [`crate::CountDownLatch::count_down_by`].
+    /// Decrements the count by `by`: [`crate::CountDownLatch::count_down_by`].
     pub fn count_down_by(&self, by: u32) -> Result<u64> {
         self.worker.ask(&self.inner, async move |latch| {
             latch.count_down_by(by).await
         })
     }
 
-    /// The count; 0 when the latch is open.
+    /// Returns the count; 0 if the latch is open.
     pub fn count(&self) -> Result<u64> {
         self.worker
             .ask(&self.inner, async move |latch| latch.count().await)
@@ -70,14 +71,14 @@ impl CountDownLatch {
             .ask(&self.inner, async move |latch| latch.wait().await)
     }
 
-    /// Blocks until the latch is open, at most this long; whether it is:
+    /// Blocks until the latch is open, at most this long. Returns whether it is open:
     /// [`crate::CountDownLatch::wait_for`].
     pub fn wait_for(&self, wait: Duration) -> Result<bool> {
         self.worker
             .ask(&self.inner, async move |latch| latch.wait_for(wait).await)
     }
 
-    /// Removes the latch, which opens it: [`crate::CountDownLatch::delete`].
+    /// Deletes the latch, which opens it: [`crate::CountDownLatch::delete`].
     pub fn delete(&self) -> Result<bool> {
         self.worker
             .ask(&self.inner, async move |latch| latch.delete().await)

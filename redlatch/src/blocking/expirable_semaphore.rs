@@ -41,33 +41,34 @@ impl ExpirableSemaphore {
         }
     }
 
-    /// The same semaphore, whose permits are held for exactly this long when acquired through this
-    /// handle, and not renewed: [`crate::Acquire::lease`].
+    /// Returns a handle of the same semaphore that holds permits for exactly this long, without
+    /// renewal: [`crate::Acquire::lease`].
     #[must_use]
     pub fn with_lease(mut self, lease: Duration) -> ExpirableSemaphore {
         self.lease = Some(lease);
         self
     }
 
-    /// The same semaphore, whose waiters wait through an outage of the store that lasts at most this long:
-    /// [`crate::Acquire::outage_limit`].
+    /// Returns a handle of the same semaphore whose waiters wait through an outage of the store
+    /// that lasts at most this long: [`crate::Acquire::outage_limit`].
     #[must_use]
     pub fn with_outage_limit(mut self, limit: Duration) -> ExpirableSemaphore {
         self.outage_limit = Some(limit);
         self
     }
 
-    /// The name, as it was given.
+    /// Returns the name as it was passed in.
     pub fn name(&self) -> &str {
         self.inner.name()
     }
 
-    /// Blocks until a permit is had.
+    /// Blocks until a permit is acquired.
     pub fn acquire(&self) -> Result<PermitGuard> {
         self.acquire_many(1)
     }
 
-    /// Blocks until so many permits are had, all at once: [`crate::ExpirableSemaphore::acquire_many`].
+    /// Blocks until this many permits are acquired, all or none:
+    /// [`crate::ExpirableSemaphore::acquire_many`].
     pub fn acquire_many(&self, permits: u32) -> Result<PermitGuard> {
         let mut request = self.inner.acquire_many(permits);
         if let Some(lease) = self.lease {
@@ -80,22 +81,22 @@ impl ExpirableSemaphore {
         Ok(self.guard(guard))
     }
 
-    /// Takes a permit if one is free; blocks for one answer of the store.
+    /// Acquires a permit if it is free; blocks for one answer of the store.
     pub fn try_acquire(&self) -> Result<Option<PermitGuard>> {
         self.try_acquire_many_for(1, Duration::ZERO)
     }
 
-    /// Takes so many permits if they are free; blocks for one answer of the store.
+    /// Acquires this many permits if they are free, all or none; blocks for one answer of the store.
     pub fn try_acquire_many(&self, permits: u32) -> Result<Option<PermitGuard>> {
         self.try_acquire_many_for(permits, Duration::ZERO)
     }
 
-    /// Blocks until a permit is had, at most this long: [`crate::TryAcquire::wait`].
+    /// Blocks until a permit is acquired, at most this long: [`crate::TryAcquire::wait`].
     pub fn try_acquire_for(&self, wait: Duration) -> Result<Option<PermitGuard>> {
         self.try_acquire_many_for(1, wait)
     }
 
-    /// Blocks until so many permits are had, at most this long: [`crate::TryAcquire::wait`].
+    /// Blocks until this many permits are acquired, at most this long: [`crate::TryAcquire::wait`].
     pub fn try_acquire_many_for(
         &self,
         permits: u32,
@@ -127,14 +128,15 @@ impl ExpirableSemaphore {
         })
     }
 
-    /// Releases a permit if it is out: [`crate::ExpirableSemaphore::try_release`].
+    /// Releases a permit if it is held: [`crate::ExpirableSemaphore::try_release`].
     pub fn try_release(&self, id: PermitId) -> Result<bool> {
         self.worker.ask(&self.inner, async move |semaphore| {
             semaphore.try_release(id).await
         })
     }
 
-    /// Releases those of several permits that are out: [`crate::ExpirableSemaphore::try_release_many`].
+    /// Releases those of several permits that are held:
+    /// [`crate::ExpirableSemaphore::try_release_many`].
     pub fn try_release_many(&self, ids: &[PermitId]) -> Result<usize> {
         let ids = ids.to_vec();
         self.worker.ask(&self.inner, async move |semaphore| {
@@ -142,45 +144,45 @@ impl ExpirableSemaphore {
         })
     }
 
-    /// Has a permit expire at another time: [`crate::ExpirableSemaphore::update_lease`].
+    /// Sets a permit's remaining lease: [`crate::ExpirableSemaphore::update_lease`].
     pub fn update_lease(&self, id: PermitId, lease: Duration) -> Result<bool> {
         self.worker.ask(&self.inner, async move |semaphore| {
             semaphore.update_lease(id, lease).await
         })
     }
 
-    /// How long a permit is out: [`crate::ExpirableSemaphore::lease_of`].
+    /// Returns the time until a permit expires: [`crate::ExpirableSemaphore::lease_of`].
     pub fn lease_of(&self, id: PermitId) -> Result<Option<Duration>> {
         self.worker.ask(&self.inner, async move |semaphore| {
             semaphore.lease_of(id).await
         })
     }
 
-    /// How many permits are free: [`crate::ExpirableSemaphore::available`].
+    /// Returns the number of free permits: [`crate::ExpirableSemaphore::available`].
     pub fn available(&self) -> Result<i64> {
         self.worker
             .ask(&self.inner, async |semaphore| semaphore.available().await)
     }
 
-    /// How many permits are out.
+    /// Returns the number of held permits.
     pub fn acquired(&self) -> Result<i64> {
         self.worker
             .ask(&self.inner, async |semaphore| semaphore.acquired().await)
     }
 
-    /// How many permits there are in all.
+    /// Returns the total number of permits, free and held.
     pub fn total(&self) -> Result<i64> {
         self.worker
             .ask(&self.inner, async |semaphore| semaphore.total().await)
     }
 
-    /// Which permits are out: [`crate::ExpirableSemaphore::holders`].
+    /// Returns the held permits: [`crate::ExpirableSemaphore::holders`].
     pub fn holders(&self) -> Result<Vec<Holder>> {
         self.worker
             .ask(&self.inner, async |semaphore| semaphore.holders().await)
     }
 
-    /// Sets how many permits there are, if that has not been done:
+    /// Sets the total number of permits if it is not set yet:
     /// [`crate::ExpirableSemaphore::try_set_permits`].
     pub fn try_set_permits(&self, permits: u32) -> Result<bool> {
         self.worker.ask(&self.inner, async move |semaphore| {
@@ -188,28 +190,28 @@ impl ExpirableSemaphore {
         })
     }
 
-    /// Sets how many permits there are: [`crate::ExpirableSemaphore::set_permits`].
+    /// Sets the total number of permits: [`crate::ExpirableSemaphore::set_permits`].
     pub fn set_permits(&self, permits: u32) -> Result<()> {
         self.worker.ask(&self.inner, async move |semaphore| {
             semaphore.set_permits(permits).await
         })
     }
 
-    /// Adds permits, or takes some away: [`crate::ExpirableSemaphore::add_permits`].
+    /// Adds permits, or removes some: [`crate::ExpirableSemaphore::add_permits`].
     pub fn add_permits(&self, permits: i32) -> Result<()> {
         self.worker.ask(&self.inner, async move |semaphore| {
             semaphore.add_permits(permits).await
         })
     }
 
-    /// Takes all permits back: [`crate::ExpirableSemaphore::force_release`].
+    /// Releases all held permits: [`crate::ExpirableSemaphore::force_release`].
     pub fn force_release(&self) -> Result<bool> {
         self.worker.ask(&self.inner, async |semaphore| {
             semaphore.force_release().await
         })
     }
 
-    /// Removes the semaphore: [`crate::ExpirableSemaphore::delete`].
+    /// Deletes the semaphore: [`crate::ExpirableSemaphore::delete`].
     pub fn delete(&self) -> Result<bool> {
         self.worker
             .ask(&self.inner, async |semaphore| semaphore.delete().await)
@@ -223,20 +225,20 @@ impl ExpirableSemaphore {
     }
 }
 
-/// Permits held by a program of threads: [`crate::PermitGuard`].
+/// Permits held by a threaded program: [`crate::PermitGuard`].
 ///
-/// Dropping does not block: it gives back in the background. Permits belong to no thread, so the
-/// guard may be moved to another.
+/// Dropping does not block: it releases the permits in the background. Permits belong to no thread,
+/// so the guard may be moved to another.
 #[must_use = "the permits are given back as soon as the guard is dropped"]
 #[derive(Debug)]
 pub struct PermitGuard {
-    /// `None` only inside of what takes the guard.
+    /// `None` only inside methods that consume the guard.
     inner: Option<crate::PermitGuard>,
     worker: Arc<Worker>,
 }
 
 impl PermitGuard {
-    /// Gives the permits back and returns when the store has done so: [`crate::Guard::release`].
+    /// Releases the permits and waits until the store has confirmed it: [`crate::Guard::release`].
     pub fn release(mut self) -> Result<()> {
         match self.inner.take() {
             Some(guard) => self.worker.run(guard.release())?,
@@ -244,7 +246,7 @@ impl PermitGuard {
         }
     }
 
-    /// The ids of the permits.
+    /// Returns the ids of the permits.
     pub fn ids(&self) -> Vec<PermitId> {
         self.inner.as_ref().map_or_else(Vec::new, crate::Guard::ids)
     }
@@ -257,12 +259,12 @@ impl PermitGuard {
         }
     }
 
-    /// Whether the permits are certainly still held: [`crate::Guard::is_valid`].
+    /// Returns whether the permits are certainly still held: [`crate::Guard::is_valid`].
     pub fn is_valid(&self) -> bool {
         self.inner.as_ref().is_some_and(crate::Guard::is_valid)
     }
 
-    /// For how long the permits are certainly held if nothing renews them.
+    /// Returns how long the permits are certainly held without a renewal.
     pub fn valid_for(&self) -> Duration {
         self.inner
             .as_ref()

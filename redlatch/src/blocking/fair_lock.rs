@@ -1,4 +1,4 @@
-//! What the fair lock adds, for threads.
+//! The methods that only the fair lock has, for threads.
 
 use std::time::Duration;
 
@@ -7,7 +7,7 @@ use crate::error::Result;
 use crate::{Fair, Owner};
 
 impl Lock<Fair> {
-    /// How long whoever waits through this handle is waited for when its turn has come:
+    /// Sets how long the lock is kept free for a waiter of this handle when its turn has come:
     /// [`crate::FairLock::wait_time`].
     #[must_use]
     pub fn wait_time(mut self, wait_time: Duration) -> Lock<Fair> {
@@ -15,20 +15,20 @@ impl Lock<Fair> {
         self
     }
 
-    /// How long waiters that are not connected keep their places: [`crate::FairLock::grace_period`].
+    /// Sets how long disconnected waiters keep their positions: [`crate::FairLock::grace_period`].
     #[must_use]
     pub fn grace_period(mut self, grace_period: Duration) -> Lock<Fair> {
         self.inner = self.inner.grace_period(grace_period);
         self
     }
 
-    /// Who waits for the lock, the next one first: [`crate::FairLock::queue`].
+    /// Returns the owners that wait for the lock, the next one first: [`crate::FairLock::queue`].
     pub fn queue(&self) -> Result<Vec<String>> {
         self.worker
             .ask(&self.inner, async move |lock| lock.queue().await)
     }
 
-    /// How many come before `owner`, which for a thread is its
+    /// Returns the number of waiters before `owner`, which for a thread is its
     /// [`current_thread`](super::current_thread): [`crate::FairLock::position`].
     pub fn position(&self, owner: Owner) -> Result<Option<usize>> {
         self.worker

@@ -20,35 +20,36 @@ pub struct Lock<K: LockKind = Reentrant> {
 }
 
 impl<K: LockKind + OwnedKind> Lock<K> {
-    /// The same lock, held for exactly this long when acquired through this handle, and not
-    /// renewed: [`crate::Acquire::lease`].
+    /// Returns a handle of the same lock that holds it for exactly this long, without renewal:
+    /// [`crate::Acquire::lease`].
     #[must_use]
     pub fn with_lease(mut self, lease: Duration) -> Lock<K> {
         self.lease = Some(lease);
         self
     }
 
-    /// The same lock, whose waiters wait through an outage of the store that lasts at most this long:
-    /// [`crate::Acquire::outage_limit`].
+    /// Returns a handle of the same lock whose waiters wait through an outage of the store that
+    /// lasts at most this long: [`crate::Acquire::outage_limit`].
     #[must_use]
     pub fn with_outage_limit(mut self, limit: Duration) -> Lock<K> {
         self.outage_limit = Some(limit);
         self
     }
 
-    /// The same lock, which a thread must not enter twice: [`crate::Lock::non_reentrant`].
+    /// Returns a handle of the same lock that a thread cannot re-enter:
+    /// [`crate::Lock::non_reentrant`].
     #[must_use]
     pub fn non_reentrant(mut self) -> Lock<K> {
         self.inner = self.inner.non_reentrant();
         self
     }
 
-    /// The name, as it was given.
+    /// Returns the name as it was passed in.
     pub fn name(&self) -> &str {
         self.inner.name()
     }
 
-    /// Blocks until the lock is had.
+    /// Blocks until the lock is acquired.
     pub fn lock(&self) -> Result<Guard<K>> {
         let mut request = self.inner.lock().owner(current_thread());
         if let Some(lease) = self.lease {
@@ -61,12 +62,12 @@ impl<K: LockKind + OwnedKind> Lock<K> {
         Ok(self.guard(guard))
     }
 
-    /// Takes the lock if it is free; blocks for one answer of the store.
+    /// Acquires the lock if it is free; blocks for one answer of the store.
     pub fn try_lock(&self) -> Result<Option<Guard<K>>> {
         self.try_lock_for(Duration::ZERO)
     }
 
-    /// Blocks until the lock is had, at most this long: [`crate::TryAcquire::wait`].
+    /// Blocks until the lock is acquired, at most this long: [`crate::TryAcquire::wait`].
     pub fn try_lock_for(&self, wait: Duration) -> Result<Option<Guard<K>>> {
         let mut request = self.inner.try_lock().owner(current_thread()).wait(wait);
         if let Some(lease) = self.lease {
@@ -79,43 +80,43 @@ impl<K: LockKind + OwnedKind> Lock<K> {
         Ok(guard.map(|guard| self.guard(guard)))
     }
 
-    /// Whether anybody holds the lock.
+    /// Returns whether any owner holds the lock.
     pub fn is_locked(&self) -> Result<bool> {
         self.worker
             .ask(&self.inner, async move |lock| lock.is_locked().await)
     }
 
-    /// Whether the calling thread holds the lock, as the store sees it.
+    /// Returns whether the calling thread holds the lock, according to the store.
     pub fn is_held_by_current_thread(&self) -> Result<bool> {
         Ok(self.hold_count()? > 0)
     }
 
-    /// How often the calling thread holds the lock, as the store sees it.
+    /// Returns how many times the calling thread holds the lock, according to the store.
     pub fn hold_count(&self) -> Result<u32> {
         let me = current_thread();
         self.worker
             .ask(&self.inner, async move |lock| lock.hold_count(me).await)
     }
 
-    /// How long the lock is held at most unless it is renewed; `None` if it is free.
+    /// Returns the time until the lease ends, unless it is renewed; `None` if the lock is free.
     pub fn remaining_lease(&self) -> Result<Option<Duration>> {
         self.worker
             .ask(&self.inner, async move |lock| lock.remaining_lease().await)
     }
 
-    /// Who holds the lock.
+    /// Returns the holder of the lock.
     pub fn holder(&self) -> Result<Option<Holder>> {
         self.worker
             .ask(&self.inner, async move |lock| lock.holder().await)
     }
 
-    /// Takes the lock from whoever holds it: [`crate::Lock::force_unlock`].
+    /// Releases the lock whichever owner holds it: [`crate::Lock::force_unlock`].
     pub fn force_unlock(&self) -> Result<bool> {
         self.worker
             .ask(&self.inner, async move |lock| lock.force_unlock().await)
     }
 
-    /// All who hold the lock: [`crate::Lock::holders`].
+    /// Returns all holders of the lock: [`crate::Lock::holders`].
     pub fn holders(&self) -> Result<Vec<Holder>> {
         self.worker
             .ask(&self.inner, async move |lock| lock.holders().await)
@@ -132,19 +133,19 @@ impl<K: LockKind + OwnedKind> Lock<K> {
 
 /// A lock held by a thread: [`crate::Guard`].
 ///
-/// Dropping does not block: it releases in the background. It stays on its thread, because the
-/// thread is the owner.
+/// Dropping does not block: it releases in the background. The guard stays on its thread, because
+/// the thread is the owner.
 #[must_use = "the lock is released as soon as the guard is dropped"]
 #[derive(Debug)]
 pub struct Guard<K: LockKind = Reentrant> {
-    /// `None` only inside of `unlock`.
+    /// `None` only inside methods that consume the guard.
     inner: Option<crate::Guard<K>>,
     worker: Arc<Worker>,
     thread: PhantomData<*const ()>,
 }
 
 impl<K: LockKind> Guard<K> {
-    /// Releases the lock and returns when the store has done so: [`crate::Guard::unlock`].
+    /// Releases the lock and waits until the store has confirmed it: [`crate::Guard::unlock`].
     pub fn unlock(mut self) -> Result<()> {
         match self.inner.take() {
             Some(guard) => self.worker.run(guard.unlock())?,
@@ -152,7 +153,7 @@ impl<K: LockKind> Guard<K> {
         }
     }
 
-    /// Turns it into what becomes of it on the client's thread.
+    /// Converts the guard to another kind, on the client's thread.
     pub(super) fn turn_into<L, F>(
         mut self,
         turn: impl FnOnce(crate::Guard<K>) -> F,
@@ -169,17 +170,17 @@ impl<K: LockKind> Guard<K> {
         })
     }
 
-    /// The name of the lock, as it was given.
+    /// Returns the name of the lock as it was passed in.
     pub fn name(&self) -> &str {
         self.inner.as_ref().map_or("", crate::Guard::name)
     }
 
-    /// Whether the lock is certainly still held: [`crate::Guard::is_valid`].
+    /// Returns whether the lock is certainly still held: [`crate::Guard::is_valid`].
     pub fn is_valid(&self) -> bool {
         self.inner.as_ref().is_some_and(crate::Guard::is_valid)
     }
 
-    /// For how long the lock is certainly held if nothing renews it.
+    /// Returns how long the lock is certainly held without a renewal.
     pub fn valid_for(&self) -> Duration {
         self.inner
             .as_ref()
@@ -188,7 +189,7 @@ impl<K: LockKind> Guard<K> {
 }
 
 impl Lock<Spin> {
-    /// How long to pause between tries: [`crate::SpinLock::backoff`].
+    /// Sets the pause between attempts: [`crate::SpinLock::backoff`].
     #[must_use]
     pub fn backoff(mut self, backoff: Backoff) -> Lock<Spin> {
         self.inner = self.inner.backoff(backoff);
@@ -197,7 +198,7 @@ impl Lock<Spin> {
 }
 
 impl Lock<Fenced> {
-    /// The token of the latest acquisition: [`crate::FencedLock::current_token`].
+    /// Returns the token of the latest acquisition: [`crate::FencedLock::current_token`].
     pub fn current_token(&self) -> Result<u64> {
         self.worker
             .ask(&self.inner, async move |lock| lock.current_token().await)
@@ -218,19 +219,19 @@ impl Lock<Fenced> {
 }
 
 impl Guard<Fenced> {
-    /// The fencing token of this acquisition: [`crate::Guard::token`].
+    /// Returns the fencing token of this acquisition: [`crate::Guard::token`].
     pub fn token(&self) -> u64 {
         self.inner.as_ref().map_or(0, crate::Guard::token)
     }
 }
 
 impl<K: LockKind + OwnedKind> Guard<K> {
-    /// How many guards this thread has of the lock.
+    /// Returns the number of guards that this thread has of the lock.
     pub fn hold_count(&self) -> u32 {
         self.inner.as_ref().map_or(0, crate::Guard::hold_count)
     }
 
-    /// The thread's owner: [`current_thread`].
+    /// Returns the thread's owner: [`current_thread`].
     pub fn owner(&self) -> Owner {
         self.inner
             .as_ref()

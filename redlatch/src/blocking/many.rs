@@ -9,7 +9,7 @@ use super::{Lock, Worker, current_thread};
 use crate::error::{Error, Result};
 use crate::{Backoff, LockKind, LockOfMany, OwnedKind, Owner};
 
-/// A lock as one of several: made `From` a [`Lock`] or a reference to one.
+/// A lock as a member: created `From` a [`Lock`] or a reference to one.
 #[derive(Clone, Debug)]
 pub struct Member {
     inner: crate::Member,
@@ -32,15 +32,14 @@ impl<K: LockKind + OwnedKind> From<Lock<K>> for Member {
 }
 
 /// Several locks that are held as one, for threads: [`MultiLock`] and [`RedLock`]. The errors are
-/// those of the async methods of the same names. A lease that a member was given with
-/// [`Lock::with_lease`] does not count here.
+/// those of the async methods of the same names. A member's lease from [`Lock::with_lease`] has no effect here.
 #[derive(Clone, Debug)]
 pub struct Many<L: LockOfMany> {
     inner: L,
     lease: Option<Duration>,
     outage_limit: Option<Duration>,
-    /// The threads of the members' clients. The calls run on the first; the others give back what
-    /// is dropped, and renew.
+    /// The threads of the members' clients. The calls run on the first; the others renew, and
+    /// release what is dropped.
     workers: Vec<Arc<Worker>>,
 }
 
@@ -59,7 +58,7 @@ pub struct Many<L: LockOfMany> {
 /// ```
 pub type MultiLock = Many<crate::MultiLock>;
 
-/// One lock that is kept by several independent servers: [`crate::RedLock`].
+/// A lock on several independent servers: [`crate::RedLock`].
 ///
 /// ```
 /// # fn main() -> redlatch::Result<()> {
@@ -75,12 +74,12 @@ pub type MultiLock = Many<crate::MultiLock>;
 pub type RedLock = Many<crate::RedLock>;
 
 impl MultiLock {
-    /// A handle of all these locks together: [`crate::MultiLock::new`].
+    /// Creates a handle of all these locks: [`crate::MultiLock::new`].
     pub fn new<M: Into<Member>>(members: impl IntoIterator<Item = M>) -> MultiLock {
         Many::of(members, crate::MultiLock::new)
     }
 
-    /// The same locks and this one.
+    /// Adds a lock to the members.
     #[must_use]
     pub fn and(mut self, member: impl Into<Member>) -> MultiLock {
         let Member { inner, worker } = member.into();
@@ -91,12 +90,12 @@ impl MultiLock {
 }
 
 impl RedLock {
-    /// A handle of the lock that these members make: [`crate::RedLock::new`].
+    /// Creates a handle of the lock that these members form: [`crate::RedLock::new`].
     pub fn new<M: Into<Member>>(members: impl IntoIterator<Item = M>) -> RedLock {
         Many::of(members, crate::RedLock::new)
     }
 
-    /// The same lock with this member too.
+    /// Adds a member.
     #[must_use]
     pub fn and(mut self, member: impl Into<Member>) -> RedLock {
         let Member { inner, worker } = member.into();
@@ -105,14 +104,14 @@ impl RedLock {
         self
     }
 
-    /// How long a member may take to answer: [`crate::RedLock::timeout`].
+    /// Sets how long a member may take to answer: [`crate::RedLock::timeout`].
     #[must_use]
     pub fn timeout(mut self, timeout: Duration) -> RedLock {
         self.inner = self.inner.timeout(timeout);
         self
     }
 
-    /// How long to pause between rounds: [`crate::RedLock::backoff`].
+    /// Sets the pause between rounds: [`crate::RedLock::backoff`].
     #[must_use]
     pub fn backoff(mut self, backoff: Backoff) -> RedLock {
         self.inner = self.inner.backoff(backoff);
@@ -135,23 +134,23 @@ impl<L: LockOfMany> Many<L> {
         }
     }
 
-    /// The same locks, held for exactly this long when acquired through this handle, and not
-    /// renewed: [`crate::AcquireMany::lease`].
+    /// Returns a handle of the same locks that holds them for exactly this long, without renewal:
+    /// [`crate::AcquireMany::lease`].
     #[must_use]
     pub fn with_lease(mut self, lease: Duration) -> Many<L> {
         self.lease = Some(lease);
         self
     }
 
-    /// The same locks, whose waiters wait through an outage of the stores that lasts at most this long:
-    /// [`crate::AcquireMany::outage_limit`].
+    /// Returns a handle of the same locks whose waiters wait through an outage of the stores that
+    /// lasts at most this long: [`crate::AcquireMany::outage_limit`].
     #[must_use]
     pub fn with_outage_limit(mut self, limit: Duration) -> Many<L> {
         self.outage_limit = Some(limit);
         self
     }
 
-    /// Blocks until they are had.
+    /// Blocks until they are acquired.
     pub fn lock(&self) -> Result<ManyGuard<L>> {
         let mut request = crate::AcquireMany::new(&self.inner).owner(current_thread());
         if let Some(lease) = self.lease {
@@ -164,12 +163,12 @@ impl<L: LockOfMany> Many<L> {
         Ok(self.guard(guard))
     }
 
-    /// Takes them if they are free; blocks for one answer of the stores.
+    /// Acquires them if they are free; blocks for one answer of the stores.
     pub fn try_lock(&self) -> Result<Option<ManyGuard<L>>> {
         self.try_lock_for(Duration::ZERO)
     }
 
-    /// Blocks until they are had, at most this long: [`crate::TryAcquireMany::wait`].
+    /// Blocks until they are acquired, at most this long: [`crate::TryAcquireMany::wait`].
     pub fn try_lock_for(&self, wait: Duration) -> Result<Option<ManyGuard<L>>> {
         let request = crate::TryAcquireMany::new(&self.inner);
         let mut request = request.owner(current_thread()).wait(wait);
@@ -205,12 +204,12 @@ fn first(workers: &[Arc<Worker>]) -> Result<&Worker> {
 
 /// Several locks held by a thread: [`crate::MultiGuard`] or [`crate::RedGuard`].
 ///
-/// Dropping does not block: it releases in the background. It stays on its thread, because the
-/// thread is the owner.
+/// Dropping does not block: it releases in the background. The guard stays on its thread, because
+/// the thread is the owner.
 #[must_use = "the locks are released as soon as the guard is dropped"]
 pub struct ManyGuard<L: LockOfMany> {
     inner: L::Guard,
-    /// As those of [`Many`].
+    /// Same as [`Many`]'s.
     workers: Vec<Arc<Worker>>,
     thread: PhantomData<*const ()>,
 }
@@ -218,12 +217,12 @@ pub struct ManyGuard<L: LockOfMany> {
 macro_rules! guard_of {
     ($lock:ty, $guard:ident) => {
         impl Many<$lock> {
-            /// The names of the locks, in the order in which they were given.
+            /// Returns the names of the locks, in the order in which they were passed in.
             pub fn names(&self) -> impl Iterator<Item = &str> {
                 self.inner.names()
             }
 
-            /// Whether the calling thread holds it, as the stores see it: the async `is_held_by`.
+            /// Returns whether the calling thread holds it, according to the stores: the async `is_held_by`.
             pub fn is_held_by_current_thread(&self) -> Result<bool> {
                 let (lock, me) = (self.inner.clone(), current_thread());
                 self.worker()?.run(async move { lock.is_held_by(me).await })?
@@ -246,7 +245,7 @@ macro_rules! guard_of {
                 self.inner.valid_for()
             }
 
-            /// The thread's owner: [`current_thread`].
+            /// Returns the thread's owner: [`current_thread`].
             pub fn owner(&self) -> Owner {
                 self.inner.owner()
             }
@@ -264,19 +263,20 @@ guard_of!(crate::MultiLock, MultiGuard);
 guard_of!(crate::RedLock, RedGuard);
 
 impl ManyGuard<crate::MultiLock> {
-    /// The names of the locks: [`crate::MultiGuard::names`].
+    /// Returns the names of the locks: [`crate::MultiGuard::names`].
     pub fn names(&self) -> impl Iterator<Item = &str> {
         self.inner.names()
     }
 
-    /// The fencing token that came with this fenced lock: [`crate::MultiGuard::token`].
+    /// Returns the fencing token of this fenced lock: [`crate::MultiGuard::token`].
     pub fn token(&self, lock: &Lock<crate::Fenced>) -> Option<u64> {
         self.inner.token(&lock.inner)
     }
 }
 
 impl ManyGuard<crate::RedLock> {
-    /// How many members have given the lock and are known to keep it: [`crate::RedGuard::held`].
+    /// Returns how many members granted the lock and are known to keep it:
+    /// [`crate::RedGuard::held`].
     pub fn held(&self) -> usize {
         self.inner.held()
     }

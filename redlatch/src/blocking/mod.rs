@@ -1,12 +1,11 @@
-//! The same locks for threads: no runtime needed, the thread is the owner.
+//! The same locks for threads: they need no runtime, and the thread is the owner.
 //!
-//! As in Java, a thread that holds a lock and asks for it again gets it again (re-entrancy), and
-//! all threads exclude each other. The client brings a thread of its own on which its connection,
-//! its watchdog and its background work run; calls block the calling thread until that has
-//! answered.
+//! As in Java, a thread that holds a lock may acquire it again (re-entrancy), and threads exclude
+//! each other. The client starts its own thread, on which its connection, its watchdog and its
+//! background work run; calls block the calling thread until it has answered.
 //!
-//! In async code use the async API: these calls block the thread that they are made on. They do not
-//! panic there.
+//! In async code use the async API: these calls block the thread on which they are made. They do
+//! not panic there.
 //!
 //! ```
 //! use std::time::Duration;
@@ -52,10 +51,10 @@ thread_local! {
     static THREAD: Owner = Owner::new();
 }
 
-/// The owner that the calling thread is in this module: what [`Lock::holder`] shows when this
-/// thread holds a lock.
+/// Returns the owner that identifies the calling thread in this module: what [`Lock::holder`]
+/// returns when this thread holds a lock.
 pub fn current_thread() -> Owner {
-    // A thread that is being torn down has lost its identity; it can only be somebody new.
+    // A thread that is being destroyed has lost its identity, so it gets a new one.
     THREAD
         .try_with(|owner| *owner)
         .unwrap_or_else(|_| Owner::new())
@@ -63,9 +62,9 @@ pub fn current_thread() -> Owner {
 
 /// A connection to a store, for threads: [`crate::Client`].
 ///
-/// Clones share one connection and one thread, which ends with the last of them and of their
-/// handles and guards, after what was dropped has been given back. The end of the process does not
-/// wait for that: call [`Client::settled`] before it, if guards were dropped shortly before.
+/// Clones share one connection and one thread. The thread ends with the last of them and of their
+/// handles and guards, after everything that was dropped has been released. The process does not
+/// wait for that when it exits: call [`Client::settled`] first if guards were dropped shortly before.
 #[derive(Clone, Debug)]
 pub struct Client {
     inner: crate::Client,
@@ -86,12 +85,12 @@ impl Client {
         Ok(Client::of(inner, worker))
     }
 
-    /// A client of an embedded store of its own.
+    /// Creates a client of a new embedded store.
     pub fn embedded() -> Result<Client> {
         Client::with_embedded(crate::Client::builder(), &Embedded::new())
     }
 
-    /// A client of an embedded store that others may share, also async ones.
+    /// Creates a client of an embedded store that other clients may share, also async ones.
     pub fn with_embedded(settings: ClientBuilder, store: &Embedded) -> Result<Client> {
         let worker = Worker::start()?;
         let store = store.clone();
@@ -104,17 +103,18 @@ impl Client {
         Client { inner, worker }
     }
 
-    /// A handle of the re-entrant lock called `name`: [`crate::Client::lock`].
+    /// Returns a handle of the re-entrant lock called `name`: [`crate::Client::lock`].
     pub fn lock(&self, name: &str) -> Lock {
         self.lock_of(self.inner.lock(name))
     }
 
-    /// A handle of the expirable semaphore called `name`: [`crate::Client::expirable_semaphore`].
+    /// Returns a handle of the expirable semaphore called `name`:
+    /// [`crate::Client::expirable_semaphore`].
     pub fn expirable_semaphore(&self, name: &str) -> ExpirableSemaphore {
         ExpirableSemaphore::new(self.inner.expirable_semaphore(name), self.worker.clone())
     }
 
-    /// A handle of the count-down latch called `name`: [`crate::Client::count_down_latch`].
+    /// Returns a handle of the count-down latch called `name`: [`crate::Client::count_down_latch`].
     pub fn count_down_latch(&self, name: &str) -> CountDownLatch {
         CountDownLatch {
             inner: self.inner.count_down_latch(name),
@@ -122,17 +122,17 @@ impl Client {
         }
     }
 
-    /// A handle of the fair lock called `name`: [`crate::Client::fair_lock`].
+    /// Returns a handle of the fair lock called `name`: [`crate::Client::fair_lock`].
     pub fn fair_lock(&self, name: &str) -> Lock<Fair> {
         self.lock_of(self.inner.fair_lock(name))
     }
 
-    /// A handle of the fenced lock called `name`: [`crate::Client::fenced_lock`].
+    /// Returns a handle of the fenced lock called `name`: [`crate::Client::fenced_lock`].
     pub fn fenced_lock(&self, name: &str) -> Lock<Fenced> {
         self.lock_of(self.inner.fenced_lock(name))
     }
 
-    /// A handle of the read-write lock called `name`: [`crate::Client::read_write_lock`].
+    /// Returns a handle of the read-write lock called `name`: [`crate::Client::read_write_lock`].
     pub fn read_write_lock(&self, name: &str) -> ReadWriteLock {
         ReadWriteLock {
             inner: self.inner.read_write_lock(name),
@@ -140,7 +140,7 @@ impl Client {
         }
     }
 
-    /// A handle of the semaphore called `name`: [`crate::Client::semaphore`].
+    /// Returns a handle of the semaphore called `name`: [`crate::Client::semaphore`].
     pub fn semaphore(&self, name: &str) -> Semaphore {
         Semaphore {
             inner: self.inner.semaphore(name),
@@ -149,7 +149,7 @@ impl Client {
         }
     }
 
-    /// A handle of the spin lock called `name`: [`crate::Client::spin_lock`].
+    /// Returns a handle of the spin lock called `name`: [`crate::Client::spin_lock`].
     pub fn spin_lock(&self, name: &str) -> Lock<Spin> {
         self.lock_of(self.inner.spin_lock(name))
     }
@@ -163,17 +163,17 @@ impl Client {
         }
     }
 
-    /// The id of this client in the store.
+    /// Returns the id of this client in the store.
     pub fn id(&self) -> &str {
         self.inner.id()
     }
 
-    /// What this client keeps account of: [`crate::Client::status`].
+    /// Returns the state of this client: [`crate::Client::status`].
     pub fn status(&self) -> ClientStatus {
         self.inner.status()
     }
 
-    /// Blocks until nothing is being done in the background any more: [`crate::Client::settled`].
+    /// Blocks until no background work is left: [`crate::Client::settled`].
     pub fn settled(&self) -> Result<()> {
         let client = self.inner.clone();
         self.worker.run(async move { client.settled().await })

@@ -6,14 +6,14 @@ use super::{Guard, Lock, Worker};
 use crate::error::Result;
 use crate::{Read, Write};
 
-/// A lock that many threads may hold to read, or one to write: [`crate::ReadWriteLock`].
+/// A lock that either many reading threads or one writing thread holds: [`crate::ReadWriteLock`].
 ///
 /// ```
 /// # fn main() -> redlatch::Result<()> {
 /// let client = redlatch::blocking::Client::embedded()?; // or connect("redis://127.0.0.1")?
 /// let catalogue = client.read_write_lock("catalogue");
 /// let writer = catalogue.write().lock()?;
-/// let reader = catalogue.read().lock()?; // the same thread: who writes may read
+/// let reader = catalogue.read().lock()?; // the same thread: a writer may also read
 /// writer.unlock()?;
 /// assert!(!catalogue.write().is_locked()?);
 /// reader.unlock()
@@ -26,19 +26,19 @@ pub struct ReadWriteLock {
 }
 
 impl ReadWriteLock {
-    /// The same lock, with right of way for writers: [`crate::ReadWriteLock::prefer_writers`].
+    /// Returns the same lock with priority for writers: [`crate::ReadWriteLock::prefer_writers`].
     #[must_use]
     pub fn prefer_writers(mut self) -> ReadWriteLock {
         self.inner = self.inner.prefer_writers();
         self
     }
 
-    /// The name, as it was given.
+    /// Returns the name as it was passed in.
     pub fn name(&self) -> &str {
         self.inner.name()
     }
 
-    /// The side that many may hold at a time: [`crate::ReadWriteLock::read`].
+    /// Returns the side that many threads may hold at a time: [`crate::ReadWriteLock::read`].
     pub fn read(&self) -> Lock<Read> {
         Lock {
             inner: self.inner.read().clone(),
@@ -48,7 +48,7 @@ impl ReadWriteLock {
         }
     }
 
-    /// The side that one may hold at a time: [`crate::ReadWriteLock::write`].
+    /// Returns the side that one thread may hold at a time: [`crate::ReadWriteLock::write`].
     pub fn write(&self) -> Lock<Write> {
         Lock {
             inner: self.inner.write().clone(),
@@ -60,7 +60,7 @@ impl ReadWriteLock {
 }
 
 impl Guard<Write> {
-    /// Gives the write side back and goes on reading: [`crate::Guard::downgrade`].
+    /// Releases the write side and keeps reading: [`crate::Guard::downgrade`].
     pub fn downgrade(self) -> Result<Guard<Read>> {
         self.turn_into(crate::Guard::downgrade)
     }

@@ -6,8 +6,8 @@ use std::time::Duration;
 use super::Worker;
 use crate::error::Result;
 
-/// A handle of a semaphore, for threads: [`crate::Semaphore`], where it also says when to use
-/// another. The errors are those of the async methods of the same names.
+/// A handle of a semaphore, for threads: [`crate::Semaphore`], which also describes when to use
+/// another type. The errors are those of the async methods of the same names.
 ///
 /// ```
 /// # fn main() -> redlatch::Result<()> {
@@ -26,26 +26,26 @@ pub struct Semaphore {
 }
 
 impl Semaphore {
-    /// The same semaphore, whose waiters wait through an outage of the store that lasts at most this long:
-    /// [`crate::AcquirePermits::outage_limit`].
+    /// Returns a handle of the same semaphore whose waiters wait through an outage of the store
+    /// that lasts at most this long: [`crate::AcquirePermits::outage_limit`].
     #[must_use]
     pub fn with_outage_limit(mut self, limit: Duration) -> Semaphore {
         self.outage_limit = Some(limit);
         self
     }
 
-    /// The name, as it was given.
+    /// Returns the name as it was passed in.
     pub fn name(&self) -> &str {
         self.inner.name()
     }
 
-    /// Sets the number of permits, if none is set: [`crate::Semaphore::try_set_permits`].
+    /// Sets the number of permits if it is not set yet: [`crate::Semaphore::try_set_permits`].
     pub fn try_set_permits(&self, permits: u32) -> Result<bool> {
         let set = self.inner.try_set_permits(permits);
         self.worker.run(set.into_future())?
     }
 
-    /// The same for a semaphore that ceases to be after a time:
+    /// Sets the number of permits, if it is not set yet, for a limited time:
     /// [`crate::TrySetPermits::time_to_live`].
     pub fn try_set_permits_with_time_to_live(
         &self,
@@ -57,12 +57,12 @@ impl Semaphore {
         self.worker.run(set.into_future())?
     }
 
-    /// Blocks until a permit is had.
+    /// Blocks until a permit is acquired.
     pub fn acquire(&self) -> Result<SemaphorePermits> {
         self.acquire_many(1)
     }
 
-    /// Blocks until so many permits are had, all at once.
+    /// Blocks until this many permits are acquired, all or none.
     pub fn acquire_many(&self, permits: u32) -> Result<SemaphorePermits> {
         let mut acquire = self.inner.acquire_many(permits);
         if let Some(limit) = self.outage_limit {
@@ -72,22 +72,23 @@ impl Semaphore {
         Ok(self.guard(permits))
     }
 
-    /// Takes a permit if there is one; blocks for one answer of the store.
+    /// Acquires a permit if it is available; blocks for one answer of the store.
     pub fn try_acquire(&self) -> Result<Option<SemaphorePermits>> {
         self.try_acquire_many_for(1, Duration::ZERO)
     }
 
-    /// Takes so many permits if there are so many; blocks for one answer of the store.
+    /// Acquires this many permits if they are available, all or none; blocks for one answer of the store.
     pub fn try_acquire_many(&self, permits: u32) -> Result<Option<SemaphorePermits>> {
         self.try_acquire_many_for(permits, Duration::ZERO)
     }
 
-    /// Blocks until a permit is had, at most this long.
+    /// Blocks until a permit is acquired, at most this long.
     pub fn try_acquire_for(&self, wait: Duration) -> Result<Option<SemaphorePermits>> {
         self.try_acquire_many_for(1, wait)
     }
 
-    /// Blocks until so many permits are had, at most this long: [`crate::TryAcquirePermits::wait`].
+    /// Blocks until this many permits are acquired, at most this long:
+    /// [`crate::TryAcquirePermits::wait`].
     pub fn try_acquire_many_for(
         &self,
         permits: u32,
@@ -101,41 +102,41 @@ impl Semaphore {
         Ok(permits.map(|permits| self.guard(permits)))
     }
 
-    /// Adds permits that somebody took: [`crate::Semaphore::release`].
+    /// Adds permits that were acquired here or elsewhere: [`crate::Semaphore::release`].
     pub fn release(&self, permits: u32) -> Result<()> {
         self.worker.ask(&self.inner, async move |semaphore| {
             semaphore.release(permits).await
         })
     }
 
-    /// The same, if the semaphore is there: [`crate::Semaphore::release_if_exists`].
+    /// Adds permits if the semaphore exists: [`crate::Semaphore::release_if_exists`].
     pub fn release_if_exists(&self, permits: u32) -> Result<bool> {
         self.worker.ask(&self.inner, async move |semaphore| {
             semaphore.release_if_exists(permits).await
         })
     }
 
-    /// Adds permits, or takes some away for good: [`crate::Semaphore::add_permits`].
+    /// Adds permits, or removes them permanently: [`crate::Semaphore::add_permits`].
     pub fn add_permits(&self, permits: i32) -> Result<()> {
         self.worker.ask(&self.inner, async move |semaphore| {
             semaphore.add_permits(permits).await
         })
     }
 
-    /// Takes all permits that are there: [`crate::Semaphore::drain`].
+    /// Removes all available permits: [`crate::Semaphore::drain`].
     pub fn drain(&self) -> Result<i64> {
         self.worker
             .ask(&self.inner, async move |semaphore| semaphore.drain().await)
     }
 
-    /// How many permits are there to be taken: [`crate::Semaphore::available`].
+    /// Returns the number of available permits: [`crate::Semaphore::available`].
     pub fn available(&self) -> Result<i64> {
         self.worker.ask(&self.inner, async move |semaphore| {
             semaphore.available().await
         })
     }
 
-    /// Removes the semaphore: [`crate::Semaphore::delete`].
+    /// Deletes the semaphore: [`crate::Semaphore::delete`].
     pub fn delete(&self) -> Result<bool> {
         self.worker
             .ask(&self.inner, async move |semaphore| semaphore.delete().await)
@@ -149,13 +150,13 @@ impl Semaphore {
     }
 }
 
-/// Permits that are had: [`crate::SemaphorePermits`]. They may go to another thread. Dropping does
-/// not block: it gives back in the background.
+/// Acquired permits: [`crate::SemaphorePermits`]. They may move to another thread. Dropping does
+/// not block: it releases them in the background.
 ///
-/// While the store cannot be reached that is tried again for ten minutes, but the client's thread
-/// ends ten seconds after the last of its handles and guards: what has not been given back by then
-/// stays taken, and the log says so. Keep a clone of the [`Client`](super::Client) and call
-/// [`Client::settled`](super::Client::settled) where that matters.
+/// While the store cannot be reached, the release is retried for ten minutes. But the client's
+/// thread ends ten seconds after the last of its handles and guards: permits that are not released
+/// by then stay taken, and the log reports it. Where that matters, keep a clone of the
+/// [`Client`](super::Client) and call [`Client::settled`](super::Client::settled).
 #[must_use = "the permits are given back as soon as this is dropped"]
 #[derive(Debug)]
 pub struct SemaphorePermits {
@@ -164,23 +165,23 @@ pub struct SemaphorePermits {
 }
 
 impl SemaphorePermits {
-    /// How many permits these are.
+    /// Returns the number of permits.
     pub fn permits(&self) -> u32 {
         self.inner.permits()
     }
 
-    /// The semaphore's name.
+    /// Returns the semaphore's name.
     pub fn name(&self) -> &str {
         self.inner.name()
     }
 
-    /// Gives the permits back and returns when the store has them:
+    /// Releases the permits and waits until the store has confirmed it:
     /// [`crate::SemaphorePermits::release`].
     pub fn release(self) -> Result<()> {
         self.worker.run(self.inner.release())?
     }
 
-    /// Keeps the permits for good: [`crate::SemaphorePermits::forget`].
+    /// Keeps the permits: [`crate::SemaphorePermits::forget`].
     pub fn forget(self) {
         self.inner.forget();
     }

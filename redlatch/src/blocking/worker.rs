@@ -1,4 +1,4 @@
-//! The thread on which a blocking client works.
+//! The thread that runs a blocking client.
 
 use std::future::Future;
 use std::sync::{Arc, OnceLock, mpsc};
@@ -10,13 +10,13 @@ use tokio::sync::oneshot;
 use crate::background::Background;
 use crate::error::{Error, Result};
 
-/// How long a client's thread goes on after its last handle, to give back what was dropped.
+/// How long a client's thread continues after its last handle, to release what was dropped.
 const LAST_WORK: Duration = Duration::from_secs(10);
 
-/// The thread on which a blocking client works.
+/// The thread that runs a blocking client.
 pub(super) struct Worker {
     runtime: Handle,
-    /// What has to be done before the thread ends.
+    /// The background work that must finish before the thread ends.
     background: Arc<OnceLock<Background>>,
     /// Dropped with the worker, which ends the thread.
     _ends: oneshot::Sender<std::convert::Infallible>,
@@ -49,13 +49,13 @@ impl Worker {
         }))
     }
 
-    /// Has the background work of the client be done on this thread, and before the thread ends.
+    /// Runs the client's background work on this thread, which ends only after that work.
     pub(super) fn looks_after(&self, background: Background) {
         background.stay_in(self.runtime.clone());
         let _ = self.background.set(background);
     }
 
-    /// Does with a handle, on the thread, what its blocking twin was asked to do.
+    /// Runs an async method of `handle` on the thread and blocks until it is done.
     pub(super) fn ask<H: Clone, T, F>(&self, handle: &H, work: impl FnOnce(H) -> F) -> Result<T>
     where
         T: Send + 'static,
@@ -64,8 +64,8 @@ impl Worker {
         self.run(work(handle.clone()))?
     }
 
-    /// Runs `work` on the thread and blocks until it is done. Unlike `block_on` this never panics,
-    /// wherever it is called.
+    /// Runs `work` on the thread and blocks until it is done. Unlike `block_on`, it never panics,
+    /// in any context.
     pub(super) fn run<F>(&self, work: F) -> Result<F::Output>
     where
         F: Future + Send + 'static,

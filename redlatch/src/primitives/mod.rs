@@ -1,5 +1,5 @@
-//! One folder per primitive: its rules, its Lua, its handle and guard. `handle` is what all locks
-//! have in common.
+//! One folder per primitive: its rules, its Lua scripts, its handle and its guard. `handle`
+//! contains the parts that all locks share.
 
 pub(crate) mod count_down_latch;
 pub(crate) mod expirable_semaphore;

@@ -1,5 +1,14 @@
-//! Holds the two writings of every step together: the same random steps through the rules and
-//! through a real server must give equal replies and leave equal state behind, messages included.
+//! Differential test harness for the two implementations of every step. The same random steps
+//! through the rules and through a real server must return equal replies and leave equal state,
+//! including messages.
+//!
+//! 1. A history is a random sequence of moves. It starts with an empty server and an empty space.
+//! 2. Each move runs a step on the server (its Lua script) and on the space (its rule), and
+//!    compares the replies.
+//! 3. After each move the harness also runs the inspection step for listings, dumps both sides, and
+//!    compares keys, values, expiry and published messages.
+//! 4. Time passes on the space by moving its clock, and on the server by reducing all expiry times
+//!    and dates. Times are compared in multiples of [`APART`].
 
 use std::cell::RefCell;
 use std::collections::{BTreeMap, BTreeSet};
@@ -28,22 +37,22 @@ use crate::watchdog::Renew;
 /// Random histories per primitive and run. Each run has another seed.
 const HISTORIES: u32 = 1000;
 
-/// Leases are multiples of this, so that real time passing under the test cannot be mistaken for a
+/// Leases are multiples of this, so that real time that passes during the test does not count as a
 /// difference.
 const APART: Duration = Duration::from_secs(100_000);
 
-/// A lease that tests can tell from others.
+/// Returns a lease that tests can distinguish from others.
 pub(crate) fn lease(multiple: u32) -> Lease {
     Lease::new(APART * multiple).unwrap()
 }
 
-/// Time passing, by the same measure and a little more: nothing ends in the very millisecond in which
-/// the two sides look, one before and the other after it.
+/// Returns a time to pass, in the same unit and a little more, so that nothing ends in the
+/// millisecond in which the two sides are read, before the end on one and after it on the other.
 pub(crate) fn time(multiple: u32) -> Duration {
     APART * multiple + APART / 100
 }
 
-/// A hold of `owner`, as the client `client` has it.
+/// Returns a hold of `owner`, as the client `client` holds it.
 pub(crate) fn hold<K: Kind + 'static>(family: Family, owner: u8, kind: K) -> Hold {
     let place = Place::new(family, "", "name");
     let field = place.field(format!("client:{owner}"));
@@ -51,7 +60,7 @@ pub(crate) fn hold<K: Kind + 'static>(family: Family, owner: u8, kind: K) -> Hol
     Hold::new(place.into(), Owner::new(), field, kind, Default::default())
 }
 
-/// A number from the environment, if it is set there.
+/// Returns a number from the environment, or `default` if it is not set.
 pub(crate) fn setting(name: &str, default: u64) -> u64 {
     match std::env::var(name) {
         Ok(text) => text
@@ -61,7 +70,7 @@ pub(crate) fn setting(name: &str, default: u64) -> u64 {
     }
 }
 
-/// Plays random histories on a server and in a space of their own, and compares after each move.
+/// Plays random histories on a server and in a space, and compares them after each move.
 ///
 /// `play` makes one move with [`Twin::step`].
 pub(crate) fn agree<M, P>(moves: impl Strategy<Value = M>, mut play: P)
@@ -102,14 +111,14 @@ where
     }
 }
 
-/// A server and a space that should never differ.
+/// A server and a space that must never differ.
 pub(crate) struct Twin {
     connection: MultiplexedConnection,
     pushes: mpsc::UnboundedReceiver<PushInfo>,
     space: Space,
-    /// How far the space's clock is ahead; the server's data was aged instead.
+    /// How far the space's clock is ahead. The server's data is aged instead.
     ahead: Duration,
-    /// The channels that are listened to, if not all are.
+    /// The subscribed channels; `None` means all.
     heard: Option<BTreeSet<String>>,
 }
 
@@ -137,7 +146,7 @@ impl Twin {
         }
     }
 
-    /// From now on only these channels are listened to: for steps that depend on who hears them.
+    /// Subscribes only to these channels from now on: for steps that depend on their subscribers.
     pub(crate) async fn hear_only(&mut self, channels: impl IntoIterator<Item = String>) {
         let channels: BTreeSet<String> = channels.into_iter().collect();
         let before = match self.heard.take() {
@@ -172,7 +181,7 @@ impl Twin {
             .unwrap();
     }
 
-    /// The same step on both sides; the replies must be equal. Gives the rule's.
+    /// Runs the same step on both sides. The replies must be equal; returns the rule's.
     pub(crate) async fn step<S: Step>(&mut self, step: &S) -> Result<S::Reply>
     where
         S::Reply: Comparable,
@@ -193,7 +202,7 @@ impl Twin {
         let rule = step.apply(&mut self.space, Instant::now() + self.ahead);
         let comparable = |reply: &Result<S::Reply>| match reply {
             Ok(reply) => Ok(reply.comparable()),
-            // Whether the error is the script's own or Redis' makes no difference here.
+            // Errors of the script and of Redis itself count as the same kind.
             Err(error) => Err(match error {
                 Error::Refused { reason } if reason.contains("WRONG") => "wrong kind".to_owned(),
                 Error::WrongKind { .. } => "wrong kind".to_owned(),
@@ -204,7 +213,7 @@ impl Twin {
         rule
     }
 
-    /// One renewal, as the watchdog's batches have it; with 0 instead of a lease one that only looks.
+    /// Runs one renewal, as in the watchdog's batches; with 0 instead of a lease it only checks.
     pub(crate) async fn renew(&mut self, hold: &Hold, multiple: u32) -> bool {
         let step = Renew {
             script: hold.kind.renew_script(),
@@ -214,7 +223,7 @@ impl Twin {
         self.step(&step).await.unwrap() == [true]
     }
 
-    /// Whatever a primitive has put under the name, listings see the same on both sides.
+    /// Checks that listings see the same under the name on both sides, whatever the primitive put there.
     async fn survey(&mut self) {
         let names = [Beside::new("name".into())];
         let _ = self.step(&Survey { names: &names }).await;
@@ -248,7 +257,7 @@ impl Twin {
             .unwrap();
     }
 
-    /// A value under a key that the primitive did not put there.
+    /// Sets a key that the primitive did not set.
     pub(crate) async fn plant(&mut self, key: &str, number: i64) {
         let () = redis::cmd("SET")
             .arg(key)
@@ -260,7 +269,7 @@ impl Twin {
         self.space.set(key, number, None, now);
     }
 
-    /// Takes the end of a key away, as somebody else may do.
+    /// Removes the expiry of a key, as another program might.
     pub(crate) async fn persist(&mut self, key: &str) {
         let () = redis::cmd("PERSIST")
             .arg(key)
@@ -270,7 +279,7 @@ impl Twin {
         self.space.persist(key, Instant::now() + self.ahead);
     }
 
-    /// Takes a key away, as somebody else may do, or its own end.
+    /// Deletes a key, as another program or its own expiry might.
     pub(crate) async fn remove(&mut self, key: &str) {
         let () = redis::cmd("DEL")
             .arg(key)
@@ -305,7 +314,7 @@ impl Twin {
             if matches!(push.kind, PushKind::PMessage | PushKind::Message) {
                 let mut parts: Vec<String> =
                     redis::from_redis_value(redis::Value::Array(push.data)).unwrap();
-                // Before a message comes its channel, and before that the pattern, if any.
+                // The channel precedes the message, and the pattern, if any, precedes the channel.
                 let payload = parts.pop().unwrap().parse().unwrap();
                 let channel = parts.pop().unwrap();
                 heard.push(Message { channel, payload });
@@ -341,7 +350,7 @@ impl Twin {
         let now: f64 = now.parse().unwrap();
         let text = |bytes: &Vec<u8>| match std::str::from_utf8(bytes) {
             Ok(text) => text.to_owned(),
-            // As the space keeps what is no text.
+            // The space keeps binary data in this form.
             Err(_) => bytes.iter().map(|byte| format!("{byte:02x}")).collect(),
         };
         let entry = |(key, kind, left, value): Raw| {
@@ -366,7 +375,7 @@ impl Twin {
     }
 }
 
-/// As [`cut_date`], of a time to live: -1 is for ever.
+/// As [`cut_date`], for a time to live: -1 means forever.
 fn cut(millis: i64) -> i64 {
     match millis {
         -1 => -1,
@@ -374,7 +383,7 @@ fn cut(millis: i64) -> i64 {
     }
 }
 
-/// To the nearest multiple that the tests use; for ever stays for ever.
+/// Rounds to the nearest multiple that the tests use; dates that never come stay so.
 fn cut_date(millis: i64) -> i64 {
     let apart = APART.as_millis() as i64;
     match millis {
@@ -383,7 +392,7 @@ fn cut_date(millis: i64) -> i64 {
     }
 }
 
-/// Replies that can be compared although time passes between the two.
+/// Replies that can be compared although time passes between the two sides.
 pub(crate) trait Comparable {
     fn comparable(&self) -> String;
 }

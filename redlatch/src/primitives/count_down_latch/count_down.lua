@@ -1,8 +1,8 @@
--- Counts a latch down; at zero it is open, and gone.
+-- Decrements a latch's count; at zero it is open, and its key is deleted.
 --
 -- KEYS[1]  the latch: the count
--- ARGV     by how much, channel
--- Returns  the count that is left
+-- ARGV     the amount, channel
+-- Returns  the new count
 local value, wrong = number(KEYS[1])
 if wrong then
     return wrong
@@ -13,7 +13,7 @@ if left > 0 then
     return left
 end
 if value and value > 0 then
-    -- First: if it is refused, nothing has been changed.
+    -- First: if it is refused, nothing has changed.
     redis.call('PUBLISH', ARGV[2], 0)
 end
 redis.call('DEL', KEYS[1])

@@ -1,4 +1,4 @@
-//! Lua and rules of the latch agree over random histories.
+//! Compares the latch's Lua scripts and rules over random histories.
 
 use std::cell::Cell;
 

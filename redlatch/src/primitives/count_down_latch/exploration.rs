@@ -1,4 +1,5 @@
-//! All sequences of steps on a latch: it counts down to zero and no further, and is gone then.
+//! Explores all sequences of steps on a latch: it counts down to zero and no further, and its key
+//! is then deleted.
 
 use std::hash::{Hash as _, Hasher};
 use std::sync::Arc;
@@ -82,7 +83,7 @@ impl Model for Latch {
         ensure(reply == expected, || {
             format!("answered {reply} instead of {expected}")
         })?;
-        // Who waits learns that it is open, once.
+        // The message that the latch is open is published exactly when it opens.
         let payload = OPENED.into();
         let opened = Message { channel, payload };
         let told = space.take_published().contains(&opened);
@@ -96,7 +97,7 @@ impl Model for Latch {
         match step {
             Step::CountDown { .. } => None,
             Step::Read => Some(first == second),
-            // It was set, or deleted, by the first one.
+            // The first one set or deleted it.
             Step::Set { .. } | Step::Delete => Some(*second == 0),
         }
     }

@@ -1,5 +1,5 @@
-//! The count-down latch (Redisson: `RCountDownLatch`, `RedissonCountDownLatch`): closed as long as
-//! there is a count, open when it has come to zero.
+//! The count-down latch (Redisson: `RCountDownLatch`, `RedissonCountDownLatch`): closed while its
+//! count is above zero, open at zero.
 
 #[cfg(test)]
 mod differential;
@@ -20,24 +20,24 @@ use crate::step::Outcome;
 use crate::store::{Lane, Sent};
 use crate::wait::{Attempt, Limits, Queue, Request};
 
-/// Holds up whoever waits until something has happened so many times, in whatever process
-/// (Redisson: `RCountDownLatch`, `getCountDownLatch(name)`).
+/// Blocks waiters until an event has happened a set number of times, in any process (Redisson:
+/// `RCountDownLatch`, `getCountDownLatch(name)`).
 ///
-/// A handle is cheap, does nothing by itself, and can be cloned and shared. Somebody sets the count;
-/// others count it down; when it comes to zero the latch is open, and all who wait go on. A latch
-/// that was never set is open, and so is one that was deleted. An open latch can be set again.
+/// A handle is cheap, does nothing by itself, and can be cloned and shared. One caller sets the
+/// count, others count it down; at zero the latch is open and all waiters return. A latch that was
+/// never set, or that was deleted, is open. An open latch can be set again.
 ///
-/// Who waits is woken by a message of the store, and looks by itself once per watchdog lease. All who
-/// wait in one client share one subscription.
+/// A message from the store wakes waiters; they also check once per watchdog lease. All waiters of
+/// one client share one subscription.
 ///
 /// # When not to use it
 ///
-/// A latch knows nothing of who counts: if a process dies before it has counted down, the latch stays
-/// closed. Wait with a limit ([`CountDownLatch::wait_for`]) and decide then.
+/// A latch does not know its participants: if a process dies before it has counted down, the latch
+/// stays closed. Wait with a limit ([`CountDownLatch::wait_for`]) and decide then.
 ///
-/// A latch that is gone is open: after `FLUSHALL`, eviction or a restart without persistence all
-/// waiters go on, and so does who waits before it was set. Where going on too early does harm, let
-/// what was waited for be looked at as well.
+/// A latch that does not exist is open: after `FLUSHALL`, eviction or a restart without persistence
+/// all waiters return, and so does a caller that waits before the count is set. Where returning too
+/// early does harm, also check the condition itself.
 ///
 /// ```
 /// # #[tokio::main(flavor = "current_thread")] async fn main() -> redlatch::Result<()> {
@@ -75,7 +75,8 @@ impl CountDownLatch {
         }
     }
 
-    /// The same latch, whose waiters wait through an outage of the store that lasts at most this long:
+    /// Returns a handle of the same latch whose waiters wait through an outage of the store that
+    /// lasts at most this long:
     /// [`ClientBuilder::outage_limit`](crate::ClientBuilder::outage_limit), for this handle.
     #[must_use]
     pub fn with_outage_limit(mut self, limit: Duration) -> CountDownLatch {
@@ -83,21 +84,21 @@ impl CountDownLatch {
         self
     }
 
-    /// The name, as it was given.
+    /// Returns the name as it was passed in.
     pub fn name(&self) -> &str {
         self.place.name()
     }
 
-    /// Sets the count of a latch that is open, which closes it: at least 1. Whether it was set by
-    /// this call. (Redisson: `trySetCount`, which takes a count of 0 for one that is set, also one
-    /// that it has set itself.)
+    /// Sets the count of an open latch, at least 1, which closes it. Returns whether this call set
+    /// it. (Redisson: `trySetCount`, which treats a count of 0 as set, even if it set that count itself.)
     ///
     /// # Errors
     ///
     /// [`Error::InvalidName`]; [`Error::InvalidCount`]: 0; [`Error::WrongKind`],
-    /// [`Error::Unavailable`], [`Error::ResponseTimeout`]: nothing was set. [`Error::OutcomeUnknown`]: the
-    /// connection broke before the answer came. The request may have set the count or not; it is not sent again,
-    /// because it could close a latch that was counted down meanwhile.
+    /// [`Error::Unavailable`], [`Error::ResponseTimeout`]: nothing was set.
+    /// [`Error::OutcomeUnknown`]: the connection broke before the answer arrived. The request may
+    /// or may not have set the count; it is not sent again, because it could close a latch that was
+    /// counted down meanwhile.
     ///
     /// # Cancel safety
     ///
@@ -129,19 +130,19 @@ impl CountDownLatch {
         self.session.change(step, "setting the count").await
     }
 
-    /// Counts down by one. The count that is left; at 0 the latch is open, and all who wait go on.
-    /// An open latch stays open.
+    /// Decrements the count by one and returns the new count; at 0 the latch is open and all
+    /// waiters return. An open latch stays open.
     ///
     /// # Errors
     ///
     /// [`Error::InvalidName`], [`Error::WrongKind`], [`Error::Unavailable`],
     /// [`Error::ResponseTimeout`]: nothing was counted. [`Error::OutcomeUnknown`]: there was no
-    /// answer, so it may have counted or not; it is not sent again, because it could count twice.
-    /// [`CountDownLatch::count`] may tell.
+    /// answer, so the call may or may not have counted; it is not sent again, because it could
+    /// count twice. [`CountDownLatch::count`] may show which.
     ///
     /// # Cancel safety
     ///
-    /// Once polled, it goes on in the background when dropped.
+    /// If dropped after it was polled, it continues in the background.
     ///
     /// ```
     /// # #[tokio::main(flavor = "current_thread")] async fn main() -> redlatch::Result<()> {
@@ -156,7 +157,7 @@ impl CountDownLatch {
         self.count_down_by(1).await
     }
 
-    /// Counts down by so many at once, but not below zero. Otherwise as
+    /// Decrements the count by `by` in one step, but not below zero. Otherwise as
     /// [`CountDownLatch::count_down`].
     ///
     /// ```
@@ -175,7 +176,7 @@ impl CountDownLatch {
         self.session.change(step, "counting down").await
     }
 
-    /// The count; 0 when the latch is open.
+    /// Returns the count; 0 if the latch is open.
     ///
     /// # Errors
     ///
@@ -187,10 +188,10 @@ impl CountDownLatch {
         Ok(count(number))
     }
 
-    /// Waits until the latch is open; if it is, returns at once. (Redisson: `await`.)
+    /// Waits until the latch is open; returns immediately if it already is. (Redisson: `await`.)
     ///
-    /// A latch that is opened and set again before a waiter has looked holds it up again, as in
-    /// Redisson.
+    /// If a latch is opened and set again before a waiter has checked it, the waiter keeps waiting,
+    /// as in Redisson.
     ///
     /// # Errors
     ///
@@ -199,16 +200,16 @@ impl CountDownLatch {
     ///
     /// # Cancel safety
     ///
-    /// Waits only; can be dropped.
+    /// It only waits; it can be dropped.
     pub async fn wait(&self) -> Result<()> {
         self.obtain(Patience::Endless).await?;
         Ok(())
     }
 
-    /// Waits until the latch is open, at most this long. Returns whether it is open. At the limit it
-    /// returns `false` if the store has said that the latch is closed, and the error that says why if the
-    /// store could not be asked. Otherwise as [`CountDownLatch::wait`]; a time that the clock cannot
-    /// hold is no limit, and zero asks once.
+    /// Waits until the latch is open, at most this long. Returns whether it is open. At the limit
+    /// it returns `false` if the store reported a closed latch, or the error if the store could not
+    /// be reached. Otherwise as [`CountDownLatch::wait`]. A time that the clock cannot represent
+    /// means no limit; with zero the store is asked once.
     ///
     /// ```
     /// # #[tokio::main(flavor = "current_thread")] async fn main() -> redlatch::Result<()> {
@@ -230,9 +231,9 @@ impl CountDownLatch {
     ///
     /// # Errors
     ///
-    /// As [`CountDownLatch::count`]. [`Error::OutcomeUnknown`]: the connection broke before the answer came. The
-    /// request may have deleted the latch or not; it is not sent again, because it could open a latch that was set
-    /// meanwhile.
+    /// As [`CountDownLatch::count`]. [`Error::OutcomeUnknown`]: the connection broke before the
+    /// answer arrived. The request may or may not have deleted the latch; it is not sent again,
+    /// because it could open a latch that was set meanwhile.
     ///
     /// # Cancel safety
     ///
@@ -248,8 +249,8 @@ impl CountDownLatch {
     /// ```
     pub async fn delete(&self) -> Result<bool> {
         let place = self.place()?.clone();
-        // Redisson says that the count has changed, which its own waiters take for a reason to go on
-        // waiting; that the latch is open is understood by all.
+        // Redisson publishes that the count has changed, which makes its own waiters keep waiting;
+        // all waiters understand the message that the latch is open.
         let step = Delete {
             place,
             payload: Some(OPENED),
@@ -270,7 +271,7 @@ impl CountDownLatch {
         waiting.within(limits, &sent, &mut looking).await
     }
 
-    /// The place, if its name can be used.
+    /// Returns the place, if its name is valid.
     fn place(&self) -> Result<&Arc<Place>> {
         self.place.check()?;
         Ok(&self.place)
@@ -285,7 +286,7 @@ impl std::fmt::Debug for CountDownLatch {
     }
 }
 
-/// One waiter, for the waiting room.
+/// One waiter, for the client's queue.
 struct Looking<'a> {
     latch: &'a CountDownLatch,
     sent: &'a Sent,
@@ -330,7 +331,7 @@ impl Attempt for Looking<'_> {
         };
         Ok(match count(answer.reply) {
             0 => Outcome::Done(()),
-            // A key that somebody removes by hand is found gone by looking, not by a message.
+            // A key that was removed by other means is found gone by reading, not by a message.
             _ => Outcome::Wait(session.watchdog.lease().duration()),
         })
     }
@@ -339,7 +340,7 @@ impl Attempt for Looking<'_> {
         self.sent
     }
 
-    /// Who is through is in nobody's way.
+    /// A waiter that has returned does not block the next one.
     fn keeps_others_out(&self) -> Option<Duration> {
         None
     }

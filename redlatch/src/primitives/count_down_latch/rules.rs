@@ -1,4 +1,4 @@
-//! The latch's own step; the others are those of any number.
+//! The latch's own step; the others come from `number`.
 
 use std::sync::Arc;
 
@@ -11,19 +11,19 @@ use crate::primitives::number::{number, script};
 use crate::space::Space;
 use crate::step::{Args, Script, Step, unexpected};
 
-/// Says that a latch is open.
+/// The message that a latch is open.
 pub(super) const OPENED: u32 = 0;
-/// Says that a new count was set.
+/// The message that a new count was set.
 pub(super) const CHANGED: u32 = 1;
 
-/// Counts a latch down; at zero it is open, and gone. Cannot be sent twice.
+/// Decrements a latch's count; at zero it is open, and its key is deleted. May not be sent twice.
 pub(super) struct CountDown {
     pub(super) place: Arc<Place>,
     pub(super) by: u32,
 }
 
 impl Step for CountDown {
-    /// The count that is left.
+    /// The new count.
     type Reply = u64;
 
     fn script(&self) -> &'static Script {
@@ -61,7 +61,7 @@ impl Step for CountDown {
     }
 }
 
-/// A latch cannot be more open than open.
+/// Converts a stored number to a count: a negative number counts as zero.
 pub(super) fn count(number: i64) -> u64 {
     u64::try_from(number).unwrap_or(0)
 }

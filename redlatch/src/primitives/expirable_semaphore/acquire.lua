@@ -1,13 +1,13 @@
--- Takes permits under ids that the client has chosen, or says when the next one expires.
+-- Acquires permits under ids that the client has chosen, or returns when the next one expires.
 --
 -- ARGV     channel, ids, lease in ms
--- Returns  nil: all of them are out now, under these ids
---          else the ms until the first permit that is out expires (-1: none will)
+-- Returns  nil: all of them are held now, under these ids
+--          else the ms until the first held permit expires (-1: none will)
 if not available then
     return -1
 end
 local ids = permits(ARGV[2])
--- Asked for again because the answer was lost: they are out already.
+-- Repeated because the answer was lost: the permits are already held.
 local missing = #ids - count(ids)
 if missing > 0 then
     if available < missing then

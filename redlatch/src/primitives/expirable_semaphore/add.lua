@@ -1,7 +1,7 @@
--- Adds permits to those available, or takes some away; then there may be less than none.
+-- Adds free permits, or removes some; their number may become negative.
 --
--- ARGV     channel, how many more, the most that can be available (and, below zero, missing)
--- Returns  1: added, 0: that would be too many
+-- ARGV     channel, permits to add, the maximum number of free (and, below zero, missing) permits
+-- Returns  1: added, 0: there would be too many
 if math.abs((available or 0) + ARGV[2]) > tonumber(ARGV[3]) then
     return 0
 end

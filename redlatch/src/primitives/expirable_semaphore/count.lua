@@ -1,7 +1,7 @@
--- How many permits are available, and how many are out.
+-- Returns the numbers of free and of held permits.
 --
 -- ARGV     channel
--- Returns  { available, out }
+-- Returns  { free, held }
 if not available then
     return { 0, 0 }
 end

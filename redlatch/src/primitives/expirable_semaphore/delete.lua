@@ -1,7 +1,7 @@
--- Removes the semaphore; permits that are out end with it.
+-- Deletes the semaphore; held permits end with it.
 --
 -- ARGV     channel
--- Returns  1: removed, 0: there was none
+-- Returns  1: deleted, 0: there was none
 if not available then
     return 0
 end

@@ -1,4 +1,4 @@
-//! Lua and rules of the expirable semaphore agree over random histories.
+//! Compares the expirable semaphore's Lua scripts and rules over random histories.
 
 use std::time::Duration;
 
@@ -64,14 +64,14 @@ fn moves() -> impl Strategy<Value = Move> {
     ]
 }
 
-/// An id whose bytes are no text, so that the twin shows them in hex.
+/// Returns an id whose bytes are not text, so that both sides are compared in hex.
 fn id((owner, n): (u8, u8)) -> PermitId {
     let mut bytes = [0xff; PermitId::BYTES];
     (bytes[0], bytes[1]) = (0xf0 + owner, 0xf0 + n);
     PermitId::from_bytes(bytes)
 }
 
-/// The first `n` permits of an owner: some of them may be out already.
+/// Returns the first `n` permits of an owner: some of them may be held already.
 fn ids(owner: u8, n: u8) -> String {
     join(&Vec::from_iter((0..n).map(|n| id((owner, n)))))
 }
@@ -88,7 +88,7 @@ impl Comparable for usize {
     }
 }
 
-/// How often something worth testing has happened.
+/// Counts the events that the histories must cover.
 #[derive(Debug, Default)]
 struct Seen {
     acquired: u32,
@@ -197,8 +197,8 @@ fn lua_and_rules_agree() {
                         == Ok(true),
                 );
             }
-            // A little longer than the leases: dates are rounded up, and what was taken in this very
-            // millisecond must have expired on both sides.
+            // A little longer than the leases: dates are rounded up, and permits that were acquired
+            // in the same millisecond must have expired on both sides.
             Move::Pass { time: n } => twin.pass(time(*n) + Duration::from_millis(5)).await,
             Move::Plant { beside } => {
                 let key = if *beside {
@@ -208,7 +208,7 @@ fn lua_and_rules_agree() {
                 };
                 twin.plant(key, 5).await;
             }
-            // The number alone: what is out is nobody's from now on.
+            // Only the number: held permits belong to no semaphore from now on.
             Move::Vanish => twin.remove(place.key()).await,
         }
     });

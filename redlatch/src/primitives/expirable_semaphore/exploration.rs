@@ -1,4 +1,4 @@
-//! All sequences of steps on an expirable semaphore: permits are never lost, and never made.
+//! Explores all sequences of steps on an expirable semaphore: no permit is lost or duplicated.
 
 use std::hash::{Hash as _, Hasher};
 use std::sync::Arc;
@@ -20,7 +20,7 @@ use crate::step::{Outcome, Step as _};
 const OWNERS: u8 = 3;
 /// Number of permits.
 const PERMITS: u32 = 3;
-/// How many permits an owner acquires at most.
+/// Maximum number of permits that an owner acquires.
 const MOST: u8 = 2;
 const DEADLINES: &str = "{name}:timeout";
 
@@ -182,7 +182,7 @@ impl Model for Ends {
     fn repeated(step: Step, first: &usize, second: &usize) -> Option<bool> {
         match step {
             Step::Forget { .. } => None,
-            // The first one has released or set them.
+            // The first one released or set them.
             Step::Release { .. } | Step::Set { first: true } => Some(*second == 0),
             _ => Some(first == second),
         }

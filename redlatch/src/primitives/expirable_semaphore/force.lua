@@ -1,7 +1,7 @@
--- Takes all permits back from whoever has them.
+-- Releases all held permits, whichever clients hold them.
 --
 -- ARGV     channel
--- Returns  1: some were out, 0: none
+-- Returns  1: some were held, 0: none
 local out = available and redis.call('ZCARD', KEYS[2]) or 0
 if out == 0 then
     return 0

@@ -1,4 +1,4 @@
--- Which permits are out, and for how long.
+-- Returns the held permits and their remaining leases.
 --
 -- ARGV     channel
 -- Returns  id, ms until it expires (-1: never), and so on

@@ -1,6 +1,6 @@
--- When a permit expires.
+-- Returns when a permit expires.
 --
 -- ARGV     channel, id
--- Returns  nil: it is not out; the ms until then (-1: never)
+-- Returns  nil: it is not held; the ms until then (-1: never)
 local date = available and redis.call('ZSCORE', KEYS[2], permits(ARGV[2])[1])
 return date and left(date)

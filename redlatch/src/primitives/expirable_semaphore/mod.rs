@@ -1,5 +1,6 @@
 //! The permit-expirable semaphore (Redisson: `RPermitExpirableSemaphore`,
-//! `RedissonPermitExpirableSemaphore`): permits with ids, each with a lease of its own.
+//! `RedissonPermitExpirableSemaphore`): permits with ids, each with its own lease. `rules`
+//! describes the algorithm.
 
 #[cfg(test)]
 mod differential;
@@ -29,48 +30,48 @@ use crate::space::Space;
 use crate::step::{Args, BoxedStep, Mapped, Outcome, Script, Step};
 use crate::store::{Answer, Lane, Sent};
 
-/// The most permits that a semaphore can have: what an `int` holds in Java, where Redisson counts
-/// the same ones.
+/// The maximum number of permits of a semaphore: what a Java `int` holds, because Redisson counts
+/// the same permits.
 const MAX_PERMITS: u32 = i32::MAX.unsigned_abs();
 
-/// The most permits in one acquisition. Each has an id of its own and is renewed by it, together with
-/// those of other guards; a script that writes more would keep the server from others for too long.
+/// The maximum number of permits in one acquisition. Each permit has its own id, by which it is
+/// renewed together with those of other guards. A script that writes more would block the server for too long.
 const MAX_AT_ONCE: u32 = 1000;
 
-/// A semaphore whose permits have leases: what a process that crashed had comes back by itself
+/// A semaphore whose permits have leases: the permits of a crashed process return by themselves
 /// (Redisson: `RPermitExpirableSemaphore`).
 ///
-/// It has as many permits as were set for it ([`ExpirableSemaphore::try_set_permits`]); before that,
-/// none. A permit is held by a [`PermitGuard`], which the client's watchdog renews until it is
-/// released or dropped, or for a fixed time ([`Acquire::lease`]). When the process dies, the permit
-/// is free at the end of its lease, at the latest 30 s later by default. Permits have ids: whoever
-/// has taken one out of its guard ([`PermitGuard::into_ids`](Guard::into_ids)) may release it
-/// somewhere else, in another process, also in Java through Redisson's
+/// It has as many permits as were set ([`ExpirableSemaphore::try_set_permits`]); before that, none.
+/// A [`PermitGuard`] holds permits. The client's watchdog renews them until they are released or
+/// dropped, or they are held for a fixed time ([`Acquire::lease`]). When the process dies, its
+/// permits are free at the end of their lease, by default at most 30 s later. Permits have ids: a
+/// caller that takes them out of the guard ([`PermitGuard::into_ids`](Guard::into_ids)) may release
+/// them elsewhere, in another process, also in Java through Redisson's
 /// `getPermitExpirableSemaphore(name)`.
 ///
-/// Waiters of one client are served in order of arrival, also when the first of them wants more
-/// than the next. Over several clients there is no order: who wants many permits can be overtaken
-/// for as long as others take the few that are free. Time is the server's.
+/// Waiters of one client are served in order of arrival, even if the first one requests more
+/// permits than the next. There is no order between clients: a request for many permits can be
+/// overtaken for as long as others take the few that are free. Leases are measured by the server's clock.
 ///
-/// A store that loses its data (`FLUSHALL`, eviction, a restart without persistence) loses the permits:
-/// holders learn of it at their next renewal, and who waits goes on waiting until they are set anew.
+/// A store that loses its data (`FLUSHALL`, eviction, a restart without persistence) loses the
+/// permits. Holders detect this at their next renewal, and waiters wait until the permits are set again.
 ///
 /// # When to use it, and when not
 ///
-/// It is the semaphore to take where processes may crash. What they had of Redisson's plain
-/// semaphore, whose permits have neither ids nor leases, is gone until somebody adds it again; that
-/// one costs less, and that is all.
+/// Use it where processes may crash. Permits of Redisson's plain semaphore have neither ids nor
+/// leases; those of a crashed process are lost until an operator adds them again. The plain
+/// semaphore costs less; that is its only advantage.
 ///
-/// For one permit take a [lock](crate::Client::lock); inside one process, a
-/// [`tokio::sync::Semaphore`]. And as with every lease, a permit is no proof: who is stopped for
-/// longer than its lease wakes up with one permit too many in use. Ask [`Guard::is_valid`], or put
-/// the work into [`ExpirableSemaphore::run`].
+/// For a single permit use a [lock](crate::Client::lock); inside one process, a
+/// [`tokio::sync::Semaphore`]. As with every lease, a permit is not a guarantee: a holder that is
+/// stopped for longer than its lease resumes with one permit too many in use. Check
+/// [`Guard::is_valid`], or run the work in [`ExpirableSemaphore::run`].
 ///
 /// ```
 /// # #[tokio::main(flavor = "current_thread")] async fn main() -> redlatch::Result<()> {
 /// let client = redlatch::Client::embedded(); // or Client::connect("redis://127.0.0.1").await?
 /// let jobs = client.expirable_semaphore("heavy-jobs");
-/// jobs.try_set_permits(2).await?; // whoever comes first
+/// jobs.try_set_permits(2).await?; // by the first process
 ///
 /// let one = jobs.acquire().await?;
 /// let two = jobs.acquire().await?;
@@ -84,13 +85,14 @@ pub struct ExpirableSemaphore {
     lock: Lock<Permits>,
 }
 
-/// Permits of an [`ExpirableSemaphore`] that are held.
+/// Held permits of an [`ExpirableSemaphore`].
 ///
-/// Given back by [`Guard::release`] or [`Guard::unlock`], or in the background when dropped. Several
-/// permits in one guard are renewed together, and lost together as soon as one of them is.
+/// [`Guard::release`] or [`Guard::unlock`] releases them; dropping the guard releases them in the
+/// background. Several permits in one guard are renewed together. As soon as one of them is lost,
+/// all count as lost.
 pub type PermitGuard = Guard<Permits>;
 
-/// The kind of [`PermitGuard`]: some permits.
+/// The kind of [`PermitGuard`]: a number of permits.
 #[derive(Debug, Clone, Copy)]
 pub struct Permits {
     n: u32,
@@ -103,23 +105,24 @@ impl ExpirableSemaphore {
         }
     }
 
-    /// The name, as it was given.
+    /// Returns the name as it was passed in.
     pub fn name(&self) -> &str {
         self.lock.name()
     }
 
-    /// Waits for a permit as long as it takes. Await it, or set a lease first: [`Acquire`].
+    /// Acquires one permit and waits for it without a limit. Await the request, or set a lease
+    /// first: [`Acquire`].
     pub fn acquire(&self) -> Acquire<Permits> {
         self.acquire_many(1)
     }
 
-    /// Waits until so many permits are free and takes them all at once. Await it, or set a lease
-    /// first: [`Acquire`].
+    /// Acquires this many permits, all or none, and waits for them without a limit. Await the
+    /// request, or set a lease first: [`Acquire`].
     ///
     /// # Errors
     ///
-    /// Those of [`Acquire`], and [`Error::InvalidCount`] unless 1 to 1000 are asked for. More
-    /// than there are in all is no error: some may be added.
+    /// Those of [`Acquire`], and [`Error::InvalidCount`] unless 1 to 1000 are requested. Requesting
+    /// more than there are in total is not an error, because permits may be added.
     ///
     /// ```
     /// # #[tokio::main(flavor = "current_thread")] async fn main() -> redlatch::Result<()> {
@@ -135,8 +138,8 @@ impl ExpirableSemaphore {
         self.wanting(permits).lock()
     }
 
-    /// Takes a permit if one is free: `None` if not. Await it, or set something first, such as how
-    /// long to wait: [`TryAcquire`].
+    /// Acquires one permit if it is free; `None` if not. Await the request, or configure it first,
+    /// for example with a wait limit: [`TryAcquire`].
     ///
     /// ```
     /// # use std::time::Duration;
@@ -154,13 +157,13 @@ impl ExpirableSemaphore {
         self.try_acquire_many(1)
     }
 
-    /// Takes so many permits at once if they are free: `None` if not. Await it, or set something
-    /// first: [`TryAcquire`]. Errors as for [`ExpirableSemaphore::acquire_many`].
+    /// Acquires this many permits if they are free, all or none; `None` if not. Await the request,
+    /// or configure it first: [`TryAcquire`]. Errors as for [`ExpirableSemaphore::acquire_many`].
     pub fn try_acquire_many(&self, permits: u32) -> TryAcquire<Permits> {
         self.wanting(permits).try_lock()
     }
 
-    /// Waits for a permit, runs `work` while it is held, and releases it. As [`Lock::run`].
+    /// Acquires one permit, runs `work` while it is held, and releases it, as [`Lock::run`].
     ///
     /// ```
     /// # #[tokio::main(flavor = "current_thread")] async fn main() -> redlatch::Result<()> {
@@ -176,23 +179,23 @@ impl ExpirableSemaphore {
 
     /// Releases a permit by its id.
     ///
-    /// A permit that a guard still holds is better released through it; released here, the guard
-    /// learns of its loss at the next renewal or at its own release.
+    /// If a guard still holds the permit, release it through the guard instead. If it is released
+    /// here, the guard detects the loss at the next renewal or at its own release.
     ///
     /// # Errors
     ///
-    /// [`Error::Lost`]: no such permit is out, because it has expired or was released. Those of
-    /// [`ExpirableSemaphore::available`]; then it may have been released or not.
+    /// [`Error::Lost`]: the permit is not held, because it has expired or was released. With the
+    /// errors of [`ExpirableSemaphore::available`], it may or may not have been released.
     ///
     /// # Cancel safety
     ///
-    /// When dropped, the permit may have been released or not. Releasing it again does no harm.
+    /// When dropped, the permit may or may not have been released. Releasing it again does no harm.
     ///
     /// ```
     /// # #[tokio::main(flavor = "current_thread")] async fn main() -> redlatch::Result<()> {
     /// # let jobs = redlatch::Client::embedded().expirable_semaphore("jobs");
     /// jobs.try_set_permits(1).await?;
-    /// let ids = jobs.acquire().await?.into_ids()?; // nobody renews it from here on
+    /// let ids = jobs.acquire().await?.into_ids()?; // it is not renewed from here on
     /// // … and somewhere else:
     /// jobs.release(ids[0]).await?;
     /// assert!(!jobs.try_release(ids[0]).await?);
@@ -202,7 +205,7 @@ impl ExpirableSemaphore {
         self.release_many(&[id]).await
     }
 
-    /// Releases several permits by their ids: all, or none if one of them is not out. Errors and
+    /// Releases several permits by their ids: all, or none if one of them is not held. Errors and
     /// cancel safety as for [`ExpirableSemaphore::release`].
     pub async fn release_many(&self, ids: &[PermitId]) -> Result<()> {
         let (released, wanted) = self.give_back(ids, Which::All).await?;
@@ -215,27 +218,27 @@ impl ExpirableSemaphore {
         Ok(())
     }
 
-    /// Releases a permit by its id, if it is out. Whether it was: one that has expired was not.
-    /// Errors and cancel safety as for [`ExpirableSemaphore::release`].
+    /// Releases a permit by its id, if it is held. Returns whether it was held; an expired permit
+    /// was not. Errors and cancel safety as for [`ExpirableSemaphore::release`].
     pub async fn try_release(&self, id: PermitId) -> Result<bool> {
         Ok(self.try_release_many(&[id]).await? > 0)
     }
 
-    /// Releases those of several permits that are out; how many that were. Errors and cancel safety
-    /// as for [`ExpirableSemaphore::release`].
+    /// Releases the permits that are held and returns their number. Errors and cancel safety as for
+    /// [`ExpirableSemaphore::release`].
     ///
-    /// When the connection breaks meanwhile, this is sent again; if then none of them is out, all
-    /// count as released by the first try.
+    /// If the connection breaks, the request is sent again. If none of the permits is held then,
+    /// all count as released by the first attempt.
     pub async fn try_release_many(&self, ids: &[PermitId]) -> Result<usize> {
         Ok(self.give_back(ids, Which::Any).await?.0)
     }
 
-    /// Has a permit expire this long from now, whatever its lease was: 1 ms to
-    /// [`MAX_LEASE`](crate::MAX_LEASE), cut to whole milliseconds. Whether it is out (then it was
-    /// done).
+    /// Sets a permit's remaining lease to `lease`, longer or shorter: 1 ms to
+    /// [`MAX_LEASE`](crate::MAX_LEASE), truncated to whole milliseconds. Returns whether the permit
+    /// is held, and thus whether the lease was set.
     ///
-    /// For permits that were taken out of their guard. A guard does not learn of it: its watchdog
-    /// still moves the end away, and what it knows of its own validity stays as it was.
+    /// For permits that were taken out of their guard. A guard does not notice the change: its
+    /// watchdog still extends the lease, and its own validity stays as it was.
     ///
     /// # Errors
     ///
@@ -243,7 +246,7 @@ impl ExpirableSemaphore {
     ///
     /// # Cancel safety
     ///
-    /// When dropped, it may have been done or not.
+    /// When dropped, the lease may or may not have been set.
     ///
     /// ```
     /// # use std::time::Duration;
@@ -262,38 +265,38 @@ impl ExpirableSemaphore {
         self.look(&UpdateLease { place, id, lease }).await
     }
 
-    /// How long a permit is out unless it is renewed or released; `None` if it is not out.
-    /// [`Duration::MAX`] for one that Redisson gave out without a lease. Errors as for
-    /// [`ExpirableSemaphore::available`].
+    /// Returns the time until a permit expires unless it is renewed or released; `None` if it is
+    /// not held. [`Duration::MAX`] for a permit that Redisson granted without a lease. Errors as
+    /// for [`ExpirableSemaphore::available`].
     pub async fn lease_of(&self, id: PermitId) -> Result<Option<Duration>> {
         let place = self.lock.place()?;
         let id = &id.to_string();
         self.look(&LeaseOf { place, id }).await
     }
 
-    /// How many permits are free; 0 if none were set. Less than 0 when more are out than there are
-    /// now in all ([`ExpirableSemaphore::set_permits`]).
+    /// Returns the number of free permits; 0 if none were set. Negative if more are held than there
+    /// are now in total ([`ExpirableSemaphore::set_permits`]).
     ///
     /// # Errors
     ///
     /// [`Error::InvalidName`], [`Error::WrongKind`], [`Error::Unavailable`],
-    /// [`Error::ResponseTimeout`]; so for all methods that only ask.
+    /// [`Error::ResponseTimeout`]; the same for all methods that only read.
     pub async fn available(&self) -> Result<i64> {
         Ok(self.counts().await?.available)
     }
 
-    /// How many permits are out.
+    /// Returns the number of held permits.
     pub async fn acquired(&self) -> Result<i64> {
         Ok(self.counts().await?.acquired)
     }
 
-    /// How many permits there are in all: those that are free and those that are out.
+    /// Returns the total number of permits, free and held.
     pub async fn total(&self) -> Result<i64> {
         let counts = self.counts().await?;
         Ok(counts.available.saturating_add(counts.acquired))
     }
 
-    /// Which permits are out, each as a [`Holder`] whose `owner` is the permit's id.
+    /// Returns the held permits, each as a [`Holder`] whose `owner` is the permit's id.
     ///
     /// ```
     /// # #[tokio::main(flavor = "current_thread")] async fn main() -> redlatch::Result<()> {
@@ -309,14 +312,15 @@ impl ExpirableSemaphore {
         self.lock.holders().await
     }
 
-    /// Sets how many permits there are, if that has not been done. Whether this did it; a semaphore
-    /// whose permits are all out has been set too.
+    /// Sets the total number of permits if it is not set yet. Returns whether this call set it. A
+    /// semaphore whose permits are all held has been set.
     ///
     /// # Errors
     ///
     /// Those of [`ExpirableSemaphore::available`]. [`Error::InvalidCount`]: more than 2³¹ - 1.
-    /// [`Error::OutcomeUnknown`]: the connection broke before the answer came. The request may have set the
-    /// permits or not; it is not sent again, because the semaphore may have been deleted meanwhile.
+    /// [`Error::OutcomeUnknown`]: the connection broke before the answer arrived. The request may
+    /// or may not have set the permits; it is not sent again, because the semaphore may have been
+    /// deleted meanwhile.
     ///
     /// # Cancel safety
     ///
@@ -327,8 +331,8 @@ impl ExpirableSemaphore {
         session.change(step, "setting the permits").await
     }
 
-    /// Sets how many permits there are in all, those that are out included, and wakes who waits for
-    /// more. Fewer than are out is no error: no permit is granted until enough have been released.
+    /// Sets the total number of permits, including held ones, and wakes waiters. Fewer than are
+    /// held is not an error: no permit is granted until enough have been released.
     ///
     /// # Errors
     ///
@@ -336,7 +340,7 @@ impl ExpirableSemaphore {
     ///
     /// # Cancel safety
     ///
-    /// When dropped, it may have set them or not. It can be repeated.
+    /// When dropped, it may or may not have set them. It can be repeated.
     ///
     /// ```
     /// # #[tokio::main(flavor = "current_thread")] async fn main() -> redlatch::Result<()> {
@@ -354,18 +358,17 @@ impl ExpirableSemaphore {
         Ok(())
     }
 
-    /// Adds so many permits to those that are free, or takes some away; then there may be fewer
-    /// than none.
+    /// Adds this many free permits, or removes some; their number may then be negative.
     ///
     /// # Errors
     ///
     /// [`Error::InvalidCount`]: more than 2³¹ - 1 would be free, or missing; nothing was changed.
-    /// [`Error::OutcomeUnknown`]: the store did not answer. It is not asked again, because done
-    /// twice it would count twice; [`ExpirableSemaphore::set_permits`] can be repeated.
+    /// [`Error::OutcomeUnknown`]: the store did not answer. The request is not repeated, because it
+    /// would count twice; [`ExpirableSemaphore::set_permits`] can be repeated.
     ///
     /// # Cancel safety
     ///
-    /// When dropped, it goes on in the background if it has begun.
+    /// If dropped after it started, it continues in the background.
     pub async fn add_permits(&self, permits: i32) -> Result<()> {
         let more = i64::from(permits);
         let place = self.lock.place()?.clone();
@@ -379,20 +382,20 @@ impl ExpirableSemaphore {
         })
     }
 
-    /// Takes all permits that are out back, from whoever has them, in whatever process, and wakes
-    /// who waits. Whether any were out. Their holders learn of it at their next renewal or release.
+    /// Releases all held permits, whichever process holds them, and wakes waiters. Returns whether
+    /// any were held. Their holders detect the loss at their next renewal or release.
     pub async fn force_release(&self) -> Result<bool> {
         self.lock.force_unlock().await
     }
 
-    /// Deletes the semaphore. Returns whether there was one. Permits that are out end with it. Waiters continue to
-    /// wait, until permits are set again.
+    /// Deletes the semaphore. Returns whether it existed. Held permits end with it. Waiters
+    /// continue to wait until permits are set again.
     ///
     /// # Errors
     ///
-    /// Those of [`ExpirableSemaphore::available`]. [`Error::OutcomeUnknown`]: the connection broke before the
-    /// answer came. The request may have deleted the semaphore or not; it is not sent again, because it could
-    /// delete one that was set meanwhile.
+    /// Those of [`ExpirableSemaphore::available`]. [`Error::OutcomeUnknown`]: the connection broke
+    /// before the answer arrived. The request may or may not have deleted the semaphore; it is not
+    /// sent again, because it could delete one that was set meanwhile.
     ///
     /// # Cancel safety
     ///
@@ -429,10 +432,10 @@ impl ExpirableSemaphore {
         })
     }
 
-    /// How many were released, and how many of them there are.
+    /// Returns the number of released permits and the number of distinct ids.
     async fn give_back(&self, ids: &[PermitId], which: Which) -> Result<(usize, usize)> {
         let place = self.lock.place()?;
-        // Named twice is given back once.
+        // A permit named twice is released once.
         let ids: BTreeSet<_> = ids.iter().collect();
         let wanted = ids.len();
         if wanted == 0 {
@@ -445,7 +448,7 @@ impl ExpirableSemaphore {
         };
         let answer = self.run_step(&step).await?;
         let released = match answer.reply {
-            // None is out any more because the first try, which was not answered, released them.
+            // None is held, because the first attempt, which was not answered, released them.
             0 if answer.repeated => wanted,
             released => released,
         };
@@ -473,27 +476,27 @@ impl std::fmt::Debug for ExpirableSemaphore {
 }
 
 impl Guard<Permits> {
-    /// The ids of the permits, one or more.
+    /// Returns the ids of the permits, one or more.
     pub fn ids(&self) -> Vec<PermitId> {
         let ids = split(&self.claim().hold.field);
         ids.filter_map(|id| id.parse().ok()).collect()
     }
 
-    /// Gives the permits back and returns when the store has done so: [`Guard::unlock`], with its
+    /// Releases the permits and waits until the store has confirmed it: [`Guard::unlock`], with its
     /// errors and its cancel safety.
     pub async fn release(self) -> Result<()> {
         self.unlock().await
     }
 
-    /// Takes the permits out of the guard: they are neither renewed nor given back any more, but
-    /// stay out until their lease ends or somebody releases them by their ids.
+    /// Takes the permits out of the guard: they are no longer renewed or released automatically,
+    /// but stay held until their lease ends or they are released by their ids.
     ///
-    /// Permits that the watchdog had renewed so far have between two thirds and the whole of its
-    /// lease left; [`ExpirableSemaphore::update_lease`] gives them another.
+    /// Permits that the watchdog renewed until now have between two thirds and all of its lease
+    /// left; [`ExpirableSemaphore::update_lease`] sets another.
     ///
     /// # Errors
     ///
-    /// [`Error::Lost`]: they are no longer out.
+    /// [`Error::Lost`]: they are no longer held.
     pub fn into_ids(self) -> Result<Vec<PermitId>> {
         let ids = self.ids();
         self.detach()?;
@@ -534,7 +537,7 @@ impl Kind for Permits {
             Release {
                 place: &hold.place,
                 ids: &hold.field,
-                // Nobody has them twice, so there is either nothing to keep or nothing to give back.
+                // A permit is never held twice, so there is either nothing to keep or nothing to release.
                 which: if keep == 0 { Which::Any } else { Which::None },
             },
             all,
@@ -573,8 +576,7 @@ impl Rules for Permits {
         rules::Force { place }
     }
 
-    /// Whoever acquires is known by the permits' ids, which are chosen here: so an acquisition that
-    /// is sent twice takes them once.
+    /// The permits' ids, chosen here, identify the acquisition, so sending it twice takes them once.
     fn field(&self, _: &Place, _: &ClientId, _: Owner) -> String {
         let ids: Vec<_> = (0..self.n).map(|_| PermitId::random()).collect();
         join(&ids)

@@ -1,4 +1,4 @@
-//! What a permit is called.
+//! The id of a permit.
 
 use std::fmt::{Debug, Display, Formatter, Write as _};
 use std::str::FromStr;
@@ -9,7 +9,7 @@ use crate::surroundings::random;
 /// The id of one permit of an [`ExpirableSemaphore`](crate::ExpirableSemaphore): 16 random bytes,
 /// written as 32 hex digits, as in Redisson.
 ///
-/// Whoever knows it may give the permit back, in whatever process.
+/// A caller that knows it may release the permit, in any process.
 ///
 /// ```
 /// # fn main() -> redlatch::Result<()> {
@@ -22,23 +22,23 @@ use crate::surroundings::random;
 pub struct PermitId([u8; PermitId::BYTES]);
 
 impl PermitId {
-    /// How many bytes an id has.
+    /// Length of an id in bytes.
     pub const BYTES: usize = 16;
 
-    /// How many hex digits it is written with.
+    /// Length of an id in hex digits.
     pub(super) const DIGITS: usize = 2 * PermitId::BYTES;
 
-    /// An id that no permit has.
+    /// Returns a new random id.
     pub(super) fn random() -> PermitId {
         PermitId(random().into_bytes())
     }
 
-    /// The id that is kept as these bytes in the store.
+    /// Creates the id from its bytes in the store.
     pub const fn from_bytes(bytes: [u8; PermitId::BYTES]) -> PermitId {
         PermitId(bytes)
     }
 
-    /// The bytes as they are kept in the store.
+    /// Returns the bytes as they are kept in the store.
     pub const fn as_bytes(&self) -> &[u8; PermitId::BYTES] {
         &self.0
     }
@@ -47,7 +47,7 @@ impl PermitId {
 impl FromStr for PermitId {
     type Err = Error;
 
-    /// Reads 32 hex digits. [`Error::InvalidPermitId`] for anything else.
+    /// Parses 32 hex digits. [`Error::InvalidPermitId`] for anything else.
     fn from_str(text: &str) -> Result<PermitId> {
         let invalid = || Error::InvalidPermitId {
             id: text.chars().take(64).collect(),
@@ -87,7 +87,7 @@ impl Debug for PermitId {
     }
 }
 
-/// Ids one after the other, as scripts are told them.
+/// Concatenates ids, in the form that the scripts take.
 pub(super) fn join<'a>(ids: impl IntoIterator<Item = &'a PermitId>) -> String {
     ids.into_iter().fold(String::new(), |mut text, id| {
         let _ = write!(text, "{id}");
@@ -95,7 +95,7 @@ pub(super) fn join<'a>(ids: impl IntoIterator<Item = &'a PermitId>) -> String {
     })
 }
 
-/// The other way round, each as it is written.
+/// Splits concatenated ids, the inverse of [`join`].
 pub(super) fn split(ids: &str) -> impl Iterator<Item = &str> {
     let text = |id| std::str::from_utf8(id).ok();
     ids.as_bytes().chunks(PermitId::DIGITS).filter_map(text)
@@ -106,7 +106,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn ids_are_written_and_read() {
+    fn permit_id_round_trips() {
         let (one, two) = (PermitId::random(), PermitId::from_bytes([0xff; 16]));
         assert_ne!(one, PermitId::random());
         assert_eq!(one.to_string().parse::<PermitId>().unwrap(), one);
@@ -121,7 +121,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_id_is_refused() {
+    fn invalid_permit_id_is_rejected() {
         let long = "0".repeat(1000);
         for bad in [
             "",

@@ -1,11 +1,12 @@
--- What every script of the semaphore begins with: permits whose time has come are given back.
+-- Prepended to every script of the semaphore except renewal: releases the permits that have expired.
 --
--- KEYS     permits available: a number; when those that are out expire: zset id -> epoch ms
+-- KEYS     free permits: a number; when the held permits expire: zset id -> epoch ms
 -- ARGV[1]  channel
 --
--- From here on `available` is a number, and every permit in the zset is out; or it is nil, because
--- no permits are set: then what is in the zset is nobody's. Dates are the server's: `now` is cut to whole ms, to see what has expired; `later` is
--- rounded up, so that a lease that begins now is never a part of a millisecond too short.
+-- From here on `available` is a number, and every permit in the zset is held; or it is nil, because
+-- no permits are set: then the entries of the zset belong to no semaphore. Dates are the server's.
+-- `now` is truncated to whole ms, to find what has expired. `later` is rounded up, so that a lease
+-- that begins now is not shortened by a part of a millisecond.
 local time = redis.call('TIME')
 local now = time[1] * 1000 + math.floor(time[2] / 1000)
 local later = math.ceil(time[1] * 1000 + time[2] / 1000)
@@ -14,14 +15,14 @@ local available = nil
 local number = redis.call('GET', KEYS[1])
 if number then
     available = tonumber(number)
-    -- Also a number that is too big to be counted with.
+    -- Also rejects a number that is too big for exact arithmetic.
     if not available or string.format('%.0f', available) ~= number then
         return redis.error_reply('WRONGKIND the key holds no number of permits')
     end
     local expired = redis.call('ZCOUNT', KEYS[2], '-inf', now)
     if expired > 0 then
         available = available + expired
-        -- First, here and elsewhere: if this is refused, nothing has been changed.
+        -- First, here and elsewhere: if this is refused, nothing has changed.
         if available > 0 then
             redis.call('PUBLISH', ARGV[1], available)
         end
@@ -29,12 +30,12 @@ if number then
         redis.call('INCRBY', KEYS[1], expired)
     end
 else
-    -- An error, if it is no zset.
+    -- An error, if it is not a zset.
     redis.call('ZCARD', KEYS[2])
 end
 
--- Makes so many permits more available, and says so. What was out of a semaphore that is gone must
--- not be counted into one that is set anew under the same name.
+-- Adds free permits and publishes their number. Permits held of a deleted semaphore must not be
+-- counted into one that is set again under the same name.
 local function add(more)
     redis.call('PUBLISH', ARGV[1], (available or 0) + more)
     if not available then
@@ -43,7 +44,7 @@ local function add(more)
     redis.call('INCRBY', KEYS[1], more)
 end
 
--- How many ms are left until a date; -1: a permit without a lease, as Redisson knows them.
+-- Returns the ms left until a date; -1: a permit without a lease, which Redisson can create.
 local function left(date)
     date = tonumber(date)
     if date >= 922337203685477 then
@@ -52,7 +53,7 @@ local function left(date)
     return math.max(date - later, 0)
 end
 
--- The raw ids that are written one after the other as 32 hex digits each.
+-- Returns the raw ids that are concatenated in `text`, as 32 hex digits each.
 local function permits(text)
     local ids = {}
     local raw = string.gsub(text, '%x%x', function(pair)
@@ -64,7 +65,7 @@ local function permits(text)
     return ids
 end
 
--- How many of some permits are out.
+-- Returns how many of these permits are held.
 local function count(ids)
     local out = 0
     for _, id in ipairs(ids) do

@@ -1,14 +1,14 @@
--- Gives permits back.
+-- Releases permits.
 --
--- ARGV     channel, ids, which: 'any' of them that are out; 'all' or none; 'none', only look
--- Returns  how many of them were out
+-- ARGV     channel, ids, which: 'any' of them that are held; 'all' or none; 'none', only count
+-- Returns  how many of them were held
 local ids = permits(ARGV[2])
 local out = available and count(ids) or 0
 if out == 0 or ARGV[3] == 'none' or (ARGV[3] == 'all' and out < #ids) then
     return out
 end
 redis.call('PUBLISH', ARGV[1], available + out)
--- Before INCRBY, which a server without memory left refuses to a script that has not written yet.
+-- Before INCRBY, which a server that is out of memory refuses unless the script has already written.
 for _, id in ipairs(ids) do
     redis.call('ZREM', KEYS[2], id)
 end

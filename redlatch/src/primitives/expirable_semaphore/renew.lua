@@ -1,12 +1,12 @@
--- Renews the leases of many sets of permits at once, each only while all of its permits are out.
+-- Renews the leases of many sets of permits at once, each only while all of its permits are held.
 --
--- KEYS     for each set when the permits of its semaphore expire: zset id -> epoch ms
--- ARGV     lease in ms (0: leave the ends as they are, only look), then for each set in the order of KEYS its ids, 32 hex digits each, one
---          after the other
--- Returns  for each set 1: renewed, 0: not all of them are out
+-- KEYS     for each set the dates on which its semaphore's permits expire: zset id -> epoch ms
+-- ARGV     lease in ms (0: only check, do not change the ends), then for each set in the order of
+--          KEYS its ids, concatenated as 32 hex digits each
+-- Returns  for each set 1: renewed, 0: not all of them are held
 --
--- Publishes nothing: permits that are gone with their semaphore cannot be acquired, and who sets
--- permits anew publishes.
+-- Publishes nothing: permits that were deleted with their semaphore cannot be acquired, and setting
+-- new permits publishes.
 local time = redis.call('TIME')
 local now = time[1] * 1000 + math.floor(time[2] / 1000)
 local ends = math.ceil(time[1] * 1000 + time[2] / 1000) + ARGV[1]
@@ -18,7 +18,7 @@ for i, key in ipairs(KEYS) do
         local id = string.gsub(hex, '%x%x', function(pair)
             return string.char(tonumber(pair, 16))
         end)
-        -- pcall: one key that is no zset any more must not keep the others from being renewed.
+        -- pcall: a key that is no longer a zset must not prevent the renewal of the others.
         local date = redis.pcall('ZSCORE', key, id)
         if type(date) ~= 'string' or tonumber(date) <= now then
             renewed[i] = 0
@@ -27,8 +27,8 @@ for i, key in ipairs(KEYS) do
         table.insert(ids, id)
     end
     if renewed[i] == 1 and tonumber(ARGV[1]) > 0 then
-        -- Changes nothing. A server without memory left refuses ZADD, but not to a script that has
-        -- begun to write.
+        -- Changes nothing. A server that is out of memory refuses ZADD, unless the script has
+        -- already written.
         redis.call('ZREM', key, '')
         for _, id in ipairs(ids) do
             redis.call('ZADD', key, 'XX', 'GT', ends, id)

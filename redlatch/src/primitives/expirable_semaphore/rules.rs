@@ -1,6 +1,18 @@
-//! The semaphore's steps: what each does, as plain code, beside the Lua that does the same.
+//! The semaphore's steps in Rust, which the embedded store runs. Each has a Lua script that does the same.
 //!
-//! The embedded space keeps ids as they are written, in hex; a server keeps their bytes.
+//! State: the number of free permits, and a sorted set of the held permits: id -> date of expiry.
+//!
+//! * Every step except renewal first removes the expired permits from the set and adds them to the
+//!   free ones ([`Books::open`], `prelude.lua`).
+//! * Acquire: the client chooses the ids. Ids that are already in the set were taken by an earlier
+//!   attempt whose answer was lost, and are not counted again. If there are too few free permits,
+//!   return when the first held permit expires.
+//! * Release: remove the ids from the set, add them to the free permits, and publish their number.
+//!   All steps that add free permits publish.
+//! * Renew: extend the dates of a guard's permits, only if all of them are held.
+//! * Without a number no permits are set, and the entries of the set belong to no semaphore.
+//!
+//! The embedded store keeps ids in hex, a server keeps their bytes.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -19,10 +31,10 @@ use crate::primitives::handle::Holder;
 use crate::space::Space;
 use crate::step::{Args, Outcome, Script, Step, unexpected, yes_or_no};
 
-/// When permits expire, by id.
+/// Dates on which permits expire, by id.
 type Dates = BTreeMap<String, i64>;
 
-/// The script of a step: every one begins with the same prelude.
+/// Returns the script of a step, with the prelude prepended.
 macro_rules! script {
     ($file:literal) => {{
         static SCRIPT: Script =
@@ -31,28 +43,27 @@ macro_rules! script {
     }};
 }
 
-/// The keys of every step but renewal.
+/// The keys of every step except renewal.
 fn keys(place: &Place) -> impl ExactSizeIterator<Item = &str> + Send {
     [place.key(), place.deadlines()].into_iter()
 }
 
-/// What the prelude leaves behind.
+/// The state after the prelude.
 struct Books {
     /// `None`: no permits are set.
     available: Option<i64>,
-    /// The date, rounded up to whole milliseconds: a lease that begins now is never a part of a
-    /// millisecond too short.
+    /// The date, rounded up to whole milliseconds, so that a lease that begins now is not shortened
+    /// by a part of a millisecond.
     later: i64,
 }
 
 impl Books {
-    /// Gives back the permits whose time has come. What is left of a semaphore that is gone is
-    /// nobody's, and stays as it is.
+    /// Releases the expired permits. Permits of a deleted semaphore belong to no semaphore and stay as they are.
     fn open(space: &mut Space, place: &Place, at: Instant) -> Result<Books> {
         let now = space.date(at);
         let later = rounded_up(space, at);
         let Some(found) = space.find::<i64>(place.key(), at)? else {
-            // An error, if it holds something else.
+            // An error, if it contains other data.
             dates(space, place, at)?;
             let available = None;
             return Ok(Books { available, later });
@@ -74,18 +85,18 @@ impl Books {
         Ok(Books { available, later })
     }
 
-    /// How long until a date.
+    /// Returns the time until a date.
     fn left(&self, date: i64) -> Duration {
         millis(date.saturating_sub(self.later))
     }
 
-    /// The end of a lease that begins now.
+    /// Returns the end of a lease that begins now.
     fn end(&self, lease: Lease) -> i64 {
         end(self.later, lease)
     }
 
-    /// Makes so many permits more available, and says so. What was out of a semaphore that is gone
-    /// is not counted into one that is set anew under the same name.
+    /// Adds free permits and publishes their number. Permits held of a deleted semaphore are not
+    /// counted into one that is set again under the same name.
     fn add_and_tell(&self, space: &mut Space, place: &Place, more: i64, at: Instant) -> Result<()> {
         if self.available.is_none() {
             space.remove(place.deadlines());
@@ -95,27 +106,27 @@ impl Books {
         Ok(())
     }
 
-    /// How many permits are out.
+    /// Returns the number of held permits.
     fn out(&self, space: &mut Space, place: &Place, at: Instant) -> Result<i64> {
         let out = dates(space, place, at)?.map_or(0, |out| signed(out.len()));
         Ok(self.available.map_or(0, |_| out))
     }
 }
 
-/// Changes how many permits are available.
+/// Changes the number of free permits. Returns the new number.
 fn add(space: &mut Space, place: &Place, more: i64, at: Instant) -> Result<i64> {
     let available: &mut i64 = space.find_or_begin(place.key(), at)?;
     *available = available.saturating_add(more);
     Ok(*available)
 }
 
-/// When permits expire, if there are any.
+/// Returns the dates on which permits expire, if there are any.
 fn dates<'a>(space: &'a mut Space, place: &Place, at: Instant) -> Result<Option<&'a mut Dates>> {
     let found = space.find::<Dates>(place.deadlines(), at)?;
     Ok(found.map(|found| found.value))
 }
 
-/// How many of some permits are out.
+/// Returns how many of these permits are held.
 fn count(space: &mut Space, place: &Place, ids: &str, at: Instant) -> Result<usize> {
     let out = space.find::<Dates>(place.deadlines(), at)?;
     Ok(out.map_or(0, |out| {
@@ -123,9 +134,9 @@ fn count(space: &mut Space, place: &Place, ids: &str, at: Instant) -> Result<usi
     }))
 }
 
-/// The date, rounded up to whole milliseconds.
+/// Returns the date, rounded up to whole milliseconds.
 fn rounded_up(space: &mut Space, at: Instant) -> i64 {
-    // The first date of all is where dates begin, so it has to be the one that is not moved.
+    // The first call defines where dates begin, so it must be made with the original time.
     space.date(at);
     space.date(at + Duration::from_nanos(999_999))
 }
@@ -142,7 +153,7 @@ fn millis(millis: i64) -> Duration {
     Duration::from_millis(u64::try_from(millis).unwrap_or(0))
 }
 
-/// What scripts say of the time left: -1 is for ever.
+/// Converts a remaining time from a script: -1 means forever.
 fn left(raw: i64) -> Duration {
     match raw {
         -1 => Duration::MAX,
@@ -150,7 +161,7 @@ fn left(raw: i64) -> Duration {
     }
 }
 
-/// Takes permits under ids that the client has chosen, or says when the next one expires.
+/// Acquires permits under ids that the client has chosen, or returns when the next one expires.
 pub(super) struct Acquire<'a> {
     pub(super) place: &'a Place,
     pub(super) ids: &'a str,
@@ -187,7 +198,7 @@ impl Step for Acquire<'_> {
         let Some(available) = books.available else {
             return Ok(Outcome::Wait(Duration::MAX));
         };
-        // Asked for again because the answer was lost: they are out already.
+        // Repeated because the answer was lost: the permits are already held.
         let missing = split(self.ids).count() - count(space, self.place, self.ids, at)?;
         if missing > 0 {
             if available < signed(missing) {
@@ -208,26 +219,26 @@ impl Step for Acquire<'_> {
     }
 }
 
-/// Gives permits back.
+/// Releases permits.
 pub(super) struct Release<'a> {
     pub(super) place: &'a Place,
     pub(super) ids: &'a str,
     pub(super) which: Which,
 }
 
-/// Which of some permits to give back.
+/// Which of the permits to release.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Which {
-    /// Those that are out.
+    /// Those that are held.
     Any,
-    /// All, if all are out; else none.
+    /// All, if all are held; otherwise none.
     All,
-    /// None: only look.
+    /// None: only count.
     None,
 }
 
 impl Step for Release<'_> {
-    /// How many of them were out.
+    /// How many of them were held.
     type Reply = usize;
 
     fn script(&self) -> &'static Script {
@@ -285,7 +296,7 @@ pub(super) fn renew_script() -> &'static Script {
     &SCRIPT
 }
 
-/// The rule of the same, for one set.
+/// Renews one set, as the script does.
 pub(super) fn renew(
     space: &mut Space,
     hold: &Hold,
@@ -312,7 +323,7 @@ pub(super) fn renew(
     Ok(true)
 }
 
-/// Sets how many permits there are in all, those that are out included.
+/// Sets the total number of permits, including held ones.
 pub(super) struct Set {
     pub(super) place: Arc<Place>,
     pub(super) permits: u32,
@@ -356,14 +367,14 @@ impl Step for Set {
     }
 }
 
-/// Adds permits to those available, or takes some away.
+/// Adds free permits, or removes some.
 pub(super) struct Add {
     pub(super) place: Arc<Place>,
     pub(super) more: i64,
 }
 
 impl Step for Add {
-    /// Whether they were added; else there would be too many.
+    /// Whether they were added; otherwise there would be too many.
     type Reply = bool;
 
     fn script(&self) -> &'static Script {
@@ -395,12 +406,12 @@ impl Step for Add {
     }
 }
 
-/// How many permits there are.
+/// Returns the numbers of permits.
 pub(super) struct Count<'a> {
     pub(super) place: &'a Place,
 }
 
-/// What [`Count`] finds.
+/// The reply of [`Count`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Counts {
     pub(super) available: i64,
@@ -450,7 +461,7 @@ impl Step for Count<'_> {
     }
 }
 
-/// Has a permit expire at another time, nearer or farther.
+/// Sets the time at which a permit expires, earlier or later than before.
 pub(super) struct UpdateLease<'a> {
     pub(super) place: &'a Place,
     pub(super) id: &'a str,
@@ -458,7 +469,7 @@ pub(super) struct UpdateLease<'a> {
 }
 
 impl Step for UpdateLease<'_> {
-    /// Whether the permit is out.
+    /// Whether the permit is held.
     type Reply = bool;
 
     fn script(&self) -> &'static Script {
@@ -492,21 +503,21 @@ impl Step for UpdateLease<'_> {
         let nearer = end < *date;
         *date = end;
         if nearer {
-            // Who waits sleeps until the first permit expires, and this may be the first now.
+            // Waiters sleep until the first permit expires, and this may be the first now.
             space.publish(self.place.channel(), available);
         }
         Ok(true)
     }
 }
 
-/// When a permit expires.
+/// Returns when a permit expires.
 pub(super) struct LeaseOf<'a> {
     pub(super) place: &'a Place,
     pub(super) id: &'a str,
 }
 
 impl Step for LeaseOf<'_> {
-    /// `None`: it is not out.
+    /// `None`: it is not held.
     type Reply = Option<Duration>;
 
     fn script(&self) -> &'static Script {
@@ -540,7 +551,7 @@ impl Step for LeaseOf<'_> {
     }
 }
 
-/// Which permits are out, and for how long.
+/// Returns the held permits and their remaining leases.
 pub(super) struct Inspect<'a> {
     pub(super) place: &'a Place,
 }
@@ -566,7 +577,7 @@ impl Step for Inspect<'_> {
         };
         let holder = |one: &[Value]| match one {
             [Value::BulkString(id), Value::Int(raw)] => {
-                // What is no id of ours is shown as it is: somebody else's, in the same zset.
+                // An id of another format, written to the set by another program, is shown as it is.
                 let owner = match <[u8; PermitId::BYTES]>::try_from(id.as_slice()) {
                     Ok(id) => PermitId::from_bytes(id).to_string(),
                     Err(_) => String::from_utf8_lossy(id).into_owned(),
@@ -599,13 +610,13 @@ impl Step for Inspect<'_> {
     }
 }
 
-/// Takes all permits back from whoever has them.
+/// Releases all held permits, whichever clients hold them.
 pub(super) struct Force<'a> {
     pub(super) place: &'a Place,
 }
 
 impl Step for Force<'_> {
-    /// Whether any were out.
+    /// Whether any were held.
     type Reply = bool;
 
     fn script(&self) -> &'static Script {
@@ -639,13 +650,13 @@ impl Step for Force<'_> {
     }
 }
 
-/// Removes the semaphore.
+/// Deletes the semaphore.
 pub(super) struct Delete {
     pub(super) place: Arc<Place>,
 }
 
 impl Step for Delete {
-    /// Whether there was one.
+    /// Whether it existed.
     type Reply = bool;
 
     fn script(&self) -> &'static Script {

@@ -1,7 +1,7 @@
--- Sets how many permits there are in all, those that are out included.
+-- Sets the total number of permits, including held ones.
 --
 -- ARGV     channel, permits, '1': only if none are set
--- Returns  1: set, 0: some were set already
+-- Returns  1: set, 0: permits were already set
 if available and ARGV[3] == '1' then
     return 0
 end

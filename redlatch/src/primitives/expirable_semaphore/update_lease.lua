@@ -1,7 +1,7 @@
--- Has a permit expire at another time, nearer or farther.
+-- Sets the time at which a permit expires, earlier or later than before.
 --
 -- ARGV     channel, id, lease in ms from now
--- Returns  1: done, 0: the permit is not out
+-- Returns  1: done, 0: the permit is not held
 local id = permits(ARGV[2])[1]
 local before = available and redis.call('ZSCORE', KEYS[2], id)
 if not before then
@@ -9,10 +9,10 @@ if not before then
 end
 local ends = later + ARGV[3]
 if ends < tonumber(before) then
-    -- Who waits sleeps until the first permit expires, and this may be the first now.
+    -- Waiters sleep until the first permit expires, and this may be the first now.
     redis.call('PUBLISH', ARGV[1], available)
 end
--- As for renewal.
+-- As in renew.lua.
 redis.call('ZREM', KEYS[2], '')
 redis.call('ZADD', KEYS[2], 'XX', ends, id)
 return 1

@@ -1,4 +1,4 @@
-//! The model of all locks: owners that acquire, re-enter, renew, release, give up and fall silent.
+//! The model of all locks: owners acquire, re-enter, renew, release, give up, disconnect and lose answers.
 
 use std::hash::{Hash as _, Hasher};
 use std::rc::Rc;
@@ -20,7 +20,7 @@ type Inspect = dyn Fn(&mut World) -> Result<Vec<Holder>>;
 pub(crate) struct Party {
     pub(crate) owner: u8,
     pub(crate) hold: Hold,
-    /// Whether it excludes all other owners; else only those that exclude it.
+    /// Whether it excludes all other owners; otherwise only those that exclude it.
     exclusive: bool,
     acquire: Box<Acquire>,
     inspect: Box<Inspect>,
@@ -51,7 +51,7 @@ impl Party {
         }
     }
 
-    /// The channel by whose listeners the store knows that this waiter is connected.
+    /// The channel whose subscribers tell the store that this waiter is connected.
     fn channel(&self) -> Option<&str> {
         (self.hold.place.family() == Family::Fair).then_some(&*self.hold.own)
     }
@@ -66,7 +66,7 @@ impl Party {
 struct Belief {
     count: u32,
     end: Option<Instant>,
-    /// It asked, and has neither acquired the lock nor given up since.
+    /// It requested the lock, and has neither acquired it nor given up since.
     waits: bool,
 }
 
@@ -84,7 +84,7 @@ pub(crate) enum Step {
         ticks: u8,
         waits: bool,
     },
-    /// With `keep` 0 also: gives up.
+    /// With `keep` 0 it also gives up waiting.
     Release {
         party: usize,
         keep: u32,
@@ -94,8 +94,8 @@ pub(crate) enum Step {
         party: usize,
         ticks: u8,
     },
-    /// The owner no longer relies on its hold, and does not release it: an answer was lost, or the process
-    /// died and another one has the same id.
+    /// The owner no longer relies on its hold, but does not release it: an answer was lost, or the process died
+    /// and another one has the same id.
     Forget {
         party: usize,
     },
@@ -112,19 +112,19 @@ pub(crate) enum Reply {
     Nothing,
 }
 
-/// A step as seen from outside, for what one primitive adds.
+/// The effect of a step, for checks of one primitive.
 pub(crate) struct Granted<'a> {
     pub(crate) party: &'a Party,
-    /// Whether the step acquired what the party did not hold before.
+    /// Whether the step acquired a lock that the party did not hold before.
     pub(crate) acquired: bool,
     pub(crate) before: &'a State,
     pub(crate) after: &'a State,
 }
 
-/// A state as seen from outside, for what one primitive adds.
+/// A state, for checks of one primitive.
 pub(crate) struct Observed<'a> {
     pub(crate) state: &'a State,
-    /// The fields of the owners that wait.
+    /// The fields of the waiting owners.
     pub(crate) waiting: Vec<&'a str>,
 }
 
@@ -137,20 +137,20 @@ pub(crate) struct Locks {
     latest: u64,
 }
 
-/// What does not change.
+/// The immutable part.
 struct Setting {
     parties: Vec<Party>,
     steps: Vec<Step>,
     token: String,
     may_tidy: fn(&State, &State) -> bool,
-    /// Whether a key has to expire; `None`: there must be no such key.
+    /// Whether a key must expire; `None`: the key must not exist.
     expires: fn(&str) -> Option<bool>,
     check: fn(&Observed<'_>) -> Verdict,
     granted: Option<fn(&Granted<'_>) -> Verdict>,
 }
 
 impl Locks {
-    /// `waits`: whether the store remembers those who wait.
+    /// `waits`: whether the store remembers waiters.
     pub(crate) fn new(
         parties: Vec<Party>,
         waits: bool,
@@ -200,7 +200,7 @@ impl Locks {
         }
     }
 
-    /// Fencing tokens are under this key.
+    /// Sets the key of the fencing token.
     pub(crate) fn with_token(self, key: &str) -> Locks {
         self.set(|setting| setting.token = key.to_owned())
     }
@@ -210,17 +210,17 @@ impl Locks {
         self.set(|setting| setting.may_tidy = may_tidy)
     }
 
-    /// What is checked in each state besides.
+    /// Adds a check of each state.
     pub(crate) fn with_check(self, check: fn(&Observed<'_>) -> Verdict) -> Locks {
         self.set(|setting| setting.check = check)
     }
 
-    /// What is checked after each step besides.
+    /// Adds a check after each step.
     pub(crate) fn with_granted(self, granted: fn(&Granted<'_>) -> Verdict) -> Locks {
         self.set(|setting| setting.granted = Some(granted))
     }
 
-    /// All who hold the lock, as the store sees it.
+    /// Returns the holder of each party's side, according to the store.
     fn holders(&self, world: &mut World) -> Verdict<Vec<Option<Holder>>> {
         let parties = self.setting.parties.iter();
         let holder = |party: &Party| {
@@ -271,7 +271,7 @@ impl Locks {
                 ensure(count == 1 || held.is_some(), || {
                     "re-entered, and nothing was held".to_owned()
                 })?;
-                // An acquisition that is repeated has the token of the first one.
+                // A repeated acquisition returns the token of the first one.
                 let expected = match held {
                     Some(held) if held.holds == count => self.latest,
                     _ => self.latest + 1,
@@ -326,7 +326,7 @@ impl Model for Locks {
             && belief.holds(now)
             && count < belief.count
         {
-            // No owner wants fewer holds than it has.
+            // No owner requests fewer holds than it has.
             return Ok(None);
         }
         let holders = self.holders(world)?;
@@ -382,8 +382,8 @@ impl Model for Locks {
             }
         };
         world.space.take_published();
-        // A step changes nothing of what other owners hold, and nothing at all if it failed or if what was
-        // to be released or renewed is not held.
+        // A step must not change the holds of other owners. If it failed, or if the hold to release or renew is
+        // not held, it must change nothing.
         let after = self.holders(world)?;
         let is_refused = match &reply {
             Reply::Acquired(Ok(Outcome::Done(_))) => false,
@@ -418,7 +418,7 @@ impl Model for Locks {
         let is_release = matches!(step, Step::Release { keep: 0, .. });
         match (step, first, second) {
             (Step::Forget { .. } | Step::Disconnect { .. }, ..) => None,
-            // The first one has released it.
+            // The first one released it.
             (_, Reply::Held(_), Reply::Held(false)) if is_release => Some(true),
             _ => Some(first == second),
         }

@@ -2,14 +2,14 @@
 //!
 //! 1. The queue begins with the empty store. From each state every step is taken, and time passes by one
 //!    [`TICK`].
-//! 2. Each step is taken a second time. That must change nothing and give the same reply, if the model
-//!    says that the step may be repeated.
-//! 3. The model knows from the replies what each owner may rely on. It reports a violation if a reply or a
+//! 2. Each step is taken a second time. If the model allows the step to be repeated, that must change nothing
+//!    and return the same reply.
+//! 3. The model derives from the replies what each owner may rely on. It reports a violation if a reply or a
 //!    state contradicts that.
-//! 4. States are compared relative to the present: a lease is what remains of it, a fencing token its
-//!    distance from the latest. So most state spaces close. A state is known by its 64-bit hash.
-//! 5. The first violation ends the exploration. Because the search is breadth first, the sequence of
-//!    steps printed with it is a shortest one.
+//! 4. States are compared relative to the present: a lease by its remaining time, a fencing token by its
+//!    distance from the latest. So most state spaces close. A state is identified by its 64-bit hash.
+//! 5. The first violation ends the exploration. Because the search is breadth first, the sequence of steps
+//!    printed with it is a shortest one.
 
 use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::fmt::Debug;
@@ -29,10 +29,10 @@ pub(crate) use locks::{Granted, Locks, Observed, Party};
 /// The unit of time.
 pub(crate) const TICK: Duration = Duration::from_secs(1);
 
-/// How many states are seen at most, unless `REDLATCH_STATES` says otherwise.
+/// Maximum number of states, unless `REDLATCH_STATES` is set.
 const STATES: u64 = 1000;
 
-/// A description of what was violated.
+/// The description of a violation.
 pub(crate) type Verdict<T = ()> = std::result::Result<T, String>;
 
 /// All keys, each with its value and its remaining milliseconds (-1: it never expires).
@@ -51,65 +51,64 @@ impl World {
     }
 }
 
-/// What owners do with the objects of one primitive, and what they rely on.
+/// The steps of owners on the objects of one primitive, and what the owners rely on.
 pub(crate) trait Model: Clone {
     type Step: Copy + Debug;
     type Reply: Debug + PartialEq;
 
-    /// How long ago a date that has passed still matters, in ticks.
+    /// How long a passed date still matters, in ticks.
     const PAST: i64 = 0;
 
-    /// All steps, whether or not they make sense in this state.
+    /// Returns all steps, whether or not they make sense in this state.
     fn steps(&self) -> Vec<Self::Step>;
 
-    /// Takes a step, checks what it did and notes what its owner may rely on now. `None`: the step cannot be
+    /// Takes a step, checks its effect and records what its owner may rely on now. `None`: the step cannot be
     /// taken in this state.
     fn take(&mut self, step: Self::Step, world: &mut World) -> Verdict<Option<Self::Reply>>;
 
-    /// Whether a step may be answered with `second` when it is repeated. `None` as long as it must not
-    /// be repeated.
+    /// Returns whether a repeated step may be answered with `second`. `None` if the step must not be repeated.
     fn repeated(step: Self::Step, first: &Self::Reply, second: &Self::Reply) -> Option<bool>;
 
     /// Checks a state.
     fn check(&self, state: &State, world: &mut World) -> Verdict;
 
-    /// Hashes what the owners rely on.
+    /// Hashes the state that the owners rely on.
     fn hash(&self, now: Instant, hasher: &mut impl Hasher);
 
-    /// The key of a fencing token, and the latest one.
+    /// Returns the key of a fencing token, and the latest token.
     fn token(&self) -> (&str, i64) {
         ("", 0)
     }
 
-    /// Whether a repeated step may change one state to another one that differs from it.
+    /// Returns whether a repeated step may change the state in this way.
     fn may_tidy(&self, before: &State, after: &State) -> bool {
         let _ = (before, after);
         false
     }
 }
 
-/// How far an exploration came.
+/// The result of an exploration.
 #[derive(Debug)]
 pub(crate) struct Explored {
-    /// Whether these are all states that can be reached.
+    /// Whether all reachable states were explored.
     pub(crate) closed: bool,
 }
 
-/// A [`Model::Step`], or time passes.
+/// A [`Model::Step`], or the passing of time.
 #[derive(Debug, Clone, Copy)]
 enum Move<S> {
     Take(S),
     Pass,
 }
 
-/// The hash of each state, with that of the state before it and the number of the step between them.
+/// The hash of each state, with the hash of its predecessor and the number of the step between them.
 type Seen = HashMap<u64, (u64, u16), BuildHasherDefault<DefaultHasher>>;
 
 /// Explores all sequences of steps.
 ///
 /// # Panics
 ///
-/// With the violation and the steps that lead to it.
+/// Panics with the violation and the steps that lead to it.
 pub(crate) fn explore<M: Model>(name: &str, first: M) -> Explored {
     let bound = setting("REDLATCH_STATES", STATES);
     let begun = std::time::Instant::now();
@@ -170,7 +169,7 @@ pub(crate) fn explore<M: Model>(name: &str, first: M) -> Explored {
     Explored { closed }
 }
 
-/// Takes a step, twice if it can be repeated. The hash of the state after it.
+/// Takes a step, twice if it can be repeated. Returns the hash of the resulting state.
 fn follow<M: Model>(step: Move<M::Step>, model: &mut M, world: &mut World) -> Verdict<Option<u64>> {
     let step = match step {
         Move::Take(step) => step,
@@ -209,7 +208,7 @@ fn hash<M: Model>(model: &M, world: &mut World) -> u64 {
     hasher.finish()
 }
 
-/// The steps that lead to a state.
+/// Returns the steps that lead to a state.
 fn path(seen: &Seen, root: u64, mut id: u64) -> Vec<u16> {
     let mut path = Vec::new();
     while id != root {
@@ -221,7 +220,7 @@ fn path(seen: &Seen, root: u64, mut id: u64) -> Vec<u16> {
     path
 }
 
-/// A lease of so many ticks.
+/// Returns a lease of `n` ticks.
 pub(crate) fn ticks(n: u8) -> Lease {
     Lease::new(TICK * n.into()).unwrap()
 }
@@ -232,7 +231,7 @@ pub(crate) fn hash_end(end: Option<Instant>, now: Instant, hasher: &mut impl Has
     left.filter(|left| !left.is_zero()).hash(hasher);
 }
 
-/// An error with this text unless `holds`.
+/// Returns an error with this text unless `holds`.
 pub(crate) fn ensure(holds: bool, violation: impl FnOnce() -> String) -> Verdict {
     if holds { Ok(()) } else { Err(violation()) }
 }

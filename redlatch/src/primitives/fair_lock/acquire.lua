@@ -1,13 +1,13 @@
--- Takes the lock for an owner whose turn it is, or says when to ask again. Who waits joins the queue.
+-- Acquires the lock for an owner whose turn it is, or returns when to retry. A waiting owner joins the queue.
 --
 -- KEYS     the lock, the queue, the timeouts, the absent
--- ARGV     owner, lease in ms, hold count wanted, wait time in ms (0: does not wait, so does not
---          queue), channel, grace period in ms
+-- ARGV     owner, lease in ms, requested hold count, wait time in ms (0: does not wait, so does
+--          not join the queue), channel, grace period in ms
 -- Returns  nil: held now, with that count
---          else in how many ms to ask again at the latest (-1: a key that never expires); 0 when
---          nobody holds it but more than one hold was wanted: what was to be entered again was lost
+--          else the ms after which to retry at the latest (-1: a key that never expires); 0 if the
+--          lock is free but more than one hold was requested: the hold to re-enter has been lost
 local owner, lease, wait, channel = ARGV[1], tonumber(ARGV[2]), tonumber(ARGV[4]), ARGV[5]
--- In ms: how long a head sleeps at most, and how much longer each waiter behind another one.
+-- In ms: how long the head sleeps at most, and the additional sleep per position in the queue.
 local LOOK, APART = 5000, 10
 
 local function take()
@@ -29,13 +29,13 @@ else
     end
     if held[1] then
         redis.call('HSET', KEYS[1], owner, ARGV[3])
-        -- Ours already: the end may move away, never nearer.
+        -- The owner already holds it: the end may only move later.
         if left < lease then
             redis.call('PEXPIRE', KEYS[1], lease)
         end
         return nil
     end
-    -- Who wanted to enter again has lost the lock, and does not wait for it.
+    -- An owner that wanted to re-enter has lost the lock, and does not wait for it.
     if left == -1 or ARGV[3] ~= '1' then
         return left
     end
@@ -51,10 +51,10 @@ if redis.call('EXISTS', KEYS[2]) == 0 then
     end
 end
 local now, grace = today(), tonumber(ARGV[6])
--- An owner that asks is connected.
+-- The requesting owner is connected.
 redis.call('ZREM', KEYS[4], owner)
 local head, dropped = drop_given_up(now, owner)
--- How long to leave the lock to the head, and how many waiters before us are absent.
+-- How long to leave the lock to the head, and how many waiters before this owner are absent.
 local turn, missing = math.min(grace, 1000), 0
 if free and head and head ~= owner and not is_connected(channel, head) then
     local owners, absent = note_absent(channel, now, grace, owner)
@@ -81,7 +81,7 @@ if free and head and head ~= owner and not is_connected(channel, head) then
     end
     head = head or redis.call('LINDEX', KEYS[2], 0)
     if ends and ends > now then
-        -- As if those who were dropped had given up.
+        -- Shift as if the dropped waiters had given up.
         shift(0, now - ends)
     end
 end
@@ -92,7 +92,7 @@ if free and (not head or head == owner) then
         if ends then
             shift(0, now + lease - ends)
         end
-        -- It is the head now: it has to know how long the lock is held.
+        -- The next waiter is the head now: it must learn how long the lock is held.
         call(channel)
     end
     take()
@@ -107,7 +107,7 @@ if wait == 0 then
     return left
 end
 if free and place and not dropped then
-    -- A waiter looks again while the head does not take its turn: it may have missed its call.
+    -- A waiter retries while the head does not take its turn: the head may have missed its message.
     redis.call('PUBLISH', channel .. ':' .. head, '0')
 end
 if not place then
@@ -119,7 +119,7 @@ if not place then
     place = redis.call('RPUSH', KEYS[2], owner) - 1
     redis.call('ZADD', KEYS[3], from + wait, owner)
 elseif place == 0 then
-    -- Who asks is alive: it keeps its place, and those behind keep their distance.
+    -- A waiter that retries is alive: it keeps its position, and those behind keep their distance.
     local ends = waited_for(owner)
     if not ends then
         redis.call('ZADD', KEYS[3], now + left + wait, owner)
@@ -127,20 +127,22 @@ elseif place == 0 then
         shift(0, now + left + wait - ends)
     end
 end
--- FLUSHALL deletes the queue, too, and then no step knows whom to call: so a waiter looks now and then,
--- those behind less often, so that a long queue asks as rarely as a short one.
+-- FLUSHALL deletes the queue as well, and then no step knows whom to wake. So waiters retry from
+-- time to time, and later ones less often, so that a long queue causes as few requests as a short one.
 local look = LOOK + place * APART
 if place == 0 then
     return math.min(left, look)
 end
 
--- A waiter is called when its turn comes. This is for the case that no client calls it, because the
--- holder died, or the waiters before it did: it looks when the lease ends, or when the head had time
--- to take its turn; and those behind a little later each, so that a long queue does not ask all at once.
+-- A waiter is woken when its turn comes. This covers the case that no client wakes it, because the
+-- holder or the waiters before it died: it retries when the lease ends, or when the head had time
+-- to take its turn. Waiters further back retry a little later each, so that a long queue does not
+-- retry all at once.
 local again = math.min(wait, (free and turn or left) + (place - missing) * APART, look)
 local ends
 while place > 0 and not ends do
-    -- Of the one before us nothing may be known, if the timeouts were lost: then the one before that.
+    -- If timeouts were lost, the timeout of the waiter before this one may be missing: then use the
+    -- one before that.
     place = place - 1
     ends = waited_for(redis.call('LINDEX', KEYS[2], place))
 end

@@ -1,5 +1,5 @@
-//! Lua and rules of the fair lock agree over random histories, and these come by everything that can
-//! happen in a queue.
+//! Compares the fair lock's Lua scripts and rules over random histories, which must cover every
+//! event in a queue.
 
 use std::cell::RefCell;
 use std::collections::BTreeMap;
@@ -19,7 +19,7 @@ use crate::step::Outcome;
 #[derive(Debug, Clone)]
 enum Move {
     Acquire(Wish),
-    /// By whoever has it or waits, so that histories get somewhere.
+    /// Made by the holder or a waiter, so that histories make progress.
     Serve(Wish),
     Release {
         owner: u8,
@@ -36,7 +36,7 @@ enum Move {
     Force,
     Inspect,
     Waiting,
-    /// Who hears calls from now on: one bit for each owner, one for those who do not queue.
+    /// Which waiters are subscribed from now on: one bit per owner, one for waiters that do not queue.
     Hear(u8),
     Plant,
 }
@@ -56,7 +56,7 @@ fn moves() -> impl Strategy<Value = Move> {
     let (owner, lease) = (0..OWNERS, 1..4u32);
     let count = prop_oneof![6 => Just(1u32), 1 => 2..4u32];
     let waits = prop_oneof![4 => Just(true), 1 => Just(false)];
-    // Odd, so that no half of it is a multiple of what times are told apart by.
+    // Odd, so that half of it is not a multiple of the unit by which times are distinguished.
     let wait_time = prop_oneof![Just(1u32), Just(3u32)];
     let wish = (owner.clone(), count, lease.clone(), waits, wait_time).prop_map(
         |(owner, count, lease, waits, wait_time)| Wish {
@@ -82,7 +82,7 @@ fn moves() -> impl Strategy<Value = Move> {
     ]
 }
 
-/// Told apart from the wait times, and shorter than most of them.
+/// Distinguishable from the wait times, and shorter than most of them.
 fn grace() -> Lease {
     lease(1)
 }

@@ -1,4 +1,4 @@
-//! All sequences of steps on a fair lock.
+//! Explores all sequences of steps on a fair lock.
 
 use std::collections::BTreeMap;
 
@@ -35,7 +35,7 @@ fn queue(state: &State) -> &[String] {
     }
 }
 
-/// In how many milliseconds the dates under a key come.
+/// Returns the dates under a key, in milliseconds from now.
 fn dates<'a>(state: &'a State, key: &str) -> BTreeMap<&'a str, i64> {
     match state.get(key) {
         Some((Dumped::Dates(dates), _)) => dates
@@ -46,7 +46,7 @@ fn dates<'a>(state: &'a State, key: &str) -> BTreeMap<&'a str, i64> {
     }
 }
 
-/// The waiters whose time has not passed, in order.
+/// Returns the waiters whose time has not passed, in order.
 fn alive(state: &State) -> Vec<&str> {
     let (timeouts, absent) = (dates(state, TIMEOUTS), dates(state, ABSENT));
     let has_time = |owner: &&str| {
@@ -57,8 +57,8 @@ fn alive(state: &State) -> Vec<&str> {
     owners.filter(has_time).collect()
 }
 
-/// Waiters whose time has passed may be dropped by any step. When absences are cleared away depends on the
-/// queue, which the first step may have made longer.
+/// Waiters whose time has passed may be dropped by any step. When the key of absent waiters expires
+/// depends on the queue, which the first step may have extended.
 fn is_tidied(before: &State, after: &State) -> bool {
     let seen = |state: &State| {
         let alive: Vec<String> = alive(state).into_iter().map(str::to_owned).collect();
@@ -73,7 +73,7 @@ fn is_tidied(before: &State, after: &State) -> bool {
     seen(before) == seen(after)
 }
 
-/// No ghosts: each entry is that of an owner that waits, once, with its timeout.
+/// Checks that each queue entry belongs to a waiting owner, once, with its timeout.
 fn check(observed: &Observed<'_>) -> Verdict {
     let Observed { state, waiting } = observed;
     let mut owners: Vec<_> = queue(state).iter().map(String::as_str).collect();
@@ -92,8 +92,8 @@ fn check(observed: &Observed<'_>) -> Verdict {
     })
 }
 
-/// Waiters whose time has not passed keep their order, and nobody overtakes them. The owner that asks keeps its
-/// place in any case.
+/// Checks that waiters whose time has not passed keep their order and are not overtaken. The
+/// requesting owner keeps its position in any case.
 fn granted(granted: &Granted<'_>) -> Verdict {
     let field = &*granted.party.hold.field;
     let alive = alive(granted.before);

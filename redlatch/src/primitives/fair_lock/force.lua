@@ -1,8 +1,8 @@
--- Takes the lock from whoever holds it and calls the next one. Touches nothing that is no lock.
+-- Releases the lock whichever owner holds it, and wakes the next waiter. Only changes locks.
 --
 -- KEYS     the lock, the queue, the timeouts, the absent
 -- ARGV     channel, grace period in ms
--- Returns  1: unlocked, 0: nobody held it, -1: the key is a hash, but no lock
+-- Returns  1: released, 0: it was free, -1: the key is a hash, but no lock
 local fields = redis.call('HLEN', KEYS[1])
 if fields == 0 then
     return 0

@@ -1,5 +1,5 @@
-//! The fair lock (Redisson: `RFairLock`, `RedissonFairLock`): first come, first served, over all
-//! clients. The lock's hash, and beside it a queue of those who wait.
+//! The fair lock (Redisson: `RFairLock`, `RedissonFairLock`): first come, first served, across all
+//! clients. Its state is the lock's hash plus a queue of waiters; `rules` describes the algorithm.
 
 #[cfg(test)]
 mod differential;
@@ -22,27 +22,28 @@ use crate::primitives::handle::{Ask, Holder, Lock, OwnedKind, Reentrant, Rules};
 use crate::space::Space;
 use crate::step::{BoxedStep, Outcome, Script, Step};
 
-/// A lock that is had in the order in which it was asked for, over all clients, in Rust and Java
+/// A lock that is acquired in the order of the requests, across all clients, in Rust and Java
 /// (Redisson: `RedissonClient.getFairLock`).
 ///
-/// Who finds it held joins a queue in the store; a release wakes only the next one. A plain
-/// [`try_lock`](Lock::try_lock) does not join the queue, and does not overtake it either: it gets
-/// nothing while others wait. The holder may enter again ([`Guard::reenter`](crate::Guard::reenter),
-/// [`Acquire::owner`](crate::Acquire::owner)) past the queue.
+/// A waiter that finds the lock held joins a queue in the store; a release wakes only the next
+/// waiter. A plain [`try_lock`](Lock::try_lock) neither joins the queue nor overtakes it: it
+/// returns `None` while others wait. The holder may re-enter
+/// ([`Guard::reenter`](crate::Guard::reenter), [`Acquire::owner`](crate::Acquire::owner))
+/// regardless of the queue.
 ///
-/// Whoever gives up, is dropped or gets an error leaves the queue, in the background if the store
-/// cannot be reached. Waiters that died delay the others by one [grace period](Lock::grace_period) of 5 s
-/// in all. A waiter whose process hangs while its connection stays open is waited for until its
-/// [wait time](Lock::wait_time) has passed. All of this goes by the server's clock.
+/// A request that gives up, is dropped or fails leaves the queue, in the background if the store
+/// cannot be reached. Waiters that died delay the others by one [grace period](Lock::grace_period)
+/// of 5 s in total. A waiter whose process hangs while its connection stays open keeps its turn
+/// until its [wait time](Lock::wait_time) has passed. All these times are measured by the server's clock.
 ///
-/// The lock itself is the same as that of [`Client::lock`](crate::Client::lock): both exclude each
-/// other. But who comes through that handle does not queue, and its release calls nobody here. A
-/// release here calls those who wait there when nobody is left in the queue.
+/// It is the same lock in the store as [`Client::lock`](crate::Client::lock): both exclude each
+/// other. But requests through that handle do not join the queue, and its release wakes no waiter
+/// of the fair lock. A release of the fair lock wakes the waiters of that handle only if the queue is empty.
 ///
-/// When not to use it: being fair costs. The lock is idle while the next one is called, with each
-/// turn, where an unfair lock would let in whoever comes just then; and the queue is moved up with
-/// each turn, which takes the server about a microsecond for each one who waits. Take it where
-/// somebody would otherwise be left behind.
+/// When not to use it: fairness costs throughput. At each turn the lock is idle while the next
+/// waiter is woken, where an unfair lock would admit any request that arrives then. Each turn also
+/// shifts the queue, which takes the server about a microsecond per waiter. Use it where some
+/// waiters would otherwise starve.
 ///
 /// ```
 /// # #[tokio::main(flavor = "current_thread")] async fn main() -> redlatch::Result<()> {
@@ -82,7 +83,7 @@ impl Default for Fair {
 impl OwnedKind for Fair {}
 
 impl Fair {
-    /// A setting as the scripts take it; one that cannot be used is refused before anything is asked.
+    /// Converts a setting for the scripts; `check` rejects invalid settings before a script runs.
     fn usable(setting: Duration) -> Lease {
         let usable = setting.clamp(Duration::from_millis(1), MAX_LEASE);
         Lease::new(usable).unwrap_or(Lease::WATCHDOG)
@@ -94,23 +95,19 @@ impl Fair {
 }
 
 impl Lock<Fair> {
-    /// For how long the lock is kept free for whoever waits through this handle when its turn has
-    /// come, before the next one may go: so long does everybody wait for one whose process hangs. A
-    /// waiter without a connection is waited for no longer than the
-    /// [grace period](Lock::grace_period). Default 300 s, as in Redisson (`fairLockWaitTimeout`); 1 ms to
-    /// [`MAX_LEASE`](crate::MAX_LEASE), cut to whole milliseconds. Anything else is an
-    /// [`Error::InvalidSetting`] of whatever is acquired.
+    /// Sets how long the lock is kept free for a waiter of this handle when its turn has come. All
+    /// others wait that long for a waiter whose process hangs. A waiter without a connection keeps
+    /// its turn no longer than the [grace period](Lock::grace_period). Default 300 s, as in
+    /// Redisson (`fairLockWaitTimeout`); 1 ms to [`MAX_LEASE`](crate::MAX_LEASE), truncated to
+    /// whole milliseconds. Other values fail with [`Error::InvalidSetting`] when the lock is requested.
     ///
-    /// Who waits with a limit ([`TryAcquire::wait`](crate::TryAcquire::wait)) that is shorter is
-    /// waited for only as long as that.
+    /// A shorter limit of the request ([`TryAcquire::wait`](crate::TryAcquire::wait)) replaces this time.
     ///
-    /// A short time means asking at that pace: whoever is not the next one looks that often whether
-    /// those before have been given up. With 10 ms each of them asks the store a hundred times a
-    /// second.
+    /// A short time causes polling: every waiter that is not next checks at this interval whether
+    /// the waiters before it were dropped. With 10 ms, each of them asks the store a hundred times a second.
     ///
-    /// The one who waits has to be able to answer within this time: shorter than the time for which
-    /// processes are stopped or cut off, it costs them their place in the queue. They go on waiting
-    /// at its end.
+    /// A waiter must be able to answer within this time. If processes are stopped or disconnected
+    /// for longer, they lose their position and continue to wait at the end of the queue.
     ///
     /// ```
     /// # use std::time::Duration;
@@ -129,22 +126,23 @@ impl Lock<Fair> {
         self.with_kind(kind)
     }
 
-    /// How long waiters that are not connected keep their places in the queue when the lock is free and
-    /// it is the turn of one of them. Default 5 s; 1 ms to [`MAX_LEASE`](crate::MAX_LEASE), cut to whole
-    /// milliseconds. Other values fail with [`Error::InvalidSetting`] when the lock is requested.
+    /// Sets how long disconnected waiters keep their positions in the queue once the lock is free
+    /// and it is the turn of one of them. Default 5 s; 1 ms to [`MAX_LEASE`](crate::MAX_LEASE),
+    /// truncated to whole milliseconds. Other values fail with [`Error::InvalidSetting`] when the
+    /// lock is requested.
     ///
-    /// A waiter counts as connected while a connection listens to its channel. When the turn of a waiter
-    /// comes that is not connected, the grace period begins for all waiters without a connection at the
-    /// same time. So all waiters that died together delay the others by one grace period, however many
-    /// they are. A waiter that reconnects before its turn, or within the grace period, keeps its place;
-    /// choose a time in which clients reconnect, also after a failover.
+    /// A waiter counts as connected while a connection subscribes to its channel. When the turn of
+    /// a disconnected waiter comes, the grace period begins for all disconnected waiters at the
+    /// same time. So all waiters that died together delay the others by one grace period, however
+    /// many they are. A waiter that reconnects before its turn, or within the grace period, keeps
+    /// its position. Choose a time in which clients reconnect, also after a failover.
     ///
-    /// Waiters that are connected do not depend on this time, whether they wait in Rust or in Java. No
-    /// waiter is waited for longer than its [wait time](Lock::wait_time), which also ends the turn of one
-    /// whose process hangs while its connection stays open.
+    /// Connected waiters do not depend on this time, whether they wait in Rust or in Java. No
+    /// waiter keeps its turn longer than its [wait time](Lock::wait_time), which also applies if
+    /// its process hangs while its connection stays open.
     ///
-    /// The setting of the client counts that finds the absence, be it a release or a waiter. Give all
-    /// handles of a name the same.
+    /// The setting of the client that detects the absence applies, in a release or in an attempt.
+    /// Use the same value for all handles of a name.
     ///
     /// ```
     /// # use std::time::Duration;
@@ -163,9 +161,9 @@ impl Lock<Fair> {
         self.with_kind(kind)
     }
 
-    /// Who waits for the lock, in whatever process: the ids of the owners
-    /// ([`Client::owner_id`](crate::Client::owner_id)), the next one first. Leaves out those at the
-    /// head for whom nobody waits any longer.
+    /// Returns the ids of the owners that wait for the lock in any process
+    /// ([`Client::owner_id`](crate::Client::owner_id)), the next one first. Omits entries at the
+    /// head whose waiters are gone.
     ///
     /// # Errors
     ///
@@ -182,8 +180,8 @@ impl Lock<Fair> {
         self.session.store.look(&Waiting { place }).await
     }
 
-    /// How many come before `owner`, who waits through this client: 0 for the next one. `None` if it
-    /// does not wait; it may have the lock already.
+    /// Returns the number of waiters before `owner`, which waits through this client: 0 if it is
+    /// next. `None` if it does not wait, for example because it already holds the lock.
     ///
     /// # Errors
     ///

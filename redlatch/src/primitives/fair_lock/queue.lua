@@ -1,21 +1,21 @@
--- What the steps of the fair lock share: those who wait, in order. Stands before each of the scripts.
+-- Shared functions of the fair lock's scripts: the queue of waiters. Prepended to each script.
 --
 -- KEYS     the lock: hash owner -> hold count
---          the queue: list of the owners that wait, the oldest first
---          the timeouts: zset owner -> date in ms until when it is waited for
---          the absent: zset owner -> date in ms until when a waiter that is not connected keeps its place
+--          the queue: list of the waiting owners, the oldest first
+--          the timeouts: zset owner -> date in ms until when its turn is kept
+--          the absent: zset owner -> date in ms until when a disconnected waiter keeps its position
 --
--- The head is waited for until the lock's end and its own wait time have passed, each further one
--- for its own wait time longer than the one before it.
+-- The timeout of the head is the lock's end plus its own wait time; that of each further waiter is
+-- its own wait time later than the one before it.
 --
--- A waiter listens on a channel of its own for as long as it waits. One to which no connection listens
--- is absent: it died, or it is just reconnecting. Absence counts only on a free lock whose head is absent:
--- then all absent waiters are noted together, so that one grace period passes for all of them at the same
--- time. An absent waiter is dropped when it is the head, its grace period has passed, and it is still
--- absent. So a waiter that is connected when its turn comes keeps its place, also if it was noted
--- before; and the timeouts, by which Redisson drops waiters, are not touched.
+-- A waiter subscribes to its own channel for as long as it waits. A waiter whose channel has no
+-- subscriber is absent: it died, or it is reconnecting. Absence counts only on a free lock whose
+-- head is absent. Then all absent waiters are noted together, so that one grace period applies to
+-- all of them at the same time. An absent waiter is dropped when it is the head, its grace period
+-- has passed, and it is still absent. So a waiter that is connected when its turn comes keeps its
+-- position, even if it was noted before. The timeouts, by which Redisson drops waiters, do not change.
 
--- The server's clock, in ms: those of the clients may differ.
+-- The server's clock in ms, because the clients' clocks may differ.
 local function today()
     local time = redis.call('TIME')
     return time[1] * 1000 + math.floor(time[2] / 1000)
@@ -25,7 +25,7 @@ local function waited_for(owner)
     return tonumber(redis.call('ZSCORE', KEYS[3], owner))
 end
 
--- Moves the timeouts of everybody from a place in the queue on.
+-- Shifts the timeouts of all waiters from a position in the queue on.
 local function shift(place, by)
     for _, owner in ipairs(redis.call('LRANGE', KEYS[2], place, -1)) do
         redis.call('ZINCRBY', KEYS[3], by, owner)
@@ -38,8 +38,8 @@ local function drop_head(owner)
     redis.call('ZREM', KEYS[4], owner)
 end
 
--- Drops the heads whose time has passed, except who asks: it is alive. Returns the head that there
--- is then, and whether anybody was dropped.
+-- Drops the heads whose time has passed, except the requesting owner, which is alive. Returns the
+-- resulting head, and whether any waiter was dropped.
 local function drop_given_up(now, asks)
     local dropped = false
     local head = redis.call('LINDEX', KEYS[2], 0)
@@ -51,15 +51,15 @@ local function drop_given_up(now, asks)
     return head, dropped
 end
 
--- Calls who waits for the lock without queueing, through a handle of another kind: nobody in the queue
--- is passed over, because there is nobody.
+-- Wakes waiters that do not queue, because they use a handle of another kind. The queue is empty,
+-- so none of its waiters is overtaken.
 local function call_others(channel)
     redis.call('PUBLISH', channel, '0')
 end
 
--- Calls the head. Should it not hear (it has died, or is being connected again), also the next one,
--- and so on until somebody does: that one then knows how long the others are waited for. Returns
--- whether the head heard.
+-- Wakes the head. If it does not receive the message (it has died, or is reconnecting), also wakes
+-- the next waiter, and so on until one receives it: that waiter then learns how long the others
+-- keep their turns. Returns whether the head received the message.
 local function call(channel)
     local place = 0
     local owner = redis.call('LINDEX', KEYS[2], 0)
@@ -74,8 +74,9 @@ local function is_connected(channel, owner)
     return redis.call('PUBSUB', 'NUMSUB', channel .. ':' .. owner)[2] > 0
 end
 
--- Notes which waiters are absent, except the owner that asks. Looks at the first thousand waiters, so that
--- no queue holds up the server. Returns them in order, and by owner until when each absent one keeps its place.
+-- Notes which waiters are absent, except the requesting owner. Checks the first thousand waiters
+-- only, so that no queue blocks the server. Returns them in order, and by owner until when each
+-- absent waiter keeps its position.
 local function note_absent(channel, now, grace, asks)
     local owners, channels, absent = redis.call('LRANGE', KEYS[2], 0, 999), {}, {}
     for i, owner in ipairs(owners) do
@@ -94,14 +95,14 @@ local function note_absent(channel, now, grace, asks)
             absent[owner] = ends
         end
     end
-    -- Nothing is left behind where only Redisson empties the queue.
+    -- Expires the key even if only Redisson empties the queue.
     local last = waited_for(redis.call('LINDEX', KEYS[2], -1)) or now
     redis.call('PEXPIRE', KEYS[4], math.max(last - now, grace) + grace)
     return owners, absent
 end
 
--- Calls the next owner: the head of the queue, or those who do not queue if it is empty. Returns the head
--- if it did not hear.
+-- Wakes the next owner: the head of the queue, or waiters that do not queue if it is empty. Returns
+-- the head if it did not receive the message.
 local function call_next(channel)
     local head = redis.call('EXISTS', KEYS[2]) == 1 and drop_given_up(today())
     if not head then
@@ -111,8 +112,9 @@ local function call_next(channel)
     end
 end
 
--- The lock was released so many ms before its end: calls the next owner. A head that does not hear is
--- waited for as if the lock had ended just now; a second, if it is only being connected again.
+-- Wakes the next owner after the lock was released `left` ms before its end. A head that does not
+-- receive the message keeps its turn as if the lock had ended now, and at least for a second,
+-- because it may be reconnecting.
 local function call_after_release(channel, left, grace)
     local head = call_next(channel)
     if not head then
@@ -120,7 +122,7 @@ local function call_after_release(channel, left, grace)
     end
     local now = today()
     local _, absent = note_absent(channel, now, grace)
-    -- Long enough for a waiter that listens at a replica, and is not counted here, to take its turn.
+    -- Long enough for a waiter that subscribes at a replica, and is not counted here, to take its turn.
     if absent[head] and absent[head] < now + 50 then
         redis.call('ZADD', KEYS[4], now + 50, head)
     end

@@ -1,4 +1,4 @@
-//! Those who wait for a fair lock, in order: the same as `queue.lua`, beside it.
+//! The queue of a fair lock's waiters: the same as `queue.lua`, in Rust.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::time::Duration;
@@ -10,22 +10,22 @@ use crate::lease::Lease;
 use crate::name::Place;
 use crate::space::Space;
 
-/// How many waiters are looked at in one step.
+/// Maximum number of waiters that one step checks for absence.
 const LOOKED_AT: usize = 1000;
 
-/// Time in milliseconds for a waiter that listens at a replica, and is not counted, to take its turn.
+/// Time in milliseconds for a waiter that subscribes at a replica, and is not counted, to take its turn.
 const UNCOUNTED: i64 = 50;
 
-/// Which waiters are absent: see `queue.lua`.
+/// The absent waiters: see `queue.lua`.
 pub(super) struct Absent {
     /// The first waiters, in order.
     pub(super) owners: Vec<String>,
-    /// Until when each absent one keeps its place.
+    /// Until when each absent waiter keeps its position.
     pub(super) keeps: BTreeMap<String, i64>,
 }
 
-/// How long a head that does not hear its call is waited for at least: it may only be being
-/// connected again.
+/// Minimum time in milliseconds that a head keeps its turn if it did not receive its message,
+/// because it may be reconnecting.
 const RECONNECTION: i64 = 1000;
 
 pub(super) fn millis(duration: Duration) -> i64 {
@@ -34,8 +34,8 @@ pub(super) fn millis(duration: Duration) -> i64 {
 
 /// The queue of one lock, at one moment.
 ///
-/// The head is waited for until the lock's end and its own wait time have passed, each further one
-/// for its own wait time longer than the one before it.
+/// The timeout of the head is the lock's end plus its own wait time; that of each further waiter is
+/// its own wait time later than the one before it.
 pub(super) struct Queue<'a> {
     pub(super) space: &'a mut Space,
     place: &'a Place,
@@ -55,7 +55,7 @@ impl<'a> Queue<'a> {
         Ok(self.owners()?.is_none())
     }
 
-    /// The owners in order, if there are any.
+    /// Returns the owners in order, if there are any.
     pub(super) fn owners(&mut self) -> Result<Option<&mut VecDeque<String>>> {
         let queue = self.space.find(self.place.queue(), self.now)?;
         Ok(queue.map(|queue| queue.value))
@@ -75,7 +75,7 @@ impl<'a> Queue<'a> {
         Ok(owners.and_then(|owners| owners.iter().position(|waiting| waiting == owner)))
     }
 
-    /// The dates under one of the lock's keys.
+    /// Returns the dates under one of the lock's keys.
     fn dates(&mut self, key: &str) -> Result<Option<&mut BTreeMap<String, i64>>> {
         let dates = self.space.find(key, self.now)?;
         Ok(dates.map(|dates| dates.value))
@@ -100,7 +100,7 @@ impl<'a> Queue<'a> {
         Ok(())
     }
 
-    /// Joins the tail: at which place.
+    /// Appends an owner. Returns its position.
     pub(super) fn join(&mut self, owner: &str, until: i64) -> Result<usize> {
         let queue = self.place.queue();
         let owners: &mut VecDeque<_> = self.space.find_or_begin(queue, self.now)?;
@@ -119,7 +119,7 @@ impl<'a> Queue<'a> {
         Ok(())
     }
 
-    /// Moves the timeouts of everybody from a place in the queue on.
+    /// Shifts the timeouts of all waiters from a position in the queue on.
     pub(super) fn shift(&mut self, place: usize, by: i64) -> Result<()> {
         let owners = self.owners()?;
         let owners: Vec<_> = owners.map_or_else(Vec::new, |owners| {
@@ -132,8 +132,8 @@ impl<'a> Queue<'a> {
         Ok(())
     }
 
-    /// Drops the heads whose time has passed, except who asks: it is alive. The head that there is
-    /// then, and whether anybody was dropped.
+    /// Drops the heads whose time has passed, except the requesting owner, which is alive. Returns
+    /// the resulting head, and whether any waiter was dropped.
     pub(super) fn drop_given_up(&mut self, asks: Option<&str>) -> Result<(Option<String>, bool)> {
         let now = self.today();
         let mut dropped = false;
@@ -147,7 +147,7 @@ impl<'a> Queue<'a> {
         Ok((None, dropped))
     }
 
-    /// Notes that an owner is connected, or does not wait any more.
+    /// Notes that an owner is connected, or no longer waits.
     pub(super) fn is_present(&mut self, owner: &str) -> Result<()> {
         self.forget(self.place.absent(), owner)
     }
@@ -162,7 +162,7 @@ impl<'a> Queue<'a> {
         Ok(())
     }
 
-    /// Notes which waiters are absent, except the owner that asks.
+    /// Notes which waiters are absent, except the requesting owner.
     pub(super) fn note_absent(&mut self, grace: i64, asks: Option<&str>) -> Result<Absent> {
         let now = self.today();
         let owners: Vec<String> = match self.owners()? {
@@ -185,7 +185,7 @@ impl<'a> Queue<'a> {
             };
             keeps.insert(owner.clone(), until);
         }
-        // Nothing is left behind where only Redisson empties the queue.
+        // Expires the key even if only Redisson empties the queue.
         let last = match self.last()? {
             Some(last) => self.waited_for(&last)?.unwrap_or(now),
             None => now,
@@ -201,20 +201,20 @@ impl<'a> Queue<'a> {
         Ok(Absent { owners, keeps })
     }
 
-    /// Calls who waits for the lock without queueing, through a handle of another kind: nobody in the
-    /// queue is passed over, because there is nobody.
+    /// Wakes waiters that do not queue, because they use a handle of another kind. The queue is
+    /// empty, so none of its waiters is overtaken.
     pub(super) fn call_others(&mut self) {
         self.space.publish(self.place.channel(), 0);
     }
 
-    /// Calls one waiter. Whether it heard.
+    /// Wakes one waiter. Returns whether it received the message.
     pub(super) fn call_one(&mut self, owner: &str) -> bool {
         self.space.publish(&self.place.of_owner(owner), 0) > 0
     }
 
-    /// Calls the head. Should it not hear (it has died, or is being connected again), also the next
-    /// one, and so on until somebody does: that one then knows how long the others are waited for.
-    /// Whether the head heard.
+    /// Wakes the head. If it does not receive the message (it has died, or is reconnecting), also
+    /// wakes the next waiter, and so on until one receives it: that waiter then learns how long the
+    /// others keep their turns. Returns whether the head received the message.
     pub(super) fn call(&mut self) -> Result<bool> {
         let mut place = 0;
         while let Some(owner) = self.at(place)? {
@@ -226,8 +226,8 @@ impl<'a> Queue<'a> {
         Ok(place == 0)
     }
 
-    /// Calls the next owner: the head of the queue, or those who do not queue if it is empty. Returns
-    /// the head if it did not hear.
+    /// Wakes the next owner: the head of the queue, or waiters that do not queue if it is empty.
+    /// Returns the head if it did not receive the message.
     pub(super) fn call_next(&mut self) -> Result<Option<String>> {
         let (Some(head), _) = self.drop_given_up(None)? else {
             self.call_others();
@@ -236,8 +236,8 @@ impl<'a> Queue<'a> {
         Ok((!self.call()?).then_some(head))
     }
 
-    /// The lock was released so many milliseconds before its end: calls the next owner. A head that
-    /// does not hear is waited for as if the lock had ended just now.
+    /// Wakes the next owner after the lock was released `left` milliseconds before its end. A head
+    /// that does not receive the message keeps its turn as if the lock had ended now.
     pub(super) fn call_after_release(&mut self, left: i64, grace: Lease) -> Result<()> {
         let Some(head) = self.call_next()? else {
             return Ok(());

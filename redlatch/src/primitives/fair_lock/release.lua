@@ -1,12 +1,12 @@
--- Sets an owner's hold count to what it wants to keep; 0 gives the lock back and calls the next one,
--- and takes the owner out of the queue, should it be there because it waited.
+-- Sets an owner's hold count to the number of holds to keep. 0 releases the lock, wakes the next
+-- waiter, and removes the owner from the queue if it is still there from waiting.
 --
 -- KEYS     the lock, the queue, the timeouts, the absent
--- ARGV     owner, hold count to keep, lease in ms to continue with (0: as it is), channel, grace period in ms
+-- ARGV     owner, hold count to keep, new lease in ms (0: unchanged), channel, grace period in ms
 -- Returns  1: done; 0: this owner does not hold the lock
 local owner, keep, lease, channel = ARGV[1], ARGV[2], tonumber(ARGV[3]), ARGV[4]
 local left = redis.call('PTTL', KEYS[1])
--- Waits no more. First of all, because what is under the lock's key may be something else by now.
+-- The owner no longer waits. First, because the lock's key may contain other data by now.
 local place = keep == '0' and redis.call('LPOS', KEYS[2], owner)
 if place then
     local ends = waited_for(owner)
@@ -23,7 +23,7 @@ if place then
         shift(place, before - ends)
     end
     if place == 0 then
-        -- What was meant for us is for the next one.
+        -- The message that woke this owner is meant for the next one now.
         if left == -2 and redis.call('EXISTS', KEYS[2]) == 0 then
             call_others(channel)
         else
@@ -32,7 +32,7 @@ if place then
     end
 end
 if redis.call('HEXISTS', KEYS[1], owner) == 0 then
-    -- Deleted by FLUSHALL or DEL: no other step calls the waiters.
+    -- Deleted by FLUSHALL or DEL: no other step wakes the waiters.
     if left == -2 and not place then
         call_next(channel)
     end
@@ -44,7 +44,7 @@ if keep == '0' then
     return 1
 end
 redis.call('HSET', KEYS[1], owner, keep)
--- No lease is none at all, also for a key that has lost its end: PEXPIRE 0 would delete it.
+-- Without a lease the end does not change, even if the key lost its expiry: PEXPIRE 0 would delete it.
 if lease > 0 and left < lease then
     redis.call('PEXPIRE', KEYS[1], lease)
 end

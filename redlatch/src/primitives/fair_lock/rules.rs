@@ -1,4 +1,22 @@
-//! The fair lock's steps: those of the lock, for owners that stand in a queue.
+//! The fair lock's steps: those of the lock, with a queue of waiters.
+//!
+//! State: the lock's hash; a list of the waiting owners, the oldest first; and two sets of dates by
+//! owner: the timeouts until which a turn is kept, and the absent waiters.
+//!
+//! * Acquire: an owner that holds the lock re-enters it, regardless of the queue. Otherwise, first
+//!   drop the heads whose timeout has passed. If the lock is free and the head is absent (no
+//!   connection subscribes to its channel), note all absent waiters, and drop absent heads whose
+//!   grace period has passed.
+//! * If the lock is free and the owner is the head, or the queue is empty, take the lock. Shift the
+//!   timeouts of the others, so that they count from the end of the new lease, and wake the new
+//!   head, so that it learns that end.
+//! * Otherwise a waiting owner joins the tail. Its timeout is that of the last waiter, or the
+//!   lock's end, plus its wait time. The reply is the time after which it retries by itself.
+//! * Release: wake the head. If it does not receive the message, wake the next waiter, until one
+//!   does, note which waiters are absent, and shift the timeouts, so that they count from now
+//!   instead of from the end of the lease.
+//! * Giving up removes the owner from the queue, shifts the timeouts of the waiters behind it, and
+//!   wakes the next waiter if the owner was the head.
 
 use std::time::Duration;
 
@@ -17,7 +35,7 @@ use crate::primitives::lock::rules::{
 use crate::space::{Holds, Space};
 use crate::step::{Args, Outcome, Script, Step, unexpected, yes_or_no};
 
-/// A script of ours: what they all share stands before it.
+/// Returns the script of a step, with the shared functions prepended.
 macro_rules! script {
     ($file:literal) => {{
         static SCRIPT: Script =
@@ -31,17 +49,16 @@ fn keys(place: &Place) -> impl ExactSizeIterator<Item = &str> + Send {
     [place.key(), place.queue(), place.timeouts(), place.absent()].into_iter()
 }
 
-/// After this time a waiter looks again whether the head has taken its turn, in milliseconds.
+/// Time in milliseconds after which a waiter checks again whether the head has taken its turn.
 const TURN: i64 = 1000;
 
-/// So much later than the waiter before it each waiter looks by itself, in milliseconds: a long queue
-/// does not ask all at once.
+/// Additional sleep per position in the queue, in milliseconds, so that a long queue does not retry all at once.
 const APART: i64 = 10;
 
-/// How long the head of the queue sleeps at most, in milliseconds.
+/// Maximum sleep of the head of the queue, in milliseconds.
 const LOOK: i64 = 5000;
 
-/// How long the lock is held, in milliseconds; -1 for ever. `None`: nobody holds it.
+/// Returns the lock's remaining lease in milliseconds; -1 if it never expires. `None` if it is free.
 fn left(space: &mut Space, place: &Place, now: Instant) -> Option<i64> {
     match space.remaining(place.key(), now)? {
         Duration::MAX => Some(-1),
@@ -49,24 +66,23 @@ fn left(space: &mut Space, place: &Place, now: Instant) -> Option<i64> {
     }
 }
 
-/// Takes the lock for an owner whose turn it is, or says when to ask again. Who waits joins the
-/// queue.
+/// Acquires the lock for an owner whose turn it is, or returns when to retry. A waiting owner joins the queue.
 pub(super) struct Acquire<'a> {
     pub(super) ask: Ask<'a>,
     /// How long the lock is kept for this owner when its turn has come.
     pub(super) wait_time: Lease,
-    /// How long absent waiters keep their places once the head is one of them.
+    /// How long absent waiters keep their positions once the head is one of them.
     pub(super) grace: Lease,
 }
 
-/// What the turn of the head came to.
+/// The state of the queue after waiters were dropped.
 struct Turn {
     head: Option<String>,
     /// Whether any waiter was dropped.
     dropped: bool,
     /// How long to leave the lock to the head, in milliseconds.
     lasts: i64,
-    /// How many waiters before the owner that asks are absent.
+    /// How many waiters before the requesting owner are absent.
     missing: usize,
 }
 
@@ -105,7 +121,7 @@ impl Step for Acquire<'_> {
         let (place, owner) = (&*hold.place, &*hold.field);
         let ours = |holds: &Holds| holds.mode.is_some() || holds.counts.contains_key(owner);
         let held = space.find::<Holds>(place.key(), now)?;
-        // Entered again, lost meanwhile, or no lock: the queue has nothing to do with it.
+        // Re-entered, lost meanwhile, or not a lock: the queue does not matter.
         if count > 1 || held.is_some_and(|held| ours(held.value)) {
             return take(space, place, owner, count, lease, now);
         }
@@ -124,7 +140,7 @@ impl Step for Acquire<'_> {
                     let end = queue.today().saturating_add(millis(lease.duration()));
                     queue.shift(0, end.saturating_sub(ends))?;
                 }
-                // It is the head now: it has to know how long the lock is held.
+                // The next waiter is the head now: it must learn how long the lock is held.
                 queue.call()?;
             }
             return take(space, place, owner, count, lease, now);
@@ -140,8 +156,7 @@ impl Step for Acquire<'_> {
 }
 
 impl Acquire<'_> {
-    /// Drops the heads whose time has passed, and on a free lock those that are absent for their grace
-    /// period.
+    /// Drops the heads whose time has passed, and on a free lock those that were absent for their grace period.
     fn turn(&self, queue: &mut Queue<'_>, free: bool) -> Result<Turn> {
         let owner = &*self.ask.hold.field;
         let grace = millis(self.grace.duration());
@@ -153,7 +168,7 @@ impl Acquire<'_> {
                 missing: 0,
             });
         }
-        // An owner that asks is connected.
+        // The requesting owner is connected.
         queue.is_present(owner)?;
         let (head, dropped) = queue.drop_given_up(Some(owner))?;
         let mut turn = Turn {
@@ -195,13 +210,13 @@ impl Acquire<'_> {
             turn.head = queue.at(0)?;
         }
         if let Some(ends) = ends.filter(|&ends| ends > now) {
-            // As if those who were dropped had given up.
+            // Shift as if the dropped waiters had given up.
             queue.shift(0, now - ends)?;
         }
         Ok(turn)
     }
 
-    /// Stands in the queue: in how many milliseconds to ask again at the latest.
+    /// Queues the owner. Returns in how many milliseconds it retries at the latest.
     fn stand(&self, queue: &mut Queue<'_>, left: Option<i64>, turn: Turn) -> Result<i64> {
         let owner = &*self.ask.hold.field;
         let wait = millis(self.wait_time.duration());
@@ -213,12 +228,13 @@ impl Acquire<'_> {
             && place.is_some()
             && !turn.dropped
         {
-            // A waiter looks again while the head does not take its turn: it may have missed its call.
+            // A waiter retries while the head does not take its turn: the head may have missed its message.
             queue.call_one(head);
         }
         let mut place = match place {
             Some(0) => {
-                // Who asks is alive: it keeps its place, and those behind keep their distance.
+                // A waiter that retries is alive: it keeps its position, and those behind keep
+                // their distance.
                 match queue.waited_for(owner)? {
                     None => queue.wait_for(owner, end.saturating_add(wait))?,
                     Some(ends) if (ends - end).saturating_mul(2) < wait => {
@@ -237,24 +253,25 @@ impl Acquire<'_> {
                 queue.join(owner, from.saturating_add(wait))?
             }
         };
-        // FLUSHALL deletes the queue, too, and then no step knows whom to call: so a waiter looks now and
-        // then, those behind less often, so that a long queue asks as rarely as a short one.
+        // FLUSHALL deletes the queue as well, and then no step knows whom to wake. So waiters retry
+        // from time to time, and later ones less often, so that a long queue causes as few requests
+        // as a short one.
         let behind = i64::try_from(place).unwrap_or(i64::MAX);
         let look_again = LOOK.saturating_add(behind.saturating_mul(APART));
         if place == 0 {
             return Ok(left.unwrap_or(0).min(look_again));
         }
-        // A waiter is called when its turn comes. This is for the case that no client calls it, because
-        // the holder died, or the waiters before it did: it looks when the lease ends, or when the head
-        // had time to take its turn.
+        // A waiter is woken when its turn comes. This covers the case that no client wakes it,
+        // because the holder or the waiters before it died: it retries when the lease ends, or when
+        // the head had time to take its turn.
         let apart = i64::try_from(place.saturating_sub(turn.missing)).unwrap_or(i64::MAX);
         let look = left.unwrap_or(turn.lasts);
         let again = wait.min(look.saturating_add(apart.saturating_mul(APART)));
         let mut again = again.min(look_again);
         let mut ends = None;
         while place > 0 && ends.is_none() {
-            // Of the one before us nothing may be known, if the timeouts were lost: then the one
-            // before that.
+            // If timeouts were lost, the timeout of the waiter before this one may be missing: then
+            // use the one before that.
             place -= 1;
             if let Some(before) = queue.at(place)? {
                 ends = queue.waited_for(&before)?;
@@ -267,12 +284,12 @@ impl Acquire<'_> {
     }
 }
 
-/// Sets an owner's hold count to what it wants to keep; none gives the lock back, and takes the
-/// owner out of the queue, should it be there because it waited.
+/// Sets an owner's hold count to the number of holds to keep. 0 releases the lock, and removes the
+/// owner from the queue if it is still there from waiting.
 pub(super) struct Release<'a> {
     pub(super) hold: &'a Hold,
     pub(super) keep: u32,
-    /// The lease to go on with; `None` leaves it as it is.
+    /// The new lease; `None` leaves it unchanged.
     pub(super) lease: Option<Lease>,
     pub(super) grace: Lease,
 }
@@ -319,7 +336,7 @@ impl Step for Release<'_> {
 /// Renews the leases of many locks.
 pub(super) fn renew_script() -> &'static Script {
     static SCRIPT: Script = Script::new(concat!(
-        // For what stands in `wake.lua`.
+        // `wake.lua` assigns to KEYS.
         "local KEYS = KEYS\n",
         include_str!("queue.lua"),
         include_str!("wake.lua"),
@@ -328,7 +345,7 @@ pub(super) fn renew_script() -> &'static Script {
     &SCRIPT
 }
 
-/// The rule of the same, for one.
+/// Renews one lock, as the script does.
 pub(super) fn renew(
     space: &mut Space,
     hold: &Hold,
@@ -342,7 +359,8 @@ pub(super) fn renew(
     Ok(held)
 }
 
-/// Waits no more: those behind come as much nearer as they stood further back. Whether it waited.
+/// Removes the owner from the queue and moves the timeouts of those behind it nearer. Returns
+/// whether it was waiting.
 fn leave(queue: &mut Queue<'_>, owner: &str, left: Option<i64>) -> Result<bool> {
     let Some(place) = queue.place_of(owner)? else {
         return Ok(false);
@@ -362,7 +380,7 @@ fn leave(queue: &mut Queue<'_>, owner: &str, left: Option<i64>) -> Result<bool> 
         queue.shift(place, before - ends)?;
     }
     if place == 0 {
-        // What was meant for us is for the next one.
+        // The message that woke this owner is meant for the next one now.
         if left.is_none() && queue.is_empty()? {
             queue.call_others();
         } else {
@@ -372,14 +390,14 @@ fn leave(queue: &mut Queue<'_>, owner: &str, left: Option<i64>) -> Result<bool> 
     Ok(true)
 }
 
-/// Takes the lock from whoever holds it.
+/// Releases the lock whichever owner holds it.
 pub(super) struct Force<'a> {
     pub(super) place: &'a Place,
     pub(super) grace: Lease,
 }
 
 impl Step for Force<'_> {
-    /// Whether anybody held it.
+    /// Whether it was held.
     type Reply = bool;
 
     fn script(&self) -> &'static Script {
@@ -413,7 +431,7 @@ impl Step for Force<'_> {
     }
 }
 
-/// Who waits, the next one first.
+/// Returns the waiting owners, the next one first.
 pub(super) struct Waiting<'a> {
     pub(super) place: &'a Place,
 }

@@ -1,4 +1,4 @@
--- Who waits for the lock, the next one first, without heads whose time has passed. Changes nothing.
+-- Returns the waiting owners, the next one first, without heads whose time has passed. Changes nothing.
 --
 -- KEYS     the lock, the queue, the timeouts, the absent
 -- Returns  the owners

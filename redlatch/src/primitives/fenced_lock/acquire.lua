@@ -1,14 +1,14 @@
--- Takes the lock for an owner and counts the fencing token up, or says how long somebody else may
--- still have it.
+-- Acquires the lock for an owner and increments the fencing token, or returns how long another
+-- owner may still hold it.
 --
 -- KEYS     the lock: hash owner -> hold count; the token: a number that only grows
--- ARGV     owner, lease in ms, hold count wanted
+-- ARGV     owner, lease in ms, requested hold count
 -- Returns  { token }: held now, with that count
---          else the remaining ms of whoever holds it (-1: a key that never expires); 0 when nobody
---          holds it but more than one hold was wanted: what was to be entered again has been lost
+--          else the holder's remaining ms (-1: a key that never expires); 0 if the lock is free
+--          but more than one hold was requested: the hold to re-enter has been lost
 
--- Counts the token up. As text, because Lua's own numbers are exact up to 2^53 only.
--- Without one, also the answer that says why.
+-- Increments the token and returns it as text, because Lua numbers are exact only up to 2^53. If
+-- that fails, returns nil and the error reply.
 local function next_token()
     local counted = redis.pcall('INCR', KEYS[2])
     if type(counted) ~= 'table' then
@@ -18,7 +18,7 @@ local function next_token()
     if said:find('WRONGTYPE') or said:find('not an integer') or said:find('overflow') then
         return nil, redis.error_reply('WRONGKIND its token is no number that can be counted up')
     end
-    -- Not the key's fault: the server is full, or takes no writes.
+    -- The key is not the cause: the server is out of memory, or accepts no writes.
     return nil, counted
 end
 
@@ -44,7 +44,7 @@ if not held[1] then
 end
 local token, refusal
 if held[1] == ARGV[3] then
-    -- Asked for again because the answer was lost: it has its token already.
+    -- Repeated because the answer was lost: the owner already has its token.
     token = redis.call('GET', KEYS[2]) or '0'
 else
     token, refusal = next_token()

@@ -2,13 +2,13 @@
 --
 -- KEYS[1]  the token
 -- ARGV[1]  the number, from 0 to 2^63 - 2
--- Returns  the token then, as text
+-- Returns  the resulting token, as text
 local token = redis.call('GET', KEYS[1])
 if token and token ~= '0' and not token:find('^-?[1-9]%d*$') then
     return redis.error_reply('WRONGKIND its token is no number that can be counted up')
 end
 
--- As text, because Lua's own numbers are exact up to 2^53 only: the longer number is the greater one.
+-- Compares text, because Lua numbers are exact only up to 2^53: the longer number is greater.
 local function is_less(a, b)
     return a:sub(1, 1) == '-' or #a < #b or (#a == #b and a < b)
 end

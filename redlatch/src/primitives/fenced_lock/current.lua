@@ -1,5 +1,5 @@
--- The token of the latest acquisition; 0 before the first.
+-- Returns the token of the latest acquisition; 0 before the first.
 --
 -- KEYS[1]  the token
--- Returns  it, as text
+-- Returns  the token, as text
 return redis.call('GET', KEYS[1]) or '0'

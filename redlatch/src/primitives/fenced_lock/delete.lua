@@ -1,7 +1,7 @@
--- Deletes the token of a lock that is free.
+-- Deletes the token of a free lock.
 --
 -- KEYS     the lock, the token
--- Returns  1: there is no token any more, 0: the lock is held, and its token stays
+-- Returns  1: there is no token now, 0: the lock is held and its token stays
 if redis.call('EXISTS', KEYS[1]) == 1 then
     return 0
 end

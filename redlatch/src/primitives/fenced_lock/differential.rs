@@ -1,5 +1,5 @@
-//! Lua and rules of the fenced lock agree over random histories. Release, renewal and inspection are
-//! the lock's, but meet other states here.
+//! Compares the fenced lock's Lua scripts and rules over random histories. Release, renewal and
+//! inspection are the lock's, but run on other states here.
 
 use proptest::prelude::*;
 
@@ -34,7 +34,7 @@ enum Move {
         at_least: i64,
     },
     Delete,
-    /// Somebody writes another token.
+    /// Another program writes another token.
     Plant {
         token: i64,
     },

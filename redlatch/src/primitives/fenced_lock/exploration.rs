@@ -1,4 +1,4 @@
-//! All sequences of steps on a fenced lock.
+//! Explores all sequences of steps on a fenced lock.
 
 use super::Fenced;
 use crate::primitives::exploration::{Locks, Party, explore};

@@ -1,5 +1,5 @@
-//! The fenced lock (Redisson: `RFencedLock`, `RedissonFencedLock`): every acquisition brings a token
-//! that is greater than all before it, for the resource to check.
+//! The fenced lock (Redisson: `RFencedLock`, `RedissonFencedLock`): every acquisition returns a
+//! token greater than all before it, for the resource to check.
 
 #[cfg(test)]
 mod differential;
@@ -18,50 +18,51 @@ use crate::primitives::handle::{Ask, Guard, Holder, Lock, OwnedKind, Reentrant, 
 use crate::space::Space;
 use crate::step::{BoxedStep, Outcome, Script, Step};
 
-/// A lock whose every acquisition brings a *fencing token*, a number greater than those of all
-/// acquisitions before it (Redisson: `RFencedLock`).
+/// A lock whose every acquisition returns a *fencing token*, a number greater than the tokens of
+/// all earlier acquisitions (Redisson: `RFencedLock`).
 ///
-/// A lock with a lease is never proof: a holder that is stopped for longer than its lease wakes up
-/// beside the next one and goes on writing. With a token the resource itself can tell: it remembers
-/// the greatest token that it has seen and refuses what comes with a smaller one. That, and only
-/// that, makes it certain that nothing is overwritten (M. Kleppmann, *How to do distributed
+/// A lock with a lease is never a guarantee: a holder that is stopped for longer than its lease can
+/// resume and continue writing while the next holder works. With a token the resource can detect
+/// this: it remembers the greatest token that it has seen and rejects requests with a smaller one.
+/// Only that check guarantees that nothing is overwritten (M. Kleppmann, *How to do distributed
 /// locking*, 2016).
 ///
-/// The token is counted in a key of its own that never expires. It grows with re-entrant
-/// acquisitions too.
+/// The token is counted in a separate key that never expires. Re-entrant acquisitions increase it too.
 ///
 /// # After lost data
 ///
 /// A store that loses its data, as an unreplicated one does in a failover, counts from 1 again. A
-/// resource that remembers a greater token then refuses every holder. To recover, read the greatest token
-/// from the resource and call [`advance_token`](Lock::advance_token) with it: the next acquisition gets a
-/// greater one. Until then nothing is overwritten, because the resource refuses all.
+/// resource that remembers a greater token then rejects every holder. To recover, read the greatest
+/// token from the resource and call [`advance_token`](Lock::advance_token) with it: the next
+/// acquisition returns a greater one. Until then nothing is overwritten, because the resource
+/// rejects every request.
 ///
 /// # After a failover
 ///
-/// A release does not wait for replicas, whatever [`ReplicaSync`](crate::ReplicaSync) says. A replica that takes
-/// its master's place may still have a hold that was released. If the same [`Owner`](crate::Owner) acquires the
-/// lock again before that lease has ended, it continues this hold and gets its token once more. Other owners wait
-/// until the lease has ended, so no token is given to two owners.
+/// A release does not wait for replicas, for any [`ReplicaSync`](crate::ReplicaSync) setting. A
+/// replica that is promoted may still contain a hold that was released. If the same
+/// [`Owner`](crate::Owner) acquires the lock again before that lease has ended, it continues this
+/// hold and gets the same token again. Other owners wait until the lease has ended, so no token is
+/// issued to two owners.
 ///
 /// # A key for each name
 ///
-/// The token's key stays when the lock is released, and a name for each entity (`order:42`) leaves one
-/// key for each entity for ever. When an entity is gone for good, and with it the resource that remembers
-/// a token, delete its key with [`delete_token`](Lock::delete_token). Where entities come and go all the
-/// time, compare a version of the resource's own instead.
+/// The token's key remains after the release, so a name for each entity (`order:42`) leaves one key
+/// for each entity forever. When an entity is permanently gone, and with it the resource that
+/// remembers a token, delete its key with [`delete_token`](Lock::delete_token). If entities are
+/// created and deleted all the time, compare a version that the resource itself keeps instead.
 ///
 /// # All clients must take it as a fenced lock
 ///
-/// Everybody takes it as a fenced lock: who comes through [`Client::lock`](crate::Client::lock), under
-/// the same name, is kept out and keeps others out, but has no token, and nothing refuses what it
-/// writes too late.
+/// All clients must use it as a fenced lock. A holder that uses
+/// [`Client::lock`](crate::Client::lock) with the same name is mutually exclusive with this lock
+/// but has no token, so the resource cannot reject its late writes.
 ///
 /// # When not to use it
 ///
-/// Where nothing checks the token: then it is a [`Lock`] that also counts. Where the resource can
-/// compare a version of its own when it is written (a row's version, an `If-Match`), that alone is
-/// enough, and a lock only saves work that would be done twice.
+/// Where nothing checks the token: it is then a [`Lock`] that also counts. Where the resource can
+/// compare a version of its own on each write (a row's version, an `If-Match`), that check alone is
+/// sufficient, and a lock only avoids duplicate work.
 ///
 /// ```
 /// # use std::sync::atomic::{AtomicU64, Ordering};
@@ -95,15 +96,15 @@ pub type FencedLock = Lock<Fenced>;
 #[non_exhaustive]
 pub struct Fenced;
 
-/// The greatest token that [`Lock::advance_token`] takes. The store counts in 64 bits with a sign, and at
-/// least one acquisition must be possible after it.
+/// The greatest token that [`Lock::advance_token`] accepts. The store counts in signed 64-bit
+/// integers, and at least one acquisition must be possible after it.
 pub const MAX_TOKEN: u64 = i64::MAX.unsigned_abs() - 1;
 
 impl OwnedKind for Fenced {}
 
 impl Lock<Fenced> {
-    /// The token of the latest acquisition, by whomever; 0 before the first. Anything that comes
-    /// with a smaller one comes too late.
+    /// Returns the token of the latest acquisition by any owner; 0 before the first. A request with
+    /// a smaller token is too late.
     ///
     /// # Errors
     ///
@@ -113,17 +114,17 @@ impl Lock<Fenced> {
         self.session.store.look(&Current { place }).await
     }
 
-    /// Raises the token to at least `at_least`, so that the next acquisition gets a greater one. Never
-    /// lowers it. Returns the token then.
+    /// Raises the token to at least `at_least`, so that the next acquisition gets a greater one.
+    /// Never lowers it. Returns the resulting token.
     ///
-    /// For a store that has lost its data, see [`FencedLock`](FencedLock#after-lost-data). It does not
-    /// matter whether the lock is held; a holder keeps the token that it has. Calling it twice does the
-    /// same as once.
+    /// For a store that has lost its data, see [`FencedLock`](FencedLock#after-lost-data). It does
+    /// not matter whether the lock is held; a holder keeps its token. Calling it twice has the
+    /// effect of calling it once.
     ///
     /// # Errors
     ///
-    /// [`Error::InvalidSetting`] above [`MAX_TOKEN`], because the store counts in 64 bits with a sign;
-    /// otherwise as [`Lock::is_locked`].
+    /// [`Error::InvalidSetting`] above [`MAX_TOKEN`], because the store counts in signed 64-bit
+    /// integers; otherwise as [`Lock::is_locked`].
     ///
     /// # Cancel safety
     ///
@@ -152,20 +153,20 @@ impl Lock<Fenced> {
         self.session.store.look(&Advance { place, at_least }).await
     }
 
-    /// Deletes the key in which the token is counted, if the lock is free. Returns whether it was free;
-    /// `false` means that the lock is held and its token stays.
+    /// Deletes the key that counts the tokens, if the lock is free. Returns whether it was free;
+    /// `false` means that the lock is held and its token remains.
     ///
-    /// The next acquisition gets the token 1. Call it only when no resource remembers a token of this
-    /// lock any more, see [`FencedLock`](FencedLock#a-key-for-each-name).
+    /// The next acquisition gets the token 1. Call it only when no resource remembers a token of
+    /// this lock, see [`FencedLock`](FencedLock#a-key-for-each-name).
     ///
     /// # Errors
     ///
-    /// As [`Lock::is_locked`], and [`Error::OutcomeUnknown`]: the connection broke before the answer
-    /// came. The step is not repeated, because tokens may have been counted since.
+    /// As [`Lock::is_locked`], and [`Error::OutcomeUnknown`]: the connection broke before the
+    /// answer arrived. The step is not repeated, because tokens may have been issued since.
     ///
     /// # Cancel safety
     ///
-    /// When dropped after it started, it continues in the background.
+    /// If dropped after it started, it continues in the background.
     pub async fn delete_token(&self) -> Result<bool> {
         let place = self.place()?.clone();
         let step = DeleteToken { place };
@@ -174,13 +175,13 @@ impl Lock<Fenced> {
 }
 
 impl Guard<Fenced> {
-    /// The fencing token of this acquisition: greater than that of any acquisition before it.
+    /// Returns the fencing token of this acquisition, which is greater than that of every earlier one.
     pub fn token(&self) -> u64 {
         self.won
     }
 }
 
-/// Held, renewed and given back as the re-entrant lock is.
+/// Held, renewed and released like the re-entrant lock.
 impl Kind for Fenced {
     fn renew_script(&self) -> &'static Script {
         Reentrant.renew_script()

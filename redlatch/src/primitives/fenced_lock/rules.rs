@@ -1,4 +1,11 @@
 //! The fenced lock's steps: those of the lock, with a token.
+//!
+//! State: the lock's hash, and a number that only grows, in a separate key that never expires.
+//!
+//! An acquisition that changes the hold count increments the number and returns it as the token.
+//! One that asks for the count that the owner already has is a repetition after a lost answer, and
+//! returns the current number. The number is incremented before the hash is written, so a number
+//! that cannot be incremented leaves the lock unchanged.
 
 use std::sync::Arc;
 
@@ -12,8 +19,7 @@ use crate::primitives::lock::rules::{take, wait, wrong_kind};
 use crate::space::{Holds, Space};
 use crate::step::{Args, Outcome, Script, Step, unexpected, yes_or_no};
 
-/// Takes the lock for an owner and counts the token up, or says how long somebody else may still
-/// have it.
+/// Acquires the lock for an owner and increments the token, or returns how long another owner may still hold it.
 pub(super) struct Acquire<'a> {
     pub(super) ask: Ask<'a>,
 }
@@ -40,8 +46,8 @@ impl Step for Acquire<'_> {
     fn reply(&self, raw: Value) -> Result<Outcome<u64>> {
         match raw {
             Value::Array(token) => match token.as_slice() {
-                // What is no number here has become so since it was counted up: that is not known
-                // to have changed nothing.
+                // A token that is not a number here became so after it was incremented, so the step
+                // may have changed the lock.
                 [Value::BulkString(text)] => match number(text) {
                     Some(token) => Ok(Outcome::Done(token)),
                     None => Err(unexpected(&Value::Array(token))),
@@ -64,7 +70,7 @@ impl Step for Acquire<'_> {
         let token = space.find::<i64>(place.token(), now);
         let token = token.map(|token| token.map_or(0, |token| *token.value));
         let token = if held == Some(count) {
-            // Asked for again because the answer was lost: it has its token already.
+            // Repeated because the answer was lost: the owner already has its token.
             token?
         } else if free || held.is_some() {
             let next = token.ok().and_then(|token| token.checked_add(1));
@@ -82,7 +88,7 @@ impl Step for Acquire<'_> {
     }
 }
 
-/// The token of the latest acquisition.
+/// Returns the token of the latest acquisition.
 pub(super) struct Current<'a> {
     pub(super) place: &'a Place,
 }
@@ -152,7 +158,7 @@ impl Step for Advance<'_> {
     }
 }
 
-/// Deletes the token of a lock that is free.
+/// Deletes the token of a free lock.
 pub(super) struct DeleteToken {
     pub(super) place: Arc<Place>,
 }
@@ -187,7 +193,7 @@ impl Step for DeleteToken {
 
 const NO_TOKEN: &str = "its token is no number that can be counted up";
 
-/// A token as the store writes it.
+/// Parses a token as the store writes it.
 fn number(text: &[u8]) -> Option<u64> {
     let number = std::str::from_utf8(text).ok()?.parse().ok()?;
     Some(unsigned(number))

@@ -1,4 +1,4 @@
-//! What somebody has who holds a lock.
+//! The guard of a held lock.
 
 use std::future::{Future, poll_fn};
 use std::pin::pin;
@@ -11,16 +11,16 @@ use crate::error::{Error, Result};
 use crate::owner::Owner;
 use crate::session::{Claim, Terms};
 
-/// A held lock. Released by [`Guard::unlock`], or in the background when dropped.
+/// A held lock. [`Guard::unlock`] releases it; dropping the guard releases it in the background.
 ///
-/// Dropping never blocks and never panics. When the store cannot be reached, releasing is tried
-/// again until the lease must have ended, and the log says so (`tracing`, level WARN). A guard that
+/// Dropping never blocks and never panics. If the store cannot be reached, the release is retried
+/// until the lease must have ended, and the log reports it (`tracing`, level WARN). A guard that
 /// outlives its runtime releases nothing when dropped; the lock is then free when its lease ends.
 #[must_use = "the lock is released as soon as the guard is dropped"]
 pub struct Guard<K: LockKind = Reentrant> {
     held: Held,
     kind: Arc<K>,
-    /// What came with the acquisition.
+    /// The value that the acquisition returned.
     pub(crate) won: K::Won,
 }
 
@@ -33,52 +33,51 @@ impl<K: LockKind> Guard<K> {
         }
     }
 
-    /// The share in the hold that it is.
+    /// Returns this guard's claim on the hold.
     pub(crate) fn claim(&self) -> &Claim {
         &self.held.claim
     }
 
-    /// Releases the lock and returns when the store has done so. A lock that was entered several
-    /// times stays held until its last guard is released.
+    /// Releases the lock and waits until the store has confirmed it. A re-entered lock stays held
+    /// until its last guard is released.
     ///
     /// # Errors
     ///
-    /// [`Error::Lost`]: it was no longer held, so others may have held it
-    /// meanwhile. [`Error::Unavailable`], [`Error::ResponseTimeout`] or another: the store did not
-    /// answer or refused; releasing goes on in the background.
+    /// [`Error::Lost`]: the lock was no longer held, so other owners may have held it meanwhile.
+    /// [`Error::Unavailable`], [`Error::ResponseTimeout`] or another error: the store did not
+    /// answer or refused the release, which continues in the background.
     ///
-    /// When the connection breaks during the release, it is sent again. Having been removed by
-    /// force in just that moment cannot be told from having been released by the first try, and
-    /// counts as released.
+    /// If the connection breaks during the release, it is sent again. A forced unlock at that
+    /// moment cannot be told from a successful first attempt, and counts as released.
     ///
     /// # Cancel safety
     ///
-    /// When dropped, the release goes on in the background.
+    /// When dropped, the release continues in the background.
     pub async fn unlock(self) -> Result<()> {
         self.held.give_back().await
     }
 
-    /// Whether the lock is certainly still held: no loss was told, and the lease, counted from
-    /// before the request for it was sent, has not ended. Once `false` it stays `false`.
+    /// Returns whether the lock is certainly still held: no loss was reported, and the lease,
+    /// counted from before the request was sent, has not ended. Once `false`, it stays `false`.
     ///
-    /// Costs no round trip. Right also on waking from a pause of the process, before any timer has
-    /// run. (The clock is the monotonic one; on Linux it stands still while the whole machine is
-    /// suspended, so then the answer may be too hopeful.)
+    /// Costs no round trip. The answer is also correct right after a pause of the process, before
+    /// any timer has run. (The clock is the monotonic one. On Linux it stops while the whole
+    /// machine is suspended, so the answer may be too optimistic then.)
     pub fn is_valid(&self) -> bool {
         !self.valid_for().is_zero()
     }
 
-    /// For how long the lock is certainly held if nothing renews it. Zero when it was lost.
+    /// Returns how long the lock is certainly held without a renewal. Zero if it was lost.
     pub fn valid_for(&self) -> Duration {
         self.held.claim.hold.valid_for()
     }
 
-    /// Completes when the lock is lost: the store said so, or the lease ended without a renewal
-    /// that succeeded. Never completes when the lock is released first.
+    /// Completes when the lock is lost: the store reported it, or the lease ended without a
+    /// successful renewal. Never completes if the lock is released first.
     ///
     /// # Cancel safety
     ///
-    /// Can be dropped and called again at will.
+    /// Can be dropped and called again at any time.
     ///
     /// ```no_run
     /// # async fn work() {} async fn stop() {}
@@ -98,24 +97,24 @@ impl<K: LockKind> Guard<K> {
     ///
     /// # Errors
     ///
-    /// [`Error::Lost`] as soon as the lock is lost; `work` is dropped then, and
-    /// not polled again after the lease has ended.
+    /// [`Error::Lost`] as soon as the lock is lost; `work` is then dropped and never polled after
+    /// the lease has ended.
     ///
     /// # Cancel safety
     ///
-    /// When dropped, `work` is dropped.
+    /// When dropped, it drops `work`.
     pub async fn run<F: Future>(&self, work: F) -> Result<F::Output> {
         let hold = &self.held.claim.hold;
         let loss = || hold.loss().map(|loss| hold.lost_error(loss));
         run_while(loss, hold.lost(), work).await
     }
 
-    /// The lock's name.
+    /// Returns the lock's name.
     pub fn name(&self) -> &str {
         self.held.claim.hold.place.name()
     }
 
-    /// The handle through which it was acquired.
+    /// Returns the handle through which the lock was acquired.
     pub(crate) fn handle(&self) -> Lock<K> {
         Lock {
             session: self.held.claim.session.clone(),
@@ -125,22 +124,22 @@ impl<K: LockKind> Guard<K> {
         }
     }
 
-    /// The terms on which it is held.
+    /// Returns the terms of the hold.
     pub(crate) fn terms(&self) -> Terms {
         self.held.terms
     }
 
-    /// Leaves what is held to its lease: from here on nobody renews it or gives it back. An error if
-    /// it has been lost.
+    /// Leaves the hold to its lease: it is no longer renewed and never released. Returns an error
+    /// if it was lost.
     pub(crate) fn detach(self) -> Result<()> {
         self.held.detach()
     }
 }
 
-/// What has an owner can be entered again.
+/// Kinds that have an owner can be re-entered.
 impl<K: LockKind + OwnedKind> Guard<K> {
-    /// Enters the lock once more, for the same owner. It is held until both guards are released.
-    /// [`Error::Lost`] if it has been lost.
+    /// Acquires the lock again for the same owner. It stays held until both guards are released.
+    /// [`Error::Lost`] if it was lost.
     ///
     /// ```
     /// # #[tokio::main(flavor = "current_thread")] async fn main() -> redlatch::Result<()> {
@@ -157,18 +156,18 @@ impl<K: LockKind + OwnedKind> Guard<K> {
         Acquire { request }.again(self.held.claim.clone())
     }
 
-    /// Who holds the lock through this guard.
+    /// Returns the owner that holds the lock through this guard.
     pub fn owner(&self) -> Owner {
         self.held.claim.hold.owner
     }
 
-    /// The owner as the store knows it: `<client id>:<number>`.
+    /// Returns the owner's id in the store: `<client id>:<number>`.
     pub fn owner_id(&self) -> &str {
         let hold = &self.held.claim.hold;
         hold.place.owner(&hold.field)
     }
 
-    /// How many guards this owner has of the lock.
+    /// Returns the number of guards that this owner has of the lock.
     pub fn hold_count(&self) -> u32 {
         self.held.claim.hold.count()
     }
@@ -183,7 +182,7 @@ pub(crate) async fn run_while<F: Future>(
     let mut work = pin!(work);
     let mut lost = pin!(lost);
     poll_fn(|cx| {
-        // Asked before every poll: timers are late when the process was stopped.
+        // Checked before every poll, because timers are late after the process was stopped.
         if let Some(error) = loss() {
             return Poll::Ready(Err(error));
         }
@@ -191,7 +190,7 @@ pub(crate) async fn run_while<F: Future>(
             Poll::Ready(output) => return Poll::Ready(Ok(output)),
             Poll::Pending => {}
         }
-        // Registers for the news; what it was is asked again, now or at the next poll.
+        // Registers the waker; the loss itself is checked above, now or at the next poll.
         match lost.as_mut().poll(cx) {
             Poll::Ready(()) => match loss() {
                 Some(error) => Poll::Ready(Err(error)),

@@ -1,9 +1,9 @@
-//! One entry into a hold, which is given back once: what is below every guard.
+//! One entry into a hold, which is released once. Every guard is built on it.
 
 use crate::error::{Error, Loss, Result};
 use crate::session::{Claim, Terms};
 
-/// What was won by one acquisition. Given back in the background when dropped.
+/// One acquired entry. Released in the background when dropped.
 pub(crate) struct Held {
     pub(crate) claim: Claim,
     pub(crate) terms: Terms,
@@ -21,11 +21,11 @@ impl Held {
         }
     }
 
-    /// Gives it back and returns when the store has heard of it. What fails, and what is dropped,
-    /// goes on in the background.
+    /// Releases the entry and waits until the store has confirmed it. If that fails or is dropped,
+    /// the release continues in the background.
     pub(crate) async fn give_back(mut self) -> Result<()> {
         self.leave();
-        // Said at once; whether anything was left behind is looked after when this is dropped.
+        // Reported immediately; the drop of `self` settles what the store may still keep.
         self.check()?;
         let settled = self.claim.settle().await;
         self.settled = matches!(
@@ -42,20 +42,20 @@ impl Held {
         }
     }
 
-    /// Leaves what is held to its lease: from here on nobody renews it or gives it back. An error if
-    /// it has been lost.
+    /// Leaves the hold to its lease: it is no longer renewed and never released. Returns an error
+    /// if it was lost.
     pub(crate) fn detach(mut self) -> Result<()> {
         self.check()?;
         self.leave();
         let hold = &self.claim.hold;
         self.claim.session.watchdog.forget(hold);
-        // The store keeps it on purpose: there is nothing to settle.
+        // The store keeps the hold intentionally: there is nothing to settle.
         hold.store_followed(hold.changes(), false);
         self.settled = true;
         Ok(())
     }
 
-    /// An error if it has been lost.
+    /// Returns an error if the hold was lost.
     fn check(&self) -> Result<()> {
         let hold = &self.claim.hold;
         hold.loss()

@@ -1,6 +1,12 @@
-//! What all locks have in common, written once: the handle, the ways to ask, the guard.
+//! The parts that all locks share: handle, requests and guard.
 //!
-//! A kind of lock brings its steps ([`Rules`]); what is done with them is the same for all.
+//! A kind of lock supplies its steps ([`Rules`]); everything above them is written once:
+//!
+//! 1. [`Lock`] is the handle: a name, a session and the kind's settings.
+//! 2. [`Acquire`] and [`TryAcquire`] claim the owner's hold, wait in the client's queue and run
+//!    [`Rules::acquire`] with the hold count that the owner should have.
+//! 3. [`Guard`] is one entry into the hold. Releasing or dropping it lowers the local hold count
+//!    and settles it with the store.
 
 use std::future::Future;
 use std::sync::Arc;
@@ -28,9 +34,9 @@ pub(crate) use report::report;
 pub(crate) use request::Request;
 pub use request::{Acquire, TryAcquire};
 
-/// What tells one kind of lock from another: a marker, and the settings of a handle.
+/// Distinguishes the kinds of lock: a marker type that carries the settings of a handle.
 ///
-/// The kinds are those of this crate; see [`Reentrant`] and what is listed below it.
+/// Only this crate defines kinds; see [`Reentrant`] and the types listed below it.
 #[expect(
     private_bounds,
     reason = "sealed: the rules of a kind are the crate's own"
@@ -39,101 +45,102 @@ pub trait LockKind: Rules {}
 
 impl<K: Rules> LockKind for K {}
 
-/// The kind of [`Lock`] unless another is named: re-entrant, woken by messages (Redisson: `RLock`).
+/// The default kind of [`Lock`]: re-entrant, with waiters woken by messages (Redisson: `RLock`).
 #[derive(Debug, Clone, Copy)]
 #[non_exhaustive]
 pub struct Reentrant;
 
-/// A kind whose holder is an [`Owner`], who may hold it several times: all but permits.
+/// A kind whose holder is an [`Owner`] that may hold it several times: all kinds except permits.
 pub trait OwnedKind {}
 
 /// The steps of one kind of lock, and how its waiters wait.
 pub(crate) trait Rules: Kind + Sized + 'static {
-    /// What comes with an acquisition: a fencing token, or nothing.
+    /// The value that an acquisition returns: a fencing token, or nothing.
     type Won: Clone + Send + Sync + 'static;
 
     const FAMILY: Family;
 
-    /// Whether an owner is somebody who can be named, and can hold it again.
+    /// Whether callers can name the owner and acquire again for it.
     const OWNED: bool = true;
 
-    /// Where to wait.
+    /// The client's queue in which requests wait.
     const QUEUE: Queue = Queue::Exclusive;
 
-    /// Takes it, or says how long somebody else may still have it.
+    /// Acquires the lock, or returns how long another owner may still hold it.
     fn acquire<'a>(&'a self, ask: Ask<'a>) -> impl Step<Reply = Outcome<Self::Won>> + 'a;
 
-    /// Who holds it.
+    /// Returns the holders.
     fn inspect<'a>(&'a self, place: &'a Place) -> impl Step<Reply = Vec<Holder>> + 'a;
 
-    /// Takes it from whoever holds it; whether anybody did.
+    /// Removes all holds, whichever owner has them. Returns whether there were any.
     fn force<'a>(&'a self, place: &'a Place) -> impl Step<Reply = bool> + 'a;
 
-    /// Whether its settings can be used. Said at use, because making a handle cannot fail.
+    /// Checks the settings. Called when the lock is used, because creating a handle cannot fail.
     fn check(&self) -> Result<()> {
         Ok(())
     }
 
-    /// The same for somebody who waits no longer than this, if that makes a difference.
+    /// Returns this kind for a caller that waits at most `wait`, if that changes the settings.
     fn waiting_at_most(&self, wait: Duration) -> Option<Self> {
         let _ = wait;
         None
     }
 
-    /// How an owner is written in the store.
+    /// Returns the hash field that identifies an owner in the store.
     fn field(&self, place: &Place, client: &ClientId, owner: Owner) -> String {
         place.field(client.field(owner))
     }
 
-    /// Where a waiter is called.
+    /// Returns the channel on which a waiter is woken.
     fn channel<'a>(&self, hold: &'a Hold) -> &'a str {
         hold.place.channel()
     }
 
-    /// How long to sleep before the next try, if that takes the place of being called.
+    /// Returns how long to sleep before the next attempt, if waiters poll instead of being woken.
     fn pause(&self, tries: u32) -> Option<Duration> {
         let _ = tries;
         None
     }
 
-    /// Whether what was won keeps everybody else in the line out until word comes that it is over.
-    /// Else the next one asks at once: it can be shared, or nobody says when it ends.
+    /// Returns whether an acquisition blocks the other waiters in the client's queue until a
+    /// message reports its end. Otherwise the next waiter asks immediately, because the lock can be
+    /// shared or its end is not announced.
     fn keeps_others_out(&self) -> bool {
         matches!(Self::QUEUE, Queue::Exclusive) && self.pause(0).is_none()
     }
 
-    /// How long the store remembers somebody who waits, if it does: then giving up is a step too.
+    /// How long the store remembers a waiter, if it does. Giving up then requires a step.
     fn remembers_waiters(&self) -> Option<Lease> {
         None
     }
 }
 
-/// What an acquisition asks for.
+/// The arguments of an acquisition.
 #[derive(Clone, Copy)]
 pub(crate) struct Ask<'a> {
     pub(crate) hold: &'a Hold,
-    /// The hold count wanted, so that sent twice is the same as sent once.
+    /// The requested hold count, so that sending the step twice has the effect of sending it once.
     pub(crate) count: u32,
     pub(crate) lease: Lease,
-    /// Whether it will be asked for again if it cannot be had now.
+    /// Whether the request is repeated if the lock is not available now.
     pub(crate) waits: bool,
 }
 
-/// A lock that one owner at a time holds, over all processes that use the same store.
+/// A lock that one owner at a time holds, across all processes that use the same store.
 ///
-/// A handle is cheap, does nothing by itself, and can be cloned and shared. What it locks is the
-/// *name*: two handles of one name are one lock, also in other processes, also in Java through
-/// Redisson's `getLock(name)`.
+/// A handle is cheap, does nothing by itself, and can be cloned and shared. The *name* identifies
+/// the lock: two handles with the same name are the same lock, also in other processes, and in Java
+/// through Redisson's `getLock(name)`.
 ///
-/// Held locks are renewed by the client's watchdog until they are released; see [`Acquire::lease`]
-/// for a lease that is not. Who waits is woken by a message of the store, not by polling, and
-/// waiters of one client are served in order of arrival.
+/// The client's watchdog renews held locks until they are released; see [`Acquire::lease`] for a
+/// lease that is not renewed. A message from the store wakes waiters, so they do not poll. Waiters
+/// of one client are served in order of arrival.
 ///
 /// # When not to use it
 ///
-/// Inside one process a [`tokio::sync::Mutex`] does the same at a thousandth of the cost. And a
-/// lock with a lease is never proof: a holder that is stopped for longer than its lease can wake up
-/// beside the next one. Ask [`Guard::is_valid`] before each write, or put the work into
+/// Inside one process a [`tokio::sync::Mutex`] does the same at a thousandth of the cost. A lock
+/// with a lease is never a guarantee: a holder that is stopped for longer than its lease can resume
+/// while the next holder works. Check [`Guard::is_valid`] before each write, or run the work in
 /// [`Lock::run`].
 ///
 /// ```
@@ -163,52 +170,53 @@ impl<K: LockKind> Lock<K> {
         }
     }
 
-    /// The same lock, asked for in another way.
+    /// Returns the same lock with different settings.
     pub(crate) fn with_kind(mut self, kind: K) -> Lock<K> {
         self.kind = Arc::new(kind);
         self
     }
 
-    /// The same lock for owners that must not re-enter it: an owner that holds it and asks again
-    /// is told [`Error::AlreadyHeld`] at once instead of getting a second hold or waiting for
-    /// itself (Redisson: the non-reentrant lock). Others see no difference.
+    /// Returns a handle of the same lock that is not re-entrant (Redisson: the non-reentrant lock).
+    /// If the owner already holds the lock, a request fails immediately with [`Error::AlreadyHeld`]
+    /// instead of getting a second hold or waiting for itself. Other owners see no difference.
     #[must_use]
     pub fn non_reentrant(mut self) -> Lock<K> {
         self.reentrant = false;
         self
     }
 
-    /// The name, as it was given.
+    /// Returns the name as it was passed in.
     pub fn name(&self) -> &str {
         self.place.name()
     }
 
-    /// Waits for the lock as long as it takes. Await it, or set something first: [`Acquire`].
+    /// Acquires the lock and waits for it without a limit. Await the request, or configure it
+    /// first: [`Acquire`].
     pub fn lock(&self) -> Acquire<K> {
         Acquire {
             request: Request::new(self),
         }
     }
 
-    /// Takes the lock if it is free: `None` if somebody else holds it. Await it, or set something
-    /// first, such as how long to wait: [`TryAcquire`].
+    /// Acquires the lock if it is free; `None` if another owner holds it. Await the request, or
+    /// configure it first, for example with a wait limit: [`TryAcquire`].
     pub fn try_lock(&self) -> TryAcquire<K> {
         TryAcquire::new(Request::new(self))
     }
 
-    /// Waits for the lock, runs `work` while it is held, and releases it.
+    /// Acquires the lock, runs `work` while it is held, and releases it.
     ///
     /// # Errors
     ///
-    /// [`Error::Lost`] as soon as the lock is lost: `work` is dropped then, at the await point
-    /// where it stands. It is not polled again after the lease has ended, also when the process was
-    /// stopped meanwhile. When the loss shows only at the release, `work` was done, but perhaps not
-    /// alone. Otherwise the errors of [`Lock::lock`]; `work` was not begun then. A release that the
-    /// store does not answer is no error: it goes on in the background.
+    /// [`Error::Lost`] as soon as the lock is lost; `work` is then dropped at its current await
+    /// point. It is never polled after the lease has ended, even if the process was stopped
+    /// meanwhile. If the loss is found only at the release, `work` has completed, but possibly
+    /// while another owner held the lock. Otherwise the errors of [`Lock::lock`]; `work` was then
+    /// not started. A release that the store does not answer is not an error: it continues in the background.
     ///
     /// # Cancel safety
     ///
-    /// When dropped, `work` is dropped and the lock released in the background.
+    /// When dropped, it drops `work` and releases the lock in the background.
     ///
     /// ```
     /// # #[tokio::main(flavor = "current_thread")] async fn main() -> redlatch::Result<()> {
@@ -223,23 +231,23 @@ impl<K: LockKind> Lock<K> {
         done(output, guard.unlock().await)
     }
 
-    /// Whether anybody holds the lock.
+    /// Returns whether any owner holds the lock.
     ///
     /// # Errors
     ///
     /// [`Error::InvalidName`], [`Error::WrongKind`], [`Error::Unavailable`],
-    /// [`Error::ResponseTimeout`]; so for all methods that only ask.
+    /// [`Error::ResponseTimeout`]; the same for all methods that only read.
     pub async fn is_locked(&self) -> Result<bool> {
         Ok(self.holder().await?.is_some())
     }
 
-    /// Whether `owner` holds the lock, through this client, as the store sees it.
+    /// Returns whether `owner` holds the lock through this client, according to the store.
     pub async fn is_held_by(&self, owner: Owner) -> Result<bool> {
         Ok(self.hold_count(owner).await? > 0)
     }
 
-    /// How often `owner` holds the lock, through this client, as the store sees it. 0 if not at
-    /// all.
+    /// Returns how many times `owner` holds the lock through this client, according to the store. 0
+    /// if it does not.
     pub async fn hold_count(&self, owner: Owner) -> Result<u32> {
         let owner = self.session.id.field(owner);
         let holders = self.holders().await?;
@@ -247,45 +255,45 @@ impl<K: LockKind> Lock<K> {
         Ok(mine.map_or(0, |holder| holder.holds))
     }
 
-    /// How long the lock is held at most, unless it is renewed. `None`: nobody holds it.
+    /// Returns the time until the lease ends, unless it is renewed. `None` if the lock is free.
     ///
-    /// [`Duration::MAX`] for a key whose expiry somebody has removed.
+    /// [`Duration::MAX`] for a key whose expiry was removed by other means.
     pub async fn remaining_lease(&self) -> Result<Option<Duration>> {
         let holder = self.holder().await?;
         Ok(holder.map(|holder| holder.remaining.unwrap_or(Duration::MAX)))
     }
 
-    /// Who holds the lock, how often and for how long; `None` if nobody does. Of several readers
-    /// the one that holds it longest.
+    /// Returns the holder of the lock, with its hold count and remaining lease; `None` if the lock
+    /// is free. Of several readers, returns the one with the longest lease.
     pub async fn holder(&self) -> Result<Option<Holder>> {
         let holders = self.holders().await?;
         let longest = |holder: &Holder| holder.remaining.unwrap_or(Duration::MAX);
         Ok(holders.into_iter().max_by_key(longest))
     }
 
-    /// All who hold the lock: one, unless it is the read side of a read-write lock.
+    /// Returns all holders of the lock: at most one, except for the read side of a read-write lock.
     pub async fn holders(&self) -> Result<Vec<Holder>> {
         let place = self.place()?;
         self.session.store.look(&self.kind.inspect(place)).await
     }
 
-    /// Takes the lock from whoever holds it, in whatever process, and wakes a waiter. Whether
-    /// anybody held it. The holder learns of it at its next renewal or release.
+    /// Releases the lock whichever owner holds it, in any process, and wakes a waiter. Returns
+    /// whether it was held. The holder detects the loss at its next renewal or release.
     ///
-    /// Touches nothing but a lock: other data under the same key is an [`Error::WrongKind`].
+    /// It only changes locks: other data under the same key is an [`Error::WrongKind`].
     ///
     /// # Errors
     ///
     /// Those of [`Lock::is_locked`], and [`Error::OutcomeUnknown`]: the connection broke before the
-    /// answer came. It is not asked again, because by then somebody else may hold the lock.
+    /// answer arrived. The step is not repeated, because another owner may have acquired the lock since.
     ///
     /// # Cancel safety
     ///
-    /// When dropped, it goes on in the background if it has begun.
+    /// If dropped after it started, it continues in the background.
     pub async fn force_unlock(&self) -> Result<bool> {
         let (kind, place) = (self.kind.clone(), self.place()?.clone());
         let store = self.session.store.clone();
-        // Not repeated: the second time it would take the lock from the next one.
+        // Not repeated: a second execution would release the next owner's hold.
         let unlocked = self.session.finish(async move {
             let step = kind.force(&place);
             let (what, sent) = ("unlocking by force", Sent::default());
@@ -299,15 +307,15 @@ impl<K: LockKind> Lock<K> {
         Ok(unlocked)
     }
 
-    /// The place, if its name can be used.
+    /// Returns the place, if its name is valid.
     pub(crate) fn place(&self) -> Result<&Arc<Place>> {
         self.place.check()?;
         Ok(&self.place)
     }
 }
 
-/// What work came to whose lock has been given back since: lost, if that shows only then. A release
-/// that the store does not answer is no error; it goes on in the background.
+/// Returns the output of work whose lock has since been released, or [`Error::Lost`] if the release
+/// found the loss. A release that the store does not answer is not an error; it continues in the background.
 pub(crate) fn done<T>(output: T, released: Result<()>) -> Result<T> {
     match released {
         Err(lost @ Error::Lost { .. }) => Err(lost),
@@ -335,15 +343,15 @@ impl<K: LockKind> std::fmt::Debug for Lock<K> {
     }
 }
 
-/// Who holds a lock.
+/// A holder of a lock.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Holder {
     /// `<client id>:<number>`: in redlatch the number of an [`Owner`], in Redisson a thread's id.
     pub owner: String,
-    /// How often it holds the lock: more than 1 when re-entered.
+    /// Hold count: more than 1 if the owner re-entered the lock.
     pub holds: u32,
-    /// How long the store keeps the lock for it unless it is renewed. `None` for ever, because
-    /// somebody removed the key's expiry.
+    /// Time until the store ends the hold unless it is renewed. `None` if it never ends, because
+    /// the key's expiry was removed by other means.
     pub remaining: Option<Duration>,
 }

@@ -1,4 +1,4 @@
-//! What the log says of a lock that is waited for long.
+//! Logs a lock that a waiter has been waiting for a long time.
 
 use std::sync::Arc;
 
@@ -9,9 +9,9 @@ use crate::Boxed;
 use crate::hold::Hold;
 use crate::log::listed;
 
-/// Looks which owners hold a lock, and logs it with the owner that waits for it since then.
+/// Reads which owners hold the lock, and logs them with the waiting owner and the time waited since `since`.
 ///
-/// Boxed: few waiters wait so long.
+/// Boxed: few waiters wait that long.
 pub(crate) fn report<K: LockKind>(
     lock: Lock<K>,
     waiting: Arc<Hold>,

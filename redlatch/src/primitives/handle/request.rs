@@ -1,4 +1,4 @@
-//! The ways to ask for a lock: builders that are awaited.
+//! The requests for a lock: builders that are awaited.
 
 use std::future::IntoFuture;
 use std::time::Duration;
@@ -18,37 +18,36 @@ use crate::step::Outcome;
 use crate::store::Sent;
 use crate::wait::{Attempt, Limits, Queue, Request as Waits};
 
-/// What both ways to acquire have in common.
+/// The settings that both requests share.
 pub(crate) struct Request<K: LockKind> {
     lock: Lock<K>,
     lease: Option<Duration>,
     outage_limit: Option<Duration>,
     owner: Option<Owner>,
-    /// The hold to enter once more, when asked through a guard.
+    /// The claim to re-enter, if the request comes from a guard.
     again: Option<Claim>,
 }
 
-/// Waits for a lock when awaited: [`Lock::lock`].
+/// Acquires a lock when awaited, waiting without a limit: [`Lock::lock`].
 ///
 /// # Errors
 ///
 /// [`Error::InvalidName`], [`Error::InvalidLease`], [`Error::WrongKind`], [`Error::AlreadyHeld`],
-/// [`Error::Unavailable`], [`Error::ResponseTimeout`], [`Error::Lost`] (the answer came after the
-/// lease that it granted had ended, or the hold that was to be entered again had been lost), and
-/// [`Error::NoRuntime`].
+/// [`Error::Unavailable`], [`Error::ResponseTimeout`], [`Error::Lost`] (the answer arrived after
+/// the granted lease had ended, or the hold to re-enter was lost), and [`Error::NoRuntime`].
 ///
 /// # Cancel safety
 ///
-/// May be dropped at any point. It leaves the line at once, and what may have been won meanwhile is
-/// given back in the background; at worst (the store could not be reached any more) a lease remains
-/// that nobody renews. But once polled it has to be polled on or dropped, as with any fair lock: one
-/// that is kept and not polled keeps its place in the line.
+/// May be dropped at any point. It leaves the queue immediately, and a lock that was acquired
+/// meanwhile is released in the background. At worst (the store can no longer be reached) a lease
+/// remains that is not renewed. Once polled, it must be polled further or dropped, as with any fair
+/// lock: a request that is kept but not polled keeps its position in the queue.
 #[must_use = "nothing is acquired until this is awaited"]
 pub struct Acquire<K: LockKind = Reentrant> {
     pub(super) request: Request<K>,
 }
 
-/// Takes a lock, or gives up, when awaited: [`Lock::try_lock`].
+/// Acquires a lock or gives up when awaited: [`Lock::try_lock`].
 ///
 /// Errors and cancel safety are those of [`Acquire`].
 #[must_use = "nothing is acquired until this is awaited"]
@@ -58,12 +57,12 @@ pub struct TryAcquire<K: LockKind = Reentrant> {
 }
 
 impl<K: LockKind> Acquire<K> {
-    /// Holds the lock for exactly this long, if it is not released before: the watchdog does not
-    /// renew it, and it counts as lost when the time has passed. 1 ms to
-    /// [`MAX_LEASE`](crate::MAX_LEASE), cut to whole milliseconds.
+    /// Holds the lock for exactly this long unless it is released earlier. The watchdog does not
+    /// renew it, and it is lost when the time has passed. 1 ms to [`MAX_LEASE`](crate::MAX_LEASE),
+    /// truncated to whole milliseconds.
     ///
-    /// An owner that re-enters never brings the end of its own lease nearer; while it holds several
-    /// leases, the longest counts for all.
+    /// Re-entering never shortens the owner's current lease; if an owner has several leases, the
+    /// longest applies to all of its holds.
     pub fn lease(mut self, lease: Duration) -> Acquire<K> {
         self.request.lease = Some(lease);
         self
@@ -76,7 +75,7 @@ impl<K: LockKind> Acquire<K> {
         self
     }
 
-    /// Enters a hold once more.
+    /// Re-enters a hold.
     pub(super) fn again(mut self, claim: Claim) -> Acquire<K> {
         self.request.again = Some(claim);
         self
@@ -91,13 +90,13 @@ impl<K: LockKind> TryAcquire<K> {
         }
     }
 
-    /// Waits at most this long, counted from when this is first polled, not from when it was made. The
-    /// request returns at this limit, whether it waits for another holder, a connection or an answer. It
-    /// returns `None` if the store has said that another owner holds the lock. If the store could not be
-    /// asked, it returns the error that says why. A step in flight then is settled in the background. A
-    /// time that the clock cannot hold is no limit.
+    /// Waits at most this long, counted from the first poll, not from the creation of the request.
+    /// The request returns at this limit, whether it waits for another holder, a connection or an
+    /// answer. It returns `None` if the store reported another holder, or the error if the store
+    /// could not be reached. A step that is in flight at that time is settled in the background. A
+    /// time that the clock cannot represent means no limit.
     ///
-    /// Without a limit (or with zero) the store is asked once, which ends with the response timeout.
+    /// Without a limit (or with zero) the store is asked once, and the response timeout applies.
     pub fn wait(mut self, wait: Duration) -> TryAcquire<K> {
         self.wait = wait;
         if let Some(kind) = self.request.lock.kind.waiting_at_most(wait) {
@@ -106,8 +105,8 @@ impl<K: LockKind> TryAcquire<K> {
         self
     }
 
-    /// As [`Acquire::outage_limit`]. The wait limit wins if it is shorter, and without one the store is
-    /// asked once, also with an outage limit.
+    /// As [`Acquire::outage_limit`]. The wait limit wins if it is shorter. Without a wait limit the
+    /// store is asked once, even with an outage limit.
     pub fn outage_limit(mut self, limit: Duration) -> TryAcquire<K> {
         self.request.outage_limit = Some(limit);
         self
@@ -121,7 +120,7 @@ impl<K: LockKind> TryAcquire<K> {
 }
 
 impl<K: LockKind + OwnedKind> Acquire<K> {
-    /// Acquires for this owner, which re-enters what it holds already.
+    /// Acquires for this owner. If it already holds the lock, it re-enters.
     pub fn owner(mut self, owner: Owner) -> Acquire<K> {
         self.request.owner = Some(owner);
         self.request.again = None;
@@ -143,7 +142,7 @@ impl<K: LockKind> IntoFuture for Acquire<K> {
 
     fn into_future(self) -> Self::IntoFuture {
         Box::pin(async move {
-            // Endless patience does not come back without: the loop says so to the compiler.
+            // Endless patience never returns `None`: the loop tells the compiler so.
             loop {
                 if let Some(guard) = self.request.obtain(Patience::Endless).await? {
                     return Ok(guard);
@@ -197,14 +196,14 @@ impl<K: LockKind> Request<K> {
             let hold = claim.hold.clone();
             let won = self.obtain_claimed(claim, terms, limits, named.is_some());
             match won.await {
-                // What the owner held until now was lost on the way: it starts anew.
+                // The owner's previous hold was lost meanwhile: start again with a new one.
                 Err(Error::Lost { .. }) if named.is_some() && hold.loss().is_some() => {}
                 done => return done,
             }
         }
     }
 
-    /// `known`: the owner is one that others may know, and acquire for at the same time.
+    /// `known`: callers may name the owner, and acquire for it concurrently.
     async fn obtain_claimed(
         &self,
         claim: Claim,
@@ -231,7 +230,7 @@ impl<K: LockKind> Request<K> {
         let waiting = &claim.session.waiting;
         let won = match span.is_disabled() {
             true => waiting.within(limits, &sent, &mut entry).await?,
-            // Boxed: most programs do not log so much.
+            // Boxed: most programs do not log at this level.
             false => {
                 let obtaining = waiting.within(limits, &sent, &mut entry);
                 Box::pin(obtaining.instrument(span.clone())).await?
@@ -247,29 +246,29 @@ impl<K: LockKind> Request<K> {
     }
 }
 
-/// One acquisition under way: the lock's attempt, for the waiting room.
+/// One acquisition in progress: the lock's attempt in the client's queue.
 struct Entry<'a, K: LockKind> {
     lock: &'a Lock<K>,
     claim: &'a Claim,
     kind: &'a K,
     terms: Terms,
     sent: &'a Sent,
-    /// Whether others may know the owner, and acquire for it at the same time.
+    /// Whether callers may name the owner, and acquire for it concurrently.
     known: bool,
-    /// Whether this will ask again if it is not served at once.
+    /// Whether the request is repeated if the lock is not available immediately.
     waits: bool,
-    /// Whether the store may know of us as somebody who waits.
+    /// Whether the store may remember this waiter.
     remembered: bool,
-    /// An attempt is under way.
+    /// Whether an attempt is in flight.
     asking: bool,
-    /// How often it has been asked for.
+    /// Number of attempts so far.
     tries: u32,
 }
 
 impl<K: LockKind> Waits for Entry<'_, K> {
     type Obtained = K::Won;
 
-    /// Obtains it by waiting or by re-entering.
+    /// Acquires the lock by waiting or by re-entering.
     async fn obtain(&mut self, waits: bool) -> Result<Option<K::Won>> {
         let claim = self.claim;
         let waiting = &claim.session.waiting;
@@ -279,13 +278,13 @@ impl<K: LockKind> Waits for Entry<'_, K> {
         claim.settle_beside().await;
         let mut asked = None;
         loop {
-            // Out of turn: see `Claim::tenure`.
+            // Bypasses the queue: see `Claim::tenure`.
             if claim.tenure() > asked || claim.hold.loss().is_some() {
                 asked = Some(Tenure::latest());
                 match self.ask(false).await? {
                     Outcome::Done(won) => return Ok(Some(won)),
                     Outcome::Wait(_) if !self.waits => return Ok(None),
-                    // The tenure has ended, and another owner was quicker.
+                    // The tenure has ended, and another owner was faster.
                     Outcome::Wait(_) => continue,
                 }
             }
@@ -358,7 +357,7 @@ impl<K: LockKind> Attempt for Entry<'_, K> {
 }
 
 impl<K: LockKind> Drop for Entry<'_, K> {
-    /// Removes what the store remembers of this waiter. If an attempt is in flight, the step that settles
+    /// Removes the store's record of this waiter. If an attempt is in flight, the step that settles
     /// it does so.
     fn drop(&mut self) {
         let is_settled = self.asking && self.sent.get();
@@ -375,8 +374,9 @@ mod tests {
 
     use crate::{Client, Embedded, MultiLock, Owner};
 
-    /// The request sees that its owner holds the lock and asks out of turn. Before the store answers, the
-    /// owner's guard leaves and another client is quicker: the request waits on, until its limit.
+    /// The request sees that its owner holds the lock and bypasses the queue. Before the store
+    /// answers, the owner's guard is released and another client acquires the lock: the request
+    /// keeps waiting until its limit.
     #[tokio::test(start_paused = true)]
     async fn a_request_whose_owner_released_meanwhile_waits_until_its_limit() {
         let store = Embedded::new();

@@ -1,13 +1,13 @@
--- Takes the lock for an owner, or says how long somebody else may still have it.
+-- Acquires the lock for an owner, or returns how long another owner may still hold it.
 --
 -- KEYS[1]  the lock: hash owner -> hold count
--- ARGV     owner, lease in ms, hold count wanted (none: 1)
+-- ARGV     owner, lease in ms, requested hold count (default 1)
 -- Returns  nil: held now, with that count
---          else the remaining ms of whoever holds it (-1: a key that never expires); 0 when nobody
---          holds it but more than one hold was wanted: what was to be entered again has been lost
+--          else the holder's remaining ms (-1: a key that never expires); 0 if the lock is free
+--          but more than one hold was requested: the hold to re-enter has been lost
 --
--- A free lock takes three calls. PTTL goes first because it answers two questions at once: is
--- there a key at all, and for how long.
+-- A free lock takes three calls. PTTL comes first because it answers two questions at once: whether
+-- the key exists, and how long it lives.
 local count = ARGV[3] or '1'
 local left = redis.call('PTTL', KEYS[1])
 if left == -2 then
@@ -26,7 +26,7 @@ if not held[1] then
     return left
 end
 redis.call('HSET', KEYS[1], ARGV[1], count)
--- Ours already: the end may move away, never nearer.
+-- The owner already holds it: the end may only move later.
 if left < tonumber(ARGV[2]) then
     redis.call('PEXPIRE', KEYS[1], ARGV[2])
 end

@@ -1,4 +1,4 @@
-//! Lua and rules of the lock agree over random histories.
+//! Compares the lock's Lua scripts and rules over random histories.
 
 use proptest::prelude::*;
 
@@ -28,7 +28,7 @@ enum Move {
     },
     Force,
     Inspect,
-    /// Somebody takes its end from the lock.
+    /// Another program removes the lock's expiry.
     Persist,
     Plant,
 }

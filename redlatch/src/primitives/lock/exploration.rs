@@ -1,4 +1,4 @@
-//! All sequences of steps on a lock, and on a spin lock, which has the same rules.
+//! Explores all sequences of steps on a lock, and on a spin lock, which has the same rules.
 
 use crate::primitives::exploration::{Locks, Party, explore};
 use crate::primitives::handle::{Reentrant, Rules};

@@ -1,5 +1,4 @@
-//! The re-entrant lock (Redisson: `RLock`, `RedissonLock`), and the mother of all others: the steps
-//! that the other exclusive locks share are its.
+//! The re-entrant lock (Redisson: `RLock`, `RedissonLock`). The other exclusive locks reuse its steps.
 
 #[cfg(test)]
 mod differential;

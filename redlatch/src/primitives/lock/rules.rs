@@ -1,4 +1,18 @@
-//! The lock's steps: what each does, as plain code, beside the Lua that does the same.
+//! The lock's steps in Rust, which the embedded store runs. Each has a Lua script that does the same.
+//!
+//! State: a hash owner -> hold count, whose expiry is the lease. At most one owner has a field.
+//!
+//! * Acquire: without a hash, create it with the requested count and the lease. If the owner
+//!   already has a field, set its count; the expiry may only move later. Otherwise return the
+//!   holder's remaining lease.
+//! * Release: set the owner's count to the number of holds to keep, with 0 delete the hash, and
+//!   then publish to wake one waiter. If another client deleted the hash, publish as well, because
+//!   no other step wakes the waiters.
+//! * Renew: extend the expiry if the owner has a field.
+//! * Force: delete the hash and publish.
+//!
+//! Steps carry the resulting count instead of a difference, so that sending a step twice has the
+//! effect of sending it once. A hash with a `mode` is a read-write lock, and an error.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -14,11 +28,11 @@ use crate::primitives::handle::{Ask, Holder};
 use crate::space::{Holds, Space};
 use crate::step::{Args, Outcome, Script, Step, unexpected, yes_or_no};
 
-/// Takes the lock for an owner, or says how long somebody else may still have it.
+/// Acquires the lock for an owner, or returns how long another owner may still hold it.
 pub(crate) struct Acquire<'a> {
     pub(crate) place: &'a Place,
     pub(crate) owner: &'a str,
-    /// The hold count wanted, so that sent twice is the same as sent once.
+    /// The requested hold count, so that sending the step twice has the effect of sending it once.
     pub(crate) count: u32,
     pub(crate) lease: Lease,
 }
@@ -63,7 +77,7 @@ impl Step for Acquire<'_> {
     }
 }
 
-/// What a script says that takes something: nothing if it is held now, else how long to wait.
+/// Interprets the reply of an acquisition: nil if it is held now, else how long to wait.
 pub(crate) fn held_or_wait(place: &Place, raw: &Value) -> Result<Outcome> {
     match raw {
         Value::Nil => Ok(Outcome::Done(())),
@@ -72,8 +86,8 @@ pub(crate) fn held_or_wait(place: &Place, raw: &Value) -> Result<Outcome> {
     }
 }
 
-/// What the remaining milliseconds of somebody else's lease mean. A lock always has some; a key
-/// that never expires is something else.
+/// Interprets another owner's remaining lease in ms. A lock always has one; a key that never
+/// expires is not a lock.
 pub(crate) fn wait<T>(place: &Place, left: i64) -> Result<Outcome<T>> {
     match u64::try_from(left) {
         Ok(left) => Ok(Outcome::Wait(Duration::from_millis(left))),
@@ -81,7 +95,7 @@ pub(crate) fn wait<T>(place: &Place, left: i64) -> Result<Outcome<T>> {
     }
 }
 
-/// Takes a lock's hash for an owner, or says how long somebody else may still have it.
+/// Acquires a lock's hash for an owner, or returns how long another owner may still hold it.
 pub(crate) fn take(
     space: &mut Space,
     place: &Place,
@@ -93,7 +107,7 @@ pub(crate) fn take(
     let end = now + lease.duration();
     let Some(mut holds) = space.find::<Holds>(place.key(), now)? else {
         if count > 1 {
-            // What was to be entered again has been lost.
+            // The hold to re-enter has been lost.
             return Ok(Outcome::Wait(Duration::ZERO));
         }
         let holds = Holds {
@@ -117,16 +131,16 @@ pub(crate) fn take(
     Ok(Outcome::Done(()))
 }
 
-/// Sets an owner's hold count to what it wants to keep; none gives the lock back.
+/// Sets an owner's hold count to the number of holds to keep; 0 releases the lock.
 pub(crate) struct Release<'a> {
     pub(crate) place: &'a Place,
     pub(crate) owner: &'a str,
     pub(crate) keep: u32,
-    /// The lease to go on with; `None` leaves it as it is.
+    /// The new lease; `None` leaves it unchanged.
     pub(crate) lease: Option<Lease>,
-    /// Whether to call who waits.
+    /// Whether to wake a waiter.
     pub(crate) tell: bool,
-    /// What is left of the lease that there was before, when an acquisition is undone.
+    /// The remaining part of the previous lease, if this undoes an acquisition.
     pub(crate) back: Option<Lease>,
 }
 
@@ -188,7 +202,7 @@ impl Step for Release<'_> {
     }
 }
 
-/// Sets an owner's hold count in a lock's hash. Whether it held the lock.
+/// Sets an owner's hold count in a lock's hash. Returns whether it held the lock.
 pub(crate) fn give_back(
     space: &mut Space,
     place: &Place,
@@ -221,13 +235,13 @@ pub(crate) fn renew_script() -> &'static Script {
     &SCRIPT
 }
 
-/// Whether an owner does not hold a lock because nothing holds it: it was deleted by FLUSHALL or DEL.
-/// Then the step that finds this out wakes a waiter, because no other step does.
+/// Returns whether an owner does not hold a lock because there is no hash: it was deleted by
+/// FLUSHALL or DEL. The step that detects this wakes a waiter, because no other step does.
 pub(crate) fn is_gone(space: &mut Space, held: bool, place: &Place, now: Instant) -> bool {
     !held && !space.is_there(place.key(), now)
 }
 
-/// The rule of the same, for one.
+/// Renews one lock, as the script does.
 pub(crate) fn renew(
     space: &mut Space,
     hold: &Hold,
@@ -245,13 +259,13 @@ pub(crate) fn renew(
     }
 }
 
-/// Takes the lock from whoever holds it.
+/// Releases the lock whichever owner holds it.
 pub(crate) struct Force<'a> {
     pub(crate) place: &'a Place,
 }
 
 impl Step for Force<'_> {
-    /// Whether anybody held it.
+    /// Whether it was held.
     type Reply = bool;
 
     fn script(&self) -> &'static Script {
@@ -284,7 +298,7 @@ impl Step for Force<'_> {
     }
 }
 
-/// Whether anybody holds a lock. An error if it is the hash of another kind.
+/// Returns whether any owner holds a lock. An error if it is a hash of another kind.
 pub(crate) fn is_held(space: &mut Space, place: &Place, now: Instant) -> Result<bool> {
     match space.find::<Holds>(place.key(), now)? {
         Some(holds) if holds.value.mode.is_some() => Err(wrong_kind(place, FOREIGN_HASH)),
@@ -292,7 +306,7 @@ pub(crate) fn is_held(space: &mut Space, place: &Place, now: Instant) -> Result<
     }
 }
 
-/// Who holds the lock, how often, for how long.
+/// Returns the holder of the lock, with its hold count and remaining lease.
 pub(crate) struct Inspect<'a> {
     pub(crate) place: &'a Place,
 }
@@ -334,7 +348,7 @@ impl Step for Inspect<'_> {
     }
 }
 
-/// A holder as scripts tell of one: owner, hold count, remaining milliseconds.
+/// Parses a holder from a script's reply: owner, hold count, remaining milliseconds.
 pub(crate) fn holder(raw: Value) -> Result<Holder> {
     let Value::Array(parts) = raw else {
         return Err(unexpected(&raw));
@@ -353,7 +367,7 @@ pub(crate) fn holder(raw: Value) -> Result<Holder> {
     }
 }
 
-/// How long something lives, as it is told: `None` for ever.
+/// Converts a remaining time for callers: `None` for a key that never expires.
 pub(crate) fn lasts(remaining: Duration) -> Option<Duration> {
     (remaining != Duration::MAX).then_some(remaining)
 }

@@ -1,5 +1,5 @@
--- Wakes a waiter for a lock without a holder. The first argument is the lock's place in KEYS. A channel that
--- is refused must not keep the other locks from being renewed.
+-- Wakes a waiter of a lock without a holder. The first argument is the lock's index in KEYS. A
+-- refused PUBLISH must not prevent the renewal of the other locks.
 local function wake(_, channel)
     redis.pcall('PUBLISH', channel, '0')
 end

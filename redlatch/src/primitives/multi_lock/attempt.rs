@@ -1,11 +1,19 @@
-//! Taking all or none, and waiting for whichever is in the way while holding nothing.
+//! Acquires all members or none, and waits for the member that blocks while holding nothing.
 //!
-//! Why this ends: nobody holds one of the locks *while waiting* for another, so there is no circle
-//! of waiters (no deadlock). Only during one attempt, which waits for answers and not for locks,
-//! somebody may have some of them for a moment, and refuse another attempt that would give up and
-//! come again. Everybody takes them in one order, so of all that are had for such a moment take the
-//! last in the order: whoever has it can be refused only by somebody who has got all and works. So
-//! attempts cannot make each other fail for ever (no livelock).
+//! 1. Split the members, in their global order, into runs that one script can take. If a member
+//!    already has a local queue of waiters, go to 4 with that member.
+//! 2. Take the runs one after the other, without waiting for locks. If all succeed, return them.
+//! 3. If a member is held by another owner, release everything that this attempt acquired.
+//! 4. Wait in that member's queue. When it is this request's turn, start over at 2; from now on the
+//!    attempt that reaches the member also subscribes to its channel and registers as its waiter.
+//! 5. If another member blocks this time, leave the queue and go to 4 with that member.
+//!
+//! No deadlock: no request holds a lock *while waiting* for another, so waiters form no cycle.
+//!
+//! No livelock: during an attempt, a request may briefly hold some locks and thereby refuse another
+//! attempt. All requests take the locks in the same order. Of all locks that are held so briefly,
+//! consider the last one in that order: its holder can only be refused by an owner that has
+//! acquired all of its locks. So attempts cannot make each other fail forever.
 
 use std::future::{Future as _, poll_fn};
 use std::ops::Range;
@@ -29,43 +37,43 @@ use crate::step::Outcome;
 use crate::store::Sent;
 use crate::wait::{Attempt, Queue, Request};
 
-/// So many locks are taken by one script at most: none holds the server up.
+/// Maximum number of locks that one script takes, so that it does not block the server.
 const BATCH: usize = 100;
 
-/// One acquisition of several locks under way.
+/// One acquisition of several locks in progress.
 pub(super) struct Entry<'a> {
     members: &'a [Member],
     claims: &'a [Claim],
     terms: Vec<Terms>,
     sent: &'a Sent,
-    /// Neighbours in the order that are taken by one script.
+    /// Adjacent members that one script takes.
     runs: Vec<Range<usize>>,
-    /// The one that is waited for: its line is the one that we are in.
+    /// The member that is waited for; the request is in its queue.
     waits_for: Option<usize>,
-    /// Whether the store may know of us as somebody who waits for it.
+    /// Whether the store may remember this request as a waiter of that member.
     remembered: bool,
-    /// A step that asks for it is under way.
+    /// Whether a step that requests that member is in flight.
     reaching: bool,
-    /// Whether the latest try came so far as to ask for it.
+    /// Whether the latest attempt got as far as requesting that member.
     reached: bool,
-    /// Whether the latest try got all.
+    /// Whether the latest attempt acquired all members.
     had: bool,
-    /// How often was asked since it is waited for.
+    /// Number of pauses since the request has been waiting for that member.
     tries: u32,
-    /// A try is under way: what our owner enters now it enters through us.
+    /// Set while an attempt runs: what the owner acquires then, it acquires through this request.
     trying: Arc<AtomicBool>,
 }
 
-/// What being first in a line came to.
+/// The result of a turn in a member's queue.
 pub(super) enum Turn {
-    /// All were had.
+    /// All members were acquired.
     Had(Vec<Share>),
-    /// Now another one is in the way.
+    /// Another member blocks now.
     Elsewhere(usize),
 }
 
 impl<'a> Entry<'a> {
-    /// Both slices are the same locks, in order.
+    /// Both slices list the same locks, in order.
     pub(super) fn new(
         members: &'a [Member],
         claims: &'a [Claim],
@@ -88,8 +96,8 @@ impl<'a> Entry<'a> {
         }
     }
 
-    /// The first member with a local line of waiters, except members for which the owner must not wait
-    /// behind them: see `Claim::tenure`.
+    /// Returns the first member with a local queue of waiters, except members for which the owner
+    /// must not wait behind them: see `Claim::tenure`.
     fn somebody_waits(&self) -> Option<usize> {
         let mut both = self.members.iter().zip(self.claims);
         both.position(|(member, claim)| {
@@ -98,8 +106,8 @@ impl<'a> Entry<'a> {
         })
     }
 
-    /// Waits for another member from now on, and removes what the store remembers of this waiter at the
-    /// member before. If an attempt is in flight, the step that settles it does so.
+    /// Waits for another member from now on, and removes the store's record of this waiter at the
+    /// previous member. If an attempt is in flight, the step that settles it does so.
     fn wait_for(&mut self, other: Option<usize>) {
         let is_settled = self.reaching && self.sent.get();
         let remembered = self.remembered && !is_settled;
@@ -116,7 +124,8 @@ impl<'a> Entry<'a> {
         }
     }
 
-    /// Tries once: all, or the one in the way and for how long. Then nothing is held.
+    /// Tries once. Returns all shares, or the blocking member and how long it may be held; then
+    /// nothing is held.
     async fn try_all(
         &mut self,
         subscribe: bool,
@@ -127,7 +136,7 @@ impl<'a> Entry<'a> {
         let mut shares = Vec::with_capacity(self.members.len());
         for run in self.runs.clone() {
             let waits_for = self.waits_for.filter(|i| run.contains(i));
-            // Before it is sent there is nothing that the store could remember.
+            // Before the step is sent, the store cannot remember this request.
             self.reaching = waits_for.is_some();
             let taken = self.take(run.clone(), waits_for, subscribe).await;
             self.reaching = false;
@@ -154,7 +163,7 @@ impl<'a> Entry<'a> {
         Ok(Ok(shares))
     }
 
-    /// Takes one run, subscribing first to the channel of the one that is waited for if told to.
+    /// Takes one run. If `subscribe` is set, subscribes first to the channel of the member that is waited for.
     async fn take(
         &self,
         run: Range<usize>,
@@ -208,13 +217,13 @@ impl<'a> Entry<'a> {
     }
 }
 
-/// Neighbours in the order that one script can take: of one client, so also in one store, and of one
-/// slot there.
+/// Returns the runs of adjacent members that one script can take: of one client, so also in one
+/// store, and of one slot there.
 fn runs(members: &[Member], claims: &[Claim]) -> Vec<Range<usize>> {
     let mut runs: Vec<Range<usize>> = Vec::new();
     let mut before: Option<&Member> = None;
     for (i, (member, claim)) in members.iter().zip(claims).enumerate() {
-        // Without a way to undo it, it is taken by itself.
+        // A member without an undo step is taken by itself.
         let composes = member.0.undo(&claim.hold, 0).is_some();
         let joins = |last: &Member| {
             composes
@@ -230,13 +239,13 @@ fn runs(members: &[Member], claims: &[Claim]) -> Vec<Range<usize>> {
     runs
 }
 
-/// Returns when the owner of a claim has a tenure that began after `since`, through an acquisition other
-/// than the attempt under way.
+/// Returns when the owner of a claim has a tenure that began after `since`, through an acquisition
+/// other than the current attempt.
 async fn entered_by_another(claim: &Claim, since: Option<Tenure>, trying: &AtomicBool) {
     let mut entered = pin!(claim.entered_after(since));
     poll_fn(|cx| {
         if trying.load(Ordering::Relaxed) {
-            // Polled again when the try has ended: it runs in the same task, before this.
+            // Polled again after the attempt has ended: it runs in the same task, before this.
             return Poll::Pending;
         }
         entered.as_mut().poll(cx)
@@ -244,7 +253,7 @@ async fn entered_by_another(claim: &Claim, since: Option<Tenure>, trying: &Atomi
     .await;
 }
 
-/// Says that a try is under way until it has ended, also by being dropped.
+/// Marks an attempt as running until it ends or is dropped.
 struct Trying(Arc<AtomicBool>);
 
 impl Trying {
@@ -288,7 +297,7 @@ impl Request for Entry<'_> {
             let turn = tokio::select! {
                 biased;
                 turn = member.session().waiting.obtain_in_line(self) => turn?,
-                // Out of turn: see `Claim::tenure`.
+                // Bypasses the queue: see `Claim::tenure`.
                 () = entered_by_another(claim, asked, &trying) => {
                     in_the_way = None;
                     continue;
@@ -347,7 +356,7 @@ impl Attempt for Entry<'_> {
     fn keeps_others_out(&self) -> Option<Duration> {
         let i = self.waits_for.filter(|_| self.had)?;
         let (member, terms) = (self.members.get(i)?, self.terms.get(i)?);
-        // Whoever spins says nothing when it leaves.
+        // A spin lock publishes nothing when it is released.
         let tells = member.0.queue() == Queue::Exclusive && member.0.pause(0).is_none();
         tells.then(|| terms.lease.duration())
     }

@@ -1,5 +1,5 @@
-//! Lua and rules of taking several things agree over random histories: mixed kinds, some held by
-//! others, some of another kind altogether, and what was taken until then undone.
+//! Compares Lua and rules of taking several objects over random histories: mixed kinds, some held
+//! by other owners, some of a wrong kind, with the objects taken so far undone.
 
 use std::sync::Arc;
 
@@ -19,17 +19,17 @@ use crate::primitives::twin::{Comparable, Twin, agree, lease, time};
 use crate::session::Together;
 use crate::step::{BoxedStep, Mapped, Outcome};
 
-/// The locks there are: some re-entrant, some fenced, some spinning.
+/// The locks: some re-entrant, some fenced, some spinning.
 const NAMES: u8 = 5;
 
 #[derive(Debug, Clone)]
 enum Move {
-    /// Takes several at once, each for this count; not in any order, also one twice.
+    /// Takes several locks, each with this hold count, in any order; a lock may occur twice.
     TakeAll {
         owner: u8,
         all: Vec<(u8, u32)>,
         lease: u32,
-        /// How long those that are entered again are held already.
+        /// Remaining lease of the locks that are re-entered.
         before: u32,
     },
     Release {
@@ -95,7 +95,7 @@ impl Comparable for Together<Prize> {
     }
 }
 
-/// How often each thing that can happen has happened.
+/// Counts the events that the histories must cover.
 #[derive(Default)]
 struct Seen {
     had: usize,
@@ -159,15 +159,15 @@ fn lua_and_rules_agree() {
         }
         Move::Plant { name } => twin.plant(&format!("name-{name}"), 5).await,
     });
-    // The histories come to everything that can happen.
+    // The histories must cover every event.
     for count in [seen.had, seen.undone, seen.refused, seen.failed] {
         assert!(count > 100, "{count}");
     }
 }
 
-/// One script for each set of kinds, whatever their order and number.
+/// Each set of kinds has one script, regardless of their order and number.
 #[test]
-fn the_same_kinds_are_the_same_script() {
+fn same_kinds_share_one_script() {
     let script = |names: &[u8]| {
         let holds: Vec<_> = names.iter().map(|&name| hold(0, name)).collect();
         let parts = holds.iter().map(|hold| Part {
@@ -184,6 +184,6 @@ fn the_same_kinds_are_the_same_script() {
     };
     assert_eq!(script(&[0, 1]), script(&[4, 3, 0]));
     assert_ne!(script(&[0, 1]), script(&[0, 3]));
-    // A spin lock is taken by the lock's script.
+    // A spin lock uses the lock's script.
     assert_eq!(script(&[0, 3]), script(&[2, 0]));
 }

@@ -1,4 +1,4 @@
-//! What somebody has who holds several locks.
+//! The guard of a held multi-lock.
 
 use std::future::Future;
 use std::time::Duration;
@@ -9,8 +9,8 @@ use crate::owner::Owner;
 use crate::primitives::fenced_lock::FencedLock;
 use crate::primitives::handle::run_while;
 
-/// All locks of a [`MultiLock`](crate::MultiLock), held. Released by [`MultiGuard::unlock`], or in
-/// the background when dropped, as a [`Guard`](crate::Guard) is.
+/// The held locks of a [`MultiLock`](crate::MultiLock). [`MultiGuard::unlock`] releases them;
+/// dropping the guard releases them in the background, as with a [`Guard`](crate::Guard).
 #[must_use = "the locks are released as soon as the guard is dropped"]
 pub struct MultiGuard {
     owner: Owner,
@@ -22,16 +22,16 @@ impl MultiGuard {
         MultiGuard { owner, shares }
     }
 
-    /// Releases all locks, at the same time, and returns when the stores have done so.
+    /// Releases all locks concurrently and waits until the stores have confirmed it.
     ///
     /// # Errors
     ///
-    /// The first error of a member's release, as of [`Guard::unlock`](crate::Guard::unlock). The
-    /// other locks are released all the same.
+    /// The first error of a member's release, as for [`Guard::unlock`](crate::Guard::unlock). The
+    /// other locks are released nevertheless.
     ///
     /// # Cancel safety
     ///
-    /// When dropped, the release goes on in the background.
+    /// When dropped, the release continues in the background.
     pub async fn unlock(mut self) -> Result<()> {
         let errors = give_back(std::mem::take(&mut self.shares)).await;
         match errors.into_iter().next() {
@@ -40,22 +40,23 @@ impl MultiGuard {
         }
     }
 
-    /// Whether all locks are certainly still held: [`Guard::is_valid`](crate::Guard::is_valid).
+    /// Returns whether all locks are certainly still held:
+    /// [`Guard::is_valid`](crate::Guard::is_valid).
     pub fn is_valid(&self) -> bool {
         !self.valid_for().is_zero()
     }
 
-    /// For how long all locks are certainly held if nothing renews them. Zero when one was lost.
+    /// Returns how long all locks are certainly held without a renewal. Zero if one was lost.
     pub fn valid_for(&self) -> Duration {
         let each = self.shares.iter().map(|share| share.hold().valid_for());
         each.min().unwrap_or(Duration::ZERO)
     }
 
-    /// Completes when the first of the locks is lost. Never completes when they are released first.
+    /// Completes when the first of the locks is lost. Never completes if they are released first.
     ///
     /// # Cancel safety
     ///
-    /// Can be dropped and called again at will.
+    /// Can be dropped and called again at any time.
     pub fn lost(&self) -> impl Future<Output = ()> + Send + 'static + use<> {
         let holds = self.shares.iter().map(|share| share.hold().clone());
         any_lost(holds.collect::<Vec<_>>())
@@ -65,12 +66,12 @@ impl MultiGuard {
     ///
     /// # Errors
     ///
-    /// [`Error::Lost`] as soon as one is lost; `work` is dropped then, and not polled again after
+    /// [`Error::Lost`] as soon as one lock is lost; `work` is then dropped and never polled after
     /// the lease has ended.
     ///
     /// # Cancel safety
     ///
-    /// When dropped, `work` is dropped.
+    /// When dropped, it drops `work`.
     pub async fn run<F: Future>(&self, work: F) -> Result<F::Output> {
         run_while(|| self.loss(), self.lost(), work).await
     }
@@ -82,17 +83,17 @@ impl MultiGuard {
         })
     }
 
-    /// Who holds the locks through this guard.
+    /// Returns the owner that holds the locks through this guard.
     pub fn owner(&self) -> Owner {
         self.owner
     }
 
-    /// The names of the locks, in the order in which they were taken.
+    /// Returns the names of the locks, in the order in which they were acquired.
     pub fn names(&self) -> impl Iterator<Item = &str> {
         self.shares.iter().map(|share| share.hold().place.name())
     }
 
-    /// The fencing token that came with this fenced lock; `None` if it is not one of the locks.
+    /// Returns the fencing token of this fenced lock; `None` if it is not one of the locks.
     pub fn token(&self, lock: &FencedLock) -> Option<u64> {
         let mine = |share: &&Share| {
             let claim = share.claim();

@@ -1,4 +1,4 @@
-//! A lock among others, whatever its kind.
+//! A member of a multi-lock or RedLock: a lock whose kind is erased.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -17,7 +17,7 @@ use crate::session::{Claim, Session, Terms};
 use crate::step::{BoxedStep, Mapped, Outcome};
 use crate::wait::Queue;
 
-/// A lock of any kind, as one of several: made `From` a [`Lock`] or a reference to one.
+/// A lock of any kind as a member: created `From` a [`Lock`] or a reference to one.
 #[derive(Clone)]
 pub struct Member(pub(crate) Arc<dyn AnyLock>);
 
@@ -39,7 +39,7 @@ impl std::fmt::Debug for Member {
     }
 }
 
-/// What is asked of a lock whose kind has been forgotten.
+/// The operations of a lock whose kind is erased.
 pub(crate) trait AnyLock: Send + Sync {
     fn session(&self) -> &Arc<Session>;
     fn place(&self) -> &Arc<Place>;
@@ -116,23 +116,23 @@ impl Member {
         self.0.session()
     }
 
-    /// Where it lies in a cluster.
+    /// Returns the key's slot in a cluster.
     pub(crate) fn slot(&self) -> Option<u16> {
         self.session().store.slot(self.0.place().key())
     }
 
-    /// Whether it is the same lock, through the same client.
+    /// Returns whether both are the same lock through the same client.
     pub(crate) fn is_same(&self, other: &Member) -> bool {
         let (one, two) = (self.0.place(), other.0.place());
         Arc::ptr_eq(self.session(), other.session()) && one == two && one.family() == two.family()
     }
 
-    /// How it is held when it is asked for with this lease, or none.
+    /// Returns the terms of a hold that is requested with this lease, or with none.
     pub(crate) fn terms(&self, lease: Option<Lease>) -> Terms {
         self.session().terms(lease, self.0.is_reentrant())
     }
 
-    /// Whether the owner of this and that would wait for itself.
+    /// Returns whether one owner that requests both would wait for itself.
     fn excludes(&self, other: &Member) -> bool {
         let shared = |member: &Member| member.0.queue() == Queue::Shared;
         !Arc::ptr_eq(self.session(), other.session())
@@ -142,7 +142,7 @@ impl Member {
     }
 }
 
-/// Each lock once. Making a handle cannot fail, so what is wrong with its members is said here.
+/// Removes duplicates and validates the members, because creating a handle cannot fail.
 pub(crate) fn checked(members: &[Member]) -> Result<Vec<Member>> {
     if members.is_empty() {
         return Err(Error::InvalidMembers {
@@ -169,9 +169,9 @@ pub(crate) fn checked(members: &[Member]) -> Result<Vec<Member>> {
     Ok(all)
 }
 
-/// Each lock once, in the one order in which everybody takes them: by slot in a cluster, so that those
-/// which one script can take are neighbours, by key, the writing side before
-/// the reading one (who writes may read, not the other way round), by store.
+/// Returns each lock once, in the global order in which all requests take them: by slot in a
+/// cluster, so that members that one script can take are adjacent; by key; the write side before
+/// the read side (a writer may read, but not the other way round); by store.
 pub(crate) fn in_order(members: &[Member]) -> Result<Vec<Member>> {
     let mut all = checked(members)?;
     all.sort_by_cached_key(|member| {
@@ -183,7 +183,7 @@ pub(crate) fn in_order(members: &[Member]) -> Result<Vec<Member>> {
     Ok(all)
 }
 
-/// It is forgotten what its success brings.
+/// Erases the type of an acquisition's value.
 pub(super) fn prized<T: Send + Sync + 'static>(outcome: Outcome<T>) -> Outcome<Prize> {
     match outcome {
         Outcome::Done(won) => Outcome::Done(Arc::new(won)),
@@ -191,7 +191,7 @@ pub(super) fn prized<T: Send + Sync + 'static>(outcome: Outcome<T>) -> Outcome<P
     }
 }
 
-/// The outage limit of the members' clients: the shortest that was set.
+/// Returns the shortest outage limit that is set for the members' clients.
 pub(crate) fn clients_outage_limit(members: &[Member]) -> Option<Duration> {
     let limits = members.iter();
     limits

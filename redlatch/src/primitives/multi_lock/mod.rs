@@ -1,5 +1,5 @@
-//! The multi-lock (Redisson: `RedissonMultiLock`): several locks, all or nothing. It keeps nothing
-//! in the store; its holds are those of its members.
+//! The multi-lock (Redisson: `RedissonMultiLock`): several locks, all or nothing. It stores no
+//! state of its own; its holds are those of its members. `attempt` describes the algorithm.
 
 mod attempt;
 #[cfg(test)]
@@ -34,23 +34,22 @@ use crate::wait::Limits;
 /// Several locks that are held together or not at all (Redisson: `RedissonMultiLock`,
 /// `getMultiLock`).
 ///
-/// The members are locks of any kind, also of different clients and stores. Two multi-locks that
-/// name the same locks in another order cannot deadlock, and neither can one that shares locks with
-/// many others: all are tried in one order, without waiting; if one cannot be had, those before it
-/// are given back, and then that one is waited for. Members of one client that are neighbours in
-/// that order are taken by one script, in one round trip: in a cluster those whose names have the
-/// same hash tag (`{account}:1`, `{account}:2`).
+/// The members are locks of any kind, also of different clients and stores. Multi-locks that share
+/// members, named in any order, cannot deadlock: every multi-lock tries its members in the same
+/// global order, without waiting. If one member cannot be acquired, the members before it are
+/// released, and then that member is waited for. Adjacent members of one client are acquired by one
+/// script, in one round trip; in a cluster, those whose names have the same hash tag
+/// (`{account}:1`, `{account}:2`).
 ///
-/// The order is by slot in a cluster, by key and then by the store's address, so clients that take a lock of the same
-/// name in several servers should give the same addresses. A lock that is named twice is taken
-/// once.
+/// The order is by slot in a cluster, by key and then by the store's address. So clients that lock
+/// the same name on several servers should use the same addresses. A lock that is named twice is acquired once.
 ///
 /// # When not to use it
 ///
-/// Who waits holds no place in the lines of all members, only of the one that is in the way; under
-/// heavy contention for several of them single locks go first. If all that is protected always
-/// belongs together, one lock for it is simpler. For one lock that survives the failure of a
-/// server, see [`RedLock`](crate::RedLock).
+/// A waiter has a position only in the queue of the member that blocks it, not in those of all
+/// members; under heavy contention, requests for single locks go first. If the protected data
+/// always belongs together, one lock for all of it is simpler. For one lock that survives the
+/// failure of a server, see [`RedLock`](crate::RedLock).
 ///
 /// ```
 /// # #[tokio::main(flavor = "current_thread")] async fn main() -> redlatch::Result<()> {
@@ -78,33 +77,34 @@ pub struct MultiLock {
 }
 
 impl MultiLock {
-    /// A handle of all these locks together. What is wrong with them is an error of whatever is
-    /// done with it. Locks of different kinds: [`MultiLock::and`], or [`Member::from`] for each.
+    /// Creates a handle of all these locks. Invalid members are reported as errors when the handle
+    /// is used. For locks of different kinds: [`MultiLock::and`], or [`Member::from`] for each.
     pub fn new<M: Into<Member>>(members: impl IntoIterator<Item = M>) -> MultiLock {
         MultiLock {
             members: members.into_iter().map(Into::into).collect(),
         }
     }
 
-    /// The same locks and this one.
+    /// Adds a lock to the members.
     #[must_use]
     pub fn and(mut self, member: impl Into<Member>) -> MultiLock {
         self.members.push(member.into());
         self
     }
 
-    /// The names, as they were given.
+    /// Returns the names as they were passed in.
     pub fn names(&self) -> impl Iterator<Item = &str> {
         self.members.iter().map(Member::name)
     }
 
-    /// Waits for all locks as long as it takes. Await it, or set something first: [`AcquireMany`].
+    /// Acquires all locks and waits for them without a limit. Await the request, or configure it
+    /// first: [`AcquireMany`].
     pub fn lock(&self) -> AcquireMany<MultiLock> {
         AcquireMany::new(self)
     }
 
-    /// Takes all locks if they are free: `None` if somebody else holds one. Await it, or set
-    /// something first, such as how long to wait: [`TryAcquireMany`].
+    /// Acquires all locks if they are free; `None` if another owner holds one. Await the request,
+    /// or configure it first, for example with a wait limit: [`TryAcquireMany`].
     ///
     /// ```
     /// # #[tokio::main(flavor = "current_thread")] async fn main() -> redlatch::Result<()> {
@@ -121,17 +121,17 @@ impl MultiLock {
         TryAcquireMany::new(self)
     }
 
-    /// Waits for all locks, runs `work` while they are held, and releases them:
+    /// Acquires all locks, runs `work` while they are held, and releases them:
     /// [`Lock::run`](crate::Lock::run).
     ///
     /// # Errors
     ///
-    /// [`Error::Lost`] as soon as one lock is lost: `work` is dropped then. Otherwise the errors of
-    /// [`MultiLock::lock`]; `work` was not begun then.
+    /// [`Error::Lost`] as soon as one lock is lost; `work` is then dropped. Otherwise the errors of
+    /// [`MultiLock::lock`]; `work` was then not started.
     ///
     /// # Cancel safety
     ///
-    /// When dropped, `work` is dropped and the locks are released in the background.
+    /// When dropped, it drops `work` and releases the locks in the background.
     ///
     /// ```
     /// # #[tokio::main(flavor = "current_thread")] async fn main() -> redlatch::Result<()> {
@@ -146,11 +146,11 @@ impl MultiLock {
         done(output, guard.unlock().await)
     }
 
-    /// Whether `owner` holds all locks, each through its member's client, as the stores see it.
+    /// Returns whether `owner` holds all locks, each through its member's client, according to the stores.
     ///
     /// # Errors
     ///
-    /// [`Error::InvalidMembers`], or the first error of a member, as of
+    /// [`Error::InvalidMembers`], or the first error of a member, as for
     /// [`Lock::is_locked`](crate::Lock::is_locked).
     ///
     /// ```
@@ -201,7 +201,7 @@ impl Obtain for MultiLock {
                 waiting.within(limits, &sent, &mut entry).await
             };
             match obtained.instrument(span).await {
-                // What the owner held until now was lost on the way: it starts anew.
+                // The owner's previous hold was lost meanwhile: start again with a new one.
                 Err(Error::Lost { .. })
                     if named.is_some() && claims.iter().any(|one| one.hold.loss().is_some()) => {}
                 Err(error) => return Err(error),

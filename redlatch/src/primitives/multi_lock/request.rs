@@ -1,4 +1,4 @@
-//! The ways to ask for several locks: builders that are awaited.
+//! The requests for several locks: builders that are awaited.
 
 use std::future::IntoFuture;
 use std::time::Duration;
@@ -12,11 +12,11 @@ use crate::owner::Owner;
 /// [`RedLock`](crate::RedLock).
 #[expect(private_bounds, reason = "sealed: there are these two")]
 pub trait LockOfMany: Obtain {
-    /// What holds them.
+    /// The guard that holds the locks.
     type Guard: Send + 'static;
 }
 
-/// How several locks are obtained.
+/// Acquires several locks.
 pub(crate) trait Obtain: Clone + Send + Sync + 'static {
     fn obtain(
         &self,
@@ -29,19 +29,19 @@ pub(crate) trait Obtain: Clone + Send + Sync + 'static {
         Self: LockOfMany;
 }
 
-/// Waits for several locks when awaited: [`MultiLock::lock`](crate::MultiLock::lock),
-/// [`RedLock::lock`](crate::RedLock::lock).
+/// Acquires several locks when awaited, waiting without a limit:
+/// [`MultiLock::lock`](crate::MultiLock::lock), [`RedLock::lock`](crate::RedLock::lock).
 ///
 /// # Errors
 ///
 /// [`InvalidMembers`](crate::Error::InvalidMembers), [`InvalidLease`](crate::Error::InvalidLease),
-/// [`NoRuntime`](crate::Error::NoRuntime); and of a multi-lock, the errors of its members' own
-/// [`lock`](crate::Acquire). A RedLock takes errors of its members for refusals, unless most of
-/// them fail in a way that waiting does not mend (a key of another kind, wrong credentials).
+/// [`NoRuntime`](crate::Error::NoRuntime); for a multi-lock also the errors of its members' own
+/// [`lock`](crate::Acquire). A RedLock treats errors of its members as refusals, unless a majority
+/// of them fail in a way that waiting cannot fix (a key of another kind, wrong credentials).
 ///
 /// # Cancel safety
 ///
-/// May be dropped at any point: what was taken by then is given back in the background.
+/// May be dropped at any point: locks that were acquired by then are released in the background.
 #[must_use = "nothing is acquired until this is awaited"]
 pub struct AcquireMany<L: LockOfMany> {
     lock: L,
@@ -50,7 +50,8 @@ pub struct AcquireMany<L: LockOfMany> {
     outage_limit: Option<Duration>,
 }
 
-/// Takes several locks, or gives up, when awaited: [`MultiLock::try_lock`](crate::MultiLock::try_lock),
+/// Acquires several locks or gives up when awaited:
+/// [`MultiLock::try_lock`](crate::MultiLock::try_lock),
 /// [`RedLock::try_lock`](crate::RedLock::try_lock).
 ///
 /// Errors and cancel safety are those of [`AcquireMany`].
@@ -70,25 +71,25 @@ impl<L: LockOfMany> AcquireMany<L> {
         }
     }
 
-    /// Holds every member for exactly this long, if it is not released before; nothing is renewed.
-    /// 1 ms to [`MAX_LEASE`](crate::MAX_LEASE), cut to whole milliseconds. Default: renewed by the
-    /// watchdog of each member's client.
+    /// Holds every member for exactly this long unless it is released earlier; nothing is renewed.
+    /// 1 ms to [`MAX_LEASE`](crate::MAX_LEASE), truncated to whole milliseconds. Default: the
+    /// watchdog of each member's client renews it.
     pub fn lease(mut self, lease: Duration) -> AcquireMany<L> {
         self.lease = Some(lease);
         self
     }
 
-    /// Acquires for this owner, which re-enters what it holds already. Default: the owner of the
-    /// scope ([`Owner::scope`]), or one of its own.
+    /// Acquires for this owner. If it already holds a member, it re-enters. Default: the owner of
+    /// the scope ([`Owner::scope`]), or a new one.
     pub fn owner(mut self, owner: Owner) -> AcquireMany<L> {
         self.owner = Some(owner);
         self
     }
 
     /// Waits through an outage of the members' stores that lasts at most this long:
-    /// [`ClientBuilder::outage_limit`](crate::ClientBuilder::outage_limit), for this request. Default: the
-    /// shortest limit that was set for a member's client. If none was, a multi-lock fails as a single
-    /// lock does, and a RedLock waits through any outage.
+    /// [`ClientBuilder::outage_limit`](crate::ClientBuilder::outage_limit), for this request.
+    /// Default: the shortest limit that is set for a member's client. Without any, a multi-lock
+    /// fails as a single lock does, and a RedLock waits through any outage.
     pub fn outage_limit(mut self, limit: Duration) -> AcquireMany<L> {
         self.outage_limit = Some(limit);
         self
@@ -110,10 +111,9 @@ impl<L: LockOfMany> TryAcquireMany<L> {
         }
     }
 
-    /// Waits at most this long, counted from when this is first polled. The request returns at this
-    /// limit, also during an outage: `None` if a store has said that another owner is in the way, or
-    /// the error with which the stores could not be asked. Steps in flight then are settled in the
-    /// background.
+    /// Waits at most this long, counted from the first poll. The request returns at this limit,
+    /// also during an outage: `None` if a store reported another holder, or the error if the stores
+    /// could not be reached. Steps that are in flight then are settled in the background.
     pub fn wait(mut self, wait: Duration) -> TryAcquireMany<L> {
         self.wait = wait;
         self
@@ -144,7 +144,7 @@ impl<L: LockOfMany> IntoFuture for AcquireMany<L> {
 
     fn into_future(self) -> Self::IntoFuture {
         Box::pin(async move {
-            // Endless patience does not come back without: the loop says so to the compiler.
+            // Endless patience never returns `None`: the loop tells the compiler so.
             loop {
                 if let Some(guard) = self.obtain(Patience::Endless).await? {
                     return Ok(guard);

@@ -1,4 +1,4 @@
-//! One of several locks that were taken.
+//! One of several acquired locks.
 
 use std::future::poll_fn;
 use std::sync::Arc;
@@ -12,7 +12,7 @@ use crate::primitives::handle::Held;
 use crate::session::{Claim, Terms};
 use crate::several::all;
 
-/// One lock that was taken. Given back in the background when dropped.
+/// One acquired lock. Released in the background when dropped.
 pub(crate) struct Share {
     held: Held,
     prize: Prize,
@@ -42,13 +42,13 @@ impl Share {
         &self.prize
     }
 
-    /// Gives it back: [`Held::give_back`].
+    /// Releases the lock: [`Held::give_back`].
     pub(crate) async fn give_back(self) -> Result<()> {
         self.held.give_back().await
     }
 }
 
-/// Gives all back at the same time. The errors, in order.
+/// Releases all locks concurrently. Returns the errors, in order.
 pub(crate) async fn give_back(shares: Vec<Share>) -> Vec<Error> {
     let giving = shares.into_iter().map(Share::give_back);
     let given = all(giving).await;

@@ -1,15 +1,15 @@
--- Takes several things or none of them. Before this stands `local scripts = { … }`: as functions, the
--- scripts that take each kind of thing, and those that undo that.
+-- Takes several objects or none of them. The caller prepends `local scripts = { … }`: as functions,
+-- the scripts that take each kind of object, and the scripts that undo that.
 --
--- KEYS     for each thing those of its taking, then those of its undoing
--- ARGV     for each thing, of its taking and then of its undoing: which script, how many keys, how
---          many arguments, the arguments
--- Returns  { { reply }, … }: all are held now, and this was the reply for each
---          { i, { reply } }: the i-th (from 0) is in the way with this reply, nothing has changed
---          { i, text }: the i-th is of another kind, nothing has changed
--- Any other error is answered as an error, as for one thing alone; nothing has changed.
+-- KEYS     for each object the keys of its take script, then those of its undo script
+-- ARGV     for each object, for its take script and then for its undo script: the script's
+--          number, the number of keys, the number of arguments, the arguments
+-- Returns  { { reply }, … }: all are held now, with the reply for each
+--          { i, { reply } }: object i (from 0) is refused with this reply, nothing has changed
+--          { i, text }: object i is of another kind, nothing has changed
+-- Any other error is returned as an error, as for a single object; nothing has changed.
 --
--- In the way is who answers with a number. A reply of its own array, because nil would end the
+-- A reply that is a number is a refusal. Each reply has its own array, because nil would end the
 -- outer one.
 local key, arg = 0, 0
 local function read()
@@ -29,7 +29,7 @@ end
 local replies, undoing = {}, {}
 while arg < #ARGV do
     local take, undo = read(), read()
-    -- pcall: what was taken so far must not stay when the next thing is of another kind.
+    -- pcall: objects taken so far must be released if the next one is of another kind.
     local done, reply = pcall(take.run, take.keys, take.args)
     local refusal, failure
     if type(reply) == 'table' and reply.err then
@@ -43,7 +43,7 @@ while arg < #ARGV do
         for i = #undoing, 1, -1 do
             undoing[i].run(undoing[i].keys, undoing[i].args)
         end
-        -- WRONGKIND and WRONGTYPE are about this thing; the rest is about the server.
+        -- WRONGKIND and WRONGTYPE concern this object; other errors concern the server.
         if failure and not string.find(failure, 'WRONG', 1, true) then
             return redis.error_reply(failure)
         end

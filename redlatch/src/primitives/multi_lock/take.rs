@@ -1,5 +1,5 @@
-//! The step that takes several things or none: composed of the members' own steps, in both
-//! writings.
+//! The step that takes several objects or none. It is composed of the members' own steps, both in
+//! Lua and in Rust.
 
 use std::any::Any;
 use std::collections::HashMap;
@@ -13,18 +13,18 @@ use crate::session::Together;
 use crate::space::Space;
 use crate::step::{Args, BoxedStep, Outcome, Script, Step, refused, unexpected};
 
-/// What came with an acquisition, whatever its kind.
+/// The value of an acquisition, with its type erased.
 pub(crate) type Prize = Arc<dyn Any + Send + Sync>;
 
-/// Takes all of several things in their order, or none of them.
+/// Takes all objects in their order, or none of them.
 pub(crate) struct Take<'a> {
     parts: Vec<Part<'a>>,
-    /// The scripts that these are made of, as they are numbered in the composed one.
+    /// The scripts of the parts, in the order of their numbers in the composed script.
     kinds: Vec<&'static Script>,
     script: &'static Script,
 }
 
-/// How one of them is taken, and how that is undone.
+/// The step that takes one object, and the step that undoes it.
 pub(crate) struct Part<'a> {
     pub(crate) name: &'a str,
     pub(crate) take: BoxedStep<'a, Outcome<Prize>>,
@@ -41,12 +41,12 @@ impl<'a> Take<'a> {
         }
     }
 
-    /// The member that a reply speaks of.
+    /// Returns the member to which a reply refers.
     fn part(&self, i: usize, raw: &Value) -> Result<&Part<'a>> {
         self.parts.get(i).ok_or_else(|| unexpected(raw))
     }
 
-    /// What the script says when it has taken nothing.
+    /// Interprets a reply of the script that took nothing.
     fn refused(&self, i: usize, refusal: Value) -> Result<Together<Prize>> {
         let part = self.part(i, &refusal)?;
         match refusal {
@@ -64,7 +64,7 @@ impl<'a> Take<'a> {
     }
 }
 
-/// A reply that was put into an array of its own; none is nil.
+/// Unwraps a reply from its own array; an empty array means nil.
 fn single(raw: Value) -> Result<Value> {
     match raw {
         Value::Array(mut one) if one.len() <= 1 => Ok(one.pop().unwrap_or(Value::Nil)),
@@ -119,7 +119,7 @@ impl Step for Take<'_> {
         for (part, raw) in self.parts.iter().zip(all) {
             match part.take.reply(single(raw)?)? {
                 Outcome::Done(prize) => prizes.push(prize),
-                // Taken by the script, which takes anything but a number for a yes.
+                // The script took it, because it treats any reply but a number as a success.
                 Outcome::Wait(_) => {
                     return Err(Error::Refused {
                         reason: "a refusal that was taken for a yes".into(),
@@ -150,7 +150,7 @@ impl Step for Take<'_> {
     }
 }
 
-/// One call of a member's script: which, and with how many keys and arguments.
+/// Writes one call of a member's script: its number, and the counts of its keys and arguments.
 fn write(args: &mut Args<'_>, script: usize, keys: usize, own: impl Fn(&mut Args<'_>)) {
     let mut counted = redis::Cmd::new();
     own(&mut Args(&mut counted));
@@ -160,7 +160,7 @@ fn write(args: &mut Args<'_>, script: usize, keys: usize, own: impl Fn(&mut Args
     own(args);
 }
 
-/// The scripts that these parts are made of, each once.
+/// Returns the scripts of these parts, each once.
 fn kinds(parts: &[Part<'_>]) -> Vec<&'static Script> {
     let mut kinds: Vec<&'static Script> = Vec::new();
     for part in parts {
@@ -170,13 +170,13 @@ fn kinds(parts: &[Part<'_>]) -> Vec<&'static Script> {
             }
         }
     }
-    // So that the same kinds in another order are the same script.
+    // Sorted, so that the same scripts in another order compose the same script.
     kinds.sort_unstable_by_key(|script| script.id());
     kinds
 }
 
-/// The script for these kinds of things. Kept for good: there are as many as there are sets of
-/// kinds that are ever locked together, and the server keeps them too.
+/// Returns the composed script for these scripts. It is never freed: there is one for each set of
+/// kinds that are ever locked together, and the server keeps it too.
 fn composed(kinds: &[&'static Script]) -> &'static Script {
     static SCRIPTS: OnceLock<Mutex<HashMap<Vec<usize>, &'static Script>>> = OnceLock::new();
     let ids = kinds.iter().map(|kind| kind.id()).collect();

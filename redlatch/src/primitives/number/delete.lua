@@ -1,7 +1,7 @@
--- Removes a number.
+-- Deletes a number.
 --
 -- KEYS[1]  the number
--- ARGV     channel, and what to publish there; no channel: nothing
+-- ARGV     channel and the message to publish; an empty channel publishes nothing
 -- Returns  1, or 0 if there was none
 local value, wrong = number(KEYS[1])
 if wrong then

@@ -1,4 +1,4 @@
-//! What semaphore and latch have in common: a number under a key, which is not there until it is
+//! The part that semaphore and latch share: a number under a key that does not exist until it is
 //! set.
 
 use std::sync::Arc;
@@ -12,7 +12,7 @@ use crate::name::Place;
 use crate::space::Space;
 use crate::step::{Args, Script, Step, unexpected, yes_or_no};
 
-/// A script that looks at numbers: `number(key)` is there for it.
+/// Returns a script that uses numbers, with the function `number(key)` prepended.
 macro_rules! script {
     ($file:literal) => {{
         static SCRIPT: $crate::step::Script = $crate::step::Script::new(concat!(
@@ -25,7 +25,7 @@ macro_rules! script {
 
 pub(crate) use script;
 
-/// The number; 0 if there is none.
+/// Returns the number; 0 if there is none.
 pub(crate) struct Read<'a> {
     pub(crate) place: &'a Place,
 }
@@ -55,13 +55,13 @@ impl Step for Read<'_> {
     }
 }
 
-/// Sets the number if there is none. Whether it was set.
+/// Sets the number if there is none. Replies whether it was set.
 pub(crate) struct Begin {
     pub(crate) place: Arc<Place>,
     pub(crate) number: u32,
     pub(crate) time_to_live: Option<Lease>,
     pub(crate) payload: u32,
-    /// Whether only a number above zero counts; what is not counts as none.
+    /// Whether only a number above zero counts; any other is treated as missing.
     pub(crate) above_zero: bool,
 }
 
@@ -100,10 +100,10 @@ impl Step for Begin {
     }
 }
 
-/// Removes the number. Whether there was one.
+/// Deletes the number. Replies whether there was one.
 pub(crate) struct Delete {
     pub(crate) place: Arc<Place>,
-    /// What to say on the channel, if anybody may wait for this.
+    /// The message to publish, if there may be waiters.
     pub(crate) payload: Option<u32>,
 }
 
@@ -144,7 +144,7 @@ impl Step for Delete {
     }
 }
 
-/// The number, if there is one.
+/// Returns the number, if there is one.
 pub(crate) fn number(space: &mut Space, place: &Place, now: Instant) -> Result<Option<i64>> {
     let found = space.find::<i64>(place.key(), now)?;
     Ok(found.map(|found| *found.value))

@@ -1,7 +1,7 @@
--- Stands before the scripts of semaphores and latches.
+-- Prepended to the scripts of semaphores and latches.
 --
--- The number under a key; nil if there is nothing. If there is something else: nil, and the error to
--- return. More digits than these would not be exact in Lua.
+-- Returns the number under a key; nil if there is no key. For other data: nil, and the error to
+-- return. Numbers with more digits would not be exact in Lua.
 local function number(key)
     local text = redis.call('GET', key)
     if not text then

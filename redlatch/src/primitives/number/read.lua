@@ -1,4 +1,4 @@
--- The number under a key; 0 if there is none.
+-- Returns the number under a key; 0 if there is none.
 --
 -- KEYS[1]  the number
 local value, wrong = number(KEYS[1])

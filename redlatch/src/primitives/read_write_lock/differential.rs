@@ -1,4 +1,4 @@
-//! Lua and rules of the read-write lock agree over random histories.
+//! Compares the read-write lock's Lua scripts and rules over random histories.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -39,9 +39,9 @@ enum Move {
     },
     Force(Side),
     Inspect(Side),
-    /// Somebody takes its end from the lock.
+    /// Another program removes the lock's expiry.
     Persist,
-    /// Something else under one of the keys.
+    /// Other data under one of the keys.
     Plant(u8),
 }
 
@@ -58,7 +58,7 @@ fn moves() -> impl Strategy<Value = Move> {
         2 => any::<bool>().prop_map(Side::Write),
     ];
     let (owner, lease) = (0..3u8, 1..6u32);
-    // Now and then more than have keys of their own: rarely, because looking at all takes its time.
+    // Sometimes more holds than have their own keys: rarely, because checking all of them takes time.
     let count = prop_oneof![
         300 => Just(1u32),
         200 => Just(2),
@@ -118,7 +118,7 @@ fn reader(owner: u8, yields: bool) -> (Hold, Read) {
 
 fn writer(owner: u8, prefers: bool) -> (Hold, Write) {
     let read = Arc::new(Place::new(Family::Read, "", "name"));
-    // A third of it can still be told from the lease of somebody else.
+    // A third of it is still distinguishable from another owner's lease.
     let holds_back = prefers.then(|| lease(3));
     let kind = Write { read, holds_back };
     (hold(Family::Write, owner, kind.clone()), kind)

@@ -1,4 +1,4 @@
-//! All sequences of steps on a read-write lock: readers share it, writers exclude everybody else.
+//! Explores all sequences of steps on a read-write lock: readers share it, a writer excludes all other owners.
 
 use std::sync::Arc;
 
@@ -42,7 +42,7 @@ fn exploration_of_read_write_lock_that_prefers_writers() {
     explore_sides("read-write lock that prefers writers", 2, true);
 }
 
-/// Each timeout is that of a hold, and each mark that of a writer that waits.
+/// Checks that each timeout belongs to a hold, and each mark to a waiting writer.
 fn check(observed: &Observed<'_>) -> Verdict {
     let Observed { state, waiting } = observed;
     let empty = Default::default();

@@ -1,10 +1,10 @@
--- Takes one side of the lock from whoever holds it and wakes who waits. Touches nothing that is no
--- read-write lock. What a writer reads besides goes with its write side; its read side alone can be
--- taken, too.
+-- Releases one side of the lock whichever owners hold it, and wakes waiters. Only changes
+-- read-write locks. A writer's read holds are released together with its write side; its read side
+-- alone can be released, too.
 --
 -- KEYS[1]  the lock: hash mode -> read | write, owner -> hold count, owner:write -> hold count
--- ARGV     the side: read | write; what the timeouts of holds begin with; channel
--- Returns  1: unlocked, 0: nobody held that side, -1: the key is a hash, but no read-write lock
+-- ARGV     the side: read | write; the prefix of the holds' timeout keys; channel
+-- Returns  1: released, 0: that side was free, -1: the key is a hash, but no read-write lock
 local reads = {}
 local alive = 0
 local mode = each_holder(KEYS[1], function(field, owner, side, count)

@@ -1,7 +1,7 @@
--- Who holds one side of the lock, how often, and for how long.
+-- Returns the holders of one side, their hold counts and their remaining leases.
 --
 -- KEYS[1]  the lock: hash mode -> read | write, owner -> hold count, owner:write -> hold count
--- ARGV     the side: read | write; what the timeouts of holds begin with
+-- ARGV     the side: read | write; the prefix of the holds' timeout keys
 -- Returns  for each holder { owner, hold count, remaining ms (-1: never expires) }
 --          -1: the key is a hash, but no read-write lock
 local holders = {}

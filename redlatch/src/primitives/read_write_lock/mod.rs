@@ -1,5 +1,6 @@
-//! The read-write lock (Redisson: `RReadWriteLock`, `RedissonReadWriteLock`): many readers or one
-//! writer, who may read, too. Its two sides are two kinds of lock that share a key.
+//! The read-write lock (Redisson: `RReadWriteLock`, `RedissonReadWriteLock`): many readers, or one
+//! writer that may also read. Its two sides are two kinds of lock that share a key; `rules`
+//! describes the algorithm.
 
 #[cfg(test)]
 mod differential;
@@ -24,29 +25,29 @@ use crate::space::{Mode, Space};
 use crate::step::{Args, BoxedStep, Outcome, Script, Step};
 use crate::wait::Queue;
 
-/// A lock that many may hold to read, or one to write (Redisson: `RReadWriteLock`).
+/// A lock that either many readers or one writer holds (Redisson: `RReadWriteLock`).
 ///
-/// Its sides are locks of their own, with all that a [`Lock`] can do: [`ReadWriteLock::read`] is held
-/// by any number of owners, [`ReadWriteLock::write`] by one, and never both; except that who writes
-/// may read, too.
+/// Each side is a [`Lock`] with all of its methods. Any number of owners hold
+/// [`ReadWriteLock::read`], or one owner holds [`ReadWriteLock::write`], never both; except that
+/// the writer may also read.
 ///
-/// - Both sides are re-entrant, and each hold is renewed by the watchdog of its own client. A reader
-///   that dies keeps writers waiting for one lease, however many others go on reading.
-/// - When a writer leaves, all who wait to read go in together.
-/// - Who writes and also reads ([`Guard::read`]) may give both back in any order; with the write
-///   side gone it is a reader like others. [`Guard::downgrade`] is the short way.
-/// - Who reads and asks to write is told [`Error::WriteWhileReading`] at once: it would wait for
-///   itself, and two who try it for each other.
-/// - Readers that come one after the other keep a writer out for as long as they overlap. If that
-///   can happen, see [`ReadWriteLock::prefer_writers`].
+/// - Both sides are re-entrant, and the watchdog of each client renews its own holds. A reader that
+///   dies blocks writers for one lease, however many other readers continue.
+/// - When a writer releases the lock, all waiting readers acquire it together.
+/// - A writer that also reads ([`Guard::read`]) may release both sides in any order; without the
+///   write side it is a reader like the others. [`Guard::downgrade`] is the short way.
+/// - A reader that requests the write side gets [`Error::WriteWhileReading`] immediately: it would
+///   wait for itself, and two such readers for each other.
+/// - Readers that overlap one after the other keep a writer waiting for as long as they overlap. If
+///   that can happen, see [`ReadWriteLock::prefer_writers`].
 ///
-/// Like all handles it is cheap and does nothing by itself.
+/// Like all handles, it is cheap and does nothing by itself.
 ///
 /// # When not to use it
 ///
 /// Reading under a lock costs as much as writing under one: two round trips. Where reads are short,
-/// a plain [`Client::lock`](crate::Client::lock) is simpler; where they may see old data, take no
-/// lock to read at all.
+/// a plain [`Client::lock`](crate::Client::lock) is simpler; where they may return stale data, use
+/// no lock for reading.
 ///
 /// ```
 /// # #[tokio::main(flavor = "current_thread")] async fn main() -> redlatch::Result<()> {
@@ -54,14 +55,14 @@ use crate::wait::Queue;
 /// let catalogue = client.read_write_lock("catalogue");
 ///
 /// let one = catalogue.read().lock().await?;
-/// let two = catalogue.read().lock().await?; // somebody else, at the same time
+/// let two = catalogue.read().lock().await?; // another owner, at the same time
 /// assert!(catalogue.write().try_lock().await?.is_none());
 /// one.unlock().await?;
 /// two.unlock().await?;
 ///
 /// let writer = catalogue.write().lock().await?;
 /// assert!(catalogue.read().try_lock().await?.is_none());
-/// let reader = writer.downgrade().await?; // nobody can write in between
+/// let reader = writer.downgrade().await?; // no other owner can write in between
 /// assert!(catalogue.read().try_lock().await?.is_some());
 /// # reader.unlock().await }
 /// ```
@@ -82,9 +83,9 @@ pub type WriteLock = Lock<Write>;
 #[non_exhaustive]
 pub struct Read {
     write: Arc<Place>,
-    /// Whether writers that wait go first.
+    /// Whether readers wait behind waiting writers.
     yields: bool,
-    /// Who writes and asks to read besides.
+    /// The write hold whose owner requests the read side as well.
     besides: Option<Besides>,
 }
 
@@ -93,15 +94,15 @@ pub struct Read {
 #[non_exhaustive]
 pub struct Write {
     read: Arc<Place>,
-    /// How long new readers are held back by one that waits, if they are.
+    /// How long a waiting writer blocks new readers, if it does.
     holds_back: Option<Lease>,
 }
 
-/// What lets somebody in to read who writes. Without it there is nothing to wait for.
+/// The write hold that lets its owner also read. If it is lost, the request fails instead of waiting.
 #[derive(Clone)]
 struct Besides {
     writing: Arc<Hold>,
-    /// It had been lost before it was asked.
+    /// The loss that was known before the request.
     lost: Option<Loss>,
 }
 
@@ -141,18 +142,18 @@ impl ReadWriteLock {
         }
     }
 
-    /// The same lock, with right of way for writers: once one waits, new readers wait behind it. Who
-    /// reads already may enter again.
+    /// Returns the same lock with priority for writers: once a writer waits, new readers wait
+    /// behind it. Owners that already read may re-enter.
     ///
-    /// It takes effect between handles that were all made like this; whoever uses another handle, or
-    /// Redisson, neither holds readers back nor is held back. A waiting writer asks again every 3 s
-    /// and is remembered in the store for 10 s, so one that dies holds readers back for 10 s at most.
+    /// It only has an effect between handles that have this setting. Owners that use another
+    /// handle, or Redisson, neither block readers nor are blocked. A waiting writer retries
+    /// every 3 s and is remembered in the store for 10 s, so a writer that dies blocks readers for at most 10 s.
     ///
-    /// Of the writers that wait through one client only the first is known to the store: when it
-    /// has had its turn, a new reader may come before the next.
+    /// Of the writers that wait through one client, only the first is known to the store: after its
+    /// turn a new reader may come before the next writer.
     ///
-    /// Somebody who reads must not wait for somebody else who is yet to read: a writer may have come
-    /// in between. And a constant stream of writers now keeps readers out.
+    /// A reader must not wait for another owner to start reading, because a writer may be waiting
+    /// in between. A constant stream of writers blocks readers.
     ///
     /// ```
     /// # #[tokio::main(flavor = "current_thread")] async fn main() -> redlatch::Result<()> {
@@ -182,35 +183,35 @@ impl ReadWriteLock {
         }
     }
 
-    /// The name, as it was given.
+    /// Returns the name as it was passed in.
     pub fn name(&self) -> &str {
         self.read.name()
     }
 
-    /// The side that many may hold at a time (Redisson: `readLock()`).
+    /// Returns the side that many owners may hold at a time (Redisson: `readLock()`).
     ///
-    /// [`Lock::holders`] tells all who read, [`Lock::is_locked`] whether anybody does;
-    /// [`Lock::force_unlock`] takes the read side from all of them.
+    /// [`Lock::holders`] returns all readers, [`Lock::is_locked`] whether there are any;
+    /// [`Lock::force_unlock`] releases the holds of all of them.
     pub fn read(&self) -> &ReadLock {
         &self.read
     }
 
-    /// The side that one may hold at a time, while nobody else reads (Redisson: `writeLock()`).
+    /// Returns the side that one owner may hold at a time, while no other owner reads (Redisson:
+    /// `writeLock()`).
     ///
-    /// Asking for it while reading is [`Error::WriteWhileReading`]. [`Lock::is_locked`] tells whether
-    /// anybody writes. [`Lock::force_unlock`] takes the write side from who has it, and what it reads
-    /// besides.
+    /// Requesting it while reading is [`Error::WriteWhileReading`]. [`Lock::is_locked`] returns
+    /// whether there is a writer. [`Lock::force_unlock`] releases the writer's hold and its read holds.
     pub fn write(&self) -> &WriteLock {
         &self.write
     }
 }
 
 impl Guard<Write> {
-    /// Enters the read side, too, for the same owner: at once, since nobody else can be in the way.
-    /// Both sides are held then, and may be given back in any order.
+    /// Acquires the read side as well, for the same owner, without waiting, because no other owner
+    /// can block it. Both sides are then held and may be released in any order.
     ///
-    /// [`Error::Lost`], at once, if the write side has been lost: what is known here, and what the
-    /// store says when somebody is in the way.
+    /// [`Error::Lost`], immediately, if the write side was lost: either already known here, or
+    /// detected because the store reports another holder.
     ///
     /// ```
     /// # #[tokio::main(flavor = "current_thread")] async fn main() -> redlatch::Result<()> {
@@ -232,22 +233,22 @@ impl Guard<Write> {
         side.lock().owner(self.owner())
     }
 
-    /// Gives the write side back and goes on reading, with nobody writing in between. Others may
-    /// read then, too. A fixed lease begins anew.
+    /// Releases the write side and keeps reading, with no other writer in between. Other owners may
+    /// then read, too. A fixed lease starts anew.
     ///
-    /// If the write side was entered several times, this gives back one of the holds, and the others
-    /// keep others out as before.
+    /// If the write side was re-entered, this releases one of its holds, and the remaining holds
+    /// continue to exclude other owners.
     ///
     /// # Errors
     ///
-    /// [`Error::Lost`]: the write side was no longer held, so others may have written meanwhile. Or
-    /// the store did not answer or refused when asked for the read side. In all cases neither side is
-    /// held through this guard any more; what is left is given back in the background. A release of
-    /// the write side that the store does not answer is no error: it goes on in the background.
+    /// [`Error::Lost`]: the write side was no longer held, so other owners may have written
+    /// meanwhile. Or the store did not answer or refused the read side. In all cases this guard no
+    /// longer holds either side; remaining holds are released in the background. A release of the
+    /// write side that the store does not answer is not an error: it continues in the background.
     ///
     /// # Cancel safety
     ///
-    /// When dropped, both sides are given back in the background.
+    /// When dropped, both sides are released in the background.
     ///
     /// ```
     /// # #[tokio::main(flavor = "current_thread")] async fn main() -> redlatch::Result<()> {
@@ -268,7 +269,7 @@ impl Guard<Write> {
         if !self.terms().renewed {
             reading = reading.lease(self.terms().lease.duration());
         }
-        // Who writes can always read: if somebody is in the way, it no longer writes.
+        // The writer can always read. If another owner blocks it, the write hold is lost.
         let Some(reader) = reading.await? else {
             return Err(hold.lost_error(hold.loss().unwrap_or(Loss::NotHeld)));
         };
@@ -278,7 +279,7 @@ impl Guard<Write> {
         }
     }
 
-    /// The other side of the same lock.
+    /// Returns the other side of the same lock.
     fn read_side(&self, besides: Option<Besides>) -> ReadLock {
         let write = self.handle();
         Lock {
@@ -337,7 +338,7 @@ impl Rules for Read {
 
     fn acquire<'a>(&'a self, ask: Ask<'a>) -> impl Step<Reply = Outcome> + 'a {
         let yields = self.yields;
-        // Who reads already has come in, however it did, and is not kept out by what is lost now.
+        // An owner that already reads keeps that hold, even if its write hold is lost now.
         let besides = self.besides.as_ref().filter(|_| ask.count == 1);
         LetIn {
             step: read::Acquire { ask, yields },
@@ -366,7 +367,7 @@ impl Rules for Read {
     }
 }
 
-/// The read side, taken on the strength of a write side that may turn out to be lost.
+/// An acquisition of the read side that relies on a write hold, which may turn out to be lost.
 struct LetIn<'a> {
     step: read::Acquire<'a>,
     besides: Option<&'a Hold>,
@@ -378,7 +379,7 @@ impl LetIn<'_> {
             return Ok(outcome);
         };
         if let Outcome::Wait(_) = outcome {
-            // Nobody can be in the way of who writes.
+            // No other owner can block a writer, so the write hold is lost.
             writing.lose(Loss::NotHeld);
         }
         match (writing.loss(), outcome) {
@@ -413,7 +414,7 @@ impl Step for LetIn<'_> {
     }
 }
 
-/// A writer is renewed as the holder of a plain lock is: its lease is the key's.
+/// A writer is renewed like the holder of a plain lock: its lease is the key's expiry.
 impl Kind for Write {
     fn renew_script(&self) -> &'static Script {
         write::renew_script()

@@ -1,11 +1,11 @@
--- Takes the read side for an owner, or says how long somebody may still write.
+-- Acquires the read side for an owner, or returns how long another owner may still write.
 --
--- KEYS     the lock: hash mode -> read | write, owner -> hold count; for who lets writers go first
---          also the writers that wait: sorted set owner -> until when
--- ARGV     owner, lease in ms, hold count wanted, what the timeouts of holds begin with
+-- KEYS     the lock: hash mode -> read | write, owner -> hold count; for a handle that prefers
+--          writers also the waiting writers: sorted set owner:write -> date
+-- ARGV     owner, lease in ms, requested hold count, the prefix of the holds' timeout keys
 -- Returns  nil: held now, with that count
---          else the ms to wait (-1: a key that never expires); 0 when more than one hold was wanted
---          and there is none: what was to be entered again has been lost
+--          else the ms to wait (-1: a key that never expires); 0 if more than one hold was requested
+--          and there is none: the hold to re-enter has been lost
 local owner, lease, count, base = ARGV[1], tonumber(ARGV[2]), tonumber(ARGV[3]), ARGV[4]
 local left = redis.call('PTTL', KEYS[1])
 local mode, mine, writes
@@ -36,9 +36,9 @@ if not mode then
 end
 redis.call('HSET', KEYS[1], owner, ARGV[3])
 local last = keyed(count)
--- What an earlier life of the same owner has left behind.
+-- Removes what earlier holds of the same owner left behind.
 forget(base, owner, mine, last + 1)
--- The end may move away, never nearer.
+-- The end may only move later.
 if redis.call('PTTL', timeout(base, owner, last)) < lease then
     redis.call('SET', timeout(base, owner, last), 1, 'PX', ARGV[2])
 end

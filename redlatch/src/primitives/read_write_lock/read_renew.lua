@@ -1,21 +1,21 @@
--- Renews the holds of many readers at once: their own, and nobody else's in the same lock.
+-- Renews the holds of many readers at once, each only for its owner.
 --
 -- KEYS     the locks
--- ARGV     lease in ms (0: leave the ends as they are, only look), then for each lock in the order of KEYS its owner, what the timeouts of this
---          owner's holds begin with, and its channel
+-- ARGV     lease in ms (0: only check, do not change the ends), then for each lock in the order of
+--          KEYS its owner, the prefix of this owner's timeout keys, and its channel
 -- Returns  for each lock 1: renewed, 0: its owner does not read, or is dead
 local lease = tonumber(ARGV[1])
 local renewed = {}
 for i, key in ipairs(KEYS) do
     local owner, own, channel = ARGV[3 * i - 1], ARGV[3 * i], ARGV[3 * i + 1]
-    -- pcall: one key that is no hash any more must not keep the others from being renewed.
+    -- pcall: a key that is no longer a hash must not prevent the renewal of the others.
     local fields = redis.pcall('HMGET', key, 'mode', owner)
     local alive = 0
     for n = 1, is_mode(fields[1]) and keyed(fields[2]) or 0 do
         local left = redis.call('PTTL', own .. ':' .. n)
         if left > 0 then
             alive = 1
-            -- It may have been taken for longer: the end never comes nearer.
+            -- It may have been acquired with a longer lease: the end may only move later.
             if lease > 0 and left < lease then
                 redis.call('PEXPIRE', own .. ':' .. n, ARGV[1])
             end

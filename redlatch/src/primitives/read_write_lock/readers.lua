@@ -1,10 +1,10 @@
--- What the scripts of the read-write lock have in common; each begins with this.
+-- Shared functions of the read-write lock's scripts. Prepended to each script.
 --
 -- A reader's n-th hold lives as long as the key `<base><owner>:rwlock_timeout:<n>`. A reader whose
--- holds have all ended is dead: its field may still be there, but keeps nobody out.
+-- holds have all ended is dead: its field may still exist, but it blocks no owner.
 
--- How many of somebody's holds live by a key of their own. Those beyond share the last one: a count
--- that somebody else has written must not keep the server busy.
+-- Returns how many of a reader's holds have their own key. Further holds share the last one: a
+-- count written by another program must not keep the server busy.
 local function keyed(count)
     return math.min(tonumber(count) or 0, 10000)
 end
@@ -13,8 +13,7 @@ local function timeout(base, owner, n)
     return base .. owner .. ':rwlock_timeout:' .. n
 end
 
--- For how many ms somebody reads on who has that many holds, those before `first` not counted.
--- 0: not any more.
+-- Returns the longest remaining ms of a reader's holds, from the hold `first` on. 0: all have ended.
 local function longest(base, owner, count, first)
     local most = 0
     for n = first or 1, keyed(count) do
@@ -23,7 +22,7 @@ local function longest(base, owner, count, first)
     return most
 end
 
--- The owner whom a field stands for, and its side; nothing if it is no holder's.
+-- Returns the owner that a field stands for, and its side; nothing if it is not a holder's field.
 local function holder(field, count)
     if not string.match(count, '^%d+$') then
         return nil
@@ -35,8 +34,8 @@ local function holder(field, count)
     return string.match(field, '^.+:%d+$'), 'read'
 end
 
--- For how many ms anybody reads on. Who has died is cleared away, so that the dead do not pile up for
--- as long as there is always somebody who lives.
+-- Returns the longest remaining ms of all readers. Removes dead readers, so that they do not
+-- accumulate while others keep reading.
 local function longest_of_all(key, base)
     local most = 0
     local fields = redis.call('HGETALL', key)
@@ -53,26 +52,27 @@ local function longest_of_all(key, base)
     return most
 end
 
--- Whether a hash has a mode, as none but a read-write lock's has.
+-- Returns whether a hash has a mode, which only a read-write lock has.
 local function is_mode(mode)
     return mode == 'read' or mode == 'write'
 end
 
--- Ends the holds of a reader from the `first` on.
+-- Ends the holds of a reader from the hold `first` on.
 local function forget(base, owner, count, first)
     for n = first, keyed(count) do
         redis.call('DEL', timeout(base, owner, n))
     end
 end
 
--- Now, in ms, as waiting writers are dated: the server's clock, which all clients share.
+-- The server's clock in ms, by which waiting writers are dated: all clients share it.
 local function today()
     local time = redis.call('TIME')
     return time[1] * 1000 + math.floor(time[2] / 1000)
 end
 
--- Nobody writes any more: all who wait may look. At `1` Redisson wakes all its threads that sleep, and
--- forgets it for one that is only about to; at `0` it wakes one, or keeps it for the next that would sleep.
+-- Wakes all waiters, because there is no writer any more. On `1` Redisson wakes all its sleeping
+-- threads, but a thread that is only about to sleep misses it; on `0` it wakes one, or keeps the
+-- permit for the next that would sleep.
 local function call_all(channel)
     redis.call('PUBLISH', channel, '1')
     redis.call('PUBLISH', channel, '0')

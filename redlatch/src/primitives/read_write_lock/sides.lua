@@ -1,7 +1,7 @@
--- For the scripts that look at the whole lock: its fields, each with its side.
+-- For the scripts that read the whole lock: its fields, each with its side.
 
--- Calls `see(field, owner, side, count)` for each holder. The lock's mode; -1: no read-write lock, 0:
--- nothing there.
+-- Calls `see(field, owner, side, count)` for each holder. Returns the lock's mode; -1: no
+-- read-write lock, 0: no key.
 local function each_holder(key, see)
     local fields = redis.call('HGETALL', key)
     local mode = 0

@@ -1,12 +1,12 @@
--- Takes the write side for an owner, or says how long others may still read or write.
+-- Acquires the write side for an owner, or returns how long others may still read or write.
 --
--- KEYS     the lock: hash mode -> read | write, owner:write -> hold count; for who goes before new
---          readers also the writers that wait: sorted set owner:write -> until when
--- ARGV     owner:write, lease in ms, hold count wanted, what the timeouts of holds begin with, owner,
---          for how many ms new readers are held back if this has to wait (0: not at all)
+-- KEYS     the lock: hash mode -> read | write, owner:write -> hold count; for a handle that
+--          prefers writers also the waiting writers: sorted set owner:write -> date
+-- ARGV     owner:write, lease in ms, requested hold count, the prefix of the holds' timeout keys,
+--          owner, for how many ms new readers are blocked if this has to wait (0: not at all)
 -- Returns  nil: held now, with that count
---          else the ms to wait (-1: a key that never expires); 0 when more than one hold was wanted
---          and there is none: what was to be entered again has been lost
+--          else the ms to wait (-1: a key that never expires); 0 if more than one hold was requested
+--          and there is none: the hold to re-enter has been lost
 --          -3: this owner reads, and would wait for itself
 local left = redis.call('PTTL', KEYS[1])
 if left == -2 then
@@ -29,7 +29,7 @@ if left == -1 then
 end
 if fields[1] == 'write' and fields[2] then
     redis.call('HSET', KEYS[1], ARGV[1], ARGV[3])
-    -- Ours already: the end may move away, never nearer.
+    -- The owner already holds it: the end may only move later.
     if left < tonumber(ARGV[2]) then
         redis.call('PEXPIRE', KEYS[1], ARGV[2])
     end
@@ -50,7 +50,7 @@ if KEYS[2] and mark > 0 then
     redis.call('ZREMRANGEBYSCORE', KEYS[2], '-inf', now)
     redis.call('ZADD', KEYS[2], now + mark, ARGV[1])
     redis.call('PEXPIRE', KEYS[2], mark)
-    -- Asked again in time, it is not forgotten while it waits.
+    -- If the writer retries in time, its mark does not expire while it waits.
     left = math.min(left, math.floor(mark / 3))
 end
 return left

@@ -1,11 +1,10 @@
--- Sets a writer's hold count to what it wants to keep; 0 gives its side back and wakes who waits. If
--- the owner reads, too, it goes on as a reader. A writer that waited and gives up no longer holds
--- back new readers.
+-- Sets a writer's hold count to the number of holds to keep. 0 releases its side and wakes waiters.
+-- If the owner also reads, it remains a reader. A waiting writer that gives up no longer blocks new readers.
 --
--- KEYS     the lock: hash mode -> read | write, owner:write -> hold count; the writers that wait:
---          sorted set owner:write -> until when
--- ARGV     owner:write, hold count to keep, lease in ms to go on with (0: as it is), what the
---          timeouts of holds begin with, channel
+-- KEYS     the lock: hash mode -> read | write, owner:write -> hold count; the waiting writers:
+--          sorted set owner:write -> date
+-- ARGV     owner:write, hold count to keep, new lease in ms (0: unchanged), the prefix of the holds'
+--          timeout keys, channel
 -- Returns  1: done; 0: this owner does not write
 local left = redis.call('PTTL', KEYS[1])
 local fields = {}
@@ -26,7 +25,7 @@ if not fields[2] then
 end
 if ARGV[2] ~= '0' then
     redis.call('HSET', KEYS[1], ARGV[1], ARGV[2])
-    -- No lease is none at all, also for a key that has lost its end: PEXPIRE 0 would delete it.
+    -- Without a lease the end does not change, even if the key lost its expiry: PEXPIRE 0 would delete it.
     local lease = tonumber(ARGV[3])
     if lease > 0 and left < lease then
         redis.call('PEXPIRE', KEYS[1], lease)

@@ -1,4 +1,4 @@
-//! What somebody has whom a majority has given the lock.
+//! The guard of a held RedLock.
 
 use std::future::Future;
 use std::sync::Arc;
@@ -16,8 +16,8 @@ use crate::primitives::multi_lock::{Share, any_lost};
 use crate::runtime::sleep_until;
 use crate::several::most;
 
-/// A [`RedLock`](crate::RedLock) that is held: by a majority of its members, for as long as a
-/// majority is held. Released by [`RedGuard::unlock`], or in the background when dropped.
+/// A held [`RedLock`](crate::RedLock), valid for as long as a majority of its members is held.
+/// [`RedGuard::unlock`] releases it; dropping the guard releases it in the background.
 #[must_use = "the lock is released as soon as the guard is dropped"]
 pub struct RedGuard {
     owner: Owner,
@@ -25,9 +25,9 @@ pub struct RedGuard {
     majority: Arc<Majority>,
 }
 
-/// Whether a majority is held.
+/// Tracks whether a majority is held.
 pub(super) struct Majority {
-    /// The holds that were won, and the leases that were asked for.
+    /// The acquired holds, and the leases that were requested.
     holds: Vec<(Arc<Hold>, Duration)>,
     /// Number of members of the lock, whether they granted it or not.
     members: usize,
@@ -40,8 +40,8 @@ const HELD: u8 = 0;
 const LOST: u8 = 1;
 const RELEASED: u8 = 2;
 
-/// How much shorter a lease may be on a server than here: 1 % for clocks that run at different
-/// speeds, and 2 ms for what Redis cuts off, as the algorithm's description has it.
+/// How much earlier a lease may end on a server than here: 1 % for clocks that run at different
+/// speeds, and 2 ms for what Redis truncates, as the algorithm's description specifies.
 pub(super) fn drift(lease: Duration) -> Duration {
     lease / 100 + Duration::from_millis(2)
 }
@@ -57,14 +57,13 @@ impl Majority {
         }
     }
 
-    /// For how long a quorum of the holds is valid: as long as the one that ends as the last but
-    /// `quorum - 1`. What was found lost stays lost.
+    /// Returns how long a quorum of the holds is valid: the quorum-th longest of their remaining
+    /// leases. A loss is permanent.
     pub(super) fn valid_for(&self) -> Duration {
         if self.state.load(Ordering::SeqCst) != HELD {
             return Duration::ZERO;
         }
-        // It may have been entered for longer, before or since: then clocks have had that long to
-        // differ.
+        // The hold may have been entered for longer, before or since: clocks have had that long to drift.
         let valid = |(hold, lease): &(Arc<Hold>, Duration)| {
             let drift = drift(hold.longest_lease().max(*lease));
             hold.valid_for().saturating_sub(drift)
@@ -79,14 +78,14 @@ impl Majority {
         valid
     }
 
-    /// It ends in one way only.
+    /// Sets the final state, once.
     fn end(&self, how: u8) {
         let _ = self
             .state
             .compare_exchange(HELD, how, Ordering::SeqCst, Ordering::SeqCst);
     }
 
-    /// Returns when no majority is held any more; never, when it is released first.
+    /// Returns when no majority is held any more; never if it is released first.
     async fn lost(&self) {
         loop {
             let left = self.valid_for();
@@ -105,7 +104,7 @@ impl Majority {
         }
     }
 
-    /// The error, if it is lost.
+    /// Returns the error, if the majority is lost.
     fn loss(&self) -> Option<Error> {
         let _ = self.valid_for();
         if self.state.load(Ordering::SeqCst) != LOST {
@@ -131,20 +130,20 @@ impl RedGuard {
         }
     }
 
-    /// Releases the lock on all members that granted it, at the same time, and returns when they have
-    /// released it. After [`RedLock::timeout`](crate::RedLock::timeout) it returns as soon as the members
-    /// that have not confirmed the release are too few to keep a majority from others. The release is
-    /// repeated there in the background. Members that did not grant the lock are not counted.
+    /// Releases the lock on all members that granted it, concurrently, and waits until they have
+    /// confirmed it. After [`RedLock::timeout`](crate::RedLock::timeout) it returns as soon as the
+    /// unconfirmed members are too few to withhold a majority from other owners. The release is
+    /// retried there in the background. Members that did not grant the lock are not counted.
     ///
     /// # Errors
     ///
-    /// [`Error::Lost`]: a majority was no longer held, so others may have held the lock meanwhile. A member
-    /// that does not answer cannot tell that it lost the lock. Otherwise the first error of a member, when too
-    /// many may still keep the lock.
+    /// [`Error::Lost`]: a majority was no longer held, so other owners may have held the lock
+    /// meanwhile. A member that does not answer cannot report that it lost the lock. Otherwise the
+    /// first error of a member, if too many members may still keep the lock.
     ///
     /// # Cancel safety
     ///
-    /// When dropped, the release goes on in the background.
+    /// When dropped, the release continues in the background.
     pub async fn unlock(mut self) -> Result<()> {
         if let Some(lost) = self.majority.loss() {
             return Err(lost);
@@ -160,7 +159,7 @@ impl RedGuard {
         let shares = std::mem::take(&mut self.shares);
         let giving = shares.into_iter().map(Share::give_back);
         let done = most(giving, released, self.majority.limit).await;
-        // Others may have had those that were lost, and those that did not grant it.
+        // Other owners may have held the members that were lost or that did not grant it.
         let lost = done.iter().filter(is_lost).count();
         let is_held = done.len() - lost >= quorum(members);
         if is_held && released(&done) {
@@ -171,25 +170,23 @@ impl RedGuard {
         error.map_or(Ok(()), Err)
     }
 
-    /// Whether the lock is certainly still held: by a majority, also if their clocks run a little
-    /// faster than ours. Once `false` it stays `false`. Costs no round trip.
+    /// Returns whether the lock is certainly still held: by a majority, even if their clocks run a
+    /// little faster than the local one. Once `false`, it stays `false`. Costs no round trip.
     pub fn is_valid(&self) -> bool {
         !self.valid_for().is_zero()
     }
 
-    /// For how long the lock is certainly held if nothing renews it: until the first of the last
-    /// quorum of leases ends, less the allowance for clocks that differ (1 % of the lease and
-    /// 2 ms). Zero when it was lost.
+    /// Returns how long the lock is certainly held without a renewal: the quorum-th longest
+    /// remaining lease, less the allowance for clock drift (1 % of the lease and 2 ms). Zero if it was lost.
     pub fn valid_for(&self) -> Duration {
         self.majority.valid_for()
     }
 
-    /// Completes when no majority is held any more. Never completes when the lock is released
-    /// first.
+    /// Completes when no majority is held any more. Never completes if the lock is released first.
     ///
     /// # Cancel safety
     ///
-    /// Can be dropped and called again at will.
+    /// Can be dropped and called again at any time.
     pub fn lost(&self) -> impl Future<Output = ()> + Send + 'static + use<> {
         let majority = self.majority.clone();
         async move { majority.lost().await }
@@ -199,22 +196,22 @@ impl RedGuard {
     ///
     /// # Errors
     ///
-    /// [`Error::Lost`] as soon as no majority is held; `work` is dropped then.
+    /// [`Error::Lost`] as soon as no majority is held; `work` is then dropped.
     ///
     /// # Cancel safety
     ///
-    /// When dropped, `work` is dropped.
+    /// When dropped, it drops `work`.
     pub async fn run<F: Future>(&self, work: F) -> Result<F::Output> {
         run_while(|| self.majority.loss(), self.majority.lost(), work).await
     }
 
-    /// Who holds the lock through this guard.
+    /// Returns the owner that holds the lock through this guard.
     pub fn owner(&self) -> Owner {
         self.owner
     }
 
-    /// How many members have given the lock and are known to keep it: at least a quorum, or it is
-    /// lost.
+    /// Returns how many members granted the lock and are known to keep it: at least a quorum, or
+    /// the lock is lost.
     pub fn held(&self) -> usize {
         let holds = self.majority.holds.iter();
         holds

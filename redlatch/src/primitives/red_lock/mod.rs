@@ -1,5 +1,6 @@
 //! The RedLock (Redis' Redlock algorithm; Redisson: `RedissonRedLock`): a lock that a majority of
-//! independent servers gives. It keeps nothing in the store; its holds are those of its members.
+//! independent servers grants. It stores no state of its own; its holds are those of its members.
+//! `round` describes the algorithm.
 
 mod guard;
 mod round;
@@ -25,24 +26,25 @@ use crate::several::all;
 use crate::store::Sent;
 use crate::wait::Limits;
 
-/// One lock that is kept by several independent servers, and held by whoever a majority has given
-/// it to (Redisson: `RedissonRedLock`, `getRedLock`; the Redlock algorithm).
+/// A lock on several independent servers, held by the owner to which a majority granted it
+/// (Redisson: `RedissonRedLock`, `getRedLock`; the Redlock algorithm).
 ///
-/// The members are locks of N clients, each of a server of its own, none a replica of another. All
-/// are asked at the same time, each with a short time to answer. The lock is had when N/2 + 1 have
-/// said yes, and it is *valid* for what then remains of the lease, less an allowance for clocks
-/// that run at different speeds (1 % of the lease and 2 ms). With less, or too late, all are given
-/// back, and after a random short pause all are asked again. So it can be had and kept while a
-/// minority hangs or is down, and when one server loses its data the lock is still held.
+/// The members are locks of N clients, each of an independent server, none a replica of another.
+/// All are requested concurrently, each with a short time limit for its answer. The lock is
+/// acquired when N/2 + 1 members have granted it. It is *valid* for the remaining part of the
+/// lease, less an allowance for clocks that run at different speeds (1 % of the lease and 2 ms).
+/// With fewer members, or too late, all are released, and all are requested again after a short
+/// random pause. So it can be acquired and kept while a minority hangs or is down, and it is still
+/// held when one server loses its data.
 ///
-/// Members are renewed by their own clients' watchdogs; the guard is valid while a majority is.
+/// Each member is renewed by its client's watchdog; the guard is valid while a majority is.
 ///
 /// # When not to use it
 ///
-/// It costs N times as much as one lock and is only as good as the clocks: servers that come back
-/// without their data within a lease, or clocks that jump, can give it away twice. What must not be
-/// written twice needs a fencing token, and tokens of several servers do not make one:
-/// [`FencedLock`](crate::FencedLock). To hold *different* locks together there is
+/// It costs N times as much as one lock and depends on the clocks: servers that restart without
+/// their data within a lease, or clocks that jump, can grant it to two owners. Data that must not
+/// be written twice needs a fencing token, and tokens of several servers do not form one:
+/// [`FencedLock`](crate::FencedLock). To hold *different* locks together, use
 /// [`MultiLock`](crate::MultiLock).
 ///
 /// ```
@@ -67,9 +69,9 @@ pub struct RedLock {
 }
 
 impl RedLock {
-    /// A handle of the lock that these members make. Each should be of a server of its own, and
-    /// their number odd. A lock that is named twice counts once. What is wrong with them is an
-    /// error of whatever is done with the handle.
+    /// Creates a handle of the lock that these members form. Each member should be of an
+    /// independent server, and their number odd. A lock that is named twice counts once. Invalid
+    /// members are reported as errors when the handle is used.
     pub fn new<M: Into<Member>>(members: impl IntoIterator<Item = M>) -> RedLock {
         RedLock {
             members: members.into_iter().map(Into::into).collect(),
@@ -78,47 +80,48 @@ impl RedLock {
         }
     }
 
-    /// The same lock with this member too.
+    /// Adds a member.
     #[must_use]
     pub fn and(mut self, member: impl Into<Member>) -> RedLock {
         self.members.push(member.into());
         self
     }
 
-    /// How long a member may take to answer before it is counted out: long enough for a round trip,
-    /// short beside the lease. Default a thousandth of the lease, but 5 ms at least and 50 ms at
-    /// most; 30 ms with the default watchdog. At least 1 ms, at most ten years.
+    /// Sets how long a member may take to answer before it counts as failed: long enough for a
+    /// round trip, short compared with the lease. Default: a thousandth of the lease, but at least
+    /// 5 ms and at most 50 ms; 30 ms with the default watchdog. At least 1 ms, at most ten years.
     #[must_use]
     pub fn timeout(mut self, timeout: Duration) -> RedLock {
         self.timeout = Some(timeout);
         self
     }
 
-    /// How long to pause between rounds. Default [`Backoff::default`]: a random part of 1 ms, then
-    /// of 2 ms, … of 128 ms at most.
+    /// Sets the pause between rounds. Default [`Backoff::default`]: a random part of 1 ms, then of
+    /// 2 ms, … of at most 128 ms.
     #[must_use]
     pub fn backoff(mut self, backoff: Backoff) -> RedLock {
         self.backoff = backoff;
         self
     }
 
-    /// The names, as they were given.
+    /// Returns the names as they were passed in.
     pub fn names(&self) -> impl Iterator<Item = &str> {
         self.members.iter().map(Member::name)
     }
 
-    /// Waits for the lock as long as it takes, also for a majority that cannot be reached, unless an
-    /// outage limit is set ([`AcquireMany::outage_limit`]). Await it, or set something first: [`AcquireMany`].
+    /// Acquires the lock and waits for it without a limit. It also waits for a majority that cannot
+    /// be reached, unless an outage limit is set ([`AcquireMany::outage_limit`]). Await the
+    /// request, or configure it first: [`AcquireMany`].
     ///
-    /// Waiters of one process are served in order of arrival, if they share the members' clients and
-    /// name no owner: one that may hold the lock already must not wait behind those who wait for it.
-    /// Over all others chance decides.
+    /// Waiters of one process are served in order of arrival, if they share the members' clients
+    /// and name no owner: a named owner may already hold the lock and must not wait behind its
+    /// waiters. The order of all other waiters is random.
     pub fn lock(&self) -> AcquireMany<RedLock> {
         AcquireMany::new(self)
     }
 
-    /// Takes the lock if a majority is free, in one round: `None` if not. Await it, or set
-    /// something first, such as how long to wait: [`TryAcquireMany`].
+    /// Acquires the lock if a majority is free, in one round; `None` if not. Await the request, or
+    /// configure it first, for example with a wait limit: [`TryAcquireMany`].
     ///
     /// ```
     /// # #[tokio::main(flavor = "current_thread")] async fn main() -> redlatch::Result<()> {
@@ -136,29 +139,29 @@ impl RedLock {
         TryAcquireMany::new(self)
     }
 
-    /// Waits for the lock, runs `work` while it is held, and releases it:
+    /// Acquires the lock, runs `work` while it is held, and releases it:
     /// [`Lock::run`](crate::Lock::run).
     ///
     /// # Errors
     ///
-    /// [`Error::Lost`] as soon as no majority is held: `work` is dropped then. Otherwise the errors
-    /// of [`RedLock::lock`]; `work` was not begun then.
+    /// [`Error::Lost`] as soon as no majority is held; `work` is then dropped. Otherwise the errors
+    /// of [`RedLock::lock`]; `work` was then not started.
     ///
     /// # Cancel safety
     ///
-    /// When dropped, `work` is dropped and the lock released in the background.
+    /// When dropped, it drops `work` and releases the lock in the background.
     pub async fn run<F: Future>(&self, work: F) -> Result<F::Output> {
         let guard = self.lock().await?;
         let output = guard.run(work).await?;
         done(output, guard.unlock().await)
     }
 
-    /// Whether `owner` holds the lock: whether a majority of the members says so.
+    /// Returns whether `owner` holds the lock: whether a majority of the members reports it.
     ///
     /// # Errors
     ///
-    /// [`Error::InvalidMembers`], [`Error::InvalidSetting`], [`Error::NoRuntime`], or the first error
-    /// of a member, if so many fail or do not answer in time that the others cannot tell.
+    /// [`Error::InvalidMembers`], [`Error::InvalidSetting`], [`Error::NoRuntime`], or the first
+    /// error of a member, if so many fail or do not answer in time that the others cannot decide.
     pub async fn is_held_by(&self, owner: Owner) -> Result<bool> {
         let members = checked(&self.members)?;
         let limit = self.limit(shortest_lease(&members, None))?;
@@ -184,7 +187,7 @@ impl RedLock {
         }
     }
 
-    /// How long a member may take to answer.
+    /// Returns how long a member may take to answer.
     fn limit(&self, lease: Duration) -> Result<Duration> {
         let Some(timeout) = self.timeout else {
             let (shortest, longest) = (Duration::from_millis(5), Duration::from_millis(50));
@@ -200,31 +203,32 @@ impl RedLock {
     }
 }
 
-/// The shortest of the leases with which members are held.
+/// Returns the shortest lease with which the members are held.
 fn shortest_lease(members: &[Member], lease: Option<Lease>) -> Duration {
     let leases = members.iter().map(|member| member.terms(lease).lease);
     leases.min().unwrap_or(Lease::WATCHDOG).duration()
 }
 
-/// The name of the line in which others who want the same lock through the same clients wait. No
-/// member's own, whose waiters may be served long before a majority is: no channel begins like this.
+/// Returns the name of the local queue for requests of the same members through the same clients.
+/// It differs from every member's own queue, whose waiters may be served long before a majority is:
+/// no channel begins like this.
 fn line(members: &[Member]) -> String {
     let mut line = String::from("red");
     for member in members {
         let (place, address) = (member.0.place(), member.session().store.address());
-        // With its length, so that no other members make the same name.
+        // The key's length makes the name unambiguous.
         let key = place.key();
         let _ = write!(line, " {:?} {} {key} {address}", place.family(), key.len());
     }
     line
 }
 
-/// How many of so many members are a majority.
+/// Returns how many of `members` are a majority.
 fn quorum(members: usize) -> usize {
     members / 2 + 1
 }
 
-/// The error of a member that did not answer in time.
+/// Returns the error of a member that did not answer in time.
 fn too_slow(limit: Duration) -> Error {
     Error::Unavailable {
         reason: format!("no answer within {limit:?}, the RedLock's `timeout`"),
@@ -260,7 +264,7 @@ impl Obtain for RedLock {
             });
         }
         let owner = named.unwrap_or_else(Owner::new);
-        // Unless told otherwise it waits for a majority that cannot be reached.
+        // Without a limit it waits for a majority that cannot be reached.
         let outage_limit = outage_limit.or(clients_outage_limit(&members));
         let limits = Limits::new(patience, outage_limit.or(Some(Duration::MAX)));
         let sent = Sent::default();
@@ -285,7 +289,7 @@ impl Obtain for RedLock {
         let obtaining = waiting.within(limits, &sent, &mut rounds);
         match obtaining.instrument(span).await? {
             Some((shares, majority)) => Ok(Some(RedGuard::new(owner, shares, majority))),
-            // Not refused, but not answered by most of them.
+            // Not refused, but a majority did not answer.
             None => rounds.failure.map_or(Ok(None), Err),
         }
     }

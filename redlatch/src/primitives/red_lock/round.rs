@@ -1,4 +1,13 @@
-//! Asking all members at the same time, and what came of it.
+//! Requests the lock from all members, in rounds (the Redlock algorithm).
+//!
+//! 1. In each round, send the acquisition to all members concurrently. Each has `limit` to answer;
+//!    a late or failed member counts as a refusal, and its attempt is undone in the background.
+//! 2. If a quorum (N/2 + 1) granted the lock and remains valid, less the allowance for clock drift,
+//!    the lock is acquired.
+//! 3. Otherwise release the granted members. If so many members fail that the others cannot form a
+//!    quorum, and waiting cannot fix it, return the error.
+//! 4. If a quorum has been unreachable for longer than the outage limit, return that error.
+//! 5. Otherwise pause for a random time and start the next round.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -18,7 +27,7 @@ use crate::step::Outcome;
 use crate::store::{Sent, Word};
 use crate::wait::{Attempt, Request};
 
-/// One acquisition under way.
+/// One acquisition in progress.
 pub(super) struct Rounds<'a> {
     pub(super) members: &'a [Member],
     pub(super) owner: Owner,
@@ -26,23 +35,24 @@ pub(super) struct Rounds<'a> {
     /// How long one member may take to answer.
     pub(super) limit: Duration,
     pub(super) backoff: Backoff,
-    /// The line in which others of the same clients wait their turn. Nothing is heard there.
+    /// Name of the local queue in which requests of the same clients wait for their turn. No
+    /// messages arrive there.
     pub(super) line: String,
     pub(super) tries: u32,
-    /// Why most members failed in the latest round, if they did.
+    /// The error with which a majority of members failed in the latest round, if they did.
     pub(super) failure: Option<Error>,
-    /// Whether others may know the owner, and acquire for it at the same time.
+    /// Whether callers may name the owner, and acquire for it concurrently.
     pub(super) known: bool,
-    /// How long most members may fail before waiting fails.
+    /// How long a majority of members may fail before waiting fails.
     pub(super) outage: Duration,
     pub(super) sent: &'a Sent,
 }
 
-/// What is held by a quorum.
+/// The members that a quorum granted.
 pub(super) type Won = (Vec<Share>, Arc<Majority>);
 
 impl Rounds<'_> {
-    /// Round after round, with pauses.
+    /// Runs rounds with pauses in between.
     async fn go_on(&mut self, waits: bool) -> Result<Option<Won>> {
         loop {
             if let Some(won) = self.round().await? {
@@ -57,13 +67,12 @@ impl Rounds<'_> {
         }
     }
 
-    /// Asks all members once. Without a quorum that is valid for a while, what was had is given
-    /// back.
+    /// Requests all members once. Without a quorum that is valid for some time, releases what was acquired.
     async fn round(&mut self) -> Result<Option<Won>> {
         let begun = Instant::now();
         let mut asked = Vec::with_capacity(self.members.len());
         for member in self.members {
-            // Made anew each time: what was lost meanwhile is not entered again.
+            // Claimed anew in each round, so that a hold that was lost meanwhile is not re-entered.
             asked.push((member, member.0.claim(self.owner)?));
         }
         let (lease, limit) = (self.lease, self.limit);
@@ -77,8 +86,8 @@ impl Rounds<'_> {
                     waits: false,
                 })
             };
-            // One that does not answer in time may have done its work: being dropped, the attempt
-            // is undone in the background.
+            // A member that does not answer in time may have granted the lock: dropping the attempt
+            // undoes it in the background.
             let sent = Sent::default();
             let entered = timeout(limit, claim.enter(terms, None, &sent, step)).await;
             match entered {
@@ -105,7 +114,7 @@ impl Rounds<'_> {
             .into_iter()
             .map(|share| timeout(limit, share.give_back()));
         all(giving).await;
-        // So many failed that the others cannot be a quorum.
+        // Whether so many members failed that the others cannot form a quorum.
         let members = self.members.len();
         let decides = |errors: usize| members - errors.min(members) < quorum(members);
         let lasting =
@@ -114,7 +123,7 @@ impl Rounds<'_> {
             let first = errors.iter().find(lasting).cloned();
             return first.map_or(Ok(None), Err);
         }
-        // (What came too late is a refusal, not a failure.)
+        // (A grant that arrived too late is a refusal, not a failure.)
         let mut away = errors.iter().filter(|error| error.is_transient());
         let first = away.next();
         self.failure = first.filter(|_| decides(1 + away.count())).cloned();
@@ -134,7 +143,7 @@ impl Request for Rounds<'_> {
 
     async fn obtain(&mut self, waits: bool) -> Result<Option<Won>> {
         match (self.known, self.members.first()) {
-            // One that may hold it already must not wait behind those who wait for it.
+            // An owner that may already hold the lock must not wait behind its waiters.
             (true, _) | (_, None) => self.go_on(waits).await,
             (false, Some(first)) => first.session().waiting.obtain(self, waits).await,
         }

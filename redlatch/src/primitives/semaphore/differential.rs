@@ -1,4 +1,4 @@
-//! Lua and rules of the semaphore agree over random histories.
+//! Compares the semaphore's Lua scripts and rules over random histories.
 
 use std::cell::Cell;
 use std::time::Duration;

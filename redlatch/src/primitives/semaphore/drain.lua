@@ -1,7 +1,7 @@
--- Takes all permits that there are; what was owed is owed no more.
+-- Takes all available permits. A negative number becomes zero.
 --
 -- KEYS[1]  the semaphore: the number of permits available
--- Returns  how many there were
+-- Returns  how many permits were available
 local value, wrong = number(KEYS[1])
 if wrong then
     return wrong

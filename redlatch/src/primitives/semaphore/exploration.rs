@@ -1,4 +1,4 @@
-//! All sequences of steps on a semaphore: permits are never lost, and never made.
+//! Explores all sequences of steps on a semaphore: no permit is lost or duplicated.
 
 use std::hash::{Hash as _, Hasher};
 use std::sync::Arc;
@@ -16,14 +16,14 @@ use crate::step::{Outcome, Step as _};
 
 /// Number of permits.
 const PERMITS: u32 = 3;
-/// How long the semaphore lives, if it ends.
+/// Time to live of the semaphore in ticks, if it has one.
 const LIVES: u8 = 3;
 
 #[derive(Clone)]
 struct Permits {
     ends: bool,
     end: Option<Instant>,
-    /// How many permits each owner has.
+    /// Number of permits that each owner holds.
     taken: [u32; 3],
 }
 
@@ -55,7 +55,7 @@ impl Model for Permits {
         let place = Arc::new(Place::new(Family::Semaphore, "", "name"));
         let World { space, now } = world;
         if self.end.is_some_and(|end| end <= *now) {
-            // What was taken of it is gone with it.
+            // Its permits ended with it.
             (self.end, self.taken) = (None, [0; 3]);
         }
         let is_there = space.is_there("name", *now);
@@ -116,7 +116,7 @@ impl Model for Permits {
         Ok(Some(reply))
     }
 
-    /// Only what sets the number can be repeated, and not even that gives the same reply.
+    /// Only setting the number can be repeated; the reply of the repetition differs.
     fn repeated(step: Step, _: &bool, second: &bool) -> Option<bool> {
         matches!(step, Step::Begin).then_some(!second)
     }

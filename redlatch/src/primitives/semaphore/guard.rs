@@ -1,4 +1,4 @@
-//! Permits that somebody has, and giving them back.
+//! The guard of acquired permits, and their release.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -11,35 +11,36 @@ use crate::name::Place;
 use crate::session::Session;
 use crate::store::{ConnectionId, Lane, Sent};
 
-/// For how long it is tried in the background to give permits back to a store that is away. They
-/// have no lease, so nobody else ever does it.
+/// How long a release is retried in the background while the store is unavailable. The permits have
+/// no lease, so nothing else releases them.
 pub(super) const GIVING_BACK: Duration = Duration::from_secs(600);
 
-/// The pause between two tries of that; each of them goes on for the response timeout.
+/// The pause between two background attempts. Each attempt lasts up to the response timeout.
 const PAUSE: Duration = Duration::from_millis(500);
 
-/// Permits of a [`Semaphore`](super::Semaphore) (Redisson has none: there one counts by oneself).
-/// Given back by [`SemaphorePermits::release`], or in the background when dropped.
+/// Acquired permits of a [`Semaphore`](super::Semaphore) (Redisson has no such type: there, callers
+/// count permits themselves). [`SemaphorePermits::release`] releases them; dropping releases them
+/// in the background.
 ///
-/// Dropping never blocks and never panics. While the store cannot be reached, giving back is tried
-/// again for ten minutes; the log says if it came to nothing (`tracing`, level WARN). A process
-/// that ends without having given its permits back keeps them for good.
+/// Dropping never blocks and never panics. While the store cannot be reached, the release is
+/// retried for ten minutes; if it fails, the log reports it (`tracing`, level WARN). A process that
+/// ends without releasing its permits keeps them forever.
 ///
-/// Permits go back only to a semaphore that is still there: one that has been deleted, or whose time
-/// to live has ended, is not made anew with a wrong number of permits. Nor does one that was set anew
-/// after its time to live had ended get permits of the one before. But one that was deleted and set
-/// anew, or set anew after the store had lost its data, does: the store does not tell it from the
-/// one before, and it has more permits then than were set.
+/// Permits are released only to a semaphore that still exists. A semaphore that was deleted, or
+/// whose time to live has ended, is not created again with a wrong number of permits. One that was
+/// set again after its time to live had ended does not get permits of the previous one either. But
+/// a semaphore that was deleted and set again, or set again after the store lost its data, does get
+/// them, because the store cannot tell it from the previous one. It then has more permits than were set.
 #[must_use = "the permits are given back as soon as this is dropped"]
 pub struct SemaphorePermits {
-    /// `None` when there is nothing to give back any more.
+    /// `None` if there is nothing left to release.
     owed: Option<Owed>,
     permits: u32,
     place: Arc<Place>,
 }
 
 impl SemaphorePermits {
-    /// Permits of a semaphore that ceases to be at `ends`, if it does.
+    /// Creates the guard of permits of a semaphore whose time to live ends at `ends`, if it does.
     pub(super) fn new(
         session: Arc<Session>,
         place: Arc<Place>,
@@ -61,8 +62,8 @@ impl SemaphorePermits {
         }
     }
 
-    /// Releases permits that too few replicas have confirmed, to the server process that granted them. A replica that
-    /// has taken its place may not know that they were acquired, and would have too many permits.
+    /// Releases permits that too few replicas have acknowledged, to the server process that granted
+    /// them. A promoted replica may not know that they were acquired, and would have too many permits.
     pub(super) async fn release_unconfirmed(mut self, connection: ConnectionId) -> Result<()> {
         if let Some(owed) = &mut self.owed {
             owed.lane = Lane::Only(connection);
@@ -70,30 +71,31 @@ impl SemaphorePermits {
         self.release().await
     }
 
-    /// How many permits these are.
+    /// Returns the number of permits.
     pub fn permits(&self) -> u32 {
         self.permits
     }
 
-    /// The semaphore's name.
+    /// Returns the semaphore's name.
     pub fn name(&self) -> &str {
         self.place.name()
     }
 
-    /// Gives the permits back and returns when the store has them.
+    /// Releases the permits and waits until the store has confirmed it.
     ///
     /// # Errors
     ///
     /// [`Error::OutcomeUnknown`]: the connection broke, or there was no answer within the response
-    /// timeout; they may have been given back or not, and are not given back again.
-    /// [`Error::Unavailable`], [`Error::ResponseTimeout`]: they could not be sent;
-    /// [`Error::Refused`]: the store did not want them, as when its memory is full. Giving back goes
-    /// on in the background then. [`Error::WrongKind`], [`Error::InvalidCount`] (more than 2147483647
-    /// would be there): they were not given back. It is no error that the semaphore is gone.
+    /// timeout. The permits may or may not have been released; the release is not repeated.
+    /// [`Error::Unavailable`], [`Error::ResponseTimeout`]: the release could not be sent;
+    /// [`Error::Refused`]: the store refused it, for example because its memory is full. The
+    /// release then continues in the background. [`Error::WrongKind`], [`Error::InvalidCount`]
+    /// (there would be more than 2147483647): the permits were not released. It is not an error if
+    /// the semaphore no longer exists.
     ///
     /// # Cancel safety
     ///
-    /// When dropped, giving back goes on in the background.
+    /// When dropped, the release continues in the background.
     pub async fn release(mut self) -> Result<()> {
         let Some(mut owed) = self.owed.take() else {
             return Ok(());
@@ -110,14 +112,14 @@ impl SemaphorePermits {
         };
         let (owed, given_back) = background.finish(work, || true).await;
         if let Some(mut owed) = owed {
-            // Whoever asked hears what became of them; the log need not say so too.
+            // The caller gets the error, so it is not logged as well.
             owed.permits = 0;
         }
         given_back
     }
 
-    /// Keeps the permits for good: nothing gives them back by itself. To be given back by
-    /// [`Semaphore::release`](super::Semaphore::release), or never.
+    /// Keeps the permits: nothing releases them automatically. To return them, call
+    /// [`Semaphore::release`](super::Semaphore::release).
     ///
     /// ```
     /// # #[tokio::main(flavor = "current_thread")] async fn main() -> redlatch::Result<()> {
@@ -152,15 +154,15 @@ impl std::fmt::Debug for SemaphorePermits {
     }
 }
 
-/// Permits to give back. Says so in the log when it is dropped before that is done.
+/// Permits to release. Logs a warning if it is dropped before they are released.
 struct Owed {
     session: Arc<Session>,
     place: Arc<Place>,
-    /// 0 when nothing is owed any more.
+    /// 0 if nothing is owed.
     permits: u32,
-    /// Why nothing can be done about it.
+    /// The error that makes a retry useless.
     hopeless: Option<Error>,
-    /// When nothing is owed any more, because the semaphore is no more.
+    /// When the semaphore's time to live ends, after which nothing is owed.
     ends: Option<Instant>,
     lane: Lane,
 }
@@ -173,7 +175,7 @@ impl Owed {
         }
         let step = Add {
             place: self.place.clone(),
-            // As many as could be taken.
+            // Not more than could be acquired.
             permits: i32::try_from(self.permits).unwrap_or(i32::MAX),
             if_exists: true,
         };
@@ -207,12 +209,12 @@ impl Owed {
         }
     }
 
-    /// Whether the semaphore has ceased to be. Under its name may be another one by now.
+    /// Returns whether the semaphore's time to live has ended. Its name may belong to a new one by now.
     fn is_void(&self) -> bool {
         self.ends.is_some_and(|ends| Instant::now() >= ends)
     }
 
-    /// Tries until it is done, or known that it cannot be.
+    /// Retries until the release succeeds or is known to be impossible.
     async fn persist(mut self) {
         let give_up = Instant::now() + GIVING_BACK;
         let (place, permits) = (self.place.clone(), self.permits);

@@ -1,4 +1,4 @@
-//! The semaphore (Redisson: `RSemaphore`, `RedissonSemaphore`): a number of permits, without owners
+//! The semaphore (Redisson: `RSemaphore`, `RedissonSemaphore`): a number of permits without owners
 //! and without leases.
 
 #[cfg(test)]
@@ -20,30 +20,29 @@ use crate::name::{Family, Place};
 use crate::primitives::number::{Delete, Read};
 use crate::session::Session;
 
-/// The most permits there can be, or be owed: what a Java `int` holds.
+/// The maximum number of permits, available or owed: what a Java `int` holds.
 const MOST: i64 = i32::MAX as i64;
 
-/// A number of permits that all processes share: at most so many do something at once (Redisson:
+/// A number of permits that all processes share, which limits concurrent work (Redisson:
 /// `RSemaphore`, `getSemaphore(name)`).
 ///
-/// A handle is cheap, does nothing by itself, and can be cloned and shared. The permits are set once,
-/// by whoever comes first ([`Semaphore::try_set_permits`]); until then there are none, and who asks
-/// for one waits.
+/// A handle is cheap, does nothing by itself, and can be cloned and shared. The first caller of
+/// [`Semaphore::try_set_permits`] sets the permits; until then there are none and requests wait.
 ///
-/// Who waits is woken by a message of the store as soon as there are enough permits, and looks by
-/// itself once per watchdog lease. Waiters of one client are served first come, first served: who
-/// asks for few does not overtake who waits for many. Between clients there is no order.
+/// A message from the store wakes a waiter as soon as there are enough permits; it also checks once
+/// per watchdog lease. Waiters of one client are served in order of arrival: a request for few
+/// permits does not overtake one for many. There is no order between clients.
 ///
 /// # Which semaphore to use
 ///
-/// Permits of this one belong to nobody and have no lease. A process that dies (`kill -9`, a power
-/// cut) keeps its permits for ever, and an answer that is lost with its connection can do the same
-/// ([`Error::OutcomeUnknown`]). Then somebody has to look after it with
+/// The permits of this semaphore have no owner and no lease. A process that dies (`kill -9`, a
+/// power cut) keeps its permits forever, and an answer that is lost with its connection can have
+/// the same effect ([`Error::OutcomeUnknown`]). An operator must then correct the number with
 /// [`Semaphore::add_permits`]. A store that loses its data (`FLUSHALL`, eviction, a restart without
-/// persistence) loses the permits: who waits goes on waiting until they are set anew. Where that must not happen, use the expirable semaphore, whose
-/// permits have leases and come back by themselves. This one is for what is cheap to miscount, for
-/// counts that are set anew now and then ([`TrySetPermits::time_to_live`]), and for permits that one
-/// process takes and another gives back.
+/// persistence) loses the permits: waiters wait until they are set again. Where that must not
+/// happen, use the expirable semaphore, whose permits have leases and return by themselves. Use
+/// this one for limits where a miscount is harmless, for counts that are regularly set anew
+/// ([`TrySetPermits::time_to_live`]), and for permits that one process acquires and another releases.
 ///
 /// Inside one process a [`tokio::sync::Semaphore`] does the same at a thousandth of the cost.
 ///
@@ -75,22 +74,24 @@ impl Semaphore {
         }
     }
 
-    /// The name, as it was given.
+    /// Returns the name as it was passed in.
     pub fn name(&self) -> &str {
         self.place.name()
     }
 
-    /// Sets the number of permits, if none is set: at most 2147483647. Whether it was set by this
-    /// call. Await it, or set a time to live first: [`TrySetPermits`]. (Redisson: `trySetPermits`.)
+    /// Sets the number of permits, at most 2147483647, if it is not set yet. Returns whether this
+    /// call set it. Await the request, or set a time to live first: [`TrySetPermits`]. (Redisson:
+    /// `trySetPermits`.)
     ///
-    /// An exhausted semaphore is a semaphore: its permits are not set anew.
+    /// An exhausted semaphore exists: its permits are not set again.
     ///
     /// # Errors
     ///
     /// [`Error::InvalidName`], [`Error::InvalidCount`], [`Error::InvalidLease`],
     /// [`Error::WrongKind`], [`Error::Unavailable`], [`Error::ResponseTimeout`]: nothing was set.
-    /// [`Error::OutcomeUnknown`]: the connection broke before the answer came. The request may have set the
-    /// permits or not; it is not sent again, because the semaphore may have been deleted meanwhile.
+    /// [`Error::OutcomeUnknown`]: the connection broke before the answer arrived. The request may
+    /// or may not have set the permits; it is not sent again, because the semaphore may have been
+    /// deleted meanwhile.
     ///
     /// # Cancel safety
     ///
@@ -116,12 +117,13 @@ impl Semaphore {
         }
     }
 
-    /// Waits for a permit as long as it takes.
+    /// Acquires one permit and waits for it without a limit.
     pub fn acquire(&self) -> AcquirePermits {
         self.acquire_many(1)
     }
 
-    /// Waits for so many permits at once: it gets all or none. None are had at once, without asking.
+    /// Acquires this many permits, all or none, and waits for them without a limit. Zero permits
+    /// are granted immediately, without a round trip.
     ///
     /// ```
     /// # #[tokio::main(flavor = "current_thread")] async fn main() -> redlatch::Result<()> {
@@ -140,13 +142,13 @@ impl Semaphore {
         }
     }
 
-    /// Takes a permit if there is one: `None` if not. Await it, or set first how long to wait:
-    /// [`TryAcquirePermits::wait`]. Without waiting it also overtakes who waits.
+    /// Acquires one permit if it is available; `None` if not. Await the request, or set a wait
+    /// limit first: [`TryAcquirePermits::wait`]. Without a wait limit it also overtakes waiters.
     pub fn try_acquire(&self) -> TryAcquirePermits {
         self.try_acquire_many(1)
     }
 
-    /// Takes so many permits if there are so many, all or none.
+    /// Acquires this many permits if they are available, all or none.
     ///
     /// ```
     /// # #[tokio::main(flavor = "current_thread")] async fn main() -> redlatch::Result<()> {
@@ -168,20 +170,20 @@ impl Semaphore {
         }
     }
 
-    /// Adds permits that somebody took, here or elsewhere, and wakes who waits for them. For those
-    /// of a [`SemaphorePermits`] use that. A semaphore that is not there is made, as in Redisson,
-    /// unless there is nothing to add.
+    /// Adds permits that were acquired here or elsewhere, and wakes waiters. For the permits of a
+    /// [`SemaphorePermits`], use [`SemaphorePermits::release`]. A semaphore that does not exist is
+    /// created, as in Redisson, unless `permits` is zero.
     ///
     /// # Errors
     ///
-    /// [`Error::InvalidName`]; [`Error::InvalidCount`]: they would become more than 2147483647;
+    /// [`Error::InvalidName`]; [`Error::InvalidCount`]: there would be more than 2147483647;
     /// [`Error::WrongKind`], [`Error::Unavailable`], [`Error::ResponseTimeout`]: nothing was
-    /// changed. [`Error::OutcomeUnknown`]: there was no answer, and it is not sent again, because
-    /// it could add them twice.
+    /// changed. [`Error::OutcomeUnknown`]: there was no answer; the request is not sent again,
+    /// because it could add the permits twice.
     ///
     /// # Cancel safety
     ///
-    /// Once polled, it goes on in the background when dropped.
+    /// If dropped after it was polled, it continues in the background.
     ///
     /// ```
     /// # #[tokio::main(flavor = "current_thread")] async fn main() -> redlatch::Result<()> {
@@ -195,7 +197,8 @@ impl Semaphore {
         Ok(())
     }
 
-    /// As [`Semaphore::release`], but only if the semaphore is there. Whether it is.
+    /// Adds permits as [`Semaphore::release`] does, but only if the semaphore exists. Returns
+    /// whether it exists.
     ///
     /// ```
     /// # #[tokio::main(flavor = "current_thread")] async fn main() -> redlatch::Result<()> {
@@ -209,9 +212,9 @@ impl Semaphore {
         Ok(available.is_some())
     }
 
-    /// Adds permits, or takes some away for good. With more taken away than there are, the number
-    /// goes below zero: what is given back fills that up first. A semaphore that is not there is
-    /// made. Errors and cancel safety as [`Semaphore::release`]. (Redisson: `addPermits`.)
+    /// Adds permits, or removes them permanently. If more are removed than are available, the
+    /// number becomes negative, and releases first compensate for that. A semaphore that does not
+    /// exist is created. Errors and cancel safety as [`Semaphore::release`]. (Redisson: `addPermits`.)
     ///
     /// ```
     /// # #[tokio::main(flavor = "current_thread")] async fn main() -> redlatch::Result<()> {
@@ -229,9 +232,9 @@ impl Semaphore {
         Ok(())
     }
 
-    /// Takes all permits that are there, for good, and says how many that were. If permits were owed
-    /// (a number below zero), they are owed no more. Errors and cancel safety as
-    /// [`Semaphore::release`]. (Redisson: `drainPermits`.)
+    /// Removes all available permits permanently and returns their number. A negative number of
+    /// permits is reset to zero. Errors and cancel safety as [`Semaphore::release`]. (Redisson:
+    /// `drainPermits`.)
     ///
     /// ```
     /// # #[tokio::main(flavor = "current_thread")] async fn main() -> redlatch::Result<()> {
@@ -246,8 +249,8 @@ impl Semaphore {
         self.session.change(Drain { place }, "draining").await
     }
 
-    /// How many permits are there to be taken; 0 also if none were ever set, less when more were
-    /// taken away than there were. It may be otherwise by the time that this returns.
+    /// Returns the number of available permits: 0 also if they were never set, negative if more
+    /// were removed than were available. The number may have changed by the time this returns.
     ///
     /// # Errors
     ///
@@ -258,13 +261,13 @@ impl Semaphore {
         self.session.store.look(&Read { place }).await
     }
 
-    /// Deletes the semaphore. Returns whether there was one. Waiters continue to wait, until permits are set again.
+    /// Deletes the semaphore. Returns whether it existed. Waiters continue to wait until permits are set again.
     ///
     /// # Errors
     ///
-    /// As [`Semaphore::available`]. [`Error::OutcomeUnknown`]: the connection broke before the answer came. The
-    /// request may have deleted the semaphore or not; it is not sent again, because it could delete one that was
-    /// set meanwhile.
+    /// As [`Semaphore::available`]. [`Error::OutcomeUnknown`]: the connection broke before the
+    /// answer arrived. The request may or may not have deleted the semaphore; it is not sent again,
+    /// because it could delete one that was set meanwhile.
     ///
     /// # Cancel safety
     ///
@@ -281,7 +284,7 @@ impl Semaphore {
     async fn add(&self, permits: i32, if_exists: bool) -> Result<Option<i64>> {
         let place = self.place()?.clone();
         if permits == 0 && !if_exists {
-            // It would make an exhausted semaphore, whose permits nobody could set.
+            // Adding zero would create an exhausted semaphore, whose permits could not be set.
             return Ok(None);
         }
         let step = Add {
@@ -292,7 +295,7 @@ impl Semaphore {
         self.session.change(step, "adding permits").await
     }
 
-    /// The place, if its name can be used.
+    /// Returns the place, if its name is valid.
     fn place(&self) -> Result<&Arc<Place>> {
         self.place.check()?;
         Ok(&self.place)
@@ -307,7 +310,7 @@ impl std::fmt::Debug for Semaphore {
     }
 }
 
-/// A number of permits, as one that can be added.
+/// Converts a number of permits to one that can be added.
 fn check(permits: u32) -> Result<i32> {
     i32::try_from(permits).map_err(|_| Error::InvalidCount {
         count: permits.into(),

@@ -1,4 +1,4 @@
-//! The ways to ask for permits: builders that are awaited.
+//! The requests for permits: builders that are awaited.
 
 use std::future::IntoFuture;
 use std::pin::pin;
@@ -19,25 +19,26 @@ use crate::step::Outcome;
 use crate::store::{Lane, Sent};
 use crate::wait::{Attempt, Limits, Request};
 
-/// Waits for permits when awaited: [`Semaphore::acquire`], [`Semaphore::acquire_many`].
+/// Acquires permits when awaited, waiting without a limit: [`Semaphore::acquire`],
+/// [`Semaphore::acquire_many`].
 ///
 /// # Errors
 ///
 /// [`Error::InvalidName`], [`Error::InvalidCount`], [`Error::WrongKind`], [`Error::Unavailable`],
-/// [`Error::NoRuntime`]; [`Error::ResponseTimeout`]: there was no answer in time, and if there is one
-/// later, what it grants is given back; [`Error::OutcomeUnknown`]: the connection broke after the
-/// step had been sent, so that permits may have been taken that nobody has. It is not sent again,
+/// [`Error::NoRuntime`]; [`Error::ResponseTimeout`]: there was no answer in time, and permits that
+/// a later answer grants are released; [`Error::OutcomeUnknown`]: the connection broke after the
+/// step was sent, so permits may have been taken that no caller has. The step is not sent again,
 /// because it could take them twice.
 ///
 /// # Cancel safety
 ///
-/// May be dropped at any point: it leaves the line at once, and what may have been won meanwhile is
-/// given back in the background. But once polled it has to be polled on or dropped: one that is kept
-/// and not polled keeps its place in the line.
+/// May be dropped at any point: it leaves the queue immediately, and permits that were acquired
+/// meanwhile are released in the background. Once polled, it must be polled further or dropped: a
+/// request that is kept but not polled keeps its position in the queue.
 ///
-/// Giving back needs the answer that says what was taken. If there never is one, after a
-/// [`Error::ResponseTimeout`] or when dropped, because the connection breaks or the runtime ends, the
-/// permits may stay taken; the log says so (`tracing`, level WARN, with the semaphore's name).
+/// The release requires the answer that confirms the acquisition. If there is never an answer,
+/// after [`Error::ResponseTimeout`] or a drop, because the connection breaks or the runtime ends,
+/// the permits may stay taken. The log reports it (`tracing`, level WARN, with the semaphore's name).
 #[must_use = "nothing is acquired until this is awaited"]
 pub struct AcquirePermits {
     pub(super) semaphore: Semaphore,
@@ -45,7 +46,7 @@ pub struct AcquirePermits {
     pub(super) outage_limit: Option<Duration>,
 }
 
-/// Takes permits, or gives up, when awaited: [`Semaphore::try_acquire`],
+/// Acquires permits or gives up when awaited: [`Semaphore::try_acquire`],
 /// [`Semaphore::try_acquire_many`].
 ///
 /// Errors and cancel safety are those of [`AcquirePermits`].
@@ -59,8 +60,8 @@ pub struct TryAcquirePermits {
 
 impl AcquirePermits {
     /// Waits through an outage of the store that lasts at most this long:
-    /// [`ClientBuilder::outage_limit`](crate::ClientBuilder::outage_limit), for this request. A step whose
-    /// outcome is not known ([`Error::OutcomeUnknown`]) is not repeated, regardless of the limit.
+    /// [`ClientBuilder::outage_limit`](crate::ClientBuilder::outage_limit), for this request. A
+    /// step whose outcome is unknown ([`Error::OutcomeUnknown`]) is not repeated, regardless of the limit.
     pub fn outage_limit(mut self, limit: Duration) -> AcquirePermits {
         self.outage_limit = Some(limit);
         self
@@ -74,10 +75,10 @@ impl TryAcquirePermits {
         self
     }
 
-    /// Waits at most this long for permits, counted from when this is first polled. The request returns
-    /// at this limit, also during an outage: `None` if there were too few permits, or the error with
-    /// which the store could not be asked. Permits that a step in flight takes then are released in
-    /// the background. A time that the clock cannot hold is no limit.
+    /// Waits at most this long for permits, counted from the first poll. The request returns at
+    /// this limit, also during an outage: `None` if there were too few permits, or the error if the
+    /// store could not be reached. Permits that a step in flight acquires after that are released
+    /// in the background. A time that the clock cannot represent means no limit.
     pub fn wait(mut self, wait: Duration) -> TryAcquirePermits {
         self.wait = wait;
         self
@@ -90,7 +91,7 @@ impl IntoFuture for AcquirePermits {
 
     fn into_future(self) -> Self::IntoFuture {
         Box::pin(async move {
-            // Endless patience does not come back without: the loop says so to the compiler.
+            // Endless patience never returns `None`: the loop tells the compiler so.
             loop {
                 let (permits, limit) = (self.permits, self.outage_limit);
                 let won = obtain(&self.semaphore, permits, Patience::Endless, limit);
@@ -125,7 +126,7 @@ async fn obtain(
     let place = semaphore.place()?;
     super::check(permits)?;
     if permits == 0 {
-        // There are always so many.
+        // Zero permits are always available.
         let none = SemaphorePermits::new(session.clone(), place.clone(), 0, None);
         return Ok(Some(none));
     }
@@ -139,7 +140,7 @@ async fn obtain(
     session.waiting.within(limits, &sent, &mut taking).await
 }
 
-/// One acquisition under way, for the waiting room.
+/// One acquisition in progress, for the client's queue.
 struct Taking<'a> {
     semaphore: &'a Semaphore,
     permits: u32,
@@ -156,7 +157,7 @@ impl Request for Taking<'_> {
 }
 
 impl Attempt for Taking<'_> {
-    /// With what it takes to give them back, from the moment that they are had.
+    /// The guard, which releases the permits from the moment they are acquired.
     type Won = SemaphorePermits;
 
     fn channel(&self) -> &str {
@@ -171,8 +172,8 @@ impl Attempt for Taking<'_> {
         let session = &self.semaphore.session;
         let wait = Outcome::Wait(session.watchdog.lease().duration());
         if subscribe {
-            // Looking may be repeated, taking must not be: so the connection is made and the channel
-            // subscribed to before anything is taken, at no cost to those who have to wait anyway.
+            // Reading may be repeated, taking must not. So the connection is made and the channel
+            // subscribed before anything is taken, at no extra cost to requests that must wait anyway.
             let look = Read {
                 place: &self.semaphore.place,
             };
@@ -192,15 +193,15 @@ impl Attempt for Taking<'_> {
         self.sent
     }
 
-    /// There may be permits left for the next one.
+    /// There may be permits left for the next waiter.
     fn keeps_others_out(&self) -> Option<Duration> {
         None
     }
 }
 
 impl Taking<'_> {
-    /// One try. When it is dropped after it was sent, and when the answer takes too long, it is
-    /// heard out in the background: what it took is dropped there, which gives it back.
+    /// Makes one attempt. If it is dropped after it was sent, or the answer takes too long, a
+    /// background task awaits the answer and drops the permits that it grants, which releases them.
     async fn take(&self) -> Result<Outcome<SemaphorePermits>> {
         let session = self.semaphore.session.clone();
         let place = self.semaphore.place.clone();
@@ -256,13 +257,13 @@ impl Taking<'_> {
                 is_sent.failed(begun, error.clone());
                 Err(error)
             }
-            // What could not be sent by now gives up by itself, and says why.
+            // An attempt that could not be sent by now gives up by itself and returns the reason.
             None => work.await.heard(after),
         }
     }
 }
 
-/// Hands the news of one try to the request, also when the try is dropped.
+/// Transfers the state of one attempt to the request, also when the attempt is dropped.
 struct TakeOver<'a> {
     of: Arc<Sent>,
     by: &'a Sent,
@@ -274,8 +275,8 @@ impl Drop for TakeOver<'_> {
     }
 }
 
-/// What one try came to. Says so in the log when permits may have been taken of which nobody hears:
-/// when it is dropped sent and unanswered, or with an outcome that is not known.
+/// The result of one attempt. Logs a warning if permits may have been taken that no caller gets:
+/// when it is dropped sent but unanswered, or with an unknown outcome.
 struct Unheard {
     place: Arc<Place>,
     permits: u32,
@@ -284,7 +285,7 @@ struct Unheard {
 }
 
 impl Unheard {
-    /// Tells it to whoever asked, who waited for so long.
+    /// Returns the outcome to the caller; without one, a response timeout of `after`.
     fn heard(mut self, after: Duration) -> Result<Outcome<SemaphorePermits>> {
         self.sent.clear();
         let outcome = self.outcome.take();
@@ -308,7 +309,7 @@ impl Drop for Unheard {
     }
 }
 
-/// Sets the permits when awaited, if none are set: [`Semaphore::try_set_permits`].
+/// Sets the permits when awaited, if they are not set yet: [`Semaphore::try_set_permits`].
 #[must_use = "nothing is set until this is awaited"]
 pub struct TrySetPermits {
     pub(super) semaphore: Semaphore,
@@ -317,10 +318,10 @@ pub struct TrySetPermits {
 }
 
 impl TrySetPermits {
-    /// The semaphore ceases to be after this long, whatever happens to it meanwhile: 1 ms to
-    /// [`MAX_LEASE`](crate::MAX_LEASE), cut to whole milliseconds. Anything else is an
-    /// [`Error::InvalidLease`] when it is awaited, in the words that leases have. Its end wakes
-    /// nobody: who waits goes on waiting until permits are set anew.
+    /// Sets the time after which the semaphore ceases to exist, regardless of its use: 1 ms to
+    /// [`MAX_LEASE`](crate::MAX_LEASE), truncated to whole milliseconds. Other values fail with
+    /// [`Error::InvalidLease`] when the request is awaited. The end of this time wakes no waiters:
+    /// they wait until permits are set again.
     pub fn time_to_live(mut self, time_to_live: Duration) -> TrySetPermits {
         self.time_to_live = Some(time_to_live);
         self

@@ -1,5 +1,12 @@
-//! The semaphore's steps. None of them can be sent twice: each changes a number by some, and the
-//! store keeps no account of by whom.
+//! The semaphore's steps. State: one number, the available permits.
+//!
+//! * Take: subtract the permits if enough are available. Also return the semaphore's time to live,
+//!   so that the guard does not release permits to a later semaphore of the same name.
+//! * Add: add (or subtract) permits within the valid range, and publish the new number if it grew.
+//! * Drain: set the number to zero and return it.
+//!
+//! No step may be sent twice: each changes the number by a difference, and the store does not
+//! record which client did it.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -14,8 +21,8 @@ use crate::primitives::number::{number, script};
 use crate::space::Space;
 use crate::step::{Args, Outcome, Script, Step, unexpected};
 
-/// Takes permits, if there are so many; and for how long there will be a semaphore to give them back
-/// to, [`Duration::MAX`] if for ever.
+/// Takes permits, if enough are available. Replies with the semaphore's remaining time to live;
+/// [`Duration::MAX`] if it never expires.
 pub(super) struct Take<'a> {
     pub(super) place: &'a Place,
     pub(super) permits: u32,
@@ -62,8 +69,8 @@ impl Step for Take<'_> {
     }
 }
 
-/// Adds permits, or takes some away. How many there are then; `None` if there is no semaphore and
-/// none was to be made.
+/// Adds permits, or removes some. Replies with the new number; `None` if there is no semaphore and
+/// none may be created.
 pub(super) struct Add {
     pub(super) place: Arc<Place>,
     pub(super) permits: i32,
@@ -120,7 +127,7 @@ impl Step for Add {
         if (added > 0 && sum > MOST) || (added < 0 && sum < -MOST) {
             return Err(self.out_of_range());
         }
-        // Without an end if it is new, else with the one that it has.
+        // A new key gets no expiry; an existing one keeps its own.
         *space.find_or_begin::<i64>(self.place.key(), now)? = sum;
         if added > 0 {
             space.publish(self.place.channel(), sum);
@@ -129,13 +136,13 @@ impl Step for Add {
     }
 }
 
-/// Takes all permits that there are; what was owed is owed no more.
+/// Takes all available permits. A negative number becomes zero.
 pub(super) struct Drain {
     pub(super) place: Arc<Place>,
 }
 
 impl Step for Drain {
-    /// How many there were.
+    /// How many permits were available.
     type Reply = i64;
 
     fn script(&self) -> &'static Script {

@@ -1,9 +1,9 @@
--- Takes permits, if there are so many.
+-- Takes permits, if enough are available.
 --
 -- KEYS[1]  the semaphore: the number of permits available
--- ARGV[1]  permits wanted
--- Returns  { for how long the semaphore will be there in ms, -1: for ever }
---          else 0: there are not so many
+-- ARGV[1]  requested permits
+-- Returns  { the semaphore's remaining time to live in ms, -1: forever }
+--          else 0: there are too few
 local value, wrong = number(KEYS[1])
 if wrong then
     return wrong

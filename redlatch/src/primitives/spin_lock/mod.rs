@@ -1,5 +1,5 @@
 //! The spin lock (Redisson: `RSpinLock`, `RedissonSpinLock`): the re-entrant lock without messages.
-//! It has no steps of its own; what it adds is when to ask again.
+//! It has no steps of its own; it only adds the pauses between attempts.
 
 use std::time::Duration;
 
@@ -15,18 +15,18 @@ use crate::primitives::lock::rules;
 use crate::space::Space;
 use crate::step::{Args, BoxedStep, Outcome, Script, Step};
 
-/// A lock that is waited for by asking again and again, with growing pauses (Redisson: `RSpinLock`).
+/// A lock whose waiters poll with growing pauses (Redisson: `RSpinLock`).
 ///
-/// It subscribes to nothing, and says nothing when it is released, so thousands of short-lived names cost the store
-/// no subscriptions. Of the waiters of one client only the first asks. It is the same lock in the
-/// store as [`Client::lock`](crate::Client::lock): both exclude each other, but who waits there for
-/// somebody who spins is not called, and looks again when the lease would have ended. One owner that
-/// holds it through one of the two is told [`Error::WrongKind`](crate::Error::WrongKind) when it asks
-/// through the other: the holds would be one, and only one of them calls who waits.
+/// It neither subscribes nor publishes on release, so thousands of short-lived names cost the store
+/// no subscriptions. Of the waiters of one client only the first polls. It is the same lock in the
+/// store as [`Client::lock`](crate::Client::lock): both exclude each other. But a spin lock's
+/// release does not wake waiters of that handle; they retry when the lease would have ended. An
+/// owner that holds the lock through one of the two handles and requests it through the other gets
+/// [`Error::WrongKind`](crate::Error::WrongKind): both would share one hold, and only one of them wakes waiters.
 ///
-/// When not to use it: where a lock is held for longer than some milliseconds, or waited for by many
-/// processes, each of them asks up to 1000 times a second, in the end 8 times a second; the lock
-/// that is woken asks once.
+/// When not to use it: where a lock is held for longer than some milliseconds or many processes
+/// wait for it. Each of them asks up to 1000 times a second, later 8 times a second; a waiter that
+/// is woken asks once.
 ///
 /// ```
 /// use std::time::Duration;
@@ -53,7 +53,7 @@ pub struct Spin {
 impl OwnedKind for Spin {}
 
 impl Lock<Spin> {
-    /// How long to pause between tries. Default [`Backoff::default`].
+    /// Sets the pause between attempts. Default [`Backoff::default`].
     #[must_use]
     pub fn backoff(self, backoff: Backoff) -> Lock<Spin> {
         self.with_kind(Spin { backoff })
@@ -65,7 +65,7 @@ impl Kind for Spin {
         Reentrant.renew_script()
     }
 
-    /// Without a channel: waiters that spin are not subscribed to one.
+    /// Passes no channel: spinning waiters do not subscribe.
     fn renew_args(&self, hold: &Hold, args: &mut Args<'_>) {
         args.text(&hold.field);
         args.text("");
@@ -113,7 +113,7 @@ impl Rules for Spin {
         Reentrant.force(place)
     }
 
-    /// Nobody is called: this is but the name of a line, other than that of those who are.
+    /// No messages are sent on this channel. It only names a queue separate from that of the other handle.
     fn channel<'a>(&self, hold: &'a Hold) -> &'a str {
         hold.place.spinning()
     }

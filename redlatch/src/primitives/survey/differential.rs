@@ -1,5 +1,5 @@
-//! Script and rule of the survey agree on whatever may be under a name. Other primitives' steps put it
-//! there: each of their tests covers its own, this one what they look like from outside.
+//! Compares script and rule of the listing step on any data under a name. The steps of other
+//! primitives create the data: each of their tests covers its own primitive, this one how they look in listings.
 
 use std::time::Duration;
 

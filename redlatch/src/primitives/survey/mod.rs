@@ -1,4 +1,4 @@
-//! What there is under some names, whatever it is: what listings show.
+//! The objects under some names, of any kind, for listings.
 
 #[cfg(test)]
 mod differential;
@@ -10,71 +10,71 @@ use super::handle::Holder;
 
 pub(crate) use rules::Survey;
 
-/// What an object is and how it stands.
+/// The kind and state of an object.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum ObjectState {
-    /// A lock, of whatever kind: they look the same in the store, but for what they keep besides.
+    /// A lock of any kind: they look the same in the store, except for their additional keys.
     #[non_exhaustive]
     Lock {
-        /// Who holds it.
+        /// The holder, if the lock is held.
         holder: Option<Holder>,
-        /// Who waits for it, in order, if it is a fair lock.
+        /// The waiters in order, if it is a fair lock.
         queue: Vec<Waiting>,
         /// The token of its latest acquisition, if it is a fenced lock.
         token: Option<u64>,
     },
-    /// A read-write lock that is held.
+    /// A held read-write lock.
     #[non_exhaustive]
     ReadWriteLock {
-        /// Who writes.
+        /// The writer, if there is one.
         writer: Option<Holder>,
-        /// Who reads; one of them may be the writer.
+        /// The readers; one of them may be the writer.
         readers: Vec<Holder>,
     },
-    /// A semaphore or a count-down latch: both are a number, and nothing else tells them apart.
+    /// A semaphore or a count-down latch: both are a number, and the store cannot tell them apart.
     #[non_exhaustive]
     Counter {
-        /// Permits available, or what is left to count down.
+        /// Available permits, or the count.
         value: i64,
-        /// How long it lives, if not for ever.
+        /// Remaining time to live; `None` if it never expires.
         remaining: Option<Duration>,
     },
-    /// An expirable semaphore with permits out. Without any it is a [`ObjectState::Counter`].
+    /// An expirable semaphore with held permits. Without any, it is a [`ObjectState::Counter`].
     #[non_exhaustive]
     ExpirableSemaphore {
-        /// Permits available.
+        /// Number of free permits.
         available: i64,
-        /// Permits that are out.
+        /// The held permits.
         acquired: Vec<OutPermit>,
     },
 }
 
-/// Somebody who waits for a fair lock.
+/// A waiter of a fair lock.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Waiting {
     /// `<client id>:<number>`.
     pub owner: String,
-    /// How long its place in the queue is kept for it.
+    /// How long its position in the queue is kept.
     pub remaining: Duration,
 }
 
-/// A permit of an expirable semaphore that somebody has.
+/// A held permit of an expirable semaphore.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct OutPermit {
     /// Its id, in hexadecimal digits.
     pub id: String,
-    /// How long it is out unless renewed; `None` for ever.
+    /// Time until it expires unless it is renewed; `None` if it never expires.
     pub remaining: Option<Duration>,
 }
 
-/// What kind of object is kept under a name, as far as the store can tell.
+/// The kind of an object, as far as the store can tell.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum ObjectKind {
-    /// A lock without anything besides.
+    /// A lock without additional keys.
     Lock,
     /// A lock with a queue.
     FairLock,
@@ -89,8 +89,8 @@ pub enum ObjectKind {
 }
 
 impl ObjectState {
-    /// What kind of object this is, as far as the store can tell: a fair lock that nobody waits for
-    /// looks like any other.
+    /// Returns the kind of this object, as far as the store can tell: a fair lock without waiters
+    /// looks like any other lock.
     pub fn kind(&self) -> ObjectKind {
         match self {
             ObjectState::Lock { queue, .. } if !queue.is_empty() => ObjectKind::FairLock,
@@ -102,7 +102,7 @@ impl ObjectState {
         }
     }
 
-    /// All who hold it, if it is a lock: writer and readers, or the one holder.
+    /// Returns all holders of a lock: writer and readers, or the single holder.
     pub fn holders(&self) -> Vec<&Holder> {
         match self {
             ObjectState::Lock { holder, .. } => holder.iter().collect(),

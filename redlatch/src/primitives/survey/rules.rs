@@ -1,4 +1,4 @@
-//! The step that looks at names without knowing what they are.
+//! The step that reads names without knowing the kinds of their objects.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::time::Duration;
@@ -15,22 +15,22 @@ use crate::primitives::read_write_lock::Inspect;
 use crate::space::{Holds, Mode, Space};
 use crate::step::{Args, Script, Step, unexpected};
 
-/// The date of what never expires is beyond this.
+/// An entry that never expires has a date beyond this.
 const NEVER: i64 = 900_000_000_000_000;
 
-/// What there is under some names.
+/// Returns the objects under some names.
 pub(crate) struct Survey<'a> {
     pub(crate) names: &'a [Beside],
 }
 
-/// What is under one name: nothing, an object, or something else.
+/// The object under one name: none, an object, or the description of other data.
 pub(crate) type Seen = std::result::Result<Option<ObjectState>, &'static str>;
 
 impl Step for Survey<'_> {
     type Reply = Vec<Seen>;
 
     fn script(&self) -> &'static Script {
-        // A read-write lock looks as its own scripts see it.
+        // Uses the read-write lock's own functions, so both see the same state.
         static SCRIPT: Script = Script::new(concat!(
             include_str!("../read_write_lock/readers.lua"),
             include_str!("../read_write_lock/sides.lua"),
@@ -50,7 +50,7 @@ impl Step for Survey<'_> {
     fn reply(&self, raw: Value) -> Result<Vec<Seen>> {
         match raw {
             Value::Array(all) if all.len() == self.names.len() => {
-                // What cannot be read is no object of ours; it must not hide those that are.
+                // An unreadable reply is not an object of this library; it must not hide the others.
                 let seen = |raw| seen(raw).unwrap_or(Err(OTHER_TYPE));
                 Ok(all.into_iter().map(seen).collect())
             }
@@ -64,7 +64,7 @@ impl Step for Survey<'_> {
     }
 }
 
-/// The rule, for one name.
+/// Reads one name, as the script does.
 fn look(space: &mut Space, name: &Beside, now: Instant) -> Seen {
     let key = name.key.as_str();
     if let Ok(Some(number)) = space.find::<i64>(key, now) {
@@ -149,7 +149,8 @@ fn queue(space: &mut Space, name: &Beside, now: Instant) -> Vec<Waiting> {
     queue.value.iter().filter_map(waiting).collect()
 }
 
-/// Members of a sorted set with how long they have: nothing if it is over, `None` if for ever.
+/// Returns the members of a sorted set with their remaining time: zero if it has passed, `None` if
+/// they never expire.
 fn dates(space: &mut Space, key: &str, now: Instant) -> Option<Vec<(String, Option<Duration>)>> {
     let today = space.date(now);
     let found = space.find::<BTreeMap<String, i64>>(key, now).ok()??;
@@ -163,7 +164,7 @@ fn dates(space: &mut Space, key: &str, now: Instant) -> Option<Vec<(String, Opti
     Some(dates.into_iter().map(left).collect())
 }
 
-/// What the script says of one name.
+/// Parses the script's reply for one name.
 fn seen(raw: Value) -> Result<Seen> {
     let parts = match raw {
         Value::Nil => return Ok(Ok(None)),
@@ -237,7 +238,7 @@ fn seen(raw: Value) -> Result<Seen> {
 
 const OTHER_TYPE: &str = "a key of another type";
 
-/// What the script found that is no object of this library.
+/// Maps other data that the script found to its description.
 fn other_kind(found: &str) -> &'static str {
     match found {
         "a hash of another kind" => "a hash of another kind",
@@ -250,7 +251,7 @@ fn other_kind(found: &str) -> &'static str {
     }
 }
 
-/// The parts of a reply, one after the other.
+/// The parts of a reply, in order.
 struct Parts(std::vec::IntoIter<Value>);
 
 impl Parts {
@@ -281,7 +282,7 @@ impl Parts {
         text.parse().map_err(unknown)
     }
 
-    /// Milliseconds; negative for ever.
+    /// Parses milliseconds; a negative number means forever.
     fn time(&mut self) -> Result<Option<Duration>> {
         match self.0.next() {
             Some(Value::Int(millis)) => {

@@ -1,19 +1,20 @@
--- What there is under some names, whatever it is. Never fails because of one key.
+-- Returns the objects under some names, of any kind. Never fails because of a single key.
 --
--- KEYS     for each name six: its key; queue and timeouts, should it be a fair lock; token, should it
---          be fenced; deadlines, should it be an expirable semaphore; what the keys of its readers
---          begin with, should it be a read-write lock
--- Returns  for each, with remaining times in ms (-1: for ever):
---          nil: nothing
+-- KEYS     for each name six: its key; queue and timeouts, for a fair lock; token, for a fenced lock;
+--          deadlines, for an expirable semaphore; prefix of the readers' timeout keys, for a
+--          read-write lock
+-- Returns  for each, with remaining times in ms (-1: forever):
+--          nil: no object
 --          { 'lock', owner or nil, hold count, remaining, token or nil, waiting owner, remaining, ... }
 --          { 'rwlock', side, owner, hold count, remaining, ... }
 --          { 'number', value, remaining }
---          { 'permits', value, permits whose time is over, id, remaining, ... }
---          { 'other', what it is }
+--          { 'permits', value, number of expired permits, id, remaining, ... }
+--          { 'other', its type }
 local time = redis.call('TIME')
 local now = math.floor(time[1] * 1000 + time[2] / 1000)
 
--- Members of a sorted set of dates that are not over, with how long they have.
+-- Appends the members of a sorted set of dates that have not passed, with the time left. Returns
+-- the number of passed dates.
 local function lasting(key, into)
     local dates = redis.call('ZRANGE', key, 0, -1, 'WITHSCORES')
     local over = 0
@@ -23,7 +24,7 @@ local function lasting(key, into)
             over = over + 1
         else
             table.insert(into, dates[i])
-            -- The date of what never expires is beyond all others.
+            -- A member that never expires has a date beyond all others.
             table.insert(into, left > 900000000000000 and -1 or math.floor(left))
         end
     end
@@ -69,7 +70,7 @@ local function look(key, queue, timeouts, token, deadlines, readers)
         return false
     end
     if kind == 'hash' then
-        -- Nobody else's hash is read, however many fields it has.
+        -- Does not read hashes of other programs, however many fields they have.
         if is_mode(redis.call('HGET', key, 'mode')) then
             return rwlock(key, readers)
         end
@@ -90,7 +91,7 @@ local function look(key, queue, timeouts, token, deadlines, readers)
         if redis.call('TYPE', deadlines).ok ~= 'zset' then
             return { 'number', value, redis.call('PTTL', key) }
         end
-        -- Not added up here: beyond 2^53 numbers are not exact.
+        -- Not added up here, because numbers beyond 2^53 are not exact.
         local seen = { 'permits', value, '' }
         seen[3] = string.format('%d', lasting(deadlines, seen))
         return seen

@@ -1,5 +1,20 @@
-//! The steps of the read-write lock: what each does, as plain code, beside the Lua that does the
-//! same. Here what both sides have in common.
+//! The steps of the read-write lock in Rust, which the embedded store runs. Each has a Lua script
+//! that does the same. This module contains the parts that both sides share.
+//!
+//! State: a hash with the fields `mode` (read or write), owner -> read holds, and owner:write ->
+//! write holds. For each read hold a key that expires with the hold's lease. In mode read the hash
+//! expires with the longest of them, in mode write with the writer's lease or later. For
+//! [`prefer_writers`](super::ReadWriteLock::prefer_writers) a set of dates of the waiting writers.
+//!
+//! * Read: wait if another owner writes. A new reader of a handle that prefers writers also waits
+//!   while a waiting writer is marked. Otherwise set the count, and renew the key of the last hold.
+//! * Write: possible without a hash, or if the owner already writes. An error if the owner itself
+//!   reads. A writer that waits marks itself, for a limited time.
+//! * Release of a read hold: pass its lease on to the remaining holds of the owner. The last reader
+//!   deletes the hash and wakes a waiter; waiters are also woken if the end moves nearer by a second.
+//! * Release of the write side: if the owner still reads, the mode becomes read, otherwise the hash
+//!   is deleted. All waiters are woken.
+//! * A reader whose keys have all expired is dead: it blocks no owner and is removed by the next release.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -17,19 +32,19 @@ use crate::step::{Args, Script, Step, unexpected, yes_or_no};
 pub(super) mod read;
 pub(super) mod write;
 
-/// A script of the read-write lock, behind what they all have in common.
+/// Returns a script of the read-write lock, with the shared functions prepended.
 macro_rules! script {
     ($($file:literal),+) => {{
         static SCRIPT: Script =
             Script::new(concat!(include_str!("../readers.lua"), $(include_str!($file)),+))
-                // The timeouts of all readers.
+                // The timeout keys of all readers.
                 .with_undeclared_keys();
         &SCRIPT
     }};
 }
 use script;
 
-/// The hash of a read-write lock and its mode, if anybody holds it. An error if it is another's.
+/// Returns the hash of a read-write lock and its mode, if it is held. An error if it is a hash of another kind.
 fn find<'a>(
     space: &'a mut Space,
     place: &Place,
@@ -44,34 +59,33 @@ fn find<'a>(
     }
 }
 
-/// The key that says how long a reader's `n`-th hold lives.
+/// Returns the key that lives as long as a reader's `n`-th hold.
 fn timeout(own: &str, n: u32) -> String {
     format!("{own}:{n}")
 }
 
-/// How long one of those holds lives on. Zero: it has ended.
+/// Returns how long one of those holds still lives. Zero: it has ended.
 fn left_of(space: &mut Space, own: &str, n: u32, now: Instant) -> Duration {
     match space.remaining(&timeout(own, n), now) {
-        // Without an end it is none that a reader made.
+        // A key without expiry was not created by a reader.
         None | Some(Duration::MAX) => Duration::ZERO,
         Some(left) => left,
     }
 }
 
-/// How many of somebody's holds live by a key of their own. Those beyond share the last one: a count
-/// that somebody else has written must not keep the store busy.
+/// Returns how many of a reader's holds have their own key. Further holds share the last one: a
+/// count written by another program must not keep the store busy.
 fn keyed(count: u32) -> u32 {
     count.min(10_000)
 }
 
-/// How long somebody reads on who has that many holds, those before `first` not counted. Zero: not
-/// any more.
+/// Returns the longest remaining time of a reader's holds, from the hold `first` on. Zero: all have ended.
 fn longest(space: &mut Space, own: &str, first: u32, count: u32, now: Instant) -> Duration {
     let left = (first..=keyed(count)).map(|n| left_of(space, own, n, now));
     left.max().unwrap_or_default()
 }
 
-/// All who read, dead ones included, and how many holds they have.
+/// Returns all readers, including dead ones, and their hold counts.
 fn readers(counts: &BTreeMap<String, u32>, place: &Place) -> Vec<(String, u32)> {
     let readers = counts.iter().filter(|(field, _)| !place.writes(field));
     readers
@@ -79,8 +93,8 @@ fn readers(counts: &BTreeMap<String, u32>, place: &Place) -> Vec<(String, u32)> 
         .collect()
 }
 
-/// How long anybody reads on. Zero: nobody does. Who has died is cleared away, so that the dead do
-/// not pile up for as long as there is always somebody who lives.
+/// Returns the longest remaining time of all readers. Zero: there are none. Removes dead readers,
+/// so that they do not accumulate while others keep reading.
 fn longest_of_all(space: &mut Space, place: &Place, now: Instant) -> Result<Duration> {
     let all = match find(space, place, now)? {
         Some((_, holds)) => readers(&holds.value.counts, place),
@@ -99,14 +113,14 @@ fn longest_of_all(space: &mut Space, place: &Place, now: Instant) -> Result<Dura
     Ok(most)
 }
 
-/// Ends the holds of a reader from the `first` on.
+/// Ends the holds of a reader from the hold `first` on.
 fn forget(space: &mut Space, own: &str, count: u32, first: u32) {
     for n in first..=keyed(count) {
         space.remove(&timeout(own, n));
     }
 }
 
-/// A side as scripts call it.
+/// Returns a side's name in the scripts.
 fn side(mode: Mode) -> &'static str {
     match mode {
         Mode::Read => "read",
@@ -114,7 +128,7 @@ fn side(mode: Mode) -> &'static str {
     }
 }
 
-/// Who holds one side.
+/// Returns the holders of one side.
 pub(crate) struct Inspect<'a> {
     pub(crate) place: &'a Place,
     pub(crate) side: Mode,
@@ -171,14 +185,14 @@ impl Step for Inspect<'_> {
     }
 }
 
-/// Takes one side from whoever holds it.
+/// Releases one side whichever owners hold it.
 pub(super) struct Force<'a> {
     pub(super) place: &'a Place,
     pub(super) side: Mode,
 }
 
 impl Step for Force<'_> {
-    /// Whether anybody held it.
+    /// Whether it was held.
     type Reply = bool;
 
     fn script(&self) -> &'static Script {
@@ -232,14 +246,14 @@ impl Step for Force<'_> {
     }
 }
 
-/// Nobody writes any more: all who wait may look. Both messages, for the sake of Redisson's waiters
-/// (see `call_all` in `readers.lua`).
+/// Wakes all waiters, because there is no writer any more. It publishes both messages for
+/// Redisson's waiters (see `call_all` in `readers.lua`).
 fn call_all(space: &mut Space, place: &Place) {
     space.publish(place.channel(), WRITE_RELEASED);
     space.publish(place.channel(), READ_RELEASED);
 }
 
-/// What is published when the last reader has left.
+/// The message that the last reader has left.
 const READ_RELEASED: i64 = 0;
-/// What is published when the writer has left, or one that waited has given up: readers may go.
+/// The message that the writer has left, or that a waiting writer has given up: readers may proceed.
 const WRITE_RELEASED: i64 = 1;

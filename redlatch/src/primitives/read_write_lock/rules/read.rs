@@ -18,10 +18,10 @@ use crate::primitives::lock::rules::{ENDLESS, held_or_wait, wrong_kind};
 use crate::space::{Holds, Mode, Space};
 use crate::step::{Args, Outcome, Script, Step, yes_or_no};
 
-/// Takes the read side for an owner, or says how long somebody may still write.
+/// Acquires the read side for an owner, or returns how long another owner may still write.
 pub(in super::super) struct Acquire<'a> {
     pub(in super::super) ask: Ask<'a>,
-    /// Whether writers that wait go first.
+    /// Whether to wait behind waiting writers.
     pub(in super::super) yields: bool,
 }
 
@@ -72,7 +72,7 @@ impl Step for Acquire<'_> {
         }
         if longest(space, own, 1, held, now).is_zero() {
             if count > 1 {
-                // What was to be entered again has been lost.
+                // The hold to re-enter has been lost.
                 return Ok(Outcome::Wait(Duration::ZERO));
             }
             if self.yields
@@ -93,7 +93,7 @@ impl Step for Acquire<'_> {
             holds.value.counts.insert(owner.to_owned(), count);
             holds.extend_to(end);
         }
-        // What an earlier life of the same owner has left behind.
+        // Removes what earlier holds of the same owner left behind.
         let last = keyed(count);
         forget(space, own, held, last + 1);
         if left_of(space, own, last, now) < lease.duration() {
@@ -103,7 +103,7 @@ impl Step for Acquire<'_> {
     }
 }
 
-/// For how long writers that wait hold new readers back.
+/// Returns how long waiting writers block new readers.
 fn held_back(space: &mut Space, place: &Place, now: Instant) -> Result<Option<Duration>> {
     let today = space.date(now);
     let Some(writers) = space.find::<BTreeMap<String, i64>>(place.writers(), now)? else {
@@ -114,20 +114,20 @@ fn held_back(space: &mut Space, place: &Place, now: Instant) -> Result<Option<Du
     Ok((left > 0).then(|| Duration::from_millis(left)))
 }
 
-/// So much sooner is worth a message. Leases that are renewed at different times differ by less than
-/// that from one to the next, if there are many.
+/// The minimum change of the end that is worth a message. If there are many leases that are renewed
+/// at different times, neighboring ones differ by less.
 const MUCH_NEARER: Duration = Duration::from_secs(1);
 
-/// Sets a reader's hold count to what it wants to keep; none gives its side back.
+/// Sets a reader's hold count to the number of holds to keep; 0 releases its side.
 pub(in super::super) struct Release<'a> {
     pub(in super::super) hold: &'a Hold,
     pub(in super::super) keep: u32,
-    /// The lease to go on with; `None` leaves it as it is.
+    /// The new lease; `None` leaves it unchanged.
     pub(in super::super) lease: Option<Lease>,
 }
 
 impl Step for Release<'_> {
-    /// Whether the owner read.
+    /// Whether the owner was reading.
     type Reply = bool;
 
     fn script(&self) -> &'static Script {
@@ -163,12 +163,11 @@ impl Step for Release<'_> {
             return Ok(false);
         };
         let held = !longest(space, own, 1, count, now).is_zero();
-        // Never more than there is; a dead reader is cleared away whatever it wanted.
+        // A release never increases the count; a dead reader is always removed.
         let keep = if held { self.keep.min(count) } else { 0 };
         let last = keyed(keep);
         if keep > 0 {
-            // All holds of an owner are held for as long as the longest: what is given back hands
-            // that on.
+            // All holds of an owner last as long as the longest, so a released hold passes its lease on.
             let most = longest(space, own, last, count, now).max(lease);
             if left_of(space, own, last, now) < most {
                 space.set(&timeout(own, last), 1, Some(now + most), now);
@@ -183,7 +182,7 @@ impl Step for Release<'_> {
             _ => drop(holds.value.counts.insert(owner.to_owned(), keep)),
         }
         if mode == Mode::Write {
-            // Its owner writes, too: that goes on as it is.
+            // The owner also writes: its write hold does not change.
             if keep > 0 && !lease.is_zero() {
                 holds.extend_to(now + lease);
             }
@@ -195,8 +194,8 @@ impl Step for Release<'_> {
         } else if let Some((_, mut holds)) = find(space, place, now)? {
             holds.set_end(now + most);
         }
-        // Writers sleep until the end that they were told. If it has come much nearer they are told
-        // again: who still reads may be dead and not say so.
+        // Writers sleep until the end that they received. If it is now much nearer, they are woken:
+        // the remaining readers may be dead and never release.
         if most.is_zero() || left.saturating_sub(most) >= MUCH_NEARER {
             space.publish(place.channel(), READ_RELEASED);
         }
@@ -209,7 +208,7 @@ pub(in super::super) fn renew_script() -> &'static Script {
     script!("../read_renew.lua")
 }
 
-/// The rule of the same, for one.
+/// Renews one reader, as the script does.
 pub(in super::super) fn renew(
     space: &mut Space,
     hold: &Hold,

@@ -15,15 +15,15 @@ use crate::primitives::lock::rules::{self as lock, ENDLESS, held_or_wait, is_gon
 use crate::space::{Holds, Mode, Space};
 use crate::step::{Args, Outcome, Script, Step, yes_or_no};
 
-/// Takes the write side for an owner, or says how long others may still read or write.
+/// Acquires the write side for an owner, or returns how long others may still read or write.
 pub(in super::super) struct Acquire<'a> {
     pub(in super::super) ask: Ask<'a>,
-    /// How long new readers are held back if this has to wait, should it not be heard of again.
+    /// How long new readers are blocked if this has to wait and does not retry.
     pub(in super::super) holds_back: Option<Lease>,
 }
 
 impl Acquire<'_> {
-    /// How long to be remembered as somebody who waits.
+    /// Returns how long the store remembers this waiting writer, if it waits.
     fn mark(&self) -> Option<Lease> {
         self.holds_back.filter(|_| self.ask.waits)
     }
@@ -74,7 +74,7 @@ impl Step for Acquire<'_> {
         let end = now + lease.duration();
         let Some((mode, mut holds)) = find(space, place, now)? else {
             if count > 1 {
-                // What was to be entered again has been lost.
+                // The hold to re-enter has been lost.
                 return Ok(Outcome::Wait(Duration::ZERO));
             }
             let holds = Holds {
@@ -114,13 +114,13 @@ impl Step for Acquire<'_> {
         if let Some(mut writers) = space.find::<BTreeMap<String, i64>>(place.writers(), now)? {
             writers.set_end(now + mark.duration());
         }
-        // Asked again in time, it is not forgotten while it waits.
+        // If the writer retries in time, its mark does not expire while it waits.
         Ok(Outcome::Wait(left.min(mark.third())))
     }
 }
 
 impl Acquire<'_> {
-    /// It has it now, so it holds nobody back as somebody who waits.
+    /// Removes this writer's mark, because it holds the lock now.
     fn waits_no_more(&self, space: &mut Space, now: Instant) -> Result<Outcome> {
         if self.holds_back.is_some() {
             unmark(space, self.ask.hold, now)?;
@@ -129,22 +129,22 @@ impl Acquire<'_> {
     }
 }
 
-/// Removes an owner from those who wait to write. Whether it was there.
+/// Removes an owner from the waiting writers. Returns whether it was marked.
 fn unmark(space: &mut Space, hold: &Hold, now: Instant) -> Result<bool> {
     let writers = space.find::<BTreeMap<String, i64>>(hold.place.writers(), now)?;
     Ok(writers.is_some_and(|writers| writers.value.remove(&*hold.field).is_some()))
 }
 
-/// Sets a writer's hold count to what it wants to keep; none gives its side back.
+/// Sets a writer's hold count to the number of holds to keep; 0 releases its side.
 pub(in super::super) struct Release<'a> {
     pub(in super::super) hold: &'a Hold,
     pub(in super::super) keep: u32,
-    /// The lease to go on with; `None` leaves it as it is.
+    /// The new lease; `None` leaves it unchanged.
     pub(in super::super) lease: Option<Lease>,
 }
 
 impl Step for Release<'_> {
-    /// Whether the owner wrote.
+    /// Whether the owner was writing.
     type Reply = bool;
 
     fn script(&self) -> &'static Script {
@@ -200,7 +200,7 @@ impl Step for Release<'_> {
     }
 }
 
-/// Renews the leases of many writers, each of which is that of the lock's key.
+/// Renews the leases of many writers. A writer's lease is the expiry of the lock's key.
 pub(in super::super) fn renew_script() -> &'static Script {
     static SCRIPT: Script = Script::new(concat!(
         include_str!("../readers.lua"),
@@ -210,7 +210,7 @@ pub(in super::super) fn renew_script() -> &'static Script {
     &SCRIPT
 }
 
-/// The rule of the same, for one.
+/// Renews one writer, as the script does.
 pub(in super::super) fn renew(
     space: &mut Space,
     hold: &Hold,
