@@ -112,7 +112,7 @@ impl Attached {
             sent,
             repeated: false,
             confirmation: Confirmation::NOT_NEEDED,
-            connection: Default::default(),
+            server: Default::default(),
         })
     }
 

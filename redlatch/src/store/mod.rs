@@ -47,8 +47,8 @@ pub(crate) enum Lane {
     Look,
     /// Follows on attempts that may still be on their way.
     Behind,
-    /// Follows on an attempt on the connection that served it, and on no other: another server may not know of it.
-    Only(ConnectionId),
+    /// Follows on an attempt, to the server that served it and to no other: another one may not know of it.
+    Only(ServerId),
     /// Has right of way: renewals, releases, inspections.
     First,
 }
@@ -272,7 +272,7 @@ pub(crate) struct Answer<R> {
     pub(crate) repeated: bool,
     /// Of an acquisition: whether the replicas have it.
     pub(crate) confirmation: Confirmation,
-    pub(crate) connection: ConnectionId,
+    pub(crate) server: ServerId,
 }
 
 impl Store {
@@ -440,11 +440,12 @@ impl Store {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub(crate) struct NodeId(u64);
 
-/// Identifies a connection, and so the server process at its other end.
+/// Identifies a server: after a failover it is another one.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub(crate) struct ConnectionId {
+pub(crate) struct ServerId {
     node: Option<NodeId>,
-    generation: u64,
+    /// Of the servers that took over from each other as this node.
+    number: u64,
 }
 
 /// Nodes that may have lost data, because another process answers for them than before: after a restart or

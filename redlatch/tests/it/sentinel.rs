@@ -1,9 +1,11 @@
 //! Behind sentinels: failovers, and sentinels that are dead, frozen or wrong.
 
+use std::future::IntoFuture;
+use std::sync::Arc;
 use std::time::Duration;
 
-use redlatch::{Client, Error};
-use redlatch_testkit::{SentinelPlan, Sentinels, Server, lying_sentinel, shared_sentinels};
+use redlatch::{Client, Error, ReplicaSync};
+use redlatch_testkit::{SentinelPlan, Sentinels, Server, lying_sentinel, shared_sentinels, unique};
 
 use crate::common::{LONG, in_time, soon, until};
 use crate::topology::{Deployment, failover, granted, patient, steady};
@@ -150,4 +152,38 @@ async fn a_sentinel_that_hangs_keeps_nobody() {
     let waiting = in_time(|| lock.try_lock().wait(Duration::from_millis(50)));
     assert!(waiting.await.is_none());
     guard.unlock().await.unwrap();
+}
+
+/// Permits have no owner: a server that has taken the master's place may not know that they were acquired.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn unconfirmed_permits_are_not_released_to_another_master() {
+    let all = Arc::new(Sentinels::start());
+    let direct = patient().connect(&all.servers()[all.master()].url()).await;
+    let seen = direct.unwrap().semaphore(&unique("unconfirmed"));
+    assert!(seen.try_set_permits(3).await.unwrap());
+    // The server knows the scripts from here on.
+    let permits = seen.acquire_many(2).await.unwrap();
+    permits.release().await.unwrap();
+
+    // More replicas than there are: the client waits for them after the master has answered.
+    let settings = patient()
+        .replica_sync(ReplicaSync::AtLeast(9))
+        .replica_timeout(LONG);
+    let client = settings.connect(&all.url()).await.unwrap();
+    let semaphore = client.semaphore(seen.name());
+    let failover = async {
+        until("acquired on all servers", || async {
+            let count = |server: &Server| server.ask::<String>(&["GET", seen.name()]);
+            all.servers().iter().all(|server| count(server) == "1")
+        })
+        .await;
+        let all = all.clone();
+        tokio::task::spawn_blocking(move || all.fail_over()).await
+    };
+    let acquiring = semaphore.try_acquire_many(2).into_future();
+    let (acquired, master) = tokio::join!(acquiring, failover);
+    assert!(acquired.is_err(), "too few replicas have confirmed it");
+    soon("settled", client.settled()).await;
+    let new = &all.servers()[master.unwrap()];
+    assert_eq!(new.ask::<String>(&["GET", seen.name()]), "1");
 }

@@ -9,7 +9,7 @@ use super::rules::Add;
 use crate::error::{Error, Result};
 use crate::name::Place;
 use crate::session::Session;
-use crate::store::{ConnectionId, Lane, Sent};
+use crate::store::{Lane, Sent, ServerId};
 
 /// How long a release is retried in the background while the store is unavailable. The permits have
 /// no lease, so nothing else releases them.
@@ -64,9 +64,9 @@ impl SemaphorePermits {
 
     /// Releases permits that too few replicas have acknowledged, to the server process that granted
     /// them. A promoted replica may not know that they were acquired, and would have too many permits.
-    pub(super) async fn release_unconfirmed(mut self, connection: ConnectionId) -> Result<()> {
+    pub(super) async fn release_unconfirmed(mut self, server: ServerId) -> Result<()> {
         if let Some(owed) = &mut self.owed {
-            owed.lane = Lane::Only(connection);
+            owed.lane = Lane::Only(server);
         }
         self.release().await
     }

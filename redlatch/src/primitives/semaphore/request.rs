@@ -236,7 +236,7 @@ impl Taking<'_> {
                             Ok(()) => Ok(Outcome::Done(taken)),
                             Err(error) => {
                                 // If this fails too, it continues in the background.
-                                let _ = taken.release_unconfirmed(answer.connection).await;
+                                let _ = taken.release_unconfirmed(answer.server).await;
                                 Err(error)
                             }
                         }

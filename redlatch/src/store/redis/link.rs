@@ -124,6 +124,8 @@ struct Opening {
     given_up: Generation,
     /// Where it leads, as soon as that is known, if it can change.
     endpoint: Option<Endpoint>,
+    /// Where the latest connection leads, if that can change, and how often that has changed.
+    server: (Option<Endpoint>, u64),
     /// How often in a row it failed, and when the last time.
     failures: u32,
     failed: Option<Instant>,
@@ -152,6 +154,7 @@ const IDLE: usize = 64;
 pub(super) struct Live {
     dialled: Dialled,
     generation: Generation,
+    server: u64,
     /// Ends when the connection is given up, though it may still be open: if another server can take
     /// the place of this one.
     given_up: Option<Listener<()>>,
@@ -321,6 +324,7 @@ impl Link {
         let live = Live {
             dialled,
             generation,
+            server: self.server(endpoint.as_ref()),
             given_up: receiver,
         };
         let established = Established {
@@ -333,6 +337,15 @@ impl Link {
         let restoring = self.restore(live.dialled.connection.clone(), established);
         restoring.await.map_err(|e| Fault::connecting(&e))?;
         Ok(live)
+    }
+
+    /// Returns the number of the server at an endpoint: another one than before if the endpoint has changed.
+    fn server(&self, endpoint: Option<&Endpoint>) -> u64 {
+        let (latest, number) = &mut self.lock_opening().server;
+        if latest.as_ref() != endpoint {
+            (*latest, *number) = (endpoint.cloned(), *number + 1);
+        }
+        *number
     }
 
     /// Whether there may be another server to ask some day. (Of a single server with replicas the link for
@@ -529,6 +542,11 @@ impl Live {
     /// Which of the link's connections it is.
     pub(super) fn generation(&self) -> Generation {
         self.generation
+    }
+
+    /// Returns the number of the link's server: another one after a failover.
+    pub(super) fn server(&self) -> u64 {
+        self.server
     }
 
     /// Begins or ends listening to a channel.

@@ -18,7 +18,7 @@ use self::replicas::Replicas;
 pub(crate) use self::topology::Settings;
 use self::topology::Topology;
 pub(crate) use self::turns::{Turn, Turns};
-use super::{Answer, ConnectionId, Cursor, Doubts, Lane, NodeId, Sent, SharedEar, Sought};
+use super::{Answer, Cursor, Doubts, Lane, NodeId, Sent, ServerId, SharedEar, Sought};
 use crate::Boxed;
 use crate::error::{Error, Result};
 use crate::step::{Args, Step, refused};
@@ -79,7 +79,7 @@ struct Heard {
     /// When that was sent.
     sent: Instant,
     confirmation: Confirmation,
-    connection: ConnectionId,
+    server: ServerId,
 }
 
 impl Redis {
@@ -419,14 +419,14 @@ impl Redis {
             }
         }
         let mut live = link.live().await?;
-        let connection = ConnectionId {
+        let server = ServerId {
             node: Some(node.id),
-            generation: live.generation(),
+            number: live.server(),
         };
         if let Lane::Only(wanted) = exchange.lane
-            && wanted != connection
+            && wanted != server
         {
-            let reason = "the connection has broken, and another server may have taken over";
+            let reason = "another server has taken over, which may not know of the acquisition";
             return Err(Fault::Unanswered(reason.into()));
         }
         let replicas = node.replicas.as_ref();
@@ -473,7 +473,7 @@ impl Redis {
                     answer,
                     sent,
                     confirmation,
-                    connection,
+                    server,
                 })
             }
         }
@@ -627,7 +627,7 @@ impl Heard {
             sent: self.sent,
             repeated,
             confirmation: self.confirmation,
-            connection: self.connection,
+            server: self.server,
         })
     }
 }
