@@ -6,8 +6,8 @@ use tokio::time::Instant;
 
 use crate::error::{Error, Result};
 
-/// The longest lease that can be asked for: ten years. Redis counts milliseconds from 1970 in a
-/// signed 64-bit number; this is far from its end, and longer than anybody means to wait.
+/// The longest lease: ten years. Redis counts milliseconds since 1970 in a signed 64-bit number, which this
+/// is far from overflowing.
 pub const MAX_LEASE: Duration = Duration::from_secs(3650 * 24 * 60 * 60);
 
 /// A lease: whole milliseconds, at least one, at most [`MAX_LEASE`].
@@ -15,14 +15,13 @@ pub const MAX_LEASE: Duration = Duration::from_secs(3650 * 24 * 60 * 60);
 pub(crate) struct Lease(Duration);
 
 impl Lease {
-    /// What the watchdog keeps renewing unless told otherwise, as in Redisson.
+    /// Default lease of locks that the watchdog renews, as in Redisson.
     pub(crate) const WATCHDOG: Lease = Lease(Duration::from_secs(30));
 
-    /// How long a writer that waits holds new readers back if it is not heard of again.
+    /// Time for which a waiting writer blocks new readers after its last attempt.
     pub(crate) const WAITING_WRITER: Lease = Lease(Duration::from_secs(10));
 
-    /// Parts of a millisecond are cut off: a lease may be shorter here than in the store, never
-    /// the other way round.
+    /// Truncates to whole milliseconds: the lease may end earlier here than in the store, never later.
     pub(crate) fn new(lease: Duration) -> Result<Lease> {
         let whole = Duration::from_millis(u64::try_from(lease.as_millis()).unwrap_or(u64::MAX));
         if whole.is_zero() || whole > MAX_LEASE {
@@ -31,8 +30,8 @@ impl Lease {
         Ok(Lease(whole))
     }
 
-    /// What is left of a lease: parts of a millisecond count as a whole one, so that in the store it
-    /// does not end before it does here.
+    /// Creates a lease from remaining time, rounded up so that it does not end earlier in the store than
+    /// here.
     pub(crate) fn left(left: Duration) -> Lease {
         let whole = left.as_nanos().div_ceil(1_000_000).max(1);
         let whole = Duration::from_millis(u64::try_from(whole).unwrap_or(u64::MAX));
@@ -47,25 +46,25 @@ impl Lease {
         u64::try_from(self.0.as_millis()).unwrap_or(u64::MAX)
     }
 
-    /// How long before the end of a lease it is renewed again: as in Redisson, a third has passed.
+    /// Returns the interval between renewals: a third of the lease, as in Redisson.
     pub(crate) fn third(self) -> Duration {
         self.0 / 3
     }
 }
 
-/// How long somebody is ready to wait.
+/// How long a caller is willing to wait.
 #[derive(Debug, Clone, Copy)]
 pub(crate) enum Patience {
-    /// Not at all: ask once.
+    /// Does not wait: makes one attempt.
     None,
-    /// Until then.
+    /// Waits until then.
     Until(Instant),
-    /// For ever.
+    /// Waits without a limit.
     Endless,
 }
 
 impl Patience {
-    /// Waits at most `wait` from now. What the clock cannot hold is for ever.
+    /// Waits at most `wait` from now. A deadline beyond the clock's range means no limit.
     pub(crate) fn at_most(wait: Duration) -> Patience {
         if wait.is_zero() {
             return Patience::None;
