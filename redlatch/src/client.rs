@@ -153,7 +153,7 @@ impl Client {
     }
 
     /// Waits until no background work is running: dropped guards and dropped acquisitions are settled. Call
-    /// it before a program ends. Otherwise dropped guards may stay locked until their leases end.
+    /// it before a program ends. Otherwise the locks of dropped guards may stay held until their leases end.
     ///
     /// # Cancel safety
     ///
