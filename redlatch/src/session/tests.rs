@@ -21,7 +21,7 @@ fn client() -> (Embedded, Client) {
     (store, client)
 }
 
-/// How long it takes until nothing is left to do in the background.
+/// Returns how long it takes until no background work is left.
 async fn settled_after(client: &Client) -> Duration {
     let begun = Instant::now();
     client.settled().await;
@@ -32,12 +32,12 @@ fn session(guard: &Guard) -> &Arc<Session> {
     &guard.claim().session
 }
 
-/// How many claims of all owners there are, name by name.
+/// Returns the numbers of claims of all owners, ordered by name.
 fn users(session: &Session) -> Vec<usize> {
     session.claims().values().map(|one| one.users).collect()
 }
 
-/// Another owner has taken the lock from this guard, which has not noticed it yet.
+/// Another owner has acquired the lock of this guard, which has not noticed it yet.
 async fn stolen(theirs: &Lock) -> Guard {
     assert!(theirs.force_unlock().await.unwrap());
     theirs.lock().await.unwrap()
@@ -172,7 +172,7 @@ async fn what_was_taken_from_its_holder_cannot_be_released_or_entered() {
     let next = stolen(&theirs).await;
     assert_not_held(inner.unlock().await);
     assert!(!outer.is_valid());
-    // The others are looked at as well: they may be gone too.
+    // The other holds are checked as well: they may be missing too.
     tokio::time::timeout(SECOND, fixed.lost()).await.unwrap();
     assert_not_held(outer.unlock().await);
     assert!(next.is_valid() && theirs.is_locked().await.unwrap());
@@ -193,7 +193,7 @@ async fn what_was_taken_from_its_holder_cannot_be_released_or_entered() {
     let outer = lock.lock().await.unwrap();
     let next = stolen(&theirs).await;
     let both = MultiLock::new([&lock, &client.lock("c")]);
-    // A request that names the owner begins a new hold, behind the present one.
+    // A request that names the owner starts a new hold, behind the present one.
     let again = both.try_lock().owner(outer.owner()).await.unwrap();
     assert!(again.is_none() && !outer.is_valid() && next.is_valid());
 }
@@ -208,7 +208,7 @@ async fn after_a_loss_the_same_owner_acquires_anew() {
     first.lost().await;
     let second = lock.lock().owner(me).await.unwrap();
     assert!(second.token() > first.token());
-    // The late release of the lost hold leaves the later hold alone.
+    // The late release of the lost hold does not affect the later hold.
     assert_not_held(first.unlock().await);
     assert!(second.is_valid() && lock.is_locked().await.unwrap());
     second.unlock().await.unwrap();
@@ -321,7 +321,7 @@ async fn two_guards_that_leave_at_once_both_learn_of_a_loss() {
     assert_not_held(two);
 }
 
-/// What the store keeps for the owner belongs to the later hold, whose request may have been canceled.
+/// The store's state of the owner belongs to the later hold, whose request may have been canceled.
 #[tokio::test(start_paused = true)]
 async fn releasing_a_lost_hold_first_releases_what_the_later_one_left() {
     let (store, client) = client();
@@ -359,7 +359,7 @@ async fn a_release_without_an_answer_makes_the_next_one_a_repetition() {
     release.answered(Ok(())).unwrap();
     drop(release);
     assert!(!hold.standing().maybe_released, "it was answered");
-    // The store does not have it any more: the earlier release did its work.
+    // The store does not have it any more: the earlier release took effect.
     hold.may_be_released();
     assert!(client.lock("a").force_unlock().await.unwrap());
     guard.unlock().await.unwrap();
@@ -471,7 +471,7 @@ async fn an_acquisition_that_may_have_succeeded_is_undone() {
     }
 }
 
-/// The store may have it until its own lease ends, or, if it remembers waiters, until that ends.
+/// The store may keep it until its own lease ends, or, if it remembers waiters, until that ends.
 #[tokio::test(start_paused = true)]
 async fn undoing_an_acquisition_is_given_up_after_its_lease() {
     let (store, client) = client();
@@ -519,7 +519,7 @@ async fn a_hold_lasts_as_long_as_an_acquisition_that_was_not_confirmed() {
     }
 }
 
-/// The release of the request that was dropped takes the owner out of the queue.
+/// The release of the dropped request takes the owner out of the queue.
 #[tokio::test(start_paused = true)]
 async fn another_request_of_an_owner_queues_again_when_one_is_dropped() {
     let [client, other] = clients();
@@ -554,7 +554,7 @@ async fn a_release_without_an_answer_is_not_taken_for_a_loss() {
         store.fail([failure]);
         let failed = guard.unlock().await;
         assert!(matches!(failed, Err(Error::Unavailable { .. })));
-        // The repetition finds nothing if the first one had its effect.
+        // The repetition finds nothing if the first one took effect.
         client.settled().await;
         let next = lock.lock().await.unwrap();
         assert!(next.is_valid());

@@ -1,4 +1,4 @@
-//! Waiting on a stopped clock, with requests whose answers are known beforehand.
+//! Waiting on a stopped clock, with requests whose answers are scripted.
 
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex};
@@ -15,7 +15,7 @@ const SECOND: Duration = Duration::from_secs(1);
 
 type Answer = Result<Outcome<u32>>;
 
-/// A request that notes after how many seconds it asked, and whether it subscribed.
+/// A request that records after how many seconds it asked, and whether it subscribed.
 struct Scripted {
     begun: Instant,
     answers: VecDeque<Answer>,
@@ -182,7 +182,7 @@ async fn who_pauses_between_tries_does_not_subscribe() {
     assert_eq!(room.subscriptions(), 0);
 }
 
-/// The winner at 1 s keeps it for 10 s: nothing is asked before 11 s, unless a message comes.
+/// The winner at 1 s keeps it for 10 s: no waiter asks before 11 s, unless a message arrives.
 #[tokio::test(start_paused = true)]
 async fn the_next_in_line_does_not_ask_while_the_winner_keeps_it() {
     for (message, expected) in [(false, 11_u32), (true, 5)] {
@@ -205,7 +205,7 @@ async fn the_next_in_line_does_not_ask_while_the_winner_keeps_it() {
         let (first, (), ()) = tokio::join!(room.obtain(&mut one, true), second, call);
         assert_eq!(first.unwrap(), Some(1));
         assert_eq!(*asked.lock().unwrap(), [(expected.into(), false)]);
-        // The remaining lease was cut to whole milliseconds.
+        // The remaining lease was truncated to whole milliseconds.
         let over = two.begun.elapsed() - expected * SECOND;
         assert_eq!(over > Duration::ZERO, !message, "{over:?}");
     }
@@ -233,7 +233,7 @@ async fn all_in_line_learn_of_an_outage_unless_it_is_of_another_store() {
     }
 }
 
-/// Readers do not stand behind a writer, nor the waiters for `a` behind those for `{a}`.
+/// Readers do not wait behind a writer, nor do waiters for `a` behind those for `{a}`.
 #[tokio::test(start_paused = true)]
 async fn queues_and_objects_of_a_channel_do_not_wait_for_each_other() {
     let room = room();
@@ -255,7 +255,7 @@ async fn queues_and_objects_of_a_channel_do_not_wait_for_each_other() {
     assert!(tokio::time::timeout(SECOND, all).await.is_err());
     let counts = asked.map(|asked| asked.lock().unwrap().len());
     assert_eq!(counts, [0, 1, 1]);
-    // Told to all of them.
+    // They share one subscription.
     assert_eq!(room.subscriptions(), 1);
 }
 
@@ -286,7 +286,8 @@ async fn a_subscription_ends_when_it_was_not_needed_for_the_linger_time() {
     assert_eq!(room.subscriptions(), 1);
 }
 
-/// One request wins at 1 s and keeps the lock for 10 s. Another one joins at 5 s and gets no answer until its wait limit.
+/// One request acquires the lock at 1 s and keeps it for 10 s. Another one joins at 5 s and gets no answer
+/// until its wait limit.
 #[tokio::test(start_paused = true)]
 async fn a_release_before_a_request_joins_leaves_it_without_news() {
     for released in [false, true] {
@@ -312,7 +313,7 @@ async fn a_release_before_a_request_joins_leaves_it_without_news() {
     }
 }
 
-/// Another object at the same channel is waited for, or its subscription is just being ended.
+/// Waiters wait for another object at the same channel, or its subscription is being ended.
 #[tokio::test(start_paused = true)]
 async fn a_line_at_the_channel_of_another_object_has_no_news() {
     let room = room();
@@ -331,7 +332,7 @@ async fn a_line_at_the_channel_of_another_object_has_no_news() {
     }
 }
 
-/// How a request with these limits ends, and after how many milliseconds.
+/// Returns how a request with these limits ends, and after how many milliseconds.
 async fn within(
     patience: Patience,
     outage: Option<Duration>,
@@ -340,7 +341,7 @@ async fn within(
     within_at(&room(), patience, outage, answers).await
 }
 
-/// The same in this waiting room.
+/// The same with these wait queues.
 async fn within_at(
     room: &WaitingRoom,
     patience: Patience,
@@ -361,7 +362,7 @@ fn room_with_timeout() -> WaitingRoom {
     room_of(&store)
 }
 
-/// How a request to such a store ends that waits without a limit.
+/// Returns how a request to such a store ends that waits without a limit.
 async fn within_timeout(
     outage: Option<Duration>,
     answers: impl IntoIterator<Item = Answer>,
@@ -377,7 +378,7 @@ fn not_replicated() -> Answer {
     })
 }
 
-/// A request that is refused, waits for so many seconds and then fails like this so often; again and again.
+/// A request that is refused, waits for `seconds` and then fails like this `failures` times; repeatedly.
 fn tries(seconds: u32, failures: usize, failure: fn() -> Answer) -> impl Iterator<Item = Answer> {
     let one = move |_| std::iter::once(wait(seconds)).chain((0..failures).map(move |_| failure()));
     // The first one is refused before it joins the queue, too.
@@ -392,7 +393,7 @@ async fn without_an_outage_limit_requests_are_repeated_for_the_response_timeout(
     let (failed, after) = within_timeout(None, (0..100).map(|_| outage())).await;
     assert!(matches!(failed, Err(Error::ResponseTimeout { .. })));
     assert!((3_000..4_500).contains(&after), "{after}");
-    // The store was asked: its replicas have had their time.
+    // The store was reached: its replicas have had their time.
     let (failed, after) = within_timeout(None, [not_replicated()]).await;
     assert!(matches!(failed, Err(Error::NotReplicated { .. })) && after == 0);
     // A longer outage limit counts.
@@ -529,7 +530,7 @@ async fn at_the_wait_limit_the_latest_news_is_the_answer() {
     let (failed, after) = within(limit(), hour, (0..1000).map(|_| outage())).await;
     assert!(matches!(failed, Err(Error::ResponseTimeout { after }) if after == SECOND));
     assert_eq!(after / 10, 500);
-    // Without any news it is waited for a moment longer.
+    // Without any news it waits a moment longer.
     let (silent, after) = within(limit(), None, []).await;
     let waited = 5 * SECOND;
     assert!(matches!(silent, Err(Error::ResponseTimeout { after }) if after == waited));
@@ -545,7 +546,7 @@ async fn an_outage_is_waited_through_until_its_limit() {
     let short = (0..4).map(|_| outage()).chain([Ok(Outcome::Done(1))]);
     let (won, _) = within(Patience::Endless, limit, short).await;
     assert_eq!(won.unwrap(), Some(1));
-    // What is not over by waiting, and without a limit, fails at once.
+    // Errors that waiting does not fix, and outages without a limit, fail at once.
     let (failed, after) = within(Patience::Endless, None, [outage()]).await;
     assert!(failed.is_err() && after == 0);
     let refused = || Err(Error::AlreadyHeld { name: "a".into() });

@@ -1,4 +1,4 @@
-//! The watchdog on a stopped clock, with holds that the store has for as long as the test says so.
+//! The watchdog on a stopped clock, with holds that the store keeps for as long as the test says so.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -12,7 +12,7 @@ use crate::wait::Lines;
 
 const SECOND: Duration = Duration::from_secs(1);
 
-/// A kind that notes when the store was asked for its hold.
+/// A kind that records when the store was asked for its hold.
 struct Noted {
     begun: Instant,
     weight: usize,
@@ -74,7 +74,7 @@ impl Watched {
         self.kind.missing.store(true, Ordering::SeqCst);
     }
 
-    /// When it was asked for since the last call, and whether to renew it.
+    /// Returns when the hold was asked for since the last call, and whether to renew it.
     fn asked(&self) -> Vec<(u64, bool)> {
         std::mem::take(&mut self.kind.asked.lock().unwrap())
     }
@@ -164,7 +164,7 @@ async fn one_task_watches_all_holds_and_ends_a_third_of_a_lease_after_the_last()
     for one in &holds {
         watchdog.forget(&one.hold);
     }
-    // It looks once at the time that it knew of.
+    // The task wakes once at the time that it knew of.
     sleep(15 * SECOND).await;
     assert_eq!(tasks(), 1);
     sleep(5 * SECOND).await;
@@ -178,8 +178,8 @@ async fn one_task_watches_all_holds_and_ends_a_third_of_a_lease_after_the_last()
     assert_eq!(tasks(), 0);
 }
 
-/// The holds of a node are lost together: all are looked at as soon as one is missing, and then no more
-/// often than every five seconds.
+/// The holds of a node are lost together: all are checked as soon as one is missing, and then at most every
+/// five seconds.
 #[tokio::test(start_paused = true)]
 async fn a_missing_hold_has_the_others_checked_without_renewing_fixed_leases() {
     let watchdog = watchdog();
@@ -205,7 +205,7 @@ async fn a_missing_hold_has_the_others_checked_without_renewing_fixed_leases() {
     sleep(5 * SECOND).await;
     assert_eq!(other.asked(), [(15, true)]);
     assert_eq!(fixed.asked(), [(15, false)]);
-    // Later than that it is at once.
+    // Later than that it is immediate.
     sleep(2 * SECOND).await;
     fixed.gone();
     watchdog.found_missing(&one.hold);
@@ -276,7 +276,7 @@ async fn what_ended_since_its_batch_was_made_is_not_checked() {
     assert_eq!(held.asked(), [(0, false)]);
 }
 
-/// What the batches that begin now have to carry, in the order of their sizes.
+/// Returns the batches that start now, and their sizes in ascending order.
 fn batches(watchdog: &Watchdog) -> (Vec<usize>, Vec<Batch>) {
     let batches = watchdog.core.take_due(&watchdog.store);
     let mut sizes: Vec<_> = batches.iter().map(|batch| batch.holds.len()).collect();
