@@ -71,7 +71,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn pauses_grow_to_the_longest_and_are_spread() {
+    fn pauses_grow_to_limit_with_jitter() {
         let millis = Duration::from_millis;
         let backoff = Backoff::default();
         for (tries, longest) in [(0, 1), (1, 2), (3, 8), (7, 128), (8, 128), (u32::MAX, 128)] {
@@ -86,7 +86,7 @@ mod tests {
     }
 
     #[test]
-    fn a_pause_that_begins_at_nothing_grows_too() {
+    fn zero_first_pause_still_grows() {
         let longest = Duration::from_millis(128);
         let backoff = Backoff::exponential(Duration::ZERO, 2.0, longest);
         assert_eq!(backoff.pause(0), SHORTEST);
@@ -99,7 +99,7 @@ mod tests {
     }
 
     #[test]
-    fn constant_is_constant_and_nothing_is_too_short() {
+    fn constant_backoff_is_constant_with_minimum() {
         let backoff = Backoff::constant(Duration::from_millis(7));
         assert_eq!(backoff.pause(0), Duration::from_millis(7));
         assert_eq!(backoff.pause(1000), Duration::from_millis(7));

@@ -102,26 +102,26 @@ mod tests {
     }
 
     #[test]
-    fn ten_years_are_the_longest_lease() {
+    fn longest_lease_is_ten_years() {
         assert_eq!(MAX_LEASE.as_secs(), 315_360_000);
         let lease = Lease::new(MAX_LEASE).unwrap();
         assert_eq!(lease.millis(), 315_360_000_000);
     }
 
     #[test]
-    fn what_is_left_of_a_lease_lasts_as_long_in_the_store() {
+    fn remaining_lease_rounds_up() {
         let left = |micros| Lease::left(Duration::from_micros(micros)).millis();
         assert_eq!([0, 1, 1000, 1001].map(left), [1, 1, 1, 2]);
         assert_eq!(Lease::left(Duration::MAX).duration(), MAX_LEASE);
     }
 
     #[test]
-    fn the_watchdogs_lease_is_renewed_after_ten_seconds() {
+    fn watchdog_lease_is_renewed_after_ten_seconds() {
         assert_eq!(Lease::WATCHDOG.third(), Duration::from_secs(10));
     }
 
     #[tokio::test(start_paused = true)]
-    async fn patience_ends_unless_there_is_none_or_the_clock_cannot_hold_it() {
+    async fn patience_has_end_unless_none_or_beyond_clock() {
         let second = Duration::from_secs(1);
         let end = Patience::at_most(second).end();
         assert_eq!(end, Some(Instant::now() + second));

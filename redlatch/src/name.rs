@@ -355,7 +355,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn keys_and_channels_are_redissons() {
+    fn keys_and_channels_match_redisson() {
         let lock = |prefix, name| Place::new(Family::Lock, prefix, name);
         let plain = lock("", "orders:42");
         assert_eq!(plain.key(), "orders:42");

@@ -369,7 +369,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn expired_keys_that_nobody_asks_for_do_not_pile_up() {
+    fn expired_unused_keys_do_not_accumulate() {
         let start = Instant::now();
         let mut space = Space::default();
         for i in 0..100_000u64 {
@@ -381,7 +381,7 @@ mod tests {
     }
 
     #[test]
-    fn a_key_of_another_shape_is_an_error_and_an_empty_one_is_gone() {
+    fn other_shape_is_error_and_empty_key_is_gone() {
         let now = Instant::now();
         let mut space = Space::default();
         space.set("a", 1, None, now);

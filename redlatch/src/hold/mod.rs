@@ -386,7 +386,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_lease_that_has_ended_is_noticed_by_whoever_looks() {
+    async fn ended_lease_is_noticed_on_access() {
         let hold = entered(true);
         let end = Instant::now() + 10 * SECOND;
         assert_eq!((hold.end(), hold.valid_for()), (end, 10 * SECOND));
@@ -408,7 +408,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_loss_is_told_at_once_and_an_end_on_time() {
+    async fn loss_is_reported_at_once_and_lease_end_on_time() {
         for (told, takes) in [(true, SECOND), (false, 10 * SECOND)] {
             let hold = entered(false);
             let begun = Instant::now();
@@ -424,7 +424,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn what_was_given_back_is_never_lost() {
+    async fn released_hold_is_never_lost() {
         let hold = entered(false);
         hold.leave(false);
         let lost = tokio::time::timeout(20 * SECOND, hold.lost()).await;
@@ -432,7 +432,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_later_tenure_is_waited_for() {
+    async fn entered_after_waits_for_later_tenure() {
         let hold = entered(false);
         let first = hold.tenure();
         hold.entered_after(None).await;
@@ -448,7 +448,7 @@ mod tests {
     }
 
     #[test]
-    fn changes_are_open_until_the_store_has_answered() {
+    fn changes_are_open_until_store_answers() {
         let hold = entered(false);
         let attempt = hold.taking();
         assert!(hold.is_to_be_settled() && hold.standing().is_asked_for);
@@ -468,7 +468,7 @@ mod tests {
     }
 
     #[test]
-    fn the_hold_after_a_lost_one_knows_of_it_and_the_other_way_round() {
+    fn supersede_marks_both_holds() {
         let (lost, later) = (entered(false), hold());
         lost.lose(Loss::NotHeld);
         later.supersede(&lost);
@@ -478,7 +478,7 @@ mod tests {
 
     /// Two steps wait behind a step that fails; a third comes later.
     #[tokio::test(start_paused = true)]
-    async fn steps_that_waited_behind_an_outage_fail_with_it() {
+    async fn steps_waiting_behind_outage_fail_with_it() {
         let hold = hold();
         let mut first = hold.turn().await.unwrap();
         let fail = async {
@@ -500,7 +500,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_step_that_was_refused_fails_alone() {
+    async fn refused_step_fails_alone() {
         let hold = hold();
         let mut first = hold.turn().await.unwrap();
         let fail = async {
@@ -513,13 +513,13 @@ mod tests {
     }
 
     #[test]
-    fn a_lock_is_the_unit_of_weight() {
+    fn lock_has_weight_one() {
         let hold = hold();
         assert_eq!(hold.kind.weight(&hold), 1);
     }
 
     #[test]
-    fn a_renewal_names_the_key_the_owner_and_the_channel() {
+    fn renewal_names_key_owner_and_channel() {
         let hold = hold();
         let step = Renew {
             script: hold.kind.renew_script(),

@@ -273,7 +273,7 @@ mod tests {
     }
 
     #[test]
-    fn a_grant_that_has_ended_adds_no_guard() {
+    fn expired_grant_adds_no_guard() {
         let now = Instant::now();
         let mut state = State::new(now);
         assert_eq!(state.enter(now, true, now), Err(Loss::LeaseEnded));
@@ -284,7 +284,7 @@ mod tests {
     }
 
     #[test]
-    fn a_later_grant_never_shortens_what_is_held() {
+    fn later_grant_never_shortens_hold() {
         let (mut state, now) = entered(false);
         state.enter(now, false, now).unwrap();
         state.enter(now + SECOND, false, now).unwrap();
@@ -296,7 +296,7 @@ mod tests {
     }
 
     #[test]
-    fn a_new_tenure_has_the_end_of_its_own_grant() {
+    fn new_tenure_ends_with_its_own_grant() {
         let (mut state, now) = entered(false);
         let first = state.tenure();
         state.leave(false);
@@ -308,7 +308,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_lost_cannot_be_entered() {
+    fn lost_hold_cannot_be_entered() {
         let (mut state, now) = entered(true);
         assert!(state.standing().is_renewed);
         assert!(state.lose(Loss::NotHeld));
@@ -322,7 +322,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_held_cannot_be_lost() {
+    fn released_hold_cannot_be_lost() {
         let (mut state, now) = entered(false);
         state.leave(false);
         assert!(!state.lose(Loss::NotHeld) && !state.expire(now + 10 * SECOND));
@@ -330,7 +330,7 @@ mod tests {
     }
 
     #[test]
-    fn a_lease_ends_at_its_very_end() {
+    fn lease_ends_exactly_at_its_end() {
         let (mut state, now) = entered(false);
         let millis = Duration::from_millis(1);
         assert!(!state.expire(now + 10 * SECOND - millis));
@@ -341,7 +341,7 @@ mod tests {
     }
 
     #[test]
-    fn it_is_renewed_while_any_guard_wants_that() {
+    fn hold_is_renewed_while_any_guard_requires_it() {
         let (mut state, now) = entered(false);
         assert!(!state.standing().is_renewed);
         state.enter(now + SECOND, true, now).unwrap();
@@ -355,7 +355,7 @@ mod tests {
     }
 
     #[test]
-    fn an_answered_attempt_leaves_nothing_to_settle() {
+    fn answered_attempt_needs_no_settling() {
         let mut state = State::new(Instant::now());
         assert!(!state.is_to_be_settled());
         let attempt = state.taking();
@@ -371,7 +371,7 @@ mod tests {
 
     /// The released guard may have left state in the store: the attempt's answer does not tell.
     #[test]
-    fn an_answer_to_an_attempt_does_not_acknowledge_what_came_before() {
+    fn attempt_answer_does_not_acknowledge_earlier_changes() {
         let mut state = acquired();
         let left = state.leave(false);
         let attempt = state.taking();
@@ -382,7 +382,7 @@ mod tests {
     }
 
     #[test]
-    fn an_answer_to_an_earlier_attempt_leaves_the_latest_open() {
+    fn answer_to_earlier_attempt_leaves_latest_open() {
         let mut state = acquired();
         let [first, _] = [(); 2].map(|()| state.taking());
         state.answered(first);
@@ -391,7 +391,7 @@ mod tests {
     }
 
     #[test]
-    fn an_answered_release_acknowledges_all_that_was_sent_before_it() {
+    fn answered_release_acknowledges_all_earlier_changes() {
         let mut state = acquired();
         state.leave(false);
         let attempt = state.taking();
@@ -404,7 +404,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_begun_after_a_release_is_not_acknowledged_by_it() {
+    fn release_does_not_acknowledge_later_changes() {
         let mut state = acquired();
         let left = state.leave(false);
         let attempt = state.taking();
@@ -421,7 +421,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_given_up_need_not_be_settled_before_it_is_forgotten() {
+    fn abandoned_settling_is_not_required_again() {
         let mut state = acquired();
         state.leave(false);
         state.settling_ended();
@@ -432,7 +432,7 @@ mod tests {
     }
 
     #[test]
-    fn the_hold_after_a_lost_one_begins_with_a_release() {
+    fn successor_of_lost_hold_starts_with_release() {
         let (mut lost, now) = entered(true);
         lost.lose(Loss::NotHeld);
         let mut later = State::new(now);
@@ -445,7 +445,7 @@ mod tests {
     }
 
     #[test]
-    fn the_release_after_a_loss_comes_behind_an_open_attempt() {
+    fn release_after_loss_follows_open_attempt() {
         let mut lost = acquired();
         lost.taking();
         let mut later = State::new(lost.end);
@@ -457,7 +457,7 @@ mod tests {
     }
 
     #[test]
-    fn a_renewed_hold_is_due_before_its_end_and_a_fixed_lease_at_its_end() {
+    fn renewed_hold_is_due_early_and_fixed_lease_at_end() {
         let (mut state, now) = entered(false);
         let end = now + 10 * SECOND;
         assert_eq!(state.watch(6 * SECOND, now), Some((end, Watch::Expire)));
@@ -471,7 +471,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_held_is_not_watched() {
+    fn released_hold_is_not_watched() {
         let (mut state, now) = entered(true);
         state.leave(true);
         state.watch.doubted = true;
@@ -479,7 +479,7 @@ mod tests {
     }
 
     #[test]
-    fn a_hold_in_doubt_is_due_now_also_with_a_fixed_lease() {
+    fn doubted_hold_is_due_now_even_with_fixed_lease() {
         for renewed in [false, true] {
             let (mut state, now) = entered(renewed);
             state.watch.doubted = true;
@@ -488,7 +488,7 @@ mod tests {
     }
 
     #[test]
-    fn a_failed_renewal_is_repeated_after_its_pause_and_at_the_end_at_the_latest() {
+    fn failed_renewal_is_retried_after_pause_or_at_lease_end() {
         let (mut state, now) = entered(true);
         let end = now + 10 * SECOND;
         state.watch.doubted = true;

@@ -95,7 +95,7 @@ mod tests {
     }
 
     #[test]
-    fn a_pattern_full_of_stars_takes_no_exponential_time() {
+    fn pattern_full_of_stars_is_not_exponential() {
         let pattern = "a*".repeat(200) + "b";
         assert!(!super::matches(pattern.as_bytes(), &[b'a'; 2000]));
     }

@@ -503,7 +503,7 @@ mod tests {
 
     /// In a cluster this may be the end of an earlier subscription, at another node.
     #[test]
-    fn after_an_end_there_may_be_a_subscription_to_end() {
+    fn ended_subscription_may_have_to_be_ended_again() {
         let entry = Entry::new("c".into());
         let core = entry.core.clone();
         core.subscription.store(SUBSCRIBED, Ordering::SeqCst);
@@ -532,7 +532,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn waiters_are_called_by_messages_and_when_some_may_have_been_missed() {
+    async fn waiters_wake_on_messages_and_when_some_may_be_missed() {
         let room = room();
         let line = room.join("c", "object", Queue::Exclusive);
         assert!(!is_called(&line).await);
@@ -548,7 +548,7 @@ mod tests {
     }
 
     #[test]
-    fn a_subscription_that_is_being_ended_is_not_relied_on() {
+    fn subscription_being_ended_is_not_used() {
         let core = Entry::new("c".into()).core;
         core.subscription.store(SUBSCRIBED, Ordering::SeqCst);
         core.begin_ending();
@@ -557,7 +557,7 @@ mod tests {
     }
 
     #[test]
-    fn a_line_is_closed_unless_a_waiter_has_come_meanwhile() {
+    fn line_is_closed_unless_waiter_joins() {
         let lines = Lines::default();
         lines.lock().insert("c".into(), Entry::new("c".into()));
         lines.lock().get_mut("c").unwrap().members = 1;
@@ -570,7 +570,7 @@ mod tests {
 
     /// A waiter that joins and leaves within the linger time restarts it, with the same task.
     #[tokio::test(start_paused = true)]
-    async fn the_linger_time_is_counted_from_the_last_waiter() {
+    async fn linger_time_starts_after_last_waiter() {
         let room = room();
         for _ in 0..3 {
             let line = room.join("c", "object", Queue::Exclusive);

@@ -122,7 +122,7 @@ async fn sleep(seconds: u32) {
 }
 
 #[tokio::test(start_paused = true)]
-async fn the_first_in_line_subscribes_and_asks_when_the_holders_lease_ends() {
+async fn first_waiter_subscribes_and_retries_at_lease_end() {
     let room = room();
     let mut one = scripted(&room, [wait(10), wait(10), wait(5), Ok(Outcome::Done(1))]);
     assert_eq!(room.obtain(&mut one, true).await.unwrap(), Some(1));
@@ -131,7 +131,7 @@ async fn the_first_in_line_subscribes_and_asks_when_the_holders_lease_ends() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_message_has_the_first_in_line_ask_at_once() {
+async fn message_makes_first_waiter_retry() {
     let room = room();
     let mut one = scripted(&room, [wait(60), wait(60), wait(60), Ok(Outcome::Done(1))]);
     let asked = one.asked.clone();
@@ -148,7 +148,7 @@ async fn a_message_has_the_first_in_line_ask_at_once() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn what_is_held_for_ever_is_asked_for_when_a_message_comes() {
+async fn waiter_for_endless_hold_retries_on_message() {
     let room = room();
     let for_ever = || Ok(Outcome::Wait(Duration::MAX));
     let mut one = scripted(&room, [for_ever(), for_ever(), Ok(Outcome::Done(1))]);
@@ -162,7 +162,7 @@ async fn what_is_held_for_ever_is_asked_for_when_a_message_comes() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_request_that_does_not_wait_asks_once_and_leaves_no_line() {
+async fn request_without_wait_asks_once_and_leaves_no_line() {
     let room = room();
     let mut one = scripted(&room, [wait(10)]);
     assert_eq!(room.obtain(&mut one, false).await.unwrap(), None);
@@ -171,7 +171,7 @@ async fn a_request_that_does_not_wait_asks_once_and_leaves_no_line() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn who_pauses_between_tries_does_not_subscribe() {
+async fn polling_attempt_does_not_subscribe() {
     let room = room();
     let answers = [wait(60), wait(60), wait(60), Ok(Outcome::Done(1))];
     let mut one = scripted(&room, answers);
@@ -184,7 +184,7 @@ async fn who_pauses_between_tries_does_not_subscribe() {
 
 /// The winner at 1 s keeps it for 10 s: no waiter asks before 11 s, unless a message arrives.
 #[tokio::test(start_paused = true)]
-async fn the_next_in_line_does_not_ask_while_the_winner_keeps_it() {
+async fn next_waiter_does_not_ask_during_winners_lease() {
     for (message, expected) in [(false, 11_u32), (true, 5)] {
         let room = room();
         let mut one = scripted(&room, [wait(1), wait(1), Ok(Outcome::Done(1))]);
@@ -212,7 +212,7 @@ async fn the_next_in_line_does_not_ask_while_the_winner_keeps_it() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn all_in_line_learn_of_an_outage_unless_it_is_of_another_store() {
+async fn outage_fails_whole_line_unless_of_other_store() {
     for together in [true, false] {
         let room = room();
         let mut one = scripted(&room, [wait(1), wait(1), outage()]);
@@ -235,7 +235,7 @@ async fn all_in_line_learn_of_an_outage_unless_it_is_of_another_store() {
 
 /// Readers do not wait behind a writer, nor do waiters for `a` behind those for `{a}`.
 #[tokio::test(start_paused = true)]
-async fn queues_and_objects_of_a_channel_do_not_wait_for_each_other() {
+async fn queues_and_objects_of_channel_are_independent() {
     let room = room();
     let mut one = scripted(&room, [wait(60), wait(60)]);
     let mut same = scripted(&room, [wait(60)]);
@@ -260,7 +260,7 @@ async fn queues_and_objects_of_a_channel_do_not_wait_for_each_other() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_subscription_ends_when_it_was_not_needed_for_the_linger_time() {
+async fn subscription_ends_after_linger_time() {
     let room = room();
     let wait_for = async |seconds: u32| {
         let mut one = scripted(&room, [wait(60), wait(60)]);
@@ -289,7 +289,7 @@ async fn a_subscription_ends_when_it_was_not_needed_for_the_linger_time() {
 /// One request acquires the lock at 1 s and keeps it for 10 s. Another one joins at 5 s and gets no answer
 /// until its wait limit.
 #[tokio::test(start_paused = true)]
-async fn a_release_before_a_request_joins_leaves_it_without_news() {
+async fn request_joining_after_release_has_no_news() {
     for released in [false, true] {
         let room = room();
         let mut one = scripted(&room, [wait(1), wait(1), Ok(Outcome::Done(1))]);
@@ -315,7 +315,7 @@ async fn a_release_before_a_request_joins_leaves_it_without_news() {
 
 /// Waiters wait for another object at the same channel, or its subscription is being ended.
 #[tokio::test(start_paused = true)]
-async fn a_line_at_the_channel_of_another_object_has_no_news() {
+async fn line_of_other_object_at_channel_has_no_news() {
     let room = room();
     let mut one = scripted(&room, [wait(60), wait(60)]);
     let mut two = scripted(&room, []);
@@ -389,7 +389,7 @@ fn tries(seconds: u32, failures: usize, failure: fn() -> Answer) -> impl Iterato
 }
 
 #[tokio::test(start_paused = true)]
-async fn without_an_outage_limit_requests_are_repeated_for_the_response_timeout() {
+async fn without_outage_limit_requests_retry_for_response_timeout() {
     let (failed, after) = within_timeout(None, (0..100).map(|_| outage())).await;
     assert!(matches!(failed, Err(Error::ResponseTimeout { .. })));
     assert!((3_000..4_500).contains(&after), "{after}");
@@ -407,7 +407,7 @@ async fn without_an_outage_limit_requests_are_repeated_for_the_response_timeout(
 }
 
 #[tokio::test(start_paused = true)]
-async fn failures_are_one_outage_if_they_follow_within_the_response_timeout() {
+async fn failures_within_response_timeout_are_one_outage() {
     let limit = Some(5 * SECOND);
     let (failed, after) = within_timeout(limit, tries(2, 1, outage)).await;
     assert!(
@@ -430,7 +430,7 @@ async fn failures_are_one_outage_if_they_follow_within_the_response_timeout() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn each_outage_begins_with_short_pauses() {
+async fn each_outage_starts_with_short_pauses() {
     let hour = Some(3600 * SECOND);
     // Eight pauses: at most 50, 100, 200, 400 and 800 ms, then 1 s each, and at least half of that.
     let (won, after) = within_timeout(hour, tries(10, 8, outage)).await;
@@ -444,7 +444,7 @@ async fn each_outage_begins_with_short_pauses() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn an_outage_is_in_the_log_once() {
+async fn outage_is_logged_once() {
     let log = Log::default();
     let writer = log.clone();
     let subscriber = tracing_subscriber::fmt()
@@ -502,7 +502,7 @@ impl Attempt for Plain {
 }
 
 #[tokio::test(start_paused = true)]
-async fn unless_told_otherwise_a_waiter_subscribes_and_asks_for_its_line() {
+async fn waiter_subscribes_and_asks_for_its_line_by_default() {
     let room = room();
     let mut one = Plain(scripted(&room, [wait(5), wait(5), outage()]));
     let mut two = Plain(scripted(&room, []));
@@ -520,7 +520,7 @@ async fn unless_told_otherwise_a_waiter_subscribes_and_asks_for_its_line() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn at_the_wait_limit_the_latest_news_is_the_answer() {
+async fn latest_news_decides_at_wait_limit() {
     let limit = || Patience::at_most(5 * SECOND);
     let (answered, after) = within(limit(), None, [wait(60), wait(60)]).await;
     assert_eq!((answered.unwrap(), after / 10), (None, 500));
@@ -538,7 +538,7 @@ async fn at_the_wait_limit_the_latest_news_is_the_answer() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn an_outage_is_waited_through_until_its_limit() {
+async fn waiting_lasts_through_outage_until_limit() {
     let limit = Some(10 * SECOND);
     let (failed, after) = within(Patience::Endless, limit, (0..1000).map(|_| outage())).await;
     assert!(matches!(failed, Err(Error::ResponseTimeout { .. })));
@@ -559,7 +559,7 @@ async fn an_outage_is_waited_through_until_its_limit() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_line_that_nobody_asks_for_has_no_news() {
+async fn line_without_answers_has_no_news() {
     let room = room();
     let line = room.join("channel", "object", Queue::Exclusive);
     let (news, joined) = (line.news(), Instant::now());

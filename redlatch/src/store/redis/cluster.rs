@@ -511,7 +511,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_node_that_is_behind_does_not_undo_a_redirection() {
+    async fn outdated_node_does_not_undo_redirection() {
         let cluster = cluster();
         assert!(cluster.follow(&account(5, 10)));
         cluster.moved(1, "127.0.0.1:11").await.unwrap();
@@ -529,7 +529,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn what_is_known_does_not_outweigh_answers_for_ever() {
+    async fn older_epochs_are_accepted_after_trust_period() {
         let cluster = cluster();
         assert!(cluster.follow(&account(5, 10)));
         cluster.moved(1, "127.0.0.1:11").await.unwrap();
@@ -544,7 +544,7 @@ mod tests {
     }
 
     #[test]
-    fn a_node_without_a_name_is_found_by_its_address() {
+    fn nameless_node_is_found_by_address() {
         let text = |text: &str| Value::BulkString(text.as_bytes().to_vec());
         let ip = || (text("ip"), text("10.0.0.2"));
         let maps = [
@@ -572,7 +572,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_redirection_for_once_goes_to_the_only_other_node_with_that_port() {
+    async fn ask_redirection_goes_to_only_other_node_with_port() {
         let cluster = cluster();
         let mut account = account(5, 10);
         account.ranges = vec![(0, 1, at(10)), (2, SLOTS - 1, at(11))];

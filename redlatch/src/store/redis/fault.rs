@@ -204,7 +204,7 @@ mod tests {
 
     /// From Redis 7, wrapped by 6.2, and caught by a script in 6.2.
     #[test]
-    fn errors_are_known_however_a_script_wraps_them() {
+    fn errors_wrapped_by_scripts_are_recognized() {
         let forms = |code: &str| {
             [
                 (code.to_owned(), "said the server".to_owned()),

@@ -745,7 +745,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_reconnection_raises_doubts_only_if_the_process_may_be_another() {
+    async fn reconnection_raises_doubts_only_for_other_process() {
         let witness = Witness::new(NodeId(7), Arc::default());
         assert!(!raises(&witness, Some("a")).await, "the first connection");
         assert!(!raises(&witness, Some("a")).await, "the same process");

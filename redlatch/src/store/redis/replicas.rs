@@ -376,7 +376,7 @@ mod tests {
     }
 
     #[test]
-    fn all_are_waited_for_and_one_must_have_it() {
+    fn all_waits_for_all_replicas_and_needs_one() {
         let all = ReplicaSync::All;
         assert_eq!([0, 1, 3].map(|n| all.waits_for(n)), [0, 1, 3]);
         assert_eq!([0, 1, 3].map(|n| all.needs(n)), [0, 1, 1]);

@@ -320,7 +320,7 @@ mod tests {
     }
 
     #[test]
-    fn one_that_is_wrong_is_outvoted_however_sure_it_is() {
+    fn wrong_sentinel_is_outvoted() {
         let said = [opinion(1, 7), opinion(2, 3), opinion(2, 3)];
         assert_eq!(most_say(said.iter()), Some((Endpoint::new("h", 2), 2)));
         let in_doubt = [opinion(1, 3), opinion(2, 4)];

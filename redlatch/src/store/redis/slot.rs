@@ -77,7 +77,7 @@ mod tests {
         /// hash tags, for every kind of object. (Comparing slots is not enough: two different texts share
         /// one by chance in one of 16,384 cases.)
         #[test]
-        fn all_that_belongs_to_a_valid_name_lies_in_its_slot(
+        fn all_keys_of_valid_name_lie_in_one_slot(
             prefix in "[{}a:]{0,3}",
             name in "[{}ab:ö]{1,8}",
         ) {
@@ -104,7 +104,7 @@ mod tests {
 
     /// The expected slots are replies of CLUSTER KEYSLOT.
     #[test]
-    fn slots_are_those_of_the_specification() {
+    fn slots_match_cluster_specification() {
         assert_eq!(crc16(b"123456789"), 0x31C3);
         assert_eq!(slot("foo"), 12182);
         assert_eq!(slot("{user1000}.following"), slot("{user1000}.followers"));

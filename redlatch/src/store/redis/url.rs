@@ -414,7 +414,7 @@ mod tests {
     }
 
     #[test]
-    fn good_urls_are_understood() {
+    fn good_urls_are_parsed() {
         for url in [
             "redis://127.0.0.1",
             "redis://user:pw@[::1]:6380/3",
@@ -682,7 +682,7 @@ mod tests {
 
     #[test]
     #[cfg(not(feature = "tls"))]
-    fn without_tls_it_is_said_what_is_missing() {
+    fn missing_tls_feature_is_reported() {
         for url in ["rediss://h", "valkeys://h", "rediss+cluster://h"] {
             let said = target(url).unwrap_err().to_string();
             assert!(said.contains("feature `tls`"), "{said}");
@@ -691,7 +691,7 @@ mod tests {
 
     #[test]
     #[cfg(feature = "tls")]
-    fn tls_is_asked_for_by_the_scheme() {
+    fn scheme_enables_tls() {
         for url in [
             "rediss://h",
             "valkeys://u:p@h:1/2",
@@ -703,7 +703,7 @@ mod tests {
     }
 
     #[test]
-    fn sentinels_and_their_master_are_named() {
+    fn sentinel_url_names_sentinels_and_master() {
         let url = "redis+sentinel://us%40er:p%3Aw@h1,[::1]:2,h3:3/orders/5?sentinel_password=s%20p";
         let target = target(url).unwrap();
         let Deployment::Sentinel {
@@ -722,7 +722,7 @@ mod tests {
     }
 
     #[test]
-    fn nodes_of_a_cluster_are_named() {
+    fn cluster_url_names_nodes() {
         let target = target("valkey+cluster://:pw@h1:1,h2/").unwrap();
         let Deployment::Cluster(nodes) = target.deployment else {
             panic!("{target:?}");
