@@ -172,7 +172,7 @@ async fn sell(url: Option<&str>, locked: bool) -> Result<u64> {
     Ok(sold.count.load(SeqCst))
 }
 
-/// Counts the sales. The bar only shows them: a finished bar looks full whatever was sold.
+/// Counts the sales. The bar only shows them: a finished bar always looks full.
 #[derive(Clone)]
 struct Sold {
     count: Arc<AtomicU64>,
@@ -203,7 +203,7 @@ async fn sell_with_tasks(
 }
 
 async fn sell_with_processes(url: &str, locked: bool, sold: &Sold) -> Result<()> {
-    // Reports clearly what is wrong with the URL or the server, if anything is.
+    // Reports problems with the URL or the server clearly.
     Client::connect(url).await?;
     let mut server = connect(url).await?;
     // The sale is the name of the lock, and so its key. It is unique.

@@ -104,7 +104,7 @@ async fn run() -> Result<()> {
     let mut bank = match &url {
         None => Bank::Here(Arc::default()),
         Some(url) => {
-            // Reports clearly what is wrong with the URL or the server, if anything is.
+            // Reports problems with the URL or the server clearly.
             Client::connect(url).await?;
             let server = redis::Client::open(url.as_str())?;
             Bank::Server(

@@ -81,7 +81,7 @@ impl Background {
 
     /// Runs `work` in the calling task. If the future is dropped after its first poll, and `worth` then
     /// returns true, the rest of `work` runs in the background. It serves steps that must be neither
-    /// repeated nor abandoned: only the answer tells what has to be undone.
+    /// repeated nor abandoned: the answer determines how to undo them.
     pub(crate) fn finish<T: Send + 'static>(
         &self,
         work: impl Future<Output = T> + Send + 'static,

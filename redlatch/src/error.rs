@@ -64,7 +64,7 @@ pub enum Error {
     #[error("the store's URL was not understood: {reason}")]
     #[non_exhaustive]
     InvalidUrl {
-        /// What is wrong with it, without any part that could be secret.
+        /// Why the URL is refused, without any part that could be secret.
         reason: String,
     },
 
@@ -143,7 +143,7 @@ pub enum Error {
     #[error("no secure connection to the store: {reason}")]
     #[non_exhaustive]
     TlsFailed {
-        /// What is wrong, and what to do.
+        /// The problem, and how to fix it.
         reason: String,
     },
 
@@ -164,7 +164,7 @@ pub enum Error {
     WrongKind {
         /// Name of the object, or the key.
         name: String,
-        /// What was found under the key.
+        /// Kind of the mismatch.
         reason: &'static str,
     },
 

@@ -200,8 +200,8 @@ impl Place {
         field.strip_suffix(WRITER).unwrap_or(field)
     }
 
-    /// Returns what belongs to one owner alone: a fair waiter's channel, or the prefix of the timeouts of a
-    /// reader's holds. Empty for all other families.
+    /// Returns the name that belongs to one owner alone: a fair waiter's channel, or the prefix of the
+    /// timeouts of a reader's holds. Empty for all other families.
     pub(crate) fn of_owner(&self, field: &str) -> String {
         match self.family {
             Family::Fair => [&*self.channel, ":", field].concat(),

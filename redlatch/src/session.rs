@@ -6,8 +6,8 @@
 //! 2. [`Claim::enter`] makes one attempt to acquire. Steps of one hold take turns ([`Hold::turn`]). If the
 //!    store may still keep something that the owner released, a release is sent first and must be answered.
 //!    The attempt carries the hold count that it wants.
-//! 3. If the store grants the attempt and the replicas confirm it, a guard is added and the watchdog renews
-//!    it.
+//! 3. If the store grants the attempt and the replicas confirm it, a guard is added and the watchdog watches
+//!    the hold.
 //! 4. If an attempt fails or is dropped without an answer, its outcome is unknown ([`Unsettled`]). It is
 //!    settled in the background.
 //! 5. [`Claim::settle`] sends the hold count of this client to the store; 0 releases the hold. Unlocking,
@@ -315,7 +315,7 @@ impl Session {
             .map(|(claim, terms)| Unsettled::new(claim, *terms, sent))
             .collect();
         let step = step(&held);
-        // As in `Claim::enter`: renewals of what is already held must not wait.
+        // As in `Claim::enter`: renewals of existing holds must not wait.
         let lane = match held.iter().all(|&held| held == 0) {
             true => Lane::Attempt,
             false => Lane::Taking,

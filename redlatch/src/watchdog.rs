@@ -503,8 +503,8 @@ async fn renew_together(store: &Store, batch: &Batch, holds: &[&Arc<Hold>]) {
     let Some(first) = holds.first() else {
         return;
     };
-    // A hold that is being released or re-entered is skipped for now. One that was, since the batch was
-    // made, may no longer be due.
+    // A hold that is being released or re-entered is skipped for now. If that happened since the batch
+    // was made, it may no longer be due.
     let mut turns = Vec::with_capacity(holds.len());
     let mut step = Renew {
         script: first.kind.renew_script(),

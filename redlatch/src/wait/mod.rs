@@ -1,11 +1,11 @@
-//! Waiting, implemented once for all primitives. A request either acquires its object or is told how long
+//! Waiting, implemented once for all primitives. A request either acquires its object or learns how long
 //! to wait at most.
 //!
-//! 1. A request first asks the store once. If it is refused, it joins the line of the object. If a line
-//!    exists already, it joins without asking.
+//! 1. A request first asks the store once. If it is refused, it joins the line of the object. If there is a
+//!    line at the channel already, it joins without asking.
 //! 2. Only the first in a line sends requests. The others wait for their turn and send nothing.
-//! 3. The first subscribes to the channel and repeats its request behind the subscription, in one round
-//!    trip, so that it misses no later release.
+//! 3. Unless the line is subscribed already, the first subscribes and sends its request behind the
+//!    subscription, in one round trip, so that it misses no later release.
 //! 4. It then sleeps until a message arrives or the holder's lease ends, and repeats its request.
 //! 5. When it acquires the object, it passes the turn on, together with the end of its own lease. The next
 //!    waiter sends nothing before then unless a message arrives.

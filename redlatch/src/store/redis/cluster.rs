@@ -11,7 +11,7 @@
 //!    earlier epochs.
 //!
 //! A node may have no host name (`?`). CLUSTER SLOTS then gives its address separately, but redirections do
-//! not. So the nodes are asked again.
+//! not. Then the nodes are queried once more.
 
 use std::collections::BTreeMap;
 use std::ops::RangeInclusive;
@@ -58,7 +58,7 @@ pub(super) struct Cluster {
     ownerless: Arc<Limits>,
 }
 
-/// What is known about the cluster.
+/// The client's view of the cluster.
 #[derive(Default)]
 struct Map {
     /// Index into `masters` by slot; [`NOBODY`] if the owner is unknown.

@@ -3,9 +3,10 @@
 //! 1. It is made when it is needed, by a task that all callers wait for. So a caller that gives up does not
 //!    restart it for the others.
 //! 2. After a failure the next attempt starts after a random, growing pause.
-//! 3. All subscriptions are restored before anything else is sent on a new connection.
-//! 4. A connection counts as broken when sending fails or when its task ends, for whatever reason. All
-//!    waiters are woken then, because messages may have been missed. The next caller reconnects.
+//! 3. On a new connection, subscriptions are restored before anything else is sent (only with
+//!    [`Listening::Restored`]; otherwise they end with their connection).
+//! 4. A connection counts as broken when sending fails or when its task ends, for any reason. Waiters for
+//!    its messages are woken then, because messages may have been missed. The next caller reconnects.
 //! 5. If another server can replace this one, its connection can be *given up*: every caller that waits for
 //!    an answer on it gets an error at once.
 //!
@@ -247,8 +248,8 @@ impl Link {
         (!self.is_connected()).then(|| self.whereabouts.silence())
     }
 
-    /// Returns the address of the current connection, or of the one that is being made, if it is known and
-    /// can change.
+    /// Returns the address of the current connection, or of the one being made, if it is known and can
+    /// change.
     pub(super) fn leads_to(&self) -> Option<Endpoint> {
         let opening = self.lock_opening().endpoint.clone();
         let live = self.shared.lock_live();
@@ -475,12 +476,12 @@ impl Link {
         Fault::refused(error)
     }
 
-    /// Stops using this connection, whatever its state. A connection that has replaced it stays in use.
+    /// Stops using this connection, in any state. A connection that has replaced it stays in use.
     pub(super) fn leave(&self, live: &Live) {
         drop(self.shared.broken(live.generation));
     }
 
-    /// Stops using the connection, whatever its state, including one that is being made. Everything that
+    /// Stops using the connection, in any state, including one that is being made. Everything that
     /// waits for it, or for an answer on it, fails.
     pub(super) fn give_up(&self) {
         let mut opening = self.lock_opening();
@@ -689,7 +690,7 @@ impl Drop for Shared {
     }
 }
 
-/// Reports a connection as broken when its task ends, for whatever reason. That includes the end of its
+/// Reports a connection as broken when its task ends, for any reason. That includes the end of its
 /// runtime, which the client library does not report.
 struct Sentry {
     shared: Weak<Shared>,

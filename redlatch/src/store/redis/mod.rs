@@ -103,7 +103,7 @@ impl Redis {
         ear: SharedEar,
     ) -> Result<Redis> {
         let response_timeout = settings.response_timeout;
-        // Not repeated: a program that starts up should learn at once what is wrong. If no connection can
+        // Not repeated: a program that starts up should get the error at once. If no connection can
         // be made, the connect timeout reports that.
         let limit = settings.connect_timeout.saturating_add(response_timeout);
         let doubts = Arc::<Doubts>::default();

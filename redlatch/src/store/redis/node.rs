@@ -20,7 +20,7 @@ pub(super) struct Settings {
     pub(super) ear: SharedEar,
     pub(super) doubts: Arc<Doubts>,
     pub(super) listening: Listening,
-    /// What is required of replicas, if anything.
+    /// Requirements on replicas, if any.
     pub(super) demand: Option<Demand>,
 }
 

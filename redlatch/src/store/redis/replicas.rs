@@ -50,13 +50,13 @@ pub enum ReplicaSync {
     Off,
 }
 
-/// Number of WAITs in flight: a second one confirms what is sent meanwhile.
+/// Number of WAITs in flight: a second one confirms later steps.
 const AT_ONCE: usize = 2;
 
 /// Age at which the number of replicas is refreshed.
 const STALE: Duration = Duration::from_secs(1);
 
-/// What is required of the replicas.
+/// Requirements on the replicas.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Demand {
     pub(super) sync: ReplicaSync,
@@ -217,7 +217,7 @@ impl Replicas {
     }
 
     /// Returns the number of replicas to wait for on this connection. `None`: there is a newer connection,
-    /// perhaps to another master, whose replicas tell nothing about what was sent on this one.
+    /// perhaps to another master, whose replicas do not have the steps that were sent on this one.
     fn to_ask(&self, state: &State, live: &Live) -> Option<usize> {
         if let ReplicaSync::AtLeast(some) = self.demand.sync {
             return Some(some);

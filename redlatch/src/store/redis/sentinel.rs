@@ -5,7 +5,7 @@
 //! 1. All sentinels are asked, and the answer of most of them counts.
 //! 2. The server that they name must confirm that it is a master ([`super::link`] asks it for its role).
 //! 3. The sentinels publish failovers. A message, a broken connection or a missing answer is only a reason
-//!    to ask again.
+//!    to repeat the query.
 //! 4. A connection that leads to another server than the master is given up.
 
 use std::collections::{BTreeMap, HashMap};
