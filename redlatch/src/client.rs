@@ -71,7 +71,7 @@ impl Client {
     }
 
     /// Returns a handle of the re-entrant lock `name`: 1 to 512 bytes, without NUL and line breaks. Sends
-    /// nothing. An invalid name is reported by the first operation on the handle.
+    /// nothing. An invalid name is reported by every operation on the handle.
     ///
     /// As in Redisson, a name that contains a `{` is assumed to have its own hash tag (`{shop}:42`), and no
     /// braces are put around it. A name whose braces enclose no tag (`a}b`, `a{b`, `{}x`) is

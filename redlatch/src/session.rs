@@ -219,7 +219,7 @@ impl Session {
         }
     }
 
-    /// Releases what `owner` has released locally of `place` and the store may still keep.
+    /// Releases in the store what `owner` has left of `place` but not settled yet.
     async fn settle_left(self: &Arc<Self>, owner: Owner, place: &Arc<Place>) {
         let claim = {
             let mut claims = self.claims();
@@ -578,7 +578,7 @@ impl Claim {
         }
     }
 
-    /// Handles a reply that this owner does not hold what it holds here: the hold is lost.
+    /// Handles a reply that the owner does not hold the object: marks the hold as lost. Returns the error.
     fn not_held(&self) -> Error {
         self.hold.lose(Loss::NotHeld);
         self.session.watchdog.watch(&self.hold);

@@ -16,7 +16,8 @@ use crate::space::Space;
 /// One atomic change, in both implementations.
 ///
 /// A step can be repeated: sent twice, it has the effect of one. It carries the *target* state (a hold
-/// count, an end of a lease) rather than a change.
+/// count, an end of a lease) rather than a change. Steps that change a number are the exception: see
+/// [`Store::run_unrepeated`](crate::store::Store::run_unrepeated).
 pub(crate) trait Step: Send + Sync {
     type Reply: Send;
 

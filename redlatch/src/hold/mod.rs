@@ -1,4 +1,5 @@
 //! A hold: one owner's possession of one object, from its first acquisition until it is released or lost.
+//! The rules are in `state`; this file adds the clock, notifications and the order of steps.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;

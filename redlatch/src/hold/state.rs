@@ -58,7 +58,7 @@ pub(super) struct State {
     open_attempt: u64,
     /// Number of changes when the store last confirmed a full release.
     given_back: u64,
-    /// Whether a full release was sent and not answered, so that it may have been applied.
+    /// Whether a full release (`keep` is 0) was sent and not answered, so that it may have been applied.
     pub(super) maybe_released: bool,
     /// Number of changes when settling in the background last ended, either answered or abandoned.
     settling_ended: u64,
@@ -228,7 +228,7 @@ impl State {
         is_news
     }
 
-    /// Marks the hold as lost if its lease has ended. Returns whether it was not lost before.
+    /// Marks the hold as lost if its lease has ended. Returns whether it did so.
     pub(super) fn expire(&mut self, now: Instant) -> bool {
         now >= self.end && self.lose(Loss::LeaseEnded)
     }

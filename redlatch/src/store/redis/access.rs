@@ -105,7 +105,7 @@ impl Access {
         self.to(endpoint.to_addr())
     }
 
-    /// Hint appended to timeout errors if the server says nothing.
+    /// Hint appended to timeout errors if the server does not answer.
     pub(super) fn silence(&self) -> &'static str {
         dial::silence(self.tls.is_some())
     }

@@ -127,7 +127,7 @@ impl Dial {
     }
 }
 
-/// Hint appended to timeout errors if the server says nothing. It may wait for the rest of what looks to it
+/// Hint appended to timeout errors if the server does not answer. It may wait for the rest of what looks to it
 /// like a long command.
 pub(super) fn silence(tls: bool) -> &'static str {
     match tls {

@@ -105,14 +105,14 @@ pub(super) enum Whereabouts {
 pub(super) trait Guide: Send + Sync {
     /// Returns the current address.
     fn find(self: Arc<Self>) -> Finding;
-    /// Hint appended to timeout errors if the server says nothing.
+    /// Hint appended to timeout errors if the server does not answer.
     fn silence(&self) -> &'static str;
 }
 
 pub(super) type Finding = Pin<Box<dyn Future<Output = Result<(Dial, Endpoint), Fault>> + Send>>;
 
 impl Whereabouts {
-    /// Hint appended to timeout errors if the server says nothing.
+    /// Hint appended to timeout errors if the server does not answer.
     fn silence(&self) -> &'static str {
         match self {
             Whereabouts::Fixed(dial) => dial.silence(),
