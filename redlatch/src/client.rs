@@ -248,7 +248,7 @@ impl Default for ClientBuilder {
 }
 
 impl ClientBuilder {
-    /// Lease of the locks that the watchdog renews. It renews them after a third of it. After a holder has
+    /// Lease of the locks that the watchdog renews, each time a third of it has passed. After a holder has
     /// died, waiters wait this long. Default 30 s, as in Redisson (`lockWatchdogTimeout`); at least 100 ms.
     pub fn watchdog(mut self, lease: Duration) -> ClientBuilder {
         self.watchdog = lease;

@@ -1,8 +1,8 @@
 //! The watchdog: one task per client that renews the leases of all its holds and reports losses.
 //!
-//! A lease is renewed after a third of it (as in Redisson), together with other holds that are due about
-//! then. A failed renewal is retried until the end of the lease. At that end the holder is notified of the
-//! loss. The task starts with the first hold and ends after the last.
+//! A lease is renewed when a third of it has passed (as in Redisson), together with other holds that are due
+//! about then. A failed renewal is retried until the end of the lease. At that end the holder is notified of
+//! the loss. The task starts with the first hold and ends after the last.
 //!
 //! A hold passes through three places:
 //!

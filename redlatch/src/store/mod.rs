@@ -29,7 +29,7 @@ pub(crate) enum Store {
 pub(crate) trait Ear: Send + Sync {
     /// A message was published to `channel`.
     fn heard(&self, channel: &str);
-    /// The connection broke: later messages may have been missed.
+    /// The connection broke: messages may have been missed since.
     fn interrupted(&self);
     /// The subscription of `channel` has ended. Its messages are missed until it is subscribed to again.
     fn ended(&self, channel: &str);

@@ -35,7 +35,7 @@ use crate::several::most;
 /// Time limit for the answer of one node with a connection.
 const PATIENCE: Duration = Duration::from_secs(1);
 
-/// Number of nodes that are asked at a time.
+/// Number of connected nodes that are asked at a time.
 const ASKED: usize = 5;
 
 /// Interval at which the nodes are asked without a reason.
@@ -51,7 +51,7 @@ pub(super) struct Cluster {
     settings: Settings,
     map: Mutex<Map>,
     suspicion: Arc<Notify>,
-    /// Number of updates of the map.
+    /// Number of completed queries of the nodes.
     looks: watch::Sender<u64>,
     lookout: Lookout,
     /// Limits for slots without a known owner.
@@ -149,7 +149,7 @@ impl Cluster {
         nodes.cloned().collect()
     }
 
-    /// Returns all nodes with connections.
+    /// Returns all known nodes.
     pub(super) fn nodes(&self) -> Vec<Arc<Node>> {
         self.map().nodes.values().cloned().collect()
     }

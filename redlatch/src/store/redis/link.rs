@@ -633,21 +633,21 @@ impl Shared {
         lives
     }
 
-    /// Handles that the server has ended a subscription by itself.
+    /// Handles a subscription that the server has ended by itself.
     fn ended(&self, channel: &str) {
         if self.listening == Listening::Sharded && self.wanted().remove(channel) {
             self.ear.ended(channel);
         }
     }
 
-    /// Handles that the connection has ended with all its subscriptions.
+    /// Handles the end of all subscriptions with their connection.
     fn all_ended(&self) {
         let ended = std::mem::take(&mut *self.wanted());
         ended.iter().for_each(|channel| self.ear.ended(channel));
     }
 
-    /// Handles that a connection in use has ended: all waiters for its messages must check the store again.
-    /// Returns it; dropping it ends a task.
+    /// Handles the end of a connection in use: all waiters for its messages must check the store again.
+    /// Returns the connection; dropping it ends a task.
     fn broken(&self, generation: Generation) -> Option<Established> {
         let dead = self
             .lock_live()

@@ -8,7 +8,6 @@
 //!    answered.
 //! 4. The number of connected replicas comes from ROLE. It is read once per connection, and again in the
 //!    background when it is old or when a WAIT was not fulfilled.
-//! are on their way at most.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
