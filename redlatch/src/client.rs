@@ -70,8 +70,10 @@ impl Client {
         ClientBuilder::default()
     }
 
-    /// Returns a handle of the re-entrant lock `name`: 1 to 512 bytes, without NUL and line breaks. Sends
-    /// nothing. An invalid name is reported by every operation on the handle.
+    /// Returns a handle of the re-entrant lock `name`. Sends nothing.
+    ///
+    /// A name has 1 to 512 bytes, without NUL and line breaks. An invalid name is reported by every operation
+    /// on the handle.
     ///
     /// As in Redisson, a name that contains a `{` is assumed to have its own hash tag (`{shop}:42`), and no
     /// braces are put around it. A name whose braces enclose no tag (`a}b`, `a{b`, `{}x`) is
@@ -248,37 +250,39 @@ impl Default for ClientBuilder {
 }
 
 impl ClientBuilder {
-    /// Lease of the locks that the watchdog renews, each time a third of it has passed. After a holder has
-    /// died, waiters wait this long. Default 30 s, as in Redisson (`lockWatchdogTimeout`); at least 100 ms.
+    /// Sets the lease of the locks that the watchdog renews, each time a third of it has passed. After a
+    /// holder has died, waiters wait this long. Default 30 s, as in Redisson (`lockWatchdogTimeout`); at
+    /// least 100 ms.
     pub fn watchdog(mut self, lease: Duration) -> ClientBuilder {
         self.watchdog = lease;
         self
     }
 
-    /// Prefix of every key, before the name (Redisson: a `NameMapper`). Default none.
+    /// Sets the prefix of every key, before the name (Redisson: a `NameMapper`). Default none.
     pub fn prefix(mut self, prefix: impl Into<String>) -> ClientBuilder {
         self.prefix = prefix.into();
         self
     }
 
-    /// Time limit for connecting. Default 5 s.
+    /// Sets the time limit for connecting. Default 5 s.
     pub fn connect_timeout(mut self, timeout: Duration) -> ClientBuilder {
         self.connect_timeout = timeout;
         self
     }
 
-    /// Time limit for an answer, including all repetitions on new connections. Default 3 s, as in Redisson
-    /// (`timeout`).
+    /// Sets the time limit for an answer, including all repetitions on new connections. Default 3 s, as in
+    /// Redisson (`timeout`).
     pub fn response_timeout(mut self, timeout: Duration) -> ClientBuilder {
         self.response_timeout = timeout;
         self
     }
 
-    /// How long an outage may last before waiting fails. An outage starts with the first call that fails
-    /// after the store's last answer (with an error for which [`Error::is_transient`] is true) and ends
-    /// with the next answer. Meanwhile a waiting request retries, with pauses of up to a second, and logs
-    /// that once (level WARN). Each retry takes up to the response timeout, so waiting may fail that much
-    /// later than the limit.
+    /// Sets how long an outage may last before waiting fails.
+    ///
+    /// An outage starts with the first call that fails after the store's last answer (with an error for
+    /// which [`Error::is_transient`] is true) and ends with the next answer. Meanwhile a waiting request
+    /// retries, with pauses of up to a second, and logs that once (level WARN). Each retry takes up to the
+    /// response timeout, so waiting may fail that much later than the limit.
     ///
     /// Default: the response timeout. A RedLock waits through any outage by default. [`Duration::MAX`]:
     /// waits through any outage. A shorter wait limit has precedence. A request that does not wait
@@ -289,14 +293,15 @@ impl ClientBuilder {
         self
     }
 
-    /// How long a subscription is kept after its last waiter has left, so that repeated waiting for a name
-    /// does not subscribe each time. Default 1 s.
+    /// Sets how long a subscription is kept after its last waiter has left, so that repeated waiting for a
+    /// name does not subscribe each time. Default 1 s.
     pub fn subscription_linger(mut self, linger: Duration) -> ClientBuilder {
         self.linger = linger;
         self
     }
 
-    /// Id of the client in the store, instead of a random UUID: 1 to 64 letters, digits, `-`, `_` or `.`.
+    /// Sets the id of the client in the store, instead of a random UUID: 1 to 64 letters, digits, `-`, `_`
+    /// or `.`.
     ///
     /// It helps in logs and listings. Processes do not share owners even if they share an id, because each
     /// starts to number them at random ([`Owner`]). So a process that restarts under the same id after a
@@ -308,41 +313,41 @@ impl ClientBuilder {
         self
     }
 
-    /// How many replicas must acknowledge an acquisition before it counts: [`ReplicaSync`]. Default
+    /// Sets how many replicas must acknowledge an acquisition before it counts: [`ReplicaSync`]. Default
     /// [`ReplicaSync::All`], as in Redisson (`checkLockSyncedSlaves`).
     pub fn replica_sync(mut self, sync: ReplicaSync) -> ClientBuilder {
         self.replica_sync = sync;
         self
     }
 
-    /// How long an acquisition waits for the replicas. Default 1 s, as in Redisson (`slavesSyncTimeout`);
-    /// at least 1 ms.
+    /// Sets how long an acquisition waits for the replicas. Default 1 s, as in Redisson
+    /// (`slavesSyncTimeout`); at least 1 ms.
     pub fn replica_timeout(mut self, timeout: Duration) -> ClientBuilder {
         self.replica_timeout = timeout;
         self
     }
 
-    /// User to log in as (ACL). Has precedence over the user in the URL.
+    /// Sets the user to log in as (ACL). Has precedence over the user in the URL.
     pub fn username(mut self, username: impl Into<String>) -> ClientBuilder {
         self.given.login.username = Some(username.into());
         self
     }
 
-    /// Password to log in with. Has precedence over the password in the URL, which is easily printed or
-    /// logged. This one is shown neither by `Debug` nor in any error.
+    /// Sets the password to log in with. Has precedence over the password in the URL, which is easily
+    /// printed or logged. This one is shown neither by `Debug` nor in any error.
     pub fn password(mut self, password: impl Into<String>) -> ClientBuilder {
         self.given.login.password = Some(Secret(password.into()));
         self
     }
 
-    /// User to log in as at sentinels, which have users of their own. Without it, and without
+    /// Sets the user to log in as at sentinels, which have users of their own. Without it, and without
     /// `sentinel_user` in the URL, the client does not log in at sentinels.
     pub fn sentinel_username(mut self, username: impl Into<String>) -> ClientBuilder {
         self.given.sentinel_login.username = Some(username.into());
         self
     }
 
-    /// Password for sentinels: see [`sentinel_username`](ClientBuilder::sentinel_username).
+    /// Sets the password for sentinels: see [`sentinel_username`](ClientBuilder::sentinel_username).
     pub fn sentinel_password(mut self, password: impl Into<String>) -> ClientBuilder {
         self.given.sentinel_login.password = Some(Secret(password.into()));
         self
@@ -402,8 +407,8 @@ impl ClientBuilder {
 /// verified; there is no switch to disable that.
 #[cfg(feature = "tls")]
 impl ClientBuilder {
-    /// CA certificates to trust *instead* of those of the system, in PEM: one or several. With a private
-    /// CA, a certificate from a public CA is not accepted.
+    /// Sets the CA certificates to trust *instead* of those of the system, in PEM: one or several. So with a
+    /// private CA, a certificate from a public CA is not accepted.
     pub fn tls_ca(mut self, pem: impl Into<Vec<u8>>) -> ClientBuilder {
         self.given.tls.ca = Some(Pem::Text(pem.into()));
         self
@@ -416,8 +421,8 @@ impl ClientBuilder {
         self
     }
 
-    /// Certificate that authenticates the client (`tls-auth-clients`), with its intermediate certificates
-    /// if there are any, and its private key. Both in PEM, the key not encrypted.
+    /// Sets the certificate that authenticates the client (`tls-auth-clients`), with its intermediate
+    /// certificates if there are any, and its private key. Both in PEM, the key not encrypted.
     pub fn tls_client_cert(
         mut self,
         cert_pem: impl Into<Vec<u8>>,
