@@ -6,8 +6,8 @@ use tokio::time::Instant;
 
 use crate::error::{Error, Result};
 
-/// The longest lease: ten years. Redis counts milliseconds since 1970 in a signed 64-bit number, which this
-/// is far from overflowing.
+/// The longest lease: ten years. Redis counts milliseconds since 1970 in a signed 64-bit number, whose limit
+/// is far beyond that.
 pub const MAX_LEASE: Duration = Duration::from_secs(3650 * 24 * 60 * 60);
 
 /// A lease: whole milliseconds, at least one, at most [`MAX_LEASE`].
