@@ -481,8 +481,8 @@ impl Link {
         drop(self.shared.broken(live.generation));
     }
 
-    /// Stops using the connection, in any state, including one that is being made. Everything that
-    /// waits for it, or for an answer on it, fails.
+    /// Stops using the connection, in any state, including a pending one. Everything that waits for it, or
+    /// for an answer on it, fails.
     pub(super) fn give_up(&self) {
         let mut opening = self.lock_opening();
         // The task may be too far to be aborted.
