@@ -1,5 +1,5 @@
-//! A catalogue that many read and that is rebuilt now and then: readers share it, whoever finds it
-//! too old rebuilds it alone, and goes on reading what it has built.
+//! A catalogue with many readers that is rebuilt now and then. Readers share the lock. A reader that finds
+//! the catalogue too old rebuilds it alone, and then reads what it has built.
 //!
 //! ```sh
 //! cargo run --example cache_rebuild                       # needs no server
@@ -15,12 +15,12 @@ use redlatch::{Client, Guard, Read, ReadWriteLock};
 use tokio::task::JoinSet;
 
 const READERS: usize = 12;
-/// What each of them looks up.
+/// Lookups of each reader.
 const LOOKUPS: u64 = 40;
-/// After so many lookups the catalogue is too old.
+/// After this number of lookups the catalogue is too old.
 const FRESH_FOR: u64 = 60;
 
-/// Some slow pages from somewhere. A rebuild that somebody could read half-way would be noticed.
+/// Some slow pages from somewhere. Reading during a rebuild would be noticed.
 #[derive(Default)]
 struct Catalogue {
     pages: Mutex<Vec<u64>>,
@@ -36,7 +36,7 @@ impl Catalogue {
         self.lookups.load(SeqCst) >= self.edition.load(SeqCst) * FRESH_FOR
     }
 
-    /// Only while nobody reads.
+    /// Called only while there are no readers.
     async fn rebuild(&self) {
         let edition = self.edition.fetch_add(1, SeqCst) + 1;
         for page in 0..5 {
@@ -48,7 +48,7 @@ impl Catalogue {
         }
     }
 
-    /// Only while nobody rebuilds.
+    /// Called only while there is no writer.
     async fn look_up(&self) {
         let at_once = self.at_once.fetch_add(1, SeqCst) + 1;
         self.most_at_once.fetch_max(at_once, SeqCst);
@@ -64,20 +64,20 @@ impl Catalogue {
     }
 }
 
-/// The catalogue to read, fresh.
+/// Returns a read lock on a fresh catalogue.
 async fn fresh(lock: &ReadWriteLock, catalogue: &Catalogue) -> redlatch::Result<Guard<Read>> {
     let reading = lock.read().lock().await?;
     if !catalogue.is_stale() {
         return Ok(reading);
     }
-    // Asking to write while reading would be an error: each of us would wait for the others.
+    // Requesting the write lock while reading would be an error: several readers would wait for each other.
     reading.unlock().await?;
     let writing = lock.write().lock().await?;
-    // Somebody else may have been quicker.
+    // Another task may have been faster.
     if catalogue.is_stale() {
         catalogue.rebuild().await;
     }
-    // Nobody can make it stale in between; and the others read with us.
+    // No task can make it stale in between, and other readers share the lock with us.
     writing.downgrade().await
 }
 
@@ -97,7 +97,7 @@ async fn main() -> ExitCode {
 
 async fn run(url: &str) -> redlatch::Result<bool> {
     let client = Client::connect(url).await?;
-    // Readers come all the time here; whoever wants to rebuild must not wait for a gap.
+    // There are always readers here; a writer must not wait for a gap.
     let name = format!("redlatch-example:{}:catalogue", client.id());
     let lock = client.read_write_lock(&name).prefer_writers();
     let catalogue = Arc::new(Catalogue::default());

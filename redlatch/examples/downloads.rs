@@ -14,10 +14,10 @@ use redlatch::{Client, Result, Semaphore};
 use tokio::task::JoinSet;
 
 const DOWNLOADS: usize = 12;
-/// How many the mirror allows at once, from the whole fleet.
+/// Number of downloads that the mirror allows at once, for the whole fleet.
 const AT_ONCE: u32 = 3;
-/// In a fleet whoever comes first after a day sets the permits anew: what a process took and never
-/// gave back, because it was killed, is back then.
+/// In a fleet, the first process after a day sets the permits again. That restores permits of processes
+/// that were killed before they released them.
 const DAY: Duration = Duration::from_secs(24 * 60 * 60);
 
 async fn download(file: usize, mirror: &Semaphore, running: &AtomicUsize) -> Result<usize> {
@@ -47,7 +47,7 @@ async fn run() -> Result<()> {
     let url = url.or_else(|| std::env::var("REDLATCH_URL").ok());
     let client = Client::connect(url.as_deref().unwrap_or("embedded:")).await?;
 
-    // A name that nobody else has; a fleet would agree on one.
+    // A unique name; a fleet would agree on one.
     let mirror = client.semaphore(&format!("redlatch-example:{}:mirror", client.id()));
     let most = all_downloads(&mirror).await;
     mirror.delete().await?;
@@ -55,7 +55,7 @@ async fn run() -> Result<()> {
     Ok(())
 }
 
-/// How many ran at once.
+/// Returns how many downloads ran at once.
 async fn all_downloads(mirror: &Semaphore) -> Result<usize> {
     if mirror.try_set_permits(AT_ONCE).time_to_live(DAY).await? {
         println!("set {AT_ONCE} permits for all who download");

@@ -1,5 +1,5 @@
-//! A printer in an office: documents come out in the order in which they were sent, whoever sent
-//! them, and somebody who changes their mind is not waited for.
+//! A printer in an office: documents are printed in the order in which they were sent, by any worker. A
+//! worker that gives up does not delay the others.
 //!
 //! ```sh
 //! cargo run --example fair_turns                           # needs no server
@@ -31,7 +31,7 @@ async fn run() -> Result<()> {
     let url = std::env::args().nth(1);
     let url = url.or_else(|| std::env::var("REDLATCH_URL").ok());
     let embedded = Embedded::new();
-    // Each worker has a client of their own, as if it were a process of its own.
+    // Each worker has a client of its own, as if it were a separate process.
     let mut clients = Vec::new();
     for _ in WORKERS {
         clients.push(match &url {
@@ -41,7 +41,7 @@ async fn run() -> Result<()> {
     }
     let printer = format!("redlatch-example:{}:printer", clients[0].id());
 
-    // While the printer is busy, everybody sends their documents, in turn.
+    // While the printer is busy, all workers send their documents, in turn.
     let busy = clients[0].fair_lock(&printer).lock().await?;
     let mut sent = Vec::new();
     let mut printing = Vec::new();
@@ -64,7 +64,7 @@ async fn run() -> Result<()> {
     }
     println!("{} documents wait for the printer", sent.len());
 
-    // One more, by somebody who does not want to wait for long.
+    // One more document, from a worker that does not want to wait long.
     let lock = clients[0].fair_lock(&printer);
     let impatient = lock.try_lock().wait(Duration::from_millis(50)).await?;
     assert!(impatient.is_none());
@@ -82,7 +82,7 @@ async fn run() -> Result<()> {
     Ok(())
 }
 
-/// Waits until so many wait for the printer.
+/// Waits until this number of documents is queued.
 async fn until_queued(lock: &FairLock, documents: usize) -> redlatch::Result<()> {
     while lock.queue().await?.len() < documents {
         tokio::time::sleep(Duration::from_millis(1)).await;

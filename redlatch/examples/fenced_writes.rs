@@ -1,6 +1,6 @@
-//! Two workers keep a report in a file. One of them falls asleep for longer than its lease, wakes
-//! up and writes what it had in mind. Without a fencing token the other's work is gone; with one
-//! the file's keeper refuses the late write.
+//! Two workers keep a report in a file. One of them sleeps for longer than its lease, wakes up and writes
+//! its outdated report. Without a fencing token the other worker's line is lost; with one, the keeper of
+//! the file rejects the late write.
 //!
 //! ```sh
 //! cargo run --example fenced_writes                          # needs no server
@@ -18,11 +18,10 @@ type Result<T, E = Box<dyn std::error::Error>> = std::result::Result<T, E>;
 
 const LEASE: Duration = Duration::from_millis(500);
 
-/// Keeps the file: all writes go through here. It needs to know nothing of locks, only to remember
-/// one number.
+/// Keeps the file: all writes go through it. It does not know about locks and only remembers one number.
 struct Keeper {
     file: PathBuf,
-    /// The greatest token it has seen; `None` when it does not look at tokens.
+    /// The greatest token so far; `None` if it does not check tokens.
     newest: Option<Mutex<u64>>,
 }
 
@@ -31,8 +30,8 @@ impl Keeper {
         Ok(std::fs::read_to_string(&self.file)?)
     }
 
-    /// Replaces the report, unless somebody with a greater token has been here already. Looking
-    /// and writing are one step: nobody else writes in between.
+    /// Replaces the report, unless a worker with a greater token has already written. Check and write are
+    /// one step: no other write comes in between.
     fn write(&self, token: u64, report: &str) -> Result<()> {
         let mut newest = match &self.newest {
             Some(newest) => Some(newest.lock().map_err(|_| "poisoned")?),
@@ -63,7 +62,7 @@ async fn run() -> Result<()> {
     let url = std::env::args().nth(1);
     let url = url.or_else(|| std::env::var("REDLATCH_URL").ok());
     let (sleepy, busy) = two_clients(url.as_deref()).await?;
-    // A name that nobody else has.
+    // A unique name.
     let lock = format!("redlatch-example:{}:report", sleepy.id());
     let file = std::env::temp_dir().join(format!("redlatch-report-{}.txt", std::process::id()));
 
@@ -78,8 +77,8 @@ async fn run() -> Result<()> {
     }
 }
 
-/// The tokens are counted in a key that never expires, because they must only grow. This lock will
-/// not be used again.
+/// The tokens are counted in a key that never expires, because they must only increase. This lock will not
+/// be used again.
 async fn forget(url: &str, lock: &str) -> Result<()> {
     let client = redis::Client::open(url)?;
     let mut server = client.get_multiplexed_async_connection().await?;
@@ -88,7 +87,7 @@ async fn forget(url: &str, lock: &str) -> Result<()> {
     Ok(del.exec_async(&mut server).await?)
 }
 
-/// Whether busy's line is in the report in the end, with each of the keepers.
+/// Returns whether the report contains busy's line in the end, with each of the keepers.
 async fn both_keepers(workers: [&Client; 2], lock: &str, file: &Path) -> Result<[bool; 2]> {
     let mut kept = [false; 2];
     for checks in [false, true] {
@@ -107,7 +106,7 @@ async fn both_keepers(workers: [&Client; 2], lock: &str, file: &Path) -> Result<
     Ok(kept)
 }
 
-/// Both workers add a line to the report; what is in the file in the end.
+/// Both workers add a line to the report. Returns the final content of the file.
 async fn two_workers(
     [sleepy, busy]: [&Client; 2],
     lock: &str,
@@ -124,14 +123,14 @@ async fn two_workers(
     let in_mind = keeper.read()? + "a line of sleepy\n";
     println!("  sleepy has token {} and falls asleep", late.token());
 
-    // The lease ends and the other worker has its turn. Its own is renewed by the watchdog.
+    // The lease ends and the other worker acquires the lock. Its own lease is renewed by the watchdog.
     let guard = busy.fenced_lock(lock).lock().await?;
     let report = keeper.read()? + "a line of busy\n";
     keeper.write(guard.token(), &report)?;
     println!("  busy has token {} and writes its line", guard.token());
     guard.unlock().await?;
 
-    // The guard knows. But who forgets to ask, or falls asleep right after asking, writes.
+    // The guard knows. But a worker that does not check, or sleeps right after checking, still writes.
     println!(
         "  sleepy wakes up; its guard is valid: {}; it writes all the same",
         late.is_valid()

@@ -1,5 +1,5 @@
-//! At most three heavy jobs at once in the whole fleet, however many workers there are. One worker
-//! crashes in the middle of its job; what it had comes back by itself.
+//! At most three heavy jobs at once in the whole fleet, however many workers there are. One worker crashes
+//! in the middle of its job; its permit expires.
 //!
 //! ```sh
 //! cargo run --example fleet_limit                       # needs no server
@@ -18,17 +18,17 @@ const WORKERS: usize = 8;
 const AT_ONCE: u32 = 3;
 const JOBS_EACH: usize = 4;
 const JOB: Duration = Duration::from_millis(100);
-/// How long the permit of a crashed worker stays away; 30 s unless it is set.
+/// Time until the permit of a crashed worker expires; default 30 s.
 const LEASE: Duration = Duration::from_secs(1);
 
-/// One worker, with a client of its own as if it were a machine of its own.
+/// One worker, with a client of its own as if it were on a separate machine.
 async fn work(client: Client, name: String, running: Arc<AtomicI64>) -> Result<i64> {
     let limit = client.expirable_semaphore(&name);
     let mut most = 0;
     for _ in 0..JOBS_EACH {
         let permit = limit.acquire().await?;
         most = most.max(running.fetch_add(1, SeqCst) + 1);
-        // The heavy job. Should the permit be lost, it is stopped here.
+        // The heavy job. If the permit is lost, it is stopped here.
         let job = permit.run(tokio::time::sleep(JOB)).await;
         running.fetch_sub(1, SeqCst);
         job?;
@@ -37,7 +37,7 @@ async fn work(client: Client, name: String, running: Arc<AtomicI64>) -> Result<i
     Ok(most)
 }
 
-/// A worker that takes a permit and is never heard of again.
+/// A worker that acquires a permit and crashes.
 async fn crash(limit: &ExpirableSemaphore) -> Result<()> {
     let permit = limit.acquire().lease(LEASE).await?;
     println!("A worker took permit {} and crashed.", permit.ids()[0]);
@@ -47,7 +47,7 @@ async fn crash(limit: &ExpirableSemaphore) -> Result<()> {
 
 async fn fleet(clients: Vec<Client>, name: String) -> Result<i64> {
     let limit = clients[0].expirable_semaphore(&name);
-    // Every worker may do this; the first one does.
+    // Every worker may call this; only the first call has an effect.
     limit.try_set_permits(AT_ONCE).await?;
     crash(&limit).await?;
     println!(
@@ -68,7 +68,7 @@ async fn fleet(clients: Vec<Client>, name: String) -> Result<i64> {
         }
     }
 
-    // All three can be had again only when the crashed one's has come back.
+    // All three can be acquired only after the crashed worker's permit has expired.
     let all = limit.acquire_many(AT_ONCE).await?;
     println!("All {AT_ONCE} permits are there again.");
     all.release().await?;
@@ -87,7 +87,7 @@ async fn main() -> ExitCode {
     }
 }
 
-/// How many jobs ran at once.
+/// Returns how many jobs ran at once.
 async fn run() -> Result<i64> {
     let url = std::env::args().nth(1);
     let url = url.or_else(|| std::env::var("REDLATCH_URL").ok());
@@ -100,7 +100,7 @@ async fn run() -> Result<i64> {
             None => settings.connect_embedded(&store)?,
         });
     }
-    // A name that nobody else has, so that the example can be run twice at once.
+    // A unique name, so that several runs of the example do not share permits.
     let name = format!("redlatch-example:{}:fleet-limit", clients[0].id());
     let limit = clients[0].expirable_semaphore(&name);
     let jobs = WORKERS * JOBS_EACH;

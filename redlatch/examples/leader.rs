@@ -1,6 +1,5 @@
-//! A fleet has one leader: whoever holds the lock. The first leader dies without a word, and the
-//! next one takes over when its lease has ended; the second resigns, and the third takes over at
-//! once.
+//! A fleet has one leader: the holder of the lock. The first leader dies, and the next one takes over when
+//! its lease has ended. The second resigns, and the third takes over at once.
 //!
 //! ```sh
 //! cargo run --example leader                          # needs no server
@@ -16,10 +15,10 @@ use redlatch::{Client, ClientBuilder, Embedded};
 
 type Result<T, E = Box<dyn std::error::Error + Send + Sync>> = std::result::Result<T, E>;
 
-/// After this long at most somebody else leads when a leader has died.
+/// Longest time until there is a new leader after one has died.
 const LEASE: Duration = Duration::from_secs(2);
 
-/// How many lead right now.
+/// Number of current leaders.
 static LEADING: AtomicU32 = AtomicU32::new(0);
 
 #[tokio::main]
@@ -41,11 +40,11 @@ async fn run() -> Result<()> {
             Some(url) => Store::Server(url),
             None => Store::Here(Embedded::new()),
         },
-        // A name that nobody else has; a fleet would agree on one.
+        // A unique name; a fleet would agree on one.
         lock: format!("redlatch-example:{}:leader", Client::embedded().id()),
     });
 
-    // A process that dies takes its tasks with it: here, a thread with a runtime of its own.
+    // A process that dies takes its tasks with it: here, a thread with its own runtime.
     let dying = place.clone();
     let first = move || dies_in_office(&dying);
     let died = tokio::task::spawn_blocking(first).await??;
@@ -63,21 +62,21 @@ async fn run() -> Result<()> {
     Ok(())
 }
 
-/// Waits to become the leader, leads for a while, resigns. When it took over.
+/// Waits to become the leader, leads for a while and resigns. Returns when it took over.
 async fn serve(name: &str, place: Arc<Place>) -> Result<Instant> {
     let client = place.client().await?;
     let guard = client.lock(&place.lock).lock().await?;
     let since = Instant::now();
     println!("{name}: leads");
-    // Should the leadership be lost (the store away for too long, say), the work is dropped where
-    // it stands, and this is an error.
+    // If the leadership is lost (the store was unreachable for too long, say), the work is dropped where it
+    // is, and this is an error.
     guard.run(lead(name)).await??;
     println!("{name}: resigns");
     guard.unlock().await?;
     Ok(since)
 }
 
-/// What only one of the fleet may do.
+/// Work that only one process of the fleet may do.
 async fn lead(name: &str) -> Result<()> {
     if LEADING.fetch_add(1, Ordering::SeqCst) != 0 {
         return Err("two lead at once".into());
@@ -90,7 +89,7 @@ async fn lead(name: &str) -> Result<()> {
     Ok(())
 }
 
-/// Leads until it dies in the middle of it. When it did.
+/// Leads, and dies without releasing the lock. Returns when it died.
 fn dies_in_office(place: &Place) -> Result<Instant> {
     let process = tokio::runtime::Builder::new_current_thread()
         .enable_all()
@@ -101,13 +100,13 @@ fn dies_in_office(place: &Place) -> Result<Instant> {
         println!("first: leads");
         guard.run(lead("first")).await??;
         println!("first: dies");
-        // The dead release nothing.
+        // A dead process releases nothing.
         std::mem::forget(guard);
         Ok(Instant::now())
     })
 }
 
-/// Where the fleet meets.
+/// The lock of the fleet.
 struct Place {
     store: Store,
     lock: String,

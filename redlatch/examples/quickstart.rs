@@ -1,4 +1,4 @@
-//! A shop sells its stock with many workers at once: first without a lock, then with one.
+//! A shop sells its stock with many concurrent workers: first without a lock, then with one.
 //!
 //! ```sh
 //! cargo run --release --example quickstart                       # needs no server
@@ -20,9 +20,9 @@ use tokio::task::JoinSet;
 
 const STOCK: u64 = 300;
 const WORKERS: usize = 16;
-/// With a server the workers are spread over this many processes.
+/// With a server, the workers run in this many processes.
 const PROCESSES: usize = 4;
-/// What a worker does between looking at the stock and writing it down: a price, a payment, …
+/// What a worker does between reading and writing the stock: a price, a payment, …
 const THINKING: Duration = Duration::from_millis(1);
 
 const USAGE: &str = "\
@@ -37,9 +37,9 @@ Sells a stock of 300 with 16 workers, first without a lock and then with one.
 
 type Result<T, E = Box<dyn std::error::Error + Send + Sync>> = std::result::Result<T, E>;
 
-/// One worker: sells until nothing is left. With a lock it does so while nobody else does.
+/// One worker: sells until the stock is empty. With a lock, only while it holds that.
 async fn work(mut stock: Stock, lock: Option<(Client, String)>, sold: impl Fn()) -> Result<()> {
-    // Without a lock the stock can grow again, so this says when to stop at the latest.
+    // Without a lock the stock can grow again, so this limits the loop.
     for _ in 0..STOCK {
         let sold_one = match &lock {
             None => stock.sell_one().await?,
@@ -58,7 +58,7 @@ async fn work(mut stock: Stock, lock: Option<(Client, String)>, sold: impl Fn())
     Ok(())
 }
 
-/// How many things are left: a number in this process, or under a key in a server.
+/// The remaining stock: a number in this process, or a key in a server.
 #[derive(Clone)]
 enum Stock {
     Here(Arc<AtomicU64>),
@@ -66,7 +66,7 @@ enum Stock {
 }
 
 impl Stock {
-    /// Looks, thinks, writes: correct only if nobody else does so at the same time.
+    /// Reads, thinks, writes: correct only if no other worker does so at the same time.
     async fn sell_one(&mut self) -> Result<bool> {
         let left = match self {
             Stock::Here(stock) => stock.load(SeqCst),
@@ -97,7 +97,7 @@ async fn main() -> ExitCode {
         [] => sell_out(std::env::var("REDLATCH_URL").ok().as_deref()).await,
         ["--url", url] => sell_out(Some(url)).await,
         [url] if url.contains("://") => sell_out(Some(url)).await,
-        // What `sell_with_processes` starts.
+        // Started by `sell_with_processes`.
         ["--worker", url, sale, how] => worker_process(url, sale, how == "locked").await,
         ["--help" | "-h"] => {
             print!("{USAGE}");
@@ -117,7 +117,7 @@ async fn main() -> ExitCode {
     }
 }
 
-/// Sells everything twice and says how it went.
+/// Sells everything twice and prints the results.
 async fn sell_out(url: Option<&str>) -> Result<ExitCode> {
     let place = match url {
         None => format!("{WORKERS} tasks in this process, on the embedded store"),
@@ -144,7 +144,7 @@ async fn sell_out(url: Option<&str>) -> Result<ExitCode> {
     })
 }
 
-/// Sells everything once: how much was sold.
+/// Sells everything once. Returns how much was sold.
 async fn sell(url: Option<&str>, locked: bool) -> Result<u64> {
     let bar = ProgressBar::new(STOCK);
     bar.set_style(ProgressStyle::with_template(
@@ -172,7 +172,7 @@ async fn sell(url: Option<&str>, locked: bool) -> Result<u64> {
     Ok(sold.count.load(SeqCst))
 }
 
-/// The till. The bar only shows it: a finished bar says that everything was sold, whatever was.
+/// Counts the sales. The bar only shows them: a finished bar always looks full.
 #[derive(Clone)]
 struct Sold {
     count: Arc<AtomicU64>,
@@ -203,10 +203,10 @@ async fn sell_with_tasks(
 }
 
 async fn sell_with_processes(url: &str, locked: bool, sold: &Sold) -> Result<()> {
-    // Says in clear words what is wrong with the URL or the server, if something is.
+    // Reports problems with the URL or the server clearly.
     Client::connect(url).await?;
     let mut server = connect(url).await?;
-    // The sale is the lock's name, and so its key. Nobody else has it.
+    // The sale is the name of the lock, and so its key. It is unique.
     let since = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH)?;
     let sale = format!(
         "redlatch-example:{}-{}:quickstart",
@@ -214,7 +214,7 @@ async fn sell_with_processes(url: &str, locked: bool, sold: &Sold) -> Result<()>
         since.as_nanos()
     );
     let stock = stock_key(&sale);
-    // Should even this process be killed, the server forgets the stock in ten minutes.
+    // Even if this process is killed, the server drops the stock after ten minutes.
     let mut set = redis::cmd("SET");
     set.arg(&stock).arg(STOCK).arg("EX").arg(600);
     set.exec_async(&mut server).await?;
@@ -222,7 +222,7 @@ async fn sell_with_processes(url: &str, locked: bool, sold: &Sold) -> Result<()>
     let mut processes = Vec::new();
     let ran = run_processes(url, &sale, locked, sold, &mut processes).await;
 
-    // First nobody may work any more, then nothing may be left.
+    // First stop all processes, then delete all keys.
     for process in &mut processes {
         let _ = process.kill().await;
     }
@@ -233,7 +233,7 @@ async fn sell_with_processes(url: &str, locked: bool, sold: &Sold) -> Result<()>
     Ok(tidied?)
 }
 
-/// Starts this program again, several times, and counts what the processes say they sold.
+/// Starts this program several times, and counts what the processes report as sold.
 async fn run_processes(
     url: &str,
     sale: &str,
@@ -262,7 +262,7 @@ async fn run_processes(
                 }
                 last = line;
             }
-            // Whoever failed has said why on standard error.
+            // A process that failed has explained that on standard error.
             match last.as_str() {
                 "done" => Ok(()),
                 _ => Err("a worker process failed".into()),
@@ -284,7 +284,7 @@ async fn worker_process(url: &str, sale: &str, locked: bool) -> Result<ExitCode>
         false => None,
     };
     sell_with_tasks(WORKERS / PROCESSES, stock, lock, || {
-        // Nobody who counts any more is no reason to panic: this process is being ended.
+        // A closed pipe is no reason to panic: this process is being stopped.
         let _ = writeln!(std::io::stdout(), "sold");
     })
     .await?;

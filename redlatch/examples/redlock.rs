@@ -1,5 +1,5 @@
-//! The nightly report is written by one process of a fleet at a time, also when one of the servers
-//! that keep the lock goes down.
+//! The nightly report is written by one process of a fleet at a time, even if one of the lock's servers is
+//! down.
 //!
 //! ```sh
 //! cargo run --example redlock                                       # needs no server
@@ -19,7 +19,7 @@ const REPORTS: usize = 3;
 
 type Result<T, E = Box<dyn std::error::Error + Send + Sync>> = std::result::Result<T, E>;
 
-/// The lock as one process has it: a client of each server, and their locks of one name.
+/// Creates the lock of one process: a client of each server, and their locks of one name.
 async fn report_lock(urls: &[String], stores: &[Embedded]) -> Result<RedLock> {
     let mut clients = Vec::new();
     for url in urls {
@@ -28,7 +28,7 @@ async fn report_lock(urls: &[String], stores: &[Embedded]) -> Result<RedLock> {
     for store in stores {
         clients.push(Client::builder().connect_embedded(store)?);
     }
-    // A network with slow moments gets more time than the 30 ms that it would have.
+    // Allows for a slow network. The default is 30 ms.
     let timeout = Duration::from_millis(200);
     Ok(RedLock::new(clients.iter().map(|client| client.lock("redlock:report"))).timeout(timeout))
 }
@@ -52,7 +52,7 @@ async fn run() -> Result<()> {
     }
     let stores: Vec<Embedded> = match urls.len() {
         0 => (0..3).map(|_| Embedded::new()).collect(),
-        // With two, both would be needed, and one that is down would stop everybody.
+        // With two, both would be needed, and a failure of one would block all processes.
         1 | 2 => return Err("give the URLs of three or more servers, or none".into()),
         _ => Vec::new(),
     };
@@ -65,7 +65,7 @@ async fn run() -> Result<()> {
             for report in 0..REPORTS {
                 let guard = lock.lock().await?;
                 let beside = writing.fetch_add(1, SeqCst);
-                // The work is dropped should the lock be lost on the way.
+                // The work is dropped if the lock is lost meanwhile.
                 let work = tokio::time::sleep(Duration::from_millis(5));
                 let done = guard.run(work).await;
                 writing.fetch_sub(1, SeqCst);

@@ -1,4 +1,4 @@
-//! Workers that take different times to get ready, and then start together.
+//! Workers take different times to get ready, and then start together.
 //!
 //! ```sh
 //! cargo run --release --example start_barrier                       # needs no server
@@ -39,11 +39,11 @@ async fn run() -> Result<()> {
     let url = url.or_else(|| std::env::var("REDLATCH_URL").ok());
     let client = Client::connect(url.as_deref().unwrap_or("embedded:")).await?;
 
-    // A name that nobody else has; a fleet would agree on one.
+    // A unique name; a fleet would agree on one.
     let name = format!("redlatch-example:{}:workers-ready", client.id());
     let ready = client.count_down_latch(&name);
     let started = start(&ready).await;
-    // Open, and so gone already, unless something went wrong.
+    // The open latch has already been deleted, unless something went wrong.
     ready.delete().await?;
     let started = started?;
     if let (Some(first), Some(last)) = (started.iter().min(), started.iter().max()) {
@@ -53,7 +53,7 @@ async fn run() -> Result<()> {
     Ok(())
 }
 
-/// When each of them started.
+/// Returns when each worker started.
 async fn start(ready: &CountDownLatch) -> Result<Vec<Instant>> {
     ready.try_set_count(WORKERS).await?;
     let mut workers = JoinSet::new();

@@ -1,5 +1,5 @@
-//! Money between accounts: both are locked together, whichever way the money goes. Nothing is lost,
-//! and transfers in opposite directions do not deadlock.
+//! Transfers between accounts: both are locked together, in whichever direction the money goes. No money is
+//! lost, and transfers in opposite directions do not deadlock.
 //!
 //! ```sh
 //! cargo run --example transfer                        # needs no server
@@ -22,8 +22,8 @@ const OPENING: i64 = 1000;
 
 type Result<T, E = Box<dyn std::error::Error + Send + Sync>> = std::result::Result<T, E>;
 
-/// What is in the accounts: numbers in this process, or keys in a server. Reading and writing are
-/// two things, so that without a lock transfers would undo each other.
+/// The balances of the accounts: numbers in this process, or keys in a server. Reads and writes are
+/// separate, so without a lock transfers would undo each other.
 #[derive(Clone)]
 enum Bank {
     Here(Arc<[AtomicI64; ACCOUNTS]>),
@@ -47,7 +47,7 @@ impl Bank {
             Bank::Server(server, prefix) => {
                 let key = format!("{prefix}:balance:{account}");
                 let mut set = redis::cmd("SET");
-                // Should this be killed, the server forgets the money in ten minutes.
+                // If this process is killed, the server drops the balances after ten minutes.
                 set.arg(key).arg(balance).arg("EX").arg(600);
                 set.exec_async(server).await?;
             }
@@ -55,7 +55,7 @@ impl Bank {
         Ok(())
     }
 
-    /// Leaves nothing behind.
+    /// Deletes all keys.
     async fn close(&mut self) -> Result<()> {
         if let Bank::Server(server, prefix) = self {
             let keys = (0..ACCOUNTS).map(|account| format!("{prefix}:balance:{account}"));
@@ -67,7 +67,7 @@ impl Bank {
     }
 }
 
-/// One transfer: correct because nobody else touches either account meanwhile.
+/// One transfer: correct because no other task accesses either account meanwhile.
 async fn transfer(
     client: &Client,
     prefix: &str,
@@ -99,12 +99,12 @@ async fn main() -> ExitCode {
 async fn run() -> Result<()> {
     let url = std::env::args().nth(1);
     let url = url.or_else(|| std::env::var("REDLATCH_URL").ok());
-    // Names that nobody else has.
+    // Unique names.
     let prefix = format!("redlatch-example:{}", Client::embedded().id());
     let mut bank = match &url {
         None => Bank::Here(Arc::default()),
         Some(url) => {
-            // Says in clear words what is wrong with the URL or the server, if something is.
+            // Reports problems with the URL or the server clearly.
             Client::connect(url).await?;
             let server = redis::Client::open(url.as_str())?;
             Bank::Server(
@@ -118,7 +118,7 @@ async fn run() -> Result<()> {
     done
 }
 
-/// All transfers, and what is in the accounts then.
+/// Makes all transfers, and checks the balances.
 async fn business(url: Option<&str>, prefix: &str, bank: &mut Bank) -> Result<()> {
     for account in 0..ACCOUNTS {
         bank.set_balance(account, OPENING).await?;
@@ -126,7 +126,7 @@ async fn business(url: Option<&str>, prefix: &str, bank: &mut Bank) -> Result<()
     let store = Embedded::new();
     let mut clerks: JoinSet<Result<()>> = JoinSet::new();
     for clerk in 0..CLERKS {
-        // Each has a client of its own, as if it were another process.
+        // Each clerk has a client of its own, as if it were a separate process.
         let client = match url {
             None => Client::builder().connect_embedded(&store)?,
             Some(url) => Client::connect(url).await?,
@@ -134,7 +134,7 @@ async fn business(url: Option<&str>, prefix: &str, bank: &mut Bank) -> Result<()
         let (mut bank, prefix) = (bank.clone(), prefix.to_owned());
         clerks.spawn(async move {
             for n in 0..TRANSFERS {
-                // In all directions, so also against each other.
+                // In all directions, so that transfers conflict.
                 let from = (clerk + n) % ACCOUNTS;
                 let to = (from + 1 + n % (ACCOUNTS - 1)) % ACCOUNTS;
                 let amount = i64::try_from(1 + (clerk * n) % 7)?;

@@ -1,4 +1,4 @@
-//! What a client does without being waited for: undoing, giving back, tidying up.
+//! Background work of a client that no caller waits for: undo, release, clean-up.
 
 use std::future::Future;
 use std::pin::Pin;
@@ -13,28 +13,28 @@ use crate::error::Result;
 use crate::runtime;
 use crate::surroundings::task;
 
-/// Where a client's background work runs, and how much of it there is.
+/// Runs a client's background work and counts it.
 #[derive(Clone, Default)]
 pub(crate) struct Background(Arc<Inner>);
 
 #[derive(Default)]
 struct Inner {
-    /// The only runtime to work in, if the client brings one of its own.
+    /// The client's own runtime, if it has one. All work runs there.
     own: OnceLock<Handle>,
-    /// The runtime that was worked in last.
+    /// The runtime that was used last.
     latest: Mutex<Option<Handle>>,
     running: AtomicUsize,
     idle: Notify,
 }
 
 impl Background {
-    /// From now on all work is done in this runtime, wherever it comes from: whoever drops the guard
-    /// of a blocking client may do so in a runtime that is about to end, or is not driven at all.
+    /// Runs all later work in this runtime. The guard of a blocking client may be dropped in a runtime that
+    /// is about to end or is not driven at all.
     pub(crate) fn stay_in(&self, own: Handle) {
         let _ = self.0.own.set(own);
     }
 
-    /// Makes the runtime that this is called in the one to fall back on.
+    /// Remembers the current runtime as the fallback.
     pub(crate) fn bind(&self) -> Result<()> {
         if self.0.own.get().is_some() {
             return Ok(());
@@ -50,7 +50,7 @@ impl Background {
         Ok(())
     }
 
-    /// The runtime that was worked in last; it may have ended since.
+    /// Returns the runtime that was used last. It may have ended since.
     pub(crate) fn latest(&self) -> Option<Handle> {
         let own = self.0.own.get().cloned();
         own.or_else(|| self.lock().clone())
@@ -60,16 +60,16 @@ impl Background {
         self.0.latest.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The runtime to work in. Unless there is one of its own, the current one is preferred: a client
-    /// may outlive the runtime that it was made in (a static client in tests).
+    /// Returns the runtime for new work: the client's own, else the current one, else the one used last. A
+    /// client may outlive the runtime in which it was created (a static client in tests).
     pub(crate) fn handle(&self) -> Option<Handle> {
         let own = self.0.own.get().cloned();
         own.or_else(|| runtime::current().ok())
             .or_else(|| self.latest())
     }
 
-    /// Runs `work` in the background. Never blocks, never panics; without a runtime that still
-    /// runs, the work is dropped, which `work` can notice by its own means.
+    /// Runs `work` in the background. Never blocks, never panics. Without a live runtime it drops the work,
+    /// which `work` can detect in its own `Drop`.
     pub(crate) fn spawn(&self, work: impl Future<Output = ()> + Send + 'static) {
         let Some(handle) = self.handle() else { return };
         let counted = Counted::new(self.0.clone());
@@ -79,9 +79,9 @@ impl Background {
         }));
     }
 
-    /// Does `work` here; if it is dropped after it was begun, and `worth` says so then, the rest is
-    /// done in the background. For steps that must be neither repeated nor left half-way: only who
-    /// hears the answer knows what has to be undone.
+    /// Runs `work` in the calling task. If the future is dropped after its first poll, and `worth` then
+    /// returns true, the rest of `work` runs in the background. It serves steps that must be neither
+    /// repeated nor abandoned: the answer determines how to undo them.
     pub(crate) fn finish<T: Send + 'static>(
         &self,
         work: impl Future<Output = T> + Send + 'static,
@@ -95,7 +95,7 @@ impl Background {
         }
     }
 
-    /// Returns when nothing is running.
+    /// Waits until no background work is running.
     pub(crate) async fn settled(&self) {
         loop {
             let mut idle = std::pin::pin!(self.0.idle.notified());
@@ -112,7 +112,7 @@ impl Background {
     }
 }
 
-/// Work that goes on without the one who waits for it.
+/// Work that moves to the background when its caller drops it.
 struct Finish<T: Send + 'static, W: Fn() -> bool> {
     /// `None` when it is done.
     work: Option<Pin<Box<dyn Future<Output = T> + Send>>>,
@@ -141,7 +141,7 @@ impl<T: Send + 'static, W: Fn() -> bool> Drop for Finish<T, W> {
             && self.begun
             && (self.worth)()
         {
-            // What it comes to is dropped as part of the work, which may be more work.
+            // Dropping the output is part of the work: it may start more work.
             self.background.spawn(async move { drop(work.await) });
         }
     }

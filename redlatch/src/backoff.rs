@@ -1,11 +1,11 @@
-//! How long to pause between tries.
+//! Pauses between attempts.
 
 use std::time::Duration;
 
 use crate::lease::MAX_LEASE;
 use crate::surroundings::random_share;
 
-/// How long a spin lock pauses between two tries (Redisson: `LockOptions.BackOff`).
+/// Pauses of a spin lock between two attempts (Redisson: `LockOptions.BackOff`).
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Backoff {
     first: Duration,
@@ -15,28 +15,28 @@ pub struct Backoff {
 }
 
 impl Default for Backoff {
-    /// As in Redisson: 1 ms at first, twice that each time, 128 ms at most.
+    /// As in Redisson: 1 ms at first, doubled after each attempt, at most 128 ms.
     fn default() -> Backoff {
         Backoff::exponential(Duration::from_millis(1), 2.0, Duration::from_millis(128))
     }
 }
 
 impl Backoff {
-    /// `first`, then `factor` times as long each time, at most `longest`. Each pause is between
-    /// half of that and all of it, at random, so that those who were refused together do not come
-    /// back together. A factor below 1 counts as 1; pauses below 100 µs count as 100 µs, above
-    /// [`MAX_LEASE`] as that.
+    /// Starts with `first` and multiplies by `factor` after each attempt, up to `longest`. Each pause is a
+    /// random share of that, from half to all of it, so that waiters refused together do not retry
+    /// together. A factor below 1 counts as 1. Pauses below 100 µs count as 100 µs, pauses above
+    /// [`MAX_LEASE`] as [`MAX_LEASE`].
     pub fn exponential(first: Duration, factor: f64, longest: Duration) -> Backoff {
         Backoff {
             first,
-            // NaN too.
+            // Also replaces NaN.
             factor: factor.max(1.0),
             longest,
             jitter: true,
         }
     }
 
-    /// The same pause each time. One below 100 µs counts as 100 µs, one above [`MAX_LEASE`] as that.
+    /// Pauses equally long each time. Below 100 µs counts as 100 µs, above [`MAX_LEASE`] as [`MAX_LEASE`].
     pub fn constant(pause: Duration) -> Backoff {
         Backoff {
             first: pause,
@@ -46,10 +46,10 @@ impl Backoff {
         }
     }
 
-    /// The pause after so many tries that failed before.
+    /// Returns the pause after `tries` failed attempts.
     pub(crate) fn pause(&self, tries: u32) -> Duration {
         let growth = self.factor.powi(i32::try_from(tries).unwrap_or(i32::MAX));
-        // Nothing would stay nothing, however often it is doubled.
+        // Zero would stay zero, however often it is doubled.
         let first = self.first.max(SHORTEST);
         let pause = (first.as_secs_f64() * growth).min(self.longest.as_secs_f64());
         let share = if self.jitter {
@@ -63,7 +63,7 @@ impl Backoff {
     }
 }
 
-/// Below this it would be asking without a pause.
+/// A shorter pause would be busy polling.
 const SHORTEST: Duration = Duration::from_micros(100);
 
 #[cfg(test)]
@@ -71,7 +71,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn pauses_grow_to_the_longest_and_are_spread() {
+    fn pauses_grow_to_limit_with_jitter() {
         let millis = Duration::from_millis;
         let backoff = Backoff::default();
         for (tries, longest) in [(0, 1), (1, 2), (3, 8), (7, 128), (8, 128), (u32::MAX, 128)] {
@@ -86,7 +86,7 @@ mod tests {
     }
 
     #[test]
-    fn a_pause_that_begins_at_nothing_grows_too() {
+    fn zero_first_pause_still_grows() {
         let longest = Duration::from_millis(128);
         let backoff = Backoff::exponential(Duration::ZERO, 2.0, longest);
         assert_eq!(backoff.pause(0), SHORTEST);
@@ -99,7 +99,7 @@ mod tests {
     }
 
     #[test]
-    fn constant_is_constant_and_nothing_is_too_short() {
+    fn constant_backoff_is_constant_with_minimum() {
         let backoff = Backoff::constant(Duration::from_millis(7));
         assert_eq!(backoff.pause(0), Duration::from_millis(7));
         assert_eq!(backoff.pause(1000), Duration::from_millis(7));

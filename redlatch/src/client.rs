@@ -1,4 +1,4 @@
-//! The front door: connects to a store and hands out handles.
+//! The client: connects to a store and creates handles.
 
 #[cfg(feature = "tls")]
 use std::path::PathBuf;
@@ -29,21 +29,21 @@ use crate::store::redis::{Redis, Settings};
 use crate::store::{ReplicaSync, SharedEar, Store};
 use crate::wait::{Lines, WaitingRoom};
 
-/// A connection to a store, and the identity under which locks are held there.
+/// A connection to a store, and the identity that holds locks there.
 ///
-/// Make one per process and clone it: clones share one connection, one watchdog and one identity.
-/// The connection carries everything, commands and messages; it is made anew when it breaks.
+/// Create one per process and clone it: clones share one connection, one watchdog and one identity. The
+/// connection carries commands and messages. It is restored when it breaks.
 ///
 /// # Runtimes
 ///
-/// A client works in a tokio runtime with time and I/O enabled (`enable_all`); elsewhere its calls
-/// return [`Error::NoRuntime`]. (Where tokio's own check is a panic, its message may appear on stderr once.)
-/// It may be used from several runtimes, also after the one in which it was made has ended: the next call
-/// makes a new connection then.
+/// A client works in a tokio runtime with time and I/O enabled (`enable_all`). Elsewhere its calls return
+/// [`Error::NoRuntime`]. (If tokio's own check panics, its message may appear on stderr once.) A client may
+/// be used from several runtimes, even after the runtime in which it was created has ended: the next call
+/// then makes a new connection.
 ///
 /// A connection lives in the runtime whose call made it, and answers arrive only while that runtime runs. A
-/// `current_thread` runtime runs only inside of `block_on`: if it is kept but not driven, calls from other
-/// runtimes end with [`Error::ResponseTimeout`]. Drive it, drop it, or make one client for each runtime.
+/// `current_thread` runtime runs only inside of `block_on`. If it is kept but not driven, calls from other
+/// runtimes fail with [`Error::ResponseTimeout`]. Drive it, drop it, or create one client for each runtime.
 #[derive(Clone)]
 pub struct Client {
     session: Arc<Session>,
@@ -55,7 +55,7 @@ impl Client {
         Client::builder().connect(url).await
     }
 
-    /// A client of an embedded store of its own, with the default settings: for tests and for
+    /// Creates a client with an embedded store of its own and the default settings, for tests and for
     /// programs of one process. See [`Embedded`] for a store that several clients share.
     pub fn embedded() -> Client {
         let checked = Checked {
@@ -65,70 +65,71 @@ impl Client {
         ClientBuilder::default().attach(&Embedded::new(), checked)
     }
 
-    /// Settings other than the defaults.
+    /// Returns a builder, for settings other than the defaults.
     pub fn builder() -> ClientBuilder {
         ClientBuilder::default()
     }
 
-    /// A handle of the re-entrant lock called `name`: 1 to 512 bytes, without NUL and line breaks.
-    /// Costs no round trip; a name that cannot be used is an error of whatever is done with it.
+    /// Returns a handle of the re-entrant lock `name`. Sends nothing.
     ///
-    /// As in Redisson, a name that contains a `{` is taken to bring a hash tag of its own (`{shop}:42`),
-    /// and no braces are put around it. A name whose braces enclose no tag (`a}b`, `a{b`, `{}x`) is
+    /// A name has 1 to 512 bytes, without NUL and line breaks. An invalid name is reported by every operation
+    /// on the handle.
+    ///
+    /// As in Redisson, a name that contains a `{` is assumed to have its own hash tag (`{shop}:42`), and no
+    /// braces are put around it. A name whose braces enclose no tag (`a}b`, `a{b`, `{}x`) is
     /// [`Error::InvalidName`] on every store: in a cluster its keys would lie in different slots.
     ///
-    /// `x` and `{x}` are two names, but Redisson's layout gives both the same channel and the same keys
-    /// beside the lock's own (fair queue, fencing token, timeouts of readers). Do not use both.
+    /// `x` and `{x}` are two names, but in Redisson's layout they share the channel and all keys other than
+    /// the lock's own (fair queue, fencing token, timeouts of readers). Do not use both.
     pub fn lock(&self, name: &str) -> Lock {
         Lock::new(self.session.clone(), name, Reentrant)
     }
 
-    /// A handle of the expirable semaphore called `name`: [`ExpirableSemaphore`].
+    /// Returns a handle of the [`ExpirableSemaphore`] `name`.
     pub fn expirable_semaphore(&self, name: &str) -> ExpirableSemaphore {
         ExpirableSemaphore::new(self.session.clone(), name)
     }
 
-    /// A handle of the count-down latch called `name`: [`CountDownLatch`].
+    /// Returns a handle of the [`CountDownLatch`] `name`.
     pub fn count_down_latch(&self, name: &str) -> CountDownLatch {
         CountDownLatch::new(self.session.clone(), name)
     }
 
-    /// A handle of the fair lock called `name`: [`FairLock`].
+    /// Returns a handle of the [`FairLock`] `name`.
     pub fn fair_lock(&self, name: &str) -> FairLock {
         Lock::new(self.session.clone(), name, Fair::default())
     }
 
-    /// A handle of the fenced lock called `name`: [`FencedLock`].
+    /// Returns a handle of the [`FencedLock`] `name`.
     pub fn fenced_lock(&self, name: &str) -> FencedLock {
         Lock::new(self.session.clone(), name, Fenced)
     }
 
-    /// A handle of the read-write lock called `name`: [`ReadWriteLock`].
+    /// Returns a handle of the [`ReadWriteLock`] `name`.
     pub fn read_write_lock(&self, name: &str) -> ReadWriteLock {
         ReadWriteLock::new(self.session.clone(), name)
     }
 
-    /// A handle of the semaphore called `name`: [`Semaphore`].
+    /// Returns a handle of the [`Semaphore`] `name`.
     pub fn semaphore(&self, name: &str) -> Semaphore {
         Semaphore::new(self.session.clone(), name)
     }
 
-    /// A handle of the spin lock called `name`: [`SpinLock`].
+    /// Returns a handle of the [`SpinLock`] `name`.
     pub fn spin_lock(&self, name: &str) -> SpinLock {
         Lock::new(self.session.clone(), name, Spin::default())
     }
 
-    /// The objects in the store whose names match a glob pattern (`*`, `?`, `[a-z]`, `\`), page by
-    /// page with SCAN.
+    /// Lists the objects whose names match a glob pattern (`*`, `?`, `[a-z]`, `\`), page by page with SCAN.
     pub fn list(&self, pattern: &str) -> Listing {
         Listing::new(self.session.clone(), pattern)
     }
 
-    /// What is kept under `name`, whatever kind of object it is; `None` if nothing is.
+    /// Returns the kind and state of the object `name`, or `None` if there is none.
     ///
     /// # Errors
     ///
-    /// [`Error::InvalidName`], [`Error::WrongKind`] (something that is none of our objects),
+    /// [`Error::InvalidName`], [`Error::WrongKind`] (the key holds something other than a redlatch object),
     /// [`Error::Unavailable`], [`Error::ResponseTimeout`].
     ///
     /// ```
@@ -143,24 +144,22 @@ impl Client {
         look_at(&self.session, name).await
     }
 
-    /// The id of this client in the store: what stands before the colon in owners.
+    /// Returns the id of this client in the store: the part of an owner before the colon.
     pub fn id(&self) -> &str {
         self.session.id.as_str()
     }
 
-    /// How `owner` is written in the store when it acts through this client:
-    /// `<client id>:<number>`.
+    /// Returns `owner` as the store keeps it when it acts through this client: `<client id>:<number>`.
     pub fn owner_id(&self, owner: Owner) -> String {
         self.session.id.field(owner)
     }
 
-    /// Waits until nothing is being done in the background any more: dropped guards and dropped
-    /// acquisitions are settled. Call it before a program ends, so that what was dropped is
-    /// released and not left to its lease.
+    /// Waits until no background work is running: dropped guards and dropped acquisitions are settled. Call
+    /// it before a program ends. Otherwise the locks of dropped guards may stay held until their leases end.
     ///
     /// # Cancel safety
     ///
-    /// Waits only; can be dropped.
+    /// Only waits; may be dropped.
     pub async fn settled(&self) {
         self.session.background.settled().await;
     }
@@ -169,7 +168,7 @@ impl Client {
         self.session.background.clone()
     }
 
-    /// What this client keeps account of at the moment; all zero when it holds and waits for
+    /// Returns the current counters of this client. All are zero while it holds nothing and waits for
     /// nothing.
     pub fn status(&self) -> ClientStatus {
         ClientStatus {
@@ -189,16 +188,16 @@ impl std::fmt::Debug for Client {
     }
 }
 
-/// What a client keeps account of: [`Client::status`].
+/// Counters of a client: [`Client::status`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 #[non_exhaustive]
 pub struct ClientStatus {
-    /// Locks that are held and looked after by the watchdog.
+    /// Number of holds that the watchdog tracks.
     pub holds: usize,
-    /// Channels listened to: one per name that is waited for, or was until a moment ago. Who spins
-    /// listens to none.
+    /// Number of subscribed channels: one per name with waiters, or with waiters until a moment ago. Spin
+    /// locks subscribe to none.
     pub subscriptions: usize,
-    /// Releases and cancelled acquisitions that are being settled in the background.
+    /// Number of releases and canceled acquisitions that are being settled in the background.
     pub background: usize,
 }
 
@@ -230,7 +229,7 @@ pub struct ClientBuilder {
     given: Given,
 }
 
-/// Below this a third of the lease comes near to a round trip on a busy machine.
+/// With a shorter lease, a third of it is close to a round trip on a busy machine.
 const SHORTEST_WATCHDOG: Duration = Duration::from_millis(100);
 
 impl Default for ClientBuilder {
@@ -251,109 +250,110 @@ impl Default for ClientBuilder {
 }
 
 impl ClientBuilder {
-    /// The lease of locks that the watchdog renews, each time a third of it has passed. It is how
-    /// long others wait after a holder has died. Default 30 s, as in Redisson
-    /// (`lockWatchdogTimeout`); at least 100 ms.
+    /// Sets the lease of the locks that the watchdog renews, each time a third of it has passed. After a
+    /// holder has died, waiters wait this long. Default 30 s, as in Redisson (`lockWatchdogTimeout`); at
+    /// least 100 ms.
     pub fn watchdog(mut self, lease: Duration) -> ClientBuilder {
         self.watchdog = lease;
         self
     }
 
-    /// Put before every name, to make its key (Redisson: a `NameMapper`). Default none.
+    /// Sets the prefix of every key, before the name (Redisson: a `NameMapper`). Default none.
     pub fn prefix(mut self, prefix: impl Into<String>) -> ClientBuilder {
         self.prefix = prefix.into();
         self
     }
 
-    /// How long connecting may take. Default 5 s.
+    /// Sets the time limit for connecting. Default 5 s.
     pub fn connect_timeout(mut self, timeout: Duration) -> ClientBuilder {
         self.connect_timeout = timeout;
         self
     }
 
-    /// How long an answer may take, all repetitions on new connections included. Default 3 s, as
-    /// in Redisson (`timeout`).
+    /// Sets the time limit for an answer, including all repetitions on new connections. Default 3 s, as in
+    /// Redisson (`timeout`).
     pub fn response_timeout(mut self, timeout: Duration) -> ClientBuilder {
         self.response_timeout = timeout;
         self
     }
 
-    /// How long an outage may last before waiting fails. It begins with the first call that fails after
-    /// the store's last answer (the errors for which [`Error::is_transient`] is true), and ends with the
-    /// next answer. While it lasts a request that waits tries again, with pauses of up to a second, and
-    /// says so once in the log (level WARN). Each try takes up to the response timeout, so waiting may
-    /// fail that much later than the limit.
+    /// Sets how long an outage may last before waiting fails.
     ///
-    /// Default: no longer than the response timeout. A RedLock waits through any outage by default.
-    /// [`Duration::MAX`]: waits through any outage. A wait limit wins if it is shorter, and a request
-    /// that does not wait (`try_lock` without `wait`) fails with the response timeout. Errors that
-    /// time does not mend (a key of another kind, wrong credentials) are returned at once.
+    /// An outage starts with the first call that fails after the store's last answer (with an error for
+    /// which [`Error::is_transient`] is true) and ends with the next answer. Meanwhile a waiting request
+    /// retries, with pauses of up to a second, and logs that once (level WARN). Each retry takes up to the
+    /// response timeout, so waiting may fail that much later than the limit.
+    ///
+    /// Default: the response timeout. A RedLock waits through any outage by default. [`Duration::MAX`]:
+    /// waits through any outage. A shorter wait limit has precedence. A request that does not wait
+    /// (`try_lock` without `wait`) fails after the response timeout. Errors that do not go away with time
+    /// (a key of another kind, wrong credentials) are returned at once.
     pub fn outage_limit(mut self, limit: Duration) -> ClientBuilder {
         self.outage_limit = Some(limit);
         self
     }
 
-    /// How long a subscription is kept after its last waiter has gone, so that a name that is
-    /// waited for again and again is not subscribed to again and again. Default 1 s.
+    /// Sets how long a subscription is kept after its last waiter has left, so that repeated waiting for a
+    /// name does not subscribe each time. Default 1 s.
     pub fn subscription_linger(mut self, linger: Duration) -> ClientBuilder {
         self.linger = linger;
         self
     }
 
-    /// The client's id in the store, instead of a random UUID: 1 to 64 letters, digits, `-`, `_`
+    /// Sets the id of the client in the store, instead of a random UUID: 1 to 64 letters, digits, `-`, `_`
     /// or `.`.
     ///
-    /// For logs and listings. Processes do not share owners even if they share an id, because each
-    /// begins their numbers at random ([`Owner`]): a process that restarts under the same id after
-    /// a crash waits for the lease of its predecessor as any other client does. Within one process
-    /// give each client an id of its own: two clients with the same id that acquire for the same
-    /// [`Owner`] would hold each other's locks.
+    /// It helps in logs and listings. Processes do not share owners even if they share an id, because each
+    /// starts to number them at random ([`Owner`]). So a process that restarts under the same id after a
+    /// crash waits for the lease of its predecessor like any other client. Within one process, give each
+    /// client a different id: two clients with the same id that acquire for the same [`Owner`] would share
+    /// their holds.
     pub fn client_id(mut self, id: impl Into<String>) -> ClientBuilder {
         self.client_id = Some(id.into());
         self
     }
 
-    /// How many replicas must have an acquisition before it counts: [`ReplicaSync`]. Default
+    /// Sets how many replicas must acknowledge an acquisition before it counts: [`ReplicaSync`]. Default
     /// [`ReplicaSync::All`], as in Redisson (`checkLockSyncedSlaves`).
     pub fn replica_sync(mut self, sync: ReplicaSync) -> ClientBuilder {
         self.replica_sync = sync;
         self
     }
 
-    /// How long the replicas are waited for after an acquisition. Default 1 s, as in Redisson
+    /// Sets how long an acquisition waits for the replicas. Default 1 s, as in Redisson
     /// (`slavesSyncTimeout`); at least 1 ms.
     pub fn replica_timeout(mut self, timeout: Duration) -> ClientBuilder {
         self.replica_timeout = timeout;
         self
     }
 
-    /// The user to log in as, if the servers have several (ACL). Wins over the one in the URL.
+    /// Sets the user to log in as (ACL). Has precedence over the user in the URL.
     pub fn username(mut self, username: impl Into<String>) -> ClientBuilder {
         self.given.login.username = Some(username.into());
         self
     }
 
-    /// The password to log in with. Wins over the one in the URL, where it is easily printed or
-    /// logged; this one is not shown by `Debug` nor in any error.
+    /// Sets the password to log in with. Has precedence over the password in the URL, which is easily
+    /// printed or logged. This one is shown neither by `Debug` nor in any error.
     pub fn password(mut self, password: impl Into<String>) -> ClientBuilder {
         self.given.login.password = Some(Secret(password.into()));
         self
     }
 
-    /// The user to log in as at sentinels. They have users of their own; without this, and without
-    /// `sentinel_user` in the URL, there is no logging in at sentinels.
+    /// Sets the user to log in as at sentinels, which have users of their own. Without it, and without
+    /// `sentinel_user` in the URL, the client does not log in at sentinels.
     pub fn sentinel_username(mut self, username: impl Into<String>) -> ClientBuilder {
         self.given.sentinel_login.username = Some(username.into());
         self
     }
 
-    /// The password for sentinels: see [`sentinel_username`](ClientBuilder::sentinel_username).
+    /// Sets the password for sentinels: see [`sentinel_username`](ClientBuilder::sentinel_username).
     pub fn sentinel_password(mut self, password: impl Into<String>) -> ClientBuilder {
         self.given.sentinel_login.password = Some(Secret(password.into()));
         self
     }
 
-    /// Connects to the store that the URL names:
+    /// Connects to the store at a URL:
     ///
     /// | URL | store |
     /// |---|---|
@@ -364,17 +364,16 @@ impl ClientBuilder {
     /// | `rediss…://`, `valkeys…://` | the same with TLS (feature `tls`, on by default) |
     /// | `embedded:` | an embedded store of its own, in this process |
     ///
-    /// `?db=N` can stand for `/db`. A part of a URL that is unknown, given twice or contradicted by
-    /// another part is an [`Error::InvalidUrl`] that names it. Users and passwords may be
-    /// percent-encoded.
+    /// `?db=N` can replace `/db`. An unknown, repeated or contradictory part of a URL is an
+    /// [`Error::InvalidUrl`] that names it. Users and passwords may be percent-encoded.
     ///
     /// # Errors
     ///
     /// [`Error::InvalidUrl`], [`Error::InvalidSetting`], [`Error::Unavailable`],
     /// [`Error::ResponseTimeout`], [`Error::AuthenticationFailed`], [`Error::TlsFailed`],
-    /// [`Error::NotPermitted`], [`Error::UnsupportedServer`] (Redis before 6.2, or a node of a cluster
-    /// where none was meant, and the other way round), [`Error::NoRuntime`]. Connecting is tried once;
-    /// only later the connection is made anew by itself.
+    /// [`Error::NotPermitted`], [`Error::UnsupportedServer`] (Redis before 6.2, a cluster node behind a URL
+    /// for one server, or the other way round), [`Error::NoRuntime`]. The first connection is tried once.
+    /// Later the client reconnects by itself.
     pub async fn connect(self, url: &str) -> Result<Client> {
         if url == "embedded:" {
             return self.connect_embedded(&Embedded::new());
@@ -393,7 +392,7 @@ impl ClientBuilder {
         Ok(self.assemble(checked, Store::Redis(redis), lines))
     }
 
-    /// A client of an embedded store, which other clients may share.
+    /// Creates a client of an embedded store, which other clients may share.
     ///
     /// # Errors
     ///
@@ -404,27 +403,26 @@ impl ClientBuilder {
     }
 }
 
-/// TLS, for URLs that begin with `rediss`. The server's certificate is always checked, its name
-/// included; there is no switch to leave that out.
+/// TLS, for URLs that start with `rediss` or `valkeys`. The server's certificate and its name are always
+/// verified; there is no switch to disable that.
 #[cfg(feature = "tls")]
 impl ClientBuilder {
-    /// The CA whose certificates are accepted from servers, *instead* of those that the system
-    /// trusts: whoever runs a CA of their own does not want a server that anybody in the world has
-    /// vouched for. One or several certificates in PEM.
+    /// Sets the CA certificates to trust *instead* of those of the system, in PEM: one or several. So with a
+    /// private CA, a certificate from a public CA is not accepted.
     pub fn tls_ca(mut self, pem: impl Into<Vec<u8>>) -> ClientBuilder {
         self.given.tls.ca = Some(Pem::Text(pem.into()));
         self
     }
 
-    /// The same, out of a file, which is read again for every new connection: it may be replaced
-    /// while the program runs.
+    /// Like `tls_ca`, but reads a file again for every new connection: it may be replaced while the program
+    /// runs.
     pub fn tls_ca_file(mut self, path: impl Into<PathBuf>) -> ClientBuilder {
         self.given.tls.ca = Some(Pem::File(path.into()));
         self
     }
 
-    /// The certificate, with those between it and the CA if there are any, and the private key with
-    /// which the client proves who it is (`tls-auth-clients`). Both in PEM, the key not encrypted.
+    /// Sets the certificate that authenticates the client (`tls-auth-clients`), with its intermediate
+    /// certificates if there are any, and its private key. Both in PEM, the key not encrypted.
     pub fn tls_client_cert(
         mut self,
         cert_pem: impl Into<Vec<u8>>,
@@ -435,8 +433,8 @@ impl ClientBuilder {
         self
     }
 
-    /// The same, out of files, which are read again for every new connection: they may be replaced
-    /// while the program runs.
+    /// Like `tls_client_cert`, but reads files again for every new connection: they may be replaced while
+    /// the program runs.
     pub fn tls_client_cert_files(
         mut self,
         cert: impl Into<PathBuf>,
@@ -448,7 +446,7 @@ impl ClientBuilder {
     }
 }
 
-/// Settings that were looked through.
+/// Validated settings.
 struct Checked {
     id: ClientId,
     lease: Lease,
@@ -501,7 +499,7 @@ impl ClientBuilder {
 
     fn assemble(self, checked: Checked, store: Store, lines: Arc<Lines>) -> Client {
         let background = Background::default();
-        // What fails here fails again, with an error, at the first acquisition.
+        // If this fails, the first acquisition fails with the error.
         let _ = background.bind();
         let store = Arc::new(store);
         let waiting = WaitingRoom::new(lines, store.clone(), background.clone(), self.linger);

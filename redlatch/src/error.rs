@@ -1,13 +1,13 @@
-//! What can go wrong, each with a message that says what to do.
+//! Errors. Each message says what happened and what to do.
 
 use std::time::Duration;
 
 /// The result of an operation on a lock.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
-/// Why an operation on a lock failed.
+/// Reason why an operation failed.
 ///
-/// No message contains a password, also when the URL that was given does.
+/// No message contains a password, even if the URL contains one.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
@@ -18,9 +18,9 @@ pub enum Error {
     )]
     #[non_exhaustive]
     InvalidName {
-        /// The name, shortened if it was very long.
+        /// The name, truncated if it is very long.
         name: String,
-        /// What is wrong with it.
+        /// Why the name is refused.
         reason: &'static str,
     },
 
@@ -28,75 +28,76 @@ pub enum Error {
     #[error("a lease of {lease:?} cannot be used: take 1 ms to ten years")]
     #[non_exhaustive]
     InvalidLease {
-        /// The lease that was asked for.
+        /// The requested lease.
         lease: Duration,
     },
 
-    /// A number of permits, or the count of a latch, is one that cannot be.
+    /// A number of permits or the count of a latch is out of range.
     #[error("the count {count} cannot be used: {reason}")]
     #[non_exhaustive]
     InvalidCount {
-        /// The number that was asked for.
+        /// The requested number.
         count: i64,
-        /// What is wrong with it.
+        /// Why the number is refused.
         reason: &'static str,
     },
 
-    /// A setting of the client builder has a value that cannot work.
+    /// A setting of the client builder has an unusable value.
     #[error("the setting `{setting}` cannot be used as given: {reason}")]
     #[non_exhaustive]
     InvalidSetting {
-        /// The name of the setting, as the builder's method is named.
+        /// Name of the builder method that sets it.
         setting: &'static str,
-        /// What is wrong with the value.
+        /// Why the value is refused.
         reason: String,
     },
 
-    /// A text is no id of a permit.
+    /// A text is not a permit id.
     #[error("{id:?} is no id of a permit: take the 32 hex digits that it was given out with")]
     #[non_exhaustive]
     InvalidPermitId {
-        /// The text, shortened if it was very long.
+        /// The text, truncated if it is very long.
         id: String,
     },
 
-    /// The URL of the store was not understood.
+    /// The store's URL could not be parsed.
     #[error("the store's URL was not understood: {reason}")]
     #[non_exhaustive]
     InvalidUrl {
-        /// What is wrong with it, without any part that could be secret.
+        /// Why the URL is refused, without any part that could be secret.
         reason: String,
     },
 
-    /// The store could not be reached, or the connection broke and did not come back in time: of the
-    /// connect timeout, or of the response timeout if that is over first.
+    /// The store could not be reached, or the connection broke and was not restored in time. The limit is
+    /// the connect timeout, or the response timeout if that ends first.
     ///
-    /// Whatever the step may have done is being undone in the background; an acquisition that
-    /// ends with this error leaves at most one lease behind that is not renewed.
+    /// Any effect of the step is undone in the background. An acquisition that fails with this error leaves
+    /// at most one lease behind, which is not renewed.
     #[error("the store cannot be reached ({reason}); is it running, and is the address right?")]
     #[non_exhaustive]
     Unavailable {
-        /// What the connection said.
+        /// Error of the connection.
         reason: String,
     },
 
-    /// There is a connection, and the store did not answer on it within the response timeout, or within
-    /// the wait limit of the request if that is shorter.
+    /// The client is connected, but the store did not answer within the response timeout, or within the
+    /// wait limit of the request if that is shorter.
     ///
-    /// The outcome of the step is unknown. Whatever it did is being undone in the background, as
-    /// with [`Error::Unavailable`].
+    /// The outcome of the step is unknown. Any effect is undone in the background, as with
+    /// [`Error::Unavailable`].
     #[error(
         "the store did not answer within {after:?}; it is overloaded, paused or cut off \
          (builder setting `response_timeout`, or the wait limit if that is shorter)"
     )]
     #[non_exhaustive]
     ResponseTimeout {
-        /// The time that passed without an answer.
+        /// Time that passed without an answer.
         after: Duration,
     },
 
-    /// It was acquired, but too few replicas had that in time, so that a failover might have lost it.
-    /// It was given back again; if that failed too it goes on in the background.
+    /// The master granted the acquisition, but too few replicas acknowledged it in time, so a failover
+    /// could lose it. The client released it again. If that failed too, the release is retried in the
+    /// background.
     #[error(
         "{in_sync} of the {needed} replicas that must have it had the acquisition within {within:?}, \
          so it was given back; are they connected and keeping up? \
@@ -104,25 +105,25 @@ pub enum Error {
     )]
     #[non_exhaustive]
     NotReplicated {
-        /// How many must have it.
+        /// Number of replicas that must acknowledge the acquisition.
         needed: usize,
-        /// How many had it.
+        /// Number of replicas that acknowledged it.
         in_sync: usize,
-        /// How long they were waited for.
+        /// Time that the client waited for the replicas.
         within: Duration,
     },
 
-    /// The store refused the user name or the password.
+    /// The store rejected the user name or the password.
     #[error("the store refused the credentials ({reason}); check user name and password")]
     #[non_exhaustive]
     AuthenticationFailed {
-        /// What the store said.
+        /// Reply of the store.
         reason: String,
     },
 
-    /// The user that the client has logged in as may not do this, or not with this key or channel.
+    /// The client's user is not permitted to run a command, or to use a key or channel.
     ///
-    /// [`docs/security.md`] has the smallest set of rules (ACL) that is enough.
+    /// [`docs/security.md`] lists the minimal ACL rules.
     ///
     /// [`docs/security.md`]: https://github.com/redlatch/redlatch/blob/main/docs/security.md
     #[error(
@@ -131,106 +132,106 @@ pub enum Error {
     )]
     #[non_exhaustive]
     NotPermitted {
-        /// What the store said.
+        /// Reply of the store.
         reason: String,
     },
 
-    /// No TLS connection that could be trusted: the server's certificate is not from a CA that is
-    /// trusted, not for this host or has expired; the server does not accept ours or wants one; or
-    /// it does not speak TLS. A server that says nothing of it, but hangs up or stays silent, is
-    /// [`Error::Unavailable`]; the message asks whether it is that.
+    /// No trusted TLS connection could be made. The server's certificate is not from a trusted CA, is not
+    /// for this host or has expired; the server rejects or requires a client certificate; or the server
+    /// does not speak TLS. If the server gives no reason but disconnects or stays silent, the error is
+    /// [`Error::Unavailable`], whose message names TLS as a possible cause.
     #[error("no secure connection to the store: {reason}")]
     #[non_exhaustive]
     TlsFailed {
-        /// What is wrong, and what to do.
+        /// The problem, and how to fix it.
         reason: String,
     },
 
-    /// The server is too old, or is no Redis.
+    /// The server is too old, or is not Redis or Valkey.
     #[error("the server cannot be used: {reason}; Redis 6.2 or later, or any Valkey, is needed")]
     #[non_exhaustive]
     UnsupportedServer {
-        /// What was found.
+        /// What the client found.
         reason: String,
     },
 
-    /// Under the key is something of another kind. It was not changed.
+    /// The key holds data of another kind. It was not changed.
     #[error(
         "the key of {name:?} holds something of another kind ({reason}); \
          it was left as it is: use another name, or remove the key"
     )]
     #[non_exhaustive]
     WrongKind {
-        /// The name of the object, or the key.
+        /// Name of the object, or the key.
         name: String,
-        /// What was found there.
+        /// Kind of the mismatch.
         reason: &'static str,
     },
 
-    /// The lock was held by this guard and is no longer.
+    /// The guard held the lock and has lost it.
     #[error("the lock {name:?} was lost: {reason}; do not go on with what it protects")]
     #[non_exhaustive]
     Lost {
-        /// The name of the lock.
+        /// Name of the lock.
         name: String,
-        /// How it was lost.
+        /// Cause of the loss.
         reason: Loss,
     },
 
-    /// A non-reentrant lock is already held by the owner that asks for it.
+    /// The owner already holds the non-reentrant lock that it requests.
     #[error(
         "the non-reentrant lock {name:?} is already held by this owner; release it first, \
          or use the re-entrant lock"
     )]
     #[non_exhaustive]
     AlreadyHeld {
-        /// The name of the lock.
+        /// Name of the lock.
         name: String,
     },
 
-    /// Locks that cannot be held together.
+    /// These locks cannot be held together.
     #[error("these locks cannot be held together: {reason}")]
     #[non_exhaustive]
     InvalidMembers {
-        /// What is wrong with them.
+        /// Why they cannot.
         reason: String,
     },
 
-    /// A reader asks to write. It would wait for itself: others may be reading with it, and each of
-    /// them could ask the same.
+    /// An owner that holds the read lock requests the write lock. It would wait for itself: if several
+    /// readers did so, each would wait for the others.
     #[error(
         "{name:?} is read by this owner, which now asks to write and would wait for itself; \
          release the read side first, or begin with the write side (a writer may also read)"
     )]
     #[non_exhaustive]
     WriteWhileReading {
-        /// The name of the read-write lock.
+        /// Name of the read-write lock.
         name: String,
     },
 
-    /// There was no answer to a step that must not be repeated: it may have done its work or not.
+    /// A step that must not be repeated was not answered. It may or may not have taken effect.
     #[error(
         "there was no answer, and whether {step} took effect is not known ({reason}); \
          it was not repeated, because done twice it would count twice"
     )]
     #[non_exhaustive]
     OutcomeUnknown {
-        /// What was to be done.
+        /// The step.
         step: &'static str,
-        /// What the connection said.
+        /// Error of the connection.
         reason: String,
     },
 
-    /// The store answered with an error that has no variant of its own.
+    /// The store replied with an error that has no variant of its own.
     #[error("the store refused the step: {reason}")]
     #[non_exhaustive]
     Refused {
-        /// What the store said.
+        /// Reply of the store.
         reason: String,
     },
 
-    /// There is no tokio runtime in which the client could work, it was built without time or I/O, or it
-    /// has been shut down.
+    /// There is no tokio runtime that the client could use: the call is outside of one, the runtime was
+    /// built without time or I/O, or it has shut down.
     #[error(
         "there is no running tokio runtime with time and I/O enabled; \
          call from within one, or use `redlatch::blocking`"
@@ -238,15 +239,15 @@ pub enum Error {
     NoRuntime,
 }
 
-/// How a lock was lost, in [`Error::Lost`].
+/// Cause of a loss, in [`Error::Lost`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Loss {
-    /// The lease ended before it was renewed or released: the process was stopped, the store could
-    /// not be reached for that long, or a fixed lease was shorter than the work.
+    /// The lease ended before it was renewed or released: the process was suspended, the store was
+    /// unreachable for too long, or a fixed lease was shorter than the work.
     LeaseEnded,
-    /// The store says that the owner does not hold the lock: it was unlocked by force, its key was
-    /// deleted, or the store lost its data.
+    /// The store reports that the owner does not hold the lock: it was force-unlocked, its key was deleted,
+    /// or the store lost its data.
     NotHeld,
 }
 
@@ -260,7 +261,7 @@ impl std::fmt::Display for Loss {
 }
 
 impl Error {
-    /// Whether the store was looked at and left as it was.
+    /// Returns whether the store answered without changing anything.
     pub(crate) fn leaves_untouched(&self) -> bool {
         matches!(
             self,
@@ -268,7 +269,7 @@ impl Error {
         )
     }
 
-    /// Whether the store could not be asked.
+    /// Returns whether the store could not be reached or did not answer.
     pub(crate) fn is_outage(&self) -> bool {
         matches!(
             self,
@@ -276,8 +277,8 @@ impl Error {
         )
     }
 
-    /// Whether the same call may succeed later with nothing changed here: the store was away, slow
-    /// or cut off, or its replicas were.
+    /// Returns whether the same call may succeed later without changes on the client: the store was down,
+    /// slow or unreachable, or its replicas were.
     pub fn is_transient(&self) -> bool {
         matches!(
             self,

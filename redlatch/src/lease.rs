@@ -6,8 +6,8 @@ use tokio::time::Instant;
 
 use crate::error::{Error, Result};
 
-/// The longest lease that can be asked for: ten years. Redis counts milliseconds from 1970 in a
-/// signed 64-bit number; this is far from its end, and longer than anybody means to wait.
+/// The longest lease: ten years. Redis counts milliseconds since 1970 in a signed 64-bit number, whose limit
+/// is far beyond that.
 pub const MAX_LEASE: Duration = Duration::from_secs(3650 * 24 * 60 * 60);
 
 /// A lease: whole milliseconds, at least one, at most [`MAX_LEASE`].
@@ -15,14 +15,13 @@ pub const MAX_LEASE: Duration = Duration::from_secs(3650 * 24 * 60 * 60);
 pub(crate) struct Lease(Duration);
 
 impl Lease {
-    /// What the watchdog keeps renewing unless told otherwise, as in Redisson.
+    /// Default lease of locks that the watchdog renews, as in Redisson.
     pub(crate) const WATCHDOG: Lease = Lease(Duration::from_secs(30));
 
-    /// How long a writer that waits holds new readers back if it is not heard of again.
+    /// Time for which a waiting writer blocks new readers after its last attempt.
     pub(crate) const WAITING_WRITER: Lease = Lease(Duration::from_secs(10));
 
-    /// Parts of a millisecond are cut off: a lease may be shorter here than in the store, never
-    /// the other way round.
+    /// Truncates to whole milliseconds: the lease may end earlier here than in the store, never later.
     pub(crate) fn new(lease: Duration) -> Result<Lease> {
         let whole = Duration::from_millis(u64::try_from(lease.as_millis()).unwrap_or(u64::MAX));
         if whole.is_zero() || whole > MAX_LEASE {
@@ -31,8 +30,8 @@ impl Lease {
         Ok(Lease(whole))
     }
 
-    /// What is left of a lease: parts of a millisecond count as a whole one, so that in the store it
-    /// does not end before it does here.
+    /// Creates a lease from remaining time, rounded up so that it does not end earlier in the store than
+    /// here.
     pub(crate) fn left(left: Duration) -> Lease {
         let whole = left.as_nanos().div_ceil(1_000_000).max(1);
         let whole = Duration::from_millis(u64::try_from(whole).unwrap_or(u64::MAX));
@@ -47,25 +46,25 @@ impl Lease {
         u64::try_from(self.0.as_millis()).unwrap_or(u64::MAX)
     }
 
-    /// How long before the end of a lease it is renewed again: as in Redisson, a third has passed.
+    /// Returns the interval between renewals: a third of the lease, as in Redisson.
     pub(crate) fn third(self) -> Duration {
         self.0 / 3
     }
 }
 
-/// How long somebody is ready to wait.
+/// How long a caller is willing to wait.
 #[derive(Debug, Clone, Copy)]
 pub(crate) enum Patience {
-    /// Not at all: ask once.
+    /// Does not wait: makes one attempt.
     None,
-    /// Until then.
+    /// Waits until then.
     Until(Instant),
-    /// For ever.
+    /// Waits without a limit.
     Endless,
 }
 
 impl Patience {
-    /// Waits at most `wait` from now. What the clock cannot hold is for ever.
+    /// Waits at most `wait` from now. A deadline beyond the clock's range means no limit.
     pub(crate) fn at_most(wait: Duration) -> Patience {
         if wait.is_zero() {
             return Patience::None;
@@ -103,26 +102,26 @@ mod tests {
     }
 
     #[test]
-    fn ten_years_are_the_longest_lease() {
+    fn longest_lease_is_ten_years() {
         assert_eq!(MAX_LEASE.as_secs(), 315_360_000);
         let lease = Lease::new(MAX_LEASE).unwrap();
         assert_eq!(lease.millis(), 315_360_000_000);
     }
 
     #[test]
-    fn what_is_left_of_a_lease_lasts_as_long_in_the_store() {
+    fn remaining_lease_rounds_up() {
         let left = |micros| Lease::left(Duration::from_micros(micros)).millis();
         assert_eq!([0, 1, 1000, 1001].map(left), [1, 1, 1, 2]);
         assert_eq!(Lease::left(Duration::MAX).duration(), MAX_LEASE);
     }
 
     #[test]
-    fn the_watchdogs_lease_is_renewed_after_ten_seconds() {
+    fn watchdog_lease_is_renewed_after_ten_seconds() {
         assert_eq!(Lease::WATCHDOG.third(), Duration::from_secs(10));
     }
 
     #[tokio::test(start_paused = true)]
-    async fn patience_ends_unless_there_is_none_or_the_clock_cannot_hold_it() {
+    async fn patience_has_end_unless_none_or_beyond_clock() {
         let second = Duration::from_secs(1);
         let end = Patience::at_most(second).end();
         assert_eq!(end, Some(Instant::now() + second));

@@ -1,4 +1,4 @@
-//! Redisson's distributed locks, for Rust, on Redis and Valkey.
+//! Redisson's distributed locks for Rust, on Redis and Valkey.
 #![doc = include_str!("crate.md")]
 #![forbid(unsafe_code)]
 
@@ -54,11 +54,11 @@ pub use primitives::survey::{ObjectKind, ObjectState, OutPermit, Waiting};
 pub use store::ReplicaSync;
 pub use store::embedded::Embedded;
 
-/// A future whose type is hidden. Rare paths are boxed like this, so that common ones stay small and are
-/// not nested so deeply that the compiler gives up in a program that uses them.
+/// A future with a hidden type. Rare paths are boxed like this, so that common futures stay small and types
+/// are not nested too deeply for the compiler.
 pub(crate) type Boxed<'a, T> = std::pin::Pin<Box<dyn std::future::Future<Output = T> + Send + 'a>>;
 
-/// The examples of the README are tests too.
+/// Runs the examples of the README as doc tests.
 #[cfg(doctest)]
 #[doc = include_str!("../../README.md")]
 struct Readme;

@@ -1,4 +1,4 @@
-//! What there is in a store, page by page.
+//! Lists the objects in a store, page by page.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
@@ -10,13 +10,13 @@ use crate::session::Session;
 use crate::several::all;
 use crate::store::{Cursor, Sought};
 
-/// Keys looked into per round trip.
+/// Keys inspected per round trip.
 const PAGE: usize = 100;
 
 /// The objects whose names match a pattern: [`Client::list`](crate::Client::list).
 ///
-/// Walks the store with SCAN, which never holds the server up. What is there from beginning to end
-/// is listed, perhaps twice; what comes or goes meanwhile may be listed or not.
+/// Uses SCAN, which does not block the server. An object that exists during the whole listing is listed at
+/// least once. An object that is created or deleted meanwhile may be missing.
 ///
 /// ```
 /// # #[tokio::main(flavor = "current_thread")] async fn main() -> redlatch::Result<()> {
@@ -31,7 +31,7 @@ const PAGE: usize = 100;
 pub struct Listing {
     session: Arc<Session>,
     pattern: String,
-    /// Where the next page begins, of which keys; `None` after the last.
+    /// Position and kind of keys of the next page; `None` after the last.
     cursor: Option<(Sought, Cursor)>,
     keys: VecDeque<String>,
     found: VecDeque<Listed>,
@@ -41,9 +41,9 @@ pub struct Listing {
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Listed {
-    /// Its name, without the client's prefix.
+    /// Name without the client's prefix.
     pub name: String,
-    /// What it is, and how it stands.
+    /// Kind and state of the object.
     pub state: ObjectState,
 }
 
@@ -58,7 +58,7 @@ impl Listing {
         }
     }
 
-    /// The next object; `None` after the last.
+    /// Returns the next object, or `None` after the last.
     ///
     /// # Errors
     ///
@@ -67,7 +67,7 @@ impl Listing {
     ///
     /// # Cancel safety
     ///
-    /// When dropped, nothing is lost but perhaps a page, which is read again.
+    /// Loses nothing if it is dropped. A page may be read again.
     pub async fn next(&mut self) -> Result<Option<Listed>> {
         loop {
             if let Some(found) = self.found.pop_front() {
@@ -78,7 +78,7 @@ impl Listing {
             } else if let Some((sought, cursor)) = self.cursor {
                 let store = &self.session.store;
                 let (keys, next) = store.scan(&self.pattern, sought, cursor).await?;
-                // In a cluster no script could look into a name that spans slots.
+                // In a cluster no script could read all keys of a name that spans slots.
                 let lies_apart = |key: &str| store.slot(key).is_some() && spans_slots(key);
                 let listed = |key: &String| !is_beside(key) && !lies_apart(key);
                 self.keys.extend(keys.into_iter().filter(listed));
@@ -97,7 +97,7 @@ impl Listing {
         let some = self.keys.len().min(PAGE);
         let keys = self.keys.iter().take(some);
         let store = &self.session.store;
-        // As many round trips as there are slots in a cluster, all at once.
+        // Sends one script per cluster slot, all concurrently.
         let mut slots: BTreeMap<Option<u16>, Vec<Beside>> = BTreeMap::new();
         for key in keys {
             let names = slots.entry(store.slot(key)).or_default();
@@ -126,7 +126,7 @@ impl Listing {
     }
 }
 
-/// What is kept under one name.
+/// Returns the object under one name.
 pub(crate) async fn look_at(session: &Session, name: &str) -> Result<Option<ObjectState>> {
     let place = Place::new(Family::Lock, &session.prefix, name);
     place.check()?;
@@ -142,7 +142,7 @@ pub(crate) async fn look_at(session: &Session, name: &str) -> Result<Option<Obje
     }
 }
 
-/// Text as a pattern that matches only itself.
+/// Escapes text to a pattern that matches only itself.
 fn escaped(text: &str) -> String {
     let mut pattern = String::with_capacity(text.len());
     for c in text.chars() {

@@ -1,9 +1,9 @@
-//! What log events have in common.
+//! Helpers for log events.
 
-/// Names that are listed; the rest is counted.
+/// Number of names that are listed; the rest are counted.
 const LISTED: usize = 5;
 
-/// The first names, and how many more there are.
+/// Formats the first names, and the number of the others.
 pub(crate) fn listed<'a>(names: impl ExactSizeIterator<Item = &'a str>) -> String {
     let more = names.len().saturating_sub(LISTED);
     let listed: Vec<&str> = names.take(LISTED).collect();

@@ -1,61 +1,61 @@
-//! Names, and the keys and channels that they stand for: the only home of Redisson's layout.
+//! Names, and the keys and channels that belong to them. Redisson's layout is defined only here.
 
 use std::hash::{BuildHasher as _, BuildHasherDefault, DefaultHasher, Hash, Hasher};
 
 use crate::error::{Error, Result};
 
-/// The longest name, in bytes, prefix included. Redis would take 512 MB; a name is read by people,
-/// in logs and in `redlatch ls`.
+/// The longest name in bytes, including the prefix. Redis allows 512 MB, but people read names in logs and
+/// in `redlatch ls`.
 pub(crate) const MAX_NAME_BYTES: usize = 512;
 
-/// What follows the owner in the field of a writer.
+/// Suffix of the owner in the hash field of a writer.
 const WRITER: &str = ":write";
 
-/// What the keys begin with that lie beside others.
+/// Prefixes of keys that belong to the key of another object.
 const TOKEN: &str = "redisson_lock_token";
 const QUEUE: &str = "redisson_lock_queue";
 const TIMEOUTS: &str = "redisson_lock_timeout";
 const WRITERS: &str = "redlatch_rwlock_writers";
 const ABSENT: &str = "redlatch_lock_absent";
-/// What the channel of a latch begins with.
+/// Prefix of the channel of a latch.
 const LATCH_CHANNEL: &str = "redisson_countdownlatch__channel__";
-/// Redisson's own: the answers that it keeps for unlocking.
+/// Redisson's own keys: the results of unlocking that it keeps.
 const UNLOCK_LATCH: &str = "redisson_unlock_latch";
 
-/// Where one object lives in the store.
+/// The keys and channels of one object in the store.
 #[derive(Debug)]
 pub(crate) struct Place {
     name: String,
     key: String,
     channel: String,
     family: Family,
-    /// What the family keeps beside the key; empty where it keeps nothing.
+    /// Further keys of the family; empty where unused.
     beside: [String; 3],
-    /// Why the name cannot be used, if so. Said whenever it is used, because making a handle
-    /// cannot fail.
+    /// Why the name is invalid, if it is. Every operation reports it, because creating a handle cannot
+    /// fail.
     fault: Option<&'static str>,
-    /// Of the key, because a place is looked up each time it is locked and unlocked.
+    /// Hash of the key. Cached because a place is looked up at every lock and unlock.
     hash: u64,
 }
 
-/// Which layout an object has: what it keeps beside its key, and how its owners are written.
+/// Layout of an object: which further keys it has, and how the store writes its owners.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Family {
     /// `RedissonLock`: the hash alone.
     Lock,
-    /// `RedissonSpinLock`: the same hash, but who waits for it is not called.
+    /// `RedissonSpinLock`: the same hash, but waiters do not subscribe.
     Spin,
-    /// `RedissonFencedLock`: a token beside the hash.
+    /// `RedissonFencedLock`: the hash and a token.
     Fenced,
-    /// `RedissonFairLock`: a queue beside the hash, a channel for each waiter.
+    /// `RedissonFairLock`: the hash, a queue, and a channel for each waiter.
     Fair,
-    /// `RedissonReadLock`: a timeout for each hold beside the hash.
+    /// `RedissonReadLock`: the hash and a timeout for each hold.
     Read,
-    /// `RedissonWriteLock`: the same hash, other owners.
+    /// `RedissonWriteLock`: the same hash with other fields.
     Write,
     /// `RedissonSemaphore`: a number.
     Semaphore,
-    /// `RedissonPermitExpirableSemaphore`: the deadlines of the permits beside the number.
+    /// `RedissonPermitExpirableSemaphore`: a number and the deadlines of the permits.
     Permits,
     /// `RedissonCountDownLatch`: a number.
     Latch,
@@ -66,15 +66,15 @@ impl Place {
         let key = format!("{prefix}{name}");
         let beside = match family {
             Family::Fenced => [prefixed(TOKEN, &key), String::new(), String::new()],
-            // Which waiters were found absent is ours and not Redisson's.
+            // The set of absent waiters is redlatch's own, not in Redisson.
             Family::Fair => [QUEUE, TIMEOUTS, ABSENT].map(|beside| prefixed(beside, &key)),
-            // Writers that wait and hold back new readers, which is ours and not Redisson's; and
-            // what the timeouts of all readers' holds begin with.
+            // The waiting writers that block new readers (redlatch's own, not in Redisson), and the prefix
+            // of the timeouts of all readers' holds.
             Family::Read | Family::Write => {
                 [prefixed(WRITERS, &key), suffixed(&key, ""), String::new()]
             }
             Family::Permits => [suffixed(&key, "timeout"), String::new(), String::new()],
-            // Kept here and not in the store: a line that is no channel's, as no name has a NUL.
+            // Kept in the client, not in the store. It cannot equal a channel, because no name has a NUL.
             Family::Spin => [format!("\0{key}"), String::new(), String::new()],
             Family::Lock | Family::Semaphore | Family::Latch => Default::default(),
         };
@@ -84,7 +84,7 @@ impl Place {
             }
             Family::Read | Family::Write => prefixed("redisson_rwlock", &key),
             Family::Semaphore | Family::Permits => prefixed("redisson_sc", &key),
-            // The only one that puts braces around a name that brings its own.
+            // The only layout that adds braces even to a name with its own hash tag.
             Family::Latch => format!("{LATCH_CHANNEL}{{{key}}}"),
         };
         Place {
@@ -98,7 +98,7 @@ impl Place {
         }
     }
 
-    /// Whether the name can be used.
+    /// Checks that the name is valid.
     pub(crate) fn check(&self) -> Result<()> {
         match self.fault {
             None => Ok(()),
@@ -121,9 +121,9 @@ impl Place {
         &self.channel
     }
 
-    /// Gives a latch, whose name brings a hash tag of its own, a channel in the slot of its key. Without
-    /// that no script could publish there in a cluster: Redisson's cannot (CROSSSLOT), so such a latch is
-    /// for us alone. Redisson's waiters listen elsewhere, where nobody publishes.
+    /// Moves the channel of a latch whose name has a hash tag of its own to the slot of its key. Otherwise
+    /// no script could publish there in a cluster: Redisson's cannot (CROSSSLOT). Redisson's waiters listen
+    /// on another channel, where nothing is published, so they cannot share such a latch.
     pub(crate) fn bring_channel_to_key(&mut self) {
         self.channel = [LATCH_CHANNEL, &self.key].concat();
     }
@@ -132,52 +132,52 @@ impl Place {
         self.family
     }
 
-    /// The fencing token of a fenced lock: a number that only grows.
+    /// Key of the fencing token of a fenced lock, a number that only grows.
     pub(crate) fn token(&self) -> &str {
         &self.beside[0]
     }
 
-    /// The line of those who spin, beside the channel that calls others.
+    /// Name of the wait queue of a spin lock, separate from the channel.
     pub(crate) fn spinning(&self) -> &str {
         &self.beside[0]
     }
 
-    /// The owners that wait for a fair lock, in order.
+    /// Key of the owners that wait for a fair lock, in order.
     pub(crate) fn queue(&self) -> &str {
         &self.beside[0]
     }
 
-    /// Until when those who wait for a fair lock are waited for.
+    /// Key of the times at which waiters for a fair lock expire.
     pub(crate) fn timeouts(&self) -> &str {
         &self.beside[1]
     }
 
-    /// Until when waiters for a fair lock that are not connected keep their places.
+    /// Key of the times until which disconnected waiters for a fair lock keep their places.
     pub(crate) fn absent(&self) -> &str {
         &self.beside[2]
     }
 
-    /// The writers that hold back new readers, and until when.
+    /// Key of the writers that block new readers, and until when.
     pub(crate) fn writers(&self) -> &str {
         &self.beside[0]
     }
 
-    /// What the timeouts of all readers' holds begin with; the reader comes next.
+    /// Prefix of the timeouts of all readers' holds; the reader follows.
     pub(crate) fn timeouts_begin(&self) -> &str {
         &self.beside[1]
     }
 
-    /// What the timeouts of one reader's holds begin with; the number of the hold comes next.
+    /// Prefix of the timeouts of one reader's holds; the number of the hold follows.
     pub(crate) fn timeouts_of(&self, reader: &str) -> String {
         [self.timeouts_begin(), reader, ":rwlock_timeout"].concat()
     }
 
-    /// When the permits of an expirable semaphore expire.
+    /// Key of the times at which the permits of an expirable semaphore expire.
     pub(crate) fn deadlines(&self) -> &str {
         &self.beside[0]
     }
 
-    /// What is written in the store for `owner`, given as `<client id>:<number>`.
+    /// Returns the hash field for `owner`, given as `<client id>:<number>`.
     pub(crate) fn field(&self, owner: String) -> String {
         match self.family {
             Family::Write => self.writer(&owner),
@@ -185,23 +185,23 @@ impl Place {
         }
     }
 
-    /// What is written in the hash of a read-write lock for an owner who writes.
+    /// Returns the hash field of a read-write lock for an owner that holds the write lock.
     pub(crate) fn writer(&self, owner: &str) -> String {
         [owner, WRITER].concat()
     }
 
-    /// Whether what is written in that hash stands for an owner who writes.
+    /// Returns whether a field of that hash stands for a writer.
     pub(crate) fn writes(&self, field: &str) -> bool {
         field.ends_with(WRITER)
     }
 
-    /// The owner for whom `field` is written in the store.
+    /// Returns the owner of a hash field.
     pub(crate) fn owner<'a>(&self, field: &'a str) -> &'a str {
         field.strip_suffix(WRITER).unwrap_or(field)
     }
 
-    /// What belongs to one owner alone: a fair waiter's channel, or what the timeouts of a reader's
-    /// holds begin with. Empty for all others.
+    /// Returns the name that belongs to one owner alone: a fair waiter's channel, or the prefix of the
+    /// timeouts of a reader's holds. Empty for all other families.
     pub(crate) fn of_owner(&self, field: &str) -> String {
         match self.family {
             Family::Fair => [&*self.channel, ":", field].concat(),
@@ -211,19 +211,19 @@ impl Place {
     }
 }
 
-/// All keys that could belong to a name of which nobody knows what it is.
+/// All keys that could belong to a name whose kind is unknown.
 pub(crate) struct Beside {
     pub(crate) key: String,
     pub(crate) queue: String,
     pub(crate) timeouts: String,
     pub(crate) token: String,
     pub(crate) deadlines: String,
-    /// What the timeouts of a reader begin with, before the reader's name.
+    /// Prefix of the timeouts of readers; the reader follows.
     pub(crate) readers: String,
 }
 
 impl Beside {
-    /// Of a key, prefix included.
+    /// Takes a key, including the prefix.
     pub(crate) fn new(key: String) -> Beside {
         let [queue, timeouts, _] = Place::new(Family::Fair, "", &key).beside;
         let [token, ..] = Place::new(Family::Fenced, "", &key).beside;
@@ -250,9 +250,9 @@ impl Beside {
     }
 }
 
-/// Whether a key belongs to an object of another name.
+/// Returns whether a key belongs to the object of another key.
 pub(crate) fn is_beside(key: &str) -> bool {
-    // Both forms of such a key have a brace: see `prefixed` and `suffixed`.
+    // Both forms of such a key contain a brace: see `prefixed` and `suffixed`.
     let begins = |prefix: &&str| {
         let rest = key.strip_prefix(*prefix);
         rest.is_some_and(|rest| rest.starts_with(':') && rest.contains('{'))
@@ -269,8 +269,8 @@ pub(crate) fn is_beside(key: &str) -> bool {
         || is_timeout()
 }
 
-/// Places are told apart by their keys. The two sides of a read-write lock share one, and one owner
-/// may hold both.
+/// Places are equal if their keys are, except for the two sides of a read-write lock: they share a key, and
+/// one owner may hold both.
 impl PartialEq for Place {
     fn eq(&self, other: &Place) -> bool {
         let writes = |place: &Place| place.family == Family::Write;
@@ -286,8 +286,8 @@ impl Hash for Place {
     }
 }
 
-/// A key or channel that belongs to `name` and lies in its cluster slot: the name becomes the hash
-/// tag, unless it brings one of its own.
+/// Returns a key or channel that belongs to `name`, in its cluster slot: the name becomes the hash tag,
+/// unless it has one of its own.
 fn prefixed(prefix: &str, name: &str) -> String {
     if name.contains('{') {
         format!("{prefix}:{name}")
@@ -296,7 +296,7 @@ fn prefixed(prefix: &str, name: &str) -> String {
     }
 }
 
-/// A key that belongs to `name` and lies in its cluster slot.
+/// Returns a key that belongs to `name`, in its cluster slot.
 fn suffixed(name: &str, suffix: &str) -> String {
     if name.contains('{') {
         format!("{name}:{suffix}")
@@ -324,15 +324,14 @@ pub(crate) const SPANS_SLOTS: &str =
 /// Returns whether the keys and channels of an object with this key (prefix included) would lie in
 /// different slots of a cluster.
 ///
-/// Braces around the whole name keep them together if the name has no braces, and nothing is needed if it
-/// has a hash tag. Redisson tells the two apart by a `{` alone, so a name with other braces (`a}b`, `a{b`,
-/// `{}a`) works on one server and fails in a cluster. It is refused everywhere: the same names are valid
-/// wherever a program is deployed.
+/// Braces around the whole name keep them together if the name has no braces. A name with a hash tag needs
+/// none. Redisson looks only for a `{`, so a name with other braces (`a}b`, `a{b`, `{}a`) works on a single
+/// server and fails in a cluster. It is refused everywhere, so that a program can move between deployments.
 pub(crate) fn spans_slots(key: &str) -> bool {
     key.contains(['{', '}']) && hash_tag(key).is_none()
 }
 
-/// Returns the text in the first braces of a key, if there is any: in a cluster it decides on the slot,
+/// Returns the text in the first braces of a key, if there is any. In a cluster it determines the slot
 /// instead of the whole key.
 pub(crate) fn hash_tag(key: &str) -> Option<&str> {
     let (_, rest) = key.split_once('{')?;
@@ -340,7 +339,7 @@ pub(crate) fn hash_tag(key: &str) -> Option<&str> {
     (!inside.is_empty()).then_some(inside)
 }
 
-/// What a name or prefix must not contain: it would break lines of logs and listings.
+/// Returns why a name or prefix is refused: it would break lines of logs and listings.
 pub(crate) fn forbidden(text: &str) -> Option<&'static str> {
     if text.contains('\0') {
         Some("it contains a NUL")
@@ -356,7 +355,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn keys_and_channels_are_redissons() {
+    fn keys_and_channels_match_redisson() {
         let lock = |prefix, name| Place::new(Family::Lock, prefix, name);
         let plain = lock("", "orders:42");
         assert_eq!(plain.key(), "orders:42");
@@ -437,7 +436,7 @@ mod tests {
         for name in ["köln ✓ {a}", "a}b{c}", "{a}b}", "{a{b}"] {
             assert!(Place::new(Family::Lock, "", name).check().is_ok());
         }
-        // The prefix belongs to the key.
+        // The prefix is part of the key.
         let tagged = Place::new(Family::Lock, "{app}:", "a}b");
         assert!(tagged.check().is_ok());
         assert!(Place::new(Family::Lock, "app}:", "a").check().is_err());

@@ -1,4 +1,4 @@
-//! Who holds a lock.
+//! The identity that holds a lock.
 
 use std::future::Future;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -7,17 +7,16 @@ use std::sync::{Arc, LazyLock};
 use crate::error::{Error, Result};
 use crate::surroundings::{owner_number, random};
 
-/// Who holds a lock, or asks for it: what a thread is in Redisson.
+/// The identity that acquires and holds a lock, like a thread in Redisson.
 ///
-/// An async task is not a thread, so by default every acquisition has an owner of its own, and two
-/// tasks that share a handle exclude each other. Re-entrancy is asked for by passing an owner along
-/// ([`Acquire::owner`](crate::Acquire::owner)), by setting one for a scope ([`Owner::scope`]), or
-/// through the guard ([`Guard::reenter`](crate::Guard::reenter)).
+/// An async task is not a thread, so by default every acquisition gets a new owner, and two tasks that
+/// share a handle exclude each other. For re-entrancy, pass an owner explicitly
+/// ([`Acquire::owner`](crate::Acquire::owner)), set one for a scope ([`Owner::scope`]), or use the guard
+/// ([`Guard::reenter`](crate::Guard::reenter)).
 ///
-/// An owner is a number that is unique in its process. The first number of a process is random, so
-/// that a process that restarts under the same
-/// [`client_id`](crate::ClientBuilder::client_id) does not repeat the owners of the one before. In
-/// the store an owner is written as Redisson writes it: `<client id>:<number>` (see
+/// An owner is a number that is unique in its process. The first number of a process is random, so a
+/// process that restarts under the same [`client_id`](crate::ClientBuilder::client_id) does not reuse the
+/// owners of its predecessor. The store keeps an owner in Redisson's format, `<client id>:<number>` (see
 /// [`Client::owner_id`](crate::Client::owner_id)).
 ///
 /// ```
@@ -37,7 +36,7 @@ tokio::task_local! {
 }
 
 impl Owner {
-    /// An owner that nobody else has.
+    /// Creates an owner that differs from all others.
     #[expect(
         clippy::new_without_default,
         reason = "a default that differs each time surprises"
@@ -47,11 +46,11 @@ impl Owner {
         Owner(owner_number().unwrap_or_else(|| NEXT.fetch_add(1, Ordering::Relaxed)))
     }
 
-    /// Runs `future` with this owner as the one of all acquisitions in it that name no other, so
-    /// that they re-enter each other's locks.
+    /// Runs `future` with this owner as the default of all acquisitions in it, so that they re-enter each
+    /// other's locks. An owner that is passed explicitly has precedence.
     ///
-    /// The scope is the task's: what `future` spawns is outside of it. Parts of `future` that run
-    /// concurrently (`join!`) share the owner, so they do not exclude each other.
+    /// The scope belongs to the task: tasks that `future` spawns are outside of it. Parts of `future` that
+    /// run concurrently (`join!`) share the owner, so they do not exclude each other.
     ///
     /// ```
     /// # #[tokio::main(flavor = "current_thread")] async fn main() -> redlatch::Result<()> {
@@ -67,31 +66,31 @@ impl Owner {
         SCOPE.scope(self, future).await
     }
 
-    /// The owner of the scope that this is called in, if there is one.
+    /// Returns the owner of the current scope, if there is one.
     pub fn of_scope() -> Option<Owner> {
         SCOPE.try_with(|owner| *owner).ok()
     }
 
-    /// Number behind the colon in the store. It is positive and fits into Java's `long` and into a
-    /// double (less than 2⁵³).
+    /// Returns the number after the colon in the store. It is positive and fits into Java's `long` and into
+    /// a double (less than 2⁵³).
     pub fn number(self) -> u64 {
         self.0
     }
 }
 
-/// Number of the first owner of this process.
+/// Chooses the number of the first owner of this process.
 ///
-/// Invariant: two processes never use the same number for the same client id, also if one restarts
-/// within the other's lease. Otherwise the second process would re-enter the hold of the first,
-/// and get its fencing token. A process uses consecutive numbers from a random one of 2⁵² on, so
-/// two that acquire a thousand million times each overlap with a probability of one in two million.
+/// Invariant: two processes never use the same number with the same client id, even if one restarts within
+/// the other's lease. Otherwise the second process would re-enter the hold of the first and get its fencing
+/// token. A process uses consecutive numbers, starting at a random one of 2⁵². Two processes with 10⁹
+/// acquisitions each overlap with a probability of one in two million.
 fn first_number() -> u64 {
-    // The low half of a UUID begins with its variant, two bits that are always the same.
+    // The low half of a UUID starts with its variant, two constant bits.
     let (_, random) = random().as_u64_pair();
     1 + random % (1 << 52)
 }
 
-/// What tells one client from all others in the store: a UUID unless it was set.
+/// Identifies a client in the store: a UUID unless the user sets another id.
 #[derive(Debug, Clone)]
 pub(crate) struct ClientId(Arc<str>);
 
@@ -100,7 +99,7 @@ impl ClientId {
         ClientId(random().to_string().into())
     }
 
-    /// A client id of the user's choice: what Redisson could have, and a listing can show.
+    /// Checks an id that the user chose. It must be valid for Redisson and printable in a listing.
     pub(crate) fn chosen(id: &str) -> Result<ClientId> {
         let plain = |c: char| c.is_ascii_alphanumeric() || matches!(c, '-' | '_' | '.');
         if id.is_empty() || id.len() > 64 || !id.chars().all(plain) {
@@ -116,9 +115,9 @@ impl ClientId {
         &self.0
     }
 
-    /// How `owner` is written in the store when it acts through this client.
+    /// Returns `owner` as the store keeps it when it acts through this client.
     pub(crate) fn field(&self, owner: Owner) -> String {
-        // For every acquisition: half the cost of formatting.
+        // Called for every acquisition: `concat` costs half of `format!`.
         [&*self.0, ":", &owner.0.to_string()].concat()
     }
 }
@@ -132,7 +131,7 @@ mod tests {
         let firsts: std::collections::HashSet<u64> = (0..1000).map(|_| first_number()).collect();
         assert_eq!(firsts.len(), 1000);
         assert!(firsts.iter().all(|&first| (1..=1 << 52).contains(&first)));
-        // All bits vary: none of the numbers is confined to a part of the range.
+        // All bits vary: the numbers cover the whole range.
         assert!(firsts.iter().any(|&first| first > 1 << 51));
     }
 }

@@ -1,8 +1,8 @@
-//! The tokio runtime that a call is made in, and whether it can do what the call needs.
+//! Checks whether the current tokio runtime has what a call needs.
 //!
-//! tokio offers no way to ask whether a runtime has timers and sockets: making one panics where they
-//! are not enabled. So one is made here, on purpose, and the panic is caught. tokio's message then appears
-//! once on stderr, or wherever the program's panic hook writes; the call returns [`Error::NoRuntime`].
+//! tokio cannot be asked whether a runtime has timers and sockets: creating one panics if they are not
+//! enabled. So this module creates one and catches the panic. tokio's message then appears once on stderr,
+//! or wherever the program's panic hook writes. The call returns [`Error::NoRuntime`].
 
 use std::cell::Cell;
 use std::future::pending;
@@ -14,25 +14,25 @@ use tokio::time::{Duration, Instant};
 
 use crate::error::{Error, Result};
 
-/// What a runtime was found to have.
+/// Capabilities of a runtime, as far as they were checked.
 #[derive(Clone, Copy)]
 struct Known {
     runtime: Id,
     timers: bool,
-    /// `None`: not tried yet.
+    /// `None`: not checked yet.
     sockets: Option<bool>,
 }
 
 thread_local! {
-    /// Of the runtime that was asked for last on this thread: every call asks.
+    /// Result for the runtime checked last on this thread. Cached because every call checks.
     static KNOWN: Cell<Option<Known>> = const { Cell::new(None) };
 }
 
-/// The runtime that this is called in.
+/// Returns the current runtime.
 ///
 /// # Errors
 ///
-/// [`Error::NoRuntime`]: there is none, or it has no timers.
+/// [`Error::NoRuntime`] if there is none or it has no timers.
 pub(crate) fn current() -> Result<Handle> {
     let handle = Handle::try_current().map_err(|_| Error::NoRuntime)?;
     match known(handle.id()).timers {
@@ -41,11 +41,11 @@ pub(crate) fn current() -> Result<Handle> {
     }
 }
 
-/// Whether connections can be made in the runtime that this is called in.
+/// Checks that connections can be made in the current runtime.
 ///
 /// # Errors
 ///
-/// Those of [`current`]; [`Error::NoRuntime`] also if the runtime has no sockets.
+/// Those of [`current`], and [`Error::NoRuntime`] if the runtime has no sockets.
 pub(crate) fn check_sockets() -> Result<()> {
     let mut known = known(current()?.id());
     let sockets = known.sockets.unwrap_or_else(has_sockets);
@@ -57,7 +57,7 @@ pub(crate) fn check_sockets() -> Result<()> {
     }
 }
 
-/// Returns at `at`; never, in a runtime without timers.
+/// Sleeps until `at`; never returns in a runtime without timers.
 pub(crate) async fn sleep_until(at: Instant) {
     match current() {
         Ok(_) => tokio::time::sleep_until(at).await,
@@ -81,14 +81,14 @@ fn known(runtime: Id) -> Known {
 }
 
 fn remember(known: Known) {
-    // At the end of a thread there is nothing to remember for.
+    // While the thread ends there is nothing to cache.
     let _ = KNOWN.try_with(|cell| cell.set(Some(known)));
 }
 
 fn has_sockets() -> bool {
     let bound = UdpSocket::bind((Ipv4Addr::LOCALHOST, 0));
     let socket = bound.and_then(|socket| socket.set_nonblocking(true).map(|()| socket));
-    // If even that fails, connecting says why.
+    // If even that fails, connecting reports why.
     socket.map_or(true, |socket| {
         let used = AssertUnwindSafe(|| drop(tokio::net::UdpSocket::from_std(socket)));
         catch_unwind(used).is_ok()

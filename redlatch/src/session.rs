@@ -1,5 +1,18 @@
-//! A session: store, waiting, watchdog and identity of one client in one hand, and what every
-//! primitive does with them: win a hold, and bring the store in line with what is held here.
+//! The session of one client: its store, wait queues, watchdog and identity. All primitives acquire and
+//! release holds through it.
+//!
+//! 1. [`Session::claim`] returns the owner's hold on a place, and counts the claims on it. A lost hold is
+//!    replaced by a new one.
+//! 2. [`Claim::enter`] makes one attempt to acquire. Steps of one hold take turns ([`Hold::turn`]). If the
+//!    store may still keep something that the owner released, a release is sent first and must be answered.
+//!    The attempt carries the hold count that it wants.
+//! 3. If the store grants the attempt and the replicas confirm it, a guard is added and the watchdog watches
+//!    the hold.
+//! 4. If an attempt fails or is dropped without an answer, its outcome is unknown ([`Unsettled`]). It is
+//!    settled in the background.
+//! 5. [`Claim::settle`] sends the hold count of this client to the store; 0 releases the hold. Unlocking,
+//!    dropping a guard, dropping an attempt and failing all settle in this way.
+//! 6. Settling in the background retries until the lease must have ended ([`SETTLING`]).
 
 use std::collections::HashMap;
 use std::hash::{BuildHasherDefault, Hasher};
@@ -22,7 +35,7 @@ use crate::store::{Lane, Sent, Store, Turn};
 use crate::wait::WaitingRoom;
 use crate::watchdog::Watchdog;
 
-/// All that a primitive needs.
+/// What all primitives share.
 pub(crate) struct Session {
     pub(crate) id: ClientId,
     pub(crate) prefix: String,
@@ -30,18 +43,18 @@ pub(crate) struct Session {
     pub(crate) waiting: WaitingRoom,
     pub(crate) watchdog: Watchdog,
     pub(crate) background: Background,
-    /// How long an outage may last before waiting fails, if that was set.
+    /// How long an outage may last before waiting fails, if it is set.
     pub(crate) outage_limit: Option<Duration>,
     claims: Mutex<Claims>,
-    /// Something has been entered, by whomever.
+    /// Notified when any hold was entered.
     entered: Notify,
 }
 
-/// Every hold that somebody has, wins or gives back, so that the same owner finds the same hold.
+/// All holds that are acquired, held or released, so that the same owner finds the same hold.
 type Claims = HashMap<(Owner, Arc<Place>), Claimed, BuildHasherDefault<Mix>>;
 
-/// Mixes two numbers that are well spread or unique by themselves: an owner's, and the hash that a
-/// place brings along. Claims are looked up several times for each lock taken.
+/// Mixes two numbers that are already well distributed or unique: an owner's number and the cached hash of
+/// a place. Each acquisition looks up claims several times.
 #[derive(Default)]
 struct Mix(u64);
 
@@ -63,23 +76,22 @@ impl Hasher for Mix {
     }
 }
 
-/// What one owner has of one place, over all generations of its hold: a hold that was lost, and the
-/// hold that replaced it, act on the same field of the store.
+/// One owner's hold on one place, over all its generations. A hold that was lost, and the hold that
+/// replaced it, act on the same field of the store.
 ///
-/// Invariant: as long as a step of an earlier generation may still reach the store, the next
-/// generation takes turns with it ([`Hold::steps`]). Otherwise a late release of the earlier
-/// generation, which keeps nothing, would delete what the later one has acquired. Two rules keep it:
+/// Invariant: as long as a step of an earlier generation may still reach the store, the next generation
+/// takes turns with it ([`Hold::steps`]). Otherwise a late full release of the earlier generation would
+/// delete what the later one has acquired. Two rules keep it:
 ///
-/// - The claims of all generations are counted, and each step is sent by a claim. So the entry, and
-///   with it the one mutex that all generations share, outlives every step. Only renewals are sent
-///   without a claim, but in turn; a late one only moves the end of a lease away.
-/// - The entry is not removed while the store may keep another count than this client: the last
-///   claim to be dropped first settles. Only settling that is given up ends the entry without an
-///   answer.
+/// - The claims of all generations are counted, and each step is sent by a claim. So the entry, and with it
+///   the mutex that all generations share, outlives every step. Only renewals are sent without a claim, but
+///   in turn; a late one only extends a lease.
+/// - The entry is not removed while the store may keep another count than this client: the last claim
+///   settles before it is dropped. Only settling that is abandoned removes the entry without an answer.
 ///
-/// A step that was sent without an answer does not keep its turn. The next step for the same field
-/// is then a release that must be answered before anything is acquired. It is sent on the same
-/// connection, behind the unanswered step, or on the connection that replaced a broken one.
+/// A step that was sent without an answer does not keep its turn. The next step for the same field is then
+/// a release that must be answered before anything is acquired. It is sent on the same connection, behind
+/// the unanswered step, or on the connection that replaced a broken one.
 struct Claimed {
     /// The latest generation.
     hold: Arc<Hold>,
@@ -87,21 +99,21 @@ struct Claimed {
     users: usize,
 }
 
-/// How something is to be held.
+/// How a hold is acquired.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Terms {
-    /// How long the store keeps it without hearing from us again.
+    /// How long the store keeps the hold without a renewal.
     pub(crate) lease: Lease,
     /// Whether the watchdog renews it.
     pub(crate) renewed: bool,
-    /// Whether the owner may have it already.
+    /// Whether the owner may already hold it.
     pub(crate) reentrant: bool,
-    /// How long the store may remember an attempt: for its lease, or longer if it waits.
+    /// How long the store may keep traces of an attempt: the lease, or longer if the attempt waits.
     pub(crate) remembered: Lease,
 }
 
 impl Terms {
-    /// The same for an attempt that waits, if the store remembers waiters for this long.
+    /// The terms for an attempt that waits, if the store remembers waiters for this long.
     pub(crate) fn waiting(self, remembered: Option<Lease>) -> Terms {
         Terms {
             remembered: remembered.map_or(self.lease, |lasts| lasts.max(self.lease)),
@@ -133,7 +145,7 @@ impl Session {
         }
     }
 
-    /// The terms of an acquisition: with this lease, or renewed with the watchdog's.
+    /// Returns the terms of an acquisition: with this lease, or renewed with the watchdog's.
     pub(crate) fn terms(&self, lease: Option<Lease>, reentrant: bool) -> Terms {
         let renewed = lease.is_none();
         let lease = lease.unwrap_or(self.watchdog.lease());
@@ -145,7 +157,7 @@ impl Session {
         }
     }
 
-    /// The hold of `owner` on `place`: the one there is, or a new one.
+    /// Returns a claim on the hold of `owner` on `place`, which is created if there is none.
     pub(crate) fn claim<K: Kind + 'static>(
         self: &Arc<Self>,
         place: &Arc<Place>,
@@ -171,8 +183,8 @@ impl Session {
             });
         }
         if claimed.hold.loss().is_some() {
-            // What was lost stays lost; its guards say so. Whoever asks now starts anew, but in
-            // step with what may still be under way for the same owner.
+            // A lost hold stays lost, for its guards. A new request gets a new hold, which takes turns with
+            // steps of the old one that may still be in flight.
             let later = fresh(claimed.hold.steps.clone());
             later.supersede(&claimed.hold);
             claimed.hold = later;
@@ -181,21 +193,21 @@ impl Session {
         Ok(Claim::new(self.clone(), claimed.hold.clone()))
     }
 
-    /// The latest generation of a hold.
+    /// Returns the latest generation of a hold.
     fn latest(&self, hold: &Hold) -> Option<Arc<Hold>> {
         let claims = self.claims();
         let claimed = claims.get(&(hold.owner, hold.place.clone()));
         claimed.map(|claimed| claimed.hold.clone())
     }
 
-    /// The tenure of `owner` at `place`, if it holds that as far as is known here.
+    /// Returns the tenure of `owner` at `place`, if it holds that as far as is known here.
     fn tenure(&self, owner: Owner, place: &Arc<Place>) -> Option<Tenure> {
         let claims = self.claims();
         let claimed = claims.get(&(owner, place.clone()));
         claimed.and_then(|claimed| claimed.hold.tenure())
     }
 
-    /// Returns when `owner` holds `place`, as far as is known here, in a tenure that began after `since`.
+    /// Waits until `owner` holds `place`, as far as is known here, in a tenure that started after `since`.
     async fn has_entered(&self, owner: Owner, place: &Arc<Place>, since: Option<Tenure>) {
         loop {
             let mut news = std::pin::pin!(self.entered.notified());
@@ -207,7 +219,7 @@ impl Session {
         }
     }
 
-    /// Gives back what `owner` has left of `place` and is not given back yet.
+    /// Releases in the store what `owner` has left of `place` but not settled yet.
     async fn settle_left(self: &Arc<Self>, owner: Owner, place: &Arc<Place>) {
         let claim = {
             let mut claims = self.claims();
@@ -220,12 +232,12 @@ impl Session {
             claimed.users += 1;
             Claim::new(self.clone(), claimed.hold.clone())
         };
-        // Should it fail, it goes on in the background; what is asked for next will fail too.
+        // If this fails, it is retried in the background, and the request that follows will fail too.
         let _ = claim.settle().await;
     }
 
-    /// Runs a step that done twice would do something else than once: [`Store::run_unrepeated`].
-    /// Once begun it is not left half-way: when this is dropped it goes on in the background.
+    /// Runs a step that must not be applied twice: [`Store::run_unrepeated`]. Once started it is completed:
+    /// if this is dropped, it continues in the background.
     pub(crate) async fn change<S: Step<Reply: 'static> + 'static>(
         &self,
         step: S,
@@ -240,7 +252,7 @@ impl Session {
         self.finish(work).await
     }
 
-    /// What has been begun is not left half-way: dropped, it goes on in the background.
+    /// Completes `work` once it is started: if this is dropped, it continues in the background.
     pub(crate) async fn finish<T: Send + 'static>(
         &self,
         work: impl Future<Output = Result<T>> + Send + 'static,
@@ -254,18 +266,18 @@ impl Session {
     }
 }
 
-/// What an attempt to have several things at once came to.
+/// Result of an attempt to acquire all or none of several objects.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Together<T> {
-    /// All of them, and this came with each.
+    /// All were acquired, with these results.
     Had(Vec<T>),
-    /// None, because somebody has this one, for so long at most.
+    /// None was acquired: another owner holds the one with this index, for this long at most.
     InTheWay(usize, Duration),
 }
 
 impl Session {
-    /// One attempt to have all or none of several things; [`Claim::enter`] for each of them, in one
-    /// step. The caller keeps to one order of things, so that two of these never wait for each
+    /// Makes one attempt to acquire all or none of several objects: [`Claim::enter`] for all of them in one
+    /// step. All callers must use one order of objects, so that two of these calls never wait for each
     /// other's turns.
     pub(crate) async fn enter_all<T: Send, S: Step<Reply = Together<T>>>(
         &self,
@@ -303,7 +315,7 @@ impl Session {
             .map(|(claim, terms)| Unsettled::new(claim, *terms, sent))
             .collect();
         let step = step(&held);
-        // As in `Claim::enter`: the renewal of what is held already must not wait.
+        // As in `Claim::enter`: renewals of existing holds must not wait.
         let lane = match held.iter().all(|&held| held == 0) {
             true => Lane::Attempt,
             false => Lane::Taking,
@@ -332,15 +344,14 @@ impl Session {
                     claim.was_taken(held, end(terms));
                 }
                 if let Err(error) = answer.confirmation.confirmed(sent).await {
-                    // Each in the turn that we have; what fails is settled by being dropped.
+                    // Each in the turn that it has. If this fails, dropping `unsettled` settles.
                     let settling = unsettled.iter().map(Unsettled::settle_in_turn);
                     all(settling).await;
                     return Err(error);
                 }
                 for (i, (claim, terms)) in claims.iter().enumerate() {
                     if let Err(error) = claim.hold.enter(end(terms), terms.renewed) {
-                        // Too late for this one, so for all; dropping what is unsettled gives
-                        // them back.
+                        // Too late for this one, so for all. Dropping `unsettled` releases them.
                         for (claim, terms) in claims.iter().take(i) {
                             claim.leave(*terms);
                         }
@@ -366,11 +377,11 @@ impl Session {
     }
 }
 
-/// A share in a hold, won or not.
+/// A claim on a hold, acquired or not. Claims are counted.
 pub(crate) struct Claim {
     pub(crate) session: Arc<Session>,
     pub(crate) hold: Arc<Hold>,
-    /// Which change of the hold it was that this one left; 0 before.
+    /// Number of the change with which this claim left the hold; 0 before.
     left: AtomicU64,
 }
 
@@ -403,7 +414,7 @@ impl Drop for Claim {
                 claimed.users -= 1;
                 return;
             }
-            // This share in the entry is passed on to a claim that settles in the background.
+            // This claim's count is passed on to a claim that settles in the background.
             claimed.hold.clone()
         };
         let lease = unsettled.longest_lease();
@@ -412,7 +423,7 @@ impl Drop for Claim {
 }
 
 impl Claim {
-    /// A share that has been counted among the users.
+    /// Creates a claim that is already counted.
     fn new(session: Arc<Session>, hold: Arc<Hold>) -> Claim {
         Claim {
             session,
@@ -425,19 +436,19 @@ impl Claim {
         (self.hold.owner, self.hold.place.clone())
     }
 
-    /// The owner's latest tenure of this object or of the object [beside](Kind::beside) it.
+    /// Returns the owner's latest tenure of this object or of the object [beside](Kind::beside) it.
     ///
-    /// Invariant of all waiting: an owner with a tenure never waits in line, because the waiters there
-    /// may be waiting for that very tenure to end. It asks the store out of turn, once per tenure. If
-    /// the store refuses nevertheless (the tenure has ended meanwhile, or its loss was not noticed
-    /// yet), the owner waits in line until a later tenure begins.
+    /// Invariant of all waiting: an owner with a tenure never waits in line, because the waiters there may
+    /// wait for that very tenure to end. It sends its request out of turn, once per tenure. If the store
+    /// refuses nevertheless (the tenure has ended meanwhile, or its loss was not noticed yet), the owner
+    /// waits in line until a later tenure starts.
     pub(crate) fn tenure(&self) -> Option<Tenure> {
         let beside = self.hold.kind.beside();
         let beside = beside.and_then(|beside| self.session.tenure(self.hold.owner, beside));
         self.hold.tenure().max(beside)
     }
 
-    /// Returns when the owner has such a tenure that began after `since`.
+    /// Waits until the owner has such a tenure that started after `since`.
     pub(crate) async fn entered_after(&self, since: Option<Tenure>) {
         let own = self.hold.entered_after(since);
         match self.hold.kind.beside() {
@@ -453,15 +464,16 @@ impl Claim {
     /// Settles what the owner has released of the object beside this one, which could block it.
     pub(crate) async fn settle_beside(&self) {
         if let Some(beside) = self.hold.kind.beside() {
-            // Boxed: the objects of few kinds are beside another.
+            // Boxed: few kinds have an object beside theirs.
             Box::pin(self.session.settle_left(self.hold.owner, beside)).await;
         }
     }
 
-    /// One attempt to have it (once more). `step` is the primitive's, for the hold count wanted.
+    /// Makes one attempt to acquire the object (once more). `step` creates the primitive's step for a hold
+    /// count.
     ///
-    /// However this ends, also by being dropped, the store is brought in line in the background
-    /// with what is held here.
+    /// However this ends, even by being dropped, settling in the background makes the store match this
+    /// client.
     pub(crate) async fn enter<'a, T: Send, S: Step<Reply = Outcome<T>>>(
         &'a self,
         terms: Terms,
@@ -488,7 +500,7 @@ impl Claim {
         let unsettled = Unsettled::new(self, terms, sent);
         let step = step(&self.hold, held + 1);
         let store = &self.session.store;
-        // Who holds it already is in nobody's way, and must not keep its renewal waiting.
+        // A re-entry blocks no other attempt, and must not delay its own renewal by queueing.
         let lane = match held {
             0 => Lane::Attempt,
             _ => Lane::Taking,
@@ -511,7 +523,7 @@ impl Claim {
                 let end = answer.sent + terms.lease.duration();
                 self.was_taken(held, end);
                 if let Err(error) = answer.confirmation.confirmed(sent).await {
-                    // Now, if it can be: who hears of it may ask somewhere else.
+                    // At once if possible: the caller may try elsewhere after this error.
                     Box::pin(unsettled.settle_in_turn()).await;
                     return Err(error);
                 }
@@ -532,23 +544,23 @@ impl Claim {
         }
     }
 
-    /// How often the owner has it already, if it may ask for it now.
+    /// Returns how often the owner holds the object already, if it may acquire it now.
     ///
-    /// What the owner has left before is given back first, in this turn: what is asked for next is
-    /// something new, with a lease and a fencing token of its own.
+    /// First releases, in this turn, what the owner left before: the next acquisition is a new one, with a
+    /// lease and a fencing token of its own.
     async fn held_before(&self, terms: Terms) -> Result<u32> {
         let held = loop {
             let standing = self.hold.standing();
             if let Some(loss) = standing.loss {
                 return Err(self.hold.lost_error(loss));
             }
-            // Again after each settling: a guard may have left meanwhile. The count without it is
-            // not what the store has, and one more would pass for what the store has already: the
-            // acquisition would count as a repetition, with the fencing token of another one.
+            // Check again after each settling: a guard may have left meanwhile. Then the store has a higher
+            // count than this client, and the next acquisition would look like a repetition, with the
+            // fencing token of another one.
             if !standing.is_ahead_of_store {
                 break standing.count;
             }
-            // Boxed: there is seldom anything to settle.
+            // Boxed: seldom needed.
             Box::pin(self.settle_in_turn(standing.changes)).await?;
         };
         if held > 0 && !terms.reentrant {
@@ -559,15 +571,14 @@ impl Claim {
         Ok(held)
     }
 
-    /// The store has given it (once more), whatever the replicas will say: while they are waited for, what
-    /// was held before cannot be renewed.
+    /// The master granted it. Extend the local deadline now, because waiting for replicas delays renewal.
     fn was_taken(&self, held: u32, end: Instant) {
         if held > 0 {
             self.hold.extend(end);
         }
     }
 
-    /// The store says that what is held here is not.
+    /// Handles a reply that the owner does not hold the object: marks the hold as lost. Returns the error.
     fn not_held(&self) -> Error {
         self.hold.lose(Loss::NotHeld);
         self.session.watchdog.watch(&self.hold);
@@ -575,17 +586,17 @@ impl Claim {
         self.hold.lost_error(Loss::NotHeld)
     }
 
-    /// Gives one entry back. After this, [`Claim::settle`] tells the store.
+    /// Removes one guard. [`Claim::settle`] then updates the store.
     pub(crate) fn leave(&self, terms: Terms) {
         let change = self.hold.leave(terms.renewed);
         self.left.store(change, Ordering::Relaxed);
     }
 
-    /// Brings the store in line with what is held here: the hold count as it is now, none included.
-    /// Whether the owner still held it.
+    /// Makes the store match this client: sends the current hold count, which may be 0. Returns whether the
+    /// owner still held it.
     ///
-    /// Sent twice it is the same as once. When the connection breaks it is sent again; then a "not
-    /// held" is the answer to the repetition, and means that the first one did its work.
+    /// Sending it twice has the effect of one. It is repeated when the connection breaks. "Not held" in
+    /// reply to the repetition means that the first one took effect.
     pub(crate) async fn settle(&self) -> Result<bool> {
         let mine = match self.left.load(Ordering::Relaxed) {
             0 => self.hold.changes(),
@@ -597,14 +608,14 @@ impl Claim {
         settled
     }
 
-    /// The same for who has the turn; `mine`: how many changes there had been when this was begun.
+    /// Settles for a caller that has the turn. `mine`: number of changes when the caller started.
     async fn settle_in_turn(&self, mine: u64) -> Result<bool> {
         let standing = self.hold.standing();
         let Some(loss) = standing.loss.filter(|_| standing.is_superseded) else {
             return self.settle_hold(&self.hold, standing, mine).await;
         };
-        // What the store has for this owner now belongs to the latest generation, whose request may
-        // have been canceled before it released what this generation left there.
+        // The store's state of this owner now belongs to the latest generation. Its request may have been
+        // canceled before it released what this generation left there.
         if let Some(latest) = self.session.latest(&self.hold)
             && let standing = latest.standing()
             && standing.is_ahead_of_store
@@ -615,18 +626,18 @@ impl Claim {
         Err(self.hold.lost_error(loss))
     }
 
-    /// The same for the latest generation of the hold.
+    /// Settles the latest generation of the hold.
     async fn settle_hold(&self, hold: &Arc<Hold>, now: Standing, mine: u64) -> Result<bool> {
         let session = &self.session;
         let keep = match now.loss {
             None => now.count,
-            // An answer that came too late may have left something behind.
+            // An answer that came too late may have left something in the store.
             Some(_) => 0,
         };
         if keep == 0 {
             session.watchdog.forget(hold);
             if now.given_back >= mine {
-                // By another one's settling, which found the same count.
+                // Another claim's release found the same count.
                 return Ok(true);
             }
         }
@@ -642,8 +653,8 @@ impl Claim {
         tracing::debug!(lock = hold.place.name(), owner = %hold.field, keep,
             held = answer.reply, "released");
         if keep == 0 && !hold.own.is_empty() {
-            // What its owner had left behind while waiting is gone too: another attempt of the same
-            // owner has to begin again.
+            // The owner's waiting state in the store is removed too: another attempt of the same owner has
+            // to start again.
             session.waiting.call(&hold.own);
         }
         let is_repeated = answer.repeated || now.maybe_released;
@@ -664,14 +675,13 @@ impl Claim {
         Ok(held)
     }
 
-    /// Settles without being waited for, and tries again until the store must have given the lock
-    /// back by itself.
+    /// Settles in the background. Retries until the lease in the store must have ended.
     pub(crate) fn settle_in_background(&self, lease: Lease) {
         self.clone().into_background(lease.duration(), None);
     }
 
-    /// The same for an attempt that may still be in flight. It keeps its turn until it was tried once to
-    /// settle it: so no more attempts are waiting to be settled than may be on their way, however many
+    /// Settles an attempt that may still be in flight. The attempt keeps its turn until the first try to
+    /// settle it. So the attempts that wait for settling are limited like those in flight, however many
     /// callers come and go.
     fn into_background(self, lease: Duration, attempt: Option<Turn>) {
         let background = self.session.background.clone();
@@ -686,7 +696,7 @@ impl Claim {
     }
 
     async fn settle_persistently(&self, lease: Duration, mut attempt: Option<Turn>) {
-        // A step that is on its way may take effect this late; its lease starts then.
+        // A step in flight may take effect this late; its lease starts then.
         let give_up = Instant::now() + lease + SETTLING;
         let name = self.hold.place.name();
         loop {
@@ -696,7 +706,7 @@ impl Claim {
             drop((turn, attempt.take()));
             match settled {
                 Ok(_) | Err(Error::Lost { .. } | Error::WrongKind { .. }) => return,
-                // Whatever the reason, a refusal included: it may be over before the lease is.
+                // After any error, even a refusal: its cause may end before the lease does.
                 Err(error) if Instant::now() < give_up => {
                     tracing::debug!(lock = name, owner = %self.hold.field, %error,
                         "not given back yet; trying again");
@@ -712,16 +722,16 @@ impl Claim {
     }
 }
 
-/// How long beyond a lease it is tried to give something back.
+/// How long after the end of a lease a release is retried.
 const SETTLING: Duration = Duration::from_secs(10);
 
-/// An attempt whose outcome is not known. If it was sent, dropping this settles it in the
-/// background: the connection keeps order, so what is sent now comes after the attempt.
+/// An attempt with unknown outcome. If it was sent, dropping this settles it in the background: the
+/// connection keeps order, so the release arrives after the attempt.
 struct Unsettled<'a> {
     claim: &'a Claim,
     terms: Terms,
     sent: &'a Sent,
-    /// Which change of the hold the attempt is.
+    /// Number of the attempt among the changes of the hold.
     change: u64,
     settled: AtomicBool,
 }
@@ -739,13 +749,13 @@ impl<'a> Unsettled<'a> {
 }
 
 impl Unsettled<'_> {
-    /// The attempt has been answered.
+    /// Records that the attempt has been answered.
     fn is_settled(&self) {
         self.settled.store(true, Ordering::Relaxed);
         self.claim.hold.answered(self.change);
     }
 
-    /// Settles the attempt in the turn that it was made in. If that fails, dropping this does.
+    /// Settles the attempt in its own turn. If this fails, dropping it settles.
     async fn settle_in_turn(&self) {
         if self.claim.settle_in_turn(self.change).await.is_ok() {
             self.is_settled();
@@ -764,15 +774,15 @@ impl Drop for Unsettled<'_> {
                 let claim = self.claim.clone();
                 claim.into_background(self.terms.remembered.duration(), attempt);
             }
-            // The store has not heard of it.
+            // It never reached the store.
             false => self.claim.hold.answered(self.change),
         }
     }
 }
 
-/// A release, which can be canceled or fail between being sent and being answered. Its hold remembers
-/// that: the next release, which may be another caller's, counts as a repetition. If it finds nothing,
-/// the first one did its work, and nothing was lost.
+/// A release that can be canceled or fail between being sent and being answered. Its hold remembers that:
+/// the next release, which may be another caller's, counts as a repetition. If that finds nothing, the
+/// first one took effect, and nothing was lost.
 struct Release<'a> {
     hold: &'a Hold,
     keep: u32,
@@ -801,7 +811,7 @@ impl Drop for Release<'_> {
     }
 }
 
-/// Says so in the log when background work is dropped before it began: its runtime has ended.
+/// Logs a warning if background work is dropped before it starts, because its runtime has ended.
 struct Unheard(Option<Claim>);
 
 impl Drop for Unheard {

@@ -1,4 +1,4 @@
-//! Several things done at the same time, in one task.
+//! Joins several futures concurrently in one task.
 
 use std::future::{Future, poll_fn};
 use std::pin::pin;
@@ -11,18 +11,19 @@ use crate::Boxed;
 use crate::lease::MAX_LEASE;
 use crate::runtime::sleep_until;
 
-/// Does all of it at the same time; the outputs, in order.
+/// Runs all futures concurrently. Returns their outputs in order.
 pub(crate) async fn all<'a, F>(work: impl Iterator<Item = F>) -> Vec<F::Output>
 where
     F: Future<Output: Send> + Send + 'a,
 {
-    // Never enough, so that it ends when all is done.
+    // `enough` is never true, so this returns when all are done.
     let done = most(work, |_| false, Duration::MAX).await;
     done.into_iter().flatten().collect()
 }
 
-/// Does all of it at the same time, and returns when all is done; or after `limit`, or later when
-/// what is done is enough. The outputs, in order; what was not done is dropped.
+/// Runs all futures concurrently. Returns when all are done, or, once `limit` has passed, as soon as
+/// `enough` accepts the outputs so far. Outputs are in order; unfinished futures are dropped and have
+/// `None`.
 pub(crate) async fn most<'a, F>(
     work: impl Iterator<Item = F>,
     enough: impl Fn(&[Option<F::Output>]) -> bool,

@@ -1,5 +1,5 @@
-//! Runs clients in simulated processes. Only for the project's own simulation: the feature is no part of
-//! the public interface, and changes without notice.
+//! Runs clients in simulated processes. Only for the project's own simulation: the feature is not part of
+//! the public interface and changes without notice.
 
 use std::cell::RefCell;
 use std::io;
@@ -9,24 +9,24 @@ use std::task::{Context, Poll, ready};
 
 use tokio::io::{AsyncRead, AsyncWrite};
 
-/// A simulated process: what it has in the place of the operating system.
+/// A simulated process: replaces the operating system.
 pub trait Process: Send + Sync {
-    /// Connects to a server, as TCP does.
+    /// Connects to a server over simulated TCP.
     fn connect(&self, host: &str, port: u16) -> Connecting;
 
-    /// A random number. The same seed gives the same numbers.
+    /// Returns a random number. The same seed gives the same numbers.
     fn random(&self) -> u128;
 
-    /// The number of the next owner; no two are the same.
+    /// Returns the number of the next owner. Numbers are unique.
     fn owner_number(&self) -> u64;
 
-    /// Whether this process runs now. If it is stopped, wakes the task when it continues.
+    /// Returns `Ready` if this process runs now. If it is stopped, wakes the task when it continues.
     fn poll_runs(&self, cx: &mut Context<'_>) -> Poll<()>;
 }
 
 pub type Connecting = Pin<Box<dyn Future<Output = io::Result<Box<dyn Stream>>> + Send>>;
 
-/// What a connection is made of.
+/// The transport of a connection.
 pub trait Stream: AsyncRead + AsyncWrite + Send + Sync + Unpin + 'static {}
 
 impl<S: AsyncRead + AsyncWrite + Send + Sync + Unpin + 'static> Stream for S {}
@@ -35,12 +35,12 @@ thread_local! {
     static CURRENT: RefCell<Option<Arc<dyn Process>>> = const { RefCell::new(None) };
 }
 
-/// The process that runs now on this thread.
+/// Returns the process that runs now on this thread.
 pub(crate) fn current() -> Option<Arc<dyn Process>> {
     CURRENT.with_borrow(Clone::clone)
 }
 
-/// Work in a process. Whatever it spawns in the library runs in the same process.
+/// A future that runs in a process. Everything that it spawns in the library runs in the same process.
 pub struct Inside<F> {
     process: Option<Arc<dyn Process>>,
     /// `None` after it was dropped.
@@ -71,7 +71,7 @@ impl<F: Future> Future for Inside<F> {
     }
 }
 
-/// What is dropped may spawn: in its own process.
+/// Dropping the work may spawn tasks, which belong to its process.
 impl<F> Drop for Inside<F> {
     fn drop(&mut self) {
         let _entered = Entered::enter(self.process.clone());

@@ -1,7 +1,7 @@
-//! The embedded space: what Redis holds for us, in process, without I/O and without a clock.
+//! The embedded space: the keys that Redis would keep, in process, without I/O and without a clock.
 //!
-//! The keys are those of Redis, and so are the habits: a key that has expired or become empty is not
-//! there, and asking for one shape where there is another is an error.
+//! Keys and rules are those of Redis: a key that has expired or become empty does not exist, and accessing
+//! a key with another shape is an error.
 
 use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::time::Duration;
@@ -16,14 +16,14 @@ use crate::error::{Error, Result};
 pub(crate) struct Space {
     entries: HashMap<String, Entry>,
     published: Vec<Message>,
-    /// How many listen to each channel.
+    /// Number of subscribers by channel.
     audience: HashMap<String, usize>,
-    /// What dates are counted from.
+    /// The origin of dates.
     origin: Option<Instant>,
     swept_to: usize,
 }
 
-/// What was published.
+/// A published message.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Message {
     pub(crate) channel: String,
@@ -47,7 +47,7 @@ pub(crate) enum Value {
     Dates(BTreeMap<String, i64>),
 }
 
-/// A hash `owner → hold count`, with a mode if it is a read-write lock's.
+/// A hash `owner → hold count`, with a mode if it belongs to a read-write lock.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 #[cfg_attr(test, derive(Hash))]
 pub(crate) struct Holds {
@@ -55,7 +55,7 @@ pub(crate) struct Holds {
     pub(crate) mode: Option<Mode>,
 }
 
-/// Which side of a read-write lock is held.
+/// The side of a read-write lock that is held.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[cfg_attr(test, derive(Hash))]
 pub(crate) enum Mode {
@@ -63,8 +63,8 @@ pub(crate) enum Mode {
     Write,
 }
 
-/// What can be kept under a key: a hash of [`Holds`], a number (a string), a queue of owners (a
-/// list), or dates by member, in milliseconds (a sorted set).
+/// A type of value: a hash of [`Holds`], a number (a string), a queue of owners (a list), or dates by
+/// member, in milliseconds (a sorted set).
 pub(crate) trait Shape: Sized {
     fn of(value: &mut Value) -> Option<&mut Self>;
     fn wrap(self) -> Value;
@@ -93,14 +93,14 @@ shapes! {
     BTreeMap<String, i64> => Dates,
 }
 
-/// A key that is there: its value, and its end.
+/// An existing key: its value and expiry.
 pub(crate) struct Found<'a, T> {
     pub(crate) value: &'a mut T,
     ends: &'a mut Option<Instant>,
 }
 
 impl<T> Found<'_, T> {
-    /// How long it will be there; [`Duration::MAX`] for ever.
+    /// Returns the time until the key expires; [`Duration::MAX`] if it does not.
     pub(crate) fn remaining(&self, now: Instant) -> Duration {
         match *self.ends {
             Some(ends) => ends.saturating_duration_since(now),
@@ -108,13 +108,13 @@ impl<T> Found<'_, T> {
         }
     }
 
-    /// Moves the end away, never nearer. What has lost its end gets one again: without it, whoever
-    /// dies would keep it for ever.
+    /// Sets the expiry later, never earlier. A key that has lost its expiry gets one again: without it, a
+    /// dead owner would keep the key forever.
     pub(crate) fn extend_to(&mut self, end: Instant) {
         *self.ends = Some(self.ends.map_or(end, |ends| ends.max(end)));
     }
 
-    /// Moves the end nearer, never away; what has none goes on for ever.
+    /// Sets the expiry earlier, never later. A key without an expiry stays without one.
     pub(crate) fn shorten_to(&mut self, end: Instant) {
         *self.ends = self.ends.map(|ends| ends.min(end));
     }
@@ -142,7 +142,7 @@ impl Entry {
 }
 
 impl Space {
-    /// What is under `key` at `now`. An error if it has another shape.
+    /// Returns the value of `key` at `now`. Fails if it has another shape.
     pub(crate) fn find<T: Shape>(
         &mut self,
         key: &str,
@@ -166,7 +166,7 @@ impl Space {
         }
     }
 
-    /// What is under `key` at `now`; if there is nothing, an empty value without an end.
+    /// Returns the value of `key` at `now`. If there is none, creates an empty value without an expiry.
     pub(crate) fn find_or_begin<T: Shape + Default>(
         &mut self,
         key: &str,
@@ -183,7 +183,7 @@ impl Space {
         T::of(&mut entry.value).ok_or_else(wrong)
     }
 
-    /// Whether there is anything under `key` at `now`.
+    /// Returns whether `key` exists at `now`.
     pub(crate) fn is_there(&mut self, key: &str, now: Instant) -> bool {
         match self.entries.get(key) {
             Some(entry) if entry.is_there(now) => true,
@@ -195,7 +195,8 @@ impl Space {
         }
     }
 
-    /// How long `key` will be there: `None` if it is not, [`Duration::MAX`] for ever.
+    /// Returns the time until `key` expires: `None` if it does not exist, [`Duration::MAX`] if it does not
+    /// expire.
     pub(crate) fn remaining(&mut self, key: &str, now: Instant) -> Option<Duration> {
         if !self.is_there(key, now) {
             return None;
@@ -204,7 +205,7 @@ impl Space {
         Some(ends.map_or(Duration::MAX, |ends| ends.saturating_duration_since(now)))
     }
 
-    /// Writes `key` anew.
+    /// Replaces `key`.
     pub(crate) fn set<T: Shape>(
         &mut self,
         key: &str,
@@ -221,7 +222,7 @@ impl Space {
         self.entries.remove(key);
     }
 
-    /// The keys that are there at `now`, in order.
+    /// Returns the keys that exist at `now`, in order.
     pub(crate) fn keys(&mut self, now: Instant) -> Vec<String> {
         self.entries.retain(|_, entry| entry.is_there(now));
         let mut keys: Vec<_> = self.entries.keys().cloned().collect();
@@ -229,13 +230,13 @@ impl Space {
         keys
     }
 
-    /// A date as it is kept: whole milliseconds, from an origin of the space's own.
+    /// Converts a time to a date: whole milliseconds since an origin of this space.
     pub(crate) fn date(&mut self, at: Instant) -> i64 {
         let origin = *self.origin.get_or_insert(at);
         i64::try_from(at.saturating_duration_since(origin).as_millis()).unwrap_or(i64::MAX)
     }
 
-    /// Publishes to `channel` once the step that is running has ended. How many will hear it.
+    /// Publishes to `channel` once the current step has ended. Returns the number of subscribers.
     pub(crate) fn publish(&mut self, channel: &str, payload: i64) -> usize {
         self.published.push(Message {
             channel: channel.to_owned(),
@@ -244,12 +245,12 @@ impl Space {
         self.listeners(channel)
     }
 
-    /// How many listen to `channel`.
+    /// Returns the number of subscribers of `channel`.
     pub(crate) fn listeners(&self, channel: &str) -> usize {
         self.audience.get(channel).copied().unwrap_or(0)
     }
 
-    /// So many listen to `channel` now.
+    /// Sets the number of subscribers of `channel`.
     pub(crate) fn listening(&mut self, channel: &str, listeners: usize) {
         if listeners == 0 {
             self.audience.remove(channel);
@@ -258,13 +259,13 @@ impl Space {
         }
     }
 
-    /// What was published since this was last asked.
+    /// Returns the messages that were published since the last call.
     pub(crate) fn take_published(&mut self) -> Vec<Message> {
         std::mem::take(&mut self.published)
     }
 
-    /// Drops what has expired and is never asked for again, each time the space has doubled: so
-    /// memory is bounded by what is held, at a constant cost per write.
+    /// Drops expired keys that are never accessed, each time the space has doubled. So memory is bounded by
+    /// the live keys, at a constant cost per write.
     fn sweep(&mut self, now: Instant) {
         if self.entries.len() > 2 * self.swept_to + 64 {
             self.entries.retain(|_, entry| entry.is_there(now));
@@ -275,7 +276,7 @@ impl Space {
 
 #[cfg(test)]
 impl Space {
-    /// Takes the end of a key away.
+    /// Removes the expiry of a key.
     pub(crate) fn persist(&mut self, key: &str, now: Instant) {
         if self.is_there(key, now)
             && let Some(entry) = self.entries.get_mut(key)
@@ -284,9 +285,9 @@ impl Space {
         }
     }
 
-    /// Hashes all keys, with all times relative to `now`: states that were reached at different times
-    /// and behave alike from then on are equal. Dates that passed longer ago than `past` milliseconds
-    /// compare equal. The number under the key `counted` counts from the number given with it.
+    /// Hashes all keys, with all times relative to `now`: states that were reached at different times and
+    /// behave alike from then on are equal. Dates that passed longer ago than `past` milliseconds compare
+    /// equal. The number under the key `counted` counts from the number given with it.
     pub(crate) fn hash_at(
         &mut self,
         now: Instant,
@@ -316,8 +317,8 @@ impl Space {
         audience.hash(hasher);
     }
 
-    /// Everything that is there, written as the differential tests write what a server has: the
-    /// value, and the remaining milliseconds of the key (-1: for ever).
+    /// Returns all existing keys in the format in which the differential tests dump a server: the value,
+    /// and the remaining milliseconds of the key (-1: no expiry).
     pub(crate) fn dump(&mut self, now: Instant) -> BTreeMap<String, (Dumped, i64)> {
         let today = self.date(now);
         let keys = self.keys(now);
@@ -352,14 +353,14 @@ impl Space {
     }
 }
 
-/// A value, whatever store it was found in.
+/// A value, from either store.
 #[cfg(test)]
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Dumped {
     Hash(BTreeMap<String, String>),
     Text(String),
     List(Vec<String>),
-    /// Dates as milliseconds from now.
+    /// Dates in milliseconds from now.
     Dates(BTreeMap<String, i64>),
 }
 
@@ -368,7 +369,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn expired_keys_that_nobody_asks_for_do_not_pile_up() {
+    fn expired_unused_keys_do_not_accumulate() {
         let start = Instant::now();
         let mut space = Space::default();
         for i in 0..100_000u64 {
@@ -380,7 +381,7 @@ mod tests {
     }
 
     #[test]
-    fn a_key_of_another_shape_is_an_error_and_an_empty_one_is_gone() {
+    fn other_shape_is_error_and_empty_key_is_gone() {
         let now = Instant::now();
         let mut space = Space::default();
         space.set("a", 1, None, now);

@@ -1,7 +1,7 @@
-//! What a step is: one atomic move on the state of one name, written twice.
+//! Steps: atomic changes to the state of one name, each implemented twice.
 //!
-//! A server runs the script, the embedded store runs the rule; both give the same reply and leave
-//! the same state behind. Everything above a step is written once and knows no primitive.
+//! A server runs the Lua script, the embedded store runs the Rust rule. Both give the same reply and leave
+//! the same state. Everything above a step is written once and does not depend on the primitive.
 
 use std::borrow::Cow;
 use std::sync::OnceLock;
@@ -13,29 +13,30 @@ use tokio::time::Instant;
 use crate::error::{Error, Result};
 use crate::space::Space;
 
-/// One atomic move, in both writings.
+/// One atomic change, in both implementations.
 ///
-/// Steps can be repeated: sent twice they do the same as once, because they carry the state that
-/// is *wanted* (a hold count, an end) rather than a change.
+/// A step can be repeated: sent twice, it has the effect of one. It carries the *target* state (a hold
+/// count, an end of a lease) rather than a change. Steps that change a number are the exception: see
+/// [`Store::run_unrepeated`](crate::store::Store::run_unrepeated).
 pub(crate) trait Step: Send + Sync {
     type Reply: Send;
 
-    /// The Lua that a server runs.
+    /// The Lua script that a server runs.
     fn script(&self) -> &'static Script;
-    /// The keys that it touches, all in the slot of the name.
+    /// The keys that the step accesses, all in the slot of the name.
     fn keys(&self) -> impl ExactSizeIterator<Item = &str> + Send;
-    /// What else it is told.
+    /// Adds the other arguments of the script.
     fn args(&self, args: &mut Args<'_>);
-    /// What its answer means.
+    /// Decodes the reply of the script.
     fn reply(&self, raw: Value) -> Result<Self::Reply>;
-    /// The rule: the same move on the embedded space.
+    /// The rule: the same change to the embedded space.
     fn apply(&self, space: &mut Space, now: Instant) -> Result<Self::Reply>;
 }
 
-/// A step of which only the reply is known.
+/// A step of which only the reply type is known.
 pub(crate) type BoxedStep<'a, R> = Box<dyn AnyStep<R> + 'a>;
 
-/// What can be asked of a [`BoxedStep`].
+/// Object-safe version of [`Step`], for [`BoxedStep`].
 pub(crate) trait AnyStep<R>: Send + Sync {
     fn script(&self) -> &'static Script;
     fn key_count(&self) -> usize;
@@ -95,7 +96,7 @@ impl<R: Send> Step for BoxedStep<'_, R> {
     }
 }
 
-/// A step whose reply is read as something else.
+/// A step with a converted reply.
 pub(crate) struct Mapped<S, F>(pub(crate) S, pub(crate) F);
 
 impl<S, F, R> Step for Mapped<S, F>
@@ -127,13 +128,13 @@ where
     }
 }
 
-/// What an attempt to get something came to.
+/// Result of an attempt to acquire something.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Outcome<T = ()> {
-    /// It is had now, and this came with it.
+    /// Acquired, with this result.
     Done(T),
-    /// Somebody is in the way. Asking again makes sense when the store sends word, and at the
-    /// latest after this long; [`Duration::MAX`]: only when it sends word.
+    /// Another owner holds it. Retry when a message arrives, and after this time at the latest;
+    /// [`Duration::MAX`]: only when a message arrives.
     Wait(Duration),
 }
 
@@ -149,13 +150,13 @@ pub(crate) struct Script {
 pub(crate) enum Publishing {
     /// With PUBLISH.
     Everywhere,
-    /// With SPUBLISH: to those who listen where the slot is, and not to all nodes of a cluster. Listeners
-    /// are counted in the same way.
+    /// With SPUBLISH: only subscribers at the node of the slot receive the message, not all nodes of a
+    /// cluster. Subscribers are counted in the same way (SHARDNUMSUB).
     InSlot,
 }
 
 impl Script {
-    /// The address tells scripts apart: each is made once.
+    /// Identifies a script by its address: each is created once.
     pub(crate) fn id(&'static self) -> usize {
         std::ptr::from_ref(self).addr()
     }
@@ -168,29 +169,30 @@ impl Script {
         }
     }
 
-    /// The script also looks for keys that are not declared, because only it knows which there are.
+    /// Marks the script as one that also accesses undeclared keys, which it finds by itself.
     pub(crate) const fn with_undeclared_keys(self) -> Script {
         self.and_undeclared_keys(true)
     }
 
-    /// The same, perhaps.
+    /// Sets that mark to `undeclared`.
     pub(crate) const fn and_undeclared_keys(mut self, undeclared: bool) -> Script {
         self.undeclared = undeclared;
         self
     }
 
-    /// Whether there may be more to it than the declared keys. While its slot moves to another node of
-    /// a cluster, neither can tell then whether a key is no more or not here.
+    /// Returns whether the script may access more than the declared keys. While its slot moves between two
+    /// nodes of a cluster, neither node can tell then whether a missing key does not exist or is at the
+    /// other node.
     pub(crate) fn has_undeclared_keys(&self) -> bool {
         self.undeclared
     }
 
-    /// As it is written: with PUBLISH.
+    /// The original source, with PUBLISH.
     pub(crate) fn source(&self) -> &'static str {
         self.source
     }
 
-    /// As a server is to run it.
+    /// The source for servers that publish in this way.
     pub(crate) fn source_for(&self, publishing: Publishing) -> Cow<'static, str> {
         match publishing {
             Publishing::Everywhere => self.source.into(),
@@ -212,7 +214,7 @@ impl Script {
     }
 }
 
-/// The arguments of a step on their way to the server.
+/// The arguments of a step for the server.
 pub(crate) struct Args<'a>(pub(crate) &'a mut redis::Cmd);
 
 impl Args<'_> {
@@ -229,7 +231,7 @@ impl Args<'_> {
     }
 }
 
-/// The reply of a script that answers yes or no.
+/// Decodes the reply of a script that returns 1 or 0.
 pub(crate) fn yes_or_no(raw: &Value) -> Result<bool> {
     match raw {
         Value::Int(answer @ (0 | 1)) => Ok(*answer == 1),
@@ -237,7 +239,7 @@ pub(crate) fn yes_or_no(raw: &Value) -> Result<bool> {
     }
 }
 
-/// The error that a script has answered with, about the object called `name`.
+/// Converts the error reply of a script about the object `name`.
 pub(crate) fn refused(name: &str, said: String) -> Error {
     let wrong = |reason| Error::WrongKind {
         name: name.to_owned(),
@@ -249,10 +251,10 @@ pub(crate) fn refused(name: &str, said: String) -> Error {
             false => "a lock of another kind",
         })
     } else if said.contains("WRONGTYPE") {
-        // Anywhere: before 7.0 an error inside of a script arrives wrapped in another.
+        // Matches anywhere: before 7.0 an error inside of a script arrives wrapped in another.
         wrong("a key of another type")
     } else if said.starts_with("NOPERM")
-        // What is denied inside of a script, before 7.2 and since.
+        // Denials inside of a script, before 7.2 and since.
         || said.contains("The user executing the script can't")
         || said.contains("ACL failure in script")
     {
@@ -262,7 +264,7 @@ pub(crate) fn refused(name: &str, said: String) -> Error {
     }
 }
 
-/// The error for a reply that none of our scripts gives.
+/// Returns the error for a reply that no script of ours gives.
 pub(crate) fn unexpected(raw: &Value) -> Error {
     Error::Refused {
         reason: format!("an answer of an unknown form: {raw:?}"),

@@ -1,11 +1,11 @@
-//! What the client takes from outside of itself: random numbers, numbers of owners and tasks. (Connections are made in
-//! `store::redis::dial`.) In one place, so that a simulation can provide all of it.
+//! What the client takes from outside: random numbers, numbers of owners and tasks. (Connections are made
+//! in `store::redis::dial`.) It is in one place so that a simulation can provide all of it.
 
 use crate::error::Result;
 #[cfg(feature = "simulation")]
 use crate::simulation;
 
-/// A random number of 122 bits (a version 4 UUID).
+/// Returns a random number of 122 bits (a version 4 UUID).
 pub(crate) fn random() -> uuid::Uuid {
     #[cfg(feature = "simulation")]
     if let Some(process) = simulation::current() {
@@ -14,7 +14,7 @@ pub(crate) fn random() -> uuid::Uuid {
     uuid::Uuid::new_v4()
 }
 
-/// The number of the next owner, where a simulated process counts them.
+/// Returns the number of the next owner if a simulated process assigns it.
 pub(crate) fn owner_number() -> Option<u64> {
     #[cfg(feature = "simulation")]
     return simulation::current().map(|process| process.owner_number());
@@ -22,14 +22,14 @@ pub(crate) fn owner_number() -> Option<u64> {
     None
 }
 
-/// From 0 to 1.
+/// Returns a random number from 0 to 1.
 pub(crate) fn random_share() -> f64 {
     let (high, _) = random().as_u64_pair();
-    // The first 32 bits; later ones tell the version.
+    // The first 32 bits: later ones contain the version.
     f64::from((high >> 32) as u32) / f64::from(u32::MAX)
 }
 
-/// Whether connections can be made here.
+/// Checks that connections can be made here.
 ///
 /// # Errors
 ///
@@ -42,14 +42,14 @@ pub(crate) fn check_sockets() -> Result<()> {
     crate::runtime::check_sockets()
 }
 
-/// Work for a task of its own: every task of the library is spawned with this around its work. A simulated
-/// process runs only as long as it is not stopped.
+/// Wraps the work of a task. Every task of the library is spawned with this wrapper, so that a simulated
+/// process can stop its tasks.
 #[cfg(not(feature = "simulation"))]
 pub(crate) fn task<F: Future>(work: F) -> F {
     work
 }
 
-/// The same.
+/// The same for simulated processes.
 #[cfg(feature = "simulation")]
 pub(crate) fn task<F: Future>(work: F) -> simulation::Inside<F> {
     simulation::Inside::new(simulation::current(), work)

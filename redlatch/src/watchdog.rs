@@ -1,27 +1,25 @@
-//! The watchdog: one task per client that renews the leases of all its holds, and says when one
-//! was lost.
+//! The watchdog: one task per client that renews the leases of all its holds and reports losses.
 //!
-//! A lease is renewed when a third of it has passed (as Redisson does), together with whatever else
-//! is due about then. A renewal that fails is tried again until the lease's own end, and no
-//! longer: then the holder has been told. The task begins with the first hold and ends after the
-//! last.
+//! A lease is renewed when a third of it has passed (as in Redisson), together with other holds that are due
+//! about then. A failed renewal is retried until the end of the lease. At that end the holder is notified of
+//! the loss. The task starts with the first hold and ends after the last.
 //!
 //! A hold passes through three places:
 //!
-//! 1. `due`: every hold, ordered by when the watchdog has to look at it;
-//! 2. `ready`, one queue per node of a cluster: holds that have to be renewed now;
+//! 1. `due`: every hold, ordered by the time at which the watchdog has to look at it;
+//! 2. `ready`, one queue per node of a cluster: holds to renew now;
 //! 3. a batch in flight, at most [`BATCHES_AT_ONCE`] per node.
 //!
 //! A batch never mixes nodes, and no node waits for a batch of another. So a node that does not answer
-//! costs only the holds that it serves. While a hold is ready or in flight it stays in `due` for the end
+//! affects only the holds that it serves. While a hold is ready or in flight, it stays in `due` for the end
 //! of its lease, so that its loss is noticed in time. When its batch ends, or when its slot has moved to
-//! another node meanwhile, it goes back to `due` and is assigned to a node again.
+//! another node meanwhile, it returns to `due` and is assigned to a node again.
 //!
-//! A *sweep* checks all holds of one node at once, so that all losses are noticed together: when another
-//! server process answers for the node than before, and when one hold was found missing. Each hold is
-//! renewed as usual; one with a fixed lease takes the same path with a step that only looks, so its lease
-//! does not grow. A hold that is being released is left alone and checked after a pause. Holds that are
-//! found missing cause at most one sweep per [`SWEEP_PAUSE`] and node.
+//! A *sweep* checks all holds of one node at once, so that all losses are noticed together. It starts when
+//! a different server process answers for the node, and when one hold was found missing. Each hold is
+//! renewed as usual. One with a fixed lease takes the same path with a read-only step, so its lease does
+//! not grow. A hold that is being released is skipped and checked after a pause. Missing holds cause at
+//! most one sweep per [`SWEEP_PAUSE`] and node.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
@@ -43,18 +41,18 @@ use crate::step::{Args, Script, Step, unexpected};
 use crate::store::{Doubts, NodeId, Store};
 use crate::surroundings::task;
 
-/// Names per round trip, as in Redisson: enough that cost grows with batches, few enough that no
-/// script holds the server up.
+/// Names per round trip, as in Redisson: enough that cost grows with batches, few enough that no script
+/// blocks the server.
 const BATCH: usize = 100;
 
-/// What the names of one round trip weigh together at most ([`Kind::weight`]), if there are several.
+/// Total weight of one round trip ([`Kind::weight`]). A single hold may exceed it.
 const WEIGHT: usize = 1000;
 
-/// How much time there is at least between two sweeps of a node for the sake of missing holds: a thousand
-/// losses in a row must not cause a thousand sweeps.
+/// Shortest time between two sweeps of a node because of missing holds: a thousand losses in a row must not
+/// cause a thousand sweeps.
 const SWEEP_PAUSE: Duration = Duration::from_secs(5);
 
-/// Batches in flight at one node: a batch that hangs must not delay the others.
+/// Batches in flight per node: a batch that hangs must not delay the others.
 const BATCHES_AT_ONCE: usize = 8;
 
 pub(crate) struct Watchdog {
@@ -66,26 +64,26 @@ pub(crate) struct Watchdog {
 struct Core {
     lease: Lease,
     queue: Mutex<Queue>,
-    /// Something is due earlier than the task thinks.
+    /// Notified when something is due before the task wakes.
     earlier: Notify,
     doubts: Arc<Doubts>,
 }
 
-/// When a hold is due. The number orders holds that are due at the same instant, in the same way in every run of
-/// the same program.
+/// When a hold is due. The number orders holds that are due at the same instant, so that all runs of a
+/// program use the same order.
 pub(crate) type Due = (Instant, u64);
 
 #[derive(Default)]
 struct Queue {
     due: BTreeMap<Due, Arc<Hold>>,
-    /// Number of times that a hold was placed in it.
+    /// Number of insertions so far.
     placed: u64,
-    /// By node; `None` while the owner of a slot is not known, and for the embedded store.
+    /// By node; `None` while the owner of a slot is unknown, and for the embedded store.
     nodes: BTreeMap<Option<NodeId>, NodeQueue>,
     task: Option<AbortHandle>,
-    /// When the task will look by itself.
+    /// When the task will wake by itself.
     wakes: Option<Instant>,
-    /// Whether the task has found nothing to look after and is about to end.
+    /// Whether the task has found nothing to watch and is about to end.
     idle: bool,
 }
 
@@ -96,9 +94,9 @@ struct NodeQueue {
     ready: VecDeque<Arc<Hold>>,
     /// Number of batches in flight.
     batches: usize,
-    /// When the latest sweep began.
+    /// Start of the latest sweep.
     swept: Option<Instant>,
-    /// When the next one begins.
+    /// Start of the next sweep.
     sweep: Option<Instant>,
 }
 
@@ -116,12 +114,12 @@ impl Watchdog {
         }
     }
 
-    /// The lease that it keeps renewing.
+    /// The lease that the watchdog renews.
     pub(crate) fn lease(&self) -> Lease {
         self.core.lease
     }
 
-    /// Looks after a hold from now on, or in another way than before.
+    /// Starts to watch a hold, or updates when it is due.
     pub(crate) fn watch(&self, hold: &Arc<Hold>) {
         let mut queue = self.core.queue();
         self.core.place(&mut queue, hold);
@@ -146,18 +144,18 @@ impl Watchdog {
         queue.idle = false;
     }
 
-    /// Leaves a hold alone from now on.
+    /// Stops watching a hold.
     pub(crate) fn forget(&self, hold: &Arc<Hold>) {
         self.core.queue().remove(hold);
     }
 
-    /// The store says that it does not have this hold. Others of the same node may be gone, too.
+    /// Handles a reply that the store does not have this hold. Others at the same node may be missing, too.
     pub(crate) fn found_missing(&self, hold: &Hold) {
         let node = self.store.node(hold.kind.renew_key(hold));
         self.core.found_missing(node);
     }
 
-    /// How many holds are being looked after.
+    /// Number of watched holds.
     pub(crate) fn len(&self) -> usize {
         self.core.queue().due.len()
     }
@@ -198,12 +196,12 @@ impl Core {
         self.lease.duration() - self.lease.third()
     }
 
-    /// What is due this soon is done now: fewer, fuller batches.
+    /// Holds that are due within this time are renewed now: fewer, fuller batches.
     fn slack(&self) -> Duration {
         self.lease.duration() / 30
     }
 
-    /// The pause before a failed renewal is tried again.
+    /// The pause before a failed renewal is retried.
     fn pause(&self) -> Duration {
         self.slack()
             .clamp(Duration::from_millis(10), Duration::from_secs(1))
@@ -216,7 +214,7 @@ impl Core {
         }
     }
 
-    /// Moves the holds that are due to the queues of its nodes, and takes the batches that may begin now.
+    /// Moves due holds to the queues of their nodes, and takes the batches that may start now.
     fn take_due(self: &Arc<Core>, store: &Store) -> Vec<Batch> {
         let queue = &mut *self.queue();
         self.begin_sweeps(queue, store);
@@ -239,7 +237,7 @@ impl Core {
         self.sweep(node, not_before);
     }
 
-    /// Has a node swept as soon as possible.
+    /// Plans a sweep of a node, as early as `not_before` allows.
     fn sweep(&self, node: Option<NodeId>, not_before: impl FnOnce(&NodeQueue) -> Option<Instant>) {
         let queue = &mut *self.queue();
         if queue.due.is_empty() {
@@ -255,8 +253,8 @@ impl Core {
         }
     }
 
-    /// Has all holds checked of those nodes whose sweep is due. A renewal in flight may have been answered
-    /// before there was a reason for the sweep, so it is checked once more.
+    /// Marks all holds of the nodes with a due sweep for checking. That includes renewals in flight: they
+    /// may have been answered before the cause of the sweep.
     fn begin_sweeps(&self, queue: &mut Queue, store: &Store) {
         let now = Instant::now();
         let mut swept = Vec::new();
@@ -279,7 +277,7 @@ impl Core {
         }
     }
 
-    /// Moves the holds to renew now to the queues of its nodes.
+    /// Moves the holds to renew now to the queues of their nodes.
     fn make_ready(&self, queue: &mut Queue, store: &Store) {
         let now = Instant::now();
         let soon = now + self.slack();
@@ -293,7 +291,7 @@ impl Core {
             let Some((due, watch)) = hold.watch(self.ahead()) else {
                 continue;
             };
-            // What is due on time may be early, to fill a batch; what has failed, and an end, not.
+            // Regular renewals may be early, to fill a batch. Retries and ends of leases may not.
             let taken = match watch {
                 Watch::Renew => due <= soon,
                 Watch::Retry => due <= now,
@@ -313,11 +311,11 @@ impl Core {
         }
     }
 
-    /// When to look next; `None` ends the task, because there is nothing to look after.
+    /// Returns when the task wakes next. `None` ends the task, because there is nothing to watch.
     ///
-    /// It does not end at once: locks that are held for a moment, one after the other, would begin
-    /// and end a task each time. A new lease is renewed after a third, so until then nothing is
-    /// missed and nobody has to wake it.
+    /// It does not end at once: otherwise short holds in sequence would each start and end a task. The
+    /// first renewal of a new lease is due after a third of it, so until then nothing is missed and nothing
+    /// has to wake the task.
     fn sleep_until(&self, busy: usize) -> Option<Instant> {
         let mut queue = self.queue();
         let first = queue.due.first_key_value().map(|((due, _), _)| *due);
@@ -327,7 +325,7 @@ impl Core {
         queue.wakes = match first {
             None if idle && queue.idle => None,
             None if idle => Some(Instant::now() + self.lease.third()),
-            // A batch that ends wakes the task, too.
+            // The end of a batch also wakes the task.
             None => Some(Instant::now() + self.pause()),
             due => due,
         };
@@ -340,7 +338,7 @@ impl Core {
 }
 
 impl NodeQueue {
-    /// Whether there is something to do, or to remember for the next sweep.
+    /// Returns whether the node has work, or a recent sweep to remember.
     fn is_used(&self) -> bool {
         let lately = |swept: Instant| swept.elapsed() < SWEEP_PAUSE;
         self.batches > 0
@@ -349,7 +347,7 @@ impl NodeQueue {
             || self.swept.is_some_and(lately)
     }
 
-    /// Takes as many batches as may begin now. Adds to `moved` the holds that another node serves by now.
+    /// Takes as many batches as may start now. Adds to `moved` the holds that another node serves by now.
     fn take_batches(
         &mut self,
         node: Option<NodeId>,
@@ -358,8 +356,8 @@ impl NodeQueue {
         batches: &mut Vec<Batch>,
         moved: &mut Vec<Arc<Hold>>,
     ) {
-        // The open batches, and how much more weight each can take: one for each script, for holds that
-        // are renewed and for those that are only checked.
+        // The open batches and their remaining weight. There is one for each script, and separate ones for
+        // holds that are renewed and holds that are only checked.
         let mut open: BTreeMap<(usize, bool), (Batch, usize)> = BTreeMap::new();
         while let Some(hold) = self.ready.pop_front() {
             if hold.watch(core.ahead()).is_none() {
@@ -401,8 +399,7 @@ impl NodeQueue {
     }
 }
 
-/// Holds that are renewed together. When it is dropped, whatever became of it, each goes back to
-/// where it belongs.
+/// Holds that are renewed together. However it ends, dropping it puts each hold back into `due`.
 struct Batch {
     holds: Vec<Arc<Hold>>,
     core: Arc<Core>,
@@ -424,7 +421,7 @@ impl Drop for Batch {
     }
 }
 
-/// The task. Should its runtime end before the last hold, it goes on in another, if there is one.
+/// The task. If its runtime ends before the last hold, it continues in another one, if there is one.
 async fn keep(core: Arc<Core>, store: Weak<Store>, background: Background) {
     let mut orphaned = Orphaned {
         core: core.clone(),
@@ -462,7 +459,7 @@ struct Orphaned {
     store: Weak<Store>,
     background: Background,
     runtime: tokio::runtime::Id,
-    /// The task has ended by itself; if it is needed again, another has begun already.
+    /// The task has ended by itself. If it is needed again, another one has already been started.
     ended: bool,
 }
 
@@ -487,9 +484,9 @@ impl Drop for Orphaned {
 /// Renews one batch.
 async fn renew(store: Arc<Store>, batch: Batch) {
     let holds = &batch.holds;
-    // In a cluster each key has a script of its own: two of them are seldom in the same slot, and while
-    // that moves they may be on two nodes, of which neither would run a script for both. All scripts are
-    // sent at once, so that it is one round trip to the node.
+    // In a cluster each key gets its own script. Two keys are seldom in the same slot, and while a slot
+    // moves they may be on two nodes, neither of which would run a script for both. All scripts are sent
+    // together, so they take one round trip to the node.
     let mut together: BTreeMap<Option<&str>, Vec<&Arc<Hold>>> = BTreeMap::new();
     for hold in holds {
         let key = hold.kind.renew_key(hold);
@@ -500,14 +497,14 @@ async fn renew(store: Arc<Store>, batch: Batch) {
     all(renewals.map(|holds| renew_together(&store, &batch, holds))).await;
 }
 
-/// Renews what one script can renew.
+/// Renews holds that one script can renew.
 async fn renew_together(store: &Store, batch: &Batch, holds: &[&Arc<Hold>]) {
     let core = &*batch.core;
     let Some(first) = holds.first() else {
         return;
     };
-    // A hold that is just being given back or entered again is left alone for now; one that was,
-    // since the batch was made, is perhaps no longer due.
+    // A hold that is being released or re-entered is skipped for now. If that happened since the batch
+    // was made, it may no longer be due.
     let mut turns = Vec::with_capacity(holds.len());
     let mut step = Renew {
         script: first.kind.renew_script(),
@@ -569,12 +566,12 @@ async fn renew_together(store: &Store, batch: &Batch, holds: &[&Arc<Hold>]) {
 }
 
 impl Core {
-    /// Has a hold come round again soon, but not at once.
+    /// Schedules a hold again after a pause.
     fn try_again(&self, hold: &Hold) {
         let again = Instant::now() + self.pause();
         hold.notes(|notes| {
             notes.not_before = Some(again);
-            // One with a fixed lease is not renewed otherwise.
+            // Otherwise a hold with a fixed lease would not be checked again.
             notes.doubted = true;
         });
     }
@@ -583,13 +580,13 @@ impl Core {
 /// The step that renews one batch: holds of kinds that share a script.
 pub(crate) struct Renew<'a> {
     pub(crate) script: &'static Script,
-    /// `None`: the leases are left as they are, and it is only seen whether they are held.
+    /// `None`: leaves the leases unchanged and only checks whether they are held.
     pub(crate) lease: Option<Lease>,
     pub(crate) holds: Vec<&'a Hold>,
 }
 
 impl Step for Renew<'_> {
-    /// For each hold whether it was renewed.
+    /// For each hold, whether it was renewed.
     type Reply = Vec<bool>;
 
     fn script(&self) -> &'static Script {
@@ -618,7 +615,7 @@ impl Step for Renew<'_> {
 
     fn apply(&self, space: &mut Space, now: Instant) -> Result<Vec<bool>> {
         let renew = |hold: &&Hold| {
-            // One key of another type must not keep the others from being renewed.
+            // One key of another type must not prevent the others from being renewed.
             let renewed = hold.kind.renew(space, hold, self.lease, now);
             renewed.unwrap_or(false)
         };

@@ -1,4 +1,5 @@
-//! A hold: what somebody has from when it was won until it is given back or lost.
+//! A hold: one owner's possession of one object, from its first acquisition until it is released or lost.
+//! The rules are in `state`; this file adds the clock, notifications and the order of steps.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
@@ -20,13 +21,13 @@ mod state;
 use state::State;
 pub(crate) use state::{Standing, Tenure};
 
-/// What a primitive adds to the mechanics of holding: how its hold is renewed and given back.
+/// What a primitive defines about its holds: how they are renewed and released.
 pub(crate) trait Kind: Send + Sync {
-    /// Renews many holds of this kind: KEYS are theirs, ARGV the lease and then what
-    /// [`Kind::renew_args`] adds for each; answers 1 or 0 for each.
+    /// Renews many holds of this kind. KEYS are those of the holds; ARGV are the lease and then the
+    /// arguments of [`Kind::renew_args`] for each hold. Replies 1 or 0 for each.
     ///
-    /// Also wakes a waiter for each lock that is gone without having been released: waiters sleep until
-    /// the lease ends that the store last named to them.
+    /// Also wakes a waiter for each lock that disappeared without a release. Otherwise waiters sleep until
+    /// the end of the lease that the store last reported to them.
     fn renew_script(&self) -> &'static Script;
 
     /// The key by which that script finds a hold.
@@ -34,14 +35,14 @@ pub(crate) trait Kind: Send + Sync {
         hold.place.key()
     }
 
-    /// Adds what the script needs for one hold.
+    /// Adds the script's arguments for one hold.
     fn renew_args(&self, hold: &Hold, args: &mut Args<'_>) {
         args.text(&hold.field);
         args.text(hold.place.channel());
     }
 
-    /// The rule of the same, for one hold: whether it was renewed. Without a lease it is left as it is:
-    /// whether it is held.
+    /// The Rust rule for one hold. Returns whether it was renewed. Without a lease nothing changes, and it
+    /// returns whether it is held.
     fn renew(
         &self,
         space: &mut Space,
@@ -50,9 +51,9 @@ pub(crate) trait Kind: Send + Sync {
         now: Instant,
     ) -> Result<bool>;
 
-    /// Sets the hold count in the store to `keep`; 0 gives the hold back, and takes back whatever
-    /// its owner may have left behind while waiting. With a lease, the end moves that far away.
-    /// Answers whether it was held.
+    /// Sets the hold count in the store to `keep`. 0 releases the hold, and removes anything that its owner
+    /// left in the store while it waited. With a lease, the lease is set to that. Replies whether the owner
+    /// held it.
     fn release<'a>(
         &'a self,
         hold: &'a Hold,
@@ -60,74 +61,74 @@ pub(crate) trait Kind: Send + Sync {
         lease: Option<Lease>,
     ) -> BoxedStep<'a, bool>;
 
-    /// How much there is to do for the server when it is renewed, as compared to a lock.
+    /// Cost of a renewal for the server, relative to a plain lock.
     fn weight(&self, hold: &Hold) -> usize {
         let _ = hold;
         1
     }
 
-    /// Another object that the same owner may hold and that those who wait for this one wait for,
-    /// too: then it must not wait behind them.
+    /// Another object that the same owner may hold and that blocks waiters for this one. An owner that
+    /// holds it must not wait behind them.
     fn beside(&self) -> Option<&Arc<Place>> {
         None
     }
 
-    /// The step that takes an acquisition back in the same breath, without a word to anybody who
-    /// waits, because nobody can have noticed it: the hold count is `keep` again, and what was held
-    /// before ends when it did ([`Hold::end`]).
+    /// The step that undoes an acquisition within the same script. It notifies no waiter, because no other
+    /// client can have seen the acquisition. It sets the hold count back to `keep` and the end of the lease
+    /// to [`Hold::end`].
     ///
-    /// With it, the acquisition may be part of a script that takes several things or none. That
-    /// acquisition must answer a number if somebody is in the way, and no number if it is had.
+    /// A kind with this step can be part of a script that acquires all of several objects or none. Its
+    /// acquisition script must reply a number if the object is not available, and anything else if it was
+    /// acquired.
     fn undo<'a>(&'a self, hold: &'a Hold, keep: u32) -> Option<BoxedStep<'a, bool>> {
         let _ = (hold, keep);
         None
     }
 }
 
-/// The steps of one owner at one place, one at a time. Inside: when the latest step failed because the store
-/// could not be asked, and why.
+/// Serializes the steps of one owner at one place. Contains the time and error of the latest step, if it
+/// failed because the store could not be reached.
 pub(crate) type Steps = tokio::sync::Mutex<Option<(Instant, Error)>>;
 
-/// The right to make a step. The next step begins when it is dropped.
+/// The right to send a step. The next step starts when it is dropped.
 pub(crate) struct StepTurn<'a>(tokio::sync::MutexGuard<'a, Option<(Instant, Error)>>);
 
 impl StepTurn<'_> {
-    /// Notes what the step came to.
+    /// Records the result of the step.
     pub(crate) fn ended<T>(&mut self, done: &Result<T>) {
         let outage = done.as_ref().err().filter(|error| error.is_outage());
         *self.0 = outage.map(|error| (Instant::now(), error.clone()));
     }
 }
 
-/// What one owner has of one name: shared by all its guards.
+/// One owner's hold of one name, shared by all its guards.
 pub(crate) struct Hold {
     pub(crate) place: Arc<Place>,
     pub(crate) owner: Owner,
     /// The owner as the store knows it.
     pub(crate) field: Box<str>,
-    /// What belongs to the owner alone: see [`Place::of_owner`].
+    /// Key or channel of this owner alone: see [`Place::of_owner`].
     pub(crate) own: Box<str>,
     pub(crate) kind: Arc<dyn Kind>,
-    /// One step at a time, so that nothing is renewed after it was given back, and no count is
-    /// built on one that is still on its way. Shared with the hold that takes this one's place
-    /// should it be lost.
+    /// Allows one step at a time: nothing is renewed after its release, and no count is based on one that
+    /// is still in flight. If this hold is lost, its successor shares this mutex.
     pub(crate) steps: Arc<Steps>,
     state: Mutex<State>,
-    /// It was entered, or lost.
+    /// Notified when the hold was entered or lost.
     news: Notify,
 }
 
-/// What the watchdog notes about a hold.
+/// The watchdog's notes about a hold.
 #[derive(Default)]
 pub(crate) struct Notes {
-    /// Where it has queued the hold.
+    /// Position of the hold in the watchdog's queue.
     pub(crate) due: Option<Due>,
-    /// A renewal is on its way.
+    /// Whether a renewal is in flight.
     pub(crate) renewing: bool,
-    /// A renewal has failed; the next is not to be tried before this.
+    /// Earliest time of the next renewal, after one has failed.
     pub(crate) not_before: Option<Instant>,
-    /// The store may have lost it, so it is renewed as soon as possible, or only checked, if its lease
-    /// is fixed. Cleared when the step that does so is about to be sent.
+    /// Whether the store may have lost the hold. It is then renewed as soon as possible, or only checked if
+    /// its lease is fixed. Cleared just before that step is sent.
     pub(crate) doubted: bool,
 }
 
@@ -151,8 +152,8 @@ impl Hold {
         }
     }
 
-    /// Adds a guard, after the store has granted it until `end`. An error if that is too late to be worth
-    /// anything: then the count is as it was.
+    /// Adds a guard after the store has granted the hold until `end`. Fails if that has passed already; the
+    /// count is then unchanged.
     pub(crate) fn enter(&self, end: Instant, renewed: bool) -> Result<()> {
         let entered = self.look().enter(end, renewed, Instant::now());
         entered.map_err(|loss| self.lost_error(loss))?;
@@ -169,12 +170,12 @@ impl Hold {
         self.look().count
     }
 
-    /// Whether the watchdog renews it.
+    /// Returns whether the watchdog renews it.
     pub(crate) fn is_renewed(&self) -> bool {
         self.standing().is_renewed
     }
 
-    /// How things stand now.
+    /// Returns a snapshot of the hold.
     pub(crate) fn standing(&self) -> Standing {
         self.look().standing()
     }
@@ -189,7 +190,7 @@ impl Hold {
         self.look().is_to_be_settled()
     }
 
-    /// Records that settling in the background has ended, answered or given up.
+    /// Records that settling in the background has ended, either answered or abandoned.
     pub(crate) fn settling_ended(&self) {
         self.look().settling_ended();
     }
@@ -199,7 +200,7 @@ impl Hold {
         self.look().store_followed(changes, given_back);
     }
 
-    /// Records that a release that keeps nothing will not be answered any more.
+    /// Records that a full release was sent and will not be answered any more.
     pub(crate) fn may_be_released(&self) {
         self.look().maybe_released = true;
     }
@@ -209,39 +210,40 @@ impl Hold {
         self.look().taking()
     }
 
-    /// Records that the acquisition that was this change has been answered, or was never sent.
+    /// Records that this acquisition has been answered, or was never sent.
     pub(crate) fn answered(&self, change: u64) {
         self.look().answered(change);
     }
 
-    /// Replaces `earlier`, a hold of the same owner that was lost.
+    /// Replaces `earlier`, a lost hold of the same owner.
     ///
-    /// The store may still keep the lost hold: a renewal may have been applied although its answer
-    /// was lost. An acquisition that found the owner there would count as a repetition, with the
-    /// fencing token of the lost hold. So this hold starts with a change that the store has not
-    /// followed: its first step is a release that keeps nothing.
+    /// The store may still keep the lost hold: a renewal may have been applied although its answer was
+    /// lost. An acquisition that found the owner there would count as a repetition, with the fencing token
+    /// of the lost hold. So this hold starts with a change that the store has not acknowledged: its first
+    /// step is a full release.
     pub(crate) fn supersede(&self, earlier: &Hold) {
         let mut earlier = earlier.look();
         self.look().supersede(&mut earlier);
     }
 
-    /// How this hold was lost, if it was.
+    /// Returns how this hold was lost, if it was.
     pub(crate) fn loss(&self) -> Option<Loss> {
         self.look().loss
     }
 
-    /// How long the store keeps it for us at least, if nothing is done.
+    /// Returns how long the store keeps the hold at least, without a renewal.
     pub(crate) fn valid_for(&self) -> Duration {
         self.look().valid_for(Instant::now())
     }
 
-    /// The store keeps it until `end` at least.
+    /// Records that the store keeps the hold until `end` at least.
     pub(crate) fn extend(&self, end: Instant) {
         let mut state = self.look();
         state.end = state.end.max(end);
     }
 
-    /// It is no longer ours. Told once; the first reason stays. Whether this is news.
+    /// Marks the hold as lost and notifies once; the first reason is kept. Returns whether it was held
+    /// before.
     pub(crate) fn lose(&self, loss: Loss) -> bool {
         let is_news = self.look().lose(loss);
         if is_news {
@@ -250,7 +252,7 @@ impl Hold {
         is_news
     }
 
-    /// Returns when it is lost; never, when it is given back first.
+    /// Waits until the hold is lost. Never returns if it is released first.
     pub(crate) async fn lost(&self) {
         loop {
             let mut news = std::pin::pin!(self.news.notified());
@@ -264,7 +266,7 @@ impl Hold {
                 }
             };
             match end {
-                // Without timers here the watchdog, which has some, brings the news.
+                // Without timers in this runtime, the watchdog, which has them, notifies.
                 Some(end) => tokio::select! {
                     biased;
                     () = news => {}
@@ -275,12 +277,12 @@ impl Hold {
         }
     }
 
-    /// The tenure of its owner, if it is held now.
+    /// Returns the owner's tenure, if it holds the object now.
     pub(crate) fn tenure(&self) -> Option<Tenure> {
         self.look().tenure()
     }
 
-    /// Returns when its owner holds it in a tenure that began after `since`, through any acquisition.
+    /// Waits until the owner holds it in a tenure that started after `since`, through any acquisition.
     pub(crate) async fn entered_after(&self, since: Option<Tenure>) {
         loop {
             let mut news = std::pin::pin!(self.news.notified());
@@ -292,8 +294,8 @@ impl Hold {
         }
     }
 
-    /// Waits for the turn to make a step. A step that cannot reach the store fails together with those that
-    /// wait behind it. Otherwise each would find out by itself, one response timeout after the other.
+    /// Waits for the turn to send a step. If a step cannot reach the store, those waiting behind it fail
+    /// with it. Otherwise each would take another response timeout to fail.
     pub(crate) async fn turn(&self) -> Result<StepTurn<'_>> {
         if let Ok(turn) = self.steps.try_lock() {
             return Ok(StepTurn(turn));
@@ -313,28 +315,28 @@ impl Hold {
         }
     }
 
-    /// When the watchdog has to look at this hold, and what it does then. `None`: there is
-    /// nothing left to watch.
+    /// Returns when the watchdog has to look at this hold, and what it does then. `None` if there is
+    /// nothing to watch.
     pub(crate) fn watch(&self, ahead: Duration) -> Option<(Instant, Watch)> {
         self.look().watch(ahead, Instant::now())
     }
 
-    /// The end of the lease as it is known now.
+    /// Returns the end of the lease as far as is known.
     pub(crate) fn end(&self) -> Instant {
         self.look().end
     }
 
-    /// The longest of the leases that it was entered with, as much of it as was left then.
+    /// Returns the longest remaining lease with which the hold was ever entered.
     pub(crate) fn longest_lease(&self) -> Duration {
         self.look().longest
     }
 
-    /// The watchdog's own notes.
+    /// Accesses the watchdog's notes.
     pub(crate) fn notes<R>(&self, note: impl FnOnce(&mut Notes) -> R) -> R {
         note(&mut self.lock().watch)
     }
 
-    /// The state as of now: a lease that has ended is noticed whenever anybody looks.
+    /// Locks the current state. A lease that has ended is noticed at each access.
     fn look(&self) -> MutexGuard<'_, State> {
         let mut state = self.lock();
         if state.expire(Instant::now()) {
@@ -353,14 +355,14 @@ impl Hold {
     }
 }
 
-/// What the watchdog does with a hold when its time has come.
+/// What the watchdog does with a hold when it is due.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Watch {
-    /// Renew it.
+    /// Renews it.
     Renew,
-    /// Renew it, after a renewal that failed.
+    /// Renews it after a failed renewal.
     Retry,
-    /// Nothing but say that it has ended.
+    /// Only reports the end of its lease.
     Expire,
 }
 
@@ -385,7 +387,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_lease_that_has_ended_is_noticed_by_whoever_looks() {
+    async fn ended_lease_is_noticed_on_access() {
         let hold = entered(true);
         let end = Instant::now() + 10 * SECOND;
         assert_eq!((hold.end(), hold.valid_for()), (end, 10 * SECOND));
@@ -407,7 +409,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_loss_is_told_at_once_and_an_end_on_time() {
+    async fn loss_is_reported_at_once_and_lease_end_on_time() {
         for (told, takes) in [(true, SECOND), (false, 10 * SECOND)] {
             let hold = entered(false);
             let begun = Instant::now();
@@ -423,7 +425,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn what_was_given_back_is_never_lost() {
+    async fn released_hold_is_never_lost() {
         let hold = entered(false);
         hold.leave(false);
         let lost = tokio::time::timeout(20 * SECOND, hold.lost()).await;
@@ -431,7 +433,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_later_tenure_is_waited_for() {
+    async fn entered_after_waits_for_later_tenure() {
         let hold = entered(false);
         let first = hold.tenure();
         hold.entered_after(None).await;
@@ -447,7 +449,7 @@ mod tests {
     }
 
     #[test]
-    fn changes_are_open_until_the_store_has_answered() {
+    fn changes_are_open_until_store_answers() {
         let hold = entered(false);
         let attempt = hold.taking();
         assert!(hold.is_to_be_settled() && hold.standing().is_asked_for);
@@ -467,7 +469,7 @@ mod tests {
     }
 
     #[test]
-    fn the_hold_after_a_lost_one_knows_of_it_and_the_other_way_round() {
+    fn supersede_marks_both_holds() {
         let (lost, later) = (entered(false), hold());
         lost.lose(Loss::NotHeld);
         later.supersede(&lost);
@@ -475,9 +477,9 @@ mod tests {
         assert!(later.standing().is_ahead_of_store);
     }
 
-    /// Two wait for their turn behind a step that fails; a third comes later.
+    /// Two steps wait behind a step that fails; a third comes later.
     #[tokio::test(start_paused = true)]
-    async fn steps_that_waited_behind_an_outage_fail_with_it() {
+    async fn steps_waiting_behind_outage_fail_with_it() {
         let hold = hold();
         let mut first = hold.turn().await.unwrap();
         let fail = async {
@@ -492,14 +494,14 @@ mod tests {
             assert!(matches!(error, Error::ResponseTimeout { after } if after == SECOND));
         }
         tokio::time::advance(SECOND).await;
-        // It makes its own step, and so does who waits behind it: the outage was before.
+        // It sends its own step, and so does the one behind it: the outage was before.
         let third = hold.turn().await.unwrap();
         let (fourth, ()) = tokio::join!(behind(), async { drop(third) });
         fourth.unwrap();
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_step_that_was_refused_fails_alone() {
+    async fn refused_step_fails_alone() {
         let hold = hold();
         let mut first = hold.turn().await.unwrap();
         let fail = async {
@@ -512,13 +514,13 @@ mod tests {
     }
 
     #[test]
-    fn a_lock_is_the_unit_of_weight() {
+    fn lock_has_weight_one() {
         let hold = hold();
         assert_eq!(hold.kind.weight(&hold), 1);
     }
 
     #[test]
-    fn a_renewal_names_the_key_the_owner_and_the_channel() {
+    fn renewal_names_key_owner_and_channel() {
         let hold = hold();
         let step = Renew {
             script: hold.kind.renew_script(),

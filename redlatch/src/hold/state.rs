@@ -1,17 +1,16 @@
-//! What a client knows of one hold, without I/O or clock: its guards, its lease, and how far the store has
-//! followed.
+//! The state of one hold as the client knows it, without I/O or clock: its guards, its lease, and how far
+//! the store has followed.
 //!
-//! Whatever changes the hold in the store has a number: an attempt to acquire when it is about to be sent, a guard
-//! when it is released. A release tells the store the count that all changes until then came to, so its answer
-//! acknowledges all of them. The answer to an attempt acknowledges that attempt alone, and only if everything
-//! before it was acknowledged: a change that is still open may have come to something else than it says.
-//!
-//! As long as a change is not acknowledged, the store may keep another count than this client. Nothing is acquired
-//! then before a release has been answered. If that release may cross an attempt without an answer, it is sent
-//! behind it.
-//!
-//! A hold is lost once, for the first reason given. The end of its lease is such a reason, noticed by
-//! [`State::expire`].
+//! 1. Each change of the hold has a number: an attempt to acquire when it is about to be sent, a guard when
+//!    it is released.
+//! 2. A release sends the count after all changes so far, so its answer acknowledges all of them.
+//! 3. The answer to an attempt acknowledges only that attempt, and only if all earlier changes are
+//!    acknowledged: the outcome of an open change may differ from what the answer implies.
+//! 4. While a change is not acknowledged, the store may keep another count than this client. Before
+//!    anything is acquired then, a release must be answered. If it could cross an attempt without an
+//!    answer, it is sent behind that attempt.
+//! 5. A hold is lost once, for the first reason given. [`State::expire`] notices one reason, the end of its
+//!    lease.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
@@ -29,7 +28,7 @@ pub(crate) struct Tenure(u64);
 static TENURES: AtomicU64 = AtomicU64::new(0);
 
 impl Tenure {
-    /// Earlier than any that begins after this call.
+    /// Returns a tenure that compares less than any that starts after this call.
     pub(crate) fn latest() -> Tenure {
         Tenure(TENURES.load(Ordering::SeqCst))
     }
@@ -42,52 +41,52 @@ impl Tenure {
 pub(super) struct State {
     /// Number of guards.
     pub(super) count: u32,
-    /// The tenure that these guards belong to; an ended one if there are none.
+    /// The tenure of these guards; without guards, the last one.
     tenure: Tenure,
     /// Number of guards that want the lease renewed.
     renewed: u32,
-    /// Until when the store is known to keep it for us: never later than it really does.
+    /// Time until which the store keeps the hold, as far as is known: never later than its real end.
     pub(super) end: Instant,
-    /// The longest lease that it was entered with, as much of it as was left then.
+    /// The longest remaining lease with which it was ever entered.
     pub(super) longest: Duration,
     pub(super) loss: Option<Loss>,
     /// Number of the latest change.
     pub(super) changes: u64,
-    /// Latest change that the store is known to have followed.
+    /// Latest change that the store has acknowledged.
     acknowledged: u64,
-    /// The latest attempt, if it has not been answered; else 0.
+    /// The latest attempt if it has not been answered; else 0.
     open_attempt: u64,
-    /// Number of changes when the store last said that nothing is held any more.
+    /// Number of changes when the store last confirmed a full release.
     given_back: u64,
-    /// A release that keeps nothing was sent and has not been answered: it may have been applied.
+    /// Whether a full release (`keep` is 0) was sent and not answered, so that it may have been applied.
     pub(super) maybe_released: bool,
-    /// Number of changes when settling in the background last ended, answered or given up.
+    /// Number of changes when settling in the background last ended, either answered or abandoned.
     settling_ended: u64,
-    /// It was lost, and another hold of the same owner has taken its place.
+    /// Whether it was lost and replaced by another hold of the same owner.
     superseded: bool,
     pub(super) watch: Notes,
 }
 
-/// How a hold stands, as seen at once.
+/// A consistent snapshot of a hold.
 #[derive(Debug)]
 pub(crate) struct Standing {
     /// Number of the latest change.
     pub(crate) changes: u64,
-    /// Number of guards: what these changes came to.
+    /// Number of guards after these changes.
     pub(crate) count: u32,
     pub(crate) loss: Option<Loss>,
-    /// It was lost, and a later hold of the same owner has replaced it.
+    /// Whether it was lost and replaced by a later hold of the same owner.
     pub(crate) is_superseded: bool,
     /// Whether the watchdog renews it.
     pub(crate) is_renewed: bool,
-    /// Whether the store may have something else than is held here: a guard that left, or an attempt without
-    /// an answer, was not settled yet.
+    /// Whether the store may differ from this client: a released guard, or an attempt without an answer,
+    /// was not settled yet.
     pub(crate) is_ahead_of_store: bool,
     /// Whether an acquisition may still be in flight.
     pub(crate) is_asked_for: bool,
     /// Whether an earlier release may have been applied, so that the next one may find nothing.
     pub(crate) maybe_released: bool,
-    /// Number of changes when the store last said that nothing is held any more.
+    /// Number of changes when the store last confirmed a full release.
     pub(crate) given_back: u64,
 }
 
@@ -111,8 +110,8 @@ impl State {
         }
     }
 
-    /// Adds a guard, after the store has granted it until `end`. Fails if that is too late to be worth
-    /// anything: then the count is as it was.
+    /// Adds a guard after the store has granted the hold until `end`. Fails if that has passed already; the
+    /// count is then unchanged.
     pub(super) fn enter(&mut self, end: Instant, renewed: bool, now: Instant) -> Result<(), Loss> {
         let lease = end.saturating_duration_since(now);
         match self.loss {
@@ -154,19 +153,19 @@ impl State {
         }
     }
 
-    /// Returns whether the last claim must settle before the hold is forgotten.
+    /// Returns whether the last claim must settle before the hold is dropped.
     pub(super) fn is_to_be_settled(&self) -> bool {
         self.acknowledged.max(self.settling_ended) < self.changes
     }
 
-    /// Records that settling in the background has ended: the store answered, or could not be
-    /// reached for so long that the lease must have ended.
+    /// Records that settling in the background has ended: the store answered, or was unreachable for so
+    /// long that the lease must have ended.
     pub(super) fn settling_ended(&mut self) {
         self.settling_ended = self.changes;
     }
 
-    /// Records the answer to a release, sent when there had been this many changes. `given_back`: it said
-    /// that nothing is held any more.
+    /// Records the answer to a release that was sent after `changes` changes. `given_back`: the answer
+    /// confirmed that nothing is held any more.
     pub(super) fn store_followed(&mut self, changes: u64, given_back: bool) {
         self.acknowledged = self.acknowledged.max(changes);
         self.maybe_released = false;
@@ -178,15 +177,15 @@ impl State {
         }
     }
 
-    /// Records that an acquisition is about to be sent: from now on a release may be needed.
-    /// Returns the number of this change, for [`State::answered`].
+    /// Records that an acquisition is about to be sent: from now on a release may be needed. Returns the
+    /// number of this change, for [`State::answered`].
     pub(super) fn taking(&mut self) -> u64 {
         self.changes += 1;
         self.open_attempt = self.changes;
         self.changes
     }
 
-    /// Records that the acquisition that was this change has been answered, or was never sent.
+    /// Records that this acquisition has been answered, or was never sent.
     pub(super) fn answered(&mut self, change: u64) {
         if self.acknowledged + 1 == change {
             self.acknowledged = change;
@@ -202,12 +201,12 @@ impl State {
         self.acknowledged = 0;
         self.longest = earlier.longest;
         if earlier.open_attempt > 0 {
-            // The first release has to come behind an attempt of the lost hold that may be on its way.
+            // The first release must follow an attempt of the lost hold that may still be in flight.
             self.open_attempt = self.changes;
         }
     }
 
-    /// How long the store keeps it for us at least, if nothing is done.
+    /// Returns how long the store keeps the hold at least, without a renewal.
     pub(super) fn valid_for(&self, now: Instant) -> Duration {
         match self.loss {
             None if self.count > 0 => self.end.saturating_duration_since(now),
@@ -215,12 +214,12 @@ impl State {
         }
     }
 
-    /// The tenure of its owner, if it is held now.
+    /// Returns the owner's tenure, if it holds the object now.
     pub(super) fn tenure(&self) -> Option<Tenure> {
         (self.count > 0 && self.loss.is_none()).then_some(self.tenure)
     }
 
-    /// Marks it as lost. Returns whether this is news: it was held, and not lost before.
+    /// Marks the hold as lost. Returns whether it was held and not lost before.
     pub(super) fn lose(&mut self, loss: Loss) -> bool {
         let is_news = self.tenure().is_some();
         if is_news {
@@ -229,13 +228,13 @@ impl State {
         is_news
     }
 
-    /// Marks it as lost if its lease has ended. Returns whether this is news.
+    /// Marks the hold as lost if its lease has ended. Returns whether it did so.
     pub(super) fn expire(&mut self, now: Instant) -> bool {
         now >= self.end && self.lose(Loss::LeaseEnded)
     }
 
-    /// When the watchdog has to look at this hold, and what it does then. `None`: there is
-    /// nothing left to watch.
+    /// Returns when the watchdog has to look at this hold, and what it does then. `None` if there is
+    /// nothing to watch.
     pub(super) fn watch(&self, ahead: Duration, now: Instant) -> Option<(Instant, Watch)> {
         self.tenure()?;
         let is_due = self.renewed > 0 || self.watch.doubted;
@@ -243,7 +242,7 @@ impl State {
             return Some((self.end, Watch::Expire));
         }
         Some(match self.watch.not_before {
-            // Tried before: when it is time to try again, and not a moment earlier.
+            // After a failure: when its pause is over, and not earlier.
             Some(again) => (again.min(self.end), Watch::Retry),
             None if self.watch.doubted => (now, Watch::Renew),
             None => (self.end.checked_sub(ahead).unwrap_or(now), Watch::Renew),
@@ -257,7 +256,7 @@ mod tests {
 
     const SECOND: Duration = Duration::from_secs(1);
 
-    /// A hold that was entered once, for ten seconds, and its beginning.
+    /// A hold that was entered once, for ten seconds, and the time when it was entered.
     fn entered(renewed: bool) -> (State, Instant) {
         let now = Instant::now();
         let mut state = State::new(now);
@@ -265,7 +264,7 @@ mod tests {
         (state, now)
     }
 
-    /// The store acknowledged the attempt that came first.
+    /// A hold whose first attempt the store has acknowledged.
     fn acquired() -> State {
         let (mut state, _) = entered(false);
         let attempt = state.taking();
@@ -274,7 +273,7 @@ mod tests {
     }
 
     #[test]
-    fn a_grant_that_has_ended_adds_no_guard() {
+    fn expired_grant_adds_no_guard() {
         let now = Instant::now();
         let mut state = State::new(now);
         assert_eq!(state.enter(now, true, now), Err(Loss::LeaseEnded));
@@ -285,7 +284,7 @@ mod tests {
     }
 
     #[test]
-    fn a_later_grant_never_shortens_what_is_held() {
+    fn later_grant_never_shortens_hold() {
         let (mut state, now) = entered(false);
         state.enter(now, false, now).unwrap();
         state.enter(now + SECOND, false, now).unwrap();
@@ -297,7 +296,7 @@ mod tests {
     }
 
     #[test]
-    fn a_new_tenure_has_the_end_of_its_own_grant() {
+    fn new_tenure_ends_with_its_own_grant() {
         let (mut state, now) = entered(false);
         let first = state.tenure();
         state.leave(false);
@@ -309,7 +308,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_lost_cannot_be_entered() {
+    fn lost_hold_cannot_be_entered() {
         let (mut state, now) = entered(true);
         assert!(state.standing().is_renewed);
         assert!(state.lose(Loss::NotHeld));
@@ -323,7 +322,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_held_cannot_be_lost() {
+    fn released_hold_cannot_be_lost() {
         let (mut state, now) = entered(false);
         state.leave(false);
         assert!(!state.lose(Loss::NotHeld) && !state.expire(now + 10 * SECOND));
@@ -331,7 +330,7 @@ mod tests {
     }
 
     #[test]
-    fn a_lease_ends_at_its_very_end() {
+    fn lease_ends_exactly_at_its_end() {
         let (mut state, now) = entered(false);
         let millis = Duration::from_millis(1);
         assert!(!state.expire(now + 10 * SECOND - millis));
@@ -342,7 +341,7 @@ mod tests {
     }
 
     #[test]
-    fn it_is_renewed_while_any_guard_wants_that() {
+    fn hold_is_renewed_while_any_guard_requires_it() {
         let (mut state, now) = entered(false);
         assert!(!state.standing().is_renewed);
         state.enter(now + SECOND, true, now).unwrap();
@@ -356,7 +355,7 @@ mod tests {
     }
 
     #[test]
-    fn an_answered_attempt_leaves_nothing_to_settle() {
+    fn answered_attempt_needs_no_settling() {
         let mut state = State::new(Instant::now());
         assert!(!state.is_to_be_settled());
         let attempt = state.taking();
@@ -370,9 +369,9 @@ mod tests {
         assert!(!state.is_to_be_settled());
     }
 
-    /// The guard that left may have left something in the store: the attempt's answer does not say.
+    /// The released guard may have left state in the store: the attempt's answer does not tell.
     #[test]
-    fn an_answer_to_an_attempt_does_not_acknowledge_what_came_before() {
+    fn attempt_answer_does_not_acknowledge_earlier_changes() {
         let mut state = acquired();
         let left = state.leave(false);
         let attempt = state.taking();
@@ -383,7 +382,7 @@ mod tests {
     }
 
     #[test]
-    fn an_answer_to_an_earlier_attempt_leaves_the_latest_open() {
+    fn answer_to_earlier_attempt_leaves_latest_open() {
         let mut state = acquired();
         let [first, _] = [(); 2].map(|()| state.taking());
         state.answered(first);
@@ -392,7 +391,7 @@ mod tests {
     }
 
     #[test]
-    fn an_answered_release_acknowledges_all_that_was_sent_before_it() {
+    fn answered_release_acknowledges_all_earlier_changes() {
         let mut state = acquired();
         state.leave(false);
         let attempt = state.taking();
@@ -405,7 +404,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_begun_after_a_release_is_not_acknowledged_by_it() {
+    fn release_does_not_acknowledge_later_changes() {
         let mut state = acquired();
         let left = state.leave(false);
         let attempt = state.taking();
@@ -416,13 +415,13 @@ mod tests {
         // With everything before it acknowledged, its own answer is enough.
         state.answered(attempt);
         assert!(!state.standing().is_ahead_of_store);
-        // An answer that comes late takes nothing back.
+        // A late answer takes nothing back.
         state.store_followed(left, false);
         assert!(!state.standing().is_ahead_of_store);
     }
 
     #[test]
-    fn what_was_given_up_need_not_be_settled_before_it_is_forgotten() {
+    fn abandoned_settling_is_not_required_again() {
         let mut state = acquired();
         state.leave(false);
         state.settling_ended();
@@ -433,7 +432,7 @@ mod tests {
     }
 
     #[test]
-    fn the_hold_after_a_lost_one_begins_with_a_release() {
+    fn successor_of_lost_hold_starts_with_release() {
         let (mut lost, now) = entered(true);
         lost.lose(Loss::NotHeld);
         let mut later = State::new(now);
@@ -446,7 +445,7 @@ mod tests {
     }
 
     #[test]
-    fn the_release_after_a_loss_comes_behind_an_open_attempt() {
+    fn release_after_loss_follows_open_attempt() {
         let mut lost = acquired();
         lost.taking();
         let mut later = State::new(lost.end);
@@ -458,7 +457,7 @@ mod tests {
     }
 
     #[test]
-    fn a_renewed_hold_is_due_before_its_end_and_a_fixed_lease_at_its_end() {
+    fn renewed_hold_is_due_early_and_fixed_lease_at_end() {
         let (mut state, now) = entered(false);
         let end = now + 10 * SECOND;
         assert_eq!(state.watch(6 * SECOND, now), Some((end, Watch::Expire)));
@@ -472,7 +471,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_held_is_not_watched() {
+    fn released_hold_is_not_watched() {
         let (mut state, now) = entered(true);
         state.leave(true);
         state.watch.doubted = true;
@@ -480,7 +479,7 @@ mod tests {
     }
 
     #[test]
-    fn a_hold_in_doubt_is_due_now_also_with_a_fixed_lease() {
+    fn doubted_hold_is_due_now_even_with_fixed_lease() {
         for renewed in [false, true] {
             let (mut state, now) = entered(renewed);
             state.watch.doubted = true;
@@ -489,7 +488,7 @@ mod tests {
     }
 
     #[test]
-    fn a_failed_renewal_is_repeated_after_its_pause_and_at_the_end_at_the_latest() {
+    fn failed_renewal_is_retried_after_pause_or_at_lease_end() {
         let (mut state, now) = entered(true);
         let end = now + 10 * SECOND;
         state.watch.doubted = true;

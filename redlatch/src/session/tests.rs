@@ -21,7 +21,7 @@ fn client() -> (Embedded, Client) {
     (store, client)
 }
 
-/// How long it takes until nothing is left to do in the background.
+/// Returns how long it takes until no background work is left.
 async fn settled_after(client: &Client) -> Duration {
     let begun = Instant::now();
     client.settled().await;
@@ -32,12 +32,12 @@ fn session(guard: &Guard) -> &Arc<Session> {
     &guard.claim().session
 }
 
-/// How many claims of all owners there are, name by name.
+/// Returns the numbers of claims of all owners, ordered by name.
 fn users(session: &Session) -> Vec<usize> {
     session.claims().values().map(|one| one.users).collect()
 }
 
-/// Another owner has taken the lock from this guard, which has not noticed it yet.
+/// Another owner has acquired the lock of this guard, which has not noticed it yet.
 async fn stolen(theirs: &Lock) -> Guard {
     assert!(theirs.force_unlock().await.unwrap());
     theirs.lock().await.unwrap()
@@ -51,7 +51,7 @@ fn assert_not_held<T: std::fmt::Debug>(answer: Result<T>) {
 }
 
 #[test]
-fn keys_that_differ_hash_apart() {
+fn different_keys_have_different_hashes() {
     let mix = BuildHasherDefault::<Mix>::default();
     let mut hashes = HashSet::new();
     let mut is_new = |hash| hashes.insert(hash);
@@ -62,7 +62,7 @@ fn keys_that_differ_hash_apart() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_hold_is_shared_by_its_claims_and_forgotten_after_the_last() {
+async fn claims_share_hold_until_last_is_dropped() {
     let client = Client::embedded();
     let lock = client.lock("a");
     let outer = lock.lock().await.unwrap();
@@ -89,7 +89,7 @@ async fn a_hold_is_shared_by_its_claims_and_forgotten_after_the_last() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_refused_request_leaves_nothing_behind() {
+async fn refused_request_leaves_nothing_behind() {
     let [client, other] = clients();
     let held = other.lock("a").lock().await.unwrap();
     let locks = [client.lock("a"), client.lock("b")];
@@ -112,7 +112,7 @@ async fn a_refused_request_leaves_nothing_behind() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn one_owner_cannot_use_a_name_as_two_kinds_of_lock() {
+async fn owner_cannot_use_name_as_two_lock_kinds() {
     let client = Client::embedded();
     let held = client.lock("a").lock().await.unwrap();
     let other = client.fenced_lock("a").try_lock().owner(held.owner()).await;
@@ -121,7 +121,7 @@ async fn one_owner_cannot_use_a_name_as_two_kinds_of_lock() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn only_a_non_reentrant_lock_refuses_its_holder() {
+async fn only_non_reentrant_lock_refuses_its_holder() {
     let client = Client::embedded();
     let lock = client.lock("a").non_reentrant();
     let me = Owner::new();
@@ -134,7 +134,7 @@ async fn only_a_non_reentrant_lock_refuses_its_holder() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn the_store_has_the_count_and_the_lease_that_the_client_has() {
+async fn store_has_same_count_and_lease_as_client() {
     let client = Client::embedded();
     let lock = client.lock("a");
     let count = async |guard: &Guard| lock.hold_count(guard.owner()).await.unwrap();
@@ -157,7 +157,7 @@ async fn the_store_has_the_count_and_the_lease_that_the_client_has() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn what_was_taken_from_its_holder_cannot_be_released_or_entered() {
+async fn stolen_hold_cannot_be_released_or_entered() {
     let [client, other] = clients();
     let (lock, theirs) = (client.lock("a"), other.lock("a"));
     let guard = lock.lock().await.unwrap();
@@ -172,7 +172,7 @@ async fn what_was_taken_from_its_holder_cannot_be_released_or_entered() {
     let next = stolen(&theirs).await;
     assert_not_held(inner.unlock().await);
     assert!(!outer.is_valid());
-    // The others are looked at as well: they may be gone too.
+    // The other holds are checked as well: they may be missing too.
     tokio::time::timeout(SECOND, fixed.lost()).await.unwrap();
     assert_not_held(outer.unlock().await);
     assert!(next.is_valid() && theirs.is_locked().await.unwrap());
@@ -193,13 +193,13 @@ async fn what_was_taken_from_its_holder_cannot_be_released_or_entered() {
     let outer = lock.lock().await.unwrap();
     let next = stolen(&theirs).await;
     let both = MultiLock::new([&lock, &client.lock("c")]);
-    // A request that names the owner begins a new hold, behind the present one.
+    // A request that names the owner starts a new hold, behind the present one.
     let again = both.try_lock().owner(outer.owner()).await.unwrap();
     assert!(again.is_none() && !outer.is_valid() && next.is_valid());
 }
 
 #[tokio::test(start_paused = true)]
-async fn after_a_loss_the_same_owner_acquires_anew() {
+async fn owner_can_acquire_again_after_loss() {
     let [client, other] = clients();
     let lock = client.fenced_lock("a");
     let me = Owner::new();
@@ -208,7 +208,7 @@ async fn after_a_loss_the_same_owner_acquires_anew() {
     first.lost().await;
     let second = lock.lock().owner(me).await.unwrap();
     assert!(second.token() > first.token());
-    // The late release of the lost hold leaves the later hold alone.
+    // The late release of the lost hold does not affect the later hold.
     assert_not_held(first.unlock().await);
     assert!(second.is_valid() && lock.is_locked().await.unwrap());
     second.unlock().await.unwrap();
@@ -217,7 +217,7 @@ async fn after_a_loss_the_same_owner_acquires_anew() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn several_locks_have_the_ends_of_their_leases() {
+async fn multi_lock_extends_lease_of_each_member() {
     let client = Client::embedded();
     let locks = [client.lock("a"), client.lock("b")];
     let both = MultiLock::new(&locks);
@@ -234,7 +234,7 @@ async fn several_locks_have_the_ends_of_their_leases() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_later_tenure_of_an_owner_is_told_whatever_acquired_it() {
+async fn waiter_notices_later_tenure_of_its_owner() {
     let client = Client::embedded();
     let lock = client.lock("a");
     let me = Owner::new();
@@ -272,7 +272,7 @@ async fn a_later_tenure_of_an_owner_is_told_whatever_acquired_it() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn what_an_owner_dropped_of_one_side_does_not_keep_it_from_the_other() {
+async fn guard_dropped_on_one_side_does_not_block_other_side() {
     let client = Client::embedded();
     let lock = client.read_write_lock("a");
     let me = Owner::new();
@@ -285,7 +285,7 @@ async fn what_an_owner_dropped_of_one_side_does_not_keep_it_from_the_other() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn two_guards_that_leave_at_once_are_one_release() {
+async fn concurrent_releases_are_sent_once() {
     let client = Client::embedded();
     let lock = client.lock("a");
     let outer = lock.lock().await.unwrap();
@@ -305,7 +305,7 @@ async fn two_guards_that_leave_at_once_are_one_release() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn two_guards_that_leave_at_once_both_learn_of_a_loss() {
+async fn concurrent_releases_both_report_loss() {
     let [client, other] = clients();
     let lock = client.lock("a");
     let outer = lock.lock().await.unwrap();
@@ -321,9 +321,9 @@ async fn two_guards_that_leave_at_once_both_learn_of_a_loss() {
     assert_not_held(two);
 }
 
-/// What the store keeps for the owner belongs to the later hold, whose request may have been canceled.
+/// The store's state of the owner belongs to the later hold, whose request may have been canceled.
 #[tokio::test(start_paused = true)]
-async fn releasing_a_lost_hold_first_releases_what_the_later_one_left() {
+async fn release_of_lost_hold_first_settles_its_successor() {
     let (store, client) = client();
     let lock = client.lock("a");
     let me = Owner::new();
@@ -341,7 +341,7 @@ async fn releasing_a_lost_hold_first_releases_what_the_later_one_left() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_release_without_an_answer_makes_the_next_one_a_repetition() {
+async fn unanswered_release_makes_next_one_a_repetition() {
     let client = Client::embedded();
     let guard = client.lock("a").lock().await.unwrap();
     let hold = &guard.claim().hold;
@@ -359,14 +359,14 @@ async fn a_release_without_an_answer_makes_the_next_one_a_repetition() {
     release.answered(Ok(())).unwrap();
     drop(release);
     assert!(!hold.standing().maybe_released, "it was answered");
-    // The store does not have it any more: the earlier release did its work.
+    // The store does not have it any more: the earlier release took effect.
     hold.may_be_released();
     assert!(client.lock("a").force_unlock().await.unwrap());
     guard.unlock().await.unwrap();
 }
 
 #[tokio::test(start_paused = true)]
-async fn background_work_that_is_never_begun_is_not_waited_for() {
+async fn dropped_background_work_counts_as_settled() {
     let client = Client::embedded();
     let guard = client.lock("a").lock().await.unwrap();
     let claim = guard.claim().clone();
@@ -378,7 +378,7 @@ async fn background_work_that_is_never_begun_is_not_waited_for() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn the_last_claim_settles_what_is_open() {
+async fn last_claim_settles_open_changes() {
     let client = Client::embedded();
     let guard = client.lock("a").lock().await.unwrap();
     let (claim, session) = (guard.claim().clone(), session(&guard).clone());
@@ -396,7 +396,7 @@ async fn the_last_claim_settles_what_is_open() {
 const PAUSE: Duration = Duration::from_millis(500);
 
 #[tokio::test(start_paused = true)]
-async fn what_is_dropped_in_an_outage_is_released_after_it() {
+async fn guard_dropped_in_outage_is_released_after_it() {
     let (store, client) = client();
     let lock = client.lock("a");
     for failure in [NotSent, NoEffect, NoAnswer] {
@@ -410,7 +410,7 @@ async fn what_is_dropped_in_an_outage_is_released_after_it() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn releasing_is_given_up_when_the_lease_has_certainly_ended() {
+async fn release_is_abandoned_after_lease_has_ended() {
     let (store, client) = client();
     for lease in [20 * SECOND, 40 * SECOND] {
         let guard = client.lock("a").lock().lease(lease).await.unwrap();
@@ -426,7 +426,7 @@ async fn releasing_is_given_up_when_the_lease_has_certainly_ended() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn what_cannot_be_released_is_not_tried_again() {
+async fn impossible_release_is_not_retried() {
     let client = Client::embedded();
     let lock = client.lock("a");
     let guard = lock.lock().await.unwrap();
@@ -444,7 +444,7 @@ async fn what_cannot_be_released_is_not_tried_again() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn an_acquisition_that_may_have_succeeded_is_undone() {
+async fn acquisition_without_answer_is_undone() {
     let (store, client) = client();
     let [a, b] = ["a", "b"].map(|name| client.lock(name));
     let both = MultiLock::new([&a, &b]);
@@ -471,9 +471,9 @@ async fn an_acquisition_that_may_have_succeeded_is_undone() {
     }
 }
 
-/// The store may have it until its own lease ends, or, if it remembers waiters, until that ends.
+/// The store may keep it until its own lease ends, or, if it remembers waiters, until that ends.
 #[tokio::test(start_paused = true)]
-async fn undoing_an_acquisition_is_given_up_after_its_lease() {
+async fn undo_of_acquisition_is_abandoned_after_its_lease() {
     let (store, client) = client();
     let lock = client.lock("a");
     let held = client.lock("b").lock().await.unwrap();
@@ -494,7 +494,7 @@ async fn undoing_an_acquisition_is_given_up_after_its_lease() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_hold_lasts_as_long_as_an_acquisition_that_was_not_confirmed() {
+async fn hold_lasts_as_long_as_unconfirmed_acquisition() {
     let (store, client) = client();
     let lock = client.lock("a");
     let both = MultiLock::new([&lock]);
@@ -519,9 +519,9 @@ async fn a_hold_lasts_as_long_as_an_acquisition_that_was_not_confirmed() {
     }
 }
 
-/// The release of the request that was dropped takes the owner out of the queue.
+/// The release of the dropped request takes the owner out of the queue.
 #[tokio::test(start_paused = true)]
-async fn another_request_of_an_owner_queues_again_when_one_is_dropped() {
+async fn other_request_of_owner_queues_again_after_drop() {
     let [client, other] = clients();
     let lock = client.fair_lock("a");
     let held = other
@@ -546,7 +546,7 @@ async fn another_request_of_an_owner_queues_again_when_one_is_dropped() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_release_without_an_answer_is_not_taken_for_a_loss() {
+async fn unanswered_release_is_not_reported_as_loss() {
     let (store, client) = client();
     let lock = client.lock("a");
     for failure in [NoAnswer, NoEffect] {
@@ -554,7 +554,7 @@ async fn a_release_without_an_answer_is_not_taken_for_a_loss() {
         store.fail([failure]);
         let failed = guard.unlock().await;
         assert!(matches!(failed, Err(Error::Unavailable { .. })));
-        // The repetition finds nothing if the first one had its effect.
+        // The repetition finds nothing if the first one took effect.
         client.settled().await;
         let next = lock.lock().await.unwrap();
         assert!(next.is_valid());
@@ -563,7 +563,7 @@ async fn a_release_without_an_answer_is_not_taken_for_a_loss() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn the_next_acquisition_waits_for_what_may_still_be_held() {
+async fn next_acquisition_waits_for_pending_release() {
     let (store, client) = client();
     let lock = client.fenced_lock("a");
     let me = Owner::new();

@@ -1,4 +1,4 @@
-//! The embedded store: the rules, run in process.
+//! The embedded store: runs the rules in process.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -13,8 +13,8 @@ use crate::step::Step;
 
 /// A store without a server: the same steps, keys and messages, in this process.
 ///
-/// Clients that are given clones of one `Embedded` share its keys, as if they were processes that
-/// share a server. Time is tokio's, so tests can pause and advance it.
+/// Clients with clones of one `Embedded` share its keys, like processes that share a server. Time is
+/// tokio's, so tests can pause and advance it.
 ///
 /// ```
 /// # #[tokio::main(flavor = "current_thread")] async fn main() -> redlatch::Result<()> {
@@ -38,7 +38,7 @@ struct Shared {
 }
 
 impl Embedded {
-    /// An empty store.
+    /// Creates an empty store.
     pub fn new() -> Embedded {
         Embedded::default()
     }
@@ -54,7 +54,7 @@ impl Embedded {
     }
 
     fn shared(&self) -> std::sync::MutexGuard<'_, Shared> {
-        // Nothing under this lock can panic half-way, so a poisoned one is as good as any.
+        // Nothing under this lock can panic half-way, so a poisoned lock is consistent.
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -65,7 +65,7 @@ impl std::fmt::Debug for Embedded {
     }
 }
 
-/// One client's place at an embedded store.
+/// One client's connection to an embedded store.
 pub(crate) struct Attached {
     id: u64,
     store: Embedded,
@@ -158,8 +158,8 @@ impl Drop for Attached {
 pub(crate) mod trouble;
 
 impl Shared {
-    /// Who must hear of what was just published. Told after the lock is given back, because an
-    /// ear may ask the store at once.
+    /// Returns the subscribers of the messages just published. They are called after the lock is released,
+    /// because they may access the store at once.
     fn published(&mut self) -> Vec<(SharedEar, String)> {
         let mut woken = Vec::new();
         for message in self.space.take_published() {

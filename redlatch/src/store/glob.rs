@@ -1,9 +1,9 @@
-//! Glob patterns as SCAN's MATCH has them, for the embedded store.
+//! Glob patterns of SCAN's MATCH, for the embedded store.
 
-/// Whether `text` matches `pattern`: `*`, `?`, `[a-z]`, `[^a]` and `\` as in Redis.
+/// Returns whether `text` matches `pattern`: `*`, `?`, `[a-z]`, `[^a]` and `\` as in Redis.
 ///
-/// Takes time in the order of pattern times text, whatever the pattern: only the last `*` is ever
-/// gone back to.
+/// Takes time proportional to the length of the pattern times that of the text: it backtracks only to the
+/// last `*`.
 pub(crate) fn matches(pattern: &[u8], text: &[u8]) -> bool {
     let (mut p, mut t) = (0, 0);
     let mut last_star: Option<(usize, usize)> = None;
@@ -31,7 +31,7 @@ pub(crate) fn matches(pattern: &[u8], text: &[u8]) -> bool {
     pattern[p..].iter().all(|&rest| rest == b'*')
 }
 
-/// How much of `pattern` stands for `byte`, if it does.
+/// Returns the length of the start of `pattern` that matches `byte`, if it does.
 fn one(pattern: &[u8], byte: u8) -> Option<usize> {
     match *pattern.first()? {
         b'?' => Some(1),
@@ -95,7 +95,7 @@ mod tests {
     }
 
     #[test]
-    fn a_pattern_full_of_stars_takes_no_exponential_time() {
+    fn pattern_full_of_stars_is_not_exponential() {
         let pattern = "a*".repeat(200) + "b";
         assert!(!super::matches(pattern.as_bytes(), &[b'a'; 2000]));
     }

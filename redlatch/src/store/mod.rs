@@ -1,4 +1,4 @@
-//! Where steps run: on a server, or in process.
+//! The store, which runs steps: on a server or in process.
 
 use std::collections::BTreeSet;
 use std::pin::Pin;
@@ -18,86 +18,86 @@ pub(crate) mod embedded;
 mod glob;
 pub(crate) mod redis;
 
-/// A store, as one client has it. Closed on purpose: what a store must promise (order, atomic
-/// steps, pushes) is more than a trait could say.
+/// The store of one client. Not a trait: a trait cannot express what a store must promise (order, atomic
+/// steps, pushed messages).
 pub(crate) enum Store {
     Redis(redis::Redis),
     Embedded(embedded::Attached),
 }
 
-/// Who hears what the store has to say unasked. Called from the connection's own task: must not
-/// block.
+/// Receives what the store pushes. Called from the connection's own task: must not block.
 pub(crate) trait Ear: Send + Sync {
-    /// Something was published to `channel`.
+    /// A message was published to `channel`.
     fn heard(&self, channel: &str);
-    /// The connection broke: what was published since then may have been missed.
+    /// The connection broke: messages may have been missed since.
     fn interrupted(&self);
-    /// What is published to `channel` is not heard any more, until it is subscribed to again.
+    /// The subscription of `channel` has ended. Its messages are missed until it is subscribed to again.
     fn ended(&self, channel: &str);
 }
 
 /// How a step is sent.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Lane {
-    /// An acquisition. Waits its turn behind others, and for the replicas to have it.
+    /// An acquisition. Queues behind other attempts, and is confirmed by the replicas.
     Attempt,
-    /// An acquisition that has had its turn, or needs none.
+    /// An acquisition that does not queue: it has had its turn, or needs none.
     Taking,
-    /// A look by somebody who waits. Has its turn as attempts do.
+    /// An inspection by a waiter. Queues like an attempt.
     Look,
-    /// Follows on attempts that may still be on their way.
+    /// Sent on the connection of the attempts, behind those that may still be in flight.
     Behind,
-    /// Follows on an attempt, to the server that served it and to no other: another one may not know of it.
+    /// Sent behind an attempt, to the server that served it and to no other: another server may not know of
+    /// the attempt.
     Only(ServerId),
-    /// Has right of way: renewals, releases, inspections.
+    /// Sent at once, without queueing: renewals, releases, inspections.
     First,
 }
 
 impl Lane {
-    /// Whether it waits its turn.
+    /// Returns whether the step queues for a turn.
     pub(crate) fn queues(self) -> bool {
         matches!(self, Lane::Attempt | Lane::Look)
     }
 
-    /// Whether replicas have to have it too.
+    /// Returns whether replicas have to confirm the step.
     pub(crate) fn is_to_be_confirmed(self) -> bool {
         matches!(self, Lane::Attempt | Lane::Taking)
     }
 }
 
-/// Whether a step was sent at all, and what became of it. Lives outside of the future that sends it, so
-/// that it can be looked at after that was dropped.
+/// Records whether a step was sent, and its outcome. It lives outside of the future that sends the step, so
+/// it can still be read after that future was dropped.
 ///
-/// One call uses it at a time. The flags spare most steps the lock of the notes.
+/// Used by one call at a time. The flags save most steps from locking the notes.
 #[derive(Debug, Default)]
 pub(crate) struct Sent {
     sent: AtomicBool,
-    /// The latest news is an answer.
+    /// Whether the latest news is an answer.
     answered: AtomicBool,
-    /// The notes have a line.
+    /// Whether the notes contain a line.
     in_line: AtomicBool,
-    /// The notes have a turn.
+    /// Whether the notes contain a turn.
     in_flight: AtomicBool,
     notes: Mutex<Notes>,
 }
 
 #[derive(Debug, Default)]
 struct Notes {
-    /// Since when the store could not be asked, and why; out of date if it has answered since.
+    /// Start and error of an outage. Out of date if the store has answered since.
     failed: Option<(Instant, Error)>,
-    /// The turn of an attempt that is in flight, or was when its caller left.
+    /// The turn of an attempt that is in flight, or was when its caller dropped it.
     turn: Option<Turn>,
-    /// Where the attempt waits for its turn.
+    /// The queue in which the attempt waits for its turn.
     queue: Option<Arc<Turns>>,
-    /// From when on an answer may be expected, if the attempt had to wait for its turn.
+    /// Start of the response timeout, if the attempt had to wait for its turn.
     counts_from: Option<Instant>,
-    /// The line that the request has joined, and when: its news are those of the whole line.
+    /// The line that the request has joined, and when. The line's news apply to all its requests.
     line: Option<(Arc<dyn News>, Instant)>,
 }
 
-/// What a request that waits in line knows of the store, though it has not asked by itself.
+/// News of the store for requests that wait in line and send nothing themselves.
 pub(crate) trait News: std::fmt::Debug + Send + Sync {
-    /// The latest news; `None` if there has been none since then.
+    /// Returns the latest news, or `None` if there has been none since then.
     fn word(&self, since: Instant) -> Option<Word>;
 }
 
@@ -106,17 +106,17 @@ pub(crate) trait News: std::fmt::Debug + Send + Sync {
 pub(crate) enum Word {
     /// The store has answered.
     Answered,
-    /// The store could not be asked, with this error at last.
+    /// The store could not be reached or did not answer; `error` is the latest error.
     Failed { since: Instant, error: Error },
 }
 
 impl Sent {
-    /// It is about to be handed to the connection, or to the space.
+    /// Records that the step is about to be passed to the connection or the space.
     pub(crate) fn set(&self) {
         self.sent.store(true, Ordering::Relaxed);
     }
 
-    /// It is known to have done nothing, and may be sent again.
+    /// Records that the step had no effect and may be sent again.
     pub(crate) fn clear(&self) {
         self.sent.store(false, Ordering::Relaxed);
     }
@@ -125,7 +125,7 @@ impl Sent {
         self.sent.load(Ordering::Relaxed)
     }
 
-    /// The latest news, if there are any.
+    /// Returns the latest news, if there is any.
     pub(crate) fn word(&self) -> Option<Word> {
         let notes = self.notes();
         let of_line = notes.line.as_ref();
@@ -139,13 +139,13 @@ impl Sent {
         })
     }
 
-    /// The request has joined a line.
+    /// Records that the request has joined a line.
     pub(crate) fn joined(&self, line: Arc<dyn News>) {
         self.notes().line = Some((line, Instant::now()));
         self.in_line.store(true, Ordering::Relaxed);
     }
 
-    /// The request is the first in its line, or has left it: from now on it asks by itself.
+    /// Records that the request is the first in its line or has left it: from now on it sends steps itself.
     pub(crate) fn asks_by_itself(&self) {
         if !self.in_line.load(Ordering::Relaxed) {
             return;
@@ -168,19 +168,19 @@ impl Sent {
         }
     }
 
-    /// The store has answered: an outage, if there was one, is over.
+    /// Records that the store has answered: an outage, if there was one, is over.
     pub(crate) fn answered(&self) {
         self.answered.store(true, Ordering::Relaxed);
     }
 
-    /// The store has answered an earlier step, and not yet the present one.
+    /// Records that the store has answered an earlier step, but not yet the current one.
     pub(crate) fn unanswered(&self) {
         self.notes().failed = None;
         self.answered.store(false, Ordering::Relaxed);
     }
 
-    /// The store cannot be asked, since this time or, if it failed before and has not answered since,
-    /// since then.
+    /// Records a failure to reach the store. The outage started at `since`, or at its first failure since
+    /// the last answer, if that is earlier.
     pub(crate) fn failed(&self, since: Instant, error: Error) {
         let since = match &self.notes().failed {
             Some((earlier, _)) if !self.answered.load(Ordering::Relaxed) => since.min(*earlier),
@@ -194,13 +194,13 @@ impl Sent {
         self.answered.store(false, Ordering::Relaxed);
     }
 
-    /// The attempt has its turn.
+    /// Keeps the turn of the attempt.
     pub(crate) fn keep_turn(&self, turn: Turn) {
         self.notes().turn = Some(turn);
         self.in_flight.store(true, Ordering::Relaxed);
     }
 
-    /// The turn of the attempt, for the step that settles it.
+    /// Returns the turn of the attempt, for the step that settles it.
     pub(crate) fn take_turn(&self) -> Option<Turn> {
         if !self.in_flight.load(Ordering::Relaxed) {
             return None;
@@ -209,18 +209,20 @@ impl Sent {
         self.notes().turn.take()
     }
 
-    /// Counts the response timeout from the latest answer to others, for as long as the result lives.
+    /// While the result lives, the response timeout restarts with each answer to other attempts in the
+    /// queue.
     pub(crate) fn queued_at(&self, queue: Arc<Turns>) -> impl Drop + '_ {
         self.notes().queue = Some(queue);
         Queued(self)
     }
 
-    /// From when on an answer may be expected, if the attempt had to wait for its turn.
+    /// Returns the start of the response timeout, if the attempt had to wait for its turn.
     pub(crate) fn counts_from(&self) -> Option<Instant> {
         self.notes().counts_from()
     }
 
-    /// Does `work`, or gives up when no answer has come for this long after it was begun.
+    /// Runs `work` until it is done, or until no answer has come for `timeout`. That counts from `begun` at
+    /// first.
     pub(crate) async fn in_time<T>(
         &self,
         begun: Instant,
@@ -262,21 +264,21 @@ impl Drop for Queued<'_> {
     }
 }
 
-/// A reply, and what is known of how it came about.
+/// A reply, and how it was obtained.
 pub(crate) struct Answer<R> {
     pub(crate) reply: R,
-    /// When the step that was answered was sent: leases count from here, because the server
-    /// cannot have started them earlier.
+    /// When the answered step was sent. Leases count from here, because the server cannot have started them
+    /// earlier.
     pub(crate) sent: Instant,
-    /// Whether it had been sent before without an answer, so that the reply may be to a repetition.
+    /// Whether the step was sent before without an answer, so that this may be the reply to a repetition.
     pub(crate) repeated: bool,
-    /// Of an acquisition: whether the replicas have it.
+    /// For an acquisition: whether the replicas have it.
     pub(crate) confirmation: Confirmation,
     pub(crate) server: ServerId,
 }
 
 impl Store {
-    /// Which store it is: the address that was connected to, the same for all who gave the same.
+    /// Identifies the store by the address in its URL: equal for all clients with the same address.
     pub(crate) fn address(&self) -> String {
         match self {
             Store::Redis(redis) => redis.address(),
@@ -284,7 +286,7 @@ impl Store {
         }
     }
 
-    /// Which keys can be in one step, in a cluster: those of the same slot.
+    /// Returns the cluster slot of a key. In a cluster, all keys of a step must be in one slot.
     pub(crate) fn slot(&self, key: &str) -> Option<u16> {
         match self {
             Store::Redis(redis) => redis.slot(key),
@@ -292,7 +294,7 @@ impl Store {
         }
     }
 
-    /// Runs a step; if the connection breaks, again on the next one, until the response timeout.
+    /// Runs a step. If the connection breaks, repeats it on the next one until the response timeout.
     pub(crate) async fn run<S: Step>(
         &self,
         step: &S,
@@ -305,13 +307,13 @@ impl Store {
         }
     }
 
-    /// Runs a step that only looks: what becomes of it makes no difference to the store.
+    /// Runs a read-only step. Its outcome makes no difference to the store.
     pub(crate) async fn look<S: Step>(&self, step: &S) -> Result<S::Reply> {
         let answer = self.run(step, Lane::First, &Sent::default()).await?;
         Ok(answer.reply)
     }
 
-    /// Runs a step once: if the connection breaks, that is the answer.
+    /// Runs a step once. If the connection breaks, that is an error.
     pub(crate) async fn run_once<S: Step>(
         &self,
         step: &S,
@@ -323,10 +325,10 @@ impl Store {
         }
     }
 
-    /// Runs a step that done twice would count twice: tried again only while it is known to have
-    /// done nothing. Without an answer the error is [`Error::OutcomeUnknown`], which names `what`.
+    /// Runs a step that must not be applied twice. It is repeated only while it is known to have had no
+    /// effect. Without an answer, the error is [`Error::OutcomeUnknown`], which names `what`.
     ///
-    /// What was not sent by the response timeout is given up; for an answer it waits until
+    /// A step that was not sent by the response timeout is dropped. The wait for its answer lasts until
     /// `answered_within`, if that is longer.
     ///
     /// [`Error::OutcomeUnknown`]: crate::Error::OutcomeUnknown
@@ -347,8 +349,8 @@ impl Store {
         }
     }
 
-    /// The node that serves a key, as far as is known without asking. Work for different nodes is
-    /// limited and batched separately, so that a node that does not answer delays nothing at the others.
+    /// Returns the node that serves a key, as far as is known locally. Work for different nodes is limited
+    /// and batched separately, so a node that does not answer does not delay work for the others.
     pub(crate) fn node(&self, key: &str) -> Option<NodeId> {
         match self {
             Store::Redis(redis) => redis.node(key),
@@ -356,7 +358,7 @@ impl Store {
         }
     }
 
-    /// The nodes that may have lost data. The embedded store never does.
+    /// Returns the nodes that may have lost data. The embedded store never does.
     pub(crate) fn doubts(&self) -> Arc<Doubts> {
         match self {
             Store::Redis(redis) => redis.doubts(),
@@ -364,7 +366,7 @@ impl Store {
         }
     }
 
-    /// A turn to release something in the background, at the node of a key.
+    /// Waits for a turn to release a hold in the background, at the node of a key.
     pub(crate) async fn settling_turn(&self, key: &str) -> Option<OwnedSemaphorePermit> {
         match self {
             Store::Redis(redis) => redis.settling_turn(key).await,
@@ -372,7 +374,7 @@ impl Store {
         }
     }
 
-    /// The error for a request of this key that has waited this long without any news.
+    /// Returns the error for a request for this key that got no news for this long.
     pub(crate) fn no_answer(&self, key: &str, after: Duration) -> Error {
         match self {
             Store::Redis(redis) => redis.no_answer(key, after),
@@ -380,7 +382,7 @@ impl Store {
         }
     }
 
-    /// How long an answer may take.
+    /// Returns the time limit for an answer.
     pub(crate) fn response_timeout(&self) -> Duration {
         match self {
             Store::Redis(redis) => redis.response_timeout(),
@@ -388,8 +390,8 @@ impl Store {
         }
     }
 
-    /// Subscribes to a channel and runs a step behind it, in one round trip: whatever is published
-    /// after the step is heard.
+    /// Subscribes to a channel and runs a step behind the subscription, in one round trip. So all messages
+    /// published after the step arrive.
     pub(crate) async fn subscribe_and_run<S: Step>(
         &self,
         channel: &str,
@@ -406,7 +408,7 @@ impl Store {
         }
     }
 
-    /// Ends a subscription. An error leaves it ended too: it is not restored.
+    /// Ends a subscription. It is ended even after an error: it is not restored.
     pub(crate) async fn unsubscribe(&self, channel: &str) -> Result<()> {
         match self {
             Store::Redis(redis) => redis.unsubscribe(channel).await,
@@ -417,8 +419,8 @@ impl Store {
         }
     }
 
-    /// One page of the keys that match a glob pattern: the keys, and where the next page begins, if
-    /// there is one. A key may come twice, as with SCAN.
+    /// Returns one page of the keys that match a glob pattern, and the start of the next page, if there is
+    /// one. A key may occur twice, as with SCAN.
     pub(crate) async fn scan(
         &self,
         pattern: &str,
@@ -429,14 +431,14 @@ impl Store {
             Store::Redis(redis) => redis.scan(pattern, sought, cursor).await,
             Store::Embedded(space) => Ok(match sought {
                 Sought::Hashes => (space.keys(pattern), None),
-                // All keys were among the hashes: there are few.
+                // The hashes contain all keys: there are few.
                 Sought::Strings => (Vec::new(), None),
             }),
         }
     }
 }
 
-/// Identifies a server that holds data, for as long as this process knows it.
+/// Identifies a server with data for as long as this process knows it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub(crate) struct NodeId(u64);
 
@@ -448,8 +450,8 @@ pub(crate) struct ServerId {
     number: u64,
 }
 
-/// Nodes that may have lost data, because another process answers for them than before: after a restart or
-/// a failover. The watchdog checks the holds there.
+/// Nodes that may have lost data, because a different server process answers for them: after a restart or a
+/// failover. The watchdog checks the holds there.
 #[derive(Default)]
 pub(crate) struct Doubts {
     nodes: Mutex<BTreeSet<NodeId>>,
@@ -462,9 +464,9 @@ impl Doubts {
         self.raised.notify_one();
     }
 
-    /// Returns the nodes that were named since the last call, as soon as there are any.
+    /// Waits until there are such nodes, and returns those added since the last call.
     ///
-    /// Cancel-safe: they are taken only when they are returned.
+    /// Cancel-safe: the nodes are removed only when they are returned.
     pub(crate) async fn next(&self) -> BTreeSet<NodeId> {
         loop {
             let nodes = std::mem::take(&mut *self.lock());
@@ -480,21 +482,21 @@ impl Doubts {
     }
 }
 
-/// Where a page begins.
+/// Start of a page.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub(crate) struct Cursor {
-    /// Which of the nodes of a cluster, in their order.
+    /// Index of the node in a cluster.
     pub(crate) node: usize,
-    /// SCAN's own.
+    /// Cursor of SCAN.
     pub(crate) key: u64,
 }
 
-/// Which keys to look for: those of locks, or those of what counts.
+/// Which keys to look for: those of locks (hashes), or those of counters (strings).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Sought {
     Hashes,
     Strings,
 }
 
-/// Shared by store and waiting room: the ear is there before the store speaks.
+/// Shared by the store and the wait queues. It exists before the store, so it misses no message.
 pub(crate) type SharedEar = Arc<dyn Ear>;

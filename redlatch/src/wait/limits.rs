@@ -1,11 +1,11 @@
-//! The limits of a request, kept once for every primitive.
+//! The limits of a request, implemented once for all primitives.
 //!
-//! - *Wait limit.* When it has passed the request is dropped and answered with the latest news: `None` if the
-//!   store has answered, because then another owner holds the object; otherwise the error with
-//!   which the store could not be asked.
-//! - *Outage limit.* An outage begins with the first failure after the last answer and ends with the next
-//!   answer. While it lasts the request is made again, after a pause. When it has lasted for the limit,
-//!   the request fails. A wait limit that is shorter wins.
+//! - *Wait limit.* When it has passed, the request is dropped, and the latest news decides the result. If
+//!   the store has answered, it is `None`: another owner holds the object. Otherwise it is the error with
+//!   which the store could not be reached.
+//! - *Outage limit.* An outage starts with the first failure after the last answer and ends with the next
+//!   answer. While it lasts, the request is repeated after pauses. When it has lasted for the limit, the
+//!   request fails. A shorter wait limit has precedence.
 
 use std::future::Future;
 use std::pin::pin;
@@ -29,29 +29,30 @@ pub(crate) struct Limits {
     pub(crate) outage: Duration,
 }
 
-/// A whole request, with everything that it waits for. It may be dropped at any point and made again.
+/// A whole request, including all its waiting. It may be dropped at any point and started again.
 pub(crate) trait Request: Attempt {
-    /// The result of a success.
+    /// Result of a success.
     type Obtained: Send;
 
-    /// Waits until it is acquired; if it does not wait, asks once (`None`: another owner has it).
+    /// Waits until the object is acquired. If it does not wait, makes one attempt (`None`: another owner
+    /// holds it).
     fn obtain(
         &mut self,
         waits: bool,
     ) -> impl Future<Output = Result<Option<Self::Obtained>>> + Send;
 }
 
-/// An answer in flight at the wait limit is waited for this long, if there is no other news: a
-/// process that stood still finds it here.
+/// Extra wait at the wait limit if there is no news: a process that was suspended then still receives an
+/// answer that has arrived.
 const LAST_MOMENT: Duration = Duration::from_millis(50);
 
-/// The pauses of a request during an outage, besides those of the exchange and of connecting.
+/// Pauses of a request during an outage, in addition to those of the exchange and of connecting.
 const FIRST_PAUSE: Duration = Duration::from_millis(50);
 const LONGEST_PAUSE: Duration = Duration::from_secs(1);
 
 impl Limits {
-    /// The limits of a request: its own outage limit, or else the client's, or else none beyond the
-    /// response timeout.
+    /// Returns the limits of a request. `outage` is its own outage limit or the client's; without one, only
+    /// the response timeout applies.
     pub(crate) fn new(patience: Patience, outage: Option<Duration>) -> Limits {
         Limits {
             patience,
@@ -63,9 +64,8 @@ impl Limits {
         !matches!(self.patience, Patience::None)
     }
 
-    /// How long an outage may last that shows as this error. With any limit, tries are repeated
-    /// for as long as the response timeout. (An embedded store has none: what fails there is another
-    /// member of a multi-lock.)
+    /// Returns how long an outage with this error may last. Attempts are always repeated for the response
+    /// timeout. (An embedded store has none: what fails there is another member of a multi-lock.)
     fn outage_of(&self, error: &Error, store: &Store) -> Duration {
         match store.response_timeout() {
             Duration::MAX => self.outage,
@@ -76,7 +76,7 @@ impl Limits {
 }
 
 impl WaitingRoom {
-    /// Makes a request within its limits. `sent` is where the request notes the news of the store.
+    /// Runs a request within its limits. The request records the news of the store in `sent`.
     pub(crate) async fn within<R: Request>(
         &self,
         limits: Limits,
@@ -89,7 +89,7 @@ impl WaitingRoom {
         }
     }
 
-    /// Boxed: most requests have no wait limit, and would have to carry this about.
+    /// Boxed: most requests have no wait limit and should not carry this future.
     fn until<'a, R: Request>(
         &'a self,
         end: Instant,
@@ -125,7 +125,7 @@ impl WaitingRoom {
         request: &mut R,
     ) -> Result<Option<R::Obtained>> {
         let pauses = Backoff::exponential(FIRST_PAUSE, 2.0, LONGEST_PAUSE);
-        // Since when there is an outage, and when the latest try in it was begun.
+        // Start of the outage, and start of the latest attempt in it.
         let mut outage: Option<(Instant, Instant)> = None;
         let mut tries = 0;
         loop {
@@ -139,8 +139,8 @@ impl WaitingRoom {
                 Some(Word::Answered) | None => Instant::now(),
             };
             let limit = limits.outage_of(&error, &self.store);
-            // Tries that fail one after the other are one outage, also if the store answered in between
-            // but its replicas did not.
+            // Consecutive failures are one outage, even if the store answered in between but its replicas
+            // did not.
             let timeout = self.store.response_timeout();
             let in_a_row = match &error {
                 Error::NotReplicated { within, .. } => limit.max(within.saturating_add(timeout)),
@@ -168,7 +168,7 @@ impl WaitingRoom {
 
     /// Logs once per outage and client that requests wait.
     fn tell_outage(&self, channel: &str, error: &Error) {
-        // A waiter that is still in the same outage comes here again within this time.
+        // A waiter in the same outage gets here again within this time.
         let recent = self
             .store
             .response_timeout()

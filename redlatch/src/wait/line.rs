@@ -1,10 +1,15 @@
-//! Lines: per channel one subscription, and per object that is waited for there the local waiters,
-//! in order.
+//! Lines of local waiters: one subscription per channel, and per requested object its waiters in order.
 //!
-//! Redisson's layout gives two objects one channel: `a` and `{a}`. Each has queues of its own, so a
-//! waiter never waits behind a waiter of the other object. They share the subscription: it is made
-//! for the first waiter of the channel and ended after the last, and a message calls the first
-//! waiter of every queue.
+//! Redisson's layout gives two objects one channel: `a` and `{a}`. Each has queues of its own, so a waiter
+//! never waits behind a waiter for the other object. They share the subscription:
+//!
+//! 1. The first waiter that is refused joins the line of its object, and subscribes when it has the turn.
+//! 2. A message on the channel wakes the first waiter of every queue. So does a broken connection, because
+//!    messages may have been missed.
+//! 3. The last waiter of the channel starts a task that ends the subscription after the linger time, unless
+//!    a waiter joins before.
+//! 4. While the subscription is being ended, new waiters get no turn (`Core::ending`), so that ending and
+//!    subscribing cannot cross.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU8, Ordering};
@@ -27,11 +32,11 @@ pub(crate) struct WaitingRoom {
     pub(super) store: Arc<Store>,
     background: Background,
     linger: Duration,
-    /// When a waiter has found the store in an outage last.
+    /// When a waiter last found the store in an outage.
     pub(super) outage: Arc<Mutex<Option<Instant>>>,
 }
 
-/// The lines by channel; the part that hears what the store says.
+/// The lines by channel. Receives the messages of the store.
 #[derive(Default)]
 pub(crate) struct Lines(Mutex<BTreeMap<Arc<str>, Entry>>);
 
@@ -39,11 +44,11 @@ struct Entry {
     core: Arc<Core>,
     /// The objects with waiters on this channel: mostly one. Cleared when the subscription is ended.
     objects: Vec<Arc<Object>>,
-    /// How many are in the line, the first included.
+    /// Number of members of the line, including the first.
     members: usize,
-    /// When the last one left.
+    /// When the last member left.
     idle_since: Option<Instant>,
-    /// The task that waits to close the line.
+    /// The task that will close the line.
     closer: Option<AbortHandle>,
 }
 
@@ -60,30 +65,30 @@ struct Object {
     key: Box<str>,
     queues: [Waiters; 2],
     answers: Mutex<Answers>,
-    /// The store could not be asked: all who wait in line are told.
+    /// Notified when the store could not be reached, to fail all waiters of the line.
     failed: Notify,
 }
 
-/// What the store has answered to those who were first in a line.
+/// What the store has answered to the first of each queue.
 #[derive(Debug, Default)]
 struct Answers {
-    /// Since when it has been asked without an answer.
+    /// Since when a request has been without an answer.
     silent_since: Option<Instant>,
-    /// When the first of the messages arrived after which it has not been asked yet.
+    /// When the first message arrived since the store was last asked.
     called: Option<Instant>,
-    /// Since when it cannot be asked, and why.
+    /// Since when the store cannot be reached, and why.
     failing: Option<(Instant, Error)>,
-    /// The store has answered a request that waits here. Reset when all waiters have left.
+    /// Whether the store has answered a request that waits here. Reset when all waiters have left.
     answered: bool,
 }
 
 /// The waiters in one queue of an object.
 #[derive(Default)]
 struct Waiters {
-    /// Whoever has this lock is the first in line; tokio's mutex serves in order of arrival. Inside:
-    /// until when the one who just won needs nobody to ask.
+    /// The owner of this lock is the first in line; tokio's mutex is fair. Contains the time before which
+    /// the next waiter need not ask, set by the waiter that has just acquired the object.
     turn: tokio::sync::Mutex<Option<Instant>>,
-    /// Called when something was published, or may have been.
+    /// Notified when a message was published, or may have been.
     call: Notify,
 }
 
@@ -95,14 +100,14 @@ pub(crate) enum Queue {
 }
 
 const NOT_SUBSCRIBED: u8 = 0;
-/// Sent; whether it took effect is not known.
+/// Sent; whether it took effect is unknown.
 const SUBSCRIBING: u8 = 1;
 const SUBSCRIBED: u8 = 2;
-/// The store says that it has ended. In a cluster that may have been an earlier one, with the node that
-/// had the slot before: so there may be one to end.
+/// The store reported its end. In a cluster that may be the end of an earlier subscription, at the node
+/// that had the slot before. So there may be a subscription to end.
 const ENDED: u8 = 3;
 
-/// A place in a line. Leaves it when dropped.
+/// A member of a line. Leaves it when dropped.
 pub(super) struct Line {
     room: WaitingRoom,
     core: Arc<Core>,
@@ -110,7 +115,7 @@ pub(super) struct Line {
     queue: Queue,
 }
 
-/// Being the first in line. The next one comes forward when it is dropped.
+/// The turn of the first in line. Dropping it passes the turn to the next waiter.
 pub(super) struct Turn<'a>(tokio::sync::MutexGuard<'a, Option<Instant>>);
 
 impl WaitingRoom {
@@ -129,33 +134,34 @@ impl WaitingRoom {
         }
     }
 
-    /// How many lines have a subscription, waited on or lingering. Who spins has none.
+    /// Returns the number of lines with a subscription, in use or lingering. Spin locks have none.
     pub(crate) fn subscriptions(&self) -> usize {
         let lines = self.lines.lock();
         let subscribed = |entry: &&Entry| entry.core.may_be_subscribed();
         lines.values().filter(subscribed).count()
     }
 
-    /// Whether there is a line for `object` at `channel`: a waiter asks when it is its turn there.
+    /// Returns whether there is a line for `object` at `channel`. Requests then wait for their turn in it.
     pub(crate) fn has_line(&self, channel: &str, object: &str) -> bool {
         let lines = self.lines.lock();
         let entry = lines.get(channel);
         entry.is_some_and(|entry| entry.find(object).is_some())
     }
 
-    /// A place in the line for `object` at `channel`, if there is a line at the channel.
+    /// Joins the line for `object` at `channel`, if there is a line at the channel.
     pub(super) fn line(&self, channel: &str, object: &str, queue: Queue) -> Option<Line> {
         let mut lines = self.lines.lock();
         let entry = lines.get_mut(channel)?;
         Some(self.enter(entry, object, queue))
     }
 
-    /// Has whoever is first in the line of `channel` ask again.
+    /// Wakes the first in the line of `channel`, so that it repeats its request.
     pub(crate) fn call(&self, channel: &str) {
         self.lines.heard(channel);
     }
 
-    /// A place in the line for `object` at `channel`, which is begun if need be; for a request that the store has answered.
+    /// Joins the line for `object` at `channel`, which is created if there is none. For a request that the
+    /// store has answered.
     pub(super) fn join(&self, channel: &str, object: &str, queue: Queue) -> Line {
         let mut lines = self.lines.lock();
         let channel: Arc<str> = channel.into();
@@ -177,8 +183,8 @@ impl WaitingRoom {
         }
     }
 
-    /// Ends the line's subscription once nobody has been in it for the linger time: a lock that is
-    /// waited for again and again is not subscribed to again and again.
+    /// Ends the line's subscription after it had no member for the linger time. So repeated waiting for a
+    /// lock does not subscribe each time.
     async fn close_when_idle(
         lines: Weak<Lines>,
         store: Weak<Store>,
@@ -199,8 +205,7 @@ impl WaitingRoom {
                 Ready::No => return,
                 Ready::Now(core, ending) => (core, ending),
             };
-            // Also if there is none as far as is known here: one that has ended may have been begun again
-            // by a repetition. The store knows.
+            // Also if none is known here: a repetition may have restarted one that ended. The store knows.
             if let Err(error) = store.unsubscribe(&channel).await {
                 tracing::debug!(%channel, %error, "a subscription ended with an error");
             }
@@ -213,7 +218,7 @@ impl WaitingRoom {
 enum Ready {
     Later(Instant),
     No,
-    /// Whoever joins waits until the second is dropped.
+    /// New members wait until the second value is dropped.
     Now(Arc<Core>, tokio::sync::OwnedMutexGuard<()>),
 }
 
@@ -234,17 +239,17 @@ impl Lines {
         if idle_since + linger > Instant::now() {
             return Ready::Later(idle_since + linger);
         }
-        // No line has a member, and none can be joined until this returns: no waiter holds this lock.
+        // The line has no member, and none can join until this returns, so no waiter holds this lock.
         let Ok(ending) = entry.core.ending.clone().try_lock_owned() else {
             return Ready::Later(Instant::now() + linger);
         };
-        // What a queue knows of the next release depends on having heard every release so far.
+        // A queue knows when to expect the next release only if it has received every release so far.
         entry.objects.clear();
         entry.core.begin_ending();
         Ready::Now(entry.core.clone(), ending)
     }
 
-    /// The subscription has ended; the line with it, unless somebody has come meanwhile.
+    /// Records that the subscription has ended. Removes the line unless a waiter has joined meanwhile.
     fn closed(&self, channel: &str) {
         let mut lines = self.lock();
         match lines.get_mut(channel) {
@@ -297,7 +302,7 @@ impl Entry {
         self.objects.iter().find(|object| *object.key == *key)
     }
 
-    /// The object with this key: the one there is, or a new one.
+    /// Returns the object with this key, which is created if there is none.
     fn object(&mut self, key: &str) -> Arc<Object> {
         if let Some(object) = self.find(key) {
             return object.clone();
@@ -328,7 +333,7 @@ impl Core {
     }
 
     fn begin_ending(&self) {
-        // Unknown from here on, also if the ending is dropped half-way.
+        // Unknown from here on, even if ending is dropped half-way.
         let (was, is) = (SUBSCRIBED, SUBSCRIBING);
         let subscription = &self.subscription;
         let _ = subscription.compare_exchange(was, is, Ordering::SeqCst, Ordering::SeqCst);
@@ -348,10 +353,10 @@ impl std::fmt::Debug for Object {
 }
 
 impl News for Object {
-    /// The store has told a request in this line that another owner holds the object. That counts as news, unless
-    /// the store has been asked all the time since then and has not answered, or a message has arrived before then and
-    /// the store has not been asked yet. A line is without news if all its requests have left, or if it was begun for
-    /// another object at the same channel.
+    /// If a request in this line was refused, the store has answered that another owner holds the object.
+    /// That counts as news, unless a request has been without an answer ever since `since`, or a message
+    /// arrived before `since` and no request was sent after it. There is no news if all requests of the
+    /// line have left, or if the line was created for another object at the same channel.
     fn word(&self, since: Instant) -> Option<Word> {
         let answers = self.answers();
         if let Some((since, error)) = answers.failing.clone() {
@@ -380,13 +385,13 @@ impl Line {
         self.object.clone()
     }
 
-    /// The store is about to be asked.
+    /// Records that a request is about to be sent.
     pub(super) fn asking(&self) {
         let mut answers = self.object.answers();
         answers.silent_since.get_or_insert_with(Instant::now);
     }
 
-    /// The step has ended, and this is the latest news.
+    /// Records that the request has ended, with the latest news.
     pub(super) fn heard(&self, word: Option<Word>) {
         let mut answers = self.object.answers();
         answers.silent_since = None;
@@ -397,13 +402,13 @@ impl Line {
         }
     }
 
-    /// Tells all who wait in line that the store cannot be asked.
+    /// Reports to all waiters in line that the store cannot be reached.
     pub(super) fn fail_together(&self) {
         self.object.failed.notify_waiters();
     }
 
-    /// Returns when [`Line::fail_together`] is called after this was first polled: since when the store
-    /// cannot be asked, and why.
+    /// Waits until [`Line::fail_together`] is called after the first poll. Returns since when the store
+    /// cannot be reached, and why.
     pub(super) async fn failed(&self) -> (Instant, Error) {
         loop {
             self.object.failed.notified().await;
@@ -413,20 +418,20 @@ impl Line {
         }
     }
 
-    /// Returns when everybody who came before has had their turn, and no subscription of the channel is
-    /// being ended. From then on none is, because this line has a member.
+    /// Waits until all earlier waiters have had their turns and no subscription of the channel is being
+    /// ended. None is ended from then on, because this line has a member.
     pub(super) async fn turn(&self) -> Turn<'_> {
         let turn = self.waiters().turn.lock().await;
         drop(self.core.ending.lock().await);
         Turn(turn)
     }
 
-    /// Returns when something was published since [`Line::forget_calls`], or the connection broke.
+    /// Waits until a message was published since [`Line::forget_calls`], or the connection broke.
     pub(super) async fn called(&self) {
         self.waiters().call.notified().await;
     }
 
-    /// Drops the messages that were published until now. Returns whether there were any.
+    /// Discards the messages so far. Returns whether there were any.
     pub(super) fn forget_calls(&self) -> bool {
         let mut answers = self.object.answers();
         answers.silent_since = answers.silent_since.or(answers.called.take());
@@ -438,7 +443,7 @@ impl Line {
         self.core.subscription.load(Ordering::SeqCst) == SUBSCRIBED
     }
 
-    /// A subscription is about to be sent, so there may be one to end.
+    /// Records that a subscription is about to be sent, so there may be one to end.
     pub(super) fn subscribing(&self) {
         let subscription = &self.core.subscription;
         let _ = subscription.fetch_update(Ordering::SeqCst, Ordering::SeqCst, |now| {
@@ -446,7 +451,7 @@ impl Line {
         });
     }
 
-    /// It took effect; unless it has ended already.
+    /// Records that the subscription took effect, unless it has ended already.
     pub(super) fn subscribed(&self) {
         let _ = self.core.subscription.compare_exchange(
             SUBSCRIBING,
@@ -479,7 +484,7 @@ impl Drop for Line {
         if entry.closer.as_ref().is_some_and(closes) {
             return;
         }
-        // Not counted as background work: nobody who waits for that means to wait for this.
+        // Not counted as background work: callers that wait for that do not mean to wait for this.
         let closer = runtime.spawn(task(WaitingRoom::close_when_idle(
             Arc::downgrade(&self.room.lines),
             Arc::downgrade(&self.room.store),
@@ -491,7 +496,7 @@ impl Drop for Line {
 }
 
 impl Turn<'_> {
-    /// Says, on the way out as the winner, until when the next one need not ask by itself.
+    /// Records, for the waiter that acquired the object, until when the next one need not send a request.
     pub(super) fn hand_on(&mut self, until: Instant) {
         *self.0 = Some(until);
     }
@@ -505,9 +510,9 @@ impl Turn<'_> {
 mod tests {
     use super::*;
 
-    /// In a cluster the end may be that of an earlier subscription, with another node.
+    /// In a cluster this may be the end of an earlier subscription, at another node.
     #[test]
-    fn after_an_end_there_may_be_a_subscription_to_end() {
+    fn ended_subscription_may_have_to_be_ended_again() {
         let entry = Entry::new("c".into());
         let core = entry.core.clone();
         core.subscription.store(SUBSCRIBED, Ordering::SeqCst);
@@ -529,14 +534,14 @@ mod tests {
         WaitingRoom::new(lines, store, Background::default(), LINGER)
     }
 
-    /// Whether a waiter in line is called at once.
+    /// Returns whether a waiter in line is woken at once.
     async fn is_called(line: &Line) -> bool {
         let called = tokio::time::timeout(Duration::ZERO, line.called());
         called.await.is_ok()
     }
 
     #[tokio::test(start_paused = true)]
-    async fn waiters_are_called_by_messages_and_when_some_may_have_been_missed() {
+    async fn waiters_wake_on_messages_and_when_some_may_be_missed() {
         let room = room();
         let line = room.join("c", "object", Queue::Exclusive);
         assert!(!is_called(&line).await);
@@ -578,7 +583,7 @@ mod tests {
     }
 
     #[test]
-    fn a_subscription_that_is_being_ended_is_not_relied_on() {
+    fn subscription_being_ended_is_not_used() {
         let core = Entry::new("c".into()).core;
         core.subscription.store(SUBSCRIBED, Ordering::SeqCst);
         core.begin_ending();
@@ -587,7 +592,7 @@ mod tests {
     }
 
     #[test]
-    fn a_line_is_closed_unless_a_waiter_has_come_meanwhile() {
+    fn line_is_closed_unless_waiter_joins() {
         let lines = Lines::default();
         lines.lock().insert("c".into(), Entry::new("c".into()));
         lines.lock().get_mut("c").unwrap().members = 1;
@@ -598,9 +603,9 @@ mod tests {
         assert_eq!(lines.lock().len(), 0);
     }
 
-    /// A waiter that comes and leaves within the linger time begins it anew, with the same task.
+    /// A waiter that joins and leaves within the linger time restarts it, with the same task.
     #[tokio::test(start_paused = true)]
-    async fn the_linger_time_is_counted_from_the_last_waiter() {
+    async fn linger_time_starts_after_last_waiter() {
         let room = room();
         for _ in 0..3 {
             let line = room.join("c", "object", Queue::Exclusive);

@@ -1,13 +1,19 @@
-//! Waiting, once for every primitive: *it is yours, or wait at most this long*.
+//! Waiting, implemented once for all primitives. A request either acquires its object or learns how long
+//! to wait at most.
 //!
-//! A request that is refused joins the line of the object that it asks for. Only the first in a line
-//! asks the store; the others wait for their turn without a single command. The first subscribes
-//! and asks again behind the subscription, so that no release after that goes unheard, and then
-//! sleeps until it hears one, or until the holder's lease would have ended.
+//! 1. A request first asks the store once. If it is refused, it joins the line of the object. If there is a
+//!    line at the channel already, it joins without asking.
+//! 2. Only the first in a line sends requests. The others wait for their turn and send nothing.
+//! 3. Unless the line is subscribed already, the first subscribes and sends its request behind the
+//!    subscription, in one round trip, so that it misses no later release.
+//! 4. It then sleeps until a message arrives or the holder's lease ends, and repeats its request.
+//! 5. When it acquires the object, it passes the turn on, together with the end of its own lease. The next
+//!    waiter sends nothing before then unless a message arrives.
+//! 6. If the store cannot be reached, all waiters of the line fail together.
 //!
-//! Limits are kept outside of all that, for the whole request: at the wait limit the request is dropped,
-//! also during an outage, and steps that may be in flight are settled as after any drop. An outage of the
-//! store interrupts the request; it leaves its line, pauses, and begins again, until the outage limit.
+//! The limits in `limits` apply to the whole request. At the wait limit the request is dropped, even during
+//! an outage, and steps that may be in flight are settled as after any drop. An outage interrupts the
+//! request: it leaves its line, pauses, and starts again, until the outage limit.
 
 use std::future::Future;
 use std::pin::{Pin, pin};
@@ -28,24 +34,24 @@ pub(crate) use limits::{Limits, Request};
 use line::{Line, Turn};
 pub(crate) use line::{Lines, Queue, WaitingRoom};
 
-/// Added to what the store says of the holder's remaining lease, which it cuts to whole
-/// milliseconds: asking a moment early would be asking twice.
+/// Added to the holder's remaining lease, which the store truncates to whole milliseconds. Without it the
+/// waiter could be early and have to ask twice.
 const ROUNDING: Duration = Duration::from_millis(1);
 
-/// How long the first in a line waits before the log says so. Longer than the default lease: a holder that
-/// died is passed over by then.
+/// How long the first in a line waits before that is logged. Longer than the default lease: the lock of a
+/// holder that died is free by then.
 const LONG_WAIT: Duration = Duration::from_secs(30);
 
-/// Something that can be asked for again and again until it is had.
+/// A resource that is requested repeatedly until it is acquired.
 pub(crate) trait Attempt: Send {
-    /// What there is when it is had.
+    /// Result of the acquisition.
     type Won: Send;
 
-    /// The channel on which the store tells that asking again makes sense.
+    /// The channel on which the store publishes that a retry makes sense.
     fn channel(&self) -> &str;
 
-    /// Key of the requested object. Two objects may share a channel, but a waiter never waits behind
-    /// a waiter for another object.
+    /// Key of the requested object. Two objects may share a channel, but a waiter never waits behind a
+    /// waiter for another object.
     fn object(&self) -> &str;
 
     /// Which of the object's queues to wait in.
@@ -53,10 +59,10 @@ pub(crate) trait Attempt: Send {
         Queue::Exclusive
     }
 
-    /// Asks once, subscribing to the channel first if told to.
+    /// Sends the request once, behind a subscription to the channel if `subscribe` is set.
     fn ask(&mut self, subscribe: bool) -> impl Future<Output = Result<Outcome<Self::Won>>> + Send;
 
-    /// Whether the last [`Attempt::ask`] came so far as to subscribe, if it was told to.
+    /// Returns whether the last [`Attempt::ask`] has sent the subscription, if one was requested.
     fn has_subscribed(&self) -> bool {
         true
     }
@@ -64,22 +70,22 @@ pub(crate) trait Attempt: Send {
     /// News of the steps of this request.
     fn sent(&self) -> &Sent;
 
-    /// Whether the store that it asks is the one that the others in its line wait for, and no other. Then
-    /// an error means that they cannot ask it either.
+    /// Returns whether the request uses exactly the store for which the others in its line wait. If so, an
+    /// error means that they cannot reach it either.
     fn asks_for_line(&self) -> bool {
         true
     }
 
-    /// How long what was won keeps everybody else in the queue from having it too. `None`: it does
-    /// not, or nobody will say when it ends; the next one asks at once.
+    /// How long the acquisition excludes the other waiters in the queue. `None`: it does not, or its end is
+    /// not announced, so the next waiter asks at once.
     fn keeps_others_out(&self) -> Option<Duration>;
 
-    /// Instead of listening to the channel: how long to sleep before asking again.
+    /// Pause before the next request, for attempts that poll instead of subscribing.
     fn pause(&mut self) -> Option<Duration> {
         None
     }
 
-    /// Logs after a long wait which owner holds the object. Runs beside the waiting.
+    /// Logs after a long wait which owner holds the object. Runs concurrently with the waiting.
     fn report(&self, since: Instant) -> impl Future<Output = ()> + Send + 'static {
         let _ = since;
         std::future::ready(())
@@ -87,9 +93,10 @@ pub(crate) trait Attempt: Send {
 }
 
 impl WaitingRoom {
-    /// Asks until it is acquired; or, if it does not wait, once (`None`: another owner has it).
+    /// Repeats the request until it acquires the object. If it does not wait, sends it once (`None`:
+    /// another owner holds the object).
     ///
-    /// Cancel-safe: who is dropped leaves the line, and the next one asks.
+    /// Cancel-safe: a dropped waiter leaves the line, and the next one takes its turn.
     pub(crate) async fn obtain<A: Attempt>(
         &self,
         attempt: &mut A,
@@ -102,7 +109,7 @@ impl WaitingRoom {
         };
         let line = match present {
             Some(line) => line,
-            // Nobody waits here: most likely it is free, and one round trip is all it takes.
+            // No waiters here: the object is probably free, and one round trip is enough.
             None => match attempt.ask(false).await? {
                 Outcome::Done(won) => return Ok(Some(won)),
                 Outcome::Wait(_) if !waits => return Ok(None),
@@ -112,14 +119,14 @@ impl WaitingRoom {
         in_line(line, attempt).await.map(Some)
     }
 
-    /// The same for who has asked before: waits for its turn, and then asks.
+    /// Like `obtain`, for a request that was refused before: waits for its turn first.
     pub(crate) async fn obtain_in_line<A: Attempt>(&self, attempt: &mut A) -> Result<A::Won> {
         let line = self.join(attempt.channel(), attempt.object(), attempt.queue());
         in_line(line, attempt).await
     }
 }
 
-/// Boxed: most requests do not wait, and would have to carry this about.
+/// Boxed: most requests do not wait and should not carry this future.
 fn in_line<'a, A: Attempt>(line: Line, attempt: &'a mut A) -> Boxed<'a, Result<A::Won>> {
     Box::pin(async move {
         attempt.sent().joined(line.news());
@@ -140,7 +147,7 @@ fn in_line<'a, A: Attempt>(line: Line, attempt: &'a mut A) -> Boxed<'a, Result<A
     })
 }
 
-/// Waits, and reports once when that takes long.
+/// Waits, and reports once if that takes long.
 async fn reported<W: Future>(
     since: Instant,
     report: impl Future<Output = ()>,
@@ -162,11 +169,12 @@ async fn first_in_line<A: Attempt>(
     mut turn: Turn<'_>,
     attempt: &mut A,
 ) -> Result<A::Won> {
-    // Whoever had the turn before won, and the line hears every release since: nothing to ask yet.
+    // The waiter that had the turn before acquired the object, and the line has received every release
+    // since: there is no need to ask yet.
     let mut next = match turn.take_handed_on() {
         Some(at) if line.is_subscribed() && Instant::now() < at && !line.forget_calls() => {
-            // No release has arrived since the previous waiter acquired it, so another owner still holds it. This counts
-            // as the store's answer to this request.
+            // No release has arrived since the previous waiter acquired it, so another owner still holds
+            // it. This counts as the store's answer to this request.
             attempt.sent().answered();
             Next::At(at)
         }
@@ -182,7 +190,7 @@ async fn first_in_line<A: Attempt>(
                 () = sleep_until(at) => {}
             },
         }
-        // What was heard until now cannot matter to an answer that comes after it.
+        // Earlier messages do not matter to an answer that comes after them.
         line.forget_calls();
         let asked = Instant::now();
         let pause = attempt.pause();
@@ -213,8 +221,8 @@ async fn first_in_line<A: Attempt>(
     }
 }
 
-/// Asks, and shares with the whole line what the store said. If it could not be asked, all fail together:
-/// otherwise each would find out by itself, one response timeout after the other.
+/// Sends the request, and shares the store's news with the whole line. If the store cannot be reached, all
+/// fail together. Otherwise each would take another response timeout to fail.
 async fn ask_for_line<A: Attempt>(
     line: &Line,
     attempt: &mut A,
@@ -236,7 +244,7 @@ async fn ask_for_line<A: Attempt>(
     answer
 }
 
-/// When the first in line asks again, unless it is called before.
+/// When the first in line repeats its request, unless a message arrives before.
 enum Next {
     Now,
     At(Instant),
@@ -244,7 +252,7 @@ enum Next {
 }
 
 impl Next {
-    /// After so long. What the clock cannot hold is never.
+    /// After this pause; never, if the clock cannot represent that.
     fn after(pause: Duration) -> Next {
         Instant::now()
             .checked_add(pause)

@@ -1,4 +1,4 @@
-//! Waiting on a stopped clock, with requests whose answers are known beforehand.
+//! Waiting on a stopped clock, with requests whose answers are scripted.
 
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex};
@@ -15,7 +15,7 @@ const SECOND: Duration = Duration::from_secs(1);
 
 type Answer = Result<Outcome<u32>>;
 
-/// A request that notes after how many seconds it asked, and whether it subscribed.
+/// A request that records after how many seconds it asked, and whether it subscribed.
 struct Scripted {
     begun: Instant,
     answers: VecDeque<Answer>,
@@ -122,7 +122,7 @@ async fn sleep(seconds: u32) {
 }
 
 #[tokio::test(start_paused = true)]
-async fn the_first_in_line_subscribes_and_asks_when_the_holders_lease_ends() {
+async fn first_waiter_subscribes_and_retries_at_lease_end() {
     let room = room();
     let mut one = scripted(&room, [wait(10), wait(10), wait(5), Ok(Outcome::Done(1))]);
     assert_eq!(room.obtain(&mut one, true).await.unwrap(), Some(1));
@@ -131,7 +131,7 @@ async fn the_first_in_line_subscribes_and_asks_when_the_holders_lease_ends() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_message_has_the_first_in_line_ask_at_once() {
+async fn message_makes_first_waiter_retry() {
     let room = room();
     let mut one = scripted(&room, [wait(60), wait(60), wait(60), Ok(Outcome::Done(1))]);
     let asked = one.asked.clone();
@@ -148,7 +148,7 @@ async fn a_message_has_the_first_in_line_ask_at_once() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn what_is_held_for_ever_is_asked_for_when_a_message_comes() {
+async fn waiter_for_endless_hold_retries_on_message() {
     let room = room();
     let for_ever = || Ok(Outcome::Wait(Duration::MAX));
     let mut one = scripted(&room, [for_ever(), for_ever(), Ok(Outcome::Done(1))]);
@@ -162,7 +162,7 @@ async fn what_is_held_for_ever_is_asked_for_when_a_message_comes() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_request_that_does_not_wait_asks_once_and_leaves_no_line() {
+async fn request_without_wait_asks_once_and_leaves_no_line() {
     let room = room();
     let mut one = scripted(&room, [wait(10)]);
     assert_eq!(room.obtain(&mut one, false).await.unwrap(), None);
@@ -171,7 +171,7 @@ async fn a_request_that_does_not_wait_asks_once_and_leaves_no_line() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn who_pauses_between_tries_does_not_subscribe() {
+async fn polling_attempt_does_not_subscribe() {
     let room = room();
     let answers = [wait(60), wait(60), wait(60), Ok(Outcome::Done(1))];
     let mut one = scripted(&room, answers);
@@ -182,9 +182,9 @@ async fn who_pauses_between_tries_does_not_subscribe() {
     assert_eq!(room.subscriptions(), 0);
 }
 
-/// The winner at 1 s keeps it for 10 s: nothing is asked before 11 s, unless a message comes.
+/// The winner at 1 s keeps it for 10 s: no waiter asks before 11 s, unless a message arrives.
 #[tokio::test(start_paused = true)]
-async fn the_next_in_line_does_not_ask_while_the_winner_keeps_it() {
+async fn next_waiter_does_not_ask_during_winners_lease() {
     for (message, expected) in [(false, 11_u32), (true, 5)] {
         let room = room();
         let mut one = scripted(&room, [wait(1), wait(1), Ok(Outcome::Done(1))]);
@@ -205,14 +205,14 @@ async fn the_next_in_line_does_not_ask_while_the_winner_keeps_it() {
         let (first, (), ()) = tokio::join!(room.obtain(&mut one, true), second, call);
         assert_eq!(first.unwrap(), Some(1));
         assert_eq!(*asked.lock().unwrap(), [(expected.into(), false)]);
-        // The remaining lease was cut to whole milliseconds.
+        // The remaining lease was truncated to whole milliseconds.
         let over = two.begun.elapsed() - expected * SECOND;
         assert_eq!(over > Duration::ZERO, !message, "{over:?}");
     }
 }
 
 #[tokio::test(start_paused = true)]
-async fn all_in_line_learn_of_an_outage_unless_it_is_of_another_store() {
+async fn outage_fails_whole_line_unless_of_other_store() {
     for together in [true, false] {
         let room = room();
         let mut one = scripted(&room, [wait(1), wait(1), outage()]);
@@ -233,9 +233,9 @@ async fn all_in_line_learn_of_an_outage_unless_it_is_of_another_store() {
     }
 }
 
-/// Readers do not stand behind a writer, nor the waiters for `a` behind those for `{a}`.
+/// Readers do not wait behind a writer, nor do waiters for `a` behind those for `{a}`.
 #[tokio::test(start_paused = true)]
-async fn queues_and_objects_of_a_channel_do_not_wait_for_each_other() {
+async fn queues_and_objects_of_channel_are_independent() {
     let room = room();
     let mut one = scripted(&room, [wait(60), wait(60)]);
     let mut same = scripted(&room, [wait(60)]);
@@ -255,12 +255,12 @@ async fn queues_and_objects_of_a_channel_do_not_wait_for_each_other() {
     assert!(tokio::time::timeout(SECOND, all).await.is_err());
     let counts = asked.map(|asked| asked.lock().unwrap().len());
     assert_eq!(counts, [0, 1, 1]);
-    // Told to all of them.
+    // They share one subscription.
     assert_eq!(room.subscriptions(), 1);
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_subscription_ends_when_it_was_not_needed_for_the_linger_time() {
+async fn subscription_ends_after_linger_time() {
     let room = room();
     let wait_for = async |seconds: u32| {
         let mut one = scripted(&room, [wait(60), wait(60)]);
@@ -286,9 +286,10 @@ async fn a_subscription_ends_when_it_was_not_needed_for_the_linger_time() {
     assert_eq!(room.subscriptions(), 1);
 }
 
-/// One request wins at 1 s and keeps the lock for 10 s. Another one joins at 5 s and gets no answer until its wait limit.
+/// One request acquires the lock at 1 s and keeps it for 10 s. Another one joins at 5 s and gets no answer
+/// until its wait limit.
 #[tokio::test(start_paused = true)]
-async fn a_release_before_a_request_joins_leaves_it_without_news() {
+async fn request_joining_after_release_has_no_news() {
     for released in [false, true] {
         let room = room();
         let mut one = scripted(&room, [wait(1), wait(1), Ok(Outcome::Done(1))]);
@@ -312,9 +313,9 @@ async fn a_release_before_a_request_joins_leaves_it_without_news() {
     }
 }
 
-/// Another object at the same channel is waited for, or its subscription is just being ended.
+/// Waiters wait for another object at the same channel, or its subscription is being ended.
 #[tokio::test(start_paused = true)]
-async fn a_line_at_the_channel_of_another_object_has_no_news() {
+async fn line_of_other_object_at_channel_has_no_news() {
     let room = room();
     let mut one = scripted(&room, [wait(60), wait(60)]);
     let mut two = scripted(&room, []);
@@ -331,7 +332,7 @@ async fn a_line_at_the_channel_of_another_object_has_no_news() {
     }
 }
 
-/// How a request with these limits ends, and after how many milliseconds.
+/// Returns how a request with these limits ends, and after how many milliseconds.
 async fn within(
     patience: Patience,
     outage: Option<Duration>,
@@ -340,7 +341,7 @@ async fn within(
     within_at(&room(), patience, outage, answers).await
 }
 
-/// The same in this waiting room.
+/// The same with these wait queues.
 async fn within_at(
     room: &WaitingRoom,
     patience: Patience,
@@ -361,7 +362,7 @@ fn room_with_timeout() -> WaitingRoom {
     room_of(&store)
 }
 
-/// How a request to such a store ends that waits without a limit.
+/// Returns how a request to such a store ends that waits without a limit.
 async fn within_timeout(
     outage: Option<Duration>,
     answers: impl IntoIterator<Item = Answer>,
@@ -377,7 +378,7 @@ fn not_replicated() -> Answer {
     })
 }
 
-/// A request that is refused, waits for so many seconds and then fails like this so often; again and again.
+/// A request that is refused, waits for `seconds` and then fails like this `failures` times; repeatedly.
 fn tries(seconds: u32, failures: usize, failure: fn() -> Answer) -> impl Iterator<Item = Answer> {
     let one = move |_| std::iter::once(wait(seconds)).chain((0..failures).map(move |_| failure()));
     // The first one is refused before it joins the queue, too.
@@ -388,11 +389,11 @@ fn tries(seconds: u32, failures: usize, failure: fn() -> Answer) -> impl Iterato
 }
 
 #[tokio::test(start_paused = true)]
-async fn without_an_outage_limit_requests_are_repeated_for_the_response_timeout() {
+async fn without_outage_limit_requests_retry_for_response_timeout() {
     let (failed, after) = within_timeout(None, (0..100).map(|_| outage())).await;
     assert!(matches!(failed, Err(Error::ResponseTimeout { .. })));
     assert!((3_000..4_500).contains(&after), "{after}");
-    // The store was asked: its replicas have had their time.
+    // The store was reached: its replicas have had their time.
     let (failed, after) = within_timeout(None, [not_replicated()]).await;
     assert!(matches!(failed, Err(Error::NotReplicated { .. })) && after == 0);
     // A longer outage limit counts.
@@ -406,7 +407,7 @@ async fn without_an_outage_limit_requests_are_repeated_for_the_response_timeout(
 }
 
 #[tokio::test(start_paused = true)]
-async fn failures_are_one_outage_if_they_follow_within_the_response_timeout() {
+async fn failures_within_response_timeout_are_one_outage() {
     let limit = Some(5 * SECOND);
     let (failed, after) = within_timeout(limit, tries(2, 1, outage)).await;
     assert!(
@@ -429,7 +430,7 @@ async fn failures_are_one_outage_if_they_follow_within_the_response_timeout() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn each_outage_begins_with_short_pauses() {
+async fn each_outage_starts_with_short_pauses() {
     let hour = Some(3600 * SECOND);
     // Eight pauses: at most 50, 100, 200, 400 and 800 ms, then 1 s each, and at least half of that.
     let (won, after) = within_timeout(hour, tries(10, 8, outage)).await;
@@ -443,7 +444,7 @@ async fn each_outage_begins_with_short_pauses() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn an_outage_is_in_the_log_once() {
+async fn outage_is_logged_once() {
     let log = Log::default();
     let writer = log.clone();
     let subscriber = tracing_subscriber::fmt()
@@ -504,7 +505,7 @@ impl Attempt for Plain {
 }
 
 #[tokio::test(start_paused = true)]
-async fn unless_told_otherwise_a_waiter_subscribes_and_asks_for_its_line() {
+async fn waiter_subscribes_and_asks_for_its_line_by_default() {
     let room = room();
     let mut one = Plain(scripted(&room, [wait(5), wait(5), outage()]));
     let mut two = Plain(scripted(&room, []));
@@ -522,7 +523,7 @@ async fn unless_told_otherwise_a_waiter_subscribes_and_asks_for_its_line() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn at_the_wait_limit_the_latest_news_is_the_answer() {
+async fn latest_news_decides_at_wait_limit() {
     let limit = || Patience::at_most(5 * SECOND);
     let (answered, after) = within(limit(), None, [wait(60), wait(60)]).await;
     assert_eq!((answered.unwrap(), after / 10), (None, 500));
@@ -532,7 +533,7 @@ async fn at_the_wait_limit_the_latest_news_is_the_answer() {
     let (failed, after) = within(limit(), hour, (0..1000).map(|_| outage())).await;
     assert!(matches!(failed, Err(Error::ResponseTimeout { after }) if after == SECOND));
     assert_eq!(after / 10, 500);
-    // Without any news it is waited for a moment longer.
+    // Without any news it waits a moment longer.
     let (silent, after) = within(limit(), None, []).await;
     let waited = 5 * SECOND;
     assert!(matches!(silent, Err(Error::ResponseTimeout { after }) if after == waited));
@@ -540,7 +541,7 @@ async fn at_the_wait_limit_the_latest_news_is_the_answer() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn an_outage_is_waited_through_until_its_limit() {
+async fn waiting_lasts_through_outage_until_limit() {
     let limit = Some(10 * SECOND);
     let (failed, after) = within(Patience::Endless, limit, (0..1000).map(|_| outage())).await;
     assert!(matches!(failed, Err(Error::ResponseTimeout { .. })));
@@ -548,7 +549,7 @@ async fn an_outage_is_waited_through_until_its_limit() {
     let short = (0..4).map(|_| outage()).chain([Ok(Outcome::Done(1))]);
     let (won, _) = within(Patience::Endless, limit, short).await;
     assert_eq!(won.unwrap(), Some(1));
-    // What is not over by waiting, and without a limit, fails at once.
+    // Errors that waiting does not fix, and outages without a limit, fail at once.
     let (failed, after) = within(Patience::Endless, None, [outage()]).await;
     assert!(failed.is_err() && after == 0);
     let refused = || Err(Error::AlreadyHeld { name: "a".into() });
@@ -561,7 +562,7 @@ async fn an_outage_is_waited_through_until_its_limit() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_line_that_nobody_asks_for_has_no_news() {
+async fn line_without_answers_has_no_news() {
     let room = room();
     let line = room.join("channel", "object", Queue::Exclusive);
     let (news, joined) = (line.news(), Instant::now());

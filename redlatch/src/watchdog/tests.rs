@@ -1,4 +1,4 @@
-//! The watchdog on a stopped clock, with holds that the store has for as long as the test says so.
+//! The watchdog on a stopped clock, with holds that the store keeps for as long as the test says so.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -12,7 +12,7 @@ use crate::wait::Lines;
 
 const SECOND: Duration = Duration::from_secs(1);
 
-/// A kind that notes when the store was asked for its hold.
+/// A kind that records when the store was asked for its hold.
 struct Noted {
     begun: Instant,
     weight: usize,
@@ -74,7 +74,7 @@ impl Watched {
         self.kind.missing.store(true, Ordering::SeqCst);
     }
 
-    /// When it was asked for since the last call, and whether to renew it.
+    /// Returns when the hold was asked for since the last call, and whether to renew it.
     fn asked(&self) -> Vec<(u64, bool)> {
         std::mem::take(&mut self.kind.asked.lock().unwrap())
     }
@@ -102,7 +102,7 @@ fn tasks() -> usize {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_hold_is_renewed_whenever_a_third_of_its_lease_has_passed() {
+async fn hold_is_renewed_after_each_third_of_its_lease() {
     let (watchdog, one) = (watchdog(), Watched::renewed());
     watchdog.watch(&one.hold);
     sleep(35 * SECOND).await;
@@ -116,7 +116,7 @@ async fn a_hold_is_renewed_whenever_a_third_of_its_lease_has_passed() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_fixed_lease_ends_unasked_and_on_time() {
+async fn fixed_lease_ends_on_time_without_request() {
     let (watchdog, one, other) = (watchdog(), Watched::renewed(), Watched::fixed(25 * SECOND));
     watchdog.watch(&one.hold);
     watchdog.watch(&other.hold);
@@ -129,7 +129,7 @@ async fn a_fixed_lease_ends_unasked_and_on_time() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn what_is_due_within_a_thirtieth_of_the_lease_is_renewed_together() {
+async fn holds_due_within_a_thirtieth_of_lease_share_renewal() {
     let watchdog = watchdog();
     let leases = [30_000, 31_000, 31_100].map(Duration::from_millis);
     let holds = leases.map(|lease| Watched::new(1, lease, true));
@@ -142,7 +142,7 @@ async fn what_is_due_within_a_thirtieth_of_the_lease_is_renewed_together() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_hold_that_is_due_earlier_wakes_the_task() {
+async fn earlier_due_hold_wakes_task() {
     let watchdog = watchdog();
     let (one, other) = (Watched::renewed(), Watched::new(1, 24 * SECOND, true));
     watchdog.watch(&one.hold);
@@ -153,7 +153,7 @@ async fn a_hold_that_is_due_earlier_wakes_the_task() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn one_task_watches_all_holds_and_ends_a_third_of_a_lease_after_the_last() {
+async fn one_task_watches_all_holds_and_ends_after_idle_third() {
     let watchdog = watchdog();
     let holds = [(); 3].map(|()| Watched::renewed());
     for one in &holds {
@@ -164,7 +164,7 @@ async fn one_task_watches_all_holds_and_ends_a_third_of_a_lease_after_the_last()
     for one in &holds {
         watchdog.forget(&one.hold);
     }
-    // It looks once at the time that it knew of.
+    // The task wakes once at the time that it knew of.
     sleep(15 * SECOND).await;
     assert_eq!(tasks(), 1);
     sleep(5 * SECOND).await;
@@ -178,10 +178,10 @@ async fn one_task_watches_all_holds_and_ends_a_third_of_a_lease_after_the_last()
     assert_eq!(tasks(), 0);
 }
 
-/// The holds of a node are lost together: all are looked at as soon as one is missing, and then no more
-/// often than every five seconds.
+/// The holds of a node are lost together: all are checked as soon as one is missing, and then at most every
+/// five seconds.
 #[tokio::test(start_paused = true)]
-async fn a_missing_hold_has_the_others_checked_without_renewing_fixed_leases() {
+async fn missing_hold_triggers_check_without_renewing_fixed_leases() {
     let watchdog = watchdog();
     let (one, other, fixed) = (
         Watched::renewed(),
@@ -205,7 +205,7 @@ async fn a_missing_hold_has_the_others_checked_without_renewing_fixed_leases() {
     sleep(5 * SECOND).await;
     assert_eq!(other.asked(), [(15, true)]);
     assert_eq!(fixed.asked(), [(15, false)]);
-    // Later than that it is at once.
+    // Later than that it is immediate.
     sleep(2 * SECOND).await;
     fixed.gone();
     watchdog.found_missing(&one.hold);
@@ -215,14 +215,14 @@ async fn a_missing_hold_has_the_others_checked_without_renewing_fixed_leases() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn an_empty_watchdog_plans_no_sweep() {
+async fn empty_watchdog_plans_no_sweep() {
     let (watchdog, one) = (watchdog(), Watched::renewed());
     watchdog.found_missing(&one.hold);
     assert!(watchdog.core.queue().nodes.is_empty());
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_hold_in_a_step_is_left_alone_for_a_second() {
+async fn hold_with_step_in_progress_is_skipped_for_a_second() {
     let (watchdog, one) = (watchdog(), Watched::renewed());
     watchdog.watch(&one.hold);
     let turn = one.hold.steps.lock().await;
@@ -236,7 +236,7 @@ async fn a_hold_in_a_step_is_left_alone_for_a_second() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn what_changed_since_its_batch_was_made_is_not_renewed() {
+async fn hold_changed_after_batching_is_not_renewed() {
     let watchdog = watchdog();
     let holds = [(); 4].map(|()| Watched::renewed());
     for one in &holds {
@@ -260,7 +260,7 @@ async fn what_changed_since_its_batch_was_made_is_not_renewed() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn what_ended_since_its_batch_was_made_is_not_checked() {
+async fn hold_ended_after_batching_is_not_checked() {
     let watchdog = watchdog();
     let holds = [(); 3].map(|()| Watched::fixed(100 * SECOND));
     for one in &holds {
@@ -276,7 +276,7 @@ async fn what_ended_since_its_batch_was_made_is_not_checked() {
     assert_eq!(held.asked(), [(0, false)]);
 }
 
-/// What the batches that begin now have to carry, in the order of their sizes.
+/// Returns the batches that start now, and their sizes in ascending order.
 fn batches(watchdog: &Watchdog) -> (Vec<usize>, Vec<Batch>) {
     let batches = watchdog.core.take_due(&watchdog.store);
     let mut sizes: Vec<_> = batches.iter().map(|batch| batch.holds.len()).collect();
@@ -294,7 +294,7 @@ fn place(watchdog: &Watchdog, weights: impl IntoIterator<Item = usize>) -> Vec<W
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_batch_has_a_hundred_names_at_most() {
+async fn batch_has_at_most_a_hundred_names() {
     let watchdog = watchdog();
     let _holds = place(&watchdog, [1; 201]);
     let (sizes, batches) = batches(&watchdog);
@@ -306,7 +306,7 @@ async fn a_batch_has_a_hundred_names_at_most() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_batch_weighs_a_thousand_at_most_unless_it_is_a_single_hold() {
+async fn batch_weighs_at_most_a_thousand_unless_single() {
     for (weights, expected) in [
         (vec![600, 400], vec![2]),
         (vec![600, 401], vec![1, 1]),
@@ -320,7 +320,7 @@ async fn a_batch_weighs_a_thousand_at_most_unless_it_is_a_single_hold() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn eight_batches_are_in_flight_at_a_node_at_most() {
+async fn at_most_eight_batches_in_flight_per_node() {
     let watchdog = watchdog();
     let holds = place(&watchdog, [1000; 10]);
     let (sizes, mut first) = batches(&watchdog);
@@ -338,7 +338,7 @@ async fn eight_batches_are_in_flight_at_a_node_at_most() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn what_was_released_before_its_batch_is_left_out() {
+async fn hold_released_before_batching_is_left_out() {
     let watchdog = watchdog();
     let holds = place(&watchdog, [1000; 9]);
     let (_, in_flight) = batches(&watchdog);
@@ -358,7 +358,7 @@ async fn what_was_released_before_its_batch_is_left_out() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_node_is_remembered_until_the_next_sweep_may_begin_at_once() {
+async fn node_is_remembered_until_next_sweep_is_allowed() {
     let mut at_node = NodeQueue::default();
     assert!(!at_node.is_used());
     at_node.swept = Some(Instant::now());
@@ -376,7 +376,7 @@ async fn a_node_is_remembered_until_the_next_sweep_may_begin_at_once() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn the_task_sleeps_until_the_next_hold_or_sweep() {
+async fn task_sleeps_until_next_hold_or_sweep() {
     let watchdog = watchdog();
     let core = &watchdog.core;
     let now = Instant::now();
@@ -397,7 +397,7 @@ async fn the_task_sleeps_until_the_next_hold_or_sweep() {
 }
 
 #[test]
-fn the_watchdog_continues_in_the_runtime_used_last_when_its_own_ends() {
+fn watchdog_continues_in_last_used_runtime() {
     let (first, second) = (runtime(), runtime());
     let watchdog = watchdog();
     let (watchdog, one) = first.block_on(async {
@@ -421,7 +421,7 @@ fn the_watchdog_continues_in_the_runtime_used_last_when_its_own_ends() {
 }
 
 #[test]
-fn an_answer_for_another_number_of_holds_is_refused() {
+fn reply_for_wrong_number_of_holds_is_refused() {
     let (one, other) = (Watched::renewed(), Watched::renewed());
     let step = Renew {
         script: one.hold.kind.renew_script(),
@@ -438,7 +438,7 @@ fn an_answer_for_another_number_of_holds_is_refused() {
 }
 
 #[test]
-fn a_watchdog_without_holds_ends_with_its_runtime() {
+fn idle_watchdog_ends_with_its_runtime() {
     let (first, second) = (runtime(), runtime());
     let watchdog = watchdog();
     first.block_on(async {

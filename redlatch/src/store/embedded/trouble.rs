@@ -1,4 +1,4 @@
-//! Failures of the embedded store, for unit tests: a server fails in these ways.
+//! Failures of the embedded store for unit tests, as a server can fail.
 
 use std::collections::VecDeque;
 use std::time::Duration;
@@ -12,7 +12,7 @@ use crate::step::Step;
 /// Failures that a test injects.
 #[derive(Default)]
 pub(super) struct Trouble {
-    /// How the next steps fail, one after the other. `None`: that one succeeds.
+    /// Failures of the next steps, in order. `None`: that step succeeds.
     next: VecDeque<Option<Failure>>,
     pub(super) response_timeout: Option<Duration>,
 }
@@ -31,17 +31,17 @@ pub(crate) enum Failure {
 }
 
 impl Embedded {
-    /// The next steps fail like this, and later ones succeed.
+    /// Makes the next steps fail like this. Later ones succeed.
     pub(crate) fn fail(&self, next: impl IntoIterator<Item: Into<Option<Failure>>>) {
         self.shared().trouble.next = next.into_iter().map(Into::into).collect();
     }
 
-    /// All steps succeed again.
+    /// Makes all steps succeed again.
     pub(crate) fn recover(&self) {
         self.shared().trouble.next.clear();
     }
 
-    /// Requests treat the store as one that answers within this time.
+    /// Makes requests treat the store as one that answers within this time.
     pub(crate) fn set_response_timeout(&self, timeout: Duration) {
         self.shared().trouble.response_timeout = Some(timeout);
     }

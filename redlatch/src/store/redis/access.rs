@@ -1,4 +1,4 @@
-//! How the servers of a deployment are spoken to, wherever they are.
+//! How to connect to the servers of a deployment, independent of their addresses.
 
 use std::borrow::Cow;
 use std::fmt;
@@ -14,17 +14,17 @@ use super::fault::Fault;
 use super::given::{Login, Secret};
 use crate::error::{Error, Result};
 
-/// How long the kernel may go without hearing from the server before it calls the connection
-/// broken. Without it a server that vanished (no RST) would hold the one connection for minutes;
-/// a server that is merely stopped still acknowledges and is not affected.
+/// Time without any acknowledgment after which the kernel considers the connection broken. Without it, a
+/// server that vanished (no RST) would block the one connection for minutes. A server that is only stopped
+/// still acknowledges and is not affected.
 const SILENCE: Duration = Duration::from_secs(10);
 
-/// What a node of a cluster writes for the host of a node that announces no host name, where host
-/// names are preferred (`cluster-preferred-endpoint-type hostname`). It can be any node, not only the
-/// one that speaks.
+/// What a cluster node writes instead of the host of a node without a host name, if host names are
+/// preferred (`cluster-preferred-endpoint-type hostname`). It may stand for any node, not only the
+/// answering one.
 pub(super) const NAMELESS: &str = "?";
 
-/// Credentials, database, TLS and socket options: all but the address.
+/// Credentials, database, TLS and socket options: everything but the address.
 #[derive(Clone)]
 pub(super) struct Access {
     settings: RedisConnectionInfo,
@@ -32,7 +32,7 @@ pub(super) struct Access {
     tls: Option<Arc<Tls>>,
 }
 
-/// Where a server listens.
+/// Address of a server.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub(super) struct Endpoint {
     host: String,
@@ -40,9 +40,9 @@ pub(super) struct Endpoint {
 }
 
 impl Access {
-    /// What a URL and the builder ask for, and what we want besides: RESP3, our name for CLIENT LIST,
-    /// and sockets that notice a vanished server.
-    /// `named` is the login in the URL; `login`, the builder's, wins over it.
+    /// Combines the URL and the builder with fixed settings: RESP3, the library name for CLIENT LIST, and
+    /// sockets that notice a vanished server. `named` is the login in the URL; `login`, the builder's, has
+    /// precedence.
     pub(super) fn new(
         named: &Login,
         db: i64,
@@ -84,7 +84,7 @@ impl Access {
         Ok(Access { settings, tcp, tls })
     }
 
-    /// The way to the server at this address.
+    /// Returns how to connect to the server at this address.
     pub(super) fn to(&self, addr: ConnectionAddr) -> Result<Dial, Fault> {
         let info = addr.into_connection_info().map(|info| {
             let info = info.set_redis_settings(self.settings.clone());
@@ -100,17 +100,17 @@ impl Access {
         Ok(Dial { client, tls })
     }
 
-    /// The way to the server that listens there.
+    /// The same for an endpoint.
     pub(super) fn to_endpoint(&self, endpoint: &Endpoint) -> Result<Dial, Fault> {
         self.to(endpoint.to_addr())
     }
 
-    /// What to think of when a server says nothing at all.
+    /// Hint appended to timeout errors if the server does not answer.
     pub(super) fn silence(&self) -> &'static str {
         dial::silence(self.tls.is_some())
     }
 
-    /// The database that is selected.
+    /// The selected database.
     pub(super) fn db(&self) -> i64 {
         self.settings.db()
     }
@@ -122,7 +122,7 @@ impl Access {
     }
 }
 
-/// Without what could be secret.
+/// Omits what could be secret.
 impl fmt::Debug for Access {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Access")
@@ -143,13 +143,13 @@ impl Endpoint {
         ConnectionAddr::Tcp(self.host.clone(), self.port)
     }
 
-    /// `host`, `host:port`, `[v6]` or `[v6]:port`. A host name in other scripts than ASCII becomes its
-    /// `xn--` form, which DNS and certificates use.
+    /// Parses `host`, `host:port`, `[v6]` or `[v6]:port`. A non-ASCII host name is converted to its `xn--`
+    /// form, which DNS and certificates use.
     pub(super) fn parse(text: &str, default_port: u16) -> Option<Endpoint> {
         let (host, port) = match text.strip_prefix('[') {
             Some(rest) => {
                 let (host, port) = rest.split_once(']')?;
-                // Perhaps with a zone: `fe80::1%eth0`.
+                // May contain a zone: `fe80::1%eth0`.
                 let address = host.split('%').next()?;
                 address.parse::<Ipv6Addr>().ok()?;
                 let port = match port {
@@ -182,15 +182,15 @@ impl Endpoint {
         good.then(|| Endpoint::new(&host, port))
     }
 
-    /// As servers write it in redirections: the port is after the last colon, a v6 address has no
-    /// brackets, and without a host it is that of the node that speaks. `None` also for [`NAMELESS`].
+    /// Parses an address in a redirection: the port follows the last colon, a v6 address has no brackets,
+    /// and an empty host means that of `speaker`, the answering node. `None` also for [`NAMELESS`].
     pub(super) fn told(text: &str, speaker: &Endpoint) -> Option<Endpoint> {
         let (host, port) = text.rsplit_once(':')?;
         let port = port.parse().ok()?;
         (host != NAMELESS).then(|| speaker.or_host(host, port))
     }
 
-    /// The same host, or another if there is one named.
+    /// Returns the endpoint with this port, and with this host unless it is empty.
     pub(super) fn or_host(&self, host: &str, port: u16) -> Endpoint {
         match host {
             "" => Endpoint::new(&self.host, port),

@@ -1,17 +1,17 @@
-//! A cluster: which node has which slot, and how that is kept up to date.
+//! A cluster: maps slots to nodes, and keeps the map up to date.
 //!
-//! What one node says of another (MOVED) is believed at once for that slot. The whole is asked for
-//! when there is a reason to (a redirection, a connection that fails, an answer that does not come)
-//! and every now and then, because a node that hangs gives no reason. Of the nodes' answers the one
-//! from the latest epoch counts, so that a node that was cut off cannot lead astray.
+//! 1. A redirection (MOVED) is followed at once, for its slot only.
+//! 2. The whole map is requested again when there is a reason to (a redirection, a connection that fails, a
+//!    missing answer), and periodically, because a node that hangs gives no reason.
+//! 3. Several nodes are asked. Among their answers, the one with the latest epoch counts, so that a node
+//!    that was cut off cannot mislead the client.
+//! 4. A node that is behind in gossip must not undo newer knowledge. So an answer is ignored if its epoch
+//!    is earlier than that of the map in use, or, for a slot that MOVED has moved, if its epoch is not
+//!    later than at that time. Both rules end after [`TRUST`], because a cluster that was set up again has
+//!    earlier epochs.
 //!
-//! A node that is behind in gossip must not undo newer knowledge, neither with an answer from
-//! an earlier epoch than the map in use, nor with one from the same epoch for a slot that
-//! MOVED has moved since. Both rules end after [`TRUST`]: a cluster that was set up anew has earlier
-//! epochs.
-//!
-//! A node may have no name for clients (`?`). CLUSTER SLOTS then tells its address beside it;
-//! redirections do not, so the nodes are queried once more.
+//! A node may have no host name (`?`). CLUSTER SLOTS then gives its address separately, but redirections do
+//! not. Then the nodes are queried once more.
 
 use std::collections::BTreeMap;
 use std::ops::RangeInclusive;
@@ -32,17 +32,17 @@ use super::slot::SLOTS;
 use crate::error::Result;
 use crate::several::most;
 
-/// How long one node may take to say what it knows of the others, if there is a connection to it.
+/// Time limit for the answer of one node with a connection.
 const PATIENCE: Duration = Duration::from_secs(1);
 
-/// How many nodes are asked at a time.
+/// Number of connected nodes that are asked at a time.
 const ASKED: usize = 5;
 
-/// How often the nodes are asked without a reason.
+/// Interval at which the nodes are asked without a reason.
 const PERIOD: Duration = Duration::from_secs(5);
 
-/// How long answers that are not newer are ignored. Gossip takes less: half of
-/// `cluster-node-timeout` (15 s unless set) at most.
+/// How long answers that are not newer are ignored. Gossip takes less: at most half of
+/// `cluster-node-timeout` (default 15 s).
 const TRUST: Duration = Duration::from_secs(10);
 
 pub(super) struct Cluster {
@@ -51,30 +51,30 @@ pub(super) struct Cluster {
     settings: Settings,
     map: Mutex<Map>,
     suspicion: Arc<Notify>,
-    /// How often the map was made anew.
+    /// Number of completed queries of the nodes.
     looks: watch::Sender<u64>,
     lookout: Lookout,
-    /// For slots without a known owner.
+    /// Limits for slots without a known owner.
     ownerless: Arc<Limits>,
 }
 
-/// What is known of the cluster.
+/// The client's view of the cluster.
 #[derive(Default)]
 struct Map {
-    /// Index into `masters` by slot; [`NOBODY`] if it has no known owner.
+    /// Index into `masters` by slot; [`NOBODY`] if the owner is unknown.
     slots: Vec<u16>,
     masters: Vec<Endpoint>,
     nodes: BTreeMap<Endpoint, Arc<Node>>,
-    /// The epoch of the answer that is followed, and when it came.
+    /// Epoch of the map in use, and when it was received.
     followed: Option<(u64, Instant)>,
-    /// The owners of slots that MOVED named, by slot.
+    /// By slot, the owners that MOVED has named.
     moved: BTreeMap<u16, Moved>,
 }
 
-/// What MOVED said of a slot.
+/// The target of a MOVED redirection.
 struct Moved {
     to: Endpoint,
-    /// The epoch that was followed then: an answer from a later one counts more.
+    /// Epoch of the map in use at that time: an answer from a later epoch has precedence.
     epoch: u64,
     at: Instant,
 }
@@ -96,9 +96,9 @@ impl Map {
     }
 }
 
-/// Which slots are whose, as one node says.
+/// The owners of the slots according to one node.
 struct Account {
-    /// It sees most of the cluster, and an owner of every slot.
+    /// Whether the node sees most of the cluster, and an owner of every slot.
     sound: bool,
     epoch: u64,
     ranges: Vec<(u16, u16, Endpoint)>,
@@ -118,14 +118,14 @@ impl Cluster {
         })
     }
 
-    /// The names of the nodes that were given, for messages.
+    /// Returns the addresses in the URL, for messages.
     pub(super) fn name(&self) -> String {
         let mut seeds: Vec<String> = self.seeds.iter().map(Endpoint::to_string).collect();
         seeds.sort_unstable();
         seeds.join(",")
     }
 
-    /// The node that has a slot.
+    /// Returns the node that owns a slot.
     pub(super) async fn owner(self: &Arc<Self>, slot: u16) -> Result<Arc<Node>, Fault> {
         if let Some(node) = self.known_owner(slot) {
             self.watch();
@@ -139,7 +139,7 @@ impl Cluster {
         })
     }
 
-    /// All nodes that have slots, in an order that stays.
+    /// Returns all nodes that own slots, in a stable order.
     pub(super) async fn masters(self: &Arc<Self>) -> Vec<Arc<Node>> {
         if self.map().masters.is_empty() {
             self.look_again().await;
@@ -149,12 +149,12 @@ impl Cluster {
         nodes.cloned().collect()
     }
 
-    /// All nodes that there are connections to.
+    /// Returns all known nodes.
     pub(super) fn nodes(&self) -> Vec<Arc<Node>> {
         self.map().nodes.values().cloned().collect()
     }
 
-    /// A node says that a slot is another's now.
+    /// Handles MOVED: a node reports that another node owns the slot.
     pub(super) async fn moved(self: &Arc<Self>, slot: u16, to: &str) -> Option<Arc<Node>> {
         let Some(to) = self.told(slot, to) else {
             let speaker = self.known_owner(slot);
@@ -178,7 +178,7 @@ impl Cluster {
         Some(node)
     }
 
-    /// A node says that another has to be asked this once.
+    /// Handles ASK: a node refers to another one for this command only.
     pub(super) fn asked(&self, slot: u16, to: &str) -> Option<Arc<Node>> {
         let endpoint = self
             .told(slot, to)
@@ -186,8 +186,8 @@ impl Cluster {
         self.node(&mut self.map(), &endpoint)
     }
 
-    /// The node without a name that the owner of a slot means, if its port tells. Wrong at worst: what
-    /// is asked there is refused, because only the node that the slot moves to takes it.
+    /// Returns the nameless node that a redirection of the slot's owner means, if its port is unique. If
+    /// that is wrong, the node refuses the command, because only the node that imports the slot accepts it.
     fn only_other_at(&self, slot: u16, address: &str) -> Option<Endpoint> {
         let port: u16 = address.rsplit_once(':')?.1.parse().ok()?;
         let map = self.map();
@@ -199,19 +199,19 @@ impl Cluster {
         others.next().is_none().then_some(other)
     }
 
-    /// Something looks as if slots had another owner.
+    /// Handles a sign that slots may have another owner.
     pub(super) fn suspect(self: &Arc<Self>) {
         self.watch();
         self.suspicion.notify_one();
     }
 
-    /// Looks out for changes from now on, for as long as there is a runtime.
+    /// Watches for changes from now on, for as long as the runtime lives.
     fn watch(self: &Arc<Self>) {
         self.lookout
             .keep(|| keep_up(Arc::downgrade(self), self.suspicion.clone()));
     }
 
-    /// Returns when the nodes have been asked once more.
+    /// Waits until the nodes have been asked once more.
     async fn look_again(self: &Arc<Self>) {
         let mut looks = self.looks.subscribe();
         let begun = *looks.borrow_and_update();
@@ -219,20 +219,20 @@ impl Cluster {
         let _ = looks.wait_for(|looks| *looks > begun).await;
     }
 
-    /// Asks the nodes who has what.
+    /// Asks the nodes for the owners of the slots.
     async fn look(&self) {
-        // Some that there is a connection to already; if they say nothing, everybody.
+        // Ask some connected nodes first; if none answers, ask all.
         if !self.ask(true).await {
             self.ask(false).await;
         }
         self.looks.send_modify(|looks| *looks += 1);
     }
 
-    /// Asks some nodes, and follows what they say. Whether they said anything.
+    /// Asks some nodes, and uses their best answer. Returns whether there was one.
     async fn ask(&self, connected: bool) -> bool {
         let patience = match connected {
             true => PATIENCE,
-            // There is nobody else to ask.
+            // There are no other nodes to ask.
             false => self.settings.connect_timeout.max(PATIENCE),
         };
         let asking = self
@@ -256,7 +256,7 @@ impl Cluster {
         let said = most(asking, some, BRIEFLY).await;
         let accounts = said.into_iter().flatten().flatten();
         let latest = accounts.max_by_key(|account| (account.sound, account.epoch));
-        // From a node that is cut off only for want of anything better.
+        // Use an answer of a node that is cut off only if there is no map at all.
         let latest = latest.filter(|latest| latest.sound || self.map().masters.is_empty());
         latest.is_some_and(|account| self.follow(&account))
     }
@@ -279,7 +279,7 @@ impl Cluster {
         ask
     }
 
-    /// Takes over what a node says, unless something newer is known. Returns whether it did.
+    /// Uses a node's answer unless something newer is known. Returns whether it did.
     fn follow(&self, account: &Account) -> bool {
         let now = Instant::now();
         let mut map = self.map();
@@ -303,10 +303,10 @@ impl Cluster {
             self.node(&mut map, &at);
         }
         let Map { masters, nodes, .. } = &mut *map;
-        // Whoever has lost its slots may hang with what was sent to it. Whoever has none yet may be
-        // asked for keys of a slot that is moving there, and is left alone while it is.
+        // A node that has lost its slots may hang with commands in flight. A node that has none yet may be
+        // asked for keys of a slot that is moving there, so it is kept while it is in use.
         let is_used = |node: &Arc<Node>| Arc::strong_count(node) > 1;
-        // A new master may lack data that the old one had.
+        // A new master may lack data of the old one.
         let is_new = |at: &&Endpoint| !before.is_empty() && !before.contains(at);
         let new = masters.iter().filter(is_new).filter_map(|at| nodes.get(at));
         let new: Vec<_> = new.map(|node| node.id).collect();
@@ -319,14 +319,14 @@ impl Cluster {
         drop(map);
         new.into_iter()
             .for_each(|node| self.settings.doubts.raise(node));
-        // Not under the lock: whoever waits there is called.
+        // Not under the lock: giving up notifies waiters.
         for node in gone {
             node.give_up();
         }
         true
     }
 
-    /// The node that has a slot, as far as is known.
+    /// Returns the known owner of a slot.
     pub(super) fn known_owner(&self, slot: u16) -> Option<Arc<Node>> {
         let map = self.map();
         let index = map.slots.get(usize::from(slot))?;
@@ -334,7 +334,7 @@ impl Cluster {
         map.nodes.get(at).cloned()
     }
 
-    /// The limits of the node that has a slot.
+    /// Returns the limits of the node that owns a slot.
     pub(super) fn limits(&self, slot: u16) -> Arc<Limits> {
         match self.known_owner(slot) {
             Some(node) => node.limits.clone(),
@@ -342,7 +342,7 @@ impl Cluster {
         }
     }
 
-    /// The node at this address, with which nothing needs to be connected yet.
+    /// Returns the node at this address, which need not be connected yet.
     fn node(&self, map: &mut Map, at: &Endpoint) -> Option<Arc<Node>> {
         if let Some(node) = map.nodes.get(at) {
             return Some(node.clone());
@@ -356,7 +356,7 @@ impl Cluster {
         Some(node)
     }
 
-    /// An address as the owner of a slot has written it.
+    /// Parses an address as the owner of a slot has written it.
     fn told(&self, slot: u16, address: &str) -> Option<Endpoint> {
         let map = self.map();
         let index = map.slots.get(usize::from(slot)).copied();
@@ -369,7 +369,7 @@ impl Cluster {
     }
 }
 
-/// Looks when there is a reason to, and every now and then.
+/// Updates the map when there is a reason to, and periodically.
 async fn keep_up(cluster: Weak<Cluster>, suspicion: Arc<Notify>) {
     loop {
         let _ = timeout(PERIOD, suspicion.notified()).await;
@@ -381,7 +381,7 @@ async fn keep_up(cluster: Weak<Cluster>, suspicion: Arc<Notify>) {
     }
 }
 
-/// What a node knows.
+/// Asks a node for its view of the cluster.
 async fn account(at: &Endpoint, link: &Arc<Link>) -> Result<Account, Fault> {
     let mut live = link.live().await?;
     let info = link
@@ -409,10 +409,10 @@ async fn account(at: &Endpoint, link: &Arc<Link>) -> Result<Account, Fault> {
         .iter()
         .filter_map(|range| self::range(at, range))
         .collect();
-    // Before Redis 7 every node has an order of its own; a listing keeps to one.
+    // Before Redis 7 each node has its own order; a listing needs a stable one.
     ranges.sort_unstable();
     Ok(Account {
-        // Whoever is cut off from most of the cluster knows it.
+        // A node that is cut off from most of the cluster reports that.
         sound: figure("cluster_state") == Some("ok"),
         epoch: epoch.unwrap_or(0),
         ranges,
@@ -436,7 +436,7 @@ fn range(speaker: &Endpoint, range: &Value) -> Option<(u16, u16, Endpoint)> {
     let host = match master.first() {
         Some(Value::BulkString(host)) => std::str::from_utf8(host).ok()?,
         Some(Value::SimpleString(host)) => host,
-        // The one that speaks does not know its own.
+        // The answering node does not know its own host.
         Some(Value::Nil) => "",
         _ => return None,
     };
@@ -444,7 +444,7 @@ fn range(speaker: &Endpoint, range: &Value) -> Option<(u16, u16, Endpoint)> {
         return None;
     };
     let host = match host {
-        // A node without an address does not know its own yet, so it is the node that speaks.
+        // A node without an address does not know its own yet, so it is the answering node.
         NAMELESS => master.get(3).and_then(ip).unwrap_or_default(),
         host => host,
     };
@@ -456,7 +456,7 @@ fn range(speaker: &Endpoint, range: &Value) -> Option<(u16, u16, Endpoint)> {
     ))
 }
 
-/// The address among what a node tells of another besides its name.
+/// Returns the address in the metadata of a node.
 fn ip(metadata: &Value) -> Option<&str> {
     let text = |value| text(Some(value));
     match metadata {
@@ -495,7 +495,7 @@ mod tests {
         Cluster::new(vec![at(1)], access, settings)
     }
 
-    /// All slots of one node.
+    /// One node owns all slots.
     fn account(epoch: u64, owner: u16) -> Account {
         Account {
             sound: true,
@@ -504,14 +504,14 @@ mod tests {
         }
     }
 
-    /// The owner of slots 1 and 2.
+    /// Returns the owners of slots 1 and 2.
     fn owners(cluster: &Cluster) -> [u16; 2] {
         let map = cluster.map();
         [1, 2].map(|slot: usize| map.masters[usize::from(map.slots[slot])].port())
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_node_that_is_behind_does_not_undo_a_redirection() {
+    async fn outdated_node_does_not_undo_redirection() {
         let cluster = cluster();
         assert!(cluster.follow(&account(5, 10)));
         cluster.moved(1, "127.0.0.1:11").await.unwrap();
@@ -521,7 +521,7 @@ mod tests {
             assert!(cluster.follow(&account(5, 10)));
             assert_eq!(owners(&cluster), [11, 10]);
         }
-        // A later epoch knows better, and an earlier one less.
+        // A later epoch has precedence, an earlier one has not.
         assert!(cluster.follow(&account(6, 12)));
         assert_eq!(owners(&cluster), [12, 12]);
         assert!(!cluster.follow(&account(5, 10)));
@@ -529,14 +529,14 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn what_is_known_does_not_outweigh_answers_for_ever() {
+    async fn older_epochs_are_accepted_after_trust_period() {
         let cluster = cluster();
         assert!(cluster.follow(&account(5, 10)));
         cluster.moved(1, "127.0.0.1:11").await.unwrap();
         tokio::time::advance(TRUST).await;
         assert!(cluster.follow(&account(5, 10)));
         assert_eq!(owners(&cluster), [10, 10]);
-        // A cluster that was set up anew.
+        // A cluster that was set up again.
         assert!(!cluster.follow(&account(1, 20)));
         tokio::time::advance(TRUST).await;
         assert!(cluster.follow(&account(1, 20)));
@@ -544,7 +544,7 @@ mod tests {
     }
 
     #[test]
-    fn a_node_without_a_name_is_found_by_its_address() {
+    fn nameless_node_is_found_by_address() {
         let text = |text: &str| Value::BulkString(text.as_bytes().to_vec());
         let ip = || (text("ip"), text("10.0.0.2"));
         let maps = [
@@ -559,7 +559,7 @@ mod tests {
         for map in maps {
             let (first, last, at) = found(text("?"), map.clone());
             assert_eq!((first, last, &*at.to_string()), (0, 9, "10.0.0.2:7"));
-            // Where the endpoint is unknown, it is the speaker's host that counts.
+            // Where the endpoint is unknown, the host of the answering node counts.
             for host in [Value::Nil, text("")] {
                 let (.., at) = found(host, map.clone());
                 assert_eq!(at.to_string(), "speaker:7");
@@ -572,7 +572,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_redirection_for_once_goes_to_the_only_other_node_with_that_port() {
+    async fn ask_redirection_goes_to_only_other_node_with_port() {
         let cluster = cluster();
         let mut account = account(5, 10);
         account.ranges = vec![(0, 1, at(10)), (2, SLOTS - 1, at(11))];

@@ -1,4 +1,4 @@
-//! Connecting to one server, with TLS or without.
+//! Connects to one server, with or without TLS.
 
 use std::sync::Arc;
 
@@ -15,26 +15,26 @@ use crate::surroundings::check_sockets;
 #[cfg(any(feature = "tls", feature = "simulation"))]
 use crate::surroundings::task;
 
-/// Without the feature there is none.
+/// Never constructed without the feature.
 #[cfg(not(feature = "tls"))]
 #[derive(Debug)]
 pub(super) enum Tls {}
 
-/// The way to one server: its address, and how it is spoken to.
+/// How to reach one server: its address, and how to connect.
 #[derive(Clone)]
 pub(super) struct Dial {
     pub(super) client: redis::Client,
     pub(super) tls: Option<Arc<Tls>>,
 }
 
-/// A connection, and the task that carries it if that is ours. Dropped with the last who uses it.
+/// A connection, and the task that drives it if that is ours. The task ends with the last clone.
 #[derive(Clone)]
 pub(super) struct Dialled {
     pub(super) connection: MultiplexedConnection,
     _carrier: Option<Arc<Carrier>>,
 }
 
-/// Ends its task when dropped, as the client library's own does: a silent server would keep it.
+/// Aborts its task when dropped, as the client library does: a silent server would keep it alive.
 struct Carrier(AbortHandle);
 
 impl Drop for Carrier {
@@ -49,7 +49,7 @@ impl Dial {
         if let Some(process) = crate::simulation::current() {
             return self.connect_in(&*process, config).await;
         }
-        // It would panic without.
+        // Without sockets, connecting would panic.
         check_sockets().map_err(Fault::Final)?;
         match &self.tls {
             #[cfg(feature = "tls")]
@@ -101,7 +101,7 @@ impl Dial {
         self.over(stream, config).await.map_err(|e| without_tls(&e))
     }
 
-    /// A connection over a stream.
+    /// Creates a connection over a stream.
     #[cfg(any(feature = "tls", feature = "simulation"))]
     async fn over(
         &self,
@@ -121,13 +121,13 @@ impl Dial {
         silence(self.tls.is_some())
     }
 
-    /// Where it leads, for messages.
+    /// The address, for messages.
     pub(super) fn address(&self) -> String {
         self.client.get_connection_info().addr().to_string()
     }
 }
 
-/// What to think of when a server says nothing at all: it may wait for the rest of what looks to it
+/// Hint appended to timeout errors if the server does not answer. It may wait for the rest of what looks to it
 /// like a long command.
 pub(super) fn silence(tls: bool) -> &'static str {
     match tls {
@@ -136,7 +136,7 @@ pub(super) fn silence(tls: bool) -> &'static str {
     }
 }
 
-/// A server that expects TLS answers in it, or hangs up.
+/// Adds a hint to the error: a server that expects TLS replies in TLS or disconnects.
 fn without_tls(error: &RedisError) -> Fault {
     let fault = Fault::connecting(error);
     let puzzled = error.kind() == ErrorKind::Parse || error.is_connection_dropped();

@@ -1,4 +1,4 @@
-//! What a server says of itself (HELLO), and whether that is one that we can work with.
+//! What a server reports about itself (HELLO), and whether it is supported.
 
 use std::sync::Arc;
 
@@ -10,13 +10,13 @@ use crate::error::{Error, Result};
 use crate::step::unexpected;
 
 pub(super) struct Facts {
-    /// `redis`, `valkey`; empty if it does not say.
+    /// `redis` or `valkey`; empty if it is not reported.
     server: String,
     major_minor: (u32, u32),
     mode: Mode,
 }
 
-/// What a server is there for.
+/// Role of a server in its deployment.
 #[derive(Clone, Copy)]
 enum Mode {
     Alone,
@@ -24,7 +24,7 @@ enum Mode {
     Sentinel,
 }
 
-/// The id of the server's process, out of INFO.
+/// Extracts the run id of the server process from the reply to INFO.
 pub(super) fn run_id(info: Value) -> Option<String> {
     let info: String = redis::from_redis_value(info).ok()?;
     let lines = info.lines().filter_map(|line| line.split_once(':'));
@@ -33,7 +33,7 @@ pub(super) fn run_id(info: Value) -> Option<String> {
 }
 
 impl Facts {
-    /// Asks once.
+    /// Asks once, and checks the version.
     pub(super) async fn of(link: &Arc<Link>) -> Result<Facts> {
         let mut live = link.live().await.map_err(Fault::into_error)?;
         let hello = link.ask(&mut live, redis::cmd("HELLO").arg(3)).await;
@@ -66,7 +66,7 @@ impl Facts {
         tracing::debug!(server = fact("server"), version, "connected to the store");
         Ok(Facts {
             server: fact("server").to_owned(),
-            // Who does not say is taken to be new.
+            // A server without a version counts as new.
             major_minor: (parts.next().unwrap_or(u32::MAX), parts.next().unwrap_or(0)),
             mode: match fact("mode") {
                 "cluster" => Mode::InACluster,
@@ -76,7 +76,8 @@ impl Facts {
         })
     }
 
-    /// 6.2 is the oldest that works: RESP3 with all that we ask of it. Valkey began at 7.2.
+    /// 6.2 is the oldest version with all that is needed: RESP3 and the commands in use. Valkey started at
+    /// 7.2.
     fn check_version(&self) -> Result<()> {
         if self.server == "redis" && self.major_minor < (6, 2) {
             let (major, minor) = self.major_minor;
@@ -87,13 +88,13 @@ impl Facts {
         Ok(())
     }
 
-    /// A server that holds data, in no cluster.
+    /// Checks that this is a data server outside of a cluster.
     pub(super) fn check_alone(&self) -> Result<()> {
         let reason = match self.mode {
             Mode::Alone => return Ok(()),
-            // Its slots' keys would be refused one by one, some of them after hours.
+            // It would refuse keys of other nodes' slots one by one, some of them after hours.
             Mode::InACluster => "it is a node of a cluster; connect with redis+cluster://",
-            // It knows no scripts.
+            // It cannot run scripts.
             Mode::Sentinel => {
                 "it is a sentinel; connect with redis+sentinel://host:port/name-of-the-master"
             }
@@ -103,7 +104,7 @@ impl Facts {
         })
     }
 
-    /// A node of a cluster.
+    /// Checks that this is a node of a cluster.
     pub(super) fn check_cluster(&self) -> Result<()> {
         match self.mode {
             Mode::InACluster => Ok(()),
@@ -113,7 +114,7 @@ impl Facts {
         }
     }
 
-    /// SPUBLISH and SSUBSCRIBE came with Redis 7.0.
+    /// Returns whether the server supports SPUBLISH and SSUBSCRIBE, added in Redis 7.0.
     pub(super) fn knows_sharded_channels(&self) -> bool {
         self.server != "redis" || self.major_minor >= (7, 0)
     }

@@ -1,4 +1,4 @@
-//! Why one exchange with a server failed, and when to try again.
+//! Failures of one exchange with a server, and when to retry.
 
 use std::time::Duration;
 
@@ -12,26 +12,25 @@ use crate::store::Sent;
 /// Why one exchange failed.
 #[derive(Debug, Clone)]
 pub(super) enum Fault {
-    /// There was no connection, or the server would not look at it now: it did nothing.
+    /// There was no connection, or the server rejected the command for now. It had no effect.
     NotSent(String),
-    /// The server would not look at it now, and is still the one to ask: it did nothing. No reason to
-    /// suspect the topology, which every look would load further.
+    /// The server rejected the command for now and is still the right one. It had no effect. The topology
+    /// is not suspected: each check of it would add load.
     NotNow(String),
-    /// The connection broke before the answer came: it may have done its work.
+    /// The connection broke before the answer arrived. The command may have had its effect.
     Unanswered(String),
-    /// It did nothing, because another server has to be asked: the one at this address, as the
-    /// server wrote it.
+    /// No effect: another server must be used, at this address, as the server wrote it (MOVED).
     Moved(String),
-    /// The same for this one time.
+    /// The same for this command only (ASK).
     Asked(String),
-    /// It did nothing: the server is no master, or not any more.
+    /// No effect: the server is not a master, or not any more.
     Deposed(String),
-    /// An answer that trying again does not change.
+    /// An error that a retry does not change.
     Final(Error),
 }
 
-/// The code of an error. Before 7.0 an error inside of a script arrives wrapped in another, and one that
-/// the script has caught arrives behind the place where it happened: `…: -READONLY …`.
+/// Returns the code of an error. Before 7.0 an error inside of a script arrives wrapped in another. One
+/// that the script has caught follows the place where it happened: `…: -READONLY …`.
 fn inner_code<'a>(code: &'a str, said: &'a str) -> &'a str {
     if code != "ERR" && !code.starts_with('@') {
         return code;
@@ -42,16 +41,16 @@ fn inner_code<'a>(code: &'a str, said: &'a str) -> &'a str {
     inner.filter(is_code).unwrap_or(code)
 }
 
-/// What a script is told that asks for a key of a slot that is half moved.
+/// Error of a script that accesses a key in a half-moved slot.
 const NOT_HERE: &str = "Script attempted to access a non local key";
 
 impl Fault {
-    /// An error that the server answered with.
+    /// Classifies an error reply of the server.
     pub(super) fn answered(error: &ServerError, key: &str) -> Fault {
         Fault::said(error.code(), error.details(), key)
     }
 
-    /// The same, as the client library tells it.
+    /// The same for an error of the client library.
     pub(super) fn refused(error: &RedisError) -> Fault {
         match error.code() {
             Some(code) => Fault::said(code, error.detail(), ""),
@@ -77,8 +76,7 @@ impl Fault {
             "LOADING" | "BUSY" | "TRYAGAIN" => Fault::NotNow(said),
             "CLUSTERDOWN" | "NOREPLICAS" => Fault::NotSent(said),
             "NOAUTH" | "WRONGPASS" => Fault::Final(Error::AuthenticationFailed { reason: said }),
-            // A script of a slot that moves came upon a key that is elsewhere: what it did before that,
-            // it did.
+            // A script met a key that has moved with its slot. Its effects before that remain.
             "ERR" if details.is_some_and(|said| said.starts_with(NOT_HERE)) => {
                 Fault::Unanswered(said)
             }
@@ -86,10 +84,10 @@ impl Fault {
         }
     }
 
-    /// Connecting has failed.
+    /// Classifies a failure to connect.
     pub(super) fn connecting(error: &RedisError) -> Fault {
         let reason = match error.code() {
-            // The server's own text explains how to write HELLO.
+            // The server's own text explains the syntax of HELLO.
             Some("NOAUTH") => "NOAUTH: it requires a password, and none was given".to_owned(),
             _ => error.to_string(),
         };
@@ -109,7 +107,7 @@ impl Fault {
         }
     }
 
-    /// The error for whoever does not try again.
+    /// Returns the error for a caller that does not retry.
     pub(super) fn into_error(self) -> Error {
         match self {
             Fault::Final(error) => error,
@@ -123,7 +121,7 @@ impl Fault {
         }
     }
 
-    /// What it comes to in a list of several.
+    /// Returns the reason, for a list of several.
     pub(super) fn reason(self) -> String {
         match self.into_error() {
             Error::Unavailable { reason } => reason,
@@ -132,17 +130,17 @@ impl Fault {
     }
 }
 
-/// Tries again on a new connection, with growing pauses, until it is time to give up.
+/// Retries on a new connection with growing pauses, until a time limit.
 pub(super) struct Retry {
     pub(super) begun: Instant,
     timeout: Duration,
     pause: Duration,
     last: Option<Error>,
-    /// Whether the step may have been carried out by an earlier try.
+    /// Whether an earlier try may have applied the step.
     pub(super) repeated: bool,
 }
 
-/// The pauses between tries. Connecting has its own besides.
+/// Pauses between tries. Connecting has its own in addition.
 const FIRST_PAUSE: Duration = Duration::from_millis(5);
 const LONGEST_PAUSE: Duration = Duration::from_millis(250);
 
@@ -157,13 +155,13 @@ impl Retry {
         }
     }
 
-    /// How much of the response timeout is left.
+    /// Returns the rest of the response timeout.
     pub(super) fn left(&self) -> Duration {
         self.timeout.saturating_sub(self.begun.elapsed())
     }
 
-    /// Returns when it is time to try again; the error if that makes no sense. What failed is noted in
-    /// `sent`, for a caller who does not wait that long.
+    /// Sleeps until it is time to retry, or returns the error if a retry makes no sense. The failure is
+    /// recorded in `sent`, for a caller that does not wait that long.
     pub(super) async fn after(&mut self, fault: Fault, sent: &Sent) -> Result<()> {
         self.repeated |= matches!(fault, Fault::Unanswered(_));
         let is_final = matches!(fault, Fault::Final(_));
@@ -179,7 +177,8 @@ impl Retry {
         Ok(())
     }
 
-    /// The error when time is up. `silence` is what to think of if there is no connection.
+    /// Returns the error when the time limit has passed. `silence` is the hint for the case that there is
+    /// no connection.
     pub(super) fn given_up(&mut self, silence: Option<&str>, sent: &Sent) -> Error {
         let last = self.last.take();
         let error = last.unwrap_or_else(|| no_answer(self.timeout, silence));
@@ -188,8 +187,8 @@ impl Retry {
     }
 }
 
-/// The error for a call that has waited this long and does not know of any fault. `silence` is what to
-/// think of if there is no connection.
+/// Returns the error for a call that has waited this long without any failure. `silence` is the hint for
+/// the case that there is no connection.
 pub(super) fn no_answer(after: Duration, silence: Option<&str>) -> Error {
     match silence {
         None => Error::ResponseTimeout { after },
@@ -203,9 +202,9 @@ pub(super) fn no_answer(after: Duration, silence: Option<&str>) -> Error {
 mod tests {
     use super::*;
 
-    /// As Redis 7 says it, as 6.2 wraps it, and as 6.2 tells a script that catches it.
+    /// From Redis 7, wrapped by 6.2, and caught by a script in 6.2.
     #[test]
-    fn errors_are_known_however_a_script_wraps_them() {
+    fn errors_wrapped_by_scripts_are_recognized() {
         let forms = |code: &str| {
             [
                 (code.to_owned(), "said the server".to_owned()),

@@ -1,36 +1,36 @@
-//! What the builder was given about how servers are spoken to, apart from the URL.
+//! Connection options from the builder, other than the URL.
 
 use std::fmt;
 use std::path::PathBuf;
 
-/// Credentials and TLS. What is here wins over what the URL says.
+/// Credentials and TLS. They have precedence over the URL.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Given {
-    /// For the servers that hold data.
+    /// For the data servers.
     pub(crate) login: Login,
     /// For sentinels, which have users of their own.
     pub(crate) sentinel_login: Login,
     pub(crate) tls: Certificates,
 }
 
-/// Who we are to a server.
+/// Credentials of the client.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Login {
     pub(crate) username: Option<String>,
     pub(crate) password: Option<Secret>,
 }
 
-/// Whom we trust, and how we prove who we are.
+/// Trusted certificates, and the client's own certificate.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Certificates {
-    /// Instead of the system's.
+    /// Replaces the certificates of the system.
     pub(crate) ca: Option<Pem>,
     /// Certificate and key.
     pub(crate) client: Option<(Pem, Pem)>,
 }
 
 impl Certificates {
-    /// The setting that makes no sense without TLS, if there is one.
+    /// Returns the name of a setting that makes no sense without TLS, if one is set.
     pub(super) fn setting(&self) -> Option<&'static str> {
         let client = self.client.as_ref().map(|_| "tls_client_cert");
         self.ca.as_ref().map(|_| "tls_ca").or(client)
@@ -47,7 +47,7 @@ impl fmt::Debug for Secret {
     }
 }
 
-/// Certificates or keys in PEM, or the file that they are in.
+/// Certificates or keys in PEM, or the path of their file.
 #[derive(Clone)]
 #[cfg_attr(
     not(feature = "tls"),
@@ -55,7 +55,7 @@ impl fmt::Debug for Secret {
 )]
 pub(crate) enum Pem {
     Text(Vec<u8>),
-    /// Read anew for every new connection, because certificates are renewed while programs run.
+    /// Read again for every new connection, because certificates are renewed while programs run.
     File(PathBuf),
 }
 

@@ -1,8 +1,17 @@
-//! One connection to one server: made when it is needed, made anew when it breaks, with its
-//! subscriptions restored before anything else is sent.
+//! One connection to one server.
 //!
-//! On top of the client library's multiplexed connection. Its own connection manager is not used:
-//! it keeps a refused reconnection (wrong password for a moment, too many clients) for good.
+//! 1. It is made when it is needed, by a task that all callers wait for. So a caller that gives up does not
+//!    restart it for the others.
+//! 2. After a failure the next attempt starts after a random, growing pause.
+//! 3. On a new connection, subscriptions are restored before anything else is sent (only with
+//!    [`Listening::Restored`]; otherwise they end with their connection).
+//! 4. A connection counts as broken when sending fails or when its task ends, for any reason. Waiters for
+//!    its messages are woken then, because messages may have been missed. The next caller reconnects.
+//! 5. If another server can replace this one, its connection can be *given up*: every caller that waits for
+//!    an answer on it gets an error at once.
+//!
+//! Uses the client library's multiplexed connection, but not its connection manager: that keeps the error
+//! of a refused reconnection (a wrong password for a moment, too many clients) for good.
 
 use std::collections::BTreeSet;
 use std::pin::{Pin, pin};
@@ -28,13 +37,12 @@ use crate::error::Error;
 use crate::store::{Doubts, NodeId, SharedEar};
 use crate::surroundings::task;
 
-/// Commands that may queue inside the client library. An attempt is two, with its subscription;
-/// renewals and releases still find room beside [`ATTEMPTS`].
+/// Commands that may queue inside the client library. An attempt with its subscription is two commands;
+/// renewals and releases still have room beside [`ATTEMPTS`].
 const PIPELINE: usize = 4 * ATTEMPTS;
 
-/// The pauses before connecting is tried again: short enough for a restarted server to be found at
-/// once, long enough that a thousand clients do not keep it from starting; spread at random, so
-/// that they do not come back together.
+/// Pauses before connecting is retried: short enough to find a restarted server quickly, long enough that a
+/// thousand clients do not keep it from starting. Randomized, so that clients do not retry together.
 const FIRST_PAUSE: Duration = Duration::from_millis(5);
 const LONGEST_PAUSE: Duration = Duration::from_millis(250);
 
@@ -43,16 +51,16 @@ pub(super) struct Link {
     connect_timeout: Duration,
     shared: Arc<Shared>,
     opening: Mutex<Opening>,
-    /// Watches which server process the connections lead to, if that matters.
+    /// Tracks which server process the connections lead to, if that matters.
     witness: Option<Witness>,
 }
 
-/// Notices when a connection leads to another server process than the one before it: after a restart or a
-/// failover. Then the holds there may be gone.
+/// Notices when a connection leads to a different server process than the one before it: after a restart or
+/// a failover. The holds there may then be lost.
 pub(super) struct Witness {
     node: NodeId,
     doubts: Arc<Doubts>,
-    /// Of the latest connection; inside, `None` if the server did not tell.
+    /// Run id at the latest connection. The inner `None` means that the server did not report it.
     run_id: Mutex<Option<Option<String>>>,
 }
 
@@ -65,8 +73,8 @@ impl Witness {
         }
     }
 
-    /// A connection was made, to this process if the server tells. One that does not tell may be
-    /// another each time.
+    /// Records a connection to this process. If the server does not report a run id, each connection may
+    /// lead to a different process.
     fn connected(&self, run_id: Option<String>) {
         let mut latest = self.run_id.lock().unwrap_or_else(PoisonError::into_inner);
         let same = match latest.as_ref() {
@@ -85,26 +93,26 @@ impl Witness {
     }
 }
 
-/// Where the server is that a link leads to.
+/// Where the server of a link is.
 pub(super) enum Whereabouts {
-    /// At one address for good.
+    /// At one fixed address.
     Fixed(Dial),
-    /// Wherever somebody says.
+    /// At an address that a guide resolves for each connection.
     Guided(Arc<dyn Guide>),
 }
 
-/// Who knows which server is the master, where that may be another one tomorrow.
+/// Resolves the address of the current master, which may change.
 pub(super) trait Guide: Send + Sync {
-    /// The way to it.
+    /// Returns the current address.
     fn find(self: Arc<Self>) -> Finding;
-    /// What to think of when it says nothing at all.
+    /// Hint appended to timeout errors if the server does not answer.
     fn silence(&self) -> &'static str;
 }
 
 pub(super) type Finding = Pin<Box<dyn Future<Output = Result<(Dial, Endpoint), Fault>> + Send>>;
 
 impl Whereabouts {
-    /// What to think of when there is no answer at all.
+    /// Hint appended to timeout errors if the server does not answer.
     fn silence(&self) -> &'static str {
         match self {
             Whereabouts::Fixed(dial) => dial.silence(),
@@ -113,20 +121,20 @@ impl Whereabouts {
     }
 }
 
-/// The attempt to connect that is under way. It runs in a task of its own: whoever waits for it may
-/// give up without starting it over for the others, and all hear of its outcome.
+/// The current attempt to connect. It runs in a task of its own: a caller may stop waiting without
+/// restarting it for the others, and all callers get its outcome.
 #[derive(Default)]
 struct Opening {
     generation: Generation,
     outcome: Option<Outcome>,
     task: Option<AbortHandle>,
-    /// The latest that is not to be used, should it still come to something.
+    /// The latest generation that must not be used, even if its attempt succeeds.
     given_up: Generation,
-    /// Where it leads, as soon as that is known, if it can change.
+    /// The resolved address, if it can change.
     endpoint: Option<Endpoint>,
-    /// Where the latest connection leads, if that can change, and how often that has changed.
+    /// The endpoint of the latest connection, if it can change, and the number of changes.
     server: (Option<Endpoint>, u64),
-    /// How often in a row it failed, and when the last time.
+    /// Number of consecutive failures, and time of the last one.
     failures: u32,
     failed: Option<Instant>,
 }
@@ -137,39 +145,39 @@ struct Shared {
     ear: SharedEar,
     listening: Listening,
     live: Mutex<Option<Established>>,
-    /// The channels that are listened to; to be restored, those that should be.
+    /// The subscribed channels; where subscriptions are restored, the channels to restore.
     wanted: Mutex<BTreeSet<String>>,
-    /// Since when there is no connection, after one was lost and the log said so.
+    /// When a connection was lost and that was logged, until there is a new one.
     lost: Mutex<Option<Instant>>,
 }
 
-/// Which connection in the life of a link: news of an old one must not end a new one.
+/// Numbers the connections of a link, so that late events of an old one do not end a new one.
 pub(super) type Generation = u64;
 
-/// How many clones of a connection are kept for the next commands.
+/// Number of clones of a connection that are kept for later commands.
 const IDLE: usize = 64;
 
-/// A connection that works as far as anybody knows.
+/// A connection that works, as far as is known.
 #[derive(Clone)]
 pub(super) struct Live {
     dialled: Dialled,
     generation: Generation,
     server: u64,
-    /// Ends when the connection is given up, though it may still be open: if another server can take
-    /// the place of this one.
+    /// Closed when the connection is given up, which may still be open then. Present if another server can
+    /// replace this one.
     given_up: Option<Listener<()>>,
 }
 
 struct Established {
     live: Live,
-    /// Clones that nobody uses now. A clone shares several reference counts; under load, making one for
-    /// each command costs more than the mutex around them.
+    /// Unused clones. A clone copies several reference counts; under load, cloning for each command costs
+    /// more than the mutex around this list.
     idle: Vec<Live>,
     /// For the log.
     address: String,
-    /// Where it leads, if that can change.
+    /// The resolved address, if it can change.
     endpoint: Option<Endpoint>,
-    /// Dropped with this.
+    /// Dropping it notifies the listeners.
     _given_up: Option<Teller<()>>,
 }
 
@@ -197,7 +205,7 @@ impl Link {
         })
     }
 
-    /// Another server is known to have taken the place of the one before.
+    /// Records that another server has replaced the earlier one.
     pub(super) fn doubt(&self) {
         if let Some(witness) = &self.witness {
             witness.raise();
@@ -214,7 +222,7 @@ impl Link {
         witness.connected(told);
     }
 
-    /// The connection there is, or a new one. Many callers share one attempt to connect.
+    /// Returns the current connection or makes a new one. Concurrent callers share one attempt to connect.
     pub(super) async fn live(self: &Arc<Self>) -> Result<Live, Fault> {
         if let Some(live) = self.shared.live() {
             return Ok(live);
@@ -223,27 +231,27 @@ impl Link {
             Ok(live) => return Ok(live),
             Err(outcome) => outcome,
         };
-        // Without an outcome the task is gone with its runtime; the next call makes another.
+        // Without an outcome, the task ended with its runtime. The next call starts a new one.
         let interrupted = || Err(Fault::NotSent("connecting was interrupted".into()));
         outcome.heard().await.unwrap_or_else(interrupted)
     }
 
-    /// Takes back what [`live`](Link::live) returned, for the next command. It may be dropped instead.
+    /// Takes back the result of [`live`](Link::live) for a later command. It may be dropped instead.
     pub(super) fn keep(&self, idle: Live) {
         self.shared.keep(idle);
     }
 
-    /// Whether there is a connection.
+    /// Returns whether there is a connection.
     pub(super) fn is_connected(&self) -> bool {
         self.shared.lock_live().is_some()
     }
 
-    /// If there is not even a connection, what to think of then.
+    /// Returns a hint for the timeout error if there is not even a connection.
     pub(super) fn silence(&self) -> Option<&'static str> {
         (!self.is_connected()).then(|| self.whereabouts.silence())
     }
 
-    /// Where the connection leads that there is or that is being made, if that is known and can
+    /// Returns the address of the current connection, or of the one being made, if it is known and can
     /// change.
     pub(super) fn leads_to(&self) -> Option<Endpoint> {
         let opening = self.lock_opening().endpoint.clone();
@@ -254,7 +262,7 @@ impl Link {
         }
     }
 
-    /// The attempt under way, or a new one; or the connection that was made just now.
+    /// Returns the current attempt to connect or starts one; or returns the connection if it was just made.
     fn opening(self: &Arc<Self>) -> Result<Live, Outcome> {
         let mut opening = self.lock_opening();
         if let Some(live) = self.shared.live() {
@@ -308,7 +316,7 @@ impl Link {
             }
         };
         let config = AsyncConnectionConfig::new()
-            // Both timeouts are kept outside, around everything that a call does.
+            // Both timeouts are applied outside, around a whole call.
             .set_connection_timeout(None)
             .set_response_timeout(None)
             .set_pipeline_buffer_size(PIPELINE)
@@ -339,7 +347,7 @@ impl Link {
         Ok(live)
     }
 
-    /// Returns the number of the server at an endpoint: another one than before if the endpoint has changed.
+    /// Returns the number of the server at an endpoint. It grows when the endpoint changes.
     fn server(&self, endpoint: Option<&Endpoint>) -> u64 {
         let (latest, number) = &mut self.lock_opening().server;
         if latest.as_ref() != endpoint {
@@ -348,14 +356,14 @@ impl Link {
         *number
     }
 
-    /// Whether there may be another server to ask some day. (Of a single server with replicas the link for
-    /// commands restores nothing either, and is counted in: that costs it next to nothing.)
+    /// Returns whether another server may replace this one. (The commands link of a single server with
+    /// replicas restores nothing either, so it is included. That costs almost nothing.)
     fn can_be_replaced(&self) -> bool {
         let restored = self.shared.listening == Listening::Restored;
         !restored || matches!(self.whereabouts, Whereabouts::Guided(_))
     }
 
-    /// Subscribes to all channels that are wanted, and then lets the connection be used.
+    /// Subscribes to all wanted channels, and then makes the connection available.
     async fn restore(
         &self,
         mut connection: MultiplexedConnection,
@@ -369,7 +377,7 @@ impl Link {
         for channels in all.chunks(BEGUN_AT_ONCE) {
             begin_again(&mut connection, channels).await?;
         }
-        // Before anybody uses it, also what has become unwanted meanwhile is ended.
+        // Before the first use, also end subscriptions that have become unwanted meanwhile.
         loop {
             let unwanted: Vec<String> = {
                 let opening = self.lock_opening();
@@ -392,23 +400,23 @@ impl Link {
         }
     }
 
-    /// A channel is about to be listened to. Where subscriptions are restored, it is from now on
-    /// with every connection.
+    /// Records that a channel is about to be subscribed to. Where subscriptions are restored, every later
+    /// connection subscribes to it.
     pub(super) fn want(&self, channel: &str) {
         if self.shared.listening == Listening::Restored {
             self.shared.want(channel);
         }
     }
 
-    /// Listens to a channel on the connection there is, or on a new one.
+    /// Subscribes to a channel on the current connection or a new one.
     pub(super) async fn listen(self: &Arc<Self>, channel: &str) -> Result<(), Fault> {
         let mut live = self.live().await?;
         self.subscribe(&mut live, channel).await
     }
 
-    /// Listens to a channel on this connection.
+    /// Subscribes to a channel on this connection.
     pub(super) async fn subscribe(&self, live: &mut Live, channel: &str) -> Result<(), Fault> {
-        // Before it is sent, so that it is known where to end it if this is dropped half-way.
+        // Recorded before sending, so that the subscription can be ended if this is dropped half-way.
         if !self.shared.is_wanted_on(live.generation, channel) {
             return Err(GivenUp.into());
         }
@@ -422,13 +430,13 @@ impl Link {
         };
         let fault = self.failed(live, &error);
         if !matches!(fault, Fault::Unanswered(_)) {
-            // Refused, so there is nothing to end, nor to ask for with every new connection.
+            // It was refused, so there is nothing to end, and nothing to restore on later connections.
             self.shared.wanted().remove(channel);
         }
         Err(fault)
     }
 
-    /// Ends the subscription if there may be one, here and on the connection that there is.
+    /// Ends the subscription of a channel, if there may be one, here and on the current connection.
     pub(super) async fn unwant(&self, channel: &str) -> Result<(), Fault> {
         if !self.shared.wanted().remove(channel) {
             return Ok(());
@@ -447,8 +455,8 @@ impl Link {
         self.ask_node(live, cmd, false).await
     }
 
-    /// The same, perhaps of a node that is `importing` the slot: it does not own it yet, but was named
-    /// by the one that does.
+    /// Like `ask`. `importing`: the node does not own the slot yet, but the slot's owner has redirected to
+    /// it (ASK).
     pub(super) async fn ask_node(
         &self,
         live: &mut Live,
@@ -472,7 +480,7 @@ impl Link {
         }
     }
 
-    /// What became of something that was sent on this connection.
+    /// Classifies the failure of something that was sent on this connection.
     fn failed(&self, live: &Live, error: &RedisError) -> Fault {
         if breaks(error) {
             self.shared.lost(live.generation, error);
@@ -481,17 +489,16 @@ impl Link {
         Fault::refused(error)
     }
 
-    /// This connection is not to be used any more, whatever its state. Another one, that has taken its
-    /// place, is.
+    /// Stops using this connection, in any state. A connection that has replaced it stays in use.
     pub(super) fn leave(&self, live: &Live) {
         drop(self.shared.broken(live.generation));
     }
 
-    /// The connection is not to be used any more, whatever its state, nor one that is being made: what
-    /// waits for it or for an answer on it is told that there will be none.
+    /// Stops using the connection, in any state, including a pending one. Everything that waits for it, or
+    /// for an answer on it, fails.
     pub(super) fn give_up(&self) {
         let mut opening = self.lock_opening();
-        // It may be too far to be stopped.
+        // The task may be too far to be aborted.
         opening.given_up = opening.generation;
         opening.endpoint = None;
         if let Some(task) = opening.task.take() {
@@ -505,7 +512,7 @@ impl Link {
     }
 }
 
-/// The connection was given up before the answer came.
+/// The connection was given up before the answer arrived.
 struct GivenUp;
 
 impl From<GivenUp> for Fault {
@@ -514,8 +521,7 @@ impl From<GivenUp> for Fault {
     }
 }
 
-/// One command, and before it the word that the slot is on its way here. In one write: it counts for the one
-/// command behind it.
+/// Sends one command with ASKING before it. In one write: ASKING applies only to the next command.
 async fn ask_importing(connection: &mut MultiplexedConnection, cmd: &Cmd) -> RedisResult<Value> {
     let mut pipeline = Pipeline::with_capacity(2);
     pipeline.cmd("ASKING").add_command(cmd.clone());
@@ -533,13 +539,13 @@ async fn unless_given_up<T>(
     tokio::select! {
         biased;
         done = work => Ok(done),
-        // Nothing is ever told; it ends when the other end is dropped.
+        // Nothing is ever sent; this returns when the other end is dropped.
         _ = given_up.heard() => Err(GivenUp),
     }
 }
 
 impl Live {
-    /// Which of the link's connections it is.
+    /// Returns the generation of the connection.
     pub(super) fn generation(&self) -> Generation {
         self.generation
     }
@@ -549,7 +555,7 @@ impl Live {
         self.server
     }
 
-    /// Begins or ends listening to a channel.
+    /// Subscribes to a channel, or ends its subscription.
     async fn change(
         &mut self,
         listening: Listening,
@@ -561,7 +567,7 @@ impl Live {
     }
 }
 
-/// A server that sentinels call the master may have been, or be about to be.
+/// Checks the role of a server that sentinels call the master. It may be a former or a future master.
 async fn is_master(
     connection: &mut MultiplexedConnection,
     endpoint: &Endpoint,
@@ -581,14 +587,14 @@ async fn is_master(
 }
 
 impl Opening {
-    /// When it may be tried again after it has failed.
+    /// Returns when connecting may be retried after a failure.
     fn not_before(&self) -> Option<Instant> {
         let pauses = Backoff::exponential(FIRST_PAUSE, 2.0, LONGEST_PAUSE);
         Some(self.failed? + pauses.pause(self.failures.saturating_sub(1)))
     }
 
     fn ended(&mut self, well: bool) {
-        // Who waits for it has it; kept here, it would keep a connection open that is given up.
+        // The waiting callers have it. Keeping it here would keep a connection open that was given up.
         self.outcome = None;
         (self.failures, self.failed) = match well {
             true => (0, None),
@@ -629,8 +635,8 @@ impl Shared {
         }
     }
 
-    /// A channel is about to be listened to on this connection. Not, if that has ended meanwhile and
-    /// took its subscriptions with it.
+    /// Records that a channel is about to be subscribed to on this connection. Returns false if the
+    /// connection, with its subscriptions, has ended meanwhile.
     fn is_wanted_on(&self, generation: Generation, channel: &str) -> bool {
         if self.listening == Listening::Restored {
             return true;
@@ -645,21 +651,21 @@ impl Shared {
         lives
     }
 
-    /// The server has ended a subscription by itself.
+    /// Handles a subscription that the server has ended by itself.
     fn ended(&self, channel: &str) {
         if self.listening == Listening::Sharded && self.wanted().remove(channel) {
             self.ear.ended(channel);
         }
     }
 
-    /// The connection took its subscriptions with it.
+    /// Handles the end of all subscriptions with their connection.
     fn all_ended(&self) {
         let ended = std::mem::take(&mut *self.wanted());
         ended.iter().for_each(|channel| self.ear.ended(channel));
     }
 
-    /// A connection that was in use is no more: all that wait for its messages must look again. Returns
-    /// it; dropping it ends a task.
+    /// Handles the end of a connection in use: all waiters for its messages must check the store again.
+    /// Returns the connection; dropping it ends a task.
     fn broken(&self, generation: Generation) -> Option<Established> {
         let dead = self
             .lock_live()
@@ -673,8 +679,8 @@ impl Shared {
         dead
     }
 
-    /// The same for a connection that the network or the server ended. The log says so once, not for
-    /// each attempt to connect that fails from now on.
+    /// The same for a connection that the network or the server ended. Logged once, not for each later
+    /// failure to connect.
     fn lost(&self, generation: Generation, reason: &dyn std::fmt::Display) {
         if let Some(dead) = self.broken(generation) {
             let mut lost = self.lost.lock().unwrap_or_else(PoisonError::into_inner);
@@ -683,7 +689,7 @@ impl Shared {
         }
     }
 
-    /// There is a connection, perhaps again.
+    /// Records that there is a connection, and logs it if one was lost before.
     fn is_back(&self, address: &str) {
         let mut lost = self.lost.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(lost) = lost.take() {
@@ -693,7 +699,7 @@ impl Shared {
     }
 }
 
-/// A link to a node that is no longer known ends with the last who uses it.
+/// The link to a forgotten node ends with its last user.
 impl Drop for Shared {
     fn drop(&mut self) {
         if self.listening != Listening::Restored {
@@ -702,8 +708,8 @@ impl Drop for Shared {
     }
 }
 
-/// Says that a connection is broken when its task ends, for whatever reason: also with its runtime,
-/// of which the client library says nothing.
+/// Reports a connection as broken when its task ends, for any reason. That includes the end of its
+/// runtime, which the client library does not report.
 struct Sentry {
     shared: Weak<Shared>,
     generation: Generation,
@@ -714,13 +720,13 @@ impl Drop for Sentry {
         if let Some(shared) = self.shared.upgrade()
             && shared.broken(self.generation).is_some()
         {
-            // Not a warning: so it ends with its runtime when a program ends.
+            // Not a warning: at the end of a program it ends with its runtime.
             tracing::debug!("a connection to the store ended with its task");
         }
     }
 }
 
-/// What to do with what the server says unasked.
+/// Returns the handler of the server's push messages.
 fn pushes(
     shared: Weak<Shared>,
     generation: Generation,
@@ -734,8 +740,8 @@ fn pushes(
         match (push.kind, channel) {
             (PushKind::Message | PushKind::SMessage, Some(channel)) => shared.ear.heard(channel),
             (PushKind::SUnsubscribe, Some(channel)) => shared.ended(channel),
-            // Once more, in the order in which the server says it: the end of an earlier subscription
-            // may have been heard after this one was sent.
+            // Recorded again, in the server's order: the end of an earlier subscription may have been
+            // received after this one was sent.
             (PushKind::SSubscribe, Some(channel)) => {
                 shared.is_wanted_on(generation, channel);
             }
@@ -750,7 +756,7 @@ fn pushes(
 mod tests {
     use super::*;
 
-    /// Whether a connection to this process, after those before, is a reason for doubt.
+    /// Returns whether a connection to this process, after the earlier ones, raises doubts.
     async fn raises(witness: &Witness, run_id: Option<&str>) -> bool {
         witness.connected(run_id.map(str::to_owned));
         let raised = tokio::time::timeout(Duration::ZERO, witness.doubts.next());
@@ -758,7 +764,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_reconnection_raises_doubts_only_if_the_process_may_be_another() {
+    async fn reconnection_raises_doubts_only_for_other_process() {
         let witness = Witness::new(NodeId(7), Arc::default());
         assert!(!raises(&witness, Some("a")).await, "the first connection");
         assert!(!raises(&witness, Some("a")).await, "the same process");

@@ -1,25 +1,25 @@
-//! How channels are listened to: what is said to a server about it, and what it answers.
+//! Subscriptions: the commands and the confirmations of the server.
 
 use redis::aio::MultiplexedConnection;
 use redis::{PushKind, RedisError, Value};
 
-/// Channels per SUBSCRIBE: one command's size stays far from any limit.
+/// Channels per SUBSCRIBE: keeps the size of a command far from any limit.
 pub(super) const BEGUN_AT_ONCE: usize = 1000;
 
-/// How a link listens to channels.
+/// How a link subscribes to channels.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Listening {
     /// With SUBSCRIBE, restored on every new connection.
     Restored,
-    /// With SUBSCRIBE. A connection that ends takes its subscriptions with it: in a cluster the
-    /// next one may have to be with another node.
+    /// With SUBSCRIBE. Subscriptions end with their connection: in a cluster the next one may have to be at
+    /// another node.
     Unrestored,
-    /// The same with SSUBSCRIBE.
+    /// Like `Unrestored`, with SSUBSCRIBE.
     Sharded,
 }
 
 impl Listening {
-    /// Begins or ends listening to a channel.
+    /// Subscribes to a channel, or ends its subscription.
     pub(super) async fn change(
         self,
         connection: &mut MultiplexedConnection,
@@ -39,7 +39,7 @@ impl Listening {
     }
 }
 
-/// Subscribes to channels anew. One that is refused must not cost the others, nor the connection.
+/// Restores subscriptions. A refused one must affect neither the others nor the connection.
 pub(super) async fn begin_again(
     connection: &mut MultiplexedConnection,
     channels: &[&String],
@@ -59,11 +59,11 @@ pub(super) async fn begin_again(
     Ok(())
 }
 
-/// One command about one channel, and its confirmation.
+/// Sends one command about one channel, and checks its confirmation.
 ///
-/// A node that loses a slot ends the subscriptions there unasked, with the same words as it confirms
-/// ours; the client library takes that for the answer to whatever was sent first. So on a connection
-/// that listens to sharded channels nothing else is sent, and each answer is looked at.
+/// A node that loses a slot ends the subscriptions there by itself, with the same message that confirms a
+/// request. The client library takes that for the answer to the oldest command in flight. So a connection
+/// with sharded channels carries nothing else, and each answer is checked.
 async fn sharded(
     connection: &mut MultiplexedConnection,
     command: &str,
@@ -76,17 +76,17 @@ async fn sharded(
             Ok(())
         }
         Value::ServerError(error) => Err(error.into()),
-        // Everything behind it would be out of step too.
+        // All later answers would be out of step, too.
         _ => Err(std::io::Error::other("a confirmation of another subscription").into()),
     }
 }
 
-/// Whether an error means that the connection is of no more use.
+/// Returns whether an error means that the connection cannot be used any more.
 pub(super) fn breaks(error: &RedisError) -> bool {
     error.is_io_error() || error.is_unrecoverable_error()
 }
 
-/// The text that a push begins with.
+/// Returns the text at the start of a push.
 pub(super) fn text(value: Option<&Value>) -> Option<&str> {
     match value {
         Some(Value::BulkString(text)) => std::str::from_utf8(text).ok(),

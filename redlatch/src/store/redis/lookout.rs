@@ -1,5 +1,5 @@
-//! The task that looks out for changes in a deployment: there is one while its runtime lives, and
-//! another one begins with the next connection.
+//! The task that watches a deployment for changes. It lives as long as its runtime; the next connection
+//! starts another one.
 
 use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
@@ -8,17 +8,17 @@ use tokio::task::AbortHandle;
 
 use crate::surroundings::task;
 
-/// When enough of those that were asked have answered, the others are not waited for longer than this.
+/// Once enough nodes have answered, the others get only this much more time.
 pub(super) const BRIEFLY: Duration = Duration::from_millis(100);
 
-/// How much time there is between two looks at least.
+/// Shortest time between two checks.
 pub(super) const PAUSE: Duration = Duration::from_millis(50);
 
 #[derive(Default)]
 pub(super) struct Lookout(Mutex<Option<AbortHandle>>);
 
 impl Lookout {
-    /// Begins the task unless it is there. Ends with this.
+    /// Starts the task unless it is running. It ends when this is dropped.
     pub(super) fn keep<F: Future<Output = ()> + Send + 'static>(&self, watch: impl FnOnce() -> F) {
         let mut running = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         if running.as_ref().is_none_or(AbortHandle::is_finished) {

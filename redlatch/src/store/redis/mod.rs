@@ -1,4 +1,16 @@
-//! Redis and Valkey: steps as scripts, run by SHA on whichever server has their keys.
+//! Redis and Valkey: runs steps as scripts on the server that serves their keys.
+//!
+//! 1. `Topology` finds the node of the step's first key: the single server, the master that the sentinels
+//!    name, or the owner of the slot in a cluster.
+//! 2. An attempt to acquire waits for a turn at that node (`turns`). Renewals, releases and inspections do
+//!    not queue.
+//! 3. The script is sent by SHA (EVALSHA), and in full (EVAL) if the server replies NOSCRIPT.
+//! 4. A subscription is sent before the script, and WAIT for the replicas behind it, in the same round
+//!    trip.
+//! 5. Redirections (MOVED, ASK) are followed within one exchange. Other failures make the topology check
+//!    which server to use.
+//! 6. A step that can be repeated is repeated on a new connection until the response timeout. A step that
+//!    must not be applied twice is repeated only while it is known to have had no effect.
 
 use std::pin::pin;
 use std::sync::Arc;
@@ -43,10 +55,10 @@ mod topology;
 mod turns;
 mod url;
 
-/// Keys that SCAN looks at per round trip.
+/// Keys that SCAN inspects per round trip.
 const SCANNED_AT_ONCE: usize = 500;
 
-/// How often in a row one node of a cluster may refer to another.
+/// Limit of consecutive redirections in a cluster.
 const REDIRECTIONS: usize = 8;
 
 pub(crate) struct Redis {
@@ -55,35 +67,35 @@ pub(crate) struct Redis {
     response_timeout: Duration,
 }
 
-/// One command and its answer, with what belongs to them.
+/// One command with everything needed to send it and to read its reply.
 struct Exchange<'a> {
     cmd: Cmd,
-    /// What to send instead when the server does not know the script.
+    /// Builds the command to send if the server does not know the script.
     in_full: Option<&'a (dyn Fn() -> Cmd + Sync)>,
-    /// The key that decides who is asked, and is named when something is wrong with it.
+    /// The key that determines the node, and is named in errors about it.
     key: &'a str,
-    /// Who is asked, if not the key decides.
+    /// The node, if not the key determines it.
     node: Option<&'a Arc<Node>>,
     /// The channel to subscribe to first.
     channel: Option<&'a str>,
-    /// Where to note that it was sent.
+    /// Records that the command was sent.
     sent: Option<&'a Sent>,
     lane: Lane,
-    /// Whether there may be more keys to it than are declared.
+    /// Whether the script may access more keys than are declared.
     undeclared: bool,
 }
 
-/// What a server has answered.
+/// Reply of a server.
 struct Heard {
     answer: Value,
-    /// When that was sent.
+    /// When the answered command was sent.
     sent: Instant,
     confirmation: Confirmation,
     server: ServerId,
 }
 
 impl Redis {
-    /// Connects, and sees whether the servers are such that we can work with.
+    /// Connects, and checks that the servers are supported.
     pub(crate) async fn connect(
         url: &str,
         given: &Given,
@@ -91,8 +103,8 @@ impl Redis {
         ear: SharedEar,
     ) -> Result<Redis> {
         let response_timeout = settings.response_timeout;
-        // Not tried again: whoever starts up wants to know now what is wrong. What cannot be connected
-        // to says so itself when the connect timeout has passed.
+        // Not repeated: a program that starts up should get the error at once. If no connection can
+        // be made, the connect timeout reports that.
         let limit = settings.connect_timeout.saturating_add(response_timeout);
         let doubts = Arc::<Doubts>::default();
         let target = url::target(url, given)?;
@@ -110,7 +122,7 @@ impl Redis {
         self.topology.name()
     }
 
-    /// Which keys can be in one script: those with the same answer.
+    /// Returns the cluster slot of a key. All keys of a script must be in the same slot.
     pub(crate) fn slot(&self, key: &str) -> Option<u16> {
         self.topology.slot(key)
     }
@@ -204,7 +216,7 @@ impl Redis {
         limits.settlings.clone().acquire_owned().await.ok()
     }
 
-    /// The error for a request of this key that has waited this long without any news.
+    /// Returns the error for a request for this key that got no news for this long.
     pub(crate) fn no_answer(&self, key: &str, after: Duration) -> Error {
         fault::no_answer(after, self.topology.silence(key))
     }
@@ -222,7 +234,7 @@ impl Redis {
         }
     }
 
-    /// One page, of one node after the other.
+    /// Returns one page of keys. Visits one node after the other.
     pub(crate) async fn scan(
         &self,
         pattern: &str,
@@ -255,7 +267,7 @@ impl Redis {
             })?;
         let keys = keys
             .into_iter()
-            // Names are text; a key that is none was not made by us or by Redisson.
+            // Names are text. A key that is not UTF-8 belongs to neither redlatch nor Redisson.
             .filter_map(|key| String::from_utf8(key).ok())
             .collect();
         let next = match next {
@@ -268,8 +280,8 @@ impl Redis {
         Ok((keys, (next.node < nodes.len()).then_some(next)))
     }
 
-    /// Exchanges until there is an answer or the response timeout has passed; also says when what
-    /// was answered had been sent, and whether it may be the answer to a repetition.
+    /// Repeats the exchange until there is an answer or the response timeout has passed. Also returns
+    /// whether the answer may be to a repetition.
     async fn persist(&self, exchange: &Exchange<'_>) -> Result<(Heard, bool)> {
         check_runtime()?;
         let own = Sent::default();
@@ -289,7 +301,7 @@ impl Redis {
         };
         match answered {
             Some(heard) => {
-                // An error that trying again does not change is an answer, too.
+                // An error that a retry does not change is an answer, too.
                 sent.answered();
                 heard.map(|heard| (heard, retry.repeated))
             }
@@ -311,7 +323,7 @@ impl Redis {
         }
     }
 
-    /// If there is not even a connection, what to think of then.
+    /// Returns a hint for the timeout error if there is not even a connection.
     fn silence(&self, exchange: &Exchange<'_>) -> Option<&'static str> {
         match exchange.node {
             Some(node) => node.silence(),
@@ -319,8 +331,7 @@ impl Redis {
         }
     }
 
-    /// Exchanges once, with whichever node the cluster refers to; also says when what was answered
-    /// had been sent.
+    /// Makes one exchange, following redirections of the cluster.
     async fn send(&self, exchange: &Exchange<'_>) -> Result<Heard, Fault> {
         let mut found;
         let mut node = match exchange.node.or(self.topology.only_node()) {
@@ -331,8 +342,8 @@ impl Redis {
             }
         };
         let mut importing = false;
-        // If an earlier try was not answered, the store may have applied it: a redirection of this
-        // try does not change that.
+        // If an earlier try was not answered, the store may have applied it. A redirection of this try does
+        // not change that.
         let sent_before = exchange.sent.is_some_and(Sent::get);
         for _ in 0..REDIRECTIONS {
             let answered = self.send_to(node, exchange, importing).await;
@@ -368,7 +379,7 @@ impl Redis {
             if let Some(sent) = exchange.sent
                 && !sent_before
             {
-                // Nothing was done there.
+                // That node did nothing.
                 sent.clear();
             }
             found = other;
@@ -379,7 +390,7 @@ impl Redis {
         ))
     }
 
-    /// Exchanges once with this node. An attempt has its turn until the caller takes it back.
+    /// Makes one exchange with this node. An attempt keeps its turn until the caller takes it back.
     async fn send_to(
         &self,
         node: &Node,
@@ -400,8 +411,8 @@ impl Redis {
                 None => self.turn(node, exchange).await?,
             };
         }
-        // Dropped without the answer, an attempt passes its turn on to whoever settles it. Of a look there
-        // is nothing to settle: its turn ends here.
+        // If an attempt is dropped without an answer, its turn passes to the task that settles it. An
+        // inspection needs no settling, so its turn ends here.
         if exchange.lane == Lane::Attempt
             && let Some(sent) = exchange.sent
             && let Some(turn) = turn.take()
@@ -409,8 +420,8 @@ impl Redis {
             sent.keep_turn(turn);
         }
         let together = Arc::ptr_eq(link, &node.messages);
-        // A slot that moves keeps its subscriptions where it was until it is there: that node ends
-        // them then, and who waits looks again. The one that it goes to would refuse them.
+        // While a slot moves, its subscriptions stay at the source node, which ends them when the move is
+        // complete; waiters then retry. The target node would refuse them.
         let channel = exchange.channel.filter(|_| !importing);
         if let Some(channel) = channel {
             node.messages.want(channel);
@@ -450,13 +461,13 @@ impl Redis {
             && error.code() == "NOSCRIPT"
             && let Some(in_full) = exchange.in_full
         {
-            // A new or flushed server. EVAL teaches it the script for the next time.
+            // A new or flushed server. EVAL loads the script for later.
             sent = Instant::now();
             (answer, confirmation) = Box::pin(sending.send(&mut live, &in_full(), None)).await?;
         }
         match answer {
             Value::ServerError(error) => Err(match Fault::answered(&error, exchange.key) {
-                // Where nobody else could be asked, trying again does not help.
+                // With a single server there is no other node, so a retry does not help.
                 Fault::Deposed(said) if self.topology.is_single() => {
                     Fault::Final(refused(exchange.key, said))
                 }
@@ -479,8 +490,8 @@ impl Redis {
         }
     }
 
-    /// Waits for the turn to send an attempt to this node. While there is no connection no attempt has a
-    /// turn: all wait for the one attempt to connect, and fail together when it does.
+    /// Waits for the turn to send an attempt to this node. Without a connection no attempt has a turn: all
+    /// wait for the one attempt to connect, and fail together if that fails.
     ///
     /// Boxed: few attempts wait.
     fn turn<'a>(
@@ -540,10 +551,10 @@ impl Redis {
     }
 }
 
-/// EVALSHA or EVAL with the keys and arguments of a step.
+/// Builds EVALSHA or EVAL with the keys and arguments of a step.
 fn command<S: Step>(step: &S, verb: &str, script: &str) -> Cmd {
     let keys = step.keys();
-    // Enough for the longest that there is, with a long name: nothing is moved while it grows.
+    // Enough for the longest command with a long name, so that the buffer never grows.
     let mut cmd = Cmd::with_capacity(16, 512);
     cmd.arg(verb).arg(script).arg(keys.len());
     for key in keys {
@@ -553,7 +564,7 @@ fn command<S: Step>(step: &S, verb: &str, script: &str) -> Cmd {
     cmd
 }
 
-/// Finds a link that an attempt needs and that has no connection yet.
+/// Returns a link that an attempt needs and that has no connection yet.
 fn unconnected<'a>(node: &'a Node, exchange: &Exchange<'_>) -> Option<&'a Arc<Link>> {
     let messages = exchange.channel.map(|_| &node.messages);
     let mut links = std::iter::once(&node.attempts).chain(messages);
@@ -564,12 +575,12 @@ fn unconnected<'a>(node: &'a Node, exchange: &Exchange<'_>) -> Option<&'a Arc<Li
 struct Sending<'a> {
     link: &'a Arc<Link>,
     importing: bool,
-    /// Who is to have it too.
+    /// The replicas that must confirm the command.
     replicas: Option<&'a Arc<Replicas>>,
 }
 
 impl Sending<'_> {
-    /// Sends a command, behind a subscription and before the replicas are asked, all at once.
+    /// Sends a command, behind a subscription and followed by WAIT for the replicas, in one round trip.
     async fn send(
         &self,
         live: &mut Live,
@@ -580,7 +591,7 @@ impl Sending<'_> {
             let answer = self.link.ask_node(live, cmd, self.importing).await?;
             return Ok((answer, Confirmation::NOT_NEEDED));
         }
-        // What is rare is boxed, here and elsewhere: every step would have to carry it about.
+        // Boxed, as are other rare paths, so that common futures stay small.
         Box::pin(self.send_together(live, cmd, channel)).await
     }
 
@@ -592,10 +603,10 @@ impl Sending<'_> {
     ) -> Result<(Value, Confirmation), Fault> {
         let link = self.link;
         let (mut before, after) = (live.clone(), live.clone());
-        // One connection keeps order: the step runs after the subscription has begun, and what the
-        // replicas are asked for is behind the step. Biased, or the second poll would come to another
-        // one first; unconstrained, or the first poll of a task whose budget is used up would hand over
-        // nothing, and what the replicas are asked by another task would be before the step.
+        // One connection keeps order: the step runs after the subscription has started, and WAIT comes
+        // behind the step. `biased`, because otherwise the second poll would start with another branch.
+        // `unconstrained`, because otherwise the first poll of a task with a used-up budget would send
+        // nothing, and a WAIT sent by another task would come before the step.
         let all = async {
             tokio::join!(
                 biased;
@@ -647,7 +658,7 @@ impl<'a> Exchange<'a> {
     }
 }
 
-/// Timeouts would panic outside of a runtime, and in one without timers.
+/// Checks for a runtime with timers: without it, timeouts would panic.
 fn check_runtime() -> Result<()> {
     crate::runtime::current().map(drop)
 }

@@ -13,23 +13,23 @@ use super::turns::Turns;
 use crate::error::Error;
 use crate::store::{Doubts, NodeId, SharedEar};
 
-/// What all nodes of a deployment have in common.
+/// What all nodes of a deployment share.
 #[derive(Clone)]
 pub(super) struct Settings {
     pub(super) connect_timeout: Duration,
     pub(super) ear: SharedEar,
     pub(super) doubts: Arc<Doubts>,
     pub(super) listening: Listening,
-    /// What is demanded of replicas, if anything.
+    /// Requirements on replicas, if any.
     pub(super) demand: Option<Demand>,
 }
 
-/// How many releases may be in flight at one node in the background. If thousands of attempts are
-/// dropped at once, renewals must not wait behind them.
+/// Number of background releases in flight at one node. If thousands of attempts are dropped at once,
+/// renewals must not wait behind their releases.
 const SETTLINGS: usize = 64;
 
-/// How much work may be in flight at one node at once. Every node has limits of its own, so that a node
-/// that does not answer uses up no turns of the others.
+/// Limits of the work in flight at one node. Every node has its own, so that a node that does not answer
+/// uses up no turns of the others.
 pub(super) struct Limits {
     pub(super) turns: Arc<Turns>,
     pub(super) settlings: Arc<Semaphore>,
@@ -45,21 +45,21 @@ impl Default for Limits {
 }
 
 pub(super) struct Node {
-    /// Never given to another node of this process.
+    /// Unique in this process.
     pub(super) id: NodeId,
     pub(super) limits: Arc<Limits>,
-    /// For renewals, releases, looks.
+    /// For renewals, releases and inspections.
     pub(super) commands: Arc<Link>,
-    /// For attempts: the same, unless replicas are waited for.
+    /// For attempts: the same link, unless replicas are waited for.
     pub(super) attempts: Arc<Link>,
-    /// For subscriptions: that of attempts, so that one can be sent right behind a subscription,
-    /// unless channels are sharded (see [`Listening::Sharded`]).
+    /// For subscriptions: the link of the attempts, so that an attempt can follow its subscription
+    /// directly, unless channels are sharded (see [`Listening::Sharded`]).
     pub(super) messages: Arc<Link>,
     pub(super) replicas: Option<Arc<Replicas>>,
 }
 
 impl Node {
-    /// `whereabouts` is asked once for each connection.
+    /// Calls `whereabouts` once for each connection.
     pub(super) fn new(
         settings: &Settings,
         whereabouts: impl Fn() -> Result<Whereabouts, Error>,
@@ -93,18 +93,18 @@ impl Node {
         }))
     }
 
-    /// All connections, some perhaps twice.
+    /// Returns all connections, possibly with duplicates.
     pub(super) fn links(&self) -> impl Iterator<Item = &Arc<Link>> {
         [&self.commands, &self.attempts, &self.messages].into_iter()
     }
 
-    /// If there is not even a connection, what to think of then.
+    /// Returns a hint for the timeout error if there is not even a connection.
     pub(super) fn silence(&self) -> Option<&'static str> {
-        // Nothing, if one of them is connected.
+        // `None` if one of them is connected.
         self.links().map(|link| link.silence()).min().flatten()
     }
 
-    /// It is no longer one to ask.
+    /// Gives up all connections, because this node must not be used any more.
     pub(super) fn give_up(&self) {
         self.links().for_each(|link| link.give_up());
     }

@@ -1,9 +1,13 @@
-//! Replicas: that they have an acquisition before it counts (WAIT; Redisson: `checkLockSyncedSlaves`).
+//! Confirms that replicas have an acquisition before it counts (WAIT; Redisson: `checkLockSyncedSlaves`).
 //!
-//! WAIT holds its connection up until the replicas have answered, so attempts have a connection of
-//! their own, where renewals and releases do not queue. One WAIT answers for all steps that were
-//! sent before it: however many attempts there are, and however long a replica does not answer, two
-//! are on their way at most.
+//! 1. WAIT blocks its connection until the replicas have answered. So attempts have a connection of their
+//!    own, and renewals and releases do not queue behind a WAIT.
+//! 2. One WAIT confirms all steps that were sent before it. At most two are in flight ([`AT_ONCE`]),
+//!    however many attempts there are and however long a replica does not answer.
+//! 3. While those are in flight, later attempts share one further WAIT, which is sent when one of them is
+//!    answered.
+//! 4. The number of connected replicas comes from ROLE. It is read once per connection, and again in the
+//!    background when it is old or when a WAIT was not fulfilled.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
@@ -19,52 +23,51 @@ use crate::step::unexpected;
 use crate::store::Sent;
 use crate::surroundings::task;
 
-/// How many replicas must have an acquisition before it counts.
+/// How many replicas must acknowledge an acquisition before it counts.
 ///
-/// An acquisition that too few have is given back, and its error is
-/// [`Error::NotReplicated`](crate::Error::NotReplicated). All but `Off` cost a connection more, on
-/// which attempts are sent and replicas waited for (Redis: WAIT), in the same round trip as the
-/// attempt.
+/// If too few do, the acquisition is released, and the error is
+/// [`Error::NotReplicated`](crate::Error::NotReplicated). All settings but `Off` need a second connection.
+/// It carries the attempts and waits for the replicas (Redis: WAIT), in the same round trip as the attempt.
 ///
-/// No setting makes a lock survive every failover: a replica that has the lock may not be the one
-/// that is chosen. For what must not be done twice, take the tokens of a
+/// With no setting does a lock survive every failover: the replica that becomes the master may not be one
+/// that has the lock. For actions that must not happen twice, use the tokens of a
 /// [`FencedLock`](crate::FencedLock), or a [`RedLock`](crate::RedLock) over independent servers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 #[non_exhaustive]
 pub enum ReplicaSync {
-    /// All that are connected are waited for, and one of them at least must have it, if any are
-    /// connected (as Redisson does with `checkLockSyncedSlaves`). The default. With a single server
-    /// it is off if no replica is connected to it when the client connects.
+    /// Waits for all connected replicas, and requires that at least one of them acknowledges, if any is
+    /// connected (as Redisson does with `checkLockSyncedSlaves`). The default. With a single server it is
+    /// off if no replica is connected when the client connects.
     #[default]
     All,
-    /// More than half of the master and the replicas that are connected to it.
+    /// Requires more than half of the group of the master and its connected replicas.
     Majority,
-    /// So many replicas, also if fewer are connected: then nothing can be acquired. With this a
-    /// master that was cut off from its replicas gives out no locks.
+    /// Requires this number of replicas, even if fewer are connected: nothing can be acquired then. So a
+    /// master that was cut off from its replicas grants no locks.
     AtLeast(usize),
-    /// None are asked.
+    /// Does not wait for replicas.
     Off,
 }
 
-/// How many WAITs may be on their way at once: a second one answers for what is sent meanwhile.
+/// Number of WAITs in flight: a second one confirms later steps.
 const AT_ONCE: usize = 2;
 
-/// How old the number of replicas may be.
+/// Age at which the number of replicas is refreshed.
 const STALE: Duration = Duration::from_secs(1);
 
-/// What is to be asked of replicas.
+/// Requirements on the replicas.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Demand {
     pub(super) sync: ReplicaSync,
-    /// How long the replicas may take.
+    /// Time limit for the replicas.
     pub(super) timeout: Duration,
-    /// How long the master may take to answer besides.
+    /// Additional time limit for the master's answer.
     pub(super) patience: Duration,
 }
 
 impl Demand {
-    /// Whether there is anybody to ask behind a server that no sentinel and no cluster watches. If
-    /// not, a connection is saved.
+    /// Returns whether replicas have to be waited for at a server without sentinels or a cluster. If not,
+    /// one connection is saved.
     pub(super) async fn applies_to(&self, link: &Arc<Link>) -> Result<bool> {
         if let ReplicaSync::AtLeast(_) = self.sync {
             return Ok(true);
@@ -73,7 +76,7 @@ impl Demand {
         match connected(link, &live).await {
             Ok(connected) => Ok(connected > 0),
             Err(Fault::Final(Error::Refused { reason })) => {
-                // Something that speaks like a server, and has no roles.
+                // Something that speaks the protocol but has no roles.
                 tracing::debug!(reason, "replicas are not waited for");
                 Ok(false)
             }
@@ -90,30 +93,30 @@ pub(super) struct Replicas {
 
 #[derive(Default)]
 struct State {
-    /// How many are connected, on which connection that was found out, and when.
+    /// Number of connected replicas, the connection on which it was read, and when.
     connected: Option<(usize, Generation, Instant)>,
     under_way: usize,
-    /// The WAIT that is sent when one of those has been answered.
+    /// The next WAIT, which is sent when one in flight has been answered.
     next: Option<Waiting>,
 }
 
-/// One WAIT that is to be sent.
+/// A WAIT that is to be sent.
 struct Waiting {
     live: Live,
     tell: Teller<Heard>,
 }
 
-/// What a WAIT was answered with: what was demanded and how many have it.
+/// Result of a WAIT: how many replicas were required, and how many acknowledged.
 type Heard = Result<(usize, usize), Fault>;
 
-/// Whether the replicas have what was sent, as soon as that is known.
+/// Resolves when the replicas have confirmed an acquisition.
 pub(crate) struct Confirmation {
     heard: Option<Listener<Heard>>,
     timeout: Duration,
 }
 
 impl Confirmation {
-    /// Nothing was asked.
+    /// No replica is waited for.
     pub(crate) const NOT_NEEDED: Confirmation = Confirmation {
         heard: None,
         timeout: Duration::ZERO,
@@ -128,8 +131,8 @@ impl Confirmation {
         }
     }
 
-    /// Returns when the replicas have it; an error if too few do, or if that cannot be found out. Until then the
-    /// request has no answer: it is not known whether it has acquired anything.
+    /// Waits until enough replicas have acknowledged. Fails if too few did, or if that cannot be
+    /// determined. Until then the request has no answer: it is unknown whether it has acquired anything.
     pub(crate) async fn confirmed(self, sent: &Sent) -> Result<()> {
         let Some(heard) = self.heard else {
             return Ok(());
@@ -158,8 +161,7 @@ impl Replicas {
         })
     }
 
-    /// Finds out how many replicas are connected to the master that this connection leads to, if that
-    /// is not known yet.
+    /// Reads how many replicas are connected to the master of this connection, if that is not known yet.
     pub(super) async fn know(self: &Arc<Self>, link: &Arc<Link>, live: &Live) -> Result<(), Fault> {
         if matches!(self.demand.sync, ReplicaSync::AtLeast(_)) {
             return Ok(());
@@ -176,7 +178,7 @@ impl Replicas {
         }
     }
 
-    /// Waits for the replicas to have what was sent on this connection before.
+    /// Starts to wait for the replicas to have everything sent on this connection before.
     pub(super) fn confirm(self: &Arc<Self>, link: &Arc<Link>, live: &Live) -> Confirmation {
         let mut state = self.state();
         match self.to_ask(&state, live) {
@@ -191,14 +193,14 @@ impl Replicas {
             None => {
                 let (tell, heard) = told::channel();
                 let live = live.clone();
-                // One that was to be sent on a connection that has ended hears of it so.
+                // Replacing a WAIT for a connection that has ended fails its listeners.
                 state.next = Some(Waiting { live, tell });
                 begins = state.under_way < AT_ONCE;
                 state.under_way += usize::from(begins);
                 heard
             }
         };
-        // The task may end at once, if its runtime does.
+        // The lock is released first: the task may end at once if its runtime does.
         drop(state);
         if begins {
             tokio::spawn(task(Sender::new(self).send(link.clone())));
@@ -213,8 +215,8 @@ impl Replicas {
         }
     }
 
-    /// How many are asked on this connection. `None`: there is a newer one, perhaps to another master,
-    /// whose replicas have nothing to do with what was sent on this.
+    /// Returns the number of replicas to wait for on this connection. `None`: there is a newer connection,
+    /// perhaps to another master, whose replicas do not have the steps that were sent on this one.
     fn to_ask(&self, state: &State, live: &Live) -> Option<usize> {
         if let ReplicaSync::AtLeast(some) = self.demand.sync {
             return Some(some);
@@ -224,7 +226,7 @@ impl Replicas {
         same.then(|| self.demand.sync.waits_for(connected))
     }
 
-    /// How many were asked, and how many have it.
+    /// Sends WAIT. Returns the number of replicas that were waited for, and that acknowledged.
     async fn ask(&self, link: &Link, live: &mut Live) -> Result<(usize, usize), Fault> {
         let Some(asked) = self.to_ask(&self.state(), live) else {
             return Err(Fault::Unanswered("the connection has ended".into()));
@@ -246,10 +248,10 @@ impl Replicas {
         }
     }
 
-    /// The same as [`Replicas::count`], in the background.
+    /// Runs [`Replicas::count`] in the background.
     fn count_again(self: &Arc<Self>, link: Arc<Link>, live: Live) {
         if let Some((.., since)) = &mut self.state().connected {
-            // Not once more meanwhile.
+            // Prevents another count meanwhile.
             *since = Instant::now();
         }
         let replicas = self.clone();
@@ -270,7 +272,7 @@ impl Replicas {
     }
 }
 
-/// Who sends WAITs, and is counted as under way.
+/// Sends WAITs, and is counted in `under_way`.
 struct Sender {
     replicas: Arc<Replicas>,
     left: bool,
@@ -284,7 +286,7 @@ impl Sender {
         }
     }
 
-    /// Sends one WAIT after the other, until there is none to be sent.
+    /// Sends one WAIT after the other until none is left.
     async fn send(mut self, link: Arc<Link>) {
         while let Some(Waiting { mut live, tell }) = self.next() {
             let replicas = &self.replicas;
@@ -298,8 +300,8 @@ impl Sender {
         }
     }
 
-    /// The next one to be sent. If there is none, who asks has left in the same moment: what is noted
-    /// later is for somebody else to send.
+    /// Takes the next WAIT. If there is none, this sender leaves under the same lock, so that a later WAIT
+    /// starts a new sender.
     fn next(&mut self) -> Option<Waiting> {
         let mut state = self.replicas.state();
         let next = state.next.take();
@@ -311,7 +313,7 @@ impl Sender {
     }
 }
 
-/// Ended with its runtime, perhaps before it has begun.
+/// Ended with its runtime, perhaps before it has started.
 impl Drop for Sender {
     fn drop(&mut self) {
         if self.left {
@@ -319,20 +321,20 @@ impl Drop for Sender {
         }
         let mut state = self.replicas.state();
         state.under_way -= 1;
-        // Who waits for what nobody is left to send hears so.
+        // No sender is left: dropping the WAIT fails its listeners.
         if state.under_way == 0 {
             state.next = None;
         }
     }
 }
 
-/// How many replicas are connected and follow (`ROLE`).
+/// Returns how many replicas are connected (`ROLE`).
 async fn connected(link: &Link, live: &Live) -> Result<usize, Fault> {
     match link.ask(&mut live.clone(), &redis::cmd("ROLE")).await? {
-        // Of a master: its offset, and each replica's address and offset.
+        // A master replies with its offset, and the address and offset of each replica.
         Value::Array(role) => match role.get(2) {
             Some(Value::Array(replicas)) => Ok(replicas.len()),
-            // A replica itself.
+            // A replica.
             _ => Ok(0),
         },
         Value::ServerError(error) => Err(Fault::answered(&error, "")),
@@ -341,7 +343,7 @@ async fn connected(link: &Link, live: &Live) -> Result<usize, Fault> {
 }
 
 impl ReplicaSync {
-    /// How many replicas are waited for, of those that are connected.
+    /// Returns how many of the connected replicas are waited for.
     fn waits_for(self, connected: usize) -> usize {
         match self {
             ReplicaSync::All => connected,
@@ -351,7 +353,7 @@ impl ReplicaSync {
         }
     }
 
-    /// How many of those that were waited for must have it.
+    /// Returns how many of the replicas that were waited for must acknowledge.
     fn needs(self, waited_for: usize) -> usize {
         match self {
             ReplicaSync::All => waited_for.min(1),
@@ -373,7 +375,7 @@ mod tests {
     }
 
     #[test]
-    fn all_are_waited_for_and_one_must_have_it() {
+    fn all_waits_for_all_replicas_and_needs_one() {
         let all = ReplicaSync::All;
         assert_eq!([0, 1, 3].map(|n| all.waits_for(n)), [0, 1, 3]);
         assert_eq!([0, 1, 3].map(|n| all.needs(n)), [0, 1, 1]);

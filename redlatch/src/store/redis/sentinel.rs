@@ -1,8 +1,12 @@
-//! Sentinels: which server is the master, and when that changes.
+//! Sentinels: find the current master and notice failovers.
 //!
-//! A sentinel may be dead, slow, cut off or plainly wrong. So all are asked, the answer that most of
-//! them give is taken, and the server that is meant has to agree ([`super::link`] asks it for its
-//! role). What they publish is only a reason to ask again.
+//! A sentinel may be down, slow, cut off or wrong. So:
+//!
+//! 1. All sentinels are asked, and the answer of most of them counts.
+//! 2. The server that they name must confirm that it is a master ([`super::link`] asks it for its role).
+//! 3. The sentinels publish failovers. A message, a broken connection or a missing answer is only a reason
+//!    to repeat the query.
+//! 4. A connection that leads to another server than the master is given up.
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::{Arc, Mutex, PoisonError, Weak};
@@ -23,37 +27,37 @@ use crate::lease::MAX_LEASE;
 use crate::several::most;
 use crate::store::{Ear, SharedEar};
 
-/// What is published when another server has become the master.
+/// Published when another server has become the master.
 const SWITCHED: &str = "+switch-master";
 
-/// How long one sentinel may take: with this a failover is followed although some of them hang.
+/// Time limit for one sentinel. A failover is followed even if some sentinels hang.
 const PATIENCE: Duration = Duration::from_secs(1);
 
-/// How soon a sentinel whose connection broke is listened to again.
+/// How soon the client reconnects to a sentinel whose connection broke.
 const RETURN: Duration = Duration::from_secs(3);
 
 pub(super) struct Sentinels {
     master: String,
-    /// How the data servers are spoken to.
+    /// How to connect to the data servers.
     data: Access,
     sentinels: Vec<(Endpoint, Arc<Link>)>,
     changed: Arc<Changed>,
     /// The links that follow the master.
     followers: Mutex<Vec<Weak<Link>>>,
-    /// The master when it was last looked for.
+    /// The master at the last check.
     latest: Mutex<Option<Endpoint>>,
     lookout: Lookout,
 }
 
-/// What one sentinel says of the master.
+/// One sentinel's answer.
 #[derive(Debug, Clone, PartialEq, Eq)]
 struct Opinion {
     endpoint: Endpoint,
-    /// Grows with every failover.
+    /// Increases with every failover.
     epoch: u64,
 }
 
-/// Hears what the sentinels publish.
+/// Receives what the sentinels publish.
 #[derive(Default)]
 struct Changed(Notify);
 
@@ -86,7 +90,7 @@ impl Sentinels {
         }))
     }
 
-    /// Has a link given up when it leads to what is no longer the master.
+    /// Registers a link, which is given up when it leads to a server that is no longer the master.
     pub(super) fn lead(&self, link: &Arc<Link>) {
         let followers = &mut self
             .followers
@@ -95,7 +99,7 @@ impl Sentinels {
         followers.push(Arc::downgrade(link));
     }
 
-    /// The name of the master, for messages.
+    /// Returns the name of the master, for messages.
     pub(super) fn name(&self) -> String {
         let mut all: Vec<String> = self
             .sentinels
@@ -106,19 +110,19 @@ impl Sentinels {
         format!("{}@{}/{}", self.master, all.join(","), self.data.db())
     }
 
-    /// Something looks as if there had been a failover.
+    /// Handles a sign of a failover.
     pub(super) fn suspect(self: &Arc<Self>) {
         self.watch();
         self.changed.0.notify_one();
     }
 
-    /// Looks out for changes from now on, for as long as there is a runtime.
+    /// Watches for changes from now on, for as long as the runtime lives.
     fn watch(self: &Arc<Self>) {
         self.lookout
             .keep(|| keep_up(Arc::downgrade(self), self.changed.clone()));
     }
 
-    /// The way to the server that is the master, as far as most sentinels know.
+    /// Returns how to reach the master that most sentinels name.
     async fn master(self: &Arc<Self>) -> Result<(Dial, Endpoint), Fault> {
         let endpoint = self.ask_all().await?;
         let dial = self.data.to_endpoint(&endpoint)?;
@@ -150,7 +154,7 @@ impl Sentinels {
         let mut reasons = Vec::new();
         for said in said.into_iter().flatten() {
             reasons.push(match said {
-                // Credentials that are wrong stay wrong.
+                // Wrong credentials stay wrong.
                 Err((_, fault @ Fault::Final(_))) => return Err(fault),
                 Err((at, fault)) => format!("{at}: {}", fault.reason()),
                 Ok(Some(Opinion { endpoint, .. })) => format!("one sentinel names {endpoint}"),
@@ -161,14 +165,14 @@ impl Sentinels {
         Err(Fault::NotSent(reasons.join("; ")))
     }
 
-    /// `None`: it does not know that master.
+    /// Asks one sentinel. `None`: it does not know that master.
     async fn ask(&self, at: &Endpoint, link: &Arc<Link>) -> Result<Option<Opinion>, Fault> {
         let mut live = link.live().await?;
         let address = redis::cmd("SENTINEL")
             .arg("GET-MASTER-ADDR-BY-NAME")
             .arg(&self.master)
             .take();
-        // Flags and epoch; the address in it is the old one until a failover is over.
+        // Flags and epoch. Its address is the old one until a failover is complete.
         let facts = redis::cmd("SENTINEL")
             .arg("MASTER")
             .arg(&self.master)
@@ -189,7 +193,7 @@ impl Sentinels {
         }))
     }
 
-    /// Has those connections given up that lead elsewhere than to the master.
+    /// Gives up the connections that do not lead to the master.
     async fn look(&self) {
         let Ok(master) = self.ask_all().await else {
             return;
@@ -226,8 +230,8 @@ impl Guide for Sentinels {
     }
 }
 
-/// Asks again when there is a reason to. Also keeps the connections to the sentinels, on which it
-/// hears of one.
+/// Asks again when there is a reason to. Also keeps the connections to the sentinels, on which such reasons
+/// arrive.
 async fn keep_up(sentinels: Weak<Sentinels>, changed: Arc<Changed>) {
     changed.0.notify_one();
     let mut rest = MAX_LEASE;
@@ -267,9 +271,9 @@ fn opinions<E>(
     said.iter().flatten().flatten().flatten()
 }
 
-/// The address that most of them name, and how many do. Between two that as many name it is the one
-/// after the latest failover: a failover comes to some sentinels before others. Of three or more one
-/// is neither the old master nor the new one, and it cannot be told which.
+/// Returns the address that most sentinels name, and their number. Of two addresses with equally many, the
+/// one with the later failover counts, because a failover reaches some sentinels before others. Of three or
+/// more, one is neither the old nor the new master, and it is unknown which.
 fn most_say<'a>(opinions: impl Iterator<Item = &'a Opinion>) -> Option<(Endpoint, usize)> {
     let mut votes: BTreeMap<&Endpoint, (usize, u64)> = BTreeMap::new();
     for Opinion { endpoint, epoch } in opinions {
@@ -286,7 +290,7 @@ fn most_say<'a>(opinions: impl Iterator<Item = &'a Opinion>) -> Option<(Endpoint
     latest.map(|(endpoint, _)| (endpoint.clone(), most))
 }
 
-/// Why a sentinel says nothing of any master.
+/// Classifies the error reply of a sentinel.
 fn refused(at: &Endpoint, error: &ServerError) -> Fault {
     let unknown = |details: &str| details.starts_with("unknown command");
     match error.details().is_some_and(unknown) {
@@ -297,7 +301,7 @@ fn refused(at: &Endpoint, error: &ServerError) -> Fault {
     }
 }
 
-/// Out of `SENTINEL MASTER`.
+/// Extracts the epoch from the reply to `SENTINEL MASTER`.
 fn epoch(facts: Value) -> u64 {
     let facts: HashMap<String, String> = redis::from_redis_value(facts).unwrap_or_default();
     let epoch = facts.get("config-epoch").map(|epoch| epoch.parse());
@@ -316,13 +320,13 @@ mod tests {
     }
 
     #[test]
-    fn one_that_is_wrong_is_outvoted_however_sure_it_is() {
+    fn wrong_sentinel_is_outvoted() {
         let said = [opinion(1, 7), opinion(2, 3), opinion(2, 3)];
         assert_eq!(most_say(said.iter()), Some((Endpoint::new("h", 2), 2)));
         let in_doubt = [opinion(1, 3), opinion(2, 4)];
         assert_eq!(most_say(in_doubt.iter()), Some((Endpoint::new("h", 2), 1)));
         assert_eq!(most_say([].iter()), None);
-        // A failover that only one of two has heard of, and one that is wrong.
+        // A failover that only one of two knows, and a wrong sentinel.
         let in_doubt = [opinion(1, 3), opinion(2, 4), opinion(3, 7)];
         assert_eq!(most_say(in_doubt.iter()), None);
     }

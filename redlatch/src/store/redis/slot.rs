@@ -1,15 +1,15 @@
-//! In which slot of a cluster a key lies (the cluster specification's "hash tags" and CRC16).
+//! Cluster slots of keys (the cluster specification's "hash tags" and CRC16).
 
 use crate::name::hash_tag;
 
 pub(super) const SLOTS: u16 = 16384;
 
-/// The slot of a key or channel.
+/// Returns the slot of a key or channel.
 pub(super) fn slot(key: &str) -> u16 {
     crc16(hashed(key).as_bytes()) % SLOTS
 }
 
-/// Returns the part of a key or channel that decides on its slot.
+/// Returns the part of a key or channel that determines its slot.
 fn hashed(key: &str) -> &str {
     hash_tag(key).unwrap_or(key)
 }
@@ -48,7 +48,7 @@ mod tests {
     use super::*;
     use crate::name::{Beside, Family, Place, spans_slots};
 
-    /// All keys and channels of an object of this name.
+    /// Returns all keys and channels of an object with this name.
     fn keys_and_channels(family: Family, prefix: &str, name: &str) -> Vec<String> {
         let mut place = Place::new(family, prefix, name);
         let key = place.key().to_owned();
@@ -73,11 +73,11 @@ mod tests {
     }
 
     proptest! {
-        /// A name is valid exactly if all keys and channels of its objects lie in one slot by their
-        /// hash tags, for every kind of object. (The slots themselves say too little: two different texts
-        /// share one by chance in one of 16,384 cases.)
+        /// A name is valid exactly if all keys and channels of its objects lie in one slot because of their
+        /// hash tags, for every kind of object. (Comparing slots is not enough: two different texts share
+        /// one by chance in one of 16,384 cases.)
         #[test]
-        fn all_that_belongs_to_a_valid_name_lies_in_its_slot(
+        fn all_keys_of_valid_name_lie_in_one_slot(
             prefix in "[{}a:]{0,3}",
             name in "[{}ab:ö]{1,8}",
         ) {
@@ -102,9 +102,9 @@ mod tests {
         }
     }
 
-    /// As CLUSTER KEYSLOT answers.
+    /// The expected slots are replies of CLUSTER KEYSLOT.
     #[test]
-    fn slots_are_those_of_the_specification() {
+    fn slots_match_cluster_specification() {
         assert_eq!(crc16(b"123456789"), 0x31C3);
         assert_eq!(slot("foo"), 12182);
         assert_eq!(slot("{user1000}.following"), slot("{user1000}.followers"));

@@ -1,8 +1,8 @@
-//! TLS: certificates read and checked, the handshake, and what to say when it fails.
+//! TLS: reads and checks certificates, makes the handshake and explains its failures.
 //!
-//! Not the client library's: that one takes its cryptography from a setting of the whole process,
-//! which panics in a program with two candidates and which it is not for a library to make; and it
-//! reads the system's certificates for every connection, also when they are not used.
+//! Does not use the client library's TLS. That takes its crypto provider from a process-wide setting, which
+//! panics in a program with two candidates and which a library should not set. It also reads the system's
+//! certificates for every connection, even if they are not used.
 
 use std::error::Error as StdError;
 use std::fmt;
@@ -30,14 +30,14 @@ use crate::error::{Error, Result};
 
 pub(super) type Stream = tokio_rustls::client::TlsStream<TcpStream>;
 
-/// How TLS is spoken with all servers of a deployment.
+/// The TLS settings of a deployment.
 #[derive(Debug)]
 pub(super) struct Tls {
     certificates: Certificates,
     made: Mutex<Option<Made>>,
 }
 
-/// The configuration in use, what it was made of, and when.
+/// The configuration in use, its source, and when it was made.
 #[derive(Debug)]
 struct Made {
     from: Material,
@@ -45,21 +45,21 @@ struct Made {
     at: Instant,
 }
 
-/// How long the system's certificates are used before a new connection reads them again. Reading them
-/// takes some milliseconds, too long for each connection of a crowd.
+/// How long the system's certificates are used before a new connection reads them again. Reading takes some
+/// milliseconds, too long for each of many connections.
 const SYSTEM_PERIOD: Duration = Duration::from_secs(60);
 
-/// The same after a handshake that failed by a certificate: the system's may have been replaced.
+/// The same after a handshake that failed because of a certificate: the system's may have been replaced.
 const SYSTEM_PAUSE: Duration = Duration::from_secs(1);
 
-/// What the certificates come to when they are read.
+/// The contents of the certificates.
 #[derive(Clone, PartialEq, Eq)]
 struct Material {
     ca: Option<Vec<u8>>,
     client: Option<(Vec<u8>, Vec<u8>)>,
 }
 
-/// Without the key.
+/// Omits the key.
 impl fmt::Debug for Material {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Material").finish_non_exhaustive()
@@ -74,7 +74,7 @@ impl Tls {
         })
     }
 
-    /// Connects to a server and sees that it is the one that is meant.
+    /// Connects to a server and verifies its identity.
     pub(super) async fn connect(
         self: &Arc<Self>,
         host: &str,
@@ -108,7 +108,7 @@ impl Tls {
         })
     }
 
-    /// The configuration, not on a thread of the runtime: it reads files.
+    /// Returns the configuration. It reads files, so it runs on a blocking thread.
     async fn read(self: &Arc<Self>, system: Duration) -> Result<Arc<ClientConfig>, Fault> {
         let tls = self.clone();
         let config = spawn_blocking(move || tls.config(system)).await;
@@ -117,8 +117,8 @@ impl Tls {
             .map_err(Fault::Final)
     }
 
-    /// What became of the first words on a connection. Only there a server says what it thinks of
-    /// our certificate; some just hang up.
+    /// Explains a failure of the first exchange on a connection. Only there a server rejects the client
+    /// certificate; some just disconnect.
     pub(super) fn first_words(
         &self,
         error: &redis::RedisError,
@@ -140,7 +140,7 @@ impl Tls {
         })
     }
 
-    /// The same of this server: of a deployment one may be the only one at fault.
+    /// The same with the server's address, because it may be the only one at fault.
     fn explained(&self, error: &(dyn StdError + 'static), host: &str, port: u16) -> Option<Fault> {
         let reason = complaint(error, host, self.certificates.client.is_some())?;
         let at = Endpoint::new(host, port);
@@ -149,8 +149,8 @@ impl Tls {
         }))
     }
 
-    /// Reads the certificates; the system's if they were read longer ago than `system`. A program that
-    /// runs keeps those it has when they cannot be read for a moment.
+    /// Reads the certificates; the system's if they were read longer ago than `system`. If reading fails, a
+    /// running program keeps its current ones.
     fn config(&self, system: Duration) -> Result<Arc<ClientConfig>> {
         let mut made = self.made.lock().unwrap_or_else(PoisonError::into_inner);
         let from = Material::read(&self.certificates);
@@ -206,7 +206,7 @@ impl Material {
             return Ok(builder.with_no_client_auth());
         };
         let chain = chain(cert, CLIENT)?;
-        // What is wrong with a key is not repeated: the key could be in it.
+        // The error of a key is not repeated: it could contain the key.
         let key = PrivateKeyDer::from_pem_slice(key)
             .map_err(|_| bad(CLIENT, "there is no usable private key in PEM".into()))?;
         let config = builder.with_client_auth_cert(chain, key);
@@ -228,7 +228,7 @@ impl Material {
                 for error in &found.errors {
                     tracing::debug!(%error, "a certificate of the system");
                 }
-                // One odd certificate among a hundred must not cost the others.
+                // One invalid certificate among a hundred must not affect the others.
                 roots.add_parsable_certificates(found.certs);
                 if roots.is_empty() {
                     return Err(bad(
@@ -243,7 +243,7 @@ impl Material {
     }
 }
 
-/// At least one certificate.
+/// Reads at least one certificate.
 fn chain(pem: &[u8], setting: &'static str) -> Result<Vec<CertificateDer<'static>>> {
     let chain = CertificateDer::pem_slice_iter(pem).collect::<std::result::Result<Vec<_>, _>>();
     let chain = chain.unwrap_or_default();
@@ -257,7 +257,7 @@ fn bad(setting: &'static str, reason: String) -> Error {
     Error::InvalidSetting { setting, reason }
 }
 
-/// The first address of a host that answers.
+/// Connects to all addresses of a host concurrently, and returns the first connection.
 async fn reach(host: &str, port: u16) -> io::Result<TcpStream> {
     let mut tries: JoinSet<io::Result<TcpStream>> = JoinSet::new();
     for address in tokio::net::lookup_host((host, port)).await? {
@@ -290,7 +290,7 @@ fn not_sent(error: io::Error) -> Fault {
     Fault::NotSent(error.to_string())
 }
 
-/// What TLS has against a connection, in words that say what to do.
+/// Explains a TLS error, and what to do.
 fn complaint(
     error: &(dyn StdError + 'static),
     host: &str,
@@ -345,14 +345,14 @@ fn complaint(
     })
 }
 
-/// What TLS said, somewhere inside of an error.
+/// Finds the TLS error inside of an error.
 fn cause<'a>(error: &'a (dyn StdError + 'static)) -> Option<&'a TlsError> {
     let mut error = Some(error);
     while let Some(this) = error {
         if let Some(tls) = this.downcast_ref() {
             return Some(tls);
         }
-        // Neither of these tells its own content as its source.
+        // Neither of these returns its content as its source.
         let shared = this.downcast_ref::<Arc<dyn StdError + Send + Sync>>();
         let io = this
             .downcast_ref::<io::Error>()

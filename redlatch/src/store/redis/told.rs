@@ -1,17 +1,17 @@
-//! A value that one task sends once, to all tasks that wait for it.
+//! A value that one task sends once to all tasks that wait for it.
 //!
-//! Those who wait are woken in the order in which they began to. (`tokio::sync::watch` wakes them in a random
-//! order, so the same seed would not give the same simulation.)
+//! Waiters are woken in the order in which they started to wait. (`tokio::sync::watch` wakes them in random
+//! order, so one seed would not always give the same simulation.)
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use tokio::sync::Notify;
 
-/// Tells the value. Dropped before that, there will be none.
+/// Sends the value. If it is dropped before, there is none.
 #[derive(Debug)]
 pub(super) struct Teller<T>(Arc<Told<T>>);
 
-/// Waits for the value. Clones wait for the same one.
+/// Receives the value. Clones receive the same one.
 #[derive(Debug)]
 pub(super) struct Listener<T>(Arc<Told<T>>);
 
@@ -25,11 +25,11 @@ struct Told<T> {
 enum State<T> {
     Untold,
     Told(T),
-    /// The teller was dropped.
+    /// The sender was dropped.
     Never,
 }
 
-/// A teller, and the first who listens.
+/// Returns a sender and its first receiver.
 pub(super) fn channel<T>() -> (Teller<T>, Listener<T>) {
     let told = Arc::new(Told {
         state: Mutex::new(State::Untold),
@@ -58,7 +58,7 @@ impl<T> Teller<T> {
         self.0.set(State::Told(value));
     }
 
-    /// Another one who listens.
+    /// Returns another receiver.
     pub(super) fn listener(&self) -> Listener<T> {
         Listener(self.0.clone())
     }
@@ -77,12 +77,12 @@ impl<T> Clone for Listener<T> {
 }
 
 impl<T: Clone> Listener<T> {
-    /// Whether the value may still come.
+    /// Returns whether the value may still be sent.
     pub(super) fn is_open(&self) -> bool {
         matches!(*self.0.lock(), State::Untold)
     }
 
-    /// Waits for the value; `None`: there will be none. Cancel safe.
+    /// Waits for the value; `None` if the sender was dropped. Cancel-safe.
     pub(super) async fn heard(&self) -> Option<T> {
         loop {
             let mut changed = std::pin::pin!(self.0.changed.notified());

@@ -1,5 +1,5 @@
-//! Which server to ask: the one there is, the master that the sentinels name, or the node of a
-//! cluster that has the slot.
+//! Determines the server for a key: the single server, the master that the sentinels name, or the node of a
+//! cluster that owns the slot.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -24,7 +24,7 @@ use crate::several::{all, most};
 use crate::step::Publishing;
 use crate::store::{Doubts, NodeId, SharedEar};
 
-/// What is set for the connections of a client.
+/// Settings of a client's connections.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Settings {
     pub(crate) connect_timeout: Duration,
@@ -35,7 +35,7 @@ pub(crate) struct Settings {
 
 pub(super) struct Topology {
     form: Form,
-    /// What it was called by, without anything that could be secret.
+    /// Address of the deployment, without anything that could be secret.
     name: String,
     publishing: Publishing,
 }
@@ -58,7 +58,7 @@ impl Settings {
 }
 
 impl Topology {
-    /// Connects, and sees whether the servers are such that we can work with.
+    /// Connects, and checks that the servers are supported.
     pub(super) async fn connect(
         target: Target,
         settings: Settings,
@@ -155,17 +155,17 @@ impl Topology {
         self.name.clone()
     }
 
-    /// Whether there is one server, for good.
+    /// Returns whether there is a single, fixed server.
     pub(super) fn is_single(&self) -> bool {
         matches!(self.form, Form::Single(_))
     }
 
-    /// How scripts publish here.
+    /// Returns how scripts publish in this deployment.
     pub(super) fn publishing(&self) -> Publishing {
         self.publishing
     }
 
-    /// Which keys can be in one script: those with the same answer.
+    /// Returns the cluster slot of a key. All keys of a script must be in the same slot.
     pub(super) fn slot(&self, key: &str) -> Option<u16> {
         match &self.form {
             Form::Single(_) | Form::Sentinel(..) => None,
@@ -173,7 +173,7 @@ impl Topology {
         }
     }
 
-    /// Whether these keys can be in one script.
+    /// Checks that these keys can be used in one script.
     pub(super) fn check_together<'a>(
         &self,
         key: &str,
@@ -191,7 +191,7 @@ impl Topology {
         })
     }
 
-    /// The node that has all keys, if there is one.
+    /// Returns the node that serves all keys, if there is one.
     pub(super) fn only_node(&self) -> Option<&Arc<Node>> {
         match &self.form {
             Form::Single(node) | Form::Sentinel(node, _) => Some(node),
@@ -199,7 +199,7 @@ impl Topology {
         }
     }
 
-    /// The node that has a key.
+    /// Returns the node that serves a key.
     pub(super) async fn node(&self, key: &str) -> Result<Arc<Node>, Fault> {
         match &self.form {
             Form::Single(node) | Form::Sentinel(node, _) => Ok(node.clone()),
@@ -207,7 +207,7 @@ impl Topology {
         }
     }
 
-    /// The node that serves a key, as far as is known without asking.
+    /// Returns the node that serves a key, as far as is known locally.
     pub(super) fn known_node(&self, key: &str) -> Option<NodeId> {
         match &self.form {
             Form::Single(node) | Form::Sentinel(node, _) => Some(node.id),
@@ -215,7 +215,7 @@ impl Topology {
         }
     }
 
-    /// The limits of the node that serves a key.
+    /// Returns the limits of the node that serves a key.
     pub(super) fn limits(&self, key: &str) -> Arc<Limits> {
         match &self.form {
             Form::Single(node) | Form::Sentinel(node, _) => node.limits.clone(),
@@ -223,7 +223,7 @@ impl Topology {
         }
     }
 
-    /// If there is not even a connection to the node that has a key, what to think of then.
+    /// Returns a hint for the timeout error if there is not even a connection to the node of a key.
     pub(super) fn silence(&self, key: &str) -> Option<&'static str> {
         match &self.form {
             Form::Single(node) | Form::Sentinel(node, _) => node.silence(),
@@ -234,7 +234,7 @@ impl Topology {
         }
     }
 
-    /// All nodes that have keys, in an order that stays.
+    /// Returns all nodes that serve keys, in a stable order.
     pub(super) async fn masters(&self) -> Vec<Arc<Node>> {
         match &self.form {
             Form::Single(node) | Form::Sentinel(node, _) => vec![node.clone()],
@@ -242,7 +242,7 @@ impl Topology {
         }
     }
 
-    /// The node that another has referred to.
+    /// Returns the node that a node has redirected to (MOVED).
     pub(super) async fn moved(&self, key: &str, to: &str) -> Option<Arc<Node>> {
         match &self.form {
             Form::Single(_) | Form::Sentinel(..) => None,
@@ -250,7 +250,7 @@ impl Topology {
         }
     }
 
-    /// The same, for one time only.
+    /// The same for one command only (ASK).
     pub(super) fn asked(&self, key: &str, to: &str) -> Option<Arc<Node>> {
         match &self.form {
             Form::Single(_) | Form::Sentinel(..) => None,
@@ -258,7 +258,7 @@ impl Topology {
         }
     }
 
-    /// Something looks as if another server had to be asked.
+    /// Handles a sign that another server must be used.
     pub(super) fn suspect(&self) {
         match &self.form {
             Form::Single(_) => {}
@@ -273,7 +273,7 @@ impl Topology {
             Form::Single(node) | Form::Sentinel(node, _) => node.messages.unwant(channel).await,
             Form::Cluster(cluster) => {
                 let nodes = cluster.nodes();
-                // On several, if one was begun and not heard of before the slot has moved.
+                // On several nodes, if a subscription was started and not confirmed before the slot moved.
                 let ended = all(nodes.iter().map(|node| node.messages.unwant(channel))).await;
                 ended.into_iter().collect()
             }
@@ -281,7 +281,7 @@ impl Topology {
     }
 }
 
-/// What the nodes of a cluster are like: of those that are named one tells for all.
+/// Returns the facts about the nodes of a cluster. One of the named nodes answers for all.
 async fn facts(seeds: &[Endpoint], access: &Access, settings: &node::Settings) -> Result<Facts> {
     let asking = seeds.iter().map(|seed| async move {
         let whereabouts = Whereabouts::Fixed(access.to_endpoint(seed).map_err(Fault::into_error)?);
@@ -295,7 +295,7 @@ async fn facts(seeds: &[Endpoint], access: &Access, settings: &node::Settings) -
     for said in said.into_iter().flatten() {
         match said {
             Ok(facts) => return Ok(facts),
-            // What stays wrong is not hidden by a node that is down.
+            // A permanent error is not hidden by a node that is down.
             Err(error) if reason.as_ref().is_none_or(Error::is_transient) => reason = Some(error),
             Err(_) => {}
         }

@@ -1,29 +1,29 @@
-//! Turns: how many attempts to acquire may be in flight to one server at once.
+//! Turns: limits how many attempts to acquire may be in flight to one server.
 //!
-//! An attempt takes a turn when there is a connection to send it on, and keeps it until it is answered or
-//! its connection breaks. An attempt whose caller leaves without the answer passes its turn on to the task that
-//! settles it. So however many callers come and go, a server that does not answer is sent [`ATTEMPTS`]
-//! attempts and no more, and as many are left to be settled; the other callers send nothing, and leave
-//! nothing behind.
-//!
-//! The response timeout of a call that waits for its turn counts from the latest answer to an attempt: a
-//! busy server that answers costs no caller its turn, and behind a server that answers nothing all callers
-//! give up together.
+//! 1. An attempt takes a turn when there is a connection to send it on. It keeps the turn until it is
+//!    answered or its connection breaks.
+//! 2. If the caller drops the attempt without an answer, the turn passes to the task that settles it. So
+//!    however many callers come and go, at most [`ATTEMPTS`] attempts are sent to a server that does not
+//!    answer, and at most as many are left to be settled. Other callers send nothing and leave nothing
+//!    behind.
+//! 3. While a call waits for its turn, its response timeout restarts with each answer to another attempt. A
+//!    busy server that answers costs no caller its turn; at a server that answers nothing, all callers give
+//!    up together.
 
 use std::sync::{Arc, Mutex, PoisonError};
 
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio::time::Instant;
 
-/// How many attempts to acquire may be on their way at once. The rest wait here and not inside the
-/// connection, where renewals and releases would have to queue behind them.
+/// Number of attempts to acquire in flight. The others wait here and not inside the connection, where
+/// renewals and releases would queue behind them.
 pub(super) const ATTEMPTS: usize = 512;
 
 /// The turns of one server.
 #[derive(Debug)]
 pub(crate) struct Turns {
     free: Arc<Semaphore>,
-    /// When an attempt was answered last, while others waited.
+    /// Time of the latest answer to an attempt while others waited.
     answered: Mutex<Option<Instant>>,
 }
 
@@ -38,7 +38,7 @@ impl Turns {
         })
     }
 
-    /// A turn, if one is free and no other caller waits for it.
+    /// Takes a turn if one is free and no other caller waits for it.
     pub(super) fn free(&self) -> Option<Turn> {
         self.free.clone().try_acquire_owned().ok()
     }
@@ -48,14 +48,14 @@ impl Turns {
         self.free.clone().acquire_owned().await.ok()
     }
 
-    /// Notes that the server has answered an attempt.
+    /// Records that the server has answered an attempt.
     pub(super) fn answered(&self) {
         if self.free.available_permits() == 0 {
             *self.lock() = Some(Instant::now());
         }
     }
 
-    /// When an attempt was answered last, while others waited.
+    /// Returns the time of the latest answer to an attempt while others waited.
     pub(crate) fn latest_answer(&self) -> Option<Instant> {
         *self.lock()
     }

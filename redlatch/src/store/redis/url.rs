@@ -1,12 +1,12 @@
-//! The URL of a store, parsed without repeating a secret in an error.
+//! Parses the URL of a store, without repeating a secret in an error.
 //!
-//! The rule: every part of a URL takes effect, or the URL is refused with an error that names the
-//! part. A part that is silently dropped can put two services into different databases, and then
-//! they do not exclude each other. So this file parses all forms itself:
+//! Every part of a URL takes effect, or the URL is refused with an error that names the part. A part that
+//! is silently dropped can put two services into different databases, and then they do not exclude each
+//! other. So this file parses all forms itself:
 //!
-//! 1. `#` is refused everywhere: nothing is defined behind it.
-//! 2. The authority ends at the first `/` or `?`. The last `@` in it ends the credentials. An `@` in
-//!    the path is refused, because the path then holds the rest of an unescaped password.
+//! 1. `#` is refused everywhere: nothing is defined after it.
+//! 2. The authority ends at the first `/` or `?`. The last `@` in it ends the credentials. An `@` in the
+//!    path is refused, because the path then contains the rest of an unescaped password.
 //! 3. Parameters are matched against those that the form knows. Unknown and repeated ones are refused.
 //! 4. The database is the path (`/3`) or `db=3`. Two different ones are refused.
 //!
@@ -22,27 +22,27 @@ use super::dial::Tls;
 use super::given::{Given, Login, Secret};
 use crate::error::{Error, Result};
 
-/// What a URL names.
+/// The result of parsing a URL.
 #[derive(Debug)]
 pub(super) struct Target {
     pub(super) deployment: Deployment,
-    /// How its data servers are spoken to.
+    /// How to connect to the data servers.
     pub(super) access: Access,
 }
 
-/// Which servers there are, as far as the URL tells.
+/// The servers that the URL names.
 #[derive(Debug)]
 pub(super) enum Deployment {
     /// One server.
     Single(ConnectionAddr),
-    /// Whichever server these sentinels call the master of this name.
+    /// The server that these sentinels name as the master.
     Sentinel {
         sentinels: Vec<Endpoint>,
         master: String,
-        /// How the sentinels are spoken to.
+        /// How to connect to the sentinels.
         access: Access,
     },
-    /// A cluster of which these nodes know the others.
+    /// A cluster with these nodes.
     Cluster(Vec<Endpoint>),
 }
 
@@ -53,7 +53,7 @@ const NODE_PORT: u16 = 6379;
 const FORMS: &str = "redis://host:port, redis+unix:///path, redis+sentinel://host:port,host:port/master, \
      redis+cluster://host:port,host:port or embedded:";
 
-/// Understands the URL of a store on servers, together with what the builder was given.
+/// Parses the URL of a store on servers, and combines it with the builder's options.
 pub(super) fn target(url: &str, given: &Given) -> Result<Target> {
     // A URL that was read from a file may end with a line break.
     let url = url.trim();
@@ -79,7 +79,7 @@ pub(super) fn target(url: &str, given: &Given) -> Result<Target> {
     }
     if rest.contains('#') {
         let certificate = match secure {
-            // Elsewhere `#insecure` turns the check of the certificate off.
+            // In other clients `#insecure` disables the check of the certificate.
             true => {
                 "; the server's certificate is always checked, for an own CA there is the builder \
                  setting `tls_ca`"
@@ -108,7 +108,7 @@ fn is_plain(scheme: &str) -> bool {
     scheme.chars().all(|c| c.is_ascii_lowercase() || c == '+')
 }
 
-/// What all servers that a URL names have in common.
+/// What all servers of a URL share.
 struct Ways<'a> {
     given: &'a Given,
     tls: Option<Arc<Tls>>,
@@ -189,15 +189,15 @@ impl Ways<'_> {
         })
     }
 
-    /// How the data servers are spoken to. `db` is the database in the path.
+    /// Returns how to connect to the data servers. `db` is the database in the path.
     fn access(&self, parts: &Parts<'_>, db: &str) -> Result<Access> {
         let db = parts.query.database(db)?;
         Access::new(&parts.login()?, db, &self.given.login, self.tls.clone())
     }
 }
 
-/// TLS, if the URL asks for it. Certificates for a connection that is not secure are a mistake that
-/// must not be made in silence.
+/// Returns TLS if the URL requests it. Certificates for an insecure connection are an error: the mistake
+/// must not go unnoticed.
 fn tls(secure: bool, given: &Given) -> Result<Option<Arc<Tls>>> {
     match (secure, given.tls.setting()) {
         (false, None) => return Ok(None),
@@ -215,7 +215,7 @@ fn tls(secure: bool, given: &Given) -> Result<Option<Arc<Tls>>> {
     return invalid("TLS is not part of this build; enable the feature `tls` of redlatch".into());
 }
 
-/// A URL with hosts, in pieces.
+/// The parts of a URL with hosts.
 struct Parts<'a> {
     /// Without the `@`.
     credentials: &'a str,
@@ -276,7 +276,7 @@ impl<'a> Parts<'a> {
     }
 }
 
-/// Credentials that a URL names; an empty one counts as none.
+/// Credentials in a URL; an empty one counts as missing.
 fn login(user: Option<String>, password: Option<String>) -> Login {
     Login {
         username: user.filter(|user| !user.is_empty()),
@@ -287,7 +287,7 @@ fn login(user: Option<String>, password: Option<String>) -> Login {
 const DB: &str = "db";
 const PROTOCOL: &str = "protocol";
 
-/// The parameters behind the `?`: all known, none twice.
+/// The parameters after the `?`: all known, none twice.
 struct Query<'a>(Vec<(&'a str, &'a str)>);
 
 impl<'a> Query<'a> {
@@ -322,7 +322,7 @@ impl<'a> Query<'a> {
         value.map(|(_, value)| decoded(value, name)).transpose()
     }
 
-    /// The database: the one in the path, or the parameter, or 0.
+    /// Returns the database: the one in the path, or the parameter, or 0.
     fn database(&self, path: &str) -> Result<i64> {
         let number = |digits: &str, place: &str| {
             let is_number = !digits.is_empty() && digits.bytes().all(|c| c.is_ascii_digit());
@@ -345,7 +345,7 @@ impl<'a> Query<'a> {
     }
 }
 
-/// Without percent-encoding.
+/// Decodes percent-encoding.
 fn decoded(text: &str, what: &str) -> Result<String> {
     let decoded = percent_decode_str(text).decode_utf8();
     decoded.map_or_else(
@@ -414,7 +414,7 @@ mod tests {
     }
 
     #[test]
-    fn good_urls_are_understood() {
+    fn good_urls_are_parsed() {
         for url in [
             "redis://127.0.0.1",
             "redis://user:pw@[::1]:6380/3",
@@ -430,7 +430,7 @@ mod tests {
         }
     }
 
-    /// Scheme to host, where a database may follow.
+    /// Scheme and host, after which a database may follow.
     fn bases() -> Vec<&'static str> {
         let mut bases = vec![
             "redis://u:p@h:1",
@@ -502,7 +502,7 @@ mod tests {
                     Err(error) if !works && cluster => {
                         assert!(error.to_string().contains("database"), "{url}: {error}");
                     }
-                    // There the path is the socket's, all of it.
+                    // There the whole path is that of the socket.
                     Ok(target) if unix => {
                         let Deployment::Single(ConnectionAddr::Unix(path)) = target.deployment
                         else {
@@ -591,7 +591,7 @@ mod tests {
         assert_eq!(access.credentials(), (Some("a:b"), Some("c/d@e"), 0));
     }
 
-    /// One piece of a random URL: its text, and how an error names it if it is not valid there.
+    /// One part of a random URL: its text, and how an error names it if it is invalid there.
     type Piece = (&'static str, Option<&'static str>);
 
     fn piece(pieces: &'static [Piece]) -> impl Strategy<Value = Piece> {
@@ -602,8 +602,8 @@ mod tests {
         // A failure prints the URL.
         #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::default() })]
 
-        /// Random URLs of pieces: either every piece takes effect or the error names a bad one, and
-        /// no error repeats a password.
+        /// Random URLs from parts: either every part takes effect or the error names a bad one, and no
+        /// error repeats a password.
         #[test]
         fn random_urls_take_effect_as_a_whole(
             credentials in piece(&[
@@ -682,7 +682,7 @@ mod tests {
 
     #[test]
     #[cfg(not(feature = "tls"))]
-    fn without_tls_it_is_said_what_is_missing() {
+    fn missing_tls_feature_is_reported() {
         for url in ["rediss://h", "valkeys://h", "rediss+cluster://h"] {
             let said = target(url).unwrap_err().to_string();
             assert!(said.contains("feature `tls`"), "{said}");
@@ -691,7 +691,7 @@ mod tests {
 
     #[test]
     #[cfg(feature = "tls")]
-    fn tls_is_asked_for_by_the_scheme() {
+    fn scheme_enables_tls() {
         for url in [
             "rediss://h",
             "valkeys://u:p@h:1/2",
@@ -703,7 +703,7 @@ mod tests {
     }
 
     #[test]
-    fn sentinels_and_their_master_are_named() {
+    fn sentinel_url_names_sentinels_and_master() {
         let url = "redis+sentinel://us%40er:p%3Aw@h1,[::1]:2,h3:3/orders/5?sentinel_password=s%20p";
         let target = target(url).unwrap();
         let Deployment::Sentinel {
@@ -722,7 +722,7 @@ mod tests {
     }
 
     #[test]
-    fn nodes_of_a_cluster_are_named() {
+    fn cluster_url_names_nodes() {
         let target = target("valkey+cluster://:pw@h1:1,h2/").unwrap();
         let Deployment::Cluster(nodes) = target.deployment else {
             panic!("{target:?}");
