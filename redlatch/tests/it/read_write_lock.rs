@@ -47,7 +47,7 @@ on_every_store! {
     the_plain_lock_of_the_same_name_is_another_kind,
     prefixes_and_hash_tags_belong_to_the_name,
     dropped_anywhere_nothing_is_left,
-    nothing_is_kept_account_of_in_the_end,
+    no_state_remains_after_release,
 }
 
 async fn lock_of(stand: &Stand, name: &str) -> (Client, ReadWriteLock) {
@@ -1086,7 +1086,7 @@ async fn dropped_anywhere_nothing_is_left(stand: Stand) {
 }
 
 /// F14 among others.
-async fn nothing_is_kept_account_of_in_the_end(stand: Stand) {
+async fn no_state_remains_after_release(stand: Stand) {
     let linger = Duration::from_millis(10);
     let client = stand
         .client_with(Client::builder().subscription_linger(linger))

@@ -9,24 +9,24 @@ use crate::common::{LONG, in_time, soon, until};
 use crate::topology::{Deployment, failover, granted, patient, steady};
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_killed_master_is_followed() {
+async fn client_follows_failover_of_killed_master() {
     let mut deployment = Deployment::sentinel();
     failover::a_killed_master(&mut deployment).await;
     failover::a_lock_that_is_lost_with_its_master(&mut deployment).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_killed_master_is_followed_over_tls() {
+async fn client_follows_failover_of_killed_master_over_tls() {
     failover::a_killed_master(&mut Deployment::tls_sentinel()).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_frozen_master_is_left_behind() {
+async fn client_leaves_frozen_master() {
     failover::a_frozen_master(&Deployment::sentinel()).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn while_no_master_is_replaced() {
+async fn errors_until_master_is_replaced() {
     let deployment = Deployment::steady_sentinel();
     steady::a_guard_is_more_careful_than_the_server(&deployment).await;
     steady::dropped_anywhere(&deployment).await;
@@ -101,7 +101,7 @@ async fn most_sentinels_are_believed() {
 
 /// What cannot work is said at once, and says what it is.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn what_cannot_be_connected_to() {
+async fn wrong_kind_of_url_is_reported() {
     let url = shared_sentinels().url();
     let name = url.rsplit('/').next().unwrap();
     let unknown = url.replace(name, "nobody");

@@ -51,7 +51,7 @@ on_every_store! {
     a_deleted_semaphore_is_gone,
     what_cannot_be_asked_for_is_refused,
     prefixes_keep_clients_apart,
-    nothing_is_kept_account_of_in_the_end,
+    no_state_remains_after_release,
     cancelled_acquisitions_leave_nothing_behind,
     cancelled_waiting_leaves_nothing_behind,
     cancelled_releases_are_done,
@@ -743,7 +743,7 @@ async fn prefixes_keep_clients_apart(stand: Stand) {
     permit.release().await.unwrap();
 }
 
-async fn nothing_is_kept_account_of_in_the_end(stand: Stand) {
+async fn no_state_remains_after_release(stand: Stand) {
     let settings = Client::builder()
         .subscription_linger(Duration::from_millis(10))
         .watchdog(10 * LONG);

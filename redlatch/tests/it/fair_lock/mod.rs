@@ -82,7 +82,7 @@ fn keys_left(server: &Server, name: &str) -> usize {
 }
 
 on_every_store! {
-    a_free_lock_is_taken_and_given_back,
+    free_lock_is_acquired_and_released,
     clients_are_served_in_the_order_in_which_they_came,
     crowds_of_several_clients_are_served_in_order,
     try_lock_does_not_queue_and_does_not_overtake,
@@ -104,7 +104,7 @@ on_every_store! {
     a_guard_that_lost_its_lock_takes_nothing_from_the_next_one,
 }
 
-async fn a_free_lock_is_taken_and_given_back(stand: Stand) {
+async fn free_lock_is_acquired_and_released(stand: Stand) {
     let client = member(&stand).await;
     let lock = client.fair_lock(&unique("fair"));
     assert!(!lock.is_locked().await.unwrap());

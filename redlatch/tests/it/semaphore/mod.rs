@@ -47,7 +47,7 @@ on_every_store! {
     a_guard_does_not_make_a_semaphore_anew,
     permits_do_not_go_to_the_next_semaphore,
     adding_nothing_makes_nothing,
-    waiting_ends_when_it_should,
+    wait_limits_are_kept,
     a_waiter_for_many_gets_them_as_soon_as_they_are_free,
     a_waiter_is_woken_by_every_way_to_add,
     small_requests_do_not_overtake_big_ones,
@@ -56,7 +56,7 @@ on_every_store! {
     never_more_than_the_total,
     hundreds_of_names_and_everybody_is_served,
     numbers_that_cannot_be,
-    names_that_cannot_be_used,
+    invalid_names_are_rejected,
     dropped_everywhere,
     dropped_while_permits_come,
     giving_back_goes_on_when_dropped,
@@ -278,7 +278,7 @@ async fn adding_nothing_makes_nothing(stand: Stand) {
     assert!(matches!(error, Error::InvalidName { .. }), "{error}");
 }
 
-async fn waiting_ends_when_it_should(stand: Stand) {
+async fn wait_limits_are_kept(stand: Stand) {
     let (client, other) = (stand.patient().await, stand.patient().await);
     let semaphore = set(&client, "waits", 1).await;
     let held = semaphore.acquire().await.unwrap();
@@ -559,7 +559,7 @@ async fn numbers_that_cannot_be(stand: Stand) {
     assert_eq!(semaphore.available().await.unwrap(), -i64::from(MOST));
 }
 
-async fn names_that_cannot_be_used(stand: Stand) {
+async fn invalid_names_are_rejected(stand: Stand) {
     let client = stand.patient().await;
     for name in ["", "a\nb", &"x".repeat(513)] {
         let semaphore = client.semaphore(name);
@@ -649,7 +649,7 @@ async fn giving_back_goes_on_when_dropped(stand: Stand) {
 }
 
 #[test]
-fn without_a_runtime_there_is_an_error() {
+fn call_without_runtime_fails() {
     let semaphore = Client::embedded().semaphore("no-runtime");
     let mut cx = std::task::Context::from_waker(std::task::Waker::noop());
     let mut acquiring = semaphore.acquire().into_future();
