@@ -48,7 +48,7 @@ on_every_store! {
     permits_do_not_go_to_the_next_semaphore,
     adding_nothing_makes_nothing,
     wait_limits_are_kept,
-    a_waiter_for_many_gets_them_as_soon_as_they_are_free,
+    waiter_for_many_permits_is_served_once_they_are_free,
     a_waiter_is_woken_by_every_way_to_add,
     small_requests_do_not_overtake_big_ones,
     first_come_first_served,
@@ -299,7 +299,7 @@ async fn wait_limits_are_kept(stand: Stand) {
 }
 
 /// Failure catalogue F21.
-async fn a_waiter_for_many_gets_them_as_soon_as_they_are_free(stand: Stand) {
+async fn waiter_for_many_permits_is_served_once_they_are_free(stand: Stand) {
     let (client, other) = (stand.patient().await, stand.patient().await);
     let semaphore = set(&client, "many", 5).await;
     let first = semaphore.acquire_many(3).await.unwrap();

@@ -4,7 +4,7 @@ use super::*;
 
 /// What the layout of Redisson asks for: key, channel, payloads.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn keys_and_messages_are_redissons() {
+async fn keys_and_messages_match_redisson() {
     let server = shared();
     let client = Client::connect(&server.url()).await.unwrap();
     let semaphore = client.semaphore(&unique("layout"));
@@ -110,7 +110,7 @@ async fn keys_that_are_no_semaphores_stay_as_they_are() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn flushed_scripts_are_taught_again() {
+async fn flushed_scripts_are_loaded_again() {
     let server = Server::start();
     let client = Client::connect(&server.url()).await.unwrap();
     let semaphore = set(&client, "flushed", 3).await;
@@ -127,7 +127,7 @@ async fn flushed_scripts_are_taught_again() {
 
 /// What was sent and not answered is told, and never done twice.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn an_unknown_outcome_is_told_and_not_repeated() {
+async fn unknown_outcome_is_reported_and_not_repeated() {
     let server = Server::start();
     let proxy = Arc::new(Proxy::to(server.port()));
     let client = Client::connect(&proxy.url()).await.unwrap();
