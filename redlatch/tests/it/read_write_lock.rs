@@ -46,7 +46,7 @@ on_every_store! {
     names_and_leases_that_cannot_be_used,
     the_plain_lock_of_the_same_name_is_another_kind,
     prefixes_and_hash_tags_belong_to_the_name,
-    dropped_anywhere_nothing_is_left,
+    request_dropped_anywhere_leaves_nothing_behind,
     no_state_remains_after_release,
 }
 
@@ -1000,7 +1000,7 @@ async fn prefixes_and_hash_tags_belong_to_the_name(stand: Stand) {
     }
 }
 
-async fn dropped_anywhere_nothing_is_left(stand: Stand) {
+async fn request_dropped_anywhere_leaves_nothing_behind(stand: Stand) {
     let (client, lock) = lock_of(&stand, "dropped").await;
     let other = stand.client().await;
     let nothing_left = async || {

@@ -97,10 +97,10 @@ on_independent_stores! {
     a_majority_gives_it(3),
     without_a_quorum_all_is_given_back(5),
     waiting_ends_with_patience_or_the_lock(3),
-    the_owner_enters_again(3),
+    owner_can_reenter(3),
     a_lost_minority_does_no_harm(3),
     a_majority_that_was_lost_is_told_at_the_release(3),
-    dropped_anywhere_nothing_is_left(3),
+    request_dropped_anywhere_leaves_nothing_behind(3),
     bad_input_is_refused(3),
     work_under_the_lock(3),
     one_holder_at_a_time(3),
@@ -196,7 +196,7 @@ async fn waiting_ends_with_patience_or_the_lock(stands: Stands) {
     nothing_left(&clients, "a").await;
 }
 
-async fn the_owner_enters_again(stands: Stands) {
+async fn owner_can_reenter(stands: Stands) {
     let clients = stands.clients().await;
     let lock = red_lock(&clients, "a");
     let owner = Owner::new();
@@ -258,7 +258,7 @@ async fn a_majority_that_was_lost_is_told_at_the_release(stands: Stands) {
     nothing_left(&clients, "a").await;
 }
 
-async fn dropped_anywhere_nothing_is_left(stands: Stands) {
+async fn request_dropped_anywhere_leaves_nothing_behind(stands: Stands) {
     let (clients, others) = (stands.clients().await, stands.clients().await);
     let (lock, other) = (red_lock(&clients, "a"), red_lock(&others, "a"));
     for contended in [false, true] {
