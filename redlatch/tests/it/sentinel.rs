@@ -1,4 +1,4 @@
-//! Behind sentinels: failovers, and sentinels that are dead, frozen or wrong.
+//! Tests with sentinels: failovers, and sentinels that are dead, frozen or wrong.
 
 use std::time::Duration;
 
@@ -34,10 +34,11 @@ async fn errors_until_master_is_replaced() {
     steady::a_master_that_hangs(&deployment).await;
 }
 
-/// Of the sentinels one is dead, one hangs and one is wrong, and very sure of it. A client finds the
-/// master all the same, follows a failover, and has no word with the server that the wrong one means.
+/// One sentinel is dead, one hangs, and one is wrong and reports a very high epoch. A client still
+/// finds the master, follows a failover, and sends no command to the server that the wrong sentinel
+/// reports.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn most_sentinels_are_believed() {
+async fn majority_of_sentinels_is_believed() {
     let secret = "swordfish";
     let mut all = Sentinels::start_with(SentinelPlan {
         replicas: 1,
@@ -49,7 +50,7 @@ async fn most_sentinels_are_believed() {
     let liar = lying_sentinel(decoy.port());
     all.kill_sentinel(0);
     all.freeze_sentinel(1);
-    // Without its password, or with another one, it is said what is wrong and nothing else.
+    // With a missing or wrong password, the error names only that.
     for query in ["", "?sentinel_password=guessed"] {
         let error = Client::connect(&format!("{}{query}", all.url()))
             .await
@@ -80,7 +81,7 @@ async fn most_sentinels_are_believed() {
     guard.unlock().await.unwrap();
     assert!(!all.ask::<bool>(new, &["EXISTS", "a"]));
 
-    // It comes back as it was, a master, until the sentinels see to it.
+    // It restarts as a master, until the sentinels reconfigure it.
     all.restart(old);
     for n in 0..100 {
         let guard = client
@@ -99,7 +100,7 @@ async fn most_sentinels_are_believed() {
     assert!(!calls.contains("evalsha"), "{calls}");
 }
 
-/// What cannot work is said at once, and says what it is.
+/// Unusable configurations cause an immediate error that names the reason.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn wrong_kind_of_url_is_reported() {
     let url = shared_sentinels().url();
@@ -131,9 +132,9 @@ async fn wrong_kind_of_url_is_reported() {
     assert!(error.to_string().contains("redis+sentinel://"), "{error}");
 }
 
-/// A sentinel that hangs costs no more than a moment at connecting.
+/// A hanging sentinel delays connecting only briefly.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_sentinel_that_hangs_keeps_nobody() {
+async fn hanging_sentinel_does_not_block_connecting() {
     let all = Sentinels::start_with(SentinelPlan {
         replicas: 0,
         ..SentinelPlan::default()
