@@ -90,7 +90,7 @@ fn killed_fair_waiter_delays_the_others_by_one_lease() {
 }
 
 #[test]
-fn waiter_behind_the_head_of_the_queue_is_told_so() {
+fn fair_run_without_wait_reports_the_holder() {
     let name = unique("before-you");
     let holder = hold(shared(), &["--fair"], &name);
     let args = ["run", "-n", "--fair", &name, "--", "true"];

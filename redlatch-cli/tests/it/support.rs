@@ -153,7 +153,7 @@ impl Finished {
         self
     }
 
-    /// Asserts that standard error, and not standard output, contains this text.
+    /// Asserts that standard error contains this text, and that standard output is empty.
     #[track_caller]
     pub(crate) fn says(self, what: &str) -> Finished {
         assert!(self.stderr.contains(what), "{what:?} in {self:#?}");
