@@ -12,7 +12,7 @@ use crate::until::until;
 /// One master, its replicas, and the sentinels that elect a new master when it fails. All of them
 /// end as a [`Server`] does, and their files are removed with them.
 ///
-/// The data servers keep their index in [`servers`](Sentinels::servers) whatever their role; the
+/// The data servers keep their index in [`servers`](Sentinels::servers) regardless of their role; the
 /// first one is the initial master.
 #[derive(Debug)]
 pub struct Sentinels {

@@ -83,7 +83,7 @@ async fn server_with_unknown_ca_is_rejected() {
     let error = refused(settings, &server.url()).await;
     assert_tls(&error, "not issued by a CA that is trusted");
     assert!(error.to_string().contains("tls_ca"));
-    // The system does not know the test's CA, whatever else it trusts.
+    // The system does not trust the test's CA either.
     let error = refused(Client::builder(), &server.url()).await;
     assert!(error.to_string().contains("tls_ca"), "{error}");
     assert!(!error.is_transient());
