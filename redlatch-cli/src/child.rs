@@ -48,7 +48,7 @@ pub(crate) struct Child {
     in_foreground: bool,
     /// Whether CMD was passed a signal that asks it to end.
     asked_to_end: bool,
-    /// Descendants that `suspend` stopped.
+    /// Descendants that [`freeze`](Child::freeze) stopped.
     frozen: HashSet<Pid>,
     /// When to kill the descendants that `end` waits for; set by the first call.
     kill_at: Option<Option<Instant>>,

@@ -1,4 +1,14 @@
 //! `redlatch run`: acquires the lock, runs CMD, releases the lock.
+//!
+//! 1. Catches all signals, checks names and settings on an embedded store, and connects.
+//! 2. Acquires the lock, and reports a wait that takes longer than a second. At the limit it reports
+//!    the holder and exits with the conflict code. A signal that ends a process ends the wait.
+//! 3. Starts CMD, and passes signals on to it. A stop signal stops CMD's processes and then `redlatch`.
+//!    When it continues, it checks the lock first.
+//! 4. If CMD ends by itself, releases the lock. If a signal ended CMD, first waits for its child
+//!    processes, and kills them after --kill-after.
+//! 5. If the lock is lost meanwhile, or the release finds it lost, ends CMD and its child processes,
+//!    and exits with [`exit::LOST`].
 
 use std::collections::HashSet;
 use std::convert::Infallible;

@@ -129,7 +129,7 @@ impl Signals {
     }
 }
 
-/// Whether a stopped process of this group can be continued by a shell. In an orphaned group it cannot,
+/// Returns whether a shell can continue a stopped process of this group. In an orphaned group it cannot,
 /// and the system ignores SIGTSTP, SIGTTIN and SIGTTOU there.
 pub(crate) fn can_stop() -> bool {
     !tree::is_group_orphaned()

@@ -1,4 +1,17 @@
 //! A TCP proxy in front of a server that breaks the network on demand.
+//!
+//! A listener thread accepts clients. For each of them another thread opens a connection to the
+//! server; the two connections form a [`Pair`]. In each direction of a pair, a reader thread appends
+//! data to a queue together with the time at which it is due, and a writer thread forwards it then.
+//!
+//! All faults are settings in one shared [`State`], which both threads consult:
+//! - Stalled: they neither read nor write until the stall ends or the pair is closed.
+//! - Delay: the reader adds it to the due time.
+//! - Swallow: the writer counts and drops the data.
+//! - Byte limit: the writer forwards the remaining bytes, and then resets the pair.
+//!
+//! Closing and resetting act on all pairs and increment a counter, so that a client whose connection
+//! to the server is still pending is dropped, too.
 
 mod pair;
 

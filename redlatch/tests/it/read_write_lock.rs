@@ -724,7 +724,7 @@ async fn owner_can_acquire_again_after_losing_read_side(stand: Stand) {
         lock.read().hold_count(me).await.unwrap() == 0
     })
     .await;
-    // Its owner is dead in the store and does not count as a reader itself.
+    // The expired hold no longer makes its owner a reader.
     let theirs = lock.write().try_lock().owner(me).await.unwrap();
     assert!(theirs.is_none());
     let anew = lock.read().lock().owner(me).await.unwrap();

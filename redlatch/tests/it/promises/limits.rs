@@ -432,7 +432,7 @@ async fn waiters_wait_through_an_outage_up_to_the_outage_limit() {
         let error = soon("failed", request.into_future()).await.unwrap_err();
         assert!(error.is_transient(), "{error}");
     }
-    // The wait limit wins.
+    // The wait limit takes precedence.
     let limited = client
         .lock("c")
         .try_lock()

@@ -69,8 +69,9 @@ async fn acquisition_after_loss_gets_greater_token_although_store_has_the_hold()
 }
 
 /// A guard is released while an acquisition of the same owner first settles the release of another
-/// guard. The store still has the higher hold count at that time. The acquisition must not count as
-/// a repetition because its count equals that one.
+/// guard. The store still has the count from before both releases. If the acquisition used the
+/// local count without the guard, one more would equal the store's count, and it would count as a
+/// repetition.
 #[tokio::test(flavor = "current_thread")]
 async fn acquisition_gets_greater_token_if_a_guard_is_dropped_while_it_settles() {
     let server = Server::start();
