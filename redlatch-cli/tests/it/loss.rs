@@ -95,7 +95,7 @@ fn cmd_that_ignores_sigterm_is_killed() {
 }
 
 #[test]
-fn children_of_cmd_are_ended_too() {
+fn children_of_cmd_are_ended() {
     for (what, script, kill_after) in [
         // CMD ends immediately, but its child ignores the first signal.
         (

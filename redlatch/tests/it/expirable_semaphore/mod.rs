@@ -52,9 +52,9 @@ on_every_store! {
     invalid_requests_are_rejected,
     prefixes_keep_clients_apart,
     no_state_remains_after_release,
-    cancelled_acquisitions_leave_nothing_behind,
-    cancelled_waiting_leaves_nothing_behind,
-    cancelled_releases_are_done,
+    canceled_acquisitions_leave_nothing_behind,
+    canceled_waiting_leaves_nothing_behind,
+    canceled_releases_complete,
 }
 
 async fn with_permits(client: &Client, name: &str, permits: u32) -> ExpirableSemaphore {
@@ -781,7 +781,7 @@ async fn all_is_empty(client: &Client) {
     .await;
 }
 
-async fn cancelled_acquisitions_leave_nothing_behind(stand: Stand) {
+async fn canceled_acquisitions_leave_nothing_behind(stand: Stand) {
     let client = stand.client().await;
     let semaphore = with_permits(&client, "cancel", 4).await;
     dropped_everywhere(async |polls| {
@@ -796,7 +796,7 @@ async fn cancelled_acquisitions_leave_nothing_behind(stand: Stand) {
     .await;
 }
 
-async fn cancelled_waiting_leaves_nothing_behind(stand: Stand) {
+async fn canceled_waiting_leaves_nothing_behind(stand: Stand) {
     let (client, other) = (stand.client().await, stand.client().await);
     let semaphore = with_permits(&client, "cancel-wait", 4).await;
     let theirs = other.expirable_semaphore(semaphore.name());
@@ -815,7 +815,7 @@ async fn cancelled_waiting_leaves_nothing_behind(stand: Stand) {
     .await;
 }
 
-async fn cancelled_releases_are_done(stand: Stand) {
+async fn canceled_releases_complete(stand: Stand) {
     let client = stand.client().await;
     let semaphore = with_permits(&client, "cancel-release", 4).await;
     dropped_everywhere(async |polls| {

@@ -85,7 +85,7 @@ fn keys_left(server: &Server, name: &str) -> usize {
 on_every_store! {
     free_lock_is_acquired_and_released,
     clients_are_served_in_arrival_order,
-    crowds_of_several_clients_are_served_in_order,
+    many_waiters_of_several_clients_are_served_in_order,
     try_lock_does_not_queue_and_does_not_overtake,
     waiting_with_a_limit_leaves_the_queue,
     waiter_that_gives_up_passes_its_turn,
@@ -155,7 +155,7 @@ async fn clients_are_served_in_arrival_order(stand: Stand) {
 
 /// F9: no waiter is left behind, waiters are served in queue order, and their timeouts are in the
 /// same order.
-async fn crowds_of_several_clients_are_served_in_order(stand: Stand) {
+async fn many_waiters_of_several_clients_are_served_in_order(stand: Stand) {
     const EACH: usize = 125;
     let mut clients = Vec::new();
     for _ in 0..4 {
