@@ -138,7 +138,7 @@ impl Holding {
         &self.owner
     }
 
-    /// Returns how the lock was lost while this process may have been stopped. Asks the store,
+    /// Returns how the lock was lost, if it was lost while this process was stopped. Asks the store,
     /// because another owner may have the lock although the local lease has not ended (a forced
     /// unlock). If the store does not answer, the lease decides, as it does while CMD runs.
     pub(crate) async fn loss(&self, client: &Client, names: &[String]) -> Option<Loss> {

@@ -149,7 +149,7 @@ async fn waiting_reader_that_writes_is_served_immediately() {
     drop(soon("read", first).await.unwrap().unwrap());
 }
 
-/// An owner of a fair lock that lost it by force asks again immediately, and does not sleep as long
+/// An owner of a fair lock that lost it by force retries immediately, and does not sleep as long
 /// as its local queue expects the old lease to last.
 #[tokio::test(start_paused = true)]
 async fn owner_reacquires_fair_lock_right_after_force_unlock() {

@@ -523,7 +523,7 @@ async fn minority_may_hang_or_be_down() {
     nothing_left(&clients, "a").await;
 }
 
-/// A majority hangs: there is no lock but a descriptive error, and nothing remains once they
+/// A majority hangs: the acquisition fails with a descriptive error, and nothing remains once they
 /// recover.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn without_a_majority_there_is_no_lock() {

@@ -486,7 +486,7 @@ fn end_of_one_runtime_does_not_affect_another() {
     });
 }
 
-/// Repeatedly, a lock that was granted just before the master died exists on the next master.
+/// In repeated failovers, a lock that was granted just before the master died exists on the next one.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn granted_locks_survive_the_master() {
     let mut deployment = Deployment::sentinel();

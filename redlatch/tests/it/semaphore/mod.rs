@@ -26,7 +26,7 @@ async fn set(client: &Client, what: &str, permits: u32) -> Semaphore {
     semaphore
 }
 
-/// Asserts that the client has no waiters and no background work.
+/// Asserts that the client has no holds and no background work.
 #[track_caller]
 fn quiet(client: &Client) {
     let status = client.status();
@@ -263,7 +263,8 @@ async fn permits_do_not_go_to_the_next_semaphore(stand: Stand) {
     quiet(&client);
 }
 
-/// Redisson's `release(0)` does nothing either: otherwise an exhausted semaphore could not be set.
+/// Redisson's `release(0)` does nothing either. It would otherwise create an exhausted semaphore,
+/// which could not be set.
 async fn adding_zero_permits_creates_nothing(stand: Stand) {
     let client = stand.patient().await;
     let semaphore = client.semaphore(&unique("nothing"));

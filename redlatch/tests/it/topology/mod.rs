@@ -13,7 +13,7 @@ pub mod failover;
 pub mod steady;
 
 /// A lease that outlasts a failover on a busy machine, but is short enough for tests to wait for a
-/// renewal. Two thirds are left at each renewal: a failover takes five seconds, and a client of a
+/// renewal. At least two thirds are always left: a failover takes five seconds, and a client of a
 /// hanging master checks the topology every five seconds.
 pub const LASTING: Duration = Duration::from_secs(24);
 
