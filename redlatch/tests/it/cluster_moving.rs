@@ -171,7 +171,7 @@ async fn new_waiter_waits_while_slot_moves() {
     cluster.move_keys(slot, to);
     let waiting = tokio::spawn(hasty.lock("{w}:held").lock().into_future());
     until("it waits", || async { hasty.status().subscriptions == 1 }).await;
-    // Longer than a request is retried without success.
+    // Longer than the client retries a request without success.
     let patience = hasty.lock("{w}:held").try_lock().wait(crate::common::SHORT);
     let other = patience.await.unwrap();
     assert!(other.is_none() && !waiting.is_finished());

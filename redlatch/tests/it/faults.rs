@@ -29,7 +29,7 @@ fn quick(watchdog: Duration) -> redlatch::ClientBuilder {
     Client::builder().watchdog(watchdog).response_timeout(SHORT)
 }
 
-/// For requests that are not answered. A process that pauses may also miss an answer with it.
+/// For requests that are not answered. With this timeout, a paused process may miss answers, too.
 fn hasty() -> redlatch::ClientBuilder {
     Client::builder().response_timeout(Duration::from_millis(300))
 }
@@ -164,8 +164,8 @@ async fn client_reconnects_to_restarted_server_and_reports_lost_lock() {
     guard.unlock().await.unwrap();
 }
 
-/// A server that does not answer causes a response timeout; one that accepts no connection causes a
-/// connection error.
+/// A server that does not answer causes a response timeout; one to which no connection can be
+/// set up causes a connection error.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn connection_failure_differs_from_response_timeout() {
     let proxy = Proxy::to(shared().port());

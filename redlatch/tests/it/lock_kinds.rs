@@ -122,7 +122,7 @@ where
     tokio::spawn(waiting)
 }
 
-/// Asserts that no lock is held, and the client has no waiters, holds or background work left.
+/// Asserts that the lock is free, and that the client has no holds and no background work.
 async fn nothing_left<K: LockKind>(client: &Client, lock: &Lock<K>) {
     soon("settled", client.settled()).await;
     assert!(!lock.is_locked().await.unwrap(), "a key was left");
