@@ -1,4 +1,4 @@
-//! Scripts sent bare: what the client library and the server cost without redlatch.
+//! Scripts that are sent directly: the cost of the client library and the server without redlatch.
 
 use std::time::Duration;
 
@@ -7,7 +7,7 @@ use redis::{AsyncConnectionConfig, IntoConnectionInfo as _, ProtocolVersion, Scr
 
 use crate::Result;
 
-/// An acquiring and a releasing script that take the same keys and arguments.
+/// An acquire script and a release script with the same keys and arguments.
 #[derive(Clone)]
 pub(crate) struct Pair {
     acquire: Script,
@@ -15,7 +15,7 @@ pub(crate) struct Pair {
 }
 
 impl Pair {
-    /// The library's own.
+    /// Returns the scripts of redlatch.
     pub(crate) fn ours() -> Pair {
         Pair {
             acquire: Script::new(include_str!(
@@ -27,7 +27,7 @@ impl Pair {
         }
     }
 
-    /// The usual way to write them: look first, then count up and down.
+    /// Returns the usual scripts: they check first, and then increment or decrement.
     pub(crate) fn classic() -> Pair {
         Pair {
             acquire: Script::new(include_str!("classic_acquire.lua")),
@@ -45,7 +45,8 @@ pub(crate) struct Bare {
     channel: String,
 }
 
-/// A connection set up as redlatch sets up its own. All users share it, as they share a client.
+/// Opens a connection with redlatch's own connection settings. All users share it, as they share a
+/// client.
 pub(crate) async fn connect(url: &str) -> Result<MultiplexedConnection> {
     let info = url.into_connection_info()?;
     let settings = info.redis_settings().clone();
@@ -54,7 +55,7 @@ pub(crate) async fn connect(url: &str) -> Result<MultiplexedConnection> {
     let info = info.set_redis_settings(settings).set_tcp_settings(tcp);
     let config = AsyncConnectionConfig::new()
         .set_pipeline_buffer_size(1024)
-        // The time that redlatch allows an answer by default, kept by the library here.
+        // The default response timeout of redlatch, enforced by the client library here.
         .set_response_timeout(Some(Duration::from_secs(3)))
         .set_push_sender(|_| Ok::<(), redis::aio::SendError>(()));
     let client = redis::Client::open(info)?;
@@ -62,7 +63,7 @@ pub(crate) async fn connect(url: &str) -> Result<MultiplexedConnection> {
     Ok(connection.await?)
 }
 
-/// Lets the server know the scripts.
+/// Loads the scripts on the server.
 pub(crate) async fn load(connection: &MultiplexedConnection, pair: &Pair) -> Result<()> {
     let mut connection = connection.clone();
     pair.acquire.load_async(&mut connection).await?;
@@ -75,7 +76,7 @@ impl Bare {
         Bare {
             connection: connection.clone(),
             pair: pair.clone(),
-            // As long as a client id of redlatch and the number of an owner.
+            // The length of a redlatch client id and an owner number.
             owner: format!("00000000-0000-0000-0000-000000000000:{}", 1_000_000),
             channel: format!("redisson_lock__channel:{{{key}}}"),
             key,

@@ -1,4 +1,5 @@
-//! What a primitive sends for one pair, read off the server, to be sent again bare.
+//! Captures the scripts that a primitive sends for one acquire/release pair, to replay them
+//! directly.
 
 use redis::Cmd;
 use redis::aio::MultiplexedConnection;
@@ -9,7 +10,7 @@ use tokio::task::JoinSet;
 use crate::Result;
 use crate::kinds::Kind;
 
-/// The scripts of one acquisition and one release of one name, with all they were given.
+/// The scripts of one acquisition and one release of one name, with all their arguments.
 pub(crate) struct Captured {
     take: Vec<Cmd>,
     give_back: Vec<Cmd>,
@@ -17,7 +18,7 @@ pub(crate) struct Captured {
 }
 
 impl Captured {
-    /// Takes and gives back once, while the server says what it is sent.
+    /// Acquires and releases once, while MONITOR reports what the server receives.
     pub(crate) async fn pair(
         server: &Server,
         kind: &Kind,
@@ -25,7 +26,7 @@ impl Captured {
         connection: &MultiplexedConnection,
         name: String,
     ) -> Result<Captured> {
-        // The server knows the scripts from here on.
+        // From here on, the server knows the scripts.
         let take = (kind.take)(client, &name);
         take().await?().await?;
         let mut monitor = Monitor::start(server);
@@ -52,7 +53,7 @@ impl Captured {
         })
     }
 
-    /// Sends them again: those that take, then those that give back, each together.
+    /// Replays them: first the acquire scripts together, then the release scripts together.
     pub(crate) async fn play(&mut self) -> Result<()> {
         for group in [&self.take, &self.give_back] {
             if let [cmd] = group.as_slice() {
@@ -72,7 +73,7 @@ impl Captured {
     }
 }
 
-/// The scripts among what was sent, to be sent again.
+/// Returns the captured scripts as commands that can be sent again.
 fn scripts(commands: Vec<Command>) -> Vec<Cmd> {
     let sent = commands.into_iter();
     let scripts = sent.filter(|command| !command.in_script && command.name() == "evalsha");

@@ -1,8 +1,8 @@
--- A lock as it is usually written, to compare with: three calls when it is free.
+-- A typical lock script, for comparison: three calls if the lock is free.
 --
 -- KEYS[1]  the lock: hash owner -> hold count
 -- ARGV     owner, lease in ms
--- Returns  nil: held now; else the remaining ms of whoever holds it
+-- Returns  nil: held now; else the remaining ms of the current hold
 local free = redis.call('EXISTS', KEYS[1]) == 0
 if free or redis.call('HEXISTS', KEYS[1], ARGV[1]) == 1 then
     redis.call('HINCRBY', KEYS[1], ARGV[1], 1)

@@ -1,7 +1,7 @@
--- The release that belongs to it: four calls when it was held once.
+-- The corresponding release: four calls if the lock was held once.
 --
 -- KEYS[1]  the lock: hash owner -> hold count
--- ARGV     owner, channel, and to be held on: lease in ms
+-- ARGV     owner, channel, and for the remaining holds: lease in ms
 -- Returns  1: done; 0: this owner does not hold the lock
 if redis.call('HEXISTS', KEYS[1], ARGV[1]) == 0 then
     return 0

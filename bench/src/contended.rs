@@ -1,4 +1,4 @@
-//! One name that many tasks of one process want.
+//! Many tasks of one process compete for one name.
 
 use std::time::{Duration, Instant};
 
@@ -55,7 +55,7 @@ pub(crate) async fn measure(server: &Server, options: &Options) -> Result<Value>
     }))
 }
 
-/// How long each waited for each of its turns.
+/// Returns the time that each task waited for each of its turns.
 async fn fight(lock: &Lock, time: Duration) -> Result<Vec<Vec<Duration>>> {
     let end = Instant::now() + time;
     let fighter = |lock: Lock| async move {

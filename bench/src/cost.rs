@@ -1,4 +1,4 @@
-//! What one pair of lock and unlock costs the server.
+//! The server's cost of one lock/unlock pair.
 
 use redlatch::Client;
 use redlatch_testkit::Server;
@@ -15,7 +15,7 @@ pub(crate) const NAME: &str = "lock_server_cost";
 const GOAL: f64 = 6.0;
 const ROUNDS: usize = 5;
 
-/// What one kind of pair cost in each round.
+/// Cost of one kind of pair in each round.
 #[derive(Default)]
 struct Costs {
     micros: Vec<f64>,
@@ -34,7 +34,7 @@ pub(crate) async fn measure(server: &Server, options: &Options) -> Result<Value>
     let scripts = Pair::classic();
     bare::load(&connection, &scripts).await?;
     let mut bare = Bare::new(&connection, &scripts, "bench:classic".into());
-    // So that the server knows our scripts by then.
+    // So that the server knows redlatch's scripts.
     lock.lock().await?.unlock().await?;
 
     let (mut ours, mut classic) = (Costs::default(), Costs::default());

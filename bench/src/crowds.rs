@@ -1,5 +1,5 @@
-//! A stream of callers with a limit at a server that is dead, frozen or slow: when they are answered,
-//! and what memory they take.
+//! A stream of callers with a wait limit at a dead, frozen or slow server: when their calls return,
+//! and how much memory they use.
 
 use std::time::{Duration, Instant};
 
@@ -15,16 +15,16 @@ use crate::resident::resident;
 
 pub(crate) const NAME: &str = "crowds";
 
-/// Callers that come each second.
+/// Callers that arrive per second.
 const ARRIVALS: u32 = 5000;
 
-/// How often some of them come.
+/// Interval between arrivals of some of them.
 const TICK: Duration = Duration::from_millis(10);
 
-/// How long each of them waits at most.
+/// Wait limit of each caller.
 const LIMIT: Duration = Duration::from_secs(1);
 
-/// How late the slow server's answers are.
+/// Delay of the slow server's answers.
 const DELAY: Duration = Duration::from_millis(200);
 
 #[derive(Clone, Copy)]

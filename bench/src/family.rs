@@ -1,4 +1,5 @@
-//! Every primitive: taken and given back on free names, beside the same scripts sent bare.
+//! Every primitive: acquired and released on free names, compared with the same scripts sent
+//! directly.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;

@@ -1,8 +1,8 @@
-//! Figures out of samples.
+//! Statistics of samples.
 
 use std::time::Duration;
 
-/// The value below which this share of all lies; 0 of none.
+/// Returns the value below which this share of all values lies; 0 without values.
 pub(crate) fn quantile(values: &[f64], share: f64) -> f64 {
     let mut sorted = values.to_vec();
     sorted.sort_by(f64::total_cmp);
@@ -19,7 +19,7 @@ pub(crate) fn micros(time: Duration) -> f64 {
     time.as_secs_f64() * 1e6
 }
 
-/// So many digits after the point as anybody will read.
+/// Rounds to the given number of digits after the decimal point.
 pub(crate) fn round(value: f64, digits: i32) -> f64 {
     let unit = 10_f64.powi(digits);
     (value * unit).round() / unit

@@ -1,4 +1,4 @@
-//! Many locks that one client holds: what it costs that the watchdog renews them.
+//! One client that holds many locks: the cost of renewal by the watchdog.
 
 use std::time::{Duration, Instant};
 
@@ -24,7 +24,7 @@ pub(crate) async fn measure(server: &Server, options: &Options) -> Result<Value>
     let () = server.ask(&["FLUSHALL"]);
     let builder = Client::builder().watchdog(lease);
     let client = builder.connect(&server.url()).await?;
-    // What is needed once, by whatever client, is no cost of a held lock.
+    // One-time costs of any client are not a cost of a held lock.
     client.lock("bench:first").lock().await?.unlock().await?;
 
     let before = resident("self")?;

@@ -1,4 +1,4 @@
-//! Every primitive, as something that is taken and given back.
+//! Every primitive behind a common interface of acquire and release.
 
 use std::future::{Future, IntoFuture};
 use std::pin::Pin;
@@ -10,20 +10,20 @@ use crate::Result;
 
 pub(crate) type Boxed<T> = Pin<Box<dyn Future<Output = Result<T>> + Send>>;
 
-/// Gives back what was taken.
+/// Releases what was acquired.
 pub(crate) type GiveBack = Box<dyn FnOnce() -> Boxed<()> + Send>;
 
-/// Takes it, or waits for it.
+/// Acquires the primitive, or waits for it.
 pub(crate) type Take = Arc<dyn Fn() -> Boxed<GiveBack> + Send + Sync>;
 
 pub(crate) struct Kind {
     pub(crate) name: &'static str,
-    /// Before the first time.
+    /// Runs before the first acquisition.
     pub(crate) prepare: fn(Client, String) -> Boxed<()>,
     pub(crate) take: fn(&Client, &str) -> Take,
-    /// What somebody does for whom others have to wait.
+    /// The acquisition of a holder for which others have to wait.
     pub(crate) hold: fn(&Client, &str) -> Take,
-    /// What somebody does who waits until that is given back.
+    /// The acquisition of a waiter that waits until that holder releases.
     pub(crate) wait: fn(&Client, &str) -> Take,
 }
 
@@ -34,7 +34,7 @@ pub(crate) const KINDS: [Kind; 11] = [
         name: "read-lock",
         prepare: |_, _| Box::pin(async { Ok(()) }),
         take: read,
-        // Readers do not wait for each other.
+        // Readers do not wait for each other, so a writer holds the lock.
         hold: write,
         wait: read,
     },
@@ -53,7 +53,7 @@ pub(crate) const KINDS: [Kind; 11] = [
         })
     }),
     of_lock("red-lock-of-3", |client, name| {
-        // On one server: what a majority costs, without what three servers do at the same time.
+        // On one server: the cost of a majority, without the parallel work of three servers.
         let names = ["a", "b", "c"].map(|part| format!("{name}:{part}"));
         let lock = RedLock::new(names.iter().map(|name| client.lock(name)));
         Arc::new(move || {
@@ -144,7 +144,7 @@ fn permit(client: &Client, name: &str) -> Take {
     Arc::new(move || held(semaphore.acquire().into_future()))
 }
 
-/// From set to open.
+/// From setting the latch to opening it.
 fn count(client: &Client, name: &str) -> Take {
     let latch = client.count_down_latch(name);
     Arc::new(move || {

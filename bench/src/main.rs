@@ -1,4 +1,4 @@
-//! What redlatch's locks cost: `cargo run --release -p redlatch-bench`.
+//! The cost of redlatch's locks: `cargo run --release -p redlatch-bench`.
 //!
 //! Everything is measured in one run, on a server that is started for it, so that figures can be
 //! compared with each other. They cannot be compared with those of another machine or day.
@@ -51,7 +51,7 @@ async fn main() -> ExitCode {
             Ok(())
         }
         Ok(Command::WakePeer { url, kind, name }) => wake::peer(&url, &kind, &name).await,
-        // As a task of the runtime's own threads: waking the main thread would cost more.
+        // Runs as a task on the runtime's own threads: waking the main thread would cost more.
         Ok(Command::Bench(options)) => tokio::spawn(async move { bench(&options).await })
             .await
             .unwrap_or_else(|panicked| Err(panicked.into())),

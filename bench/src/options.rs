@@ -19,7 +19,7 @@ Usage: redlatch-bench [OPTIONS]
 pub(crate) enum Command {
     Help,
     Bench(Options),
-    /// Hidden: the other process of the wakes.
+    /// Internal: the peer process of the wake-up measurement.
     WakePeer {
         url: String,
         kind: String,
@@ -31,19 +31,19 @@ pub(crate) struct Options {
     pub(crate) quick: bool,
     only: Option<String>,
     pub(crate) json: PathBuf,
-    /// Rounds of each side, and how long each takes.
+    /// Number of rounds of each side, and the duration of a round.
     pub(crate) rounds: usize,
     pub(crate) round: Duration,
-    /// How long the one name is fought over.
+    /// Duration of the competition for one name.
     pub(crate) contended: Duration,
-    /// Pairs per round whose cost in the server is looked at.
+    /// Pairs per round whose cost on the server is measured.
     pub(crate) costed: usize,
     pub(crate) locks: usize,
     pub(crate) window: Duration,
-    /// The watchdog's lease while many locks are held.
+    /// The watchdog lease while many locks are held.
     pub(crate) lease: Duration,
     pub(crate) wakes: usize,
-    /// How long callers come to a dead, frozen or slow server.
+    /// Duration of the stream of callers at a dead, frozen or slow server.
     pub(crate) crowds: Duration,
 }
 
@@ -86,7 +86,7 @@ impl Options {
     }
 }
 
-/// Reads the command line; `parts` are the names that there are.
+/// Parses the command line; `parts` are the valid names.
 pub(crate) fn read(args: impl Iterator<Item = String>, parts: &[&str]) -> Result<Command, String> {
     let args: Vec<String> = args.collect();
     if let [flag, url, kind, name] = &args[..]
@@ -95,7 +95,7 @@ pub(crate) fn read(args: impl Iterator<Item = String>, parts: &[&str]) -> Result
         let [url, kind, name] = [url, kind, name].map(Clone::clone);
         return Ok(Command::WakePeer { url, kind, name });
     }
-    // First, because the other options refine it wherever it stands.
+    // First, because the other options refine it, wherever it appears.
     let mut options = match args.iter().any(|arg| arg == "--quick") {
         true => Options::quick(),
         false => Options::full(),

@@ -1,4 +1,4 @@
-//! Pairs of lock and unlock per second on free names, beside the same scripts sent bare.
+//! Lock/unlock pairs per second on free names, compared with the same scripts sent directly.
 
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::Duration;

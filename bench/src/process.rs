@@ -1,16 +1,17 @@
-//! What this process costs the machine, as Linux tells it.
+//! CPU use of this process, as Linux reports it.
 
 use std::time::Duration;
 
 use crate::Result;
 
-/// In clock ticks of user space, which Linux keeps at 100 Hz on every machine.
+/// One clock tick of user space, which Linux keeps at 100 Hz on every machine.
 const TICK: Duration = Duration::from_millis(10);
 
-/// CPU time used so far, in user and kernel.
+/// Returns the CPU time used so far, in user and kernel mode.
 pub(crate) fn cpu_time() -> Result<Duration> {
     let stat = std::fs::read_to_string("/proc/self/stat")?;
-    // The name may contain anything; what follows its last parenthesis is in fixed places.
+    // The name may contain any character; the fields after its last parenthesis have fixed
+    // positions.
     let (_, fields) = stat.rsplit_once(')').ok_or("/proc/self/stat has no name")?;
     let fields: Vec<&str> = fields.split_whitespace().collect();
     let field = |at: usize| -> Result<u32> {

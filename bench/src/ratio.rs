@@ -1,4 +1,5 @@
-//! Two ways to do the same, measured in turns: what the machine does besides hits both alike.
+//! Compares two ways to do the same, measured in alternating rounds, so that other load on the
+//! machine affects both alike.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
@@ -10,7 +11,7 @@ use tokio::task::JoinSet;
 use crate::Result;
 use crate::figures::{median, quantile, round};
 
-/// Rates per second of both ways, and the ratio round by round.
+/// Rates per second of both ways, and the ratio of each round.
 pub(crate) struct Compared {
     ours: f64,
     bare: f64,
@@ -49,7 +50,7 @@ impl Compared {
     }
 }
 
-/// So many rounds of each, in turns, and each as often first.
+/// Runs this many rounds of each way, alternating, with each way first equally often.
 pub(crate) async fn compare<A, B>(
     ours: impl Fn() -> A,
     bare: impl Fn() -> B,
@@ -59,7 +60,7 @@ where
     A: Future<Output = Result<f64>>,
     B: Future<Output = Result<f64>>,
 {
-    // To warm up.
+    // Warm-up.
     ours().await?;
     bare().await?;
     let (mut our_rates, mut bare_rates, mut ratios) = (vec![], vec![], vec![]);
@@ -84,7 +85,7 @@ where
     })
 }
 
-/// Lets so many tasks work for this long: what all of them did, per second.
+/// Runs this many tasks for this duration. Returns their total rate per second.
 pub(crate) async fn rate<W>(
     tasks: usize,
     time: Duration,

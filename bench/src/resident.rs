@@ -1,10 +1,10 @@
-//! What memory a process has, as Linux tells it.
+//! Memory of a process, as Linux reports it.
 
 use std::io::{Error, Result};
 
-/// Memory that is really there, in bytes, of the process of this id; or of `self`.
+/// Returns the resident memory in bytes of the process with this id, or of `self`.
 pub(crate) fn resident(process: &str) -> Result<u64> {
-    // `status` says it in kB, where `statm` would need the size of a page.
+    // `status` has it in kB, while `statm` would require the page size.
     let status = std::fs::read_to_string(format!("/proc/{process}/status"))?;
     let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:"));
     let kilobytes = line.and_then(|line| line.trim().strip_suffix("kB"));

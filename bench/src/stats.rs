@@ -1,13 +1,14 @@
-//! What the server says it has done.
+//! The command statistics of the server.
 
 use std::collections::BTreeMap;
 
 use redlatch_testkit::Server;
 
-/// What clients send while something is measured. The server counts what scripts call alike.
+/// Commands that clients send during a measurement. The server's statistics also include the
+/// commands that scripts call.
 const SENT: [&str; 4] = ["evalsha", "eval", "subscribe", "unsubscribe"];
 
-/// What this program and new connections send besides.
+/// Additional commands that this program and new connections send.
 const ASIDE: [&str; 8] = [
     "info", "config", "client", "hello", "ping", "script", "dbsize", "flushall",
 ];
@@ -24,7 +25,7 @@ pub(crate) fn reset(server: &Server) {
     let () = server.ask(&["CONFIG", "RESETSTAT"]);
 }
 
-/// What has been done since [`reset`].
+/// Returns the statistics since [`reset`].
 pub(crate) fn read(server: &Server) -> Stats {
     let info: String = server.ask(&["INFO", "commandstats"]);
     let figure = |rest: &str, name: &str| {
@@ -42,13 +43,13 @@ pub(crate) fn read(server: &Server) -> Stats {
 }
 
 impl Stats {
-    /// How many commands clients sent.
+    /// Returns the number of commands that clients sent.
     pub(crate) fn sent(&self) -> u64 {
         let sent = |(name, _): &(&String, &Counted)| SENT.contains(&name.as_str());
         self.0.iter().filter(sent).map(|(_, c)| c.calls).sum()
     }
 
-    /// What scripts called, by command.
+    /// Returns the commands that scripts called, with their counts.
     pub(crate) fn inner(&self) -> impl Iterator<Item = (&str, u64)> {
         self.0.iter().filter_map(|(name, counted)| {
             let (command, _) = name.split_once('|').unwrap_or((name, ""));
@@ -57,7 +58,7 @@ impl Stats {
         })
     }
 
-    /// How long scripts ran, with all that they called.
+    /// Returns the run time of the scripts, including everything that they called.
     pub(crate) fn script_micros(&self) -> u64 {
         let of = |name: &str| self.0.get(name).map_or(0, |counted| counted.micros);
         of("evalsha") + of("eval")

@@ -1,4 +1,4 @@
-//! From a release in one client to the acquisition in another that waits.
+//! The time from a release in one client to the acquisition by a waiter in another.
 
 use std::io::BufRead as _;
 use std::process::Stdio;
@@ -18,8 +18,8 @@ use crate::{Result, bare};
 pub(crate) const NAME: &str = "lock_wake";
 pub(crate) const ALL: &str = "family_wake";
 
-/// How long the lock is held each time: enough for the other one to have asked, to listen, and to
-/// have gone to sleep.
+/// How long the lock is held each time: enough for the waiter to have asked, to have subscribed,
+/// and to sleep.
 const HOLDING: Duration = Duration::from_millis(3);
 
 const WARM_UP: usize = 50;
@@ -68,7 +68,7 @@ pub(crate) async fn measure(server: &Server, options: &Options) -> Result<Value>
     }))
 }
 
-/// The same for every primitive, in another process only.
+/// The same for every primitive, only with a waiter in another process.
 pub(crate) async fn measure_all(server: &Server, options: &Options) -> Result<Vec<Value>> {
     println!("\n{ALL}: from giving back in one process to having it in another that waits, for");
     println!("every primitive; in µs and in round trips after a pause.");
@@ -99,7 +99,7 @@ pub(crate) async fn measure_all(server: &Server, options: &Options) -> Result<Ve
     Ok(rows)
 }
 
-/// Round trips. With a pause before each, they also wake what sleeps on their way, as a release
+/// Measures round trips. With a pause before each, they also wake sleeping threads, as a release
 /// after some work does.
 async fn pings(url: &str, count: usize, pause: Option<Duration>) -> Result<Vec<f64>> {
     let mut connection = bare::connect(url).await?;
@@ -175,7 +175,8 @@ async fn other_process(url: &str, kind: &Kind, wakes: usize) -> Result<Vec<f64>>
     Ok(samples)
 }
 
-/// The other process: for each line that it reads, waits, says when it had it, and gives it back.
+/// The peer process: for each line that it reads, it waits, reports the time of the acquisition,
+/// and releases.
 pub(crate) async fn peer(url: &str, kind: &str, name: &str) -> Result<()> {
     let kind = KINDS.iter().find(|known| known.name == kind);
     let kind = kind.ok_or("no such primitive")?;
@@ -191,7 +192,8 @@ pub(crate) async fn peer(url: &str, kind: &str, name: &str) -> Result<()> {
     Ok(())
 }
 
-/// The clock that processes share. It can be set, but hardly ever is just then.
+/// Returns the time of a clock that all processes share. It can be set, but that is unlikely during
+/// a measurement.
 fn nanos() -> Result<u128> {
     Ok(SystemTime::now()
         .duration_since(SystemTime::UNIX_EPOCH)?

@@ -1,5 +1,5 @@
-//! Which store, who we are to it, and what is asked of it. Credentials and certificates come from
-//! where other users of the machine cannot read them.
+//! The store's address, credentials and settings. Credentials and certificates come from places
+//! that other users of the machine cannot read.
 
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -105,7 +105,7 @@ const URL: &str = "REDLATCH_URL";
 impl Access {
     /// The settings that come of it.
     pub(crate) fn settings(&self, mut settings: ClientBuilder) -> Result<ClientBuilder, Failure> {
-        // A variable that is set to nothing is as good as none.
+        // An empty variable counts as unset.
         let named = |name: &Option<String>| name.clone().filter(|name| !name.is_empty());
         if let Some(user) = named(&self.user) {
             settings = settings.username(user);
@@ -187,7 +187,7 @@ fn without_passwords(url: &str) -> String {
     let Some((scheme, rest)) = url.split_once("://") else {
         return url.to_owned();
     };
-    // The last @, because a password that was not escaped may contain some, and also / ? and #.
+    // The last @: an unescaped password may contain further ones, and also / ? and #.
     let (user, place) = match rest.rsplit_once('@') {
         Some((login, place)) => match login.split_once(':') {
             Some(("", _)) => (String::new(), place),

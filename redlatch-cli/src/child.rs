@@ -1,9 +1,9 @@
-//! CMD and the processes that descend from it: started, signalled, stopped, and ended together.
+//! CMD and its descendant processes: starting, signaling, stopping and ending them together.
 //!
-//! CMD always has a process group of its own, so that a signal reaches its children, too. At a terminal
-//! that group is put into the foreground, as a shell does with a job. The shell that started `redlatch`
-//! can continue only the group of `redlatch` itself, so CMD continues after `redlatch` has looked at the
-//! lock, and not before.
+//! CMD always has its own process group, so that a signal also reaches its children. At a terminal
+//! that group is put into the foreground, as a shell does with a job. The shell that started
+//! `redlatch` can continue only the group of `redlatch` itself. So CMD continues only after
+//! `redlatch` has checked the lock.
 
 use std::collections::HashSet;
 use std::ffi::OsString;
@@ -27,7 +27,7 @@ use crate::signals::{Caught, Signals};
 use crate::terminal::Terminal;
 use crate::tree::{self, State};
 
-/// The pause between two looks at processes that are to end. SIGCHLD shortens it.
+/// The pause between two checks of processes that are to end. SIGCHLD shortens it.
 const POLL: Duration = Duration::from_millis(50);
 
 /// How long killed processes may take to disappear.
@@ -39,7 +39,7 @@ pub(crate) struct Child {
     status: Option<WaitStatus>,
     /// Children that this process had before CMD, from a shell that became `redlatch` by `exec`.
     strangers: HashSet<Pid>,
-    /// Whether orphans among the descendants become children of this process.
+    /// Whether orphaned descendants become children of this process.
     adopts: bool,
     /// Whether this process has no child left.
     childless: bool,
@@ -48,13 +48,13 @@ pub(crate) struct Child {
     in_foreground: bool,
     /// Whether CMD was passed a signal that asks it to end.
     asked_to_end: bool,
-    /// Descendants that `suspend` stopped.
+    /// Descendants that [`freeze`](Child::freeze) stopped.
     frozen: HashSet<Pid>,
-    /// When descendants are killed that `end` waits for; set by the first call.
+    /// When to kill the descendants that `end` waits for; set by the first call.
     kill_at: Option<Option<Instant>>,
 }
 
-/// What became of CMD.
+/// What happened to CMD.
 pub(crate) enum Change {
     Ended(WaitStatus),
     /// The terminal stopped CMD, so that the group of this process has to stop, too.
@@ -62,7 +62,7 @@ pub(crate) enum Change {
 }
 
 impl Child {
-    /// Starts CMD on the calling thread, whose end is the end of CMD, too.
+    /// Starts CMD on the calling thread. When that thread ends, CMD is killed, too.
     pub(crate) fn start(run: &Run, holding: &Holding) -> io::Result<Child> {
         let terminal = Terminal::open();
         let in_foreground = terminal.as_ref().is_some_and(Terminal::is_for_cmd);
@@ -98,7 +98,7 @@ impl Child {
         })
     }
 
-    /// Returns what became of CMD since the last call, if anything. To be called after each
+    /// Returns what happened to CMD since the last call, if anything. Must be called after each
     /// [`Caught::Child`]. Also collects adopted processes that have ended.
     pub(crate) fn change(&mut self) -> io::Result<Option<Change>> {
         loop {
@@ -134,7 +134,7 @@ impl Child {
         }
     }
 
-    /// Decides what follows when CMD has stopped. A CMD in the background that asks for the terminal
+    /// Decides what to do when CMD has stopped. A CMD in the background that asks for the terminal
     /// gets it, if this process has it.
     fn stops_us(&mut self, signal: Signal) -> bool {
         let Some(terminal) = &self.terminal else {
@@ -155,7 +155,7 @@ impl Child {
             Caught::End(signal) => {
                 self.asked_to_end = true;
                 self.send(signal);
-                // A stopped CMD would receive it only when it is continued.
+                // A stopped CMD receives the signal only when it is continued.
                 self.send(Signal::CONT);
             }
             Caught::Other(signal) => self.send(signal),
@@ -163,27 +163,30 @@ impl Child {
         }
     }
 
-    /// Signals CMD's group. Processes of another user cannot be signalled.
+    /// Signals CMD's group. Processes of another user cannot be signaled.
     fn send(&self, signal: Signal) {
-        // After CMD has been collected, its number may belong to another group when it was the last.
+        // Once CMD has been collected, its process id may belong to another group, if CMD was the
+        // last in its group.
         let in_group = |process: &tree::Process| process.group == Some(self.cmd);
         if self.status.is_none() || !self.adopts || self.descendants().iter().any(in_group) {
             let _ = kill_process_group(self.cmd, signal);
         }
     }
 
-    /// Asks the shell's job, this process included, to stop, as the terminal would have done without
-    /// `redlatch`. Returns before this process stops.
+    /// Asks the shell's job, including this process, to stop, as the terminal would have done
+    /// without `redlatch`. Returns before this process stops.
     pub(crate) fn stop_our_group(&self, signal: Signal) {
         let _ = kill_current_process_group(match signal {
-            // Would stop this process at once, without a look at the lock when it continues.
+            // SIGSTOP would stop this process immediately, without a check of the lock when it
+            // continues.
             Signal::STOP => Signal::TSTP,
             signal => signal,
         });
     }
 
-    /// Continues a CMD that the terminal stopped, where no shell could continue it: the terminal stops
-    /// only what a shell controls. A CMD that asked for a terminal it cannot have stays stopped.
+    /// Continues a CMD that the terminal stopped, if no shell could continue it: the terminal stops
+    /// only processes that a shell controls. A CMD that asked for a terminal it cannot have stays
+    /// stopped.
     pub(crate) fn decline_stop(&self, signal: Signal) {
         if !matches!(signal, Signal::TTIN | Signal::TTOU) {
             self.send(Signal::CONT);
@@ -195,7 +198,7 @@ impl Child {
         tree::descendants(&self.strangers)
     }
 
-    /// Returns how many of them there are, later on.
+    /// Returns a function that counts them later.
     pub(crate) fn counter(&self) -> impl FnOnce() -> usize + use<> {
         let strangers = self.strangers.clone();
         move || tree::descendants(&strangers).len()
@@ -219,8 +222,8 @@ impl Child {
         }
     }
 
-    /// Continues what [`freeze`](Child::freeze) has stopped, CMD in the foreground if it was there and
-    /// the shell has put `redlatch` there.
+    /// Continues the processes that [`freeze`](Child::freeze) has stopped. Puts CMD into the
+    /// foreground if it was there and the shell has put `redlatch` there.
     pub(crate) fn thaw(&mut self) {
         if let Some(terminal) = &self.terminal
             && self.in_foreground
@@ -242,32 +245,32 @@ impl Child {
         }
     }
 
-    /// Returns whether CMD ended because it was asked to, by a signal to it or to `redlatch`. Its
-    /// children were asked, too, and may still need time. An exit code of 128 + n says that signal n
-    /// ended a child of CMD, as shells report it.
+    /// Returns whether CMD ended because of a signal to it or to `redlatch` that asked it to end.
+    /// Its children were asked, too, and may still need time. An exit code of 128 + n means that
+    /// signal n ended a child of CMD, as shells report it.
     pub(crate) fn was_ended(&self, status: WaitStatus) -> bool {
         self.asked_to_end || ending_signal(status).is_some()
     }
 
-    /// Returns whether the children of an ended CMD know of the signal that ended it: it was passed on
-    /// to all, or a key sent it.
+    /// Returns whether the children of an ended CMD received the signal that ended it: it was
+    /// passed on to all, or a key sent it.
     pub(crate) fn is_known_to_children(&self, status: WaitStatus) -> bool {
         self.asked_to_end || self.ended_by_key(status).is_some()
     }
 
-    /// The signal of a key at the terminal, which went to CMD's group alone, if it ended CMD.
+    /// Returns the signal that ended CMD, if a key at the terminal sent it to CMD's group only.
     fn ended_by_key(&self, status: WaitStatus) -> Option<Signal> {
         let signal = ending_signal(status).and_then(Signal::from_named_raw)?;
         let of_key = self.in_foreground && !self.asked_to_end;
         (of_key && matches!(signal, Signal::INT | Signal::QUIT)).then_some(signal)
     }
 
-    /// Waits until no descendant is left. Asks them to end if `ask` is set. Those that are left when
-    /// `patience` is over, counted from the first call, are killed.
+    /// Waits until no descendant is left. Asks them to end if `ask` is set. Kills those that are
+    /// left after `patience`, counted from the first call.
     ///
-    /// Returns only after the last one has ended if `waits_for_all` is set: a process in an
-    /// uninterruptible system call, or one of another user, may outlast SIGKILL. Otherwise returns a
-    /// second after SIGKILL. Cancel safe.
+    /// With `waits_for_all`, returns only after the last one has ended: a process in an
+    /// uninterruptible system call, or one of another user, may outlast SIGKILL. Otherwise returns
+    /// a second after SIGKILL. Cancel safe.
     pub(crate) async fn end(
         &mut self,
         ask: bool,
@@ -285,7 +288,7 @@ impl Child {
                 let _ = kill_process(pid, Signal::TERM);
                 asked.insert(pid);
             }
-            // A stopped process has to continue to be able to end.
+            // A stopped process must continue before it can end.
             self.thaw_processes();
         }
         while !self.is_gone() {
@@ -303,7 +306,7 @@ impl Child {
         }
     }
 
-    /// Asks orphans outside of CMD's group to end. A process there with a living parent is left to that
+    /// Asks orphans outside CMD's group to end. A process there with a live parent is left to that
     /// parent, which may be another `redlatch` or a shell.
     fn ask_orphans(&self, asked: &mut HashSet<Pid>) {
         for process in self.descendants() {
@@ -326,14 +329,14 @@ impl Child {
     fn is_gone(&mut self) -> bool {
         while let Ok(Some(_)) = self.change() {}
         match self.adopts {
-            // Exact: an orphan becomes a child at the moment in which its parent ends.
+            // Exact: an orphan becomes a child at the moment its parent ends.
             true if self.strangers.is_empty() => self.childless,
             true => self.status.is_some() && self.descendants().is_empty(),
             false => self.status.is_some() && test_kill_process_group(self.cmd).is_err(),
         }
     }
 
-    /// Lets the rest of the shell's job know of a key that ended CMD, as the terminal would have.
+    /// Reports a key that ended CMD to the rest of the shell's job, as the terminal would have.
     pub(crate) fn report_key(&self) {
         if let Some(signal) = self.status.and_then(|status| self.ended_by_key(status)) {
             let _ = kill_current_process_group(signal);
@@ -351,7 +354,7 @@ impl Drop for Child {
     }
 }
 
-/// The exit code that shells report.
+/// Returns the exit code that shells report.
 pub(crate) fn code_of(status: WaitStatus) -> u8 {
     match (status.exit_status(), status.terminating_signal()) {
         (Some(code), _) => u8::try_from(code).unwrap_or(u8::MAX),
@@ -359,7 +362,7 @@ pub(crate) fn code_of(status: WaitStatus) -> u8 {
     }
 }
 
-/// The signal that ended CMD, or a child of CMD as CMD reports it.
+/// Returns the signal that ended CMD, or a child of CMD as CMD reports it.
 fn ending_signal(status: WaitStatus) -> Option<i32> {
     let number = match status.exit_status() {
         Some(code) => code - 128,
@@ -368,8 +371,8 @@ fn ending_signal(status: WaitStatus) -> Option<i32> {
     (1..=64).contains(&number).then_some(number)
 }
 
-/// CMD, by way of ourselves: only in the new process, before it becomes CMD, can it be arranged that
-/// the system kills it when we die. See `exec`.
+/// Returns a command that starts CMD through `redlatch` itself. Only the new process, before it
+/// becomes CMD, can make the system kill it when this process dies. See `exec`.
 fn bound_to_us(command: &[OsString], in_foreground: bool) -> Command {
     let mut ourselves = ourselves();
     ourselves.arg("__exec");
@@ -383,7 +386,7 @@ fn bound_to_us(command: &[OsString], in_foreground: bool) -> Command {
 
 #[cfg(target_os = "linux")]
 fn ourselves() -> Command {
-    // Not our path, which may lead to a newer version by now or to nothing.
+    // Not the path of the executable, which may be a newer version by now, or missing.
     let mut ourselves = Command::new("/proc/self/exe");
     ourselves.arg0("redlatch");
     ourselves

@@ -1,4 +1,4 @@
-//! Durations as they are written on the command line, and as they are shown.
+//! Durations as parsed from the command line, and as displayed.
 
 use std::time::Duration;
 
@@ -30,19 +30,19 @@ pub(crate) fn parse(text: &str) -> Result<Duration, String> {
     Ok(Duration::from_secs(seconds))
 }
 
-/// Short, for people: `850ms`, `29.2s`, `4m05s`, `3h20m`.
+/// Formats a duration for display: `850ms`, `29.2s`, `4m05s`, `3h20m`.
 pub(crate) fn short(duration: Duration) -> String {
     let (millis, seconds) = (duration.as_millis(), duration.as_secs());
     match seconds {
         0 => format!("{millis}ms"),
-        // Cut, not rounded: a lease is never shown longer than it is.
+        // Truncated, not rounded: a lease is never shown longer than it is.
         1..60 => format!("{seconds}.{}s", duration.subsec_millis() / 100),
         60..3600 => format!("{}m{:02}s", seconds / 60, seconds % 60),
         _ => format!("{}h{:02}m", seconds / 3600, seconds / 60 % 60),
     }
 }
 
-/// Rounded up, for sentences: `850 ms`, `24 s`, `4 min`, `3 h`.
+/// Formats a duration for sentences, rounded up: `850 ms`, `24 s`, `4 min`, `3 h`.
 pub(crate) fn rough(duration: Duration) -> String {
     let (number, unit) = match duration.as_millis() {
         millis @ 0..1_000 => (millis, "ms"),
@@ -58,7 +58,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn durations_are_a_number_and_a_unit() {
+    fn durations_consist_of_number_and_unit() {
         for (text, millis) in [
             ("0s", 0),
             ("300ms", 300),
@@ -76,7 +76,7 @@ mod tests {
     }
 
     #[test]
-    fn anything_else_is_refused_with_the_reason() {
+    fn invalid_durations_are_rejected_with_a_reason() {
         for (text, reason) in [
             ("", "whole number"),
             ("s", "whole number"),
@@ -113,7 +113,7 @@ mod tests {
     }
 
     #[test]
-    fn durations_are_shown_short() {
+    fn short_durations_are_truncated() {
         for (millis, shown) in [
             (0, "0ms"),
             (999, "999ms"),

@@ -1,4 +1,4 @@
-//! The short time in which a new process is redlatch before it becomes CMD.
+//! The short phase in which a new process runs redlatch before it becomes CMD.
 
 use std::io::ErrorKind;
 use std::os::unix::process::CommandExt as _;
@@ -8,13 +8,13 @@ use crate::args::Exec;
 use crate::say::say;
 use crate::{exit, terminal};
 
-/// Has the system kill this process when its parent dies, and becomes CMD. Returns if it cannot.
+/// Makes the system kill this process when its parent dies, and becomes CMD. Returns if it cannot.
 pub(crate) fn exec(exec: &Exec) -> u8 {
     if let Err(error) = bind_to_parent() {
         say!("CMD cannot be bound to the life of redlatch: {error}");
         return exit::SYSTEM;
     }
-    // Had the parent died before that, nobody would have told us.
+    // If the parent had died before that, this process would not have been killed.
     let parent = rustix::process::getppid().map(|pid| pid.as_raw_nonzero().get());
     if parent != Some(exec.parent) {
         return exit::SYSTEM;
@@ -42,7 +42,7 @@ fn bind_to_parent() -> rustix::io::Result<()> {
     set_parent_process_death_signal(Some(Signal::KILL))
 }
 
-/// Only Linux can.
+/// Only Linux supports this.
 #[cfg(not(target_os = "linux"))]
 fn bind_to_parent() -> rustix::io::Result<()> {
     Ok(())

@@ -1,35 +1,35 @@
-//! Exit codes, named after sysexits.h where it has a name for the matter.
+//! Exit codes, named after sysexits.h where it has a matching name.
 
 use redlatch::Error;
 
 use crate::duration;
 
 pub(crate) const OK: u8 = 0;
-/// Wrong usage, as clap and shells have it.
+/// Wrong usage, as in clap and shells.
 pub(crate) const USAGE: u8 = 2;
-/// EX_DATAERR: the key holds something of another kind.
+/// EX_DATAERR: the key holds an object of another kind.
 pub(crate) const WRONG_KIND: u8 = 65;
-/// EX_UNAVAILABLE: the store cannot be reached, or does not want us.
+/// EX_UNAVAILABLE: the store cannot be reached, or refuses access.
 pub(crate) const UNAVAILABLE: u8 = 69;
-/// EX_SOFTWARE: a mistake in redlatch itself.
+/// EX_SOFTWARE: a bug in redlatch.
 pub(crate) const SOFTWARE: u8 = 70;
 /// EX_OSERR: the operating system refused something.
 pub(crate) const SYSTEM: u8 = 71;
 /// EX_IOERR: the lock was lost while CMD ran.
 pub(crate) const LOST: u8 = 74;
-/// EX_TEMPFAIL: somebody else holds the lock.
+/// EX_TEMPFAIL: another owner holds the lock.
 pub(crate) const NOT_OBTAINED: u8 = 75;
-/// As shells: found, but cannot be executed.
+/// As in shells: found, but cannot be executed.
 pub(crate) const CANNOT_EXECUTE: u8 = 126;
-/// As shells: not found.
+/// As in shells: not found.
 pub(crate) const NOT_FOUND: u8 = 127;
 
-/// As shells: ended by a signal.
+/// As in shells: ended by a signal.
 pub(crate) fn by_signal(number: i32) -> u8 {
     u8::try_from(number).map_or(u8::MAX, |number| number.saturating_add(128))
 }
 
-/// The end of a command that did not do what it was asked for.
+/// The failure of a command.
 #[derive(Debug)]
 pub(crate) struct Failure {
     pub(crate) code: u8,

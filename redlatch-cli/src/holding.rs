@@ -1,4 +1,4 @@
-//! What is held while CMD runs, whatever kind it is.
+//! The lock or permit that is held while CMD runs, of any kind.
 
 use std::convert::Infallible;
 use std::future::{Future, pending};
@@ -15,7 +15,7 @@ use crate::args::Run;
 use crate::say::note;
 use crate::store::WaitLimits;
 
-/// The lease that a watchdog renews if nothing else is said.
+/// Default lease that the watchdog renews.
 const DEFAULT_WATCHDOG: Duration = Duration::from_secs(30);
 
 pub(crate) struct Holding {
@@ -28,7 +28,7 @@ pub(crate) struct Holding {
 type Boxed<'a, T> = Pin<Box<dyn Future<Output = T> + 'a>>;
 
 trait Held {
-    /// Completes when it is lost: how.
+    /// Completes when the hold is lost; returns the reason.
     fn lost(&self) -> Boxed<'_, Error>;
     fn is_valid(&self) -> bool;
     fn unlock(self: Box<Self>) -> Boxed<'static, redlatch::Result<()>>;
@@ -69,7 +69,8 @@ impl Held for MultiGuard {
 }
 
 impl Holding {
-    /// Waits for what `run` asks for; `None` if somebody else has it and patience is over.
+    /// Waits for the lock or permit that `run` requests. Returns `None` if another owner holds it
+    /// at the wait limit.
     pub(crate) async fn obtain(
         client: &Client,
         limits: &WaitLimits,
@@ -113,7 +114,7 @@ impl Holding {
         }
     }
 
-    /// What CMD is told.
+    /// Returns the environment variables for CMD.
     pub(crate) fn environment(&self) -> impl Iterator<Item = (&'static str, String)> {
         let token = self.token.map(|token| token.to_string());
         [
@@ -124,7 +125,7 @@ impl Holding {
         .chain(token.map(|token| ("REDLATCH_FENCING_TOKEN", token)))
     }
 
-    /// Completes when it is lost: how.
+    /// Completes when the hold is lost; returns the reason.
     pub(crate) async fn lost(&self) -> Loss {
         match self.guard.lost().await {
             Error::Lost { reason, .. } => reason,
@@ -132,14 +133,14 @@ impl Holding {
         }
     }
 
-    /// The owner as the store knows it, or the id of the permit.
+    /// The owner as the store records it, or the id of the permit.
     pub(crate) fn owner(&self) -> &str {
         &self.owner
     }
 
-    /// Returns how the lock was lost, after this process may have been stopped for any time. Asks the
-    /// store, because another owner may have the lock although the lease here has not ended (an unlock by
-    /// force). If the store does not answer, the lease decides, as it does while CMD runs.
+    /// Returns how the lock was lost, if it was lost while this process was stopped. Asks the store,
+    /// because another owner may have the lock although the local lease has not ended (a forced
+    /// unlock). If the store does not answer, the lease decides, as it does while CMD runs.
     pub(crate) async fn loss(&self, client: &Client, names: &[String]) -> Option<Loss> {
         let is_held = async {
             for name in names {
@@ -156,7 +157,7 @@ impl Holding {
             lost = self.lost() => Some(lost),
             is_held = is_held => match is_held {
                 false => Some(Loss::NotHeld),
-                // The answer took time.
+                // The lease may have ended while waiting for the answer.
                 true => (!self.guard.is_valid()).then_some(Loss::LeaseEnded),
             },
         }
@@ -196,7 +197,7 @@ async fn one<K: LockKind>(
     ask(lock.lock(), lock.try_lock(), limits, run).await
 }
 
-/// In the one way or the other, as `run` has it.
+/// Requests the lock with or without waiting, as `run` specifies.
 async fn ask<K: LockKind>(
     mut waiting: Acquire<K>,
     mut trying: TryAcquire<K>,
@@ -214,7 +215,7 @@ async fn ask<K: LockKind>(
     }
 }
 
-/// Who dies while waiting holds the others up no longer than one who dies while holding.
+/// A waiter that dies delays the others no longer than a holder that dies.
 fn fair(client: &Client, name: &str, run: &Run) -> FairLock {
     client.fair_lock(name).wait_time(watchdog(run))
 }
@@ -223,8 +224,8 @@ fn watchdog(run: &Run) -> Duration {
     run.watchdog.unwrap_or(DEFAULT_WATCHDOG)
 }
 
-/// Sees to it that there are `permits` permits. If there is another number already, and `change` does
-/// not say that it is to be changed, returns that.
+/// Makes sure that there are `permits` permits. If another number is set already and `change` is
+/// false, returns that number.
 pub(crate) async fn other_permits(
     client: &Client,
     name: &str,
@@ -255,7 +256,7 @@ pub(crate) fn permits_noun(total: i64) -> &'static str {
     }
 }
 
-/// One of `permits` permits, which have been set.
+/// Acquires one of `permits` permits, which have been set.
 async fn permit(
     client: &Client,
     name: &str,
@@ -267,8 +268,8 @@ async fn permit(
     let give_up = limits
         .wait()
         .and_then(|wait| Instant::now().checked_add(wait));
-    // A store that loses its data loses the permits too and tells nobody: nobody would ever give
-    // back what is waited for. So it is looked after now and then.
+    // A store that loses its data also loses the permits and sends no message, so no holder could
+    // ever release one. Therefore the waiter checks them from time to time.
     let slice = watchdog(run).min(DEFAULT_WATCHDOG);
     let guard = loop {
         // A slice may end during an outage that is shorter than the limit.
@@ -299,7 +300,7 @@ async fn permit(
     }))
 }
 
-/// All or nothing.
+/// Acquires all locks or none.
 async fn several(
     client: &Client,
     limits: &WaitLimits,

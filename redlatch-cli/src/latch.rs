@@ -36,7 +36,7 @@ pub(crate) async fn latch(access: &Access, latch: &Latch) -> Result<u8, Failure>
         signal = signals.next_end() => return Ok(exit::by_signal(signal.as_raw())),
         connected = connecting => connected?,
     };
-    // Its number could be counted down, and would then let more or fewer in than it should.
+    // Counting down the number of another object would change how many holders it admits.
     if let Some(state) = state
         && !matches!(state, ObjectState::Counter { .. })
     {

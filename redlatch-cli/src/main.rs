@@ -1,4 +1,4 @@
-//! `redlatch`: runs a command while it holds a lock, and shows who holds what.
+//! `redlatch`: runs a command while it holds a lock, and inspects locks.
 #![forbid(unsafe_code)]
 
 mod access;
@@ -38,7 +38,8 @@ fn main() -> ExitCode {
         Ok(parsed) => parsed,
         Err(error) => return refuse(error),
     };
-    // In the place of CMD, not as the one who holds the lock: no log, no runtime, no threads.
+    // This process becomes CMD and does not hold the lock: it needs no log, no runtime and no
+    // threads.
     if let Command::Exec(exec) = &args.command {
         return exec::exec(exec).into();
     }
@@ -54,8 +55,8 @@ fn main() -> ExitCode {
 }
 
 fn obey(args: Args) -> Result<u8, Failure> {
-    // CMD is bound to the life of the thread that starts it (see `child`), so everything is done on
-    // this one, which lives as long as the process.
+    // CMD is killed when the thread that started it ends (see `child`). So everything runs on this
+    // thread, which lives as long as the process.
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
         .build()
@@ -71,12 +72,13 @@ fn obey(args: Args) -> Result<u8, Failure> {
             Command::Exec(_) => unreachable!("done without a runtime"),
         }
     });
-    // A host name that is still being looked up is not worth waiting for.
+    // Do not wait for a pending host name lookup.
     runtime.shutdown_background();
     code
 }
 
-/// Wrong usage, or help that was asked for. What is repeated of the command line has no password.
+/// Prints a usage error, or the requested help. Quoted parts of the command line are printed
+/// without passwords.
 fn refuse(error: clap::Error) -> ExitCode {
     let secrets: Vec<(String, String)> = std::env::args_os()
         .map(OsString::into_string)
@@ -93,10 +95,10 @@ fn refuse(error: clap::Error) -> ExitCode {
     };
     let mut message = error.to_string();
     if error.kind() == ErrorKind::MissingSubcommand && message.contains("__exec") {
-        // These words list the command that is not for people.
+        // clap's own message would list the internal command.
         say::raw(&Args::command().render_help().to_string());
     } else if secrets.is_empty() {
-        // Colours where there is a terminal; help for a closed pipe is for nobody.
+        // Uses colors at a terminal. Errors are ignored: a closed pipe has no reader.
         let _ = error.print();
     } else {
         for (secret, shown) in secrets {

@@ -1,4 +1,14 @@
-//! `redlatch run`: obtain the lock, run CMD, release the lock.
+//! `redlatch run`: acquires the lock, runs CMD, releases the lock.
+//!
+//! 1. Catches all signals, checks names and settings on an embedded store, and connects.
+//! 2. Acquires the lock, and reports a wait that takes longer than a second. At the limit it reports
+//!    the holder and exits with the conflict code. A signal that ends a process ends the wait.
+//! 3. Starts CMD, and passes signals on to it. A stop signal stops CMD's processes and then `redlatch`.
+//!    When it continues, it checks the lock first.
+//! 4. If CMD ends by itself, releases the lock. If a signal ended CMD, first waits for its child
+//!    processes, and kills them after --kill-after.
+//! 5. If the lock is lost meanwhile, or the release finds it lost, ends CMD and its child processes,
+//!    and exits with [`exit::LOST`].
 
 use std::collections::HashSet;
 use std::convert::Infallible;
@@ -18,13 +28,13 @@ use crate::signals::{self, Caught, Signals};
 use crate::store::WaitLimits;
 use crate::{duration, store};
 
-/// How long `run` waits in silence. A lock that is free soon needs no message.
+/// How long `run` waits before it prints a message. A lock that is free soon needs none.
 const SILENCE: Duration = Duration::from_secs(1);
 
 pub(crate) async fn run(access: &Access, mut run: Run) -> Result<u8, Failure> {
     let mut signals = Signals::catch_all()?;
     store::rehearse(&run).await?;
-    // Held twice is held.
+    // A repeated name is held once.
     let mut named = HashSet::new();
     run.names.retain(|name| named.insert(name.clone()));
     let limits = WaitLimits::new(run.outage_limit(), run.wait);
@@ -34,7 +44,7 @@ pub(crate) async fn run(access: &Access, mut run: Run) -> Result<u8, Failure> {
         client = store::connect_within(access, store::settings(&run), &limits) => client?,
     };
     let code = run_holding(&client, &limits, &run, &mut signals).await;
-    // An acquisition that was cut short, or a release that was not answered.
+    // Settles an interrupted acquisition, or a release without an answer.
     store::settle(&client).await;
     code
 }
@@ -83,7 +93,7 @@ async fn run_holding(
             return Err(Failure::system("cannot wait for CMD", &error));
         }
     }
-    // Also when CMD itself has ended: its children still rely on the lock.
+    // Even if CMD itself has ended: its children still rely on the lock.
     child.end(true, false, run.kill_after, signals).await;
     Ok(exit::LOST)
 }
@@ -114,7 +124,7 @@ async fn obtain(
     }
 }
 
-/// Reports once what a longer wait is for.
+/// Reports once what a long wait is for.
 async fn report_waiting(client: &Client, run: &Run) -> Infallible {
     if !say::output().verbose {
         tokio::time::sleep(SILENCE).await;
@@ -127,7 +137,8 @@ async fn report_waiting(client: &Client, run: &Run) -> Infallible {
     std::future::pending().await
 }
 
-/// Reports why the lock was not acquired. Does not wait for a slow store: the limit is over.
+/// Reports why the lock was not acquired. Does not wait for a slow store, because the limit has
+/// passed.
 async fn report_conflict(client: &Client, run: &Run) {
     let give_up = Instant::now() + SILENCE;
     let names = printable(&run.names.join(" "));
@@ -151,7 +162,7 @@ async fn report_conflict(client: &Client, run: &Run) {
     }
 }
 
-/// Describes the holder of `name`, and for how long unless the holder renews it.
+/// Describes the holder of `name`, and how long it holds the lock unless it renews.
 async fn obstacle(client: &Client, name: &str) -> Option<String> {
     let state = client.inspect(name).await.ok().flatten()?;
     let holders = state.holders();
@@ -185,7 +196,7 @@ async fn obstacle(client: &Client, name: &str) -> Option<String> {
     }
 }
 
-/// All have to expire, so the latest counts.
+/// All have to expire, so the latest expiry counts.
 fn limit(remaining: impl Iterator<Item = Option<Duration>>) -> String {
     let latest: Option<Vec<Duration>> = remaining.collect();
     match latest.and_then(|all| all.into_iter().max()) {
@@ -195,17 +206,16 @@ fn limit(remaining: impl Iterator<Item = Option<Duration>>) -> String {
 }
 
 enum Ended {
-    /// CMD has ended, and no process is left that the lock has to be held for.
+    /// CMD has ended, and no process is left that needs the lock.
     Released(WaitStatus),
     Lost(Loss),
 }
 
 /// Waits until CMD ends, or the lock is lost before.
 ///
-/// Invariant: while this process holds the lock, or has lost it, no process of CMD's runs that this
-/// process does not watch. It stops only after all of them have stopped, and continues them only after
-/// it has looked at the lock. After an end by a signal it keeps the lock until the last of them has
-/// ended.
+/// Invariant: while this process holds the lock, or has lost it, it watches every running process
+/// of CMD. It stops only after all of them have stopped, and continues them only after it has
+/// checked the lock. After an end by a signal it keeps the lock until the last of them has ended.
 async fn accompany(
     child: &mut Child,
     holding: &Holding,
@@ -221,7 +231,7 @@ async fn accompany(
             None => {}
         }
         tokio::select! {
-            // After a pause of this process everything may have happened at once.
+            // After a pause of this process, several of these events may be ready at the same time.
             biased;
             lost = holding.lost() => return Ok(Ended::Lost(lost)),
             caught = signals.next() => match caught {
@@ -251,7 +261,7 @@ async fn accompany(
     Ok(Ended::Released(status))
 }
 
-/// Reports once that processes outlast CMD.
+/// Reports once that processes outlive CMD.
 async fn report_rest(run: &Run, count: impl FnOnce() -> usize) -> Infallible {
     tokio::time::sleep(SILENCE).await;
     let names = printable(&run.names.join(" "));

@@ -1,5 +1,5 @@
-//! What people are told: always on standard error, and never at the price of a panic. Standard error
-//! may be a pipe whose reader has gone, and CMD must not be left alone because of that.
+//! Messages for users: always on standard error, and never a panic. Standard error may be a pipe
+//! whose reader has gone, and `redlatch` must not abandon CMD because of that.
 
 use std::fmt;
 use std::io::{IsTerminal as _, Write as _};
@@ -13,13 +13,13 @@ use tracing_subscriber::registry::LookupSpan;
 
 use crate::args::Output;
 
-/// Like `eprintln!`, with the program's name in front.
+/// Like `eprintln!`, with the name of the program as prefix.
 macro_rules! say {
     ($($what:tt)*) => { $crate::say::line(format_args!($($what)*)) };
 }
 pub(crate) use say;
 
-/// As `say!`, unless --quiet.
+/// Like `say!`, unless --quiet is set.
 macro_rules! note {
     ($($what:tt)*) => {
         if !$crate::say::output().quiet {
@@ -29,7 +29,7 @@ macro_rules! note {
 }
 pub(crate) use note;
 
-/// As `say!`, with --verbose only.
+/// Like `say!`, but only with --verbose.
 macro_rules! detail {
     ($($what:tt)*) => {
         if $crate::say::output().verbose {
@@ -41,13 +41,13 @@ pub(crate) use detail;
 
 static OUTPUT: OnceLock<Output> = OnceLock::new();
 
-/// How much is to be printed, once [`start_log`] knows.
+/// Returns how much to print, as set by [`start_log`].
 pub(crate) fn output() -> Output {
     OUTPUT.get().copied().unwrap_or_default()
 }
 
 pub(crate) fn line(what: fmt::Arguments<'_>) {
-    // In one write, so that lines of several processes do not mix.
+    // A single write, so that lines of several processes do not mix.
     raw(&format!("redlatch: {what}\n"));
 }
 
@@ -55,7 +55,7 @@ pub(crate) fn raw(what: &str) {
     let _ = std::io::stderr().write_all(what.as_bytes());
 }
 
-/// What somebody put into the store must not move the cursor of who looks at it.
+/// Escapes control characters: text from the store must not control the reader's terminal.
 pub(crate) fn printable(text: &str) -> String {
     let mut printable = String::with_capacity(text.len());
     for c in text.chars() {
@@ -68,8 +68,8 @@ pub(crate) fn printable(text: &str) -> String {
     printable
 }
 
-/// The library's warnings are for the operator too. With REDLATCH_LOG or RUST_LOG set, it is a log
-/// with everything that they ask for.
+/// Prints the library's warnings for the operator. If REDLATCH_LOG or RUST_LOG is set, prints a log
+/// with all events that it selects.
 pub(crate) fn start_log(output: Output) {
     let _ = OUTPUT.set(output);
     let asked = ["REDLATCH_LOG", "RUST_LOG"]
@@ -80,7 +80,7 @@ pub(crate) fn start_log(output: Output) {
         tracing_subscriber::fmt()
             .with_writer(std::io::stderr)
             .with_ansi(std::io::stderr().is_terminal())
-            // Or it would panic when standard error is closed.
+            // Otherwise it would panic when standard error is closed.
             .log_internal_errors(false)
     };
     match asked {
@@ -97,13 +97,13 @@ pub(crate) fn start_log(output: Output) {
     }
 }
 
-/// `run` reports a loss itself, with its consequences. A lost connection is a warning, so its return is
-/// shown, too.
+/// `run` reports a loss itself, with its consequences. A lost connection is a warning, so its
+/// restoration is shown, too.
 const WARNINGS: &str = "warn,redlatch::hold=error,redlatch::store::redis::link=info";
 const ERRORS: &str = "error";
 const EVENTS: &str = "info,redlatch::hold=error";
 
-/// `redlatch: warning: …`, like all else that is said.
+/// Formats events like all other messages: `redlatch: warning: …`.
 struct Short;
 
 impl<S, N> FormatEvent<S, N> for Short

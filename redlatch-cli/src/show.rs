@@ -1,4 +1,4 @@
-//! `redlatch show`, `ls` and `unlock`: what scripts and people read on standard output.
+//! `redlatch show`, `ls` and `unlock`: output for scripts and people on standard output.
 
 use std::collections::BTreeMap;
 use std::io::{self, ErrorKind, Write as _};
@@ -13,8 +13,8 @@ use crate::exit::{self, Failure};
 use crate::say::printable;
 use crate::{duration, store};
 
-/// One object as JSON. The first six are there for every object, the others where they mean
-/// something.
+/// An object in JSON. The first six fields are present for every object, the others where they
+/// apply.
 #[derive(Debug, Default, Serialize)]
 struct Object {
     name: String,
@@ -39,7 +39,7 @@ struct Object {
     permits: Option<Vec<Out>>,
 }
 
-/// Somebody who holds or waits.
+/// A holder or a waiter.
 #[derive(Debug, Default, Serialize)]
 struct Who {
     owner: String,
@@ -50,7 +50,7 @@ struct Who {
     remaining_ms: Option<u64>,
 }
 
-/// A permit that is out.
+/// An acquired permit.
 #[derive(Debug, Serialize)]
 struct Out {
     id: String,
@@ -67,7 +67,7 @@ pub(crate) async fn show(access: &Access, show: &Show) -> Result<u8, Failure> {
 pub(crate) async fn ls(access: &Access, ls: &Ls) -> Result<u8, Failure> {
     let client = store::connect(access, Client::builder()).await?;
     let mut listing = client.list(&ls.pattern);
-    // By name, because SCAN has no order and may tell of one twice.
+    // Sorted by name, because SCAN has no order and may return a name twice.
     let mut objects = BTreeMap::new();
     while let Some(found) = listing.next().await? {
         let object = Object::new(found.name.clone(), Some(found.state));
@@ -91,7 +91,7 @@ pub(crate) async fn unlock(access: &Access, unlock: &Unlock) -> Result<u8, Failu
     let shown = printable(name);
     let unlocked = match client.inspect(name).await? {
         None => false,
-        // The next one has been called, or is to be passed over in time: nothing is to be done.
+        // The next waiter has been notified, or will be skipped in time: nothing to do.
         Some(ObjectState::Lock {
             holder: None,
             queue,
@@ -103,7 +103,7 @@ pub(crate) async fn unlock(access: &Access, unlock: &Unlock) -> Result<u8, Failu
             };
             return write(&format!("{shown}: nobody holds it; {waiting} for it\n"));
         }
-        // Its waiters are called one by one, each by its own name.
+        // Its waiters are notified one by one, each on its own channel.
         Some(state) if state.kind() == ObjectKind::FairLock => {
             client.fair_lock(name).force_unlock().await?
         }
@@ -178,7 +178,7 @@ impl Object {
                 value, remaining, ..
             } => {
                 object.value = Some(value);
-                // A latch at zero is not kept, so this is a semaphore without a permit left.
+                // A latch at zero is deleted, so this is a semaphore without available permits.
                 object.held = value <= 0;
                 object.remaining_ms = millis(remaining);
             }
@@ -202,7 +202,7 @@ impl Object {
         object
     }
 
-    /// Its lines of the table: who holds it, then who waits or has a permit.
+    /// Returns its rows of the table: the holder, then waiters or acquired permits.
     fn rows(&self) -> Vec<[String; 5]> {
         let row = |owner: String, holds: Option<u32>, remaining: String| {
             [
@@ -317,16 +317,17 @@ fn widths(cells: &[[String; 5]]) -> [usize; 5] {
     widths
 }
 
-/// The width of the terminal that the table is printed to. In a file or a pipe nothing is shortened.
+/// Returns the width of the terminal to which the table is printed. In a file or a pipe nothing is
+/// shortened.
 fn terminal_columns() -> Option<usize> {
     let size = rustix::termios::tcgetwinsize(io::stdout()).ok()?;
     Some(usize::from(size.ws_col)).filter(|columns| *columns > 0)
 }
 
-/// Shortens owners, then names, until the table fits. JSON has them in full.
+/// Shortens owners, then names, until the table fits. JSON always contains them in full.
 fn fit(cells: &mut [[String; 5]], columns: usize) {
     const SEPARATORS: usize = 4 * 2;
-    // Owners stay distinguishable: they keep the beginning of the client's id, and the number.
+    // Owners remain distinguishable: they keep the beginning of the client id, and the number.
     for (column, least) in [(2, 16), (0, 12), (1, 8)] {
         let widths = widths(cells);
         let total = widths.iter().sum::<usize>() + SEPARATORS;
@@ -337,7 +338,7 @@ fn fit(cells: &mut [[String; 5]], columns: usize) {
     }
 }
 
-/// Leaves out the middle.
+/// Omits the middle.
 fn shortened(text: &str, width: usize) -> String {
     let length = text.chars().count();
     if length <= width {
@@ -354,7 +355,7 @@ pub(crate) fn write(text: &str) -> Result<u8, Failure> {
     let mut out = io::stdout().lock();
     match out.write_all(text.as_bytes()).and_then(|()| out.flush()) {
         Ok(()) => Ok(exit::OK),
-        // `redlatch ls | head -1`: whoever reads has read enough.
+        // `redlatch ls | head -1`: the reader has read enough.
         Err(error) if error.kind() == ErrorKind::BrokenPipe => Ok(exit::OK),
         Err(error) => Err(Failure::system("cannot write to standard output", &error)),
     }

@@ -1,7 +1,7 @@
 //! Signals that reach `redlatch` while a command runs under the lock, or while it waits.
 //!
-//! No signal that can be caught may separate `redlatch` from CMD: a `redlatch` that ends or stops alone
-//! would leave CMD to run beside the next holder.
+//! No signal that can be caught may separate `redlatch` from CMD: if `redlatch` ended or stopped
+//! alone, CMD would run at the same time as the next holder.
 
 use std::thread;
 
@@ -20,17 +20,17 @@ use crate::tree;
 /// Signals that ask a program to end.
 const ENDING: [i32; 4] = [SIGINT, SIGTERM, SIGQUIT, SIGHUP];
 
-/// Signals that are caught even if they were ignored when this process started: a shell without job
-/// control ignores them for background commands, but they are meant when they are sent by name. SIGCHLD
-/// tells that CMD has ended.
+/// Signals that are caught even if they were ignored when this process started. A shell without job
+/// control ignores them for background commands, but a process that sends them explicitly means
+/// them. SIGCHLD reports that CMD has ended.
 const MEANT: [i32; 4] = [SIGINT, SIGQUIT, SIGTERM, SIGCHLD];
 
 /// Signals of job control.
 const STOPPING: [i32; 3] = [SIGTSTP, SIGTTIN, SIGTTOU];
 
-/// Signals that end a program which does not expect them, and SIGWINCH, which programs at a terminal
-/// use. Of those that signal-hook can catch, SIGBUS is left out: after a real one the faulting
-/// instruction would repeat.
+/// Signals that end a program which does not handle them, and SIGWINCH, which programs at a
+/// terminal use. SIGBUS is omitted although signal-hook can catch it: after a real one, the
+/// faulting instruction would repeat.
 const OTHERS: [i32; 12] = [
     SIGUSR1, SIGUSR2, SIGALRM, SIGXCPU, SIGXFSZ, SIGVTALRM, SIGPROF, SIGIO, SIGABRT, SIGTRAP,
     SIGSYS, SIGWINCH,
@@ -42,14 +42,14 @@ const OPTIONAL: &[std::ops::RangeInclusive<i32>] = &[16..=16, 30..=30, 34..=64];
 #[cfg(not(target_os = "linux"))]
 const OPTIONAL: &[std::ops::RangeInclusive<i32>] = &[];
 
-/// Receives signals that would otherwise act on this process.
+/// Receives signals that would otherwise affect this process.
 pub(crate) struct Signals(mpsc::UnboundedReceiver<Caught>);
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Caught {
     /// Asks the program to end.
     End(Signal),
-    /// Has a meaning that only CMD knows.
+    /// Has a meaning only to CMD.
     Other(Signal),
     /// Asks the program to stop until SIGCONT.
     Stop,
@@ -78,7 +78,7 @@ impl Signals {
         let is_wanted = |number: &i32| ignored & (1 << (number - 1)) == 0 || MEANT.contains(number);
         let mut caught = IncomingSignals::new(numbers.filter(is_wanted)).map_err(refused)?;
         for number in optional.iter().cloned().flatten().filter(is_wanted) {
-            // The C library keeps some for itself; another process cannot use those either.
+            // The C library reserves some; other processes cannot use those either.
             let _ = caught.handle().add_signal(number);
         }
         let (sender, receiver) = mpsc::unbounded_channel();
@@ -129,7 +129,7 @@ impl Signals {
     }
 }
 
-/// Whether a stopped process of this group can be continued by a shell. In an orphaned group it cannot,
+/// Returns whether a shell can continue a stopped process of this group. In an orphaned group it cannot,
 /// and the system ignores SIGTSTP, SIGTTIN and SIGTTOU there.
 pub(crate) fn can_stop() -> bool {
     !tree::is_group_orphaned()

@@ -1,4 +1,4 @@
-//! The way to the store.
+//! Connecting to the store.
 
 use std::time::Duration;
 
@@ -12,18 +12,18 @@ use crate::duration;
 use crate::exit::Failure;
 use crate::say::{note, printable};
 
-/// How long what was begun may take to be undone before the program ends. What is left then ends
+/// How long to wait for pending releases before the program ends. Anything left after that ends
 /// with its lease.
 const SETTLING: Duration = Duration::from_secs(2);
 
-/// The pause between two tries during an outage.
+/// The pause between two attempts during an outage.
 const PAUSE: Duration = Duration::from_millis(500);
 
 pub(crate) async fn connect(access: &Access, settings: ClientBuilder) -> Result<Client, Failure> {
     connect_within(access, settings, &WaitLimits::default()).await
 }
 
-/// Connects to a store that may be unreachable for as long as `limits` allow.
+/// Connects to a store, which may be unreachable for as long as `limits` allow.
 pub(crate) async fn connect_within(
     access: &Access,
     settings: ClientBuilder,
@@ -51,7 +51,7 @@ pub(crate) async fn connect_within(
                 ..failure
             }
         }
-        // Says which store: it may be the default, or come from the environment.
+        // Names the store: it may be the default, or come from the environment.
         Error::Unavailable { .. }
         | Error::ResponseTimeout { .. }
         | Error::TlsFailed { .. }
@@ -66,12 +66,12 @@ pub(crate) async fn connect_within(
     })
 }
 
-/// Before the end of the program: whatever is being given back gets the time for it.
+/// Gives pending releases time to complete before the program ends.
 pub(crate) async fn settle(client: &Client) {
     let _ = tokio::time::timeout(SETTLING, client.settled()).await;
 }
 
-/// How long a command waits. The default: it does not wait for a store that cannot be reached.
+/// How long a command waits. By default, it does not wait for an unreachable store.
 #[derive(Debug, Default)]
 pub(crate) struct WaitLimits {
     /// How long an outage of the store may last.
@@ -98,8 +98,8 @@ impl WaitLimits {
             .map(|wait| rest.filter(|rest| *rest + PAUSE < wait).unwrap_or(wait))
     }
 
-    /// Repeats `step` until the store answers, for errors that may pass. An outage begins with the first
-    /// failure and ends with the next answer; both are reported.
+    /// Repeats `step` until the store answers, as long as its errors are transient. An outage
+    /// begins with the first failure and ends with the next answer; both are reported.
     pub(crate) async fn wait_through<T>(
         &self,
         store: &str,
@@ -139,8 +139,8 @@ pub(crate) fn settings(run: &Run) -> ClientBuilder {
     }
 }
 
-/// Asks for the lock in a store of no consequence first: the library itself says what is wrong with
-/// a name, a lease or a setting, before any server is asked and also when none is there.
+/// Requests the lock in a temporary embedded store first: the library reports an invalid name,
+/// lease or setting before any server is contacted, and also without a server.
 pub(crate) async fn rehearse(run: &Run) -> Result<(), Failure> {
     let client = settings(run).connect_embedded(&redlatch::Embedded::new())?;
     if run.names.len() > 1 && (run.kind.fenced || run.kind.permits.is_some()) {
@@ -153,19 +153,20 @@ pub(crate) async fn rehearse(run: &Run) -> Result<(), Failure> {
         let lock = client.lock(name);
         let guard = lock.lock().await?;
         let asked = match run.lease {
-            // Not obtained, because it is held: a lease that began could end, and that would be told.
+            // Not acquired, because it is held: a lease could end in the meantime, and that would
+            // be reported.
             Some(lease) => lock.try_lock().lease(lease).await.map(drop),
             None => Ok(()),
         };
-        // Not dropped: without a runtime soon, that would be told too.
+        // Not just dropped: without a runtime that would be reported, too.
         guard.unlock().await?;
         asked?;
     }
     Ok(())
 }
 
-/// What went wrong with the one of `names` that was meant to be a `wanted`. If it is something else
-/// that we know, it is to be looked at, not to be removed.
+/// Explains the failure for the one of `names` that should be a `wanted`. If it is another kind of
+/// redlatch object, the message suggests inspecting it, not deleting it.
 pub(crate) async fn explained(
     client: &Client,
     names: &[String],
@@ -190,7 +191,7 @@ pub(crate) fn another_kind(name: &str, state: &ObjectState, wanted: &str) -> Fai
     ))
 }
 
-/// Plain, fair and fenced locks exclude each other, so here they are all the same.
+/// Plain, fair and fenced locks exclude each other, so they share a noun here.
 fn noun(state: &ObjectState) -> String {
     match state {
         ObjectState::Lock { .. } => ObjectKind::Lock.to_string(),
@@ -206,18 +207,19 @@ pub(crate) fn with_article(noun: &str) -> String {
     format!("{article} {noun}")
 }
 
-/// As [`rehearse`], for commands that need only a name.
+/// Like [`rehearse`], for commands that need only a name.
 pub(crate) async fn check_name(name: &str) -> Result<(), Failure> {
     Client::embedded().lock(name).is_locked().await?;
     Ok(())
 }
 
-/// A URL without what could be a password: user and password, and everything behind `?` or `#`.
+/// Returns a URL without anything that could be a password: without user, password, and everything
+/// after `?` or `#`.
 pub(crate) fn without_secrets(url: &str) -> String {
     let Some((scheme, rest)) = url.split_once("://") else {
         return url.to_owned();
     };
-    // The last @, because a password that was not escaped may contain some, and also / ? and #.
+    // The last @: an unescaped password may contain further ones, and also / ? and #.
     let (user, place) = match rest.rsplit_once('@') {
         Some((_, place)) => ("***@", place),
         None => ("", rest),

@@ -17,11 +17,11 @@ pub(crate) struct Terminal {
 }
 
 impl Terminal {
-    /// Opens the controlling terminal; `None` without one, or if this process's group is outside of its
-    /// PID namespace: such a group cannot be put into the foreground.
+    /// Opens the controlling terminal. Returns `None` without one, or if this process's group is
+    /// outside its PID namespace: such a group cannot be put into the foreground.
     ///
-    /// Blocks SIGTTOU for this thread: a process in the background would otherwise be stopped when it
-    /// changes the foreground or, with `stty tostop`, when it prints a message.
+    /// Blocks SIGTTOU for this thread: a process in the background would otherwise be stopped when
+    /// it changes the foreground or, with `stty tostop`, when it prints a message.
     pub(crate) fn open() -> Option<Terminal> {
         let group = Pid::from_raw(getpgrp().as_raw())?;
         let device = File::options()
@@ -39,7 +39,7 @@ impl Terminal {
         })
     }
 
-    /// Runs `work`, which starts a process, with the signal mask that the process is to inherit.
+    /// Runs `work`, which starts a process, with the signal mask that the process should inherit.
     pub(crate) fn unmasked<T>(&self, work: impl FnOnce() -> T) -> T {
         let masked = self.mask.thread_swap_mask(SigmaskHow::SIG_SETMASK);
         let result = work();
@@ -54,7 +54,7 @@ impl Terminal {
         tcgetpgrp(&self.device).is_ok_and(|group| group == self.group)
     }
 
-    /// Returns whether CMD is to start in the foreground. In a pipeline it does not, because other
+    /// Returns whether CMD should start in the foreground. In a pipeline it does not, because other
     /// commands of the pipeline may need the terminal.
     pub(crate) fn is_for_cmd(&self) -> bool {
         io::stdin().is_terminal() && io::stdout().is_terminal() && self.is_ours()
@@ -65,8 +65,8 @@ impl Terminal {
         tcsetpgrp(&self.device, group).is_ok()
     }
 
-    /// Puts this process's group back into the foreground, in the place of `group` or of one that has
-    /// ended, but not in the place of the shell.
+    /// Puts this process's group back into the foreground, replacing `group` or a group that has
+    /// ended, but not the shell.
     pub(crate) fn take_back(&self, group: Pid) {
         let current = tcgetpgrp(&self.device);
         if current.is_ok_and(|now| now == group || test_kill_process_group(now).is_err()) {

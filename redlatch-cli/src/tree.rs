@@ -1,4 +1,4 @@
-//! The processes that descend from this one. As a subreaper, this process adopts every descendant whose
+//! The descendants of this process. As a subreaper, this process adopts every descendant whose
 //! parent has ended, so none of them can leave the tree while this process lives.
 
 use rustix::process::Pid;
@@ -12,7 +12,7 @@ pub(crate) use others::{adopt_orphans, descendants, is_group_orphaned};
 #[cfg_attr(not(target_os = "linux"), allow(dead_code))]
 pub(crate) struct Process {
     pub(crate) pid: Pid,
-    /// `None` is a parent, group or session outside of this process's PID namespace.
+    /// `None` means outside this process's PID namespace; the same for group and session.
     pub(crate) parent: Option<Pid>,
     pub(crate) group: Option<Pid>,
     session: Option<Pid>,
@@ -36,7 +36,7 @@ mod linux {
 
     use super::{Process, State};
 
-    /// Makes this process the parent of descendants whose own parent has ended. Returns whether it is.
+    /// Makes this process adopt descendants whose own parent has ended. Returns whether it does.
     pub(crate) fn adopt_orphans() -> bool {
         set_child_subreaper(Some(getpid())).is_ok()
     }
@@ -72,7 +72,7 @@ mod linux {
     }
 
     fn parse(pid: Pid, stat: &str) -> Option<Process> {
-        // The name stands in parentheses and may contain some, and spaces.
+        // The name is in parentheses, and may contain parentheses and spaces.
         let (_, fields) = stat.rsplit_once(") ")?;
         let mut fields = fields.split(' ');
         let state = match fields.next()? {
@@ -80,7 +80,7 @@ mod linux {
             "Z" | "X" | "x" => State::Dead,
             _ => State::Alive,
         };
-        // A process that disappears just now has -1 as its group and session.
+        // A process that is just disappearing has -1 as its group and session.
         let mut id = || {
             let id: u32 = fields.next()?.parse().ok()?;
             Some(Pid::from_raw(id.cast_signed()))
@@ -94,7 +94,7 @@ mod linux {
         })
     }
 
-    /// Returns whether no process of this process's group has a parent in the same session outside of
+    /// Returns whether no process of this process's group has a parent in the same session outside
     /// the group: no shell then controls the group as a job.
     pub(crate) fn is_group_orphaned() -> bool {
         is_orphaned(getpid(), process)
@@ -121,7 +121,8 @@ mod linux {
     mod tests {
         use super::*;
 
-        /// The group of process 9, whose `stat` and its parent's have these fields.
+        /// Returns whether the group of process 9 is orphaned, if its `stat` and its parent's have
+        /// these fields.
         fn is_orphaned_with(own: &str, parent: &str) -> bool {
             is_orphaned(Pid::from_raw(9).unwrap(), |pid| {
                 let fields = if pid.as_raw_pid() == 9 { own } else { parent };
@@ -141,7 +142,7 @@ mod linux {
             assert!(parse(getpid(), "9 (name) X 0 -1 -1 0 -1").is_none());
         }
 
-        /// A shell may have been started from outside, with the group and session that it had there.
+        /// A shell may have been started from outside, with its group and session from there.
         #[test]
         fn group_and_session_may_be_outside_of_the_pid_namespace() {
             assert!(!is_orphaned_with("S 5 9 0", "S 0 0 0"));

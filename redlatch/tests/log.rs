@@ -1,5 +1,5 @@
-//! What the log contains. A test binary of its own, because its subscriber is the one of the whole process: it
-//! receives the events of all tests, on all threads.
+//! Tests of the log. They are a separate test binary because the subscriber is global: it receives
+//! the events of all tests, on all threads.
 
 #[path = "it/common/mod.rs"]
 mod common;
@@ -14,7 +14,7 @@ use common::{LONG, SHORT, WATCHDOG, granted, in_time, soon, until};
 use redlatch::{Client, Embedded, Error};
 use redlatch_testkit::{Log, Proxy, Server};
 
-/// The log of this program, which is begun with the first look at it.
+/// Returns the log of this process, which starts with the first call.
 fn log() -> Log {
     static LOG: LazyLock<Log> = LazyLock::new(|| {
         let log = Log::default();
@@ -30,9 +30,9 @@ fn log() -> Log {
     LOG.clone()
 }
 
-/// Permits that nobody gives back any more are in the log, unless the caller was told.
+/// Permits that will not be released any more are logged, unless the caller got an error.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn permits_that_may_be_lost_are_in_the_log() {
+async fn possibly_lost_permits_are_logged() {
     let log = log();
     let warned = |name: &str, what: &str| {
         let said = log.text();
@@ -50,9 +50,9 @@ async fn permits_that_may_be_lost_are_in_the_log() {
     let set = async |client: &Client, name: &str| {
         let same = direct.semaphore(name);
         same.try_set_permits(9).await.unwrap();
-        // Teaches the scripts: what is not answered is the step itself.
+        // Loads the scripts, so that the unanswered request is the step itself.
         same.acquire().await.unwrap().release().await.unwrap();
-        // And this one is connected: no answer to that is lost.
+        // Connects this client too, so that no answer to connecting is lost.
         let semaphore = client.semaphore(name);
         in_time(|| semaphore.available()).await;
         semaphore
@@ -62,7 +62,7 @@ async fn permits_that_may_be_lost_are_in_the_log() {
         proxy.swallow_replies(false);
     };
 
-    // Who was told that there is no answer, and then the connection breaks.
+    // The caller got a timeout, and then the connection breaks.
     let semaphore = set(&hasty, "late-and-cut").await;
     proxy.swallow_replies(true);
     let error = semaphore.acquire_many(2).await.unwrap_err();
@@ -71,7 +71,7 @@ async fn permits_that_may_be_lost_are_in_the_log() {
     soon("settled", hasty.settled()).await;
     assert!(warned("late-and-cut", "may have been taken"));
 
-    // Who does not ask any more.
+    // The caller dropped the request.
     let semaphore = set(&client, "dropped-and-cut").await;
     proxy.swallow_replies(true);
     let acquiring = tokio::spawn(semaphore.acquire_many(2).into_future());
@@ -85,7 +85,7 @@ async fn permits_that_may_be_lost_are_in_the_log() {
     soon("settled", client.settled()).await;
     assert!(warned("dropped-and-cut", "may have been taken"));
 
-    // The same when giving back.
+    // The same for a release.
     let semaphore = set(&client, "given-and-cut").await;
     let permits = semaphore.acquire_many(2).await.unwrap();
     proxy.swallow_replies(true);
@@ -100,7 +100,7 @@ async fn permits_that_may_be_lost_are_in_the_log() {
     soon("settled", client.settled()).await;
     assert!(warned("given-and-cut", "may not have been given back"));
 
-    // Who hears it itself needs no log.
+    // A caller that gets the error itself needs no log.
     let semaphore = set(&client, "told").await;
     proxy.swallow_replies(true);
     let acquiring = tokio::spawn(semaphore.acquire_many(2).into_future());
@@ -111,9 +111,9 @@ async fn permits_that_may_be_lost_are_in_the_log() {
     assert!(!warned("told", ""));
 }
 
-/// The end of a runtime is the end of what was to be heard out in it.
+/// The end of a runtime also ends its background work.
 #[test]
-fn permits_that_a_runtime_takes_with_it_are_in_the_log() {
+fn permits_lost_with_a_runtime_are_logged() {
     let log = log();
     let server = Server::start();
     let proxy = Proxy::to(server.port());
@@ -140,10 +140,10 @@ fn permits_that_a_runtime_takes_with_it_are_in_the_log() {
     assert!(warned, "{said}");
 }
 
-/// F26: dropping a guard never blocks, and says in the log when the lock could not be given back.
-/// The log also tells the life of a lock, with name and owner, and never a password.
+/// F26: dropping a guard never blocks, and a warning is logged if the lock could not be released.
+/// The log also records the life of a lock, with name and owner, and never a password.
 #[test]
-fn a_dropped_guard_that_cannot_be_given_back_is_in_the_log() {
+fn failed_release_of_dropped_guard_is_logged() {
     let log = log();
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
@@ -205,9 +205,9 @@ fn a_dropped_guard_that_cannot_be_given_back_is_in_the_log() {
     assert!(!said.contains("sesame"), "{said}");
 }
 
-/// However often connecting fails meanwhile.
+/// However often connecting fails in the meantime.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_lost_connection_and_its_return_are_logged_once() {
+async fn lost_connection_and_its_return_are_logged_once() {
     let log = log();
     let mut server = Server::start_durable();
     let address = format!("127.0.0.1:{}", server.port());
@@ -232,13 +232,13 @@ async fn a_lost_connection_and_its_return_are_logged_once() {
     granted(|| lock.is_locked()).await;
     let logged = log.lines(&back);
     assert_eq!(logged.len(), 1, "{logged:?}");
-    // A client that ends loses nothing.
+    // Dropping a client is not logged as a lost connection.
     drop((client, lock));
     assert_eq!(log.lines(&["WARN", "was lost", &address]).len(), 1);
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_renewal_that_fails_names_its_locks() {
+async fn failed_renewal_names_its_locks() {
     let log = log();
     let server = Server::start();
     let client = Client::builder().watchdog(WATCHDOG);
@@ -259,7 +259,7 @@ async fn a_renewal_that_fails_names_its_locks() {
 
 /// Only for the first local waiter, and once.
 #[tokio::test(start_paused = true)]
-async fn a_long_wait_names_the_holder() {
+async fn long_wait_names_the_holder() {
     let log = log();
     let store = Embedded::new();
     let [holder, client] = [(); 2].map(|()| Client::builder().connect_embedded(&store).unwrap());
@@ -298,7 +298,7 @@ async fn a_long_wait_names_the_holder() {
     assert_eq!(logged.len(), 1, "{logged:?}");
     assert!(logged[0].contains(&named), "{logged:?}");
 
-    // So for a lock among several.
+    // The same for a member of a multi-lock.
     let several = redlatch::MultiLock::new([lock.clone(), client.lock("free-for-long")]);
     let waited = several.try_lock().wait(Duration::from_secs(90)).await;
     assert!(waited.unwrap().is_none());
@@ -349,7 +349,7 @@ fn rust_files(dir: &Path, found: &mut Vec<PathBuf>) {
     }
 }
 
-/// `| level | message | fields | …`
+/// Parses `| level | message | fields | …`.
 fn row(line: &str) -> Option<Event> {
     let mut cells = line.strip_prefix("| ")?.split('|').map(str::trim);
     let level = cells.next().filter(|level| {
@@ -365,7 +365,8 @@ fn row(line: &str) -> Option<Event> {
     ))
 }
 
-/// The message and the names of the fields of a macro, behind its opening parenthesis.
+/// Returns the message and the field names of a macro call, given the text after its opening
+/// parenthesis.
 fn arguments(source: &str) -> (Option<String>, BTreeSet<String>) {
     let (mut message, mut fields) = (None, BTreeSet::new());
     let (mut depth, mut argument) = (0, String::new());

@@ -3,14 +3,15 @@
 use std::net::Ipv4Addr;
 use std::sync::atomic::{AtomicU16, Ordering};
 
-/// The network of servers that have an address each ([`SentinelPlan::apart`], [`ClusterPlan::apart`]).
-/// Clients are not in it: they come from 127.0.0.1.
+/// The network of servers that each have their own address ([`SentinelPlan::apart`],
+/// [`ClusterPlan::apart`]).
+/// Clients are outside it: they connect from 127.0.0.1.
 ///
 /// [`SentinelPlan::apart`]: crate::SentinelPlan::apart
 /// [`ClusterPlan::apart`]: crate::ClusterPlan::apart
 pub const APART: &str = "127.1.0.0/16";
 
-/// An address that no other server of this process has, or the same for all.
+/// Returns an address that no other server of this process uses if `apart`, otherwise 127.0.0.1.
 pub(crate) fn address(apart: bool) -> Ipv4Addr {
     static NEXT: AtomicU16 = AtomicU16::new(1);
     if !apart {

@@ -1,8 +1,8 @@
-//! Configuration files, for servers that write down in them what they learn.
+//! Configuration files, for servers that rewrite their own configuration.
 
 use std::path::Path;
 
-/// The lines of a configuration file that say the same as arguments of the command line, such as
+/// Returns the configuration file lines equivalent to these command-line arguments, such as
 /// `["--requirepass", "x"]`.
 pub(crate) fn lines(args: &[String]) -> String {
     let mut lines = String::new();
@@ -15,7 +15,7 @@ pub(crate) fn lines(args: &[String]) -> String {
     lines + "\n"
 }
 
-/// What these lines set something to, such as `requirepass`.
+/// Returns the value that these lines give to a setting, such as `requirepass`.
 pub(crate) fn value(lines: &str, wanted: &str) -> Option<String> {
     let words = lines.lines().filter_map(|line| line.split_once(' '));
     let mut values = words.filter(|(setting, _)| *setting == wanted);
@@ -23,7 +23,7 @@ pub(crate) fn value(lines: &str, wanted: &str) -> Option<String> {
     Some(unquoted(value.trim()))
 }
 
-/// A path as a value of a setting.
+/// Returns a path as the value of a setting.
 pub(crate) fn path(path: &Path) -> String {
     path.to_string_lossy().into_owned()
 }

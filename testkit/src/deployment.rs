@@ -1,4 +1,4 @@
-//! What the servers of one deployment have in common.
+//! The parts that the servers of one deployment share.
 
 use std::net::Ipv4Addr;
 
@@ -7,8 +7,8 @@ use crate::dir::Dir;
 use crate::server::Server;
 use crate::tls::{self, Ca, Certified, TlsPlan};
 
-/// Where the files of several servers are, and how these talk. Its owner keeps it behind the servers, which
-/// write there: so the files are removed when those have ended.
+/// The directory and the certificates of several servers. Its owner declares it after the servers:
+/// they write to the directory, so it must be removed after they have exited.
 #[derive(Debug)]
 pub(crate) struct Deployment {
     certified: Option<Certified>,
@@ -26,8 +26,8 @@ impl Deployment {
         }
     }
 
-    /// Starts one of them, with a home of that name. `lines` are its settings, for its address; of these
-    /// `mode` are on the command line.
+    /// Starts one server whose home directory has the name `home`. `lines` returns its settings for
+    /// its address; the settings in `mode` are passed on the command line.
     pub(crate) fn start(
         &self,
         home: &str,
@@ -41,7 +41,7 @@ impl Deployment {
         Server::at_home(&home, address, lines, mode)
     }
 
-    /// The URL for clients that know these.
+    /// Returns the URL that lists these servers for clients.
     pub(crate) fn url(&self, kind: &str, servers: &[Server]) -> String {
         let addresses = servers
             .iter()
@@ -51,7 +51,7 @@ impl Deployment {
         format!("{scheme}+{kind}://{}", addresses.join(","))
     }
 
-    /// The CA of all certificates, where there are some.
+    /// Returns the CA of all certificates, if the deployment uses TLS.
     pub(crate) fn ca(&self) -> Option<&Ca> {
         self.certified.as_ref().map(|certified| &certified.ca)
     }

@@ -1,10 +1,10 @@
-//! A directory for as long as it is needed.
+//! A temporary directory.
 
 use std::path::{Path, PathBuf};
 
 use crate::keeper::Keeper;
 
-/// A directory of its own, for the files of servers. Removed with all that is in it when dropped,
+/// A temporary directory for the files of servers. It is removed with its contents when dropped,
 /// and also when this process dies.
 #[derive(Debug)]
 pub(crate) struct Dir {
@@ -12,8 +12,9 @@ pub(crate) struct Dir {
     _keeper: Keeper,
 }
 
-/// Removes the directory when standard input ends. Servers may be writing to it until they are
-/// killed, so once may be too few. A Ctrl-C at the terminal is for the tests, not for this.
+/// Removes the directory when standard input ends. Servers may write to it until they are killed,
+/// so the script tries several times. It ignores signals: a Ctrl-C at the terminal is meant for the
+/// tests.
 const REMOVER: &str = r#"
 trap '' INT TERM HUP
 read -r _
@@ -24,10 +25,11 @@ done
 "#;
 
 impl Dir {
-    /// An empty directory among the temporary files.
+    /// Creates an empty directory in the system's temporary directory.
     pub(crate) fn new() -> Dir {
         let path = std::env::temp_dir().join(crate::unique("redlatch-testkit"));
-        // One of an earlier process with the same number, which the machine's end left behind.
+        // A previous process with the same process id may have left it behind when the machine
+        // stopped.
         let _ = std::fs::remove_dir_all(&path);
         std::fs::create_dir_all(&path).expect("a place for temporary files");
         let keeper = Keeper::start(REMOVER, &[path.to_string_lossy().into_owned()]);
@@ -37,7 +39,7 @@ impl Dir {
         }
     }
 
-    /// Where it is.
+    /// Returns its path.
     pub(crate) fn path(&self) -> &Path {
         &self.path
     }

@@ -1,16 +1,16 @@
-//! What must not outlive this process: a shell keeps it that hangs on a pipe of this process, so it
-//! ends when this process ends, in whatever way.
+//! Child processes that must not outlive this process. A shell supervises each of them and reads
+//! from a pipe of this process, so it notices when this process ends for any reason.
 
 use std::io::{BufRead, BufReader};
 use std::process::{Child, ChildStdout, Command, Stdio};
 
-/// A shell that runs a script, which tidies up when its standard input ends. That is when this is
-/// dropped, and when this process dies.
+/// A shell that runs a script. The script cleans up when its standard input ends: when this value
+/// is dropped, and when this process dies.
 #[derive(Debug)]
 pub(crate) struct Keeper(Child);
 
 impl Keeper {
-    /// Runs the script; its arguments are `$1` and so on.
+    /// Runs the script with these arguments (`$1` and so on).
     pub(crate) fn start(script: &str, args: &[String]) -> Keeper {
         let shell = Command::new("sh")
             .args(["-c", script, "redis-keeper"])
@@ -22,7 +22,7 @@ impl Keeper {
         Keeper(shell.expect("sh"))
     }
 
-    /// What the script says. To be asked for once.
+    /// Returns the script's standard output. Can be called only once.
     fn output(&mut self) -> BufReader<ChildStdout> {
         BufReader::new(self.0.stdout.take().expect("not asked for before"))
     }
@@ -42,8 +42,9 @@ pub(crate) struct Running {
     _keeper: Keeper,
 }
 
-/// Starts the server, says its process id, and kills it when standard input ends. Leaves standard
-/// output to the server alone, so that it ends with it: also when it could not start.
+/// Starts the server, prints its process id, and kills it when standard input ends. The shell
+/// closes its own standard output, so that the pipe closes when the server exits, also if it could
+/// not start.
 const SERVER: &str = r#"
 "${REDLATCH_TEST_SERVER:-redis-server}" "$@" </dev/null &
 echo "pid $!"
@@ -53,11 +54,11 @@ kill -9 $! 2>/dev/null
 wait
 "#;
 
-/// What a server says when it listens, and what a sentinel says.
+/// The log text of a server that is listening, and of a sentinel.
 const READY: [&str; 2] = ["Ready to accept connections", "Sentinel ID is"];
 
 impl Running {
-    /// `None` if it ended before it was ready, because the port was taken.
+    /// Returns `None` if the server exited before it was ready, because the port was taken.
     pub(crate) fn launch(args: &[String]) -> Option<Running> {
         let mut keeper = Keeper::start(SERVER, args);
         let mut log = keeper.output().lines();
@@ -66,7 +67,7 @@ impl Running {
             if let Some(said) = line.strip_prefix("pid ") {
                 pid = said.trim().parse().ok();
             } else if READY.iter().any(|ready| line.contains(ready)) {
-                // Somebody must read the rest, or the server would block on a full pipe one day.
+                // Read the rest, or the server would eventually block on a full pipe.
                 std::thread::spawn(move || log.for_each(drop));
                 return pid.map(|pid| Running {
                     pid,
@@ -77,7 +78,7 @@ impl Running {
         None
     }
 
-    /// Its process.
+    /// Returns its process id.
     pub(crate) fn pid(&self) -> u32 {
         self.pid
     }

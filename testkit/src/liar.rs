@@ -1,15 +1,15 @@
-//! A sentinel that names a wrong master, and is very sure of it: with an epoch that no other has.
+//! A fake sentinel that reports a wrong master, with a higher epoch than any real sentinel.
 
 use std::io::{BufRead, BufReader, Write};
 use std::net::{TcpListener, TcpStream};
 use std::thread;
 
-/// A sentinel that calls the server at the port `wrong` the master, and is very sure of it. Listens
-/// from now on, until the program ends, on the port that is returned.
+/// Starts a fake sentinel that reports the server at the port `wrong` as the master, with a very
+/// high epoch. It listens on the returned port until the program ends.
 ///
 /// # Panics
 ///
-/// When there is no free port.
+/// If no port is free.
 pub fn lying_sentinel(wrong: u16) -> u16 {
     let listener = TcpListener::bind("127.0.0.1:0").expect("a free port");
     let port = listener.local_addr().expect("its address").port();
@@ -30,7 +30,7 @@ fn serve(client: TcpStream, wrong: u16) -> Option<()> {
     }
 }
 
-/// `*2\r\n$3\r\n…`
+/// Reads one command: `*2\r\n$3\r\n…`
 fn command(client: &mut impl BufRead) -> Option<Vec<String>> {
     let count = number(client)?;
     let mut words = Vec::new();

@@ -1,6 +1,6 @@
-//! What the tests and benchmarks of redlatch stand on: real servers of their own, started and
-//! stopped here, alone, with sentinels or as a cluster, and a proxy that breaks connections to
-//! order.
+//! Infrastructure for the tests and benchmarks of redlatch: real servers that are started and
+//! stopped here (standalone, with sentinels or as a cluster), and a proxy that breaks connections
+//! on demand.
 #![forbid(unsafe_code)]
 
 mod addresses;
@@ -32,8 +32,8 @@ pub use tls::{Ca, For, Identity, LOOPBACK, TlsPlan, TlsServer};
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// The sentinels, and what they watch, that the tests of one binary share. Nobody is taken for gone
-/// there because a busy machine lets it stand still.
+/// The sentinels and Redis servers that the tests of one binary share. Their timeouts are so long
+/// that a pause on a busy machine never makes a server count as down.
 pub fn shared_sentinels() -> &'static Sentinels {
     static SHARED: OnceLock<Sentinels> = OnceLock::new();
     SHARED.get_or_init(|| {
@@ -44,7 +44,7 @@ pub fn shared_sentinels() -> &'static Sentinels {
     })
 }
 
-/// The cluster that the tests of one binary share, likewise.
+/// The cluster that the tests of one binary share. Its timeouts are equally long.
 pub fn shared_cluster() -> &'static Cluster {
     static SHARED: OnceLock<Cluster> = OnceLock::new();
     SHARED.get_or_init(|| {
@@ -58,7 +58,7 @@ pub fn shared_cluster() -> &'static Cluster {
 /// Longer than any test takes, in milliseconds.
 const NEVER: u32 = 600_000;
 
-/// A name that no other test has.
+/// Returns a name that is unique among all tests.
 pub fn unique(what: &str) -> String {
     static NEXT: AtomicU64 = AtomicU64::new(0);
     let number = NEXT.fetch_add(1, Ordering::Relaxed);

@@ -1,8 +1,8 @@
-//! A log that is kept in memory.
+//! A log in memory.
 
 use std::sync::{Arc, Mutex};
 
-/// A log that can be looked into. Clones write to the same one.
+/// A log that tests can inspect. All clones write to the same log.
 #[derive(Debug, Clone, Default)]
 pub struct Log(Arc<Mutex<Vec<u8>>>);
 
@@ -18,16 +18,16 @@ impl std::io::Write for Log {
 }
 
 impl Log {
-    /// All that was written.
+    /// Returns the whole text.
     ///
     /// # Panics
     ///
-    /// When another thread panicked while it wrote.
+    /// If another thread panicked while writing.
     pub fn text(&self) -> String {
         String::from_utf8_lossy(&self.0.lock().unwrap()).into_owned()
     }
 
-    /// The lines with all of these words.
+    /// Returns the lines that contain all of these words.
     pub fn lines(&self, words: &[&str]) -> Vec<String> {
         let text = self.text();
         let about = |line: &&str| words.iter().all(|word| line.contains(word));

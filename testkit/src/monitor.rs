@@ -1,31 +1,31 @@
-//! Every command that a server does, in its order.
+//! Every command that a server executes, in order.
 
 use std::io::{BufRead, BufReader, Write};
 use std::net::TcpStream;
 
 use crate::Server;
 
-/// A connection that has said `MONITOR`.
+/// A connection in `MONITOR` mode.
 #[derive(Debug)]
 pub struct Monitor {
     lines: std::io::Lines<BufReader<TcpStream>>,
 }
 
-/// One command, as the monitor tells it.
+/// One command reported by `MONITOR`.
 #[derive(Debug, Clone)]
 pub struct Command {
     /// Whether a script called it.
     pub in_script: bool,
-    /// The command and its arguments, as they were sent.
+    /// The command and its arguments, as the client sent them.
     pub words: Vec<Vec<u8>>,
 }
 
 impl Monitor {
-    /// From here on.
+    /// Starts monitoring.
     ///
     /// # Panics
     ///
-    /// When the server cannot be reached.
+    /// If the server cannot be reached.
     pub fn start(server: &Server) -> Monitor {
         let mut stream = TcpStream::connect(("127.0.0.1", server.port())).expect("the server");
         stream.write_all(b"MONITOR\r\n").expect("the server");
@@ -35,11 +35,11 @@ impl Monitor {
         Monitor { lines }
     }
 
-    /// All commands since the last time, up to the one that says `end`.
+    /// Returns all commands since the previous call, up to the one that contains `end`.
     ///
     /// # Panics
     ///
-    /// When the connection breaks before that.
+    /// If the connection breaks before that.
     pub fn until(&mut self, end: &str) -> Vec<Command> {
         let mut commands = Vec::new();
         loop {
@@ -53,13 +53,13 @@ impl Monitor {
 }
 
 impl Command {
-    /// The command itself, in small letters.
+    /// Returns the name of the command in lower case.
     pub fn name(&self) -> String {
         let name = self.words.first().map_or(&[][..], Vec::as_slice);
         String::from_utf8_lossy(name).to_ascii_lowercase()
     }
 
-    /// The same, and its arguments as text.
+    /// Returns the name of the command, followed by its arguments as text.
     pub fn text(&self) -> Vec<String> {
         let args = self.words.iter().skip(1);
         let args = args.map(|word| String::from_utf8_lossy(word).into_owned());
@@ -67,7 +67,7 @@ impl Command {
     }
 }
 
-/// `+1700000000.000000 [0 lua] "hset" "name" "field" "1"`.
+/// Parses a line such as `+1700000000.000000 [0 lua] "hset" "name" "field" "1"`.
 fn command(line: &str) -> Command {
     let from = line.split('"').next().unwrap_or_default();
     Command {
@@ -76,7 +76,7 @@ fn command(line: &str) -> Command {
     }
 }
 
-/// The quoted parts of a line of MONITOR.
+/// Returns the quoted parts of a line of MONITOR.
 fn quoted(line: &str) -> Vec<Vec<u8>> {
     let mut parts = Vec::new();
     let mut bytes = line.bytes();

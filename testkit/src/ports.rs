@@ -6,16 +6,16 @@ use std::net::TcpListener;
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// Below those that systems give to outgoing connections.
+/// Below the range that systems use for outgoing connections.
 const RANGE: std::ops::Range<u64> = 10_000..30_000;
 
-/// A loopback port that is free at this moment; somebody else may still take it. This process does
-/// not: it gets each port once, so that nobody finds a stranger where a server was killed. (A
-/// sentinel would make the stranger its replica.)
+/// Returns a loopback port that is free at this moment; another process may still take it. This
+/// process uses each port only once, so that no other server listens where a server was killed. (A
+/// sentinel would turn that other server into a replica.)
 pub(crate) fn free_port() -> u16 {
     static FIRST: OnceLock<u64> = OnceLock::new();
     static NEXT: AtomicU64 = AtomicU64::new(0);
-    // Processes at the same time begin in different places.
+    // Processes that run at the same time start at different ports.
     let first = *FIRST.get_or_init(|| RandomState::new().build_hasher().finish());
     let count = RANGE.end - RANGE.start;
     for _ in 0..count {

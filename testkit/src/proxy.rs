@@ -1,4 +1,17 @@
-//! A network that breaks to order: a TCP proxy in front of a server.
+//! A TCP proxy in front of a server that breaks the network on demand.
+//!
+//! A listener thread accepts clients. For each of them another thread opens a connection to the
+//! server; the two connections form a [`Pair`]. In each direction of a pair, a reader thread appends
+//! data to a queue together with the time at which it is due, and a writer thread forwards it then.
+//!
+//! All faults are settings in one shared [`State`], which both threads consult:
+//! - Stalled: they neither read nor write until the stall ends or the pair is closed.
+//! - Delay: the reader adds it to the due time.
+//! - Swallow: the writer counts and drops the data.
+//! - Byte limit: the writer forwards the remaining bytes, and then resets the pair.
+//!
+//! Closing and resetting act on all pairs and increment a counter, so that a client whose connection
+//! to the server is still pending is dropped, too.
 
 mod pair;
 
@@ -10,7 +23,7 @@ use std::time::{Duration, Instant};
 
 use pair::Pair;
 
-/// How long the connection to the server may take before it is looked whether it is still wanted.
+/// Interval at which a pending connection to the server is checked for whether it is still wanted.
 const PATIENCE: Duration = Duration::from_millis(500);
 
 /// A proxy on a free loopback port. Ends when dropped.
@@ -34,39 +47,39 @@ struct State {
     swallowing_requests: bool,
     swallowing_replies: bool,
     swallowed: usize,
-    /// How many bytes clients may still send.
+    /// Number of bytes that clients may still send.
     requests_left: Option<usize>,
-    /// How many bytes the server may still answer.
+    /// Number of bytes that the server may still answer.
     replies_left: Option<usize>,
     ended: bool,
     open: Vec<Weak<Pair>>,
-    /// How often all connections there were have been ended, one way or another.
+    /// How often all existing connections have been ended in any way.
     ends: u64,
 }
 
-/// In which direction something goes.
+/// A direction of traffic.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Way {
     Requests,
     Replies,
 }
 
-/// What becomes of some bytes.
+/// What to do with some bytes.
 enum Fate {
     Pass,
     Vanish,
-    /// So many of them pass, and then the connection breaks.
+    /// Pass this many bytes, then break the connection.
     Break(usize),
-    /// There is no connection any more.
+    /// The connection no longer exists.
     Late,
 }
 
 impl Proxy {
-    /// A proxy that passes everything on to `port`.
+    /// Starts a proxy that forwards everything to `port`.
     ///
     /// # Panics
     ///
-    /// When there is no free port.
+    /// If no port is free.
     pub fn to(port: u16) -> Proxy {
         let listener = TcpListener::bind("127.0.0.1:0").expect("a free port");
         let own = listener.local_addr().expect("its address").port();
@@ -90,67 +103,68 @@ impl Proxy {
         Proxy { port: own, shared }
     }
 
-    /// The URL for clients.
+    /// Returns the URL for clients.
     pub fn url(&self) -> String {
         format!("redis://127.0.0.1:{}", self.port)
     }
 
-    /// The port that it listens on.
+    /// Returns the port that it listens on.
     pub fn port(&self) -> u16 {
         self.port
     }
 
-    /// Closes all connections; new ones are let through.
+    /// Closes all connections; new ones are accepted.
     pub fn cut(&self) {
         self.each(Pair::close);
     }
 
-    /// Breaks all connections as a machine does that has forgotten them (RST); new ones are let
-    /// through.
+    /// Breaks all connections with RST, as a machine does that does not know them; new ones are
+    /// accepted.
     pub fn reset(&self) {
         self.each(Pair::reset);
     }
 
-    /// Of what the server answers from now on, on whichever connection, so many bytes pass. The
-    /// connection with the last of them breaks (RST); what comes after that is let through again.
+    /// Passes this many bytes of the server's answers from now on, over all connections. The
+    /// connection with the last of these bytes breaks (RST). Everything after that passes again.
     pub fn reset_after(&self, bytes: usize) {
         self.change(|state| state.replies_left = Some(bytes));
     }
 
-    /// The same for what clients send: the last command that gets there is half of one.
+    /// Passes this many bytes of what clients send. The connection then breaks, so the last command
+    /// arrives cut off.
     pub fn reset_after_sent(&self, bytes: usize) {
         self.change(|state| state.requests_left = Some(bytes));
     }
 
-    /// Clients see the end of what the server sends. What they send still gets there, until they
-    /// close the connection, too. New connections are let through.
+    /// Ends the server's stream towards the clients. What clients send still reaches the server
+    /// until they also close the connection. New connections are accepted.
     pub fn end_replies(&self) {
         self.each(|pair| pair.end(Way::Replies));
     }
 
-    /// The server sees the end of what clients send. What it answers still gets there, until it
-    /// closes the connection, too. New connections are let through.
+    /// Ends the clients' stream towards the server. What the server answers still reaches the
+    /// clients until it also closes the connection. New connections are accepted.
     pub fn end_requests(&self) {
         self.each(|pair| pair.end(Way::Requests));
     }
 
-    /// From now on new connections are closed at once (or no longer).
+    /// Sets whether new connections are closed immediately.
     pub fn refuse(&self, refusing: bool) {
         self.change(|state| state.refusing = refusing);
     }
 
-    /// From now on everything takes so much longer, in either direction.
+    /// Delays everything from now on by this much, in both directions.
     pub fn delay(&self, delay: Duration) {
         self.change(|state| state.delay = delay);
     }
 
-    /// From now on nothing is passed on, and nothing is closed (or everything again, also what was
-    /// sent meanwhile).
+    /// Sets whether traffic stalls: nothing is forwarded and nothing is closed. When it resumes,
+    /// data sent in the meantime is forwarded as well.
     pub fn stall(&self, stalled: bool) {
         self.change(|state| state.stalled = stalled);
     }
 
-    /// From now on what clients send is thrown away (or no longer).
+    /// Sets whether data from clients is discarded.
     pub fn swallow_requests(&self, swallowing: bool) {
         self.change(|state| {
             state.swallowing_requests = swallowing;
@@ -158,7 +172,7 @@ impl Proxy {
         });
     }
 
-    /// From now on what the server answers is thrown away (or no longer).
+    /// Sets whether data from the server is discarded.
     pub fn swallow_replies(&self, swallowing: bool) {
         self.change(|state| {
             state.swallowing_replies = swallowing;
@@ -166,8 +180,8 @@ impl Proxy {
         });
     }
 
-    /// Returns when something has been thrown away. If it was an answer, the server has done its
-    /// work.
+    /// Waits until some data has been discarded. If it was an answer, the server has executed the
+    /// command.
     pub fn wait_until_swallowed(&self) {
         let mut state = self.shared.lock();
         while state.swallowed == 0 {
@@ -192,7 +206,7 @@ impl Drop for Proxy {
     fn drop(&mut self) {
         self.change(|state| state.ended = true);
         self.cut();
-        // Lets the listener see that it has ended.
+        // Wakes the listener, so that it notices the end.
         let _ = TcpStream::connect(("127.0.0.1", self.port));
     }
 }
@@ -202,7 +216,7 @@ impl Shared {
         self.state.lock().unwrap_or_else(|e| e.into_inner())
     }
 
-    /// Changes something that others wait for.
+    /// Changes the state and wakes all threads that wait for it.
     fn change(&self, change: impl FnOnce(&mut State)) {
         change(&mut self.lock());
         self.changed.notify_all();
@@ -212,8 +226,8 @@ impl Shared {
         self.changed.wait(state).unwrap_or_else(|e| e.into_inner())
     }
 
-    /// Connects a client with the server, unless all connections are ended first. Nothing is locked
-    /// meanwhile: a frozen server whose backlog is full keeps whoever connects waiting for minutes.
+    /// Connects a client with the server, unless all connections are ended first. The lock is not
+    /// held meanwhile: connecting to a frozen server with a full backlog can take minutes.
     fn let_in(self: Arc<Self>, client: TcpStream, port: u16, ends: u64) {
         let address = SocketAddr::from((Ipv4Addr::LOCALHOST, port));
         let server = loop {
@@ -231,7 +245,7 @@ impl Shared {
         }
     }
 
-    /// Returns when something may be taken in, and how long it is to be kept.
+    /// Waits until data may be read, and returns how long to delay it.
     fn admit(&self, pair: &Pair) -> Duration {
         let mut state = self.lock();
         while state.stalled && !pair.is_over() {
@@ -240,7 +254,7 @@ impl Shared {
         state.delay
     }
 
-    /// Returns when something may be passed on that is due at that time, and whether it is.
+    /// Waits until data that is due at that time may be forwarded, and returns what to do with it.
     fn judge(&self, pair: &Pair, way: Way, due: Instant, bytes: usize) -> Fate {
         let mut state = self.lock();
         loop {

@@ -1,4 +1,4 @@
-//! A master with replicas, watched by sentinels: all of them real.
+//! A master with replicas, monitored by sentinels. All of them are real processes.
 
 use std::collections::HashMap;
 use std::thread;
@@ -9,11 +9,11 @@ use crate::server::Server;
 use crate::tls::{Ca, TlsPlan};
 use crate::until::until;
 
-/// One master, its replicas, and the sentinels that choose another master when it is gone. All end
-/// as a [`Server`] does, and their files with them.
+/// One master, its replicas, and the sentinels that elect a new master when it fails. All of them
+/// end as a [`Server`] does, and their files are removed with them.
 ///
-/// The servers that hold data keep their place in [`servers`](Sentinels::servers) whatever their
-/// role; the first one is the first master.
+/// The data servers keep their index in [`servers`](Sentinels::servers) regardless of their role; the
+/// first one is the initial master.
 #[derive(Debug)]
 pub struct Sentinels {
     servers: Vec<Server>,
@@ -21,38 +21,40 @@ pub struct Sentinels {
     deployment: Deployment,
 }
 
-/// How to set up [`Sentinels`].
+/// Configuration of [`Sentinels`].
 #[derive(Debug, Clone, Copy)]
 pub struct SentinelPlan<'a> {
-    /// How many replicas the master has.
+    /// Number of replicas of the master.
     pub replicas: usize,
-    /// How many sentinels there are.
+    /// Number of sentinels.
     pub sentinels: usize,
-    /// How many of them must find the master gone before they choose another one.
+    /// Number of sentinels that must find the master down before they elect a new one.
     pub quorum: usize,
-    /// `down-after-milliseconds`: how long the master does not answer before it counts as gone.
+    /// `down-after-milliseconds`: time without an answer after which the master counts as down.
     pub down_after_millis: u32,
-    /// `failover-timeout`, in milliseconds. After a vote without a winner, or a failover, it takes
-    /// twice as long until the next one begins.
+    /// `failover-timeout`, in milliseconds. After a failover, or a vote without a winner, the next
+    /// one starts after twice this time.
     pub failover_timeout_millis: u32,
-    /// Further settings of the master and the replicas, such as `["--min-replicas-to-write", "1"]`.
+    /// Additional settings of the master and the replicas, such as `["--min-replicas-to-write",
+    /// "1"]`.
     pub server_args: &'a [&'a str],
-    /// Further lines in the configuration of each sentinel, such as
-    /// `"sentinel auth-pass mymaster secret"`.
+    /// Additional lines in the configuration of each sentinel, such as `"sentinel auth-pass
+    /// mymaster secret"`.
     pub sentinel_lines: &'a [&'a str],
-    /// Has all of them speak TLS and nothing else, with clients and with each other.
+    /// Makes all of them speak only TLS, with clients and with each other.
     pub tls: Option<TlsPlan<'a>>,
-    /// Whether each has an address of its own in [`APART`](crate::APART), where it listens and from
-    /// where it connects to the others. So it can be cut off from them and not from clients (Linux).
+    /// Whether each server has its own address in [`APART`](crate::APART), where it listens and
+    /// from which it connects to the others. Such a server can be cut off from the others but not
+    /// from clients (Linux only).
     pub apart: bool,
 }
 
-/// What the sentinels call the master.
+/// The sentinels' name for the master.
 const NAME: &str = "mymaster";
 
-/// The clocks that sentinels have inside, in milliseconds. They find each other, and find out what
-/// has changed, sooner than in 2 and 10 seconds; and when they were stopped or starved, they soon
-/// trust their own eyes again, instead of after 30 seconds (tilt).
+/// The internal timers of sentinels, in milliseconds. With these, sentinels discover each other and
+/// notice changes faster than the default 2 and 10 seconds. After they were stopped or starved,
+/// they leave tilt mode soon instead of after 30 seconds.
 const PACE: &str = "SENTINEL DEBUG info-period 300 publish-period 300 ask-period 300 \
                     ping-period 300 tilt-period 1000";
 
@@ -73,17 +75,17 @@ impl Default for SentinelPlan<'_> {
 }
 
 impl Sentinels {
-    /// One master, two replicas, three sentinels of which two must agree.
+    /// Starts one master, two replicas, and three sentinels with a quorum of two.
     pub fn start() -> Sentinels {
         Sentinels::start_with(SentinelPlan::default())
     }
 
-    /// The same, otherwise. Returns when everything is in place: replicas are in step, and the
+    /// Starts servers with this configuration. Returns once the replicas are in sync, and the
     /// sentinels know each other and the replicas.
     ///
     /// # Panics
     ///
-    /// When something does not start, or they do not find together.
+    /// If a server does not start, or the servers do not find each other.
     pub fn start_with(plan: SentinelPlan<'_>) -> Sentinels {
         let deployment = Deployment::new(plan.tls, plan.apart);
         let args: Vec<String> = plan.server_args.iter().map(|&arg| arg.into()).collect();
@@ -121,42 +123,42 @@ impl Sentinels {
         all
     }
 
-    /// The URL for clients: the addresses of the sentinels.
+    /// Returns the URL for clients: the addresses of the sentinels.
     pub fn url(&self) -> String {
         let url = self.deployment.url("sentinel", &self.sentinels);
         format!("{url}/{NAME}")
     }
 
-    /// The CA of all certificates, where there are some.
+    /// Returns the CA of all certificates, if the servers use TLS.
     pub fn ca(&self) -> Option<&Ca> {
         self.deployment.ca()
     }
 
-    /// The master and the replicas.
+    /// Returns the master and the replicas.
     pub fn servers(&self) -> &[Server] {
         &self.servers
     }
 
-    /// The sentinels.
+    /// Returns the sentinels.
     pub fn sentinels(&self) -> &[Server] {
         &self.sentinels
     }
 
-    /// The place of the server that is the master: most sentinels that answer say so, and it does.
-    /// Waits while they disagree.
+    /// Returns the index of the master, which most answering sentinels and the server itself must
+    /// confirm. Waits while they disagree.
     ///
     /// # Panics
     ///
-    /// When they do not come to an agreement.
+    /// If they do not reach an agreement.
     pub fn master(&self) -> usize {
         until("one master", || self.agreed())
     }
 
-    /// Waits until another server is the master than `old`; returns its place.
+    /// Waits until a server other than `old` is the master; returns its index.
     ///
     /// # Panics
     ///
-    /// When it takes too long.
+    /// If it takes too long.
     pub fn await_new_master(&self, old: usize) -> usize {
         until("a new master", || match self.agreed()? {
             master if master == old => Err(format!("it is still server {old}")),
@@ -164,12 +166,12 @@ impl Sentinels {
         })
     }
 
-    /// Has a sentinel put a replica in the master's place, and waits until it is done. Returns the
-    /// new master's place.
+    /// Makes a sentinel promote a replica, and waits until that is done. Returns the index of the
+    /// new master.
     ///
     /// # Panics
     ///
-    /// When it takes too long.
+    /// If it takes too long.
     pub fn fail_over(&self) -> usize {
         let old = self.master();
         until("a failover", || {
@@ -177,7 +179,7 @@ impl Sentinels {
                 let asked = sentinel.try_ask::<()>(&["SENTINEL", "FAILOVER", NAME]);
                 asked.map_err(|error| error.to_string())
             });
-            // One is enough. It refuses while it does not know a good replica.
+            // One sentinel is enough. A sentinel refuses while it does not know a suitable replica.
             let mut missing = String::new();
             for answer in answers {
                 match answer {
@@ -190,21 +192,21 @@ impl Sentinels {
         self.await_new_master(old)
     }
 
-    /// Waits until everything that runs is in place again, as it was at the start: the replicas
-    /// follow the master, and the sentinels see them all.
+    /// Waits until all running servers are in the same healthy state as after the start: the
+    /// replicas follow the master, and the sentinels see all of them.
     ///
     /// # Panics
     ///
-    /// When it takes too long, such as when somebody is frozen.
+    /// If it takes too long, for example because a server is frozen.
     pub fn await_whole(&self) {
         until("master, replicas and sentinels together", || self.whole());
     }
 
-    /// Runs one command on a server, on a connection of its own.
+    /// Runs one command on a server, on a separate connection.
     ///
     /// # Panics
     ///
-    /// When the command fails or its answer is not of the wanted type.
+    /// If the command fails or its answer does not have the requested type.
     pub fn ask<T: redis::FromRedisValue>(&self, place: usize, command: &[&str]) -> T {
         self.servers[place].ask(command)
     }
@@ -214,17 +216,17 @@ impl Sentinels {
         self.servers[place].kill();
     }
 
-    /// Starts a killed server again, in the role that it had.
+    /// Restarts a killed server in its previous role.
     pub fn restart(&mut self, place: usize) {
         self.servers[place].restart();
     }
 
-    /// Stops a server: connections stay, nothing is answered.
+    /// Stops a server: its connections stay open, but it answers nothing.
     pub fn freeze(&self, place: usize) {
         self.servers[place].freeze();
     }
 
-    /// Lets a frozen server go on.
+    /// Resumes a frozen server.
     pub fn thaw(&self, place: usize) {
         self.servers[place].thaw();
     }
@@ -234,18 +236,18 @@ impl Sentinels {
         self.sentinels[place].kill();
     }
 
-    /// Starts a killed sentinel again. It knows what it knew.
+    /// Restarts a killed sentinel. It still has its view of the servers.
     pub fn restart_sentinel(&mut self, place: usize) {
         self.sentinels[place].restart();
         hurry(&self.sentinels[place]);
     }
 
-    /// Stops a sentinel: connections stay, nothing is answered.
+    /// Stops a sentinel: its connections stay open, but it answers nothing.
     pub fn freeze_sentinel(&self, place: usize) {
         self.sentinels[place].freeze();
     }
 
-    /// Lets a frozen sentinel go on.
+    /// Resumes a frozen sentinel.
     pub fn thaw_sentinel(&self, place: usize) {
         self.sentinels[place].thaw();
     }
@@ -321,8 +323,8 @@ fn is(seen: &Seen, what: &str, value: &str) -> bool {
     seen.get(what).is_some_and(|found| found == value)
 }
 
-/// Replicas are in step as soon as they can: they do not wait for others to join, and every second
-/// they hear how far they should be.
+/// Makes replicas synchronize quickly: the master does not wait for more replicas to join a
+/// transfer, and sends its replication offset every second.
 pub(crate) const REPLICATION: &str = "\nrepl-diskless-sync-delay 0\nrepl-ping-replica-period 1\n";
 
 fn watch(plan: &SentinelPlan<'_>, master: &Server) -> String {
@@ -345,9 +347,9 @@ sentinel parallel-syncs {NAME} {replicas}
     )
 }
 
-/// Has a sentinel do everything more often than it would.
+/// Makes a sentinel run its periodic tasks more often.
 fn hurry(sentinel: &Server) {
     let pace: Vec<&str> = PACE.split_whitespace().collect();
-    // Where there is no such command everything works, but slowly.
+    // Without this command everything works, but slowly.
     let _ = sentinel.try_ask::<()>(&pace);
 }

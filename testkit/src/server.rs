@@ -1,4 +1,4 @@
-//! A real Redis, for as long as it is needed.
+//! A real Redis server for tests.
 
 use std::net::Ipv4Addr;
 use std::path::Path;
@@ -11,8 +11,9 @@ use crate::keeper::Running;
 use crate::ports::free_port;
 use crate::tls;
 
-/// A `redis-server` on a free port of a loopback address, without persistence. Ends when dropped, and
-/// also when the process that started it dies in any way: it hangs on a pipe of that process.
+/// A `redis-server` on a free port of a loopback address, without persistence. It ends when
+/// dropped, and also when the process that started it dies in any way, because its supervisor reads
+/// from a pipe of that process.
 #[derive(Debug)]
 pub struct Server {
     address: Ipv4Addr,
@@ -20,15 +21,16 @@ pub struct Server {
     args: Vec<String>,
     known: Known,
     running: Option<Running>,
-    /// Of its own, if no deployment has it. After that which writes to it, so that it is removed last.
+    /// The server's own directory, unless a deployment owns it. Declared after the process that
+    /// writes to it, so that it is removed last.
     _dir: Option<Dir>,
 }
 
-/// What its settings say about how to look at it.
+/// The settings that are needed to connect to it.
 #[derive(Debug)]
 struct Known {
     password: Option<String>,
-    /// Of one that speaks nothing but TLS on its port.
+    /// The Unix socket of a server whose port speaks only TLS.
     socket: Option<String>,
 }
 
@@ -42,28 +44,29 @@ impl Known {
     }
 }
 
-/// How long [`Server::try_ask`] waits for an answer.
+/// Time that [`Server::try_ask`] waits for an answer.
 const ANSWER: Duration = Duration::from_secs(2);
 
-/// The server that the tests of one binary share. Tests that break things start their own.
+/// The server that the tests of one binary share. Tests that break a server start their own.
 pub fn shared() -> &'static Server {
     static SHARED: OnceLock<Server> = OnceLock::new();
     SHARED.get_or_init(Server::start)
 }
 
 impl Server {
-    /// A server with the default settings.
+    /// Starts a server with the default settings.
     pub fn start() -> Server {
         Server::start_with(&[])
     }
 
-    /// A server with further settings, such as `["--requirepass", "x"]`.
+    /// Starts a server with additional settings, such as `["--requirepass", "x"]`.
     ///
     /// # Panics
     ///
-    /// When `redis-server` is missing or does not start.
+    /// If `redis-server` is missing or does not start.
     pub fn start_with(args: &[&str]) -> Server {
-        // Of its own: what a replica once wrote must not be what another server begins with.
+        // A separate directory, so that a server does not load a file that an earlier replica
+        // wrote.
         let dir = Dir::new();
         let further: Vec<String> = args.iter().map(|&arg| arg.to_owned()).collect();
         let known = Known::from(&config::lines(&further));
@@ -80,16 +83,17 @@ impl Server {
         }
     }
 
-    /// A server that keeps its data when it is killed: what it has answered, it has on disk.
+    /// Starts a server that keeps its data when it is killed: everything that it has acknowledged
+    /// is on disk.
     pub fn start_durable() -> Server {
         Server::start_durable_with(&[])
     }
 
-    /// The same, with further settings.
+    /// Starts a durable server with additional settings.
     ///
     /// # Panics
     ///
-    /// When `redis-server` is missing or does not start.
+    /// If `redis-server` is missing or does not start.
     pub fn start_durable_with(args: &[&str]) -> Server {
         let dir = Dir::new();
         let further: Vec<String> = args.iter().map(|&arg| arg.to_owned()).collect();
@@ -102,8 +106,9 @@ impl Server {
         }
     }
 
-    /// A server that keeps its settings in a file in its own `home`, so that it may change them.
-    /// `lines` are all of its settings but address and port. Of these `mode` are on the command line.
+    /// Starts a server that keeps its settings in a file in its `home` directory, so that it can
+    /// change them. `lines` are all of its settings except address and port. The settings in `mode`
+    /// are passed on the command line.
     pub(crate) fn at_home(
         home: &Path,
         address: Ipv4Addr,
@@ -128,7 +133,7 @@ impl Server {
         known: Known,
         mut args: impl FnMut(u16) -> Vec<String>,
     ) -> Server {
-        // Between finding a free port and using it somebody else may take it: then another one.
+        // Another process may take the port before the server does. In that case, try another port.
         for _ in 0..20 {
             let port = free_port();
             let args = args(port);
@@ -146,55 +151,55 @@ impl Server {
         panic!("redis-server does not start; on Debian: apt-get install redis-server");
     }
 
-    /// The URL for clients.
+    /// Returns the URL for clients.
     pub fn url(&self) -> String {
         let scheme = tls::scheme(self.known.socket.is_some());
         format!("{scheme}://{}:{}", self.address, self.port)
     }
 
-    /// The address that it listens on.
+    /// Returns the address that it listens on.
     pub fn address(&self) -> Ipv4Addr {
         self.address
     }
 
-    /// The port that it listens on. No other server of this process has the same.
+    /// Returns the port that it listens on. No other server of this process uses the same port.
     pub fn port(&self) -> u16 {
         self.port
     }
 
-    /// Its process; none after it was killed.
+    /// Returns its process id; `None` after it was killed.
     pub fn pid(&self) -> Option<u32> {
         self.running.as_ref().map(Running::pid)
     }
 
-    /// Kills the server as `kill -9` does. All data is gone, unless it was started to keep it.
+    /// Kills the server as `kill -9` does. All data is lost, unless the server is durable.
     pub fn kill(&mut self) {
         self.running = None;
     }
 
-    /// Starts a killed server again, on the same port.
+    /// Restarts a killed server on the same port.
     ///
     /// # Panics
     ///
-    /// When it does not start.
+    /// If it does not start.
     pub fn restart(&mut self) {
         self.kill();
-        // Somebody who looks for a free port may have this one for a moment.
+        // A process that searches for a free port may occupy this one for a moment.
         self.running = (0..50).find_map(|_| Running::launch(&self.args));
         assert!(self.running.is_some(), "redis-server does not start again");
     }
 
-    /// Stops the server (SIGSTOP): connections stay, nothing is answered.
+    /// Stops the server (SIGSTOP): its connections stay open, but it answers nothing.
     pub fn freeze(&self) {
         self.signal("STOP");
     }
 
-    /// Lets a frozen server go on.
+    /// Resumes a frozen server.
     pub fn thaw(&self) {
         self.signal("CONT");
     }
 
-    /// What it asks of clients.
+    /// Returns the password that it requires from clients.
     pub(crate) fn password(&self) -> Option<&str> {
         self.known.password.as_deref()
     }
@@ -205,11 +210,11 @@ impl Server {
         }
     }
 
-    /// A connection to look at the server with, apart from any client under test.
+    /// Opens a connection for inspecting the server, apart from any client under test.
     ///
     /// # Panics
     ///
-    /// When the server cannot be reached.
+    /// If the server cannot be reached.
     pub fn connection(&self) -> redis::Connection {
         self.client().get_connection().expect("a running server")
     }
@@ -228,38 +233,39 @@ impl Server {
         redis::Client::open(info).expect("a valid URL")
     }
 
-    /// Runs one command, on a connection of its own.
+    /// Runs one command on a separate connection.
     ///
     /// # Panics
     ///
-    /// When the command fails or its answer is not of the wanted type.
+    /// If the command fails or its answer does not have the requested type.
     pub fn ask<T: redis::FromRedisValue>(&self, command: &[&str]) -> T {
         let answer = query(command, &mut self.connection());
         answer.unwrap_or_else(|error| panic!("{command:?}: {error}"))
     }
 
-    /// The same for a server that may be dead, frozen or unwilling.
+    /// Runs one command on a server that may be dead, frozen or refusing.
     ///
     /// # Errors
     ///
-    /// When there is no answer within two seconds, or an error.
+    /// If there is no answer within two seconds, or the answer is an error.
     pub fn try_ask<T: redis::FromRedisValue>(&self, command: &[&str]) -> redis::RedisResult<T> {
         let mut connection = self.client().get_connection_with_timeout(ANSWER)?;
         connection.set_read_timeout(Some(ANSWER))?;
         query(command, &mut connection)
     }
 
-    /// One figure out of INFO, such as `total_commands_processed`.
+    /// Returns one field of INFO, such as `total_commands_processed`.
     ///
     /// # Panics
     ///
-    /// When there is no such figure.
+    /// If there is no such field.
     pub fn info(&self, figure: &str) -> String {
         let info: String = self.ask(&["INFO", "everything"]);
         figure_of(&info, figure).unwrap_or_else(|| panic!("no {figure} in INFO"))
     }
 
-    /// How many commands the server was sent whose names begin with `command` (in lower case; all of a name with a colon).
+    /// Returns how many commands the server has received whose names begin with `command` (in lower
+    /// case; append a colon to match a full name).
     pub fn calls(&self, command: &str) -> u64 {
         let statistics: String = self.ask(&["INFO", "commandstats"]);
         let begin = format!("cmdstat_{command}");
@@ -268,7 +274,7 @@ impl Server {
         lines.filter_map(calls).sum()
     }
 
-    /// How many connections there are besides the one that asks.
+    /// Returns the number of connections, not counting the one that this call uses.
     pub fn clients(&self) -> usize {
         self.ask::<String>(&["CLIENT", "LIST"]).lines().count() - 1
     }
@@ -285,7 +291,7 @@ impl Server {
     }
 }
 
-/// One figure out of the answer to INFO, or to another command that answers alike.
+/// Returns one field of the answer to INFO, or to another command with the same format.
 pub(crate) fn figure_of(info: &str, figure: &str) -> Option<String> {
     info.lines().find_map(|line| {
         let (name, value) = line.split_once(':')?;
@@ -300,7 +306,7 @@ fn query<T: redis::FromRedisValue>(
     redis::cmd(command[0]).arg(&command[1..]).query(connection)
 }
 
-/// What all servers here have in common.
+/// The settings that all servers share.
 fn settings(address: Ipv4Addr, port: u16) -> Vec<String> {
     let (address, port) = (address.to_string(), port.to_string());
     let mut settings = vec![
@@ -309,13 +315,13 @@ fn settings(address: Ipv4Addr, port: u16) -> Vec<String> {
         ["--daemonize", "no"],
         ["--save", ""],
         ["--appendonly", "no"],
-        // What a replica was sent is not kept: data is kept by those who were asked to.
+        // A replica does not keep the transfer file: only durable servers keep data.
         ["--rdb-del-sync-files", "yes"],
         ["--enable-debug-command", "yes"],
     ];
     if address != Ipv4Addr::LOCALHOST.to_string() {
-        // Others know it by this address when it comes to them. The protected mode would let in
-        // nobody but 127.0.0.1.
+        // Other servers know it by the address from which it connects to them. Protected mode would
+        // accept connections from 127.0.0.1 only.
         settings.push(["--bind-source-addr", &address]);
         settings.push(["--protected-mode", "no"]);
     }
@@ -333,7 +339,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_server_that_cannot_start_is_noticed() {
+    fn failed_server_start_is_detected() {
         let taken = TcpListener::bind("127.0.0.1:0").unwrap();
         let port = taken.local_addr().unwrap().port();
         assert!(Running::launch(&settings(Ipv4Addr::LOCALHOST, port)).is_none());

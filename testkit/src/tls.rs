@@ -1,4 +1,4 @@
-//! Certificates, made when they are needed, and servers that ask for them.
+//! Certificates, created on demand, and servers that use them.
 
 use std::net::Ipv4Addr;
 use std::path::Path;
@@ -13,7 +13,7 @@ use crate::dir::Dir;
 use crate::ports::free_port;
 use crate::server::Server;
 
-/// A CA of a test's own.
+/// A CA for one test.
 #[derive(Debug)]
 pub struct Ca {
     issuer: Issuer<'static, KeyPair>,
@@ -23,9 +23,9 @@ pub struct Ca {
 /// A certificate and its private key, both in PEM.
 #[derive(Debug, Clone)]
 pub struct Identity {
-    /// The certificate.
+    /// The certificate in PEM.
     pub cert: String,
-    /// Its key.
+    /// Its private key in PEM.
     pub key: String,
 }
 
@@ -34,22 +34,22 @@ pub struct Identity {
 pub struct For<'a> {
     /// Host names and addresses.
     pub names: &'a [&'a str],
-    /// It ended years ago.
+    /// Whether the certificate expired years ago.
     pub expired: bool,
 }
 
-/// What is good for the servers that are started here.
+/// A valid certificate for the servers that are started here.
 pub const LOOPBACK: For<'static> = For {
     names: &["127.0.0.1", "localhost"],
     expired: false,
 };
 
 impl Ca {
-    /// A new one.
+    /// Creates a CA.
     ///
     /// # Panics
     ///
-    /// Not for want of anything that a test could do.
+    /// If the key or the certificate cannot be created; no test can cause this.
     pub fn new() -> Ca {
         let mut params = params(&[]);
         params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
@@ -64,16 +64,16 @@ impl Ca {
         }
     }
 
-    /// Its own certificate, in PEM.
+    /// Returns the CA's own certificate in PEM.
     pub fn pem(&self) -> &str {
         &self.pem
     }
 
-    /// A server's certificate.
+    /// Creates a server certificate.
     ///
     /// # Panics
     ///
-    /// When a name is none.
+    /// If a name is invalid.
     pub fn server(&self, what: For<'_>) -> Identity {
         let mut params = params(what.names);
         params.extended_key_usages = vec![ExtendedKeyUsagePurpose::ServerAuth];
@@ -83,7 +83,7 @@ impl Ca {
         self.sign(&params)
     }
 
-    /// A client's certificate.
+    /// Creates a client certificate.
     ///
     /// # Panics
     ///
@@ -118,10 +118,10 @@ fn params(names: &[&str]) -> CertificateParams {
     params
 }
 
-/// How servers that speak TLS do it.
+/// The TLS settings of servers.
 #[derive(Debug, Clone, Copy)]
 pub struct TlsPlan<'a> {
-    /// What their certificates are for.
+    /// The names in their certificates, and whether these have expired.
     pub certificate: For<'a>,
     /// `tls-auth-clients`: whether clients need a certificate (`yes`, `no`, `optional`).
     pub auth_clients: &'a str,
@@ -136,7 +136,7 @@ impl Default for TlsPlan<'_> {
     }
 }
 
-/// A CA, and what servers with certificates of it have in their configuration.
+/// A CA, and the configuration lines of servers that use its certificates.
 #[derive(Debug)]
 pub(crate) struct Certified {
     pub(crate) ca: Ca,
@@ -144,8 +144,8 @@ pub(crate) struct Certified {
 }
 
 impl Certified {
-    /// Puts the certificates in files there. What the servers show as clients of each other is not
-    /// what they show as servers: each is good for one of the two only.
+    /// Writes the certificates to files in `dir`. A server has one certificate for its clients and
+    /// another for connecting to other servers: each is valid for one purpose only.
     pub(crate) fn new(dir: &Path, plan: TlsPlan<'_>) -> Certified {
         let ca = Ca::new();
         let (server, client) = (ca.server(plan.certificate), ca.client());
@@ -165,13 +165,13 @@ impl Certified {
         Certified { ca, lines }
     }
 
-    /// For a server that speaks TLS besides.
+    /// Returns the settings of a server that speaks TLS in addition to plain TCP.
     fn beside(&self, tls_port: u16) -> String {
         format!("{}tls-port {tls_port}\n", self.lines)
     }
 
-    /// For a server that speaks nothing else, neither with clients nor with other servers. Only a
-    /// unix socket in its home is left, for tests to look at it.
+    /// Returns the settings of a server that speaks only TLS, with clients and with other servers.
+    /// Tests inspect it through a Unix socket in its home directory.
     pub(crate) fn alone(&self, home: &Path, tls_port: u16) -> String {
         let socket = ["--unixsocket".into(), config::path(&home.join("socket"))];
         let (tls, socket) = (self.beside(tls_port), config::lines(&socket));
@@ -179,7 +179,7 @@ impl Certified {
     }
 }
 
-/// The scheme of URLs.
+/// Returns the scheme of URLs.
 pub(crate) fn scheme(tls: bool) -> &'static str {
     match tls {
         true => "rediss",
@@ -187,28 +187,29 @@ pub(crate) fn scheme(tls: bool) -> &'static str {
     }
 }
 
-/// A server that speaks TLS on one port, and plainly on another, for tests to look at it.
+/// A server that speaks TLS on one port, and plain TCP on another one for tests to inspect it.
 #[derive(Debug)]
 pub struct TlsServer {
     server: Server,
     port: u16,
     certified: Certified,
-    // After the server, which may still read it.
+    // Dropped after the server, which may still read it.
     _dir: Dir,
 }
 
 impl TlsServer {
-    /// A server with a certificate for loopback. `auth_clients` is whether clients need one
-    /// (`yes`, `no`, `optional`); users are lines of an ACL file, without the word `user`.
+    /// Starts a server with a certificate for loopback. `auth_clients` is whether clients need a
+    /// certificate (`yes`, `no`, `optional`); `users` are lines of an ACL file, without the word
+    /// `user`.
     ///
     /// # Panics
     ///
-    /// When `redis-server` does not start, or has no TLS.
+    /// If `redis-server` does not start or lacks TLS support.
     pub fn start(auth_clients: &str, users: &[&str]) -> TlsServer {
         TlsServer::start_for(LOOPBACK, auth_clients, users)
     }
 
-    /// The same with another certificate.
+    /// Starts a server with another certificate.
     ///
     /// # Panics
     ///
@@ -242,27 +243,27 @@ impl TlsServer {
         }
     }
 
-    /// The URL for clients.
+    /// Returns the URL for clients.
     pub fn url(&self) -> String {
         format!("rediss://127.0.0.1:{}", self.port)
     }
 
-    /// The port for TLS.
+    /// Returns the TLS port.
     pub fn port(&self) -> u16 {
         self.port
     }
 
-    /// The CA of the server's certificate, and of clients'.
+    /// Returns the CA of the server's certificate, which also signs client certificates.
     pub fn ca(&self) -> &Ca {
         &self.certified.ca
     }
 
-    /// The server, as it is on its plain port.
+    /// Returns the server on its plain port.
     pub fn plain(&self) -> &Server {
         &self.server
     }
 
-    /// The same, to be killed and started again.
+    /// Returns the server on its plain port, to kill and restart it.
     pub fn plain_mut(&mut self) -> &mut Server {
         &mut self.server
     }

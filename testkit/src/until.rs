@@ -1,15 +1,16 @@
-//! Waiting for what other processes do.
+//! Polling for the effects of other processes.
 
 use std::time::{Duration, Instant};
 
-/// Longer than anything takes, also on a machine that is busy with other things.
+/// Longer than any condition takes to become true, even on a busy machine.
 const PATIENCE: Duration = Duration::from_secs(60);
 
-/// Looks until there is what is wanted. `look` says what is still missing.
+/// Polls until `look` succeeds, and returns its result. The error of `look` names the
+/// missing condition.
 ///
 /// # Panics
 ///
-/// When it takes too long.
+/// If it takes too long.
 pub(crate) fn until<T>(what: &str, mut look: impl FnMut() -> Result<T, String>) -> T {
     let deadline = Instant::now() + PATIENCE;
     loop {

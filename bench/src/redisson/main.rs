@@ -1,7 +1,8 @@
-//! Redisson and redlatch side by side: `make bench-redisson`.
+//! Compares Redisson and redlatch: `make bench-redisson`.
 //!
-//! Both are processes of their own on one server that is started for them, and take turns, so that what the machine does besides
-//! hits both alike. The figures can be compared with each other, not with those of another machine or day.
+//! Both run in separate processes on one server that is started for them. They alternate, so that
+//! other load on the machine affects both alike. The figures can be compared with each other, not
+//! with those of another machine or day.
 #![forbid(unsafe_code)]
 
 #[path = "../figures.rs"]
@@ -68,7 +69,8 @@ fn bench(options: &Options) -> std::io::Result<()> {
     figures.push(pairs::contended_over_processes(&server, &sides, options));
     figures.extend(wake::measure(&server, &sides, options));
     drop(sides);
-    // Fresh processes: in a JVM that has taken and given back many locks, renewals that nobody needs go on.
+    // New processes: in a JVM that has acquired and released many locks, unneeded renewals
+    // continue.
     figures.push(traffic::measure(&server));
     figures.extend(memory::measure(&server, options)?);
 

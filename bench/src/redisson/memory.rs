@@ -1,4 +1,4 @@
-//! What a process that holds many locks needs.
+//! Memory of a process that holds many locks.
 
 use redlatch_interop::{Library, Peer};
 use redlatch_testkit::Server;
@@ -33,7 +33,7 @@ pub(crate) fn measure(server: &Server, options: &Options) -> std::io::Result<[Fi
     ])
 }
 
-/// What is really there of it, in MB.
+/// Returns the resident memory of the process in MB.
 fn megabytes(peer: &Peer) -> std::io::Result<f64> {
     Ok(resident(&peer.pid().to_string())? as f64 / f64::from(1 << 20))
 }

@@ -19,7 +19,7 @@ pub(crate) struct Options {
     pub(crate) locks: usize,
 }
 
-/// `None`: help is wanted.
+/// Parses the command line. Returns `None` if help is requested.
 pub(crate) fn read(mut args: impl Iterator<Item = String>) -> Result<Option<Options>, String> {
     let mut options = Options {
         json: concat!(env!("CARGO_MANIFEST_DIR"), "/../target/bench-redisson.json").into(),

@@ -1,4 +1,4 @@
-//! How often a lock is taken and given back in a second.
+//! Acquire/release pairs per second.
 
 use std::time::{Duration, Instant};
 
@@ -8,11 +8,11 @@ use redlatch_testkit::Server;
 use crate::options::Options;
 use crate::sides::{Figure, Sides};
 
-/// Until a virtual machine has compiled what it does often.
+/// Runs until the JVM has compiled the frequently executed code.
 pub(crate) fn warm_up(sides: &Sides, options: &Options) {
     let begun = Instant::now();
     let mut threads = [128, 16, 1].into_iter().cycle();
-    // Each of them works for that long, one after the other.
+    // Twice the time, because the two sides run one after the other.
     while begun.elapsed() < 2 * options.warm_up {
         let threads = threads.next().unwrap_or(1);
         for peer in [&sides.redisson, &sides.redlatch] {
@@ -21,7 +21,7 @@ pub(crate) fn warm_up(sides: &Sides, options: &Options) {
     }
 }
 
-/// Each thread or task has a lock of its own.
+/// Each thread or task has its own lock.
 pub(crate) fn uncontended(sides: &Sides, threads: usize, options: &Options) -> Figure {
     let name = format!("uncontended, threads or tasks: {threads}");
     in_turns(name, options, |ours| {
@@ -30,7 +30,7 @@ pub(crate) fn uncontended(sides: &Sides, threads: usize, options: &Options) -> F
     })
 }
 
-/// All want the same, in one process.
+/// All tasks compete for one lock, in one process.
 pub(crate) fn contended(sides: &Sides, options: &Options) -> Figure {
     in_turns("one lock, 16 in one process".to_owned(), options, |ours| {
         let name = format!("one-{ours}");
@@ -38,7 +38,7 @@ pub(crate) fn contended(sides: &Sides, options: &Options) -> Figure {
     })
 }
 
-/// All want the same, in four processes.
+/// All tasks compete for one lock, in four processes.
 pub(crate) fn contended_over_processes(
     server: &Server,
     sides: &Sides,
@@ -60,7 +60,7 @@ pub(crate) fn contended_over_processes(
     })
 }
 
-/// Rounds of both, each as often first.
+/// Runs rounds of both sides, with each side first equally often.
 fn in_turns(name: String, options: &Options, rate: impl Fn(bool) -> f64) -> Figure {
     let (mut redisson, mut redlatch) = (Vec::new(), Vec::new());
     for round in 0..options.rounds {
@@ -72,7 +72,7 @@ fn in_turns(name: String, options: &Options, rate: impl Fn(bool) -> f64) -> Figu
     Figure::rates(name, "pairs/s", &redisson, &redlatch)
 }
 
-/// Pairs per second of these together.
+/// Returns the total pairs per second of these peers.
 fn rate(peers: &[&Peer], command: &str, name: &str, threads: usize, time: Duration) -> f64 {
     let ms = time.as_millis();
     let command = format!("{command} lock {name} {threads} {ms}");

@@ -1,4 +1,4 @@
-//! The two that are compared, and what is said of them.
+//! The two sides that are compared, and the resulting figures.
 
 use redlatch_interop::{Library, Peer};
 use redlatch_testkit::Server;
@@ -6,7 +6,7 @@ use serde_json::{Value, json};
 
 use crate::figures::{median, quantile, round};
 
-/// One process of each.
+/// One process of each side.
 pub(crate) struct Sides {
     pub(crate) redisson: Peer,
     pub(crate) redlatch: Peer,
@@ -26,7 +26,7 @@ impl Sides {
     }
 }
 
-/// What came out, of each side.
+/// The result of each side.
 pub(crate) struct Figure {
     name: String,
     unit: &'static str,
@@ -34,12 +34,12 @@ pub(crate) struct Figure {
     redlatch: f64,
     /// How many times better redlatch is.
     ratio: f64,
-    /// Quartiles of that, where it was measured round by round.
+    /// Quartiles of the ratio, if it was measured round by round.
     quartiles: Option<[f64; 2]>,
 }
 
 impl Figure {
-    /// Rates of both, round by round: the more the better.
+    /// Creates a figure from the rates of both sides, round by round: higher is better.
     pub(crate) fn rates(
         name: String,
         unit: &'static str,
@@ -62,7 +62,7 @@ impl Figure {
         .printed()
     }
 
-    /// What each costs: the less the better.
+    /// Creates a figure from the costs of both sides: lower is better.
     pub(crate) fn costs(name: String, unit: &'static str, redisson: f64, redlatch: f64) -> Figure {
         Figure {
             name,

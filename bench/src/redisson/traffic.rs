@@ -1,4 +1,4 @@
-//! How much a pair asks of the server.
+//! Commands that the server receives for one pair.
 
 use redlatch_interop::Library;
 use redlatch_testkit::{Monitor, Server};
@@ -7,7 +7,7 @@ use crate::sides::Figure;
 
 const PAIRS: usize = 500;
 
-/// Commands that a client sends for one pair; what its scripts call does not count.
+/// Returns the number of commands that a client sends for one pair, not counting calls in scripts.
 pub(crate) fn measure(server: &Server) -> Figure {
     let of = |library: Library| {
         let peer = library.start(&[], &[server.url()]);
@@ -15,14 +15,14 @@ pub(crate) fn measure(server: &Server) -> Figure {
             assert!(peer.worker(1).does(&format!("lock lock {name} -1 -1")));
             assert!(peer.worker(1).does(&format!("unlock lock {name}")));
         };
-        // The first one brings the scripts.
+        // The first pair loads the scripts.
         pair("first");
         let mut monitor = Monitor::start(server);
         for _ in 0..PAIRS {
             pair("counted");
         }
         let _: String = server.ask(&["ECHO", "all-pairs-done"]);
-        // The end is told by a connection of its own, which says hello first.
+        // A separate connection marks the end, and sends HELLO first.
         let aside = ["ping", "hello", "client"];
         let sent = monitor
             .until("all-pairs-done")

@@ -1,4 +1,4 @@
-//! From a release in one process to the acquisition in another that waits for it.
+//! The time from a release in one process to the acquisition by a waiter in another.
 
 use std::time::{Duration, Instant};
 
@@ -9,7 +9,8 @@ use crate::figures::{median, micros, quantile};
 use crate::options::Options;
 use crate::sides::{Figure, Sides};
 
-/// How long it is held each time: enough for the other one to have asked, to listen, and to have gone to sleep.
+/// How long the lock is held each time: enough for the waiter to have asked, to have subscribed,
+/// and to sleep.
 const HOLDING: Duration = Duration::from_millis(10);
 
 pub(crate) fn measure(server: &Server, sides: &Sides, options: &Options) -> [Figure; 4] {
@@ -39,13 +40,13 @@ pub(crate) fn measure(server: &Server, sides: &Sides, options: &Options) -> [Fig
     [
         figure("median", median(theirs), median(ours)),
         figure("p99", p99(theirs), p99(ours)),
-        // Each waits for the other; named by who waits.
+        // Each side waits for the other; the figures are named after the waiting side.
         figure("of the other, median", median(by_ours), median(by_theirs)),
         figure("of the other, p99", p99(by_ours), p99(by_theirs)),
     ]
 }
 
-/// From calling `unlock` to having it there, in µs.
+/// Returns the time from calling `unlock` to the acquisition by the waiter, in µs.
 fn wake(holds: &Peer, waits: &Peer, name: &str) -> f64 {
     let (holds, waits) = (holds.worker(2), waits.worker(2));
     assert!(holds.does(&format!("lock lock {name} -1 -1")));

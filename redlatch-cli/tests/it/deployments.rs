@@ -1,12 +1,12 @@
-//! Behind sentinels and on a cluster, by the URL alone.
+//! Tests with sentinels and on a cluster, configured only by the URL.
 
 use redlatch_testkit::{SentinelPlan, Sentinels, Server, TlsPlan, shared_cluster, unique};
 
 use crate::support::*;
 
-/// A CMD runs through a failover; who waits meanwhile comes after it.
+/// CMD keeps running during a failover; a waiter is served after it.
 #[test]
-fn a_failover_while_cmd_runs() {
+fn cmd_keeps_running_during_failover() {
     let mut sentinels = Sentinels::start();
     let name = unique("failover");
     let run = |script: &str| {
@@ -37,7 +37,7 @@ fn a_failover_while_cmd_runs() {
     assert_eq!(waited.stdout, "mine\n", "{waited:#?}");
 }
 
-/// Neither the sentinels nor the master speak anything but TLS.
+/// The sentinels and the master speak only TLS.
 #[test]
 fn sentinels_with_tls() {
     let sentinels = Sentinels::start_with(SentinelPlan {
@@ -66,9 +66,9 @@ fn sentinels_with_tls() {
     in_time(&[]).expect(69).says("tls_ca");
 }
 
-/// Without replicas in step there is no lock, and it is said why.
+/// Without replicas in sync there is no lock, and the reason is printed.
 #[test]
-fn replicas_that_must_have_it_and_do_not() {
+fn missing_replicas_are_reported() {
     let server = Server::start();
     let name = unique("alone");
     for option in ["--no-wait", "--outage-limit=1s"] {
@@ -88,7 +88,7 @@ fn replicas_that_must_have_it_and_do_not() {
 
 /// Names in several slots are held together, shown and listed.
 #[test]
-fn a_cluster_is_one_store() {
+fn cluster_is_one_store() {
     let tag = unique("several");
     let names: Vec<String> = (0..8).map(|i| format!("{tag}:{i}")).collect();
     let names: Vec<&str> = names.iter().map(String::as_str).collect();

@@ -1,4 +1,4 @@
-//! What `redlatch run` does when nothing goes wrong with the lock, option by option.
+//! Tests of the options of `redlatch run` when the lock is not lost.
 
 use std::os::unix::ffi::OsStrExt as _;
 use std::os::unix::fs::PermissionsExt as _;
@@ -13,7 +13,7 @@ fn run(options: &[&str], name: &str, cmd: &[&str]) -> Finished {
 }
 
 #[test]
-fn the_exit_code_is_that_of_cmd() {
+fn exit_code_is_that_of_cmd() {
     for (script, code) in [
         ("true", 0),
         ("exit 3", 3),
@@ -30,7 +30,7 @@ fn the_exit_code_is_that_of_cmd() {
 }
 
 #[test]
-fn a_cmd_that_does_not_exist_is_127_and_one_that_cannot_run_126() {
+fn missing_cmd_exits_127_and_non_executable_cmd_126() {
     let scratch = Scratch::new();
     let plain = scratch.path("plain");
     std::fs::write(&plain, "echo never").unwrap();
@@ -50,7 +50,7 @@ fn a_cmd_that_does_not_exist_is_127_and_one_that_cannot_run_126() {
 }
 
 #[test]
-fn cmd_has_its_arguments_input_output_and_environment() {
+fn cmd_gets_arguments_input_output_and_environment() {
     let name = unique("cmd");
     let script = r#"echo "$1"; echo oops >&2; echo "$REDLATCH_LOCK" "$REDLATCH_OWNER"; cat"#;
     let args = ["run", &name, "--", "sh", "-c", script, "sh", "--wait"];
@@ -65,7 +65,7 @@ fn cmd_has_its_arguments_input_output_and_environment() {
 }
 
 #[test]
-fn arguments_need_not_be_text() {
+fn arguments_can_be_any_bytes() {
     let mut command = redlatch(shared(), &["run", &unique("bytes"), "--", "printf", "%s"]);
     command.arg(std::ffi::OsStr::from_bytes(b"a\xffb"));
     let finished = finish(command).expect(0);
@@ -73,7 +73,7 @@ fn arguments_need_not_be_text() {
 }
 
 #[test]
-fn cmd_meets_the_signals_as_they_were() {
+fn cmd_inherits_signal_dispositions() {
     let cmd = ["grep", "-E", "^Sig(Blk|Ign|Cgt):", "/proc/self/status"];
     let direct = std::process::Command::new(cmd[0]).args(&cmd[1..]).output();
     let direct = String::from_utf8(direct.unwrap().stdout).unwrap();
@@ -82,7 +82,7 @@ fn cmd_meets_the_signals_as_they_were() {
 }
 
 #[test]
-fn whoever_does_not_want_to_wait_is_told_75_or_what_was_asked_for() {
+fn no_wait_exits_75_or_the_requested_code() {
     let name = unique("conflict");
     let holder = hold(shared(), &[], &name);
     for (options, code) in [
@@ -105,7 +105,7 @@ fn whoever_does_not_want_to_wait_is_told_75_or_what_was_asked_for() {
 }
 
 #[test]
-fn without_options_it_waits_for_its_turn() {
+fn run_waits_for_its_turn_by_default() {
     let name = unique("wait");
     let holder = hold(shared(), &[], &name);
     let next = |options: &[&str]| {
@@ -122,7 +122,7 @@ fn without_options_it_waits_for_its_turn() {
 }
 
 #[test]
-fn eight_at_once_never_overlap() {
+fn eight_concurrent_runs_never_overlap() {
     let scratch = Scratch::new();
     let (inside, log) = (scratch.path("inside"), scratch.path("log"));
     let name = unique("exclusive");
@@ -133,7 +133,7 @@ fn eight_at_once_never_overlap() {
         .collect();
     for one in all {
         let finished = one.finish().expect(0);
-        // On a slow machine some wait for long enough to be told for whom.
+        // On a slow machine, some wait so long that the holder is reported.
         let mut said = finished.stderr.lines();
         assert!(said.all(|line| line.contains("waiting")), "{finished:#?}");
     }
@@ -144,7 +144,7 @@ fn eight_at_once_never_overlap() {
 }
 
 #[test]
-fn the_lease_is_as_asked_for() {
+fn lease_matches_the_options() {
     let pttl = |name: &str| shared().ask::<i64>(&["PTTL", name]);
     for (options, most) in [
         (&[][..], 30_000),
@@ -157,7 +157,7 @@ fn the_lease_is_as_asked_for() {
         assert!(most / 2 < left && left <= most, "{options:?}: {left}");
         holder.release();
     }
-    // Renewed: more is left than a moment before.
+    // Renewed: the remaining time is longer than a moment before.
     let name = unique("renewed");
     let holder = hold(shared(), &["--watchdog", "6s"], &name);
     let mut before = i64::MAX;
@@ -170,7 +170,7 @@ fn the_lease_is_as_asked_for() {
 }
 
 #[test]
-fn a_store_that_is_not_there_is_69() {
+fn missing_store_exits_69() {
     let name = unique("down");
     for args in [
         &["run", "-n", &name, "--", "echo", "never"][..],
@@ -188,7 +188,7 @@ fn a_store_that_is_not_there_is_69() {
 }
 
 #[test]
-fn wrong_credentials_are_69_and_no_password_is_ever_printed() {
+fn wrong_credentials_exit_69_and_print_no_password() {
     let server = Server::start_with(&["--requirepass", "hunter2"]);
     let at = format!("127.0.0.1:{}", server.port());
     let name = unique("auth");
@@ -220,7 +220,7 @@ fn wrong_credentials_are_69_and_no_password_is_ever_printed() {
 }
 
 #[test]
-fn what_is_no_lock_is_65_and_left_alone() {
+fn foreign_key_exits_65_and_stays_unchanged() {
     let name = unique("text");
     let () = shared().ask(&["SET", &name, "precious"]);
     for args in [
@@ -238,7 +238,7 @@ fn what_is_no_lock_is_65_and_left_alone() {
 }
 
 #[test]
-fn a_store_that_is_away_at_the_end_does_not_change_the_exit_code() {
+fn unreachable_store_at_the_end_does_not_change_the_exit_code() {
     let mut server = Server::start();
     let name = unique("away");
     let mut holder = hold_with(&server, &[], &name, "echo $$; cat; exit 5");

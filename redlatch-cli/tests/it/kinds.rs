@@ -1,4 +1,4 @@
-//! Every kind of lock by its option, what `show` says of it, and the latch.
+//! Tests of every kind of lock by its option, its output in `show`, and the latch.
 
 use redlatch_testkit::{Server, shared, unique};
 use rustix::process::Signal;
@@ -11,7 +11,7 @@ fn object(name: &str) -> Value {
     serde_json::from_str(&shown.stdout).unwrap_or_else(|e| panic!("{shown:?}: {e}"))
 }
 
-/// Runs at once or not at all; says whether it did.
+/// Runs immediately or not at all; returns whether it ran.
 fn try_run(options: &[&str], names: &[&str]) -> bool {
     let args = [&["run", "-n"], options, names, &["--", "true"]].concat();
     let finished = finish(redlatch(shared(), &args));
@@ -22,7 +22,7 @@ fn try_run(options: &[&str], names: &[&str]) -> bool {
     }
 }
 
-/// A `redlatch run` that waits for what somebody holds.
+/// Starts a `redlatch run` that waits for a lock or permit that another owner holds.
 fn start(options: &[&str], name: &str, script: &str) -> Running {
     let args = [&["run"], options, &[name, "--", "sh", "-c", script]].concat();
     Running::start(redlatch(shared(), &args))
@@ -61,7 +61,7 @@ fn fair_runs_wait_in_one_queue_and_are_served_in_its_order() {
 }
 
 #[test]
-fn a_fair_waiter_that_was_killed_holds_the_others_up_for_one_lease() {
+fn killed_fair_waiter_delays_the_others_by_one_lease() {
     for several in [false, true] {
         let (name, other) = (unique("dead-waiter"), unique("other"));
         let names = match several {
@@ -79,7 +79,7 @@ fn a_fair_waiter_that_was_killed_holds_the_others_up_for_one_lease() {
         };
         let dead = wait(1);
         let left = object(&name)["queue"][0]["remaining_ms"].as_u64().unwrap();
-        // As long as the holder's lease lasts, and the time for it to answer.
+        // Covers the holder's lease and the waiter's time to answer.
         assert!(left <= 60_000, "{left}");
         dead.signal(Signal::KILL);
         drop(dead);
@@ -90,7 +90,7 @@ fn a_fair_waiter_that_was_killed_holds_the_others_up_for_one_lease() {
 }
 
 #[test]
-fn who_is_not_at_the_head_of_the_queue_is_told_so() {
+fn fair_run_without_wait_reports_the_holder() {
     let name = unique("before-you");
     let holder = hold(shared(), &["--fair"], &name);
     let args = ["run", "-n", "--fair", &name, "--", "true"];
@@ -101,7 +101,7 @@ fn who_is_not_at_the_head_of_the_queue_is_told_so() {
 }
 
 #[test]
-fn a_fair_lock_that_is_only_waited_for_is_not_unlocked() {
+fn unlock_does_not_apply_to_a_fair_lock_with_only_waiters() {
     let name = unique("waited-for");
     let holder = hold(shared(), &["--fair"], &name);
     let queued = || object(&name)["queue"].as_array().map_or(0, Vec::len);
@@ -112,7 +112,7 @@ fn a_fair_lock_that_is_only_waited_for_is_not_unlocked() {
             running
         })
         .collect();
-    // So that nobody calls the next one.
+    // So that no client notifies the next waiter.
     let () = shared().ask(&["DEL", &name]);
     let unlocked = finish(redlatch(shared(), &["unlock", "--force", &name])).expect(0);
     assert_eq!(
@@ -123,7 +123,7 @@ fn a_fair_lock_that_is_only_waited_for_is_not_unlocked() {
 }
 
 #[test]
-fn a_waiter_that_is_ended_leaves_the_queue() {
+fn ended_waiter_leaves_the_queue() {
     let name = unique("leaves");
     let holder = hold(shared(), &["--fair"], &name);
     let waiter = start(&["--fair"], &name, "true");
@@ -136,7 +136,7 @@ fn a_waiter_that_is_ended_leaves_the_queue() {
 }
 
 #[test]
-fn readers_run_together_and_a_writer_alone() {
+fn readers_run_together_and_writers_alone() {
     let name = unique("rw");
     let reader = hold(shared(), &["--read"], &name);
     assert!(try_run(&["--read"], &[&name]));
@@ -159,7 +159,7 @@ fn readers_run_together_and_a_writer_alone() {
 }
 
 #[test]
-fn a_fenced_run_gets_a_greater_number_each_time() {
+fn fenced_run_gets_a_greater_token_each_time() {
     let name = unique("fenced");
     let token = || {
         let args = ["run", "--fenced", &name, "--", "sh", "-c"];
@@ -178,7 +178,7 @@ fn a_fenced_run_gets_a_greater_number_each_time() {
 }
 
 #[test]
-fn a_spinning_run_waits_and_gets_it() {
+fn spinning_run_waits_and_acquires() {
     let name = unique("spin");
     let holder = hold(shared(), &["--spin"], &name);
     assert!(!try_run(&["--spin"], &[&name]));
@@ -190,7 +190,7 @@ fn a_spinning_run_waits_and_gets_it() {
 }
 
 #[test]
-fn at_most_as_many_run_as_there_are_permits() {
+fn number_of_runs_is_limited_by_permits() {
     let name = unique("permits");
     let options = ["--permits", "2"];
     let one = hold(shared(), &options, &name);
@@ -211,7 +211,7 @@ fn at_most_as_many_run_as_there_are_permits() {
 }
 
 #[test]
-fn another_number_of_permits_is_refused_unless_it_is_asked_for() {
+fn different_number_of_permits_is_refused_unless_requested() {
     let name = unique("more-permits");
     let one = hold(shared(), &["--permits", "1"], &name);
     assert!(!try_run(&["--permits", "1"], &[&name]));
@@ -230,7 +230,7 @@ fn another_number_of_permits_is_refused_unless_it_is_asked_for() {
 }
 
 #[test]
-fn a_number_that_is_no_semaphore_is_left_alone() {
+fn number_that_is_no_semaphore_stays_unchanged() {
     let name = unique("visitors");
     let () = shared().ask(&["SET", &name, "12345"]);
     let args = ["run", "--permits", "3", &name, "--", "echo", "never"];
@@ -241,7 +241,7 @@ fn a_number_that_is_no_semaphore_is_left_alone() {
 }
 
 #[test]
-fn who_waits_for_a_permit_gets_one_after_the_store_has_lost_its_data() {
+fn waiter_gets_a_permit_after_data_loss() {
     for options in [&[][..], &["--wait", "1h"]] {
         let server = Server::start();
         let name = unique("flushed");
@@ -261,9 +261,9 @@ fn who_waits_for_a_permit_gets_one_after_the_store_has_lost_its_data() {
 }
 
 #[test]
-fn who_waits_for_a_permit_can_give_up_and_be_ended() {
+fn waiter_for_a_permit_can_time_out_and_be_ended() {
     let name = unique("patience");
-    // Looks after the permits several times.
+    // Checks the permits several times.
     let options = ["--permits", "1", "--watchdog", "100ms"];
     let holder = hold(shared(), &["--permits", "1"], &name);
     let waiter = start(&options, &name, "true");
@@ -337,7 +337,7 @@ fn conflict_names_the_owner_and_the_remaining_lease() {
 }
 
 #[test]
-fn who_waits_for_long_is_told_for_whom() {
+fn long_wait_reports_the_holder() {
     let (plain, permit) = (unique("for-whom"), unique("for-what"));
     let holders = [
         hold(shared(), &[], &plain),
@@ -370,7 +370,7 @@ fn who_waits_for_long_is_told_for_whom() {
 }
 
 #[test]
-fn what_is_something_else_of_ours_is_said_and_not_to_be_removed() {
+fn other_kind_of_object_is_named_and_not_suggested_for_removal() {
     let (lock, permits, latch) = (unique("a-lock"), unique("a-limit"), unique("a-latch"));
     let holders = [
         hold(shared(), &[], &lock),
@@ -408,20 +408,20 @@ fn what_is_something_else_of_ours_is_said_and_not_to_be_removed() {
 }
 
 #[test]
-fn the_permit_of_a_killed_run_comes_back() {
+fn permit_of_a_killed_run_is_freed() {
     let name = unique("killed-permit");
     let options = ["--permits", "1", "--watchdog", "1s"];
     let holder = hold(shared(), &options, &name);
     let cmd = holder.cmd();
     holder.signal(Signal::KILL);
     until("CMD has ended too", || is_dead(cmd));
-    // Waits for the end of the lease, which nobody renews.
+    // Waits for the end of the lease, which is not renewed.
     let args = [&["run"], &options[..], &[&name, "--", "true"]].concat();
     finish(redlatch(shared(), &args)).expect(0);
 }
 
 #[test]
-fn of_several_names_all_are_held_or_none() {
+fn several_names_are_held_all_or_none() {
     let (a, b) = (unique("several-a"), unique("several-b"));
     let holder = hold(shared(), &[], &b);
     assert!(!try_run(&[], &[&a, &b]));
@@ -438,7 +438,7 @@ fn of_several_names_all_are_held_or_none() {
     ];
     let mut both = Running::start(redlatch(shared(), &args));
     until("it waits", || waiters(shared(), &b) == 1);
-    // But for the moment of another attempt.
+    // Except during another attempt.
     until("nothing is held while it waits", || !is_held(shared(), &a));
     holder.release();
     both.until_stdout(&format!("{b} {a}\n"));
@@ -449,7 +449,7 @@ fn of_several_names_all_are_held_or_none() {
 }
 
 #[test]
-fn kinds_that_make_no_sense_together_are_refused() {
+fn conflicting_kinds_are_rejected() {
     for options in [
         &["--fair", "--spin", "x"][..],
         &["--read", "--write", "x"],
@@ -468,7 +468,7 @@ fn kinds_that_make_no_sense_together_are_refused() {
 }
 
 #[test]
-fn each_kind_can_be_unlocked_by_force_and_its_cmd_is_ended() {
+fn every_kind_can_be_force_unlocked_which_ends_its_cmd() {
     for option in ["--fair", "--read", "--write", "--fenced", "--spin"] {
         let name = unique("force");
         let holder = hold(shared(), &[option, "--watchdog", "6s"], &name);
@@ -486,7 +486,7 @@ fn each_kind_can_be_unlocked_by_force_and_its_cmd_is_ended() {
 }
 
 #[test]
-fn a_latch_is_set_counted_down_and_waited_for() {
+fn latch_can_be_set_counted_down_and_awaited() {
     let name = unique("latch");
     let latch = |args: &[&str]| {
         let args = [&["latch", &name], args].concat();
@@ -509,7 +509,7 @@ fn a_latch_is_set_counted_down_and_waited_for() {
 }
 
 #[test]
-fn a_wait_for_a_latch_is_ended_by_a_signal() {
+fn signal_ends_wait_for_a_latch() {
     let name = unique("latch-signal");
     finish(redlatch(shared(), &["latch", &name, "set", "1"])).expect(0);
     let waiter = Running::start(redlatch(shared(), &["latch", &name, "wait"]));

@@ -1,4 +1,4 @@
-//! `redlatch show`, `ls` and `unlock`: what they print, and where.
+//! Tests of `redlatch show`, `ls` and `unlock`: what they print, and where.
 
 use redlatch_testkit::{shared, unique};
 use serde_json::Value;
@@ -16,7 +16,7 @@ fn json(args: &[&str]) -> Vec<Value> {
     stdout(args).lines().map(parse).collect()
 }
 
-/// The cells of a table: at least two spaces between them.
+/// Returns the cells of a table, which are separated by at least two spaces.
 fn cells(table: &str) -> Vec<Vec<&str>> {
     let row = |line| {
         str::split(line, "  ")
@@ -27,7 +27,7 @@ fn cells(table: &str) -> Vec<Vec<&str>> {
 }
 
 #[test]
-fn show_tells_who_holds_a_lock() {
+fn show_prints_the_holder() {
     let name = unique("show");
     let holder = hold(shared(), &[], &name);
     let owner = owner(shared(), &name);
@@ -104,7 +104,7 @@ fn quiet_leaves_out_and_verbose_adds_messages() {
 }
 
 #[test]
-fn show_says_when_a_lock_is_free() {
+fn show_prints_that_a_lock_is_free() {
     let name = unique("free");
     assert_eq!(
         cells(&stdout(&["show", &name]))[1],
@@ -118,7 +118,7 @@ fn show_says_when_a_lock_is_free() {
 }
 
 #[test]
-fn ls_lists_what_matches() {
+fn ls_lists_matching_names() {
     let prefix = unique("ls");
     let names = ["a", "b", "ü ✓"].map(|end| format!("{prefix}:{end}"));
     let holders = names.each_ref().map(|name| hold(shared(), &[], name));
@@ -156,7 +156,7 @@ fn ls_lists_what_matches() {
 }
 
 #[test]
-fn what_is_in_the_store_cannot_steer_the_terminal() {
+fn text_from_the_store_cannot_control_the_terminal() {
     let name = unique("escape") + "\x1b[2J\n";
     let () = shared().ask(&["HSET", &name, "\x1bc:1", "1"]);
     let pattern = name.replace("\x1b[2J\n", "*");
@@ -167,7 +167,7 @@ fn what_is_in_the_store_cannot_steer_the_terminal() {
 }
 
 #[test]
-fn unlock_says_whether_anything_was_unlocked() {
+fn unlock_prints_whether_it_unlocked() {
     let name = unique("unlock");
     let unlock = ["unlock", "--force", &name];
     assert_eq!(stdout(&unlock), format!("{name}: was not locked\n"));
@@ -177,7 +177,7 @@ fn unlock_says_whether_anything_was_unlocked() {
 }
 
 #[test]
-fn unlock_without_force_says_why_it_is_needed() {
+fn unlock_requires_force_and_explains_why() {
     let name = unique("force");
     let holder = hold(shared(), &[], &name);
     let refused = finish(redlatch(shared(), &["unlock", &name])).expect(2);
@@ -187,7 +187,7 @@ fn unlock_without_force_says_why_it_is_needed() {
 }
 
 #[test]
-fn a_reader_who_has_gone_is_no_error() {
+fn closed_output_pipe_is_no_error() {
     let name = unique("pipe");
     let holder = hold(shared(), &[], &name);
     for args in [

@@ -1,17 +1,17 @@
-//! Without the lock nothing goes on.
+//! Tests of lost locks: without the lock, CMD is ended.
 
 use redlatch_testkit::{Proxy, shared, unique};
 use rustix::process::Signal;
 
 use crate::support::*;
 
-/// Ends the holding of a lock by force, as another operator would.
+/// Releases a lock by force, as another operator would.
 fn unlock(name: &str) {
     let unlocked = finish(redlatch(shared(), &["unlock", "--force", name])).expect(0);
     assert_eq!(unlocked.stdout, format!("{name}: unlocked\n"));
 }
 
-/// Ends with 74, says that the lock was lost, and leaves nothing running.
+/// Asserts that it exits with 74, reports that the lock was lost, and leaves no process running.
 #[track_caller]
 fn ends_lost(holder: Running, dead: &[u32]) {
     let finished = holder.finish().expect(74);
@@ -22,7 +22,7 @@ fn ends_lost(holder: Running, dead: &[u32]) {
 }
 
 #[test]
-fn unlocked_by_force_cmd_is_ended() {
+fn forced_unlock_ends_cmd() {
     let name = unique("forced");
     let holder = hold(shared(), &["--watchdog", "6s"], &name);
     let cmd = holder.cmd();
@@ -31,18 +31,18 @@ fn unlocked_by_force_cmd_is_ended() {
 }
 
 #[test]
-fn a_lock_lost_just_before_cmd_ended_is_lost() {
+fn lock_lost_just_before_cmd_ends_is_reported() {
     let name = unique("late");
     let mut holder = hold(shared(), &["--watchdog", "1h"], &name);
     let cmd = holder.cmd();
-    // The next renewal is far away: only the release can tell.
+    // The next renewal is far away: only the release can discover the loss.
     unlock(&name);
     holder.close_stdin();
     ends_lost(holder, &[cmd]);
 }
 
 #[test]
-fn a_fixed_lease_ends_cmd() {
+fn end_of_fixed_lease_ends_cmd() {
     let name = unique("fixed");
     let holder = hold(shared(), &["--lease", "2s"], &name);
     let cmd = holder.cmd();
@@ -50,7 +50,7 @@ fn a_fixed_lease_ends_cmd() {
 }
 
 #[test]
-fn cut_off_from_the_store_cmd_is_ended_when_the_lease_is() {
+fn cmd_is_ended_with_the_lease_if_the_store_is_unreachable() {
     let proxy = Proxy::to(shared().port());
     let name = unique("cut-off");
     let script = "echo $$; exec cat";
@@ -64,7 +64,7 @@ fn cut_off_from_the_store_cmd_is_ended_when_the_lease_is() {
 }
 
 #[test]
-fn cmd_may_tidy_up_when_it_is_asked_to_end() {
+fn cmd_can_clean_up_on_sigterm() {
     let name = unique("tidy");
     let script = format!("trap 'echo tidy; exit 0' TERM; echo $$; {IDLE}");
     let holder = hold_with(
@@ -80,7 +80,7 @@ fn cmd_may_tidy_up_when_it_is_asked_to_end() {
 }
 
 #[test]
-fn whoever_ignores_sigterm_is_killed() {
+fn cmd_that_ignores_sigterm_is_killed() {
     let name = unique("stubborn");
     let script = "trap '' TERM; echo $$; exec cat";
     let holder = hold_with(
@@ -95,9 +95,9 @@ fn whoever_ignores_sigterm_is_killed() {
 }
 
 #[test]
-fn children_of_cmd_are_ended_too() {
+fn children_of_cmd_are_ended() {
     for (what, script, kill_after) in [
-        // CMD ends at once, and what it started ignores the first signal.
+        // CMD ends immediately, but its child ignores the first signal.
         (
             "ignores",
             "(trap '' TERM; sleep 1000) & echo $$; echo $!; wait",
@@ -119,7 +119,7 @@ fn children_of_cmd_are_ended_too() {
 }
 
 #[test]
-fn a_stopped_cmd_is_ended() {
+fn stopped_cmd_is_ended() {
     let name = unique("stopped");
     let options = ["--watchdog", "6s", "--kill-after", "1h"];
     let holder = hold_with(shared(), &options, &name, "echo $$; kill -STOP $$; cat");
@@ -129,7 +129,7 @@ fn a_stopped_cmd_is_ended() {
 }
 
 #[test]
-fn a_holder_that_was_stopped_for_too_long_ends_cmd_when_it_goes_on() {
+fn holder_that_was_stopped_for_too_long_ends_cmd_on_sigcont() {
     let name = unique("paused");
     let holder = hold(shared(), &["--watchdog", "500ms"], &name);
     let cmd = holder.cmd();
@@ -137,13 +137,13 @@ fn a_holder_that_was_stopped_for_too_long_ends_cmd_when_it_goes_on() {
     let next = hold(shared(), &[], &name);
     holder.signal(Signal::CONT);
     ends_lost(holder, &[cmd]);
-    // It did not take the lock from the one who has it now.
+    // It did not take the lock from its current holder.
     assert!(is_held(shared(), &name));
     next.release();
 }
 
 #[test]
-fn if_the_holder_is_killed_cmd_dies_and_the_next_gets_the_lock() {
+fn killed_holder_takes_cmd_along_and_frees_the_lock() {
     let name = unique("killed");
     let holder = hold(shared(), &["--watchdog", "6s"], &name);
     let cmd = holder.cmd();
@@ -156,7 +156,7 @@ fn if_the_holder_is_killed_cmd_dies_and_the_next_gets_the_lock() {
 }
 
 #[test]
-fn with_nobody_to_tell_it_all_happens_the_same() {
+fn closed_standard_error_changes_nothing() {
     let name = unique("deaf");
     let (reader, deaf) = std::io::pipe().unwrap();
     drop(reader);

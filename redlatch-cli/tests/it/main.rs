@@ -1,4 +1,4 @@
-//! The command as its users meet it: the real binary, against a real server.
+//! Tests of the real binary against a real server.
 
 mod deployments;
 mod exit_codes;

@@ -5,7 +5,7 @@ use rustix::process::Signal;
 
 use crate::support::*;
 
-/// Starts a command that waits for a lock that another client holds, and returns once it waits.
+/// Starts a command that waits for a lock that another client holds. Returns once it waits.
 fn wait_for(server: &Server, options: &[&str], name: &str) -> Running {
     let _: i64 = server.ask(&["HSET", name, "another-client:1", "1"]);
     let _: i64 = server.ask(&["PEXPIRE", name, "3600000"]);
@@ -45,7 +45,7 @@ fn run_waits_through_an_outage_and_reports_it_once() {
 fn run_waits_through_an_outage_for_a_permit() {
     let mut server = Server::start();
     let name = unique("outage");
-    // The watchdog's lease is also how long it waits in one piece.
+    // The watchdog's lease also limits each slice of the wait.
     let options = ["--permits", "1", "--watchdog", "300ms"];
     let options = [&options[..], &["--response-timeout", "200ms"]].concat();
     let mut holder = hold(&server, &["--permits", "1", "--kill-after", "0"], &name);

@@ -1,4 +1,4 @@
-//! Where passwords and certificates come from, and where they must not show up.
+//! Where passwords and certificates come from, and where they must not appear.
 
 use redlatch_testkit::{Server, TlsServer, unique};
 
@@ -18,7 +18,7 @@ fn url(server: &Server, login: &str) -> String {
 }
 
 #[test]
-fn it_may_be_in_a_file_in_the_environment_or_in_the_url_there() {
+fn password_can_be_in_a_file_or_in_the_environment() {
     let (server, scratch) = (server(), Scratch::new());
     let [file, of_me, empty] = ["password", "of-me", "empty"].map(|name| scratch.path(name));
     std::fs::write(&file, format!("{PASSWORD}\n")).unwrap();
@@ -30,7 +30,7 @@ fn it_may_be_in_a_file_in_the_environment_or_in_the_url_there() {
         (&plain, &[][..], &[][..], 69),
         (&plain, &[("REDLATCH_PASSWORD", PASSWORD)], &[], 0),
         (&plain, &[], &["--password-file", &file], 0),
-        // The file wins over the environment, and that over the URL.
+        // The file overrides the environment, which overrides the URL.
         (
             &plain,
             &[("REDLATCH_PASSWORD", "wrong")],
@@ -64,7 +64,7 @@ fn it_may_be_in_a_file_in_the_environment_or_in_the_url_there() {
 }
 
 #[test]
-fn in_a_command_line_it_is_warned_of() {
+fn password_in_command_line_causes_warning() {
     let server = server();
     let with = url(&server, &format!(":{PASSWORD}@"));
     for args in [
@@ -84,7 +84,8 @@ fn in_a_command_line_it_is_warned_of() {
     assert_eq!(finish(command).expect(0).stderr, "");
 }
 
-/// What the system shows of a process. It shows nothing for a moment while the process begins another program.
+/// Returns what the system shows of a process. It shows nothing for a moment while the process
+/// executes another program.
 fn proc(pid: u32, what: &str) -> String {
     let begun = std::time::Instant::now();
     while begun.elapsed() < std::time::Duration::from_secs(60) {
@@ -98,7 +99,7 @@ fn proc(pid: u32, what: &str) -> String {
 
 #[test]
 #[cfg(target_os = "linux")]
-fn neither_the_process_list_nor_cmd_has_it() {
+fn password_is_hidden_from_process_list_and_cmd() {
     let server = server();
     let with = url(&server, &format!("default:{PASSWORD}@"));
     let run = |options: &[&str]| {
@@ -132,7 +133,7 @@ fn neither_the_process_list_nor_cmd_has_it() {
 }
 
 #[test]
-fn certificates_are_files() {
+fn certificates_are_read_from_files() {
     let (server, scratch) = (TlsServer::start("yes", &[]), Scratch::new());
     let ours = server.ca().client();
     let [ca, cert, key] = [

@@ -1,5 +1,5 @@
-//! Signals meet process trees: the next holder starts after the last process of the tree has ended, and
-//! not before, while the lease lasts.
+//! Signals for process trees: the next holder starts only after the last process of the tree has
+//! ended, while the lease lasts.
 
 use std::os::unix::process::CommandExt as _;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -10,7 +10,7 @@ use rustix::process::{Pid, Signal, kill_process};
 
 use crate::support::*;
 
-/// Every signal that `redlatch` catches and that ends a CMD which does not expect it.
+/// Every signal that `redlatch` catches and that ends a CMD which does not handle it.
 const ENDING: [(Signal, &str); 17] = [
     (Signal::HUP, "HUP"),
     (Signal::INT, "INT"),
@@ -31,11 +31,11 @@ const ENDING: [(Signal, &str); 17] = [
     (Signal::STKFLT, "STKFLT"),
 ];
 
-/// A CMD that waits for its child. A signal ends CMD and not the child; but after SIGINT a shell waits for
-/// the child that it has in the foreground.
+/// A CMD that waits for its child. A signal ends CMD but not the child. After SIGINT, however, a
+/// shell waits for its foreground child.
 const FOREGROUND: &str = "CHILD";
 
-/// The same, and SIGINT ends CMD, too. Shells start such a child with SIGINT and SIGQUIT ignored.
+/// The same, but SIGINT also ends CMD. Shells start such a child with SIGINT and SIGQUIT ignored.
 const BACKGROUND: &str = "CHILD & wait";
 
 /// A child of CMD that cleans up for half a second after signal `short`.
@@ -49,7 +49,7 @@ fn stubborn_child(short: &str) -> String {
     format!("trap '' {short}")
 }
 
-/// Kills a process when dropped: what a failed test leaves behind.
+/// Kills a process when dropped, in case a failed test leaves it behind.
 struct Leftover(Pid);
 
 impl Drop for Leftover {
@@ -59,7 +59,7 @@ impl Drop for Leftover {
 }
 
 /// A tree of `redlatch`, CMD and a child of CMD under a lock, and a waiter for the lock that checks
-/// whether a process of the tree is left.
+/// whether any process of the tree is left.
 struct Tree {
     name: String,
     holder: Running,
@@ -92,7 +92,7 @@ impl Tree {
             true => at_a_terminal(&format!("exec {}", command_line(&args))),
             false => {
                 let mut command = redlatch(shared(), &args);
-                // A job of its own, as a shell's: in an orphaned group SIGTSTP has no effect.
+                // A separate job, as in a shell: in an orphaned group SIGTSTP has no effect.
                 command.process_group(0);
                 Running::start(command)
             }
@@ -117,7 +117,7 @@ impl Tree {
         kill_process(self.pids[0], signal).unwrap();
     }
 
-    /// A waiter that prints which processes of CMD's are left when it has the lock.
+    /// Starts a waiter that prints which processes of CMD are left when it acquires the lock.
     fn next(&self) -> Running {
         let check = "for pid in $2 $3; do [ ! -d /proc/$pid ] || echo left: $pid; done";
         let pids = self.pids.map(|pid| pid.to_string());
@@ -128,7 +128,7 @@ impl Tree {
         next
     }
 
-    /// Waits until `redlatch` has stopped, which it does last. A shell that is in `vfork` then waits (D)
+    /// Waits until `redlatch` has stopped, which it does last. A shell in `vfork` then waits (D)
     /// for its stopped child to continue.
     fn until_stopped(&self) {
         until("all are stopped", || {
@@ -160,7 +160,7 @@ fn command_line(args: &[&str]) -> String {
         .fold(format!("'{binary}'"), |line, arg| format!("{line} '{arg}'"))
 }
 
-/// Runs the cases beside each other, some at a time.
+/// Runs the cases in parallel, a few at a time.
 fn for_each<T: Sync>(cases: &[T], test: impl Fn(&T) + Sync) {
     let next = AtomicUsize::new(0);
     thread::scope(|scope| {
@@ -218,7 +218,7 @@ fn keys_end_the_tree_before_the_next_holder_starts() {
     });
 }
 
-/// A child with a session of its own receives no signal for CMD's group.
+/// A child with a separate session receives no signal for CMD's group.
 #[test]
 fn daemons_end_before_the_next_holder_starts() {
     for at_terminal in [false, true] {
@@ -231,7 +231,7 @@ fn daemons_end_before_the_next_holder_starts() {
     }
 }
 
-/// CMD answers the signal with an exit code; its child is still at work.
+/// CMD handles the signal and exits; its child is still working.
 #[test]
 fn cmd_that_handles_the_signal_ends_before_its_child() {
     let cmd = "trap 'exit 7' TERM; CHILD & wait";
@@ -242,7 +242,7 @@ fn cmd_that_handles_the_signal_ends_before_its_child() {
     tree.holder.finish().expect(7);
 }
 
-/// As the out-of-memory killer does: only CMD is killed, and its child was asked nothing.
+/// As the out-of-memory killer does: only CMD is killed, and its child receives no signal.
 #[test]
 fn killed_cmd_takes_its_child_along_before_the_next_holder_starts() {
     for at_terminal in [false, true] {
@@ -258,7 +258,7 @@ fn killed_cmd_takes_its_child_along_before_the_next_holder_starts() {
             );
             let next = tree.next();
             kill_process(tree.pids[1], Signal::KILL).unwrap();
-            // At a terminal, too, the child is asked to end.
+            // At a terminal, the child is also asked to end.
             assert_eq!(next.finish().expect(0).stdout, "");
             tree.holder.finish().expect(137);
         }
@@ -280,7 +280,7 @@ fn lost_lock_ends_the_whole_tree() {
     }
 }
 
-/// `exec redlatch` inherits the background commands of the shell. They are not CMD's.
+/// `exec redlatch` inherits the background commands of the shell. They do not belong to CMD.
 #[test]
 fn children_of_the_shell_before_exec_are_not_ended() {
     let name = unique("strangers");
@@ -297,7 +297,7 @@ fn children_of_the_shell_before_exec_are_not_ended() {
     assert!(!is_dead(stranger.0.as_raw_nonzero().get() as u32));
 }
 
-/// A CMD that ends by itself may leave processes behind. They do not hold the lock.
+/// A CMD that ends by itself may leave processes behind. They do not keep the lock.
 #[test]
 fn process_left_behind_by_a_normal_exit_does_not_hold_the_lock() {
     let name = unique("daemon");
@@ -328,7 +328,7 @@ fn signals_for_cmd_do_not_end_redlatch() {
 #[test]
 fn stop_signal_stops_the_tree_and_sigcont_continues_it() {
     for signal in [Signal::TSTP, Signal::TTIN, Signal::TTOU] {
-        // A child that ignores stop signals is stopped, too.
+        // A child that ignores stop signals is also stopped.
         let child = "trap '' TSTP TTIN TTOU";
         for start in [FOREGROUND, "setsid -w CHILD"] {
             let tree = Tree::start(false, &["--watchdog", "1h"], start, child);
@@ -384,7 +384,7 @@ fn shell_stops_and_continues_cmd_as_a_job() {
     assert!(!is_held(shared(), &name));
 }
 
-/// While the job was stopped its lock was lost: `fg` does not continue CMD.
+/// The lock was lost while the job was stopped: `fg` does not continue CMD.
 #[test]
 fn shell_cannot_continue_cmd_without_the_lock() {
     let name = unique("job");
@@ -415,7 +415,7 @@ fn cmd_in_a_pipeline_reads_the_terminal() {
     shell.until_stdout("ready");
     shell.write("hello\n");
     shell.until_stdout("got hello");
-    // The terminal is the script's again.
+    // The terminal belongs to the script again.
     shell.write("more\n");
     shell.until_stdout("then more");
     shell.finish().expect(0);

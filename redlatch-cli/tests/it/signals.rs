@@ -1,4 +1,4 @@
-//! Signals to `redlatch` are for CMD.
+//! Signals to `redlatch` are meant for CMD.
 
 use redlatch_testkit::{shared, unique};
 use rustix::process::Signal;
@@ -13,7 +13,7 @@ const ALL: [(Signal, &str, i32); 4] = [
 ];
 
 #[test]
-fn they_are_passed_on_and_the_lock_is_released_after_cmd() {
+fn signals_are_passed_on_and_the_lock_is_released_after_cmd() {
     for (signal, short, _) in ALL {
         let name = unique(short);
         let script = format!("trap 'echo got {short}; cat; exit 7' {short}; echo $$; {IDLE}");
@@ -28,7 +28,7 @@ fn they_are_passed_on_and_the_lock_is_released_after_cmd() {
 }
 
 #[test]
-fn a_cmd_that_they_end_is_told_as_shells_do() {
+fn cmd_ended_by_a_signal_is_reported_as_shells_do() {
     for (signal, short, code) in ALL {
         let name = unique(short);
         let holder = hold(shared(), &[], &name);
@@ -39,7 +39,7 @@ fn a_cmd_that_they_end_is_told_as_shells_do() {
 }
 
 #[test]
-fn children_of_cmd_get_them_too() {
+fn signals_reach_children_of_cmd() {
     let name = unique("children");
     let script = "sh -c 'echo $$; sleep 1000; true'; exit 3";
     let holder = hold_with(shared(), &[], &name, script);
@@ -49,9 +49,9 @@ fn children_of_cmd_get_them_too() {
     until("the child is dead", || is_dead(child));
 }
 
-/// As a CMD is that asked a terminal which it is not in front of.
+/// The state of a CMD that tried to read a terminal from the background.
 #[test]
-fn a_cmd_that_is_stopped_hears_of_them_too() {
+fn signals_reach_a_stopped_cmd() {
     let name = unique("stopped");
     let holder = hold(shared(), &[], &name);
     let cmd = holder.cmd();
@@ -71,7 +71,7 @@ fn a_cmd_that_is_stopped_hears_of_them_too() {
 }
 
 #[test]
-fn while_waiting_they_end_the_wait_and_leave_nothing_behind() {
+fn signals_end_a_wait_and_leave_nothing_behind() {
     let name = unique("waiting");
     let holder = hold(shared(), &[], &name);
     let held_by = owner(shared(), &name);
@@ -90,7 +90,7 @@ fn while_waiting_they_end_the_wait_and_leave_nothing_behind() {
 }
 
 #[test]
-fn a_hang_up_that_was_ignored_stays_ignored() {
+fn ignored_sighup_stays_ignored() {
     let name = unique("nohup");
     let script = r#"trap '' HUP; exec "$0" run "$1" -- sh -c 'echo $$; exec cat'"#;
     let mut command = std::process::Command::new("sh");

@@ -1,4 +1,4 @@
-//! Starting the command, waiting for things, and ending what was started.
+//! Starting the command, waiting for conditions, and ending started processes.
 
 use std::io::Read;
 use std::path::PathBuf;
@@ -11,7 +11,8 @@ use std::time::{Duration, Instant};
 use redlatch_testkit::Server;
 use rustix::process::{Pid, Signal, kill_process};
 
-/// Waits until it is so. Far longer than anything takes, also on a machine that is busy.
+/// Waits until a condition holds. The limit is far longer than anything takes, even on a busy
+/// machine.
 pub(crate) fn until(what: &str, mut so: impl FnMut() -> bool) {
     let give_up = Instant::now() + Duration::from_secs(60);
     while !so() {
@@ -20,7 +21,7 @@ pub(crate) fn until(what: &str, mut so: impl FnMut() -> bool) {
     }
 }
 
-/// `redlatch` with these arguments, and nothing from the environment of the tests.
+/// Returns `redlatch` with these arguments, without environment variables of the tests.
 pub(crate) fn bare(args: &[&str]) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_redlatch"));
     command.args(args);
@@ -32,14 +33,14 @@ pub(crate) fn bare(args: &[&str]) -> Command {
     command
 }
 
-/// `redlatch` with these arguments, for this server.
+/// Returns `redlatch` with these arguments, for this server.
 pub(crate) fn redlatch(server: &Server, args: &[&str]) -> Command {
     let mut command = bare(args);
     command.env("REDLATCH_URL", server.url());
     command
 }
 
-/// Runs a shell's `line` at a terminal of its own, which `script` (util-linux) makes.
+/// Runs a shell's `line` at a separate terminal, which `script` (util-linux) creates.
 pub(crate) fn at_a_terminal(line: &str) -> Running {
     let mut command = Command::new("script");
     command.args(["-q", "-e", "-c", "exec bash -c \"$LINE\"", "/dev/null"]);
@@ -49,15 +50,15 @@ pub(crate) fn at_a_terminal(line: &str) -> Running {
     Running::start(command)
 }
 
-/// Runs it to its end.
+/// Runs a command to its end.
 pub(crate) fn finish(command: Command) -> Finished {
     let mut running = Running::start(command);
     running.close_stdin();
     running.finish()
 }
 
-/// A `redlatch run` that has the lock and keeps it until its standard input is closed; CMD exits
-/// with 0 then.
+/// Starts a `redlatch run` that holds the lock until its standard input is closed; CMD then exits
+/// with 0.
 pub(crate) fn hold(server: &Server, options: &[&str], name: &str) -> Running {
     hold_with(server, options, name, "echo $$; exec cat")
 }
@@ -70,41 +71,41 @@ pub(crate) fn hold_with(server: &Server, options: &[&str], name: &str, script: &
     running
 }
 
-/// For a shell with a trap, which runs only between two commands: none may last for long, as one
-/// that begins just after the signal came does not get it.
+/// For a shell with a trap, which runs only between two commands. No command may take long, because
+/// a command that starts just after the signal arrived does not receive it.
 pub(crate) const IDLE: &str = "while :; do sleep 0.02; done";
 
-/// Whether anybody holds a lock, as the server sees it.
+/// Returns whether a lock is held, as the server sees it.
 pub(crate) fn is_held(server: &Server, name: &str) -> bool {
     server.ask::<i64>(&["EXISTS", name]) == 1
 }
 
-/// The one owner of a held lock.
+/// Returns the only owner of a held lock.
 pub(crate) fn owner(server: &Server, name: &str) -> String {
     let owners: Vec<String> = server.ask(&["HKEYS", name]);
     owners.into_iter().next().unwrap_or_default()
 }
 
-/// How many wait for a lock.
+/// Returns the number of waiters for a lock.
 pub(crate) fn waiters(server: &Server, name: &str) -> i64 {
     let channel = format!("redisson_lock__channel:{{{name}}}");
     let (_, waiters): (String, i64) = server.ask(&["PUBSUB", "NUMSUB", &channel]);
     waiters
 }
 
-/// Whether a process has ended, be it that nobody has asked for its exit code yet.
+/// Returns whether a process has ended, even if its exit code has not been collected.
 pub(crate) fn is_dead(pid: u32) -> bool {
     let Ok(stat) = std::fs::read_to_string(format!("/proc/{pid}/stat")) else {
         return true;
     };
-    // The state stands behind the name, which is in brackets and may contain some.
+    // The state follows the name, which is in parentheses and may contain parentheses.
     let state = stat
         .rsplit_once(") ")
         .and_then(|(_, rest)| rest.chars().next());
     matches!(state, Some('Z' | 'X') | None)
 }
 
-/// A directory of this test's own. Removed at the end.
+/// A directory of one test, removed at the end.
 pub(crate) struct Scratch(pub(crate) PathBuf);
 
 impl Scratch {
@@ -129,7 +130,7 @@ impl Drop for Scratch {
     }
 }
 
-/// A process whose output is being read. Killed when dropped.
+/// A process whose output is read continuously. Killed when dropped.
 pub(crate) struct Running {
     child: Child,
     stdin: Option<ChildStdin>,
@@ -137,7 +138,7 @@ pub(crate) struct Running {
     stderr: Arc<Text>,
 }
 
-/// What a process said, and how it ended.
+/// The output of a process, and how it ended.
 #[derive(Debug)]
 pub(crate) struct Finished {
     pub(crate) code: Option<i32>,
@@ -152,7 +153,7 @@ impl Finished {
         self
     }
 
-    /// On standard error, and only there.
+    /// Asserts that standard error contains this text, and that standard output is empty.
     #[track_caller]
     pub(crate) fn says(self, what: &str) -> Finished {
         assert!(self.stderr.contains(what), "{what:?} in {self:#?}");
@@ -192,7 +193,7 @@ impl Text {
 }
 
 impl Running {
-    /// Starts it with pipes for what the command does not say otherwise.
+    /// Starts a command, with pipes unless the command specifies otherwise.
     pub(crate) fn start(mut command: Command) -> Running {
         command.stdin(Stdio::piped());
         command.stdout(Stdio::piped());
@@ -210,7 +211,7 @@ impl Running {
         }
     }
 
-    /// Waits for a text on standard output, which is returned up to now.
+    /// Waits for a text on standard output. Returns the output so far.
     pub(crate) fn until_stdout(&self, what: &str) -> String {
         until(&format!("{what:?} on standard output"), || {
             let ended = self.stdout.ended.load(Ordering::SeqCst);
@@ -238,7 +239,7 @@ impl Running {
         });
     }
 
-    /// The process id that CMD printed first.
+    /// Returns the process id that CMD printed first.
     pub(crate) fn cmd(&self) -> u32 {
         let said = self.until_stdout("\n");
         said.lines()
@@ -247,7 +248,7 @@ impl Running {
             .expect("a process id")
     }
 
-    /// The process id of the command itself.
+    /// Returns the process id of the command itself.
     pub(crate) fn id(&self) -> u32 {
         self.child.id()
     }
@@ -266,7 +267,7 @@ impl Running {
         self.stdin = None;
     }
 
-    /// Lets a holder end, and sees that it ended well.
+    /// Lets a holder end, and asserts that it succeeds.
     pub(crate) fn release(mut self) {
         self.close_stdin();
         self.finish().expect(0);

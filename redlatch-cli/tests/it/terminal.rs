@@ -1,4 +1,5 @@
-//! At a terminal CMD can read it, and has its keys once. `script` (util-linux) makes the terminal.
+//! At a terminal, CMD can read it, and receives signals of keys once. `script` (util-linux) creates
+//! the terminal.
 
 use std::process::Command;
 
@@ -28,9 +29,9 @@ fn cmd_reads_the_terminal() {
 }
 
 #[test]
-fn cmd_has_ctrl_c_once() {
+fn cmd_receives_ctrl_c_once() {
     let name = unique("keys");
-    // Time for a second one to arrive, if there were one.
+    // Leaves time for a second signal to arrive, if there were one.
     let script = r#"trap "n=x\$n" INT; echo ready; until [ "$n" ]; do sleep 0.02; done
         sleep 0.2; sleep 0.2; echo "got $n."; exit 4"#;
     let mut running = at_terminal(&name, script);

@@ -1,4 +1,4 @@
-//! `redlatch token`: the fencing token of a lock, shown, advanced and deleted.
+//! Tests of `redlatch token`: the fencing token of a lock is shown, advanced and deleted.
 
 use redlatch_testkit::{shared, unique};
 

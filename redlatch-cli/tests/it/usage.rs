@@ -1,10 +1,10 @@
-//! Wrong usage is 2, is explained on standard error, and needs no store to be found.
+//! Wrong usage exits with 2, is explained on standard error, and needs no store.
 
 use redlatch_testkit::unique;
 
 use crate::support::*;
 
-/// No store is there.
+/// Runs without a store.
 fn try_out(args: &[&str]) -> Finished {
     let mut command = bare(args);
     command.env("REDLATCH_URL", "redis://127.0.0.1:1");
@@ -12,7 +12,7 @@ fn try_out(args: &[&str]) -> Finished {
 }
 
 #[test]
-fn wrong_options_of_run() {
+fn wrong_options_of_run_are_rejected() {
     let long = "x".repeat(600);
     for (args, said) in [
         (&["n"][..], "CMD"),
@@ -66,7 +66,7 @@ fn wrong_options_of_run() {
 }
 
 #[test]
-fn a_lease_that_cannot_be_is_told_in_one_line() {
+fn invalid_lease_is_reported_in_one_line() {
     for (lease, shown) in [("0s", "0ms"), ("999999h", "999999h00m")] {
         let refused = try_out(&["run", "--lease", lease, "n", "--", "true"]).expect(2);
         let said = format!("redlatch: a lease of {shown} cannot be used: take 1ms to ten years\n");
@@ -75,7 +75,7 @@ fn a_lease_that_cannot_be_is_told_in_one_line() {
 }
 
 #[test]
-fn without_a_command_there_is_help() {
+fn help_is_printed_without_a_command() {
     for args in [&[][..], &["--url", "redis://:s3cret@h"]] {
         let refused = try_out(args).expect(2).says("run     Run CMD");
         assert!(!refused.stderr.contains("__exec"), "{refused:#?}");
@@ -84,7 +84,7 @@ fn without_a_command_there_is_help() {
 }
 
 #[test]
-fn wrong_usage_of_the_others() {
+fn wrong_usage_of_other_commands_is_rejected() {
     for (args, said) in [
         (&[][..], "Usage"),
         (&["walk"], "walk"),
@@ -164,7 +164,7 @@ fn help_fits_80_columns_and_documents_the_log() {
 }
 
 #[test]
-fn urls_are_never_repeated_with_their_passwords() {
+fn urls_are_printed_without_passwords() {
     let name = unique("misplaced");
     for url in [
         "redis://:s3cret@127.0.0.1:1",
@@ -183,7 +183,7 @@ fn urls_are_never_repeated_with_their_passwords() {
             &["--url", url, "walk"],
             &["run", "-n", &name, "--url", url, "--", "true"],
             &["--url", url, "run", "--wait", url, &name, "--", "true"],
-            // Where it does not belong.
+            // In positions where a URL does not belong.
             &[url, "ls"],
             &["ls", "a", url],
             &["run", url, url],

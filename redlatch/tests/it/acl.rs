@@ -1,5 +1,5 @@
-//! The rules in docs/security.md: enough (all suites run under them), not more than that, and what
-//! is said to those who may not.
+//! Tests of the ACL rules in docs/security.md. The rules are sufficient (all suites run under them)
+//! and minimal, and a user without permission gets a clear error.
 
 use std::collections::{HashMap, HashSet};
 use std::future::IntoFuture as _;
@@ -12,7 +12,7 @@ use redlatch_testkit::{
 use crate::common::secured::{PREFIX, Rules, Secured, login, rules};
 use crate::common::*;
 
-/// Whatever there is, once.
+/// Uses every feature once.
 async fn everything(client: &Client, other: &Client) {
     let name = |what: &str| unique(what);
     let plain = client.lock(&name("lock"));
@@ -45,7 +45,7 @@ async fn everything(client: &Client, other: &Client) {
         })
         .await;
     };
-    // One gives up, and whoever is behind moves up.
+    // The first waiter is canceled, and the waiter behind it moves up.
     let first = waiter(other);
     waiters(1).await;
     let waiting = waiter(client);
@@ -54,7 +54,8 @@ async fn everything(client: &Client, other: &Client) {
     waiters(1).await;
     guard.unlock().await.unwrap();
     soon("its turn", waiting).await.unwrap().unwrap();
-    // One looks whether the head is connected that does not take its turn.
+    // The head of the queue does not take its turn, so this attempt checks whether the head is
+    // connected.
     let guard = fair.lock().await.unwrap();
     let theirs = other.fair_lock(fair.name());
     let mut head = Box::pin(theirs.lock().into_future());
@@ -83,7 +84,7 @@ async fn everything(client: &Client, other: &Client) {
     assert_eq!(lock.read().holders().await.unwrap().len(), 1);
     let theirs = other.read_write_lock(lock.name()).prefer_writers();
     let waiting = tokio::spawn(async move { theirs.write().lock().await?.unlock().await });
-    // It holds back new readers.
+    // A waiting writer blocks new readers.
     until("a writer waits", || async {
         let another = lock.read().try_lock().await.unwrap();
         another.is_none()
@@ -127,7 +128,7 @@ async fn everything(client: &Client, other: &Client) {
     .await;
 }
 
-/// Commands that were called, in the words of the rules.
+/// Returns the commands that were called, as the rules spell them.
 fn called(secured: &Secured) -> HashSet<String> {
     let stats: String = secured.server.plain().ask(&["INFO", "commandstats"]);
     let names = stats.lines().filter_map(|line| {
@@ -142,13 +143,13 @@ fn allowed(rules: &str) -> HashSet<String> {
     commands.map(str::to_owned).collect()
 }
 
-/// What somebody wanted and was refused, each as `reason object`.
+/// Returns what users were denied, each as `reason object`.
 fn denied(server: &Server) -> Vec<String> {
     let log: Vec<HashMap<String, String>> = server.ask(&["ACL", "LOG"]);
     let denied = log
         .iter()
         .map(|entry| format!("{} {}", entry["reason"], entry["object"]));
-    // Allowed from 7.2 on to whoever wants it to be seen which library is connected.
+    // Allowed from 7.2 on, for users who want the server to show which library is connected.
     denied
         .filter(|denied| !denied.contains("client|setinfo"))
         .collect()
@@ -160,7 +161,7 @@ fn assert_refused(error: &Error) {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn everything_works_and_nothing_is_allowed_that_is_not_used() {
+async fn documented_rules_are_sufficient_and_minimal() {
     let Rules { app, .. } = rules();
     let secured = Secured::start(&[app]);
     let client = secured.client(Client::builder(), "").await;
@@ -173,7 +174,7 @@ async fn everything_works_and_nothing_is_allowed_that_is_not_used() {
 }
 
 #[tokio::test]
-async fn an_operator_looks_and_changes_nothing() {
+async fn operator_can_inspect_but_not_change() {
     let Rules { app, operator, .. } = rules();
     let secured = Secured::start(&[app, operator]);
     let client = secured.client(Client::builder(), "").await;
@@ -213,7 +214,7 @@ async fn an_operator_looks_and_changes_nothing() {
 }
 
 #[tokio::test]
-async fn what_is_not_allowed_is_refused_at_once() {
+async fn denied_request_fails_immediately() {
     let Rules { app, .. } = rules();
     let deaf = app.replacen("app ", "deaf ", 1).replace("+subscribe ", "");
     let secured = Secured::start(&[app, &deaf]);
@@ -227,7 +228,7 @@ async fn what_is_not_allowed_is_refused_at_once() {
             .await
             .unwrap_err(),
     );
-    // In the background it goes on trying to give back what it may have got.
+    // The client keeps retrying in the background to release what it may have acquired.
     let status = elsewhere.status();
     assert_eq!((status.holds, status.subscriptions), (0, 0));
 
@@ -243,12 +244,12 @@ async fn what_is_not_allowed_is_refused_at_once() {
     assert!(!lock.is_locked().await.unwrap());
 }
 
-/// The user as arguments of a server.
+/// Returns the user as arguments of a server.
 fn user(rules: &str) -> Vec<&str> {
     std::iter::once("--user").chain(rules.split(' ')).collect()
 }
 
-/// Servers that speak TLS only, and only with those who have a certificate.
+/// Servers that speak only TLS and require client certificates.
 const BOTH_WAYS: Option<TlsPlan<'_>> = Some(TlsPlan {
     certificate: LOOPBACK,
     auth_clients: "yes",
@@ -268,7 +269,7 @@ fn logged_in(rules: &str, ca: Option<&Ca>) -> redlatch::ClientBuilder {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn everything_works_in_a_cluster() {
+async fn documented_rules_are_sufficient_in_cluster() {
     let Rules { app, cluster, .. } = rules();
     let rules = format!("{app} {cluster}");
     let servers = Cluster::start_with(ClusterPlan {
@@ -287,7 +288,7 @@ async fn everything_works_in_a_cluster() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn everything_works_behind_sentinels() {
+async fn documented_rules_are_sufficient_with_sentinels() {
     let Rules { app, sentinel, .. } = rules();
     let rules = format!("{app} +wait");
     let line = format!("user {sentinel}");

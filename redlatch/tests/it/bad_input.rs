@@ -1,4 +1,4 @@
-//! Bad input, each a clear error and never a changed foreign key.
+//! Invalid input always causes a clear error, and never changes a foreign key.
 
 use std::future::IntoFuture as _;
 use std::io::{Read, Write};
@@ -11,11 +11,11 @@ use redlatch_testkit::{Server, shared, unique};
 use crate::common::{LONG, Stand, in_time, soon};
 
 on_every_store! {
-    names_that_cannot_be_used,
-    leases_that_cannot_be_used,
+    invalid_names_are_rejected,
+    invalid_leases_are_rejected,
 }
 
-async fn names_that_cannot_be_used(stand: Stand) {
+async fn invalid_names_are_rejected(stand: Stand) {
     let client = stand.client().await;
     let long = "x".repeat(513);
     for name in [
@@ -41,7 +41,7 @@ async fn names_that_cannot_be_used(stand: Stand) {
     client.lock(&longest).run(async {}).await.unwrap();
 }
 
-async fn leases_that_cannot_be_used(stand: Stand) {
+async fn invalid_leases_are_rejected(stand: Stand) {
     let client = stand.client().await;
     let lock = client.lock(&unique("leases"));
     for lease in [
@@ -63,7 +63,7 @@ async fn leases_that_cannot_be_used(stand: Stand) {
 }
 
 #[tokio::test]
-async fn settings_that_cannot_work() {
+async fn invalid_settings_are_rejected() {
     let url = shared().url();
     let settings = [
         (
@@ -108,7 +108,7 @@ async fn settings_that_cannot_work() {
 }
 
 #[tokio::test]
-async fn urls_that_lead_nowhere() {
+async fn unusable_urls_are_rejected() {
     for url in [
         "",
         "secret",
@@ -120,7 +120,7 @@ async fn urls_that_lead_nowhere() {
         assert!(matches!(error, Error::InvalidUrl { .. }), "{url}: {error}");
         assert!(!format!("{error} {error:?}").contains("secret"));
     }
-    // A port that nobody listens on, because it is taken without listening.
+    // A port without a listener: the socket is bound but does not listen.
     let taken = TcpListener::bind("127.0.0.1:0").unwrap();
     let port = taken.local_addr().unwrap().port();
     drop(taken);
@@ -136,7 +136,7 @@ async fn urls_that_lead_nowhere() {
 }
 
 #[tokio::test]
-async fn passwords_that_are_wrong() {
+async fn wrong_passwords_are_rejected() {
     let server = Server::start_with(&["--requirepass", "right"]);
     let url = |password: &str| format!("redis://:{password}@127.0.0.1:{}", server.port());
     let error = Client::connect(&url("secret")).await.unwrap_err();
@@ -156,7 +156,7 @@ async fn passwords_that_are_wrong() {
     assert!(!format!("{client:?} {:?}", client.lock("a")).contains("right"));
 }
 
-/// Answers every HELLO with `hello`, everything else with OK.
+/// Answers each HELLO with `hello`, and every other command with OK.
 fn fake_server(hello: &'static str) -> u16 {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let port = listener.local_addr().unwrap().port();
@@ -165,7 +165,7 @@ fn fake_server(hello: &'static str) -> u16 {
             let mut buffer = [0; 4096];
             while let Ok(read @ 1..) = stream.read(&mut buffer) {
                 let said = String::from_utf8_lossy(&buffer[..read]).into_owned();
-                // One answer per command: a command begins with an array header.
+                // One answer per command: each command begins with an array header.
                 for command in said.split("\r\n*").filter(|part| !part.is_empty()) {
                     let answer = if command.contains("HELLO") {
                         hello
@@ -181,7 +181,7 @@ fn fake_server(hello: &'static str) -> u16 {
 }
 
 #[tokio::test]
-async fn servers_that_cannot_be_used() {
+async fn unsupported_servers_are_rejected() {
     let old = "%2\r\n$6\r\nserver\r\n$5\r\nredis\r\n$7\r\nversion\r\n$6\r\n6.0.16\r\n";
     let ancient = "-ERR unknown command `HELLO`, with args beginning with: `3`, \r\n";
     let other = "-ERR unknown command 'HELLO'\r\n";
@@ -197,7 +197,7 @@ async fn servers_that_cannot_be_used() {
         );
         assert!(error.to_string().contains("6.2"), "{error}");
     }
-    // A Valkey that counts its versions anew is fine.
+    // Valkey counts its versions separately, so a low version number is accepted.
     let port =
         fake_server("%2\r\n$6\r\nserver\r\n$6\r\nvalkey\r\n$7\r\nversion\r\n$5\r\n1.0.0\r\n");
     Client::connect(&format!("redis://127.0.0.1:{port}"))
@@ -206,7 +206,7 @@ async fn servers_that_cannot_be_used() {
 }
 
 #[tokio::test]
-async fn a_server_that_is_none() {
+async fn non_redis_server_is_rejected() {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let port = listener.local_addr().unwrap().port();
     std::thread::spawn(move || {
@@ -226,7 +226,7 @@ async fn a_server_that_is_none() {
 }
 
 #[tokio::test]
-async fn keys_that_are_no_locks_stay_as_they_are() {
+async fn foreign_keys_are_not_changed() {
     let server = shared();
     let client = Client::connect(&server.url()).await.unwrap();
     let foreign = |what: &str| unique(&format!("foreign-{what}"));
@@ -269,7 +269,7 @@ async fn keys_that_are_no_locks_stay_as_they_are() {
             "{found:?}"
         );
     }
-    // A lock turned into something else under its holder's hands is lost.
+    // A lock whose key changes its type while it is held is lost.
     let lock = client.lock(&foreign("turned"));
     let guard = lock.lock().await.unwrap();
     let _: () = server.ask(&["SET", lock.name(), "precious"]);
@@ -277,9 +277,10 @@ async fn keys_that_are_no_locks_stay_as_they_are() {
     assert_eq!(server.ask::<String>(&["GET", lock.name()]), "precious");
 }
 
-/// One foreign key in a store must not keep the others from being listed, nor be taken for a lock.
+/// A foreign key in a store must not prevent other keys from being listed, nor be reported as a
+/// lock.
 #[tokio::test]
-async fn foreign_keys_spoil_no_listing() {
+async fn foreign_keys_do_not_disturb_listing() {
     let server = Server::start();
     let client = Client::connect(&server.url()).await.unwrap();
     let _held = client.lock("mine").lock().await.unwrap();
@@ -296,7 +297,7 @@ async fn foreign_keys_spoil_no_listing() {
         &["SET", "permits", "9007199254740993"],
         &["ZADD", "{permits}:timeout", "1", "id"],
         &["SET", "least", "-9223372036854775808"],
-        // Beside a lock that is not there.
+        // Next to a lock that does not exist.
         &["SET", "redisson_lock_token:{gone}", "precious"],
     ] {
         let _: redis::Value = server.ask(planted);
@@ -321,16 +322,16 @@ async fn foreign_keys_spoil_no_listing() {
     };
     assert_eq!(available, 9_007_199_254_740_994);
     assert!(client.inspect("gone").await.unwrap().is_none());
-    // Asked for itself, it says what it is.
+    // Inspecting it by name reports its type.
     let error = client.inspect("count").await.unwrap_err();
     assert!(matches!(error, Error::WrongKind { .. }), "{error}");
-    // The big one was not read to find that out: only locks' hashes are, those of four keys here.
+    // The big hash was not read for this: only the hashes of locks are, those of four keys here.
     let reads = server.calls("hgetall:");
     assert!((1..=5).contains(&reads), "{reads}");
 }
 
 #[test]
-fn a_guard_may_outlive_its_runtime() {
+fn guard_can_outlive_its_runtime() {
     let runtime = tokio::runtime::Runtime::new().unwrap();
     let client = runtime.block_on(Client::connect(&shared().url())).unwrap();
     let lock = client.lock(&unique("outlives"));
@@ -343,11 +344,11 @@ fn a_guard_may_outlive_its_runtime() {
     drop(runtime);
     drop(one);
     let rest = tokio::runtime::Runtime::new().unwrap();
-    // Outside of any runtime every call is an error at once, or harmless.
+    // Outside any runtime, every call fails immediately or has no effect.
     let _ = two.is_valid();
     drop(two.lost());
     drop(two);
-    // The client works on in another runtime, on a connection of its own.
+    // The client continues to work in another runtime, on a new connection.
     let guard = rest
         .block_on(soon("in another runtime", lock.lock().into_future()))
         .unwrap();
@@ -355,7 +356,7 @@ fn a_guard_may_outlive_its_runtime() {
 }
 
 #[test]
-fn without_a_runtime_there_is_an_error() {
+fn call_without_runtime_fails() {
     let lock = Client::embedded().lock("no-runtime");
     let mut acquiring = lock.lock().into_future();
     let mut cx = std::task::Context::from_waker(std::task::Waker::noop());
@@ -365,9 +366,9 @@ fn without_a_runtime_there_is_an_error() {
     }
 }
 
-/// Nothing panics in a runtime without timers, whether the client was made there or elsewhere.
+/// Nothing panics in a runtime without timers, regardless of where the client was created.
 #[test]
-fn without_timers_there_is_an_error() {
+fn runtime_without_timers_causes_error() {
     let whole = tokio::runtime::Runtime::new().unwrap();
     let bare = tokio::runtime::Builder::new_current_thread()
         .enable_io()
@@ -404,7 +405,7 @@ fn without_timers_there_is_an_error() {
             ] {
                 assert_eq!(error, Some(Error::NoRuntime));
             }
-            // Answers or says so; does not panic.
+            // Must succeed or return an error, but not panic.
             let _ = lock.is_locked().await;
             let _ = both.is_held_by(held.owner()).await;
             let mut lost = std::pin::pin!(held.lost());
@@ -414,7 +415,7 @@ fn without_timers_there_is_an_error() {
                 () = tokio::task::yield_now() => {}
             }
             assert_eq!(held.run(async { 7 }).await.unwrap(), 7);
-            // Released in the other runtime, as far as it cannot be done in this one.
+            // Whatever cannot be released in this runtime is released in the other one.
             let _ = more.unlock().await;
             drop(held);
         });
@@ -425,9 +426,9 @@ fn without_timers_there_is_an_error() {
     }
 }
 
-/// Nor in one without sockets.
+/// Nothing panics in a runtime without sockets.
 #[test]
-fn without_sockets_there_is_an_error() {
+fn runtime_without_sockets_causes_error() {
     let whole = tokio::runtime::Runtime::new().unwrap();
     let bare = tokio::runtime::Builder::new_current_thread()
         .enable_time()
@@ -439,10 +440,10 @@ fn without_sockets_there_is_an_error() {
     let client = whole.block_on(Client::connect(&server.url())).unwrap();
     let lock = client.lock("sockets");
     drop(whole);
-    // The connection has ended with its runtime, and no other can be made in this one.
+    // The connection ended with its runtime, and this runtime cannot open a new one.
     let error = bare.block_on(lock.try_lock().into_future()).unwrap_err();
     assert_eq!(error, Error::NoRuntime);
-    // An embedded store needs none.
+    // The embedded store needs no sockets.
     let lock = Client::embedded().lock("sockets");
     let guard = bare.block_on(lock.lock().into_future()).unwrap();
     bare.block_on(guard.unlock()).unwrap();

@@ -1,4 +1,4 @@
-//! The facade for threads.
+//! Tests of the blocking API.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -12,7 +12,7 @@ use redlatch_testkit::{shared, unique};
 use crate::common::{LONG, in_time_blocking, on_every_store};
 
 #[test]
-fn a_thread_enters_again_and_others_do_not() {
+fn lock_is_reentrant_per_thread() {
     on_every_store(|client| {
         let lock = client().lock(&unique("thread"));
         let outer = lock.lock().unwrap();
@@ -59,7 +59,7 @@ fn threads_of_several_clients_exclude_each_other() {
 }
 
 #[test]
-fn waiting_ends_when_it_should() {
+fn wait_limits_are_kept() {
     on_every_store(|client| {
         let client = client();
         let lock = client.lock(&unique("wait"));
@@ -81,7 +81,7 @@ fn waiting_ends_when_it_should() {
 }
 
 #[test]
-fn a_fixed_lease_is_lost_and_said_so() {
+fn expired_fixed_lease_is_reported_as_lost() {
     on_every_store(|client| {
         let lock = client()
             .lock(&unique("lease"))
@@ -120,7 +120,8 @@ fn dropping_releases_without_blocking() {
     });
 }
 
-/// A scope's end drops guard, handle and client one after the other; the lock is given back.
+/// At the end of a scope, the guard, the handle and the client are dropped one after the other; the
+/// lock is released.
 #[test]
 fn dropping_everything_at_once_still_releases() {
     let name = unique("scope-end");
@@ -143,7 +144,7 @@ fn dropping_everything_at_once_still_releases() {
     }
 }
 
-/// Handles keep what they need alive; the last of them ends the thread.
+/// Handles keep the client's thread alive; dropping the last handle ends it.
 #[test]
 fn handles_and_guards_outlive_the_client() {
     on_every_store(|client| {
@@ -158,7 +159,7 @@ fn handles_and_guards_outlive_the_client() {
 }
 
 #[test]
-fn it_may_be_called_inside_of_a_runtime() {
+fn blocking_calls_work_inside_a_runtime() {
     on_every_store(|client| {
         let client = Arc::new(client());
         let name = unique("inside");
@@ -173,10 +174,10 @@ fn it_may_be_called_inside_of_a_runtime() {
     });
 }
 
-/// Guards give back on the client's own thread, wherever they are dropped: also in a runtime that
-/// ends at once, in one that nobody drives, and in one without timers.
+/// Guards release on the client's own thread, regardless of where they are dropped: also in a
+/// runtime that ends immediately, in one that is never driven, and in one without timers.
 #[test]
-fn what_is_dropped_in_a_runtime_does_not_depend_on_it() {
+fn guards_dropped_in_a_runtime_release_without_it() {
     let runtime = tokio::runtime::Builder::new_current_thread;
     let ends = |drops: &dyn Fn()| {
         let runtime = runtime().enable_all().build().unwrap();
@@ -184,7 +185,7 @@ fn what_is_dropped_in_a_runtime_does_not_depend_on_it() {
     };
     let not_driven = |drops: &dyn Fn()| {
         let runtime = runtime().enable_all().build().unwrap();
-        // Neither driven nor ended as long as the test runs.
+        // Neither driven nor shut down while the test runs.
         let runtime: &'static tokio::runtime::Runtime = Box::leak(Box::new(runtime));
         let _entered = runtime.enter();
         drops();
@@ -215,7 +216,7 @@ fn what_is_dropped_in_a_runtime_does_not_depend_on_it() {
 }
 
 #[test]
-fn errors_come_through() {
+fn errors_are_returned() {
     let refused = Client::connect("http://nowhere").unwrap_err();
     assert!(matches!(refused, Error::InvalidUrl { .. }));
     let lock = Client::embedded().unwrap().lock("");

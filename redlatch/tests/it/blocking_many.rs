@@ -1,4 +1,4 @@
-//! Several locks as one, for threads.
+//! Multi-locks in the blocking API.
 
 use std::cell::Cell;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -12,7 +12,7 @@ use redlatch_testkit::{Server, shared, unique};
 const LONG: Duration = Duration::from_secs(60);
 
 #[test]
-fn threads_take_several_locks_in_any_order() {
+fn threads_acquire_several_locks_in_any_order() {
     let connect = || Client::connect(&shared().url()).unwrap();
     let clients = [connect(), connect(), Client::embedded().unwrap()];
     let (a, b) = (unique("threads-a"), unique("threads-b"));
@@ -46,7 +46,7 @@ fn threads_take_several_locks_in_any_order() {
 }
 
 #[test]
-fn a_thread_enters_a_multi_lock_again() {
+fn multi_lock_is_reentrant_per_thread() {
     let client = Client::embedded().unwrap();
     let fenced = client.fenced_lock("b");
     let multi = MultiLock::new([client.lock("a")]).and(&fenced);
@@ -72,7 +72,7 @@ fn a_thread_enters_a_multi_lock_again() {
 }
 
 #[test]
-fn a_majority_for_threads() {
+fn red_lock_works_for_threads() {
     let servers: Vec<_> = (0..3).map(|_| Server::start()).collect();
     let clients: Vec<_> = servers
         .iter()
@@ -95,10 +95,10 @@ fn a_majority_for_threads() {
     assert!(guard.valid_for() < Duration::from_secs(10));
 }
 
-/// Who takes several locks works on the thread of the first one's client. The others' background
-/// work and renewals stay on their own threads.
+/// A multi-lock runs on the thread of its first member's client. Background work and renewals of
+/// the other clients stay on their own threads.
 #[test]
-fn a_client_keeps_its_thread() {
+fn renewals_stay_on_each_clients_thread() {
     let server = Server::start();
     let settings = redlatch::Client::builder().watchdog(WATCHDOG);
     let first = Client::connect(&server.url()).unwrap();
@@ -116,7 +116,7 @@ fn a_client_keeps_its_thread() {
     let connected = server.clients();
     drop((multi, first));
     eventually(|| server.clients() < connected);
-    // Not a call is made through the second client from here on.
+    // From here on, the test makes no call through the second client.
     drop(permit);
     let observer = Client::connect(&shared().url()).unwrap();
     let seen = observer.semaphore(semaphore.name());
@@ -124,9 +124,9 @@ fn a_client_keeps_its_thread() {
     assert_renewed(|| held.valid_for());
 }
 
-/// The handle of several locks keeps the threads of all its members' clients.
+/// The handle of a multi-lock keeps the threads of all its members' clients alive.
 #[test]
-fn several_locks_keep_all_their_clients() {
+fn multi_lock_keeps_all_clients_alive() {
     let client = || {
         let settings = redlatch::Client::builder().watchdog(WATCHDOG);
         Client::with(settings, "embedded:").unwrap()
@@ -138,10 +138,10 @@ fn several_locks_keep_all_their_clients() {
     guard.unlock().unwrap();
 }
 
-/// Longer than a busy machine lets a process stand still.
+/// Longer than a busy machine pauses a process.
 const WATCHDOG: Duration = Duration::from_secs(6);
 
-/// Twice: once may have been under way before.
+/// Waits for two renewals: the first may have been in flight before.
 #[track_caller]
 fn assert_renewed(valid_for: impl Fn() -> Duration) {
     for _ in 0..2 {
@@ -164,7 +164,7 @@ fn eventually(holds: impl Fn() -> bool) {
 }
 
 #[test]
-fn none_is_an_error() {
+fn empty_multi_lock_is_an_error() {
     let none = || Vec::<Member>::new();
     let error = MultiLock::new(none()).lock().unwrap_err();
     assert!(matches!(error, Error::InvalidMembers { .. }), "{error}");

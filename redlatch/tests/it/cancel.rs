@@ -1,5 +1,5 @@
-//! Futures may be dropped at any await point (failure catalogue F4, F5): at worst one lease remains
-//! that is not renewed, and with a server that answers not even that.
+//! Futures may be dropped at any await point (failure catalogue F4, F5). At worst one lease remains
+//! that is not renewed; if the server answers, not even that remains.
 
 use std::future::IntoFuture;
 use std::pin::pin;
@@ -12,7 +12,7 @@ use crate::common::{
     LONG, Stand, dropped_everywhere, polled, polled_until_subscribed, soon, until,
 };
 
-/// Nothing was left behind: no key, no renewal, nothing under way.
+/// Asserts that nothing is left: no key, no renewal, no background work.
 async fn nothing_left(client: &Client, lock: &Lock) {
     soon("settled", client.settled()).await;
     assert!(!lock.is_locked().await.unwrap(), "a key was left");
@@ -21,15 +21,15 @@ async fn nothing_left(client: &Client, lock: &Lock) {
 }
 
 on_every_store! {
-    a_free_lock,
-    a_lock_that_is_given_back_meanwhile,
-    a_place_in_the_line,
-    entering_again,
-    giving_back,
+    acquiring_a_free_lock,
+    acquiring_a_lock_that_is_released_meanwhile,
+    waiting_in_the_local_queue,
+    reentering,
+    releasing,
     working_under_a_lock,
 }
 
-async fn a_free_lock(stand: Stand) {
+async fn acquiring_a_free_lock(stand: Stand) {
     let client = stand.client().await;
     let lock = client.lock(&unique("cancel-free"));
     dropped_everywhere(async |polls| {
@@ -42,7 +42,7 @@ async fn a_free_lock(stand: Stand) {
     .await;
 }
 
-async fn a_lock_that_is_given_back_meanwhile(stand: Stand) {
+async fn acquiring_a_lock_that_is_released_meanwhile(stand: Stand) {
     let (client, other) = (stand.client().await, stand.client().await);
     let name = unique("cancel-wait");
     let lock = client.lock(&name);
@@ -59,11 +59,12 @@ async fn a_lock_that_is_given_back_meanwhile(stand: Stand) {
     .await;
 }
 
-async fn a_place_in_the_line(stand: Stand) {
+async fn waiting_in_the_local_queue(stand: Stand) {
     let client = stand.client().await;
     let lock = client.lock(&unique("cancel-line"));
     dropped_everywhere(async |polls| {
-        // One before and one after: whoever leaves the line must not keep the next one from it.
+        // One waiter before and one after: a waiter that leaves the queue must not block the next
+        // one.
         let held = lock.lock().await.unwrap();
         let after = {
             let mut gone = pin!(polled(polls, lock.lock().into_future()));
@@ -88,7 +89,7 @@ async fn a_place_in_the_line(stand: Stand) {
     .await;
 }
 
-async fn entering_again(stand: Stand) {
+async fn reentering(stand: Stand) {
     let client = stand.client().await;
     let lock = client.lock(&unique("cancel-again"));
     dropped_everywhere(async |polls| {
@@ -106,7 +107,7 @@ async fn entering_again(stand: Stand) {
     .await;
 }
 
-async fn giving_back(stand: Stand) {
+async fn releasing(stand: Stand) {
     let client = stand.client().await;
     let lock = client.lock(&unique("cancel-unlock"));
     dropped_everywhere(async |polls| {
@@ -134,21 +135,21 @@ async fn working_under_a_lock(stand: Stand) {
     .await;
 }
 
-/// The release comes after each await point of the waiter in turn: whatever it was doing, it hears
-/// of it (failure catalogue F6).
+/// Releases the lock after each await point of the waiter in turn: in every state, the waiter is
+/// woken (failure catalogue F6).
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_release_between_any_two_polls_is_heard() {
+async fn release_between_any_two_polls_wakes_waiter() {
     let stand = Stand::server();
     let (client, other) = (stand.client().await, stand.client().await);
     for polls in 1..30 {
-        // Each time a channel that is not subscribed to yet.
+        // Uses a new channel each time, which is not subscribed to yet.
         let lock = client.lock(&unique("heard"));
         let channel = format!("redisson_lock__channel:{{{}}}", lock.name());
         let same = other.lock(lock.name());
         let held = same.lock().lease(10 * LONG).await.unwrap();
         let mut waiter = lock.lock().into_future();
         polled_until_subscribed(polls, &mut waiter, &channel).await;
-        // The connection keeps order: what the waiter has sent until now has been answered.
+        // The connection keeps order: everything that the waiter has sent so far has been answered.
         assert!(lock.is_locked().await.unwrap());
         held.unlock().await.unwrap();
         let guard = soon("heard, not slept through", waiter).await.unwrap();
@@ -156,10 +157,10 @@ async fn a_release_between_any_two_polls_is_heard() {
     }
 }
 
-/// On a server that has just lost its scripts, and on a connection that has just been cut, there
-/// are more await points.
+/// On a server that has just lost its scripts, and on a connection that was just cut, there are
+/// more await points.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn dropped_while_scripts_are_taught_and_connections_made() {
+async fn requests_dropped_while_loading_scripts_or_connecting() {
     let server = Server::start();
     let client = Client::connect(&server.url()).await.unwrap();
     let lock = client.lock("cancel-flushed");
@@ -175,15 +176,15 @@ async fn dropped_while_scripts_are_taught_and_connections_made() {
     .await;
 }
 
-/// A request of an owner first settles what a guard of the same owner has just released, and is canceled
-/// while that release is unanswered. The guard's own release then finds nothing, and nothing was lost.
+/// A request first settles the release of a guard of the same owner, and is canceled while that
+/// release is unanswered. The guard's own release then finds no hold, but this is not a loss.
 #[tokio::test(flavor = "current_thread")]
-async fn release_is_no_loss_although_a_canceled_request_of_its_owner_has_released_first() {
+async fn release_by_canceled_request_of_same_owner_is_no_loss() {
     let server = Server::start();
     let proxy = Proxy::to(server.port());
     let client = Client::connect(&proxy.url()).await.unwrap();
     let (lock, me) = (client.lock("a"), Owner::new());
-    // So that the server has both scripts.
+    // So that the server knows both scripts.
     lock.lock().await.unwrap().unlock().await.unwrap();
     let guard = lock.lock().owner(me).await.unwrap();
     proxy.swallow_replies(true);
@@ -204,15 +205,15 @@ async fn release_is_no_loss_although_a_canceled_request_of_its_owner_has_release
     drop(next);
     proxy.swallow_replies(false);
     proxy.cut();
-    // On a new connection: on the broken one, it would be the release itself that is repeated.
+    // On a new connection: on the broken one, the release itself would be repeated.
     assert!(!soon("connected", lock.is_locked()).await.unwrap());
     soon("released", release).await.unwrap();
     nothing_left(&client, &lock).await;
 }
 
-/// A hundred tasks are cancelled at random moments; whoever is left gets the lock.
+/// Cancels a hundred tasks at random moments; each remaining task acquires the lock.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn cancelled_crowds_leave_nothing_behind() {
+async fn many_canceled_requests_leave_nothing_behind() {
     let stand = Stand::server();
     let client = stand.client().await;
     let lock = client.lock(&unique("crowd"));

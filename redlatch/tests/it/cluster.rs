@@ -1,4 +1,4 @@
-//! On a cluster: failovers, and slots, locks and nodes that move.
+//! Tests on a cluster: failovers, and slots, locks and nodes that move.
 
 use std::collections::HashMap;
 use std::future::IntoFuture;
@@ -11,24 +11,24 @@ use crate::common::{LONG, WATCHDOG, soon, until};
 use crate::topology::{Deployment, failover, granted, patient, steady};
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_killed_master_is_followed() {
+async fn client_follows_failover_of_killed_master() {
     let mut deployment = Deployment::cluster();
     failover::a_killed_master(&mut deployment).await;
     failover::a_lock_that_is_lost_with_its_master(&mut deployment).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_killed_master_is_followed_over_tls() {
+async fn client_follows_failover_of_killed_master_over_tls() {
     failover::a_killed_master(&mut Deployment::tls_cluster()).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_frozen_master_is_left_behind() {
+async fn client_leaves_frozen_master() {
     failover::a_frozen_master(&Deployment::cluster()).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn while_no_master_is_replaced() {
+async fn errors_until_master_is_replaced() {
     let deployment = Deployment::steady_cluster();
     steady::a_guard_is_more_careful_than_the_server(&deployment).await;
     steady::dropped_anywhere(&deployment).await;
@@ -38,7 +38,7 @@ async fn while_no_master_is_replaced() {
         unreachable!()
     };
     locks_on_all_nodes_are_renewed(&cluster).await;
-    // Of those that were named some do not answer.
+    // Some of the seed nodes do not answer.
     let seeds = cluster.url();
     let elsewhere = (0..)
         .map(|n| format!("elsewhere-{n}"))
@@ -50,7 +50,7 @@ async fn while_no_master_is_replaced() {
         seeds.clone(),
         format!("redis+cluster://127.0.0.1:1,127.0.0.1:{replica}"),
     ] {
-        // Within the usual time.
+        // Within the default timeout.
         let client = Client::connect(&url).await.unwrap();
         let lock = client.lock(&elsewhere);
         lock.lock().await.unwrap().unlock().await.unwrap();
@@ -60,9 +60,9 @@ async fn while_no_master_is_replaced() {
     patient().connect(&seeds).await.unwrap();
 }
 
-/// What a URL of the wrong kind leads to is said.
+/// A URL with the wrong scheme causes an error that names the kind of server.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn what_cannot_be_connected_to() {
+async fn wrong_kind_of_url_is_reported() {
     let node = shared_cluster().nodes()[0].url();
     let alone = Server::start();
     let alone = format!("redis+cluster://127.0.0.1:{}", alone.port());
@@ -77,7 +77,7 @@ async fn what_cannot_be_connected_to() {
     assert!(!format!("{error} {error:?}").contains("sesame"));
 }
 
-/// Subscriptions to a channel, on all nodes.
+/// Returns the number of subscriptions to matching channels, on all nodes.
 fn subscribers(cluster: &Cluster, pattern: &str) -> usize {
     let of_one = |node: &Server| {
         let channels: Vec<String> = node.ask(&["PUBSUB", "SHARDCHANNELS", pattern]);
@@ -86,10 +86,10 @@ fn subscribers(cluster: &Cluster, pattern: &str) -> usize {
     cluster.nodes().iter().map(of_one).sum()
 }
 
-/// F7, F8: thousands of names waited for at once, on all nodes, on one client; listed, each once; and
-/// no subscription is left.
+/// F7, F8: one client waits for thousands of names at once, on all nodes. Each is listed once, and
+/// no subscription remains.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn thousands_of_names_at_once() {
+async fn one_client_waits_for_thousands_of_names() {
     const NAMES: usize = 2000;
     let cluster = shared_cluster();
     let (holder, waiter) = (
@@ -135,7 +135,7 @@ async fn thousands_of_names_at_once() {
     .await;
 }
 
-/// Locks all over the cluster are renewed together: in few round trips, and none is lost.
+/// Locks all over the cluster are renewed in few round trips, and none is lost.
 async fn locks_on_all_nodes_are_renewed(cluster: &Cluster) {
     const LOCKS: u64 = 200;
     let settings = patient().watchdog(WATCHDOG);
@@ -176,10 +176,10 @@ async fn locks_on_all_nodes_are_renewed(cluster: &Cluster) {
     }
 }
 
-/// A client may outlive the runtime that it was made in; changes are looked out for in the next one, by
-/// a client that does nothing but wait, too.
+/// A client may outlive the runtime in which it was created. Its refresh task continues in the next
+/// runtime, even if the client only waits.
 #[test]
-fn changes_are_looked_out_for_in_every_runtime() {
+fn topology_changes_are_detected_in_every_runtime() {
     let cluster = Cluster::start_with(ClusterPlan {
         replicas: 0,
         ..ClusterPlan::default()

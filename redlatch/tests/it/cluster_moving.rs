@@ -1,4 +1,5 @@
-//! On a cluster whose slots and nodes move while locks are held, waited for, renewed and released.
+//! Tests on a cluster whose slots and nodes move while locks are held, waited for, renewed and
+//! released.
 
 use std::future::IntoFuture;
 use std::sync::OnceLock;
@@ -10,8 +11,9 @@ use redlatch_testkit::{Cluster, ClusterPlan, Takeover, slot_of};
 use crate::common::{LONG, WATCHDOG, risen, soon, until};
 use crate::topology::{NEVER, granted, patient};
 
-/// The cluster of the tests that move slots. Not the one that all tests share: their keys may lie in the slots that
-/// move, and the errors that the nodes count must be those of these tests.
+/// The cluster for tests that move slots. It is separate from the shared cluster: keys of other
+/// tests may lie in the moving slots, and the nodes' error counters must count only errors of these
+/// tests.
 fn moving_cluster() -> &'static Cluster {
     static MOVING: OnceLock<Cluster> = OnceLock::new();
     MOVING.get_or_init(|| {
@@ -27,7 +29,7 @@ async fn client(cluster: &Cluster) -> Client {
     settings.connect(&cluster.url()).await.unwrap()
 }
 
-/// One name of each kind, all in one slot: taken and given back.
+/// Acquires and releases one object of each kind, all in one slot.
 async fn every_kind(client: &Client, tag: &str) {
     let lock = client.lock(&format!("{tag}:lock"));
     granted(|| lock.lock()).await.unlock().await.unwrap();
@@ -52,10 +54,10 @@ async fn every_kind(client: &Client, tag: &str) {
     granted(|| plain.acquire()).await.release().await.unwrap();
 }
 
-/// The timeouts of readers are keys that only the script knows. Where the lock is already and they are not
-/// yet, the readers must not be taken for dead.
+/// Only the script knows the keys of the readers' timeouts. While the lock has moved but these keys
+/// have not, the readers must not be treated as dead.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_reader_that_is_half_moved_lives() {
+async fn reader_survives_partial_move_of_its_keys() {
     let cluster = moving_cluster();
     let reader = client(cluster).await;
     let hasty = Client::builder().response_timeout(Duration::from_secs(1));
@@ -65,7 +67,7 @@ async fn a_reader_that_is_half_moved_lives() {
     let to = (cluster.owner(slot) + 1) % 3;
     let both = reader.read_write_lock(name);
     let read = granted(|| both.read().lock().lease(10 * LONG)).await;
-    // Also teaches both nodes the scripts.
+    // Also loads the scripts on both nodes.
     let write = writer.read_write_lock(name);
     assert!(write.write().try_lock().await.unwrap().is_none());
     cluster.begin_moving(slot, to);
@@ -85,10 +87,10 @@ async fn a_reader_that_is_half_moved_lives() {
         .unwrap();
 }
 
-/// F6: a slot moves to another node and back. What is single goes on in between (ASK); steps with
-/// several keys when the move is over (TRYAGAIN).
+/// F6: a slot moves to another node and back. Steps with a single key succeed during the move
+/// (ASK); steps with several keys succeed after it (TRYAGAIN).
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_slot_moves_under_its_locks() {
+async fn locks_work_while_their_slot_moves() {
     let cluster = moving_cluster();
     let (holder, waiter) = (client(cluster).await, client(cluster).await);
     let slot = slot_of(b"{m}");
@@ -108,11 +110,11 @@ async fn a_slot_moves_under_its_locks() {
         soon("every kind before", every_kind(&waiter, "{m}")).await;
 
         cluster.begin_moving(slot, to);
-        // What is new is taken where the slot goes to.
+        // New locks are acquired on the target node.
         let new = granted(|| holder.lock("{m}:new").lock().lease(10 * LONG)).await;
         let meanwhile = waiter.clone();
         let meanwhile = tokio::spawn(async move { every_kind(&meanwhile, "{m}").await });
-        // Half of what was together is there.
+        // One of several related keys has moved.
         cluster.move_key("{m}:held", to);
         for guard in [&held, &also] {
             risen("a lease", || async { guard.valid_for() }).await;
@@ -121,7 +123,7 @@ async fn a_slot_moves_under_its_locks() {
         for guard in [&held, &also] {
             risen("a lease", || async { guard.valid_for() }).await;
         }
-        // Released where nobody listens yet.
+        // Released on the target node, to which no waiter has subscribed yet.
         lent.unlock().await.unwrap();
         cluster.finish_moving(slot, to);
         let woken = soon("woken, not slept through", waiting).await.unwrap();
@@ -156,10 +158,9 @@ async fn a_slot_moves_under_its_locks() {
     }
 }
 
-/// F6: who begins to wait while the slot is open waits as well as before, and is woken when the move is
-/// over.
+/// F6: a waiter that starts while the slot is moving waits as usual, and is woken after the move.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn who_comes_while_a_slot_moves_waits() {
+async fn new_waiter_waits_while_slot_moves() {
     let cluster = moving_cluster();
     let holder = client(cluster).await;
     let hasty = Client::connect(&cluster.url()).await.unwrap();
@@ -170,7 +171,7 @@ async fn who_comes_while_a_slot_moves_waits() {
     cluster.move_keys(slot, to);
     let waiting = tokio::spawn(hasty.lock("{w}:held").lock().into_future());
     until("it waits", || async { hasty.status().subscriptions == 1 }).await;
-    // Longer than it would ask for in vain.
+    // Longer than the client retries a request without success.
     let patience = hasty.lock("{w}:held").try_lock().wait(crate::common::SHORT);
     let other = patience.await.unwrap();
     assert!(other.is_none() && !waiting.is_finished());
@@ -180,10 +181,10 @@ async fn who_comes_while_a_slot_moves_waits() {
     woken.unwrap().unlock().await.unwrap();
 }
 
-/// A reader's own key is not among those that the step is sent with. Where it is not with the others, the
-/// step cannot be done before the move is over.
+/// The step's declared keys do not include the reader's own key. If that key is on another node
+/// than the rest, the step must wait for the end of the move.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn readers_come_and_go_while_a_slot_moves() {
+async fn readers_acquire_and_release_while_slot_moves() {
     let cluster = moving_cluster();
     let (first, second) = (client(cluster).await, client(cluster).await);
     let slot = slot_of(b"{r}");
@@ -231,7 +232,8 @@ async fn readers_come_and_go_while_a_slot_moves() {
     assert!(left.is_empty(), "{left:?}");
 }
 
-/// What is asked of a node that has no slots yet is not cut short when the client looks who has which.
+/// A request to a node that owns no slots yet is not cut short when the client refreshes its slot
+/// map.
 async fn while_a_new_node_is_asked(cluster: &Cluster, added: usize) {
     let client = client(cluster).await;
     let slot = slot_of(b"{p}");
@@ -253,7 +255,7 @@ async fn while_a_new_node_is_asked(cluster: &Cluster, added: usize) {
     for _ in 0..2 {
         let looks = || watched.info("cmdstat_cluster|slots");
         let before = looks();
-        // A connection that breaks is a reason to look.
+        // A broken connection triggers a refresh.
         watched.cut_all();
         granted(|| client.lock(&elsewhere).lock())
             .await
@@ -268,9 +270,10 @@ async fn while_a_new_node_is_asked(cluster: &Cluster, added: usize) {
     cluster.finish_moving(slot, added);
 }
 
-/// Nodes come and go, and replicas take over in good order, while locks are held and waited for.
+/// Nodes join and leave, and replicas take over in an orderly way, while locks are held and waited
+/// for.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn nodes_come_and_go() {
+async fn locks_work_while_nodes_join_and_leave() {
     let mut cluster = Cluster::start_with(ClusterPlan {
         node_timeout_millis: 60_000,
         ..ClusterPlan::default()

@@ -1,4 +1,4 @@
-//! The lock behaves alike on every store.
+//! Conformance tests: the lock behaves the same on every store.
 
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Arc, Mutex};
@@ -10,35 +10,35 @@ use redlatch_testkit::unique;
 use crate::common::{LONG, Stand, WATCHDOG, assert_lost, in_time, soon, until};
 
 on_every_store! {
-    a_free_lock_is_taken_and_given_back,
+    free_lock_is_acquired_and_released,
     tasks_that_share_a_handle_exclude_each_other,
-    clients_exclude_each_other_and_wake_each_other,
+    clients_exclude_and_wake_each_other,
     try_lock_does_not_wait,
-    try_lock_waits_as_long_as_it_is_told,
-    a_wait_that_the_clock_cannot_hold_is_for_ever,
-    a_guard_is_entered_again,
-    an_owner_enters_again,
-    an_owner_enters_again_while_others_wait,
-    a_scope_sets_the_owner,
-    a_non_reentrant_lock_refuses_its_owner_at_once,
-    a_fixed_lease_ends,
-    reentering_never_brings_the_end_nearer,
-    reentering_may_move_the_end_away,
-    force_unlock_tells_and_wakes,
+    try_lock_keeps_its_wait_limit,
+    wait_beyond_clock_range_is_unlimited,
+    guard_can_be_reentered,
+    owner_can_reenter,
+    owner_can_reenter_while_others_wait,
+    scope_sets_the_owner,
+    non_reentrant_lock_refuses_its_owner_immediately,
+    fixed_lease_expires,
+    reentering_never_shortens_the_lease,
+    reentering_can_extend_the_lease,
+    force_unlock_notifies_holder_and_wakes_waiter,
     dropping_a_guard_releases,
-    dropping_an_inner_guard_keeps_the_outer,
-    a_released_guard_is_not_lost,
-    run_gives_the_result_and_releases,
+    dropping_inner_guard_keeps_outer_hold,
+    released_guard_does_not_report_loss,
+    run_returns_the_result_and_releases,
     run_drops_its_future_when_the_lock_is_lost,
-    what_is_held_can_be_listed,
-    names_that_look_like_keys_beside_others_are_listed,
+    held_locks_can_be_listed,
+    names_that_look_like_auxiliary_keys_are_listed,
     prefixes_keep_clients_apart,
     waiters_of_one_client_are_served_in_order,
-    an_owner_that_lost_may_start_anew,
-    nothing_is_kept_account_of_in_the_end,
+    owner_can_acquire_again_after_loss,
+    no_state_remains_after_release,
 }
 
-async fn a_free_lock_is_taken_and_given_back(stand: Stand) {
+async fn free_lock_is_acquired_and_released(stand: Stand) {
     let client = stand.client().await;
     let lock = client.lock(&unique("free"));
     assert!(!lock.is_locked().await.unwrap());
@@ -92,7 +92,7 @@ async fn tasks_that_share_a_handle_exclude_each_other(stand: Stand) {
     assert!(!lock.is_locked().await.unwrap());
 }
 
-async fn clients_exclude_each_other_and_wake_each_other(stand: Stand) {
+async fn clients_exclude_and_wake_each_other(stand: Stand) {
     let (one, two) = (stand.client().await, stand.client().await);
     assert_ne!(one.id(), two.id());
     let name = unique("clients");
@@ -126,7 +126,7 @@ async fn try_lock_does_not_wait(stand: Stand) {
     assert!(lock.try_lock().await.unwrap().is_some());
 }
 
-async fn try_lock_waits_as_long_as_it_is_told(stand: Stand) {
+async fn try_lock_keeps_its_wait_limit(stand: Stand) {
     let client = stand.client().await;
     let lock = client.lock(&unique("wait"));
     let guard = lock.lock().await.unwrap();
@@ -143,7 +143,7 @@ async fn try_lock_waits_as_long_as_it_is_told(stand: Stand) {
     assert!(soon("woken", waiter).await.unwrap().unwrap().is_some());
 }
 
-async fn a_wait_that_the_clock_cannot_hold_is_for_ever(stand: Stand) {
+async fn wait_beyond_clock_range_is_unlimited(stand: Stand) {
     let client = stand.client().await;
     let lock = client.lock(&unique("ever"));
     let guard = lock.lock().await.unwrap();
@@ -153,7 +153,7 @@ async fn a_wait_that_the_clock_cannot_hold_is_for_ever(stand: Stand) {
     assert!(soon("woken", waiter).await.unwrap().unwrap().is_some());
 }
 
-async fn a_guard_is_entered_again(stand: Stand) {
+async fn guard_can_be_reentered(stand: Stand) {
     let client = stand.client().await;
     let lock = client.lock(&unique("again"));
     let outer = lock.lock().await.unwrap();
@@ -161,7 +161,7 @@ async fn a_guard_is_entered_again(stand: Stand) {
     assert_eq!(outer.owner(), inner.owner());
     assert_eq!((outer.hold_count(), inner.hold_count()), (2, 2));
     assert_eq!(lock.hold_count(outer.owner()).await.unwrap(), 2);
-    // Which one goes first makes no difference.
+    // The order of the releases does not matter.
     outer.unlock().await.unwrap();
     assert_eq!(lock.hold_count(inner.owner()).await.unwrap(), 1);
     assert!(lock.try_lock().await.unwrap().is_none());
@@ -169,7 +169,7 @@ async fn a_guard_is_entered_again(stand: Stand) {
     assert!(!lock.is_locked().await.unwrap());
 }
 
-async fn an_owner_enters_again(stand: Stand) {
+async fn owner_can_reenter(stand: Stand) {
     let client = stand.client().await;
     let lock = client.lock(&unique("owner"));
     let (me, other) = (Owner::new(), Owner::new());
@@ -186,13 +186,13 @@ async fn an_owner_enters_again(stand: Stand) {
     assert!(lock.try_lock().owner(other).await.unwrap().is_some());
 }
 
-async fn an_owner_enters_again_while_others_wait(stand: Stand) {
+async fn owner_can_reenter_while_others_wait(stand: Stand) {
     let client = stand.client().await;
     let lock = client.lock(&unique("overtake"));
     let outer = lock.lock().await.unwrap();
     let waiter = tokio::spawn(lock.lock().into_future());
     until("it waits", || async { client.status().subscriptions == 1 }).await;
-    // Behind the waiter this would wait for itself.
+    // Queued behind the waiter, it would deadlock.
     let inner = soon("re-entered", outer.reenter().into_future())
         .await
         .unwrap();
@@ -201,7 +201,7 @@ async fn an_owner_enters_again_while_others_wait(stand: Stand) {
     drop(soon("woken", waiter).await.unwrap().unwrap());
 }
 
-async fn a_scope_sets_the_owner(stand: Stand) {
+async fn scope_sets_the_owner(stand: Stand) {
     let client = stand.client().await;
     let lock = client.lock(&unique("scope"));
     let me = Owner::new();
@@ -222,7 +222,7 @@ async fn a_scope_sets_the_owner(stand: Stand) {
     assert!(!lock.is_locked().await.unwrap());
 }
 
-async fn a_non_reentrant_lock_refuses_its_owner_at_once(stand: Stand) {
+async fn non_reentrant_lock_refuses_its_owner_immediately(stand: Stand) {
     let client = stand.client().await;
     let lock = client.lock(&unique("non-reentrant")).non_reentrant();
     let me = Owner::new();
@@ -248,7 +248,7 @@ async fn a_non_reentrant_lock_refuses_its_owner_at_once(stand: Stand) {
     lock.lock().owner(me).await.unwrap().unlock().await.unwrap();
 }
 
-async fn a_fixed_lease_ends(stand: Stand) {
+async fn fixed_lease_expires(stand: Stand) {
     let client = stand.client().await;
     let lock = client.lock(&unique("lease"));
     let lease = Duration::from_millis(300);
@@ -262,12 +262,12 @@ async fn a_fixed_lease_ends(stand: Stand) {
     assert_eq!(guard.valid_for(), Duration::ZERO);
     let lost = guard.unlock().await.unwrap_err();
     assert_lost(&lost, Loss::LeaseEnded);
-    // The late unlock took nothing from the next holder.
+    // The late unlock did not release the next holder's lock.
     assert!(lock.is_held_by(next.owner()).await.unwrap());
     next.unlock().await.unwrap();
 }
 
-async fn reentering_never_brings_the_end_nearer(stand: Stand) {
+async fn reentering_never_shortens_the_lease(stand: Stand) {
     let client = stand.client().await;
     let lock = client.lock(&unique("shorter"));
     let outer = lock.lock().lease(LONG).await.unwrap();
@@ -285,7 +285,7 @@ async fn reentering_never_brings_the_end_nearer(stand: Stand) {
     outer.unlock().await.unwrap();
 }
 
-async fn reentering_may_move_the_end_away(stand: Stand) {
+async fn reentering_can_extend_the_lease(stand: Stand) {
     let client = stand.client().await;
     let lock = client.lock(&unique("longer"));
     let outer = lock.lock().lease(LONG).await.unwrap();
@@ -296,7 +296,7 @@ async fn reentering_may_move_the_end_away(stand: Stand) {
     outer.unlock().await.unwrap();
 }
 
-async fn force_unlock_tells_and_wakes(stand: Stand) {
+async fn force_unlock_notifies_holder_and_wakes_waiter(stand: Stand) {
     let settings = Client::builder().watchdog(WATCHDOG);
     let holder = stand.client_with(settings).await;
     let other = stand.client().await;
@@ -327,7 +327,7 @@ async fn dropping_a_guard_releases(stand: Stand) {
     drop(lock.lock().await.unwrap());
     client.settled().await;
     assert!(!lock.is_locked().await.unwrap());
-    // A dropped guard wakes a waiter as an unlocked one does.
+    // Dropping a guard wakes a waiter just as unlocking does.
     let guard = lock.lock().await.unwrap();
     let waiter = tokio::spawn(lock.lock().into_future());
     until("it waits", || async { client.status().subscriptions == 1 }).await;
@@ -335,7 +335,7 @@ async fn dropping_a_guard_releases(stand: Stand) {
     drop(soon("woken", waiter).await.unwrap().unwrap());
 }
 
-async fn dropping_an_inner_guard_keeps_the_outer(stand: Stand) {
+async fn dropping_inner_guard_keeps_outer_hold(stand: Stand) {
     let client = stand.client().await;
     let lock = client.lock(&unique("inner"));
     let outer = lock.lock().await.unwrap();
@@ -348,7 +348,7 @@ async fn dropping_an_inner_guard_keeps_the_outer(stand: Stand) {
     assert!(!lock.is_locked().await.unwrap());
 }
 
-async fn a_released_guard_is_not_lost(stand: Stand) {
+async fn released_guard_does_not_report_loss(stand: Stand) {
     let client = stand.client().await;
     let lock = client.lock(&unique("released"));
     let lost = in_time(|| async {
@@ -362,7 +362,7 @@ async fn a_released_guard_is_not_lost(stand: Stand) {
     assert!(told.is_err(), "told of a loss after the release");
 }
 
-async fn run_gives_the_result_and_releases(stand: Stand) {
+async fn run_returns_the_result_and_releases(stand: Stand) {
     let client = stand.client().await;
     let lock = client.lock(&unique("run"));
     let inside = lock.clone();
@@ -397,7 +397,7 @@ async fn run_drops_its_future_when_the_lock_is_lost(stand: Stand) {
     assert!(dropped.load(Ordering::SeqCst));
 }
 
-async fn what_is_held_can_be_listed(stand: Stand) {
+async fn held_locks_can_be_listed(stand: Stand) {
     let client = stand.client().await;
     let family = unique("list");
     let mut guards = Vec::new();
@@ -421,7 +421,7 @@ async fn what_is_held_can_be_listed(stand: Stand) {
     assert_eq!(none.next().await.unwrap(), None);
 }
 
-async fn names_that_look_like_keys_beside_others_are_listed(stand: Stand) {
+async fn names_that_look_like_auxiliary_keys_are_listed(stand: Stand) {
     let client = stand.client().await;
     let end = unique("beside");
     let mut names = [
@@ -435,7 +435,7 @@ async fn names_that_look_like_keys_beside_others_are_listed(stand: Stand) {
     for name in &names {
         guards.push(client.lock(name).lock().await.unwrap());
     }
-    // What does lie beside others is none of them.
+    // Keys that really belong to other objects are not listed as locks.
     let fenced = client.fenced_lock(&format!("fenced-{end}")).lock().await;
     let read_write = client.read_write_lock(&format!("rw-{end}"));
     let reads = read_write.read().lock().await.unwrap();
@@ -479,12 +479,13 @@ async fn waiters_of_one_client_are_served_in_order(stand: Stand) {
     let guard = lock.lock().await.unwrap();
     let mut waiters = Vec::new();
     for n in 0..50 {
-        // Polled here once each, so that they stand in line in this order.
+        // Each future is polled here once, so that they queue in this order.
         let mut waiting = lock.lock().into_future();
         let first = futures_poll(&mut waiting);
         assert!(first.is_none());
         if n == 0 {
-            // The first asks the store before it joins the line; then it is the first in line.
+            // The first waiter asks the store before it joins the queue; then it is the first in
+            // the queue.
             let client = client.clone();
             let mut waiting_first = waiting;
             tokio::select! {
@@ -508,7 +509,7 @@ async fn waiters_of_one_client_are_served_in_order(stand: Stand) {
     assert_eq!(*order.lock().unwrap(), (0..50).collect::<Vec<_>>());
 }
 
-/// Polls once; the output if that was enough.
+/// Polls once; returns the output if the future is ready.
 fn futures_poll<F: Future + Unpin>(future: &mut F) -> Option<F::Output> {
     let mut cx = std::task::Context::from_waker(std::task::Waker::noop());
     match std::pin::Pin::new(future).poll(&mut cx) {
@@ -517,7 +518,7 @@ fn futures_poll<F: Future + Unpin>(future: &mut F) -> Option<F::Output> {
     }
 }
 
-async fn an_owner_that_lost_may_start_anew(stand: Stand) {
+async fn owner_can_acquire_again_after_loss(stand: Stand) {
     let client = stand.client().await;
     let lock = client.lock(&unique("anew"));
     let me = Owner::new();
@@ -527,7 +528,7 @@ async fn an_owner_that_lost_may_start_anew(stand: Stand) {
     assert!(matches!(lost.reenter().await, Err(Error::Lost { .. })));
     let anew = lock.lock().owner(me).await.unwrap();
     assert_eq!(anew.hold_count(), 1);
-    // What was lost stays lost, and its end changes nothing for the new hold.
+    // The lost hold stays lost, and its end does not change the new hold.
     assert!(!lost.is_valid());
     assert!(matches!(lost.unlock().await, Err(Error::Lost { .. })));
     client.settled().await;
@@ -536,7 +537,7 @@ async fn an_owner_that_lost_may_start_anew(stand: Stand) {
     assert!(!lock.is_locked().await.unwrap());
 }
 
-async fn nothing_is_kept_account_of_in_the_end(stand: Stand) {
+async fn no_state_remains_after_release(stand: Stand) {
     let linger = Duration::from_millis(10);
     let client = stand
         .client_with(Client::builder().subscription_linger(linger))
@@ -568,7 +569,7 @@ async fn nothing_is_kept_account_of_in_the_end(stand: Stand) {
     .await;
 }
 
-/// Whatever is handed out may be moved to and used from any thread, and spawned.
+/// All public types can be moved to and used from any thread, and all futures can be spawned.
 #[test]
 fn everything_is_send_and_sync() {
     fn both<T: Send + Sync>() {}

@@ -1,4 +1,4 @@
-//! The count-down latch, on every store and under faults.
+//! Tests of the count-down latch, on every store and under faults.
 
 use std::pin::pin;
 use std::sync::Arc;
@@ -34,18 +34,18 @@ async fn subscribed(client: &Client, lines: usize) {
 on_every_store! {
     a_latch_is_set_once,
     counting_down,
-    counting_an_open_latch_leaves_nothing_behind,
+    counting_down_an_open_latch_leaves_nothing_behind,
     counting_by_many,
     waiting_until_zero,
     waiting_with_a_limit,
-    a_deleted_latch_lets_everybody_go,
+    deleting_a_latch_wakes_all_waiters,
     a_latch_can_be_used_again,
-    setting_a_latch_again_holds_up_who_comes_later,
+    setting_a_latch_again_blocks_later_waiters,
     a_thousand_waiters_of_one_latch,
     counted_from_many_clients,
-    counts_and_names_that_cannot_be,
+    invalid_counts_and_names_are_rejected,
     dropped_everywhere,
-    a_count_goes_on_when_dropped,
+    dropped_count_down_completes,
 }
 
 async fn a_latch_is_set_once(stand: Stand) {
@@ -71,14 +71,14 @@ async fn counting_down(stand: Stand) {
         assert_eq!(latch.count().await.unwrap(), 0);
         soon("open", latch.wait()).await.unwrap();
     }
-    // One that was never set is open.
+    // A latch that was never set is open.
     let never = client.count_down_latch(&unique("never"));
     soon("open", never.wait()).await.unwrap();
     assert!(never.wait_for(Duration::ZERO).await.unwrap());
     assert_eq!(client.status().subscriptions, 0);
 }
 
-async fn counting_an_open_latch_leaves_nothing_behind(stand: Stand) {
+async fn counting_down_an_open_latch_leaves_nothing_behind(stand: Stand) {
     let client = stand.patient().await;
     let latch = client.count_down_latch(&unique("open"));
     assert_eq!(latch.count_down().await.unwrap(), 0);
@@ -96,7 +96,7 @@ async fn counting_by_many(stand: Stand) {
     assert_eq!(latch.count_down_by(0).await.unwrap(), 10);
     assert_eq!(latch.count_down_by(4).await.unwrap(), 6);
     assert!(!waiter.is_finished());
-    // More than is left: open, and told.
+    // Counts down by more than the remaining count: the latch opens, and the waiter is notified.
     assert_eq!(latch.count_down_by(u32::MAX).await.unwrap(), 0);
     soon("open", waiter).await.unwrap().unwrap();
     assert!(latch.try_set_count(1).await.unwrap(), "nothing was left");
@@ -133,7 +133,7 @@ async fn waiting_with_a_limit(stand: Stand) {
     assert!(latch.wait_for(Duration::MAX).await.unwrap());
 }
 
-async fn a_deleted_latch_lets_everybody_go(stand: Stand) {
+async fn deleting_a_latch_wakes_all_waiters(stand: Stand) {
     let (client, other) = (stand.patient().await, stand.patient().await);
     let latch = set(&client, "deleted", 5).await;
     let waiter = waiting(&other.count_down_latch(latch.name()));
@@ -154,7 +154,7 @@ async fn a_latch_can_be_used_again(stand: Stand) {
     }
 }
 
-async fn setting_a_latch_again_holds_up_who_comes_later(stand: Stand) {
+async fn setting_a_latch_again_blocks_later_waiters(stand: Stand) {
     let client = stand.patient().await;
     let latch = set(&client, "later", 1).await;
     let first = waiting(&latch);
@@ -229,7 +229,7 @@ async fn counted_from_many_clients(stand: Stand) {
     assert!(!latch.delete().await.unwrap());
 }
 
-async fn counts_and_names_that_cannot_be(stand: Stand) {
+async fn invalid_counts_and_names_are_rejected(stand: Stand) {
     let client = stand.patient().await;
     let latch = client.count_down_latch(&unique("zero"));
     let error = latch.try_set_count(0).await.unwrap_err();
@@ -251,7 +251,7 @@ async fn counts_and_names_that_cannot_be(stand: Stand) {
     }
 }
 
-/// A waiter may be dropped at every await point; those behind it are woken nevertheless.
+/// A waiter may be dropped at every await point; the waiters behind it are woken nevertheless.
 async fn dropped_everywhere(stand: Stand) {
     let settings = Client::builder()
         .watchdog(10 * LONG)
@@ -277,7 +277,7 @@ async fn dropped_everywhere(stand: Stand) {
     }
 }
 
-async fn a_count_goes_on_when_dropped(stand: Stand) {
+async fn dropped_count_down_completes(stand: Stand) {
     let client = stand.patient().await;
     let latch = set(&client, "dropped-count", 1000).await;
     let mut expected = 1000;
@@ -292,30 +292,31 @@ async fn a_count_goes_on_when_dropped(stand: Stand) {
     }
 }
 
-/// Failure catalogue F6: the last count comes after each await point of the waiter in turn; whatever
-/// it was doing, it hears of it. Looking by itself would come after the watchdog lease, too late.
+/// Failure catalogue F6: the last count-down comes after each await point of the waiter in turn; in
+/// every state, the waiter is woken. Its periodic check comes only after the watchdog lease, which
+/// would be too late.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_count_between_any_two_polls_is_heard() {
+async fn count_down_between_any_two_polls_wakes_waiter() {
     let stand = Stand::server();
     let (client, other) = (stand.patient().await, stand.patient().await);
     for polls in 1..30 {
-        // Each time a channel that is not subscribed to yet.
+        // Uses a new channel each time, which is not subscribed to yet.
         let latch = client.count_down_latch(&unique("heard"));
         let same = other.count_down_latch(latch.name());
         assert!(same.try_set_count(1).await.unwrap());
         let channel = format!("redisson_countdownlatch__channel__{{{}}}", latch.name());
         let mut waiter = Box::pin(latch.wait());
         polled_until_subscribed(polls, &mut waiter, &channel).await;
-        // The connection keeps order: what the waiter has sent until now has been answered.
+        // The connection keeps order: everything that the waiter has sent so far has been answered.
         assert_eq!(latch.count().await.unwrap(), 1);
         assert_eq!(same.count_down().await.unwrap(), 0);
         soon("heard, not slept through", waiter).await.unwrap();
     }
 }
 
-/// F6, across reconnection.
+/// F6, across a reconnection.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_count_while_the_connection_is_down_is_seen() {
+async fn count_down_during_disconnect_is_noticed() {
     let server = Server::start();
     let proxy = Proxy::to(server.port());
     let counter = Client::connect(&server.url()).await.unwrap();
@@ -346,9 +347,9 @@ async fn a_count_while_the_connection_is_down_is_seen() {
     }
 }
 
-/// What was sent and not answered is told, and never counted twice.
+/// A request that was sent but not answered is reported, and never counted twice.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn an_unknown_outcome_is_told_and_not_repeated() {
+async fn unknown_outcome_is_reported_and_not_repeated() {
     let server = Server::start();
     let proxy = Arc::new(Proxy::to(server.port()));
     let client = Client::connect(&proxy.url()).await.unwrap();
@@ -363,14 +364,15 @@ async fn an_unknown_outcome_is_told_and_not_repeated() {
     }
 }
 
-/// Without an answer, the request is not sent again: others may have counted the latch down, or set it, meanwhile.
+/// A request without an answer is not repeated: other clients may have counted the latch down, or
+/// set it, in the meantime.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_lost_answer_does_not_set_or_delete_the_latch_twice() {
     let server = Server::start();
     let proxy = Arc::new(Proxy::to(server.port()));
     let client = Client::connect(&proxy.url()).await.unwrap();
     let direct = Client::connect(&server.url()).await.unwrap();
-    // The server knows the scripts from here on.
+    // From here on, the server knows the scripts.
     let (latch, seen) = (client.count_down_latch("a"), direct.count_down_latch("a"));
     assert!(seen.try_set_count(1).await.unwrap());
     assert!(seen.delete().await.unwrap());
@@ -394,10 +396,10 @@ async fn a_lost_answer_does_not_set_or_delete_the_latch_twice() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn keys_and_messages_are_redissons() {
+async fn keys_and_messages_match_redisson() {
     let server = shared();
     let client = Client::connect(&server.url()).await.unwrap();
-    // This channel has braces of its own around a name that brings some.
+    // This channel has its own braces around a name that already contains braces.
     let latch = client.count_down_latch(&format!("{{{}}}:x", unique("layout")));
     let channel = format!("redisson_countdownlatch__channel__{{{}}}", latch.name());
     let mut connection = server.connection();
@@ -416,7 +418,7 @@ async fn keys_and_messages_are_redissons() {
     assert_eq!(server.ask::<String>(&["GET", latch.name()]), "1");
     latch.count_down().await.unwrap();
     assert_eq!(server.ask::<i64>(&["EXISTS", latch.name()]), 0);
-    // Says nothing more: it is open.
+    // Publishes nothing: the latch is already open.
     latch.count_down().await.unwrap();
     latch.try_set_count(2).await.unwrap();
     latch.delete().await.unwrap();
@@ -425,7 +427,7 @@ async fn keys_and_messages_are_redissons() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn keys_that_are_no_latches_stay_as_they_are() {
+async fn foreign_keys_stay_unchanged() {
     let server = shared();
     let client = Client::connect(&server.url()).await.unwrap();
     let (text, hash) = (unique("foreign"), unique("foreign-hash"));
@@ -450,7 +452,8 @@ async fn keys_that_are_no_latches_stay_as_they_are() {
     assert!(said.to_string().contains("no whole number"), "{said}");
 }
 
-/// A count of zero or less, which Redisson's `trySetCount(0)` leaves, is an open latch like any other.
+/// A count of zero or less, as Redisson's `trySetCount(0)` leaves it, is an open latch like any
+/// other.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_latch_at_zero_can_be_set() {
     let client = Client::connect(&shared().url()).await.unwrap();
@@ -465,7 +468,7 @@ async fn a_latch_at_zero_can_be_set() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn flushed_scripts_are_taught_again() {
+async fn flushed_scripts_are_loaded_again() {
     let server = Server::start();
     let client = Client::connect(&server.url()).await.unwrap();
     let latch = client.count_down_latch("a");
@@ -481,9 +484,9 @@ async fn flushed_scripts_are_taught_again() {
     }
 }
 
-/// A key that is removed by hand sends no message: it is found gone once per watchdog lease.
+/// A key that is deleted by hand causes no message: the waiter notices it once per watchdog lease.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_key_that_vanishes_without_a_word_is_found_gone() {
+async fn silently_deleted_key_is_noticed() {
     let server = Server::start();
     let settings = Client::builder().watchdog(Duration::from_millis(200));
     let client = settings.connect(&server.url()).await.unwrap();

@@ -1,4 +1,4 @@
-//! The examples tell what they promise to tell, without a server and with one.
+//! Each example prints the output that it promises, without a server and with one.
 
 use std::process::Output;
 use std::time::{Duration, Instant};
@@ -7,12 +7,12 @@ use redlatch_testkit::Server;
 
 use crate::common::{LONG, example};
 
-/// Runs an example in each of the three ways.
+/// Runs an example in each of its three ways.
 fn everywhere(name: &str, told: impl Fn(&str)) {
     everywhere_with(name, &[Server::start()], told);
 }
 
-/// The same on as many servers.
+/// Runs an example in each of its three ways, with as many servers as given.
 fn everywhere_with(name: &str, servers: &[Server], told: impl Fn(&str)) {
     let urls: Vec<String> = servers.iter().map(Server::url).collect();
     told(&output(name, &[], None));
@@ -28,7 +28,7 @@ fn everywhere_with(name: &str, servers: &[Server], told: impl Fn(&str)) {
     }
 }
 
-/// What an example says that ends well.
+/// Returns the output of an example, which must succeed.
 fn output(name: &str, args: &[String], url: Option<String>) -> String {
     let mut example = example(name);
     example.args(args).env_remove("REDLATCH_URL");
@@ -46,7 +46,7 @@ fn output(name: &str, args: &[String], url: Option<String>) -> String {
     out
 }
 
-/// The number behind `before`.
+/// Returns the number that follows `before`.
 #[track_caller]
 fn number(out: &str, before: &str) -> u64 {
     let behind = out.split_once(before).expect(out).1;
@@ -60,7 +60,7 @@ fn last(out: &str) -> &str {
 
 /// Every example is run by a test.
 #[test]
-fn none_is_forgotten() {
+fn every_example_is_tested() {
     let folder = concat!(env!("CARGO_MANIFEST_DIR"), "/examples");
     let here = include_str!("examples.rs");
     for file in std::fs::read_dir(folder).unwrap() {
@@ -156,7 +156,8 @@ fn redlock() {
         assert_eq!(last(out), "12 reports, one at a time");
     };
     everywhere_with("redlock", &servers, reports);
-    // One of them goes down, as its story promises: before anybody can have the lock.
+    // One of the servers goes down, as the example describes: before any client can acquire the
+    // lock.
     let urls: Vec<String> = servers.iter().map(Server::url).collect();
     let [mut down, others @ ..] = servers;
     for server in &others {
@@ -166,7 +167,8 @@ fn redlock() {
     std::thread::scope(|scope| {
         let telling = scope.spawn(|| output("redlock", &urls, None));
         let begun = Instant::now();
-        // All four have connected to all servers once they have asked for the lock here.
+        // Once all four clients have asked this server for the lock, they have connected to all
+        // servers.
         let asking = || {
             let clients: String = down.ask(&["CLIENT", "LIST"]);
             clients.matches(" cmd=eval").count()

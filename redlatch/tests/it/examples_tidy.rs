@@ -1,4 +1,4 @@
-//! The examples leave a server as they found it, and say in clear words what is wrong.
+//! The examples leave no data on a server, and report errors in clear words.
 
 use std::process::Output;
 
@@ -6,7 +6,7 @@ use redlatch_testkit::Server;
 
 use crate::common::example;
 
-/// All that are run on one server.
+/// All examples that run on one server.
 const ON_ONE_SERVER: [&str; 9] = [
     "cache_rebuild",
     "downloads",
@@ -34,7 +34,7 @@ fn assert_well(output: &Output) {
     assert!(output.status.success() && err.is_empty(), "{output:#?}");
 }
 
-/// It ended with one line for people.
+/// Asserts that the example failed with a single readable line.
 #[track_caller]
 fn assert_refused(name: &str, output: &Output, said: &str) {
     let err = String::from_utf8_lossy(&output.stderr);
@@ -45,9 +45,9 @@ fn assert_refused(name: &str, output: &Output, said: &str) {
 }
 
 #[test]
-fn nothing_is_left_behind_or_overwritten() {
+fn examples_leave_and_overwrite_nothing() {
     let server = Server::start();
-    // What a shop could have on a server on which somebody tries the examples out.
+    // Data that a shop could have on a server on which a user tries out the examples.
     let theirs = [
         "transfer:balance:0",
         "transfer:balance:1",
@@ -70,7 +70,7 @@ fn nothing_is_left_behind_or_overwritten() {
 }
 
 #[test]
-fn without_the_server_they_say_so() {
+fn missing_server_is_reported() {
     let mut server = Server::start();
     server.kill();
     for name in ON_ONE_SERVER {
@@ -82,7 +82,7 @@ fn without_the_server_they_say_so() {
 }
 
 #[test]
-fn a_redlock_wants_three_servers() {
+fn redlock_example_requires_three_servers() {
     let servers = [Server::start(), Server::start(), Server::start()];
     let urls = servers.each_ref().map(Server::url);
     let urls = urls.each_ref().map(String::as_str);

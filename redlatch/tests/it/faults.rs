@@ -1,4 +1,4 @@
-//! What must not happen although things break: the failure catalogue, on real servers.
+//! The failure catalogue on real servers: what must not happen when servers and connections fail.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -15,7 +15,7 @@ async fn pttl(server: &Server, key: &str) -> i64 {
     server.ask(&["PTTL", key])
 }
 
-/// Waits until the key's lease is seen to rise.
+/// Waits until the key's time to live is seen to rise.
 async fn renewal(server: &Server, key: &str) {
     risen(key, || async {
         let left = pttl(server, key).await;
@@ -29,15 +29,15 @@ fn quick(watchdog: Duration) -> redlatch::ClientBuilder {
     Client::builder().watchdog(watchdog).response_timeout(SHORT)
 }
 
-/// For what is not answered. What is answered it may miss, if it has to stand still.
+/// For requests that are not answered. With this timeout, a paused process may miss answers, too.
 fn hasty() -> redlatch::ClientBuilder {
     Client::builder().response_timeout(Duration::from_millis(300))
 }
 
-/// F1: after release, drop or cancellation no renewal is sent: a key under the same name and owner
-/// keeps the expiry that somebody else gave it, while other locks of the client are renewed.
+/// F1: after a release, drop or cancellation no renewal is sent. A key with the same name and owner
+/// keeps the expiry that another client set, while other locks of the client are renewed.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn nothing_is_renewed_after_it_was_given_back() {
+async fn released_lock_is_not_renewed() {
     let server = Server::start();
     let client = quick(WATCHDOG).connect(&server.url()).await.unwrap();
     let sentinel = client.lock("sentinel").lock().await.unwrap();
@@ -76,9 +76,9 @@ async fn nothing_is_renewed_after_it_was_given_back() {
     sentinel.unlock().await.unwrap();
 }
 
-/// F2: when renewal fails, the holder knows before the server has given the lock away.
+/// F2: when renewal fails, the holder knows before the server expires the lock.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn the_holder_is_told_before_its_lease_has_ended() {
+async fn holder_learns_of_loss_before_lease_ends() {
     let server = Server::start();
     let proxy = Proxy::to(server.port());
     let watchdog = Duration::from_secs(2);
@@ -92,7 +92,7 @@ async fn the_holder_is_told_before_its_lease_has_ended() {
         } else {
             proxy.stall(true);
         }
-        // Whenever the server says that it is gone, the guard must have known.
+        // Whenever the server reports that the key is gone, the guard must already have known.
         let mut connection = server.connection();
         loop {
             let there: bool = redis::cmd("EXISTS")
@@ -115,7 +115,7 @@ async fn the_holder_is_told_before_its_lease_has_ended() {
     }
 }
 
-/// F3: renewals that fail are tried again; after the connection is back the lock lives on.
+/// F3: failed renewals are retried; after the connection is restored, the lock stays held.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn renewal_survives_a_broken_connection() {
     let server = Server::start();
@@ -132,7 +132,7 @@ async fn renewal_survives_a_broken_connection() {
             _ => proxy.stall(true),
         }
         if way != "cut" {
-            // Past the time at which it would have been renewed.
+            // Past the time of the next renewal.
             until("a renewal was missed", || async {
                 pttl(&server, "a").await < 3700
             })
@@ -149,10 +149,10 @@ async fn renewal_survives_a_broken_connection() {
     guard.unlock().await.unwrap();
 }
 
-/// F3: a server that comes back with its data gone has lost the lock, and the holder learns it; a
-/// killed server's client works on by itself.
+/// F3: a server that restarts without its data has lost the lock, and the holder learns it. The
+/// client of a killed server recovers by itself.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_restarted_server_is_found_and_a_forgotten_lock_is_told() {
+async fn client_reconnects_to_restarted_server_and_reports_lost_lock() {
     let mut server = Server::start();
     let settings = Client::builder().watchdog(WATCHDOG);
     let client = settings.connect(&server.url()).await.unwrap();
@@ -164,9 +164,10 @@ async fn a_restarted_server_is_found_and_a_forgotten_lock_is_told() {
     guard.unlock().await.unwrap();
 }
 
-/// A server that says nothing is too slow; one that there is not even a connection to cannot be reached.
+/// A server that does not answer causes a response timeout; one to which no connection can be
+/// set up causes a connection error.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn no_connection_is_told_from_no_answer() {
+async fn connection_failure_differs_from_response_timeout() {
     let proxy = Proxy::to(shared().port());
     let client = hasty().connect(&proxy.url()).await.unwrap();
     let name = unique("unreachable");
@@ -174,7 +175,7 @@ async fn no_connection_is_told_from_no_answer() {
     proxy.stall(true);
     let error = lock.try_lock().await.unwrap_err();
     assert!(matches!(error, Error::ResponseTimeout { .. }), "{error}");
-    // From now on connections are made and nothing is ever said on them.
+    // From now on connections are accepted, but no data is sent on them.
     proxy.cut();
     let said = "no connection within";
     until("that is what it is", || async {
@@ -187,10 +188,10 @@ async fn no_connection_is_told_from_no_answer() {
     in_time(|| lock.run(async {})).await;
 }
 
-/// F4: an acquisition that timed out (CLIENT PAUSE, or a server that was stopped) is undone, and
-/// never renewed.
+/// F4: an acquisition that timed out (CLIENT PAUSE, or a stopped server) is undone, and never
+/// renewed.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn an_acquisition_without_an_answer_is_undone() {
+async fn acquisition_without_answer_is_undone() {
     let server = Server::start();
     let client = hasty().connect(&server.url()).await.unwrap();
     let lock = client.lock("a");
@@ -212,9 +213,10 @@ async fn an_acquisition_without_an_answer_is_undone() {
     in_time(|| lock.run(async {})).await;
 }
 
-/// F6/F25: the acquisition's answer is lost with the connection; sent again, it is the same one.
+/// F6/F25: the acquisition's answer is lost with the connection; the repeated request returns the
+/// same acquisition.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn an_acquisition_whose_answer_is_lost_is_acquired_once() {
+async fn acquisition_with_lost_answer_is_acquired_once() {
     let server = Server::start();
     let proxy = Arc::new(Proxy::to(server.port()));
     let client = Client::connect(&proxy.url()).await.unwrap();
@@ -235,10 +237,10 @@ async fn an_acquisition_whose_answer_is_lost_is_acquired_once() {
     }
 }
 
-/// F25: a release whose answer is lost is sent again and succeeds, once and only once: it takes
-/// nothing from whoever got the lock in between.
+/// F25: a release whose answer is lost is repeated and succeeds exactly once: it does not release a
+/// hold that another owner acquired in between.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_release_whose_answer_is_lost_succeeds_once() {
+async fn release_with_lost_answer_succeeds_once() {
     let server = Server::start();
     let proxy = Arc::new(Proxy::to(server.port()));
     let client = Client::connect(&proxy.url()).await.unwrap();
@@ -255,7 +257,7 @@ async fn a_release_whose_answer_is_lost_succeeds_once() {
 
 /// Scripts may be flushed at any time.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn flushed_scripts_are_taught_again() {
+async fn flushed_scripts_are_loaded_again() {
     let server = Server::start();
     let client = quick(WATCHDOG).connect(&server.url()).await.unwrap();
     let kept = client.lock("kept").lock().await.unwrap();
@@ -273,9 +275,9 @@ async fn flushed_scripts_are_taught_again() {
     kept.unlock().await.unwrap();
 }
 
-/// Data that is flushed away is told as a loss, and another may have the lock.
+/// Flushed data is reported as a loss, and another owner can acquire the lock.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn flushed_data_is_told() {
+async fn flushed_data_is_reported_as_loss() {
     let server = Server::start();
     let client = quick(WATCHDOG).connect(&server.url()).await.unwrap();
     let guard = client.lock("a").lock().await.unwrap();
@@ -288,9 +290,9 @@ async fn flushed_data_is_told() {
     other.unlock().await.unwrap();
 }
 
-/// A key of another type among a batch of renewals costs its own lock and no other.
+/// A key of another type in a batch of renewals fails only its own lock.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn one_bad_key_does_not_keep_the_batch_from_being_renewed() {
+async fn one_bad_key_does_not_fail_the_renewal_batch() {
     let server = Server::start();
     let client = quick(WATCHDOG).connect(&server.url()).await.unwrap();
     let mut guards = Vec::new();
@@ -306,11 +308,11 @@ async fn one_bad_key_does_not_keep_the_batch_from_being_renewed() {
     assert_eq!(server.ask::<String>(&["GET", "batch-70"]), "precious");
 }
 
-/// F27: contention alone loses no lease. Holders keep their locks while thousands of attempts a
+/// F27: contention alone loses no lease. Holders keep their locks while thousands of attempts per
 /// second go through the same client.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn contention_loses_no_lease() {
-    // Of its own: other tests would wait behind the crowd.
+    // A separate server: other tests would wait behind the crowd.
     let server = Server::start();
     let client = Client::builder()
         .watchdog(WATCHDOG)
@@ -359,7 +361,7 @@ async fn contention_loses_no_lease() {
 
 /// A client whose reconnection is refused for a while (too many clients) works again afterwards.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_refused_reconnection_is_not_for_good() {
+async fn client_recovers_from_refused_reconnection() {
     let server = Server::start();
     let client = hasty().connect(&server.url()).await.unwrap();
     let lock = client.lock("a");
@@ -382,9 +384,9 @@ async fn a_refused_reconnection_is_not_for_good() {
     in_time(|| lock.run(async {})).await;
 }
 
-/// Clients that are gone leave no connection behind.
+/// Dropped clients leave no connection open.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_dropped_client_closes_its_connection() {
+async fn dropped_client_closes_its_connection() {
     let server = Server::start();
     let before = server.clients();
     let client = Client::connect(&server.url()).await.unwrap();
@@ -394,7 +396,7 @@ async fn a_dropped_client_closes_its_connection() {
     assert!(waiting.is_none());
     drop(lock);
     drop(client);
-    // The guard keeps what it needs.
+    // The guard keeps the connection that it needs.
     assert!(guard.is_valid());
     guard.unlock().await.unwrap();
     until("closed", || async { server.clients() == before }).await;

@@ -1,5 +1,5 @@
-//! What is the fenced lock's own: the token. What it has in common with the other locks is in
-//! lock_kinds.rs.
+//! Tests of the fencing token. The behavior that the fenced lock shares with other locks is tested
+//! in lock_kinds.rs.
 
 use std::future::IntoFuture;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -15,16 +15,16 @@ use crate::common::{Stand, assert_lost, in_time, soon, until, without_the_answer
 const SECOND: Duration = Duration::from_secs(1);
 
 on_every_store! {
-    every_acquisition_counts_one_up,
-    tokens_grow_over_clients_reentry_expiry_and_force,
-    a_try_in_vain_uses_no_token,
-    tokens_are_in_the_order_of_the_acquisitions,
-    it_keeps_out_the_lock_of_the_same_name,
-    a_resource_that_checks_the_token_refuses_who_came_too_late,
+    every_acquisition_increments_the_token,
+    tokens_grow_across_clients_reentry_expiry_and_force_unlock,
+    failed_try_lock_uses_no_token,
+    tokens_follow_the_order_of_acquisitions,
+    fenced_lock_excludes_plain_lock_of_the_same_name,
+    resource_that_checks_tokens_refuses_late_writer,
 }
 
 /// Redisson: RedissonFencedLockTest.testTokenIncrease.
-async fn every_acquisition_counts_one_up(stand: Stand) {
+async fn every_acquisition_increments_the_token(stand: Stand) {
     let client = stand.client().await;
     let lock = client.fenced_lock(&unique("count"));
     assert_eq!(lock.current_token().await.unwrap(), 0);
@@ -42,7 +42,7 @@ async fn every_acquisition_counts_one_up(stand: Stand) {
     }
 }
 
-async fn tokens_grow_over_clients_reentry_expiry_and_force(stand: Stand) {
+async fn tokens_grow_across_clients_reentry_expiry_and_force_unlock(stand: Stand) {
     let (one, two) = (stand.client().await, stand.client().await);
     let name = unique("grow");
     let (lock, theirs) = (one.fenced_lock(&name), two.fenced_lock(&name));
@@ -77,7 +77,7 @@ async fn tokens_grow_over_clients_reentry_expiry_and_force(stand: Stand) {
     last.unlock().await.unwrap();
 }
 
-async fn a_try_in_vain_uses_no_token(stand: Stand) {
+async fn failed_try_lock_uses_no_token(stand: Stand) {
     let client = stand.client().await;
     let lock = client.fenced_lock(&unique("vain"));
     let guard = lock.lock().await.unwrap();
@@ -90,7 +90,7 @@ async fn a_try_in_vain_uses_no_token(stand: Stand) {
     guard.unlock().await.unwrap();
 }
 
-async fn tokens_are_in_the_order_of_the_acquisitions(stand: Stand) {
+async fn tokens_follow_the_order_of_acquisitions(stand: Stand) {
     let name = unique("order");
     let tokens = Arc::new(Mutex::new(Vec::new()));
     let mut tasks = Vec::new();
@@ -114,8 +114,8 @@ async fn tokens_are_in_the_order_of_the_acquisitions(stand: Stand) {
     assert_eq!(*tokens, (1..=200).collect::<Vec<u64>>());
 }
 
-/// The same key: with and without a token, they keep each other out.
-async fn it_keeps_out_the_lock_of_the_same_name(stand: Stand) {
+/// The same key: locks with and without a token exclude each other.
+async fn fenced_lock_excludes_plain_lock_of_the_same_name(stand: Stand) {
     let (one, two) = (stand.client().await, stand.client().await);
     let name = unique("same");
     let (plain, fenced) = (one.lock(&name), two.fenced_lock(&name));
@@ -127,16 +127,16 @@ async fn it_keeps_out_the_lock_of_the_same_name(stand: Stand) {
     let guard = soon("woken", waiting).await.unwrap().unwrap();
     assert_eq!(guard.token(), 1);
     assert!(plain.try_lock().await.unwrap().is_none());
-    // One owner that used both would count its holds twice.
+    // One owner that uses both would count its holds twice.
     let me = guard.owner();
     let mixed = two.lock(&name).lock().owner(me).await.unwrap_err();
     assert!(matches!(mixed, Error::WrongKind { .. }), "{mixed}");
     guard.unlock().await.unwrap();
 }
 
-/// The token's key is where Redisson has it, and never expires.
+/// The token is stored under Redisson's key, and never expires.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn the_token_is_kept_where_redisson_keeps_it() {
+async fn token_is_stored_in_redissons_key() {
     let server = Server::start();
     let client = Client::connect(&server.url()).await.unwrap();
     let key = "redisson_lock_token:{orders:42}";
@@ -149,15 +149,15 @@ async fn the_token_is_kept_where_redisson_keeps_it() {
     assert_eq!(server.ask::<String>(&["GET", key]), "42");
     assert_eq!(server.ask::<i64>(&["PTTL", key]), -1);
     assert_eq!(server.ask::<Vec<String>>(&["KEYS", "*"]), [key]);
-    // Forgotten by hand it begins anew.
+    // Deleted by hand, it starts again.
     let _: i64 = server.ask(&["DEL", key]);
     assert_eq!(lock.current_token().await.unwrap(), 0);
     assert_eq!(lock.lock().await.unwrap().token(), 1);
 }
 
-/// Something else in the token's place is an error, and stays as it is.
+/// Foreign data in the token's key causes an error, and stays unchanged.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_token_that_is_none_is_an_error() {
+async fn invalid_token_is_an_error() {
     let server = Server::start();
     let client = Client::connect(&server.url()).await.unwrap();
     let lock = client.fenced_lock("a");
@@ -179,10 +179,10 @@ async fn a_token_that_is_none_is_an_error() {
     assert_eq!(lock.lock().await.unwrap().token(), 1);
 }
 
-/// A server that refuses to count says why itself: it is full, or takes no writes. The key is not to
-/// blame.
+/// A server that refuses to increment reports its own reason: it is full, or accepts no writes. The
+/// error must not blame the key.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_full_server_is_not_taken_for_a_bad_token() {
+async fn server_error_is_not_reported_as_bad_token() {
     let server = Server::start();
     let client = Client::connect(&server.url()).await.unwrap();
     let lock = client.fenced_lock("full");
@@ -200,9 +200,9 @@ async fn a_full_server_is_not_taken_for_a_bad_token() {
     after.unlock().await.unwrap();
 }
 
-/// Tokens are exact over their whole range, and what is none is told as one.
+/// Tokens are exact over their whole range, and an invalid token is reported as such.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn tokens_beyond_the_exact_floats_are_exact() {
+async fn tokens_beyond_float_precision_are_exact() {
     let server = Server::start();
     let client = Client::connect(&server.url()).await.unwrap();
     let lock = client.fenced_lock("a");
@@ -223,10 +223,10 @@ async fn tokens_beyond_the_exact_floats_are_exact() {
     assert!(matches!(error, Error::WrongKind { .. }), "{error}");
 }
 
-/// An acquisition whose answer is lost with the connection is sent again, and is the same one: it
-/// keeps its token.
+/// An acquisition whose answer is lost with the connection is repeated, and remains the same
+/// acquisition with the same token.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn an_acquisition_whose_answer_is_lost_keeps_its_token() {
+async fn acquisition_with_lost_answer_keeps_its_token() {
     let server = Server::start();
     let proxy = Arc::new(Proxy::to(server.port()));
     let client = Client::connect(&proxy.url()).await.unwrap();
@@ -250,7 +250,7 @@ async fn an_acquisition_whose_answer_is_lost_keeps_its_token() {
     }
 }
 
-/// What is to be protected: it remembers the greatest token it has seen, and looks at it in the
+/// The protected resource: it remembers the greatest token that it has seen, and checks it in the
 /// same step in which it writes.
 #[derive(Default)]
 struct Resource {
@@ -272,9 +272,9 @@ impl Resource {
     }
 }
 
-/// F28: the lease of a holder ends while it does something else; the next one has it and writes.
-/// The write of the first is refused, and its guard has told it so before.
-async fn a_resource_that_checks_the_token_refuses_who_came_too_late(stand: Stand) {
+/// F28: the lease of a holder ends while it is busy; the next holder acquires the lock and writes.
+/// The write of the first holder is refused, and its guard has reported the loss before.
+async fn resource_that_checks_tokens_refuses_late_writer(stand: Stand) {
     let (one, two) = (stand.client().await, stand.client().await);
     let name = unique("resource");
     let resource = Resource::default();
@@ -305,9 +305,9 @@ async fn a_resource_that_checks_the_token_refuses_who_came_too_late(stand: Stand
     next.unlock().await.unwrap();
 }
 
-/// F28, on waking: the process stood still for longer than its lease, and no timer has run yet.
+/// F28, on waking: the process paused for longer than its lease, and no timer has run yet.
 #[tokio::test(start_paused = true)]
-async fn a_holder_that_stood_still_knows_it_on_waking() {
+async fn paused_holder_knows_of_loss_on_waking() {
     let store = Embedded::new();
     let client = || Client::builder().connect_embedded(&store).unwrap();
     let (one, two) = (client(), client());
@@ -315,7 +315,7 @@ async fn a_holder_that_stood_still_knows_it_on_waking() {
     let paused = one.fenced_lock("a").lock().lease(SECOND).await.unwrap();
     assert!(paused.is_valid() && resource.write(paused.token()));
 
-    // Nothing of this process runs in here; the other one's goes on.
+    // No task of this process runs here; the other client's tasks do.
     advance(2 * SECOND).await;
     let next = two.fenced_lock("a").try_lock().await.unwrap().unwrap();
     assert!(resource.write(next.token()));
@@ -335,9 +335,10 @@ async fn a_holder_that_stood_still_knows_it_on_waking() {
     next.unlock().await.unwrap();
 }
 
-/// An owner that has lost its hold and asks again has a new token: the old one is of no use to it.
+/// An owner that has lost its hold and acquires again gets a new token: the old one would be
+/// refused.
 #[tokio::test(start_paused = true)]
-async fn who_lost_it_comes_back_with_a_new_token() {
+async fn acquiring_again_after_loss_gets_a_new_token() {
     let client = Client::embedded();
     let lock = client.fenced_lock("a");
     let me = Owner::new();

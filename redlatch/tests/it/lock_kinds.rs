@@ -1,5 +1,5 @@
-//! What all kinds of exclusive lock must do alike: one suite, run over every kind on every store.
-//! The cases are those of Redisson's own tests for its locks (see docs/redisson-parity.md).
+//! Behavior that all kinds of exclusive lock share: one suite that runs for every kind on every
+//! store. The cases are those of Redisson's own tests for its locks (see docs/redisson-parity.md).
 
 use std::future::IntoFuture;
 use std::sync::Arc;
@@ -17,7 +17,7 @@ use crate::common::{
 
 const SECOND: Duration = Duration::from_secs(1);
 
-/// What gives a lock of the kind under test.
+/// Creates a lock of the kind under test.
 type Make<K> = fn(&Client, &str) -> Lock<K>;
 
 macro_rules! on_store_with {
@@ -58,38 +58,38 @@ macro_rules! kinds {
         mod $kind {
             for_each_store! { on_store_with! $make;
                 holds_are_counted,
-                it_is_held_by_its_owner_alone,
-                it_is_entered_again_by_trying,
-                a_late_unlock_takes_nothing_from_the_next,
-                it_is_handed_over_when_given_back,
-                force_unlock_lets_a_waiter_in,
-                clients_take_turns,
-                tries_of_many_tasks_leave_nothing_behind,
-                a_dropped_try_leaves_nothing_behind,
-                what_a_dead_client_held_is_free_when_its_lease_ends,
+                lock_is_held_only_by_its_owner,
+                owner_can_reenter_with_try_lock,
+                late_unlock_does_not_release_the_next_hold,
+                release_passes_the_lock_on,
+                force_unlock_wakes_a_waiter,
+                clients_exclude_each_other_in_turn,
+                attempts_of_many_tasks_leave_nothing_behind,
+                dropped_try_lock_leaves_nothing_behind,
+                lock_of_dead_client_is_free_when_its_lease_ends,
                 waiters_of_one_client_are_served_in_order,
-                names_of_all_sorts,
-                a_non_reentrant_one_is_handed_over,
-                a_non_reentrant_one_refuses_its_owner,
+                unusual_names_work,
+                non_reentrant_lock_passes_on_after_release,
+                non_reentrant_lock_refuses_its_owner,
             }
             in_virtual_time_with! { $make;
-                waiting_ends_on_time,
-                a_wait_that_is_long_enough_is_rewarded,
-                a_fixed_lease_ends_and_the_next_has_it,
-                the_remaining_lease_is_told,
-                a_partial_release_leaves_a_fixed_lease_as_it_is,
-                a_hold_after_a_reentered_one_is_renewed,
+                wait_limit_ends_on_time,
+                long_enough_wait_acquires_the_lock,
+                next_waiter_acquires_when_fixed_lease_ends,
+                remaining_lease_is_reported,
+                partial_release_keeps_a_fixed_lease,
+                hold_after_a_reentered_one_is_renewed,
             }
             on_a_server_of_its_own_with! { $make;
-                a_server_that_is_gone_is_an_error,
-                after_a_restart_the_loss_is_told_and_a_new_hold_is_renewed,
-                five_names_and_a_crowd_leave_no_subscription,
+                unreachable_server_is_an_error,
+                restart_reports_loss_and_renews_new_hold,
+                many_waiters_on_five_names_leave_no_subscription,
             }
         }
     )*};
 }
 
-// A further kind is a further line.
+// Add a line for each new kind.
 kinds! {
     reentrant: |client, name| client.lock(name),
     spin: |client, name| client.spin_lock(name),
@@ -98,7 +98,8 @@ kinds! {
     write: |client, name| client.read_write_lock(name).write().clone(),
 }
 
-/// Puts a waiter in line. When this returns it has been refused, and goes on waiting.
+/// Adds a waiter to the queue. When this returns, its first attempt was refused and it keeps
+/// waiting.
 async fn in_line<K, W>(lock: &Lock<K>, waiting: W) -> JoinHandle<W::Output>
 where
     K: LockKind,
@@ -108,7 +109,7 @@ where
 {
     let mut waiting = Box::pin(waiting.into_future());
     let held = async {
-        // The connection keeps order: these come after what the waiter has asked.
+        // The connection keeps order: these requests follow the waiter's attempt.
         for _ in 0..3 {
             assert!(lock.is_locked().await.unwrap());
         }
@@ -121,7 +122,7 @@ where
     tokio::spawn(waiting)
 }
 
-/// Nothing is held, and nobody is kept account of.
+/// Asserts that the lock is free, and that the client has no holds and no background work.
 async fn nothing_left<K: LockKind>(client: &Client, lock: &Lock<K>) {
     soon("settled", client.settled()).await;
     assert!(!lock.is_locked().await.unwrap(), "a key was left");
@@ -152,9 +153,9 @@ async fn holds_are_counted<K: LockKind + OwnedKind>(stand: Stand, make: Make<K>)
     }
 }
 
-/// Redisson: testIsHeldByCurrentThreadOtherThread, testIsLockedOtherThread. A number is an owner
-/// only together with its client.
-async fn it_is_held_by_its_owner_alone<K: LockKind + OwnedKind>(stand: Stand, make: Make<K>) {
+/// Redisson: testIsHeldByCurrentThreadOtherThread, testIsLockedOtherThread. A number identifies an
+/// owner only together with its client.
+async fn lock_is_held_only_by_its_owner<K: LockKind + OwnedKind>(stand: Stand, make: Make<K>) {
     let (client, other) = (stand.client().await, stand.client().await);
     let name = unique("alone");
     let (lock, theirs) = (make(&client, &name), make(&other, &name));
@@ -174,7 +175,7 @@ async fn it_is_held_by_its_owner_alone<K: LockKind + OwnedKind>(stand: Stand, ma
 }
 
 /// Redisson: testReentrancy, testTryLockAsyncSucceed, testTryLockAsyncFailed.
-async fn it_is_entered_again_by_trying<K: LockKind + OwnedKind>(stand: Stand, make: Make<K>) {
+async fn owner_can_reenter_with_try_lock<K: LockKind + OwnedKind>(stand: Stand, make: Make<K>) {
     let client = stand.client().await;
     let lock = make(&client, &unique("try-again"));
     let me = Owner::new();
@@ -187,9 +188,9 @@ async fn it_is_entered_again_by_trying<K: LockKind + OwnedKind>(stand: Stand, ma
     next.unlock().await.unwrap();
 }
 
-/// Redisson: testUnlockFail. Only a guard can unlock, so what is left of it is a guard whose hold
-/// has been taken away and is somebody else's now.
-async fn a_late_unlock_takes_nothing_from_the_next<K: LockKind + OwnedKind>(
+/// Redisson: testUnlockFail. Only a guard can unlock here. So the case is a guard whose hold was
+/// removed and now belongs to another owner.
+async fn late_unlock_does_not_release_the_next_hold<K: LockKind + OwnedKind>(
     stand: Stand,
     make: Make<K>,
 ) {
@@ -207,7 +208,7 @@ async fn a_late_unlock_takes_nothing_from_the_next<K: LockKind + OwnedKind>(
 }
 
 /// Redisson: testTryLockAsync, testConcurrency_SingleInstance.
-async fn it_is_handed_over_when_given_back<K: LockKind + OwnedKind>(stand: Stand, make: Make<K>) {
+async fn release_passes_the_lock_on<K: LockKind + OwnedKind>(stand: Stand, make: Make<K>) {
     let (client, other) = (stand.client().await, stand.client().await);
     let name = unique("hand-over");
     let (lock, theirs) = (make(&client, &name), make(&other, &name));
@@ -220,7 +221,7 @@ async fn it_is_handed_over_when_given_back<K: LockKind + OwnedKind>(stand: Stand
         } else {
             guard.unlock().await.unwrap();
         }
-        // In whatever order: each of them gives it back to the other.
+        // In any order: each releases the lock to the other.
         let here = async {
             let guard = soon("served here", here).await.unwrap().unwrap();
             guard.unlock().await.unwrap();
@@ -235,7 +236,7 @@ async fn it_is_handed_over_when_given_back<K: LockKind + OwnedKind>(stand: Stand
 }
 
 /// Redisson: testForceUnlock.
-async fn force_unlock_lets_a_waiter_in<K: LockKind + OwnedKind>(stand: Stand, make: Make<K>) {
+async fn force_unlock_wakes_a_waiter<K: LockKind + OwnedKind>(stand: Stand, make: Make<K>) {
     let client = stand.client().await;
     let name = unique("force");
     let lock = make(&client, &name);
@@ -257,11 +258,11 @@ async fn force_unlock_lets_a_waiter_in<K: LockKind + OwnedKind>(stand: Stand, ma
 
 /// Redisson: testConcurrency_SingleInstance, testConcurrencyLoop_MultiInstance,
 /// testConcurrency_MultiInstance.
-async fn clients_take_turns<K: LockKind + OwnedKind>(stand: Stand, make: Make<K>) {
+async fn clients_exclude_each_other_in_turn<K: LockKind + OwnedKind>(stand: Stand, make: Make<K>) {
     const CLIENTS: u32 = 12;
     const TURNS: u32 = 15;
     let name = unique("turns");
-    // Not counted in one step: it comes out right only if nobody else counts meanwhile.
+    // The increment is not atomic: the sum is correct only if holders exclude each other.
     let counter = Arc::new(AtomicU32::new(0));
     let mut tasks = Vec::new();
     for _ in 0..CLIENTS {
@@ -283,9 +284,9 @@ async fn clients_take_turns<K: LockKind + OwnedKind>(stand: Stand, make: Make<K>
     assert_eq!(counter.load(Ordering::SeqCst), CLIENTS * TURNS);
 }
 
-/// Redisson: testConcurrencyTryLockUnLock. While something is held the watchdog knows of it, and
-/// afterwards of nothing.
-async fn tries_of_many_tasks_leave_nothing_behind<K: LockKind + OwnedKind>(
+/// Redisson: testConcurrencyTryLockUnLock. The watchdog tracks each hold while it exists, and
+/// nothing afterwards.
+async fn attempts_of_many_tasks_leave_nothing_behind<K: LockKind + OwnedKind>(
     stand: Stand,
     make: Make<K>,
 ) {
@@ -313,8 +314,12 @@ async fn tries_of_many_tasks_leave_nothing_behind<K: LockKind + OwnedKind>(
     nothing_left(&client, &lock).await;
 }
 
-/// Redisson: testLockIsNotRenewedAfterInterruptedTryLock, at every point where it can be dropped.
-async fn a_dropped_try_leaves_nothing_behind<K: LockKind + OwnedKind>(stand: Stand, make: Make<K>) {
+/// Redisson: testLockIsNotRenewedAfterInterruptedTryLock, at every point where the future can be
+/// dropped.
+async fn dropped_try_lock_leaves_nothing_behind<K: LockKind + OwnedKind>(
+    stand: Stand,
+    make: Make<K>,
+) {
     let client = stand.client().await;
     let lock = make(&client, &unique("dropped"));
     dropped_everywhere(async |polls| {
@@ -327,8 +332,8 @@ async fn a_dropped_try_leaves_nothing_behind<K: LockKind + OwnedKind>(stand: Sta
     .await;
 }
 
-/// Redisson: testAutoExpire. The client dies with its runtime: nobody renews and nobody releases.
-async fn what_a_dead_client_held_is_free_when_its_lease_ends<K: LockKind + OwnedKind>(
+/// Redisson: testAutoExpire. The client dies with its runtime: it neither renews nor releases.
+async fn lock_of_dead_client_is_free_when_its_lease_ends<K: LockKind + OwnedKind>(
     stand: Stand,
     make: Make<K>,
 ) {
@@ -363,13 +368,14 @@ async fn what_a_dead_client_held_is_free_when_its_lease_ends<K: LockKind + Owned
     guard.unlock().await.unwrap();
 }
 
-/// Waits until its lease has become longer.
+/// Waits until the lease has become longer.
 async fn renewed<K: LockKind>(lock: &Lock<K>) {
     let left = || async { lock.remaining_lease().await.unwrap() };
     risen("the lease", left).await;
 }
 
-/// Redisson's fair lock promises it over all clients; here every kind does so within a client.
+/// Redisson's fair lock promises this across all clients; here every kind promises it within a
+/// client.
 async fn waiters_of_one_client_are_served_in_order<K: LockKind + OwnedKind>(
     stand: Stand,
     make: Make<K>,
@@ -396,9 +402,9 @@ async fn waiters_of_one_client_are_served_in_order<K: LockKind + OwnedKind>(
     assert_eq!(*order.lock().unwrap(), (0..10).collect::<Vec<_>>());
 }
 
-/// Redisson: testName, testNameMapper. Whatever the name, and with a prefix; but braces have to enclose a
-/// hash tag.
-async fn names_of_all_sorts<K: LockKind + OwnedKind>(stand: Stand, make: Make<K>) {
+/// Redisson: testName, testNameMapper. Any name works, also with a prefix; but braces must enclose
+/// a hash tag.
+async fn unusual_names_work<K: LockKind + OwnedKind>(stand: Stand, make: Make<K>) {
     for client in [stand.client().await, stand.prefixed("test::").await] {
         for sort in [
             "{tag}:abc:key",
@@ -429,7 +435,10 @@ async fn names_of_all_sorts<K: LockKind + OwnedKind>(stand: Stand, make: Make<K>
 }
 
 /// Redisson: testContendingThreadBlocksAndAcquiresOnRelease (both non-reentrant tests).
-async fn a_non_reentrant_one_is_handed_over<K: LockKind + OwnedKind>(stand: Stand, make: Make<K>) {
+async fn non_reentrant_lock_passes_on_after_release<K: LockKind + OwnedKind>(
+    stand: Stand,
+    make: Make<K>,
+) {
     let client = stand.client().await;
     let lock = make(&client, &unique("strict-hand-over")).non_reentrant();
     let guard = lock.lock().await.unwrap();
@@ -442,7 +451,7 @@ async fn a_non_reentrant_one_is_handed_over<K: LockKind + OwnedKind>(stand: Stan
 
 /// Redisson: testSameThreadReacquireThrows, testCrossInstanceSameThreadReentryThrows (both
 /// non-reentrant tests).
-async fn a_non_reentrant_one_refuses_its_owner<K: LockKind + OwnedKind>(
+async fn non_reentrant_lock_refuses_its_owner<K: LockKind + OwnedKind>(
     stand: Stand,
     make: Make<K>,
 ) {
@@ -486,7 +495,7 @@ async fn a_non_reentrant_one_refuses_its_owner<K: LockKind + OwnedKind>(
 }
 
 /// Redisson: testTryLockWait, testTryLockAsyncWaitTime.
-async fn waiting_ends_on_time<K: LockKind + OwnedKind>(client: Client, make: Make<K>) {
+async fn wait_limit_ends_on_time<K: LockKind + OwnedKind>(client: Client, make: Make<K>) {
     let lock = make(&client, "a");
     let guard = lock.lock().await.unwrap();
     let begun = Instant::now();
@@ -501,7 +510,7 @@ async fn waiting_ends_on_time<K: LockKind + OwnedKind>(client: Client, make: Mak
 }
 
 /// Redisson: testTimedTryLockAsync.
-async fn a_wait_that_is_long_enough_is_rewarded<K: LockKind + OwnedKind>(
+async fn long_enough_wait_acquires_the_lock<K: LockKind + OwnedKind>(
     client: Client,
     make: Make<K>,
 ) {
@@ -514,7 +523,7 @@ async fn a_wait_that_is_long_enough_is_rewarded<K: LockKind + OwnedKind>(
     assert!(!waiting.is_finished());
     guard.unlock().await.unwrap();
     let next = waiting.await.unwrap().unwrap().expect("in time");
-    // Who spins looks every 128 ms.
+    // A spinning waiter retries every 128 ms.
     assert!(begun.elapsed() <= SECOND / 2 + SECOND / 7);
     let left = next.valid_for();
     assert!(left > 29 * SECOND && left <= 30 * SECOND, "{left:?}");
@@ -522,7 +531,7 @@ async fn a_wait_that_is_long_enough_is_rewarded<K: LockKind + OwnedKind>(
 }
 
 /// Redisson: testExpire.
-async fn a_fixed_lease_ends_and_the_next_has_it<K: LockKind + OwnedKind>(
+async fn next_waiter_acquires_when_fixed_lease_ends<K: LockKind + OwnedKind>(
     client: Client,
     make: Make<K>,
 ) {
@@ -543,7 +552,7 @@ async fn a_fixed_lease_ends_and_the_next_has_it<K: LockKind + OwnedKind>(
 }
 
 /// Redisson: testRemainTimeToLive, testRemainTimeToLive2.
-async fn the_remaining_lease_is_told<K: LockKind + OwnedKind>(client: Client, make: Make<K>) {
+async fn remaining_lease_is_reported<K: LockKind + OwnedKind>(client: Client, make: Make<K>) {
     let lock = make(&client, "a");
     let left = async || lock.remaining_lease().await.unwrap();
     assert_eq!(left().await, None);
@@ -560,9 +569,9 @@ async fn the_remaining_lease_is_told<K: LockKind + OwnedKind>(client: Client, ma
     assert_eq!(left().await, None);
 }
 
-/// Redisson: testRemainTimeToLive2, where each release begins the lease anew; a fixed lease stays
-/// what was asked for here.
-async fn a_partial_release_leaves_a_fixed_lease_as_it_is<K: LockKind + OwnedKind>(
+/// Redisson: testRemainTimeToLive2. In Redisson each release restarts the lease; here a fixed lease
+/// stays as requested.
+async fn partial_release_keeps_a_fixed_lease<K: LockKind + OwnedKind>(
     client: Client,
     make: Make<K>,
 ) {
@@ -584,7 +593,7 @@ async fn a_partial_release_leaves_a_fixed_lease_as_it_is<K: LockKind + OwnedKind
 }
 
 /// Redisson: testLockReentrantRenew.
-async fn a_hold_after_a_reentered_one_is_renewed<K: LockKind + OwnedKind>(
+async fn hold_after_a_reentered_one_is_renewed<K: LockKind + OwnedKind>(
     client: Client,
     make: Make<K>,
 ) {
@@ -607,7 +616,7 @@ async fn a_hold_after_a_reentered_one_is_renewed<K: LockKind + OwnedKind>(
 }
 
 /// Redisson: testRedisFailed.
-async fn a_server_that_is_gone_is_an_error<K: LockKind + OwnedKind>(
+async fn unreachable_server_is_an_error<K: LockKind + OwnedKind>(
     mut server: Server,
     make: Make<K>,
 ) {
@@ -625,13 +634,13 @@ async fn a_server_that_is_gone_is_an_error<K: LockKind + OwnedKind>(
         assert!(error.is_transient());
     }
     server.restart();
-    // What could not be asked is not owed either.
+    // A request that was never sent needs no settling either.
     lock.lock().await.unwrap().unlock().await.unwrap();
     nothing_left(&client, &lock).await;
 }
 
 /// Redisson: testLockAfterTimeout.
-async fn after_a_restart_the_loss_is_told_and_a_new_hold_is_renewed<K: LockKind + OwnedKind>(
+async fn restart_reports_loss_and_renews_new_hold<K: LockKind + OwnedKind>(
     mut server: Server,
     make: Make<K>,
 ) {
@@ -651,8 +660,9 @@ async fn after_a_restart_the_loss_is_told_and_a_new_hold_is_renewed<K: LockKind 
     nothing_left(&client, &lock).await;
 }
 
-/// Redisson: testSubscriptionsPerConnection, testSinglePubSub. No setting has to fit the crowd.
-async fn five_names_and_a_crowd_leave_no_subscription<K: LockKind + OwnedKind>(
+/// Redisson: testSubscriptionsPerConnection, testSinglePubSub. No setting has to match the number
+/// of waiters.
+async fn many_waiters_on_five_names_leave_no_subscription<K: LockKind + OwnedKind>(
     server: Server,
     make: Make<K>,
 ) {
@@ -681,9 +691,9 @@ async fn five_names_and_a_crowd_leave_no_subscription<K: LockKind + OwnedKind>(
     .await;
 }
 
-/// A Java process holds the lock, as the server sees it: it is waited for, and its release heard.
-/// Its data is not touched.
-async fn a_hold_of_redisson_is_honoured<K: LockKind + OwnedKind>(server: Server, make: Make<K>) {
+/// A Java process holds the lock, as the server sees it: redlatch waits for it, and its release
+/// wakes the waiter. Its data stays unchanged.
+async fn hold_of_redisson_is_respected<K: LockKind + OwnedKind>(server: Server, make: Make<K>) {
     let client = Client::connect(&server.url()).await.unwrap();
     let lock = make(&client, "orders:42");
     let theirs = "285475da-9152-4c83-822a-67ee2f116a79:52";
@@ -700,7 +710,7 @@ async fn a_hold_of_redisson_is_honoured<K: LockKind + OwnedKind>(server: Server,
     let _: i64 = server.ask(&["PUBLISH", "redisson_lock__channel:{orders:42}", "0"]);
     let guard = soon("heard", waiting).await.unwrap().unwrap();
 
-    // And what Java sees then.
+    // This is what Java sees then.
     let held: Vec<String> = server.ask(&["HGETALL", "orders:42"]);
     assert_eq!(held, [guard.owner_id(), "1"]);
     let left: i64 = server.ask(&["PTTL", "orders:42"]);
@@ -709,21 +719,21 @@ async fn a_hold_of_redisson_is_honoured<K: LockKind + OwnedKind>(server: Server,
     assert_eq!(server.ask::<i64>(&["EXISTS", "orders:42"]), 0);
 }
 
-/// The kinds whose data is the lock's own hash and no more.
+/// The kinds whose data consists only of the lock's own hash.
 mod shared_with_redisson {
     mod reentrant {
         on_a_server_of_its_own_with! { |client, name| client.lock(name);
-            a_hold_of_redisson_is_honoured,
+            hold_of_redisson_is_respected,
         }
     }
     mod spin {
         on_a_server_of_its_own_with! { |client, name| client.spin_lock(name);
-            a_hold_of_redisson_is_honoured,
+            hold_of_redisson_is_respected,
         }
     }
     mod fenced {
         on_a_server_of_its_own_with! { |client, name| client.fenced_lock(name);
-            a_hold_of_redisson_is_honoured,
+            hold_of_redisson_is_respected,
         }
     }
 }

@@ -1,6 +1,6 @@
-//! The library as its users meet it: on the embedded store, on real servers, and in virtual time.
+//! Tests of the public API: on the embedded store, on real servers, and in virtual time.
 
-// Less than the default of 128: see `promises::futures`.
+// Lower than the default of 128: see `promises::futures`.
 #![recursion_limit = "100"]
 
 #[macro_use]

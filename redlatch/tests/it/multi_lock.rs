@@ -1,4 +1,4 @@
-//! Several locks, all or nothing.
+//! Tests of the multi-lock: several locks, all or none.
 
 use std::future::{Future, IntoFuture};
 use std::pin::pin;
@@ -21,7 +21,7 @@ async fn is_held(client: &Client, name: &str) -> bool {
     client.lock(name).is_locked().await.unwrap()
 }
 
-/// Nothing was left behind: nothing under way, nothing looked after, nothing held.
+/// Asserts that nothing is left: no background work, no watched hold, no held lock.
 async fn nothing_left(client: &Client, names: &[&str]) {
     soon("settled", client.settled()).await;
     for name in names {
@@ -32,32 +32,32 @@ async fn nothing_left(client: &Client, names: &[&str]) {
 }
 
 on_every_store! {
-    all_are_held_or_none,
-    of_ten_tries_one_wins,
-    what_cannot_be_had_gives_back_the_others_before_waiting,
-    waiting_ends_with_patience,
-    whoever_is_in_the_way_is_waited_for_one_after_the_other,
-    any_mix_of_kinds,
+    all_members_are_held_or_none,
+    one_of_ten_attempts_wins,
+    blocked_member_releases_the_others_before_waiting,
+    waiting_ends_at_its_limit,
+    blocking_holders_are_awaited_one_after_the_other,
+    members_can_have_different_kinds,
     fair_and_read_write_members,
     members_of_several_clients,
-    the_owner_enters_again,
-    the_same_owner_is_not_in_its_own_way,
-    a_non_reentrant_member_refuses_its_owner,
-    a_fixed_lease_is_not_renewed,
-    what_was_not_had_prolongs_no_lease,
-    one_lost_member_is_a_lost_guard,
-    all_are_released_also_when_one_is_lost,
-    dropped_guards_release_all,
-    dropped_anywhere_nothing_is_left,
+    owner_can_reenter,
+    owner_does_not_block_itself,
+    non_reentrant_member_refuses_its_owner,
+    fixed_lease_is_not_renewed,
+    failed_attempt_extends_no_lease,
+    one_lost_member_means_a_lost_guard,
+    all_members_are_released_even_if_one_is_lost,
+    dropped_guard_releases_all_members,
+    request_dropped_anywhere_leaves_nothing_behind,
     opposite_orders_do_not_deadlock,
-    any_order_over_several_clients,
-    single_locks_and_several_beside_each_other,
-    bad_members_are_refused,
-    what_is_something_else_stays_as_it_is,
-    work_under_all_locks,
+    members_of_several_clients_in_any_order,
+    single_locks_and_multi_locks_coexist,
+    invalid_members_are_rejected,
+    foreign_keys_stay_unchanged,
+    run_holds_all_locks,
 }
 
-async fn all_are_held_or_none(stand: Stand) {
+async fn all_members_are_held_or_none(stand: Stand) {
     let client = stand.client().await;
     let names = [unique("all"), unique("all"), unique("all")];
     let multi = MultiLock::new(names.each_ref().map(|name| client.lock(name)));
@@ -72,7 +72,7 @@ async fn all_are_held_or_none(stand: Stand) {
     assert!(multi.try_lock().await.unwrap().is_none());
     assert_eq!(client.status().holds, 3);
     guard.unlock().await.unwrap();
-    // Whichever of them is held by another: none is taken.
+    // Whichever member another owner holds, no member is acquired.
     for name in &names {
         let held = client.lock(name).lock().await.unwrap();
         assert!(multi.try_lock().await.unwrap().is_none());
@@ -81,7 +81,7 @@ async fn all_are_held_or_none(stand: Stand) {
         }
         held.unlock().await.unwrap();
     }
-    // Everybody takes them in the same order.
+    // All clients acquire the members in the same order.
     let mut order = None;
     for first in 0..3 {
         let mut given = names.clone();
@@ -96,8 +96,9 @@ async fn all_are_held_or_none(stand: Stand) {
     nothing_left(&client, &names.each_ref().map(String::as_str)).await;
 }
 
-/// Redisson: testWaitAndLeaseTimeouts. Ten try at the same time, over the same locks in all orders.
-async fn of_ten_tries_one_wins(stand: Stand) {
+/// Redisson: testWaitAndLeaseTimeouts. Ten attempts run at the same time, over the same locks in
+/// all orders.
+async fn one_of_ten_attempts_wins(stand: Stand) {
     let (a, b, c) = (unique("ten-a"), unique("ten-b"), unique("ten-c"));
     let mut clients = Vec::new();
     for _ in 0..10 {
@@ -127,9 +128,9 @@ async fn of_ten_tries_one_wins(stand: Stand) {
     }
 }
 
-async fn what_cannot_be_had_gives_back_the_others_before_waiting(stand: Stand) {
+async fn blocked_member_releases_the_others_before_waiting(stand: Stand) {
     let (client, other) = (stand.client().await, stand.client().await);
-    // Members of two clients are two scripts, so that here something is really given back.
+    // Members of two clients need two scripts, so one of them really is released here.
     let second = stand.client().await;
     let (a, b) = (unique("give-back-a"), unique("give-back-b"));
     for multi in [
@@ -142,7 +143,7 @@ async fn what_cannot_be_had_gives_back_the_others_before_waiting(stand: Stand) {
             client.status().subscriptions + second.status().subscriptions > 0
         })
         .await;
-        // Whatever it does while it waits, it holds nothing: others get the one that is free.
+        // While it waits it holds nothing: other owners can acquire the free member.
         let free = soon("the free one", other.lock(&a).lock().into_future()).await;
         free.unwrap().unlock().await.unwrap();
         assert!(!waiting.is_finished());
@@ -159,7 +160,7 @@ async fn what_cannot_be_had_gives_back_the_others_before_waiting(stand: Stand) {
     }
 }
 
-async fn waiting_ends_with_patience(stand: Stand) {
+async fn waiting_ends_at_its_limit(stand: Stand) {
     let (client, other) = (stand.client().await, stand.client().await);
     let (a, b) = (unique("patience-a"), unique("patience-b"));
     let held = other.lock(&b).lock().await.unwrap();
@@ -175,7 +176,7 @@ async fn waiting_ends_with_patience(stand: Stand) {
     assert!(guard.is_some());
 }
 
-async fn whoever_is_in_the_way_is_waited_for_one_after_the_other(stand: Stand) {
+async fn blocking_holders_are_awaited_one_after_the_other(stand: Stand) {
     let (client, other) = (stand.client().await, stand.client().await);
     let names = [unique("way-a"), unique("way-b"), unique("way-c")];
     let lease = 10 * LONG;
@@ -185,7 +186,8 @@ async fn whoever_is_in_the_way_is_waited_for_one_after_the_other(stand: Stand) {
     }
     let multi = MultiLock::new(names.each_ref().map(|name| client.lock(name)));
     let waiting = tokio::spawn(multi.lock().into_future());
-    // Each of them in turn, in whatever order: it hears of it, and goes to wait for the next.
+    // Released one by one, in any order: each release wakes the waiter, which then waits for the
+    // next member.
     held.rotate_left(1);
     for guard in held {
         until("it waits", || async { client.status().subscriptions > 0 }).await;
@@ -197,7 +199,7 @@ async fn whoever_is_in_the_way_is_waited_for_one_after_the_other(stand: Stand) {
     nothing_left(&client, &names.each_ref().map(String::as_str)).await;
 }
 
-async fn any_mix_of_kinds(stand: Stand) {
+async fn members_can_have_different_kinds(stand: Stand) {
     let (client, other) = (stand.client().await, stand.client().await);
     let [lock, fenced, spin, strict] =
         ["lock", "fenced", "spin", "strict"].map(|kind| unique(&format!("mix-{kind}")));
@@ -214,8 +216,8 @@ async fn any_mix_of_kinds(stand: Stand) {
         assert_eq!(guard.names().count(), 4);
         guard.unlock().await.unwrap();
     }
-    // Of members of several clients one is had before the others: a named owner that waited for it
-    // goes on with that acquisition.
+    // With several clients, one member is acquired before the others. A named owner that waited for
+    // it continues with that acquisition.
     let apart = MultiLock::new([other.lock(&format!("{fenced}-z"))]).and(&token);
     let held = token.lock().await.unwrap();
     let before = held.token();
@@ -229,11 +231,11 @@ async fn any_mix_of_kinds(stand: Stand) {
         client.status().subscriptions == 0
     })
     .await;
-    // A spin lock says nothing when it is released: whoever waits for it asks again and again.
+    // A spin lock publishes nothing when it is released: the waiter polls.
     let held = other.spin_lock(&spin).lock().await.unwrap();
     let mut waiting = Box::pin(multi.lock().into_future());
     let refused = async {
-        // The connection keeps order: these come after what the waiter has asked.
+        // The connection keeps order: these requests follow the waiter's attempt.
         for _ in 0..3 {
             assert!(client.spin_lock(&spin).is_locked().await.unwrap());
         }
@@ -250,7 +252,7 @@ async fn any_mix_of_kinds(stand: Stand) {
     nothing_left(&client, &[&lock, &fenced, &spin, &strict]).await;
 }
 
-/// Members that are taken one by one, because they wait in a queue or are held by several.
+/// Members that are acquired one by one, because they have a queue or shared holders.
 async fn fair_and_read_write_members(stand: Stand) {
     let (client, other) = (stand.client().await, stand.client().await);
     let name = unique("kinds");
@@ -260,28 +262,28 @@ async fn fair_and_read_write_members(stand: Stand) {
         .and(&fair)
         .and(rw.read())
         .and(rw.write());
-    // Who writes may read too, whichever was named first.
+    // A writer may also read, whichever side was named first.
     let guard = multi.lock().await.unwrap();
     assert!(multi.is_held_by(guard.owner()).await.unwrap());
     guard.unlock().await.unwrap();
-    // Each kind of them in the way, in turn.
+    // Each kind of member blocks in turn.
     let theirs = (other.fair_lock(&b), other.read_write_lock(&c));
     let held = theirs.0.lock().await.unwrap();
     assert!(multi.try_lock().await.unwrap().is_none());
     let waiting = tokio::spawn(multi.lock().into_future());
     until("it waits", || async { client.status().subscriptions > 0 }).await;
-    // It may be asking just now, and have the first for as long as that takes.
+    // The waiter may be in the middle of an attempt, and hold the first member for that long.
     until("it holds nothing", || async { !is_held(&other, &a).await }).await;
     let reader = theirs.1.read().lock().await.unwrap();
     held.unlock().await.unwrap();
-    // It left the fair lock's queue, and holds nothing.
+    // It has left the fair lock's queue, and holds nothing.
     let free = soon("the fair lock", theirs.0.lock().into_future()).await;
     free.unwrap().unlock().await.unwrap();
     assert!(!waiting.is_finished());
     reader.unlock().await.unwrap();
     let guard = soon("woken", waiting).await.unwrap().unwrap();
     guard.unlock().await.unwrap();
-    // Gone from the queue also when it gives up.
+    // It also leaves the queue when it times out.
     let held = theirs.0.lock().await.unwrap();
     let wait = Duration::from_millis(50);
     let limited = in_time(|| multi.try_lock().wait(wait)).await;
@@ -300,7 +302,7 @@ async fn members_of_several_clients(stand: Stand) {
     let elsewhere = Client::embedded();
     let name = unique("clients");
     let [a, b, c, d] = ["a", "b", "c", "d"].map(|n| format!("{name}-{n}"));
-    // In the order of keys the clients alternate.
+    // In the order of keys, the clients alternate.
     let multi = MultiLock::new([one.lock(&a), two.lock(&b), one.lock(&c), elsewhere.lock(&d)]);
     let guard = multi.lock().await.unwrap();
     let owner = guard.owner();
@@ -318,7 +320,7 @@ async fn members_of_several_clients(stand: Stand) {
     nothing_left(&elsewhere, &[&d]).await;
 }
 
-async fn the_owner_enters_again(stand: Stand) {
+async fn owner_can_reenter(stand: Stand) {
     let client = stand.client().await;
     let (a, b, c) = (unique("again-a"), unique("again-b"), unique("again-c"));
     let (owner, other) = (Owner::new(), stand.client().await);
@@ -329,7 +331,7 @@ async fn the_owner_enters_again(stand: Stand) {
     outer.unlock().await.unwrap();
     assert_eq!(client.lock(&b).hold_count(owner).await.unwrap(), 1);
     assert!(!is_held(&client, &a).await);
-    // What cannot be had leaves what was held before as it was.
+    // A failed attempt does not change the holds from before.
     let held = other.lock(&a).lock().await.unwrap();
     let again = of(&[&a, &b, &c]).try_lock().owner(owner).await.unwrap();
     assert!(again.is_none());
@@ -342,8 +344,8 @@ async fn the_owner_enters_again(stand: Stand) {
     nothing_left(&client, &[&a, &b, &c]).await;
 }
 
-/// While others are in line for a lock that its owner holds, the owner does not wait behind them.
-async fn the_same_owner_is_not_in_its_own_way(stand: Stand) {
+/// While other waiters queue for a lock that its owner holds, the owner does not wait behind them.
+async fn owner_does_not_block_itself(stand: Stand) {
     let client = stand.client().await;
     let (a, b) = (unique("own-a"), unique("own-b"));
     let owner = Owner::new();
@@ -361,8 +363,9 @@ async fn the_same_owner_is_not_in_its_own_way(stand: Stand) {
         .unlock()
         .await
         .unwrap();
-    // In line are the owner, somebody else who is never served, and the owner once more: it has
-    // got the lock by the first, so it does not wait behind the second.
+    // The local queue contains the owner, another waiter that is never served, and the owner once
+    // more. The owner acquires the lock by its first request, so its second one does not wait for
+    // the other waiter.
     let held = client.lock(&a).lock().await.unwrap();
     let mut single = pin!(client.lock(&a).lock().owner(owner).into_future());
     assert!(polled(50, &mut single).await.is_none());
@@ -380,7 +383,7 @@ async fn the_same_owner_is_not_in_its_own_way(stand: Stand) {
     nothing_left(&client, &[&a, &b]).await;
 }
 
-async fn a_non_reentrant_member_refuses_its_owner(stand: Stand) {
+async fn non_reentrant_member_refuses_its_owner(stand: Stand) {
     let client = stand.client().await;
     let (a, b) = (unique("strict-a"), unique("strict-b"));
     let owner = Owner::new();
@@ -393,7 +396,7 @@ async fn a_non_reentrant_member_refuses_its_owner(stand: Stand) {
     nothing_left(&client, &[&a, &b]).await;
 }
 
-async fn a_fixed_lease_is_not_renewed(stand: Stand) {
+async fn fixed_lease_is_not_renewed(stand: Stand) {
     let settings = Client::builder().watchdog(WATCHDOG);
     let client = stand.client_with(settings).await;
     let (a, b) = (unique("lease-a"), unique("lease-b"));
@@ -404,7 +407,7 @@ async fn a_fixed_lease_is_not_renewed(stand: Stand) {
     assert_eq!(fixed.valid_for(), Duration::ZERO);
     let lost = fixed.unlock().await.unwrap_err();
     assert_lost(&lost, Loss::LeaseEnded);
-    // Without a lease it is renewed.
+    // Without a fixed lease, it is renewed.
     let renewed = multi.lock().await.unwrap();
     let lock = client.lock(&b);
     risen("the lease", || async {
@@ -416,9 +419,9 @@ async fn a_fixed_lease_is_not_renewed(stand: Stand) {
     nothing_left(&client, &[&a, &b]).await;
 }
 
-/// What the owner has already is entered again, and left again when another member is in the way: as
-/// if nothing had been. In a cluster, if they have a hash tag in common.
-async fn what_was_not_had_prolongs_no_lease(stand: Stand) {
+/// Members that the owner already holds are re-entered, and released again if another member is
+/// blocked: their state is then as before. In a cluster, this requires a common hash tag.
+async fn failed_attempt_extends_no_lease(stand: Stand) {
     let (client, other) = (stand.client().await, stand.client().await);
     let tag = unique("tag");
     let names = [format!("{{{tag}}}:a"), format!("{{{tag}}}:b")];
@@ -435,7 +438,7 @@ async fn what_was_not_had_prolongs_no_lease(stand: Stand) {
         "{left:?}"
     );
     assert_eq!(mine.hold_count(me).await.unwrap(), 1);
-    // Nor does a shorter one make it end earlier.
+    // A shorter lease does not shorten it either.
     assert!(
         both.try_lock()
             .owner(me)
@@ -452,7 +455,7 @@ async fn what_was_not_had_prolongs_no_lease(stand: Stand) {
     guard.unlock().await.unwrap();
 }
 
-async fn one_lost_member_is_a_lost_guard(stand: Stand) {
+async fn one_lost_member_means_a_lost_guard(stand: Stand) {
     let settings = Client::builder().watchdog(WATCHDOG);
     let client = stand.client_with(settings).await;
     let (a, b) = (unique("lost-a"), unique("lost-b"));
@@ -467,7 +470,7 @@ async fn one_lost_member_is_a_lost_guard(stand: Stand) {
     nothing_left(&client, &[&a, &b]).await;
 }
 
-async fn all_are_released_also_when_one_is_lost(stand: Stand) {
+async fn all_members_are_released_even_if_one_is_lost(stand: Stand) {
     let client = stand.client().await;
     let names = [
         unique("one-lost-a"),
@@ -489,7 +492,7 @@ async fn all_are_released_also_when_one_is_lost(stand: Stand) {
     }
 }
 
-async fn dropped_guards_release_all(stand: Stand) {
+async fn dropped_guard_releases_all_members(stand: Stand) {
     let client = stand.client().await;
     let (a, b) = (unique("drop-a"), unique("drop-b"));
     let multi = MultiLock::new([client.lock(&a), client.lock(&b)]);
@@ -497,17 +500,18 @@ async fn dropped_guards_release_all(stand: Stand) {
     nothing_left(&client, &[&a, &b]).await;
 }
 
-/// Polls up to `polls` times, each time when woken: the output, or `None` if it has none yet.
+/// Polls up to `polls` times, each time when woken. Returns the output, or `None` if there is none
+/// yet.
 async fn polled<F: Future>(polls: usize, future: F) -> Option<F::Output> {
-    // What sleeps is not polled any more.
+    // Stop polling once the future sleeps.
     let polled = crate::common::polled(polls, future);
     let done = tokio::time::timeout(Duration::from_millis(200), polled);
     done.await.ok().flatten()
 }
 
-/// Members of one client and of two, free and given back meanwhile, dropped after one poll, after
-/// two, …
-async fn dropped_anywhere_nothing_is_left(stand: Stand) {
+/// Members of one client and of two, free and released meanwhile. The request is dropped after one
+/// poll, after two, and so on.
+async fn request_dropped_anywhere_leaves_nothing_behind(stand: Stand) {
     let (client, second, other) = (
         stand.client().await,
         stand.client().await,
@@ -532,18 +536,18 @@ async fn dropped_anywhere_nothing_is_left(stand: Stand) {
                 });
                 let through = guard.is_some();
                 drop(guard);
-                // Each client settles its own; only then all is given back.
+                // Each client settles its own members; only then everything is released.
                 soon("settled", second.settled()).await;
                 nothing_left(&client, &[&a, &b]).await;
                 nothing_left(&second, &[&a, &b]).await;
                 through
             })
             .await;
-            // And in the middle of the release.
+            // The same in the middle of the release.
             dropped_everywhere(async |polls| {
                 let guard = multi.lock().await.unwrap();
                 let released = polled(polls, guard.unlock()).await.is_some();
-                // Each client settles its own; only then all is given back.
+                // Each client settles its own members; only then everything is released.
                 soon("settled", second.settled()).await;
                 nothing_left(&client, &[&a, &b]).await;
                 nothing_left(&second, &[&a, &b]).await;
@@ -554,7 +558,7 @@ async fn dropped_anywhere_nothing_is_left(stand: Stand) {
     }
 }
 
-/// F18 (redisson#467, #631, #4050): many clients take the same locks in other orders.
+/// F18 (redisson#467, #631, #4050): many clients acquire the same locks in different orders.
 async fn opposite_orders_do_not_deadlock(stand: Stand) {
     contend(stand, 3, |clients, names, n, round| {
         let mut locks = names.map(|name| clients[n % 3].lock(&name));
@@ -567,9 +571,9 @@ async fn opposite_orders_do_not_deadlock(stand: Stand) {
     .await;
 }
 
-/// The same with members of several clients, so that something is taken and given back all the
+/// The same with members of several clients, so that members are acquired and released all the
 /// time.
-async fn any_order_over_several_clients(stand: Stand) {
+async fn members_of_several_clients_in_any_order(stand: Stand) {
     contend(stand, 3, |clients, names, n, round| {
         let [a, b, c] = names;
         let mut locks = [
@@ -583,13 +587,13 @@ async fn any_order_over_several_clients(stand: Stand) {
     .await;
 }
 
-/// Single locks are held and waited for at the same time as several together.
-async fn single_locks_and_several_beside_each_other(stand: Stand) {
+/// Single locks and multi-locks are held and waited for at the same time.
+async fn single_locks_and_multi_locks_coexist(stand: Stand) {
     contend(stand, 2, |clients, names, n, round| {
         let [a, b, c] = names;
         let (one, two) = (&clients[n % 2], &clients[(n + round) % 2]);
         if n % 3 == 0 {
-            // All others wait for this one too, so that it stands for them all.
+            // All other multi-locks need this member too, so it stands for all of them.
             return MultiLock::new([one.lock(&b)]);
         }
         MultiLock::new([two.lock(&c), one.lock(&b), two.lock(&a)])
@@ -606,7 +610,7 @@ async fn contend(
     const ROUNDS: usize = 15;
     let mut all = Vec::new();
     for _ in 0..clients {
-        // Were a wake-up missed, the test would take for ever.
+        // If a wake-up were missed, the test would run into its limit.
         let settings = Client::builder().watchdog(10 * LONG);
         all.push(stand.client_with(settings).await);
     }
@@ -641,7 +645,7 @@ async fn contend(
     }
 }
 
-async fn bad_members_are_refused(stand: Stand) {
+async fn invalid_members_are_rejected(stand: Stand) {
     let (client, other) = (stand.client().await, stand.client().await);
     let invalid = |error: Error, reason: &str| {
         assert!(matches!(error, Error::InvalidMembers { .. }), "{error}");
@@ -652,7 +656,7 @@ async fn bad_members_are_refused(stand: Stand) {
     let name = unique("twice");
     let twice = MultiLock::new([client.lock(&name), other.lock(&name)]);
     invalid(twice.try_lock().await.unwrap_err(), "two clients");
-    // Twice through one client is once.
+    // The same lock twice through one client counts once.
     let once = MultiLock::new([client.lock(&name), client.lock(&name)]);
     let guard = once.lock().await.unwrap();
     assert_eq!(
@@ -660,7 +664,7 @@ async fn bad_members_are_refused(stand: Stand) {
         1
     );
     guard.unlock().await.unwrap();
-    // As another kind of lock it cannot be held by the same owner.
+    // The same owner cannot hold it as another kind of lock.
     let kinds = once.clone().and(client.fenced_lock(&name));
     let error = kinds.lock().await.unwrap_err();
     assert!(matches!(error, Error::WrongKind { .. }), "{error}");
@@ -681,8 +685,8 @@ async fn bad_members_are_refused(stand: Stand) {
     nothing_left(&client, &[&name, &format!("{name}-7")]).await;
 }
 
-/// A key of another kind is an error at once, and what had been taken before it is not held.
-async fn what_is_something_else_stays_as_it_is(stand: Stand) {
+/// A key of another type fails immediately, and members acquired before it are released.
+async fn foreign_keys_stay_unchanged(stand: Stand) {
     let Stand::Server(server) = &stand else {
         return;
     };
@@ -707,7 +711,7 @@ async fn what_is_something_else_stays_as_it_is(stand: Stand) {
     nothing_left(&client, &[&a, &b, &c]).await;
 }
 
-async fn work_under_all_locks(stand: Stand) {
+async fn run_holds_all_locks(stand: Stand) {
     let client = stand.client().await;
     let (a, b) = (unique("run-a"), unique("run-b"));
     let multi = MultiLock::new([client.lock(&a), client.lock(&b)]);
@@ -723,7 +727,7 @@ async fn work_under_all_locks(stand: Stand) {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn members_of_one_client_are_taken_in_one_round_trip() {
+async fn members_of_one_client_are_acquired_in_one_round_trip() {
     let server = Server::start();
     let client = Client::connect(&server.url()).await.unwrap();
     let multi = MultiLock::new((0..20).map(|n| client.lock(&format!("one-{n}"))))
@@ -734,8 +738,8 @@ async fn members_of_one_client_are_taken_in_one_round_trip() {
     let guard = multi.lock().await.unwrap();
     assert_eq!(server.calls("eval") - before, 1);
     guard.unlock().await.unwrap();
-    // One that cannot be had costs no more: what was taken is given back by the same script, and
-    // nobody is called for what nobody can have noticed.
+    // A blocked member costs no more: the same script releases what it acquired, and publishes
+    // nothing, because no other client can have noticed.
     let held = client.lock("one-7").lock().await.unwrap();
     let before = (server.calls("eval"), server.calls("publish"));
     assert!(multi.try_lock().await.unwrap().is_none());
@@ -744,7 +748,7 @@ async fn members_of_one_client_are_taken_in_one_round_trip() {
         (before.0 + 1, before.1)
     );
     held.unlock().await.unwrap();
-    // Asking, asking again behind the subscription, and once more when called.
+    // One attempt, one after the subscription, and one after the wake-up.
     let held = client.lock("one-7").lock().await.unwrap();
     let before = server.calls("eval");
     let waiting = tokio::spawn(multi.lock().into_future());
@@ -765,9 +769,9 @@ async fn members_of_one_client_are_taken_in_one_round_trip() {
     soon("settled", client.settled()).await;
 }
 
-/// Scripts that the server has lost are taught again.
+/// Scripts that the server has lost are loaded again.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_flushed_server_is_taught_again() {
+async fn flushed_scripts_are_loaded_again() {
     let server = Server::start();
     let client = Client::connect(&server.url()).await.unwrap();
     let multi = MultiLock::new([client.lock("a"), client.lock("b")]);
@@ -780,9 +784,9 @@ async fn a_flushed_server_is_taught_again() {
     nothing_left(&client, &["a", "b"]).await;
 }
 
-/// The answer is lost and the step sent again: held once, released once.
+/// The answer is lost and the step is repeated: acquired once, released once.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn what_is_sent_twice_is_held_once() {
+async fn repeated_step_is_held_once() {
     let server = Server::start();
     let proxy = Arc::new(Proxy::to(server.port()));
     let client = Client::connect(&proxy.url()).await.unwrap();
@@ -800,9 +804,9 @@ async fn what_is_sent_twice_is_held_once() {
     nothing_left(&client, &["a", "b"]).await;
 }
 
-/// One store does not answer: the multi-lock fails, and what was taken elsewhere is given back.
+/// One store does not answer: the multi-lock fails, and members on other stores are released.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_store_that_does_not_answer_leaves_nothing_behind() {
+async fn unresponsive_store_leaves_nothing_behind() {
     let server = Server::start();
     let settings = Client::builder().response_timeout(Duration::from_millis(300));
     let client = settings.connect(&server.url()).await.unwrap();
@@ -813,7 +817,7 @@ async fn a_store_that_does_not_answer_leaves_nothing_behind() {
         server.freeze();
         let mut waiting = multi.lock().into_future();
         if dropped {
-            // No answer yet, or already none in time.
+            // There is no answer yet, or the response timeout has already passed.
             assert!(!matches!(polled(3, &mut waiting).await, Some(Ok(_))));
             drop(waiting);
         } else {
@@ -826,7 +830,7 @@ async fn a_store_that_does_not_answer_leaves_nothing_behind() {
     }
 }
 
-/// Guards and pending acquisitions may go to other threads.
+/// Guards and pending acquisitions can move to other threads.
 #[test]
 fn everything_is_send() {
     fn is_send<T: Send>(_: &T) {}
@@ -844,7 +848,7 @@ fn everything_is_send() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn kept_for_hours_and_lost_on_time() {
+async fn renewed_for_hours_and_lost_on_time() {
     let store = Embedded::new();
     let client = || Client::builder().connect_embedded(&store).unwrap();
     let (one, two, other) = (client(), client(), client());
@@ -858,7 +862,7 @@ async fn kept_for_hours_and_lost_on_time() {
             assert!(other.lock(name).try_lock().await.unwrap().is_none());
         }
     }
-    // Whoever waits for a member that a dead holder left gets all when that lease ends.
+    // A waiter for a member that a dead holder left acquires all members when that lease ends.
     guard.unlock().await.unwrap();
     let left = other.lock("b").lock().lease(20 * SECOND).await.unwrap();
     std::mem::forget(left);

@@ -1,5 +1,5 @@
-//! One owner, used by many tasks at once or again right after it left: nothing of what came before
-//! shows in what comes next.
+//! One owner that many tasks use at the same time, or again right after a release: earlier requests
+//! do not affect later ones.
 
 use std::future::IntoFuture as _;
 use std::sync::Arc;
@@ -12,29 +12,30 @@ use redlatch_testkit::{Proxy, Server, unique};
 use crate::common::{LONG, Stand, soon, until};
 
 on_every_store! {
-    no_task_of_an_owner_hears_of_a_loss_that_was_none,
-    no_task_of_a_queueing_owner_hears_of_a_loss_that_was_none,
-    a_dropped_guards_token_is_not_given_again,
-    a_dropped_inner_guards_token_is_not_given_again,
-    a_dropped_readers_owner_may_write_at_once,
-    a_dropped_guards_lease_does_not_outlive_the_next,
-    who_waits_to_write_and_comes_to_read_is_told_at_once,
+    tasks_of_an_owner_see_no_false_loss,
+    tasks_of_a_queueing_owner_see_no_false_loss,
+    token_of_dropped_guard_is_not_reused,
+    token_of_dropped_inner_guard_is_not_reused,
+    owner_can_write_right_after_dropping_read_guard,
+    lease_of_dropped_guard_does_not_outlive_the_next,
+    waiting_writer_that_reads_is_refused_immediately,
 }
 
-async fn no_task_of_an_owner_hears_of_a_loss_that_was_none(stand: Stand) {
+async fn tasks_of_an_owner_see_no_false_loss(stand: Stand) {
     let (ours, theirs) = (stand.client().await, stand.client().await);
     let name = unique("storm");
     storm(ours.lock(&name), theirs.lock(&name)).await;
 }
 
-async fn no_task_of_a_queueing_owner_hears_of_a_loss_that_was_none(stand: Stand) {
+async fn tasks_of_a_queueing_owner_see_no_false_loss(stand: Stand) {
     let (ours, theirs) = (stand.client().await, stand.client().await);
     let name = unique("storm");
     storm(ours.fair_lock(&name), theirs.fair_lock(&name)).await;
 }
 
-/// Tasks of one owner and of several, all for one lock. The loss was seen when two guards left, one
-/// settled for both, and a third acquisition came between that and the other one's settling.
+/// Tasks of one owner and of several owners, all for one lock. The false loss occurred when two
+/// guards were released, one settled for both, and a third acquisition came between that and the
+/// other guard's settling.
 async fn storm<K: LockKind + OwnedKind>(ours: Lock<K>, theirs: Lock<K>) {
     let me = Owner::new();
     let stop = Arc::new(AtomicBool::new(false));
@@ -61,19 +62,19 @@ async fn storm<K: LockKind + OwnedKind>(ours: Lock<K>, theirs: Lock<K>) {
     }
 }
 
-async fn a_dropped_guards_token_is_not_given_again(stand: Stand) {
+async fn token_of_dropped_guard_is_not_reused(stand: Stand) {
     let lock = stand.client().await.fenced_lock(&unique("token"));
     let (me, mut last) = (Owner::new(), 0);
     for _ in 0..50 {
         let guard = lock.lock().owner(me).await.unwrap();
         assert!(guard.token() > last, "{} after {last}", guard.token());
         last = guard.token();
-        // Given back in the background, which the next round does not wait for.
+        // Released in the background; the next round does not wait for it.
         drop(guard);
     }
 }
 
-async fn a_dropped_inner_guards_token_is_not_given_again(stand: Stand) {
+async fn token_of_dropped_inner_guard_is_not_reused(stand: Stand) {
     let lock = stand.client().await.fenced_lock(&unique("token"));
     let outer = lock.lock().await.unwrap();
     let mut last = outer.token();
@@ -85,7 +86,7 @@ async fn a_dropped_inner_guards_token_is_not_given_again(stand: Stand) {
     }
 }
 
-async fn a_dropped_readers_owner_may_write_at_once(stand: Stand) {
+async fn owner_can_write_right_after_dropping_read_guard(stand: Stand) {
     let lock = stand.client().await.read_write_lock(&unique("sides"));
     let me = Owner::new();
     for _ in 0..50 {
@@ -95,7 +96,7 @@ async fn a_dropped_readers_owner_may_write_at_once(stand: Stand) {
     }
 }
 
-async fn a_dropped_guards_lease_does_not_outlive_the_next(stand: Stand) {
+async fn lease_of_dropped_guard_does_not_outlive_the_next(stand: Stand) {
     let client = stand.client().await;
     let (lock, me) = (client.lock(&unique("lease")), Owner::new());
     drop(lock.lock().owner(me).lease(60 * LONG).await.unwrap());
@@ -106,7 +107,7 @@ async fn a_dropped_guards_lease_does_not_outlive_the_next(stand: Stand) {
     guard.unlock().await.unwrap();
 }
 
-async fn who_waits_to_write_and_comes_to_read_is_told_at_once(stand: Stand) {
+async fn waiting_writer_that_reads_is_refused_immediately(stand: Stand) {
     let (one, two) = (stand.client().await, stand.client().await);
     let name = unique("sides");
     let other = two.read_write_lock(&name).read().lock().await.unwrap();
@@ -123,10 +124,10 @@ async fn who_waits_to_write_and_comes_to_read_is_told_at_once(stand: Stand) {
     other.unlock().await.unwrap();
 }
 
-/// Who stands in line to read, and comes to write by another task, does not wait behind somebody who
+/// A waiting reader that requests the write side in another task does not wait behind a waiter that
 /// waits for it.
 #[tokio::test(start_paused = true)]
-async fn who_waits_to_read_and_comes_to_write_reads_at_once() {
+async fn waiting_reader_that_writes_is_served_immediately() {
     let store = Embedded::new();
     let client = || Client::builder().connect_embedded(&store).unwrap();
     let (one, two) = (client(), client());
@@ -135,7 +136,7 @@ async fn who_waits_to_read_and_comes_to_write_reads_at_once() {
     let (lock, me) = (one.read_write_lock("a").prefer_writers(), Owner::new());
     let writing = tokio::spawn(lock.write().lock().owner(me).into_future());
     everybody_waits().await;
-    // First in the line of readers, and yields to who waits to write.
+    // First in the queue of readers, and yields to a waiting writer.
     let first = tokio::spawn(lock.read().lock().into_future());
     everybody_waits().await;
     let reading = tokio::spawn(lock.read().lock().owner(me).into_future());
@@ -148,10 +149,10 @@ async fn who_waits_to_read_and_comes_to_write_reads_at_once() {
     drop(soon("read", first).await.unwrap().unwrap());
 }
 
-/// An owner of a fair lock that lost it by force asks anew, and does not sleep until its line, which
-/// believed in the lease, looks again.
+/// An owner of a fair lock that lost it by force retries immediately, and does not sleep as long
+/// as its local queue expects the old lease to last.
 #[tokio::test(start_paused = true)]
-async fn who_lost_a_fair_lock_by_force_gets_it_again_at_once() {
+async fn owner_reacquires_fair_lock_right_after_force_unlock() {
     let store = Embedded::new();
     let client = || {
         let settings = Client::builder().subscription_linger(LONG);
@@ -177,17 +178,17 @@ async fn who_lost_a_fair_lock_by_force_gets_it_again_at_once() {
     again.unlock().await.unwrap();
 }
 
-/// When the connection breaks before the answer to a forced unlock, it is not sent again: somebody
-/// else may hold the lock by then.
+/// If the connection breaks before a forced unlock is answered, it is not repeated: another owner
+/// may hold the lock by then.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn force_is_not_repeated_against_the_next_holder() {
+async fn force_unlock_is_not_repeated_against_next_holder() {
     let server = Server::start();
     let proxy = Proxy::to(server.port());
     let forcer = Client::connect(&proxy.url()).await.unwrap();
     let holder = Client::connect(&server.url()).await.unwrap();
     let lock = holder.lock("a");
     let first = lock.lock().await.unwrap();
-    // Teaches the server the script.
+    // Loads the script on the server.
     assert!(!forcer.lock("b").force_unlock().await.unwrap());
     proxy.swallow_replies(true);
     let forced = forcer.lock("a");

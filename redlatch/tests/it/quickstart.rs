@@ -1,4 +1,4 @@
-//! The quickstart example does what it promises to newcomers.
+//! The quickstart example does what it promises to new users.
 
 use std::process::Output;
 
@@ -14,7 +14,7 @@ fn text(bytes: &[u8]) -> String {
     String::from_utf8(bytes.to_vec()).unwrap()
 }
 
-/// It ended well, and its last line is the promised one.
+/// Asserts that it succeeded, and that its last line is the promised one.
 #[track_caller]
 fn assert_sold_out(output: &Output) {
     let (out, err) = (text(&output.stdout), text(&output.stderr));
@@ -23,12 +23,12 @@ fn assert_sold_out(output: &Output) {
     let oversold = last.strip_prefix("sold 300 of 300, oversold 0, without the lock oversold ");
     let oversold: u64 = oversold.expect(last).parse().expect(last);
     assert!(oversold > 0, "{last}");
-    // In a pipe the progress bar keeps out of the way.
+    // Without a terminal, the progress bar is not shown.
     assert!(err.is_empty(), "{err}");
     assert!(!out.contains(['\r', '\x1b']), "{out}");
 }
 
-/// It ended with an error that a newcomer can read.
+/// Asserts that it failed with an error that a new user can understand.
 #[track_caller]
 fn assert_failed(output: &Output, code: i32, saying: &str) {
     let err = text(&output.stderr);
@@ -52,7 +52,7 @@ fn sells_out_in_several_processes_and_leaves_no_key_behind() {
 #[test]
 fn leaves_no_key_behind_when_it_fails_half_way() {
     let server = Server::start();
-    // May do all that the sale without a lock needs, and not what the lock needs.
+    // The user may do all that the sale without a lock needs, but not what the lock needs.
     let rights = "on >secret ~* &* +@all -eval -evalsha";
     let user = [
         &["ACL", "SETUSER", "shop"],
@@ -68,7 +68,7 @@ fn leaves_no_key_behind_when_it_fails_half_way() {
 }
 
 #[test]
-fn says_so_when_there_is_no_server() {
+fn reports_missing_server() {
     let mut server = Server::start();
     server.kill();
     let output = quickstart(&["--url", &server.url()]);
@@ -77,7 +77,7 @@ fn says_so_when_there_is_no_server() {
 }
 
 #[test]
-fn explains_itself() {
+fn prints_help() {
     for wrong in [&["--nonsense"][..], &["--url"], &["surplus"]] {
         assert_failed(&quickstart(wrong), 2, "Usage:");
     }

@@ -1,4 +1,4 @@
-//! The read-write lock behaves alike on every store.
+//! Conformance tests: the read-write lock behaves the same on every store.
 
 use std::collections::{HashMap, HashSet};
 use std::future::IntoFuture;
@@ -15,39 +15,39 @@ use crate::common::{
 };
 
 on_every_store! {
-    readers_share_and_a_writer_is_alone,
-    both_sides_are_entered_again,
-    a_writer_reads_too_and_gives_back_in_any_order,
-    a_writer_that_reads_too_keeps_others_out_of_both_sides,
-    all_waiting_readers_enter_together,
-    a_reader_that_asks_to_write_is_told_at_once,
-    a_reader_that_asks_to_write_behind_others_is_told_at_once,
-    a_writer_that_asks_to_read_does_not_wait_behind_others,
-    downgrading_lets_no_writer_in_between,
-    downgrading_lets_waiting_readers_in,
-    downgrading_one_of_two_keeps_others_out,
+    readers_share_and_writers_are_exclusive,
+    both_sides_are_reentrant,
+    writer_can_also_read_and_release_in_any_order,
+    writer_that_also_reads_excludes_others_from_both_sides,
+    all_waiting_readers_are_admitted_together,
+    reader_that_requests_write_side_fails_immediately,
+    reader_that_requests_write_side_behind_others_fails_immediately,
+    writer_that_requests_read_side_does_not_wait_behind_others,
+    downgrading_admits_no_writer_in_between,
+    downgrading_admits_waiting_readers,
+    downgrading_one_of_two_holds_keeps_others_out,
     downgrading_keeps_a_fixed_lease_fixed,
-    downgrading_what_was_lost_is_an_error,
-    a_lost_writer_that_asks_to_read_is_told_at_once,
-    giving_back_the_write_side_first_lets_waiting_readers_in,
-    a_dead_reader_does_not_live_on_with_the_others,
+    downgrading_a_lost_hold_is_an_error,
+    lost_writer_that_requests_read_side_fails_immediately,
+    releasing_the_write_side_first_admits_waiting_readers,
+    dead_reader_expires_despite_live_readers,
     every_read_hold_is_renewed,
-    a_shorter_lease_brings_no_end_nearer,
-    a_reader_that_is_done_leaves_the_longer_lease_to_the_others,
-    a_non_reentrant_side_refuses_its_owner,
-    each_side_is_taken_by_force_for_itself,
-    a_guard_tells_that_its_lease_has_ended,
-    an_owner_that_lost_its_read_side_starts_anew,
-    a_stream_of_readers_lets_a_preferred_writer_in,
-    a_preferred_writer_holds_back_only_who_is_new,
-    a_preferred_writer_that_gives_up_lets_readers_in,
-    a_preferred_writer_that_only_tries_holds_nobody_back,
-    readers_and_writers_never_meet,
-    names_and_leases_that_cannot_be_used,
-    the_plain_lock_of_the_same_name_is_another_kind,
+    shorter_lease_does_not_shorten_a_hold,
+    released_reader_leaves_longest_remaining_lease,
+    non_reentrant_side_refuses_its_owner,
+    each_side_is_force_unlocked_separately,
+    guard_reports_expired_lease,
+    owner_can_acquire_again_after_losing_read_side,
+    preferred_writer_is_admitted_despite_stream_of_readers,
+    preferred_writer_blocks_only_new_readers,
+    preferred_writer_that_gives_up_admits_readers,
+    try_lock_of_preferred_writer_blocks_no_reader,
+    readers_and_writers_exclude_each_other,
+    invalid_names_and_leases_are_rejected,
+    plain_lock_of_the_same_name_is_another_kind,
     prefixes_and_hash_tags_belong_to_the_name,
-    dropped_anywhere_nothing_is_left,
-    nothing_is_kept_account_of_in_the_end,
+    request_dropped_anywhere_leaves_nothing_behind,
+    no_state_remains_after_release,
 }
 
 async fn lock_of(stand: &Stand, name: &str) -> (Client, ReadWriteLock) {
@@ -56,7 +56,7 @@ async fn lock_of(stand: &Stand, name: &str) -> (Client, ReadWriteLock) {
     (client, lock)
 }
 
-/// Returns when somebody of this client waits.
+/// Returns when a request of this client waits.
 async fn waits(client: &Client) {
     until("it waits", || async { client.status().subscriptions > 0 }).await;
 }
@@ -65,7 +65,7 @@ async fn free(lock: &ReadWriteLock) -> bool {
     !lock.read().is_locked().await.unwrap() && !lock.write().is_locked().await.unwrap()
 }
 
-async fn readers_share_and_a_writer_is_alone(stand: Stand) {
+async fn readers_share_and_writers_are_exclusive(stand: Stand) {
     let (client, lock) = lock_of(&stand, "share").await;
     let (read, write) = (lock.read(), lock.write());
     assert!(free(&lock).await);
@@ -106,7 +106,7 @@ async fn readers_share_and_a_writer_is_alone(stand: Stand) {
     assert!(read.try_lock().await.unwrap().is_none());
     assert!(write.is_held_by(writer.owner()).await.unwrap());
     assert!(!read.is_held_by(writer.owner()).await.unwrap());
-    // The owner is written as everywhere else, whatever its field looks like.
+    // The owner is written in the usual form, although the hash field is different.
     assert_eq!(writer.owner_id(), client.owner_id(writer.owner()));
     assert_eq!(
         write.holder().await.unwrap().unwrap().owner,
@@ -116,7 +116,7 @@ async fn readers_share_and_a_writer_is_alone(stand: Stand) {
     assert!(free(&lock).await);
 }
 
-async fn both_sides_are_entered_again(stand: Stand) {
+async fn both_sides_are_reentrant(stand: Stand) {
     let (_client, lock) = lock_of(&stand, "again").await;
     let me = Owner::new();
 
@@ -148,16 +148,16 @@ async fn both_sides_are_entered_again(stand: Stand) {
     assert!(free(&lock).await);
 }
 
-/// One of the guards of an owner that has both sides.
+/// A guard of an owner that holds both sides.
 enum Either {
     Reads(Guard<Read>),
     Writes(Guard<Write>),
 }
 
-/// F15: every order in which two holds of each side can be given back, and taken after the first.
-async fn a_writer_reads_too_and_gives_back_in_any_order(stand: Stand) {
+/// F15: every order in which two holds of each side can be released, and acquired after the first.
+async fn writer_can_also_read_and_release_in_any_order(stand: Stand) {
     let (client, lock) = lock_of(&stand, "orders").await;
-    // Which side is taken next, after a first write: 0 is write, 1 is read.
+    // Side that is acquired next, after a first write hold: 0 is write, 1 is read.
     for taken in [[0, 1, 1], [1, 0, 1], [1, 1, 0]] {
         for order in permutations(4) {
             let me = Owner::new();
@@ -185,7 +185,8 @@ async fn a_writer_reads_too_and_gives_back_in_any_order(stand: Stand) {
                 }
                 assert_eq!(lock.write().hold_count(me).await.unwrap(), writes);
                 assert_eq!(lock.read().hold_count(me).await.unwrap(), reads);
-                // Others may read exactly when nobody writes, and write when nobody has anything.
+                // Others may read exactly while there is no write hold, and write while there is no
+                // hold at all.
                 let reader = lock.read().try_lock().await.unwrap();
                 assert_eq!(reader.is_some(), writes == 0, "{taken:?}");
                 if let Some(reader) = reader {
@@ -203,7 +204,7 @@ async fn a_writer_reads_too_and_gives_back_in_any_order(stand: Stand) {
     assert_eq!(client.status().holds, 0);
 }
 
-/// All orders of the first `n` numbers.
+/// Returns all permutations of the numbers below `n`.
 fn permutations(n: usize) -> Vec<Vec<usize>> {
     if n == 0 {
         return vec![Vec::new()];
@@ -219,7 +220,7 @@ fn permutations(n: usize) -> Vec<Vec<usize>> {
     all
 }
 
-async fn a_writer_that_reads_too_keeps_others_out_of_both_sides(stand: Stand) {
+async fn writer_that_also_reads_excludes_others_from_both_sides(stand: Stand) {
     let (_client, lock) = lock_of(&stand, "both").await;
     let writer = lock.write().lock().await.unwrap();
     let reader = writer.read().await.unwrap();
@@ -234,8 +235,8 @@ async fn a_writer_that_reads_too_keeps_others_out_of_both_sides(stand: Stand) {
     assert!(free(&lock).await);
 }
 
-/// F17. Whoever is let in waits inside for all others.
-async fn all_waiting_readers_enter_together(stand: Stand) {
+/// F17. Each admitted reader waits for all the others while holding the lock.
+async fn all_waiting_readers_are_admitted_together(stand: Stand) {
     const READERS: usize = 30;
     let clients = [stand.client().await, stand.client().await];
     let name = unique("together");
@@ -255,7 +256,8 @@ async fn all_waiting_readers_enter_together(stand: Stand) {
             })
         })
         .collect();
-    // A local writer in the line does not part them: they all go before it or after it.
+    // A local writer in the queue does not split the readers: they are all admitted before it or
+    // after it.
     let lock = clients[0].read_write_lock(&name);
     let next = tokio::spawn(async move { lock.write().lock().await?.unlock().await });
     until("all have begun", || async {
@@ -279,7 +281,7 @@ fn refused<T: std::fmt::Debug>(answer: Result<T, Error>) {
     );
 }
 
-async fn a_reader_that_asks_to_write_is_told_at_once(stand: Stand) {
+async fn reader_that_requests_write_side_fails_immediately(stand: Stand) {
     let (client, lock) = lock_of(&stand, "upgrade").await;
     let me = Owner::new();
     let mine = lock.read().lock().owner(me).await.unwrap();
@@ -305,14 +307,14 @@ async fn a_reader_that_asks_to_write_is_told_at_once(stand: Stand) {
     assert!(free(&lock).await);
 }
 
-async fn a_reader_that_asks_to_write_behind_others_is_told_at_once(stand: Stand) {
+async fn reader_that_requests_write_side_behind_others_fails_immediately(stand: Stand) {
     let (client, lock) = lock_of(&stand, "upgrade-line").await;
     for lock in [lock.clone(), lock.prefer_writers()] {
         let me = Owner::new();
         let mine = lock.read().lock().owner(me).await.unwrap();
         let waiting = tokio::spawn(lock.write().lock().into_future());
         waits(&client).await;
-        // In the line it would wait for somebody who waits for it.
+        // In the queue, it would wait for a waiter that waits for it.
         refused(soon("told", lock.write().lock().owner(me).into_future()).await);
         mine.unlock().await.unwrap();
         let writer = soon("served", waiting).await.unwrap().unwrap();
@@ -320,7 +322,7 @@ async fn a_reader_that_asks_to_write_behind_others_is_told_at_once(stand: Stand)
     }
 }
 
-async fn a_writer_that_asks_to_read_does_not_wait_behind_others(stand: Stand) {
+async fn writer_that_requests_read_side_does_not_wait_behind_others(stand: Stand) {
     let (client, lock) = lock_of(&stand, "read-line").await;
     let writer = lock.write().lock().await.unwrap();
     let read = tokio::spawn(lock.read().lock().into_future());
@@ -340,7 +342,7 @@ async fn a_writer_that_asks_to_read_does_not_wait_behind_others(stand: Stand) {
     write.unlock().await.unwrap();
 }
 
-async fn downgrading_lets_no_writer_in_between(stand: Stand) {
+async fn downgrading_admits_no_writer_in_between(stand: Stand) {
     let (client, lock) = lock_of(&stand, "downgrade").await;
     let other = stand.client().await;
     let writer = lock.write().lock().await.unwrap();
@@ -353,7 +355,7 @@ async fn downgrading_lets_no_writer_in_between(stand: Stand) {
     assert!(reader.is_valid());
     assert!(!lock.write().is_locked().await.unwrap());
     assert!(!next.is_finished());
-    // Others read with it.
+    // Others can read at the same time.
     let with = lock.read().try_lock().await.unwrap().unwrap();
     with.unlock().await.unwrap();
     assert!(!next.is_finished());
@@ -363,7 +365,7 @@ async fn downgrading_lets_no_writer_in_between(stand: Stand) {
     assert_eq!(client.status().holds, 0);
 }
 
-async fn downgrading_lets_waiting_readers_in(stand: Stand) {
+async fn downgrading_admits_waiting_readers(stand: Stand) {
     let (client, lock) = lock_of(&stand, "downgrade-wakes").await;
     let writer = lock.write().lock().lease(10 * LONG).await.unwrap();
     let waiting = tokio::spawn(lock.read().lock().into_future());
@@ -374,7 +376,7 @@ async fn downgrading_lets_waiting_readers_in(stand: Stand) {
     reader.unlock().await.unwrap();
 }
 
-async fn downgrading_one_of_two_keeps_others_out(stand: Stand) {
+async fn downgrading_one_of_two_holds_keeps_others_out(stand: Stand) {
     let (_client, lock) = lock_of(&stand, "downgrade-inner").await;
     let outer = lock.write().lock().await.unwrap();
     let inner = outer.reenter().await.unwrap();
@@ -405,7 +407,7 @@ async fn downgrading_keeps_a_fixed_lease_fixed(stand: Stand) {
     next.unwrap().unlock().await.unwrap();
 }
 
-async fn downgrading_what_was_lost_is_an_error(stand: Stand) {
+async fn downgrading_a_lost_hold_is_an_error(stand: Stand) {
     let (client, lock) = lock_of(&stand, "downgrade-lost").await;
     let writer = lock.write().lock().await.unwrap();
     assert!(lock.write().force_unlock().await.unwrap());
@@ -416,7 +418,7 @@ async fn downgrading_what_was_lost_is_an_error(stand: Stand) {
     assert!(lock.write().is_held_by(theirs.owner()).await.unwrap());
     theirs.unlock().await.unwrap();
 
-    // Also when nobody has taken it since.
+    // Even if no other owner has acquired it since.
     let writer = lock.write().lock().await.unwrap();
     assert!(lock.write().force_unlock().await.unwrap());
     let lost = writer.downgrade().await.unwrap_err();
@@ -432,13 +434,13 @@ async fn downgrading_what_was_lost_is_an_error(stand: Stand) {
     assert!(free(&lock).await);
 }
 
-async fn a_lost_writer_that_asks_to_read_is_told_at_once(stand: Stand) {
+async fn lost_writer_that_requests_read_side_fails_immediately(stand: Stand) {
     let (client, lock) = lock_of(&stand, "read-lost").await;
     let told = |read: Result<Guard<Read>, Error>| {
         assert!(matches!(read, Err(Error::Lost { .. })), "{read:?}");
     };
     let brief = || lock.write().lock().lease(Duration::from_millis(50));
-    // Known here.
+    // The client knows of the loss.
     let (writer, reader) = in_time(|| async {
         let writer = brief().await?;
         let reader = writer.read().lease(LONG).await?;
@@ -448,7 +450,7 @@ async fn a_lost_writer_that_asks_to_read_is_told_at_once(stand: Stand) {
     let late = writer.read();
     soon("ended", writer.lost()).await;
     told(soon("told", writer.read().into_future()).await);
-    // Who reads by then goes on as any reader does.
+    // An owner that already reads continues as any reader does.
     let again = soon("entered", reader.reenter().into_future()).await;
     again.unwrap().unlock().await.unwrap();
     reader.unlock().await.unwrap();
@@ -456,7 +458,7 @@ async fn a_lost_writer_that_asks_to_read_is_told_at_once(stand: Stand) {
     drop(writer);
     client.settled().await;
 
-    // Also when others stand in line.
+    // Even if other waiters are queued.
     let writer = in_time(brief).await;
     soon("ended", writer.lost()).await;
     let theirs = lock.write().lock().await.unwrap();
@@ -467,7 +469,7 @@ async fn a_lost_writer_that_asks_to_read_is_told_at_once(stand: Stand) {
     let waiting = soon("free", waiting).await.unwrap().unwrap();
     waiting.unlock().await.unwrap();
 
-    // Known to the store alone.
+    // Only the store knows of the loss.
     let writer = lock.write().lock().await.unwrap();
     assert!(lock.write().force_unlock().await.unwrap());
     let theirs = lock.write().lock().await.unwrap();
@@ -480,7 +482,7 @@ async fn a_lost_writer_that_asks_to_read_is_told_at_once(stand: Stand) {
     assert!(free(&lock).await);
 }
 
-async fn giving_back_the_write_side_first_lets_waiting_readers_in(stand: Stand) {
+async fn releasing_the_write_side_first_admits_waiting_readers(stand: Stand) {
     let (client, lock) = lock_of(&stand, "write-first").await;
     let writer = lock.write().lock().lease(10 * LONG).await.unwrap();
     let reader = writer.read().lease(10 * LONG).await.unwrap();
@@ -492,13 +494,13 @@ async fn giving_back_the_write_side_first_lets_waiting_readers_in(stand: Stand) 
     reader.unlock().await.unwrap();
 }
 
-/// F12: one reader dies, another lives on and is renewed; the dead one is gone after its own lease.
-async fn a_dead_reader_does_not_live_on_with_the_others(stand: Stand) {
+/// F12: one reader dies, another lives and is renewed; the dead one is gone after its own lease.
+async fn dead_reader_expires_despite_live_readers(stand: Stand) {
     let settings = Client::builder().watchdog(WATCHDOG);
     let client = stand.client_with(settings).await;
     let lock = client.read_write_lock(&unique("dead"));
     let alive = lock.read().lock().await.unwrap();
-    // The other one is renewed meanwhile, and waited for once more.
+    // Meanwhile the other reader is renewed; wait for one more renewal.
     let dead = lock.read().lock().lease(WATCHDOG).await;
     std::mem::forget(dead.unwrap());
     let other = stand.client().await;
@@ -518,7 +520,7 @@ async fn a_dead_reader_does_not_live_on_with_the_others(stand: Stand) {
     assert!(free(&lock).await);
 }
 
-/// F13: each of many concurrent holds, re-entered ones included, sees its end move away.
+/// F13: each of many concurrent holds, including re-entered ones, is extended.
 async fn every_read_hold_is_renewed(stand: Stand) {
     let client = stand
         .client_with(Client::builder().watchdog(WATCHDOG))
@@ -558,7 +560,7 @@ async fn every_read_hold_is_renewed(stand: Stand) {
 }
 
 /// F16, for both sides.
-async fn a_shorter_lease_brings_no_end_nearer(stand: Stand) {
+async fn shorter_lease_does_not_shorten_a_hold(stand: Stand) {
     let (_client, lock) = lock_of(&stand, "shorter").await;
     let short = LONG / 4;
 
@@ -570,7 +572,7 @@ async fn a_shorter_lease_brings_no_end_nearer(stand: Stand) {
     outer.unlock().await.unwrap();
     assert!(free(&lock).await);
 
-    // The longer one given back first: its end stays, because the guards believe in it.
+    // The longer one is released first: the end stays, because the guards rely on it.
     let outer = lock.read().lock().lease(short).await.unwrap();
     let inner = outer.reenter().lease(LONG).await.unwrap();
     inner.unlock().await.unwrap();
@@ -594,8 +596,8 @@ async fn a_shorter_lease_brings_no_end_nearer(stand: Stand) {
     assert!(free(&lock).await);
 }
 
-/// The key lives as long as the longest of those who are left, no longer and no shorter.
-async fn a_reader_that_is_done_leaves_the_longer_lease_to_the_others(stand: Stand) {
+/// The key lives exactly as long as the longest remaining lease.
+async fn released_reader_leaves_longest_remaining_lease(stand: Stand) {
     let (_client, lock) = lock_of(&stand, "left").await;
     let long = lock.read().lock().lease(10 * LONG).await.unwrap();
     let middle = lock.read().lock().lease(5 * LONG).await.unwrap();
@@ -608,7 +610,8 @@ async fn a_reader_that_is_done_leaves_the_longer_lease_to_the_others(stand: Stan
     assert!(left().await > 4 * LONG);
     middle.unlock().await.unwrap();
 
-    // Who wrote for long and reads for a while is a reader like others.
+    // An owner that wrote with a long lease, and now reads with a shorter one, is a reader like
+    // others.
     let writer = lock.write().lock().lease(10 * LONG).await.unwrap();
     let reader = writer.read().lease(2 * LONG).await.unwrap();
     writer.unlock().await.unwrap();
@@ -618,7 +621,7 @@ async fn a_reader_that_is_done_leaves_the_longer_lease_to_the_others(stand: Stan
     assert!(free(&lock).await);
 }
 
-async fn a_non_reentrant_side_refuses_its_owner(stand: Stand) {
+async fn non_reentrant_side_refuses_its_owner(stand: Stand) {
     let (_client, lock) = lock_of(&stand, "once").await;
     let me = Owner::new();
     let read = lock.read().clone().non_reentrant();
@@ -630,13 +633,13 @@ async fn a_non_reentrant_side_refuses_its_owner(stand: Stand) {
     let writer = write.lock().owner(me).await.unwrap();
     let refused = write.try_lock().owner(me).await;
     assert!(matches!(refused, Err(Error::AlreadyHeld { .. })));
-    // The sides are two locks: having one is no reason to refuse the other.
+    // The sides are two locks: holding one side does not refuse the other.
     let reader = read.lock().owner(me).await.unwrap();
     reader.unlock().await.unwrap();
     writer.unlock().await.unwrap();
 }
 
-async fn each_side_is_taken_by_force_for_itself(stand: Stand) {
+async fn each_side_is_force_unlocked_separately(stand: Stand) {
     let client = stand
         .client_with(Client::builder().watchdog(WATCHDOG))
         .await;
@@ -682,7 +685,7 @@ async fn each_side_is_taken_by_force_for_itself(stand: Stand) {
     assert!(free(&lock).await);
 }
 
-async fn a_guard_tells_that_its_lease_has_ended(stand: Stand) {
+async fn guard_reports_expired_lease(stand: Stand) {
     let (client, lock) = lock_of(&stand, "ended").await;
     let lease = Duration::from_millis(200);
     let reader = in_time(|| lock.read().lock().lease(lease)).await;
@@ -696,16 +699,16 @@ async fn a_guard_tells_that_its_lease_has_ended(stand: Stand) {
         assert_lost(&lost.unwrap_err(), Loss::LeaseEnded);
     }
     client.settled().await;
-    // Coming late they took nothing from who came after them.
+    // The late releases did not affect the next holders.
     assert!(lock.read().is_held_by(next.owner()).await.unwrap());
     next.unlock().await.unwrap();
     assert!(free(&lock).await);
 }
 
-async fn an_owner_that_lost_its_read_side_starts_anew(stand: Stand) {
+async fn owner_can_acquire_again_after_losing_read_side(stand: Stand) {
     let (client, lock) = lock_of(&stand, "anew").await;
     let me = Owner::new();
-    // Somebody keeps the hash alive, so the dead reader's field stays in it.
+    // Another reader keeps the hash alive, so the dead reader's field stays in it.
     let other = lock.read().lock().await.unwrap();
     let brief = || {
         lock.read()
@@ -716,12 +719,12 @@ async fn an_owner_that_lost_its_read_side_starts_anew(stand: Stand) {
     let (one, two) = (in_time(brief).await, in_time(brief).await);
     soon("lost", async { tokio::join!(one.lost(), two.lost()) }).await;
     assert!(matches!(two.reenter().await, Err(Error::Lost { .. })));
-    // Here it was counted from before it was sent, so the store comes last.
+    // The client counts the lease from before the request was sent, so it ends in the store last.
     until("ended in the store", || async {
         lock.read().hold_count(me).await.unwrap() == 0
     })
     .await;
-    // Dead as it is, it does not count as reading itself.
+    // The expired hold no longer makes its owner a reader.
     let theirs = lock.write().try_lock().owner(me).await.unwrap();
     assert!(theirs.is_none());
     let anew = lock.read().lock().owner(me).await.unwrap();
@@ -735,14 +738,15 @@ async fn an_owner_that_lost_its_read_side_starts_anew(stand: Stand) {
     assert!(free(&lock).await);
 }
 
-async fn a_stream_of_readers_lets_a_preferred_writer_in(stand: Stand) {
+async fn preferred_writer_is_admitted_despite_stream_of_readers(stand: Stand) {
     let (readers, writers) = (stand.client().await, stand.client().await);
     let name = unique("stream");
     let read = readers.read_write_lock(&name).prefer_writers();
     let write = writers.read_write_lock(&name).prefer_writers();
     let mut reader = read.read().lock().await.unwrap();
     let writer = tokio::spawn(write.write().lock().into_future());
-    // Each comes before the last one goes: without right of way this would never end.
+    // Each reader is admitted before the last one leaves: without preference for writers this would
+    // never end.
     let begun = std::time::Instant::now();
     while let Some(next) = read.read().try_lock().await.unwrap() {
         assert!(begun.elapsed() < LONG, "the writer starves");
@@ -752,7 +756,7 @@ async fn a_stream_of_readers_lets_a_preferred_writer_in(stand: Stand) {
     assert!(!writer.is_finished());
     reader.unlock().await.unwrap();
     let writer = soon("it is its turn", writer).await.unwrap().unwrap();
-    // And the next reader is served in the end.
+    // And the next reader is served eventually.
     let waiting = tokio::spawn(read.read().lock().into_future());
     waits(&readers).await;
     writer.unlock().await.unwrap();
@@ -760,7 +764,7 @@ async fn a_stream_of_readers_lets_a_preferred_writer_in(stand: Stand) {
     reader.unlock().await.unwrap();
 }
 
-async fn a_preferred_writer_holds_back_only_who_is_new(stand: Stand) {
+async fn preferred_writer_blocks_only_new_readers(stand: Stand) {
     let (client, plain) = lock_of(&stand, "new").await;
     let lock = plain.clone().prefer_writers();
     let reader = lock.read().lock().await.unwrap();
@@ -775,7 +779,7 @@ async fn a_preferred_writer_holds_back_only_who_is_new(stand: Stand) {
         }
     })
     .await;
-    // Who reads already enters again; who does not know of the rule is not bound by it.
+    // A current reader can re-enter; a handle without the preference ignores it.
     let again = reader.reenter().await.unwrap();
     let other = plain.read().try_lock().await.unwrap().unwrap();
     for guard in [again, other, reader] {
@@ -783,7 +787,7 @@ async fn a_preferred_writer_holds_back_only_who_is_new(stand: Stand) {
         guard.unlock().await.unwrap();
     }
     let writer = soon("its turn", writer).await.unwrap().unwrap();
-    // Who writes may read, whoever else waits to write.
+    // A writer may read, regardless of other waiting writers.
     let elsewhere = stand.client().await;
     let next = elsewhere.read_write_lock(lock.name()).prefer_writers();
     let next = tokio::spawn(next.write().lock().into_future());
@@ -794,12 +798,12 @@ async fn a_preferred_writer_holds_back_only_who_is_new(stand: Stand) {
     let next = soon("its turn", next).await.unwrap().unwrap();
     next.unlock().await.unwrap();
     client.settled().await;
-    // Nobody waits to write any more.
+    // No writer waits any more.
     let reader = lock.read().try_lock().await.unwrap().unwrap();
     reader.unlock().await.unwrap();
 }
 
-async fn a_preferred_writer_that_gives_up_lets_readers_in(stand: Stand) {
+async fn preferred_writer_that_gives_up_admits_readers(stand: Stand) {
     let (readers, writers) = (stand.client().await, stand.client().await);
     let name = unique("gives-up");
     let read = readers.read_write_lock(&name).prefer_writers();
@@ -827,7 +831,7 @@ async fn a_preferred_writer_that_gives_up_lets_readers_in(stand: Stand) {
             }) => true,
         };
         if !remembered {
-            // On a slow machine its patience was over first: nothing to see in this round.
+            // On a slow machine its wait limit was over first, so this round shows nothing.
             reader.unlock().await.unwrap();
             continue;
         }
@@ -847,7 +851,7 @@ async fn a_preferred_writer_that_gives_up_lets_readers_in(stand: Stand) {
     assert_eq!(writers.status().background, 0);
 }
 
-async fn a_preferred_writer_that_only_tries_holds_nobody_back(stand: Stand) {
+async fn try_lock_of_preferred_writer_blocks_no_reader(stand: Stand) {
     let (_client, lock) = lock_of(&stand, "tries").await;
     let lock = lock.prefer_writers();
     let reader = lock.read().lock().await.unwrap();
@@ -857,10 +861,10 @@ async fn a_preferred_writer_that_only_tries_holds_nobody_back(stand: Stand) {
     reader.unlock().await.unwrap();
 }
 
-async fn readers_and_writers_never_meet(stand: Stand) {
+async fn readers_and_writers_exclude_each_other(stand: Stand) {
     let clients = [stand.client().await, stand.client().await];
     let name = unique("crowd");
-    // Readers count up, a writer takes the place of all.
+    // Readers increment the counter, a writer needs it for itself.
     let inside = Arc::new(AtomicI32::new(0));
     let together = Arc::new(AtomicI32::new(0));
     let crowd: Vec<_> = (0..16)
@@ -909,7 +913,7 @@ async fn readers_and_writers_never_meet(stand: Stand) {
     }
 }
 
-async fn names_and_leases_that_cannot_be_used(stand: Stand) {
+async fn invalid_names_and_leases_are_rejected(stand: Stand) {
     let client = stand.client().await;
     for name in ["", "a\0b", "a\nb", &"x".repeat(513)] {
         let lock = client.read_write_lock(name);
@@ -947,7 +951,7 @@ async fn names_and_leases_that_cannot_be_used(stand: Stand) {
     assert!(free(&lock).await);
 }
 
-async fn the_plain_lock_of_the_same_name_is_another_kind(stand: Stand) {
+async fn plain_lock_of_the_same_name_is_another_kind(stand: Stand) {
     let client = stand.client().await;
     let name = unique("kinds");
     let (plain, lock) = (client.lock(&name), client.read_write_lock(&name));
@@ -1000,7 +1004,7 @@ async fn prefixes_and_hash_tags_belong_to_the_name(stand: Stand) {
     }
 }
 
-async fn dropped_anywhere_nothing_is_left(stand: Stand) {
+async fn request_dropped_anywhere_leaves_nothing_behind(stand: Stand) {
     let (client, lock) = lock_of(&stand, "dropped").await;
     let other = stand.client().await;
     let nothing_left = async || {
@@ -1020,7 +1024,7 @@ async fn dropped_anywhere_nothing_is_left(stand: Stand) {
             through
         })
         .await;
-        // A side that is given back meanwhile, both ways round.
+        // A side that is released meanwhile, in both directions.
         dropped_everywhere(async |polls| {
             let held = theirs.write().lock().await.unwrap();
             let waiter = polled(polls, lock.read().lock().into_future());
@@ -1042,7 +1046,7 @@ async fn dropped_anywhere_nothing_is_left(stand: Stand) {
             let through = guard.is_some();
             drop(guard);
             nothing_left().await;
-            // Nobody is remembered as waiting.
+            // No waiting writer is recorded any more.
             let reader = lock.read().try_lock().await.unwrap();
             reader.expect("free").unlock().await.unwrap();
             through
@@ -1086,7 +1090,7 @@ async fn dropped_anywhere_nothing_is_left(stand: Stand) {
 }
 
 /// F14 among others.
-async fn nothing_is_kept_account_of_in_the_end(stand: Stand) {
+async fn no_state_remains_after_release(stand: Stand) {
     let linger = Duration::from_millis(10);
     let client = stand
         .client_with(Client::builder().subscription_linger(linger))
@@ -1112,7 +1116,7 @@ async fn nothing_is_kept_account_of_in_the_end(stand: Stand) {
                     2 => drop(lock.write().lock().await.unwrap().downgrade().await),
                     _ => {
                         let wait = Duration::from_millis(n);
-                        // So short a limit may pass without an answer.
+                        // Such a short limit may pass without an answer.
                         drop(lock.write().try_lock().wait(wait).await);
                     }
                 }
@@ -1131,7 +1135,7 @@ async fn nothing_is_kept_account_of_in_the_end(stand: Stand) {
     assert!(free(&lock).await);
 }
 
-/// Whatever is handed out may be moved to and used from any thread, and spawned.
+/// All public types can be moved to and used from any thread, and all futures can be spawned.
 #[test]
 fn everything_is_send_and_sync() {
     fn both<T: Send + Sync>() {}

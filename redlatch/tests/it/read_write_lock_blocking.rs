@@ -1,4 +1,4 @@
-//! The read-write lock for threads.
+//! Tests of the read-write lock in the blocking API.
 
 use std::sync::Barrier;
 use std::sync::atomic::{AtomicI32, Ordering};
@@ -12,7 +12,7 @@ use redlatch_testkit::unique;
 use crate::common::{LONG, in_time_blocking, on_every_store};
 
 #[test]
-fn a_thread_that_writes_reads_too_and_others_do_not() {
+fn only_the_writing_thread_can_also_read() {
     on_every_store(|client| {
         let lock = client().read_write_lock(&unique("thread"));
         let (read, write) = (lock.read(), lock.write());
@@ -45,7 +45,7 @@ fn a_thread_that_writes_reads_too_and_others_do_not() {
 }
 
 #[test]
-fn a_writing_thread_downgrades_and_all_waiting_threads_read_with_it() {
+fn downgrading_thread_admits_all_waiting_readers() {
     on_every_store(|client| {
         let client = client();
         let lock = client
@@ -83,7 +83,7 @@ fn a_writing_thread_downgrades_and_all_waiting_threads_read_with_it() {
 }
 
 #[test]
-fn threads_that_read_and_write_never_meet() {
+fn reading_and_writing_threads_exclude_each_other() {
     on_every_store(|client| {
         let name = unique("threads");
         let clients = [client(), client()];

@@ -1,5 +1,5 @@
-//! The read-write lock on a real server: its data beside Redisson's, lost answers, lost scripts,
-//! foreign keys.
+//! Tests of the read-write lock on a real server: data shared with Redisson, lost answers, lost
+//! scripts, foreign keys.
 
 use std::collections::BTreeMap;
 use std::future::IntoFuture as _;
@@ -31,7 +31,7 @@ fn left(server: &Server, key: &str) -> i64 {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn the_data_is_redissons() {
+async fn data_matches_redisson() {
     let server = Server::start();
     let client = client(&server).await;
     let lock = client.read_write_lock("a");
@@ -90,7 +90,7 @@ async fn the_data_is_redissons() {
     ];
     expected.sort();
     assert_eq!(keys(&server), expected);
-    // Taken by force, nothing stays either.
+    // A forced unlock leaves nothing either.
     assert!(tagged.read().force_unlock().await.unwrap());
     assert_eq!(keys(&server), [""; 0]);
     drop(reader);
@@ -99,7 +99,7 @@ async fn the_data_is_redissons() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn the_messages_are_redissons() {
+async fn messages_match_redisson() {
     let server = Server::start();
     let client = client(&server).await;
     let lock = client.read_write_lock("a");
@@ -111,11 +111,11 @@ async fn the_messages_are_redissons() {
 
     let (one, two) = (lock.read().lock().await, lock.read().lock().await);
     one.unwrap().unlock().await.unwrap();
-    // Nothing yet: somebody still reads.
+    // No message so far: there is still a reader.
     two.unwrap().unlock().await.unwrap();
     assert_eq!(heard(), "0");
     lock.write().lock().await.unwrap().unlock().await.unwrap();
-    // The second one is for a thread of Redisson's that is only about to sleep.
+    // The second message is for a Redisson thread that is only about to sleep.
     assert_eq!([heard(), heard()], ["1", "0"]);
     let reader = lock
         .write()
@@ -125,7 +125,7 @@ async fn the_messages_are_redissons() {
         .downgrade()
         .await
         .unwrap();
-    // Ours alone, so that waiting readers do not sleep on.
+    // Only redlatch sends this one, so that waiting readers do not keep sleeping.
     assert_eq!([heard(), heard()], ["1", "0"]);
     assert!(lock.read().force_unlock().await.unwrap());
     assert_eq!(heard(), "0");
@@ -139,15 +139,15 @@ async fn the_messages_are_redissons() {
     drop(writer);
     client.settled().await;
     assert_eq!([heard(), heard()], ["1", "0"]);
-    // Of all that nothing was said twice.
+    // None of these messages was published twice.
     let last = lock.read().lock().await.unwrap();
     last.unlock().await.unwrap();
     assert_eq!(heard(), "0");
     assert_eq!(keys(&server), [""; 0]);
 }
 
-/// What a Redisson client that reads or writes leaves in Redis, our side respects; and what it
-/// publishes wakes us.
+/// redlatch respects the data of a Redisson client that reads or writes, and the messages of that
+/// client wake redlatch's waiters.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn holders_from_redisson_are_respected() {
     let server = Server::start();
@@ -187,10 +187,10 @@ async fn holders_from_redisson_are_respected() {
     reader.unlock().await.unwrap();
 }
 
-/// F12: a reader whose process was killed, as it stays behind in Redis. Another reads on for longer;
-/// when it leaves, the dead one is in nobody's way.
+/// F12: a reader whose process was killed remains in Redis. Another reader stays longer; when it
+/// leaves, the dead one blocks no other owner.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_killed_reader_ends_with_its_own_lease() {
+async fn killed_reader_expires_with_its_own_lease() {
     let server = Server::start();
     let settings = Client::builder().watchdog(WATCHDOG).response_timeout(LONG);
     let client = settings.connect(&server.url()).await.unwrap();
@@ -198,7 +198,7 @@ async fn a_killed_reader_ends_with_its_own_lease() {
     let alive = lock.read().lock().await.unwrap();
     let killed = "{a}:killed:1:rwlock_timeout:1";
     let () = server.ask(&["HSET", "a", "killed:1", "1"]);
-    // The other one is renewed before that.
+    // The other reader is renewed before that.
     let () = server.ask(&["SET", killed, "1", "PX", "3000"]);
     let writer = tokio::spawn(lock.write().lock().into_future());
     until("its lease has ended", || async {
@@ -206,7 +206,7 @@ async fn a_killed_reader_ends_with_its_own_lease() {
     })
     .await;
     assert_eq!(lock.read().holders().await.unwrap().len(), 1);
-    // Its field is still there, and keeps nobody out.
+    // The dead reader's field is still there, and blocks no other owner.
     assert!(hash(&server, "a").contains_key("killed:1"));
     assert!(!writer.is_finished());
     alive.unlock().await.unwrap();
@@ -215,9 +215,9 @@ async fn a_killed_reader_ends_with_its_own_lease() {
     assert_eq!(keys(&server), [""; 0]);
 }
 
-/// F12 and F13 at once: a reader's renewal moves the ends of its own holds, every one, and no other.
+/// F12 and F13 together: a reader's renewal extends each of its own holds, and no other.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_renewal_is_for_ones_own_holds() {
+async fn renewal_extends_only_own_holds() {
     let server = Server::start();
     let settings = Client::builder().watchdog(WATCHDOG).response_timeout(LONG);
     let client = settings.connect(&server.url()).await.unwrap();
@@ -232,7 +232,7 @@ async fn a_renewal_is_for_ones_own_holds() {
         risen("renewed", move || async move { left(server, key) })
     });
     tokio::join!(one, two);
-    // Neither longer nor shorter for it.
+    // The renewal neither extends nor shortens it.
     let before = left(&server, &of_fixed);
     assert!(before > 500_000);
     risen("renewed once more", || async { left(&server, &own[0]) }).await;
@@ -243,7 +243,7 @@ async fn a_renewal_is_for_ones_own_holds() {
     assert_eq!(keys(&server), [""; 0]);
 }
 
-/// F14, F1: when nothing is held any more, nothing is sent any more.
+/// F14, F1: once nothing is held any more, no command is sent.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn after_the_last_release_nothing_is_renewed() {
     let server = Server::start();
@@ -270,9 +270,10 @@ async fn after_the_last_release_nothing_is_renewed() {
     assert_eq!(scripts(), before);
 }
 
-/// Redisson: testReadLockAfterTimeout. A restart loses the hold and tells so; the next one is renewed.
+/// Redisson: testReadLockAfterTimeout. A restart loses the hold, which is reported; the next hold
+/// is renewed.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn after_a_restart_a_new_read_hold_is_renewed() {
+async fn new_read_hold_after_restart_is_renewed() {
     let mut server = Server::start();
     let settings = Client::builder().watchdog(WATCHDOG).response_timeout(LONG);
     let client = settings.connect(&server.url()).await.unwrap();
@@ -293,14 +294,14 @@ async fn after_a_restart_a_new_read_hold_is_renewed() {
     assert_eq!(client.status().holds, 0);
 }
 
-/// A step whose answer is lost is sent again; done twice it is the same as once.
+/// A step whose answer is lost is repeated; repeating it has no further effect.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn lost_answers_count_once() {
     let server = Server::start();
     let proxy = Arc::new(Proxy::to(server.port()));
     let client = Client::connect(&proxy.url()).await.unwrap();
     let lock = client.read_write_lock("a");
-    // Scripts are known before anything is swallowed.
+    // The scripts are loaded before any answer is discarded.
     let warm = lock.write().lock().await.unwrap().downgrade().await;
     warm.unwrap().unlock().await.unwrap();
 
@@ -328,10 +329,9 @@ async fn lost_answers_count_once() {
     assert_eq!(keys(&server), [""; 0]);
 }
 
-/// A server that forgets its scripts, and one that closes its connections, under waiting readers and
-/// writers.
+/// A server loses its scripts, and another closes its connections, while readers and writers wait.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn lost_scripts_and_connections_are_made_good() {
+async fn lost_scripts_and_connections_are_restored() {
     let server = Server::start();
     let client = client(&server).await;
     let holder = Client::connect(&server.url()).await.unwrap();
@@ -347,7 +347,7 @@ async fn lost_scripts_and_connections_are_made_good() {
             server.cut_all();
         }
         held.unlock().await.unwrap();
-        // Whoever comes first must go before the other can come.
+        // Whichever is served first must release before the other can be served.
         let one = tokio::spawn(async move { read.await.unwrap()?.unlock().await });
         let two = tokio::spawn(async move { write.await.unwrap()?.unlock().await });
         soon("read", one).await.unwrap().unwrap();
@@ -357,10 +357,10 @@ async fn lost_scripts_and_connections_are_made_good() {
     assert_eq!(keys(&server), [""; 0]);
 }
 
-/// A writer that waited and was killed: what it leaves behind holds readers back until it ends, with
-/// nobody to say so.
+/// A waiting writer was killed: its mark blocks readers until it expires, and no message announces
+/// that.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_killed_waiting_writer_is_forgotten() {
+async fn mark_of_killed_waiting_writer_expires() {
     let server = Server::start();
     let client = client(&server).await;
     let lock = client.read_write_lock("a").prefer_writers();
@@ -374,14 +374,14 @@ async fn a_killed_waiting_writer_is_forgotten() {
     let writer = in_time(|| write.try_lock().wait(Duration::from_millis(50))).await;
     assert!(writer.is_none());
     client.settled().await;
-    // Whoever waits sweeps up what has ended, and takes itself back when it gives up.
+    // A waiter removes expired marks, and removes its own mark when it gives up.
     assert_eq!(server.ask::<u64>(&["ZCARD", writers]), 0);
     reader.unwrap().unlock().await.unwrap();
     assert_eq!(keys(&server), [""; 0]);
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn foreign_keys_stay_as_they_are() {
+async fn foreign_keys_stay_unchanged() {
     let server = shared();
     let client = client(server).await;
     let foreign = |what: &str| unique(&format!("rw-{what}"));
@@ -424,7 +424,7 @@ async fn foreign_keys_stay_as_they_are() {
             "{name} was changed"
         );
     }
-    // Something else where writers that wait are kept.
+    // Foreign data in the key of waiting writers.
     let name = foreign("writers");
     let writers = format!("redlatch_rwlock_writers:{{{name}}}");
     let () = server.ask(&["SET", &writers, "precious"]);
@@ -433,7 +433,7 @@ async fn foreign_keys_stay_as_they_are() {
     assert!(matches!(error, Error::WrongKind { .. }), "{error}");
     client.settled().await;
     assert_eq!(server.ask::<String>(&["GET", &writers]), "precious");
-    // A lock turned into something else under its holders' hands is lost.
+    // A lock whose key changes its type while it is held is lost.
     let lock = client.read_write_lock(&foreign("turned"));
     let reader: Guard<_> = lock.read().lock().await.unwrap();
     let () = server.ask(&["SET", lock.name(), "precious"]);
@@ -446,9 +446,9 @@ async fn foreign_keys_stay_as_they_are() {
     assert_eq!(server.ask::<String>(&["GET", lock.name()]), "precious");
 }
 
-/// A lock that somebody has taken the end from: whoever is left keeps writers out.
+/// Another program removed the lock's expiry: the remaining readers still exclude writers.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn readers_of_a_lock_without_an_end_keep_writers_out() {
+async fn readers_of_a_lock_without_expiry_exclude_writers() {
     let server = Server::start();
     let client = client(&server).await;
     let lock = client.read_write_lock("a");
@@ -458,7 +458,7 @@ async fn readers_of_a_lock_without_an_end_keep_writers_out() {
     one.unlock().await.unwrap();
     assert!(lock.write().try_lock().await.unwrap().is_none());
     assert!(two.is_valid());
-    // It has an end again, so nobody who dies keeps it.
+    // It has an expiry again, so a dead reader cannot keep it.
     assert!((1..=60_000).contains(&left(&server, "a")));
     two.unlock().await.unwrap();
 
@@ -466,7 +466,7 @@ async fn readers_of_a_lock_without_an_end_keep_writers_out() {
     let again = writer.reenter().lease(LONG).await.unwrap();
     let reader = writer.read().lease(LONG).await.unwrap();
     assert_eq!(server.ask::<i64>(&["PERSIST", "a"]), 1);
-    // A release without a lease to go on with does not end it.
+    // A release without a known lease does not set an expiry.
     again.unlock().await.unwrap();
     assert_eq!(left(&server, "a"), -1);
     let inner = reader.reenter().lease(LONG).await;
@@ -478,9 +478,9 @@ async fn readers_of_a_lock_without_an_end_keep_writers_out() {
     assert_eq!(keys(&server), [""; 0]);
 }
 
-/// Who died reading is gone from the lock as soon as anybody else leaves it.
+/// A dead reader is removed from the lock as soon as any other reader leaves it.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn dead_readers_do_not_pile_up() {
+async fn dead_readers_are_removed() {
     let server = Server::start();
     let client = client(&server).await;
     let lock = client.read_write_lock("a");
@@ -488,7 +488,7 @@ async fn dead_readers_do_not_pile_up() {
     for n in 0..20 {
         let _: i64 = server.ask(&["HSET", "a", &format!("killed:{n}"), "1"]);
     }
-    // One that lives on, and what is nobody's.
+    // A live reader, and a field that belongs to no owner.
     let _: i64 = server.ask(&["HSET", "a", "alive:1", "1", "note", "precious"]);
     let () = server.ask(&["SET", "{a}:alive:1:rwlock_timeout:1", "1", "PX", "60000"]);
     lock.read().lock().await.unwrap().unlock().await.unwrap();
@@ -505,9 +505,10 @@ async fn dead_readers_do_not_pile_up() {
     reads.unlock().await.unwrap();
 }
 
-/// A hold count that somebody else has written keeps the server no longer than one of ours.
+/// A huge hold count written by another program does not keep the server busy for longer than a
+/// hold count of redlatch.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_foreign_hold_count_does_not_hold_the_server_up() {
+async fn foreign_hold_count_does_not_block_the_server() {
     let server = Server::start();
     let settings = Client::builder().watchdog(WATCHDOG).response_timeout(LONG);
     let client = settings.connect(&server.url()).await.unwrap();
@@ -522,21 +523,21 @@ async fn a_foreign_hold_count_does_not_hold_the_server_up() {
     assert_eq!(lock.read().holders().await.unwrap().len(), 1);
     assert!(client.inspect("a").await.unwrap().is_some());
     reads.unlock().await.unwrap();
-    // Counted instead of timed: none of them looked at millions of keys.
+    // Counted instead of timed: none of the steps looked up millions of keys.
     let calls = server.calls("pttl:");
     assert!((1..1_000_000).contains(&calls), "{calls}");
 }
 
-/// Beyond the holds that have a key of their own, the last key stands for all.
+/// Beyond the maximum number of holds with their own keys, the last key stands for all others.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn more_holds_than_have_keys_are_kept_all_the_same() {
+async fn holds_beyond_the_key_limit_are_kept() {
     let server = Server::start();
     let client = client(&server).await;
     let lock = client.read_write_lock("a");
     let me = Owner::new();
     let outer = lock.read().lock().owner(me).lease(LONG).await.unwrap();
     let own = format!("{{a}}:{}:rwlock_timeout", outer.owner_id());
-    // As if it had been entered so often: of all the keys only the last is left.
+    // As if it had been re-entered that often: only the last of all the keys remains.
     let often = 10_001;
     let count = often.to_string();
     let step = "redis.call('HSET', KEYS[1], ARGV[1], ARGV[2])
@@ -558,10 +559,10 @@ async fn more_holds_than_have_keys_are_kept_all_the_same() {
     assert_eq!(keys(&server), [""; 0]);
 }
 
-/// One hold lives on and the others have ended: giving back an ended one is no error, and the one
-/// that lives keeps the lock.
+/// One hold lives and the others have expired: releasing an expired one is no error, and the live
+/// one keeps the lock.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_hold_that_has_ended_is_given_back_while_another_lives() {
+async fn expired_hold_can_be_released_while_another_lives() {
     let server = Server::start();
     let client = client(&server).await;
     let lock = client.read_write_lock("a");

@@ -1,4 +1,4 @@
-//! The read-write lock in virtual time: leases, renewal and loss, hours in microseconds.
+//! Tests of the read-write lock in virtual time: leases, renewal and loss, hours in microseconds.
 
 use std::future::IntoFuture as _;
 use std::time::Duration;
@@ -16,7 +16,7 @@ fn clients<const N: usize>() -> [Client; N] {
     std::array::from_fn(|_| Client::builder().connect_embedded(&store).unwrap())
 }
 
-/// Roughly when it should be: not before, and not much later.
+/// Asserts that the time is roughly as expected: not earlier, and not much later.
 #[track_caller]
 fn about(elapsed: Duration, expected: Duration) {
     assert!(
@@ -26,7 +26,7 @@ fn about(elapsed: Duration, expected: Duration) {
 }
 
 #[tokio::test(start_paused = true)]
-async fn both_sides_are_kept_for_as_long_as_they_are_held() {
+async fn both_sides_are_renewed_while_they_are_held() {
     let [client, other] = clients();
     let lock = client.read_write_lock("a");
     let theirs = other.read_write_lock("a");
@@ -39,7 +39,7 @@ async fn both_sides_are_kept_for_as_long_as_they_are_held() {
             theirs.write().remaining_lease().await.unwrap().unwrap(),
             theirs.read().remaining_lease().await.unwrap().unwrap(),
         ] {
-            // Renewed every third of 30 s: never less than two thirds remain.
+            // Renewed after every third of 30 s: at least two thirds always remain.
             assert!(left >= 19 * SECOND, "{left:?}");
         }
         assert!(theirs.read().try_lock().await.unwrap().is_none());
@@ -86,16 +86,16 @@ async fn two_hundred_read_holds_are_renewed_for_hours() {
     assert_eq!((one.status().holds, two.status().holds), (0, 0));
 }
 
-/// F12: the living readers renew their own holds, not that of a dead one, in whatever client.
+/// F12: live readers renew their own holds, not that of a dead reader, in any client.
 #[tokio::test(start_paused = true)]
-async fn a_dead_reader_costs_one_lease_however_many_live() {
+async fn dead_reader_costs_one_lease_regardless_of_live_readers() {
     let [client, other, writers] = clients();
     let lock = client.read_write_lock("a");
     let mut alive = Vec::new();
     for client in [&client, &other] {
         alive.push(client.read_write_lock("a").read().lock().await.unwrap());
     }
-    // Its client is gone together with its watchdog: nobody renews or releases it.
+    // Its client is gone together with its watchdog: the hold is neither renewed nor released.
     std::mem::forget(lock.read().lock().lease(20 * SECOND).await.unwrap());
     let theirs = writers.read_write_lock("a");
     let writer = tokio::spawn(theirs.write().lock().into_future());
@@ -114,10 +114,10 @@ async fn a_dead_reader_costs_one_lease_however_many_live() {
     writer.unlock().await.unwrap();
 }
 
-/// Redisson: testMultiInstanceZombieReadLockPerformance. Sixty who died at the same time are waited
-/// for together, not one after the other.
+/// Redisson: testMultiInstanceZombieReadLockPerformance. The leases of sixty readers that died at
+/// the same time pass in parallel, not one after the other.
 #[tokio::test(start_paused = true)]
-async fn sixty_dead_readers_delay_a_writer_no_more_than_one() {
+async fn sixty_dead_readers_delay_a_writer_like_one() {
     let [client, other, writers] = clients();
     for n in 0..60 {
         let dead = if n % 2 == 0 { &client } else { &other };
@@ -135,15 +135,16 @@ async fn sixty_dead_readers_delay_a_writer_no_more_than_one() {
     about(begun.elapsed(), 20 * SECOND);
     writer.unlock().await.unwrap();
     assert!(!lock.read().is_locked().await.unwrap());
-    // Nor is it they who decide what the next ones see.
+    // The dead readers do not appear among the next holders either.
     let reader = lock.read().lock().await.unwrap();
     assert_eq!(lock.read().holders().await.unwrap().len(), 1);
     reader.unlock().await.unwrap();
 }
 
-/// The dead reader outlives the living: what is left of its own lease, and no more.
+/// The dead reader's lease outlives the live readers: the writer waits for the rest of that lease,
+/// and no longer.
 #[tokio::test(start_paused = true)]
-async fn the_rest_of_a_dead_readers_lease_is_waited_for() {
+async fn writer_waits_for_the_rest_of_a_dead_readers_lease() {
     let [client, writers] = clients();
     let lock = client.read_write_lock("a");
     let alive = lock.read().lock().lease(HOUR).await.unwrap();
@@ -157,14 +158,14 @@ async fn the_rest_of_a_dead_readers_lease_is_waited_for() {
         lock.read().remaining_lease().await.unwrap(),
         Some(15 * SECOND)
     );
-    // It was told of another end, an hour away.
+    // The writer had been told another end, an hour away.
     let writer = writer.await;
     about(begun.elapsed(), 20 * SECOND);
     writer.unwrap().unwrap().unlock().await.unwrap();
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_writer_waits_for_the_longest_of_the_readers() {
+async fn writer_waits_for_the_longest_read_lease() {
     let [client] = clients();
     let lock = client.read_write_lock("a");
     let begun = Instant::now();
@@ -173,7 +174,7 @@ async fn a_writer_waits_for_the_longest_of_the_readers() {
     let short = lock.read().lock().lease(3 * SECOND).await.unwrap();
     let writer = tokio::spawn(lock.write().lock().into_future());
     sleep(2 * SECOND).await;
-    // The shorter lease did not become everybody's.
+    // The shorter lease did not apply to the other readers.
     short.unlock().await.unwrap();
     sleep(6 * SECOND + SECOND / 10).await;
     assert!(!writer.is_finished());
@@ -184,7 +185,7 @@ async fn a_writer_waits_for_the_longest_of_the_readers() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_reader_that_came_and_went_does_not_make_another_live_longer() {
+async fn released_reader_does_not_extend_another_reader() {
     let [client] = clients();
     let lock = client.read_write_lock("a");
     std::mem::forget(lock.read().lock().lease(4 * SECOND).await.unwrap());
@@ -197,7 +198,7 @@ async fn a_reader_that_came_and_went_does_not_make_another_live_longer() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_dead_writer_costs_one_lease_however_often_it_entered() {
+async fn dead_writer_costs_one_lease_regardless_of_reentries() {
     let [client, other] = clients();
     let lock = client.read_write_lock("a");
     let outer = lock.write().lock().lease(10 * SECOND).await.unwrap();
@@ -209,14 +210,14 @@ async fn a_dead_writer_costs_one_lease_however_often_it_entered() {
     let (read, write) = (theirs.read().lock(), theirs.write().lock());
     let read = tokio::spawn(read.into_future());
     let guard = write.await.unwrap();
-    // Readers may come first; they are gone at once.
+    // Readers may be served first; they release immediately.
     guard.unlock().await.unwrap();
     read.await.unwrap().unwrap().unlock().await.unwrap();
     about(begun.elapsed(), 10 * SECOND);
 }
 
 #[tokio::test(start_paused = true)]
-async fn waiting_readers_come_in_when_a_writers_lease_ends() {
+async fn waiting_readers_are_admitted_when_a_writers_lease_ends() {
     let [client, other] = clients();
     let lock = client.read_write_lock("a");
     let writer = lock.write().lock().lease(10 * SECOND).await.unwrap();
@@ -244,7 +245,7 @@ async fn waiting_readers_come_in_when_a_writers_lease_ends() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn patience_ends_on_time_on_both_sides() {
+async fn wait_limits_end_on_time_on_both_sides() {
     let [client, other] = clients();
     let lock = client.read_write_lock("a");
     let theirs = other.read_write_lock("a");
@@ -262,20 +263,20 @@ async fn patience_ends_on_time_on_both_sides() {
     assert_eq!(client.status().holds, 0);
 }
 
-/// F16: for a lease that ends while another of the same owner goes on.
+/// F16: an inner lease ends while another hold of the same owner continues.
 #[tokio::test(start_paused = true)]
-async fn an_inner_lease_does_not_end_the_outer_hold() {
+async fn inner_lease_does_not_end_the_outer_hold() {
     let [client, other] = clients();
     let lock = client.read_write_lock("a");
     let outer = lock.read().lock().await.unwrap();
     let inner = outer.reenter().lease(5 * SECOND).await.unwrap();
     sleep(HOUR).await;
     assert!(inner.is_valid() && outer.is_valid());
-    // Given back in the order in which they were taken: the count goes from 2 to 1 to 0.
+    // Released in the order of acquisition: the count goes from 2 to 1 to 0.
     outer.unlock().await.unwrap();
     assert!(inner.is_valid());
     assert_eq!(lock.read().hold_count(inner.owner()).await.unwrap(), 1);
-    // Now it lives for a fixed time only: what the last renewal gave it, at most.
+    // From now on it has a fixed lifetime: at most what the last renewal set.
     let waiting = other.read_write_lock("a");
     let begun = Instant::now();
     let writer = waiting.write().lock().await.unwrap();
@@ -285,19 +286,19 @@ async fn an_inner_lease_does_not_end_the_outer_hold() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_writer_that_waits_is_forgotten_after_a_while() {
+async fn mark_of_dead_waiting_writer_expires() {
     let [client, other] = clients();
     let lock = client.read_write_lock("a").prefer_writers();
     let theirs = other.read_write_lock("a").prefer_writers();
     let reader = lock.read().lock().lease(HOUR).await.unwrap();
-    // It waits, and then its process stands still for ever.
+    // It waits, and then its process stops for good.
     let mut dead = theirs.write().lock().into_future();
     tokio::select! {
         biased;
         _ = &mut dead => unreachable!("somebody reads"),
         () = sleep(40 * SECOND) => {}
     }
-    // As long as it lived it was not forgotten.
+    // While it was alive, its mark did not expire.
     assert!(lock.read().try_lock().await.unwrap().is_none());
     std::mem::forget(dead);
     let begun = Instant::now();
@@ -309,7 +310,7 @@ async fn a_writer_that_waits_is_forgotten_after_a_while() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_writer_that_gives_up_lets_readers_in_at_once() {
+async fn writer_that_gives_up_admits_readers_immediately() {
     let [client, other] = clients();
     let lock = client.read_write_lock("a").prefer_writers();
     let theirs = other.read_write_lock("a").prefer_writers();
@@ -336,9 +337,9 @@ async fn a_writer_that_gives_up_lets_readers_in_at_once() {
     reader.unlock().await.unwrap();
 }
 
-/// The second writer of a client asks as soon as the first has gone, and not before.
+/// The second writer of a client asks as soon as the first has released, and not before.
 #[tokio::test(start_paused = true)]
-async fn writers_of_one_client_take_turns_with_preference_too() {
+async fn preferred_writers_of_one_client_take_turns() {
     let [client, other] = clients();
     let lock = client.read_write_lock("a").prefer_writers();
     let reading = other.read_write_lock("a").prefer_writers();

@@ -1,4 +1,4 @@
-//! One lock that a majority of independent servers gives.
+//! Tests of the RedLock: a lock granted by a majority of independent servers.
 
 use std::future::IntoFuture;
 use std::pin::pin;
@@ -26,7 +26,7 @@ impl Stands {
         self.clients_with(Client::builder()).await
     }
 
-    /// A client of each.
+    /// Returns one client for each store.
     async fn clients_with(&self, settings: ClientBuilder) -> Vec<Client> {
         let mut clients = Vec::new();
         match self {
@@ -53,7 +53,7 @@ fn servers(n: usize) -> Stands {
     Stands::Servers((0..n).map(|_| Server::start()).collect())
 }
 
-/// The lock that these make, with time enough for a busy machine.
+/// Creates a RedLock over these clients, with timeouts long enough for a busy machine.
 fn red_lock(clients: &[Client], name: &str) -> RedLock {
     RedLock::new(clients.iter().map(|client| client.lock(name))).timeout(5 * SECOND)
 }
@@ -75,7 +75,7 @@ async fn nothing_left(clients: &[Client], name: &str) {
     assert_eq!(holders(clients, name).await, 0);
 }
 
-/// Makes a test on both kinds of stores out of each async function.
+/// Turns each async function into a test on both kinds of stores.
 macro_rules! on_independent_stores {
     ($($name:ident($n:expr),)*) => {
         mod on_embedded {
@@ -94,20 +94,20 @@ macro_rules! on_independent_stores {
 }
 
 on_independent_stores! {
-    a_majority_gives_it(3),
-    without_a_quorum_all_is_given_back(5),
-    waiting_ends_with_patience_or_the_lock(3),
-    the_owner_enters_again(3),
-    a_lost_minority_does_no_harm(3),
-    a_majority_that_was_lost_is_told_at_the_release(3),
-    dropped_anywhere_nothing_is_left(3),
-    bad_input_is_refused(3),
-    work_under_the_lock(3),
+    majority_grants_the_lock(3),
+    failed_quorum_releases_all_members(5),
+    waiting_ends_at_its_limit_or_with_the_lock(3),
+    owner_can_reenter(3),
+    lost_minority_does_no_harm(3),
+    lost_majority_is_reported_at_release(3),
+    request_dropped_anywhere_leaves_nothing_behind(3),
+    invalid_input_is_rejected(3),
+    run_holds_the_lock(3),
     one_holder_at_a_time(3),
     one_holder_at_a_time_over_five(5),
 }
 
-async fn a_majority_gives_it(stands: Stands) {
+async fn majority_grants_the_lock(stands: Stands) {
     let (clients, others) = (stands.clients().await, stands.clients().await);
     let (lock, other) = (red_lock(&clients, "a"), red_lock(&others, "a"));
     let guard = lock.lock().await.unwrap();
@@ -124,7 +124,7 @@ async fn a_majority_gives_it(stands: Stands) {
     assert_eq!(holders(&others, "a").await, 3);
     guard.unlock().await.unwrap();
     assert_eq!(holders(&others, "a").await, 0);
-    // With one held by somebody else there is still a majority.
+    // With one member held by another owner, there is still a majority.
     let one = others[1].lock("a").lock().await.unwrap();
     let guard = lock.try_lock().await.unwrap().unwrap();
     assert_eq!(guard.held(), 2);
@@ -135,7 +135,7 @@ async fn a_majority_gives_it(stands: Stands) {
     nothing_left(&others, "a").await;
 }
 
-async fn without_a_quorum_all_is_given_back(stands: Stands) {
+async fn failed_quorum_releases_all_members(stands: Stands) {
     let (clients, others) = (stands.clients().await, stands.clients().await);
     let lock = red_lock(&clients, "a");
     let mut held = Vec::new();
@@ -156,7 +156,7 @@ async fn without_a_quorum_all_is_given_back(stands: Stands) {
     nothing_left(&clients, "a").await;
 }
 
-async fn waiting_ends_with_patience_or_the_lock(stands: Stands) {
+async fn waiting_ends_at_its_limit_or_with_the_lock(stands: Stands) {
     let (clients, others) = (stands.clients().await, stands.clients().await);
     let (lock, other) = (red_lock(&clients, "a"), red_lock(&others, "a"));
     let held = other.lock().await.unwrap();
@@ -173,7 +173,7 @@ async fn waiting_ends_with_patience_or_the_lock(stands: Stands) {
         assert!(limited.await.is_none());
         assert!(begun.elapsed() >= wait);
     }
-    // Ten of one client wait, and get it one after the other.
+    // Ten requests of one client wait, and acquire it one after the other.
     let waiting: Vec<_> = (0..10)
         .map(|_| {
             let lock = lock.clone();
@@ -196,7 +196,7 @@ async fn waiting_ends_with_patience_or_the_lock(stands: Stands) {
     nothing_left(&clients, "a").await;
 }
 
-async fn the_owner_enters_again(stands: Stands) {
+async fn owner_can_reenter(stands: Stands) {
     let clients = stands.clients().await;
     let lock = red_lock(&clients, "a");
     let owner = Owner::new();
@@ -212,7 +212,7 @@ async fn the_owner_enters_again(stands: Stands) {
     nothing_left(&clients, "a").await;
 }
 
-async fn a_lost_minority_does_no_harm(stands: Stands) {
+async fn lost_minority_does_no_harm(stands: Stands) {
     let clients = stands
         .clients_with(Client::builder().watchdog(WATCHDOG))
         .await;
@@ -233,7 +233,8 @@ async fn a_lost_minority_does_no_harm(stands: Stands) {
     assert_lost(&error, Loss::NotHeld);
     let error = guard.unlock().await.unwrap_err();
     assert!(matches!(error, Error::Lost { .. }), "{error}");
-    // A release that finds a minority gone has released the lock; one that finds most gone not.
+    // A release that finds a minority gone has released the lock; one that finds a majority gone
+    // has not.
     let guard = lock.lock().await.unwrap();
     clients[1].lock("a").force_unlock().await.unwrap();
     guard.unlock().await.unwrap();
@@ -245,8 +246,9 @@ async fn a_lost_minority_does_no_harm(stands: Stands) {
     nothing_left(&clients, "a").await;
 }
 
-/// Another owner holds the third member: with the member that the guard lost, others could have acquired a majority.
-async fn a_majority_that_was_lost_is_told_at_the_release(stands: Stands) {
+/// Another owner holds the third member: together with the member that the guard lost, others could
+/// have acquired a majority.
+async fn lost_majority_is_reported_at_release(stands: Stands) {
     let (clients, others) = (stands.clients().await, stands.clients().await);
     let theirs = others[2].lock("a").lock().await.unwrap();
     let guard = red_lock(&clients, "a").lock().await.unwrap();
@@ -258,7 +260,7 @@ async fn a_majority_that_was_lost_is_told_at_the_release(stands: Stands) {
     nothing_left(&clients, "a").await;
 }
 
-async fn dropped_anywhere_nothing_is_left(stands: Stands) {
+async fn request_dropped_anywhere_leaves_nothing_behind(stands: Stands) {
     let (clients, others) = (stands.clients().await, stands.clients().await);
     let (lock, other) = (red_lock(&clients, "a"), red_lock(&others, "a"));
     for contended in [false, true] {
@@ -289,7 +291,7 @@ async fn dropped_anywhere_nothing_is_left(stands: Stands) {
     }
 }
 
-async fn bad_input_is_refused(stands: Stands) {
+async fn invalid_input_is_rejected(stands: Stands) {
     let (clients, others) = (stands.clients().await, stands.clients().await);
     let lock = red_lock(&clients, "a");
     let none = RedLock::new(Vec::<Member>::new());
@@ -306,7 +308,7 @@ async fn bad_input_is_refused(stands: Stands) {
         let error = lock.lock().lease(lease).await.unwrap_err();
         assert!(matches!(error, Error::InvalidLease { .. }), "{error}");
     }
-    // Nothing would remain of it.
+    // Nothing of the lease would remain.
     let error = lock.lock().lease(SECOND / 500).await.unwrap_err();
     assert!(matches!(error, Error::InvalidSetting { .. }), "{error}");
     // Through two clients of one store it would wait for itself.
@@ -318,7 +320,7 @@ async fn bad_input_is_refused(stands: Stands) {
     for error in refused {
         assert!(matches!(error, Error::InvalidMembers { .. }), "{error}");
     }
-    // One lock that is named three times is not three.
+    // One lock that is named three times does not count as three.
     let twice = RedLock::new([
         clients[0].lock("a"),
         clients[0].lock("a"),
@@ -334,7 +336,7 @@ async fn bad_input_is_refused(stands: Stands) {
     for guard in held {
         guard.unlock().await.unwrap();
     }
-    // Most refuse their owner: waiting would not mend it.
+    // Most members refuse their owner: waiting would not help.
     let owner = Owner::new();
     let strict = RedLock::new(
         clients
@@ -348,7 +350,8 @@ async fn bad_input_is_refused(stands: Stands) {
         .unwrap_err();
     assert!(matches!(error, Error::AlreadyHeld { .. }), "{error}");
     guard.unlock().await.unwrap();
-    // Something else under the key: of a minority it is one that says no, of most an error.
+    // Foreign data under the key: in a minority it counts as a refusal, in a majority it is an
+    // error.
     if let Stands::Servers(servers) = &stands {
         let () = servers[0].ask(&["SET", "a", "5"]);
         let guard = lock.lock().await.unwrap();
@@ -363,7 +366,7 @@ async fn bad_input_is_refused(stands: Stands) {
     nothing_left(&clients, "a").await;
 }
 
-async fn work_under_the_lock(stands: Stands) {
+async fn run_holds_the_lock(stands: Stands) {
     let clients = stands.clients().await;
     let lock = red_lock(&clients, "a");
     let held = lock.run(holders(&clients, "a")).await.unwrap();
@@ -386,8 +389,8 @@ async fn one_holder_at_a_time_over_five(stands: Stands) {
     contend(stands, None).await;
 }
 
-/// F19 (redisson#624, #2172): many take it with a lease that is shorter than they wait, and some
-/// with no wait at all. Never two of them find it valid at a time.
+/// F19 (redisson#624, #2172): many owners acquire it with a lease that is shorter than their wait,
+/// and some without waiting. Two of them never find it valid at the same time.
 async fn contend(stands: Stands, frozen: Option<Arc<AtomicUsize>>) {
     const PROCESSES: usize = 3;
     const TASKS: usize = 2;
@@ -411,7 +414,7 @@ async fn contend(stands: Stands, frozen: Option<Arc<AtomicUsize>>) {
                     if (process + task + had) % 3 > 0 {
                         request = request.wait(LONG);
                     }
-                    // Most of them slow for a moment: as good as refused.
+                    // A majority was slow for a moment, which counts as refused.
                     let Ok(Some(guard)) = request.await else {
                         tokio::task::yield_now().await;
                         continue;
@@ -421,8 +424,8 @@ async fn contend(stands: Stands, frozen: Option<Arc<AtomicUsize>>) {
                     }
                     assert!(!inside.swap(true, Ordering::SeqCst), "two at once");
                     tokio::task::yield_now().await;
-                    // A pause of the machine for longer than the lease is told, not overlooked:
-                    // then nothing can be said of who else was inside.
+                    // If the machine pauses for longer than the lease, the loss is reported; then
+                    // the test cannot judge exclusion.
                     let alone = guard.is_valid();
                     inside.store(false, Ordering::SeqCst);
                     assert!(alone, "the machine was too slow for this test");
@@ -437,7 +440,7 @@ async fn contend(stands: Stands, frozen: Option<Arc<AtomicUsize>>) {
         all.push(clients);
     }
     if let (Some(had), Stands::Servers(servers)) = (&frozen, &stands) {
-        // One after the other hangs for a while, and works again: always a minority.
+        // The servers hang one after the other, and recover: always a minority.
         for (n, server) in servers.iter().enumerate() {
             let so_far = had.load(Ordering::SeqCst);
             server.freeze();
@@ -447,7 +450,8 @@ async fn contend(stands: Stands, frozen: Option<Arc<AtomicUsize>>) {
             })
             .await;
             server.thaw();
-            // What hung is settled before the next one hangs, or it would be no minority.
+            // Settle everything on the server that hung before the next one hangs, or more than a
+            // minority would be affected.
             for clients in &all {
                 let member = clients[n].lock("awake");
                 soon("awake", async {
@@ -470,18 +474,18 @@ async fn one_holder_at_a_time_while_a_minority_hangs() {
     contend(servers(3), Some(Arc::default())).await;
 }
 
-/// A minority that hangs, or is down, costs its own short time only, and nothing remains there.
+/// A minority that hangs or is down costs only its own short timeout, and nothing remains there.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_minority_may_hang_or_be_down() {
+async fn minority_may_hang_or_be_down() {
     let mut all: Vec<_> = (0..5).map(|_| Server::start()).collect();
-    // Were the response timeout waited for, the test would not end in time.
+    // If the response timeout were waited for, the test would not end in time.
     let settings = Client::builder().response_timeout(2 * LONG);
     let mut clients = Vec::new();
     for server in &all {
         clients.push(settings.clone().connect(&server.url()).await.unwrap());
     }
     let lock = red_lock(&clients, "a").timeout(SECOND / 2);
-    // They hang while it is held: it stays, and its release is not held up.
+    // They hang while it is held: it stays held, and they do not delay its release.
     let guard = lock.lock().await.unwrap();
     assert_eq!(guard.held(), 5);
     all[1].freeze();
@@ -496,7 +500,8 @@ async fn a_minority_may_hang_or_be_down() {
         assert!(guard.is_valid());
         soon("not held up", guard.unlock()).await.unwrap();
     }
-    // One server of a bare quorum hangs, and one that refused works again: others can acquire the lock, so it is released.
+    // Of a bare quorum one server hangs, and a server that had refused works again. Other owners
+    // could acquire the lock, so it counts as released.
     let guard = soon("without them", lock.lock().into_future())
         .await
         .unwrap();
@@ -518,7 +523,8 @@ async fn a_minority_may_hang_or_be_down() {
     nothing_left(&clients, "a").await;
 }
 
-/// Most of them hang: no lock, an error that says so, and nothing remains when they go on.
+/// A majority hangs: the acquisition fails with a descriptive error, and nothing remains once they
+/// recover.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn without_a_majority_there_is_no_lock() {
     let all: Vec<_> = (0..3).map(|_| Server::start()).collect();
@@ -538,7 +544,7 @@ async fn without_a_majority_there_is_no_lock() {
     let waiting = lock.try_lock().wait(SECOND / 2).into_future();
     let error = soon("refused", waiting).await.unwrap_err();
     assert!(matches!(error, Error::Unavailable { .. }), "{error}");
-    // Who waits for ever gets it when they go on.
+    // A waiter without a limit acquires it once they recover.
     let waiting = tokio::spawn(lock.lock().into_future());
     all[0].thaw();
     all[2].thaw();
@@ -547,9 +553,9 @@ async fn without_a_majority_there_is_no_lock() {
     nothing_left(&clients, "a").await;
 }
 
-/// F19: yes from all, but so late that nothing of the lease remains: not held.
+/// F19: all servers grant it, but so late that nothing of the lease remains: it is not acquired.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_quorum_that_comes_too_late_is_none() {
+async fn late_quorum_does_not_acquire() {
     let all: Vec<_> = (0..3).map(|_| Server::start()).collect();
     let mut clients = Vec::new();
     for server in &all {
@@ -575,9 +581,9 @@ async fn a_quorum_that_comes_too_late_is_none() {
     nothing_left(&clients, "a").await;
 }
 
-/// A server that lost its data gives the lock to another; the majority keeps it.
+/// A server that lost its data grants the lock to another owner; the majority keeps it.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn one_that_lost_its_data_does_not_give_it_away() {
+async fn server_that_lost_its_data_does_not_break_the_lock() {
     let mut all: Vec<_> = (0..3).map(|_| Server::start()).collect();
     let (mut clients, mut others) = (Vec::new(), Vec::new());
     for server in &all {
@@ -598,7 +604,7 @@ async fn one_that_lost_its_data_does_not_give_it_away() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn the_allowance_for_clocks_is_taken_off() {
+async fn clock_allowance_is_subtracted() {
     let stands = embedded(5);
     let clients = stands.clients().await;
     let lock = RedLock::new(clients.iter().map(|client| client.lock("a")));
@@ -622,10 +628,10 @@ async fn the_allowance_for_clocks_is_taken_off() {
     nothing_left(&clients, "a").await;
 }
 
-/// An owner that has entered twice holds it for the longer lease, and both guards allow for clocks
-/// that had that long to differ.
+/// After a re-entry the owner holds the lock for the longer lease. Both guards then subtract the
+/// clock allowance for that longer time.
 #[tokio::test(start_paused = true)]
-async fn the_longest_lease_decides_what_is_taken_off() {
+async fn longest_lease_determines_clock_allowance() {
     for leases in [[1000, 1], [1, 1000]] {
         let clients = embedded(3).clients().await;
         let lock = RedLock::new(clients.iter().map(|client| client.lock("a")));
@@ -638,10 +644,9 @@ async fn the_longest_lease_decides_what_is_taken_off() {
     }
 }
 
-/// Who waits for a majority is in nobody's way who wants but one of its members, or a majority of
-/// others.
+/// A waiter for a majority does not block requests for a single member, or for another majority.
 #[tokio::test]
-async fn who_waits_keeps_nobody_from_its_members() {
+async fn waiter_does_not_block_requests_for_its_members() {
     let stands = embedded(5);
     let (clients, others) = (stands.clients().await, stands.clients().await);
     let _taken = [
@@ -650,7 +655,7 @@ async fn who_waits_keeps_nobody_from_its_members() {
     ];
     let first = others[0].lock("a").lock().await.unwrap();
     let mut waiting = red_lock(&clients[..3], "a").lock().into_future();
-    // Embedded stores answer at once: after this it stands in line.
+    // Embedded stores answer immediately: after this, the request is queued.
     assert!(crate::common::polled(2, &mut waiting).await.is_none());
     let waiting = tokio::spawn(waiting);
     let member = tokio::spawn(clients[0].lock("a").lock().into_future());
@@ -676,7 +681,7 @@ async fn who_waits_keeps_nobody_from_its_members() {
 
 /// The quorum-th longest lease counts.
 #[tokio::test(start_paused = true)]
-async fn a_majority_of_leases_decides() {
+async fn majority_of_leases_determines_validity() {
     let mut clients = Vec::new();
     for seconds in [10, 20, 40] {
         let settings = Client::builder().watchdog(seconds * SECOND);
@@ -718,9 +723,9 @@ async fn renewed_for_hours_and_released_for_good() {
     }
 }
 
-/// Whoever waits gets what a dead holder left when its lease ends.
+/// A waiter acquires the lock of a dead holder when its lease ends.
 #[tokio::test(start_paused = true)]
-async fn a_dead_holder_costs_its_lease() {
+async fn dead_holder_costs_its_lease() {
     let stands = embedded(3);
     let (clients, others) = (stands.clients().await, stands.clients().await);
     let lock = RedLock::new(clients.iter().map(|client| client.lock("a")));
@@ -734,7 +739,7 @@ async fn a_dead_holder_costs_its_lease() {
     guard.unlock().await.unwrap();
 }
 
-/// Guards and pending acquisitions may go to other threads.
+/// Guards and pending acquisitions can move to other threads.
 #[test]
 fn everything_is_send() {
     fn is_send<T: Send>(_: &T) {}
@@ -750,9 +755,9 @@ fn everything_is_send() {
     });
 }
 
-/// Who waits for a majority is in nobody's way who waits for one of the members, or for others.
+/// A waiter for a majority does not block waiters for one of the members, or for other locks.
 #[tokio::test(start_paused = true)]
-async fn only_those_who_want_the_same_wait_in_one_line() {
+async fn only_identical_requests_share_a_queue() {
     let stands = embedded(5);
     let (clients, others) = (stands.clients().await, stands.clients().await);
     let mut held = Vec::new();

@@ -1,5 +1,5 @@
-//! Every bug that was found in redlatch itself, with the test that would have caught it
-//! (`docs/robustness.md`, "found here").
+//! Every bug that was found in redlatch itself, with a regression test (`docs/robustness.md`,
+//! "found here").
 
 use std::future::{Future, IntoFuture, poll_fn};
 use std::io::{BufRead as _, BufReader, Write as _};
@@ -17,20 +17,20 @@ use crate::common::{
 };
 
 on_every_store! {
-    entering_again_does_not_revive_what_was_lost,
-    a_dropped_inner_guard_does_not_make_unlock_say_lost,
-    a_cancelled_reentry_does_not_make_unlock_say_lost,
+    reentering_does_not_revive_a_lost_hold,
+    dropped_inner_guard_does_not_make_unlock_report_loss,
+    canceled_reentry_does_not_make_unlock_report_loss,
     concurrent_acquisitions_of_one_owner_do_not_wait_for_each_other,
-    an_owner_in_line_starts_anew_when_its_other_hold_was_lost,
-    a_loss_seen_while_entering_again_is_taken_off_the_account,
+    queued_owner_starts_over_when_its_other_hold_was_lost,
+    loss_during_reentry_is_removed_from_hold_count,
 }
 
-async fn entering_again_does_not_revive_what_was_lost(stand: Stand) {
+async fn reentering_does_not_revive_a_lost_hold(stand: Stand) {
     let (client, other) = (stand.client().await, stand.client().await);
     let name = unique("revive");
     let outer = client.lock(&name).lock().await.unwrap();
     assert!(other.lock(&name).force_unlock().await.unwrap());
-    // Somebody else held it in between; now it is free again.
+    // Another owner held it in between; now it is free again.
     other.lock(&name).run(async {}).await.unwrap();
     let again = outer.reenter().await;
     assert_lost(&again.unwrap_err(), Loss::NotHeld);
@@ -38,7 +38,7 @@ async fn entering_again_does_not_revive_what_was_lost(stand: Stand) {
     assert!(!client.lock(&name).is_locked().await.unwrap());
 }
 
-async fn a_dropped_inner_guard_does_not_make_unlock_say_lost(stand: Stand) {
+async fn dropped_inner_guard_does_not_make_unlock_report_loss(stand: Stand) {
     let client = stand.client().await;
     let lock = client.lock(&unique("inner"));
     for _ in 0..300 {
@@ -55,7 +55,7 @@ async fn a_dropped_inner_guard_does_not_make_unlock_say_lost(stand: Stand) {
     }
 }
 
-async fn a_cancelled_reentry_does_not_make_unlock_say_lost(stand: Stand) {
+async fn canceled_reentry_does_not_make_unlock_report_loss(stand: Stand) {
     let client = stand.client().await;
     let lock = client.lock(&unique("cancelled"));
     for _ in 0..300 {
@@ -97,7 +97,7 @@ async fn concurrent_acquisitions_of_one_owner_do_not_wait_for_each_other(stand: 
     assert!(!lock.is_locked().await.unwrap());
 }
 
-async fn an_owner_in_line_starts_anew_when_its_other_hold_was_lost(stand: Stand) {
+async fn queued_owner_starts_over_when_its_other_hold_was_lost(stand: Stand) {
     let (client, other) = (stand.client().await, stand.client().await);
     let (name, me) = (unique("sibling-lost"), Owner::new());
     let lock = client.lock(&name);
@@ -110,7 +110,8 @@ async fn an_owner_in_line_starts_anew_when_its_other_hold_was_lost(stand: Stand)
     held.unlock().await.unwrap();
     let brief = soon("won", brief).await.unwrap().unwrap();
     soon("lost", brief.lost()).await;
-    // Whether it re-entered before the loss or came after it: no error, and never a dead end.
+    // Whether it re-entered before the loss or requested it afterwards: it gets no error, and never
+    // blocks forever.
     let second = soon("not a dead end", second).await.unwrap().unwrap();
     drop(brief);
     drop(second);
@@ -118,7 +119,7 @@ async fn an_owner_in_line_starts_anew_when_its_other_hold_was_lost(stand: Stand)
     assert!(!lock.is_locked().await.unwrap());
 }
 
-async fn a_loss_seen_while_entering_again_is_taken_off_the_account(stand: Stand) {
+async fn loss_during_reentry_is_removed_from_hold_count(stand: Stand) {
     let (client, other) = (stand.client().await, stand.client().await);
     let name = unique("off-account");
     let outer = client.lock(&name).lock().lease(10 * LONG).await.unwrap();
@@ -131,9 +132,9 @@ async fn a_loss_seen_while_entering_again_is_taken_off_the_account(stand: Stand)
     assert!(next.is_valid() && other.lock(&name).is_held_by(next.owner()).await.unwrap());
 }
 
-/// A renewal that is chosen before a longer lease is entered, and sent after it.
+/// A renewal that is chosen before a re-entry with a longer lease, and sent after it.
 #[tokio::test(start_paused = true)]
-async fn a_renewal_never_shortens_a_longer_lease() {
+async fn renewal_never_shortens_a_longer_lease() {
     let second = Duration::from_secs(1);
     for yields in 0..8 {
         let store = Embedded::new();
@@ -141,8 +142,8 @@ async fn a_renewal_never_shortens_a_longer_lease() {
         let due = tokio::time::Instant::now() + 10 * second;
         let outer = client.lock("a").lock().await.unwrap();
         for _ in 0..yields {
-            // Who registers its timer first is called first when both are due: the watchdog, or
-            // whoever enters.
+            // When both timers are due, the one that was registered first fires first: the
+            // watchdog's or that of the re-entry.
             tokio::task::yield_now().await;
         }
         let entering = tokio::spawn(async move {
@@ -158,10 +159,10 @@ async fn a_renewal_never_shortens_a_longer_lease() {
     }
 }
 
-/// A task whose budget is used up polls its futures without any progress, once; the second poll must
-/// not send the step before the subscription (F6).
+/// A task without any remaining budget polls its futures once without progress. The second poll
+/// must not send the step before the subscription (F6).
 #[tokio::test(flavor = "current_thread")]
-async fn the_subscription_goes_first_whatever_the_tasks_budget() {
+async fn subscription_is_sent_first_for_any_task_budget() {
     let server = Server::start();
     let client = Client::connect(&server.url()).await.unwrap();
     let other = Client::connect(&server.url()).await.unwrap();
@@ -186,7 +187,7 @@ async fn the_subscription_goes_first_whatever_the_tasks_budget() {
         .await;
         seen.lock().unwrap().clear();
         let mut waiting = lock.lock().into_future();
-        // Leaves so much of tokio's budget (128 per poll of a task) at each poll.
+        // Leaves this much of tokio's budget (128 per poll of a task) at each poll.
         let waiting = poll_fn(move |cx| {
             for _ in 0..(128 - left) {
                 let mut spent = pin!(tokio::task::consume_budget());
@@ -216,7 +217,7 @@ async fn the_subscription_goes_first_whatever_the_tasks_budget() {
     }
 }
 
-/// The commands that a server gets, as it gets them.
+/// Records the commands that a server receives, as they arrive.
 fn monitor(server: &Server) -> Arc<Mutex<Vec<String>>> {
     let mut stream = std::net::TcpStream::connect(("127.0.0.1", server.port())).unwrap();
     stream.write_all(b"MONITOR\r\n").unwrap();
@@ -228,7 +229,7 @@ fn monitor(server: &Server) -> Arc<Mutex<Vec<String>>> {
             .map_while(Result::ok)
             .filter(|line| line.starts_with('+'))
         {
-            // Not what scripts do inside.
+            // Skip commands that scripts call.
             if !line.contains(" lua]") && !line.contains("UNSUBSCRIBE") {
                 write.lock().unwrap().push(line);
             }
@@ -237,9 +238,9 @@ fn monitor(server: &Server) -> Arc<Mutex<Vec<String>>> {
     seen
 }
 
-/// Failing renewals are tried again after a pause, not as fast as the machine can.
+/// Failed renewals are retried after a pause, not as fast as the machine can.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn failing_renewals_do_not_keep_the_machine_busy() {
+async fn failing_renewals_are_retried_with_pauses() {
     let mut server = Server::start();
     let watchdog = Duration::from_secs(3);
     let client = Client::builder()
@@ -250,7 +251,7 @@ async fn failing_renewals_do_not_keep_the_machine_busy() {
     let lock = client.lock("a");
     let guard = in_time(|| lock.lock()).await;
     server.kill();
-    // Counts connections where the server was.
+    // Counts the connections at the address where the server was.
     let listener = tokio::net::TcpListener::bind(("127.0.0.1", server.port()))
         .await
         .unwrap();
@@ -259,7 +260,7 @@ async fn failing_renewals_do_not_keep_the_machine_busy() {
         loop {
             drop(listener.accept().await.unwrap());
             tries += 1;
-            // Two seconds of trying, every tenth of one.
+            // Two seconds of retries, one every tenth of a second.
             assert!(tries < 200, "renewed without a pause");
         }
     };
@@ -269,16 +270,16 @@ async fn failing_renewals_do_not_keep_the_machine_busy() {
     }
 }
 
-/// The answer to a re-entry comes when the hold is lost already; what it left in the store is not
-/// left to its lease of an hour.
+/// The answer to a re-entry arrives when the hold is already lost; what it left in the store is
+/// released, instead of lasting for its lease of an hour.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_reentry_that_is_answered_too_late_leaves_nothing_behind() {
+async fn late_answer_to_reentry_leaves_nothing_behind() {
     let server = Server::start();
     let client = Client::connect(&server.url()).await.unwrap();
     let lock = client.lock("a");
     let outer = loop {
         let outer = in_time(|| lock.lock().lease(Duration::from_millis(700))).await;
-        // So that the re-entry finds it however slow this machine is.
+        // So that the re-entry finds the hold, however slow this machine is.
         if server.ask::<bool>(&["PERSIST", "a"]) {
             break outer;
         }
@@ -299,15 +300,16 @@ async fn a_reentry_that_is_answered_too_late_leaves_nothing_behind() {
     assert!(!client.lock("a").is_locked().await.unwrap());
 }
 
-/// The same owner has given the lock back before; its next acquisition is not answered. That one is
-/// undone all the same.
+/// The same owner has released the lock before; its next acquisition is not answered. That one is
+/// undone nevertheless.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn an_unanswered_acquisition_is_undone_also_for_an_owner_known_before() {
+async fn unanswered_acquisition_of_known_owner_is_undone() {
     let server = Server::start();
     let settings = Client::builder().response_timeout(Duration::from_millis(300));
     let client = settings.connect(&server.url()).await.unwrap();
     let (lock, me) = (client.lock("a"), Owner::new());
-    // Waits in vain, so that the owner stays known while it takes the lock elsewhere.
+    // This request waits in vain, so that the owner stays known while it acquires the lock
+    // elsewhere.
     let kept = in_time(|| async {
         let outer = lock.lock().owner(me).await?;
         let kept = outer.reenter();
@@ -324,22 +326,22 @@ async fn an_unanswered_acquisition_is_undone_also_for_an_owner_known_before() {
     drop(kept);
 }
 
-/// A guard that was lost, and whose owner has won and given back the lock since, takes nothing from
-/// the owner's next hold, whenever it is dropped.
+/// The owner of a lost guard has acquired and released the lock since. Dropping that guard never
+/// affects the owner's next hold, whenever it is dropped.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_lost_guard_never_touches_what_its_owner_has_won_since() {
+async fn lost_guard_never_affects_later_holds_of_its_owner() {
     let server = Server::start();
     let client = Client::connect(&server.url()).await.unwrap();
     let (lock, me) = (client.lock("a"), Owner::new());
     for _ in 0..20 {
         let brief = || lock.lock().owner(me).lease(Duration::from_millis(200));
         let Ok(lost) = brief().await else {
-            // Answered after its lease had ended: a busy machine.
+            // The lease had ended before the answer: a busy machine.
             continue;
         };
         soon("lost", lost.lost()).await;
         lock.lock().owner(me).await.unwrap().unlock().await.unwrap();
-        // A release that has to be taught to the server again arrives one round trip later.
+        // A release whose script must be loaded first arrives one round trip later.
         let _: () = server.ask(&["SCRIPT", "FLUSH"]);
         drop(client.lock("teach").try_lock().await.unwrap());
         let again = lock.lock().owner(me);
@@ -354,9 +356,9 @@ async fn a_lost_guard_never_touches_what_its_owner_has_won_since() {
     }
 }
 
-/// Work that was done is not thrown away because the release was not answered.
+/// The result of the work is not discarded because the release was not answered.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn run_gives_the_result_also_when_the_release_is_not_answered() {
+async fn run_returns_the_result_if_the_release_is_not_answered() {
     let server = Server::start();
     let proxy = Proxy::to(server.port());
     let settings = Client::builder().response_timeout(Duration::from_millis(300));
@@ -372,9 +374,9 @@ async fn run_gives_the_result_also_when_the_release_is_not_answered() {
     assert!(!in_time(|| lock.is_locked()).await);
 }
 
-/// Also what only looks is an error outside of a runtime, and no panic.
+/// Read-only calls also return an error outside a runtime, and do not panic.
 #[test]
-fn without_a_runtime_there_is_an_error_and_no_panic() {
+fn calls_without_runtime_fail_and_do_not_panic() {
     fn refused<T>(what: &str, call: impl IntoFuture<Output = redlatch::Result<T>>) {
         let mut context = Context::from_waker(Waker::noop());
         match pin!(call.into_future()).poll(&mut context) {
@@ -418,16 +420,16 @@ fn runtime() -> tokio::runtime::Runtime {
     runtime.worker_threads(1).enable_all().build().unwrap()
 }
 
-/// A client that is used from two runtimes: when the one ends that drives its connection and its
-/// watchdog, waiters and holders in the other do not notice.
+/// A client is used from two runtimes. When the runtime that drives its connection and its watchdog
+/// ends, waiters and holders in the other one do not notice.
 #[test]
-fn the_end_of_one_runtime_is_not_the_end_for_another() {
+fn end_of_one_runtime_does_not_affect_another() {
     let server = Server::start();
     let (ending, staying) = (runtime(), runtime());
     let settings = Client::builder().watchdog(WATCHDOG);
     let client = ending.block_on(settings.connect(&server.url())).unwrap();
     let other = staying.block_on(Client::connect(&server.url())).unwrap();
-    // The watchdog begins in the runtime that ends.
+    // The watchdog starts in the runtime that ends.
     let first = ending
         .block_on(client.lock("first").lock().into_future())
         .unwrap();
@@ -450,9 +452,9 @@ fn the_end_of_one_runtime_is_not_the_end_for_another() {
     });
 }
 
-/// The same, with nobody asking anything in the meantime.
+/// The same, without any request in the meantime.
 #[test]
-fn a_watchdog_goes_on_in_another_runtime_by_itself() {
+fn watchdog_continues_in_another_runtime() {
     let server = Server::start();
     let (ending, staying) = (runtime(), runtime());
     let settings = Client::builder().watchdog(WATCHDOG);
@@ -464,11 +466,11 @@ fn a_watchdog_goes_on_in_another_runtime_by_itself() {
         .block_on(client.lock("held").lock().into_future())
         .unwrap();
     drop(ending);
-    // Looks from a runtime of its own.
+    // Observes from a separate runtime.
     runtime().block_on(renewed_again([&held, &first]));
 }
 
-/// Twice, each of them: one renewal may have been under way before.
+/// Waits for two renewals of each guard: the first may have been in flight before.
 async fn renewed_again(guards: [&Guard; 2]) {
     let [one, two] = guards.map(|guard| async move {
         for _ in 0..2 {
@@ -479,9 +481,9 @@ async fn renewed_again(guards: [&Guard; 2]) {
     tokio::join!(one, two);
 }
 
-/// A line whose closing was cut short does not believe in a subscription that has ended.
+/// A local queue whose closing was interrupted does not rely on a subscription that has ended.
 #[test]
-fn a_closing_that_is_cut_short_costs_no_wake_up() {
+fn interrupted_queue_closing_loses_no_wake_up() {
     let server = Server::start();
     let (ending, staying) = (runtime(), runtime());
     let settings = Client::builder()
@@ -495,7 +497,7 @@ fn a_closing_that_is_cut_short_costs_no_wake_up() {
     let brief = in_time(|| lock.try_lock().wait(Duration::from_millis(50)));
     let gave_up = ending.block_on(async {
         let gave_up = brief.await;
-        // The line is about to be closed; the server does not answer to that.
+        // The queue is about to be closed; the server does not answer.
         server.freeze();
         gave_up
     });
@@ -517,9 +519,9 @@ fn a_closing_that_is_cut_short_costs_no_wake_up() {
     });
 }
 
-/// One channel that the server refuses costs neither other names nor the next connection.
+/// A channel that the server refuses affects neither other names nor the next connection.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_refused_channel_costs_its_own_name_only() {
+async fn refused_channel_affects_only_its_own_name() {
     let server = Server::start();
     let rights = "on >pw ~* +@all resetchannels &redisson_lock__channel:{fine}";
     let rights: Vec<&str> = rights.split(' ').collect();
@@ -544,9 +546,9 @@ async fn a_refused_channel_costs_its_own_name_only() {
     drop(soon("heard", waiter).await.unwrap().unwrap());
 }
 
-/// A release goes on also when the server refuses us for a while.
+/// A release is retried even if the server refuses the client for a while.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_release_outlasts_a_refusal() {
+async fn release_is_retried_after_refusal() {
     let server = Server::start();
     let _: () = server.ask(&["ACL", "SETUSER", "app", "on", ">pw", "~*", "&*", "+@all"]);
     let url = format!("redis://app:pw@127.0.0.1:{}", server.port());
@@ -565,11 +567,12 @@ async fn a_release_outlasts_a_refusal() {
     assert!(!client.lock("a").is_locked().await.unwrap());
 }
 
-/// Attempts that were never sent leave nothing to be settled.
+/// Attempts that were never sent leave nothing to settle.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn what_was_never_sent_needs_no_settling() {
+async fn unsent_attempts_need_no_settling() {
     let mut server = Server::start();
-    // Long enough for each to hear why connecting has failed, which is not tried all the time.
+    // Long enough for each request to get the reason for the failed connection, which is not
+    // retried all the time.
     let settings = Client::builder().response_timeout(Duration::from_secs(1));
     let client = settings.connect(&server.url()).await.unwrap();
     server.kill();
@@ -590,9 +593,9 @@ async fn what_was_never_sent_needs_no_settling() {
     assert_eq!(client.status().background, 0);
 }
 
-/// Whoever gives one of several holds back must not delete a lock that has lost its end.
+/// Releasing one of several holds must not delete a lock that has lost its expiry.
 #[tokio::test]
-async fn an_inner_release_keeps_a_lock_without_an_end() {
+async fn inner_release_keeps_a_lock_without_expiry() {
     let server = Server::start();
     let client = Client::connect(&server.url()).await.unwrap();
     let lock = client.lock("a");
@@ -604,9 +607,10 @@ async fn an_inner_release_keeps_a_lock_without_an_end() {
     outer.unlock().await.unwrap();
 }
 
-/// What many permits weigh counts: no script that renews them keeps the server from others for long.
+/// The number of permits in a batch is limited, so that no renewal script blocks the server for
+/// long.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn many_permits_are_renewed_a_few_at_a_time() {
+async fn many_permits_are_renewed_in_small_batches() {
     let server = Server::start();
     let client = Client::builder().watchdog(WATCHDOG);
     let client = client.connect(&server.url()).await.unwrap();
@@ -629,14 +633,14 @@ async fn many_permits_are_renewed_a_few_at_a_time() {
         })
         .await;
     }
-    // Two guards in one at most: 1000 ids of 32 digits.
+    // At most two guards in one script: 1000 ids of 32 digits.
     let longest = scripts().iter().map(String::len).max();
     assert!(longest < Some(40_000), "{longest:?}");
 }
 
-/// A server without memory left keeps what is held: also an inner guard can be given back.
+/// A server that is out of memory keeps all holds, and an inner guard can still be released.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_full_server_takes_an_inner_guard_back() {
+async fn inner_guard_can_be_released_on_a_full_server() {
     let server = Server::start();
     let client = Client::connect(&server.url()).await.unwrap();
     let lock = client.lock("a");
@@ -650,10 +654,10 @@ async fn a_full_server_takes_an_inner_guard_back() {
     assert!(!lock.is_locked().await.unwrap());
 }
 
-/// A thousand waiters that are dropped at once leave the queue without keeping the holder's renewal
-/// waiting. (What they cost the server grows with the square of how many they are.)
+/// A thousand waiters that are dropped at the same time leave the queue without delaying the
+/// holder's renewal. (Their cost on the server is quadratic in their number.)
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_crowd_that_gives_up_costs_no_holder_its_lock() {
+async fn many_leaving_waiters_do_not_delay_renewal() {
     const CROWD: usize = 1000;
     let server = Server::start();
     let client = client(&server).await;
@@ -676,7 +680,7 @@ async fn a_crowd_that_gives_up_costs_no_holder_its_lock() {
     for waiter in crowd {
         let _ = waiter.await;
     }
-    // What a renewal would find: how often somebody else gets through while they leave.
+    // Stands for a renewal: counts how often another request gets through while they leave.
     let other = client.lock("b");
     let looks = AtomicUsize::new(0);
     let looking = async {
@@ -691,12 +695,13 @@ async fn a_crowd_that_gives_up_costs_no_holder_its_lock() {
         () = looking => {}
     }
     assert_eq!(server.ask::<i64>(&["EXISTS", queue]), 0);
-    // Counted here: a monitor of the server would have to take in all that the scripts call, millions of commands.
+    // Counted here: a monitor would have to receive all commands that the scripts call, millions of
+    // them.
     let looks = looks.into_inner();
     let left = scripts() - before - looks as u64;
-    // Some were asking just then.
+    // Some waiters were just asking.
     assert!(left >= CROWD as u64, "only {left} have left");
-    // One may have been answered when the last had left already.
+    // The last one may have been answered after all waiters had left.
     let between = looks.saturating_sub(1);
     assert!(between >= 5, "only {between} times: they leave all at once");
     guard.unlock().await.unwrap();

@@ -1,4 +1,4 @@
-//! F24: an acquisition counts when the replicas have it, or is given back.
+//! F24: an acquisition counts once the replicas have acknowledged it; otherwise it is released.
 
 use std::future::IntoFuture;
 use std::pin::pin;
@@ -10,7 +10,7 @@ use redlatch_testkit::{Server, unique};
 use crate::common::{LONG, WATCHDOG, dropped_everywhere, polled, risen, soon, until};
 use crate::topology::{Deployment, granted, patient};
 
-/// A master and its replicas, without anybody who watches them.
+/// A master and its replicas, without sentinels.
 struct Replicated {
     master: Server,
     replicas: Vec<Server>,
@@ -28,7 +28,7 @@ impl Replicated {
         all
     }
 
-    /// Waits until so many replicas are connected and follow.
+    /// Waits until this many replicas are connected and in sync.
     async fn in_step(&self, count: usize) {
         until("in step", || async {
             let info: String = self.master.ask(&["INFO", "replication"]);
@@ -48,13 +48,13 @@ impl Replicated {
         self.master.ask(&["EXISTS", key])
     }
 
-    /// How many WAITs the master was sent.
+    /// Returns how many WAITs the master has received.
     fn waits(&self) -> u64 {
         self.master.calls("wait:")
     }
 }
 
-/// Replicas are given up soon.
+/// A short replica timeout.
 fn brief(sync: ReplicaSync) -> ClientBuilder {
     patient()
         .replica_sync(sync)
@@ -91,9 +91,9 @@ fn assert_not_replicated<T>(asked: Result<T>, needed: usize, in_sync: usize) {
     assert!(error.is_transient());
 }
 
-/// Whatever it is, it is free again on the master when the error is there.
+/// In every case, the object is free again on the master when the error is returned.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn what_no_replica_has_is_given_back() {
+async fn unreplicated_acquisition_is_released() {
     let all = Replicated::start(1).await;
     let client = all.client(brief(ReplicaSync::All)).await;
     let expirable = client.expirable_semaphore("expirable");
@@ -118,7 +118,7 @@ async fn what_no_replica_has_is_given_back() {
     let fenced = client.fenced_lock("fenced");
     assert_not_replicated(fenced.lock().await, 1, 0);
     free("fenced");
-    // A token that was given out once is not given out again.
+    // A token that was issued once is not issued again.
     let spent = fenced.current_token().await.unwrap();
     let both = client.read_write_lock("both");
     assert_not_replicated(both.read().lock().await, 1, 0);
@@ -133,7 +133,7 @@ async fn what_no_replica_has_is_given_back() {
     assert_eq!(expirable.available().await.unwrap(), 3);
     assert_not_replicated(semaphore.acquire_many(2).await, 1, 0);
     assert_eq!(semaphore.available().await.unwrap(), 3);
-    // What is held stays held as often as it was.
+    // A hold keeps its previous hold count.
     assert_not_replicated(outer.reenter().await, 1, 0);
     assert!(outer.is_valid() && outer.hold_count() == 1);
     soon("settled", client.settled()).await;
@@ -155,9 +155,10 @@ async fn what_no_replica_has_is_given_back() {
     assert!(guard.token() > spent);
 }
 
-/// Who must have it, by setting, while one of two replicas hangs, while both do, and without any.
+/// The required replicas, by setting: while one of two replicas hangs, while both hang, and without
+/// any.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn the_settings_say_who_must_have_it() {
+async fn replica_sync_determines_required_replicas() {
     use ReplicaSync::{All, AtLeast, Majority, Off};
     let mut all = Replicated::start(2).await;
     let [every, majority, one, two, off] = [
@@ -195,7 +196,7 @@ async fn the_settings_say_who_must_have_it() {
     assert_not_replicated(take(&two).await, 2, 0);
     take(&off).await.unwrap();
 
-    // Those that are gone are not counted, but where a number is demanded.
+    // Replicas that are gone do not count, except where a number is demanded.
     for replica in &mut all.replicas {
         replica.kill();
     }
@@ -212,7 +213,7 @@ async fn the_settings_say_who_must_have_it() {
     assert_eq!(all.waits(), waits, "nobody was to be waited for");
     assert_not_replicated(take(&one).await, 1, 0);
 
-    // One that comes back is counted again.
+    // A replica that comes back counts again.
     all.replicas[0].restart();
     all.in_step(1).await;
     until("it is waited for", || async {
@@ -234,10 +235,10 @@ async fn the_settings_say_who_must_have_it() {
     assert_not_replicated(take(&every).await, 1, 0);
 }
 
-/// A server that is alone pays nothing; with a replica it is one WAIT for each acquisition that stands
-/// alone, and none for what is renewed, looked at, waited for or released.
+/// A server without replicas costs nothing extra. With a replica, each single acquisition costs one
+/// WAIT; renewals, inspections, waits and releases cost none.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn what_it_costs() {
+async fn replication_costs_one_wait_per_acquisition() {
     let alone = Replicated::start(0).await;
     let client = alone.client(patient()).await;
     client
@@ -249,12 +250,12 @@ async fn what_it_costs() {
         .await
         .unwrap();
     assert_eq!(alone.waits(), 0);
-    // Those who looked at it are gone when the server has seen it.
+    // The inspecting connections are gone once the server has noticed.
     until("one connection", || async { alone.master.clients() == 1 }).await;
 
     let all = Replicated::start(1).await;
     let client = all.client(patient()).await;
-    // Teaches it the scripts.
+    // Loads the scripts.
     granted(|| client.lock("a").lock())
         .await
         .unlock()
@@ -273,10 +274,10 @@ async fn what_it_costs() {
     assert_eq!(all.waits(), before + 10);
 }
 
-/// A crowd asks while the replica hangs: one WAIT is for many of them. Renewals and releases of others
-/// have right of way.
+/// Many requests arrive while the replica hangs: one WAIT covers many of them. Renewals and
+/// releases have priority.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_crowd_before_a_replica_that_hangs() {
+async fn many_requests_share_a_wait_while_replica_hangs() {
     const CROWD: usize = 300;
     let all = Replicated::start(1).await;
     let client = all.client(patient().watchdog(WATCHDOG)).await;
@@ -309,7 +310,7 @@ async fn a_crowd_before_a_replica_that_hangs() {
     let left: Vec<String> = all.master.ask(&["KEYS", "*-*"]);
     assert!(left.is_empty(), "{left:?}");
 
-    // A renewal goes on while somebody waits for the replica all the time.
+    // Renewals continue while a request constantly waits for the replica.
     let asking = client.clone();
     let asking = tokio::spawn(async move {
         loop {
@@ -324,10 +325,10 @@ async fn a_crowd_before_a_replica_that_hangs() {
     held.unlock().await.unwrap();
 }
 
-/// Whoever is dropped while the replicas are waited for leaves nothing behind; nor who is dropped
-/// anywhere else.
+/// A request that is dropped while it waits for the replicas leaves nothing behind, nor does one
+/// that is dropped anywhere else.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn dropped_while_the_replicas_are_waited_for() {
+async fn request_dropped_while_waiting_for_replicas_leaves_nothing() {
     let all = Replicated::start(1).await;
     let client = all.client(patient()).await;
     let lock = client.lock("dropped");
@@ -358,16 +359,16 @@ async fn dropped_while_the_replicas_are_waited_for() {
 /// `None` means that another owner holds the lock. Here no other owner does: the server has granted the lock to this
 /// request, and the replicas have not confirmed it at the wait limit.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn what_is_not_confirmed_at_the_wait_limit_is_not_held_by_another() {
+async fn unconfirmed_grant_at_the_wait_limit_is_not_reported_as_held() {
     let all = Replicated::start(1).await;
-    // One client each: the next request of a connection is answered after the replicas.
+    // One client each: the next request on a connection is answered after the replicas.
     let settings = || patient().replica_timeout(LONG);
     let (client, other) = (all.client(settings()).await, all.client(settings()).await);
     let third = all.client(settings()).await;
     let (lock, permits) = (client.lock("lock"), third.semaphore("permits"));
     let several = MultiLock::new(["one", "two"].map(|name| other.lock(name)));
     permits.try_set_permits(1).await.unwrap();
-    // A script that the server does not know is sent once more, and that is not granted at the limit.
+    // A script that the server does not know is sent again, and would not be granted at the limit.
     drop(granted(|| lock.lock()).await);
     drop(granted(|| several.lock()).await);
     drop(granted(|| permits.acquire()).await);
@@ -397,18 +398,18 @@ async fn what_is_not_confirmed_at_the_wait_limit_is_not_held_by_another() {
     assert_eq!(left, [false; 3]);
 }
 
-/// What is held already and asked for once more, alone or with others, does not end while the replicas
-/// are waited for: its lease is as long as the store has made it.
+/// A hold that is requested again, alone or in a multi-lock, does not end while the replicas are
+/// waited for: its lease is as long as the store has made it.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn reentered_while_the_replicas_hang() {
+async fn reentering_while_replicas_hang_extends_the_lease() {
     let all = Replicated::start(1).await;
-    // Two clients: what one asks for goes behind the replicas' answer to what it asked before.
+    // Two clients: a request on a connection follows the replicas' answer to the previous request.
     let settings = || patient().replica_timeout(LONG);
     let (client, other) = (all.client(settings()).await, all.client(settings()).await);
     let (short, long) = (LONG, 10 * LONG);
     let (one, two) = (client.lock("one"), other.lock("two"));
     let several = MultiLock::new([two.clone(), other.lock("new")]);
-    // A script that the server does not know is sent once more, behind the replicas' answer, too.
+    // A script that the server does not know is sent again, also after the replicas' answer.
     granted(|| several.lock()).await.unlock().await.unwrap();
     let held = granted(|| one.lock().lease(short)).await;
     let held_too = granted(|| two.lock().lease(short)).await;
@@ -427,10 +428,10 @@ async fn reentered_while_the_replicas_hang() {
     drop(soon("with another", several).await.unwrap().unwrap());
 }
 
-/// A task whose budget is used up makes no progress in one poll: the WAIT must not be sent before the
-/// step that it is for, or it answers for nothing.
+/// A task without any remaining budget makes no progress in one poll. The WAIT must not be sent
+/// before its step, or its answer would not cover that step.
 #[tokio::test]
-async fn the_wait_goes_behind_the_step_whatever_the_tasks_budget() {
+async fn wait_is_sent_after_the_step_for_any_task_budget() {
     let all = Replicated::start(1).await;
     let client = all.client(brief(ReplicaSync::All)).await;
     granted(|| client.lock("first").lock())
@@ -441,7 +442,7 @@ async fn the_wait_goes_behind_the_step_whatever_the_tasks_budget() {
     all.replicas[0].freeze();
     for left in 1..12 {
         let mut asking = client.lock(&format!("budget-{left}")).lock().into_future();
-        // Leaves so much of tokio's budget (128 per poll of a task) at each poll.
+        // Leaves this much of tokio's budget (128 per poll of a task) at each poll.
         let asking = std::future::poll_fn(move |cx| {
             for _ in 0..(128 - left) {
                 let mut spent = pin!(tokio::task::consume_budget());
@@ -456,10 +457,10 @@ async fn the_wait_goes_behind_the_step_whatever_the_tasks_budget() {
     }
 }
 
-/// The replicas are waited for in the runtime of whoever asked first. When that ends, who waits with
-/// them in another runtime hears that there will be no answer.
+/// The runtime of the first request waits for the replicas. When it ends, requests in another
+/// runtime that share the wait learn that there will be no answer.
 #[test]
-fn the_end_of_one_runtime_is_not_the_end_for_another() {
+fn end_of_one_runtime_does_not_affect_another() {
     let runtime = || tokio::runtime::Runtime::new().unwrap();
     let (ending, staying) = (runtime(), runtime());
     let all = staying.block_on(Replicated::start(1));
@@ -485,9 +486,9 @@ fn the_end_of_one_runtime_is_not_the_end_for_another() {
     });
 }
 
-/// What was granted just before the master died is there on the next one, time and again.
+/// In repeated failovers, a lock that was granted just before the master died exists on the next one.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn what_was_granted_survives_the_master() {
+async fn granted_locks_survive_the_master() {
     let mut deployment = Deployment::sentinel();
     let client = deployment.client(patient().watchdog(10 * LONG)).await;
     for round in 0..3 {

@@ -1,4 +1,4 @@
-//! Behind sentinels: failovers, and sentinels that are dead, frozen or wrong.
+//! Tests with sentinels: failovers, and sentinels that are dead, frozen or wrong.
 
 use std::future::IntoFuture;
 use std::sync::Arc;
@@ -11,24 +11,24 @@ use crate::common::{LONG, in_time, soon, until};
 use crate::topology::{Deployment, failover, granted, patient, steady};
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_killed_master_is_followed() {
+async fn client_follows_failover_of_killed_master() {
     let mut deployment = Deployment::sentinel();
     failover::a_killed_master(&mut deployment).await;
     failover::a_lock_that_is_lost_with_its_master(&mut deployment).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_killed_master_is_followed_over_tls() {
+async fn client_follows_failover_of_killed_master_over_tls() {
     failover::a_killed_master(&mut Deployment::tls_sentinel()).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_frozen_master_is_left_behind() {
+async fn client_leaves_frozen_master() {
     failover::a_frozen_master(&Deployment::sentinel()).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn while_no_master_is_replaced() {
+async fn errors_until_master_is_replaced() {
     let deployment = Deployment::steady_sentinel();
     steady::a_guard_is_more_careful_than_the_server(&deployment).await;
     steady::dropped_anywhere(&deployment).await;
@@ -36,10 +36,11 @@ async fn while_no_master_is_replaced() {
     steady::a_master_that_hangs(&deployment).await;
 }
 
-/// Of the sentinels one is dead, one hangs and one is wrong, and very sure of it. A client finds the
-/// master all the same, follows a failover, and has no word with the server that the wrong one means.
+/// One sentinel is dead, one hangs, and one is wrong and reports a very high epoch. A client still
+/// finds the master, follows a failover, and sends no command to the server that the wrong sentinel
+/// reports.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn most_sentinels_are_believed() {
+async fn majority_of_sentinels_is_believed() {
     let secret = "swordfish";
     let mut all = Sentinels::start_with(SentinelPlan {
         replicas: 1,
@@ -51,7 +52,7 @@ async fn most_sentinels_are_believed() {
     let liar = lying_sentinel(decoy.port());
     all.kill_sentinel(0);
     all.freeze_sentinel(1);
-    // Without its password, or with another one, it is said what is wrong and nothing else.
+    // With a missing or wrong password, the error names only that.
     for query in ["", "?sentinel_password=guessed"] {
         let error = Client::connect(&format!("{}{query}", all.url()))
             .await
@@ -82,7 +83,7 @@ async fn most_sentinels_are_believed() {
     guard.unlock().await.unwrap();
     assert!(!all.ask::<bool>(new, &["EXISTS", "a"]));
 
-    // It comes back as it was, a master, until the sentinels see to it.
+    // It restarts as a master, until the sentinels reconfigure it.
     all.restart(old);
     for n in 0..100 {
         let guard = client
@@ -101,9 +102,9 @@ async fn most_sentinels_are_believed() {
     assert!(!calls.contains("evalsha"), "{calls}");
 }
 
-/// What cannot work is said at once, and says what it is.
+/// Unusable configurations cause an immediate error that names the reason.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn what_cannot_be_connected_to() {
+async fn wrong_kind_of_url_is_reported() {
     let url = shared_sentinels().url();
     let name = url.rsplit('/').next().unwrap();
     let unknown = url.replace(name, "nobody");
@@ -133,9 +134,9 @@ async fn what_cannot_be_connected_to() {
     assert!(error.to_string().contains("redis+sentinel://"), "{error}");
 }
 
-/// A sentinel that hangs costs no more than a moment at connecting.
+/// A hanging sentinel delays connecting only briefly.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_sentinel_that_hangs_keeps_nobody() {
+async fn hanging_sentinel_does_not_block_connecting() {
     let all = Sentinels::start_with(SentinelPlan {
         replicas: 0,
         ..SentinelPlan::default()

@@ -1,5 +1,5 @@
-//! What is the spin lock's own: it asks again instead of being called. What it has in common with
-//! the other locks is in lock_kinds.rs.
+//! Tests of the spin lock, which polls instead of waiting for messages. The behavior that it shares
+//! with other locks is tested in lock_kinds.rs.
 
 use std::future::IntoFuture;
 use std::time::Duration;
@@ -13,12 +13,12 @@ use crate::common::{LONG, SHORT, Stand, client, soon, until};
 const SECOND: Duration = Duration::from_secs(1);
 
 on_every_store! {
-    it_is_the_same_lock_as_the_one_that_is_woken,
-    who_is_woken_and_who_spins_take_turns,
-    one_owner_holds_it_in_one_way,
+    spin_lock_and_plain_lock_share_their_key,
+    woken_and_spinning_waiters_take_turns,
+    owner_cannot_mix_spin_lock_and_plain_lock,
 }
 
-/// How often a server was asked for the commands of a name, inside of scripts too.
+/// Returns how often a server executed these commands, including calls in scripts.
 fn calls(server: &Server, commands: &[&str]) -> u64 {
     let calls = commands
         .iter()
@@ -30,10 +30,9 @@ fn asked(server: &Server) -> u64 {
     calls(server, &["eval", "evalsha"])
 }
 
-/// No subscription and no message, whatever happens: waiting, giving up, handing over, losing,
-/// dropping.
+/// It never subscribes and never publishes: not when it waits, gives up, releases, loses or drops.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn it_never_subscribes_and_never_publishes() {
+async fn spin_lock_never_subscribes_and_never_publishes() {
     let server = Server::start();
     let (one, two) = (client(&server).await, client(&server).await);
     let mut tasks = Vec::new();
@@ -75,7 +74,7 @@ async fn it_never_subscribes_and_never_publishes() {
         [&one, &two].map(|client| client.status().subscriptions),
         [0, 0]
     );
-    // The same counting sees those of the lock that is woken.
+    // The same counters show the commands of the plain lock.
     let held = one.lock("b").lock().await.unwrap();
     let waiting = tokio::spawn(two.lock("b").lock().into_future());
     until("it is subscribed", || async {
@@ -87,7 +86,7 @@ async fn it_never_subscribes_and_never_publishes() {
     assert!(calls(&server, &["publish", "spublish"]) >= 1);
 }
 
-/// Of fifty waiters of one client one asks, and pauses in between.
+/// Of fifty waiters of one client, one asks, and pauses in between.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn one_waiter_per_client_asks_the_server() {
     const WAITERS: u64 = 50;
@@ -102,7 +101,7 @@ async fn one_waiter_per_client_asks_the_server() {
             tokio::spawn(async move { lock.lock().await.unwrap().unlock().await.unwrap() })
         })
         .collect();
-    // Whoever comes before the line is known asks once.
+    // Each waiter that starts before the local queue exists asks once.
     let before = asked(&server);
     until("all have come and one goes on asking", || async {
         asked(&server) > before + WAITERS
@@ -122,8 +121,8 @@ async fn one_waiter_per_client_asks_the_server() {
     }
 }
 
-/// Both are one key, so they keep each other out. Who spins sees every release.
-async fn it_is_the_same_lock_as_the_one_that_is_woken(stand: Stand) {
+/// Both kinds use one key, so they exclude each other. A spinning waiter notices every release.
+async fn spin_lock_and_plain_lock_share_their_key(stand: Stand) {
     let (one, two) = (stand.client().await, stand.client().await);
     let name = unique("both");
     let (woken, spinning) = (one.lock(&name), two.spin_lock(&name));
@@ -142,9 +141,9 @@ async fn it_is_the_same_lock_as_the_one_that_is_woken(stand: Stand) {
     drop(woken.try_lock().await.unwrap().expect("it is free"));
 }
 
-/// Nobody calls who waits to be called while somebody spins: at worst it looks again when the lease
-/// would have ended. A force unlock does call.
-async fn who_is_woken_and_who_spins_take_turns(stand: Stand) {
+/// Releasing a spin lock wakes no waiter of a plain lock: at worst, that waiter retries when the
+/// lease would have ended. A forced unlock does wake it.
+async fn woken_and_spinning_waiters_take_turns(stand: Stand) {
     let (one, two) = (stand.client().await, stand.client().await);
     let name = unique("turns");
     let (woken, spinning) = (one.lock(&name), two.spin_lock(&name));
@@ -164,8 +163,9 @@ async fn who_is_woken_and_who_spins_take_turns(stand: Stand) {
     next.unlock().await.unwrap();
 }
 
-/// The hold would be one, and how it began would decide whether its end is told.
-async fn one_owner_holds_it_in_one_way(stand: Stand) {
+/// Both kinds would share one hold, and whether its release is published would depend on the first
+/// acquisition.
+async fn owner_cannot_mix_spin_lock_and_plain_lock(stand: Stand) {
     let (client, me) = (stand.client().await, Owner::new());
     let name = unique("ways");
     let (woken, spinning) = (client.lock(&name), client.spin_lock(&name));
@@ -180,12 +180,12 @@ async fn one_owner_holds_it_in_one_way(stand: Stand) {
     let mixed = spinning.try_lock().owner(me).await;
     assert!(matches!(mixed, Err(Error::WrongKind { .. })), "{mixed:?}");
     guard.unlock().await.unwrap();
-    // One after the other is no mixture.
+    // Using one kind after the other is allowed.
     let guard = spinning.try_lock().owner(me).await.unwrap();
     guard.expect("it is free").unlock().await.unwrap();
 }
 
-/// When somebody who spins gets what was given back after `held`.
+/// Returns when a spinning waiter acquires a lock that was released after `held`.
 async fn served_after(held: Duration, backoff: Backoff) -> Duration {
     let store = Embedded::new();
     let client = || Client::builder().connect_embedded(&store).unwrap();
@@ -205,7 +205,7 @@ async fn served_after(held: Duration, backoff: Backoff) -> Duration {
 
 /// Redisson: LockOptionsTest.testConstantBackoff.
 #[tokio::test(start_paused = true)]
-async fn constant_backoff_asks_at_even_times() {
+async fn constant_backoff_asks_at_even_intervals() {
     let backoff = Backoff::constant(10 * SECOND);
     for (held, expected) in [(1, 10), (9, 10), (25, 30), (61, 70)] {
         let took = served_after(held * SECOND, backoff).await;
@@ -217,22 +217,22 @@ async fn constant_backoff_asks_at_even_times() {
     }
 }
 
-/// Redisson: LockOptionsTest.testExponentialBackoff. The pauses double, each cut by up to half, so
-/// that after n of them less than 2^n s have gone by, and more than half of that.
+/// Redisson: LockOptionsTest.testExponentialBackoff. The pauses double, each reduced by up to half,
+/// so after n of them between half of 2^n s and 2^n s have passed.
 #[tokio::test(start_paused = true)]
-async fn exponential_backoff_asks_ever_more_seldom_but_not_too_seldom() {
+async fn exponential_backoff_grows_up_to_its_limit() {
     let longest = 16 * SECOND;
     let backoff = Backoff::exponential(SECOND, 2.0, longest);
     for _ in 0..20 {
-        // Asked soon in the beginning …
+        // Frequent attempts in the beginning …
         let took = served_after(SECOND / 10, backoff).await;
         assert!(took <= SECOND + SECOND / 10, "{took:?}");
-        // … and at least this often in the end.
+        // … and at least this frequent in the end.
         let held = 600 * SECOND;
         let took = served_after(held, backoff).await - held;
         assert!(took <= longest + SECOND / 10, "{took:?}");
     }
-    // How long one has to wait for it then is anything up to the longest pause.
+    // The delay after the release is at most the longest pause.
     let mut late = 0;
     for n in 0..20 {
         let held = (600 + n) * SECOND;
@@ -242,9 +242,9 @@ async fn exponential_backoff_asks_ever_more_seldom_but_not_too_seldom() {
     assert!(late >= 5, "asked as often as in the beginning");
 }
 
-/// The default: 128 ms at most between two looks, whatever time has gone by.
+/// The default: at most 128 ms between two attempts, however much time has passed.
 #[tokio::test(start_paused = true)]
-async fn the_default_looks_eight_times_a_second() {
+async fn default_backoff_asks_eight_times_a_second() {
     for hours in [1, 4] {
         let held = hours * Duration::from_secs(3600);
         let took = served_after(held, Backoff::default()).await - held;
@@ -252,9 +252,9 @@ async fn the_default_looks_eight_times_a_second() {
     }
 }
 
-/// Patience counts, not pauses: a wait shorter than the next pause ends on time.
+/// The wait limit has priority over pauses: a limit shorter than the next pause ends on time.
 #[tokio::test(start_paused = true)]
-async fn patience_ends_within_a_pause() {
+async fn wait_limit_ends_within_a_pause() {
     let client = Client::embedded();
     let lock = client
         .spin_lock("a")
@@ -266,9 +266,9 @@ async fn patience_ends_within_a_pause() {
     guard.unlock().await.unwrap();
 }
 
-/// In one client, who spins does not wait until somebody who waits to be called has been served.
+/// In one client, a spinning waiter does not queue behind a waiter of a plain lock.
 #[tokio::test(start_paused = true)]
-async fn who_spins_is_not_kept_waiting_by_who_is_to_be_called() {
+async fn spinning_waiter_does_not_queue_behind_plain_waiters() {
     let store = Embedded::new();
     let client = || Client::builder().connect_embedded(&store).unwrap();
     let (holder, both) = (client(), client());
@@ -286,9 +286,9 @@ async fn who_spins_is_not_kept_waiting_by_who_is_to_be_called() {
     called.await.unwrap().unwrap();
 }
 
-/// Who spins for a lock that is called like another one's channel is not in that one's line.
+/// A spinning waiter for a lock named like another lock's channel is not in that lock's queue.
 #[tokio::test(start_paused = true)]
-async fn a_line_of_those_who_spin_is_no_channels() {
+async fn queue_of_spinning_waiters_is_separate_from_channels() {
     let store = Embedded::new();
     let client = || Client::builder().connect_embedded(&store).unwrap();
     let (holder, both) = (client(), client());
@@ -299,7 +299,7 @@ async fn a_line_of_those_who_spin_is_no_channels() {
     sleep(SECOND).await;
     let waiting = tokio::spawn(both.lock("a").lock().into_future());
     sleep(SECOND).await;
-    // What is counted are channels that are listened to, not lines.
+    // The status counts subscribed channels, not queues.
     assert_eq!(both.status().subscriptions, 1);
     guard.unlock().await.unwrap();
     drop(soon("it is called", waiting).await.unwrap().unwrap());
@@ -307,7 +307,7 @@ async fn a_line_of_those_who_spin_is_no_channels() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_pause_that_the_clock_cannot_hold_is_a_long_one() {
+async fn pause_beyond_clock_range_is_unlimited() {
     let client = Client::embedded();
     let _held = client.lock("a").lock().await.unwrap();
     let endless = Backoff::constant(Duration::MAX);

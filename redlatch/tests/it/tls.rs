@@ -1,4 +1,4 @@
-//! TLS and credentials: what works, and what is said when something is wrong.
+//! Tests of TLS and credentials, and of the errors for wrong configurations.
 
 use std::time::{Duration, Instant};
 
@@ -24,7 +24,7 @@ fn assert_tls(error: &Error, says: &str) {
     assert!(said.contains(says), "{said}");
 }
 
-/// Two clients that wait for each other, and what they do after the connection broke.
+/// Checks that two clients can wait for each other, also after the connection broke.
 async fn works(settings: ClientBuilder, server: &TlsServer) {
     let one = settings.clone().connect(&server.url()).await.unwrap();
     let other = settings.connect(&server.url()).await.unwrap();
@@ -44,7 +44,7 @@ async fn works(settings: ClientBuilder, server: &TlsServer) {
 }
 
 #[tokio::test]
-async fn an_own_ca_is_enough() {
+async fn custom_ca_is_sufficient() {
     let server = TlsServer::start("no", &[]);
     works(trusting(&server), &server).await;
     let by_name = server.url().replace("127.0.0.1", "localhost");
@@ -54,7 +54,7 @@ async fn an_own_ca_is_enough() {
 }
 
 #[tokio::test]
-async fn client_certificates_are_shown() {
+async fn client_certificates_are_presented() {
     let server = TlsServer::start("yes", &[]);
     let ours = server.ca().client();
     let settings = trusting(&server).tls_client_cert(ours.cert, ours.key);
@@ -62,7 +62,7 @@ async fn client_certificates_are_shown() {
 }
 
 #[tokio::test]
-async fn a_client_certificate_that_is_missing_or_foreign_is_told() {
+async fn missing_or_foreign_client_certificate_is_reported() {
     let server = TlsServer::start("yes", &[]);
     for _ in 0..10 {
         let error = refused(trusting(&server), &server.url()).await;
@@ -77,20 +77,20 @@ async fn a_client_certificate_that_is_missing_or_foreign_is_told() {
 }
 
 #[tokio::test]
-async fn a_server_that_nobody_vouches_for_is_refused() {
+async fn server_with_unknown_ca_is_rejected() {
     let server = TlsServer::start("no", &[]);
     let settings = Client::builder().tls_ca(Ca::new().pem());
     let error = refused(settings, &server.url()).await;
     assert_tls(&error, "not issued by a CA that is trusted");
     assert!(error.to_string().contains("tls_ca"));
-    // The system does not know our CA either, whatever else it knows.
+    // The system does not trust the test's CA either.
     let error = refused(Client::builder(), &server.url()).await;
     assert!(error.to_string().contains("tls_ca"), "{error}");
     assert!(!error.is_transient());
 }
 
 #[tokio::test]
-async fn a_server_with_a_certificate_for_another_host_is_refused() {
+async fn server_certificate_for_another_host_is_rejected() {
     let names = &["db.example"];
     let server = TlsServer::start_for(For { names, ..LOOPBACK }, "no", &[]);
     let error = refused(trusting(&server), &server.url()).await;
@@ -109,7 +109,7 @@ async fn a_server_with_a_certificate_for_another_host_is_refused() {
 }
 
 #[tokio::test]
-async fn a_server_whose_certificate_has_expired_is_refused() {
+async fn expired_server_certificate_is_rejected() {
     let expired = For {
         expired: true,
         ..LOOPBACK
@@ -120,15 +120,15 @@ async fn a_server_whose_certificate_has_expired_is_refused() {
 }
 
 #[tokio::test]
-async fn the_wrong_kind_of_port_is_told_and_does_not_hang() {
+async fn wrong_kind_of_port_is_reported_and_does_not_hang() {
     let server = TlsServer::start("no", &[]);
     let plain_to_tls = format!("redis://127.0.0.1:{}", server.port());
     let error = refused(Client::builder(), &plain_to_tls).await;
     assert!(matches!(error, Error::Unavailable { .. }), "{error}");
     assert!(error.to_string().contains("rediss://"), "{error}");
 
-    // What looks to a server like a long command is waited for until the connect timeout; what has
-    // a line break in it is refused at once.
+    // A TLS handshake looks to a plain server like a long command, so the client waits until the
+    // connect timeout. If the handshake contains a line break, the server rejects it immediately.
     let tls_to_plain = server.plain().url().replace("redis:", "rediss:");
     let connect_timeout = Duration::from_secs(1);
     for _ in 0..5 {
@@ -141,7 +141,7 @@ async fn the_wrong_kind_of_port_is_told_and_does_not_hang() {
 }
 
 #[tokio::test]
-async fn files_are_read_again_for_every_connection() {
+async fn certificate_files_are_read_for_every_connection() {
     let server = TlsServer::start("yes", &[]);
     let scratch = std::env::temp_dir().join(unique("redlatch-tls"));
     std::fs::create_dir(&scratch).unwrap();
@@ -156,7 +156,7 @@ async fn files_are_read_again_for_every_connection() {
     let lock = client.lock("files");
     in_time(|| lock.is_locked()).await;
 
-    // Not there for a moment: what was read before is good for a connection.
+    // Missing for a moment: the previous content is used for a connection.
     std::fs::remove_file(&key).unwrap();
     server.plain().cut_all();
     in_time(|| lock.is_locked()).await;
@@ -164,7 +164,7 @@ async fn files_are_read_again_for_every_connection() {
     assert!(matches!(error, Error::InvalidSetting { .. }), "{error}");
     assert!(error.to_string().contains(key.to_str().unwrap()), "{error}");
 
-    // Others, which the server does not know.
+    // A different certificate, which the server does not accept.
     let foreign = Ca::new().client();
     std::fs::write(&cert, &foreign.cert).unwrap();
     std::fs::write(&key, &foreign.key).unwrap();
@@ -173,18 +173,18 @@ async fn files_are_read_again_for_every_connection() {
     let said = answer.unwrap_err().to_string();
     assert!(said.contains("client certificate"), "{said}");
 
-    // And the right ones again.
+    // The accepted one again.
     std::fs::write(&cert, &ours.cert).unwrap();
     std::fs::write(&key, &ours.key).unwrap();
     in_time(|| lock.is_locked()).await;
     std::fs::remove_dir_all(&scratch).unwrap();
 }
 
-/// The CAs of the system are replaced while a program runs: with the next connection it trusts the new
-/// ones. (In a process of its own, which takes a file for the system's.)
+/// The CAs of the system are replaced while a program runs: its next connection trusts the new
+/// ones. (In a separate process, which treats a file as the system's CAs.)
 #[test]
-fn the_systems_certificates_are_read_again() {
-    const NAME: &str = "tls::the_systems_certificates_are_read_again";
+fn system_certificates_are_read_again() {
+    const NAME: &str = "tls::system_certificates_are_read_again";
     const VARIABLE: &str = "SSL_CERT_FILE";
     const CHILD: &str = "REDLATCH_TEST_OWN_ROOTS";
     if std::env::var_os(CHILD).is_none() {
@@ -210,7 +210,7 @@ fn the_systems_certificates_are_read_again() {
         let lock = client.lock("roots");
         assert!(!lock.is_locked().await.unwrap());
 
-        // The server has a certificate of another CA, which the system trusts instead.
+        // The server has a certificate of another CA, which the system now trusts instead.
         let other = Ca::new();
         let identity = other.server(LOOPBACK);
         let scratch = std::env::temp_dir().join(unique("redlatch-tls"));
@@ -245,7 +245,7 @@ fn the_systems_certificates_are_read_again() {
 }
 
 #[tokio::test]
-async fn settings_that_cannot_work_are_told() {
+async fn unusable_settings_are_reported() {
     let ca = Ca::new();
     let ours = ca.client();
     let secret = "-----BEGIN PRIVATE KEY-----\nc2VjcmV0\n-----END PRIVATE KEY-----\n";
@@ -269,13 +269,13 @@ async fn settings_that_cannot_work_are_told() {
             secure,
             "tls_client_cert",
         ),
-        // A certificate with somebody else's key.
+        // A certificate with a foreign key.
         (
             builder().tls_client_cert(&*ours.cert, ca.client().key),
             secure,
             "tls_client_cert",
         ),
-        // What was meant to be safe is not sent in the open.
+        // TLS settings with a plain URL are rejected, so that no data is sent unencrypted.
         (builder().tls_ca(ca.pem()), "redis://127.0.0.1:1", "rediss"),
         (
             builder().tls_client_cert(&*ours.cert, &*ours.key),
@@ -301,7 +301,7 @@ async fn settings_that_cannot_work_are_told() {
 }
 
 #[tokio::test]
-async fn credentials_of_the_builder_win_over_the_urls() {
+async fn builder_credentials_override_url_credentials() {
     let server = Server::start_with(&["--requirepass", "right"]);
     let () = server.ask(&["ACL", "SETUSER", "me", "on", ">mine", "+@all", "~*", "&*"]);
     let at = format!("127.0.0.1:{}", server.port());

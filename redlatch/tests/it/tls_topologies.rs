@@ -1,6 +1,7 @@
-//! TLS behind sentinels and on a cluster, where no server speaks anything else: names instead of
-//! addresses, and what is said when something is wrong. Failovers over TLS are in `sentinel.rs` and
-//! `cluster.rs`; what else works, with certificates of clients besides, is in `acl.rs`.
+//! TLS with sentinels and on a cluster, where all servers speak only TLS: certificates with host
+//! names instead of addresses, and the errors for wrong configurations. Failovers over TLS are
+//! tested in `sentinel.rs` and `cluster.rs`, everything else, with client certificates, in
+//! `acl.rs`.
 
 use std::future::IntoFuture as _;
 use std::time::{Duration, Instant};
@@ -20,7 +21,7 @@ fn trusting(ca: &Ca) -> ClientBuilder {
     settings.tls_client_cert(ours.cert, ours.key)
 }
 
-/// Certificates that are for no address.
+/// Certificates that are valid for no address.
 fn by_name() -> For<'static> {
     For {
         names: &["localhost"],
@@ -32,8 +33,8 @@ fn distrusting() -> ClientBuilder {
     trusting(&Ca::new())
 }
 
-/// Connecting fails, and all of this is said. Asked once more when a busy machine lets a sentinel's
-/// second pass before it could answer.
+/// Asserts that connecting fails with an error that contains all of this text. Retries if a
+/// sentinel on a busy machine did not answer within its second.
 async fn refused(settings: ClientBuilder, url: &str, says: &[&str]) -> Error {
     let begun = Instant::now();
     loop {
@@ -53,8 +54,8 @@ async fn not_secure(settings: ClientBuilder, url: &str, says: &[&str]) {
     assert!(matches!(error, Error::TlsFailed { .. }), "{error}");
 }
 
-/// What speaks TLS is not spoken to in the open, nor the other way round; said every time, whether
-/// a server that does not understand answers or waits for more.
+/// Using the wrong protocol on a port, plain or TLS, is always reported, whether the server answers
+/// or waits for more data.
 async fn the_wrong_kind_of_port(secure: &str, port: u16) {
     let in_the_open = secure.replacen("rediss+", "redis+", 1);
     refused(Client::builder(), &in_the_open, &["write rediss://"]).await;
@@ -69,7 +70,7 @@ async fn the_wrong_kind_of_port(secure: &str, port: u16) {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn what_is_wrong_behind_sentinels_is_told_and_names_will_do() {
+async fn sentinel_tls_errors_are_reported_and_host_names_work() {
     let all = Sentinels::start_with(SentinelPlan {
         replicas: 0,
         sentinels: 1,
@@ -94,7 +95,7 @@ async fn what_is_wrong_behind_sentinels_is_told_and_names_will_do() {
     let nameless = Client::builder().tls_ca(ca.pem());
     refused(nameless, &url, &[&at_sentinel, "tls_client_cert"]).await;
 
-    // The sentinels are trusted, and the masters that they name are not, or speak no TLS.
+    // The sentinels are trusted, but the masters that they report are not, or do not speak TLS.
     let other = TlsServer::start_for(by_name(), "no", &[]);
     let (secure, plain) = (other.port(), other.plain().port());
     let monitored = |master: &str, host: &str, port: u16| {
@@ -109,7 +110,8 @@ async fn what_is_wrong_behind_sentinels_is_told_and_names_will_do() {
     let settings = trusting(ca).connect_timeout(Duration::from_secs(3));
     refused(settings, &in_the_open, &["speak TLS on this port"]).await;
 
-    // A master that has a name in its certificate, from another CA, and is told by it.
+    // A master with a host name in its certificate, from another CA, that sentinels report by that
+    // name.
     let named = monitored("named", "localhost", secure);
     let both = || trusting(ca).tls_ca(format!("{}{}", ca.pem(), other.ca().pem()));
     granted(|| both().connect(&named)).await;
@@ -118,9 +120,9 @@ async fn what_is_wrong_behind_sentinels_is_told_and_names_will_do() {
     the_wrong_kind_of_port(&url, sentinel.port()).await;
 }
 
-/// Nodes whose certificates have names, and who are told by their names.
+/// Nodes whose certificates contain host names, and which announce these names.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_cluster_that_goes_by_names() {
+async fn cluster_with_host_names_works() {
     let all = Cluster::start_with(ClusterPlan {
         replicas: 0,
         args: &[
@@ -141,7 +143,8 @@ async fn a_cluster_that_goes_by_names() {
     let holder = trusting(ca).connect(&url).await.unwrap();
     let other_scheme = url.replacen("rediss+", "valkeys+", 1);
     let waiter = trusting(ca).connect(&other_scheme).await.unwrap();
-    // Each of the nodes has some of them. Their slots move, and both are told where to.
+    // Each node owns some of the names. Their slots move, and both kinds of redirect name the
+    // target.
     for n in 0..6 {
         let name = unique(&format!("named-{n}"));
         let guard = granted(|| holder.lock(&name).lock().lease(10 * LONG)).await;
@@ -157,7 +160,7 @@ async fn a_cluster_that_goes_by_names() {
         })
         .await;
     }
-    // The certificates are not for their addresses.
+    // The certificates are not valid for the nodes' addresses.
     not_secure(
         trusting(ca),
         &all.url(),
@@ -167,7 +170,7 @@ async fn a_cluster_that_goes_by_names() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn what_is_wrong_on_a_cluster_is_told() {
+async fn cluster_tls_errors_are_reported() {
     let all = Cluster::start_with(ClusterPlan {
         replicas: 0,
         tls: Some(TlsPlan::default()),
@@ -176,11 +179,11 @@ async fn what_is_wrong_on_a_cluster_is_told() {
     });
     let (ca, url) = (all.ca().unwrap(), all.url());
     not_secure(distrusting(), &url, &["127.0.0.1:", "tls_ca"]).await;
-    // A node that is down besides does not hide it.
+    // An additional node that is down does not hide it.
     let one_down = format!("{url},127.0.0.1:1");
     not_secure(distrusting(), &one_down, &["tls_ca"]).await;
 
-    // A node that says nothing, as one does that the others name by a port without TLS.
+    // A node that does not answer, such as one that the others announce with a plain port.
     let mut names = (0..).map(|n| format!("elsewhere-{n}"));
     let name = names.find(|name| all.owner_of(name) == 1).unwrap();
     let first = format!("rediss+cluster://127.0.0.1:{}", all.nodes()[0].port());

@@ -12,7 +12,7 @@ const HOUR: Duration = Duration::from_secs(3600);
 const SECOND: Duration = Duration::from_secs(1);
 
 #[tokio::test(start_paused = true)]
-async fn the_watchdog_keeps_a_lock_for_as_long_as_it_is_held() {
+async fn watchdog_renews_a_lock_while_it_is_held() {
     let store = Embedded::new();
     let holder = Client::builder().connect_embedded(&store).unwrap();
     let other = Client::builder().connect_embedded(&store).unwrap();
@@ -22,7 +22,7 @@ async fn the_watchdog_keeps_a_lock_for_as_long_as_it_is_held() {
         assert!(guard.is_valid());
         assert!(other.lock("a").try_lock().await.unwrap().is_none());
         let left = other.lock("a").remaining_lease().await.unwrap().unwrap();
-        // Renewed every third of 30 s: never less than two thirds remain.
+        // Renewed after every third of 30 s: at least two thirds always remain.
         assert!(left >= 19 * SECOND, "{left:?}");
     }
     guard.unlock().await.unwrap();
@@ -39,7 +39,7 @@ async fn after_the_release_nothing_is_renewed() {
     sleep(25 * SECOND).await;
     guard.unlock().await.unwrap();
     assert_eq!(holder.status().holds, 0);
-    // The same owner again, without renewal: a renewal that survived would keep it alive.
+    // The same owner again, without renewal: a leftover renewal would keep it alive.
     let fixed = lock.lock().owner(me).lease(60 * SECOND).await.unwrap();
     let mut before = lock.remaining_lease().await.unwrap().unwrap();
     for _ in 0..59 {
@@ -54,7 +54,7 @@ async fn after_the_release_nothing_is_renewed() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_fixed_lease_ends_on_time() {
+async fn fixed_lease_ends_on_time() {
     let store = Embedded::new();
     let client = Client::builder().connect_embedded(&store).unwrap();
     let guard = client.lock("a").lock().lease(10 * SECOND).await.unwrap();
@@ -77,11 +77,11 @@ async fn a_fixed_lease_ends_on_time() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_waiter_gets_what_a_dead_holder_left_when_its_lease_ends() {
+async fn waiter_acquires_when_lease_of_dead_holder_ends() {
     let store = Embedded::new();
     let holder = Client::builder().connect_embedded(&store).unwrap();
     let other = Client::builder().connect_embedded(&store).unwrap();
-    // A holder that never says anything again.
+    // A holder that never sends another command.
     std::mem::forget(holder.lock("a").lock().lease(20 * SECOND).await.unwrap());
     let begun = Instant::now();
     assert!(
@@ -101,21 +101,21 @@ async fn a_waiter_gets_what_a_dead_holder_left_when_its_lease_ends() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn patience_ends_on_time_in_the_line_too() {
+async fn wait_limit_ends_on_time_in_the_queue() {
     let client = Client::embedded();
     let lock = client.lock("a");
     let guard = lock.lock().await.unwrap();
     let first = tokio::spawn(lock.try_lock().wait(HOUR).into_future());
     sleep(SECOND).await;
     let begun = Instant::now();
-    // Second in line: never asks the store at all.
+    // Second in the queue: it never asks the store at all.
     assert!(lock.try_lock().wait(60 * SECOND).await.unwrap().is_none());
     assert!(begun.elapsed() >= 60 * SECOND && begun.elapsed() < 61 * SECOND);
     guard.unlock().await.unwrap();
     assert!(first.await.unwrap().unwrap().is_some());
 }
 
-/// How long a request waits that was made an hour before it is awaited.
+/// Returns how long a request waits that was created an hour before it is awaited.
 async fn refused_after<T>(
     request: impl IntoFuture<Output = redlatch::Result<Option<T>>>,
 ) -> Duration {
@@ -126,7 +126,7 @@ async fn refused_after<T>(
 }
 
 #[tokio::test(start_paused = true)]
-async fn patience_begins_when_it_is_needed() {
+async fn wait_limit_starts_when_request_is_awaited() {
     let client = Client::embedded();
     let lock = client.lock("a");
     let _held = lock.lock().await.unwrap();
@@ -147,7 +147,7 @@ async fn patience_begins_when_it_is_needed() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn an_inner_fixed_lease_does_not_end_the_renewal_of_the_outer() {
+async fn inner_fixed_lease_does_not_stop_renewal_of_outer_hold() {
     let client = Client::embedded();
     let lock = client.lock("a");
     let outer = lock.lock().await.unwrap();
@@ -157,7 +157,7 @@ async fn an_inner_fixed_lease_does_not_end_the_renewal_of_the_outer() {
     sleep(HOUR).await;
     outer.unlock().await.unwrap();
 
-    // And the other way round: with the renewed one gone, the fixed lease ends.
+    // The reverse: without the renewed hold, the fixed lease ends.
     let outer = lock.lock().lease(60 * SECOND).await.unwrap();
     let inner = lock.lock().owner(outer.owner()).await.unwrap();
     sleep(HOUR).await;
@@ -169,7 +169,7 @@ async fn an_inner_fixed_lease_does_not_end_the_renewal_of_the_outer() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn the_holder_is_told_at_the_next_renewal_that_its_lock_was_taken() {
+async fn holder_learns_at_next_renewal_that_its_lock_was_removed() {
     let store = Embedded::new();
     let holder = Client::builder().connect_embedded(&store).unwrap();
     let admin = Client::builder().connect_embedded(&store).unwrap();
@@ -196,7 +196,7 @@ async fn subscriptions_end_after_the_linger_and_not_before() {
     assert!(lock.try_lock().wait(SECOND).await.unwrap().is_none());
     sleep(9 * SECOND).await;
     assert_eq!(client.status().subscriptions, 1);
-    // Waited for again: the linger begins anew.
+    // Another wait restarts the linger time.
     assert!(lock.try_lock().wait(SECOND).await.unwrap().is_none());
     sleep(9 * SECOND).await;
     assert_eq!(client.status().subscriptions, 1);

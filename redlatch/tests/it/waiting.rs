@@ -1,4 +1,4 @@
-//! Waiting on a real server: what it costs, and that no wake-up is missed.
+//! Waiting on a real server: its cost, and that no wake-up is missed.
 
 use std::collections::HashSet;
 use std::sync::Arc;
@@ -14,7 +14,7 @@ fn channels(server: &Server) -> usize {
     server.info("pubsub_channels").parse().unwrap()
 }
 
-/// Only the first in line asks; a turn costs one release and one acquisition.
+/// Only the first waiter in the queue asks; a turn costs one release and one acquisition.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn one_waiter_per_name_asks_the_server() {
     const WAITERS: usize = 200;
@@ -37,7 +37,7 @@ async fn one_waiter_per_name_asks_the_server() {
     })
     .await;
     let asked = server.calls("eval") - before;
-    // Those who come before the line is known ask once; nobody asks again while waiting.
+    // Each waiter that starts before the local queue exists asks once; no waiter polls.
     assert!(asked <= WAITERS as u64 + 2, "{asked}");
 
     let before = server.calls("eval");
@@ -50,10 +50,10 @@ async fn one_waiter_per_name_asks_the_server() {
     assert_eq!(channels(&server), 1, "one subscription for all");
 }
 
-/// F7: ten thousand names waited for at once on one client, with no setting raised. F8: the
+/// F7: one client waits for ten thousand names at the same time with default settings. F8: the
 /// subscriptions end with the waiting.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn ten_thousand_names_at_once() {
+async fn client_waits_for_ten_thousand_names() {
     const NAMES: usize = 10_000;
     let server = Server::start();
     let (holder, waiter) = (client(&server).await, client(&server).await);
@@ -90,7 +90,7 @@ async fn ten_thousand_names_at_once() {
     .await;
 }
 
-/// F6: two processes hand one lock to and fro; a wake-up that is missed once costs ten minutes.
+/// F6: two processes pass one lock back and forth; a single missed wake-up would take ten minutes.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn no_wake_up_is_missed_between_clients() {
     let server = Server::start();
@@ -110,7 +110,8 @@ async fn no_wake_up_is_missed_between_clients() {
                 }
                 guard.unlock().await.unwrap();
                 if n % 50 == 0 {
-                    // Long enough for the line to close, so that closing meets waiting.
+                    // Long enough for the local queue to close, so that closing and waiting
+                    // overlap.
                     tokio::time::sleep(Duration::from_millis(2)).await;
                 }
             }
@@ -121,10 +122,10 @@ async fn no_wake_up_is_missed_between_clients() {
     }
 }
 
-/// F6, across reconnection: what is released while the waiter's connection is down is seen when it
-/// is up again.
+/// F6, across a reconnection: a release while the waiter's connection is down is noticed after it
+/// reconnects.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_release_while_the_connection_is_down_is_seen_afterwards() {
+async fn release_during_disconnect_is_noticed_afterwards() {
     let server = Server::start();
     let proxy = Proxy::to(server.port());
     let holder = client(&server).await;
@@ -134,7 +135,7 @@ async fn a_release_while_the_connection_is_down_is_seen_afterwards() {
         let waiting = tokio::spawn(waiter.lock("a").lock().into_future());
         until("it waits", || async { channels(&server) == 1 }).await;
         if round % 2 == 0 {
-            // Nothing gets through: not the release's message, not the end of the connection.
+            // No data gets through: neither the release's message nor the end of the connection.
             proxy.stall(true);
             held.unlock().await.unwrap();
             proxy.stall(false);
@@ -150,7 +151,8 @@ async fn a_release_while_the_connection_is_down_is_seen_afterwards() {
     }
 }
 
-/// Subscriptions come back with the connection, also those of names whose waiter did not notice.
+/// Subscriptions are restored with the connection, including those of names whose waiters did not
+/// notice.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn subscriptions_are_restored() {
     const NAMES: usize = 1500;
@@ -180,9 +182,9 @@ async fn subscriptions_are_restored() {
     assert_eq!(served.len(), NAMES);
 }
 
-/// The holder's lease is the fallback for messages that never come.
+/// The holder's lease is the fallback for messages that never arrive.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_lock_that_vanishes_without_a_word_is_found_free() {
+async fn silently_deleted_lock_is_acquired_after_its_lease() {
     let server = Server::start();
     let (holder, waiter) = (client(&server).await, client(&server).await);
     let lease = Duration::from_millis(700);

@@ -14,47 +14,48 @@ use crate::until::until;
 pub use slots::slot_of;
 use slots::{Known, Range, known, ranges};
 
-/// Masters that share the slots, and their replicas. All end as a [`Server`] does, and their files
-/// with them.
+/// Masters that share the slots, and their replicas. All of them end as a [`Server`] does, and
+/// their files are removed with them.
 ///
-/// A node keeps its place in [`nodes`](Cluster::nodes) whatever its role. In the beginning the
-/// masters come first, in the order of their slots, then the first replica of each, and so on.
+/// A node keeps its index in [`nodes`](Cluster::nodes) regardless of its role. Initially the masters
+/// come first, in the order of their slots, then the first replica of each master, and so on.
 #[derive(Debug)]
 pub struct Cluster {
     nodes: Vec<Server>,
-    /// What every node has in its configuration.
+    /// Configuration lines of every node.
     settings: String,
-    /// How many homes there are.
+    /// Number of home directories so far.
     homes: usize,
     deployment: Deployment,
 }
 
-/// How to set up a [`Cluster`].
+/// Configuration of a [`Cluster`].
 #[derive(Debug, Clone, Copy)]
 pub struct ClusterPlan<'a> {
-    /// How many masters share the slots.
+    /// Number of masters that share the slots.
     pub masters: usize,
-    /// How many replicas each of them has.
+    /// Number of replicas of each master.
     pub replicas: usize,
-    /// `cluster-node-timeout`: how long a node does not answer before it counts as gone.
+    /// `cluster-node-timeout`: milliseconds without an answer after which a node counts as failed.
     pub node_timeout_millis: u32,
-    /// Further settings of all nodes, such as `["--cluster-require-full-coverage", "no"]`.
+    /// Additional settings of all nodes, such as `["--cluster-require-full-coverage", "no"]`.
     pub args: &'a [&'a str],
-    /// Has all nodes speak TLS and nothing else, with clients and with each other.
+    /// Makes all nodes speak only TLS, with clients and with each other.
     pub tls: Option<TlsPlan<'a>>,
-    /// Whether each has an address of its own in [`APART`](crate::APART), where it listens and from
-    /// where it connects to the others. So it can be cut off from them and not from clients (Linux).
+    /// Whether each node has its own address in [`APART`](crate::APART), where it listens and from
+    /// which it connects to other nodes. Such a node can be cut off from the others but not from
+    /// clients (Linux only).
     pub apart: bool,
 }
 
-/// In which way a replica takes its master's place.
+/// How a replica takes over from its master.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Takeover {
-    /// The master stops writing and hands over; nothing is lost.
+    /// The master stops writing and hands over; no data is lost.
     Orderly,
-    /// The master is not asked, the other masters are (`FORCE`).
+    /// The replica asks the other masters but not its own (`FORCE`).
     Force,
-    /// Nobody is asked (`TAKEOVER`).
+    /// The replica asks no other node (`TAKEOVER`).
     Alone,
 }
 
@@ -72,67 +73,67 @@ impl Default for ClusterPlan<'_> {
 }
 
 impl Cluster {
-    /// Three masters with one replica each.
+    /// Starts three masters with one replica each.
     pub fn start() -> Cluster {
         Cluster::start_with(ClusterPlan::default())
     }
 
-    /// The same, otherwise. Returns when everything is in place: the nodes have the same picture of
-    /// the cluster, all slots are served, and the replicas are in step.
+    /// Starts a cluster with this configuration. Returns once the nodes agree on the state of the
+    /// cluster, all slots are served, and the replicas are in sync.
     ///
     /// # Panics
     ///
-    /// When a node does not start, or they do not find together.
+    /// If a node does not start, or the nodes do not form a cluster.
     pub fn start_with(plan: ClusterPlan<'_>) -> Cluster {
         setup::cluster(plan)
     }
 
-    /// The URL for clients: the addresses of all nodes.
+    /// Returns the URL for clients: the addresses of all nodes.
     pub fn url(&self) -> String {
         self.deployment.url("cluster", &self.nodes)
     }
 
-    /// The CA of all certificates, where there are some.
+    /// Returns the CA of all certificates, if the cluster uses TLS.
     pub fn ca(&self) -> Option<&Ca> {
         self.deployment.ca()
     }
 
-    /// All nodes.
+    /// Returns all nodes.
     pub fn nodes(&self) -> &[Server] {
         &self.nodes
     }
 
-    /// The slot of a key.
+    /// Returns the slot of a key.
     pub fn slot_of(&self, key: impl AsRef<[u8]>) -> u16 {
         slot_of(key.as_ref())
     }
 
-    /// The place of the master that has the slot of a key.
+    /// Returns the index of the master that owns the slot of a key.
     ///
     /// # Panics
     ///
-    /// When the nodes that answer do not come to an agreement about it.
+    /// If the nodes that answer do not reach an agreement about it.
     pub fn owner_of(&self, key: impl AsRef<[u8]>) -> usize {
         self.owner(slot_of(key.as_ref()))
     }
 
-    /// The place of the master that has a slot.
+    /// Returns the index of the master that owns a slot.
     ///
     /// # Panics
     ///
-    /// When the nodes that answer do not come to an agreement about it.
+    /// If the nodes that answer do not reach an agreement about it.
     pub fn owner(&self, slot: u16) -> usize {
         until("one owner of a slot", || {
             self.agreed_owner(slot, self.running())
         })
     }
 
-    /// Waits until another node has the slot of a key than `old`, as all the others that answer say;
-    /// returns its place. One that was cut off learns of it last.
+    /// Waits until all other nodes that answer agree that a node other than `old` owns the slot of
+    /// a key, and returns its index. A node that was cut off learns of it last.
     ///
     /// # Panics
     ///
-    /// When it takes too long.
+    /// If it takes too long.
     pub fn await_owner_change(&self, key: impl AsRef<[u8]>, old: usize) -> usize {
         let slot = slot_of(key.as_ref());
         until("another owner of a slot", || {
@@ -143,11 +144,11 @@ impl Cluster {
         })
     }
 
-    /// The place of a replica of this master, the first one that runs.
+    /// Returns the index of this master's first running replica.
     ///
     /// # Panics
     ///
-    /// When it has none.
+    /// If it has none.
     pub fn replica_of(&self, master: usize) -> usize {
         until("a replica", || {
             let id = self.id(master)?;
@@ -163,13 +164,13 @@ impl Cluster {
         })
     }
 
-    /// Has a replica take its master's place, and waits until all know it.
+    /// Makes a replica take over from its master, and waits until all nodes know it.
     ///
     /// # Panics
     ///
-    /// When it takes too long.
+    /// If it takes too long.
     pub fn fail_over(&self, replica: usize, how: Takeover) {
-        /// When an orderly takeover has failed, the replica forgets about it after five seconds.
+        /// After a failed orderly takeover, the replica discards it after five seconds.
         const AGAIN: Duration = Duration::from_secs(6);
         let command: &[&str] = match how {
             Takeover::Orderly => &["CLUSTER", "FAILOVER"],
@@ -192,20 +193,20 @@ impl Cluster {
         });
     }
 
-    /// Waits until everything that runs is in place again, as it was at the start.
+    /// Waits until every running node is in the same healthy state as after the start.
     ///
     /// # Panics
     ///
-    /// When it takes too long, such as when somebody is frozen or slots have lost their master.
+    /// If it takes too long, for example because a node is frozen or slots have lost their master.
     pub fn await_whole(&self) {
         until("a whole cluster", || self.whole());
     }
 
-    /// Runs one command on a node, on a connection of its own.
+    /// Runs one command on a node, on a separate connection.
     ///
     /// # Panics
     ///
-    /// When the command fails or its answer is not of the wanted type.
+    /// If the command fails or its answer does not have the requested type.
     pub fn ask<T: redis::FromRedisValue>(&self, place: usize, command: &[&str]) -> T {
         self.nodes[place].ask(command)
     }
@@ -215,17 +216,17 @@ impl Cluster {
         self.nodes[place].kill();
     }
 
-    /// Starts a killed node again. It knows the cluster as it was.
+    /// Restarts a killed node. It still has its view of the cluster.
     pub fn restart(&mut self, place: usize) {
         self.nodes[place].restart();
     }
 
-    /// Stops a node: connections stay, nothing is answered.
+    /// Stops a node: its connections stay open, but it answers nothing.
     pub fn freeze(&self, place: usize) {
         self.nodes[place].freeze();
     }
 
-    /// Lets a frozen node go on.
+    /// Resumes a frozen node.
     pub fn thaw(&self, place: usize) {
         self.nodes[place].thaw();
     }
@@ -239,7 +240,7 @@ impl Cluster {
         place.ok_or_else(|| format!("a stranger at {port}"))
     }
 
-    /// The name of a node in the cluster, as itself or others know it.
+    /// Returns the id of a node in the cluster, from itself or from other nodes.
     fn id(&self, place: usize) -> Result<String, String> {
         let port = self.nodes[place].port();
         let known = known(&self.nodes[place]).or_else(|_| self.anybody_knows())?;
@@ -248,13 +249,13 @@ impl Cluster {
             .ok_or_else(|| format!("nobody knows {port}"))
     }
 
-    /// The cluster, as one of those who answer knows it.
+    /// Returns the nodes of the cluster, as one of the answering nodes knows them.
     fn anybody_knows(&self) -> Result<Vec<Known>, String> {
         let answer = self.running().find_map(|node| known(node).ok());
         answer.ok_or_else(|| "no node answers".to_owned())
     }
 
-    /// Who serves what, if all who answer say the same.
+    /// Returns the owners of the slots, if all nodes that answer agree.
     fn agreed(&self) -> Result<Vec<Range>, String> {
         let mut answers = self.running().filter_map(|node| ranges(node).ok());
         let first = answers.next().ok_or("no node answers")?;
@@ -264,7 +265,7 @@ impl Cluster {
         }
     }
 
-    /// Who has a slot, if all of these who answer say the same.
+    /// Returns the owner of a slot, if all of these nodes that answer agree.
     fn agreed_owner<'a>(
         &self,
         slot: u16,

@@ -1,4 +1,4 @@
-//! Slots change hands while the cluster works.
+//! Moving slots while the cluster is running.
 
 use redis::Value;
 
@@ -12,50 +12,49 @@ impl Cluster {
     ///
     /// # Panics
     ///
-    /// When a node refuses.
+    /// If a node refuses.
     pub fn move_slot(&self, slot: u16, to: usize) {
         self.move_slots(&[slot], to);
     }
 
-    /// The first third of it: from now on the owner sends those who ask for keys that it does not
-    /// have to `to` (`ASK`).
+    /// Step 1 of 3: from now on the owner redirects requests for missing keys to `to` (`ASK`).
     ///
     /// # Panics
     ///
-    /// When a node refuses.
+    /// If a node refuses.
     pub fn begin_moving(&self, slot: u16, to: usize) {
         self.begin(&[slot], self.owner(slot), to);
     }
 
-    /// The second third: moves all keys of the slot.
+    /// Step 2 of 3: moves all keys of the slot.
     ///
     /// # Panics
     ///
-    /// When a node refuses.
+    /// If a node refuses.
     pub fn move_keys(&self, slot: u16, to: usize) {
         self.keys(&[slot], self.owner(slot), to);
     }
 
-    /// A part of it: moves this key only.
+    /// A part of step 2: moves only this key.
     ///
     /// # Panics
     ///
-    /// When a node refuses.
+    /// If a node refuses.
     pub fn move_key(&self, key: impl AsRef<[u8]>, to: usize) {
         let from = self.owner_of(key.as_ref());
         self.migrate(&[key.as_ref().to_vec()], from, to);
     }
 
-    /// The last third: the slot has another owner, and all know it.
+    /// Step 3 of 3: gives the slot to its new owner, and waits until all nodes know it.
     ///
     /// # Panics
     ///
-    /// When a node refuses.
+    /// If a node refuses.
     pub fn finish_moving(&self, slot: u16, to: usize) {
         self.finish(&[slot], self.owner(slot), to);
     }
 
-    /// All slots must have the same owner.
+    /// Moves several slots, which must have the same owner.
     pub(super) fn move_slots(&self, slots: &[u16], to: usize) {
         let from = self.owner(slots[0]);
         self.begin(slots, from, to);
@@ -65,13 +64,14 @@ impl Cluster {
 
     fn begin(&self, slots: &[u16], from: usize, to: usize) {
         let id = |place| until("a name", || self.id(place));
-        // In this order: nobody is sent to a node that does not know of it.
+        // The target comes first, so that no client is redirected to a node that does not expect
+        // it.
         set_slots(&self.nodes[to], slots, &["IMPORTING", &id(from)]);
         set_slots(&self.nodes[from], slots, &["MIGRATING", &id(to)]);
     }
 
     fn keys(&self, slots: &[u16], from: usize, to: usize) {
-        /// How many go at a time.
+        /// Number of keys that one command moves.
         const BATCH: usize = 100;
         let mut connection = self.nodes[from].connection();
         for &slot in slots {
@@ -106,10 +106,10 @@ impl Cluster {
 
     fn finish(&self, slots: &[u16], from: usize, to: usize) {
         let id = until("a name", || self.id(to));
-        // In this order: there is no moment in which nobody has the slot.
+        // The new owner comes first, so that the slot has an owner at every moment.
         set_slots(&self.nodes[to], slots, &["NODE", &id]);
-        // The rest, and replicas, would hear of it, too, but later. Who has lost its last slot may
-        // have become a replica by what it heard.
+        // The other nodes would also learn of it by gossip, but later. A node that has lost its
+        // last slot may already have become a replica because of gossip.
         let from = std::iter::once(&self.nodes[from]);
         for node in from.chain(self.others(to)) {
             until("it knows", || match known_master(node)? {
@@ -134,7 +134,7 @@ impl Cluster {
     }
 }
 
-/// `CLUSTER SETSLOT`, for each of them.
+/// Sends `CLUSTER SETSLOT` for each of the slots.
 fn set_slots(node: &Server, slots: &[u16], what: &[&str]) {
     let set = try_set_slots(node, slots, what);
     set.unwrap_or_else(|error| panic!("CLUSTER SETSLOT {what:?}: {error}"));
@@ -145,7 +145,7 @@ fn try_set_slots(node: &Server, slots: &[u16], what: &[&str]) -> Result<(), Stri
     for &slot in slots {
         all.cmd("CLUSTER").arg("SETSLOT").arg(slot).arg(what);
     }
-    // Of thousands of errors the first one will do.
+    // There may be thousands of errors; the first one is enough.
     let answers: redis::RedisResult<Vec<Value>> = all.ignore_errors().query(&mut node.connection());
     let answers = answers.map_err(|error| error.to_string())?;
     let refused = answers

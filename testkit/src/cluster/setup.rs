@@ -1,4 +1,4 @@
-//! How nodes become a cluster, join it and leave it.
+//! How nodes form a cluster, join it and leave it.
 
 use std::thread;
 
@@ -11,7 +11,7 @@ use crate::sentinels::REPLICATION;
 use crate::server::Server;
 use crate::until::until;
 
-/// How many slots there are.
+/// Number of slots in a cluster.
 const SLOTS: usize = 16_384;
 
 pub(super) fn cluster(plan: ClusterPlan<'_>) -> Cluster {
@@ -46,7 +46,7 @@ cluster-node-timeout {}
         let first = (SLOTS * place / plan.masters).to_string();
         let last = (SLOTS * (place + 1) / plan.masters - 1).to_string();
         let () = node.ask(&["CLUSTER", "ADDSLOTSRANGE", &first, &last]);
-        // Or they would have to find out who has which number, one after the other.
+        // Otherwise the nodes would have to resolve their conflicting epochs one after the other.
         let () = node.ask(&["CLUSTER", "SET-CONFIG-EPOCH", &(place + 1).to_string()]);
     }
     for place in 1..count {
@@ -59,10 +59,10 @@ cluster-node-timeout {}
     cluster
 }
 
-/// A node that knows nobody.
+/// Starts a node that knows no other node.
 fn node(deployment: &Deployment, number: usize, settings: &str) -> Server {
     let settings = |address| {
-        // The bus, where nodes talk among themselves, has a port of its own.
+        // The cluster bus, on which nodes talk to each other, has a separate port.
         let bus = free_port();
         format!("{settings}\ncluster-announce-ip {address}\ncluster-port {bus}\n")
     };
@@ -70,11 +70,11 @@ fn node(deployment: &Deployment, number: usize, settings: &str) -> Server {
 }
 
 impl Cluster {
-    /// Adds a master without slots; returns its place when all know it.
+    /// Adds a master without slots; returns its index once all nodes know it.
     ///
     /// # Panics
     ///
-    /// When it does not start, or they do not find together.
+    /// If it does not start, or does not join the cluster.
     pub fn add_node(&mut self) -> usize {
         let node = node(&self.deployment, self.homes, &self.settings);
         self.homes += 1;
@@ -85,12 +85,12 @@ impl Cluster {
         place
     }
 
-    /// Takes a node out of the cluster and ends it: its slots and replicas go to another master, and
-    /// all forget it. Those after it move up by one place.
+    /// Removes a node from the cluster and ends it. Its slots and replicas move to another master,
+    /// and all nodes forget it. The index of every later node decreases by one.
     ///
     /// # Panics
     ///
-    /// When it takes too long.
+    /// If it takes too long.
     pub fn remove_node(&mut self, place: usize) {
         let id = until("a name", || self.id(place));
         let heir = until("an heir", || self.heir(place));
@@ -105,7 +105,7 @@ impl Cluster {
                 self.follow(node, heir);
             }
         }
-        // Dead, so that nobody hears of it again.
+        // Kill it first, or the others would learn of it again by gossip.
         self.nodes[place].kill();
         for node in self.others(place) {
             until("a node forgotten", || {
@@ -120,8 +120,7 @@ impl Cluster {
         self.await_whole();
     }
 
-    /// Has a node meet others: every one of them, because it takes longer until they hear of it from
-    /// each other.
+    /// Makes a node meet each of the others. Relying on gossip would take longer.
     fn introduce(&self, place: usize, others: &[Server]) {
         let newcomer = &self.nodes[place];
         let bus: Vec<String> = newcomer.ask(&["CONFIG", "GET", "cluster-port"]);
@@ -131,7 +130,7 @@ impl Cluster {
         }
     }
 
-    /// Has a node become a replica of a master, as soon as it knows it.
+    /// Makes a node a replica of a master, as soon as the node knows that master.
     fn follow(&self, node: &Server, master: usize) {
         let id = until("a name", || self.id(master));
         until("a replica", || {
@@ -145,7 +144,7 @@ impl Cluster {
         self.running().filter(move |node| node.port() != port)
     }
 
-    /// Another master that has slots.
+    /// Returns another master that has slots.
     fn heir(&self, place: usize) -> Result<usize, String> {
         let port = self.nodes[place].port();
         let served = self.agreed()?;

@@ -1,4 +1,4 @@
-//! Who has which slots, and what nodes know of each other.
+//! The owners of slots, and what nodes know of each other.
 
 use std::ops::RangeInclusive;
 
@@ -6,7 +6,8 @@ use redis::Value;
 
 use crate::server::Server;
 
-/// The slot of a key: of what is between its first `{` and the next `}`, if there is something.
+/// Returns the slot of a key: the slot of the text between its first `{` and the next `}`, unless
+/// it is empty.
 pub fn slot_of(key: &[u8]) -> u16 {
     let open = key.iter().position(|&byte| byte == b'{').map(|at| at + 1);
     let tag = open.and_then(|open| {
@@ -30,7 +31,7 @@ fn crc16(bytes: &[u8]) -> u16 {
     })
 }
 
-/// Slots that have the same master. Nodes are known by their ports.
+/// A range of slots that have the same master. Nodes are identified by their ports.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct Range {
     pub(super) slots: RangeInclusive<u16>,
@@ -38,7 +39,7 @@ pub(super) struct Range {
     pub(super) replicas: Vec<u16>,
 }
 
-/// What a node tells clients about the cluster.
+/// Returns the slot ranges that a node reports to clients.
 pub(super) fn ranges(node: &Server) -> Result<Vec<Range>, String> {
     let answer: redis::RedisResult<Vec<Vec<Value>>> = node.try_ask(&["CLUSTER", "SLOTS"]);
     let answer = answer.map_err(|error| error.to_string())?;
@@ -50,13 +51,13 @@ pub(super) fn ranges(node: &Server) -> Result<Vec<Range>, String> {
     Ok(ranges)
 }
 
-/// First slot, last slot, master, replicas.
+/// Parses an entry: first slot, last slot, master, replicas.
 fn range(entry: &[Value]) -> Option<Range> {
     let [first, last, master, replicas @ ..] = entry else {
         return None;
     };
     let mut replicas = replicas.iter().map(port).collect::<Option<Vec<_>>>()?;
-    // Nodes tell them in no particular order.
+    // Nodes report them in no particular order.
     replicas.sort_unstable();
     Some(Range {
         slots: number(first)?..=number(last)?,
@@ -65,7 +66,7 @@ fn range(entry: &[Value]) -> Option<Range> {
     })
 }
 
-/// Address, port and more.
+/// Returns the port from an entry of address, port and more.
 fn port(node: &Value) -> Option<u16> {
     match node {
         Value::Array(parts) => number(parts.get(1)?),
@@ -80,41 +81,41 @@ fn number(value: &Value) -> Option<u16> {
     }
 }
 
-/// What a node knows of a node, be it another or itself.
+/// What a node knows of another node or of itself.
 #[derive(Debug)]
 pub(super) struct Known {
     pub(super) id: String,
     pub(super) port: u16,
     flags: String,
-    /// The name of its master, if it is a replica.
+    /// The id of its master, if it is a replica.
     pub(super) master: Option<String>,
     connected: bool,
 }
 
 impl Known {
-    /// Whether it can be reached, as far as is known.
+    /// Returns whether it is reachable, as far as the reporting node knows.
     pub(super) fn healthy(&self) -> bool {
         let bad = |flag| matches!(flag, "fail" | "fail?" | "handshake" | "noaddr");
         self.connected && !self.flags.split(',').any(bad)
     }
 }
 
-/// What a node knows of all nodes.
+/// Returns what a node knows of all nodes.
 pub(super) fn known(node: &Server) -> Result<Vec<Known>, String> {
     let answer: redis::RedisResult<String> = node.try_ask(&["CLUSTER", "NODES"]);
     let answer = answer.map_err(|error| error.to_string())?;
     Ok(answer.lines().filter_map(line).collect())
 }
 
-/// The name of a node's master, if it is a replica.
+/// Returns the id of a node's master, if the node is a replica.
 pub(super) fn known_master(node: &Server) -> Result<Option<String>, String> {
     let port = node.port();
     let itself = known(node)?.into_iter().find(|known| known.port == port);
     Ok(itself.ok_or("it does not know itself")?.master)
 }
 
-/// `id 127.0.0.1:10000@20000 flags master ping pong epoch link slots...`. None for those that have
-/// no address yet.
+/// Parses `id 127.0.0.1:10000@20000 flags master ping pong epoch link slots...`. Returns `None` for
+/// a node without an address yet.
 fn line(line: &str) -> Option<Known> {
     let words: Vec<&str> = line.split_whitespace().collect();
     let address = words.get(1)?.split('@').next()?;
@@ -135,7 +136,7 @@ mod tests {
     use super::slot_of;
 
     #[test]
-    fn slots_are_as_the_specification_says() {
+    fn slots_match_the_specification() {
         assert_eq!(slot_of(b"123456789"), 0x31c3);
         assert_eq!(slot_of(b"foo{bar}{zap}"), slot_of(b"bar"));
         assert_eq!(slot_of(b"foo{{bar}}zap"), slot_of(b"{bar"));

@@ -1,4 +1,4 @@
-//! One connection through a proxy: one from the client, one to the server.
+//! A pair of connections through a proxy: one from the client, one to the server.
 
 use std::io::{Read, Write};
 use std::net::{Shutdown, TcpStream};
@@ -10,23 +10,23 @@ use std::time::{Duration, Instant};
 
 use super::{Fate, Shared, Way};
 
-/// Two connections, for as long as something is passed on between them. Nobody else has them, so
-/// that they are closed when that ends.
+/// Two connections between which data is forwarded. Only the forwarding threads own them, so they
+/// are closed when forwarding ends.
 #[derive(Debug)]
 pub(super) struct Pair {
     client: TcpStream,
     server: TcpStream,
     /// Closed or broken.
     over: AtomicBool,
-    /// Not closed, but forgotten.
+    /// Ended by RST instead of a regular close.
     broken: AtomicBool,
 }
 
-/// Bytes, and when they are passed on.
+/// Some bytes, and when to forward them.
 type Late = (Instant, Vec<u8>);
 
 impl Pair {
-    /// Passes on what comes, as the proxy wants it.
+    /// Forwards incoming data according to the state of the proxy.
     pub(super) fn join(client: TcpStream, server: TcpStream, shared: &Arc<Shared>) -> Weak<Pair> {
         let _ = client.set_nodelay(true);
         let _ = server.set_nodelay(true);
@@ -37,7 +37,7 @@ impl Pair {
             broken: AtomicBool::new(false),
         });
         for way in [Way::Requests, Way::Replies] {
-            // Two threads, so that what comes later does not wait for what came before.
+            // Two threads, so that reading later data does not wait for the delay of earlier data.
             let (late, queue) = channel();
             let (reading, of_reader) = (pair.clone(), shared.clone());
             thread::spawn(move || reading.take_in(way, &of_reader, &late));
@@ -47,12 +47,12 @@ impl Pair {
         Arc::downgrade(&pair)
     }
 
-    /// Whether it was closed or broken.
+    /// Returns whether it was closed or broken.
     pub(super) fn is_over(&self) -> bool {
         self.over.load(Ordering::Relaxed)
     }
 
-    /// Both sides see its end.
+    /// Ends the streams of both sides.
     pub(super) fn close(&self) {
         self.over.store(true, Ordering::Relaxed);
         if !self.broken.load(Ordering::Relaxed) {
@@ -62,18 +62,18 @@ impl Pair {
         }
     }
 
-    /// Both sides are told that there is no such connection, as soon as nobody is at it any more.
+    /// Sends RST to both sides once no thread uses the connections any more.
     pub(super) fn reset(&self) {
         self.broken.store(true, Ordering::Relaxed);
         self.over.store(true, Ordering::Relaxed);
         for stream in [&self.client, &self.server] {
             let _ = socket2::SockRef::from(stream).set_linger(Some(Duration::ZERO));
-            // Tells nobody, but ends the reading here.
+            // Sends nothing to the peer, but ends the reading here.
             let _ = stream.shutdown(Shutdown::Read);
         }
     }
 
-    /// One side sees the end of what the other one sends.
+    /// Ends the stream of one direction; the other direction continues.
     pub(super) fn end(&self, way: Way) {
         let _ = self.to(way).shutdown(Shutdown::Write);
     }
@@ -104,7 +104,7 @@ impl Pair {
 
     fn pass_on(&self, way: Way, shared: &Shared, queue: &Receiver<Late>) {
         for (due, bytes) in queue {
-            // A side that does not listen any more may still speak: errors do not matter here.
+            // A side that has stopped reading may still send, so errors are ignored.
             match shared.judge(self, way, due, bytes.len()) {
                 Fate::Pass => drop(self.to(way).write_all(&bytes)),
                 Fate::Vanish => {}

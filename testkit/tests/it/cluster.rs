@@ -1,4 +1,4 @@
-//! A cluster: its slots, its nodes, and who takes whose place.
+//! Tests of the cluster: its slots, its nodes and their failovers.
 
 use std::thread;
 
@@ -6,7 +6,7 @@ use redlatch_testkit::{Cluster, ClusterPlan, Takeover};
 
 const KEY: &str = "key";
 
-/// As many nodes as there must be for a vote.
+/// Starts the smallest number of masters that can vote.
 fn without_replicas() -> Cluster {
     Cluster::start_with(ClusterPlan {
         replicas: 0,
@@ -15,11 +15,11 @@ fn without_replicas() -> Cluster {
 }
 
 #[test]
-fn a_replica_takes_the_place_of_a_killed_master() {
+fn replica_replaces_killed_master() {
     let mut cluster = Cluster::start();
     let master = cluster.owner_of(KEY);
     let replica = cluster.replica_of(master);
-    // On one connection: only what it wrote is waited for.
+    // On one connection, because WAIT covers only the writes of its own connection.
     let written: (String, usize) = redis::pipe()
         .set(KEY, "value")
         .cmd("WAIT")
@@ -39,7 +39,7 @@ fn a_replica_takes_the_place_of_a_killed_master() {
 }
 
 #[test]
-fn a_replica_takes_its_place_when_told_to() {
+fn replica_takes_over_on_command() {
     let told = |how| {
         let cluster = Cluster::start();
         let master = cluster.owner_of(KEY);
@@ -57,7 +57,7 @@ fn a_replica_takes_its_place_when_told_to() {
 }
 
 #[test]
-fn a_slot_moves_with_its_keys() {
+fn slot_moves_with_its_keys() {
     let cluster = Cluster::start_with(ClusterPlan {
         replicas: 0,
         args: &["--requirepass", "secret", "--masterauth", "secret"],
@@ -102,14 +102,14 @@ fn nodes_join_and_leave() {
     cluster.move_slot(cluster.slot_of(KEY), 3);
     cluster.remove_node(owner);
     assert_eq!(cluster.nodes().len(), 3);
-    // Those behind it have moved up.
+    // Nodes after the removed one have moved up.
     assert_eq!(cluster.owner_of(KEY), 2);
     assert_eq!(cluster.ask::<String>(2, &["GET", KEY]), "value");
 }
 
 #[test]
 #[cfg(target_os = "linux")]
-fn nodes_may_have_an_address_each() {
+fn nodes_can_have_separate_addresses() {
     let cluster = Cluster::start_with(ClusterPlan {
         apart: true,
         ..ClusterPlan::default()

@@ -1,4 +1,4 @@
-//! The servers and the broken networks do what the other tests rely on.
+//! Checks that the servers and the proxy do what the other tests rely on.
 
 mod cluster;
 mod proxy;

@@ -1,4 +1,4 @@
-//! A network that breaks to order.
+//! Tests of the proxy that breaks connections on demand.
 
 use std::io::{ErrorKind, Read, Write};
 use std::net::TcpStream;
@@ -12,7 +12,7 @@ const PONG: &[u8] = b"+PONG\r\n";
 
 fn through(proxy: &Proxy) -> TcpStream {
     let stream = TcpStream::connect(("127.0.0.1", proxy.port())).expect("the proxy");
-    // Only for what never comes: a test that waits for it has failed.
+    // Applies only to data that never arrives: a test that reaches this timeout has failed.
     let _ = stream.set_read_timeout(Some(Duration::from_secs(30)));
     stream
 }
@@ -27,7 +27,7 @@ fn hear_pong(stream: &mut TcpStream) {
     assert_eq!(answer, PONG);
 }
 
-/// What still comes, and how it ends.
+/// Returns the remaining data, and how the stream ends.
 fn rest(stream: &mut TcpStream) -> (Vec<u8>, Option<ErrorKind>) {
     let mut rest = Vec::new();
     let end = stream.read_to_end(&mut rest);
@@ -35,13 +35,13 @@ fn rest(stream: &mut TcpStream) -> (Vec<u8>, Option<ErrorKind>) {
 }
 
 #[test]
-fn both_ways_take_longer() {
+fn delay_applies_to_both_directions() {
     let proxy = Proxy::to(shared().port());
     let mut stream = through(&proxy);
     let delay = Duration::from_millis(200);
     proxy.delay(delay);
     let begun = Instant::now();
-    // The second one is not later than the first one.
+    // Delays do not add up: the second answer is as fast as the first one.
     ping(&mut stream);
     ping(&mut stream);
     hear_pong(&mut stream);
@@ -53,7 +53,7 @@ fn both_ways_take_longer() {
 }
 
 #[test]
-fn connections_end() {
+fn cut_closes_connections() {
     let proxy = Proxy::to(shared().port());
     let mut stream = through(&proxy);
     ping(&mut stream);
@@ -63,7 +63,7 @@ fn connections_end() {
 }
 
 #[test]
-fn connections_break() {
+fn reset_breaks_connections() {
     let proxy = Proxy::to(shared().port());
     let mut stream = through(&proxy);
     ping(&mut stream);
@@ -85,7 +85,7 @@ fn connections_break() {
 }
 
 #[test]
-fn one_way_is_lost() {
+fn one_direction_can_be_discarded() {
     let server = Server::start();
     let proxy = Proxy::to(server.port());
     let mut stream = through(&proxy);
@@ -110,7 +110,7 @@ fn one_way_is_lost() {
 }
 
 #[test]
-fn one_side_ends() {
+fn one_direction_can_end() {
     let server = Server::start();
     let proxy = Proxy::to(server.port());
     let mut stream = through(&proxy);
@@ -127,14 +127,14 @@ fn one_side_ends() {
     let mut stream = through(&proxy);
     ping(&mut stream);
     hear_pong(&mut stream);
-    // The server closes what has ended, and so everything.
+    // The server closes a connection that ended, so both directions end.
     proxy.end_requests();
     assert_eq!(rest(&mut stream), (vec![], None));
 }
 
 #[test]
-fn a_frozen_server_does_not_keep_connections_from_being_cut() {
-    // Its backlog is full at once: whoever connects then waits for minutes.
+fn frozen_server_does_not_prevent_cut() {
+    // Its backlog fills immediately: connecting after that takes minutes.
     let server = Server::start_with(&["--tcp-backlog", "1"]);
     let proxy = Proxy::to(server.port());
     server.freeze();

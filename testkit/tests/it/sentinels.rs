@@ -1,12 +1,12 @@
-//! A master, its replicas and their sentinels.
+//! Tests of a master, its replicas and their sentinels.
 
 use redlatch_testkit::{SentinelPlan, Sentinels};
 
 #[test]
-fn another_master_is_chosen_when_it_was_killed() {
+fn killed_master_is_replaced() {
     let mut sentinels = Sentinels::start();
     let old = sentinels.master();
-    // On one connection: only what it wrote is waited for.
+    // On one connection, because WAIT covers only the writes of its own connection.
     let written: (String, usize) = redis::pipe()
         .set("key", "value")
         .cmd("WAIT")
@@ -26,7 +26,7 @@ fn another_master_is_chosen_when_it_was_killed() {
 }
 
 #[test]
-fn another_master_is_chosen_when_told_to() {
+fn master_is_replaced_on_command() {
     let mut sentinels = Sentinels::start();
     sentinels.kill_sentinel(0);
     let new = sentinels.fail_over();
@@ -37,7 +37,7 @@ fn another_master_is_chosen_when_told_to() {
 }
 
 #[test]
-fn a_frozen_master_is_replaced_where_there_are_passwords_too() {
+fn frozen_master_is_replaced_with_passwords() {
     let sentinels = Sentinels::start_with(SentinelPlan {
         server_args: &["--requirepass", "of servers", "--masterauth", "of servers"],
         sentinel_lines: &[
@@ -62,7 +62,7 @@ fn a_frozen_master_is_replaced_where_there_are_passwords_too() {
 
 #[test]
 #[cfg(target_os = "linux")]
-fn servers_and_sentinels_may_have_an_address_each() {
+fn servers_and_sentinels_can_have_separate_addresses() {
     let sentinels = Sentinels::start_with(SentinelPlan {
         apart: true,
         ..SentinelPlan::default()

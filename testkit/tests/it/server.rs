@@ -1,4 +1,4 @@
-//! One server, and what becomes of what it leaves behind.
+//! Tests of a single server, and of the cleanup after it.
 
 use std::io::{BufRead, BufReader};
 use std::net::TcpListener;
@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use redlatch_testkit::{Cluster, ClusterPlan, SentinelPlan, Sentinels, Server, TlsPlan};
 
 #[test]
-fn a_durable_server_keeps_what_it_has_answered() {
+fn durable_server_keeps_acknowledged_writes() {
     let mut server = Server::start_durable();
     let () = server.ask(&["SET", "key", "value"]);
     server.restart();
@@ -22,9 +22,10 @@ fn a_durable_server_keeps_what_it_has_answered() {
     assert!(!Path::new(&dir).exists());
 }
 
-/// A replica writes down what its master sends; nobody is to find that afterwards, not even itself.
+/// A replica writes the data that its master sends to a file. No later server may load that file,
+/// not even the same one.
 #[test]
-fn one_that_is_not_durable_comes_back_empty() {
+fn restarted_server_without_persistence_is_empty() {
     let master = Server::start_with(&["--repl-diskless-sync-delay", "0"]);
     let () = master.ask(&["SET", "key", "value"]);
     let port = master.port().to_string();
@@ -41,7 +42,7 @@ fn one_that_is_not_durable_comes_back_empty() {
 }
 
 #[test]
-fn one_with_a_password_is_asked_with_it() {
+fn password_is_used_for_inspection() {
     for start in [Server::start_with, Server::start_durable_with] {
         let server = start(&["--requirepass", r#"a "b" \c"#]);
         assert_eq!(server.ask::<String>(&["PING"]), "PONG");
@@ -49,7 +50,7 @@ fn one_with_a_password_is_asked_with_it() {
 }
 
 #[test]
-fn where_there_is_tls_nothing_else_is_spoken() {
+fn tls_deployment_rejects_plain_connections() {
     let tls = Some(TlsPlan::default());
     let sentinels = Sentinels::start_with(SentinelPlan {
         replicas: 1,
@@ -68,7 +69,8 @@ fn where_there_is_tls_nothing_else_is_spoken() {
         let client = redis::Client::open(in_the_open).expect("a valid URL");
         let patience = Duration::from_secs(10);
         assert!(client.get_connection_with_timeout(patience).is_err());
-        // By its socket: it is there, and it is not that it listens somewhere else.
+        // Through its Unix socket, which shows that it runs; the failed plain connection is thus
+        // not a wrong port.
         assert_eq!(server.ask::<String>(&["PING"]), "PONG");
     }
     for server in data(&sentinels, &cluster) {
@@ -78,7 +80,7 @@ fn where_there_is_tls_nothing_else_is_spoken() {
 }
 
 #[test]
-fn nothing_is_left_behind() {
+fn files_are_removed() {
     let sentinels = Sentinels::start();
     let cluster = Cluster::start_with(ClusterPlan {
         replicas: 0,
@@ -101,12 +103,12 @@ fn nothing_is_left_behind() {
 }
 
 #[test]
-fn nothing_outlives_a_process_that_was_killed() {
+fn servers_and_files_do_not_outlive_killed_process() {
     if std::env::var_os(TO_BE_KILLED).is_some() {
         return run_until_killed();
     }
     let program = std::env::current_exe().expect("this program");
-    let this = "server::nothing_outlives_a_process_that_was_killed";
+    let this = "server::servers_and_files_do_not_outlive_killed_process";
     let mut process = Command::new(program)
         .args(["--exact", this, "--nocapture"])
         .env(TO_BE_KILLED, "1")
@@ -135,7 +137,7 @@ fn nothing_outlives_a_process_that_was_killed() {
     }
 }
 
-/// Set for the process that this test starts, of itself, to be killed.
+/// Set in the child process that this test starts from its own binary and then kills.
 const TO_BE_KILLED: &str = "REDLATCH_TEST_TO_BE_KILLED";
 
 fn run_until_killed() {
@@ -148,12 +150,12 @@ fn run_until_killed() {
         files_of(&sentinels.servers()[0]),
         processes.join(" ")
     );
-    // Ends with the test that has started it, should that fail before.
+    // Ends together with the test that started it, if that test fails early.
     let _ = std::io::stdin().read_line(&mut String::new());
 }
 
 #[test]
-fn many_start_at_a_time() {
+fn many_servers_start_concurrently() {
     thread::scope(|scope| {
         for _ in 0..3 {
             scope.spawn(|| Sentinels::start().fail_over());
@@ -163,8 +165,7 @@ fn many_start_at_a_time() {
     });
 }
 
-/// Where a server has its files.
-/// Those that hold data.
+/// Returns the data servers of both deployments.
 fn data<'a>(sentinels: &'a Sentinels, cluster: &'a Cluster) -> impl Iterator<Item = &'a Server> {
     sentinels.servers().iter().chain(cluster.nodes())
 }

@@ -1,4 +1,4 @@
-//! What the integration tests share.
+//! Helpers that the integration tests share.
 #![allow(dead_code, unreachable_pub, reason = "`log.rs` uses a part of it")]
 
 pub mod secured;
@@ -17,17 +17,17 @@ use redlatch_testkit::{
 };
 use secured::Secured;
 
-/// Longer than anything takes that works, on the slowest machine.
+/// Longer than any successful operation takes, even on the slowest machine.
 pub const LONG: Duration = Duration::from_secs(60);
 
-/// A watchdog lease that is not lost when a busy machine lets the whole process stand still for two or
-/// three seconds, wherever that is, and whose renewals (after a third of it) can be waited for.
+/// A watchdog lease long enough to survive a pause of two or three seconds of the whole process on
+/// a busy machine. It is short enough for tests to wait for a renewal (after a third of it).
 pub const WATCHDOG: Duration = Duration::from_secs(6);
 
-/// Soon over, and yet, as [`WATCHDOG`], not before a few steps have been made.
+/// A short duration that, like [`WATCHDOG`], still leaves time for a few steps.
 pub const SHORT: Duration = Duration::from_secs(5);
 
-/// Waits until something holds.
+/// Waits until a condition holds.
 pub async fn until<F: Future<Output = bool>>(what: &str, mut holds: impl FnMut() -> F) {
     let begun = std::time::Instant::now();
     while !holds().await {
@@ -44,8 +44,8 @@ pub async fn soon<T>(what: &str, work: impl Future<Output = T>) -> T {
     }
 }
 
-/// What has so little time (a short lease that no test has to keep for long, a short timeout or wait limit)
-/// that a process that stands still gets its answer too late: then it is asked for again.
+/// Retries an operation whose time limit is so short that a pause of the process can exceed it: a
+/// short lease that is not kept for long, or a short timeout or wait limit.
 pub async fn in_time<T, F>(ask: impl Fn() -> F) -> T
 where
     F: IntoFuture<Output = redlatch::Result<T>>,
@@ -59,7 +59,7 @@ where
     }
 }
 
-/// The same for threads.
+/// Same as [`in_time`], for blocking calls.
 pub fn in_time_blocking<T>(ask: impl Fn() -> redlatch::Result<T>) -> T {
     let begun = std::time::Instant::now();
     loop {
@@ -70,7 +70,7 @@ pub fn in_time_blocking<T>(ask: impl Fn() -> redlatch::Result<T>) -> T {
     }
 }
 
-/// Asks again while the store, its sentinels or its replicas are not there yet, or not in time.
+/// Retries while the store, its sentinels or its replicas are not ready, or do not answer in time.
 pub async fn granted<T, F>(ask: impl Fn() -> F) -> T
 where
     F: IntoFuture<Output = redlatch::Result<T>>,
@@ -86,7 +86,7 @@ where
     }
 }
 
-/// Waits until something has risen since it was last looked at: the time that is left, at a renewal.
+/// Waits until a value rises between two observations, such as the remaining lease at a renewal.
 pub async fn risen<T: PartialOrd, F: Future<Output = T>>(what: &str, mut look: impl FnMut() -> F) {
     let begun = std::time::Instant::now();
     let mut before = look().await;
@@ -101,7 +101,8 @@ pub async fn risen<T: PartialOrd, F: Future<Output = T>>(what: &str, mut look: i
     }
 }
 
-/// Polls up to `polls` times, each time when woken: the output, or `None` if it was dropped.
+/// Polls up to `polls` times, each time when woken. Returns the output, or `None` if the future was
+/// dropped first.
 pub async fn polled<F: Future>(polls: usize, future: F) -> Option<F::Output> {
     let mut future = pin!(future);
     let mut polled = 0;
@@ -116,8 +117,8 @@ pub async fn polled<F: Future>(polls: usize, future: F) -> Option<F::Output> {
     .await
 }
 
-/// Polls who waits so many times, and then for a while not at all, without dropping it: until the
-/// shared server knows that its channel is subscribed to.
+/// Polls a waiter this many times. Then keeps it without polling until the shared server reports a
+/// subscription to its channel.
 pub async fn polled_until_subscribed<F: Future>(polls: usize, waiter: F, channel: &str) {
     let mut few = pin!(polled(polls, waiter));
     let subscribed = until("subscribed", || async {
@@ -131,7 +132,8 @@ pub async fn polled_until_subscribed<F: Future>(polls: usize, waiter: F, channel
     }
 }
 
-/// Drops `work` after one poll, after two, … until it gets through, some times over.
+/// Drops `work` after one poll, then after two polls, and so on until it completes, several times
+/// over.
 pub async fn dropped_everywhere<W, F>(mut work: W)
 where
     W: FnMut(usize) -> F,
@@ -151,7 +153,8 @@ pub async fn without_the_answer<T>(proxy: &Arc<Proxy>, work: impl Future<Output 
     with_late_cut(proxy, work, std::future::ready(())).await
 }
 
-/// As [`without_the_answer`], and runs `meanwhile` after the server has answered and before the connection is cut.
+/// Same as [`without_the_answer`], but runs `meanwhile` after the server has answered and before
+/// the connection is cut.
 pub async fn with_late_cut<T>(
     proxy: &Arc<Proxy>,
     work: impl Future<Output = T>,
@@ -172,7 +175,7 @@ pub async fn with_late_cut<T>(
         .0
 }
 
-/// It says that the hold was lost, and why.
+/// Asserts that the error reports a lost hold with this cause.
 #[track_caller]
 pub fn assert_lost(error: &Error, why: Loss) {
     match error {
@@ -181,8 +184,8 @@ pub fn assert_lost(error: &Error, why: Loss) {
     }
 }
 
-/// An example, with nothing from the environment of the tests. Cargo has built them before it runs all
-/// tests; not before it runs only some.
+/// Returns the command that runs an example, without environment variables of the tests. Cargo
+/// builds the examples before it runs all tests, but not before it runs only some.
 pub fn example(name: &str) -> Command {
     let own = std::env::current_exe().unwrap();
     let built = own.parent().and_then(|deps| deps.parent()).unwrap();
@@ -207,7 +210,7 @@ pub fn example(name: &str) -> Command {
     example
 }
 
-/// Somewhere that clients can meet: the same tests run on every store.
+/// A store on which tests run. The same tests run on every kind of store.
 pub enum Stand {
     Embedded(Embedded),
     Server(&'static Server),
@@ -233,7 +236,7 @@ impl Stand {
         Stand::Cluster(shared_cluster())
     }
 
-    /// TLS both ways, and a user who may do as little as possible.
+    /// TLS with client certificates, and a user with minimal permissions.
     pub fn secured() -> Stand {
         Stand::Secured(Secured::shared())
     }
@@ -242,13 +245,14 @@ impl Stand {
         self.client_with(Client::builder()).await
     }
 
-    /// A client that hears of what it waits for or fails: looking by itself would come far too late.
+    /// Creates a client whose waiters must be woken by messages: their periodic retry would come
+    /// far too late.
     pub async fn patient(&self) -> Client {
         self.client_with(Client::builder().watchdog(10 * LONG))
             .await
     }
 
-    /// What stands before all names here.
+    /// Returns the prefix of all names on this store.
     pub fn prefix(&self) -> &'static str {
         match self {
             Stand::Secured(_) => secured::PREFIX,
@@ -256,7 +260,7 @@ impl Stand {
         }
     }
 
-    /// A client that puts something before all names, behind that.
+    /// Creates a client with an additional prefix after that of the store.
     pub async fn prefixed(&self, prefix: &str) -> Client {
         match self {
             Stand::Secured(secured) => secured.client(Client::builder(), prefix).await,
@@ -277,7 +281,7 @@ impl Stand {
     }
 }
 
-/// Runs a test of threads on every store.
+/// Runs a test of the blocking API on every store.
 pub fn on_every_store(test: impl Fn(&dyn Fn() -> redlatch::blocking::Client)) {
     use redlatch::blocking::Client;
     let store = Embedded::new();
@@ -294,13 +298,13 @@ pub fn on_every_store(test: impl Fn(&dyn Fn() -> redlatch::blocking::Client)) {
     test(&|| Client::with(settings(), &secured.server.url()).unwrap());
 }
 
-/// Of one server, for what has nothing to do with response timeouts.
+/// Creates a client of one server, for tests that do not depend on the response timeout.
 pub async fn client(server: &Server) -> Client {
     let settings = Client::builder().response_timeout(LONG);
     settings.connect(&server.url()).await.unwrap()
 }
 
-/// Calls a macro for each store, with its name in front of what else there is.
+/// Calls a macro for each store, with the store's name before the other arguments.
 #[macro_export]
 macro_rules! for_each_store {
     ($macro:ident! $($rest:tt)*) => {
@@ -312,7 +316,7 @@ macro_rules! for_each_store {
     };
 }
 
-/// Makes a test on every store out of each async function of the name.
+/// Turns each of the named async functions into one test per store.
 #[macro_export]
 macro_rules! on_every_store {
     ($($name:ident,)*) => {
@@ -320,7 +324,7 @@ macro_rules! on_every_store {
     };
 }
 
-/// The same on one store.
+/// Turns each of the named async functions into a test on one store.
 #[macro_export]
 macro_rules! on_store {
     ($store:ident $($name:ident,)*) => {

@@ -1,4 +1,5 @@
-//! A server as docs/security.md has it: TLS both ways, and a user with the rules that stand there.
+//! A server as docs/security.md describes it: TLS with client certificates, and a user with the
+//! documented ACL rules.
 
 use std::sync::OnceLock;
 
@@ -9,20 +10,20 @@ use super::LONG;
 
 const DOCS: &str = include_str!("../../../../docs/security.md");
 
-/// The prefix that the rules are for.
+/// The prefix to which the rules apply.
 pub const PREFIX: &str = "app:";
 
-/// The rules in the docs. The word `user` is left out.
+/// The documented ACL rules, without the word `user`.
 pub struct Rules {
-    /// A client's.
+    /// Rules of a client.
     pub app: &'static str,
-    /// Those besides for names with a tag of their own.
+    /// Additional rules for names with their own hash tag.
     pub tagged: &'static str,
-    /// Those besides in a cluster.
+    /// Additional rules in a cluster.
     pub cluster: &'static str,
-    /// A client's at sentinels.
+    /// Rules of a client at sentinels.
     pub sentinel: &'static str,
-    /// Of somebody who only looks.
+    /// Rules of a read-only operator.
     pub operator: &'static str,
 }
 
@@ -44,7 +45,7 @@ pub fn rules() -> Rules {
     }
 }
 
-/// Name and password of the user whose rules these are.
+/// Returns the name and password of the user with these rules.
 pub fn login(rules: &str) -> (&str, &str) {
     let mut words = rules.split(' ');
     let name = words.next().expect("a name");
@@ -58,7 +59,7 @@ pub struct Secured {
 }
 
 impl Secured {
-    /// With the rules for both sorts of name.
+    /// Returns the shared server, whose user has the rules for both kinds of name.
     pub fn shared() -> &'static Secured {
         static SHARED: OnceLock<Secured> = OnceLock::new();
         SHARED.get_or_init(|| {
@@ -73,7 +74,7 @@ impl Secured {
         Secured { server, identity }
     }
 
-    /// For a user who has these rules.
+    /// Adds the credentials of the user with these rules.
     pub fn settings_of(&self, rules: &str, settings: ClientBuilder) -> ClientBuilder {
         let (name, password) = login(rules);
         let Identity { cert, key } = self.identity.clone();
@@ -84,7 +85,7 @@ impl Secured {
             .password(password)
     }
 
-    /// With what stands before all names of the user.
+    /// Adds the credentials of the client user, and the prefix of all its names.
     pub fn settings(&self, settings: ClientBuilder, prefix: &str) -> ClientBuilder {
         let settings = self.settings_of(rules().app, settings);
         settings.prefix(format!("{PREFIX}{prefix}"))

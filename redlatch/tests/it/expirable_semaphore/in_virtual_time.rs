@@ -1,4 +1,4 @@
-//! In virtual time: leases and their ends.
+//! Tests in virtual time: leases and their expiry.
 
 use super::*;
 
@@ -9,7 +9,7 @@ fn clients() -> (Client, Client) {
 }
 
 #[tokio::test(start_paused = true)]
-async fn the_watchdog_keeps_permits_for_as_long_as_they_are_held() {
+async fn watchdog_renews_permits_while_they_are_held() {
     let (client, other) = clients();
     let semaphore = with_permits(&client, "kept", 3).await;
     let theirs = other.expirable_semaphore(semaphore.name());
@@ -19,7 +19,7 @@ async fn the_watchdog_keeps_permits_for_as_long_as_they_are_held() {
         assert!(two.is_valid());
         assert_eq!(counts(&theirs).await, (1, 2, 3));
         for id in two.ids() {
-            // Renewed every third of 30 s: never less than two thirds remain.
+            // Renewed after every third of 30 s: at least two thirds always remain.
             assert!(theirs.lease_of(id).await.unwrap().unwrap() >= 19 * SECOND);
         }
     }
@@ -30,7 +30,7 @@ async fn the_watchdog_keeps_permits_for_as_long_as_they_are_held() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_fixed_lease_ends_on_time_and_the_guard_knows() {
+async fn fixed_lease_ends_on_time_and_guard_notices() {
     let (client, other) = clients();
     let semaphore = with_permits(&client, "fixed", 1).await;
     let permit = semaphore.acquire().lease(10 * SECOND).await.unwrap();
@@ -47,10 +47,10 @@ async fn a_fixed_lease_ends_on_time_and_the_guard_knows() {
     next.release().await.unwrap();
 }
 
-/// One message tells of several permits: each local waiter asks as soon as the one before it was
+/// One message announces several permits: each local waiter asks as soon as the previous one was
 /// served.
 #[tokio::test(start_paused = true)]
-async fn permits_that_come_back_together_serve_all_who_wait() {
+async fn permits_released_together_serve_all_waiters() {
     let (client, other) = clients();
     let semaphore = with_permits(&client, "together", 5).await;
     let ids = semaphore.acquire_many(5).lease(HOUR).await.unwrap();
@@ -70,7 +70,7 @@ async fn permits_that_come_back_together_serve_all_who_wait() {
     assert_eq!(counts(&theirs).await, (0, 5, 5));
 }
 
-/// Nothing is published when a permit silently expires: the timer has to know.
+/// No message is published when a permit expires, so the waiter needs a timer.
 #[tokio::test(start_paused = true)]
 async fn a_waiter_for_two_is_served_when_the_second_permit_expires() {
     let (client, other) = clients();
@@ -92,7 +92,7 @@ async fn a_waiter_for_two_is_served_when_the_second_permit_expires() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn an_end_that_comes_nearer_is_noticed_by_who_waits() {
+async fn waiter_notices_shortened_lease() {
     let (client, other) = clients();
     let semaphore = with_permits(&client, "nearer", 1).await;
     let id = semaphore
@@ -110,7 +110,7 @@ async fn an_end_that_comes_nearer_is_noticed_by_who_waits() {
     let permit = waiter.await.unwrap().unwrap();
     let waited = begun.elapsed();
     assert!(waited >= 10 * SECOND && waited < 11 * SECOND, "{waited:?}");
-    // And one that goes farther too.
+    // The same for an end that moves further away.
     let id = permit.into_ids().unwrap()[0];
     assert!(semaphore.update_lease(id, 3 * HOUR).await.unwrap());
     sleep(2 * HOUR).await;
@@ -119,9 +119,9 @@ async fn an_end_that_comes_nearer_is_noticed_by_who_waits() {
     assert_eq!(counts(&theirs).await, (1, 0, 1));
 }
 
-/// F1: nothing that has left its guard is renewed, and nothing that was released.
+/// F1: no permit is renewed after it has left its guard or was released.
 #[tokio::test(start_paused = true)]
-async fn after_the_guard_nothing_is_renewed() {
+async fn permits_without_guard_are_not_renewed() {
     let (client, _) = clients();
     let semaphore = with_permits(&client, "f1", 1).await;
     let permit = semaphore.acquire().await.unwrap();
@@ -140,9 +140,9 @@ async fn after_the_guard_nothing_is_renewed() {
     assert_eq!(semaphore.lease_of(id).await.unwrap(), None);
 }
 
-/// A guard never believes longer than the store keeps, to the microsecond.
+/// A guard never considers its permit valid for longer than the store does, to the microsecond.
 #[tokio::test(start_paused = true)]
-async fn a_lease_is_never_a_part_of_a_millisecond_too_short() {
+async fn lease_is_never_too_short_by_a_fraction_of_a_millisecond() {
     let (client, other) = clients();
     let semaphore = with_permits(&client, "rounding", 1).await;
     let theirs = other.expirable_semaphore(semaphore.name());

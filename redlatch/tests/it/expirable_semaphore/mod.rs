@@ -1,4 +1,4 @@
-//! The expirable semaphore: permits with ids and leases, on every store.
+//! Tests of the expirable semaphore on every store: permits with ids and leases.
 
 mod in_virtual_time;
 mod on_a_server;
@@ -25,36 +25,36 @@ const SECOND: Duration = Duration::from_secs(1);
 const BRIEF: Duration = Duration::from_millis(300);
 
 on_every_store! {
-    permits_are_taken_and_given_back,
-    many_are_taken_at_once_or_none,
+    permits_are_acquired_and_released,
+    many_permits_are_acquired_all_or_none,
     a_semaphore_that_was_never_set_has_no_permits,
     permits_are_set_once,
-    an_exhausted_semaphore_is_not_set_over,
-    permits_are_set_while_some_are_out,
-    permits_are_added_and_taken_away,
-    a_waiter_is_woken_by_a_release_by_id,
-    a_waiter_for_many_gets_them_as_soon_as_they_are_free,
-    who_waits_is_woken_when_permits_are_set_or_added,
+    exhausted_semaphore_is_not_set_again,
+    permits_can_be_set_while_some_are_acquired,
+    permits_can_be_added_and_removed,
+    release_by_id_wakes_waiter,
+    waiter_for_many_permits_is_served_once_they_are_free,
+    setting_or_adding_permits_wakes_waiter,
     ids_are_released_all_or_none,
-    those_ids_that_are_out_are_released,
-    a_permit_that_expired_is_counted_once_and_cannot_be_released,
+    only_acquired_ids_are_released,
+    expired_permit_is_counted_once_and_cannot_be_released,
     a_lease_is_updated,
-    a_lease_can_be_looked_at,
-    a_guard_learns_that_one_of_its_permits_was_released,
-    all_are_taken_back_by_force,
-    permits_leave_their_guard,
-    dropped_guards_give_back_and_wake,
+    lease_can_be_inspected,
+    guard_learns_that_a_permit_was_released,
+    all_permits_can_be_revoked,
+    permits_can_leave_their_guard,
+    dropped_guards_release_and_wake,
     waiters_of_one_client_are_served_in_order,
-    no_more_are_out_than_there_are,
+    acquired_permits_never_exceed_total,
     counts_are_exact_after_every_step,
-    work_runs_with_a_permit,
+    run_executes_with_a_permit,
     a_deleted_semaphore_is_gone,
-    what_cannot_be_asked_for_is_refused,
+    invalid_requests_are_rejected,
     prefixes_keep_clients_apart,
-    nothing_is_kept_account_of_in_the_end,
-    cancelled_acquisitions_leave_nothing_behind,
-    cancelled_waiting_leaves_nothing_behind,
-    cancelled_releases_are_done,
+    no_state_remains_after_release,
+    canceled_acquisitions_leave_nothing_behind,
+    canceled_waiting_leaves_nothing_behind,
+    canceled_releases_complete,
 }
 
 async fn with_permits(client: &Client, name: &str, permits: u32) -> ExpirableSemaphore {
@@ -63,7 +63,7 @@ async fn with_permits(client: &Client, name: &str, permits: u32) -> ExpirableSem
     semaphore
 }
 
-/// Available, out, in all.
+/// Returns the numbers of available, acquired and total permits.
 async fn counts(semaphore: &ExpirableSemaphore) -> (i64, i64, i64) {
     (
         semaphore.available().await.unwrap(),
@@ -76,7 +76,7 @@ fn is_lost<T: std::fmt::Debug>(result: &Result<T, Error>) -> bool {
     matches!(result, Err(Error::Lost { .. }))
 }
 
-async fn permits_are_taken_and_given_back(stand: Stand) {
+async fn permits_are_acquired_and_released(stand: Stand) {
     let client = stand.client().await;
     let semaphore = with_permits(&client, "take", 2).await;
     let one = semaphore.acquire().await.unwrap();
@@ -112,7 +112,7 @@ async fn permits_are_taken_and_given_back(stand: Stand) {
     assert_eq!(counts(&semaphore).await, (2, 0, 2));
 }
 
-async fn many_are_taken_at_once_or_none(stand: Stand) {
+async fn many_permits_are_acquired_all_or_none(stand: Stand) {
     let client = stand.client().await;
     let semaphore = with_permits(&client, "many", 10).await;
     let six = semaphore.acquire_many(6).await.unwrap();
@@ -140,7 +140,7 @@ async fn a_semaphore_that_was_never_set_has_no_permits(stand: Stand) {
     assert_eq!(semaphore.lease_of(nobodys).await.unwrap(), None);
     assert!(!semaphore.force_release().await.unwrap());
     assert!(!semaphore.delete().await.unwrap());
-    // None of this has set any.
+    // None of these calls has set the number of permits.
     assert!(semaphore.try_set_permits(0).await.unwrap());
     assert!(!semaphore.try_set_permits(1).await.unwrap());
 }
@@ -152,8 +152,8 @@ async fn permits_are_set_once(stand: Stand) {
     assert_eq!(counts(&semaphore).await, (10, 0, 10));
 }
 
-/// F22: all permits are out, so none is left; that is not the same as none set.
-async fn an_exhausted_semaphore_is_not_set_over(stand: Stand) {
+/// F22: all permits are acquired, so the stored number is zero. The semaphore still counts as set.
+async fn exhausted_semaphore_is_not_set_again(stand: Stand) {
     let client = stand.client().await;
     let semaphore = with_permits(&client, "exhausted", 2).await;
     let both = semaphore.acquire_many(2).await.unwrap();
@@ -163,7 +163,7 @@ async fn an_exhausted_semaphore_is_not_set_over(stand: Stand) {
     assert_eq!(counts(&semaphore).await, (2, 0, 2));
 }
 
-async fn permits_are_set_while_some_are_out(stand: Stand) {
+async fn permits_can_be_set_while_some_are_acquired(stand: Stand) {
     let client = stand.client().await;
     let semaphore = client.expirable_semaphore(&unique("set"));
     semaphore.set_permits(10).await.unwrap();
@@ -184,14 +184,14 @@ async fn permits_are_set_while_some_are_out(stand: Stand) {
     assert_eq!(counts(&semaphore).await, (2, 0, 2));
 }
 
-async fn permits_are_added_and_taken_away(stand: Stand) {
+async fn permits_can_be_added_and_removed(stand: Stand) {
     let client = stand.client().await;
     let semaphore = with_permits(&client, "add", 10).await;
     for (more, available) in [(5, 15), (0, 15), (-10, 5), (-10, -5), (6, 1)] {
         semaphore.add_permits(more).await.unwrap();
         assert_eq!(semaphore.available().await.unwrap(), available);
     }
-    // Where Redisson could not count any more.
+    // Exceeds the numbers that Redisson can count.
     let refused = semaphore.add_permits(i32::MAX).await;
     assert!(
         matches!(refused, Err(Error::InvalidCount { .. })),
@@ -204,7 +204,7 @@ async fn permits_are_added_and_taken_away(stand: Stand) {
     assert!(semaphore.add_permits(-1).await.is_err());
 }
 
-async fn a_waiter_is_woken_by_a_release_by_id(stand: Stand) {
+async fn release_by_id_wakes_waiter(stand: Stand) {
     let (client, other) = (stand.client().await, stand.client().await);
     let semaphore = with_permits(&client, "woken", 1).await;
     let ids = semaphore
@@ -224,8 +224,8 @@ async fn a_waiter_is_woken_by_a_release_by_id(stand: Stand) {
     permit.release().await.unwrap();
 }
 
-/// F21. Other clients, long leases: nothing but the releases can wake it.
-async fn a_waiter_for_many_gets_them_as_soon_as_they_are_free(stand: Stand) {
+/// F21. The holders are other clients with long leases, so only the releases can wake the waiter.
+async fn waiter_for_many_permits_is_served_once_they_are_free(stand: Stand) {
     let (client, other) = (stand.client().await, stand.client().await);
     let semaphore = with_permits(&client, "f21", 5).await;
     let mut held = Vec::new();
@@ -246,7 +246,7 @@ async fn a_waiter_for_many_gets_them_as_soon_as_they_are_free(stand: Stand) {
     assert_eq!(counts(&semaphore).await, (0, 5, 5));
 }
 
-async fn who_waits_is_woken_when_permits_are_set_or_added(stand: Stand) {
+async fn setting_or_adding_permits_wakes_waiter(stand: Stand) {
     let (client, other) = (stand.client().await, stand.client().await);
     let semaphore = client.expirable_semaphore(&unique("grow"));
     let theirs = other.expirable_semaphore(semaphore.name());
@@ -270,10 +270,10 @@ async fn ids_are_released_all_or_none(stand: Stand) {
     let ids = semaphore.acquire_many(6).await.unwrap().into_ids().unwrap();
     semaphore.release_many(&ids[..4]).await.unwrap();
     assert_eq!(counts(&semaphore).await, (8, 2, 10));
-    // Some are out, some no longer.
+    // Some of these permits are acquired, others are not any more.
     assert!(is_lost(&semaphore.release_many(&ids).await));
     assert_eq!(counts(&semaphore).await, (8, 2, 10));
-    // Named twice is released once.
+    // An id that is listed twice is released once.
     semaphore
         .release_many(&[ids[4], ids[5], ids[4]])
         .await
@@ -285,7 +285,7 @@ async fn ids_are_released_all_or_none(stand: Stand) {
     assert_eq!(counts(&semaphore).await, (10, 0, 10));
 }
 
-async fn those_ids_that_are_out_are_released(stand: Stand) {
+async fn only_acquired_ids_are_released(stand: Stand) {
     let client = stand.client().await;
     let semaphore = with_permits(&client, "some", 10).await;
     let ids = semaphore.acquire_many(6).await.unwrap().into_ids().unwrap();
@@ -297,7 +297,7 @@ async fn those_ids_that_are_out_are_released(stand: Stand) {
 }
 
 /// F22.
-async fn a_permit_that_expired_is_counted_once_and_cannot_be_released(stand: Stand) {
+async fn expired_permit_is_counted_once_and_cannot_be_released(stand: Stand) {
     let client = stand.client().await;
     let semaphore = with_permits(&client, "expired", 10).await;
     let ids = semaphore.acquire_many(3).await.unwrap();
@@ -333,7 +333,7 @@ async fn a_lease_is_updated(stand: Stand) {
     assert!(semaphore.lease_of(id).await.unwrap().unwrap() > 9 * LONG);
     assert!(semaphore.update_lease(id, MAX_LEASE).await.unwrap());
     assert!(semaphore.lease_of(id).await.unwrap().unwrap() > MAX_LEASE - LONG);
-    // Who waits is told that the end has come nearer.
+    // The waiter is notified that the end is now earlier.
     let theirs = other.expirable_semaphore(semaphore.name());
     let waiter = tokio::spawn(theirs.acquire().into_future());
     until("it waits", || async { other.status().subscriptions == 1 }).await;
@@ -344,13 +344,13 @@ async fn a_lease_is_updated(stand: Stand) {
     permit.release().await.unwrap();
 }
 
-async fn a_lease_can_be_looked_at(stand: Stand) {
+async fn lease_can_be_inspected(stand: Stand) {
     let client = stand.client().await;
     let semaphore = with_permits(&client, "lease", 2).await;
     let renewed = semaphore.acquire().await.unwrap();
     let left = semaphore.lease_of(renewed.ids()[0]).await.unwrap().unwrap();
     assert!(left > SECOND && left <= Duration::from_secs(30), "{left:?}");
-    // What the guard believes is never more than what is so.
+    // The guard's remaining time never exceeds the store's.
     let fixed = semaphore.acquire().lease(LONG).await.unwrap();
     let believed = fixed.valid_for();
     let left = semaphore.lease_of(fixed.ids()[0]).await.unwrap().unwrap();
@@ -359,7 +359,7 @@ async fn a_lease_can_be_looked_at(stand: Stand) {
     renewed.release().await.unwrap();
 }
 
-async fn a_guard_learns_that_one_of_its_permits_was_released(stand: Stand) {
+async fn guard_learns_that_a_permit_was_released(stand: Stand) {
     let settings = Client::builder().watchdog(WATCHDOG);
     let (client, other) = (stand.client_with(settings).await, stand.client().await);
     let semaphore = with_permits(&client, "taken", 3).await;
@@ -382,7 +382,7 @@ async fn a_guard_learns_that_one_of_its_permits_was_released(stand: Stand) {
     assert_eq!(counts(&semaphore).await, (3, 0, 3));
 }
 
-async fn all_are_taken_back_by_force(stand: Stand) {
+async fn all_permits_can_be_revoked(stand: Stand) {
     let settings = Client::builder().watchdog(WATCHDOG);
     let (client, other) = (stand.client_with(settings).await, stand.client().await);
     let semaphore = with_permits(&client, "force", 2).await;
@@ -404,7 +404,7 @@ async fn all_are_taken_back_by_force(stand: Stand) {
     assert_eq!(counts(&semaphore).await, (2, 0, 2));
 }
 
-async fn permits_leave_their_guard(stand: Stand) {
+async fn permits_can_leave_their_guard(stand: Stand) {
     let settings = Client::builder().watchdog(WATCHDOG);
     let (client, other) = (stand.client_with(settings).await, stand.client().await);
     let semaphore = with_permits(&client, "leave", 2).await;
@@ -418,7 +418,7 @@ async fn permits_leave_their_guard(stand: Stand) {
     client.settled().await;
     assert_eq!(client.status().holds, 0);
     assert_eq!(counts(&semaphore).await, (1, 1, 2), "not given back");
-    // As another process would, which was told the id as a text.
+    // Another process would receive the id as text.
     let told: PermitId = ids[0].to_string().parse().unwrap();
     other
         .expirable_semaphore(semaphore.name())
@@ -427,7 +427,7 @@ async fn permits_leave_their_guard(stand: Stand) {
         .unwrap();
     assert_eq!(counts(&semaphore).await, (2, 0, 2));
 
-    // Not renewed any more.
+    // No longer renewed.
     let ids = semaphore.acquire().await.unwrap().into_ids().unwrap();
     let gone = || async { semaphore.lease_of(ids[0]).await.unwrap().is_none() };
     until("its lease ends", gone).await;
@@ -440,7 +440,7 @@ async fn permits_leave_their_guard(stand: Stand) {
     assert_eq!(client.status().holds, 0);
 }
 
-async fn dropped_guards_give_back_and_wake(stand: Stand) {
+async fn dropped_guards_release_and_wake(stand: Stand) {
     let client = stand.client().await;
     let semaphore = with_permits(&client, "drop", 2).await;
     let both = semaphore.acquire_many(2).lease(10 * LONG).await.unwrap();
@@ -452,7 +452,7 @@ async fn dropped_guards_give_back_and_wake(stand: Stand) {
     assert_eq!(counts(&semaphore).await, (2, 0, 2));
 }
 
-/// Also who wants one permit does not overtake who wants three.
+/// A waiter for one permit does not overtake a waiter for three either.
 async fn waiters_of_one_client_are_served_in_order(stand: Stand) {
     let (client, other) = (stand.client().await, stand.client().await);
     let semaphore = with_permits(&client, "order", 3).await;
@@ -466,7 +466,7 @@ async fn waiters_of_one_client_are_served_in_order(stand: Stand) {
     for n in 0..30u32 {
         let permits = if n % 3 == 0 { 3 } else { 1 };
         let mut waiting = semaphore.acquire_many(permits).into_future();
-        // Polled here, so that they stand in line in this order.
+        // Polled here, so that they queue in this order.
         {
             let in_line = until("in line", || async { client.status().subscriptions == 1 });
             tokio::select! {
@@ -489,7 +489,7 @@ async fn waiters_of_one_client_are_served_in_order(stand: Stand) {
         soon("served", waiter).await.unwrap();
     }
     let order = order.lock().unwrap().clone();
-    // Two that want one permit each may have them at the same time, in whatever order.
+    // Two waiters for one permit each may be served at the same time, in any order.
     let rounds: Vec<_> = order
         .chunks(3)
         .map(|round| (round[0], round[1].min(round[2])))
@@ -499,8 +499,8 @@ async fn waiters_of_one_client_are_served_in_order(stand: Stand) {
     assert_eq!(counts(&semaphore).await, (3, 0, 3));
 }
 
-async fn no_more_are_out_than_there_are(stand: Stand) {
-    // With leases so long that nobody is served by looking late.
+async fn acquired_permits_never_exceed_total(stand: Stand) {
+    // With leases so long that no waiter is served by its periodic retry.
     let client = || stand.client_with(Client::builder().watchdog(10 * LONG));
     let clients = [client().await, client().await, client().await];
     let name = with_permits(&clients[0], "crowd", 5)
@@ -541,7 +541,7 @@ async fn no_more_are_out_than_there_are(stand: Stand) {
     );
 }
 
-/// F22: a model keeps the books beside the store.
+/// F22: a model counts permits in parallel with the store.
 async fn counts_are_exact_after_every_step(stand: Stand) {
     let client = stand.client().await;
     let semaphore = with_permits(&client, "model", 5).await;
@@ -605,7 +605,7 @@ async fn counts_are_exact_after_every_step(stand: Stand) {
     }
 }
 
-async fn work_runs_with_a_permit(stand: Stand) {
+async fn run_executes_with_a_permit(stand: Stand) {
     let settings = Client::builder().watchdog(WATCHDOG);
     let client = stand.client_with(settings).await;
     let semaphore = with_permits(&client, "run", 1).await;
@@ -640,7 +640,7 @@ async fn a_deleted_semaphore_is_gone(stand: Stand) {
     assert!(semaphore.delete().await.unwrap());
     assert!(!semaphore.delete().await.unwrap());
     assert_eq!(counts(&semaphore).await, (0, 0, 0));
-    // What was out of it is not counted into the next.
+    // Permits acquired from the deleted semaphore do not count in the next one.
     assert!(semaphore.try_set_permits(3).await.unwrap());
     assert!(!semaphore.try_release(ids[0]).await.unwrap());
     soon("told at the next renewal", renewed.lost()).await;
@@ -650,7 +650,7 @@ async fn a_deleted_semaphore_is_gone(stand: Stand) {
     assert!(semaphore.delete().await.unwrap());
 }
 
-async fn what_cannot_be_asked_for_is_refused(stand: Stand) {
+async fn invalid_requests_are_rejected(stand: Stand) {
     let client = stand.client().await;
     let semaphore = with_permits(&client, "bad", 2000).await;
     for n in [0, 1001, u32::MAX] {
@@ -743,7 +743,7 @@ async fn prefixes_keep_clients_apart(stand: Stand) {
     permit.release().await.unwrap();
 }
 
-async fn nothing_is_kept_account_of_in_the_end(stand: Stand) {
+async fn no_state_remains_after_release(stand: Stand) {
     let settings = Client::builder()
         .subscription_linger(Duration::from_millis(10))
         .watchdog(10 * LONG);
@@ -781,7 +781,7 @@ async fn all_is_empty(client: &Client) {
     .await;
 }
 
-async fn cancelled_acquisitions_leave_nothing_behind(stand: Stand) {
+async fn canceled_acquisitions_leave_nothing_behind(stand: Stand) {
     let client = stand.client().await;
     let semaphore = with_permits(&client, "cancel", 4).await;
     dropped_everywhere(async |polls| {
@@ -796,7 +796,7 @@ async fn cancelled_acquisitions_leave_nothing_behind(stand: Stand) {
     .await;
 }
 
-async fn cancelled_waiting_leaves_nothing_behind(stand: Stand) {
+async fn canceled_waiting_leaves_nothing_behind(stand: Stand) {
     let (client, other) = (stand.client().await, stand.client().await);
     let semaphore = with_permits(&client, "cancel-wait", 4).await;
     let theirs = other.expirable_semaphore(semaphore.name());
@@ -815,7 +815,7 @@ async fn cancelled_waiting_leaves_nothing_behind(stand: Stand) {
     .await;
 }
 
-async fn cancelled_releases_are_done(stand: Stand) {
+async fn canceled_releases_complete(stand: Stand) {
     let client = stand.client().await;
     let semaphore = with_permits(&client, "cancel-release", 4).await;
     dropped_everywhere(async |polls| {
@@ -828,7 +828,7 @@ async fn cancelled_releases_are_done(stand: Stand) {
     .await;
 }
 
-/// Whatever is handed out may be moved to and used from any thread, and spawned.
+/// All public types can be moved to and used from any thread, and all futures can be spawned.
 #[test]
 fn everything_is_send_and_sync() {
     fn both<T: Send + Sync>() {}
@@ -846,7 +846,7 @@ fn everything_is_send_and_sync() {
     spawned(async move { semaphore.run(async {}).await });
 }
 
-// For threads.
+// The blocking API.
 
 #[test]
 fn threads_share_permits() {
@@ -863,7 +863,7 @@ fn threads_share_permits() {
         assert!(one.is_valid() && two.valid_for() > SECOND);
         let wait = Duration::from_millis(5);
         assert!(in_time_blocking(|| semaphore.try_acquire_for(wait)).is_none());
-        // The guard may go to another thread.
+        // The guard can move to another thread.
         std::thread::scope(|scope| {
             let waiter = scope.spawn(|| semaphore.acquire());
             scope.spawn(move || one.release().unwrap());

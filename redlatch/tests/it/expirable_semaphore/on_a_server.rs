@@ -1,9 +1,9 @@
-//! On a server: data and messages, lost answers, killed processes.
+//! Tests on a server: data and messages, lost answers, killed processes.
 
 use super::*;
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn the_layout_and_the_messages_are_redissons() {
+async fn layout_and_messages_match_redisson() {
     let server = shared();
     let client = Client::connect(&server.url()).await.unwrap();
     let name = unique("layout");
@@ -57,9 +57,9 @@ async fn the_layout_and_the_messages_are_redissons() {
     assert_eq!(pttl, (-1, 0));
 }
 
-/// Redisson gives permits out without a lease, and takes what we give out back by its id.
+/// Redisson grants permits without a lease, and releases redlatch's permits by their ids.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn permits_without_a_lease_are_understood() {
+async fn permits_without_lease_are_supported() {
     let server = shared();
     let client = Client::connect(&server.url()).await.unwrap();
     let semaphore = with_permits(&client, "for-ever", 1).await;
@@ -76,21 +76,21 @@ async fn permits_without_a_lease_are_understood() {
     assert!(semaphore.try_acquire().await.unwrap().is_none());
     let waiter = tokio::spawn(semaphore.acquire().into_future());
     until("it waits", || async { client.status().subscriptions == 1 }).await;
-    // As somebody would who has never heard of leases.
+    // As a client would that knows no leases.
     let () = server.ask(&["ZREM", &beside, "0123456789abcdef"]);
     let () = server.ask(&["INCR", semaphore.name()]);
     let channel = format!("redisson_sc:{{{}}}", semaphore.name());
-    // Heard once the waiter is subscribed; until then it looks by itself.
+    // The message arrives once the waiter is subscribed; until then the waiter checks by itself.
     let told =
         || async { waiter.is_finished() || server.ask::<i64>(&["PUBLISH", &channel, "1"]) < 0 };
     until("woken", told).await;
     waiter.await.unwrap().unwrap().release().await.unwrap();
 }
 
-/// F22: somebody removed the number, or gave it a time to live, as Redisson's `expire` does. What
-/// was out is not counted into a semaphore that is set anew.
+/// F22: a user deleted the number, or gave it a time to live, as Redisson's `expire` does. Permits
+/// acquired before do not count in a semaphore that is set anew.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn what_was_out_of_a_semaphore_that_is_gone_is_not_counted() {
+async fn permits_of_a_deleted_semaphore_are_not_counted() {
     let server = shared();
     let client = Client::connect(&server.url()).await.unwrap();
     let semaphore = with_permits(&client, "gone", 3).await;
@@ -111,9 +111,9 @@ async fn what_was_out_of_a_semaphore_that_is_gone_is_not_counted() {
     }
 }
 
-/// Without a semaphore, whatever is asked changes nothing: what is beside its key may be somebody's.
+/// Without a semaphore, no request changes anything: the auxiliary key may hold foreign data.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn looking_deletes_nothing() {
+async fn inspecting_deletes_nothing() {
     let server = shared();
     let client = Client::connect(&server.url()).await.unwrap();
     let semaphore = client.expirable_semaphore(&unique("looking"));
@@ -136,9 +136,9 @@ async fn looking_deletes_nothing() {
     assert_eq!(server.ask::<i64>(&["EXISTS", semaphore.name()]), 0);
 }
 
-/// Whoever may not publish changes nothing: who waits would not hear of it.
+/// A client without permission to publish changes nothing, because waiters would not be notified.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn what_cannot_be_told_is_not_done() {
+async fn without_publish_permission_nothing_changes() {
     let server = Server::start();
     let mut rights = vec!["ACL", "SETUSER", "mute", "on", ">pw", "~*", "+@all"];
     rights.push("resetchannels");
@@ -163,7 +163,7 @@ async fn what_cannot_be_told_is_not_done() {
     assert_eq!(counts(&seen).await, (2, 1, 3));
     let left = seen.lease_of(ids[0]).await.unwrap().unwrap();
     assert!(left + 10 * SECOND > before, "{left:?} of {before:?}");
-    // Nor is a permit given back whose time has come.
+    // An expired permit is not released either.
     seen.update_lease(ids[0], Duration::from_millis(1))
         .await
         .unwrap();
@@ -173,9 +173,9 @@ async fn what_cannot_be_told_is_not_done() {
     assert_eq!(counts(&seen).await, (3, 0, 3));
 }
 
-/// A server without memory left keeps what is held: renewing and giving back need none.
+/// A server that is out of memory keeps all permits: renewing and releasing need no memory.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_full_server_loses_no_permit() {
+async fn server_without_memory_loses_no_permit() {
     let server = Server::start();
     let settings = Client::builder().watchdog(WATCHDOG);
     let client = settings.connect(&server.url()).await.unwrap();
@@ -202,9 +202,9 @@ async fn a_full_server_loses_no_permit() {
     assert_eq!(counts(&semaphore).await, (2, 0, 2));
 }
 
-/// Other data under one of the keys is an error, and stays as it is.
+/// Foreign data under one of the keys causes an error, and stays unchanged.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn foreign_keys_are_left_alone() {
+async fn foreign_keys_stay_unchanged() {
     let server = shared();
     let client = Client::connect(&server.url()).await.unwrap();
     for plant in [
@@ -257,7 +257,7 @@ async fn foreign_keys_are_left_alone() {
     }
 }
 
-/// Every step once, so that the server knows its script.
+/// Runs every step once, so that the server knows its script.
 async fn teach(client: &Client) {
     let semaphore = with_permits(client, "teach", 1).await;
     let permit = semaphore.acquire().await.unwrap();
@@ -270,9 +270,9 @@ async fn teach(client: &Client) {
     semaphore.delete().await.unwrap();
 }
 
-/// F22, F25: a step whose answer is lost is sent again, and has its effect once.
+/// F22, F25: a step whose answer is lost is sent again, and takes effect once.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_lost_answer_counts_nothing_twice() {
+async fn lost_answer_does_not_count_twice() {
     let server = Server::start();
     let proxy = Arc::new(Proxy::to(server.port()));
     let client = Client::builder()
@@ -291,7 +291,7 @@ async fn a_lost_answer_counts_nothing_twice() {
             matches!(unknown, Err(Error::OutcomeUnknown { .. })),
             "{unknown:?}"
         );
-        // (Connected again, so that the next answer is that of the step.)
+        // (This reconnects, so that the next answer is that of the step.)
         assert_eq!(counts(&semaphore).await, (5, 0, 5));
     }
     let set = async { assert!(seen.try_set_permits(5).await.unwrap()) };
@@ -327,7 +327,7 @@ async fn a_lost_answer_counts_nothing_twice() {
         .await
         .unwrap();
     assert_eq!(counts(&seen).await, (4, 1, 5));
-    // One of them is out, so the first try has not released them.
+    // One of these permits is acquired, so the first request has not released them.
     assert!(is_lost(
         &without_the_answer(&proxy, semaphore.release_many(&ids[3..])).await
     ));
@@ -337,13 +337,13 @@ async fn a_lost_answer_counts_nothing_twice() {
         .await
         .unwrap();
     assert_eq!(counts(&seen).await, (6, 1, 7));
-    // This one is not sent again, and says so.
+    // This request is not repeated, and its outcome is reported as unknown.
     let unknown = without_the_answer(&proxy, semaphore.add_permits(2)).await;
     assert!(
         matches!(unknown, Err(Error::OutcomeUnknown { .. })),
         "{unknown:?}"
     );
-    // (Connected again, so that the next answer is that of the step.)
+    // (This reconnects, so that the next answer is that of the step.)
     assert_eq!(counts(&semaphore).await, (8, 1, 9));
     let unknown = without_the_answer(&proxy, semaphore.delete()).await;
     assert!(
@@ -354,7 +354,7 @@ async fn a_lost_answer_counts_nothing_twice() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_server_that_lost_its_scripts_learns_them_again() {
+async fn flushed_scripts_are_loaded_again() {
     let server = Server::start();
     let client = Client::connect(&server.url()).await.unwrap();
     let semaphore = with_permits(&client, "flush", 1).await;
@@ -368,7 +368,7 @@ async fn a_server_that_lost_its_scripts_learns_them_again() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn who_waits_looks_again_when_the_connection_broke() {
+async fn waiter_retries_after_reconnect() {
     let server = Server::start();
     let proxy = Proxy::to(server.port());
     let client = Client::connect(&proxy.url()).await.unwrap();
@@ -379,7 +379,7 @@ async fn who_waits_looks_again_when_the_connection_broke() {
     let waiter = tokio::spawn(theirs.acquire().into_future());
     let subscribed = || async { server.ask::<Vec<String>>(&["PUBSUB", "CHANNELS"]).len() == 1 };
     until("it is subscribed", subscribed).await;
-    // Released while nobody hears it.
+    // Released while the client receives no messages.
     proxy.stall(true);
     held.release().await.unwrap();
     proxy.cut();
@@ -388,7 +388,8 @@ async fn who_waits_looks_again_when_the_connection_broke() {
     permit.release().await.unwrap();
 }
 
-/// What another process runs, in [`a_killed_process_keeps_no_permits`]; by itself it does nothing.
+/// The code that another process runs in [`killed_process_keeps_no_permits`]; run as a test, it
+/// does nothing.
 #[tokio::test]
 async fn another_process() {
     let Ok(url) = std::env::var("REDLATCH_TEST_OF_PERMITS") else {
@@ -405,9 +406,9 @@ async fn another_process() {
     std::future::pending::<()>().await;
 }
 
-/// F20: kill -9. The permits come back when their lease ends, and wake who waits.
+/// F20: kill -9. The permits are free again when their lease ends, and waiters are woken.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_killed_process_keeps_no_permits() {
+async fn killed_process_keeps_no_permits() {
     let server = Server::start();
     let client = Client::connect(&server.url()).await.unwrap();
     let semaphore = client.expirable_semaphore("killed");
@@ -431,10 +432,10 @@ async fn a_killed_process_keeps_no_permits() {
     assert_eq!(counts(&semaphore).await, (3, 0, 3));
 }
 
-/// F2, F27: a server that cannot be reached; the holder learns of it before somebody else can have
-/// its permit.
+/// F2, F27: the server cannot be reached. The holder learns of the loss before another client can
+/// acquire its permit.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn who_is_cut_off_learns_that_the_permit_is_lost() {
+async fn disconnected_holder_learns_that_its_permit_is_lost() {
     let server = Server::start();
     let proxy = Proxy::to(server.port());
     let settings = Client::builder().watchdog(WATCHDOG).response_timeout(SHORT);

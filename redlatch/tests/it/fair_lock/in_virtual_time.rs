@@ -1,4 +1,4 @@
-//! In virtual time: the dead, and hours of waiting.
+//! Tests in virtual time: dead clients, and hours of waiting.
 
 use super::*;
 
@@ -9,9 +9,9 @@ fn two_of(store: &redlatch::Embedded) -> (Client, Client) {
     (client(), client())
 }
 
-/// A holder that is renewed for hours does not cost those who wait their places.
+/// Waiters keep their places in the queue while a holder is renewed for hours.
 #[tokio::test(start_paused = true)]
-async fn places_are_kept_while_the_lock_is_held_for_hours() {
+async fn waiters_keep_their_places_while_lock_is_held_for_hours() {
     let (one, two) = two_of(&redlatch::Embedded::new());
     let lock = one.fair_lock("a").wait_time(20 * SECOND);
     let held = lock.lock().await.unwrap();
@@ -27,22 +27,22 @@ async fn places_are_kept_while_the_lock_is_held_for_hours() {
     let queue = lock.queue().await.unwrap();
     for _ in 0..12 {
         tokio::time::sleep(600 * SECOND).await;
-        // Somebody else asks, who would drop those who were given up.
+        // Another client's attempt would remove waiters that are considered dead.
         assert!(two.fair_lock("a").try_lock().await.unwrap().is_none());
         assert_eq!(lock.queue().await.unwrap(), queue);
     }
     held.unlock().await.unwrap();
     for one in waiting {
         let guard = served(one).await;
-        // Also while they have it for long.
+        // The same while the lock is held for a long time.
         tokio::time::sleep(300 * SECOND).await;
         guard.unlock().await.unwrap();
     }
 }
 
-/// Nobody releases: each turn ends with its lease, and the next one begins just then.
+/// No holder releases: each turn ends with its lease, and the next turn starts at that moment.
 #[tokio::test(start_paused = true)]
-async fn each_turn_begins_when_the_one_before_has_ended() {
+async fn next_turn_starts_when_previous_lease_ends() {
     let (one, two) = two_of(&redlatch::Embedded::new());
     let lock = one.fair_lock("a");
     let begun = tokio::time::Instant::now();
@@ -61,14 +61,15 @@ async fn each_turn_begins_when_the_one_before_has_ended() {
     }
 }
 
-/// F10: a dead holder costs its lease, and each waiter that hangs while it is connected its wait time.
+/// F10: a dead holder costs its lease. Each waiter that hangs while it is connected costs its wait
+/// time.
 #[tokio::test(start_paused = true)]
-async fn waiters_that_hang_cost_their_own_time_and_no_more() {
+async fn hanging_waiter_costs_only_its_own_wait_time() {
     let store = redlatch::Embedded::new();
     let (dying, living) = two_of(&store);
     let lock = living.fair_lock("a").wait_time(30 * SECOND);
     let dead = dying.fair_lock("a").wait_time(5 * SECOND);
-    // A holder that says nothing any more, and two who waited: their queue entries stay behind.
+    // A holder and two waiters that have died: their queue entries remain.
     std::mem::forget(dead.lock().lease(20 * SECOND).await.unwrap());
     let begun = tokio::time::Instant::now();
     for n in 0..2 {
@@ -92,9 +93,10 @@ async fn soon_virtual<T>(work: impl Future<Output = Result<T>>) -> T {
     tokio::time::timeout(limit, work).await.unwrap().unwrap()
 }
 
-/// Turns are short, and then one of them dies: the next one waits for its lease, not for old times.
+/// Turns are short until one holder dies: the next waiter waits for that holder's lease, not for
+/// earlier timeouts.
 #[tokio::test(start_paused = true)]
-async fn a_holder_that_dies_in_a_long_queue_costs_its_lease() {
+async fn dead_holder_costs_its_lease_in_a_long_queue() {
     let (one, two) = two_of(&redlatch::Embedded::new());
     let lock = one.fair_lock("a");
     let lease = 10 * SECOND;

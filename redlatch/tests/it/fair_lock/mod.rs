@@ -1,4 +1,5 @@
-//! The fair lock: first come, first served over all clients, whatever becomes of those who wait.
+//! Tests of the fair lock: first come, first served across all clients, even when waiters give up
+//! or die.
 
 mod in_virtual_time;
 mod on_a_server;
@@ -15,7 +16,7 @@ use crate::common::{LONG, SHORT, Stand, WATCHDOG, assert_lost, in_time, soon, un
 
 type Waiting = JoinHandle<Result<Guard<Fair>>>;
 
-/// Waits until so many are in the queue.
+/// Waits until this many waiters are in the queue.
 async fn queued(lock: &FairLock, waiters: usize) {
     until("in the queue", || async {
         lock.queue().await.unwrap().len() == waiters
@@ -23,7 +24,7 @@ async fn queued(lock: &FairLock, waiters: usize) {
     .await;
 }
 
-/// Waits until those who wait have been told how long, so that only a message can be quicker.
+/// Waits until the waiters know how long to wait, so that only a message can wake them earlier.
 async fn listening(client: &Client, waiters: usize) {
     until("subscribed", || async {
         client.status().subscriptions == waiters
@@ -31,7 +32,7 @@ async fn listening(client: &Client, waiters: usize) {
     .await;
 }
 
-/// Begins to wait, and returns when it has its place in the queue.
+/// Starts a waiter, and returns once it has its place in the queue.
 async fn wait_behind(lock: &FairLock, ahead: usize) -> Waiting {
     let waiting = tokio::spawn(lock.lock().into_future());
     queued(lock, ahead + 1).await;
@@ -42,7 +43,7 @@ async fn served(waiting: Waiting) -> Guard<Fair> {
     soon("it is its turn", waiting).await.unwrap().unwrap()
 }
 
-/// A client whose subscriptions end soon after their last waiter.
+/// Creates a client whose subscriptions end soon after their last waiter.
 async fn member(stand: &Stand) -> Client {
     stand.client_with(quick()).await
 }
@@ -53,7 +54,7 @@ fn quick() -> redlatch::ClientBuilder {
         .response_timeout(LONG)
 }
 
-/// Nothing is left in the store or in the client.
+/// Asserts that nothing is left in the store or in the clients.
 async fn nothing_left(clients: &[&Client], lock: &FairLock) {
     for client in clients {
         soon("settled", client.settled()).await;
@@ -82,29 +83,29 @@ fn keys_left(server: &Server, name: &str) -> usize {
 }
 
 on_every_store! {
-    a_free_lock_is_taken_and_given_back,
-    clients_are_served_in_the_order_in_which_they_came,
-    crowds_of_several_clients_are_served_in_order,
+    free_lock_is_acquired_and_released,
+    clients_are_served_in_arrival_order,
+    many_waiters_of_several_clients_are_served_in_order,
     try_lock_does_not_queue_and_does_not_overtake,
     waiting_with_a_limit_leaves_the_queue,
-    who_gives_up_lets_the_next_one_go,
-    a_dropped_waiter_leaves_the_queue,
-    the_holder_enters_again_past_the_queue,
-    an_owner_that_lost_the_lock_and_enters_again_does_not_queue,
-    a_non_reentrant_fair_lock_refuses_its_owner,
-    force_unlock_calls_the_next_one,
-    the_position_in_the_queue_can_be_read,
-    leases_that_end_unused_are_followed_in_order,
-    an_owner_waits_twice_and_gives_up_once,
-    a_place_in_the_queue_is_given_up_at_every_await_point,
-    settings_that_cannot_be_used_are_refused,
-    it_excludes_the_other_locks_of_the_name,
-    who_waits_without_queueing_is_called_when_nobody_queues,
-    every_holder_is_alone,
-    a_guard_that_lost_its_lock_takes_nothing_from_the_next_one,
+    waiter_that_gives_up_passes_its_turn,
+    dropped_waiter_leaves_the_queue,
+    holder_reenters_without_queueing,
+    reentering_a_lost_lock_does_not_queue,
+    non_reentrant_fair_lock_refuses_its_owner,
+    force_unlock_wakes_the_next_waiter,
+    queue_position_can_be_read,
+    expired_leases_pass_the_lock_in_order,
+    owner_waits_twice_and_gives_up_once,
+    waiter_dropped_at_any_await_point_leaves_the_queue,
+    invalid_settings_are_rejected,
+    fair_lock_excludes_other_locks_of_the_same_name,
+    plain_waiter_is_woken_when_queue_is_empty,
+    holders_are_exclusive,
+    lost_guard_does_not_release_the_next_hold,
 }
 
-async fn a_free_lock_is_taken_and_given_back(stand: Stand) {
+async fn free_lock_is_acquired_and_released(stand: Stand) {
     let client = member(&stand).await;
     let lock = client.fair_lock(&unique("fair"));
     assert!(!lock.is_locked().await.unwrap());
@@ -124,7 +125,7 @@ async fn a_free_lock_is_taken_and_given_back(stand: Stand) {
     nothing_left(&[&client], &lock).await;
 }
 
-async fn clients_are_served_in_the_order_in_which_they_came(stand: Stand) {
+async fn clients_are_served_in_arrival_order(stand: Stand) {
     const WAITERS: usize = 30;
     let mut clients = Vec::new();
     for _ in 0..3 {
@@ -152,8 +153,9 @@ async fn clients_are_served_in_the_order_in_which_they_came(stand: Stand) {
     nothing_left(&clients.iter().collect::<Vec<_>>(), &lock).await;
 }
 
-/// F9: nobody is left behind, the order is that of the queue, and the timeouts go with it.
-async fn crowds_of_several_clients_are_served_in_order(stand: Stand) {
+/// F9: no waiter is left behind, waiters are served in queue order, and their timeouts are in the
+/// same order.
+async fn many_waiters_of_several_clients_are_served_in_order(stand: Stand) {
     const EACH: usize = 125;
     let mut clients = Vec::new();
     for _ in 0..4 {
@@ -198,7 +200,7 @@ async fn try_lock_does_not_queue_and_does_not_overtake(stand: Stand) {
     two.settled().await;
     assert!(lock.queue().await.unwrap().is_empty(), "it does not queue");
 
-    // Somebody waits who does not look at its message yet.
+    // Starts a waiter that does not process its message yet.
     let mut next = Box::pin(one.fair_lock(&name).lock().into_future());
     {
         let until_queued = queued(&lock, 1);
@@ -207,7 +209,8 @@ async fn try_lock_does_not_queue_and_does_not_overtake(stand: Stand) {
             () = until_queued => {}
         }
     }
-    // Nor is it about to ask once more: what it has sent is answered before this is.
+    // The waiter has no further request in flight: everything that it has sent is answered before
+    // this attempt.
     assert!(one.fair_lock(&name).try_lock().await.unwrap().is_none());
     held.unlock().await.unwrap();
     assert!(!lock.is_locked().await.unwrap());
@@ -244,12 +247,12 @@ async fn waiting_with_a_limit_leaves_the_queue(stand: Stand) {
     nothing_left(&[&client], &lock).await;
 }
 
-async fn who_gives_up_lets_the_next_one_go(stand: Stand) {
+async fn waiter_that_gives_up_passes_its_turn(stand: Stand) {
     let (one, two) = (member(&stand).await, member(&stand).await);
     let name = unique("give-up");
     let (lock, other) = (one.fair_lock(&name), two.fair_lock(&name));
     for give_up_first in [true, false] {
-        // Ten hours: a call that does not come is not made up for by the end of the lease.
+        // Ten hours, so that the end of the lease cannot replace a missing wake-up message.
         let held = lock.lock().lease(600 * LONG).await.unwrap();
         let mut head = Box::pin(lock.lock().into_future());
         tokio::select! {
@@ -264,7 +267,8 @@ async fn who_gives_up_lets_the_next_one_go(stand: Stand) {
             assert_eq!(lock.queue().await.unwrap().len(), 1);
             held.unlock().await.unwrap();
         } else {
-            // It is called, and gives up before it has asked: the call is passed on.
+            // The waiter is notified, and gives up before it asks: the notification passes to the
+            // next waiter.
             held.unlock().await.unwrap();
             assert!(!lock.is_locked().await.unwrap());
             drop(head);
@@ -274,7 +278,7 @@ async fn who_gives_up_lets_the_next_one_go(stand: Stand) {
     }
 }
 
-async fn a_dropped_waiter_leaves_the_queue(stand: Stand) {
+async fn dropped_waiter_leaves_the_queue(stand: Stand) {
     let client = member(&stand).await;
     let lock = client.fair_lock(&unique("dropped"));
     let held = lock.lock().await.unwrap();
@@ -295,7 +299,7 @@ async fn a_dropped_waiter_leaves_the_queue(stand: Stand) {
     nothing_left(&[&client], &lock).await;
 }
 
-async fn the_holder_enters_again_past_the_queue(stand: Stand) {
+async fn holder_reenters_without_queueing(stand: Stand) {
     let client = member(&stand).await;
     let lock = client.fair_lock(&unique("again"));
     let me = Owner::new();
@@ -319,7 +323,7 @@ async fn the_holder_enters_again_past_the_queue(stand: Stand) {
     nothing_left(&[&client], &lock).await;
 }
 
-async fn an_owner_that_lost_the_lock_and_enters_again_does_not_queue(stand: Stand) {
+async fn reentering_a_lost_lock_does_not_queue(stand: Stand) {
     let (client, other) = (member(&stand).await, member(&stand).await);
     let name = unique("lost");
     let lock = client.fair_lock(&name);
@@ -334,7 +338,7 @@ async fn an_owner_that_lost_the_lock_and_enters_again_does_not_queue(stand: Stan
     nothing_left(&[&client, &other], &lock).await;
 }
 
-async fn a_non_reentrant_fair_lock_refuses_its_owner(stand: Stand) {
+async fn non_reentrant_fair_lock_refuses_its_owner(stand: Stand) {
     let client = member(&stand).await;
     let lock = client.fair_lock(&unique("once")).non_reentrant();
     let me = Owner::new();
@@ -355,7 +359,7 @@ async fn a_non_reentrant_fair_lock_refuses_its_owner(stand: Stand) {
     nothing_left(&[&client], &lock).await;
 }
 
-async fn force_unlock_calls_the_next_one(stand: Stand) {
+async fn force_unlock_wakes_the_next_waiter(stand: Stand) {
     let settings = quick().watchdog(WATCHDOG);
     let (holder, other) = (stand.client_with(settings).await, member(&stand).await);
     let name = unique("force");
@@ -377,7 +381,7 @@ async fn force_unlock_calls_the_next_one(stand: Stand) {
     nothing_left(&[&holder, &other], &lock).await;
 }
 
-async fn the_position_in_the_queue_can_be_read(stand: Stand) {
+async fn queue_position_can_be_read(stand: Stand) {
     let (one, two) = (member(&stand).await, member(&stand).await);
     let name = unique("position");
     let lock = one.fair_lock(&name);
@@ -404,10 +408,11 @@ async fn the_position_in_the_queue_can_be_read(stand: Stand) {
     nothing_left(&[&one, &two], &lock).await;
 }
 
-/// Nobody releases: each turn ends with its lease, and the next one knows when that is.
-async fn leases_that_end_unused_are_followed_in_order(stand: Stand) {
+/// No holder releases: each turn ends with its lease, and the next waiter knows when that is.
+async fn expired_leases_pass_the_lock_in_order(stand: Stand) {
     let begun = std::time::Instant::now();
-    // Whoever stood still for a whole turn cannot tell when its own was.
+    // A process that paused for a whole turn cannot tell when its own turn was, so the test is
+    // repeated.
     while !leases_end_in_order(&stand).await {
         assert!(
             begun.elapsed() < LONG,
@@ -416,7 +421,7 @@ async fn leases_that_end_unused_are_followed_in_order(stand: Stand) {
     }
 }
 
-/// `false`: one of them was told of its turn when that was over.
+/// Returns `false` if a waiter learned of its turn after the turn had ended.
 async fn leases_end_in_order(stand: &Stand) -> bool {
     let (one, two) = (member(stand).await, member(stand).await);
     let name = unique("leases");
@@ -454,8 +459,9 @@ async fn leases_end_in_order(stand: &Stand) -> bool {
     in_time
 }
 
-/// The same owner waits in two tasks. Giving up takes it out of the queue; the other one goes back.
-async fn an_owner_waits_twice_and_gives_up_once(stand: Stand) {
+/// The same owner waits in two tasks. When one gives up, the owner leaves the queue; the other task
+/// queues again.
+async fn owner_waits_twice_and_gives_up_once(stand: Stand) {
     let client = member(&stand).await;
     let lock = client.fair_lock(&unique("twice"));
     let held = lock.lock().await.unwrap();
@@ -472,7 +478,7 @@ async fn an_owner_waits_twice_and_gives_up_once(stand: Stand) {
     nothing_left(&[&client], &lock).await;
 }
 
-async fn a_place_in_the_queue_is_given_up_at_every_await_point(stand: Stand) {
+async fn waiter_dropped_at_any_await_point_leaves_the_queue(stand: Stand) {
     use std::future::{Future, poll_fn};
     use std::task::Poll;
     let (client, other) = (member(&stand).await, member(&stand).await);
@@ -491,7 +497,7 @@ async fn a_place_in_the_queue_is_given_up_at_every_await_point(stand: Stand) {
                     Poll::Pending => Poll::Pending,
                 }
             });
-            // Polled no more when nothing wakes it any more.
+            // Stop polling once nothing wakes the future any more.
             let _ = tokio::time::timeout(Duration::from_millis(5), few).await;
             if released_before {
                 held.unlock().await.unwrap();
@@ -512,7 +518,7 @@ async fn a_place_in_the_queue_is_given_up_at_every_await_point(stand: Stand) {
     nothing_left(&[&client, &other], &lock).await;
 }
 
-async fn settings_that_cannot_be_used_are_refused(stand: Stand) {
+async fn invalid_settings_are_rejected(stand: Stand) {
     let client = member(&stand).await;
     let lock = client.fair_lock(&unique("settings"));
     for bad in [Duration::ZERO, Duration::from_micros(999), Duration::MAX] {
@@ -534,7 +540,7 @@ async fn settings_that_cannot_be_used_are_refused(stand: Stand) {
         }
         assert!(!lock.is_locked().await.unwrap());
     }
-    // The limits themselves work, with waiters.
+    // The limits themselves are valid, with waiters.
     for good in [Duration::from_millis(1), redlatch::MAX_LEASE] {
         let lock = lock.clone().wait_time(good);
         let held = lock.lock().await.unwrap();
@@ -556,19 +562,19 @@ async fn settings_that_cannot_be_used_are_refused(stand: Stand) {
     assert!(matches!(too_long, Err(Error::InvalidLease { .. })));
 }
 
-async fn it_excludes_the_other_locks_of_the_name(stand: Stand) {
+async fn fair_lock_excludes_other_locks_of_the_same_name(stand: Stand) {
     let client = member(&stand).await;
     let name = unique("kinds");
     let (fair, plain) = (client.fair_lock(&name), client.lock(&name));
     let held = plain.lock().lease(SHORT).await.unwrap();
     assert!(fair.try_lock().await.unwrap().is_none());
-    // Its release calls nobody here; the end of its lease is known.
+    // The release of the other lock notifies no fair waiter; the waiter knows the end of its lease.
     let waiting = wait_behind(&fair, 0).await;
     held.unlock().await.unwrap();
     let guard = served(waiting).await;
     assert!(plain.try_lock().await.unwrap().is_none());
     guard.unlock().await.unwrap();
-    // One owner, two kinds at a time: an error, not a mix.
+    // One owner that holds two kinds at the same time causes an error.
     let guard = plain.lock().await.unwrap();
     let mixed = fair.try_lock().owner(guard.owner()).await;
     assert!(matches!(mixed, Err(Error::WrongKind { .. })));
@@ -576,11 +582,11 @@ async fn it_excludes_the_other_locks_of_the_name(stand: Stand) {
     nothing_left(&[&client], &fair).await;
 }
 
-/// Polls who waits for a lock that is held until it has been told for how long.
+/// Polls a waiter for a held lock until the store has told it how long to wait.
 async fn refused(lock: &redlatch::Lock, mut waiting: impl Future + Unpin) {
     let asked = async {
-        // The connection keeps order, for attempts: these come after what the waiter has asked, also behind its
-        // subscription. Where replicas are waited for, `is_locked` has another connection.
+        // The connection keeps order for attempts: these follow the waiter's own request and its
+        // subscription. With replicas, `is_locked` uses another connection.
         for _ in 0..3 {
             assert!(lock.try_lock().await.unwrap().is_none());
         }
@@ -592,9 +598,9 @@ async fn refused(lock: &redlatch::Lock, mut waiting: impl Future + Unpin) {
     }
 }
 
-/// Through `Client::lock`: by a release, by force, and when the last one in the queue gives up. The
-/// leases end long after all of this.
-async fn who_waits_without_queueing_is_called_when_nobody_queues(stand: Stand) {
+/// Through `Client::lock`: by a release, by force, and when the last waiter in the queue gives up.
+/// The leases end long after all of this.
+async fn plain_waiter_is_woken_when_queue_is_empty(stand: Stand) {
     let (holder, other) = (member(&stand).await, member(&stand).await);
     let name = unique("unqueued");
     let (fair, plain) = (holder.fair_lock(&name), other.lock(&name));
@@ -616,12 +622,13 @@ async fn who_waits_without_queueing_is_called_when_nobody_queues(stand: Stand) {
     next.unwrap().unwrap().unlock().await.unwrap();
     drop(guard);
 
-    // The last subscription has ended: its end, heard by the next waiter, would have that one ask again at any time.
+    // Wait until the last subscription has ended. Otherwise its late end would make the next waiter
+    // ask again at an arbitrary time.
     until("nothing is subscribed to", || async {
         other.status().subscriptions == 0
     })
     .await;
-    // One that queues goes first. It does not come, and leaves.
+    // A queued waiter goes first. It does not take its turn, and leaves.
     let guard = held().await;
     let mut queues = Box::pin(fair.lock().into_future());
     tokio::select! {
@@ -641,7 +648,7 @@ async fn who_waits_without_queueing_is_called_when_nobody_queues(stand: Stand) {
     nothing_left(&[&holder, &other], &fair).await;
 }
 
-async fn every_holder_is_alone(stand: Stand) {
+async fn holders_are_exclusive(stand: Stand) {
     let clients = [
         member(&stand).await,
         member(&stand).await,
@@ -657,7 +664,7 @@ async fn every_holder_is_alone(stand: Stand) {
                 for turn in 0..15 {
                     let patience = Duration::from_micros(((n * 15 + turn) * 7919 % 4000) as u64);
                     let guard = match turn % 3 {
-                        // A limit this short may end before the first answer.
+                        // Such a short limit may end before the first answer.
                         0 => match lock.try_lock().wait(patience).await {
                             Err(error) if error.is_transient() => None,
                             answer => answer.unwrap(),
@@ -688,7 +695,7 @@ async fn every_holder_is_alone(stand: Stand) {
     }
 }
 
-async fn a_guard_that_lost_its_lock_takes_nothing_from_the_next_one(stand: Stand) {
+async fn lost_guard_does_not_release_the_next_hold(stand: Stand) {
     let client = member(&stand).await;
     let lock = client.fair_lock(&unique("late"));
     let late = in_time(|| lock.lock().lease(Duration::from_millis(100))).await;

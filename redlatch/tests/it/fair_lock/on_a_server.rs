@@ -1,4 +1,4 @@
-//! On a server, with things breaking.
+//! Tests of the fair lock on a server, with faults.
 
 use super::*;
 
@@ -6,9 +6,9 @@ async fn client(server: &Server) -> Client {
     quick().connect(&server.url()).await.unwrap()
 }
 
-/// A release wakes the next one and nobody else, and who waits does not ask.
+/// A release wakes only the next waiter, and waiters do not poll.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_release_wakes_only_the_next_one() {
+async fn release_wakes_only_the_next_waiter() {
     const WAITERS: usize = 60;
     let server = Server::start();
     let (holder, crowd) = (client(&server).await, client(&server).await);
@@ -23,13 +23,15 @@ async fn a_release_wakes_only_the_next_one() {
         channels.len() == WAITERS
     })
     .await;
-    // Over the same connection, so behind what they asked together with the subscription.
+    // On the same connection, so after the requests that the waiters sent together with the
+    // subscription.
     assert_eq!(crowd.fair_lock("a").queue().await.unwrap().len(), WAITERS);
     let quiet = server.calls("eval");
     let last = Vec::from_iter(waiting.split_off(1));
     held.unlock().await.unwrap();
     let first = served(waiting.remove(0)).await;
-    // The release, the acquisition, and the next one, who is told how long that lasts.
+    // The release, the acquisition, and the request of the next waiter, which learns how long the
+    // new hold lasts.
     until("the next one has asked", || async {
         server.calls("eval") >= quiet + 3
     })
@@ -47,9 +49,9 @@ async fn a_release_wakes_only_the_next_one() {
     assert_eq!(keys_left(&server, "a"), 0);
 }
 
-/// F10: processes that are gone: a holder and some who waited, as `kill -9` leaves them.
+/// F10: processes are gone: a holder and some waiters, as `kill -9` leaves them.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn what_killed_processes_left_behind_blocks_nobody() {
+async fn leftovers_of_killed_processes_do_not_block() {
     let server = Server::start();
     let alive = client(&server).await;
     let lock = alive.fair_lock("a");
@@ -60,7 +62,7 @@ async fn what_killed_processes_left_behind_blocks_nobody() {
     for (n, owner) in ["dead:2", "dead:3", "dead:4"].into_iter().enumerate() {
         let until = now[0] * 1000 + 500 + 200 * n as u64;
         let _: i64 = server.ask(&["RPUSH", &queue, owner]);
-        // The last one has no timeout at all.
+        // The last waiter has no timeout at all.
         if n < 2 {
             let _: i64 = server.ask(&["ZADD", &timeouts, &until.to_string(), owner]);
         }
@@ -79,19 +81,19 @@ async fn what_killed_processes_left_behind_blocks_nobody() {
     assert_eq!(keys_left(&server, "a"), 0);
 }
 
-/// F10: one of the waiters dies; the release is for the next one alive. A dead waiter is
-/// waited for no longer than its wait time, if that is shorter than the grace period.
+/// F10: a waiter dies, so the release goes to the next live waiter. The queue waits for a dead
+/// waiter no longer than its wait time, if that is shorter than the grace period.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_waiter_that_dies_is_waited_for_and_passed_over() {
+async fn dead_waiter_is_skipped_after_its_wait_time() {
     let server = Server::start();
     let (alive, holder) = (client(&server).await, client(&server).await);
     let lock = holder.fair_lock("a");
-    // Ten hours: were its end waited for, this would not end.
+    // Ten hours: waiting for the end of this lease would time out the test.
     let held = lock.lock().lease(600 * LONG).await.unwrap();
     let dead = std::thread::spawn({
         let url = server.url();
         move || {
-            // The runtime ends, and with it everything that could give up: as after a kill.
+            // The runtime ends, and with it everything that could give up, as after a kill.
             let runtime = tokio::runtime::Runtime::new().unwrap();
             runtime.block_on(async {
                 let client = Client::connect(&url).await.unwrap();
@@ -124,9 +126,9 @@ async fn a_waiter_that_dies_is_waited_for_and_passed_over() {
     assert_eq!(keys_left(&server, "a"), 0);
 }
 
-/// F11: the server does not answer while somebody gives up; the queue is left afterwards.
+/// F11: the server does not answer while a waiter gives up; the waiter leaves the queue afterwards.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn giving_up_reaches_a_server_that_was_away() {
+async fn waiter_leaves_queue_of_unreachable_server_later() {
     let ways = ["stalled", "refused", "dropped while stalled"];
     for way in ways.map(|way| tokio::spawn(giving_up_reaches_it(way))) {
         way.await.unwrap();
@@ -158,7 +160,8 @@ async fn giving_up_reaches_it(way: &str) {
         waiting.abort();
         let _ = waiting.await;
     } else {
-        // Its time is over, or the server away for too long: either way it has given up.
+        // The waiter gives up either because its limit is over, or because the server was
+        // unreachable for too long.
         match soon("gives up", waiting).await.unwrap() {
             Ok(None) => {}
             Ok(Some(_)) => panic!("it is held"),
@@ -180,9 +183,9 @@ async fn giving_up_reaches_it(way: &str) {
     assert_eq!(keys_left(&server, "a"), 0);
 }
 
-/// Redisson's own way to provoke it: the server takes no writes for a while.
+/// Redisson's way to provoke it: the server accepts no writes for a while.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_paused_server_delays_giving_up_and_prevents_nothing() {
+async fn paused_server_only_delays_leaving_the_queue() {
     let server = Server::start();
     let settings = quick().response_timeout(SHORT);
     let waiter = settings.connect(&server.url()).await.unwrap();
@@ -202,15 +205,15 @@ async fn a_paused_server_delays_giving_up_and_prevents_nothing() {
     nothing_left(&[&holder, &waiter], &lock).await;
 }
 
-/// The answers are lost on the way: what is sent again joins once, takes once, leaves once.
+/// Answers are lost on the network: a repeated step joins, acquires or leaves only once.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn what_is_sent_again_counts_once() {
+async fn repeated_steps_count_once() {
     let server = Server::start();
     let proxy = Proxy::to(server.port());
     let holder = client(&server).await;
     let shaky = quick().connect(&proxy.url()).await.unwrap();
     let (lock, theirs) = (holder.fair_lock("a"), shaky.fair_lock("a"));
-    // So that the scripts are known, and lost answers are those of the steps themselves.
+    // So that the scripts are loaded, and the lost answers are those of the steps themselves.
     theirs.lock().await.unwrap().unlock().await.unwrap();
     let held = lock.lock().await.unwrap();
 
@@ -226,7 +229,7 @@ async fn what_is_sent_again_counts_once() {
     let distances: Vec<f64> = distances(&server);
     assert!((distances[0] - 300_000.0).abs() < 1000.0, "{distances:?}");
 
-    // Called, and takes it; the answer to that is lost, and once more the same.
+    // The waiter is woken and acquires; the answer is lost, and then once more.
     proxy.stall(true);
     held.unlock().await.unwrap();
     proxy.stall(false);
@@ -252,16 +255,16 @@ async fn what_is_sent_again_counts_once() {
     assert_eq!(keys_left(&server, "a"), 0);
 }
 
-/// The distances between those who wait, in milliseconds.
+/// Returns the distances between the timeouts of the waiters, in milliseconds.
 fn distances(server: &Server) -> Vec<f64> {
     let [_, _, timeouts] = keys("a");
     let scores: Vec<(String, f64)> = server.ask(&["ZRANGE", &timeouts, "0", "-1", "WITHSCORES"]);
     scores.windows(2).map(|two| two[1].1 - two[0].1).collect()
 }
 
-/// F9: coming, waiting in vain and leaving again and again moves nobody's time away.
+/// F9: waiters that join, time out and leave repeatedly do not shift the timeouts of the others.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn the_timeouts_of_the_queue_do_not_drift() {
+async fn queue_timeouts_do_not_drift() {
     let server = Server::start();
     let client = client(&server).await;
     let lock = client.fair_lock("a").wait_time(Duration::from_secs(100));
@@ -273,18 +276,18 @@ async fn the_timeouts_of_the_queue_do_not_drift() {
         queued(&lock, n + 1).await;
     }
     for round in 0..40 {
-        // Four who give up at once, among those who stay.
+        // Four waiters that give up at the same time, among waiters that stay.
         let leave = (0..4).map(|_| lock.try_lock().wait(Duration::from_millis(2)).into_future());
         for one in leave.map(tokio::spawn).collect::<Vec<_>>() {
-            // At so short a limit there may have been no answer yet.
+            // With such a short limit, there may be no answer yet.
             assert!(!matches!(one.await.unwrap(), Ok(Some(_))));
         }
         if round % 10 == 0 {
-            // And a turn: the next one has it, and the last holder comes again.
+            // One turn: the next waiter acquires, and the last holder queues again.
             soon("settled", client.settled()).await;
             held.unlock().await.unwrap();
             held = served(waiting.remove(0)).await;
-            // Behind some who leave when it has its place.
+            // Behind some waiters that leave once it has its place.
             let leave = (0..4).map(|_| tokio::spawn(lock.lock().into_future()));
             let leave: Vec<_> = leave.collect();
             queued(&lock, 6).await;
@@ -318,9 +321,9 @@ async fn the_timeouts_of_the_queue_do_not_drift() {
     assert_eq!(keys_left(&server, "a"), 0);
 }
 
-/// A server that loses everything (FLUSHALL, a restart): who waits queues again and gets it.
+/// The server loses all data (FLUSHALL, a restart): waiters queue again and acquire the lock.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_server_that_lost_its_data_is_queued_at_again() {
+async fn waiters_queue_again_after_data_loss() {
     let mut server = Server::start();
     let (one, two) = (client(&server).await, client(&server).await);
     let lock = one.fair_lock("a").wait_time(Duration::from_secs(2));
@@ -339,7 +342,7 @@ async fn a_server_that_lost_its_data_is_queued_at_again() {
             let _: () = server.ask(&["SCRIPT", "FLUSH"]);
         }
         drop(held);
-        // In a new order, so everybody on their own.
+        // The order is new, so each waiter unlocks in its own task.
         let unlocking = waiting
             .into_iter()
             .map(|one| tokio::spawn(async move { served(one).await.unlock().await.unwrap() }));
@@ -350,9 +353,9 @@ async fn a_server_that_lost_its_data_is_queued_at_again() {
     }
 }
 
-/// The connection is cut while all wait: they keep their places.
+/// The connection is cut while all waiters wait: they keep their places.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn places_are_kept_across_reconnection() {
+async fn waiters_keep_their_places_across_reconnection() {
     let server = Server::start();
     let (holder, crowd) = (client(&server).await, client(&server).await);
     let lock = holder.fair_lock("a");
@@ -367,7 +370,7 @@ async fn places_are_kept_across_reconnection() {
         server.cut_all();
     }
     assert_eq!(lock.queue().await.unwrap(), queue);
-    // Released while they may not be connected again yet.
+    // Released while the waiters may not be connected again yet.
     held.unlock().await.unwrap();
     for (one, owner) in waiting.into_iter().zip(queue) {
         let guard = served(one).await;
@@ -377,9 +380,9 @@ async fn places_are_kept_across_reconnection() {
     nothing_left(&[&holder, &crowd], &lock).await;
 }
 
-/// Keys of other kinds are an error and stay as they are.
+/// Keys of other types cause an error and stay unchanged.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn foreign_keys_are_refused_and_left_alone() {
+async fn foreign_keys_are_rejected_and_stay_unchanged() {
     let server = shared();
     let client = client(server).await;
     for foreign in 0..3 {
@@ -388,7 +391,7 @@ async fn foreign_keys_are_refused_and_left_alone() {
         let planted = &keys(&name)[foreign];
         let _: () = server.ask(&["SET", planted, "mine"]);
         if foreign > 0 {
-            // Somebody holds it, so that queueing is what fails.
+            // Another owner holds the lock, so that queueing is the step that fails.
             let _: i64 = server.ask(&["HSET", &name, "other:1", "1"]);
             let _: i64 = server.ask(&["PEXPIRE", &name, "600000"]);
         }
@@ -415,9 +418,10 @@ async fn foreign_keys_are_refused_and_left_alone() {
     assert!(matches!(refused, Error::WrongKind { .. }), "{refused}");
 }
 
-/// What Redisson left in the queue is waited behind, and what we leave is as Redisson writes it.
+/// Entries that Redisson left in the queue are respected, and redlatch writes its entries as
+/// Redisson does.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn the_queue_is_redissons() {
+async fn queue_matches_redisson() {
     let server = Server::start();
     let settings = Client::builder().client_id("rust");
     let client = settings.connect(&server.url()).await.unwrap();
@@ -440,7 +444,7 @@ async fn the_queue_is_redissons() {
         until + 50_000,
         "its own wait time behind the last one"
     );
-    // A release is for the head, on the channel of its own.
+    // A release notifies the head of the queue, on its own channel.
     let (tell, told) = std::sync::mpsc::channel();
     let mut java = server.connection();
     let (ready, is_ready) = std::sync::mpsc::channel();
@@ -463,7 +467,7 @@ async fn the_queue_is_redissons() {
     assert_eq!(told.recv_timeout(LONG).unwrap(), "0");
     assert_eq!(server.ask::<i64>(&["EXISTS", &hash]), 0, "left to the head");
     assert!(!waiting.is_finished());
-    // Java takes its turn as its script does, and releases: the next one is called.
+    // Java takes its turn as its script does, and releases: the next waiter is notified.
     assert_eq!(server.ask::<String>(&["LPOP", &queue]), "java:7");
     let _: i64 = server.ask(&["ZREM", &timeouts, "java:7"]);
     let channel = format!("redisson_lock__channel:{{a}}:{owner}");
@@ -476,9 +480,9 @@ async fn the_queue_is_redissons() {
     nothing_left(&[&client], &lock).await;
 }
 
-/// Redisson: testNameMapper. What stands beside the lock is under the prefix as the lock is.
+/// Redisson: testNameMapper. The auxiliary keys have the same prefix as the lock.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn the_queue_is_under_the_prefix_too() {
+async fn queue_keys_have_the_prefix() {
     let server = Server::start();
     let settings = quick().prefix("test::");
     let client = settings.connect(&server.url()).await.unwrap();

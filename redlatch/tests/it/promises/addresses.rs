@@ -1,4 +1,4 @@
-//! URLs, names and cluster answers: every part of an address is understood or refused.
+//! URLs, names and cluster answers: every part of an address is either used or rejected.
 
 use std::time::{Duration, Instant};
 
@@ -7,7 +7,7 @@ use redlatch_testkit::{Cluster, ClusterPlan, Server, shared, unique};
 
 use crate::common::{LONG, soon};
 
-/// A cluster of masters without replicas, in which nothing ever fails over.
+/// Starts a cluster of masters without replicas, in which no failover happens.
 fn masters(plan: ClusterPlan<'_>) -> Cluster {
     Cluster::start_with(ClusterPlan {
         replicas: 0,
@@ -16,13 +16,13 @@ fn masters(plan: ClusterPlan<'_>) -> Cluster {
     })
 }
 
-/// The URL that names one node only.
+/// Returns the URL of a single node.
 fn url_of(cluster: &Cluster, node: usize) -> String {
     let node = &cluster.nodes()[node];
     format!("redis+cluster://{}:{}", node.address(), node.port())
 }
 
-/// A name in a slot of this node.
+/// Returns a name in a slot of this node.
 fn name_at(cluster: &Cluster, node: usize) -> String {
     (0..)
         .map(|number| unique(&format!("at-{number}")))
@@ -30,10 +30,10 @@ fn name_at(cluster: &Cluster, node: usize) -> String {
         .unwrap()
 }
 
-/// Two services that are configured for the same database exclude each other, however the database is
-/// written; an address that is only partly understood is refused.
+/// Two services that are configured for the same database exclude each other, in whatever form the
+/// URL names the database. An address that is only partly understood is rejected.
 #[tokio::test]
-async fn the_database_of_a_url_is_the_one_that_is_used() {
+async fn database_of_url_is_used() {
     let url = shared().url();
     let name = unique("database");
     let by_path = Client::connect(&format!("{url}/3")).await.unwrap();
@@ -61,10 +61,10 @@ async fn the_database_of_a_url_is_the_one_that_is_used() {
     guard.unlock().await.unwrap();
 }
 
-/// Nodes that announce no host name are `?` in all answers where host names are preferred. Their
-/// addresses are used, wherever they are, for the slots that they have and for those that move.
+/// Nodes that announce no host name are `?` in all answers if host names are preferred. The client
+/// uses their addresses for the slots that they own and for slots that move.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn nodes_without_a_name_are_found_by_their_addresses() {
+async fn nodes_without_host_name_are_found_by_address() {
     let cluster = masters(ClusterPlan {
         apart: true,
         args: &["--cluster-preferred-endpoint-type", "hostname"],
@@ -79,12 +79,12 @@ async fn nodes_without_a_name_are_found_by_their_addresses() {
         guards.push(soon("held", lock.lock().into_future()).await.unwrap());
     }
 
-    // Moved (MOVED n ?:port), with the lock in it.
+    // Moved (MOVED n ?:port), together with the lock in it.
     let moved = &names[0];
     cluster.move_slot(cluster.slot_of(moved), 1);
     assert!(soon("asked", client.lock(moved).is_locked()).await.unwrap());
 
-    // On its way (ASK n ?:port): a name that is not there yet.
+    // In the middle of a move (ASK n ?:port): a name that does not exist yet.
     let slot = cluster.slot_of(&names[1]);
     let other = format!("other:{{{}}}", names[1]);
     cluster.begin_moving(slot, 2);
@@ -101,7 +101,7 @@ async fn nodes_without_a_name_are_found_by_their_addresses() {
     }
 }
 
-/// Waits until a server refuses everything because of a script.
+/// Waits until a server refuses all commands because a script is running.
 fn until_busy(server: &Server) {
     let begun = Instant::now();
     while server.try_ask::<()>(&["PING"]).is_ok() {
@@ -109,10 +109,10 @@ fn until_busy(server: &Server) {
     }
 }
 
-/// A node that runs a long script answers BUSY, as one that loads its data answers LOADING. Repeating a
-/// step does not ask all nodes for the map of slots each time.
+/// A node that runs a long script answers BUSY, just as a node that loads its data answers LOADING.
+/// Repeating a step does not request the slot map from all nodes each time.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_busy_node_is_no_reason_to_look_for_another() {
+async fn busy_node_does_not_trigger_topology_refresh() {
     let cluster = &masters(ClusterPlan {
         args: &["--busy-reply-threshold", "10"],
         ..ClusterPlan::default()
@@ -120,7 +120,7 @@ async fn a_busy_node_is_no_reason_to_look_for_another() {
     let settings = Client::builder().response_timeout(LONG);
     let client = settings.connect(&cluster.url()).await.unwrap();
     let names: [String; 20] = std::array::from_fn(|_| name_at(cluster, 0));
-    // Connected to both, and the scripts are known.
+    // Connect to both nodes, and load the scripts.
     for name in [&names[0], &name_at(cluster, 1)] {
         client
             .lock(name)
@@ -146,14 +146,14 @@ async fn a_busy_node_is_no_reason_to_look_for_another() {
     let (looked, refused) = (looks(), calls(0, "evalsha", "rejected_calls"));
     let acquiring: Vec<_> = std::thread::scope(|scope| {
         let busy = ["EVAL", "while true do end", "0"];
-        // Ends with an error when it is killed.
+        // Fails with an error when the script is killed.
         let running = scope.spawn(move || cluster.nodes()[0].try_ask::<()>(&busy));
         until_busy(&cluster.nodes()[0]);
         let acquiring = names.map(|name| {
             let lock = client.lock(&name);
             tokio::spawn(async move { lock.lock().await?.unlock().await })
         });
-        // Long enough for some hundred repetitions.
+        // Long enough for several hundred repetitions.
         std::thread::sleep(Duration::from_secs(2));
         let () = cluster.ask(0, &["SCRIPT", "KILL"]);
         running.join().unwrap().unwrap_err();
@@ -165,7 +165,7 @@ async fn a_busy_node_is_no_reason_to_look_for_another() {
     let refused = calls(0, "evalsha", "rejected_calls") - refused;
     let looked = looks() - looked;
     assert!(refused >= 60, "it was busy: {refused}");
-    // One every five seconds without a reason; it was up to 20 a second.
+    // One every five seconds without a reason; it was up to 20 per second.
     assert!(looked <= 6, "{looked} looks for {refused} refusals");
 }
 
@@ -178,12 +178,12 @@ mod names {
     use crate::common::{Stand, soon};
 
     on_every_store! {
-        a_name_whose_braces_enclose_no_hash_tag_is_refused_by_every_kind,
+        name_with_braces_but_no_hash_tag_is_rejected_by_every_kind,
     }
 
-    /// Its keys, or its channel, would lie in different slots of a cluster. Refused on every store, so that a
-    /// program that works on one server works in a cluster.
-    async fn a_name_whose_braces_enclose_no_hash_tag_is_refused_by_every_kind(stand: Stand) {
+    /// The keys or the channel of such a name would lie in different slots of a cluster. Every
+    /// store rejects it, so that a program that works on one server also works in a cluster.
+    async fn name_with_braces_but_no_hash_tag_is_rejected_by_every_kind(stand: Stand) {
         let client = stand.client().await;
         for braces in ["}b", "{b", "{}b", "}{", "{}{b}"] {
             let name = unique("braces") + braces;
@@ -211,9 +211,9 @@ mod names {
         }
     }
 
-    /// What other programs keep in a cluster under such names does not keep it from being listed.
+    /// Keys of other programs with such names do not prevent a cluster from being listed.
     #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-    async fn a_key_that_cannot_be_a_name_here_does_not_end_a_listing() {
+    async fn key_with_invalid_name_does_not_end_a_listing() {
         let cluster = shared_cluster();
         let client = Client::connect(&cluster.url()).await.unwrap();
         let shared = unique("listed");

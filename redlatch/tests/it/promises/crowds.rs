@@ -1,4 +1,4 @@
-//! Thousands of callers that meet a dead, frozen or slow server: each is answered within its limit.
+//! Thousands of callers use a dead, frozen or slow server: each returns within its limit.
 
 use std::future::Future;
 use std::pin::Pin;
@@ -11,10 +11,10 @@ use tokio::task::{JoinHandle, JoinSet};
 
 use crate::common::{LONG, soon};
 
-/// How much later than its limit a caller may be answered: the machine may be busy, or stand still.
+/// How much later than its limit a caller may return: the machine may be busy, or pause.
 const SCHEDULING: Duration = Duration::from_secs(12);
 
-/// Measures how late the timers of this runtime are: callers are answered as late as that, too.
+/// Measures how late the timers of this runtime fire: callers return late by the same amount.
 struct Lag {
     worst: Arc<Mutex<Duration>>,
     task: JoinHandle<()>,
@@ -37,7 +37,7 @@ impl Lag {
         Lag { worst, task }
     }
 
-    /// The latest that a caller with this limit may be answered.
+    /// Returns the latest time at which a caller with this limit may return.
     fn allowed(&self, limit: Duration) -> Duration {
         limit + SCHEDULING + 5 * *self.worst.lock().unwrap()
     }
@@ -49,12 +49,12 @@ impl Drop for Lag {
     }
 }
 
-/// How many attempts one client has on their way to one server at most.
+/// Maximum number of attempts that one client has in flight to one server.
 const ON_THEIR_WAY: usize = 512;
 
 type Call = Pin<Box<dyn Future<Output = Result<bool, Error>> + Send>>;
 
-/// Makes a call for the name of this number, with this wait limit. Zero: does not wait.
+/// Makes a call for the name with this number, with this wait limit. Zero means no waiting.
 type Caller = fn(&Client, usize, Duration) -> Call;
 
 /// One caller of each kind.
@@ -79,7 +79,7 @@ const KINDS: [(&str, Caller); 4] = [
     }),
 ];
 
-/// What a crowd came to.
+/// Results of a crowd of callers.
 #[derive(Default)]
 struct Crowd {
     callers: JoinSet<(Duration, Result<bool, Error>)>,
@@ -107,7 +107,7 @@ impl Crowd {
         }
     }
 
-    /// Counts the callers that have been answered. Returns how many have not.
+    /// Counts the callers that have returned. Returns how many have not.
     fn pending(&mut self) -> usize {
         while let Some(ended) = self.callers.try_join_next() {
             self.count(ended.unwrap());
@@ -142,14 +142,15 @@ async fn crowd_at_a_frozen_server_fails_with_the_response_timeout() {
         for error in &crowd.failed {
             assert!(error.is_transient(), "{kind}: {error}");
         }
-        // One response timeout after the other it would be ten of them.
+        // One response timeout after the other would take ten of them.
         let slowest = crowd.slowest;
         assert!(slowest < lag.allowed(timeout), "{kind}: {slowest:?}");
         soon("all are settled", client.settled()).await;
     }
 }
 
-/// Callers come and go: those who had to wait for their turn have sent nothing and leave nothing behind.
+/// Callers are repeatedly canceled: those that still waited for their turn have sent nothing and
+/// leave nothing behind.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn crowds_at_a_frozen_server_leave_no_more_behind_than_was_sent() {
     for (kind, call) in KINDS {
@@ -181,7 +182,7 @@ async fn crowds_at_a_frozen_server_leave_no_more_behind_than_was_sent() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn stream_of_callers_at_a_dead_server_is_answered_at_its_limit() {
     let mut server = Server::start();
-    // So long that only the wait limit explains an answer in time.
+    // So long that only the wait limit explains a timely answer.
     let client = Client::builder().response_timeout(LONG);
     let client = client.connect(&server.url()).await.unwrap();
     server.kill();
@@ -191,7 +192,7 @@ async fn stream_of_callers_at_a_dead_server_is_answered_at_its_limit() {
     let begun = Instant::now();
     let mut most = 0;
     let mut n = 0;
-    // Two thousand a second, as far as the machine manages.
+    // Two thousand per second, as far as the machine can keep up.
     let mut tick = tokio::time::interval(Duration::from_millis(10));
     while begun.elapsed() < Duration::from_secs(3) {
         tick.tick().await;
@@ -212,7 +213,7 @@ async fn stream_of_callers_at_a_dead_server_is_answered_at_its_limit() {
         slowest < lag.allowed(wait),
         "{slowest:?} of {n}, {most} at once"
     );
-    // Some may have been sent before the end of the connection was noticed.
+    // Some attempts may have been sent before the client noticed the end of the connection.
     let left = client.status().background;
     assert!(left <= ON_THEIR_WAY, "{left} left behind of {n}");
 }
@@ -221,7 +222,7 @@ async fn stream_of_callers_at_a_dead_server_is_answered_at_its_limit() {
 async fn crowd_at_a_slow_server_is_answered_at_its_limit() {
     let server = Server::start();
     let proxy = Proxy::to(server.port());
-    // Who leaves does so at the wait limit, also on a machine that stood still for a while.
+    // Callers return at the wait limit, even on a machine that paused for a while.
     let settings = Client::builder().response_timeout(LONG);
     let client = settings.connect(&proxy.url()).await.unwrap();
     let wait = Duration::from_millis(1500);
@@ -240,7 +241,7 @@ async fn crowd_at_a_slow_server_is_answered_at_its_limit() {
         let most = crowd.served + ON_THEIR_WAY;
         assert!(left <= most, "{kind}: {left} left behind");
         proxy.delay(Duration::ZERO);
-        // What the next kind leaves behind is counted alone, and all turns are free for it.
+        // So that the next kind is counted alone, and all turns are free for it.
         soon("all are settled", client.settled()).await;
     }
 }

@@ -1,4 +1,4 @@
-//! Dead waiters of a fair lock delay the living ones by one grace period, not by one wait time each.
+//! Dead waiters of a fair lock delay live waiters by one grace period, not by one wait time each.
 
 use std::future::IntoFuture as _;
 use std::time::Duration;
@@ -32,8 +32,8 @@ async fn served(waiting: Waiting) -> Guard<Fair> {
     soon("it is its turn", waiting).await.unwrap().unwrap()
 }
 
-/// Puts a client with `waiters` waiters behind `ahead` others into the queue, and kills it: its runtime
-/// and its connections end, and its waiters stay in the queue.
+/// Adds a client with `waiters` waiters to the queue behind `ahead` others, and kills it: its
+/// runtime and its connections end, but its waiters stay in the queue.
 fn kill_waiters(store: &Embedded, name: &str, ahead: usize, waiters: usize) {
     let (store, name) = (store.clone(), name.to_owned());
     let dying = std::thread::spawn(move || {
@@ -52,7 +52,8 @@ fn kill_waiters(store: &Embedded, name: &str, ahead: usize, waiters: usize) {
     dying.join().unwrap();
 }
 
-/// The exact times: one grace period from the release on, wherever the dead stand in the queue.
+/// The exact times: one grace period after the release, wherever the dead waiters stand in the
+/// queue.
 #[tokio::test(start_paused = true)]
 async fn all_dead_waiters_together_cost_one_grace_period() {
     let store = Embedded::new();
@@ -82,7 +83,8 @@ async fn all_dead_waiters_together_cost_one_grace_period() {
     assert!(lock.queue().await.unwrap().is_empty());
 }
 
-/// The holder died too: the grace period begins when its lease has ended, though no client released.
+/// The holder died too: the grace period begins when its lease has ended, although no client
+/// released.
 #[tokio::test(start_paused = true)]
 async fn dead_waiters_of_a_dead_holder_cost_one_grace_period() {
     let store = Embedded::new();
@@ -107,7 +109,7 @@ fn keys(name: &str) -> [String; 3] {
     .map(|beside| format!("{beside}:{{{name}}}"))
 }
 
-/// Puts an owner at the end of the queue whom the others would have to wait for during hours.
+/// Adds an owner to the end of the queue with a timeout hours ahead.
 fn plant(server: &Server, name: &str, owner: &str) {
     let [queue, timeouts, _] = keys(name);
     let now: Vec<u64> = server.ask(&["TIME"]);
@@ -116,7 +118,7 @@ fn plant(server: &Server, name: &str, owner: &str) {
     let _: i64 = server.ask(&["ZADD", &timeouts, &until.to_string(), owner]);
 }
 
-/// 40 dead waiters with hours of wait time between living ones.
+/// Adds 40 dead waiters with hours of wait time between live ones.
 async fn dead_among_the_living(server: &Server, client: &Client, name: &str) {
     let grace = SECOND;
     let lock = client.fair_lock(name).grace_period(grace);
@@ -164,9 +166,9 @@ async fn dead_waiters_in_a_cluster_cost_one_grace_period() {
     dead_among_the_living(home, &client, &name).await;
 }
 
-/// A killed holder leaves a lease and dead waiters behind; no client calls the living one.
+/// A killed holder leaves a lease and dead waiters behind; no client notifies the live waiter.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn what_a_killed_crowd_left_on_a_server_is_passed_over() {
+async fn waiters_of_killed_clients_on_a_server_are_skipped() {
     let server = Server::start();
     let client = Client::connect(&server.url()).await.unwrap();
     let lock = client.fair_lock("a").grace_period(SECOND);
@@ -182,7 +184,7 @@ async fn what_a_killed_crowd_left_on_a_server_is_passed_over() {
     let took = begun.elapsed();
     assert!(took < LONG / 2, "{took:?}");
     guard.unlock().await.unwrap();
-    // A plain try does the same, though it does not wait.
+    // A plain `try_lock` removes dead waiters as well, though it does not wait.
     plant(&server, "a", "dead:51");
     until("it is passed over", || async {
         lock.try_lock().await.unwrap().is_some()
@@ -199,7 +201,7 @@ async fn waiter_that_reconnects_within_the_grace_period_keeps_its_place() {
     let settings = Client::builder().response_timeout(2 * LONG);
     let settings = settings.connect_timeout(2 * LONG);
     let far = settings.connect(&proxy.url()).await.unwrap();
-    // So long that the test fails if the grace period has to end first.
+    // So long that the test fails if it has to wait for the end of the grace period.
     let lock = near.fair_lock("a").grace_period(LONG / 2);
     let held = lock.lock().await.unwrap();
     let cut_off = wait_behind(&far.fair_lock("a"), 0).await;
@@ -229,8 +231,8 @@ async fn waiter_that_reconnects_within_the_grace_period_keeps_its_place() {
     served(behind).await.unlock().await.unwrap();
 }
 
-/// A waiter in Java listens and does not ask. It was absent when the grace period began, and keeps its
-/// place and its timeout because it listens when its turn comes; it is called again then.
+/// A waiter in Java listens and does not poll. It was absent when the grace period began, and keeps
+/// its place and its timeout because it listens when its turn comes; it is notified again then.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn waiter_in_java_that_listens_again_keeps_its_place() {
     let server = Server::start();
@@ -260,7 +262,7 @@ async fn waiter_in_java_that_listens_again_keeps_its_place() {
     })
     .await;
     assert_eq!(told.recv_timeout(LONG).unwrap(), "0");
-    // Again, for the case that it missed that: its process may have been connecting again.
+    // Notified again, in case it missed that: its process may have been reconnecting.
     assert_eq!(told.recv_timeout(LONG).unwrap(), "0");
     assert!(!waiting.is_finished() && timeout().is_some());
     // It takes its turn as Redisson's script does, and releases.
@@ -269,7 +271,7 @@ async fn waiter_in_java_that_listens_again_keeps_its_place() {
     served(waiting).await.unlock().await.unwrap();
 }
 
-/// Without an end of its connection a waiter that hangs is waited for until its wait time has passed.
+/// A waiter that hangs, but stays connected, delays the others until its wait time has passed.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn waiter_that_hangs_costs_its_wait_time() {
     let server = Server::start();
@@ -286,7 +288,7 @@ async fn waiter_that_hangs_costs_its_wait_time() {
     proxy.stall(true);
     held.unlock().await.unwrap();
     let guard = served(waiting).await;
-    // Its wait time counts from the end of the lease. Waiters look earlier than that.
+    // Its wait time counts from the end of the lease. Waiters check earlier than that.
     let took = begun.elapsed();
     assert!(
         took >= lease + SHORT - SECOND,

@@ -1,19 +1,19 @@
-//! Futures are small and not nested too deeply: a program has thousands of them at once, and embeds them
-//! in its own.
+//! Futures are small and not nested too deeply: a program has thousands of them at the same time,
+//! and embeds them in its own.
 //!
-//! The limit on nesting is `recursion_limit` at the top of `it/main.rs`. Without the attribute it is 128; beyond
-//! it the compiler gives up in the program that uses the library.
+//! The limit on nesting is `recursion_limit` at the top of `it/main.rs`. Without the attribute it
+//! is 128. Beyond it, compiling a program that uses the library fails.
 
 use redlatch::{Client, MultiLock};
 
-/// Largest size in bytes of a request. One of 28 kB cost a third of the throughput, because malloc returned
-/// memory to the system and asked for it again.
+/// Largest size in bytes of a request. A size of 28 kB cost a third of the throughput, because
+/// malloc repeatedly returned memory to the system.
 const REQUEST: usize = 5632;
 
-/// Largest size in bytes of what callers embed in their own futures.
+/// Largest size in bytes of the futures that callers embed in their own.
 const EMBEDDED: usize = 3584;
 
-/// Size in bytes of the future in the box that a request turns into.
+/// Returns the size in bytes of the boxed future that a request turns into.
 fn boxed_size<R: IntoFuture>(request: R) -> usize
 where
     R::IntoFuture: std::ops::Deref,

@@ -30,14 +30,14 @@ pub(crate) fn refusals(server: &Server) -> u64 {
     count.map_or(0, |count| count.trim().parse().unwrap())
 }
 
-/// Refused so often in a row, a step is repeated after the longest of the pauses, 250 ms.
+/// After this many refusals in a row, a step is repeated after the longest pause, 250 ms.
 const UNTIL_THE_LONGEST_PAUSE: u64 = 8;
 
-/// The release of the lost hold is repeated in the background, past its check for a later hold. The
-/// second request waits for its turn and is canceled; the third would overtake the release, which
-/// then deletes what the third has acquired.
+/// The release of the lost hold is retried in the background, past its check for a later hold. The
+/// second request waits for its turn and is canceled. The third must not overtake the release,
+/// which would then delete what the third has acquired.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn release_of_a_lost_hold_takes_turns_with_the_hold_after_the_next() {
+async fn release_of_lost_hold_takes_turns_with_later_holds() {
     let server = Server::start();
     let (ours, theirs) = (client(&server).await, client(&server).await);
     let lock = ours.lock("a");
@@ -45,7 +45,7 @@ async fn release_of_a_lost_hold_takes_turns_with_the_hold_after_the_next() {
         let me = Owner::new();
         let lost = loop {
             let lost = in_time(|| lock.lock().owner(me).lease(BRIEF)).await;
-            // So that there is something left for the release to delete.
+            // So that there is a key left for the release to delete.
             if server.ask::<bool>(&["PERSIST", "a"]) {
                 break lost;
             }
@@ -76,7 +76,7 @@ async fn release_of_a_lost_hold_takes_turns_with_the_hold_after_the_next() {
 
 /// The same without any cancellation by the caller: a RedLock gives each of its rounds little time.
 #[test]
-fn release_of_a_lost_red_lock_takes_turns_with_later_rounds() {
+fn release_of_lost_red_lock_takes_turns_with_later_rounds() {
     let server = Server::start();
     let settings = || Client::builder().response_timeout(LONG);
     let ours = blocking::Client::with(settings(), &server.url()).unwrap();
@@ -105,8 +105,8 @@ fn release_of_a_lost_red_lock_takes_turns_with_later_rounds() {
         }
         let next = std::thread::scope(|scope| {
             scope.spawn(|| {
-                // The release alone is refused four times a second. More are the attempts of a later
-                // round that does not wait for it: that one would be first now.
+                // The release alone is refused four times a second. More refusals are attempts of a
+                // later round that does not wait for it, and would now be first.
                 let begun = Instant::now();
                 let mut before = refusals(&server);
                 while begun.elapsed() < 2 * BRIEF {
@@ -129,10 +129,10 @@ fn release_of_a_lost_red_lock_takes_turns_with_later_rounds() {
     }
 }
 
-/// The request that replaces a lost hold is canceled before it has sent anything. What the lost hold
-/// has left in the store is released all the same, and does not stay until its lease ends.
+/// The request that replaces a lost hold is canceled before it has sent anything. What the lost
+/// hold left in the store is released nevertheless, before its lease ends.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn what_a_lost_hold_has_left_is_released_although_its_successor_was_canceled() {
+async fn lost_hold_is_released_although_its_successor_was_canceled() {
     let server = Server::start();
     let (ours, me) = (client(&server).await, Owner::new());
     let lock = ours.lock("a");
@@ -153,7 +153,7 @@ async fn what_a_lost_hold_has_left_is_released_although_its_successor_was_cancel
     next.unlock().await.unwrap();
 }
 
-/// Random numbers that a seed repeats (SplitMix64).
+/// Reproducible random numbers from a seed (SplitMix64).
 struct Random(u64);
 
 impl Random {
@@ -179,7 +179,7 @@ impl Random {
 
 const NAMES: [&str; 2] = ["{x}1", "{x}2"];
 
-/// What a task holds: one of the locks, or both as one.
+/// The locks that a task holds: one of the two, or both as a multi-lock.
 enum Held {
     One(usize, Guard<Fenced>),
     Both(MultiGuard),
@@ -218,7 +218,7 @@ impl Held {
 /// A guard with its number, and the client and the owner that acquired it.
 type Entry = (u64, (usize, Owner), Held);
 
-/// What all tasks share.
+/// State that all tasks share.
 struct World {
     server: Server,
     proxy: Proxy,
@@ -226,7 +226,7 @@ struct World {
     locks: [[FencedLock; 2]; 2],
     guards: Mutex<Vec<Entry>>,
     next: AtomicU64,
-    /// The greatest token so far, of each name.
+    /// The greatest token of each name so far.
     tokens: [AtomicU64; 2],
     acquired: AtomicU64,
     lost: AtomicU64,
@@ -240,12 +240,13 @@ impl World {
         self.violations.lock().unwrap().push(what);
     }
 
-    /// Valid guards of one name all belong to one owner.
+    /// Checks that all valid guards of one name belong to one owner.
     fn check_exclusion(&self) {
         let guards = self.guards.lock().unwrap();
         for (i, name) in NAMES.iter().enumerate() {
             let mut holders = guards.iter().filter(|(.., held)| held.covers(i));
-            // Validity never returns: a guard that is valid at the second look was valid at the first.
+            // Validity never returns: a guard that is valid at the second check was valid at the
+            // first.
             let Some((_, first, one)) = holders.find(|(.., held)| held.is_valid()) else {
                 continue;
             };
@@ -258,7 +259,7 @@ impl World {
         }
     }
 
-    /// The store has what a valid guard holds.
+    /// Checks that the store has the hold of a valid guard.
     fn check_store(&self, store: &mut redis::Connection, number: u64) {
         let guards = self.guards.lock().unwrap();
         let found = guards.iter().find(|(one, ..)| *one == number);
@@ -269,7 +270,7 @@ impl World {
         for (i, name) in NAMES.iter().enumerate().filter(|(i, _)| held.covers(*i)) {
             let query = redis::cmd("HEXISTS").arg(name).arg(&field).query(store);
             let there: bool = query.unwrap();
-            // Looked at last: it was valid when the store answered.
+            // Checked last: the guard was valid when the store answered.
             if !there && held.is_valid() {
                 self.violated(format!(
                     "{}: {owner:?} holds it, the store does not",
@@ -279,7 +280,7 @@ impl World {
         }
     }
 
-    /// One of many tasks of an owner: acquires, is canceled, holds, loses, releases.
+    /// One of many tasks of an owner: it acquires, is canceled, holds, loses and releases.
     async fn work(&self, client: usize, owner: Owner, mut random: Random) {
         let mut store = self.server.connection();
         let locks = &self.locks[client];
@@ -353,7 +354,7 @@ impl World {
             tokio::time::sleep(random.millis(0, 10)).await;
         }
         if random.one_in(4) {
-            // Holds until it is lost, or for long.
+            // Holds until the hold is lost, or for a while.
             let end = Instant::now() + random.millis(0, 400);
             while Instant::now() < end && self.is_valid(number) {
                 self.check_store(store, number);
@@ -381,7 +382,7 @@ impl World {
         found.is_some_and(|(.., held)| held.is_valid())
     }
 
-    /// Breaks the network and refuses writes, again and again.
+    /// Breaks the network and refuses writes repeatedly.
     async fn break_things(&self, mut random: Random) {
         let proxy = &self.proxy;
         while !self.over.load(Ordering::SeqCst) {
@@ -409,8 +410,8 @@ impl World {
                     proxy.refuse(false);
                 }
                 _ => {
-                    // The connections end first: behind an answer that was thrown away the others
-                    // would be taken for each other's.
+                    // The connections end first: after a discarded answer, later answers would be
+                    // assigned to the wrong requests.
                     proxy.swallow_replies(true);
                     tokio::time::sleep(lasts).await;
                     proxy.refuse(true);
@@ -430,7 +431,7 @@ impl World {
 ///
 /// `REDLATCH_SEED` repeats a run as far as the scheduler lets it; `REDLATCH_SECONDS` makes it longer.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn owners_that_lose_and_cancel_at_random_never_hold_beside_each_other() {
+async fn random_losses_and_cancellations_never_break_exclusion() {
     let variable = |name| std::env::var(name).ok().map(|n| n.parse().unwrap());
     let seed: u64 = variable("REDLATCH_SEED").unwrap_or_else(|| Owner::new().number());
     let lasts = Duration::from_secs(variable("REDLATCH_SECONDS").unwrap_or(5));

@@ -19,7 +19,7 @@ async fn patient(url: &str) -> Client {
     settings.connect(url).await.unwrap()
 }
 
-/// Every request that waits, made once with a limit: whether it was granted.
+/// Runs every waiting request once with a limit. Returns whether each was granted.
 async fn each_request(client: &Client, wait: Duration) -> Vec<(&'static str, Result<bool, Error>)> {
     let named = Owner::new();
     let (lock, other) = (client.lock("a"), client.lock("b"));
@@ -68,7 +68,7 @@ async fn wait_limit_holds_while_connections_are_refused() {
             "{kind}: {error}"
         );
     }
-    // The first one may have been sent before the end of the connection was noticed.
+    // The first request may have been sent before the client noticed the end of the connection.
     let left = client.status().background;
     assert!(left <= 1, "nothing was sent, and {left} are settled");
 }
@@ -85,14 +85,14 @@ async fn wait_limit_holds_while_the_server_is_frozen() {
     server.thaw();
     soon("all steps are settled", client.settled()).await;
     let keys: Vec<String> = server.ask(&["KEYS", "*"]);
-    // The token and the reader's settings are kept; no lock is.
+    // The token and the reader's settings remain; no lock does.
     for name in ["a", "b", "c", "f", "s", "n", "rw"] {
         assert!(!keys.iter().any(|key| key == name), "{name} is still held");
     }
 }
 
 #[test]
-fn wait_limit_of_threads_holds_while_connections_are_refused() {
+fn blocking_wait_limit_holds_while_connections_are_refused() {
     let mut server = Server::start();
     let settings = Client::builder().response_timeout(LONG);
     let client = blocking::Client::with(settings, &server.url()).unwrap();
@@ -134,7 +134,7 @@ async fn wait_limit_holds_behind_another_step_of_the_same_owner() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn wait_limit_returns_none_when_the_store_said_held_last() {
+async fn wait_limit_returns_none_if_last_answer_was_held() {
     let server = Server::start();
     let client = patient(&server.url()).await;
     let held = client.lock("a").lock().await.unwrap();
@@ -147,7 +147,7 @@ async fn wait_limit_returns_none_when_the_store_said_held_last() {
     .await;
     line_answers(&lock, true).await;
     server.freeze();
-    // These do not ask: they know what the first in line was told.
+    // These waiters send no request: they know the answer that the first waiter in the queue got.
     waiters.extend([LIMIT, 2 * LIMIT].map(waits));
     for waiter in waiters {
         let answer = soon("at the limit", waiter).await.unwrap();
@@ -157,8 +157,8 @@ async fn wait_limit_returns_none_when_the_store_said_held_last() {
     held.unlock().await.unwrap();
 }
 
-/// Waits until those who join the line of this lock know that another owner holds it, or until they do not
-/// know any more.
+/// Waits until new waiters in this lock's local queue know that another owner holds the lock, or
+/// until they do not know any more.
 async fn line_answers(lock: &Lock, known: bool) {
     until("those who join the line know", || async {
         let wait = Duration::from_millis(1);
@@ -167,10 +167,10 @@ async fn line_answers(lock: &Lock, known: bool) {
     .await;
 }
 
-/// Another owner held the lock when the line began. Since then the first in line has asked again, and has
-/// got no answer.
+/// Another owner held the lock when the queue formed. Since then the first waiter has asked again,
+/// and has got no answer.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn wait_limit_returns_an_error_when_the_line_asks_without_an_answer() {
+async fn wait_limit_returns_error_if_first_waiter_gets_no_answer() {
     let server = Server::start();
     let proxy = Proxy::to(server.port());
     let settings = Client::builder().response_timeout(10 * LONG);
@@ -195,9 +195,9 @@ async fn wait_limit_returns_an_error_when_the_line_asks_without_an_answer() {
     guard.unlock().await.unwrap();
 }
 
-/// If the process stood still until the limit, the answer may be in flight.
+/// If the process paused until the limit, the answer may be in flight.
 #[tokio::test]
-async fn answer_on_its_way_at_the_limit_is_waited_for_briefly() {
+async fn answer_in_flight_at_the_limit_is_awaited_briefly() {
     let server = Server::start();
     let proxy = Proxy::to(server.port());
     let client = patient(&proxy.url()).await;
@@ -223,7 +223,7 @@ async fn answer_on_its_way_at_the_limit_is_waited_for_briefly() {
     proxy.delay(Duration::ZERO);
 }
 
-/// Without limits: waiters in line behind a request that fails in an outage fail with it.
+/// Without limits: if a request fails in an outage, the waiters queued behind it fail with it.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn waiters_of_one_name_fail_together() {
     let mut server = Server::start();
@@ -245,14 +245,15 @@ async fn waiters_of_one_name_fail_together() {
         let error = soon("failed", waiter).await.unwrap().unwrap_err();
         assert!(error.is_transient(), "{error}");
     }
-    // One after the other it would be a minute.
+    // One after the other, it would take a minute.
     assert!(begun.elapsed() < AT_THE_LIMIT, "{:?}", begun.elapsed());
     drop(held);
 }
 
-/// A waiter of the line has won, so the next one does not ask: it knows that another owner has the lock.
+/// A waiter of the queue has acquired the lock, so the next one sends no request: it knows that
+/// another owner has the lock.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn waiter_behind_a_winner_of_its_line_gets_none_at_its_limit() {
+async fn waiter_behind_a_winner_of_its_queue_gets_none_at_its_limit() {
     let server = Server::start();
     let client = Client::connect(&server.url()).await.unwrap();
     let lock = client.lock("a");
@@ -269,10 +270,10 @@ async fn waiter_behind_a_winner_of_its_line_gets_none_at_its_limit() {
     held.unlock().await.unwrap();
 }
 
-/// Requests that waited in line until an outage began reach their limits between two tries, where they are
-/// in no line.
+/// Requests that were queued until an outage began reach their limits between two attempts, when
+/// they are in no queue.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn requests_that_left_their_line_say_that_the_store_cannot_be_asked() {
+async fn requests_that_left_their_queue_report_unreachable_store() {
     let mut server = Server::start();
     let holder = patient(&server.url()).await;
     let settings = Client::builder().response_timeout(Duration::from_millis(200));
@@ -296,9 +297,10 @@ async fn requests_that_left_their_line_say_that_the_store_cannot_be_asked() {
     drop(held);
 }
 
-/// More requests look than may be on their way to one server at once, and no look is answered.
+/// More requests inspect than may be in flight to one server at the same time, and none is
+/// answered.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn looks_that_were_not_answered_keep_no_turns() {
+async fn unanswered_inspections_keep_no_turns() {
     let server = Server::start();
     let settings = Client::builder().response_timeout(Duration::from_secs(1));
     let settings = settings.outage_limit(10 * LONG);
@@ -314,7 +316,7 @@ async fn looks_that_were_not_answered_keep_no_turns() {
     let once = client
         .count_down_latch("once")
         .with_outage_limit(Duration::ZERO);
-    // By the second failure the others have failed at least once, too.
+    // By the second failure, the others have failed at least once, too.
     for _ in 0..2 {
         assert!(once.wait().await.unwrap_err().is_transient());
     }
@@ -324,8 +326,8 @@ async fn looks_that_were_not_answered_keep_no_turns() {
     }
 }
 
-/// Without limits: requests and releases of one owner take turns, and fail together with the step that is
-/// not answered.
+/// Without limits: requests and releases of one owner take turns, and fail together with the step
+/// that is not answered.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn steps_of_one_owner_fail_together() {
     let server = Server::start();
@@ -353,22 +355,22 @@ async fn steps_of_one_owner_fail_together() {
         let error = soon("failed", step).await.unwrap().unwrap_err();
         assert!(error.is_transient(), "{error}");
     }
-    // One after the other it would be half a minute at least.
+    // One after the other, it would take at least half a minute.
     assert!(begun.elapsed() < AT_THE_LIMIT, "{:?}", begun.elapsed());
     server.thaw();
     soon("what was sent is settled", client.settled()).await;
     assert!(server.ask::<Vec<String>>(&["KEYS", "*"]).is_empty());
 }
 
-/// Nothing gets through until `through` is called.
+/// Lets no data through until `through` is called.
 fn cut(proxy: &Proxy) {
     proxy.refuse(true);
     proxy.cut();
 }
 
-/// The waiter was in line when the outage began, and tries again faster than its line ends.
+/// The waiter was queued when the outage began, and retries faster than its queue ends.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn waiter_in_line_fails_at_the_outage_limit() {
+async fn queued_waiter_fails_at_the_outage_limit() {
     let server = Server::start();
     let proxy = Proxy::to(server.port());
     let holder = patient(&server.url()).await;
@@ -409,7 +411,7 @@ async fn waiters_wait_through_an_outage_up_to_the_outage_limit() {
     let (a, b) = (client.lock("a"), client.lock("b"));
     let both = MultiLock::new([&a, &b]);
     let (lock, multi) = (a.lock(), both.lock());
-    // Each releases at once what it gets: either may be the first.
+    // Each releases immediately what it acquires: either may be the first.
     let lock = tokio::spawn(async move { lock.outage_limit(unlimited).await.map(drop) });
     let multi = tokio::spawn(async move { multi.outage_limit(unlimited).await.map(drop) });
     let permits = client.semaphore("p").acquire().outage_limit(unlimited);
@@ -418,18 +420,19 @@ async fn waiters_wait_through_an_outage_up_to_the_outage_limit() {
     assert!(holder.count_down_latch("l").try_set_count(1).await.unwrap());
     let opened = tokio::spawn(async move { latch.wait().await });
     until("they wait", || async {
-        // One is in line for the other lock, or for the same one.
+        // One of them is queued for the other lock, or for the same one.
         server.info("pubsub_channels").parse::<usize>().unwrap() >= 3
     })
     .await;
     cut(&proxy);
-    // Longer than the response timeout: requests without an outage limit fail, and those with a short one.
+    // Longer than the response timeout: requests without an outage limit, and with a short one,
+    // fail.
     for limit in [Duration::ZERO, Duration::from_millis(500)] {
         let request = client.lock("c").lock().outage_limit(limit);
         let error = soon("failed", request.into_future()).await.unwrap_err();
         assert!(error.is_transient(), "{error}");
     }
-    // The wait limit wins.
+    // The wait limit takes precedence.
     let limited = client
         .lock("c")
         .try_lock()
@@ -452,16 +455,18 @@ async fn waiters_wait_through_an_outage_up_to_the_outage_limit() {
     other.unlock().await.unwrap();
     holder.count_down_latch("l").count_down().await.unwrap();
     assert!(holder.semaphore("p").try_set_permits(1).await.unwrap());
-    // With so short a response timeout a release may be answered too late; it continues then.
+    // With such a short response timeout, a release may be answered too late; it then continues in
+    // the background.
     soon("the lock", lock).await.unwrap().unwrap();
     soon("both locks", multi).await.unwrap().unwrap();
     drop(soon("the permit", permits).await.unwrap().unwrap());
     soon("the latch", opened).await.unwrap().unwrap();
 }
 
-/// Each try is answered, and then waits for replicas in vain, for longer than the shorter limit.
+/// Each attempt is answered, and then waits for replicas in vain, for longer than the shorter
+/// limit.
 #[tokio::test]
-async fn tries_that_wait_for_replicas_are_one_outage() {
+async fn attempts_that_wait_for_replicas_are_one_outage() {
     let server = Server::start();
     let settings = Client::builder()
         .replica_sync(ReplicaSync::AtLeast(1))
@@ -476,7 +481,7 @@ async fn tries_that_wait_for_replicas_are_one_outage() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn outage_limit_of_the_client_counts_for_every_request() {
+async fn outage_limit_of_the_client_applies_to_every_request() {
     let server = Server::start();
     let proxy = Proxy::to(server.port());
     let settings = Client::builder()
@@ -497,12 +502,12 @@ async fn outage_limit_of_the_client_counts_for_every_request() {
     assert!(!waiter.is_finished());
     proxy.refuse(false);
     drop(soon("after the outage", waiter).await.unwrap().unwrap());
-    // Errors that time does not mend are returned at once.
+    // Permanent errors are returned immediately.
     let error = client.lock("of another kind").lock().await.unwrap_err();
     assert!(matches!(error, Error::WrongKind { .. }), "{error}");
 }
 
-/// What a single lock and a multi-lock say when the server answers with an error.
+/// Returns the errors of a single lock and of a multi-lock when the server answers with an error.
 async fn errors_of_both(client: &Client) -> (Error, Error) {
     let (a, b) = (client.lock("a"), client.lock("b"));
     let single = a.try_lock().await.unwrap_err();
@@ -511,7 +516,7 @@ async fn errors_of_both(client: &Client) -> (Error, Error) {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn multi_lock_takes_errors_of_the_server_as_a_single_lock_does() {
+async fn multi_lock_maps_server_errors_like_a_single_lock() {
     let server = Server::start();
     let settings = Client::builder().response_timeout(Duration::from_millis(500));
     let client = settings.connect(&server.url()).await.unwrap();
@@ -541,7 +546,7 @@ async fn multi_lock_takes_errors_of_the_server_as_a_single_lock_does() {
     assert!(granted(|| both.try_lock()).await.is_some());
 }
 
-/// It retries until the server takes writes again.
+/// It retries until the server accepts writes again.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn multi_lock_retries_what_a_single_lock_retries() {
     let server = Server::start();
@@ -570,7 +575,7 @@ async fn multi_lock_retries_what_a_single_lock_retries() {
     drop(soon("retried", multi).await.unwrap().unwrap().unwrap());
 }
 
-/// The clients that wait for replicas at this moment.
+/// Returns the clients that are waiting for replicas at this moment.
 fn waiting_for_replicas(server: &Server) -> Vec<String> {
     let clients: String = server.ask(&["CLIENT", "LIST"]);
     let waits = clients.lines().filter(|line| line.contains(" cmd=wait "));
@@ -583,7 +588,7 @@ fn waiting_for_replicas(server: &Server) -> Vec<String> {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn acquisition_whose_wait_is_interrupted_is_retried() {
     let server = Server::start();
-    // A server that does not know the script would be sent two WAITs.
+    // To a server that does not know the script, the client would send two WAITs.
     let teacher = Client::builder().replica_sync(ReplicaSync::Off);
     let teacher = teacher.connect(&server.url()).await.unwrap();
     drop(teacher.lock("first").lock().await.unwrap());

@@ -10,14 +10,14 @@ use redlatch_testkit::unique;
 use crate::common::{LONG, SHORT, Stand, soon, until};
 
 on_every_store! {
-    a_writer_that_takes_its_read_side_among_others_does_not_wait_behind_readers,
-    a_reader_that_asks_to_write_among_others_is_refused_behind_a_waiting_writer,
-    an_owner_enters_a_member_once_more_in_front_of_those_who_wait_for_it,
-    names_with_and_without_braces_have_queues_of_their_own,
-    names_with_one_channel_hear_of_every_release,
+    multi_lock_of_writer_does_not_queue_behind_readers_for_its_read_side,
+    multi_lock_of_reader_is_refused_write_side_behind_a_waiting_writer,
+    multi_lock_reenters_a_member_ahead_of_its_waiters,
+    names_with_and_without_braces_have_separate_queues,
+    names_with_one_channel_miss_no_release,
 }
 
-/// Returns when the client's first waiter is in line.
+/// Returns when the client's first waiter is in the local queue.
 async fn a_waiter(client: &Client) {
     until("subscribed", || async {
         client.status().subscriptions == 1
@@ -25,8 +25,8 @@ async fn a_waiter(client: &Client) {
     .await;
 }
 
-/// The reader in line waits for the writer, so the writer must not wait behind it.
-async fn a_writer_that_takes_its_read_side_among_others_does_not_wait_behind_readers(stand: Stand) {
+/// The queued reader waits for the writer, so the writer must not wait behind it.
+async fn multi_lock_of_writer_does_not_queue_behind_readers_for_its_read_side(stand: Stand) {
     let client = stand.patient().await;
     let sides = client.read_write_lock(&unique("sides"));
     let me = Owner::new();
@@ -42,7 +42,7 @@ async fn a_writer_that_takes_its_read_side_among_others_does_not_wait_behind_rea
     reading.unlock().await.unwrap();
 }
 
-async fn a_reader_that_asks_to_write_among_others_is_refused_behind_a_waiting_writer(stand: Stand) {
+async fn multi_lock_of_reader_is_refused_write_side_behind_a_waiting_writer(stand: Stand) {
     let client = stand.patient().await;
     let sides = client.read_write_lock(&unique("sides"));
     let me = Owner::new();
@@ -60,7 +60,7 @@ async fn a_reader_that_asks_to_write_among_others_is_refused_behind_a_waiting_wr
     writing.unlock().await.unwrap();
 }
 
-async fn an_owner_enters_a_member_once_more_in_front_of_those_who_wait_for_it(stand: Stand) {
+async fn multi_lock_reenters_a_member_ahead_of_its_waiters(stand: Stand) {
     let client = stand.patient().await;
     let [one, two] = ["member", "member-other"].map(|name| client.lock(&unique(name)));
     let me = Owner::new();
@@ -75,9 +75,9 @@ async fn an_owner_enters_a_member_once_more_in_front_of_those_who_wait_for_it(st
     next.unlock().await.unwrap();
 }
 
-/// A release of the other side that is still under way is settled before the request is sent.
+/// A pending release of the other side is settled before the request is sent.
 #[tokio::test]
-async fn a_read_side_that_was_just_dropped_does_not_keep_its_owner_from_writing_among_others() {
+async fn just_dropped_read_side_does_not_block_multi_lock_of_write_side() {
     let client = Stand::server().patient().await;
     let sides = client.read_write_lock(&unique("left"));
     let other = client.lock(&unique("left-other"));
@@ -90,15 +90,15 @@ async fn a_read_side_that_was_just_dropped_does_not_keep_its_owner_from_writing_
     }
 }
 
-/// While a request waits in line for one member, its owner may get the other side of that member by
+/// While a request is queued for one member, its owner may acquire the other side of that member by
 /// another request.
 #[tokio::test(start_paused = true)]
-async fn a_request_in_line_is_served_when_its_owner_gets_the_other_side() {
+async fn queued_request_is_served_when_its_owner_acquires_the_other_side() {
     let stand = Stand::embedded();
     let (client, peer) = (stand.patient().await, stand.patient().await);
     let sides = client.read_write_lock("sides");
     let held = peer.read_write_lock("sides").write().lock().await.unwrap();
-    // Not polled any more, so it stays first in the line of the readers.
+    // Never polled again, so it stays first in the queue of the readers.
     let mut first = pin!(sides.read().lock().into_future());
     tokio::select! {
         biased;
@@ -119,9 +119,10 @@ async fn a_request_in_line_is_served_when_its_owner_gets_the_other_side() {
     first.unlock().await.unwrap();
 }
 
-/// An owner whose loss was not noticed yet is refused out of turn once, and then waits as others do.
+/// An owner whose loss was not noticed yet bypasses the queue once and is refused; then it waits
+/// like the others.
 #[tokio::test(start_paused = true)]
-async fn a_lost_other_side_is_not_asked_for_again_and_again() {
+async fn lost_other_side_is_requested_only_once() {
     let stand = Stand::embedded();
     let (client, peer) = (stand.patient().await, stand.patient().await);
     let (sides, theirs) = (client.read_write_lock("x"), peer.read_write_lock("x"));
@@ -141,7 +142,7 @@ async fn a_lost_other_side_is_not_asked_for_again_and_again() {
 }
 
 /// `x` and `{x}` are two objects with one channel.
-async fn names_with_and_without_braces_have_queues_of_their_own(stand: Stand) {
+async fn names_with_and_without_braces_have_separate_queues(stand: Stand) {
     let (client, peer) = (stand.patient().await, stand.patient().await);
     let name = unique("queue");
     let braced = format!("{{{name}}}");
@@ -152,7 +153,7 @@ async fn names_with_and_without_braces_have_queues_of_their_own(stand: Stand) {
     a_waiter(&client).await;
     let guard = soon("it is free", tagged.lock().into_future()).await;
     let next = tokio::spawn(tagged.lock().into_future());
-    // Also among others.
+    // The same in a multi-lock.
     let both = MultiLock::new([client.lock(&format!("{{{name}}}:other")), tagged.clone()]);
     assert!(both.try_lock().await.unwrap().is_none());
     guard.unwrap().unlock().await.unwrap();
@@ -181,9 +182,9 @@ async fn names_with_and_without_braces_have_queues_of_their_own(stand: Stand) {
     permits.release().await.unwrap();
 }
 
-/// The subscription is ended again and again, beside waiters of either name that come just then: no
-/// release goes unheard. (These clients look by themselves only after ten minutes.)
-async fn names_with_one_channel_hear_of_every_release(stand: Stand) {
+/// The subscription ends repeatedly while waiters of either name start: no release is missed.
+/// (These clients retry by themselves only after ten minutes.)
+async fn names_with_one_channel_miss_no_release(stand: Stand) {
     let ending = Client::builder().watchdog(10 * LONG);
     let client = stand.client_with(ending.subscription_linger(Duration::ZERO));
     let (client, peer) = (client.await, stand.patient().await);
@@ -196,7 +197,7 @@ async fn names_with_one_channel_hear_of_every_release(stand: Stand) {
                 let waiting = [mine.lock(), mine.lock()].map(|lock| {
                     tokio::spawn(async move { lock.await.unwrap().unlock().await.unwrap() })
                 });
-                // At other moments of the other name's waiters each time.
+                // At a different moment of the other name's waiters each time.
                 for _ in 0..round % 7 {
                     assert!(theirs.is_locked().await.unwrap());
                 }

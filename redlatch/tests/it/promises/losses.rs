@@ -1,4 +1,4 @@
-//! Locks that the store lost: those who wait are woken, and all holders learn of it together.
+//! Locks that the store lost: waiters are woken, and all holders learn of it together.
 
 use std::future::IntoFuture as _;
 use std::time::Duration;
@@ -8,10 +8,10 @@ use redlatch_testkit::Server;
 
 use crate::common::*;
 
-/// With this lease a waiter without a message sleeps for hours.
+/// With this lease, a waiter that gets no message sleeps for hours.
 const ENDLESS: Duration = Duration::from_secs(20_000);
 
-/// The holder, whose renewals are due every two seconds, and another client.
+/// Creates the holder, whose renewals are due every two seconds, and another client.
 async fn clients(server: &Server) -> (Client, Client) {
     let connect = |lease| {
         let settings = Client::builder().watchdog(lease).response_timeout(LONG);
@@ -20,7 +20,8 @@ async fn clients(server: &Server) -> (Client, Client) {
     (connect(WATCHDOG).await, connect(ENDLESS).await)
 }
 
-/// What another program does to the store while the first holds a lock and the second waits for it.
+/// How the loss is found after another program deletes the key: the first client holds the lock and
+/// the second waits for it.
 #[derive(Clone, Copy)]
 enum Found {
     /// By the next renewal.
@@ -29,8 +30,8 @@ enum Found {
     ByRelease,
 }
 
-/// A waiter that was told to wait for the whole lease gets the lock soon after its key was deleted. Returns
-/// whether it was called: waiters of fair locks look by themselves before long.
+/// A waiter that learned the whole lease acquires the lock soon after its key was deleted. Returns
+/// whether a message woke it: waiters of fair locks soon retry by themselves.
 async fn waiter_is_woken<K: LockKind, L: LockKind>(
     server: &Server,
     held: &Lock<K>,
@@ -40,11 +41,11 @@ async fn waiter_is_woken<K: LockKind, L: LockKind>(
 ) -> bool {
     let guard = match found {
         Found::ByRenewal => held.lock().await.unwrap(),
-        // Nobody renews it, so that only the release can find that it is gone.
+        // Not renewed, so that only the release can find that it is gone.
         Found::ByRelease => held.lock().lease(ENDLESS).await.unwrap(),
     };
     if let Found::ByRenewal = found {
-        // The waiter goes by what the store says is left.
+        // The waiter relies on the remaining lease that the store reports.
         let _: i64 = server.ask(&["PEXPIRE", held.name(), "9000000"]);
     }
     let waiting = tokio::spawn(wanted.lock().into_future());
@@ -79,7 +80,7 @@ macro_rules! a_waiter_is_woken {
         #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
         async fn $name() {
             for found in [Found::ByRenewal, Found::ByRelease] {
-                // On a busy machine it may have looked first.
+                // On a busy machine it may have retried first.
                 until("it is called", || async {
                     let server = Server::start();
                     let (holder, waiter) = clients(&server).await;
@@ -105,9 +106,9 @@ a_waiter_is_woken! {
         client.read_write_lock("x").read().clone(), client.read_write_lock("x").write().clone();
 }
 
-/// FLUSHALL deletes the queue of a fair lock, too, so that no step knows which waiters to call.
+/// FLUSHALL also deletes the queue of a fair lock, so no step knows which waiters to notify.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn all_waiters_of_a_flushed_fair_lock_get_it() {
+async fn all_waiters_of_a_flushed_fair_lock_acquire_it() {
     let server = Server::start();
     let (holder, other) = clients(&server).await;
     let guard = holder.fair_lock("x").lock().await.unwrap();
@@ -131,9 +132,9 @@ async fn all_waiters_of_a_flushed_fair_lock_get_it() {
     let _ = guard.unlock().await;
 }
 
-/// If another owner holds the lock by now, the waiters are right to wait.
+/// If another owner holds the lock by now, the waiters must keep waiting.
 #[tokio::test]
-async fn a_lost_hold_wakes_nobody_while_another_owner_holds_the_lock() {
+async fn lost_hold_wakes_no_waiter_while_another_owner_holds_the_lock() {
     let server = Server::start();
     let (holder, other) = clients(&server).await;
     let lost = holder.lock("x").lock().await.unwrap();
@@ -144,7 +145,8 @@ async fn a_lost_hold_wakes_nobody_while_another_owner_holds_the_lock() {
     listening.subscribe("redisson_lock__channel:{x}").unwrap();
     soon("lost", lost.lost()).await;
     let _ = lost.unlock().await;
-    // What is under way for the lost hold would find no owner behind the release, and call a waiter.
+    // A step in flight for the lost hold would find no owner after the release, and notify a
+    // waiter.
     soon("settled", holder.settled()).await;
     next.unlock().await.unwrap();
     // The first message is that of the release.
@@ -159,13 +161,13 @@ async fn a_lost_hold_wakes_nobody_while_another_owner_holds_the_lock() {
     );
 }
 
-/// Renewals are due after hours, so that an earlier loss was found by a sweep.
+/// Renewals are due after hours, so only a sweep can find a loss earlier.
 async fn rarely_renewing(server: &Server) -> Client {
     let settings = Client::builder().watchdog(ENDLESS).response_timeout(LONG);
     settings.connect(&server.url()).await.unwrap()
 }
 
-/// Fifty holds of all kinds, half of them with a fixed lease.
+/// Acquires fifty holds of all kinds, half of them with a fixed lease.
 async fn fifty_holds(client: &Client) -> Vec<Guard> {
     let mut guards = Vec::new();
     for n in 0..50 {
@@ -185,7 +187,7 @@ async fn all_learn_of_their_loss(guards: &[Guard]) {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn after_a_restart_without_data_all_holds_learn_of_their_loss_together() {
+async fn restart_without_data_reports_all_losses_together() {
     let mut server = Server::start();
     let client = rarely_renewing(&server).await;
     let guards = fifty_holds(&client).await;
@@ -200,7 +202,7 @@ async fn after_a_restart_without_data_all_holds_learn_of_their_loss_together() {
     semaphore.set_permits(1).await.unwrap();
     let permit = semaphore.acquire().await.unwrap();
     server.restart();
-    // Whatever is asked next connects, and sees that another process answers.
+    // Any next request connects, and sees that another process answers.
     drop(granted(|| client.lock("other").lock()).await);
     all_learn_of_their_loss(&guards).await;
     soon("the reader", reader.lost()).await;
@@ -209,7 +211,7 @@ async fn after_a_restart_without_data_all_holds_learn_of_their_loss_together() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn after_flushall_one_loss_tells_all_holds_of_theirs() {
+async fn after_flushall_one_loss_reveals_all_others() {
     let server = Server::start();
     let client = rarely_renewing(&server).await;
     let guards = fifty_holds(&client).await;
@@ -219,7 +221,7 @@ async fn after_flushall_one_loss_tells_all_holds_of_theirs() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_loss_that_a_renewal_finds_tells_all_holds_of_theirs() {
+async fn loss_found_by_renewal_reveals_all_others() {
     let server = Server::start();
     let (client, _) = clients(&server).await;
     let renewed = client.lock("renewed").lock().await.unwrap();
@@ -232,7 +234,7 @@ async fn a_loss_that_a_renewal_finds_tells_all_holds_of_theirs() {
 
 /// The guard that finds the loss releases in the background; the other guard of the owner keeps its hold.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_loss_that_one_of_two_guards_finds_tells_all_holds_of_theirs() {
+async fn loss_found_by_one_of_two_guards_reveals_all_others() {
     let server = Server::start();
     let client = rarely_renewing(&server).await;
     let first = client.lock("twice").lock().await.unwrap();
@@ -244,9 +246,9 @@ async fn a_loss_that_one_of_two_guards_finds_tells_all_holds_of_theirs() {
     soon("the other hold is lost", other.lost()).await;
 }
 
-/// A release that finds its hold missing is as good a reason to check the others.
+/// A release that finds its hold missing also triggers a check of the others.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_sweep_checks_fixed_leases_without_extending_them() {
+async fn sweep_checks_fixed_leases_without_extending_them() {
     let server = Server::start();
     let client = rarely_renewing(&server).await;
     let fixed = client.lock("fixed").lock().lease(LONG * 5).await.unwrap();

@@ -1,5 +1,5 @@
-//! Promises of the documentation that attacks and trials found broken: one module for each area.
-//! Each test fails without the fix that it belongs to.
+//! Documented promises that adversarial testing found broken: one module for each area. Each test
+//! fails without the corresponding fix.
 
 mod addresses;
 mod crowds;

@@ -10,7 +10,7 @@ use redlatch_testkit::{Cluster, ClusterPlan, unique};
 
 use crate::common::*;
 
-/// Three masters without replicas, none of which is ever taken for dead.
+/// Starts three masters without replicas, none of which ever counts as failed.
 fn three_masters() -> Cluster {
     Cluster::start_with(ClusterPlan {
         replicas: 0,
@@ -19,8 +19,8 @@ fn three_masters() -> Cluster {
     })
 }
 
-/// Names of locks, spread over some slots of every node, and the node that serves each. Asked for while
-/// all nodes answer.
+/// Returns names of locks, spread over some slots of every node, and the node that serves each.
+/// Called while all nodes answer.
 fn names(cluster: &Cluster, count: usize) -> Vec<(String, usize)> {
     let tags: Vec<_> = (0..30).map(|_| unique("lock")).collect();
     let owners: Vec<_> = tags.iter().map(|tag| cluster.owner_of(tag)).collect();
@@ -31,13 +31,13 @@ fn names(cluster: &Cluster, count: usize) -> Vec<(String, usize)> {
     named.collect()
 }
 
-/// Some of them that the node that will be frozen serves, or the others.
+/// Returns some of the names that the node to be frozen serves, or that it does not serve.
 fn some(names: &[(String, usize)], count: usize, frozen: bool) -> Vec<String> {
     let wanted = names.iter().filter(|(_, node)| (*node == FROZEN) == frozen);
     wanted.map(|(name, _)| name.clone()).take(count).collect()
 }
 
-/// A lock on another node is acquired and released.
+/// Acquires and releases a lock on another node.
 async fn take_turns(client: &Client, name: &str) {
     let lock = client.lock(&format!("{name}-free"));
     let guard = soon("free", lock.lock().into_future()).await.unwrap();
@@ -49,9 +49,10 @@ const FROZEN: usize = 1;
 /// Long enough for a busy machine to acquire and renew thousands of locks meanwhile.
 const LEASE: Duration = WATCHDOG.saturating_mul(2);
 
-/// Thousands of locks, one of three nodes frozen for longer than the lease: no lock on another node is lost.
+/// With thousands of locks and one of three nodes frozen for longer than the lease, no lock on
+/// another node is lost.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_frozen_node_costs_no_lock_on_other_nodes() {
+async fn frozen_node_loses_no_lock_on_other_nodes() {
     let cluster = three_masters();
     let client = Client::builder().watchdog(LEASE);
     let client = client.connect(&cluster.url()).await.unwrap();
@@ -96,9 +97,9 @@ async fn a_frozen_node_costs_no_lock_on_other_nodes() {
     assert!(slowest < LONG / 4, "{slowest:?}");
 }
 
-/// Callers whose node does not answer keep no other caller from acquiring or releasing.
+/// Callers whose node does not answer do not prevent other callers from acquiring or releasing.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_frozen_node_uses_up_no_turns_of_other_nodes() {
+async fn frozen_node_uses_up_no_turns_of_other_nodes() {
     let cluster = three_masters();
     let settings = Client::builder().response_timeout(LONG);
     let client = settings.connect(&cluster.url()).await.unwrap();
@@ -109,7 +110,7 @@ async fn a_frozen_node_uses_up_no_turns_of_other_nodes() {
     for name in &elsewhere {
         held.push(client.lock(name).lock().await.unwrap());
     }
-    // Callers use up turns only when there is a connection.
+    // Callers use up turns only if there is a connection.
     take_turns(&client, &at_frozen[0]).await;
 
     cluster.freeze(FROZEN);
@@ -128,7 +129,7 @@ async fn a_frozen_node_uses_up_no_turns_of_other_nodes() {
             })
         })
         .collect();
-    // More of them wait than may ask at once.
+    // More callers wait than may send at the same time.
     until("all ask", || async {
         asking.load(Ordering::SeqCst) == at_frozen.len()
     })
@@ -139,7 +140,7 @@ async fn a_frozen_node_uses_up_no_turns_of_other_nodes() {
     let failed = failed.load(Ordering::SeqCst);
     assert_eq!(failed, 0, "callers of the frozen node came first");
 
-    // Dropped requests are settled in the background, with turns of its own.
+    // Dropped requests are settled in the background, with separate turns.
     for one in &crowd {
         one.abort();
     }

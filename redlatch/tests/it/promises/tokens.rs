@@ -11,10 +11,11 @@ use redlatch_testkit::{Monitor, Proxy, Server};
 use super::generations::{refusals, refuse_writes};
 use crate::common::{LONG, client, in_time, soon, until};
 
-/// Renewals are carried out and their answers lost: the holder loses what the store still has. The
-/// owner's next acquisition must not count as a repetition of the one that brought the old token.
+/// Renewals are executed but their answers are lost: the holder loses a hold that the store still
+/// has. The owner's next acquisition must not count as a repetition of the one that returned the
+/// old token.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn acquisition_after_a_loss_gets_a_greater_token_although_the_store_still_has_the_hold() {
+async fn acquisition_after_loss_gets_greater_token_although_store_has_the_hold() {
     let server = Server::start();
     let proxy = Proxy::to(server.port());
     let settings = Client::builder().watchdog(Duration::from_millis(1500));
@@ -67,11 +68,12 @@ async fn acquisition_after_a_loss_gets_a_greater_token_although_the_store_still_
     }
 }
 
-/// A guard leaves while an acquisition of the same owner first settles what another guard has left.
-/// The hold count without that guard is not what the store has yet: one more would be what the store
-/// has, so the acquisition would count as a repetition.
+/// A guard is released while an acquisition of the same owner first settles the release of another
+/// guard. The store still has the count from before both releases. If the acquisition used the
+/// local count without the guard, one more would equal the store's count, and it would count as a
+/// repetition.
 #[tokio::test(flavor = "current_thread")]
-async fn acquisition_gets_a_greater_token_also_if_a_guard_leaves_while_it_settles() {
+async fn acquisition_gets_greater_token_if_a_guard_is_dropped_while_it_settles() {
     let server = Server::start();
     let (ours, me) = (client(&server).await, Owner::new());
     let lock = ours.fenced_lock("a");
@@ -86,20 +88,20 @@ async fn acquisition_gets_a_greater_token_also_if_a_guard_leaves_while_it_settle
         drop(one);
         refuse_writes(&server, false);
     };
-    // Polled first, before the background work of the guard that was dropped.
+    // Polled before the background work of the dropped guard.
     let again = lock.lock().owner(me).into_future();
     let (again, ()) = soon("acquired", async { tokio::join!(biased; again, leaving) }).await;
     let token = again.unwrap().token();
     assert!(token > latest, "{token} after {latest}");
 }
 
-/// Only a hold that takes the place of a lost one releases before it acquires.
+/// Only a hold that replaces a lost one releases before it acquires.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn acquisition_without_a_loss_before_it_is_one_round_trip() {
+async fn acquisition_without_prior_loss_is_one_round_trip() {
     let server = Server::start();
     let (ours, me) = (client(&server).await, Owner::new());
     let lock = ours.fenced_lock("a");
-    // The scripts are known to the server from here on.
+    // From here on, the server knows the scripts.
     lock.lock().owner(me).await.unwrap().unlock().await.unwrap();
     let mut monitor = Monitor::start(&server);
     lock.lock().owner(me).await.unwrap().unlock().await.unwrap();
@@ -109,7 +111,7 @@ async fn acquisition_without_a_loss_before_it_is_one_round_trip() {
     assert_eq!(scripts.count(), 2, "{commands:?}");
 }
 
-/// Set for the process that holds a lock; the URL to connect to.
+/// Set for the process that holds a lock: the URL to connect to.
 const HOLDS: &str = "REDLATCH_TEST_HOLDS_FOR";
 
 /// A process that acquires under a chosen client id each time that the test requests it.
@@ -123,7 +125,7 @@ impl Holder {
     fn start(url: &str) -> Holder {
         let mut child = Command::new(std::env::current_exe().unwrap())
             .args(["--exact", "--nocapture", "--test-threads=1"])
-            .arg("promises::tokens::a_restarted_process_with_the_same_client_id_is_another_owner")
+            .arg("promises::tokens::restarted_process_with_same_client_id_is_another_owner")
             .env(HOLDS, url)
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
@@ -138,12 +140,12 @@ impl Holder {
         }
     }
 
-    /// Has it try to acquire: the owner and the token, or `None` if the lock is held.
+    /// Makes it try to acquire. Returns the owner and the token, or `None` if the lock is held.
     fn acquire(&mut self) -> Option<(String, u64)> {
         self.stdin.write_all(b"acquire\n").unwrap();
         loop {
             let line = self.answers.next().unwrap().unwrap();
-            // The test harness writes, too, and not always whole lines.
+            // The test harness also writes to standard output, and not always whole lines.
             let Some((_, answer)) = line.split_once("answer ") else {
                 continue;
             };
@@ -161,7 +163,7 @@ impl Drop for Holder {
     }
 }
 
-/// What that process does.
+/// Runs in that process.
 async fn hold(url: &str) {
     let settings = Client::builder().client_id("pod-0").response_timeout(LONG);
     let lock = settings.connect(url).await.unwrap().fenced_lock("a");
@@ -180,7 +182,7 @@ async fn hold(url: &str) {
 /// A process is killed while it holds a lock, and restarted under the same client id within the
 /// lease. It is another owner, so it waits for the lease to end, and gets a greater token.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_restarted_process_with_the_same_client_id_is_another_owner() {
+async fn restarted_process_with_same_client_id_is_another_owner() {
     if let Ok(url) = std::env::var(HOLDS) {
         return hold(&url).await;
     }
@@ -188,7 +190,7 @@ async fn a_restarted_process_with_the_same_client_id_is_another_owner() {
     let mut first = Holder::start(&server.url());
     let (owner, token) = first.acquire().expect("a free lock");
     drop(first);
-    // Within the lease, however slow this machine is.
+    // Keeps the lease alive, however slow this machine is.
     assert!(server.ask::<bool>(&["PEXPIRE", "a", "3600000"]));
     let mut second = Holder::start(&server.url());
     assert_eq!(second.acquire(), None, "entered the hold of {owner}");
@@ -204,7 +206,8 @@ async fn a_restarted_process_with_the_same_client_id_is_another_owner() {
     assert!(greater > token, "{greater} after {token}");
 }
 
-/// After lost data a resource that remembers a token refuses everybody until the token is advanced.
+/// After a data loss, a resource that remembers a token refuses all writers until the token is
+/// advanced.
 mod after_lost_data {
     use redlatch::{Client, Embedded, Error, MAX_TOKEN};
     use redlatch_testkit::Server;
@@ -219,7 +222,7 @@ mod after_lost_data {
         lose_data().await;
         let late = lock.lock().await.unwrap();
         assert!(late.token() < seen, "counted from the beginning");
-        // While it is held, too.
+        // The token can also be advanced while the lock is held.
         assert_eq!(lock.advance_token(seen).await.unwrap(), seen);
         assert_eq!(lock.advance_token(1).await.unwrap(), seen, "never lowered");
         late.unlock().await.unwrap();
@@ -276,7 +279,7 @@ mod after_lost_data {
     }
 
     #[test]
-    fn token_is_advanced_from_a_thread() {
+    fn token_is_advanced_through_the_blocking_api() {
         let client = redlatch::blocking::Client::embedded().unwrap();
         let lock = client.fenced_lock("a");
         assert_eq!(lock.advance_token(41).unwrap(), 41);

@@ -1,4 +1,4 @@
-//! In virtual time.
+//! Tests of the semaphore in virtual time.
 
 use super::*;
 
@@ -30,9 +30,10 @@ async fn time_limits_are_kept() {
     assert!(!semaphore.delete().await.unwrap());
 }
 
-/// The end of a time to live sends no message: who waits goes on, and is served by the next setting.
+/// The end of a time to live sends no message: waiters keep waiting, and are served when permits
+/// are set again.
 #[tokio::test(start_paused = true)]
-async fn waiting_outlives_the_semaphore() {
+async fn waiters_outlive_the_semaphore() {
     let store = Embedded::new();
     let client = Client::builder().connect_embedded(&store).unwrap();
     let other = Client::builder().connect_embedded(&store).unwrap();

@@ -1,4 +1,4 @@
-//! The semaphore, on every store and under faults.
+//! Tests of the semaphore, on every store and under faults.
 
 mod in_virtual_time;
 mod on_a_server;
@@ -26,7 +26,7 @@ async fn set(client: &Client, what: &str, permits: u32) -> Semaphore {
     semaphore
 }
 
-/// All permits are there, and nothing is under way.
+/// Asserts that the client has no holds and no background work.
 #[track_caller]
 fn quiet(client: &Client) {
     let status = client.status();
@@ -36,30 +36,30 @@ fn quiet(client: &Client) {
 on_every_store! {
     permits_are_set_once,
     permits_are_counted,
-    none_are_had_at_once,
-    what_was_released_without_being_set_can_be_acquired,
-    permits_can_be_reduced_below_none,
-    a_reduced_semaphore_fills_up_first,
-    draining_takes_what_is_there,
-    releasing_only_if_it_exists,
-    a_time_to_live_ends_and_stays_through_changes,
-    guards_give_back_once_and_in_every_way,
-    a_guard_does_not_make_a_semaphore_anew,
+    acquiring_zero_permits_succeeds_immediately,
+    permits_released_without_being_set_can_be_acquired,
+    permits_can_be_reduced_below_zero,
+    reduced_semaphore_fills_up_first,
+    draining_acquires_all_available_permits,
+    release_requires_an_existing_semaphore,
+    time_to_live_ends_and_survives_changes,
+    guards_release_exactly_once_in_every_way,
+    released_guard_does_not_recreate_a_semaphore,
     permits_do_not_go_to_the_next_semaphore,
-    adding_nothing_makes_nothing,
-    waiting_ends_when_it_should,
-    a_waiter_for_many_gets_them_as_soon_as_they_are_free,
-    a_waiter_is_woken_by_every_way_to_add,
+    adding_zero_permits_creates_nothing,
+    wait_limits_are_kept,
+    waiter_for_many_permits_is_served_once_they_are_free,
+    every_way_to_add_permits_wakes_a_waiter,
     small_requests_do_not_overtake_big_ones,
     first_come_first_served,
-    one_message_serves_as_many_as_it_can,
-    never_more_than_the_total,
-    hundreds_of_names_and_everybody_is_served,
-    numbers_that_cannot_be,
-    names_that_cannot_be_used,
+    one_message_serves_as_many_waiters_as_possible,
+    acquired_permits_never_exceed_the_total,
+    waiters_for_hundreds_of_names_are_all_served,
+    invalid_numbers_are_rejected,
+    invalid_names_are_rejected,
     dropped_everywhere,
     dropped_while_permits_come,
-    giving_back_goes_on_when_dropped,
+    dropped_release_completes,
 }
 
 async fn permits_are_set_once(stand: Stand) {
@@ -69,7 +69,7 @@ async fn permits_are_set_once(stand: Stand) {
     assert!(semaphore.try_set_permits(10).await.unwrap());
     assert!(!semaphore.try_set_permits(15).await.unwrap());
     assert_eq!(semaphore.available().await.unwrap(), 10);
-    // An exhausted semaphore is still one (failure catalogue F22).
+    // An exhausted semaphore still counts as set (failure catalogue F22).
     assert_eq!(semaphore.drain().await.unwrap(), 10);
     assert!(!semaphore.try_set_permits(15).await.unwrap());
     assert!(semaphore.delete().await.unwrap());
@@ -96,7 +96,7 @@ async fn permits_are_counted(stand: Stand) {
     quiet(&client);
 }
 
-async fn none_are_had_at_once(stand: Stand) {
+async fn acquiring_zero_permits_succeeds_immediately(stand: Stand) {
     let client = stand.patient().await;
     let semaphore = client.semaphore(&unique("zero"));
     let none = semaphore.try_acquire_many(0).wait(10 * LONG).await;
@@ -110,7 +110,7 @@ async fn none_are_had_at_once(stand: Stand) {
     quiet(&client);
 }
 
-async fn what_was_released_without_being_set_can_be_acquired(stand: Stand) {
+async fn permits_released_without_being_set_can_be_acquired(stand: Stand) {
     let client = stand.patient().await;
     let semaphore = client.semaphore(&unique("unset"));
     semaphore.release(1).await.unwrap();
@@ -121,7 +121,7 @@ async fn what_was_released_without_being_set_can_be_acquired(stand: Stand) {
     assert_eq!(semaphore.available().await.unwrap(), 0);
 }
 
-async fn permits_can_be_reduced_below_none(stand: Stand) {
+async fn permits_can_be_reduced_below_zero(stand: Stand) {
     let client = stand.patient().await;
     let semaphore = set(&client, "reduced", 10).await;
     semaphore.acquire_many(10).await.unwrap().forget();
@@ -134,7 +134,7 @@ async fn permits_can_be_reduced_below_none(stand: Stand) {
     assert_eq!(semaphore.available().await.unwrap(), 9);
 }
 
-async fn a_reduced_semaphore_fills_up_first(stand: Stand) {
+async fn reduced_semaphore_fills_up_first(stand: Stand) {
     let client = stand.patient().await;
     let semaphore = set(&client, "fills-up", 1).await;
     let held = semaphore.acquire().await.unwrap();
@@ -145,11 +145,11 @@ async fn a_reduced_semaphore_fills_up_first(stand: Stand) {
     assert!(semaphore.try_acquire().await.unwrap().is_some());
 }
 
-async fn draining_takes_what_is_there(stand: Stand) {
+async fn draining_acquires_all_available_permits(stand: Stand) {
     let client = stand.patient().await;
     let semaphore = client.semaphore(&unique("drain"));
     assert_eq!(semaphore.drain().await.unwrap(), 0);
-    // Not made by draining it.
+    // Draining it does not create it.
     assert!(semaphore.try_set_permits(10).await.unwrap());
     let three = semaphore.acquire_many(3).await.unwrap();
     assert_eq!(semaphore.drain().await.unwrap(), 7);
@@ -161,7 +161,7 @@ async fn draining_takes_what_is_there(stand: Stand) {
     assert_eq!(semaphore.available().await.unwrap(), 0);
 }
 
-async fn releasing_only_if_it_exists(stand: Stand) {
+async fn release_requires_an_existing_semaphore(stand: Stand) {
     let client = stand.patient().await;
     let semaphore = client.semaphore(&unique("if-exists"));
     assert!(!semaphore.release_if_exists(3).await.unwrap());
@@ -170,7 +170,7 @@ async fn releasing_only_if_it_exists(stand: Stand) {
     assert_eq!(semaphore.available().await.unwrap(), 4);
 }
 
-async fn a_time_to_live_ends_and_stays_through_changes(stand: Stand) {
+async fn time_to_live_ends_and_survives_changes(stand: Stand) {
     let client = stand.patient().await;
     let semaphore = client.semaphore(&unique("ttl"));
     let lives = SHORT;
@@ -200,7 +200,7 @@ async fn a_time_to_live_ends_and_stays_through_changes(stand: Stand) {
     assert!(semaphore.try_set_permits(1).await.unwrap());
 }
 
-async fn guards_give_back_once_and_in_every_way(stand: Stand) {
+async fn guards_release_exactly_once_in_every_way(stand: Stand) {
     let client = stand.patient().await;
     let semaphore = set(&client, "guards", 7).await;
     drop(semaphore.acquire_many(7).await.unwrap());
@@ -221,7 +221,7 @@ async fn guards_give_back_once_and_in_every_way(stand: Stand) {
     quiet(&client);
 }
 
-async fn a_guard_does_not_make_a_semaphore_anew(stand: Stand) {
+async fn released_guard_does_not_recreate_a_semaphore(stand: Stand) {
     let client = stand.patient().await;
     let semaphore = set(&client, "gone", 5).await;
     let (one, two) = (
@@ -235,7 +235,8 @@ async fn a_guard_does_not_make_a_semaphore_anew(stand: Stand) {
     assert!(!semaphore.delete().await.unwrap(), "made anew");
 }
 
-/// Permits of a semaphore whose time to live has ended are no permits of the one that was set after.
+/// Permits of a semaphore whose time to live has ended do not count in the semaphore that was set
+/// afterwards.
 async fn permits_do_not_go_to_the_next_semaphore(stand: Stand) {
     let client = stand.patient().await;
     let semaphore = client.semaphore(&unique("next"));
@@ -248,7 +249,7 @@ async fn permits_do_not_go_to_the_next_semaphore(stand: Stand) {
     drop(dropped);
     soon("settled", client.settled()).await;
     assert_eq!(semaphore.available().await.unwrap(), 3, "over the total");
-    // Its own do.
+    // Its own permits do.
     semaphore
         .acquire_many(2)
         .await
@@ -262,8 +263,9 @@ async fn permits_do_not_go_to_the_next_semaphore(stand: Stand) {
     quiet(&client);
 }
 
-/// Redisson's `release(0)` does nothing either: an exhausted semaphore could not be set.
-async fn adding_nothing_makes_nothing(stand: Stand) {
+/// Redisson's `release(0)` does nothing either. It would otherwise create an exhausted semaphore,
+/// which could not be set.
+async fn adding_zero_permits_creates_nothing(stand: Stand) {
     let client = stand.patient().await;
     let semaphore = client.semaphore(&unique("nothing"));
     semaphore.release(0).await.unwrap();
@@ -278,7 +280,7 @@ async fn adding_nothing_makes_nothing(stand: Stand) {
     assert!(matches!(error, Error::InvalidName { .. }), "{error}");
 }
 
-async fn waiting_ends_when_it_should(stand: Stand) {
+async fn wait_limits_are_kept(stand: Stand) {
     let (client, other) = (stand.patient().await, stand.patient().await);
     let semaphore = set(&client, "waits", 1).await;
     let held = semaphore.acquire().await.unwrap();
@@ -299,7 +301,7 @@ async fn waiting_ends_when_it_should(stand: Stand) {
 }
 
 /// Failure catalogue F21.
-async fn a_waiter_for_many_gets_them_as_soon_as_they_are_free(stand: Stand) {
+async fn waiter_for_many_permits_is_served_once_they_are_free(stand: Stand) {
     let (client, other) = (stand.patient().await, stand.patient().await);
     let semaphore = set(&client, "many", 5).await;
     let first = semaphore.acquire_many(3).await.unwrap();
@@ -307,7 +309,7 @@ async fn a_waiter_for_many_gets_them_as_soon_as_they_are_free(stand: Stand) {
     let waiting = tokio::spawn(waiting.acquire_many(4).into_future());
     until("it waits", || async { other.status().subscriptions == 1 }).await;
     semaphore.release(1).await.unwrap();
-    // Three are free: not enough yet, however often it is told.
+    // Three are free: not enough yet, however many messages arrive.
     assert_eq!(semaphore.available().await.unwrap(), 3);
     assert!(!waiting.is_finished());
     semaphore.release(1).await.unwrap();
@@ -317,12 +319,12 @@ async fn a_waiter_for_many_gets_them_as_soon_as_they_are_free(stand: Stand) {
     four.release().await.unwrap();
 }
 
-async fn a_waiter_is_woken_by_every_way_to_add(stand: Stand) {
+async fn every_way_to_add_permits_wakes_a_waiter(stand: Stand) {
     let (client, other) = (stand.patient().await, stand.patient().await);
     for way in 0..6 {
         let semaphore = client.semaphore(&unique("ways"));
         let held = match way {
-            // Permits that were never set are waited for too.
+            // Waiters also wait for permits that were never set.
             0 => None,
             _ => {
                 assert!(semaphore.try_set_permits(2).await.unwrap());
@@ -351,7 +353,8 @@ async fn a_waiter_is_woken_by_every_way_to_add(stand: Stand) {
             (_, held) => {
                 drop(held);
                 semaphore.delete().await.unwrap();
-                // Whichever came first, the guard or this: two are there in the end.
+                // Whether the guard's release or this call came first: in the end there are two
+                // permits.
                 client.settled().await;
                 semaphore.try_set_permits(2).await.unwrap();
             }
@@ -369,7 +372,7 @@ async fn small_requests_do_not_overtake_big_ones(stand: Stand) {
     until("it waits", || async { client.status().subscriptions == 1 }).await;
     let small = tokio::spawn(semaphore.acquire().into_future());
     one.release().await.unwrap();
-    // One is free, and whoever overtakes has had every chance to.
+    // One permit is free, and a waiter that overtakes would have had every chance to.
     for _ in 0..100 {
         assert_eq!(semaphore.available().await.unwrap(), 1);
         assert!(!small.is_finished());
@@ -395,7 +398,7 @@ async fn first_come_first_served(stand: Stand) {
     let mut waiting = Vec::new();
     for n in 0..WAITERS {
         let (served, mut acquire) = (served.clone(), semaphore.acquire().into_future());
-        // In line before the next one comes: the first by subscribing, the others by being polled.
+        // Queued before the next one starts: the first by subscribing, the others by being polled.
         let polled = poll_fn(|cx| Poll::Ready(acquire.as_mut().poll(cx).is_ready())).await;
         assert!(!polled, "held by somebody else");
         let one = tokio::spawn(async move {
@@ -418,8 +421,8 @@ async fn first_come_first_served(stand: Stand) {
     assert_eq!(*served.lock().unwrap(), Vec::from_iter(0..WAITERS));
 }
 
-/// Nobody waits for another message while there are permits left.
-async fn one_message_serves_as_many_as_it_can(stand: Stand) {
+/// No waiter waits for another message while there are permits left.
+async fn one_message_serves_as_many_waiters_as_possible(stand: Stand) {
     let (client, other) = (stand.patient().await, stand.patient().await);
     let semaphore = set(&client, "at-once", 5).await;
     let held = semaphore.acquire_many(5).await.unwrap();
@@ -439,7 +442,7 @@ async fn one_message_serves_as_many_as_it_can(stand: Stand) {
     assert_eq!(semaphore.available().await.unwrap(), 5);
 }
 
-async fn never_more_than_the_total(stand: Stand) {
+async fn acquired_permits_never_exceed_the_total(stand: Stand) {
     const TOTAL: i64 = 5;
     let name = unique("total");
     let mut clients = Vec::new();
@@ -483,8 +486,8 @@ async fn never_more_than_the_total(stand: Stand) {
     assert_eq!(semaphore.available().await.unwrap(), TOTAL);
 }
 
-/// Failure catalogue F23: waiters of hundreds of names, in two clients.
-async fn hundreds_of_names_and_everybody_is_served(stand: Stand) {
+/// Failure catalogue F23: waiters for hundreds of names, in two clients.
+async fn waiters_for_hundreds_of_names_are_all_served(stand: Stand) {
     const NAMES: usize = 300;
     let clients = [stand.patient().await, stand.patient().await];
     let prefix = unique("hundreds");
@@ -513,7 +516,7 @@ async fn hundreds_of_names_and_everybody_is_served(stand: Stand) {
     }
 }
 
-async fn numbers_that_cannot_be(stand: Stand) {
+async fn invalid_numbers_are_rejected(stand: Stand) {
     let client = stand.patient().await;
     let semaphore = client.semaphore(&unique("numbers"));
     for error in [
@@ -536,7 +539,7 @@ async fn numbers_that_cannot_be(stand: Stand) {
     assert!(!semaphore.delete().await.unwrap(), "made by an error");
     let long = semaphore.try_set_permits(MOST).time_to_live(MAX_LEASE);
     assert!(long.await.unwrap());
-    // Full: one more is refused, and changes nothing.
+    // At the maximum: one more is rejected, and changes nothing.
     for error in [
         semaphore.release(1).await.err(),
         semaphore.add_permits(i32::MAX).await.err(),
@@ -551,7 +554,7 @@ async fn numbers_that_cannot_be(stand: Stand) {
     let all = semaphore.acquire_many(MOST).await.unwrap();
     assert_eq!(semaphore.available().await.unwrap(), 0);
     all.release().await.unwrap();
-    // And the other way.
+    // The same at the minimum.
     semaphore.add_permits(-i32::MAX).await.unwrap();
     semaphore.add_permits(-i32::MAX).await.unwrap();
     assert!(semaphore.add_permits(-1).await.is_err());
@@ -559,7 +562,7 @@ async fn numbers_that_cannot_be(stand: Stand) {
     assert_eq!(semaphore.available().await.unwrap(), -i64::from(MOST));
 }
 
-async fn names_that_cannot_be_used(stand: Stand) {
+async fn invalid_names_are_rejected(stand: Stand) {
     let client = stand.patient().await;
     for name in ["", "a\nb", &"x".repeat(513)] {
         let semaphore = client.semaphore(name);
@@ -595,8 +598,8 @@ async fn dropped_everywhere(stand: Stand) {
     quiet(&client);
 }
 
-/// Dropped after each await point, while the permits that it waits for are given back: those come
-/// back that it has taken by then.
+/// Dropped after each await point, while the permits that it waits for are released: permits that
+/// it has acquired by then are returned.
 async fn dropped_while_permits_come(stand: Stand) {
     let (client, other) = (stand.patient().await, stand.patient().await);
     let semaphore = set(&client, "dropped-waiting", 2).await;
@@ -617,14 +620,14 @@ async fn dropped_while_permits_come(stand: Stand) {
     quiet(&client);
 }
 
-async fn giving_back_goes_on_when_dropped(stand: Stand) {
+async fn dropped_release_completes(stand: Stand) {
     let client = stand.patient().await;
     let semaphore = set(&client, "dropped-release", 2).await;
     for polls in 0.. {
         let permits = semaphore.acquire_many(2).await.unwrap();
         let mut release = Box::pin(permits.release());
         let released = match polls {
-            // Not even begun.
+            // Not started at all.
             0 => None,
             polls => polled(polls, &mut release).await,
         };
@@ -635,7 +638,7 @@ async fn giving_back_goes_on_when_dropped(stand: Stand) {
             break;
         }
     }
-    // The same for permits without a guard, once begun.
+    // The same for permits without a guard, once the release has started.
     let mut expected = 2;
     for polls in 1.. {
         let released = polled(polls, semaphore.release(1)).await;
@@ -649,7 +652,7 @@ async fn giving_back_goes_on_when_dropped(stand: Stand) {
 }
 
 #[test]
-fn without_a_runtime_there_is_an_error() {
+fn call_without_runtime_fails() {
     let semaphore = Client::embedded().semaphore("no-runtime");
     let mut cx = std::task::Context::from_waker(std::task::Waker::noop());
     let mut acquiring = semaphore.acquire().into_future();
@@ -664,7 +667,7 @@ fn without_a_runtime_there_is_an_error() {
 }
 
 #[test]
-fn guards_may_outlive_their_runtime() {
+fn guards_can_outlive_their_runtime() {
     let runtime = tokio::runtime::Runtime::new().unwrap();
     let client = runtime.block_on(Client::connect(&shared().url())).unwrap();
     let semaphore = client.semaphore(&unique("outlives"));
@@ -673,7 +676,7 @@ fn guards_may_outlive_their_runtime() {
         semaphore.acquire().await.unwrap()
     });
     drop(runtime);
-    // Nowhere to give it back in: it says so in the log, and does not panic.
+    // There is no runtime to release it in: this is logged, and does not panic.
     drop(permits);
 }
 
@@ -708,7 +711,7 @@ mod blocking {
             assert!(semaphore.try_acquire_many(2).unwrap().is_none());
             let brief = Duration::from_millis(10);
             assert!(semaphore.try_acquire_for(brief).unwrap().is_none());
-            // Another thread may give back what this one took.
+            // Another thread may release permits that this one acquired.
             std::thread::scope(|scope| {
                 scope.spawn(move || drop(both));
             });

@@ -1,10 +1,10 @@
-//! On a server: data and messages, lost answers, broken connections.
+//! Tests on a server: data and messages, lost answers, broken connections.
 
 use super::*;
 
-/// What the layout of Redisson asks for: key, channel, payloads.
+/// The layout of Redisson: key, channel, payloads.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn keys_and_messages_are_redissons() {
+async fn keys_and_messages_match_redisson() {
     let server = shared();
     let client = Client::connect(&server.url()).await.unwrap();
     let semaphore = client.semaphore(&unique("layout"));
@@ -50,7 +50,7 @@ async fn keys_and_messages_are_redissons() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn keys_that_are_no_semaphores_stay_as_they_are() {
+async fn foreign_keys_stay_unchanged() {
     let server = shared();
     let client = Client::connect(&server.url()).await.unwrap();
     let text = |value: &'static str| {
@@ -90,7 +90,7 @@ async fn keys_that_are_no_semaphores_stay_as_they_are() {
         }
         assert_eq!(server.ask::<Vec<u8>>(&["DUMP", name]), before, "{name}");
     }
-    // Turned into something else while somebody waits and somebody has permits.
+    // The key changes its type while there are a waiter and a holder of permits.
     let semaphore = set(&client, "turned", 1).await;
     let held = semaphore.acquire().await.unwrap();
     let waiting = tokio::spawn(semaphore.acquire().into_future());
@@ -110,7 +110,7 @@ async fn keys_that_are_no_semaphores_stay_as_they_are() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn flushed_scripts_are_taught_again() {
+async fn flushed_scripts_are_loaded_again() {
     let server = Server::start();
     let client = Client::connect(&server.url()).await.unwrap();
     let semaphore = set(&client, "flushed", 3).await;
@@ -125,14 +125,14 @@ async fn flushed_scripts_are_taught_again() {
     }
 }
 
-/// What was sent and not answered is told, and never done twice.
+/// A request that was sent but not answered is reported, and never repeated.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn an_unknown_outcome_is_told_and_not_repeated() {
+async fn unknown_outcome_is_reported_and_not_repeated() {
     let server = Server::start();
     let proxy = Arc::new(Proxy::to(server.port()));
     let client = Client::connect(&proxy.url()).await.unwrap();
     let semaphore = set(&client, "unknown", 100).await;
-    // Teaches the scripts, so that the answer that is lost is the step's own.
+    // Loads the scripts, so that the lost answer is that of the step itself.
     semaphore.acquire().await.unwrap().release().await.unwrap();
     semaphore.drain().await.unwrap();
     semaphore.add_permits(100).await.unwrap();
@@ -184,9 +184,9 @@ async fn an_unknown_outcome_is_told_and_not_repeated() {
     quiet(&client);
 }
 
-/// What was never sent is tried again.
+/// A request that was never sent is retried.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_connection_that_is_gone_is_made_anew() {
+async fn closed_connection_is_reopened() {
     let server = Server::start();
     let proxy = Proxy::to(server.port());
     let client = Client::connect(&proxy.url()).await.unwrap();
@@ -194,7 +194,7 @@ async fn a_connection_that_is_gone_is_made_anew() {
     for _ in 0..20 {
         proxy.cut();
         until("the cut is noticed", || async { server.clients() == 0 }).await;
-        // The next look makes the connection anew; what comes then is sent on it.
+        // The next inspection reconnects; the request after it is sent on the new connection.
         semaphore.available().await.unwrap();
         semaphore
             .acquire_many(2)
@@ -207,9 +207,10 @@ async fn a_connection_that_is_gone_is_made_anew() {
     assert_eq!(semaphore.available().await.unwrap(), 2);
 }
 
-/// A server that is busy with another script has done nothing: it is asked again, but not for ever.
+/// A server that is busy with another script has executed nothing: the request is retried, but not
+/// forever.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_busy_server_is_asked_again() {
+async fn request_to_busy_server_is_retried() {
     let server = Server::start_with(&["--lua-time-limit", "1"]);
     let settings = Client::builder().response_timeout(Duration::from_millis(300));
     let hasty = settings.connect(&server.url()).await.unwrap();
@@ -230,7 +231,7 @@ async fn a_busy_server_is_asked_again() {
     .await;
     let error = semaphore.acquire_many(2).await.unwrap_err();
     assert!(error.is_transient(), "{error}");
-    // Without an answer from a busy machine nothing was done either.
+    // If a busy machine got no answer, nothing was executed either.
     let mut error = semaphore.release(5).await.unwrap_err();
     while matches!(error, Error::OutcomeUnknown { .. }) {
         error = semaphore.release(5).await.unwrap_err();
@@ -251,16 +252,16 @@ async fn a_busy_server_is_asked_again() {
     assert_eq!(same.available().await.unwrap(), 2);
 }
 
-/// Failure catalogue F4: an answer that comes after the response timeout takes nothing.
+/// Failure catalogue F4: an answer that arrives after the response timeout acquires nothing.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn an_answer_that_comes_too_late_is_undone() {
+async fn late_answer_is_undone() {
     let server = Server::start();
     let settings = Client::builder().response_timeout(Duration::from_millis(200));
     let client = settings.connect(&server.url()).await.unwrap();
     let patient = crate::common::client(&server).await;
     let same = set(&patient, "late", 2).await;
     let semaphore = client.semaphore(same.name());
-    // Teaches the script, so that what comes too late is the answer to the step itself.
+    // Loads the script, so that the late answer is that of the step itself.
     same.acquire().await.unwrap().release().await.unwrap();
     server.freeze();
     let error = semaphore.acquire_many(2).await.unwrap_err();
@@ -271,9 +272,10 @@ async fn an_answer_that_comes_too_late_is_undone() {
     assert_eq!(same.available().await.unwrap(), 2);
 }
 
-/// Acquisitions that are heard out in the background are in nobody's way, however many.
+/// Any number of acquisitions whose answers are awaited in the background do not block other
+/// requests.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn what_is_heard_out_leaves_the_others_their_turn() {
+async fn awaiting_late_answers_does_not_block_other_requests() {
     let server = Server::start();
     let proxy = Proxy::to(server.port());
     let settings = Client::builder().response_timeout(Duration::from_millis(500));
@@ -299,9 +301,9 @@ async fn what_is_heard_out_leaves_the_others_their_turn() {
     assert_eq!(same.available().await.unwrap(), 1000);
 }
 
-/// A guard that is dropped while the server is away gives back when it is there again.
+/// A guard that is dropped while the server is unreachable releases once the server is back.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn giving_back_goes_on_until_the_server_is_there_again() {
+async fn release_is_retried_until_the_server_is_back() {
     let server = Server::start();
     let proxy = Proxy::to(server.port());
     let settings = Client::builder().response_timeout(Duration::from_millis(200));
@@ -337,21 +339,21 @@ async fn giving_back_goes_on_until_the_server_is_there_again() {
     assert_eq!(observer.available().await.unwrap(), 4);
 }
 
-/// Failure catalogue F6: the permits come after each await point of the waiter in turn; whatever it
-/// was doing, it hears of them.
+/// Failure catalogue F6: the permits are released after each await point of the waiter in turn; in
+/// every state, the waiter is woken.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn permits_between_any_two_polls_are_heard() {
+async fn permits_released_between_any_two_polls_wake_waiter() {
     let stand = Stand::server();
     let (client, other) = (stand.patient().await, stand.patient().await);
     for polls in 1..30 {
-        // Each time a channel that is not subscribed to yet.
+        // Uses a new channel each time, which is not subscribed to yet.
         let semaphore = set(&client, "heard", 2).await;
         let same = other.semaphore(semaphore.name());
         let channel = format!("redisson_sc:{{{}}}", semaphore.name());
         let held = same.acquire_many(2).await.unwrap();
         let mut waiter = semaphore.acquire_many(2).into_future();
         polled_until_subscribed(polls, &mut waiter, &channel).await;
-        // The connection keeps order: what the waiter has sent until now has been answered.
+        // The connection keeps order: everything that the waiter has sent so far has been answered.
         assert_eq!(semaphore.available().await.unwrap(), 0);
         held.release().await.unwrap();
         let permits = soon("heard, not slept through", waiter).await.unwrap();
@@ -359,9 +361,10 @@ async fn permits_between_any_two_polls_are_heard() {
     }
 }
 
-/// A waiter whose connection is cut, or away while permits come, gets them (F6 across reconnection).
+/// A waiter whose connection is cut, or stalled while permits are released, acquires them (F6
+/// across a reconnection).
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn permits_that_come_while_the_connection_is_down_are_seen() {
+async fn permits_released_during_disconnect_are_noticed() {
     let server = Server::start();
     let proxy = Proxy::to(server.port());
     let holder = Client::connect(&server.url()).await.unwrap();
@@ -378,7 +381,7 @@ async fn permits_that_come_while_the_connection_is_down_are_seen() {
             counts.1 == 1
         })
         .await;
-        // What was asked for has been answered by the time that a later command is.
+        // Earlier requests have been answered by the time that a later command is answered.
         same.available().await.unwrap();
         proxy.refuse(true);
         proxy.cut();
@@ -394,9 +397,9 @@ async fn permits_that_come_while_the_connection_is_down_are_seen() {
     }
 }
 
-/// A subscription that is refused costs no permits.
+/// A refused subscription loses no permits.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_refused_channel_costs_no_permits() {
+async fn refused_channel_loses_no_permits() {
     let server = Server::start();
     let () = server.ask(&[
         "ACL",
@@ -418,7 +421,8 @@ async fn a_refused_channel_costs_no_permits() {
     let permits = same.acquire_many(2).await.unwrap();
     let error = same.acquire().await.unwrap_err();
     assert!(matches!(error, Error::NotPermitted { .. }), "{error}");
-    // Publishing is refused as well, before anything is changed: tried again until it is allowed.
+    // Publishing is refused as well, before anything is changed. The release is retried until it is
+    // allowed.
     let error = permits.release().await.unwrap_err();
     assert!(matches!(error, Error::NotPermitted { .. }), "{error}");
     assert_eq!(semaphore.available().await.unwrap(), 0);

@@ -1,4 +1,4 @@
-//! What must not happen although a master fails (docs/robustness.md).
+//! What must hold when a master fails (docs/robustness.md).
 
 use std::future::IntoFuture;
 use std::time::Duration;
@@ -8,8 +8,8 @@ use redlatch::{Client, Loss, ReplicaSync};
 use super::{Deployment, LASTING, answered, granted, patient, renewal};
 use crate::common::{LONG, assert_lost, soon, until};
 
-/// F3, F6, F28: a master is killed just after a lock was granted. What was granted is there on the
-/// next one and is renewed there, who waits is woken, tokens grow.
+/// F3, F6, F28: a master is killed just after a lock was granted. The next master has the lock and
+/// renews it, waiters are woken, and tokens grow.
 pub async fn a_killed_master(deployment: &mut Deployment) {
     let settings = || patient().watchdog(LASTING);
     let (holder, other) = (
@@ -43,7 +43,7 @@ pub async fn a_killed_master(deployment: &mut Deployment) {
     woken.unwrap().unlock().await.unwrap();
     held.unlock().await.unwrap();
 
-    // The old one comes back, with nothing, and nobody takes it for the master.
+    // The old master comes back without data, and no client treats it as the master.
     deployment.restart(old);
     deployment.await_whole();
     let third = granted(|| holder.fenced_lock("{a}:fenced").lock()).await;
@@ -58,10 +58,10 @@ pub async fn a_killed_master(deployment: &mut Deployment) {
     }
 }
 
-/// F2: the next master does not have the lock, because nobody had asked whether the replicas do. The
-/// holder is told with the next renewal at the latest.
+/// F2: the next master does not have the lock, because the client did not wait for replicas. The
+/// holder learns it at the next renewal at the latest.
 pub async fn a_lock_that_is_lost_with_its_master(deployment: &mut Deployment) {
-    // A third of the lease is enough for a failover, so that it is the renewal that tells.
+    // A third of the lease is enough for a failover, so that the renewal discovers the loss.
     let settings = patient().watchdog(LASTING).replica_sync(ReplicaSync::Off);
     let client = deployment.client(settings).await;
     let old = deployment.master("{b}");
@@ -69,7 +69,7 @@ pub async fn a_lock_that_is_lost_with_its_master(deployment: &mut Deployment) {
     for &replica in &replicas {
         deployment.server(replica).freeze();
     }
-    // Or they would find it in their connections' buffers when they come to life again.
+    // Otherwise they would find the commands in their connections' buffers when they resume.
     let _: i64 = deployment
         .server(old)
         .ask(&["CLIENT", "KILL", "TYPE", "replica"]);
@@ -85,8 +85,8 @@ pub async fn a_lock_that_is_lost_with_its_master(deployment: &mut Deployment) {
     assert_lost(&guard.unlock().await.unwrap_err(), Loss::NotHeld);
 }
 
-/// F3, F4, F5, F6: a master hangs, and another takes its place; then it comes to life again, with all
-/// that had been sent to it. Nobody believes it.
+/// F3, F4, F5, F6: a master hangs, and another one takes its place; then the old one resumes and
+/// receives all that had been sent to it. No client relies on it.
 pub async fn a_frozen_master(deployment: &Deployment) {
     let holder = deployment.client(patient().watchdog(LASTING)).await;
     let waiter = deployment.client(patient().watchdog(LASTING)).await;
@@ -94,7 +94,7 @@ pub async fn a_frozen_master(deployment: &Deployment) {
         .watchdog(LASTING)
         .response_timeout(Duration::from_millis(300));
     let hasty = deployment.client(hasty).await;
-    // All connections are made before.
+    // All connections are opened before.
     for client in [&holder, &waiter, &hasty] {
         let first = client.lock("{c}:first");
         granted(|| first.lock()).await.unlock().await.unwrap();
@@ -112,7 +112,7 @@ pub async fn a_frozen_master(deployment: &Deployment) {
     let dropped = tokio::time::timeout(Duration::from_millis(100), dropped.into_future());
     assert!(dropped.await.is_err());
     let new = deployment.await_new_master("{c}", old);
-    // Asked for before anything is known of another master, or after.
+    // Requested before the client knows of the new master, or after.
     let asked = granted(|| waiter.lock("{c}:asked").lock()).await;
     deployment.server(old).thaw();
 

@@ -1,5 +1,4 @@
-//! What sentinels and a cluster have in common for a test: masters that fail, and replicas that take
-//! their place.
+//! Helpers for tests on sentinels and on a cluster: masters fail, and replicas replace them.
 #![allow(unreachable_pub, reason = "shared by the modules of one binary")]
 
 use std::time::{Duration, Instant};
@@ -13,12 +12,12 @@ use crate::common::{LONG, risen};
 pub mod failover;
 pub mod steady;
 
-/// A lease that outlasts a failover on a busy machine, and whose renewals can be waited for. After its
-/// last renewal two thirds are left: a failover takes five seconds, and a client that hears nothing of a
-/// master that hangs looks every five seconds.
+/// A lease that outlasts a failover on a busy machine, but is short enough for tests to wait for a
+/// renewal. At least two thirds are always left: a failover takes five seconds, and a client of a
+/// hanging master checks the topology every five seconds.
 pub const LASTING: Duration = Duration::from_secs(24);
 
-/// Longer than any test takes, in milliseconds: nobody is taken for gone.
+/// Longer than any test takes, in milliseconds: no server ever counts as failed.
 pub const NEVER: u32 = 600_000;
 
 pub enum Deployment {
@@ -29,7 +28,7 @@ pub enum Deployment {
 use Deployment::{Cluster as InCluster, Sentinel as BehindSentinels};
 
 impl Deployment {
-    /// Another master is chosen soon.
+    /// Starts a deployment that soon elects a new master.
     pub fn sentinel() -> Deployment {
         BehindSentinels(Sentinels::start())
     }
@@ -38,7 +37,7 @@ impl Deployment {
         InCluster(Cluster::start())
     }
 
-    /// The same, and all of them speak nothing but TLS.
+    /// Starts such a deployment whose servers speak only TLS.
     pub fn tls_sentinel() -> Deployment {
         BehindSentinels(Sentinels::start_with(SentinelPlan {
             tls: Some(TlsPlan::default()),
@@ -53,7 +52,7 @@ impl Deployment {
         }))
     }
 
-    /// No other master is ever chosen.
+    /// Starts a deployment that never elects a new master.
     pub fn steady_sentinel() -> Deployment {
         BehindSentinels(Sentinels::start_with(SentinelPlan {
             replicas: 1,
@@ -78,7 +77,7 @@ impl Deployment {
         }
     }
 
-    /// Of their certificates, if they have some.
+    /// Returns the CA of their certificates, if they use TLS.
     fn ca(&self) -> Option<&Ca> {
         match self {
             BehindSentinels(all) => all.ca(),
@@ -92,11 +91,12 @@ impl Deployment {
             None => settings,
         };
         let url = self.url();
-        // A sentinel has a second, in which a busy machine may not get through a handshake.
+        // A sentinel has one second to answer, in which a busy machine may not complete a
+        // handshake.
         granted(|| settings.clone().connect(&url)).await
     }
 
-    /// The place of the master that has a key.
+    /// Returns the index of the master that owns a key.
     pub fn master(&self, key: &str) -> usize {
         match self {
             BehindSentinels(all) => all.master(),
@@ -104,7 +104,7 @@ impl Deployment {
         }
     }
 
-    /// The places of its replicas.
+    /// Returns the indexes of its replicas.
     pub fn replicas(&self, master: usize) -> Vec<usize> {
         match self {
             BehindSentinels(all) => (0..all.servers().len())
@@ -150,13 +150,13 @@ impl Deployment {
     }
 }
 
-/// What rides out a failover.
+/// Settings that survive a failover.
 pub fn patient() -> ClientBuilder {
     Client::builder().response_timeout(LONG)
 }
 
-/// What a server says. Asked again while a node takes the cluster for down, because it has not heard of
-/// the others for a while.
+/// Runs a command on a server. Retries while a cluster node considers the cluster down, because it
+/// has not heard from the others for a while.
 pub async fn answered<T: redis::FromRedisValue>(server: &Server, command: &[&str]) -> T {
     let begun = Instant::now();
     loop {
@@ -171,7 +171,7 @@ pub fn pttl(server: &Server, key: &str) -> i64 {
     server.ask(&["PTTL", key])
 }
 
-/// Waits until the key's lease is seen to rise.
+/// Waits until the key's time to live is seen to rise.
 pub async fn renewal(server: &Server, key: &str) {
     risen(key, || async {
         let left: i64 = answered(server, &["PTTL", key]).await;

@@ -1,4 +1,4 @@
-//! What holds while no master is replaced.
+//! What must hold while no master is replaced.
 
 use std::future::IntoFuture;
 use std::time::Duration;
@@ -9,8 +9,8 @@ use redlatch_testkit::unique;
 use super::{Deployment, granted, patient, pttl};
 use crate::common::{LONG, assert_lost, dropped_everywhere, polled, soon, until};
 
-/// F2: a master hangs, and nobody takes its place. The holder is told before the server can have given
-/// the lock away.
+/// F2: a master hangs, and no replica takes its place. The holder learns of the loss before the
+/// server can have expired the lock.
 pub async fn a_master_that_hangs(deployment: &Deployment) {
     let watchdog = Duration::from_secs(2);
     let settings = Client::builder()
@@ -22,7 +22,7 @@ pub async fn a_master_that_hangs(deployment: &Deployment) {
     let guard = loop {
         let guard = granted(|| client.lock(&name).lock()).await;
         server.freeze();
-        // On a machine that stood still it may be over already; then it was told.
+        // If the machine paused, the hold may be over already; then the loss was reported.
         if guard.is_valid() {
             break guard;
         }
@@ -38,20 +38,20 @@ pub async fn a_master_that_hangs(deployment: &Deployment) {
     .await;
 }
 
-/// F2: what the guard believes has never more time than the server gives.
+/// F2: a guard's remaining time never exceeds the server's.
 pub async fn a_guard_is_more_careful_than_the_server(deployment: &Deployment) {
     let client = deployment.client(patient()).await;
     let name = unique("{d}:careful");
     let server = deployment.server(deployment.master("{d}"));
     let guard = granted(|| client.lock(&name).lock()).await;
     let left = pttl(server, &name);
-    // The server cuts to whole milliseconds.
+    // The server truncates to whole milliseconds.
     let left = Duration::from_millis(u64::try_from(left).unwrap() + 1);
     assert!(guard.valid_for() <= left);
     guard.unlock().await.unwrap();
 }
 
-/// F6: what is released while the connections of who waits are down is seen when they are up again.
+/// F6: a release while the waiter's connections are down is noticed when they are restored.
 pub async fn a_waiter_whose_connections_are_cut(deployment: &Deployment) {
     let holder = deployment.client(patient()).await;
     let waiter = deployment.client(patient()).await;
@@ -70,7 +70,7 @@ pub async fn a_waiter_whose_connections_are_cut(deployment: &Deployment) {
     }
 }
 
-/// F5: acquisitions are dropped at every await point, waiting for replicas included.
+/// F5: acquisitions are dropped at every await point, including the wait for replicas.
 pub async fn dropped_anywhere(deployment: &Deployment) {
     let client = deployment.client(patient()).await;
     let other = deployment.client(patient()).await;
