@@ -195,7 +195,7 @@ pub(crate) async fn work(worker: Worker) -> Result<()> {
     for number in 0..worker.clients.max(1) {
         clients.push(worker.connect(number).await);
     }
-    // Created first in every process, so that the numbers are comparable.
+    // Created before all other owners of the process.
     let owners: Vec<Owner> = (0..worker.owners).map(|_| Owner::new()).collect();
     let for_threads = match worker.threads {
         0 => None,
