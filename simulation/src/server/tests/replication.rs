@@ -3,7 +3,7 @@ use super::*;
 
 const REPLICA: (&str, u16) = ("127.0.0.1", 7001);
 
-/// A master with a replica, and a connection to each.
+/// Returns a master with a replica, and a connection to each.
 fn pair() -> (Stage, ConnectionId, Stage, ConnectionId) {
     let (mut master, mut replica) = (Stage::new(), Stage::new());
     let (id, at_replica) = (master.connect(), replica.connect());
@@ -88,7 +88,7 @@ fn replica_refuses_writes_and_leaves_expiry_to_the_master() {
     );
     replica.now += 101;
     assert_eq!(replica.ask(at_replica, "GET k"), "_");
-    // With the master's clock it still lives.
+    // By the master's clock the key has not expired.
     replica.now -= 50;
     assert_eq!(replica.ask(at_replica, "GET k"), "$1 v");
     master.now += 101;

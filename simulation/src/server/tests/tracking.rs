@@ -1,8 +1,8 @@
-//! As seen on a real server.
+//! Client tracking, as observed on a real server.
 
 use super::*;
 
-/// A server, a connection that tracks, and another one.
+/// Returns a server, a connection with tracking, and another one.
 fn tracked() -> (Stage, ConnectionId, ConnectionId) {
     let mut stage = Stage::new();
     let (id, other) = (stage.connect(), stage.connect());
@@ -10,7 +10,7 @@ fn tracked() -> (Stage, ConnectionId, ConnectionId) {
     (stage, id, other)
 }
 
-/// What another connection's command tells the one that tracks.
+/// Runs a command on another connection. Returns the invalidations to the one with tracking.
 fn told(stage: &mut Stage, id: ConnectionId, other: ConnectionId, line: &str) -> String {
     let words: Vec<&str> = line.split(' ').collect();
     let outputs = stage.send(other, &words).unwrap();
