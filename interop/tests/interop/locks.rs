@@ -1,4 +1,4 @@
-//! What all exclusive locks have in common.
+//! Common behavior of all exclusive locks.
 
 use redlatch_interop::Library;
 use redlatch_testkit::unique;
@@ -8,7 +8,7 @@ use crate::each_kind;
 use crate::kinds::Line;
 use crate::stand::{LEASE, REFUSED_AFTER, WATCHDOG, keys, nothing_left, until};
 
-/// A token of a fenced lock, `true` of the others.
+/// Returns whether the lock was acquired: the answer is a token for a fenced lock, `true` for others.
 pub(crate) fn had(answer: &Value) -> bool {
     *answer != Value::Bool(false)
 }
@@ -25,7 +25,7 @@ each_kind! {
         line.until_waited();
         assert!(waits.is_under_way());
         assert!(a.does(&format!("unlock {on}")));
-        // Long before the lease ends: it was woken.
+        // Long before the lease ends, so it was woken.
         assert!(had(&waits.value()));
         assert!(!had(&a.ask(&format!("lock {on} 0 -1"))), "held by b");
         assert!(b.does(&format!("unlock {on}")));
@@ -48,7 +48,7 @@ each_kind! {
         for worker in [a, b] {
             assert!(worker.does(&format!("is-locked {on}")));
             let remaining = worker.number(&format!("remaining {on}"));
-            // The write lock of Redisson adds the lease of each entrance to what is left.
+            // Redisson's write lock adds the lease of each re-entry to the remaining one.
             assert!((LEASE as i64 - 60_000..=2 * LEASE as i64).contains(&remaining), "{remaining}");
         }
         let key: Vec<(String, String)> = pair.server.ask(&["HGETALL", &name]);
@@ -82,8 +82,9 @@ each_kind! {
     }
 
     fn a_lease_that_ends_lets_the_other_in(pair: &Pair, kind: Kind) {
-        // Redisson 3.16.8 computes the end of the lease once, with its own clock. If its first request reached the server late, it
-        // wakes before the end, gets a negative time, and sleeps until a message comes. A lease that ends sends none.
+        // Redisson 3.16.8 computes the end of the lease once, with its own clock. If its first request reached the
+        // server late, it wakes before the end, gets a negative time, and sleeps until a message comes. A lease that
+        // ends sends none.
         if kind.0 == "fair" && pair.libraries[1] == Library::Redisson316 {
             return;
         }
@@ -134,8 +135,8 @@ each_kind! {
         assert_eq!(counted, 100, "both wrote at the same time");
     }
 
-    // Redisson 3.16.8 stays subscribed if its wait ends before it has subscribed, as it may on a busy machine. That it renews is seen
-    // in `several` and `read_write`.
+    // Redisson 3.16.8 stays subscribed if its wait ends before it has subscribed, as it may on a busy machine.
+    // `several` and `read_write` test that it renews.
     @late
     fn a_watchdog_keeps_the_other_out_beyond_the_lease(pair: &Pair, kind: Kind) {
         let (a, b) = (pair.a.new_worker(), pair.b.new_worker());

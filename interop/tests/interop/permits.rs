@@ -46,7 +46,7 @@ both_ways! {
         assert_eq!(b.number(&format!("drain {name}")), 2);
         assert_eq!(at(pair.server, &name), Some(0));
         for (library, worker) in pair.libraries.into_iter().zip([a, b]) {
-            // No 3.x has it.
+            // 3.x versions do not have it.
             if matches!(library, Library::Redisson | Library::Redlatch) {
                 assert!(worker.does(&format!("release-if-exists {name} 1")));
                 assert!(!worker.does(&format!("release-if-exists {name}-not-there 1")));
@@ -118,7 +118,7 @@ both_ways! {
         let held = ids(&a.ask(&format!("x-acquire {name} 1 0 {LEASE}")));
         let waits = b.tell(&format!("x-acquire {name} 1 -1 {LEASE}"));
         until_subscribed(pair.server, &channel(&name), 1);
-        // redlatch publishes the number available, which is below none here; none, and one.
+        // redlatch publishes the number available, which is below zero here; then zero, and one.
         assert!(a.does(&format!("x-add-permits {name} -3")));
         assert!(a.does(&format!("x-add-permits {name} 1")));
         assert!(a.does(&format!("x-add-permits {name} 2")));
@@ -135,7 +135,7 @@ both_ways! {
         let waiters = [(); 3].map(|()| pair.b.new_worker());
         let waiting = waiters.map(|waiter| waiter.tell(&format!("acquire {name} 1 -1")));
         until_subscribed(pair.server, &channel(&name), 1);
-        // At once: that they can be had is said once, with their number.
+        // Released together, so that one message announces them, with their number.
         assert!(a.does(&format!("release {name} 3")));
         for had in waiting {
             assert_eq!(had.value(), true);
@@ -143,8 +143,8 @@ both_ways! {
         assert_eq!(b.number(&format!("available {name}")), 0);
     }
 
-    // Redisson 3.16.8 has no `trySetPermits` with a time to live; and of expirable permits no number that are out or in all, no
-    // `getLeaseTime`, no `setPermits`, and none of the methods for several permits.
+    // Redisson 3.16.8 has no `trySetPermits` with a time to live; and for expirable permits no counts of acquired or
+    // all permits, no `getLeaseTime`, no `setPermits`, and none of the methods for several permits.
     @late
     fn permits_with_a_time_to_live_end_for_both(pair: &Pair) {
         let name = unique("ttl");
@@ -171,7 +171,7 @@ both_ways! {
             assert!((LEASE as i64 - 60_000..=LEASE as i64).contains(&left), "{left}");
             assert_eq!(worker.ask(&format!("x-acquire {name} 2 0 {LEASE}")), json!([]));
         }
-        // What one has taken the other may give back, by its id.
+        // Each side may release permits of the other, by their ids.
         assert!(b.does(&format!("x-update-lease {name} {} {}", taken[1], 2 * LEASE)));
         assert!(a.number(&format!("x-lease {name} {}", taken[1])) > LEASE as i64);
         assert!(b.does(&format!("x-release {name} {}", taken[0])));

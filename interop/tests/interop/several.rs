@@ -18,7 +18,7 @@ both_ways! {
         }
         assert!(!b.does(&format!("lock {all} 0 {LEASE}")));
         assert!(a.does(&format!("unlock {all}")));
-        // Redisson 3.16.8 does not have it without a wait, if one member takes a millisecond.
+        // Without a wait, Redisson 3.16.8 fails if one member takes a millisecond.
         assert!(b.does(&format!("lock {all} -1 {LEASE}")));
         assert!(b.does(&format!("unlock {all}")));
         for name in [x, y, z] {
@@ -54,8 +54,8 @@ both_ways! {
         assert!(b.does(&format!("unlock {red}")));
     }
 
-    // Redisson 3.16.8 stays subscribed if its wait ends before it has subscribed, as it may on a busy machine; and it renews the
-    // members of a multi-lock as those of a RedLock.
+    // Redisson 3.16.8 stays subscribed if its wait ends before it has subscribed, as it may on a busy machine; and it
+    // renews the members of a multi-lock like those of a RedLock.
     @late
     fn a_multi_lock_is_renewed(pair: &Pair) {
         let (a, b) = (pair.a.new_worker(), pair.b.new_worker());
@@ -66,7 +66,7 @@ both_ways! {
         assert!(!b.does(&format!("lock multi lock:{y}@1 {beyond} -1")));
         assert!(!b.does(&format!("lock lock {x} 0 -1")));
         assert!(a.does(&format!("unlock {all}")));
-        // Redisson 3.16.8 does not have it without a wait, if one member takes a millisecond.
+        // Without a wait, Redisson 3.16.8 fails if one member takes a millisecond.
         assert!(b.does(&format!("lock {all} -1 {LEASE}")));
         assert!(b.does(&format!("unlock {all}")));
     }
@@ -104,7 +104,7 @@ both_ways! {
         assert!(a.does(&format!("lock {red} 5000 {LEASE}")), "two of three");
         assert!(a.does(&format!("unlock {red}")));
         assert!(b.does(&format!("lock multi {of_two} -1 {LEASE}")));
-        // Not for long: on a busy machine Redisson may hear too late that it has one of them.
+        // A short lease: on a busy machine Redisson may learn too late that it acquired one of them.
         assert!(!a.does(&format!("lock {red} {RED_REFUSED_AFTER} {WATCHDOG}")), "one of three");
         assert!(b.does(&format!("unlock multi {of_two}")));
         assert!(b.does(&format!("unlock multi {of_one}")));

@@ -6,7 +6,7 @@ use std::io::Write as _;
 /// Keys, values and channels are bytes, not text.
 pub(super) type Bytes = Vec<u8>;
 
-/// The longest argument in bytes; a longer one is an error of the client or of the simulation.
+/// The greatest length that a client may announce; a greater one is an error of the client or of the simulation.
 const LONGEST: usize = 64 << 20;
 
 /// The versions of the protocol, which HELLO chooses.

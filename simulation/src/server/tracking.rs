@@ -22,7 +22,7 @@ pub(super) struct Tracking {
     is_wanted: bool,
 }
 
-/// Keys that the current command has read, each with the number of changes that it had made before.
+/// Keys that were read, each with the number of changes that it had made before.
 pub(super) type Reads = BTreeMap<Bytes, u64>;
 
 /// The connections that have read a key.
