@@ -314,7 +314,7 @@ mod tests {
     }
 
     #[test]
-    fn an_order_is_found_wherever_it_is() {
+    fn order_is_found_if_one_exists() {
         let one = hold(1, Mode::Alone, (0, 5), (10, 20));
         // Its interval begins before the other one's release and ends within it.
         let two = hold(2, Mode::Alone, (1, 16), (30, Time::MAX));
@@ -330,7 +330,7 @@ mod tests {
     }
 
     #[test]
-    fn holds_that_may_overlap_are_told_from_others() {
+    fn permitted_overlaps_are_distinguished() {
         let overlapping = |first, second, owner| {
             let one = hold(1, first, (0, 5), (10, 20));
             unexplained([one, hold(owner, second, (6, 9), (9, 20))]).is_none()

@@ -108,7 +108,7 @@ mod tests {
 
     /// A shrunk plan contains only what the failure needs.
     #[test]
-    fn what_a_failure_does_not_need_is_taken_away() {
+    fn shrinking_removes_what_the_failure_does_not_need() {
         let is_freeze = |one: &Scheduled| one.fault == Fault::Freeze;
         let freezes = |plan: &Plan| plan.faults.iter().any(is_freeze);
         let plans = (1..).map(Plan::draw);

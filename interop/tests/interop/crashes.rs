@@ -17,7 +17,7 @@ both_ways! {
     // lock sleeps until it is woken, if the holder was renewed beyond the lease that the waiter read first; no client
     // wakes it when such a holder dies.
     @late
-    fn a_waiter_that_is_killed_is_not_in_the_way(pair: &Pair) {
+    fn killed_waiter_does_not_block_others(pair: &Pair) {
         let (mut dies, lives) = (pair.start_a(&[SHORT]), pair.b);
         let name = unique("waiter");
         let permits = unique("waiter");
@@ -43,7 +43,7 @@ both_ways! {
         }
     }
 
-    fn who_stands_still_for_longer_than_the_lease_has_lost(pair: &Pair) {
+    fn holder_stopped_beyond_its_lease_loses_the_lock(pair: &Pair) {
         let (a, b) = (pair.start_a(&[SHORT]), pair.b);
         let names = KINDS.map(|kind| format!("{kind} {}", unique("frozen")));
         let worker = a.worker(1);
@@ -64,7 +64,7 @@ both_ways! {
         }
     }
 
-    fn who_waited_when_all_connections_broke_is_served(pair: &Pair) {
+    fn waiter_is_served_after_all_connections_broke(pair: &Pair) {
         // Separate servers, because other tests would be cut off as well.
         let server = redlatch_testkit::Server::start();
         let [a, b] = pair.libraries.map(|library| start_on(library, &[], std::slice::from_ref(&server)));
@@ -89,7 +89,7 @@ both_ways! {
         }
     }
 
-    fn what_a_killed_holder_had_is_had_after_its_lease(pair: &Pair) {
+    fn lock_of_a_killed_holder_is_acquired_after_its_lease(pair: &Pair) {
         let (mut a, b) = (pair.start_a(&[SHORT]), pair.b);
         let names = KINDS.map(|kind| format!("{kind} {}", unique("killed")));
         let reads = format!("read {}", unique("killed"));

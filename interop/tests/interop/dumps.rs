@@ -159,7 +159,7 @@ fn fair() {
 }
 
 #[test]
-fn fair_giving_up() {
+fn fair_timed_out() {
     compare(
         "
         1 lock fair NAME -1 LEASE
@@ -188,7 +188,7 @@ fn fair_giving_up() {
 }
 
 #[test]
-fn fair_with_the_dead() {
+fn fair_with_dead_waiters() {
     compare(
         "
         1 lock fair NAME -1 LEASE
@@ -305,7 +305,7 @@ fn writer() {
 }
 
 #[test]
-fn writer_who_reads() {
+fn writer_with_read_hold() {
     compare(
         "
         1 lock write NAME -1 LEASE
@@ -363,7 +363,7 @@ fn readers_and_writers_forced() {
 }
 
 #[test]
-fn writer_who_reads_forced() {
+fn writer_with_read_hold_forced() {
     compare(
         "
         1 lock write NAME -1 LEASE
@@ -386,7 +386,7 @@ fn writer_who_reads_forced() {
 }
 
 #[test]
-fn readers_of_whom_one_is_dead() {
+fn readers_with_a_dead_one() {
     compare(
         "
         1 lock read NAME -1 LEASE
@@ -520,7 +520,7 @@ fn semaphore() {
 }
 
 #[test]
-fn semaphore_for_a_time() {
+fn semaphore_with_time_to_live() {
     // Redisson 3.16.8 has no `trySetPermits` with a time to live.
     compare_late(
         "
@@ -607,7 +607,7 @@ fn expirable_semaphore() {
 }
 
 #[test]
-fn expirable_semaphore_of_which_some_are_released() {
+fn expirable_semaphore_with_some_released() {
     // Redisson 3.16.8 has no methods for several expirable permits.
     compare_late(
         "

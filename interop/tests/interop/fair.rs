@@ -53,7 +53,7 @@ both_ways! {
         assert_eq!(keys(pair.server, &name), Vec::<String>::new());
     }
 
-    fn a_free_lock_with_a_queue_is_not_for_who_just_tries(pair: &Pair) {
+    fn try_fails_on_a_free_lock_with_a_queue(pair: &Pair) {
         let name = unique("in-line");
         let (a, b) = (pair.a.new_worker(), pair.b.new_worker());
         assert!(a.does(&format!("lock fair {name} -1 {LEASE}")));
@@ -72,7 +72,7 @@ both_ways! {
         assert!(b.does(&format!("unlock fair {name}")));
     }
 
-    fn who_gives_up_leaves_the_queue_to_those_behind(pair: &Pair) {
+    fn timed_out_waiter_leaves_the_queue(pair: &Pair) {
         let name = unique("gives-up");
         let holder = pair.a.new_worker();
         assert!(holder.does(&format!("lock fair {name} -1 {LEASE}")));
@@ -91,7 +91,7 @@ both_ways! {
 
     // Redisson 3.16.8 has no `fairLockWaitTimeout`: it always waits for five minutes.
     @late
-    fn a_waiter_that_dies_is_passed_over(pair: &Pair) {
+    fn dead_waiter_is_skipped(pair: &Pair) {
         let name = unique("dies");
         let [a, mut b] = pair.start(&["fair-wait=2000"]);
         let holder = a.worker(1);

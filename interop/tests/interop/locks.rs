@@ -14,7 +14,7 @@ pub(crate) fn had(answer: &Value) -> bool {
 }
 
 each_kind! {
-    fn who_waits_for_the_other_is_woken(pair: &Pair, kind: Kind) {
+    fn waiter_is_woken_by_the_other_side(pair: &Pair, kind: Kind) {
         let (a, b) = (pair.a.new_worker(), pair.b.new_worker());
         let name = unique("woken");
         let on = kind.on(&name);
@@ -64,7 +64,7 @@ each_kind! {
         }
     }
 
-    fn what_one_forces_open_the_other_has_lost(pair: &Pair, kind: Kind) {
+    fn forced_unlock_is_a_loss_for_the_other_side(pair: &Pair, kind: Kind) {
         let (a, b) = (pair.a.new_worker(), pair.b.new_worker());
         let name = unique("forced");
         let on = kind.on(&name);
@@ -81,7 +81,7 @@ each_kind! {
         assert!(!b.does(&format!("force-unlock {on}")), "nobody holds it");
     }
 
-    fn a_lease_that_ends_lets_the_other_in(pair: &Pair, kind: Kind) {
+    fn other_side_acquires_after_the_lease_ends(pair: &Pair, kind: Kind) {
         // Redisson 3.16.8 computes the end of the lease once, with its own clock. If its first request reached the
         // server late, it wakes before the end, gets a negative time, and sleeps until a message comes. A lease that
         // ends sends none.
@@ -123,7 +123,7 @@ each_kind! {
         assert!(b.does(&format!("unlock {on}")));
     }
 
-    fn it_goes_to_and_fro(pair: &Pair, kind: Kind) {
+    fn both_sides_acquire_in_turn(pair: &Pair, kind: Kind) {
         let on = kind.on(&unique("to-and-fro"));
         let key = unique("counter");
         let (a, b) = (pair.a.new_worker(), pair.b.new_worker());
@@ -138,7 +138,7 @@ each_kind! {
     // Redisson 3.16.8 stays subscribed if its wait ends before it has subscribed, as it may on a busy machine.
     // `several` and `read_write` test that it renews.
     @late
-    fn a_watchdog_keeps_the_other_out_beyond_the_lease(pair: &Pair, kind: Kind) {
+    fn watchdog_keeps_the_lock_beyond_the_lease(pair: &Pair, kind: Kind) {
         let (a, b) = (pair.a.new_worker(), pair.b.new_worker());
         let on = kind.on(&unique("renewed"));
         assert!(had(&a.ask(&format!("lock {on} -1 -1"))));
@@ -150,7 +150,7 @@ each_kind! {
         assert!(b.does(&format!("unlock {on}")));
     }
 
-    fn who_gives_up_leaves_nothing_behind(pair: &Pair, kind: Kind) {
+    fn timed_out_waiter_leaves_nothing_behind(pair: &Pair, kind: Kind) {
         let (a, b) = (pair.a.new_worker(), pair.b.new_worker());
         let name = unique("gives-up");
         let on = kind.on(&name);

@@ -54,7 +54,7 @@ both_ways! {
         }
     }
 
-    fn who_waits_for_many_is_woken_when_they_are_there(pair: &Pair) {
+    fn waiter_for_many_is_woken_when_they_are_available(pair: &Pair) {
         let name = unique("many");
         let (a, b) = (pair.a.new_worker(), pair.b.new_worker());
         assert!(a.does(&format!("set-permits {name} 3")));
@@ -69,7 +69,7 @@ both_ways! {
         assert_eq!(a.number(&format!("available {name}")), 0);
     }
 
-    fn waiters_of_both_are_all_served(pair: &Pair) {
+    fn waiters_of_both_sides_are_all_served(pair: &Pair) {
         let name = unique("crowd");
         let (a, b) = (pair.a.new_worker(), pair.b.new_worker());
         assert!(a.does(&format!("set-permits {name} 2")));
@@ -99,7 +99,7 @@ both_ways! {
         assert_eq!(waits.value(), true);
     }
 
-    fn who_waits_for_an_expirable_permit_is_woken(pair: &Pair) {
+    fn waiter_for_an_expirable_permit_is_woken(pair: &Pair) {
         let name = unique("x-woken");
         let (a, b) = (pair.a.new_worker(), pair.b.new_worker());
         assert!(a.does(&format!("x-set-permits {name} 1")));
@@ -111,7 +111,7 @@ both_ways! {
         assert_eq!(ids(&waits.value()).len(), 1);
     }
 
-    fn messages_of_less_than_none_do_no_harm_to_who_waits(pair: &Pair) {
+    fn messages_below_zero_do_not_harm_waiters(pair: &Pair) {
         let name = unique("x-owed");
         let (a, b) = (pair.a.new_worker(), pair.b.new_worker());
         assert!(a.does(&format!("x-set-permits {name} 1")));
@@ -188,7 +188,7 @@ both_ways! {
         assert_eq!(b.number(&format!("x-available {name}")), 3);
     }
 
-    fn a_permit_that_expires_is_had_by_the_other(pair: &Pair) {
+    fn expired_permit_is_acquired_by_the_other_side(pair: &Pair) {
         let name = unique("x-expires");
         let (a, b) = (pair.a.new_worker(), pair.b.new_worker());
         assert!(a.does(&format!("x-set-permits {name} 1")));
@@ -199,7 +199,7 @@ both_ways! {
     }
 
     // Not with Redisson 3.16.8, to save time.
-    fn a_permit_without_an_end_is_kept(pair: &Pair) {
+    fn permit_without_an_end_is_kept(pair: &Pair) {
         let name = unique("x-endless");
         let (a, b) = (pair.a.new_worker(), pair.b.new_worker());
         assert!(a.does(&format!("x-set-permits {name} 1")));

@@ -442,7 +442,7 @@ fn rounded(ms: i64) -> i64 {
     (ms + UNIT / 2).div_euclid(UNIT) * (UNIT / 1000)
 }
 
-/// Returns servers for plays only, whose leases last for hours and whose watchdogs do not renew meanwhile.
+/// Returns the servers of the plays, which other tests do not use.
 fn servers() -> &'static [Server; 3] {
     static SERVERS: OnceLock<[Server; 3]> = OnceLock::new();
     SERVERS.get_or_init(|| [(); 3].map(|()| Server::start()))

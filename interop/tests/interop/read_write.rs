@@ -55,7 +55,7 @@ both_ways! {
         nothing_left(pair.server, &name);
     }
 
-    fn all_readers_go_when_the_writer_goes(pair: &Pair) {
+    fn all_readers_enter_when_the_writer_leaves(pair: &Pair) {
         let name = unique("written");
         let writer = pair.a.new_worker();
         // A short lease: a thread in Java that is about to sleep sleeps until the lease ends.
@@ -75,7 +75,7 @@ both_ways! {
         nothing_left(pair.server, &name);
     }
 
-    fn a_writer_may_read_and_then_only_read(pair: &Pair) {
+    fn writer_may_read_and_downgrade(pair: &Pair) {
         let name = unique("downgrade");
         let (a, b) = (pair.a.new_worker(), pair.b.new_worker());
         takes(a, "write", &name);
@@ -98,7 +98,7 @@ both_ways! {
         unlocks(b, "read", &name);
     }
 
-    fn holds_are_counted_on_either_side(pair: &Pair) {
+    fn holds_are_counted_on_both_sides(pair: &Pair) {
         let name = unique("counted");
         let (a, b) = (pair.a.new_worker(), pair.b.new_worker());
         takes(a, "read", &name);
@@ -135,7 +135,7 @@ both_ways! {
         unlocks(writer, "write", &name);
     }
 
-    fn a_dead_reader_is_not_kept_alive_by_the_others_watchdog(pair: &Pair) {
+    fn watchdog_of_the_other_side_does_not_renew_a_dead_reader(pair: &Pair) {
         let name = unique("dead");
         let [mut a, b] = pair.start(&["watchdog=3000"]);
         let (dies, lives) = (a.worker(1), b.worker(1));
@@ -151,7 +151,7 @@ both_ways! {
 
     // Redisson 3.16.8 reports success for the release of a read or write lock that is free.
     @late
-    fn what_one_forces_open_the_other_has_lost(pair: &Pair) {
+    fn forced_unlock_is_a_loss_for_the_other_side(pair: &Pair) {
         let name = unique("forced");
         let (a, b) = (pair.a.new_worker(), pair.b.new_worker());
         // A short lease, because Redisson leaves the timeout keys of readers behind.
@@ -165,7 +165,7 @@ both_ways! {
     }
 
     // Not with Redisson 3.16.8, to save time: the test in which a reader dies shows that another one is renewed.
-    fn a_watchdog_keeps_a_reader_from_the_others_writer(pair: &Pair) {
+    fn watchdog_keeps_a_reader_against_the_other_sides_writer(pair: &Pair) {
         let name = unique("renewed");
         let (a, b) = (pair.a.new_worker(), pair.b.new_worker());
         assert!(a.does(&format!("lock read {name} -1 -1")));

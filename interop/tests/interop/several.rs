@@ -6,7 +6,7 @@ use crate::both_ways;
 use crate::stand::{LEASE, RED_REFUSED_AFTER, WATCHDOG, nothing_left, until, until_subscribed};
 
 both_ways! {
-    fn a_multi_lock_is_all_of_its_members_to_the_other(pair: &Pair) {
+    fn multi_lock_holds_all_members_for_the_other_side(pair: &Pair) {
         let (a, b) = (pair.a.new_worker(), pair.b.new_worker());
         let [x, y, z] = ["x", "y", "z"].map(unique);
         let all = format!("multi lock:{x},fair:{y},write:{z}");
@@ -26,7 +26,7 @@ both_ways! {
         }
     }
 
-    fn a_multi_lock_waits_for_a_member_of_the_other(pair: &Pair) {
+    fn multi_lock_waits_for_a_member_of_the_other_side(pair: &Pair) {
         let (a, b) = (pair.a.new_worker(), pair.b.new_worker());
         let [x, y] = ["x", "y"].map(unique);
         let all = format!("multi lock:{x},lock:{y}");
@@ -71,7 +71,7 @@ both_ways! {
         assert!(b.does(&format!("unlock {all}")));
     }
 
-    fn a_red_lock_keeps_the_other_out(pair: &Pair) {
+    fn red_lock_excludes_the_other_side(pair: &Pair) {
         let (a, b) = (pair.a.new_worker(), pair.b.new_worker());
         let names = ["r0", "r1", "r2"].map(unique);
         let [r0, r1, r2] = &names;
@@ -94,7 +94,7 @@ both_ways! {
         }
     }
 
-    fn a_red_lock_needs_a_majority_only(pair: &Pair) {
+    fn red_lock_needs_only_a_majority(pair: &Pair) {
         let (a, b) = (pair.a.new_worker(), pair.b.new_worker());
         let names = ["r0", "r1", "r2"].map(unique);
         let [r0, r1, r2] = &names;

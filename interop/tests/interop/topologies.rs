@@ -237,11 +237,11 @@ fn wakes(on: &Deployment, a: &Peer, b: &Peer) {
 }
 
 on_each! {
-    fn who_waits_for_the_other_is_woken(pair: &Pair) {
+    fn waiter_is_woken_by_the_other_side(pair: &Pair) {
         wakes(&pair.on, pair.a, pair.b);
     }
 
-    fn who_waits_for_permits_is_woken(pair: &Pair) {
+    fn waiter_for_permits_is_woken(pair: &Pair) {
         for (_, name) in names("permits") {
             let (a, b) = (pair.a.new_worker(), pair.b.new_worker());
             assert!(a.does(&format!("set-permits {name} 3")));
@@ -256,7 +256,7 @@ on_each! {
         }
     }
 
-    fn who_waits_for_an_expirable_permit_is_woken(pair: &Pair) {
+    fn waiter_for_an_expirable_permit_is_woken(pair: &Pair) {
         for (_, name) in names("x-permits") {
             let (a, b) = (pair.a.new_worker(), pair.b.new_worker());
             assert!(a.does(&format!("x-set-permits {name} 1")));
@@ -274,7 +274,7 @@ on_each! {
         }
     }
 
-    fn waiters_of_both_go_when_a_latch_opens(pair: &Pair) {
+    fn waiters_of_both_sides_return_when_a_latch_opens(pair: &Pair) {
         let name = unique("latch");
         let (a, b) = (pair.a.new_worker(), pair.b.new_worker());
         assert!(a.does(&format!("set-count {name} 2")));
@@ -317,7 +317,7 @@ on_each! {
         pair.on.nothing_left(&name);
     }
 
-    fn a_multi_lock_is_all_of_its_members_to_the_other(pair: &Pair) {
+    fn multi_lock_holds_all_members_for_the_other_side(pair: &Pair) {
         let tag = unique("of-one");
         for [x, y, z] in [["x", "y", "z"].map(|name| format!("{{{tag}}}:{name}")), apart("of-three")] {
             let (a, b) = (pair.a.new_worker(), pair.b.new_worker());
@@ -348,7 +348,7 @@ on_each! {
         }
     }
 
-    fn it_goes_to_and_fro(pair: &Pair) {
+    fn both_sides_acquire_in_turn(pair: &Pair) {
         let each = ["lock", "fair", "write", "fenced"].map(|kind| {
             let (name, key) = (unique("to-and-fro"), unique("counter"));
             let both = [pair.a, pair.b].map(|peer| {
@@ -368,7 +368,7 @@ on_each! {
 
 /// Redisson can be configured to subscribe at replicas (`SubscriptionMode.SLAVE`). Then the master has no subscribers.
 #[test]
-fn who_listens_to_a_replica_is_woken() {
+fn waiter_subscribed_at_a_replica_is_woken() {
     for on in [sentinels(), cluster()] {
         let java = on.start(Library::Redisson, &["replicas=yes"]);
         let rust = on.shared(Library::Redlatch);
@@ -390,7 +390,7 @@ fn who_listens_to_a_replica_is_woken() {
 /// Redisson puts braces around the whole name of a latch, even if it contains a hash tag, so that its channel lies in
 /// another slot than the key: it cannot set the latch or count it down, and does not receive the messages of others.
 #[test]
-fn a_latch_with_a_hash_tag_of_its_own_is_for_redlatch_alone_in_a_cluster() {
+fn latch_with_a_hash_tag_is_not_shared_in_a_cluster() {
     let on = cluster();
     let rust = on.shared(Library::Redlatch);
     for library in [Library::Redisson, Library::Redisson3] {
@@ -428,7 +428,7 @@ fn tagged_latch(on: &Deployment, rust: &Peer, java: &Worker<'_>) -> Duration {
 
 /// Without slots, the same latch is shared.
 #[test]
-fn a_latch_with_a_hash_tag_of_its_own_is_shared_elsewhere() {
+fn latch_with_a_hash_tag_is_shared_without_slots() {
     let on = sentinels();
     for library in [Library::Redisson, Library::Redisson3] {
         let (java, rust) = (on.shared(library), on.shared(Library::Redlatch));

@@ -145,7 +145,7 @@ fn slot_that_moves_is_served_by_both_nodes() {
 }
 
 #[test]
-fn subscriptions_end_where_a_slot_is_lost() {
+fn subscriptions_end_when_a_node_loses_the_slot() {
     let mut stage = Stage::new();
     stage.server.set_cluster(view("a"));
     let id = stage.connect();
