@@ -148,7 +148,7 @@ fn a_fair_lock(redisson: Library) {
     assert_eq!(served, crowd.workers() * 15);
 }
 
-fn nobody_stays(redisson: Library) {
+fn no_subscription_remains(redisson: Library) {
     let crowd = Crowd::with(redisson);
     for kind in ["lock", "fair", "write"] {
         crowd.counted(kind, &unique("crowd"), 2);
@@ -177,4 +177,4 @@ macro_rules! with_each_redisson {
     };
 }
 
-with_each_redisson! { a_lock a_fair_lock a_read_write_lock a_semaphore nobody_stays }
+with_each_redisson! { a_lock a_fair_lock a_read_write_lock a_semaphore no_subscription_remains }
