@@ -57,7 +57,7 @@ pub(super) const FAULTS: [Fault; 3] = [
     },
 ];
 
-/// Excuses violations until clients have left the old master, which still grants acquisitions.
+/// Records the cut-off as a loss of data, because the old master still grants acquisitions until clients have left it.
 fn excused(scene: &mut Scene, lasts: Duration) -> Result<()> {
     let from = now();
     let until = cut_off(scene, lasts)?;
