@@ -1,4 +1,4 @@
-# What a person or a CI runs. Everything starts its own servers and leaves nothing running.
+# Targets for developers and CI. Each starts its own servers and leaves nothing running.
 
 CARGO ?= cargo
 
@@ -21,7 +21,7 @@ help:
 
 test: redis lint docs unit interop package
 
-# Tests need a real server. On Debian it is installed when we may; else this says what to do.
+# Tests need a real server. On Debian this installs it if it may; else it prints instructions.
 redis:
 	@tools/need-redis
 
@@ -32,7 +32,7 @@ lint:
 docs:
 	RUSTDOCFLAGS="-D warnings" $(CARGO) doc --workspace --no-deps --all-features --locked
 
-# Whoever started this may have had signals ignored (nohup does); the tests send them.
+# The parent process may have ignored signals (nohup does), which the tests send.
 DEFAULT_SIGNALS := $(shell env --default-signal true 2>/dev/null && echo env --default-signal)
 
 # Tests wait more than they compute, so more of them run at a time than there are cores.
@@ -40,7 +40,7 @@ unit: export RUST_TEST_THREADS ?= 16
 unit:
 	$(DEFAULT_SIGNALS) $(CARGO) test --workspace --exclude redlatch-interop --all-features --locked
 
-# The suites of every store on all but the plain server, and what only those can show.
+# The suites of every store on all deployments except the plain server, and the tests of these deployments.
 test-topologies: export RUST_TEST_THREADS ?= 16
 test-topologies: redis
 	$(CARGO) test --package redlatch --all-features --locked --lib --test it -- \
@@ -50,7 +50,7 @@ test-topologies: redis
 interop: redis
 	@tools/interop
 
-# That the library can be published as it stands: packed, unpacked and checked there.
+# Checks that the library can be published: packs it, unpacks it and checks it there.
 package:
 	@tools/package
 
@@ -69,17 +69,17 @@ TOPOLOGY ?= single
 soak: redis
 	$(CARGO) run --release --locked --package redlatch-robustness -- soak --topology $(TOPOLOGY) --seconds $(SECONDS) $(if $(SEED),--seed $(SEED))
 
-# SEEDS=n runs n seeds (from FIRST=m on), SEED=n one, with a trace of what happens in it.
+# SEEDS=n runs n seeds (from FIRST=m on), SEED=n runs one and prints its trace.
 simulate:
 	$(CARGO) run --release --locked --package redlatch-simulation -- \
 		$(if $(SEEDS),--seeds $(SEEDS)) $(if $(FIRST),--first $(FIRST)) $(if $(SEED),--seed $(SEED))
 
-# SEEDS=n runs at most n seeds for each, MUTANTS="a b" only these.
+# SEEDS=n runs at most n seeds for each mutant, MUTANTS="a b" only these mutants.
 simulate-mutants: export SEEDS := $(if $(SEEDS),$(SEEDS),10000)
 simulate-mutants:
 	tools/simulate-mutants $(MUTANTS)
 
-# Optimized are the rules alone: nothing else takes long.
+# Only the crate with the rules is optimized: nothing else takes long.
 STATES ?= 10000000
 explore:
 	REDLATCH_STATES=$(STATES) $(CARGO) test --package redlatch --lib --all-features --locked \
@@ -89,6 +89,6 @@ RUNS ?= 200
 stress: redis
 	tools/stress $(RUNS)
 
-# Changes one expression at a time and runs the fast tests. A room is hold, lease, wait, watchdog, session or rules.
+# Changes one expression at a time and runs the fast tests. ROOM is hold, lease, wait, watchdog, session or rules.
 mutants:
 	@tools/mutants "$(ROOM)"

@@ -1,4 +1,5 @@
-//! Processes that are told what to do with their locks: one on the real Redisson, one on redlatch. See `interop/PROTOCOL.md`.
+//! Peers: processes that run commands on locks, one with the real Redisson, one with redlatch. See
+//! `interop/PROTOCOL.md`.
 #![forbid(unsafe_code)]
 
 mod peer;
@@ -8,37 +9,37 @@ pub use peer::{Answer, Peer, Pending, Worker};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-/// Which library a peer is on.
+/// The library that a peer uses.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Library {
     /// The newest Redisson.
     Redisson,
-    /// A late one of the line before, which many still run.
+    /// A late 3.x version, which is still widely used.
     Redisson3,
-    /// An old one, of January 2022, which some still run.
+    /// An old version, of January 2022, which is still in use.
     Redisson316,
-    /// This one.
+    /// redlatch.
     Redlatch,
 }
 
 impl Library {
-    /// How many there are: `library as usize` is below it.
+    /// Number of libraries: `library as usize` is below it.
     pub const COUNT: usize = 4;
 
-    /// Starts a peer on it.
+    /// Starts a peer on this library.
     ///
     /// # Panics
     ///
-    /// When it has not been built, or does not come up.
+    /// If it has not been built, or does not start.
     pub fn start(self, settings: &[&str], urls: &[String]) -> Peer {
         self.start_with(&[], settings, urls)
     }
 
-    /// The same, with options for the Java machine.
+    /// Like [`Library::start`], with options for the JVM.
     ///
     /// # Panics
     ///
-    /// As [`Library::start`].
+    /// Like [`Library::start`].
     pub fn start_with(self, java: &[&str], settings: &[&str], urls: &[String]) -> Peer {
         let mut command = match self {
             Library::Redlatch => Command::new(rust_peer()),
@@ -53,11 +54,11 @@ impl Library {
         Peer::start(command)
     }
 
-    /// Its version as it stands in `interop/java/versions`, of redlatch that of this workspace.
+    /// Returns its version from `interop/java/versions`; for redlatch that of this workspace.
     ///
     /// # Panics
     ///
-    /// When that file is not there.
+    /// If that file does not exist.
     pub fn version(self) -> String {
         let line = match self {
             Library::Redisson => 0,
@@ -87,7 +88,7 @@ fn java() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("java")
 }
 
-/// Beside the test or benchmark that runs: cargo builds it with them.
+/// Returns the path of the peer, which cargo builds next to the running test or benchmark.
 fn rust_peer() -> PathBuf {
     let mut here = std::env::current_exe().expect("this program");
     here.pop();

@@ -1,4 +1,4 @@
-//! One peer, as a test sees it.
+//! A peer from the point of view of a test.
 
 use std::collections::HashMap;
 use std::io::{BufRead, BufReader, Write};
@@ -10,10 +10,10 @@ use std::time::Duration;
 
 use serde_json::Value;
 
-/// Longer than anything takes that works, on the slowest machine.
+/// Longer than any successful step takes, on the slowest machine.
 const LONG: Duration = Duration::from_secs(120);
 
-/// A process that does with its library what it is told. Ends when dropped, and with this process.
+/// A process that runs commands with its library. It ends when dropped, and with this process.
 #[derive(Debug)]
 pub struct Peer {
     process: Child,
@@ -23,25 +23,25 @@ pub struct Peer {
     ready: String,
 }
 
-/// What a peer said.
+/// An answer of a peer.
 #[derive(Debug, Clone)]
 pub struct Answer {
-    /// When the library was called, in ns of the machine's monotonic clock.
+    /// Start of the call into the library, in ns of the machine's monotonic clock.
     pub from: i64,
-    /// When it returned.
+    /// End of the call.
     pub at: i64,
-    /// What it returned, or the error that it threw.
+    /// The returned value, or the error.
     pub said: Result<Value, String>,
 }
 
-/// An answer that is still to come.
+/// A pending answer.
 #[derive(Debug)]
 pub struct Pending {
     what: String,
     answer: Receiver<Answer>,
 }
 
-/// A thread or owner of a peer: does one thing after the other.
+/// A thread or owner of a peer, which runs its commands one after the other.
 #[derive(Debug, Clone, Copy)]
 pub struct Worker<'a> {
     peer: &'a Peer,
@@ -73,41 +73,41 @@ impl Peer {
         }
     }
 
-    /// What it said when it was ready: its library, and the version of that.
+    /// Returns its ready message: name and version of its library.
     pub fn ready(&self) -> &str {
         &self.ready
     }
 
-    /// Its process.
+    /// Returns its process id.
     pub fn pid(&self) -> u32 {
         self.process.id()
     }
 
-    /// One of its workers.
+    /// Returns one of its workers.
     pub fn worker(&self, number: u64) -> Worker<'_> {
         Worker { peer: self, number }
     }
 
-    /// A worker that nobody else has.
+    /// Returns a worker that is not used elsewhere.
     pub fn new_worker(&self) -> Worker<'_> {
         self.worker(1_000_000 + self.next.fetch_add(1, Ordering::Relaxed))
     }
 
-    /// As `kill -9`.
+    /// Kills the process (SIGKILL).
     ///
     /// # Panics
     ///
-    /// When it cannot be killed.
+    /// If it cannot be killed.
     pub fn kill(&mut self) {
         self.process.kill().expect("kill -9");
         self.process.wait().expect("the end of a killed process");
     }
 
-    /// Stops the process (SIGSTOP), or lets it go on (SIGCONT).
+    /// Sends a signal: stops the process (SIGSTOP), or continues it (SIGCONT).
     ///
     /// # Panics
     ///
-    /// When there is no such signal.
+    /// If there is no such signal.
     pub fn signal(&self, signal: &str) {
         let sent = Command::new("kill")
             .args(["-s", signal, &self.pid().to_string()])
@@ -120,7 +120,7 @@ impl Peer {
         let (sender, answer) = channel();
         lock(&self.waiting).insert(id, sender);
         if let Some(stdin) = lock(&self.stdin).as_mut() {
-            // Whoever is dead does not answer, which is noticed.
+            // A dead peer does not answer, which is detected.
             let _ = stdin.write_all(format!("{id} {worker} {command}\n").as_bytes());
         }
         Pending {
@@ -132,33 +132,33 @@ impl Peer {
 
 impl Drop for Peer {
     fn drop(&mut self) {
-        // Also one that stands still, or that does not hear that its input has ended.
+        // Needed for a peer that is stopped, or that does not notice the end of its input.
         let _ = self.process.kill();
         let _ = self.process.wait();
     }
 }
 
 impl Worker<'_> {
-    /// Has it do something, and does not wait for it.
+    /// Sends a command without waiting for the answer.
     pub fn tell(&self, command: &str) -> Pending {
         self.peer.tell(self.number, command)
     }
 
-    /// Has it do something that works: what it returned.
+    /// Runs a command that succeeds, and returns its result.
     ///
     /// # Panics
     ///
-    /// When it fails, or takes too long.
+    /// If it fails, or takes too long.
     #[track_caller]
     pub fn ask(&self, command: &str) -> Value {
         self.tell(command).value()
     }
 
-    /// Has it do something that yields yes or no.
+    /// Runs a command that returns a boolean.
     ///
     /// # Panics
     ///
-    /// As [`Worker::ask`], and when it yields something else.
+    /// Like [`Worker::ask`], or if the result has another type.
     #[track_caller]
     pub fn does(&self, command: &str) -> bool {
         let value = self.ask(command);
@@ -167,11 +167,11 @@ impl Worker<'_> {
             .unwrap_or_else(|| panic!("{command}: {value}"))
     }
 
-    /// Has it do something that yields a number.
+    /// Runs a command that returns a number.
     ///
     /// # Panics
     ///
-    /// As [`Worker::ask`], and when it yields something else.
+    /// Like [`Worker::ask`], or if the result has another type.
     #[track_caller]
     pub fn number(&self, command: &str) -> i64 {
         let value = self.ask(command);
@@ -180,11 +180,11 @@ impl Worker<'_> {
             .unwrap_or_else(|| panic!("{command}: {value}"))
     }
 
-    /// Has it do something that fails: how.
+    /// Runs a command that fails, and returns the error.
     ///
     /// # Panics
     ///
-    /// When it works, or takes too long.
+    /// If it succeeds, or takes too long.
     #[track_caller]
     pub fn fails(&self, command: &str) -> String {
         match self.tell(command).answer().said {
@@ -193,11 +193,11 @@ impl Worker<'_> {
         }
     }
 
-    /// This worker as it stands in Redis.
+    /// Returns the owner of this worker as written in Redis.
     ///
     /// # Panics
     ///
-    /// When it does not say.
+    /// If it does not answer.
     #[track_caller]
     pub fn owner(&self) -> String {
         self.ask("owner").as_str().expect("an owner").to_owned()
@@ -209,7 +209,7 @@ impl Pending {
     ///
     /// # Panics
     ///
-    /// When there is none for very long.
+    /// If there is none for a long time.
     #[track_caller]
     pub fn answer(self) -> Answer {
         match self.answer.recv_timeout(LONG) {
@@ -219,11 +219,11 @@ impl Pending {
         }
     }
 
-    /// Waits for an answer that is no error.
+    /// Waits for an answer that is not an error.
     ///
     /// # Panics
     ///
-    /// When it is one, or when there is none for very long.
+    /// If it is an error, or if there is none for a long time.
     #[track_caller]
     pub fn value(self) -> Value {
         let what = self.what.clone();
@@ -233,11 +233,11 @@ impl Pending {
         }
     }
 
-    /// Whether the answer has not come yet. It can be waited for afterwards only if so.
+    /// Returns whether the answer is still pending. Only then can it be awaited afterwards.
     ///
     /// # Panics
     ///
-    /// When the peer has ended.
+    /// If the peer has ended.
     #[track_caller]
     pub fn is_under_way(&self) -> bool {
         match self.answer.try_recv() {
@@ -271,7 +271,7 @@ fn hear(
                 None => Ok(said["ok"].take()),
             },
         };
-        // Perhaps nobody wants to know.
+        // The receiver may have been dropped.
         let _ = sender.send(answer);
     }
     lock(waiting).clear();

@@ -1,10 +1,10 @@
-//! The machine's monotonic clock, which all its processes share.
+//! The machine's monotonic clock, which all processes share.
 
 use std::time::Duration;
 
 use rustix::time::{ClockId, clock_gettime};
 
-/// Nanoseconds of that clock.
+/// Time on the monotonic clock, in nanoseconds.
 pub type Time = i64;
 
 pub fn now() -> Time {
@@ -12,7 +12,7 @@ pub fn now() -> Time {
     now.tv_sec * 1_000_000_000 + now.tv_nsec
 }
 
-/// A duration as this clock counts it.
+/// Converts a duration to nanoseconds.
 pub fn nanos(time: Duration) -> Time {
     Time::try_from(time.as_nanos()).unwrap_or(Time::MAX / 4)
 }

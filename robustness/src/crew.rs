@@ -1,4 +1,4 @@
-//! The worker processes: started, stopped, killed, brought to an end.
+//! The worker processes of a run: starts, stops, kills and ends them.
 
 use std::fs::File;
 use std::io::{BufRead, BufReader, Write};
@@ -15,17 +15,17 @@ use crate::clock::now;
 use crate::history::{Event, History};
 use crate::worker::Worker;
 
-/// All of one run. Those that still run are killed when it is dropped.
+/// All worker processes of one run. Processes that still run are killed when it is dropped.
 pub(crate) struct Crew {
     members: Vec<Member>,
-    /// Where what the workers say is kept, line by line, if it is.
+    /// Folder in which the output of the workers is kept, line by line, if requested.
     keep: Option<PathBuf>,
     history: Arc<Mutex<History>>,
 }
 
 struct Member {
     number: usize,
-    /// Its own number, or the place of the one whose place it took.
+    /// Its own number, or the place of the process that it replaced.
     place: usize,
     child: Child,
     orders: Option<ChildStdin>,
@@ -43,12 +43,12 @@ impl Crew {
         }
     }
 
-    /// One more process. Its number.
+    /// Starts another process. Returns its number.
     pub(crate) fn start(&mut self, worker: &Worker) -> Result<usize> {
         self.start_at(self.members.len(), worker)
     }
 
-    /// Starts a process in the place of a dead one: if client ids are chosen, it has the same. Returns its
+    /// Starts a process that replaces a dead one: if client ids are chosen, it has the same ids. Returns its
     /// number.
     pub(crate) fn start_in_place_of(&mut self, dead: usize, worker: &Worker) -> Result<usize> {
         let place = self.members.get(dead).ok_or("no such worker")?.place;
@@ -96,7 +96,7 @@ impl Crew {
                 if let Some(kept) = &mut kept {
                     let _ = writeln!(kept, "{line}");
                 }
-                // The last line of a process that was killed may be half of one.
+                // The last line of a killed process may be incomplete.
                 if let Ok(event) = serde_json::from_str::<Event>(&line) {
                     lock(&history).take(number, event);
                 }
@@ -114,7 +114,7 @@ impl Crew {
         Ok(number)
     }
 
-    /// Returns when all are connected.
+    /// Waits until all are connected.
     pub(crate) fn wait_until_ready(&self, limit: Duration) -> Result<()> {
         let end = Instant::now() + limit;
         while !self
@@ -130,20 +130,20 @@ impl Crew {
         Ok(())
     }
 
-    /// The numbers of those that were not killed.
+    /// Returns the numbers of the processes that were not killed.
     pub(crate) fn alive(&self) -> Vec<usize> {
         let alive = self.members.iter().filter(|member| !member.killed);
         alive.map(|member| member.number).collect()
     }
 
-    /// The numbers of those that were neither killed nor stopped.
+    /// Returns the numbers of the processes that were neither killed nor stopped.
     pub(crate) fn running(&self) -> Vec<usize> {
         let running = |member: &&Member| !member.killed && !member.stopped;
         let running = self.members.iter().filter(running);
         running.map(|member| member.number).collect()
     }
 
-    /// SIGSTOP.
+    /// Sends SIGSTOP.
     pub(crate) fn stop(&mut self, number: usize) -> Result<()> {
         self.signal(number, Signal::STOP)?;
         if let Some(member) = self.members.get_mut(number) {
@@ -153,7 +153,7 @@ impl Crew {
         Ok(())
     }
 
-    /// SIGCONT.
+    /// Sends SIGCONT.
     pub(crate) fn go_on(&mut self, number: usize) -> Result<()> {
         self.note(number, |of| {
             if let Some((_, on @ None)) = of.stopped.last_mut() {
@@ -167,7 +167,7 @@ impl Crew {
         Ok(())
     }
 
-    /// SIGKILL.
+    /// Sends SIGKILL.
     pub(crate) fn kill(&mut self, number: usize) -> Result<()> {
         let member = self.members.get_mut(number).ok_or("no such worker")?;
         member.child.kill()?;
@@ -177,7 +177,7 @@ impl Crew {
         Ok(())
     }
 
-    /// Has all begin nothing new.
+    /// Tells all workers to start nothing new.
     pub(crate) fn end(&mut self) {
         for member in &mut self.members {
             if let Some(orders) = &mut member.orders {
@@ -186,7 +186,7 @@ impl Crew {
         }
     }
 
-    /// Returns when all have said that everything is over, or after this time. Whether all have.
+    /// Waits until all workers have reported that they are done, or until the limit. Returns whether all have.
     pub(crate) fn wait_until_done(&mut self, limit: Duration) -> bool {
         let end = Instant::now() + limit;
         loop {
@@ -200,7 +200,7 @@ impl Crew {
         }
     }
 
-    /// Those that have ended by themselves, and how.
+    /// Returns the processes that have ended unrequested, and how.
     pub(crate) fn crashed(&mut self) -> Vec<String> {
         let mut crashed = Vec::new();
         for member in self.members.iter_mut().filter(|member| !member.killed) {
@@ -211,7 +211,7 @@ impl Crew {
         crashed
     }
 
-    /// Ends all processes, and returns when all that they said has been taken down.
+    /// Ends all processes, and waits until all their output is recorded.
     pub(crate) fn dismiss(&mut self) {
         for member in &mut self.members {
             member.dismiss();

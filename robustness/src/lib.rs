@@ -1,7 +1,16 @@
-//! Breaks servers, networks and clients under real locks, and checks what became of them:
+//! Breaks servers, networks and clients under real locks, and checks the history of each run:
 //! `make robustness`, `make soak`.
 //!
-//! The simulation uses the workers' tasks, the histories that they make, and what checks these.
+//! 1. A run starts servers in a topology (`site`), and worker processes that connect to them (`crew`).
+//! 2. The tasks of a worker acquire locks, stay in critical sections for a while and release the locks
+//!    (`worker`). They report each event with its time on standard output.
+//! 3. Meanwhile the run injects a fault (`faults`) for some time and repairs it.
+//! 4. The events of all workers make up a history of critical sections (`history`).
+//! 5. In the end the run checks that nothing is left in the store, and the checker looks for violations in
+//!    the history (`checker`): two valid guards of one lock, lost wake-ups, tokens out of order.
+//! 6. Each violation must be explained by the fault, or the run fails.
+//!
+//! The simulation uses the workers' tasks, histories and checker, too.
 #![forbid(unsafe_code)]
 #![expect(missing_docs, reason = "only the simulation uses this library")]
 
@@ -33,7 +42,7 @@ use options::{Command, Options};
 pub type Error = Box<dyn std::error::Error + Send + Sync>;
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
-/// The program.
+/// Runs the program.
 pub fn main() -> ExitCode {
     let options = Options::parse();
     let done = match options.command {

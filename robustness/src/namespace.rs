@@ -1,5 +1,5 @@
-//! A network of the program's own (a network namespace of Linux), in which a server can be cut off from
-//! the others. All that the program starts is in it, too.
+//! Linux network namespace for the program and its child processes, in which a server can be cut off from
+//! the others.
 
 use std::ffi::OsStr;
 use std::fs::read_link;
@@ -11,13 +11,12 @@ use redlatch_testkit::APART;
 
 use crate::Result;
 
-/// Ways to get one: as root, and as anybody else, who has to be root in there.
+/// Options of `unshare`: for root, and for other users, who have to be root in the namespace.
 const HOW: [&str; 2] = ["-n", "-Urn"];
 
-/// In a new network nothing is up. What is sent by table 10 comes to a bridge where nobody is, and is lost
-/// in silence, as in a network that is broken: if it were refused (`blackhole`), servers would try again
-/// from another address. And loopback addresses are found before any other rule is looked at, unless that
-/// comes later.
+/// Brings the new network up. Packets that table 10 routes go to a bridge without members and are lost
+/// silently, as in a broken network: if they were refused (`blackhole`), servers would retry from another
+/// address. The rule for local addresses comes before all others by default, so it is moved behind.
 const PREPARE: &str = r#"
 set -e
 ip link set lo up
@@ -30,8 +29,8 @@ ip rule del pref 0
 exec "$0" "$@"
 "#;
 
-/// Puts the program into a network of its own: starts it again in there, with the same arguments and with
-/// what `outside` has to be then. Returns if that is done, or cannot be.
+/// Moves the program into a network of its own by restarting it there, with the same arguments and the value
+/// for `outside`. Returns if the program is in it already, or if that is not possible.
 pub(crate) fn enter(outside: Option<&str>) -> Result<()> {
     let here = here()?;
     if let Some(outside) = outside {
@@ -47,7 +46,7 @@ pub(crate) fn enter(outside: Option<&str>) -> Result<()> {
             start.args([how, "sh", "-c", PREPARE]).arg(program);
             start
         };
-        // What goes wrong in place of this program could not be told by it.
+        // Checked first: this program cannot report a failure of the one that replaces it.
         if let Err(error) = run(&mut start("true".as_ref())) {
             refused.push(format!("{how}: {error}"));
             continue;
@@ -59,14 +58,14 @@ pub(crate) fn enter(outside: Option<&str>) -> Result<()> {
     Err(refused.join("; ").into())
 }
 
-/// What the network is called that this process is in.
+/// Returns the name of this process's network.
 fn here() -> Result<String> {
     Ok(read_link("/proc/self/ns/net")?
         .to_string_lossy()
         .into_owned())
 }
 
-/// Runs a command. What it says is the error, if it fails.
+/// Runs a command. Its output is the error if it fails.
 fn run(command: &mut Command) -> Result<()> {
     let program = command.get_program().to_string_lossy().into_owned();
     let done = command
@@ -79,10 +78,10 @@ fn run(command: &mut Command) -> Result<()> {
     Err(format!("{program}: {}: {said}", done.status).into())
 }
 
-/// Nothing gets from a server to the others, nor from them to it, until this is dropped.
+/// Drops all packets between a server and the others, in both directions, until it is dropped.
 pub(crate) struct Partition {
     server: Ipv4Addr,
-    /// From where to where nothing comes through.
+    /// Source and destination of the dropped packets.
     cut: Vec<[String; 2]>,
 }
 
@@ -93,7 +92,7 @@ impl Partition {
             server,
             cut: Vec::new(),
         };
-        // One half of it is undone as well.
+        // If the second rule fails, the first one is undone as well.
         for way in [[one.clone(), others.clone()], [others, one]] {
             rule("add", &way)?;
             partition.cut.push(way);
@@ -102,7 +101,7 @@ impl Partition {
     }
 }
 
-/// What is on its way is lost, too, and nobody is told: connections stay.
+/// Adds or removes a rule. Packets in flight are lost, too, without notice: connections stay open.
 fn rule(act: &str, [from, to]: &[String; 2]) -> Result<()> {
     let mut ip = Command::new("ip");
     ip.args(["rule", act, "pref", "10", "from", from, "to", to]);

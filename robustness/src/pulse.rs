@@ -1,5 +1,7 @@
-//! Whether this process was let run. On a machine that is short of time, or that stands still as a
-//! whole, what comes too late says nothing about locks: such times are told and counted.
+//! Detects times in which this process was not scheduled.
+//!
+//! On a machine that is overloaded or paused, a late event says nothing about locks: such times are
+//! reported and counted.
 
 use std::thread;
 use std::time::Duration;
@@ -8,10 +10,10 @@ use crate::clock::{Time, nanos, now};
 
 const BEAT: Duration = Duration::from_millis(20);
 
-/// What is longer than this is told.
+/// Longer stalls are reported.
 const STALL: Duration = Duration::from_millis(400);
 
-/// Tells from when to when this process stood still, on a thread of its own, as long as it runs.
+/// Starts a thread that reports the times in which this process did not run.
 pub(crate) fn watch(stood: impl Fn(Time, Time) + Send + 'static) {
     thread::spawn(move || {
         loop {

@@ -1,4 +1,4 @@
-//! Chance that can be repeated: SplitMix64.
+//! Reproducible random numbers: SplitMix64.
 
 use std::time::Duration;
 
@@ -18,27 +18,27 @@ impl Random {
         z ^ (z >> 31)
     }
 
-    /// A number below `end`; 0 if that is 0.
+    /// Returns a number below `end`; 0 if `end` is 0.
     pub fn below(&mut self, end: usize) -> usize {
         let end = u64::try_from(end).unwrap_or(u64::MAX).max(1);
         usize::try_from(self.number() % end).unwrap_or_default()
     }
 
-    /// True once in so many times.
+    /// Returns true with the probability 1/`times`.
     pub fn one_in(&mut self, times: usize) -> bool {
         self.below(times) == 0
     }
 
-    /// One of them.
+    /// Returns one of the elements.
     ///
     /// # Panics
     ///
-    /// There is none.
+    /// If `all` is empty.
     pub fn pick<'a, T>(&mut self, all: &'a [T]) -> &'a T {
         &all[self.below(all.len())]
     }
 
-    /// A duration of whole microseconds from `least` to `most`.
+    /// Returns a duration of whole microseconds from `least` to `most`.
     pub fn between(&mut self, least: Duration, most: Duration) -> Duration {
         let span = usize::try_from(most.saturating_sub(least).as_micros()).unwrap_or_default();
         least + Duration::from_micros(u64::try_from(self.below(span + 1)).unwrap_or_default())

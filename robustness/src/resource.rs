@@ -1,5 +1,7 @@
-//! What the locks protect, out of reach of every fault. It keeps, per name, a number and the highest token
-//! that it has seen, and refuses whoever comes with a lower one.
+//! The resource that the locks protect, which no fault affects.
+//!
+//! It stores, per name, a number and the highest token that it has seen, and refuses requests with a lower
+//! token.
 
 use std::collections::BTreeMap;
 use std::io::{BufRead, BufReader, Result, Write};
@@ -10,7 +12,7 @@ use std::thread;
 use tokio::io::{AsyncBufReadExt, AsyncWriteExt, BufStream};
 use tokio::net::TcpStream;
 
-/// What it keeps.
+/// The data of the resource.
 #[derive(Debug, Default)]
 pub struct Records(Mutex<BTreeMap<String, Record>>);
 
@@ -21,8 +23,8 @@ struct Record {
     accepted: u64,
 }
 
-/// What a name has come to. Every writer adds one to what it has read, so both are the same unless a
-/// write was lost.
+/// The final state of a name. Every writer adds one to the number that it has read, so number and count of
+/// writes are equal unless a write was lost.
 #[derive(Debug, Clone)]
 pub struct Tally {
     pub name: String,
@@ -30,7 +32,7 @@ pub struct Tally {
     pub value: u64,
 }
 
-/// A small server in this process that serves until the program ends.
+/// A small server in this process that runs until the program ends.
 #[derive(Debug)]
 pub(crate) struct Resource {
     address: SocketAddr,
@@ -46,7 +48,7 @@ impl Resource {
         thread::spawn(move || {
             for stream in listener.incoming().map_while(Result::ok) {
                 let records = served.clone();
-                // One that goes away takes nobody with it.
+                // A client that disconnects does not affect the others.
                 thread::spawn(move || serve(stream, &records));
             }
         });
@@ -117,7 +119,7 @@ impl Record {
         Some("ok".into())
     }
 
-    /// Whether nobody has come with a higher one.
+    /// Records a token. Returns whether no higher one was seen before.
     fn sees(&mut self, token: u64) -> bool {
         self.highest = self.highest.max(token);
         self.highest == token
@@ -131,7 +133,7 @@ fn number(word: &str) -> u64 {
 /// How a task reaches the resource.
 #[derive(Debug)]
 pub enum Reach {
-    /// At its address, over a connection that is made when it is needed.
+    /// At its address, over a connection that is opened on demand.
     Connected(String, Option<BufStream<TcpStream>>),
     /// In the same process.
     Here(Arc<Records>),

@@ -1,5 +1,4 @@
-//! One row: servers and workers are started, something is broken, everything is brought to an end, and
-//! the history is checked.
+//! One run: starts servers and workers, injects faults, ends the workers, and checks the history.
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -21,42 +20,42 @@ use crate::site::{Needs, Site, Topology};
 use crate::visit::visit_from_outside;
 use crate::worker::Worker;
 
-/// How a run is set up.
+/// Setup of a run.
 #[derive(Debug, Clone)]
 pub(crate) struct Setup {
     pub(crate) topology: Topology,
     pub(crate) needs: Needs,
     pub(crate) losses: Losses,
     pub(crate) processes: usize,
-    /// Of each process. URL and resource are filled in.
+    /// Settings of each process. URL and resource are filled in.
     pub(crate) worker: Worker,
-    /// A folder for what the workers say.
+    /// Folder for the output of the workers.
     pub(crate) keep: Option<PathBuf>,
 }
 
-/// Violations of one rule that could not be avoided.
+/// Explained violations of one rule.
 #[derive(Debug, Clone, Copy, Default)]
 pub(crate) struct Excused {
     pub(crate) count: usize,
-    /// How long the longest lasted.
+    /// Duration of the longest one.
     pub(crate) longest: Time,
 }
 
-/// What came of it.
+/// Result of a run.
 pub(crate) struct Outcome {
     pub(crate) entered: usize,
     pub(crate) meanwhile: usize,
     pub(crate) lost: usize,
     pub(crate) errors: BTreeMap<String, usize>,
     pub(crate) violations: Vec<Violation>,
-    /// How many could not be avoided, and why.
+    /// Explained violations, by explanation and rule.
     pub(crate) explained: BTreeMap<&'static str, BTreeMap<Rule, Excused>>,
     pub(crate) recovery: Option<Time>,
-    /// How long the machine did not let a process run, at worst.
+    /// The longest time that the machine did not schedule a process.
     pub(crate) stalled: Time,
 }
 
-/// Runs the workers while `act` breaks things.
+/// Runs the workers while `act` injects faults.
 pub(crate) fn run(setup: &Setup, act: impl FnOnce(&mut Scene) -> Result<()>) -> Result<Outcome> {
     let lease = Duration::from_millis(setup.worker.lease);
     if let Some(folder) = &setup.keep {
@@ -83,7 +82,7 @@ pub(crate) fn run(setup: &Setup, act: impl FnOnce(&mut Scene) -> Result<()>) -> 
     scene.crew.wait_until_ready(Duration::from_secs(60))?;
     sleep(lease / 3);
     act(&mut scene)?;
-    // Whoever has to find out that something was lost or free has the time for it.
+    // Time for holders to learn of losses, and for waiters to find free locks.
     sleep(lease / 2);
     let left = wind_up(&mut scene, lease)?;
     let mut history = lock(&scene.history);
@@ -122,11 +121,11 @@ fn judge(history: &History, violations: Vec<Violation>) -> Outcome {
     }
 }
 
-/// How long the clients may take to finish what they do in the background.
+/// Time for the clients to finish their background work.
 const TIDYING: Duration = Duration::from_secs(10);
 
-/// How long fair locks are kept at most for those who stand in their queues, if none of them is there any
-/// more: until the last one's turn has passed.
+/// Returns how long fair locks are reserved at most for queued waiters, if all of them are dead: until the
+/// last one's turn has passed.
 fn queued(scene: &mut Scene) -> Result<Duration> {
     let mut longest = Duration::ZERO;
     for name in scene.names().iter().filter(|name| name.starts_with("fair")) {
@@ -142,12 +141,12 @@ fn queued(scene: &mut Scene) -> Result<Duration> {
     Ok(longest)
 }
 
-/// Brings all workers to an end and looks whether anything is left of them.
+/// Ends all workers and checks whether they left anything behind.
 fn wind_up(scene: &mut Scene, lease: Duration) -> Result<Vec<Violation>> {
     let mut found = Vec::new();
     scene.crew.end();
-    // What the dead had ends with its lease, what they waited for when their turns have passed; and then
-    // the last ones in line are served.
+    // Holds of dead processes expire with their leases, places in queues when their turns have passed; and then
+    // the last waiters are served.
     let limit = queued(scene)? + lease * 5 + TIDYING;
     if !scene.crew.wait_until_done(limit) {
         for crashed in scene.crew.crashed() {
@@ -167,7 +166,7 @@ fn wind_up(scene: &mut Scene, lease: Duration) -> Result<Vec<Violation>> {
             found.push(violation(Rule::Hang, text));
         }
     }
-    // The clients still run: a lock that cannot be acquired now is renewed by one of them without a holder.
+    // The clients still run: if a lock cannot be acquired now, one of them renews it without a holder.
     for kept in visit_from_outside(&scene.site.url(), &scene.names(), lease + MARGIN)? {
         found.push(violation(Rule::LeftOver, format!("cannot be had: {kept}")));
     }
@@ -185,7 +184,7 @@ fn wind_up(scene: &mut Scene, lease: Duration) -> Result<Vec<Violation>> {
     Ok(found)
 }
 
-/// What is still there after this time.
+/// Returns everything that is still there after this time.
 fn left_over(
     look: fn(&Server) -> Result<Vec<String>>,
     site: &dyn Site,
@@ -208,7 +207,7 @@ fn violation(rule: Rule, text: String) -> Violation {
     Violation::at(now(), rule, text)
 }
 
-/// All keys except those that may remain.
+/// Returns all keys except those that may remain.
 fn keys(server: &Server) -> Result<Vec<String>> {
     let mut keys: Vec<String> = ask(server, &["KEYS", "*"])?;
     keys.retain(|key| !checker::may_remain(key));
@@ -218,12 +217,12 @@ fn keys(server: &Server) -> Result<Vec<String>> {
 fn channels(server: &Server) -> Result<Vec<String>> {
     let mut channels: Vec<String> = ask(server, &["PUBSUB", "CHANNELS"])?;
     channels.extend(ask::<Vec<String>>(server, &["PUBSUB", "SHARDCHANNELS"])?);
-    // Sentinels have their own.
+    // Sentinels have a channel of their own.
     channels.retain(|channel| channel != "__sentinel__:hello");
     Ok(channels)
 }
 
-/// All connections but the one that asks, and those among the servers themselves.
+/// Returns all connections except the one of this query, and those among the servers themselves.
 fn connections(server: &Server) -> Result<Vec<String>> {
     let list: String = ask(server, &["CLIENT", "LIST"])?;
     let own = [

@@ -1,4 +1,4 @@
-//! One run in the making: servers, workers, and what is taken down about them. What faults work with.
+//! Context of a run, which faults use: servers, workers, and the history recorded so far.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex};
@@ -18,22 +18,22 @@ use crate::site::Site;
 use crate::visit::set_permits_from_outside;
 use crate::worker::{Worker, locks_of};
 
-/// How long a store that is whole again may need until it answers.
+/// Time within which a repaired store must answer.
 const MENDED: Duration = Duration::from_secs(10);
 
 pub(crate) struct Scene {
     pub(crate) site: Box<dyn Site>,
     pub(crate) crew: Crew,
     pub(crate) history: Arc<Mutex<History>>,
-    /// What a new worker is told.
+    /// Settings of a new worker.
     pub(crate) worker: Worker,
     pub(crate) random: Random,
-    /// What else may break while something is broken.
+    /// Further faults that may happen during a fault.
     pub(crate) schedule: Option<Schedule>,
 }
 
 impl Scene {
-    /// The place of a server to break: one that takes writes.
+    /// Returns the place of a server to break: one that accepts writes.
     pub(crate) fn master(&mut self) -> Result<usize> {
         let masters = self.site.masters();
         let at = self.random.below(masters.len());
@@ -44,7 +44,7 @@ impl Scene {
         self.site.server(place)
     }
 
-    /// The server that has a name.
+    /// Returns the server that has a name.
     pub(crate) fn owner(&mut self, name: &str) -> Result<&Server> {
         let place = match self.site.cluster() {
             Some(cluster) => cluster.owner_of(name),
@@ -53,7 +53,7 @@ impl Scene {
         Ok(self.server(place))
     }
 
-    /// Records which of the names in use are kept by a node of a cluster that is about to be out of reach.
+    /// Records which of the used names are on a cluster node that is about to become unreachable.
     pub(crate) fn out_of_reach(&mut self, place: usize) -> Result<()> {
         let history = lock(&self.history);
         let in_use = history.sections.iter().map(|one| one.ask.name.clone());
@@ -81,8 +81,7 @@ impl Scene {
         self.worker.all_names()
     }
 
-    /// Breaks something, and makes it whole again. If a replica has taken its master's place on the way,
-    /// asked for or not, it may not have known everything.
+    /// Runs a fault, and repairs it. If a replica was promoted meanwhile, intentionally or not, it may lack data.
     pub(crate) fn act(&mut self, fault: &Fault, lasts: Duration) -> Result<()> {
         let (from, before) = (now(), self.site.masters());
         (fault.act)(self, lasts).map_err(|error| format!("{}: {error}", fault.name))?;
@@ -96,10 +95,10 @@ impl Scene {
         Ok(())
     }
 
-    /// Lets time pass, in which other things may break if there is a schedule for that.
+    /// Lets time pass. If there is a schedule, other faults may happen meanwhile.
     pub(crate) fn rest(&mut self, time: Duration) {
         let end = Instant::now() + time;
-        // Nothing breaks beside what breaks beside.
+        // Scheduled faults do not nest.
         if let Some(mut schedule) = self.schedule.take() {
             schedule.keep_until(end, self);
             self.schedule = Some(schedule);
@@ -107,14 +106,14 @@ impl Scene {
         sleep(end.saturating_duration_since(Instant::now()));
     }
 
-    /// Lets so much of a time pass in which something is waited for anyway, if there is a schedule.
+    /// Runs scheduled faults during a wait, if there is a schedule.
     pub(crate) fn beside(&mut self, time: Duration) {
         if self.schedule.is_some() {
             self.rest(time);
         }
     }
 
-    /// Something is broken while this goes on.
+    /// Records a window in which something is broken, while the closure runs.
     pub(crate) fn broken<T>(&mut self, while_: impl FnOnce(&mut Scene) -> Result<T>) -> Result<T> {
         let from = now();
         let done = while_(self);
@@ -122,8 +121,8 @@ impl Scene {
         done
     }
 
-    /// Breaks something so that the store answers nobody any more, and makes it whole after this time.
-    /// Where there are several servers, others may answer in its place.
+    /// Breaks something so that the store answers no client any more, and repairs it after this time.
+    /// If there are several servers, others may answer in its place.
     pub(crate) fn cut(
         &mut self,
         lasts: Duration,
@@ -141,8 +140,8 @@ impl Scene {
         })
     }
 
-    /// The store forgets what is held while this goes on. Then how many permits there are is said anew,
-    /// as an operator would have to.
+    /// Records that the store loses data while the closure runs. Then sets the permits again, as an operator
+    /// would have to.
     pub(crate) fn forgets<T>(
         &mut self,
         forgetting: Forgetting,

@@ -1,5 +1,4 @@
-//! What breaks when, at random: about once a second something begins, whether or not what began before
-//! is over.
+//! Random schedule of faults: about once a second one begins, whether or not earlier ones are over.
 
 use std::collections::BTreeMap;
 use std::thread::sleep;
@@ -8,15 +7,15 @@ use std::time::{Duration, Instant};
 use crate::faults::Fault;
 use crate::scene::Scene;
 
-/// From one beginning to the next.
+/// Time from the start of one fault to the next.
 const PACE: Duration = Duration::from_secs(1);
 
-/// How much of what is late is made up for.
+/// Number of late faults that are made up for.
 const ARREARS: u32 = 5;
 
 pub(crate) struct Schedule {
     due: Instant,
-    /// What may break beside something else.
+    /// Faults that may happen during another one.
     beside: Vec<Fault>,
     lease: Duration,
     /// How often each was drawn.
@@ -34,21 +33,21 @@ impl Schedule {
         }
     }
 
-    /// Returns when something is to begin.
+    /// Waits until the next fault is due.
     pub(crate) fn wait(&mut self) {
         let now = Instant::now();
         sleep(self.due.saturating_duration_since(now));
         self.due = (self.due + PACE).max(now - PACE * ARREARS);
     }
 
-    /// Breaks one thing after the other that may break beside something else.
+    /// Runs one fault after the other of those that may happen during another one.
     pub(crate) fn keep_until(&mut self, end: Instant, scene: &mut Scene) {
         while !self.beside.is_empty() && self.due < end {
             self.wait();
             let fault = self.beside[scene.random.below(self.beside.len())];
             let left = end.saturating_duration_since(Instant::now());
             let lasts = scene.random.between(self.lease / 60, self.lease / 4);
-            // One that hit nobody does not count. Masters are none of its business.
+            // A fault that affected no client does not count. These faults do not change masters.
             if (fault.act)(scene, lasts.min(left)).is_ok() {
                 *self.drawn.entry(fault.name).or_default() += 1;
             }

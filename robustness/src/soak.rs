@@ -1,4 +1,4 @@
-//! Many clients for a long time, while one thing after the other breaks, drawn at random.
+//! The soak: many clients for a long time, while random faults happen.
 
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
@@ -20,7 +20,7 @@ use crate::worker::Worker;
 
 const LEASE: Duration = Duration::from_secs(3);
 
-/// Whether nothing was violated.
+/// Runs the soak. Returns whether there was no violation.
 pub(crate) fn soak(options: &Soak) -> Result<bool> {
     let topology = options.topology;
     let faults = faults::all();
@@ -38,10 +38,10 @@ pub(crate) fn soak(options: &Soak) -> Result<bool> {
     let mut worker = Worker::of(LEASE, tasks, names(options.names), seed);
     worker.clients = clients;
     worker.inside = 50;
-    // A client that dies in a fair lock's queue is waited for, one after the other: if a hundred died at
-    // once, nothing else would be seen of these locks for minutes.
+    // Each client that dies in a fair lock's queue delays the others: if a hundred died at once, these locks
+    // would make no progress for minutes.
     worker.fair = tasks.div_ceil(10);
-    // Enough of them are inside for long to be in the way of every fault, and names stay for others.
+    // Enough tasks stay inside for long to be affected by every fault, and enough names stay free for others.
     worker.sitters = (options.names / 4 / processes.max(1)).max(1);
     worker.few = few(options.names.div_ceil(2));
     let setup = Setup {
@@ -66,7 +66,7 @@ pub(crate) fn soak(options: &Soak) -> Result<bool> {
     Ok(outcome.violations.is_empty())
 }
 
-/// One fault after the other, some beside others. How often each was drawn.
+/// Runs one fault after the other, some during others. Returns how often each was drawn.
 fn break_at_random(
     scene: &mut Scene,
     faults: &[Fault],
@@ -81,8 +81,8 @@ fn break_at_random(
     while began.elapsed() < length {
         schedule.wait();
         let fault = &faults[scene.random.below(faults.len())];
-        // One in sixteen lasts longer than a lease; with replicas that is a failover, which is another
-        // fault.
+        // One in sixteen lasts longer than a lease; with replicas that would cause a failover, which is a fault of
+        // its own.
         let long = scene.random.below(16) == 0 && scene.site.is_alone();
         let lasts = match long {
             true => Lasts::PastLease.of(LEASE),
@@ -95,7 +95,7 @@ fn break_at_random(
         schedule = scene.schedule.take().ok_or("a schedule")?;
         match done {
             Ok(()) => *schedule.drawn.entry(fault.name).or_default() += 1,
-            // One that hit nobody, or a server that was not yet whole after the one before.
+            // The fault affected no client, or a server had not yet recovered from the previous one.
             Err(error) => bar.suspend(|| println!("  {error}")),
         }
         bar.set_position(began.elapsed().as_secs());

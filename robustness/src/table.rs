@@ -1,4 +1,4 @@
-//! All faults, one row each.
+//! The table: a run for each fault and topology.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::PathBuf;
@@ -19,10 +19,10 @@ use crate::run::{Excused, Outcome, Setup, run};
 use crate::site::Topology;
 use crate::worker::{KINDS, KINDS_OF_OWNERS, Worker};
 
-/// How many violations of a row are told in full.
+/// Number of violations of a row that are printed in full.
 const TOLD: usize = 10;
 
-/// Runs the rows that are wanted. Whether nothing was violated that is not explained.
+/// Runs the selected rows. Returns whether all violations are explained.
 pub(crate) fn run_rows(options: &Rows) -> Result<bool> {
     let faults = faults::all();
     let wanted: Vec<(&Fault, Topology)> = faults
@@ -44,7 +44,7 @@ pub(crate) fn run_rows(options: &Rows) -> Result<bool> {
         true => namespace::enter(options.outside.as_deref()),
         false => Ok(()),
     };
-    // Why servers cannot be cut off from each other, if so.
+    // The reason, if servers cannot be cut off from each other.
     let refused = &network.err().map(|error| error.to_string());
     let seed = options.seed();
     println!("SEED={seed}\n\n{HEAD}");
@@ -61,7 +61,7 @@ pub(crate) fn run_rows(options: &Rows) -> Result<bool> {
             scope.spawn(move || {
                 while let Some(&(fault, topology)) = rows.get(next.fetch_add(1, Ordering::Relaxed))
                 {
-                    // The servers' keeper panics when they do not start or do not find together.
+                    // The testkit panics when servers do not start or do not form a cluster.
                     let row = || match refused {
                         Some(why) if fault.needs.partitions => {
                             Err(format!("it needs a network namespace; {why}").into())
@@ -110,7 +110,7 @@ fn row(fault: &Fault, topology: Topology, options: &Rows, seed: u64) -> Result<O
         topology,
         needs: fault.needs,
         losses: fault.losses,
-        // Thousands of locks are many for one process, and not more for several.
+        // One process is enough to hold thousands of locks.
         processes: if fault.held > 0 { 1 } else { 3 },
         worker: Worker {
             sync: fault.sync,
@@ -133,16 +133,16 @@ fn row(fault: &Fault, topology: Topology, options: &Rows, seed: u64) -> Result<O
     })
 }
 
-/// So many names, of all kinds in turns.
+/// Returns this many names, of all kinds in turn.
 pub(crate) fn names(many: usize) -> Vec<String> {
     let kinds = KINDS.iter().cycle().take(many).enumerate();
-    // The members of a multi-lock have its number, or half of it.
+    // The members of a multi-lock have its number, or half of it as theirs.
     kinds
         .map(|(number, kind)| format!("{kind}:{}", number / KINDS.len()))
         .collect()
 }
 
-/// So many names for owners that several tasks share, and for threads.
+/// Returns this many names for owners that several tasks share, and for threads.
 pub(crate) fn few(many: usize) -> Vec<String> {
     let kinds = KINDS_OF_OWNERS.iter().cycle().take(many).enumerate();
     kinds
@@ -193,7 +193,7 @@ fn line(
     .to_owned()
 }
 
-/// How often what was violated, and for how long at most.
+/// Describes which rule was violated, how often, and for how long at most.
 pub(crate) fn excused((rule, excused): (&Rule, &Excused)) -> String {
     let count = excused.count;
     match millis(excused.longest) {
@@ -206,7 +206,7 @@ fn or_none(text: String) -> String {
     if text.is_empty() { "–".into() } else { text }
 }
 
-/// Says in full what was violated.
+/// Prints the violations.
 pub(crate) fn tell(outcome: &Outcome) {
     let violations = &outcome.violations;
     if outcome.stalled > 0 {
@@ -230,7 +230,7 @@ impl Rows {
         only && (self.topology.is_empty() || self.topology.contains(&topology))
     }
 
-    /// The folder for what the workers of one row say.
+    /// Returns the folder for the output of the workers of one row.
     pub(crate) fn keep_for(&self, row: &str) -> Option<PathBuf> {
         let folder = self.keep.as_ref()?;
         Some(folder.join(row.replace([' ', ','], "-")))

@@ -1,4 +1,5 @@
-//! The last client: when all others have ended, every lock must be free, and nothing may remain of it.
+//! The final check by a separate client: when all others have ended, every lock must be free, and this client
+//! leaves nothing behind.
 
 use std::time::Duration;
 
@@ -20,8 +21,8 @@ pub(crate) fn visit_from_outside(
     runtime()?.block_on(visit(url, names, limit, limit))
 }
 
-/// Acquires and releases each lock once, with this lease. Returns those that could not be acquired within this time,
-/// which is that of all of them; a fair lock may take a grace period longer, for waiters that died.
+/// Acquires and releases each lock once, with this lease. Returns those that could not be acquired within the
+/// limit, which is for all of them together; a fair lock may take a grace period longer, for dead waiters.
 pub async fn visit(
     url: &str,
     names: &[String],
@@ -60,7 +61,7 @@ pub(crate) fn set_permits_from_outside(url: &str, names: &[String], limit: Durat
     runtime()?.block_on(set_permits(url, names, limit))
 }
 
-/// Sets the permits of the expirable semaphores, where a store has forgotten how many there are.
+/// Sets the permits of the expirable semaphores after a store has lost them.
 pub async fn set_permits(url: &str, names: &[String], limit: Duration) -> Result<()> {
     let client = Client::builder()
         .response_timeout(limit)

@@ -1,10 +1,14 @@
 //! The real client on a simulated network, clock and servers: the same seed gives the same run.
 //!
-//! A run ([`run::run`]) is one thread on tokio's paused clock. A [`plan::Plan`] says what it is made of. Client
-//! processes ([`process::Process`]) do what those of `robustness/` do, and are checked in the same way. The
-//! [`network::Network`] between them and the servers delays, cuts and resets.
-//! [`server::Server`] answers the real client's bytes as a Redis or a Sentinel does. It has no sockets, tasks
-//! or clock: its caller delivers bytes and the time, and sends what it returns.
+//! 1. A [`plan::Plan`], drawn from a seed, describes a run: servers, client processes, timings and faults.
+//! 2. The run ([`run::run`]) is one thread on tokio's paused clock.
+//! 3. Client processes ([`process::Process`]) run the same tasks as those of `robustness/`.
+//! 4. The [`network::Network`] between them and the servers delays, cuts and resets connections.
+//! 5. [`server::Server`] answers the real client's bytes as a Redis or a Sentinel does. It has no sockets, tasks
+//!    or clock: its caller delivers bytes and the time, and sends the bytes that it returns.
+//! 6. In the end the history is checked, by the checker of `robustness/` and for linearizability
+//!    (`linearizability`).
+//! 7. A failing plan is shrunk to the smallest one that fails in the same way ([`shrink`]).
 
 mod faults;
 mod linearizability;

@@ -1,9 +1,13 @@
-//! Linearizability: whether the answers about a lock are those of a lock whose operations happen one after the
-//! other, each at some moment between its call and its answer. The search for such an order is that of Wing and
-//! Gong with Lowe's improvements, in the crate `todc-utils`.
+//! Linearizability: checks whether the answers about a lock are those of a lock whose operations happen one after
+//! the other, each at some moment between its call and its answer.
 //!
-//! A release happens between its call and its answer, too. If no answer is known, it happens any time later; what
-//! was lost ends when it was last valid, or later; and what the store forgot may end from that moment on.
+//! 1. Each section of the history becomes operations with a call time and an answer time: acquire, refuse, release,
+//!    or a step of a latch.
+//! 2. A release happens between its call and its answer, too. If no answer is known, it happens at any later time.
+//! 3. A lost hold ends when it was last valid, or later. A hold that the store lost may end from that moment on.
+//! 4. An operation without an answer may have had an effect or not.
+//! 5. The search for an order that explains all answers is that of Wing and Gong with Lowe's improvements, in the
+//!    crate `todc-utils`. If there is none, the first operation that no order explains is reported.
 
 use std::collections::BTreeMap;
 
@@ -14,11 +18,11 @@ use redlatch_robustness::worker::{COUNTERS, locks_of};
 use todc_utils::linearizability::{WGLChecker, history as wgl};
 use todc_utils::specifications::Specification;
 
-/// Finds the names whose histories no order explains.
+/// Returns a violation for each name whose history no order explains.
 pub(crate) fn check(history: &History) -> Vec<Violation> {
     let mut names = history.by_name();
     if history.forgotten().next().is_some() {
-        // Counts that have no lease do not come back.
+        // Lost counts without a lease are never restored.
         names.retain(|name, _| !COUNTERS.iter().any(|kind| name.starts_with(kind)));
     }
     let violations = names.iter().filter_map(|(name, sections)| {
@@ -31,11 +35,11 @@ pub(crate) fn check(history: &History) -> Vec<Violation> {
     violations.collect()
 }
 
-/// An operation, and who did it.
+/// An operation, and its owner.
 #[derive(Debug, Clone)]
 struct Operation {
     called: Time,
-    /// `Time::MAX`: it is not known.
+    /// `Time::MAX`: unknown.
     answered: Time,
     what: What,
     who: String,
@@ -206,7 +210,7 @@ fn operations(history: &History, sections: &[&Section]) -> Vec<Operation> {
     operations
 }
 
-/// When a hold can have ended: the earliest and the latest time.
+/// Returns when a hold can have ended: the earliest and the latest time.
 fn released(history: &History, section: &Section, got: Time) -> (Time, Time) {
     let last_valid = section.valid_until.unwrap_or(got);
     let process = history.processes.get(&section.process);
@@ -233,7 +237,7 @@ fn released(history: &History, section: &Section, got: Time) -> (Time, Time) {
     )
 }
 
-/// The first operation whose answer no order explains.
+/// Returns the first operation whose answer no order explains.
 fn first_unexplained(operations: &[Operation]) -> Option<&Operation> {
     if is_linearizable(operations, Time::MAX) {
         return None;
@@ -244,11 +248,11 @@ fn first_unexplained(operations: &[Operation]) -> Option<&Operation> {
     answers.get(explained).copied()
 }
 
-/// Whether some order explains all answers until this time.
+/// Returns whether some order explains all answers until this time.
 fn is_linearizable(operations: &[Operation], until: Time) -> bool {
     let mut actions = Vec::new();
     for (number, one) in operations.iter().enumerate() {
-        // Without its answer, an acquisition may have had no effect; a step that changes a latch may have had one.
+        // Without an answer, an acquisition may have had no effect; a step that changes a latch may have had one.
         let has_effect = matches!(
             one.what.step,
             Step::Release | Step::Close(..) | Step::CountDown(_)
@@ -256,7 +260,7 @@ fn is_linearizable(operations: &[Operation], until: Time) -> bool {
         if one.answered > until && !has_effect || one.called > until {
             continue;
         }
-        // What happens at the same time may happen in any order.
+        // Simultaneous actions may happen in any order.
         actions.push((one.called, false, number, one.what));
         actions.push((one.answered, true, number, one.what));
     }
@@ -276,7 +280,7 @@ fn is_linearizable(operations: &[Operation], until: Time) -> bool {
 mod tests {
     use super::*;
 
-    /// What an owner was answered, and between which times.
+    /// Creates an operation of an owner with its call time and its answer time.
     fn operation(
         owner: usize,
         mode: Mode,
@@ -291,7 +295,7 @@ mod tests {
         }
     }
 
-    /// An acquisition that takes from one time to another, and a release.
+    /// Creates an acquisition and a release, each with its call time and its answer time.
     fn hold(
         owner: usize,
         mode: Mode,
@@ -310,7 +314,7 @@ mod tests {
     }
 
     #[test]
-    fn an_order_is_found_wherever_it_is() {
+    fn order_is_found_if_one_exists() {
         let one = hold(1, Mode::Alone, (0, 5), (10, 20));
         // Its interval begins before the other one's release and ends within it.
         let two = hold(2, Mode::Alone, (1, 16), (30, Time::MAX));
@@ -326,7 +330,7 @@ mod tests {
     }
 
     #[test]
-    fn holds_that_may_overlap_are_told_from_others() {
+    fn permitted_overlaps_are_distinguished() {
         let overlapping = |first, second, owner| {
             let one = hold(1, first, (0, 5), (10, 20));
             unexplained([one, hold(owner, second, (6, 9), (9, 20))]).is_none()
@@ -334,7 +338,7 @@ mod tests {
         assert!(overlapping(Mode::Shared, Mode::Shared, 2));
         assert!(!overlapping(Mode::Alone, Mode::Shared, 2));
         assert!(!overlapping(Mode::Shared, Mode::Alone, 2));
-        // One owner enters again what it holds, and a writer reads.
+        // An owner re-enters its lock, and a writer reads.
         assert!(overlapping(Mode::Alone, Mode::Alone, 1));
         assert!(overlapping(Mode::Alone, Mode::Shared, 1));
         assert!(!overlapping(Mode::Shared, Mode::Alone, 1));

@@ -27,7 +27,7 @@ macro_rules! say {
     };
 }
 
-/// How long to begin new seeds if their number is not given.
+/// Time in which new seeds are started if their number is not given.
 const LIMIT: Duration = Duration::from_secs(60);
 
 fn main() -> ExitCode {
@@ -65,7 +65,7 @@ fn one(seed: u64) -> bool {
     report(seed, &outcome)
 }
 
-/// How a run failed: the rule that was violated first, or none if the run itself was ended by an error.
+/// Returns how a run failed: the rule that was violated first, or none if an error ended the run itself.
 fn failure(outcome: &Result<Outcome, String>) -> Option<Option<Rule>> {
     match outcome {
         Ok(outcome) => outcome.violations.first().map(|one| Some(one.rule)),
@@ -101,7 +101,7 @@ fn many(options: &Options) -> bool {
         for _ in 0..options.threads() {
             let tell_outcome = tell_outcome.clone();
             scope.spawn(move || {
-                // A number that was taken is run even if the time is over now, so that none is missing.
+                // A drawn seed is run even if the time is over now, so that no seed is missing.
                 while limit.is_none_or(|limit| Instant::now() < limit) {
                     let number = next.fetch_add(1, Ordering::Relaxed);
                     if number >= seeds {

@@ -65,7 +65,7 @@ mod tests {
     }
 
     #[test]
-    fn wrong_input_is_named_in_one_line() {
+    fn invalid_input_is_reported_in_one_line() {
         assert_eq!(
             error(&["--seeds", "many"]),
             "invalid value 'many' for '--seeds <SEEDS>': invalid digit found in string"

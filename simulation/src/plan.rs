@@ -1,4 +1,4 @@
-//! The plan of a run, all of it drawn from the seed: servers, processes, names, timings, and what breaks when.
+//! The plan of a run, drawn from the seed: servers, processes, names, timings, and faults with their times.
 
 use std::collections::BTreeSet;
 use std::time::Duration;
@@ -13,56 +13,56 @@ use crate::site::Topology;
 /// One run.
 #[derive(Debug, Clone)]
 pub struct Plan {
-    /// All chance comes from here.
+    /// Source of all randomness.
     pub seed: u64,
-    /// Which servers there are.
+    /// The servers.
     pub topology: Topology,
-    /// How many replicas must have an acquisition.
+    /// How many replicas must acknowledge an acquisition.
     pub sync: Sync,
-    /// How long a master is missed at most before another takes its place.
+    /// The longest time from the failure of a master to the promotion of a replica.
     pub missed: Duration,
-    /// How many client processes there are at first.
+    /// Initial number of client processes.
     pub processes: usize,
-    /// How many tasks each has.
+    /// Number of tasks of each process.
     pub tasks: usize,
-    /// How many owners of each process are shared by two tasks.
+    /// Number of owners of each process that two tasks share.
     pub owners: usize,
-    /// How many clients each process has.
+    /// Number of clients of each process.
     pub clients: usize,
-    /// Whether the clients have ids of the user's choice, which a restarted process has again.
+    /// Whether the clients have chosen ids, which a restarted process reuses.
     pub chosen_ids: bool,
     /// Names of the locks, `kind:number` each.
     pub names: Vec<String>,
     /// Names of the locks that the shared owners acquire.
     pub few: Vec<String>,
-    /// How many more locks the first client of each process holds from the beginning to the end.
+    /// Number of additional locks that the first client of each process holds during the whole run.
     pub held: usize,
     /// The watchdog's lease.
     pub lease: Duration,
-    /// How long a lock is held at most, by most tasks.
+    /// The longest time that most tasks hold a lock.
     pub inside: Duration,
-    /// How often holders ask their guards whether they are valid.
+    /// Interval at which holders check whether their guards are valid.
     pub look_interval: Duration,
-    /// How long a packet takes at most.
+    /// Maximum latency of a packet.
     pub latency: Duration,
-    /// How long the processes acquire locks.
+    /// Time in which the processes acquire locks.
     pub duration: Duration,
-    /// What breaks, in order.
+    /// The faults, in order.
     pub faults: Vec<Scheduled>,
 }
 
-/// A fault, and when it begins and ends.
+/// A fault with its start and end.
 #[derive(Debug, Clone)]
 pub struct Scheduled {
     /// Since the beginning of the run.
     pub from: Duration,
-    /// When it is repaired, if it has not ended by itself.
+    /// Time of the repair, if it has not ended by itself.
     pub until: Duration,
     /// The fault.
     pub fault: Fault,
 }
 
-/// What breaks.
+/// Kind of a fault.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Fault {
     /// Packets take longer.
@@ -73,52 +73,52 @@ pub enum Fault {
     Reset(ProcessId),
     /// A server often resets a connection of the process after it has received something, instead of an answer.
     AnswersLost(ProcessId),
-    /// The server stands still.
+    /// The server is frozen.
     Freeze,
-    /// The server is killed, and started again with its data.
+    /// The server is killed, and restarted with its data.
     Restart,
-    /// The server is killed, and started again without data.
+    /// The server is killed, and restarted without data.
     RestartEmpty,
     /// The server forgets all scripts.
     ForgetScripts,
     /// The server's clock is set forward.
     StepClock(Duration),
-    /// A process stands still.
+    /// A process is stopped.
     Stop(ProcessId),
-    /// A process is killed, and another one is started in its place.
+    /// A process is killed and replaced.
     Kill(ProcessId),
-    /// The master of a group is killed, after its replicas have not received anything for a while. One takes its
-    /// place, and it is started again as a replica.
+    /// The master of a group is killed, after its replicas have not received anything for a while. A replica is
+    /// promoted, and the old master is restarted as a replica.
     MasterKilled {
         /// Which of the masters.
         group: usize,
-        /// How long the replicas are behind; zero if they are not.
+        /// By how much the replicas are behind; zero if they are not.
         behind: Duration,
     },
-    /// The master of a group stands still until a replica has taken its place, and longer.
+    /// The master of a group is frozen until after a replica was promoted.
     MasterFrozen {
         /// Which of the masters.
         group: usize,
     },
-    /// The master of a group is cut off from the other servers and Sentinels, and not from clients. A replica takes
-    /// its place, and it learns of that when the network is restored.
+    /// The master of a group is cut off from the other servers and Sentinels, but not from clients. A replica is
+    /// promoted, and the old master learns of that when the network is restored.
     MasterCutOff {
         /// Which of the masters.
         group: usize,
     },
-    /// A replica takes the place of a master that works.
+    /// A replica is promoted in place of a healthy master.
     HandedOver {
         /// Which of the masters.
         group: usize,
     },
-    /// One Sentinel stands still, or all of them, and clients have to connect to the master anew.
+    /// One Sentinel is frozen, or all of them, and clients have to reconnect to the master.
     SentinelsFrozen {
-        /// Only one of them.
+        /// Whether only one of them is frozen.
         one: bool,
     },
     /// The slots of all names move to other masters.
     SlotsMoved {
-        /// How long a slot stays as it is, at most, in each step of its move.
+        /// The longest pause between the steps of a slot's move.
         pause: Duration,
     },
 }
@@ -188,7 +188,7 @@ impl Plan {
                 },
             };
             if fault == Fault::Freeze && topology != Topology::Single {
-                // Longer would be a failover, which is another fault.
+                // Longer would cause a failover, which is a fault of its own.
                 until = until.min(at + lease / 6);
             }
             let from = at;
@@ -228,17 +228,17 @@ impl Plan {
         }
     }
 
-    /// The names of all locks.
+    /// Returns the names of all locks.
     pub fn all_names(&self) -> Vec<String> {
         locks_of_all(self.names.iter().chain(&self.few))
     }
 
-    /// Whether waiters acquire free locks promptly, and in their turn, when no fault is under way.
+    /// Returns whether waiters acquire free locks promptly, and in their turn, when no fault is active.
     pub fn is_gentle(&self) -> bool {
         self.faults.iter().all(|one| one.fault.is_gentle())
     }
 
-    /// What the faults may do to holders.
+    /// Returns the losses that the faults may cause.
     pub fn losses(&self) -> Losses {
         let is_short = |one: &Scheduled| one.until - one.from <= self.lease / 6;
         let is_harmless = |one: &Scheduled| match one.fault {
@@ -254,7 +254,7 @@ impl Plan {
     }
 }
 
-/// Of half of the kinds one or two. The members of a multi-lock are also acquired alone.
+/// Draws one or two names for half of the kinds. The members of a multi-lock are also acquired alone.
 fn draw_names(random: &mut Random) -> Vec<String> {
     let mut names = BTreeSet::new();
     for kind in KINDS.into_iter().chain(COUNTERS) {

@@ -1,4 +1,5 @@
-//! A simulated client process: what the client takes from outside of itself, and whether it runs.
+//! A simulated client process: provides the client's connections, tasks and random numbers, and can be stopped or
+//! killed.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -23,7 +24,7 @@ pub struct Process {
 #[derive(Debug)]
 enum State {
     Runs,
-    /// As after SIGSTOP: its tasks run when it continues.
+    /// As after SIGSTOP: its tasks run again when it continues.
     Stopped(Vec<Waker>),
     /// As after SIGKILL: its tasks never run again.
     Dead,
@@ -33,7 +34,7 @@ impl Process {
     /// Starts a process without tasks.
     pub fn start(id: ProcessId, seed: u64, network: &Network) -> Arc<Process> {
         let mut random = Random::new(seed);
-        // As large as the library's own: a restarted process has others.
+        // Drawn from the same range as in the library: a restarted process has other numbers.
         let first_owner = 1 + (random.number() >> 12);
         Arc::new(Process {
             id,
@@ -44,7 +45,7 @@ impl Process {
         })
     }
 
-    /// Its number.
+    /// Returns its number.
     pub fn id(&self) -> ProcessId {
         self.id
     }
@@ -57,7 +58,7 @@ impl Process {
         tokio::spawn(Inside::new(Some(self.clone()), work))
     }
 
-    /// Stops it.
+    /// Stops the process.
     pub fn stop(&self) {
         let mut state = self.state();
         if matches!(*state, State::Runs) {
@@ -65,7 +66,7 @@ impl Process {
         }
     }
 
-    /// Lets it continue.
+    /// Continues the process.
     pub fn go_on(&self) {
         let mut state = self.state();
         if let State::Stopped(wakers) = &mut *state {
@@ -76,13 +77,13 @@ impl Process {
         }
     }
 
-    /// Kills it.
+    /// Kills the process.
     pub fn kill(&self) {
         *self.state() = State::Dead;
         self.network.process_died(self.id);
     }
 
-    /// Whether it was killed.
+    /// Returns whether it was killed.
     pub fn is_dead(&self) -> bool {
         matches!(*self.state(), State::Dead)
     }

@@ -1,4 +1,4 @@
-//! One run of a plan: the real clients at work while faults come and go, and the check of what became of it.
+//! One run of a plan: runs the real clients while faults happen, and checks the history.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -24,26 +24,26 @@ use crate::server::Server;
 use crate::site::Site;
 use crate::trace::Trace;
 
-/// For how many latencies a request may wait for a free lock.
+/// The longest wait of a request for a free lock, in latencies.
 const PROMPT: u32 = 40;
 
-/// After how many latencies a request has joined the queue of a fair lock.
+/// Time after which a request has joined the queue of a fair lock, in latencies.
 const JOINS: u32 = 12;
 
-/// What came of a run.
+/// Result of a run.
 #[derive(Debug)]
 pub struct Outcome {
     /// Violations that no documented limit explains.
     pub violations: Vec<Violation>,
     /// Number of violations that a documented limit explains.
     pub explained: usize,
-    /// How many critical sections were entered.
+    /// Number of critical sections that were entered.
     pub entered: usize,
-    /// How much time went by.
+    /// Simulated time of the run.
     pub simulated: Duration,
-    /// The same for the same seed.
+    /// Hash of the trace, the same for the same seed.
     pub hash: u64,
-    /// What happened, if it was to be kept.
+    /// Lines of the trace, if they are kept.
     pub trace: Vec<String>,
 }
 
@@ -66,7 +66,7 @@ pub(crate) struct Run<'a> {
     pub(crate) network: Network,
     pub(crate) site: Site,
     pub(crate) begun: Instant,
-    /// For the faults.
+    /// Random numbers for the faults.
     pub(crate) random: Random,
     pub(crate) history: Arc<Mutex<History>>,
     records: Arc<Records>,
@@ -102,7 +102,7 @@ impl Run<'_> {
             sleep_until(begun + scheduled.from).await;
             run.fault(scheduled).await;
         }
-        // Time to find out about losses and free locks after the last fault.
+        // Time to detect losses and free locks after the last fault.
         let end = (begun + plan.duration).max(Instant::now() + plan.lease / 2);
         sleep_until(end).await;
         let left = run.wind_up().await;
@@ -138,7 +138,7 @@ impl Run<'_> {
         })
     }
 
-    /// Starts the process of a place.
+    /// Starts the process with this index.
     pub(crate) fn start(&mut self, place: usize) -> Arc<Process> {
         let plan = self.plan;
         let number = self.started;
@@ -167,7 +167,7 @@ impl Run<'_> {
         process
     }
 
-    /// Brings everything to an end, and looks whether anything is left.
+    /// Ends all processes, and checks whether anything is left.
     async fn wind_up(&mut self) -> Vec<Violation> {
         let mut found = Vec::new();
         self.ending.store(true, Ordering::Relaxed);
@@ -211,7 +211,7 @@ impl Run<'_> {
         found
     }
 
-    /// Looks until nothing is left or this time has passed. Returns the rest.
+    /// Polls until nothing is left or the limit has passed. Returns the rest.
     async fn left_over(&self, look: impl Fn(&Site) -> Vec<String>, limit: Duration) -> Vec<String> {
         let end = Instant::now() + limit;
         loop {
@@ -231,7 +231,7 @@ impl Run<'_> {
         })
     }
 
-    /// Has an operator set the permits that the store has forgotten.
+    /// Sets the permits that the store has lost, as an operator would.
     pub(crate) async fn set_permits(&mut self) {
         let operator = Process::start(self.started, self.plan.seed ^ 2, &self.network);
         self.started += 1;
@@ -243,7 +243,7 @@ impl Run<'_> {
         operator.kill();
     }
 
-    /// Has a last client acquire and release every lock. Returns a violation for each that it cannot acquire.
+    /// Acquires and releases every lock with a last client. Returns a violation for each that it cannot acquire.
     async fn visit(&mut self) -> Vec<Violation> {
         let visitor = Process::start(self.started, self.plan.seed ^ 1, &self.network);
         let (url, mut names) = (self.site.url(), self.plan.all_names());
@@ -266,7 +266,7 @@ impl Run<'_> {
             .collect()
     }
 
-    /// The time of the history.
+    /// Returns the current time of the history.
     pub(crate) fn now(&self) -> Time {
         now(self.begun)
     }
@@ -276,7 +276,7 @@ impl Run<'_> {
     }
 }
 
-/// The work of a process.
+/// Runs the tasks of a process.
 async fn work(
     process: Arc<Process>,
     worker: Worker,
@@ -309,7 +309,7 @@ async fn work(
     teller.tell(What::Done);
 }
 
-/// Records what the tasks of a process tell.
+/// Records the events of the tasks of a process.
 #[derive(Debug)]
 struct Listener {
     process: ProcessId,

@@ -1,17 +1,18 @@
-//! The smallest run that still fails: fewer faults, processes, tasks and names, and an earlier end.
+//! Shrinks a failing plan to the smallest one that still fails: fewer faults, processes, tasks and names, and an
+//! earlier end.
 
 use std::time::Duration;
 
 use crate::plan::{Fault, Plan};
 
-/// Runs made at most to shrink one plan.
+/// Maximum number of runs to shrink one plan.
 const TRIES: usize = 300;
 
 /// Returns the smallest plan found that still fails. `fails` runs a plan.
 pub fn shrink(plan: Plan, fails: impl Fn(&Plan) -> bool) -> Plan {
     let mut smallest = plan;
     let mut tries = 0;
-    // From the first candidate again after each success: the smaller a run, the faster are all later tries.
+    // Restarts with the first candidate after each success: the smaller a run, the faster are all later tries.
     'smaller: loop {
         for candidate in smaller(&smallest) {
             if tries == TRIES {
@@ -27,7 +28,7 @@ pub fn shrink(plan: Plan, fails: impl Fn(&Plan) -> bool) -> Plan {
     }
 }
 
-/// Returns plans that are smaller by one thing each, the largest steps first.
+/// Returns plans that each lack one element, the largest steps first.
 fn smaller(plan: &Plan) -> Vec<Plan> {
     let mut all = Vec::new();
     let mut with = |change: &dyn Fn(&mut Plan)| {
@@ -90,7 +91,7 @@ fn end_at(plan: &mut Plan, duration: Duration) {
     }
 }
 
-/// The process that a fault strikes, if it strikes one.
+/// Returns the process that a fault affects, if it affects one.
 fn process(fault: Fault) -> Option<usize> {
     match fault {
         Fault::Cut(process, _) | Fault::Reset(process) => Some(process),
@@ -105,13 +106,13 @@ mod tests {
     use super::*;
     use crate::plan::Scheduled;
 
-    /// Only what the failure needs is left of a plan.
+    /// A shrunk plan contains only what the failure needs.
     #[test]
-    fn what_a_failure_does_not_need_is_taken_away() {
+    fn shrinking_removes_what_the_failure_does_not_need() {
         let is_freeze = |one: &Scheduled| one.fault == Fault::Freeze;
         let freezes = |plan: &Plan| plan.faults.iter().any(is_freeze);
         let plans = (1..).map(Plan::draw);
-        // The first of several faults: the end of the run can come earlier.
+        // The first of several faults: the run can end earlier.
         let begins_with_it = |plan: &Plan| plan.faults.first().is_some_and(is_freeze);
         let mut plans = plans.filter(|plan| begins_with_it(plan) && plan.faults.len() > 2);
         let plan = plans.find(|plan| plan.processes > 2).unwrap();

@@ -1,7 +1,7 @@
-//! The servers of a run in one topology or another, and who of them is the master.
+//! The servers of a run in one of the topologies, and the roles of the servers.
 //!
-//! Nothing here detects or decides: `faults` says when a replica takes its master's place. What follows
-//! from that takes time, as it does among real servers: each Sentinel and each node learns of it on its own.
+//! This module detects and decides nothing: `faults` decides when a replica is promoted. Then the news takes
+//! time to spread, as among real servers: each Sentinel and each node learns of it separately.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
@@ -12,14 +12,14 @@ use tokio::time::sleep;
 use crate::network::{HostId, Network};
 use crate::server::{ClusterView, Node, SLOTS, Server, SlotRange, Snapshot};
 
-/// What clients call the master that the Sentinels watch.
+/// Name of the master that the Sentinels watch.
 const MASTER: &str = "mymaster";
 
 const PORT: u16 = 6379;
 
 const SENTINEL_PORT: u16 = 26379;
 
-/// How long a Sentinel or a node may take until it has learned of a change.
+/// The longest time until a Sentinel or a node learns of a change.
 const GOSSIP: Duration = Duration::from_millis(300);
 
 /// How the servers of a run are connected.
@@ -34,7 +34,7 @@ pub enum Topology {
 }
 
 impl Topology {
-    /// How many masters there are.
+    /// Returns the number of masters.
     pub fn groups(self) -> usize {
         match self {
             Topology::Single | Topology::Sentinel => 1,
@@ -61,7 +61,7 @@ pub(crate) struct Site {
     epoch: u64,
     /// The group of each slot of a cluster.
     slots: Vec<usize>,
-    /// Slots on their way from the first group to the second.
+    /// Slots that move from the first group to the second.
     moving: BTreeMap<u16, (usize, usize)>,
 }
 
@@ -107,7 +107,7 @@ impl Site {
         site
     }
 
-    /// The URL for clients.
+    /// Returns the URL for clients.
     pub(crate) fn url(&self) -> String {
         let all = |hosts: &mut dyn Iterator<Item = HostId>| {
             let hosts = hosts.map(|host| {
@@ -126,12 +126,12 @@ impl Site {
         }
     }
 
-    /// All servers with data.
+    /// Returns all servers with data.
     pub(crate) fn servers(&self) -> impl Iterator<Item = HostId> + '_ {
         self.groups.iter().flat_map(|group| &group.members).copied()
     }
 
-    /// All servers with data, and all Sentinels.
+    /// Returns all servers with data, and all Sentinels.
     pub(crate) fn all_hosts(&self) -> Vec<HostId> {
         self.servers()
             .chain(self.sentinels.iter().copied())
@@ -148,7 +148,7 @@ impl Site {
         replicas.copied().collect()
     }
 
-    /// Tells a Sentinel or a node the present state. Whatever else it believed is over.
+    /// Updates a Sentinel or a node to the current state, in place of its previous view.
     pub(crate) fn inform(&self, host: HostId) {
         match self.topology {
             Topology::Single => {}
@@ -164,7 +164,7 @@ impl Site {
         }
     }
 
-    /// Tells a node of a cluster the present state, and whether the cluster works.
+    /// Updates a node of a cluster to the current state, and sets whether the cluster is healthy.
     pub(crate) fn set_view(&self, host: HostId, is_ok: bool) {
         let view = self.view(host, is_ok);
         self.network
@@ -217,16 +217,16 @@ impl Site {
         }
     }
 
-    /// The replica to promote when the master of this group is gone: the one with the most changes.
+    /// Returns the replica to promote when the master of this group is gone: the one with the most changes.
     pub(crate) fn successor(&self, group: usize) -> Option<HostId> {
         let offset = |host| self.network.with_server(host, |server, _| server.offset());
         let mut replicas = self.replicas(group);
         replicas.retain(|host| offset(*host).is_some());
-        // The first of those that have received the same.
+        // The first of those with the same offset.
         replicas.into_iter().rev().max_by_key(|host| offset(*host))
     }
 
-    /// Has a replica take the place of its group's master. The other members, Sentinels and nodes learn of it
+    /// Promotes a replica in place of its group's master. The other members, Sentinels and nodes learn of it
     /// one after the other. `old` is the former master if it learns of it, too.
     pub(crate) async fn replace(
         &mut self,
@@ -248,7 +248,7 @@ impl Site {
         }
     }
 
-    /// Tells a server the present state, and has it follow its master if it is a replica.
+    /// Updates a server to the current state, and makes it follow its master if it is a replica.
     pub(crate) fn rejoin(&self, host: HostId) {
         let group = self
             .groups
@@ -263,7 +263,7 @@ impl Site {
                 .with_server(host, |server, _| !server.is_replica());
             self.network.follow(host, group.master);
             if was_master == Some(true) {
-                // As Sentinels do with a master that they make a replica.
+                // As Sentinels do when they demote a master.
                 self.network.reset(None, host);
             }
         }
@@ -277,7 +277,7 @@ impl Site {
         }
     }
 
-    /// Starts a killed server again. A node of a cluster does not serve before it has a new view.
+    /// Restarts a killed server. A node of a cluster does not serve before it has a new view.
     pub(crate) fn restart(&self, host: HostId, data: Option<Snapshot>) {
         self.network.start_server(host, data);
         if self.topology == Topology::Cluster {
@@ -285,7 +285,7 @@ impl Site {
         }
     }
 
-    /// The group that has a slot.
+    /// Returns the group that has a slot.
     pub(crate) fn owner(&self, slot: u16) -> usize {
         self.slots[usize::from(slot)]
     }
@@ -294,7 +294,7 @@ impl Site {
     pub(crate) fn begin_moving(&mut self, slot: u16, to: usize) {
         let from = self.owner(slot);
         self.moving.insert(slot, (from, to));
-        // In this order: no client is sent to a node that does not expect it.
+        // In this order, so that no client is redirected to a node that does not expect it.
         for group in [to, from] {
             self.inform(self.groups[group].master);
         }
@@ -331,7 +331,7 @@ impl Site {
         };
         self.slots[usize::from(slot)] = to;
         self.epoch += 1;
-        // In this order: at every moment there is a node that has the slot.
+        // In this order, so that at every moment a node has the slot.
         for group in [to, from] {
             self.inform(self.groups[group].master);
         }
@@ -342,7 +342,7 @@ impl Site {
         }
     }
 
-    /// What one of the masters still keeps, as `look` sees it.
+    /// Returns the leftovers that `look` finds at the masters.
     pub(crate) fn at_masters(
         &self,
         look: impl Fn(&mut Server, Duration) -> Vec<Vec<u8>>,

@@ -1,9 +1,9 @@
-//! What happened, for a person to read; and a hash of it, which is the same for the same seed.
+//! The trace of a run: a readable log, and a hash of it, which is the same for the same seed.
 
 use std::hash::{DefaultHasher, Hash, Hasher as _};
 use std::time::Duration;
 
-/// A trace that is hashed. Its lines are made only if they are kept.
+/// A hashed trace. Its lines are created only if they are kept.
 #[derive(Debug, Default)]
 pub struct Trace {
     hasher: DefaultHasher,
@@ -11,7 +11,7 @@ pub struct Trace {
 }
 
 impl Trace {
-    /// A trace whose lines are kept, or only hashed.
+    /// Creates a trace whose lines are kept, or only hashed.
     pub fn new(keeps: bool) -> Trace {
         Trace {
             hasher: DefaultHasher::new(),
@@ -27,7 +27,7 @@ impl Trace {
         }
     }
 
-    /// Returns what identifies everything that was added.
+    /// Returns the hash of everything that was added.
     pub fn hash(&self) -> u64 {
         self.hasher.finish()
     }

@@ -1,10 +1,10 @@
-//! A few seeds on every run, and that a seed always gives the same run. `make simulate` has more.
+//! Runs a few seeds, and checks that a seed always gives the same run. `make simulate` runs more.
 
 use redlatch_simulation::plan::{Fault, Plan};
 use redlatch_simulation::run::run;
 use redlatch_simulation::site::Topology;
 
-/// The first plan of this topology with such a fault.
+/// Returns the first plan of this topology with such a fault.
 fn plan(topology: Topology, is_wanted: fn(&Fault) -> bool) -> Plan {
     let mut plans = (1..).map(Plan::draw);
     let fits = |plan: &Plan| {
@@ -28,7 +28,7 @@ fn the_same_seed_gives_the_same_run() {
     for plan in &plans {
         let seed = plan.seed;
         let first = run(plan, true).unwrap();
-        // Threads have nothing to do with it, nor what ran on one before.
+        // The thread must not matter, nor earlier runs on it.
         let second = std::thread::scope(|scope| {
             let running = scope.spawn(|| run(plan, true).unwrap());
             running.join().unwrap()
@@ -50,7 +50,7 @@ fn a_few_seeds_have_no_violations() {
         let violations = &outcome.violations;
         assert!(violations.is_empty(), "seed {seed}: {violations:#?}");
     }
-    // Earlier runs of the process change addresses, and nothing else.
+    // Earlier runs of the process change addresses, but nothing else.
     for (seed, first) in outcomes.iter().rev() {
         let (_, again) = outcome(*seed);
         assert_eq!(first.hash, again.hash, "seed {seed} in another order");

@@ -1,4 +1,4 @@
-//! What is left of one side when it dies or stands still is had by the other.
+//! When one side dies or is stopped, the other side acquires its locks.
 
 use redlatch_interop::Pending;
 use redlatch_testkit::unique;
@@ -9,15 +9,15 @@ use crate::stand::{LEASE, start_on, until, until_subscribed};
 
 const KINDS: [&str; 5] = ["lock", "fair", "write", "fenced", "spin"];
 
-/// Of the peers that are killed, in ms.
+/// Watchdog lease of the peers that are killed, in ms.
 const SHORT: &str = "watchdog=3000";
 
 both_ways! {
-    // Not with Redisson 3.16.8, to save time: that a reader dies is in `read_write`. And a waiter of a fair lock there
-    // sleeps until it is called, if the holder has been renewed for longer than it was told at first; nobody calls it when
-    // such a holder dies.
+    // Not with Redisson 3.16.8, to save time: `read_write` tests that a reader dies. And there a waiter of a fair
+    // lock sleeps until it is woken, if the holder was renewed beyond the lease that the waiter read first; no client
+    // wakes it when such a holder dies.
     @late
-    fn a_waiter_that_is_killed_is_not_in_the_way(pair: &Pair) {
+    fn killed_waiter_does_not_block_others(pair: &Pair) {
         let (mut dies, lives) = (pair.start_a(&[SHORT]), pair.b);
         let name = unique("waiter");
         let permits = unique("waiter");
@@ -43,7 +43,7 @@ both_ways! {
         }
     }
 
-    fn who_stands_still_for_longer_than_the_lease_has_lost(pair: &Pair) {
+    fn holder_stopped_beyond_its_lease_loses_the_lock(pair: &Pair) {
         let (a, b) = (pair.start_a(&[SHORT]), pair.b);
         let names = KINDS.map(|kind| format!("{kind} {}", unique("frozen")));
         let worker = a.worker(1);
@@ -64,20 +64,21 @@ both_ways! {
         }
     }
 
-    fn who_waited_when_all_connections_broke_is_served(pair: &Pair) {
-        // Servers of their own: others would be cut off as well.
+    fn waiter_is_served_after_all_connections_broke(pair: &Pair) {
+        // Separate servers, because other tests would be cut off as well.
         let server = redlatch_testkit::Server::start();
         let [a, b] = pair.libraries.map(|library| start_on(library, &[], std::slice::from_ref(&server)));
         let name = unique("cut");
         assert!(a.worker(1).does(&format!("lock lock {name} -1 {LEASE}")));
-        // From now on b does not have to load the script first.
+        // From now on b does not need to load the script first.
         let other = unique("loaded");
         assert!(b.worker(1).does(&format!("lock lock {other} -1 {LEASE}")));
         let scripts = server.calls("eval");
         let waits = b.worker(1).tell(&format!("lock lock {name} -1 {LEASE}"));
         let channel = format!("redisson_lock__channel:{{{name}}}");
         until_subscribed(&server, &channel, 1);
-        // It asks once before it subscribes and once after. Redisson fails with an error when the connection breaks before the answer.
+        // It tries once before it subscribes and once after. Redisson fails with an error if the connection breaks
+        // before the answer.
         until("it waits", || server.calls("eval") >= scripts + 2);
         server.cut_all();
         until_subscribed(&server, &channel, 1);
@@ -88,7 +89,7 @@ both_ways! {
         }
     }
 
-    fn what_a_killed_holder_had_is_had_after_its_lease(pair: &Pair) {
+    fn lock_of_a_killed_holder_is_acquired_after_its_lease(pair: &Pair) {
         let (mut a, b) = (pair.start_a(&[SHORT]), pair.b);
         let names = KINDS.map(|kind| format!("{kind} {}", unique("killed")));
         let reads = format!("read {}", unique("killed"));

@@ -1,4 +1,4 @@
-//! Mixed crowds on one name: two processes of either side.
+//! Mixed crowds on one name: two processes of each side.
 
 use std::collections::VecDeque;
 use std::sync::OnceLock;
@@ -15,14 +15,14 @@ struct Crowd {
 }
 
 impl Crowd {
-    /// The crowd that the tests share: each has names of its own, and to start one takes long.
+    /// Returns the crowd that the tests share, because starting one takes long. Each test has names of its own.
     fn shared(redisson: Library) -> &'static Crowd {
         static CROWDS: [OnceLock<Crowd>; Library::COUNT] =
             [const { OnceLock::new() }; Library::COUNT];
         CROWDS[redisson as usize].get_or_init(|| Crowd::with(redisson))
     }
 
-    /// A crowd alone on its server.
+    /// Starts a crowd on a server of its own.
     fn with(redisson: Library) -> Crowd {
         let server = Server::start();
         let of = [
@@ -47,7 +47,7 @@ impl Crowd {
         self.peers.iter().map(|(_, workers)| *workers as i64).sum()
     }
 
-    /// All of them do this, at the same time: what they said.
+    /// Runs a command in all workers at the same time, and returns their answers.
     fn all(&self, command: impl Fn(usize) -> String) -> Vec<i64> {
         let all = self
             .peers
@@ -79,7 +79,7 @@ fn a_lock(redisson: Library) {
 fn a_read_write_lock(redisson: Library) {
     let crowd = Crowd::shared(redisson);
     let (name, key, rounds) = (unique("crowd"), unique("counter"), 20);
-    // Every third one writes.
+    // Every third worker writes.
     let kind = |i: usize| if i.is_multiple_of(3) { "write" } else { "read" };
     crowd.all(|i| format!("crowd {} {name} {key} {rounds}", kind(i)));
     let counted: i64 = crowd.server.ask(&["GET", &key]);
@@ -112,7 +112,7 @@ fn a_semaphore(redisson: Library) {
     nothing_left(&crowd.server, &name);
 }
 
-/// Who queued first is served first, whichever side it is on: as the server saw it.
+/// Waiters of both sides are served in the order in which the server queued them.
 fn a_fair_lock(redisson: Library) {
     let crowd = Crowd::shared(redisson);
     let name = unique("crowd");
@@ -148,7 +148,7 @@ fn a_fair_lock(redisson: Library) {
     assert_eq!(served, crowd.workers() * 15);
 }
 
-fn nobody_stays(redisson: Library) {
+fn no_subscription_remains(redisson: Library) {
     let crowd = Crowd::with(redisson);
     for kind in ["lock", "fair", "write"] {
         crowd.counted(kind, &unique("crowd"), 2);
@@ -177,4 +177,4 @@ macro_rules! with_each_redisson {
     };
 }
 
-with_each_redisson! { a_lock a_fair_lock a_read_write_lock a_semaphore nobody_stays }
+with_each_redisson! { a_lock a_fair_lock a_read_write_lock a_semaphore no_subscription_remains }

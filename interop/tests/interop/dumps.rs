@@ -1,5 +1,5 @@
-//! After the same play there are the same keys, types, fields, values and messages on either side, but for ids and times;
-//! every difference is named where it begins to be.
+//! After the same play both sides have the same keys, types, fields, values and messages, except for ids and times.
+//! Every difference is listed at the step where it begins.
 
 use crate::play::{compare, compare_late, compare_newest};
 
@@ -11,7 +11,7 @@ fn lock() {
         2 lock lock NAME 0 LEASE
         1 lock lock NAME -1 LEASE
         2 unlock lock NAME
-        # A partial release leaves a lease alone that nobody renews: what was asked for is what is held.
+        # A partial release does not change a lease that is not renewed: the requested lease stays in force.
         1 unlock lock NAME
             Redisson: NAME is a hash for 60 s
             redlatch: NAME is a hash for 600 s
@@ -19,13 +19,13 @@ fn lock() {
         1 lock lock NAME -1 300000
         2 lock lock NAME -1 LEASE | waits | listens
         1 unlock lock NAME | then 2
-        # Entering again never brings the end nearer.
+        # Re-entering never moves the end earlier.
         2 lock lock NAME -1 300000
             Redisson: NAME is a hash for 300 s
             redlatch: NAME is a hash for 600 s
         2 force-unlock lock NAME
         2 force-unlock lock NAME
-        # Its hold is gone, perhaps by DEL or with the data: nobody else may have called those who wait.
+        # Its hold is gone, perhaps by DEL or with the data: the waiters may not have been woken.
         2 unlock lock NAME
             redlatch: redisson_lock__channel:{NAME} says 0
         1 lock lock NAME -1 -1
@@ -64,7 +64,7 @@ fn nonreentrant_fair() {
         1 lock nonreentrant-fair NAME 0 -1
         2 lock nonreentrant-fair NAME -1 LEASE | waits | listens
         1 unlock nonreentrant-fair NAME | then 2
-        # The queue is empty: who waits for the name by another kind of lock is called.
+        # The queue is empty: waiters for the name by another kind of lock are woken.
         2 unlock nonreentrant-fair NAME
             redlatch: redisson_lock__channel:{NAME} says 0
     ",
@@ -78,7 +78,7 @@ fn spin() {
         1 lock spin NAME -1 LEASE
         2 lock spin NAME 0 LEASE
         1 lock spin NAME -1 LEASE
-        # A partial release leaves a lease alone that nobody renews: what was asked for is what is held.
+        # A partial release does not change a lease that is not renewed: the requested lease stays in force.
         1 unlock spin NAME
             Redisson: NAME is a hash for 60 s
             redlatch: NAME is a hash for 600 s
@@ -86,7 +86,7 @@ fn spin() {
         1 lock spin NAME -1 LEASE
         2 lock spin NAME -1 LEASE | waits
         1 unlock spin NAME | then 2
-        # Somebody may wait for the same name by another kind of lock, and listen.
+        # There may be subscribed waiters for the same name by another kind of lock.
         1 force-unlock spin NAME
             redlatch: redisson_lock__channel:{NAME} says 0
         2 unlock spin NAME
@@ -103,7 +103,7 @@ fn fenced() {
         2 lock fenced NAME 0 LEASE
         1 token NAME
         1 lock fenced NAME -1 LEASE
-        # A partial release leaves a lease alone that nobody renews: what was asked for is what is held.
+        # A partial release does not change a lease that is not renewed: the requested lease stays in force.
         1 unlock fenced NAME
             Redisson: NAME is a hash for 60 s
             redlatch: NAME is a hash for 600 s
@@ -128,26 +128,26 @@ fn fair() {
         2 lock fair NAME -1 LEASE | waits | listens
         3 lock fair NAME -1 LEASE | waits | listens
         4 lock fair NAME -1 LEASE | waits | listens
-        # A partial release leaves a lease alone that nobody renews: what was asked for is what is held.
+        # A partial release does not change a lease that is not renewed: the requested lease stays in force.
         1 unlock fair NAME
             Redisson: NAME is a hash for 60 s
             redlatch: NAME is a hash for 600 s
-        # Who becomes the head is told: it has to know how long the lock is held now.
+        # The new head is woken: it has to know how long the lock is held now.
         1 unlock fair NAME | then 2
             redlatch: redisson_lock__channel:{NAME}:OWNER3 says 0
         2 unlock fair NAME | then 3
             redlatch: redisson_lock__channel:{NAME}:OWNER4 says 0
         3 force-unlock fair NAME | then 4
-        # The queue is empty: who waits for the name by another kind of lock is called.
+        # The queue is empty: waiters for the name by another kind of lock are woken.
         4 unlock fair NAME
             redlatch: redisson_lock__channel:{NAME} says 0
-        # Nobody holds it: Redisson takes that for done.
+        # The lock is not held: Redisson reports success.
         4 unlock fair NAME
             Redisson: 4 has true
             redlatch: 4 has an error
         1 force-unlock fair NAME
         4 lock fair NAME -1 LEASE
-        # Entering again never brings the end nearer.
+        # Re-entering never moves the end earlier.
         4 lock fair NAME -1 300000
             Redisson: NAME is a hash for 300 s
             redlatch: NAME is a hash for 600 s
@@ -159,17 +159,17 @@ fn fair() {
 }
 
 #[test]
-fn fair_giving_up() {
+fn fair_timed_out() {
     compare(
         "
         1 lock fair NAME -1 LEASE
         2 lock fair NAME 8000 LEASE | waits | listens
         3 lock fair NAME -1 LEASE | waits | listens
-        # Nobody is waited for longer than `fair-wait`.
+        # No waiter is waited for longer than `fair-wait`.
         4 lock fair NAME 390000 LEASE | waits | listens
             Redisson: redisson_lock_timeout:{NAME} OWNER4 ends in 1290 s
             redlatch: redisson_lock_timeout:{NAME} OWNER4 ends in 1200 s
-        # The new head is told.
+        # The new head is woken.
         2 answers | queue 2
             Redisson: redisson_lock_timeout:{NAME} OWNER4 ends in 1290 s
             redlatch: redisson_lock__channel:{NAME}:OWNER3 says 0
@@ -180,7 +180,7 @@ fn fair_giving_up() {
             redlatch: redisson_lock_timeout:{NAME} OWNER4 ends in 900 s
         3 unlock fair NAME | then 4
         2 lock fair NAME 500 LEASE
-        # The queue is empty: who waits for the name by another kind of lock is called.
+        # The queue is empty: waiters for the name by another kind of lock are woken.
         4 unlock fair NAME
             redlatch: redisson_lock__channel:{NAME} says 0
     ",
@@ -188,18 +188,18 @@ fn fair_giving_up() {
 }
 
 #[test]
-fn fair_with_the_dead() {
+fn fair_with_dead_waiters() {
     compare(
         "
         1 lock fair NAME -1 LEASE
         2 lock fair NAME -1 LEASE | waits | listens
         0 LPUSH redisson_lock_queue:{NAME} dead:1
         0 ZADD redisson_lock_timeout:{NAME} 1 dead:1
-        # Whoever drops a dead head calls the next.
+        # A client that drops a dead head wakes the next waiter.
         3 lock fair NAME 0 -1
             redlatch: redisson_lock__channel:{NAME}:OWNER2 says 0
         1 unlock fair NAME | then 2
-        # The queue is empty: who waits for the name by another kind of lock is called.
+        # The queue is empty: waiters for the name by another kind of lock are woken.
         2 unlock fair NAME
             redlatch: redisson_lock__channel:{NAME} says 0
     ",
@@ -213,7 +213,7 @@ fn fair_without_a_score() {
         "
         1 lock fair NAME -1 LEASE
         0 RPUSH redisson_lock_queue:{NAME} dead:1
-        # Nothing says how long it is waited for: it is not waited for. Redisson waits for ever.
+        # Its wait time is unknown, so it is dropped. Redisson waits for it for ever.
         1 unlock fair NAME
             Redisson: redisson_lock__channel:{NAME}:dead:1 says 0
             Redisson: redisson_lock_queue:{NAME} [0] = dead:1
@@ -241,25 +241,25 @@ fn readers() {
         1 unlock read NAME
         2 lock read NAME -1 60000
         2 unlock read NAME
-        # The end has come nearer: a writer that sleeps until then is told.
+        # The end has moved earlier: a writer that sleeps until then is woken.
         1 unlock read NAME
             redlatch: redisson_rwlock:{NAME} says 0
         3 lock write NAME -1 LEASE | waits | listens
         2 unlock read NAME | then 3
-        # At `1` a thread of Redisson's that is about to sleep is not woken; `0` is kept for it.
+        # `1` does not wake a Redisson thread that is about to sleep; `0` is stored for it.
         3 unlock write NAME
             Redisson: redisson_rwlock:{NAME} says 1
             redlatch: redisson_rwlock:{NAME} says 1, 0
         1 lock read NAME -1 -1
         1 lock read NAME -1 LEASE
-        # All holds of a reader are held for as long as the longest; what is given back hands that on.
+        # All holds of a reader last as long as the longest; a released hold passes its lease on.
         1 unlock read NAME
             Redisson: NAME is a hash for 60 s
             Redisson: {NAME}:OWNER1:rwlock_timeout:1 is a string for 60 s
             redlatch: NAME is a hash for 600 s
             redlatch: {NAME}:OWNER1:rwlock_timeout:1 is a string for 600 s
         1 unlock read NAME
-        # Nobody holds it, and Redisson wakes who waits before it says so; the old one takes that for done.
+        # The lock is not held: Redisson wakes waiters before it throws; the old version reports success.
         1 unlock read NAME
             Redisson: redisson_rwlock:{NAME} says 0
             Redisson 3.16: 1 has true
@@ -273,11 +273,11 @@ fn writer() {
     compare(
         "
         1 lock write NAME -1 300000
-        # Entering again does not add up leases.
+        # Re-entering does not add up leases.
         1 lock write NAME -1 300000
             Redisson: NAME is a hash for 600 s
             redlatch: NAME is a hash for 300 s
-        # A partial release leaves a lease alone that nobody renews: what was asked for is what is held.
+        # A partial release does not change a lease that is not renewed: the requested lease stays in force.
         1 unlock write NAME
             Redisson: NAME is a hash for 60 s
             redlatch: NAME is a hash for 300 s
@@ -290,12 +290,12 @@ fn writer() {
         2 lock read NAME -1 LEASE | waits | listens
             Redisson: NAME is a hash for 60 s
             redlatch: NAME is a hash for 300 s
-        # At `1` a thread of Redisson's that is about to sleep is not woken; `0` is kept for it.
+        # `1` does not wake a Redisson thread that is about to sleep; `0` is stored for it.
         1 unlock write NAME | then 2
             Redisson: redisson_rwlock:{NAME} says 1
             redlatch: redisson_rwlock:{NAME} says 1, 0
         2 unlock read NAME
-        # Nobody holds it, as above.
+        # The lock is not held, as above.
         2 unlock write NAME
             Redisson: redisson_rwlock:{NAME} says 1
             Redisson 3.16: 2 has true
@@ -305,15 +305,15 @@ fn writer() {
 }
 
 #[test]
-fn writer_who_reads() {
+fn writer_with_read_hold() {
     compare(
         "
         1 lock write NAME -1 LEASE
         1 lock read NAME -1 300000
         1 lock read NAME -1 LEASE
         2 lock read NAME 0 LEASE
-        # All holds of a reader are held for as long as the longest; what is given back hands that on.
-        # The writer's lease is its own: it does not end with a shorter one of the same owner's reads.
+        # All holds of a reader last as long as the longest; a released hold passes its lease on.
+        # The writer's lease is separate: it does not end with a shorter one of the same owner's reads.
         1 unlock read NAME
             Redisson: NAME is a hash for 300 s
             Redisson: {NAME}:OWNER1:rwlock_timeout:1 is a string for 300 s
@@ -322,13 +322,13 @@ fn writer_who_reads() {
         1 unlock read NAME
             Redisson: NAME is a hash for 300 s
             redlatch: NAME is a hash for 600 s
-        # At `1` a thread of Redisson's that is about to sleep is not woken; `0` is kept for it.
+        # `1` does not wake a Redisson thread that is about to sleep; `0` is stored for it.
         1 unlock write NAME
             Redisson: redisson_rwlock:{NAME} says 1
             redlatch: redisson_rwlock:{NAME} says 1, 0
         1 lock write NAME -1 LEASE
         1 lock read NAME -1 LEASE
-        # Other readers may enter now, and are told.
+        # Other readers may enter now, and are woken.
         1 unlock write NAME
             redlatch: redisson_rwlock:{NAME} says 1, 0
         2 lock read NAME 0 LEASE
@@ -344,7 +344,7 @@ fn readers_and_writers_forced() {
         "
         1 lock write NAME -1 LEASE
         2 force-unlock read NAME
-        # At `1` a thread of Redisson's that is about to sleep is not woken; `0` is kept for it.
+        # `1` does not wake a Redisson thread that is about to sleep; `0` is stored for it.
         2 force-unlock write NAME
             Redisson: redisson_rwlock:{NAME} says 1
             redlatch: redisson_rwlock:{NAME} says 1, 0
@@ -363,19 +363,19 @@ fn readers_and_writers_forced() {
 }
 
 #[test]
-fn writer_who_reads_forced() {
+fn writer_with_read_hold_forced() {
     compare(
         "
         1 lock write NAME -1 LEASE
         1 lock read NAME -1 LEASE
-        # Either side can be taken by itself.
+        # Each side can be released by force separately.
         2 force-unlock read NAME
             Redisson: 2 has false
             Redisson: NAME OWNER1 = 1
             Redisson: {NAME}:OWNER1:rwlock_timeout:1 = 1
             Redisson: {NAME}:OWNER1:rwlock_timeout:1 is a string for 600 s
             redlatch: 2 has true
-        # Nothing is left, and all are called.
+        # Nothing is left, and all waiters are woken.
         2 force-unlock write NAME
             Redisson: redisson_rwlock:{NAME} says 1
             Redisson: {NAME}:OWNER1:rwlock_timeout:1 = 1
@@ -386,14 +386,14 @@ fn writer_who_reads_forced() {
 }
 
 #[test]
-fn readers_of_whom_one_is_dead() {
+fn readers_with_a_dead_one() {
     compare(
         "
         1 lock read NAME -1 LEASE
         2 lock read NAME -1 LEASE
         0 DEL {NAME}:OWNER1:rwlock_timeout:1
         3 lock read NAME -1 LEASE
-        # Whoever comes by clears the dead away.
+        # The next script removes dead readers.
         2 unlock read NAME
             Redisson: NAME OWNER1 = 1
         3 unlock read NAME
@@ -407,7 +407,7 @@ fn multi_lock() {
         "
         1 lock multi lock:NAME-a,fair:NAME-b,write:NAME-c -1 LEASE
         1 lock multi lock:NAME-a,fair:NAME-b,write:NAME-c -1 LEASE
-        # A partial release leaves a lease alone that nobody renews: what was asked for is what is held.
+        # A partial release does not change a lease that is not renewed: the requested lease stays in force.
         1 unlock multi lock:NAME-a,fair:NAME-b,write:NAME-c
             Redisson: NAME-a is a hash for 60 s
             Redisson: NAME-b is a hash for 60 s
@@ -415,7 +415,7 @@ fn multi_lock() {
             redlatch: NAME-a is a hash for 600 s
             redlatch: NAME-b is a hash for 600 s
             redlatch: NAME-c is a hash for 600 s
-        # As each of them does by itself.
+        # As each member does on its own.
         1 unlock multi lock:NAME-a,fair:NAME-b,write:NAME-c
             Redisson: redisson_rwlock:{NAME-c} says 1
             redlatch: redisson_lock__channel:{NAME-b} says 0
@@ -428,11 +428,11 @@ fn multi_lock() {
 
 #[test]
 fn multi_lock_without_waiting() {
-    // Redisson 3.16.8 gives up as soon as its first member has taken a millisecond.
+    // Redisson 3.16.8 gives up if its first member takes a millisecond.
     compare_late(
         "
         1 lock lock NAME-a -1 LEASE
-        # All are taken in one step or none is: none is given back.
+        # All are acquired in one step or none is: none has to be released.
         2 lock multi lock:NAME-x,lock:NAME-a 0 LEASE
             Redisson: redisson_lock__channel:{NAME-x} says 0
         1 unlock lock NAME-a
@@ -447,7 +447,7 @@ fn multi_lock_with_a_token() {
     // Redisson 3.16.8 has no `RFencedLock`.
     compare_late(
         "
-        # In Redisson the token expires with the lease; then tokens begin at 1 again.
+        # In Redisson the token expires with the lease; then tokens restart at 1.
         1 lock multi lock:NAME-a,fenced:NAME-b -1 LEASE
             Redisson: redisson_lock_token:{NAME-b} is a string for 600 s
             redlatch: redisson_lock_token:{NAME-b} is a string for ever
@@ -460,7 +460,7 @@ fn multi_lock_with_a_token() {
         2 unlock fenced NAME-b
             Redisson: redisson_lock_token:{NAME-b} is a string for 600 s
             redlatch: redisson_lock_token:{NAME-b} is a string for ever
-        # Not where the watchdog renews.
+        # Not if the watchdog renews.
         1 lock multi lock:NAME-a,fenced:NAME-t -1 -1
             Redisson: redisson_lock_token:{NAME-b} is a string for 600 s
             redlatch: redisson_lock_token:{NAME-b} is a string for ever
@@ -497,7 +497,7 @@ fn semaphore() {
         2 acquire NAME 4 0
         1 release NAME 1
         1 add-permits NAME 3
-        # There are fewer: nobody can be served.
+        # Fewer permits: no waiter can be served.
         1 add-permits NAME -2
             Redisson: redisson_sc:{NAME} says 5
         1 add-permits NAME -7
@@ -520,7 +520,7 @@ fn semaphore() {
 }
 
 #[test]
-fn semaphore_for_a_time() {
+fn semaphore_with_time_to_live() {
     // Redisson 3.16.8 has no `trySetPermits` with a time to live.
     compare_late(
         "
@@ -528,7 +528,7 @@ fn semaphore_for_a_time() {
         1 set-permits-for NAME 7 LEASE
         1 acquire NAME 1 0
         1 release NAME 1
-        # The time to live is the semaphore's, not that of its number.
+        # The time to live belongs to the semaphore, not to its number.
         1 add-permits NAME 1
             Redisson: NAME is a string for ever
             redlatch: NAME is a string for 600 s
@@ -565,11 +565,11 @@ fn expirable_semaphore() {
         1 x-acquire NAME 2 0 LEASE
         2 x-acquire NAME 4 0 LEASE
         2 x-acquire NAME 1 -1 300000
-        # The end has come nearer: who sleeps until then is told.
+        # The end has moved earlier: waiters that sleep until then are woken.
         2 x-update-lease NAME $0 300000
             redlatch: redisson_sc:{NAME} says 2
         2 x-update-lease NAME $0 LEASE
-        # We publish how many are available, Redisson how many have come. Both wake all that can be served.
+        # redlatch publishes the number available, Redisson the number released. Both wake all that can be served.
         2 x-release NAME $0
             Redisson: redisson_sc:{NAME} says 1
             redlatch: redisson_sc:{NAME} says 3
@@ -607,7 +607,7 @@ fn expirable_semaphore() {
 }
 
 #[test]
-fn expirable_semaphore_of_which_some_are_released() {
+fn expirable_semaphore_with_some_released() {
     // Redisson 3.16.8 has no methods for several expirable permits.
     compare_late(
         "
@@ -616,7 +616,7 @@ fn expirable_semaphore_of_which_some_are_released() {
         1 x-try-release NAME $0
             Redisson: redisson_sc:{NAME} says 1
             redlatch: redisson_sc:{NAME} says 3
-        # Those that are out are given back; Redisson gives none back if one of them is not out.
+        # Those that are acquired are released; Redisson releases none if one of them is not acquired.
         1 x-try-release NAME $1,$0
             Redisson: 1 has 0
             Redisson: NAME = 3
@@ -643,7 +643,7 @@ fn expirable_semaphore_without_a_lease() {
     compare_late(
         "
         1 x-set-permits NAME 2
-        # Without a lease the watchdog renews it: the permits of the dead come back.
+        # Without a lease the watchdog renews it: the permits of dead processes expire.
         1 x-acquire NAME 1 0 -1
             Redisson: {NAME}:timeout PERMIT0 never ends
             redlatch: {NAME}:timeout PERMIT0 ends in 60 s
@@ -666,7 +666,7 @@ fn expirable_semaphore_whose_permits_expire() {
         0 ZADD {NAME}:timeout 1 $0
         1 x-available NAME
         0 ZADD {NAME}:timeout 1 $1
-        # What has expired has been given back; Redisson puts it off, though it says that it cannot be released.
+        # Expired permits have been released; Redisson delays that, although it reports that they cannot be released.
         1 x-release NAME $1
             Redisson: NAME = 2
             Redisson: {NAME}:timeout PERMIT1 has ended
@@ -694,7 +694,7 @@ fn latch() {
         1 count-down NAME
         1 count NAME
         1 set-count NAME 2
-        # At `1`, a new count, Redisson's waiters go on waiting; at `0` they go.
+        # At `1`, a new count, Redisson's waiters continue to wait; at `0` they return.
         1 delete-latch NAME
             Redisson: redisson_countdownlatch__channel__{NAME} says 1
             redlatch: redisson_countdownlatch__channel__{NAME} says 0

@@ -6,7 +6,7 @@ use redlatch_testkit::{Server, unique};
 use crate::both_ways;
 use crate::stand::{LEASE, keys, until};
 
-/// Who waits for a fair lock, the next one first.
+/// Returns the waiters for a fair lock, the next one first.
 fn queue(server: &Server, name: &str) -> Vec<String> {
     server.ask(&[
         "LRANGE",
@@ -16,7 +16,7 @@ fn queue(server: &Server, name: &str) -> Vec<String> {
     ])
 }
 
-/// Has this one wait, and returns when it stands at the end of the queue.
+/// Starts a waiter, and waits until it is at the end of the queue.
 #[track_caller]
 fn queues(server: &Server, worker: Worker<'_>, name: &str) -> Pending {
     let owner = worker.owner();
@@ -46,18 +46,18 @@ both_ways! {
             for (_, others) in &waiting {
                 assert!(others.is_under_way());
             }
-            // Who does not queue does not overtake.
+            // A try that does not queue does not overtake.
             assert!(!holder.does(&format!("lock fair {name} 0 -1")));
             assert!(worker.does(&format!("unlock fair {name}")));
         }
         assert_eq!(keys(pair.server, &name), Vec::<String>::new());
     }
 
-    fn a_free_lock_with_a_queue_is_not_for_who_just_tries(pair: &Pair) {
+    fn try_fails_on_a_free_lock_with_a_queue(pair: &Pair) {
         let name = unique("in-line");
         let (a, b) = (pair.a.new_worker(), pair.b.new_worker());
         assert!(a.does(&format!("lock fair {name} -1 {LEASE}")));
-        // A waiter that somebody else has put there, and who never asks.
+        // A waiter that was queued by hand, and never sends a request.
         let queue_key = format!("redisson_lock_queue:{{{name}}}");
         let ends = format!("redisson_lock_timeout:{{{name}}}");
         let _: i64 = pair.server.ask(&["RPUSH", &queue_key, "somebody:1"]);
@@ -72,7 +72,7 @@ both_ways! {
         assert!(b.does(&format!("unlock fair {name}")));
     }
 
-    fn who_gives_up_leaves_the_queue_to_those_behind(pair: &Pair) {
+    fn timed_out_waiter_leaves_the_queue(pair: &Pair) {
         let name = unique("gives-up");
         let holder = pair.a.new_worker();
         assert!(holder.does(&format!("lock fair {name} -1 {LEASE}")));
@@ -91,7 +91,7 @@ both_ways! {
 
     // Redisson 3.16.8 has no `fairLockWaitTimeout`: it always waits for five minutes.
     @late
-    fn a_waiter_that_dies_is_passed_over(pair: &Pair) {
+    fn dead_waiter_is_skipped(pair: &Pair) {
         let name = unique("dies");
         let [a, mut b] = pair.start(&["fair-wait=2000"]);
         let holder = a.worker(1);
@@ -101,7 +101,7 @@ both_ways! {
         let next = a.worker(2);
         let waits = queues(pair.server, next, &name);
         b.kill();
-        // The dead one is waited for as long as was said, from the end of the lease that it waited for.
+        // The dead waiter delays the others by its wait time, from the end of the lease that it waited for.
         assert_eq!(waits.value(), true);
         assert!(next.does(&format!("unlock fair {name}")));
         assert_eq!(keys(pair.server, &name), Vec::<String>::new());

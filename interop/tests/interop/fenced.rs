@@ -28,7 +28,7 @@ both_ways! {
         assert_eq!(at, latest);
     }
 
-    fn who_does_not_get_the_lock_gets_no_token(pair: &Pair) {
+    fn failed_try_returns_no_token(pair: &Pair) {
         let (a, b) = (pair.a.new_worker(), pair.b.new_worker());
         let name = unique("no-token");
         let token = a.number(&format!("lock fenced {name} -1 {LEASE}"));

@@ -5,17 +5,17 @@ use redlatch_testkit::Server;
 
 use crate::stand::{until, until_subscribed};
 
-/// A kind of lock, by its word in the protocol.
+/// A kind of lock, by its name in the protocol.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Kind(pub(crate) &'static str);
 
 impl Kind {
-    /// This kind of lock of that name, as commands say it.
+    /// Returns the lock of this kind with that name, as written in commands.
     pub(crate) fn on(self, name: &str) -> String {
         format!("{} {name}", self.0)
     }
 
-    /// Where whoever waits hears of a release; `None` where waiters look again by themselves.
+    /// Returns the channel on which a waiter receives releases; `None` if waiters retry without messages.
     pub(crate) fn channel(self, name: &str, waiter: Worker<'_>) -> Option<String> {
         match self.0 {
             "spin" => None,
@@ -28,7 +28,7 @@ impl Kind {
         }
     }
 
-    /// What a holder is called in the hash.
+    /// Returns the field of a holder in the hash.
     pub(crate) fn field(self, holder: Worker<'_>) -> String {
         match self.0 {
             "write" => format!("{}:write", holder.owner()),
@@ -36,22 +36,22 @@ impl Kind {
         }
     }
 
-    /// Whether an owner may have it more than once.
+    /// Returns whether an owner may hold it more than once.
     pub(crate) fn is_reentrant(self) -> bool {
         !self.0.starts_with("nonreentrant")
     }
 }
 
-/// What is needed to wait until somebody waits.
+/// State to detect that a worker waits.
 pub(crate) struct Line<'a> {
     server: &'a Server,
     channel: Option<String>,
-    /// What the server had done before.
+    /// Number of commands that the server had run before.
     commands: i64,
 }
 
 impl<'a> Line<'a> {
-    /// Before `waiter` is told to wait.
+    /// Must be created before `waiter` is sent the request.
     pub(crate) fn of(server: &'a Server, kind: Kind, name: &str, waiter: Worker<'_>) -> Line<'a> {
         Line {
             server,
@@ -60,7 +60,7 @@ impl<'a> Line<'a> {
         }
     }
 
-    /// Until it waits.
+    /// Waits until the worker waits.
     #[track_caller]
     pub(crate) fn until_waited(&self) {
         match &self.channel {
@@ -77,7 +77,7 @@ fn commands(server: &Server) -> i64 {
     commands.parse().expect("a number")
 }
 
-/// Each of these tests for each kind of exclusive lock, both ways; `@late` as in `both_ways`.
+/// Runs each of these tests for each kind of exclusive lock, in both directions; `@late` as in `both_ways`.
 #[macro_export]
 macro_rules! each_kind {
     (
@@ -93,7 +93,7 @@ macro_rules! each_kind {
         $crate::each_kind!(@kind spin "spin" [] $($test)* [@late] $($late)*);
         // Redisson 3.16.8 has no `RFencedLock`.
         $crate::each_kind!(@kind fenced "fenced" [@late] $($test)* [] $($late)*);
-        // The late 3.x does not have these.
+        // The late 3.x version does not have these.
         $crate::each_kind!(@kind nonreentrant "nonreentrant" [@newest] $($test)* [] $($late)*);
         $crate::each_kind!(@kind nonreentrant_fair "nonreentrant-fair" [@newest] $($test)* [] $($late)*);
     };

@@ -6,7 +6,7 @@ use crate::both_ways;
 use crate::stand::{nothing_left, until_subscribed};
 
 both_ways! {
-    fn waiters_of_both_go_when_it_opens(pair: &Pair) {
+    fn waiters_of_both_sides_return_when_it_opens(pair: &Pair) {
         let name = unique("latch");
         let channel = format!("redisson_countdownlatch__channel__{{{name}}}");
         let (a, b) = (pair.a.new_worker(), pair.b.new_worker());
@@ -49,7 +49,7 @@ both_ways! {
         nothing_left(pair.server, &name);
     }
 
-    fn deleting_it_opens_it_for_the_other(pair: &Pair) {
+    fn deleting_it_wakes_the_other_sides_waiters(pair: &Pair) {
         let name = unique("deleted");
         let channel = format!("redisson_countdownlatch__channel__{{{name}}}");
         let (a, b) = (pair.a.new_worker(), pair.b.new_worker());

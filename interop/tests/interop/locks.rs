@@ -1,4 +1,4 @@
-//! What all exclusive locks have in common.
+//! Common behavior of all exclusive locks.
 
 use redlatch_interop::Library;
 use redlatch_testkit::unique;
@@ -8,13 +8,13 @@ use crate::each_kind;
 use crate::kinds::Line;
 use crate::stand::{LEASE, REFUSED_AFTER, WATCHDOG, keys, nothing_left, until};
 
-/// A token of a fenced lock, `true` of the others.
+/// Returns whether the lock was acquired: the answer is a token for a fenced lock, `true` for others.
 pub(crate) fn had(answer: &Value) -> bool {
     *answer != Value::Bool(false)
 }
 
 each_kind! {
-    fn who_waits_for_the_other_is_woken(pair: &Pair, kind: Kind) {
+    fn waiter_is_woken_by_the_other_side(pair: &Pair, kind: Kind) {
         let (a, b) = (pair.a.new_worker(), pair.b.new_worker());
         let name = unique("woken");
         let on = kind.on(&name);
@@ -25,7 +25,7 @@ each_kind! {
         line.until_waited();
         assert!(waits.is_under_way());
         assert!(a.does(&format!("unlock {on}")));
-        // Long before the lease ends: it was woken.
+        // Long before the lease ends, so it was woken.
         assert!(had(&waits.value()));
         assert!(!had(&a.ask(&format!("lock {on} 0 -1"))), "held by b");
         assert!(b.does(&format!("unlock {on}")));
@@ -48,7 +48,7 @@ each_kind! {
         for worker in [a, b] {
             assert!(worker.does(&format!("is-locked {on}")));
             let remaining = worker.number(&format!("remaining {on}"));
-            // The write lock of Redisson adds the lease of each entrance to what is left.
+            // Redisson's write lock adds the lease of each re-entry to the remaining one.
             assert!((LEASE as i64 - 60_000..=2 * LEASE as i64).contains(&remaining), "{remaining}");
         }
         let key: Vec<(String, String)> = pair.server.ask(&["HGETALL", &name]);
@@ -64,7 +64,7 @@ each_kind! {
         }
     }
 
-    fn what_one_forces_open_the_other_has_lost(pair: &Pair, kind: Kind) {
+    fn forced_unlock_is_a_loss_for_the_other_side(pair: &Pair, kind: Kind) {
         let (a, b) = (pair.a.new_worker(), pair.b.new_worker());
         let name = unique("forced");
         let on = kind.on(&name);
@@ -81,9 +81,10 @@ each_kind! {
         assert!(!b.does(&format!("force-unlock {on}")), "nobody holds it");
     }
 
-    fn a_lease_that_ends_lets_the_other_in(pair: &Pair, kind: Kind) {
-        // Redisson 3.16.8 computes the end of the lease once, with its own clock. If its first request reached the server late, it
-        // wakes before the end, gets a negative time, and sleeps until a message comes. A lease that ends sends none.
+    fn other_side_acquires_after_the_lease_ends(pair: &Pair, kind: Kind) {
+        // Redisson 3.16.8 computes the end of the lease once, with its own clock. If its first request reached the
+        // server late, it wakes before the end, gets a negative time, and sleeps until a message comes. A lease that
+        // ends sends none.
         if kind.0 == "fair" && pair.libraries[1] == Library::Redisson316 {
             return;
         }
@@ -122,7 +123,7 @@ each_kind! {
         assert!(b.does(&format!("unlock {on}")));
     }
 
-    fn it_goes_to_and_fro(pair: &Pair, kind: Kind) {
+    fn both_sides_acquire_in_turn(pair: &Pair, kind: Kind) {
         let on = kind.on(&unique("to-and-fro"));
         let key = unique("counter");
         let (a, b) = (pair.a.new_worker(), pair.b.new_worker());
@@ -134,10 +135,10 @@ each_kind! {
         assert_eq!(counted, 100, "both wrote at the same time");
     }
 
-    // Redisson 3.16.8 stays subscribed if its wait ends before it has subscribed, as it may on a busy machine. That it renews is seen
-    // in `several` and `read_write`.
+    // Redisson 3.16.8 stays subscribed if its wait ends before it has subscribed, as it may on a busy machine.
+    // `several` and `read_write` test that it renews.
     @late
-    fn a_watchdog_keeps_the_other_out_beyond_the_lease(pair: &Pair, kind: Kind) {
+    fn watchdog_keeps_the_lock_beyond_the_lease(pair: &Pair, kind: Kind) {
         let (a, b) = (pair.a.new_worker(), pair.b.new_worker());
         let on = kind.on(&unique("renewed"));
         assert!(had(&a.ask(&format!("lock {on} -1 -1"))));
@@ -149,7 +150,7 @@ each_kind! {
         assert!(b.does(&format!("unlock {on}")));
     }
 
-    fn who_gives_up_leaves_nothing_behind(pair: &Pair, kind: Kind) {
+    fn timed_out_waiter_leaves_nothing_behind(pair: &Pair, kind: Kind) {
         let (a, b) = (pair.a.new_worker(), pair.b.new_worker());
         let name = unique("gives-up");
         let on = kind.on(&name);

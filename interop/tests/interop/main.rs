@@ -1,10 +1,14 @@
-//! One lock, held in Java and in Rust: redlatch beside the real Redisson, on one Redis, on a master that sentinels watch, and in
-//! a cluster. `make interop` builds and runs it.
+//! Locks shared between Java and Rust: tests of redlatch and the real Redisson on one Redis, on a master with
+//! sentinels, and in a cluster. `make interop` builds and runs them.
 //!
-//! All tests run with the newest Redisson and most with a late 3.x, each as `a` and as `b`. With an old one, in both places too, run
-//! those that show what it keeps in Redis and says, for each kind. What it cannot do stands behind `@late` or in
-//! `compare_late`; and behind `@late`, to save time, what only takes longer: renewal of most kinds, and [`crashes`].
-//! In [`topologies`] there is no old one: in a cluster it does not wake the others, nor they it. Nor in [`crowds`], to save time.
+//! - A test tells two peer processes, `a` and `b`, what to do with their library, and compares answers, data and
+//!   messages.
+//! - All tests run with the newest Redisson and most with a late 3.x version, each as `a` and as `b`.
+//! - Tests of the data and messages of each kind also run with an old version, in both places.
+//! - Tests of features that the old version lacks come after `@late` or use `compare_late`. To save time, long tests
+//!   come after `@late`, too: renewal of most kinds, and [`crashes`].
+//! - The old version does not run in [`topologies`], because in a cluster it and the others do not wake each other,
+//!   nor in [`crowds`], to save time.
 
 mod crashes;
 mod crowds;

@@ -46,7 +46,7 @@ both_ways! {
         assert_eq!(b.number(&format!("drain {name}")), 2);
         assert_eq!(at(pair.server, &name), Some(0));
         for (library, worker) in pair.libraries.into_iter().zip([a, b]) {
-            // No 3.x has it.
+            // 3.x versions do not have it.
             if matches!(library, Library::Redisson | Library::Redlatch) {
                 assert!(worker.does(&format!("release-if-exists {name} 1")));
                 assert!(!worker.does(&format!("release-if-exists {name}-not-there 1")));
@@ -54,7 +54,7 @@ both_ways! {
         }
     }
 
-    fn who_waits_for_many_is_woken_when_they_are_there(pair: &Pair) {
+    fn waiter_for_many_is_woken_when_they_are_available(pair: &Pair) {
         let name = unique("many");
         let (a, b) = (pair.a.new_worker(), pair.b.new_worker());
         assert!(a.does(&format!("set-permits {name} 3")));
@@ -69,7 +69,7 @@ both_ways! {
         assert_eq!(a.number(&format!("available {name}")), 0);
     }
 
-    fn waiters_of_both_are_all_served(pair: &Pair) {
+    fn waiters_of_both_sides_are_all_served(pair: &Pair) {
         let name = unique("crowd");
         let (a, b) = (pair.a.new_worker(), pair.b.new_worker());
         assert!(a.does(&format!("set-permits {name} 2")));
@@ -99,7 +99,7 @@ both_ways! {
         assert_eq!(waits.value(), true);
     }
 
-    fn who_waits_for_an_expirable_permit_is_woken(pair: &Pair) {
+    fn waiter_for_an_expirable_permit_is_woken(pair: &Pair) {
         let name = unique("x-woken");
         let (a, b) = (pair.a.new_worker(), pair.b.new_worker());
         assert!(a.does(&format!("x-set-permits {name} 1")));
@@ -111,14 +111,14 @@ both_ways! {
         assert_eq!(ids(&waits.value()).len(), 1);
     }
 
-    fn messages_of_less_than_none_do_no_harm_to_who_waits(pair: &Pair) {
+    fn messages_below_zero_do_not_harm_waiters(pair: &Pair) {
         let name = unique("x-owed");
         let (a, b) = (pair.a.new_worker(), pair.b.new_worker());
         assert!(a.does(&format!("x-set-permits {name} 1")));
         let held = ids(&a.ask(&format!("x-acquire {name} 1 0 {LEASE}")));
         let waits = b.tell(&format!("x-acquire {name} 1 -1 {LEASE}"));
         until_subscribed(pair.server, &channel(&name), 1);
-        // redlatch publishes the number available, which is below none here; none, and one.
+        // redlatch publishes the number available, which is below zero here; then zero, and one.
         assert!(a.does(&format!("x-add-permits {name} -3")));
         assert!(a.does(&format!("x-add-permits {name} 1")));
         assert!(a.does(&format!("x-add-permits {name} 2")));
@@ -135,7 +135,7 @@ both_ways! {
         let waiters = [(); 3].map(|()| pair.b.new_worker());
         let waiting = waiters.map(|waiter| waiter.tell(&format!("acquire {name} 1 -1")));
         until_subscribed(pair.server, &channel(&name), 1);
-        // At once: that they can be had is said once, with their number.
+        // Released together, so that one message announces them, with their number.
         assert!(a.does(&format!("release {name} 3")));
         for had in waiting {
             assert_eq!(had.value(), true);
@@ -143,8 +143,8 @@ both_ways! {
         assert_eq!(b.number(&format!("available {name}")), 0);
     }
 
-    // Redisson 3.16.8 has no `trySetPermits` with a time to live; and of expirable permits no number that are out or in all, no
-    // `getLeaseTime`, no `setPermits`, and none of the methods for several permits.
+    // Redisson 3.16.8 has no `trySetPermits` with a time to live; and for expirable permits no counts of acquired or
+    // all permits, no `getLeaseTime`, no `setPermits`, and none of the methods for several permits.
     @late
     fn permits_with_a_time_to_live_end_for_both(pair: &Pair) {
         let name = unique("ttl");
@@ -171,7 +171,7 @@ both_ways! {
             assert!((LEASE as i64 - 60_000..=LEASE as i64).contains(&left), "{left}");
             assert_eq!(worker.ask(&format!("x-acquire {name} 2 0 {LEASE}")), json!([]));
         }
-        // What one has taken the other may give back, by its id.
+        // Each side may release permits of the other, by their ids.
         assert!(b.does(&format!("x-update-lease {name} {} {}", taken[1], 2 * LEASE)));
         assert!(a.number(&format!("x-lease {name} {}", taken[1])) > LEASE as i64);
         assert!(b.does(&format!("x-release {name} {}", taken[0])));
@@ -188,7 +188,7 @@ both_ways! {
         assert_eq!(b.number(&format!("x-available {name}")), 3);
     }
 
-    fn a_permit_that_expires_is_had_by_the_other(pair: &Pair) {
+    fn expired_permit_is_acquired_by_the_other_side(pair: &Pair) {
         let name = unique("x-expires");
         let (a, b) = (pair.a.new_worker(), pair.b.new_worker());
         assert!(a.does(&format!("x-set-permits {name} 1")));
@@ -199,7 +199,7 @@ both_ways! {
     }
 
     // Not with Redisson 3.16.8, to save time.
-    fn a_permit_without_an_end_is_kept(pair: &Pair) {
+    fn permit_without_an_end_is_kept(pair: &Pair) {
         let name = unique("x-endless");
         let (a, b) = (pair.a.new_worker(), pair.b.new_worker());
         assert!(a.does(&format!("x-set-permits {name} 1")));

@@ -1,17 +1,20 @@
-//! The same play on either library, with what there is in Redis afterwards, and what was said, line by line.
+//! Plays: scripted steps that run with each library, and record after each step the answers, data and messages in
+//! Redis.
 //!
-//! A play is text, one step to a line. `1 lock fair NAME -1 LEASE` has worker 1 do that; worker `0` is somebody at the server
-//! itself, with a command of Redis. In a step stand `NAME`, `LEASE` and the like for themselves, `OWNER2` for how worker 2
-//! stands in Redis, and `$0` for the first permit that was taken, `$1` for the next. After it, with `|` between:
+//! A play is text with one step on each line. `1 lock fair NAME -1 LEASE` is a command for worker 1; worker `0` sends
+//! a Redis command directly to the server. `NAME`, `LEASE` and the like are placeholders, `OWNER2` is the owner of
+//! worker 2 as written in Redis, and `$0` is the first acquired permit, `$1` the next. Options follow the step,
+//! separated by `|`:
 //!
-//! - `waits`: it is not waited for; later `2 answers` does;
-//! - `then 2`: worker 2, which waits, has its answer now;
-//! - `listens`: until it has subscribed, and has looked once more;
-//! - `queue N`: until so many stand in the queue of a fair lock.
+//! - `waits`: do not wait for the answer; a later step `2 answers` does;
+//! - `then 2`: worker 2, which waits, gets its answer now;
+//! - `listens`: wait until it has subscribed, and has retried once more;
+//! - `queue N`: wait until the queue of a fair lock has this length.
 //!
-//! Indented below a step stand the differences after it: `Redisson: …` is there only on Redisson's side, `redlatch: …` only
-//! on this one's. `Redisson 3: …` and `redlatch 3: …` are so beside the late 3.x only, `… 4: …` beside the newest only,
-//! `… 3.16: …` beside the old one only. All else is equal. `#` begins a line that says why.
+//! Indented lines after a step list the differences: `Redisson: …` exists only on Redisson's side, `redlatch: …` only
+//! on redlatch's. `Redisson 3: …` and `redlatch 3: …` apply only to the comparison with the late 3.x version, `… 4:
+//! …` to that with the newest, `… 3.16: …` to that with the old one. Everything else is equal. `#` begins a comment
+//! line.
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
@@ -24,19 +27,19 @@ use serde_json::Value;
 
 use crate::stand::until;
 
-/// How long both hold what they hold, in ms; all times are put to the nearest half minute.
+/// Lease of both sides, in ms; all times are rounded to half a minute.
 const LEASE: u64 = 600_000;
-/// What the watchdogs lease for, and how long those who wait for a fair lock are waited for.
+/// The watchdogs' lease, and the wait time of fair locks.
 const SETTINGS: &[&str] = &["watchdog=60000", "fair-wait=300000"];
 const UNIT: i64 = 30_000;
 
-/// From when on a date is none: Redisson's permit without end, as ms from now.
+/// Dates from this on mean no end: Redisson's permit without end, in ms from now.
 const NEVER: i64 = 100_000_000_000_000;
 
-/// What is there after each step, in lines.
+/// The state after each step, in lines.
 type Seen = Vec<Vec<String>>;
 
-/// Plays it with the newest Redisson, with a late 3.x and with an old one, and compares each with redlatch.
+/// Runs a play with the newest Redisson, with a late 3.x and with an old version, and compares each with redlatch.
 #[track_caller]
 pub(crate) fn compare(play: &str) {
     compare_with(
@@ -45,13 +48,13 @@ pub(crate) fn compare(play: &str) {
     );
 }
 
-/// The same without the old one: of what it does not have.
+/// The same without the old version, for features that it lacks.
 #[track_caller]
 pub(crate) fn compare_late(play: &str) {
     compare_with(&[Library::Redisson, Library::Redisson3], play);
 }
 
-/// The same with the newest Redisson only: of what the late 3.x does not have.
+/// The same with the newest Redisson only, for features that the late 3.x lacks.
 #[track_caller]
 pub(crate) fn compare_newest(play: &str) {
     compare_with(&[Library::Redisson], play);
@@ -89,7 +92,7 @@ fn tell(text: &mut String, step: &Step<'_>, differences: &[String]) {
     }
 }
 
-/// What is in `lines`, but not, or not so often, in `others`; both are sorted.
+/// Returns the lines that are in `lines`, but not, or not as often, in `others`; both are sorted.
 fn without<'a>(lines: &'a [String], others: &[String]) -> impl Iterator<Item = &'a String> {
     let mut others = others.to_vec();
     lines.iter().filter(
@@ -112,7 +115,7 @@ struct Step<'a> {
 }
 
 impl Step<'_> {
-    /// Those beside this version.
+    /// Returns the listed differences that apply to this version.
     fn differences(&self, library: Library) -> Vec<String> {
         let version = match library {
             Library::Redisson3 => "3",
@@ -162,12 +165,12 @@ fn perform(library: Library, steps: &[Step<'_>]) -> Seen {
     steps.iter().map(|step| stage.play(step)).collect()
 }
 
-/// One play by one library, under a name that nobody else has.
+/// One play by one library, under a unique name.
 struct Stage {
     name: String,
     workers: Vec<(Worker<'static>, String)>,
     monitors: Vec<Monitor>,
-    /// What the monitors have told since the last look.
+    /// Output of the monitors since the last check.
     heard: [Vec<Vec<String>>; 3],
     permits: Vec<String>,
     waiting: BTreeMap<u64, Pending>,
@@ -228,12 +231,12 @@ impl Stage {
         seen
     }
 
-    /// What a worker says; permits are remembered.
+    /// Returns a worker's answer; records permits.
     fn answers(&mut self, worker: u64) -> String {
         let pending = self.waiting.remove(&worker).expect("somebody who waits");
         let said = match pending.answer().said {
             Err(error) => {
-                // Said when the play is not as it should be.
+                // Shown if the play fails.
                 eprintln!("{worker} has the error {error}");
                 "an error".to_owned()
             }
@@ -247,7 +250,7 @@ impl Stage {
         format!("{worker} has {said}")
     }
 
-    /// A command of Redis; permits are raw bytes there.
+    /// Runs a Redis command; permits are raw bytes there.
     fn at_the_server(&self, command: &str) {
         let mut cmd = redis::Cmd::new();
         for word in command.split(' ') {
@@ -260,7 +263,7 @@ impl Stage {
         assert!(done.is_ok(), "{command}: {done:?}");
     }
 
-    /// What a step means in this play.
+    /// Replaces the placeholders of a step with the values of this play.
     fn meant(&self, text: &str) -> String {
         let mut text = text
             .replace("NAME", &self.name)
@@ -274,12 +277,12 @@ impl Stage {
         text
     }
 
-    /// The other way round: what is of this play alone as it is called in every one.
+    /// The reverse: replaces the values of this play with placeholders.
     fn put(&self, text: &str) -> String {
         let mut text = text.replace(&self.name, "NAME");
-        // The last first: their numbers may begin with those of the first.
+        // The last first: their numbers may start with those of the first.
         for (place, (_, owner)) in self.workers.iter().enumerate().rev() {
-            // With a client of its own for each server, but the same number.
+            // Each server has a client of its own, but the number is the same.
             let (client, number) = owner.split_once(':').expect("CLIENT:NUMBER");
             let numbered = format!(":{number}");
             let numbered = text.match_indices(&numbered);
@@ -312,7 +315,7 @@ impl Stage {
         }
     }
 
-    /// All keys and messages of this play on one server.
+    /// Records all keys and messages of this play on one server.
     fn look(&mut self, number: usize, seen: &mut Vec<String>) {
         let server = &servers()[number];
         let at = match number {
@@ -328,7 +331,7 @@ impl Stage {
         }
         let keys: Vec<String> = server.ask(&["KEYS", &format!("*{}*", self.name)]);
         for key in keys {
-            // By which Redisson knows a repeated release, for some seconds. Nobody else reads them.
+            // Redisson detects a repeated release by these keys, for some seconds. No other client reads them.
             if key.starts_with("redisson_unlock_latch:") {
                 continue;
             }
@@ -370,7 +373,7 @@ impl Stage {
         }
     }
 
-    /// All that one server has done up to now.
+    /// Reads all commands that one server has run up to now.
     fn listen(&mut self, number: usize) {
         let end = unlike_others("end");
         let _: String = servers()[number].ask(&["ECHO", &end]);
@@ -378,7 +381,7 @@ impl Stage {
         self.heard[number].extend(said.into_iter().map(|command| command.text()));
     }
 
-    /// Whether, in this step, somebody has subscribed and has asked after that: from then on it sleeps.
+    /// Returns whether, in this step, a waiter has subscribed and then retried: from then on it sleeps.
     fn has_looked_again(&mut self) -> bool {
         self.listen(0);
         let of_this = |words: &&Vec<String>| words.iter().any(|word| word.contains(&self.name));
@@ -386,7 +389,7 @@ impl Stage {
         heard.any(|words| words[0] == "subscribe") && heard.next().is_some()
     }
 
-    /// What has been published since the last look, channel by channel.
+    /// Returns the messages published since the last check, by channel.
     fn messages(&mut self, number: usize) -> BTreeMap<String, Vec<String>> {
         self.listen(number);
         let mut messages = BTreeMap::<_, Vec<String>>::new();
@@ -403,7 +406,7 @@ impl Stage {
     }
 }
 
-/// A name that no other one begins with.
+/// Returns a name that is no prefix of another one.
 fn unlike_others(what: &str) -> String {
     unique(what) + "."
 }
@@ -413,7 +416,7 @@ fn now(server: &Server) -> i64 {
     seconds * 1000 + micros / 1000
 }
 
-/// The 16 bytes of a permit's id.
+/// Returns the 16 bytes of a permit's id.
 fn raw(id: &str) -> Vec<u8> {
     let pairs = (0..id.len()).step_by(2).map(|at| &id[at..at + 2]);
     let bytes = pairs.map(|pair| u8::from_str_radix(pair, 16).expect("hex digits"));
@@ -439,7 +442,7 @@ fn rounded(ms: i64) -> i64 {
     (ms + UNIT / 2).div_euclid(UNIT) * (UNIT / 1000)
 }
 
-/// Of their own: others wait for hours of leases here, and no watchdog looks in.
+/// Returns the servers of the plays, which other tests do not use.
 fn servers() -> &'static [Server; 3] {
     static SERVERS: OnceLock<[Server; 3]> = OnceLock::new();
     SERVERS.get_or_init(|| [(); 3].map(|()| Server::start()))

@@ -55,10 +55,10 @@ both_ways! {
         nothing_left(pair.server, &name);
     }
 
-    fn all_readers_go_when_the_writer_goes(pair: &Pair) {
+    fn all_readers_enter_when_the_writer_leaves(pair: &Pair) {
         let name = unique("written");
         let writer = pair.a.new_worker();
-        // Not for long: a thread in Java that is only about to sleep sleeps until the lease ends.
+        // A short lease: a thread in Java that is about to sleep sleeps until the lease ends.
         assert!(writer.does(&format!("lock write {name} -1 30000")));
         let here = pair.a.new_worker();
         let readers = [pair.b.new_worker(), pair.b.new_worker(), here];
@@ -75,7 +75,7 @@ both_ways! {
         nothing_left(pair.server, &name);
     }
 
-    fn a_writer_may_read_and_then_only_read(pair: &Pair) {
+    fn writer_may_read_and_downgrade(pair: &Pair) {
         let name = unique("downgrade");
         let (a, b) = (pair.a.new_worker(), pair.b.new_worker());
         takes(a, "write", &name);
@@ -88,7 +88,7 @@ both_ways! {
         });
         unlocks(a, "write", &name);
         assert_eq!(mode(pair.server, &name).as_deref(), Some("read"));
-        // Redisson does not say that there are only readers now; redlatch does.
+        // Redisson publishes no message that only readers are left; redlatch does.
         if let Some(waits) = waits {
             assert_eq!(waits.value(), true, "woken");
         }
@@ -98,7 +98,7 @@ both_ways! {
         unlocks(b, "read", &name);
     }
 
-    fn holds_are_counted_on_either_side(pair: &Pair) {
+    fn holds_are_counted_on_both_sides(pair: &Pair) {
         let name = unique("counted");
         let (a, b) = (pair.a.new_worker(), pair.b.new_worker());
         takes(a, "read", &name);
@@ -127,7 +127,7 @@ both_ways! {
         let remaining = |worker: Worker<'_>| worker.number(&format!("remaining read {name}"));
         assert!(remaining(short) > WATCHDOG as i64);
         unlocks(long, "read", &name);
-        // The long lease has gone with its reader.
+        // The long lease ended with its reader.
         assert!(remaining(short) <= WATCHDOG as i64);
         assert!(remaining(long) <= WATCHDOG as i64);
         let writer = pair.b.new_worker();
@@ -135,7 +135,7 @@ both_ways! {
         unlocks(writer, "write", &name);
     }
 
-    fn a_dead_reader_is_not_kept_alive_by_the_others_watchdog(pair: &Pair) {
+    fn watchdog_of_the_other_side_does_not_renew_a_dead_reader(pair: &Pair) {
         let name = unique("dead");
         let [mut a, b] = pair.start(&["watchdog=3000"]);
         let (dies, lives) = (a.worker(1), b.worker(1));
@@ -149,12 +149,12 @@ both_ways! {
         unlocks(writer, "write", &name);
     }
 
-    // Redisson 3.16.8 takes the release of a read or write lock that is free for done.
+    // Redisson 3.16.8 reports success for the release of a read or write lock that is free.
     @late
-    fn what_one_forces_open_the_other_has_lost(pair: &Pair) {
+    fn forced_unlock_is_a_loss_for_the_other_side(pair: &Pair) {
         let name = unique("forced");
         let (a, b) = (pair.a.new_worker(), pair.b.new_worker());
-        // Not for long: what says how long each reader reads Redisson leaves behind.
+        // A short lease, because Redisson leaves the timeout keys of readers behind.
         assert!(a.does(&format!("lock read {name} -1 {WATCHDOG}")));
         assert!(b.does(&format!("force-unlock read {name}")));
         a.fails(&format!("unlock read {name}"));
@@ -164,8 +164,8 @@ both_ways! {
         nothing_left(pair.server, &name);
     }
 
-    // Not with Redisson 3.16.8, to save time: that a reader is renewed there is seen when another one dies.
-    fn a_watchdog_keeps_a_reader_from_the_others_writer(pair: &Pair) {
+    // Not with Redisson 3.16.8, to save time: the test in which a reader dies shows that another one is renewed.
+    fn watchdog_keeps_a_reader_against_the_other_sides_writer(pair: &Pair) {
         let name = unique("renewed");
         let (a, b) = (pair.a.new_worker(), pair.b.new_worker());
         assert!(a.does(&format!("lock read {name} -1 -1")));

@@ -1,4 +1,4 @@
-//! What may be set on either side without parting the two.
+//! Settings that may be changed on either side while both still share locks.
 
 use redlatch_testkit::unique;
 

@@ -6,7 +6,7 @@ use crate::both_ways;
 use crate::stand::{LEASE, RED_REFUSED_AFTER, WATCHDOG, nothing_left, until, until_subscribed};
 
 both_ways! {
-    fn a_multi_lock_is_all_of_its_members_to_the_other(pair: &Pair) {
+    fn multi_lock_holds_all_members_for_the_other_side(pair: &Pair) {
         let (a, b) = (pair.a.new_worker(), pair.b.new_worker());
         let [x, y, z] = ["x", "y", "z"].map(unique);
         let all = format!("multi lock:{x},fair:{y},write:{z}");
@@ -18,7 +18,7 @@ both_ways! {
         }
         assert!(!b.does(&format!("lock {all} 0 {LEASE}")));
         assert!(a.does(&format!("unlock {all}")));
-        // Redisson 3.16.8 does not have it without a wait, if one member takes a millisecond.
+        // Without a wait, Redisson 3.16.8 fails if one member takes a millisecond.
         assert!(b.does(&format!("lock {all} -1 {LEASE}")));
         assert!(b.does(&format!("unlock {all}")));
         for name in [x, y, z] {
@@ -26,7 +26,7 @@ both_ways! {
         }
     }
 
-    fn a_multi_lock_waits_for_a_member_of_the_other(pair: &Pair) {
+    fn multi_lock_waits_for_a_member_of_the_other_side(pair: &Pair) {
         let (a, b) = (pair.a.new_worker(), pair.b.new_worker());
         let [x, y] = ["x", "y"].map(unique);
         let all = format!("multi lock:{x},lock:{y}");
@@ -54,8 +54,8 @@ both_ways! {
         assert!(b.does(&format!("unlock {red}")));
     }
 
-    // Redisson 3.16.8 stays subscribed if its wait ends before it has subscribed, as it may on a busy machine; and it renews the
-    // members of a multi-lock as those of a RedLock.
+    // Redisson 3.16.8 stays subscribed if its wait ends before it has subscribed, as it may on a busy machine; and it
+    // renews the members of a multi-lock like those of a RedLock.
     @late
     fn a_multi_lock_is_renewed(pair: &Pair) {
         let (a, b) = (pair.a.new_worker(), pair.b.new_worker());
@@ -66,12 +66,12 @@ both_ways! {
         assert!(!b.does(&format!("lock multi lock:{y}@1 {beyond} -1")));
         assert!(!b.does(&format!("lock lock {x} 0 -1")));
         assert!(a.does(&format!("unlock {all}")));
-        // Redisson 3.16.8 does not have it without a wait, if one member takes a millisecond.
+        // Without a wait, Redisson 3.16.8 fails if one member takes a millisecond.
         assert!(b.does(&format!("lock {all} -1 {LEASE}")));
         assert!(b.does(&format!("unlock {all}")));
     }
 
-    fn a_red_lock_keeps_the_other_out(pair: &Pair) {
+    fn red_lock_excludes_the_other_side(pair: &Pair) {
         let (a, b) = (pair.a.new_worker(), pair.b.new_worker());
         let names = ["r0", "r1", "r2"].map(unique);
         let [r0, r1, r2] = &names;
@@ -94,7 +94,7 @@ both_ways! {
         }
     }
 
-    fn a_red_lock_needs_a_majority_only(pair: &Pair) {
+    fn red_lock_needs_only_a_majority(pair: &Pair) {
         let (a, b) = (pair.a.new_worker(), pair.b.new_worker());
         let names = ["r0", "r1", "r2"].map(unique);
         let [r0, r1, r2] = &names;
@@ -104,7 +104,7 @@ both_ways! {
         assert!(a.does(&format!("lock {red} 5000 {LEASE}")), "two of three");
         assert!(a.does(&format!("unlock {red}")));
         assert!(b.does(&format!("lock multi {of_two} -1 {LEASE}")));
-        // Not for long: on a busy machine Redisson may hear too late that it has one of them.
+        // A short lease: on a busy machine Redisson may learn too late that it acquired one of them.
         assert!(!a.does(&format!("lock {red} {RED_REFUSED_AFTER} {WATCHDOG}")), "one of three");
         assert!(b.does(&format!("unlock multi {of_two}")));
         assert!(b.does(&format!("unlock multi {of_one}")));

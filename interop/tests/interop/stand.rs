@@ -1,4 +1,4 @@
-//! Two peers on the same servers, and what the tests ask of these.
+//! Two peers on the same servers, and helpers to check these servers.
 
 use std::sync::OnceLock;
 use std::time::{Duration, Instant};
@@ -6,10 +6,10 @@ use std::time::{Duration, Instant};
 use redlatch_interop::{Library, Peer};
 use redlatch_testkit::Server;
 
-/// What the watchdogs of the shared peers lease for, in ms.
+/// Watchdog lease of the shared peers, in ms.
 pub(crate) const WATCHDOG: u64 = 6_000;
 
-/// A lease that nothing here outlasts, in ms: who is served before its end was woken.
+/// A lease that is longer than any test, in ms: a waiter that is served before its end was woken.
 pub(crate) const LEASE: u64 = 600_000;
 
 /// Wait limit of requests that must be refused, in ms. If Redisson has subscribed only after that, it never ends the
@@ -19,7 +19,7 @@ pub(crate) const REFUSED_AFTER: u64 = 2_000;
 /// The same for a RedLock of three members: Redisson waits a third of it for each.
 pub(crate) const RED_REFUSED_AFTER: u64 = 3 * REFUSED_AFTER;
 
-/// For the Java machine, so that it comes up soon and leaves the cores to the others.
+/// Options of the JVM, so that it starts quickly and uses few cores.
 pub(crate) const JAVA: [&str; 4] = [
     "-XX:+UseSerialGC",
     "-XX:TieredStopAtLevel=1",
@@ -27,11 +27,11 @@ pub(crate) const JAVA: [&str; 4] = [
     "-Xmx256m",
 ];
 
-/// The two who share locks. What is told of `a` and `b` is as true of `b` and `a`.
+/// Two peers that share locks. Every test also runs with `a` and `b` exchanged.
 pub(crate) struct Pair {
     pub(crate) a: &'static Peer,
     pub(crate) b: &'static Peer,
-    /// The first of the servers, where all is unless it is said otherwise.
+    /// The first of the servers, with all objects that name no other.
     pub(crate) server: &'static Server,
     /// All of them.
     pub(crate) servers: &'static [Server],
@@ -50,23 +50,23 @@ impl Pair {
         }
     }
 
-    /// One like `a` for one test alone, which may kill it.
+    /// Starts a peer like `a` for one test, which may kill it.
     pub(crate) fn start_a(&self, settings: &[&str]) -> Peer {
         start(self.libraries[0], settings)
     }
 
-    /// Peers of these libraries for one test alone, which may kill them.
+    /// Starts peers of both libraries for one test, which may kill them.
     pub(crate) fn start(&self, settings: &[&str]) -> [Peer; 2] {
         self.libraries.map(|library| start(library, settings))
     }
 }
 
-/// A peer for one test alone.
+/// Starts a peer for one test.
 pub(crate) fn start(library: Library, settings: &[&str]) -> Peer {
     start_on(library, settings, servers())
 }
 
-/// A peer on servers of its own.
+/// Starts a peer on these servers.
 pub(crate) fn start_on(library: Library, settings: &[&str], servers: &[Server]) -> Peer {
     let urls: Vec<String> = servers.iter().map(Server::url).collect();
     library.start_with(&JAVA, settings, &urls)
@@ -77,20 +77,20 @@ fn servers() -> &'static [Server] {
     SERVERS.get_or_init(|| [(); 3].map(|()| Server::start()))
 }
 
-/// The peer that the tests share.
+/// Returns the peer that the tests share.
 fn shared(library: Library) -> &'static Peer {
     static PEERS: [OnceLock<Peer>; Library::COUNT] = [const { OnceLock::new() }; Library::COUNT];
     let watchdog = format!("watchdog={WATCHDOG}");
     PEERS[library as usize].get_or_init(|| start(library, &[&watchdog]))
 }
 
-/// Waits until something holds.
+/// Waits until a condition is true.
 #[track_caller]
 pub(crate) fn until(what: &str, holds: impl FnMut() -> bool) {
     assert!(comes_true(holds), "never happened: {what}");
 }
 
-/// Whether something holds within two minutes.
+/// Returns whether a condition becomes true within two minutes.
 fn comes_true(mut holds: impl FnMut() -> bool) -> bool {
     let begun = Instant::now();
     while !holds() {
@@ -102,7 +102,7 @@ fn comes_true(mut holds: impl FnMut() -> bool) -> bool {
     true
 }
 
-/// Waits until as many connections are subscribed to this channel.
+/// Waits until this many connections are subscribed to this channel.
 #[track_caller]
 pub(crate) fn until_subscribed(server: &Server, channel: &str, by: i64) {
     until(&format!("{by} subscribed to {channel}"), || {
@@ -111,11 +111,11 @@ pub(crate) fn until_subscribed(server: &Server, channel: &str, by: i64) {
     });
 }
 
-/// The keys of this name, whatever is put around it.
+/// Returns all keys that contain this name.
 pub(crate) fn keys(server: &Server, name: &str) -> Vec<String> {
     let keys: Vec<String> = server.ask(&["KEYS", &format!("*{name}*")]);
-    // By which Redisson knows a repeated release, for some seconds; and which waiters were not connected, if Redisson served the
-    // last one of the queue. Both expire, and nobody waits for them.
+    // Keys by which Redisson detects a repeated release, for some seconds; and the set of unconnected waiters, if
+    // Redisson served the last one of the queue. Both expire, and no test waits for them.
     let aside = |key: &str| {
         ["redisson_unlock_latch:", "redlatch_lock_absent:"]
             .iter()
@@ -129,7 +129,7 @@ pub(crate) fn keys(server: &Server, name: &str) -> Vec<String> {
     keys
 }
 
-/// Nothing of this name is left in Redis, and nobody listens for it.
+/// Checks that nothing of this name is left in Redis, and that no connection is subscribed for it.
 #[track_caller]
 pub(crate) fn nothing_left(server: &Server, name: &str) {
     let mut left = Vec::new();
@@ -144,13 +144,14 @@ pub(crate) fn nothing_left(server: &Server, name: &str) {
     assert!(gone, "left of {name}: {left:?}, its fields: {fields:?}");
 }
 
-/// Not of one whose name begins with this one.
+/// Returns whether a key belongs to this name, and not to one that starts with it.
 fn is_of(name: &str, key: &str) -> bool {
     key == name || key.contains(&format!("{{{name}}}"))
 }
 
-/// Each of these tests with both libraries in either place, and with each Redisson. What follows `@late` is for the late 3.x and
-/// the newest: the old one does not have it, or another test with the old one shows the same sooner.
+/// Runs each of these tests with both libraries in both places, and with each Redisson version. Tests after `@late`
+/// run with the late 3.x and the newest only: the old version lacks the feature, or another test with it shows the
+/// same faster.
 #[macro_export]
 macro_rules! both_ways {
     (@newest $(fn $test:ident($pair:ident: &Pair) $body:block)*) => {

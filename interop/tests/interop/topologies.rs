@@ -1,7 +1,8 @@
-//! The same locks where a server is not alone: on a master with replicas that sentinels watch, and in a cluster, where the
-//! channels lie in slots as keys do and are heard only there.
+//! The same locks on a master with replicas and sentinels, and in a cluster, where channels lie in slots like keys
+//! and messages are delivered only there.
 //!
-//! Leases and watchdogs outlast the tests: who is served was woken by a message. Names come plain and with a hash tag.
+//! Leases and watchdogs outlast the tests, so a waiter that is served was woken by a message. Names are plain or have
+//! a hash tag.
 
 use std::sync::OnceLock;
 use std::time::Duration;
@@ -12,19 +13,19 @@ use redlatch_testkit::{Server, shared_cluster, shared_sentinels, slot_of, unique
 use crate::locks::had;
 use crate::stand::{JAVA, LEASE, until};
 
-/// Where two meet.
+/// A deployment that two peers share.
 struct Deployment {
     place: usize,
     url: String,
     servers: &'static [Server],
-    /// Who has a key.
+    /// Returns the server that has a key.
     home: fn(&str) -> &'static Server,
-    /// How to ask who listens there.
+    /// Command that counts the subscribers there.
     listeners: &'static str,
     channels: &'static str,
 }
 
-/// The two who share locks there. What is told of `a` and `b` is as true of `b` and `a`.
+/// Two peers that share locks there. Every test also runs with `a` and `b` exchanged.
 struct Pair {
     a: &'static Peer,
     b: &'static Peer,
@@ -55,7 +56,7 @@ fn cluster() -> Deployment {
     }
 }
 
-/// Each of these tests on both, with both libraries in either place, and with either Redisson.
+/// Runs each of these tests on both deployments, with both libraries in both places, and with both Redisson versions.
 macro_rules! on_each {
     ($(fn $test:ident($pair:ident: &Pair) $body:block)*) => {
         $(fn $test($pair: &Pair) $body)*
@@ -92,7 +93,7 @@ impl Pair {
 }
 
 impl Deployment {
-    /// The peer that the tests share.
+    /// Returns the peer that the tests share.
     fn shared(&self, library: Library) -> &'static Peer {
         static PEERS: [[OnceLock<Peer>; Library::COUNT]; 2] =
             [const { [const { OnceLock::new() }; Library::COUNT] }; 2];
@@ -100,7 +101,7 @@ impl Deployment {
     }
 
     fn start(&self, library: Library, settings: &[&str]) -> Peer {
-        // Nobody looks again by itself, so soon.
+        // No waiter retries by itself this soon.
         let watchdog = format!("watchdog={LEASE}");
         let counters = format!("counters={}", counters().url());
         let mut all = vec![watchdog.as_str(), &counters];
@@ -108,7 +109,7 @@ impl Deployment {
         library.start_with(&JAVA, &all, std::slice::from_ref(&self.url))
     }
 
-    /// Waits until as many connections are subscribed to this channel, to whichever server.
+    /// Waits until this many connections are subscribed to this channel, on any server.
     #[track_caller]
     fn until_subscribed(&self, channel: &str, by: i64) {
         until(&format!("{by} subscribed to {channel}"), || {
@@ -120,14 +121,14 @@ impl Deployment {
         });
     }
 
-    /// Nothing of this name is left, on replicas neither, and nobody listens for it.
+    /// Checks that nothing of this name is left, on replicas either, and that no connection is subscribed for it.
     #[track_caller]
     fn nothing_left(&self, tag: &str) {
         let pattern = format!("*{tag}*");
         let braced = format!("{{{tag}}}");
         let is_of = |key: &&String| *key == tag || key.contains(&braced);
-        // By which Redisson knows a repeated release, for some seconds; which waiters were not connected, which expires as well;
-        // and a fenced lock's token stays.
+        // Keys by which Redisson detects a repeated release, for some seconds; the set of unconnected waiters, which
+        // expires as well; and the token of a fenced lock, which stays.
         let stays = |key: &&String| {
             [
                 "redisson_unlock_latch:",
@@ -148,20 +149,20 @@ impl Deployment {
     }
 }
 
-/// A server alone: what a crowd counts is not in the cluster.
+/// Returns a single server: the counters of a crowd are not in the cluster.
 fn counters() -> &'static Server {
     static SERVER: OnceLock<Server> = OnceLock::new();
     SERVER.get_or_init(Server::start)
 }
 
-/// A name that no other test has, plain and as the hash tag of another.
+/// Returns unique names, plain and with a hash tag.
 fn names(what: &str) -> [(String, String); 2] {
     let [plain, tag] = [(); 2].map(|()| unique(what));
     let tagged = format!("{{{tag}}}:42");
     [(plain.clone(), plain), (tag, tagged)]
 }
 
-/// Names that lie on three masters in a cluster.
+/// Returns names that lie on three masters in a cluster.
 fn apart(what: &str) -> [String; 3] {
     [0, 1, 2].map(|master| {
         let on_it = |name: &String| usize::from(slot_of(name.as_bytes())) * 3 / 16_384 == master;
@@ -171,7 +172,7 @@ fn apart(what: &str) -> [String; 3] {
     })
 }
 
-/// What belongs to a name and lies in its slot.
+/// Returns a key or channel that belongs to a name and lies in its slot.
 fn beside(prefix: &str, name: &str) -> String {
     match name.contains('{') {
         true => format!("{prefix}:{name}"),
@@ -179,7 +180,7 @@ fn beside(prefix: &str, name: &str) -> String {
     }
 }
 
-/// Where who waits for such a lock is called.
+/// Returns the channel on which a waiter for such a lock is woken.
 fn channel(kind: &str, name: &str, waiter: Worker<'_>) -> String {
     match kind {
         "fair" => beside("redisson_lock__channel", name) + ":" + &waiter.owner(),
@@ -192,7 +193,7 @@ fn latch_channel(name: &str) -> String {
     format!("redisson_countdownlatch__channel__{{{name}}}")
 }
 
-/// What is held, and what is waited for meanwhile.
+/// The kind that is held, and the kind that is awaited meanwhile.
 const KINDS: [(&str, &str); 6] = [
     ("lock", "lock"),
     ("fair", "fair"),
@@ -202,7 +203,7 @@ const KINDS: [(&str, &str); 6] = [
     ("read", "write"),
 ];
 
-/// Has `b` wait for what `a` holds, of each kind, and woken when it is given back.
+/// For each kind, `b` waits for a lock that `a` holds, and is woken by the release.
 #[track_caller]
 fn wakes(on: &Deployment, a: &Peer, b: &Peer) {
     let mut waiting = Vec::new();
@@ -217,7 +218,7 @@ fn wakes(on: &Deployment, a: &Peer, b: &Peer) {
             assert!(b.does(&format!("is-locked {holds} {name}")));
             assert!(b.number(&format!("remaining {holds} {name}")) > 0);
             assert_eq!(a.number(&format!("holds {holds} {name}")), 1);
-            // A worker that waits says nothing.
+            // A waiting worker does not answer commands.
             let hears = channel(wants, &name, b);
             let waits = b.tell(&format!("lock {wants} {name} -1 {LEASE}"));
             waiting.push((holds, wants, tag, name, a, b, hears, waits));
@@ -236,11 +237,11 @@ fn wakes(on: &Deployment, a: &Peer, b: &Peer) {
 }
 
 on_each! {
-    fn who_waits_for_the_other_is_woken(pair: &Pair) {
+    fn waiter_is_woken_by_the_other_side(pair: &Pair) {
         wakes(&pair.on, pair.a, pair.b);
     }
 
-    fn who_waits_for_permits_is_woken(pair: &Pair) {
+    fn waiter_for_permits_is_woken(pair: &Pair) {
         for (_, name) in names("permits") {
             let (a, b) = (pair.a.new_worker(), pair.b.new_worker());
             assert!(a.does(&format!("set-permits {name} 3")));
@@ -255,7 +256,7 @@ on_each! {
         }
     }
 
-    fn who_waits_for_an_expirable_permit_is_woken(pair: &Pair) {
+    fn waiter_for_an_expirable_permit_is_woken(pair: &Pair) {
         for (_, name) in names("x-permits") {
             let (a, b) = (pair.a.new_worker(), pair.b.new_worker());
             assert!(a.does(&format!("x-set-permits {name} 1")));
@@ -273,7 +274,7 @@ on_each! {
         }
     }
 
-    fn waiters_of_both_go_when_a_latch_opens(pair: &Pair) {
+    fn waiters_of_both_sides_return_when_a_latch_opens(pair: &Pair) {
         let name = unique("latch");
         let (a, b) = (pair.a.new_worker(), pair.b.new_worker());
         assert!(a.does(&format!("set-count {name} 2")));
@@ -309,14 +310,14 @@ on_each! {
         assert!(holder.does(&format!("unlock fair {name}")));
         for (worker, waits) in waiting {
             assert_eq!(waits.value(), true);
-            // Who does not queue does not overtake.
+            // A try that does not queue does not overtake.
             assert!(!holder.does(&format!("lock fair {name} 0 -1")));
             assert!(worker.does(&format!("unlock fair {name}")));
         }
         pair.on.nothing_left(&name);
     }
 
-    fn a_multi_lock_is_all_of_its_members_to_the_other(pair: &Pair) {
+    fn multi_lock_holds_all_members_for_the_other_side(pair: &Pair) {
         let tag = unique("of-one");
         for [x, y, z] in [["x", "y", "z"].map(|name| format!("{{{tag}}}:{name}")), apart("of-three")] {
             let (a, b) = (pair.a.new_worker(), pair.b.new_worker());
@@ -329,7 +330,7 @@ on_each! {
             }
             assert!(!b.does(&format!("lock {all} 0 {LEASE}")));
             assert!(a.does(&format!("unlock {all}")));
-            // One of them is held by the other: the rest is not kept meanwhile.
+            // The other peer holds one of them: the rest is not kept meanwhile.
             assert!(a.does(&format!("lock lock {x} -1 {LEASE}")));
             assert!(!b.does(&format!("lock {all} 0 {LEASE}")));
             for member in &members[1..] {
@@ -347,7 +348,7 @@ on_each! {
         }
     }
 
-    fn it_goes_to_and_fro(pair: &Pair) {
+    fn both_sides_acquire_in_turn(pair: &Pair) {
         let each = ["lock", "fair", "write", "fenced"].map(|kind| {
             let (name, key) = (unique("to-and-fro"), unique("counter"));
             let both = [pair.a, pair.b].map(|peer| {
@@ -365,9 +366,9 @@ on_each! {
     }
 }
 
-/// Redisson may be told to listen to replicas (`SubscriptionMode.SLAVE`). To the master nobody listens then.
+/// Redisson can be configured to subscribe at replicas (`SubscriptionMode.SLAVE`). Then the master has no subscribers.
 #[test]
-fn who_listens_to_a_replica_is_woken() {
+fn waiter_subscribed_at_a_replica_is_woken() {
     for on in [sentinels(), cluster()] {
         let java = on.start(Library::Redisson, &["replicas=yes"]);
         let rust = on.shared(Library::Redlatch);
@@ -386,25 +387,25 @@ fn who_listens_to_a_replica_is_woken() {
     }
 }
 
-/// Redisson puts braces around the whole name of a latch, also around one that brings its own, and so its channel lies in another
-/// slot than the key: it cannot set the latch or count it down, and does not hear who does.
+/// Redisson puts braces around the whole name of a latch, even if it contains a hash tag, so that its channel lies in
+/// another slot than the key: it cannot set the latch or count it down, and does not receive the messages of others.
 #[test]
-fn a_latch_with_a_hash_tag_of_its_own_is_for_redlatch_alone_in_a_cluster() {
+fn latch_with_a_hash_tag_is_not_shared_in_a_cluster() {
     let on = cluster();
     let rust = on.shared(Library::Redlatch);
     for library in [Library::Redisson, Library::Redisson3] {
         let java = on.shared(library).new_worker();
-        // It is not woken, and looks once more when its time has come; but before it sleeps it looks, too,
+        // It is not woken, and checks again only at its limit; but it also checks before it sleeps,
         // and on a busy machine that may be late enough to see the latch open.
         let mut tries = (0..5).map(|_| tagged_latch(&on, rust, &java));
         assert!(tries.any(|waited| waited >= UNHEARD), "it was woken");
     }
 }
 
-/// How long a thread in Java waits at most.
+/// Wait limit of a thread in Java.
 const UNHEARD: Duration = Duration::from_secs(8);
 
-/// How long one waits for a latch with a hash tag of its own that redlatch counts down.
+/// Returns how long a waiter waits for a latch with a hash tag that redlatch counts down.
 fn tagged_latch(on: &Deployment, rust: &Peer, java: &Worker<'_>) -> Duration {
     let name = format!("{{{}}}:42", unique("tagged"));
     let ours = format!("redisson_countdownlatch__channel__{name}");
@@ -425,9 +426,9 @@ fn tagged_latch(on: &Deployment, rust: &Peer, java: &Worker<'_>) -> Duration {
     Duration::from_nanos(answer.at.abs_diff(answer.from))
 }
 
-/// Where nothing lies in slots, the same latch is shared.
+/// Without slots, the same latch is shared.
 #[test]
-fn a_latch_with_a_hash_tag_of_its_own_is_shared_elsewhere() {
+fn latch_with_a_hash_tag_is_shared_without_slots() {
     let on = sentinels();
     for library in [Library::Redisson, Library::Redisson3] {
         let (java, rust) = (on.shared(library), on.shared(Library::Redlatch));

@@ -1,4 +1,4 @@
-//! Clients that stand still or die.
+//! Faults of clients: processes that are paused or killed.
 
 use super::{BASE, Fault, Lasts};
 use crate::Result;
@@ -51,7 +51,7 @@ pub(super) const FAULTS: [Fault; 3] = [
     },
 ];
 
-/// One of those that run.
+/// Picks a running process.
 fn somebody(scene: &mut Scene) -> Result<usize> {
     let all = scene.crew.running();
     let at = scene.random.below(all.len());

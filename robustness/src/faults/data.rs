@@ -1,4 +1,4 @@
-//! Data that others take away or overwrite.
+//! Faults of data: keys that are deleted or overwritten.
 
 use std::thread::sleep;
 
@@ -49,7 +49,8 @@ fn overwrite(scene: &mut Scene, lasts: std::time::Duration) -> Result<()> {
     let others: Vec<&String> = names.iter().step_by(2).collect();
     for name in &others {
         let owner = scene.owner(name)?;
-        // All of it: permits that are out have a key of their own. At once: a worker may say how many there are.
+        // Deletes all keys of the object, because acquired permits have a key of their own. Atomically, because a
+        // worker may set the number of permits meanwhile.
         let script = "redis.call('DEL', unpack(KEYS)) redis.call('RPUSH', KEYS[1], 'other data')";
         let permits = format!("{{{name}}}:timeout");
         ask(owner, &["EVAL", script, "2", name, &permits])?;

@@ -1,5 +1,8 @@
-//! What is broken. Each fault is broken, lasts, and is whole again; the row of the table and the soak
-//! differ only in how often and for how long.
+//! The faults that a run injects.
+//!
+//! Each fault begins, lasts for a while, and is repaired. A row of the table and the soak differ only in how
+//! often a fault happens and for how long. A fault declares what it may cost holders, so that the checker
+//! can tell expected losses from violations.
 
 mod clients;
 mod data;
@@ -19,43 +22,41 @@ use crate::worker::Sync;
 #[derive(Clone, Copy)]
 pub(crate) struct Fault {
     pub(crate) name: &'static str,
-    /// For people.
+    /// Description for the output.
     pub(crate) what: &'static str,
     pub(crate) on: &'static [Topology],
     pub(crate) needs: Needs,
-    /// What it may cost those who hold a lock, when it is one of the table.
+    /// Losses that holders may have in a row of the table.
     pub(crate) losses: Losses,
     pub(crate) lasts: Lasts,
-    /// How many times as long the lease is as in the others, for what takes a while and must not take
-    /// anything away.
+    /// Factor for the lease, for faults that take long and must not cause a loss.
     pub(crate) lease: u32,
-    /// What clients ask of replicas.
+    /// Number of replicas that clients wait for.
     pub(crate) sync: Sync,
-    /// Whether the ids of the clients are chosen, so that a process has those of the one whose place it
-    /// takes.
+    /// Whether client ids are chosen, so that a process has those of the process that it replaces.
     pub(crate) chosen_ids: bool,
-    /// How many locks a client holds from the beginning to the end, beside all others.
+    /// Number of additional locks that one client holds during the whole run.
     pub(crate) held: usize,
-    /// How often, in the table.
+    /// Number of repetitions in the table.
     pub(crate) times: u32,
-    /// Whether it has a place among others at random: what makes the store forget has not, because it
-    /// would excuse too much.
+    /// Whether the soak uses it. Faults that lose data are excluded, because they would excuse too many
+    /// violations.
     pub(crate) soaks: bool,
-    /// Whether it may begin while something else is broken: it asks nothing of the servers.
+    /// Whether it may begin during another fault: it needs no server.
     pub(crate) beside: bool,
-    /// Who takes another's place knows everything that it knew.
+    /// Whether a promoted replica has all data of its master.
     pub(crate) orderly: bool,
     pub(crate) act: fn(&mut Scene, Duration) -> Result<()>,
 }
 
-/// How long, in the table.
+/// Duration in the table.
 #[derive(Debug, Clone, Copy)]
 pub(crate) enum Lasts {
-    /// A sixth of a lease: every renewal that it hinders can be tried again in time.
+    /// A sixth of a lease: every failed renewal can be retried in time.
     Moment,
-    /// A whole lease, and a twentieth: it ends while the releases of lost locks are being retried.
+    /// 1.05 leases: it ends while the releases of lost locks are being retried.
     JustPastLease,
-    /// A whole lease, and half of one.
+    /// One and a half leases.
     PastLease,
 }
 
@@ -69,7 +70,7 @@ impl Lasts {
     }
 }
 
-/// All that there are.
+/// Returns all faults.
 pub(crate) fn all() -> Vec<Fault> {
     let mut all = vec![Fault {
         name: "nothing",
@@ -86,7 +87,7 @@ pub(crate) fn all() -> Vec<Fault> {
     all
 }
 
-/// What most have in common.
+/// Defaults of most faults.
 const BASE: Fault = Fault {
     name: "",
     what: "",

@@ -1,4 +1,4 @@
-//! Connections that break or say nothing, between whole clients and whole servers.
+//! Faults of the network: connections between healthy clients and servers break, stall or lose data.
 
 use std::thread::sleep;
 use std::time::{Duration, Instant};
@@ -84,7 +84,7 @@ pub(super) const FAULTS: [Fault; 13] = [
         name: "commands cut short",
         what: "connections reset (RST) within a command, after some bytes of it",
         act: |scene, lasts| {
-            // A step with its keys and arguments is some hundred bytes.
+            // A step with its keys and arguments has some hundred bytes.
             let longest = 400;
             again(scene, lasts, |network, bytes| {
                 network.reset_after_sent(1 + bytes % longest);
@@ -145,7 +145,7 @@ pub(super) const FAULTS: [Fault; 13] = [
     },
 ];
 
-/// Breaks connections twenty times a second; `act` is given a number to choose by.
+/// Breaks connections twenty times a second; `act` gets a random number to choose by.
 fn again(scene: &mut Scene, lasts: Duration, act: impl Fn(&Proxy, usize)) -> Result<()> {
     let came = |scene: &mut Scene| -> Result<u64> {
         let master = scene.master()?;
@@ -162,7 +162,7 @@ fn again(scene: &mut Scene, lasts: Duration, act: impl Fn(&Proxy, usize)) -> Res
             act(scene.network()?, number);
             sleep(Duration::from_millis(50));
         }
-        // Whose connection broke has made another one. One of them is who asks.
+        // A client whose connection broke has opened another one. One of the new ones is that of the query itself.
         if came(scene)? < before + 2 && lasts > Duration::from_millis(300) {
             return Err("no connection broke".into());
         }
@@ -178,7 +178,7 @@ fn delay(scene: &mut Scene, lasts: Duration, each: &[u64]) -> Result<()> {
             sleep(part);
         }
         scene.network()?.delay(Duration::ZERO);
-        // What was sent last is on its way for that long.
+        // The last request is in flight for that long.
         sleep(Duration::from_millis(
             each.last().copied().unwrap_or_default(),
         ));
@@ -186,7 +186,7 @@ fn delay(scene: &mut Scene, lasts: Duration, each: &[u64]) -> Result<()> {
     })
 }
 
-/// Changes how the network behaves, for as long as the fault lasts.
+/// Changes the behavior of the network for the duration of the fault.
 fn changed(scene: &mut Scene, lasts: Duration, change: fn(&Proxy, bool)) -> Result<()> {
     let change = |scene: &mut Scene, broken| {
         if let Some(network) = scene.site.network() {

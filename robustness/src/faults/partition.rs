@@ -1,4 +1,5 @@
-//! A master that is cut off from those who watch it, while clients still reach it.
+//! Partitions: a master is cut off from its replicas and from the servers that watch it, while clients still
+//! reach it.
 
 use std::thread::sleep;
 use std::time::{Duration, Instant};
@@ -24,7 +25,7 @@ const PARTITION: Fault = Fault {
     },
     times: 1,
     soaks: false,
-    // What is excused is said below.
+    // Violations are excused explicitly below.
     orderly: true,
     ..BASE
 };
@@ -44,8 +45,8 @@ pub(super) const FAULTS: [Fault; 3] = [
         act: excused,
         ..PARTITION
     },
-    // Renewals do not wait for replicas: with a lease that is shorter than a failover, what was held
-    // before would end at the new master while the old one still renewed it.
+    // Renewals do not wait for replicas: with a lease shorter than a failover, earlier holds would expire at the
+    // new master while the old one still renewed them.
     Fault {
         name: "master partitioned, replica asked",
         what: "the same with ReplicaSync::AtLeast(1), which gives out nothing that is lost",
@@ -56,7 +57,7 @@ pub(super) const FAULTS: [Fault; 3] = [
     },
 ];
 
-/// The old master gives out what it should not until clients have left it.
+/// Records the cut-off as a loss of data, because the old master still grants acquisitions until clients have left it.
 fn excused(scene: &mut Scene, lasts: Duration) -> Result<()> {
     let from = now();
     let until = cut_off(scene, lasts)?;
@@ -68,7 +69,7 @@ fn excused(scene: &mut Scene, lasts: Duration) -> Result<()> {
     Ok(())
 }
 
-/// When it was known who the new master is.
+/// Cuts off a master. Returns when the new master was known.
 fn cut_off(scene: &mut Scene, lasts: Duration) -> Result<i64> {
     let master = scene.master()?;
     scene.broken(|scene| {
@@ -83,13 +84,13 @@ fn cut_off(scene: &mut Scene, lasts: Duration) -> Result<i64> {
     })
 }
 
-/// Returns when no client is left at a server that still answers.
+/// Waits until no client is connected to a server that still answers.
 fn await_left(scene: &Scene, place: usize) -> Result<()> {
-    // A connection that nobody uses may be noticed with the next renewal.
+    // An unused connection may be noticed only at the next renewal.
     let end = Instant::now() + MARGIN + Duration::from_millis(scene.worker.lease) / 3;
     loop {
         let list: String = scene.server(place).ask(&["CLIENT", "LIST"]);
-        // Who asks, and the servers among themselves, speak the older protocol.
+        // This query and the servers among themselves use RESP2.
         let clients = |line: &&str| line.contains(" resp=3");
         let left: Vec<&str> = list.lines().filter(clients).collect();
         if left.is_empty() {

@@ -1,4 +1,4 @@
-//! Masters that others take the place of.
+//! Failovers: masters that replicas or other nodes replace.
 
 use std::thread::sleep;
 use std::time::Duration;
@@ -50,7 +50,7 @@ pub(super) const FAULTS: [Fault; 13] = [
         act: |scene, _| kill(scene, |_, _| Ok(())),
         ..REPLICATED
     },
-    // The next two differ in nothing but what clients ask of replicas.
+    // The next two differ only in the number of replicas that clients wait for.
     Fault {
         name: "replicas syncing, none asked",
         what: "a master is killed whose replicas are connected, but wait for all of its data anew, with \
@@ -67,7 +67,7 @@ pub(super) const FAULTS: [Fault; 13] = [
         losses: Losses::None,
         lease: 4,
         soaks: false,
-        // Nothing is excused.
+        // No violation is excused.
         orderly: true,
         act: |scene, _| kill(scene, hold_back),
         ..REPLICATED
@@ -178,7 +178,7 @@ pub(super) const FAULTS: [Fault; 13] = [
     },
 ];
 
-/// How long it takes at least.
+/// Minimum duration of a failover.
 const FAILOVER: Duration = Duration::from_secs(2);
 
 fn sentinels(scene: &mut Scene) -> Result<&mut Sentinels> {
@@ -198,14 +198,14 @@ fn kill(scene: &mut Scene, before: impl FnOnce(&Scene, usize) -> Result<()>) -> 
     Ok(())
 }
 
-/// Replicas stay connected, and none of them follows: they have to begin anew, which the master puts
-/// off.
+/// Stops replication while replicas stay connected: they need a full resynchronization, which the master
+/// delays.
 fn hold_back(scene: &Scene, master: usize) -> Result<()> {
     let server = scene.server(master);
     ask(server, &["CONFIG", "SET", "repl-diskless-sync-delay", "60"])?;
     ask(server, &["DEBUG", "CHANGE-REPL-ID"])?;
     ask(server, &["CLIENT", "KILL", "TYPE", "replica"])?;
-    // Not for long: renewals do not get there either.
+    // Not for long, because renewals are not replicated either.
     sleep(Duration::from_secs(1));
     Ok(())
 }

@@ -1,4 +1,4 @@
-//! Servers that die, stand still, or turn their clients away.
+//! Faults of servers: they die, are paused, or refuse their clients.
 
 use std::thread::sleep;
 use std::time::{Duration, Instant};
@@ -162,14 +162,14 @@ pub(super) const FAULTS: [Fault; 14] = [
     },
 ];
 
-/// A command of somebody else's.
+/// Sends a command on a connection of its own.
 pub(super) fn ask(server: &Server, words: &[&str]) -> Result<()> {
     let mut command = redis::cmd(words.first().ok_or("no command")?);
     command.arg(&words[1..]);
     Ok(command.query::<()>(&mut server.connection())?)
 }
 
-/// Does it every so often while this lasts.
+/// Repeats an action at an interval while the fault lasts.
 fn again_and_again(
     scene: &mut Scene,
     lasts: Duration,
@@ -198,13 +198,13 @@ fn pause(scene: &mut Scene, lasts: Duration, what: &str) -> Result<()> {
     let millis = lasts.as_millis().to_string();
     scene.broken(|scene| {
         ask(scene.server(master), &["CLIENT", "PAUSE", &millis, what])?;
-        // It may end a little before the clock says so here.
+        // It may end a little earlier than this process's clock shows.
         let almost = lasts.saturating_sub(Duration::from_millis(20));
         scene.cut(almost, |_| (), |_| sleep(Duration::from_millis(50)))
     })
 }
 
-/// A connection that listens is in the class `pubsub`.
+/// Limits the output buffers of the class `pubsub`, to which connections with subscriptions belong.
 fn output_limits(scene: &mut Scene, lasts: Duration) -> Result<()> {
     let master = scene.master()?;
     let set = |server: &Server, limit: &str| {
@@ -233,7 +233,7 @@ fn output_limits(scene: &mut Scene, lasts: Duration) -> Result<()> {
             }
             sleep(Duration::from_millis(50));
         }
-        // What was heard by somebody was more than the limit.
+        // Every message that reached a subscriber exceeded the limit.
         if heard == 0 && lasts > Duration::from_millis(300) {
             return Err("nobody listened".into());
         }
@@ -241,8 +241,8 @@ fn output_limits(scene: &mut Scene, lasts: Duration) -> Result<()> {
     })
 }
 
-/// Not by an output buffer limit of the class `normal`: answers to locks are so short that none of them
-/// is ever counted. This closes the same connections.
+/// Evicts normal clients. An output buffer limit of the class `normal` would not do: answers to lock
+/// commands are too short to be counted. This closes the same connections.
 fn evict(scene: &mut Scene, lasts: Duration) -> Result<()> {
     let master = scene.master()?;
     scene.broken(|scene| {
@@ -252,7 +252,7 @@ fn evict(scene: &mut Scene, lasts: Duration) -> Result<()> {
         say(&["CLIENT", "NO-EVICT", "on"])?;
         let end = Instant::now() + lasts;
         while Instant::now() < end {
-            // Less than a few connections take, so that most go.
+            // Less than a few connections use, so that most are evicted.
             for bytes in ["100000", "0"] {
                 say(&["CONFIG", "SET", EVICTION, bytes])?;
                 sleep(Duration::from_millis(50));
@@ -271,7 +271,7 @@ fn too_many_clients(scene: &mut Scene, lasts: Duration) -> Result<()> {
     let master = scene.master()?;
     scene.broken(|scene| {
         let server = scene.server(master);
-        // Nobody else can connect meanwhile, not even to make an end of it.
+        // No other client can connect meanwhile, not even to end the fault.
         let mut own = server.connection();
         let mut say = |words: &[&str]| redis::cmd(words[0]).arg(&words[1..]).query::<()>(&mut own);
         say(&["CONFIG", "SET", "maxclients", "1"])?;

@@ -1,66 +1,66 @@
-//! One line of a worker.
+//! An event: one line of a worker's output.
 
 use serde::{Deserialize, Serialize};
 
 use super::section::Ask;
 use crate::clock::Time;
 
-/// When, in which section (numbered by the worker; 0 for none), and what.
+/// Time, section (numbered by the worker; 0 for none), and content.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct Event(pub Time, pub u64, pub What);
 
-/// What a worker tells.
+/// Content of an event.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub enum What {
-    /// All its clients are connected.
+    /// All clients of the worker are connected.
     Ready,
-    /// The process has not run since then.
+    /// The process has not run since then, until the time of the event.
     Stood { since: Time },
-    /// A lock is asked for.
+    /// A lock is requested.
     Asked(Ask),
-    /// It was acquired, with this fencing token and, if its owner may hold it several times, with this hold
-    /// count. The count was read before the time of the event was taken.
+    /// The lock was acquired, with this fencing token and, if its owner may hold it several times, with this
+    /// hold count. The count was read before the time of the event was taken.
     Got {
         token: Option<u64>,
         holds: Option<u32>,
     },
-    /// It was not had within the time that was allowed for.
+    /// The lock was not acquired within the wait limit.
     GaveUp,
-    /// A latch was counted down, to this.
+    /// A latch was counted down to this count.
     Counted { left: u64 },
-    /// Asking ended with an error.
+    /// The request failed.
     Failed { error: String },
-    /// The guard said that it was valid, and would be until then. The time of the event was taken
-    /// before the guard was asked. `at_least`: the earliest end that its answer can mean.
+    /// The guard reported that it is valid until `until`. The time of the event was taken before the query.
+    /// `at_least`: the earliest end that its answer can mean.
     Valid { until: Time, at_least: Time },
     /// `Guard::lost` has completed.
     Told,
-    /// The resource took a write with the section's token, or refused it.
+    /// The resource accepted a write with the section's token, or refused it.
     Wrote { accepted: bool },
-    /// The lock is about to be given back.
+    /// The lock is about to be released.
     Leaving,
-    /// It was given back, or that failed.
+    /// The lock was released, or the release failed.
     Freed { error: Option<String> },
-    /// What a client still keeps account of although everything was given back.
+    /// State that a client still tracks although everything was released.
     Left { client: usize, status: String },
-    /// Every section has ended and nothing goes on in the background.
+    /// Every section has ended and no background work is left.
     Done,
 }
 
-/// Who may be inside at the same time.
+/// Which sections may be active at the same time.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub enum Mode {
-    /// Nobody else.
+    /// No other section.
     Alone,
-    /// Others that share.
+    /// Other shared sections.
     Shared,
-    /// As many as there are permits.
+    /// As many sections as there are permits.
     Permit,
-    /// As many as there are permits, which have no lease and belong to no owner.
+    /// As many sections as there are permits, which have no lease and no owner.
     Semaphore,
-    /// A latch is closed with this count, if it is open.
+    /// Closes a latch with this count, if it is open.
     SetCount(u32),
-    /// A latch is counted down by one.
+    /// Counts a latch down by one.
     CountDown,
     /// Waits until a latch is open.
     AwaitZero,

@@ -1,4 +1,9 @@
-//! What happened: events as the workers tell them, and the sections that they come to.
+//! The history of a run: events that workers report, and the critical sections built from them.
+//!
+//! A worker reports one event per line. Events of one section are collected in a [`Section`]: when it was
+//! requested, acquired, known to be valid, lost and released. The run adds the times in which something was
+//! broken ([`Window`]) or in which the store may have lost data ([`DataLost`]); the checker uses both to
+//! tell expected violations from others.
 
 mod event;
 mod section;
@@ -11,24 +16,24 @@ use std::time::Duration;
 
 use crate::clock::{Time, nanos};
 
-/// Permits of each semaphore that the workers use.
+/// Number of permits of each semaphore that the workers use.
 pub const PERMITS: u32 = 2;
 
-/// Everything about one run.
+/// The events of one run.
 #[derive(Debug, Default)]
 pub struct History {
     pub sections: Vec<Section>,
-    /// Where a section that may still go on is kept: by process and number.
+    /// Index of each section that may not have ended, by process and number.
     open: BTreeMap<(usize, u64), usize>,
     pub processes: BTreeMap<usize, Process>,
-    /// When something was broken, and when it was whole again.
+    /// Times in which something was broken.
     pub windows: Vec<Window>,
-    /// When what the store had known was gone, or became gone.
+    /// Times in which the store lost data.
     pub data_lost: Vec<DataLost>,
-    /// The names of locks that a server kept which could not be reached.
+    /// Names of locks on a server that could not be reached.
     pub out_of_reach: BTreeSet<String>,
     pub lease: Time,
-    /// When the run was over.
+    /// End of the run.
     pub end: Time,
 }
 
@@ -36,14 +41,14 @@ pub struct History {
 #[derive(Debug, Default)]
 pub struct Process {
     pub ready: bool,
-    /// Nothing more will come of it.
+    /// Whether it will report nothing more.
     pub done: bool,
     pub killed: Option<Time>,
-    /// When it was stopped, and when it went on.
+    /// When it was stopped, and when it was continued.
     pub stopped: Vec<(Time, Option<Time>)>,
-    /// The longest time that it stood still without having been stopped.
+    /// The longest time that it did not run without having been stopped.
     pub stalled: Time,
-    /// What its clients kept account of at the end, if it was not nothing.
+    /// State that its clients still tracked at the end.
     pub left: Vec<String>,
 }
 
@@ -52,11 +57,11 @@ pub struct Process {
 pub struct Window {
     pub from: Time,
     pub until: Time,
-    /// No answer came from the store in this time, to anybody.
+    /// Whether the store answered no client in this time.
     pub cut: bool,
 }
 
-/// A time in which the store forgot what is held: at some moment of it.
+/// A time in which the store lost holds, at some moment of it.
 #[derive(Debug, Clone, Copy)]
 pub struct DataLost {
     pub from: Time,
@@ -64,12 +69,12 @@ pub struct DataLost {
     pub forgetting: Forgetting,
 }
 
-/// What the store forgot, and what the docs say about that.
+/// Which data the store lost, and how the docs explain it.
 #[derive(Debug, Clone, Copy)]
 pub struct Forgetting {
-    /// Holds, too; else only releases, and counts of semaphores and latches.
+    /// Whether holds were lost, too; else only releases, and counts of semaphores and latches.
     pub holds: bool,
-    /// The fencing tokens, too.
+    /// Whether fencing tokens were lost, too.
     pub tokens: bool,
     pub why: &'static str,
 }
@@ -108,7 +113,7 @@ impl Forgetting {
               renewal, a third of the lease later at most",
     };
 
-    /// A master that has been replaced grants nothing any more, and still releases.
+    /// A master that has been replaced grants nothing any more, but still accepts releases.
     pub const RELEASES: Forgetting = Forgetting {
         holds: false,
         tokens: true,
@@ -119,7 +124,7 @@ impl Forgetting {
 }
 
 impl Process {
-    /// It did not run from then to then, for whatever reason.
+    /// Records that the process did not run in this time, for any reason.
     pub fn stood(&mut self, from: Time, until: Time) {
         let stopped =
             |&(stop, on): &(Time, Option<Time>)| stop < until && on.is_none_or(|on| on > from);
@@ -139,7 +144,7 @@ impl History {
         }
     }
 
-    /// Takes down what a worker said.
+    /// Records an event of a worker.
     pub fn take(&mut self, process: usize, event: Event) {
         let Event(t, number, what) = event;
         let of = self.processes.entry(process).or_default();
@@ -177,19 +182,19 @@ impl History {
         }
     }
 
-    /// How many critical sections were entered.
+    /// Returns how many critical sections were entered.
     pub fn entered(&self) -> usize {
         self.sections.iter().filter(|one| one.got.is_some()).count()
     }
 
-    /// How many of them were entered while something was broken.
+    /// Returns how many of them were entered while something was broken.
     pub fn entered_meanwhile(&self) -> usize {
         let meanwhile = |at| self.windows.iter().any(|w| w.from <= at && at <= w.until);
         let entered = self.sections.iter().filter_map(|one| one.got);
         entered.filter(|&at| meanwhile(at)).count()
     }
 
-    /// The sections, name by name.
+    /// Returns the sections, grouped by name.
     pub fn by_name(&self) -> BTreeMap<&str, Vec<&Section>> {
         let mut names: BTreeMap<&str, Vec<&Section>> = BTreeMap::new();
         for section in &self.sections {
@@ -198,18 +203,18 @@ impl History {
         names
     }
 
-    /// Times in which the store may have lost objects without a lease, too.
+    /// Returns the times in which the store may have lost objects without a lease, too.
     pub fn forgotten(&self) -> impl Iterator<Item = &DataLost> {
         self.data_lost.iter().filter(|lost| lost.forgetting.tokens)
     }
 
-    /// The longest time that a process was not let run by the machine.
+    /// Returns the longest time that the machine did not schedule a process.
     pub fn stalled(&self) -> Time {
         let stalled = self.processes.values().map(|process| process.stalled);
         stalled.max().unwrap_or_default()
     }
 
-    /// How often asking and giving back failed, by kind of error.
+    /// Returns how often requests and releases failed, by kind of error.
     pub fn errors(&self) -> BTreeMap<&str, usize> {
         let mut errors = BTreeMap::new();
         for section in &self.sections {

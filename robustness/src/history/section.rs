@@ -1,37 +1,37 @@
-//! One critical section, from being asked for to having been given back.
+//! One critical section, from the request to the release.
 
 use serde::{Deserialize, Serialize};
 
 use super::event::{Mode, What};
 use crate::clock::Time;
 
-/// What somebody asked for.
+/// The request of a section.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct Ask {
     pub task: usize,
     pub client: usize,
-    /// The number of the owner that several tasks share, or that a thread is. `None`: this acquisition
-    /// has an owner of its own.
+    /// The number of the owner, which several tasks share or which is a thread. `None`: this acquisition has an
+    /// owner of its own.
     pub owner: Option<u64>,
     pub name: String,
     pub mode: Mode,
     /// Whether it is one of several locks that are requested together, all or none. The whole has a section of
-    /// its own. While this one is waited for, another one may be in the way.
+    /// its own. While this one is awaited, another member may block the request.
     #[serde(default)]
     pub part: bool,
 }
 
-/// What became of it.
+/// What happened in the section.
 #[derive(Debug, Clone)]
 pub struct Section {
     pub process: usize,
     pub ask: Ask,
     pub asked: Time,
-    /// When there was an answer, of whatever kind.
+    /// When the request was answered in any way.
     pub answered: Option<Time>,
-    /// Why it was not had.
+    /// Why it was not acquired.
     pub failed: Option<String>,
-    /// When it had been had.
+    /// When it had been acquired.
     pub got: Option<Time>,
     pub token: Option<u64>,
     /// The hold count of its owner, read right after the acquisition.
@@ -40,13 +40,13 @@ pub struct Section {
     pub count: Option<u64>,
     /// The last time at which the guard is known to have been valid.
     pub valid_until: Option<Time>,
-    /// The end of the lease as the guard last told it.
+    /// The end of the lease that the guard last reported.
     pub deadline: Option<Time>,
-    /// The store keeps it until then at least, if nothing gives it back.
+    /// The store keeps it until then at least, unless it is released.
     pub kept_until: Option<Time>,
-    /// When the loss was told.
+    /// When the loss was reported.
     pub told: Option<Time>,
-    /// The guard said that it was valid after the loss was told.
+    /// Whether the guard reported that it is valid after the loss was reported.
     pub valid_after_told: bool,
     pub accepted: u32,
     pub refused: u32,
@@ -80,7 +80,7 @@ impl Section {
         }
     }
 
-    /// Takes down what happened in it. Whether that was the last.
+    /// Records an event of the section. Returns whether it was the last one.
     pub(super) fn take(&mut self, t: Time, what: What) -> bool {
         match what {
             What::Got { token, holds } => {
@@ -109,13 +109,13 @@ impl Section {
         self.freed.is_some() || (self.answered.is_some() && self.got.is_none())
     }
 
-    /// From when to when the guard is known to have been valid.
+    /// Returns the time in which the guard is known to have been valid.
     pub fn valid(&self) -> Option<(Time, Time)> {
         let (got, until) = (self.got?, self.valid_until?);
         (got < until).then_some((got, until))
     }
 
-    /// From when to when somebody could wait because of it, as far as its holder knows.
+    /// Returns the time in which waiters may have to wait for it, as far as its holder knows.
     pub fn held(&self) -> Option<(Time, Time)> {
         let got = self.got?;
         let end = if self.was_lost() {
@@ -126,13 +126,13 @@ impl Section {
         Some((got, end.unwrap_or(got)))
     }
 
-    /// Whether it was lost while it was held.
+    /// Returns whether it was lost while it was held.
     pub fn was_lost(&self) -> bool {
         let lost = |error: &String| error.starts_with("Lost");
         self.told.is_some() || self.unlock_error.as_ref().is_some_and(lost)
     }
 
-    /// Whether both are acquisitions of one owner, which may hold several guards of one hold.
+    /// Returns whether both are acquisitions of one owner, which may have several guards of one hold.
     pub fn same_owner(&self, other: &Section) -> bool {
         let owner = |one: &Section| {
             one.ask

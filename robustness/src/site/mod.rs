@@ -1,4 +1,4 @@
-//! Where the locks are kept: real servers in one topology or another, and how to break them.
+//! The store of a run: real servers in one of the topologies, and ways to break them.
 
 mod nodes;
 mod watched;
@@ -38,18 +38,18 @@ impl Topology {
     }
 }
 
-/// What a fault needs of the servers.
+/// Requirements of a fault.
 #[derive(Debug, Clone, Copy, Default)]
 pub(crate) struct Needs {
-    /// A network that can be broken between the clients and the servers.
+    /// Whether the network between clients and servers can be broken.
     pub(crate) network: bool,
-    /// Every write is on disk before it is answered.
+    /// Whether every write is on disk before it is answered.
     pub(crate) durable: bool,
-    /// A server can be cut off from the other ones, by its address, and not from clients.
+    /// Whether a server can be cut off from the other ones, by its address, but not from clients.
     pub(crate) partitions: bool,
-    /// No replica takes a master's place: there is none, and a node is never taken for gone.
+    /// Whether no failover happens: there are no replicas, and a node never counts as failed.
     pub(crate) unreplaced: bool,
-    /// One of the three sentinels that clients know of names a wrong master.
+    /// Whether one of the three sentinels that clients know reports a wrong master.
     pub(crate) liar: bool,
 }
 
@@ -63,62 +63,62 @@ impl Needs {
     };
 }
 
-/// Servers that run. Each has a place that it keeps, whatever its role.
+/// Running servers. Each keeps its place when its role changes.
 pub(crate) trait Site {
-    /// What the clients connect to.
+    /// Returns the URL for clients.
     fn url(&self) -> String;
 
-    /// The places of those that take writes. Waits while they are changing.
+    /// Returns the places of the masters. Waits while they are changing.
     fn masters(&self) -> Vec<usize>;
 
     fn server(&self, place: usize) -> &Server;
 
-    /// As `kill -9` does.
+    /// Kills a server with SIGKILL.
     fn kill(&mut self, place: usize);
 
-    /// Starts a killed one again.
+    /// Restarts a killed server.
     fn restart(&mut self, place: usize);
 
-    /// The network, if it was asked for.
+    /// Returns the network, if it was requested.
     fn network(&self) -> Option<&Proxy> {
         None
     }
 
-    /// Whether there is only one.
+    /// Returns whether there is only one server.
     fn is_alone(&self) -> bool {
         false
     }
 
-    /// Returns when another one is the master in place of this one.
+    /// Waits until another server has replaced this master.
     fn await_successor(&self, _: usize) -> Result<()> {
         Err("there is nobody to take its place".into())
     }
 
-    /// Has a replica take the place of this master, with everything that it has.
+    /// Promotes a replica of this master, with all its data.
     fn hand_over(&self, _: usize) -> Result<()> {
         Err("there is nobody to hand over to".into())
     }
 
-    /// Returns when everything is as it was at the start.
+    /// Waits until all servers are in the same state as at the start.
     fn await_whole(&self) {}
 
-    /// The sentinels, if that is what it is.
+    /// Returns the sentinels, if this is a Sentinel deployment.
     fn sentinels(&mut self) -> Option<&mut Sentinels> {
         None
     }
 
-    /// The server that a wrong sentinel calls the master, if there is one.
+    /// Returns the server that a wrong sentinel reports as the master, if there is one.
     fn decoy(&self) -> Option<&Server> {
         None
     }
 
-    /// The cluster, if that is what it is.
+    /// Returns the cluster, if this is one.
     fn cluster(&mut self) -> Option<&mut Cluster> {
         None
     }
 }
 
-/// What has every write on disk before it is answered.
+/// Options with which every write is on disk before it is answered.
 const DURABLE: [&str; 4] = ["--appendonly", "yes", "--appendfsync", "always"];
 
 struct Single {

@@ -1,14 +1,14 @@
-//! Three masters with a replica each, which share the slots.
+//! A cluster: three masters with a replica each.
 
 use redlatch_testkit::{Cluster, ClusterPlan, Server, Takeover};
 
 use super::{DURABLE, Needs, Site};
 use crate::Result;
 
-/// A key of each master's slots, in the order of the masters at the start.
+/// A key in the slots of each master, in the order of the masters at the start.
 const KEYS: [&str; 3] = ["b", "c", "a"];
 
-/// How long a node that is never to be taken for gone may say nothing, in ms.
+/// Node timeout with which a silent node never counts as failed, in ms.
 const NEVER_GONE: u32 = 600_000;
 
 pub(super) fn cluster(needs: Needs) -> Cluster {

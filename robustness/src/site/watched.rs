@@ -8,7 +8,7 @@ use crate::Result;
 pub(super) struct Watched {
     all: Sentinels,
     url: String,
-    /// The server that a wrong sentinel calls the master.
+    /// The server that a wrong sentinel reports as the master.
     decoy: Option<Server>,
 }
 
@@ -22,7 +22,7 @@ impl Watched {
         let mut url = all.url();
         let decoy = needs.liar.then(Server::start);
         if let (Some(decoy), Some(honest)) = (&decoy, all.sentinels().first()) {
-            // Clients know of two that are right and one that is not.
+            // Clients know two correct sentinels and a wrong one.
             let liar = lying_sentinel(decoy.port());
             url = url.replacen(&format!(":{}", honest.port()), &format!(":{liar}"), 1);
         }

@@ -1,4 +1,4 @@
-//! Locks that one client holds from the beginning to the end, thousands of them: only losses are told.
+//! Thousands of locks that one client holds during the whole run: only losses are reported.
 
 use std::collections::BTreeSet;
 use std::future::poll_fn;
@@ -15,19 +15,19 @@ use super::section::kind;
 use super::tell::Teller;
 use crate::history::{Ask, Mode, What};
 
-/// How many hash tags the names have: some for every node of a cluster.
+/// Number of hash tags of the names: some for every node of a cluster.
 const TAGS: usize = 30;
 
-/// How many are acquired, or released, at the same time.
+/// Number of locks that are acquired, or released, at the same time.
 const AT_ONCE: usize = 200;
 
-/// How often it is asked whether the end has come, and whether locks are valid.
+/// Interval of the checks whether the run has ended, and whether locks are valid.
 const LOOK: Duration = Duration::from_millis(100);
 
 /// A held lock and its section.
 type Held = (u64, Guard);
 
-/// Acquires all of them, tells that the process is ready, and holds them until the end.
+/// Acquires all of them, reports that the process is ready, and holds them until the end.
 pub(super) async fn run(
     worker: Arc<Worker>,
     client: Client,
@@ -89,7 +89,7 @@ async fn acquire(worker: &Worker, client: &Client, teller: &Teller) -> Vec<Held>
     held
 }
 
-/// Holds them until the end, and gives them back.
+/// Holds them until the end, and releases them.
 async fn hold(mut held: Vec<Held>, teller: Teller, ending: Arc<AtomicBool>) {
     let mut lost = BTreeSet::new();
     while !ending.load(Ordering::Relaxed) {

@@ -1,4 +1,4 @@
-//! The kinds of locks that workers take, by the names' beginnings.
+//! The kinds of locks that workers use, selected by prefixes of the names.
 
 use std::collections::BTreeSet;
 use std::future::IntoFuture;
@@ -14,19 +14,19 @@ use crate::Result;
 use crate::history::{Mode, PERMITS};
 use crate::random::Random;
 
-/// Those with leases. A `multi` is a multi-lock of three kinds, a `red` a RedLock of three locks.
+/// Kinds with leases. A `multi` is a multi-lock of three kinds, a `red` a RedLock of three locks.
 pub const KINDS: [&str; 8] = [
     "lock", "fair", "fenced", "rw", "permits", "spin", "multi", "red",
 ];
 
-/// Those without leases: what an outage takes from them is lost for good. Only simulated runs have them.
+/// Kinds without leases: what they lose in an outage is lost for good. Only simulated runs use them.
 pub const COUNTERS: [&str; 2] = ["semaphore", "latch"];
 
-/// The kinds that named owners and threads take, over few names. A `red` is taken by threads only.
+/// The kinds that named owners and threads use, over few names. Only threads use `red`.
 pub const KINDS_OF_OWNERS: [&str; 6] = ["fenced", "lock", "rw", "fair", "spin", "red"];
 
-/// The names of the locks that are taken under a name: itself, or the members of a multi-lock or a RedLock.
-/// Two multi-locks share members, with each other and with those who take these alone.
+/// Returns the names of the locks that are acquired for a name: itself, or the members of a multi-lock or a
+/// RedLock. Two multi-locks share members, with each other and with tasks that use these alone.
 pub fn locks_of(name: &str) -> Vec<String> {
     match name.split_once(':') {
         Some(("red", number)) => (0..3).map(|one| format!("lock:{number}.{one}")).collect(),
@@ -42,7 +42,7 @@ pub fn locks_of(name: &str) -> Vec<String> {
     }
 }
 
-/// The names of all locks that are taken under these names, each once.
+/// Returns the names of all locks that are acquired for these names, each once.
 pub fn locks_of_all<'a>(names: impl Iterator<Item = &'a String>) -> Vec<String> {
     let locks: BTreeSet<String> = names.flat_map(|name| locks_of(name)).collect();
     locks.into_iter().collect()
@@ -89,7 +89,7 @@ impl Handle {
         })
     }
 
-    /// Takes all of it and gives it back, if it is free. Whether it was.
+    /// Acquires the whole object and releases it, if it is free. Returns whether it was.
     pub async fn visit(&self) -> Result<bool, Error> {
         match self {
             Handle::Lock(lock) => once(lock.try_lock()).await,
@@ -103,7 +103,7 @@ impl Handle {
             Handle::Spin(lock) => once(lock.try_lock()).await,
             // Their members are visited.
             Handle::Multi(..) | Handle::Red(..) => Ok(true),
-            // Neither fewer nor more.
+            // Exactly as many permits as were set.
             Handle::Semaphore(semaphore, _) => {
                 semaphore.try_set_permits(PERMITS).await?;
                 Ok(semaphore.available().await? == i64::from(PERMITS))
@@ -112,7 +112,7 @@ impl Handle {
         }
     }
 
-    /// One critical section, from asking to having given back.
+    /// Runs one critical section, from the request to the release.
     pub(crate) async fn pass(
         &self,
         inside: &mut Inside,
@@ -140,7 +140,7 @@ impl Handle {
             }
             Handle::ReadWrite(lock) => enter(lock.read(), Mode::Shared, inside, time).await,
             Handle::Permits(semaphore, lease) => {
-                // A store that lost its data has forgotten how many there are; nobody else says it.
+                // A store that lost its data lost the permits, too; no other client sets them.
                 semaphore.try_set_permits(PERMITS).await?;
                 let ask = semaphore.try_acquire().wait(*lease * 4);
                 let (name, asking) = (semaphore.name(), ask.into_future());
@@ -169,7 +169,7 @@ impl Handle {
 /// The highest count of a latch.
 const HIGHEST: u32 = 3;
 
-/// Sets the count, counts down and waits, or some of it.
+/// Sets the count, counts down and waits, or does some of these.
 async fn use_latch(
     latch: &CountDownLatch,
     lease: Duration,
@@ -208,7 +208,7 @@ async fn use_latch(
 }
 
 fn fair(client: &Client, name: &str, lease: Duration) -> FairLock {
-    // Those who die in the queue are waited for this long.
+    // A waiter that dies in the queue delays the others this long.
     client.fair_lock(name).wait_time(lease)
 }
 
@@ -221,7 +221,7 @@ fn member(client: &Client, name: &str, lease: Duration) -> Member {
     }
 }
 
-/// Takes it if it is free. Whether it was.
+/// Acquires and releases the lock if it is free. Returns whether it was.
 async fn once<K: LockKind>(ask: TryAcquire<K>) -> Result<bool, Error> {
     match ask.await? {
         Some(guard) => guard.unlock().await.map(|()| true),
@@ -229,7 +229,7 @@ async fn once<K: LockKind>(ask: TryAcquire<K>) -> Result<bool, Error> {
     }
 }
 
-/// One critical section that is waited for.
+/// Runs one critical section whose request waits.
 async fn enter<K: LockKind>(
     lock: &Lock<K>,
     mode: Mode,
@@ -240,7 +240,7 @@ async fn enter<K: LockKind>(
     inside.pass(lock.name(), mode, asking, time).await
 }
 
-/// Asks for several locks in one of three ways: with a limit, canceled at the limit, and without one.
+/// Requests several locks in one of three ways: with a limit, canceled at the limit, or without one.
 async fn many<L: LockOfMany>(
     lock: AcquireMany<L>,
     try_lock: TryAcquireMany<L>,

@@ -1,8 +1,8 @@
-//! A client process: its tasks take locks, stay inside for a while and give them back, again and
-//! again, and tell on standard output what becomes of them.
+//! A client process: its tasks repeatedly acquire locks, stay in critical sections for a while and release the
+//! locks, and report every event on standard output.
 //!
-//! `end` on standard input: begin nothing new, and say when everything is over. The end of standard
-//! input is the end of the process.
+//! After `end` on standard input the worker starts nothing new, and reports when everything is over. It exits at
+//! the end of standard input.
 
 mod held;
 mod kinds;
@@ -91,7 +91,7 @@ pub struct Worker {
     pub seed: u64,
 }
 
-/// How many tasks share an owner.
+/// Number of tasks that share an owner.
 const TASKS_OF_OWNER: usize = 2;
 
 /// How many replicas must have an acquisition.
@@ -124,7 +124,7 @@ impl Sync {
 }
 
 impl Worker {
-    /// With tasks that stay inside for a moment, but for every fourth.
+    /// Creates a worker whose tasks stay inside for a moment, except every fourth.
     pub fn of(lease: Duration, tasks: usize, names: Vec<String>, seed: u64) -> Worker {
         let millis = |time: Duration| u64::try_from(time.as_millis()).unwrap_or(u64::MAX);
         Worker {
@@ -148,12 +148,12 @@ impl Worker {
         }
     }
 
-    /// The names of all locks that are taken.
+    /// Returns the names of all locks that are acquired.
     pub fn all_names(&self) -> Vec<String> {
         locks_of_all(self.names.iter().chain(&self.few))
     }
 
-    /// The same for chance, for one of the tasks.
+    /// Returns the random numbers of one of the tasks.
     fn random(&self, task: usize) -> Random {
         Random::new(self.seed.wrapping_mul(1009).wrapping_add(task as u64))
     }
@@ -162,7 +162,7 @@ impl Worker {
         Duration::from_millis(self.lease)
     }
 
-    /// How the client with this number is set up.
+    /// Returns the settings of the client with this number.
     pub fn builder(&self, client: usize) -> ClientBuilder {
         let builder = Client::builder()
             .watchdog(self.lease())
@@ -195,7 +195,7 @@ pub(crate) async fn work(worker: Worker) -> Result<()> {
     for number in 0..worker.clients.max(1) {
         clients.push(worker.connect(number).await);
     }
-    // The first ones of this process, in every process.
+    // Created before all other owners of the process.
     let owners: Vec<Owner> = (0..worker.owners).map(|_| Owner::new()).collect();
     let for_threads = match worker.threads {
         0 => None,
@@ -240,15 +240,15 @@ pub(crate) async fn work(worker: Worker) -> Result<()> {
         tell_left(&teller, number, status).await;
     }
     teller.tell(What::Done);
-    // What is renewed now, nobody holds: the store is looked at while the clients are still there.
+    // A lock that is renewed now has no holder: the store is checked while the clients still run.
     std::future::pending().await
 }
 
-/// What a client keeps account of.
+/// State that a client tracks.
 type Status<'a> = Box<dyn Fn() -> ClientStatus + 'a>;
 
 /// Waits until a client has finished its background work and its last subscription has lingered (a little longer
-/// on a machine that is short of time), and tells what remains.
+/// on an overloaded machine), and reports what remains.
 pub async fn tell_left(teller: &Teller, client: usize, status: impl Fn() -> ClientStatus) {
     let end = Instant::now() + LINGER + Duration::from_secs(5);
     while status() != ClientStatus::default() && Instant::now() < end {
@@ -260,23 +260,23 @@ pub async fn tell_left(teller: &Teller, client: usize, status: impl Fn() -> Clie
     }
 }
 
-/// The tasks of a process, and what they work with.
+/// The tasks of a process, and the state that they share.
 pub struct Crew {
     pub worker: Arc<Worker>,
     pub clients: Vec<Client>,
-    /// Those that several tasks share.
+    /// Owners that several tasks share.
     pub owners: Vec<Owner>,
     pub teller: Teller,
     pub resource: Reach,
-    /// Nothing new is begun when this is set.
+    /// If set, tasks start nothing new.
     pub ending: Arc<AtomicBool>,
 }
 
-/// What one task does from beginning to end.
+/// The future of one task.
 pub type Life = Pin<Box<dyn Future<Output = Result<()>> + Send>>;
 
 impl Crew {
-    /// All tasks, each to be spawned.
+    /// Returns all tasks, to be spawned separately.
     pub fn lives(&self) -> Result<Vec<Life>> {
         let worker = &self.worker;
         let mut lives: Vec<Life> = Vec::new();
@@ -290,7 +290,7 @@ impl Crew {
         }
         for task in 0..worker.tasks {
             let client = task % self.clients.len();
-            // From the last one, so that most of them do not sit.
+            // From the last task, so that most fair tasks do not stay inside for long.
             let is_fair = worker.tasks - task <= worker.fair;
             let handles = worker.names.iter();
             let handles = handles.filter(|name| is_fair || !name.starts_with("fair"));
@@ -356,7 +356,7 @@ fn spawn_threads(
     (0..worker.threads).map(spawn).collect()
 }
 
-/// One task's life.
+/// Runs one task.
 async fn fight(
     worker: Arc<Worker>,
     task: usize,
@@ -368,25 +368,25 @@ async fn fight(
     let lease = worker.lease();
     let sits = task < worker.sitters;
     let (least, most) = if sits {
-        // Long enough to be renewed, and to be in the way of what breaks.
+        // Long enough to be renewed, and to be affected by faults.
         (lease / 2, lease * 3)
     } else {
         (Duration::ZERO, Duration::from_millis(worker.inside))
     };
     while !ending.load(Ordering::Relaxed) {
-        // Who sits has the first half of the names; only every other of the rest ever comes there. Else
-        // everybody would soon stand in line behind him, and nothing would go on anywhere.
+        // Tasks that stay inside for long use the first half of the names; of the others only every second uses
+        // that half, too. Else all tasks would soon wait for the long ones, and nothing would progress.
         let half = handles.len().div_ceil(2);
         let queues = task % 2 == 1 && random.below(8) == 0;
         let at = match sits || queues {
             true => random.below(half),
-            // Of one name there is no second half.
+            // A single name has no second half.
             false => (half + random.below(handles.len() - half)).min(handles.len() - 1),
         };
         let handle = &handles[at];
         let time = random.between(least, most);
         if handle.pass(&mut inside, time, &mut random).await.is_err() {
-            // Whatever it was, it is told; not at once again, or it would be all that is done.
+            // The error was reported; a pause avoids a busy loop.
             sleep(Duration::from_millis(20)).await;
         }
         let rest = if sits { lease / 6 } else { most / 2 };
@@ -407,7 +407,7 @@ async fn connect_blocking(worker: &Arc<Worker>, number: usize) -> Result<blockin
 }
 
 async fn wait_to_reconnect(error: &Error) {
-    // A server that has too many clients says so in words of its own.
+    // A server with too many clients answers with an error of its own.
     if !error.is_transient() {
         eprintln!("a worker cannot connect yet: {error}");
     }

@@ -28,7 +28,7 @@ pub(super) struct OwnerTask {
 
 impl OwnerTask {
     pub(super) async fn run(mut self, ending: &AtomicBool) -> Result<()> {
-        // First every name once, for a moment: within the lease of a process that died before this one.
+        // First every name once, for a moment: within the lease of the dead process that this one replaces.
         let mut first = self.names.clone();
         while !ending.load(Ordering::Relaxed) {
             let (name, longest) = match first.pop() {
@@ -81,7 +81,7 @@ impl OwnerTask {
         })
     }
 
-    /// One critical section, perhaps with another one in it.
+    /// Runs one critical section, perhaps with a nested one.
     async fn pass<K: LockKind + OwnedKind>(
         &mut self,
         lock: &Lock<K>,
@@ -117,7 +117,7 @@ impl OwnerTask {
         let (is_lost, ()) = tokio::join!(watch, again);
         let keeps = self.random.below(2) == 0;
         if is_lost && keeps {
-            // The guard of the lost hold is still there meanwhile.
+            // The guard of the lost hold still exists meanwhile.
             self.regain(lock, mode, token, self.lease / 2).await;
         }
         let how = give_back(&mut self.random);
@@ -148,7 +148,7 @@ impl OwnerTask {
                 let holds = guard.hold_count();
                 let had = token(&guard);
                 inside.enter(had, Some(holds));
-                // Long enough to find out whether it has it alone.
+                // Long enough to detect another holder.
                 let time = self.random.between(self.lease / 10, self.lease / 2);
                 inside.hold(&guard, time).await;
                 let how = give_back(&mut self.random);
@@ -161,7 +161,7 @@ impl OwnerTask {
     }
 }
 
-/// The same owner once more, within the section of the guard.
+/// Runs a nested section of the same owner within the section of the guard.
 async fn reenter<K: LockKind + OwnedKind>(
     mut inside: Inside,
     lock: &Lock<K>,
@@ -193,7 +193,7 @@ async fn reenter<K: LockKind + OwnedKind>(
     inside.leave(inner, had, give_back(random)).await
 }
 
-/// Asks in one of three ways. Two of them are canceled when patience has ended, wherever they are then.
+/// Requests the lock in one of three ways. Two of them are canceled at the limit, at any await point.
 async fn ask<K: LockKind + OwnedKind>(
     lock: &Lock<K>,
     owner: Owner,
@@ -207,7 +207,7 @@ async fn ask<K: LockKind + OwnedKind>(
         _ => lock.try_lock().owner(owner).wait(patience).await,
     };
     match answer {
-        // Another task of this owner reads: that is an answer, and nothing went wrong.
+        // Another task of this owner reads: this is an expected answer.
         Err(Error::WriteWhileReading { .. }) => Ok(None),
         answer => answer,
     }
@@ -222,7 +222,7 @@ fn boxed<'a, K: LockKind>(
     Box::pin(asking)
 }
 
-/// How long to stay inside: a third stays for long enough to lose the lock in an outage.
+/// Returns how long to stay inside: a third stays long enough to lose the lock in an outage.
 pub(super) fn time_inside(lease: Duration, random: &mut Random) -> Duration {
     match random.below(3) {
         0 => random.between(lease / 2, lease * 5 / 2),

@@ -1,4 +1,4 @@
-//! One critical section: asked for, had, watched from inside, given back.
+//! One critical section: requested, acquired, watched from inside, released.
 
 use std::future::Future;
 use std::sync::Arc;
@@ -14,33 +14,33 @@ use crate::clock::Time;
 use crate::history::{Ask, Mode, What};
 use crate::resource::Reach;
 
-/// How often the guard is asked whether it is valid.
+/// Interval at which the guard is checked for validity.
 pub(super) const LOOK: Duration = Duration::from_millis(5);
 
-/// How long whoever is inside waits to be told what the guard has said already.
+/// Time within which `lost()` must complete after the guard became invalid.
 const TOLD_WITHIN: Duration = Duration::from_secs(3);
 
-/// One task that goes in and out.
+/// A task that enters and leaves critical sections.
 #[derive(Debug)]
 pub(crate) struct Inside {
     task: usize,
     client: usize,
     /// The owner that it acts for, if it shares one with others.
     owner: Option<Owner>,
-    /// The section that it is in. Those of a multi-lock's members follow that of the whole.
+    /// Its current section. Those of a multi-lock's members follow that of the whole.
     sections: Vec<u64>,
-    /// The name of what it asked for.
+    /// Name of the requested lock.
     name: String,
     teller: Teller,
-    /// Nobody stays for longer than he has to.
+    /// If set, tasks leave their sections as soon as possible.
     ending: Arc<AtomicBool>,
     resource: Reach,
 }
 
-/// How a guard is released.
+/// Way in which a guard is released.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum GiveBack {
-    /// By `unlock`, which is waited for.
+    /// By `unlock`, which is awaited.
     Unlock,
     /// In the background.
     Drop,
@@ -66,7 +66,7 @@ impl Inside {
         }
     }
 
-    /// The same task, acting for an owner that it shares with others.
+    /// Returns the same task, acting for an owner that it shares with others.
     pub(crate) fn for_owner(self, owner: Owner) -> Inside {
         Inside {
             owner: Some(owner),
@@ -74,7 +74,7 @@ impl Inside {
         }
     }
 
-    /// The same task, in a section within the one that it is in.
+    /// Returns the same task, for a section nested in the current one.
     pub(crate) fn nested(&self) -> Inside {
         Inside {
             task: self.task,
@@ -88,7 +88,7 @@ impl Inside {
         }
     }
 
-    /// Asks for a lock and tells what comes of it.
+    /// Requests a lock and reports the result.
     pub(crate) async fn ask<T>(
         &mut self,
         name: &str,
@@ -105,7 +105,7 @@ impl Inside {
         }
         let answer = asking.await;
         match &answer {
-            // Told by who stays inside, with the token.
+            // Reported on entry, with the token.
             Ok(Some(_)) => {}
             Ok(None) => self.tell(What::GaveUp),
             Err(error) => self.tell(What::Failed { error: kind(error) }),
@@ -127,7 +127,7 @@ impl Inside {
         self.teller.tell_of(section, What::Asked(ask));
     }
 
-    /// One critical section without a token, from the request to the release.
+    /// Runs one critical section without a token, from the request to the release.
     pub(crate) async fn pass<H: Holding>(
         &mut self,
         name: &str,
@@ -139,7 +139,7 @@ impl Inside {
         self.stay(guard, None, time).await
     }
 
-    /// Stays inside for this long, as long as the lock is held, and gives it back.
+    /// Stays inside for this long, or until the lock is lost, and releases it.
     pub(crate) async fn stay<H: Holding>(
         &mut self,
         guard: Option<H>,
@@ -175,7 +175,7 @@ impl Inside {
         self.tell(What::Counted { left });
     }
 
-    /// Records that the lock is held: the last thing that was asked of the guard is its hold count.
+    /// Records that the lock is held: the hold count is the last value read from the guard.
     pub(crate) fn enter(&self, token: Option<u64>, holds: Option<u32>) {
         self.tell(What::Got { token, holds });
     }
@@ -186,7 +186,7 @@ impl Inside {
         let mut until = self.look(guard);
         let mut lost = std::pin::pin!(guard.lost());
         loop {
-            // The last look is at the end.
+            // The last check is at the end.
             let left = end.saturating_duration_since(Instant::now());
             let interval = self.teller.look_interval();
             let pause = if left.is_zero() {
@@ -201,7 +201,7 @@ impl Inside {
                         self.lost(until);
                     }
                     self.tell(What::Told);
-                    // Never again valid, whoever asks.
+                    // A lost guard must never report that it is valid.
                     self.look(guard);
                     return true;
                 }
@@ -224,7 +224,7 @@ impl Inside {
         }
     }
 
-    /// Writes to the resource if there is a token, and gives the lock back.
+    /// Writes to the resource if there is a token, and releases the lock.
     pub(crate) async fn leave<H: Holding>(
         &mut self,
         guard: H,
@@ -232,7 +232,7 @@ impl Inside {
         how: GiveBack,
     ) -> Result<(), Error> {
         if let Some(token) = token {
-            // Also when the lock was lost: the resource is there to refuse that.
+            // Also after a loss: the resource has to refuse that write.
             self.write(token).await;
         }
         self.tell(What::Leaving);
@@ -248,21 +248,21 @@ impl Inside {
         freed
     }
 
-    /// Asks the guard whether it is valid, and until when.
+    /// Records whether the guard is valid, and until when.
     fn look<H: Holding>(&self, guard: &H) -> Option<Time> {
         let sections = self.sections.iter();
         let looks = sections.map(|section| self.teller.look(*section, || guard.valid_for()));
         looks.last().flatten()
     }
 
-    /// It has been lost since it was said to be valid until then.
+    /// Records that the guard, which was valid until `until` at the last check, is lost.
     fn lost(&self, until: Time) {
         for section in &self.sections {
             self.teller.lost(*section, until);
         }
     }
 
-    /// Adds one to what the resource has.
+    /// Adds one to the number in the resource.
     async fn write(&mut self, token: u64) {
         let name = &self.name;
         let Some(read) = self
@@ -274,7 +274,7 @@ impl Inside {
         };
         let written = match read.parse::<u64>() {
             Ok(value) => {
-                // Somebody may come in between: that is what the token is for.
+                // Another writer may come in between: the token protects against that.
                 sleep(Duration::from_millis(1)).await;
                 let line = format!("write {name} {token} {}", value + 1);
                 self.resource.exchange(&line).await
@@ -292,7 +292,7 @@ impl Inside {
     }
 }
 
-/// What all guards have.
+/// Common interface of all guards.
 pub(crate) trait Holding: Send {
     fn valid_for(&self) -> Duration;
     fn lost(&self) -> impl Future<Output = ()> + Send + 'static;
@@ -321,7 +321,7 @@ holding!(Guard<K>, K);
 holding!(MultiGuard);
 holding!(RedGuard);
 
-/// An error's name, and how a lock was lost.
+/// Returns the name of an error, and how a lock was lost.
 pub(super) fn kind(error: &Error) -> String {
     match error {
         Error::Lost { reason, .. } => format!("Lost({reason:?})"),

@@ -1,4 +1,4 @@
-//! Threads that take locks through a blocking client: each is an owner, and enters again what it holds.
+//! Threads that acquire locks through a blocking client: each is an owner, and re-enters locks that it holds.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::sleep;
@@ -26,7 +26,7 @@ pub(super) struct Thread {
     pub(super) random: Random,
 }
 
-/// What all guards of a thread have.
+/// Common interface of all guards of a thread.
 trait Held: Sized {
     fn valid_for(&self) -> Duration;
     fn holds(&self) -> Option<u32>;
@@ -62,7 +62,7 @@ impl Held for ManyGuard<redlatch::RedLock> {
 }
 
 impl Thread {
-    /// Takes one lock after the other until the end.
+    /// Acquires one lock after the other until the end.
     pub(super) fn run(mut self, ending: &AtomicBool) -> Result<()> {
         while !ending.load(Ordering::Relaxed) {
             let at = self.random.below(self.names.len());
@@ -125,7 +125,7 @@ impl Thread {
         })
     }
 
-    /// One critical section, perhaps with another one in it.
+    /// Runs one critical section, perhaps with a nested one.
     fn pass<G: Held>(
         &mut self,
         name: &str,
@@ -138,7 +138,7 @@ impl Thread {
         let Some((outer, guard)) = self.enter(name, mode, token, || ask(wait))? else {
             return Ok(());
         };
-        // Not for long most times: the owners of tasks have to get the locks, too.
+        // Mostly short: the owners of tasks have to acquire the locks, too.
         let time = match self.random.below(3) {
             0 => time_inside(self.lease, &mut self.random),
             _ => LOOK,
@@ -146,7 +146,7 @@ impl Thread {
         let end = Instant::now() + time;
         let mut inner = None;
         if self.random.below(2) == 0 {
-            // It holds it: whether others wait makes no difference.
+            // The thread holds the lock: other waiters make no difference.
             inner = self
                 .enter(name, mode, token, || ask(Duration::ZERO))
                 .ok()
@@ -169,7 +169,7 @@ impl Thread {
         let mut all = vec![(outer, guard)];
         all.extend(inner);
         if is_lost && self.random.below(2) == 0 {
-            // The guards of the lost hold are still there meanwhile.
+            // The guards of the lost hold still exist meanwhile.
             let wait = self.lease / 2;
             all.extend(self.enter(name, mode, token, || ask(wait)).ok().flatten());
         }
@@ -177,7 +177,7 @@ impl Thread {
         if self.random.below(2) == 0 {
             all.reverse();
         }
-        // An outage may delay the first of them: nothing is asked of the others meanwhile.
+        // An outage may delay the first of them: the others are not checked meanwhile.
         for (section, _) in &all {
             self.teller.tell_of(*section, What::Leaving);
         }
@@ -187,7 +187,7 @@ impl Thread {
         Ok(())
     }
 
-    /// The same for a lock that one owner at a time holds, without tokens.
+    /// Runs a section of a lock that is exclusive and has no tokens.
     fn alone<G: Held>(
         &mut self,
         name: &str,
@@ -197,7 +197,7 @@ impl Thread {
         self.pass(name, Mode::Alone, |_| None, ask, ending)
     }
 
-    /// Asks once. The section and its guard.
+    /// Sends one request. Returns the section and its guard.
     fn enter<G: Held>(
         &mut self,
         name: &str,

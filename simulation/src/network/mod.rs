@@ -23,7 +23,7 @@ use self::state::{Event, Link, Side, State};
 use crate::server::{Output, Server, Snapshot};
 use crate::trace::Trace;
 
-/// How long a client's kernel goes without a sign from the other side.
+/// Time after which a client's kernel gives up a silent connection.
 pub const PATIENCE: Duration = Duration::from_secs(10);
 
 /// The wall clock of the servers at the beginning: some day in 2026.
@@ -66,19 +66,19 @@ impl Network {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Changes the network, and has the driver look at the queue.
+    /// Changes the network, and wakes the driver.
     fn change<T>(&self, change: impl FnOnce(&mut State) -> T) -> T {
         let changed = change(&mut self.lock());
         self.scheduled.notify_one();
         changed
     }
 
-    /// Adds a server that runs.
+    /// Adds a running server.
     pub fn add_server(&self, name: &str, port: u16) -> HostId {
         self.lock().add_host(name, port, false)
     }
 
-    /// Adds a Sentinel that runs.
+    /// Adds a running Sentinel.
     pub fn add_sentinel(&self, name: &str, port: u16) -> HostId {
         self.lock().add_host(name, port, true)
     }
@@ -106,7 +106,7 @@ impl Network {
         self.lock().failure.clone()
     }
 
-    /// Uses a server that runs, at its time.
+    /// Accesses a running server, at its time.
     pub fn with_server<T>(
         &self,
         host: HostId,
@@ -118,7 +118,7 @@ impl Network {
         server.map(|server| work(server, now))
     }
 
-    /// Changes a server that runs, at its time, and sends everything that results from that.
+    /// Changes a running server, at its time, and sends the resulting output.
     pub fn change_server(
         &self,
         host: HostId,
@@ -195,8 +195,8 @@ impl Network {
         });
     }
 
-    /// Resets all connections between a process (or all of them) and a server, as a firewall does that forgets
-    /// them.
+    /// Resets all connections between a process (or all of them) and a server, like a firewall that loses its
+    /// state.
     pub fn reset(&self, process: Option<ProcessId>, host: HostId) {
         self.change(|state| {
             for id in state.links_between(process, Some(host)) {
@@ -205,8 +205,8 @@ impl Network {
         });
     }
 
-    /// Has one in eight packets of a process be the last one of its connection that arrives: the server handles it
-    /// and resets the connection.
+    /// Makes one in eight packets of a process the last one of its connection: the server handles it and resets the
+    /// connection.
     pub fn set_losing(&self, process: Option<ProcessId>) {
         self.lock().losing = process;
     }
@@ -236,7 +236,7 @@ impl Network {
         self.change(|state| state.kill(host))
     }
 
-    /// Starts a server again, as a master, with the data that it had before or without.
+    /// Restarts a server as a master, with its previous data or without.
     pub fn start_server(&self, host: HostId, data: Option<Snapshot>) {
         let mut state = self.lock();
         state.start(host);
@@ -245,7 +245,7 @@ impl Network {
         }
     }
 
-    /// Has a server follow a master that runs, with the master's data.
+    /// Makes a server follow a running master, with the master's data.
     pub fn follow(&self, replica: HostId, master: HostId) {
         self.change(|state| {
             state.leave_masters(replica);
@@ -265,7 +265,7 @@ impl Network {
         });
     }
 
-    /// Has a replica follow no master and take writes.
+    /// Makes a replica a master that accepts writes.
     pub fn promote(&self, replica: HostId) {
         self.change(|state| {
             state.leave_masters(replica);
@@ -281,7 +281,7 @@ impl Network {
         self.lock().hosts[host].ahead += by;
     }
 
-    /// Sets the longest time that packets take from now on.
+    /// Sets the maximum latency of packets from now on.
     pub fn set_latency(&self, latency: Duration) {
         self.lock().latency = latency;
     }

@@ -1,4 +1,4 @@
-//! What the network consists of, and what each event does.
+//! The state of the network, and the effect of each event.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::io;
@@ -15,14 +15,14 @@ use crate::trace::Trace;
 
 pub(super) type LinkId = u64;
 
-/// When an event happens, and its number, which orders events of the same time.
+/// The time of an event, and its number, which orders events of the same time.
 type Key = (Duration, u64);
 
 #[derive(Debug)]
 pub(super) struct State {
     pub(super) begun: Instant,
     random: Random,
-    /// The longest time that a packet takes.
+    /// Maximum latency of a packet.
     pub(super) latency: Duration,
     pub(super) hosts: Vec<Host>,
     pub(super) links: BTreeMap<LinkId, Link>,
@@ -33,11 +33,11 @@ pub(super) struct State {
     pub(super) cut: BTreeSet<(ProcessId, HostId, Direction)>,
     /// Pairs of servers whose packets to each other do not arrive.
     pub(super) separated: BTreeSet<(HostId, HostId)>,
-    /// Whose connections are often reset instead of an answer.
+    /// The process whose connections are often reset instead of answered.
     pub(super) losing: Option<ProcessId>,
     /// Due events whose packets cannot arrive now.
     withheld: BTreeMap<Key, Event>,
-    /// When the latest packet from one server to another arrives.
+    /// Arrival time of the latest packet from one server to another.
     last: BTreeMap<(HostId, HostId), Duration>,
     pub(super) trace: Trace,
     /// Why the run has to end early.
@@ -53,11 +53,11 @@ pub(super) struct Host {
     pub(super) server: Option<Server>,
     starts: u64,
     pub(super) frozen: bool,
-    /// By how much its wall clock is ahead.
+    /// Offset of its wall clock, which is ahead.
     pub(super) ahead: Duration,
     /// The link of each of its connections.
     links: BTreeMap<ConnectionId, LinkId>,
-    /// When the next blocked command is looked at, if that is scheduled.
+    /// Scheduled check of the next blocked command, if any.
     deadline: Option<Duration>,
     /// The servers that follow it, each with the number of times it has begun to follow a master.
     pub(super) replicas: BTreeMap<HostId, u64>,
@@ -76,7 +76,7 @@ pub(super) struct Link {
     pub(super) state: Side,
     pub(super) inbox: Vec<u8>,
     pub(super) waker: Option<Waker>,
-    /// When the latest packet of each direction arrives.
+    /// Arrival time of the latest packet in each direction.
     pub(super) last: [Duration; 2],
 }
 
@@ -84,7 +84,7 @@ pub(super) struct Link {
 pub(super) enum Side {
     Connecting,
     Open,
-    /// The other side has ended it, perhaps with an error.
+    /// Ended by the other side, perhaps with an error.
     Ended(Option<io::ErrorKind>),
     /// Dropped by the client.
     Closed,
@@ -208,7 +208,7 @@ impl State {
         server
     }
 
-    /// Has a server follow no master any more.
+    /// Makes a server follow no master any more.
     pub(super) fn leave_masters(&mut self, replica: HostId) {
         self.hosts[replica].terms += 1;
         let (name, port) = self.address(replica);
@@ -394,7 +394,7 @@ impl State {
         };
         let (host, process) = (link.host, link.process);
         let Some(connection) = link.server else {
-            // The server was killed since, and knows no such connection.
+            // The server was killed meanwhile, and has no such connection.
             let reset = Event::ServerGone(id, Some(io::ErrorKind::ConnectionReset));
             return self.send(id, Direction::Down, reset);
         };
@@ -427,7 +427,7 @@ impl State {
         }
     }
 
-    /// Handles what one server has sent another.
+    /// Handles a packet from one server to another.
     fn between(&mut self, from: HostId, to: HostId, message: Message) {
         match message {
             Message::Change(effects, term) if self.hosts[to].terms == term => {
@@ -447,7 +447,7 @@ impl State {
                     server.acknowledge(&name, port, offset, now)
                 });
             }
-            // The server follows another master meanwhile.
+            // The server now follows another master.
             Message::Change(..) | Message::Applied(..) => {}
             Message::Broadcast(channel, message) => {
                 self.at_server(to, |server, _| {
@@ -457,7 +457,7 @@ impl State {
         }
     }
 
-    /// Uses a server that runs, at its time, and sends everything that results.
+    /// Accesses a running server, at its time, and sends the resulting output.
     pub(super) fn at_server(
         &mut self,
         host: HostId,

@@ -1,4 +1,4 @@
-//! Users, their passwords, and what they may do.
+//! Users, their passwords and permissions.
 
 use std::collections::BTreeSet;
 
@@ -8,10 +8,10 @@ use super::glob::matches;
 use super::resp::Bytes;
 use super::{Server, State};
 
-/// A user and what it may do.
+/// A user and its permissions.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct User {
-    /// `None`: any will do.
+    /// `None`: any password is accepted.
     pub password: Option<String>,
     /// Commands that it may not use, in capital letters: `GET`, `CLIENT|TRACKING`.
     pub denied: BTreeSet<String>,
@@ -21,7 +21,7 @@ pub struct User {
     pub channels: Vec<String>,
 }
 
-/// What a user has no permission for.
+/// The object of a missing permission.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Access {
     Command,
@@ -30,7 +30,7 @@ pub(super) enum Access {
 }
 
 impl User {
-    /// A user who may do everything.
+    /// Returns a user with all permissions.
     pub fn all_powerful(password: Option<&str>) -> User {
         User {
             password: password.map(str::to_owned),
@@ -46,7 +46,7 @@ impl User {
 
     fn permits(&self, spec: &Spec, args: &[Bytes]) -> Result<(), Access> {
         let is_denied = |name: &str| self.denied.contains(name);
-        // Most users are denied nothing, and a name takes time to make.
+        // Most users have no denied commands, and building the name takes time.
         if !self.denied.is_empty() && (is_denied(spec.name) || is_denied(&spec.full_name(args))) {
             return Err(Access::Command);
         }
@@ -74,7 +74,7 @@ impl User {
 }
 
 impl Server {
-    /// Adds a user, or changes what it may do from its next command on.
+    /// Adds a user, or changes its permissions from its next command on.
     pub fn set_user(&mut self, name: &str, user: User) {
         self.state.users.insert(name.to_owned(), user);
     }

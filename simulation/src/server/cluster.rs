@@ -1,9 +1,8 @@
 //! A node of a cluster: which node owns a slot, and where a command is redirected to.
 //!
 //! Nodes do not talk to each other. Each has a view of the cluster that its caller sets, so that nodes may
-//! be behind each other or disagree. A slot that moves has two nodes: the one that owns it sends clients
-//! on (ASK) for keys that it does not have any more, and the one that it goes to serves clients that say
-//! that they were sent (ASKING).
+//! be behind each other or disagree. A moving slot has two nodes: its owner redirects clients (ASK) for keys
+//! that it does not have any more, and the importing node serves clients that were redirected (ASKING).
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write;
@@ -16,7 +15,7 @@ use super::pubsub::Way;
 use super::resp::{Bytes, Reply};
 use super::{Output, Server, State};
 
-/// How many slots there are.
+/// Number of slots.
 pub const SLOTS: u16 = 16384;
 
 /// One node, as clients see it.
@@ -24,13 +23,13 @@ pub const SLOTS: u16 = 16384;
 pub struct Node {
     /// 40 hex digits.
     pub id: String,
-    /// Where it listens.
+    /// Host at which it listens.
     pub host: String,
     /// Its port there.
     pub port: u16,
 }
 
-/// Slots in a row, and the nodes that have them.
+/// A range of slots, and the nodes that have them.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct SlotRange {
     /// The first slot.
@@ -43,24 +42,24 @@ pub struct SlotRange {
     pub replicas: Vec<Node>,
 }
 
-/// What one node knows of its cluster.
+/// One node's view of its cluster.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ClusterView {
     /// The id of this node.
     pub me: String,
     /// Grows with every change.
     pub epoch: u64,
-    /// Whether the cluster works, as far as this node sees.
+    /// Whether the cluster is healthy, as far as this node sees.
     pub is_ok: bool,
     /// The owner of each slot. A slot that is missing has no owner.
     pub slots: Vec<SlotRange>,
-    /// Slots of this node that are on their way to another.
+    /// Slots of this node that move to another one.
     pub migrating: BTreeMap<u16, Node>,
-    /// Slots that are on their way to this node.
+    /// Slots that move to this node.
     pub importing: BTreeSet<u16>,
 }
 
-/// Where a command has to go instead.
+/// Redirection of a command.
 enum Elsewhere {
     CrossSlot,
     Unserved,
@@ -81,7 +80,7 @@ impl ClusterView {
     }
 }
 
-/// The slot of a key or channel: of the text between its first braces, unless that is empty.
+/// Returns the slot of a key or channel: of the text between its first braces, unless that is empty.
 pub fn slot(key: &[u8]) -> u16 {
     let tag = key.iter().position(|&byte| byte == b'{').and_then(|open| {
         let rest = &key[open + 1..];
@@ -102,7 +101,7 @@ fn crc16(bytes: &[u8]) -> u16 {
 }
 
 impl State {
-    /// Refuses a client's command that another node has to run.
+    /// Refuses a client's command that belongs to another node.
     pub(super) fn check_slots(
         &mut self,
         from: ConnectionId,
@@ -165,7 +164,7 @@ impl State {
         let is_mine = view.is_mine(slot);
         let to = view.migrating.get(&slot).filter(|_| is_mine).cloned();
         let imports = asking && view.importing.contains(&slot);
-        // Channels are not moved; only keys can be missing.
+        // Channels do not move; only keys can be missing.
         let present = keys
             .iter()
             .filter(|key| spec.sharded || self.keys.contains(key))
@@ -201,14 +200,14 @@ impl Server {
         std::mem::take(&mut self.state.outputs)
     }
 
-    /// The keys of a slot that have not expired.
+    /// Returns the keys of a slot that have not expired.
     pub fn keys_in_slot(&mut self, slot: u16, now: Duration) -> Vec<Vec<u8>> {
         let mut keys = self.keys(now);
         keys.retain(|key| self::slot(key) == slot);
         keys
     }
 
-    /// Takes a key away, to move it to another node.
+    /// Removes a key, to move it to another node.
     pub fn take_key(&mut self, key: &[u8], now: Duration) -> Option<Entry> {
         self.state.set_clock(now);
         let entry = self.state.keys.get(key).cloned();
@@ -217,14 +216,14 @@ impl Server {
         entry
     }
 
-    /// Puts a key here that another node had.
+    /// Stores a key that was moved from another node.
     pub fn put_key(&mut self, key: &[u8], entry: Entry, now: Duration) {
         self.state.set_clock(now);
         self.state.keys.put(key, entry);
         self.state.settle_changes(None);
     }
 
-    /// The messages that were published here and that all other nodes deliver, too.
+    /// Returns the messages published here that all other nodes have to deliver, too.
     pub fn take_broadcasts(&mut self) -> Vec<(Vec<u8>, Vec<u8>)> {
         std::mem::take(&mut self.state.broadcasts)
     }

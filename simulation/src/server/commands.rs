@@ -41,13 +41,13 @@ pub(super) fn unsupported(what: impl Into<String>) -> Stop {
     Stop::Unsupported(what.into())
 }
 
-/// One command that runs.
+/// A running command.
 pub(super) struct Call<'a> {
     pub(super) state: &'a mut State,
     pub(super) from: ConnectionId,
     /// All arguments, the command's name first.
     pub(super) args: &'a [Bytes],
-    /// `None` inside of a script.
+    /// `None` within a script.
     pub(super) interpreter: Option<&'a mut Interpreter>,
 }
 
@@ -57,7 +57,7 @@ pub(super) enum Keys {
     None,
     First,
     All,
-    /// As many as the second argument says, behind it.
+    /// The second argument is their number; they follow it.
     Counted,
 }
 
@@ -81,7 +81,7 @@ pub(super) struct Spec {
     /// Channels that belong to the slot of their name.
     pub(super) sharded: bool,
     pub(super) writes: bool,
-    /// Refused when there is no memory left.
+    /// Refused when no memory is left.
     grows: bool,
     in_scripts: bool,
     /// Allowed before a login.
@@ -113,7 +113,7 @@ const fn read(name: &'static str, arity: isize, run: fn(&mut Call<'_>) -> Answer
     }
 }
 
-/// Writes, without a need for more memory.
+/// Creates a command that writes, but needs no additional memory.
 const fn shrink(name: &'static str, arity: isize, run: fn(&mut Call<'_>) -> Answer) -> Spec {
     Spec {
         writes: true,
@@ -128,7 +128,7 @@ const fn write(name: &'static str, arity: isize, run: fn(&mut Call<'_>) -> Answe
     }
 }
 
-/// Not for scripts.
+/// Creates a command that scripts cannot call.
 const fn client(name: &'static str, arity: isize, run: fn(&mut Call<'_>) -> Answer) -> Spec {
     Spec {
         in_scripts: false,
@@ -157,7 +157,7 @@ const fn before_login(spec: Spec) -> Spec {
     }
 }
 
-/// Sentinels know it, too.
+/// Marks a command that Sentinels support, too.
 const fn in_sentinels(spec: Spec) -> Spec {
     Spec {
         in_sentinels: true,
@@ -287,7 +287,7 @@ impl Spec {
         }
     }
 
-    /// The keys among the arguments.
+    /// Returns the keys among the arguments.
     pub(super) fn keys<'a>(&self, args: &'a [Bytes]) -> &'a [Bytes] {
         match self.keys {
             Keys::None => &[],
@@ -302,7 +302,7 @@ impl Spec {
         }
     }
 
-    /// Its name, with the subcommand if it has some.
+    /// Returns its name, with the subcommand if it has any.
     pub(super) fn full_name(&self, args: &[Bytes]) -> String {
         match (self.name, args.get(1)) {
             ("CLIENT" | "CLUSTER" | "CONFIG" | "PUBSUB" | "SCRIPT" | "SENTINEL", Some(sub)) => {
@@ -313,17 +313,17 @@ impl Spec {
         }
     }
 
-    /// Whether it looks at keys itself, as scripts do not.
+    /// Returns whether it reads keys itself, unlike the commands that run scripts.
     pub(super) fn reads_a_key(&self) -> bool {
         matches!(self.keys, Keys::First | Keys::All)
     }
 
-    /// Whether the channels are patterns.
+    /// Returns whether the channels are patterns.
     pub(super) fn subscribes_to_patterns(&self) -> bool {
         self.channels == ChannelArgs::Patterns
     }
 
-    /// The channels or patterns of channels among the arguments.
+    /// Returns the channels or channel patterns among the arguments.
     pub(super) fn channels<'a>(&self, args: &'a [Bytes]) -> &'a [Bytes] {
         match self.channels {
             ChannelArgs::None => &[],
@@ -333,7 +333,7 @@ impl Spec {
     }
 }
 
-/// Runs a command that a client has sent, and sends the answer.
+/// Runs a client's command, and sends the answer.
 pub(super) fn run(
     state: &mut State,
     interpreter: &mut Interpreter,
@@ -392,7 +392,7 @@ pub(super) fn run_in_script(
             }
         }));
     }
-    // Which memory a script may use is decided before its first write.
+    // Whether a script may use more memory is decided before its first write.
     let growth_is_allowed = *has_written;
     if spec.writes {
         state.check_writable()?;
@@ -413,7 +413,7 @@ pub(super) fn run_in_script(
 }
 
 impl State {
-    /// Whether this server may write now.
+    /// Checks whether this server may write now.
     fn check_writable(&self) -> Result<(), Stop> {
         if self.keys.is_replica {
             return Err(refused(
@@ -500,7 +500,7 @@ impl Call<'_> {
         answer
     }
 
-    /// The argument at this place; the table says how many there are at least.
+    /// Returns the argument at this position; the table guarantees the minimum number.
     pub(super) fn arg(&self, at: usize) -> &[u8] {
         self.args.get(at).map(Vec::as_slice).unwrap_or_default()
     }
@@ -510,17 +510,17 @@ impl Call<'_> {
         integer(self.arg(at)).ok_or_else(refusal)
     }
 
-    /// An argument that is a word, in capital letters.
+    /// Returns an argument that is a word, in capital letters.
     pub(super) fn word(&self, at: usize) -> String {
         String::from_utf8_lossy(self.arg(at)).to_ascii_uppercase()
     }
 
-    /// The error for an option or subcommand that the simulation does not know.
+    /// Returns the error for an option or subcommand that the simulation does not support.
     pub(super) fn unsupported(&self) -> Stop {
         unsupported(shown(self.args))
     }
 
-    /// The error for a subcommand with too few or too many arguments.
+    /// Returns the error for a subcommand with too few or too many arguments.
     pub(super) fn wrong_arity(&self) -> Stop {
         let (command, sub) = (
             self.word(0).to_ascii_lowercase(),
@@ -532,14 +532,14 @@ impl Call<'_> {
     }
 }
 
-/// An integer as Redis reads it: no sign but a minus, no leading zeros.
+/// Parses an integer as Redis does: no sign but a minus, no leading zeros.
 pub(super) fn integer(text: &[u8]) -> Option<i64> {
     let text = std::str::from_utf8(text).ok()?;
     let number: i64 = text.parse().ok()?;
     (number.to_string() == text).then_some(number)
 }
 
-/// A command for an error message.
+/// Formats a command for an error message.
 fn shown(args: &[Bytes]) -> String {
     let shown = args.iter().map(|arg| match arg.len() {
         0..=100 => format!("{:?}", String::from_utf8_lossy(arg)),

@@ -1,4 +1,4 @@
-//! Connections, and the commands that are about them.
+//! Connections, and the commands on them.
 
 use super::auth::login;
 use super::commands::{Answer, Call, refused};
@@ -6,7 +6,7 @@ use super::replication::Waiting;
 use super::resp::{Bytes, Protocol, Reply};
 use super::tracking::{self, Tracking};
 
-/// Names one connection of one server.
+/// Identifies one connection of one server.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct ConnectionId(pub(super) u64);
 
@@ -18,14 +18,14 @@ pub(super) struct Connection {
     name: Bytes,
     /// Bytes that have arrived and have not been run yet.
     pub(super) input: Bytes,
-    /// The WAIT that has not been answered yet; nothing behind it runs.
+    /// The unanswered WAIT; no command behind it runs.
     pub(super) blocked: Option<Waiting>,
-    /// How far the data had been changed after the last command.
+    /// Replication offset after the last command.
     pub(super) offset: u64,
-    /// Whether the owner of a slot has sent the next command here.
+    /// Whether the next command was redirected here by the owner of the slot (ASKING).
     pub(super) asking: bool,
     pub(super) tracking: Option<Tracking>,
-    /// Whether it is closed after the answer.
+    /// Whether the server closes it after the answer.
     closes: bool,
 }
 
@@ -46,7 +46,7 @@ impl Connection {
 }
 
 impl super::State {
-    /// Closes the connection if its last command was to do that.
+    /// Closes the connection if its last command requested that.
     pub(super) fn close_if_asked(&mut self, id: ConnectionId) {
         if self
             .connections

@@ -1,6 +1,6 @@
-//! Patterns of keys and channels: `*`, `?`, `[a-z]`, `[^a]` and `\` before a character that stands for itself.
+//! Patterns of keys and channels: `*`, `?`, `[a-z]`, `[^a]` and `\` before a literal character.
 
-/// Whether the whole text matches the pattern.
+/// Returns whether the whole text matches the pattern.
 pub(super) fn matches(pattern: &[u8], text: &[u8]) -> bool {
     match pattern {
         [] => text.is_empty(),
@@ -20,7 +20,7 @@ pub(super) fn matches(pattern: &[u8], text: &[u8]) -> bool {
     }
 }
 
-/// Whether a byte is in the set that the pattern begins with, and the pattern behind it.
+/// Returns whether a byte is in the set at the start of the pattern, and the pattern behind the set.
 fn in_set(mut set: &[u8], byte: u8) -> (bool, &[u8]) {
     let negated = set.first() == Some(&b'^');
     if negated {

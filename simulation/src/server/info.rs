@@ -1,4 +1,4 @@
-//! What a server says of itself: TIME, INFO, CONFIG.
+//! Commands that describe the server: TIME, INFO, CONFIG.
 
 use std::fmt::Write;
 
@@ -6,7 +6,7 @@ use super::State;
 use super::commands::{Answer, Call};
 use super::resp::Reply;
 
-/// The settings that CONFIG GET knows.
+/// The settings that CONFIG GET returns.
 const SETTINGS: &[(&str, &str)] = &[
     ("databases", "16"),
     ("maxmemory", "0"),
@@ -14,7 +14,7 @@ const SETTINGS: &[(&str, &str)] = &[
 ];
 
 impl State {
-    /// What the server is there for.
+    /// Returns the mode that the server reports.
     pub(super) fn mode(&self) -> &'static str {
         match (&self.cluster, &self.sentinel) {
             (Some(_), _) => "cluster",
@@ -23,7 +23,7 @@ impl State {
         }
     }
 
-    /// Whether the server behaves as this version does.
+    /// Returns whether the server behaves like this version or a later one.
     pub(super) fn is_at_least(&self, major: u32, minor: u32) -> bool {
         let mut parts = self
             .config
@@ -35,7 +35,7 @@ impl State {
     }
 }
 
-/// Stands still while a script runs, as since Redis 7.2.
+/// Answers TIME. The time is constant while a script runs, as since Redis 7.2.
 pub(super) fn time(call: &mut Call<'_>) -> Answer {
     let now = call.state.now;
     let parts = [now.as_secs(), now.subsec_micros().into()];

@@ -4,7 +4,7 @@ use super::commands::{Answer, Call, refused};
 use super::glob::matches;
 use super::resp::{Bytes, Reply};
 
-/// Keys that SCAN looks at unless told.
+/// Default number of keys that SCAN visits.
 const SCANNED: usize = 10;
 
 pub(super) fn type_of(call: &mut Call<'_>) -> Answer {
@@ -39,7 +39,7 @@ pub(super) fn pttl(call: &mut Call<'_>) -> Answer {
     Ok(Reply::Int(left(call)))
 }
 
-/// Milliseconds that a key still has; -1: it does not expire, -2: there is none.
+/// Returns the milliseconds until a key expires; -1: it does not expire, -2: there is no key.
 fn left(call: &mut Call<'_>) -> i64 {
     match date(call) {
         date @ ..0 => date,
@@ -51,7 +51,7 @@ pub(super) fn pexpiretime(call: &mut Call<'_>) -> Answer {
     Ok(Reply::Int(date(call)))
 }
 
-/// When a key expires; -1: it does not, -2: there is none.
+/// Returns the date when a key expires; -1: it does not expire, -2: there is no key.
 fn date(call: &mut Call<'_>) -> i64 {
     match call.state.keys.get(&call.args[1]) {
         None => -2,
@@ -66,7 +66,7 @@ fn now(call: &Call<'_>) -> i64 {
     i64::try_from(call.state.keys.now).unwrap_or(i64::MAX)
 }
 
-/// A date in milliseconds out of an argument; `None` if it cannot be represented.
+/// Returns a date in milliseconds from an argument; `None` if it cannot be represented.
 pub(super) fn expiry(call: &Call<'_>, time: i64, in_seconds: bool, is_date: bool) -> Option<i64> {
     let millis = if in_seconds {
         time.checked_mul(1000)?
@@ -80,7 +80,7 @@ pub(super) fn expiry(call: &Call<'_>, time: i64, in_seconds: bool, is_date: bool
     }
 }
 
-/// A date as it is stored: one before 1970 is over like any other.
+/// Returns a date as it is stored: one before 1970 has passed like any other past date.
 pub(super) fn at_or_before(date: i64) -> u64 {
     u64::try_from(date).unwrap_or(0)
 }
@@ -164,8 +164,8 @@ pub(super) fn flush(call: &mut Call<'_>) -> Answer {
     Ok(Reply::ok())
 }
 
-/// Keys are listed in the order of a hash, which is also the cursor: keys that come and go between two
-/// pages, no other key is left out.
+/// Lists keys in the order of a hash, which is also the cursor: if keys are added or removed between two pages,
+/// no other key is left out.
 pub(super) fn scan(call: &mut Call<'_>) -> Answer {
     let cursor = std::str::from_utf8(call.arg(1)).ok();
     let cursor: Option<u64> = cursor.and_then(|cursor| cursor.parse().ok());
@@ -210,7 +210,7 @@ pub(super) fn scan(call: &mut Call<'_>) -> Answer {
     Ok(Reply::Array(vec![Reply::text(next.to_string()), found]))
 }
 
-/// FNV-1a; never 0, which a cursor begins and ends with.
+/// Returns the FNV-1a hash of a key; never 0, the first and last cursor.
 fn place(key: &Bytes) -> u64 {
     let step = |hash: u64, byte: &u8| (hash ^ u64::from(*byte)).wrapping_mul(0x100_0000_01b3);
     key.iter().fold(0xcbf2_9ce4_8422_2325, step).max(1)

@@ -1,8 +1,8 @@
 //! The data: keys with values of four types, and when they expire.
 //!
 //! A key whose date has passed is invisible from that moment on. A master also deletes it when it is looked
-//! up, as a change of its own; a replica leaves that to its master. Every change is noted by key, so that
-//! the caller can pass on what a command has changed.
+//! up, as a separate change; a replica leaves that to its master. Every change is recorded by key, so that
+//! the caller can replicate the changes of a command.
 
 use std::collections::BTreeMap;
 
@@ -26,12 +26,12 @@ pub(super) enum Value {
 pub(super) type Hash = BTreeMap<Bytes, Bytes>;
 pub(super) type List = Vec<Bytes>;
 
-/// Scores by member; the order by score is made when it is needed.
+/// Scores by member; they are sorted by score on demand.
 #[derive(Debug, Clone, PartialEq, Default)]
 pub(super) struct SortedSet(pub(super) BTreeMap<Bytes, f64>);
 
 impl SortedSet {
-    /// All members, by score and then by name.
+    /// Returns all members, by score and then by name.
     pub(super) fn sorted(&self) -> Vec<(Bytes, f64)> {
         let mut all: Vec<_> = self.0.iter().map(|(m, s)| (m.clone(), *s)).collect();
         // Stable: members with the same score stay in the order of the map.
@@ -40,7 +40,7 @@ impl SortedSet {
     }
 }
 
-/// Another type is at the key than the command is for.
+/// Error: the key holds another type than the command expects.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct WrongType;
 
@@ -86,7 +86,7 @@ kind!(List, List, |list| list.is_empty());
 kind!(SortedSet, SortedSet, |set| set.0.is_empty());
 
 impl Value {
-    /// The name of the type, as TYPE answers.
+    /// Returns the name of the type, as in the reply to TYPE.
     pub(super) fn type_name(&self) -> &'static str {
         match self {
             Value::Text(_) => "string",
@@ -107,14 +107,14 @@ pub(super) struct Keyspace {
     changes: Changes,
 }
 
-/// Changes since they were last taken.
+/// Changes since the last call that took them.
 #[derive(Debug, Default)]
 pub(super) struct Changes {
-    /// All keys were removed first.
+    /// Whether all keys were removed first.
     pub(super) flushed: bool,
     /// Each with the numbers of its first and its latest change.
     pub(super) keys: BTreeMap<Bytes, (u64, u64)>,
-    /// How many changes there were.
+    /// Number of changes.
     pub(super) count: u64,
 }
 
@@ -132,7 +132,7 @@ impl Changes {
 
 impl Keyspace {
     fn is_over(&self, entry: &Entry) -> bool {
-        // As in Redis, the very millisecond of the date still counts.
+        // As in Redis, the key is still visible in the millisecond of its date.
         entry.expires.is_some_and(|expires| self.now > expires)
     }
 
@@ -149,7 +149,7 @@ impl Keyspace {
         self.get(key).is_some()
     }
 
-    /// Writes the entry in place of any other.
+    /// Writes the entry, and replaces any other.
     pub(super) fn put(&mut self, key: &[u8], entry: Entry) {
         self.entries.insert(key.to_vec(), entry);
         self.changes.note(key);
@@ -183,7 +183,7 @@ impl Keyspace {
         }
     }
 
-    /// Writes a string; when the key expires stays as it is.
+    /// Writes a string; the key's expiry does not change.
     pub(super) fn set_text(&mut self, key: &[u8], text: Bytes) {
         let expires = self.get(key).and_then(|entry| entry.expires);
         let value = Value::Text(text);
@@ -198,7 +198,7 @@ impl Keyspace {
         }
     }
 
-    /// Changes a value of this type, which is made if there is none and removed if it ends up empty.
+    /// Changes a value of this type, which is created if missing and removed if it becomes empty.
     /// `change` also returns whether it has changed anything.
     pub(super) fn change<K: Kind, R>(
         &mut self,
@@ -212,7 +212,7 @@ impl Keyspace {
             expires: None,
         };
         let entry = match is_new {
-            // Of a replica there may be an expired one.
+            // A replica may still store an expired entry.
             true => entry.insert_entry(empty()).into_mut(),
             false => entry.or_insert_with(empty),
         };
@@ -235,12 +235,12 @@ impl Keyspace {
         }
     }
 
-    /// All keys that have not expired, in order.
+    /// Returns all keys that have not expired, in order.
     pub(super) fn keys(&self) -> impl Iterator<Item = &Bytes> {
         self.visible().map(|(key, _)| key)
     }
 
-    /// All entries that have not expired, by key.
+    /// Returns all entries that have not expired, by key.
     pub(super) fn visible(&self) -> impl Iterator<Item = (&Bytes, &Entry)> {
         self.entries
             .iter()
@@ -256,17 +256,17 @@ impl Keyspace {
         }
     }
 
-    /// All stored entries, expired or not.
+    /// Returns all stored entries, expired or not.
     pub(super) fn stored(&self) -> &BTreeMap<Bytes, Entry> {
         &self.entries
     }
 
-    /// Takes over other data; no change of this server's.
+    /// Replaces the data, without recording a change.
     pub(super) fn load(&mut self, entries: BTreeMap<Bytes, Entry>) {
         self.entries = entries;
     }
 
-    /// Takes over a change of the master.
+    /// Applies a change of the master.
     pub(super) fn apply(&mut self, key: &[u8], entry: Option<Entry>) {
         match entry {
             Some(entry) => {
@@ -278,7 +278,7 @@ impl Keyspace {
         }
     }
 
-    /// How many changes there were since they were last taken.
+    /// Returns the number of changes since they were last taken.
     pub(super) fn changed(&self) -> u64 {
         self.changes.count
     }

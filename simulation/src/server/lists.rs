@@ -4,7 +4,7 @@ use super::commands::{Answer, Call};
 use super::keyspace::List;
 use super::resp::{Bytes, Reply};
 
-/// The range between two places, which count from the end if they are negative.
+/// Returns the range between two indexes, which count from the end if they are negative.
 pub(super) fn range(length: usize, first: i64, last: i64) -> std::ops::Range<usize> {
     let length = i64::try_from(length).unwrap_or(i64::MAX);
     let place = |at: i64| if at < 0 { length + at } else { at };

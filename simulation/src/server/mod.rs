@@ -1,10 +1,10 @@
 //! A server in the process: a state machine whose input is bytes and the time, and whose output is the bytes
 //! that it sends.
 //!
-//! [`Server::receive`] appends bytes to the connection's input, runs every command that is complete, and
+//! [`Server::receive`] appends bytes to the connection's input, runs every complete command, and
 //! returns the answers and messages in the order in which they are sent. Commands are in one table
-//! (`commands`), which also says what is checked before they run. A command that the simulation does not
-//! know is an [`Unsupported`] error of the run, never an answer that a client could take for a refusal.
+//! (`commands`), which also specifies the checks before they run. A command that the simulation does not
+//! support is an [`Unsupported`] error of the run, never an answer that a client could take for a refusal.
 //!
 //! Nothing here is random or depends on hashing: the same calls give the same answers.
 
@@ -46,22 +46,22 @@ use self::script::Interpreter;
 use self::sentinel::Masters;
 use self::tracking::{Readers, Reads};
 
-/// What one server is, apart from its data.
+/// Configuration of a server.
 #[derive(Debug, Clone)]
 pub struct Config {
-    /// Where clients reach it.
+    /// Host at which clients reach it.
     pub host: String,
     /// Its port there.
     pub port: u16,
-    /// What INFO names as the id of the process: 40 hex digits, others after each restart.
+    /// The id of the process in INFO: 40 hex digits, different after each restart.
     pub run_id: String,
-    /// The version that it claims, and whose behavior it has: 7.0 or later.
+    /// The version that it reports and emulates: 7.0 or later.
     pub version: String,
     /// The password of the user `default`, if it needs one.
     pub password: Option<String>,
 }
 
-/// What a server sends, or does to a connection.
+/// Output of a server: bytes for a connection, or its end.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Output {
     /// Sends these bytes.
@@ -73,12 +73,12 @@ pub enum Output {
     },
     /// Closes the connection, after all that was sent before.
     Close {
-        /// The connection, which the server has forgotten already.
+        /// The connection, which the server has already removed.
         to: ConnectionId,
     },
 }
 
-/// The run must end: a command, an option or a use of Lua that the simulated server does not know.
+/// Error that ends the run: a command, an option or a use of Lua that the simulated server does not support.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("the simulated server does not support {0}")]
 pub struct Unsupported(String);
@@ -92,7 +92,7 @@ pub enum Refusal {
     TooFewReplicas,
     /// Writes are refused: the data cannot be saved.
     DiskError,
-    /// Everything is refused until the data is read.
+    /// All commands are refused until the data is loaded.
     Loading,
 }
 
@@ -103,31 +103,31 @@ pub struct Server {
     interpreter: Interpreter,
 }
 
-/// All of a server but its interpreter, which runs scripts on this.
+/// The state of a server without its interpreter, which runs scripts on it.
 #[derive(Debug)]
 struct State {
     config: Config,
-    /// Since 1970, by this server's clock.
+    /// Time since 1970, by this server's clock.
     now: Duration,
     keys: Keyspace,
     connections: BTreeMap<ConnectionId, Connection>,
-    /// How many connections there ever were.
+    /// Number of connections ever accepted.
     connected: u64,
     channels: Channels,
     replication: Replication,
     users: BTreeMap<String, User>,
     refusal: Option<Refusal>,
-    /// Of a node of a cluster.
+    /// The view of a cluster node.
     cluster: Option<ClusterView>,
-    /// Of a Sentinel.
+    /// The masters of a Sentinel.
     sentinel: Option<Masters>,
     /// Messages for the other nodes of the cluster.
     broadcasts: Vec<(Bytes, Bytes)>,
     readers: Readers,
     reads: Reads,
-    /// The keys of the script that is running.
+    /// The keys of the running script.
     script_keys: Option<Vec<Bytes>>,
-    /// Whether the script that is running was sent by the owner of its slot.
+    /// Whether the running script was redirected here by the owner of its slot (ASKING).
     script_asks: bool,
     outputs: Vec<Output>,
 }
@@ -171,15 +171,15 @@ impl Server {
         id
     }
 
-    /// Forgets a connection that the client or the network has closed.
+    /// Removes a connection that the client or the network has closed.
     pub fn disconnect(&mut self, id: ConnectionId) {
         self.state.forget(id);
     }
 
-    /// Takes bytes from a connection and runs the commands that are complete with them. `now` is the
+    /// Receives bytes from a connection and runs the commands that they complete. `now` is the
     /// time since 1970 by this server's clock.
     ///
-    /// Bytes of a connection that is closed are ignored.
+    /// Bytes of a closed connection are ignored.
     ///
     /// # Errors
     ///
@@ -198,7 +198,7 @@ impl Server {
         self.outputs()
     }
 
-    /// Lets time pass: commands that have blocked for as long as they wanted are answered. Needed at the
+    /// Advances the time: blocked commands whose timeout has passed are answered. Must be called at the
     /// latest at [`Server::next_deadline`].
     ///
     /// # Errors
@@ -225,23 +225,23 @@ impl Server {
         std::mem::take(&mut self.state.outputs)
     }
 
-    /// Refuses commands from now on for this reason, or for none.
+    /// Refuses commands from now on for this reason, or ends the refusal if it is `None`.
     pub fn refuse(&mut self, refusal: Option<Refusal>) {
         self.state.refusal = refusal;
     }
 
-    /// Forgets all scripts.
+    /// Removes all scripts from the cache.
     pub fn forget_scripts(&mut self) {
         self.interpreter.forget();
     }
 
-    /// All keys that have not expired.
+    /// Returns all keys that have not expired.
     pub fn keys(&mut self, now: Duration) -> Vec<Vec<u8>> {
         self.state.set_clock(now);
         self.state.keys.keys().cloned().collect()
     }
 
-    /// How many connections there are.
+    /// Returns the number of connections.
     pub fn connections(&self) -> usize {
         self.state.connections.len()
     }
@@ -254,7 +254,7 @@ impl Server {
         Ok(())
     }
 
-    /// Returns the output, with the answers to commands that are no longer blocked and to those behind.
+    /// Returns the output, with the answers to commands that are no longer blocked and to those behind them.
     fn outputs(&mut self) -> Result<Vec<Output>, Unsupported> {
         while let Some(id) = self.state.unblock_next() {
             self.run_input(id)?;
@@ -269,7 +269,7 @@ impl State {
         self.keys.now = u64::try_from(now.as_millis()).unwrap_or(u64::MAX);
     }
 
-    /// Takes the next complete command out of the input of a connection that is not blocked.
+    /// Removes the next complete command from the input of a connection that is not blocked.
     fn next_command(&mut self, id: ConnectionId) -> Option<Vec<Bytes>> {
         let connection = self.connections.get_mut(&id)?;
         if connection.blocked.is_some() {
@@ -301,7 +301,7 @@ impl State {
         }
     }
 
-    /// Sends a message that is no answer.
+    /// Sends a push message, which is no answer.
     fn push(&mut self, to: ConnectionId, parts: &[Reply]) {
         if let Some(connection) = self.connections.get(&to) {
             let mut bytes = Vec::new();
@@ -317,7 +317,7 @@ impl State {
         }
     }
 
-    /// Returns whether there was such a connection.
+    /// Removes a connection. Returns whether it existed.
     fn forget(&mut self, id: ConnectionId) -> bool {
         self.channels.forget(id);
         self.connections.remove(&id).is_some()

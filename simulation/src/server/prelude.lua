@@ -1,4 +1,4 @@
--- What scripts find in the interpreter. Runs once, and returns what runs a script.
+-- The environment of scripts in the interpreter. Runs once, and returns the function that runs a script.
 local misused, sha1hex, line = ...
 
 -- Ends the run.
@@ -57,7 +57,7 @@ setmetatable(globals, {
     end,
 })
 
--- Gives every error a text and the line where the script was.
+-- Adds a text and the current line of the script to every error.
 local function explain(problem)
     if type(problem) ~= 'table' then
         problem = { err = 'ERR ' .. tostring(problem) }

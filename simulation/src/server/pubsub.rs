@@ -17,7 +17,7 @@ pub(super) enum Way {
 }
 
 impl Way {
-    /// What confirmations of the beginning and of the end are called.
+    /// Returns the names of the confirmations of a subscription and of its end.
     fn words(self) -> (&'static str, &'static str) {
         match self {
             Way::Channel => ("subscribe", "unsubscribe"),
@@ -30,9 +30,9 @@ impl Way {
 /// All subscriptions.
 #[derive(Debug, Default)]
 pub(super) struct Channels {
-    /// In the order in which they have subscribed.
+    /// Subscribers of each channel, in the order of subscription.
     subscribers: BTreeMap<(Way, Bytes), Vec<ConnectionId>>,
-    /// The other way round.
+    /// Channels of each subscriber.
     subscriptions: BTreeMap<ConnectionId, BTreeSet<(Way, Bytes)>>,
 }
 
@@ -69,27 +69,27 @@ impl Channels {
         }
     }
 
-    /// The channels or patterns of a connection.
+    /// Returns the channels or patterns of a connection.
     fn of(&self, id: ConnectionId, way: Way) -> Vec<Bytes> {
         let all = self.subscriptions.get(&id).into_iter().flatten();
         let all = all.filter(|(other, _)| *other == way);
         all.map(|(_, channel)| channel.clone()).collect()
     }
 
-    /// The number of subscriptions in confirmations to a connection: channels and patterns count together.
+    /// Returns the number of subscriptions in confirmations to a connection: channels and patterns count together.
     fn count(&self, id: ConnectionId, way: Way) -> usize {
         let all = self.subscriptions.get(&id).into_iter().flatten();
         let counts = |(other, _): &&(Way, Bytes)| (*other == Way::Sharded) == (way == Way::Sharded);
         all.filter(counts).count()
     }
 
-    /// The subscribers of one channel or pattern.
+    /// Returns the subscribers of one channel or pattern.
     fn subscribers(&self, way: Way, channel: &[u8]) -> &[ConnectionId] {
         let ids = self.subscribers.get(&(way, channel.to_vec()));
         ids.map(Vec::as_slice).unwrap_or_default()
     }
 
-    /// All channels or patterns that have subscribers.
+    /// Returns all channels or patterns that have subscribers.
     pub(super) fn all(&self, way: Way) -> impl Iterator<Item = (&Bytes, &[ConnectionId])> {
         let all = self
             .subscribers
@@ -111,7 +111,7 @@ impl Server {
 }
 
 impl State {
-    /// Sends a message to all subscribers here. Returns how many there are.
+    /// Sends a message to all subscribers of this server. Returns their number.
     pub(super) fn deliver(&mut self, sharded: bool, channel: &[u8], message: &[u8]) -> usize {
         let bulk = |bytes: &[u8]| Reply::Bulk(bytes.to_vec());
         let (way, word) = match sharded {
@@ -138,7 +138,7 @@ impl State {
         direct.len() + matching.len()
     }
 
-    /// Ends a subscription and says so, asked or not.
+    /// Ends a subscription and confirms it, requested or not.
     pub(super) fn end_subscription(&mut self, id: ConnectionId, way: Way, channel: &Bytes) {
         self.channels.remove(id, way, channel);
         self.confirm_end(id, way, Reply::Bulk(channel.clone()));

@@ -1,9 +1,9 @@
-//! Replication: what every command has changed, as a record that a replica applies later, and WAIT.
+//! Replication: a record of the changes of every command, which a replica applies later, and WAIT.
 //!
 //! A record holds the new values of all keys that one command or script has changed, so that applying it is
-//! all or nothing, and applying the records in order gives the master's data. How long a record travels is
-//! the caller's to decide: it takes records from the master ([`Server::take_effects`]), gives them to a
-//! replica ([`Server::apply`]) and tells the master that they have arrived ([`Server::acknowledge`]).
+//! all or nothing, and applying the records in order gives the master's data. The caller decides how long a
+//! record travels: it takes records from the master ([`Server::take_effects`]), passes them to a
+//! replica ([`Server::apply`]) and acknowledges them to the master ([`Server::acknowledge`]).
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -14,12 +14,12 @@ use super::keyspace::Entry;
 use super::resp::{Bytes, Reply};
 use super::{Output, Server, State, Unsupported};
 
-/// What one command or script has changed.
+/// The changes of one command or script.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Effects {
-    /// How far the data has been changed with this.
+    /// Replication offset after this record.
     pub offset: u64,
-    /// In order.
+    /// The changes, in order.
     pub changes: Vec<Effect>,
 }
 
@@ -30,23 +30,23 @@ pub enum Effect {
     Flushed,
     /// A key has another value.
     Changed {
-        /// Which.
+        /// The key.
         key: Vec<u8>,
-        /// The value, with when it expires; `None`: the key is gone.
+        /// The value with its expiry; `None`: the key was removed.
         entry: Option<Entry>,
     },
     /// A message was published.
     Published {
-        /// Whether to a channel that belongs to a slot.
+        /// Whether the channel is sharded.
         sharded: bool,
-        /// Where to.
+        /// The channel.
         channel: Vec<u8>,
-        /// What.
+        /// The message.
         message: Vec<u8>,
     },
 }
 
-/// All data of a server, for a replica that begins, or for a server that starts again with its data.
+/// All data of a server, for a new replica, or for a server that restarts with its data.
 #[derive(Debug, Clone, PartialEq, Default)]
 pub struct Snapshot {
     offset: u64,
@@ -57,7 +57,7 @@ pub struct Snapshot {
 pub(super) struct Replication {
     offset: u64,
     replicas: Vec<Replica>,
-    /// Where the master is, of a replica.
+    /// Address of the master, for a replica.
     master: Option<(String, u16)>,
     /// Records that have not been taken yet.
     effects: Vec<Effects>,
@@ -65,7 +65,7 @@ pub(super) struct Replication {
     published: Vec<Effect>,
 }
 
-/// A replica that is connected.
+/// A connected replica.
 #[derive(Debug)]
 pub(super) struct Replica {
     pub(super) host: String,
@@ -73,7 +73,7 @@ pub(super) struct Replica {
     pub(super) acknowledged: u64,
 }
 
-/// A WAIT without an answer.
+/// An unanswered WAIT.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Waiting {
     replicas: usize,
@@ -104,7 +104,7 @@ impl Replication {
         }
     }
 
-    /// How many replicas have the data up to there.
+    /// Returns how many replicas have acknowledged this offset.
     fn acknowledged(&self, offset: u64) -> usize {
         let have = |replica: &&Replica| replica.acknowledged >= offset;
         self.replicas.iter().filter(have).count()
@@ -112,7 +112,7 @@ impl Replication {
 }
 
 impl State {
-    /// Passes on what the current command of this connection has changed.
+    /// Records the changes of the current command of this connection for replicas and readers.
     pub(super) fn settle_changes(&mut self, from: Option<ConnectionId>) {
         let changed = self.keys.take_changes();
         let published = std::mem::take(&mut self.replication.published);
@@ -136,7 +136,7 @@ impl State {
         }
     }
 
-    /// Answers the next WAIT that has to be answered now. Returns its connection.
+    /// Answers the next WAIT that is due. Returns its connection.
     pub(super) fn unblock_next(&mut self) -> Option<ConnectionId> {
         let answer = |waiting: &Waiting| {
             let have = self.replication.acknowledged(waiting.offset);
@@ -163,7 +163,7 @@ impl State {
         blocked.filter_map(|waiting| waiting.until).min()
     }
 
-    /// Refuses every blocked WAIT: this server has no replicas any more.
+    /// Refuses every blocked WAIT, because this server has no replicas any more.
     fn refuse_blocked(&mut self) {
         let blocked = self
             .connections
@@ -180,7 +180,7 @@ impl State {
 }
 
 impl Server {
-    /// All data, as a replica or the next start needs it.
+    /// Returns all data, for a replica or a restart.
     pub fn snapshot(&self) -> Snapshot {
         Snapshot {
             offset: self.state.replication.offset,
@@ -188,13 +188,13 @@ impl Server {
         }
     }
 
-    /// Takes over data in place of its own, as a server that starts with it.
+    /// Replaces all data, like a server that starts with it.
     pub fn load(&mut self, data: Snapshot) {
         self.state.keys.load(data.entries);
         self.state.replication.offset = data.offset;
     }
 
-    /// Connects a replica: from now on it gets what changes, on top of the data that this returns.
+    /// Connects a replica: from now on it gets all changes, on top of the data that this returns.
     pub fn attach_replica(&mut self, host: &str, port: u16) -> Snapshot {
         self.detach_replica(host, port);
         self.state.replication.replicas.push(Replica {
@@ -216,7 +216,7 @@ impl Server {
         std::mem::take(&mut self.state.replication.effects)
     }
 
-    /// A replica says how much it has applied. Answers those who waited for that.
+    /// Records how much a replica has applied. Answers commands that waited for that.
     ///
     /// # Errors
     ///
@@ -236,7 +236,7 @@ impl Server {
         self.outputs()
     }
 
-    /// Becomes a replica of the server there, with its data. Those who wait for replicas of this one are
+    /// Becomes a replica of the server at this address, with its data. Clients that wait for replicas of this one are
     /// refused and closed.
     ///
     /// # Errors
@@ -258,23 +258,23 @@ impl Server {
         self.outputs()
     }
 
-    /// Becomes a master, with the data that it has.
+    /// Becomes a master, with its current data.
     pub fn become_master(&mut self) {
         self.state.keys.is_replica = false;
         self.state.replication.master = None;
     }
 
-    /// Whether it follows a master.
+    /// Returns whether it follows a master.
     pub fn is_replica(&self) -> bool {
         self.state.keys.is_replica
     }
 
-    /// How far its data has been changed.
+    /// Returns its replication offset.
     pub fn offset(&self) -> u64 {
         self.state.replication.offset
     }
 
-    /// Applies what the master has changed. Returns the messages to subscribers here.
+    /// Applies changes of the master. Returns the messages to subscribers of this server.
     pub fn apply(&mut self, effects: &Effects, now: Duration) -> Vec<Output> {
         self.state.set_clock(now);
         for change in &effects.changes {

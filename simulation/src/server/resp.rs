@@ -1,4 +1,4 @@
-//! The protocol: commands out of bytes, replies into bytes of RESP2 or RESP3.
+//! The protocol: parses commands, and writes replies in RESP2 or RESP3.
 
 use std::fmt;
 use std::io::Write as _;
@@ -6,7 +6,7 @@ use std::io::Write as _;
 /// Keys, values and channels are bytes, not text.
 pub(super) type Bytes = Vec<u8>;
 
-/// What a client may send at once; more is a fault of the client or of the simulation.
+/// The greatest length that a client may announce; a greater one is an error of the client or of the simulation.
 const LONGEST: usize = 64 << 20;
 
 /// The versions of the protocol, which HELLO chooses.
@@ -17,7 +17,7 @@ pub(super) enum Protocol {
     Resp3,
 }
 
-/// What a command answers.
+/// The reply to a command.
 #[derive(Debug, Clone, PartialEq)]
 pub(super) enum Reply {
     Status(String),
@@ -25,7 +25,7 @@ pub(super) enum Reply {
     Error(String),
     Int(i64),
     Bulk(Bytes),
-    /// A text for people, such as INFO's.
+    /// A text, such as that of INFO.
     Verbatim(String),
     Nil,
     Double(f64),
@@ -55,7 +55,7 @@ impl Reply {
         Reply::Int(i64::try_from(count).unwrap_or(i64::MAX))
     }
 
-    /// Appends the reply as it goes over the network.
+    /// Appends the encoded reply.
     pub(super) fn write(&self, protocol: Protocol, out: &mut Bytes) {
         let newer = protocol == Protocol::Resp3;
         match self {
@@ -128,7 +128,7 @@ fn bulk(out: &mut Bytes, bytes: &[u8]) {
 /// Integers below this are printed without an exponent.
 const EXACT: f64 = 1e15;
 
-/// A number as C prints it with `%.17g`: the form of scores, and of numbers that scripts pass on.
+/// Formats a number like C's `%.17g`: the form of scores, and of numbers that scripts pass on.
 pub(super) fn decimal(number: f64) -> String {
     if number.is_infinite() {
         return if number > 0.0 { "inf" } else { "-inf" }.into();
@@ -167,11 +167,11 @@ pub(super) fn decimal(number: f64) -> String {
     }
 }
 
-/// The first command in the buffer and its length in bytes; `None` if it is not complete yet.
+/// Parses the first command in the buffer. Returns it and its length in bytes; `None` if it is incomplete.
 ///
 /// # Errors
 ///
-/// What a server says before it closes a connection that does not speak the protocol.
+/// The error that a server sends before it closes a connection that violates the protocol.
 pub(super) fn parse(buffer: &[u8]) -> Result<Option<(Vec<Bytes>, usize)>, String> {
     let mut rest = Rest { buffer, at: 0 };
     let Some(count) = rest.header(b'*')? else {
@@ -195,14 +195,14 @@ pub(super) fn parse(buffer: &[u8]) -> Result<Option<(Vec<Bytes>, usize)>, String
     Ok(Some((args, rest.at)))
 }
 
-/// What of the buffer is still to be parsed.
+/// The part of the buffer that is not parsed yet.
 struct Rest<'a> {
     buffer: &'a [u8],
     at: usize,
 }
 
 impl Rest<'_> {
-    /// A line of a mark and a length.
+    /// Parses a line with a mark and a length.
     fn header(&mut self, mark: u8) -> Result<Option<usize>, String> {
         let rest = &self.buffer[self.at..];
         match rest.first() {

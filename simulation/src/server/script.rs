@@ -1,12 +1,11 @@
 //! Scripts, on a Lua 5.1 of the server's own.
 //!
-//! A script runs in one go: it calls commands through the same table as clients, on the server's state, and
-//! nothing comes between. Values pass from Lua to replies and back as in Redis: numbers lose their fraction,
-//! false is nil, a table ends before its first nil, and tables with the field `ok` or `err` are statuses and
-//! errors.
+//! A script runs atomically: it calls commands through the same table as clients, on the server's state. Values
+//! are converted between Lua and replies as in Redis: numbers lose their fraction, false is nil, a table ends
+//! before its first nil, and tables with the field `ok` or `err` are statuses and errors.
 //!
-//! What a script could use in a real server but must not here (random numbers, clocks, libraries, globals
-//! that are not there) ends the run, even if the script catches errors.
+//! Features of a real server that are not simulated (random numbers, clocks, libraries, undefined globals) end
+//! the run, even if the script catches errors.
 
 use std::cell::RefCell;
 use std::collections::{BTreeMap, BTreeSet};
@@ -19,21 +18,21 @@ use super::commands::{Answer, Call, Stop, refused, run_in_script, unsupported};
 use super::connection::ConnectionId;
 use super::resp::{Bytes, Reply, decimal};
 
-/// Runs in the interpreter first: see `prelude.lua`.
+/// Runs first in the interpreter: see `prelude.lua`.
 const PRELUDE: &str = include_str!("prelude.lua");
 
-/// What scripts are called in their errors.
+/// Name of scripts in their errors.
 const SCRIPT: &str = "@user_script";
 
-/// How deep a reply may be nested.
+/// Maximum nesting of a reply.
 const DEEPEST: usize = 100;
 
-/// How many bytes of Lua's memory may be used before its garbage is collected, which takes time. Few runs use so
+/// Bytes of Lua's memory that may be used before its garbage is collected, which takes time. Few runs use that
 /// many.
 const MOST_MEMORY: usize = 32 << 20;
 
 thread_local! {
-    /// Interpreters of servers that have ended. Making one takes longer than most runs spend in it.
+    /// Interpreters of servers that have ended. Creating one takes longer than most runs spend in it.
     static FREE: RefCell<Vec<Engine>> = const { RefCell::new(Vec::new()) };
 }
 
@@ -41,7 +40,7 @@ thread_local! {
 #[derive(Debug, Default)]
 pub(super) struct Interpreter {
     engine: Option<Engine>,
-    /// The SHA-1 of each script that clients may name.
+    /// The SHA-1 of each script that clients may call.
     known: BTreeSet<String>,
 }
 
@@ -52,7 +51,7 @@ struct Engine {
     run: Function,
     /// All scripts that were ever loaded, by SHA-1.
     compiled: BTreeMap<String, Function>,
-    /// What a script has used that is not simulated.
+    /// Use of a feature that is not simulated.
     misuse: Misuse,
 }
 
@@ -61,7 +60,7 @@ type Misuse = Arc<Mutex<Option<String>>>;
 impl Drop for Interpreter {
     fn drop(&mut self) {
         if let Some(engine) = self.engine.take() {
-            // At the end of the thread there is no place for it.
+            // At the end of the thread the list no longer exists.
             let _ = FREE.try_with(|free| free.borrow_mut().push(engine));
         }
     }
@@ -72,7 +71,7 @@ impl Interpreter {
         self.known.clear();
     }
 
-    /// Makes a script known. Returns its SHA-1.
+    /// Loads a script. Returns its SHA-1.
     fn load(&mut self, source: &[u8]) -> Result<String, Stop> {
         let sha = sha(source);
         if !self.known.contains(&sha) {
@@ -82,7 +81,7 @@ impl Interpreter {
         Ok(sha)
     }
 
-    /// Runs a script that is known.
+    /// Runs a loaded script.
     fn run(
         &mut self,
         state: &mut State,
@@ -219,8 +218,7 @@ impl Engine {
     }
 }
 
-/// The line of the script that is running, for errors; -1 for a call whose result the script returns, which
-/// Lua does not keep in mind.
+/// Returns the current line of the running script, for errors; -1 for a tail call, whose line Lua does not keep.
 fn line(lua: &Lua) -> i64 {
     for level in 0.. {
         let found = lua.inspect_stack(level, |frame| {
@@ -236,7 +234,7 @@ fn line(lua: &Lua) -> i64 {
     -1
 }
 
-/// A command as a script calls it.
+/// Converts the arguments of a script's call to a command.
 fn command(args: &MultiValue) -> Result<Vec<Bytes>, Stop> {
     if args.is_empty() {
         return Err(refused(
@@ -255,7 +253,7 @@ fn command(args: &MultiValue) -> Result<Vec<Bytes>, Stop> {
     args.iter().map(argument).collect()
 }
 
-/// A reply as a script sees it: that of RESP2.
+/// Converts a reply for a script, as in RESP2.
 fn value(lua: &Lua, reply: &Reply) -> mlua::Result<Value> {
     let string = |bytes: &[u8]| lua.create_string(bytes).map(Value::String);
     let field = |name: &str, text: &str| {
@@ -289,7 +287,7 @@ fn value(lua: &Lua, reply: &Reply) -> mlua::Result<Value> {
     }
 }
 
-/// What a script returns, as a reply.
+/// Converts the return value of a script to a reply.
 fn reply(value: &Value, depth: usize) -> Answer {
     #[allow(clippy::cast_possible_truncation, reason = "as Redis cuts numbers")]
     match value {
@@ -297,7 +295,7 @@ fn reply(value: &Value, depth: usize) -> Answer {
         Value::Boolean(true) => Ok(Reply::Int(1)),
         Value::Integer(number) => Ok(Reply::Int(*number)),
         Value::Number(number) => Ok(Reply::Int(match number {
-            // What processors make of numbers that are too big.
+            // As processors convert numbers that are too large.
             9_223_372_036_854_775_808.0.. => i64::MIN,
             number => *number as i64,
         })),

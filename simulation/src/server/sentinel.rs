@@ -1,5 +1,5 @@
-//! A Sentinel: the same server with other commands. It says which server it takes for the master, and
-//! publishes a change of that.
+//! A Sentinel: the same server with other commands. It reports which server is the master, and publishes a
+//! change of the master.
 
 use std::collections::BTreeMap;
 
@@ -7,7 +7,7 @@ use super::commands::{Answer, Call, refused};
 use super::resp::Reply;
 use super::{Config, Output, Server};
 
-/// What a Sentinel knows of one master.
+/// A Sentinel's view of one master.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Master {
     host: String,
@@ -26,8 +26,8 @@ impl Server {
         server
     }
 
-    /// Tells a Sentinel which server is the master of this name, since the failover with this epoch. If
-    /// it was another one before, subscribers receive a message.
+    /// Sets the master of this name at a Sentinel, since the failover with this epoch. If it was another one before,
+    /// subscribers receive a message.
     pub fn set_master(&mut self, name: &str, host: &str, port: u16, epoch: u64) -> Vec<Output> {
         let master = Master {
             host: host.to_owned(),

@@ -52,7 +52,7 @@ fn listed(call: &mut Call<'_>, order: fn(&mut Vec<(Vec<u8>, f64)>)) -> Answer {
     })
 }
 
-/// What ZADD may do with a member.
+/// The options of ZADD.
 #[derive(Default, Clone, Copy)]
 struct Rules {
     only_new: bool,
@@ -63,7 +63,7 @@ struct Rules {
     adds_up: bool,
 }
 
-/// What became of a member.
+/// Effect on a member.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Done {
     Added,
@@ -73,7 +73,7 @@ enum Done {
 }
 
 impl Rules {
-    /// Adds one member; the error if the sum is no number. Returns the change and the score.
+    /// Adds one member. Returns the change and the score; an error if the sum is not a number.
     fn add(self, set: &mut SortedSet, member: &[u8], score: f64) -> Result<(Done, f64), Stop> {
         let Some(before) = set.0.get_mut(member) else {
             if self.only_old {
@@ -206,7 +206,7 @@ pub(super) fn zremrangebyscore(call: &mut Call<'_>) -> Answer {
     })
 }
 
-/// Removes the members that are chosen, and returns how many they were.
+/// Removes the selected members, and returns their number.
 fn remove(
     call: &mut Call<'_>,
     choose: impl FnOnce(&Call<'_>, &SortedSet) -> Vec<Vec<u8>>,
@@ -227,7 +227,7 @@ fn remove(
     Ok(Reply::count(removed))
 }
 
-/// A range of scores, each end with it or without.
+/// A range of scores; each end is inclusive or exclusive.
 #[derive(Clone, Copy)]
 struct Scores {
     low: (f64, bool),
@@ -242,7 +242,7 @@ impl Scores {
     }
 }
 
-/// The range that two arguments name: `5`, `(5` without the 5, `-inf`. No text at all is 0.
+/// Parses a range from two arguments: `5`, `(5` for exclusive, `-inf`. An empty text is 0.
 fn scores(call: &Call<'_>, at: usize) -> Result<Scores, Stop> {
     let end = |at: usize| {
         let text = call.arg(at);
@@ -257,12 +257,12 @@ fn scores(call: &Call<'_>, at: usize) -> Result<Scores, Stop> {
     Ok(Scores { low, high })
 }
 
-/// A score, infinite ones among them.
+/// Parses a score, which may be infinite.
 fn float(text: &[u8], refusal: &str) -> Result<f64, Stop> {
     let text = std::str::from_utf8(text).ok();
     let number = text.and_then(|text| text.parse::<f64>().ok());
     let number = number.filter(|number| !number.is_nan());
-    // There is only one zero.
+    // Converts -0 to 0.
     let number = number.map(|number| number + 0.0);
     number.ok_or_else(|| refused(refusal))
 }

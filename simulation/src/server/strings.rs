@@ -19,7 +19,7 @@ pub(super) fn getrange(call: &mut Call<'_>) -> Answer {
     let (first, last) = (call.integer(2)?, call.integer(3)?);
     let text = call.state.keys.text(&call.args[1])?;
     let text = text.map(Vec::as_slice).unwrap_or_default();
-    // Unlike other ranges: two negative places the wrong way round are empty before they are cut.
+    // Unlike other ranges, two negative indexes in the wrong order give an empty range before they are clamped.
     if first < 0 && last < 0 && first > last {
         return Ok(Reply::text(""));
     }

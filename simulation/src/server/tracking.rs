@@ -1,4 +1,4 @@
-//! Client tracking: a connection receives an invalidation when a key changes that it has read.
+//! Client tracking: a connection receives an invalidation when a key that it has read changes.
 //!
 //! Only RESP3, for all commands or for those that a client announces (`OPTIN`). A key is invalidated once, and
 //! must be read again for another invalidation. If a script reads anything, all its declared keys count as read,
@@ -12,24 +12,24 @@ use super::connection::ConnectionId;
 use super::keyspace::Changes;
 use super::resp::{Bytes, Reply};
 
-/// How a connection tracks.
+/// Tracking mode of a connection.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Tracking {
     only_wanted: bool,
-    /// Its own changes are not told.
+    /// Whether the connection's own changes send no invalidation.
     no_loop: bool,
-    /// The next command is wanted.
+    /// Whether the next command is tracked.
     is_wanted: bool,
 }
 
-/// What the current command has read, and how many changes it had made before.
+/// Keys that were read, each with the number of changes that it had made before.
 pub(super) type Reads = BTreeMap<Bytes, u64>;
 
 /// The connections that have read a key.
 pub(super) type Readers = BTreeMap<Bytes, BTreeSet<ConnectionId>>;
 
 impl State {
-    /// Notes what a command of this connection has read.
+    /// Records the keys that a command of this connection has read.
     pub(super) fn remember_read(&mut self, from: ConnectionId, spec: &Spec, args: &[Bytes]) {
         if spec.writes || !spec.reads_a_key() {
             return;
@@ -48,7 +48,7 @@ impl State {
         }
     }
 
-    /// A command is over: the one behind it has to be wanted again, unless it was to say so.
+    /// Ends a command: the next one is tracked only if announced again, unless this command was the announcement.
     pub(super) fn end_of_wish(&mut self, from: ConnectionId, name: &[u8]) {
         if let Some(connection) = self.connections.get_mut(&from)
             && let Some(tracking) = &mut connection.tracking
@@ -58,8 +58,8 @@ impl State {
         }
     }
 
-    /// Tells the readers of what a connection has changed. From then on what it has read after its own
-    /// changes counts.
+    /// Sends invalidations to the readers of changed keys. From then on the keys that the connection has read after
+    /// its own changes count as read.
     pub(super) fn tell_readers(&mut self, changes: &Changes, by: Option<ConnectionId>) {
         if changes.flushed {
             self.readers.clear();

@@ -1,8 +1,8 @@
-//! The real client on the simulated server, with a real one beside it.
+//! The real client on the simulated server, compared with a real server.
 //!
-//! The client talks over TCP to this process, which plays every command on both servers, one after the
-//! other, and answers what the simulated one says. So all that the client sends is tested: how connections
-//! begin, subscriptions, and every script with the arguments that the client gives it.
+//! The client talks over TCP to this process, which runs every command on both servers, one after the
+//! other, and returns the answer of the simulated one. So everything that the client sends is tested:
+//! handshakes, subscriptions, and every script with the client's arguments.
 
 use std::collections::BTreeSet;
 use std::future::Future;
@@ -18,16 +18,16 @@ use crate::compare::Same;
 use crate::mirror::Mirror;
 use crate::state;
 
-/// A lease that neither ends nor is renewed during the test.
+/// A lease that neither expires nor is renewed during the test.
 const LONG: Duration = Duration::from_secs(100_000);
 
 /// A lease that is renewed several times a second.
 const SHORT: Duration = Duration::from_millis(600);
 
-/// One command, in the words that were sent.
+/// One command with its arguments as sent.
 pub(crate) type Command = Vec<Vec<u8>>;
 
-/// What the clients of one test share.
+/// State that the clients of one test share.
 #[derive(Clone)]
 pub(crate) struct Bridge {
     mirror: Arc<Mutex<Mirror>>,
@@ -36,7 +36,7 @@ pub(crate) struct Bridge {
 
 impl Bridge {
     fn mirror(&self) -> MutexGuard<'_, Mirror> {
-        // A connection that has found a difference has panicked; the message is in the output.
+        // A connection that found a difference has panicked; the message is in the output.
         self.mirror
             .lock()
             .expect("no connection has found a difference")
@@ -60,7 +60,7 @@ impl Bridge {
         port
     }
 
-    /// Plays what a client sends until it leaves.
+    /// Runs the commands of a client until it disconnects.
     fn serve(&self, client: TcpStream) {
         client.set_nodelay(true).expect("an option of the socket");
         let mut input = client.try_clone().expect("a second handle");
@@ -86,8 +86,8 @@ fn bytes(word: Value) -> Vec<u8> {
     }
 }
 
-/// Uses everything that the client has, on both servers. Returns what it has sent, and the servers, which
-/// are without data then.
+/// Uses all features of the client, on both servers. Returns the commands that it sent, and the servers, which
+/// then are without data.
 pub(crate) fn run_everything() -> (Vec<Command>, Arc<Mutex<Mirror>>) {
     let bridge = Bridge {
         mirror: Arc::new(Mutex::new(Mirror::new())),
@@ -143,7 +143,7 @@ struct Clients {
     renewing: Client,
 }
 
-/// Polls until it is so.
+/// Polls until the condition is true.
 async fn until<F: Future<Output = bool>>(mut is_so: impl FnMut() -> F) {
     while !is_so().await {
         tokio::time::sleep(Duration::from_millis(1)).await;
@@ -333,7 +333,7 @@ impl Clients {
         guard.unlock().await
     }
 
-    /// Holds one of everything until each has been renewed.
+    /// Holds one object of every kind until each has been renewed.
     async fn renewals(&self) -> Result<()> {
         let client = &self.renewing;
         let lock = client.lock("name").lock().await?;
@@ -353,7 +353,7 @@ impl Clients {
     }
 }
 
-/// The files with scripts of the library that no client has sent.
+/// Returns the script files of the library that no client has sent.
 fn missing(recorded: &[Command]) -> Vec<String> {
     let evals = recorded.iter().filter(|command| command[0] == b"EVAL");
     let sent: BTreeSet<_> = evals

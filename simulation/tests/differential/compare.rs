@@ -1,4 +1,4 @@
-//! When two replies are the same.
+//! Comparison of replies.
 
 use redis::Value;
 
@@ -9,7 +9,7 @@ pub(crate) enum Same {
     Exactly,
     /// The order of lists.
     InAnyOrder,
-    /// The order of lists; and times that are as long as those of the random tests.
+    /// The order of lists; and times as long as those of the random tests.
     InTime,
     /// The order of lists; and all numbers that could be times.
     Loosely,
@@ -17,13 +17,13 @@ pub(crate) enum Same {
     InForm,
 }
 
-/// Times in milliseconds from this on may differ in [`Same::InTime`].
+/// Times of at least this, in milliseconds, may differ in [`Same::InTime`].
 const LONG: f64 = 50_000_000.0;
 
-/// The same in [`Same::Loosely`]: more than counts are.
+/// The same in [`Same::Loosely`]: greater than counts.
 const SHORT: f64 = 20.0;
 
-/// By how much, in milliseconds: more than a busy machine lets a test stand still.
+/// Maximum difference in milliseconds: more than a busy machine delays a test.
 const APART: f64 = 10_000.0;
 
 impl Same {
@@ -50,7 +50,7 @@ impl Same {
             }),
             (Value::ServerError(one), Value::ServerError(other)) => {
                 let (one, other) = (one.to_string(), other.to_string());
-                // A line of a script that the simulation does not know.
+                // A line number of a script that the simulation does not know.
                 match one.split_once(":-1.") {
                     Some((known, _)) => other.starts_with(known),
                     None => one == other,
@@ -73,7 +73,7 @@ impl Same {
     }
 }
 
-/// A number in any of the forms in which servers write it.
+/// Parses a number in any of the forms in which servers write it.
 fn number(value: &Value) -> Option<f64> {
     match value {
         #[allow(clippy::cast_precision_loss, reason = "times are far smaller")]

@@ -1,9 +1,9 @@
-//! Random histories of the library's scripts: commands of the real client, mixed, with the owners and counts
-//! of other calls and with random leases.
+//! Random histories of the library's scripts: recorded commands of the real client in random order, with the
+//! owners and counts of other calls and with random leases.
 //!
-//! Dates must not differ by what passes between the two servers, or lists that are sorted by them would. So
-//! the scripts take the time from an argument instead of from TIME; leases are so long that the remaining
-//! time can be compared.
+//! Dates must not differ by the time that passes between the two servers, or lists that are sorted by them would
+//! differ. So the scripts take the time from an argument instead of from TIME; leases are so long that the
+//! remaining time can be compared.
 
 use std::collections::BTreeMap;
 
@@ -13,7 +13,7 @@ use crate::state;
 
 const CALLS: usize = 6000;
 
-/// How many calls begin with an empty server.
+/// Number of calls that start with an empty server.
 const TOGETHER: usize = 120;
 
 /// Leases are multiples of this, in milliseconds.
@@ -38,7 +38,7 @@ struct Call {
     args: Command,
 }
 
-/// All calls of scripts, each with the whole script.
+/// Returns all calls of scripts, each with the whole script.
 fn calls(recorded: &[Command]) -> Vec<Call> {
     let mut sources = BTreeMap::new();
     for command in recorded.iter().filter(|command| command[0] == b"EVAL") {
@@ -49,7 +49,7 @@ fn calls(recorded: &[Command]) -> Vec<Call> {
     let call = |command: &Command| {
         let source = match command[0].as_slice() {
             b"EVAL" => String::from_utf8_lossy(&command[1]).into_owned(),
-            // Unknown to the servers at that time, and sent again as a whole.
+            // The servers did not know the script then, so it was sent again as a whole.
             b"EVALSHA" => sources.get(&command[1])?.clone(),
             _ => return None,
         };
@@ -74,10 +74,10 @@ fn number(arg: &[u8]) -> Option<usize> {
     std::str::from_utf8(arg).ok()?.parse().ok()
 }
 
-/// The arguments of a call, some of them another's or at random.
+/// Returns the arguments of a call, some of them replaced by another call's or random ones.
 fn args(random: &mut Random, call: &Call, all: &[Call]) -> Command {
     let similar: Vec<&Call> = all.iter().filter(|other| other.sha == call.sha).collect();
-    // Where arguments are counted by others, only leases may change.
+    // If some arguments are counts of others, only leases may change.
     let is_counted = call.source.contains("local scripts =");
     let arg = |(at, arg): (usize, &Vec<u8>)| match number(arg) {
         Some(20..) => (APART * (1 + random.below(3))).to_string().into_bytes(),

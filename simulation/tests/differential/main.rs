@@ -1,4 +1,4 @@
-//! The simulated server against a real one: equal replies, equal messages and equal state, for random
+//! The simulated server compared with a real one: equal replies, equal messages and equal state, for random
 //! commands, for the real client, and for random calls of all its scripts.
 
 mod clients;

@@ -1,7 +1,7 @@
-//! Plays every command on a simulated server and on a real one, and compares all that they send.
+//! Runs every command on a simulated server and on a real one, and compares all their output.
 //!
-//! The simulated server says how much it sends, and to which connections; the real one must send the same
-//! on the same ones, neither less, which would end in a timeout, nor more, which the next reply shows.
+//! The simulated server determines how much is sent, and to which connections. The real one must send the same
+//! on the same connections: less would end in a timeout, and more would show in the next reply.
 
 use std::collections::BTreeMap;
 use std::io::Write;
@@ -13,31 +13,31 @@ use redlatch_simulation::server::{Config, ConnectionId, Output, Server};
 
 use crate::compare::Same;
 
-/// How long the real server may take.
+/// The longest time for an answer of the real server.
 const PATIENCE: Duration = Duration::from_secs(10);
 
 pub(crate) struct Mirror {
     simulated: Server,
     real: redlatch_testkit::Server,
     lines: BTreeMap<ConnectionId, Line>,
-    /// What the real server has not been sent yet, all for one connection.
+    /// Commands not yet sent to the real server, all for one connection.
     pending: Option<(ConnectionId, Vec<u8>)>,
-    /// What the real server must send.
+    /// Expected output of the real server.
     expected: Vec<Sent>,
     /// The comparisons since the data was last removed.
     history: Vec<String>,
-    /// How many commands were played.
+    /// Number of commands run.
     pub(crate) played: usize,
-    /// How many replies were errors.
+    /// Number of replies that were errors.
     pub(crate) refused: usize,
 }
 
-/// What the simulated server has sent.
+/// Output of the simulated server.
 struct Sent {
     to: ConnectionId,
     bytes: Vec<u8>,
     value: Value,
-    /// The command that it was sent for.
+    /// The command that caused it.
     command: String,
     same: Same,
 }
@@ -45,17 +45,17 @@ struct Sent {
 /// One connection to the real server.
 struct Line {
     input: TcpStream,
-    /// Keeps the bytes behind one reply.
+    /// Keeps the bytes after one reply.
     parser: Parser,
     output: TcpStream,
-    /// Gets what the simulated server sends.
+    /// Receives the output of the simulated server.
     client: Option<TcpStream>,
 }
 
-/// How many earlier commands are shown with a difference.
+/// Number of earlier commands that are shown with a difference.
 const SHOWN: usize = 150;
 
-/// Now, since 1970.
+/// Returns the current time since 1970.
 pub(crate) fn now() -> Duration {
     let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH);
     now.expect("it is after 1970")
@@ -83,7 +83,7 @@ impl Mirror {
         }
     }
 
-    /// Connects to both. What the simulated server sends goes to `client`.
+    /// Connects to both. The output of the simulated server goes to `client`.
     pub(crate) fn connect(&mut self, client: Option<TcpStream>) -> ConnectionId {
         let output = TcpStream::connect((self.real.address(), self.real.port()));
         let output = output.expect("the real server accepts connections");
@@ -102,14 +102,14 @@ impl Mirror {
         id
     }
 
-    /// Connects with the newer protocol.
+    /// Connects with RESP3.
     pub(crate) fn connect_resp3(&mut self) -> ConnectionId {
         let id = self.connect(None);
         self.play(id, &["HELLO", "3"]);
         id
     }
 
-    /// Plays a command, and compares by what the command is. Returns what the simulated server sent on
+    /// Runs a command, and compares the output as suits the command. Returns the output of the simulated server on
     /// this connection.
     pub(crate) fn play<A: AsRef<[u8]>>(&mut self, id: ConnectionId, args: &[A]) -> Vec<Value> {
         self.play_as(id, args, same(args))
@@ -129,7 +129,7 @@ impl Mirror {
         own
     }
 
-    /// Plays a command later: together with others of the same connection, which is faster.
+    /// Runs a command later, together with others of the same connection, which is faster.
     pub(crate) fn send<A: AsRef<[u8]>>(&mut self, id: ConnectionId, args: &[A]) {
         self.send_as(id, args, same(args));
     }
@@ -164,7 +164,7 @@ impl Mirror {
         }
     }
 
-    /// Has the real server run the pending commands, and compares its whole output.
+    /// Runs the pending commands on the real server, and compares its whole output.
     pub(crate) fn compare(&mut self) {
         if let Some((id, bytes)) = self.pending.take() {
             let line = self.lines.get_mut(&id).expect("a connection that is open");
@@ -198,7 +198,7 @@ impl Mirror {
     }
 }
 
-/// How the replies to a command are compared.
+/// Returns how the replies to a command are compared.
 fn same<A: AsRef<[u8]>>(args: &[A]) -> Same {
     let name = String::from_utf8_lossy(args[0].as_ref()).to_ascii_uppercase();
     match name.as_str() {
@@ -209,7 +209,7 @@ fn same<A: AsRef<[u8]>>(args: &[A]) -> Same {
     }
 }
 
-/// A command for people.
+/// Formats a command.
 pub(crate) fn shown<A: AsRef<[u8]>>(args: &[A]) -> String {
     let text = |arg: &A| String::from_utf8_lossy(arg.as_ref()).into_owned();
     args.iter().map(text).collect::<Vec<_>>().join(" ")

@@ -2,7 +2,7 @@
 
 pub(crate) use redlatch_robustness::random::Random;
 
-/// From `REDLATCH_SEED`, or from the id of this process.
+/// Creates random numbers with the seed in `REDLATCH_SEED`, or with the id of this process.
 pub(crate) fn seeded(what: &str) -> Random {
     let seed = match std::env::var("REDLATCH_SEED") {
         Ok(seed) => seed.parse().expect("REDLATCH_SEED is a number"),

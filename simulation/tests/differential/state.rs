@@ -1,4 +1,4 @@
-//! All that is stored on both sides is the same.
+//! Comparison of all stored data.
 
 use redis::Value;
 use redlatch_simulation::server::ConnectionId;

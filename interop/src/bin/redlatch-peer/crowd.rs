@@ -1,4 +1,4 @@
-//! What a crowd does: something that goes wrong when two do it at once.
+//! The work of a crowd: it fails if two owners do it at the same time.
 
 use std::sync::Arc;
 

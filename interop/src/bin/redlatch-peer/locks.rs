@@ -1,4 +1,4 @@
-//! Locks of all kinds, and of several.
+//! Locks of all kinds, multi-locks and RedLocks.
 
 use std::future::Future;
 use std::pin::Pin;
@@ -13,7 +13,7 @@ use crate::settings::{Servers, millis};
 
 pub(crate) type Boxed<'a, T> = Pin<Box<dyn Future<Output = Result<T>> + Send + 'a>>;
 
-/// Something that is held, with what there is to say of it.
+/// A held lock, with its properties for answers.
 pub(crate) struct Had {
     pub(crate) said: Value,
     unlock: Box<dyn FnOnce() -> Boxed<'static, ()> + Send>,
@@ -25,22 +25,22 @@ impl Had {
     }
 }
 
-/// How long to wait: `None` without limit.
+/// Wait limit: `None` without limit.
 pub(crate) type Wait = Option<Duration>;
 
-/// A lock whose kind has been forgotten.
+/// A lock with its kind erased.
 pub(crate) trait Handle: Send + Sync {
     fn lock(&self, owner: Owner, wait: Wait, lease: Option<Duration>) -> Boxed<'_, Option<Had>>;
     fn ask<'a>(&'a self, owner: Owner, question: &'a str) -> Boxed<'a, Value>;
 }
 
-/// Takes it, whenever it can be had.
+/// Acquires the lock, without a wait limit.
 pub(crate) async fn taken(lock: &dyn Handle, owner: Owner) -> Result<Had> {
     let had = lock.lock(owner, None, None).await?;
     Ok(had.ok_or("not had")?)
 }
 
-/// What one worker holds.
+/// The locks that one worker holds.
 pub(crate) struct Locks {
     servers: Arc<Servers>,
     owner: Owner,
@@ -97,7 +97,7 @@ impl Locks {
         handle(&self.servers, kind, name)
     }
 
-    /// Takes as many locks, and keeps them.
+    /// Acquires this many locks, and keeps them.
     pub(crate) async fn hold_many(&mut self, prefix: &str, locks: usize) -> Result<Value> {
         for lock in 0..locks {
             let name = format!("{prefix}{lock}");
@@ -108,7 +108,7 @@ impl Locks {
     }
 }
 
-/// A lock of this kind; of the first server, unless its name says another.
+/// Returns a lock of this kind; on the first server, unless its name selects another.
 pub(crate) fn handle(servers: &Servers, kind: &str, name: &str) -> Result<Arc<dyn Handle>> {
     if kind == "multi" || kind == "red" {
         let members: Result<Vec<Member>> = name
@@ -117,14 +117,14 @@ pub(crate) fn handle(servers: &Servers, kind: &str, name: &str) -> Result<Arc<dy
             .collect();
         return Ok(match kind {
             "multi" => Arc::new(MultiLock::new(members?)),
-            // On a busy machine the default, some milliseconds, leaves members out that answer.
+            // The default, some milliseconds, is too short on a busy machine.
             _ => Arc::new(RedLock::new(members?).timeout(Duration::from_secs(1))),
         });
     }
     one(servers, kind, name, 0, Made)
 }
 
-/// `KIND:NAME[@SERVER]`.
+/// Parses `KIND:NAME[@SERVER]`.
 fn member(servers: &Servers, member: &str) -> Result<Member> {
     let (kind, name) = member.split_once(':').ok_or("a member is KIND:NAME")?;
     let (name, server) = match name.rsplit_once('@') {
@@ -134,7 +134,7 @@ fn member(servers: &Servers, member: &str) -> Result<Member> {
     one(servers, kind, name, server, Joined)
 }
 
-/// What is made of a lock.
+/// Creates a handle from a lock.
 trait Make {
     type Of;
     fn make<K: Said>(self, lock: Lock<K>) -> Self::Of;
@@ -177,7 +177,7 @@ fn one<M: Make>(servers: &Servers, kind: &str, name: &str, server: usize, of: M)
     })
 }
 
-/// A kind of lock, with what its guard has to say.
+/// A kind of lock, with the properties of its guard.
 trait Said: LockKind + OwnedKind {
     fn said(_: &Guard<Self>) -> Value
     where
@@ -198,7 +198,7 @@ impl Said for redlatch::Fenced {
     }
 }
 
-/// Asks as the words of the request say: they are the same for one lock and for several.
+/// Sends a request with its options, which have the same names for one lock and for several.
 macro_rules! had {
     ($lock:expr, $owner:expr, $wait:expr, $lease:expr, $said:expr) => {
         Box::pin(async move {
@@ -253,7 +253,7 @@ impl<K: Said> Handle for Lock<K> {
     }
 }
 
-/// What can be asked of several locks; the rest is asked of each member by itself.
+/// Runs a command that multi-locks and RedLocks support; others are supported by their members only.
 fn ask_of_many<'a>(
     question: &'a str,
     is_held: impl Future<Output = redlatch::Result<bool>> + Send + 'a,

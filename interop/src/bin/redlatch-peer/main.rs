@@ -1,4 +1,4 @@
-//! The peer on redlatch: does what lines on standard input ask for. See `interop/PROTOCOL.md`.
+//! The peer on redlatch: runs commands from standard input. See `interop/PROTOCOL.md`.
 #![forbid(unsafe_code)]
 
 mod counted;
@@ -33,7 +33,7 @@ async fn main() -> ExitCode {
         }
     };
     say(&json!({ "ready": concat!("redlatch ", env!("CARGO_PKG_VERSION")) }));
-    // Ends with standard input, and takes everything with it.
+    // The process ends with standard input, without releasing anything.
     let reading = tokio::task::spawn_blocking(move || read(&servers));
     match reading.await {
         Ok(()) => std::process::exit(0),
@@ -64,19 +64,19 @@ fn number(word: Option<String>) -> Option<u64> {
     word?.parse().ok()
 }
 
-/// One line, whole, whoever else has something to say.
+/// Prints one line; concurrent answers do not mix.
 pub(crate) fn say(answer: &Value) {
     let mut out = std::io::stdout().lock();
     if writeln!(out, "{answer}")
         .and_then(|()| out.flush())
         .is_err()
     {
-        // Nobody listens any more.
+        // The reader has closed the pipe.
         std::process::exit(0);
     }
 }
 
-/// Nanoseconds of the machine's monotonic clock, which all its processes share.
+/// Returns the nanoseconds of the machine's monotonic clock, which all processes share.
 pub(crate) fn now() -> i64 {
     let now = clock_gettime(ClockId::Monotonic);
     now.tv_sec * 1_000_000_000 + now.tv_nsec

@@ -122,12 +122,12 @@ impl Permits {
         })
     }
 
-    /// These ids, out of their guards if we have these.
+    /// Parses ids, and detaches them from their guards if this worker has them.
     fn no_longer_renewed(&mut self, ids: &str) -> Result<Vec<PermitId>> {
         let ids: Vec<PermitId> = ids.split(',').map(str::parse).collect::<Result<_, _>>()?;
         let ours = |guard: &PermitGuard| guard.ids().iter().any(|id| ids.contains(id));
         for guard in self.renewed.extract_if(.., |guard| ours(guard)) {
-            // What fails here fails again when it is released.
+            // An error here occurs again at the release.
             let _ = guard.into_ids();
         }
         Ok(ids)

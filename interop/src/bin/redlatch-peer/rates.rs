@@ -1,4 +1,4 @@
-//! How many pairs of lock and unlock there are in a time.
+//! Counts pairs of lock and unlock in a given time.
 
 use std::time::{Duration, Instant};
 
@@ -10,7 +10,7 @@ use crate::Result;
 use crate::locks::{handle, taken};
 use crate::settings::Servers;
 
-/// Of as many tasks, each with a name of its own, or all on one.
+/// Runs this many tasks, each on a lock of its own, or all on the same.
 pub(crate) async fn pairs(
     servers: &Servers,
     kind: &str,

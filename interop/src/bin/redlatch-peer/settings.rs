@@ -1,4 +1,4 @@
-//! What a peer is started with.
+//! Settings with which a peer is started.
 
 use std::time::Duration;
 
@@ -6,7 +6,7 @@ use redlatch::Client;
 
 use crate::Result;
 
-/// The servers that it was given, and how it uses them.
+/// The servers of the peer, and their settings.
 pub(crate) struct Servers {
     counters: String,
     clients: Vec<Client>,
@@ -19,8 +19,8 @@ impl Servers {
         client.ok_or_else(|| format!("there is no server {server}").into())
     }
 
-    /// A connection that has nothing to do with the library: for what a lock protects. The caller limits how long that takes: on a
-    /// busy machine an answer may take longer than the half second that is the default.
+    /// Opens a connection that does not use the library, for the data that a lock protects. The caller sets a
+    /// timeout: on a busy machine an answer may take longer than the default of half a second.
     pub(crate) async fn bare(&self) -> Result<redis::aio::MultiplexedConnection> {
         let client = redis::Client::open(self.counters.as_str())?;
         let patient = redis::AsyncConnectionConfig::new()
@@ -40,7 +40,7 @@ pub(crate) async fn connect(args: impl Iterator<Item = String>) -> Result<Server
             Some(("fair-wait", ms)) => fair_wait = Some(millis(ms)?),
             Some(("prefix", prefix)) => builder = builder.prefix(prefix),
             Some(("counters", url)) => counters = Some(url.to_owned()),
-            // There is none here, and replicas are neither read nor listened to.
+            // redlatch has no codec, and uses replicas neither for reads nor for subscriptions.
             Some(("codec" | "replicas", _)) => {}
             _ if arg.contains("://") => urls.push(arg),
             _ => return Err(format!("what is {arg:?}?").into()),

@@ -1,4 +1,4 @@
-//! One worker: an owner that does what it is told, one thing after the other.
+//! One worker: an owner that runs commands one after the other.
 
 use std::sync::Arc;
 
@@ -11,13 +11,13 @@ use crate::permits::Permits;
 use crate::settings::Servers;
 use crate::{Result, counted, crowd, now, permits, rates, say};
 
-/// One line that was read.
+/// One input line.
 pub(crate) struct Order {
     pub(crate) id: u64,
     pub(crate) words: Vec<String>,
 }
 
-/// What a worker has.
+/// State of a worker.
 pub(crate) struct Worker {
     pub(crate) servers: Arc<Servers>,
     pub(crate) owner: Owner,

@@ -9,7 +9,7 @@ fn node(name: &str, port: u16) -> Node {
     }
 }
 
-/// A cluster of two nodes: `a` has the slots below the middle. Seen by one of them.
+/// Returns one node's view of a cluster of two nodes: `a` has the lower half of the slots.
 fn view(me: &str) -> ClusterView {
     let range = |first, last, owner| SlotRange {
         first,
@@ -107,7 +107,7 @@ fn slot_that_moves_is_served_by_both_nodes() {
     from.server.set_cluster(leaving);
     to.server.set_cluster(arriving);
     let (id, other) = (from.connect(), to.connect());
-    // One that stays and one that goes.
+    // One slot that stays and one that moves.
     let now = from.now();
     from.server.set_cluster(view("a"));
     from.ask(id, "SET {b}stays 1");
@@ -145,7 +145,7 @@ fn slot_that_moves_is_served_by_both_nodes() {
 }
 
 #[test]
-fn subscriptions_end_where_a_slot_is_lost() {
+fn subscriptions_end_when_a_node_loses_the_slot() {
     let mut stage = Stage::new();
     stage.server.set_cluster(view("a"));
     let id = stage.connect();

@@ -63,7 +63,7 @@ fn dates_are_exact() {
 }
 
 #[test]
-fn time_stands_still_in_a_script() {
+fn time_is_constant_in_a_script() {
     let mut stage = Stage::new();
     let id = stage.connect();
     let source = "local one = redis.call('TIME') redis.call('SET', KEYS[1], 'v', 'PX', 1)
@@ -78,7 +78,7 @@ fn time_stands_still_in_a_script() {
 }
 
 #[test]
-fn expired_keys_are_deleted_when_told() {
+fn delete_expired_removes_expired_keys() {
     let mut stage = Stage::new();
     let id = stage.connect();
     stage.ask(id, "SET k v PX 100");

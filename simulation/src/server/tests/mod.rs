@@ -1,4 +1,4 @@
-//! What the differential test cannot show: exact times, several servers, refusals.
+//! Tests of behavior that the differential test cannot show: exact times, several servers, refusals.
 
 mod cluster;
 mod expiry;
@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use super::{Config, ConnectionId, Output, Server, Unsupported};
 
-/// A server at a time of its own, in milliseconds.
+/// A server with a clock of its own, in milliseconds.
 struct Stage {
     server: Server,
     now: u64,
@@ -44,7 +44,7 @@ impl Stage {
         Duration::from_millis(self.now)
     }
 
-    /// A connection with the newer protocol.
+    /// Opens a connection with RESP3.
     fn connect(&mut self) -> ConnectionId {
         let id = self.server.connect();
         self.ask(id, "HELLO 3");
@@ -55,7 +55,7 @@ impl Stage {
         self.server.receive(id, &command(words), self.now())
     }
 
-    /// Sends words between spaces. Returns what comes back on this connection.
+    /// Sends a command whose arguments are separated by spaces. Returns the output to this connection.
     fn ask(&mut self, id: ConnectionId, line: &str) -> String {
         let words: Vec<&str> = line.split(' ').collect();
         self.ask_words(id, &words)
@@ -66,14 +66,14 @@ impl Stage {
         sent(&outputs, id)
     }
 
-    /// Runs a script on the keys that are named.
+    /// Runs a script on these keys.
     fn eval(&mut self, id: ConnectionId, source: &str, keys: &[&str]) -> String {
         let count = keys.len().to_string();
         self.ask_words(id, &[&["EVAL", source, &count], keys].concat())
     }
 }
 
-/// The output to a connection, in one line.
+/// Returns the output to a connection, in one line.
 fn sent(outputs: &[Output], id: ConnectionId) -> String {
     let own = outputs.iter().filter_map(|output| match output {
         Output::Send { to, bytes } if *to == id => Some(String::from_utf8_lossy(bytes)),

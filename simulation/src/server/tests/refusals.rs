@@ -2,7 +2,7 @@ use super::super::{Refusal, User};
 use super::*;
 
 #[test]
-fn what_is_not_simulated_ends_the_run() {
+fn unsupported_feature_ends_the_run() {
     let mut stage = Stage::new();
     let id = stage.connect();
     for line in [

@@ -3,7 +3,7 @@ use super::*;
 
 const REPLICA: (&str, u16) = ("127.0.0.1", 7001);
 
-/// A master with a replica, and a connection to each.
+/// Returns a master with a replica, and a connection to each.
 fn pair() -> (Stage, ConnectionId, Stage, ConnectionId) {
     let (mut master, mut replica) = (Stage::new(), Stage::new());
     let (id, at_replica) = (master.connect(), replica.connect());
@@ -25,7 +25,7 @@ fn replicate(master: &mut Stage, replica: &mut Stage) {
 }
 
 #[test]
-fn replica_has_what_the_master_has_sent() {
+fn replica_applies_changes_of_the_master() {
     let (mut master, id, mut replica, at_replica) = pair();
     assert_eq!(replica.ask(at_replica, "GET before"), "$1 1");
     master.ask(id, "HSET h a 1");
@@ -88,7 +88,7 @@ fn replica_refuses_writes_and_leaves_expiry_to_the_master() {
     );
     replica.now += 101;
     assert_eq!(replica.ask(at_replica, "GET k"), "_");
-    // With the master's clock it still lives.
+    // By the master's clock the key has not expired.
     replica.now -= 50;
     assert_eq!(replica.ask(at_replica, "GET k"), "$1 v");
     master.now += 101;
@@ -100,7 +100,7 @@ fn replica_refuses_writes_and_leaves_expiry_to_the_master() {
 }
 
 #[test]
-fn wait_is_answered_when_enough_replicas_have_it() {
+fn wait_returns_when_enough_replicas_acknowledge() {
     let (mut master, id, _, _) = pair();
     assert_eq!(
         master.ask(id, "WAIT 0 0"),
@@ -137,7 +137,7 @@ fn wait_ends_in_time() {
 }
 
 #[test]
-fn deposed_master_refuses_those_who_wait() {
+fn deposed_master_refuses_blocked_wait() {
     let (mut master, id, _, _) = pair();
     master.ask(id, "SET k v");
     assert_eq!(master.ask(id, "WAIT 1 0"), "");
@@ -153,7 +153,7 @@ fn deposed_master_refuses_those_who_wait() {
 }
 
 #[test]
-fn server_starts_with_the_data_of_another() {
+fn server_loads_a_snapshot_of_another() {
     let (mut master, id, _, _) = pair();
     master.ask(id, "SET k v PX 100");
     let mut restarted = Stage::new();

@@ -1,8 +1,8 @@
-//! As seen on a real server.
+//! Client tracking, as observed on a real server.
 
 use super::*;
 
-/// A server, a connection that tracks, and another one.
+/// Returns a server, a connection with tracking, and another one.
 fn tracked() -> (Stage, ConnectionId, ConnectionId) {
     let mut stage = Stage::new();
     let (id, other) = (stage.connect(), stage.connect());
@@ -10,7 +10,7 @@ fn tracked() -> (Stage, ConnectionId, ConnectionId) {
     (stage, id, other)
 }
 
-/// What another connection's command tells the one that tracks.
+/// Runs a command on another connection. Returns the invalidations to the one with tracking.
 fn told(stage: &mut Stage, id: ConnectionId, other: ConnectionId, line: &str) -> String {
     let words: Vec<&str> = line.split(' ').collect();
     let outputs = stage.send(other, &words).unwrap();
@@ -18,7 +18,7 @@ fn told(stage: &mut Stage, id: ConnectionId, other: ConnectionId, line: &str) ->
 }
 
 #[test]
-fn change_of_a_wanted_key_is_told_once() {
+fn change_of_a_tracked_key_is_reported_once() {
     let (mut stage, id, other) = tracked();
     stage.ask(id, "CLIENT CACHING YES");
     stage.ask(id, "GET k");
@@ -36,7 +36,7 @@ fn change_of_a_wanted_key_is_told_once() {
 }
 
 #[test]
-fn own_change_is_not_told_and_ends_what_was_read_before() {
+fn own_change_is_not_reported_and_cancels_earlier_reads() {
     let (mut stage, id, other) = tracked();
     stage.ask(id, "CLIENT CACHING YES");
     stage.ask(id, "GET k");
@@ -82,7 +82,7 @@ fn script_reads_all_its_keys_and_must_read_after_its_last_write() {
 }
 
 #[test]
-fn expiry_is_told() {
+fn expiry_is_reported() {
     let (mut stage, id, other) = tracked();
     stage.ask(other, "SET k v PX 100");
     stage.ask(id, "CLIENT CACHING YES");

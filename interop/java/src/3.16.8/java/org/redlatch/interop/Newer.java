@@ -11,11 +11,11 @@ import org.redisson.api.RedissonClient;
 import org.redisson.config.Config;
 
 /**
- * What newer versions have and this one does not: an error, unless something here does the same.
+ * Methods that newer versions have and this one does not: they throw, unless this version has an equivalent.
  */
 final class Newer {
 
-    /** How long a waiter of a fair lock is waited for, in ms: fixed in this version. */
+    /** Wait time of a fair lock's waiter, in ms: fixed in this version. */
     private static final long FAIR_WAIT = 5 * 60 * 1000;
 
     private Newer() {
@@ -51,7 +51,7 @@ final class Newer {
         throw missing("RPermitExpirableSemaphore.setPermits");
     }
 
-    /** Its id, or null if it was not had. */
+    /** Returns its id, or null if it was not acquired. */
     static List<String> acquire(RPermitExpirableSemaphore semaphore, int permits, long wait, long lease)
             throws InterruptedException {
         if (permits != 1) {

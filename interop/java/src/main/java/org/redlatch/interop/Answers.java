@@ -9,7 +9,8 @@ import java.util.List;
 import java.util.stream.Collectors;
 
 /**
- * One line of JSON for each line that was read, on standard output. Written by hand: Redisson 4 brings no JSON library along.
+ * Prints one line of JSON for each input line to standard output. Written by hand, because Redisson 4 depends on no
+ * JSON library.
  */
 final class Answers {
 
@@ -28,24 +29,24 @@ final class Answers {
 
     static void failed(long id, long from, long at, Throwable error) {
         String what = error.getClass().getSimpleName() + ": " + error.getMessage();
-        // Some that Redisson throws say nothing themselves.
+        // Some exceptions of Redisson have no message of their own.
         for (Throwable cause = error.getCause(); cause != null; cause = cause.getCause()) {
             what += "; " + cause.getClass().getSimpleName() + ": " + cause.getMessage();
         }
         say("{\"id\":" + id + ",\"from\":" + from + ",\"at\":" + at + ",\"error\":" + json(what) + "}");
     }
 
-    /** A line that nobody could be given. Its id may be unknown. */
+    /** Answers a line that could not be dispatched. Its id may be unknown. */
     static void refused(Long id, String why) {
         say("{\"id\":" + id + ",\"error\":" + json(why) + "}");
     }
 
-    /** One line, whole, whoever else has something to say. */
+    /** Prints one line; concurrent answers do not mix. */
     private static synchronized void say(String line) {
         try {
             OUT.write((line + "\n").getBytes(StandardCharsets.UTF_8));
         } catch (IOException error) {
-            // Nobody listens any more.
+            // The reader has closed the pipe.
             Runtime.getRuntime().halt(0);
         }
     }
@@ -63,7 +64,7 @@ final class Answers {
                 case '"' -> text.append("\\\"");
                 case '\\' -> text.append("\\\\");
                 default -> {
-                    // Halves of a pair, too, which an error's text might hold one without the other.
+                    // Surrogates, too, because the text of an error might hold an unpaired one.
                     if (c < ' ' || Character.isSurrogate((char) c)) {
                         text.append(String.format("\\u%04x", c));
                     } else {

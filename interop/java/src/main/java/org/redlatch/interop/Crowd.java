@@ -9,7 +9,7 @@ import org.redisson.api.RSemaphore;
 import org.redisson.client.codec.StringCodec;
 
 /**
- * What a crowd does: something that goes wrong when two do it at once.
+ * The work of a crowd: it fails if two owners do it at the same time.
  */
 final class Crowd {
 
@@ -26,7 +26,7 @@ final class Crowd {
 
     private static long count(Servers servers, String kind, String name, String key, long rounds) {
         RLock lock = Locks.of(servers, kind, name);
-        // Plain text, which the other library reads, too.
+        // Plain text, so that the other library can read it, too.
         RBucket<String> counter = servers.counters().getBucket(key, StringCodec.INSTANCE);
         for (long round = 0; round < rounds; round++) {
             lock.lock();

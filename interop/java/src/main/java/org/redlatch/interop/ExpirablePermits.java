@@ -7,7 +7,7 @@ import java.util.List;
 import org.redisson.api.RPermitExpirableSemaphore;
 
 /**
- * Semaphores whose permits have an end each.
+ * Expirable semaphores.
  */
 final class ExpirablePermits {
 

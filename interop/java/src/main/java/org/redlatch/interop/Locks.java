@@ -10,7 +10,7 @@ import org.redisson.api.RLock;
 import org.redisson.api.RedissonClient;
 
 /**
- * Locks of all kinds, and of several.
+ * Locks of all kinds, multi-locks and RedLocks.
  */
 final class Locks {
 
@@ -18,7 +18,7 @@ final class Locks {
     }
 
     static Object obey(Servers servers, String command, List<String> args) throws Exception {
-        // With as many arguments as the command has.
+        // Selected by command and number of arguments.
         return switch (command + "/" + args.size()) {
             case "lock/4" -> lock(of(servers, args.get(0), args.get(1)),
                     Long.parseLong(args.get(2)), Long.parseLong(args.get(3)));
@@ -37,7 +37,7 @@ final class Locks {
         };
     }
 
-    /** Whether it was had; of a fenced lock the token instead of {@code true}. */
+    /** Returns whether the lock was acquired; for a fenced lock the token instead of {@code true}. */
     private static Object lock(RLock lock, long wait, long lease) throws InterruptedException {
         if (Newer.isFenced(lock)) {
             Long token = Newer.lockFenced(lock, wait, lease);
@@ -65,7 +65,7 @@ final class Locks {
         return true;
     }
 
-    /** A lock of this kind; on server 0, but for members that say another. */
+    /** Returns a lock of this kind; on server 0, except for members that name another. */
     static RLock of(Servers servers, String kind, String name) {
         return switch (kind) {
             case "multi" -> servers.first().getMultiLock(members(servers, name));
@@ -74,7 +74,7 @@ final class Locks {
         };
     }
 
-    /** {@code KIND:NAME[@SERVER]}, with commas between. */
+    /** Parses {@code KIND:NAME[@SERVER]}, separated by commas. */
     private static RLock[] members(Servers servers, String list) {
         return Stream.of(list.split(",")).map(member -> {
             int colon = member.indexOf(':');
@@ -103,7 +103,7 @@ final class Locks {
         };
     }
 
-    /** By a method that late 3.x versions do not have, for which this is compiled, too. */
+    /** Uses reflection, because this is also compiled for late 3.x versions, which lack the method. */
     private static RLock ofNewer(RedissonClient client, String method, String name) {
         try {
             return (RLock) RedissonClient.class.getMethod(method, String.class).invoke(client, name);

@@ -9,7 +9,7 @@ import java.util.List;
 import java.util.Map;
 
 /**
- * The peer on Redisson: does what lines on standard input ask for. See {@code interop/PROTOCOL.md}.
+ * The peer on Redisson: runs commands from standard input. See {@code interop/PROTOCOL.md}.
  */
 public final class Peer {
 
@@ -31,7 +31,7 @@ public final class Peer {
         } catch (IOException error) {
             System.err.println("peer: " + error);
         }
-        // As if killed: nothing is given back, and no shutdown hook may give it back either.
+        // As if killed: nothing is released, not even by a shutdown hook.
         Runtime.getRuntime().halt(0);
     }
 

@@ -47,7 +47,7 @@ final class Permits {
                 : semaphore.tryAcquire(permits, wait, MILLISECONDS);
     }
 
-    /** Late 3.x versions do not have it, for which this is compiled, too. */
+    /** Uses reflection, because this is also compiled for late 3.x versions, which lack the method. */
     private static Object releaseIfExists(RSemaphore semaphore, int permits) throws IllegalAccessException {
         try {
             return RSemaphore.class.getMethod("releaseIfExists", int.class).invoke(semaphore, permits);

@@ -9,7 +9,7 @@ import java.util.concurrent.FutureTask;
 import org.redisson.api.RLock;
 
 /**
- * How many pairs of lock and unlock there are in a time.
+ * Counts pairs of lock and unlock in a given time.
  */
 final class Rates {
 
@@ -24,10 +24,10 @@ final class Rates {
                 Integer.parseInt(args.get(2)), Long.parseLong(args.get(3)));
     }
 
-    /** Of as many threads, each with a name of its own, or all on one. */
+    /** Runs this many threads, each on a lock of its own, or all on the same. */
     private static long pairs(Servers servers, String kind, String name, boolean ownNames, int threads, long ms)
             throws Exception {
-        // Nobody begins before all are there.
+        // All threads start together.
         var begin = new CyclicBarrier(threads);
         List<FutureTask<Long>> tasks = new ArrayList<>();
         for (int number = 0; number < threads; number++) {

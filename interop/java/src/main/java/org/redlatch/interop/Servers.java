@@ -18,7 +18,7 @@ import org.redisson.config.ReadMode;
 import org.redisson.config.SubscriptionMode;
 
 /**
- * The servers that the peer was started with: a client of its own for each.
+ * The servers that the peer was started with, with a client for each.
  */
 final class Servers {
 
@@ -74,7 +74,7 @@ final class Servers {
         return Redisson.create(config);
     }
 
-    /** The forms of URL that redlatch knows. */
+    /** Parses the URL forms of redlatch. */
     private static BaseConfig<?> deployment(Config config, String url, boolean replicas) {
         String[] parts = url.split("://", 2);
         String[] path = parts[1].split("/", -1);
@@ -87,16 +87,19 @@ final class Servers {
         };
     }
 
-    /** Where it reads and listens. Of itself it reads from replicas, which say of a lock what was, and listens to masters. */
+    /**
+     * Sets where Redisson reads and subscribes. By default it reads from replicas, which may be behind, and subscribes
+     * at masters.
+     */
     private static BaseConfig<?> from(boolean replicas, BaseMasterSlaveServersConfig<?> servers) {
         servers.setReadMode(replicas ? ReadMode.SLAVE : ReadMode.MASTER);
         servers.setSubscriptionMode(replicas ? SubscriptionMode.SLAVE : SubscriptionMode.MASTER);
-        // So many connections to each server are not needed here, and take their time.
+        // The default number of connections to each server is not needed here, and takes time to open.
         servers.setMasterConnectionMinimumIdleSize(2).setSlaveConnectionMinimumIdleSize(2);
         return servers;
     }
 
-    /** Puts the prefix before all names. By reflection: the mapper's interface has moved between the versions. */
+    /** Puts the prefix before all names. Uses reflection, because the mapper's interface has moved between versions. */
     private static void mapNames(BaseConfig<?> server, String prefix) {
         Method set = Stream.of(server.getClass().getMethods())
                 .filter(method -> method.getName().equals("setNameMapper") && !method.isBridge())
@@ -114,7 +117,7 @@ final class Servers {
         }
     }
 
-    /** Server 0 is where everything is, unless its name says another. */
+    /** Returns server 0, which has all objects whose names select no other server. */
     RedissonClient first() {
         return clients.get(0);
     }
@@ -126,7 +129,7 @@ final class Servers {
         return clients.get(server);
     }
 
-    /** Where the numbers of {@code crowd} are. */
+    /** Returns the server with the numbers of {@code crowd}. */
     RedissonClient counters() {
         return counters;
     }

@@ -5,7 +5,7 @@ import java.util.concurrent.BlockingQueue;
 import java.util.concurrent.LinkedBlockingQueue;
 
 /**
- * A thread that does what it is told, one thing after the other. To Redisson the thread is the owner of what it locks.
+ * A thread that runs commands one after the other. For Redisson the thread is the owner of its locks.
  */
 final class Worker {
 
@@ -34,7 +34,7 @@ final class Worker {
             } catch (InterruptedException nobodyDoes) {
                 return;
             }
-            // This is the machine's monotonic clock, the same one in all its processes.
+            // This is the machine's monotonic clock, which all processes share.
             long from = System.nanoTime();
             try {
                 Object value = obey(order.words.get(0), order.words.subList(1, order.words.size()));

@@ -13,7 +13,8 @@ import org.redisson.api.RedissonClient;
 import org.redisson.config.Config;
 
 /**
- * What Redisson 3.16.8 does not have. For that version there is another class of this name, in {@code src/3.16.8}.
+ * Methods that Redisson 3.16.8 does not have. For that version there is another class of this name, in
+ * {@code src/3.16.8}.
  */
 final class Newer {
 
@@ -39,21 +40,21 @@ final class Newer {
         return lock instanceof RFencedLock;
     }
 
-    /** The token, or null if it was not had. */
+    /** Returns the token, or null if the lock was not acquired. */
     static Long lockFenced(RLock any, long wait, long lease) {
         var lock = (RFencedLock) any;
         if (wait == -1 && lease == -1) {
             return lock.lockAndGetToken();
         }
         if (wait == -1) {
-            // lockAndGetToken(lease, unit) forgets the lease and has the watchdog renew, in all versions used here.
+            // lockAndGetToken(lease, unit) ignores the lease, and the watchdog renews, in all versions used here.
             Long token;
             do {
                 token = lock.tryLockAndGetToken(LONG, lease, MILLISECONDS);
             } while (token == null);
             return token;
         }
-        // Not tryLockAndGetToken(), which never returns when somebody else holds the lock, in all versions used here.
+        // Not tryLockAndGetToken(), which never returns when another owner holds the lock, in all versions used here.
         return lock.tryLockAndGetToken(wait, lease, MILLISECONDS);
     }
 
@@ -65,7 +66,7 @@ final class Newer {
         semaphore.setPermits(permits);
     }
 
-    /** Their ids, or null if they were not had. */
+    /** Returns their ids, or null if they were not acquired. */
     static List<String> acquire(RPermitExpirableSemaphore semaphore, int permits, long wait, long lease)
             throws InterruptedException {
         if (wait == -1) {
@@ -74,7 +75,7 @@ final class Newer {
         if (wait == 0 && lease == -1) {
             return semaphore.tryAcquire(permits);
         }
-        // A lease of -1 is without end here, too.
+        // A lease of -1 means no end, as in the protocol.
         return semaphore.tryAcquire(permits, wait, lease, MILLISECONDS);
     }
 
