@@ -7,6 +7,8 @@ mod differential;
 mod exploration;
 mod queue;
 mod rules;
+#[cfg(test)]
+mod tests;
 
 use std::time::Duration;
 

@@ -293,3 +293,34 @@ impl Parts {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn data_of_other_kinds_is_described() {
+        let text = |text: &str| Value::BulkString(text.into());
+        let described = |found| seen(Value::Array(vec![text("other"), text(found)])).unwrap();
+        for kind in [
+            "a hash of another kind",
+            "a text",
+            "a list",
+            "a set",
+            "a stream",
+        ] {
+            assert_eq!(described(kind), Err(kind));
+        }
+        assert_eq!(described("a zset"), Err("a sorted set"));
+        assert_eq!(described("a module's"), Err(OTHER_TYPE));
+    }
+
+    #[test]
+    fn reply_without_an_answer_for_each_name_is_rejected() {
+        let survey = Survey {
+            names: &[Beside::new("name".into())],
+        };
+        assert!(survey.reply(Value::Array(vec![Value::Nil])).is_ok());
+        assert!(survey.reply(Value::Array(vec![])).is_err());
+    }
+}

@@ -1,0 +1,145 @@
+//! When waiters retry, and how long the queue waits for them, to the millisecond. The random histories of
+//! the differential test have leases of days, which hide these times.
+
+use std::time::Duration;
+
+use tokio::time::Instant;
+
+use super::Fair;
+use super::queue::Queue;
+use super::rules::Acquire;
+use crate::hold::Hold;
+use crate::lease::Lease;
+use crate::name::Family;
+use crate::primitives::handle::Ask;
+use crate::primitives::twin::hold;
+use crate::space::{Holds, Space};
+use crate::step::{Outcome, Step as _};
+
+const WAIT: u64 = 10_000;
+const GRACE: u64 = 800;
+
+struct World {
+    space: Space,
+    now: Instant,
+}
+
+impl World {
+    fn new() -> World {
+        let mut space = Space::default();
+        let now = Instant::now();
+        space.date(now);
+        World { space, now }
+    }
+
+    fn hold(owner: u8) -> Hold {
+        hold(Family::Fair, owner, Fair::default())
+    }
+
+    fn pass(&mut self, millis: u64) {
+        self.now += Duration::from_millis(millis);
+    }
+
+    /// An owner requests the lock. Returns in how many milliseconds it retries, or `None` if it acquired it.
+    fn ask(&mut self, owner: u8, lease: u64, wait_time: u64) -> Option<u128> {
+        let millis = |millis| Lease::new(Duration::from_millis(millis)).unwrap();
+        let hold = World::hold(owner);
+        let step = Acquire {
+            ask: Ask {
+                hold: &hold,
+                count: 1,
+                lease: millis(lease),
+                waits: true,
+            },
+            wait_time: millis(wait_time),
+            grace: millis(GRACE),
+        };
+        match step.apply(&mut self.space, self.now).unwrap() {
+            Outcome::Done(()) => None,
+            Outcome::Wait(left) => Some(left.as_millis()),
+        }
+    }
+
+    /// Returns in how many milliseconds the timeout of a waiter passes.
+    fn timeout(&mut self, owner: u8) -> i64 {
+        let hold = World::hold(owner);
+        let mut queue = Queue::new(&mut self.space, &hold.place, self.now);
+        queue.waited_for(&hold.field).unwrap().unwrap() - queue.today()
+    }
+}
+
+#[test]
+fn waiters_retry_at_the_end_of_the_lease_one_after_the_other() {
+    let mut world = World::new();
+    assert_eq!(world.ask(1, 2000, WAIT), None);
+    assert_eq!(world.ask(2, 2000, WAIT), Some(2000));
+    assert_eq!(world.ask(3, 2000, WAIT), Some(2010));
+    assert_eq!(world.ask(4, 2000, WAIT), Some(2020));
+    // At the latest after its own wait time.
+    assert_eq!(world.ask(5, 2000, 1500), Some(1500));
+    world.pass(500);
+    assert_eq!(world.ask(2, 2000, WAIT), Some(1500));
+    assert_eq!(world.ask(3, 2000, WAIT), Some(1510));
+}
+
+#[test]
+fn waiters_of_a_long_lease_retry_from_time_to_time() {
+    let mut world = World::new();
+    assert_eq!(world.ask(1, 100_000, WAIT), None);
+    assert_eq!(world.ask(2, 2000, WAIT), Some(5000));
+    assert_eq!(world.ask(3, 2000, WAIT), Some(5010));
+    assert_eq!(world.ask(4, 2000, WAIT), Some(5020));
+}
+
+#[test]
+fn waiter_retries_when_the_timeout_of_the_one_before_it_passes() {
+    let mut world = World::new();
+    assert_eq!(world.ask(1, 2000, WAIT), None);
+    assert_eq!(world.ask(2, 2000, 100), Some(2000));
+    assert_eq!(world.ask(3, 2000, 1000), Some(1000));
+    // The holder renews its lease.
+    assert_eq!(world.ask(1, 50_000, WAIT), None);
+    assert_eq!(world.ask(4, 2000, WAIT), Some(3100));
+    assert_eq!((world.timeout(2), world.timeout(3)), (2100, 3100));
+}
+
+#[test]
+fn absent_waiters_keep_the_lock_free_for_their_grace_period() {
+    let mut world = World::new();
+    assert_eq!(world.ask(1, 2000, WAIT), None);
+    for owner in [2, 3, 4] {
+        world.ask(owner, 2000, WAIT);
+    }
+    world.pass(2000);
+    // No waiter subscribes: 2 and 4 are absent, and 3 is here.
+    assert_eq!(world.ask(3, 2000, WAIT), Some(800));
+    world.pass(300);
+    // Both before it are absent.
+    assert_eq!(world.ask(4, 2000, WAIT), Some(500));
+    world.pass(500);
+    let (head, next) = (world.timeout(2), world.timeout(3));
+    // 2 is dropped, and the others are waited for as if it had given up.
+    assert_eq!(world.ask(4, 2000, WAIT), Some(300));
+    assert_eq!(world.timeout(3), next - head);
+}
+
+#[test]
+fn lock_that_never_expires_is_no_lock_of_ours() {
+    let mut world = World::new();
+    let hold = World::hold(1);
+    let key = hold.place.key().to_owned();
+    let holds: &mut Holds = world.space.find_or_begin(&key, world.now).unwrap();
+    holds.counts.insert(hold.field.to_string(), 1);
+    let request = Ask {
+        hold: &World::hold(2),
+        count: 1,
+        lease: Lease::WATCHDOG,
+        waits: true,
+    };
+    let step = Acquire {
+        ask: request,
+        wait_time: Lease::WATCHDOG,
+        grace: Lease::WATCHDOG,
+    };
+    assert!(step.apply(&mut world.space, world.now).is_err());
+}
