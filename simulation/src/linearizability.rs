@@ -226,7 +226,8 @@ fn released(history: &History, section: &Section, got: Time) -> (Time, Time) {
         lost.from <= earliest && got <= until
     });
     let earliest = match forgotten.next() {
-        Some(lost) => lost.from.max(got),
+        // Perhaps before the answer arrived.
+        Some(lost) => lost.from.max(section.asked),
         None => earliest,
     };
     let is_answered = section.unlock_error.is_none() && !section.was_lost();
