@@ -36,9 +36,9 @@ const MOST: i64 = i32::MAX as i64;
 /// # Which semaphore to use
 ///
 /// The permits of this semaphore have no owner and no lease. A process that dies (`kill -9`, a
-/// power cut) keeps its permits forever, and an answer that is lost with its connection can have
-/// the same effect ([`Error::OutcomeUnknown`]). An operator must then correct the number with
-/// [`Semaphore::add_permits`]. A store that loses its data (`FLUSHALL`, eviction, a restart without
+/// power cut) keeps its permits forever. An answer that is lost with its connection can have the
+/// same effect ([`Error::OutcomeUnknown`]), and so can a failover before the replicas have confirmed
+/// an acquisition. An operator must then correct the number with [`Semaphore::add_permits`]. A store that loses its data (`FLUSHALL`, eviction, a restart without
 /// persistence) loses the permits: waiters wait until they are set again. Where that must not
 /// happen, use the expirable semaphore, whose permits have leases and return by themselves. Use
 /// this one for limits where a miscount is harmless, for counts that are regularly set anew
