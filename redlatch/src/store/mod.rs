@@ -2,7 +2,7 @@
 
 use std::collections::BTreeSet;
 use std::pin::Pin;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -442,12 +442,17 @@ impl Store {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub(crate) struct NodeId(u64);
 
-/// Identifies a server: after a failover it is another one.
+/// Identifies the server at the other end of a link: another one after a failover. Small, because every
+/// request keeps it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub(crate) struct ServerId {
-    node: Option<NodeId>,
-    /// Of the servers that took over from each other as this node.
-    number: u64,
+pub(crate) struct ServerId(u32);
+
+impl ServerId {
+    /// Returns an id that no other server has.
+    pub(crate) fn next() -> ServerId {
+        static LATEST: AtomicU32 = AtomicU32::new(0);
+        ServerId(LATEST.fetch_add(1, Ordering::Relaxed).wrapping_add(1))
+    }
 }
 
 /// Nodes that may have lost data, because a different server process answers for them: after a restart or a

@@ -34,7 +34,7 @@ use super::told::{self, Listener, Teller};
 use super::turns::ATTEMPTS;
 use crate::backoff::Backoff;
 use crate::error::Error;
-use crate::store::{Doubts, NodeId, SharedEar};
+use crate::store::{Doubts, NodeId, ServerId, SharedEar};
 use crate::surroundings::task;
 
 /// Commands that may queue inside the client library. An attempt with its subscription is two commands;
@@ -132,8 +132,8 @@ struct Opening {
     given_up: Generation,
     /// The resolved address, if it can change.
     endpoint: Option<Endpoint>,
-    /// The endpoint of the latest connection, if it can change, and the number of changes.
-    server: (Option<Endpoint>, u64),
+    /// The server of the latest connection, and its endpoint, if that can change.
+    server: (ServerId, Option<Endpoint>),
     /// Number of consecutive failures, and time of the last one.
     failures: u32,
     failed: Option<Instant>,
@@ -162,7 +162,7 @@ const IDLE: usize = 64;
 pub(super) struct Live {
     dialled: Dialled,
     generation: Generation,
-    server: u64,
+    server: ServerId,
     /// Closed when the connection is given up, which may still be open then. Present if another server can
     /// replace this one.
     given_up: Option<Listener<()>>,
@@ -347,13 +347,13 @@ impl Link {
         Ok(live)
     }
 
-    /// Returns the number of the server at an endpoint. It grows when the endpoint changes.
-    fn server(&self, endpoint: Option<&Endpoint>) -> u64 {
-        let (latest, number) = &mut self.lock_opening().server;
-        if latest.as_ref() != endpoint {
-            (*latest, *number) = (endpoint.cloned(), *number + 1);
+    /// Returns the id of the server at an endpoint: a new one if the endpoint has changed.
+    fn server(&self, endpoint: Option<&Endpoint>) -> ServerId {
+        let (id, latest) = &mut self.lock_opening().server;
+        if *id == ServerId::default() || latest.as_ref() != endpoint {
+            (*id, *latest) = (ServerId::next(), endpoint.cloned());
         }
-        *number
+        *id
     }
 
     /// Returns whether another server may replace this one. (The commands link of a single server with
@@ -550,8 +550,8 @@ impl Live {
         self.generation
     }
 
-    /// Returns the number of the link's server: another one after a failover.
-    pub(super) fn server(&self) -> u64 {
+    /// Returns the server at the other end: another one after a failover.
+    pub(super) fn server(&self) -> ServerId {
         self.server
     }
 

@@ -430,12 +430,8 @@ impl Redis {
             }
         }
         let mut live = link.live().await?;
-        let server = ServerId {
-            node: Some(node.id),
-            number: live.server(),
-        };
-        if let Lane::Only(wanted) = exchange.lane
-            && wanted != server
+        if let Lane::Only(server) = exchange.lane
+            && server != live.server()
         {
             let reason = "another server has taken over, which may not know of the acquisition";
             return Err(Fault::Unanswered(reason.into()));
@@ -479,6 +475,7 @@ impl Redis {
                 }
             }),
             answer => {
+                let server = live.server();
                 link.keep(live);
                 Ok(Heard {
                     answer,
