@@ -251,14 +251,14 @@ impl Default for ClientBuilder {
 
 impl ClientBuilder {
     /// Sets the lease of the locks that the watchdog renews, each time a third of it has passed. After a
-    /// holder has died, waiters wait this long. Default 30 s, as in Redisson (`lockWatchdogTimeout`); at
+    /// holder has died, waiters wait at most this long. Default 30 s, as in Redisson (`lockWatchdogTimeout`); at
     /// least 100 ms.
     pub fn watchdog(mut self, lease: Duration) -> ClientBuilder {
         self.watchdog = lease;
         self
     }
 
-    /// Sets the prefix of every key, before the name (Redisson: a `NameMapper`). Default none.
+    /// Sets the prefix that is put before every name to make its key (Redisson: a `NameMapper`). Default none.
     pub fn prefix(mut self, prefix: impl Into<String>) -> ClientBuilder {
         self.prefix = prefix.into();
         self
@@ -284,7 +284,8 @@ impl ClientBuilder {
     /// retries, with pauses of up to a second, and logs that once (level WARN). Each retry takes up to the
     /// response timeout, so waiting may fail that much later than the limit.
     ///
-    /// Default: the response timeout. A RedLock waits through any outage by default. [`Duration::MAX`]:
+    /// Default: no longer than the response timeout; [`Error::NotReplicated`](crate::Error::NotReplicated) is
+    /// returned at once. A RedLock waits through any outage by default. [`Duration::MAX`]:
     /// waits through any outage. A shorter wait limit has precedence. A request that does not wait
     /// (`try_lock` without `wait`) fails after the response timeout. Errors that do not go away with time
     /// (a key of another kind, wrong credentials) are returned at once.
@@ -304,10 +305,10 @@ impl ClientBuilder {
     /// or `.`.
     ///
     /// It helps in logs and listings. Processes do not share owners even if they share an id, because each
-    /// starts to number them at random ([`Owner`]). So a process that restarts under the same id after a
+    /// numbers its owners from a random start ([`Owner`]). So a process that restarts under the same id after a
     /// crash waits for the lease of its predecessor like any other client. Within one process, give each
-    /// client a different id: two clients with the same id that acquire for the same [`Owner`] would share
-    /// their holds.
+    /// client a different id: two clients with the same id that acquire for the same [`Owner`] would each
+    /// treat the other's lock as its own, and release it.
     pub fn client_id(mut self, id: impl Into<String>) -> ClientBuilder {
         self.client_id = Some(id.into());
         self

@@ -97,7 +97,7 @@ pub enum Error {
 
     /// The master granted the acquisition, but too few replicas acknowledged it in time, so a failover
     /// could lose it. The client released it again. If that failed too, the release is retried in the
-    /// background.
+    /// background; permits of a [`Semaphore`](crate::Semaphore) are released only to the same server.
     #[error(
         "{in_sync} of the {needed} replicas that must have it had the acquisition within {within:?}, \
          so it was given back; are they connected and keeping up? \
@@ -164,11 +164,11 @@ pub enum Error {
     WrongKind {
         /// Name of the object, or the key.
         name: String,
-        /// Kind of the mismatch.
+        /// What the key holds instead, or why it does not fit.
         reason: &'static str,
     },
 
-    /// The guard held the lock and has lost it.
+    /// The lock or permit is no longer held.
     #[error("the lock {name:?} was lost: {reason}; do not go on with what it protects")]
     #[non_exhaustive]
     Lost {

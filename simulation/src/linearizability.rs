@@ -226,8 +226,9 @@ fn released(history: &History, section: &Section, got: Time) -> (Time, Time) {
         lost.from <= earliest && got <= until
     });
     let earliest = match forgotten.next() {
-        // Perhaps before the answer arrived.
-        Some(lost) => lost.from.max(section.asked),
+        // The store may forget a hold before its acquisition is answered.
+        Some(lost) if section.asked <= lost.until => lost.from.max(section.asked),
+        Some(lost) => lost.from.max(got),
         None => earliest,
     };
     let is_answered = section.unlock_error.is_none() && !section.was_lost();

@@ -12,7 +12,7 @@ use redlatch_robustness::history::{Event, History, What};
 use redlatch_robustness::random::Random;
 use redlatch_robustness::resource::{Reach, Records};
 use redlatch_robustness::visit::{set_permits, visit};
-use redlatch_robustness::worker::{Crew, Ear, Teller, Worker, tell_left};
+use redlatch_robustness::worker::{Crew, Ear, Sync, Teller, Worker, tell_left};
 use tokio::task::JoinSet;
 use tokio::time::{Instant, sleep, sleep_until};
 
@@ -21,7 +21,7 @@ use crate::network::{Network, ProcessId};
 use crate::plan::Plan;
 use crate::process::Process;
 use crate::server::Server;
-use crate::site::Site;
+use crate::site::{Site, Topology};
 use crate::trace::Trace;
 
 /// The longest wait of a request for a free lock, in latencies.
@@ -112,6 +112,7 @@ impl Run<'_> {
         }
         let mut history = lock(&run.history);
         history.end = now(begun);
+        history.awaits_replicas = plan.topology != Topology::Single && plan.sync != Sync::Off;
         let tallies = run.records.tallies();
         let mut violations = checker::check(&history, plan.losses(), &tallies);
         if plan.is_gentle() {

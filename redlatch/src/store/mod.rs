@@ -442,8 +442,8 @@ impl Store {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub(crate) struct NodeId(u64);
 
-/// Identifies the server at the other end of a link: another one after a failover. Small, because every
-/// request keeps it.
+/// Identifies the server at the other end of a link. A failover gives another one in a cluster and behind
+/// Sentinels, which name another address. Small, because every request keeps it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub(crate) struct ServerId(u32);
 

@@ -433,10 +433,12 @@ impl Line {
 
     /// Discards the messages so far. Returns whether there were any.
     pub(super) fn forget_calls(&self) -> bool {
+        // In this order: a message that arrives in between costs one request more, and is not forgotten.
+        let notified = std::pin::pin!(self.waiters().call.notified()).enable();
         let mut answers = self.object.answers();
-        answers.silent_since = answers.silent_since.or(answers.called.take());
-        drop(answers);
-        std::pin::pin!(self.waiters().call.notified()).enable()
+        let called = answers.called.take();
+        answers.silent_since = answers.silent_since.or(called);
+        notified || called.is_some()
     }
 
     pub(super) fn is_subscribed(&self) -> bool {

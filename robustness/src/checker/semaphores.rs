@@ -54,7 +54,8 @@ pub fn may_lack_permits(history: &History, name: &str) -> bool {
 pub(super) fn may_be_stuck(history: &History, section: &Section) -> bool {
     let is_released = section.freed.is_some() && section.unlock_error.is_none();
     let over = match section.got {
-        Some(got) if is_released => got,
+        Some(got) if is_released && history.awaits_replicas => got,
+        Some(_) if is_released => return false,
         Some(_) => section.freed.map_or(Time::MAX, |at| at + history.lease),
         None => section.answered.map_or(Time::MAX, |at| at + history.lease),
     };
@@ -116,6 +117,7 @@ mod tests {
         retried.asked = 100 * MS;
         for section in [refused, unknown, retried, of_the_dead(100)] {
             let mut one = history(vec![section, permit(0, 10_000)]);
+            one.awaits_replicas = true;
             assert!(!may_lack_permits(&one, "semaphore:0"));
             one.windows.push(Window {
                 from: 150 * MS,

@@ -33,6 +33,8 @@ pub struct History {
     /// Names of locks on a server that could not be reached.
     pub out_of_reach: BTreeSet<String>,
     pub lease: Time,
+    /// Whether acquisitions wait for replicas.
+    pub awaits_replicas: bool,
     /// End of the run.
     pub end: Time,
 }

@@ -96,9 +96,9 @@ impl CountDownLatch {
     ///
     /// [`Error::InvalidName`]; [`Error::InvalidCount`]: 0; [`Error::WrongKind`],
     /// [`Error::Unavailable`], [`Error::ResponseTimeout`]: nothing was set.
-    /// [`Error::OutcomeUnknown`]: the connection broke before the answer arrived. The request may
-    /// or may not have set the count; it is not sent again, because it could close a latch that was
-    /// counted down meanwhile.
+    /// [`Error::OutcomeUnknown`]: there was no answer, because the connection broke or the response
+    /// timeout passed. The request may or may not have set the count; it is not sent again, because it
+    /// could close a latch that was counted down meanwhile.
     ///
     /// # Cancel safety
     ///
@@ -231,9 +231,10 @@ impl CountDownLatch {
     ///
     /// # Errors
     ///
-    /// As [`CountDownLatch::count`]. [`Error::OutcomeUnknown`]: the connection broke before the
-    /// answer arrived. The request may or may not have deleted the latch; it is not sent again,
-    /// because it could open a latch that was set meanwhile.
+    /// As [`CountDownLatch::count`]; nothing was deleted. [`Error::OutcomeUnknown`]: there was no
+    /// answer, because the connection broke or the response timeout passed. The request may or may not
+    /// have deleted the latch; it is not sent again, because it could open a latch that was set
+    /// meanwhile.
     ///
     /// # Cancel safety
     ///

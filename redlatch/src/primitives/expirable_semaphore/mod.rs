@@ -318,9 +318,9 @@ impl ExpirableSemaphore {
     /// # Errors
     ///
     /// Those of [`ExpirableSemaphore::available`]. [`Error::InvalidCount`]: more than 2³¹ - 1.
-    /// [`Error::OutcomeUnknown`]: the connection broke before the answer arrived. The request may
-    /// or may not have set the permits; it is not sent again, because the semaphore may have been
-    /// deleted meanwhile.
+    /// [`Error::OutcomeUnknown`]: there was no answer, because the connection broke or the response
+    /// timeout passed. The request may or may not have set the permits; it is not sent again, because
+    /// the semaphore may have been deleted meanwhile.
     ///
     /// # Cancel safety
     ///
@@ -341,6 +341,9 @@ impl ExpirableSemaphore {
     /// # Cancel safety
     ///
     /// When dropped, it may or may not have set them. It can be repeated.
+    ///
+    /// A request whose answer is lost is sent again, and then overwrites what another client has set
+    /// meanwhile.
     ///
     /// ```
     /// # #[tokio::main(flavor = "current_thread")] async fn main() -> redlatch::Result<()> {
@@ -393,9 +396,10 @@ impl ExpirableSemaphore {
     ///
     /// # Errors
     ///
-    /// Those of [`ExpirableSemaphore::available`]. [`Error::OutcomeUnknown`]: the connection broke
-    /// before the answer arrived. The request may or may not have deleted the semaphore; it is not
-    /// sent again, because it could delete one that was set meanwhile.
+    /// Those of [`ExpirableSemaphore::available`]. [`Error::OutcomeUnknown`]: there was no
+    /// answer, because the connection broke or the response timeout passed. The request may or may not
+    /// have deleted the semaphore; it is not sent again, because it could delete one that was set
+    /// meanwhile.
     ///
     /// # Cancel safety
     ///

@@ -165,7 +165,7 @@ impl Lock<Fair> {
 
     /// Returns the ids of the owners that wait for the lock in any process
     /// ([`Client::owner_id`](crate::Client::owner_id)), the next one first. Omits entries at the
-    /// head whose waiters are gone.
+    /// head whose time in the queue has passed.
     ///
     /// # Errors
     ///

@@ -175,7 +175,8 @@ impl Lock<Fenced> {
 }
 
 impl Guard<Fenced> {
-    /// Returns the fencing token of this acquisition, which is greater than that of every earlier one.
+    /// Returns the fencing token of this acquisition, which is greater than that of every earlier one
+    /// (but see "After a failover").
     pub fn token(&self) -> u64 {
         self.won
     }

@@ -62,7 +62,7 @@ impl SemaphorePermits {
         }
     }
 
-    /// Releases permits that too few replicas have acknowledged, to the server process that granted
+    /// Releases permits that too few replicas have acknowledged, to the server that granted
     /// them. A promoted replica may not know that they were acquired, and would have too many permits.
     pub(super) async fn release_unconfirmed(mut self, server: ServerId) -> Result<()> {
         if let Some(owed) = &mut self.owed {

@@ -38,10 +38,11 @@ const MOST: i64 = i32::MAX as i64;
 /// The permits of this semaphore have no owner and no lease. A process that dies (`kill -9`, a
 /// power cut) keeps its permits forever. An answer that is lost with its connection can have the
 /// same effect ([`Error::OutcomeUnknown`]), and so can a failover before the replicas have confirmed
-/// an acquisition. An operator must then correct the number with [`Semaphore::add_permits`]. A store that loses its data (`FLUSHALL`, eviction, a restart without
-/// persistence) loses the permits: waiters wait until they are set again. Where that must not
-/// happen, use the expirable semaphore, whose permits have leases and return by themselves. Use
-/// this one for limits where a miscount is harmless, for counts that are regularly set anew
+/// an acquisition. An operator must then correct the number with [`Semaphore::add_permits`]. A store
+/// that loses its data (`FLUSHALL`, eviction, a restart without persistence) loses the permits:
+/// waiters wait until they are set again. Where that must not happen, use the expirable semaphore,
+/// whose permits have leases and return by themselves. Use this one for limits where a miscount is
+/// harmless, for counts that are regularly set anew
 /// ([`TrySetPermits::time_to_live`]), and for permits that one process acquires and another releases.
 ///
 /// Inside one process a [`tokio::sync::Semaphore`] does the same at a thousandth of the cost.
@@ -83,15 +84,15 @@ impl Semaphore {
     /// call set it. Await the request, or set a time to live first: [`TrySetPermits`]. (Redisson:
     /// `trySetPermits`.)
     ///
-    /// An exhausted semaphore exists: its permits are not set again.
+    /// A semaphore without free permits counts as set: its permits are not set again.
     ///
     /// # Errors
     ///
     /// [`Error::InvalidName`], [`Error::InvalidCount`], [`Error::InvalidLease`],
     /// [`Error::WrongKind`], [`Error::Unavailable`], [`Error::ResponseTimeout`]: nothing was set.
-    /// [`Error::OutcomeUnknown`]: the connection broke before the answer arrived. The request may
-    /// or may not have set the permits; it is not sent again, because the semaphore may have been
-    /// deleted meanwhile.
+    /// [`Error::OutcomeUnknown`]: there was no answer, because the connection broke or the response
+    /// timeout passed. The request may or may not have set the permits; it is not sent again, because
+    /// the semaphore may have been deleted meanwhile.
     ///
     /// # Cancel safety
     ///
@@ -265,9 +266,10 @@ impl Semaphore {
     ///
     /// # Errors
     ///
-    /// As [`Semaphore::available`]. [`Error::OutcomeUnknown`]: the connection broke before the
-    /// answer arrived. The request may or may not have deleted the semaphore; it is not sent again,
-    /// because it could delete one that was set meanwhile.
+    /// As [`Semaphore::available`]; nothing was deleted. [`Error::OutcomeUnknown`]: there was no
+    /// answer, because the connection broke or the response timeout passed. The request may or may not
+    /// have deleted the semaphore; it is not sent again, because it could delete one that was set
+    /// meanwhile.
     ///
     /// # Cancel safety
     ///
