@@ -1,4 +1,11 @@
-//! What each fault breaks, and how it is repaired. When this returns, everything is whole again.
+//! Injects the faults of a plan: what each one breaks, and how it is repaired.
+//!
+//! 1. [`Run::fault`] breaks something, waits until the planned end if the fault lasts, and repairs it. When it
+//!    returns, servers, network and processes work again.
+//! 2. Some faults replace a master: a replica is promoted, and the former master rejoins as a replica.
+//! 3. If the store may have lost data, that time is recorded, so that the checker can explain violations. An operator
+//!    sets the permits again, because they have no lease.
+//! 4. The time of the fault itself is recorded as a window, and whether the store answered no client in it.
 
 use std::time::Duration;
 
@@ -13,7 +20,7 @@ use crate::run::{Run, lock};
 use crate::server::{Server, slot};
 use crate::site::Topology;
 
-/// How long a master may take to learn that it has been replaced, once it can.
+/// How long a master may take to learn that it was replaced, once it is reachable again.
 const DEMOTION: Duration = Duration::from_millis(1000);
 
 const STEP: Forgetting = Forgetting {
@@ -23,7 +30,7 @@ const STEP: Forgetting = Forgetting {
 };
 
 impl Run<'_> {
-    /// Breaks something, and repairs it.
+    /// Injects a fault and repairs it.
     pub(crate) async fn fault(&mut self, scheduled: &Scheduled) {
         let Scheduled { until, fault, .. } = scheduled;
         let (network, from) = (self.network.clone(), self.now());
@@ -195,15 +202,15 @@ impl Run<'_> {
         });
     }
 
-    /// Cuts the replicas of a group off from their master, or restores that.
+    /// Cuts the replicas of a group off from their master, or reconnects them.
     fn set_behind(&self, master: HostId, replicas: &[HostId], behind: bool) {
         for replica in replicas {
             self.network.set_separated(master, *replica, behind);
         }
     }
 
-    /// Has a replica take the place of its master once the master has been missed for long enough. `minority`:
-    /// the master runs and notices that it has no majority.
+    /// Promotes a replica in place of its master after the failure detection time. `minority`: the master still runs
+    /// and notices that it cannot reach a majority.
     async fn elect(&mut self, group: usize, minority: bool) {
         let missed = self.plan.missed;
         sleep(self.random.between(missed / 2, missed)).await;
@@ -217,13 +224,13 @@ impl Run<'_> {
         }
     }
 
-    /// Has a former master learn that it is one.
+    /// Makes a former master learn, after a delay, that it was replaced.
     async fn demote(&mut self, master: HostId) {
         sleep(self.random.between(Duration::ZERO, DEMOTION)).await;
         self.site.rejoin(master);
     }
 
-    /// Has a replica take the place of a master that works.
+    /// Promotes a replica in place of a healthy master.
     async fn hand_over(&mut self, group: usize, master: HostId) {
         let orderly = self.site.topology == Topology::Cluster;
         if orderly {
@@ -248,7 +255,7 @@ impl Run<'_> {
         }
     }
 
-    /// Moves the slots of all names to other masters, key by key. Each stays half moved for a while.
+    /// Moves the slots of all names to random masters, key by key. Each slot stays half moved for a while.
     async fn move_slots(&mut self, pause: Duration) {
         let names: Vec<String> = self.plan.all_names();
         for name in names {

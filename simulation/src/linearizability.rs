@@ -1,5 +1,4 @@
-//! Linearizability: checks whether the answers about a lock are those of a lock whose operations happen one after
-//! the other, each at some moment between its call and its answer.
+//! Checks that some sequential order, each operation between its call and its answer, explains all answers.
 //!
 //! 1. Each section of the history becomes operations with a call time and an answer time: acquire, refuse, release,
 //!    or a step of a latch.
@@ -22,7 +21,7 @@ use todc_utils::specifications::Specification;
 pub(crate) fn check(history: &History) -> Vec<Violation> {
     let mut names = history.by_name();
     if history.forgotten().next().is_some() {
-        // Lost counts without a lease are never restored.
+        // Counters have no lease, so after lost data they are not checked.
         names.retain(|name, _| !COUNTERS.iter().any(|kind| name.starts_with(kind)));
     }
     let violations = names.iter().filter_map(|(name, sections)| {

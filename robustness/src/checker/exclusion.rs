@@ -1,17 +1,25 @@
-//! At most one valid guard per lock at any instant, unless the guards belong to one hold of one owner; and
-//! what a process held when it was killed stays taken until its lease has ended.
+//! Checks that a lock has at most one valid guard at any instant, and that the locks of a killed process stay
+//! taken until their lease has ended.
+//!
+//! 1. A guard spans the time from its acquisition to the last time at which it is known to have been valid. If its
+//!    process was killed with it, the span ends when the store may drop the hold.
+//! 2. Spans of one name are visited in order of their start, and compared with all spans that have not ended.
+//! 3. Guards of one hold of one owner may overlap, readers may overlap, and a writer may also read.
+//! 4. Permits may overlap as long as there are no more of them than the semaphore has.
+//! 5. Any other overlap is a violation: [`Rule::TakenFromTheDead`] if the earlier holder was killed, else
+//!    [`Rule::Exclusion`].
 
 use super::{Rule, Violation};
 use crate::clock::{Time, millis};
 use crate::history::{History, Mode, PERMITS, Section};
 
-/// A guard, and from when to when it keeps other owners out.
+/// A guard, and the time in which it excludes other owners.
 #[derive(Clone, Copy)]
 struct Span<'a> {
     from: Time,
     until: Time,
     section: &'a Section,
-    /// Its process was killed while it held the lock: the store keeps it until the lease has ended.
+    /// Whether its process was killed while it held the lock. The store keeps the hold until the lease has ended.
     is_dead: bool,
 }
 
@@ -32,12 +40,12 @@ fn of_name(history: &History, name: &str, sections: &[&Section]) -> Vec<Violatio
     for span in spans {
         inside.retain(|other| other.until > span.from);
         let many = match span.section.ask.mode {
-            // Sharing with those who share is no fault; a permit is one too many or it is not.
+            // A free permit conflicts with no other; `may_overlap` decides about all other modes.
             Mode::Permit if inside.len() < PERMITS as usize => &[],
             _ => &inside[..],
         };
         let bad = many.iter().filter(|other| !may_overlap(span, **other));
-        // Of several permits it cannot be told which one was taken away.
+        // Permits are interchangeable: any conflicting one may be the permit of a killed process.
         let is_dead = many.iter().any(|other| other.is_dead);
         for other in bad {
             let (rule, state) = match other.is_dead || (is_permit(span) && is_dead) {
@@ -64,14 +72,14 @@ fn is_permit(span: Span<'_>) -> bool {
     span.section.ask.mode == Mode::Permit
 }
 
-/// Whether the later one may come while the other one is held.
+/// Returns whether the later guard may be acquired while the other one excludes other owners.
 fn may_overlap(later: Span<'_>, other: Span<'_>) -> bool {
     let (one, two) = (later.section, other.section);
     let (mode, other_mode) = (one.ask.mode, two.ask.mode);
     if mode == Mode::Shared && other_mode == Mode::Shared {
         return true;
     }
-    // A first entry begins a hold. A writer may also read, and that is another hold.
+    // A hold count of 1 means a new hold. The read hold of a writer is a separate hold, and allowed.
     let is_another_hold = mode == other_mode && one.holds == Some(1);
     one.same_owner(two) && !is_another_hold
 }
@@ -107,7 +115,7 @@ mod tests {
     }
 
     #[test]
-    fn one_after_the_other_is_well() {
+    fn consecutive_guards_are_accepted() {
         let sections = vec![section("a", 0, 10), section("a", 10, 20)];
         assert_eq!(overlaps(sections), 0);
         let sections = vec![section("a", 0, 10), section("b", 5, 20)];
@@ -115,28 +123,28 @@ mod tests {
     }
 
     #[test]
-    fn two_at_a_time_are_found() {
+    fn overlapping_guards_are_found() {
         let found = check(&history(vec![section("a", 5, 20), section("a", 0, 10)]));
         assert_eq!(found.len(), 1);
         assert_eq!((found[0].from, found[0].until), (5 * MS, 10 * MS));
     }
 
     #[test]
-    fn one_inside_of_a_long_one_is_found_behind_another() {
+    fn every_overlap_with_a_long_guard_is_found() {
         let sections = vec![section("a", 0, 30), section("a", 1, 2), section("a", 5, 9)];
         assert_eq!(overlaps(sections), 2);
     }
 
     #[test]
-    fn who_was_stopped_counts_until_it_was_last_valid() {
-        // It holds on, without being valid: no violation of the lock's.
+    fn stopped_holder_excludes_others_until_last_valid() {
+        // The stopped process still has the guard, but an invalid guard excludes no other owner.
         let mut stopped = section("a", 0, 100);
         stopped.valid_until = Some(8 * MS);
         assert_eq!(overlaps(vec![stopped, section("a", 10, 20)]), 0);
     }
 
     #[test]
-    fn readers_share_and_writers_do_not() {
+    fn readers_overlap_and_writers_do_not() {
         let with = |mode, mut one: Section| {
             one.ask.mode = mode;
             one
@@ -148,7 +156,7 @@ mod tests {
     }
 
     #[test]
-    fn one_permit_too_many_is_found() {
+    fn excess_permit_is_found() {
         let permit = |from, until| {
             let mut one = section("permits", from, until);
             one.ask.mode = Mode::Permit;
@@ -162,14 +170,14 @@ mod tests {
         assert_ne!(found, 0);
     }
 
-    /// A guard of owner 7 of its process, which is the so many-th of its hold.
+    /// Makes a section a guard of owner 7 with this hold count.
     fn of_owner(holds: u32, mut one: Section) -> Section {
         (one.ask.owner, one.holds) = (Some(7), Some(holds));
         one
     }
 
     #[test]
-    fn guards_of_one_hold_overlap() {
+    fn guards_of_one_hold_may_overlap() {
         let sections = vec![
             of_owner(1, section("a", 0, 10)),
             of_owner(2, section("a", 5, 20)),
@@ -187,7 +195,7 @@ mod tests {
     }
 
     #[test]
-    fn a_writer_may_read_and_other_owners_may_not() {
+    fn writer_may_read_and_other_owners_may_not() {
         let read = |mut one: Section| {
             one.ask.mode = Mode::Shared;
             one
@@ -199,7 +207,7 @@ mod tests {
     }
 
     #[test]
-    fn the_same_owner_number_elsewhere_is_another_owner() {
+    fn owner_number_is_scoped_to_client_and_process() {
         let outer = of_owner(1, section("a", 0, 10));
         let mut other_client = of_owner(2, section("a", 5, 20));
         other_client.ask.client = 1;
@@ -209,7 +217,8 @@ mod tests {
         assert_eq!(overlaps(vec![outer, other_process]), 1);
     }
 
-    /// Process 1 was killed at 10 ms with a lock that is kept until 3010 ms; process 0 has it from here.
+    /// Creates a history in which process 1 is killed at 10 ms with a lock that the store keeps until 3010 ms.
+    /// Process 0 acquires it at this time.
     fn taken_from_the_dead(at: Time) -> History {
         let mut dead = of_owner(1, section("a", 0, 10));
         (dead.left, dead.freed, dead.process) = (None, None, 1);
@@ -220,12 +229,12 @@ mod tests {
     }
 
     #[test]
-    fn what_the_dead_held_is_taken_until_its_lease_has_ended() {
+    fn lock_of_killed_process_stays_taken_until_lease_ends() {
         assert!(check(&taken_from_the_dead(3010)).is_empty());
         let found = check(&taken_from_the_dead(3000));
         assert_eq!(found.len(), 1);
         assert_eq!(found[0].rule, Rule::TakenFromTheDead);
-        // A lock that it released or lost before is free.
+        // A lock that the process released or lost before it was killed is free.
         let mut left = taken_from_the_dead(500);
         left.sections[0].left = Some(9 * MS);
         assert!(check(&left).is_empty());
@@ -235,7 +244,7 @@ mod tests {
     }
 
     #[test]
-    fn a_permit_of_the_dead_counts_until_its_lease_has_ended() {
+    fn permit_of_killed_process_stays_taken_until_lease_ends() {
         let permits = |at| {
             let mut history = taken_from_the_dead(at);
             history.sections.push(section("a", at - 1, at + 1));

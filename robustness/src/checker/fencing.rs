@@ -1,4 +1,10 @@
-//! Tokens grow from hold to hold, and the resource that checks them loses no write.
+//! Checks that fencing tokens grow, and that the resource that checks them loses no write.
+//!
+//! 1. A request that starts after another acquisition was answered must get a greater token.
+//! 2. Acquisitions that overlap may get their tokens in any order, but no two have the same one.
+//! 3. If an owner's new hold has the token of its previous, released hold, the rule is [`Rule::SameToken`]: a release
+//!    that the store forgot can explain it. All other violations are [`Rule::Tokens`].
+//! 4. Each write to the resource adds one to a number, so it must equal the count of accepted writes.
 
 use super::{Rule, Violation};
 use crate::clock::Time;
@@ -22,7 +28,7 @@ pub(super) fn check(history: &History, tallies: &[Tally]) -> Vec<Violation> {
     found
 }
 
-/// Whoever asks after another has had it, gets a greater token; no two have the same.
+/// Finds acquisitions of one lock whose token is not greater than that of an earlier one, or is used twice.
 fn of_name(name: &str, sections: &[&Section]) -> Vec<Violation> {
     let had = |one: &&&Section| one.got.is_some() && one.token.is_some();
     let mut by_asked: Vec<&Section> = sections.iter().filter(had).copied().collect();
@@ -92,18 +98,18 @@ mod tests {
     }
 
     #[test]
-    fn growing_tokens_are_well() {
+    fn growing_tokens_are_accepted() {
         assert!(check(&with_tokens(&[1, 2, 5, 9]), &[]).is_empty());
     }
 
     #[test]
-    fn a_token_that_does_not_grow_is_found() {
+    fn token_that_does_not_grow_is_found() {
         assert_eq!(check(&with_tokens(&[1, 2, 2, 3]), &[]).len(), 1);
         assert_eq!(check(&with_tokens(&[1, 7, 3, 8]), &[]).len(), 1);
     }
 
     #[test]
-    fn the_same_token_for_two_that_asked_together_is_found() {
+    fn equal_tokens_of_concurrent_requests_are_found() {
         let mut both = with_tokens(&[4, 4]);
         both.sections[1].asked = 0;
         assert_eq!(check(&both, &[]).len(), 1);
@@ -112,7 +118,7 @@ mod tests {
     }
 
     #[test]
-    fn an_owner_that_continues_a_released_hold_is_told_from_others() {
+    fn same_token_is_distinguished_from_other_violations() {
         let mut one = with_tokens(&[4, 4]);
         let rule = |one: &History| check(one, &[])[0].rule;
         assert_eq!(rule(&one), Rule::Tokens);
@@ -128,7 +134,7 @@ mod tests {
     }
 
     #[test]
-    fn a_release_that_was_forgotten_explains_only_that_its_owner_continues() {
+    fn forgotten_release_explains_only_that_its_owner_continues() {
         let mut one = with_tokens(&[4, 4]);
         one.data_lost.push(DataLost {
             from: 4 * MS,
@@ -146,7 +152,7 @@ mod tests {
     }
 
     #[test]
-    fn a_lost_write_is_found() {
+    fn lost_write_is_found() {
         let tally = |accepted, value| Tally {
             name: "fenced".into(),
             accepted,

@@ -1,8 +1,12 @@
-//! No waiter passes a latch before its count is zero.
+//! Checks that no waiter passes a latch before its count is zero.
 //!
-//! Steps take effect at some time between question and answer, and those that failed at some time or never. So a
-//! latch is closed for certain if, since its count was set, fewer steps can have counted it down than that. It is
-//! open for certain from when it is known to have come to zero until a step may have set it again.
+//! 1. A step takes effect between its request and its answer. A step that failed takes effect at any time after its
+//!    request, or never.
+//! 2. A latch is certainly closed if fewer steps than its count can have counted it down since the count was set.
+//!    A waiter that passes it while it is certainly closed is a violation.
+//! 3. A latch is certainly open from a time at which its count is known to have reached zero until a step may have
+//!    set it again. [`super::waits`] uses this to find waiters that do not pass an open latch.
+//! 4. While the store may have lost its data, nothing is certain.
 
 use super::{Rule, Violation};
 use crate::clock::{Time, millis};
@@ -32,8 +36,8 @@ pub(super) fn check(history: &History) -> Vec<Violation> {
     found
 }
 
-/// Whether the latch was closed for certain from then to then: when it was set, to what, and how often it can have
-/// been counted down since.
+/// If the latch was certainly closed in this time, returns when it was set, its count, and how many steps can have
+/// counted it down since.
 fn closed(
     history: &History,
     sections: &[&Section],
@@ -59,18 +63,18 @@ fn closed(
     (counted < count as usize).then_some((asked, count, counted))
 }
 
-/// When a step can have been lost at the latest: clients may still use a master that was replaced.
+/// Returns the latest time at which a step can have been lost: clients may still use a replaced master for a while.
 fn last_lost(lost: &DataLost, history: &History) -> Time {
     lost.until + history.lease
 }
 
-/// When a step has taken effect at the latest, if it has.
+/// Returns the latest time at which a step can have taken effect.
 fn ends(section: &Section) -> Time {
     let answered = section.answered.filter(|_| section.failed.is_none());
     answered.unwrap_or(Time::MAX)
 }
 
-/// When the latch was open for certain.
+/// Returns the times in which the latch was certainly open.
 pub(super) fn open(history: &History, sections: &[&Section]) -> Vec<(Time, Time)> {
     let may_be_set = |one: &&&Section| {
         let set = matches!(one.ask.mode, Mode::SetCount(_));
@@ -90,7 +94,7 @@ pub(super) fn open(history: &History, sections: &[&Section]) -> Vec<(Time, Time)
         }
     }
     open.sort_unstable();
-    // Several may say the same.
+    // Several zeros may belong to one interval.
     open.dedup_by(|one, before| {
         let joins = one.0 <= before.1;
         if joins {
@@ -101,9 +105,9 @@ pub(super) fn open(history: &History, sections: &[&Section]) -> Vec<(Time, Time)
     open
 }
 
-/// When the count was zero for certain: between the first and the second time.
+/// Returns pairs of times. Between the first and the second one, the count was certainly zero at some moment.
 fn zeros(sections: &[&Section]) -> Vec<(Time, Time)> {
-    // Before it is set for the first time.
+    // The count is zero before it is set for the first time.
     let mut zeros = vec![(Time::MIN, Time::MIN)];
     for one in sections {
         match (one.ask.mode, one.got) {
@@ -130,7 +134,7 @@ mod tests {
     use super::*;
     use crate::history::{DataLost, Forgetting};
 
-    /// A step that was asked for at one millisecond and answered at another.
+    /// Creates a step from the times of its request and its answer, in milliseconds.
     fn step(mode: Mode, asked: Time, answered: Time) -> Section {
         let mut one = section("latch:0", answered, answered);
         (one.asked, one.ask.mode) = (asked * MS, mode);
@@ -138,7 +142,7 @@ mod tests {
         one
     }
 
-    /// Set to 2 from 10 to 20 ms, and counted down to 1 from 30 to 40 ms.
+    /// Creates two steps: the count is set to 2 from 10 to 20 ms, and counted down to 1 from 30 to 40 ms.
     fn set() -> Vec<Section> {
         let mut counted = step(Mode::CountDown, 30, 40);
         counted.count = Some(1);
@@ -165,22 +169,22 @@ mod tests {
     const BEGINNING: Time = Time::MIN / MS;
 
     #[test]
-    fn a_waiter_that_passes_a_closed_latch_is_found() {
+    fn waiter_that_passes_a_closed_latch_is_found() {
         assert_eq!(
             rules(with(set(), step(Mode::AwaitZero, 50, 60))),
             [Rule::Latch]
         );
-        // It asked before the latch was certainly closed.
+        // The waiter sent its request before the latch was certainly closed.
         assert_eq!(rules(with(set(), step(Mode::AwaitZero, 15, 60))), []);
     }
 
     #[test]
-    fn a_count_without_an_answer_may_have_opened_it() {
+    fn unanswered_count_down_may_have_opened_the_latch() {
         let mut unanswered = step(Mode::CountDown, 55, 55);
         (unanswered.answered, unanswered.got) = (None, None);
         let sections = with(set(), step(Mode::AwaitZero, 50, 60));
         assert_eq!(rules(with(sections, unanswered.clone())), []);
-        // It failed before the latch was set, and may have been on its way for longer.
+        // The step failed before the latch was set, but may have taken effect later.
         let mut failed = step(Mode::CountDown, 1, 5);
         (failed.got, failed.failed) = (None, Some("ResponseTimeout".into()));
         let sections = with(set(), step(Mode::AwaitZero, 50, 60));
@@ -191,7 +195,7 @@ mod tests {
     }
 
     #[test]
-    fn a_latch_that_was_forgotten_is_open() {
+    fn latch_is_not_certainly_closed_after_data_loss() {
         let mut one = history(with(set(), step(Mode::AwaitZero, 50, 60)));
         one.data_lost.push(DataLost {
             from: 45 * MS,
@@ -204,7 +208,7 @@ mod tests {
     }
 
     #[test]
-    fn it_is_open_from_zero_until_it_may_be_set() {
+    fn latch_is_open_from_zero_until_it_may_be_set() {
         let end = 60_000;
         assert_eq!(intervals(&set()), [(BEGINNING, 10)]);
         let mut last = step(Mode::CountDown, 70, 80);
@@ -218,14 +222,14 @@ mod tests {
         refused.failed = Some("Unavailable".into());
         sections.push(refused);
         assert_eq!(intervals(&sections), [(BEGINNING, 10), (80, 90)]);
-        // It may have been set before the answer that said zero.
+        // The count may have been set before the answer that reported zero.
         sections[3].asked = 75 * MS;
         sections[4].asked = 75 * MS;
         assert_eq!(intervals(&sections), [(BEGINNING, 10)]);
     }
 
     #[test]
-    fn counts_that_were_answered_open_it_whatever_they_said() {
+    fn enough_answered_count_downs_open_the_latch() {
         let mut wrong = step(Mode::CountDown, 70, 80);
         wrong.count = Some(1);
         let sections = with(set(), wrong);

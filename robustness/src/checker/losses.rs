@@ -1,4 +1,12 @@
-//! Every loss is told in time, and nothing is lost that could be kept.
+//! Checks that holders learn of every loss in time, and that no hold is lost that could be kept.
+//!
+//! 1. While the store answers no client, nothing can be renewed. A guard from before such a time must be invalid one
+//!    lease after its start ([`Rule::ValidTooLong`]), and any guard once its loss was reported.
+//! 2. When a lease ends, a holder that runs must learn of it within [`MARGIN`] ([`Rule::ToldTooLate`]). A stopped
+//!    process may learn of it when it continues, and a killed one does not.
+//! 3. The store keeps a hold until the end of its lease. An earlier loss is [`Rule::TakenFromHolder`].
+//! 4. If the fault is too short to prevent renewal, or concerns another server, any loss is
+//!    [`Rule::LostWithoutNeed`], unless the process was stopped and could not renew.
 
 use super::{Losses, MARGIN, Rule, Violation};
 use crate::clock::{Time, millis, nanos};
@@ -6,7 +14,7 @@ use crate::history::{History, Section};
 
 pub(super) fn check(history: &History, losses: Losses) -> Vec<Violation> {
     let mut found = Vec::new();
-    // Those of a multi-lock are lost as one: its own section says the same.
+    // The members of a multi-lock are lost together, and its own section reports the loss.
     for section in history.sections.iter().filter(|one| !one.ask.part) {
         found.extend(valid_too_long(history, section));
         found.extend(told_too_late(history, section));
@@ -30,7 +38,7 @@ pub(super) fn check(history: &History, losses: Losses) -> Vec<Violation> {
     found
 }
 
-/// While the store answers nobody, nothing is renewed: a lease later every guard is invalid.
+/// Finds a guard that was valid although its loss was reported, or although no renewal was possible for a lease.
 fn valid_too_long(history: &History, section: &Section) -> Option<Violation> {
     let (got, until) = section.valid()?;
     let said = if section.valid_after_told {
@@ -38,7 +46,7 @@ fn valid_too_long(history: &History, section: &Section) -> Option<Violation> {
     } else {
         let cut = history.windows.iter().filter(|window| window.cut);
         let ends = cut.map(|window| (window.from + history.lease, window.until));
-        // Had before, and valid in a time when nothing could be.
+        // `end` is a lease after the cut began. During the rest of the cut, no guard from before it is valid.
         let mut bad = ends.filter(|&(end, whole)| got < end && end < until && end < whole);
         bad.next()
             .map(|(end, _)| (end, "was valid although nothing could have renewed it"))
@@ -46,8 +54,7 @@ fn valid_too_long(history: &History, section: &Section) -> Option<Violation> {
     said.map(|(end, text)| violation(Rule::ValidTooLong, section, end, until, text))
 }
 
-/// The store keeps a lock until the end of its lease: before that it is not lost, unless the store has lost
-/// its data.
+/// Finds a loss before the end of the lease. Only a store that lost its data explains it.
 fn taken_from_holder(section: &Section) -> Option<Violation> {
     let kept_until = section.kept_until?;
     let not_held = section.unlock_error.as_deref() == Some("Lost(NotHeld)");
@@ -59,11 +66,11 @@ fn taken_from_holder(section: &Section) -> Option<Violation> {
     (at < kept_until).then(|| violation(Rule::TakenFromHolder, section, at, at, text))
 }
 
-/// A holder that runs hears of the end of its lease.
+/// Finds a running holder that did not learn of the end of its lease in time.
 fn told_too_late(history: &History, section: &Section) -> Option<Violation> {
     let deadline = section.deadline?;
     let process = history.processes.get(&section.process)?;
-    // Who stood still then hears of it on waking.
+    // A process that was stopped at that time learns of it when it continues.
     let mut by = deadline + nanos(MARGIN);
     for &(from, until) in &process.stopped {
         let until = until.unwrap_or(history.end);
@@ -83,10 +90,10 @@ fn told_too_late(history: &History, section: &Section) -> Option<Violation> {
     Some(violation(Rule::ToldTooLate, section, deadline, told, text))
 }
 
-/// Whether its process was stopped while it was held: then it could not renew. Or while it was requested: the lease
-/// counts from before the request was sent, and may end right after the answer is read. Among thousands of
-/// locks, held for the whole run, only a stop in the last lease counts, if it was longer than a sixth of that:
-/// a shorter one leaves time for another renewal.
+/// Returns whether the process was stopped while the lock was held or requested. A stopped holder cannot renew. The
+/// lease counts from before the request was sent, so it may end right after the answer is read. If thousands of
+/// locks are held for the whole run ([`Losses::OutOfReach`]), only a stop within the last lease counts, and only if
+/// it was longer than a sixth of a lease: a shorter one leaves time for another renewal.
 fn stood_still(history: &History, section: &Section, losses: Losses) -> bool {
     let from = section.asked;
     let until = section.told.or(section.freed).unwrap_or(history.end);
@@ -134,21 +141,21 @@ mod tests {
     }
 
     #[test]
-    fn valid_in_a_time_when_nothing_could_be_renewed() {
+    fn guard_that_outlives_its_last_possible_renewal_is_found() {
         let mut bad = history(vec![section("a", 0, 5000)]);
         bad.windows.push(cut(1000, 6000));
         assert_eq!(rules(&bad, Losses::Some), [Rule::ValidTooLong]);
         let mut well = history(vec![section("a", 0, 4000)]);
         well.windows.push(cut(1000, 6000));
         assert_eq!(rules(&well, Losses::Some), []);
-        // It was over in time for a renewal.
+        // The cut ended in time for a renewal.
         let mut short = history(vec![section("a", 0, 5000)]);
         short.windows.push(cut(1000, 3000));
         assert_eq!(rules(&short, Losses::Some), []);
     }
 
     #[test]
-    fn valid_after_the_loss_was_told() {
+    fn guard_that_is_valid_after_its_reported_loss_is_found() {
         let mut one = section("a", 0, 100);
         (one.told, one.valid_after_told) = (Some(50 * MS), true);
         one.kept_until = None;
@@ -156,7 +163,7 @@ mod tests {
         assert_eq!(rules(&bad, Losses::Some), [Rule::ValidTooLong]);
     }
 
-    /// Its lease ended at 3 s; it left at 9 s.
+    /// Creates a history of a holder whose lease ended at 3 s and that left its section at 9 s.
     fn late(told: Option<Time>) -> History {
         let mut one = section("a", 0, 10);
         one.deadline = Some(3000 * MS);
@@ -165,14 +172,14 @@ mod tests {
     }
 
     #[test]
-    fn a_loss_that_is_told_late_or_never() {
+    fn loss_that_is_reported_late_or_never_is_found() {
         assert_eq!(rules(&late(Some(3100)), Losses::Some), []);
         assert_eq!(rules(&late(Some(8000)), Losses::Some), [Rule::ToldTooLate]);
         assert_eq!(rules(&late(None), Losses::Some), [Rule::ToldTooLate]);
     }
 
     #[test]
-    fn a_lock_that_is_taken_from_its_holder() {
+    fn lock_that_is_taken_from_its_holder_is_found() {
         let mut told = late(Some(2900));
         told.sections[0].kept_until = Some(3000 * MS);
         assert_eq!(rules(&told, Losses::Some), [Rule::TakenFromHolder]);
@@ -181,13 +188,13 @@ mod tests {
         let mut unlocked = history(vec![section("a", 0, 10)]);
         unlocked.sections[0].unlock_error = Some("Lost(NotHeld)".into());
         assert_eq!(rules(&unlocked, Losses::Some), [Rule::TakenFromHolder]);
-        // It ended while nothing came through.
+        // The lease ended before the release was answered.
         unlocked.sections[0].freed = Some(3010 * MS);
         assert_eq!(rules(&unlocked, Losses::Some), []);
     }
 
     #[test]
-    fn who_stood_still_is_told_on_waking() {
+    fn stopped_holder_learns_of_loss_when_it_continues() {
         let mut stopped = late(Some(8000));
         let process = stopped.processes.entry(0).or_default();
         process.stopped.push((1000 * MS, Some(7900 * MS)));
@@ -198,7 +205,7 @@ mod tests {
     }
 
     #[test]
-    fn a_stop_before_the_last_renewal_is_no_excuse() {
+    fn stop_before_the_last_lease_does_not_excuse_a_loss() {
         let mut stopped = late(Some(9000));
         stopped.sections[0].deadline = Some(9000 * MS);
         let process = stopped.processes.entry(0).or_default();
@@ -211,7 +218,7 @@ mod tests {
     }
 
     #[test]
-    fn a_stop_while_the_lock_was_requested_shortens_its_lease() {
+    fn stop_during_the_request_excuses_a_loss() {
         let mut stopped = late(Some(3100));
         (stopped.sections[0].asked, stopped.sections[0].got) = (100 * MS, Some(3000 * MS));
         let process = stopped.processes.entry(0).or_default();
@@ -223,7 +230,7 @@ mod tests {
     }
 
     #[test]
-    fn who_was_killed_is_told_nothing() {
+    fn killed_holder_need_not_learn_of_loss() {
         let mut killed = late(None);
         (killed.sections[0].left, killed.sections[0].freed) = (None, None);
         killed.processes.entry(0).or_default().killed = Some(100 * MS);
@@ -231,7 +238,7 @@ mod tests {
     }
 
     #[test]
-    fn a_loss_that_need_not_have_been() {
+    fn avoidable_loss_is_found() {
         let lost = late(Some(3100));
         assert_eq!(rules(&lost, Losses::None), [Rule::LostWithoutNeed]);
         let mut unlocked = history(vec![section("a", 0, 10)]);

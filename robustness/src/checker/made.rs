@@ -1,4 +1,4 @@
-//! Histories made by hand.
+//! Handmade histories for tests.
 
 use std::time::Duration;
 
@@ -7,7 +7,7 @@ use crate::history::{Ask, History, Mode, Section};
 
 pub(super) const MS: Time = 1_000_000;
 
-/// Held and valid from one millisecond to another, and asked for when it was had.
+/// Creates a section that is requested and acquired at `from`, and valid and held until `until`, in milliseconds.
 pub(super) fn section(name: &str, from: Time, until: Time) -> Section {
     let (from, until) = (from * MS, until * MS);
     let ask = Ask {
@@ -30,7 +30,7 @@ pub(super) fn section(name: &str, from: Time, until: Time) -> Section {
     }
 }
 
-/// With a lease of 3 s.
+/// Creates a history with a lease of 3 s that ends at 60 s.
 pub(super) fn history(sections: Vec<Section>) -> History {
     let mut history = History::new(Duration::from_secs(3));
     history.end = 60_000 * MS;

@@ -1,4 +1,13 @@
-//! What must hold of a history. Pure functions: no clock, no network.
+//! Checks the invariants of a history. Pure functions: no clock, no network.
+//!
+//! 1. Each module checks one group of [`Rule`]s: valid guards (`exclusion`), lost holds (`losses`), tokens and writes
+//!    (`fencing`), permits without leases (`semaphores`), latches, idle waiters (`waits`), and the queues of fair
+//!    locks (`order`).
+//! 2. The checks are cautious. Where the history leaves several explanations, such as a request without an answer,
+//!    a check reports a [`Violation`] only if none of them is allowed.
+//! 3. [`check`] returns all violations, ordered by time. [`left_waiting`] and [`overtaken`] are separate checks,
+//!    because they are valid only on a simulated clock.
+//! 4. [`explain`] tells which violations are documented limitations, such as a store that lost its data.
 
 mod exclusion;
 mod fencing;
@@ -21,61 +30,59 @@ use crate::clock::{Time, millis, nanos};
 use crate::history::History;
 use crate::resource::Tally;
 
-/// How long a fair lock is kept for waiters that are gone: `FairLock::grace_period`, as it is by default.
+/// How long a fair lock is kept for waiters that are gone: the default of `FairLock::grace_period`.
 pub const GRACE: Duration = Duration::from_secs(5);
 
-/// How much longer a request may take just after a fault: a client whose connections broke several times in a row pauses
-/// for up to 250 ms before it connects, and as long again before it repeats the request. In nanoseconds.
+/// How much longer a request may take just after a fault, in nanoseconds. A client whose connections broke several
+/// times in a row pauses for up to 250 ms before it connects, and for as long again before it repeats the request.
 const RECONNECTS: Time = 500_000_000;
 
-/// How much later than it should something may be told or done, on a machine that is short of time.
-/// What is said about validity has no such margin.
+/// How late a report or an action may be on a busy machine. Checks of validity allow no margin.
 pub const MARGIN: Duration = Duration::from_millis(1500);
 
-/// What was broken.
+/// An invariant that a history must satisfy.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Rule {
-    /// At most one valid guard per lock at any instant (as many as there are permits; readers may
-    /// be many).
+    /// A lock has at most one valid guard at any instant. A semaphore has one per permit; readers share.
     Exclusion,
-    /// Never more permits of a semaphore are taken than there are.
+    /// No semaphore grants more permits than it has.
     Permits,
     /// No waiter passes a latch before its count is zero.
     Latch,
-    /// What a process held when it was killed is acquired by no other owner before its lease has ended,
-    /// not even by a process that has the client id of the dead one.
+    /// No other owner acquires the locks of a killed process before their lease has ended, not even in a process with
+    /// the same client id.
     TakenFromTheDead,
-    /// A lock is not deleted while its lease runs and a guard of it is valid.
+    /// No lock disappears from the store while its lease runs and its guard is valid.
     TakenFromHolder,
     /// No guard is valid for longer than a lease after the last time at which it could be renewed.
     ValidTooLong,
-    /// Who holds a lock and runs is told of the loss when the lease has ended.
+    /// A running holder learns of the loss when its lease has ended.
     ToldTooLate,
-    /// What could be renewed is not lost.
+    /// No hold is lost if it could be renewed.
     LostWithoutNeed,
-    /// Every acquisition has a token of its own, greater than those before it.
+    /// Every acquisition has its own token, greater than all earlier ones.
     Tokens,
-    /// A new hold of an owner has another token than the hold that it had before.
+    /// A new hold of an owner has a different token than its previous hold.
     SameToken,
-    /// No write that the resource took is lost.
+    /// No write that the resource accepted is lost.
     LostWrite,
-    /// Nobody waits for a lock that is free for longer than a lease.
+    /// No waiter waits longer than a lease for a free lock.
     Hang,
-    /// The same for a fair lock, which is kept for those in its queue for whom nobody waits any more.
+    /// The same for a fair lock, if the entries of departed waiters in its queue can explain the delay.
     Queue,
     /// A waiter acquires a lock within a few round trips after it has become free.
     Promptness,
     /// Waiters acquire a fair lock in the order in which they joined its queue.
     Order,
-    /// Every answer is one that a lock could give whose operations happen one after the other.
+    /// Some sequential order of the operations on a lock explains all answers.
     Linearizability,
-    /// Nothing is left when everything was given back.
+    /// Nothing remains in the store or in a client after all releases.
     LeftOver,
-    /// No client ends by itself.
+    /// No client process exits unexpectedly.
     Crash,
 }
 
-/// One case of it.
+/// One violation of a rule.
 #[derive(Debug, Clone)]
 pub struct Violation {
     pub rule: Rule,
@@ -85,7 +92,7 @@ pub struct Violation {
 }
 
 impl Violation {
-    /// A violation that was found at one time.
+    /// Creates a violation at a single instant.
     pub fn at(at: Time, rule: Rule, text: impl Into<String>) -> Violation {
         Violation {
             rule,
@@ -96,25 +103,25 @@ impl Violation {
     }
 }
 
-/// Whether a key may remain in the store after all releases: fencing tokens and the numbers of free permits.
+/// Returns whether a key may remain in the store after all releases: fencing tokens and the numbers of free permits.
 pub fn may_remain(key: &str) -> bool {
     ["redisson_lock_token:", "permits:", "semaphore:"]
         .iter()
         .any(|prefix| key.starts_with(prefix))
 }
 
-/// What a fault may do to those who hold a lock.
+/// Which holds may be lost in a fault.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Losses {
-    /// It is over before a lease is: nobody loses anything.
+    /// None: the fault ends before a lease does.
     None,
-    /// One server cannot be reached for longer: what the others keep is not lost.
+    /// Only holds on one server, which is unreachable for longer than a lease.
     OutOfReach,
-    /// It lasts longer, or takes locks away.
+    /// Any: the fault lasts longer than a lease, or removes locks.
     Some,
 }
 
-/// All violations, the first one first.
+/// Returns all violations, ordered by time.
 pub fn check(history: &History, losses: Losses, tallies: &[Tally]) -> Vec<Violation> {
     let mut found = exclusion::check(history);
     found.extend(losses::check(history, losses));
@@ -129,14 +136,14 @@ pub fn check(history: &History, losses: Losses, tallies: &[Tally]) -> Vec<Violat
     found
 }
 
-/// Why a violation could not be avoided, if that is so: in the words of the promise that is not made.
+/// Returns the documented limitation that explains a violation, if there is one.
 pub fn explain(violation: &Violation, history: &History) -> Option<&'static str> {
     let a_lease = history.lease + nanos(MARGIN);
     let within = match violation.rule {
         Rule::Exclusion => history.lease / 3 + nanos(MARGIN),
-        // The dead learn of nothing: theirs would have ended with the lease.
+        // A killed process learns of no loss; its hold would have lasted until the end of the lease.
         Rule::LostWithoutNeed | Rule::TakenFromTheDead | Rule::TakenFromHolder => a_lease,
-        // What was written once is never put right again.
+        // A wrong token or value stays wrong for the rest of the run.
         Rule::Tokens | Rule::SameToken | Rule::LostWrite | Rule::Permits => Time::MAX / 4,
         Rule::Queue => {
             return Some(

@@ -1,4 +1,8 @@
-//! A fair lock goes to those who wait in the order in which they joined its queue.
+//! Checks that waiters acquire a fair lock in the order in which they joined its queue.
+//!
+//! 1. The history has no event for joining the queue, so a request counts as queued a fixed time after it was sent.
+//! 2. A request that was sent after that time must not acquire the lock before the queued one is answered.
+//! 3. A fault can cost a waiter its place. Waits with a fault shortly before or during them are not compared.
 
 use std::time::Duration;
 
@@ -7,10 +11,10 @@ use crate::clock::{Time, millis, nanos};
 use crate::history::{History, Section};
 
 /// Finds the acquisitions of fair locks that overtook another request in the queue. A request is in the queue after
-/// `joins` at the latest and keeps its place, if no fault was under way meanwhile or just before: waiters without a
-/// connection are passed over. Owners that several tasks share are not compared, because they take turns before they join.
+/// `joins` at the latest. It keeps its place if no fault was under way meanwhile or just before; waiters without a
+/// connection are skipped. Owners that several tasks share are not compared, because they take turns before they join.
 ///
-/// Only for runs on a clock of their own, without faults that delay clients or make them leave the queue.
+/// Only for runs on a simulated clock, without faults that delay clients or make them leave the queue.
 pub fn overtaken(history: &History, joins: Duration) -> Vec<Violation> {
     let joins = nanos(joins);
     let is_broken = |from: Time, until: Time| {
@@ -54,7 +58,7 @@ mod tests {
 
     const JOINS: Duration = Duration::from_millis(10);
 
-    /// Asked for at one time, had at another.
+    /// Creates a section from the times of its request and its acquisition, in milliseconds.
     fn waited(asked: Time, got: Time) -> Section {
         let mut one = section("fair:1", got, got + 5);
         one.asked = asked * MS;
@@ -62,13 +66,13 @@ mod tests {
     }
 
     #[test]
-    fn first_come_first_served_is_well() {
+    fn acquisitions_in_order_are_accepted() {
         let sections = vec![waited(0, 50), waited(20, 60), waited(40, 70)];
         assert!(overtaken(&history(sections), JOINS).is_empty());
     }
 
     #[test]
-    fn whoever_overtakes_is_found() {
+    fn overtaking_is_found() {
         let sections = vec![waited(0, 60), waited(20, 50)];
         assert_eq!(overtaken(&history(sections), JOINS).len(), 1);
         let mut never = waited(0, 60);
@@ -78,13 +82,13 @@ mod tests {
     }
 
     #[test]
-    fn who_may_not_have_joined_yet_is_not_overtaken() {
+    fn request_that_may_not_have_joined_yet_is_not_overtaken() {
         let sections = vec![waited(0, 60), waited(10, 50)];
         assert!(overtaken(&history(sections), JOINS).is_empty());
     }
 
     #[test]
-    fn who_may_have_lost_its_connection_may_lose_its_place() {
+    fn waiter_may_lose_its_place_with_its_connection() {
         for (from, is_broken) in [(498, false), (499, true), (1045, true), (1051, false)] {
             let mut broken = history(vec![waited(1000, 1060), waited(1020, 1050)]);
             broken.windows.push(Window {

@@ -1,7 +1,10 @@
-//! Never more permits of a semaphore are taken than there are.
+//! Checks that no semaphore grants more permits than it has.
 //!
-//! Its permits have no leases. What a process had when it was killed, and what was acquired or released by a step
-//! whose answer was lost, may stay taken for good.
+//! 1. A permit is taken from the answer to its acquisition until its release is requested.
+//! 2. Permits have no leases, so a process that is killed keeps its permits for good.
+//! 3. The first acquisition that exceeds the number of permits is a violation.
+//! 4. A step whose answer was lost may leave a permit taken for good. Such permits are no violation, but other checks
+//!    must not expect them to be free.
 
 use super::{Rule, Violation};
 use crate::clock::Time;
@@ -13,13 +16,13 @@ pub(super) fn check(history: &History) -> Vec<Violation> {
     found.collect()
 }
 
-/// The first time at which too many were taken: they are as many from then on.
+/// Finds the first acquisition that exceeds the number of permits. Later ones may only be its consequence.
 fn of_name(sections: &[&Section]) -> Option<Violation> {
     let semaphore = |one: &&&Section| one.ask.mode == Mode::Semaphore;
     let mut changes = Vec::new();
     for section in sections.iter().filter(semaphore) {
         if let Some(got) = section.got {
-            // Who goes as another comes has gone first.
+            // At equal times, the sort below puts releases before acquisitions.
             changes.push((got, Some(section)));
             changes.push((section.left.unwrap_or(Time::MAX), None));
         }
@@ -41,7 +44,7 @@ fn of_name(sections: &[&Section]) -> Option<Violation> {
     None
 }
 
-/// Whether permits of this semaphore may stay taken for good, or be more than were set.
+/// Returns whether this semaphore may lack permits for good, or have more of them than were set.
 pub fn may_lack_permits(history: &History, name: &str) -> bool {
     let mut sections = history.sections.iter().filter(|one| one.ask.name == name);
     sections.any(|one| one.ask.mode == Mode::Semaphore && may_be_stuck(history, one))
@@ -63,7 +66,7 @@ pub(super) fn may_be_stuck(history: &History, section: &Section) -> bool {
     windows.any(|window| window.from < over && section.asked < window.until)
 }
 
-/// From when on the store may have another number than it should have.
+/// Returns the time from which the number of permits in the store may be wrong, or `Time::MAX`.
 pub(super) fn forgotten(history: &History) -> Time {
     let lost = history.forgotten().map(|lost| lost.from);
     lost.min().unwrap_or(Time::MAX)
@@ -75,7 +78,7 @@ mod tests {
     use super::*;
     use crate::history::Window;
 
-    /// A permit from one millisecond to another.
+    /// Creates a permit that is held from one millisecond to another.
     fn permit(from: Time, until: Time) -> Section {
         let mut one = section("semaphore:0", from, until);
         one.ask.mode = Mode::Semaphore;
@@ -83,7 +86,7 @@ mod tests {
         one
     }
 
-    /// One that its process had when it was killed.
+    /// Creates a permit that its process held when it was killed.
     fn of_the_dead(from: Time) -> Section {
         let mut one = permit(from, from);
         (one.left, one.freed) = (None, None);
@@ -91,7 +94,7 @@ mod tests {
     }
 
     #[test]
-    fn one_permit_too_many_is_found() {
+    fn excess_permit_is_found() {
         let well = vec![permit(0, 10), permit(1, 11), permit(10, 20)];
         assert!(check(&history(well)).is_empty());
         let found = check(&history(vec![permit(0, 10), permit(1, 11), permit(9, 20)]));
@@ -100,7 +103,7 @@ mod tests {
     }
 
     #[test]
-    fn permits_of_the_dead_stay_taken() {
+    fn permits_of_killed_processes_stay_taken() {
         let sections = vec![of_the_dead(0), permit(1, 11), permit(20_000, 20_010)];
         assert!(check(&history(sections)).is_empty());
         let sections = vec![of_the_dead(0), of_the_dead(1), permit(20_000, 20_010)];
@@ -108,7 +111,7 @@ mod tests {
     }
 
     #[test]
-    fn permits_are_lost_only_while_something_is_broken() {
+    fn permits_may_be_lost_only_during_faults() {
         let mut refused = permit(100, 200);
         (refused.got, refused.left, refused.freed) = (None, None, None);
         let mut unknown = permit(100, 200);

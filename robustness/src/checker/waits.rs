@@ -1,4 +1,13 @@
-//! Nobody waits for long for what is free.
+//! Checks that no waiter waits long for a free lock.
+//!
+//! 1. For each name, the times in which it is free follow from the sections: fewer holders than it admits, or a latch
+//!    that is certainly open. A multi-lock or RedLock is free while all its members are.
+//! 2. Each part of a request's wait that falls into such a time is idle time.
+//! 3. A fault explains idle time until it is repaired. If a process was stopped or killed, idle time counts from
+//!    then, because its hold lasts for up to a lease.
+//! 4. Idle time of more than a lease and [`MARGIN`] is [`Rule::Hang`]. If the lock is fair and departed
+//!    waiters in its queue can explain the delay, it is [`Rule::Queue`] instead.
+//! 5. [`left_waiting`] checks the same with a limit of a few round trips ([`Rule::Promptness`]).
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -8,18 +17,18 @@ use crate::clock::{Time, millis, nanos};
 use crate::history::{History, Mode, PERMITS, Section};
 use crate::worker::locks_of;
 
-/// The sections, name by name.
+/// The sections by name.
 type Names<'a> = BTreeMap<&'a str, Vec<&'a Section>>;
 
-/// For how many leases somebody for whom nobody waits may stand in a queue until its turn has come.
+/// Number of leases for which a departed waiter may stay in a queue until its turn comes.
 const QUEUED: Time = 20;
 
-/// Somebody waited, and nobody held what was waited for.
+/// A time in which a request waited for a free lock.
 struct Idle<'a> {
     section: &'a Section,
     from: Time,
     until: Time,
-    /// Something had been broken just before.
+    /// Whether a fault ended, or a process was stopped or killed, just before.
     after_fault: bool,
 }
 
@@ -28,7 +37,7 @@ pub(super) fn check(history: &History) -> Vec<Violation> {
     let names = history.by_name();
     for &name in names.keys() {
         let limit = history.lease + nanos(MARGIN);
-        // One word for all who waited at the same time.
+        // One violation stands for all requests that waited at the same time.
         let too_long = idle(history, &names, name)
             .into_iter()
             .filter(|idle| idle.until - idle.from > limit);
@@ -47,11 +56,11 @@ pub(super) fn check(history: &History) -> Vec<Violation> {
 
 /// Finds the requests that waited for a free lock for longer than this. Times with faults do not count.
 ///
-/// Only for runs on a clock of their own, without faults that delay clients: a busy machine delays them, too.
+/// Only for runs on a simulated clock, without faults that delay clients: a busy machine delays them, too.
 pub fn left_waiting(history: &History, limit: Duration) -> Vec<Violation> {
     let names = history.by_name();
-    // Requests for spin locks and RedLocks look again after a pause. An attempt to acquire several locks may hold one
-    // of them, or the first place in its queue, for a moment in vain, also for other such attempts.
+    // Requests for spin locks and RedLocks retry after a pause. An attempt to acquire several locks may briefly hold
+    // one of them, or the first place in its queue, and fail; that also blocks other such attempts.
     let is_polled = |name: &str| {
         let mut kinds = ["spin", "red", "multi"].iter();
         kinds.any(|kind| name.starts_with(kind))
@@ -70,8 +79,8 @@ pub fn left_waiting(history: &History, limit: Duration) -> Vec<Violation> {
         .collect()
 }
 
-/// The longest time that anybody waited for something free, counted from when everything was whole
-/// again, or from when the holder was stopped or killed.
+/// Returns the longest wait for a free lock after a fault, counted from its repair, or from when a process was stopped
+/// or killed.
 pub(crate) fn worst_recovery(history: &History) -> Option<Time> {
     let names = history.by_name();
     let idle = names.keys().flat_map(|name| idle(history, &names, name));
@@ -79,8 +88,8 @@ pub(crate) fn worst_recovery(history: &History) -> Option<Time> {
     after_fault.map(|idle| idle.until - idle.from).max()
 }
 
-/// How many may stand in the queue of a fair lock for whom nobody waits: they died, stood still, or could
-/// not leave because the store was away. It is kept for each of them, a lease long, when their turn comes.
+/// Returns how many departed waiters the queue of a fair lock may contain: they were killed, were stopped, or could not
+/// leave because the store was unavailable. The lock is kept for each of them for a lease when its turn comes.
 fn in_queue(history: &History, names: &Names<'_>, name: &str, idle: &Idle<'_>) -> Time {
     let fair = fair_locks(name);
     let sections = fair.iter().filter_map(|name| names.get(name.as_str()));
@@ -98,15 +107,15 @@ fn in_queue(history: &History, names: &Names<'_>, name: &str, idle: &Idle<'_>) -
     Time::try_from(left.count()).unwrap_or(Time::MAX / history.lease)
 }
 
-/// The fair locks that are acquired under a name.
+/// Returns the fair locks that are acquired for a name.
 fn fair_locks(name: &str) -> Vec<String> {
     let mut locks = locks_of(name);
     locks.retain(|name| name.starts_with("fair"));
     locks
 }
 
-/// How long a fair lock may be kept for waiters that had left, and that the store remembers again: after a
-/// failover to a replica that was behind.
+/// Returns how long a fair lock may be kept for waiters that had left. After a failover to a replica that was behind,
+/// the store has their queue entries again.
 fn remembered(history: &History, name: &str, idle: &Idle<'_>) -> Time {
     let mut lost = history
         .data_lost
@@ -118,10 +127,10 @@ fn remembered(history: &History, name: &str, idle: &Idle<'_>) -> Time {
     }
 }
 
-/// All times in which somebody waited for what nobody held, longer than a moment.
+/// Returns the nonempty times in which a request waited for a free lock.
 fn idle<'a>(history: &History, names: &Names<'a>, name: &str) -> Vec<Idle<'a>> {
     let mut free = free(history, &names[name]);
-    // All of them, at the same time.
+    // All members must be free at the same time.
     for lock in locks_of(name) {
         if let Some(sections) = names.get(lock.as_str()).filter(|_| lock != name) {
             free = at_once(&free, &self::free(history, sections));
@@ -168,8 +177,8 @@ impl Idle<'_> {
         }
     }
 
-    /// What was broken meanwhile is the reason until it was whole again; who was stopped or killed may
-    /// have held what is waited for, until its lease ended.
+    /// Moves the start behind the faults that explain the wait. A fault explains it until it is repaired. A process
+    /// that was stopped or killed may hold the lock until its lease ends, so the limit counts from then.
     fn begin_after_faults(&mut self, history: &History) {
         for window in &history.windows {
             if window.from < self.until && self.from < window.until {
@@ -181,7 +190,7 @@ impl Idle<'_> {
                 let on = on.unwrap_or(history.end);
                 if stop < self.until && self.from <= on {
                     self.begin(stop);
-                    // Who stands still does not take what is free.
+                    // A stopped waiter cannot acquire a free lock.
                     if *number == self.section.process {
                         self.begin(on);
                     }
@@ -202,7 +211,7 @@ impl Idle<'_> {
     }
 }
 
-/// When it could have been had, as far as those who held it know.
+/// Returns the times in which the lock could be acquired, as far as its holders know.
 fn free(history: &History, sections: &[&Section]) -> Vec<(Time, Time)> {
     let mut changes = Vec::new();
     let room = match sections.first().map(|one| one.ask.mode) {
@@ -225,7 +234,7 @@ fn free(history: &History, sections: &[&Section]) -> Vec<(Time, Time)> {
     for (from, until) in sections.iter().filter_map(|one| one.held()) {
         changes.extend([(from, true), (until, false)]);
     }
-    // Who comes as another goes has come first: no gap between them.
+    // At equal times, acquisitions come before releases, so that there is no gap between them.
     changes.sort_by_key(|&(at, comes)| (at, !comes));
     let mut free = Vec::new();
     let (mut inside, mut since) = (0_usize, Time::MIN);
@@ -248,7 +257,7 @@ fn free(history: &History, sections: &[&Section]) -> Vec<(Time, Time)> {
     free
 }
 
-/// The times that are in both.
+/// Returns the intersection of two lists of times.
 fn at_once(one: &[(Time, Time)], other: &[(Time, Time)]) -> Vec<(Time, Time)> {
     let both = |a: &(Time, Time), b: &(Time, Time)| (a.0.max(b.0), a.1.min(b.1));
     let pairs = one
@@ -263,7 +272,7 @@ mod tests {
     use super::*;
     use crate::history::Window;
 
-    /// Asked for at one time, had at another.
+    /// Creates a section from the times of its request and its acquisition, in milliseconds.
     fn waited(asked: Time, got: Time) -> Section {
         let mut one = section("a", got, got + 10);
         one.asked = asked * MS;
@@ -271,19 +280,19 @@ mod tests {
     }
 
     #[test]
-    fn waiting_for_what_is_held_is_well() {
+    fn wait_for_a_held_lock_is_accepted() {
         let sections = vec![section("a", 0, 20_000), waited(5, 20_010)];
         assert!(check(&history(sections)).is_empty());
     }
 
     #[test]
-    fn waiting_for_what_is_free_is_found() {
+    fn wait_for_a_free_lock_is_found() {
         let sections = vec![section("a", 0, 10), waited(5, 9000)];
         assert_eq!(check(&history(sections))[0].rule, Rule::Hang);
     }
 
     #[test]
-    fn a_lock_that_is_not_acquired_at_once_is_found() {
+    fn late_acquisition_of_a_free_lock_is_found() {
         let late = |by: Time| history(vec![section("a", 0, 10), waited(5, 10 + by)]);
         let limit = Duration::from_millis(50);
         assert!(left_waiting(&late(50), limit).is_empty());
@@ -293,7 +302,7 @@ mod tests {
     }
 
     #[test]
-    fn a_lock_is_acquired_later_just_after_a_fault() {
+    fn acquisition_may_take_longer_just_after_a_fault() {
         let late = |by: Time| {
             let mut late = history(vec![section("a", 0, 10), waited(5, 20 + by)]);
             late.windows.push(Window {
@@ -309,7 +318,7 @@ mod tests {
     }
 
     #[test]
-    fn never_being_served_is_found() {
+    fn request_without_an_answer_is_found() {
         let mut never = waited(5, 9000);
         (never.answered, never.got, never.valid_until) = (None, None, None);
         (never.left, never.freed) = (None, None);
@@ -318,7 +327,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_broken_is_not_waited_for() {
+    fn time_during_a_fault_does_not_count() {
         let mut broken = history(vec![section("a", 0, 10), waited(5, 9000)]);
         broken.windows.push(Window {
             from: 5 * MS,
@@ -330,7 +339,7 @@ mod tests {
     }
 
     #[test]
-    fn what_the_dead_held_is_free_a_lease_later() {
+    fn lock_of_killed_process_is_free_a_lease_later() {
         let mut dead = section("a", 0, 10);
         (dead.left, dead.freed, dead.process) = (None, None, 1);
         let mut one = history(vec![dead, waited(5, 3100)]);
@@ -342,7 +351,7 @@ mod tests {
     }
 
     #[test]
-    fn a_queue_of_the_dead_is_told_from_a_hang() {
+    fn killed_waiters_in_a_queue_are_distinguished_from_a_hang() {
         let fair = |mut one: Section| {
             one.ask.name = "fair:1".into();
             one
@@ -359,7 +368,7 @@ mod tests {
     }
 
     #[test]
-    fn a_replica_that_was_behind_remembers_a_queue() {
+    fn replica_that_was_behind_restores_a_queue() {
         let next = |name: &str, answered| {
             let mut next = waited(6, answered);
             next.ask.name = name.into();
@@ -387,7 +396,7 @@ mod tests {
     }
 
     #[test]
-    fn a_permit_that_nobody_takes_is_found() {
+    fn wait_for_a_free_permit_is_found() {
         let permit = |mut one: Section| {
             one.ask.mode = Mode::Permit;
             one
@@ -406,7 +415,7 @@ mod tests {
         assert!(check(&history(sections)).is_empty());
     }
 
-    /// A multi-lock that is asked for at one time and acquired at another, with its members.
+    /// Creates a multi-lock and its members from the times of its request and its acquisition, in milliseconds.
     fn multi(asked: Time, got: Time) -> Vec<Section> {
         let names = [vec!["multi:0".to_owned()], locks_of("multi:0")].concat();
         let section = |name: &String| {
@@ -418,7 +427,7 @@ mod tests {
     }
 
     #[test]
-    fn a_multi_lock_waits_while_one_of_its_members_is_held() {
+    fn multi_lock_waits_while_one_of_its_members_is_held() {
         let mut sections = multi(5, 9000);
         sections.push(section("lock:0", 0, 5000));
         sections.push(section("rw:0", 4000, 9000));
@@ -432,7 +441,7 @@ mod tests {
     }
 
     #[test]
-    fn a_multi_lock_waits_in_the_queue_of_a_fair_member() {
+    fn multi_lock_waits_in_the_queue_of_a_fair_member() {
         let mut dead = waited(5, 9000);
         (dead.answered, dead.got, dead.valid_until) = (None, None, None);
         (dead.left, dead.freed, dead.process) = (None, None, 1);
@@ -445,7 +454,7 @@ mod tests {
     }
 
     #[test]
-    fn a_permit_that_may_be_lost_is_not_waited_for() {
+    fn permit_that_may_be_lost_is_not_expected_to_be_free() {
         let permit = |mut one: Section| {
             one.ask.mode = Mode::Semaphore;
             one
@@ -464,7 +473,7 @@ mod tests {
             cut: false,
         });
         assert!(check(&one).is_empty());
-        // The other one is there.
+        // The other permit is free.
         one.sections[1] = permit(section("a", 0, 10));
         assert_eq!(check(&one).len(), 1);
     }
