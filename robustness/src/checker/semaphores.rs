@@ -51,9 +51,9 @@ pub fn may_lack_permits(history: &History, name: &str) -> bool {
         || name.starts_with("semaphore:") && forgotten(history) < Time::MAX
 }
 
-/// Whether a permit that was requested in a section may stay taken for good: it was not certainly released, and
-/// something was broken meanwhile. A request that gave up may have a step in flight for a while, and one that succeeded may
-/// have acquired a permit before that replicas did not confirm.
+/// Returns whether a permit that was requested in a section may stay taken for good: it was not certainly released, and
+/// a fault was under way meanwhile. A request that gave up may have a step in flight for a while. One that succeeded
+/// may have acquired a permit before that replicas did not confirm.
 pub(super) fn may_be_stuck(history: &History, section: &Section) -> bool {
     let is_released = section.freed.is_some() && section.unlock_error.is_none();
     let over = match section.got {
