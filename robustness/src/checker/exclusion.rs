@@ -47,6 +47,10 @@ fn of_name(history: &History, name: &str, sections: &[&Section]) -> Vec<Violatio
         let bad = many.iter().filter(|other| !may_overlap(span, **other));
         // Permits are interchangeable: any conflicting one may be the permit of a killed process.
         let is_dead = many.iter().any(|other| other.is_dead);
+        let until = match is_permit(span) && !many.is_empty() {
+            true => excess_ends(&inside, span),
+            false => span.until,
+        };
         for other in bad {
             let (rule, state) = match other.is_dead || (is_permit(span) && is_dead) {
                 true => (Rule::TakenFromTheDead, "whose lease had not ended"),
@@ -56,7 +60,7 @@ fn of_name(history: &History, name: &str, sections: &[&Section]) -> Vec<Violatio
             found.push(Violation {
                 rule,
                 from: span.from,
-                until: span.until.min(other.until),
+                until: until.min(other.until),
                 text: format!(
                     "{name}: {who} came {after} ms after {}, {state}",
                     other.section.who()
@@ -66,6 +70,13 @@ fn of_name(history: &History, name: &str, sections: &[&Section]) -> Vec<Violatio
         inside.push(span);
     }
     found
+}
+
+/// Returns when so many permits have ended that there are no longer too many.
+fn excess_ends(inside: &[Span<'_>], span: Span<'_>) -> Time {
+    let mut ends: Vec<Time> = inside.iter().chain([&span]).map(|one| one.until).collect();
+    ends.sort_unstable();
+    ends[inside.len() - PERMITS as usize]
 }
 
 fn is_permit(span: Span<'_>) -> bool {
@@ -168,6 +179,9 @@ mod tests {
         );
         let found = overlaps(vec![permit(0, 10), permit(1, 11), permit(9, 20)]);
         assert_ne!(found, 0);
+        let three = vec![permit(0, 10), permit(1, 30), permit(9, 40)];
+        let found = check(&history(three));
+        assert!(found.iter().all(|one| one.until == 10 * MS), "{found:?}");
     }
 
     /// Makes a section a guard of owner 7 with this hold count.
