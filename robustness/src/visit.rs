@@ -69,11 +69,11 @@ pub async fn set_permits(url: &str, names: &[String], limit: Duration) -> Result
         .await?;
     for name in names.iter().filter(|name| name.starts_with("permits")) {
         let semaphore = client.expirable_semaphore(name);
-        let mut set = semaphore.try_set_permits(PERMITS).await;
-        while matches!(set, Err(Error::OutcomeUnknown { .. })) {
-            set = semaphore.try_set_permits(PERMITS).await;
+        while let Err(error) = semaphore.try_set_permits(PERMITS).await {
+            if !matches!(error, Error::OutcomeUnknown { .. }) {
+                return Err(error.into());
+            }
         }
-        set?;
     }
     Ok(())
 }

@@ -8,6 +8,7 @@ use tokio::time::Instant;
 use super::Fair;
 use super::queue::Queue;
 use super::rules::Acquire;
+use crate::error::Result;
 use crate::hold::Hold;
 use crate::lease::Lease;
 use crate::name::Family;
@@ -42,6 +43,13 @@ impl World {
 
     /// An owner requests the lock. Returns in how many milliseconds it retries, or `None` if it acquired it.
     fn ask(&mut self, owner: u8, lease: u64, wait_time: u64) -> Option<u128> {
+        match self.request(owner, lease, wait_time).unwrap() {
+            Outcome::Done(()) => None,
+            Outcome::Wait(left) => Some(left.as_millis()),
+        }
+    }
+
+    fn request(&mut self, owner: u8, lease: u64, wait_time: u64) -> Result<Outcome> {
         let millis = |millis| Lease::new(Duration::from_millis(millis)).unwrap();
         let hold = World::hold(owner);
         let step = Acquire {
@@ -54,10 +62,7 @@ impl World {
             wait_time: millis(wait_time),
             grace: millis(GRACE),
         };
-        match step.apply(&mut self.space, self.now).unwrap() {
-            Outcome::Done(()) => None,
-            Outcome::Wait(left) => Some(left.as_millis()),
-        }
+        step.apply(&mut self.space, self.now)
     }
 
     /// Returns in how many milliseconds the timeout of a waiter passes.
@@ -130,16 +135,5 @@ fn lock_that_never_expires_is_no_lock_of_ours() {
     let key = hold.place.key().to_owned();
     let holds: &mut Holds = world.space.find_or_begin(&key, world.now).unwrap();
     holds.counts.insert(hold.field.to_string(), 1);
-    let request = Ask {
-        hold: &World::hold(2),
-        count: 1,
-        lease: Lease::WATCHDOG,
-        waits: true,
-    };
-    let step = Acquire {
-        ask: request,
-        wait_time: Lease::WATCHDOG,
-        grace: Lease::WATCHDOG,
-    };
-    assert!(step.apply(&mut world.space, world.now).is_err());
+    assert!(world.request(2, 2000, WAIT).is_err());
 }

@@ -623,7 +623,7 @@ async fn plain_waiter_is_woken_when_queue_is_empty(stand: Stand) {
     drop(guard);
 
     // Wait until the last subscription has ended. Otherwise its late end would make the next waiter
-    // ask again at an arbitrary time.
+    // retry at an arbitrary time.
     until("nothing is subscribed to", || async {
         other.status().subscriptions == 0
     })

@@ -167,7 +167,7 @@ async fn line_answers(lock: &Lock, known: bool) {
     .await;
 }
 
-/// Another owner held the lock when the queue formed. Since then the first waiter has asked again,
+/// Another owner held the lock when the queue formed. Since then the first waiter has retried,
 /// and has got no answer.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn wait_limit_returns_error_if_first_waiter_gets_no_answer() {
