@@ -649,6 +649,9 @@ impl Claim {
             false => Lane::First,
         };
         let release = Release::new(hold, keep);
+        if keep == 0 {
+            session.waiting.releasing(hold.place.channel());
+        }
         let answer = release.answered(store.run(&step, lane, &release.sent).await)?;
         tracing::debug!(lock = hold.place.name(), owner = %hold.field, keep,
             held = answer.reply, "released");

@@ -64,27 +64,29 @@ struct Core {
 struct Object {
     key: Box<str>,
     queues: [Waiters; 2],
-    answers: Mutex<Answers>,
+    /// Since when the store cannot be reached, and why.
+    failing: Mutex<Option<(Instant, Error)>>,
     /// Notified when the store could not be reached, to fail all waiters of the line.
     failed: Notify,
 }
 
-/// What the store has answered to the first of each queue.
+/// What the store has answered to the first of a queue.
 #[derive(Debug, Default)]
 struct Answers {
+    /// Number of waiters in the queue. The rest is reset when the last one leaves.
+    waiters: usize,
     /// Since when a request has been without an answer.
     silent_since: Option<Instant>,
-    /// When the first message arrived since the store was last asked.
-    called: Option<Instant>,
-    /// Since when the store cannot be reached, and why.
-    failing: Option<(Instant, Error)>,
-    /// Whether the store has answered a request that waits here. Reset when all waiters have left.
+    /// When the object was first released since the store was last asked, as far as this client knows.
+    released: Option<Instant>,
+    /// Whether the store has answered a request of the queue.
     answered: bool,
 }
 
 /// The waiters in one queue of an object.
 #[derive(Default)]
 struct Waiters {
+    answers: Mutex<Answers>,
     /// The owner of this lock is the first in line; tokio's mutex is fair. Contains the time before which
     /// the next waiter need not ask, set by the waiter that has just acquired the object.
     turn: tokio::sync::Mutex<Option<Instant>>,
@@ -160,6 +162,14 @@ impl WaitingRoom {
         self.lines.heard(channel);
     }
 
+    /// Records that this client is about to release the objects of `channel`. Waiters that join from now
+    /// on do not take them for held. The message that wakes waiters may arrive later, on another connection.
+    pub(crate) fn releasing(&self, channel: &str) {
+        if let Some(entry) = self.lines.lock().get(channel) {
+            entry.released();
+        }
+    }
+
     /// Joins the line for `object` at `channel`, which is created if there is none. For a request that the
     /// store has answered.
     pub(super) fn join(&self, channel: &str, object: &str, queue: Queue) -> Line {
@@ -169,18 +179,20 @@ impl WaitingRoom {
             .entry(channel.clone())
             .or_insert_with(|| Entry::new(channel));
         let line = self.enter(entry, object, queue);
-        line.object.answers().answered = true;
+        line.waiters().answers().answered = true;
         line
     }
 
     fn enter(&self, entry: &mut Entry, object: &str, queue: Queue) -> Line {
         entry.members += 1;
-        Line {
+        let line = Line {
             room: self.clone(),
             core: entry.core.clone(),
             object: entry.object(object),
             queue,
-        }
+        };
+        line.waiters().answers().waiters += 1;
+        line
     }
 
     /// Ends the line's subscription after it had no member for the linger time. So repeated waiting for a
@@ -310,19 +322,27 @@ impl Entry {
         let object = Arc::new(Object {
             key: key.into(),
             queues: Default::default(),
-            answers: Mutex::default(),
+            failing: Mutex::default(),
             failed: Notify::new(),
         });
         self.objects.push(object.clone());
         object
     }
 
+    fn queues(&self) -> impl Iterator<Item = &Waiters> {
+        self.objects.iter().flat_map(|object| &object.queues)
+    }
+
+    fn released(&self) {
+        for queue in self.queues() {
+            queue.answers().released.get_or_insert_with(Instant::now);
+        }
+    }
+
     fn call(&self) {
-        for object in &self.objects {
-            object.answers().called.get_or_insert_with(Instant::now);
-            for queue in &object.queues {
-                queue.call.notify_one();
-            }
+        self.released();
+        for queue in self.queues() {
+            queue.call.notify_one();
         }
     }
 }
@@ -340,29 +360,49 @@ impl Core {
     }
 }
 
-impl Object {
+impl Waiters {
     fn answers(&self) -> MutexGuard<'_, Answers> {
         self.answers.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-impl std::fmt::Debug for Object {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Object").finish_non_exhaustive()
+impl Object {
+    fn queue(&self, queue: Queue) -> &Waiters {
+        let [exclusive, shared] = &self.queues;
+        match queue {
+            Queue::Exclusive => exclusive,
+            Queue::Shared => shared,
+        }
+    }
+
+    fn failing(&self) -> MutexGuard<'_, Option<(Instant, Error)>> {
+        self.failing.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-impl News for Object {
-    /// If a request in this line was refused, the store has answered that another owner holds the object.
-    /// That counts as news, unless a request has been without an answer ever since `since`, or a message
-    /// arrived before `since` and no request was sent after it. There is no news if all requests of the
-    /// line have left, or if the line was created for another object at the same channel.
+/// The news of one queue.
+struct QueueNews {
+    object: Arc<Object>,
+    queue: Queue,
+}
+
+impl std::fmt::Debug for QueueNews {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("QueueNews").finish_non_exhaustive()
+    }
+}
+
+impl News for QueueNews {
+    /// If a request in this queue was refused, the store has answered that another owner holds the object.
+    /// That counts as news, unless a request has been without an answer ever since `since`, or the object
+    /// was released before `since` and no request was sent after that. There is no news if all requests of
+    /// the queue have left.
     fn word(&self, since: Instant) -> Option<Word> {
-        let answers = self.answers();
-        if let Some((since, error)) = answers.failing.clone() {
+        if let Some((since, error)) = self.object.failing().clone() {
             return Some(Word::Failed { since, error });
         }
-        let silent = answers.silent_since.or(answers.called);
+        let answers = self.object.queue(self.queue).answers();
+        let silent = answers.silent_since.or(answers.released);
         let silent = silent.is_some_and(|silent| silent <= since);
         (!silent && answers.answered).then_some(Word::Answered)
     }
@@ -370,11 +410,7 @@ impl News for Object {
 
 impl Line {
     fn waiters(&self) -> &Waiters {
-        let [exclusive, shared] = &self.object.queues;
-        match self.queue {
-            Queue::Exclusive => exclusive,
-            Queue::Shared => shared,
-        }
+        self.object.queue(self.queue)
     }
 
     pub(super) fn channel(&self) -> &str {
@@ -382,22 +418,28 @@ impl Line {
     }
 
     pub(super) fn news(&self) -> Arc<dyn News> {
-        self.object.clone()
+        Arc::new(QueueNews {
+            object: self.object.clone(),
+            queue: self.queue,
+        })
     }
 
     /// Records that a request is about to be sent.
     pub(super) fn asking(&self) {
-        let mut answers = self.object.answers();
+        let mut answers = self.waiters().answers();
         answers.silent_since.get_or_insert_with(Instant::now);
     }
 
     /// Records that the request has ended, with the latest news.
     pub(super) fn heard(&self, word: Option<Word>) {
-        let mut answers = self.object.answers();
+        let mut answers = self.waiters().answers();
         answers.silent_since = None;
         match word {
-            Some(Word::Answered) => (answers.failing, answers.answered) = (None, true),
-            Some(Word::Failed { since, error }) => answers.failing = Some((since, error)),
+            Some(Word::Answered) => {
+                answers.answered = true;
+                *self.object.failing() = None;
+            }
+            Some(Word::Failed { since, error }) => *self.object.failing() = Some((since, error)),
             None => {}
         }
     }
@@ -412,7 +454,7 @@ impl Line {
     pub(super) async fn failed(&self) -> (Instant, Error) {
         loop {
             self.object.failed.notified().await;
-            if let Some(failing) = self.object.answers().failing.clone() {
+            if let Some(failing) = self.object.failing().clone() {
                 return failing;
             }
         }
@@ -431,14 +473,14 @@ impl Line {
         self.waiters().call.notified().await;
     }
 
-    /// Discards the messages so far. Returns whether there were any.
+    /// Discards the messages so far. Returns whether the object was released since this was last called.
     pub(super) fn forget_calls(&self) -> bool {
         // In this order: a message that arrives in between costs one request more, and is not forgotten.
         let notified = std::pin::pin!(self.waiters().call.notified()).enable();
-        let mut answers = self.object.answers();
-        let called = answers.called.take();
-        answers.silent_since = answers.silent_since.or(called);
-        notified || called.is_some()
+        let mut answers = self.waiters().answers();
+        let released = answers.released.take();
+        answers.silent_since = answers.silent_since.or(released);
+        notified || released.is_some()
     }
 
     pub(super) fn is_subscribed(&self) -> bool {
@@ -471,13 +513,19 @@ impl Drop for Line {
             return;
         };
         entry.members -= 1;
+        let mut answers = self.waiters().answers();
+        answers.waiters -= 1;
+        if answers.waiters == 0 {
+            // Later requests find out by themselves.
+            *answers = Answers::default();
+        }
+        drop(answers);
         if entry.members > 0 {
             return;
         }
         entry.idle_since = Some(Instant::now());
-        // Later requests find out by themselves.
         for object in &entry.objects {
-            *object.answers() = Answers::default();
+            *object.failing() = None;
         }
         let closes = |closer: &AbortHandle| !closer.is_finished();
         let Some(runtime) = self.room.background.handle() else {

@@ -290,15 +290,19 @@ async fn subscription_ends_after_linger_time() {
 /// until its wait limit.
 #[tokio::test(start_paused = true)]
 async fn request_joining_after_release_has_no_news() {
-    for released in [false, true] {
+    let nothing: fn(&WaitingRoom) = |_| {};
+    // Either the message has arrived, or only this client knows as yet.
+    let releases: [fn(&WaitingRoom); 2] = [
+        |room| room.call("channel"),
+        |room| room.releasing("channel"),
+    ];
+    for (release, released) in [(nothing, false), (releases[0], true), (releases[1], true)] {
         let room = room();
         let mut one = scripted(&room, [wait(1), wait(1), Ok(Outcome::Done(1))]);
         one.keeps = Some(10 * SECOND);
         room.obtain(&mut one, true).await.unwrap();
         sleep(4).await;
-        if released {
-            room.call("channel");
-        }
+        release(&room);
         let mut two = scripted(&room, []);
         let (sent, limits) = (
             two.sent.clone(),
@@ -559,6 +563,31 @@ async fn waiting_lasts_through_outage_until_limit() {
     assert!(failed.is_err() && after == 0);
     let (refused, after) = within(Patience::None, limit, [wait(5)]).await;
     assert_eq!((refused.unwrap(), after), (None, 0));
+}
+
+/// That readers hold the object is no answer to a reader.
+#[tokio::test(start_paused = true)]
+async fn answer_to_one_queue_is_no_news_for_the_other() {
+    let room = room();
+    let writer = room.join("channel", "object", Queue::Exclusive);
+    let Some(reader) = room.line("channel", "object", Queue::Shared) else {
+        panic!("the line exists");
+    };
+    let before = Instant::now() - SECOND;
+    let is_news = |line: &Line| matches!(line.news().word(before), Some(Word::Answered));
+    assert!(is_news(&writer) && !is_news(&reader));
+    reader.asking();
+    writer.heard(Some(Word::Answered));
+    assert!(is_news(&writer) && !is_news(&reader));
+    reader.heard(Some(Word::Answered));
+    drop(writer);
+    let writer = room.join("channel", "object", Queue::Exclusive);
+    drop(reader);
+    let reader = room.line("channel", "object", Queue::Shared).unwrap();
+    assert!(
+        is_news(&writer) && !is_news(&reader),
+        "all readers had left"
+    );
 }
 
 #[tokio::test(start_paused = true)]

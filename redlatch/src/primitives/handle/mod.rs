@@ -293,6 +293,7 @@ impl<K: LockKind> Lock<K> {
     pub async fn force_unlock(&self) -> Result<bool> {
         let (kind, place) = (self.kind.clone(), self.place()?.clone());
         let store = self.session.store.clone();
+        self.session.waiting.releasing(place.channel());
         // Not repeated: a second execution would release the next owner's hold.
         let unlocked = self.session.finish(async move {
             let step = kind.force(&place);
