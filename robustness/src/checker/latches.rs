@@ -113,7 +113,8 @@ fn zeros(sections: &[&Section]) -> Vec<(Time, Time)> {
         match (one.ask.mode, one.got) {
             (Mode::CountDown, Some(got)) if one.count == Some(0) => zeros.push((one.asked, got)),
             (Mode::AwaitZero, Some(got)) => zeros.push((one.asked, got)),
-            (Mode::SetCount(count), Some(set)) => {
+            // Unless a step may have counted it down, and another one set it again, before this one was answered.
+            (Mode::SetCount(count), Some(set)) if !counts_between(sections, one.asked, set) => {
                 let counted = sections.iter().filter(|one| {
                     one.ask.mode == Mode::CountDown && one.got.is_some() && one.asked >= set
                 });
@@ -126,6 +127,14 @@ fn zeros(sections: &[&Section]) -> Vec<(Time, Time)> {
         }
     }
     zeros
+}
+
+/// Returns whether a step may have counted the latch down in this time.
+fn counts_between(sections: &[&Section], from: Time, until: Time) -> bool {
+    let mut counts = sections
+        .iter()
+        .filter(|one| one.ask.mode == Mode::CountDown);
+    counts.any(|one| one.asked < until && ends(one) > from)
 }
 
 #[cfg(test)]
@@ -234,5 +243,13 @@ mod tests {
         wrong.count = Some(1);
         let sections = with(set(), wrong);
         assert_eq!(intervals(&sections), [(BEGINNING, 10), (80, 60_000)]);
+        // The first set may have taken effect before a count-down, and the second one after it.
+        let mut sections = vec![step(Mode::SetCount(1), 10, 20)];
+        sections.push(step(Mode::SetCount(3), 10, 20));
+        sections.push(step(Mode::CountDown, 10, 20));
+        sections.push(step(Mode::CountDown, 30, 40));
+        sections[2].count = Some(0);
+        sections[3].count = Some(2);
+        assert_eq!(intervals(&sections), [(BEGINNING, 10)]);
     }
 }

@@ -6,14 +6,17 @@
 //! 3. If a member is held by another owner, release everything that this attempt acquired.
 //! 4. Wait in that member's queue. When it is this request's turn, start over at 2; from now on the
 //!    attempt that reaches the member also subscribes to its channel and registers as its waiter.
-//! 5. If another member blocks this time, leave the queue and go to 4 with that member.
+//! 5. If another member blocks this time, leave the queue, pause unless this is the first time, and go to 4
+//!    with that member.
 //!
 //! No deadlock: no request holds a lock *while waiting* for another, so waiters form no cycle.
 //!
 //! No livelock: during an attempt, a request may briefly hold some locks and thereby refuse another
 //! attempt. All requests take the locks in the same order. Of all locks that are held so briefly,
 //! consider the last one in that order: its holder can only be refused by an owner that has
-//! acquired all of its locks. So attempts cannot make each other fail forever.
+//! acquired all of its locks. So attempts cannot make each other fail forever. They can refuse each other
+//! many times while a later lock is held for long, and delay those that wait for an earlier one. So a
+//! request that goes from queue to queue in a short time pauses in between, for longer each time.
 
 use std::future::{Future as _, poll_fn};
 use std::ops::Range;
@@ -28,6 +31,7 @@ use super::share::{Share, give_back};
 use super::take::{Part, Prize, Take};
 use tokio::time::Instant;
 
+use crate::backoff::Backoff;
 use crate::error::Result;
 use crate::hold::Tenure;
 use crate::lease::Lease;
@@ -39,6 +43,13 @@ use crate::wait::{Attempt, Queue, Request};
 
 /// Maximum number of locks that one script takes, so that it does not block the server.
 const BATCH: usize = 100;
+
+/// Pauses of a request that goes from queue to queue.
+const FIRST_PAUSE: Duration = Duration::from_millis(2);
+const LONGEST_PAUSE: Duration = Duration::from_millis(250);
+
+/// A request that has been in a queue for longer than this has waited there.
+const SHORTLY: Duration = Duration::from_secs(1);
 
 /// One acquisition of several locks in progress.
 pub(super) struct Entry<'a> {
@@ -60,6 +71,8 @@ pub(super) struct Entry<'a> {
     had: bool,
     /// Number of pauses since the request has been waiting for that member.
     tries: u32,
+    /// When the request last went on to another member's queue, and how often it did so shortly before.
+    moved: Option<(Instant, u32)>,
     /// Set while an attempt runs: what the owner acquires then, it acquires through this request.
     trying: Arc<AtomicBool>,
 }
@@ -92,6 +105,7 @@ impl<'a> Entry<'a> {
             reached: false,
             had: false,
             tries: 0,
+            moved: None,
             trying: Arc::default(),
         }
     }
@@ -122,6 +136,17 @@ impl<'a> Entry<'a> {
         {
             claim.settle_in_background(terms.waiting(Some(lasts)).remembered);
         }
+    }
+
+    /// Pauses if the request has just come from another member's queue, too.
+    async fn pause_before_moving(&mut self) {
+        let before = self.moved.filter(|(at, _)| at.elapsed() < SHORTLY);
+        let moves = before.map_or(0, |(_, moves)| moves + 1);
+        if let Some(pauses) = moves.checked_sub(1) {
+            let all = Backoff::exponential(FIRST_PAUSE, 2.0, LONGEST_PAUSE);
+            tokio::time::sleep(all.pause(pauses)).await;
+        }
+        self.moved = Some((Instant::now(), moves));
     }
 
     /// Tries once. Returns all shares, or the blocking member and how long it may be held; then
@@ -305,7 +330,11 @@ impl Request for Entry<'_> {
             };
             match turn {
                 Turn::Had(shares) => return Ok(Some(shares)),
-                Turn::Elsewhere(i) => in_the_way = Some(i),
+                Turn::Elsewhere(i) => {
+                    self.wait_for(None);
+                    self.pause_before_moving().await;
+                    in_the_way = Some(i);
+                }
             }
         }
     }
