@@ -4,7 +4,7 @@
 use std::cell::RefCell;
 use std::io;
 use std::pin::Pin;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::task::{Context, Poll, ready};
 
 use tokio::io::{AsyncRead, AsyncWrite};
@@ -22,6 +22,15 @@ pub trait Process: Send + Sync {
 
     /// Returns `Ready` if this process runs now. If it is stopped, wakes the task when it continues.
     fn poll_runs(&self, cx: &mut Context<'_>) -> Poll<()>;
+
+    /// Receives a new task of this process.
+    fn spawned(&self, task: Weak<dyn Task>);
+}
+
+/// A task of a simulated process.
+pub trait Task: Send + Sync {
+    /// Drops the work of the task, as a runtime does when it ends.
+    fn end(&self);
 }
 
 pub type Connecting = Pin<Box<dyn Future<Output = io::Result<Box<dyn Stream>>> + Send>>;
@@ -41,41 +50,62 @@ pub(crate) fn current() -> Option<Arc<dyn Process>> {
 }
 
 /// A future that runs in a process. Everything that it spawns in the library runs in the same process.
-pub struct Inside<F> {
+pub struct Inside<F: Future + Send + 'static>(Arc<Shared<F>>);
+
+struct Shared<F> {
     process: Option<Arc<dyn Process>>,
     /// `None` after it was dropped.
-    work: Option<Pin<Box<F>>>,
+    work: Mutex<Option<Pin<Box<F>>>>,
 }
 
-impl<F> Inside<F> {
+impl<F: Future + Send + 'static> Inside<F> {
     pub fn new(process: Option<Arc<dyn Process>>, work: F) -> Inside<F> {
-        Inside {
+        let shared = Arc::new(Shared {
             process,
-            work: Some(Box::pin(work)),
+            work: Mutex::new(Some(Box::pin(work))),
+        });
+        if let Some(process) = &shared.process {
+            let task: Weak<Shared<F>> = Arc::downgrade(&shared);
+            process.spawned(task);
         }
+        Inside(shared)
     }
 }
 
-impl<F: Future> Future for Inside<F> {
+impl<F> Shared<F> {
+    fn work(&self) -> MutexGuard<'_, Option<Pin<Box<F>>>> {
+        self.work.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl<F: Future + Send + 'static> Future for Inside<F> {
     type Output = F::Output;
 
-    fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<F::Output> {
-        if let Some(process) = &self.process {
+    fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<F::Output> {
+        let shared = &self.0;
+        if let Some(process) = &shared.process {
             ready!(process.poll_runs(cx));
         }
-        let _entered = Entered::enter(self.process.clone());
-        match &mut self.work {
+        let _entered = Entered::enter(shared.process.clone());
+        match &mut *shared.work() {
             Some(work) => work.as_mut().poll(cx),
             None => Poll::Pending,
         }
     }
 }
 
-/// Dropping the work may spawn tasks, which belong to its process.
-impl<F> Drop for Inside<F> {
-    fn drop(&mut self) {
+impl<F: Send> Task for Shared<F> {
+    /// Dropping the work may spawn tasks, which belong to its process.
+    fn end(&self) {
         let _entered = Entered::enter(self.process.clone());
-        self.work = None;
+        let work = self.work().take();
+        drop(work);
+    }
+}
+
+impl<F: Future + Send + 'static> Drop for Inside<F> {
+    fn drop(&mut self) {
+        self.0.end();
     }
 }
 

@@ -51,6 +51,6 @@ pub(crate) fn task<F: Future>(work: F) -> F {
 
 /// The same for simulated processes.
 #[cfg(feature = "simulation")]
-pub(crate) fn task<F: Future>(work: F) -> simulation::Inside<F> {
+pub(crate) fn task<F: Future + Send + 'static>(work: F) -> simulation::Inside<F> {
     simulation::Inside::new(simulation::current(), work)
 }

@@ -111,9 +111,12 @@ impl Run<'_> {
                 drop(history);
                 process.go_on();
             }
-            Fault::Kill(place) => {
+            Fault::Kill(place) | Fault::RuntimeDropped(place) => {
                 let id = self.processes[place].id();
-                self.processes[place].kill();
+                match *fault {
+                    Fault::Kill(_) => self.processes[place].kill(),
+                    _ => self.processes[place].drop_runtime(),
+                }
                 lock(&self.history).processes.entry(id).or_default().killed = Some(from);
                 until.await;
                 self.processes[place] = self.start(place);

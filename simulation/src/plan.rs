@@ -87,6 +87,8 @@ pub enum Fault {
     Stop(ProcessId),
     /// A process is killed and replaced.
     Kill(ProcessId),
+    /// The runtime of a process ends, which drops all tasks and guards; then the process is replaced.
+    RuntimeDropped(ProcessId),
     /// The master of a group is killed, after its replicas have not received anything for a while. A replica is
     /// promoted, and the old master is restarted as a replica.
     MasterKilled {
@@ -180,6 +182,7 @@ impl Plan {
                 5 => Fault::Cut(process, Some(Direction::Up)),
                 6 => Fault::Cut(process, Some(Direction::Down)),
                 7 => Fault::Stop(process),
+                8 if seed.is_multiple_of(3) => Fault::RuntimeDropped(process),
                 8 => Fault::Kill(process),
                 _ => match topology {
                     Topology::Single => of_single(&mut random),
@@ -242,7 +245,8 @@ impl Plan {
     pub fn losses(&self) -> Losses {
         let is_short = |one: &Scheduled| one.until - one.from <= self.lease / 6;
         let is_harmless = |one: &Scheduled| match one.fault {
-            Fault::Stop(_) | Fault::Kill(_) | Fault::SlotsMoved { .. } => true,
+            Fault::Stop(_) | Fault::Kill(_) | Fault::RuntimeDropped(_) => true,
+            Fault::SlotsMoved { .. } => true,
             // A new connection takes several answers, each of which may be lost.
             Fault::Freeze | Fault::SentinelsFrozen { .. } | Fault::AnswersLost(_) => is_short(one),
             fault => fault.is_gentle(),

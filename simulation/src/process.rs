@@ -2,10 +2,10 @@
 //! killed.
 
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::task::{Context, Poll, Waker};
 
-use redlatch::simulation::{self, Connecting, Inside};
+use redlatch::simulation::{self, Connecting, Inside, Task};
 use redlatch_robustness::random::Random;
 use tokio::task::JoinHandle;
 
@@ -19,6 +19,14 @@ pub struct Process {
     random: Mutex<Random>,
     next_owner: AtomicU64,
     state: Mutex<State>,
+    tasks: Mutex<Tasks>,
+}
+
+/// The tasks of a process, and the number above which the ended ones are removed.
+#[derive(Default)]
+struct Tasks {
+    all: Vec<Weak<dyn Task>>,
+    limit: usize,
 }
 
 #[derive(Debug)]
@@ -42,6 +50,7 @@ impl Process {
             random: Mutex::new(random),
             next_owner: AtomicU64::new(first_owner),
             state: Mutex::new(State::Runs),
+            tasks: Mutex::default(),
         })
     }
 
@@ -83,6 +92,21 @@ impl Process {
         self.network.process_died(self.id);
     }
 
+    /// Ends the runtime of the process, which drops all tasks. The process does nothing else.
+    pub fn drop_runtime(&self) {
+        *self.state() = State::Dead;
+        loop {
+            let tasks = std::mem::take(&mut self.tasks().all);
+            if tasks.is_empty() {
+                break;
+            }
+            tasks
+                .iter()
+                .filter_map(Weak::upgrade)
+                .for_each(|task| task.end());
+        }
+    }
+
     /// Returns whether it was killed.
     pub fn is_dead(&self) -> bool {
         matches!(*self.state(), State::Dead)
@@ -90,6 +114,16 @@ impl Process {
 
     fn state(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn tasks(&self) -> MutexGuard<'_, Tasks> {
+        self.tasks.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl std::fmt::Debug for Tasks {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{} tasks", self.all.len())
     }
 }
 
@@ -116,5 +150,14 @@ impl simulation::Process for Process {
             }
             State::Dead => Poll::Pending,
         }
+    }
+
+    fn spawned(&self, task: Weak<dyn Task>) {
+        let mut tasks = self.tasks();
+        if tasks.all.len() >= tasks.limit {
+            tasks.all.retain(|task| task.strong_count() > 0);
+            tasks.limit = 100 + 2 * tasks.all.len();
+        }
+        tasks.all.push(task);
     }
 }

@@ -97,6 +97,7 @@ fn process(fault: Fault) -> Option<usize> {
         Fault::Cut(process, _) | Fault::Reset(process) => Some(process),
         Fault::AnswersLost(process) => Some(process),
         Fault::Stop(process) | Fault::Kill(process) => Some(process),
+        Fault::RuntimeDropped(process) => Some(process),
         _ => None,
     }
 }
