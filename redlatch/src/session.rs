@@ -31,7 +31,7 @@ use crate::name::Place;
 use crate::owner::{ClientId, Owner};
 use crate::several::all;
 use crate::step::{Outcome, Step};
-use crate::store::{Lane, Sent, Store, Turn};
+use crate::store::{Delivery, Route, Sent, Store, Turn};
 use crate::wait::WaitingRoom;
 use crate::watchdog::Watchdog;
 
@@ -246,7 +246,7 @@ impl Session {
         let store = self.store.clone();
         let sent = Sent::default();
         let work = async move {
-            let run = store.run_unrepeated(&step, what, Lane::First, Duration::ZERO, &sent);
+            let run = store.run_unrepeated(&step, what, Delivery::IMMEDIATE, Duration::ZERO, &sent);
             Ok(run.await?.reply)
         };
         self.finish(work).await
@@ -316,16 +316,15 @@ impl Session {
             .collect();
         let step = step(&held);
         // As in `Claim::enter`: renewals of existing holds must not wait.
-        let lane = match held.iter().all(|&held| held == 0) {
-            true => Lane::Attempt,
-            false => Lane::Taking,
-        };
+        let delivery = Delivery::acquisition(held.iter().any(|&held| held > 0));
         let answer = match subscribe {
             Some(channel) => {
                 let store = &self.store;
-                store.subscribe_and_run(channel, &step, lane, sent).await
+                store
+                    .subscribe_and_run(channel, &step, delivery, sent)
+                    .await
             }
-            None => self.store.run(&step, lane, sent).await,
+            None => self.store.run(&step, delivery, sent).await,
         };
         let settled = || unsettled.iter().for_each(Unsettled::is_settled);
         let answer = match answer {
@@ -501,13 +500,14 @@ impl Claim {
         let step = step(&self.hold, held + 1);
         let store = &self.session.store;
         // A re-entry blocks no other attempt, and must not delay its own renewal by queueing.
-        let lane = match held {
-            0 => Lane::Attempt,
-            _ => Lane::Taking,
-        };
+        let delivery = Delivery::acquisition(held > 0);
         let answer = match subscribe {
-            Some(channel) => store.subscribe_and_run(channel, &step, lane, sent).await,
-            None => store.run(&step, lane, sent).await,
+            Some(channel) => {
+                store
+                    .subscribe_and_run(channel, &step, delivery, sent)
+                    .await
+            }
+            None => store.run(&step, delivery, sent).await,
         };
         let answer = match answer {
             Ok(answer) => answer,
@@ -644,15 +644,15 @@ impl Claim {
         let lease = now.is_renewed.then(|| session.watchdog.lease());
         let step = hold.kind.release(hold, keep, lease);
         let store = &session.store;
-        let lane = match now.is_asked_for {
-            true => Lane::Behind,
-            false => Lane::First,
-        };
+        let delivery = Delivery::on(match now.is_asked_for {
+            true => Route::Acquisitions,
+            false => Route::Commands,
+        });
         let release = Release::new(hold, keep);
         if keep == 0 {
             session.waiting.releasing(hold.place.channel());
         }
-        let answer = release.answered(store.run(&step, lane, &release.sent).await)?;
+        let answer = release.answered(store.run(&step, delivery, &release.sent).await)?;
         tracing::debug!(lock = hold.place.name(), owner = %hold.field, keep,
             held = answer.reply, "released");
         if keep == 0 && !hold.own.is_empty() {

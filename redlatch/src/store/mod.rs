@@ -37,31 +37,54 @@ pub(crate) trait Ear: Send + Sync {
 
 /// How a step is sent.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Lane {
-    /// An acquisition. Queues behind other attempts, and is confirmed by the replicas.
-    Attempt,
-    /// An acquisition that does not queue: it has had its turn, or needs none.
-    Taking,
-    /// An inspection by a waiter. Queues like an attempt.
-    Look,
-    /// Sent on the connection of the attempts, behind those that may still be in flight.
-    Behind,
-    /// Sent behind an attempt, to the server that served it and to no other: another server may not know of
-    /// the attempt.
-    Only(ServerId),
-    /// Sent at once, without queueing: renewals, releases, inspections.
-    First,
+pub(crate) struct Delivery {
+    /// Whether the step waits for its turn behind other acquisitions at the node.
+    pub(crate) queued: bool,
+    pub(crate) route: Route,
+    /// Whether replicas have to confirm the step. Such a step is settled if its caller drops it.
+    pub(crate) replicate: bool,
 }
 
-impl Lane {
-    /// Returns whether the step queues for a turn.
-    pub(crate) fn queues(self) -> bool {
-        matches!(self, Lane::Attempt | Lane::Look)
+/// The connection on which a step is sent.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Route {
+    /// That of renewals, releases and inspections.
+    Commands,
+    /// That of acquisitions: behind those that may still be in flight.
+    Acquisitions,
+    /// The same, to this server only: another one may not know of the acquisition.
+    AcquisitionsOf(ServerId),
+}
+
+impl Delivery {
+    pub(crate) const ACQUISITION: Delivery = Delivery {
+        queued: true,
+        route: Route::Acquisitions,
+        replicate: true,
+    };
+    /// For a waiter that inspects an object.
+    pub(crate) const QUEUED_INSPECTION: Delivery = Delivery {
+        replicate: false,
+        ..Delivery::ACQUISITION
+    };
+    /// Without waiting for anything.
+    pub(crate) const IMMEDIATE: Delivery = Delivery::on(Route::Commands);
+
+    /// Sends the step on this route at once.
+    pub(crate) const fn on(route: Route) -> Delivery {
+        Delivery {
+            queued: false,
+            route,
+            replicate: false,
+        }
     }
 
-    /// Returns whether replicas have to confirm the step.
-    pub(crate) fn is_to_be_confirmed(self) -> bool {
-        matches!(self, Lane::Attempt | Lane::Taking)
+    /// An acquisition. Of an object that the owner may already hold, it does not wait behind others.
+    pub(crate) const fn acquisition(held: bool) -> Delivery {
+        Delivery {
+            queued: !held,
+            ..Delivery::ACQUISITION
+        }
     }
 }
 
@@ -298,18 +321,20 @@ impl Store {
     pub(crate) async fn run<S: Step>(
         &self,
         step: &S,
-        lane: Lane,
+        delivery: Delivery,
         sent: &Sent,
     ) -> Result<Answer<S::Reply>> {
         match self {
-            Store::Redis(redis) => redis.run(step, lane, None, sent).await,
+            Store::Redis(redis) => redis.run(step, delivery, None, sent).await,
             Store::Embedded(space) => space.run(step, sent),
         }
     }
 
     /// Runs a read-only step. Its outcome makes no difference to the store.
     pub(crate) async fn look<S: Step>(&self, step: &S) -> Result<S::Reply> {
-        let answer = self.run(step, Lane::First, &Sent::default()).await?;
+        let answer = self
+            .run(step, Delivery::IMMEDIATE, &Sent::default())
+            .await?;
         Ok(answer.reply)
     }
 
@@ -336,13 +361,13 @@ impl Store {
         &self,
         step: &S,
         what: &'static str,
-        lane: Lane,
+        delivery: Delivery,
         answered_within: Duration,
         sent: &Sent,
     ) -> Result<Answer<S::Reply>> {
         match self {
             Store::Redis(redis) => {
-                let answer = redis.run_unrepeated(step, what, lane, answered_within, sent);
+                let answer = redis.run_unrepeated(step, what, delivery, answered_within, sent);
                 answer.await
             }
             Store::Embedded(space) => space.run(step, sent),
@@ -396,11 +421,11 @@ impl Store {
         &self,
         channel: &str,
         step: &S,
-        lane: Lane,
+        delivery: Delivery,
         sent: &Sent,
     ) -> Result<Answer<S::Reply>> {
         match self {
-            Store::Redis(redis) => redis.run(step, lane, Some(channel), sent).await,
+            Store::Redis(redis) => redis.run(step, delivery, Some(channel), sent).await,
             Store::Embedded(space) => {
                 space.subscribe(channel);
                 space.run(step, sent)

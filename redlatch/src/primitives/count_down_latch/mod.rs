@@ -17,7 +17,7 @@ use crate::name::{Family, Place};
 use crate::primitives::number::{Begin, Delete, Read};
 use crate::session::Session;
 use crate::step::Outcome;
-use crate::store::{Lane, Sent};
+use crate::store::{Delivery, Sent};
 use crate::wait::{Attempt, Limits, Queue, Request};
 
 /// Blocks waiters until an event has happened a set number of times, in any process (Redisson:
@@ -325,10 +325,10 @@ impl Attempt for Looking<'_> {
         let answer = match subscribe {
             true => {
                 store
-                    .subscribe_and_run(self.channel(), &step, Lane::Look, sent)
+                    .subscribe_and_run(self.channel(), &step, Delivery::QUEUED_INSPECTION, sent)
                     .await?
             }
-            false => store.run(&step, Lane::Look, sent).await?,
+            false => store.run(&step, Delivery::QUEUED_INSPECTION, sent).await?,
         };
         Ok(match count(answer.reply) {
             0 => Outcome::Done(()),

@@ -28,7 +28,7 @@ use crate::primitives::handle::{Acquire, Ask, Guard, Holder, Lock, Rules, TryAcq
 use crate::session::Session;
 use crate::space::Space;
 use crate::step::{Args, BoxedStep, Mapped, Outcome, Script, Step};
-use crate::store::{Answer, Lane, Sent};
+use crate::store::{Answer, Delivery, Sent};
 
 /// The maximum number of permits of a semaphore: what a Java `int` holds, because Redisson counts
 /// the same permits.
@@ -461,7 +461,7 @@ impl ExpirableSemaphore {
 
     async fn run_step<S: Step>(&self, step: &S) -> Result<Answer<S::Reply>> {
         let store = &self.lock.session.store;
-        store.run(step, Lane::First, &Sent::default()).await
+        store.run(step, Delivery::IMMEDIATE, &Sent::default()).await
     }
 
     async fn look<S: Step>(&self, step: &S) -> Result<S::Reply> {

@@ -19,7 +19,7 @@ use crate::name::{Family, Place};
 use crate::owner::{ClientId, Owner};
 use crate::session::Session;
 use crate::step::{Outcome, Step};
-use crate::store::{Lane, Sent};
+use crate::store::{Delivery, Sent};
 use crate::wait::Queue;
 
 mod guard;
@@ -298,7 +298,7 @@ impl<K: LockKind> Lock<K> {
         let unlocked = self.session.finish(async move {
             let step = kind.force(&place);
             let (what, sent) = ("unlocking by force", Sent::default());
-            let run = store.run_unrepeated(&step, what, Lane::First, Duration::ZERO, &sent);
+            let run = store.run_unrepeated(&step, what, Delivery::IMMEDIATE, Duration::ZERO, &sent);
             Ok(run.await?.reply)
         });
         let unlocked = unlocked.await?;

@@ -9,7 +9,7 @@ use super::rules::Add;
 use crate::error::{Error, Result};
 use crate::name::Place;
 use crate::session::Session;
-use crate::store::{Lane, Sent, ServerId};
+use crate::store::{Delivery, Route, Sent, ServerId};
 
 /// How long a release is retried in the background while the store is unavailable. The permits have
 /// no lease, so nothing else releases them.
@@ -53,7 +53,7 @@ impl SemaphorePermits {
             permits,
             hopeless: None,
             ends,
-            lane: Lane::First,
+            delivery: Delivery::IMMEDIATE,
         });
         SemaphorePermits {
             owed,
@@ -66,7 +66,7 @@ impl SemaphorePermits {
     /// them. A promoted replica may not know that they were acquired, and would have too many permits.
     pub(super) async fn release_unconfirmed(mut self, server: ServerId) -> Result<()> {
         if let Some(owed) = &mut self.owed {
-            owed.lane = Lane::Only(server);
+            owed.delivery = Delivery::on(Route::AcquisitionsOf(server));
         }
         self.release().await
     }
@@ -164,7 +164,7 @@ struct Owed {
     hopeless: Option<Error>,
     /// When the semaphore's time to live ends, after which nothing is owed.
     ends: Option<Instant>,
-    lane: Lane,
+    delivery: Delivery,
 }
 
 impl Owed {
@@ -181,7 +181,7 @@ impl Owed {
         };
         let (store, sent) = (&self.session.store, Sent::default());
         let what = "giving permits back";
-        let added = store.run_unrepeated(&step, what, self.lane, Duration::ZERO, &sent);
+        let added = store.run_unrepeated(&step, what, self.delivery, Duration::ZERO, &sent);
         match added.await {
             Ok(answer) => {
                 let available = answer.reply;

@@ -16,7 +16,7 @@ use crate::lease::{Lease, Patience};
 use crate::name::Place;
 use crate::primitives::number::{Begin, Read};
 use crate::step::Outcome;
-use crate::store::{Lane, Sent};
+use crate::store::{Delivery, Sent};
 use crate::wait::{Attempt, Limits, Request};
 
 /// Acquires permits when awaited, waiting without a limit: [`Semaphore::acquire`],
@@ -178,7 +178,12 @@ impl Attempt for Taking<'_> {
                 place: &self.semaphore.place,
             };
             let store = &session.store;
-            let seen = store.subscribe_and_run(self.channel(), &look, Lane::Look, self.sent);
+            let seen = store.subscribe_and_run(
+                self.channel(),
+                &look,
+                Delivery::QUEUED_INSPECTION,
+                self.sent,
+            );
             if seen.await?.reply < i64::from(self.permits) {
                 return Ok(wait);
             }
@@ -225,7 +230,8 @@ impl Taking<'_> {
             };
             let what = "acquiring permits";
             let store = &session.store;
-            let answer = store.run_unrepeated(&step, what, Lane::Attempt, GIVING_BACK, &sent);
+            let answer =
+                store.run_unrepeated(&step, what, Delivery::ACQUISITION, GIVING_BACK, &sent);
             unheard.outcome = Some(match answer.await {
                 Ok(answer) => match answer.reply {
                     Outcome::Done(lives) => {

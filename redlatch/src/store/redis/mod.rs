@@ -30,7 +30,7 @@ use self::replicas::Replicas;
 pub(crate) use self::topology::Settings;
 use self::topology::Topology;
 pub(crate) use self::turns::{Turn, Turns};
-use super::{Answer, Cursor, Doubts, Lane, NodeId, Sent, ServerId, SharedEar, Sought};
+use super::{Answer, Cursor, Delivery, Doubts, NodeId, Route, Sent, ServerId, SharedEar, Sought};
 use crate::Boxed;
 use crate::error::{Error, Result};
 use crate::step::{Args, Step, refused};
@@ -80,7 +80,7 @@ struct Exchange<'a> {
     channel: Option<&'a str>,
     /// Records that the command was sent.
     sent: Option<&'a Sent>,
-    lane: Lane,
+    delivery: Delivery,
     /// Whether the script may access more keys than are declared.
     undeclared: bool,
 }
@@ -130,12 +130,12 @@ impl Redis {
     pub(crate) async fn run<S: Step>(
         &self,
         step: &S,
-        lane: Lane,
+        delivery: Delivery,
         channel: Option<&str>,
         sent: &Sent,
     ) -> Result<Answer<S::Reply>> {
         let in_full = || self.in_full(step);
-        let exchange = self.exchange(step, &in_full, lane, channel, sent)?;
+        let exchange = self.exchange(step, &in_full, delivery, channel, sent)?;
         let (heard, repeated) = self.persist(&exchange).await?;
         heard.read(step, repeated)
     }
@@ -147,7 +147,7 @@ impl Redis {
     ) -> Result<Answer<S::Reply>> {
         let in_full = || self.in_full(step);
         let sent = Sent::default();
-        let exchange = self.exchange(step, &in_full, Lane::First, None, &sent)?;
+        let exchange = self.exchange(step, &in_full, Delivery::IMMEDIATE, None, &sent)?;
         let limit = within.min(self.response_timeout);
         self.once(&exchange, limit).await?.read(step, false)
     }
@@ -156,13 +156,13 @@ impl Redis {
         &self,
         step: &S,
         what: &'static str,
-        lane: Lane,
+        delivery: Delivery,
         answered_within: Duration,
         sent: &Sent,
     ) -> Result<Answer<S::Reply>> {
         check_runtime()?;
         let in_full = || self.in_full(step);
-        let exchange = self.exchange(step, &in_full, lane, None, sent)?;
+        let exchange = self.exchange(step, &in_full, delivery, None, sent)?;
         let unknown = |reason| Error::OutcomeUnknown { step: what, reason };
         let mut retry = Retry::until(self.response_timeout);
         let patience = answered_within.max(self.response_timeout);
@@ -347,7 +347,7 @@ impl Redis {
         let sent_before = exchange.sent.is_some_and(Sent::get);
         for _ in 0..REDIRECTIONS {
             let answered = self.send_to(node, exchange, importing).await;
-            if exchange.lane.queues() {
+            if exchange.delivery.queued {
                 if answered.is_ok() {
                     node.limits.turns.answered();
                 }
@@ -397,14 +397,12 @@ impl Redis {
         exchange: &Exchange<'_>,
         importing: bool,
     ) -> Result<Heard, Fault> {
-        let link = match exchange.lane {
-            Lane::First => &node.commands,
-            Lane::Attempt | Lane::Taking | Lane::Look | Lane::Behind | Lane::Only(_) => {
-                &node.attempts
-            }
+        let link = match exchange.delivery.route {
+            Route::Commands => &node.commands,
+            Route::Acquisitions | Route::AcquisitionsOf(_) => &node.attempts,
         };
         let mut turn = None;
-        if exchange.lane.queues() {
+        if exchange.delivery.queued {
             let free = node.limits.turns.free();
             turn = match free.filter(|_| unconnected(node, exchange).is_none()) {
                 Some(turn) => Some(turn),
@@ -413,7 +411,7 @@ impl Redis {
         }
         // If an attempt is dropped without an answer, its turn passes to the task that settles it. An
         // inspection needs no settling, so its turn ends here.
-        if exchange.lane == Lane::Attempt
+        if exchange.delivery.replicate
             && let Some(sent) = exchange.sent
             && let Some(turn) = turn.take()
         {
@@ -430,14 +428,14 @@ impl Redis {
             }
         }
         let mut live = link.live().await?;
-        if let Lane::Only(server) = exchange.lane
+        if let Route::AcquisitionsOf(server) = exchange.delivery.route
             && server != live.server()
         {
             let reason = "another server has taken over, which may not know of the acquisition";
             return Err(Fault::Unanswered(reason.into()));
         }
         let replicas = node.replicas.as_ref();
-        let replicas = replicas.filter(|_| exchange.lane.is_to_be_confirmed());
+        let replicas = replicas.filter(|_| exchange.delivery.replicate);
         if let Some(replicas) = replicas {
             Box::pin(replicas.know(link, &live)).await?;
         }
@@ -519,7 +517,7 @@ impl Redis {
         &self,
         step: &'a S,
         in_full: &'a (dyn Fn() -> Cmd + Sync),
-        lane: Lane,
+        delivery: Delivery,
         channel: Option<&'a str>,
         sent: &'a Sent,
     ) -> Result<Exchange<'a>> {
@@ -531,7 +529,7 @@ impl Redis {
             key,
             channel,
             sent: Some(sent),
-            lane,
+            delivery,
             undeclared: step.script().has_undeclared_keys(),
             ..Exchange::plain(self.by_sha(step))
         })
@@ -649,7 +647,7 @@ impl<'a> Exchange<'a> {
             node: None,
             channel: None,
             sent: None,
-            lane: Lane::First,
+            delivery: Delivery::IMMEDIATE,
             undeclared: false,
         }
     }
