@@ -20,6 +20,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
+use smallvec::SmallVec;
 use tokio::sync::Notify;
 use tokio::time::Instant;
 
@@ -275,56 +276,65 @@ pub(crate) enum Together<T> {
     InTheWay(usize, Duration),
 }
 
+/// One for each object of an attempt: mostly one.
+type Each<T> = SmallVec<[T; 1]>;
+
 impl Session {
-    /// Makes one attempt to acquire all or none of several objects: [`Claim::enter`] for all of them in one
-    /// step. All callers must use one order of objects, so that two of these calls never wait for each
-    /// other's turns.
-    pub(crate) async fn enter_all<T: Send, S: Step<Reply = Together<T>>>(
+    /// Makes one attempt to acquire all or none of several objects (once more) in one step. `step` creates
+    /// it for the hold counts so far; `blocked` returns from its reply which object another owner holds. All
+    /// callers must use one order of objects, so that two attempts never wait for each other's turns.
+    ///
+    /// However this ends, even by being dropped, settling in the background makes the store match this
+    /// client.
+    pub(crate) async fn enter<S: Step>(
         &self,
         claims: &[(&Claim, Terms)],
         subscribe: Option<&str>,
         sent: &Sent,
         step: impl FnOnce(&[u32]) -> S,
-    ) -> Result<Together<T>> {
+        blocked: impl FnOnce(&S::Reply) -> Option<usize>,
+    ) -> Result<S::Reply> {
         sent.asks_by_itself();
         sent.clear();
-        let mut turns = Vec::with_capacity(claims.len());
+        let mut turns = Each::with_capacity(claims.len());
         for (claim, _) in claims {
             turns.push(claim.hold.turn().await?);
         }
-        let entered = self.enter_all_in_turn(claims, subscribe, sent, step).await;
+        let entering = self.enter_in_turn(claims, subscribe, sent, step, blocked);
+        let entered = entering.await;
         for turn in &mut turns {
             turn.ended(&entered);
         }
         entered
     }
 
-    async fn enter_all_in_turn<T: Send, S: Step<Reply = Together<T>>>(
+    async fn enter_in_turn<S: Step>(
         &self,
         claims: &[(&Claim, Terms)],
         subscribe: Option<&str>,
         sent: &Sent,
         step: impl FnOnce(&[u32]) -> S,
-    ) -> Result<Together<T>> {
-        let mut held = Vec::with_capacity(claims.len());
+        blocked: impl FnOnce(&S::Reply) -> Option<usize>,
+    ) -> Result<S::Reply> {
+        let mut held: Each<u32> = Each::with_capacity(claims.len());
         for (claim, terms) in claims {
             held.push(claim.held_before(*terms).await?);
         }
-        let both = claims.iter();
-        let unsettled: Vec<_> = both
+        let all_claims = claims.iter();
+        let unsettled: Each<_> = all_claims
             .map(|(claim, terms)| Unsettled::new(claim, *terms, sent))
             .collect();
         let step = step(&held);
-        // As in `Claim::enter`: renewals of existing holds must not wait.
+        // A re-entry blocks no other attempt, and must not delay its own renewal by queueing.
         let delivery = Delivery::acquisition(held.iter().any(|&held| held > 0));
+        let store = &self.store;
         let answer = match subscribe {
             Some(channel) => {
-                let store = &self.store;
                 store
                     .subscribe_and_run(channel, &step, delivery, sent)
                     .await
             }
-            None => self.store.run(&step, delivery, sent).await,
+            None => store.run(&step, delivery, sent).await,
         };
         let settled = || unsettled.iter().for_each(Unsettled::is_settled);
         let answer = match answer {
@@ -336,42 +346,37 @@ impl Session {
                 return Err(error);
             }
         };
-        match &answer.reply {
-            Together::Had(_) => {
-                let end = |terms: &Terms| answer.sent + terms.lease.duration();
-                for ((claim, terms), &held) in claims.iter().zip(&held) {
-                    claim.was_taken(held, end(terms));
+        if let Some(i) = blocked(&answer.reply) {
+            settled();
+            return match (claims.get(i), held.get(i)) {
+                (Some((claim, _)), Some(1..)) => Err(claim.not_held()),
+                _ => Ok(answer.reply),
+            };
+        }
+        let end = |terms: &Terms| answer.sent + terms.lease.duration();
+        for ((claim, terms), &held) in claims.iter().zip(&held) {
+            claim.was_taken(held, end(terms));
+        }
+        if let Err(error) = answer.confirmation.confirmed(sent).await {
+            // At once if possible, in the turns of this attempt: the caller may try elsewhere after this
+            // error. If it fails, dropping `unsettled` settles.
+            Box::pin(all(unsettled.iter().map(Unsettled::settle_in_turn))).await;
+            return Err(error);
+        }
+        for (i, (claim, terms)) in claims.iter().enumerate() {
+            if let Err(error) = claim.hold.enter(end(terms), terms.renewed) {
+                // Too late for this one, so for all. Dropping `unsettled` releases them.
+                for (claim, terms) in claims.iter().take(i) {
+                    claim.leave(*terms);
                 }
-                if let Err(error) = answer.confirmation.confirmed(sent).await {
-                    // Each in the turn that it has. If this fails, dropping `unsettled` settles.
-                    let settling = unsettled.iter().map(Unsettled::settle_in_turn);
-                    all(settling).await;
-                    return Err(error);
-                }
-                for (i, (claim, terms)) in claims.iter().enumerate() {
-                    if let Err(error) = claim.hold.enter(end(terms), terms.renewed) {
-                        // Too late for this one, so for all. Dropping `unsettled` releases them.
-                        for (claim, terms) in claims.iter().take(i) {
-                            claim.leave(*terms);
-                        }
-                        return Err(error);
-                    }
-                }
-                for (claim, _) in claims {
-                    self.watchdog.watch(&claim.hold);
-                }
-                self.entered.notify_waiters();
-            }
-            Together::InTheWay(i, _) => {
-                if let Some((claim, _)) = claims.get(*i)
-                    && held.get(*i).is_some_and(|&held| held > 0)
-                {
-                    settled();
-                    return Err(claim.not_held());
-                }
+                return Err(error);
             }
         }
         settled();
+        for (claim, _) in claims {
+            self.watchdog.watch(&claim.hold);
+        }
+        self.entered.notify_waiters();
         Ok(answer.reply)
     }
 }
@@ -468,11 +473,8 @@ impl Claim {
         }
     }
 
-    /// Makes one attempt to acquire the object (once more). `step` creates the primitive's step for a hold
-    /// count.
-    ///
-    /// However this ends, even by being dropped, settling in the background makes the store match this
-    /// client.
+    /// Makes one attempt to acquire the object (once more): [`Session::enter`]. `step` creates the
+    /// primitive's step for a hold count.
     pub(crate) async fn enter<'a, T: Send, S: Step<Reply = Outcome<T>>>(
         &'a self,
         terms: Terms,
@@ -480,68 +482,12 @@ impl Claim {
         sent: &Sent,
         step: impl FnOnce(&'a Hold, u32) -> S,
     ) -> Result<Outcome<T>> {
-        sent.asks_by_itself();
-        sent.clear();
-        let mut turn = self.hold.turn().await?;
-        let entered = self.enter_in_turn(terms, subscribe, sent, step).await;
-        turn.ended(&entered);
-        entered
-    }
-
-    async fn enter_in_turn<'a, T: Send, S: Step<Reply = Outcome<T>>>(
-        &'a self,
-        terms: Terms,
-        subscribe: Option<&str>,
-        sent: &Sent,
-        step: impl FnOnce(&'a Hold, u32) -> S,
-    ) -> Result<Outcome<T>> {
-        let held = self.held_before(terms).await?;
-        let unsettled = Unsettled::new(self, terms, sent);
-        let step = step(&self.hold, held + 1);
-        let store = &self.session.store;
-        // A re-entry blocks no other attempt, and must not delay its own renewal by queueing.
-        let delivery = Delivery::acquisition(held > 0);
-        let answer = match subscribe {
-            Some(channel) => {
-                store
-                    .subscribe_and_run(channel, &step, delivery, sent)
-                    .await
-            }
-            None => store.run(&step, delivery, sent).await,
-        };
-        let answer = match answer {
-            Ok(answer) => answer,
-            Err(error) => {
-                if error.leaves_untouched() || !sent.get() {
-                    unsettled.is_settled();
-                }
-                return Err(error);
-            }
-        };
-        match answer.reply {
-            Outcome::Done(won) => {
-                let end = answer.sent + terms.lease.duration();
-                self.was_taken(held, end);
-                if let Err(error) = answer.confirmation.confirmed(sent).await {
-                    // At once if possible: the caller may try elsewhere after this error.
-                    Box::pin(unsettled.settle_in_turn()).await;
-                    return Err(error);
-                }
-                self.hold.enter(end, terms.renewed)?;
-                unsettled.is_settled();
-                self.session.watchdog.watch(&self.hold);
-                self.session.entered.notify_waiters();
-                Ok(Outcome::Done(won))
-            }
-            Outcome::Wait(_) if held > 0 => {
-                unsettled.is_settled();
-                Err(self.not_held())
-            }
-            wait @ Outcome::Wait(_) => {
-                unsettled.is_settled();
-                Ok(wait)
-            }
-        }
+        let step = |held: &[u32]| step(&self.hold, held.iter().sum::<u32>() + 1);
+        let blocked = |reply: &Outcome<T>| matches!(reply, Outcome::Wait(_)).then_some(0);
+        let claims = [(self, terms)];
+        self.session
+            .enter(&claims, subscribe, sent, step, blocked)
+            .await
     }
 
     /// Returns how often the owner holds the object already, if it may acquire it now.

@@ -9,7 +9,7 @@
 
 use std::time::Duration;
 
-use redlatch_robustness::clock::Time;
+use redlatch_robustness::clock::{Time, nanos};
 use redlatch_robustness::history::{DataLost, Forgetting, Window};
 use redlatch_robustness::worker::Sync;
 use tokio::time::{sleep, sleep_until};
@@ -185,10 +185,18 @@ impl Run<'_> {
         }
         let alone = self.site.topology == Topology::Single;
         let cut = matches!(fault, Fault::Freeze | Fault::Restart | Fault::RestartEmpty);
-        let (until, cut) = (self.now(), cut && alone);
-        lock(&self.history)
-            .windows
-            .push(Window { from, until, cut });
+        let broken = Window {
+            from,
+            until: self.now(),
+            cut: false,
+        };
+        let windows = &mut lock(&self.history).windows;
+        windows.push(broken);
+        if cut && alone {
+            // The server answers from then on, before the operator has set the permits.
+            let until = nanos(scheduled.until);
+            windows.push(Window { from, until, cut });
+        }
     }
 
     /// Notes that data may have been lost until now, and has an operator set the permits again.

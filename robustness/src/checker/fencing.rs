@@ -2,8 +2,8 @@
 //!
 //! 1. A request that starts after another acquisition was answered must get a greater token.
 //! 2. Acquisitions that overlap may get their tokens in any order, but no two have the same one.
-//! 3. If an owner's new hold has the token of its previous, released hold, the rule is [`Rule::SameToken`]: a release
-//!    that the store forgot can explain it. All other violations are [`Rule::Tokens`].
+//! 3. If an owner's new guard has the token of an earlier one, and the owner released a guard in between, the rule is
+//!    [`Rule::SameToken`]: the store may have forgotten that release. All other violations are [`Rule::Tokens`].
 //! 4. Each write to the resource adds one to a number, so it must equal the count of accepted writes.
 
 use super::{Rule, Violation};
@@ -47,7 +47,7 @@ fn of_name(name: &str, sections: &[&Section]) -> Vec<Violation> {
         if let Some(greatest) = greatest
             && one.token <= greatest.token
         {
-            found.push(bad(name, one, greatest));
+            found.push(bad(name, sections, one, greatest));
         }
     }
     let mut by_token = by_asked;
@@ -57,16 +57,20 @@ fn of_name(name: &str, sections: &[&Section]) -> Vec<Violation> {
             && one.token == other.token
             && other.asked <= one.got.unwrap_or(Time::MAX)
         {
-            found.push(bad(name, other, one));
+            found.push(bad(name, sections, other, one));
         }
     }
     found
 }
 
-fn bad(name: &str, one: &Section, other: &Section) -> Violation {
+fn bad(name: &str, sections: &[&Section], one: &Section, other: &Section) -> Violation {
     let at = one.got.unwrap_or(one.asked);
-    let is_new = one.holds == Some(1) && other.left.is_some_and(|left| left <= at);
-    let rule = match one.same_owner(other) && is_new && one.token == other.token {
+    let mut released = sections.iter().filter(|guard| guard.same_owner(one));
+    let is_released = released.any(|guard| {
+        let left = guard.left.filter(|&left| left <= at);
+        left.is_some_and(|left| Some(left) >= other.got)
+    });
+    let rule = match one.same_owner(other) && is_released && one.token == other.token {
         true => Rule::SameToken,
         false => Rule::Tokens,
     };
@@ -126,11 +130,13 @@ mod tests {
             (section.ask.owner, section.holds) = (Some(7), Some(1));
         }
         assert_eq!(rule(&one), Rule::SameToken);
-        one.sections[1].holds = Some(2);
+        let left = one.sections[0].left.take();
         assert_eq!(rule(&one), Rule::Tokens);
-        one.sections[1].holds = Some(1);
-        one.sections[0].left = None;
-        assert_eq!(rule(&one), Rule::Tokens);
+        // Another guard of the owner was released.
+        let mut third = one.sections[0].clone();
+        (third.token, third.left) = (Some(3), left);
+        one.sections.push(third);
+        assert_eq!(rule(&one), Rule::SameToken);
     }
 
     #[test]

@@ -238,7 +238,13 @@ impl<'a> Entry<'a> {
                 });
             Take::new(parts.collect())
         };
-        session.enter_all(&claims, channel, self.sent, step).await
+        let blocked = |reply: &Together<Prize>| match reply {
+            Together::Had(_) => None,
+            Together::InTheWay(i, _) => Some(*i),
+        };
+        session
+            .enter(&claims, channel, self.sent, step, blocked)
+            .await
     }
 }
 
