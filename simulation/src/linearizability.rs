@@ -7,7 +7,9 @@
 //! 4. An operation without an answer may have had an effect or not.
 //! 5. The search for an order that explains all answers is that of Wing and Gong with Lowe's improvements, in the
 //!    crate `todc-utils`. If there is none, the first operation that no order explains is reported.
+//! 6. The search may take exponential time. After [`MAX_STEPS`] it ends without a result, as if there were an order.
 
+use std::cell::Cell;
 use std::collections::BTreeMap;
 
 use redlatch_robustness::checker::{MARGIN, Rule, Violation};
@@ -16,6 +18,14 @@ use redlatch_robustness::history::{History, Mode, PERMITS, Section};
 use redlatch_robustness::worker::{COUNTERS, locks_of};
 use todc_utils::linearizability::{WGLChecker, history as wgl};
 use todc_utils::specifications::Specification;
+
+/// Maximum number of operations that a search tries, a few seconds. One run in about 10,000 needs more.
+const MAX_STEPS: u64 = if cfg!(test) { 20_000 } else { 2_000_000 };
+
+thread_local! {
+    /// Of the current search.
+    static STEPS_LEFT: Cell<u64> = const { Cell::new(MAX_STEPS) };
+}
 
 /// Returns a violation for each name whose history no order explains.
 pub(crate) fn check(history: &History) -> Vec<Violation> {
@@ -96,6 +106,11 @@ impl Specification for Lock {
     }
 
     fn apply(what: &What, lock: &Lock) -> (bool, Lock) {
+        let left = STEPS_LEFT.get();
+        if left == 0 {
+            return (true, lock.clone());
+        }
+        STEPS_LEFT.set(left - 1);
         let (mut next, hold) = (lock.clone(), (what.owner, what.mode));
         let is_valid = match what.step {
             Step::Acquire(token) => {
@@ -269,6 +284,7 @@ fn is_linearizable(operations: &[Operation], until: Time) -> bool {
         return true;
     }
     actions.sort_by_key(|&(at, is_answer, ..)| (at, is_answer));
+    STEPS_LEFT.set(MAX_STEPS);
     let action = |(_, is_answer, number, what)| match is_answer {
         false => (number, wgl::Action::Call(what)),
         true => (number, wgl::Action::Response(what)),
@@ -393,5 +409,19 @@ mod tests {
         assert_eq!(second(8), None);
         assert!(second(7).is_some());
         assert!(second(6).is_some());
+    }
+
+    /// Each of forty releases without an answer may come before or after every other one.
+    #[test]
+    fn search_without_end_is_abandoned() {
+        let unanswered = |owner| hold(owner, Mode::Shared, (10, 11), (100, Time::MAX));
+        let wrong = operation(99, Mode::Alone, Step::Release, (200, 201));
+        let with = |owners| {
+            let mut all: Vec<Operation> = (0..owners).flat_map(unanswered).collect();
+            all.push(wrong.clone());
+            is_linearizable(&all, Time::MAX)
+        };
+        assert!(!with(2));
+        assert!(with(40));
     }
 }
