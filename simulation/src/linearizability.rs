@@ -20,7 +20,7 @@ use todc_utils::linearizability::{WGLChecker, history as wgl};
 use todc_utils::specifications::Specification;
 
 /// Maximum number of operations that a search tries, a few seconds. One run in about 10,000 needs more.
-const MAX_STEPS: u64 = if cfg!(test) { 20_000 } else { 2_000_000 };
+const MAX_STEPS: u64 = if cfg!(test) { 20_000 } else { 500_000 };
 
 thread_local! {
     /// Of the current search.
