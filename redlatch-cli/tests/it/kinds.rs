@@ -379,7 +379,7 @@ fn other_kind_of_object_is_named_and_not_suggested_for_removal() {
     finish(redlatch(shared(), &["latch", &latch, "set", "3"])).expect(0);
     let refused = |args: &[&str], said: &str| {
         let finished = finish(redlatch(shared(), args)).expect(65).says(said);
-        assert!(!finished.stderr.contains("remove the key"), "{finished:#?}");
+        assert!(!finished.stderr.contains("delete the key"), "{finished:#?}");
     };
     let is = |name: &str, what: &str| format!("{name} is {what}: redlatch show {name}");
     refused(
