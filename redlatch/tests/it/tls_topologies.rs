@@ -108,7 +108,7 @@ async fn sentinel_tls_errors_are_reported_and_host_names_work() {
     not_secure(trusting(ca), &stranger, &[&at_master, "tls_ca"]).await;
     let in_the_open = monitored("in-the-open", "127.0.0.1", plain);
     let settings = trusting(ca).connect_timeout(Duration::from_secs(3));
-    refused(settings, &in_the_open, &["TLS on this port"]).await;
+    refused(settings, &in_the_open, &["speak TLS on this port"]).await;
 
     // A master with a host name in its certificate, from another CA, that sentinels report by that
     // name.
