@@ -33,7 +33,7 @@ async fn works(settings: ClientBuilder, server: &TlsServer) {
         let guard = one.lock(&name).lock().await.unwrap();
         let lock = other.lock(&name);
         let waiting = tokio::spawn(async move { lock.lock().await?.unlock().await });
-        until("somebody waits", || async {
+        until("a client waits", || async {
             other.status().subscriptions == 1
         })
         .await;
