@@ -279,7 +279,7 @@ impl Cluster {
                 return Err(format!("nodes disagree: {agreed:?} and {owner:?}"));
             }
         }
-        let owner = agreed.flatten().ok_or("nobody")?;
+        let owner = agreed.flatten().ok_or("no node")?;
         self.place(owner)
     }
 
