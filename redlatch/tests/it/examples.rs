@@ -120,7 +120,10 @@ fn fleet_limit() {
             out.contains("and crashed.\n2 of 3 permits are free.\n"),
             "{out}"
         );
-        assert!(out.contains("All 3 permits are available again.\n"), "{out}");
+        assert!(
+            out.contains("All 3 permits are available again.\n"),
+            "{out}"
+        );
         let most = number(last(out), "jobs done, at most ");
         assert!((1..=3).contains(&most), "{out}");
     });
