@@ -6,18 +6,18 @@ CARGO ?= cargo
 	simulate-mutants mutants explore redis
 
 help:
-	@echo "make test     everything: format, lint, docs, all tests (installs redis-server if it may)"
-	@echo "make test-topologies  of these the ones with TLS and ACL, behind sentinels, on a cluster (part of make test)"
-	@echo "make interop  beside the real Redisson (part of make test where there are a JDK and Maven)"
+	@echo "make test     everything: format, lint, docs, all tests (installs redis-server if permitted)"
+	@echo "make test-topologies  only the tests with TLS and ACL, Sentinel and Cluster (part of make test)"
+	@echo "make interop  tests with the real Redisson (part of make test if a JDK and Maven are installed)"
 	@echo "make bench    the benchmark; writes target/bench.json"
 	@echo "make bench-redisson  Redisson and redlatch side by side; writes target/bench-redisson.json"
-	@echo "make robustness  breaks servers, networks and clients, and checks what became of the locks"
-	@echo "make simulate the real client on a simulated network and server (a minute, SEEDS=… or SEED=…)"
-	@echo "make simulate-mutants  that the simulation finds clients and scripts that are broken on purpose (hours)"
-	@echo "make mutants  whether the fast tests notice a changed expression (ROOM=hold|lease|wait|watchdog|session|rules)"
-	@echo "make explore  all sequences of steps on the rules of each primitive (STATES=10000000 at most)"
-	@echo "make soak     the same at random, with many clients (SECONDS=600 TOPOLOGY=single SEED=…)"
-	@echo "make stress   the concurrency tests in a loop, cores busy (RUNS=200)"
+	@echo "make robustness  injects faults into servers, networks and clients, and checks the locks"
+	@echo "make simulate runs the real client on a simulated network and server (a minute, SEEDS=… or SEED=…)"
+	@echo "make simulate-mutants  checks that the simulation detects deliberate bugs in the client and scripts (hours)"
+	@echo "make mutants  checks that the fast tests detect a changed expression (ROOM=hold|lease|wait|watchdog|session|rules)"
+	@echo "make explore  checks all sequences of steps on the rules of each primitive (at most STATES=10000000)"
+	@echo "make soak     random faults, with many clients (SECONDS=600 TOPOLOGY=single SEED=…)"
+	@echo "make stress   the concurrency tests in a loop, with all cores busy (RUNS=200)"
 
 test: redis lint docs unit interop package
 

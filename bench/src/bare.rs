@@ -90,7 +90,7 @@ impl Bare {
         acquire.arg(&self.key).arg(&self.owner).arg(30_000);
         let in_the_way: Option<i64> = acquire.query_async(&mut self.connection).await?;
         if in_the_way.is_some() {
-            return Err("a name of its own was not free".into());
+            return Err("the lock on a new name was not free".into());
         }
         let mut release = redis::cmd("EVALSHA");
         release.arg(self.pair.release.get_hash()).arg(1);
@@ -98,7 +98,7 @@ impl Bare {
         let released: i64 = release.query_async(&mut self.connection).await?;
         match released {
             1 => Ok(()),
-            _ => Err("what was held could not be released".into()),
+            _ => Err("the held object could not be released".into()),
         }
     }
 }

@@ -39,12 +39,12 @@ impl Captured {
         let taking = scripts(monitor.until("taken"));
         give_back().await?;
         redis::cmd("ECHO")
-            .arg("given back")
+            .arg("end of release")
             .exec_async(&mut echo)
             .await?;
-        let giving = scripts(monitor.until("given back"));
+        let giving = scripts(monitor.until("end of release"));
         if taking.is_empty() || giving.is_empty() {
-            return Err(format!("{} was not seen at work", kind.name).into());
+            return Err(format!("no scripts of {} were captured", kind.name).into());
         }
         Ok(Captured {
             take: taking,

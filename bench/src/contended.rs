@@ -16,7 +16,7 @@ pub(crate) const NAME: &str = "lock_contended";
 const TASKS: usize = 16;
 
 pub(crate) async fn measure(server: &Server, options: &Options) -> Result<Value> {
-    println!("\n{NAME}: {TASKS} tasks of one process want one name;");
+    println!("\n{NAME}: {TASKS} tasks of one process contend for one name;");
     println!("served in order of arrival, the longest wait stays near the mean.");
     let client = Client::connect(&server.url()).await?;
     let lock = client.lock("bench:contended");

@@ -25,8 +25,8 @@ struct Costs {
 }
 
 pub(crate) async fn measure(server: &Server, options: &Options) -> Result<Value> {
-    println!("\n{NAME}: what one pair costs the server; beside scripts as they are usually");
-    println!("written. Time is that of the scripts alone, without network and parsing.");
+    println!("\n{NAME}: server cost of one pair, compared with the scripts that are usually");
+    println!("used. Times are for the scripts alone, without network and parsing.");
     println!("              µs per pair   commands   inner calls");
     let client = Client::connect(&server.url()).await?;
     let lock = client.lock("bench:cost");

@@ -36,9 +36,12 @@ enum State {
 
 pub(crate) async fn measure(options: &Options) -> Result<Vec<Value>> {
     let time = options.crowds;
-    println!("\n{NAME}: {ARRIVALS} callers a second for {time:?}, each with a limit of {LIMIT:?}.");
     println!(
-        "Latency in ms; memory of this process in MB at the beginning, in thirds, and at the end."
+        "\n{NAME}: {ARRIVALS} callers per second for {time:?}, each with a limit of {LIMIT:?}."
+    );
+    println!(
+        "Latency in ms; memory of this process in MB at the start, after each third, and at the \
+         end."
     );
     let mut rows = Vec::new();
     for state in [State::Dead, State::Frozen, State::Slow] {

@@ -21,8 +21,10 @@ const GOAL: f64 = 0.85;
 const TASKS: usize = 16;
 
 pub(crate) async fn measure(server: &Server, options: &Options) -> Result<Vec<Value>> {
-    println!("\n{NAME}: every primitive taken and given back per second on free names by {TASKS}");
-    println!("tasks on one connection, beside what it sent, read off the server and sent bare.");
+    println!(
+        "\n{NAME}: acquire and release pairs per second of each primitive on free names, by {TASKS}"
+    );
+    println!("tasks on one connection, compared with the same commands, captured and sent bare.");
     println!(
         "                             ours/s     bare/s   ratio  (middle half)   goal {GOAL:.2}"
     );

@@ -19,7 +19,7 @@ const HANDS: usize = 128;
 
 pub(crate) async fn measure(server: &Server, options: &Options) -> Result<Value> {
     let (locks, window, lease) = (options.locks, options.window, options.lease);
-    println!("\n{NAME}: {locks} locks held by one client, a watchdog of {lease:?}, looked at");
+    println!("\n{NAME}: {locks} locks held by one client, a watchdog of {lease:?}, measured");
     println!("for {window:?}. CPU in percent of one core.");
     let () = server.ask(&["FLUSHALL"]);
     let builder = Client::builder().watchdog(lease);

@@ -6,14 +6,14 @@ use std::time::Duration;
 pub(crate) const USAGE: &str = "\
 Usage: redlatch-bench [OPTIONS]
 
-  --quick           short rounds and few locks, for trying out
-  --only NAME       only what has NAME in its name: lock_pairs, lock_contended,
+  --quick           short rounds and few locks, for a trial run
+  --only NAME       only benchmarks with NAME in their name: lock_pairs, lock_contended,
                     lock_server_cost, lock_held, lock_wake, family_pairs, family_wake or
                     crowds
-  --locks N         how many locks lock_held holds (100000)
-  --window SECONDS  how long lock_held looks at them (30)
-  --crowds SECONDS  how long callers come to each server of crowds (10)
-  --json PATH       where the figures are written (target/bench.json)
+  --locks N         number of locks that lock_held holds (100000)
+  --window SECONDS  how long lock_held measures (30)
+  --crowds SECONDS  how long callers arrive at each server of crowds (10)
+  --json PATH       file for the results (target/bench.json)
 ";
 
 pub(crate) enum Command {
@@ -121,13 +121,16 @@ pub(crate) fn read(args: impl Iterator<Item = String>, parts: &[&str]) -> Result
     if parts.iter().any(|name| options.wants(name)) {
         Ok(Command::Bench(options))
     } else {
-        Err(format!("--only: there are {}", parts.join(", ")))
+        Err(format!(
+            "--only: no such benchmark; available: {}",
+            parts.join(", ")
+        ))
     }
 }
 
 fn number<N: std::str::FromStr + Default + PartialEq>(flag: &str, text: &str) -> Result<N, String> {
     match text.parse() {
         Ok(number) if number != N::default() => Ok(number),
-        _ => Err(format!("{flag}: {text:?} is no number above 0")),
+        _ => Err(format!("{flag}: {text:?} is not a number above 0")),
     }
 }

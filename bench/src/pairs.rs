@@ -19,7 +19,9 @@ const GOAL: f64 = 0.90;
 
 pub(crate) async fn measure(server: &Server, options: &Options) -> Result<Vec<Value>> {
     println!("\n{NAME}: lock + unlock per second on free names, one connection;");
-    println!("beside the same two scripts sent bare. The ratio is the median of all rounds.");
+    println!(
+        "compared with the same two scripts sent bare. The ratio is the median of all rounds."
+    );
     println!("  tasks     ours/s     bare/s   ratio  (middle half)   goal {GOAL:.2}");
     let client = Client::connect(&server.url()).await?;
     let connection = bare::connect(&server.url()).await?;

@@ -12,7 +12,9 @@ pub(crate) fn cpu_time() -> Result<Duration> {
     let stat = std::fs::read_to_string("/proc/self/stat")?;
     // The name may contain any character; the fields after its last parenthesis have fixed
     // positions.
-    let (_, fields) = stat.rsplit_once(')').ok_or("/proc/self/stat has no name")?;
+    let (_, fields) = stat
+        .rsplit_once(')')
+        .ok_or("/proc/self/stat contains no name")?;
     let fields: Vec<&str> = fields.split_whitespace().collect();
     let field = |at: usize| -> Result<u32> {
         let field = fields.get(at).ok_or("/proc/self/stat is too short")?;

@@ -25,10 +25,10 @@ const HOLDING: Duration = Duration::from_millis(3);
 const WARM_UP: usize = 50;
 
 pub(crate) async fn measure(server: &Server, options: &Options) -> Result<Value> {
-    println!("\n{NAME}: from calling unlock in one client to holding the lock in another that");
+    println!("\n{NAME}: from the call of unlock in one client to the acquisition by another that");
     println!("waits; in µs and in round trips (median of a bare PING, one after the other). After");
     println!(
-        "a pause everything on the way sleeps and must be woken; so it is when a lock is held."
+        "a pause, all threads involved sleep and must be woken, as they must when a lock is held."
     );
     println!("                             p50 µs     p99 µs   p50 trips   p99 trips");
     let pings = pings(&server.url(), options.wakes, None).await?;
@@ -70,7 +70,9 @@ pub(crate) async fn measure(server: &Server, options: &Options) -> Result<Value>
 
 /// The same for every primitive, only with a waiter in another process.
 pub(crate) async fn measure_all(server: &Server, options: &Options) -> Result<Vec<Value>> {
-    println!("\n{ALL}: from giving back in one process to having it in another that waits, for");
+    println!(
+        "\n{ALL}: from the release in one process to the acquisition by another that waits, for"
+    );
     println!("every primitive; in µs and in round trips after a pause.");
     println!("                             p50 µs     p99 µs   p50 trips   p99 trips");
     let wakes = options.wakes / 4;
@@ -168,7 +170,7 @@ async fn other_process(url: &str, kind: &Kind, wakes: usize) -> Result<Vec<f64>>
         if number >= WARM_UP {
             samples.push(waited as f64 / 1e3);
         }
-        reports.next_line().await?; // "given back"
+        reports.next_line().await?; // "released"
     }
     drop(orders);
     peer.wait().await?;
@@ -187,7 +189,7 @@ pub(crate) async fn peer(url: &str, kind: &str, name: &str) -> Result<()> {
         let give_back = take().await?;
         println!("{}", nanos()?);
         give_back().await?;
-        println!("given back");
+        println!("released");
     }
     Ok(())
 }

@@ -77,7 +77,7 @@ impl Library {
         let classes = built.join("classes");
         assert!(
             classes.exists(),
-            "{} is not there: `make interop` builds it",
+            "{} does not exist; `make interop` builds it",
             classes.display()
         );
         format!("{}:{}", classes.display(), built.join("lib/*").display())

@@ -59,7 +59,7 @@ impl Peer {
         let first = lines.next().and_then(Result::ok).unwrap_or_default();
         let ready = serde_json::from_str::<Value>(&first).unwrap_or_default();
         let Some(ready) = ready["ready"].as_str() else {
-            panic!("{command:?} is not ready, but said {first:?}");
+            panic!("{command:?} is not ready, it printed {first:?}");
         };
         let waiting = Arc::<Mutex<HashMap<_, _>>>::default();
         let hears = waiting.clone();
@@ -256,11 +256,11 @@ fn hear(
 ) {
     for line in lines.map_while(Result::ok) {
         let Ok(mut said) = serde_json::from_str::<Value>(&line) else {
-            eprintln!("a peer said: {line}");
+            eprintln!("a peer printed: {line}");
             continue;
         };
         let Some(sender) = said["id"].as_u64().and_then(|id| lock(waiting).remove(&id)) else {
-            eprintln!("a peer said, without being asked: {line}");
+            eprintln!("unsolicited output of a peer: {line}");
             continue;
         };
         let answer = Answer {

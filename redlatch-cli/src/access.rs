@@ -10,14 +10,14 @@ use crate::duration;
 use crate::exit::Failure;
 use crate::say::say;
 
-/// Where the store is and how to log in. None of these options is a password.
+/// The store's address and how to log in. None of these options is a password.
 #[derive(Debug, clap::Args)]
 #[command(next_help_heading = "Store")]
 pub(crate) struct Access {
     /// The store: `redis://[user@]host[:port][/db]`, with TLS `rediss://…`; `redis+unix:///path`;
     /// `redis+sentinel://host,host/master[/db]`; `redis+cluster://host,host`
     ///
-    /// A password does not belong here: every user of the machine sees the command line. Put it into
+    /// Do not include a password: every user of the machine can see the command line. Put it into
     /// REDLATCH_PASSWORD or a file.
     #[arg(
         long,
@@ -36,7 +36,7 @@ pub(crate) struct Access {
     #[arg(long, global = true, value_name = "PATH")]
     password_file: Option<PathBuf>,
 
-    /// The user to log in as at sentinels
+    /// The user to log in as on sentinels
     #[arg(
         long,
         global = true,
@@ -50,19 +50,19 @@ pub(crate) struct Access {
     #[arg(long, global = true, value_name = "PATH")]
     sentinel_password_file: Option<PathBuf>,
 
-    /// The CA that vouches for the store, in PEM, instead of the system's
+    /// The CA certificates to trust for the store, in PEM, instead of the system's
     #[arg(long, global = true, env = "REDLATCH_TLS_CA", value_name = "PATH")]
     tls_ca: Option<PathBuf>,
 
-    /// Our certificate for the store, in PEM
+    /// The client certificate for the store, in PEM
     #[arg(long, global = true, env = "REDLATCH_TLS_CERT", value_name = "PATH")]
     tls_cert: Option<PathBuf>,
 
-    /// The key of our certificate, in PEM
+    /// The private key of the client certificate, in PEM
     #[arg(long, global = true, env = "REDLATCH_TLS_KEY", value_name = "PATH")]
     tls_key: Option<PathBuf>,
 
-    /// How long an answer may take; longer than a failover, if that is to be waited for [default: 3s]
+    /// How long a reply may take; to wait through a failover, longer than it takes [default: 3s]
     #[arg(
         long,
         global = true,
@@ -72,8 +72,8 @@ pub(crate) struct Access {
     )]
     response_timeout: Option<Duration>,
 
-    /// How many replicas must have a lock before it counts: `all` (those connected, one of them at
-    /// least), `majority`, a number, or `off` [default: all]
+    /// How many replicas must acknowledge a lock: `all` (all connected replicas, at least one),
+    /// `majority`, a number, or `off` [default: all]
     #[arg(
         long,
         global = true,
@@ -92,7 +92,7 @@ fn replica_sync(text: &str) -> Result<ReplicaSync, String> {
         number => match number.parse() {
             Ok(0) => Ok(ReplicaSync::Off),
             Ok(some) => Ok(ReplicaSync::AtLeast(some)),
-            Err(_) => Err("write all, majority, off or a number".into()),
+            Err(_) => Err("use all, majority, off or a number".into()),
         },
     }
 }
@@ -133,7 +133,7 @@ impl Access {
             (Some(cert), Some(key)) => Ok(settings.tls_client_cert_files(cert, key)),
             (None, None) => Ok(settings),
             _ => Err(Failure::usage(
-                "--tls-cert and --tls-key are needed together: the certificate and its key",
+                "--tls-cert and --tls-key must be used together: the certificate and its key",
             )),
         }
     }
@@ -147,7 +147,7 @@ fn password(file: Option<&Path>, variable: &str) -> Result<Option<String>, Failu
             Ok(password) => Ok(Some(password)),
             Err(std::env::VarError::NotPresent) => Ok(None),
             Err(std::env::VarError::NotUnicode(_)) => {
-                Err(Failure::usage(format!("{variable} is no text in UTF-8")))
+                Err(Failure::usage(format!("{variable} is not valid UTF-8")))
             }
         };
     };
@@ -163,7 +163,7 @@ fn password(file: Option<&Path>, variable: &str) -> Result<Option<String>, Failu
     }
 }
 
-/// Tells whoever has a password in a command line who reads it there.
+/// Warns of a password in the command line, which other users can read.
 pub(crate) fn warn_of_password(url: &str) {
     if without_passwords(url) != url {
         say!(

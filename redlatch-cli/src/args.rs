@@ -39,11 +39,11 @@ pub(crate) struct Args {
 #[derive(Debug, Clone, Copy, Default, clap::Args)]
 #[command(next_help_heading = "Messages")]
 pub(crate) struct Output {
-    /// Print only errors and lost locks: the exit code says the rest
+    /// Print only errors and lost locks; the exit code reports everything else
     #[arg(short, long, global = true, conflicts_with = "verbose")]
     pub(crate) quiet: bool,
 
-    /// Print also when a lock is acquired and released, and what the connection does. The variable
+    /// Also print when a lock is acquired and released, and changes of the connection. The variable
     /// REDLATCH_LOG (else RUST_LOG) selects log events in detail, such as `debug` or `redlatch=trace`
     #[arg(short, long, global = true)]
     pub(crate) verbose: bool,
@@ -61,44 +61,45 @@ pub(crate) enum Command {
     Exec(Exec),
 }
 
-/// Run CMD while holding the lock NAME, or several.
+/// Run CMD while holding the lock NAME, or several locks.
 ///
 /// Waits for the lock, runs CMD, and releases the lock when CMD ends. Meanwhile a watchdog renews the
-/// lock's lease, so CMD may run as long as it likes, and should redlatch or the machine die, the lock
-/// is free again when the lease ends.
+/// lock's lease, so CMD may run for any time. If redlatch or the machine dies, the lock becomes free when
+/// the lease ends.
 ///
 /// While redlatch waits, it also waits for a store that cannot be reached, for as long as --wait and
-/// --outage-limit allow, and says so on standard error. With --no-wait, and for errors that do not pass
-/// by themselves (wrong credentials, TLS, the URL), it fails at once.
+/// --outage-limit allow, and reports it on standard error. With --no-wait, and for permanent errors
+/// (wrong credentials, TLS, the URL), it fails immediately.
 ///
-/// Everybody must give a NAME the same kind. Plain, --fair, --fenced and --spin exclude each other, but
-/// do not call each other: a waiter of another kind looks again only when the lease would have ended.
+/// All users of a NAME must use the same kind of lock. Plain, --fair, --fenced and --spin locks exclude
+/// each other, but do not wake each other: a waiter of another kind retries only when the lease would have
+/// ended.
 ///
-/// CMD sees REDLATCH_LOCK (the name, or names with a space between them, each once) and REDLATCH_OWNER
-/// (who holds the lock, as `redlatch show` tells it), and with --fenced REDLATCH_FENCING_TOKEN. It does
-/// not see passwords: what REDLATCH_PASSWORD, REDLATCH_SENTINEL_PASSWORD and REDLATCH_URL have of them
-/// is left out, unless --keep-passwords.
+/// CMD gets the variables REDLATCH_LOCK (the name, or the names separated by spaces, each once) and
+/// REDLATCH_OWNER (the lock's owner, as in `redlatch show`), and with --fenced REDLATCH_FENCING_TOKEN. It
+/// gets no passwords: those in REDLATCH_PASSWORD, REDLATCH_SENTINEL_PASSWORD and REDLATCH_URL are removed,
+/// except with --keep-passwords.
 ///
 /// With or without a terminal, the lock is released only after CMD has ended and, if a signal ended it,
 /// after the last of its child processes has ended, too. If the lock is lost while they run (its lease
-/// ended because the store could not be reached in time, or it was unlocked by force), they are ended, too.
-/// They get SIGTERM, and SIGKILL after --kill-after. On Linux daemons that CMD has started count as child
-/// processes; elsewhere only CMD's process group does.
+/// ended because the store could not be reached in time, or it was unlocked by force), redlatch ends them
+/// with SIGTERM, and with SIGKILL after --kill-after. On Linux, daemons that CMD has started count as child
+/// processes; elsewhere, only processes in CMD's process group do.
 ///
-/// Processes that CMD leaves behind when it ends by itself run on, without the lock. CMD was ended by a
-/// signal if it died of one, if redlatch passed SIGINT, SIGTERM, SIGHUP or SIGQUIT on to it before it ended,
+/// If CMD ends without a signal, processes that it leaves behind continue without the lock. A signal ended
+/// CMD if it died from one, if redlatch forwarded SIGINT, SIGTERM, SIGHUP or SIGQUIT to it before it ended,
 /// or if its exit code is 128+n for a signal n.
 ///
-/// Signals that redlatch receives are passed on to CMD's process group. SIGTSTP (Ctrl-Z), SIGTTIN and
-/// SIGTTOU stop CMD, its child processes and redlatch together. The lease is not renewed then; on
-/// SIGCONT (`fg`) redlatch asks for the lock first, and continues CMD only if it is still held. In a
-/// terminal CMD is the foreground job.
+/// redlatch forwards the signals that it receives to CMD's process group. SIGTSTP (Ctrl-Z), SIGTTIN and
+/// SIGTTOU stop CMD, its child processes and redlatch together. Meanwhile the lease is not renewed;
+/// on SIGCONT (`fg`) redlatch first checks the lock, and continues CMD only if it is still held. In a
+/// terminal, CMD is the foreground job.
 ///
-/// redlatch can do nothing when it is ended by SIGKILL, stopped by SIGSTOP or crashes. On Linux the system
-/// then kills CMD with it, but not child processes of CMD, and not a set-user-ID program such as sudo.
-/// After SIGSTOP CMD runs on, and is ended after SIGCONT if the lock was lost.
+/// redlatch cannot react if it is killed by SIGKILL, is stopped by SIGSTOP or crashes. On Linux, its death
+/// also kills CMD, but not child processes of CMD, and not a set-user-ID program such as sudo. After
+/// SIGSTOP, CMD continues; it is ended after SIGCONT if the lock was lost.
 ///
-/// Every run is an owner of its own: a CMD that runs redlatch again for the same NAME waits for itself.
+/// Each run is a separate owner: a CMD that runs redlatch again for the same NAME waits for itself.
 #[derive(Debug, clap::Args)]
 #[command(
     override_usage = "redlatch run [OPTIONS] <NAME>... -- <CMD>...",
@@ -109,7 +110,7 @@ pub(crate) struct Run {
     #[command(flatten)]
     pub(crate) kind: Kind,
 
-    /// With --permits: should NAME have another number of permits, change it for all
+    /// With --permits: if NAME has another number of permits, change it for all users
     #[arg(
         long,
         requires = "permits",
@@ -118,15 +119,15 @@ pub(crate) struct Run {
     )]
     pub(crate) set_permits: bool,
 
-    /// Give up after this long if another owner holds the lock [default: wait for ever]
+    /// Give up after this long if another owner holds the lock [default: wait forever]
     #[arg(long, value_name = "DUR", value_parser = duration::parse, allow_hyphen_values = true)]
     pub(crate) wait: Option<Duration>,
 
-    /// Give up at once if another owner holds the lock
+    /// Give up immediately if another owner holds the lock
     #[arg(short = 'n', long, conflicts_with = "wait")]
     pub(crate) no_wait: bool,
 
-    /// Fail if the store cannot be reached for this long while redlatch waits, also at the start
+    /// Fail if the store cannot be reached for this long while redlatch waits, including at the start
     /// [default: wait through any outage]
     #[arg(
         long,
@@ -137,7 +138,7 @@ pub(crate) struct Run {
     )]
     pub(crate) outage_limit: Option<Duration>,
 
-    /// Hold the lock at most this long, without a watchdog: CMD is ended then
+    /// Hold the lock at most this long, without a watchdog; CMD is ended when the time has passed
     #[arg(
         long,
         value_name = "DUR",
@@ -147,7 +148,7 @@ pub(crate) struct Run {
     )]
     pub(crate) lease: Option<Duration>,
 
-    /// The lease that the watchdog keeps renewing: how long others wait if this machine dies
+    /// The lease that the watchdog renews: how long others wait if this machine dies
     /// [default: 30s, at least 100ms]
     #[arg(long, value_name = "DUR", value_parser = duration::parse, allow_hyphen_values = true)]
     pub(crate) watchdog: Option<Duration>,
@@ -174,12 +175,13 @@ pub(crate) struct Run {
     )]
     pub(crate) conflict_exit_code: u8,
 
-    /// Let CMD have REDLATCH_PASSWORD and REDLATCH_SENTINEL_PASSWORD and the password in
-    /// REDLATCH_URL too, because it runs redlatch itself
+    /// Also pass REDLATCH_PASSWORD, REDLATCH_SENTINEL_PASSWORD and the password in REDLATCH_URL
+    /// to CMD, for a CMD that runs redlatch itself
     #[arg(long, help_heading = "Store")]
     pub(crate) keep_passwords: bool,
 
-    /// The lock's name: 1 to 512 bytes, without line breaks. Of several, all are held or none
+    /// The lock's name: 1 to 512 bytes, without line breaks. With several names, all
+    /// locks are held or none
     #[arg(required = true, value_name = "NAME")]
     pub(crate) names: Vec<String>,
 
@@ -198,34 +200,34 @@ impl Run {
     }
 }
 
-/// What NAME is. A name is used in one way by everybody.
+/// The kind of the object NAME. All users of a name must use the same kind.
 #[derive(Debug, Clone, Copy, clap::Args)]
 #[group(multiple = false)]
 pub(crate) struct Kind {
-    /// Wait in one queue with all that wait with --fair: first come, first served.
-    /// Waiters that die delay the others by 5 s in all when the turn of one of them comes
+    /// Wait in the queue of all --fair waiters: first come, first served.
+    /// When the turn of a dead waiter comes, the dead waiters delay the others by 5 s in total
     #[arg(long, help_heading = "Kinds of lock")]
     pub(crate) fair: bool,
 
-    /// Hold the read side of a read-write lock: together with other readers, not with a writer
+    /// Hold a read-write lock for reading: shared with other readers, but not with a writer
     #[arg(long, help_heading = "Kinds of lock")]
     pub(crate) read: bool,
 
-    /// Hold the write side of a read-write lock: alone
+    /// Hold a read-write lock for writing: exclusive
     #[arg(long, help_heading = "Kinds of lock")]
     pub(crate) write: bool,
 
-    /// Give CMD a number in REDLATCH_FENCING_TOKEN that is greater each time, for a resource that
-    /// refuses what comes late
+    /// Give CMD a number in REDLATCH_FENCING_TOKEN that increases with each acquisition, for a
+    /// resource that rejects late writes
     #[arg(long, help_heading = "Kinds of lock")]
     pub(crate) fenced: bool,
 
-    /// Ask again and again, with growing pauses, instead of subscribing to a channel
+    /// Poll, with growing pauses, instead of subscribing to a channel
     #[arg(long, help_heading = "Kinds of lock")]
     pub(crate) spin: bool,
 
-    /// At most N CMDs at once in the whole fleet: NAME is a semaphore of N permits, and stays in the
-    /// store. Everybody says the same N; another one is refused
+    /// Run at most N CMDs at a time on all machines: NAME is a semaphore of N permits, which remains
+    /// in the store. All users must use the same N; another number is refused
     #[arg(
         long,
         value_name = "N",
@@ -237,7 +239,7 @@ pub(crate) struct Kind {
 }
 
 impl Kind {
-    /// What NAME is then, as `show` has it.
+    /// What NAME is then, as `show` prints it.
     pub(crate) fn noun(&self) -> &'static str {
         match self.permits {
             Some(_) => "expirable semaphore",
@@ -261,30 +263,30 @@ const RUN_CODES: &str = "\
 Exit codes:
   CMD's own; 128+n if signal n ended CMD, or ended the wait for the lock
     2  wrong usage: options, durations, the name, the URL
-   65  NAME is something of another kind, or has another number of permits
+   65  NAME is an object of another kind, or has another number of permits
    69  the store cannot be reached or refused the client (credentials, version),
        or too few replicas acknowledged the lock in time
-   70  a mistake in redlatch
-   71  the system refused something, such as one more process
+   70  a bug in redlatch
+   71  the system refused an operation, such as starting another process
    74  the lock was lost while CMD or its children ran; they were ended
    75  another owner holds the lock (or N of -E)
   126  CMD was found but cannot be executed
   127  CMD was not found";
 
-/// Show what NAME is and who holds it.
+/// Show the kind and the holder of NAME.
 ///
-/// Knows locks of every kind, with who waits in the queue of a fair lock and all readers, semaphores and
+/// Supports locks of every kind, with the waiters of a fair lock and all readers, semaphores and
 /// latches. Prints a table, or with --json an object: name, kind, held, owner, holds and remaining_ms;
-/// where they mean something also token (of a fenced lock), holders (of a read-write lock), queue (of a
+/// where applicable also token (of a fenced lock), holders (of a read-write lock), queue (of a
 /// fair lock), value (of a semaphore or latch), available, total and permits (of an expirable semaphore).
 /// A semaphore is held when all of its permits are taken.
-/// A name under which there is nothing is a lock that is free, or a latch that is open: kind, owner and
-/// remaining_ms are null, held is false. remaining_ms is null also for what never expires.
+/// A name that does not exist in the store is a free lock or an open latch: kind, owner and remaining_ms
+/// are null, held is false. remaining_ms is also null for objects that never expire.
 ///
-/// REMAINING is when it ends by itself unless it is renewed; of who waits in a queue, when it is passed
-/// over if it does not answer.
+/// REMAINING is the time until the hold expires if it is not renewed; for a waiter in a queue, the time
+/// until it is skipped if it does not respond.
 ///
-/// A semaphore and a latch are both a number in the store and look the same.
+/// A semaphore and a latch are both a number in the store and cannot be distinguished.
 #[derive(Debug, clap::Args)]
 #[command(
     override_usage = "redlatch show [OPTIONS] <NAME>",
@@ -293,7 +295,7 @@ Examples:
   redlatch show nightly-backup
   redlatch show --json nightly-backup | jq .remaining_ms
 
-Exit codes: 0 also when it is free; 2 wrong usage; 65 the key holds something of another kind;
+Exit codes: 0 also if it is free; 2 wrong usage; 65 the key holds data of another kind;
 69 the store cannot be reached."
 )]
 pub(crate) struct Show {
@@ -305,10 +307,10 @@ pub(crate) struct Show {
     pub(crate) name: String,
 }
 
-/// List what there is: locks that are held, semaphores, latches.
+/// List held locks, semaphores and latches.
 ///
-/// Looks with SCAN, which never holds the server up. Any key with a whole number in it could be a
-/// semaphore or a latch, and is listed. Prints a table, or with --json one object per
+/// Uses SCAN, which does not block the server. Any key that holds an integer could be a semaphore or a
+/// latch, and is listed. Prints a table, or with --json one object per
 /// line, like that of `redlatch show`; both sorted by name.
 #[derive(Debug, clap::Args)]
 #[command(
@@ -319,22 +321,22 @@ Examples:
   redlatch ls 'orders:*'
   redlatch ls --json | jq -r 'select(.held) | .owner'
 
-Exit codes: 0 also when there are none; 2 wrong usage; 69 the store cannot be reached."
+Exit codes: 0 also if there are none; 2 wrong usage; 69 the store cannot be reached."
 )]
 pub(crate) struct Ls {
     /// Print one JSON object per line
     #[arg(long)]
     pub(crate) json: bool,
 
-    /// Only names that match this glob pattern: *, ?, [a-z], \ to take the next one literally
+    /// Only names that match this glob pattern: *, ?, [a-z], \ to escape the next character
     #[arg(default_value = "*")]
     pub(crate) pattern: String,
 }
 
-/// Take the lock NAME away from whoever holds it; of a read-write lock, all readers.
+/// Release the lock NAME by force, without its holder; of a read-write lock, all readers.
 ///
-/// The holder learns of it at its next renewal; until then it goes on, beside whoever gets the lock
-/// next. Prints whether anybody held it.
+/// The holder detects the loss at its next renewal; until then it continues, concurrently with the next
+/// holder. Prints whether the lock was held.
 #[derive(Debug, clap::Args)]
 #[command(
     override_usage = "redlatch unlock [OPTIONS] <NAME>",
@@ -342,11 +344,11 @@ pub(crate) struct Ls {
 Example:
   redlatch unlock --force nightly-backup
 
-Exit codes: 0 also when nobody held it; 2 wrong usage, or no --force;
-65 NAME is something of another kind; 69 the store cannot be reached."
+Exit codes: 0 also if it was not held; 2 wrong usage, or no --force;
+65 NAME is an object of another kind; 69 the store cannot be reached."
 )]
 pub(crate) struct Unlock {
-    /// Really: the lock is somebody else's, and there is no other way to unlock it from here
+    /// Confirm: the lock belongs to another owner, and there is no other way to unlock it from here
     #[arg(long)]
     pub(crate) force: bool,
 
@@ -356,25 +358,26 @@ pub(crate) struct Unlock {
 
 /// Count the latch NAME down, wait for it, or set it.
 ///
-/// A latch is a number that is counted down; who waits for it goes on when it reaches 0. A latch that was
-/// never set, or that has reached 0, is open: nobody waits for it.
+/// A latch is a number that is counted down; its waiters continue when it reaches 0. A latch that was
+/// never set, or that has reached 0, is open: waiting for it returns immediately.
 ///
-/// So a latch that is gone is open: after FLUSHALL, eviction or a restart without persistence all
-/// waiters go on, and so does who waits before it was set.
+/// So a latch that is deleted is open: after FLUSHALL, eviction or a restart without persistence, all
+/// waiters continue, and so does a waiter that starts before the latch is set.
 ///
-/// An idle semaphore and a latch look the same in the store, and a plain semaphore always looks like
-/// one: take care not to count a semaphore down. One of `run --permits` that is in use is refused.
+/// An idle semaphore looks the same as a latch in the store, and a plain semaphore always does: make sure
+/// that NAME is not a semaphore before counting it down. A semaphore of `run --permits` that is in use is
+/// refused.
 #[derive(Debug, clap::Args)]
 #[command(
     override_usage = "redlatch latch [OPTIONS] <NAME> <COMMAND>",
     after_help = "\
 Examples:
-  redlatch latch import:42 set 3          # three parts have to be loaded
-  redlatch latch import:42 count-down     # each says when it is done
+  redlatch latch import:42 set 3          # three parts to load
+  redlatch latch import:42 count-down     # each part, when it is done
   redlatch latch import:42 wait --for 1h && ./publish.sh
 
-Exit codes: 0 done; 2 wrong usage; 65 NAME is something of another kind;
-69 the store cannot be reached; 75 set: it was set already, or wait: it was not open in time."
+Exit codes: 0 done; 2 wrong usage; 65 NAME is an object of another kind;
+69 the store cannot be reached; 75 set: it was already set, or wait: it was not open in time."
 )]
 pub(crate) struct Latch {
     /// The latch's name
@@ -386,17 +389,17 @@ pub(crate) struct Latch {
 
 #[derive(Debug, Subcommand)]
 pub(crate) enum LatchCommand {
-    /// Set an open latch to N; prints N. Whether it was open is the exit code
+    /// Set an open latch to N and print N. The exit code tells whether it was open
     #[command(override_usage = "redlatch latch [OPTIONS] <NAME> set <N>")]
     Set {
-        /// How often it has to be counted down
+        /// Number of times that it must be counted down
         #[arg(value_parser = value_parser!(u32).range(1..), allow_hyphen_values = true)]
         n: u32,
     },
-    /// Count it down; prints what is left
+    /// Count it down and print the remaining count
     #[command(override_usage = "redlatch latch [OPTIONS] <NAME> count-down [--by <N>]")]
     CountDown {
-        /// By so many at once
+        /// Number to count down by
         #[arg(
             long,
             value_name = "N",
@@ -411,7 +414,7 @@ pub(crate) enum LatchCommand {
         override_usage = "redlatch latch [OPTIONS] <NAME> wait [--for <DUR>] [--outage-limit <DUR>]"
     )]
     Wait {
-        /// Give up after this long [default: wait for ever]
+        /// Give up after this long [default: wait forever]
         #[arg(
             long = "for",
             value_name = "DUR",
@@ -433,13 +436,14 @@ pub(crate) enum LatchCommand {
 
 /// Show the fencing token of the lock NAME, raise it, or delete it.
 ///
-/// The token is the number that `redlatch run --fenced` gives CMD in REDLATCH_FENCING_TOKEN: it grows with
-/// each acquisition. Without a subcommand, prints the token of the latest acquisition; 0 if there was none.
+/// The token is the number that `redlatch run --fenced` gives CMD in REDLATCH_FENCING_TOKEN. It increases
+/// with each acquisition. Without a subcommand, prints the token of the latest acquisition, or 0 if there was
+/// none.
 ///
 /// After the store has lost its data, tokens count from 1 again, and a resource that remembers a greater
-/// token refuses every holder. Advance the token to the greatest one that the resource has seen.
+/// token rejects every holder. Advance the token to the greatest one that the resource has seen.
 ///
-/// Each name keeps its token for ever. Delete it when no resource remembers a token of NAME any more.
+/// Each name keeps its token forever. Delete it when no resource remembers a token of NAME any more.
 #[derive(Debug, clap::Args)]
 #[command(
     override_usage = "redlatch token [OPTIONS] <NAME> [COMMAND]",
@@ -449,7 +453,7 @@ Examples:
   redlatch token orders:42 advance 7000   # the next acquisition gets 7001
   redlatch token orders:42 delete
 
-Exit codes: 0 done; 2 wrong usage; 65 NAME is something of another kind;
+Exit codes: 0 done; 2 wrong usage; 65 NAME is an object of another kind;
 69 the store cannot be reached; 75 delete: the lock is held."
 )]
 pub(crate) struct Token {
@@ -462,7 +466,7 @@ pub(crate) struct Token {
 
 #[derive(Debug, Subcommand)]
 pub(crate) enum TokenCommand {
-    /// Raise the token to at least N, never lower it; prints the token then
+    /// Raise the token to at least N, never lower it, and print the new token
     #[command(override_usage = "redlatch token [OPTIONS] <NAME> advance <N>")]
     Advance {
         /// The greatest token that the resource has seen
@@ -478,7 +482,7 @@ pub(crate) enum TokenCommand {
     Delete,
 }
 
-/// Become CMD, bound to the life of the parent. Not for people: see `child`.
+/// Become CMD, bound to the lifetime of the parent. Internal: see `child`.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Exec {
     /// Go to the foreground of the terminal first

@@ -11,7 +11,7 @@ use crate::{exit, terminal};
 /// Makes the system kill this process when its parent dies, and becomes CMD. Returns if it cannot.
 pub(crate) fn exec(exec: &Exec) -> u8 {
     if let Err(error) = bind_to_parent() {
-        say!("CMD cannot be bound to the life of redlatch: {error}");
+        say!("CMD cannot be bound to the lifetime of redlatch: {error}");
         return exit::SYSTEM;
     }
     // If the parent had died before that, this process would not have been killed.

@@ -82,7 +82,7 @@ impl From<Error> for Failure {
         let message = match error {
             Error::InvalidLease { lease, .. } => {
                 let lease = duration::short(lease);
-                format!("a lease of {lease} cannot be used: take 1ms to ten years")
+                format!("a lease of {lease} cannot be used; use 1ms to ten years")
             }
             error => error.to_string(),
         };

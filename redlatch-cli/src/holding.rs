@@ -244,7 +244,7 @@ pub(crate) async fn other_permits(
         return Ok(Some(total));
     }
     let noun = permits_noun(total);
-    note!("{name}: had {total} {noun}; it has {permits} from now on");
+    note!("{name}: had {total} {noun}; it now has {permits}");
     semaphore.set_permits(permits).await?;
     Ok(None)
 }

@@ -52,7 +52,7 @@ pub(crate) async fn latch(access: &Access, latch: &Latch) -> Result<u8, Failure>
                 1 => "1 is left".to_owned(),
                 count => format!("{count} are left"),
             };
-            note!("{name}: it was set already, and {left}");
+            note!("{name}: it was already set, and {left}");
             Ok(exit::NOT_OBTAINED)
         }
         LatchCommand::CountDown { by } => {

@@ -60,7 +60,7 @@ fn obey(args: Args) -> Result<u8, Failure> {
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
         .build()
-        .map_err(|error| Failure::system("no runtime to work in", &error))?;
+        .map_err(|error| Failure::system("cannot start the tokio runtime", &error))?;
     let code = runtime.block_on(async {
         match args.command {
             Command::Run(run) => run::run(&args.access, run).await,
@@ -69,7 +69,7 @@ fn obey(args: Args) -> Result<u8, Failure> {
             Command::Unlock(unlock) => show::unlock(&args.access, &unlock).await,
             Command::Latch(latch) => latch::latch(&args.access, &latch).await,
             Command::Token(token) => token::token(&args.access, &token).await,
-            Command::Exec(_) => unreachable!("done without a runtime"),
+            Command::Exec(_) => unreachable!("handled without a runtime"),
         }
     });
     // Do not wait for a pending host name lookup.

@@ -185,8 +185,8 @@ async fn obstacle(client: &Client, name: &str) -> Option<String> {
                 format!(" for up to {}", duration::rough(until))
             });
             Some(match acquired.len() {
-                1 => format!("its only permit is taken{until}"),
-                all => format!("all {all} permits are taken{until}"),
+                1 => format!("its only permit is in use{until}"),
+                all => format!("all {all} permits are in use{until}"),
             })
         }
         ObjectState::Lock { queue, .. } => queue
@@ -201,7 +201,7 @@ fn limit(remaining: impl Iterator<Item = Option<Duration>>) -> String {
     let latest: Option<Vec<Duration>> = remaining.collect();
     match latest.and_then(|all| all.into_iter().max()) {
         Some(latest) => format!(" for up to {}", duration::rough(latest)),
-        None => " for ever".into(),
+        None => " forever".into(),
     }
 }
 

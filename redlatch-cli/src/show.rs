@@ -80,9 +80,9 @@ pub(crate) async fn ls(access: &Access, ls: &Ls) -> Result<u8, Failure> {
 pub(crate) async fn unlock(access: &Access, unlock: &Unlock) -> Result<u8, Failure> {
     if !unlock.force {
         return Err(Failure::usage(
-            "unlocking takes the lock from a holder who may be at work and goes on beside the next \
-             one until it notices; if that is what you want, say so with --force (`redlatch show` \
-             tells who it is)",
+            "unlocking takes the lock from a holder that may still be working and continues beside \
+             the next holder until it detects the loss; to confirm, use --force (`redlatch show` \
+             shows the holder)",
         ));
     }
     let name = &unlock.name;
@@ -101,7 +101,7 @@ pub(crate) async fn unlock(access: &Access, unlock: &Unlock) -> Result<u8, Failu
                 1 => "1 waits".to_owned(),
                 n => format!("{n} wait"),
             };
-            return write(&format!("{shown}: nobody holds it; {waiting} for it\n"));
+            return write(&format!("{shown}: not held; {waiting} for it\n"));
         }
         // Its waiters are notified one by one, each on its own channel.
         Some(state) if state.kind() == ObjectKind::FairLock => {
@@ -118,7 +118,7 @@ pub(crate) async fn unlock(access: &Access, unlock: &Unlock) -> Result<u8, Failu
             let kind = store::with_article(&state.kind().to_string());
             let why = match state {
                 ObjectState::ExpirableSemaphore { .. } => {
-                    "; its permits come back when their leases end"
+                    "; its permits become available when their leases end"
                 }
                 _ => "",
             };
@@ -260,7 +260,7 @@ fn millis(remaining: Option<Duration>) -> Option<u64> {
 }
 
 fn lasting(remaining_ms: Option<u64>) -> String {
-    remaining_ms.map_or("for ever".into(), |left| {
+    remaining_ms.map_or("forever".into(), |left| {
         duration::short(Duration::from_millis(left))
     })
 }

@@ -85,7 +85,7 @@ impl Signals {
         let forward = move || {
             for number in caught.forever() {
                 let Some(signal) = Signal::from_named_raw(number) else {
-                    say!("signal {number} was ignored: real-time signals are not passed on to CMD");
+                    say!("signal {number} was ignored: real-time signals are not forwarded to CMD");
                     continue;
                 };
                 let caught = match number {

@@ -32,8 +32,8 @@ pub(crate) async fn connect_within(
     let url = &*access.url;
     if url == "embedded:" {
         return Err(Failure::usage(
-            "an embedded store is one of this process alone, so its locks keep nobody out; \
-             give the --url of a server",
+            "an embedded store is private to this process, so its locks exclude no other process; \
+             use the --url of a server",
         ));
     }
     let settings = access.settings(settings)?;
@@ -145,8 +145,8 @@ pub(crate) async fn rehearse(run: &Run) -> Result<(), Failure> {
     let client = settings(run).connect_embedded(&redlatch::Embedded::new())?;
     if run.names.len() > 1 && (run.kind.fenced || run.kind.permits.is_some()) {
         return Err(Failure::usage(
-            "--fenced and --permits are for one NAME: with several, say which lock goes first by \
-             running redlatch inside of redlatch",
+            "--fenced and --permits work with one NAME; for several names, set the order of the \
+             locks by running redlatch inside redlatch",
         ));
     }
     for name in &run.names {

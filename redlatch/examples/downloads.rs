@@ -58,7 +58,7 @@ async fn run() -> Result<()> {
 /// Returns how many downloads ran at once.
 async fn all_downloads(mirror: &Semaphore) -> Result<usize> {
     if mirror.try_set_permits(AT_ONCE).time_to_live(DAY).await? {
-        println!("set {AT_ONCE} permits for all who download");
+        println!("set {AT_ONCE} permits for all downloaders");
     }
     let running = Arc::new(AtomicUsize::new(0));
     let mut downloads = JoinSet::new();

@@ -69,7 +69,7 @@ async fn run() -> Result<()> {
     let impatient = lock.try_lock().wait(Duration::from_millis(50)).await?;
     assert!(impatient.is_none());
     clients[0].settled().await;
-    println!("somebody gave up; {} wait", lock.queue().await?.len());
+    println!("a waiter gave up; {} wait", lock.queue().await?.len());
 
     busy.unlock().await?;
     let mut printed = Vec::new();

@@ -73,7 +73,7 @@ async fn run() -> Result<()> {
     }
     match kept? {
         [false, true] => Ok(()),
-        _ => Err("that was not to be expected".into()),
+        _ => Err("unexpected outcome".into()),
     }
 }
 

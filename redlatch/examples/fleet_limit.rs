@@ -70,7 +70,7 @@ async fn fleet(clients: Vec<Client>, name: String) -> Result<i64> {
 
     // All three can be acquired only after the crashed worker's permit has expired.
     let all = limit.acquire_many(AT_ONCE).await?;
-    println!("All {AT_ONCE} permits are there again.");
+    println!("All {AT_ONCE} permits are available again.");
     all.release().await?;
     Ok(most)
 }

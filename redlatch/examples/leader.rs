@@ -58,7 +58,7 @@ async fn run() -> Result<()> {
     }
     taken_over.sort();
     let gap = taken_over[0].duration_since(died);
-    println!("3 leaders, one at a time; after a death nobody led for {gap:.1?}");
+    println!("3 leaders, one at a time; no leader for {gap:.1?} after a death");
     Ok(())
 }
 

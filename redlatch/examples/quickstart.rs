@@ -133,7 +133,9 @@ async fn sell_out(url: Option<&str>) -> Result<ExitCode> {
 
     let sold = sell(url, true).await?;
     let oversold = sold.saturating_sub(STOCK);
-    println!("With the lock they sold {sold}: who looks, thinks and writes does so alone.\n");
+    println!(
+        "With the lock they sold {sold}: only one worker at a time reads and writes the stock.\n"
+    );
 
     println!(
         "sold {sold} of {STOCK}, oversold {oversold}, without the lock oversold {oversold_without}"

@@ -155,7 +155,7 @@ async fn business(url: Option<&str>, prefix: &str, bank: &mut Bank) -> Result<()
     let opened = OPENING * i64::try_from(ACCOUNTS)?;
     println!("{} transfers, sum {sum} of {opened}", CLERKS * TRANSFERS);
     if sum != opened {
-        return Err("money was lost or made".into());
+        return Err("money was lost or created".into());
     }
     Ok(())
 }

@@ -215,7 +215,7 @@ pub struct ClientStatus {
 /// # Ok(()) }
 /// ```
 #[derive(Debug, Clone)]
-#[must_use = "settings do nothing until `connect`"]
+#[must_use = "settings have no effect until `connect` is called"]
 pub struct ClientBuilder {
     watchdog: Duration,
     prefix: String,
@@ -459,7 +459,7 @@ impl ClientBuilder {
         if self.watchdog < SHORTEST_WATCHDOG {
             return invalid(
                 "watchdog",
-                format!("{:?} is too short: take at least 100 ms", self.watchdog),
+                format!("{:?} is too short; use at least 100 ms", self.watchdog),
             );
         }
         if let Some(reason) = forbidden(&self.prefix) {
@@ -471,14 +471,11 @@ impl ClientBuilder {
             ("replica_timeout", self.replica_timeout),
         ] {
             if timeout.is_zero() || timeout > crate::MAX_LEASE {
-                return invalid(
-                    setting,
-                    "take more than nothing and less than ten years".into(),
-                );
+                return invalid(setting, "use more than 0 and less than ten years".into());
             }
         }
         if self.linger > crate::MAX_LEASE {
-            return invalid("subscription_linger", "take less than ten years".into());
+            return invalid("subscription_linger", "use less than ten years".into());
         }
         Ok(Checked {
             id: match &self.client_id {

@@ -13,8 +13,8 @@ pub type Result<T, E = Error> = std::result::Result<T, E>;
 pub enum Error {
     /// The name cannot be used for an object in the store.
     #[error(
-        "the name {name:?} cannot be used: {reason}; take 1 to 512 bytes without NUL or line breaks, \
-         and no braces but those of a hash tag, as in \"{{order}}:7\""
+        "the name {name:?} cannot be used: {reason}; use 1 to 512 bytes without NUL or line \
+         breaks, and no braces except those of a hash tag, as in \"{{order}}:7\""
     )]
     #[non_exhaustive]
     InvalidName {
@@ -25,7 +25,7 @@ pub enum Error {
     },
 
     /// A lease is too short or too long.
-    #[error("a lease of {lease:?} cannot be used: take 1 ms to ten years")]
+    #[error("a lease of {lease:?} cannot be used; use 1 ms to ten years")]
     #[non_exhaustive]
     InvalidLease {
         /// The requested lease.
@@ -43,7 +43,7 @@ pub enum Error {
     },
 
     /// A setting of the client builder has an unusable value.
-    #[error("the setting `{setting}` cannot be used as given: {reason}")]
+    #[error("invalid value for the setting `{setting}`: {reason}")]
     #[non_exhaustive]
     InvalidSetting {
         /// Name of the builder method that sets it.
@@ -53,7 +53,7 @@ pub enum Error {
     },
 
     /// A text is not a permit id.
-    #[error("{id:?} is no id of a permit: take the 32 hex digits that it was given out with")]
+    #[error("{id:?} is not a permit id; use the 32 hex digits that the acquisition returned")]
     #[non_exhaustive]
     InvalidPermitId {
         /// The text, truncated if it is very long.
@@ -61,7 +61,7 @@ pub enum Error {
     },
 
     /// The store's URL could not be parsed.
-    #[error("the store's URL was not understood: {reason}")]
+    #[error("the store's URL is invalid: {reason}")]
     #[non_exhaustive]
     InvalidUrl {
         /// Why the URL is refused, without any part that could be secret.
@@ -73,7 +73,10 @@ pub enum Error {
     ///
     /// Any effect of the step is undone in the background. An acquisition that fails with this error leaves
     /// at most one lease behind, which is not renewed.
-    #[error("the store cannot be reached ({reason}); is it running, and is the address right?")]
+    #[error(
+        "the store cannot be reached ({reason}); check that it is running and that the address \
+         is correct"
+    )]
     #[non_exhaustive]
     Unavailable {
         /// Error of the connection.
@@ -86,8 +89,8 @@ pub enum Error {
     /// The outcome of the step is unknown. Any effect is undone in the background, as with
     /// [`Error::Unavailable`].
     #[error(
-        "the store did not answer within {after:?}; it is overloaded, paused or cut off \
-         (builder setting `response_timeout`, or the wait limit if that is shorter)"
+        "the store did not answer within {after:?}; it may be overloaded, paused or disconnected \
+         (limit: builder setting `response_timeout`, or the wait limit if that is shorter)"
     )]
     #[non_exhaustive]
     ResponseTimeout {
@@ -99,8 +102,8 @@ pub enum Error {
     /// could lose it. The client released it again. If that failed too, the release is retried in the
     /// background; permits of a [`Semaphore`](crate::Semaphore) are released only to the same server.
     #[error(
-        "{in_sync} of the {needed} replicas that must have it had the acquisition within {within:?}, \
-         so it was given back; are they connected and keeping up? \
+        "only {in_sync} of {needed} required replicas acknowledged the acquisition within \
+         {within:?}, so it was released; check that the replicas are connected and not lagging \
          (builder settings `replica_sync` and `replica_timeout`)"
     )]
     #[non_exhaustive]
@@ -114,7 +117,7 @@ pub enum Error {
     },
 
     /// The store rejected the user name or the password.
-    #[error("the store refused the credentials ({reason}); check user name and password")]
+    #[error("the store refused the credentials ({reason}); check the user name and password")]
     #[non_exhaustive]
     AuthenticationFailed {
         /// Reply of the store.
@@ -127,8 +130,8 @@ pub enum Error {
     ///
     /// [`docs/security.md`]: https://github.com/redlatch/redlatch/blob/main/docs/security.md
     #[error(
-        "the store does not permit this to its user ({reason}); the rules that are needed are in \
-         docs/security.md"
+        "the store denied permission to the client's user ({reason}); docs/security.md lists the \
+         required ACL rules"
     )]
     #[non_exhaustive]
     NotPermitted {
@@ -140,7 +143,7 @@ pub enum Error {
     /// for this host or has expired; the server rejects or requires a client certificate; or the server
     /// does not speak TLS. If the server gives no reason but disconnects or stays silent, the error is
     /// [`Error::Unavailable`], whose message names TLS as a possible cause.
-    #[error("no secure connection to the store: {reason}")]
+    #[error("the TLS connection to the store failed: {reason}")]
     #[non_exhaustive]
     TlsFailed {
         /// The problem, and how to fix it.
@@ -148,7 +151,9 @@ pub enum Error {
     },
 
     /// The server is too old, or is not Redis or Valkey.
-    #[error("the server cannot be used: {reason}; Redis 6.2 or later, or any Valkey, is needed")]
+    #[error(
+        "the server is not supported: {reason}; Redis 6.2 or later, or any Valkey, is required"
+    )]
     #[non_exhaustive]
     UnsupportedServer {
         /// What the client found.
@@ -157,8 +162,8 @@ pub enum Error {
 
     /// The key holds data of another kind. It was not changed.
     #[error(
-        "the key of {name:?} holds something of another kind ({reason}); \
-         it was left as it is: use another name, or remove the key"
+        "the key of {name:?} holds data of another kind ({reason}) and was not changed; use \
+         another name, or delete the key"
     )]
     #[non_exhaustive]
     WrongKind {
@@ -169,7 +174,7 @@ pub enum Error {
     },
 
     /// The lock or permit is no longer held.
-    #[error("the lock {name:?} was lost: {reason}; do not go on with what it protects")]
+    #[error("the lock {name:?} was lost: {reason}; stop using the resource that it protects")]
     #[non_exhaustive]
     Lost {
         /// Name of the lock.
@@ -180,8 +185,8 @@ pub enum Error {
 
     /// The owner already holds the non-reentrant lock that it requests.
     #[error(
-        "the non-reentrant lock {name:?} is already held by this owner; release it first, \
-         or use the re-entrant lock"
+        "the non-reentrant lock {name:?} is already held by this owner; release it first, or use \
+         the reentrant lock"
     )]
     #[non_exhaustive]
     AlreadyHeld {
@@ -200,8 +205,9 @@ pub enum Error {
     /// An owner that holds the read lock requests the write lock. It would wait for itself: if several
     /// readers did so, each would wait for the others.
     #[error(
-        "{name:?} is read by this owner, which now asks to write and would wait for itself; \
-         release the read side first, or begin with the write side (a writer may also read)"
+        "this owner holds the read lock of {name:?}, so a request for the write lock would wait \
+         for itself; release the read lock first, or start with the write lock (a writer may also \
+         read)"
     )]
     #[non_exhaustive]
     WriteWhileReading {
@@ -211,8 +217,8 @@ pub enum Error {
 
     /// A step that must not be repeated was not answered. It may or may not have taken effect.
     #[error(
-        "there was no answer, and whether {step} took effect is not known ({reason}); \
-         it was not repeated, because done twice it would count twice"
+        "the store did not answer, so it is unknown whether {step} took effect ({reason}); it was \
+         not repeated, because a second execution would count twice"
     )]
     #[non_exhaustive]
     OutcomeUnknown {
@@ -223,7 +229,7 @@ pub enum Error {
     },
 
     /// The store replied with an error that has no variant of its own.
-    #[error("the store refused the step: {reason}")]
+    #[error("the store refused the command: {reason}")]
     #[non_exhaustive]
     Refused {
         /// Reply of the store.
@@ -255,7 +261,7 @@ impl std::fmt::Display for Loss {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.write_str(match self {
             Loss::LeaseEnded => "its lease ended before it was renewed or released",
-            Loss::NotHeld => "the store says that its owner no longer holds it",
+            Loss::NotHeld => "the store reports that its owner no longer holds it",
         })
     }
 }

@@ -319,7 +319,7 @@ fn fault(key: &str, name: &str) -> Option<&'static str> {
 
 /// Reason to refuse a name that [spans slots](spans_slots).
 pub(crate) const SPANS_SLOTS: &str =
-    "its braces enclose no hash tag, so its keys would lie in different slots of a cluster";
+    "its braces do not enclose a hash tag, so its keys would be in different slots of a cluster";
 
 /// Returns whether the keys and channels of an object with this key (prefix included) would lie in
 /// different slots of a cluster.

@@ -105,7 +105,7 @@ impl ClientId {
         if id.is_empty() || id.len() > 64 || !id.chars().all(plain) {
             return Err(Error::InvalidSetting {
                 setting: "client_id",
-                reason: "take 1 to 64 letters, digits, '-', '_' or '.'".into(),
+                reason: "use 1 to 64 letters, digits, '-', '_' or '.'".into(),
             });
         }
         Ok(ClientId(id.into()))

@@ -658,12 +658,12 @@ impl Claim {
                 // After any error, even a refusal: its cause may end before the lease does.
                 Err(error) if Instant::now() < give_up => {
                     tracing::debug!(lock = name, owner = %self.hold.field, %error,
-                        "not given back yet; trying again");
+                        "release failed; retrying");
                     tokio::time::sleep(SETTLING / 20).await;
                 }
                 Err(error) => {
                     tracing::warn!(lock = name, owner = %self.hold.field, %error,
-                        "could not be given back; it is free when its lease ends");
+                        "release failed; the lock is free when its lease ends");
                     return;
                 }
             }
@@ -767,7 +767,7 @@ impl Drop for Unheard {
     fn drop(&mut self) {
         if let Some(claim) = &self.0 {
             tracing::warn!(lock = claim.hold.place.name(), owner = %claim.hold.field,
-                "no runtime to give it back in; it is free when its lease ends");
+                "no runtime to release the lock in; it is free when its lease ends");
             claim.hold.settling_ended();
         }
     }

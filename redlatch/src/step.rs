@@ -247,7 +247,7 @@ pub(crate) fn refused(name: &str, said: String) -> Error {
     };
     if said.starts_with("WRONGKIND") {
         wrong(match said.contains("no number") {
-            true => "no whole number",
+            true => "not an integer",
             false => "a lock of another kind",
         })
     } else if said.contains("WRONGTYPE") {
@@ -267,6 +267,6 @@ pub(crate) fn refused(name: &str, said: String) -> Error {
 /// Returns the error for a reply that no script of ours gives.
 pub(crate) fn unexpected(raw: &Value) -> Error {
     Error::Refused {
-        reason: format!("an answer of an unknown form: {raw:?}"),
+        reason: format!("unexpected reply: {raw:?}"),
     }
 }

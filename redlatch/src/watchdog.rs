@@ -555,7 +555,7 @@ async fn renew_together(store: &Store, batch: &Batch, holds: &[&Arc<Hold>]) {
             if step.holds.iter().all(failing) {
                 tracing::debug!(%error, holds, locks, "renewal failed again");
             } else {
-                tracing::warn!(%error, holds, locks, "renewal failed; trying again until the leases end");
+                tracing::warn!(%error, holds, locks, "renewal failed; retrying until the leases end");
             }
             for hold in &step.holds {
                 core.try_again(hold);

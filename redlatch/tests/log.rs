@@ -69,7 +69,7 @@ async fn possibly_lost_permits_are_logged() {
     assert!(matches!(error, Error::ResponseTimeout { .. }), "{error}");
     cut();
     soon("settled", hasty.settled()).await;
-    assert!(warned("late-and-cut", "may have been taken"));
+    assert!(warned("late-and-cut", "may have acquired"));
 
     // The caller dropped the request.
     let semaphore = set(&client, "dropped-and-cut").await;
@@ -83,7 +83,7 @@ async fn possibly_lost_permits_are_logged() {
     .await;
     cut();
     soon("settled", client.settled()).await;
-    assert!(warned("dropped-and-cut", "may have been taken"));
+    assert!(warned("dropped-and-cut", "may have acquired"));
 
     // The same for a release.
     let semaphore = set(&client, "given-and-cut").await;
@@ -98,7 +98,7 @@ async fn possibly_lost_permits_are_logged() {
     .await;
     cut();
     soon("settled", client.settled()).await;
-    assert!(warned("given-and-cut", "may not have been given back"));
+    assert!(warned("given-and-cut", "may not have been released"));
 
     // A caller that gets the error itself needs no log.
     let semaphore = set(&client, "told").await;
@@ -135,7 +135,7 @@ fn permits_lost_with_a_runtime_are_logged() {
     drop(runtime);
     let said = log.text();
     let warned = said.lines().any(|line| {
-        line.contains("WARN") && line.contains("ended") && line.contains("may have been taken")
+        line.contains("WARN") && line.contains("ended") && line.contains("may have acquired")
     });
     assert!(warned, "{said}");
 }
@@ -195,7 +195,9 @@ fn failed_release_of_dropped_guard_is_logged() {
     });
     let said = log.text();
     let warned = said.lines().any(|line| {
-        line.contains("WARN") && line.contains("could not be given back") && line.contains("left")
+        line.contains("WARN")
+            && line.contains("release failed; the lock is free")
+            && line.contains("left")
     });
     assert!(warned, "{said}");
     let lost = said
@@ -223,7 +225,7 @@ async fn lost_connection_and_its_return_are_logged_once() {
     assert_eq!(lost.len(), 1, "{lost:?}");
     let back = [
         "INFO",
-        "the connection to the store is back",
+        "the connection to the store was restored",
         &address,
         "elapsed_ms=",
     ];
@@ -247,7 +249,7 @@ async fn failed_renewal_names_its_locks() {
     let guard = lock.lock().await.unwrap();
     server.freeze();
     until("the renewal fails", || async {
-        let failed = log.lines(&["WARN", "renewal failed; trying again", "holds=1"]);
+        let failed = log.lines(&["WARN", "renewal failed; retrying", "holds=1"]);
         failed
             .iter()
             .any(|line| line.contains(r#"locks="unrenewed""#))
@@ -271,7 +273,7 @@ async fn long_wait_names_the_holder() {
             .await
             .unwrap()
     };
-    let words = ["WARN", "waiting for a lock for long", "busy-for-long"];
+    let words = ["WARN", "long wait for a lock", "busy-for-long"];
     assert!(waiting(29).await.is_none());
     assert_eq!(log.lines(&words).len(), 0);
     let (one, other) = tokio::join!(waiting(90), waiting(90));

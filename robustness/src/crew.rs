@@ -123,7 +123,7 @@ impl Crew {
             .all(|one| self.look(*one, |of| of.ready))
         {
             if Instant::now() > end {
-                return Err("the workers do not connect".into());
+                return Err("the workers did not connect".into());
             }
             sleep(Duration::from_millis(10));
         }

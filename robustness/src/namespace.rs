@@ -35,7 +35,7 @@ pub(crate) fn enter(outside: Option<&str>) -> Result<()> {
     let here = here()?;
     if let Some(outside) = outside {
         return match here == outside {
-            true => Err("it is still in the network of the machine".into()),
+            true => Err("it is still in the machine's network namespace".into()),
             false => Ok(()),
         };
     }

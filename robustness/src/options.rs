@@ -8,7 +8,7 @@ use crate::clock::now;
 use crate::site::Topology;
 use crate::worker::Worker;
 
-/// Breaks servers, networks and clients under redlatch's locks, and checks what became of them.
+/// Injects faults into servers, networks and clients that use redlatch, and checks its locks.
 #[derive(Debug, Parser)]
 #[command(name = "redlatch-robustness", args_conflicts_with_subcommands = true)]
 pub(crate) struct Options {
@@ -20,43 +20,43 @@ pub(crate) struct Options {
 
 #[derive(Debug, Subcommand)]
 pub(crate) enum Command {
-    /// Many clients, and one thing after the other that breaks, drawn at random
+    /// Runs many clients with one random fault after the other
     Soak(Soak),
-    /// A client process, as the others start them.
+    /// A client process, started by the other commands.
     #[command(hide = true)]
     Worker(Worker),
 }
 
-/// Which faults, and how.
+/// Which faults to run, and how.
 #[derive(Debug, Args)]
 pub(crate) struct Rows {
-    /// Only faults that have this in their name
+    /// Only faults whose name contains this text
     #[arg(long)]
     pub(crate) only: Option<String>,
     /// Only on these topologies
     #[arg(long)]
     pub(crate) topology: Vec<Topology>,
-    /// What there is, and nothing else
+    /// Only lists the faults
     #[arg(long)]
     pub(crate) list: bool,
-    /// A shorter lease, and each fault once: for trying out
+    /// A shorter lease, and each fault once, for a trial run
     #[arg(long)]
     pub(crate) quick: bool,
-    /// How many rows are run at once: they wait more than they work
+    /// Number of rows to run at a time; they mostly wait
     #[arg(long, default_value_t = 2)]
     pub(crate) at_once: usize,
-    /// Keeps what the workers say, line by line, in a folder for each row
+    /// Writes the output of the workers, line by line, to a folder for each row
     #[arg(long, value_name = "FOLDER")]
     pub(crate) keep: Option<PathBuf>,
-    /// Repeats the choices of an earlier run
+    /// Repeats the random choices of an earlier run
     #[arg(long)]
     pub(crate) seed: Option<u64>,
-    /// What the network is called that the program was started in, if it is in one of its own now
+    /// Name of the network namespace that the program was started in, if it now runs in its own
     #[arg(long, hide = true)]
     pub(crate) outside: Option<String>,
 }
 
-/// How long, and with how many.
+/// Duration and size of the run.
 #[derive(Debug, Args)]
 pub(crate) struct Soak {
     #[arg(long, default_value_t = 600)]
@@ -65,18 +65,18 @@ pub(crate) struct Soak {
     pub(crate) topology: Topology,
     #[arg(long, default_value_t = 10)]
     pub(crate) processes: usize,
-    /// Of each process: every one wants locks in the name of nobody else
+    /// Tasks of each process, each with its own owner
     #[arg(long, default_value_t = 50)]
     pub(crate) tasks: usize,
-    /// Of each process, for its tasks to share: every one has connections of its own
+    /// Clients of each process, shared by its tasks; each has its own connections
     #[arg(long, default_value_t = 50)]
     pub(crate) clients: usize,
     #[arg(long, default_value_t = 50)]
     pub(crate) names: usize,
-    /// Keeps what the workers say, line by line
+    /// Writes the output of the workers, line by line, to this folder
     #[arg(long, value_name = "FOLDER")]
     pub(crate) keep: Option<PathBuf>,
-    /// Repeats the choices of an earlier run
+    /// Repeats the random choices of an earlier run
     #[arg(long)]
     pub(crate) seed: Option<u64>,
 }

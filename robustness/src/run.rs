@@ -158,28 +158,37 @@ fn wind_up(scene: &mut Scene, lease: Duration) -> Result<Vec<Violation>> {
             one.answered.is_none() && process.is_some_and(|of| of.killed.is_none())
         });
         for section in open {
-            let text = format!("{}: {} still waits", section.ask.name, section.who());
+            let text = format!("{}: {} is still waiting", section.ask.name, section.who());
             found.push(violation(Rule::Hang, text));
         }
         if found.is_empty() {
-            let text = format!("the workers have not come to an end within {limit:?}");
+            let text = format!("the workers did not finish within {limit:?}");
             found.push(violation(Rule::Hang, text));
         }
     }
     // The clients still run: if a lock cannot be acquired now, one of them renews it without a holder.
     for kept in visit_from_outside(&scene.site.url(), &scene.names(), lease + MARGIN)? {
-        found.push(violation(Rule::LeftOver, format!("cannot be had: {kept}")));
+        found.push(violation(
+            Rule::LeftOver,
+            format!("cannot be acquired: {kept}"),
+        ));
     }
     let site = scene.site.as_ref();
     for key in left_over(keys, site, lease + MARGIN)? {
-        found.push(violation(Rule::LeftOver, format!("the key {key}")));
+        found.push(violation(Rule::LeftOver, format!("remaining key {key}")));
     }
     for channel in left_over(channels, site, MARGIN)? {
-        found.push(violation(Rule::LeftOver, format!("listening to {channel}")));
+        found.push(violation(
+            Rule::LeftOver,
+            format!("remaining subscription to {channel}"),
+        ));
     }
     scene.crew.dismiss();
     for client in left_over(connections, site, MARGIN * 2)? {
-        found.push(violation(Rule::LeftOver, format!("a connection: {client}")));
+        found.push(violation(
+            Rule::LeftOver,
+            format!("remaining connection: {client}"),
+        ));
     }
     Ok(found)
 }

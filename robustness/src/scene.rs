@@ -37,7 +37,10 @@ impl Scene {
     pub(crate) fn master(&mut self) -> Result<usize> {
         let masters = self.site.masters();
         let at = self.random.below(masters.len());
-        masters.get(at).copied().ok_or("nobody takes writes".into())
+        masters
+            .get(at)
+            .copied()
+            .ok_or("no server accepts writes".into())
     }
 
     pub(crate) fn server(&self, place: usize) -> &Server {
@@ -74,7 +77,9 @@ impl Scene {
     }
 
     pub(crate) fn network(&self) -> Result<&Proxy> {
-        self.site.network().ok_or("no network to break".into())
+        self.site
+            .network()
+            .ok_or("there is no proxy to break".into())
     }
 
     pub(crate) fn names(&self) -> Vec<String> {

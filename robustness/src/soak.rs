@@ -113,20 +113,20 @@ fn report(outcome: &Outcome, drawn: &BTreeMap<&str, usize>) {
     for (name, count) in drawn {
         println!("  {count:>5} {name}");
     }
-    println!("{entered} critical sections, {meanwhile} begun while something was broken");
-    println!("{} locks lost and told", outcome.lost);
+    println!("{entered} critical sections, {meanwhile} of them entered during a fault");
+    println!("{} locks lost and reported", outcome.lost);
     for (error, count) in &outcome.errors {
         println!("  {count:>5} {error}");
     }
     if let Some(recovery) = outcome.recovery {
         println!(
-            "{} ms at worst until what was free was had again",
+            "{} ms until a free lock was acquired, at worst",
             millis(recovery)
         );
     }
     for (why, rules) in &outcome.explained {
         let rules = rules.iter().map(excused).collect::<Vec<_>>().join(", ");
-        println!("{rules}: violations that cannot be avoided: {why}");
+        println!("{rules}: unavoidable violations: {why}");
     }
     println!("{} violations", outcome.violations.len());
     tell(outcome);

@@ -31,7 +31,7 @@ pub(crate) fn run_rows(options: &Rows) -> Result<bool> {
         .filter(|(fault, topology)| options.want(fault.name, *topology))
         .collect();
     if wanted.is_empty() {
-        return Err("no such fault; --list says what there is".into());
+        return Err("no such fault; --list prints the available ones".into());
     }
     if options.list {
         for (fault, topology) in wanted {
@@ -64,12 +64,12 @@ pub(crate) fn run_rows(options: &Rows) -> Result<bool> {
                     // The testkit panics when servers do not start or do not form a cluster.
                     let row = || match refused {
                         Some(why) if fault.needs.partitions => {
-                            Err(format!("it needs a network namespace; {why}").into())
+                            Err(format!("a network namespace is required; {why}").into())
                         }
                         _ => row(fault, topology, options, seed),
                     };
                     let outcome = catch_unwind(AssertUnwindSafe(row))
-                        .unwrap_or_else(|_| Err("it panicked, see above".into()));
+                        .unwrap_or_else(|_| Err("the run panicked, see above".into()));
                     if tell_outcome.send((fault, topology, outcome)).is_err() {
                         return;
                     }
@@ -151,7 +151,7 @@ pub(crate) fn few(many: usize) -> Vec<String> {
 }
 
 const HEAD: &str = "\
-| fault | topology | operations | while broken | lost | errors | violations | explained | worst recovery |
+| fault | topology | operations | during fault | lost | errors | violations | explained | worst recovery |
 |---|---|---|---|---|---|---|---|---|";
 
 fn line(
@@ -211,7 +211,7 @@ pub(crate) fn tell(outcome: &Outcome) {
     let violations = &outcome.violations;
     if outcome.stalled > 0 {
         let stalled = millis(outcome.stalled);
-        println!("    the machine let a process stand still for {stalled} ms");
+        println!("    the machine stalled a process for {stalled} ms");
     }
     for violation in violations.iter().take(TOLD) {
         println!("    {violation}");

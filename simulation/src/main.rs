@@ -128,7 +128,7 @@ fn many(options: &Options) -> bool {
     match total.first_failed {
         None => true,
         Some(seed) => {
-            say!("the smallest run found that fails as seed {seed} does:");
+            say!("the smallest run found that fails in the same way as seed {seed}:");
             one(seed)
         }
     }
@@ -165,8 +165,9 @@ impl Total {
         let minutes = took.as_secs_f64() / 60.0;
         let hours = self.simulated.as_secs_f64() / 3600.0;
         say!(
-            "{} seeds, {} with violations, {} violations explained by documented limits; {} critical sections; {hours:.1} simulated hours; {:.0} seeds and \
-             {:.1} simulated hours a minute; hash {:016x}",
+            "{} seeds, {} with violations, {} violations explained by documented limits; {} \
+             critical sections; {hours:.1} simulated hours; {:.0} seeds and {:.1} simulated hours \
+             per minute; hash {:016x}",
             self.runs,
             self.failed,
             self.explained,

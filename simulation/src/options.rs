@@ -11,16 +11,16 @@ use clap::error::ErrorKind;
 #[derive(Debug, Parser)]
 #[command(name = "redlatch-simulation")]
 pub(crate) struct Options {
-    /// Number of seeds to run, from --first on. Default: as many as fit into a minute.
+    /// Number of seeds to run, from --first on. Default: as many as run in a minute.
     #[arg(long, value_parser = clap::value_parser!(u64).range(1..))]
     pub(crate) seeds: Option<u64>,
     /// First seed.
     #[arg(long, default_value_t = 1)]
     pub(crate) first: u64,
-    /// Number of threads, each with seeds of its own. Default: one for each core.
+    /// Number of threads, each with its own seeds. Default: one for each core.
     #[arg(long)]
     threads: Option<NonZeroUsize>,
-    /// Runs this seed alone and prints what happens in it.
+    /// Runs only this seed and prints its trace.
     #[arg(long, conflicts_with_all = ["seeds", "first", "threads"])]
     pub(crate) seed: Option<u64>,
 }

@@ -178,7 +178,7 @@ impl Run<'_> {
             sleep(Duration::from_millis(50)).await;
         }
         if !self.is_done() {
-            let text = format!("the processes have not come to an end within {limit:?}");
+            let text = format!("the processes did not finish within {limit:?}");
             found.push(self.violation(Rule::Hang, text));
         }
         found.extend(self.visit().await);
@@ -189,11 +189,14 @@ impl Run<'_> {
             keys
         };
         for key in self.left_over(keys, lease + checker::MARGIN).await {
-            found.push(self.violation(Rule::LeftOver, format!("the key {key}")));
+            found.push(self.violation(Rule::LeftOver, format!("remaining key {key}")));
         }
         let channels = |site: &Site| site.at_masters(|server, _| server.channels());
         for channel in self.left_over(channels, checker::MARGIN).await {
-            found.push(self.violation(Rule::LeftOver, format!("listening to {channel}")));
+            found.push(self.violation(
+                Rule::LeftOver,
+                format!("remaining subscription to {channel}"),
+            ));
         }
         for process in &self.processes {
             process.kill();
@@ -207,7 +210,7 @@ impl Run<'_> {
                 .collect()
         };
         for text in self.left_over(connections, checker::MARGIN).await {
-            found.push(self.violation(Rule::LeftOver, format!("connections: {text}")));
+            found.push(self.violation(Rule::LeftOver, format!("remaining connections: {text}")));
         }
         found
     }

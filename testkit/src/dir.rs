@@ -31,7 +31,7 @@ impl Dir {
         // A previous process with the same process id may have left it behind when the machine
         // stopped.
         let _ = std::fs::remove_dir_all(&path);
-        std::fs::create_dir_all(&path).expect("a place for temporary files");
+        std::fs::create_dir_all(&path).expect("a directory for temporary files");
         let keeper = Keeper::start(REMOVER, &[path.to_string_lossy().into_owned()]);
         Dir {
             path,

@@ -290,7 +290,7 @@ impl Sentinels {
             .filter(|line| line.contains("state=online"))
             .count();
         if online != replicas {
-            return Err(format!("{online} of {replicas} replicas are in step"));
+            return Err(format!("{online} of {replicas} replicas are in sync"));
         }
         for sentinel in self.sentinels.iter().filter(|s| s.pid().is_some()) {
             let port = sentinel.port();

@@ -115,7 +115,7 @@ impl Server {
         mut lines: impl FnMut(u16) -> String,
         mode: &[&str],
     ) -> Server {
-        std::fs::create_dir_all(home).expect("a place for its files");
+        std::fs::create_dir_all(home).expect("a directory for its files");
         let file = home.join("redis.conf");
         let known = Known::from(&lines(0));
         Server::on_some_port(address, known, |port| {
@@ -148,7 +148,7 @@ impl Server {
                 };
             }
         }
-        panic!("redis-server does not start; on Debian: apt-get install redis-server");
+        panic!("redis-server did not start; on Debian: apt-get install redis-server");
     }
 
     /// Returns the URL for clients.
@@ -186,7 +186,7 @@ impl Server {
         self.kill();
         // A process that searches for a free port may occupy this one for a moment.
         self.running = (0..50).find_map(|_| Running::launch(&self.args));
-        assert!(self.running.is_some(), "redis-server does not start again");
+        assert!(self.running.is_some(), "redis-server did not start again");
     }
 
     /// Stops the server (SIGSTOP): its connections stay open, but it answers nothing.

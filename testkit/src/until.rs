@@ -17,7 +17,7 @@ pub(crate) fn until<T>(what: &str, mut look: impl FnMut() -> Result<T, String>) 
         match look() {
             Ok(found) => return found,
             Err(missing) if Instant::now() > deadline => {
-                panic!("{what}: not within {PATIENCE:?}: {missing}")
+                panic!("{what}: timed out after {PATIENCE:?}: {missing}")
             }
             Err(_) => std::thread::sleep(Duration::from_millis(20)),
         }

@@ -55,12 +55,10 @@ fn bench(options: &Options) -> std::io::Result<()> {
         sides.redisson.ready(),
         sides.redlatch.ready()
     );
-    println!(
-        "\nEach line: Redisson, redlatch, and how much better redlatch is (above 1: better).\n"
-    );
+    println!("\nEach line: Redisson, redlatch, and their ratio (above 1: redlatch is better).\n");
 
     let mut figures: Vec<Figure> = Vec::new();
-    println!("warming both up for {} s", options.warm_up.as_secs());
+    println!("warming up both for {} s", options.warm_up.as_secs());
     pairs::warm_up(&sides, options);
     for threads in [1, 16, 128] {
         figures.push(pairs::uncontended(&sides, threads, options));

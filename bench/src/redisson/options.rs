@@ -6,8 +6,8 @@ use std::time::Duration;
 pub(crate) const USAGE: &str = "\
 Usage: redlatch-bench-redisson [OPTIONS]
 
-  --quick       short rounds, for trying out
-  --json PATH   where the figures are written (target/bench-redisson.json)
+  --quick       short rounds, for a trial run
+  --json PATH   file for the results (target/bench-redisson.json)
 ";
 
 pub(crate) struct Options {

@@ -61,6 +61,6 @@ fn wake(holds: &Peer, waits: &Peer, name: &str) -> f64 {
     assert!(waits.does(&format!("unlock lock {name}")));
     let took = u64::try_from(had.at - released.from);
     micros(Duration::from_nanos(
-        took.expect("it was had while it was held"),
+        took.expect("it was acquired while it was held"),
     ))
 }

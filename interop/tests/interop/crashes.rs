@@ -59,7 +59,7 @@ both_ways! {
         for (next, on) in next {
             assert!(!worker.does(&format!("is-held {on}")));
             worker.fails(&format!("unlock {on}"));
-            assert!(next.does(&format!("is-held {on}")), "it is not taken from who has it now");
+            assert!(next.does(&format!("is-held {on}")), "it is not taken from its current holder");
             assert!(next.does(&format!("unlock {on}")));
         }
     }

@@ -130,14 +130,14 @@ fn a_fair_lock(redisson: Library) {
             ["lpop", key] if key == queue => called = waiting.pop_front(),
             ["lrem", key, _, owner] if key == queue => {
                 let place = waiting.iter().position(|waits| waits == owner);
-                assert_ne!(place, Some(0), "the first of the queue was left out");
+                assert_ne!(place, Some(0), "the first waiter of the queue was skipped");
                 if let Some(place) = place {
                     waiting.remove(place);
                 }
             }
             ["hset" | "hincrby", key, owner, "1"] if key == name => {
                 match called.take() {
-                    Some(next) => assert_eq!(owner, next, "it was not the turn of this one"),
+                    Some(next) => assert_eq!(owner, next, "it was not the turn of this waiter"),
                     None => assert!(waiting.is_empty(), "{owner} overtook {waiting:?}"),
                 }
                 served += 1;
@@ -153,7 +153,7 @@ fn no_subscription_remains(redisson: Library) {
     for kind in ["lock", "fair", "write"] {
         crowd.counted(kind, &unique("crowd"), 2);
     }
-    until("nobody listens to anything", || {
+    until("no client is subscribed", || {
         let channels: Vec<String> = crowd.server.ask(&["PUBSUB", "CHANNELS", "*"]);
         let clients: String = crowd.server.ask(&["CLIENT", "LIST", "TYPE", "pubsub"]);
         channels.is_empty() && clients.lines().all(|client| client.contains(" sub=0 "))

@@ -65,7 +65,7 @@ impl<'a> Line<'a> {
     pub(crate) fn until_waited(&self) {
         match &self.channel {
             Some(channel) => until_subscribed(self.server, channel, 1),
-            None => until("somebody looks again and again", || {
+            None => until("a client polls", || {
                 commands(self.server) > self.commands + 20
             }),
         }

@@ -78,7 +78,7 @@ each_kind! {
         a.fails(&format!("unlock {on}"));
         assert!(next.does(&format!("is-held {on}")), "and keeps it");
         assert!(b.does(&format!("force-unlock {on}")));
-        assert!(!b.does(&format!("force-unlock {on}")), "nobody holds it");
+        assert!(!b.does(&format!("force-unlock {on}")), "it is not held");
     }
 
     fn other_side_acquires_after_the_lease_ends(pair: &Pair, kind: Kind) {

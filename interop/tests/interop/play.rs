@@ -221,7 +221,7 @@ impl Stage {
                         servers()[0].ask::<i64>(&["LLEN", &queue]) == wanted
                     });
                 }
-                _ => panic!("what is {then:?}?"),
+                _ => panic!("unknown step {then:?}"),
             }
         }
         for server in 0..servers().len() {
@@ -233,7 +233,7 @@ impl Stage {
 
     /// Returns a worker's answer; records permits.
     fn answers(&mut self, worker: u64) -> String {
-        let pending = self.waiting.remove(&worker).expect("somebody who waits");
+        let pending = self.waiting.remove(&worker).expect("a waiting request");
         let said = match pending.answer().said {
             Err(error) => {
                 // Shown if the play fails.

@@ -20,7 +20,7 @@ fn cmd_keeps_running_during_failover() {
     let waiter = run("echo mine");
     let channel = format!("redisson_lock__channel:{{{name}}}");
     let master = sentinels.master();
-    until("somebody waits", || {
+    until("a client waits", || {
         let waiting: (String, i64) = sentinels.ask(master, &["PUBSUB", "NUMSUB", &channel]);
         waiting.1 == 1
     });
@@ -75,7 +75,7 @@ fn missing_replicas_are_reported() {
         let args = ["run", "--replicas", "1", option, &name, "--", "true"];
         finish(redlatch(&server, &args))
             .expect(69)
-            .says("0 of the 1 replicas");
+            .says("0 of 1 required replicas");
     }
     assert!(!is_held(&server, &name));
     let args = ["run", "--replicas", "some", &name, "--", "true"];

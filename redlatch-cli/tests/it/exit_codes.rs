@@ -215,7 +215,7 @@ fn wrong_credentials_exit_69_and_print_no_password() {
     }
     finish(bare(&["--url", &format!("redis://{at}"), "ls"]))
         .expect(69)
-        .says("it requires a password, and none was given");
+        .says("a password is required, and none was provided");
     finish(bare(&["--url", &format!("redis://:hunter2@{at}"), "ls"])).expect(0);
 }
 

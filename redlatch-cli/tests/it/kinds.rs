@@ -117,7 +117,7 @@ fn unlock_does_not_apply_to_a_fair_lock_with_only_waiters() {
     let unlocked = finish(redlatch(shared(), &["unlock", "--force", &name])).expect(0);
     assert_eq!(
         unlocked.stdout,
-        format!("{name}: nobody holds it; 2 wait for it\n")
+        format!("{name}: not held; 2 wait for it\n")
     );
     drop((waiting, holder));
 }
@@ -224,7 +224,7 @@ fn different_number_of_permits_is_refused_unless_requested() {
     let args = [&["run", "--set-permits"], &args[1..]].concat();
     finish(redlatch(shared(), &args))
         .expect(0)
-        .says("had 1 permit; it has 2 from now on");
+        .says("had 1 permit; it now has 2");
     assert!(try_run(&["--permits", "2"], &[&name]));
     one.release();
 }
@@ -352,7 +352,7 @@ fn long_wait_reports_the_holder() {
             "waiting for {plain}, held by {} for up to ",
             owner(shared(), &plain)
         ),
-        format!("waiting for {permit}, its only permit is taken for up to "),
+        format!("waiting for {permit}, its only permit is in use for up to "),
     ];
     for (running, said) in waiting.iter().zip(&said) {
         running.until_stderr(said);
@@ -379,7 +379,7 @@ fn other_kind_of_object_is_named_and_not_suggested_for_removal() {
     finish(redlatch(shared(), &["latch", &latch, "set", "3"])).expect(0);
     let refused = |args: &[&str], said: &str| {
         let finished = finish(redlatch(shared(), args)).expect(65).says(said);
-        assert!(!finished.stderr.contains("remove the key"), "{finished:#?}");
+        assert!(!finished.stderr.contains("delete the key"), "{finished:#?}");
     };
     let is = |name: &str, what: &str| format!("{name} is {what}: redlatch show {name}");
     refused(
@@ -398,7 +398,8 @@ fn other_kind_of_object_is_named_and_not_suggested_for_removal() {
     }
     refused(
         &["unlock", "--force", &permits],
-        "an expirable semaphore cannot be unlocked; its permits come back when their leases end",
+        "an expirable semaphore cannot be unlocked; its permits become available when their leases \
+         end",
     );
     refused(
         &["unlock", "--force", &latch],
@@ -425,7 +426,7 @@ fn several_names_are_held_all_or_none() {
     let (a, b) = (unique("several-a"), unique("several-b"));
     let holder = hold(shared(), &[], &b);
     assert!(!try_run(&[], &[&a, &b]));
-    assert!(!is_held(shared(), &a), "given back");
+    assert!(!is_held(shared(), &a), "released");
     let args = [
         "run",
         &b,

@@ -56,7 +56,7 @@ fn show_prints_the_holder() {
         json(&["show", "--json", &name])[0]["remaining_ms"],
         Value::Null
     );
-    assert_eq!(cells(&stdout(&["show", &name]))[1][4], "for ever");
+    assert_eq!(cells(&stdout(&["show", &name]))[1][4], "forever");
     let () = shared().ask(&["PEXPIRE", &name, "30000"]);
     holder.release();
 }

@@ -17,7 +17,7 @@ fn ends_lost(holder: Running, dead: &[u32]) {
     let finished = holder.finish().expect(74);
     assert_eq!(finished.stderr.matches("lost").count(), 1, "{finished:#?}");
     for &pid in dead {
-        assert!(is_dead(pid), "{pid} goes on without the lock");
+        assert!(is_dead(pid), "{pid} continues without the lock");
     }
 }
 

@@ -23,15 +23,15 @@ fn run_waits_through_an_outage_and_reports_it_once() {
         let options = [kind, &["--response-timeout", "200ms"]].concat();
         let waiter = wait_for(&server, &options, &name);
         server.kill();
-        waiter.until_stderr("the store cannot be asked");
+        waiter.until_stderr("the store is unavailable");
         // The data is lost, so the lock is free.
         server.restart();
         let done = waiter.finish().expect(0);
         assert_eq!(done.stdout, "mine\n", "{done:#?}");
         for said in [
             "the connection to the store was lost",
-            "the store cannot be asked",
-            "the connection to the store is back",
+            "the store is unavailable",
+            "the connection to the store was restored",
         ] {
             let times = done.stderr.matches(said).count();
             assert_eq!(times, 1, "{said}: {done:#?}");

@@ -82,7 +82,7 @@ fn signals_end_a_wait_and_leave_nothing_behind() {
         waiting.signal(signal);
         let finished = waiting.finish().expect(code);
         assert_eq!(finished.stdout, "");
-        until("nobody waits", || waiters(shared(), &name) == 0);
+        until("no client waits", || waiters(shared(), &name) == 0);
         assert_eq!(owner(shared(), &name), held_by);
     }
     holder.release();

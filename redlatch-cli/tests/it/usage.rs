@@ -69,7 +69,7 @@ fn wrong_options_of_run_are_rejected() {
 fn invalid_lease_is_reported_in_one_line() {
     for (lease, shown) in [("0s", "0ms"), ("999999h", "999999h00m")] {
         let refused = try_out(&["run", "--lease", lease, "n", "--", "true"]).expect(2);
-        let said = format!("redlatch: a lease of {shown} cannot be used: take 1ms to ten years\n");
+        let said = format!("redlatch: a lease of {shown} cannot be used; use 1ms to ten years\n");
         assert_eq!(refused.stderr, said);
     }
 }

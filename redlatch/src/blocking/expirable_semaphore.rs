@@ -229,7 +229,7 @@ impl ExpirableSemaphore {
 ///
 /// Dropping does not block: it releases the permits in the background. Permits belong to no thread,
 /// so the guard may be moved to another.
-#[must_use = "the permits are given back as soon as the guard is dropped"]
+#[must_use = "the permits are released as soon as the guard is dropped"]
 #[derive(Debug)]
 pub struct PermitGuard {
     /// `None` only inside methods that consume the guard.

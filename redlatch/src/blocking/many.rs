@@ -198,7 +198,7 @@ impl<L: LockOfMany> Many<L> {
 fn first(workers: &[Arc<Worker>]) -> Result<&Worker> {
     let first = workers.first().map(AsRef::as_ref);
     first.ok_or_else(|| Error::InvalidMembers {
-        reason: "there are none; name at least one".into(),
+        reason: "there are none; specify at least one".into(),
     })
 }
 

@@ -157,7 +157,7 @@ impl Semaphore {
 /// thread ends ten seconds after the last of its handles and guards: permits that are not released
 /// by then stay taken, and the log reports it. Where that matters, keep a clone of the
 /// [`Client`](super::Client) and call [`Client::settled`](super::Client::settled).
-#[must_use = "the permits are given back as soon as this is dropped"]
+#[must_use = "the permits are released as soon as this is dropped"]
 #[derive(Debug)]
 pub struct SemaphorePermits {
     inner: crate::SemaphorePermits,

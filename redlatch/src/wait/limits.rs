@@ -179,7 +179,7 @@ impl WaitingRoom {
             latest.replace(now)
         };
         if before.is_none_or(|before| now.duration_since(before) > recent) {
-            tracing::warn!(channel, %error, "the store cannot be asked; waiters wait for it");
+            tracing::warn!(channel, %error, "the store is unavailable; waiters keep waiting");
         }
     }
 }

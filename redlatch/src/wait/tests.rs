@@ -459,7 +459,7 @@ async fn outage_is_logged_once() {
         let failing = [outage(), outage(), Ok(Outcome::Done(1))];
         let (won, _) = within_at(room, Patience::Endless, limit, failing).await;
         assert_eq!(won.unwrap(), Some(1));
-        let told = ["WARN", "the store cannot be asked", "channel=\"channel\""];
+        let told = ["WARN", "the store is unavailable", "channel=\"channel\""];
         log.lines(&told).len()
     };
     let limit = Some(60 * SECOND);

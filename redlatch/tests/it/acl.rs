@@ -22,7 +22,7 @@ async fn everything(client: &Client, other: &Client) {
         let lock = other.lock(plain.name());
         tokio::spawn(async move { lock.lock().await?.unlock().await })
     };
-    until("somebody waits", || async {
+    until("a client waits", || async {
         other.status().subscriptions > 0
     })
     .await;

@@ -130,7 +130,7 @@ fn dropping_everything_at_once_still_releases() {
         {
             let client = Client::connect(&shared().url()).unwrap();
             let lock = client.lock(&name);
-            let _guard = lock.try_lock().unwrap().expect("given back before");
+            let _guard = lock.try_lock().unwrap().expect("released before");
         }
         let begun = Instant::now();
         while observer.is_locked().unwrap() {
@@ -202,7 +202,7 @@ fn guards_dropped_in_a_runtime_release_without_it() {
         assert!(semaphore.try_set_permits(2).unwrap());
         for (n, runtime) in runtimes.iter().enumerate() {
             runtime(&|| {
-                let guard = lock.try_lock().unwrap().expect("given back before");
+                let guard = lock.try_lock().unwrap().expect("released before");
                 assert_eq!(guard.name(), lock.name());
                 drop(guard);
                 drop(semaphore.acquire_many(2).unwrap());

@@ -73,7 +73,7 @@ async fn waiting_in_the_local_queue(stand: Stand) {
                 tokio::select! {
                     biased;
                     gone = &mut gone => gone,
-                    _ = &mut after => unreachable!("held by somebody else"),
+                    _ = &mut after => unreachable!("held by another owner"),
                     () = until("in line", || async { client.status().subscriptions == 1 }) => None,
                 }
             };

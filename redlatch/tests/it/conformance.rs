@@ -257,7 +257,7 @@ async fn fixed_lease_expires(stand: Stand) {
     let next = soon("the lease ends", lock.lock().into_future())
         .await
         .unwrap();
-    soon("the loss is told", guard.lost()).await;
+    soon("the loss is reported", guard.lost()).await;
     assert!(!guard.is_valid());
     assert_eq!(guard.valid_for(), Duration::ZERO);
     let lost = guard.unlock().await.unwrap_err();
@@ -302,7 +302,7 @@ async fn force_unlock_notifies_holder_and_wakes_waiter(stand: Stand) {
     let other = stand.client().await;
     let name = unique("force");
     let lock = other.lock(&name);
-    assert!(!lock.force_unlock().await.unwrap(), "nobody held it");
+    assert!(!lock.force_unlock().await.unwrap(), "it was not held");
 
     let renewed = holder.lock(&name).lock().await.unwrap();
     let waiter = tokio::spawn(lock.lock().into_future());
@@ -359,7 +359,7 @@ async fn released_guard_does_not_report_loss(stand: Stand) {
     })
     .await;
     let told = tokio::time::timeout(Duration::from_millis(300), lost).await;
-    assert!(told.is_err(), "told of a loss after the release");
+    assert!(told.is_err(), "a loss was reported after the release");
 }
 
 async fn run_returns_the_result_and_releases(stand: Stand) {
@@ -490,7 +490,7 @@ async fn waiters_of_one_client_are_served_in_order(stand: Stand) {
             let mut waiting_first = waiting;
             tokio::select! {
                 biased;
-                _ = &mut waiting_first => panic!("nobody released"),
+                _ = &mut waiting_first => panic!("the lock was not released"),
                 () = until("it is in line", || async { client.status().subscriptions == 1 }) => {}
             }
             waiting = waiting_first;

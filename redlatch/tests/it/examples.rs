@@ -78,7 +78,10 @@ fn cache_rebuild() {
     everywhere("cache_rebuild", |out| {
         assert!(last(out).ends_with("read half-built: never"), "{out}");
         assert!(number(out, "rebuilt ") > 0, "{out}");
-        assert!(number(out, "readers, up to ") > 1, "nobody shared: {out}");
+        assert!(
+            number(out, "readers, up to ") > 1,
+            "no readers shared: {out}"
+        );
     });
 }
 
@@ -102,7 +105,7 @@ fn fair_turns() {
             }
         }
         assert_eq!(printed.next(), None, "{out}");
-        assert!(out.contains("somebody gave up; 8 wait\n"), "{out}");
+        assert!(out.contains("a waiter gave up; 8 wait\n"), "{out}");
         assert_eq!(
             last(out),
             "all were printed in the order in which they were sent"
@@ -117,7 +120,10 @@ fn fleet_limit() {
             out.contains("and crashed.\n2 of 3 permits are free.\n"),
             "{out}"
         );
-        assert!(out.contains("All 3 permits are there again.\n"), "{out}");
+        assert!(
+            out.contains("All 3 permits are available again.\n"),
+            "{out}"
+        );
         let most = number(last(out), "jobs done, at most ");
         assert!((1..=3).contains(&most), "{out}");
     });

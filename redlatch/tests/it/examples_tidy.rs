@@ -76,7 +76,7 @@ fn missing_server_is_reported() {
     for name in ON_ONE_SERVER {
         for (args, url) in [(&[&*server.url()][..], None), (&[], Some(&*server.url()))] {
             let output = run(name, args, url);
-            assert_refused(name, &output, "is it running, and is the address right?");
+            assert_refused(name, &output, "check that it is running");
         }
     }
 }

@@ -330,7 +330,7 @@ async fn paused_holder_knows_of_loss_on_waking() {
     );
     assert!(
         !resource.write(paused.token()),
-        "who does not ask is refused"
+        "a client that does not request it is refused"
     );
     next.unlock().await.unwrap();
 }

@@ -116,7 +116,7 @@ where
     };
     tokio::select! {
         biased;
-        _ = &mut waiting => panic!("it was not given back yet"),
+        _ = &mut waiting => panic!("it was not released yet"),
         () = held => {}
     }
     tokio::spawn(waiting)
@@ -240,7 +240,7 @@ async fn force_unlock_wakes_a_waiter<K: LockKind + OwnedKind>(stand: Stand, make
     let client = stand.client().await;
     let name = unique("force");
     let lock = make(&client, &name);
-    assert!(!lock.force_unlock().await.unwrap(), "nobody held it");
+    assert!(!lock.force_unlock().await.unwrap(), "it was not held");
     let guard = lock.lock().await.unwrap();
     assert!(lock.force_unlock().await.unwrap());
     assert!(!lock.is_locked().await.unwrap());
@@ -310,7 +310,10 @@ async fn attempts_of_many_tasks_leave_nothing_behind<K: LockKind + OwnedKind>(
     for task in tasks {
         soon("tried", task).await.unwrap();
     }
-    assert!(won.load(Ordering::SeqCst) >= 16, "hardly anybody got it");
+    assert!(
+        won.load(Ordering::SeqCst) >= 16,
+        "hardly any task acquired it"
+    );
     nothing_left(&client, &lock).await;
 }
 

@@ -242,7 +242,7 @@ async fn members_can_have_different_kinds(stand: Stand) {
     };
     tokio::select! {
         biased;
-        _ = &mut waiting => panic!("it was not given back yet"),
+        _ = &mut waiting => panic!("it was not released yet"),
         () = refused => {}
     }
     let waiting = tokio::spawn(waiting);

@@ -103,7 +103,10 @@ async fn lease_of_dropped_guard_does_not_outlive_the_next(stand: Stand) {
     let guard = lock.lock().owner(me).lease(LONG).await.unwrap();
     client.settled().await;
     let left = lock.remaining_lease().await.unwrap().unwrap();
-    assert!(left <= LONG, "whoever dies now blocks others for {left:?}");
+    assert!(
+        left <= LONG,
+        "a client that dies now blocks others for {left:?}"
+    );
     guard.unlock().await.unwrap();
 }
 

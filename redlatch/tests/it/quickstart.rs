@@ -72,7 +72,7 @@ fn reports_missing_server() {
     let mut server = Server::start();
     server.kill();
     let output = quickstart(&["--url", &server.url()]);
-    assert_failed(&output, 1, "is it running, and is the address right?");
+    assert_failed(&output, 1, "check that it is running");
     assert_failed(&quickstart(&["--url", "nonsense"]), 1, "URL");
 }
 

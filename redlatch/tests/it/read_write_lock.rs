@@ -515,7 +515,7 @@ async fn dead_reader_expires_despite_live_readers(stand: Stand) {
     assert!(alive.is_valid());
     assert!(!writer.is_finished());
     alive.unlock().await.unwrap();
-    let writer = soon("nobody is left", writer).await.unwrap().unwrap();
+    let writer = soon("no holder is left", writer).await.unwrap().unwrap();
     writer.unlock().await.unwrap();
     assert!(free(&lock).await);
 }
@@ -893,7 +893,7 @@ async fn readers_and_writers_exclude_each_other(stand: Stand) {
                     } else {
                         let guard = lock.read().lock().await.unwrap();
                         let readers = inside.fetch_add(1, Ordering::SeqCst) + 1;
-                        assert!(readers > 0, "somebody writes");
+                        assert!(readers > 0, "a writer is inside");
                         together.fetch_max(readers, Ordering::SeqCst);
                         tokio::task::yield_now().await;
                         inside.fetch_sub(1, Ordering::SeqCst);

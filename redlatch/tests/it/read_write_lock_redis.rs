@@ -210,7 +210,7 @@ async fn killed_reader_expires_with_its_own_lease() {
     assert!(hash(&server, "a").contains_key("killed:1"));
     assert!(!writer.is_finished());
     alive.unlock().await.unwrap();
-    let writer = soon("nobody is left", writer).await.unwrap().unwrap();
+    let writer = soon("no holder is left", writer).await.unwrap().unwrap();
     writer.unlock().await.unwrap();
     assert_eq!(keys(&server), [""; 0]);
 }

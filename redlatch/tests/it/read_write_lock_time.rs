@@ -295,7 +295,7 @@ async fn mark_of_dead_waiting_writer_expires() {
     let mut dead = theirs.write().lock().into_future();
     tokio::select! {
         biased;
-        _ = &mut dead => unreachable!("somebody reads"),
+        _ = &mut dead => unreachable!("a reader holds it"),
         () = sleep(40 * SECOND) => {}
     }
     // While it was alive, its mark did not expire.

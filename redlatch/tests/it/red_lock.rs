@@ -444,7 +444,7 @@ async fn contend(stands: Stands, frozen: Option<Arc<AtomicUsize>>) {
         for (n, server) in servers.iter().enumerate() {
             let so_far = had.load(Ordering::SeqCst);
             server.freeze();
-            until("it goes on without that one", || async {
+            until("it continues without that one", || async {
                 had.load(Ordering::SeqCst) > so_far + 3
                     || had.load(Ordering::SeqCst) == PROCESSES * TASKS * ROUNDS
             })

@@ -203,13 +203,13 @@ async fn subscription_is_sent_first_for_any_task_budget() {
             let ours = |line: &str| line.contains(verb) && line.contains(lock.name());
             (0..seen.len()).filter(|&at| ours(&seen[at])).collect()
         };
-        until("subscribed and asked again", || async {
+        until("subscribed and retried", || async {
             sent("SUBSCRIBE").len() == 1 && sent("EVALSHA").len() == 2
         })
         .await;
         assert!(
             sent("SUBSCRIBE")[0] < sent("EVALSHA")[1],
-            "asked before the subscription"
+            "sent before the subscription"
         );
         held.unlock().await.unwrap();
         let guard = soon("heard", waiting).await.unwrap().unwrap();
@@ -648,7 +648,7 @@ async fn inner_guard_can_be_released_on_a_full_server() {
     let inner = outer.reenter().await.unwrap();
     let () = server.ask(&["CONFIG", "SET", "maxmemory", "1"]);
     assert!(client.lock("b").try_lock().await.is_err(), "it is not full");
-    soon("given back", inner.unlock()).await.unwrap();
+    soon("released", inner.unlock()).await.unwrap();
     assert_eq!(lock.hold_count(outer.owner()).await.unwrap(), 1);
     outer.unlock().await.unwrap();
     assert!(!lock.is_locked().await.unwrap());

@@ -210,7 +210,7 @@ async fn replica_sync_determines_required_replicas() {
     }
     let waits = all.waits();
     take(&every).await.unwrap();
-    assert_eq!(all.waits(), waits, "nobody was to be waited for");
+    assert_eq!(all.waits(), waits, "no replica was to be waited for");
     assert_not_replicated(take(&one).await, 1, 0);
 
     // A replica that comes back counts again.

@@ -103,7 +103,7 @@ async fn one_waiter_per_client_asks_the_server() {
         .collect();
     // Each waiter that starts before the local queue exists asks once.
     let before = asked(&server);
-    until("all have come and one goes on asking", || async {
+    until("all have arrived and one keeps polling", || async {
         asked(&server) > before + WAITERS
     })
     .await;

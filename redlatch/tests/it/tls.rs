@@ -33,7 +33,7 @@ async fn works(settings: ClientBuilder, server: &TlsServer) {
         let guard = one.lock(&name).lock().await.unwrap();
         let lock = other.lock(&name);
         let waiting = tokio::spawn(async move { lock.lock().await?.unlock().await });
-        until("somebody waits", || async {
+        until("a client waits", || async {
             other.status().subscriptions == 1
         })
         .await;
@@ -73,7 +73,7 @@ async fn missing_or_foreign_client_certificate_is_reported() {
     let foreign = Ca::new().client();
     let settings = trusting(&server).tls_client_cert(foreign.cert, foreign.key);
     let said = refused(settings, &server.url()).await.to_string();
-    assert!(said.contains("accept the client certificate"), "{said}");
+    assert!(said.contains("rejected the client certificate"), "{said}");
 }
 
 #[tokio::test]
@@ -81,7 +81,7 @@ async fn server_with_unknown_ca_is_rejected() {
     let server = TlsServer::start("no", &[]);
     let settings = Client::builder().tls_ca(Ca::new().pem());
     let error = refused(settings, &server.url()).await;
-    assert_tls(&error, "not issued by a CA that is trusted");
+    assert_tls(&error, "not issued by a trusted CA");
     assert!(error.to_string().contains("tls_ca"));
     // The system does not trust the test's CA either.
     let error = refused(Client::builder(), &server.url()).await;
@@ -232,7 +232,7 @@ fn system_certificates_are_read_again() {
         // Not yet: the old CA is still trusted.
         assert_tls(
             &soon("refused", lock.is_locked()).await.unwrap_err(),
-            "not issued by a CA",
+            "not issued by a trusted CA",
         );
         std::fs::write(&roots, other.pem()).unwrap();
         until("trusted", || async {

@@ -58,7 +58,7 @@ async fn not_secure(settings: ClientBuilder, url: &str, says: &[&str]) {
 /// or waits for more data.
 async fn the_wrong_kind_of_port(secure: &str, port: u16) {
     let in_the_open = secure.replacen("rediss+", "redis+", 1);
-    refused(Client::builder(), &in_the_open, &["write rediss://"]).await;
+    refused(Client::builder(), &in_the_open, &["use rediss://"]).await;
     let plain = format!("127.0.0.1:{}", shared().port());
     let secure = secure.replace(&format!("127.0.0.1:{port}"), &plain);
     for _ in 0..3 {

@@ -62,7 +62,7 @@ fn of_name(history: &History, name: &str, sections: &[&Section]) -> Vec<Violatio
                 from: span.from,
                 until: until.min(other.until),
                 text: format!(
-                    "{name}: {who} came {after} ms after {}, {state}",
+                    "{name}: {who} acquired it {after} ms after {}, {state}",
                     other.section.who()
                 ),
             });

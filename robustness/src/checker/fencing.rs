@@ -19,7 +19,7 @@ pub(super) fn check(history: &History, tallies: &[Tally]) -> Vec<Violation> {
     for tally in tallies {
         if tally.value != tally.accepted {
             let text = format!(
-                "{}: {} writes taken, but they count up to {}",
+                "{}: {} writes accepted, but the value is {}",
                 tally.name, tally.accepted, tally.value
             );
             found.push(Violation::at(history.end, Rule::LostWrite, text));
@@ -76,7 +76,7 @@ fn bad(name: &str, sections: &[&Section], one: &Section, other: &Section) -> Vio
     };
     let token = |section: &Section| section.token.unwrap_or_default();
     let text = format!(
-        "{name}: {} has token {}, after {} had {}",
+        "{name}: {} has token {}, but before it {} had {}",
         one.who(),
         token(one),
         other.who(),

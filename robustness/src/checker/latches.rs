@@ -21,8 +21,8 @@ pub(super) fn check(history: &History) -> Vec<Violation> {
             if let Some((set, count, counted)) = closed(history, &sections, waiter.asked, until) {
                 let (who, after) = (waiter.who(), millis(until - set));
                 let text = format!(
-                    "{name}: {who} passed {after} ms after the count was set to {count}, and it was counted down \
-                     {counted} times at most"
+                    "{name}: {who} passed {after} ms after the count was set to {count}, and it \
+                     was counted down at most {counted} times"
                 );
                 found.push(Violation {
                     rule: Rule::Latch,

@@ -42,7 +42,7 @@ pub(super) fn check(history: &History, losses: Losses) -> Vec<Violation> {
 fn valid_too_long(history: &History, section: &Section) -> Option<Violation> {
     let (got, until) = section.valid()?;
     let said = if section.valid_after_told {
-        Some((section.told?, "was valid after it was told the loss"))
+        Some((section.told?, "was valid after its loss was reported"))
     } else {
         let cut = history.windows.iter().filter(|window| window.cut);
         let ends = cut.map(|window| (window.from + history.lease, window.until));
@@ -62,7 +62,7 @@ fn taken_from_holder(section: &Section) -> Option<Violation> {
         Some(told) => told,
         None => section.freed.filter(|_| not_held)?,
     };
-    let text = "lost it while its lease ran";
+    let text = "lost the lock before its lease ended";
     (at < kept_until).then(|| violation(Rule::TakenFromHolder, section, at, at, text))
 }
 
@@ -84,8 +84,8 @@ fn told_too_late(history: &History, section: &Section) -> Option<Violation> {
     }
     let told = section.told.unwrap_or(end);
     let text = match section.told {
-        Some(_) => "was told late that its lease had ended",
-        None => "was not told that its lease had ended",
+        Some(_) => "detected the end of its lease late",
+        None => "did not detect the end of its lease",
     };
     Some(violation(Rule::ToldTooLate, section, deadline, told, text))
 }
@@ -117,7 +117,7 @@ fn violation(rule: Rule, section: &Section, from: Time, until: Time, text: &str)
         rule,
         from,
         until,
-        text: format!("{name}: {who} {text}, {held} ms after it had it {how}"),
+        text: format!("{name}: {who} {text}, {held} ms after the acquisition {how}"),
     }
 }
 

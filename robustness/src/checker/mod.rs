@@ -147,9 +147,10 @@ pub fn explain(violation: &Violation, history: &History) -> Option<&'static str>
         Rule::Tokens | Rule::SameToken | Rule::LostWrite | Rule::Permits => Time::MAX / 4,
         Rule::Queue => {
             return Some(
-                "a fair lock is kept for whoever stands in its queue, one wait time (here: a lease) \
-                 each, also for those who have died, stand still, or could not leave it while the \
-                 store was away; and 5 s for those who are remembered by a replica that was behind",
+                "a fair lock is reserved for each waiter in its queue for one wait time (here: a \
+                 lease), even if the waiter died, is stopped, or could not leave the queue while \
+                 the store was unreachable; and for 5 s for waiters that only a lagging replica \
+                 still has in the queue",
             );
         }
         _ => return None,

@@ -40,7 +40,8 @@ pub fn overtaken(history: &History, joins: Duration) -> Vec<Violation> {
                 let (first_who, later_who) = (first.who(), later.who());
                 let before = millis(later.asked - first.asked);
                 let text = format!(
-                    "{name}: {later_who} came before {first_who}, who asked {before} ms earlier"
+                    "{name}: {later_who} acquired it before {first_who}, which requested it \
+                     {before} ms earlier"
                 );
                 let at = later.got.unwrap_or(later.asked);
                 found.push(Violation::at(at, Rule::Order, text));

@@ -37,7 +37,7 @@ fn of_name(sections: &[&Section]) -> Option<Violation> {
         taken += 1;
         if taken > PERMITS {
             let (name, who) = (&section.ask.name, section.who());
-            let text = format!("{name}: {who} has permit {taken} of {PERMITS}");
+            let text = format!("{name}: {who} acquired permit {taken} of {PERMITS}");
             return Some(Violation::at(at, Rule::Permits, text));
         }
     }

@@ -173,7 +173,7 @@ impl Idle<'_> {
             rule,
             from: self.from,
             until: self.until,
-            text: format!("{name}: {who} waited {waited} ms while nobody had it"),
+            text: format!("{name}: {who} waited {waited} ms while it was free"),
         }
     }
 

@@ -8,7 +8,7 @@ use crate::scene::Scene;
 pub(super) const FAULTS: [Fault; 3] = [
     Fault {
         name: "client stopped",
-        what: "SIGSTOP of a client process for longer than a lease, while it holds and waits",
+        what: "SIGSTOP of a client process for longer than a lease while it holds and waits",
         losses: Losses::None,
         lasts: Lasts::PastLease,
         times: 2,
@@ -23,7 +23,7 @@ pub(super) const FAULTS: [Fault; 3] = [
     },
     Fault {
         name: "client killed",
-        what: "kill -9 of a client process, while it holds and waits; another one takes its place",
+        what: "kill -9 of a client process while it holds and waits; another one replaces it",
         beside: true,
         act: |scene, lasts| {
             let number = somebody(scene)?;
@@ -36,8 +36,8 @@ pub(super) const FAULTS: [Fault; 3] = [
     },
     Fault {
         name: "client restarted",
-        what: "kill -9 of a client process, while it holds and waits; within the lease it is started \
-               again with the same client ids",
+        what: "kill -9 of a client process while it holds and waits; it is restarted within the \
+               lease with the same client ids",
         chosen_ids: true,
         soaks: false,
         act: |scene, lasts| {
@@ -55,5 +55,5 @@ pub(super) const FAULTS: [Fault; 3] = [
 fn somebody(scene: &mut Scene) -> Result<usize> {
     let all = scene.crew.running();
     let at = scene.random.below(all.len());
-    all.get(at).copied().ok_or("no client runs".into())
+    all.get(at).copied().ok_or("no client is running".into())
 }

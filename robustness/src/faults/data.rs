@@ -29,8 +29,8 @@ pub(super) const FAULTS: [Fault; 2] = [
     },
     Fault {
         name: "overwritten",
-        what: "every other lock's key is overwritten with something else, and deleted half a lease \
-               later",
+        what: "the key of every other lock is overwritten with other data, and deleted half a \
+               lease later",
         losses: Losses::Some,
         lasts: Lasts::PastLease,
         times: 1,

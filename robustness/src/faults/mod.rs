@@ -74,7 +74,7 @@ impl Lasts {
 pub(crate) fn all() -> Vec<Fault> {
     let mut all = vec![Fault {
         name: "nothing",
-        what: "nothing is broken",
+        what: "no fault",
         soaks: false,
         ..BASE
     }];

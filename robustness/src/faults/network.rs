@@ -23,7 +23,7 @@ const NETWORK: Fault = Fault {
 pub(super) const FAULTS: [Fault; 13] = [
     Fault {
         name: "connections reset",
-        what: "all connections cut, twenty times a second",
+        what: "all connections are closed, twenty times a second",
         beside: true,
         act: |scene, lasts| {
             scene.broken(|scene| {
@@ -39,14 +39,14 @@ pub(super) const FAULTS: [Fault; 13] = [
     },
     Fault {
         name: "connections refused",
-        what: "all connections cut, and new ones closed at once",
+        what: "all connections are closed, and new ones immediately",
         act: |scene, lasts| changed(scene, lasts, refuse),
         ..NETWORK
     },
     Fault {
         name: "refused past the lease",
-        what: "connections cut and refused for a little longer than a lease: they come back while lost \
-               locks are being released",
+        what: "connections are closed and refused for slightly longer than a lease: they are \
+               restored while lost locks are being released",
         losses: Losses::Some,
         lasts: Lasts::JustPastLease,
         times: 5,
@@ -56,13 +56,14 @@ pub(super) const FAULTS: [Fault; 13] = [
     },
     Fault {
         name: "answers lost",
-        what: "commands arrive, answers do not; then all connections are cut",
+        what: "commands arrive, replies do not; then all connections are closed",
         act: |scene, lasts| changed(scene, lasts, swallow),
         ..NETWORK
     },
     Fault {
         name: "answers lost past the lease",
-        what: "the same for a little longer than a lease: the store renews locks that are lost",
+        what: "the same for slightly longer than a lease: the store renews locks that the clients \
+               lost",
         losses: Losses::Some,
         lasts: Lasts::JustPastLease,
         soaks: false,
@@ -71,7 +72,7 @@ pub(super) const FAULTS: [Fault; 13] = [
     },
     Fault {
         name: "answers cut short",
-        what: "connections reset (RST) within an answer, after some bytes of it",
+        what: "connections are reset (RST) within a reply, after some of its bytes",
         act: |scene, lasts| {
             let longest = 64;
             again(scene, lasts, |network, bytes| {
@@ -82,7 +83,7 @@ pub(super) const FAULTS: [Fault; 13] = [
     },
     Fault {
         name: "commands cut short",
-        what: "connections reset (RST) within a command, after some bytes of it",
+        what: "connections are reset (RST) within a command, after some of its bytes",
         act: |scene, lasts| {
             // A step with its keys and arguments has some hundred bytes.
             let longest = 400;
@@ -106,7 +107,7 @@ pub(super) const FAULTS: [Fault; 13] = [
     },
     Fault {
         name: "commands lost",
-        what: "commands do not arrive; then all connections are cut",
+        what: "commands do not arrive; then all connections are closed",
         act: |scene, lasts| {
             changed(scene, lasts, |network, losing| {
                 network.swallow_requests(losing);
@@ -119,7 +120,7 @@ pub(super) const FAULTS: [Fault; 13] = [
     },
     Fault {
         name: "delayed",
-        what: "everything takes 200, 300 and 400 ms longer either way, each for half a lease",
+        what: "200, 300 and 400 ms more latency in each direction, each for half a lease",
         lasts: Lasts::PastLease,
         times: 1,
         act: |scene, lasts| delay(scene, lasts, &[200, 300, 400]),
@@ -127,7 +128,7 @@ pub(super) const FAULTS: [Fault; 13] = [
     },
     Fault {
         name: "delayed past the timeout",
-        what: "everything takes 600 ms longer either way, and clients wait for 1 s",
+        what: "600 ms more latency in each direction; clients time out after 1 s",
         losses: Losses::Some,
         lasts: Lasts::PastLease,
         times: 1,
@@ -136,7 +137,7 @@ pub(super) const FAULTS: [Fault; 13] = [
     },
     Fault {
         name: "stalled past the lease",
-        what: "nothing is passed on for longer than a lease, and nothing closed",
+        what: "nothing is forwarded for longer than a lease, and no connection is closed",
         losses: Losses::Some,
         lasts: Lasts::PastLease,
         times: 1,

@@ -16,8 +16,8 @@ use crate::site::{Needs, Topology};
 use crate::worker::Sync;
 
 const PARTITION: Fault = Fault {
-    what: "what a master and its replicas, sentinels or other nodes send each other is lost, clients \
-           reach them all; another one is chosen, and only later the first one learns of it",
+    what: "a master is cut off from its replicas, sentinels and other nodes, but not from clients; \
+           another master is elected, and the first one detects it later",
     on: &[Topology::Sentinel, Topology::Cluster],
     needs: Needs {
         partitions: true,
@@ -49,7 +49,7 @@ pub(super) const FAULTS: [Fault; 3] = [
     // new master while the old one still renewed them.
     Fault {
         name: "master partitioned, replica asked",
-        what: "the same with ReplicaSync::AtLeast(1), which gives out nothing that is lost",
+        what: "the same with ReplicaSync::AtLeast(1), which grants nothing that is lost",
         sync: Sync::One,
         lease: 4,
         act: |scene, lasts| cut_off(scene, lasts).map(drop),

@@ -23,13 +23,13 @@ const REPLICATED: Fault = Fault {
 pub(super) const FAULTS: [Fault; 13] = [
     Fault {
         name: "master killed",
-        what: "kill -9 of a master; a replica takes its place, and it comes back as a replica",
+        what: "kill -9 of a master; a replica is promoted, and the master returns as a replica",
         act: |scene, _| kill(scene, |_, _| Ok(())),
         ..REPLICATED
     },
     Fault {
         name: "master killed, replicas behind",
-        what: "the same after the replicas have not been able to follow for a while",
+        what: "the same after the replicas could not replicate for some time",
         soaks: false,
         act: |scene, lasts| {
             kill(scene, |scene, master| {
@@ -44,7 +44,7 @@ pub(super) const FAULTS: [Fault; 13] = [
     },
     Fault {
         name: "master killed, none asked",
-        what: "the same as the first, with ReplicaSync::Off",
+        what: "the same as `master killed`, with ReplicaSync::Off",
         sync: Sync::Off,
         soaks: false,
         act: |scene, _| kill(scene, |_, _| Ok(())),
@@ -53,8 +53,8 @@ pub(super) const FAULTS: [Fault; 13] = [
     // The next two differ only in the number of replicas that clients wait for.
     Fault {
         name: "replicas syncing, none asked",
-        what: "a master is killed whose replicas are connected, but wait for all of its data anew, with \
-               ReplicaSync::Off",
+        what: "a master is killed while its replicas are connected but wait for a full \
+               resynchronization, with ReplicaSync::Off",
         sync: Sync::Off,
         lease: 4,
         soaks: false,
@@ -89,7 +89,7 @@ pub(super) const FAULTS: [Fault; 13] = [
     },
     Fault {
         name: "master frozen and replaced",
-        what: "SIGSTOP of a master until a replica has taken its place, and then SIGCONT",
+        what: "SIGSTOP of a master until a replica is promoted, then SIGCONT",
         act: |scene, lasts| {
             let master = scene.master()?;
             scene.broken(|scene| {
@@ -106,7 +106,7 @@ pub(super) const FAULTS: [Fault; 13] = [
     },
     Fault {
         name: "master and sentinel killed",
-        what: "kill -9 of a sentinel, the first that clients know of, and of the master",
+        what: "kill -9 of the master and of the first sentinel in the clients' list",
         on: &[Topology::Sentinel],
         act: |scene, _| {
             sentinels(scene)?.kill_sentinel(0);
@@ -119,8 +119,8 @@ pub(super) const FAULTS: [Fault; 13] = [
     },
     Fault {
         name: "master killed, a sentinel lies",
-        what: "one of the three sentinels that clients know of names another server, with the highest \
-               epoch, all the time",
+        what: "one of the clients' three sentinels always reports another server, with the highest \
+               epoch",
         on: &[Topology::Sentinel],
         needs: Needs {
             liar: true,
@@ -129,10 +129,12 @@ pub(super) const FAULTS: [Fault; 13] = [
         soaks: false,
         act: |scene, _| {
             kill(scene, |_, _| Ok(()))?;
-            let decoy = scene.site.decoy().ok_or("no wrong master")?;
+            let decoy = scene.site.decoy().ok_or("no fake master")?;
             let asked: String = decoy.ask(&["INFO", "commandstats"]);
             match asked.contains("cmdstat_eval") {
-                true => Err("clients took locks where the wrong sentinel sent them".into()),
+                true => Err(
+                    "clients acquired locks on the server that the wrong sentinel reported".into(),
+                ),
                 false => Ok(()),
             }
         },
@@ -140,7 +142,7 @@ pub(super) const FAULTS: [Fault; 13] = [
     },
     Fault {
         name: "sentinels frozen",
-        what: "SIGSTOP of all sentinels, and the clients have to connect anew meanwhile",
+        what: "SIGSTOP of all sentinels, while the clients must reconnect",
         on: &[Topology::Sentinel],
         losses: Losses::None,
         times: 2,
@@ -169,7 +171,7 @@ pub(super) const FAULTS: [Fault; 13] = [
     },
     Fault {
         name: "node added and removed",
-        what: "a new master joins, takes the slots of half of the names, gives them back and leaves",
+        what: "a new master joins, imports the slots of half of the names, returns them and leaves",
         on: &[Topology::Cluster],
         losses: Losses::None,
         orderly: true,

@@ -15,7 +15,7 @@ use crate::site::{Needs, Topology};
 pub(super) const FAULTS: [Fault; 14] = [
     Fault {
         name: "killed, durable",
-        what: "kill -9 of the server, which comes back with all that it had (AOF, fsync always)",
+        what: "kill -9 of the server, which restarts with all its data (AOF, fsync always)",
         needs: Needs {
             durable: true,
             ..Needs::NOTHING
@@ -26,7 +26,7 @@ pub(super) const FAULTS: [Fault; 14] = [
     },
     Fault {
         name: "killed, empty",
-        what: "kill -9 of the server, which comes back without its data",
+        what: "kill -9 of the server, which restarts without its data",
         losses: Losses::Some,
         soaks: false,
         times: 2,
@@ -83,8 +83,8 @@ pub(super) const FAULTS: [Fault; 14] = [
     },
     Fault {
         name: "node frozen, many held",
-        what: "SIGSTOP of one of three masters for longer than a lease, while a client holds 3,000 locks; \
-               nothing is lost on the others",
+        what: "SIGSTOP of one of three masters for longer than a lease, while a client holds 3,000 \
+               locks; no lock on the other masters is lost",
         on: &[Topology::Cluster],
         needs: Needs {
             unreplaced: true,
@@ -117,26 +117,27 @@ pub(super) const FAULTS: [Fault; 14] = [
     },
     Fault {
         name: "output limits",
-        what: "messages of a megabyte on the channels listened to, with a buffer of 64 kB for them",
+        what: "messages of 1 MB on the subscribed channels, with an output buffer limit of 64 kB",
         act: output_limits,
         ..BASE
     },
     Fault {
         name: "clients evicted",
-        what: "maxmemory-clients reached: the server closes the connections that take most",
+        what: "maxmemory-clients reached: the server closes the connections that use the most \
+               memory",
         on: &[Topology::Single],
         act: evict,
         ..BASE
     },
     Fault {
         name: "too many clients",
-        what: "maxclients reached when all have to connect anew",
+        what: "maxclients reached when all clients must reconnect",
         act: too_many_clients,
         ..BASE
     },
     Fault {
         name: "full",
-        what: "maxmemory reached: nothing new is taken, what is held is renewed",
+        what: "maxmemory reached: no acquisitions, but held locks are renewed",
         lasts: Lasts::PastLease,
         times: 1,
         act: |scene, lasts| {
@@ -235,7 +236,7 @@ fn output_limits(scene: &mut Scene, lasts: Duration) -> Result<()> {
         }
         // Every message that reached a subscriber exceeded the limit.
         if heard == 0 && lasts > Duration::from_millis(300) {
-            return Err("nobody listened".into());
+            return Err("no client was subscribed".into());
         }
         set(server, "33554432")
     })
@@ -259,7 +260,7 @@ fn evict(scene: &mut Scene, lasts: Duration) -> Result<()> {
             }
         }
         match server.info("evicted_clients").as_str() {
-            "0" => Err("nobody was evicted".into()),
+            "0" => Err("no client was evicted".into()),
             _ => Ok(()),
         }
     })
@@ -281,7 +282,7 @@ fn too_many_clients(scene: &mut Scene, lasts: Duration) -> Result<()> {
         sleep(lasts);
         say(&["CONFIG", "SET", "maxclients", "10000"])?;
         if server.info("rejected_connections") == "0" {
-            return Err("nobody was turned away".into());
+            return Err("no client was rejected".into());
         }
         Ok(())
     })

@@ -86,42 +86,42 @@ impl Forgetting {
     pub const NO_DATA: Forgetting = Forgetting {
         holds: true,
         tokens: true,
-        why: "a store that loses its data gives away what is held, and its tokens begin anew; holders learn \
-              of it at their next renewal, a third of the lease later at most",
+        why: "a store that lost its data grants held locks again, and its tokens restart; holders \
+              detect it at their next renewal, at most a third of the lease later",
     };
 
     /// The keys of some locks are gone.
     pub const KEYS_GONE: Forgetting = Forgetting {
         holds: true,
         tokens: false,
-        why: "who deletes a lock's key gives away what is held; its holder learns of it at the next \
-              renewal, a third of the lease later at most",
+        why: "after a lock's key is deleted, the held lock is granted again; its holder detects it \
+              at its next renewal, at most a third of the lease later",
     };
 
     /// The latest writes are gone.
     pub const UNREPLICATED: Forgetting = Forgetting {
         holds: true,
         tokens: true,
-        why: "a replica that takes its master's place does not know what had not reached it, neither locks \
-              nor tokens; holders learn of it at their next renewal, a third of the lease later at most",
+        why: "a promoted replica lacks the locks and tokens that were not replicated to it; \
+              holders detect it at their next renewal, at most a third of the lease later",
     };
 
     /// A master that has been replaced still grants acquisitions.
     pub const CUT_OFF: Forgetting = Forgetting {
         holds: true,
         tokens: true,
-        why: "a master that was cut off from its replicas goes on giving out locks, and tokens, until clients \
-              have heard of the new one (ReplicaSync::AtLeast prevents it); holders learn of it at their next \
-              renewal, a third of the lease later at most",
+        why: "a master that is cut off from its replicas still grants locks and tokens until \
+              clients detect the new master (ReplicaSync::AtLeast prevents it); holders detect it \
+              at their next renewal, at most a third of the lease later",
     };
 
     /// A master that has been replaced grants nothing any more, but still accepts releases.
     pub const RELEASES: Forgetting = Forgetting {
         holds: false,
         tokens: true,
-        why: "a release does not wait for replicas: a replica that takes its master's place may still have a hold \
-              that was released, and if its owner acquires the lock again within the lease, it continues that hold \
-              and has its token",
+        why: "a release does not wait for replicas: a promoted replica may still have a hold that \
+              was released, and if its owner acquires the lock again within the lease, it \
+              continues that hold and has its token",
     };
 }
 

@@ -91,12 +91,12 @@ pub(crate) trait Site {
 
     /// Waits until another server has replaced this master.
     fn await_successor(&self, _: usize) -> Result<()> {
-        Err("there is nobody to take its place".into())
+        Err("there is no server to replace it".into())
     }
 
     /// Promotes a replica of this master, with all its data.
     fn hand_over(&self, _: usize) -> Result<()> {
-        Err("there is nobody to hand over to".into())
+        Err("there is no replica to promote".into())
     }
 
     /// Waits until all servers are in the same state as at the start.

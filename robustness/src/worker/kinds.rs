@@ -84,7 +84,7 @@ impl Handle {
             "latch" => Handle::Latch(client.count_down_latch(name), lease),
             other => {
                 let kinds = [&KINDS[..], &COUNTERS].concat().join(", ");
-                return Err(format!("there is no kind {other}: {kinds}").into());
+                return Err(format!("unknown kind {other}; available: {kinds}").into());
             }
         })
     }

@@ -77,7 +77,7 @@ impl OwnerTask {
                 self.pass(lock.read(), Mode::Shared, patience, |_| None)
                     .await
             }
-            other => return Err(format!("no owner takes a {other}").into()),
+            other => return Err(format!("owners do not support the kind {other}").into()),
         })
     }
 

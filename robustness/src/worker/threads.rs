@@ -121,7 +121,7 @@ impl Thread {
                 let lock = lock.timeout(self.lease / 20);
                 self.alone(name, |wait| lock.try_lock_for(wait), ending)
             }
-            other => return Err(format!("no thread takes a {other}").into()),
+            other => return Err(format!("threads do not support the kind {other}").into()),
         })
     }
 

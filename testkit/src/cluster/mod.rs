@@ -237,7 +237,7 @@ impl Cluster {
 
     fn place(&self, port: u16) -> Result<usize, String> {
         let place = self.nodes.iter().position(|node| node.port() == port);
-        place.ok_or_else(|| format!("a stranger at {port}"))
+        place.ok_or_else(|| format!("an unknown node at {port}"))
     }
 
     /// Returns the id of a node in the cluster, from itself or from other nodes.
@@ -246,7 +246,7 @@ impl Cluster {
         let known = known(&self.nodes[place]).or_else(|_| self.anybody_knows())?;
         let node = known.into_iter().find(|node| node.port == port);
         node.map(|node| node.id)
-            .ok_or_else(|| format!("nobody knows {port}"))
+            .ok_or_else(|| format!("no node knows {port}"))
     }
 
     /// Returns the nodes of the cluster, as one of the answering nodes knows them.
@@ -260,7 +260,7 @@ impl Cluster {
         let mut answers = self.running().filter_map(|node| ranges(node).ok());
         let first = answers.next().ok_or("no node answers")?;
         match answers.find(|answer| *answer != first) {
-            Some(other) => Err(format!("{first:?}, says one; {other:?}, says another")),
+            Some(other) => Err(format!("nodes disagree: {first:?} and {other:?}")),
             None => Ok(first),
         }
     }
@@ -276,10 +276,10 @@ impl Cluster {
             let range = ranges.iter().find(|range| range.slots.contains(&slot));
             let owner = range.map(|range| range.master);
             if *agreed.get_or_insert(owner) != owner {
-                return Err(format!("{agreed:?}, says one; {owner:?}, says another"));
+                return Err(format!("nodes disagree: {agreed:?} and {owner:?}"));
             }
         }
-        let owner = agreed.flatten().ok_or("nobody")?;
+        let owner = agreed.flatten().ok_or("no node")?;
         self.place(owner)
     }
 
@@ -294,23 +294,23 @@ impl Cluster {
             let state = ask(&["CLUSTER", "INFO"])?;
             for wanted in ["cluster_state:ok", "cluster_slots_ok:16384"] {
                 if !state.lines().any(|line| line == wanted) {
-                    return Err(format!("{port} does not say {wanted}"));
+                    return Err(format!("{port} does not report {wanted}"));
                 }
             }
             let known = known(node)?;
             let healthy = |node: &Known| node.healthy();
             for other in self.running().map(Server::port) {
                 if !known.iter().any(|node| node.port == other && healthy(node)) {
-                    return Err(format!("{port} does not know {other} well"));
+                    return Err(format!("{port} does not know {other} as a healthy node"));
                 }
             }
             let replication = ask(&["INFO", "replication"])?;
             if replication.contains("role:slave") {
                 if !replication.contains("master_link_status:up") {
-                    return Err(format!("{port} is not in step"));
+                    return Err(format!("{port} is not in sync"));
                 }
                 if !served.iter().any(|range| range.replicas.contains(&port)) {
-                    return Err(format!("{port} does not serve"));
+                    return Err(format!("{port} does not serve all slots"));
                 }
             }
         }

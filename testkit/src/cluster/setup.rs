@@ -93,7 +93,7 @@ impl Cluster {
     /// If it takes too long.
     pub fn remove_node(&mut self, place: usize) {
         let id = until("a name", || self.id(place));
-        let heir = until("an heir", || self.heir(place));
+        let heir = until("a successor", || self.heir(place));
         let slots = until("its slots", || self.slots_of(place));
         if !slots.is_empty() {
             self.move_slots(&slots, heir);

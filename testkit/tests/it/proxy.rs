@@ -157,7 +157,7 @@ fn frozen_server_does_not_prevent_cut() {
         ));
     }
     server.thaw();
-    tell.send(()).expect("somebody who cuts");
+    tell.send(()).expect("a thread that closes connections");
     let proxy = ended.join().expect("the proxy");
     let mut stream = through(&proxy);
     ping(&mut stream);

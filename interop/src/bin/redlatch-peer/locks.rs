@@ -37,7 +37,7 @@ pub(crate) trait Handle: Send + Sync {
 /// Acquires the lock, without a wait limit.
 pub(crate) async fn taken(lock: &dyn Handle, owner: Owner) -> Result<Had> {
     let had = lock.lock(owner, None, None).await?;
-    Ok(had.ok_or("not had")?)
+    Ok(had.ok_or("not acquired")?)
 }
 
 /// The locks that one worker holds.
@@ -89,7 +89,7 @@ impl Locks {
                 Ok(lock.current_token().await?.into())
             }
             (question, [kind, name]) => self.handle(kind, name)?.ask(self.owner, question).await,
-            _ => Err(format!("what is {command} {args:?}?").into()),
+            _ => Err(format!("unknown command {command} {args:?}").into()),
         }
     }
 
@@ -247,7 +247,7 @@ impl<K: Said> Handle for Lock<K> {
                     Some(Duration::MAX) => json!(-1),
                     Some(left) => json!(left.as_millis() as u64),
                 },
-                _ => return Err(format!("what is {question}?").into()),
+                _ => return Err(format!("unknown question {question}").into()),
             })
         })
     }
@@ -261,7 +261,7 @@ fn ask_of_many<'a>(
     Box::pin(async move {
         match question {
             "is-held" => Ok(is_held.await?.into()),
-            _ => Err(format!("{question} is asked of each member by itself").into()),
+            _ => Err(format!("{question} must be sent to each member separately").into()),
         }
     })
 }

@@ -47,7 +47,7 @@ fn read(servers: &Arc<Servers>) {
         let mut words = line.split(' ').map(str::to_owned);
         let head = (number(words.next()), number(words.next()));
         let (Some(id), Some(worker)) = head else {
-            say(&json!({ "id": head.0, "error": format!("what is {line:?}?") }));
+            say(&json!({ "id": head.0, "error": format!("unknown command {line:?}") }));
             continue;
         };
         let orders = workers

@@ -111,7 +111,7 @@ impl Permits {
                 semaphore.update_lease(id, millis(lease)?).await?.into()
             }
             ("x-lease", [id]) => match semaphore.lease_of(id.parse()?).await? {
-                None => return Err("this permit is not out".into()),
+                None => return Err("this permit is not acquired".into()),
                 Some(left) if left > MAX_LEASE => json!(-1),
                 Some(left) => json!(left.as_millis() as u64),
             },

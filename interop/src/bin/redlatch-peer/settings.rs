@@ -43,7 +43,7 @@ pub(crate) async fn connect(args: impl Iterator<Item = String>) -> Result<Server
             // redlatch has no codec, and uses replicas neither for reads nor for subscriptions.
             Some(("codec" | "replicas", _)) => {}
             _ if arg.contains("://") => urls.push(arg),
-            _ => return Err(format!("what is {arg:?}?").into()),
+            _ => return Err(format!("unknown argument {arg:?}").into()),
         }
     }
     let mut clients = Vec::new();

@@ -117,7 +117,7 @@ impl CountDownLatch {
         if count == 0 {
             return Err(Error::InvalidCount {
                 count: 0,
-                reason: "a latch at zero is open, which it is without being set; take 1 or more",
+                reason: "a latch at zero is open, even if it was never set; use 1 or more",
             });
         }
         let step = Begin {

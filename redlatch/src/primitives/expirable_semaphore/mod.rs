@@ -469,7 +469,7 @@ impl ExpirableSemaphore {
     }
 }
 
-const TOO_MANY: &str = "a semaphore has 2147483647 at most";
+const TOO_MANY: &str = "a semaphore has at most 2147483647 permits";
 
 impl std::fmt::Debug for ExpirableSemaphore {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
@@ -560,7 +560,7 @@ impl Rules for Permits {
         }
         Err(Error::InvalidCount {
             count: self.n.into(),
-            reason: "take 1 to 1000 at once",
+            reason: "request 1 to 1000 permits at a time",
         })
     }
 

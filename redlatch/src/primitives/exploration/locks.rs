@@ -292,7 +292,9 @@ impl Locks {
                 };
             }
             Ok(Outcome::Wait(_)) => {
-                ensure(!belief.holds(now), || "a holder is told to wait".to_owned())?;
+                ensure(!belief.holds(now), || {
+                    "a holder was answered with a wait".to_owned()
+                })?;
                 self.beliefs[number].waits |= waits && count == 1;
             }
             Err(_) => {}

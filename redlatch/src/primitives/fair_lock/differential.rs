@@ -132,8 +132,8 @@ fn lua_and_rules_agree() {
                 match (acquire(twin, wish, wish.owner).await, before) {
                     (Some(Outcome::Done(())), Some(0)) => saw("the head took it"),
                     (Some(Outcome::Done(())), _) => saw("it was taken past no queue"),
-                    (Some(Outcome::Wait(_)), Some(0)) => saw("the head asked again"),
-                    (Some(Outcome::Wait(_)), Some(_)) => saw("another one asked again"),
+                    (Some(Outcome::Wait(_)), Some(0)) => saw("the head retried"),
+                    (Some(Outcome::Wait(_)), Some(_)) => saw("another waiter retried"),
                     (Some(Outcome::Wait(_)), None) if queue.len() > 1 => saw("a long queue"),
                     _ => {}
                 }
@@ -163,7 +163,7 @@ fn lua_and_rules_agree() {
                 match (twin.step(&step).await, waits(*owner), queue.len()) {
                     (Ok(false), Some(0), 2..) if *keep == 0 => saw("the head gave up"),
                     (Ok(false), Some(1..), 3..) if *keep == 0 => saw("one in the middle gave up"),
-                    (Ok(true), _, 1..) if *keep == 0 => saw("given back to a queue"),
+                    (Ok(true), _, 1..) if *keep == 0 => saw("released to a queue"),
                     _ => {}
                 }
             }
@@ -202,14 +202,14 @@ fn lua_and_rules_agree() {
     for what in [
         "the head took it",
         "it was taken past no queue",
-        "the head asked again",
-        "another one asked again",
+        "the head retried",
+        "another waiter retried",
         "a long queue",
         "the only one in the queue took it",
         "the head took it before others",
         "the head gave up",
         "one in the middle gave up",
-        "given back to a queue",
+        "released to a queue",
         "the time of one has passed",
         "the time of several has passed",
     ] {

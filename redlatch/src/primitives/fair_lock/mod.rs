@@ -264,7 +264,7 @@ impl Rules for Fair {
         for (setting, time) in settings {
             Lease::new(time).map_err(|_| Error::InvalidSetting {
                 setting,
-                reason: format!("{time:?}: take 1 ms to ten years"),
+                reason: format!("{time:?} is out of range; use 1 ms to ten years"),
             })?;
         }
         Ok(())

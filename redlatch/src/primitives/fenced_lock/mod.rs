@@ -146,7 +146,7 @@ impl Lock<Fenced> {
             _ => {
                 return Err(Error::InvalidSetting {
                     setting: "at_least",
-                    reason: format!("{at_least}: take a token of at most {MAX_TOKEN}"),
+                    reason: format!("{at_least} is too large; use a token of at most {MAX_TOKEN}"),
                 });
             }
         };

@@ -21,7 +21,7 @@ pub(crate) fn report<K: LockKind>(
         let holders = match lock.holders().await {
             Ok(holders) => holders,
             Err(error) => {
-                tracing::debug!(lock = lock.name(), %error, "the holder is not known");
+                tracing::debug!(lock = lock.name(), %error, "the holder could not be queried");
                 return;
             }
         };
@@ -48,7 +48,7 @@ pub(crate) fn report<K: LockKind>(
                 holder,
                 remaining_ms,
                 elapsed_ms,
-                "waiting for a lock for long"
+                "long wait for a lock"
             ),
             // Perhaps the caller waits for itself.
             true => tracing::warn!(
@@ -57,8 +57,9 @@ pub(crate) fn report<K: LockKind>(
                 holder,
                 remaining_ms,
                 elapsed_ms,
-                "waiting for long for a lock that this client holds for another owner; to acquire it again in \
-                 the task that holds it, use Guard::reenter, Owner::scope or the request's owner setting"
+                "long wait for a lock that this client holds for another owner; to acquire it \
+                 again in the task that holds it, use Guard::reenter, Owner::scope or the \
+                 request's owner setting"
             ),
         }
     })

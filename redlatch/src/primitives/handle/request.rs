@@ -238,7 +238,7 @@ impl<K: LockKind> Request<K> {
         };
         span.in_scope(|| match won {
             Some(_) => tracing::debug!(holds = claim.hold.count(), "acquired"),
-            None => tracing::debug!("not obtained"),
+            None => tracing::debug!("not acquired"),
         });
         drop(entry);
         let kind = self.lock.kind.clone();

@@ -146,7 +146,7 @@ impl Member {
 pub(crate) fn checked(members: &[Member]) -> Result<Vec<Member>> {
     if members.is_empty() {
         return Err(Error::InvalidMembers {
-            reason: "there are none; name at least one".into(),
+            reason: "there are none; specify at least one".into(),
         });
     }
     let mut all: Vec<Member> = Vec::with_capacity(members.len());
@@ -158,8 +158,8 @@ pub(crate) fn checked(members: &[Member]) -> Result<Vec<Member>> {
         if all.iter().any(|known| known.excludes(member)) {
             return Err(Error::InvalidMembers {
                 reason: format!(
-                    "{:?} is named through two clients of one store, of which one would wait for \
-                     the other; name it through one of them",
+                    "{:?} is requested through two clients of one store, so one would wait for the \
+                     other; use the same client for both",
                     member.name()
                 ),
             });

@@ -57,7 +57,7 @@ impl<'a> Take<'a> {
             other => match part.take.reply(single(other)?)? {
                 Outcome::Wait(left) => Ok(Together::InTheWay(i, left)),
                 Outcome::Done(_) => Err(Error::Refused {
-                    reason: "an acquisition that was undone".into(),
+                    reason: "the script reported an acquisition that it had undone".into(),
                 }),
             },
         }
@@ -122,7 +122,7 @@ impl Step for Take<'_> {
                 // The script took it, because it treats any reply but a number as a success.
                 Outcome::Wait(_) => {
                     return Err(Error::Refused {
-                        reason: "a refusal that was taken for a yes".into(),
+                        reason: "the script reported a refused acquisition as granted".into(),
                     });
                 }
             }

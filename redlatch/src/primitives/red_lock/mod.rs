@@ -196,7 +196,7 @@ impl RedLock {
         if timeout < Duration::from_millis(1) || timeout > crate::MAX_LEASE {
             return Err(Error::InvalidSetting {
                 setting: "timeout",
-                reason: "take 1 ms to ten years".into(),
+                reason: "use 1 ms to ten years".into(),
             });
         }
         Ok(timeout)
@@ -258,8 +258,8 @@ impl Obtain for RedLock {
         if shortest <= drift(shortest) {
             return Err(Error::InvalidSetting {
                 setting: "lease",
-                reason: "of a RedLock's lease 1 % and 2 ms are an allowance for clocks that \
-                         differ: take at least 3 ms"
+                reason: "1 % and 2 ms of a RedLock's lease are reserved for clock drift; use at \
+                         least 3 ms"
                     .into(),
             });
         }

@@ -31,7 +31,7 @@ const PAUSE: Duration = Duration::from_millis(500);
 /// set again after its time to live had ended does not get permits of the previous one either. But
 /// a semaphore that was deleted and set again, or set again after the store lost its data, does get
 /// them, because the store cannot tell it from the previous one. It then has more permits than were set.
-#[must_use = "the permits are given back as soon as this is dropped"]
+#[must_use = "the permits are released as soon as this is dropped"]
 pub struct SemaphorePermits {
     /// `None` if there is nothing left to release.
     owed: Option<Owed>,
@@ -180,7 +180,7 @@ impl Owed {
             if_exists: true,
         };
         let (store, sent) = (&self.session.store, Sent::default());
-        let what = "giving permits back";
+        let what = "releasing permits";
         let added = store.run_unrepeated(&step, what, self.delivery, Duration::ZERO, &sent);
         match added.await {
             Ok(answer) => {
@@ -189,7 +189,7 @@ impl Owed {
                     semaphore = self.place.name(),
                     permits = self.permits,
                     ?available,
-                    "given back"
+                    "released"
                 );
                 self.permits = 0;
                 Ok(())
@@ -227,7 +227,7 @@ impl Owed {
                 return;
             }
             tracing::debug!(semaphore = place.name(), permits, %error,
-                "not given back yet; trying again");
+                "release failed; retrying");
             tokio::time::sleep(PAUSE).await;
         }
     }
@@ -241,11 +241,11 @@ impl Drop for Owed {
         let (semaphore, permits) = (self.place.name(), self.permits);
         match &self.hopeless {
             Some(error) => tracing::warn!(semaphore, permits, %error,
-                "may not have been given back; then they stay taken"),
+                "the permits may not have been released; if so, they stay acquired"),
             None => tracing::warn!(
                 semaphore,
                 permits,
-                "no runtime to give them back in; they stay taken"
+                "no runtime to release the permits in; they stay acquired"
             ),
         }
     }

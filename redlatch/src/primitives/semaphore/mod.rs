@@ -316,6 +316,6 @@ impl std::fmt::Debug for Semaphore {
 fn check(permits: u32) -> Result<i32> {
     i32::try_from(permits).map_err(|_| Error::InvalidCount {
         count: permits.into(),
-        reason: "there can be at most 2147483647 permits",
+        reason: "a semaphore has at most 2147483647 permits",
     })
 }

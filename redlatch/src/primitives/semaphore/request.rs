@@ -309,7 +309,7 @@ impl Drop for Unheard {
             tracing::warn!(
                 semaphore = self.place.name(),
                 permits = self.permits,
-                "may have been taken by an acquisition that was not answered; then they stay taken"
+                "an unanswered request may have acquired permits; if so, they stay acquired"
             );
         }
     }

@@ -81,8 +81,8 @@ impl Add {
     fn out_of_range(&self) -> Error {
         Error::InvalidCount {
             count: self.permits.into(),
-            reason: "added to the permits there are, it comes to more than 2147483647 or to less \
-                     than -2147483647",
+            reason: "added to the existing permits, the sum is more than 2147483647 or less than \
+                     -2147483647",
         }
     }
 }

@@ -69,8 +69,8 @@ impl Access {
         }
         // The client library would not log in at all.
         if settings.username().is_some() && settings.password().is_none() {
-            let reason = "there is a username without a password; for a user who has none, any \
-                          will do";
+            let reason = "there is a username without a password; for a user without a password, \
+                          any password works";
             return Err(match login.username {
                 Some(_) => Error::InvalidSetting {
                     setting: "username",

@@ -134,7 +134,7 @@ impl Cluster {
         Box::pin(self.look_again()).await;
         self.known_owner(slot).ok_or_else(|| {
             Fault::NotSent(format!(
-                "no node of the cluster could be asked, or none has slot {slot}"
+                "no node of the cluster answered, or none owns slot {slot}"
             ))
         })
     }
@@ -246,7 +246,7 @@ impl Cluster {
                 match account {
                     Ok(account) => Some(account),
                     Err(fault) => {
-                        tracing::debug!(%at, ?fault, "a node says nothing of the cluster");
+                        tracing::debug!(%at, ?fault, "a node did not report its slots");
                         None
                     }
                 }
@@ -403,7 +403,7 @@ async fn account(at: &Endpoint, link: &Arc<Link>) -> Result<Account, Fault> {
     };
     let epoch = figure("cluster_current_epoch").and_then(|epoch| epoch.parse().ok());
     let Value::Array(ranges) = slots else {
-        return Err(Fault::NotSent("an answer of an unknown form".into()));
+        return Err(Fault::NotSent("unexpected reply".into()));
     };
     let mut ranges: Vec<_> = ranges
         .iter()

@@ -76,7 +76,7 @@ impl Dial {
     ) -> Result<Dialled, Fault> {
         let info = self.client.get_connection_info();
         let ConnectionAddr::Tcp(host, port) = info.addr() else {
-            return Err(Fault::NotSent("TLS is for TCP".into()));
+            return Err(Fault::NotSent("TLS requires a TCP address".into()));
         };
         let tcp: &TcpSettings = info.tcp_settings();
         let stream = tls.connect(host, *port, tcp).await?;
@@ -131,7 +131,7 @@ impl Dial {
 /// like a long command.
 pub(super) fn silence(tls: bool) -> &'static str {
     match tls {
-        true => "; does the server speak TLS on this port?",
+        true => "; the server may not speak TLS on this port",
         false => "",
     }
 }
@@ -142,7 +142,7 @@ fn without_tls(error: &RedisError) -> Fault {
     let puzzled = error.kind() == ErrorKind::Parse || error.is_connection_dropped();
     match fault {
         Fault::NotSent(reason) if puzzled && !error.is_connection_refusal() => Fault::NotSent(
-            format!("{reason}; if the server expects TLS on this port, write rediss://"),
+            format!("{reason}; if the server expects TLS on this port, use rediss://"),
         ),
         fault => fault,
     }

@@ -109,7 +109,7 @@ impl Facts {
         match self.mode {
             Mode::InACluster => Ok(()),
             Mode::Alone | Mode::Sentinel => Err(Error::UnsupportedServer {
-                reason: "it is in no cluster; connect with redis:// or redis+sentinel://".into(),
+                reason: "it is not in a cluster; connect with redis:// or redis+sentinel://".into(),
             }),
         }
     }

@@ -88,7 +88,7 @@ impl Fault {
     pub(super) fn connecting(error: &RedisError) -> Fault {
         let reason = match error.code() {
             // The server's own text explains the syntax of HELLO.
-            Some("NOAUTH") => "NOAUTH: it requires a password, and none was given".to_owned(),
+            Some("NOAUTH") => "NOAUTH: a password is required, and none was provided".to_owned(),
             _ => error.to_string(),
         };
         if matches!(error.code(), Some("WRONGPASS" | "NOAUTH")) {
@@ -99,7 +99,7 @@ impl Fault {
             ErrorKind::AuthenticationFailed => Fault::Final(Error::AuthenticationFailed { reason }),
             _ if no_hello || error.kind() == ErrorKind::RESP3NotSupported => {
                 Fault::Final(Error::UnsupportedServer {
-                    reason: "it does not know RESP3".into(),
+                    reason: "it does not support RESP3".into(),
                 })
             }
             ErrorKind::InvalidClientConfig => Fault::Final(Error::Unavailable { reason }),
@@ -116,7 +116,7 @@ impl Fault {
             | Fault::Unanswered(reason)
             | Fault::Deposed(reason) => Error::Unavailable { reason },
             Fault::Moved(to) | Fault::Asked(to) => Error::Unavailable {
-                reason: format!("the cluster keeps referring to another node, at last to {to}"),
+                reason: format!("too many redirects in the cluster, the last one to {to}"),
             },
         }
     }
@@ -169,7 +169,7 @@ impl Retry {
         if is_final {
             return Err(error);
         }
-        tracing::debug!(%error, "a step was not answered; trying again");
+        tracing::debug!(%error, "a command was not answered; retrying");
         sent.failed(self.begun, error.clone());
         self.last = Some(error);
         tokio::time::sleep(self.pause).await;

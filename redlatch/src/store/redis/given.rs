@@ -49,10 +49,7 @@ impl fmt::Debug for Secret {
 
 /// Certificates or keys in PEM, or the path of their file.
 #[derive(Clone)]
-#[cfg_attr(
-    not(feature = "tls"),
-    expect(dead_code, reason = "there is nowhere to use it")
-)]
+#[cfg_attr(not(feature = "tls"), expect(dead_code, reason = "only TLS uses it"))]
 pub(crate) enum Pem {
     Text(Vec<u8>),
     /// Read again for every new connection, because certificates are renewed while programs run.

@@ -382,7 +382,7 @@ impl Link {
             let unwanted: Vec<String> = {
                 let opening = self.lock_opening();
                 if opening.given_up >= established.live.generation {
-                    return Err(std::io::Error::other("given up while connecting").into());
+                    return Err(std::io::Error::other("abandoned while connecting").into());
                 }
                 let wanted = self.shared.wanted();
                 let unwanted: Vec<String> = restored.difference(&wanted).cloned().collect();
@@ -517,7 +517,7 @@ struct GivenUp;
 
 impl From<GivenUp> for Fault {
     fn from(_: GivenUp) -> Fault {
-        Fault::Unanswered("the server is no longer the one to ask".into())
+        Fault::Unanswered("the connection was abandoned for another server".into())
     }
 }
 
@@ -577,11 +577,11 @@ async fn is_master(
     match &role {
         Value::Array(role) if text(role.first()) == Some("master") => Ok(()),
         Value::Array(_) => Err(Fault::NotSent(format!(
-            "{endpoint} is called the master by the sentinels, but is a replica"
+            "{endpoint} is the master according to the sentinels, but is a replica"
         ))),
         Value::ServerError(error) => Err(Fault::answered(error, "")),
         other => Err(Fault::Final(Error::UnsupportedServer {
-            reason: format!("it does not say what role it has: {other:?}"),
+            reason: format!("its reply to ROLE contains no role: {other:?}"),
         })),
     }
 }
@@ -694,7 +694,11 @@ impl Shared {
         let mut lost = self.lost.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(lost) = lost.take() {
             let elapsed_ms = lost.elapsed().as_millis();
-            tracing::info!(address, elapsed_ms, "the connection to the store is back");
+            tracing::info!(
+                address,
+                elapsed_ms,
+                "the connection to the store was restored"
+            );
         }
     }
 }

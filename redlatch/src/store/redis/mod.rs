@@ -360,7 +360,8 @@ impl Redis {
             let other = match &fault {
                 Fault::Moved(to) => Box::pin(self.topology.moved(exchange.key, to)).await,
                 Fault::Asked(_) if exchange.undeclared => {
-                    let said = "TRYAGAIN the slot is moving, and some of its keys are elsewhere";
+                    let said = "TRYAGAIN the slot is moving, and some of its keys are on another \
+                                node";
                     return Err(Fault::NotNow(said.into()));
                 }
                 Fault::Asked(to) => self.topology.asked(exchange.key, to),
@@ -386,7 +387,7 @@ impl Redis {
             (node, importing) = (&found, matches!(fault, Fault::Asked(_)));
         }
         Err(Fault::NotSent(
-            "the nodes of the cluster keep referring to each other".into(),
+            "too many redirects between the nodes of the cluster".into(),
         ))
     }
 
@@ -431,7 +432,7 @@ impl Redis {
         if let Route::AcquisitionsOf(server) = exchange.delivery.route
             && server != live.server()
         {
-            let reason = "another server has taken over, which may not know of the acquisition";
+            let reason = "another server replaced this one and may not have the acquisition";
             return Err(Fault::Unanswered(reason.into()));
         }
         let replicas = node.replicas.as_ref();

@@ -77,7 +77,7 @@ impl Demand {
             Ok(connected) => Ok(connected > 0),
             Err(Fault::Final(Error::Refused { reason })) => {
                 // Something that speaks the protocol but has no roles.
-                tracing::debug!(reason, "replicas are not waited for");
+                tracing::debug!(reason, "not waiting for replicas");
                 Ok(false)
             }
             Err(fault) => Err(fault.into_error()),
@@ -147,7 +147,7 @@ impl Confirmation {
             Some(Ok(_)) => Ok(()),
             Some(Err(fault)) => Err(fault.into_error()),
             None => Err(Error::Unavailable {
-                reason: "the connection broke before the replicas had answered".into(),
+                reason: "the connection broke before the replicas answered".into(),
             }),
         }
     }
@@ -242,9 +242,7 @@ impl Replicas {
         match answer? {
             Value::Int(have) => Ok((asked, usize::try_from(have).unwrap_or(0))),
             Value::ServerError(error) => Err(Fault::answered(&error, "")),
-            other => Err(Fault::NotSent(format!(
-                "an answer of an unknown form: {other:?}"
-            ))),
+            other => Err(Fault::NotSent(format!("unexpected reply: {other:?}"))),
         }
     }
 

@@ -157,7 +157,7 @@ impl Sentinels {
                 // Wrong credentials stay wrong.
                 Err((_, fault @ Fault::Final(_))) => return Err(fault),
                 Err((at, fault)) => format!("{at}: {}", fault.reason()),
-                Ok(Some(Opinion { endpoint, .. })) => format!("one sentinel names {endpoint}"),
+                Ok(Some(Opinion { endpoint, .. })) => format!("one sentinel reports {endpoint}"),
                 Ok(None) => format!("no sentinel knows a master called {:?}", self.master),
             });
         }
@@ -295,7 +295,7 @@ fn refused(at: &Endpoint, error: &ServerError) -> Fault {
     let unknown = |details: &str| details.starts_with("unknown command");
     match error.details().is_some_and(unknown) {
         true => Fault::Final(Error::UnsupportedServer {
-            reason: format!("{at} is no sentinel"),
+            reason: format!("{at} is not a sentinel"),
         }),
         false => Fault::answered(error, ""),
     }

@@ -83,7 +83,7 @@ impl Tls {
     ) -> Result<Stream, Fault> {
         let name = ServerName::try_from(host.to_owned()).map_err(|_| {
             Fault::Final(Error::InvalidUrl {
-                reason: format!("{host:?} is neither a host's name nor an address"),
+                reason: format!("{host:?} is neither a host name nor an address"),
             })
         })?;
         let shake = async |config: &Arc<ClientConfig>| {
@@ -129,13 +129,13 @@ impl Tls {
             return Some(fault);
         }
         let hint = match self.certificates.client.is_some() {
-            true => "it may not accept the client certificate",
-            false => "it may want a client certificate (builder setting `tls_client_cert`)",
+            true => "it may have rejected the client certificate",
+            false => "it may require a client certificate (builder setting `tls_client_cert`)",
         };
         let gone = error.is_io_error() || error.is_unrecoverable_error();
         gone.then(|| {
             Fault::NotSent(format!(
-                "the server hung up right after the TLS handshake: {error}; {hint}"
+                "the server closed the connection right after the TLS handshake: {error}; {hint}"
             ))
         })
     }
@@ -168,7 +168,7 @@ impl Tls {
         match (fresh, made.as_ref()) {
             (Ok(fresh), _) => Ok(made.insert(fresh).config.clone()),
             (Err(error), Some(made)) => {
-                tracing::warn!(%error, "connecting with the certificates read before");
+                tracing::warn!(%error, "certificates cannot be read; using the previous ones");
                 Ok(made.config.clone())
             }
             (Err(error), None) => Err(error),
@@ -208,7 +208,7 @@ impl Material {
         let chain = chain(cert, CLIENT)?;
         // The error of a key is not repeated: it could contain the key.
         let key = PrivateKeyDer::from_pem_slice(key)
-            .map_err(|_| bad(CLIENT, "there is no usable private key in PEM".into()))?;
+            .map_err(|_| bad(CLIENT, "it contains no usable private key in PEM".into()))?;
         let config = builder.with_client_auth_cert(chain, key);
         config.map_err(|error| bad(CLIENT, error.to_string()))
     }
@@ -226,15 +226,14 @@ impl Material {
             None => {
                 let found = rustls_native_certs::load_native_certs();
                 for error in &found.errors {
-                    tracing::debug!(%error, "a certificate of the system");
+                    tracing::debug!(%error, "a system certificate could not be read");
                 }
                 // One invalid certificate among a hundred must not affect the others.
                 roots.add_parsable_certificates(found.certs);
                 if roots.is_empty() {
                     return Err(bad(
                         CA,
-                        "it is not set, and the system has no certificates that could be trusted"
-                            .into(),
+                        "it is not set, and the system has no trusted certificates".into(),
                     ));
                 }
             }
@@ -248,7 +247,7 @@ fn chain(pem: &[u8], setting: &'static str) -> Result<Vec<CertificateDer<'static
     let chain = CertificateDer::pem_slice_iter(pem).collect::<std::result::Result<Vec<_>, _>>();
     let chain = chain.unwrap_or_default();
     match chain.is_empty() {
-        true => Err(bad(setting, "there is no certificate in PEM".into())),
+        true => Err(bad(setting, "it contains no certificate in PEM".into())),
         false => Ok(chain),
     }
 }
@@ -301,13 +300,13 @@ fn complaint(
         TlsError::InvalidCertificate(fault) => {
             let fault = match fault {
                 CertificateError::UnknownIssuer => {
-                    "was not issued by a CA that is trusted (builder setting `tls_ca`)".into()
+                    "was not issued by a trusted CA (builder setting `tls_ca`)".into()
                 }
                 CertificateError::Expired | CertificateError::ExpiredContext { .. } => {
                     "has expired".into()
                 }
                 CertificateError::NotValidYet | CertificateError::NotValidYetContext { .. } => {
-                    "is not valid yet; is the clock right?".into()
+                    "is not valid yet; check the clock".into()
                 }
                 CertificateError::NotValidForName => format!("is not for {host}"),
                 CertificateError::NotValidForNameContext { presented, .. } => {
@@ -316,7 +315,7 @@ fn complaint(
                         false => format!("is not for {host}, but for {}", presented.join(", ")),
                     }
                 }
-                other => format!("cannot be accepted: {other}"),
+                other => format!("was rejected: {other}"),
             };
             format!("the server's certificate {fault}")
         }
@@ -331,14 +330,15 @@ fn complaint(
             | AlertDescription::UnknownCA
             | AlertDescription::AccessDenied,
         ) => match has_certificate {
-            true => format!("the server does not accept the client certificate: {tls}"),
+            true => format!("the server rejected the client certificate: {tls}"),
             false => format!(
-                "the server wants a client certificate (builder setting `tls_client_cert`): {tls}"
+                "the server requires a client certificate (builder setting `tls_client_cert`): \
+                 {tls}"
             ),
         },
         TlsError::InvalidMessage(_) => {
             format!(
-                "the server does not speak TLS on this port: {tls}; write redis://, or its TLS port"
+                "the server does not speak TLS on this port: {tls}; use redis://, or its TLS port"
             )
         }
         other => other.to_string(),

@@ -141,7 +141,7 @@ impl Topology {
         let cluster = Cluster::new(seeds, access, settings);
         if cluster.masters().await.is_empty() {
             return Err(Error::Unavailable {
-                reason: "no node of the cluster says who has which slots".into(),
+                reason: "no node of the cluster reported its slots".into(),
             });
         }
         Ok(Topology {
@@ -301,6 +301,6 @@ async fn facts(seeds: &[Endpoint], access: &Access, settings: &node::Settings) -
         }
     }
     Err(reason.unwrap_or_else(|| Error::InvalidUrl {
-        reason: "it names no node".into(),
+        reason: "it contains no node".into(),
     }))
 }

@@ -51,7 +51,7 @@ const NODE_PORT: u16 = 6379;
 
 /// The forms of URL, for messages.
 const FORMS: &str = "redis://host:port, redis+unix:///path, redis+sentinel://host:port,host:port/master, \
-     redis+cluster://host:port,host:port or embedded:";
+                     redis+cluster://host:port,host:port or embedded:";
 
 /// Parses the URL of a store on servers, and combines it with the builder's options.
 pub(super) fn target(url: &str, given: &Given) -> Result<Target> {
@@ -61,7 +61,7 @@ pub(super) fn target(url: &str, given: &Given) -> Result<Target> {
         return invalid("it contains a line break, a tab or another control character".into());
     }
     let Some((scheme, rest)) = url.split_once(':') else {
-        return invalid("it has no scheme; write redis://host:port".into());
+        return invalid("it has no scheme; use redis://host:port".into());
     };
     let (base, kind) = scheme.split_once('+').unwrap_or((scheme, ""));
     let (secure, kind) = match base {
@@ -69,25 +69,25 @@ pub(super) fn target(url: &str, given: &Given) -> Result<Target> {
         "rediss" | "valkeys" => (true, kind),
         "unix" if kind.is_empty() => (false, "unix"),
         other if rest.starts_with("//") && is_plain(scheme) => {
-            return invalid(format!("unknown scheme {other:?}; take {FORMS}"));
+            return invalid(format!("unknown scheme {other:?}; use {FORMS}"));
         }
         // Not repeated: without `//` it may be a user name.
-        _ => return invalid("it has no known scheme; write redis://host:port".into()),
+        _ => return invalid("it has no known scheme; use redis://host:port".into()),
     };
     if secure && kind == "unix" {
-        return invalid("there is no TLS over a unix socket; write redis+unix:///path".into());
+        return invalid("TLS over a unix socket is not supported; use redis+unix:///path".into());
     }
     if rest.contains('#') {
         let certificate = match secure {
             // In other clients `#insecure` disables the check of the certificate.
             true => {
-                "; the server's certificate is always checked, for an own CA there is the builder \
-                 setting `tls_ca`"
+                "; the server's certificate is always verified; to trust your own CA, use the \
+                 builder setting `tls_ca`"
             }
             false => "",
         };
         return invalid(format!(
-            "nothing is known after a # (in a user or password write %23){certificate}"
+            "a fragment (#) is not supported; in a user or password, write # as %23{certificate}"
         ));
     }
     let ways = Ways {
@@ -99,8 +99,8 @@ pub(super) fn target(url: &str, given: &Given) -> Result<Target> {
         "unix" => ways.unix(rest),
         "sentinel" => ways.sentinel(rest),
         "cluster" => ways.cluster(rest),
-        _ if is_plain(kind) => invalid(format!("unknown scheme {scheme:?}; take {FORMS}")),
-        _ => invalid("it has no known scheme; write redis://host:port".into()),
+        _ if is_plain(kind) => invalid(format!("unknown scheme {scheme:?}; use {FORMS}")),
+        _ => invalid("it has no known scheme; use redis://host:port".into()),
     }
 }
 
@@ -120,7 +120,7 @@ impl Ways<'_> {
         let hosts = parts.hosts(NODE_PORT)?;
         let [host] = hosts.as_slice() else {
             return invalid(
-                "redis:// names one server; with several hosts write redis+sentinel:// or \
+                "redis:// takes one server; for several hosts use redis+sentinel:// or \
                  redis+cluster://"
                     .into(),
             );
@@ -137,8 +137,8 @@ impl Ways<'_> {
         let path = path.strip_prefix("localhost").unwrap_or(path);
         if !path.starts_with('/') {
             return invalid(
-                "it has no absolute path of a socket, or a host, user or password in front of it; \
-                 write redis+unix:///path?user=…&pass=…"
+                "it has no absolute socket path, or a host, user or password before the path; use \
+                 redis+unix:///path?user=…&pass=…"
                     .into(),
             );
         }
@@ -161,7 +161,7 @@ impl Ways<'_> {
         let (master, db) = parts.path.split_once('/').unwrap_or((parts.path, ""));
         if master.is_empty() {
             return invalid(
-                "it does not name the master; write redis+sentinel://host:port,host:port/master"
+                "it does not name the master; use redis+sentinel://host:port,host:port/master"
                     .into(),
             );
         }
@@ -181,7 +181,7 @@ impl Ways<'_> {
     fn cluster(self, rest: &str) -> Result<Target> {
         let parts = Parts::of(rest, &[DB, PROTOCOL])?;
         if parts.query.database(parts.path)? != 0 {
-            return invalid("a cluster has no databases but 0; leave out the database".into());
+            return invalid("a cluster has only database 0; omit the database".into());
         }
         Ok(Target {
             deployment: Deployment::Cluster(parts.hosts(NODE_PORT)?),
@@ -204,7 +204,7 @@ fn tls(secure: bool, given: &Given) -> Result<Option<Arc<Tls>>> {
         (false, Some(setting)) => {
             return Err(Error::InvalidSetting {
                 setting,
-                reason: "the URL does not ask for TLS; write rediss:// instead of redis://".into(),
+                reason: "the URL does not enable TLS; use rediss:// instead of redis://".into(),
             });
         }
         (true, _) => {}
@@ -212,7 +212,7 @@ fn tls(secure: bool, given: &Given) -> Result<Option<Arc<Tls>>> {
     #[cfg(feature = "tls")]
     return Ok(Some(super::tls::Tls::new(&given.tls)));
     #[cfg(not(feature = "tls"))]
-    return invalid("TLS is not part of this build; enable the feature `tls` of redlatch".into());
+    return invalid("this build does not include TLS; enable the feature `tls` of redlatch".into());
 }
 
 /// The parts of a URL with hosts.
@@ -228,15 +228,15 @@ struct Parts<'a> {
 impl<'a> Parts<'a> {
     fn of(rest: &'a str, known: &[&'static str]) -> Result<Parts<'a>> {
         let Some(rest) = rest.strip_prefix("//") else {
-            return invalid(format!("it has no hosts; take {FORMS}"));
+            return invalid(format!("it has no hosts; use {FORMS}"));
         };
         let (rest, query) = rest.split_once('?').unwrap_or((rest, ""));
         let (authority, path) = rest.split_once('/').unwrap_or((rest, ""));
         // Not repeated: it is the rest of a password.
         if path.contains('@') {
             return invalid(
-                "it has an @ after the first /; in a user or password write / as %2F, ? as %3F and \
-                 @ as %40"
+                "it has an @ after the first /; in a user or password, write / as %2F, ? as %3F \
+                 and @ as %40"
                     .into(),
             );
         }
@@ -254,8 +254,8 @@ impl<'a> Parts<'a> {
             Endpoint::parse(host, port).map_or_else(
                 || {
                     invalid(
-                        "a host is missing, or it or its port is not valid; write host:port, and \
-                         in a user or password / as %2F and ? as %3F"
+                        "a host is missing, or a host or port is invalid; write host:port; in a \
+                         user or password, write / as %2F and ? as %3F"
                             .into(),
                     )
                 },
@@ -301,9 +301,13 @@ impl<'a> Query<'a> {
                 let is_public = pair.contains('=') && !query.contains('@');
                 let name = match is_public && name.chars().all(is_name) {
                     true => format!("the unknown parameter {name:?}"),
-                    false => "something unknown after the ? (%3F in a password)".to_owned(),
+                    false => "an unknown parameter after the ? (in a password, write ? as %3F)"
+                        .to_owned(),
                 };
-                return invalid(format!("it has {name}; known are {}", known.join(", ")));
+                return invalid(format!(
+                    "it has {name}; supported parameters: {}",
+                    known.join(", ")
+                ));
             }
             if pairs.iter().any(|(other, _)| *other == name) {
                 return invalid(format!("it has the parameter {name} twice"));
@@ -313,7 +317,7 @@ impl<'a> Query<'a> {
         let query = Query(pairs);
         match query.get(PROTOCOL)?.as_deref() {
             None | Some("3" | "resp3") => Ok(query),
-            Some(_) => invalid("redlatch speaks RESP3 only; leave out the protocol".into()),
+            Some(_) => invalid("redlatch supports only RESP3; omit the protocol".into()),
         }
     }
 
@@ -338,7 +342,7 @@ impl<'a> Query<'a> {
         let parameter = self.get(DB)?.map(|db| number(&db, "in db="));
         match (path, parameter.transpose()?) {
             (Some(path), Some(parameter)) if path != parameter => invalid(format!(
-                "it names two databases, {path} after the / and {parameter} in db="
+                "it specifies two databases, {path} after the / and {parameter} in db="
             )),
             (path, parameter) => Ok(path.or(parameter).unwrap_or(0)),
         }
@@ -349,7 +353,7 @@ impl<'a> Query<'a> {
 fn decoded(text: &str, what: &str) -> Result<String> {
     let decoded = percent_decode_str(text).decode_utf8();
     decoded.map_or_else(
-        |_| invalid(format!("{what} is not text in UTF-8")),
+        |_| invalid(format!("{what} is not valid UTF-8")),
         |text| Ok(text.into_owned()),
     )
 }

@@ -417,7 +417,7 @@ async fn permits_can_leave_their_guard(stand: Stand) {
         .unwrap();
     client.settled().await;
     assert_eq!(client.status().holds, 0);
-    assert_eq!(counts(&semaphore).await, (1, 1, 2), "not given back");
+    assert_eq!(counts(&semaphore).await, (1, 1, 2), "not released");
     // Another process would receive the id as text.
     let told: PermitId = ids[0].to_string().parse().unwrap();
     other

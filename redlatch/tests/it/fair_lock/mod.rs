@@ -216,7 +216,7 @@ async fn try_lock_does_not_queue_and_does_not_overtake(stand: Stand) {
     assert!(!lock.is_locked().await.unwrap());
     assert!(
         lock.try_lock().await.unwrap().is_none(),
-        "it overtakes nobody"
+        "it overtakes no waiter"
     );
     let guard = soon("its turn", next).await.unwrap();
     guard.unlock().await.unwrap();
@@ -364,7 +364,7 @@ async fn force_unlock_wakes_the_next_waiter(stand: Stand) {
     let (holder, other) = (stand.client_with(settings).await, member(&stand).await);
     let name = unique("force");
     let lock = other.fair_lock(&name);
-    assert!(!lock.force_unlock().await.unwrap(), "nobody held it");
+    assert!(!lock.force_unlock().await.unwrap(), "it was not held");
     let held = holder.fair_lock(&name).lock().await.unwrap();
     let first = wait_behind(&lock, 0).await;
     let second = wait_behind(&lock, 1).await;
@@ -507,7 +507,7 @@ async fn waiter_dropped_at_any_await_point_leaves_the_queue(stand: Stand) {
                 held.unlock().await.unwrap();
             }
             let next = soon(
-                "nobody stands in the way",
+                "no other owner blocks it",
                 other.fair_lock(&name).lock().into_future(),
             );
             next.await.unwrap().unlock().await.unwrap();
@@ -593,7 +593,7 @@ async fn refused(lock: &redlatch::Lock, mut waiting: impl Future + Unpin) {
     };
     tokio::select! {
         biased;
-        _ = &mut waiting => panic!("it was not given back yet"),
+        _ = &mut waiting => panic!("it was not released yet"),
         () = asked => {}
     }
 }

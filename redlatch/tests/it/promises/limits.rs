@@ -358,7 +358,7 @@ async fn steps_of_one_owner_fail_together() {
     // One after the other, it would take at least half a minute.
     assert!(begun.elapsed() < AT_THE_LIMIT, "{:?}", begun.elapsed());
     server.thaw();
-    soon("what was sent is settled", client.settled()).await;
+    soon("sent requests are settled", client.settled()).await;
     assert!(server.ask::<Vec<String>>(&["KEYS", "*"]).is_empty());
 }
 

@@ -124,10 +124,7 @@ async fn all_waiters_of_a_flushed_fair_lock_acquire_it() {
     .await;
     let _: String = server.ask(&["FLUSHALL"]);
     for waiter in waiting {
-        soon("the waiter asks again", waiter)
-            .await
-            .unwrap()
-            .unwrap();
+        soon("the waiter retries", waiter).await.unwrap().unwrap();
     }
     let _ = guard.unlock().await;
 }

@@ -400,7 +400,7 @@ async fn first_come_first_served(stand: Stand) {
         let (served, mut acquire) = (served.clone(), semaphore.acquire().into_future());
         // Queued before the next one starts: the first by subscribing, the others by being polled.
         let polled = poll_fn(|cx| Poll::Ready(acquire.as_mut().poll(cx).is_ready())).await;
-        assert!(!polled, "held by somebody else");
+        assert!(!polled, "held by another owner");
         let one = tokio::spawn(async move {
             let permit = acquire.await.unwrap();
             served.lock().unwrap().push(n);

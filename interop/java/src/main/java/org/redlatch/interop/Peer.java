@@ -43,7 +43,7 @@ public final class Peer {
             Long id = number(words, 0);
             Long worker = number(words, 1);
             if (id == null || worker == null || words.length < 3) {
-                Answers.refused(id, "what is \"" + line + "\"?");
+                Answers.refused(id, "unknown command \"" + line + "\"");
                 continue;
             }
             workers.computeIfAbsent(worker, number -> new Worker(number, servers))

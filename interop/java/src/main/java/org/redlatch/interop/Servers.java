@@ -45,7 +45,7 @@ final class Servers {
                 case "replicas" -> replicas = true;
                 default -> {
                     if (!arg.contains("://")) {
-                        throw new IllegalArgumentException("what is \"" + arg + "\"?");
+                        throw new IllegalArgumentException("unknown argument \"" + arg + "\"");
                     }
                     urls.add(arg);
                 }

@@ -63,6 +63,6 @@ final class Worker {
     }
 
     static IllegalArgumentException unknown(String command, List<String> args) {
-        return new IllegalArgumentException("what is " + command + " " + args + "?");
+        return new IllegalArgumentException("unknown command " + command + " " + args);
     }
 }
