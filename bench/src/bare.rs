@@ -9,27 +9,27 @@ use crate::Result;
 
 /// An acquire script and a release script with the same keys and arguments.
 #[derive(Clone)]
-pub(crate) struct Pair {
+pub(crate) struct ScriptPair {
     acquire: Script,
     release: Script,
 }
 
-impl Pair {
+impl ScriptPair {
     /// Returns the scripts of redlatch.
-    pub(crate) fn ours() -> Pair {
-        Pair {
+    pub(crate) fn ours() -> ScriptPair {
+        ScriptPair {
             acquire: Script::new(include_str!(
-                "../../redlatch/src/primitives/lock/acquire.lua"
+                "../../redlatch/src/primitives/reentrant/acquire.lua"
             )),
             release: Script::new(include_str!(
-                "../../redlatch/src/primitives/lock/release.lua"
+                "../../redlatch/src/primitives/reentrant/release.lua"
             )),
         }
     }
 
     /// Returns the usual scripts: they check first, and then increment or decrement.
-    pub(crate) fn classic() -> Pair {
-        Pair {
+    pub(crate) fn classic() -> ScriptPair {
+        ScriptPair {
             acquire: Script::new(include_str!("classic_acquire.lua")),
             release: Script::new(include_str!("classic_release.lua")),
         }
@@ -39,7 +39,7 @@ impl Pair {
 /// One user of one name.
 pub(crate) struct Bare {
     connection: MultiplexedConnection,
-    pair: Pair,
+    pair: ScriptPair,
     key: String,
     owner: String,
     channel: String,
@@ -64,7 +64,7 @@ pub(crate) async fn connect(url: &str) -> Result<MultiplexedConnection> {
 }
 
 /// Loads the scripts on the server.
-pub(crate) async fn load(connection: &MultiplexedConnection, pair: &Pair) -> Result<()> {
+pub(crate) async fn load(connection: &MultiplexedConnection, pair: &ScriptPair) -> Result<()> {
     let mut connection = connection.clone();
     pair.acquire.load_async(&mut connection).await?;
     pair.release.load_async(&mut connection).await?;
@@ -72,7 +72,7 @@ pub(crate) async fn load(connection: &MultiplexedConnection, pair: &Pair) -> Res
 }
 
 impl Bare {
-    pub(crate) fn new(connection: &MultiplexedConnection, pair: &Pair, key: String) -> Bare {
+    pub(crate) fn new(connection: &MultiplexedConnection, pair: &ScriptPair, key: String) -> Bare {
         Bare {
             connection: connection.clone(),
             pair: pair.clone(),

@@ -12,8 +12,8 @@ use crate::kinds::Kind;
 
 /// The scripts of one acquisition and one release of one name, with all their arguments.
 pub(crate) struct Captured {
-    take: Vec<Cmd>,
-    give_back: Vec<Cmd>,
+    acquire: Vec<Cmd>,
+    release: Vec<Cmd>,
     connection: MultiplexedConnection,
 }
 
@@ -27,35 +27,35 @@ impl Captured {
         name: String,
     ) -> Result<Captured> {
         // From here on, the server knows the scripts.
-        let take = (kind.take)(client, &name);
-        take().await?().await?;
+        let acquire = (kind.acquire)(client, &name);
+        acquire().await?().await?;
         let mut monitor = Monitor::start(server);
         let mut echo = connection.clone();
-        let give_back = take().await?;
+        let release = acquire().await?;
         redis::cmd("ECHO")
             .arg("taken")
             .exec_async(&mut echo)
             .await?;
-        let taking = scripts(monitor.until("taken"));
-        give_back().await?;
+        let acquiring = scripts(monitor.until("taken"));
+        release().await?;
         redis::cmd("ECHO")
             .arg("end of release")
             .exec_async(&mut echo)
             .await?;
-        let giving = scripts(monitor.until("end of release"));
-        if taking.is_empty() || giving.is_empty() {
+        let releasing = scripts(monitor.until("end of release"));
+        if acquiring.is_empty() || releasing.is_empty() {
             return Err(format!("no scripts of {} were captured", kind.name).into());
         }
         Ok(Captured {
-            take: taking,
-            give_back: giving,
+            acquire: acquiring,
+            release: releasing,
             connection: connection.clone(),
         })
     }
 
     /// Replays them: first the acquire scripts together, then the release scripts together.
     pub(crate) async fn play(&mut self) -> Result<()> {
-        for group in [&self.take, &self.give_back] {
+        for group in [&self.acquire, &self.release] {
             if let [cmd] = group.as_slice() {
                 cmd.exec_async(&mut self.connection).await?;
                 continue;

@@ -20,10 +20,10 @@ pub(crate) async fn measure(server: &Server, options: &Options) -> Result<Value>
     println!("served in order of arrival, the longest wait stays near the mean.");
     let client = Client::connect(&server.url()).await?;
     let lock = client.lock("bench:contended");
-    fight(&lock, options.round).await?; // warm-up
+    contend(&lock, options.round).await?; // warm-up
     stats::reset(server);
     let started = Instant::now();
-    let waits = fight(&lock, options.contended).await?;
+    let waits = contend(&lock, options.contended).await?;
     let took = started.elapsed().as_secs_f64();
     let done = stats::read(server);
 
@@ -56,9 +56,9 @@ pub(crate) async fn measure(server: &Server, options: &Options) -> Result<Value>
 }
 
 /// Returns the time that each task waited for each of its turns.
-async fn fight(lock: &Lock, time: Duration) -> Result<Vec<Vec<Duration>>> {
+async fn contend(lock: &Lock, time: Duration) -> Result<Vec<Vec<Duration>>> {
     let end = Instant::now() + time;
-    let fighter = |lock: Lock| async move {
+    let contender = |lock: Lock| async move {
         let mut waits = Vec::new();
         while Instant::now() < end {
             let asked = Instant::now();
@@ -68,9 +68,9 @@ async fn fight(lock: &Lock, time: Duration) -> Result<Vec<Vec<Duration>>> {
         }
         Ok(waits)
     };
-    let mut fighters: JoinSet<Result<_>> = (0..TASKS).map(|_| fighter(lock.clone())).collect();
+    let mut contenders: JoinSet<Result<_>> = (0..TASKS).map(|_| contender(lock.clone())).collect();
     let mut waits = Vec::new();
-    while let Some(ended) = fighters.join_next().await {
+    while let Some(ended) = contenders.join_next().await {
         waits.push(ended??);
     }
     Ok(waits)

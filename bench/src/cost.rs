@@ -4,7 +4,7 @@ use redlatch::Client;
 use redlatch_testkit::Server;
 use serde_json::{Map, Value, json};
 
-use crate::bare::{self, Bare, Pair};
+use crate::bare::{self, Bare, ScriptPair};
 use crate::figures::{median, round};
 use crate::options::Options;
 use crate::stats::Stats;
@@ -31,7 +31,7 @@ pub(crate) async fn measure(server: &Server, options: &Options) -> Result<Value>
     let client = Client::connect(&server.url()).await?;
     let lock = client.lock("bench:cost");
     let connection = bare::connect(&server.url()).await?;
-    let scripts = Pair::classic();
+    let scripts = ScriptPair::classic();
     bare::load(&connection, &scripts).await?;
     let mut bare = Bare::new(&connection, &scripts, "bench:classic".into());
     // So that the server knows redlatch's scripts.
@@ -40,15 +40,15 @@ pub(crate) async fn measure(server: &Server, options: &Options) -> Result<Value>
     let (mut ours, mut classic) = (Costs::default(), Costs::default());
     for _ in 0..ROUNDS {
         stats::reset(server);
-        for _ in 0..options.costed {
+        for _ in 0..options.cost_pairs {
             lock.lock().await?.unlock().await?;
         }
-        ours.add(&stats::read(server), options.costed);
+        ours.add(&stats::read(server), options.cost_pairs);
         stats::reset(server);
-        for _ in 0..options.costed {
+        for _ in 0..options.cost_pairs {
             bare.pair().await?;
         }
-        classic.add(&stats::read(server), options.costed);
+        classic.add(&stats::read(server), options.cost_pairs);
     }
     for (name, costs) in [("redlatch", &ours), ("classic", &classic)] {
         let (micros, sent, inner) = (median(&costs.micros), costs.sent, costs.inner);

@@ -31,7 +31,7 @@ pub(crate) async fn measure(server: &Server, options: &Options) -> Result<Vec<Va
     let mut rows = Vec::new();
     for kind in &KINDS {
         let compared = pairs(server, kind, options).await?;
-        println!("  {:20} {}", kind.name, compared.line(GOAL));
+        println!("  {:20} {}", kind.name, compared.table_row(GOAL));
         let mut row = compared.json(GOAL);
         row["name"] = json!(NAME);
         row["primitive"] = json!(kind.name);
@@ -45,7 +45,7 @@ async fn pairs(
     server: &Server,
     kind: &'static Kind,
     options: &Options,
-) -> Result<crate::ratio::Compared> {
+) -> Result<crate::ratio::Comparison> {
     let client = Client::connect(&server.url()).await?;
     let connection = bare::connect(&server.url()).await?;
     let name = |number: usize| format!("bench:{}:{number}", kind.name);
@@ -57,11 +57,11 @@ async fn pairs(
     }
     let ours = || {
         rate(TASKS, options.round, |number, stop| {
-            let take = (kind.take)(&client, &name(number));
+            let acquire = (kind.acquire)(&client, &name(number));
             async move {
                 let mut pairs = 0;
                 while !stop.load(Relaxed) {
-                    take().await?().await?;
+                    acquire().await?().await?;
                     pairs += 1;
                 }
                 Ok(pairs)

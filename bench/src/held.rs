@@ -15,14 +15,14 @@ use crate::{Result, process, stats};
 pub(crate) const NAME: &str = "lock_held";
 
 /// Tasks that acquire at the same time.
-const HANDS: usize = 128;
+const TASKS: usize = 128;
 
 pub(crate) async fn measure(server: &Server, options: &Options) -> Result<Value> {
     let (locks, window, lease) = (options.locks, options.window, options.lease);
     println!("\n{NAME}: {locks} locks held by one client, a watchdog of {lease:?}, measured");
     println!("for {window:?}. CPU in percent of one core.");
     let () = server.ask(&["FLUSHALL"]);
-    let builder = Client::builder().watchdog(lease);
+    let builder = Client::builder().watchdog_lease(lease);
     let client = builder.connect(&server.url()).await?;
     // One-time costs of any client are not a cost of a held lock.
     client.lock("bench:first").lock().await?.unlock().await?;
@@ -76,37 +76,37 @@ pub(crate) async fn measure(server: &Server, options: &Options) -> Result<Value>
 }
 
 async fn acquire_all(client: &Client, locks: usize) -> Result<Vec<Guard>> {
-    let mut hands: JoinSet<Result<_>> = JoinSet::new();
-    for hand in 0..HANDS {
+    let mut tasks: JoinSet<Result<_>> = JoinSet::new();
+    for task in 0..TASKS {
         let client = client.clone();
-        hands.spawn(async move {
-            let mut guards = Vec::with_capacity(locks.div_ceil(HANDS));
-            for number in (hand..locks).step_by(HANDS) {
+        tasks.spawn(async move {
+            let mut guards = Vec::with_capacity(locks.div_ceil(TASKS));
+            for number in (task..locks).step_by(TASKS) {
                 guards.push(client.lock(&format!("bench:held:{number}")).lock().await?);
             }
             Ok(guards)
         });
     }
     let mut guards = Vec::with_capacity(locks);
-    while let Some(ended) = hands.join_next().await {
+    while let Some(ended) = tasks.join_next().await {
         guards.append(&mut ended??);
     }
     Ok(guards)
 }
 
 async fn release_all(mut guards: Vec<Guard>) -> Result<()> {
-    let share = guards.len().div_ceil(HANDS);
-    let mut hands: JoinSet<Result<_>> = JoinSet::new();
+    let share = guards.len().div_ceil(TASKS);
+    let mut tasks: JoinSet<Result<_>> = JoinSet::new();
     while !guards.is_empty() {
         let some = guards.split_off(guards.len().saturating_sub(share));
-        hands.spawn(async move {
+        tasks.spawn(async move {
             for guard in some {
                 guard.unlock().await?;
             }
             Ok(())
         });
     }
-    while let Some(ended) = hands.join_next().await {
+    while let Some(ended) = tasks.join_next().await {
         ended??;
     }
     Ok(())

@@ -8,23 +8,23 @@ use redlatch::{Client, Guard, Lock, LockKind, MultiLock, RedLock};
 
 use crate::Result;
 
-pub(crate) type Boxed<T> = Pin<Box<dyn Future<Output = Result<T>> + Send>>;
+pub(crate) type BoxFuture<T> = Pin<Box<dyn Future<Output = Result<T>> + Send>>;
 
 /// Releases what was acquired.
-pub(crate) type GiveBack = Box<dyn FnOnce() -> Boxed<()> + Send>;
+pub(crate) type Release = Box<dyn FnOnce() -> BoxFuture<()> + Send>;
 
 /// Acquires the primitive, or waits for it.
-pub(crate) type Take = Arc<dyn Fn() -> Boxed<GiveBack> + Send + Sync>;
+pub(crate) type Acquire = Arc<dyn Fn() -> BoxFuture<Release> + Send + Sync>;
 
 pub(crate) struct Kind {
     pub(crate) name: &'static str,
     /// Runs before the first acquisition.
-    pub(crate) prepare: fn(Client, String) -> Boxed<()>,
-    pub(crate) take: fn(&Client, &str) -> Take,
+    pub(crate) prepare: fn(Client, String) -> BoxFuture<()>,
+    pub(crate) acquire: fn(&Client, &str) -> Acquire,
     /// The acquisition of a holder for which others have to wait.
-    pub(crate) hold: fn(&Client, &str) -> Take,
+    pub(crate) hold: fn(&Client, &str) -> Acquire,
     /// The acquisition of a waiter that waits until that holder releases.
-    pub(crate) wait: fn(&Client, &str) -> Take,
+    pub(crate) wait: fn(&Client, &str) -> Acquire,
 }
 
 pub(crate) const KINDS: [Kind; 11] = [
@@ -33,7 +33,7 @@ pub(crate) const KINDS: [Kind; 11] = [
     Kind {
         name: "read-lock",
         prepare: |_, _| Box::pin(async { Ok(()) }),
-        take: read,
+        acquire: read,
         // Readers do not wait for each other, so a writer holds the lock.
         hold: write,
         wait: read,
@@ -48,7 +48,7 @@ pub(crate) const KINDS: [Kind; 11] = [
             let guard = locks.lock().into_future();
             Box::pin(async move {
                 let guard = guard.await?;
-                Ok(give_back(async move { Ok(guard.unlock().await?) }))
+                Ok(release(async move { Ok(guard.unlock().await?) }))
             })
         })
     }),
@@ -60,7 +60,7 @@ pub(crate) const KINDS: [Kind; 11] = [
             let guard = lock.lock().into_future();
             Box::pin(async move {
                 let guard = guard.await?;
-                Ok(give_back(async move { Ok(guard.unlock().await?) }))
+                Ok(release(async move { Ok(guard.unlock().await?) }))
             })
         })
     }),
@@ -72,7 +72,7 @@ pub(crate) const KINDS: [Kind; 11] = [
                 Ok(())
             })
         },
-        take: semaphore,
+        acquire: semaphore,
         hold: semaphore,
         wait: semaphore,
     },
@@ -84,14 +84,14 @@ pub(crate) const KINDS: [Kind; 11] = [
                 Ok(())
             })
         },
-        take: permit,
+        acquire: permit,
         hold: permit,
         wait: permit,
     },
     Kind {
         name: "count-down-latch",
         prepare: |_, _| Box::pin(async { Ok(()) }),
-        take: count,
+        acquire: count,
         hold: count,
         wait: |client, name| {
             let latch = client.count_down_latch(name);
@@ -99,59 +99,59 @@ pub(crate) const KINDS: [Kind; 11] = [
                 let latch = latch.clone();
                 Box::pin(async move {
                     latch.wait().await?;
-                    Ok(give_back(async { Ok(()) }))
+                    Ok(release(async { Ok(()) }))
                 })
             })
         },
     },
 ];
 
-const fn of_lock(name: &'static str, take: fn(&Client, &str) -> Take) -> Kind {
+const fn of_lock(name: &'static str, acquire: fn(&Client, &str) -> Acquire) -> Kind {
     Kind {
         name,
         prepare: |_, _| Box::pin(async { Ok(()) }),
-        take,
-        hold: take,
-        wait: take,
+        acquire,
+        hold: acquire,
+        wait: acquire,
     }
 }
 
-fn lock<K: LockKind>(lock: Lock<K>) -> Take {
+fn lock<K: LockKind>(lock: Lock<K>) -> Acquire {
     Arc::new(move || held(lock.lock().into_future()))
 }
 
-fn read(client: &Client, name: &str) -> Take {
+fn read(client: &Client, name: &str) -> Acquire {
     lock(client.read_write_lock(name).read().clone())
 }
 
-fn write(client: &Client, name: &str) -> Take {
+fn write(client: &Client, name: &str) -> Acquire {
     lock(client.read_write_lock(name).write().clone())
 }
 
-fn semaphore(client: &Client, name: &str) -> Take {
+fn semaphore(client: &Client, name: &str) -> Acquire {
     let semaphore = client.semaphore(name);
     Arc::new(move || {
         let permits = semaphore.acquire().into_future();
         Box::pin(async move {
             let permits = permits.await?;
-            Ok(give_back(async move { Ok(permits.release().await?) }))
+            Ok(release(async move { Ok(permits.release().await?) }))
         })
     })
 }
 
-fn permit(client: &Client, name: &str) -> Take {
+fn permit(client: &Client, name: &str) -> Acquire {
     let semaphore = client.expirable_semaphore(name);
     Arc::new(move || held(semaphore.acquire().into_future()))
 }
 
 /// From setting the latch to opening it.
-fn count(client: &Client, name: &str) -> Take {
+fn count(client: &Client, name: &str) -> Acquire {
     let latch = client.count_down_latch(name);
     Arc::new(move || {
         let latch = latch.clone();
         Box::pin(async move {
             latch.try_set_count(1).await?;
-            Ok(give_back(async move {
+            Ok(release(async move {
                 latch.count_down().await?;
                 Ok(())
             }))
@@ -161,13 +161,13 @@ fn count(client: &Client, name: &str) -> Take {
 
 fn held<K: LockKind>(
     guard: impl Future<Output = redlatch::Result<Guard<K>>> + Send + 'static,
-) -> Boxed<GiveBack> {
+) -> BoxFuture<Release> {
     Box::pin(async move {
         let guard = guard.await?;
-        Ok(give_back(async move { Ok(guard.unlock().await?) }))
+        Ok(release(async move { Ok(guard.unlock().await?) }))
     })
 }
 
-fn give_back(work: impl Future<Output = Result<()>> + Send + 'static) -> GiveBack {
+fn release(work: impl Future<Output = Result<()>> + Send + 'static) -> Release {
     Box::new(|| Box::pin(work))
 }

@@ -37,7 +37,7 @@ pub(crate) struct Options {
     /// Duration of the competition for one name.
     pub(crate) contended: Duration,
     /// Pairs per round whose cost on the server is measured.
-    pub(crate) costed: usize,
+    pub(crate) cost_pairs: usize,
     pub(crate) locks: usize,
     pub(crate) window: Duration,
     /// The watchdog lease while many locks are held.
@@ -56,7 +56,7 @@ impl Options {
             rounds: 40,
             round: Duration::from_millis(300),
             contended: Duration::from_secs(5),
-            costed: 20_000,
+            cost_pairs: 20_000,
             locks: 100_000,
             window: Duration::from_secs(30),
             lease: Duration::from_secs(30),
@@ -71,7 +71,7 @@ impl Options {
             rounds: 5,
             round: Duration::from_millis(100),
             contended: Duration::from_millis(500),
-            costed: 2000,
+            cost_pairs: 2000,
             locks: 5000,
             window: Duration::from_secs(3),
             lease: Duration::from_secs(3),

@@ -9,7 +9,7 @@ use redlatch_testkit::Server;
 use serde_json::{Value, json};
 
 use crate::Result;
-use crate::bare::{self, Bare, Pair};
+use crate::bare::{self, Bare, ScriptPair};
 use crate::options::Options;
 use crate::ratio::{compare, rate};
 
@@ -25,14 +25,14 @@ pub(crate) async fn measure(server: &Server, options: &Options) -> Result<Vec<Va
     println!("  tasks     ours/s     bare/s   ratio  (middle half)   goal {GOAL:.2}");
     let client = Client::connect(&server.url()).await?;
     let connection = bare::connect(&server.url()).await?;
-    let scripts = Pair::ours();
+    let scripts = ScriptPair::ours();
     bare::load(&connection, &scripts).await?;
     let mut rows = Vec::new();
     for tasks in [1, 16, 128] {
         let ours = || our_round(&client, tasks, options.round);
         let bare = || bare_round(&connection, &scripts, tasks, options.round);
         let compared = compare(ours, bare, options.rounds).await?;
-        println!("  {tasks:5} {}", compared.line(GOAL));
+        println!("  {tasks:5} {}", compared.table_row(GOAL));
         let mut row = compared.json(GOAL);
         row["name"] = json!(NAME);
         row["tasks"] = json!(tasks);
@@ -58,7 +58,7 @@ async fn our_round(client: &Client, tasks: usize, time: Duration) -> Result<f64>
 
 async fn bare_round(
     connection: &MultiplexedConnection,
-    scripts: &Pair,
+    scripts: &ScriptPair,
     tasks: usize,
     time: Duration,
 ) -> Result<f64> {

@@ -12,7 +12,7 @@ use crate::Result;
 use crate::figures::{median, quantile, round};
 
 /// Rates per second of both ways, and the ratio of each round.
-pub(crate) struct Compared {
+pub(crate) struct Comparison {
     ours: f64,
     bare: f64,
     pub(crate) ratio: f64,
@@ -20,9 +20,9 @@ pub(crate) struct Compared {
     high: f64,
 }
 
-impl Compared {
-    pub(crate) fn line(&self, goal: f64) -> String {
-        let Compared {
+impl Comparison {
+    pub(crate) fn table_row(&self, goal: f64) -> String {
+        let Comparison {
             ours,
             bare,
             ratio,
@@ -55,7 +55,7 @@ pub(crate) async fn compare<A, B>(
     ours: impl Fn() -> A,
     bare: impl Fn() -> B,
     rounds: usize,
-) -> Result<Compared>
+) -> Result<Comparison>
 where
     A: Future<Output = Result<f64>>,
     B: Future<Output = Result<f64>>,
@@ -76,7 +76,7 @@ where
         bare_rates.push(bare_rate);
         ratios.push(our_rate / bare_rate);
     }
-    Ok(Compared {
+    Ok(Comparison {
         ours: median(&our_rates),
         bare: median(&bare_rates),
         ratio: median(&ratios),

@@ -9,14 +9,14 @@ use redlatch_testkit::Server;
 const SENT: [&str; 4] = ["evalsha", "eval", "subscribe", "unsubscribe"];
 
 /// Additional commands that this program and new connections send.
-const ASIDE: [&str; 8] = [
+const OWN_COMMANDS: [&str; 8] = [
     "info", "config", "client", "hello", "ping", "script", "dbsize", "flushall",
 ];
 
 #[derive(Default)]
-pub(crate) struct Stats(BTreeMap<String, Counted>);
+pub(crate) struct Stats(BTreeMap<String, CommandStats>);
 
-struct Counted {
+struct CommandStats {
     calls: u64,
     micros: u64,
 }
@@ -37,7 +37,7 @@ pub(crate) fn read(server: &Server) -> Stats {
         let (command, rest) = line.strip_prefix("cmdstat_")?.split_once(':')?;
         let calls = figure(rest, "calls")?;
         let micros = figure(rest, "usec")?;
-        Some((command.to_owned(), Counted { calls, micros }))
+        Some((command.to_owned(), CommandStats { calls, micros }))
     };
     Stats(info.lines().filter_map(line).collect())
 }
@@ -45,7 +45,7 @@ pub(crate) fn read(server: &Server) -> Stats {
 impl Stats {
     /// Returns the number of commands that clients sent.
     pub(crate) fn sent(&self) -> u64 {
-        let sent = |(name, _): &(&String, &Counted)| SENT.contains(&name.as_str());
+        let sent = |(name, _): &(&String, &CommandStats)| SENT.contains(&name.as_str());
         self.0.iter().filter(sent).map(|(_, c)| c.calls).sum()
     }
 
@@ -53,8 +53,8 @@ impl Stats {
     pub(crate) fn inner(&self) -> impl Iterator<Item = (&str, u64)> {
         self.0.iter().filter_map(|(name, counted)| {
             let (command, _) = name.split_once('|').unwrap_or((name, ""));
-            let aside = SENT.contains(&command) || ASIDE.contains(&command);
-            (!aside).then_some((name.as_str(), counted.calls))
+            let is_own_command = SENT.contains(&command) || OWN_COMMANDS.contains(&command);
+            (!is_own_command).then_some((name.as_str(), counted.calls))
         })
     }
 

@@ -20,7 +20,7 @@ pub(crate) const ALL: &str = "family_wake";
 
 /// How long the lock is held each time: enough for the waiter to have asked, to have subscribed,
 /// and to sleep.
-const HOLDING: Duration = Duration::from_millis(3);
+const HOLD_TIME: Duration = Duration::from_millis(3);
 
 const WARM_UP: usize = 50;
 
@@ -32,7 +32,7 @@ pub(crate) async fn measure(server: &Server, options: &Options) -> Result<Value>
     );
     println!("                             p50 µs     p99 µs   p50 trips   p99 trips");
     let pings = pings(&server.url(), options.wakes, None).await?;
-    let idle_pings = self::pings(&server.url(), options.wakes, Some(HOLDING)).await?;
+    let idle_pings = self::pings(&server.url(), options.wakes, Some(HOLD_TIME)).await?;
     let inside = same_process(&server.url(), options.wakes).await?;
     let outside = other_process(&server.url(), &KINDS[0], options.wakes).await?;
     let trip = median(&pings);
@@ -76,7 +76,7 @@ pub(crate) async fn measure_all(server: &Server, options: &Options) -> Result<Ve
     println!("every primitive; in µs and in round trips after a pause.");
     println!("                             p50 µs     p99 µs   p50 trips   p99 trips");
     let wakes = options.wakes / 4;
-    let trip = median(&pings(&server.url(), wakes, Some(HOLDING)).await?);
+    let trip = median(&pings(&server.url(), wakes, Some(HOLD_TIME)).await?);
     let mut rows = Vec::new();
     for kind in &KINDS {
         let samples = other_process(&server.url(), kind, wakes).await?;
@@ -130,7 +130,7 @@ async fn same_process(url: &str, wakes: usize) -> Result<Vec<f64>> {
             let guard = waiter.lock().await?;
             Ok((guard, Instant::now()))
         });
-        tokio::time::sleep(HOLDING).await;
+        tokio::time::sleep(HOLD_TIME).await;
         let released = Instant::now();
         guard.unlock().await?;
         let (guard, woken) = waiting.await??;
@@ -157,12 +157,12 @@ async fn other_process(url: &str, kind: &Kind, wakes: usize) -> Result<Vec<f64>>
     let hold = (kind.hold)(&client, &name);
     let mut samples = Vec::with_capacity(wakes);
     for number in 0..WARM_UP + wakes {
-        let give_back = hold().await?;
+        let release = hold().await?;
         orders.write_all(b"take\n").await?;
         reports.next_line().await?; // "waiting"
-        tokio::time::sleep(HOLDING).await;
+        tokio::time::sleep(HOLD_TIME).await;
         let released = nanos()?;
-        give_back().await?;
+        release().await?;
         let woken = reports.next_line().await?;
         let woken: u128 = woken.ok_or("the other process has ended")?.parse()?;
         let waited = woken.checked_sub(released);
@@ -182,13 +182,13 @@ async fn other_process(url: &str, kind: &Kind, wakes: usize) -> Result<Vec<f64>>
 pub(crate) async fn peer(url: &str, kind: &str, name: &str) -> Result<()> {
     let kind = KINDS.iter().find(|known| known.name == kind);
     let kind = kind.ok_or("no such primitive")?;
-    let take = (kind.wait)(&Client::connect(url).await?, name);
+    let acquire = (kind.wait)(&Client::connect(url).await?, name);
     for order in std::io::stdin().lock().lines() {
         order?;
         println!("waiting");
-        let give_back = take().await?;
+        let release = acquire().await?;
         println!("{}", nanos()?);
-        give_back().await?;
+        release().await?;
         println!("released");
     }
     Ok(())

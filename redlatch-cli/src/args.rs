@@ -5,8 +5,8 @@ use std::time::Duration;
 
 use clap::{Parser, Subcommand, value_parser};
 
-use crate::access::Access;
 use crate::duration;
+use crate::store_args::StoreArgs;
 
 /// Distributed locks on Redis and Valkey, from the command line.
 ///
@@ -26,7 +26,7 @@ Examples:
 )]
 pub(crate) struct Args {
     #[command(flatten)]
-    pub(crate) access: Access,
+    pub(crate) store_args: StoreArgs,
 
     #[command(flatten)]
     pub(crate) output: Output,
@@ -171,7 +171,7 @@ pub(crate) struct Run {
         value_name = "N",
         value_parser = value_parser!(u8),
         allow_hyphen_values = true,
-        default_value_t = crate::exit::NOT_OBTAINED
+        default_value_t = crate::exit::NOT_ACQUIRED
     )]
     pub(crate) conflict_exit_code: u8,
 

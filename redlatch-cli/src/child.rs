@@ -19,35 +19,35 @@ use rustix::process::{
 };
 use tokio::time::{Instant, sleep};
 
-use crate::access;
 use crate::args::Run;
 use crate::exit::by_signal;
-use crate::holding::Holding;
+use crate::held_lock::HeldLock;
+use crate::process_tree::{self, State};
 use crate::signals::{Caught, Signals};
+use crate::store_args;
 use crate::terminal::Terminal;
-use crate::tree::{self, State};
 
 /// The pause between two checks of processes that are to end. SIGCHLD shortens it.
-const POLL: Duration = Duration::from_millis(50);
+const POLL_INTERVAL: Duration = Duration::from_millis(50);
 
 /// How long killed processes may take to disappear.
-const DYING: Duration = Duration::from_secs(1);
+const KILL_TIMEOUT: Duration = Duration::from_secs(1);
 
 pub(crate) struct Child {
     /// CMD's process id, and the id of its process group.
     cmd: Pid,
     status: Option<WaitStatus>,
     /// Children that this process had before CMD, from a shell that became `redlatch` by `exec`.
-    strangers: HashSet<Pid>,
+    earlier_children: HashSet<Pid>,
     /// Whether orphaned descendants become children of this process.
-    adopts: bool,
+    is_subreaper: bool,
     /// Whether this process has no child left.
-    childless: bool,
+    no_children_left: bool,
     terminal: Option<Terminal>,
     /// Whether CMD's group was put into the foreground of the terminal.
     in_foreground: bool,
     /// Whether CMD was passed a signal that asks it to end.
-    asked_to_end: bool,
+    end_requested: bool,
     /// Descendants that [`freeze`](Child::freeze) stopped.
     frozen: HashSet<Pid>,
     /// When to kill the descendants that `end` waits for; set by the first call.
@@ -55,7 +55,7 @@ pub(crate) struct Child {
 }
 
 /// What happened to CMD.
-pub(crate) enum Change {
+pub(crate) enum ChildEvent {
     Ended(WaitStatus),
     /// The terminal stopped CMD, so that the group of this process has to stop, too.
     Stopped(Signal),
@@ -63,22 +63,24 @@ pub(crate) enum Change {
 
 impl Child {
     /// Starts CMD on the calling thread. When that thread ends, CMD is killed, too.
-    pub(crate) fn start(run: &Run, holding: &Holding) -> io::Result<Child> {
+    pub(crate) fn start(run: &Run, held_lock: &HeldLock) -> io::Result<Child> {
         let terminal = Terminal::open();
-        let in_foreground = terminal.as_ref().is_some_and(Terminal::is_for_cmd);
-        let mut command = bound_to_us(&run.command, in_foreground);
+        let in_foreground = terminal
+            .as_ref()
+            .is_some_and(Terminal::starts_cmd_in_foreground);
+        let mut command = bound_command(&run.command, in_foreground);
         if !run.keep_passwords {
-            for (variable, value) in access::for_cmd() {
+            for (variable, value) in store_args::env_changes_for_cmd() {
                 match value {
                     Some(value) => command.env(variable, value),
                     None => command.env_remove(variable),
                 };
             }
         }
-        command.envs(holding.environment());
+        command.envs(held_lock.environment());
         command.process_group(0);
-        let strangers = tree::descendants(&HashSet::new());
-        let adopts = tree::adopt_orphans();
+        let earlier_children = process_tree::descendants(&HashSet::new());
+        let is_subreaper = process_tree::adopt_orphans();
         let process = match &terminal {
             Some(terminal) => terminal.unmasked(|| command.spawn()),
             None => command.spawn(),
@@ -87,12 +89,12 @@ impl Child {
         Ok(Child {
             cmd: pid.ok_or_else(|| io::Error::other("the system gave no process id"))?,
             status: None,
-            strangers: strangers.iter().map(|process| process.pid).collect(),
-            adopts,
-            childless: false,
+            earlier_children: earlier_children.iter().map(|process| process.pid).collect(),
+            is_subreaper,
+            no_children_left: false,
             terminal,
             in_foreground,
-            asked_to_end: false,
+            end_requested: false,
             frozen: HashSet::new(),
             kill_at: None,
         })
@@ -100,30 +102,30 @@ impl Child {
 
     /// Returns what happened to CMD since the last call, if anything. Must be called after each
     /// [`Caught::Child`]. Also collects adopted processes that have ended.
-    pub(crate) fn change(&mut self) -> io::Result<Option<Change>> {
+    pub(crate) fn poll_event(&mut self) -> io::Result<Option<ChildEvent>> {
         loop {
             match wait(WaitOptions::NOHANG | WaitOptions::UNTRACED) {
                 Ok(Some((pid, status))) if pid == self.cmd => match status.stopping_signal() {
                     Some(number) => {
                         let signal = Signal::from_named_raw(number).unwrap_or(Signal::STOP);
-                        if self.stops_us(signal) {
-                            return Ok(Some(Change::Stopped(signal)));
+                        if self.must_stop_too(signal) {
+                            return Ok(Some(ChildEvent::Stopped(signal)));
                         }
                     }
                     None => {
                         self.status = Some(status);
-                        return Ok(Some(Change::Ended(status)));
+                        return Ok(Some(ChildEvent::Ended(status)));
                     }
                 },
                 Ok(Some((pid, status))) => {
                     if !status.stopped() {
-                        self.strangers.remove(&pid);
+                        self.earlier_children.remove(&pid);
                     }
                 }
                 Err(Errno::INTR) => {}
                 Ok(None) => return Ok(None),
                 Err(Errno::CHILD) => {
-                    self.childless = true;
+                    self.no_children_left = true;
                     return match self.status {
                         Some(_) => Ok(None),
                         None => Err(Errno::CHILD.into()),
@@ -136,12 +138,12 @@ impl Child {
 
     /// Decides what to do when CMD has stopped. A CMD in the background that asks for the terminal
     /// gets it, if this process has it.
-    fn stops_us(&mut self, signal: Signal) -> bool {
+    fn must_stop_too(&mut self, signal: Signal) -> bool {
         let Some(terminal) = &self.terminal else {
             return false;
         };
         let wants_terminal = matches!(signal, Signal::TTIN | Signal::TTOU);
-        if wants_terminal && terminal.is_ours() && terminal.give(self.cmd) {
+        if wants_terminal && terminal.is_foreground() && terminal.set_foreground(self.cmd) {
             self.in_foreground = true;
             self.send(Signal::CONT);
             return false;
@@ -150,10 +152,10 @@ impl Child {
     }
 
     /// Passes a signal on to CMD's group.
-    pub(crate) fn pass_on(&mut self, caught: Caught) {
+    pub(crate) fn forward(&mut self, caught: Caught) {
         match caught {
             Caught::End(signal) => {
-                self.asked_to_end = true;
+                self.end_requested = true;
                 self.send(signal);
                 // A stopped CMD receives the signal only when it is continued.
                 self.send(Signal::CONT);
@@ -167,15 +169,15 @@ impl Child {
     fn send(&self, signal: Signal) {
         // Once CMD has been collected, its process id may belong to another group, if CMD was the
         // last in its group.
-        let in_group = |process: &tree::Process| process.group == Some(self.cmd);
-        if self.status.is_none() || !self.adopts || self.descendants().iter().any(in_group) {
+        let in_group = |process: &process_tree::Process| process.group == Some(self.cmd);
+        if self.status.is_none() || !self.is_subreaper || self.descendants().iter().any(in_group) {
             let _ = kill_process_group(self.cmd, signal);
         }
     }
 
     /// Asks the shell's job, including this process, to stop, as the terminal would have done
     /// without `redlatch`. Returns before this process stops.
-    pub(crate) fn stop_our_group(&self, signal: Signal) {
+    pub(crate) fn stop_own_group(&self, signal: Signal) {
         let _ = kill_current_process_group(match signal {
             // SIGSTOP would stop this process immediately, without a check of the lock when it
             // continues.
@@ -194,14 +196,14 @@ impl Child {
     }
 
     /// Returns CMD and its descendants that have not ended.
-    fn descendants(&self) -> Vec<tree::Process> {
-        tree::descendants(&self.strangers)
+    fn descendants(&self) -> Vec<process_tree::Process> {
+        process_tree::descendants(&self.earlier_children)
     }
 
     /// Returns a function that counts them later.
     pub(crate) fn counter(&self) -> impl FnOnce() -> usize + use<> {
-        let strangers = self.strangers.clone();
-        move || tree::descendants(&strangers).len()
+        let earlier_children = self.earlier_children.clone();
+        move || process_tree::descendants(&earlier_children).len()
     }
 
     /// Stops all descendants.
@@ -228,7 +230,7 @@ impl Child {
         if let Some(terminal) = &self.terminal
             && self.in_foreground
         {
-            self.in_foreground = terminal.is_ours() && terminal.give(self.cmd);
+            self.in_foreground = terminal.is_foreground() && terminal.set_foreground(self.cmd);
         }
         self.thaw_processes();
     }
@@ -248,41 +250,41 @@ impl Child {
     /// Returns whether CMD ended because of a signal to it or to `redlatch` that asked it to end.
     /// Its children were asked, too, and may still need time. An exit code of 128 + n means that
     /// signal n ended a child of CMD, as shells report it.
-    pub(crate) fn was_ended(&self, status: WaitStatus) -> bool {
-        self.asked_to_end || ending_signal(status).is_some()
+    pub(crate) fn ended_by_signal(&self, status: WaitStatus) -> bool {
+        self.end_requested || ending_signal(status).is_some()
     }
 
     /// Returns whether the children of an ended CMD received the signal that ended it: it was
     /// passed on to all, or a key sent it.
-    pub(crate) fn is_known_to_children(&self, status: WaitStatus) -> bool {
-        self.asked_to_end || self.ended_by_key(status).is_some()
+    pub(crate) fn children_were_signaled(&self, status: WaitStatus) -> bool {
+        self.end_requested || self.ended_by_key(status).is_some()
     }
 
     /// Returns the signal that ended CMD, if a key at the terminal sent it to CMD's group only.
     fn ended_by_key(&self, status: WaitStatus) -> Option<Signal> {
         let signal = ending_signal(status).and_then(Signal::from_named_raw)?;
-        let of_key = self.in_foreground && !self.asked_to_end;
+        let of_key = self.in_foreground && !self.end_requested;
         (of_key && matches!(signal, Signal::INT | Signal::QUIT)).then_some(signal)
     }
 
-    /// Waits until no descendant is left. Asks them to end if `ask` is set. Kills those that are
-    /// left after `patience`, counted from the first call.
+    /// Waits until no descendant is left. Asks them to end if `send_term` is set. Kills those that are
+    /// left after `kill_after`, counted from the first call.
     ///
     /// With `waits_for_all`, returns only after the last one has ended: a process in an
     /// uninterruptible system call, or one of another user, may outlast SIGKILL. Otherwise returns
     /// a second after SIGKILL. Cancel safe.
     pub(crate) async fn end(
         &mut self,
-        ask: bool,
+        send_term: bool,
         waits_for_all: bool,
-        patience: Duration,
+        kill_after: Duration,
         signals: &mut Signals,
     ) {
         let kill_at = *self
             .kill_at
-            .get_or_insert_with(|| Instant::now().checked_add(patience));
+            .get_or_insert_with(|| Instant::now().checked_add(kill_after));
         let mut asked = HashSet::new();
-        if ask {
+        if send_term {
             self.send(Signal::TERM);
             for &pid in &self.frozen {
                 let _ = kill_process(pid, Signal::TERM);
@@ -291,24 +293,24 @@ impl Child {
             // A stopped process must continue before it can end.
             self.thaw_processes();
         }
-        while !self.is_gone() {
+        while !self.all_ended() {
             let late = kill_at.and_then(|at| Instant::now().checked_duration_since(at));
             match late {
-                Some(late) if late > DYING && !waits_for_all => return,
+                Some(late) if late > KILL_TIMEOUT && !waits_for_all => return,
                 Some(_) => self.kill(),
-                None if ask => self.ask_orphans(&mut asked),
+                None if send_term => self.terminate_orphans(&mut asked),
                 None => {}
             }
             tokio::select! {
-                () = sleep(POLL) => {}
-                caught = signals.next() => self.pass_on(caught),
+                () = sleep(POLL_INTERVAL) => {}
+                caught = signals.next() => self.forward(caught),
             }
         }
     }
 
     /// Asks orphans outside CMD's group to end. A process there with a live parent is left to that
     /// parent, which may be another `redlatch` or a shell.
-    fn ask_orphans(&self, asked: &mut HashSet<Pid>) {
+    fn terminate_orphans(&self, asked: &mut HashSet<Pid>) {
         for process in self.descendants() {
             let orphan = process.parent == Some(getpid()) && process.group != Some(self.cmd);
             if orphan && asked.insert(process.pid) {
@@ -326,18 +328,18 @@ impl Child {
     }
 
     /// Returns whether CMD and all of its descendants have ended.
-    fn is_gone(&mut self) -> bool {
-        while let Ok(Some(_)) = self.change() {}
-        match self.adopts {
+    fn all_ended(&mut self) -> bool {
+        while let Ok(Some(_)) = self.poll_event() {}
+        match self.is_subreaper {
             // Exact: an orphan becomes a child at the moment its parent ends.
-            true if self.strangers.is_empty() => self.childless,
+            true if self.earlier_children.is_empty() => self.no_children_left,
             true => self.status.is_some() && self.descendants().is_empty(),
             false => self.status.is_some() && test_kill_process_group(self.cmd).is_err(),
         }
     }
 
     /// Reports a key that ended CMD to the rest of the shell's job, as the terminal would have.
-    pub(crate) fn report_key(&self) {
+    pub(crate) fn resend_key_signal(&self) {
         if let Some(signal) = self.status.and_then(|status| self.ended_by_key(status)) {
             let _ = kill_current_process_group(signal);
         }
@@ -349,13 +351,13 @@ impl Drop for Child {
         if let Some(terminal) = &self.terminal
             && self.in_foreground
         {
-            terminal.take_back(self.cmd);
+            terminal.restore_foreground(self.cmd);
         }
     }
 }
 
 /// Returns the exit code that shells report.
-pub(crate) fn code_of(status: WaitStatus) -> u8 {
+pub(crate) fn exit_code(status: WaitStatus) -> u8 {
     match (status.exit_status(), status.terminating_signal()) {
         (Some(code), _) => u8::try_from(code).unwrap_or(u8::MAX),
         (None, number) => by_signal(number.unwrap_or_default()),
@@ -373,26 +375,26 @@ fn ending_signal(status: WaitStatus) -> Option<i32> {
 
 /// Returns a command that starts CMD through `redlatch` itself. Only the new process, before it
 /// becomes CMD, can make the system kill it when this process dies. See `exec`.
-fn bound_to_us(command: &[OsString], in_foreground: bool) -> Command {
-    let mut ourselves = ourselves();
-    ourselves.arg("__exec");
+fn bound_command(command: &[OsString], in_foreground: bool) -> Command {
+    let mut self_command = self_command();
+    self_command.arg("__exec");
     if in_foreground {
-        ourselves.arg("--foreground");
+        self_command.arg("--foreground");
     }
-    ourselves.args([&std::process::id().to_string(), "--"]);
-    ourselves.args(command);
-    ourselves
+    self_command.args([&std::process::id().to_string(), "--"]);
+    self_command.args(command);
+    self_command
 }
 
 #[cfg(target_os = "linux")]
-fn ourselves() -> Command {
+fn self_command() -> Command {
     // Not the path of the executable, which may be a newer version by now, or missing.
-    let mut ourselves = Command::new("/proc/self/exe");
-    ourselves.arg0("redlatch");
-    ourselves
+    let mut self_command = Command::new("/proc/self/exe");
+    self_command.arg0("redlatch");
+    self_command
 }
 
 #[cfg(not(target_os = "linux"))]
-fn ourselves() -> Command {
+fn self_command() -> Command {
     Command::new(std::env::current_exe().unwrap_or_else(|_| "redlatch".into()))
 }

@@ -5,13 +5,13 @@ use std::os::unix::process::CommandExt as _;
 use std::process::Command;
 
 use crate::args::Exec;
-use crate::say::say;
+use crate::stderr::stderr;
 use crate::{exit, terminal};
 
 /// Makes the system kill this process when its parent dies, and becomes CMD. Returns if it cannot.
 pub(crate) fn exec(exec: &Exec) -> u8 {
     if let Err(error) = bind_to_parent() {
-        say!("CMD cannot be bound to the lifetime of redlatch: {error}");
+        stderr!("CMD cannot be bound to the lifetime of redlatch: {error}");
         return exit::SYSTEM;
     }
     // If the parent had died before that, this process would not have been killed.
@@ -23,15 +23,15 @@ pub(crate) fn exec(exec: &Exec) -> u8 {
         return exit::USAGE;
     };
     if exec.foreground {
-        terminal::come_forward();
+        terminal::enter_foreground();
     }
     let error = Command::new(program).args(args).exec();
     let program = program.to_string_lossy();
     if error.kind() == ErrorKind::NotFound {
-        say!("{program}: not found");
+        stderr!("{program}: not found");
         exit::NOT_FOUND
     } else {
-        say!("{program}: cannot be executed: {error}");
+        stderr!("{program}: cannot be executed: {error}");
         exit::CANNOT_EXECUTE
     }
 }

@@ -18,7 +18,7 @@ pub(crate) const SYSTEM: u8 = 71;
 /// EX_IOERR: the lock was lost while CMD ran.
 pub(crate) const LOST: u8 = 74;
 /// EX_TEMPFAIL: another owner holds the lock.
-pub(crate) const NOT_OBTAINED: u8 = 75;
+pub(crate) const NOT_ACQUIRED: u8 = 75;
 /// As in shells: found, but cannot be executed.
 pub(crate) const CANNOT_EXECUTE: u8 = 126;
 /// As in shells: not found.

@@ -4,15 +4,15 @@ use std::time::Duration;
 
 use redlatch::{Client, ObjectState};
 
-use crate::access::Access;
 use crate::args::{Latch, LatchCommand};
 use crate::exit::{self, Failure};
-use crate::say::note;
 use crate::signals::Signals;
+use crate::stderr::note;
 use crate::store::WaitLimits;
+use crate::store_args::StoreArgs;
 use crate::{show, store};
 
-pub(crate) async fn latch(access: &Access, latch: &Latch) -> Result<u8, Failure> {
+pub(crate) async fn latch(store_args: &StoreArgs, latch: &Latch) -> Result<u8, Failure> {
     let name = &latch.name;
     store::check_name(name).await?;
     let mut signals = Signals::catch_ending()?;
@@ -26,8 +26,8 @@ pub(crate) async fn latch(access: &Access, latch: &Latch) -> Result<u8, Failure>
     let limits = WaitLimits::new(outage, wait);
     let settings = Client::builder().outage_limit(outage);
     let connecting = async {
-        let client = store::connect_within(access, settings, &limits).await?;
-        let state = limits.wait_through(name, async || client.inspect(name).await);
+        let client = store::connect_within(store_args, settings, &limits).await?;
+        let state = limits.retry_through_outage(name, async || client.inspect(name).await);
         let state = state.await?;
         Ok::<_, Failure>((client, state))
     };
@@ -40,7 +40,7 @@ pub(crate) async fn latch(access: &Access, latch: &Latch) -> Result<u8, Failure>
     if let Some(state) = state
         && !matches!(state, ObjectState::Counter { .. })
     {
-        return Err(store::another_kind(name, &state, "latch"));
+        return Err(store::wrong_kind_failure(name, &state, "latch"));
     }
     let handle = client.count_down_latch(name);
     match latch.command {
@@ -53,7 +53,7 @@ pub(crate) async fn latch(access: &Access, latch: &Latch) -> Result<u8, Failure>
                 count => format!("{count} are left"),
             };
             note!("{name}: it was already set, and {left}");
-            Ok(exit::NOT_OBTAINED)
+            Ok(exit::NOT_ACQUIRED)
         }
         LatchCommand::CountDown { by } => {
             let left = handle.count_down_by(by).await?;
@@ -73,7 +73,7 @@ pub(crate) async fn latch(access: &Access, latch: &Latch) -> Result<u8, Failure>
                     true => Ok(exit::OK),
                     false => {
                         note!("{name}: not open in time");
-                        Ok(exit::NOT_OBTAINED)
+                        Ok(exit::NOT_ACQUIRED)
                     }
                 },
             }

@@ -1,22 +1,22 @@
 //! `redlatch`: runs a command while it holds a lock, and inspects locks.
 #![forbid(unsafe_code)]
 
-mod access;
 mod args;
 mod child;
 mod duration;
 mod exec;
 mod exit;
-mod holding;
+mod held_lock;
 mod latch;
+mod process_tree;
 mod run;
-mod say;
 mod show;
 mod signals;
+mod stderr;
 mod store;
+mod store_args;
 mod terminal;
 mod token;
-mod tree;
 
 use std::ffi::OsString;
 use std::process::ExitCode;
@@ -27,7 +27,7 @@ use clap::{CommandFactory as _, FromArgMatches as _};
 
 use crate::args::{Args, Command};
 use crate::exit::Failure;
-use crate::say::say;
+use crate::stderr::stderr;
 
 fn main() -> ExitCode {
     let parsed = Args::command().try_get_matches().and_then(|matches| {
@@ -36,25 +36,25 @@ fn main() -> ExitCode {
     });
     let (args, url_from) = match parsed {
         Ok(parsed) => parsed,
-        Err(error) => return refuse(error),
+        Err(error) => return print_usage_error(error),
     };
     // This process becomes CMD and does not hold the lock: it needs no log, no runtime and no
     // threads.
     if let Command::Exec(exec) = &args.command {
         return exec::exec(exec).into();
     }
-    say::start_log(args.output);
+    stderr::start_log(args.output);
     if url_from == Some(ValueSource::CommandLine) {
-        access::warn_of_password(&args.access.url);
+        store_args::warn_about_password(&args.store_args.url);
     }
-    let code = obey(args).unwrap_or_else(|failure| {
-        say!("{}", failure.message);
+    let code = dispatch(args).unwrap_or_else(|failure| {
+        stderr!("{}", failure.message);
         failure.code
     });
     code.into()
 }
 
-fn obey(args: Args) -> Result<u8, Failure> {
+fn dispatch(args: Args) -> Result<u8, Failure> {
     // CMD is killed when the thread that started it ends (see `child`). So everything runs on this
     // thread, which lives as long as the process.
     let runtime = tokio::runtime::Builder::new_current_thread()
@@ -63,12 +63,12 @@ fn obey(args: Args) -> Result<u8, Failure> {
         .map_err(|error| Failure::system("cannot start the tokio runtime", &error))?;
     let code = runtime.block_on(async {
         match args.command {
-            Command::Run(run) => run::run(&args.access, run).await,
-            Command::Show(show) => show::show(&args.access, &show).await,
-            Command::Ls(ls) => show::ls(&args.access, &ls).await,
-            Command::Unlock(unlock) => show::unlock(&args.access, &unlock).await,
-            Command::Latch(latch) => latch::latch(&args.access, &latch).await,
-            Command::Token(token) => token::token(&args.access, &token).await,
+            Command::Run(run) => run::run(&args.store_args, run).await,
+            Command::Show(show) => show::show(&args.store_args, &show).await,
+            Command::Ls(ls) => show::ls(&args.store_args, &ls).await,
+            Command::Unlock(unlock) => show::unlock(&args.store_args, &unlock).await,
+            Command::Latch(latch) => latch::latch(&args.store_args, &latch).await,
+            Command::Token(token) => token::token(&args.store_args, &token).await,
             Command::Exec(_) => unreachable!("handled without a runtime"),
         }
     });
@@ -79,7 +79,7 @@ fn obey(args: Args) -> Result<u8, Failure> {
 
 /// Prints a usage error, or the requested help. Quoted parts of the command line are printed
 /// without passwords.
-fn refuse(error: clap::Error) -> ExitCode {
+fn print_usage_error(error: clap::Error) -> ExitCode {
     let secrets: Vec<(String, String)> = std::env::args_os()
         .map(OsString::into_string)
         .filter_map(Result::ok)
@@ -96,7 +96,7 @@ fn refuse(error: clap::Error) -> ExitCode {
     let mut message = error.to_string();
     if error.kind() == ErrorKind::MissingSubcommand && message.contains("__exec") {
         // clap's own message would list the internal command.
-        say::raw(&Args::command().render_help().to_string());
+        stderr::raw(&Args::command().render_help().to_string());
     } else if secrets.is_empty() {
         // Uses colors at a terminal. Errors are ignored: a closed pipe has no reader.
         let _ = error.print();
@@ -104,10 +104,10 @@ fn refuse(error: clap::Error) -> ExitCode {
         for (secret, shown) in secrets {
             message = message.replace(&secret, &shown);
         }
-        say::raw(&message);
+        stderr::raw(&message);
     }
     if error.kind() == ErrorKind::MissingRequiredArgument && message.contains("  <CMD>") {
-        say::raw("CMD comes after --: redlatch run NAME -- CMD\n");
+        stderr::raw("CMD comes after --: redlatch run NAME -- CMD\n");
     }
     code.into()
 }

@@ -18,22 +18,22 @@ use redlatch::{Client, Error, Loss, ObjectState};
 use rustix::process::WaitStatus;
 use tokio::time::{Instant, timeout_at};
 
-use crate::access::Access;
 use crate::args::Run;
-use crate::child::{Change, Child, code_of};
+use crate::child::{Child, ChildEvent, exit_code};
 use crate::exit::{self, Failure};
-use crate::holding::{self, Holding};
-use crate::say::{self, detail, note, printable, say};
+use crate::held_lock::{self, HeldLock};
 use crate::signals::{self, Caught, Signals};
+use crate::stderr::{self, detail, note, printable, stderr};
 use crate::store::WaitLimits;
+use crate::store_args::StoreArgs;
 use crate::{duration, store};
 
 /// How long `run` waits before it prints a message. A lock that is free soon needs none.
-const SILENCE: Duration = Duration::from_secs(1);
+const REPORT_DELAY: Duration = Duration::from_secs(1);
 
-pub(crate) async fn run(access: &Access, mut run: Run) -> Result<u8, Failure> {
+pub(crate) async fn run(store_args: &StoreArgs, mut run: Run) -> Result<u8, Failure> {
     let mut signals = Signals::catch_all()?;
-    store::rehearse(&run).await?;
+    store::validate_request(&run).await?;
     // A repeated name is held once.
     let mut named = HashSet::new();
     run.names.retain(|name| named.insert(name.clone()));
@@ -41,52 +41,52 @@ pub(crate) async fn run(access: &Access, mut run: Run) -> Result<u8, Failure> {
     let client = tokio::select! {
         biased;
         signal = signals.next_end() => return Ok(exit::by_signal(signal.as_raw())),
-        client = store::connect_within(access, store::settings(&run), &limits) => client?,
+        client = store::connect_within(store_args, store::settings(&run), &limits) => client?,
     };
-    let code = run_holding(&client, &limits, &run, &mut signals).await;
+    let code = run_under_lock(&client, &limits, &run, &mut signals).await;
     // Settles an interrupted acquisition, or a release without an answer.
-    store::settle(&client).await;
+    store::flush(&client).await;
     code
 }
 
-async fn run_holding(
+async fn run_under_lock(
     client: &Client,
     limits: &WaitLimits,
     run: &Run,
     signals: &mut Signals,
 ) -> Result<u8, Failure> {
-    let holding = tokio::select! {
+    let held_lock = tokio::select! {
         biased;
         signal = signals.next_end() => return Ok(exit::by_signal(signal.as_raw())),
-        holding = obtain(client, limits, run) => holding?,
+        held_lock = acquire(client, limits, run) => held_lock?,
         never = report_waiting(client, run) => match never {},
     };
     let names = run.names.join(" ");
-    let Some(holding) = holding else {
+    let Some(held_lock) = held_lock else {
         report_conflict(client, run).await;
         return Ok(run.conflict_exit_code);
     };
-    detail!("{names}: acquired by {}", holding.owner());
-    let mut child = Child::start(run, &holding)
+    detail!("{names}: acquired by {}", held_lock.owner());
+    let mut child = Child::start(run, &held_lock)
         .map_err(|error| Failure::system("cannot start a process", &error))?;
-    match accompany(&mut child, &holding, client, run, signals).await {
-        Ok(Ended::Released(status)) => match holding.unlock().await {
+    match supervise(&mut child, &held_lock, client, run, signals).await {
+        Ok(RunOutcome::CmdEnded(status)) => match held_lock.unlock().await {
             Ok(()) => {
                 detail!("{names}: released");
-                child.report_key();
-                return Ok(code_of(status));
+                child.resend_key_signal();
+                return Ok(exit_code(status));
             }
-            Err(error @ (Error::Lost { .. } | Error::WrongKind { .. })) => say!("{error}"),
+            Err(error @ (Error::Lost { .. } | Error::WrongKind { .. })) => stderr!("{error}"),
             Err(error) => {
-                say!("{names}: not released: {error}");
-                say!("{names}: it is free when its lease ends");
-                child.report_key();
-                return Ok(code_of(status));
+                stderr!("{names}: not released: {error}");
+                stderr!("{names}: it is free when its lease ends");
+                child.resend_key_signal();
+                return Ok(exit_code(status));
             }
         },
-        Ok(Ended::Lost(how)) => {
-            let patience = duration::short(run.kill_after);
-            say!("{names}: lost: {how}; ending CMD: SIGTERM now, SIGKILL after {patience}");
+        Ok(RunOutcome::Lost(how)) => {
+            let kill_after = duration::short(run.kill_after);
+            stderr!("{names}: lost: {how}; ending CMD: SIGTERM now, SIGKILL after {kill_after}");
         }
         Err(error) => {
             child.end(true, true, run.kill_after, signals).await;
@@ -98,40 +98,40 @@ async fn run_holding(
     Ok(exit::LOST)
 }
 
-async fn obtain(
+async fn acquire(
     client: &Client,
     limits: &WaitLimits,
     run: &Run,
-) -> Result<Option<Holding>, Failure> {
-    let obtaining = async {
+) -> Result<Option<HeldLock>, Failure> {
+    let acquiring = async {
         if let (Some(permits), [name]) = (run.kind.permits, run.names.as_slice()) {
-            let others = limits.wait_through(name, async || {
-                holding::other_permits(client, name, permits, run.set_permits).await
+            let others = limits.retry_through_outage(name, async || {
+                held_lock::ensure_permits(client, name, permits, run.set_permits).await
             });
             if let Some(total) = others.await? {
-                let noun = holding::permits_noun(total);
+                let noun = held_lock::permits_noun(total);
                 return Ok(Err(Failure::wrong_kind(format!(
                     "{name} has {total} {noun}, not {permits}; if it is yours, change it with: \
                      redlatch run --permits {permits} --set-permits …"
                 ))));
             }
         }
-        Ok(Ok(Holding::obtain(client, limits, run).await?))
+        Ok(Ok(HeldLock::acquire(client, limits, run).await?))
     };
-    match obtaining.await {
-        Ok(obtained) => obtained,
-        Err(error) => Err(store::explained(client, &run.names, run.kind.noun(), error).await),
+    match acquiring.await {
+        Ok(acquired) => acquired,
+        Err(error) => Err(store::explain_error(client, &run.names, run.kind.noun(), error).await),
     }
 }
 
 /// Reports once what a long wait is for.
 async fn report_waiting(client: &Client, run: &Run) -> Infallible {
-    if !say::output().verbose {
-        tokio::time::sleep(SILENCE).await;
+    if !stderr::output().verbose {
+        tokio::time::sleep(REPORT_DELAY).await;
     }
     for name in &run.names {
-        if let Some(obstacle) = obstacle(client, name).await {
-            note!("waiting for {}, {obstacle}", printable(name));
+        if let Some(holder_text) = holder_text(client, name).await {
+            note!("waiting for {}, {holder_text}", printable(name));
         }
     }
     std::future::pending().await
@@ -140,7 +140,7 @@ async fn report_waiting(client: &Client, run: &Run) -> Infallible {
 /// Reports why the lock was not acquired. Does not wait for a slow store, because the limit has
 /// passed.
 async fn report_conflict(client: &Client, run: &Run) {
-    let give_up = Instant::now() + SILENCE;
+    let deadline = Instant::now() + REPORT_DELAY;
     let names = printable(&run.names.join(" "));
     let what = match run.wait {
         Some(wait) => format!("not acquired within {}", duration::short(wait)),
@@ -148,11 +148,11 @@ async fn report_conflict(client: &Client, run: &Run) {
     };
     let mut reasons = Vec::new();
     for name in &run.names {
-        let obstacle = timeout_at(give_up, obstacle(client, name)).await;
-        if let Ok(Some(obstacle)) = obstacle {
+        let holder_text = timeout_at(deadline, holder_text(client, name)).await;
+        if let Ok(Some(holder_text)) = holder_text {
             reasons.push(match run.names.len() {
-                1 => obstacle,
-                _ => format!("{} is {obstacle}", printable(name)),
+                1 => holder_text,
+                _ => format!("{} is {holder_text}", printable(name)),
             });
         }
     }
@@ -163,7 +163,7 @@ async fn report_conflict(client: &Client, run: &Run) {
 }
 
 /// Describes the holder of `name`, and how long it holds the lock unless it renews.
-async fn obstacle(client: &Client, name: &str) -> Option<String> {
+async fn holder_text(client: &Client, name: &str) -> Option<String> {
     let state = client.inspect(name).await.ok().flatten()?;
     let holders = state.holders();
     if let Some(first) = holders.first() {
@@ -171,7 +171,7 @@ async fn obstacle(client: &Client, name: &str) -> Option<String> {
             0 => String::new(),
             others => format!(" and {others} more"),
         };
-        let until = limit(holders.iter().map(|holder| holder.remaining));
+        let until = remaining_text(holders.iter().map(|holder| holder.remaining));
         return Some(format!(
             "held by {}{others}{until}",
             printable(&first.owner)
@@ -197,7 +197,7 @@ async fn obstacle(client: &Client, name: &str) -> Option<String> {
 }
 
 /// All have to expire, so the latest expiry counts.
-fn limit(remaining: impl Iterator<Item = Option<Duration>>) -> String {
+fn remaining_text(remaining: impl Iterator<Item = Option<Duration>>) -> String {
     let latest: Option<Vec<Duration>> = remaining.collect();
     match latest.and_then(|all| all.into_iter().max()) {
         Some(latest) => format!(" for up to {}", duration::rough(latest)),
@@ -205,9 +205,9 @@ fn limit(remaining: impl Iterator<Item = Option<Duration>>) -> String {
     }
 }
 
-enum Ended {
+enum RunOutcome {
     /// CMD has ended, and no process is left that needs the lock.
-    Released(WaitStatus),
+    CmdEnded(WaitStatus),
     Lost(Loss),
 }
 
@@ -216,54 +216,56 @@ enum Ended {
 /// Invariant: while this process holds the lock, or has lost it, it watches every running process
 /// of CMD. It stops only after all of them have stopped, and continues them only after it has
 /// checked the lock. After an end by a signal it keeps the lock until the last of them has ended.
-async fn accompany(
+async fn supervise(
     child: &mut Child,
-    holding: &Holding,
+    held_lock: &HeldLock,
     client: &Client,
     run: &Run,
     signals: &mut Signals,
-) -> std::io::Result<Ended> {
+) -> std::io::Result<RunOutcome> {
     let status = loop {
-        match child.change()? {
-            Some(Change::Ended(status)) => break status,
-            Some(Change::Stopped(signal)) if signals::can_stop() => child.stop_our_group(signal),
-            Some(Change::Stopped(signal)) => child.decline_stop(signal),
+        match child.poll_event()? {
+            Some(ChildEvent::Ended(status)) => break status,
+            Some(ChildEvent::Stopped(signal)) if signals::can_stop() => {
+                child.stop_own_group(signal)
+            }
+            Some(ChildEvent::Stopped(signal)) => child.decline_stop(signal),
             None => {}
         }
         tokio::select! {
             // After a pause of this process, several of these events may be ready at the same time.
             biased;
-            lost = holding.lost() => return Ok(Ended::Lost(lost)),
+            lost = held_lock.lost() => return Ok(RunOutcome::Lost(lost)),
             caught = signals.next() => match caught {
                 Caught::Stop if signals::can_stop() => {
                     child.freeze();
                     signals::stop();
-                    if let Some(loss) = holding.loss(client, &run.names).await {
-                        return Ok(Ended::Lost(loss));
+                    if let Some(loss) = held_lock.check_loss(client, &run.names).await {
+                        return Ok(RunOutcome::Lost(loss));
                     }
                     child.thaw();
                 }
-                caught => child.pass_on(caught),
+                caught => child.forward(caught),
             },
         }
     };
-    if !child.was_ended(status) {
-        return Ok(Ended::Released(status));
+    if !child.ended_by_signal(status) {
+        return Ok(RunOutcome::CmdEnded(status));
     }
-    let ask = !child.is_known_to_children(status);
+    let send_term = !child.children_were_signaled(status);
     let count = child.counter();
     tokio::select! {
         biased;
-        lost = holding.lost() => return Ok(Ended::Lost(lost)),
-        () = child.end(ask, true, run.kill_after, signals) => {}
-        never = report_rest(run, count) => match never {},
+        lost = held_lock.lost() => return Ok(RunOutcome::Lost(lost)),
+        () = child.end(send_term, true, run.kill_after, signals) => {}
+        never = report_remaining(run, count) => match never {},
     }
-    Ok(Ended::Released(status))
+    Ok(RunOutcome::CmdEnded(status))
 }
 
 /// Reports once that processes outlive CMD.
-async fn report_rest(run: &Run, count: impl FnOnce() -> usize) -> Infallible {
-    tokio::time::sleep(SILENCE).await;
+async fn report_remaining(run: &Run, count: impl FnOnce() -> usize) -> Infallible {
+    tokio::time::sleep(REPORT_DELAY).await;
     let names = printable(&run.names.join(" "));
     note!(
         "{names}: CMD has ended, but {} of its child processes have not; the lock is held until they \

@@ -7,10 +7,10 @@ use std::time::Duration;
 use redlatch::{Client, Holder, ObjectKind, ObjectState, OutPermit, Waiting};
 use serde::Serialize;
 
-use crate::access::Access;
 use crate::args::{Ls, Show, Unlock};
 use crate::exit::{self, Failure};
-use crate::say::printable;
+use crate::stderr::printable;
+use crate::store_args::StoreArgs;
 use crate::{duration, store};
 
 /// An object in JSON. The first six fields are present for every object, the others where they
@@ -26,9 +26,9 @@ struct Object {
     #[serde(skip_serializing_if = "Option::is_none")]
     token: Option<u64>,
     #[serde(skip_serializing_if = "Vec::is_empty")]
-    holders: Vec<Who>,
+    holders: Vec<OwnerEntry>,
     #[serde(skip_serializing_if = "Vec::is_empty")]
-    queue: Vec<Who>,
+    queue: Vec<OwnerEntry>,
     #[serde(skip_serializing_if = "Option::is_none")]
     value: Option<i64>,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -36,12 +36,12 @@ struct Object {
     #[serde(skip_serializing_if = "Option::is_none")]
     total: Option<i64>,
     #[serde(skip_serializing_if = "Option::is_none")]
-    permits: Option<Vec<Out>>,
+    permits: Option<Vec<PermitEntry>>,
 }
 
 /// A holder or a waiter.
 #[derive(Debug, Default, Serialize)]
-struct Who {
+struct OwnerEntry {
     owner: String,
     #[serde(skip_serializing_if = "Option::is_none")]
     side: Option<&'static str>,
@@ -52,20 +52,20 @@ struct Who {
 
 /// An acquired permit.
 #[derive(Debug, Serialize)]
-struct Out {
+struct PermitEntry {
     id: String,
     remaining_ms: Option<u64>,
 }
 
-pub(crate) async fn show(access: &Access, show: &Show) -> Result<u8, Failure> {
+pub(crate) async fn show(store_args: &StoreArgs, show: &Show) -> Result<u8, Failure> {
     store::check_name(&show.name).await?;
-    let client = store::connect(access, Client::builder()).await?;
+    let client = store::connect(store_args, Client::builder()).await?;
     let state = client.inspect(&show.name).await?;
     print(&[Object::new(show.name.clone(), state)], show.json)
 }
 
-pub(crate) async fn ls(access: &Access, ls: &Ls) -> Result<u8, Failure> {
-    let client = store::connect(access, Client::builder()).await?;
+pub(crate) async fn ls(store_args: &StoreArgs, ls: &Ls) -> Result<u8, Failure> {
+    let client = store::connect(store_args, Client::builder()).await?;
     let mut listing = client.list(&ls.pattern);
     // Sorted by name, because SCAN has no order and may return a name twice.
     let mut objects = BTreeMap::new();
@@ -77,7 +77,7 @@ pub(crate) async fn ls(access: &Access, ls: &Ls) -> Result<u8, Failure> {
     print(&objects, ls.json)
 }
 
-pub(crate) async fn unlock(access: &Access, unlock: &Unlock) -> Result<u8, Failure> {
+pub(crate) async fn unlock(store_args: &StoreArgs, unlock: &Unlock) -> Result<u8, Failure> {
     if !unlock.force {
         return Err(Failure::usage(
             "unlocking takes the lock from a holder that may still be working and continues beside \
@@ -87,7 +87,7 @@ pub(crate) async fn unlock(access: &Access, unlock: &Unlock) -> Result<u8, Failu
     }
     let name = &unlock.name;
     store::check_name(name).await?;
-    let client = store::connect(access, Client::builder()).await?;
+    let client = store::connect(store_args, Client::builder()).await?;
     let shown = printable(name);
     let unlocked = match client.inspect(name).await? {
         None => false,
@@ -151,10 +151,10 @@ impl Object {
         match state {
             ObjectState::Lock { queue, token, .. } => {
                 object.token = token;
-                let waits = |waiting: Waiting| Who {
+                let waits = |waiting: Waiting| OwnerEntry {
                     owner: waiting.owner,
                     remaining_ms: millis(Some(waiting.remaining)),
-                    ..Who::default()
+                    ..OwnerEntry::default()
                 };
                 object.queue = queue.into_iter().map(waits).collect();
             }
@@ -162,7 +162,7 @@ impl Object {
                 writer, readers, ..
             } => {
                 let holds = |side| {
-                    move |holder: Holder| Who {
+                    move |holder: Holder| OwnerEntry {
                         owner: holder.owner,
                         side: Some(side),
                         holds: Some(holder.holds),
@@ -191,7 +191,7 @@ impl Object {
                 object.available = Some(available);
                 object.total = Some(available.saturating_add(taken));
                 object.held = available <= 0;
-                let out = |permit: OutPermit| Out {
+                let out = |permit: OutPermit| PermitEntry {
                     id: permit.id,
                     remaining_ms: millis(permit.remaining),
                 };
@@ -223,7 +223,10 @@ impl Object {
                 true => format!("(held: {value} left)"),
                 false => format!("({value} left)"),
             };
-            let remaining = self.remaining_ms.map(Some).map_or("-".into(), lasting);
+            let remaining = self
+                .remaining_ms
+                .map(Some)
+                .map_or("-".into(), format_remaining);
             rows.push(row(owner, None, remaining));
         } else if let (Some(available), Some(total)) = (self.available, self.total) {
             let owner = match self.held {
@@ -233,23 +236,31 @@ impl Object {
             rows.push(row(owner, None, "-".into()));
         } else if self.holders.is_empty() {
             let remaining = match self.held {
-                true => lasting(self.remaining_ms),
+                true => format_remaining(self.remaining_ms),
                 false => "-".into(),
             };
             let owner = self.owner.as_deref().map_or("(free)".into(), printable);
             rows.push(row(owner, Some(self.holds), remaining));
         }
-        for who in &self.holders {
-            let owner = format!("{} ({})", printable(&who.owner), who.side.unwrap_or("hold"));
-            rows.push(row(owner, who.holds, lasting(who.remaining_ms)));
+        for entry in &self.holders {
+            let owner = format!(
+                "{} ({})",
+                printable(&entry.owner),
+                entry.side.unwrap_or("hold")
+            );
+            rows.push(row(
+                owner,
+                entry.holds,
+                format_remaining(entry.remaining_ms),
+            ));
         }
-        for (at, who) in self.queue.iter().enumerate() {
-            let owner = format!("{} (waits, {})", printable(&who.owner), at + 1);
-            rows.push(row(owner, None, lasting(who.remaining_ms)));
+        for (at, entry) in self.queue.iter().enumerate() {
+            let owner = format!("{} (waits, {})", printable(&entry.owner), at + 1);
+            rows.push(row(owner, None, format_remaining(entry.remaining_ms)));
         }
         for permit in self.permits.iter().flatten() {
             let owner = format!("permit {}", permit.id);
-            rows.push(row(owner, None, lasting(permit.remaining_ms)));
+            rows.push(row(owner, None, format_remaining(permit.remaining_ms)));
         }
         rows
     }
@@ -259,7 +270,7 @@ fn millis(remaining: Option<Duration>) -> Option<u64> {
     remaining.map(|left| u64::try_from(left.as_millis()).unwrap_or(u64::MAX))
 }
 
-fn lasting(remaining_ms: Option<u64>) -> String {
+fn format_remaining(remaining_ms: Option<u64>) -> String {
     remaining_ms.map_or("forever".into(), |left| {
         duration::short(Duration::from_millis(left))
     })
@@ -267,14 +278,14 @@ fn lasting(remaining_ms: Option<u64>) -> String {
 
 fn print(objects: &[Object], json: bool) -> Result<u8, Failure> {
     let text = if json {
-        lines(objects)?
+        json_lines(objects)?
     } else {
         table(objects)
     };
     write(&text)
 }
 
-fn lines(objects: &[Object]) -> Result<String, Failure> {
+fn json_lines(objects: &[Object]) -> Result<String, Failure> {
     let mut lines = String::new();
     for object in objects {
         let line = serde_json::to_string(object).map_err(|error| Failure {
@@ -293,7 +304,7 @@ fn table(objects: &[Object]) -> String {
         .chain(objects.iter().flat_map(Object::rows))
         .collect();
     if let Some(columns) = terminal_columns() {
-        fit(&mut cells, columns);
+        fit_columns(&mut cells, columns);
     }
     let widths = widths(&cells);
     let mut table = String::new();
@@ -325,7 +336,7 @@ fn terminal_columns() -> Option<usize> {
 }
 
 /// Shortens owners, then names, until the table fits. JSON always contains them in full.
-fn fit(cells: &mut [[String; 5]], columns: usize) {
+fn fit_columns(cells: &mut [[String; 5]], columns: usize) {
     const SEPARATORS: usize = 4 * 2;
     // Owners remain distinguishable: they keep the beginning of the client id, and the number.
     for (column, least) in [(2, 16), (0, 12), (1, 8)] {
@@ -363,7 +374,7 @@ pub(crate) fn write(text: &str) -> Result<u8, Failure> {
 
 #[cfg(test)]
 mod tests {
-    use super::{fit, shortened, widths};
+    use super::{fit_columns, shortened, widths};
 
     #[test]
     fn wide_tables_are_shortened_to_the_terminal() {
@@ -371,7 +382,7 @@ mod tests {
         let row = ["orders:42", "fenced lock, token 12345", owner, "1", "29.3s"];
         let mut cells = [row.map(str::to_owned)];
         for columns in [300, 110, 80, 60] {
-            fit(&mut cells, columns);
+            fit_columns(&mut cells, columns);
             assert!(
                 widths(&cells).iter().sum::<usize>() + 8 <= columns,
                 "{cells:?}"

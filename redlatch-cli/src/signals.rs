@@ -14,8 +14,8 @@ use signal_hook::iterator::Signals as IncomingSignals;
 use tokio::sync::mpsc;
 
 use crate::exit::Failure;
-use crate::say::say;
-use crate::tree;
+use crate::process_tree;
+use crate::stderr::stderr;
 
 /// Signals that ask a program to end.
 const ENDING: [i32; 4] = [SIGINT, SIGTERM, SIGQUIT, SIGHUP];
@@ -23,7 +23,7 @@ const ENDING: [i32; 4] = [SIGINT, SIGTERM, SIGQUIT, SIGHUP];
 /// Signals that are caught even if they were ignored when this process started. A shell without job
 /// control ignores them for background commands, but a process that sends them explicitly means
 /// them. SIGCHLD reports that CMD has ended.
-const MEANT: [i32; 4] = [SIGINT, SIGQUIT, SIGTERM, SIGCHLD];
+const ALWAYS_CAUGHT: [i32; 4] = [SIGINT, SIGQUIT, SIGTERM, SIGCHLD];
 
 /// Signals of job control.
 const STOPPING: [i32; 3] = [SIGTSTP, SIGTTIN, SIGTTOU];
@@ -75,7 +75,8 @@ impl Signals {
     ) -> Result<Signals, Failure> {
         let refused = |error| Failure::system("cannot watch for signals", &error);
         let ignored = ignored();
-        let is_wanted = |number: &i32| ignored & (1 << (number - 1)) == 0 || MEANT.contains(number);
+        let is_wanted =
+            |number: &i32| ignored & (1 << (number - 1)) == 0 || ALWAYS_CAUGHT.contains(number);
         let mut caught = IncomingSignals::new(numbers.filter(is_wanted)).map_err(refused)?;
         for number in optional.iter().cloned().flatten().filter(is_wanted) {
             // The C library reserves some; other processes cannot use those either.
@@ -85,7 +86,9 @@ impl Signals {
         let forward = move || {
             for number in caught.forever() {
                 let Some(signal) = Signal::from_named_raw(number) else {
-                    say!("signal {number} was ignored: real-time signals are not forwarded to CMD");
+                    stderr!(
+                        "signal {number} was ignored: real-time signals are not forwarded to CMD"
+                    );
                     continue;
                 };
                 let caught = match number {
@@ -132,7 +135,7 @@ impl Signals {
 /// Returns whether a shell can continue a stopped process of this group. In an orphaned group it cannot,
 /// and the system ignores SIGTSTP, SIGTTIN and SIGTTOU there.
 pub(crate) fn can_stop() -> bool {
-    !tree::is_group_orphaned()
+    !process_tree::is_group_orphaned()
 }
 
 /// Stops this process. Returns after SIGCONT.

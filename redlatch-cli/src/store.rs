@@ -6,39 +6,43 @@ use tokio::time::Instant;
 
 use redlatch::{Client, ClientBuilder, Error, ObjectKind, ObjectState};
 
-use crate::access::Access;
 use crate::args::Run;
 use crate::duration;
 use crate::exit::Failure;
-use crate::say::{note, printable};
+use crate::stderr::{note, printable};
+use crate::store_args::StoreArgs;
 
 /// How long to wait for pending releases before the program ends. Anything left after that ends
 /// with its lease.
-const SETTLING: Duration = Duration::from_secs(2);
+const FLUSH_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// The pause between two attempts during an outage.
-const PAUSE: Duration = Duration::from_millis(500);
+const RETRY_PAUSE: Duration = Duration::from_millis(500);
 
-pub(crate) async fn connect(access: &Access, settings: ClientBuilder) -> Result<Client, Failure> {
-    connect_within(access, settings, &WaitLimits::default()).await
+pub(crate) async fn connect(
+    store_args: &StoreArgs,
+    settings: ClientBuilder,
+) -> Result<Client, Failure> {
+    connect_within(store_args, settings, &WaitLimits::default()).await
 }
 
 /// Connects to a store, which may be unreachable for as long as `limits` allow.
 pub(crate) async fn connect_within(
-    access: &Access,
+    store_args: &StoreArgs,
     settings: ClientBuilder,
     limits: &WaitLimits,
 ) -> Result<Client, Failure> {
-    let url = &*access.url;
+    let url = &*store_args.url;
     if url == "embedded:" {
         return Err(Failure::usage(
             "an embedded store is private to this process, so its locks exclude no other process; \
              use the --url of a server",
         ));
     }
-    let settings = access.settings(settings)?;
+    let settings = store_args.settings(settings)?;
     let store = without_secrets(url);
-    let connecting = limits.wait_through(&store, async || settings.clone().connect(url).await);
+    let connecting =
+        limits.retry_through_outage(&store, async || settings.clone().connect(url).await);
     connecting.await.map_err(|error| match error {
         Error::AuthenticationFailed { .. } => {
             let failure = Failure::from(error);
@@ -67,8 +71,8 @@ pub(crate) async fn connect_within(
 }
 
 /// Gives pending releases time to complete before the program ends.
-pub(crate) async fn settle(client: &Client) {
-    let _ = tokio::time::timeout(SETTLING, client.settled()).await;
+pub(crate) async fn flush(client: &Client) {
+    let _ = tokio::time::timeout(FLUSH_TIMEOUT, client.flush()).await;
 }
 
 /// How long a command waits. By default, it does not wait for an unreachable store.
@@ -94,13 +98,15 @@ impl WaitLimits {
     /// connection takes does not, so that a short limit still asks the store.
     pub(crate) fn wait(&self) -> Option<Duration> {
         let rest = self.end.map(|end| end - Instant::now());
-        self.wait
-            .map(|wait| rest.filter(|rest| *rest + PAUSE < wait).unwrap_or(wait))
+        self.wait.map(|wait| {
+            rest.filter(|rest| *rest + RETRY_PAUSE < wait)
+                .unwrap_or(wait)
+        })
     }
 
     /// Repeats `step` until the store answers, as long as its errors are transient. An outage
     /// begins with the first failure and ends with the next answer; both are reported.
-    pub(crate) async fn wait_through<T>(
+    pub(crate) async fn retry_through_outage<T>(
         &self,
         store: &str,
         mut step: impl AsyncFnMut() -> redlatch::Result<T>,
@@ -119,14 +125,14 @@ impl WaitLimits {
                 }
             };
             let since = outage.unwrap_or(begun);
-            let is_over = |end: Instant| end <= Instant::now() + PAUSE;
+            let is_over = |end: Instant| end <= Instant::now() + RETRY_PAUSE;
             if since.elapsed() >= self.outage || self.end.is_some_and(is_over) {
                 return Err(error);
             }
             if outage.replace(since).is_none() {
                 note!("{store}: {error}; waiting for the store");
             }
-            tokio::time::sleep(PAUSE).await;
+            tokio::time::sleep(RETRY_PAUSE).await;
         }
     }
 }
@@ -134,14 +140,14 @@ impl WaitLimits {
 pub(crate) fn settings(run: &Run) -> ClientBuilder {
     let settings = Client::builder().outage_limit(run.outage_limit());
     match run.watchdog {
-        Some(lease) => settings.watchdog(lease),
+        Some(lease) => settings.watchdog_lease(lease),
         None => settings,
     }
 }
 
 /// Requests the lock in a temporary embedded store first: the library reports an invalid name,
 /// lease or setting before any server is contacted, and also without a server.
-pub(crate) async fn rehearse(run: &Run) -> Result<(), Failure> {
+pub(crate) async fn validate_request(run: &Run) -> Result<(), Failure> {
     let client = settings(run).connect_embedded(&redlatch::Embedded::new())?;
     if run.names.len() > 1 && (run.kind.fenced || run.kind.permits.is_some()) {
         return Err(Failure::usage(
@@ -167,7 +173,7 @@ pub(crate) async fn rehearse(run: &Run) -> Result<(), Failure> {
 
 /// Explains the failure for the one of `names` that should be a `wanted`. If it is another kind of
 /// redlatch object, the message suggests inspecting it, not deleting it.
-pub(crate) async fn explained(
+pub(crate) async fn explain_error(
     client: &Client,
     names: &[String],
     wanted: &str,
@@ -178,12 +184,12 @@ pub(crate) async fn explained(
         && let Ok(Some(state)) = client.inspect(name).await
         && noun(&state) != wanted
     {
-        return another_kind(name, &state, wanted);
+        return wrong_kind_failure(name, &state, wanted);
     }
     error.into()
 }
 
-pub(crate) fn another_kind(name: &str, state: &ObjectState, wanted: &str) -> Failure {
+pub(crate) fn wrong_kind_failure(name: &str, state: &ObjectState, wanted: &str) -> Failure {
     let name = printable(name);
     let (kind, wanted) = (with_article(&noun(state)), with_article(wanted));
     Failure::wrong_kind(format!(
@@ -207,7 +213,7 @@ pub(crate) fn with_article(noun: &str) -> String {
     format!("{article} {noun}")
 }
 
-/// Like [`rehearse`], for commands that need only a name.
+/// Like [`validate_request`], for commands that need only a name.
 pub(crate) async fn check_name(name: &str) -> Result<(), Failure> {
     Client::embedded().lock(name).is_locked().await?;
     Ok(())

@@ -50,24 +50,24 @@ impl Terminal {
     }
 
     /// Returns whether this process is in the foreground.
-    pub(crate) fn is_ours(&self) -> bool {
+    pub(crate) fn is_foreground(&self) -> bool {
         tcgetpgrp(&self.device).is_ok_and(|group| group == self.group)
     }
 
     /// Returns whether CMD should start in the foreground. In a pipeline it does not, because other
     /// commands of the pipeline may need the terminal.
-    pub(crate) fn is_for_cmd(&self) -> bool {
-        io::stdin().is_terminal() && io::stdout().is_terminal() && self.is_ours()
+    pub(crate) fn starts_cmd_in_foreground(&self) -> bool {
+        io::stdin().is_terminal() && io::stdout().is_terminal() && self.is_foreground()
     }
 
     /// Puts `group` into the foreground.
-    pub(crate) fn give(&self, group: Pid) -> bool {
+    pub(crate) fn set_foreground(&self, group: Pid) -> bool {
         tcsetpgrp(&self.device, group).is_ok()
     }
 
     /// Puts this process's group back into the foreground, replacing `group` or a group that has
     /// ended, but not the shell.
-    pub(crate) fn take_back(&self, group: Pid) {
+    pub(crate) fn restore_foreground(&self, group: Pid) {
         let current = tcgetpgrp(&self.device);
         if current.is_ok_and(|now| now == group || test_kill_process_group(now).is_err()) {
             let _ = tcsetpgrp(&self.device, self.group);
@@ -76,9 +76,9 @@ impl Terminal {
 }
 
 /// Puts this process's own group into the foreground of its terminal, if it has one.
-pub(crate) fn come_forward() {
+pub(crate) fn enter_foreground() {
     if let Some(terminal) = Terminal::open() {
-        terminal.give(terminal.group);
+        terminal.set_foreground(terminal.group);
         let _ = terminal.mask.thread_set_mask();
     }
 }

@@ -2,20 +2,20 @@
 
 use redlatch::{Client, ObjectState};
 
-use crate::access::Access;
 use crate::args::{Token, TokenCommand};
 use crate::exit::{self, Failure};
-use crate::say::{note, printable};
+use crate::stderr::{note, printable};
+use crate::store_args::StoreArgs;
 use crate::{show, store};
 
-pub(crate) async fn token(access: &Access, token: &Token) -> Result<u8, Failure> {
+pub(crate) async fn token(store_args: &StoreArgs, token: &Token) -> Result<u8, Failure> {
     let name = &token.name;
     store::check_name(name).await?;
-    let client = store::connect(access, Client::builder()).await?;
+    let client = store::connect(store_args, Client::builder()).await?;
     if let Some(state) = client.inspect(name).await?
         && !matches!(state, ObjectState::Lock { .. })
     {
-        return Err(store::another_kind(name, &state, "lock"));
+        return Err(store::wrong_kind_failure(name, &state, "lock"));
     }
     let lock = client.fenced_lock(name);
     let number = match token.command {
@@ -29,7 +29,7 @@ pub(crate) async fn token(access: &Access, token: &Token) -> Result<u8, Failure>
                 "{}: the lock is held, so its token was not deleted",
                 printable(name)
             );
-            return Ok(exit::NOT_OBTAINED);
+            return Ok(exit::NOT_ACQUIRED);
         }
     };
     show::write(&format!("{number}\n"))

@@ -68,7 +68,7 @@ async fn run() -> Result<()> {
     let lock = clients[0].fair_lock(&printer);
     let impatient = lock.try_lock().wait(Duration::from_millis(50)).await?;
     assert!(impatient.is_none());
-    clients[0].settled().await;
+    clients[0].flush().await;
     println!("a waiter gave up; {} wait", lock.queue().await?.len());
 
     busy.unlock().await?;

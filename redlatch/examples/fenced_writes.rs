@@ -120,7 +120,7 @@ async fn two_workers(
     };
 
     let late = sleepy.fenced_lock(lock).lock().lease(LEASE).await?;
-    let in_mind = keeper.read()? + "a line of sleepy\n";
+    let stale_report = keeper.read()? + "a line of sleepy\n";
     println!("  sleepy has token {} and falls asleep", late.token());
 
     // The lease ends and the other worker acquires the lock. Its own lease is renewed by the watchdog.
@@ -135,7 +135,7 @@ async fn two_workers(
         "  sleepy wakes up; its guard is valid: {}; it writes all the same",
         late.is_valid()
     );
-    match keeper.write(late.token(), &in_mind) {
+    match keeper.write(late.token(), &stale_report) {
         Ok(()) => println!("  the keeper takes it, and busy's line is gone"),
         Err(refused) => println!("  the keeper refuses it: {refused}"),
     }

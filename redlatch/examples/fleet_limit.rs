@@ -94,7 +94,7 @@ async fn run() -> Result<i64> {
     let store = Embedded::new();
     let mut clients = Vec::new();
     for _ in 0..WORKERS {
-        let settings = Client::builder().watchdog(LEASE);
+        let settings = Client::builder().watchdog_lease(LEASE);
         clients.push(match &url {
             Some(url) => settings.connect(url).await?,
             None => settings.connect_embedded(&store)?,

@@ -35,22 +35,22 @@ async fn main() -> ExitCode {
 async fn run() -> Result<()> {
     let url = std::env::args().nth(1);
     let url = url.or_else(|| std::env::var("REDLATCH_URL").ok());
-    let place = Arc::new(Place {
+    let fleet_lock = Arc::new(FleetLock {
         store: match url {
             Some(url) => Store::Server(url),
-            None => Store::Here(Embedded::new()),
+            None => Store::Embedded(Embedded::new()),
         },
         // A unique name; a fleet would agree on one.
         lock: format!("redlatch-example:{}:leader", Client::embedded().id()),
     });
 
     // A process that dies takes its tasks with it: here, a thread with its own runtime.
-    let dying = place.clone();
-    let first = move || dies_in_office(&dying);
+    let dying = fleet_lock.clone();
+    let first = move || lead_and_die(&dying);
     let died = tokio::task::spawn_blocking(first).await??;
 
     let fleet: Vec<_> = ["second", "third"]
-        .map(|name| tokio::spawn(serve(name, place.clone())))
+        .map(|name| tokio::spawn(serve(name, fleet_lock.clone())))
         .into();
     let mut taken_over = Vec::new();
     for one in fleet {
@@ -63,9 +63,9 @@ async fn run() -> Result<()> {
 }
 
 /// Waits to become the leader, leads for a while and resigns. Returns when it took over.
-async fn serve(name: &str, place: Arc<Place>) -> Result<Instant> {
-    let client = place.client().await?;
-    let guard = client.lock(&place.lock).lock().await?;
+async fn serve(name: &str, fleet_lock: Arc<FleetLock>) -> Result<Instant> {
+    let client = fleet_lock.client().await?;
+    let guard = client.lock(&fleet_lock.lock).lock().await?;
     let since = Instant::now();
     println!("{name}: leads");
     // If the leadership is lost (the store was unreachable for too long, say), the work is dropped where it
@@ -90,13 +90,13 @@ async fn lead(name: &str) -> Result<()> {
 }
 
 /// Leads, and dies without releasing the lock. Returns when it died.
-fn dies_in_office(place: &Place) -> Result<Instant> {
+fn lead_and_die(fleet_lock: &FleetLock) -> Result<Instant> {
     let process = tokio::runtime::Builder::new_current_thread()
         .enable_all()
         .build()?;
     process.block_on(async {
-        let client = place.client().await?;
-        let guard = client.lock(&place.lock).lock().await?;
+        let client = fleet_lock.client().await?;
+        let guard = client.lock(&fleet_lock.lock).lock().await?;
         println!("first: leads");
         guard.run(lead("first")).await??;
         println!("first: dies");
@@ -107,21 +107,21 @@ fn dies_in_office(place: &Place) -> Result<Instant> {
 }
 
 /// The lock of the fleet.
-struct Place {
+struct FleetLock {
     store: Store,
     lock: String,
 }
 
 enum Store {
-    Here(Embedded),
+    Embedded(Embedded),
     Server(String),
 }
 
-impl Place {
+impl FleetLock {
     async fn client(&self) -> Result<Client> {
-        let settings: ClientBuilder = Client::builder().watchdog(LEASE);
+        let settings: ClientBuilder = Client::builder().watchdog_lease(LEASE);
         Ok(match &self.store {
-            Store::Here(store) => settings.connect_embedded(store)?,
+            Store::Embedded(store) => settings.connect_embedded(store)?,
             Store::Server(url) => settings.connect(url).await?,
         })
     }

@@ -9,9 +9,9 @@ use std::task::{Context, Poll};
 use tokio::runtime::Handle;
 use tokio::sync::Notify;
 
+use crate::environment::task;
 use crate::error::Result;
 use crate::runtime;
-use crate::surroundings::task;
 
 /// Runs a client's background work and counts it.
 #[derive(Clone, Default)]
@@ -20,7 +20,7 @@ pub(crate) struct Background(Arc<Inner>);
 #[derive(Default)]
 struct Inner {
     /// The client's own runtime, if it has one. All work runs there.
-    own: OnceLock<Handle>,
+    dedicated: OnceLock<Handle>,
     /// The runtime that was used last.
     latest: Mutex<Option<Handle>>,
     running: AtomicUsize,
@@ -30,13 +30,13 @@ struct Inner {
 impl Background {
     /// Runs all later work in this runtime. The guard of a blocking client may be dropped in a runtime that
     /// is about to end or is not driven at all.
-    pub(crate) fn stay_in(&self, own: Handle) {
-        let _ = self.0.own.set(own);
+    pub(crate) fn set_runtime(&self, dedicated: Handle) {
+        let _ = self.0.dedicated.set(dedicated);
     }
 
     /// Remembers the current runtime as the fallback.
-    pub(crate) fn bind(&self) -> Result<()> {
-        if self.0.own.get().is_some() {
+    pub(crate) fn remember_runtime(&self) -> Result<()> {
+        if self.0.dedicated.get().is_some() {
             return Ok(());
         }
         let current = runtime::current()?;
@@ -52,8 +52,8 @@ impl Background {
 
     /// Returns the runtime that was used last. It may have ended since.
     pub(crate) fn latest(&self) -> Option<Handle> {
-        let own = self.0.own.get().cloned();
-        own.or_else(|| self.lock().clone())
+        let dedicated = self.0.dedicated.get().cloned();
+        dedicated.or_else(|| self.lock().clone())
     }
 
     fn lock(&self) -> MutexGuard<'_, Option<Handle>> {
@@ -63,8 +63,9 @@ impl Background {
     /// Returns the runtime for new work: the client's own, else the current one, else the one used last. A
     /// client may outlive the runtime in which it was created (a static client in tests).
     pub(crate) fn handle(&self) -> Option<Handle> {
-        let own = self.0.own.get().cloned();
-        own.or_else(|| runtime::current().ok())
+        let dedicated = self.0.dedicated.get().cloned();
+        dedicated
+            .or_else(|| runtime::current().ok())
             .or_else(|| self.latest())
     }
 
@@ -72,9 +73,9 @@ impl Background {
     /// which `work` can detect in its own `Drop`.
     pub(crate) fn spawn(&self, work: impl Future<Output = ()> + Send + 'static) {
         let Some(handle) = self.handle() else { return };
-        let counted = Counted::new(self.0.clone());
+        let running = RunningGuard::new(self.0.clone());
         handle.spawn(task(async move {
-            let _counted = counted;
+            let _running = running;
             work.await;
         }));
     }
@@ -82,21 +83,21 @@ impl Background {
     /// Runs `work` in the calling task. If the future is dropped after its first poll, and `worth` then
     /// returns true, the rest of `work` runs in the background. It serves steps that must be neither
     /// repeated nor abandoned: the answer determines how to undo them.
-    pub(crate) fn finish<T: Send + 'static>(
+    pub(crate) fn detach_on_drop<T: Send + 'static>(
         &self,
         work: impl Future<Output = T> + Send + 'static,
-        worth: impl Fn() -> bool + Send + Unpin,
+        detaches: impl Fn() -> bool + Send + Unpin,
     ) -> impl Future<Output = T> + Send {
-        Finish {
+        DetachOnDrop {
             work: Some(Box::pin(work)),
-            begun: false,
-            worth,
+            polled: false,
+            detaches,
             background: self.clone(),
         }
     }
 
     /// Waits until no background work is running.
-    pub(crate) async fn settled(&self) {
+    pub(crate) async fn flush(&self) {
         loop {
             let mut idle = std::pin::pin!(self.0.idle.notified());
             idle.as_mut().enable();
@@ -113,19 +114,19 @@ impl Background {
 }
 
 /// Work that moves to the background when its caller drops it.
-struct Finish<T: Send + 'static, W: Fn() -> bool> {
+struct DetachOnDrop<T: Send + 'static, W: Fn() -> bool> {
     /// `None` when it is done.
     work: Option<Pin<Box<dyn Future<Output = T> + Send>>>,
-    begun: bool,
-    worth: W,
+    polled: bool,
+    detaches: W,
     background: Background,
 }
 
-impl<T: Send + 'static, W: Fn() -> bool + Unpin> Future for Finish<T, W> {
+impl<T: Send + 'static, W: Fn() -> bool + Unpin> Future for DetachOnDrop<T, W> {
     type Output = T;
 
     fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<T> {
-        self.begun = true;
+        self.polled = true;
         let Some(work) = &mut self.work else {
             return Poll::Pending;
         };
@@ -135,11 +136,11 @@ impl<T: Send + 'static, W: Fn() -> bool + Unpin> Future for Finish<T, W> {
     }
 }
 
-impl<T: Send + 'static, W: Fn() -> bool> Drop for Finish<T, W> {
+impl<T: Send + 'static, W: Fn() -> bool> Drop for DetachOnDrop<T, W> {
     fn drop(&mut self) {
         if let Some(work) = self.work.take()
-            && self.begun
-            && (self.worth)()
+            && self.polled
+            && (self.detaches)()
         {
             // Dropping the output is part of the work: it may start more work.
             self.background.spawn(async move { drop(work.await) });
@@ -147,16 +148,16 @@ impl<T: Send + 'static, W: Fn() -> bool> Drop for Finish<T, W> {
     }
 }
 
-struct Counted(Arc<Inner>);
+struct RunningGuard(Arc<Inner>);
 
-impl Counted {
-    fn new(inner: Arc<Inner>) -> Counted {
+impl RunningGuard {
+    fn new(inner: Arc<Inner>) -> RunningGuard {
         inner.running.fetch_add(1, Ordering::SeqCst);
-        Counted(inner)
+        RunningGuard(inner)
     }
 }
 
-impl Drop for Counted {
+impl Drop for RunningGuard {
     fn drop(&mut self) {
         if self.0.running.fetch_sub(1, Ordering::SeqCst) == 1 {
             self.0.idle.notify_waiters();

@@ -2,8 +2,8 @@
 
 use std::time::Duration;
 
+use crate::environment::random_fraction;
 use crate::lease::MAX_LEASE;
-use crate::surroundings::random_share;
 
 /// Pauses of a spin lock between two attempts (Redisson: `LockOptions.BackOff`).
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -50,21 +50,21 @@ impl Backoff {
     pub(crate) fn pause(&self, tries: u32) -> Duration {
         let growth = self.factor.powi(i32::try_from(tries).unwrap_or(i32::MAX));
         // Zero would stay zero, however often it is doubled.
-        let first = self.first.max(SHORTEST);
+        let first = self.first.max(MIN_PAUSE);
         let pause = (first.as_secs_f64() * growth).min(self.longest.as_secs_f64());
         let share = if self.jitter {
-            0.5 + 0.5 * random_share()
+            0.5 + 0.5 * random_fraction()
         } else {
             1.0
         };
         Duration::try_from_secs_f64(pause * share)
             .unwrap_or(self.longest)
-            .clamp(SHORTEST, MAX_LEASE)
+            .clamp(MIN_PAUSE, MAX_LEASE)
     }
 }
 
 /// A shorter pause would be busy polling.
-const SHORTEST: Duration = Duration::from_micros(100);
+const MIN_PAUSE: Duration = Duration::from_micros(100);
 
 #[cfg(test)]
 mod tests {
@@ -89,7 +89,7 @@ mod tests {
     fn zero_first_pause_still_grows() {
         let longest = Duration::from_millis(128);
         let backoff = Backoff::exponential(Duration::ZERO, 2.0, longest);
-        assert_eq!(backoff.pause(0), SHORTEST);
+        assert_eq!(backoff.pause(0), MIN_PAUSE);
         for tries in [11, 1023, 1024, 5000, u32::MAX] {
             let pause = backoff.pause(tries);
             assert!(pause >= longest / 2, "{tries}: {pause:?}");
@@ -103,7 +103,7 @@ mod tests {
         let backoff = Backoff::constant(Duration::from_millis(7));
         assert_eq!(backoff.pause(0), Duration::from_millis(7));
         assert_eq!(backoff.pause(1000), Duration::from_millis(7));
-        assert_eq!(Backoff::constant(Duration::ZERO).pause(3), SHORTEST);
+        assert_eq!(Backoff::constant(Duration::ZERO).pause(3), MIN_PAUSE);
         let endless = Backoff::constant(Duration::MAX);
         assert_eq!(endless.pause(0), MAX_LEASE, "the clock can hold it");
         let odd = Backoff::exponential(Duration::MAX, f64::NAN, Duration::MAX);

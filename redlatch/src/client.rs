@@ -8,26 +8,26 @@ use std::time::Duration;
 use crate::background::Background;
 use crate::error::{Error, Result};
 use crate::lease::Lease;
-use crate::listing::{Listing, look_at};
-use crate::name::forbidden;
+use crate::listing::{Listing, inspect_name};
+use crate::name::invalid_character;
 use crate::owner::{ClientId, Owner};
 use crate::primitives::count_down_latch::CountDownLatch;
 use crate::primitives::expirable_semaphore::ExpirableSemaphore;
 use crate::primitives::fair_lock::{Fair, FairLock};
 use crate::primitives::fenced_lock::{Fenced, FencedLock};
-use crate::primitives::handle::{Lock, Reentrant};
+use crate::primitives::inspect::ObjectState;
+use crate::primitives::lock::{Lock, Reentrant};
 use crate::primitives::read_write_lock::ReadWriteLock;
 use crate::primitives::semaphore::Semaphore;
 use crate::primitives::spin_lock::{Spin, SpinLock};
-use crate::primitives::survey::ObjectState;
 use crate::session::Session;
 use crate::store::embedded::Embedded;
 #[cfg(feature = "tls")]
-use crate::store::redis::given::Pem;
-use crate::store::redis::given::{Given, Secret};
-use crate::store::redis::{Redis, Settings};
-use crate::store::{ReplicaSync, SharedEar, Store};
-use crate::wait::{Lines, WaitingRoom};
+use crate::store::redis::options::Pem;
+use crate::store::redis::options::{ConnectOptions, Secret};
+use crate::store::redis::{Redis, RedisSettings};
+use crate::store::{ReplicaSync, SharedSubscriber, Store};
+use crate::wait::{ChannelMap, WaitQueues};
 
 /// A connection to a store, and the identity that holds locks there.
 ///
@@ -58,11 +58,11 @@ impl Client {
     /// Creates a client with an embedded store of its own and the default settings, for tests and for
     /// programs of one process. See [`Embedded`] for a store that several clients share.
     pub fn embedded() -> Client {
-        let checked = Checked {
+        let validated = ValidatedSettings {
             id: ClientId::random(),
             lease: Lease::WATCHDOG,
         };
-        ClientBuilder::default().attach(&Embedded::new(), checked)
+        ClientBuilder::default().attach(&Embedded::new(), validated)
     }
 
     /// Returns a builder, for settings other than the defaults.
@@ -141,7 +141,7 @@ impl Client {
     /// # Ok(()) }
     /// ```
     pub async fn inspect(&self, name: &str) -> Result<Option<ObjectState>> {
-        look_at(&self.session, name).await
+        inspect_name(&self.session, name).await
     }
 
     /// Returns the id of this client in the store: the part of an owner before the colon.
@@ -151,7 +151,7 @@ impl Client {
 
     /// Returns `owner` as the store keeps it when it acts through this client: `<client id>:<number>`.
     pub fn owner_id(&self, owner: Owner) -> String {
-        self.session.id.field(owner)
+        self.session.id.owner_id(owner)
     }
 
     /// Waits until no background work is running: dropped guards and dropped acquisitions are settled. Call
@@ -160,8 +160,8 @@ impl Client {
     /// # Cancel safety
     ///
     /// Only waits; may be dropped.
-    pub async fn settled(&self) {
-        self.session.background.settled().await;
+    pub async fn flush(&self) {
+        self.session.background.flush().await;
     }
 
     pub(crate) fn background(&self) -> Background {
@@ -208,7 +208,7 @@ pub struct ClientStatus {
 /// use std::time::Duration;
 ///
 /// let client = redlatch::Client::builder()
-///     .watchdog(Duration::from_secs(10))
+///     .watchdog_lease(Duration::from_secs(10))
 ///     .prefix("shop:")
 ///     .connect("redis://127.0.0.1:6379/0")
 ///     .await?;
@@ -217,7 +217,7 @@ pub struct ClientStatus {
 #[derive(Debug, Clone)]
 #[must_use = "settings have no effect until `connect` is called"]
 pub struct ClientBuilder {
-    watchdog: Duration,
+    watchdog_lease: Duration,
     prefix: String,
     connect_timeout: Duration,
     response_timeout: Duration,
@@ -226,16 +226,16 @@ pub struct ClientBuilder {
     client_id: Option<String>,
     replica_sync: ReplicaSync,
     replica_timeout: Duration,
-    given: Given,
+    options: ConnectOptions,
 }
 
 /// With a shorter lease, a third of it is close to a round trip on a busy machine.
-const SHORTEST_WATCHDOG: Duration = Duration::from_millis(100);
+const MIN_WATCHDOG_LEASE: Duration = Duration::from_millis(100);
 
 impl Default for ClientBuilder {
     fn default() -> ClientBuilder {
         ClientBuilder {
-            watchdog: Lease::WATCHDOG.duration(),
+            watchdog_lease: Lease::WATCHDOG.duration(),
             prefix: String::new(),
             connect_timeout: Duration::from_secs(5),
             response_timeout: Duration::from_secs(3),
@@ -244,7 +244,7 @@ impl Default for ClientBuilder {
             client_id: None,
             replica_sync: ReplicaSync::default(),
             replica_timeout: Duration::from_secs(1),
-            given: Given::default(),
+            options: ConnectOptions::default(),
         }
     }
 }
@@ -253,8 +253,8 @@ impl ClientBuilder {
     /// Sets the lease of the locks that the watchdog renews, each time a third of it has passed. After a
     /// holder has died, waiters wait at most this long. Default 30 s, as in Redisson (`lockWatchdogTimeout`); at
     /// least 100 ms.
-    pub fn watchdog(mut self, lease: Duration) -> ClientBuilder {
-        self.watchdog = lease;
+    pub fn watchdog_lease(mut self, lease: Duration) -> ClientBuilder {
+        self.watchdog_lease = lease;
         self
     }
 
@@ -330,27 +330,27 @@ impl ClientBuilder {
 
     /// Sets the user to log in as (ACL). Has precedence over the user in the URL.
     pub fn username(mut self, username: impl Into<String>) -> ClientBuilder {
-        self.given.login.username = Some(username.into());
+        self.options.login.username = Some(username.into());
         self
     }
 
     /// Sets the password to log in with. Has precedence over the password in the URL, which is easily
     /// printed or logged. This one is shown neither by `Debug` nor in any error.
     pub fn password(mut self, password: impl Into<String>) -> ClientBuilder {
-        self.given.login.password = Some(Secret(password.into()));
+        self.options.login.password = Some(Secret(password.into()));
         self
     }
 
     /// Sets the user to log in as at sentinels, which have users of their own. Without it, and without
     /// `sentinel_user` in the URL, the client does not log in at sentinels.
     pub fn sentinel_username(mut self, username: impl Into<String>) -> ClientBuilder {
-        self.given.sentinel_login.username = Some(username.into());
+        self.options.sentinel_login.username = Some(username.into());
         self
     }
 
     /// Sets the password for sentinels: see [`sentinel_username`](ClientBuilder::sentinel_username).
     pub fn sentinel_password(mut self, password: impl Into<String>) -> ClientBuilder {
-        self.given.sentinel_login.password = Some(Secret(password.into()));
+        self.options.sentinel_login.password = Some(Secret(password.into()));
         self
     }
 
@@ -379,18 +379,18 @@ impl ClientBuilder {
         if url == "embedded:" {
             return self.connect_embedded(&Embedded::new());
         }
-        let checked = self.check()?;
-        crate::surroundings::check_sockets()?;
-        let lines = Arc::new(Lines::default());
-        let ear: SharedEar = lines.clone();
-        let settings = Settings {
+        let validated = self.validate()?;
+        crate::environment::check_sockets()?;
+        let channels = Arc::new(ChannelMap::default());
+        let subscriber: SharedSubscriber = channels.clone();
+        let settings = RedisSettings {
             connect_timeout: self.connect_timeout,
             response_timeout: self.response_timeout,
             replica_sync: self.replica_sync,
             replica_timeout: self.replica_timeout,
         };
-        let redis = Redis::connect(url, &self.given, settings, ear).await?;
-        Ok(self.assemble(checked, Store::Redis(redis), lines))
+        let redis = Redis::connect(url, &self.options, settings, subscriber).await?;
+        Ok(self.assemble(validated, Store::Redis(redis), channels))
     }
 
     /// Creates a client of an embedded store, which other clients may share.
@@ -399,8 +399,8 @@ impl ClientBuilder {
     ///
     /// [`Error::InvalidSetting`].
     pub fn connect_embedded(self, store: &Embedded) -> Result<Client> {
-        let checked = self.check()?;
-        Ok(self.attach(store, checked))
+        let validated = self.validate()?;
+        Ok(self.attach(store, validated))
     }
 }
 
@@ -411,14 +411,14 @@ impl ClientBuilder {
     /// Sets the CA certificates to trust *instead* of those of the system, in PEM: one or several. So with a
     /// private CA, a certificate from a public CA is not accepted.
     pub fn tls_ca(mut self, pem: impl Into<Vec<u8>>) -> ClientBuilder {
-        self.given.tls.ca = Some(Pem::Text(pem.into()));
+        self.options.tls.ca = Some(Pem::Text(pem.into()));
         self
     }
 
     /// Like `tls_ca`, but reads a file again for every new connection: it may be replaced while the program
     /// runs.
     pub fn tls_ca_file(mut self, path: impl Into<PathBuf>) -> ClientBuilder {
-        self.given.tls.ca = Some(Pem::File(path.into()));
+        self.options.tls.ca = Some(Pem::File(path.into()));
         self
     }
 
@@ -430,7 +430,7 @@ impl ClientBuilder {
         key_pem: impl Into<Vec<u8>>,
     ) -> ClientBuilder {
         let (cert, key) = (cert_pem.into(), key_pem.into());
-        self.given.tls.client = Some((Pem::Text(cert), Pem::Text(key)));
+        self.options.tls.client = Some((Pem::Text(cert), Pem::Text(key)));
         self
     }
 
@@ -442,27 +442,30 @@ impl ClientBuilder {
         key: impl Into<PathBuf>,
     ) -> ClientBuilder {
         let (cert, key) = (cert.into(), key.into());
-        self.given.tls.client = Some((Pem::File(cert), Pem::File(key)));
+        self.options.tls.client = Some((Pem::File(cert), Pem::File(key)));
         self
     }
 }
 
 /// Validated settings.
-struct Checked {
+struct ValidatedSettings {
     id: ClientId,
     lease: Lease,
 }
 
 impl ClientBuilder {
-    fn check(&self) -> Result<Checked> {
+    fn validate(&self) -> Result<ValidatedSettings> {
         let invalid = |setting, reason: String| Err(Error::InvalidSetting { setting, reason });
-        if self.watchdog < SHORTEST_WATCHDOG {
+        if self.watchdog_lease < MIN_WATCHDOG_LEASE {
             return invalid(
-                "watchdog",
-                format!("{:?} is too short; use at least 100 ms", self.watchdog),
+                "watchdog_lease",
+                format!(
+                    "{:?} is too short; use at least 100 ms",
+                    self.watchdog_lease
+                ),
             );
         }
-        if let Some(reason) = forbidden(&self.prefix) {
+        if let Some(reason) = invalid_character(&self.prefix) {
             return invalid("prefix", reason.into());
         }
         for (setting, timeout) in [
@@ -477,36 +480,41 @@ impl ClientBuilder {
         if self.linger > crate::MAX_LEASE {
             return invalid("subscription_linger", "use less than ten years".into());
         }
-        Ok(Checked {
+        Ok(ValidatedSettings {
             id: match &self.client_id {
-                Some(id) => ClientId::chosen(id)?,
+                Some(id) => ClientId::custom(id)?,
                 None => ClientId::random(),
             },
-            lease: Lease::new(self.watchdog).map_err(|error| Error::InvalidSetting {
-                setting: "watchdog",
+            lease: Lease::new(self.watchdog_lease).map_err(|error| Error::InvalidSetting {
+                setting: "watchdog_lease",
                 reason: error.to_string(),
             })?,
         })
     }
 
-    fn attach(self, store: &Embedded, checked: Checked) -> Client {
-        let lines = Arc::new(Lines::default());
-        let attached = store.attach(lines.clone());
-        self.assemble(checked, Store::Embedded(attached), lines)
+    fn attach(self, store: &Embedded, validated: ValidatedSettings) -> Client {
+        let channels = Arc::new(ChannelMap::default());
+        let connection = store.connect(channels.clone());
+        self.assemble(validated, Store::Embedded(connection), channels)
     }
 
-    fn assemble(self, checked: Checked, store: Store, lines: Arc<Lines>) -> Client {
+    fn assemble(
+        self,
+        validated: ValidatedSettings,
+        store: Store,
+        channels: Arc<ChannelMap>,
+    ) -> Client {
         let background = Background::default();
         // If this fails, the first acquisition fails with the error.
-        let _ = background.bind();
+        let _ = background.remember_runtime();
         let store = Arc::new(store);
-        let waiting = WaitingRoom::new(lines, store.clone(), background.clone(), self.linger);
+        let waiting = WaitQueues::new(channels, store.clone(), background.clone(), self.linger);
         let session = Session::new(
-            checked.id,
+            validated.id,
             self.prefix,
             store,
             waiting,
-            checked.lease,
+            validated.lease,
             background,
             self.outage_limit,
         );

@@ -19,7 +19,7 @@ impl Lease {
     pub(crate) const WATCHDOG: Lease = Lease(Duration::from_secs(30));
 
     /// Time for which a waiting writer blocks new readers after its last attempt.
-    pub(crate) const WAITING_WRITER: Lease = Lease(Duration::from_secs(10));
+    pub(crate) const WRITER_PREFERENCE: Lease = Lease(Duration::from_secs(10));
 
     /// Truncates to whole milliseconds: the lease may end earlier here than in the store, never later.
     pub(crate) fn new(lease: Duration) -> Result<Lease> {
@@ -32,7 +32,7 @@ impl Lease {
 
     /// Creates a lease from remaining time, rounded up so that it does not end earlier in the store than
     /// here.
-    pub(crate) fn left(left: Duration) -> Lease {
+    pub(crate) fn from_remaining(left: Duration) -> Lease {
         let whole = left.as_nanos().div_ceil(1_000_000).max(1);
         let whole = Duration::from_millis(u64::try_from(whole).unwrap_or(u64::MAX));
         Lease(whole.min(MAX_LEASE))
@@ -47,14 +47,14 @@ impl Lease {
     }
 
     /// Returns the interval between renewals: a third of the lease, as in Redisson.
-    pub(crate) fn third(self) -> Duration {
+    pub(crate) fn renewal_interval(self) -> Duration {
         self.0 / 3
     }
 }
 
 /// How long a caller is willing to wait.
 #[derive(Debug, Clone, Copy)]
-pub(crate) enum Patience {
+pub(crate) enum WaitLimit {
     /// Does not wait: makes one attempt.
     None,
     /// Waits until then.
@@ -63,22 +63,22 @@ pub(crate) enum Patience {
     Endless,
 }
 
-impl Patience {
+impl WaitLimit {
     /// Waits at most `wait` from now. A deadline beyond the clock's range means no limit.
-    pub(crate) fn at_most(wait: Duration) -> Patience {
+    pub(crate) fn at_most(wait: Duration) -> WaitLimit {
         if wait.is_zero() {
-            return Patience::None;
+            return WaitLimit::None;
         }
         match Instant::now().checked_add(wait) {
-            Some(end) => Patience::Until(end),
-            None => Patience::Endless,
+            Some(end) => WaitLimit::Until(end),
+            None => WaitLimit::Endless,
         }
     }
 
-    pub(crate) fn end(self) -> Option<Instant> {
+    pub(crate) fn deadline(self) -> Option<Instant> {
         match self {
-            Patience::Until(end) => Some(end),
-            Patience::None | Patience::Endless => None,
+            WaitLimit::Until(end) => Some(end),
+            WaitLimit::None | WaitLimit::Endless => None,
         }
     }
 }
@@ -110,26 +110,29 @@ mod tests {
 
     #[test]
     fn remaining_lease_rounds_up() {
-        let left = |micros| Lease::left(Duration::from_micros(micros)).millis();
+        let left = |micros| Lease::from_remaining(Duration::from_micros(micros)).millis();
         assert_eq!([0, 1, 1000, 1001].map(left), [1, 1, 1, 2]);
-        assert_eq!(Lease::left(Duration::MAX).duration(), MAX_LEASE);
+        assert_eq!(Lease::from_remaining(Duration::MAX).duration(), MAX_LEASE);
     }
 
     #[test]
     fn watchdog_lease_is_renewed_after_ten_seconds() {
-        assert_eq!(Lease::WATCHDOG.third(), Duration::from_secs(10));
+        assert_eq!(Lease::WATCHDOG.renewal_interval(), Duration::from_secs(10));
     }
 
     #[tokio::test(start_paused = true)]
     async fn patience_has_end_unless_none_or_beyond_clock() {
         let second = Duration::from_secs(1);
-        let end = Patience::at_most(second).end();
+        let end = WaitLimit::at_most(second).deadline();
         assert_eq!(end, Some(Instant::now() + second));
         assert!(matches!(
-            Patience::at_most(Duration::MAX),
-            Patience::Endless
+            WaitLimit::at_most(Duration::MAX),
+            WaitLimit::Endless
         ));
-        assert!(matches!(Patience::at_most(Duration::ZERO), Patience::None));
-        assert_eq!(Patience::Endless.end(), None);
+        assert!(matches!(
+            WaitLimit::at_most(Duration::ZERO),
+            WaitLimit::None
+        ));
+        assert_eq!(WaitLimit::Endless.deadline(), None);
     }
 }

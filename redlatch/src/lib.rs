@@ -5,8 +5,11 @@
 mod background;
 mod backoff;
 mod client;
+mod environment;
 mod error;
 mod hold;
+mod join;
+mod keyspace;
 mod lease;
 mod listing;
 mod log;
@@ -15,14 +18,11 @@ mod owner;
 mod primitives;
 mod runtime;
 mod session;
-mod several;
 #[cfg(feature = "simulation")]
 #[doc(hidden)]
 pub mod simulation;
-mod space;
 mod step;
 mod store;
-mod surroundings;
 mod wait;
 mod watchdog;
 
@@ -38,7 +38,8 @@ pub use primitives::count_down_latch::CountDownLatch;
 pub use primitives::expirable_semaphore::{ExpirableSemaphore, PermitGuard, PermitId, Permits};
 pub use primitives::fair_lock::{Fair, FairLock};
 pub use primitives::fenced_lock::{Fenced, FencedLock, MAX_TOKEN};
-pub use primitives::handle::{
+pub use primitives::inspect::{ObjectKind, ObjectState, OutPermit, Waiting};
+pub use primitives::lock::{
     Acquire, Guard, Holder, Lock, LockKind, OwnedKind, Reentrant, TryAcquire,
 };
 pub use primitives::multi_lock::{
@@ -50,7 +51,6 @@ pub use primitives::semaphore::{
     AcquirePermits, Semaphore, SemaphorePermits, TryAcquirePermits, TrySetPermits,
 };
 pub use primitives::spin_lock::{Spin, SpinLock};
-pub use primitives::survey::{ObjectKind, ObjectState, OutPermit, Waiting};
 pub use store::ReplicaSync;
 pub use store::embedded::Embedded;
 

@@ -4,11 +4,11 @@ use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 
 use crate::error::{Error, Result};
-use crate::name::{Beside, Family, Place, is_beside, spans_slots};
-use crate::primitives::survey::{ObjectState, Survey};
+use crate::join::join_all;
+use crate::name::{CandidateKeys, KeyLayout, ObjectKeys, is_extra_key, spans_slots};
+use crate::primitives::inspect::{InspectNames, ObjectState};
 use crate::session::Session;
-use crate::several::all;
-use crate::store::{Cursor, Sought};
+use crate::store::{Cursor, ScanType};
 
 /// Keys inspected per round trip.
 const PAGE: usize = 100;
@@ -32,7 +32,7 @@ pub struct Listing {
     session: Arc<Session>,
     pattern: String,
     /// Position and kind of keys of the next page; `None` after the last.
-    cursor: Option<(Sought, Cursor)>,
+    cursor: Option<(ScanType, Cursor)>,
     keys: VecDeque<String>,
     found: VecDeque<Listed>,
 }
@@ -50,9 +50,9 @@ pub struct Listed {
 impl Listing {
     pub(crate) fn new(session: Arc<Session>, pattern: &str) -> Listing {
         Listing {
-            pattern: escaped(&session.prefix) + pattern,
+            pattern: escape_glob(&session.prefix) + pattern,
             session,
-            cursor: Some((Sought::Hashes, Cursor::default())),
+            cursor: Some((ScanType::Hashes, Cursor::default())),
             keys: VecDeque::new(),
             found: VecDeque::new(),
         }
@@ -74,18 +74,18 @@ impl Listing {
                 return Ok(Some(found));
             }
             if !self.keys.is_empty() {
-                self.look_into().await?;
-            } else if let Some((sought, cursor)) = self.cursor {
+                self.inspect_page().await?;
+            } else if let Some((scan_type, cursor)) = self.cursor {
                 let store = &self.session.store;
-                let (keys, next) = store.scan(&self.pattern, sought, cursor).await?;
+                let (keys, next) = store.scan(&self.pattern, scan_type, cursor).await?;
                 // In a cluster no script could read all keys of a name that spans slots.
-                let lies_apart = |key: &str| store.slot(key).is_some() && spans_slots(key);
-                let listed = |key: &String| !is_beside(key) && !lies_apart(key);
+                let in_other_slots = |key: &str| store.slot(key).is_some() && spans_slots(key);
+                let listed = |key: &String| !is_extra_key(key) && !in_other_slots(key);
                 self.keys.extend(keys.into_iter().filter(listed));
-                self.cursor = match (next, sought) {
-                    (Some(next), _) => Some((sought, next)),
-                    (None, Sought::Hashes) => Some((Sought::Strings, Cursor::default())),
-                    (None, Sought::Strings) => None,
+                self.cursor = match (next, scan_type) {
+                    (Some(next), _) => Some((scan_type, next)),
+                    (None, ScanType::Hashes) => Some((ScanType::Strings, Cursor::default())),
+                    (None, ScanType::Strings) => None,
                 };
             } else {
                 return Ok(None);
@@ -93,23 +93,23 @@ impl Listing {
         }
     }
 
-    async fn look_into(&mut self) -> Result<()> {
+    async fn inspect_page(&mut self) -> Result<()> {
         let some = self.keys.len().min(PAGE);
         let keys = self.keys.iter().take(some);
         let store = &self.session.store;
         // Sends one script per cluster slot, all concurrently.
-        let mut slots: BTreeMap<Option<u16>, Vec<Beside>> = BTreeMap::new();
+        let mut slots: BTreeMap<Option<u16>, Vec<CandidateKeys>> = BTreeMap::new();
         for key in keys {
             let names = slots.entry(store.slot(key)).or_default();
-            names.push(Beside::new(key.clone()));
+            names.push(CandidateKeys::new(key.clone()));
         }
-        let surveys = slots.values().map(|names| async move {
-            let seen = store.look(&Survey { names }).await?;
+        let inspections = slots.values().map(|names| async move {
+            let seen = store.read(&InspectNames { names }).await?;
             Ok::<_, Error>(names.iter().zip(seen))
         });
         let mut found = VecDeque::new();
-        for survey in all(surveys).await {
-            for (Beside { key, .. }, seen) in survey? {
+        for inspection in join_all(inspections).await {
+            for (CandidateKeys { key, .. }, seen) in inspection? {
                 if let (Some(name), Ok(Some(state))) =
                     (key.strip_prefix(&self.session.prefix), seen)
                 {
@@ -127,11 +127,11 @@ impl Listing {
 }
 
 /// Returns the object under one name.
-pub(crate) async fn look_at(session: &Session, name: &str) -> Result<Option<ObjectState>> {
-    let place = Place::new(Family::Lock, &session.prefix, name);
-    place.check()?;
-    let names = [Beside::new(place.key().to_owned())];
-    let seen = session.store.look(&Survey { names: &names }).await?;
+pub(crate) async fn inspect_name(session: &Session, name: &str) -> Result<Option<ObjectState>> {
+    let object = ObjectKeys::new(KeyLayout::Lock, &session.prefix, name);
+    object.check()?;
+    let names = [CandidateKeys::new(object.key().to_owned())];
+    let seen = session.store.read(&InspectNames { names: &names }).await?;
     match seen.into_iter().next() {
         Some(Ok(state)) => Ok(state),
         Some(Err(reason)) => Err(Error::WrongKind {
@@ -143,7 +143,7 @@ pub(crate) async fn look_at(session: &Session, name: &str) -> Result<Option<Obje
 }
 
 /// Escapes text to a pattern that matches only itself.
-fn escaped(text: &str) -> String {
+fn escape_glob(text: &str) -> String {
     let mut pattern = String::with_capacity(text.len());
     for c in text.chars() {
         if matches!(c, '*' | '?' | '[' | ']' | '\\' | '^' | '-') {

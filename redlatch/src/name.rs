@@ -24,23 +24,23 @@ const UNLOCK_LATCH: &str = "redisson_unlock_latch";
 
 /// The keys and channels of one object in the store.
 #[derive(Debug)]
-pub(crate) struct Place {
+pub(crate) struct ObjectKeys {
     name: String,
     key: String,
     channel: String,
-    family: Family,
+    layout: KeyLayout,
     /// Further keys of the family; empty where unused.
-    beside: [String; 3],
+    extra_keys: [String; 3],
     /// Why the name is invalid, if it is. Every operation reports it, because creating a handle cannot
     /// fail.
-    fault: Option<&'static str>,
+    invalid: Option<&'static str>,
     /// Hash of the key. Cached because a place is looked up at every lock and unlock.
     hash: u64,
 }
 
 /// Layout of an object: which further keys it has, and how the store writes its owners.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Family {
+pub(crate) enum KeyLayout {
     /// `RedissonLock`: the hash alone.
     Lock,
     /// `RedissonSpinLock`: the same hash, but waiters do not subscribe.
@@ -61,46 +61,48 @@ pub(crate) enum Family {
     Latch,
 }
 
-impl Place {
-    pub(crate) fn new(family: Family, prefix: &str, name: &str) -> Place {
+impl ObjectKeys {
+    pub(crate) fn new(layout: KeyLayout, prefix: &str, name: &str) -> ObjectKeys {
         let key = format!("{prefix}{name}");
-        let beside = match family {
-            Family::Fenced => [prefixed(TOKEN, &key), String::new(), String::new()],
+        let extra_keys = match layout {
+            KeyLayout::Fenced => [prefixed(TOKEN, &key), String::new(), String::new()],
             // The set of absent waiters is redlatch's own, not in Redisson.
-            Family::Fair => [QUEUE, TIMEOUTS, ABSENT].map(|beside| prefixed(beside, &key)),
+            KeyLayout::Fair => {
+                [QUEUE, TIMEOUTS, ABSENT].map(|extra_keys| prefixed(extra_keys, &key))
+            }
             // The waiting writers that block new readers (redlatch's own, not in Redisson), and the prefix
             // of the timeouts of all readers' holds.
-            Family::Read | Family::Write => {
+            KeyLayout::Read | KeyLayout::Write => {
                 [prefixed(WRITERS, &key), suffixed(&key, ""), String::new()]
             }
-            Family::Permits => [suffixed(&key, "timeout"), String::new(), String::new()],
+            KeyLayout::Permits => [suffixed(&key, "timeout"), String::new(), String::new()],
             // Kept in the client, not in the store. It cannot equal a channel, because no name has a NUL.
-            Family::Spin => [format!("\0{key}"), String::new(), String::new()],
-            Family::Lock | Family::Semaphore | Family::Latch => Default::default(),
+            KeyLayout::Spin => [format!("\0{key}"), String::new(), String::new()],
+            KeyLayout::Lock | KeyLayout::Semaphore | KeyLayout::Latch => Default::default(),
         };
-        let channel = match family {
-            Family::Lock | Family::Spin | Family::Fenced | Family::Fair => {
+        let channel = match layout {
+            KeyLayout::Lock | KeyLayout::Spin | KeyLayout::Fenced | KeyLayout::Fair => {
                 prefixed("redisson_lock__channel", &key)
             }
-            Family::Read | Family::Write => prefixed("redisson_rwlock", &key),
-            Family::Semaphore | Family::Permits => prefixed("redisson_sc", &key),
+            KeyLayout::Read | KeyLayout::Write => prefixed("redisson_rwlock", &key),
+            KeyLayout::Semaphore | KeyLayout::Permits => prefixed("redisson_sc", &key),
             // The only layout that adds braces even to a name with its own hash tag.
-            Family::Latch => format!("{LATCH_CHANNEL}{{{key}}}"),
+            KeyLayout::Latch => format!("{LATCH_CHANNEL}{{{key}}}"),
         };
-        Place {
-            fault: fault(&key, name),
+        ObjectKeys {
+            invalid: invalid_reason(&key, name),
             hash: BuildHasherDefault::<DefaultHasher>::default().hash_one(&key),
             name: name.to_owned(),
             channel,
-            family,
-            beside,
+            layout,
+            extra_keys,
             key,
         }
     }
 
     /// Checks that the name is valid.
     pub(crate) fn check(&self) -> Result<()> {
-        match self.fault {
+        match self.invalid {
             None => Ok(()),
             Some(reason) => Err(Error::InvalidName {
                 name: self.name.chars().take(64).collect(),
@@ -124,63 +126,63 @@ impl Place {
     /// Moves the channel of a latch whose name has a hash tag of its own to the slot of its key. Otherwise
     /// no script could publish there in a cluster: Redisson's cannot (CROSSSLOT). Redisson's waiters listen
     /// on another channel, where nothing is published, so they cannot share such a latch.
-    pub(crate) fn bring_channel_to_key(&mut self) {
+    pub(crate) fn move_channel_to_slot(&mut self) {
         self.channel = [LATCH_CHANNEL, &self.key].concat();
     }
 
-    pub(crate) fn family(&self) -> Family {
-        self.family
+    pub(crate) fn layout(&self) -> KeyLayout {
+        self.layout
     }
 
     /// Key of the fencing token of a fenced lock, a number that only grows.
     pub(crate) fn token(&self) -> &str {
-        &self.beside[0]
+        &self.extra_keys[0]
     }
 
     /// Name of the wait queue of a spin lock, separate from the channel.
-    pub(crate) fn spinning(&self) -> &str {
-        &self.beside[0]
+    pub(crate) fn spin_queue(&self) -> &str {
+        &self.extra_keys[0]
     }
 
     /// Key of the owners that wait for a fair lock, in order.
     pub(crate) fn queue(&self) -> &str {
-        &self.beside[0]
+        &self.extra_keys[0]
     }
 
     /// Key of the times at which waiters for a fair lock expire.
     pub(crate) fn timeouts(&self) -> &str {
-        &self.beside[1]
+        &self.extra_keys[1]
     }
 
     /// Key of the times until which disconnected waiters for a fair lock keep their places.
-    pub(crate) fn absent(&self) -> &str {
-        &self.beside[2]
+    pub(crate) fn absent_waiters(&self) -> &str {
+        &self.extra_keys[2]
     }
 
     /// Key of the writers that block new readers, and until when.
     pub(crate) fn writers(&self) -> &str {
-        &self.beside[0]
+        &self.extra_keys[0]
     }
 
     /// Prefix of the timeouts of all readers' holds; the reader follows.
-    pub(crate) fn timeouts_begin(&self) -> &str {
-        &self.beside[1]
+    pub(crate) fn timeouts_prefix(&self) -> &str {
+        &self.extra_keys[1]
     }
 
     /// Prefix of the timeouts of one reader's holds; the number of the hold follows.
-    pub(crate) fn timeouts_of(&self, reader: &str) -> String {
-        [self.timeouts_begin(), reader, ":rwlock_timeout"].concat()
+    pub(crate) fn reader_timeouts_prefix(&self, reader: &str) -> String {
+        [self.timeouts_prefix(), reader, ":rwlock_timeout"].concat()
     }
 
     /// Key of the times at which the permits of an expirable semaphore expire.
     pub(crate) fn deadlines(&self) -> &str {
-        &self.beside[0]
+        &self.extra_keys[0]
     }
 
     /// Returns the hash field for `owner`, given as `<client id>:<number>`.
     pub(crate) fn field(&self, owner: String) -> String {
-        match self.family {
-            Family::Write => self.writer(&owner),
+        match self.layout {
+            KeyLayout::Write => self.writer(&owner),
             _ => owner,
         }
     }
@@ -191,28 +193,28 @@ impl Place {
     }
 
     /// Returns whether a field of that hash stands for a writer.
-    pub(crate) fn writes(&self, field: &str) -> bool {
+    pub(crate) fn is_writer_field(&self, field: &str) -> bool {
         field.ends_with(WRITER)
     }
 
     /// Returns the owner of a hash field.
-    pub(crate) fn owner<'a>(&self, field: &'a str) -> &'a str {
+    pub(crate) fn owner_of<'a>(&self, field: &'a str) -> &'a str {
         field.strip_suffix(WRITER).unwrap_or(field)
     }
 
     /// Returns the name that belongs to one owner alone: a fair waiter's channel, or the prefix of the
     /// timeouts of a reader's holds. Empty for all other families.
-    pub(crate) fn of_owner(&self, field: &str) -> String {
-        match self.family {
-            Family::Fair => [&*self.channel, ":", field].concat(),
-            Family::Read => self.timeouts_of(field),
+    pub(crate) fn owner_key(&self, field: &str) -> String {
+        match self.layout {
+            KeyLayout::Fair => [&*self.channel, ":", field].concat(),
+            KeyLayout::Read => self.reader_timeouts_prefix(field),
             _ => String::new(),
         }
     }
 }
 
 /// All keys that could belong to a name whose kind is unknown.
-pub(crate) struct Beside {
+pub(crate) struct CandidateKeys {
     pub(crate) key: String,
     pub(crate) queue: String,
     pub(crate) timeouts: String,
@@ -222,13 +224,13 @@ pub(crate) struct Beside {
     pub(crate) readers: String,
 }
 
-impl Beside {
+impl CandidateKeys {
     /// Takes a key, including the prefix.
-    pub(crate) fn new(key: String) -> Beside {
-        let [queue, timeouts, _] = Place::new(Family::Fair, "", &key).beside;
-        let [token, ..] = Place::new(Family::Fenced, "", &key).beside;
-        let [deadlines, ..] = Place::new(Family::Permits, "", &key).beside;
-        Beside {
+    pub(crate) fn new(key: String) -> CandidateKeys {
+        let [queue, timeouts, _] = ObjectKeys::new(KeyLayout::Fair, "", &key).extra_keys;
+        let [token, ..] = ObjectKeys::new(KeyLayout::Fenced, "", &key).extra_keys;
+        let [deadlines, ..] = ObjectKeys::new(KeyLayout::Permits, "", &key).extra_keys;
+        CandidateKeys {
             readers: suffixed(&key, ""),
             key,
             queue,
@@ -251,7 +253,7 @@ impl Beside {
 }
 
 /// Returns whether a key belongs to the object of another key.
-pub(crate) fn is_beside(key: &str) -> bool {
+pub(crate) fn is_extra_key(key: &str) -> bool {
     // Both forms of such a key contain a brace: see `prefixed` and `suffixed`.
     let begins = |prefix: &&str| {
         let rest = key.strip_prefix(*prefix);
@@ -271,16 +273,16 @@ pub(crate) fn is_beside(key: &str) -> bool {
 
 /// Places are equal if their keys are, except for the two sides of a read-write lock: they share a key, and
 /// one owner may hold both.
-impl PartialEq for Place {
-    fn eq(&self, other: &Place) -> bool {
-        let writes = |place: &Place| place.family == Family::Write;
+impl PartialEq for ObjectKeys {
+    fn eq(&self, other: &ObjectKeys) -> bool {
+        let writes = |object: &ObjectKeys| object.layout == KeyLayout::Write;
         self.key == other.key && writes(self) == writes(other)
     }
 }
 
-impl Eq for Place {}
+impl Eq for ObjectKeys {}
 
-impl Hash for Place {
+impl Hash for ObjectKeys {
     fn hash<H: Hasher>(&self, state: &mut H) {
         state.write_u64(self.hash);
     }
@@ -305,7 +307,7 @@ fn suffixed(name: &str, suffix: &str) -> String {
     }
 }
 
-fn fault(key: &str, name: &str) -> Option<&'static str> {
+fn invalid_reason(key: &str, name: &str) -> Option<&'static str> {
     if name.is_empty() {
         Some("it is empty")
     } else if key.len() > MAX_NAME_BYTES {
@@ -313,7 +315,7 @@ fn fault(key: &str, name: &str) -> Option<&'static str> {
     } else if spans_slots(key) {
         Some(SPANS_SLOTS)
     } else {
-        forbidden(name)
+        invalid_character(name)
     }
 }
 
@@ -340,7 +342,7 @@ pub(crate) fn hash_tag(key: &str) -> Option<&str> {
 }
 
 /// Returns why a name or prefix is refused: it would break lines of logs and listings.
-pub(crate) fn forbidden(text: &str) -> Option<&'static str> {
+pub(crate) fn invalid_character(text: &str) -> Option<&'static str> {
     if text.contains('\0') {
         Some("it contains a NUL")
     } else if text.contains(['\n', '\r']) {
@@ -356,7 +358,7 @@ mod tests {
 
     #[test]
     fn keys_and_channels_match_redisson() {
-        let lock = |prefix, name| Place::new(Family::Lock, prefix, name);
+        let lock = |prefix, name| ObjectKeys::new(KeyLayout::Lock, prefix, name);
         let plain = lock("", "orders:42");
         assert_eq!(plain.key(), "orders:42");
         assert_eq!(plain.channel(), "redisson_lock__channel:{orders:42}");
@@ -369,36 +371,39 @@ mod tests {
         assert_eq!(prefixed.key(), "shop:a");
         assert_eq!(prefixed.channel(), "redisson_lock__channel:{shop:a}");
 
-        let spin = Place::new(Family::Spin, "", "a");
+        let spin = ObjectKeys::new(KeyLayout::Spin, "", "a");
         assert_eq!((spin.key(), spin.channel()), ("a", lock("", "a").channel()));
-        assert!(forbidden(spin.spinning()).is_some(), "no channel's name");
+        assert!(
+            invalid_character(spin.spin_queue()).is_some(),
+            "no channel's name"
+        );
 
-        let fair = Place::new(Family::Fair, "", "a");
+        let fair = ObjectKeys::new(KeyLayout::Fair, "", "a");
         assert_eq!(fair.queue(), "redisson_lock_queue:{a}");
         assert_eq!(fair.timeouts(), "redisson_lock_timeout:{a}");
-        assert_eq!(fair.absent(), "redlatch_lock_absent:{a}");
-        assert_eq!(fair.of_owner("c:1"), "redisson_lock__channel:{a}:c:1");
+        assert_eq!(fair.absent_waiters(), "redlatch_lock_absent:{a}");
+        assert_eq!(fair.owner_key("c:1"), "redisson_lock__channel:{a}:c:1");
 
-        let fenced = Place::new(Family::Fenced, "", "a");
+        let fenced = ObjectKeys::new(KeyLayout::Fenced, "", "a");
         assert_eq!(fenced.token(), "redisson_lock_token:{a}");
 
-        let read = Place::new(Family::Read, "", "a");
+        let read = ObjectKeys::new(KeyLayout::Read, "", "a");
         assert_eq!(read.channel(), "redisson_rwlock:{a}");
-        assert_eq!(read.of_owner("c:1"), "{a}:c:1:rwlock_timeout");
-        let tagged = Place::new(Family::Read, "", "{a}b");
-        assert_eq!(tagged.of_owner("c:1"), "{a}b:c:1:rwlock_timeout");
-        let write = Place::new(Family::Write, "", "a");
+        assert_eq!(read.owner_key("c:1"), "{a}:c:1:rwlock_timeout");
+        let tagged = ObjectKeys::new(KeyLayout::Read, "", "{a}b");
+        assert_eq!(tagged.owner_key("c:1"), "{a}b:c:1:rwlock_timeout");
+        let write = ObjectKeys::new(KeyLayout::Write, "", "a");
         assert_eq!(write.field("c:1".into()), "c:1:write");
-        assert_eq!(write.owner("c:1:write"), "c:1");
-        assert!(write.writes("c:1:write") && !read.writes("c:1"));
-        assert_eq!(write.timeouts_of("c:1"), read.of_owner("c:1"));
+        assert_eq!(write.owner_of("c:1:write"), "c:1");
+        assert!(write.is_writer_field("c:1:write") && !read.is_writer_field("c:1"));
+        assert_eq!(write.reader_timeouts_prefix("c:1"), read.owner_key("c:1"));
         assert_eq!(write.writers(), "redlatch_rwlock_writers:{a}");
         assert_ne!(write, read);
 
-        let permits = Place::new(Family::Permits, "", "a");
+        let permits = ObjectKeys::new(KeyLayout::Permits, "", "a");
         assert_eq!(permits.deadlines(), "{a}:timeout");
         assert_eq!(permits.channel(), "redisson_sc:{a}");
-        let latch = Place::new(Family::Latch, "", "{a}b");
+        let latch = ObjectKeys::new(KeyLayout::Latch, "", "{a}b");
         assert_eq!(latch.channel(), "redisson_countdownlatch__channel__{{a}b}");
     }
 
@@ -416,7 +421,7 @@ mod tests {
             ("a{}{b}", "hash tag"),
             ("}{", "hash tag"),
         ] {
-            let said = Place::new(Family::Lock, "", name)
+            let said = ObjectKeys::new(KeyLayout::Lock, "", name)
                 .check()
                 .unwrap_err()
                 .to_string();
@@ -424,21 +429,25 @@ mod tests {
             assert!(said.len() < 400, "{said}");
         }
         assert!(
-            Place::new(Family::Lock, "", &"x".repeat(512))
+            ObjectKeys::new(KeyLayout::Lock, "", &"x".repeat(512))
                 .check()
                 .is_ok()
         );
         assert!(
-            Place::new(Family::Lock, "p", &"x".repeat(512))
+            ObjectKeys::new(KeyLayout::Lock, "p", &"x".repeat(512))
                 .check()
                 .is_err()
         );
         for name in ["köln ✓ {a}", "a}b{c}", "{a}b}", "{a{b}"] {
-            assert!(Place::new(Family::Lock, "", name).check().is_ok());
+            assert!(ObjectKeys::new(KeyLayout::Lock, "", name).check().is_ok());
         }
         // The prefix is part of the key.
-        let tagged = Place::new(Family::Lock, "{app}:", "a}b");
+        let tagged = ObjectKeys::new(KeyLayout::Lock, "{app}:", "a}b");
         assert!(tagged.check().is_ok());
-        assert!(Place::new(Family::Lock, "app}:", "a").check().is_err());
+        assert!(
+            ObjectKeys::new(KeyLayout::Lock, "app}:", "a")
+                .check()
+                .is_err()
+        );
     }
 }

@@ -4,8 +4,8 @@ use std::future::Future;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, LazyLock};
 
+use crate::environment::{random, simulated_owner_number};
 use crate::error::{Error, Result};
-use crate::surroundings::{owner_number, random};
 
 /// The identity that acquires and holds a lock, like a thread in Redisson.
 ///
@@ -43,7 +43,7 @@ impl Owner {
     )]
     pub fn new() -> Owner {
         static NEXT: LazyLock<AtomicU64> = LazyLock::new(|| AtomicU64::new(first_number()));
-        Owner(owner_number().unwrap_or_else(|| NEXT.fetch_add(1, Ordering::Relaxed)))
+        Owner(simulated_owner_number().unwrap_or_else(|| NEXT.fetch_add(1, Ordering::Relaxed)))
     }
 
     /// Runs `future` with this owner as the default of all acquisitions in it, so that they re-enter each
@@ -67,7 +67,7 @@ impl Owner {
     }
 
     /// Returns the owner of the current scope, if there is one.
-    pub fn of_scope() -> Option<Owner> {
+    pub fn current() -> Option<Owner> {
         SCOPE.try_with(|owner| *owner).ok()
     }
 
@@ -100,7 +100,7 @@ impl ClientId {
     }
 
     /// Checks an id that the user chose. It must be valid for Redisson and printable in a listing.
-    pub(crate) fn chosen(id: &str) -> Result<ClientId> {
+    pub(crate) fn custom(id: &str) -> Result<ClientId> {
         let plain = |c: char| c.is_ascii_alphanumeric() || matches!(c, '-' | '_' | '.');
         if id.is_empty() || id.len() > 64 || !id.chars().all(plain) {
             return Err(Error::InvalidSetting {
@@ -116,7 +116,7 @@ impl ClientId {
     }
 
     /// Returns `owner` as the store keeps it when it acts through this client.
-    pub(crate) fn field(&self, owner: Owner) -> String {
+    pub(crate) fn owner_id(&self, owner: Owner) -> String {
         // Called for every acquisition: `concat` costs half of `format!`.
         [&*self.0, ":", &owner.0.to_string()].concat()
     }

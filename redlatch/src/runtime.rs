@@ -16,7 +16,7 @@ use crate::error::{Error, Result};
 
 /// Capabilities of a runtime, as far as they were checked.
 #[derive(Clone, Copy)]
-struct Known {
+struct Capabilities {
     runtime: Id,
     timers: bool,
     /// `None`: not checked yet.
@@ -25,7 +25,7 @@ struct Known {
 
 thread_local! {
     /// Result for the runtime checked last on this thread. Cached because every call checks.
-    static KNOWN: Cell<Option<Known>> = const { Cell::new(None) };
+    static CACHED: Cell<Option<Capabilities>> = const { Cell::new(None) };
 }
 
 /// Returns the current runtime.
@@ -35,7 +35,7 @@ thread_local! {
 /// [`Error::NoRuntime`] if there is none or it has no timers.
 pub(crate) fn current() -> Result<Handle> {
     let handle = Handle::try_current().map_err(|_| Error::NoRuntime)?;
-    match known(handle.id()).timers {
+    match capabilities(handle.id()).timers {
         true => Ok(handle),
         false => Err(Error::NoRuntime),
     }
@@ -47,10 +47,10 @@ pub(crate) fn current() -> Result<Handle> {
 ///
 /// Those of [`current`], and [`Error::NoRuntime`] if the runtime has no sockets.
 pub(crate) fn check_sockets() -> Result<()> {
-    let mut known = known(current()?.id());
-    let sockets = known.sockets.unwrap_or_else(has_sockets);
-    known.sockets = Some(sockets);
-    remember(known);
+    let mut capabilities = capabilities(current()?.id());
+    let sockets = capabilities.sockets.unwrap_or_else(has_sockets);
+    capabilities.sockets = Some(sockets);
+    cache(capabilities);
     match sockets {
         true => Ok(()),
         false => Err(Error::NoRuntime),
@@ -65,24 +65,24 @@ pub(crate) async fn sleep_until(at: Instant) {
     }
 }
 
-fn known(runtime: Id) -> Known {
-    let known = KNOWN.try_with(Cell::get).ok().flatten();
-    known
-        .filter(|known| known.runtime == runtime)
+fn capabilities(runtime: Id) -> Capabilities {
+    let capabilities = CACHED.try_with(Cell::get).ok().flatten();
+    capabilities
+        .filter(|capabilities| capabilities.runtime == runtime)
         .unwrap_or_else(|| {
-            let known = Known {
+            let capabilities = Capabilities {
                 runtime,
                 timers: catch_unwind(|| drop(tokio::time::sleep(Duration::ZERO))).is_ok(),
                 sockets: None,
             };
-            remember(known);
-            known
+            cache(capabilities);
+            capabilities
         })
 }
 
-fn remember(known: Known) {
+fn cache(capabilities: Capabilities) {
     // While the thread ends there is nothing to cache.
-    let _ = KNOWN.try_with(|cell| cell.set(Some(known)));
+    let _ = CACHED.try_with(|cell| cell.set(Some(capabilities)));
 }
 
 fn has_sockets() -> bool {

@@ -1,18 +1,18 @@
 //! The session of one client: its store, wait queues, watchdog and identity. All primitives acquire and
 //! release holds through it.
 //!
-//! 1. [`Session::claim`] returns the owner's hold on a place, and counts the claims on it. A lost hold is
+//! 1. [`Session::hold_ref`] returns the owner's hold on a place, and counts the claims on it. A lost hold is
 //!    replaced by a new one.
-//! 2. [`Claim::enter`] makes one attempt to acquire. Steps of one hold take turns ([`Hold::turn`]). If the
+//! 2. [`HoldRef::try_acquire`] makes one attempt to acquire. Steps of one hold take turns ([`Hold::turn`]). If the
 //!    store may still keep something that the owner released, a release is sent first and must be answered.
 //!    The attempt carries the hold count that it wants.
 //! 3. If the store grants the attempt and the replicas confirm it, a guard is added and the watchdog watches
 //!    the hold.
-//! 4. If an attempt fails or is dropped without an answer, its outcome is unknown ([`Unsettled`]). It is
+//! 4. If an attempt fails or is dropped without an answer, its outcome is unknown ([`SettleOnDrop`]). It is
 //!    settled in the background.
-//! 5. [`Claim::settle`] sends the hold count of this client to the store; 0 releases the hold. Unlocking,
+//! 5. [`HoldRef::settle`] sends the hold count of this client to the store; 0 releases the hold. Unlocking,
 //!    dropping a guard, dropping an attempt and failing all settle in this way.
-//! 6. Settling in the background retries until the lease must have ended ([`SETTLING`]).
+//! 6. Settling in the background retries until the lease must have ended ([`SETTLE_GRACE`]).
 
 use std::collections::HashMap;
 use std::hash::{BuildHasherDefault, Hasher};
@@ -26,14 +26,14 @@ use tokio::time::Instant;
 
 use crate::background::Background;
 use crate::error::{Error, Loss, Result};
-use crate::hold::{Hold, Kind, Standing, Tenure};
+use crate::hold::{Hold, HoldKind, HoldPeriod, HoldSnapshot};
+use crate::join::join_all;
 use crate::lease::Lease;
-use crate::name::Place;
+use crate::name::ObjectKeys;
 use crate::owner::{ClientId, Owner};
-use crate::several::all;
 use crate::step::{Outcome, Step};
-use crate::store::{Delivery, Route, Sent, Store, Turn};
-use crate::wait::WaitingRoom;
+use crate::store::{AttemptPermit, Delivery, Progress, Route, Store};
+use crate::wait::WaitQueues;
 use crate::watchdog::Watchdog;
 
 /// What all primitives share.
@@ -41,25 +41,26 @@ pub(crate) struct Session {
     pub(crate) id: ClientId,
     pub(crate) prefix: String,
     pub(crate) store: Arc<Store>,
-    pub(crate) waiting: WaitingRoom,
+    pub(crate) waiting: WaitQueues,
     pub(crate) watchdog: Watchdog,
     pub(crate) background: Background,
     /// How long an outage may last before waiting fails, if it is set.
     pub(crate) outage_limit: Option<Duration>,
-    claims: Mutex<Claims>,
+    holds: Mutex<HoldRegistry>,
     /// Notified when any hold was entered.
-    entered: Notify,
+    acquired: Notify,
 }
 
 /// All holds that are acquired, held or released, so that the same owner finds the same hold.
-type Claims = HashMap<(Owner, Arc<Place>), Claimed, BuildHasherDefault<Mix>>;
+type HoldRegistry =
+    HashMap<(Owner, Arc<ObjectKeys>), RegisteredHold, BuildHasherDefault<MixHasher>>;
 
 /// Mixes two numbers that are already well distributed or unique: an owner's number and the cached hash of
 /// a place. Each acquisition looks up claims several times.
 #[derive(Default)]
-struct Mix(u64);
+struct MixHasher(u64);
 
-impl Hasher for Mix {
+impl Hasher for MixHasher {
     fn write_u64(&mut self, number: u64) {
         self.0 = (self.0 ^ number)
             .wrapping_mul(0x9E37_79B9_7F4A_7C15)
@@ -81,7 +82,7 @@ impl Hasher for Mix {
 /// replaced it, act on the same field of the store.
 ///
 /// Invariant: as long as a step of an earlier generation may still reach the store, the next generation
-/// takes turns with it ([`Hold::steps`]). Otherwise a late full release of the earlier generation would
+/// takes turns with it ([`Hold::step_lock`]). Otherwise a late full release of the earlier generation would
 /// delete what the later one has acquired. Two rules keep it:
 ///
 /// - The claims of all generations are counted, and each step is sent by a claim. So the entry, and with it
@@ -93,11 +94,11 @@ impl Hasher for Mix {
 /// A step that was sent without an answer does not keep its turn. The next step for the same field is then
 /// a release that must be answered before anything is acquired. It is sent on the same connection, behind
 /// the unanswered step, or on the connection that replaced a broken one.
-struct Claimed {
+struct RegisteredHold {
     /// The latest generation.
     hold: Arc<Hold>,
     /// Number of claims of all generations.
-    users: usize,
+    refs: usize,
 }
 
 /// How a hold is acquired.
@@ -110,14 +111,14 @@ pub(crate) struct Terms {
     /// Whether the owner may already hold it.
     pub(crate) reentrant: bool,
     /// How long the store may keep traces of an attempt: the lease, or longer if the attempt waits.
-    pub(crate) remembered: Lease,
+    pub(crate) trace_lifetime: Lease,
 }
 
 impl Terms {
     /// The terms for an attempt that waits, if the store remembers waiters for this long.
     pub(crate) fn waiting(self, remembered: Option<Lease>) -> Terms {
         Terms {
-            remembered: remembered.map_or(self.lease, |lasts| lasts.max(self.lease)),
+            trace_lifetime: remembered.map_or(self.lease, |lasts| lasts.max(self.lease)),
             ..self
         }
     }
@@ -128,7 +129,7 @@ impl Session {
         id: ClientId,
         prefix: String,
         store: Arc<Store>,
-        waiting: WaitingRoom,
+        waiting: WaitQueues,
         lease: Lease,
         background: Background,
         outage_limit: Option<Duration>,
@@ -141,8 +142,8 @@ impl Session {
             store,
             waiting,
             background,
-            claims: Mutex::default(),
-            entered: Notify::new(),
+            holds: Mutex::default(),
+            acquired: Notify::new(),
         }
     }
 
@@ -154,126 +155,132 @@ impl Session {
             lease,
             renewed,
             reentrant,
-            remembered: lease,
+            trace_lifetime: lease,
         }
     }
 
-    /// Returns a claim on the hold of `owner` on `place`, which is created if there is none.
-    pub(crate) fn claim<K: Kind + 'static>(
+    /// Returns a claim on the hold of `owner` on `object`, which is created if there is none.
+    pub(crate) fn hold_ref<K: HoldKind + 'static>(
         self: &Arc<Self>,
-        place: &Arc<Place>,
+        object: &Arc<ObjectKeys>,
         owner: Owner,
         field: impl Fn() -> String,
         kind: &Arc<K>,
-    ) -> Result<Claim> {
-        let mut claims = self.claims();
+    ) -> Result<HoldRef> {
+        let mut holds = self.holds();
         let fresh = |steps| {
             let (field, kind) = (field(), kind.clone());
-            Arc::new(Hold::new(place.clone(), owner, field, kind, steps))
+            Arc::new(Hold::new(object.clone(), owner, field, kind, steps))
         };
-        let claimed = claims
-            .entry((owner, place.clone()))
-            .or_insert_with(|| Claimed {
+        let entry = holds
+            .entry((owner, object.clone()))
+            .or_insert_with(|| RegisteredHold {
                 hold: fresh(Arc::default()),
-                users: 0,
+                refs: 0,
             });
-        if claimed.hold.place.family() != place.family() {
+        if entry.hold.object.layout() != object.layout() {
             return Err(Error::WrongKind {
-                name: place.name().to_owned(),
+                name: object.name().to_owned(),
                 reason: "the same owner uses it as another kind of lock",
             });
         }
-        if claimed.hold.loss().is_some() {
+        if entry.hold.loss().is_some() {
             // A lost hold stays lost, for its guards. A new request gets a new hold, which takes turns with
             // steps of the old one that may still be in flight.
-            let later = fresh(claimed.hold.steps.clone());
-            later.supersede(&claimed.hold);
-            claimed.hold = later;
+            let later = fresh(entry.hold.step_lock.clone());
+            later.supersede(&entry.hold);
+            entry.hold = later;
         }
-        claimed.users += 1;
-        Ok(Claim::new(self.clone(), claimed.hold.clone()))
+        entry.refs += 1;
+        Ok(HoldRef::new(self.clone(), entry.hold.clone()))
     }
 
     /// Returns the latest generation of a hold.
-    fn latest(&self, hold: &Hold) -> Option<Arc<Hold>> {
-        let claims = self.claims();
-        let claimed = claims.get(&(hold.owner, hold.place.clone()));
-        claimed.map(|claimed| claimed.hold.clone())
+    fn latest_generation(&self, hold: &Hold) -> Option<Arc<Hold>> {
+        let holds = self.holds();
+        let entry = holds.get(&(hold.owner, hold.object.clone()));
+        entry.map(|entry| entry.hold.clone())
     }
 
-    /// Returns the tenure of `owner` at `place`, if it holds that as far as is known here.
-    fn tenure(&self, owner: Owner, place: &Arc<Place>) -> Option<Tenure> {
-        let claims = self.claims();
-        let claimed = claims.get(&(owner, place.clone()));
-        claimed.and_then(|claimed| claimed.hold.tenure())
+    /// Returns the hold period of `owner` at `object`, if it holds that as far as is known here.
+    fn hold_period(&self, owner: Owner, object: &Arc<ObjectKeys>) -> Option<HoldPeriod> {
+        let holds = self.holds();
+        let entry = holds.get(&(owner, object.clone()));
+        entry.and_then(|entry| entry.hold.hold_period())
     }
 
-    /// Waits until `owner` holds `place`, as far as is known here, in a tenure that started after `since`.
-    async fn has_entered(&self, owner: Owner, place: &Arc<Place>, since: Option<Tenure>) {
+    /// Waits until `owner` holds `object`, as far as is known here, in a hold period that started after `since`.
+    async fn wait_until_held(
+        &self,
+        owner: Owner,
+        object: &Arc<ObjectKeys>,
+        since: Option<HoldPeriod>,
+    ) {
         loop {
-            let mut news = std::pin::pin!(self.entered.notified());
-            news.as_mut().enable();
-            if self.tenure(owner, place) > since {
+            let mut acquired = std::pin::pin!(self.acquired.notified());
+            acquired.as_mut().enable();
+            if self.hold_period(owner, object) > since {
                 return;
             }
-            news.await;
+            acquired.await;
         }
     }
 
-    /// Releases in the store what `owner` has left of `place` but not settled yet.
-    async fn settle_left(self: &Arc<Self>, owner: Owner, place: &Arc<Place>) {
-        let claim = {
-            let mut claims = self.claims();
-            let Some(claimed) = claims.get_mut(&(owner, place.clone())) else {
+    /// Releases in the store what `owner` has left of `object` but not settled yet.
+    async fn settle_released(self: &Arc<Self>, owner: Owner, object: &Arc<ObjectKeys>) {
+        let hold_ref = {
+            let mut holds = self.holds();
+            let Some(entry) = holds.get_mut(&(owner, object.clone())) else {
                 return;
             };
-            if !claimed.hold.standing().is_ahead_of_store {
+            if !entry.hold.snapshot().has_unacknowledged_changes {
                 return;
             }
-            claimed.users += 1;
-            Claim::new(self.clone(), claimed.hold.clone())
+            entry.refs += 1;
+            HoldRef::new(self.clone(), entry.hold.clone())
         };
         // If this fails, it is retried in the background, and the request that follows will fail too.
-        let _ = claim.settle().await;
+        let _ = hold_ref.settle().await;
     }
 
-    /// Runs a step that must not be applied twice: [`Store::run_unrepeated`]. Once started it is completed:
+    /// Runs a step that must not be applied twice: [`Store::run_at_most_once`]. Once started it is completed:
     /// if this is dropped, it continues in the background.
-    pub(crate) async fn change<S: Step<Reply: 'static> + 'static>(
+    pub(crate) async fn run_at_most_once<S: Step<Reply: 'static> + 'static>(
         &self,
         step: S,
         what: &'static str,
     ) -> Result<S::Reply> {
         let store = self.store.clone();
-        let sent = Sent::default();
+        let progress = Progress::default();
         let work = async move {
-            let run = store.run_unrepeated(&step, what, Delivery::IMMEDIATE, Duration::ZERO, &sent);
+            let run =
+                store.run_at_most_once(&step, what, Delivery::IMMEDIATE, Duration::ZERO, &progress);
             Ok(run.await?.reply)
         };
-        self.finish(work).await
+        self.run_to_completion(work).await
     }
 
     /// Completes `work` once it is started: if this is dropped, it continues in the background.
-    pub(crate) async fn finish<T: Send + 'static>(
+    pub(crate) async fn run_to_completion<T: Send + 'static>(
         &self,
         work: impl Future<Output = Result<T>> + Send + 'static,
     ) -> Result<T> {
-        self.background.bind()?;
-        self.background.finish(work, || true).await
+        self.background.remember_runtime()?;
+        self.background.detach_on_drop(work, || true).await
     }
 
-    fn claims(&self) -> MutexGuard<'_, Claims> {
-        self.claims.lock().unwrap_or_else(PoisonError::into_inner)
+    fn holds(&self) -> MutexGuard<'_, HoldRegistry> {
+        self.holds.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
 /// Result of an attempt to acquire all or none of several objects.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) enum Together<T> {
+pub(crate) enum AllOrNone<T> {
     /// All were acquired, with these results.
-    Had(Vec<T>),
+    Acquired(Vec<T>),
     /// None was acquired: another owner holds the one with this index, for this long at most.
-    InTheWay(usize, Duration),
+    Blocked(usize, Duration),
 }
 
 /// One for each object of an attempt: mostly one.
@@ -286,43 +293,43 @@ impl Session {
     ///
     /// However this ends, even by being dropped, settling in the background makes the store match this
     /// client.
-    pub(crate) async fn enter<S: Step>(
+    pub(crate) async fn try_acquire<S: Step>(
         &self,
-        claims: &[(&Claim, Terms)],
+        hold_refs: &[(&HoldRef, Terms)],
         subscribe: Option<&str>,
-        sent: &Sent,
+        progress: &Progress,
         step: impl FnOnce(&[u32]) -> S,
         blocked: impl FnOnce(&S::Reply) -> Option<usize>,
     ) -> Result<S::Reply> {
-        sent.asks_by_itself();
-        sent.clear();
-        let mut turns = Each::with_capacity(claims.len());
-        for (claim, _) in claims {
-            turns.push(claim.hold.turn().await?);
+        progress.leave_queue();
+        progress.mark_unsent();
+        let mut turns = Each::with_capacity(hold_refs.len());
+        for (hold_ref, _) in hold_refs {
+            turns.push(hold_ref.hold.turn().await?);
         }
-        let entering = self.enter_in_turn(claims, subscribe, sent, step, blocked);
+        let entering = self.try_acquire_in_turn(hold_refs, subscribe, progress, step, blocked);
         let entered = entering.await;
         for turn in &mut turns {
-            turn.ended(&entered);
+            turn.record_result(&entered);
         }
         entered
     }
 
-    async fn enter_in_turn<S: Step>(
+    async fn try_acquire_in_turn<S: Step>(
         &self,
-        claims: &[(&Claim, Terms)],
+        hold_refs: &[(&HoldRef, Terms)],
         subscribe: Option<&str>,
-        sent: &Sent,
+        progress: &Progress,
         step: impl FnOnce(&[u32]) -> S,
         blocked: impl FnOnce(&S::Reply) -> Option<usize>,
     ) -> Result<S::Reply> {
-        let mut held: Each<u32> = Each::with_capacity(claims.len());
-        for (claim, terms) in claims {
-            held.push(claim.held_before(*terms).await?);
+        let mut held: Each<u32> = Each::with_capacity(hold_refs.len());
+        for (hold_ref, terms) in hold_refs {
+            held.push(hold_ref.prior_hold_count(*terms).await?);
         }
-        let all_claims = claims.iter();
+        let all_claims = hold_refs.iter();
         let unsettled: Each<_> = all_claims
-            .map(|(claim, terms)| Unsettled::new(claim, *terms, sent))
+            .map(|(hold_ref, terms)| SettleOnDrop::new(hold_ref, *terms, progress))
             .collect();
         let step = step(&held);
         // A re-entry blocks no other attempt, and must not delay its own renewal by queueing.
@@ -331,16 +338,16 @@ impl Session {
         let answer = match subscribe {
             Some(channel) => {
                 store
-                    .subscribe_and_run(channel, &step, delivery, sent)
+                    .subscribe_and_run(channel, &step, delivery, progress)
                     .await
             }
-            None => store.run(&step, delivery, sent).await,
+            None => store.run(&step, delivery, progress).await,
         };
-        let settled = || unsettled.iter().for_each(Unsettled::is_settled);
+        let settled = || unsettled.iter().for_each(SettleOnDrop::mark_settled);
         let answer = match answer {
             Ok(answer) => answer,
             Err(error) => {
-                if error.leaves_untouched() || !sent.get() {
+                if error.leaves_untouched() || !progress.was_sent() {
                     settled();
                 }
                 return Err(error);
@@ -348,145 +355,146 @@ impl Session {
         };
         if let Some(i) = blocked(&answer.reply) {
             settled();
-            return match (claims.get(i), held.get(i)) {
-                (Some((claim, _)), Some(1..)) => Err(claim.not_held()),
+            return match (hold_refs.get(i), held.get(i)) {
+                (Some((hold_ref, _)), Some(1..)) => Err(hold_ref.mark_not_held()),
                 _ => Ok(answer.reply),
             };
         }
-        let end = |terms: &Terms| answer.sent + terms.lease.duration();
-        for ((claim, terms), &held) in claims.iter().zip(&held) {
-            claim.was_taken(held, end(terms));
+        let end = |terms: &Terms| answer.sent_at + terms.lease.duration();
+        for ((hold_ref, terms), &held) in hold_refs.iter().zip(&held) {
+            hold_ref.extend_prior_hold(held, end(terms));
         }
-        if let Err(error) = answer.confirmation.confirmed(sent).await {
+        if let Err(error) = answer.confirmation.confirmed(progress).await {
             // At once if possible, in the turns of this attempt: the caller may try elsewhere after this
             // error. If it fails, dropping `unsettled` settles.
-            Box::pin(all(unsettled.iter().map(Unsettled::settle_in_turn))).await;
+            Box::pin(join_all(unsettled.iter().map(SettleOnDrop::settle_in_turn))).await;
             return Err(error);
         }
-        for (i, (claim, terms)) in claims.iter().enumerate() {
-            if let Err(error) = claim.hold.enter(end(terms), terms.renewed) {
+        for (i, (hold_ref, terms)) in hold_refs.iter().enumerate() {
+            if let Err(error) = hold_ref.hold.add_guard(end(terms), terms.renewed) {
                 // Too late for this one, so for all. Dropping `unsettled` releases them.
-                for (claim, terms) in claims.iter().take(i) {
-                    claim.leave(*terms);
+                for (hold_ref, terms) in hold_refs.iter().take(i) {
+                    hold_ref.remove_guard(*terms);
                 }
                 return Err(error);
             }
         }
         settled();
-        for (claim, _) in claims {
-            self.watchdog.watch(&claim.hold);
+        for (hold_ref, _) in hold_refs {
+            self.watchdog.watch(&hold_ref.hold);
         }
-        self.entered.notify_waiters();
+        self.acquired.notify_waiters();
         Ok(answer.reply)
     }
 }
 
 /// A claim on a hold, acquired or not. Claims are counted.
-pub(crate) struct Claim {
+pub(crate) struct HoldRef {
     pub(crate) session: Arc<Session>,
     pub(crate) hold: Arc<Hold>,
     /// Number of the change with which this claim left the hold; 0 before.
-    left: AtomicU64,
+    removed_at: AtomicU64,
 }
 
-impl Clone for Claim {
-    fn clone(&self) -> Claim {
-        if let Some(claimed) = self.session.claims().get_mut(&self.key()) {
-            claimed.users += 1;
+impl Clone for HoldRef {
+    fn clone(&self) -> HoldRef {
+        if let Some(entry) = self.session.holds().get_mut(&self.key()) {
+            entry.refs += 1;
         }
-        Claim {
+        HoldRef {
             session: self.session.clone(),
             hold: self.hold.clone(),
-            left: AtomicU64::new(self.left.load(Ordering::Relaxed)),
+            removed_at: AtomicU64::new(self.removed_at.load(Ordering::Relaxed)),
         }
     }
 }
 
-impl Drop for Claim {
+impl Drop for HoldRef {
     fn drop(&mut self) {
         let key = self.key();
         let unsettled = {
-            let mut claims = self.session.claims();
-            let Some(claimed) = claims.get_mut(&key) else {
+            let mut holds = self.session.holds();
+            let Some(entry) = holds.get_mut(&key) else {
                 return;
             };
-            if claimed.users == 1 && !claimed.hold.is_to_be_settled() {
-                claims.remove(&key);
+            if entry.refs == 1 && !entry.hold.needs_settling() {
+                holds.remove(&key);
                 return;
             }
-            if claimed.users > 1 {
-                claimed.users -= 1;
+            if entry.refs > 1 {
+                entry.refs -= 1;
                 return;
             }
             // This claim's count is passed on to a claim that settles in the background.
-            claimed.hold.clone()
+            entry.hold.clone()
         };
         let lease = unsettled.longest_lease();
-        Claim::new(self.session.clone(), unsettled).into_background(lease, None);
+        HoldRef::new(self.session.clone(), unsettled).settle_detached(lease, None);
     }
 }
 
-impl Claim {
+impl HoldRef {
     /// Creates a claim that is already counted.
-    fn new(session: Arc<Session>, hold: Arc<Hold>) -> Claim {
-        Claim {
+    fn new(session: Arc<Session>, hold: Arc<Hold>) -> HoldRef {
+        HoldRef {
             session,
             hold,
-            left: AtomicU64::new(0),
+            removed_at: AtomicU64::new(0),
         }
     }
 
-    fn key(&self) -> (Owner, Arc<Place>) {
-        (self.hold.owner, self.hold.place.clone())
+    fn key(&self) -> (Owner, Arc<ObjectKeys>) {
+        (self.hold.owner, self.hold.object.clone())
     }
 
-    /// Returns the owner's latest tenure of this object or of the object [beside](Kind::beside) it.
+    /// Returns the owner's latest hold period of this object or of the object [beside](HoldKind::beside) it.
     ///
-    /// Invariant of all waiting: an owner with a tenure never waits in line, because the waiters there may
-    /// wait for that very tenure to end. It sends its request out of turn, once per tenure. If the store
-    /// refuses nevertheless (the tenure has ended meanwhile, or its loss was not noticed yet), the owner
-    /// waits in line until a later tenure starts.
-    pub(crate) fn tenure(&self) -> Option<Tenure> {
-        let beside = self.hold.kind.beside();
-        let beside = beside.and_then(|beside| self.session.tenure(self.hold.owner, beside));
-        self.hold.tenure().max(beside)
+    /// Invariant of all waiting: an owner with a hold period never waits in line, because the waiters there may
+    /// wait for that very hold period to end. It sends its request out of turn, once per hold period. If the store
+    /// refuses nevertheless (the hold period has ended meanwhile, or its loss was not noticed yet), the owner
+    /// waits in line until a later hold period starts.
+    pub(crate) fn hold_period(&self) -> Option<HoldPeriod> {
+        let sibling = self.hold.kind.sibling();
+        let sibling =
+            sibling.and_then(|sibling| self.session.hold_period(self.hold.owner, sibling));
+        self.hold.hold_period().max(sibling)
     }
 
-    /// Waits until the owner has such a tenure that started after `since`.
-    pub(crate) async fn entered_after(&self, since: Option<Tenure>) {
-        let own = self.hold.entered_after(since);
-        match self.hold.kind.beside() {
+    /// Waits until the owner has such a hold period that started after `since`.
+    pub(crate) async fn held_after(&self, since: Option<HoldPeriod>) {
+        let own = self.hold.held_after(since);
+        match self.hold.kind.sibling() {
             None => own.await,
-            Some(beside) => tokio::select! {
+            Some(sibling) => tokio::select! {
                 biased;
                 () = own => {}
-                () = self.session.has_entered(self.hold.owner, beside, since) => {}
+                () = self.session.wait_until_held(self.hold.owner, sibling, since) => {}
             },
         }
     }
 
     /// Settles what the owner has released of the object beside this one, which could block it.
-    pub(crate) async fn settle_beside(&self) {
-        if let Some(beside) = self.hold.kind.beside() {
+    pub(crate) async fn settle_sibling(&self) {
+        if let Some(sibling) = self.hold.kind.sibling() {
             // Boxed: few kinds have an object beside theirs.
-            Box::pin(self.session.settle_left(self.hold.owner, beside)).await;
+            Box::pin(self.session.settle_released(self.hold.owner, sibling)).await;
         }
     }
 
-    /// Makes one attempt to acquire the object (once more): [`Session::enter`]. `step` creates the
+    /// Makes one attempt to acquire the object (once more): [`Session::try_acquire`]. `step` creates the
     /// primitive's step for a hold count.
-    pub(crate) async fn enter<'a, T: Send, S: Step<Reply = Outcome<T>>>(
+    pub(crate) async fn try_acquire<'a, T: Send, S: Step<Reply = Outcome<T>>>(
         &'a self,
         terms: Terms,
         subscribe: Option<&str>,
-        sent: &Sent,
+        progress: &Progress,
         step: impl FnOnce(&'a Hold, u32) -> S,
     ) -> Result<Outcome<T>> {
         let step = |held: &[u32]| step(&self.hold, held.iter().sum::<u32>() + 1);
         let blocked = |reply: &Outcome<T>| matches!(reply, Outcome::Wait(_)).then_some(0);
-        let claims = [(self, terms)];
+        let hold_refs = [(self, terms)];
         self.session
-            .enter(&claims, subscribe, sent, step, blocked)
+            .try_acquire(&hold_refs, subscribe, progress, step, blocked)
             .await
     }
 
@@ -494,48 +502,48 @@ impl Claim {
     ///
     /// First releases, in this turn, what the owner left before: the next acquisition is a new one, with a
     /// lease and a fencing token of its own.
-    async fn held_before(&self, terms: Terms) -> Result<u32> {
+    async fn prior_hold_count(&self, terms: Terms) -> Result<u32> {
         let held = loop {
-            let standing = self.hold.standing();
-            if let Some(loss) = standing.loss {
+            let snapshot = self.hold.snapshot();
+            if let Some(loss) = snapshot.loss {
                 return Err(self.hold.lost_error(loss));
             }
             // Check again after each settling: a guard may have left meanwhile. Then the store has a higher
             // count than this client, and the next acquisition would look like a repetition, with the
             // fencing token of another one.
-            if !standing.is_ahead_of_store {
-                break standing.count;
+            if !snapshot.has_unacknowledged_changes {
+                break snapshot.count;
             }
             // Boxed: seldom needed.
-            Box::pin(self.settle_in_turn(standing.changes)).await?;
+            Box::pin(self.settle_in_turn(snapshot.changes)).await?;
         };
         if held > 0 && !terms.reentrant {
             return Err(Error::AlreadyHeld {
-                name: self.hold.place.name().to_owned(),
+                name: self.hold.object.name().to_owned(),
             });
         }
         Ok(held)
     }
 
     /// The master granted it. Extend the local deadline now, because waiting for replicas delays renewal.
-    fn was_taken(&self, held: u32, end: Instant) {
+    fn extend_prior_hold(&self, held: u32, end: Instant) {
         if held > 0 {
             self.hold.extend(end);
         }
     }
 
     /// Handles a reply that the owner does not hold the object: marks the hold as lost. Returns the error.
-    fn not_held(&self) -> Error {
-        self.hold.lose(Loss::NotHeld);
+    fn mark_not_held(&self) -> Error {
+        self.hold.mark_lost(Loss::NotHeld);
         self.session.watchdog.watch(&self.hold);
-        self.session.watchdog.found_missing(&self.hold);
+        self.session.watchdog.report_missing(&self.hold);
         self.hold.lost_error(Loss::NotHeld)
     }
 
-    /// Removes one guard. [`Claim::settle`] then updates the store.
-    pub(crate) fn leave(&self, terms: Terms) {
-        let change = self.hold.leave(terms.renewed);
-        self.left.store(change, Ordering::Relaxed);
+    /// Removes one guard. [`HoldRef::settle`] then updates the store.
+    pub(crate) fn remove_guard(&self, terms: Terms) {
+        let change = self.hold.remove_guard(terms.renewed);
+        self.removed_at.store(change, Ordering::Relaxed);
     }
 
     /// Makes the store match this client: sends the current hold count, which may be 0. Returns whether the
@@ -544,36 +552,41 @@ impl Claim {
     /// Sending it twice has the effect of one. It is repeated when the connection breaks. "Not held" in
     /// reply to the repetition means that the first one took effect.
     pub(crate) async fn settle(&self) -> Result<bool> {
-        let mine = match self.left.load(Ordering::Relaxed) {
+        let up_to_change = match self.removed_at.load(Ordering::Relaxed) {
             0 => self.hold.changes(),
             left => left,
         };
         let mut turn = self.hold.turn().await?;
-        let settled = self.settle_in_turn(mine).await;
-        turn.ended(&settled);
+        let settled = self.settle_in_turn(up_to_change).await;
+        turn.record_result(&settled);
         settled
     }
 
-    /// Settles for a caller that has the turn. `mine`: number of changes when the caller started.
-    async fn settle_in_turn(&self, mine: u64) -> Result<bool> {
-        let standing = self.hold.standing();
-        let Some(loss) = standing.loss.filter(|_| standing.is_superseded) else {
-            return self.settle_hold(&self.hold, standing, mine).await;
+    /// Settles for a caller that has the turn. `up_to_change`: number of changes when the caller started.
+    async fn settle_in_turn(&self, up_to_change: u64) -> Result<bool> {
+        let snapshot = self.hold.snapshot();
+        let Some(loss) = snapshot.loss.filter(|_| snapshot.is_superseded) else {
+            return self.settle_hold(&self.hold, snapshot, up_to_change).await;
         };
         // The store's state of this owner now belongs to the latest generation. Its request may have been
         // canceled before it released what this generation left there.
-        if let Some(latest) = self.session.latest(&self.hold)
-            && let standing = latest.standing()
-            && standing.is_ahead_of_store
+        if let Some(latest) = self.session.latest_generation(&self.hold)
+            && let snapshot = latest.snapshot()
+            && snapshot.has_unacknowledged_changes
         {
-            let mine = standing.changes;
-            self.settle_hold(&latest, standing, mine).await?;
+            let up_to_change = snapshot.changes;
+            self.settle_hold(&latest, snapshot, up_to_change).await?;
         }
         Err(self.hold.lost_error(loss))
     }
 
     /// Settles the latest generation of the hold.
-    async fn settle_hold(&self, hold: &Arc<Hold>, now: Standing, mine: u64) -> Result<bool> {
+    async fn settle_hold(
+        &self,
+        hold: &Arc<Hold>,
+        now: HoldSnapshot,
+        up_to_change: u64,
+    ) -> Result<bool> {
         let session = &self.session;
         let keep = match now.loss {
             None => now.count,
@@ -581,8 +594,8 @@ impl Claim {
             Some(_) => 0,
         };
         if keep == 0 {
-            session.watchdog.forget(hold);
-            if now.given_back >= mine {
+            session.watchdog.unwatch(hold);
+            if now.released_at >= up_to_change {
                 // Another claim's release found the same count.
                 return Ok(true);
             }
@@ -590,34 +603,34 @@ impl Claim {
         let lease = now.is_renewed.then(|| session.watchdog.lease());
         let step = hold.kind.release(hold, keep, lease);
         let store = &session.store;
-        let delivery = Delivery::on(match now.is_asked_for {
+        let delivery = Delivery::on(match now.has_attempt_in_flight {
             true => Route::Acquisitions,
             false => Route::Commands,
         });
-        let release = Release::new(hold, keep);
+        let release = PendingRelease::new(hold, keep);
         if keep == 0 {
-            session.waiting.releasing(hold.place.channel());
+            session.waiting.record_release(hold.object.channel());
         }
-        let answer = release.answered(store.run(&step, delivery, &release.sent).await)?;
-        tracing::debug!(lock = hold.place.name(), owner = %hold.field, keep,
+        let answer = release.record_answer(store.run(&step, delivery, &release.progress).await)?;
+        tracing::debug!(lock = hold.object.name(), owner = %hold.field, keep,
             held = answer.reply, "released");
-        if keep == 0 && !hold.own.is_empty() {
+        if keep == 0 && !hold.owner_key.is_empty() {
             // The owner's waiting state in the store is removed too: another attempt of the same owner has
             // to start again.
-            session.waiting.call(&hold.own);
+            session.waiting.wake(&hold.owner_key);
         }
         let is_repeated = answer.repeated || now.maybe_released;
         let held = answer.reply || keep == 0 && is_repeated;
-        hold.store_followed(now.changes, keep == 0 && held && now.loss.is_none());
+        hold.release_acknowledged(now.changes, keep == 0 && held && now.loss.is_none());
         if let Some(loss) = now.loss {
             return Err(hold.lost_error(loss));
         }
         if keep > 0 {
             if !held {
-                hold.lose(Loss::NotHeld);
-                session.watchdog.found_missing(hold);
+                hold.mark_lost(Loss::NotHeld);
+                session.watchdog.report_missing(hold);
             } else if let Some(lease) = lease {
-                hold.extend(answer.sent + lease.duration());
+                hold.extend(answer.sent_at + lease.duration());
             }
             session.watchdog.watch(hold);
         }
@@ -626,31 +639,31 @@ impl Claim {
 
     /// Settles in the background. Retries until the lease in the store must have ended.
     pub(crate) fn settle_in_background(&self, lease: Lease) {
-        self.clone().into_background(lease.duration(), None);
+        self.clone().settle_detached(lease.duration(), None);
     }
 
     /// Settles an attempt that may still be in flight. The attempt keeps its turn until the first try to
     /// settle it. So the attempts that wait for settling are limited like those in flight, however many
     /// callers come and go.
-    fn into_background(self, lease: Duration, attempt: Option<Turn>) {
+    fn settle_detached(self, lease: Duration, attempt: Option<AttemptPermit>) {
         let background = self.session.background.clone();
-        let unheard = Unheard(Some(self));
+        let warning = WarnIfDropped(Some(self));
         background.spawn(async move {
-            let mut unheard = unheard;
-            if let Some(claim) = unheard.0.take() {
-                claim.settle_persistently(lease, attempt).await;
-                claim.hold.settling_ended();
+            let mut warning = warning;
+            if let Some(hold_ref) = warning.0.take() {
+                hold_ref.settle_with_retries(lease, attempt).await;
+                hold_ref.hold.settling_ended();
             }
         });
     }
 
-    async fn settle_persistently(&self, lease: Duration, mut attempt: Option<Turn>) {
+    async fn settle_with_retries(&self, lease: Duration, mut attempt: Option<AttemptPermit>) {
         // A step in flight may take effect this late; its lease starts then.
-        let give_up = Instant::now() + lease + SETTLING;
-        let name = self.hold.place.name();
+        let give_up = Instant::now() + lease + SETTLE_GRACE;
+        let name = self.hold.object.name();
         loop {
-            let key = self.hold.place.key();
-            let turn = self.session.store.settling_turn(key).await;
+            let key = self.hold.object.key();
+            let turn = self.session.store.settling_permit(key).await;
             let settled = self.settle().await;
             drop((turn, attempt.take()));
             match settled {
@@ -659,7 +672,7 @@ impl Claim {
                 Err(error) if Instant::now() < give_up => {
                     tracing::debug!(lock = name, owner = %self.hold.field, %error,
                         "release failed; retrying");
-                    tokio::time::sleep(SETTLING / 20).await;
+                    tokio::time::sleep(SETTLE_GRACE / 20).await;
                 }
                 Err(error) => {
                     tracing::warn!(lock = name, owner = %self.hold.field, %error,
@@ -672,59 +685,59 @@ impl Claim {
 }
 
 /// How long after the end of a lease a release is retried.
-const SETTLING: Duration = Duration::from_secs(10);
+const SETTLE_GRACE: Duration = Duration::from_secs(10);
 
 /// An attempt with unknown outcome. If it was sent, dropping this settles it in the background: the
 /// connection keeps order, so the release arrives after the attempt.
-struct Unsettled<'a> {
-    claim: &'a Claim,
+struct SettleOnDrop<'a> {
+    hold_ref: &'a HoldRef,
     terms: Terms,
-    sent: &'a Sent,
+    progress: &'a Progress,
     /// Number of the attempt among the changes of the hold.
     change: u64,
     settled: AtomicBool,
 }
 
-impl<'a> Unsettled<'a> {
-    fn new(claim: &'a Claim, terms: Terms, sent: &'a Sent) -> Unsettled<'a> {
-        Unsettled {
-            claim,
+impl<'a> SettleOnDrop<'a> {
+    fn new(hold_ref: &'a HoldRef, terms: Terms, progress: &'a Progress) -> SettleOnDrop<'a> {
+        SettleOnDrop {
+            hold_ref,
             terms,
-            sent,
-            change: claim.hold.taking(),
+            progress,
+            change: hold_ref.hold.begin_attempt(),
             settled: AtomicBool::new(false),
         }
     }
 }
 
-impl Unsettled<'_> {
+impl SettleOnDrop<'_> {
     /// Records that the attempt has been answered.
-    fn is_settled(&self) {
+    fn mark_settled(&self) {
         self.settled.store(true, Ordering::Relaxed);
-        self.claim.hold.answered(self.change);
+        self.hold_ref.hold.attempt_acknowledged(self.change);
     }
 
     /// Settles the attempt in its own turn. If this fails, dropping it settles.
     async fn settle_in_turn(&self) {
-        if self.claim.settle_in_turn(self.change).await.is_ok() {
-            self.is_settled();
+        if self.hold_ref.settle_in_turn(self.change).await.is_ok() {
+            self.mark_settled();
         }
     }
 }
 
-impl Drop for Unsettled<'_> {
+impl Drop for SettleOnDrop<'_> {
     fn drop(&mut self) {
-        let attempt = self.sent.take_turn();
+        let attempt = self.progress.take_permit();
         if self.settled.load(Ordering::Relaxed) {
             return;
         }
-        match self.sent.get() {
+        match self.progress.was_sent() {
             true => {
-                let claim = self.claim.clone();
-                claim.into_background(self.terms.remembered.duration(), attempt);
+                let hold_ref = self.hold_ref.clone();
+                hold_ref.settle_detached(self.terms.trace_lifetime.duration(), attempt);
             }
             // It never reached the store.
-            false => self.claim.hold.answered(self.change),
+            false => self.hold_ref.hold.attempt_acknowledged(self.change),
         }
     }
 }
@@ -732,43 +745,47 @@ impl Drop for Unsettled<'_> {
 /// A release that can be canceled or fail between being sent and being answered. Its hold remembers that:
 /// the next release, which may be another caller's, counts as a repetition. If that finds nothing, the
 /// first one took effect, and nothing was lost.
-struct Release<'a> {
+struct PendingRelease<'a> {
     hold: &'a Hold,
     keep: u32,
-    sent: Sent,
+    progress: Progress,
 }
 
-impl<'a> Release<'a> {
-    fn new(hold: &'a Hold, keep: u32) -> Release<'a> {
-        let sent = Sent::default();
-        Release { hold, keep, sent }
+impl<'a> PendingRelease<'a> {
+    fn new(hold: &'a Hold, keep: u32) -> PendingRelease<'a> {
+        let progress = Progress::default();
+        PendingRelease {
+            hold,
+            keep,
+            progress,
+        }
     }
 
-    fn answered<T>(&self, answer: Result<T>) -> Result<T> {
+    fn record_answer<T>(&self, answer: Result<T>) -> Result<T> {
         if answer.as_ref().err().is_none_or(Error::leaves_untouched) {
-            self.sent.clear();
+            self.progress.mark_unsent();
         }
         answer
     }
 }
 
-impl Drop for Release<'_> {
+impl Drop for PendingRelease<'_> {
     fn drop(&mut self) {
-        if self.keep == 0 && self.sent.get() {
-            self.hold.may_be_released();
+        if self.keep == 0 && self.progress.was_sent() {
+            self.hold.release_unanswered();
         }
     }
 }
 
 /// Logs a warning if background work is dropped before it starts, because its runtime has ended.
-struct Unheard(Option<Claim>);
+struct WarnIfDropped(Option<HoldRef>);
 
-impl Drop for Unheard {
+impl Drop for WarnIfDropped {
     fn drop(&mut self) {
-        if let Some(claim) = &self.0 {
-            tracing::warn!(lock = claim.hold.place.name(), owner = %claim.hold.field,
+        if let Some(hold_ref) = &self.0 {
+            tracing::warn!(lock = hold_ref.hold.object.name(), owner = %hold_ref.hold.field,
                 "no runtime to release the lock in; it is free when its lease ends");
-            claim.hold.settling_ended();
+            hold_ref.hold.settling_ended();
         }
     }
 }

@@ -11,13 +11,13 @@ use redis::Value;
 use tokio::time::Instant;
 
 use crate::error::{Error, Result};
-use crate::space::Space;
+use crate::keyspace::Keyspace;
 
 /// One atomic change, in both implementations.
 ///
 /// A step can be repeated: sent twice, it has the effect of one. It carries the *target* state (a hold
 /// count, an end of a lease) rather than a change. Steps that change a number are the exception: see
-/// [`Store::run_unrepeated`](crate::store::Store::run_unrepeated).
+/// [`Store::run_at_most_once`](crate::store::Store::run_at_most_once).
 pub(crate) trait Step: Send + Sync {
     type Reply: Send;
 
@@ -29,24 +29,24 @@ pub(crate) trait Step: Send + Sync {
     fn args(&self, args: &mut Args<'_>);
     /// Decodes the reply of the script.
     fn reply(&self, raw: Value) -> Result<Self::Reply>;
-    /// The rule: the same change to the embedded space.
-    fn apply(&self, space: &mut Space, now: Instant) -> Result<Self::Reply>;
+    /// The rule: the same change to the embedded keyspace.
+    fn apply(&self, keyspace: &mut Keyspace, now: Instant) -> Result<Self::Reply>;
 }
 
 /// A step of which only the reply type is known.
-pub(crate) type BoxedStep<'a, R> = Box<dyn AnyStep<R> + 'a>;
+pub(crate) type BoxedStep<'a, R> = Box<dyn DynStep<R> + 'a>;
 
 /// Object-safe version of [`Step`], for [`BoxedStep`].
-pub(crate) trait AnyStep<R>: Send + Sync {
+pub(crate) trait DynStep<R>: Send + Sync {
     fn script(&self) -> &'static Script;
     fn key_count(&self) -> usize;
     fn key(&self, n: usize) -> &str;
     fn args(&self, args: &mut Args<'_>);
     fn reply(&self, raw: Value) -> Result<R>;
-    fn apply(&self, space: &mut Space, now: Instant) -> Result<R>;
+    fn apply(&self, keyspace: &mut Keyspace, now: Instant) -> Result<R>;
 }
 
-impl<S: Step> AnyStep<S::Reply> for S {
+impl<S: Step> DynStep<S::Reply> for S {
     fn script(&self) -> &'static Script {
         Step::script(self)
     }
@@ -67,8 +67,8 @@ impl<S: Step> AnyStep<S::Reply> for S {
         Step::reply(self, raw)
     }
 
-    fn apply(&self, space: &mut Space, now: Instant) -> Result<S::Reply> {
-        Step::apply(self, space, now)
+    fn apply(&self, keyspace: &mut Keyspace, now: Instant) -> Result<S::Reply> {
+        Step::apply(self, keyspace, now)
     }
 }
 
@@ -91,15 +91,15 @@ impl<R: Send> Step for BoxedStep<'_, R> {
         (**self).reply(raw)
     }
 
-    fn apply(&self, space: &mut Space, now: Instant) -> Result<R> {
-        (**self).apply(space, now)
+    fn apply(&self, keyspace: &mut Keyspace, now: Instant) -> Result<R> {
+        (**self).apply(keyspace, now)
     }
 }
 
 /// A step with a converted reply.
-pub(crate) struct Mapped<S, F>(pub(crate) S, pub(crate) F);
+pub(crate) struct MapReply<S, F>(pub(crate) S, pub(crate) F);
 
-impl<S, F, R> Step for Mapped<S, F>
+impl<S, F, R> Step for MapReply<S, F>
 where
     S: Step,
     F: Fn(S::Reply) -> R + Send + Sync,
@@ -123,8 +123,8 @@ where
         self.0.reply(raw).map(&self.1)
     }
 
-    fn apply(&self, space: &mut Space, now: Instant) -> Result<R> {
-        self.0.apply(space, now).map(&self.1)
+    fn apply(&self, keyspace: &mut Keyspace, now: Instant) -> Result<R> {
+        self.0.apply(keyspace, now).map(&self.1)
     }
 }
 
@@ -147,12 +147,12 @@ pub(crate) struct Script {
 
 /// How scripts publish.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Publishing {
+pub(crate) enum PublishMode {
     /// With PUBLISH.
-    Everywhere,
+    Global,
     /// With SPUBLISH: only subscribers at the node of the slot receive the message, not all nodes of a
     /// cluster. Subscribers are counted in the same way (SHARDNUMSUB).
-    InSlot,
+    Sharded,
 }
 
 impl Script {
@@ -171,11 +171,11 @@ impl Script {
 
     /// Marks the script as one that also accesses undeclared keys, which it finds by itself.
     pub(crate) const fn with_undeclared_keys(self) -> Script {
-        self.and_undeclared_keys(true)
+        self.set_undeclared_keys(true)
     }
 
     /// Sets that mark to `undeclared`.
-    pub(crate) const fn and_undeclared_keys(mut self, undeclared: bool) -> Script {
+    pub(crate) const fn set_undeclared_keys(mut self, undeclared: bool) -> Script {
         self.undeclared = undeclared;
         self
     }
@@ -193,23 +193,23 @@ impl Script {
     }
 
     /// The source for servers that publish in this way.
-    pub(crate) fn source_for(&self, publishing: Publishing) -> Cow<'static, str> {
-        match publishing {
-            Publishing::Everywhere => self.source.into(),
-            Publishing::InSlot => {
+    pub(crate) fn source_for(&self, mode: PublishMode) -> Cow<'static, str> {
+        match mode {
+            PublishMode::Global => self.source.into(),
+            PublishMode::Sharded => {
                 let published = self.source.replace("'PUBLISH'", "'SPUBLISH'");
                 published.replace("'NUMSUB'", "'SHARDNUMSUB'").into()
             }
         }
     }
 
-    pub(crate) fn sha(&self, publishing: Publishing) -> &str {
+    pub(crate) fn sha(&self, mode: PublishMode) -> &str {
         let [everywhere, in_slot] = &self.hashes;
-        let hash = match publishing {
-            Publishing::Everywhere => everywhere,
-            Publishing::InSlot => in_slot,
+        let hash = match mode {
+            PublishMode::Global => everywhere,
+            PublishMode::Sharded => in_slot,
         };
-        hash.get_or_init(|| redis::Script::new(&self.source_for(publishing)))
+        hash.get_or_init(|| redis::Script::new(&self.source_for(mode)))
             .get_hash()
     }
 }
@@ -232,15 +232,15 @@ impl Args<'_> {
 }
 
 /// Decodes the reply of a script that returns 1 or 0.
-pub(crate) fn yes_or_no(raw: &Value) -> Result<bool> {
+pub(crate) fn decode_bool(raw: &Value) -> Result<bool> {
     match raw {
         Value::Int(answer @ (0 | 1)) => Ok(*answer == 1),
-        other => Err(unexpected(other)),
+        other => Err(unexpected_reply(other)),
     }
 }
 
 /// Converts the error reply of a script about the object `name`.
-pub(crate) fn refused(name: &str, said: String) -> Error {
+pub(crate) fn script_error(name: &str, said: String) -> Error {
     let wrong = |reason| Error::WrongKind {
         name: name.to_owned(),
         reason,
@@ -265,7 +265,7 @@ pub(crate) fn refused(name: &str, said: String) -> Error {
 }
 
 /// Returns the error for a reply that no script of ours gives.
-pub(crate) fn unexpected(raw: &Value) -> Error {
+pub(crate) fn unexpected_reply(raw: &Value) -> Error {
     Error::Refused {
         reason: format!("unexpected reply: {raw:?}"),
     }

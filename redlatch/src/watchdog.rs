@@ -8,7 +8,7 @@
 //!
 //! 1. `due`: every hold, ordered by the time at which the watchdog has to look at it;
 //! 2. `ready`, one queue per node of a cluster: holds to renew now;
-//! 3. a batch in flight, at most [`BATCHES_AT_ONCE`] per node.
+//! 3. a batch in flight, at most [`MAX_BATCHES_IN_FLIGHT`] per node.
 //!
 //! A batch never mixes nodes, and no node waits for a batch of another. So a node that does not answer
 //! affects only the holds that it serves. While a hold is ready or in flight, it stays in `due` for the end
@@ -31,29 +31,29 @@ use tokio::task::{AbortHandle, JoinSet};
 use tokio::time::{Instant, sleep_until};
 
 use crate::background::Background;
+use crate::environment::task;
 use crate::error::{Loss, Result};
-use crate::hold::{Hold, Watch};
+use crate::hold::{Hold, WatchAction};
+use crate::join::join_all;
+use crate::keyspace::Keyspace;
 use crate::lease::Lease;
-use crate::log::listed;
-use crate::several::all;
-use crate::space::Space;
-use crate::step::{Args, Script, Step, unexpected};
-use crate::store::{Doubts, NodeId, Store};
-use crate::surroundings::task;
+use crate::log::join_names;
+use crate::step::{Args, Script, Step, unexpected_reply};
+use crate::store::{NodeId, Store, SuspectNodes};
 
 /// Names per round trip, as in Redisson: enough that cost grows with batches, few enough that no script
 /// blocks the server.
-const BATCH: usize = 100;
+const MAX_BATCH_HOLDS: usize = 100;
 
-/// Total weight of one round trip ([`Kind::weight`]). A single hold may exceed it.
-const WEIGHT: usize = 1000;
+/// Total weight of one round trip ([`HoldKind::weight`]). A single hold may exceed it.
+const MAX_BATCH_WEIGHT: usize = 1000;
 
 /// Shortest time between two sweeps of a node because of missing holds: a thousand losses in a row must not
 /// cause a thousand sweeps.
 const SWEEP_PAUSE: Duration = Duration::from_secs(5);
 
 /// Batches in flight per node: a batch that hangs must not delay the others.
-const BATCHES_AT_ONCE: usize = 8;
+const MAX_BATCHES_IN_FLIGHT: usize = 8;
 
 pub(crate) struct Watchdog {
     core: Arc<Core>,
@@ -63,10 +63,10 @@ pub(crate) struct Watchdog {
 
 struct Core {
     lease: Lease,
-    queue: Mutex<Queue>,
+    schedule: Mutex<Schedule>,
     /// Notified when something is due before the task wakes.
-    earlier: Notify,
-    doubts: Arc<Doubts>,
+    wake_sooner: Notify,
+    suspect_nodes: Arc<SuspectNodes>,
 }
 
 /// When a hold is due. The number orders holds that are due at the same instant, so that all runs of a
@@ -74,15 +74,15 @@ struct Core {
 pub(crate) type Due = (Instant, u64);
 
 #[derive(Default)]
-struct Queue {
+struct Schedule {
     due: BTreeMap<Due, Arc<Hold>>,
     /// Number of insertions so far.
-    placed: u64,
+    insertions: u64,
     /// By node; `None` while the owner of a slot is unknown, and for the embedded store.
     nodes: BTreeMap<Option<NodeId>, NodeQueue>,
     task: Option<AbortHandle>,
     /// When the task will wake by itself.
-    wakes: Option<Instant>,
+    wakes_at: Option<Instant>,
     /// Whether the task has found nothing to watch and is about to end.
     idle: bool,
 }
@@ -105,9 +105,9 @@ impl Watchdog {
         Watchdog {
             core: Arc::new(Core {
                 lease,
-                queue: Mutex::default(),
-                earlier: Notify::new(),
-                doubts: store.doubts(),
+                schedule: Mutex::default(),
+                wake_sooner: Notify::new(),
+                suspect_nodes: store.suspect_nodes(),
             }),
             store,
             background,
@@ -121,65 +121,65 @@ impl Watchdog {
 
     /// Starts to watch a hold, or updates when it is due.
     pub(crate) fn watch(&self, hold: &Arc<Hold>) {
-        let mut queue = self.core.queue();
-        self.core.place(&mut queue, hold);
+        let mut schedule = self.core.schedule();
+        self.core.reschedule(&mut schedule, hold);
         let runs = |task: &AbortHandle| !task.is_finished();
-        if queue.task.as_ref().is_some_and(runs) {
-            let first = queue.due.first_key_value().map(|((due, _), _)| *due);
-            if first < queue.wakes {
-                self.core.earlier.notify_one();
+        if schedule.task.as_ref().is_some_and(runs) {
+            let first = schedule.due.first_key_value().map(|((due, _), _)| *due);
+            if first < schedule.wakes_at {
+                self.core.wake_sooner.notify_one();
             }
             return;
         }
         let Some(runtime) = self.background.handle() else {
             return;
         };
-        let watching = keep(
+        let watching = run_task(
             self.core.clone(),
             Arc::downgrade(&self.store),
             self.background.clone(),
         );
-        queue.task = Some(runtime.spawn(task(watching)).abort_handle());
-        queue.wakes = Some(Instant::now());
-        queue.idle = false;
+        schedule.task = Some(runtime.spawn(task(watching)).abort_handle());
+        schedule.wakes_at = Some(Instant::now());
+        schedule.idle = false;
     }
 
     /// Stops watching a hold.
-    pub(crate) fn forget(&self, hold: &Arc<Hold>) {
-        self.core.queue().remove(hold);
+    pub(crate) fn unwatch(&self, hold: &Arc<Hold>) {
+        self.core.schedule().remove(hold);
     }
 
     /// Handles a reply that the store does not have this hold. Others at the same node may be missing, too.
-    pub(crate) fn found_missing(&self, hold: &Hold) {
+    pub(crate) fn report_missing(&self, hold: &Hold) {
         let node = self.store.node(hold.kind.renew_key(hold));
-        self.core.found_missing(node);
+        self.core.report_missing(node);
     }
 
     /// Number of watched holds.
     pub(crate) fn len(&self) -> usize {
-        self.core.queue().due.len()
+        self.core.schedule().due.len()
     }
 }
 
 impl Drop for Watchdog {
     fn drop(&mut self) {
-        if let Some(task) = self.core.queue().task.take() {
+        if let Some(task) = self.core.schedule().task.take() {
             task.abort();
         }
     }
 }
 
-impl Queue {
+impl Schedule {
     fn remove(&mut self, hold: &Arc<Hold>) {
-        if let Some(due) = hold.notes(|notes| notes.due.take()) {
+        if let Some(due) = hold.watchdog_state(|state| state.due.take()) {
             self.due.remove(&due);
         }
     }
 
-    fn put(&mut self, hold: &Arc<Hold>, due: Instant) {
-        self.placed += 1;
-        let due = (due, self.placed);
-        if let Some(earlier) = hold.notes(|notes| notes.due.replace(due)) {
+    fn insert(&mut self, hold: &Arc<Hold>, due: Instant) {
+        self.insertions += 1;
+        let due = (due, self.insertions);
+        if let Some(earlier) = hold.watchdog_state(|state| state.due.replace(due)) {
             self.due.remove(&earlier);
         }
         self.due.insert(due, hold.clone());
@@ -187,78 +187,78 @@ impl Queue {
 }
 
 impl Core {
-    fn queue(&self) -> MutexGuard<'_, Queue> {
-        self.queue.lock().unwrap_or_else(PoisonError::into_inner)
+    fn schedule(&self) -> MutexGuard<'_, Schedule> {
+        self.schedule.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// How long before the end of its lease a hold is renewed.
-    fn ahead(&self) -> Duration {
-        self.lease.duration() - self.lease.third()
+    fn renewal_margin(&self) -> Duration {
+        self.lease.duration() - self.lease.renewal_interval()
     }
 
     /// Holds that are due within this time are renewed now: fewer, fuller batches.
-    fn slack(&self) -> Duration {
+    fn batch_window(&self) -> Duration {
         self.lease.duration() / 30
     }
 
     /// The pause before a failed renewal is retried.
-    fn pause(&self) -> Duration {
-        self.slack()
+    fn retry_pause(&self) -> Duration {
+        self.batch_window()
             .clamp(Duration::from_millis(10), Duration::from_secs(1))
     }
 
-    fn place(&self, queue: &mut Queue, hold: &Arc<Hold>) {
-        match hold.watch(self.ahead()) {
-            Some((due, _)) => queue.put(hold, due),
-            None => queue.remove(hold),
+    fn reschedule(&self, schedule: &mut Schedule, hold: &Arc<Hold>) {
+        match hold.next_watch(self.renewal_margin()) {
+            Some((due, _)) => schedule.insert(hold, due),
+            None => schedule.remove(hold),
         }
     }
 
     /// Moves due holds to the queues of their nodes, and takes the batches that may start now.
     fn take_due(self: &Arc<Core>, store: &Store) -> Vec<Batch> {
-        let queue = &mut *self.queue();
-        self.begin_sweeps(queue, store);
-        self.make_ready(queue, store);
+        let schedule = &mut *self.schedule();
+        self.begin_sweeps(schedule, store);
+        self.make_ready(schedule, store);
         let mut batches = Vec::new();
         let mut moved = Vec::new();
-        queue.nodes.retain(|node, at_node| {
+        schedule.nodes.retain(|node, at_node| {
             at_node.take_batches(*node, self, store, &mut batches, &mut moved);
             at_node.is_used()
         });
         for hold in moved {
-            hold.notes(|notes| notes.renewing = false);
-            self.place(queue, &hold);
+            hold.watchdog_state(|state| state.renewing = false);
+            self.reschedule(schedule, &hold);
         }
         batches
     }
 
-    fn found_missing(&self, node: Option<NodeId>) {
+    fn report_missing(&self, node: Option<NodeId>) {
         let not_before = |at_node: &NodeQueue| Some(at_node.swept? + SWEEP_PAUSE);
         self.sweep(node, not_before);
     }
 
     /// Plans a sweep of a node, as early as `not_before` allows.
     fn sweep(&self, node: Option<NodeId>, not_before: impl FnOnce(&NodeQueue) -> Option<Instant>) {
-        let queue = &mut *self.queue();
-        if queue.due.is_empty() {
+        let schedule = &mut *self.schedule();
+        if schedule.due.is_empty() {
             return;
         }
-        let at_node = queue.nodes.entry(node).or_default();
+        let at_node = schedule.nodes.entry(node).or_default();
         let now = Instant::now();
         let at = not_before(at_node).map_or(now, |not_before| now.max(not_before));
         let at = at_node.sweep.map_or(at, |planned| planned.min(at));
         at_node.sweep = Some(at);
-        if Some(at) < queue.wakes {
-            self.earlier.notify_one();
+        if Some(at) < schedule.wakes_at {
+            self.wake_sooner.notify_one();
         }
     }
 
     /// Marks all holds of the nodes with a due sweep for checking. That includes renewals in flight: they
     /// may have been answered before the cause of the sweep.
-    fn begin_sweeps(&self, queue: &mut Queue, store: &Store) {
+    fn begin_sweeps(&self, schedule: &mut Schedule, store: &Store) {
         let now = Instant::now();
         let mut swept = Vec::new();
-        for (node, at_node) in &mut queue.nodes {
+        for (node, at_node) in &mut schedule.nodes {
             if at_node.sweep.is_some_and(|at| at <= now) {
                 at_node.sweep = None;
                 at_node.swept = Some(now);
@@ -269,45 +269,50 @@ impl Core {
             return;
         }
         let is_there = |hold: &&Arc<Hold>| swept.contains(&store.node(hold.kind.renew_key(hold)));
-        let holds: Vec<Arc<Hold>> = queue.due.values().filter(is_there).cloned().collect();
+        let holds: Vec<Arc<Hold>> = schedule.due.values().filter(is_there).cloned().collect();
         tracing::debug!(holds = holds.len(), "checking all holds of a node");
         for hold in holds {
-            hold.notes(|notes| notes.doubted = true);
-            self.place(queue, &hold);
+            hold.watchdog_state(|state| state.suspect = true);
+            self.reschedule(schedule, &hold);
         }
     }
 
     /// Moves the holds to renew now to the queues of their nodes.
-    fn make_ready(&self, queue: &mut Queue, store: &Store) {
+    fn make_ready(&self, schedule: &mut Schedule, store: &Store) {
         let now = Instant::now();
-        let soon = now + self.slack();
+        let soon = now + self.batch_window();
         let mut later = Vec::new();
-        while let Some(entry) = queue.due.first_entry() {
+        while let Some(entry) = schedule.due.first_entry() {
             if entry.key().0 > soon {
                 break;
             }
             let hold = entry.remove();
-            hold.notes(|notes| notes.due = None);
-            let Some((due, watch)) = hold.watch(self.ahead()) else {
+            hold.watchdog_state(|state| state.due = None);
+            let Some((due, watch)) = hold.next_watch(self.renewal_margin()) else {
                 continue;
             };
             // Regular renewals may be early, to fill a batch. Retries and ends of leases may not.
             let taken = match watch {
-                Watch::Renew => due <= soon,
-                Watch::Retry => due <= now,
-                Watch::Expire => false,
+                WatchAction::Renew => due <= soon,
+                WatchAction::Retry => due <= now,
+                WatchAction::Expire => false,
             };
             if taken {
-                hold.notes(|notes| notes.renewing = true);
+                hold.watchdog_state(|state| state.renewing = true);
                 later.push((hold.clone(), hold.end()));
                 let node = store.node(hold.kind.renew_key(&hold));
-                queue.nodes.entry(node).or_default().ready.push_back(hold);
+                schedule
+                    .nodes
+                    .entry(node)
+                    .or_default()
+                    .ready
+                    .push_back(hold);
             } else {
                 later.push((hold, due));
             }
         }
         for (hold, due) in later {
-            queue.put(&hold, due);
+            schedule.insert(&hold, due);
         }
     }
 
@@ -317,23 +322,23 @@ impl Core {
     /// first renewal of a new lease is due after a third of it, so until then nothing is missed and nothing
     /// has to wake the task.
     fn sleep_until(&self, busy: usize) -> Option<Instant> {
-        let mut queue = self.queue();
-        let first = queue.due.first_key_value().map(|((due, _), _)| *due);
-        let sweeps = queue.nodes.values().filter_map(|at_node| at_node.sweep);
+        let mut schedule = self.schedule();
+        let first = schedule.due.first_key_value().map(|((due, _), _)| *due);
+        let sweeps = schedule.nodes.values().filter_map(|at_node| at_node.sweep);
         let first = first.map(|due| sweeps.fold(due, Instant::min));
         let idle = first.is_none() && busy == 0;
-        queue.wakes = match first {
-            None if idle && queue.idle => None,
-            None if idle => Some(Instant::now() + self.lease.third()),
+        schedule.wakes_at = match first {
+            None if idle && schedule.idle => None,
+            None if idle => Some(Instant::now() + self.lease.renewal_interval()),
             // The end of a batch also wakes the task.
-            None => Some(Instant::now() + self.pause()),
+            None => Some(Instant::now() + self.retry_pause()),
             due => due,
         };
-        queue.idle = idle;
-        if queue.wakes.is_none() {
-            queue.task = None;
+        schedule.idle = idle;
+        if schedule.wakes_at.is_none() {
+            schedule.task = None;
         }
-        queue.wakes
+        schedule.wakes_at
     }
 }
 
@@ -360,9 +365,9 @@ impl NodeQueue {
         // holds that are renewed and holds that are only checked.
         let mut open: BTreeMap<(usize, bool), (Batch, usize)> = BTreeMap::new();
         while let Some(hold) = self.ready.pop_front() {
-            if hold.watch(core.ahead()).is_none() {
+            if hold.next_watch(core.renewal_margin()).is_none() {
                 // Released or lost meanwhile.
-                hold.notes(|notes| notes.renewing = false);
+                hold.watchdog_state(|state| state.renewing = false);
                 continue;
             }
             if store.node(hold.kind.renew_key(&hold)) != node {
@@ -372,26 +377,27 @@ impl NodeQueue {
             let renews = hold.is_renewed();
             let script = (hold.kind.renew_script().id(), renews);
             let weight = hold.kind.weight(&hold);
-            let fits =
-                |(batch, room): &(Batch, usize)| batch.holds.len() < BATCH && *room >= weight;
+            let fits = |(batch, room): &(Batch, usize)| {
+                batch.holds.len() < MAX_BATCH_HOLDS && *room >= weight
+            };
             if !open.get(&script).is_some_and(fits) {
-                if self.batches == BATCHES_AT_ONCE {
+                if self.batches == MAX_BATCHES_IN_FLIGHT {
                     self.ready.push_front(hold);
                     break;
                 }
                 self.batches += 1;
                 let batch = Batch {
-                    holds: Vec::with_capacity(BATCH),
+                    holds: Vec::with_capacity(MAX_BATCH_HOLDS),
                     core: core.clone(),
                     node,
                     renews,
                 };
-                let full = open.insert(script, (batch, WEIGHT));
+                let full = open.insert(script, (batch, MAX_BATCH_WEIGHT));
                 batches.extend(full.map(|(batch, _)| batch));
             }
             if let Some((batch, room)) = open.get_mut(&script) {
                 *room = room.saturating_sub(weight);
-                hold.notes(|notes| notes.doubted = false);
+                hold.watchdog_state(|state| state.suspect = false);
                 batch.holds.push(hold);
             }
         }
@@ -410,20 +416,20 @@ struct Batch {
 
 impl Drop for Batch {
     fn drop(&mut self) {
-        let queue = &mut *self.core.queue();
-        if let Some(at_node) = queue.nodes.get_mut(&self.node) {
+        let schedule = &mut *self.core.schedule();
+        if let Some(at_node) = schedule.nodes.get_mut(&self.node) {
             at_node.batches = at_node.batches.saturating_sub(1);
         }
         for hold in &self.holds {
-            hold.notes(|notes| notes.renewing = false);
-            self.core.place(queue, hold);
+            hold.watchdog_state(|state| state.renewing = false);
+            self.core.reschedule(schedule, hold);
         }
     }
 }
 
 /// The task. If its runtime ends before the last hold, it continues in another one, if there is one.
-async fn keep(core: Arc<Core>, store: Weak<Store>, background: Background) {
-    let mut orphaned = Orphaned {
+async fn run_task(core: Arc<Core>, store: Weak<Store>, background: Background) {
+    let mut restart = RestartOnDrop {
         core: core.clone(),
         store: store.clone(),
         background,
@@ -444,17 +450,17 @@ async fn keep(core: Arc<Core>, store: Weak<Store>, background: Background) {
         tokio::select! {
             biased;
             Some(_) = renewals.join_next() => {}
-            nodes = core.doubts.next() => {
+            nodes = core.suspect_nodes.next() => {
                 nodes.into_iter().for_each(|node| core.sweep(Some(node), |_| None));
             }
-            () = core.earlier.notified() => {}
+            () = core.wake_sooner.notified() => {}
             () = sleep_until(wake) => {}
         }
     }
-    orphaned.ended = true;
+    restart.ended = true;
 }
 
-struct Orphaned {
+struct RestartOnDrop {
     core: Arc<Core>,
     store: Weak<Store>,
     background: Background,
@@ -463,10 +469,10 @@ struct Orphaned {
     ended: bool,
 }
 
-impl Drop for Orphaned {
+impl Drop for RestartOnDrop {
     fn drop(&mut self) {
-        let mut queue = self.core.queue();
-        if self.ended || queue.due.is_empty() || self.store.strong_count() == 0 {
+        let mut schedule = self.core.schedule();
+        if self.ended || schedule.due.is_empty() || self.store.strong_count() == 0 {
             return;
         }
         let Some(runtime) = self.background.latest() else {
@@ -474,9 +480,9 @@ impl Drop for Orphaned {
         };
         if runtime.id() != self.runtime {
             let (core, store) = (self.core.clone(), self.store.clone());
-            let watching = keep(core, store, self.background.clone());
-            queue.task = Some(runtime.spawn(task(watching)).abort_handle());
-            queue.wakes = Some(Instant::now());
+            let watching = run_task(core, store, self.background.clone());
+            schedule.task = Some(runtime.spawn(task(watching)).abort_handle());
+            schedule.wakes_at = Some(Instant::now());
         }
     }
 }
@@ -494,7 +500,7 @@ async fn renew(store: Arc<Store>, batch: Batch) {
         together.entry(alone).or_default().push(hold);
     }
     let renewals = together.values();
-    all(renewals.map(|holds| renew_together(&store, &batch, holds))).await;
+    join_all(renewals.map(|holds| renew_together(&store, &batch, holds))).await;
 }
 
 /// Renews holds that one script can renew.
@@ -512,7 +518,7 @@ async fn renew_together(store: &Store, batch: &Batch, holds: &[&Arc<Hold>]) {
         holds: Vec::with_capacity(holds.len()),
     };
     for hold in holds {
-        match hold.steps.try_lock() {
+        match hold.step_lock.try_lock() {
             Ok(turn)
                 if hold.count() > 0
                     && hold.loss().is_none()
@@ -521,44 +527,44 @@ async fn renew_together(store: &Store, batch: &Batch, holds: &[&Arc<Hold>]) {
                 turns.push(turn);
                 step.holds.push(hold);
             }
-            _ => core.try_again(hold),
+            _ => core.retry_later(hold),
         }
     }
     if step.holds.is_empty() {
         return;
     }
-    match store.run_once(&step, core.lease.third()).await {
+    match store.run_once(&step, core.lease.renewal_interval()).await {
         Ok(answer) => {
-            let end = step.lease.map(|lease| answer.sent + lease.duration());
+            let end = step.lease.map(|lease| answer.sent_at + lease.duration());
             let mut renewed = 0;
             for (hold, held) in step.holds.iter().zip(answer.reply) {
-                hold.notes(|notes| notes.not_before = None);
+                hold.watchdog_state(|state| state.not_before = None);
                 if held {
                     renewed += 1;
                     if let Some(end) = end {
                         hold.extend(end);
                     }
-                    tracing::trace!(lock = hold.place.name(), owner = %hold.field, "renewed");
+                    tracing::trace!(lock = hold.object.name(), owner = %hold.field, "renewed");
                 } else {
-                    hold.lose(Loss::NotHeld);
+                    hold.mark_lost(Loss::NotHeld);
                 }
             }
             tracing::debug!(renewed, of = step.holds.len(), "renewed a batch");
             if renewed < step.holds.len() {
-                core.found_missing(batch.node);
+                core.report_missing(batch.node);
             }
         }
         Err(error) => {
-            let failing = |hold: &&Hold| hold.notes(|notes| notes.not_before.is_some());
+            let failing = |hold: &&Hold| hold.watchdog_state(|state| state.not_before.is_some());
             let holds = step.holds.len();
-            let locks = listed(step.holds.iter().map(|hold| hold.place.name()));
+            let locks = join_names(step.holds.iter().map(|hold| hold.object.name()));
             if step.holds.iter().all(failing) {
                 tracing::debug!(%error, holds, locks, "renewal failed again");
             } else {
                 tracing::warn!(%error, holds, locks, "renewal failed; retrying until the leases end");
             }
             for hold in &step.holds {
-                core.try_again(hold);
+                core.retry_later(hold);
             }
         }
     }
@@ -567,12 +573,12 @@ async fn renew_together(store: &Store, batch: &Batch, holds: &[&Arc<Hold>]) {
 
 impl Core {
     /// Schedules a hold again after a pause.
-    fn try_again(&self, hold: &Hold) {
-        let again = Instant::now() + self.pause();
-        hold.notes(|notes| {
-            notes.not_before = Some(again);
+    fn retry_later(&self, hold: &Hold) {
+        let again = Instant::now() + self.retry_pause();
+        hold.watchdog_state(|state| {
+            state.not_before = Some(again);
             // Otherwise a hold with a fixed lease would not be checked again.
-            notes.doubted = true;
+            state.suspect = true;
         });
     }
 }
@@ -609,14 +615,14 @@ impl Step for Renew<'_> {
             Value::Array(renewed) if renewed.len() == self.holds.len() => {
                 Ok(renewed.iter().map(|one| *one == Value::Int(1)).collect())
             }
-            other => Err(unexpected(&other)),
+            other => Err(unexpected_reply(&other)),
         }
     }
 
-    fn apply(&self, space: &mut Space, now: Instant) -> Result<Vec<bool>> {
+    fn apply(&self, keyspace: &mut Keyspace, now: Instant) -> Result<Vec<bool>> {
         let renew = |hold: &&Hold| {
             // One key of another type must not prevent the others from being renewed.
-            let renewed = hold.kind.renew(space, hold, self.lease, now);
+            let renewed = hold.kind.renew(keyspace, hold, self.lease, now);
             renewed.unwrap_or(false)
         };
         Ok(self.holds.iter().map(renew).collect())

@@ -10,7 +10,7 @@ use std::path::{Path, PathBuf};
 use std::sync::LazyLock;
 use std::time::{Duration, Instant};
 
-use common::{LONG, SHORT, WATCHDOG, granted, in_time, soon, until};
+use common::{LONG, SHORT, WATCHDOG, retry_if_late, retry_transient, until, within_limit};
 use redlatch::{Client, Embedded, Error};
 use redlatch_testkit::{Log, Proxy, Server};
 
@@ -54,57 +54,57 @@ async fn possibly_lost_permits_are_logged() {
         same.acquire().await.unwrap().release().await.unwrap();
         // Connects this client too, so that no answer to connecting is lost.
         let semaphore = client.semaphore(name);
-        in_time(|| semaphore.available()).await;
+        retry_if_late(|| semaphore.available()).await;
         semaphore
     };
     let cut = || {
         proxy.cut();
-        proxy.swallow_replies(false);
+        proxy.discard_replies(false);
     };
 
     // The caller got a timeout, and then the connection breaks.
     let semaphore = set(&hasty, "late-and-cut").await;
-    proxy.swallow_replies(true);
+    proxy.discard_replies(true);
     let error = semaphore.acquire_many(2).await.unwrap_err();
     assert!(matches!(error, Error::ResponseTimeout { .. }), "{error}");
     cut();
-    soon("settled", hasty.settled()).await;
+    within_limit("settled", hasty.flush()).await;
     assert!(warned("late-and-cut", "may have acquired"));
 
     // The caller dropped the request.
     let semaphore = set(&client, "dropped-and-cut").await;
-    proxy.swallow_replies(true);
+    proxy.discard_replies(true);
     let acquiring = tokio::spawn(semaphore.acquire_many(2).into_future());
-    proxy.wait_until_swallowed();
+    proxy.wait_until_discarded();
     acquiring.abort();
     until("in the background", || async {
         client.status().background > 0
     })
     .await;
     cut();
-    soon("settled", client.settled()).await;
+    within_limit("settled", client.flush()).await;
     assert!(warned("dropped-and-cut", "may have acquired"));
 
     // The same for a release.
     let semaphore = set(&client, "given-and-cut").await;
     let permits = semaphore.acquire_many(2).await.unwrap();
-    proxy.swallow_replies(true);
+    proxy.discard_replies(true);
     let releasing = tokio::spawn(permits.release());
-    proxy.wait_until_swallowed();
+    proxy.wait_until_discarded();
     releasing.abort();
     until("in the background", || async {
         client.status().background > 0
     })
     .await;
     cut();
-    soon("settled", client.settled()).await;
+    within_limit("settled", client.flush()).await;
     assert!(warned("given-and-cut", "may not have been released"));
 
     // A caller that gets the error itself needs no log.
     let semaphore = set(&client, "told").await;
-    proxy.swallow_replies(true);
+    proxy.discard_replies(true);
     let acquiring = tokio::spawn(semaphore.acquire_many(2).into_future());
-    proxy.wait_until_swallowed();
+    proxy.wait_until_discarded();
     cut();
     let error = acquiring.await.unwrap().unwrap_err();
     assert!(matches!(error, Error::OutcomeUnknown { .. }), "{error}");
@@ -123,9 +123,9 @@ fn permits_lost_with_a_runtime_are_logged() {
         let semaphore = client.semaphore("ended");
         semaphore.try_set_permits(9).await.unwrap();
         semaphore.acquire().await.unwrap().release().await.unwrap();
-        proxy.swallow_replies(true);
+        proxy.discard_replies(true);
         let acquiring = tokio::spawn(semaphore.acquire().into_future());
-        proxy.wait_until_swallowed();
+        proxy.wait_until_discarded();
         acquiring.abort();
         until("in the background", || async {
             client.status().background > 0
@@ -153,7 +153,7 @@ fn failed_release_of_dropped_guard_is_logged() {
         let mut server = Server::start_with(&["--requirepass", "sesame"]);
         let url = format!("redis://:sesame@127.0.0.1:{}", server.port());
         let client = Client::builder()
-            .watchdog(WATCHDOG)
+            .watchdog_lease(WATCHDOG)
             .response_timeout(SHORT)
             .connect(&url)
             .await
@@ -161,7 +161,7 @@ fn failed_release_of_dropped_guard_is_logged() {
         let guard = client.lock("journal").lock().await.unwrap();
         let owner = guard.owner_id().to_owned();
         let (lock, wait) = (client.lock("journal"), Duration::from_millis(5));
-        let limited = in_time(|| lock.try_lock().wait(wait)).await;
+        let limited = retry_if_late(|| lock.try_lock().wait(wait)).await;
         assert!(limited.is_none());
         until("renewed", || async { log.text().contains("renewed") }).await;
         guard.unlock().await.unwrap();
@@ -181,7 +181,7 @@ fn failed_release_of_dropped_guard_is_logged() {
         let lock = client.lock("left");
         let guard = lock.lock().lease(SHORT).await.unwrap();
         let brief = client.lock("lost");
-        let lost = in_time(|| brief.lock().lease(Duration::from_millis(500))).await;
+        let lost = retry_if_late(|| brief.lock().lease(Duration::from_millis(500))).await;
         server.kill();
         let begun = Instant::now();
         drop(guard);
@@ -190,8 +190,8 @@ fn failed_release_of_dropped_guard_is_logged() {
             took < SHORT - Duration::from_secs(1),
             "dropping blocked for {took:?}"
         );
-        soon("given up", client.settled()).await;
-        soon("lost", lost.lost()).await;
+        within_limit("given up", client.flush()).await;
+        within_limit("lost", lost.lost()).await;
     });
     let said = log.text();
     let warned = said.lines().any(|line| {
@@ -216,7 +216,7 @@ async fn lost_connection_and_its_return_are_logged_once() {
     let settings = Client::builder().response_timeout(Duration::from_secs(1));
     let client = settings.connect(&server.url()).await.unwrap();
     let lock = client.lock("lost-connection");
-    assert!(!in_time(|| lock.is_locked()).await);
+    assert!(!retry_if_late(|| lock.is_locked()).await);
     server.kill();
     for _ in 0..3 {
         lock.is_locked().await.unwrap_err();
@@ -231,7 +231,7 @@ async fn lost_connection_and_its_return_are_logged_once() {
     ];
     assert_eq!(log.lines(&back).len(), 0);
     server.restart();
-    granted(|| lock.is_locked()).await;
+    retry_transient(|| lock.is_locked()).await;
     let logged = log.lines(&back);
     assert_eq!(logged.len(), 1, "{logged:?}");
     // Dropping a client is not logged as a lost connection.
@@ -243,7 +243,7 @@ async fn lost_connection_and_its_return_are_logged_once() {
 async fn failed_renewal_names_its_locks() {
     let log = log();
     let server = Server::start();
-    let client = Client::builder().watchdog(WATCHDOG);
+    let client = Client::builder().watchdog_lease(WATCHDOG);
     let client = client.connect(&server.url()).await.unwrap();
     let lock = client.lock("unrenewed");
     let guard = lock.lock().await.unwrap();

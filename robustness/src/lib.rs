@@ -1,7 +1,7 @@
 //! Breaks servers, networks and clients under real locks, and checks the history of each run:
 //! `make robustness`, `make soak`.
 //!
-//! 1. A run starts servers in a topology (`site`), and worker processes that connect to them (`crew`).
+//! 1. A run starts servers in a topology (`deployment`), and worker processes that connect to them (`processes`).
 //! 2. The tasks of a worker acquire locks, stay in critical sections for a while and release the locks
 //!    (`worker`). They report each event with its time on standard output.
 //! 3. Meanwhile the run injects a fault (`faults`) for some time and repairs it.
@@ -16,21 +16,21 @@
 
 pub mod checker;
 pub mod clock;
-mod crew;
+mod context;
+mod deployment;
 mod faults;
+pub mod final_check;
 pub mod history;
 mod namespace;
 mod options;
-mod pulse;
+mod processes;
 pub mod random;
 pub mod resource;
 mod run;
-mod scene;
 mod schedule;
-mod site;
 mod soak;
+mod stall_monitor;
 mod table;
-pub mod visit;
 pub mod worker;
 
 use std::process::ExitCode;
@@ -50,11 +50,11 @@ pub fn main() -> ExitCode {
             let runtime = tokio::runtime::Runtime::new();
             runtime
                 .map_err(Error::from)
-                .and_then(|runtime| runtime.block_on(worker::work(worker)))
+                .and_then(|runtime| runtime.block_on(worker::run(worker)))
                 .map(|()| true)
         }
         Some(Command::Soak(soak)) => soak::soak(&soak),
-        None => table::run_rows(&options.rows),
+        None => table::run_table(&options.rows),
     };
     match done {
         Ok(true) => ExitCode::SUCCESS,

@@ -7,17 +7,17 @@ use std::net::Ipv4Addr;
 use std::os::unix::process::CommandExt as _;
 use std::process::Command;
 
-use redlatch_testkit::APART;
+use redlatch_testkit::SEPARATE_NETWORK;
 
 use crate::Result;
 
 /// Options of `unshare`: for root, and for other users, who have to be root in the namespace.
-const HOW: [&str; 2] = ["-n", "-Urn"];
+const UNSHARE_OPTIONS: [&str; 2] = ["-n", "-Urn"];
 
 /// Brings the new network up. Packets that table 10 routes go to a bridge without members and are lost
 /// silently, as in a broken network: if they were refused (`blackhole`), servers would retry from another
 /// address. The rule for local addresses comes before all others by default, so it is moved behind.
-const PREPARE: &str = r#"
+const SETUP_SCRIPT: &str = r#"
 set -e
 ip link set lo up
 ip link add hole type bridge
@@ -32,7 +32,7 @@ exec "$0" "$@"
 /// Moves the program into a network of its own by restarting it there, with the same arguments and the value
 /// for `outside`. Returns if the program is in it already, or if that is not possible.
 pub(crate) fn enter(outside: Option<&str>) -> Result<()> {
-    let here = here()?;
+    let here = network_namespace()?;
     if let Some(outside) = outside {
         return match here == outside {
             true => Err("it is still in the machine's network namespace".into()),
@@ -40,10 +40,10 @@ pub(crate) fn enter(outside: Option<&str>) -> Result<()> {
         };
     }
     let mut refused = Vec::new();
-    for how in HOW {
+    for how in UNSHARE_OPTIONS {
         let start = |program: &OsStr| {
             let mut start = Command::new("unshare");
-            start.args([how, "sh", "-c", PREPARE]).arg(program);
+            start.args([how, "sh", "-c", SETUP_SCRIPT]).arg(program);
             start
         };
         // Checked first: this program cannot report a failure of the one that replaces it.
@@ -59,7 +59,7 @@ pub(crate) fn enter(outside: Option<&str>) -> Result<()> {
 }
 
 /// Returns the name of this process's network.
-fn here() -> Result<String> {
+fn network_namespace() -> Result<String> {
     Ok(read_link("/proc/self/ns/net")?
         .to_string_lossy()
         .into_owned())
@@ -87,7 +87,7 @@ pub(crate) struct Partition {
 
 impl Partition {
     pub(crate) fn of(server: Ipv4Addr) -> Result<Partition> {
-        let (one, others) = (server.to_string(), APART.to_owned());
+        let (one, others) = (server.to_string(), SEPARATE_NETWORK.to_owned());
         let mut partition = Partition {
             server,
             cut: Vec::new(),

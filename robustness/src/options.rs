@@ -5,8 +5,8 @@ use std::path::PathBuf;
 use clap::{Args, Parser, Subcommand};
 
 use crate::clock::now;
-use crate::site::Topology;
-use crate::worker::Worker;
+use crate::deployment::Topology;
+use crate::worker::WorkerOptions;
 
 /// Injects faults into servers, networks and clients that use redlatch, and checks its locks.
 #[derive(Debug, Parser)]
@@ -15,21 +15,21 @@ pub(crate) struct Options {
     #[command(subcommand)]
     pub(crate) command: Option<Command>,
     #[command(flatten)]
-    pub(crate) rows: Rows,
+    pub(crate) rows: TableOptions,
 }
 
 #[derive(Debug, Subcommand)]
 pub(crate) enum Command {
     /// Runs many clients with one random fault after the other
-    Soak(Soak),
+    Soak(SoakOptions),
     /// A client process, started by the other commands.
     #[command(hide = true)]
-    Worker(Worker),
+    Worker(WorkerOptions),
 }
 
 /// Which faults to run, and how.
 #[derive(Debug, Args)]
-pub(crate) struct Rows {
+pub(crate) struct TableOptions {
     /// Only faults whose name contains this text
     #[arg(long)]
     pub(crate) only: Option<String>,
@@ -58,7 +58,7 @@ pub(crate) struct Rows {
 
 /// Duration and size of the run.
 #[derive(Debug, Args)]
-pub(crate) struct Soak {
+pub(crate) struct SoakOptions {
     #[arg(long, default_value_t = 600)]
     pub(crate) seconds: u64,
     #[arg(long, default_value = "single")]
@@ -81,13 +81,13 @@ pub(crate) struct Soak {
     pub(crate) seed: Option<u64>,
 }
 
-impl Soak {
+impl SoakOptions {
     pub(crate) fn seed(&self) -> u64 {
         seed(self.seed)
     }
 }
 
-impl Rows {
+impl TableOptions {
     pub(crate) fn seed(&self) -> u64 {
         seed(self.seed)
     }

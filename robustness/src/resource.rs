@@ -107,11 +107,11 @@ impl Records {
 
 impl Record {
     fn read(&mut self, token: u64) -> Option<String> {
-        self.sees(token).then(|| self.value.to_string())
+        self.accepts_token(token).then(|| self.value.to_string())
     }
 
     fn write(&mut self, token: u64, value: u64) -> Option<String> {
-        if !self.sees(token) {
+        if !self.accepts_token(token) {
             return None;
         }
         self.value = value;
@@ -120,7 +120,7 @@ impl Record {
     }
 
     /// Records a token. Returns whether no higher one was seen before.
-    fn sees(&mut self, token: u64) -> bool {
+    fn accepts_token(&mut self, token: u64) -> bool {
         self.highest = self.highest.max(token);
         self.highest == token
     }
@@ -132,29 +132,29 @@ fn number(word: &str) -> u64 {
 
 /// How a task reaches the resource.
 #[derive(Debug)]
-pub enum Reach {
+pub enum ResourceClient {
     /// At its address, over a connection that is opened on demand.
-    Connected(String, Option<BufStream<TcpStream>>),
+    Remote(String, Option<BufStream<TcpStream>>),
     /// In the same process.
-    Here(Arc<Records>),
+    Local(Arc<Records>),
 }
 
-impl Clone for Reach {
+impl Clone for ResourceClient {
     /// With a connection of its own.
-    fn clone(&self) -> Reach {
+    fn clone(&self) -> ResourceClient {
         match self {
-            Reach::Connected(address, _) => Reach::Connected(address.clone(), None),
-            Reach::Here(records) => Reach::Here(records.clone()),
+            ResourceClient::Remote(address, _) => ResourceClient::Remote(address.clone(), None),
+            ResourceClient::Local(records) => ResourceClient::Local(records.clone()),
         }
     }
 }
 
-impl Reach {
+impl ResourceClient {
     /// Sends a line, and returns the answer, if there is one.
     pub(crate) async fn exchange(&mut self, line: &str) -> Option<String> {
         let (address, connection) = match self {
-            Reach::Here(records) => return Some(records.answer(line)),
-            Reach::Connected(address, connection) => (address, connection),
+            ResourceClient::Local(records) => return Some(records.answer(line)),
+            ResourceClient::Remote(address, connection) => (address, connection),
         };
         if connection.is_none() {
             let stream = TcpStream::connect(&*address).await.ok()?;

@@ -11,14 +11,14 @@ use redlatch_testkit::Server;
 use crate::Result;
 use crate::checker::{self, Losses, MARGIN, Rule, Violation};
 use crate::clock::{Time, now};
-use crate::crew::{Crew, lock};
+use crate::context::Context;
+use crate::deployment::{Deployment, Needs, Topology};
+use crate::final_check::check_all_free_blocking;
 use crate::history::History;
+use crate::processes::{Processes, lock};
 use crate::random::Random;
 use crate::resource::Resource;
-use crate::scene::Scene;
-use crate::site::{Needs, Site, Topology};
-use crate::visit::visit_from_outside;
-use crate::worker::Worker;
+use crate::worker::WorkerOptions;
 
 /// Setup of a run.
 #[derive(Debug, Clone)]
@@ -28,14 +28,14 @@ pub(crate) struct Setup {
     pub(crate) losses: Losses,
     pub(crate) processes: usize,
     /// Settings of each process. URL and resource are filled in.
-    pub(crate) worker: Worker,
+    pub(crate) worker: WorkerOptions,
     /// Folder for the output of the workers.
     pub(crate) keep: Option<PathBuf>,
 }
 
 /// Explained violations of one rule.
 #[derive(Debug, Clone, Copy, Default)]
-pub(crate) struct Excused {
+pub(crate) struct Explained {
     pub(crate) count: usize,
     /// Duration of the longest one.
     pub(crate) longest: Time,
@@ -44,64 +44,69 @@ pub(crate) struct Excused {
 /// Result of a run.
 pub(crate) struct Outcome {
     pub(crate) entered: usize,
-    pub(crate) meanwhile: usize,
+    pub(crate) during_faults: usize,
     pub(crate) lost: usize,
     pub(crate) errors: BTreeMap<String, usize>,
     pub(crate) violations: Vec<Violation>,
     /// Explained violations, by explanation and rule.
-    pub(crate) explained: BTreeMap<&'static str, BTreeMap<Rule, Excused>>,
+    pub(crate) explained: BTreeMap<&'static str, BTreeMap<Rule, Explained>>,
     pub(crate) recovery: Option<Time>,
     /// The longest time that the machine did not schedule a process.
     pub(crate) stalled: Time,
 }
 
-/// Runs the workers while `act` injects faults.
-pub(crate) fn run(setup: &Setup, act: impl FnOnce(&mut Scene) -> Result<()>) -> Result<Outcome> {
+/// Runs the workers while `inject` injects faults.
+pub(crate) fn run(
+    setup: &Setup,
+    inject: impl FnOnce(&mut Context) -> Result<()>,
+) -> Result<Outcome> {
     let lease = Duration::from_millis(setup.worker.lease);
     if let Some(folder) = &setup.keep {
         std::fs::create_dir_all(folder)?;
     }
     let resource = Resource::start()?;
     let history = Arc::new(Mutex::new(History::new(lease)));
-    let site = setup.topology.start(setup.needs)?;
-    let mut scene = Scene {
-        worker: Worker {
-            url: site.url(),
+    let deployment = setup.topology.start(setup.needs)?;
+    let mut context = Context {
+        worker: WorkerOptions {
+            url: deployment.url(),
             resource: resource.address(),
             ..setup.worker.clone()
         },
-        site,
-        crew: Crew::new(history.clone(), setup.keep.clone()),
+        deployment,
+        processes: Processes::new(history.clone(), setup.keep.clone()),
         history,
         random: Random::new(setup.worker.seed),
         schedule: None,
     };
     for _ in 0..setup.processes {
-        scene.crew.start(&scene.worker)?;
+        context.processes.start(&context.worker)?;
     }
-    scene.crew.wait_until_ready(Duration::from_secs(60))?;
+    context
+        .processes
+        .wait_until_ready(Duration::from_secs(60))?;
     sleep(lease / 3);
-    act(&mut scene)?;
+    inject(&mut context)?;
     // Time for holders to learn of losses, and for waiters to find free locks.
     sleep(lease / 2);
-    let left = wind_up(&mut scene, lease)?;
-    let mut history = lock(&scene.history);
+    let left = shut_down_and_check(&mut context, lease)?;
+    let mut history = lock(&context.history);
     history.end = now();
     let mut violations = checker::check(&history, setup.losses, &resource.tallies());
     violations.extend(left);
-    Ok(judge(&history, violations))
+    Ok(evaluate(&history, violations))
 }
 
-fn judge(history: &History, violations: Vec<Violation>) -> Outcome {
-    let mut explained: BTreeMap<_, BTreeMap<Rule, Excused>> = BTreeMap::new();
+fn evaluate(history: &History, violations: Vec<Violation>) -> Outcome {
+    let mut explained: BTreeMap<_, BTreeMap<Rule, Explained>> = BTreeMap::new();
     let (mut unexplained, mut errors) = (Vec::new(), BTreeMap::new());
     for violation in violations {
         match checker::explain(&violation, history) {
             Some(why) => {
                 let rules = explained.entry(why).or_default();
-                let excused = rules.entry(violation.rule).or_default();
-                excused.count += 1;
-                excused.longest = excused.longest.max(violation.until - violation.from);
+                let group = rules.entry(violation.rule).or_default();
+                group.count += 1;
+                group.longest = group.longest.max(violation.until - violation.from);
             }
             None => unexplained.push(violation),
         }
@@ -111,7 +116,7 @@ fn judge(history: &History, violations: Vec<Violation>) -> Outcome {
     }
     Outcome {
         entered: history.entered(),
-        meanwhile: history.entered_meanwhile(),
+        during_faults: history.entered_during_faults(),
         lost: history.sections.iter().filter(|one| one.was_lost()).count(),
         errors,
         violations: unexplained,
@@ -122,17 +127,22 @@ fn judge(history: &History, violations: Vec<Violation>) -> Outcome {
 }
 
 /// Time for the clients to finish their background work.
-const TIDYING: Duration = Duration::from_secs(10);
+const CLEANUP_LIMIT: Duration = Duration::from_secs(10);
 
 /// Returns how long fair locks are reserved at most for queued waiters, if all of them are dead: until the
 /// last one's turn has passed.
-fn queued(scene: &mut Scene) -> Result<Duration> {
+fn fair_queue_limit(context: &mut Context) -> Result<Duration> {
     let mut longest = Duration::ZERO;
-    for name in scene.names().iter().filter(|name| name.starts_with("fair")) {
-        let server = scene.owner(name)?;
+    for name in context
+        .names()
+        .iter()
+        .filter(|name| name.starts_with("fair"))
+    {
+        let server = context.owner(name)?;
         let key = format!("redisson_lock_timeout:{{{name}}}");
-        let last: Vec<(String, f64)> = ask(server, &["ZRANGE", &key, "-1", "-1", "WITHSCORES"])?;
-        let (seconds, _): (u64, u64) = ask(server, &["TIME"])?;
+        let last: Vec<(String, f64)> =
+            run_command(server, &["ZRANGE", &key, "-1", "-1", "WITHSCORES"])?;
+        let (seconds, _): (u64, u64) = run_command(server, &["TIME"])?;
         for (_, millis) in last {
             let end = Duration::try_from_secs_f64(millis / 1000.0)?;
             longest = longest.max(end.saturating_sub(Duration::from_secs(seconds)));
@@ -142,23 +152,27 @@ fn queued(scene: &mut Scene) -> Result<Duration> {
 }
 
 /// Ends all workers and checks whether they left anything behind.
-fn wind_up(scene: &mut Scene, lease: Duration) -> Result<Vec<Violation>> {
+fn shut_down_and_check(context: &mut Context, lease: Duration) -> Result<Vec<Violation>> {
     let mut found = Vec::new();
-    scene.crew.end();
+    context.processes.request_shutdown();
     // Holds of dead processes expire with their leases, places in queues when their turns have passed; and then
     // the last waiters are served.
-    let limit = queued(scene)? + lease * 5 + TIDYING;
-    if !scene.crew.wait_until_done(limit) {
-        for crashed in scene.crew.crashed() {
+    let limit = fair_queue_limit(context)? + lease * 5 + CLEANUP_LIMIT;
+    if !context.processes.wait_until_done(limit) {
+        for crashed in context.processes.crashed() {
             found.push(violation(Rule::Crash, crashed));
         }
-        let history = lock(&scene.history);
+        let history = lock(&context.history);
         let open = history.sections.iter().filter(|one| {
             let process = history.processes.get(&one.process);
             one.answered.is_none() && process.is_some_and(|of| of.killed.is_none())
         });
         for section in open {
-            let text = format!("{}: {} is still waiting", section.ask.name, section.who());
+            let text = format!(
+                "{}: {} is still waiting",
+                section.request.name,
+                section.requester()
+            );
             found.push(violation(Rule::Hang, text));
         }
         if found.is_empty() {
@@ -167,24 +181,26 @@ fn wind_up(scene: &mut Scene, lease: Duration) -> Result<Vec<Violation>> {
         }
     }
     // The clients still run: if a lock cannot be acquired now, one of them renews it without a holder.
-    for kept in visit_from_outside(&scene.site.url(), &scene.names(), lease + MARGIN)? {
+    for kept in
+        check_all_free_blocking(&context.deployment.url(), &context.names(), lease + MARGIN)?
+    {
         found.push(violation(
             Rule::LeftOver,
             format!("cannot be acquired: {kept}"),
         ));
     }
-    let site = scene.site.as_ref();
-    for key in left_over(keys, site, lease + MARGIN)? {
+    let deployment = context.deployment.as_ref();
+    for key in left_over(keys, deployment, lease + MARGIN)? {
         found.push(violation(Rule::LeftOver, format!("remaining key {key}")));
     }
-    for channel in left_over(channels, site, MARGIN)? {
+    for channel in left_over(channels, deployment, MARGIN)? {
         found.push(violation(
             Rule::LeftOver,
             format!("remaining subscription to {channel}"),
         ));
     }
-    scene.crew.dismiss();
-    for client in left_over(connections, site, MARGIN * 2)? {
+    context.processes.terminate();
+    for client in left_over(connections, deployment, MARGIN * 2)? {
         found.push(violation(
             Rule::LeftOver,
             format!("remaining connection: {client}"),
@@ -196,14 +212,14 @@ fn wind_up(scene: &mut Scene, lease: Duration) -> Result<Vec<Violation>> {
 /// Returns everything that is still there after this time.
 fn left_over(
     look: fn(&Server) -> Result<Vec<String>>,
-    site: &dyn Site,
+    deployment: &dyn Deployment,
     limit: Duration,
 ) -> Result<Vec<String>> {
     let end = Instant::now() + limit;
     loop {
         let mut left = Vec::new();
-        for master in site.masters() {
-            left.extend(look(site.server(master))?);
+        for master in deployment.masters() {
+            left.extend(look(deployment.server(master))?);
         }
         if left.is_empty() || Instant::now() > end {
             return Ok(left);
@@ -218,14 +234,17 @@ fn violation(rule: Rule, text: String) -> Violation {
 
 /// Returns all keys except those that may remain.
 fn keys(server: &Server) -> Result<Vec<String>> {
-    let mut keys: Vec<String> = ask(server, &["KEYS", "*"])?;
+    let mut keys: Vec<String> = run_command(server, &["KEYS", "*"])?;
     keys.retain(|key| !checker::may_remain(key));
     Ok(keys)
 }
 
 fn channels(server: &Server) -> Result<Vec<String>> {
-    let mut channels: Vec<String> = ask(server, &["PUBSUB", "CHANNELS"])?;
-    channels.extend(ask::<Vec<String>>(server, &["PUBSUB", "SHARDCHANNELS"])?);
+    let mut channels: Vec<String> = run_command(server, &["PUBSUB", "CHANNELS"])?;
+    channels.extend(run_command::<Vec<String>>(
+        server,
+        &["PUBSUB", "SHARDCHANNELS"],
+    )?);
     // Sentinels have a channel of their own.
     channels.retain(|channel| channel != "__sentinel__:hello");
     Ok(channels)
@@ -233,7 +252,7 @@ fn channels(server: &Server) -> Result<Vec<String>> {
 
 /// Returns all connections except the one of this query, and those among the servers themselves.
 fn connections(server: &Server) -> Result<Vec<String>> {
-    let list: String = ask(server, &["CLIENT", "LIST"])?;
+    let list: String = run_command(server, &["CLIENT", "LIST"])?;
     let own = [
         "cmd=client",
         "flags=S",
@@ -247,7 +266,7 @@ fn connections(server: &Server) -> Result<Vec<String>> {
     Ok(others.map(str::to_owned).collect())
 }
 
-fn ask<T: redis::FromRedisValue>(server: &Server, words: &[&str]) -> Result<T> {
+fn run_command<T: redis::FromRedisValue>(server: &Server, words: &[&str]) -> Result<T> {
     let mut command = redis::cmd(words[0]);
     command.arg(&words[1..]);
     Ok(command.query(&mut server.connection())?)

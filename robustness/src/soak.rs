@@ -8,23 +8,23 @@ use indicatif::{ProgressBar, ProgressStyle};
 use crate::Result;
 use crate::checker::Losses;
 use crate::clock::millis;
-use crate::crew::lock;
-use crate::faults::{self, Fault, Lasts};
-use crate::options::Soak;
+use crate::context::Context;
+use crate::deployment::{Needs, Topology};
+use crate::faults::{self, Fault, FaultDuration};
+use crate::options::SoakOptions;
+use crate::processes::lock;
 use crate::run::{Outcome, Setup, run};
-use crate::scene::Scene;
 use crate::schedule::Schedule;
-use crate::site::{Needs, Topology};
-use crate::table::{excused, few, names, tell};
-use crate::worker::Worker;
+use crate::table::{few, format_explained, names, print_violations};
+use crate::worker::WorkerOptions;
 
 const LEASE: Duration = Duration::from_secs(3);
 
 /// Runs the soak. Returns whether there was no violation.
-pub(crate) fn soak(options: &Soak) -> Result<bool> {
+pub(crate) fn soak(options: &SoakOptions) -> Result<bool> {
     let topology = options.topology;
     let faults = faults::all();
-    let fits = |fault: &&Fault| fault.soaks && fault.on.contains(&topology);
+    let fits = |fault: &&Fault| fault.in_soak && fault.topologies.contains(&topology);
     let faults: Vec<Fault> = faults.iter().filter(fits).copied().collect();
     let (processes, tasks, clients) = (options.processes, options.tasks, options.clients);
     let seed = options.seed();
@@ -35,7 +35,7 @@ pub(crate) fn soak(options: &Soak) -> Result<bool> {
         topology.name(),
         options.names
     );
-    let mut worker = Worker::of(LEASE, tasks, names(options.names), seed);
+    let mut worker = WorkerOptions::new(LEASE, tasks, names(options.names), seed);
     worker.clients = clients;
     worker.inside = 50;
     // Each client that dies in a fair lock's queue delays the others: if a hundred died at once, these locks
@@ -51,15 +51,15 @@ pub(crate) fn soak(options: &Soak) -> Result<bool> {
             durable: true,
             ..Needs::NOTHING
         },
-        losses: Losses::Some,
+        losses: Losses::Any,
         processes,
         worker,
         keep: options.keep.clone(),
     };
     let mut drawn = BTreeMap::new();
-    let outcome = run(&setup, |scene| {
+    let outcome = run(&setup, |context| {
         let length = Duration::from_secs(options.seconds);
-        drawn = break_at_random(scene, &faults, length)?;
+        drawn = break_at_random(context, &faults, length)?;
         Ok(())
     })?;
     report(&outcome, &drawn);
@@ -68,7 +68,7 @@ pub(crate) fn soak(options: &Soak) -> Result<bool> {
 
 /// Runs one fault after the other, some during others. Returns how often each was drawn.
 fn break_at_random(
-    scene: &mut Scene,
+    context: &mut Context,
     faults: &[Fault],
     length: Duration,
 ) -> Result<BTreeMap<&'static str, usize>> {
@@ -80,19 +80,19 @@ fn break_at_random(
     }
     while began.elapsed() < length {
         schedule.wait();
-        let fault = &faults[scene.random.below(faults.len())];
+        let fault = &faults[context.random.below(faults.len())];
         // One in sixteen lasts longer than a lease; with replicas that would cause a failover, which is a fault of
         // its own.
-        let long = scene.random.below(16) == 0 && scene.site.is_alone();
-        let lasts = match long {
-            true => Lasts::PastLease.of(LEASE),
-            false => scene.random.between(LEASE / 60, LEASE / 4),
+        let long = context.random.below(16) == 0 && context.deployment.is_single_server();
+        let duration = match long {
+            true => FaultDuration::PastLease.of(LEASE),
+            false => context.random.between(LEASE / 60, LEASE / 4),
         };
-        let entered = lock(&scene.history).entered();
+        let entered = lock(&context.history).entered();
         bar.set_message(format!("{entered} sections, {}", fault.name));
-        scene.schedule = Some(schedule);
-        let done = scene.act(fault, lasts);
-        schedule = scene.schedule.take().ok_or("a schedule")?;
+        context.schedule = Some(schedule);
+        let done = context.inject(fault, duration);
+        schedule = context.schedule.take().ok_or("a schedule")?;
         match done {
             Ok(()) => *schedule.drawn.entry(fault.name).or_default() += 1,
             // The fault affected no client, or a server had not yet recovered from the previous one.
@@ -107,13 +107,15 @@ fn break_at_random(
 fn report(outcome: &Outcome, drawn: &BTreeMap<&str, usize>) {
     let faults: usize = drawn.values().sum();
     let Outcome {
-        entered, meanwhile, ..
+        entered,
+        during_faults,
+        ..
     } = outcome;
     println!("{faults} faults:");
     for (name, count) in drawn {
         println!("  {count:>5} {name}");
     }
-    println!("{entered} critical sections, {meanwhile} of them entered during a fault");
+    println!("{entered} critical sections, {during_faults} of them entered during a fault");
     println!("{} locks lost and reported", outcome.lost);
     for (error, count) in &outcome.errors {
         println!("  {count:>5} {error}");
@@ -125,9 +127,13 @@ fn report(outcome: &Outcome, drawn: &BTreeMap<&str, usize>) {
         );
     }
     for (why, rules) in &outcome.explained {
-        let rules = rules.iter().map(excused).collect::<Vec<_>>().join(", ");
+        let rules = rules
+            .iter()
+            .map(format_explained)
+            .collect::<Vec<_>>()
+            .join(", ");
         println!("{rules}: unavoidable violations: {why}");
     }
     println!("{} violations", outcome.violations.len());
-    tell(outcome);
+    print_violations(outcome);
 }

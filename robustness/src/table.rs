@@ -12,30 +12,40 @@ use indicatif::{ProgressBar, ProgressStyle};
 use crate::Result;
 use crate::checker::Rule;
 use crate::clock::millis;
+use crate::deployment::Topology;
 use crate::faults::{self, Fault};
 use crate::namespace;
-use crate::options::Rows;
-use crate::run::{Excused, Outcome, Setup, run};
-use crate::site::Topology;
-use crate::worker::{KINDS, KINDS_OF_OWNERS, Worker};
+use crate::options::TableOptions;
+use crate::run::{Explained, Outcome, Setup, run};
+use crate::worker::{KINDS, OWNER_KINDS, WorkerOptions};
 
 /// Number of violations of a row that are printed in full.
-const TOLD: usize = 10;
+const PRINTED_VIOLATIONS: usize = 10;
 
 /// Runs the selected rows. Returns whether all violations are explained.
-pub(crate) fn run_rows(options: &Rows) -> Result<bool> {
+pub(crate) fn run_table(options: &TableOptions) -> Result<bool> {
     let faults = faults::all();
     let wanted: Vec<(&Fault, Topology)> = faults
         .iter()
-        .flat_map(|fault| fault.on.iter().map(move |&topology| (fault, topology)))
-        .filter(|(fault, topology)| options.want(fault.name, *topology))
+        .flat_map(|fault| {
+            fault
+                .topologies
+                .iter()
+                .map(move |&topology| (fault, topology))
+        })
+        .filter(|(fault, topology)| options.selects(fault.name, *topology))
         .collect();
     if wanted.is_empty() {
         return Err("no such fault; --list prints the available ones".into());
     }
     if options.list {
         for (fault, topology) in wanted {
-            println!("{:<22} {:<9} {}", fault.name, topology.name(), fault.what);
+            println!(
+                "{:<22} {:<9} {}",
+                fault.name,
+                topology.name(),
+                fault.description
+            );
         }
         return Ok(true);
     }
@@ -52,12 +62,12 @@ pub(crate) fn run_rows(options: &Rows) -> Result<bool> {
     if let Ok(style) = ProgressStyle::with_template("{bar:30} {pos}/{len}") {
         bar.set_style(style);
     }
-    let (mut whys, mut well) = (Vec::new(), true);
+    let (mut explanations, mut passed) = (Vec::new(), true);
     let (rows, next) = (&wanted, &AtomicUsize::new(0));
-    let (tell_outcome, outcomes) = channel();
+    let (sender, outcomes) = channel();
     thread::scope(|scope| {
         for _ in 0..options.at_once.max(1) {
-            let tell_outcome = tell_outcome.clone();
+            let sender = sender.clone();
             scope.spawn(move || {
                 while let Some(&(fault, topology)) = rows.get(next.fetch_add(1, Ordering::Relaxed))
                 {
@@ -70,19 +80,19 @@ pub(crate) fn run_rows(options: &Rows) -> Result<bool> {
                     };
                     let outcome = catch_unwind(AssertUnwindSafe(row))
                         .unwrap_or_else(|_| Err("the run panicked, see above".into()));
-                    if tell_outcome.send((fault, topology, outcome)).is_err() {
+                    if sender.send((fault, topology, outcome)).is_err() {
                         return;
                     }
                 }
             });
         }
-        drop(tell_outcome);
+        drop(sender);
         for (fault, topology, outcome) in outcomes {
             bar.suspend(|| match outcome {
                 Ok(outcome) => {
-                    println!("{}", line(fault, topology, &outcome, &mut whys));
-                    tell(&outcome);
-                    well &= outcome.violations.is_empty();
+                    println!("{}", line(fault, topology, &outcome, &mut explanations));
+                    print_violations(&outcome);
+                    passed &= outcome.violations.is_empty();
                 }
                 Err(error) => {
                     let topology = topology.name();
@@ -90,7 +100,7 @@ pub(crate) fn run_rows(options: &Rows) -> Result<bool> {
                         "| {} | {topology} | could not be run: {error} |",
                         fault.name
                     );
-                    well = false;
+                    passed = false;
                 }
             });
             bar.inc(1);
@@ -98,13 +108,13 @@ pub(crate) fn run_rows(options: &Rows) -> Result<bool> {
     });
     bar.finish_and_clear();
     println!();
-    for (number, why) in whys.iter().enumerate() {
+    for (number, why) in explanations.iter().enumerate() {
         println!("[{}] {why}", number + 1);
     }
-    Ok(well)
+    Ok(passed)
 }
 
-fn row(fault: &Fault, topology: Topology, options: &Rows, seed: u64) -> Result<Outcome> {
+fn row(fault: &Fault, topology: Topology, options: &TableOptions, seed: u64) -> Result<Outcome> {
     let lease = Duration::from_secs(if options.quick { 2 } else { 3 }) * fault.lease;
     let setup = Setup {
         topology,
@@ -112,22 +122,22 @@ fn row(fault: &Fault, topology: Topology, options: &Rows, seed: u64) -> Result<O
         losses: fault.losses,
         // One process is enough to hold thousands of locks.
         processes: if fault.held > 0 { 1 } else { 3 },
-        worker: Worker {
+        worker: WorkerOptions {
             sync: fault.sync,
             client_id: fault.chosen_ids.then(|| "pod".to_owned()),
             few: few(10),
             held: fault.held,
-            ..Worker::of(lease, 8, names(20), seed)
+            ..WorkerOptions::new(lease, 8, names(20), seed)
         },
-        keep: options.keep_for(&format!("{}-{}", fault.name, topology.name())),
+        keep: options.output_folder(&format!("{}-{}", fault.name, topology.name())),
     };
     let times = if options.quick { 1 } else { fault.times };
-    run(&setup, |scene| {
+    run(&setup, |context| {
         for time in 0..times {
             if time > 0 {
                 sleep(lease / 3);
             }
-            scene.act(fault, fault.lasts.of(lease))?;
+            context.inject(fault, fault.duration.of(lease))?;
         }
         Ok(())
     })
@@ -144,7 +154,7 @@ pub(crate) fn names(many: usize) -> Vec<String> {
 
 /// Returns this many names for owners that several tasks share, and for threads.
 pub(crate) fn few(many: usize) -> Vec<String> {
-    let kinds = KINDS_OF_OWNERS.iter().cycle().take(many).enumerate();
+    let kinds = OWNER_KINDS.iter().cycle().take(many).enumerate();
     kinds
         .map(|(number, kind)| format!("{kind}:few-{number}"))
         .collect()
@@ -158,16 +168,16 @@ fn line(
     fault: &Fault,
     topology: Topology,
     outcome: &Outcome,
-    whys: &mut Vec<&'static str>,
+    explanations: &mut Vec<&'static str>,
 ) -> String {
     let mut explained = Vec::new();
     for (why, rules) in &outcome.explained {
-        let known = whys.iter().position(|known| known == why);
+        let known = explanations.iter().position(|known| known == why);
         let number = known.unwrap_or_else(|| {
-            whys.push(why);
-            whys.len() - 1
+            explanations.push(why);
+            explanations.len() - 1
         });
-        let rules = rules.iter().map(excused).collect::<Vec<_>>();
+        let rules = rules.iter().map(format_explained).collect::<Vec<_>>();
         explained.push(format!("{} [{}]", rules.join(", "), number + 1));
     }
     let errors = outcome
@@ -180,7 +190,7 @@ fn line(
         fault.name,
         topology.name(),
         &outcome.entered.to_string(),
-        &outcome.meanwhile.to_string(),
+        &outcome.during_faults.to_string(),
         &outcome.lost.to_string(),
         &or_none(errors.collect::<Vec<_>>().join(", ")),
         &outcome.violations.len().to_string(),
@@ -194,7 +204,7 @@ fn line(
 }
 
 /// Describes which rule was violated, how often, and for how long at most.
-pub(crate) fn excused((rule, excused): (&Rule, &Excused)) -> String {
+pub(crate) fn format_explained((rule, excused): (&Rule, &Explained)) -> String {
     let count = excused.count;
     match millis(excused.longest) {
         0 => format!("{count} {rule:?}"),
@@ -207,22 +217,22 @@ fn or_none(text: String) -> String {
 }
 
 /// Prints the violations.
-pub(crate) fn tell(outcome: &Outcome) {
+pub(crate) fn print_violations(outcome: &Outcome) {
     let violations = &outcome.violations;
     if outcome.stalled > 0 {
         let stalled = millis(outcome.stalled);
         println!("    the machine stalled a process for {stalled} ms");
     }
-    for violation in violations.iter().take(TOLD) {
+    for violation in violations.iter().take(PRINTED_VIOLATIONS) {
         println!("    {violation}");
     }
-    if violations.len() > TOLD {
-        println!("    … and {} more", violations.len() - TOLD);
+    if violations.len() > PRINTED_VIOLATIONS {
+        println!("    … and {} more", violations.len() - PRINTED_VIOLATIONS);
     }
 }
 
-impl Rows {
-    fn want(&self, fault: &str, topology: Topology) -> bool {
+impl TableOptions {
+    fn selects(&self, fault: &str, topology: Topology) -> bool {
         let only = self
             .only
             .as_ref()
@@ -231,7 +241,7 @@ impl Rows {
     }
 
     /// Returns the folder for the output of the workers of one row.
-    pub(crate) fn keep_for(&self, row: &str) -> Option<PathBuf> {
+    pub(crate) fn output_folder(&self, row: &str) -> Option<PathBuf> {
         let folder = self.keep.as_ref()?;
         Some(folder.join(row.replace([' ', ','], "-")))
     }

@@ -1,6 +1,6 @@
 //! Injects the faults of a plan: what each one breaks, and how it is repaired.
 //!
-//! 1. [`Run::fault`] breaks something, waits until the planned end if the fault lasts, and repairs it. When it
+//! 1. [`Run::inject`] breaks something, waits until the planned end if the fault lasts, and repairs it. When it
 //!    returns, servers, network and processes work again.
 //! 2. Some faults replace a master: a replica is promoted, and the former master rejoins as a replica.
 //! 3. If the store may have lost data, that time is recorded, so that the checker can explain violations. An operator
@@ -10,20 +10,20 @@
 use std::time::Duration;
 
 use redlatch_robustness::clock::{Time, nanos};
-use redlatch_robustness::history::{DataLost, Forgetting, Window};
+use redlatch_robustness::history::{DataLoss, DataLossWindow, FaultWindow};
 use redlatch_robustness::worker::Sync;
 use tokio::time::{sleep, sleep_until};
 
+use crate::deployment::Topology;
 use crate::network::{Direction, HostId};
-use crate::plan::{Fault, Scheduled};
+use crate::plan::{Fault, ScheduledFault};
 use crate::run::{Run, lock};
 use crate::server::{Server, slot};
-use crate::site::Topology;
 
 /// How long a master may take to learn that it was replaced, once it is reachable again.
-const DEMOTION: Duration = Duration::from_millis(1000);
+const MAX_DEMOTION_DELAY: Duration = Duration::from_millis(1000);
 
-const STEP: Forgetting = Forgetting {
+const CLOCK_STEP: DataLoss = DataLoss {
     holds: true,
     tokens: false,
     why: "a step of the server's clock ends leases early",
@@ -31,8 +31,8 @@ const STEP: Forgetting = Forgetting {
 
 impl Run<'_> {
     /// Injects a fault and repairs it.
-    pub(crate) async fn fault(&mut self, scheduled: &Scheduled) {
-        let Scheduled { until, fault, .. } = scheduled;
+    pub(crate) async fn inject(&mut self, scheduled: &ScheduledFault) {
+        let ScheduledFault { until, fault, .. } = scheduled;
         let (network, from) = (self.network.clone(), self.now());
         let text = format!("FAULT {fault:?} until {:.3} s", until.as_secs_f64());
         network.note(&text, || text.clone());
@@ -49,7 +49,7 @@ impl Run<'_> {
                     Some(direction) => vec![direction],
                     None => vec![Direction::Up, Direction::Down],
                 };
-                let (process, hosts) = (self.processes[place].id(), self.site.all_hosts());
+                let (process, hosts) = (self.processes[place].id(), self.deployment.all_hosts());
                 let set = |cut| {
                     for direction in &directions {
                         for host in &hosts {
@@ -62,7 +62,7 @@ impl Run<'_> {
                 set(false);
             }
             Fault::Reset(place) => {
-                for host in self.site.all_hosts() {
+                for host in self.deployment.all_hosts() {
                     network.reset(Some(self.processes[place].id()), host);
                 }
             }
@@ -73,32 +73,32 @@ impl Run<'_> {
                 network.set_losing(None);
             }
             Fault::Freeze => {
-                let host = self.site.masters()[0];
+                let host = self.deployment.masters()[0];
                 network.set_frozen(host, true);
                 until.await;
                 network.set_frozen(host, false);
             }
             Fault::Restart | Fault::RestartEmpty => {
-                let host = self.site.masters()[0];
+                let host = self.deployment.masters()[0];
                 let before = network.kill_server(host);
                 until.await;
                 let keeps = *fault == Fault::Restart;
                 let before = before.as_ref().filter(|_| keeps);
-                self.site.restart(host, before.map(Server::snapshot));
+                self.deployment.restart(host, before.map(Server::snapshot));
                 if !keeps {
-                    self.data_lost(from, Forgetting::NO_DATA).await;
+                    self.record_data_loss(from, DataLoss::NO_DATA).await;
                 }
             }
             Fault::ForgetScripts => {
-                for host in self.site.servers() {
+                for host in self.deployment.servers() {
                     network.with_server(host, |server, _| server.forget_scripts());
                 }
             }
             Fault::StepClock(by) => {
-                for host in self.site.servers() {
+                for host in self.deployment.servers() {
                     network.step_clock(host, by);
                 }
-                self.data_lost(from, STEP).await;
+                self.record_data_loss(from, CLOCK_STEP).await;
             }
             Fault::Stop(place) => {
                 let process = self.processes[place].clone();
@@ -109,7 +109,7 @@ impl Run<'_> {
                 let of = history.processes.entry(process.id()).or_default();
                 of.stopped.push(stopped);
                 drop(history);
-                process.go_on();
+                process.resume();
             }
             Fault::Kill(place) | Fault::RuntimeDropped(place) => {
                 let id = self.processes[place].id();
@@ -122,8 +122,8 @@ impl Run<'_> {
                 self.processes[place] = self.start(place);
             }
             Fault::MasterKilled { group, behind } => {
-                let master = self.site.masters()[group];
-                let replicas = self.site.replicas(group);
+                let master = self.deployment.masters()[group];
+                let replicas = self.deployment.replicas(group);
                 self.set_behind(master, &replicas, !behind.is_zero());
                 sleep(behind).await;
                 let before = network.kill_server(master);
@@ -132,50 +132,51 @@ impl Run<'_> {
                 until.await;
                 let keeps = self.random.below(2) == 0;
                 let before = before.as_ref().filter(|_| keeps);
-                self.site.restart(master, before.map(Server::snapshot));
+                self.deployment
+                    .restart(master, before.map(Server::snapshot));
                 self.demote(master).await;
-                self.data_lost(from, Forgetting::UNREPLICATED).await;
+                self.record_data_loss(from, DataLoss::UNREPLICATED).await;
             }
             Fault::MasterFrozen { group } => {
-                let master = self.site.masters()[group];
+                let master = self.deployment.masters()[group];
                 network.set_frozen(master, true);
                 self.elect(group, false).await;
                 until.await;
                 network.set_frozen(master, false);
                 self.demote(master).await;
-                self.data_lost(from, Forgetting::UNREPLICATED).await;
+                self.record_data_loss(from, DataLoss::UNREPLICATED).await;
             }
             Fault::MasterCutOff { group } => {
-                let master = self.site.masters()[group];
-                self.site.set_separated(master, true);
+                let master = self.deployment.masters()[group];
+                self.deployment.set_separated(master, true);
                 self.elect(group, true).await;
                 let replaced = self.now();
                 until.await;
-                self.site.set_separated(master, false);
+                self.deployment.set_separated(master, false);
                 self.demote(master).await;
                 match self.plan.sync {
-                    Sync::One => self.data_lost(from, Forgetting::RELEASES).await,
+                    Sync::One => self.record_data_loss(from, DataLoss::RELEASES_LOST).await,
                     _ => {
                         self.set_permits().await;
-                        self.data_lost_until(from, replaced, Forgetting::CUT_OFF);
+                        self.record_data_loss_until(from, replaced, DataLoss::MASTER_PARTITIONED);
                     }
                 }
             }
             Fault::HandedOver { group } => {
-                let master = self.site.masters()[group];
+                let master = self.deployment.masters()[group];
                 self.hand_over(group, master).await;
-                if self.site.topology == Topology::Sentinel {
-                    self.data_lost(from, Forgetting::UNREPLICATED).await;
+                if self.deployment.topology == Topology::Sentinel {
+                    self.record_data_loss(from, DataLoss::UNREPLICATED).await;
                 }
             }
             Fault::SentinelsFrozen { one } => {
-                let sentinels = self.site.sentinels.clone();
+                let sentinels = self.deployment.sentinels.clone();
                 let sentinels = sentinels.into_iter().take(if one { 1 } else { 3 });
                 let sentinels: Vec<HostId> = sentinels.collect();
                 for host in &sentinels {
                     network.set_frozen(*host, true);
                 }
-                network.reset(None, self.site.masters()[0]);
+                network.reset(None, self.deployment.masters()[0]);
                 until.await;
                 for host in sentinels {
                     network.set_frozen(host, false);
@@ -183,34 +184,36 @@ impl Run<'_> {
             }
             Fault::SlotsMoved { pause } => self.move_slots(pause).await,
         }
-        let alone = self.site.topology == Topology::Single;
-        let cut = matches!(fault, Fault::Freeze | Fault::Restart | Fault::RestartEmpty);
-        let broken = Window {
+        let alone = self.deployment.topology == Topology::Single;
+        let is_outage = matches!(fault, Fault::Freeze | Fault::Restart | Fault::RestartEmpty);
+        let broken = FaultWindow {
             from,
             until: self.now(),
-            cut: false,
+            is_outage: false,
         };
         let windows = &mut lock(&self.history).windows;
         windows.push(broken);
-        if cut && alone {
+        if is_outage && alone {
             // The server answers from then on, before the operator has set the permits.
             let until = nanos(scheduled.until);
-            windows.push(Window { from, until, cut });
+            windows.push(FaultWindow {
+                from,
+                until,
+                is_outage,
+            });
         }
     }
 
     /// Notes that data may have been lost until now, and has an operator set the permits again.
-    async fn data_lost(&mut self, from: Time, forgetting: Forgetting) {
+    async fn record_data_loss(&mut self, from: Time, loss: DataLoss) {
         self.set_permits().await;
-        self.data_lost_until(from, self.now(), forgetting);
+        self.record_data_loss_until(from, self.now(), loss);
     }
 
-    fn data_lost_until(&self, from: Time, until: Time, forgetting: Forgetting) {
-        lock(&self.history).data_lost.push(DataLost {
-            from,
-            until,
-            forgetting,
-        });
+    fn record_data_loss_until(&self, from: Time, until: Time, loss: DataLoss) {
+        lock(&self.history)
+            .data_losses
+            .push(DataLossWindow { from, until, loss });
     }
 
     /// Cuts the replicas of a group off from their master, or reconnects them.
@@ -223,44 +226,49 @@ impl Run<'_> {
     /// Promotes a replica in place of its master after the failure detection time. `minority`: the master still runs
     /// and notices that it cannot reach a majority.
     async fn elect(&mut self, group: usize, minority: bool) {
-        let missed = self.plan.missed;
-        sleep(self.random.between(missed / 2, missed)).await;
-        if minority && self.site.topology == Topology::Cluster {
-            self.site.set_view(self.site.masters()[group], false);
-            sleep(missed / 4).await;
+        let failover_time = self.plan.failover_time;
+        sleep(self.random.between(failover_time / 2, failover_time)).await;
+        if minority && self.deployment.topology == Topology::Cluster {
+            self.deployment
+                .set_view(self.deployment.masters()[group], false);
+            sleep(failover_time / 4).await;
         }
-        if let Some(successor) = self.site.successor(group) {
+        if let Some(successor) = self.deployment.successor(group) {
             let random = &mut self.random;
-            self.site.replace(group, successor, None, random).await;
+            self.deployment
+                .replace(group, successor, None, random)
+                .await;
         }
     }
 
     /// Makes a former master learn, after a delay, that it was replaced.
     async fn demote(&mut self, master: HostId) {
-        sleep(self.random.between(Duration::ZERO, DEMOTION)).await;
-        self.site.rejoin(master);
+        sleep(self.random.between(Duration::ZERO, MAX_DEMOTION_DELAY)).await;
+        self.deployment.rejoin(master);
     }
 
     /// Promotes a replica in place of a healthy master.
     async fn hand_over(&mut self, group: usize, master: HostId) {
-        let orderly = self.site.topology == Topology::Cluster;
+        let orderly = self.deployment.topology == Topology::Cluster;
         if orderly {
             // The master pauses its clients until the replica has received everything.
             self.network.set_frozen(master, true);
             let offset = |host| self.network.with_server(host, |server, _| server.offset());
-            while self.site.successor(group).and_then(offset) < offset(master) {
+            while self.deployment.successor(group).and_then(offset) < offset(master) {
                 sleep(Duration::from_millis(1)).await;
             }
         }
-        if let Some(successor) = self.site.successor(group) {
+        if let Some(successor) = self.deployment.successor(group) {
             let random = &mut self.random;
             if orderly {
-                self.site
+                self.deployment
                     .replace(group, successor, Some(master), random)
                     .await;
                 self.network.set_frozen(master, false);
             } else {
-                self.site.replace(group, successor, None, random).await;
+                self.deployment
+                    .replace(group, successor, None, random)
+                    .await;
                 self.demote(master).await;
             }
         }
@@ -271,15 +279,15 @@ impl Run<'_> {
         let names: Vec<String> = self.plan.all_names();
         for name in names {
             let (slot, to) = (slot(name.as_bytes()), self.random.below(3));
-            if self.site.owner(slot) == to {
+            if self.deployment.owner(slot) == to {
                 continue;
             }
-            self.site.begin_moving(slot, to);
+            self.deployment.begin_moving(slot, to);
             sleep(self.random.between(Duration::ZERO, pause)).await;
-            self.site.move_keys(slot, 1);
+            self.deployment.move_keys(slot, 1);
             sleep(self.random.between(Duration::ZERO, pause)).await;
-            self.site.move_keys(slot, usize::MAX);
-            self.site.finish_moving(slot, &mut self.random).await;
+            self.deployment.move_keys(slot, usize::MAX);
+            self.deployment.finish_moving(slot, &mut self.random).await;
         }
     }
 }

@@ -10,6 +10,7 @@
 //!    (`linearizability`).
 //! 7. A failing plan is shrunk to the smallest one that fails in the same way ([`shrink`]).
 
+pub mod deployment;
 mod faults;
 mod linearizability;
 pub mod network;
@@ -18,5 +19,4 @@ pub mod process;
 pub mod run;
 pub mod server;
 pub mod shrink;
-pub mod site;
 pub mod trace;

@@ -30,14 +30,14 @@ thread_local! {
 /// Returns a violation for each name whose history no order explains.
 pub(crate) fn check(history: &History) -> Vec<Violation> {
     let mut names = history.by_name();
-    if history.forgotten().next().is_some() {
+    if history.leaseless_losses().next().is_some() {
         // Counters have no lease, so after lost data they are not checked.
         names.retain(|name, _| !COUNTERS.iter().any(|kind| name.starts_with(kind)));
     }
     let violations = names.iter().filter_map(|(name, sections)| {
         let operations = operations(history, sections);
         let end = first_unexplained(&operations)?;
-        let (who, step) = (&end.who, end.what.step);
+        let (who, step) = (&end.requester, end.invocation.step);
         let text = format!("{name}: no order of the operations explains {step:?} of {who}");
         Some(Violation::at(end.answered, Rule::Linearizability, text))
     });
@@ -50,12 +50,12 @@ struct Operation {
     called: Time,
     /// `Time::MAX`: unknown.
     answered: Time,
-    what: What,
-    who: String,
+    invocation: Invocation,
+    requester: String,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-struct What {
+struct Invocation {
     owner: usize,
     mode: Mode,
     step: Step,
@@ -78,48 +78,48 @@ enum Step {
 
 /// The holds of a lock (hold counts by owner and mode), its last fencing token, and the count of a latch.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Hash)]
-struct Lock {
+struct LockModel {
     holds: BTreeMap<(usize, Mode), u32>,
     token: Option<u64>,
     count: u32,
 }
 
-impl Lock {
+impl LockModel {
     fn admits(&self, owner: usize, mode: Mode) -> bool {
         let mut others = self.holds.keys().filter(|(other, _)| *other != owner);
-        let writes = self.holds.contains_key(&(owner, Mode::Alone));
+        let writes = self.holds.contains_key(&(owner, Mode::Exclusive));
         match mode {
             Mode::Permit | Mode::Semaphore => self.holds.len() < PERMITS as usize,
             Mode::Shared => others.all(|(_, mode)| *mode == Mode::Shared),
-            Mode::Alone => others.next().is_none() && (writes || self.holds.is_empty()),
+            Mode::Exclusive => others.next().is_none() && (writes || self.holds.is_empty()),
             Mode::SetCount(_) | Mode::CountDown | Mode::AwaitZero => false,
         }
     }
 }
 
-impl Specification for Lock {
-    type State = Lock;
-    type Operation = What;
+impl Specification for LockModel {
+    type State = LockModel;
+    type Operation = Invocation;
 
-    fn init() -> Lock {
-        Lock::default()
+    fn init() -> LockModel {
+        LockModel::default()
     }
 
-    fn apply(what: &What, lock: &Lock) -> (bool, Lock) {
+    fn apply(invocation: &Invocation, lock: &LockModel) -> (bool, LockModel) {
         let left = STEPS_LEFT.get();
         if left == 0 {
             return (true, lock.clone());
         }
         STEPS_LEFT.set(left - 1);
-        let (mut next, hold) = (lock.clone(), (what.owner, what.mode));
-        let is_valid = match what.step {
+        let (mut next, hold) = (lock.clone(), (invocation.owner, invocation.mode));
+        let is_valid = match invocation.step {
             Step::Acquire(token) => {
                 *next.holds.entry(hold).or_default() += 1;
                 // The guards of one hold have the same token.
                 let is_new = !lock.holds.contains_key(&hold);
                 let grows = token.is_none() || token > lock.token || !is_new && token == lock.token;
                 next.token = token.max(lock.token);
-                grows && lock.admits(what.owner, what.mode)
+                grows && lock.admits(invocation.owner, invocation.mode)
             }
             Step::Release => match next.holds.get_mut(&hold) {
                 Some(1) => next.holds.remove(&hold).is_some(),
@@ -129,7 +129,7 @@ impl Specification for Lock {
                 }
                 None => false,
             },
-            Step::Refuse => !lock.admits(what.owner, what.mode),
+            Step::Refuse => !lock.admits(invocation.owner, invocation.mode),
             Step::Close(count, closed) => {
                 let was_open = lock.count == 0;
                 if was_open {
@@ -149,31 +149,33 @@ impl Specification for Lock {
 
 fn operations(history: &History, sections: &[&Section]) -> Vec<Operation> {
     let mut owners = BTreeMap::new();
-    let forgets_tokens = history.forgotten().next().is_some();
+    let forgets_tokens = history.leaseless_losses().next().is_some();
     // A request without a clear answer may have acquired the lock for a while, and so may an attempt to acquire
     // several. A request that gave up may be settled later.
-    let is_alone = |one: &Section| locks_of(&one.ask.name) == [one.ask.name.as_str()];
+    let is_alone = |one: &Section| locks_of(&one.request.name) == [one.request.name.as_str()];
     let is_clear = |one: &&Section| {
         let gave_up = one.answered.is_some() && one.failed.is_none();
-        is_alone(one) && !one.ask.part && (one.got.is_some() || one.ask.owner.is_none() && gave_up)
+        is_alone(one)
+            && !one.request.is_member
+            && (one.acquired.is_some() || one.request.owner.is_none() && gave_up)
     };
-    let all_clear = sections.iter().all(is_clear) && history.data_lost.is_empty();
+    let all_clear = sections.iter().all(is_clear) && history.data_losses.is_empty();
     let gave_up_before = |section: &Section, answered: Time| {
         sections.iter().any(|one| {
-            let others = !std::ptr::eq(*one, section) && one.got.is_none();
+            let others = !std::ptr::eq(*one, section) && one.acquired.is_none();
             others
-                && one.asked <= answered
+                && one.requested <= answered
                 && one
                     .answered
-                    .is_none_or(|at| section.asked <= at + history.lease)
+                    .is_none_or(|at| section.requested <= at + history.lease)
         })
     };
     let mut operations = Vec::new();
     for (number, section) in sections.iter().enumerate() {
-        let ask = &section.ask;
-        let owner = match ask.owner {
+        let request = &section.request;
+        let owner = match request.owner {
             Some(owner) => {
-                let named = (section.process, ask.client, owner);
+                let named = (section.process, request.client, owner);
                 *owners.entry(named).or_insert(number)
             }
             None => number,
@@ -182,41 +184,41 @@ fn operations(history: &History, sections: &[&Section]) -> Vec<Operation> {
             operations.push(Operation {
                 called,
                 answered,
-                what: What {
+                invocation: Invocation {
                     owner,
-                    mode: ask.mode,
+                    mode: request.mode,
                     step,
                 },
-                who: section.who(),
+                requester: section.requester(),
             });
         };
-        match (ask.mode, section.got, section.answered) {
-            (Mode::SetCount(count), got, answered) => {
+        match (request.mode, section.acquired, section.answered) {
+            (Mode::SetCount(count), acquired, answered) => {
                 let answered = answered.filter(|_| section.failed.is_none());
-                let closed = answered.map(|_| got.is_some());
+                let closed = answered.map(|_| acquired.is_some());
                 add(
-                    section.asked,
+                    section.requested,
                     answered.unwrap_or(Time::MAX),
                     Step::Close(count, closed),
                 );
             }
-            (Mode::CountDown, got, _) => {
+            (Mode::CountDown, acquired, _) => {
                 add(
-                    section.asked,
-                    got.unwrap_or(Time::MAX),
+                    section.requested,
+                    acquired.unwrap_or(Time::MAX),
                     Step::CountDown(section.count),
                 );
             }
-            (Mode::AwaitZero, Some(got), _) => add(section.asked, got, Step::Pass),
+            (Mode::AwaitZero, Some(acquired), _) => add(section.requested, acquired, Step::Pass),
             (Mode::AwaitZero, None, _) => {}
-            (_, Some(got), _) => {
+            (_, Some(acquired), _) => {
                 let token = section.token.filter(|_| !forgets_tokens);
-                add(section.asked, got, Step::Acquire(token));
-                let (called, answered) = released(history, section, got);
+                add(section.requested, acquired, Step::Acquire(token));
+                let (called, answered) = release_interval(history, section, acquired);
                 add(called, answered, Step::Release);
             }
             (_, None, Some(answered)) if all_clear && !gave_up_before(section, answered) => {
-                add(section.asked, answered, Step::Refuse);
+                add(section.requested, answered, Step::Refuse);
             }
             (_, None, _) => {}
         }
@@ -225,31 +227,31 @@ fn operations(history: &History, sections: &[&Section]) -> Vec<Operation> {
 }
 
 /// Returns when a hold can have ended: the earliest and the latest time.
-fn released(history: &History, section: &Section, got: Time) -> (Time, Time) {
-    let last_valid = section.valid_until.unwrap_or(got);
+fn release_interval(history: &History, section: &Section, acquired: Time) -> (Time, Time) {
+    let last_valid = section.valid_until.unwrap_or(acquired);
     let process = history.processes.get(&section.process);
     let is_dead = process.is_some_and(|process| process.killed.is_some());
-    let earliest = match section.left {
+    let earliest = match section.release_started {
         _ if section.was_lost() => last_valid,
         Some(left) => left,
-        None if is_dead => section.kept_until.unwrap_or(got).max(last_valid),
+        None if is_dead => section.kept_until.unwrap_or(acquired).max(last_valid),
         None => last_valid,
     };
-    let mut forgotten = history.data_lost.iter().filter(|lost| {
+    let mut forgotten = history.data_losses.iter().filter(|lost| {
         let until = lost.until + history.lease + nanos(MARGIN);
-        lost.from <= earliest && got <= until
+        lost.from <= earliest && acquired <= until
     });
     let earliest = match forgotten.next() {
         // The store may forget a hold before its acquisition is answered.
-        Some(lost) if section.asked <= lost.until => lost.from.max(section.asked),
-        Some(lost) => lost.from.max(got),
+        Some(lost) if section.requested <= lost.until => lost.from.max(section.requested),
+        Some(lost) => lost.from.max(acquired),
         None => earliest,
     };
     let is_answered = section.unlock_error.is_none() && !section.was_lost();
-    let latest = section.freed.filter(|_| is_answered);
+    let latest = section.released.filter(|_| is_answered);
     (
         earliest,
-        latest.map_or(Time::MAX, |freed| freed.max(earliest)),
+        latest.map_or(Time::MAX, |released| released.max(earliest)),
     )
 }
 
@@ -270,27 +272,27 @@ fn is_linearizable(operations: &[Operation], until: Time) -> bool {
     for (number, one) in operations.iter().enumerate() {
         // Without an answer, an acquisition may have had no effect; a step that changes a latch may have had one.
         let has_effect = matches!(
-            one.what.step,
+            one.invocation.step,
             Step::Release | Step::Close(..) | Step::CountDown(_)
         );
         if one.answered > until && !has_effect || one.called > until {
             continue;
         }
         // Simultaneous actions may happen in any order.
-        actions.push((one.called, false, number, one.what));
-        actions.push((one.answered, true, number, one.what));
+        actions.push((one.called, false, number, one.invocation));
+        actions.push((one.answered, true, number, one.invocation));
     }
     if actions.is_empty() {
         return true;
     }
     actions.sort_by_key(|&(at, is_answer, ..)| (at, is_answer));
     STEPS_LEFT.set(MAX_STEPS);
-    let action = |(_, is_answer, number, what)| match is_answer {
-        false => (number, wgl::Action::Call(what)),
-        true => (number, wgl::Action::Response(what)),
+    let action = |(_, is_answer, number, invocation)| match is_answer {
+        false => (number, wgl::Action::Call(invocation)),
+        true => (number, wgl::Action::Response(invocation)),
     };
     let actions = actions.into_iter().map(action).collect();
-    WGLChecker::<Lock>::is_linearizable(wgl::History::from_actions(actions))
+    WGLChecker::<LockModel>::is_linearizable(wgl::History::from_actions(actions))
 }
 
 #[cfg(test)]
@@ -307,8 +309,8 @@ mod tests {
         Operation {
             called,
             answered,
-            what: What { owner, mode, step },
-            who: format!("owner {owner}"),
+            invocation: Invocation { owner, mode, step },
+            requester: format!("owner {owner}"),
         }
     }
 
@@ -327,22 +329,22 @@ mod tests {
 
     fn unexplained<const N: usize>(holds: [[Operation; 2]; N]) -> Option<String> {
         let operations = holds.concat();
-        first_unexplained(&operations).map(|one| one.who.clone())
+        first_unexplained(&operations).map(|one| one.requester.clone())
     }
 
     #[test]
     fn order_is_found_if_one_exists() {
-        let one = hold(1, Mode::Alone, (0, 5), (10, 20));
+        let one = hold(1, Mode::Exclusive, (0, 5), (10, 20));
         // Its interval begins before the other one's release and ends within it.
-        let two = hold(2, Mode::Alone, (1, 16), (30, Time::MAX));
-        let three = hold(3, Mode::Alone, (32, 90), (91, 92));
+        let two = hold(2, Mode::Exclusive, (1, 16), (30, Time::MAX));
+        let three = hold(3, Mode::Exclusive, (32, 90), (91, 92));
         assert_eq!(unexplained([three, one, two]), None);
     }
 
     #[test]
     fn two_holders_are_found() {
-        let one = hold(1, Mode::Alone, (0, 5), (10, 20));
-        let two = hold(2, Mode::Alone, (1, 9), (30, 40));
+        let one = hold(1, Mode::Exclusive, (0, 5), (10, 20));
+        let two = hold(2, Mode::Exclusive, (1, 9), (30, 40));
         assert_eq!(unexplained([one, two]).as_deref(), Some("owner 2"));
     }
 
@@ -353,12 +355,12 @@ mod tests {
             unexplained([one, hold(owner, second, (6, 9), (9, 20))]).is_none()
         };
         assert!(overlapping(Mode::Shared, Mode::Shared, 2));
-        assert!(!overlapping(Mode::Alone, Mode::Shared, 2));
-        assert!(!overlapping(Mode::Shared, Mode::Alone, 2));
+        assert!(!overlapping(Mode::Exclusive, Mode::Shared, 2));
+        assert!(!overlapping(Mode::Shared, Mode::Exclusive, 2));
         // An owner re-enters its lock, and a writer reads.
-        assert!(overlapping(Mode::Alone, Mode::Alone, 1));
-        assert!(overlapping(Mode::Alone, Mode::Shared, 1));
-        assert!(!overlapping(Mode::Shared, Mode::Alone, 1));
+        assert!(overlapping(Mode::Exclusive, Mode::Exclusive, 1));
+        assert!(overlapping(Mode::Exclusive, Mode::Shared, 1));
+        assert!(!overlapping(Mode::Shared, Mode::Exclusive, 1));
         let permits = [1, 2, 3].map(|owner| hold(owner, Mode::Permit, (0, 5), (10, 20)));
         let [one, two, _] = permits.clone();
         assert_eq!(unexplained([one, two]), None);
@@ -368,8 +370,8 @@ mod tests {
     #[test]
     fn a_refusal_needs_a_holder() {
         let refused = |at| {
-            let refusal = operation(2, Mode::Alone, Step::Refuse, at);
-            let [acquired, released] = hold(1, Mode::Alone, (0, 5), (10, 20));
+            let refusal = operation(2, Mode::Exclusive, Step::Refuse, at);
+            let [acquired, released] = hold(1, Mode::Exclusive, (0, 5), (10, 20));
             first_unexplained(&[acquired, released, refusal]).is_none()
         };
         assert!(refused((19, 30)));
@@ -401,8 +403,9 @@ mod tests {
     #[test]
     fn tokens_that_do_not_grow_are_found() {
         let with_token = |owner, token, at| {
-            let [mut acquired, released] = hold(owner, Mode::Alone, (at, at + 1), (at + 2, at + 3));
-            acquired.what.step = Step::Acquire(Some(token));
+            let [mut acquired, released] =
+                hold(owner, Mode::Exclusive, (at, at + 1), (at + 2, at + 3));
+            acquired.invocation.step = Step::Acquire(Some(token));
             [acquired, released]
         };
         let second = |token| unexplained([with_token(1, 7, 0), with_token(2, token, 10)]);
@@ -415,7 +418,7 @@ mod tests {
     #[test]
     fn search_without_end_is_abandoned() {
         let unanswered = |owner| hold(owner, Mode::Shared, (10, 11), (100, Time::MAX));
-        let wrong = operation(99, Mode::Alone, Step::Release, (200, 201));
+        let wrong = operation(99, Mode::Exclusive, Step::Release, (200, 201));
         let with = |owners| {
             let mut all: Vec<Operation> = (0..owners).flat_map(unanswered).collect();
             all.push(wrong.clone());

@@ -19,7 +19,7 @@ use redlatch_simulation::shrink::shrink;
 use crate::options::Options;
 
 /// Prints a line. Ends the program if standard output is closed, as `head` closes it.
-macro_rules! say {
+macro_rules! print_line {
     ($($arg:tt)*) => {
         if writeln!(io::stdout(), $($arg)*).is_err() {
             std::process::exit(1);
@@ -36,8 +36,8 @@ fn main() -> ExitCode {
         Err(exit) => return exit,
     };
     let succeeded = match options.seed {
-        Some(seed) => one(seed),
-        None => many(&options),
+        Some(seed) => run_one(seed),
+        None => run_many(&options),
     };
     match succeeded {
         true => ExitCode::SUCCESS,
@@ -47,7 +47,7 @@ fn main() -> ExitCode {
 
 /// Runs one seed and prints its trace; of a run that fails, that of the smallest one that fails in the same
 /// way. Returns whether there was no violation.
-fn one(seed: u64) -> bool {
+fn run_one(seed: u64) -> bool {
     let mut plan = Plan::draw(seed);
     let mut outcome = run(&plan, true);
     if let Some(failure) = failure(&outcome) {
@@ -56,10 +56,10 @@ fn one(seed: u64) -> bool {
         });
         outcome = run(&plan, true);
     }
-    say!("{plan:#?}");
+    print_line!("{plan:#?}");
     if let Ok(outcome) = &outcome {
         for line in &outcome.trace {
-            say!("{line}");
+            print_line!("{line}");
         }
     }
     report(seed, &outcome)
@@ -78,28 +78,28 @@ fn report(seed: u64, outcome: &Result<Outcome, String>) -> bool {
     match outcome {
         Ok(outcome) => {
             for violation in &outcome.violations {
-                say!("seed {seed}: {violation}");
+                print_line!("seed {seed}: {violation}");
             }
             outcome.violations.is_empty()
         }
         Err(error) => {
-            say!("seed {seed}: {error}");
+            print_line!("seed {seed}: {error}");
             false
         }
     }
 }
 
 /// Runs seeds on several threads and reports them in their order. Returns whether there was no violation.
-fn many(options: &Options) -> bool {
+fn run_many(options: &Options) -> bool {
     let begun = Instant::now();
     let next = &AtomicU64::new(0);
     let seeds = options.seeds.unwrap_or(u64::MAX);
     let limit = options.seeds.is_none().then(|| begun + LIMIT);
-    let (tell_outcome, outcomes) = channel();
+    let (sender, outcomes) = channel();
     let mut total = Total::default();
     thread::scope(|scope| {
         for _ in 0..options.threads() {
-            let tell_outcome = tell_outcome.clone();
+            let sender = sender.clone();
             scope.spawn(move || {
                 // A drawn seed is run even if the time is over now, so that no seed is missing.
                 while limit.is_none_or(|limit| Instant::now() < limit) {
@@ -109,17 +109,17 @@ fn many(options: &Options) -> bool {
                     }
                     let seed = options.first.wrapping_add(number);
                     let outcome = run(&Plan::draw(seed), false);
-                    if tell_outcome.send((number, seed, outcome)).is_err() {
+                    if sender.send((number, seed, outcome)).is_err() {
                         return;
                     }
                 }
             });
         }
-        drop(tell_outcome);
-        let mut early = BTreeMap::new();
+        drop(sender);
+        let mut pending = BTreeMap::new();
         for (number, seed, outcome) in outcomes {
-            early.insert(number, (seed, outcome));
-            while let Some((seed, outcome)) = early.remove(&total.runs) {
+            pending.insert(number, (seed, outcome));
+            while let Some((seed, outcome)) = pending.remove(&total.runs) {
                 total.add(seed, &outcome);
             }
         }
@@ -128,8 +128,8 @@ fn many(options: &Options) -> bool {
     match total.first_failed {
         None => true,
         Some(seed) => {
-            say!("the smallest run found that fails in the same way as seed {seed}:");
-            one(seed)
+            print_line!("the smallest run found that fails in the same way as seed {seed}:");
+            run_one(seed)
         }
     }
 }
@@ -164,7 +164,7 @@ impl Total {
     fn print(&self, took: Duration) {
         let minutes = took.as_secs_f64() / 60.0;
         let hours = self.simulated.as_secs_f64() / 3600.0;
-        say!(
+        print_line!(
             "{} seeds, {} with violations, {} violations explained by documented limits; {} \
              critical sections; {hours:.1} simulated hours; {:.0} seeds and {:.1} simulated hours \
              per minute; hash {:016x}",

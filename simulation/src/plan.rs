@@ -7,8 +7,8 @@ use redlatch_robustness::checker::Losses;
 use redlatch_robustness::random::Random;
 use redlatch_robustness::worker::{COUNTERS, KINDS, Sync, locks_of, locks_of_all};
 
-use crate::network::{Direction, PATIENCE, ProcessId};
-use crate::site::Topology;
+use crate::deployment::Topology;
+use crate::network::{Direction, ProcessId, TCP_USER_TIMEOUT};
 
 /// One run.
 #[derive(Debug, Clone)]
@@ -20,7 +20,7 @@ pub struct Plan {
     /// How many replicas must acknowledge an acquisition.
     pub sync: Sync,
     /// The longest time from the failure of a master to the promotion of a replica.
-    pub missed: Duration,
+    pub failover_time: Duration,
     /// Initial number of client processes.
     pub processes: usize,
     /// Number of tasks of each process.
@@ -42,18 +42,18 @@ pub struct Plan {
     /// The longest time that most tasks hold a lock.
     pub inside: Duration,
     /// Interval at which holders check whether their guards are valid.
-    pub look_interval: Duration,
+    pub check_interval: Duration,
     /// Maximum latency of a packet.
     pub latency: Duration,
     /// Time in which the processes acquire locks.
     pub duration: Duration,
     /// The faults, in order.
-    pub faults: Vec<Scheduled>,
+    pub faults: Vec<ScheduledFault>,
 }
 
 /// A fault with its start and end.
 #[derive(Debug, Clone)]
-pub struct Scheduled {
+pub struct ScheduledFault {
     /// Since the beginning of the run.
     pub from: Duration,
     /// Time of the repair, if it has not ended by itself.
@@ -166,7 +166,7 @@ impl Plan {
         for _ in 0..random.below(5) {
             at += random.between(Duration::ZERO, lease);
             let lasts = match random.below(12) {
-                0 => random.between(PATIENCE / 2, PATIENCE * 3 / 2),
+                0 => random.between(TCP_USER_TIMEOUT / 2, TCP_USER_TIMEOUT * 3 / 2),
                 1..5 => random.between(Duration::ZERO, lease / 6),
                 5 => random.between(lease, lease * 6 / 5),
                 _ => random.between(lease / 6, lease * 5 / 2),
@@ -185,9 +185,9 @@ impl Plan {
                 8 if seed.is_multiple_of(3) => Fault::RuntimeDropped(process),
                 8 => Fault::Kill(process),
                 _ => match topology {
-                    Topology::Single => of_single(&mut random),
-                    Topology::Sentinel => of_sentinel(&mut random, lease),
-                    Topology::Cluster => of_cluster(&mut random, lease),
+                    Topology::Single => single_fault(&mut random),
+                    Topology::Sentinel => sentinel_fault(&mut random, lease),
+                    Topology::Cluster => cluster_fault(&mut random, lease),
                 },
             };
             if fault == Fault::Freeze && topology != Topology::Single {
@@ -195,10 +195,10 @@ impl Plan {
                 until = until.min(at + lease / 6);
             }
             let from = at;
-            faults.push(Scheduled { from, until, fault });
+            faults.push(ScheduledFault { from, until, fault });
             at = until;
         }
-        let cuts_off = |one: &Scheduled| matches!(one.fault, Fault::MasterCutOff { .. });
+        let cuts_off = |one: &ScheduledFault| matches!(one.fault, Fault::MasterCutOff { .. });
         if sync == Sync::One && faults.iter().any(cuts_off) {
             // Renewals do not wait for replicas: with a lease that is shorter than a failover, a lock would expire
             // at the new master while the old one still renewed it.
@@ -209,7 +209,7 @@ impl Plan {
             seed,
             topology,
             sync,
-            missed: millis(400 + random.below(1_600) as u64),
+            failover_time: millis(400 + random.below(1_600) as u64),
             processes,
             tasks: 1 + random.below(6),
             owners: random.below(3),
@@ -224,7 +224,7 @@ impl Plan {
             },
             lease,
             inside: millis(10 + random.below(300) as u64),
-            look_interval: millis(if random.below(4) == 0 { 5 } else { 50 }),
+            check_interval: millis(if random.below(4) == 0 { 5 } else { 50 }),
             latency: millis(1 + random.below(20) as u64),
             duration,
             faults,
@@ -243,8 +243,8 @@ impl Plan {
 
     /// Returns the losses that the faults may cause.
     pub fn losses(&self) -> Losses {
-        let is_short = |one: &Scheduled| one.until - one.from <= self.lease / 6;
-        let is_harmless = |one: &Scheduled| match one.fault {
+        let is_short = |one: &ScheduledFault| one.until - one.from <= self.lease / 6;
+        let is_harmless = |one: &ScheduledFault| match one.fault {
             Fault::Stop(_) | Fault::Kill(_) | Fault::RuntimeDropped(_) => true,
             Fault::SlotsMoved { .. } => true,
             // A new connection takes several answers, each of which may be lost.
@@ -253,7 +253,7 @@ impl Plan {
         };
         match self.faults.iter().all(is_harmless) {
             true => Losses::None,
-            false => Losses::Some,
+            false => Losses::Any,
         }
     }
 }
@@ -281,7 +281,7 @@ fn draw_names(random: &mut Random) -> Vec<String> {
     names
 }
 
-fn of_single(random: &mut Random) -> Fault {
+fn single_fault(random: &mut Random) -> Fault {
     match random.below(4) {
         0 => Fault::Freeze,
         1 => Fault::Restart,
@@ -290,27 +290,27 @@ fn of_single(random: &mut Random) -> Fault {
     }
 }
 
-fn of_sentinel(random: &mut Random, lease: Duration) -> Fault {
+fn sentinel_fault(random: &mut Random, lease: Duration) -> Fault {
     match random.below(5) {
         0 => Fault::Freeze,
         1 | 2 => Fault::SentinelsFrozen {
             one: random.below(2) == 0,
         },
-        _ => of_replicas(random, lease, 1),
+        _ => replication_fault(random, lease, 1),
     }
 }
 
-fn of_cluster(random: &mut Random, lease: Duration) -> Fault {
+fn cluster_fault(random: &mut Random, lease: Duration) -> Fault {
     match random.below(5) {
         0 => Fault::Freeze,
         1 | 2 => Fault::SlotsMoved {
             pause: Duration::from_millis(random.below(200) as u64),
         },
-        _ => of_replicas(random, lease, 3),
+        _ => replication_fault(random, lease, 3),
     }
 }
 
-fn of_replicas(random: &mut Random, lease: Duration, groups: usize) -> Fault {
+fn replication_fault(random: &mut Random, lease: Duration, groups: usize) -> Fault {
     let group = random.below(groups);
     match random.below(5) {
         0 => Fault::MasterKilled {

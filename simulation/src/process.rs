@@ -31,7 +31,7 @@ struct Tasks {
 
 #[derive(Debug)]
 enum State {
-    Runs,
+    Running,
     /// As after SIGSTOP: its tasks run again when it continues.
     Stopped(Vec<Waker>),
     /// As after SIGKILL: its tasks never run again.
@@ -43,13 +43,13 @@ impl Process {
     pub fn start(id: ProcessId, seed: u64, network: &Network) -> Arc<Process> {
         let mut random = Random::new(seed);
         // Drawn from the same range as in the library: a restarted process has other numbers.
-        let first_owner = 1 + (random.number() >> 12);
+        let first_owner = 1 + (random.next_u64() >> 12);
         Arc::new(Process {
             id,
             network: network.clone(),
             random: Mutex::new(random),
             next_owner: AtomicU64::new(first_owner),
-            state: Mutex::new(State::Runs),
+            state: Mutex::new(State::Running),
             tasks: Mutex::default(),
         })
     }
@@ -70,17 +70,17 @@ impl Process {
     /// Stops the process.
     pub fn stop(&self) {
         let mut state = self.state();
-        if matches!(*state, State::Runs) {
+        if matches!(*state, State::Running) {
             *state = State::Stopped(Vec::new());
         }
     }
 
     /// Continues the process.
-    pub fn go_on(&self) {
+    pub fn resume(&self) {
         let mut state = self.state();
         if let State::Stopped(wakers) = &mut *state {
             let wakers = std::mem::take(wakers);
-            *state = State::Runs;
+            *state = State::Running;
             drop(state);
             wakers.into_iter().for_each(Waker::wake);
         }
@@ -134,7 +134,7 @@ impl simulation::Process for Process {
 
     fn random(&self) -> u128 {
         let mut random = self.random.lock().unwrap_or_else(PoisonError::into_inner);
-        u128::from(random.number()) << 64 | u128::from(random.number())
+        u128::from(random.next_u64()) << 64 | u128::from(random.next_u64())
     }
 
     fn owner_number(&self) -> u64 {
@@ -143,7 +143,7 @@ impl simulation::Process for Process {
 
     fn poll_runs(&self, cx: &mut Context<'_>) -> Poll<()> {
         match &mut *self.state() {
-            State::Runs => Poll::Ready(()),
+            State::Running => Poll::Ready(()),
             State::Stopped(wakers) => {
                 wakers.push(cx.waker().clone());
                 Poll::Pending

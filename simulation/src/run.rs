@@ -8,27 +8,29 @@ use redlatch::Owner;
 use redlatch::simulation::Inside;
 use redlatch_robustness::checker::{self, Rule, Violation};
 use redlatch_robustness::clock::{Time, nanos};
-use redlatch_robustness::history::{Event, History, What};
+use redlatch_robustness::final_check::{check_all_free, set_permits};
+use redlatch_robustness::history::{Event, EventKind, History};
 use redlatch_robustness::random::Random;
-use redlatch_robustness::resource::{Reach, Records};
-use redlatch_robustness::visit::{set_permits, visit};
-use redlatch_robustness::worker::{Crew, Ear, Sync, Teller, Worker, tell_left};
+use redlatch_robustness::resource::{Records, ResourceClient};
+use redlatch_robustness::worker::{
+    EventSink, Reporter, Sync, WorkerOptions, WorkerTasks, report_leftovers,
+};
 use tokio::task::JoinSet;
 use tokio::time::{Instant, sleep, sleep_until};
 
+use crate::deployment::{Deployment, Topology};
 use crate::linearizability;
 use crate::network::{Network, ProcessId};
 use crate::plan::Plan;
 use crate::process::Process;
 use crate::server::Server;
-use crate::site::{Site, Topology};
 use crate::trace::Trace;
 
 /// The longest wait of a request for a free lock, in latencies.
-const PROMPT: u32 = 40;
+const PROMPT_LATENCIES: u32 = 40;
 
 /// Time after which a request has joined the queue of a fair lock, in latencies.
-const JOINS: u32 = 12;
+const QUEUE_JOIN_LATENCIES: u32 = 12;
 
 /// Result of a run.
 #[derive(Debug)]
@@ -58,38 +60,38 @@ pub fn run(plan: &Plan, keeps_trace: bool) -> Result<Outcome, String> {
         .start_paused(true)
         .build()
         .map_err(|error| error.to_string())?;
-    runtime.block_on(Run::of(plan, keeps_trace))
+    runtime.block_on(Run::execute(plan, keeps_trace))
 }
 
 pub(crate) struct Run<'a> {
     pub(crate) plan: &'a Plan,
     pub(crate) network: Network,
-    pub(crate) site: Site,
+    pub(crate) deployment: Deployment,
     pub(crate) begun: Instant,
     /// Random numbers for the faults.
     pub(crate) random: Random,
     pub(crate) history: Arc<Mutex<History>>,
     records: Arc<Records>,
-    ending: Arc<AtomicBool>,
+    shutdown: Arc<AtomicBool>,
     /// The running processes, each in its place.
     pub(crate) processes: Vec<Arc<Process>>,
     started: usize,
 }
 
 impl Run<'_> {
-    async fn of(plan: &Plan, keeps_trace: bool) -> Result<Outcome, String> {
+    async fn execute(plan: &Plan, keeps_trace: bool) -> Result<Outcome, String> {
         let begun = Instant::now();
         let network = Network::new(plan.seed, plan.latency, Trace::new(keeps_trace));
-        let site = Site::start(plan.topology, &network);
+        let deployment = Deployment::start(plan.topology, &network);
         let driver = tokio::spawn(network.clone().run());
         let mut run = Run {
             plan,
-            site,
+            deployment,
             random: Random::new(plan.seed ^ 0xfa17),
             begun,
             history: Arc::new(Mutex::new(History::new(plan.lease))),
             records: Arc::default(),
-            ending: Arc::default(),
+            shutdown: Arc::default(),
             processes: Vec::new(),
             started: 0,
             network,
@@ -100,12 +102,12 @@ impl Run<'_> {
         }
         for scheduled in &plan.faults {
             sleep_until(begun + scheduled.from).await;
-            run.fault(scheduled).await;
+            run.inject(scheduled).await;
         }
         // Time to detect losses and free locks after the last fault.
         let end = (begun + plan.duration).max(Instant::now() + plan.lease / 2);
         sleep_until(end).await;
-        let left = run.wind_up().await;
+        let left = run.shut_down_and_check().await;
         driver.abort();
         if let Some(failure) = run.network.failure() {
             return Err(failure);
@@ -116,8 +118,14 @@ impl Run<'_> {
         let tallies = run.records.tallies();
         let mut violations = checker::check(&history, plan.losses(), &tallies);
         if plan.is_gentle() {
-            violations.extend(checker::left_waiting(&history, plan.latency * PROMPT));
-            violations.extend(checker::overtaken(&history, plan.latency * JOINS));
+            violations.extend(checker::check_promptness(
+                &history,
+                plan.latency * PROMPT_LATENCIES,
+            ));
+            violations.extend(checker::check_order(
+                &history,
+                plan.latency * QUEUE_JOIN_LATENCIES,
+            ));
         }
         violations.extend(linearizability::check(&history));
         violations.extend(left);
@@ -146,8 +154,8 @@ impl Run<'_> {
         self.started += 1;
         let seed = plan.seed.wrapping_mul(7919).wrapping_add(number as u64);
         let process = Process::start(number, seed, &self.network);
-        let mut worker = Worker::of(plan.lease, plan.tasks, plan.names.clone(), seed);
-        worker.url = self.site.url();
+        let mut worker = WorkerOptions::new(plan.lease, plan.tasks, plan.names.clone(), seed);
+        worker.url = self.deployment.url();
         worker.sync = plan.sync;
         worker.owners = plan.owners;
         worker.clients = plan.clients;
@@ -155,23 +163,23 @@ impl Run<'_> {
         worker.held = plan.held;
         worker.inside = u64::try_from(plan.inside.as_millis()).unwrap_or(u64::MAX);
         worker.client_id = plan.chosen_ids.then(|| format!("chosen-{place}"));
-        let ear = Arc::new(Listener {
+        let sink = Arc::new(EventRecorder {
             process: number,
             begun: self.begun,
             history: self.history.clone(),
             network: self.network.clone(),
-            look_interval: plan.look_interval,
+            check_interval: plan.check_interval,
         });
-        let (records, ending) = (self.records.clone(), self.ending.clone());
-        let work = work(process.clone(), worker, ear, records, ending);
-        process.spawn(work);
+        let (records, shutdown) = (self.records.clone(), self.shutdown.clone());
+        let running = run_process(process.clone(), worker, sink, records, shutdown);
+        process.spawn(running);
         process
     }
 
     /// Ends all processes, and checks whether anything is left.
-    async fn wind_up(&mut self) -> Vec<Violation> {
+    async fn shut_down_and_check(&mut self) -> Vec<Violation> {
         let mut found = Vec::new();
-        self.ending.store(true, Ordering::Relaxed);
+        self.shutdown.store(true, Ordering::Relaxed);
         let limit = self.plan.lease * 30 + Duration::from_secs(30);
         let end = Instant::now() + limit;
         while !self.is_done() && Instant::now() < end {
@@ -181,17 +189,18 @@ impl Run<'_> {
             let text = format!("the processes did not finish within {limit:?}");
             found.push(self.violation(Rule::Hang, text));
         }
-        found.extend(self.visit().await);
+        found.extend(self.final_check().await);
         let (lease, network) = (self.plan.lease, self.network.clone());
-        let keys = |site: &Site| {
-            let mut keys = site.at_masters(Server::keys);
+        let keys = |deployment: &Deployment| {
+            let mut keys = deployment.at_masters(Server::keys);
             keys.retain(|key| !checker::may_remain(key));
             keys
         };
         for key in self.left_over(keys, lease + checker::MARGIN).await {
             found.push(self.violation(Rule::LeftOver, format!("remaining key {key}")));
         }
-        let channels = |site: &Site| site.at_masters(|server, _| server.channels());
+        let channels =
+            |deployment: &Deployment| deployment.at_masters(|server, _| server.channels());
         for channel in self.left_over(channels, checker::MARGIN).await {
             found.push(self.violation(
                 Rule::LeftOver,
@@ -201,8 +210,8 @@ impl Run<'_> {
         for process in &self.processes {
             process.kill();
         }
-        let hosts = self.site.all_hosts();
-        let connections = |_: &Site| {
+        let hosts = self.deployment.all_hosts();
+        let connections = |_: &Deployment| {
             let count = |host| network.with_server(host, |server, _| server.connections());
             let counts = hosts.iter().map(|host| (host, count(*host).unwrap_or(0)));
             let left = counts.filter(|(_, count)| *count > 0);
@@ -216,10 +225,14 @@ impl Run<'_> {
     }
 
     /// Polls until nothing is left or the limit has passed. Returns the rest.
-    async fn left_over(&self, look: impl Fn(&Site) -> Vec<String>, limit: Duration) -> Vec<String> {
+    async fn left_over(
+        &self,
+        look: impl Fn(&Deployment) -> Vec<String>,
+        limit: Duration,
+    ) -> Vec<String> {
         let end = Instant::now() + limit;
         loop {
-            let left = look(&self.site);
+            let left = look(&self.deployment);
             if left.is_empty() || Instant::now() > end {
                 return left;
             }
@@ -239,7 +252,7 @@ impl Run<'_> {
     pub(crate) async fn set_permits(&mut self) {
         let operator = Process::start(self.started, self.plan.seed ^ 2, &self.network);
         self.started += 1;
-        let (url, names) = (self.site.url(), self.plan.all_names());
+        let (url, names) = (self.deployment.url(), self.plan.all_names());
         let limit = self.plan.lease;
         let setting = operator.spawn(async move { set_permits(&url, &names, limit).await });
         // If it fails, the requests that wait for permits show it.
@@ -248,18 +261,19 @@ impl Run<'_> {
     }
 
     /// Acquires and releases every lock with a last client. Returns a violation for each that it cannot acquire.
-    async fn visit(&mut self) -> Vec<Violation> {
-        let visitor = Process::start(self.started, self.plan.seed ^ 1, &self.network);
-        let (url, mut names) = (self.site.url(), self.plan.all_names());
+    async fn final_check(&mut self) -> Vec<Violation> {
+        let process = Process::start(self.started, self.plan.seed ^ 1, &self.network);
+        let (url, mut names) = (self.deployment.url(), self.plan.all_names());
         names.retain(|name| !checker::may_lack_permits(&lock(&self.history), name));
         // If nothing is lost, everything has been released: no client waits for the end of a lease.
         let limit = match self.plan.is_gentle() {
-            true => self.plan.latency * PROMPT,
+            true => self.plan.latency * PROMPT_LATENCIES,
             false => self.plan.lease + checker::MARGIN,
         };
         let lease = self.plan.lease;
-        let visiting = visitor.spawn(async move { visit(&url, &names, lease, limit).await });
-        let kept = match visiting.await {
+        let checking =
+            process.spawn(async move { check_all_free(&url, &names, lease, limit).await });
+        let kept = match checking.await {
             Ok(Ok(kept)) => kept,
             Ok(Err(error)) => vec![error.to_string()],
             Err(error) => vec![error.to_string()],
@@ -281,69 +295,69 @@ impl Run<'_> {
 }
 
 /// Runs the tasks of a process.
-async fn work(
+async fn run_process(
     process: Arc<Process>,
-    worker: Worker,
-    ear: Arc<Listener>,
+    worker: WorkerOptions,
+    sink: Arc<EventRecorder>,
     records: Arc<Records>,
-    ending: Arc<AtomicBool>,
+    shutdown: Arc<AtomicBool>,
 ) {
-    let teller = Teller::new(ear);
+    let reporter = Reporter::new(sink);
     let mut clients = Vec::new();
     for number in 0..worker.clients {
         clients.push(worker.connect(number).await);
     }
-    teller.tell(What::Ready);
-    let crew = Crew {
+    reporter.report(EventKind::Ready);
+    let worker_tasks = WorkerTasks {
         owners: (0..worker.owners).map(|_| Owner::new()).collect(),
         worker: Arc::new(worker),
         clients: clients.clone(),
-        teller: teller.clone(),
-        resource: Reach::Here(records),
-        ending,
+        reporter: reporter.clone(),
+        resource: ResourceClient::Local(records),
+        shutdown,
     };
     let mut tasks = JoinSet::new();
-    for life in crew.lives().unwrap_or_default() {
-        tasks.spawn(Inside::new(Some(process.clone()), life));
+    for task in worker_tasks.task_futures().unwrap_or_default() {
+        tasks.spawn(Inside::new(Some(process.clone()), task));
     }
     while tasks.join_next().await.is_some() {}
     for (number, client) in clients.iter().enumerate() {
-        tell_left(&teller, number, || client.status()).await;
+        report_leftovers(&reporter, number, || client.status()).await;
     }
-    teller.tell(What::Done);
+    reporter.report(EventKind::Done);
 }
 
 /// Records the events of the tasks of a process.
 #[derive(Debug)]
-struct Listener {
+struct EventRecorder {
     process: ProcessId,
     begun: Instant,
     history: Arc<Mutex<History>>,
     network: Network,
-    look_interval: Duration,
+    check_interval: Duration,
 }
 
-impl Ear for Listener {
+impl EventSink for EventRecorder {
     fn now(&self) -> Time {
         now(self.begun)
     }
 
-    fn look_interval(&self) -> Duration {
-        self.look_interval
+    fn check_interval(&self) -> Duration {
+        self.check_interval
     }
 
     fn is_exact(&self) -> bool {
         true
     }
 
-    fn hear(&self, event: Event) {
-        if !matches!(event.2, What::Valid { .. }) {
+    fn record(&self, event: Event) {
+        if !matches!(event.2, EventKind::Valid { .. }) {
             let (Event(_, section, what), process) = (&event, self.process);
             self.network.note((process, section, what), || {
                 format!("process {process} section {section}: {what:?}")
             });
         }
-        lock(&self.history).take(self.process, event);
+        lock(&self.history).record(self.process, event);
     }
 }
 

@@ -6,7 +6,7 @@ use std::time::Duration;
 use crate::plan::{Fault, Plan};
 
 /// Maximum number of runs to shrink one plan.
-const TRIES: usize = 300;
+const MAX_TRIES: usize = 300;
 
 /// Returns the smallest plan found that still fails. `fails` runs a plan.
 pub fn shrink(plan: Plan, fails: impl Fn(&Plan) -> bool) -> Plan {
@@ -14,8 +14,8 @@ pub fn shrink(plan: Plan, fails: impl Fn(&Plan) -> bool) -> Plan {
     let mut tries = 0;
     // Restarts with the first candidate after each success: the smaller a run, the faster are all later tries.
     'smaller: loop {
-        for candidate in smaller(&smallest) {
-            if tries == TRIES {
+        for candidate in smaller_plans(&smallest) {
+            if tries == MAX_TRIES {
                 return smallest;
             }
             tries += 1;
@@ -29,7 +29,7 @@ pub fn shrink(plan: Plan, fails: impl Fn(&Plan) -> bool) -> Plan {
 }
 
 /// Returns plans that each lack one element, the largest steps first.
-fn smaller(plan: &Plan) -> Vec<Plan> {
+fn smaller_plans(plan: &Plan) -> Vec<Plan> {
     let mut all = Vec::new();
     let mut with = |change: &dyn Fn(&mut Plan)| {
         let mut candidate = plan.clone();
@@ -105,12 +105,12 @@ fn process(fault: Fault) -> Option<usize> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::plan::Scheduled;
+    use crate::plan::ScheduledFault;
 
     /// A shrunk plan contains only what the failure needs.
     #[test]
     fn shrinking_removes_what_the_failure_does_not_need() {
-        let is_freeze = |one: &Scheduled| one.fault == Fault::Freeze;
+        let is_freeze = |one: &ScheduledFault| one.fault == Fault::Freeze;
         let freezes = |plan: &Plan| plan.faults.iter().any(is_freeze);
         let plans = (1..).map(Plan::draw);
         // The first of several faults: the run can end earlier.

@@ -1,8 +1,8 @@
 //! Runs a few seeds, and checks that a seed always gives the same run. `make simulate` runs more.
 
+use redlatch_simulation::deployment::Topology;
 use redlatch_simulation::plan::{Fault, Plan};
 use redlatch_simulation::run::run;
-use redlatch_simulation::site::Topology;
 
 /// Returns the first plan of this topology with such a fault.
 fn plan(topology: Topology, is_wanted: fn(&Fault) -> bool) -> Plan {

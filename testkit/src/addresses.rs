@@ -3,18 +3,18 @@
 use std::net::Ipv4Addr;
 use std::sync::atomic::{AtomicU16, Ordering};
 
-/// The network of servers that each have their own address ([`SentinelPlan::apart`],
-/// [`ClusterPlan::apart`]).
+/// The network of servers that each have their own address ([`SentinelPlan::separate_addresses`],
+/// [`ClusterPlan::separate_addresses`]).
 /// Clients are outside it: they connect from 127.0.0.1.
 ///
-/// [`SentinelPlan::apart`]: crate::SentinelPlan::apart
-/// [`ClusterPlan::apart`]: crate::ClusterPlan::apart
-pub const APART: &str = "127.1.0.0/16";
+/// [`SentinelPlan::separate_addresses`]: crate::SentinelPlan::separate_addresses
+/// [`ClusterPlan::separate_addresses`]: crate::ClusterPlan::separate_addresses
+pub const SEPARATE_NETWORK: &str = "127.1.0.0/16";
 
-/// Returns an address that no other server of this process uses if `apart`, otherwise 127.0.0.1.
-pub(crate) fn address(apart: bool) -> Ipv4Addr {
+/// Returns an address that no other server of this process uses if `separate_addresses`, otherwise 127.0.0.1.
+pub(crate) fn address(separate_addresses: bool) -> Ipv4Addr {
     static NEXT: AtomicU16 = AtomicU16::new(1);
-    if !apart {
+    if !separate_addresses {
         return Ipv4Addr::LOCALHOST;
     }
     let [high, low] = NEXT.fetch_add(1, Ordering::Relaxed).to_be_bytes();

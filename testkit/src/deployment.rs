@@ -3,25 +3,25 @@
 use std::net::Ipv4Addr;
 
 use crate::addresses::address;
-use crate::dir::Dir;
 use crate::server::Server;
-use crate::tls::{self, Ca, Certified, TlsPlan};
+use crate::temp_dir::TempDir;
+use crate::tls::{self, Ca, TlsConfig, TlsPlan};
 
 /// The directory and the certificates of several servers. Its owner declares it after the servers:
 /// they write to the directory, so it must be removed after they have exited.
 #[derive(Debug)]
 pub(crate) struct Deployment {
-    certified: Option<Certified>,
-    apart: bool,
-    dir: Dir,
+    tls_config: Option<TlsConfig>,
+    separate_addresses: bool,
+    dir: TempDir,
 }
 
 impl Deployment {
-    pub(crate) fn new(tls: Option<TlsPlan<'_>>, apart: bool) -> Deployment {
-        let dir = Dir::new();
+    pub(crate) fn new(tls: Option<TlsPlan<'_>>, separate_addresses: bool) -> Deployment {
+        let dir = TempDir::new();
         Deployment {
-            certified: tls.map(|tls| Certified::new(dir.path(), tls)),
-            apart,
+            tls_config: tls.map(|tls| TlsConfig::new(dir.path(), tls)),
+            separate_addresses,
             dir,
         }
     }
@@ -35,10 +35,14 @@ impl Deployment {
         mode: &[&str],
     ) -> Server {
         let home = self.dir.path().join(home);
-        let address = address(self.apart);
-        let tls = |port| self.certified.as_ref().map(|all| all.alone(&home, port));
+        let address = address(self.separate_addresses);
+        let tls = |port| {
+            self.tls_config
+                .as_ref()
+                .map(|all| all.tls_only(&home, port))
+        };
         let lines = |port| tls(port).unwrap_or_default() + &lines(address);
-        Server::at_home(&home, address, lines, mode)
+        Server::start_in_dir(&home, address, lines, mode)
     }
 
     /// Returns the URL that lists these servers for clients.
@@ -47,12 +51,12 @@ impl Deployment {
             .iter()
             .map(|server| format!("{}:{}", server.address(), server.port()));
         let addresses: Vec<_> = addresses.collect();
-        let scheme = tls::scheme(self.certified.is_some());
+        let scheme = tls::scheme(self.tls_config.is_some());
         format!("{scheme}+{kind}://{}", addresses.join(","))
     }
 
     /// Returns the CA of all certificates, if the deployment uses TLS.
     pub(crate) fn ca(&self) -> Option<&Ca> {
-        self.certified.as_ref().map(|certified| &certified.ca)
+        self.tls_config.as_ref().map(|tls_config| &tls_config.ca)
     }
 }

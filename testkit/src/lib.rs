@@ -4,30 +4,30 @@
 #![forbid(unsafe_code)]
 
 mod addresses;
+mod child_guard;
 mod cluster;
 mod config;
 mod deployment;
-mod dir;
-mod keeper;
-mod liar;
+mod fake_sentinel;
 mod log;
 mod monitor;
 mod ports;
 mod proxy;
 mod sentinels;
 mod server;
+mod temp_dir;
 mod tls;
 mod until;
 
-pub use addresses::APART;
-pub use cluster::{Cluster, ClusterPlan, Takeover, slot_of};
-pub use liar::lying_sentinel;
+pub use addresses::SEPARATE_NETWORK;
+pub use cluster::{Cluster, ClusterPlan, FailoverMode, slot_of};
+pub use fake_sentinel::fake_sentinel;
 pub use log::Log;
 pub use monitor::{Command, Monitor};
 pub use proxy::Proxy;
 pub use sentinels::{SentinelPlan, Sentinels};
 pub use server::{Server, shared};
-pub use tls::{Ca, For, Identity, LOOPBACK, TlsPlan, TlsServer};
+pub use tls::{Ca, CertSpec, Identity, LOOPBACK, TlsPlan, TlsServer};
 
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU64, Ordering};

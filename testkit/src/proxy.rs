@@ -7,7 +7,7 @@
 //! All faults are settings in one shared [`State`], which both threads consult:
 //! - Stalled: they neither read nor write until the stall ends or the pair is closed.
 //! - Delay: the reader adds it to the due time.
-//! - Swallow: the writer counts and drops the data.
+//! - Discard: the writer counts and drops the data.
 //! - Byte limit: the writer forwards the remaining bytes, and then resets the pair.
 //!
 //! Closing and resetting act on all pairs and increment a counter, so that a client whose connection
@@ -24,7 +24,7 @@ use std::time::{Duration, Instant};
 use pair::Pair;
 
 /// Interval at which a pending connection to the server is checked for whether it is still wanted.
-const PATIENCE: Duration = Duration::from_millis(500);
+const CONNECT_CHECK_INTERVAL: Duration = Duration::from_millis(500);
 
 /// A proxy on a free loopback port. Ends when dropped.
 #[derive(Debug)]
@@ -44,9 +44,9 @@ struct State {
     refusing: bool,
     stalled: bool,
     delay: Duration,
-    swallowing_requests: bool,
-    swallowing_replies: bool,
-    swallowed: usize,
+    discarding_requests: bool,
+    discarding_replies: bool,
+    discarded: usize,
     /// Number of bytes that clients may still send.
     requests_left: Option<usize>,
     /// Number of bytes that the server may still answer.
@@ -59,19 +59,19 @@ struct State {
 
 /// A direction of traffic.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Way {
+enum Direction {
     Requests,
     Replies,
 }
 
 /// What to do with some bytes.
-enum Fate {
-    Pass,
-    Vanish,
+enum Action {
+    Forward,
+    Discard,
     /// Pass this many bytes, then break the connection.
-    Break(usize),
+    ForwardThenReset(usize),
     /// The connection no longer exists.
-    Late,
+    Close,
 }
 
 impl Proxy {
@@ -96,7 +96,7 @@ impl Proxy {
                 }
                 if !state.refusing {
                     let (shared, ends) = (of_listener.clone(), state.ends);
-                    thread::spawn(move || shared.let_in(client, port, ends));
+                    thread::spawn(move || shared.connect_pair(client, port, ends));
                 }
             }
         });
@@ -115,13 +115,13 @@ impl Proxy {
 
     /// Closes all connections; new ones are accepted.
     pub fn cut(&self) {
-        self.each(Pair::close);
+        self.end_all(Pair::close);
     }
 
     /// Breaks all connections with RST, as a machine does that does not know them; new ones are
     /// accepted.
     pub fn reset(&self) {
-        self.each(Pair::reset);
+        self.end_all(Pair::reset);
     }
 
     /// Passes this many bytes of the server's answers from now on, over all connections. The
@@ -139,13 +139,13 @@ impl Proxy {
     /// Ends the server's stream towards the clients. What clients send still reaches the server
     /// until they also close the connection. New connections are accepted.
     pub fn end_replies(&self) {
-        self.each(|pair| pair.end(Way::Replies));
+        self.end_all(|pair| pair.end(Direction::Replies));
     }
 
     /// Ends the clients' stream towards the server. What the server answers still reaches the
     /// clients until it also closes the connection. New connections are accepted.
     pub fn end_requests(&self) {
-        self.each(|pair| pair.end(Way::Requests));
+        self.end_all(|pair| pair.end(Direction::Requests));
     }
 
     /// Sets whether new connections are closed immediately.
@@ -165,31 +165,31 @@ impl Proxy {
     }
 
     /// Sets whether data from clients is discarded.
-    pub fn swallow_requests(&self, swallowing: bool) {
+    pub fn discard_requests(&self, discarding: bool) {
         self.change(|state| {
-            state.swallowing_requests = swallowing;
-            state.swallowed = 0;
+            state.discarding_requests = discarding;
+            state.discarded = 0;
         });
     }
 
     /// Sets whether data from the server is discarded.
-    pub fn swallow_replies(&self, swallowing: bool) {
+    pub fn discard_replies(&self, discarding: bool) {
         self.change(|state| {
-            state.swallowing_replies = swallowing;
-            state.swallowed = 0;
+            state.discarding_replies = discarding;
+            state.discarded = 0;
         });
     }
 
     /// Waits until some data has been discarded. If it was an answer, the server has executed the
     /// command.
-    pub fn wait_until_swallowed(&self) {
+    pub fn wait_until_discarded(&self) {
         let mut state = self.shared.lock();
-        while state.swallowed == 0 {
+        while state.discarded == 0 {
             state = self.shared.wait(state);
         }
     }
 
-    fn each(&self, end: impl Fn(&Pair)) {
+    fn end_all(&self, end: impl Fn(&Pair)) {
         self.change(|state| {
             state.ends += 1;
             let open = state.open.iter().filter_map(Weak::upgrade);
@@ -228,10 +228,10 @@ impl Shared {
 
     /// Connects a client with the server, unless all connections are ended first. The lock is not
     /// held meanwhile: connecting to a frozen server with a full backlog can take minutes.
-    fn let_in(self: Arc<Self>, client: TcpStream, port: u16, ends: u64) {
+    fn connect_pair(self: Arc<Self>, client: TcpStream, port: u16, ends: u64) {
         let address = SocketAddr::from((Ipv4Addr::LOCALHOST, port));
         let server = loop {
-            match TcpStream::connect_timeout(&address, PATIENCE) {
+            match TcpStream::connect_timeout(&address, CONNECT_CHECK_INTERVAL) {
                 Ok(server) => break server,
                 Err(error) if error.kind() == ErrorKind::TimedOut && self.lock().ends == ends => {}
                 Err(_) => return,
@@ -246,21 +246,27 @@ impl Shared {
     }
 
     /// Waits until data may be read, and returns how long to delay it.
-    fn admit(&self, pair: &Pair) -> Duration {
+    fn await_read(&self, pair: &Pair) -> Duration {
         let mut state = self.lock();
-        while state.stalled && !pair.is_over() {
+        while state.stalled && !pair.is_closed() {
             state = self.wait(state);
         }
         state.delay
     }
 
     /// Waits until data that is due at that time may be forwarded, and returns what to do with it.
-    fn judge(&self, pair: &Pair, way: Way, due: Instant, bytes: usize) -> Fate {
+    fn await_forward(
+        &self,
+        pair: &Pair,
+        direction: Direction,
+        due: Instant,
+        bytes: usize,
+    ) -> Action {
         let mut state = self.lock();
         loop {
             let left = due.saturating_duration_since(Instant::now());
-            if pair.is_over() {
-                return Fate::Late;
+            if pair.is_closed() {
+                return Action::Close;
             } else if state.stalled {
                 state = self.wait(state);
             } else if !left.is_zero() {
@@ -270,29 +276,29 @@ impl Shared {
                 break;
             }
         }
-        let swallowing = match way {
-            Way::Requests => state.swallowing_requests,
-            Way::Replies => state.swallowing_replies,
+        let discarding = match direction {
+            Direction::Requests => state.discarding_requests,
+            Direction::Replies => state.discarding_replies,
         };
-        if swallowing {
-            state.swallowed += bytes;
+        if discarding {
+            state.discarded += bytes;
             self.changed.notify_all();
-            return Fate::Vanish;
+            return Action::Discard;
         }
-        let left = match way {
-            Way::Requests => &mut state.requests_left,
-            Way::Replies => &mut state.replies_left,
+        let left = match direction {
+            Direction::Requests => &mut state.requests_left,
+            Direction::Replies => &mut state.replies_left,
         };
         match *left {
             Some(few) if few <= bytes => {
                 *left = None;
-                Fate::Break(few)
+                Action::ForwardThenReset(few)
             }
             Some(more) => {
                 *left = Some(more - bytes);
-                Fate::Pass
+                Action::Forward
             }
-            None => Fate::Pass,
+            None => Action::Forward,
         }
     }
 }

@@ -43,19 +43,19 @@ pub struct SentinelPlan<'a> {
     pub sentinel_lines: &'a [&'a str],
     /// Makes all of them speak only TLS, with clients and with each other.
     pub tls: Option<TlsPlan<'a>>,
-    /// Whether each server has its own address in [`APART`](crate::APART), where it listens and
+    /// Whether each server has its own address in [`SEPARATE_NETWORK`](crate::SEPARATE_NETWORK), where it listens and
     /// from which it connects to the others. Such a server can be cut off from the others but not
     /// from clients (Linux only).
-    pub apart: bool,
+    pub separate_addresses: bool,
 }
 
 /// The sentinels' name for the master.
-const NAME: &str = "mymaster";
+const MASTER_NAME: &str = "mymaster";
 
 /// The internal timers of sentinels, in milliseconds. With these, sentinels discover each other and
 /// notice changes faster than the default 2 and 10 seconds. After they were stopped or starved,
 /// they leave tilt mode soon instead of after 30 seconds.
-const PACE: &str = "SENTINEL DEBUG info-period 300 publish-period 300 ask-period 300 \
+const FAST_TIMERS: &str = "SENTINEL DEBUG info-period 300 publish-period 300 ask-period 300 \
                     ping-period 300 tilt-period 1000";
 
 impl Default for SentinelPlan<'_> {
@@ -69,7 +69,7 @@ impl Default for SentinelPlan<'_> {
             server_args: &[],
             sentinel_lines: &[],
             tls: None,
-            apart: false,
+            separate_addresses: false,
         }
     }
 }
@@ -87,27 +87,27 @@ impl Sentinels {
     ///
     /// If a server does not start, or the servers do not find each other.
     pub fn start_with(plan: SentinelPlan<'_>) -> Sentinels {
-        let deployment = Deployment::new(plan.tls, plan.apart);
+        let deployment = Deployment::new(plan.tls, plan.separate_addresses);
         let args: Vec<String> = plan.server_args.iter().map(|&arg| arg.into()).collect();
-        let server = |place: usize, of_its_own: &str| {
-            let lines = format!("{REPLICATION}{of_its_own}{}", config::lines(&args));
-            deployment.start(&format!("server-{place}"), |_| lines.clone(), &[])
+        let server = |index: usize, own_lines: &str| {
+            let lines = format!("{FAST_REPLICATION}{own_lines}{}", config::lines(&args));
+            deployment.start(&format!("server-{index}"), |_| lines.clone(), &[])
         };
         let master = server(0, "");
         let follow = format!("replicaof {} {}\n", master.address(), master.port());
-        let watch = watch(&plan, &master);
-        let sentinel = |place: usize| {
-            let home = format!("sentinel-{place}");
-            let sentinel = deployment.start(&home, |_| watch.clone(), &["--sentinel"]);
-            hurry(&sentinel);
+        let sentinel_config = sentinel_config(&plan, &master);
+        let sentinel = |index: usize| {
+            let home = format!("sentinel-{index}");
+            let sentinel = deployment.start(&home, |_| sentinel_config.clone(), &["--sentinel"]);
+            speed_up_timers(&sentinel);
             sentinel
         };
         let (servers, sentinels) = thread::scope(|scope| {
             let (server, sentinel, follow) = (&server, &sentinel, &follow);
             let replicas =
-                (1..=plan.replicas).map(|place| scope.spawn(move || server(place, follow)));
+                (1..=plan.replicas).map(|index| scope.spawn(move || server(index, follow)));
             let replicas: Vec<_> = replicas.collect();
-            let sentinels = (0..plan.sentinels).map(|place| scope.spawn(move || sentinel(place)));
+            let sentinels = (0..plan.sentinels).map(|index| scope.spawn(move || sentinel(index)));
             let sentinels: Vec<_> = sentinels.collect();
             let join =
                 |thread: thread::ScopedJoinHandle<'_, Server>| thread.join().expect("it starts");
@@ -119,14 +119,14 @@ impl Sentinels {
             sentinels,
             deployment,
         };
-        all.await_whole();
+        all.await_healthy();
         all
     }
 
     /// Returns the URL for clients: the addresses of the sentinels.
     pub fn url(&self) -> String {
         let url = self.deployment.url("sentinel", &self.sentinels);
-        format!("{url}/{NAME}")
+        format!("{url}/{MASTER_NAME}")
     }
 
     /// Returns the CA of all certificates, if the servers use TLS.
@@ -151,7 +151,7 @@ impl Sentinels {
     ///
     /// If they do not reach an agreement.
     pub fn master(&self) -> usize {
-        until("one master", || self.agreed())
+        until("one master", || self.agreed_master())
     }
 
     /// Waits until a server other than `old` is the master; returns its index.
@@ -160,7 +160,7 @@ impl Sentinels {
     ///
     /// If it takes too long.
     pub fn await_new_master(&self, old: usize) -> usize {
-        until("a new master", || match self.agreed()? {
+        until("a new master", || match self.agreed_master()? {
             master if master == old => Err(format!("it is still server {old}")),
             master => Ok(master),
         })
@@ -176,7 +176,7 @@ impl Sentinels {
         let old = self.master();
         until("a failover", || {
             let answers = self.sentinels.iter().map(|sentinel| {
-                let asked = sentinel.try_ask::<()>(&["SENTINEL", "FAILOVER", NAME]);
+                let asked = sentinel.try_ask::<()>(&["SENTINEL", "FAILOVER", MASTER_NAME]);
                 asked.map_err(|error| error.to_string())
             });
             // One sentinel is enough. A sentinel refuses while it does not know a suitable replica.
@@ -198,8 +198,10 @@ impl Sentinels {
     /// # Panics
     ///
     /// If it takes too long, for example because a server is frozen.
-    pub fn await_whole(&self) {
-        until("master, replicas and sentinels together", || self.whole());
+    pub fn await_healthy(&self) {
+        until("master, replicas and sentinels together", || {
+            self.check_health()
+        });
     }
 
     /// Runs one command on a server, on a separate connection.
@@ -207,58 +209,58 @@ impl Sentinels {
     /// # Panics
     ///
     /// If the command fails or its answer does not have the requested type.
-    pub fn ask<T: redis::FromRedisValue>(&self, place: usize, command: &[&str]) -> T {
-        self.servers[place].ask(command)
+    pub fn ask<T: redis::FromRedisValue>(&self, index: usize, command: &[&str]) -> T {
+        self.servers[index].ask(command)
     }
 
     /// Kills a server as `kill -9` does.
-    pub fn kill(&mut self, place: usize) {
-        self.servers[place].kill();
+    pub fn kill(&mut self, index: usize) {
+        self.servers[index].kill();
     }
 
     /// Restarts a killed server in its previous role.
-    pub fn restart(&mut self, place: usize) {
-        self.servers[place].restart();
+    pub fn restart(&mut self, index: usize) {
+        self.servers[index].restart();
     }
 
     /// Stops a server: its connections stay open, but it answers nothing.
-    pub fn freeze(&self, place: usize) {
-        self.servers[place].freeze();
+    pub fn freeze(&self, index: usize) {
+        self.servers[index].freeze();
     }
 
     /// Resumes a frozen server.
-    pub fn thaw(&self, place: usize) {
-        self.servers[place].thaw();
+    pub fn thaw(&self, index: usize) {
+        self.servers[index].thaw();
     }
 
     /// Kills a sentinel as `kill -9` does.
-    pub fn kill_sentinel(&mut self, place: usize) {
-        self.sentinels[place].kill();
+    pub fn kill_sentinel(&mut self, index: usize) {
+        self.sentinels[index].kill();
     }
 
     /// Restarts a killed sentinel. It still has its view of the servers.
-    pub fn restart_sentinel(&mut self, place: usize) {
-        self.sentinels[place].restart();
-        hurry(&self.sentinels[place]);
+    pub fn restart_sentinel(&mut self, index: usize) {
+        self.sentinels[index].restart();
+        speed_up_timers(&self.sentinels[index]);
     }
 
     /// Stops a sentinel: its connections stay open, but it answers nothing.
-    pub fn freeze_sentinel(&self, place: usize) {
-        self.sentinels[place].freeze();
+    pub fn freeze_sentinel(&self, index: usize) {
+        self.sentinels[index].freeze();
     }
 
     /// Resumes a frozen sentinel.
-    pub fn thaw_sentinel(&self, place: usize) {
-        self.sentinels[place].thaw();
+    pub fn thaw_sentinel(&self, index: usize) {
+        self.sentinels[index].thaw();
     }
 
-    fn agreed(&self) -> Result<usize, String> {
+    fn agreed_master(&self) -> Result<usize, String> {
         let running = self
             .sentinels
             .iter()
             .filter(|sentinel| sentinel.pid().is_some());
         let said = running.filter_map(|sentinel| {
-            let question = ["SENTINEL", "GET-MASTER-ADDR-BY-NAME", NAME];
+            let question = ["SENTINEL", "GET-MASTER-ADDR-BY-NAME", MASTER_NAME];
             let (_, port) = sentinel.try_ask::<(String, u16)>(&question).ok()?;
             Some(port)
         });
@@ -268,18 +270,18 @@ impl Sentinels {
             let votes = said.iter().filter(|&said| said == port).count();
             votes * 2 > said.len()
         });
-        let (place, _) = most.ok_or_else(|| format!("sentinels say {said:?}"))?;
-        let role: Vec<redis::Value> = self.servers[place]
+        let (index, _) = most.ok_or_else(|| format!("sentinels say {said:?}"))?;
+        let role: Vec<redis::Value> = self.servers[index]
             .try_ask(&["ROLE"])
-            .map_err(|error| format!("server {place}: {error}"))?;
+            .map_err(|error| format!("server {index}: {error}"))?;
         match role.first() {
-            Some(redis::Value::BulkString(role)) if role == b"master" => Ok(place),
-            role => Err(format!("server {place} is {role:?}")),
+            Some(redis::Value::BulkString(role)) if role == b"master" => Ok(index),
+            role => Err(format!("server {index} is {role:?}")),
         }
     }
 
-    fn whole(&self) -> Result<(), String> {
-        let master = self.agreed()?;
+    fn check_health(&self) -> Result<(), String> {
+        let master = self.agreed_master()?;
         let running = |servers: &[Server]| servers.iter().filter(|s| s.pid().is_some()).count();
         let replicas = running(&self.servers) - 1;
         let info: String = self.servers[master]
@@ -294,20 +296,20 @@ impl Sentinels {
         }
         for sentinel in self.sentinels.iter().filter(|s| s.pid().is_some()) {
             let port = sentinel.port();
-            let known = |what: &str, healthy: fn(&Seen) -> bool| {
-                let seen: Vec<Seen> = sentinel
-                    .try_ask(&["SENTINEL", what, NAME])
+            let known = |what: &str, healthy: fn(&ReportedFields) -> bool| {
+                let seen: Vec<ReportedFields> = sentinel
+                    .try_ask(&["SENTINEL", what, MASTER_NAME])
                     .map_err(|error| error.to_string())?;
                 Ok::<usize, String>(seen.iter().filter(|seen| healthy(seen)).count())
             };
-            let in_step = known("REPLICAS", |seen| {
-                is(seen, "flags", "slave") && is(seen, "master-link-status", "ok")
+            let in_sync = known("REPLICAS", |seen| {
+                field_is(seen, "flags", "slave") && field_is(seen, "master-link-status", "ok")
             })?;
-            if in_step != replicas {
-                return Err(format!("{port} knows {in_step} of {replicas} replicas"));
+            if in_sync != replicas {
+                return Err(format!("{port} knows {in_sync} of {replicas} replicas"));
             }
             let others = running(&self.sentinels) - 1;
-            let met = known("SENTINELS", |seen| is(seen, "flags", "sentinel"))?;
+            let met = known("SENTINELS", |seen| field_is(seen, "flags", "sentinel"))?;
             if met != others {
                 return Err(format!("{port} knows {met} of {others} sentinels"));
             }
@@ -317,17 +319,18 @@ impl Sentinels {
 }
 
 /// What a sentinel knows of another process.
-type Seen = HashMap<String, String>;
+type ReportedFields = HashMap<String, String>;
 
-fn is(seen: &Seen, what: &str, value: &str) -> bool {
+fn field_is(seen: &ReportedFields, what: &str, value: &str) -> bool {
     seen.get(what).is_some_and(|found| found == value)
 }
 
 /// Makes replicas synchronize quickly: the master does not wait for more replicas to join a
 /// transfer, and sends its replication offset every second.
-pub(crate) const REPLICATION: &str = "\nrepl-diskless-sync-delay 0\nrepl-ping-replica-period 1\n";
+pub(crate) const FAST_REPLICATION: &str =
+    "\nrepl-diskless-sync-delay 0\nrepl-ping-replica-period 1\n";
 
-fn watch(plan: &SentinelPlan<'_>, master: &Server) -> String {
+fn sentinel_config(plan: &SentinelPlan<'_>, master: &Server) -> String {
     let SentinelPlan {
         quorum,
         down_after_millis,
@@ -338,18 +341,18 @@ fn watch(plan: &SentinelPlan<'_>, master: &Server) -> String {
     let (address, port) = (master.address(), master.port());
     let further = plan.sentinel_lines.join("\n");
     format!(
-        "sentinel monitor {NAME} {address} {port} {quorum}
-sentinel down-after-milliseconds {NAME} {down_after_millis}
-sentinel failover-timeout {NAME} {failover_timeout_millis}
-sentinel parallel-syncs {NAME} {replicas}
+        "sentinel monitor {MASTER_NAME} {address} {port} {quorum}
+sentinel down-after-milliseconds {MASTER_NAME} {down_after_millis}
+sentinel failover-timeout {MASTER_NAME} {failover_timeout_millis}
+sentinel parallel-syncs {MASTER_NAME} {replicas}
 {further}
 "
     )
 }
 
 /// Makes a sentinel run its periodic tasks more often.
-fn hurry(sentinel: &Server) {
-    let pace: Vec<&str> = PACE.split_whitespace().collect();
+fn speed_up_timers(sentinel: &Server) {
+    let fast_timers: Vec<&str> = FAST_TIMERS.split_whitespace().collect();
     // Without this command everything works, but slowly.
-    let _ = sentinel.try_ask::<()>(&pace);
+    let _ = sentinel.try_ask::<()>(&fast_timers);
 }

@@ -5,10 +5,10 @@ use std::path::Path;
 use std::sync::OnceLock;
 use std::time::Duration;
 
+use crate::child_guard::ServerProcess;
 use crate::config;
-use crate::dir::Dir;
-use crate::keeper::Running;
 use crate::ports::free_port;
+use crate::temp_dir::TempDir;
 use crate::tls;
 
 /// A `redis-server` on a free port of a loopback address, without persistence. It ends when
@@ -19,24 +19,24 @@ pub struct Server {
     address: Ipv4Addr,
     port: u16,
     args: Vec<String>,
-    known: Known,
-    running: Option<Running>,
+    connect_settings: ConnectSettings,
+    running: Option<ServerProcess>,
     /// The server's own directory, unless a deployment owns it. Declared after the process that
     /// writes to it, so that it is removed last.
-    _dir: Option<Dir>,
+    _dir: Option<TempDir>,
 }
 
 /// The settings that are needed to connect to it.
 #[derive(Debug)]
-struct Known {
+struct ConnectSettings {
     password: Option<String>,
     /// The Unix socket of a server whose port speaks only TLS.
     socket: Option<String>,
 }
 
-impl Known {
-    fn from(lines: &str) -> Known {
-        Known {
+impl ConnectSettings {
+    fn from(lines: &str) -> ConnectSettings {
+        ConnectSettings {
             password: config::value(lines, "requirepass"),
             socket: config::value(lines, "unixsocket")
                 .filter(|_| config::value(lines, "port").as_deref() == Some("0")),
@@ -45,7 +45,7 @@ impl Known {
 }
 
 /// Time that [`Server::try_ask`] waits for an answer.
-const ANSWER: Duration = Duration::from_secs(2);
+const ANSWER_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// The server that the tests of one binary share. Tests that break a server start their own.
 pub fn shared() -> &'static Server {
@@ -67,11 +67,11 @@ impl Server {
     pub fn start_with(args: &[&str]) -> Server {
         // A separate directory, so that a server does not load a file that an earlier replica
         // wrote.
-        let dir = Dir::new();
+        let dir = TempDir::new();
         let further: Vec<String> = args.iter().map(|&arg| arg.to_owned()).collect();
-        let known = Known::from(&config::lines(&further));
+        let connect_settings = ConnectSettings::from(&config::lines(&further));
         let address = Ipv4Addr::LOCALHOST;
-        let server = Server::on_some_port(address, known, |port| {
+        let server = Server::start_on_free_port(address, connect_settings, |port| {
             let mut args = settings(address, port);
             args.extend(["--dir".to_owned(), config::path(dir.path())]);
             args.extend_from_slice(&further);
@@ -95,11 +95,11 @@ impl Server {
     ///
     /// If `redis-server` is missing or does not start.
     pub fn start_durable_with(args: &[&str]) -> Server {
-        let dir = Dir::new();
+        let dir = TempDir::new();
         let further: Vec<String> = args.iter().map(|&arg| arg.to_owned()).collect();
         let lines = config::lines(&further);
         let lines = |_| format!("appendonly yes\nappendfsync always\n{lines}");
-        let server = Server::at_home(dir.path(), Ipv4Addr::LOCALHOST, lines, &[]);
+        let server = Server::start_in_dir(dir.path(), Ipv4Addr::LOCALHOST, lines, &[]);
         Server {
             _dir: Some(dir),
             ..server
@@ -109,7 +109,7 @@ impl Server {
     /// Starts a server that keeps its settings in a file in its `home` directory, so that it can
     /// change them. `lines` are all of its settings except address and port. The settings in `mode`
     /// are passed on the command line.
-    pub(crate) fn at_home(
+    pub(crate) fn start_in_dir(
         home: &Path,
         address: Ipv4Addr,
         mut lines: impl FnMut(u16) -> String,
@@ -117,8 +117,8 @@ impl Server {
     ) -> Server {
         std::fs::create_dir_all(home).expect("a directory for its files");
         let file = home.join("redis.conf");
-        let known = Known::from(&lines(0));
-        Server::on_some_port(address, known, |port| {
+        let connect_settings = ConnectSettings::from(&lines(0));
+        Server::start_on_free_port(address, connect_settings, |port| {
             let mut text = config::lines(&settings(address, port));
             text += &config::lines(&["--dir".to_owned(), config::path(home)]);
             text += &lines(port);
@@ -128,21 +128,21 @@ impl Server {
         })
     }
 
-    fn on_some_port(
+    fn start_on_free_port(
         address: Ipv4Addr,
-        known: Known,
+        connect_settings: ConnectSettings,
         mut args: impl FnMut(u16) -> Vec<String>,
     ) -> Server {
         // Another process may take the port before the server does. In that case, try another port.
         for _ in 0..20 {
             let port = free_port();
             let args = args(port);
-            if let Some(running) = Running::launch(&args) {
+            if let Some(running) = ServerProcess::launch(&args) {
                 return Server {
                     address,
                     port,
                     args,
-                    known,
+                    connect_settings,
                     running: Some(running),
                     _dir: None,
                 };
@@ -153,7 +153,7 @@ impl Server {
 
     /// Returns the URL for clients.
     pub fn url(&self) -> String {
-        let scheme = tls::scheme(self.known.socket.is_some());
+        let scheme = tls::scheme(self.connect_settings.socket.is_some());
         format!("{scheme}://{}:{}", self.address, self.port)
     }
 
@@ -169,7 +169,7 @@ impl Server {
 
     /// Returns its process id; `None` after it was killed.
     pub fn pid(&self) -> Option<u32> {
-        self.running.as_ref().map(Running::pid)
+        self.running.as_ref().map(ServerProcess::pid)
     }
 
     /// Kills the server as `kill -9` does. All data is lost, unless the server is durable.
@@ -185,7 +185,7 @@ impl Server {
     pub fn restart(&mut self) {
         self.kill();
         // A process that searches for a free port may occupy this one for a moment.
-        self.running = (0..50).find_map(|_| Running::launch(&self.args));
+        self.running = (0..50).find_map(|_| ServerProcess::launch(&self.args));
         assert!(self.running.is_some(), "redis-server did not start again");
     }
 
@@ -201,7 +201,7 @@ impl Server {
 
     /// Returns the password that it requires from clients.
     pub(crate) fn password(&self) -> Option<&str> {
-        self.known.password.as_deref()
+        self.connect_settings.password.as_deref()
     }
 
     fn signal(&self, signal: &str) {
@@ -220,13 +220,13 @@ impl Server {
     }
 
     fn client(&self) -> redis::Client {
-        let url = match &self.known.socket {
+        let url = match &self.connect_settings.socket {
             Some(socket) => format!("unix://{socket}"),
             None => self.url(),
         };
         let info = redis::IntoConnectionInfo::into_connection_info(url);
         let mut info = info.expect("a valid URL");
-        if let Some(password) = &self.known.password {
+        if let Some(password) = &self.connect_settings.password {
             let login = info.redis_settings().clone().set_password(password);
             info = info.set_redis_settings(login);
         }
@@ -249,8 +249,8 @@ impl Server {
     ///
     /// If there is no answer within two seconds, or the answer is an error.
     pub fn try_ask<T: redis::FromRedisValue>(&self, command: &[&str]) -> redis::RedisResult<T> {
-        let mut connection = self.client().get_connection_with_timeout(ANSWER)?;
-        connection.set_read_timeout(Some(ANSWER))?;
+        let mut connection = self.client().get_connection_with_timeout(ANSWER_TIMEOUT)?;
+        connection.set_read_timeout(Some(ANSWER_TIMEOUT))?;
         query(command, &mut connection)
     }
 
@@ -259,9 +259,9 @@ impl Server {
     /// # Panics
     ///
     /// If there is no such field.
-    pub fn info(&self, figure: &str) -> String {
+    pub fn info(&self, field: &str) -> String {
         let info: String = self.ask(&["INFO", "everything"]);
-        figure_of(&info, figure).unwrap_or_else(|| panic!("no {figure} in INFO"))
+        info_field(&info, field).unwrap_or_else(|| panic!("no {field} in INFO"))
     }
 
     /// Returns how many commands the server has received whose names begin with `command` (in lower
@@ -292,10 +292,10 @@ impl Server {
 }
 
 /// Returns one field of the answer to INFO, or to another command with the same format.
-pub(crate) fn figure_of(info: &str, figure: &str) -> Option<String> {
+pub(crate) fn info_field(info: &str, field: &str) -> Option<String> {
     info.lines().find_map(|line| {
         let (name, value) = line.split_once(':')?;
-        (name == figure).then(|| value.trim().to_owned())
+        (name == field).then(|| value.trim().to_owned())
     })
 }
 
@@ -342,6 +342,6 @@ mod tests {
     fn failed_server_start_is_detected() {
         let taken = TcpListener::bind("127.0.0.1:0").unwrap();
         let port = taken.local_addr().unwrap().port();
-        assert!(Running::launch(&settings(Ipv4Addr::LOCALHOST, port)).is_none());
+        assert!(ServerProcess::launch(&settings(Ipv4Addr::LOCALHOST, port)).is_none());
     }
 }

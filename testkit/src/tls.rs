@@ -9,9 +9,9 @@ use rcgen::{
 };
 
 use crate::config;
-use crate::dir::Dir;
 use crate::ports::free_port;
 use crate::server::Server;
+use crate::temp_dir::TempDir;
 
 /// A CA for one test.
 #[derive(Debug)]
@@ -31,7 +31,7 @@ pub struct Identity {
 
 /// The names of a server's certificate, and whether it has expired.
 #[derive(Debug, Clone, Copy)]
-pub struct For<'a> {
+pub struct CertSpec<'a> {
     /// Host names and addresses.
     pub names: &'a [&'a str],
     /// Whether the certificate expired years ago.
@@ -39,7 +39,7 @@ pub struct For<'a> {
 }
 
 /// A valid certificate for the servers that are started here.
-pub const LOOPBACK: For<'static> = For {
+pub const LOOPBACK: CertSpec<'static> = CertSpec {
     names: &["127.0.0.1", "localhost"],
     expired: false,
 };
@@ -74,7 +74,7 @@ impl Ca {
     /// # Panics
     ///
     /// If a name is invalid.
-    pub fn server(&self, what: For<'_>) -> Identity {
+    pub fn server(&self, what: CertSpec<'_>) -> Identity {
         let mut params = params(what.names);
         params.extended_key_usages = vec![ExtendedKeyUsagePurpose::ServerAuth];
         if what.expired {
@@ -122,7 +122,7 @@ fn params(names: &[&str]) -> CertificateParams {
 #[derive(Debug, Clone, Copy)]
 pub struct TlsPlan<'a> {
     /// The names in their certificates, and whether these have expired.
-    pub certificate: For<'a>,
+    pub certificate: CertSpec<'a>,
     /// `tls-auth-clients`: whether clients need a certificate (`yes`, `no`, `optional`).
     pub auth_clients: &'a str,
 }
@@ -138,15 +138,15 @@ impl Default for TlsPlan<'_> {
 
 /// A CA, and the configuration lines of servers that use its certificates.
 #[derive(Debug)]
-pub(crate) struct Certified {
+pub(crate) struct TlsConfig {
     pub(crate) ca: Ca,
     lines: String,
 }
 
-impl Certified {
+impl TlsConfig {
     /// Writes the certificates to files in `dir`. A server has one certificate for its clients and
     /// another for connecting to other servers: each is valid for one purpose only.
-    pub(crate) fn new(dir: &Path, plan: TlsPlan<'_>) -> Certified {
+    pub(crate) fn new(dir: &Path, plan: TlsPlan<'_>) -> TlsConfig {
         let ca = Ca::new();
         let (server, client) = (ca.server(plan.certificate), ca.client());
         let mut args = vec!["--tls-auth-clients".into(), plan.auth_clients.into()];
@@ -162,19 +162,19 @@ impl Certified {
             args.extend([format!("--{setting}"), config::path(&path)]);
         }
         let lines = config::lines(&args);
-        Certified { ca, lines }
+        TlsConfig { ca, lines }
     }
 
     /// Returns the settings of a server that speaks TLS in addition to plain TCP.
-    fn beside(&self, tls_port: u16) -> String {
+    fn with_tls_port(&self, tls_port: u16) -> String {
         format!("{}tls-port {tls_port}\n", self.lines)
     }
 
     /// Returns the settings of a server that speaks only TLS, with clients and with other servers.
     /// Tests inspect it through a Unix socket in its home directory.
-    pub(crate) fn alone(&self, home: &Path, tls_port: u16) -> String {
+    pub(crate) fn tls_only(&self, home: &Path, tls_port: u16) -> String {
         let socket = ["--unixsocket".into(), config::path(&home.join("socket"))];
-        let (tls, socket) = (self.beside(tls_port), config::lines(&socket));
+        let (tls, socket) = (self.with_tls_port(tls_port), config::lines(&socket));
         format!("{tls}port 0\ntls-replication yes\ntls-cluster yes{socket}")
     }
 }
@@ -192,9 +192,9 @@ pub(crate) fn scheme(tls: bool) -> &'static str {
 pub struct TlsServer {
     server: Server,
     port: u16,
-    certified: Certified,
+    tls_config: TlsConfig,
     // Dropped after the server, which may still read it.
-    _dir: Dir,
+    _dir: TempDir,
 }
 
 impl TlsServer {
@@ -214,31 +214,31 @@ impl TlsServer {
     /// # Panics
     ///
     /// As [`start`](TlsServer::start).
-    pub fn start_for(what: For<'_>, auth_clients: &str, users: &[&str]) -> TlsServer {
-        let dir = Dir::new();
+    pub fn start_for(what: CertSpec<'_>, auth_clients: &str, users: &[&str]) -> TlsServer {
+        let dir = TempDir::new();
         let plan = TlsPlan {
             certificate: what,
             auth_clients,
         };
-        let certified = Certified::new(dir.path(), plan);
+        let tls_config = TlsConfig::new(dir.path(), plan);
         let mut lines = String::new();
         for user in users {
             lines += &format!("user {user}\n");
         }
         let mut port = 0;
-        let server = Server::at_home(
+        let server = Server::start_in_dir(
             dir.path(),
             Ipv4Addr::LOCALHOST,
             |_| {
                 port = free_port();
-                format!("{}{lines}", certified.beside(port))
+                format!("{}{lines}", tls_config.with_tls_port(port))
             },
             &[],
         );
         TlsServer {
             server,
             port,
-            certified,
+            tls_config,
             _dir: dir,
         }
     }
@@ -255,7 +255,7 @@ impl TlsServer {
 
     /// Returns the CA of the server's certificate, which also signs client certificates.
     pub fn ca(&self) -> &Ca {
-        &self.certified.ca
+        &self.tls_config.ca
     }
 
     /// Returns the server on its plain port.

@@ -3,21 +3,21 @@
 use std::time::{Duration, Instant};
 
 /// Longer than any condition takes to become true, even on a busy machine.
-const PATIENCE: Duration = Duration::from_secs(60);
+const TIMEOUT: Duration = Duration::from_secs(60);
 
-/// Polls until `look` succeeds, and returns its result. The error of `look` names the
+/// Polls until `check` succeeds, and returns its result. The error of `check` names the
 /// missing condition.
 ///
 /// # Panics
 ///
 /// If it takes too long.
-pub(crate) fn until<T>(what: &str, mut look: impl FnMut() -> Result<T, String>) -> T {
-    let deadline = Instant::now() + PATIENCE;
+pub(crate) fn until<T>(what: &str, mut check: impl FnMut() -> Result<T, String>) -> T {
+    let deadline = Instant::now() + TIMEOUT;
     loop {
-        match look() {
+        match check() {
             Ok(found) => return found,
             Err(missing) if Instant::now() > deadline => {
-                panic!("{what}: timed out after {PATIENCE:?}: {missing}")
+                panic!("{what}: timed out after {TIMEOUT:?}: {missing}")
             }
             Err(_) => std::thread::sleep(Duration::from_millis(20)),
         }

@@ -24,17 +24,17 @@ pub(crate) fn warm_up(sides: &Sides, options: &Options) {
 /// Each thread or task has its own lock.
 pub(crate) fn uncontended(sides: &Sides, threads: usize, options: &Options) -> Figure {
     let name = format!("uncontended, threads or tasks: {threads}");
-    in_turns(name, options, |ours| {
+    alternate(name, options, |ours| {
         let name = format!("own-{ours}-");
-        rate(&[sides.one(ours)], "pairs", &name, threads, options.round)
+        rate(&[sides.peer(ours)], "pairs", &name, threads, options.round)
     })
 }
 
 /// All tasks compete for one lock, in one process.
 pub(crate) fn contended(sides: &Sides, options: &Options) -> Figure {
-    in_turns("one lock, 16 in one process".to_owned(), options, |ours| {
+    alternate("one lock, 16 in one process".to_owned(), options, |ours| {
         let name = format!("one-{ours}");
-        rate(&[sides.one(ours)], "contend", &name, 16, options.round)
+        rate(&[sides.peer(ours)], "contend", &name, 16, options.round)
     })
 }
 
@@ -46,7 +46,7 @@ pub(crate) fn contended_over_processes(
 ) -> Figure {
     let more: Vec<Sides> = (0..3).map(|_| Sides::start(server)).collect();
     let all: Vec<&Sides> = more.iter().chain([sides]).collect();
-    let peers = |ours| -> Vec<&Peer> { all.iter().map(|sides| sides.one(ours)).collect() };
+    let peers = |ours| -> Vec<&Peer> { all.iter().map(|sides| sides.peer(ours)).collect() };
     let begun = Instant::now();
     while begun.elapsed() < options.warm_up {
         for ours in [false, true] {
@@ -54,14 +54,14 @@ pub(crate) fn contended_over_processes(
         }
     }
     let name = "one lock, 4 processes with 4 each".to_owned();
-    in_turns(name, options, |ours| {
+    alternate(name, options, |ours| {
         let name = format!("all-{ours}");
         rate(&peers(ours), "contend", &name, 4, options.round)
     })
 }
 
 /// Runs rounds of both sides, with each side first equally often.
-fn in_turns(name: String, options: &Options, rate: impl Fn(bool) -> f64) -> Figure {
+fn alternate(name: String, options: &Options, rate: impl Fn(bool) -> f64) -> Figure {
     let (mut redisson, mut redlatch) = (Vec::new(), Vec::new());
     for round in 0..options.rounds {
         for ours in [round % 2 == 0, round % 2 != 0] {

@@ -21,7 +21,7 @@ impl Sides {
         }
     }
 
-    pub(crate) fn one(&self, ours: bool) -> &Peer {
+    pub(crate) fn peer(&self, ours: bool) -> &Peer {
         if ours { &self.redlatch } else { &self.redisson }
     }
 }

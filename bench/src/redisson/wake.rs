@@ -11,7 +11,7 @@ use crate::sides::{Figure, Sides};
 
 /// How long the lock is held each time: enough for the waiter to have asked, to have subscribed,
 /// and to sleep.
-const HOLDING: Duration = Duration::from_millis(10);
+const HOLD_TIME: Duration = Duration::from_millis(10);
 
 pub(crate) fn measure(server: &Server, sides: &Sides, options: &Options) -> [Figure; 4] {
     let start = |library: Library| library.start(&[], &[server.url()]);
@@ -51,7 +51,7 @@ fn wake(holds: &Peer, waits: &Peer, name: &str) -> f64 {
     let (holds, waits) = (holds.worker(2), waits.worker(2));
     assert!(holds.does(&format!("lock lock {name} -1 -1")));
     let waiting = waits.tell(&format!("lock lock {name} -1 -1"));
-    std::thread::sleep(HOLDING);
+    std::thread::sleep(HOLD_TIME);
     let released = holds.tell(&format!("unlock lock {name}")).answer();
     let had = waiting.answer();
     assert!(

@@ -11,7 +11,8 @@ fn cmd_keeps_running_during_failover() {
     let name = unique("failover");
     let run = |script: &str| {
         let patient = ["run", "--response-timeout", "1m", "--watchdog", "30s"];
-        let mut command = bare(&[&patient[..], &[&name, "--", "sh", "-c", script]].concat());
+        let mut command =
+            clean_command(&[&patient[..], &[&name, "--", "sh", "-c", script]].concat());
         command.env("REDLATCH_URL", sentinels.url());
         Running::start(command)
     };
@@ -47,12 +48,12 @@ fn sentinels_with_tls() {
         tls: Some(TlsPlan::default()),
         ..SentinelPlan::default()
     });
-    let scratch = Scratch::new();
-    let ca = scratch.path("ca");
+    let temp_dir = TempDir::new();
+    let ca = temp_dir.path("ca");
     std::fs::write(&ca, sentinels.ca().unwrap().pem()).unwrap();
     let run = |options: &[&str]| {
         let mut command =
-            bare(&[&["run", "-n"], options, &[&unique("tls"), "--", "true"]].concat());
+            clean_command(&[&["run", "-n"], options, &[&unique("tls"), "--", "true"]].concat());
         command.env("REDLATCH_URL", sentinels.url());
         finish(command)
     };
@@ -63,7 +64,7 @@ fn sentinels_with_tls() {
         answered.expect("an answer of the sentinel")
     };
     in_time(&["--tls-ca", &ca]).expect(0);
-    in_time(&[]).expect(69).says("tls_ca");
+    in_time(&[]).expect(69).assert_stderr("tls_ca");
 }
 
 /// Without replicas in sync there is no lock, and the reason is printed.
@@ -75,13 +76,13 @@ fn missing_replicas_are_reported() {
         let args = ["run", "--replicas", "1", option, &name, "--", "true"];
         finish(redlatch(&server, &args))
             .expect(69)
-            .says("0 of 1 required replicas");
+            .assert_stderr("0 of 1 required replicas");
     }
     assert!(!is_held(&server, &name));
     let args = ["run", "--replicas", "some", &name, "--", "true"];
     finish(redlatch(&server, &args))
         .expect(2)
-        .says("all, majority, off or a number");
+        .assert_stderr("all, majority, off or a number");
     let args = ["run", "--replicas", "off", &name, "--", "true"];
     finish(redlatch(&server, &args)).expect(0);
 }
@@ -93,7 +94,7 @@ fn cluster_is_one_store() {
     let names: Vec<String> = (0..8).map(|i| format!("{tag}:{i}")).collect();
     let names: Vec<&str> = names.iter().map(String::as_str).collect();
     let on_cluster = |args: &[&str]| {
-        let mut command = bare(args);
+        let mut command = clean_command(args);
         command.env("REDLATCH_URL", shared_cluster().url());
         command
     };

@@ -31,20 +31,20 @@ fn exit_code_is_that_of_cmd() {
 
 #[test]
 fn missing_cmd_exits_127_and_non_executable_cmd_126() {
-    let scratch = Scratch::new();
-    let plain = scratch.path("plain");
+    let temp_dir = TempDir::new();
+    let plain = temp_dir.path("plain");
     std::fs::write(&plain, "echo never").unwrap();
     std::fs::set_permissions(&plain, std::fs::Permissions::from_mode(0o644)).unwrap();
-    let missing = scratch.path("missing");
+    let missing = temp_dir.path("missing");
     for (cmd, code, said) in [
         (missing.as_str(), 127, "not found"),
         ("no-such-command-anywhere", 127, "not found"),
         ("", 127, "not found"),
         (plain.as_str(), 126, "cannot be executed"),
-        (scratch.0.to_str().unwrap(), 126, "cannot be executed"),
+        (temp_dir.0.to_str().unwrap(), 126, "cannot be executed"),
     ] {
         let name = unique("cannot");
-        run(&[], &name, &[cmd]).expect(code).says(said);
+        run(&[], &name, &[cmd]).expect(code).assert_stderr(said);
         assert!(!is_held(shared(), &name), "released");
     }
 }
@@ -98,7 +98,7 @@ fn no_wait_exits_75_or_the_requested_code() {
         (&["-n", "-E", "255"], 255),
     ] {
         let finished = run(options, &name, &["echo", "never"]).expect(code);
-        finished.says(&name);
+        finished.assert_stderr(&name);
     }
     holder.release();
     run(&["-n"], &name, &["echo", "now"]).expect(0);
@@ -123,8 +123,8 @@ fn run_waits_for_its_turn_by_default() {
 
 #[test]
 fn eight_concurrent_runs_never_overlap() {
-    let scratch = Scratch::new();
-    let (inside, log) = (scratch.path("inside"), scratch.path("log"));
+    let temp_dir = TempDir::new();
+    let (inside, log) = (temp_dir.path("inside"), temp_dir.path("log"));
     let name = unique("exclusive");
     let script = r#"mkdir "$1" && echo enter >>"$2" && echo leave >>"$2" && rmdir "$1""#;
     let args = ["run", &name, "--", "sh", "-c", script, "sh", &inside, &log];
@@ -180,9 +180,11 @@ fn missing_store_exits_69() {
         &["ls"],
         &["unlock", "--force", &name],
     ] {
-        let mut command = bare(args);
+        let mut command = clean_command(args);
         command.env("REDLATCH_URL", "redis://127.0.0.1:1");
-        let said = finish(command).expect(69).says("cannot be reached");
+        let said = finish(command)
+            .expect(69)
+            .assert_stderr("cannot be reached");
         assert!(said.stderr.contains("redis://127.0.0.1:1"), "says which");
     }
 }
@@ -203,20 +205,25 @@ fn wrong_credentials_exit_69_and_print_no_password() {
         format!("redis://me:s3cret@{at}"),
     ] {
         for args in all {
-            let mut by_env = bare(args);
+            let mut by_env = clean_command(args);
             by_env.env("REDLATCH_URL", &url);
             by_env.env("REDLATCH_LOG", "trace");
-            let by_option = bare(&[&["--url", &url], args].concat());
+            let by_option = clean_command(&[&["--url", &url], args].concat());
             for command in [by_env, by_option] {
-                let finished = finish(command).expect(69).says("credentials");
+                let finished = finish(command).expect(69).assert_stderr("credentials");
                 assert!(!finished.stderr.contains("s3cret"), "{finished:#?}");
             }
         }
     }
-    finish(bare(&["--url", &format!("redis://{at}"), "ls"]))
+    finish(clean_command(&["--url", &format!("redis://{at}"), "ls"]))
         .expect(69)
-        .says("a password is required, and none was provided");
-    finish(bare(&["--url", &format!("redis://:hunter2@{at}"), "ls"])).expect(0);
+        .assert_stderr("a password is required, and none was provided");
+    finish(clean_command(&[
+        "--url",
+        &format!("redis://:hunter2@{at}"),
+        "ls",
+    ]))
+    .expect(0);
 }
 
 #[test]
@@ -230,7 +237,7 @@ fn foreign_key_exits_65_and_stays_unchanged() {
     ] {
         let finished = finish(redlatch(shared(), args))
             .expect(65)
-            .says("another kind");
+            .assert_stderr("another kind");
         let twice = finished.stderr.matches("another kind").count() > 1;
         assert!(!twice, "{finished:#?}");
     }

@@ -30,8 +30,8 @@ fn start(options: &[&str], name: &str, script: &str) -> Running {
 
 #[test]
 fn fair_runs_wait_in_one_queue_and_are_served_in_its_order() {
-    let (name, scratch) = (unique("fair"), Scratch::new());
-    let log = scratch.path("log");
+    let (name, temp_dir) = (unique("fair"), TempDir::new());
+    let log = temp_dir.path("log");
     let holder = hold(shared(), &["--fair"], &name);
     let waiting: Vec<Running> = (1..=3)
         .map(|n| {
@@ -96,7 +96,7 @@ fn fair_run_without_wait_reports_the_holder() {
     let args = ["run", "-n", "--fair", &name, "--", "true"];
     finish(redlatch(shared(), &args))
         .expect(75)
-        .says(&format!("not acquired: held by {}", owner(shared(), &name)));
+        .assert_stderr(&format!("not acquired: held by {}", owner(shared(), &name)));
     holder.release();
 }
 
@@ -218,13 +218,13 @@ fn different_number_of_permits_is_refused_unless_requested() {
     let args = ["run", "-n", "--permits", "2", &name, "--", "true"];
     finish(redlatch(shared(), &args))
         .expect(65)
-        .says(&format!("{name} has 1 permit, not 2; if it is yours"));
+        .assert_stderr(&format!("{name} has 1 permit, not 2; if it is yours"));
     assert!(!try_run(&["--permits", "1"], &[&name]), "as it was");
 
     let args = [&["run", "--set-permits"], &args[1..]].concat();
     finish(redlatch(shared(), &args))
         .expect(0)
-        .says("had 1 permit; it now has 2");
+        .assert_stderr("had 1 permit; it now has 2");
     assert!(try_run(&["--permits", "2"], &[&name]));
     one.release();
 }
@@ -236,7 +236,7 @@ fn number_that_is_no_semaphore_stays_unchanged() {
     let args = ["run", "--permits", "3", &name, "--", "echo", "never"];
     finish(redlatch(shared(), &args))
         .expect(65)
-        .says(&format!("{name} has 12345 permits, not 3;"));
+        .assert_stderr(&format!("{name} has 12345 permits, not 3;"));
     assert_eq!(shared().ask::<String>(&["GET", &name]), "12345");
 }
 
@@ -283,7 +283,7 @@ fn waiter_for_a_permit_can_time_out_and_be_ended() {
     .concat();
     finish(redlatch(shared(), &args))
         .expect(75)
-        .says("not acquired within 350ms: its only permit");
+        .assert_stderr("not acquired within 350ms: its only permit");
     holder.release();
 }
 
@@ -378,7 +378,9 @@ fn other_kind_of_object_is_named_and_not_suggested_for_removal() {
     ];
     finish(redlatch(shared(), &["latch", &latch, "set", "3"])).expect(0);
     let refused = |args: &[&str], said: &str| {
-        let finished = finish(redlatch(shared(), args)).expect(65).says(said);
+        let finished = finish(redlatch(shared(), args))
+            .expect(65)
+            .assert_stderr(said);
         assert!(!finished.stderr.contains("delete the key"), "{finished:#?}");
     };
     let is = |name: &str, what: &str| format!("{name} is {what}: redlatch show {name}");
@@ -482,7 +484,7 @@ fn every_kind_can_be_force_unlocked_which_ends_its_cmd() {
     let holder = hold(shared(), &["--permits", "1"], &name);
     finish(redlatch(shared(), &["unlock", "--force", &name]))
         .expect(65)
-        .says("cannot be unlocked");
+        .assert_stderr("cannot be unlocked");
     holder.release();
 }
 
@@ -495,11 +497,13 @@ fn latch_can_be_set_counted_down_and_awaited() {
     };
     latch(&["wait"]).expect(0);
     assert_eq!(latch(&["set", "3"]).expect(0).stdout, "3\n");
-    latch(&["set", "2"]).expect(75).says("3 are left");
+    latch(&["set", "2"]).expect(75).assert_stderr("3 are left");
     let shown = object(&name);
     assert_eq!(shown["kind"], "semaphore or latch");
     assert_eq!(shown["value"], 3);
-    latch(&["wait", "--for", "2s"]).expect(75).says("not open");
+    latch(&["wait", "--for", "2s"])
+        .expect(75)
+        .assert_stderr("not open");
 
     let waiter = Running::start(redlatch(shared(), &["latch", &name, "wait"]));
     assert_eq!(latch(&["count-down"]).expect(0).stdout, "2\n");

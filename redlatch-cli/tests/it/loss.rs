@@ -13,7 +13,7 @@ fn unlock(name: &str) {
 
 /// Asserts that it exits with 74, reports that the lock was lost, and leaves no process running.
 #[track_caller]
-fn ends_lost(holder: Running, dead: &[u32]) {
+fn assert_ends_lost(holder: Running, dead: &[u32]) {
     let finished = holder.finish().expect(74);
     assert_eq!(finished.stderr.matches("lost").count(), 1, "{finished:#?}");
     for &pid in dead {
@@ -27,7 +27,7 @@ fn forced_unlock_ends_cmd() {
     let holder = hold(shared(), &["--watchdog", "6s"], &name);
     let cmd = holder.cmd();
     unlock(&name);
-    ends_lost(holder, &[cmd]);
+    assert_ends_lost(holder, &[cmd]);
 }
 
 #[test]
@@ -38,7 +38,7 @@ fn lock_lost_just_before_cmd_ends_is_reported() {
     // The next renewal is far away: only the release can discover the loss.
     unlock(&name);
     holder.close_stdin();
-    ends_lost(holder, &[cmd]);
+    assert_ends_lost(holder, &[cmd]);
 }
 
 #[test]
@@ -46,7 +46,7 @@ fn end_of_fixed_lease_ends_cmd() {
     let name = unique("fixed");
     let holder = hold(shared(), &["--lease", "2s"], &name);
     let cmd = holder.cmd();
-    ends_lost(holder, &[cmd]);
+    assert_ends_lost(holder, &[cmd]);
 }
 
 #[test]
@@ -55,18 +55,18 @@ fn cmd_is_ended_with_the_lease_if_the_store_is_unreachable() {
     let name = unique("cut-off");
     let script = "echo $$; exec cat";
     let args = ["run", "--watchdog", "1s", &name, "--", "sh", "-c", script];
-    let mut command = bare(&args);
+    let mut command = clean_command(&args);
     command.env("REDLATCH_URL", proxy.url());
     let holder = Running::start(command);
     let cmd = holder.cmd();
     proxy.stall(true);
-    ends_lost(holder, &[cmd]);
+    assert_ends_lost(holder, &[cmd]);
 }
 
 #[test]
 fn cmd_can_clean_up_on_sigterm() {
     let name = unique("tidy");
-    let script = format!("trap 'echo tidy; exit 0' TERM; echo $$; {IDLE}");
+    let script = format!("trap 'echo tidy; exit 0' TERM; echo $$; {IDLE_SCRIPT}");
     let holder = hold_with(
         shared(),
         &["--watchdog", "6s", "--kill-after", "1h"],
@@ -91,7 +91,7 @@ fn cmd_that_ignores_sigterm_is_killed() {
     );
     let cmd = holder.cmd();
     unlock(&name);
-    ends_lost(holder, &[cmd]);
+    assert_ends_lost(holder, &[cmd]);
 }
 
 #[test]
@@ -114,7 +114,7 @@ fn children_of_cmd_are_ended() {
         let said = holder.until_stdout("\n");
         let pids: Vec<u32> = said.lines().map(|pid| pid.parse().unwrap()).collect();
         unlock(&name);
-        ends_lost(holder, &pids);
+        assert_ends_lost(holder, &pids);
     }
 }
 
@@ -125,7 +125,7 @@ fn stopped_cmd_is_ended() {
     let holder = hold_with(shared(), &options, &name, "echo $$; kill -STOP $$; cat");
     let cmd = holder.cmd();
     unlock(&name);
-    ends_lost(holder, &[cmd]);
+    assert_ends_lost(holder, &[cmd]);
 }
 
 #[test]
@@ -136,7 +136,7 @@ fn holder_that_was_stopped_for_too_long_ends_cmd_on_sigcont() {
     holder.signal(Signal::STOP);
     let next = hold(shared(), &[], &name);
     holder.signal(Signal::CONT);
-    ends_lost(holder, &[cmd]);
+    assert_ends_lost(holder, &[cmd]);
     // It did not take the lock from its current holder.
     assert!(is_held(shared(), &name));
     next.release();
@@ -166,7 +166,7 @@ fn closed_standard_error_changes_nothing() {
     command.stdin(std::process::Stdio::piped());
     command.stdout(std::process::Stdio::piped());
     command.stderr(deaf);
-    let holder = Running::start_as_it_is(command);
+    let holder = Running::start_with_own_stdio(command);
     let cmd = holder.cmd();
     unlock(&name);
     holder.finish().expect(74);

@@ -2,8 +2,8 @@
 
 mod deployments;
 mod exit_codes;
+mod inspect;
 mod kinds;
-mod looking;
 mod loss;
 mod outages;
 mod passwords;

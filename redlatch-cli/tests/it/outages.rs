@@ -87,7 +87,10 @@ fn commands_that_wait_start_before_the_store() {
     ];
     let limited = limited.map(|args| Running::start(redlatch(&server, args)));
     for command in limited {
-        command.finish().expect(69).says("cannot be reached");
+        command
+            .finish()
+            .expect(69)
+            .assert_stderr("cannot be reached");
     }
     let ended = Running::start(redlatch(&server, &["latch", &other, "wait"]));
     for waiting in [&run, &latch, &ended] {

@@ -19,8 +19,8 @@ fn url(server: &Server, login: &str) -> String {
 
 #[test]
 fn password_can_be_in_a_file_or_in_the_environment() {
-    let (server, scratch) = (server(), Scratch::new());
-    let [file, of_me, empty] = ["password", "of-me", "empty"].map(|name| scratch.path(name));
+    let (server, temp_dir) = (server(), TempDir::new());
+    let [file, of_me, empty] = ["password", "of-me", "empty"].map(|name| temp_dir.path(name));
     std::fs::write(&file, format!("{PASSWORD}\n")).unwrap();
     std::fs::write(&of_me, format!("{PASSWORD}-of-me\r\nanother line\n")).unwrap();
     std::fs::write(&empty, "\n").unwrap();
@@ -50,7 +50,7 @@ fn password_can_be_in_a_file_or_in_the_environment() {
         (&plain, &[], &["--password-file", "/no/such/file"], 2),
         (&plain, &[], &["--user", "me"], 2),
     ] {
-        let mut command = bare(&[&["ls"], options].concat());
+        let mut command = clean_command(&[&["ls"], options].concat());
         command.env("REDLATCH_URL", url);
         command.env("REDLATCH_LOG", "trace");
         command.envs(variables.iter().copied());
@@ -58,7 +58,7 @@ fn password_can_be_in_a_file_or_in_the_environment() {
         assert!(!finished.stderr.contains(PASSWORD), "{finished:#?}");
     }
     let url = url(&server, &format!(":{PASSWORD}@"));
-    let mut command = bare(&["ls"]);
+    let mut command = clean_command(&["ls"]);
     command.env("REDLATCH_URL", url);
     assert_eq!(finish(command).expect(0).stderr, "");
 }
@@ -72,14 +72,14 @@ fn password_in_command_line_causes_warning() {
         &["ls", "--url", &with],
         &["ls", &format!("--url={with}")],
     ] {
-        let finished = finish(bare(args)).expect(0);
+        let finished = finish(clean_command(args)).expect(0);
         assert!(
             finished.stderr.contains("REDLATCH_PASSWORD"),
             "{finished:#?}"
         );
         assert!(!finished.stderr.contains(PASSWORD), "{finished:#?}");
     }
-    let mut command = bare(&["--url", &url(&server, ""), "ls"]);
+    let mut command = clean_command(&["--url", &url(&server, ""), "ls"]);
     command.env("REDLATCH_PASSWORD", PASSWORD);
     assert_eq!(finish(command).expect(0).stderr, "");
 }
@@ -104,7 +104,7 @@ fn password_is_hidden_from_process_list_and_cmd() {
         let script = "echo $$; exec cat";
         let name = unique("seen");
         let args = [&["run"], options, &[&name, "--", "sh", "-c", script]].concat();
-        let mut command = bare(&args);
+        let mut command = clean_command(&args);
         command.env("REDLATCH_URL", &with);
         command.env("REDLATCH_PASSWORD", PASSWORD);
         command.env("REDLATCH_SENTINEL_PASSWORD", PASSWORD);
@@ -132,7 +132,7 @@ fn password_is_hidden_from_process_list_and_cmd() {
 
 #[test]
 fn certificates_are_read_from_files() {
-    let (server, scratch) = (TlsServer::start("yes", &[]), Scratch::new());
+    let (server, temp_dir) = (TlsServer::start("yes", &[]), TempDir::new());
     let ours = server.ca().client();
     let [ca, cert, key] = [
         ("ca", server.ca().pem()),
@@ -140,12 +140,12 @@ fn certificates_are_read_from_files() {
         ("key", &ours.key),
     ]
     .map(|(name, text)| {
-        let path = scratch.path(name);
+        let path = temp_dir.path(name);
         std::fs::write(&path, text).unwrap();
         path
     });
     let ls = |options: &[&str]| {
-        let mut command = bare(&[&["ls"], options].concat());
+        let mut command = clean_command(&[&["ls"], options].concat());
         command.env("REDLATCH_URL", server.url());
         command
     };
@@ -157,14 +157,16 @@ fn certificates_are_read_from_files() {
     by_variables.env("REDLATCH_TLS_KEY", &key);
     finish(by_variables).expect(0);
 
-    let refused = finish(ls(&all[..2])).expect(69).says("client certificate");
+    let refused = finish(ls(&all[..2]))
+        .expect(69)
+        .assert_stderr("client certificate");
     assert!(refused.stderr.contains(&server.url()), "says which");
-    finish(ls(&all[2..])).expect(69).says("tls_ca");
-    finish(ls(&all[..4])).expect(2).says("--tls-key");
+    finish(ls(&all[2..])).expect(69).assert_stderr("tls_ca");
+    finish(ls(&all[..4])).expect(2).assert_stderr("--tls-key");
     finish(ls(&["--tls-ca", "/no/such/file"]))
         .expect(2)
-        .says("/no/such/file");
+        .assert_stderr("/no/such/file");
     let mut in_the_open = ls(&all);
     in_the_open.env("REDLATCH_URL", server.plain().url());
-    finish(in_the_open).expect(2).says("rediss://");
+    finish(in_the_open).expect(2).assert_stderr("rediss://");
 }

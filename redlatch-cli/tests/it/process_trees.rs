@@ -50,9 +50,9 @@ fn stubborn_child(short: &str) -> String {
 }
 
 /// Kills a process when dropped, in case a failed test leaves it behind.
-struct Leftover(Pid);
+struct KillOnDrop(Pid);
 
-impl Drop for Leftover {
+impl Drop for KillOnDrop {
     fn drop(&mut self) {
         let _ = kill_process(self.0, Signal::KILL);
     }
@@ -60,27 +60,27 @@ impl Drop for Leftover {
 
 /// A tree of `redlatch`, CMD and a child of CMD under a lock, and a waiter for the lock that checks
 /// whether any process of the tree is left.
-struct Tree {
+struct ProcessTree {
     name: String,
     holder: Running,
     /// `redlatch`, CMD and its child.
     pids: [Pid; 3],
-    scratch: Scratch,
-    _leftover: Leftover,
+    temp_dir: TempDir,
+    _kill_on_drop: KillOnDrop,
 }
 
-impl Tree {
+impl ProcessTree {
     /// `cmd` runs CHILD, which `child` prepares for signals.
-    fn start(at_terminal: bool, options: &[&str], cmd: &str, child: &str) -> Tree {
+    fn start(at_terminal: bool, options: &[&str], cmd: &str, child: &str) -> ProcessTree {
         let name = unique("tree");
-        let scratch = Scratch::new();
-        let pids = scratch.path("pids");
-        let written = scratch.path("written");
-        let child_file = scratch.path("child");
-        let cmd_file = scratch.path("cmd");
+        let temp_dir = TempDir::new();
+        let pids = temp_dir.path("pids");
+        let written = temp_dir.path("written");
+        let child_file = temp_dir.path("child");
+        let cmd_file = temp_dir.path("cmd");
         let work = format!(
             "while :; do echo >>{}; sleep 0.02; done",
-            scratch.path("work")
+            temp_dir.path("work")
         );
         let child = format!("{child}\necho $$ >>{written}; mv {written} {pids}\n{work}\n");
         std::fs::write(&child_file, child).unwrap();
@@ -104,12 +104,12 @@ impl Tree {
             tree.len() == 3
         });
         let pids: [Pid; 3] = tree.try_into().unwrap();
-        Tree {
+        ProcessTree {
             name,
             holder,
             pids,
-            scratch,
-            _leftover: Leftover(pids[2]),
+            temp_dir,
+            _kill_on_drop: KillOnDrop(pids[2]),
         }
     }
 
@@ -118,7 +118,7 @@ impl Tree {
     }
 
     /// Starts a waiter that prints which processes of CMD are left when it acquires the lock.
-    fn next(&self) -> Running {
+    fn start_waiter(&self) -> Running {
         let check = "for pid in $2 $3; do [ ! -d /proc/$pid ] || echo left: $pid; done";
         let pids = self.pids.map(|pid| pid.to_string());
         let cmd = ["sh", "-c", check, "sh", &pids[0], &pids[1], &pids[2]];
@@ -181,8 +181,8 @@ fn ends_before_the_next_holder_starts(at_terminal: bool) {
         cases.push((signal, FOREGROUND, slow_child(short), "1h"));
     }
     for_each(&cases, |(signal, cmd, child, kill_after)| {
-        let tree = Tree::start(at_terminal, &["--kill-after", kill_after], cmd, child);
-        let next = tree.next();
+        let tree = ProcessTree::start(at_terminal, &["--kill-after", kill_after], cmd, child);
+        let next = tree.start_waiter();
         tree.signal(*signal);
         let left = next.finish().expect(0).stdout;
         assert_eq!(left, "", "{signal:?} with a child that does {child}");
@@ -209,8 +209,8 @@ fn keys_end_the_tree_before_the_next_holder_starts() {
         ("\x1c", 131, FOREGROUND, slow_child("QUIT"), "1h"),
     ];
     for_each(&cases, |(key, code, cmd, child, kill_after)| {
-        let mut tree = Tree::start(true, &["--kill-after", kill_after], cmd, child);
-        let next = tree.next();
+        let mut tree = ProcessTree::start(true, &["--kill-after", kill_after], cmd, child);
+        let next = tree.start_waiter();
         tree.holder.write(key);
         let left = next.finish().expect(0).stdout;
         assert_eq!(left, "", "{key:?} with a child that does {child}");
@@ -223,8 +223,8 @@ fn keys_end_the_tree_before_the_next_holder_starts() {
 fn daemons_end_before_the_next_holder_starts() {
     for at_terminal in [false, true] {
         let options = ["--kill-after", "200ms"];
-        let tree = Tree::start(at_terminal, &options, "setsid -w CHILD", "");
-        let next = tree.next();
+        let tree = ProcessTree::start(at_terminal, &options, "setsid -w CHILD", "");
+        let next = tree.start_waiter();
         tree.signal(Signal::TERM);
         assert_eq!(next.finish().expect(0).stdout, "");
         tree.holder.finish().expect(143);
@@ -235,8 +235,8 @@ fn daemons_end_before_the_next_holder_starts() {
 #[test]
 fn cmd_that_handles_the_signal_ends_before_its_child() {
     let cmd = "trap 'exit 7' TERM; CHILD & wait";
-    let tree = Tree::start(false, &["--kill-after", "1h"], cmd, &slow_child("TERM"));
-    let next = tree.next();
+    let tree = ProcessTree::start(false, &["--kill-after", "1h"], cmd, &slow_child("TERM"));
+    let next = tree.start_waiter();
     tree.signal(Signal::TERM);
     assert_eq!(next.finish().expect(0).stdout, "");
     tree.holder.finish().expect(7);
@@ -250,13 +250,13 @@ fn killed_cmd_takes_its_child_along_before_the_next_holder_starts() {
             (stubborn_child("TERM"), "200ms"),
             (slow_child("TERM"), "1h"),
         ] {
-            let tree = Tree::start(
+            let tree = ProcessTree::start(
                 at_terminal,
                 &["--kill-after", kill_after],
                 FOREGROUND,
                 &child,
             );
-            let next = tree.next();
+            let next = tree.start_waiter();
             kill_process(tree.pids[1], Signal::KILL).unwrap();
             // At a terminal, the child is also asked to end.
             assert_eq!(next.finish().expect(0).stdout, "");
@@ -270,7 +270,7 @@ fn lost_lock_ends_the_whole_tree() {
     for at_terminal in [false, true] {
         for start in [FOREGROUND, "setsid -w CHILD"] {
             let options = ["--watchdog", "6s", "--kill-after", "200ms"];
-            let tree = Tree::start(at_terminal, &options, start, &stubborn_child("TERM"));
+            let tree = ProcessTree::start(at_terminal, &options, start, &stubborn_child("TERM"));
             finish(redlatch(shared(), &["unlock", "--force", &tree.name])).expect(0);
             tree.holder.finish().expect(74);
             for pid in tree.pids {
@@ -290,7 +290,7 @@ fn children_of_the_shell_before_exec_are_not_ended() {
     command.args(["-c", script, env!("CARGO_BIN_EXE_redlatch"), &name]);
     command.env("REDLATCH_URL", shared().url());
     let holder = Running::start(command);
-    let stranger = Leftover(Pid::from_raw(holder.cmd() as i32).unwrap());
+    let stranger = KillOnDrop(Pid::from_raw(holder.cmd() as i32).unwrap());
     until("it is held", || is_held(shared(), &name));
     holder.signal(Signal::TERM);
     holder.finish().expect(143);
@@ -307,7 +307,7 @@ fn process_left_behind_by_a_normal_exit_does_not_hold_the_lock() {
         &["run", &name, "--", "sh", "-c", script],
     ))
     .expect(0);
-    let left = Leftover(pid(holder.stdout.trim()));
+    let left = KillOnDrop(pid(holder.stdout.trim()));
     assert!(!is_held(shared(), &name));
     assert!(!is_dead(left.0.as_raw_nonzero().get() as u32));
 }
@@ -315,7 +315,7 @@ fn process_left_behind_by_a_normal_exit_does_not_hold_the_lock() {
 #[test]
 fn signals_for_cmd_do_not_end_redlatch() {
     let child = "trap 'echo resized >&2' WINCH; trap 'echo used >&2' USR1";
-    let tree = Tree::start(false, &[], "trap : WINCH USR1; CHILD", child);
+    let tree = ProcessTree::start(false, &[], "trap : WINCH USR1; CHILD", child);
     tree.signal(Signal::WINCH);
     tree.holder.until_stderr("resized");
     tree.signal(Signal::USR1);
@@ -331,7 +331,7 @@ fn stop_signal_stops_the_tree_and_sigcont_continues_it() {
         // A child that ignores stop signals is also stopped.
         let child = "trap '' TSTP TTIN TTOU";
         for start in [FOREGROUND, "setsid -w CHILD"] {
-            let tree = Tree::start(false, &["--watchdog", "1h"], start, child);
+            let tree = ProcessTree::start(false, &["--watchdog", "1h"], start, child);
             tree.signal(signal);
             tree.until_stopped();
             tree.signal(Signal::CONT);
@@ -347,10 +347,10 @@ fn stop_signal_stops_the_tree_and_sigcont_continues_it() {
 fn stopped_tree_that_lost_its_lock_never_continues() {
     for by_force in [false, true] {
         let lease = if by_force { "1h" } else { "3s" };
-        let tree = Tree::start(false, &["--watchdog", lease], FOREGROUND, "");
+        let tree = ProcessTree::start(false, &["--watchdog", lease], FOREGROUND, "");
         tree.signal(Signal::TSTP);
         tree.until_stopped();
-        let work = || std::fs::metadata(tree.scratch.path("work")).map_or(0, |file| file.len());
+        let work = || std::fs::metadata(tree.temp_dir.path("work")).map_or(0, |file| file.len());
         let before = work();
         if by_force {
             finish(redlatch(shared(), &["unlock", "--force", &tree.name])).expect(0);

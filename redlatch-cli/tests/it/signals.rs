@@ -16,7 +16,8 @@ const ALL: [(Signal, &str, i32); 4] = [
 fn signals_are_passed_on_and_the_lock_is_released_after_cmd() {
     for (signal, short, _) in ALL {
         let name = unique(short);
-        let script = format!("trap 'echo got {short}; cat; exit 7' {short}; echo $$; {IDLE}");
+        let script =
+            format!("trap 'echo got {short}; cat; exit 7' {short}; echo $$; {IDLE_SCRIPT}");
         let mut holder = hold_with(shared(), &[], &name, &script);
         holder.signal(signal);
         holder.until_stdout(&format!("got {short}"));

@@ -13,16 +13,16 @@ use rustix::process::{Pid, Signal, kill_process};
 
 /// Waits until a condition holds. The limit is far longer than anything takes, even on a busy
 /// machine.
-pub(crate) fn until(what: &str, mut so: impl FnMut() -> bool) {
-    let give_up = Instant::now() + Duration::from_secs(60);
-    while !so() {
-        assert!(Instant::now() < give_up, "never happened: {what}");
+pub(crate) fn until(what: &str, mut condition: impl FnMut() -> bool) {
+    let deadline = Instant::now() + Duration::from_secs(60);
+    while !condition() {
+        assert!(Instant::now() < deadline, "never happened: {what}");
         thread::sleep(Duration::from_millis(5));
     }
 }
 
 /// Returns `redlatch` with these arguments, without environment variables of the tests.
-pub(crate) fn bare(args: &[&str]) -> Command {
+pub(crate) fn clean_command(args: &[&str]) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_redlatch"));
     command.args(args);
     for (variable, _) in std::env::vars_os() {
@@ -35,7 +35,7 @@ pub(crate) fn bare(args: &[&str]) -> Command {
 
 /// Returns `redlatch` with these arguments, for this server.
 pub(crate) fn redlatch(server: &Server, args: &[&str]) -> Command {
-    let mut command = bare(args);
+    let mut command = clean_command(args);
     command.env("REDLATCH_URL", server.url());
     command
 }
@@ -73,7 +73,7 @@ pub(crate) fn hold_with(server: &Server, options: &[&str], name: &str, script: &
 
 /// For a shell with a trap, which runs only between two commands. No command may take long, because
 /// a command that starts just after the signal arrived does not receive it.
-pub(crate) const IDLE: &str = "while :; do sleep 0.02; done";
+pub(crate) const IDLE_SCRIPT: &str = "while :; do sleep 0.02; done";
 
 /// Returns whether a lock is held, as the server sees it.
 pub(crate) fn is_held(server: &Server, name: &str) -> bool {
@@ -106,13 +106,13 @@ pub(crate) fn is_dead(pid: u32) -> bool {
 }
 
 /// A directory of one test, removed at the end.
-pub(crate) struct Scratch(pub(crate) PathBuf);
+pub(crate) struct TempDir(pub(crate) PathBuf);
 
-impl Scratch {
-    pub(crate) fn new() -> Scratch {
+impl TempDir {
+    pub(crate) fn new() -> TempDir {
         let path = std::env::temp_dir().join(redlatch_testkit::unique("redlatch-cli"));
         std::fs::create_dir(&path).expect("a directory");
-        Scratch(path)
+        TempDir(path)
     }
 
     pub(crate) fn path(&self, name: &str) -> String {
@@ -124,7 +124,7 @@ impl Scratch {
     }
 }
 
-impl Drop for Scratch {
+impl Drop for TempDir {
     fn drop(&mut self) {
         let _ = std::fs::remove_dir_all(&self.0);
     }
@@ -134,8 +134,8 @@ impl Drop for Scratch {
 pub(crate) struct Running {
     child: Child,
     stdin: Option<ChildStdin>,
-    stdout: Arc<Text>,
-    stderr: Arc<Text>,
+    stdout: Arc<CapturedOutput>,
+    stderr: Arc<CapturedOutput>,
 }
 
 /// The output of a process, and how it ended.
@@ -155,7 +155,7 @@ impl Finished {
 
     /// Asserts that standard error contains this text, and that standard output is empty.
     #[track_caller]
-    pub(crate) fn says(self, what: &str) -> Finished {
+    pub(crate) fn assert_stderr(self, what: &str) -> Finished {
         assert!(self.stderr.contains(what), "{what:?} in {self:#?}");
         assert_eq!(self.stdout, "", "{self:#?}");
         self
@@ -163,14 +163,14 @@ impl Finished {
 }
 
 #[derive(Default)]
-struct Text {
+struct CapturedOutput {
     text: Mutex<Vec<u8>>,
     ended: AtomicBool,
 }
 
-impl Text {
-    fn of(source: Option<impl Read + Send + 'static>) -> Arc<Text> {
-        let text = Arc::new(Text::default());
+impl CapturedOutput {
+    fn of(source: Option<impl Read + Send + 'static>) -> Arc<CapturedOutput> {
+        let text = Arc::new(CapturedOutput::default());
         match source {
             None => text.ended.store(true, Ordering::SeqCst),
             Some(mut source) => {
@@ -198,15 +198,15 @@ impl Running {
         command.stdin(Stdio::piped());
         command.stdout(Stdio::piped());
         command.stderr(Stdio::piped());
-        Running::start_as_it_is(command)
+        Running::start_with_own_stdio(command)
     }
 
-    pub(crate) fn start_as_it_is(mut command: Command) -> Running {
+    pub(crate) fn start_with_own_stdio(mut command: Command) -> Running {
         let mut child = command.spawn().expect("the command starts");
         Running {
             stdin: child.stdin.take(),
-            stdout: Text::of(child.stdout.take()),
-            stderr: Text::of(child.stderr.take()),
+            stdout: CapturedOutput::of(child.stdout.take()),
+            stderr: CapturedOutput::of(child.stderr.take()),
             child,
         }
     }
@@ -281,7 +281,7 @@ impl Running {
             status.is_some()
         });
         until("the end of its output", || {
-            let ended = |text: &Text| text.ended.load(Ordering::SeqCst);
+            let ended = |text: &CapturedOutput| text.ended.load(Ordering::SeqCst);
             ended(&self.stdout) && ended(&self.stderr)
         });
         Finished {

@@ -28,7 +28,9 @@ fn token_is_advanced_after_lost_data() {
     assert_eq!(token(&name, &["advance", "3"]).expect(0).stdout, "7001\n");
     assert_eq!(token(&name, &[]).expect(0).stdout, "7001\n");
     for number in ["9223372036854775807", "-1", "x"] {
-        token(&name, &["advance", number]).expect(2).says(number);
+        token(&name, &["advance", number])
+            .expect(2)
+            .assert_stderr(number);
     }
 }
 
@@ -38,7 +40,7 @@ fn token_of_a_held_lock_is_not_deleted() {
     let held = hold(shared(), &["--fenced"], &name);
     token(&name, &["delete"])
         .expect(75)
-        .says("the lock is held");
+        .assert_stderr("the lock is held");
     assert_eq!(token(&name, &[]).expect(0).stdout, "1\n");
     held.release();
     token(&name, &["delete"]).expect(0);
@@ -52,6 +54,6 @@ fn token_is_refused_for_another_kind() {
     let name = unique("token");
     let _: String = shared().ask(&["SET", &name, "3"]);
     for command in [&["advance", "5"][..], &["delete"], &[]] {
-        token(&name, command).expect(65).says("not a lock");
+        token(&name, command).expect(65).assert_stderr("not a lock");
     }
 }

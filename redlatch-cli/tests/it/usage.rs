@@ -5,8 +5,8 @@ use redlatch_testkit::unique;
 use crate::support::*;
 
 /// Runs without a store.
-fn try_out(args: &[&str]) -> Finished {
-    let mut command = bare(args);
+fn run_without_store(args: &[&str]) -> Finished {
+    let mut command = clean_command(args);
     command.env("REDLATCH_URL", "redis://127.0.0.1:1");
     finish(command)
 }
@@ -61,14 +61,16 @@ fn wrong_options_of_run_are_rejected() {
         (&["--url", "", "n", "--", "true"], "redis://"),
         (&["--url", "embedded:", "n", "--", "true"], "server"),
     ] {
-        try_out(&[&["run"], args].concat()).expect(2).says(said);
+        run_without_store(&[&["run"], args].concat())
+            .expect(2)
+            .assert_stderr(said);
     }
 }
 
 #[test]
 fn invalid_lease_is_reported_in_one_line() {
     for (lease, shown) in [("0s", "0ms"), ("999999h", "999999h00m")] {
-        let refused = try_out(&["run", "--lease", lease, "n", "--", "true"]).expect(2);
+        let refused = run_without_store(&["run", "--lease", lease, "n", "--", "true"]).expect(2);
         let said = format!("redlatch: a lease of {shown} cannot be used; use 1ms to ten years\n");
         assert_eq!(refused.stderr, said);
     }
@@ -77,7 +79,9 @@ fn invalid_lease_is_reported_in_one_line() {
 #[test]
 fn help_is_printed_without_a_command() {
     for args in [&[][..], &["--url", "redis://:s3cret@h"]] {
-        let refused = try_out(args).expect(2).says("run     Run CMD");
+        let refused = run_without_store(args)
+            .expect(2)
+            .assert_stderr("run     Run CMD");
         assert!(!refused.stderr.contains("__exec"), "{refused:#?}");
         assert!(!refused.stderr.contains("s3cret"), "{refused:#?}");
     }
@@ -97,7 +101,7 @@ fn wrong_usage_of_other_commands_is_rejected() {
         (&["ls", "a", "b"], "b"),
         (&["--url", "http://h", "ls"], "http"),
     ] {
-        try_out(args).expect(2).says(said);
+        run_without_store(args).expect(2).assert_stderr(said);
     }
 }
 
@@ -112,7 +116,7 @@ fn help_has_examples_and_no_passwords() {
         &["latch"],
     ] {
         for help in ["--help", "-h"] {
-            let mut command = bare(&[command, &[help]].concat());
+            let mut command = clean_command(&[command, &[help]].concat());
             command.env("REDLATCH_URL", "redis://:s3cret@h");
             let finished = finish(command).expect(0);
             assert_eq!(finished.stderr, "");
@@ -122,7 +126,7 @@ fn help_has_examples_and_no_passwords() {
             assert!(!finished.stdout.contains("__exec"), "{finished:#?}");
         }
     }
-    let version = finish(bare(&["--version"])).expect(0).stdout;
+    let version = finish(clean_command(&["--version"])).expect(0).stdout;
     assert_eq!(version, format!("redlatch {}\n", env!("CARGO_PKG_VERSION")));
 }
 
@@ -141,7 +145,7 @@ fn usage_line_does_not_require_options() {
         &["token", "n", "delete", "--no-such-option"],
     ] {
         let args = [&["--url", "redis://h"], args].concat();
-        let said = try_out(&args).expect(2).stderr;
+        let said = run_without_store(&args).expect(2).stderr;
         let usage = said.lines().find(|line| line.starts_with("Usage: "));
         assert!(
             usage.is_some_and(|usage| !usage.contains("--url")),
@@ -189,7 +193,7 @@ fn urls_are_printed_without_passwords() {
             &["run", url, url],
             &[&wrong, "ls"],
         ] {
-            let finished = try_out(args);
+            let finished = run_without_store(args);
             assert!(matches!(finished.code, Some(2 | 69)), "{finished:#?}");
             assert_eq!(finished.stdout, "");
             assert!(
@@ -198,6 +202,6 @@ fn urls_are_printed_without_passwords() {
             );
         }
     }
-    let finished = try_out(&["--url", ":s3cret@127.0.0.1:1", "ls"]).expect(2);
+    let finished = run_without_store(&["--url", ":s3cret@127.0.0.1:1", "ls"]).expect(2);
     assert!(!finished.stderr.contains("s3cret"), "{finished:#?}");
 }

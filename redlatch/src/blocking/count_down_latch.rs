@@ -41,7 +41,7 @@ impl CountDownLatch {
 
     /// Sets the count of an open latch: [`crate::CountDownLatch::try_set_count`].
     pub fn try_set_count(&self, count: u32) -> Result<bool> {
-        self.worker.ask(&self.inner, async move |latch| {
+        self.worker.call(&self.inner, async move |latch| {
             latch.try_set_count(count).await
         })
     }
@@ -54,7 +54,7 @@ impl CountDownLatch {
 
     /// Decrements the count by `by`: [`crate::CountDownLatch::count_down_by`].
     pub fn count_down_by(&self, by: u32) -> Result<u64> {
-        self.worker.ask(&self.inner, async move |latch| {
+        self.worker.call(&self.inner, async move |latch| {
             latch.count_down_by(by).await
         })
     }
@@ -62,25 +62,25 @@ impl CountDownLatch {
     /// Returns the count; 0 if the latch is open.
     pub fn count(&self) -> Result<u64> {
         self.worker
-            .ask(&self.inner, async move |latch| latch.count().await)
+            .call(&self.inner, async move |latch| latch.count().await)
     }
 
     /// Blocks until the latch is open: [`crate::CountDownLatch::wait`].
     pub fn wait(&self) -> Result<()> {
         self.worker
-            .ask(&self.inner, async move |latch| latch.wait().await)
+            .call(&self.inner, async move |latch| latch.wait().await)
     }
 
     /// Blocks until the latch is open, at most this long. Returns whether it is open:
     /// [`crate::CountDownLatch::wait_for`].
     pub fn wait_for(&self, wait: Duration) -> Result<bool> {
         self.worker
-            .ask(&self.inner, async move |latch| latch.wait_for(wait).await)
+            .call(&self.inner, async move |latch| latch.wait_for(wait).await)
     }
 
     /// Deletes the latch, which opens it: [`crate::CountDownLatch::delete`].
     pub fn delete(&self) -> Result<bool> {
         self.worker
-            .ask(&self.inner, async move |latch| latch.delete().await)
+            .call(&self.inner, async move |latch| latch.delete().await)
     }
 }

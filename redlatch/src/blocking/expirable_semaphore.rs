@@ -115,7 +115,7 @@ impl ExpirableSemaphore {
 
     /// Releases a permit by its id: [`crate::ExpirableSemaphore::release`].
     pub fn release(&self, id: PermitId) -> Result<()> {
-        self.worker.ask(&self.inner, async move |semaphore| {
+        self.worker.call(&self.inner, async move |semaphore| {
             semaphore.release(id).await
         })
     }
@@ -123,14 +123,14 @@ impl ExpirableSemaphore {
     /// Releases several permits, all or none: [`crate::ExpirableSemaphore::release_many`].
     pub fn release_many(&self, ids: &[PermitId]) -> Result<()> {
         let ids = ids.to_vec();
-        self.worker.ask(&self.inner, async move |semaphore| {
+        self.worker.call(&self.inner, async move |semaphore| {
             semaphore.release_many(&ids).await
         })
     }
 
     /// Releases a permit if it is held: [`crate::ExpirableSemaphore::try_release`].
     pub fn try_release(&self, id: PermitId) -> Result<bool> {
-        self.worker.ask(&self.inner, async move |semaphore| {
+        self.worker.call(&self.inner, async move |semaphore| {
             semaphore.try_release(id).await
         })
     }
@@ -139,21 +139,21 @@ impl ExpirableSemaphore {
     /// [`crate::ExpirableSemaphore::try_release_many`].
     pub fn try_release_many(&self, ids: &[PermitId]) -> Result<usize> {
         let ids = ids.to_vec();
-        self.worker.ask(&self.inner, async move |semaphore| {
+        self.worker.call(&self.inner, async move |semaphore| {
             semaphore.try_release_many(&ids).await
         })
     }
 
     /// Sets a permit's remaining lease: [`crate::ExpirableSemaphore::update_lease`].
     pub fn update_lease(&self, id: PermitId, lease: Duration) -> Result<bool> {
-        self.worker.ask(&self.inner, async move |semaphore| {
+        self.worker.call(&self.inner, async move |semaphore| {
             semaphore.update_lease(id, lease).await
         })
     }
 
     /// Returns the time until a permit expires: [`crate::ExpirableSemaphore::lease_of`].
     pub fn lease_of(&self, id: PermitId) -> Result<Option<Duration>> {
-        self.worker.ask(&self.inner, async move |semaphore| {
+        self.worker.call(&self.inner, async move |semaphore| {
             semaphore.lease_of(id).await
         })
     }
@@ -161,52 +161,52 @@ impl ExpirableSemaphore {
     /// Returns the number of free permits: [`crate::ExpirableSemaphore::available`].
     pub fn available(&self) -> Result<i64> {
         self.worker
-            .ask(&self.inner, async |semaphore| semaphore.available().await)
+            .call(&self.inner, async |semaphore| semaphore.available().await)
     }
 
     /// Returns the number of held permits.
     pub fn acquired(&self) -> Result<i64> {
         self.worker
-            .ask(&self.inner, async |semaphore| semaphore.acquired().await)
+            .call(&self.inner, async |semaphore| semaphore.acquired().await)
     }
 
     /// Returns the total number of permits, free and held.
     pub fn total(&self) -> Result<i64> {
         self.worker
-            .ask(&self.inner, async |semaphore| semaphore.total().await)
+            .call(&self.inner, async |semaphore| semaphore.total().await)
     }
 
     /// Returns the held permits: [`crate::ExpirableSemaphore::holders`].
     pub fn holders(&self) -> Result<Vec<Holder>> {
         self.worker
-            .ask(&self.inner, async |semaphore| semaphore.holders().await)
+            .call(&self.inner, async |semaphore| semaphore.holders().await)
     }
 
     /// Sets the total number of permits if it is not set yet:
     /// [`crate::ExpirableSemaphore::try_set_permits`].
     pub fn try_set_permits(&self, permits: u32) -> Result<bool> {
-        self.worker.ask(&self.inner, async move |semaphore| {
+        self.worker.call(&self.inner, async move |semaphore| {
             semaphore.try_set_permits(permits).await
         })
     }
 
     /// Sets the total number of permits: [`crate::ExpirableSemaphore::set_permits`].
     pub fn set_permits(&self, permits: u32) -> Result<()> {
-        self.worker.ask(&self.inner, async move |semaphore| {
+        self.worker.call(&self.inner, async move |semaphore| {
             semaphore.set_permits(permits).await
         })
     }
 
     /// Adds permits, or removes some: [`crate::ExpirableSemaphore::add_permits`].
     pub fn add_permits(&self, permits: i32) -> Result<()> {
-        self.worker.ask(&self.inner, async move |semaphore| {
+        self.worker.call(&self.inner, async move |semaphore| {
             semaphore.add_permits(permits).await
         })
     }
 
     /// Releases all held permits: [`crate::ExpirableSemaphore::force_release`].
     pub fn force_release(&self) -> Result<bool> {
-        self.worker.ask(&self.inner, async |semaphore| {
+        self.worker.call(&self.inner, async |semaphore| {
             semaphore.force_release().await
         })
     }
@@ -214,7 +214,7 @@ impl ExpirableSemaphore {
     /// Deletes the semaphore: [`crate::ExpirableSemaphore::delete`].
     pub fn delete(&self) -> Result<bool> {
         self.worker
-            .ask(&self.inner, async |semaphore| semaphore.delete().await)
+            .call(&self.inner, async |semaphore| semaphore.delete().await)
     }
 
     fn guard(&self, guard: crate::PermitGuard) -> PermitGuard {

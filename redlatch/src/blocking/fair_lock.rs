@@ -25,13 +25,13 @@ impl Lock<Fair> {
     /// Returns the owners that wait for the lock, the next one first: [`crate::FairLock::queue`].
     pub fn queue(&self) -> Result<Vec<String>> {
         self.worker
-            .ask(&self.inner, async move |lock| lock.queue().await)
+            .call(&self.inner, async move |lock| lock.queue().await)
     }
 
     /// Returns the number of waiters before `owner`, which for a thread is its
     /// [`current_thread`](super::current_thread): [`crate::FairLock::position`].
     pub fn position(&self, owner: Owner) -> Result<Option<usize>> {
         self.worker
-            .ask(&self.inner, async move |lock| lock.position(owner).await)
+            .call(&self.inner, async move |lock| lock.position(owner).await)
     }
 }

@@ -83,7 +83,7 @@ impl<K: LockKind + OwnedKind> Lock<K> {
     /// Returns whether any owner holds the lock.
     pub fn is_locked(&self) -> Result<bool> {
         self.worker
-            .ask(&self.inner, async move |lock| lock.is_locked().await)
+            .call(&self.inner, async move |lock| lock.is_locked().await)
     }
 
     /// Returns whether the calling thread holds the lock, according to the store.
@@ -95,31 +95,31 @@ impl<K: LockKind + OwnedKind> Lock<K> {
     pub fn hold_count(&self) -> Result<u32> {
         let me = current_thread();
         self.worker
-            .ask(&self.inner, async move |lock| lock.hold_count(me).await)
+            .call(&self.inner, async move |lock| lock.hold_count(me).await)
     }
 
     /// Returns the time until the lease ends, unless it is renewed; `None` if the lock is free.
     pub fn remaining_lease(&self) -> Result<Option<Duration>> {
         self.worker
-            .ask(&self.inner, async move |lock| lock.remaining_lease().await)
+            .call(&self.inner, async move |lock| lock.remaining_lease().await)
     }
 
     /// Returns the holder of the lock.
     pub fn holder(&self) -> Result<Option<Holder>> {
         self.worker
-            .ask(&self.inner, async move |lock| lock.holder().await)
+            .call(&self.inner, async move |lock| lock.holder().await)
     }
 
     /// Releases the lock whichever owner holds it: [`crate::Lock::force_unlock`].
     pub fn force_unlock(&self) -> Result<bool> {
         self.worker
-            .ask(&self.inner, async move |lock| lock.force_unlock().await)
+            .call(&self.inner, async move |lock| lock.force_unlock().await)
     }
 
     /// Returns all holders of the lock: [`crate::Lock::holders`].
     pub fn holders(&self) -> Result<Vec<Holder>> {
         self.worker
-            .ask(&self.inner, async move |lock| lock.holders().await)
+            .call(&self.inner, async move |lock| lock.holders().await)
     }
 
     fn guard(&self, guard: crate::Guard<K>) -> Guard<K> {
@@ -154,9 +154,9 @@ impl<K: LockKind> Guard<K> {
     }
 
     /// Converts the guard to another kind, on the client's thread.
-    pub(super) fn turn_into<L, F>(
+    pub(super) fn convert<L, F>(
         mut self,
-        turn: impl FnOnce(crate::Guard<K>) -> F,
+        conversion: impl FnOnce(crate::Guard<K>) -> F,
     ) -> Result<Guard<L>>
     where
         L: LockKind,
@@ -164,7 +164,7 @@ impl<K: LockKind> Guard<K> {
     {
         let guard = self.inner.take().ok_or(Error::NoRuntime)?;
         Ok(Guard {
-            inner: Some(self.worker.run(turn(guard))??),
+            inner: Some(self.worker.run(conversion(guard))??),
             worker: self.worker.clone(),
             thread: PhantomData,
         })
@@ -201,12 +201,12 @@ impl Lock<Fenced> {
     /// Returns the token of the latest acquisition: [`crate::FencedLock::current_token`].
     pub fn current_token(&self) -> Result<u64> {
         self.worker
-            .ask(&self.inner, async move |lock| lock.current_token().await)
+            .call(&self.inner, async move |lock| lock.current_token().await)
     }
 
     /// Raises the token to at least `at_least`: [`crate::FencedLock::advance_token`].
     pub fn advance_token(&self, at_least: u64) -> Result<u64> {
-        self.worker.ask(&self.inner, async move |lock| {
+        self.worker.call(&self.inner, async move |lock| {
             lock.advance_token(at_least).await
         })
     }
@@ -214,7 +214,7 @@ impl Lock<Fenced> {
     /// Deletes the token's key of a free lock: [`crate::FencedLock::delete_token`].
     pub fn delete_token(&self) -> Result<bool> {
         self.worker
-            .ask(&self.inner, async move |lock| lock.delete_token().await)
+            .call(&self.inner, async move |lock| lock.delete_token().await)
     }
 }
 

@@ -64,7 +64,7 @@ pub fn current_thread() -> Owner {
 ///
 /// Clones share one connection and one thread. The thread ends with the last of them and of their
 /// handles and guards, after everything that was dropped has been released. The process does not
-/// wait for that when it exits: call [`Client::settled`] first if guards were dropped shortly before.
+/// wait for that when it exits: call [`Client::flush`] first if guards were dropped shortly before.
 #[derive(Clone, Debug)]
 pub struct Client {
     inner: crate::Client,
@@ -99,7 +99,7 @@ impl Client {
     }
 
     fn of(inner: crate::Client, worker: Arc<Worker>) -> Client {
-        worker.looks_after(inner.background());
+        worker.manage(inner.background());
         Client { inner, worker }
     }
 
@@ -173,9 +173,9 @@ impl Client {
         self.inner.status()
     }
 
-    /// Blocks until no background work is left: [`crate::Client::settled`].
-    pub fn settled(&self) -> Result<()> {
+    /// Blocks until no background work is left: [`crate::Client::flush`].
+    pub fn flush(&self) -> Result<()> {
         let client = self.inner.clone();
-        self.worker.run(async move { client.settled().await })
+        self.worker.run(async move { client.flush().await })
     }
 }

@@ -62,6 +62,6 @@ impl ReadWriteLock {
 impl Guard<Write> {
     /// Releases the write side and keeps reading: [`crate::Guard::downgrade`].
     pub fn downgrade(self) -> Result<Guard<Read>> {
-        self.turn_into(crate::Guard::downgrade)
+        self.convert(crate::Guard::downgrade)
     }
 }

@@ -104,21 +104,21 @@ impl Semaphore {
 
     /// Adds permits that were acquired here or elsewhere: [`crate::Semaphore::release`].
     pub fn release(&self, permits: u32) -> Result<()> {
-        self.worker.ask(&self.inner, async move |semaphore| {
+        self.worker.call(&self.inner, async move |semaphore| {
             semaphore.release(permits).await
         })
     }
 
     /// Adds permits if the semaphore exists: [`crate::Semaphore::release_if_exists`].
     pub fn release_if_exists(&self, permits: u32) -> Result<bool> {
-        self.worker.ask(&self.inner, async move |semaphore| {
+        self.worker.call(&self.inner, async move |semaphore| {
             semaphore.release_if_exists(permits).await
         })
     }
 
     /// Adds permits, or removes them permanently: [`crate::Semaphore::add_permits`].
     pub fn add_permits(&self, permits: i32) -> Result<()> {
-        self.worker.ask(&self.inner, async move |semaphore| {
+        self.worker.call(&self.inner, async move |semaphore| {
             semaphore.add_permits(permits).await
         })
     }
@@ -126,12 +126,12 @@ impl Semaphore {
     /// Removes all available permits: [`crate::Semaphore::drain`].
     pub fn drain(&self) -> Result<i64> {
         self.worker
-            .ask(&self.inner, async move |semaphore| semaphore.drain().await)
+            .call(&self.inner, async move |semaphore| semaphore.drain().await)
     }
 
     /// Returns the number of available permits: [`crate::Semaphore::available`].
     pub fn available(&self) -> Result<i64> {
-        self.worker.ask(&self.inner, async move |semaphore| {
+        self.worker.call(&self.inner, async move |semaphore| {
             semaphore.available().await
         })
     }
@@ -139,7 +139,7 @@ impl Semaphore {
     /// Deletes the semaphore: [`crate::Semaphore::delete`].
     pub fn delete(&self) -> Result<bool> {
         self.worker
-            .ask(&self.inner, async move |semaphore| semaphore.delete().await)
+            .call(&self.inner, async move |semaphore| semaphore.delete().await)
     }
 
     fn guard(&self, permits: crate::SemaphorePermits) -> SemaphorePermits {
@@ -156,7 +156,7 @@ impl Semaphore {
 /// While the store cannot be reached, the release is retried for ten minutes. But the client's
 /// thread ends ten seconds after the last of its handles and guards: permits that are not released
 /// by then stay taken, and the log reports it. Where that matters, keep a clone of the
-/// [`Client`](super::Client) and call [`Client::settled`](super::Client::settled).
+/// [`Client`](super::Client) and call [`Client::flush`](super::Client::flush).
 #[must_use = "the permits are released as soon as this is dropped"]
 #[derive(Debug)]
 pub struct SemaphorePermits {

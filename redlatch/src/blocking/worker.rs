@@ -11,7 +11,7 @@ use crate::background::Background;
 use crate::error::{Error, Result};
 
 /// How long a client's thread continues after its last handle, to release what was dropped.
-const LAST_WORK: Duration = Duration::from_secs(10);
+const SHUTDOWN_LIMIT: Duration = Duration::from_secs(10);
 
 /// The thread that runs a blocking client.
 pub(super) struct Worker {
@@ -35,7 +35,7 @@ impl Worker {
         let work = async move {
             let _ = ended.await;
             if let Some(background) = unfinished.get() {
-                let _ = tokio::time::timeout(LAST_WORK, background.settled()).await;
+                let _ = tokio::time::timeout(SHUTDOWN_LIMIT, background.flush()).await;
             }
         };
         std::thread::Builder::new()
@@ -50,13 +50,13 @@ impl Worker {
     }
 
     /// Runs the client's background work on this thread, which ends only after that work.
-    pub(super) fn looks_after(&self, background: Background) {
-        background.stay_in(self.runtime.clone());
+    pub(super) fn manage(&self, background: Background) {
+        background.set_runtime(self.runtime.clone());
         let _ = self.background.set(background);
     }
 
     /// Runs an async method of `handle` on the thread and blocks until it is done.
-    pub(super) fn ask<H: Clone, T, F>(&self, handle: &H, work: impl FnOnce(H) -> F) -> Result<T>
+    pub(super) fn call<H: Clone, T, F>(&self, handle: &H, work: impl FnOnce(H) -> F) -> Result<T>
     where
         T: Send + 'static,
         F: Future<Output = Result<T>> + Send + 'static,
@@ -71,11 +71,11 @@ impl Worker {
         F: Future + Send + 'static,
         F::Output: Send + 'static,
     {
-        let (tell, told) = mpsc::sync_channel(1);
+        let (sender, receiver) = mpsc::sync_channel(1);
         self.runtime.spawn(async move {
-            let _ = tell.send(work.await);
+            let _ = sender.send(work.await);
         });
-        told.recv().map_err(|_| Error::NoRuntime)
+        receiver.recv().map_err(|_| Error::NoRuntime)
     }
 }
 

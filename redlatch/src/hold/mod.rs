@@ -8,23 +8,23 @@ use tokio::sync::Notify;
 use tokio::time::Instant;
 
 use crate::error::{Error, Loss, Result};
+use crate::keyspace::Keyspace;
 use crate::lease::Lease;
-use crate::name::Place;
+use crate::name::ObjectKeys;
 use crate::owner::Owner;
 use crate::runtime::sleep_until;
-use crate::space::Space;
 use crate::step::{Args, BoxedStep, Script};
 use crate::watchdog::Due;
 
 mod state;
 
 use state::State;
-pub(crate) use state::{Standing, Tenure};
+pub(crate) use state::{HoldPeriod, HoldSnapshot};
 
 /// What a primitive defines about its holds: how they are renewed and released.
-pub(crate) trait Kind: Send + Sync {
+pub(crate) trait HoldKind: Send + Sync {
     /// Renews many holds of this kind. KEYS are those of the holds; ARGV are the lease and then the
-    /// arguments of [`Kind::renew_args`] for each hold. Replies 1 or 0 for each.
+    /// arguments of [`HoldKind::renew_args`] for each hold. Replies 1 or 0 for each.
     ///
     /// Also wakes a waiter for each lock that disappeared without a release. Otherwise waiters sleep until
     /// the end of the lease that the store last reported to them.
@@ -32,20 +32,20 @@ pub(crate) trait Kind: Send + Sync {
 
     /// The key by which that script finds a hold.
     fn renew_key<'a>(&self, hold: &'a Hold) -> &'a str {
-        hold.place.key()
+        hold.object.key()
     }
 
     /// Adds the script's arguments for one hold.
     fn renew_args(&self, hold: &Hold, args: &mut Args<'_>) {
         args.text(&hold.field);
-        args.text(hold.place.channel());
+        args.text(hold.object.channel());
     }
 
     /// The Rust rule for one hold. Returns whether it was renewed. Without a lease nothing changes, and it
     /// returns whether it is held.
     fn renew(
         &self,
-        space: &mut Space,
+        keyspace: &mut Keyspace,
         hold: &Hold,
         lease: Option<Lease>,
         now: Instant,
@@ -69,7 +69,7 @@ pub(crate) trait Kind: Send + Sync {
 
     /// Another object that the same owner may hold and that blocks waiters for this one. An owner that
     /// holds it must not wait behind them.
-    fn beside(&self) -> Option<&Arc<Place>> {
+    fn sibling(&self) -> Option<&Arc<ObjectKeys>> {
         None
     }
 
@@ -88,14 +88,14 @@ pub(crate) trait Kind: Send + Sync {
 
 /// Serializes the steps of one owner at one place. Contains the time and error of the latest step, if it
 /// failed because the store could not be reached.
-pub(crate) type Steps = tokio::sync::Mutex<Option<(Instant, Error)>>;
+pub(crate) type StepLock = tokio::sync::Mutex<Option<(Instant, Error)>>;
 
 /// The right to send a step. The next step starts when it is dropped.
 pub(crate) struct StepTurn<'a>(tokio::sync::MutexGuard<'a, Option<(Instant, Error)>>);
 
 impl StepTurn<'_> {
     /// Records the result of the step.
-    pub(crate) fn ended<T>(&mut self, done: &Result<T>) {
+    pub(crate) fn record_result<T>(&mut self, done: &Result<T>) {
         let outage = done.as_ref().err().filter(|error| error.is_outage());
         *self.0 = outage.map(|error| (Instant::now(), error.clone()));
     }
@@ -103,24 +103,24 @@ impl StepTurn<'_> {
 
 /// One owner's hold of one name, shared by all its guards.
 pub(crate) struct Hold {
-    pub(crate) place: Arc<Place>,
+    pub(crate) object: Arc<ObjectKeys>,
     pub(crate) owner: Owner,
     /// The owner as the store knows it.
     pub(crate) field: Box<str>,
-    /// Key or channel of this owner alone: see [`Place::of_owner`].
-    pub(crate) own: Box<str>,
-    pub(crate) kind: Arc<dyn Kind>,
+    /// Key or channel of this owner alone: see [`ObjectKeys::owner_key`].
+    pub(crate) owner_key: Box<str>,
+    pub(crate) kind: Arc<dyn HoldKind>,
     /// Allows one step at a time: nothing is renewed after its release, and no count is based on one that
     /// is still in flight. If this hold is lost, its successor shares this mutex.
-    pub(crate) steps: Arc<Steps>,
+    pub(crate) step_lock: Arc<StepLock>,
     state: Mutex<State>,
     /// Notified when the hold was entered or lost.
-    news: Notify,
+    changed: Notify,
 }
 
 /// The watchdog's notes about a hold.
 #[derive(Default)]
-pub(crate) struct Notes {
+pub(crate) struct WatchdogState {
     /// Position of the hold in the watchdog's queue.
     pub(crate) due: Option<Due>,
     /// Whether a renewal is in flight.
@@ -129,90 +129,91 @@ pub(crate) struct Notes {
     pub(crate) not_before: Option<Instant>,
     /// Whether the store may have lost the hold. It is then renewed as soon as possible, or only checked if
     /// its lease is fixed. Cleared just before that step is sent.
-    pub(crate) doubted: bool,
+    pub(crate) suspect: bool,
 }
 
 impl Hold {
     pub(crate) fn new(
-        place: Arc<Place>,
+        object: Arc<ObjectKeys>,
         owner: Owner,
         field: String,
-        kind: Arc<dyn Kind>,
-        steps: Arc<Steps>,
+        kind: Arc<dyn HoldKind>,
+        step_lock: Arc<StepLock>,
     ) -> Hold {
         Hold {
-            own: place.of_owner(&field).into(),
-            place,
+            owner_key: object.owner_key(&field).into(),
+            object,
             owner,
             field: field.into(),
             kind,
-            steps,
+            step_lock,
             state: Mutex::new(State::new(Instant::now())),
-            news: Notify::new(),
+            changed: Notify::new(),
         }
     }
 
     /// Adds a guard after the store has granted the hold until `end`. Fails if that has passed already; the
     /// count is then unchanged.
-    pub(crate) fn enter(&self, end: Instant, renewed: bool) -> Result<()> {
-        let entered = self.look().enter(end, renewed, Instant::now());
+    pub(crate) fn add_guard(&self, end: Instant, renewed: bool) -> Result<()> {
+        let entered = self.lock_state().add_guard(end, renewed, Instant::now());
         entered.map_err(|loss| self.lost_error(loss))?;
-        self.news.notify_waiters();
+        self.changed.notify_waiters();
         Ok(())
     }
 
     /// Removes a guard. Returns the number of this change.
-    pub(crate) fn leave(&self, renewed: bool) -> u64 {
-        self.look().leave(renewed)
+    pub(crate) fn remove_guard(&self, renewed: bool) -> u64 {
+        self.lock_state().remove_guard(renewed)
     }
 
     pub(crate) fn count(&self) -> u32 {
-        self.look().count
+        self.lock_state().count
     }
 
     /// Returns whether the watchdog renews it.
     pub(crate) fn is_renewed(&self) -> bool {
-        self.standing().is_renewed
+        self.snapshot().is_renewed
     }
 
     /// Returns a snapshot of the hold.
-    pub(crate) fn standing(&self) -> Standing {
-        self.look().standing()
+    pub(crate) fn snapshot(&self) -> HoldSnapshot {
+        self.lock_state().snapshot()
     }
 
     /// Number of the latest change.
     pub(crate) fn changes(&self) -> u64 {
-        self.look().changes
+        self.lock_state().changes
     }
 
     /// Returns whether the last claim must settle before the hold is forgotten.
-    pub(crate) fn is_to_be_settled(&self) -> bool {
-        self.look().is_to_be_settled()
+    pub(crate) fn needs_settling(&self) -> bool {
+        self.lock_state().needs_settling()
     }
 
     /// Records that settling in the background has ended, either answered or abandoned.
     pub(crate) fn settling_ended(&self) {
-        self.look().settling_ended();
+        self.lock_state().settling_ended();
     }
 
-    /// Records the answer to a release: see [`State::store_followed`].
-    pub(crate) fn store_followed(&self, changes: u64, given_back: bool) {
-        self.look().store_followed(changes, given_back);
+    /// Records the answer to a release: see [`State::release_acknowledged`].
+    pub(crate) fn release_acknowledged(&self, changes: u64, fully_released: bool) {
+        self.lock_state()
+            .release_acknowledged(changes, fully_released);
     }
 
     /// Records that a full release was sent and will not be answered any more.
-    pub(crate) fn may_be_released(&self) {
-        self.look().maybe_released = true;
+    pub(crate) fn release_unanswered(&self) {
+        self.lock_state().maybe_released = true;
     }
 
-    /// Records that an acquisition is about to be sent. Returns its number, for [`Hold::answered`].
-    pub(crate) fn taking(&self) -> u64 {
-        self.look().taking()
+    /// Records that an acquisition is about to be sent. Returns its number, for [`Hold::attempt_acknowledged`].
+    pub(crate) fn begin_attempt(&self) -> u64 {
+        self.lock_state().begin_attempt()
     }
 
     /// Records that this acquisition has been answered, or was never sent.
-    pub(crate) fn answered(&self, change: u64) {
-        self.look().answered(change);
+    pub(crate) fn attempt_acknowledged(&self, change: u64) {
+        self.lock_state().attempt_acknowledged(change);
     }
 
     /// Replaces `earlier`, a lost hold of the same owner.
@@ -222,43 +223,43 @@ impl Hold {
     /// of the lost hold. So this hold starts with a change that the store has not acknowledged: its first
     /// step is a full release.
     pub(crate) fn supersede(&self, earlier: &Hold) {
-        let mut earlier = earlier.look();
-        self.look().supersede(&mut earlier);
+        let mut earlier = earlier.lock_state();
+        self.lock_state().supersede(&mut earlier);
     }
 
     /// Returns how this hold was lost, if it was.
     pub(crate) fn loss(&self) -> Option<Loss> {
-        self.look().loss
+        self.lock_state().loss
     }
 
     /// Returns how long the store keeps the hold at least, without a renewal.
     pub(crate) fn valid_for(&self) -> Duration {
-        self.look().valid_for(Instant::now())
+        self.lock_state().valid_for(Instant::now())
     }
 
     /// Records that the store keeps the hold until `end` at least.
     pub(crate) fn extend(&self, end: Instant) {
-        let mut state = self.look();
+        let mut state = self.lock_state();
         state.end = state.end.max(end);
     }
 
     /// Marks the hold as lost and notifies once; the first reason is kept. Returns whether it was held
     /// before.
-    pub(crate) fn lose(&self, loss: Loss) -> bool {
-        let is_news = self.look().lose(loss);
-        if is_news {
-            self.tell(loss);
+    pub(crate) fn mark_lost(&self, loss: Loss) -> bool {
+        let newly_lost = self.lock_state().mark_lost(loss);
+        if newly_lost {
+            self.notify_loss(loss);
         }
-        is_news
+        newly_lost
     }
 
     /// Waits until the hold is lost. Never returns if it is released first.
     pub(crate) async fn lost(&self) {
         loop {
-            let mut news = std::pin::pin!(self.news.notified());
-            news.as_mut().enable();
+            let mut changed = std::pin::pin!(self.changed.notified());
+            changed.as_mut().enable();
             let end = {
-                let state = self.look();
+                let state = self.lock_state();
                 match (state.loss, state.count) {
                     (Some(_), _) => return,
                     (None, 0) => None,
@@ -269,7 +270,7 @@ impl Hold {
                 // Without timers in this runtime, the watchdog, which has them, notifies.
                 Some(end) => tokio::select! {
                     biased;
-                    () = news => {}
+                    () = changed => {}
                     () = sleep_until(end) => {}
                 },
                 None => std::future::pending().await,
@@ -277,31 +278,31 @@ impl Hold {
         }
     }
 
-    /// Returns the owner's tenure, if it holds the object now.
-    pub(crate) fn tenure(&self) -> Option<Tenure> {
-        self.look().tenure()
+    /// Returns the owner's hold period, if it holds the object now.
+    pub(crate) fn hold_period(&self) -> Option<HoldPeriod> {
+        self.lock_state().hold_period()
     }
 
-    /// Waits until the owner holds it in a tenure that started after `since`, through any acquisition.
-    pub(crate) async fn entered_after(&self, since: Option<Tenure>) {
+    /// Waits until the owner holds it in a hold period that started after `since`, through any acquisition.
+    pub(crate) async fn held_after(&self, since: Option<HoldPeriod>) {
         loop {
-            let mut news = std::pin::pin!(self.news.notified());
-            news.as_mut().enable();
-            if self.tenure() > since {
+            let mut changed = std::pin::pin!(self.changed.notified());
+            changed.as_mut().enable();
+            if self.hold_period() > since {
                 return;
             }
-            news.await;
+            changed.await;
         }
     }
 
     /// Waits for the turn to send a step. If a step cannot reach the store, those waiting behind it fail
     /// with it. Otherwise each would take another response timeout to fail.
     pub(crate) async fn turn(&self) -> Result<StepTurn<'_>> {
-        if let Ok(turn) = self.steps.try_lock() {
+        if let Ok(turn) = self.step_lock.try_lock() {
             return Ok(StepTurn(turn));
         }
         let begun = Instant::now();
-        let turn = self.steps.lock().await;
+        let turn = self.step_lock.lock().await;
         match &*turn {
             Some((failed, error)) if *failed >= begun => Err(error.clone()),
             _ => Ok(StepTurn(turn)),
@@ -310,37 +311,37 @@ impl Hold {
 
     pub(crate) fn lost_error(&self, reason: Loss) -> Error {
         Error::Lost {
-            name: self.place.name().to_owned(),
+            name: self.object.name().to_owned(),
             reason,
         }
     }
 
     /// Returns when the watchdog has to look at this hold, and what it does then. `None` if there is
     /// nothing to watch.
-    pub(crate) fn watch(&self, ahead: Duration) -> Option<(Instant, Watch)> {
-        self.look().watch(ahead, Instant::now())
+    pub(crate) fn next_watch(&self, margin: Duration) -> Option<(Instant, WatchAction)> {
+        self.lock_state().next_watch(margin, Instant::now())
     }
 
     /// Returns the end of the lease as far as is known.
     pub(crate) fn end(&self) -> Instant {
-        self.look().end
+        self.lock_state().end
     }
 
     /// Returns the longest remaining lease with which the hold was ever entered.
     pub(crate) fn longest_lease(&self) -> Duration {
-        self.look().longest
+        self.lock_state().longest
     }
 
     /// Accesses the watchdog's notes.
-    pub(crate) fn notes<R>(&self, note: impl FnOnce(&mut Notes) -> R) -> R {
-        note(&mut self.lock().watch)
+    pub(crate) fn watchdog_state<R>(&self, note: impl FnOnce(&mut WatchdogState) -> R) -> R {
+        note(&mut self.lock().watchdog)
     }
 
     /// Locks the current state. A lease that has ended is noticed at each access.
-    fn look(&self) -> MutexGuard<'_, State> {
+    fn lock_state(&self) -> MutexGuard<'_, State> {
         let mut state = self.lock();
         if state.expire(Instant::now()) {
-            self.tell(Loss::LeaseEnded);
+            self.notify_loss(Loss::LeaseEnded);
         }
         state
     }
@@ -349,15 +350,15 @@ impl Hold {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn tell(&self, loss: Loss) {
-        tracing::warn!(lock = self.place.name(), owner = %self.field, %loss, "lost");
-        self.news.notify_waiters();
+    fn notify_loss(&self, loss: Loss) {
+        tracing::warn!(lock = self.object.name(), owner = %self.field, %loss, "lost");
+        self.changed.notify_waiters();
     }
 }
 
 /// What the watchdog does with a hold when it is due.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Watch {
+pub(crate) enum WatchAction {
     /// Renews it.
     Renew,
     /// Renews it after a failed renewal.
@@ -369,20 +370,21 @@ pub(crate) enum Watch {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::name::Family;
-    use crate::primitives::handle::Reentrant;
-    use crate::primitives::twin;
+    use crate::name::KeyLayout;
+    use crate::primitives::differential;
+    use crate::primitives::lock::Reentrant;
     use crate::watchdog::Renew;
 
     const SECOND: Duration = Duration::from_secs(1);
 
     fn hold() -> Hold {
-        twin::hold(Family::Lock, 1, Reentrant)
+        differential::hold(KeyLayout::Lock, 1, Reentrant)
     }
 
     fn entered(renewed: bool) -> Hold {
         let hold = hold();
-        hold.enter(Instant::now() + 10 * SECOND, renewed).unwrap();
+        hold.add_guard(Instant::now() + 10 * SECOND, renewed)
+            .unwrap();
         hold
     }
 
@@ -402,7 +404,7 @@ mod tests {
         assert_eq!(hold.longest_lease(), 10 * SECOND);
         tokio::time::advance(8 * SECOND).await;
         assert_eq!(hold.loss(), Some(Loss::LeaseEnded));
-        let late = hold.enter(Instant::now() + SECOND, false).unwrap_err();
+        let late = hold.add_guard(Instant::now() + SECOND, false).unwrap_err();
         let reason = Loss::LeaseEnded;
         assert!(matches!(late, Error::Lost { name, reason: r } if name == "name" && r == reason));
         assert_eq!(hold.count(), 1);
@@ -415,7 +417,7 @@ mod tests {
             let begun = Instant::now();
             let lose = async {
                 tokio::time::sleep(SECOND).await;
-                assert!(!told || hold.lose(Loss::NotHeld) && !hold.lose(Loss::NotHeld));
+                assert!(!told || hold.mark_lost(Loss::NotHeld) && !hold.mark_lost(Loss::NotHeld));
             };
             tokio::join!(hold.lost(), lose);
             assert_eq!(begun.elapsed(), takes);
@@ -427,54 +429,54 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn released_hold_is_never_lost() {
         let hold = entered(false);
-        hold.leave(false);
+        hold.remove_guard(false);
         let lost = tokio::time::timeout(20 * SECOND, hold.lost()).await;
-        assert!(lost.is_err() && !hold.lose(Loss::NotHeld));
+        assert!(lost.is_err() && !hold.mark_lost(Loss::NotHeld));
     }
 
     #[tokio::test(start_paused = true)]
     async fn entered_after_waits_for_later_tenure() {
         let hold = entered(false);
-        let first = hold.tenure();
-        hold.entered_after(None).await;
-        let early = tokio::time::timeout(SECOND, hold.entered_after(first)).await;
-        assert!(early.is_err(), "it is the same tenure");
-        hold.leave(false);
+        let first = hold.hold_period();
+        hold.held_after(None).await;
+        let early = tokio::time::timeout(SECOND, hold.held_after(first)).await;
+        assert!(early.is_err(), "it is the same hold_period");
+        hold.remove_guard(false);
         let enter = async {
             tokio::task::yield_now().await;
-            hold.enter(Instant::now() + SECOND, false).unwrap();
+            hold.add_guard(Instant::now() + SECOND, false).unwrap();
         };
-        let both = async { tokio::join!(hold.entered_after(first), enter) };
+        let both = async { tokio::join!(hold.held_after(first), enter) };
         tokio::time::timeout(SECOND, both).await.unwrap();
     }
 
     #[test]
     fn changes_are_open_until_store_answers() {
         let hold = entered(false);
-        let attempt = hold.taking();
-        assert!(hold.is_to_be_settled() && hold.standing().is_asked_for);
-        hold.answered(attempt);
-        assert!(!hold.is_to_be_settled() && !hold.standing().is_asked_for);
-        let left = hold.leave(false);
+        let attempt = hold.begin_attempt();
+        assert!(hold.needs_settling() && hold.snapshot().has_attempt_in_flight);
+        hold.attempt_acknowledged(attempt);
+        assert!(!hold.needs_settling() && !hold.snapshot().has_attempt_in_flight);
+        let left = hold.remove_guard(false);
         assert_eq!((hold.changes(), left), (attempt + 1, attempt + 1));
         assert_eq!(hold.count(), 0);
-        hold.may_be_released();
-        assert!(hold.standing().maybe_released);
-        hold.store_followed(left, true);
-        let standing = hold.standing();
-        assert!(!standing.maybe_released && !standing.is_ahead_of_store);
-        hold.taking();
+        hold.release_unanswered();
+        assert!(hold.snapshot().maybe_released);
+        hold.release_acknowledged(left, true);
+        let snapshot = hold.snapshot();
+        assert!(!snapshot.maybe_released && !snapshot.has_unacknowledged_changes);
+        hold.begin_attempt();
         hold.settling_ended();
-        assert!(!hold.is_to_be_settled());
+        assert!(!hold.needs_settling());
     }
 
     #[test]
     fn supersede_marks_both_holds() {
         let (lost, later) = (entered(false), hold());
-        lost.lose(Loss::NotHeld);
+        lost.mark_lost(Loss::NotHeld);
         later.supersede(&lost);
-        assert!(lost.standing().is_superseded);
-        assert!(later.standing().is_ahead_of_store);
+        assert!(lost.snapshot().is_superseded);
+        assert!(later.snapshot().has_unacknowledged_changes);
     }
 
     /// Two steps wait behind a step that fails; a third comes later.
@@ -485,7 +487,7 @@ mod tests {
         let fail = async {
             tokio::time::sleep(SECOND).await;
             let after = SECOND;
-            first.ended(&Err::<(), _>(Error::ResponseTimeout { after }));
+            first.record_result(&Err::<(), _>(Error::ResponseTimeout { after }));
             drop(first);
         };
         let behind = || async { hold.turn().await.map(drop) };
@@ -506,7 +508,7 @@ mod tests {
         let mut first = hold.turn().await.unwrap();
         let fail = async {
             let name = "name".to_owned();
-            first.ended(&Err::<(), _>(Error::AlreadyHeld { name }));
+            first.record_result(&Err::<(), _>(Error::AlreadyHeld { name }));
             drop(first);
         };
         let (second, ()) = tokio::join!(hold.turn(), fail);
@@ -530,8 +532,8 @@ mod tests {
         let mut cmd = redis::Cmd::new();
         crate::step::Step::args(&step, &mut Args(&mut cmd));
         let packed = String::from_utf8(cmd.get_packed_command()).unwrap();
-        let sent = ["30000", &hold.field, hold.place.channel()];
+        let sent = ["30000", &hold.field, hold.object.channel()];
         assert!(packed.starts_with("*3\r\n") && sent.iter().all(|arg| packed.contains(arg)));
-        assert!(crate::step::Step::keys(&step).eq([hold.place.key()]));
+        assert!(crate::step::Step::keys(&step).eq([hold.object.key()]));
     }
 }

@@ -17,32 +17,32 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
-use super::{Notes, Watch};
+use super::{WatchAction, WatchdogState};
 use crate::error::Loss;
 
-/// The time from an owner's first acquisition of an object to its last release. Tenures of all objects are
+/// The time from an owner's first acquisition of an object to its last release. Hold periods of all objects are
 /// numbered together: later ones compare greater.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub(crate) struct Tenure(u64);
+pub(crate) struct HoldPeriod(u64);
 
-static TENURES: AtomicU64 = AtomicU64::new(0);
+static PERIODS: AtomicU64 = AtomicU64::new(0);
 
-impl Tenure {
-    /// Returns a tenure that compares less than any that starts after this call.
-    pub(crate) fn latest() -> Tenure {
-        Tenure(TENURES.load(Ordering::SeqCst))
+impl HoldPeriod {
+    /// Returns a hold period that compares less than any that starts after this call.
+    pub(crate) fn latest() -> HoldPeriod {
+        HoldPeriod(PERIODS.load(Ordering::SeqCst))
     }
 
-    fn begin() -> Tenure {
-        Tenure(TENURES.fetch_add(1, Ordering::SeqCst) + 1)
+    fn begin() -> HoldPeriod {
+        HoldPeriod(PERIODS.fetch_add(1, Ordering::SeqCst) + 1)
     }
 }
 
 pub(super) struct State {
     /// Number of guards.
     pub(super) count: u32,
-    /// The tenure of these guards; without guards, the last one.
-    tenure: Tenure,
+    /// The hold period of these guards; without guards, the last one.
+    hold_period: HoldPeriod,
     /// Number of guards that want the lease renewed.
     renewed: u32,
     /// Time until which the store keeps the hold, as far as is known: never later than its real end.
@@ -57,19 +57,19 @@ pub(super) struct State {
     /// The latest attempt if it has not been answered; else 0.
     open_attempt: u64,
     /// Number of changes when the store last confirmed a full release.
-    given_back: u64,
+    released_at: u64,
     /// Whether a full release (`keep` is 0) was sent and not answered, so that it may have been applied.
     pub(super) maybe_released: bool,
     /// Number of changes when settling in the background last ended, either answered or abandoned.
     settling_ended: u64,
     /// Whether it was lost and replaced by another hold of the same owner.
     superseded: bool,
-    pub(super) watch: Notes,
+    pub(super) watchdog: WatchdogState,
 }
 
 /// A consistent snapshot of a hold.
 #[derive(Debug)]
-pub(crate) struct Standing {
+pub(crate) struct HoldSnapshot {
     /// Number of the latest change.
     pub(crate) changes: u64,
     /// Number of guards after these changes.
@@ -81,20 +81,20 @@ pub(crate) struct Standing {
     pub(crate) is_renewed: bool,
     /// Whether the store may differ from this client: a released guard, or an attempt without an answer,
     /// was not settled yet.
-    pub(crate) is_ahead_of_store: bool,
+    pub(crate) has_unacknowledged_changes: bool,
     /// Whether an acquisition may still be in flight.
-    pub(crate) is_asked_for: bool,
+    pub(crate) has_attempt_in_flight: bool,
     /// Whether an earlier release may have been applied, so that the next one may find nothing.
     pub(crate) maybe_released: bool,
     /// Number of changes when the store last confirmed a full release.
-    pub(crate) given_back: u64,
+    pub(crate) released_at: u64,
 }
 
 impl State {
     pub(super) fn new(now: Instant) -> State {
         State {
             count: 0,
-            tenure: Tenure(0),
+            hold_period: HoldPeriod(0),
             renewed: 0,
             end: now,
             longest: Duration::ZERO,
@@ -102,17 +102,22 @@ impl State {
             changes: 1,
             acknowledged: 1,
             open_attempt: 0,
-            given_back: 0,
+            released_at: 0,
             maybe_released: false,
             settling_ended: 0,
             superseded: false,
-            watch: Notes::default(),
+            watchdog: WatchdogState::default(),
         }
     }
 
     /// Adds a guard after the store has granted the hold until `end`. Fails if that has passed already; the
     /// count is then unchanged.
-    pub(super) fn enter(&mut self, end: Instant, renewed: bool, now: Instant) -> Result<(), Loss> {
+    pub(super) fn add_guard(
+        &mut self,
+        end: Instant,
+        renewed: bool,
+        now: Instant,
+    ) -> Result<(), Loss> {
         let lease = end.saturating_duration_since(now);
         match self.loss {
             Some(loss) => return Err(loss),
@@ -122,7 +127,7 @@ impl State {
             }
             None if lease.is_zero() => return Err(Loss::LeaseEnded),
             None => {
-                self.tenure = Tenure::begin();
+                self.hold_period = HoldPeriod::begin();
                 (self.end, self.longest) = (end, lease);
             }
         }
@@ -132,29 +137,29 @@ impl State {
     }
 
     /// Removes a guard. Returns the number of this change.
-    pub(super) fn leave(&mut self, renewed: bool) -> u64 {
+    pub(super) fn remove_guard(&mut self, renewed: bool) -> u64 {
         self.count = self.count.saturating_sub(1);
         self.renewed = self.renewed.saturating_sub(u32::from(renewed));
         self.changes += 1;
         self.changes
     }
 
-    pub(super) fn standing(&self) -> Standing {
-        Standing {
+    pub(super) fn snapshot(&self) -> HoldSnapshot {
+        HoldSnapshot {
             changes: self.changes,
             count: self.count,
             loss: self.loss,
             is_superseded: self.superseded,
             is_renewed: self.renewed > 0 && self.loss.is_none(),
-            is_ahead_of_store: self.acknowledged < self.changes,
-            is_asked_for: self.open_attempt > 0,
+            has_unacknowledged_changes: self.acknowledged < self.changes,
+            has_attempt_in_flight: self.open_attempt > 0,
             maybe_released: self.maybe_released,
-            given_back: self.given_back,
+            released_at: self.released_at,
         }
     }
 
     /// Returns whether the last claim must settle before the hold is dropped.
-    pub(super) fn is_to_be_settled(&self) -> bool {
+    pub(super) fn needs_settling(&self) -> bool {
         self.acknowledged.max(self.settling_ended) < self.changes
     }
 
@@ -164,13 +169,13 @@ impl State {
         self.settling_ended = self.changes;
     }
 
-    /// Records the answer to a release that was sent after `changes` changes. `given_back`: the answer
+    /// Records the answer to a release that was sent after `changes` changes. `fully_released`: the answer
     /// confirmed that nothing is held any more.
-    pub(super) fn store_followed(&mut self, changes: u64, given_back: bool) {
+    pub(super) fn release_acknowledged(&mut self, changes: u64, fully_released: bool) {
         self.acknowledged = self.acknowledged.max(changes);
         self.maybe_released = false;
-        if given_back {
-            self.given_back = changes;
+        if fully_released {
+            self.released_at = changes;
         }
         if self.open_attempt <= changes {
             self.open_attempt = 0;
@@ -178,15 +183,15 @@ impl State {
     }
 
     /// Records that an acquisition is about to be sent: from now on a release may be needed. Returns the
-    /// number of this change, for [`State::answered`].
-    pub(super) fn taking(&mut self) -> u64 {
+    /// number of this change, for [`State::attempt_acknowledged`].
+    pub(super) fn begin_attempt(&mut self) -> u64 {
         self.changes += 1;
         self.open_attempt = self.changes;
         self.changes
     }
 
     /// Records that this acquisition has been answered, or was never sent.
-    pub(super) fn answered(&mut self, change: u64) {
+    pub(super) fn attempt_acknowledged(&mut self, change: u64) {
         if self.acknowledged + 1 == change {
             self.acknowledged = change;
         }
@@ -214,38 +219,45 @@ impl State {
         }
     }
 
-    /// Returns the owner's tenure, if it holds the object now.
-    pub(super) fn tenure(&self) -> Option<Tenure> {
-        (self.count > 0 && self.loss.is_none()).then_some(self.tenure)
+    /// Returns the owner's hold period, if it holds the object now.
+    pub(super) fn hold_period(&self) -> Option<HoldPeriod> {
+        (self.count > 0 && self.loss.is_none()).then_some(self.hold_period)
     }
 
     /// Marks the hold as lost. Returns whether it was held and not lost before.
-    pub(super) fn lose(&mut self, loss: Loss) -> bool {
-        let is_news = self.tenure().is_some();
-        if is_news {
+    pub(super) fn mark_lost(&mut self, loss: Loss) -> bool {
+        let newly_lost = self.hold_period().is_some();
+        if newly_lost {
             self.loss = Some(loss);
         }
-        is_news
+        newly_lost
     }
 
     /// Marks the hold as lost if its lease has ended. Returns whether it did so.
     pub(super) fn expire(&mut self, now: Instant) -> bool {
-        now >= self.end && self.lose(Loss::LeaseEnded)
+        now >= self.end && self.mark_lost(Loss::LeaseEnded)
     }
 
     /// Returns when the watchdog has to look at this hold, and what it does then. `None` if there is
     /// nothing to watch.
-    pub(super) fn watch(&self, ahead: Duration, now: Instant) -> Option<(Instant, Watch)> {
-        self.tenure()?;
-        let is_due = self.renewed > 0 || self.watch.doubted;
-        if !is_due || self.watch.renewing {
-            return Some((self.end, Watch::Expire));
+    pub(super) fn next_watch(
+        &self,
+        margin: Duration,
+        now: Instant,
+    ) -> Option<(Instant, WatchAction)> {
+        self.hold_period()?;
+        let is_due = self.renewed > 0 || self.watchdog.suspect;
+        if !is_due || self.watchdog.renewing {
+            return Some((self.end, WatchAction::Expire));
         }
-        Some(match self.watch.not_before {
+        Some(match self.watchdog.not_before {
             // After a failure: when its pause is over, and not earlier.
-            Some(again) => (again.min(self.end), Watch::Retry),
-            None if self.watch.doubted => (now, Watch::Renew),
-            None => (self.end.checked_sub(ahead).unwrap_or(now), Watch::Renew),
+            Some(again) => (again.min(self.end), WatchAction::Retry),
+            None if self.watchdog.suspect => (now, WatchAction::Renew),
+            None => (
+                self.end.checked_sub(margin).unwrap_or(now),
+                WatchAction::Renew,
+            ),
         })
     }
 }
@@ -260,15 +272,15 @@ mod tests {
     fn entered(renewed: bool) -> (State, Instant) {
         let now = Instant::now();
         let mut state = State::new(now);
-        state.enter(now + 10 * SECOND, renewed, now).unwrap();
+        state.add_guard(now + 10 * SECOND, renewed, now).unwrap();
         (state, now)
     }
 
     /// A hold whose first attempt the store has acknowledged.
     fn acquired() -> State {
         let (mut state, _) = entered(false);
-        let attempt = state.taking();
-        state.answered(attempt);
+        let attempt = state.begin_attempt();
+        state.attempt_acknowledged(attempt);
         state
     }
 
@@ -276,21 +288,21 @@ mod tests {
     fn expired_grant_adds_no_guard() {
         let now = Instant::now();
         let mut state = State::new(now);
-        assert_eq!(state.enter(now, true, now), Err(Loss::LeaseEnded));
+        assert_eq!(state.add_guard(now, true, now), Err(Loss::LeaseEnded));
         assert_eq!((state.count, state.loss), (0, None));
-        assert!(!state.standing().is_renewed);
-        state.enter(now + SECOND, true, now).unwrap();
+        assert!(!state.snapshot().is_renewed);
+        state.add_guard(now + SECOND, true, now).unwrap();
         assert_eq!((state.count, state.end), (1, now + SECOND));
     }
 
     #[test]
     fn later_grant_never_shortens_hold() {
         let (mut state, now) = entered(false);
-        state.enter(now, false, now).unwrap();
-        state.enter(now + SECOND, false, now).unwrap();
+        state.add_guard(now, false, now).unwrap();
+        state.add_guard(now + SECOND, false, now).unwrap();
         assert_eq!((state.end, state.longest), (now + 10 * SECOND, 10 * SECOND));
         let end = now + 12 * SECOND;
-        state.enter(end, false, now + 9 * SECOND).unwrap();
+        state.add_guard(end, false, now + 9 * SECOND).unwrap();
         assert_eq!((state.end, state.longest), (end, 10 * SECOND));
         assert_eq!(state.count, 4);
     }
@@ -298,34 +310,34 @@ mod tests {
     #[test]
     fn new_tenure_ends_with_its_own_grant() {
         let (mut state, now) = entered(false);
-        let first = state.tenure();
-        state.leave(false);
-        assert_eq!((state.tenure(), state.count), (None, 0));
-        let latest = Some(Tenure::latest());
-        state.enter(now + SECOND, false, now).unwrap();
+        let first = state.hold_period();
+        state.remove_guard(false);
+        assert_eq!((state.hold_period(), state.count), (None, 0));
+        let latest = Some(HoldPeriod::latest());
+        state.add_guard(now + SECOND, false, now).unwrap();
         assert_eq!((state.end, state.longest), (now + SECOND, SECOND));
-        assert!(state.tenure() > first && state.tenure() > latest);
+        assert!(state.hold_period() > first && state.hold_period() > latest);
     }
 
     #[test]
     fn lost_hold_cannot_be_entered() {
         let (mut state, now) = entered(true);
-        assert!(state.standing().is_renewed);
-        assert!(state.lose(Loss::NotHeld));
-        assert!(!state.lose(Loss::LeaseEnded), "the first reason stays");
+        assert!(state.snapshot().is_renewed);
+        assert!(state.mark_lost(Loss::NotHeld));
+        assert!(!state.mark_lost(Loss::LeaseEnded), "the first reason stays");
         assert_eq!(state.loss, Some(Loss::NotHeld));
-        assert_eq!(state.tenure(), None);
+        assert_eq!(state.hold_period(), None);
         assert_eq!(state.valid_for(now), Duration::ZERO);
-        assert!(!state.standing().is_renewed);
-        let again = state.enter(now + 20 * SECOND, true, now);
+        assert!(!state.snapshot().is_renewed);
+        let again = state.add_guard(now + 20 * SECOND, true, now);
         assert_eq!((again, state.count), (Err(Loss::NotHeld), 1));
     }
 
     #[test]
     fn released_hold_cannot_be_lost() {
         let (mut state, now) = entered(false);
-        state.leave(false);
-        assert!(!state.lose(Loss::NotHeld) && !state.expire(now + 10 * SECOND));
+        state.remove_guard(false);
+        assert!(!state.mark_lost(Loss::NotHeld) && !state.expire(now + 10 * SECOND));
         assert_eq!((state.loss, state.valid_for(now)), (None, Duration::ZERO));
     }
 
@@ -343,147 +355,159 @@ mod tests {
     #[test]
     fn hold_is_renewed_while_any_guard_requires_it() {
         let (mut state, now) = entered(false);
-        assert!(!state.standing().is_renewed);
-        state.enter(now + SECOND, true, now).unwrap();
-        state.enter(now + SECOND, true, now).unwrap();
-        state.leave(true);
-        assert!(state.standing().is_renewed);
-        state.leave(false);
-        assert!(state.standing().is_renewed);
-        state.leave(true);
-        assert!(!state.standing().is_renewed);
+        assert!(!state.snapshot().is_renewed);
+        state.add_guard(now + SECOND, true, now).unwrap();
+        state.add_guard(now + SECOND, true, now).unwrap();
+        state.remove_guard(true);
+        assert!(state.snapshot().is_renewed);
+        state.remove_guard(false);
+        assert!(state.snapshot().is_renewed);
+        state.remove_guard(true);
+        assert!(!state.snapshot().is_renewed);
     }
 
     #[test]
     fn answered_attempt_needs_no_settling() {
         let mut state = State::new(Instant::now());
-        assert!(!state.is_to_be_settled());
-        let attempt = state.taking();
-        let standing = state.standing();
-        assert_eq!(standing.changes, attempt);
-        assert!(standing.is_ahead_of_store && standing.is_asked_for);
-        assert!(state.is_to_be_settled());
-        state.answered(attempt);
-        let standing = state.standing();
-        assert!(!standing.is_ahead_of_store && !standing.is_asked_for);
-        assert!(!state.is_to_be_settled());
+        assert!(!state.needs_settling());
+        let attempt = state.begin_attempt();
+        let snapshot = state.snapshot();
+        assert_eq!(snapshot.changes, attempt);
+        assert!(snapshot.has_unacknowledged_changes && snapshot.has_attempt_in_flight);
+        assert!(state.needs_settling());
+        state.attempt_acknowledged(attempt);
+        let snapshot = state.snapshot();
+        assert!(!snapshot.has_unacknowledged_changes && !snapshot.has_attempt_in_flight);
+        assert!(!state.needs_settling());
     }
 
     /// The released guard may have left state in the store: the attempt's answer does not tell.
     #[test]
     fn attempt_answer_does_not_acknowledge_earlier_changes() {
         let mut state = acquired();
-        let left = state.leave(false);
-        let attempt = state.taking();
+        let left = state.remove_guard(false);
+        let attempt = state.begin_attempt();
         assert_eq!(attempt, left + 1);
-        state.answered(attempt);
-        let standing = state.standing();
-        assert!(standing.is_ahead_of_store && !standing.is_asked_for);
+        state.attempt_acknowledged(attempt);
+        let snapshot = state.snapshot();
+        assert!(snapshot.has_unacknowledged_changes && !snapshot.has_attempt_in_flight);
     }
 
     #[test]
     fn answer_to_earlier_attempt_leaves_latest_open() {
         let mut state = acquired();
-        let [first, _] = [(); 2].map(|()| state.taking());
-        state.answered(first);
-        let standing = state.standing();
-        assert!(standing.is_ahead_of_store && standing.is_asked_for);
+        let [first, _] = [(); 2].map(|()| state.begin_attempt());
+        state.attempt_acknowledged(first);
+        let snapshot = state.snapshot();
+        assert!(snapshot.has_unacknowledged_changes && snapshot.has_attempt_in_flight);
     }
 
     #[test]
     fn answered_release_acknowledges_all_earlier_changes() {
         let mut state = acquired();
-        state.leave(false);
-        let attempt = state.taking();
+        state.remove_guard(false);
+        let attempt = state.begin_attempt();
         state.maybe_released = true;
-        state.store_followed(attempt, true);
-        let standing = state.standing();
-        assert!(!standing.is_ahead_of_store && !standing.is_asked_for);
-        assert!(!standing.maybe_released);
-        assert_eq!(standing.given_back, attempt);
+        state.release_acknowledged(attempt, true);
+        let snapshot = state.snapshot();
+        assert!(!snapshot.has_unacknowledged_changes && !snapshot.has_attempt_in_flight);
+        assert!(!snapshot.maybe_released);
+        assert_eq!(snapshot.released_at, attempt);
     }
 
     #[test]
     fn release_does_not_acknowledge_later_changes() {
         let mut state = acquired();
-        let left = state.leave(false);
-        let attempt = state.taking();
-        state.store_followed(left, false);
-        let standing = state.standing();
-        assert!(standing.is_ahead_of_store && standing.is_asked_for);
-        assert_eq!(standing.given_back, 0);
+        let left = state.remove_guard(false);
+        let attempt = state.begin_attempt();
+        state.release_acknowledged(left, false);
+        let snapshot = state.snapshot();
+        assert!(snapshot.has_unacknowledged_changes && snapshot.has_attempt_in_flight);
+        assert_eq!(snapshot.released_at, 0);
         // With everything before it acknowledged, its own answer is enough.
-        state.answered(attempt);
-        assert!(!state.standing().is_ahead_of_store);
+        state.attempt_acknowledged(attempt);
+        assert!(!state.snapshot().has_unacknowledged_changes);
         // A late answer takes nothing back.
-        state.store_followed(left, false);
-        assert!(!state.standing().is_ahead_of_store);
+        state.release_acknowledged(left, false);
+        assert!(!state.snapshot().has_unacknowledged_changes);
     }
 
     #[test]
     fn abandoned_settling_is_not_required_again() {
         let mut state = acquired();
-        state.leave(false);
+        state.remove_guard(false);
         state.settling_ended();
-        assert!(!state.is_to_be_settled());
-        assert!(state.standing().is_ahead_of_store);
-        state.taking();
-        assert!(state.is_to_be_settled());
+        assert!(!state.needs_settling());
+        assert!(state.snapshot().has_unacknowledged_changes);
+        state.begin_attempt();
+        assert!(state.needs_settling());
     }
 
     #[test]
     fn successor_of_lost_hold_starts_with_release() {
         let (mut lost, now) = entered(true);
-        lost.lose(Loss::NotHeld);
+        lost.mark_lost(Loss::NotHeld);
         let mut later = State::new(now);
         later.supersede(&mut lost);
-        assert!(lost.standing().is_superseded);
-        let standing = later.standing();
-        assert!(standing.is_ahead_of_store && !standing.is_asked_for);
-        assert!(!standing.is_superseded);
+        assert!(lost.snapshot().is_superseded);
+        let snapshot = later.snapshot();
+        assert!(snapshot.has_unacknowledged_changes && !snapshot.has_attempt_in_flight);
+        assert!(!snapshot.is_superseded);
         assert_eq!(later.longest, 10 * SECOND);
     }
 
     #[test]
     fn release_after_loss_follows_open_attempt() {
         let mut lost = acquired();
-        lost.taking();
+        lost.begin_attempt();
         let mut later = State::new(lost.end);
         later.supersede(&mut lost);
-        assert!(later.standing().is_asked_for);
-        later.store_followed(later.changes, true);
-        let standing = later.standing();
-        assert!(!standing.is_asked_for && !standing.is_ahead_of_store);
+        assert!(later.snapshot().has_attempt_in_flight);
+        later.release_acknowledged(later.changes, true);
+        let snapshot = later.snapshot();
+        assert!(!snapshot.has_attempt_in_flight && !snapshot.has_unacknowledged_changes);
     }
 
     #[test]
     fn renewed_hold_is_due_early_and_fixed_lease_at_end() {
         let (mut state, now) = entered(false);
         let end = now + 10 * SECOND;
-        assert_eq!(state.watch(6 * SECOND, now), Some((end, Watch::Expire)));
-        state.enter(now + SECOND, true, now).unwrap();
+        assert_eq!(
+            state.next_watch(6 * SECOND, now),
+            Some((end, WatchAction::Expire))
+        );
+        state.add_guard(now + SECOND, true, now).unwrap();
         let due = now + 4 * SECOND;
-        assert_eq!(state.watch(6 * SECOND, now), Some((due, Watch::Renew)));
-        state.watch.renewing = true;
-        assert_eq!(state.watch(6 * SECOND, now), Some((end, Watch::Expire)));
-        state.lose(Loss::NotHeld);
-        assert_eq!(state.watch(6 * SECOND, now), None);
+        assert_eq!(
+            state.next_watch(6 * SECOND, now),
+            Some((due, WatchAction::Renew))
+        );
+        state.watchdog.renewing = true;
+        assert_eq!(
+            state.next_watch(6 * SECOND, now),
+            Some((end, WatchAction::Expire))
+        );
+        state.mark_lost(Loss::NotHeld);
+        assert_eq!(state.next_watch(6 * SECOND, now), None);
     }
 
     #[test]
     fn released_hold_is_not_watched() {
         let (mut state, now) = entered(true);
-        state.leave(true);
-        state.watch.doubted = true;
-        assert_eq!(state.watch(6 * SECOND, now), None);
+        state.remove_guard(true);
+        state.watchdog.suspect = true;
+        assert_eq!(state.next_watch(6 * SECOND, now), None);
     }
 
     #[test]
     fn doubted_hold_is_due_now_even_with_fixed_lease() {
         for renewed in [false, true] {
             let (mut state, now) = entered(renewed);
-            state.watch.doubted = true;
-            assert_eq!(state.watch(6 * SECOND, now), Some((now, Watch::Renew)));
+            state.watchdog.suspect = true;
+            assert_eq!(
+                state.next_watch(6 * SECOND, now),
+                Some((now, WatchAction::Renew))
+            );
         }
     }
 
@@ -491,10 +515,13 @@ mod tests {
     fn failed_renewal_is_retried_after_pause_or_at_lease_end() {
         let (mut state, now) = entered(true);
         let end = now + 10 * SECOND;
-        state.watch.doubted = true;
+        state.watchdog.suspect = true;
         for (pause, due) in [(SECOND, now + SECOND), (11 * SECOND, end)] {
-            state.watch.not_before = Some(now + pause);
-            assert_eq!(state.watch(6 * SECOND, now), Some((due, Watch::Retry)));
+            state.watchdog.not_before = Some(now + pause);
+            assert_eq!(
+                state.next_watch(6 * SECOND, now),
+                Some((due, WatchAction::Retry))
+            );
         }
     }
 }

@@ -1,21 +1,21 @@
-//! One folder per primitive: its rules, its Lua scripts, its handle and its guard. `handle`
+//! One folder per primitive: its rules, its Lua scripts, its handle and its guard. `lock`
 //! contains the parts that all locks share.
 
 pub(crate) mod count_down_latch;
+pub(crate) mod counter;
 pub(crate) mod expirable_semaphore;
 pub(crate) mod fair_lock;
 pub(crate) mod fenced_lock;
-pub(crate) mod handle;
+pub(crate) mod inspect;
 pub(crate) mod lock;
 pub(crate) mod multi_lock;
-pub(crate) mod number;
 pub(crate) mod read_write_lock;
 pub(crate) mod red_lock;
+pub(crate) mod reentrant;
 pub(crate) mod semaphore;
 pub(crate) mod spin_lock;
-pub(crate) mod survey;
 
 #[cfg(test)]
-mod exploration;
+pub(crate) mod differential;
 #[cfg(test)]
-pub(crate) mod twin;
+mod exploration;

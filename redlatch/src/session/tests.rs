@@ -4,7 +4,9 @@ use std::collections::HashSet;
 use std::hash::BuildHasher as _;
 
 use super::*;
-use crate::store::embedded::trouble::Failure::{self, NoAnswer, NoEffect, NotSent, Unconfirmed};
+use crate::store::embedded::failure_injection::Failure::{
+    self, NoAnswer, NoEffect, NotSent, Unconfirmed,
+};
 use crate::{Client, Embedded, Guard, Lock, MultiLock};
 
 const SECOND: Duration = Duration::from_secs(1);
@@ -22,19 +24,19 @@ fn client() -> (Embedded, Client) {
 }
 
 /// Returns how long it takes until no background work is left.
-async fn settled_after(client: &Client) -> Duration {
+async fn flush_duration(client: &Client) -> Duration {
     let begun = Instant::now();
-    client.settled().await;
+    client.flush().await;
     begun.elapsed()
 }
 
 fn session(guard: &Guard) -> &Arc<Session> {
-    &guard.claim().session
+    &guard.hold_ref().session
 }
 
 /// Returns the numbers of claims of all owners, ordered by name.
-fn users(session: &Session) -> Vec<usize> {
-    session.claims().values().map(|one| one.users).collect()
+fn refs(session: &Session) -> Vec<usize> {
+    session.holds().values().map(|one| one.refs).collect()
 }
 
 /// Another owner has acquired the lock of this guard, which has not noticed it yet.
@@ -52,7 +54,7 @@ fn assert_not_held<T: std::fmt::Debug>(answer: Result<T>) {
 
 #[test]
 fn different_keys_have_different_hashes() {
-    let mix = BuildHasherDefault::<Mix>::default();
+    let mix = BuildHasherDefault::<MixHasher>::default();
     let mut hashes = HashSet::new();
     let mut is_new = |hash| hashes.insert(hash);
     for a in 0..64_u64 {
@@ -67,23 +69,23 @@ async fn claims_share_hold_until_last_is_dropped() {
     let lock = client.lock("a");
     let outer = lock.lock().await.unwrap();
     let session = session(&outer).clone();
-    assert_eq!(users(&session), [1]);
+    assert_eq!(refs(&session), [1]);
     let inner = outer.reenter().await.unwrap();
-    assert_eq!((users(&session), outer.hold_count()), (vec![2], 2));
+    assert_eq!((refs(&session), outer.hold_count()), (vec![2], 2));
     let other = client.lock("b").lock().await.unwrap();
-    assert_eq!(session.claims().len(), 2);
+    assert_eq!(session.holds().len(), 2);
     other.unlock().await.unwrap();
     inner.unlock().await.unwrap();
-    assert_eq!(users(&session), [1]);
+    assert_eq!(refs(&session), [1]);
     let third = outer.reenter().await.unwrap();
     drop(third);
     // The background has a claim of its own until the store has answered.
-    assert_eq!(users(&session), [2]);
-    client.settled().await;
-    assert_eq!((users(&session), outer.hold_count()), (vec![1], 1));
+    assert_eq!(refs(&session), [2]);
+    client.flush().await;
+    assert_eq!((refs(&session), outer.hold_count()), (vec![1], 1));
     drop(outer);
-    client.settled().await;
-    assert_eq!(users(&session), []);
+    client.flush().await;
+    assert_eq!(refs(&session), []);
     assert!(!lock.is_locked().await.unwrap());
     assert_eq!(client.status().holds, 0);
 }
@@ -97,7 +99,7 @@ async fn refused_request_leaves_nothing_behind() {
     let own = client.lock("c").lock().await.unwrap();
     assert!(locks[0].try_lock().await.unwrap().is_none());
     assert!(both.try_lock().await.unwrap().is_none());
-    assert_eq!(users(session(&own)), [1]);
+    assert_eq!(refs(session(&own)), [1]);
     assert_eq!(client.status().background, 0);
     // A key of another type: nothing was done, so there is nothing to settle.
     client.semaphore("d").try_set_permits(1).await.unwrap();
@@ -107,7 +109,7 @@ async fn refused_request_leaves_nothing_behind() {
     let refused = MultiLock::new([&odd, &locks[1]]).try_lock().await;
     assert!(refused.is_err());
     assert_eq!(client.status().background, 0);
-    assert_eq!(users(session(&own)), [1]);
+    assert_eq!(refs(session(&own)), [1]);
     held.unlock().await.unwrap();
 }
 
@@ -239,16 +241,19 @@ async fn waiter_notices_later_tenure_of_its_owner() {
     let lock = client.lock("a");
     let me = Owner::new();
     let guard = lock.lock().owner(me).await.unwrap();
-    let (session, place) = (session(&guard).clone(), guard.claim().hold.place.clone());
-    let first = session.tenure(me, &place);
+    let (session, object) = (
+        session(&guard).clone(),
+        guard.hold_ref().hold.object.clone(),
+    );
+    let first = session.hold_period(me, &object);
     assert!(first.is_some());
-    session.has_entered(me, &place, None).await;
-    let early = tokio::time::timeout(SECOND, session.has_entered(me, &place, first)).await;
-    assert!(early.is_err(), "it is the same tenure");
+    session.wait_until_held(me, &object, None).await;
+    let early = tokio::time::timeout(SECOND, session.wait_until_held(me, &object, first)).await;
+    assert!(early.is_err(), "it is the same hold_period");
     guard.unlock().await.unwrap();
-    assert_eq!(session.tenure(me, &place), None);
+    assert_eq!(session.hold_period(me, &object), None);
     for several in [false, true] {
-        let before = Some(Tenure::latest());
+        let before = Some(HoldPeriod::latest());
         let enter = async {
             tokio::task::yield_now().await;
             let (one, many) = match several {
@@ -261,13 +266,13 @@ async fn waiter_notices_later_tenure_of_its_owner() {
             tokio::time::sleep(SECOND).await;
             drop((one, many));
         };
-        let told = session.has_entered(me, &place, before);
+        let told = session.wait_until_held(me, &object, before);
         tokio::select! {
             biased;
             () = told => {}
             () = enter => panic!("not told"),
         }
-        client.settled().await;
+        client.flush().await;
     }
 }
 
@@ -279,9 +284,9 @@ async fn guard_dropped_on_one_side_does_not_block_other_side() {
     drop(lock.read().lock().owner(me).await.unwrap());
     let writer = lock.write().try_lock().owner(me).await.unwrap().unwrap();
     writer.unlock().await.unwrap();
-    client.settled().await;
+    client.flush().await;
     let reader = lock.read().lock().owner(me).await.unwrap();
-    assert_eq!(users(&reader.claim().session), [1]);
+    assert_eq!(refs(&reader.hold_ref().session), [1]);
 }
 
 #[tokio::test(start_paused = true)]
@@ -291,7 +296,7 @@ async fn concurrent_releases_are_sent_once() {
     let outer = lock.lock().await.unwrap();
     let inner = outer.reenter().await.unwrap();
     let owner = outer.owner();
-    let turn = outer.claim().hold.steps.clone().lock_owned().await;
+    let turn = outer.hold_ref().hold.step_lock.clone().lock_owned().await;
     let leave = async {
         tokio::task::yield_now().await;
         drop(turn);
@@ -311,7 +316,7 @@ async fn concurrent_releases_both_report_loss() {
     let outer = lock.lock().await.unwrap();
     let inner = outer.reenter().await.unwrap();
     assert!(other.lock("a").force_unlock().await.unwrap());
-    let turn = outer.claim().hold.steps.clone().lock_owned().await;
+    let turn = outer.hold_ref().hold.step_lock.clone().lock_owned().await;
     let leave = async {
         tokio::task::yield_now().await;
         drop(turn);
@@ -334,7 +339,7 @@ async fn release_of_lost_hold_first_settles_its_successor() {
     store.fail([None, Some(NoAnswer)]);
     assert!(lock.try_lock().owner(me).await.is_err());
     assert!(lock.is_locked().await.unwrap());
-    assert_not_held(lost.claim().settle().await);
+    assert_not_held(lost.hold_ref().settle().await);
     // The background has had no chance to do so.
     assert_eq!(client.status().background, 1);
     assert!(!lock.is_locked().await.unwrap());
@@ -344,23 +349,23 @@ async fn release_of_lost_hold_first_settles_its_successor() {
 async fn unanswered_release_makes_next_one_a_repetition() {
     let client = Client::embedded();
     let guard = client.lock("a").lock().await.unwrap();
-    let hold = &guard.claim().hold;
-    for (keep, sent, repeated) in [(1, true, false), (0, false, false), (0, true, true)] {
-        let release = Release::new(hold, keep);
-        if sent {
-            release.sent.set();
+    let hold = &guard.hold_ref().hold;
+    for (keep, progress, repeated) in [(1, true, false), (0, false, false), (0, true, true)] {
+        let release = PendingRelease::new(hold, keep);
+        if progress {
+            release.progress.mark_sent();
         }
         drop(release);
-        assert_eq!(hold.standing().maybe_released, repeated);
+        assert_eq!(hold.snapshot().maybe_released, repeated);
     }
-    let release = Release::new(hold, 0);
-    hold.store_followed(hold.changes(), false);
-    release.sent.set();
-    release.answered(Ok(())).unwrap();
+    let release = PendingRelease::new(hold, 0);
+    hold.release_acknowledged(hold.changes(), false);
+    release.progress.mark_sent();
+    release.record_answer(Ok(())).unwrap();
     drop(release);
-    assert!(!hold.standing().maybe_released, "it was answered");
+    assert!(!hold.snapshot().maybe_released, "it was answered");
     // The store does not have it any more: the earlier release took effect.
-    hold.may_be_released();
+    hold.release_unanswered();
     assert!(client.lock("a").force_unlock().await.unwrap());
     guard.unlock().await.unwrap();
 }
@@ -369,27 +374,27 @@ async fn unanswered_release_makes_next_one_a_repetition() {
 async fn dropped_background_work_counts_as_settled() {
     let client = Client::embedded();
     let guard = client.lock("a").lock().await.unwrap();
-    let claim = guard.claim().clone();
-    let hold = claim.hold.clone();
-    hold.taking();
-    assert!(hold.is_to_be_settled());
-    drop(Unheard(Some(claim)));
-    assert!(!hold.is_to_be_settled());
+    let hold_ref = guard.hold_ref().clone();
+    let hold = hold_ref.hold.clone();
+    hold.begin_attempt();
+    assert!(hold.needs_settling());
+    drop(WarnIfDropped(Some(hold_ref)));
+    assert!(!hold.needs_settling());
 }
 
 #[tokio::test(start_paused = true)]
 async fn last_claim_settles_open_changes() {
     let client = Client::embedded();
     let guard = client.lock("a").lock().await.unwrap();
-    let (claim, session) = (guard.claim().clone(), session(&guard).clone());
+    let (hold_ref, session) = (guard.hold_ref().clone(), session(&guard).clone());
     guard.unlock().await.unwrap();
-    let hold = claim.hold.clone();
-    hold.taking();
-    drop(claim);
-    assert_eq!(users(&session), [1], "the background has it");
-    client.settled().await;
-    assert!(!hold.standing().is_ahead_of_store);
-    assert_eq!(users(&session), []);
+    let hold = hold_ref.hold.clone();
+    hold.begin_attempt();
+    drop(hold_ref);
+    assert_eq!(refs(&session), [1], "the background has it");
+    client.flush().await;
+    assert!(!hold.snapshot().has_unacknowledged_changes);
+    assert_eq!(refs(&session), []);
 }
 
 /// The pause between two attempts to release in the background.
@@ -403,7 +408,7 @@ async fn guard_dropped_in_outage_is_released_after_it() {
         let guard = lock.lock().await.unwrap();
         store.fail([failure; 3]);
         drop(guard);
-        assert_eq!(settled_after(&client).await, 3 * PAUSE, "{failure:?}");
+        assert_eq!(flush_duration(&client).await, 3 * PAUSE, "{failure:?}");
         assert!(!lock.is_locked().await.unwrap());
         assert_eq!(client.status().holds, 0);
     }
@@ -417,10 +422,10 @@ async fn release_is_abandoned_after_lease_has_ended() {
         let session = session(&guard).clone();
         store.fail([NoEffect; 1000]);
         drop(guard);
-        let given_up = settled_after(&client).await;
-        let end = lease + SETTLING;
+        let given_up = flush_duration(&client).await;
+        let end = lease + SETTLE_GRACE;
         assert!((end..=end + PAUSE).contains(&given_up), "{given_up:?}");
-        assert_eq!(users(&session), []);
+        assert_eq!(refs(&session), []);
         store.recover();
     }
 }
@@ -433,13 +438,17 @@ async fn impossible_release_is_not_retried() {
     assert!(lock.force_unlock().await.unwrap());
     client.semaphore("a").try_set_permits(1).await.unwrap();
     drop(guard);
-    assert_eq!(settled_after(&client).await, Duration::ZERO, "another kind");
+    assert_eq!(
+        flush_duration(&client).await,
+        Duration::ZERO,
+        "another kind"
+    );
 
     let guard = client.lock("b").lock().await.unwrap();
-    let claim = guard.claim().clone();
-    claim.hold.lose(Loss::NotHeld);
+    let hold_ref = guard.hold_ref().clone();
+    hold_ref.hold.mark_lost(Loss::NotHeld);
     let begun = Instant::now();
-    claim.settle_persistently(guard.valid_for(), None).await;
+    hold_ref.settle_with_retries(guard.valid_for(), None).await;
     assert_eq!(begun.elapsed(), Duration::ZERO, "lost");
 }
 
@@ -464,9 +473,9 @@ async fn acquisition_without_answer_is_undone() {
                 matches!(failure, NoAnswer | NoEffect),
                 "{failure:?}"
             );
-            client.settled().await;
+            client.flush().await;
             assert!(!a.is_locked().await.unwrap() && !b.is_locked().await.unwrap());
-            assert_eq!(users(session(&kept)), [1]);
+            assert_eq!(refs(session(&kept)), [1]);
         }
     }
 }
@@ -480,14 +489,14 @@ async fn undo_of_acquisition_is_abandoned_after_its_lease() {
     for lease in [20 * SECOND, 40 * SECOND] {
         let remembered = Lease::new(30 * SECOND).unwrap();
         let terms = session(&held).terms(Some(Lease::new(lease).unwrap()), true);
-        let waits = terms.waiting(Some(remembered)).remembered.duration();
+        let waits = terms.waiting(Some(remembered)).trace_lifetime.duration();
         assert_eq!(waits, lease.max(30 * SECOND));
-        assert_eq!(terms.waiting(None).remembered.duration(), lease);
+        assert_eq!(terms.waiting(None).trace_lifetime.duration(), lease);
         store.fail([NoEffect; 1000]);
         let failed = lock.try_lock().lease(lease).await.map(drop);
         assert!(failed.is_err());
-        let given_up = settled_after(&client).await;
-        let end = lease + SETTLING;
+        let given_up = flush_duration(&client).await;
+        let end = lease + SETTLE_GRACE;
         assert!((end..=end + PAUSE).contains(&given_up), "{given_up:?}");
         store.recover();
     }
@@ -512,7 +521,7 @@ async fn hold_lasts_as_long_as_unconfirmed_acquisition() {
         };
         assert!(inner.is_err());
         assert_eq!(outer.valid_for(), 30 * SECOND, "several: {several}");
-        client.settled().await;
+        client.flush().await;
         assert_eq!(outer.hold_count(), 1);
         outer.unlock().await.unwrap();
         assert!(!lock.is_locked().await.unwrap());
@@ -536,7 +545,7 @@ async fn other_request_of_owner_queues_again_after_drop() {
     let waited = tokio::time::timeout(SECOND, first.as_mut()).await;
     assert!(waited.is_err());
     drop(first);
-    client.settled().await;
+    client.flush().await;
     tokio::time::sleep(SECOND).await;
     let begun = Instant::now();
     held.unlock().await.unwrap();
@@ -555,7 +564,7 @@ async fn unanswered_release_is_not_reported_as_loss() {
         let failed = guard.unlock().await;
         assert!(matches!(failed, Err(Error::Unavailable { .. })));
         // The repetition finds nothing if the first one took effect.
-        client.settled().await;
+        client.flush().await;
         let next = lock.lock().await.unwrap();
         assert!(next.is_valid());
         next.unlock().await.unwrap();
@@ -581,7 +590,7 @@ async fn next_acquisition_waits_for_pending_release() {
         }
         let guard = next.expect("acquired after the failures");
         assert_eq!(lock.hold_count(me).await.unwrap(), 1);
-        client.settled().await;
+        client.flush().await;
         assert!(guard.is_valid() && lock.is_locked().await.unwrap());
         guard.unlock().await.unwrap();
     }

@@ -6,9 +6,9 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
-use super::{Answer, Confirmation, Sent, SharedEar};
+use super::{Answer, Confirmation, Progress, SharedSubscriber};
 use crate::error::Result;
-use crate::space::Space;
+use crate::keyspace::Keyspace;
 use crate::step::Step;
 
 /// A store without a server: the same steps, keys and messages, in this process.
@@ -30,11 +30,11 @@ pub struct Embedded(Arc<Mutex<Shared>>);
 
 #[derive(Default)]
 struct Shared {
-    space: Space,
-    ears: HashMap<String, HashMap<u64, SharedEar>>,
-    attached: u64,
+    keyspace: Keyspace,
+    subscribers: HashMap<String, HashMap<u64, SharedSubscriber>>,
+    last_connection_id: u64,
     #[cfg(test)]
-    trouble: trouble::Trouble,
+    injected: failure_injection::InjectedFailures,
 }
 
 impl Embedded {
@@ -43,13 +43,13 @@ impl Embedded {
         Embedded::default()
     }
 
-    pub(crate) fn attach(&self, ear: SharedEar) -> Attached {
+    pub(crate) fn connect(&self, subscriber: SharedSubscriber) -> EmbeddedConnection {
         let mut shared = self.shared();
-        shared.attached += 1;
-        Attached {
-            id: shared.attached,
+        shared.last_connection_id += 1;
+        EmbeddedConnection {
+            id: shared.last_connection_id,
             store: self.clone(),
-            ear,
+            subscriber,
         }
     }
 
@@ -66,24 +66,24 @@ impl std::fmt::Debug for Embedded {
 }
 
 /// One client's connection to an embedded store.
-pub(crate) struct Attached {
+pub(crate) struct EmbeddedConnection {
     id: u64,
     store: Embedded,
-    ear: SharedEar,
+    subscriber: SharedSubscriber,
 }
 
-impl Attached {
+impl EmbeddedConnection {
     pub(crate) fn address(&self) -> String {
         format!("embedded:{:p}", Arc::as_ptr(&self.store.0))
     }
 
-    pub(crate) fn run<S: Step>(&self, step: &S, sent: &Sent) -> Result<Answer<S::Reply>> {
+    pub(crate) fn run<S: Step>(&self, step: &S, progress: &Progress) -> Result<Answer<S::Reply>> {
         #[cfg(test)]
-        if let Some(answer) = self.run_in_trouble(step, sent) {
+        if let Some(answer) = self.run_with_failure(step, progress) {
             return answer;
         }
-        sent.set();
-        sent.answered();
+        progress.mark_sent();
+        progress.record_answer();
         self.apply(step)
     }
 
@@ -91,25 +91,25 @@ impl Attached {
     #[allow(clippy::unused_self, reason = "unit tests set it")]
     pub(crate) fn response_timeout(&self) -> Duration {
         #[cfg(test)]
-        if let Some(timeout) = self.store.shared().trouble.response_timeout {
+        if let Some(timeout) = self.store.shared().injected.response_timeout {
             return timeout;
         }
         Duration::MAX
     }
 
     fn apply<S: Step>(&self, step: &S) -> Result<Answer<S::Reply>> {
-        let sent = Instant::now();
-        let (reply, woken) = {
+        let sent_at = Instant::now();
+        let (reply, deliveries) = {
             let mut shared = self.store.shared();
-            let reply = step.apply(&mut shared.space, sent)?;
-            (reply, shared.published())
+            let reply = step.apply(&mut shared.keyspace, sent_at)?;
+            (reply, shared.take_deliveries())
         };
-        for (ear, channel) in woken {
-            ear.heard(&channel);
+        for (subscriber, channel) in deliveries {
+            subscriber.on_message(&channel);
         }
         Ok(Answer {
             reply,
-            sent,
+            sent_at,
             repeated: false,
             confirmation: Confirmation::NOT_NEEDED,
             server: Default::default(),
@@ -118,56 +118,63 @@ impl Attached {
 
     pub(crate) fn subscribe(&self, channel: &str) {
         let mut shared = self.store.shared();
-        let ears = shared.ears.entry(channel.to_owned()).or_default();
-        ears.insert(self.id, self.ear.clone());
-        let listeners = ears.len();
-        shared.space.listening(channel, listeners);
+        let subscribers = shared.subscribers.entry(channel.to_owned()).or_default();
+        subscribers.insert(self.id, self.subscriber.clone());
+        let subscriber_count = subscribers.len();
+        shared
+            .keyspace
+            .set_subscriber_count(channel, subscriber_count);
     }
 
     pub(crate) fn unsubscribe(&self, channel: &str) {
         let shared = &mut *self.store.shared();
-        if let Some(ears) = shared.ears.get_mut(channel) {
-            ears.remove(&self.id);
-            shared.space.listening(channel, ears.len());
-            if ears.is_empty() {
-                shared.ears.remove(channel);
+        if let Some(subscribers) = shared.subscribers.get_mut(channel) {
+            subscribers.remove(&self.id);
+            shared
+                .keyspace
+                .set_subscriber_count(channel, subscribers.len());
+            if subscribers.is_empty() {
+                shared.subscribers.remove(channel);
             }
         }
     }
 
     pub(crate) fn keys(&self, pattern: &str) -> Vec<String> {
-        let mut keys = self.store.shared().space.keys(Instant::now());
+        let mut keys = self.store.shared().keyspace.keys(Instant::now());
         keys.retain(|key| super::glob::matches(pattern.as_bytes(), key.as_bytes()));
         keys
     }
 }
 
-impl Drop for Attached {
+impl Drop for EmbeddedConnection {
     fn drop(&mut self) {
         let shared = &mut *self.store.shared();
-        shared.ears.retain(|channel, ears| {
-            if ears.remove(&self.id).is_some() {
-                shared.space.listening(channel, ears.len());
+        shared.subscribers.retain(|channel, subscribers| {
+            if subscribers.remove(&self.id).is_some() {
+                shared
+                    .keyspace
+                    .set_subscriber_count(channel, subscribers.len());
             }
-            !ears.is_empty()
+            !subscribers.is_empty()
         });
     }
 }
 
 #[cfg(test)]
-pub(crate) mod trouble;
+pub(crate) mod failure_injection;
 
 impl Shared {
     /// Returns the subscribers of the messages just published. They are called after the lock is released,
     /// because they may access the store at once.
-    fn published(&mut self) -> Vec<(SharedEar, String)> {
-        let mut woken = Vec::new();
-        for message in self.space.take_published() {
-            if let Some(ears) = self.ears.get(&message.channel) {
-                let heard = |ear: &SharedEar| (ear.clone(), message.channel.clone());
-                woken.extend(ears.values().map(heard));
+    fn take_deliveries(&mut self) -> Vec<(SharedSubscriber, String)> {
+        let mut deliveries = Vec::new();
+        for message in self.keyspace.take_published() {
+            if let Some(subscribers) = self.subscribers.get(&message.channel) {
+                let delivery =
+                    |subscriber: &SharedSubscriber| (subscriber.clone(), message.channel.clone());
+                deliveries.extend(subscribers.values().map(delivery));
             }
         }
-        woken
+        deliveries
     }
 }

@@ -13,7 +13,7 @@ pub(crate) fn matches(pattern: &[u8], text: &[u8]) -> bool {
             p += 1;
             continue;
         }
-        match one(&pattern[p..], text[t]) {
+        match match_one(&pattern[p..], text[t]) {
             Some(used) => {
                 p += used;
                 t += 1;
@@ -32,16 +32,16 @@ pub(crate) fn matches(pattern: &[u8], text: &[u8]) -> bool {
 }
 
 /// Returns the length of the start of `pattern` that matches `byte`, if it does.
-fn one(pattern: &[u8], byte: u8) -> Option<usize> {
+fn match_one(pattern: &[u8], byte: u8) -> Option<usize> {
     match *pattern.first()? {
         b'?' => Some(1),
-        b'[' => class(pattern, byte),
+        b'[' => match_class(pattern, byte),
         b'\\' if pattern.len() > 1 => (pattern[1] == byte).then_some(2),
         literal => (literal == byte).then_some(1),
     }
 }
 
-fn class(pattern: &[u8], byte: u8) -> Option<usize> {
+fn match_class(pattern: &[u8], byte: u8) -> Option<usize> {
     let negated = pattern.get(1) == Some(&b'^');
     let mut at = if negated { 2 } else { 1 };
     let mut found = false;

@@ -10,7 +10,7 @@ use tokio::sync::{Notify, OwnedSemaphorePermit};
 use tokio::time::{Instant, timeout_at};
 
 pub use self::redis::ReplicaSync;
-pub(crate) use self::redis::{Confirmation, Turn, Turns};
+pub(crate) use self::redis::{AttemptLimiter, AttemptPermit, Confirmation};
 use crate::error::{Error, Result};
 use crate::step::Step;
 
@@ -22,17 +22,17 @@ pub(crate) mod redis;
 /// steps, pushed messages).
 pub(crate) enum Store {
     Redis(redis::Redis),
-    Embedded(embedded::Attached),
+    Embedded(embedded::EmbeddedConnection),
 }
 
 /// Receives what the store pushes. Called from the connection's own task: must not block.
-pub(crate) trait Ear: Send + Sync {
+pub(crate) trait Subscriber: Send + Sync {
     /// A message was published to `channel`.
-    fn heard(&self, channel: &str);
+    fn on_message(&self, channel: &str);
     /// The connection broke: messages may have been missed since.
-    fn interrupted(&self);
+    fn on_disconnect(&self);
     /// The subscription of `channel` has ended. Its messages are missed until it is subscribed to again.
-    fn ended(&self, channel: &str);
+    fn on_unsubscribed(&self, channel: &str);
 }
 
 /// How a step is sent.
@@ -93,160 +93,160 @@ impl Delivery {
 ///
 /// Used by one call at a time. The flags save most steps from locking the notes.
 #[derive(Debug, Default)]
-pub(crate) struct Sent {
-    sent: AtomicBool,
+pub(crate) struct Progress {
+    progress: AtomicBool,
     /// Whether the latest news is an answer.
     answered: AtomicBool,
     /// Whether the notes contain a line.
-    in_line: AtomicBool,
+    in_queue: AtomicBool,
     /// Whether the notes contain a turn.
     in_flight: AtomicBool,
-    notes: Mutex<Notes>,
+    details: Mutex<ProgressDetails>,
 }
 
 #[derive(Debug, Default)]
-struct Notes {
+struct ProgressDetails {
     /// Start and error of an outage. Out of date if the store has answered since.
     failed: Option<(Instant, Error)>,
     /// The turn of an attempt that is in flight, or was when its caller dropped it.
-    turn: Option<Turn>,
+    turn: Option<AttemptPermit>,
     /// The queue in which the attempt waits for its turn.
-    queue: Option<Arc<Turns>>,
+    queue: Option<Arc<AttemptLimiter>>,
     /// Start of the response timeout, if the attempt had to wait for its turn.
-    counts_from: Option<Instant>,
+    timeout_start: Option<Instant>,
     /// The line that the request has joined, and when. The line's news apply to all its requests.
-    line: Option<(Arc<dyn News>, Instant)>,
+    wait_queue: Option<(Arc<dyn ContactSource>, Instant)>,
 }
 
 /// News of the store for requests that wait in line and send nothing themselves.
-pub(crate) trait News: std::fmt::Debug + Send + Sync {
+pub(crate) trait ContactSource: std::fmt::Debug + Send + Sync {
     /// Returns the latest news, or `None` if there has been none since then.
-    fn word(&self, since: Instant) -> Option<Word>;
+    fn contact_since(&self, since: Instant) -> Option<LastContact>;
 }
 
 /// The latest news of the store that a request has.
 #[derive(Debug, Clone)]
-pub(crate) enum Word {
+pub(crate) enum LastContact {
     /// The store has answered.
     Answered,
     /// The store could not be reached or did not answer; `error` is the latest error.
     Failed { since: Instant, error: Error },
 }
 
-impl Sent {
-    /// Records that the step is about to be passed to the connection or the space.
-    pub(crate) fn set(&self) {
-        self.sent.store(true, Ordering::Relaxed);
+impl Progress {
+    /// Records that the step is about to be passed to the connection or the keyspace.
+    pub(crate) fn mark_sent(&self) {
+        self.progress.store(true, Ordering::Relaxed);
     }
 
     /// Records that the step had no effect and may be sent again.
-    pub(crate) fn clear(&self) {
-        self.sent.store(false, Ordering::Relaxed);
+    pub(crate) fn mark_unsent(&self) {
+        self.progress.store(false, Ordering::Relaxed);
     }
 
-    pub(crate) fn get(&self) -> bool {
-        self.sent.load(Ordering::Relaxed)
+    pub(crate) fn was_sent(&self) -> bool {
+        self.progress.load(Ordering::Relaxed)
     }
 
     /// Returns the latest news, if there is any.
-    pub(crate) fn word(&self) -> Option<Word> {
-        let notes = self.notes();
-        let of_line = notes.line.as_ref();
-        let of_line = of_line.and_then(|(line, since)| line.word(*since));
-        of_line.or_else(|| match self.answered.load(Ordering::Relaxed) {
-            true => Some(Word::Answered),
+    pub(crate) fn last_contact(&self) -> Option<LastContact> {
+        let details = self.details();
+        let of_queue = details.wait_queue.as_ref();
+        let of_queue = of_queue.and_then(|(wait_queue, since)| wait_queue.contact_since(*since));
+        of_queue.or_else(|| match self.answered.load(Ordering::Relaxed) {
+            true => Some(LastContact::Answered),
             false => {
-                let (since, error) = notes.failed.clone()?;
-                Some(Word::Failed { since, error })
+                let (since, error) = details.failed.clone()?;
+                Some(LastContact::Failed { since, error })
             }
         })
     }
 
     /// Records that the request has joined a line.
-    pub(crate) fn joined(&self, line: Arc<dyn News>) {
-        self.notes().line = Some((line, Instant::now()));
-        self.in_line.store(true, Ordering::Relaxed);
+    pub(crate) fn join_queue(&self, wait_queue: Arc<dyn ContactSource>) {
+        self.details().wait_queue = Some((wait_queue, Instant::now()));
+        self.in_queue.store(true, Ordering::Relaxed);
     }
 
     /// Records that the request is the first in its line or has left it: from now on it sends steps itself.
-    pub(crate) fn asks_by_itself(&self) {
-        if !self.in_line.load(Ordering::Relaxed) {
+    pub(crate) fn leave_queue(&self) {
+        if !self.in_queue.load(Ordering::Relaxed) {
             return;
         }
-        self.in_line.store(false, Ordering::Relaxed);
-        let left = self.notes().line.take();
-        match left.and_then(|(line, since)| line.word(since)) {
-            Some(Word::Answered) => self.answered(),
-            Some(Word::Failed { since, error }) => self.set_failed(since, error),
+        self.in_queue.store(false, Ordering::Relaxed);
+        let left = self.details().wait_queue.take();
+        match left.and_then(|(wait_queue, since)| wait_queue.contact_since(since)) {
+            Some(LastContact::Answered) => self.record_answer(),
+            Some(LastContact::Failed { since, error }) => self.set_failure(since, error),
             None => {}
         }
     }
 
     /// Takes over the news of another step of the same request.
-    pub(crate) fn take_over(&self, other: &Sent) {
-        match other.word() {
-            Some(Word::Answered) => self.answered(),
-            Some(Word::Failed { since, error }) => self.failed(since, error),
+    pub(crate) fn merge(&self, other: &Progress) {
+        match other.last_contact() {
+            Some(LastContact::Answered) => self.record_answer(),
+            Some(LastContact::Failed { since, error }) => self.record_failure(since, error),
             None => {}
         }
     }
 
     /// Records that the store has answered: an outage, if there was one, is over.
-    pub(crate) fn answered(&self) {
+    pub(crate) fn record_answer(&self) {
         self.answered.store(true, Ordering::Relaxed);
     }
 
     /// Records that the store has answered an earlier step, but not yet the current one.
-    pub(crate) fn unanswered(&self) {
-        self.notes().failed = None;
+    pub(crate) fn expect_answer(&self) {
+        self.details().failed = None;
         self.answered.store(false, Ordering::Relaxed);
     }
 
     /// Records a failure to reach the store. The outage started at `since`, or at its first failure since
     /// the last answer, if that is earlier.
-    pub(crate) fn failed(&self, since: Instant, error: Error) {
-        let since = match &self.notes().failed {
+    pub(crate) fn record_failure(&self, since: Instant, error: Error) {
+        let since = match &self.details().failed {
             Some((earlier, _)) if !self.answered.load(Ordering::Relaxed) => since.min(*earlier),
             _ => since,
         };
-        self.set_failed(since, error);
+        self.set_failure(since, error);
     }
 
-    fn set_failed(&self, since: Instant, error: Error) {
-        self.notes().failed = Some((since, error));
+    fn set_failure(&self, since: Instant, error: Error) {
+        self.details().failed = Some((since, error));
         self.answered.store(false, Ordering::Relaxed);
     }
 
     /// Keeps the turn of the attempt.
-    pub(crate) fn keep_turn(&self, turn: Turn) {
-        self.notes().turn = Some(turn);
+    pub(crate) fn keep_permit(&self, turn: AttemptPermit) {
+        self.details().turn = Some(turn);
         self.in_flight.store(true, Ordering::Relaxed);
     }
 
     /// Returns the turn of the attempt, for the step that settles it.
-    pub(crate) fn take_turn(&self) -> Option<Turn> {
+    pub(crate) fn take_permit(&self) -> Option<AttemptPermit> {
         if !self.in_flight.load(Ordering::Relaxed) {
             return None;
         }
         self.in_flight.store(false, Ordering::Relaxed);
-        self.notes().turn.take()
+        self.details().turn.take()
     }
 
     /// While the result lives, the response timeout restarts with each answer to other attempts in the
     /// queue.
-    pub(crate) fn queued_at(&self, queue: Arc<Turns>) -> impl Drop + '_ {
-        self.notes().queue = Some(queue);
+    pub(crate) fn wait_for_permit(&self, queue: Arc<AttemptLimiter>) -> impl Drop + '_ {
+        self.details().queue = Some(queue);
         Queued(self)
     }
 
     /// Returns the start of the response timeout, if the attempt had to wait for its turn.
-    pub(crate) fn counts_from(&self) -> Option<Instant> {
-        self.notes().counts_from()
+    pub(crate) fn timeout_start(&self) -> Option<Instant> {
+        self.details().timeout_start()
     }
 
     /// Runs `work` until it is done, or until no answer has come for `timeout`. That counts from `begun` at
     /// first.
-    pub(crate) async fn in_time<T>(
+    pub(crate) async fn with_timeout<T>(
         &self,
         begun: Instant,
         timeout: Duration,
@@ -259,31 +259,31 @@ impl Sent {
             if let Ok(done) = timeout_at(give_up, work.as_mut()).await {
                 return Some(done);
             }
-            let later = self.counts_from().map(|from| from + timeout);
+            let later = self.timeout_start().map(|from| from + timeout);
             give_up = later.filter(|later| *later > give_up)?;
         }
     }
 
-    fn notes(&self) -> MutexGuard<'_, Notes> {
-        self.notes.lock().unwrap_or_else(PoisonError::into_inner)
+    fn details(&self) -> MutexGuard<'_, ProgressDetails> {
+        self.details.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-impl Notes {
-    fn counts_from(&self) -> Option<Instant> {
+impl ProgressDetails {
+    fn timeout_start(&self) -> Option<Instant> {
         let latest = self.queue.as_ref().and_then(|queue| queue.latest_answer());
-        self.counts_from.max(latest)
+        self.timeout_start.max(latest)
     }
 }
 
 /// An attempt that waits for its turn.
-struct Queued<'a>(&'a Sent);
+struct Queued<'a>(&'a Progress);
 
 impl Drop for Queued<'_> {
     fn drop(&mut self) {
-        let mut notes = self.0.notes();
-        notes.counts_from = notes.counts_from();
-        notes.queue = None;
+        let mut details = self.0.details();
+        details.timeout_start = details.timeout_start();
+        details.queue = None;
     }
 }
 
@@ -292,7 +292,7 @@ pub(crate) struct Answer<R> {
     pub(crate) reply: R,
     /// When the answered step was sent. Leases count from here, because the server cannot have started them
     /// earlier.
-    pub(crate) sent: Instant,
+    pub(crate) sent_at: Instant,
     /// Whether the step was sent before without an answer, so that this may be the reply to a repetition.
     pub(crate) repeated: bool,
     /// For an acquisition: whether the replicas have it.
@@ -305,7 +305,7 @@ impl Store {
     pub(crate) fn address(&self) -> String {
         match self {
             Store::Redis(redis) => redis.address(),
-            Store::Embedded(space) => space.address(),
+            Store::Embedded(keyspace) => keyspace.address(),
         }
     }
 
@@ -322,18 +322,18 @@ impl Store {
         &self,
         step: &S,
         delivery: Delivery,
-        sent: &Sent,
+        progress: &Progress,
     ) -> Result<Answer<S::Reply>> {
         match self {
-            Store::Redis(redis) => redis.run(step, delivery, None, sent).await,
-            Store::Embedded(space) => space.run(step, sent),
+            Store::Redis(redis) => redis.run(step, delivery, None, progress).await,
+            Store::Embedded(keyspace) => keyspace.run(step, progress),
         }
     }
 
     /// Runs a read-only step. Its outcome makes no difference to the store.
-    pub(crate) async fn look<S: Step>(&self, step: &S) -> Result<S::Reply> {
+    pub(crate) async fn read<S: Step>(&self, step: &S) -> Result<S::Reply> {
         let answer = self
-            .run(step, Delivery::IMMEDIATE, &Sent::default())
+            .run(step, Delivery::IMMEDIATE, &Progress::default())
             .await?;
         Ok(answer.reply)
     }
@@ -346,7 +346,7 @@ impl Store {
     ) -> Result<Answer<S::Reply>> {
         match self {
             Store::Redis(redis) => redis.run_once(step, within).await,
-            Store::Embedded(space) => space.run(step, &Sent::default()),
+            Store::Embedded(keyspace) => keyspace.run(step, &Progress::default()),
         }
     }
 
@@ -357,20 +357,21 @@ impl Store {
     /// `answered_within`, if that is longer.
     ///
     /// [`Error::OutcomeUnknown`]: crate::Error::OutcomeUnknown
-    pub(crate) async fn run_unrepeated<S: Step>(
+    pub(crate) async fn run_at_most_once<S: Step>(
         &self,
         step: &S,
         what: &'static str,
         delivery: Delivery,
         answered_within: Duration,
-        sent: &Sent,
+        progress: &Progress,
     ) -> Result<Answer<S::Reply>> {
         match self {
             Store::Redis(redis) => {
-                let answer = redis.run_unrepeated(step, what, delivery, answered_within, sent);
+                let answer =
+                    redis.run_at_most_once(step, what, delivery, answered_within, progress);
                 answer.await
             }
-            Store::Embedded(space) => space.run(step, sent),
+            Store::Embedded(keyspace) => keyspace.run(step, progress),
         }
     }
 
@@ -384,25 +385,25 @@ impl Store {
     }
 
     /// Returns the nodes that may have lost data. The embedded store never does.
-    pub(crate) fn doubts(&self) -> Arc<Doubts> {
+    pub(crate) fn suspect_nodes(&self) -> Arc<SuspectNodes> {
         match self {
-            Store::Redis(redis) => redis.doubts(),
+            Store::Redis(redis) => redis.suspect_nodes(),
             Store::Embedded(_) => Arc::default(),
         }
     }
 
     /// Waits for a turn to release a hold in the background, at the node of a key.
-    pub(crate) async fn settling_turn(&self, key: &str) -> Option<OwnedSemaphorePermit> {
+    pub(crate) async fn settling_permit(&self, key: &str) -> Option<OwnedSemaphorePermit> {
         match self {
-            Store::Redis(redis) => redis.settling_turn(key).await,
+            Store::Redis(redis) => redis.settling_permit(key).await,
             Store::Embedded(_) => None,
         }
     }
 
     /// Returns the error for a request for this key that got no news for this long.
-    pub(crate) fn no_answer(&self, key: &str, after: Duration) -> Error {
+    pub(crate) fn timeout_error(&self, key: &str, after: Duration) -> Error {
         match self {
-            Store::Redis(redis) => redis.no_answer(key, after),
+            Store::Redis(redis) => redis.timeout_error(key, after),
             Store::Embedded(_) => Error::ResponseTimeout { after },
         }
     }
@@ -411,7 +412,7 @@ impl Store {
     pub(crate) fn response_timeout(&self) -> Duration {
         match self {
             Store::Redis(redis) => redis.response_timeout(),
-            Store::Embedded(space) => space.response_timeout(),
+            Store::Embedded(keyspace) => keyspace.response_timeout(),
         }
     }
 
@@ -422,13 +423,13 @@ impl Store {
         channel: &str,
         step: &S,
         delivery: Delivery,
-        sent: &Sent,
+        progress: &Progress,
     ) -> Result<Answer<S::Reply>> {
         match self {
-            Store::Redis(redis) => redis.run(step, delivery, Some(channel), sent).await,
-            Store::Embedded(space) => {
-                space.subscribe(channel);
-                space.run(step, sent)
+            Store::Redis(redis) => redis.run(step, delivery, Some(channel), progress).await,
+            Store::Embedded(keyspace) => {
+                keyspace.subscribe(channel);
+                keyspace.run(step, progress)
             }
         }
     }
@@ -437,8 +438,8 @@ impl Store {
     pub(crate) async fn unsubscribe(&self, channel: &str) -> Result<()> {
         match self {
             Store::Redis(redis) => redis.unsubscribe(channel).await,
-            Store::Embedded(space) => {
-                space.unsubscribe(channel);
+            Store::Embedded(keyspace) => {
+                keyspace.unsubscribe(channel);
                 Ok(())
             }
         }
@@ -449,15 +450,15 @@ impl Store {
     pub(crate) async fn scan(
         &self,
         pattern: &str,
-        sought: Sought,
+        scan_type: ScanType,
         cursor: Cursor,
     ) -> Result<(Vec<String>, Option<Cursor>)> {
         match self {
-            Store::Redis(redis) => redis.scan(pattern, sought, cursor).await,
-            Store::Embedded(space) => Ok(match sought {
-                Sought::Hashes => (space.keys(pattern), None),
+            Store::Redis(redis) => redis.scan(pattern, scan_type, cursor).await,
+            Store::Embedded(keyspace) => Ok(match scan_type {
+                ScanType::Hashes => (keyspace.keys(pattern), None),
                 // The hashes contain all keys: there are few.
-                Sought::Strings => (Vec::new(), None),
+                ScanType::Strings => (Vec::new(), None),
             }),
         }
     }
@@ -483,15 +484,15 @@ impl ServerId {
 /// Nodes that may have lost data, because a different server process answers for them: after a restart or a
 /// failover. The watchdog checks the holds there.
 #[derive(Default)]
-pub(crate) struct Doubts {
+pub(crate) struct SuspectNodes {
     nodes: Mutex<BTreeSet<NodeId>>,
-    raised: Notify,
+    added: Notify,
 }
 
-impl Doubts {
-    pub(crate) fn raise(&self, node: NodeId) {
+impl SuspectNodes {
+    pub(crate) fn add(&self, node: NodeId) {
         self.lock().insert(node);
-        self.raised.notify_one();
+        self.added.notify_one();
     }
 
     /// Waits until there are such nodes, and returns those added since the last call.
@@ -503,7 +504,7 @@ impl Doubts {
             if !nodes.is_empty() {
                 return nodes;
             }
-            self.raised.notified().await;
+            self.added.notified().await;
         }
     }
 
@@ -523,10 +524,10 @@ pub(crate) struct Cursor {
 
 /// Which keys to look for: those of locks (hashes), or those of counters (strings).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Sought {
+pub(crate) enum ScanType {
     Hashes,
     Strings,
 }
 
 /// Shared by the store and the wait queues. It exists before the store, so it misses no message.
-pub(crate) type SharedEar = Arc<dyn Ear>;
+pub(crate) type SharedSubscriber = Arc<dyn Subscriber>;

@@ -14,17 +14,17 @@ use std::time::Duration;
 
 use tokio::time::{Instant, sleep, timeout, timeout_at};
 
-use super::{Attempt, WaitingRoom};
+use super::{Attempt, WaitQueues};
 use crate::Boxed;
 use crate::backoff::Backoff;
 use crate::error::{Error, Result};
-use crate::lease::Patience;
-use crate::store::{Sent, Store, Word};
+use crate::lease::WaitLimit;
+use crate::store::{LastContact, Progress, Store};
 
 /// How long a request waits.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Limits {
-    pub(crate) patience: Patience,
+    pub(crate) wait: WaitLimit,
     /// How long an outage may last before waiting fails.
     pub(crate) outage: Duration,
 }
@@ -44,7 +44,7 @@ pub(crate) trait Request: Attempt {
 
 /// Extra wait at the wait limit if there is no news: a process that was suspended then still receives an
 /// answer that has arrived.
-const LAST_MOMENT: Duration = Duration::from_millis(50);
+const FINAL_GRACE: Duration = Duration::from_millis(50);
 
 /// Pauses of a request during an outage, in addition to those of the exchange and of connecting.
 const FIRST_PAUSE: Duration = Duration::from_millis(50);
@@ -53,20 +53,20 @@ const LONGEST_PAUSE: Duration = Duration::from_secs(1);
 impl Limits {
     /// Returns the limits of a request. `outage` is its own outage limit or the client's; without one, only
     /// the response timeout applies.
-    pub(crate) fn new(patience: Patience, outage: Option<Duration>) -> Limits {
+    pub(crate) fn new(wait: WaitLimit, outage: Option<Duration>) -> Limits {
         Limits {
-            patience,
+            wait,
             outage: outage.unwrap_or_default(),
         }
     }
 
     pub(crate) fn waits(&self) -> bool {
-        !matches!(self.patience, Patience::None)
+        !matches!(self.wait, WaitLimit::None)
     }
 
     /// Returns how long an outage with this error may last. Attempts are always repeated for the response
     /// timeout. (An embedded store has none: what fails there is another member of a multi-lock.)
-    fn outage_of(&self, error: &Error, store: &Store) -> Duration {
+    fn outage_limit_for(&self, error: &Error, store: &Store) -> Duration {
         match store.response_timeout() {
             Duration::MAX => self.outage,
             timeout if error.is_outage() => self.outage.max(timeout),
@@ -75,53 +75,53 @@ impl Limits {
     }
 }
 
-impl WaitingRoom {
+impl WaitQueues {
     /// Runs a request within its limits. The request records the news of the store in `sent`.
     pub(crate) async fn within<R: Request>(
         &self,
         limits: Limits,
-        sent: &Sent,
+        progress: &Progress,
         request: &mut R,
     ) -> Result<Option<R::Obtained>> {
-        match limits.patience.end() {
-            Some(end) => self.until(end, limits, sent, request).await,
-            None => self.through_outages(limits, sent, request).await,
+        match limits.wait.deadline() {
+            Some(end) => self.run_until(end, limits, progress, request).await,
+            None => self.retry_through_outages(limits, progress, request).await,
         }
     }
 
     /// Boxed: most requests have no wait limit and should not carry this future.
-    fn until<'a, R: Request>(
+    fn run_until<'a, R: Request>(
         &'a self,
         end: Instant,
         limits: Limits,
-        sent: &'a Sent,
+        progress: &'a Progress,
         request: &'a mut R,
     ) -> Boxed<'a, Result<Option<R::Obtained>>> {
         Box::pin(async move {
             let begun = Instant::now();
             {
-                let mut obtaining = pin!(self.through_outages(limits, sent, request));
+                let mut obtaining = pin!(self.retry_through_outages(limits, progress, request));
                 if let Ok(done) = timeout_at(end, obtaining.as_mut()).await {
                     return done;
                 }
-                if sent.word().is_none()
-                    && let Ok(done) = timeout(LAST_MOMENT, obtaining).await
+                if progress.last_contact().is_none()
+                    && let Ok(done) = timeout(FINAL_GRACE, obtaining).await
                 {
                     return done;
                 }
             }
-            match sent.word() {
-                Some(Word::Answered) => Ok(None),
-                Some(Word::Failed { error, .. }) => Err(error),
-                None => Err(self.store.no_answer(request.channel(), end - begun)),
+            match progress.last_contact() {
+                Some(LastContact::Answered) => Ok(None),
+                Some(LastContact::Failed { error, .. }) => Err(error),
+                None => Err(self.store.timeout_error(request.channel(), end - begun)),
             }
         })
     }
 
-    async fn through_outages<R: Request>(
+    async fn retry_through_outages<R: Request>(
         &self,
         limits: Limits,
-        sent: &Sent,
+        progress: &Progress,
         request: &mut R,
     ) -> Result<Option<R::Obtained>> {
         let pauses = Backoff::exponential(FIRST_PAUSE, 2.0, LONGEST_PAUSE);
@@ -133,12 +133,12 @@ impl WaitingRoom {
                 Err(error) if limits.waits() && error.is_transient() => error,
                 done => return done,
             };
-            sent.failed(Instant::now(), error.clone());
-            let mut since = match sent.word() {
-                Some(Word::Failed { since, .. }) => since,
-                Some(Word::Answered) | None => Instant::now(),
+            progress.record_failure(Instant::now(), error.clone());
+            let mut since = match progress.last_contact() {
+                Some(LastContact::Failed { since, .. }) => since,
+                Some(LastContact::Answered) | None => Instant::now(),
             };
-            let limit = limits.outage_of(&error, &self.store);
+            let limit = limits.outage_limit_for(&error, &self.store);
             // Consecutive failures are one outage, even if the store answered in between but its replicas
             // did not.
             let timeout = self.store.response_timeout();
@@ -158,7 +158,7 @@ impl WaitingRoom {
                 tries = 0;
             }
             if !limits.outage.is_zero() {
-                self.tell_outage(request.channel(), &error);
+                self.log_outage(request.channel(), &error);
             }
             sleep(pauses.pause(tries)).await;
             tries = tries.saturating_add(1);
@@ -167,7 +167,7 @@ impl WaitingRoom {
     }
 
     /// Logs once per outage and client that requests wait.
-    fn tell_outage(&self, channel: &str, error: &Error) {
+    fn log_outage(&self, channel: &str, error: &Error) {
         // A waiter in the same outage gets here again within this time.
         let recent = self
             .store
@@ -175,7 +175,10 @@ impl WaitingRoom {
             .saturating_add(10 * LONGEST_PAUSE);
         let now = Instant::now();
         let before = {
-            let mut latest = self.outage.lock().unwrap_or_else(PoisonError::into_inner);
+            let mut latest = self
+                .last_outage
+                .lock()
+                .unwrap_or_else(PoisonError::into_inner);
             latest.replace(now)
         };
         if before.is_none_or(|before| now.duration_since(before) > recent) {

@@ -24,15 +24,15 @@ use tokio::time::{Instant, sleep_until};
 use crate::Boxed;
 use crate::error::{Error, Result};
 use crate::step::Outcome;
-use crate::store::{Sent, Word};
+use crate::store::{LastContact, Progress};
 
 mod limits;
-mod line;
+mod queues;
 
 pub(crate) use limits::{Limits, Request};
 
-use line::{Line, Turn};
-pub(crate) use line::{Lines, Queue, WaitingRoom};
+pub(crate) use queues::{ChannelMap, QueueKind, WaitQueues};
+use queues::{QueueTurn, Waiter};
 
 /// Added to the holder's remaining lease, which the store truncates to whole milliseconds. Without it the
 /// waiter could be early and have to ask twice.
@@ -45,7 +45,7 @@ const LONG_WAIT: Duration = Duration::from_secs(30);
 /// A resource that is requested repeatedly until it is acquired.
 pub(crate) trait Attempt: Send {
     /// Result of the acquisition.
-    type Won: Send;
+    type Grant: Send;
 
     /// The channel on which the store publishes that a retry makes sense.
     fn channel(&self) -> &str;
@@ -55,12 +55,13 @@ pub(crate) trait Attempt: Send {
     fn object(&self) -> &str;
 
     /// Which of the object's queues to wait in.
-    fn queue(&self) -> Queue {
-        Queue::Exclusive
+    fn queue_kind(&self) -> QueueKind {
+        QueueKind::Exclusive
     }
 
     /// Sends the request once, behind a subscription to the channel if `subscribe` is set.
-    fn ask(&mut self, subscribe: bool) -> impl Future<Output = Result<Outcome<Self::Won>>> + Send;
+    fn ask(&mut self, subscribe: bool)
+    -> impl Future<Output = Result<Outcome<Self::Grant>>> + Send;
 
     /// Returns whether the last [`Attempt::ask`] has sent the subscription, if one was requested.
     fn has_subscribed(&self) -> bool {
@@ -68,17 +69,17 @@ pub(crate) trait Attempt: Send {
     }
 
     /// News of the steps of this request.
-    fn sent(&self) -> &Sent;
+    fn progress(&self) -> &Progress;
 
     /// Returns whether the request uses exactly the store for which the others in its line wait. If so, an
     /// error means that they cannot reach it either.
-    fn asks_for_line(&self) -> bool {
+    fn represents_queue(&self) -> bool {
         true
     }
 
     /// How long the acquisition excludes the other waiters in the queue. `None`: it does not, or its end is
     /// not announced, so the next waiter asks at once.
-    fn keeps_others_out(&self) -> Option<Duration>;
+    fn excludes_waiters_for(&self) -> Option<Duration>;
 
     /// Pause before the next request, for attempts that poll instead of subscribing.
     fn pause(&mut self) -> Option<Duration> {
@@ -92,7 +93,7 @@ pub(crate) trait Attempt: Send {
     }
 }
 
-impl WaitingRoom {
+impl WaitQueues {
     /// Repeats the request until it acquires the object. If it does not wait, sends it once (`None`:
     /// another owner holds the object).
     ///
@@ -101,54 +102,57 @@ impl WaitingRoom {
         &self,
         attempt: &mut A,
         waits: bool,
-    ) -> Result<Option<A::Won>> {
-        let queue = attempt.queue();
+    ) -> Result<Option<A::Grant>> {
+        let kind = attempt.queue_kind();
         let present = match waits {
             false => None,
-            true => self.line(attempt.channel(), attempt.object(), queue),
+            true => self.join_existing(attempt.channel(), attempt.object(), kind),
         };
-        let line = match present {
-            Some(line) => line,
+        let waiter = match present {
+            Some(waiter) => waiter,
             // No waiters here: the object is probably free, and one round trip is enough.
             None => match attempt.ask(false).await? {
-                Outcome::Done(won) => return Ok(Some(won)),
+                Outcome::Done(grant) => return Ok(Some(grant)),
                 Outcome::Wait(_) if !waits => return Ok(None),
-                Outcome::Wait(_) => self.join(attempt.channel(), attempt.object(), queue),
+                Outcome::Wait(_) => self.join(attempt.channel(), attempt.object(), kind),
             },
         };
-        in_line(line, attempt).await.map(Some)
+        wait_in_queue(waiter, attempt).await.map(Some)
     }
 
     /// Like `obtain`, for a request that was refused before: waits for its turn first.
-    pub(crate) async fn obtain_in_line<A: Attempt>(&self, attempt: &mut A) -> Result<A::Won> {
-        let line = self.join(attempt.channel(), attempt.object(), attempt.queue());
-        in_line(line, attempt).await
+    pub(crate) async fn obtain_queued<A: Attempt>(&self, attempt: &mut A) -> Result<A::Grant> {
+        let waiter = self.join(attempt.channel(), attempt.object(), attempt.queue_kind());
+        wait_in_queue(waiter, attempt).await
     }
 }
 
 /// Boxed: most requests do not wait and should not carry this future.
-fn in_line<'a, A: Attempt>(line: Line, attempt: &'a mut A) -> Boxed<'a, Result<A::Won>> {
+fn wait_in_queue<'a, A: Attempt>(
+    waiter: Waiter,
+    attempt: &'a mut A,
+) -> Boxed<'a, Result<A::Grant>> {
     Box::pin(async move {
-        attempt.sent().joined(line.news());
+        attempt.progress().join_queue(waiter.contacts());
         let turn = tokio::select! {
             biased;
-            (since, error) = line.failed() => {
-                attempt.sent().asks_by_itself();
-                attempt.sent().failed(since, error.clone());
+            (since, error) = waiter.failed() => {
+                attempt.progress().leave_queue();
+                attempt.progress().record_failure(since, error.clone());
                 return Err(error);
             }
-            turn = line.turn() => turn,
+            turn = waiter.turn() => turn,
         };
-        attempt.sent().asks_by_itself();
+        attempt.progress().leave_queue();
         let since = Instant::now();
         let report = attempt.report(since);
-        let waiting = pin!(first_in_line(&line, turn, attempt));
-        reported(since, report, waiting).await
+        let waiting = pin!(wait_as_first(&waiter, turn, attempt));
+        with_report(since, report, waiting).await
     })
 }
 
 /// Waits, and reports once if that takes long.
-async fn reported<W: Future>(
+async fn with_report<W: Future>(
     since: Instant,
     report: impl Future<Output = ()>,
     mut waiting: Pin<&mut W>,
@@ -164,58 +168,58 @@ async fn reported<W: Future>(
     waiting.await
 }
 
-async fn first_in_line<A: Attempt>(
-    line: &Line,
-    mut turn: Turn<'_>,
+async fn wait_as_first<A: Attempt>(
+    waiter: &Waiter,
+    mut turn: QueueTurn<'_>,
     attempt: &mut A,
-) -> Result<A::Won> {
+) -> Result<A::Grant> {
     // The waiter that had the turn before acquired the object, and the line has received every release
     // since: there is no need to ask yet.
-    let mut next = match turn.take_handed_on() {
-        Some(at) if line.is_subscribed() && Instant::now() < at && !line.forget_calls() => {
+    let mut next = match turn.take_passed_time() {
+        Some(at) if waiter.is_subscribed() && Instant::now() < at && !waiter.discard_wakeups() => {
             // No release has arrived since the previous waiter acquired it, so another owner still holds
             // it. This counts as the store's answer to this request.
-            attempt.sent().answered();
-            Next::At(at)
+            attempt.progress().record_answer();
+            NextRequest::At(at)
         }
-        _ => Next::Now,
+        _ => NextRequest::Now,
     };
     loop {
         match next {
-            Next::Now => {}
-            Next::Called => line.called().await,
-            Next::At(at) => tokio::select! {
+            NextRequest::Now => {}
+            NextRequest::OnMessage => waiter.woken().await,
+            NextRequest::At(at) => tokio::select! {
                 biased;
-                () = line.called() => {}
+                () = waiter.woken() => {}
                 () = sleep_until(at) => {}
             },
         }
         // Earlier messages do not matter to an answer that comes after them.
-        line.forget_calls();
+        waiter.discard_wakeups();
         let asked = Instant::now();
         let pause = attempt.pause();
         let outcome = if pause.is_some() {
-            ask_for_line(line, attempt, false).await?
+            request_as_first(waiter, attempt, false).await?
         } else {
-            let subscribed = line.is_subscribed();
-            line.subscribing();
-            let outcome = ask_for_line(line, attempt, !subscribed).await?;
+            let subscribed = waiter.is_subscribed();
+            waiter.subscribing();
+            let outcome = request_as_first(waiter, attempt, !subscribed).await?;
             if attempt.has_subscribed() {
-                line.subscribed();
+                waiter.subscribed();
             }
             outcome
         };
         next = match (outcome, pause) {
-            (Outcome::Done(won), _) => {
-                if let Some(held) = attempt.keeps_others_out() {
-                    turn.hand_on(asked + held + ROUNDING);
+            (Outcome::Done(grant), _) => {
+                if let Some(held) = attempt.excludes_waiters_for() {
+                    turn.pass_turn(asked + held + ROUNDING);
                 }
-                return Ok(won);
+                return Ok(grant);
             }
-            (Outcome::Wait(_), Some(pause)) => Next::after(pause),
+            (Outcome::Wait(_), Some(pause)) => NextRequest::after(pause),
             (Outcome::Wait(left), None) => {
-                tracing::trace!(channel = line.channel(), ?left, "waiting");
-                Next::after(left.saturating_add(ROUNDING))
+                tracing::trace!(channel = waiter.channel(), ?left, "waiting");
+                NextRequest::after(left.saturating_add(ROUNDING))
             }
         };
     }
@@ -223,40 +227,40 @@ async fn first_in_line<A: Attempt>(
 
 /// Sends the request, and shares the store's news with the whole line. If the store cannot be reached, all
 /// fail together. Otherwise each would take another response timeout to fail.
-async fn ask_for_line<A: Attempt>(
-    line: &Line,
+async fn request_as_first<A: Attempt>(
+    waiter: &Waiter,
     attempt: &mut A,
     subscribe: bool,
-) -> Result<Outcome<A::Won>> {
-    if !attempt.asks_for_line() {
+) -> Result<Outcome<A::Grant>> {
+    if !attempt.represents_queue() {
         let answer = attempt.ask(subscribe).await;
         if answer.is_ok() {
-            line.heard(Some(Word::Answered));
+            waiter.request_ended(Some(LastContact::Answered));
         }
         return answer;
     }
-    line.asking();
+    waiter.request_started();
     let answer = attempt.ask(subscribe).await;
-    line.heard(attempt.sent().word());
+    waiter.request_ended(attempt.progress().last_contact());
     if answer.as_ref().is_err_and(Error::is_outage) {
-        line.fail_together();
+        waiter.fail_all();
     }
     answer
 }
 
 /// When the first in line repeats its request, unless a message arrives before.
-enum Next {
+enum NextRequest {
     Now,
     At(Instant),
-    Called,
+    OnMessage,
 }
 
-impl Next {
+impl NextRequest {
     /// After this pause; never, if the clock cannot represent that.
-    fn after(pause: Duration) -> Next {
+    fn after(pause: Duration) -> NextRequest {
         Instant::now()
             .checked_add(pause)
-            .map_or(Next::Called, Next::At)
+            .map_or(NextRequest::OnMessage, NextRequest::At)
     }
 }
 

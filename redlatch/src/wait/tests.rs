@@ -7,7 +7,7 @@ use redlatch_testkit::Log;
 
 use super::*;
 use crate::background::Background;
-use crate::lease::Patience;
+use crate::lease::WaitLimit;
 use crate::store::Store;
 use crate::store::embedded::Embedded;
 
@@ -20,13 +20,13 @@ struct Scripted {
     begun: Instant,
     answers: VecDeque<Answer>,
     asked: Arc<Mutex<Vec<(u64, bool)>>>,
-    sent: Arc<Sent>,
+    progress: Arc<Progress>,
     object: &'static str,
-    queue: Queue,
+    kind: QueueKind,
     keeps: Option<Duration>,
     pause: Option<Duration>,
-    asks_for_line: bool,
-    room: WaitingRoom,
+    represents_queue: bool,
+    queues: WaitQueues,
 }
 
 fn outage() -> Answer {
@@ -37,34 +37,34 @@ fn wait(seconds: u32) -> Answer {
     Ok(Outcome::Wait(SECOND * seconds))
 }
 
-fn room() -> WaitingRoom {
-    room_of(&Embedded::new())
+fn queues() -> WaitQueues {
+    queues_of(&Embedded::new())
 }
 
-fn room_of(store: &Embedded) -> WaitingRoom {
-    let lines = Arc::<Lines>::default();
-    let store = Store::Embedded(store.attach(lines.clone()));
-    WaitingRoom::new(lines, store.into(), Background::default(), 10 * SECOND)
+fn queues_of(store: &Embedded) -> WaitQueues {
+    let channels = Arc::<ChannelMap>::default();
+    let store = Store::Embedded(store.connect(channels.clone()));
+    WaitQueues::new(channels, store.into(), Background::default(), 10 * SECOND)
 }
 
 /// After the last of these answers it never gets another one.
-fn scripted(room: &WaitingRoom, answers: impl IntoIterator<Item = Answer>) -> Scripted {
+fn scripted(queues: &WaitQueues, answers: impl IntoIterator<Item = Answer>) -> Scripted {
     Scripted {
         begun: Instant::now(),
         answers: answers.into_iter().collect(),
         asked: Arc::default(),
-        sent: Arc::default(),
+        progress: Arc::default(),
         object: "object",
-        queue: Queue::Exclusive,
+        kind: QueueKind::Exclusive,
         keeps: None,
         pause: None,
-        asks_for_line: true,
-        room: room.clone(),
+        represents_queue: true,
+        queues: queues.clone(),
     }
 }
 
 impl Attempt for Scripted {
-    type Won = u32;
+    type Grant = u32;
 
     fn channel(&self) -> &str {
         "channel"
@@ -74,8 +74,8 @@ impl Attempt for Scripted {
         self.object
     }
 
-    fn queue(&self) -> Queue {
-        self.queue
+    fn queue_kind(&self) -> QueueKind {
+        self.kind
     }
 
     async fn ask(&mut self, subscribe: bool) -> Answer {
@@ -85,21 +85,21 @@ impl Attempt for Scripted {
             return std::future::pending().await;
         };
         match &answer {
-            Ok(_) => self.sent.answered(),
-            Err(error) => self.sent.failed(Instant::now(), error.clone()),
+            Ok(_) => self.progress.record_answer(),
+            Err(error) => self.progress.record_failure(Instant::now(), error.clone()),
         }
         answer
     }
 
-    fn sent(&self) -> &Sent {
-        &self.sent
+    fn progress(&self) -> &Progress {
+        &self.progress
     }
 
-    fn asks_for_line(&self) -> bool {
-        self.asks_for_line
+    fn represents_queue(&self) -> bool {
+        self.represents_queue
     }
 
-    fn keeps_others_out(&self) -> Option<Duration> {
+    fn excludes_waiters_for(&self) -> Option<Duration> {
         self.keeps
     }
 
@@ -112,8 +112,8 @@ impl Request for Scripted {
     type Obtained = u32;
 
     async fn obtain(&mut self, waits: bool) -> Result<Option<u32>> {
-        let room = self.room.clone();
-        room.obtain(self, waits).await
+        let queues = self.queues.clone();
+        queues.obtain(self, waits).await
     }
 }
 
@@ -123,86 +123,89 @@ async fn sleep(seconds: u32) {
 
 #[tokio::test(start_paused = true)]
 async fn first_waiter_subscribes_and_retries_at_lease_end() {
-    let room = room();
-    let mut one = scripted(&room, [wait(10), wait(10), wait(5), Ok(Outcome::Done(1))]);
-    assert_eq!(room.obtain(&mut one, true).await.unwrap(), Some(1));
+    let queues = queues();
+    let mut one = scripted(&queues, [wait(10), wait(10), wait(5), Ok(Outcome::Done(1))]);
+    assert_eq!(queues.obtain(&mut one, true).await.unwrap(), Some(1));
     let asked = one.asked.lock().unwrap().clone();
     assert_eq!(asked, [(0, false), (0, true), (10, false), (15, false)]);
 }
 
 #[tokio::test(start_paused = true)]
 async fn message_makes_first_waiter_retry() {
-    let room = room();
-    let mut one = scripted(&room, [wait(60), wait(60), wait(60), Ok(Outcome::Done(1))]);
+    let queues = queues();
+    let mut one = scripted(
+        &queues,
+        [wait(60), wait(60), wait(60), Ok(Outcome::Done(1))],
+    );
     let asked = one.asked.clone();
     let call = async {
         sleep(3).await;
-        room.call("another channel");
+        queues.wake("another channel");
         sleep(1).await;
-        room.call("channel");
+        queues.wake("channel");
         sleep(2).await;
-        room.call("channel");
+        queues.wake("channel");
     };
-    let _ = tokio::join!(room.obtain(&mut one, true), call);
+    let _ = tokio::join!(queues.obtain(&mut one, true), call);
     assert_eq!(asked.lock().unwrap()[2..], [(4, false), (6, false)]);
 }
 
 #[tokio::test(start_paused = true)]
 async fn waiter_for_endless_hold_retries_on_message() {
-    let room = room();
+    let queues = queues();
     let for_ever = || Ok(Outcome::Wait(Duration::MAX));
-    let mut one = scripted(&room, [for_ever(), for_ever(), Ok(Outcome::Done(1))]);
+    let mut one = scripted(&queues, [for_ever(), for_ever(), Ok(Outcome::Done(1))]);
     let asked = one.asked.clone();
     let call = async {
         sleep(3600).await;
-        room.call("channel");
+        queues.wake("channel");
     };
-    let _ = tokio::join!(room.obtain(&mut one, true), call);
+    let _ = tokio::join!(queues.obtain(&mut one, true), call);
     assert_eq!(asked.lock().unwrap()[2..], [(3600, false)]);
 }
 
 #[tokio::test(start_paused = true)]
 async fn request_without_wait_asks_once_and_leaves_no_line() {
-    let room = room();
-    let mut one = scripted(&room, [wait(10)]);
-    assert_eq!(room.obtain(&mut one, false).await.unwrap(), None);
+    let queues = queues();
+    let mut one = scripted(&queues, [wait(10)]);
+    assert_eq!(queues.obtain(&mut one, false).await.unwrap(), None);
     assert_eq!(*one.asked.lock().unwrap(), [(0, false)]);
-    assert!(!room.has_line("channel", "object"));
+    assert!(!queues.has_queue("channel", "object"));
 }
 
 #[tokio::test(start_paused = true)]
 async fn polling_attempt_does_not_subscribe() {
-    let room = room();
+    let queues = queues();
     let answers = [wait(60), wait(60), wait(60), Ok(Outcome::Done(1))];
-    let mut one = scripted(&room, answers);
+    let mut one = scripted(&queues, answers);
     one.pause = Some(2 * SECOND);
-    assert_eq!(room.obtain(&mut one, true).await.unwrap(), Some(1));
+    assert_eq!(queues.obtain(&mut one, true).await.unwrap(), Some(1));
     let asked = one.asked.lock().unwrap().clone();
     assert_eq!(asked, [(0, false), (0, false), (2, false), (4, false)]);
-    assert_eq!(room.subscriptions(), 0);
+    assert_eq!(queues.subscriptions(), 0);
 }
 
 /// The winner at 1 s keeps it for 10 s: no waiter asks before 11 s, unless a message arrives.
 #[tokio::test(start_paused = true)]
 async fn next_waiter_does_not_ask_during_winners_lease() {
     for (message, expected) in [(false, 11_u32), (true, 5)] {
-        let room = room();
-        let mut one = scripted(&room, [wait(1), wait(1), Ok(Outcome::Done(1))]);
+        let queues = queues();
+        let mut one = scripted(&queues, [wait(1), wait(1), Ok(Outcome::Done(1))]);
         one.keeps = Some(10 * SECOND);
-        let mut two = scripted(&room, [Ok(Outcome::Done(2))]);
+        let mut two = scripted(&queues, [Ok(Outcome::Done(2))]);
         let asked = two.asked.clone();
         let second = async {
             tokio::task::yield_now().await;
-            let won = room.obtain(&mut two, true).await.unwrap();
+            let won = queues.obtain(&mut two, true).await.unwrap();
             assert_eq!(won, Some(2));
         };
         let call = async {
             sleep(5).await;
             if message {
-                room.call("channel");
+                queues.wake("channel");
             }
         };
-        let (first, (), ()) = tokio::join!(room.obtain(&mut one, true), second, call);
+        let (first, (), ()) = tokio::join!(queues.obtain(&mut one, true), second, call);
         assert_eq!(first.unwrap(), Some(1));
         assert_eq!(*asked.lock().unwrap(), [(expected.into(), false)]);
         // The remaining lease was truncated to whole milliseconds.
@@ -214,21 +217,21 @@ async fn next_waiter_does_not_ask_during_winners_lease() {
 #[tokio::test(start_paused = true)]
 async fn outage_fails_whole_line_unless_of_other_store() {
     for together in [true, false] {
-        let room = room();
-        let mut one = scripted(&room, [wait(1), wait(1), outage()]);
-        one.asks_for_line = together;
-        let mut two = scripted(&room, [Ok(Outcome::Done(2))]);
-        let (asked, sent) = (two.asked.clone(), two.sent.clone());
+        let queues = queues();
+        let mut one = scripted(&queues, [wait(1), wait(1), outage()]);
+        one.represents_queue = together;
+        let mut two = scripted(&queues, [Ok(Outcome::Done(2))]);
+        let (asked, progress) = (two.asked.clone(), two.progress.clone());
         let second = async {
             tokio::task::yield_now().await;
-            room.obtain(&mut two, true).await
+            queues.obtain(&mut two, true).await
         };
-        let (first, second) = tokio::join!(room.obtain(&mut one, true), second);
+        let (first, second) = tokio::join!(queues.obtain(&mut one, true), second);
         assert!(matches!(first, Err(Error::ResponseTimeout { .. })));
         let failed = matches!(second, Err(Error::ResponseTimeout { .. }));
         assert_eq!(failed, together);
         assert_eq!(asked.lock().unwrap().is_empty(), together);
-        let told = matches!(sent.word(), Some(Word::Failed { .. }));
+        let told = matches!(progress.last_contact(), Some(LastContact::Failed { .. }));
         assert_eq!(told, together);
     }
 }
@@ -236,79 +239,79 @@ async fn outage_fails_whole_line_unless_of_other_store() {
 /// Readers do not wait behind a writer, nor do waiters for `a` behind those for `{a}`.
 #[tokio::test(start_paused = true)]
 async fn queues_and_objects_of_channel_are_independent() {
-    let room = room();
-    let mut one = scripted(&room, [wait(60), wait(60)]);
-    let mut same = scripted(&room, [wait(60)]);
-    let mut reader = scripted(&room, [wait(60)]);
-    reader.queue = Queue::Shared;
-    let mut other = scripted(&room, [wait(60), wait(60)]);
+    let queues = queues();
+    let mut one = scripted(&queues, [wait(60), wait(60)]);
+    let mut same = scripted(&queues, [wait(60)]);
+    let mut reader = scripted(&queues, [wait(60)]);
+    reader.kind = QueueKind::Shared;
+    let mut other = scripted(&queues, [wait(60), wait(60)]);
     other.object = "another";
     let asked = [&same, &reader, &other].map(|one| one.asked.clone());
     let all = async {
         tokio::join!(
-            room.obtain(&mut one, true),
-            room.obtain_in_line(&mut same),
-            room.obtain_in_line(&mut reader),
-            room.obtain_in_line(&mut other),
+            queues.obtain(&mut one, true),
+            queues.obtain_queued(&mut same),
+            queues.obtain_queued(&mut reader),
+            queues.obtain_queued(&mut other),
         )
     };
     assert!(tokio::time::timeout(SECOND, all).await.is_err());
     let counts = asked.map(|asked| asked.lock().unwrap().len());
     assert_eq!(counts, [0, 1, 1]);
     // They share one subscription.
-    assert_eq!(room.subscriptions(), 1);
+    assert_eq!(queues.subscriptions(), 1);
 }
 
 #[tokio::test(start_paused = true)]
 async fn subscription_ends_after_linger_time() {
-    let room = room();
+    let queues = queues();
     let wait_for = async |seconds: u32| {
-        let mut one = scripted(&room, [wait(60), wait(60)]);
-        let obtaining = room.obtain(&mut one, true);
+        let mut one = scripted(&queues, [wait(60), wait(60)]);
+        let obtaining = queues.obtain(&mut one, true);
         let waited = tokio::time::timeout(SECOND * seconds, obtaining).await;
         assert!(waited.is_err());
     };
-    assert!(!room.has_line("channel", "object"));
+    assert!(!queues.has_queue("channel", "object"));
     wait_for(1).await;
-    assert_eq!(room.subscriptions(), 1);
-    assert!(room.has_line("channel", "object"));
-    assert!(!room.has_line("channel", "another") && !room.has_line("another", "object"));
+    assert_eq!(queues.subscriptions(), 1);
+    assert!(queues.has_queue("channel", "object"));
+    assert!(!queues.has_queue("channel", "another") && !queues.has_queue("another", "object"));
     sleep(9).await;
-    assert_eq!(room.subscriptions(), 1);
+    assert_eq!(queues.subscriptions(), 1);
     // Needed once more, for longer than it would have lasted.
     wait_for(15).await;
     sleep(9).await;
-    assert_eq!(room.subscriptions(), 1);
+    assert_eq!(queues.subscriptions(), 1);
     sleep(2).await;
-    assert_eq!(room.subscriptions(), 0);
-    assert!(!room.has_line("channel", "object"));
+    assert_eq!(queues.subscriptions(), 0);
+    assert!(!queues.has_queue("channel", "object"));
     wait_for(1).await;
-    assert_eq!(room.subscriptions(), 1);
+    assert_eq!(queues.subscriptions(), 1);
 }
 
 /// One request acquires the lock at 1 s and keeps it for 10 s. Another one joins at 5 s and gets no answer
 /// until its wait limit.
 #[tokio::test(start_paused = true)]
 async fn request_joining_after_release_has_no_news() {
-    let nothing: fn(&WaitingRoom) = |_| {};
+    let nothing: fn(&WaitQueues) = |_| {};
     // Either the message has arrived, or only this client knows as yet.
-    let releases: [fn(&WaitingRoom); 2] = [
-        |room| room.call("channel"),
-        |room| room.releasing("channel"),
+    let releases: [fn(&WaitQueues); 2] = [
+        |queues| queues.wake("channel"),
+        |queues| queues.record_release("channel"),
     ];
     for (release, released) in [(nothing, false), (releases[0], true), (releases[1], true)] {
-        let room = room();
-        let mut one = scripted(&room, [wait(1), wait(1), Ok(Outcome::Done(1))]);
+        let queues = queues();
+        let mut one = scripted(&queues, [wait(1), wait(1), Ok(Outcome::Done(1))]);
         one.keeps = Some(10 * SECOND);
-        room.obtain(&mut one, true).await.unwrap();
+        queues.obtain(&mut one, true).await.unwrap();
         sleep(4).await;
-        release(&room);
-        let mut two = scripted(&room, []);
-        let (sent, limits) = (
-            two.sent.clone(),
-            Limits::new(Patience::at_most(SECOND), None),
+        release(&queues);
+        let mut two = scripted(&queues, []);
+        let (progress, limits) = (
+            two.progress.clone(),
+            Limits::new(WaitLimit::at_most(SECOND), None),
         );
-        let second = room.within(limits, &sent, &mut two).await;
+        let second = queues.within(limits, &progress, &mut two).await;
         assert_eq!(two.asked.lock().unwrap().len(), usize::from(released));
         match second {
             Ok(won) => assert_eq!((won, released), (None, false)),
@@ -320,50 +323,50 @@ async fn request_joining_after_release_has_no_news() {
 /// Waiters wait for another object at the same channel, or its subscription is being ended.
 #[tokio::test(start_paused = true)]
 async fn line_of_other_object_at_channel_has_no_news() {
-    let room = room();
-    let mut one = scripted(&room, [wait(60), wait(60)]);
-    let mut two = scripted(&room, []);
+    let queues = queues();
+    let mut one = scripted(&queues, [wait(60), wait(60)]);
+    let mut two = scripted(&queues, []);
     two.object = "other";
-    let limits = Limits::new(Patience::at_most(5 * SECOND), None);
-    let sent = two.sent.clone();
+    let limits = Limits::new(WaitLimit::at_most(5 * SECOND), None);
+    let progress = two.progress.clone();
     let second = async {
         tokio::task::yield_now().await;
-        room.within(limits, &sent, &mut two).await
+        queues.within(limits, &progress, &mut two).await
     };
     tokio::select! {
-        first = room.obtain(&mut one, true) => panic!("{first:?}"),
+        first = queues.obtain(&mut one, true) => panic!("{first:?}"),
         second = second => assert!(matches!(second, Err(Error::ResponseTimeout { .. })), "{second:?}"),
     }
 }
 
 /// Returns how a request with these limits ends, and after how many milliseconds.
 async fn within(
-    patience: Patience,
+    wait_limit: WaitLimit,
     outage: Option<Duration>,
     answers: impl IntoIterator<Item = Answer>,
 ) -> (Result<Option<u32>>, u128) {
-    within_at(&room(), patience, outage, answers).await
+    within_at(&queues(), wait_limit, outage, answers).await
 }
 
 /// The same with these wait queues.
 async fn within_at(
-    room: &WaitingRoom,
-    patience: Patience,
+    queues: &WaitQueues,
+    wait_limit: WaitLimit,
     outage: Option<Duration>,
     answers: impl IntoIterator<Item = Answer>,
 ) -> (Result<Option<u32>>, u128) {
-    let mut one = scripted(room, answers);
-    let (sent, begun) = (one.sent.clone(), one.begun);
-    let limits = Limits::new(patience, outage);
-    let done = room.within(limits, &sent, &mut one).await;
+    let mut one = scripted(queues, answers);
+    let (progress, begun) = (one.progress.clone(), one.begun);
+    let limits = Limits::new(wait_limit, outage);
+    let done = queues.within(limits, &progress, &mut one).await;
     (done, begun.elapsed().as_millis())
 }
 
 /// A store that answers within 3 s.
-fn room_with_timeout() -> WaitingRoom {
+fn queues_with_timeout() -> WaitQueues {
     let store = Embedded::new();
     store.set_response_timeout(3 * SECOND);
-    room_of(&store)
+    queues_of(&store)
 }
 
 /// Returns how a request to such a store ends that waits without a limit.
@@ -371,7 +374,7 @@ async fn within_timeout(
     outage: Option<Duration>,
     answers: impl IntoIterator<Item = Answer>,
 ) -> (Result<Option<u32>>, u128) {
-    within_at(&room_with_timeout(), Patience::Endless, outage, answers).await
+    within_at(&queues_with_timeout(), WaitLimit::Endless, outage, answers).await
 }
 
 fn not_replicated() -> Answer {
@@ -455,19 +458,19 @@ async fn outage_is_logged_once() {
         .with_max_level(tracing::Level::TRACE)
         .with_ansi(false)
         .with_writer(move || writer.clone());
-    let fails_in = async |room: &WaitingRoom, limit| {
+    let fails_in = async |queues: &WaitQueues, limit| {
         let failing = [outage(), outage(), Ok(Outcome::Done(1))];
-        let (won, _) = within_at(room, Patience::Endless, limit, failing).await;
+        let (won, _) = within_at(queues, WaitLimit::Endless, limit, failing).await;
         assert_eq!(won.unwrap(), Some(1));
         let told = ["WARN", "the store is unavailable", "channel=\"channel\""];
         log.lines(&told).len()
     };
     let limit = Some(60 * SECOND);
     // `tracing` forgets an event for good that another test logs for the first time just while a subscriber is set.
-    assert_eq!(fails_in(&room_with_timeout(), limit).await, 0);
+    assert_eq!(fails_in(&queues_with_timeout(), limit).await, 0);
     let _log = tracing::subscriber::set_default(subscriber.finish());
-    let room = room_with_timeout();
-    let fails = async |limit| fails_in(&room, limit).await;
+    let queues = queues_with_timeout();
+    let fails = async |limit| fails_in(&queues, limit).await;
     assert_eq!(fails(None).await, 0, "no outage limit");
     assert_eq!(fails(limit).await, 1);
     sleep(12).await;
@@ -475,7 +478,7 @@ async fn outage_is_logged_once() {
     sleep(14).await;
     assert_eq!(fails(limit).await, 2, "another outage");
     let waits = [wait(2), wait(2), Ok(Outcome::Done(1))];
-    let (won, _) = within_at(&room, Patience::Endless, None, waits).await;
+    let (won, _) = within_at(&queues, WaitLimit::Endless, None, waits).await;
     assert_eq!(won.unwrap(), Some(1));
     let waiting = log.lines(&["TRACE", "waiting", "channel=\"channel\""]);
     assert!(!waiting.is_empty());
@@ -485,7 +488,7 @@ async fn outage_is_logged_once() {
 struct Plain(Scripted);
 
 impl Attempt for Plain {
-    type Won = u32;
+    type Grant = u32;
 
     fn channel(&self) -> &str {
         self.0.channel()
@@ -499,25 +502,25 @@ impl Attempt for Plain {
         self.0.ask(subscribe).await
     }
 
-    fn sent(&self) -> &Sent {
-        self.0.sent()
+    fn progress(&self) -> &Progress {
+        self.0.progress()
     }
 
-    fn keeps_others_out(&self) -> Option<Duration> {
+    fn excludes_waiters_for(&self) -> Option<Duration> {
         None
     }
 }
 
 #[tokio::test(start_paused = true)]
 async fn waiter_subscribes_and_asks_for_its_line_by_default() {
-    let room = room();
-    let mut one = Plain(scripted(&room, [wait(5), wait(5), outage()]));
-    let mut two = Plain(scripted(&room, []));
+    let queues = queues();
+    let mut one = Plain(scripted(&queues, [wait(5), wait(5), outage()]));
+    let mut two = Plain(scripted(&queues, []));
     let second = async {
         tokio::task::yield_now().await;
-        room.obtain(&mut two, true).await
+        queues.obtain(&mut two, true).await
     };
-    let (first, second) = tokio::join!(room.obtain(&mut one, true), second);
+    let (first, second) = tokio::join!(queues.obtain(&mut one, true), second);
     assert!(first.is_err() && second.is_err(), "they fail together");
     assert_eq!(
         *one.0.asked.lock().unwrap(),
@@ -528,7 +531,7 @@ async fn waiter_subscribes_and_asks_for_its_line_by_default() {
 
 #[tokio::test(start_paused = true)]
 async fn latest_news_decides_at_wait_limit() {
-    let limit = || Patience::at_most(5 * SECOND);
+    let limit = || WaitLimit::at_most(5 * SECOND);
     let (answered, after) = within(limit(), None, [wait(60), wait(60)]).await;
     assert_eq!((answered.unwrap(), after / 10), (None, 500));
     let (won, after) = within(limit(), None, [wait(2), wait(2), Ok(Outcome::Done(1))]).await;
@@ -547,43 +550,50 @@ async fn latest_news_decides_at_wait_limit() {
 #[tokio::test(start_paused = true)]
 async fn waiting_lasts_through_outage_until_limit() {
     let limit = Some(10 * SECOND);
-    let (failed, after) = within(Patience::Endless, limit, (0..1000).map(|_| outage())).await;
+    let (failed, after) = within(WaitLimit::Endless, limit, (0..1000).map(|_| outage())).await;
     assert!(matches!(failed, Err(Error::ResponseTimeout { .. })));
     assert!((10_000..11_500).contains(&after), "{after}");
     let short = (0..4).map(|_| outage()).chain([Ok(Outcome::Done(1))]);
-    let (won, _) = within(Patience::Endless, limit, short).await;
+    let (won, _) = within(WaitLimit::Endless, limit, short).await;
     assert_eq!(won.unwrap(), Some(1));
     // Errors that waiting does not fix, and outages without a limit, fail at once.
-    let (failed, after) = within(Patience::Endless, None, [outage()]).await;
+    let (failed, after) = within(WaitLimit::Endless, None, [outage()]).await;
     assert!(failed.is_err() && after == 0);
     let refused = || Err(Error::AlreadyHeld { name: "a".into() });
-    let (failed, after) = within(Patience::Endless, limit, [refused()]).await;
+    let (failed, after) = within(WaitLimit::Endless, limit, [refused()]).await;
     assert!(failed.is_err() && after == 0);
-    let (failed, after) = within(Patience::None, limit, [outage()]).await;
+    let (failed, after) = within(WaitLimit::None, limit, [outage()]).await;
     assert!(failed.is_err() && after == 0);
-    let (refused, after) = within(Patience::None, limit, [wait(5)]).await;
+    let (refused, after) = within(WaitLimit::None, limit, [wait(5)]).await;
     assert_eq!((refused.unwrap(), after), (None, 0));
 }
 
 /// That readers hold the object is no answer to a reader.
 #[tokio::test(start_paused = true)]
 async fn answer_to_one_queue_is_no_news_for_the_other() {
-    let room = room();
-    let writer = room.join("channel", "object", Queue::Exclusive);
-    let Some(reader) = room.line("channel", "object", Queue::Shared) else {
-        panic!("the line exists");
+    let queues = queues();
+    let writer = queues.join("channel", "object", QueueKind::Exclusive);
+    let Some(reader) = queues.join_existing("channel", "object", QueueKind::Shared) else {
+        panic!("the waiter exists");
     };
     let before = Instant::now() - SECOND;
-    let is_news = |line: &Line| matches!(line.news().word(before), Some(Word::Answered));
+    let is_news = |waiter: &Waiter| {
+        matches!(
+            waiter.contacts().contact_since(before),
+            Some(LastContact::Answered)
+        )
+    };
     assert!(is_news(&writer) && !is_news(&reader));
-    reader.asking();
-    writer.heard(Some(Word::Answered));
+    reader.request_started();
+    writer.request_ended(Some(LastContact::Answered));
     assert!(is_news(&writer) && !is_news(&reader));
-    reader.heard(Some(Word::Answered));
+    reader.request_ended(Some(LastContact::Answered));
     drop(writer);
-    let writer = room.join("channel", "object", Queue::Exclusive);
+    let writer = queues.join("channel", "object", QueueKind::Exclusive);
     drop(reader);
-    let reader = room.line("channel", "object", Queue::Shared).unwrap();
+    let reader = queues
+        .join_existing("channel", "object", QueueKind::Shared)
+        .unwrap();
     assert!(
         is_news(&writer) && !is_news(&reader),
         "all readers had left"
@@ -592,24 +602,41 @@ async fn answer_to_one_queue_is_no_news_for_the_other() {
 
 #[tokio::test(start_paused = true)]
 async fn line_without_answers_has_no_news() {
-    let room = room();
-    let line = room.join("channel", "object", Queue::Exclusive);
-    let (news, joined) = (line.news(), Instant::now());
-    line.heard(Some(Word::Answered));
-    assert!(matches!(news.word(joined), Some(Word::Answered)));
-    line.asking();
-    assert!(news.word(joined).is_none(), "not answered since it joined");
+    let queues = queues();
+    let waiter = queues.join("channel", "object", QueueKind::Exclusive);
+    let (contacts, joined) = (waiter.contacts(), Instant::now());
+    waiter.request_ended(Some(LastContact::Answered));
+    assert!(matches!(
+        contacts.contact_since(joined),
+        Some(LastContact::Answered)
+    ));
+    waiter.request_started();
+    assert!(
+        contacts.contact_since(joined).is_none(),
+        "not answered since it joined"
+    );
     tokio::time::advance(SECOND).await;
-    line.asking();
-    assert!(news.word(joined).is_none());
+    waiter.request_started();
+    assert!(contacts.contact_since(joined).is_none());
     let earlier = joined - SECOND;
-    assert!(matches!(news.word(earlier), Some(Word::Answered)));
-    line.heard(Some(Word::Answered));
-    assert!(matches!(news.word(joined), Some(Word::Answered)));
+    assert!(matches!(
+        contacts.contact_since(earlier),
+        Some(LastContact::Answered)
+    ));
+    waiter.request_ended(Some(LastContact::Answered));
+    assert!(matches!(
+        contacts.contact_since(joined),
+        Some(LastContact::Answered)
+    ));
     let error = Error::ResponseTimeout { after: SECOND };
     let since = Instant::now();
-    line.heard(Some(Word::Failed { since, error }));
-    assert!(matches!(news.word(joined), Some(Word::Failed { since: s, .. }) if s == since));
-    drop(line);
-    assert!(news.word(Instant::now()).is_none(), "all have left");
+    waiter.request_ended(Some(LastContact::Failed { since, error }));
+    assert!(
+        matches!(contacts.contact_since(joined), Some(LastContact::Failed { since: s, .. }) if s == since)
+    );
+    drop(waiter);
+    assert!(
+        contacts.contact_since(Instant::now()).is_none(),
+        "all have left"
+    );
 }

@@ -3,17 +3,17 @@
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use super::*;
-use crate::hold::Kind;
-use crate::name::Family;
-use crate::primitives::twin;
+use crate::hold::HoldKind;
+use crate::name::KeyLayout;
+use crate::primitives::differential;
 use crate::step::BoxedStep;
 use crate::store::embedded::Embedded;
-use crate::wait::Lines;
+use crate::wait::ChannelMap;
 
 const SECOND: Duration = Duration::from_secs(1);
 
 /// A kind that records when the store was asked for its hold.
-struct Noted {
+struct RecordingKind {
     begun: Instant,
     weight: usize,
     missing: AtomicBool,
@@ -21,13 +21,19 @@ struct Noted {
     asked: Mutex<Vec<(u64, bool)>>,
 }
 
-impl Kind for Arc<Noted> {
+impl HoldKind for Arc<RecordingKind> {
     fn renew_script(&self) -> &'static Script {
         static SCRIPT: Script = Script::new("");
         &SCRIPT
     }
 
-    fn renew(&self, _: &mut Space, _: &Hold, lease: Option<Lease>, now: Instant) -> Result<bool> {
+    fn renew(
+        &self,
+        _: &mut Keyspace,
+        _: &Hold,
+        lease: Option<Lease>,
+        now: Instant,
+    ) -> Result<bool> {
         let asked = (now - self.begun).as_secs();
         self.asked.lock().unwrap().push((asked, lease.is_some()));
         Ok(!self.missing.load(Ordering::SeqCst))
@@ -45,19 +51,19 @@ impl Kind for Arc<Noted> {
 /// A hold and its kind.
 struct Watched {
     hold: Arc<Hold>,
-    kind: Arc<Noted>,
+    kind: Arc<RecordingKind>,
 }
 
 impl Watched {
     fn new(weight: usize, lease: Duration, renewed: bool) -> Watched {
-        let kind = Arc::new(Noted {
+        let kind = Arc::new(RecordingKind {
             begun: Instant::now(),
             weight,
             missing: AtomicBool::new(false),
             asked: Mutex::default(),
         });
-        let hold = Arc::new(twin::hold(Family::Lock, 1, kind.clone()));
-        hold.enter(Instant::now() + lease, renewed).unwrap();
+        let hold = Arc::new(differential::hold(KeyLayout::Lock, 1, kind.clone()));
+        hold.add_guard(Instant::now() + lease, renewed).unwrap();
         Watched { hold, kind }
     }
 
@@ -70,7 +76,7 @@ impl Watched {
         Watched::new(1, lease, false)
     }
 
-    fn gone(&self) {
+    fn mark_missing(&self) {
         self.kind.missing.store(true, Ordering::SeqCst);
     }
 
@@ -81,8 +87,8 @@ impl Watched {
 }
 
 fn watchdog() -> Watchdog {
-    let ear = Arc::new(Lines::default());
-    let store = Arc::new(Store::Embedded(Embedded::new().attach(ear)));
+    let subscriber = Arc::new(ChannelMap::default());
+    let store = Arc::new(Store::Embedded(Embedded::new().connect(subscriber)));
     Watchdog::new(Lease::WATCHDOG, store, Background::default())
 }
 
@@ -108,7 +114,7 @@ async fn hold_is_renewed_after_each_third_of_its_lease() {
     sleep(35 * SECOND).await;
     assert_eq!(one.asked(), [(10, true), (20, true), (30, true)]);
     assert!(one.hold.valid_for() > 24 * SECOND);
-    watchdog.forget(&one.hold);
+    watchdog.unwatch(&one.hold);
     assert_eq!(watchdog.len(), 0);
     sleep(35 * SECOND).await;
     assert_eq!(one.asked(), []);
@@ -162,7 +168,7 @@ async fn one_task_watches_all_holds_and_ends_after_idle_third() {
     }
     assert_eq!(tasks(), 1);
     for one in &holds {
-        watchdog.forget(&one.hold);
+        watchdog.unwatch(&one.hold);
     }
     // The task wakes once at the time that it knew of.
     sleep(15 * SECOND).await;
@@ -192,14 +198,14 @@ async fn missing_hold_triggers_check_without_renewing_fixed_leases() {
     for watched in holds {
         watchdog.watch(&watched.hold);
     }
-    one.gone();
+    one.mark_missing();
     sleep(12 * SECOND).await;
     assert_eq!(one.hold.loss(), Some(Loss::NotHeld));
     assert_eq!(other.asked(), [(10, true)]);
     assert_eq!(fixed.asked(), [(10, false)]);
     assert!(fixed.hold.valid_for() < 90 * SECOND);
-    watchdog.found_missing(&one.hold);
-    watchdog.found_missing(&one.hold);
+    watchdog.report_missing(&one.hold);
+    watchdog.report_missing(&one.hold);
     sleep(2 * SECOND).await;
     assert_eq!((other.asked(), fixed.asked()), (vec![], vec![]));
     sleep(5 * SECOND).await;
@@ -207,8 +213,8 @@ async fn missing_hold_triggers_check_without_renewing_fixed_leases() {
     assert_eq!(fixed.asked(), [(15, false)]);
     // Later than that it is immediate.
     sleep(2 * SECOND).await;
-    fixed.gone();
-    watchdog.found_missing(&one.hold);
+    fixed.mark_missing();
+    watchdog.report_missing(&one.hold);
     sleep(SECOND).await;
     assert_eq!(fixed.hold.loss(), Some(Loss::NotHeld));
     assert_eq!(fixed.asked(), [(21, false)]);
@@ -217,15 +223,15 @@ async fn missing_hold_triggers_check_without_renewing_fixed_leases() {
 #[tokio::test(start_paused = true)]
 async fn empty_watchdog_plans_no_sweep() {
     let (watchdog, one) = (watchdog(), Watched::renewed());
-    watchdog.found_missing(&one.hold);
-    assert!(watchdog.core.queue().nodes.is_empty());
+    watchdog.report_missing(&one.hold);
+    assert!(watchdog.core.schedule().nodes.is_empty());
 }
 
 #[tokio::test(start_paused = true)]
 async fn hold_with_step_in_progress_is_skipped_for_a_second() {
     let (watchdog, one) = (watchdog(), Watched::renewed());
     watchdog.watch(&one.hold);
-    let turn = one.hold.steps.lock().await;
+    let turn = one.hold.step_lock.lock().await;
     sleep(Duration::from_millis(12_500)).await;
     assert_eq!(one.asked(), []);
     drop(turn);
@@ -240,15 +246,20 @@ async fn hold_changed_after_batching_is_not_renewed() {
     let watchdog = watchdog();
     let holds = [(); 4].map(|()| Watched::renewed());
     for one in &holds {
-        watchdog.core.place(&mut watchdog.core.queue(), &one.hold);
+        watchdog
+            .core
+            .reschedule(&mut watchdog.core.schedule(), &one.hold);
     }
     tokio::time::advance(10 * SECOND).await;
     let mut batches = watchdog.core.take_due(&watchdog.store);
     let [released, lost, fixed, held] = &holds;
-    released.hold.leave(true);
-    lost.hold.lose(Loss::NotHeld);
-    fixed.hold.enter(Instant::now() + SECOND, false).unwrap();
-    fixed.hold.leave(true);
+    released.hold.remove_guard(true);
+    lost.hold.mark_lost(Loss::NotHeld);
+    fixed
+        .hold
+        .add_guard(Instant::now() + SECOND, false)
+        .unwrap();
+    fixed.hold.remove_guard(true);
     renew(watchdog.store.clone(), batches.pop().unwrap()).await;
     assert!(batches.is_empty());
     for one in [released, lost, fixed] {
@@ -264,13 +275,15 @@ async fn hold_ended_after_batching_is_not_checked() {
     let watchdog = watchdog();
     let holds = [(); 3].map(|()| Watched::fixed(100 * SECOND));
     for one in &holds {
-        one.hold.notes(|notes| notes.doubted = true);
-        watchdog.core.place(&mut watchdog.core.queue(), &one.hold);
+        one.hold.watchdog_state(|state| state.suspect = true);
+        watchdog
+            .core
+            .reschedule(&mut watchdog.core.schedule(), &one.hold);
     }
     let mut batches = watchdog.core.take_due(&watchdog.store);
     let [released, lost, held] = &holds;
-    released.hold.leave(false);
-    lost.hold.lose(Loss::NotHeld);
+    released.hold.remove_guard(false);
+    lost.hold.mark_lost(Loss::NotHeld);
     renew(watchdog.store.clone(), batches.pop().unwrap()).await;
     assert_eq!((released.asked(), lost.asked()), (vec![], vec![]));
     assert_eq!(held.asked(), [(0, false)]);
@@ -284,10 +297,12 @@ fn batches(watchdog: &Watchdog) -> (Vec<usize>, Vec<Batch>) {
     (sizes, batches)
 }
 
-fn place(watchdog: &Watchdog, weights: impl IntoIterator<Item = usize>) -> Vec<Watched> {
+fn schedule_holds(watchdog: &Watchdog, weights: impl IntoIterator<Item = usize>) -> Vec<Watched> {
     let holds = weights.into_iter().map(|weight| {
         let one = Watched::new(weight, 20 * SECOND, true);
-        watchdog.core.place(&mut watchdog.core.queue(), &one.hold);
+        watchdog
+            .core
+            .reschedule(&mut watchdog.core.schedule(), &one.hold);
         one
     });
     holds.collect()
@@ -296,7 +311,7 @@ fn place(watchdog: &Watchdog, weights: impl IntoIterator<Item = usize>) -> Vec<W
 #[tokio::test(start_paused = true)]
 async fn batch_has_at_most_a_hundred_names() {
     let watchdog = watchdog();
-    let _holds = place(&watchdog, [1; 201]);
+    let _holds = schedule_holds(&watchdog, [1; 201]);
     let (sizes, batches) = batches(&watchdog);
     assert_eq!(sizes, [1, 100, 100]);
     assert_eq!(watchdog.len(), 201, "also in flight they are watched");
@@ -314,7 +329,7 @@ async fn batch_weighs_at_most_a_thousand_unless_single() {
         (vec![1000, 1], vec![1, 1]),
     ] {
         let watchdog = watchdog();
-        let _holds = place(&watchdog, weights);
+        let _holds = schedule_holds(&watchdog, weights);
         assert_eq!(batches(&watchdog).0, expected);
     }
 }
@@ -322,25 +337,25 @@ async fn batch_weighs_at_most_a_thousand_unless_single() {
 #[tokio::test(start_paused = true)]
 async fn at_most_eight_batches_in_flight_per_node() {
     let watchdog = watchdog();
-    let holds = place(&watchdog, [1000; 10]);
+    let holds = schedule_holds(&watchdog, [1000; 10]);
     let (sizes, mut first) = batches(&watchdog);
     assert_eq!(sizes, [1; 8]);
     assert_eq!(batches(&watchdog).0.len(), 0);
     for _ in 0..2 {
         let hold = first.pop().unwrap().holds.pop().unwrap();
-        watchdog.forget(&hold);
+        watchdog.unwatch(&hold);
     }
     let (sizes, next) = batches(&watchdog);
     assert_eq!(sizes, [1, 1], "as many as have ended");
     drop((first, next));
-    assert_eq!(watchdog.core.queue().nodes[&None].batches, 0);
+    assert_eq!(watchdog.core.schedule().nodes[&None].batches, 0);
     drop(holds);
 }
 
 #[tokio::test(start_paused = true)]
 async fn hold_released_before_batching_is_left_out() {
     let watchdog = watchdog();
-    let holds = place(&watchdog, [1000; 9]);
+    let holds = schedule_holds(&watchdog, [1000; 9]);
     let (_, in_flight) = batches(&watchdog);
     let waits = |one: &&Watched| {
         !in_flight
@@ -348,13 +363,13 @@ async fn hold_released_before_batching_is_left_out() {
             .any(|b| Arc::ptr_eq(&b.holds[0], &one.hold))
     };
     let waiting = holds.iter().find(waits).unwrap();
-    waiting.hold.leave(true);
+    waiting.hold.remove_guard(true);
     drop(in_flight);
     for hold in holds.iter().filter(|one| !std::ptr::eq(*one, waiting)) {
-        watchdog.forget(&hold.hold);
+        watchdog.unwatch(&hold.hold);
     }
     assert_eq!(batches(&watchdog).0.len(), 0);
-    assert!(watchdog.core.queue().nodes.is_empty());
+    assert!(watchdog.core.schedule().nodes.is_empty());
 }
 
 #[tokio::test(start_paused = true)]
@@ -381,13 +396,13 @@ async fn task_sleeps_until_next_hold_or_sweep() {
     let core = &watchdog.core;
     let now = Instant::now();
     let one = Watched::renewed();
-    core.place(&mut core.queue(), &one.hold);
+    core.reschedule(&mut core.schedule(), &one.hold);
     assert_eq!(core.sleep_until(0), Some(now + 10 * SECOND));
     core.sweep(None, |_| Some(now + 2 * SECOND));
     core.sweep(None, |_| Some(now + 3 * SECOND));
     assert_eq!(core.sleep_until(0), Some(now + 2 * SECOND));
-    core.queue().nodes.clear();
-    core.queue().remove(&one.hold);
+    core.schedule().nodes.clear();
+    core.schedule().remove(&one.hold);
     // A batch in flight ends soon.
     assert_eq!(core.sleep_until(1), Some(now + SECOND));
     assert_eq!(core.sleep_until(0), Some(now + 10 * SECOND));
@@ -407,14 +422,14 @@ fn watchdog_continues_in_last_used_runtime() {
         (watchdog, one)
     });
     second
-        .block_on(async { watchdog.background.bind() })
+        .block_on(async { watchdog.background.remember_runtime() })
         .unwrap();
     drop(first);
     second.block_on(async {
         sleep(15 * SECOND).await;
         assert_eq!((one.asked().len(), tasks()), (1, 1));
         // It has nothing to continue for once it has ended by itself.
-        watchdog.forget(&one.hold);
+        watchdog.unwatch(&one.hold);
         sleep(40 * SECOND).await;
         assert_eq!(tasks(), 0);
     });
@@ -445,9 +460,9 @@ fn idle_watchdog_ends_with_its_runtime() {
         let one = Watched::renewed();
         watchdog.watch(&one.hold);
         tokio::task::yield_now().await;
-        watchdog.forget(&one.hold);
+        watchdog.unwatch(&one.hold);
     });
-    let bound = second.block_on(async { watchdog.background.bind() });
+    let bound = second.block_on(async { watchdog.background.remember_runtime() });
     bound.unwrap();
     drop(first);
     assert_eq!(second.block_on(async { tasks() }), 0);

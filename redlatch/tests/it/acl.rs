@@ -28,7 +28,7 @@ async fn everything(client: &Client, other: &Client) {
     .await;
     inner.unlock().await.unwrap();
     guard.unlock().await.unwrap();
-    soon("its turn", waiting).await.unwrap().unwrap();
+    within_limit("its turn", waiting).await.unwrap().unwrap();
     let _guard = plain.lock().await.unwrap();
     assert!(plain.force_unlock().await.unwrap());
 
@@ -53,7 +53,7 @@ async fn everything(client: &Client, other: &Client) {
     first.abort();
     waiters(1).await;
     guard.unlock().await.unwrap();
-    soon("its turn", waiting).await.unwrap().unwrap();
+    within_limit("its turn", waiting).await.unwrap().unwrap();
     // The head of the queue does not take its turn, so this attempt checks whether the head is
     // connected.
     let guard = fair.lock().await.unwrap();
@@ -66,7 +66,7 @@ async fn everything(client: &Client, other: &Client) {
     }
     guard.unlock().await.unwrap();
     assert!(fair.try_lock().await.unwrap().is_none());
-    soon("its turn", head)
+    within_limit("its turn", head)
         .await
         .unwrap()
         .unlock()
@@ -91,7 +91,7 @@ async fn everything(client: &Client, other: &Client) {
     })
     .await;
     read.unlock().await.unwrap();
-    soon("its turn", waiting).await.unwrap().unwrap();
+    within_limit("its turn", waiting).await.unwrap().unwrap();
     let write = lock.write().lock().await.unwrap();
     let read = lock.read().lock().owner(write.owner()).await.unwrap();
     client.inspect(lock.name()).await.unwrap();
@@ -224,7 +224,7 @@ async fn denied_request_fails_immediately() {
     let elsewhere = settings.connect(&url).await.unwrap();
     let lock = elsewhere.lock(&unique("foreign"));
     assert_refused(
-        &soon("refused", lock.lock().into_future())
+        &within_limit("refused", lock.lock().into_future())
             .await
             .unwrap_err(),
     );
@@ -238,7 +238,7 @@ async fn denied_request_fails_immediately() {
     let lock = client.lock(&unique("waited-for"));
     let guard = lock.lock().await.unwrap();
     let waiting = deaf.lock(lock.name());
-    let refused = soon("refused", waiting.lock().into_future()).await;
+    let refused = within_limit("refused", waiting.lock().into_future()).await;
     assert_refused(&refused.unwrap_err());
     guard.unlock().await.unwrap();
     assert!(!lock.is_locked().await.unwrap());
@@ -279,8 +279,8 @@ async fn documented_rules_are_sufficient_in_cluster() {
     });
     let settings = || logged_in(app, servers.ca());
     let url = servers.url();
-    let client = granted(|| settings().connect(&url)).await;
-    let other = granted(|| settings().connect(&url)).await;
+    let client = retry_transient(|| settings().connect(&url)).await;
+    let other = retry_transient(|| settings().connect(&url)).await;
     everything(&client, &other).await;
     for server in servers.nodes() {
         assert_eq!(denied(server), [""; 0]);
@@ -304,8 +304,8 @@ async fn documented_rules_are_sufficient_with_sentinels() {
         settings.sentinel_username(name).sentinel_password(password)
     };
     let url = servers.url();
-    let client = granted(|| settings().connect(&url)).await;
-    let other = granted(|| settings().connect(&url)).await;
+    let client = retry_transient(|| settings().connect(&url)).await;
+    let other = retry_transient(|| settings().connect(&url)).await;
     everything(&client, &other).await;
     for server in servers.servers().iter().chain(servers.sentinels()) {
         assert_eq!(denied(server), [""; 0]);

@@ -8,15 +8,15 @@ use std::time::Duration;
 use redlatch::{Client, Error, MAX_LEASE, ObjectState};
 use redlatch_testkit::{Server, shared, unique};
 
-use crate::common::{LONG, Stand, in_time, soon};
+use crate::common::{LONG, TestStore, retry_if_late, within_limit};
 
 on_every_store! {
     invalid_names_are_rejected,
     invalid_leases_are_rejected,
 }
 
-async fn invalid_names_are_rejected(stand: Stand) {
-    let client = stand.client().await;
+async fn invalid_names_are_rejected(store: TestStore) {
+    let client = store.client().await;
     let long = "x".repeat(513);
     for name in [
         "", "a\0b", "a\nb", "a\rb", &long, "a}b", "a{b", "{}a", "a{}b", "}{", "{", "}",
@@ -37,12 +37,12 @@ async fn invalid_names_are_rejected(stand: Stand) {
             );
         }
     }
-    let longest = "x".repeat(512 - stand.prefix().len());
+    let longest = "x".repeat(512 - store.prefix().len());
     client.lock(&longest).run(async {}).await.unwrap();
 }
 
-async fn invalid_leases_are_rejected(stand: Stand) {
-    let client = stand.client().await;
+async fn invalid_leases_are_rejected(store: TestStore) {
+    let client = store.client().await;
     let lock = client.lock(&unique("leases"));
     for lease in [
         Duration::ZERO,
@@ -67,11 +67,17 @@ async fn invalid_settings_are_rejected() {
     let url = shared().url();
     let settings = [
         (
-            "watchdog",
-            Client::builder().watchdog(Duration::from_millis(99)),
+            "watchdog_lease",
+            Client::builder().watchdog_lease(Duration::from_millis(99)),
         ),
-        ("watchdog", Client::builder().watchdog(Duration::ZERO)),
-        ("watchdog", Client::builder().watchdog(Duration::MAX)),
+        (
+            "watchdog_lease",
+            Client::builder().watchdog_lease(Duration::ZERO),
+        ),
+        (
+            "watchdog_lease",
+            Client::builder().watchdog_lease(Duration::MAX),
+        ),
         ("prefix", Client::builder().prefix("a\nb")),
         (
             "connect_timeout",
@@ -190,7 +196,9 @@ async fn unsupported_servers_are_rejected() {
     for hello in [old, ancient, other, cluster] {
         let port = fake_server(hello);
         let url = format!("redis://127.0.0.1:{port}");
-        let error = soon("an answer", Client::connect(&url)).await.unwrap_err();
+        let error = within_limit("an answer", Client::connect(&url))
+            .await
+            .unwrap_err();
         assert!(
             matches!(error, Error::UnsupportedServer { .. }),
             "{hello}: {error}"
@@ -215,7 +223,9 @@ async fn non_redis_server_is_rejected() {
         }
     });
     let url = format!("redis://127.0.0.1:{port}");
-    let error = soon("an answer", Client::connect(&url)).await.unwrap_err();
+    let error = within_limit("an answer", Client::connect(&url))
+        .await
+        .unwrap_err();
     assert!(
         matches!(
             error,
@@ -254,7 +264,7 @@ async fn foreign_keys_are_not_changed() {
                 "{name}: {error:?}"
             );
         }
-        client.settled().await;
+        client.flush().await;
         assert_eq!(
             server.ask::<Vec<u8>>(&["DUMP", name]),
             before,
@@ -337,7 +347,7 @@ fn guard_can_outlive_its_runtime() {
     let lock = client.lock(&unique("outlives"));
     let short = || lock.lock().lease(Duration::from_millis(500));
     let (one, two) = (
-        runtime.block_on(in_time(short)),
+        runtime.block_on(retry_if_late(short)),
         client.lock(&unique("outlives")),
     );
     let two = runtime.block_on(two.lock().into_future()).unwrap();
@@ -350,7 +360,10 @@ fn guard_can_outlive_its_runtime() {
     drop(two);
     // The client continues to work in another runtime, on a new connection.
     let guard = rest
-        .block_on(soon("in another runtime", lock.lock().into_future()))
+        .block_on(within_limit(
+            "in another runtime",
+            lock.lock().into_future(),
+        ))
         .unwrap();
     rest.block_on(guard.unlock()).unwrap();
 }
@@ -420,7 +433,7 @@ fn runtime_without_timers_causes_error() {
             drop(held);
         });
         whole.block_on(async {
-            let guard = soon("released", lock.lock().into_future()).await;
+            let guard = within_limit("released", lock.lock().into_future()).await;
             guard.unwrap().unlock().await.unwrap();
         });
     }

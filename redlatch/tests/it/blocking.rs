@@ -9,7 +9,7 @@ use redlatch::Error;
 use redlatch::blocking::{Client, current_thread};
 use redlatch_testkit::{shared, unique};
 
-use crate::common::{LONG, in_time_blocking, on_every_store};
+use crate::common::{LONG, on_every_store, retry_if_late_blocking};
 
 #[test]
 fn lock_is_reentrant_per_thread() {
@@ -67,7 +67,7 @@ fn wait_limits_are_kept() {
         thread::scope(|scope| {
             let gave_up = scope.spawn(|| {
                 let wait = Duration::from_millis(20);
-                in_time_blocking(|| lock.try_lock_for(wait)).is_none()
+                retry_if_late_blocking(|| lock.try_lock_for(wait)).is_none()
             });
             assert!(gave_up.join().unwrap());
             let woken = scope.spawn(|| lock.try_lock_for(LONG).unwrap().is_some());
@@ -86,7 +86,7 @@ fn expired_fixed_lease_is_reported_as_lost() {
         let lock = client()
             .lock(&unique("lease"))
             .with_lease(Duration::from_millis(300));
-        let guard = in_time_blocking(|| lock.lock());
+        let guard = retry_if_late_blocking(|| lock.lock());
         assert!(guard.valid_for() <= Duration::from_millis(300));
         let begun = Instant::now();
         while guard.is_valid() {
@@ -115,7 +115,7 @@ fn dropping_releases_without_blocking() {
         let client = client();
         let lock = client.lock(&unique("drop"));
         drop(lock.lock().unwrap());
-        client.settled().unwrap();
+        client.flush().unwrap();
         assert_eq!(lock.remaining_lease().unwrap(), None);
     });
 }
@@ -207,7 +207,7 @@ fn guards_dropped_in_a_runtime_release_without_it() {
                 drop(guard);
                 drop(semaphore.acquire_many(2).unwrap());
             });
-            client.settled().unwrap();
+            client.flush().unwrap();
             assert!(!lock.is_locked().unwrap(), "{n}");
             assert_eq!(semaphore.available().unwrap(), 2, "{n}");
             assert_eq!(client.status().background, 0, "{n}");

@@ -9,12 +9,12 @@ use redlatch::{Client, Lock, Owner};
 use redlatch_testkit::{Proxy, Server, unique};
 
 use crate::common::{
-    LONG, Stand, dropped_everywhere, polled, polled_until_subscribed, soon, until,
+    LONG, TestStore, drop_after_each_poll, poll_until_subscribed, poll_up_to, until, within_limit,
 };
 
 /// Asserts that nothing is left: no key, no renewal, no background work.
-async fn nothing_left(client: &Client, lock: &Lock) {
-    soon("settled", client.settled()).await;
+async fn assert_nothing_left(client: &Client, lock: &Lock) {
+    within_limit("settled", client.flush()).await;
     assert!(!lock.is_locked().await.unwrap(), "a key was left");
     let status = client.status();
     assert_eq!((status.holds, status.background), (0, 0), "{status:?}");
@@ -29,45 +29,46 @@ on_every_store! {
     working_under_a_lock,
 }
 
-async fn acquiring_a_free_lock(stand: Stand) {
-    let client = stand.client().await;
+async fn acquiring_a_free_lock(store: TestStore) {
+    let client = store.client().await;
     let lock = client.lock(&unique("cancel-free"));
-    dropped_everywhere(async |polls| {
-        let guard = polled(polls, lock.lock().into_future()).await;
+    drop_after_each_poll(async |polls| {
+        let guard = poll_up_to(polls, lock.lock().into_future()).await;
         let through = guard.is_some();
         drop(guard);
-        nothing_left(&client, &lock).await;
+        assert_nothing_left(&client, &lock).await;
         through
     })
     .await;
 }
 
-async fn acquiring_a_lock_that_is_released_meanwhile(stand: Stand) {
-    let (client, other) = (stand.client().await, stand.client().await);
+async fn acquiring_a_lock_that_is_released_meanwhile(store: TestStore) {
+    let (client, other) = (store.client().await, store.client().await);
     let name = unique("cancel-wait");
     let lock = client.lock(&name);
-    dropped_everywhere(async |polls| {
+    drop_after_each_poll(async |polls| {
         let held = other.lock(&name).lock().await.unwrap();
-        let waiter = polled(polls, lock.lock().into_future());
-        let (guard, released) = soon("both", async { tokio::join!(waiter, held.unlock()) }).await;
+        let waiter = poll_up_to(polls, lock.lock().into_future());
+        let (guard, released) =
+            within_limit("both", async { tokio::join!(waiter, held.unlock()) }).await;
         released.unwrap();
         let through = guard.is_some();
         drop(guard);
-        nothing_left(&client, &lock).await;
+        assert_nothing_left(&client, &lock).await;
         through
     })
     .await;
 }
 
-async fn waiting_in_the_local_queue(stand: Stand) {
-    let client = stand.client().await;
+async fn waiting_in_the_local_queue(store: TestStore) {
+    let client = store.client().await;
     let lock = client.lock(&unique("cancel-line"));
-    dropped_everywhere(async |polls| {
+    drop_after_each_poll(async |polls| {
         // One waiter before and one after: a waiter that leaves the queue must not block the next
         // one.
         let held = lock.lock().await.unwrap();
         let after = {
-            let mut gone = pin!(polled(polls, lock.lock().into_future()));
+            let mut gone = pin!(poll_up_to(polls, lock.lock().into_future()));
             let mut after = Box::pin(lock.lock().into_future());
             let both = async {
                 tokio::select! {
@@ -82,54 +83,54 @@ async fn waiting_in_the_local_queue(stand: Stand) {
             after
         };
         held.unlock().await.unwrap();
-        drop(soon("the next one gets it", after).await.unwrap());
-        nothing_left(&client, &lock).await;
+        drop(within_limit("the next one gets it", after).await.unwrap());
+        assert_nothing_left(&client, &lock).await;
         polls >= 10
     })
     .await;
 }
 
-async fn reentering(stand: Stand) {
-    let client = stand.client().await;
+async fn reentering(store: TestStore) {
+    let client = store.client().await;
     let lock = client.lock(&unique("cancel-again"));
-    dropped_everywhere(async |polls| {
+    drop_after_each_poll(async |polls| {
         let outer = lock.lock().await.unwrap();
-        let inner = polled(polls, outer.reenter().into_future()).await;
+        let inner = poll_up_to(polls, outer.reenter().into_future()).await;
         let through = inner.is_some();
         drop(inner);
-        soon("settled", client.settled()).await;
+        within_limit("settled", client.flush()).await;
         assert_eq!(outer.hold_count(), 1);
         assert_eq!(lock.hold_count(outer.owner()).await.unwrap(), 1);
         outer.unlock().await.unwrap();
-        nothing_left(&client, &lock).await;
+        assert_nothing_left(&client, &lock).await;
         through
     })
     .await;
 }
 
-async fn releasing(stand: Stand) {
-    let client = stand.client().await;
+async fn releasing(store: TestStore) {
+    let client = store.client().await;
     let lock = client.lock(&unique("cancel-unlock"));
-    dropped_everywhere(async |polls| {
+    drop_after_each_poll(async |polls| {
         let guard = lock.lock().await.unwrap();
-        let released = polled(polls, guard.unlock()).await;
-        nothing_left(&client, &lock).await;
+        let released = poll_up_to(polls, guard.unlock()).await;
+        assert_nothing_left(&client, &lock).await;
         released.is_some()
     })
     .await;
 }
 
-async fn working_under_a_lock(stand: Stand) {
-    let client = stand.client().await;
+async fn working_under_a_lock(store: TestStore) {
+    let client = store.client().await;
     let lock = client.lock(&unique("cancel-run"));
-    dropped_everywhere(async |polls| {
+    drop_after_each_poll(async |polls| {
         let work = async {
             for _ in 0..3 {
                 tokio::task::yield_now().await;
             }
         };
-        let done = polled(polls, lock.run(work)).await;
-        nothing_left(&client, &lock).await;
+        let done = poll_up_to(polls, lock.run(work)).await;
+        assert_nothing_left(&client, &lock).await;
         done.is_some()
     })
     .await;
@@ -139,8 +140,8 @@ async fn working_under_a_lock(stand: Stand) {
 /// woken (failure catalogue F6).
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn release_between_any_two_polls_wakes_waiter() {
-    let stand = Stand::server();
-    let (client, other) = (stand.client().await, stand.client().await);
+    let store = TestStore::server();
+    let (client, other) = (store.client().await, store.client().await);
     for polls in 1..30 {
         // Uses a new channel each time, which is not subscribed to yet.
         let lock = client.lock(&unique("heard"));
@@ -148,11 +149,13 @@ async fn release_between_any_two_polls_wakes_waiter() {
         let same = other.lock(lock.name());
         let held = same.lock().lease(10 * LONG).await.unwrap();
         let mut waiter = lock.lock().into_future();
-        polled_until_subscribed(polls, &mut waiter, &channel).await;
+        poll_until_subscribed(polls, &mut waiter, &channel).await;
         // The connection keeps order: everything that the waiter has sent so far has been answered.
         assert!(lock.is_locked().await.unwrap());
         held.unlock().await.unwrap();
-        let guard = soon("heard, not slept through", waiter).await.unwrap();
+        let guard = within_limit("heard, not slept through", waiter)
+            .await
+            .unwrap();
         guard.unlock().await.unwrap();
     }
 }
@@ -164,13 +167,13 @@ async fn requests_dropped_while_loading_scripts_or_connecting() {
     let server = Server::start();
     let client = Client::connect(&server.url()).await.unwrap();
     let lock = client.lock("cancel-flushed");
-    dropped_everywhere(async |polls| {
+    drop_after_each_poll(async |polls| {
         let _: () = server.ask(&["SCRIPT", "FLUSH"]);
         server.cut_all();
-        let guard = polled(polls, lock.lock().into_future()).await;
+        let guard = poll_up_to(polls, lock.lock().into_future()).await;
         let through = guard.is_some();
         drop(guard);
-        nothing_left(&client, &lock).await;
+        assert_nothing_left(&client, &lock).await;
         through
     })
     .await;
@@ -187,15 +190,15 @@ async fn release_by_canceled_request_of_same_owner_is_no_loss() {
     // So that the server knows both scripts.
     lock.lock().await.unwrap().unlock().await.unwrap();
     let guard = lock.lock().owner(me).await.unwrap();
-    proxy.swallow_replies(true);
+    proxy.discard_replies(true);
     let has_turn = lock.lock().owner(me).into_future();
     let mut next = Box::pin(lock.lock().owner(me).into_future());
     let mut release = Box::pin(guard.unlock());
     {
         let mut has_turn = pin!(has_turn);
-        assert!(polled(1, has_turn.as_mut()).await.is_none());
-        assert!(polled(1, next.as_mut()).await.is_none());
-        assert!(polled(1, release.as_mut()).await.is_none());
+        assert!(poll_up_to(1, has_turn.as_mut()).await.is_none());
+        assert!(poll_up_to(1, next.as_mut()).await.is_none());
+        assert!(poll_up_to(1, release.as_mut()).await.is_none());
     }
     tokio::select! {
         biased;
@@ -203,19 +206,19 @@ async fn release_by_canceled_request_of_same_owner_is_no_loss() {
         () = until("released", || async { !server.ask::<bool>(&["EXISTS", "a"]) }) => {}
     }
     drop(next);
-    proxy.swallow_replies(false);
+    proxy.discard_replies(false);
     proxy.cut();
     // On a new connection: on the broken one, the release itself would be repeated.
-    assert!(!soon("connected", lock.is_locked()).await.unwrap());
-    soon("released", release).await.unwrap();
-    nothing_left(&client, &lock).await;
+    assert!(!within_limit("connected", lock.is_locked()).await.unwrap());
+    within_limit("released", release).await.unwrap();
+    assert_nothing_left(&client, &lock).await;
 }
 
 /// Cancels a hundred tasks at random moments; each remaining task acquires the lock.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn many_canceled_requests_leave_nothing_behind() {
-    let stand = Stand::server();
-    let client = stand.client().await;
+    let store = TestStore::server();
+    let client = store.client().await;
     let lock = client.lock(&unique("crowd"));
     for round in 0..5u64 {
         let crowd: Vec<_> = (0..100u64)
@@ -231,8 +234,8 @@ async fn many_canceled_requests_leave_nothing_behind() {
         for one in crowd {
             one.await.unwrap();
         }
-        let last = soon("the lock is free", lock.lock().into_future()).await;
+        let last = within_limit("the lock is free", lock.lock().into_future()).await;
         drop(last.unwrap());
-        nothing_left(&client, &lock).await;
+        assert_nothing_left(&client, &lock).await;
     }
 }

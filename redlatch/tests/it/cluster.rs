@@ -7,8 +7,8 @@ use std::time::Duration;
 use redlatch::{Client, Error};
 use redlatch_testkit::{Cluster, ClusterPlan, Server, shared_cluster, unique};
 
-use crate::common::{LONG, WATCHDOG, soon, until};
-use crate::topology::{Deployment, failover, granted, patient, steady};
+use crate::common::{LONG, WATCHDOG, until, within_limit};
+use crate::topology::{Deployment, failover, long_timeout, retry_transient, steady};
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn client_follows_failover_of_killed_master() {
@@ -57,7 +57,7 @@ async fn errors_until_master_is_replaced() {
     }
     cluster.thaw(0);
     cluster.kill(5);
-    patient().connect(&seeds).await.unwrap();
+    long_timeout().connect(&seeds).await.unwrap();
 }
 
 /// A URL with the wrong scheme causes an error that names the kind of server.
@@ -72,7 +72,7 @@ async fn wrong_kind_of_url_is_reported() {
         assert!(error.to_string().contains(other), "{error}");
     }
     let nobody = Client::connect("redis+cluster://:sesame@127.0.0.1:1,127.0.0.1:2");
-    let error = soon("said", nobody).await.unwrap_err();
+    let error = within_limit("said", nobody).await.unwrap_err();
     assert!(matches!(error, Error::Unavailable { .. }), "{error}");
     assert!(!format!("{error} {error:?}").contains("sesame"));
 }
@@ -93,14 +93,14 @@ async fn one_client_waits_for_thousands_of_names() {
     const NAMES: usize = 2000;
     let cluster = shared_cluster();
     let (holder, waiter) = (
-        patient().connect(&cluster.url()).await.unwrap(),
-        patient().connect(&cluster.url()).await.unwrap(),
+        long_timeout().connect(&cluster.url()).await.unwrap(),
+        long_timeout().connect(&cluster.url()).await.unwrap(),
     );
     let prefix = unique("many");
     let holding: Vec<_> = (0..NAMES)
         .map(|n| {
             let lock = holder.lock(&format!("{prefix}-{n}"));
-            tokio::spawn(async move { granted(|| lock.lock().lease(10 * LONG)).await })
+            tokio::spawn(async move { retry_transient(|| lock.lock().lease(10 * LONG)).await })
         })
         .collect();
     let mut held = Vec::new();
@@ -126,7 +126,7 @@ async fn one_client_waits_for_thousands_of_names() {
         guard.unlock().await.unwrap();
     }
     for one in waiting {
-        let guard = soon("woken", one).await.unwrap().unwrap();
+        let guard = within_limit("woken", one).await.unwrap().unwrap();
         guard.unlock().await.unwrap();
     }
     until("no subscription is left", || async {
@@ -138,12 +138,12 @@ async fn one_client_waits_for_thousands_of_names() {
 /// Locks all over the cluster are renewed in few round trips, and none is lost.
 async fn locks_on_all_nodes_are_renewed(cluster: &Cluster) {
     const LOCKS: u64 = 200;
-    let settings = patient().watchdog(WATCHDOG);
+    let settings = long_timeout().watchdog_lease(WATCHDOG);
     let client = settings.connect(&cluster.url()).await.unwrap();
     let mut held = Vec::new();
     for n in 0..LOCKS {
         let lock = client.lock(&format!("renewed-{n}"));
-        held.push((granted(|| lock.lock()).await, Duration::MAX, 0));
+        held.push((retry_transient(|| lock.lock()).await, Duration::MAX, 0));
     }
     let of_masters = |figure: &str| -> u64 {
         let masters = cluster.nodes().iter().take(3);
@@ -200,7 +200,7 @@ fn topology_changes_are_detected_in_every_runtime() {
     let client = ending.block_on(Client::connect(&cluster.url())).unwrap();
     drop(ending);
     runtime().block_on(async {
-        let _guard = granted(|| client.lock("a").lock()).await;
+        let _guard = retry_transient(|| client.lock("a").lock()).await;
         let before = looks();
         until("it looks by itself", || async { looks() > before }).await;
     });

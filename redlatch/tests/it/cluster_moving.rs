@@ -6,10 +6,10 @@ use std::sync::OnceLock;
 use std::time::Duration;
 
 use redlatch::{Client, MultiLock};
-use redlatch_testkit::{Cluster, ClusterPlan, Takeover, slot_of};
+use redlatch_testkit::{Cluster, ClusterPlan, FailoverMode, slot_of};
 
-use crate::common::{LONG, WATCHDOG, risen, soon, until};
-use crate::topology::{NEVER, granted, patient};
+use crate::common::{LONG, WATCHDOG, until, until_rises, within_limit};
+use crate::topology::{NEVER, long_timeout, retry_transient};
 
 /// The cluster for tests that move slots. It is separate from the shared cluster: keys of other
 /// tests may lie in the moving slots, and the nodes' error counters must count only errors of these
@@ -25,33 +25,61 @@ fn moving_cluster() -> &'static Cluster {
 }
 
 async fn client(cluster: &Cluster) -> Client {
-    let settings = patient().watchdog(WATCHDOG);
+    let settings = long_timeout().watchdog_lease(WATCHDOG);
     settings.connect(&cluster.url()).await.unwrap()
 }
 
 /// Acquires and releases one object of each kind, all in one slot.
 async fn every_kind(client: &Client, tag: &str) {
     let lock = client.lock(&format!("{tag}:lock"));
-    granted(|| lock.lock()).await.unlock().await.unwrap();
+    retry_transient(|| lock.lock())
+        .await
+        .unlock()
+        .await
+        .unwrap();
     let fair = client.fair_lock(&format!("{tag}:fair"));
-    granted(|| fair.lock()).await.unlock().await.unwrap();
+    retry_transient(|| fair.lock())
+        .await
+        .unlock()
+        .await
+        .unwrap();
     let fenced = client.fenced_lock(&format!("{tag}:fenced"));
-    granted(|| fenced.lock()).await.unlock().await.unwrap();
+    retry_transient(|| fenced.lock())
+        .await
+        .unlock()
+        .await
+        .unwrap();
     let both = client.read_write_lock(&format!("{tag}:both"));
-    granted(|| both.read().lock()).await.unlock().await.unwrap();
-    granted(|| both.write().lock())
+    retry_transient(|| both.read().lock())
+        .await
+        .unlock()
+        .await
+        .unwrap();
+    retry_transient(|| both.write().lock())
         .await
         .unlock()
         .await
         .unwrap();
     let several = MultiLock::new([lock, client.lock(&format!("{tag}:other"))]);
-    granted(|| several.lock()).await.unlock().await.unwrap();
+    retry_transient(|| several.lock())
+        .await
+        .unlock()
+        .await
+        .unwrap();
     let permits = client.expirable_semaphore(&format!("{tag}:permits"));
     permits.try_set_permits(1).await.unwrap();
-    granted(|| permits.acquire()).await.release().await.unwrap();
+    retry_transient(|| permits.acquire())
+        .await
+        .release()
+        .await
+        .unwrap();
     let plain = client.semaphore(&format!("{tag}:plain"));
     plain.try_set_permits(1).await.unwrap();
-    granted(|| plain.acquire()).await.release().await.unwrap();
+    retry_transient(|| plain.acquire())
+        .await
+        .release()
+        .await
+        .unwrap();
 }
 
 /// Only the script knows the keys of the readers' timeouts. While the lock has moved but these keys
@@ -66,7 +94,7 @@ async fn reader_survives_partial_move_of_its_keys() {
     let slot = slot_of(b"{half}");
     let to = (cluster.owner(slot) + 1) % 3;
     let both = reader.read_write_lock(name);
-    let read = granted(|| both.read().lock().lease(10 * LONG)).await;
+    let read = retry_transient(|| both.read().lock().lease(10 * LONG)).await;
     // Also loads the scripts on both nodes.
     let write = writer.read_write_lock(name);
     assert!(write.write().try_lock().await.unwrap().is_none());
@@ -77,10 +105,10 @@ async fn reader_survives_partial_move_of_its_keys() {
     assert!(error.is_transient(), "{error}");
     cluster.move_keys(slot, to);
     cluster.finish_moving(slot, to);
-    let tried = granted(|| write.write().try_lock()).await;
+    let tried = retry_transient(|| write.write().try_lock()).await;
     assert!(tried.is_none());
     read.unlock().await.unwrap();
-    granted(|| write.write().lock())
+    retry_transient(|| write.write().lock())
         .await
         .unlock()
         .await
@@ -96,45 +124,51 @@ async fn locks_work_while_their_slot_moves() {
     let slot = slot_of(b"{m}");
     let home = cluster.owner(slot);
     for to in [(home + 1) % 3, home] {
-        let held = granted(|| holder.lock("{m}:held").lock()).await;
-        let also = granted(|| holder.lock("{m}:also").lock()).await;
-        let fair = granted(|| holder.fair_lock("{m}:held-fair").lock()).await;
+        let held = retry_transient(|| holder.lock("{m}:held").lock()).await;
+        let also = retry_transient(|| holder.lock("{m}:also").lock()).await;
+        let fair = retry_transient(|| holder.fair_lock("{m}:held-fair").lock()).await;
         let both = holder.read_write_lock("{m}:held-both");
-        let read = granted(|| both.read().lock()).await;
-        let lent = granted(|| holder.lock("{m}:lent").lock().lease(10 * LONG)).await;
+        let read = retry_transient(|| both.read().lock()).await;
+        let lent = retry_transient(|| holder.lock("{m}:lent").lock().lease(10 * LONG)).await;
         let waiting = tokio::spawn(waiter.lock("{m}:lent").lock().into_future());
         let queueing = tokio::spawn(waiter.fair_lock("{m}:held-fair").lock().into_future());
         let writing = waiter.read_write_lock("{m}:held-both");
         let writing = tokio::spawn(writing.write().lock().into_future());
         until("they wait", || async { waiter.status().subscriptions == 3 }).await;
-        soon("every kind before", every_kind(&waiter, "{m}")).await;
+        within_limit("every kind before", every_kind(&waiter, "{m}")).await;
 
         cluster.begin_moving(slot, to);
         // New locks are acquired on the target node.
-        let new = granted(|| holder.lock("{m}:new").lock().lease(10 * LONG)).await;
+        let new = retry_transient(|| holder.lock("{m}:new").lock().lease(10 * LONG)).await;
         let meanwhile = waiter.clone();
         let meanwhile = tokio::spawn(async move { every_kind(&meanwhile, "{m}").await });
         // One of several related keys has moved.
         cluster.move_key("{m}:held", to);
         for guard in [&held, &also] {
-            risen("a lease", || async { guard.valid_for() }).await;
+            until_rises("a lease", || async { guard.valid_for() }).await;
         }
         cluster.move_keys(slot, to);
         for guard in [&held, &also] {
-            risen("a lease", || async { guard.valid_for() }).await;
+            until_rises("a lease", || async { guard.valid_for() }).await;
         }
         // Released on the target node, to which no waiter has subscribed yet.
         lent.unlock().await.unwrap();
         cluster.finish_moving(slot, to);
-        let woken = soon("woken, not slept through", waiting).await.unwrap();
+        let woken = within_limit("woken, not slept through", waiting)
+            .await
+            .unwrap();
         woken.unwrap().unlock().await.unwrap();
-        soon("every kind meanwhile", meanwhile).await.unwrap();
-        soon("every kind after", every_kind(&waiter, "{m}")).await;
+        within_limit("every kind meanwhile", meanwhile)
+            .await
+            .unwrap();
+        within_limit("every kind after", every_kind(&waiter, "{m}")).await;
         fair.unlock().await.unwrap();
-        let next = soon("the next in the queue", queueing).await.unwrap();
+        let next = within_limit("the next in the queue", queueing)
+            .await
+            .unwrap();
         next.unwrap().unlock().await.unwrap();
         read.unlock().await.unwrap();
-        let writer = soon("the writer", writing).await.unwrap();
+        let writer = within_limit("the writer", writing).await.unwrap();
         writer.unwrap().unlock().await.unwrap();
         for guard in [held, also, new] {
             assert!(guard.is_valid());
@@ -166,7 +200,7 @@ async fn new_waiter_waits_while_slot_moves() {
     let hasty = Client::connect(&cluster.url()).await.unwrap();
     let slot = slot_of(b"{w}");
     let to = (cluster.owner(slot) + 1) % 3;
-    let held = granted(|| holder.lock("{w}:held").lock().lease(10 * LONG)).await;
+    let held = retry_transient(|| holder.lock("{w}:held").lock().lease(10 * LONG)).await;
     cluster.begin_moving(slot, to);
     cluster.move_keys(slot, to);
     let waiting = tokio::spawn(hasty.lock("{w}:held").lock().into_future());
@@ -177,7 +211,9 @@ async fn new_waiter_waits_while_slot_moves() {
     assert!(other.is_none() && !waiting.is_finished());
     cluster.finish_moving(slot, to);
     held.unlock().await.unwrap();
-    let woken = soon("woken, not slept through", waiting).await.unwrap();
+    let woken = within_limit("woken, not slept through", waiting)
+        .await
+        .unwrap();
     woken.unwrap().unlock().await.unwrap();
 }
 
@@ -189,14 +225,14 @@ async fn readers_acquire_and_release_while_slot_moves() {
     let (first, second) = (client(cluster).await, client(cluster).await);
     let slot = slot_of(b"{r}");
     let to = (cluster.owner(slot) + 1) % 3;
-    let early = granted(|| first.read_write_lock("{r}:both").read().lock()).await;
-    let gone = granted(|| second.read_write_lock("{r}:both").read().lock()).await;
+    let early = retry_transient(|| first.read_write_lock("{r}:both").read().lock()).await;
+    let gone = retry_transient(|| second.read_write_lock("{r}:both").read().lock()).await;
     let gone_owner = gone.owner_id().to_owned();
     cluster.begin_moving(slot, to);
     let late = second.clone();
     let late = tokio::spawn(async move {
         let both = late.read_write_lock("{r}:both");
-        granted(|| both.read().lock()).await
+        retry_transient(|| both.read().lock()).await
     });
     let releasing = tokio::spawn(gone.unlock());
     until("the latecomer has been refused", || async {
@@ -205,10 +241,13 @@ async fn readers_acquire_and_release_while_slot_moves() {
     .await;
     cluster.move_keys(slot, to);
     cluster.finish_moving(slot, to);
-    let late = soon("the latecomer", late).await.unwrap();
-    soon("the release", releasing).await.unwrap().unwrap();
+    let late = within_limit("the latecomer", late).await.unwrap();
+    within_limit("the release", releasing)
+        .await
+        .unwrap()
+        .unwrap();
     for guard in [&early, &late] {
-        risen("a lease", || async { guard.valid_for() }).await;
+        until_rises("a lease", || async { guard.valid_for() }).await;
     }
     let holders = first
         .read_write_lock("{r}:both")
@@ -239,14 +278,22 @@ async fn while_a_new_node_is_asked(cluster: &Cluster, added: usize) {
     let slot = slot_of(b"{p}");
     let permits = client.semaphore("{p}:permits");
     permits.try_set_permits(2).await.unwrap();
-    granted(|| permits.acquire()).await.release().await.unwrap();
+    retry_transient(|| permits.acquire())
+        .await
+        .release()
+        .await
+        .unwrap();
     let elsewhere = (0..)
         .map(|n| format!("elsewhere-{n}"))
         .find(|name| cluster.owner_of(name) != cluster.owner(slot))
         .unwrap();
     cluster.begin_moving(slot, added);
     cluster.move_keys(slot, added);
-    granted(|| permits.acquire()).await.release().await.unwrap();
+    retry_transient(|| permits.acquire())
+        .await
+        .release()
+        .await
+        .unwrap();
 
     cluster.freeze(added);
     let asked = permits.clone();
@@ -257,7 +304,7 @@ async fn while_a_new_node_is_asked(cluster: &Cluster, added: usize) {
         let before = looks();
         // A broken connection triggers a refresh.
         watched.cut_all();
-        granted(|| client.lock(&elsewhere).lock())
+        retry_transient(|| client.lock(&elsewhere).lock())
             .await
             .unlock()
             .await
@@ -265,7 +312,7 @@ async fn while_a_new_node_is_asked(cluster: &Cluster, added: usize) {
         until("it has looked", || async { looks() != before }).await;
     }
     cluster.thaw(added);
-    soon("answered", asked).await.unwrap().unwrap();
+    within_limit("answered", asked).await.unwrap().unwrap();
     assert_eq!(permits.available().await.unwrap(), 3);
     cluster.finish_moving(slot, added);
 }
@@ -280,37 +327,43 @@ async fn locks_work_while_nodes_join_and_leave() {
     });
     let (holder, waiter) = (client(&cluster).await, client(&cluster).await);
     let slot = slot_of(b"{n}");
-    let held = granted(|| holder.lock("{n}:held").lock()).await;
+    let held = retry_transient(|| holder.lock("{n}:held").lock()).await;
     let wait_for = async |name: &str| {
         let none = || async { waiter.status().subscriptions == 0 };
         until("the last subscription has ended", none).await;
-        let lent = granted(|| holder.lock(name).lock().lease(10 * LONG)).await;
+        let lent = retry_transient(|| holder.lock(name).lock().lease(10 * LONG)).await;
         let waiting = tokio::spawn(waiter.lock(name).lock().into_future());
         until("it waits", || async { !none().await }).await;
         (lent, waiting)
     };
     let (lent, waiting) = wait_for("{n}:orderly").await;
     let old = cluster.owner(slot);
-    cluster.fail_over(cluster.replica_of(old), Takeover::Orderly);
-    risen("a lease", || async { held.valid_for() }).await;
+    cluster.fail_over(cluster.replica_of(old), FailoverMode::Graceful);
+    until_rises("a lease", || async { held.valid_for() }).await;
     lent.unlock().await.unwrap();
-    let woken = soon("woken, not slept through", waiting).await.unwrap();
+    let woken = within_limit("woken, not slept through", waiting)
+        .await
+        .unwrap();
     woken.unwrap().unlock().await.unwrap();
 
     let (lent, waiting) = wait_for("{n}:added").await;
     let added = cluster.add_node();
     while_a_new_node_is_asked(&cluster, added).await;
     cluster.move_slot(slot, added);
-    risen("a lease", || async { held.valid_for() }).await;
+    until_rises("a lease", || async { held.valid_for() }).await;
     lent.unlock().await.unwrap();
-    let woken = soon("woken, not slept through", waiting).await.unwrap();
+    let woken = within_limit("woken, not slept through", waiting)
+        .await
+        .unwrap();
     woken.unwrap().unlock().await.unwrap();
 
     let (lent, waiting) = wait_for("{n}:removed").await;
     cluster.remove_node(added);
-    risen("a lease", || async { held.valid_for() }).await;
+    until_rises("a lease", || async { held.valid_for() }).await;
     lent.unlock().await.unwrap();
-    let woken = soon("woken, not slept through", waiting).await.unwrap();
+    let woken = within_limit("woken, not slept through", waiting)
+        .await
+        .unwrap();
     woken.unwrap().unlock().await.unwrap();
     assert!(held.is_valid());
     held.unlock().await.unwrap();

@@ -7,7 +7,7 @@ use std::time::Duration;
 use redlatch::{Client, Error, Loss, Owner};
 use redlatch_testkit::unique;
 
-use crate::common::{LONG, Stand, WATCHDOG, assert_lost, in_time, soon, until};
+use crate::common::{LONG, TestStore, WATCHDOG, assert_lost, retry_if_late, until, within_limit};
 
 on_every_store! {
     free_lock_is_acquired_and_released,
@@ -38,8 +38,8 @@ on_every_store! {
     no_state_remains_after_release,
 }
 
-async fn free_lock_is_acquired_and_released(stand: Stand) {
-    let client = stand.client().await;
+async fn free_lock_is_acquired_and_released(store: TestStore) {
+    let client = store.client().await;
     let lock = client.lock(&unique("free"));
     assert!(!lock.is_locked().await.unwrap());
     assert_eq!(lock.remaining_lease().await.unwrap(), None);
@@ -65,8 +65,8 @@ async fn free_lock_is_acquired_and_released(stand: Stand) {
     assert_eq!(lock.holder().await.unwrap(), None);
 }
 
-async fn tasks_that_share_a_handle_exclude_each_other(stand: Stand) {
-    let client = stand.client().await;
+async fn tasks_that_share_a_handle_exclude_each_other(store: TestStore) {
+    let client = store.client().await;
     let lock = client.lock(&unique("tasks"));
     let inside = Arc::new(AtomicBool::new(false));
     let done = Arc::new(AtomicU32::new(0));
@@ -86,14 +86,16 @@ async fn tasks_that_share_a_handle_exclude_each_other(stand: Stand) {
         })
         .collect();
     for task in tasks {
-        soon("every task has its turns", task).await.unwrap();
+        within_limit("every task has its turns", task)
+            .await
+            .unwrap();
     }
     assert_eq!(done.load(Ordering::SeqCst), 320);
     assert!(!lock.is_locked().await.unwrap());
 }
 
-async fn clients_exclude_and_wake_each_other(stand: Stand) {
-    let (one, two) = (stand.client().await, stand.client().await);
+async fn clients_exclude_and_wake_each_other(store: TestStore) {
+    let (one, two) = (store.client().await, store.client().await);
     assert_ne!(one.id(), two.id());
     let name = unique("clients");
     let guard = one.lock(&name).lock().await.unwrap();
@@ -105,13 +107,13 @@ async fn clients_exclude_and_wake_each_other(stand: Stand) {
     .await;
     assert!(!waiter.is_finished());
     guard.unlock().await.unwrap();
-    let theirs = soon("woken", waiter).await.unwrap().unwrap();
+    let theirs = within_limit("woken", waiter).await.unwrap().unwrap();
     assert!(two.lock(&name).is_held_by(theirs.owner()).await.unwrap());
     theirs.unlock().await.unwrap();
 }
 
-async fn try_lock_does_not_wait(stand: Stand) {
-    let client = stand.client().await;
+async fn try_lock_does_not_wait(store: TestStore) {
+    let client = store.client().await;
     let lock = client.lock(&unique("try"));
     let guard = lock.try_lock().await.unwrap().unwrap();
     assert!(lock.try_lock().await.unwrap().is_none());
@@ -126,13 +128,13 @@ async fn try_lock_does_not_wait(stand: Stand) {
     assert!(lock.try_lock().await.unwrap().is_some());
 }
 
-async fn try_lock_keeps_its_wait_limit(stand: Stand) {
-    let client = stand.client().await;
+async fn try_lock_keeps_its_wait_limit(store: TestStore) {
+    let client = store.client().await;
     let lock = client.lock(&unique("wait"));
     let guard = lock.lock().await.unwrap();
     let wait = Duration::from_millis(30);
     let begun = std::time::Instant::now();
-    let limited = in_time(|| lock.try_lock().wait(wait)).await;
+    let limited = retry_if_late(|| lock.try_lock().wait(wait)).await;
     assert!(limited.is_none());
     assert!(begun.elapsed() >= wait);
 
@@ -140,21 +142,33 @@ async fn try_lock_keeps_its_wait_limit(stand: Stand) {
     let waiter = tokio::spawn(waiter);
     until("it waits", || async { client.status().subscriptions == 1 }).await;
     guard.unlock().await.unwrap();
-    assert!(soon("woken", waiter).await.unwrap().unwrap().is_some());
+    assert!(
+        within_limit("woken", waiter)
+            .await
+            .unwrap()
+            .unwrap()
+            .is_some()
+    );
 }
 
-async fn wait_beyond_clock_range_is_unlimited(stand: Stand) {
-    let client = stand.client().await;
+async fn wait_beyond_clock_range_is_unlimited(store: TestStore) {
+    let client = store.client().await;
     let lock = client.lock(&unique("ever"));
     let guard = lock.lock().await.unwrap();
     let waiter = tokio::spawn(lock.try_lock().wait(Duration::MAX).into_future());
     until("it waits", || async { client.status().subscriptions == 1 }).await;
     guard.unlock().await.unwrap();
-    assert!(soon("woken", waiter).await.unwrap().unwrap().is_some());
+    assert!(
+        within_limit("woken", waiter)
+            .await
+            .unwrap()
+            .unwrap()
+            .is_some()
+    );
 }
 
-async fn guard_can_be_reentered(stand: Stand) {
-    let client = stand.client().await;
+async fn guard_can_be_reentered(store: TestStore) {
+    let client = store.client().await;
     let lock = client.lock(&unique("again"));
     let outer = lock.lock().await.unwrap();
     let inner = outer.reenter().await.unwrap();
@@ -169,8 +183,8 @@ async fn guard_can_be_reentered(stand: Stand) {
     assert!(!lock.is_locked().await.unwrap());
 }
 
-async fn owner_can_reenter(stand: Stand) {
-    let client = stand.client().await;
+async fn owner_can_reenter(store: TestStore) {
+    let client = store.client().await;
     let lock = client.lock(&unique("owner"));
     let (me, other) = (Owner::new(), Owner::new());
     let mut guards = Vec::new();
@@ -186,28 +200,28 @@ async fn owner_can_reenter(stand: Stand) {
     assert!(lock.try_lock().owner(other).await.unwrap().is_some());
 }
 
-async fn owner_can_reenter_while_others_wait(stand: Stand) {
-    let client = stand.client().await;
+async fn owner_can_reenter_while_others_wait(store: TestStore) {
+    let client = store.client().await;
     let lock = client.lock(&unique("overtake"));
     let outer = lock.lock().await.unwrap();
     let waiter = tokio::spawn(lock.lock().into_future());
     until("it waits", || async { client.status().subscriptions == 1 }).await;
     // Queued behind the waiter, it would deadlock.
-    let inner = soon("re-entered", outer.reenter().into_future())
+    let inner = within_limit("re-entered", outer.reenter().into_future())
         .await
         .unwrap();
     inner.unlock().await.unwrap();
     outer.unlock().await.unwrap();
-    drop(soon("woken", waiter).await.unwrap().unwrap());
+    drop(within_limit("woken", waiter).await.unwrap().unwrap());
 }
 
-async fn scope_sets_the_owner(stand: Stand) {
-    let client = stand.client().await;
+async fn scope_sets_the_owner(store: TestStore) {
+    let client = store.client().await;
     let lock = client.lock(&unique("scope"));
     let me = Owner::new();
-    assert_eq!(Owner::of_scope(), None);
+    assert_eq!(Owner::current(), None);
     me.scope(async {
-        assert_eq!(Owner::of_scope(), Some(me));
+        assert_eq!(Owner::current(), Some(me));
         let outer = lock.lock().await.unwrap();
         assert_eq!(outer.owner(), me);
         let _inner = lock.lock().await.unwrap();
@@ -218,17 +232,17 @@ async fn scope_sets_the_owner(stand: Stand) {
         assert!(spawned.await.unwrap().unwrap().is_none());
     })
     .await;
-    client.settled().await;
+    client.flush().await;
     assert!(!lock.is_locked().await.unwrap());
 }
 
-async fn non_reentrant_lock_refuses_its_owner_immediately(stand: Stand) {
-    let client = stand.client().await;
+async fn non_reentrant_lock_refuses_its_owner_immediately(store: TestStore) {
+    let client = store.client().await;
     let lock = client.lock(&unique("non-reentrant")).non_reentrant();
     let me = Owner::new();
     let guard = lock.lock().owner(me).await.unwrap();
     for refused in [
-        soon("refused", lock.lock().owner(me).into_future())
+        within_limit("refused", lock.lock().owner(me).into_future())
             .await
             .err(),
         lock.try_lock().owner(me).await.err(),
@@ -248,16 +262,16 @@ async fn non_reentrant_lock_refuses_its_owner_immediately(stand: Stand) {
     lock.lock().owner(me).await.unwrap().unlock().await.unwrap();
 }
 
-async fn fixed_lease_expires(stand: Stand) {
-    let client = stand.client().await;
+async fn fixed_lease_expires(store: TestStore) {
+    let client = store.client().await;
     let lock = client.lock(&unique("lease"));
     let lease = Duration::from_millis(300);
-    let guard = in_time(|| lock.lock().lease(lease)).await;
+    let guard = retry_if_late(|| lock.lock().lease(lease)).await;
     assert!(guard.valid_for() <= lease);
-    let next = soon("the lease ends", lock.lock().into_future())
+    let next = within_limit("the lease ends", lock.lock().into_future())
         .await
         .unwrap();
-    soon("the loss is reported", guard.lost()).await;
+    within_limit("the loss is reported", guard.lost()).await;
     assert!(!guard.is_valid());
     assert_eq!(guard.valid_for(), Duration::ZERO);
     let lost = guard.unlock().await.unwrap_err();
@@ -267,8 +281,8 @@ async fn fixed_lease_expires(stand: Stand) {
     next.unlock().await.unwrap();
 }
 
-async fn reentering_never_shortens_the_lease(stand: Stand) {
-    let client = stand.client().await;
+async fn reentering_never_shortens_the_lease(store: TestStore) {
+    let client = store.client().await;
     let lock = client.lock(&unique("shorter"));
     let outer = lock.lock().lease(LONG).await.unwrap();
     let inner = lock
@@ -285,8 +299,8 @@ async fn reentering_never_shortens_the_lease(stand: Stand) {
     outer.unlock().await.unwrap();
 }
 
-async fn reentering_can_extend_the_lease(stand: Stand) {
-    let client = stand.client().await;
+async fn reentering_can_extend_the_lease(store: TestStore) {
+    let client = store.client().await;
     let lock = client.lock(&unique("longer"));
     let outer = lock.lock().lease(LONG).await.unwrap();
     let inner = outer.reenter().lease(3 * LONG).await.unwrap();
@@ -296,10 +310,10 @@ async fn reentering_can_extend_the_lease(stand: Stand) {
     outer.unlock().await.unwrap();
 }
 
-async fn force_unlock_notifies_holder_and_wakes_waiter(stand: Stand) {
-    let settings = Client::builder().watchdog(WATCHDOG);
-    let holder = stand.client_with(settings).await;
-    let other = stand.client().await;
+async fn force_unlock_notifies_holder_and_wakes_waiter(store: TestStore) {
+    let settings = Client::builder().watchdog_lease(WATCHDOG);
+    let holder = store.client_with(settings).await;
+    let other = store.client().await;
     let name = unique("force");
     let lock = other.lock(&name);
     assert!(!lock.force_unlock().await.unwrap(), "it was not held");
@@ -308,8 +322,8 @@ async fn force_unlock_notifies_holder_and_wakes_waiter(stand: Stand) {
     let waiter = tokio::spawn(lock.lock().into_future());
     until("it waits", || async { other.status().subscriptions == 1 }).await;
     assert!(lock.force_unlock().await.unwrap());
-    let next = soon("woken", waiter).await.unwrap().unwrap();
-    soon("told at the next renewal", renewed.lost()).await;
+    let next = within_limit("woken", waiter).await.unwrap().unwrap();
+    within_limit("told at the next renewal", renewed.lost()).await;
     let lost = renewed.unlock().await.unwrap_err();
     assert_lost(&lost, Loss::NotHeld);
     assert!(next.is_valid());
@@ -321,26 +335,26 @@ async fn force_unlock_notifies_holder_and_wakes_waiter(stand: Stand) {
     assert_lost(&lost, Loss::NotHeld);
 }
 
-async fn dropping_a_guard_releases(stand: Stand) {
-    let client = stand.client().await;
+async fn dropping_a_guard_releases(store: TestStore) {
+    let client = store.client().await;
     let lock = client.lock(&unique("drop"));
     drop(lock.lock().await.unwrap());
-    client.settled().await;
+    client.flush().await;
     assert!(!lock.is_locked().await.unwrap());
     // Dropping a guard wakes a waiter just as unlocking does.
     let guard = lock.lock().await.unwrap();
     let waiter = tokio::spawn(lock.lock().into_future());
     until("it waits", || async { client.status().subscriptions == 1 }).await;
     drop(guard);
-    drop(soon("woken", waiter).await.unwrap().unwrap());
+    drop(within_limit("woken", waiter).await.unwrap().unwrap());
 }
 
-async fn dropping_inner_guard_keeps_outer_hold(stand: Stand) {
-    let client = stand.client().await;
+async fn dropping_inner_guard_keeps_outer_hold(store: TestStore) {
+    let client = store.client().await;
     let lock = client.lock(&unique("inner"));
     let outer = lock.lock().await.unwrap();
     drop(outer.reenter().await.unwrap());
-    client.settled().await;
+    client.flush().await;
     assert_eq!(outer.hold_count(), 1);
     assert_eq!(lock.hold_count(outer.owner()).await.unwrap(), 1);
     assert!(outer.is_valid());
@@ -348,10 +362,10 @@ async fn dropping_inner_guard_keeps_outer_hold(stand: Stand) {
     assert!(!lock.is_locked().await.unwrap());
 }
 
-async fn released_guard_does_not_report_loss(stand: Stand) {
-    let client = stand.client().await;
+async fn released_guard_does_not_report_loss(store: TestStore) {
+    let client = store.client().await;
     let lock = client.lock(&unique("released"));
-    let lost = in_time(|| async {
+    let lost = retry_if_late(|| async {
         let guard = lock.lock().lease(Duration::from_millis(200)).await?;
         let lost = guard.lost();
         guard.unlock().await?;
@@ -362,8 +376,8 @@ async fn released_guard_does_not_report_loss(stand: Stand) {
     assert!(told.is_err(), "a loss was reported after the release");
 }
 
-async fn run_returns_the_result_and_releases(stand: Stand) {
-    let client = stand.client().await;
+async fn run_returns_the_result_and_releases(store: TestStore) {
+    let client = store.client().await;
     let lock = client.lock(&unique("run"));
     let inside = lock.clone();
     let held = lock
@@ -373,15 +387,15 @@ async fn run_returns_the_result_and_releases(stand: Stand) {
     assert!(!lock.is_locked().await.unwrap());
 }
 
-async fn run_drops_its_future_when_the_lock_is_lost(stand: Stand) {
+async fn run_drops_its_future_when_the_lock_is_lost(store: TestStore) {
     struct Dropped(Arc<AtomicBool>);
     impl Drop for Dropped {
         fn drop(&mut self) {
             self.0.store(true, Ordering::SeqCst);
         }
     }
-    let client = stand
-        .client_with(Client::builder().watchdog(WATCHDOG))
+    let client = store
+        .client_with(Client::builder().watchdog_lease(WATCHDOG))
         .await;
     let lock = client.lock(&unique("run-lost"));
     let dropped = Arc::new(AtomicBool::new(false));
@@ -392,13 +406,13 @@ async fn run_drops_its_future_when_the_lock_is_lost(stand: Stand) {
         assert!(inside.force_unlock().await.unwrap());
         std::future::pending::<()>().await
     });
-    let lost = soon("lost", run).await.unwrap_err();
+    let lost = within_limit("lost", run).await.unwrap_err();
     assert!(matches!(lost, Error::Lost { .. }), "{lost}");
     assert!(dropped.load(Ordering::SeqCst));
 }
 
-async fn held_locks_can_be_listed(stand: Stand) {
-    let client = stand.client().await;
+async fn held_locks_can_be_listed(store: TestStore) {
+    let client = store.client().await;
     let family = unique("list");
     let mut guards = Vec::new();
     for n in 0..250 {
@@ -421,8 +435,8 @@ async fn held_locks_can_be_listed(stand: Stand) {
     assert_eq!(none.next().await.unwrap(), None);
 }
 
-async fn names_that_look_like_auxiliary_keys_are_listed(stand: Stand) {
-    let client = stand.client().await;
+async fn names_that_look_like_auxiliary_keys_are_listed(store: TestStore) {
+    let client = store.client().await;
     let end = unique("beside");
     let mut names = [
         format!("redlatch_leader-{end}"),
@@ -452,10 +466,10 @@ async fn names_that_look_like_auxiliary_keys_are_listed(stand: Stand) {
     assert_eq!(found, expected);
 }
 
-async fn prefixes_keep_clients_apart(stand: Stand) {
+async fn prefixes_keep_clients_apart(store: TestStore) {
     let prefix = unique("a*[b]?") + ":";
-    let with = stand.prefixed(&prefix).await;
-    let without = stand.client().await;
+    let with = store.client_with_prefix(&prefix).await;
+    let without = store.client().await;
     let name = unique("prefixed");
     let guard = with.lock(&name).lock().await.unwrap();
     assert_eq!(guard.name(), name);
@@ -472,8 +486,8 @@ async fn prefixes_keep_clients_apart(stand: Stand) {
     guard.unlock().await.unwrap();
 }
 
-async fn waiters_of_one_client_are_served_in_order(stand: Stand) {
-    let client = stand.client().await;
+async fn waiters_of_one_client_are_served_in_order(store: TestStore) {
+    let client = store.client().await;
     let lock = client.lock(&unique("order"));
     let order = Arc::new(Mutex::new(Vec::new()));
     let guard = lock.lock().await.unwrap();
@@ -504,7 +518,7 @@ async fn waiters_of_one_client_are_served_in_order(stand: Stand) {
     }
     guard.unlock().await.unwrap();
     for waiter in waiters {
-        soon("served", waiter).await.unwrap();
+        within_limit("served", waiter).await.unwrap();
     }
     assert_eq!(*order.lock().unwrap(), (0..50).collect::<Vec<_>>());
 }
@@ -518,28 +532,28 @@ fn futures_poll<F: Future + Unpin>(future: &mut F) -> Option<F::Output> {
     }
 }
 
-async fn owner_can_acquire_again_after_loss(stand: Stand) {
-    let client = stand.client().await;
+async fn owner_can_acquire_again_after_loss(store: TestStore) {
+    let client = store.client().await;
     let lock = client.lock(&unique("anew"));
     let me = Owner::new();
     let brief = || lock.lock().owner(me).lease(Duration::from_millis(300));
-    let lost = in_time(brief).await;
-    soon("lost", lost.lost()).await;
+    let lost = retry_if_late(brief).await;
+    within_limit("lost", lost.lost()).await;
     assert!(matches!(lost.reenter().await, Err(Error::Lost { .. })));
     let anew = lock.lock().owner(me).await.unwrap();
     assert_eq!(anew.hold_count(), 1);
     // The lost hold stays lost, and its end does not change the new hold.
     assert!(!lost.is_valid());
     assert!(matches!(lost.unlock().await, Err(Error::Lost { .. })));
-    client.settled().await;
+    client.flush().await;
     assert!(lock.is_held_by(me).await.unwrap());
     anew.unlock().await.unwrap();
     assert!(!lock.is_locked().await.unwrap());
 }
 
-async fn no_state_remains_after_release(stand: Stand) {
+async fn no_state_remains_after_release(store: TestStore) {
     let linger = Duration::from_millis(10);
-    let client = stand
+    let client = store
         .client_with(Client::builder().subscription_linger(linger))
         .await;
     let lock = client.lock(&unique("account"));
@@ -559,9 +573,9 @@ async fn no_state_remains_after_release(stand: Stand) {
         })
         .collect();
     for task in tasks {
-        soon("done", task).await.unwrap();
+        within_limit("done", task).await.unwrap();
     }
-    client.settled().await;
+    client.flush().await;
     until("all is empty", || async {
         let status = client.status();
         (status.holds, status.subscriptions, status.background) == (0, 0, 0)

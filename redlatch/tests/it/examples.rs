@@ -8,20 +8,20 @@ use redlatch_testkit::Server;
 use crate::common::{LONG, example};
 
 /// Runs an example in each of its three ways.
-fn everywhere(name: &str, told: impl Fn(&str)) {
-    everywhere_with(name, &[Server::start()], told);
+fn run_everywhere(name: &str, check: impl Fn(&str)) {
+    run_everywhere_with(name, &[Server::start()], check);
 }
 
 /// Runs an example in each of its three ways, with as many servers as given.
-fn everywhere_with(name: &str, servers: &[Server], told: impl Fn(&str)) {
+fn run_everywhere_with(name: &str, servers: &[Server], check: impl Fn(&str)) {
     let urls: Vec<String> = servers.iter().map(Server::url).collect();
-    told(&output(name, &[], None));
+    check(&output(name, &[], None));
     for (args, url) in [(&urls[..], None), (&[], Some(urls.join(" ")))] {
         let before: Vec<u64> = servers
             .iter()
             .map(|server| server.calls("evalsha:"))
             .collect();
-        told(&output(name, args, url));
+        check(&output(name, args, url));
         for (server, before) in servers.iter().zip(before) {
             assert!(server.calls("evalsha:") > before, "not on the server");
         }
@@ -75,7 +75,7 @@ fn every_example_is_tested() {
 
 #[test]
 fn cache_rebuild() {
-    everywhere("cache_rebuild", |out| {
+    run_everywhere("cache_rebuild", |out| {
         assert!(last(out).ends_with("read half-built: never"), "{out}");
         assert!(number(out, "rebuilt ") > 0, "{out}");
         assert!(
@@ -87,7 +87,7 @@ fn cache_rebuild() {
 
 #[test]
 fn downloads() {
-    everywhere("downloads", |out| {
+    run_everywhere("downloads", |out| {
         assert_eq!(out.matches(": downloading (").count(), 12, "{out}");
         let most = number(last(out), "12 files, at most ");
         assert!((1..=3).contains(&most), "{out}");
@@ -96,7 +96,7 @@ fn downloads() {
 
 #[test]
 fn fair_turns() {
-    everywhere("fair_turns", |out| {
+    run_everywhere("fair_turns", |out| {
         let mut printed = out.lines().filter_map(|line| line.strip_prefix("printed "));
         for round in [1, 2] {
             for name in ["Ada", "Ben", "Cleo", "Dan"] {
@@ -115,7 +115,7 @@ fn fair_turns() {
 
 #[test]
 fn fleet_limit() {
-    everywhere("fleet_limit", |out| {
+    run_everywhere("fleet_limit", |out| {
         assert!(
             out.contains("and crashed.\n2 of 3 permits are free.\n"),
             "{out}"
@@ -131,7 +131,7 @@ fn fleet_limit() {
 
 #[test]
 fn fenced_writes() {
-    everywhere("fenced_writes", |out| {
+    run_everywhere("fenced_writes", |out| {
         assert!(out.contains("the keeper takes it, and busy's line is gone"));
         assert!(out.contains("its guard is valid: false"));
         let last = out.lines().last().unwrap();
@@ -144,7 +144,7 @@ fn fenced_writes() {
 
 #[test]
 fn leader() {
-    everywhere("leader", |out| {
+    run_everywhere("leader", |out| {
         for name in ["first", "second", "third"] {
             assert_eq!(out.matches(&format!("{name}: leads\n")).count(), 1, "{out}");
         }
@@ -161,7 +161,7 @@ fn redlock() {
         assert_eq!(out.matches(" wrote report ").count(), 12, "{out}");
         assert_eq!(last(out), "12 reports, one at a time");
     };
-    everywhere_with("redlock", &servers, reports);
+    run_everywhere_with("redlock", &servers, reports);
     // One of the servers goes down, as the example describes: before any client can acquire the
     // lock.
     let urls: Vec<String> = servers.iter().map(Server::url).collect();
@@ -198,7 +198,7 @@ fn redlock() {
 
 #[test]
 fn start_barrier() {
-    everywhere("start_barrier", |out| {
+    run_everywhere("start_barrier", |out| {
         for worker in 1..=5 {
             let ready = format!("worker {worker} is ready, {} to go\n", 5 - worker);
             assert!(out.contains(&ready), "{out}");
@@ -209,7 +209,7 @@ fn start_barrier() {
 
 #[test]
 fn transfer() {
-    everywhere("transfer", |out| {
+    run_everywhere("transfer", |out| {
         let balances: u64 = (0..3)
             .map(|account| number(out, &format!("account {account}: ")))
             .sum();

@@ -8,7 +8,7 @@ use redlatch::{Client, Error, Loss, Owner};
 use redlatch_testkit::{Proxy, Server, shared, unique};
 
 use crate::common::{
-    SHORT, WATCHDOG, assert_lost, in_time, risen, soon, until, without_the_answer,
+    SHORT, WATCHDOG, assert_lost, retry_if_late, until, until_rises, with_lost_answer, within_limit,
 };
 
 async fn pttl(server: &Server, key: &str) -> i64 {
@@ -16,8 +16,8 @@ async fn pttl(server: &Server, key: &str) -> i64 {
 }
 
 /// Waits until the key's time to live is seen to rise.
-async fn renewal(server: &Server, key: &str) {
-    risen(key, || async {
+async fn until_renewed(server: &Server, key: &str) {
+    until_rises(key, || async {
         let left = pttl(server, key).await;
         assert!(left > -2, "{key} is gone");
         left
@@ -25,12 +25,14 @@ async fn renewal(server: &Server, key: &str) {
     .await;
 }
 
-fn quick(watchdog: Duration) -> redlatch::ClientBuilder {
-    Client::builder().watchdog(watchdog).response_timeout(SHORT)
+fn with_watchdog(watchdog: Duration) -> redlatch::ClientBuilder {
+    Client::builder()
+        .watchdog_lease(watchdog)
+        .response_timeout(SHORT)
 }
 
 /// For requests that are not answered. With this timeout, a paused process may miss answers, too.
-fn hasty() -> redlatch::ClientBuilder {
+fn short_timeout() -> redlatch::ClientBuilder {
     Client::builder().response_timeout(Duration::from_millis(300))
 }
 
@@ -39,7 +41,10 @@ fn hasty() -> redlatch::ClientBuilder {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn released_lock_is_not_renewed() {
     let server = Server::start();
-    let client = quick(WATCHDOG).connect(&server.url()).await.unwrap();
+    let client = with_watchdog(WATCHDOG)
+        .connect(&server.url())
+        .await
+        .unwrap();
     let sentinel = client.lock("sentinel").lock().await.unwrap();
     let me = Owner::new();
     let owner = client.owner_id(me);
@@ -56,7 +61,7 @@ async fn released_lock_is_not_renewed() {
     drop(client.lock(names[1]).lock().owner(me).await.unwrap());
     let cancelled = client.lock(names[2]).lock().owner(me).into_future();
     drop(tokio::time::timeout(Duration::ZERO, cancelled).await);
-    client.settled().await;
+    client.flush().await;
     assert_eq!(client.status().holds, 1);
     for name in names {
         assert_eq!(pttl(&server, name).await, -2, "{name}");
@@ -65,7 +70,7 @@ async fn released_lock_is_not_renewed() {
     }
     let mut low = [600_000; 3];
     for _ in 0..3 {
-        renewal(&server, "sentinel").await;
+        until_renewed(&server, "sentinel").await;
         for (name, low) in names.iter().zip(&mut low) {
             let left = pttl(&server, name).await;
             assert!(left > 500_000 && left <= *low, "{name}: renewed to {left}");
@@ -82,10 +87,10 @@ async fn holder_learns_of_loss_before_lease_ends() {
     let server = Server::start();
     let proxy = Proxy::to(server.port());
     let watchdog = Duration::from_secs(2);
-    let client = quick(watchdog).connect(&proxy.url()).await.unwrap();
+    let client = with_watchdog(watchdog).connect(&proxy.url()).await.unwrap();
     let lock = client.lock("a");
     for hard in [false, true] {
-        let guard = in_time(|| lock.lock()).await;
+        let guard = retry_if_late(|| lock.lock()).await;
         if hard {
             proxy.refuse(true);
             proxy.cut();
@@ -106,7 +111,7 @@ async fn holder_learns_of_loss_before_lease_ends() {
             }
             tokio::task::yield_now().await;
         }
-        soon("told", guard.lost()).await;
+        within_limit("told", guard.lost()).await;
         let lost = guard.unlock().await.unwrap_err();
         assert_lost(&lost, Loss::LeaseEnded);
         proxy.stall(false);
@@ -120,7 +125,7 @@ async fn holder_learns_of_loss_before_lease_ends() {
 async fn renewal_survives_a_broken_connection() {
     let server = Server::start();
     let proxy = Proxy::to(server.port());
-    let client = quick(WATCHDOG).connect(&proxy.url()).await.unwrap();
+    let client = with_watchdog(WATCHDOG).connect(&proxy.url()).await.unwrap();
     let guard = client.lock("a").lock().await.unwrap();
     for way in ["refused", "cut", "stalled"] {
         match way {
@@ -154,11 +159,11 @@ async fn renewal_survives_a_broken_connection() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn client_reconnects_to_restarted_server_and_reports_lost_lock() {
     let mut server = Server::start();
-    let settings = Client::builder().watchdog(WATCHDOG);
+    let settings = Client::builder().watchdog_lease(WATCHDOG);
     let client = settings.connect(&server.url()).await.unwrap();
     let guard = client.lock("a").lock().await.unwrap();
     server.restart();
-    soon("told", guard.lost()).await;
+    within_limit("told", guard.lost()).await;
     assert!(guard.unlock().await.is_err());
     let guard = client.lock("a").lock().await.unwrap();
     guard.unlock().await.unwrap();
@@ -169,7 +174,7 @@ async fn client_reconnects_to_restarted_server_and_reports_lost_lock() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn connection_failure_differs_from_response_timeout() {
     let proxy = Proxy::to(shared().port());
-    let client = hasty().connect(&proxy.url()).await.unwrap();
+    let client = short_timeout().connect(&proxy.url()).await.unwrap();
     let name = unique("unreachable");
     let lock = client.lock(&name);
     proxy.stall(true);
@@ -184,8 +189,8 @@ async fn connection_failure_differs_from_response_timeout() {
     })
     .await;
     proxy.stall(false);
-    soon("settled", client.settled()).await;
-    in_time(|| lock.run(async {})).await;
+    within_limit("settled", client.flush()).await;
+    retry_if_late(|| lock.run(async {})).await;
 }
 
 /// F4: an acquisition that timed out (CLIENT PAUSE, or a stopped server) is undone, and never
@@ -193,9 +198,9 @@ async fn connection_failure_differs_from_response_timeout() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn acquisition_without_answer_is_undone() {
     let server = Server::start();
-    let client = hasty().connect(&server.url()).await.unwrap();
+    let client = short_timeout().connect(&server.url()).await.unwrap();
     let lock = client.lock("a");
-    in_time(|| lock.run(async {})).await;
+    retry_if_late(|| lock.run(async {})).await;
     for paused in [false, true] {
         if paused {
             let _: () = server.ask(&["CLIENT", "PAUSE", "4000", "ALL"]);
@@ -206,11 +211,11 @@ async fn acquisition_without_answer_is_undone() {
         assert!(matches!(error, Error::ResponseTimeout { .. }), "{error}");
         assert!(error.is_transient());
         server.thaw();
-        soon("undone", client.settled()).await;
+        within_limit("undone", client.flush()).await;
         assert_eq!(pttl(&server, "a").await, -2);
         assert_eq!(client.status().holds, 0);
     }
-    in_time(|| lock.run(async {})).await;
+    retry_if_late(|| lock.run(async {})).await;
 }
 
 /// F6/F25: the acquisition's answer is lost with the connection; the repeated request returns the
@@ -223,11 +228,11 @@ async fn acquisition_with_lost_answer_is_acquired_once() {
     let lock = client.lock("a");
     lock.run(async {}).await.unwrap();
     for _ in 0..10 {
-        let guard = without_the_answer(&proxy, lock.lock().into_future())
+        let guard = with_lost_answer(&proxy, lock.lock().into_future())
             .await
             .unwrap();
         assert_eq!(server.ask::<String>(&["HGET", "a", guard.owner_id()]), "1");
-        let inner = without_the_answer(&proxy, guard.reenter().into_future())
+        let inner = with_lost_answer(&proxy, guard.reenter().into_future())
             .await
             .unwrap();
         assert_eq!(server.ask::<String>(&["HGET", "a", guard.owner_id()]), "2");
@@ -248,8 +253,8 @@ async fn release_with_lost_answer_succeeds_once() {
     for _ in 0..10 {
         let guard = client.lock("a").lock().await.unwrap();
         let next = tokio::spawn(other.lock("a").lock().into_future());
-        without_the_answer(&proxy, guard.unlock()).await.unwrap();
-        let next = soon("released", next).await.unwrap().unwrap();
+        with_lost_answer(&proxy, guard.unlock()).await.unwrap();
+        let next = within_limit("released", next).await.unwrap().unwrap();
         assert!(other.lock("a").is_held_by(next.owner()).await.unwrap());
         next.unlock().await.unwrap();
     }
@@ -259,7 +264,10 @@ async fn release_with_lost_answer_succeeds_once() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn flushed_scripts_are_loaded_again() {
     let server = Server::start();
-    let client = quick(WATCHDOG).connect(&server.url()).await.unwrap();
+    let client = with_watchdog(WATCHDOG)
+        .connect(&server.url())
+        .await
+        .unwrap();
     let kept = client.lock("kept").lock().await.unwrap();
     for n in 0..20 {
         let lock = client.lock(&format!("flushed-{n}"));
@@ -271,7 +279,7 @@ async fn flushed_scripts_are_loaded_again() {
         guard.unlock().await.unwrap();
     }
     let _: () = server.ask(&["SCRIPT", "FLUSH"]);
-    renewal(&server, "kept").await;
+    until_renewed(&server, "kept").await;
     kept.unlock().await.unwrap();
 }
 
@@ -279,11 +287,14 @@ async fn flushed_scripts_are_loaded_again() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn flushed_data_is_reported_as_loss() {
     let server = Server::start();
-    let client = quick(WATCHDOG).connect(&server.url()).await.unwrap();
+    let client = with_watchdog(WATCHDOG)
+        .connect(&server.url())
+        .await
+        .unwrap();
     let guard = client.lock("a").lock().await.unwrap();
     let _: () = server.ask(&["FLUSHALL"]);
     let other = client.lock("a").lock().await.unwrap();
-    soon("told", guard.lost()).await;
+    within_limit("told", guard.lost()).await;
     let lost = guard.unlock().await.unwrap_err();
     assert_lost(&lost, Loss::NotHeld);
     assert!(other.is_valid());
@@ -294,16 +305,19 @@ async fn flushed_data_is_reported_as_loss() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn one_bad_key_does_not_fail_the_renewal_batch() {
     let server = Server::start();
-    let client = quick(WATCHDOG).connect(&server.url()).await.unwrap();
+    let client = with_watchdog(WATCHDOG)
+        .connect(&server.url())
+        .await
+        .unwrap();
     let mut guards = Vec::new();
     for n in 0..150 {
         guards.push(client.lock(&format!("batch-{n}")).lock().await.unwrap());
     }
     let _: () = server.ask(&["SET", "batch-70", "precious"]);
-    soon("told", guards[70].lost()).await;
+    within_limit("told", guards[70].lost()).await;
     let bad = guards.remove(70);
     assert!(bad.unlock().await.is_err());
-    renewal(&server, "batch-149").await;
+    until_renewed(&server, "batch-149").await;
     assert!(guards.iter().all(redlatch::Guard::is_valid));
     assert_eq!(server.ask::<String>(&["GET", "batch-70"]), "precious");
 }
@@ -315,7 +329,7 @@ async fn contention_loses_no_lease() {
     // A separate server: other tests would wait behind the crowd.
     let server = Server::start();
     let client = Client::builder()
-        .watchdog(WATCHDOG)
+        .watchdog_lease(WATCHDOG)
         .connect(&server.url())
         .await
         .unwrap();
@@ -351,7 +365,7 @@ async fn contention_loses_no_lease() {
     .await;
     over.store(true, Ordering::Relaxed);
     for one in crowd {
-        soon("over", one).await.unwrap();
+        within_limit("over", one).await.unwrap();
     }
     assert!(attempts.load(Ordering::Relaxed) > 1000);
     for guard in held {
@@ -363,9 +377,9 @@ async fn contention_loses_no_lease() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn client_recovers_from_refused_reconnection() {
     let server = Server::start();
-    let client = hasty().connect(&server.url()).await.unwrap();
+    let client = short_timeout().connect(&server.url()).await.unwrap();
     let lock = client.lock("a");
-    in_time(|| lock.run(async {})).await;
+    retry_if_late(|| lock.run(async {})).await;
     let mut admin = server.connection();
     let config = |value: &str, admin: &mut redis::Connection| {
         let set = redis::cmd("CONFIG")
@@ -381,7 +395,7 @@ async fn client_recovers_from_refused_reconnection() {
     let error = lock.lock().await.unwrap_err();
     assert!(matches!(error, Error::Unavailable { .. }), "{error}");
     config("1000", &mut admin);
-    in_time(|| lock.run(async {})).await;
+    retry_if_late(|| lock.run(async {})).await;
 }
 
 /// Dropped clients leave no connection open.
@@ -392,7 +406,7 @@ async fn dropped_client_closes_its_connection() {
     let client = Client::connect(&server.url()).await.unwrap();
     let guard = client.lock("a").lock().await.unwrap();
     let lock = client.lock("a");
-    let waiting = in_time(|| lock.try_lock().wait(Duration::from_millis(5))).await;
+    let waiting = retry_if_late(|| lock.try_lock().wait(Duration::from_millis(5))).await;
     assert!(waiting.is_none());
     drop(lock);
     drop(client);

@@ -10,7 +10,7 @@ use redlatch::{Client, Embedded, Error, Loss, Owner};
 use redlatch_testkit::{Proxy, Server, unique};
 use tokio::time::advance;
 
-use crate::common::{Stand, assert_lost, in_time, soon, until, without_the_answer};
+use crate::common::{TestStore, assert_lost, retry_if_late, until, with_lost_answer, within_limit};
 
 const SECOND: Duration = Duration::from_secs(1);
 
@@ -24,8 +24,8 @@ on_every_store! {
 }
 
 /// Redisson: RedissonFencedLockTest.testTokenIncrease.
-async fn every_acquisition_increments_the_token(stand: Stand) {
-    let client = stand.client().await;
+async fn every_acquisition_increments_the_token(store: TestStore) {
+    let client = store.client().await;
     let lock = client.fenced_lock(&unique("count"));
     assert_eq!(lock.current_token().await.unwrap(), 0);
     for expected in 1..=5 {
@@ -42,8 +42,8 @@ async fn every_acquisition_increments_the_token(stand: Stand) {
     }
 }
 
-async fn tokens_grow_across_clients_reentry_expiry_and_force_unlock(stand: Stand) {
-    let (one, two) = (stand.client().await, stand.client().await);
+async fn tokens_grow_across_clients_reentry_expiry_and_force_unlock(store: TestStore) {
+    let (one, two) = (store.client().await, store.client().await);
     let name = unique("grow");
     let (lock, theirs) = (one.fenced_lock(&name), two.fenced_lock(&name));
     let mut tokens = Vec::new();
@@ -59,9 +59,9 @@ async fn tokens_grow_across_clients_reentry_expiry_and_force_unlock(stand: Stand
     again.unlock().await.unwrap();
     outer.unlock().await.unwrap();
 
-    let expired = in_time(|| theirs.lock().lease(SECOND / 5)).await;
+    let expired = retry_if_late(|| theirs.lock().lease(SECOND / 5)).await;
     tokens.push(expired.token());
-    let forced = soon("its lease ends", lock.lock().into_future())
+    let forced = within_limit("its lease ends", lock.lock().into_future())
         .await
         .unwrap();
     tokens.push(forced.token());
@@ -77,8 +77,8 @@ async fn tokens_grow_across_clients_reentry_expiry_and_force_unlock(stand: Stand
     last.unlock().await.unwrap();
 }
 
-async fn failed_try_lock_uses_no_token(stand: Stand) {
-    let client = stand.client().await;
+async fn failed_try_lock_uses_no_token(store: TestStore) {
+    let client = store.client().await;
     let lock = client.fenced_lock(&unique("vain"));
     let guard = lock.lock().await.unwrap();
     for _ in 0..5 {
@@ -90,12 +90,12 @@ async fn failed_try_lock_uses_no_token(stand: Stand) {
     guard.unlock().await.unwrap();
 }
 
-async fn tokens_follow_the_order_of_acquisitions(stand: Stand) {
+async fn tokens_follow_the_order_of_acquisitions(store: TestStore) {
     let name = unique("order");
     let tokens = Arc::new(Mutex::new(Vec::new()));
     let mut tasks = Vec::new();
     for _ in 0..4 {
-        let client = stand.client().await;
+        let client = store.client().await;
         for _ in 0..5 {
             let (lock, tokens) = (client.fenced_lock(&name), tokens.clone());
             tasks.push(tokio::spawn(async move {
@@ -108,15 +108,15 @@ async fn tokens_follow_the_order_of_acquisitions(stand: Stand) {
         }
     }
     for task in tasks {
-        soon("every turn", task).await.unwrap();
+        within_limit("every turn", task).await.unwrap();
     }
     let tokens = tokens.lock().unwrap();
     assert_eq!(*tokens, (1..=200).collect::<Vec<u64>>());
 }
 
 /// The same key: locks with and without a token exclude each other.
-async fn fenced_lock_excludes_plain_lock_of_the_same_name(stand: Stand) {
-    let (one, two) = (stand.client().await, stand.client().await);
+async fn fenced_lock_excludes_plain_lock_of_the_same_name(store: TestStore) {
+    let (one, two) = (store.client().await, store.client().await);
     let name = unique("same");
     let (plain, fenced) = (one.lock(&name), two.fenced_lock(&name));
     let guard = plain.lock().await.unwrap();
@@ -124,7 +124,7 @@ async fn fenced_lock_excludes_plain_lock_of_the_same_name(stand: Stand) {
     let waiting = tokio::spawn(fenced.lock().into_future());
     until("it waits", || async { two.status().subscriptions == 1 }).await;
     guard.unlock().await.unwrap();
-    let guard = soon("woken", waiting).await.unwrap().unwrap();
+    let guard = within_limit("woken", waiting).await.unwrap().unwrap();
     assert_eq!(guard.token(), 1);
     assert!(plain.try_lock().await.unwrap().is_none());
     // One owner that uses both would count its holds twice.
@@ -170,7 +170,7 @@ async fn invalid_token_is_an_error() {
         let _: redis::Value = server.ask(planted);
         let before: Vec<u8> = server.ask(&["DUMP", key]);
         assert!(lock.lock().await.is_err());
-        soon("settled", client.settled()).await;
+        within_limit("settled", client.flush()).await;
         assert_eq!(server.ask::<Vec<u8>>(&["DUMP", key]), before);
         assert!(!lock.is_locked().await.unwrap(), "held without a token");
         assert_eq!(client.status().holds, 0);
@@ -186,7 +186,7 @@ async fn server_error_is_not_reported_as_bad_token() {
     let server = Server::start();
     let client = Client::connect(&server.url()).await.unwrap();
     let lock = client.fenced_lock("full");
-    let before = in_time(|| lock.lock()).await;
+    let before = retry_if_late(|| lock.lock()).await;
     let token = before.token();
     let () = server.ask(&["CONFIG", "SET", "maxmemory", "1"]);
     let error = before.reenter().await.unwrap_err();
@@ -195,7 +195,7 @@ async fn server_error_is_not_reported_as_bad_token() {
     let error = lock.lock().await.unwrap_err();
     assert!(matches!(error, Error::Refused { .. }), "{error}");
     let () = server.ask(&["CONFIG", "SET", "maxmemory", "0"]);
-    let after = in_time(|| lock.lock()).await;
+    let after = retry_if_late(|| lock.lock()).await;
     assert!(after.token() > token);
     after.unlock().await.unwrap();
 }
@@ -235,17 +235,17 @@ async fn acquisition_with_lost_answer_keeps_its_token() {
     let mut expected = 1;
     for _ in 0..5 {
         expected += 1;
-        let outer = without_the_answer(&proxy, lock.lock().into_future())
+        let outer = with_lost_answer(&proxy, lock.lock().into_future())
             .await
             .unwrap();
         assert_eq!(outer.token(), expected);
         expected += 1;
-        let inner = without_the_answer(&proxy, outer.reenter().into_future())
+        let inner = with_lost_answer(&proxy, outer.reenter().into_future())
             .await
             .unwrap();
         assert_eq!(inner.token(), expected);
-        without_the_answer(&proxy, inner.unlock()).await.unwrap();
-        without_the_answer(&proxy, outer.unlock()).await.unwrap();
+        with_lost_answer(&proxy, inner.unlock()).await.unwrap();
+        with_lost_answer(&proxy, outer.unlock()).await.unwrap();
         assert_eq!(lock.current_token().await.unwrap(), expected);
     }
 }
@@ -274,15 +274,15 @@ impl Resource {
 
 /// F28: the lease of a holder ends while it is busy; the next holder acquires the lock and writes.
 /// The write of the first holder is refused, and its guard has reported the loss before.
-async fn resource_that_checks_tokens_refuses_late_writer(stand: Stand) {
-    let (one, two) = (stand.client().await, stand.client().await);
+async fn resource_that_checks_tokens_refuses_late_writer(store: TestStore) {
+    let (one, two) = (store.client().await, store.client().await);
     let name = unique("resource");
     let resource = Resource::default();
 
     let fenced = one.fenced_lock(&name);
-    let paused = in_time(|| fenced.lock().lease(SECOND / 5)).await;
+    let paused = retry_if_late(|| fenced.lock().lease(SECOND / 5)).await;
     assert!(resource.write(paused.token()));
-    let next = soon(
+    let next = within_limit(
         "the lease ends",
         two.fenced_lock(&name).lock().into_future(),
     )
@@ -347,7 +347,7 @@ async fn acquiring_again_after_loss_gets_a_new_token() {
     let anew = lock.lock().owner(me).await.unwrap();
     assert_eq!((lost.token(), anew.token()), (1, 2));
     drop(lost);
-    client.settled().await;
+    client.flush().await;
     assert!(lock.is_held_by(me).await.unwrap());
     anew.unlock().await.unwrap();
 }

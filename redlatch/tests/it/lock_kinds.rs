@@ -12,7 +12,8 @@ use tokio::task::JoinHandle;
 use tokio::time::{Instant, sleep};
 
 use crate::common::{
-    LONG, Stand, WATCHDOG, assert_lost, dropped_everywhere, in_time, polled, risen, soon, until,
+    LONG, TestStore, WATCHDOG, assert_lost, drop_after_each_poll, poll_up_to, retry_if_late, until,
+    until_rises, within_limit,
 };
 
 const SECOND: Duration = Duration::from_secs(1);
@@ -25,7 +26,7 @@ macro_rules! on_store_with {
         mod $store {
             $(#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
             async fn $name() {
-                crate::lock_kinds::$name(crate::common::Stand::$store(), $make).await;
+                crate::lock_kinds::$name(crate::common::TestStore::$store(), $make).await;
             })*
         }
     };
@@ -100,7 +101,7 @@ kinds! {
 
 /// Adds a waiter to the queue. When this returns, its first attempt was refused and it keeps
 /// waiting.
-async fn in_line<K, W>(lock: &Lock<K>, waiting: W) -> JoinHandle<W::Output>
+async fn spawn_waiter<K, W>(lock: &Lock<K>, waiting: W) -> JoinHandle<W::Output>
 where
     K: LockKind,
     W: IntoFuture,
@@ -123,16 +124,16 @@ where
 }
 
 /// Asserts that the lock is free, and that the client has no holds and no background work.
-async fn nothing_left<K: LockKind>(client: &Client, lock: &Lock<K>) {
-    soon("settled", client.settled()).await;
+async fn assert_nothing_left<K: LockKind>(client: &Client, lock: &Lock<K>) {
+    within_limit("settled", client.flush()).await;
     assert!(!lock.is_locked().await.unwrap(), "a key was left");
     let status = client.status();
     assert_eq!((status.holds, status.background), (0, 0), "{status:?}");
 }
 
 /// Redisson: testLockUnlock, testIsLocked, testIsHeldByCurrentThread, testGetHoldCount.
-async fn holds_are_counted<K: LockKind + OwnedKind>(stand: Stand, make: Make<K>) {
-    let client = stand.client().await;
+async fn holds_are_counted<K: LockKind + OwnedKind>(store: TestStore, make: Make<K>) {
+    let client = store.client().await;
     let lock = make(&client, &unique("count"));
     let me = Owner::new();
     let counted = async |expected: u32| {
@@ -155,8 +156,8 @@ async fn holds_are_counted<K: LockKind + OwnedKind>(stand: Stand, make: Make<K>)
 
 /// Redisson: testIsHeldByCurrentThreadOtherThread, testIsLockedOtherThread. A number identifies an
 /// owner only together with its client.
-async fn lock_is_held_only_by_its_owner<K: LockKind + OwnedKind>(stand: Stand, make: Make<K>) {
-    let (client, other) = (stand.client().await, stand.client().await);
+async fn lock_is_held_only_by_its_owner<K: LockKind + OwnedKind>(store: TestStore, make: Make<K>) {
+    let (client, other) = (store.client().await, store.client().await);
     let name = unique("alone");
     let (lock, theirs) = (make(&client, &name), make(&other, &name));
     let me = Owner::new();
@@ -175,8 +176,8 @@ async fn lock_is_held_only_by_its_owner<K: LockKind + OwnedKind>(stand: Stand, m
 }
 
 /// Redisson: testReentrancy, testTryLockAsyncSucceed, testTryLockAsyncFailed.
-async fn owner_can_reenter_with_try_lock<K: LockKind + OwnedKind>(stand: Stand, make: Make<K>) {
-    let client = stand.client().await;
+async fn owner_can_reenter_with_try_lock<K: LockKind + OwnedKind>(store: TestStore, make: Make<K>) {
+    let client = store.client().await;
     let lock = make(&client, &unique("try-again"));
     let me = Owner::new();
     let outer = lock.try_lock().owner(me).await.unwrap().unwrap();
@@ -191,31 +192,31 @@ async fn owner_can_reenter_with_try_lock<K: LockKind + OwnedKind>(stand: Stand, 
 /// Redisson: testUnlockFail. Only a guard can unlock here. So the case is a guard whose hold was
 /// removed and now belongs to another owner.
 async fn late_unlock_does_not_release_the_next_hold<K: LockKind + OwnedKind>(
-    stand: Stand,
+    store: TestStore,
     make: Make<K>,
 ) {
-    let (client, other) = (stand.client().await, stand.client().await);
+    let (client, other) = (store.client().await, store.client().await);
     let name = unique("late");
     let (lock, theirs) = (make(&client, &name), make(&other, &name));
     let late = lock.lock().await.unwrap();
     assert!(theirs.force_unlock().await.unwrap());
     let next = theirs.lock().await.unwrap();
     assert_lost(&late.unlock().await.unwrap_err(), Loss::NotHeld);
-    client.settled().await;
+    client.flush().await;
     assert!(theirs.is_held_by(next.owner()).await.unwrap());
     next.unlock().await.unwrap();
-    nothing_left(&other, &theirs).await;
+    assert_nothing_left(&other, &theirs).await;
 }
 
 /// Redisson: testTryLockAsync, testConcurrency_SingleInstance.
-async fn release_passes_the_lock_on<K: LockKind + OwnedKind>(stand: Stand, make: Make<K>) {
-    let (client, other) = (stand.client().await, stand.client().await);
+async fn release_passes_the_lock_on<K: LockKind + OwnedKind>(store: TestStore, make: Make<K>) {
+    let (client, other) = (store.client().await, store.client().await);
     let name = unique("hand-over");
     let (lock, theirs) = (make(&client, &name), make(&other, &name));
     for dropped in [false, true] {
         let guard = lock.lock().await.unwrap();
-        let here = in_line(&lock, lock.lock()).await;
-        let there = in_line(&theirs, theirs.try_lock().wait(LONG)).await;
+        let here = spawn_waiter(&lock, lock.lock()).await;
+        let there = spawn_waiter(&theirs, theirs.try_lock().wait(LONG)).await;
         if dropped {
             drop(guard);
         } else {
@@ -223,21 +224,21 @@ async fn release_passes_the_lock_on<K: LockKind + OwnedKind>(stand: Stand, make:
         }
         // In any order: each releases the lock to the other.
         let here = async {
-            let guard = soon("served here", here).await.unwrap().unwrap();
+            let guard = within_limit("served here", here).await.unwrap().unwrap();
             guard.unlock().await.unwrap();
         };
         let there = async {
-            let guard = soon("served there", there).await.unwrap().unwrap();
+            let guard = within_limit("served there", there).await.unwrap().unwrap();
             guard.expect("patient").unlock().await.unwrap();
         };
         tokio::join!(here, there);
     }
-    nothing_left(&client, &lock).await;
+    assert_nothing_left(&client, &lock).await;
 }
 
 /// Redisson: testForceUnlock.
-async fn force_unlock_wakes_a_waiter<K: LockKind + OwnedKind>(stand: Stand, make: Make<K>) {
-    let client = stand.client().await;
+async fn force_unlock_wakes_a_waiter<K: LockKind + OwnedKind>(store: TestStore, make: Make<K>) {
+    let client = store.client().await;
     let name = unique("force");
     let lock = make(&client, &name);
     assert!(!lock.force_unlock().await.unwrap(), "it was not held");
@@ -248,9 +249,9 @@ async fn force_unlock_wakes_a_waiter<K: LockKind + OwnedKind>(stand: Stand, make
     assert_lost(&guard.unlock().await.unwrap_err(), Loss::NotHeld);
 
     let guard = lock.lock().await.unwrap();
-    let waiting = in_line(&lock, lock.lock()).await;
+    let waiting = spawn_waiter(&lock, lock.lock()).await;
     assert!(lock.force_unlock().await.unwrap());
-    let next = soon("let in", waiting).await.unwrap().unwrap();
+    let next = within_limit("let in", waiting).await.unwrap().unwrap();
     assert_lost(&guard.unlock().await.unwrap_err(), Loss::NotHeld);
     assert!(lock.is_held_by(next.owner()).await.unwrap());
     next.unlock().await.unwrap();
@@ -258,7 +259,10 @@ async fn force_unlock_wakes_a_waiter<K: LockKind + OwnedKind>(stand: Stand, make
 
 /// Redisson: testConcurrency_SingleInstance, testConcurrencyLoop_MultiInstance,
 /// testConcurrency_MultiInstance.
-async fn clients_exclude_each_other_in_turn<K: LockKind + OwnedKind>(stand: Stand, make: Make<K>) {
+async fn clients_exclude_each_other_in_turn<K: LockKind + OwnedKind>(
+    store: TestStore,
+    make: Make<K>,
+) {
     const CLIENTS: u32 = 12;
     const TURNS: u32 = 15;
     let name = unique("turns");
@@ -266,7 +270,7 @@ async fn clients_exclude_each_other_in_turn<K: LockKind + OwnedKind>(stand: Stan
     let counter = Arc::new(AtomicU32::new(0));
     let mut tasks = Vec::new();
     for _ in 0..CLIENTS {
-        let lock = make(&stand.client().await, &name);
+        let lock = make(&store.client().await, &name);
         let counter = counter.clone();
         tasks.push(tokio::spawn(async move {
             for _ in 0..TURNS {
@@ -279,7 +283,7 @@ async fn clients_exclude_each_other_in_turn<K: LockKind + OwnedKind>(stand: Stan
         }));
     }
     for task in tasks {
-        soon("all have their turns", task).await.unwrap();
+        within_limit("all have their turns", task).await.unwrap();
     }
     assert_eq!(counter.load(Ordering::SeqCst), CLIENTS * TURNS);
 }
@@ -287,10 +291,10 @@ async fn clients_exclude_each_other_in_turn<K: LockKind + OwnedKind>(stand: Stan
 /// Redisson: testConcurrencyTryLockUnLock. The watchdog tracks each hold while it exists, and
 /// nothing afterwards.
 async fn attempts_of_many_tasks_leave_nothing_behind<K: LockKind + OwnedKind>(
-    stand: Stand,
+    store: TestStore,
     make: Make<K>,
 ) {
-    let client = stand.client().await;
+    let client = store.client().await;
     let lock = make(&client, &unique("tries"));
     let won = Arc::new(AtomicU32::new(0));
     let tasks: Vec<_> = (0..16)
@@ -308,28 +312,28 @@ async fn attempts_of_many_tasks_leave_nothing_behind<K: LockKind + OwnedKind>(
         })
         .collect();
     for task in tasks {
-        soon("tried", task).await.unwrap();
+        within_limit("tried", task).await.unwrap();
     }
     assert!(
         won.load(Ordering::SeqCst) >= 16,
         "hardly any task acquired it"
     );
-    nothing_left(&client, &lock).await;
+    assert_nothing_left(&client, &lock).await;
 }
 
 /// Redisson: testLockIsNotRenewedAfterInterruptedTryLock, at every point where the future can be
 /// dropped.
 async fn dropped_try_lock_leaves_nothing_behind<K: LockKind + OwnedKind>(
-    stand: Stand,
+    store: TestStore,
     make: Make<K>,
 ) {
-    let client = stand.client().await;
+    let client = store.client().await;
     let lock = make(&client, &unique("dropped"));
-    dropped_everywhere(async |polls| {
-        let won = polled(polls, lock.try_lock().into_future()).await;
+    drop_after_each_poll(async |polls| {
+        let won = poll_up_to(polls, lock.try_lock().into_future()).await;
         let through = won.is_some();
         drop(won);
-        nothing_left(&client, &lock).await;
+        assert_nothing_left(&client, &lock).await;
         through
     })
     .await;
@@ -337,23 +341,23 @@ async fn dropped_try_lock_leaves_nothing_behind<K: LockKind + OwnedKind>(
 
 /// Redisson: testAutoExpire. The client dies with its runtime: it neither renews nor releases.
 async fn lock_of_dead_client_is_free_when_its_lease_ends<K: LockKind + OwnedKind>(
-    stand: Stand,
+    store: TestStore,
     make: Make<K>,
 ) {
-    let stand = Arc::new(stand);
+    let store = Arc::new(store);
     let name = unique("dead");
     let dying = {
-        let (stand, name) = (stand.clone(), name.clone());
+        let (store, name) = (store.clone(), name.clone());
         move || {
             let runtime = tokio::runtime::Builder::new_current_thread()
                 .enable_all()
                 .build()
                 .unwrap();
             runtime.block_on(async {
-                let settings = Client::builder().watchdog(SECOND);
-                let client = stand.client_with(settings).await;
+                let settings = Client::builder().watchdog_lease(SECOND);
+                let client = store.client_with(settings).await;
                 let lock = make(&client, &name);
-                in_time(|| async {
+                retry_if_late(|| async {
                     let guard = lock.lock().await?;
                     guard.run(renewed(&lock)).await?;
                     std::mem::forget(guard);
@@ -364,8 +368,8 @@ async fn lock_of_dead_client_is_free_when_its_lease_ends<K: LockKind + OwnedKind
         }
     };
     tokio::task::spawn_blocking(dying).await.unwrap();
-    let lock = make(&stand.client().await, &name);
-    let guard = soon("its lease ends", lock.lock().into_future())
+    let lock = make(&store.client().await, &name);
+    let guard = within_limit("its lease ends", lock.lock().into_future())
         .await
         .unwrap();
     guard.unlock().await.unwrap();
@@ -374,16 +378,16 @@ async fn lock_of_dead_client_is_free_when_its_lease_ends<K: LockKind + OwnedKind
 /// Waits until the lease has become longer.
 async fn renewed<K: LockKind>(lock: &Lock<K>) {
     let left = || async { lock.remaining_lease().await.unwrap() };
-    risen("the lease", left).await;
+    until_rises("the lease", left).await;
 }
 
 /// Redisson's fair lock promises this across all clients; here every kind promises it within a
 /// client.
 async fn waiters_of_one_client_are_served_in_order<K: LockKind + OwnedKind>(
-    stand: Stand,
+    store: TestStore,
     make: Make<K>,
 ) {
-    let client = stand.client().await;
+    let client = store.client().await;
     let lock = make(&client, &unique("order"));
     let order = Arc::new(std::sync::Mutex::new(Vec::new()));
     let guard = lock.lock().await.unwrap();
@@ -396,19 +400,22 @@ async fn waiters_of_one_client_are_served_in_order<K: LockKind + OwnedKind>(
             order.lock().unwrap().push(n);
             guard.unlock().await.unwrap();
         };
-        waiters.push(in_line(&handle, turn).await);
+        waiters.push(spawn_waiter(&handle, turn).await);
     }
     guard.unlock().await.unwrap();
     for waiter in waiters {
-        soon("served", waiter).await.unwrap();
+        within_limit("served", waiter).await.unwrap();
     }
     assert_eq!(*order.lock().unwrap(), (0..10).collect::<Vec<_>>());
 }
 
 /// Redisson: testName, testNameMapper. Any name works, also with a prefix; but braces must enclose
 /// a hash tag.
-async fn unusual_names_work<K: LockKind + OwnedKind>(stand: Stand, make: Make<K>) {
-    for client in [stand.client().await, stand.prefixed("test::").await] {
+async fn unusual_names_work<K: LockKind + OwnedKind>(store: TestStore, make: Make<K>) {
+    for client in [
+        store.client().await,
+        store.client_with_prefix("test::").await,
+    ] {
         for sort in [
             "{tag}:abc:key",
             "a:{b}",
@@ -426,39 +433,39 @@ async fn unusual_names_work<K: LockKind + OwnedKind>(stand: Stand, make: Make<K>
             }
             let guard = lock.lock().await.unwrap();
             let inner = guard.reenter().await.unwrap();
-            let waiting = in_line(&lock, lock.lock()).await;
+            let waiting = spawn_waiter(&lock, lock.lock()).await;
             inner.unlock().await.unwrap();
             guard.unlock().await.unwrap();
-            let next = soon(sort, waiting).await.unwrap().unwrap();
+            let next = within_limit(sort, waiting).await.unwrap().unwrap();
             assert_eq!(next.name(), lock.name());
             next.unlock().await.unwrap();
-            nothing_left(&client, &lock).await;
+            assert_nothing_left(&client, &lock).await;
         }
     }
 }
 
 /// Redisson: testContendingThreadBlocksAndAcquiresOnRelease (both non-reentrant tests).
 async fn non_reentrant_lock_passes_on_after_release<K: LockKind + OwnedKind>(
-    stand: Stand,
+    store: TestStore,
     make: Make<K>,
 ) {
-    let client = stand.client().await;
+    let client = store.client().await;
     let lock = make(&client, &unique("strict-hand-over")).non_reentrant();
     let guard = lock.lock().await.unwrap();
-    let waiting = in_line(&lock, lock.lock()).await;
+    let waiting = spawn_waiter(&lock, lock.lock()).await;
     guard.unlock().await.unwrap();
-    let next = soon("handed over", waiting).await.unwrap().unwrap();
+    let next = within_limit("handed over", waiting).await.unwrap().unwrap();
     next.unlock().await.unwrap();
-    nothing_left(&client, &lock).await;
+    assert_nothing_left(&client, &lock).await;
 }
 
 /// Redisson: testSameThreadReacquireThrows, testCrossInstanceSameThreadReentryThrows (both
 /// non-reentrant tests).
 async fn non_reentrant_lock_refuses_its_owner<K: LockKind + OwnedKind>(
-    stand: Stand,
+    store: TestStore,
     make: Make<K>,
 ) {
-    let client = stand.client().await;
+    let client = store.client().await;
     let name = unique("strict");
     let lock = make(&client, &name).non_reentrant();
     let again = make(&client, &name).non_reentrant();
@@ -466,11 +473,11 @@ async fn non_reentrant_lock_refuses_its_owner<K: LockKind + OwnedKind>(
     let guard = lock.lock().owner(me).await.unwrap();
     for handle in [&lock, &again] {
         let refused = [
-            soon("at once", handle.lock().owner(me).into_future())
+            within_limit("at once", handle.lock().owner(me).into_future())
                 .await
                 .err(),
             handle.try_lock().owner(me).await.err(),
-            soon(
+            within_limit(
                 "at once",
                 handle
                     .try_lock()
@@ -526,7 +533,7 @@ async fn long_enough_wait_acquires_the_lock<K: LockKind + OwnedKind>(
     assert!(!waiting.is_finished());
     guard.unlock().await.unwrap();
     let next = waiting.await.unwrap().unwrap().expect("in time");
-    // A spinning waiter retries every 128 ms.
+    // A spin_queue waiter retries every 128 ms.
     assert!(begun.elapsed() <= SECOND / 2 + SECOND / 7);
     let left = next.valid_for();
     assert!(left > 29 * SECOND && left <= 30 * SECOND, "{left:?}");
@@ -549,7 +556,7 @@ async fn next_waiter_acquires_when_fixed_lease_ends<K: LockKind + OwnedKind>(
     );
     assert!(!late.is_valid());
     assert_lost(&late.unlock().await.unwrap_err(), Loss::LeaseEnded);
-    client.settled().await;
+    client.flush().await;
     assert!(lock.is_held_by(next.owner()).await.unwrap());
     next.unlock().await.unwrap();
 }
@@ -629,8 +636,10 @@ async fn unreachable_server_is_an_error<K: LockKind + OwnedKind>(
     server.kill();
     let waiting = lock.try_lock().wait(5 * SECOND).lease(10 * SECOND);
     for refused in [
-        soon("an answer", waiting.into_future()).await.err(),
-        soon("an answer", lock.lock().into_future()).await.err(),
+        within_limit("an answer", waiting.into_future()).await.err(),
+        within_limit("an answer", lock.lock().into_future())
+            .await
+            .err(),
     ] {
         let error = refused.expect("there is no server");
         assert!(matches!(error, Error::Unavailable { .. }), "{error}");
@@ -639,7 +648,7 @@ async fn unreachable_server_is_an_error<K: LockKind + OwnedKind>(
     server.restart();
     // A request that was never sent needs no settling either.
     lock.lock().await.unwrap().unlock().await.unwrap();
-    nothing_left(&client, &lock).await;
+    assert_nothing_left(&client, &lock).await;
 }
 
 /// Redisson: testLockAfterTimeout.
@@ -647,12 +656,12 @@ async fn restart_reports_loss_and_renews_new_hold<K: LockKind + OwnedKind>(
     mut server: Server,
     make: Make<K>,
 ) {
-    let settings = Client::builder().watchdog(WATCHDOG);
+    let settings = Client::builder().watchdog_lease(WATCHDOG);
     let client = settings.connect(&server.url()).await.unwrap();
     let lock = make(&client, "a");
     let forgotten = lock.lock().await.unwrap();
     server.restart();
-    soon("told", forgotten.lost()).await;
+    within_limit("told", forgotten.lost()).await;
     assert!(matches!(forgotten.unlock().await, Err(Error::Lost { .. })));
     for _ in 0..2 {
         let guard = lock.lock().await.unwrap();
@@ -660,7 +669,7 @@ async fn restart_reports_loss_and_renews_new_hold<K: LockKind + OwnedKind>(
         assert!(guard.is_valid());
         guard.unlock().await.unwrap();
     }
-    nothing_left(&client, &lock).await;
+    assert_nothing_left(&client, &lock).await;
 }
 
 /// Redisson: testSubscriptionsPerConnection, testSinglePubSub. No setting has to match the number
@@ -685,7 +694,7 @@ async fn many_waiters_on_five_names_leave_no_subscription<K: LockKind + OwnedKin
         })
         .collect();
     for task in tasks {
-        soon("every turn", task).await.unwrap();
+        within_limit("every turn", task).await.unwrap();
     }
     until("no subscription is left", || async {
         let channels: Vec<String> = server.ask(&["PUBSUB", "CHANNELS", "*"]);
@@ -707,11 +716,11 @@ async fn hold_of_redisson_is_respected<K: LockKind + OwnedKind>(server: Server, 
     assert_eq!((&*holder.owner, holder.holds), (theirs, 2));
     assert!(!lock.is_held_by(Owner::new()).await.unwrap());
 
-    let waiting = in_line(&lock, lock.lock()).await;
+    let waiting = spawn_waiter(&lock, lock.lock()).await;
     assert_eq!(server.ask::<Vec<String>>(&["HVALS", "orders:42"]), ["2"]);
     let _: i64 = server.ask(&["DEL", "orders:42"]);
     let _: i64 = server.ask(&["PUBLISH", "redisson_lock__channel:{orders:42}", "0"]);
-    let guard = soon("heard", waiting).await.unwrap().unwrap();
+    let guard = within_limit("heard", waiting).await.unwrap().unwrap();
 
     // This is what Java sees then.
     let held: Vec<String> = server.ask(&["HGETALL", "orders:42"]);

@@ -11,8 +11,8 @@ use redlatch_testkit::{Proxy, Server, unique};
 use tokio::sync::Barrier;
 
 use crate::common::{
-    LONG, Stand, WATCHDOG, assert_lost, dropped_everywhere, in_time, risen, soon, until,
-    without_the_answer,
+    LONG, TestStore, WATCHDOG, assert_lost, drop_after_each_poll, retry_if_late, until,
+    until_rises, with_lost_answer, within_limit,
 };
 
 const SECOND: Duration = Duration::from_secs(1);
@@ -22,8 +22,8 @@ async fn is_held(client: &Client, name: &str) -> bool {
 }
 
 /// Asserts that nothing is left: no background work, no watched hold, no held lock.
-async fn nothing_left(client: &Client, names: &[&str]) {
-    soon("settled", client.settled()).await;
+async fn assert_nothing_left(client: &Client, names: &[&str]) {
+    within_limit("settled", client.flush()).await;
     for name in names {
         assert!(!is_held(client, name).await, "{name} was left");
     }
@@ -57,8 +57,8 @@ on_every_store! {
     run_holds_all_locks,
 }
 
-async fn all_members_are_held_or_none(stand: Stand) {
-    let client = stand.client().await;
+async fn all_members_are_held_or_none(store: TestStore) {
+    let client = store.client().await;
     let names = [unique("all"), unique("all"), unique("all")];
     let multi = MultiLock::new(names.each_ref().map(|name| client.lock(name)));
     let guard = multi.lock().await.unwrap();
@@ -93,16 +93,16 @@ async fn all_members_are_held_or_none(stand: Stand) {
         assert_eq!(*order.get_or_insert_with(|| taken.clone()), taken);
         guard.unlock().await.unwrap();
     }
-    nothing_left(&client, &names.each_ref().map(String::as_str)).await;
+    assert_nothing_left(&client, &names.each_ref().map(String::as_str)).await;
 }
 
 /// Redisson: testWaitAndLeaseTimeouts. Ten attempts run at the same time, over the same locks in
 /// all orders.
-async fn one_of_ten_attempts_wins(stand: Stand) {
+async fn one_of_ten_attempts_wins(store: TestStore) {
     let (a, b, c) = (unique("ten-a"), unique("ten-b"), unique("ten-c"));
     let mut clients = Vec::new();
     for _ in 0..10 {
-        clients.push(stand.client().await);
+        clients.push(store.client().await);
     }
     for _ in 0..5 {
         let start = Arc::new(Barrier::new(clients.len()));
@@ -118,20 +118,20 @@ async fn one_of_ten_attempts_wins(stand: Stand) {
         });
         let mut won = Vec::new();
         for one in tries.collect::<Vec<_>>() {
-            won.extend(soon("answered", one).await.unwrap());
+            won.extend(within_limit("answered", one).await.unwrap());
         }
         assert_eq!(won.len(), 1);
         won.remove(0).unlock().await.unwrap();
     }
     for client in &clients {
-        nothing_left(client, &[&a, &b, &c]).await;
+        assert_nothing_left(client, &[&a, &b, &c]).await;
     }
 }
 
-async fn blocked_member_releases_the_others_before_waiting(stand: Stand) {
-    let (client, other) = (stand.client().await, stand.client().await);
+async fn blocked_member_releases_the_others_before_waiting(store: TestStore) {
+    let (client, other) = (store.client().await, store.client().await);
     // Members of two clients need two scripts, so one of them really is released here.
-    let second = stand.client().await;
+    let second = store.client().await;
     let (a, b) = (unique("give-back-a"), unique("give-back-b"));
     for multi in [
         MultiLock::new([client.lock(&a), client.lock(&b)]),
@@ -144,40 +144,40 @@ async fn blocked_member_releases_the_others_before_waiting(stand: Stand) {
         })
         .await;
         // While it waits it holds nothing: other owners can acquire the free member.
-        let free = soon("the free one", other.lock(&a).lock().into_future()).await;
+        let free = within_limit("the free one", other.lock(&a).lock().into_future()).await;
         free.unwrap().unlock().await.unwrap();
         assert!(!waiting.is_finished());
         held.unlock().await.unwrap();
-        let guard = soon("woken", waiting).await.unwrap().unwrap();
+        let guard = within_limit("woken", waiting).await.unwrap().unwrap();
         guard.unlock().await.unwrap();
         for client in [&client, &second] {
             until("no subscription is left", || async {
                 client.status().subscriptions == 0
             })
             .await;
-            nothing_left(client, &[&a, &b]).await;
+            assert_nothing_left(client, &[&a, &b]).await;
         }
     }
 }
 
-async fn waiting_ends_at_its_limit(stand: Stand) {
-    let (client, other) = (stand.client().await, stand.client().await);
+async fn waiting_ends_at_its_limit(store: TestStore) {
+    let (client, other) = (store.client().await, store.client().await);
     let (a, b) = (unique("patience-a"), unique("patience-b"));
     let held = other.lock(&b).lock().await.unwrap();
     let multi = MultiLock::new([client.lock(&a), client.lock(&b)]);
     let wait = Duration::from_millis(50);
     let begun = std::time::Instant::now();
-    let limited = in_time(|| multi.try_lock().wait(wait)).await;
+    let limited = retry_if_late(|| multi.try_lock().wait(wait)).await;
     assert!(limited.is_none());
     assert!(begun.elapsed() >= wait);
-    nothing_left(&client, &[&a]).await;
+    assert_nothing_left(&client, &[&a]).await;
     held.unlock().await.unwrap();
     let guard = multi.try_lock().wait(LONG).await.unwrap();
     assert!(guard.is_some());
 }
 
-async fn blocking_holders_are_awaited_one_after_the_other(stand: Stand) {
-    let (client, other) = (stand.client().await, stand.client().await);
+async fn blocking_holders_are_awaited_one_after_the_other(store: TestStore) {
+    let (client, other) = (store.client().await, store.client().await);
     let names = [unique("way-a"), unique("way-b"), unique("way-c")];
     let lease = 10 * LONG;
     let mut held = Vec::new();
@@ -194,13 +194,13 @@ async fn blocking_holders_are_awaited_one_after_the_other(stand: Stand) {
         assert!(!waiting.is_finished());
         guard.unlock().await.unwrap();
     }
-    let guard = soon("woken", waiting).await.unwrap().unwrap();
+    let guard = within_limit("woken", waiting).await.unwrap().unwrap();
     guard.unlock().await.unwrap();
-    nothing_left(&client, &names.each_ref().map(String::as_str)).await;
+    assert_nothing_left(&client, &names.each_ref().map(String::as_str)).await;
 }
 
-async fn members_can_have_different_kinds(stand: Stand) {
-    let (client, other) = (stand.client().await, stand.client().await);
+async fn members_can_have_different_kinds(store: TestStore) {
+    let (client, other) = (store.client().await, store.client().await);
     let [lock, fenced, spin, strict] =
         ["lock", "fenced", "spin", "strict"].map(|kind| unique(&format!("mix-{kind}")));
     let token = client.fenced_lock(&fenced);
@@ -224,7 +224,7 @@ async fn members_can_have_different_kinds(stand: Stand) {
     let waiting = tokio::spawn(apart.lock().owner(Owner::new()).into_future());
     until("it waits", || async { client.status().subscriptions > 0 }).await;
     held.unlock().await.unwrap();
-    let guard = soon("woken", waiting).await.unwrap().unwrap();
+    let guard = within_limit("woken", waiting).await.unwrap().unwrap();
     assert_eq!(guard.token(&token), Some(before + 1));
     guard.unlock().await.unwrap();
     until("no line is left", || async {
@@ -247,14 +247,14 @@ async fn members_can_have_different_kinds(stand: Stand) {
     }
     let waiting = tokio::spawn(waiting);
     held.unlock().await.unwrap();
-    let guard = soon("spun", waiting).await.unwrap().unwrap();
+    let guard = within_limit("spun", waiting).await.unwrap().unwrap();
     guard.unlock().await.unwrap();
-    nothing_left(&client, &[&lock, &fenced, &spin, &strict]).await;
+    assert_nothing_left(&client, &[&lock, &fenced, &spin, &strict]).await;
 }
 
 /// Members that are acquired one by one, because they have a queue or shared holders.
-async fn fair_and_read_write_members(stand: Stand) {
-    let (client, other) = (stand.client().await, stand.client().await);
+async fn fair_and_read_write_members(store: TestStore) {
+    let (client, other) = (store.client().await, store.client().await);
     let name = unique("kinds");
     let [a, b, c, d] = ["a", "b", "c", "d"].map(|n| format!("{name}-{n}"));
     let (fair, rw) = (client.fair_lock(&b), client.read_write_lock(&c));
@@ -277,28 +277,28 @@ async fn fair_and_read_write_members(stand: Stand) {
     let reader = theirs.1.read().lock().await.unwrap();
     held.unlock().await.unwrap();
     // It has left the fair lock's queue, and holds nothing.
-    let free = soon("the fair lock", theirs.0.lock().into_future()).await;
+    let free = within_limit("the fair lock", theirs.0.lock().into_future()).await;
     free.unwrap().unlock().await.unwrap();
     assert!(!waiting.is_finished());
     reader.unlock().await.unwrap();
-    let guard = soon("woken", waiting).await.unwrap().unwrap();
+    let guard = within_limit("woken", waiting).await.unwrap().unwrap();
     guard.unlock().await.unwrap();
     // It also leaves the queue when it times out.
     let held = theirs.0.lock().await.unwrap();
     let wait = Duration::from_millis(50);
-    let limited = in_time(|| multi.try_lock().wait(wait)).await;
+    let limited = retry_if_late(|| multi.try_lock().wait(wait)).await;
     assert!(limited.is_none());
-    soon("settled", client.settled()).await;
+    within_limit("settled", client.flush()).await;
     held.unlock().await.unwrap();
     let free = theirs.0.try_lock().await.unwrap();
     assert!(free.is_some(), "a ghost is queued");
     drop(free);
-    soon("settled", other.settled()).await;
-    nothing_left(&client, &[&a, &d]).await;
+    within_limit("settled", other.flush()).await;
+    assert_nothing_left(&client, &[&a, &d]).await;
 }
 
-async fn members_of_several_clients(stand: Stand) {
-    let (one, two) = (stand.client().await, stand.client().await);
+async fn members_of_several_clients(store: TestStore) {
+    let (one, two) = (store.client().await, store.client().await);
     let elsewhere = Client::embedded();
     let name = unique("clients");
     let [a, b, c, d] = ["a", "b", "c", "d"].map(|n| format!("{name}-{n}"));
@@ -315,15 +315,15 @@ async fn members_of_several_clients(stand: Stand) {
     assert!(multi.try_lock().await.unwrap().is_none());
     held.unlock().await.unwrap();
     for client in [&one, &two] {
-        nothing_left(client, &[&a, &b, &c]).await;
+        assert_nothing_left(client, &[&a, &b, &c]).await;
     }
-    nothing_left(&elsewhere, &[&d]).await;
+    assert_nothing_left(&elsewhere, &[&d]).await;
 }
 
-async fn owner_can_reenter(stand: Stand) {
-    let client = stand.client().await;
+async fn owner_can_reenter(store: TestStore) {
+    let client = store.client().await;
     let (a, b, c) = (unique("again-a"), unique("again-b"), unique("again-c"));
-    let (owner, other) = (Owner::new(), stand.client().await);
+    let (owner, other) = (Owner::new(), store.client().await);
     let of = |names: &[&String]| MultiLock::new(names.iter().map(|name| client.lock(name)));
     let outer = of(&[&a, &b]).lock().owner(owner).await.unwrap();
     let inner = of(&[&b, &c]).lock().owner(owner).await.unwrap();
@@ -341,22 +341,22 @@ async fn owner_can_reenter(stand: Stand) {
     inner.unlock().await.unwrap();
     let scoped = owner.scope(async { of(&[&a]).lock().await });
     assert_eq!(scoped.await.unwrap().owner(), owner);
-    nothing_left(&client, &[&a, &b, &c]).await;
+    assert_nothing_left(&client, &[&a, &b, &c]).await;
 }
 
 /// While other waiters queue for a lock that its owner holds, the owner does not wait behind them.
-async fn owner_does_not_block_itself(stand: Stand) {
-    let client = stand.client().await;
+async fn owner_does_not_block_itself(store: TestStore) {
+    let client = store.client().await;
     let (a, b) = (unique("own-a"), unique("own-b"));
     let owner = Owner::new();
     let outer = client.lock(&a).lock().owner(owner).await.unwrap();
     let next = tokio::spawn(client.lock(&a).lock().into_future());
     until("in line", || async { client.status().subscriptions == 1 }).await;
     let multi = MultiLock::new([client.lock(&a), client.lock(&b)]);
-    let inner = soon("re-entered", multi.lock().owner(owner).into_future()).await;
+    let inner = within_limit("re-entered", multi.lock().owner(owner).into_future()).await;
     inner.unwrap().unlock().await.unwrap();
     outer.unlock().await.unwrap();
-    soon("the next", next)
+    within_limit("the next", next)
         .await
         .unwrap()
         .unwrap()
@@ -368,23 +368,23 @@ async fn owner_does_not_block_itself(stand: Stand) {
     // the other waiter.
     let held = client.lock(&a).lock().await.unwrap();
     let mut single = pin!(client.lock(&a).lock().owner(owner).into_future());
-    assert!(polled(50, &mut single).await.is_none());
+    assert!(poll_up_to(50, &mut single).await.is_none());
     let mut stuck = Box::pin(client.lock(&a).lock().into_future());
-    assert!(polled(50, &mut stuck).await.is_none());
+    assert!(poll_up_to(50, &mut stuck).await.is_none());
     let mut both = pin!(multi.lock().owner(owner).into_future());
-    assert!(polled(50, &mut both).await.is_none());
+    assert!(poll_up_to(50, &mut both).await.is_none());
     held.unlock().await.unwrap();
-    let outer = soon("the single one", single).await.unwrap();
-    let inner = soon("both", both).await.unwrap();
+    let outer = within_limit("the single one", single).await.unwrap();
+    let inner = within_limit("both", both).await.unwrap();
     drop(stuck);
     assert_eq!(outer.hold_count(), 2);
     inner.unlock().await.unwrap();
     outer.unlock().await.unwrap();
-    nothing_left(&client, &[&a, &b]).await;
+    assert_nothing_left(&client, &[&a, &b]).await;
 }
 
-async fn non_reentrant_member_refuses_its_owner(stand: Stand) {
-    let client = stand.client().await;
+async fn non_reentrant_member_refuses_its_owner(store: TestStore) {
+    let client = store.client().await;
     let (a, b) = (unique("strict-a"), unique("strict-b"));
     let owner = Owner::new();
     let multi = MultiLock::new([client.lock(&a), client.lock(&b).non_reentrant()]);
@@ -393,16 +393,16 @@ async fn non_reentrant_member_refuses_its_owner(stand: Stand) {
     assert!(matches!(again, Error::AlreadyHeld { .. }), "{again}");
     assert_eq!(client.lock(&a).hold_count(owner).await.unwrap(), 1);
     guard.unlock().await.unwrap();
-    nothing_left(&client, &[&a, &b]).await;
+    assert_nothing_left(&client, &[&a, &b]).await;
 }
 
-async fn fixed_lease_is_not_renewed(stand: Stand) {
-    let settings = Client::builder().watchdog(WATCHDOG);
-    let client = stand.client_with(settings).await;
+async fn fixed_lease_is_not_renewed(store: TestStore) {
+    let settings = Client::builder().watchdog_lease(WATCHDOG);
+    let client = store.client_with(settings).await;
     let (a, b) = (unique("lease-a"), unique("lease-b"));
     let multi = MultiLock::new([client.lock(&a), client.lock(&b)]);
-    let fixed = in_time(|| multi.lock().lease(Duration::from_millis(300))).await;
-    soon("lost", fixed.lost()).await;
+    let fixed = retry_if_late(|| multi.lock().lease(Duration::from_millis(300))).await;
+    within_limit("lost", fixed.lost()).await;
     assert!(!fixed.is_valid());
     assert_eq!(fixed.valid_for(), Duration::ZERO);
     let lost = fixed.unlock().await.unwrap_err();
@@ -410,19 +410,19 @@ async fn fixed_lease_is_not_renewed(stand: Stand) {
     // Without a fixed lease, it is renewed.
     let renewed = multi.lock().await.unwrap();
     let lock = client.lock(&b);
-    risen("the lease", || async {
+    until_rises("the lease", || async {
         lock.remaining_lease().await.unwrap().unwrap()
     })
     .await;
     assert!(renewed.is_valid());
     renewed.unlock().await.unwrap();
-    nothing_left(&client, &[&a, &b]).await;
+    assert_nothing_left(&client, &[&a, &b]).await;
 }
 
 /// Members that the owner already holds are re-entered, and released again if another member is
 /// blocked: their state is then as before. In a cluster, this requires a common hash tag.
-async fn failed_attempt_extends_no_lease(stand: Stand) {
-    let (client, other) = (stand.client().await, stand.client().await);
+async fn failed_attempt_extends_no_lease(store: TestStore) {
+    let (client, other) = (store.client().await, store.client().await);
     let tag = unique("tag");
     let names = [format!("{{{tag}}}:a"), format!("{{{tag}}}:b")];
     let me = Owner::new();
@@ -455,23 +455,23 @@ async fn failed_attempt_extends_no_lease(stand: Stand) {
     guard.unlock().await.unwrap();
 }
 
-async fn one_lost_member_means_a_lost_guard(stand: Stand) {
-    let settings = Client::builder().watchdog(WATCHDOG);
-    let client = stand.client_with(settings).await;
+async fn one_lost_member_means_a_lost_guard(store: TestStore) {
+    let settings = Client::builder().watchdog_lease(WATCHDOG);
+    let client = store.client_with(settings).await;
     let (a, b) = (unique("lost-a"), unique("lost-b"));
     let multi = MultiLock::new([client.lock(&a), client.lock(&b)]);
     let guard = multi.lock().await.unwrap();
     assert!(client.lock(&b).force_unlock().await.unwrap());
-    soon("told", guard.lost()).await;
+    within_limit("told", guard.lost()).await;
     assert!(!guard.is_valid());
     let lost = guard.run(std::future::pending::<()>()).await.unwrap_err();
     assert_lost(&lost, Loss::NotHeld);
     drop(guard);
-    nothing_left(&client, &[&a, &b]).await;
+    assert_nothing_left(&client, &[&a, &b]).await;
 }
 
-async fn all_members_are_released_even_if_one_is_lost(stand: Stand) {
-    let client = stand.client().await;
+async fn all_members_are_released_even_if_one_is_lost(store: TestStore) {
+    let client = store.client().await;
     let names = [
         unique("one-lost-a"),
         unique("one-lost-b"),
@@ -488,34 +488,34 @@ async fn all_members_are_released_even_if_one_is_lost(stand: Stand) {
         for name in &names {
             assert!(!is_held(&client, name).await);
         }
-        nothing_left(&client, &[]).await;
+        assert_nothing_left(&client, &[]).await;
     }
 }
 
-async fn dropped_guard_releases_all_members(stand: Stand) {
-    let client = stand.client().await;
+async fn dropped_guard_releases_all_members(store: TestStore) {
+    let client = store.client().await;
     let (a, b) = (unique("drop-a"), unique("drop-b"));
     let multi = MultiLock::new([client.lock(&a), client.lock(&b)]);
     drop(multi.lock().await.unwrap());
-    nothing_left(&client, &[&a, &b]).await;
+    assert_nothing_left(&client, &[&a, &b]).await;
 }
 
 /// Polls up to `polls` times, each time when woken. Returns the output, or `None` if there is none
 /// yet.
-async fn polled<F: Future>(polls: usize, future: F) -> Option<F::Output> {
+async fn poll_up_to<F: Future>(polls: usize, future: F) -> Option<F::Output> {
     // Stop polling once the future sleeps.
-    let polled = crate::common::polled(polls, future);
+    let polled = crate::common::poll_up_to(polls, future);
     let done = tokio::time::timeout(Duration::from_millis(200), polled);
     done.await.ok().flatten()
 }
 
 /// Members of one client and of two, free and released meanwhile. The request is dropped after one
 /// poll, after two, and so on.
-async fn request_dropped_anywhere_leaves_nothing_behind(stand: Stand) {
+async fn request_dropped_anywhere_leaves_nothing_behind(store: TestStore) {
     let (client, second, other) = (
-        stand.client().await,
-        stand.client().await,
-        stand.client().await,
+        store.client().await,
+        store.client().await,
+        store.client().await,
     );
     let (a, b) = (unique("cancel-a"), unique("cancel-b"));
     for multi in [
@@ -523,12 +523,12 @@ async fn request_dropped_anywhere_leaves_nothing_behind(stand: Stand) {
         MultiLock::new([client.lock(&a), second.lock(&b)]),
     ] {
         for held in [None, Some(&a), Some(&b)] {
-            dropped_everywhere(async |polls| {
+            drop_after_each_poll(async |polls| {
                 let held = match held {
                     Some(name) => Some(other.lock(name).lock().await.unwrap()),
                     None => None,
                 };
-                let waiter = polled(polls, multi.lock().into_future());
+                let waiter = poll_up_to(polls, multi.lock().into_future());
                 let (guard, ()) = tokio::join!(waiter, async {
                     if let Some(held) = held {
                         held.unlock().await.unwrap();
@@ -537,20 +537,20 @@ async fn request_dropped_anywhere_leaves_nothing_behind(stand: Stand) {
                 let through = guard.is_some();
                 drop(guard);
                 // Each client settles its own members; only then everything is released.
-                soon("settled", second.settled()).await;
-                nothing_left(&client, &[&a, &b]).await;
-                nothing_left(&second, &[&a, &b]).await;
+                within_limit("settled", second.flush()).await;
+                assert_nothing_left(&client, &[&a, &b]).await;
+                assert_nothing_left(&second, &[&a, &b]).await;
                 through
             })
             .await;
             // The same in the middle of the release.
-            dropped_everywhere(async |polls| {
+            drop_after_each_poll(async |polls| {
                 let guard = multi.lock().await.unwrap();
-                let released = polled(polls, guard.unlock()).await.is_some();
+                let released = poll_up_to(polls, guard.unlock()).await.is_some();
                 // Each client settles its own members; only then everything is released.
-                soon("settled", second.settled()).await;
-                nothing_left(&client, &[&a, &b]).await;
-                nothing_left(&second, &[&a, &b]).await;
+                within_limit("settled", second.flush()).await;
+                assert_nothing_left(&client, &[&a, &b]).await;
+                assert_nothing_left(&second, &[&a, &b]).await;
                 released
             })
             .await;
@@ -559,8 +559,8 @@ async fn request_dropped_anywhere_leaves_nothing_behind(stand: Stand) {
 }
 
 /// F18 (redisson#467, #631, #4050): many clients acquire the same locks in different orders.
-async fn opposite_orders_do_not_deadlock(stand: Stand) {
-    contend(stand, 3, |clients, names, n, round| {
+async fn opposite_orders_do_not_deadlock(store: TestStore) {
+    contend(store, 3, |clients, names, n, round| {
         let mut locks = names.map(|name| clients[n % 3].lock(&name));
         locks.rotate_left((n + round) % 3);
         if n % 2 == 0 {
@@ -573,8 +573,8 @@ async fn opposite_orders_do_not_deadlock(stand: Stand) {
 
 /// The same with members of several clients, so that members are acquired and released all the
 /// time.
-async fn members_of_several_clients_in_any_order(stand: Stand) {
-    contend(stand, 3, |clients, names, n, round| {
+async fn members_of_several_clients_in_any_order(store: TestStore) {
+    contend(store, 3, |clients, names, n, round| {
         let [a, b, c] = names;
         let mut locks = [
             Member::from(clients[n % 3].lock(&a)),
@@ -588,8 +588,8 @@ async fn members_of_several_clients_in_any_order(stand: Stand) {
 }
 
 /// Single locks and multi-locks are held and waited for at the same time.
-async fn single_locks_and_multi_locks_coexist(stand: Stand) {
-    contend(stand, 2, |clients, names, n, round| {
+async fn single_locks_and_multi_locks_coexist(store: TestStore) {
+    contend(store, 2, |clients, names, n, round| {
         let [a, b, c] = names;
         let (one, two) = (&clients[n % 2], &clients[(n + round) % 2]);
         if n % 3 == 0 {
@@ -602,7 +602,7 @@ async fn single_locks_and_multi_locks_coexist(stand: Stand) {
 }
 
 async fn contend(
-    stand: Stand,
+    store: TestStore,
     clients: usize,
     multi: impl Fn(&[Client], [String; 3], usize, usize) -> MultiLock + Send + Sync + Copy + 'static,
 ) {
@@ -611,8 +611,8 @@ async fn contend(
     let mut all = Vec::new();
     for _ in 0..clients {
         // If a wake-up were missed, the test would run into its limit.
-        let settings = Client::builder().watchdog(10 * LONG);
-        all.push(stand.client_with(settings).await);
+        let settings = Client::builder().watchdog_lease(10 * LONG);
+        all.push(store.client_with(settings).await);
     }
     let names = ["a", "b", "c"].map(|n| unique(&format!("order-{n}")));
     let inside = [(); 3].map(|()| Arc::new(AtomicBool::new(false)));
@@ -638,15 +638,15 @@ async fn contend(
         })
         .collect();
     for player in players {
-        soon("all get their turns", player).await.unwrap();
+        within_limit("all get their turns", player).await.unwrap();
     }
     for client in &all {
-        nothing_left(client, &names.each_ref().map(String::as_str)).await;
+        assert_nothing_left(client, &names.each_ref().map(String::as_str)).await;
     }
 }
 
-async fn invalid_members_are_rejected(stand: Stand) {
-    let (client, other) = (stand.client().await, stand.client().await);
+async fn invalid_members_are_rejected(store: TestStore) {
+    let (client, other) = (store.client().await, store.client().await);
     let invalid = |error: Error, reason: &str| {
         assert!(matches!(error, Error::InvalidMembers { .. }), "{error}");
         assert!(error.to_string().contains(reason), "{error}");
@@ -682,15 +682,15 @@ async fn invalid_members_are_rejected(stand: Stand) {
     let guard = many.lock().await.unwrap();
     assert_eq!(client.status().holds, 1000);
     guard.unlock().await.unwrap();
-    nothing_left(&client, &[&name, &format!("{name}-7")]).await;
+    assert_nothing_left(&client, &[&name, &format!("{name}-7")]).await;
 }
 
 /// A key of another type fails immediately, and members acquired before it are released.
-async fn foreign_keys_stay_unchanged(stand: Stand) {
-    let Stand::Server(server) = &stand else {
+async fn foreign_keys_stay_unchanged(store: TestStore) {
+    let TestStore::Server(server) = &store else {
         return;
     };
-    let client = stand.client().await;
+    let client = store.client().await;
     let name = unique("kind");
     let [a, b, c] = ["a", "b", "c"].map(|n| format!("{name}-{n}"));
     let multi = MultiLock::new([client.lock(&a), client.lock(&b), client.lock(&c)]);
@@ -708,22 +708,22 @@ async fn foreign_keys_stay_unchanged(stand: Stand) {
         "{error}"
     );
     let _: i64 = server.ask(&["DEL", &b]);
-    nothing_left(&client, &[&a, &b, &c]).await;
+    assert_nothing_left(&client, &[&a, &b, &c]).await;
 }
 
-async fn run_holds_all_locks(stand: Stand) {
-    let client = stand.client().await;
+async fn run_holds_all_locks(store: TestStore) {
+    let client = store.client().await;
     let (a, b) = (unique("run-a"), unique("run-b"));
     let multi = MultiLock::new([client.lock(&a), client.lock(&b)]);
     let held = multi.run(async { is_held(&client, &a).await && is_held(&client, &b).await });
     assert!(held.await.unwrap());
-    nothing_left(&client, &[&a, &b]).await;
+    assert_nothing_left(&client, &[&a, &b]).await;
     let lost = multi.run(async {
         client.lock(&a).force_unlock().await.unwrap();
     });
     let lost = lost.await.unwrap_err();
     assert!(matches!(lost, Error::Lost { .. }), "{lost}");
-    nothing_left(&client, &[&a, &b]).await;
+    assert_nothing_left(&client, &[&a, &b]).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -763,10 +763,10 @@ async fn members_of_one_client_are_acquired_in_one_round_trip() {
     })
     .await;
     held.unlock().await.unwrap();
-    let guard = soon("woken", waiting).await.unwrap().unwrap();
+    let guard = within_limit("woken", waiting).await.unwrap().unwrap();
     assert_eq!(server.calls("eval") - before, 4, "one of them the release");
     drop(guard);
-    soon("settled", client.settled()).await;
+    within_limit("settled", client.flush()).await;
 }
 
 /// Scripts that the server has lost are loaded again.
@@ -781,7 +781,7 @@ async fn flushed_scripts_are_loaded_again() {
         guard.unlock().await.unwrap();
         let () = server.ask(&["SCRIPT", "FLUSH"]);
     }
-    nothing_left(&client, &["a", "b"]).await;
+    assert_nothing_left(&client, &["a", "b"]).await;
 }
 
 /// The answer is lost and the step is repeated: acquired once, released once.
@@ -793,15 +793,15 @@ async fn repeated_step_is_held_once() {
     let fenced = client.fenced_lock("b");
     let multi = MultiLock::new([client.lock("a")]).and(&fenced);
     multi.lock().await.unwrap().unlock().await.unwrap();
-    let guard = without_the_answer(&proxy, multi.lock().into_future())
+    let guard = with_lost_answer(&proxy, multi.lock().into_future())
         .await
         .unwrap();
     let owner = guard.owner();
     assert_eq!(client.lock("a").hold_count(owner).await.unwrap(), 1);
     assert_eq!(fenced.hold_count(owner).await.unwrap(), 1);
     assert_eq!(guard.token(&fenced), Some(2));
-    without_the_answer(&proxy, guard.unlock()).await.unwrap();
-    nothing_left(&client, &["a", "b"]).await;
+    with_lost_answer(&proxy, guard.unlock()).await.unwrap();
+    assert_nothing_left(&client, &["a", "b"]).await;
 }
 
 /// One store does not answer: the multi-lock fails, and members on other stores are released.
@@ -818,15 +818,15 @@ async fn unresponsive_store_leaves_nothing_behind() {
         let mut waiting = multi.lock().into_future();
         if dropped {
             // There is no answer yet, or the response timeout has already passed.
-            assert!(!matches!(polled(3, &mut waiting).await, Some(Ok(_))));
+            assert!(!matches!(poll_up_to(3, &mut waiting).await, Some(Ok(_))));
             drop(waiting);
         } else {
             let error = waiting.await.unwrap_err();
             assert!(matches!(error, Error::ResponseTimeout { .. }), "{error}");
         }
-        nothing_left(&here, &["a", "d"]).await;
+        assert_nothing_left(&here, &["a", "d"]).await;
         server.thaw();
-        nothing_left(&client, &["b", "c"]).await;
+        assert_nothing_left(&client, &["b", "c"]).await;
     }
 }
 
@@ -890,8 +890,8 @@ async fn renewed_for_hours_and_lost_on_time() {
     );
     assert!(!guard.is_valid());
     drop(guard);
-    one.settled().await;
-    two.settled().await;
+    one.flush().await;
+    two.flush().await;
     for client in [&one, &two] {
         tokio::time::sleep(2 * SECOND).await;
         let status = client.status();

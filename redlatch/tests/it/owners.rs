@@ -9,7 +9,7 @@ use std::time::Duration;
 use redlatch::{Client, Embedded, Error, Lock, LockKind, OwnedKind, Owner};
 use redlatch_testkit::{Proxy, Server, unique};
 
-use crate::common::{LONG, Stand, soon, until};
+use crate::common::{LONG, TestStore, until, within_limit};
 
 on_every_store! {
     tasks_of_an_owner_see_no_false_loss,
@@ -21,22 +21,22 @@ on_every_store! {
     waiting_writer_that_reads_is_refused_immediately,
 }
 
-async fn tasks_of_an_owner_see_no_false_loss(stand: Stand) {
-    let (ours, theirs) = (stand.client().await, stand.client().await);
+async fn tasks_of_an_owner_see_no_false_loss(store: TestStore) {
+    let (ours, theirs) = (store.client().await, store.client().await);
     let name = unique("storm");
-    storm(ours.lock(&name), theirs.lock(&name)).await;
+    contend(ours.lock(&name), theirs.lock(&name)).await;
 }
 
-async fn tasks_of_a_queueing_owner_see_no_false_loss(stand: Stand) {
-    let (ours, theirs) = (stand.client().await, stand.client().await);
+async fn tasks_of_a_queueing_owner_see_no_false_loss(store: TestStore) {
+    let (ours, theirs) = (store.client().await, store.client().await);
     let name = unique("storm");
-    storm(ours.fair_lock(&name), theirs.fair_lock(&name)).await;
+    contend(ours.fair_lock(&name), theirs.fair_lock(&name)).await;
 }
 
 /// Tasks of one owner and of several owners, all for one lock. The false loss occurred when two
 /// guards were released, one settled for both, and a third acquisition came between that and the
 /// other guard's settling.
-async fn storm<K: LockKind + OwnedKind>(ours: Lock<K>, theirs: Lock<K>) {
+async fn contend<K: LockKind + OwnedKind>(ours: Lock<K>, theirs: Lock<K>) {
     let me = Owner::new();
     let stop = Arc::new(AtomicBool::new(false));
     let task = |lock: &Lock<K>, owner: Option<Owner>| {
@@ -58,12 +58,14 @@ async fn storm<K: LockKind + OwnedKind>(ours: Lock<K>, theirs: Lock<K>) {
     let mut tasks: Vec<_> = (0..6).map(|_| task(&ours, Some(me))).collect();
     tasks.extend((0..3).map(|_| task(&theirs, None)));
     for task in tasks {
-        soon("all have had their turns", task).await.unwrap();
+        within_limit("all have had their turns", task)
+            .await
+            .unwrap();
     }
 }
 
-async fn token_of_dropped_guard_is_not_reused(stand: Stand) {
-    let lock = stand.client().await.fenced_lock(&unique("token"));
+async fn token_of_dropped_guard_is_not_reused(store: TestStore) {
+    let lock = store.client().await.fenced_lock(&unique("token"));
     let (me, mut last) = (Owner::new(), 0);
     for _ in 0..50 {
         let guard = lock.lock().owner(me).await.unwrap();
@@ -74,8 +76,8 @@ async fn token_of_dropped_guard_is_not_reused(stand: Stand) {
     }
 }
 
-async fn token_of_dropped_inner_guard_is_not_reused(stand: Stand) {
-    let lock = stand.client().await.fenced_lock(&unique("token"));
+async fn token_of_dropped_inner_guard_is_not_reused(store: TestStore) {
+    let lock = store.client().await.fenced_lock(&unique("token"));
     let outer = lock.lock().await.unwrap();
     let mut last = outer.token();
     for _ in 0..50 {
@@ -86,22 +88,22 @@ async fn token_of_dropped_inner_guard_is_not_reused(stand: Stand) {
     }
 }
 
-async fn owner_can_write_right_after_dropping_read_guard(stand: Stand) {
-    let lock = stand.client().await.read_write_lock(&unique("sides"));
+async fn owner_can_write_right_after_dropping_read_guard(store: TestStore) {
+    let lock = store.client().await.read_write_lock(&unique("sides"));
     let me = Owner::new();
     for _ in 0..50 {
         drop(lock.read().lock().owner(me).await.unwrap());
-        let writer = soon("written", lock.write().lock().owner(me).into_future()).await;
+        let writer = within_limit("written", lock.write().lock().owner(me).into_future()).await;
         writer.unwrap().unlock().await.unwrap();
     }
 }
 
-async fn lease_of_dropped_guard_does_not_outlive_the_next(stand: Stand) {
-    let client = stand.client().await;
+async fn lease_of_dropped_guard_does_not_outlive_the_next(store: TestStore) {
+    let client = store.client().await;
     let (lock, me) = (client.lock(&unique("lease")), Owner::new());
     drop(lock.lock().owner(me).lease(60 * LONG).await.unwrap());
     let guard = lock.lock().owner(me).lease(LONG).await.unwrap();
-    client.settled().await;
+    client.flush().await;
     let left = lock.remaining_lease().await.unwrap().unwrap();
     assert!(
         left <= LONG,
@@ -110,15 +112,15 @@ async fn lease_of_dropped_guard_does_not_outlive_the_next(stand: Stand) {
     guard.unlock().await.unwrap();
 }
 
-async fn waiting_writer_that_reads_is_refused_immediately(stand: Stand) {
-    let (one, two) = (stand.client().await, stand.client().await);
+async fn waiting_writer_that_reads_is_refused_immediately(store: TestStore) {
+    let (one, two) = (store.client().await, store.client().await);
     let name = unique("sides");
     let other = two.read_write_lock(&name).read().lock().await.unwrap();
     let (lock, me) = (one.read_write_lock(&name), Owner::new());
     let writing = tokio::spawn(lock.write().lock().owner(me).into_future());
     until("it waits", || async { one.status().subscriptions == 1 }).await;
     let reader = lock.read().lock().owner(me).await.unwrap();
-    let told = soon("told", writing).await.unwrap();
+    let told = within_limit("told", writing).await.unwrap();
     assert!(
         matches!(told, Err(Error::WriteWhileReading { .. })),
         "{told:?}"
@@ -146,10 +148,12 @@ async fn waiting_reader_that_writes_is_served_immediately() {
     everybody_waits().await;
     held.unlock().await.unwrap();
     let writer = writing.await.unwrap().unwrap();
-    let reader = soon("does not wait for itself", reading).await.unwrap();
+    let reader = within_limit("does not wait for itself", reading)
+        .await
+        .unwrap();
     reader.unwrap().unlock().await.unwrap();
     writer.unlock().await.unwrap();
-    drop(soon("read", first).await.unwrap().unwrap());
+    drop(within_limit("read", first).await.unwrap().unwrap());
 }
 
 /// An owner of a fair lock that lost it by force retries immediately, and does not sleep as long
@@ -174,7 +178,7 @@ async fn owner_reacquires_fair_lock_right_after_force_unlock() {
     assert!(two.fair_lock("a").force_unlock().await.unwrap());
     guard.lost().await;
     drop(guard);
-    one.settled().await;
+    one.flush().await;
     let begun = tokio::time::Instant::now();
     let again = lock.lock().owner(me).await.unwrap();
     assert!(begun.elapsed() < Duration::from_secs(1), "it was free");
@@ -193,15 +197,15 @@ async fn force_unlock_is_not_repeated_against_next_holder() {
     let first = lock.lock().await.unwrap();
     // Loads the script on the server.
     assert!(!forcer.lock("b").force_unlock().await.unwrap());
-    proxy.swallow_replies(true);
+    proxy.discard_replies(true);
     let forced = forcer.lock("a");
     let force = tokio::spawn(async move { forced.force_unlock().await });
     until("unlocked", || async { !lock.is_locked().await.unwrap() }).await;
     let next = lock.lock().await.unwrap();
-    proxy.wait_until_swallowed();
-    proxy.swallow_replies(false);
+    proxy.wait_until_discarded();
+    proxy.discard_replies(false);
     proxy.cut();
-    let said = soon("said", force).await.unwrap();
+    let said = within_limit("said", force).await.unwrap();
     assert!(
         matches!(said, Err(Error::OutcomeUnknown { .. })),
         "{said:?}"

@@ -10,18 +10,19 @@ use redlatch::{Backoff, Client, ClientBuilder, Embedded, Error, Loss, Member, Ow
 use redlatch_testkit::Server;
 
 use crate::common::{
-    LONG, WATCHDOG, assert_lost, dropped_everywhere, in_time, polled, soon, until,
+    LONG, WATCHDOG, assert_lost, drop_after_each_poll, poll_up_to, retry_if_late, until,
+    within_limit,
 };
 
 const SECOND: Duration = Duration::from_secs(1);
 
 /// Independent stores.
-enum Stands {
+enum TestStores {
     Embedded(Vec<Embedded>),
     Servers(Vec<Server>),
 }
 
-impl Stands {
+impl TestStores {
     async fn clients(&self) -> Vec<Client> {
         self.clients_with(Client::builder()).await
     }
@@ -30,12 +31,12 @@ impl Stands {
     async fn clients_with(&self, settings: ClientBuilder) -> Vec<Client> {
         let mut clients = Vec::new();
         match self {
-            Stands::Embedded(stores) => {
+            TestStores::Embedded(stores) => {
                 for store in stores {
                     clients.push(settings.clone().connect_embedded(store).unwrap());
                 }
             }
-            Stands::Servers(servers) => {
+            TestStores::Servers(servers) => {
                 for server in servers {
                     clients.push(settings.clone().connect(&server.url()).await.unwrap());
                 }
@@ -45,12 +46,12 @@ impl Stands {
     }
 }
 
-fn embedded(n: usize) -> Stands {
-    Stands::Embedded((0..n).map(|_| Embedded::new()).collect())
+fn embedded(n: usize) -> TestStores {
+    TestStores::Embedded((0..n).map(|_| Embedded::new()).collect())
 }
 
-fn servers(n: usize) -> Stands {
-    Stands::Servers((0..n).map(|_| Server::start()).collect())
+fn servers(n: usize) -> TestStores {
+    TestStores::Servers((0..n).map(|_| Server::start()).collect())
 }
 
 /// Creates a RedLock over these clients, with timeouts long enough for a busy machine.
@@ -66,9 +67,9 @@ async fn holders(clients: &[Client], name: &str) -> usize {
     held
 }
 
-async fn nothing_left(clients: &[Client], name: &str) {
+async fn assert_nothing_left(clients: &[Client], name: &str) {
     for client in clients {
-        soon("settled", client.settled()).await;
+        within_limit("settled", client.flush()).await;
         let status = client.status();
         assert_eq!((status.holds, status.background), (0, 0), "{status:?}");
     }
@@ -107,8 +108,8 @@ on_independent_stores! {
     one_holder_at_a_time_over_five(5),
 }
 
-async fn majority_grants_the_lock(stands: Stands) {
-    let (clients, others) = (stands.clients().await, stands.clients().await);
+async fn majority_grants_the_lock(stores: TestStores) {
+    let (clients, others) = (stores.clients().await, stores.clients().await);
     let (lock, other) = (red_lock(&clients, "a"), red_lock(&others, "a"));
     let guard = lock.lock().await.unwrap();
     assert!(guard.is_valid());
@@ -131,12 +132,12 @@ async fn majority_grants_the_lock(stands: Stands) {
     assert!(lock.is_held_by(guard.owner()).await.unwrap());
     drop(guard);
     one.unlock().await.unwrap();
-    nothing_left(&clients, "a").await;
-    nothing_left(&others, "a").await;
+    assert_nothing_left(&clients, "a").await;
+    assert_nothing_left(&others, "a").await;
 }
 
-async fn failed_quorum_releases_all_members(stands: Stands) {
-    let (clients, others) = (stands.clients().await, stands.clients().await);
+async fn failed_quorum_releases_all_members(stores: TestStores) {
+    let (clients, others) = (stores.clients().await, stores.clients().await);
     let lock = red_lock(&clients, "a");
     let mut held = Vec::new();
     for client in &others[1..4] {
@@ -153,17 +154,17 @@ async fn failed_quorum_releases_all_members(stands: Stands) {
     for guard in held {
         guard.unlock().await.unwrap();
     }
-    nothing_left(&clients, "a").await;
+    assert_nothing_left(&clients, "a").await;
 }
 
-async fn waiting_ends_at_its_limit_or_with_the_lock(stands: Stands) {
-    let (clients, others) = (stands.clients().await, stands.clients().await);
+async fn waiting_ends_at_its_limit_or_with_the_lock(stores: TestStores) {
+    let (clients, others) = (stores.clients().await, stores.clients().await);
     let (lock, other) = (red_lock(&clients, "a"), red_lock(&others, "a"));
     let held = other.lock().await.unwrap();
     let wait = Duration::from_millis(60);
     for owner in [None, Some(Owner::new())] {
         let begun = std::time::Instant::now();
-        let limited = in_time(|| {
+        let limited = retry_if_late(|| {
             let request = lock.try_lock().wait(wait);
             match owner {
                 Some(owner) => request.owner(owner),
@@ -185,7 +186,7 @@ async fn waiting_ends_at_its_limit_or_with_the_lock(stands: Stands) {
         .collect();
     held.unlock().await.unwrap();
     for one in waiting {
-        soon("served", one).await.unwrap();
+        within_limit("served", one).await.unwrap();
     }
     for client in &clients {
         until("no line is left", || async {
@@ -193,15 +194,15 @@ async fn waiting_ends_at_its_limit_or_with_the_lock(stands: Stands) {
         })
         .await;
     }
-    nothing_left(&clients, "a").await;
+    assert_nothing_left(&clients, "a").await;
 }
 
-async fn owner_can_reenter(stands: Stands) {
-    let clients = stands.clients().await;
+async fn owner_can_reenter(stores: TestStores) {
+    let clients = stores.clients().await;
     let lock = red_lock(&clients, "a");
     let owner = Owner::new();
     let outer = lock.lock().owner(owner).await.unwrap();
-    let inner = soon("again", lock.lock().owner(owner).into_future())
+    let inner = within_limit("again", lock.lock().owner(owner).into_future())
         .await
         .unwrap();
     assert_eq!(clients[0].lock("a").hold_count(owner).await.unwrap(), 2);
@@ -209,12 +210,12 @@ async fn owner_can_reenter(stands: Stands) {
     assert!(inner.is_valid());
     assert_eq!(holders(&clients, "a").await, 3);
     inner.unlock().await.unwrap();
-    nothing_left(&clients, "a").await;
+    assert_nothing_left(&clients, "a").await;
 }
 
-async fn lost_minority_does_no_harm(stands: Stands) {
-    let clients = stands
-        .clients_with(Client::builder().watchdog(WATCHDOG))
+async fn lost_minority_does_no_harm(stores: TestStores) {
+    let clients = stores
+        .clients_with(Client::builder().watchdog_lease(WATCHDOG))
         .await;
     let lock = red_lock(&clients, "a");
     let guard = lock.lock().await.unwrap();
@@ -225,9 +226,9 @@ async fn lost_minority_does_no_harm(stands: Stands) {
     })
     .await;
     assert!(guard.is_valid());
-    assert!(polled(1, &mut lost).await.is_none());
+    assert!(poll_up_to(1, &mut lost).await.is_none());
     assert!(clients[2].lock("a").force_unlock().await.unwrap());
-    soon("told", lost).await;
+    within_limit("told", lost).await;
     assert!(!guard.is_valid());
     let error = guard.run(std::future::pending::<()>()).await.unwrap_err();
     assert_lost(&error, Loss::NotHeld);
@@ -243,13 +244,13 @@ async fn lost_minority_does_no_harm(stands: Stands) {
     clients[1].lock("a").force_unlock().await.unwrap();
     let error = guard.unlock().await.unwrap_err();
     assert!(matches!(error, Error::Lost { .. }), "{error}");
-    nothing_left(&clients, "a").await;
+    assert_nothing_left(&clients, "a").await;
 }
 
 /// Another owner holds the third member: together with the member that the guard lost, others could
 /// have acquired a majority.
-async fn lost_majority_is_reported_at_release(stands: Stands) {
-    let (clients, others) = (stands.clients().await, stands.clients().await);
+async fn lost_majority_is_reported_at_release(stores: TestStores) {
+    let (clients, others) = (stores.clients().await, stores.clients().await);
     let theirs = others[2].lock("a").lock().await.unwrap();
     let guard = red_lock(&clients, "a").lock().await.unwrap();
     assert_eq!(guard.held(), 2);
@@ -257,19 +258,19 @@ async fn lost_majority_is_reported_at_release(stands: Stands) {
     let lost = guard.unlock().await.unwrap_err();
     assert!(matches!(lost, Error::Lost { .. }), "{lost}");
     theirs.unlock().await.unwrap();
-    nothing_left(&clients, "a").await;
+    assert_nothing_left(&clients, "a").await;
 }
 
-async fn request_dropped_anywhere_leaves_nothing_behind(stands: Stands) {
-    let (clients, others) = (stands.clients().await, stands.clients().await);
+async fn request_dropped_anywhere_leaves_nothing_behind(stores: TestStores) {
+    let (clients, others) = (stores.clients().await, stores.clients().await);
     let (lock, other) = (red_lock(&clients, "a"), red_lock(&others, "a"));
     for contended in [false, true] {
-        dropped_everywhere(async |polls| {
+        drop_after_each_poll(async |polls| {
             let held = match contended {
                 true => Some(other.lock().await.unwrap()),
                 false => None,
             };
-            let taking = polled(polls, lock.lock().into_future());
+            let taking = poll_up_to(polls, lock.lock().into_future());
             let (guard, ()) = tokio::join!(taking, async {
                 if let Some(held) = held {
                     held.unlock().await.unwrap();
@@ -277,22 +278,22 @@ async fn request_dropped_anywhere_leaves_nothing_behind(stands: Stands) {
             });
             let through = guard.is_some();
             drop(guard);
-            nothing_left(&clients, "a").await;
+            assert_nothing_left(&clients, "a").await;
             through
         })
         .await;
-        dropped_everywhere(async |polls| {
+        drop_after_each_poll(async |polls| {
             let guard = lock.lock().await.unwrap();
-            let released = polled(polls, guard.unlock()).await.is_some();
-            nothing_left(&clients, "a").await;
+            let released = poll_up_to(polls, guard.unlock()).await.is_some();
+            assert_nothing_left(&clients, "a").await;
             released
         })
         .await;
     }
 }
 
-async fn invalid_input_is_rejected(stands: Stands) {
-    let (clients, others) = (stands.clients().await, stands.clients().await);
+async fn invalid_input_is_rejected(stores: TestStores) {
+    let (clients, others) = (stores.clients().await, stores.clients().await);
     let lock = red_lock(&clients, "a");
     let none = RedLock::new(Vec::<Member>::new());
     let error = none.try_lock().await.unwrap_err();
@@ -345,14 +346,14 @@ async fn invalid_input_is_rejected(stands: Stands) {
     );
     let strict = strict.timeout(5 * SECOND);
     let guard = strict.lock().owner(owner).await.unwrap();
-    let error = soon("refused", strict.lock().owner(owner).into_future())
+    let error = within_limit("refused", strict.lock().owner(owner).into_future())
         .await
         .unwrap_err();
     assert!(matches!(error, Error::AlreadyHeld { .. }), "{error}");
     guard.unlock().await.unwrap();
     // Foreign data under the key: in a minority it counts as a refusal, in a majority it is an
     // error.
-    if let Stands::Servers(servers) = &stands {
+    if let TestStores::Servers(servers) = &stores {
         let () = servers[0].ask(&["SET", "a", "5"]);
         let guard = lock.lock().await.unwrap();
         assert_eq!(guard.held(), 2);
@@ -363,11 +364,11 @@ async fn invalid_input_is_rejected(stands: Stands) {
         let _: i64 = servers[0].ask(&["DEL", "a"]);
         let _: i64 = servers[2].ask(&["DEL", "a"]);
     }
-    nothing_left(&clients, "a").await;
+    assert_nothing_left(&clients, "a").await;
 }
 
-async fn run_holds_the_lock(stands: Stands) {
-    let clients = stands.clients().await;
+async fn run_holds_the_lock(stores: TestStores) {
+    let clients = stores.clients().await;
     let lock = red_lock(&clients, "a");
     let held = lock.run(holders(&clients, "a")).await.unwrap();
     assert_eq!(held, 3);
@@ -378,20 +379,20 @@ async fn run_holds_the_lock(stands: Stands) {
     });
     let lost = lost.await.unwrap_err();
     assert!(matches!(lost, Error::Lost { .. }), "{lost}");
-    nothing_left(&clients, "a").await;
+    assert_nothing_left(&clients, "a").await;
 }
 
-async fn one_holder_at_a_time(stands: Stands) {
-    contend(stands, None).await;
+async fn one_holder_at_a_time(stores: TestStores) {
+    contend(stores, None).await;
 }
 
-async fn one_holder_at_a_time_over_five(stands: Stands) {
-    contend(stands, None).await;
+async fn one_holder_at_a_time_over_five(stores: TestStores) {
+    contend(stores, None).await;
 }
 
 /// F19 (redisson#624, #2172): many owners acquire it with a lease that is shorter than their wait,
 /// and some without waiting. Two of them never find it valid at the same time.
-async fn contend(stands: Stands, frozen: Option<Arc<AtomicUsize>>) {
+async fn contend(stores: TestStores, frozen: Option<Arc<AtomicUsize>>) {
     const PROCESSES: usize = 3;
     const TASKS: usize = 2;
     const ROUNDS: usize = 8;
@@ -399,7 +400,7 @@ async fn contend(stands: Stands, frozen: Option<Arc<AtomicUsize>>) {
     let mut all = Vec::new();
     let mut tasks = Vec::new();
     for process in 0..PROCESSES {
-        let clients = stands.clients().await;
+        let clients = stores.clients().await;
         for task in 0..TASKS {
             let timeout = match frozen {
                 Some(_) => SECOND / 10,
@@ -439,7 +440,7 @@ async fn contend(stands: Stands, frozen: Option<Arc<AtomicUsize>>) {
         }
         all.push(clients);
     }
-    if let (Some(had), Stands::Servers(servers)) = (&frozen, &stands) {
+    if let (Some(had), TestStores::Servers(servers)) = (&frozen, &stores) {
         // The servers hang one after the other, and recover: always a minority.
         for (n, server) in servers.iter().enumerate() {
             let so_far = had.load(Ordering::SeqCst);
@@ -454,7 +455,7 @@ async fn contend(stands: Stands, frozen: Option<Arc<AtomicUsize>>) {
             // minority would be affected.
             for clients in &all {
                 let member = clients[n].lock("awake");
-                soon("awake", async {
+                within_limit("awake", async {
                     while member.is_locked().await.is_err() {}
                 })
                 .await;
@@ -462,10 +463,10 @@ async fn contend(stands: Stands, frozen: Option<Arc<AtomicUsize>>) {
         }
     }
     for task in tasks {
-        soon("all get their turns", task).await.unwrap();
+        within_limit("all get their turns", task).await.unwrap();
     }
     for clients in &all {
-        nothing_left(clients, "a").await;
+        assert_nothing_left(clients, "a").await;
     }
 }
 
@@ -491,27 +492,27 @@ async fn minority_may_hang_or_be_down() {
     all[1].freeze();
     all[3].kill();
     assert!(guard.is_valid());
-    soon("not held up", guard.unlock()).await.unwrap();
+    within_limit("not held up", guard.unlock()).await.unwrap();
     for _ in 0..3 {
-        let guard = soon("without them", lock.lock().into_future())
+        let guard = within_limit("without them", lock.lock().into_future())
             .await
             .unwrap();
         assert_eq!(guard.held(), 3);
         assert!(guard.is_valid());
-        soon("not held up", guard.unlock()).await.unwrap();
+        within_limit("not held up", guard.unlock()).await.unwrap();
     }
     // Of a bare quorum one server hangs, and a server that had refused works again. Other owners
     // could acquire the lock, so it counts as released.
-    let guard = soon("without them", lock.lock().into_future())
+    let guard = within_limit("without them", lock.lock().into_future())
         .await
         .unwrap();
     assert_eq!(guard.held(), 3);
     all[1].thaw();
     all[0].freeze();
-    soon("not held up", guard.unlock()).await.unwrap();
+    within_limit("not held up", guard.unlock()).await.unwrap();
     all[0].thaw();
     all[3].restart();
-    soon("all of them again", async {
+    within_limit("all of them again", async {
         loop {
             match lock.lock().await {
                 Ok(guard) if guard.held() == 5 => break guard.unlock().await.unwrap(),
@@ -520,7 +521,7 @@ async fn minority_may_hang_or_be_down() {
         }
     })
     .await;
-    nothing_left(&clients, "a").await;
+    assert_nothing_left(&clients, "a").await;
 }
 
 /// A majority hangs: the acquisition fails with a descriptive error, and nothing remains once they
@@ -536,21 +537,21 @@ async fn without_a_majority_there_is_no_lock() {
     lock.lock().await.unwrap().unlock().await.unwrap();
     all[0].freeze();
     all[2].freeze();
-    let error = soon("refused", lock.try_lock().into_future())
+    let error = within_limit("refused", lock.try_lock().into_future())
         .await
         .unwrap_err();
     assert!(matches!(error, Error::Unavailable { .. }), "{error}");
     assert!(!clients[1].lock("a").is_locked().await.unwrap());
     let waiting = lock.try_lock().wait(SECOND / 2).into_future();
-    let error = soon("refused", waiting).await.unwrap_err();
+    let error = within_limit("refused", waiting).await.unwrap_err();
     assert!(matches!(error, Error::Unavailable { .. }), "{error}");
     // A waiter without a limit acquires it once they recover.
     let waiting = tokio::spawn(lock.lock().into_future());
     all[0].thaw();
     all[2].thaw();
-    let guard = soon("at last", waiting).await.unwrap().unwrap();
+    let guard = within_limit("at last", waiting).await.unwrap().unwrap();
     guard.unlock().await.unwrap();
-    nothing_left(&clients, "a").await;
+    assert_nothing_left(&clients, "a").await;
 }
 
 /// F19: all servers grant it, but so late that nothing of the lease remains: it is not acquired.
@@ -576,9 +577,9 @@ async fn late_quorum_does_not_acquire() {
     until("the lease is over", || async { asked.elapsed() > lease }).await;
     all[0].thaw();
     all[1].thaw();
-    let won = soon("answered", trying).await.unwrap();
+    let won = within_limit("answered", trying).await.unwrap();
     assert!(matches!(won, Ok(None)), "{won:?}");
-    nothing_left(&clients, "a").await;
+    assert_nothing_left(&clients, "a").await;
 }
 
 /// A server that lost its data grants the lock to another owner; the majority keeps it.
@@ -600,13 +601,13 @@ async fn server_that_lost_its_data_does_not_break_the_lock() {
     assert!(other.try_lock().await.unwrap().is_none());
     assert!(guard.is_valid());
     guard.unlock().await.unwrap();
-    nothing_left(&clients, "a").await;
+    assert_nothing_left(&clients, "a").await;
 }
 
 #[tokio::test(start_paused = true)]
 async fn clock_allowance_is_subtracted() {
-    let stands = embedded(5);
-    let clients = stands.clients().await;
+    let stores = embedded(5);
+    let clients = stores.clients().await;
     let lock = RedLock::new(clients.iter().map(|client| client.lock("a")));
     let guard = lock.lock().lease(10 * SECOND).await.unwrap();
     // 1 % and 2 ms.
@@ -625,7 +626,7 @@ async fn clock_allowance_is_subtracted() {
     assert!(!guard.is_valid());
     let error = guard.unlock().await.unwrap_err();
     assert_lost(&error, Loss::LeaseEnded);
-    nothing_left(&clients, "a").await;
+    assert_nothing_left(&clients, "a").await;
 }
 
 /// After a re-entry the owner holds the lock for the longer lease. Both guards then subtract the
@@ -647,8 +648,8 @@ async fn longest_lease_determines_clock_allowance() {
 /// A waiter for a majority does not block requests for a single member, or for another majority.
 #[tokio::test]
 async fn waiter_does_not_block_requests_for_its_members() {
-    let stands = embedded(5);
-    let (clients, others) = (stands.clients().await, stands.clients().await);
+    let stores = embedded(5);
+    let (clients, others) = (stores.clients().await, stores.clients().await);
     let _taken = [
         others[1].lock("a").lock().await.unwrap(),
         others[2].lock("a").lock().await.unwrap(),
@@ -656,7 +657,7 @@ async fn waiter_does_not_block_requests_for_its_members() {
     let first = others[0].lock("a").lock().await.unwrap();
     let mut waiting = red_lock(&clients[..3], "a").lock().into_future();
     // Embedded stores answer immediately: after this, the request is queued.
-    assert!(crate::common::polled(2, &mut waiting).await.is_none());
+    assert!(crate::common::poll_up_to(2, &mut waiting).await.is_none());
     let waiting = tokio::spawn(waiting);
     let member = tokio::spawn(clients[0].lock("a").lock().into_future());
     until("it waits too", || async {
@@ -664,7 +665,10 @@ async fn waiter_does_not_block_requests_for_its_members() {
     })
     .await;
     first.unlock().await.unwrap();
-    let member = soon("the member is free", member).await.unwrap().unwrap();
+    let member = within_limit("the member is free", member)
+        .await
+        .unwrap()
+        .unwrap();
     member.unlock().await.unwrap();
     let of_others = [
         clients[0].lock("a"),
@@ -672,7 +676,7 @@ async fn waiter_does_not_block_requests_for_its_members() {
         clients[4].lock("a"),
     ];
     let of_others = RedLock::new(of_others).timeout(5 * SECOND).lock();
-    let guard = soon("they are free", of_others.into_future())
+    let guard = within_limit("they are free", of_others.into_future())
         .await
         .unwrap();
     assert_eq!(guard.held(), 3);
@@ -684,7 +688,7 @@ async fn waiter_does_not_block_requests_for_its_members() {
 async fn majority_of_leases_determines_validity() {
     let mut clients = Vec::new();
     for seconds in [10, 20, 40] {
-        let settings = Client::builder().watchdog(seconds * SECOND);
+        let settings = Client::builder().watchdog_lease(seconds * SECOND);
         clients.push(settings.connect_embedded(&Embedded::new()).unwrap());
     }
     let lock = RedLock::new(clients.iter().map(|client| client.lock("a")));
@@ -692,13 +696,13 @@ async fn majority_of_leases_determines_validity() {
     assert_eq!(guard.valid_for(), 20 * SECOND - Duration::from_millis(202));
     assert_eq!(guard.held(), 3);
     drop(guard);
-    nothing_left(&clients, "a").await;
+    assert_nothing_left(&clients, "a").await;
 }
 
 #[tokio::test(start_paused = true)]
 async fn renewed_for_hours_and_released_for_good() {
-    let stands = embedded(3);
-    let (clients, others) = (stands.clients().await, stands.clients().await);
+    let stores = embedded(3);
+    let (clients, others) = (stores.clients().await, stores.clients().await);
     let lock = RedLock::new(clients.iter().map(|client| client.lock("a")));
     let other = RedLock::new(others.iter().map(|client| client.lock("a")));
     let guard = lock.lock().await.unwrap();
@@ -726,8 +730,8 @@ async fn renewed_for_hours_and_released_for_good() {
 /// A waiter acquires the lock of a dead holder when its lease ends.
 #[tokio::test(start_paused = true)]
 async fn dead_holder_costs_its_lease() {
-    let stands = embedded(3);
-    let (clients, others) = (stands.clients().await, stands.clients().await);
+    let stores = embedded(3);
+    let (clients, others) = (stores.clients().await, stores.clients().await);
     let lock = RedLock::new(clients.iter().map(|client| client.lock("a")));
     let other = RedLock::new(others.iter().map(|client| client.lock("a")))
         .backoff(Backoff::constant(SECOND / 10));
@@ -758,8 +762,8 @@ fn everything_is_send() {
 /// A waiter for a majority does not block waiters for one of the members, or for other locks.
 #[tokio::test(start_paused = true)]
 async fn only_identical_requests_share_a_queue() {
-    let stands = embedded(5);
-    let (clients, others) = (stands.clients().await, stands.clients().await);
+    let stores = embedded(5);
+    let (clients, others) = (stores.clients().await, stores.clients().await);
     let mut held = Vec::new();
     for other in &others[..3] {
         held.push(other.lock("a").lock().await.unwrap());
@@ -770,13 +774,13 @@ async fn only_identical_requests_share_a_queue() {
 
     let free = [&clients[0], &clients[3], &clients[4]];
     let free = RedLock::new(free.map(|client| client.lock("a")));
-    let free = soon("a majority is free", free.lock().into_future()).await;
+    let free = within_limit("a majority is free", free.lock().into_future()).await;
     free.unwrap().unlock().await.unwrap();
 
     let single = tokio::spawn(clients[0].lock("a").lock().into_future());
     tokio::time::sleep(Duration::from_secs(1)).await;
     held.remove(0).unlock().await.unwrap();
-    drop(soon("it is called", single).await.unwrap().unwrap());
+    drop(within_limit("it is called", single).await.unwrap().unwrap());
     assert!(!blocked.is_finished());
     blocked.abort();
 }

@@ -13,7 +13,8 @@ use redlatch::{Client, Embedded, Error, Guard, Loss, Owner, RedLock};
 use redlatch_testkit::{Proxy, Server, shared, unique};
 
 use crate::common::{
-    LONG, SHORT, Stand, WATCHDOG, assert_lost, client, in_time, risen, soon, until,
+    LONG, SHORT, TestStore, WATCHDOG, assert_lost, client, retry_if_late, until, until_rises,
+    within_limit,
 };
 
 on_every_store! {
@@ -25,8 +26,8 @@ on_every_store! {
     loss_during_reentry_is_removed_from_hold_count,
 }
 
-async fn reentering_does_not_revive_a_lost_hold(stand: Stand) {
-    let (client, other) = (stand.client().await, stand.client().await);
+async fn reentering_does_not_revive_a_lost_hold(store: TestStore) {
+    let (client, other) = (store.client().await, store.client().await);
     let name = unique("revive");
     let outer = client.lock(&name).lock().await.unwrap();
     assert!(other.lock(&name).force_unlock().await.unwrap());
@@ -38,8 +39,8 @@ async fn reentering_does_not_revive_a_lost_hold(stand: Stand) {
     assert!(!client.lock(&name).is_locked().await.unwrap());
 }
 
-async fn dropped_inner_guard_does_not_make_unlock_report_loss(stand: Stand) {
-    let client = stand.client().await;
+async fn dropped_inner_guard_does_not_make_unlock_report_loss(store: TestStore) {
+    let client = store.client().await;
     let lock = client.lock(&unique("inner"));
     for _ in 0..300 {
         let outer = lock.lock().await.unwrap();
@@ -50,13 +51,13 @@ async fn dropped_inner_guard_does_not_make_unlock_report_loss(stand: Stand) {
         drop(one);
         drop(two);
         outer.unlock().await.unwrap();
-        client.settled().await;
+        client.flush().await;
         assert!(!lock.is_locked().await.unwrap());
     }
 }
 
-async fn canceled_reentry_does_not_make_unlock_report_loss(stand: Stand) {
-    let client = stand.client().await;
+async fn canceled_reentry_does_not_make_unlock_report_loss(store: TestStore) {
+    let client = store.client().await;
     let lock = client.lock(&unique("cancelled"));
     for _ in 0..300 {
         let outer = lock.lock().await.unwrap();
@@ -68,17 +69,17 @@ async fn canceled_reentry_does_not_make_unlock_report_loss(stand: Stand) {
         .await;
         drop(again);
         outer.unlock().await.unwrap();
-        client.settled().await;
+        client.flush().await;
         assert!(!lock.is_locked().await.unwrap());
     }
 }
 
-async fn concurrent_acquisitions_of_one_owner_do_not_wait_for_each_other(stand: Stand) {
+async fn concurrent_acquisitions_of_one_owner_do_not_wait_for_each_other(store: TestStore) {
     let (client, other) = (
-        stand
-            .client_with(Client::builder().watchdog(10 * LONG))
+        store
+            .client_with(Client::builder().watchdog_lease(10 * LONG))
             .await,
-        stand.client().await,
+        store.client().await,
     );
     let name = unique("siblings");
     let held = other.lock(&name).lock().await.unwrap();
@@ -89,7 +90,8 @@ async fn concurrent_acquisitions_of_one_owner_do_not_wait_for_each_other(stand: 
         until("they wait", || async { client.status().subscriptions == 1 }).await;
         held.unlock().await.unwrap();
     };
-    let ((one, two), ()) = soon("both have it", async { tokio::join!(both, release) }).await;
+    let ((one, two), ()) =
+        within_limit("both have it", async { tokio::join!(both, release) }).await;
     let (one, two) = (one.unwrap(), two.unwrap());
     assert_eq!(lock.hold_count(me).await.unwrap(), 2);
     one.unlock().await.unwrap();
@@ -97,8 +99,8 @@ async fn concurrent_acquisitions_of_one_owner_do_not_wait_for_each_other(stand: 
     assert!(!lock.is_locked().await.unwrap());
 }
 
-async fn queued_owner_starts_over_when_its_other_hold_was_lost(stand: Stand) {
-    let (client, other) = (stand.client().await, stand.client().await);
+async fn queued_owner_starts_over_when_its_other_hold_was_lost(store: TestStore) {
+    let (client, other) = (store.client().await, store.client().await);
     let (name, me) = (unique("sibling-lost"), Owner::new());
     let lock = client.lock(&name);
     let held = other.lock(&name).lock().await.unwrap();
@@ -108,19 +110,22 @@ async fn queued_owner_starts_over_when_its_other_hold_was_lost(stand: Stand) {
     let second = lock.lock().owner(me).lease(SHORT).into_future();
     let second = tokio::spawn(second);
     held.unlock().await.unwrap();
-    let brief = soon("won", brief).await.unwrap().unwrap();
-    soon("lost", brief.lost()).await;
+    let brief = within_limit("won", brief).await.unwrap().unwrap();
+    within_limit("lost", brief.lost()).await;
     // Whether it re-entered before the loss or requested it afterwards: it gets no error, and never
     // blocks forever.
-    let second = soon("not a dead end", second).await.unwrap().unwrap();
+    let second = within_limit("not a dead end", second)
+        .await
+        .unwrap()
+        .unwrap();
     drop(brief);
     drop(second);
-    client.settled().await;
+    client.flush().await;
     assert!(!lock.is_locked().await.unwrap());
 }
 
-async fn loss_during_reentry_is_removed_from_hold_count(stand: Stand) {
-    let (client, other) = (stand.client().await, stand.client().await);
+async fn loss_during_reentry_is_removed_from_hold_count(store: TestStore) {
+    let (client, other) = (store.client().await, store.client().await);
     let name = unique("off-account");
     let outer = client.lock(&name).lock().lease(10 * LONG).await.unwrap();
     assert!(other.lock(&name).force_unlock().await.unwrap());
@@ -128,7 +133,7 @@ async fn loss_during_reentry_is_removed_from_hold_count(stand: Stand) {
     assert!(matches!(outer.reenter().await, Err(Error::Lost { .. })));
     assert_eq!(client.status().holds, 0);
     drop(outer);
-    client.settled().await;
+    client.flush().await;
     assert!(next.is_valid() && other.lock(&name).is_held_by(next.owner()).await.unwrap());
 }
 
@@ -212,7 +217,7 @@ async fn subscription_is_sent_first_for_any_task_budget() {
             "sent before the subscription"
         );
         held.unlock().await.unwrap();
-        let guard = soon("heard", waiting).await.unwrap().unwrap();
+        let guard = within_limit("heard", waiting).await.unwrap().unwrap();
         guard.unlock().await.unwrap();
     }
 }
@@ -244,12 +249,12 @@ async fn failing_renewals_are_retried_with_pauses() {
     let mut server = Server::start();
     let watchdog = Duration::from_secs(3);
     let client = Client::builder()
-        .watchdog(watchdog)
+        .watchdog_lease(watchdog)
         .connect(&server.url())
         .await
         .unwrap();
     let lock = client.lock("a");
-    let guard = in_time(|| lock.lock()).await;
+    let guard = retry_if_late(|| lock.lock()).await;
     server.kill();
     // Counts the connections at the address where the server was.
     let listener = tokio::net::TcpListener::bind(("127.0.0.1", server.port()))
@@ -278,7 +283,7 @@ async fn late_answer_to_reentry_leaves_nothing_behind() {
     let client = Client::connect(&server.url()).await.unwrap();
     let lock = client.lock("a");
     let outer = loop {
-        let outer = in_time(|| lock.lock().lease(Duration::from_millis(700))).await;
+        let outer = retry_if_late(|| lock.lock().lease(Duration::from_millis(700))).await;
         // So that the re-entry finds the hold, however slow this machine is.
         if server.ask::<bool>(&["PERSIST", "a"]) {
             break outer;
@@ -286,7 +291,7 @@ async fn late_answer_to_reentry_leaves_nothing_behind() {
     };
     server.freeze();
     let thaw = async {
-        soon("lost", outer.lost()).await;
+        within_limit("lost", outer.lost()).await;
         server.thaw();
     };
     let again = outer
@@ -296,7 +301,7 @@ async fn late_answer_to_reentry_leaves_nothing_behind() {
     let (again, ()) = tokio::join!(again, thaw);
     assert!(matches!(again, Err(Error::Lost { .. })), "{again:?}");
     drop(outer);
-    soon("settled", client.settled()).await;
+    within_limit("settled", client.flush()).await;
     assert!(!client.lock("a").is_locked().await.unwrap());
 }
 
@@ -310,7 +315,7 @@ async fn unanswered_acquisition_of_known_owner_is_undone() {
     let (lock, me) = (client.lock("a"), Owner::new());
     // This request waits in vain, so that the owner stays known while it acquires the lock
     // elsewhere.
-    let kept = in_time(|| async {
+    let kept = retry_if_late(|| async {
         let outer = lock.lock().owner(me).await?;
         let kept = outer.reenter();
         outer.unlock().await?;
@@ -321,8 +326,8 @@ async fn unanswered_acquisition_of_known_owner_is_undone() {
     let error = lock.lock().owner(me).await.unwrap_err();
     assert!(matches!(error, Error::ResponseTimeout { .. }), "{error}");
     server.thaw();
-    soon("undone", client.settled()).await;
-    assert!(!in_time(|| lock.is_locked()).await);
+    within_limit("undone", client.flush()).await;
+    assert!(!retry_if_late(|| lock.is_locked()).await);
     drop(kept);
 }
 
@@ -339,7 +344,7 @@ async fn lost_guard_never_affects_later_holds_of_its_owner() {
             // The lease had ended before the answer: a busy machine.
             continue;
         };
-        soon("lost", lost.lost()).await;
+        within_limit("lost", lost.lost()).await;
         lock.lock().owner(me).await.unwrap().unlock().await.unwrap();
         // A release whose script must be loaded first arrives one round trip later.
         let _: () = server.ask(&["SCRIPT", "FLUSH"]);
@@ -347,7 +352,7 @@ async fn lost_guard_never_affects_later_holds_of_its_owner() {
         let again = lock.lock().owner(me);
         let (again, ()) = tokio::join!(again.into_future(), async { drop(lost) });
         let again = again.unwrap();
-        client.settled().await;
+        client.flush().await;
         assert!(
             lock.is_held_by(me).await.unwrap(),
             "taken by the lost guard's end"
@@ -368,10 +373,10 @@ async fn run_returns_the_result_if_the_release_is_not_answered() {
         proxy.stall(true);
         42
     };
-    assert_eq!(in_time(|| lock.run(work())).await, 42);
+    assert_eq!(retry_if_late(|| lock.run(work())).await, 42);
     proxy.stall(false);
-    soon("released in the background", client.settled()).await;
-    assert!(!in_time(|| lock.is_locked()).await);
+    within_limit("released in the background", client.flush()).await;
+    assert!(!retry_if_late(|| lock.is_locked()).await);
 }
 
 /// Read-only calls also return an error outside a runtime, and do not panic.
@@ -426,7 +431,7 @@ fn runtime() -> tokio::runtime::Runtime {
 fn end_of_one_runtime_does_not_affect_another() {
     let server = Server::start();
     let (ending, staying) = (runtime(), runtime());
-    let settings = Client::builder().watchdog(WATCHDOG);
+    let settings = Client::builder().watchdog_lease(WATCHDOG);
     let client = ending.block_on(settings.connect(&server.url())).unwrap();
     let other = staying.block_on(Client::connect(&server.url())).unwrap();
     // The watchdog starts in the runtime that ends.
@@ -445,7 +450,7 @@ fn end_of_one_runtime_does_not_affect_another() {
     drop(ending);
     staying.block_on(async {
         blocker.unlock().await.unwrap();
-        drop(soon("heard", waiter).await.unwrap().unwrap());
+        drop(within_limit("heard", waiter).await.unwrap().unwrap());
         renewed_again([&held, &first]).await;
         held.unlock().await.unwrap();
         first.unlock().await.unwrap();
@@ -457,7 +462,7 @@ fn end_of_one_runtime_does_not_affect_another() {
 fn watchdog_continues_in_another_runtime() {
     let server = Server::start();
     let (ending, staying) = (runtime(), runtime());
-    let settings = Client::builder().watchdog(WATCHDOG);
+    let settings = Client::builder().watchdog_lease(WATCHDOG);
     let client = ending.block_on(settings.connect(&server.url())).unwrap();
     let first = ending
         .block_on(client.lock("first").lock().into_future())
@@ -474,7 +479,7 @@ fn watchdog_continues_in_another_runtime() {
 async fn renewed_again(guards: [&Guard; 2]) {
     let [one, two] = guards.map(|guard| async move {
         for _ in 0..2 {
-            risen("the lease", || async { guard.valid_for() }).await;
+            until_rises("the lease", || async { guard.valid_for() }).await;
         }
         assert!(guard.is_valid());
     });
@@ -494,7 +499,7 @@ fn interrupted_queue_closing_loses_no_wake_up() {
     let held = other.lock("a").lock().lease(10 * LONG).into_future();
     let held = staying.block_on(held).unwrap();
     let lock = client.lock("a");
-    let brief = in_time(|| lock.try_lock().wait(Duration::from_millis(50)));
+    let brief = retry_if_late(|| lock.try_lock().wait(Duration::from_millis(50)));
     let gave_up = ending.block_on(async {
         let gave_up = brief.await;
         // The queue is about to be closed; the server does not answer.
@@ -515,7 +520,7 @@ fn interrupted_queue_closing_loses_no_wake_up() {
         })
         .await;
         held.unlock().await.unwrap();
-        drop(soon("heard", waiter).await.unwrap().unwrap());
+        drop(within_limit("heard", waiter).await.unwrap().unwrap());
     });
 }
 
@@ -528,7 +533,7 @@ async fn refused_channel_affects_only_its_own_name() {
     let _: () = server.ask(&[&["ACL", "SETUSER", "app"], &rights[..]].concat());
     let url = format!("redis://app:pw@127.0.0.1:{}", server.port());
     let client = Client::builder()
-        .watchdog(WATCHDOG)
+        .watchdog_lease(WATCHDOG)
         .connect(&url)
         .await
         .unwrap();
@@ -543,7 +548,7 @@ async fn refused_channel_affects_only_its_own_name() {
     let still = client.lock("other").try_lock().await.unwrap();
     assert!(still.is_some());
     fine.unlock().await.unwrap();
-    drop(soon("heard", waiter).await.unwrap().unwrap());
+    drop(within_limit("heard", waiter).await.unwrap().unwrap());
 }
 
 /// A release is retried even if the server refuses the client for a while.
@@ -563,7 +568,7 @@ async fn release_is_retried_after_refusal() {
     );
     assert_eq!(client.status().background, 1);
     let _: () = server.ask(&["ACL", "SETUSER", "app", "on"]);
-    soon("released", client.settled()).await;
+    within_limit("released", client.flush()).await;
     assert!(!client.lock("a").is_locked().await.unwrap());
 }
 
@@ -578,16 +583,16 @@ async fn unsent_attempts_need_no_settling() {
     server.kill();
     let error = client.lock("a").try_lock().await.unwrap_err();
     assert!(error.is_transient(), "{error}");
-    soon(
+    within_limit(
         "the first, which found the connection broken",
-        client.settled(),
+        client.flush(),
     )
     .await;
     let tries: Vec<_> = (0..500)
         .map(|n| tokio::spawn(client.lock(&format!("n-{n}")).try_lock().into_future()))
         .collect();
     for one in tries {
-        let error = soon("refused", one).await.unwrap().unwrap_err();
+        let error = within_limit("refused", one).await.unwrap().unwrap_err();
         assert!(matches!(error, Error::Unavailable { .. }), "{error}");
     }
     assert_eq!(client.status().background, 0);
@@ -612,7 +617,7 @@ async fn inner_release_keeps_a_lock_without_expiry() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn many_permits_are_renewed_in_small_batches() {
     let server = Server::start();
-    let client = Client::builder().watchdog(WATCHDOG);
+    let client = Client::builder().watchdog_lease(WATCHDOG);
     let client = client.connect(&server.url()).await.unwrap();
     let semaphore = client.expirable_semaphore("a");
     semaphore.set_permits(5000).await.unwrap();
@@ -648,7 +653,7 @@ async fn inner_guard_can_be_released_on_a_full_server() {
     let inner = outer.reenter().await.unwrap();
     let () = server.ask(&["CONFIG", "SET", "maxmemory", "1"]);
     assert!(client.lock("b").try_lock().await.is_err(), "it is not full");
-    soon("released", inner.unlock()).await.unwrap();
+    within_limit("released", inner.unlock()).await.unwrap();
     assert_eq!(lock.hold_count(outer.owner()).await.unwrap(), 1);
     outer.unlock().await.unwrap();
     assert!(!lock.is_locked().await.unwrap());
@@ -691,7 +696,7 @@ async fn many_leaving_waiters_do_not_delay_renewal() {
     };
     tokio::select! {
         biased;
-        () = soon("settled", client.settled()) => {}
+        () = within_limit("settled", client.flush()) => {}
         () = looking => {}
     }
     assert_eq!(server.ask::<i64>(&["EXISTS", queue]), 0);

@@ -7,8 +7,10 @@ use std::time::Duration;
 use redlatch::{Client, ClientBuilder, Error, MultiLock, ReplicaSync, Result};
 use redlatch_testkit::{Server, unique};
 
-use crate::common::{LONG, WATCHDOG, dropped_everywhere, polled, risen, soon, until};
-use crate::topology::{Deployment, granted, patient};
+use crate::common::{
+    LONG, WATCHDOG, drop_after_each_poll, poll_up_to, until, until_rises, within_limit,
+};
+use crate::topology::{Deployment, long_timeout, retry_transient};
 
 /// A master and its replicas, without sentinels.
 struct Replicated {
@@ -24,12 +26,12 @@ impl Replicated {
         let replica = |_| Server::start_with(&[&settings[..], &["--replicaof", &follow]].concat());
         let replicas = (0..count).map(replica).collect();
         let all = Replicated { master, replicas };
-        all.in_step(count).await;
+        all.until_in_sync(count).await;
         all
     }
 
     /// Waits until this many replicas are connected and in sync.
-    async fn in_step(&self, count: usize) {
+    async fn until_in_sync(&self, count: usize) {
         until("in step", || async {
             let info: String = self.master.ask(&["INFO", "replication"]);
             info.lines()
@@ -55,8 +57,8 @@ impl Replicated {
 }
 
 /// A short replica timeout.
-fn brief(sync: ReplicaSync) -> ClientBuilder {
-    patient()
+fn short_replica_timeout(sync: ReplicaSync) -> ClientBuilder {
+    long_timeout()
         .replica_sync(sync)
         .replica_timeout(Duration::from_millis(100))
 }
@@ -95,12 +97,12 @@ fn assert_not_replicated<T>(asked: Result<T>, needed: usize, in_sync: usize) {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn unreplicated_acquisition_is_released() {
     let all = Replicated::start(1).await;
-    let client = all.client(brief(ReplicaSync::All)).await;
+    let client = all.client(short_replica_timeout(ReplicaSync::All)).await;
     let expirable = client.expirable_semaphore("expirable");
     expirable.try_set_permits(3).await.unwrap();
     let semaphore = client.semaphore("semaphore");
     semaphore.try_set_permits(3).await.unwrap();
-    let outer = granted(|| client.lock("outer").lock()).await;
+    let outer = retry_transient(|| client.lock("outer").lock()).await;
     all.replicas[0].freeze();
     let free = |key: &str| assert!(!all.exists(key), "{key} is still held");
 
@@ -136,7 +138,7 @@ async fn unreplicated_acquisition_is_released() {
     // A hold keeps its previous hold count.
     assert_not_replicated(outer.reenter().await, 1, 0);
     assert!(outer.is_valid() && outer.hold_count() == 1);
-    soon("settled", client.settled()).await;
+    within_limit("settled", client.flush()).await;
     assert_eq!(
         client
             .lock("outer")
@@ -151,7 +153,7 @@ async fn unreplicated_acquisition_is_released() {
     outer.unlock().await.unwrap();
     free("outer");
     all.replicas[0].thaw();
-    let guard = granted(|| fenced.lock()).await;
+    let guard = retry_transient(|| fenced.lock()).await;
     assert!(guard.token() > spent);
 }
 
@@ -162,11 +164,11 @@ async fn replica_sync_determines_required_replicas() {
     use ReplicaSync::{All, AtLeast, Majority, Off};
     let mut all = Replicated::start(2).await;
     let [every, majority, one, two, off] = [
-        all.client(brief(All)).await,
-        all.client(brief(Majority)).await,
-        all.client(brief(AtLeast(1))).await,
-        all.client(brief(AtLeast(2))).await,
-        all.client(brief(Off)).await,
+        all.client(short_replica_timeout(All)).await,
+        all.client(short_replica_timeout(Majority)).await,
+        all.client(short_replica_timeout(AtLeast(1))).await,
+        all.client(short_replica_timeout(AtLeast(2))).await,
+        all.client(short_replica_timeout(Off)).await,
     ];
     let name = unique("setting");
     let take = async |client: &Client| match client.lock(&name).lock().await {
@@ -174,7 +176,7 @@ async fn replica_sync_determines_required_replicas() {
         Err(error) => Err(error),
     };
     for client in [&every, &majority, &one, &two, &off] {
-        granted(|| client.lock(&name).lock())
+        retry_transient(|| client.lock(&name).lock())
             .await
             .unlock()
             .await
@@ -182,7 +184,7 @@ async fn replica_sync_determines_required_replicas() {
     }
     all.replicas[0].freeze();
     for client in [&every, &majority, &one, &off] {
-        granted(|| client.lock(&name).lock())
+        retry_transient(|| client.lock(&name).lock())
             .await
             .unlock()
             .await
@@ -200,9 +202,9 @@ async fn replica_sync_determines_required_replicas() {
     for replica in &mut all.replicas {
         replica.kill();
     }
-    all.in_step(0).await;
+    all.until_in_sync(0).await;
     for client in [&every, &majority, &off] {
-        granted(|| client.lock(&name).lock())
+        retry_transient(|| client.lock(&name).lock())
             .await
             .unlock()
             .await
@@ -215,10 +217,10 @@ async fn replica_sync_determines_required_replicas() {
 
     // A replica that comes back counts again.
     all.replicas[0].restart();
-    all.in_step(1).await;
+    all.until_in_sync(1).await;
     until("it is waited for", || async {
         let before = all.waits();
-        granted(|| every.lock(&name).lock())
+        retry_transient(|| every.lock(&name).lock())
             .await
             .unlock()
             .await
@@ -226,7 +228,7 @@ async fn replica_sync_determines_required_replicas() {
         all.waits() > before
     })
     .await;
-    granted(|| one.lock(&name).lock())
+    retry_transient(|| one.lock(&name).lock())
         .await
         .unlock()
         .await
@@ -240,7 +242,7 @@ async fn replica_sync_determines_required_replicas() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn replication_costs_one_wait_per_acquisition() {
     let alone = Replicated::start(0).await;
-    let client = alone.client(patient()).await;
+    let client = alone.client(long_timeout()).await;
     client
         .lock("a")
         .lock()
@@ -254,22 +256,24 @@ async fn replication_costs_one_wait_per_acquisition() {
     until("one connection", || async { alone.master.clients() == 1 }).await;
 
     let all = Replicated::start(1).await;
-    let client = all.client(patient()).await;
+    let client = all.client(long_timeout()).await;
     // Loads the scripts.
-    granted(|| client.lock("a").lock())
+    retry_transient(|| client.lock("a").lock())
         .await
         .unlock()
         .await
         .unwrap();
     let before = all.waits();
     for n in before + 1..=before + 10 {
-        let guard = granted(|| client.lock("a").lock()).await;
+        let guard = retry_transient(|| client.lock("a").lock()).await;
         assert_eq!(all.waits(), n);
         assert!(client.lock("a").is_locked().await.unwrap());
         guard.unlock().await.unwrap();
         assert_eq!(all.waits(), n);
     }
-    let off = all.client(patient().replica_sync(ReplicaSync::Off)).await;
+    let off = all
+        .client(long_timeout().replica_sync(ReplicaSync::Off))
+        .await;
     off.lock("b").lock().await.unwrap().unlock().await.unwrap();
     assert_eq!(all.waits(), before + 10);
 }
@@ -280,11 +284,11 @@ async fn replication_costs_one_wait_per_acquisition() {
 async fn many_requests_share_a_wait_while_replica_hangs() {
     const CROWD: usize = 300;
     let all = Replicated::start(1).await;
-    let client = all.client(patient().watchdog(WATCHDOG)).await;
-    let held = granted(|| client.lock("held").lock()).await;
+    let client = all.client(long_timeout().watchdog_lease(WATCHDOG)).await;
+    let held = retry_transient(|| client.lock("held").lock()).await;
     let mut released = Vec::new();
     for n in 0..20 {
-        released.push(granted(|| client.lock(&format!("released-{n}")).lock()).await);
+        released.push(retry_transient(|| client.lock(&format!("released-{n}")).lock()).await);
     }
     let before = all.waits();
     all.replicas[0].freeze();
@@ -300,13 +304,13 @@ async fn many_requests_share_a_wait_while_replica_hangs() {
     }
     let mut failed = 0;
     for one in crowd {
-        let asked = soon("answered", one).await.unwrap();
+        let asked = within_limit("answered", one).await.unwrap();
         failed += usize::from(matches!(asked, Err(Error::NotReplicated { .. })));
     }
     assert_eq!(failed, CROWD);
     let waits = all.waits() - before;
     assert!(waits < CROWD as u64 / 10, "{waits} WAITs");
-    soon("settled", client.settled()).await;
+    within_limit("settled", client.flush()).await;
     let left: Vec<String> = all.master.ask(&["KEYS", "*-*"]);
     assert!(left.is_empty(), "{left:?}");
 
@@ -318,7 +322,7 @@ async fn many_requests_share_a_wait_while_replica_hangs() {
         }
     });
     for _ in 0..2 {
-        risen("a lease", || async { held.valid_for() }).await;
+        until_rises("a lease", || async { held.valid_for() }).await;
     }
     asking.abort();
     assert!(held.is_valid());
@@ -330,13 +334,13 @@ async fn many_requests_share_a_wait_while_replica_hangs() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn request_dropped_while_waiting_for_replicas_leaves_nothing() {
     let all = Replicated::start(1).await;
-    let client = all.client(patient()).await;
+    let client = all.client(long_timeout()).await;
     let lock = client.lock("dropped");
-    dropped_everywhere(async |polls| {
-        let guard = polled(polls, lock.lock().into_future()).await;
+    drop_after_each_poll(async |polls| {
+        let guard = poll_up_to(polls, lock.lock().into_future()).await;
         let through = guard.is_some();
         drop(guard);
-        soon("settled", client.settled()).await;
+        within_limit("settled", client.flush()).await;
         assert!(!all.exists("dropped"), "a key was left");
         through
     })
@@ -350,7 +354,7 @@ async fn request_dropped_while_waiting_for_replicas_leaves_nothing() {
             () = until("it is on the master", || async { all.exists("dropped") }) => {}
         }
         drop(asking);
-        soon("settled", client.settled()).await;
+        within_limit("settled", client.flush()).await;
         assert!(!all.exists("dropped"), "a key was left");
         assert_eq!(client.status().holds, 0);
     }
@@ -362,18 +366,18 @@ async fn request_dropped_while_waiting_for_replicas_leaves_nothing() {
 async fn unconfirmed_grant_at_the_wait_limit_is_not_reported_as_held() {
     let all = Replicated::start(1).await;
     // One client each: the next request on a connection is answered after the replicas.
-    let settings = || patient().replica_timeout(LONG);
+    let settings = || long_timeout().replica_timeout(LONG);
     let (client, other) = (all.client(settings()).await, all.client(settings()).await);
     let third = all.client(settings()).await;
     let (lock, permits) = (client.lock("lock"), third.semaphore("permits"));
     let several = MultiLock::new(["one", "two"].map(|name| other.lock(name)));
     permits.try_set_permits(1).await.unwrap();
     // A script that the server does not know is sent again, and would not be granted at the limit.
-    drop(granted(|| lock.lock()).await);
-    drop(granted(|| several.lock()).await);
-    drop(granted(|| permits.acquire()).await);
+    drop(retry_transient(|| lock.lock()).await);
+    drop(retry_transient(|| several.lock()).await);
+    drop(retry_transient(|| permits.acquire()).await);
     for client in [&client, &other, &third] {
-        soon("settled", client.settled()).await;
+        within_limit("settled", client.flush()).await;
     }
     all.replicas[0].freeze();
     let limit = Duration::from_millis(200);
@@ -392,7 +396,7 @@ async fn unconfirmed_grant_at_the_wait_limit_is_not_reported_as_held() {
         assert!(error.is_transient(), "{what}: {error}");
     }
     for client in [client, other, third] {
-        soon("settled", client.settled()).await;
+        within_limit("settled", client.flush()).await;
     }
     let left: Vec<bool> = ["lock", "one", "two"].map(|key| all.exists(key)).into();
     assert_eq!(left, [false; 3]);
@@ -404,15 +408,19 @@ async fn unconfirmed_grant_at_the_wait_limit_is_not_reported_as_held() {
 async fn reentering_while_replicas_hang_extends_the_lease() {
     let all = Replicated::start(1).await;
     // Two clients: a request on a connection follows the replicas' answer to the previous request.
-    let settings = || patient().replica_timeout(LONG);
+    let settings = || long_timeout().replica_timeout(LONG);
     let (client, other) = (all.client(settings()).await, all.client(settings()).await);
     let (short, long) = (LONG, 10 * LONG);
     let (one, two) = (client.lock("one"), other.lock("two"));
     let several = MultiLock::new([two.clone(), other.lock("new")]);
     // A script that the server does not know is sent again, also after the replicas' answer.
-    granted(|| several.lock()).await.unlock().await.unwrap();
-    let held = granted(|| one.lock().lease(short)).await;
-    let held_too = granted(|| two.lock().lease(short)).await;
+    retry_transient(|| several.lock())
+        .await
+        .unlock()
+        .await
+        .unwrap();
+    let held = retry_transient(|| one.lock().lease(short)).await;
+    let held_too = retry_transient(|| two.lock().lease(short)).await;
     all.replicas[0].freeze();
     let alone = one.lock().lease(long).owner(held.owner());
     let alone = tokio::spawn(alone.into_future());
@@ -424,8 +432,13 @@ async fn reentering_while_replicas_hang_extends_the_lease() {
     .await;
     assert!(!alone.is_finished() && !several.is_finished());
     all.replicas[0].thaw();
-    drop(soon("alone", alone).await.unwrap().unwrap());
-    drop(soon("with another", several).await.unwrap().unwrap());
+    drop(within_limit("alone", alone).await.unwrap().unwrap());
+    drop(
+        within_limit("with another", several)
+            .await
+            .unwrap()
+            .unwrap(),
+    );
 }
 
 /// A task without any remaining budget makes no progress in one poll. The WAIT must not be sent
@@ -433,8 +446,8 @@ async fn reentering_while_replicas_hang_extends_the_lease() {
 #[tokio::test]
 async fn wait_is_sent_after_the_step_for_any_task_budget() {
     let all = Replicated::start(1).await;
-    let client = all.client(brief(ReplicaSync::All)).await;
-    granted(|| client.lock("first").lock())
+    let client = all.client(short_replica_timeout(ReplicaSync::All)).await;
+    retry_transient(|| client.lock("first").lock())
         .await
         .unlock()
         .await
@@ -452,7 +465,9 @@ async fn wait_is_sent_after_the_step_for_any_task_budget() {
             }
             std::pin::Pin::new(&mut asking).poll(cx)
         });
-        let asked = soon("answered", tokio::spawn(asking)).await.unwrap();
+        let asked = within_limit("answered", tokio::spawn(asking))
+            .await
+            .unwrap();
         assert_not_replicated(asked.map(drop), 1, 0);
     }
 }
@@ -464,9 +479,9 @@ fn end_of_one_runtime_does_not_affect_another() {
     let runtime = || tokio::runtime::Runtime::new().unwrap();
     let (ending, staying) = (runtime(), runtime());
     let all = staying.block_on(Replicated::start(1));
-    let settings = patient().replica_timeout(Duration::from_secs(2));
+    let settings = long_timeout().replica_timeout(Duration::from_secs(2));
     let client = staying.block_on(all.client(settings));
-    let first = granted(|| client.lock("first").lock());
+    let first = retry_transient(|| client.lock("first").lock());
     let first = staying.block_on(first);
     all.replicas[0].freeze();
     let pause = Duration::from_millis(200);
@@ -478,10 +493,10 @@ fn end_of_one_runtime_does_not_affect_another() {
     std::thread::sleep(pause);
     ending.shutdown_background();
     staying.block_on(async {
-        let asked = soon("an answer", asking).await.unwrap();
+        let asked = within_limit("an answer", asking).await.unwrap();
         assert!(asked.is_err(), "granted although the replica hangs");
         drop(first);
-        soon("settled", client.settled()).await;
+        within_limit("settled", client.flush()).await;
         assert!(!all.exists("staying"));
     });
 }
@@ -490,16 +505,18 @@ fn end_of_one_runtime_does_not_affect_another() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn granted_locks_survive_the_master() {
     let mut deployment = Deployment::sentinel();
-    let client = deployment.client(patient().watchdog(10 * LONG)).await;
+    let client = deployment
+        .client(long_timeout().watchdog_lease(10 * LONG))
+        .await;
     for round in 0..3 {
         let name = format!("granted-{round}");
         let old = deployment.master("");
-        let guard = granted(|| client.lock(&name).lock()).await;
+        let guard = retry_transient(|| client.lock(&name).lock()).await;
         deployment.kill(old);
         let new = deployment.await_new_master("", old);
         assert!(deployment.server(new).ask::<bool>(&["EXISTS", &name]));
         guard.unlock().await.unwrap();
         deployment.restart(old);
-        deployment.await_whole();
+        deployment.await_healthy();
     }
 }

@@ -5,10 +5,10 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use redlatch::{Client, Error, ReplicaSync};
-use redlatch_testkit::{SentinelPlan, Sentinels, Server, lying_sentinel, shared_sentinels, unique};
+use redlatch_testkit::{SentinelPlan, Sentinels, Server, fake_sentinel, shared_sentinels, unique};
 
-use crate::common::{LONG, in_time, soon, until};
-use crate::topology::{Deployment, failover, granted, patient, steady};
+use crate::common::{LONG, retry_if_late, until, within_limit};
+use crate::topology::{Deployment, failover, long_timeout, retry_transient, steady};
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn client_follows_failover_of_killed_master() {
@@ -49,7 +49,7 @@ async fn majority_of_sentinels_is_believed() {
         ..SentinelPlan::default()
     });
     let decoy = Server::start();
-    let liar = lying_sentinel(decoy.port());
+    let fake_port = fake_sentinel(decoy.port());
     all.kill_sentinel(0);
     all.freeze_sentinel(1);
     // With a missing or wrong password, the error names only that.
@@ -68,17 +68,19 @@ async fn majority_of_sentinels_is_believed() {
         );
     }
 
-    let url = all
-        .url()
-        .replacen("127.0.0.1:", &format!("127.0.0.1:{liar},127.0.0.1:"), 1);
+    let url = all.url().replacen(
+        "127.0.0.1:",
+        &format!("127.0.0.1:{fake_port},127.0.0.1:"),
+        1,
+    );
     let url = format!("{url}?sentinel_password={secret}");
-    let client = patient().connect(&url).await.unwrap();
-    let guard = granted(|| client.lock("a").lock()).await;
+    let client = long_timeout().connect(&url).await.unwrap();
+    let guard = retry_transient(|| client.lock("a").lock()).await;
     let old = all.master();
     assert!(all.ask::<bool>(old, &["EXISTS", "a"]));
     all.kill(old);
     let new = all.await_new_master(old);
-    let next = granted(|| client.lock("b").lock()).await;
+    let next = retry_transient(|| client.lock("b").lock()).await;
     assert!(all.ask::<bool>(new, &["EXISTS", "b"]));
     guard.unlock().await.unwrap();
     assert!(!all.ask::<bool>(new, &["EXISTS", "a"]));
@@ -108,12 +110,16 @@ async fn wrong_kind_of_url_is_reported() {
     let url = shared_sentinels().url();
     let name = url.rsplit('/').next().unwrap();
     let unknown = url.replace(name, "nobody");
-    let error = soon("said", Client::connect(&unknown)).await.unwrap_err();
+    let error = within_limit("said", Client::connect(&unknown))
+        .await
+        .unwrap_err();
     assert!(error.to_string().contains("\"nobody\""), "{error}");
 
     let nowhere =
         "redis+sentinel://:swordfish@127.0.0.1:1,127.0.0.1:2/main?sentinel_password=sesame";
-    let error = soon("said", Client::connect(nowhere)).await.unwrap_err();
+    let error = within_limit("said", Client::connect(nowhere))
+        .await
+        .unwrap_err();
     let Error::Unavailable { reason, .. } = &error else {
         panic!("{error}");
     };
@@ -126,10 +132,14 @@ async fn wrong_kind_of_url_is_reported() {
     // A server that is no sentinel, and a sentinel that is no server.
     let port = shared_sentinels().servers()[0].port();
     let data = format!("redis+sentinel://127.0.0.1:{port}/main");
-    let error = soon("said", Client::connect(&data)).await.unwrap_err();
+    let error = within_limit("said", Client::connect(&data))
+        .await
+        .unwrap_err();
     assert!(matches!(error, Error::UnsupportedServer { .. }), "{error}");
     let sentinel = shared_sentinels().sentinels()[0].url();
-    let error = soon("said", Client::connect(&sentinel)).await.unwrap_err();
+    let error = within_limit("said", Client::connect(&sentinel))
+        .await
+        .unwrap_err();
     assert!(matches!(error, Error::UnsupportedServer { .. }), "{error}");
     assert!(error.to_string().contains("redis+sentinel://"), "{error}");
 }
@@ -142,7 +152,7 @@ async fn hanging_sentinel_does_not_block_connecting() {
         ..SentinelPlan::default()
     });
     all.freeze_sentinel(0);
-    let client = patient().connect(&all.url()).await.unwrap();
+    let client = long_timeout().connect(&all.url()).await.unwrap();
     let guard = client.lock("a").lock().await.unwrap();
     until("alone, it has no replicas to wait for", || async {
         let calls: String = all.ask(0, &["INFO", "commandstats"]);
@@ -150,7 +160,7 @@ async fn hanging_sentinel_does_not_block_connecting() {
     })
     .await;
     let lock = client.lock("a");
-    let waiting = in_time(|| lock.try_lock().wait(Duration::from_millis(50)));
+    let waiting = retry_if_late(|| lock.try_lock().wait(Duration::from_millis(50)));
     assert!(waiting.await.is_none());
     guard.unlock().await.unwrap();
 }
@@ -159,7 +169,9 @@ async fn hanging_sentinel_does_not_block_connecting() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn unconfirmed_permits_are_not_released_to_another_master() {
     let all = Arc::new(Sentinels::start());
-    let direct = patient().connect(&all.servers()[all.master()].url()).await;
+    let direct = long_timeout()
+        .connect(&all.servers()[all.master()].url())
+        .await;
     let seen = direct.unwrap().semaphore(&unique("unconfirmed"));
     assert!(seen.try_set_permits(3).await.unwrap());
     // The server knows the scripts from here on.
@@ -167,7 +179,7 @@ async fn unconfirmed_permits_are_not_released_to_another_master() {
     permits.release().await.unwrap();
 
     // More replicas than there are: the client waits for them after the master has answered.
-    let settings = patient()
+    let settings = long_timeout()
         .replica_sync(ReplicaSync::AtLeast(9))
         .replica_timeout(LONG);
     let client = settings.connect(&all.url()).await.unwrap();
@@ -184,7 +196,7 @@ async fn unconfirmed_permits_are_not_released_to_another_master() {
     let acquiring = semaphore.try_acquire_many(2).into_future();
     let (acquired, master) = tokio::join!(acquiring, failover);
     assert!(acquired.is_err(), "too few replicas have confirmed it");
-    soon("settled", client.settled()).await;
+    within_limit("settled", client.flush()).await;
     let new = &all.servers()[master.unwrap()];
     assert_eq!(new.ask::<String>(&["GET", seen.name()]), "1");
 }

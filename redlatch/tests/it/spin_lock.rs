@@ -8,7 +8,7 @@ use redlatch::{Backoff, Client, Embedded, Error, Owner, RedLock, SpinLock};
 use redlatch_testkit::{Server, unique};
 use tokio::time::{Instant, sleep};
 
-use crate::common::{LONG, SHORT, Stand, client, soon, until};
+use crate::common::{LONG, SHORT, TestStore, client, until, within_limit};
 
 const SECOND: Duration = Duration::from_secs(1);
 
@@ -26,7 +26,7 @@ fn calls(server: &Server, commands: &[&str]) -> u64 {
     calls.sum()
 }
 
-fn asked(server: &Server) -> u64 {
+fn script_calls(server: &Server) -> u64 {
     calls(server, &["eval", "evalsha"])
 }
 
@@ -54,19 +54,19 @@ async fn spin_lock_never_subscribes_and_never_publishes() {
         }));
     }
     for task in tasks {
-        soon("every turn", task).await.unwrap();
+        within_limit("every turn", task).await.unwrap();
     }
     let fixed = one.spin_lock("a").lock().lease(SHORT).await.unwrap();
     let refused = two.spin_lock("a").try_lock().wait(SECOND / 20).await;
     assert!(refused.unwrap().is_none());
-    let next = soon("the lease ends", two.spin_lock("a").lock().into_future())
+    let next = within_limit("the lease ends", two.spin_lock("a").lock().into_future())
         .await
         .unwrap();
     drop(fixed);
     next.unlock().await.unwrap();
-    soon("settled", one.settled()).await;
+    within_limit("settled", one.flush()).await;
 
-    assert!(asked(&server) > 200, "the scripts are counted");
+    assert!(script_calls(&server) > 200, "the scripts are counted");
     let pubsub = ["subscribe", "ssubscribe", "psubscribe"];
     assert_eq!(calls(&server, &pubsub), 0);
     assert_eq!(calls(&server, &["publish", "spublish"]), 0);
@@ -82,7 +82,7 @@ async fn spin_lock_never_subscribes_and_never_publishes() {
     })
     .await;
     held.unlock().await.unwrap();
-    drop(soon("woken", waiting).await.unwrap().unwrap());
+    drop(within_limit("woken", waiting).await.unwrap().unwrap());
     assert!(calls(&server, &["publish", "spublish"]) >= 1);
 }
 
@@ -94,46 +94,46 @@ async fn one_waiter_per_client_asks_the_server() {
     let server = Server::start();
     let (holder, crowd) = (client(&server).await, client(&server).await);
     let held = holder.spin_lock("a").lock().await.unwrap();
-    let spinning = crowd.spin_lock("a").backoff(Backoff::constant(PAUSE));
+    let spin_queue = crowd.spin_lock("a").backoff(Backoff::constant(PAUSE));
     let waiters: Vec<_> = (0..WAITERS)
         .map(|_| {
-            let lock = spinning.clone();
+            let lock = spin_queue.clone();
             tokio::spawn(async move { lock.lock().await.unwrap().unlock().await.unwrap() })
         })
         .collect();
     // Each waiter that starts before the local queue exists asks once.
-    let before = asked(&server);
+    let before = script_calls(&server);
     until("all have arrived and one keeps polling", || async {
-        asked(&server) > before + WAITERS
+        script_calls(&server) > before + WAITERS
     })
     .await;
-    let (before, begun) = (asked(&server), std::time::Instant::now());
+    let (before, begun) = (script_calls(&server), std::time::Instant::now());
     until("it asks again and again", || async {
-        asked(&server) >= before + 20
+        script_calls(&server) >= before + 20
     })
     .await;
-    let often = (asked(&server) - before) as f64;
+    let often = (script_calls(&server) - before) as f64;
     let pauses = begun.elapsed().as_secs_f64() / PAUSE.as_secs_f64();
     assert!(often <= pauses + 2.0, "{often} times in {pauses} pauses");
     held.unlock().await.unwrap();
     for waiter in waiters {
-        soon("served", waiter).await.unwrap();
+        within_limit("served", waiter).await.unwrap();
     }
 }
 
-/// Both kinds use one key, so they exclude each other. A spinning waiter notices every release.
-async fn spin_lock_and_plain_lock_share_their_key(stand: Stand) {
-    let (one, two) = (stand.client().await, stand.client().await);
+/// Both kinds use one key, so they exclude each other. A spin_queue waiter notices every release.
+async fn spin_lock_and_plain_lock_share_their_key(store: TestStore) {
+    let (one, two) = (store.client().await, store.client().await);
     let name = unique("both");
-    let (woken, spinning) = (one.lock(&name), two.spin_lock(&name));
+    let (woken, spin_queue) = (one.lock(&name), two.spin_lock(&name));
 
     let guard = woken.lock().await.unwrap();
-    assert!(spinning.try_lock().await.unwrap().is_none());
-    let holder = spinning.holder().await.unwrap().unwrap();
+    assert!(spin_queue.try_lock().await.unwrap().is_none());
+    let holder = spin_queue.holder().await.unwrap().unwrap();
     assert_eq!(holder.owner, guard.owner_id());
-    let waiting = tokio::spawn(spinning.lock().into_future());
+    let waiting = tokio::spawn(spin_queue.lock().into_future());
     guard.unlock().await.unwrap();
-    let guard = soon("seen", waiting).await.unwrap().unwrap();
+    let guard = within_limit("seen", waiting).await.unwrap().unwrap();
 
     assert!(woken.try_lock().await.unwrap().is_none());
     assert!(woken.is_locked().await.unwrap());
@@ -143,57 +143,60 @@ async fn spin_lock_and_plain_lock_share_their_key(stand: Stand) {
 
 /// Releasing a spin lock wakes no waiter of a plain lock: at worst, that waiter retries when the
 /// lease would have ended. A forced unlock does wake it.
-async fn woken_and_spinning_waiters_take_turns(stand: Stand) {
-    let (one, two) = (stand.client().await, stand.client().await);
+async fn woken_and_spinning_waiters_take_turns(store: TestStore) {
+    let (one, two) = (store.client().await, store.client().await);
     let name = unique("turns");
-    let (woken, spinning) = (one.lock(&name), two.spin_lock(&name));
-    let guard = spinning.lock().lease(SHORT).await.unwrap();
+    let (woken, spin_queue) = (one.lock(&name), two.spin_lock(&name));
+    let guard = spin_queue.lock().lease(SHORT).await.unwrap();
     let waiting = tokio::spawn(woken.lock().into_future());
     until("it waits", || async { one.status().subscriptions == 1 }).await;
     guard.unlock().await.unwrap();
-    let next = soon("it looks again", waiting).await.unwrap().unwrap();
+    let next = within_limit("it looks again", waiting)
+        .await
+        .unwrap()
+        .unwrap();
     next.unlock().await.unwrap();
 
-    let guard = spinning.lock().lease(10 * LONG).await.unwrap();
+    let guard = spin_queue.lock().lease(10 * LONG).await.unwrap();
     let waiting = tokio::spawn(woken.lock().into_future());
     until("it waits", || async { one.status().subscriptions == 1 }).await;
-    assert!(spinning.force_unlock().await.unwrap());
-    let next = soon("called", waiting).await.unwrap().unwrap();
+    assert!(spin_queue.force_unlock().await.unwrap());
+    let next = within_limit("called", waiting).await.unwrap().unwrap();
     assert!(guard.unlock().await.is_err());
     next.unlock().await.unwrap();
 }
 
 /// Both kinds would share one hold, and whether its release is published would depend on the first
 /// acquisition.
-async fn owner_cannot_mix_spin_lock_and_plain_lock(stand: Stand) {
-    let (client, me) = (stand.client().await, Owner::new());
+async fn owner_cannot_mix_spin_lock_and_plain_lock(store: TestStore) {
+    let (client, me) = (store.client().await, Owner::new());
     let name = unique("ways");
-    let (woken, spinning) = (client.lock(&name), client.spin_lock(&name));
+    let (woken, spin_queue) = (client.lock(&name), client.spin_lock(&name));
 
-    let guard = spinning.lock().owner(me).await.unwrap();
+    let guard = spin_queue.lock().owner(me).await.unwrap();
     let mixed = woken.lock().owner(me).await;
     assert!(matches!(mixed, Err(Error::WrongKind { .. })), "{mixed:?}");
     assert_eq!(guard.hold_count(), 1);
     guard.unlock().await.unwrap();
 
     let guard = woken.lock().owner(me).await.unwrap();
-    let mixed = spinning.try_lock().owner(me).await;
+    let mixed = spin_queue.try_lock().owner(me).await;
     assert!(matches!(mixed, Err(Error::WrongKind { .. })), "{mixed:?}");
     guard.unlock().await.unwrap();
     // Using one kind after the other is allowed.
-    let guard = spinning.try_lock().owner(me).await.unwrap();
+    let guard = spin_queue.try_lock().owner(me).await.unwrap();
     guard.expect("it is free").unlock().await.unwrap();
 }
 
-/// Returns when a spinning waiter acquires a lock that was released after `held`.
+/// Returns when a spin_queue waiter acquires a lock that was released after `held`.
 async fn served_after(held: Duration, backoff: Backoff) -> Duration {
     let store = Embedded::new();
     let client = || Client::builder().connect_embedded(&store).unwrap();
     let (holder, other) = (client(), client());
     let begun = Instant::now();
     let guard = holder.lock("a").lock().await.unwrap();
-    let spinning: SpinLock = other.spin_lock("a").backoff(backoff);
-    let waiting = tokio::spawn(spinning.lock().into_future());
+    let spin_queue: SpinLock = other.spin_lock("a").backoff(backoff);
+    let waiting = tokio::spawn(spin_queue.lock().into_future());
     sleep(held).await;
     assert!(!waiting.is_finished());
     guard.unlock().await.unwrap();
@@ -266,7 +269,7 @@ async fn wait_limit_ends_within_a_pause() {
     guard.unlock().await.unwrap();
 }
 
-/// In one client, a spinning waiter does not queue behind a waiter of a plain lock.
+/// In one client, a spin_queue waiter does not queue behind a waiter of a plain lock.
 #[tokio::test(start_paused = true)]
 async fn spinning_waiter_does_not_queue_behind_plain_waiters() {
     let store = Embedded::new();
@@ -276,17 +279,17 @@ async fn spinning_waiter_does_not_queue_behind_plain_waiters() {
     let woken = both.lock("a");
     let called = tokio::spawn(async move { woken.lock().await.unwrap().unlock().await });
     sleep(SECOND).await;
-    let spinning = tokio::spawn(both.spin_lock("a").lock().into_future());
+    let spin_queue = tokio::spawn(both.spin_lock("a").lock().into_future());
     sleep(SECOND).await;
     let begun = Instant::now();
     guard.unlock().await.unwrap();
-    let next = spinning.await.unwrap().unwrap();
+    let next = spin_queue.await.unwrap().unwrap();
     assert!(begun.elapsed() <= SECOND, "{:?}", begun.elapsed());
     next.unlock().await.unwrap();
     called.await.unwrap().unwrap();
 }
 
-/// A spinning waiter for a lock named like another lock's channel is not in that lock's queue.
+/// A spin_queue waiter for a lock named like another lock's channel is not in that lock's queue.
 #[tokio::test(start_paused = true)]
 async fn queue_of_spinning_waiters_is_separate_from_channels() {
     let store = Embedded::new();
@@ -295,15 +298,20 @@ async fn queue_of_spinning_waiters_is_separate_from_channels() {
     let odd = "redisson_lock__channel:{a}";
     let _spun = holder.spin_lock(odd).lock().await.unwrap();
     let guard = holder.lock("a").lock().await.unwrap();
-    let spinning = tokio::spawn(both.spin_lock(odd).lock().into_future());
+    let spin_queue = tokio::spawn(both.spin_lock(odd).lock().into_future());
     sleep(SECOND).await;
     let waiting = tokio::spawn(both.lock("a").lock().into_future());
     sleep(SECOND).await;
     // The status counts subscribed channels, not queues.
     assert_eq!(both.status().subscriptions, 1);
     guard.unlock().await.unwrap();
-    drop(soon("it is called", waiting).await.unwrap().unwrap());
-    spinning.abort();
+    drop(
+        within_limit("it is called", waiting)
+            .await
+            .unwrap()
+            .unwrap(),
+    );
+    spin_queue.abort();
 }
 
 #[tokio::test(start_paused = true)]

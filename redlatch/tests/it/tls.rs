@@ -3,7 +3,7 @@
 use std::time::{Duration, Instant};
 
 use redlatch::{Client, ClientBuilder, Error};
-use redlatch_testkit::{Ca, For, LOOPBACK, Server, TlsServer, unique};
+use redlatch_testkit::{Ca, CertSpec, LOOPBACK, Server, TlsServer, unique};
 
 use crate::common::*;
 
@@ -14,7 +14,7 @@ fn trusting(server: &TlsServer) -> ClientBuilder {
 
 async fn refused(settings: ClientBuilder, url: &str) -> Error {
     let connecting = settings.connect_timeout(LONG).connect(url);
-    soon("refused", connecting).await.unwrap_err()
+    within_limit("refused", connecting).await.unwrap_err()
 }
 
 #[track_caller]
@@ -38,7 +38,7 @@ async fn works(settings: ClientBuilder, server: &TlsServer) {
         })
         .await;
         guard.unlock().await.unwrap();
-        soon("its turn", waiting).await.unwrap().unwrap();
+        within_limit("its turn", waiting).await.unwrap().unwrap();
         server.plain().cut_all();
     }
 }
@@ -92,12 +92,12 @@ async fn server_with_unknown_ca_is_rejected() {
 #[tokio::test]
 async fn server_certificate_for_another_host_is_rejected() {
     let names = &["db.example"];
-    let server = TlsServer::start_for(For { names, ..LOOPBACK }, "no", &[]);
+    let server = TlsServer::start_for(CertSpec { names, ..LOOPBACK }, "no", &[]);
     let error = refused(trusting(&server), &server.url()).await;
     assert_tls(&error, "not for 127.0.0.1, but for");
     assert_tls(&error, "db.example");
     let nameless = TlsServer::start_for(
-        For {
+        CertSpec {
             names: &[],
             ..LOOPBACK
         },
@@ -110,7 +110,7 @@ async fn server_certificate_for_another_host_is_rejected() {
 
 #[tokio::test]
 async fn expired_server_certificate_is_rejected() {
-    let expired = For {
+    let expired = CertSpec {
         expired: true,
         ..LOOPBACK
     };
@@ -154,12 +154,12 @@ async fn certificate_files_are_read_for_every_connection() {
     let settings = settings.tls_client_cert_files(&cert, &key);
     let client = settings.clone().connect(&server.url()).await.unwrap();
     let lock = client.lock("files");
-    in_time(|| lock.is_locked()).await;
+    retry_if_late(|| lock.is_locked()).await;
 
     // Missing for a moment: the previous content is used for a connection.
     std::fs::remove_file(&key).unwrap();
     server.plain().cut_all();
-    in_time(|| lock.is_locked()).await;
+    retry_if_late(|| lock.is_locked()).await;
     let error = refused(settings, &server.url()).await;
     assert!(matches!(error, Error::InvalidSetting { .. }), "{error}");
     assert!(error.to_string().contains(key.to_str().unwrap()), "{error}");
@@ -169,14 +169,14 @@ async fn certificate_files_are_read_for_every_connection() {
     std::fs::write(&cert, &foreign.cert).unwrap();
     std::fs::write(&key, &foreign.key).unwrap();
     server.plain().cut_all();
-    let answer = soon("refused", lock.is_locked()).await;
+    let answer = within_limit("refused", lock.is_locked()).await;
     let said = answer.unwrap_err().to_string();
     assert!(said.contains("client certificate"), "{said}");
 
     // The accepted one again.
     std::fs::write(&cert, &ours.cert).unwrap();
     std::fs::write(&key, &ours.key).unwrap();
-    in_time(|| lock.is_locked()).await;
+    retry_if_late(|| lock.is_locked()).await;
     std::fs::remove_dir_all(&scratch).unwrap();
 }
 
@@ -231,7 +231,7 @@ fn system_certificates_are_read_again() {
         server.plain().cut_all();
         // Not yet: the old CA is still trusted.
         assert_tls(
-            &soon("refused", lock.is_locked()).await.unwrap_err(),
+            &within_limit("refused", lock.is_locked()).await.unwrap_err(),
             "not issued by a trusted CA",
         );
         std::fs::write(&roots, other.pem()).unwrap();

@@ -8,22 +8,22 @@ use std::time::{Duration, Instant};
 
 use redlatch::{Client, ClientBuilder, Error};
 use redlatch_testkit::{
-    Ca, Cluster, ClusterPlan, For, LOOPBACK, SentinelPlan, Sentinels, TlsPlan, TlsServer, shared,
-    unique,
+    Ca, CertSpec, Cluster, ClusterPlan, LOOPBACK, SentinelPlan, Sentinels, TlsPlan, TlsServer,
+    shared, unique,
 };
 
 use crate::common::*;
-use crate::topology::{NEVER, granted, patient};
+use crate::topology::{NEVER, long_timeout, retry_transient};
 
 fn trusting(ca: &Ca) -> ClientBuilder {
     let ours = ca.client();
-    let settings = patient().connect_timeout(LONG).tls_ca(ca.pem());
+    let settings = long_timeout().connect_timeout(LONG).tls_ca(ca.pem());
     settings.tls_client_cert(ours.cert, ours.key)
 }
 
 /// Certificates that are valid for no address.
-fn by_name() -> For<'static> {
-    For {
+fn by_name() -> CertSpec<'static> {
+    CertSpec {
         names: &["localhost"],
         ..LOOPBACK
     }
@@ -39,7 +39,7 @@ async fn refused(settings: ClientBuilder, url: &str, says: &[&str]) -> Error {
     let begun = Instant::now();
     loop {
         let connecting = settings.clone().connect(url);
-        let error = soon("refused", connecting).await.unwrap_err();
+        let error = within_limit("refused", connecting).await.unwrap_err();
         let said = error.to_string();
         if says.iter().all(|it| said.contains(it)) {
             return error;
@@ -63,7 +63,7 @@ async fn the_wrong_kind_of_port(secure: &str, port: u16) {
     let secure = secure.replace(&format!("127.0.0.1:{port}"), &plain);
     for _ in 0..3 {
         let settings = Client::builder().connect_timeout(Duration::from_secs(1));
-        let error = soon("refused", settings.connect(&secure)).await;
+        let error = within_limit("refused", settings.connect(&secure)).await;
         let said = error.unwrap_err().to_string();
         assert!(said.contains("speak TLS on this port"), "{said}");
     }
@@ -87,7 +87,7 @@ async fn sentinel_tls_errors_are_reported_and_host_names_work() {
     });
     let (ca, url) = (all.ca().unwrap(), all.url());
     let other_scheme = url.replacen("rediss+", "valkeys+", 1);
-    granted(|| trusting(ca).connect(&other_scheme)).await;
+    retry_transient(|| trusting(ca).connect(&other_scheme)).await;
 
     let sentinel = &all.sentinels()[0];
     let at_sentinel = format!("127.0.0.1:{}: ", sentinel.port());
@@ -114,7 +114,7 @@ async fn sentinel_tls_errors_are_reported_and_host_names_work() {
     // name.
     let named = monitored("named", "localhost", secure);
     let both = || trusting(ca).tls_ca(format!("{}{}", ca.pem(), other.ca().pem()));
-    granted(|| both().connect(&named)).await;
+    retry_transient(|| both().connect(&named)).await;
     not_secure(both(), &stranger, &[&at_master, "not for 127.0.0.1"]).await;
 
     the_wrong_kind_of_port(&url, sentinel.port()).await;
@@ -147,13 +147,15 @@ async fn cluster_with_host_names_works() {
     // target.
     for n in 0..6 {
         let name = unique(&format!("named-{n}"));
-        let guard = granted(|| holder.lock(&name).lock().lease(10 * LONG)).await;
+        let guard = retry_transient(|| holder.lock(&name).lock().lease(10 * LONG)).await;
         let waiting = tokio::spawn(waiter.lock(&name).lock().into_future());
         until("it waits", || async { waiter.status().subscriptions == 1 }).await;
         let to = (all.owner_of(&name) + 1) % 3;
         all.move_slot(all.slot_of(&name), to);
         guard.unlock().await.unwrap();
-        let woken = soon("woken, not slept through", waiting).await.unwrap();
+        let woken = within_limit("woken, not slept through", waiting)
+            .await
+            .unwrap();
         woken.unwrap().unlock().await.unwrap();
         until("no subscription is left", || async {
             waiter.status().subscriptions == 0
@@ -195,7 +197,7 @@ async fn cluster_tls_errors_are_reported() {
     assert!(matches!(error, Error::Unavailable { .. }), "{error}");
     assert!(error.to_string().contains("speak TLS"), "{error}");
     all.thaw(1);
-    granted(|| lock.is_locked()).await;
+    retry_transient(|| lock.is_locked()).await;
 
     the_wrong_kind_of_port(&first, all.nodes()[0].port()).await;
 }

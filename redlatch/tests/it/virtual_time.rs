@@ -219,7 +219,7 @@ async fn twenty_thousand_locks_are_renewed() {
     sleep(2 * 60 * SECOND).await;
     assert!(guards.iter().all(redlatch::Guard::is_valid));
     drop(guards);
-    client.settled().await;
+    client.flush().await;
     assert_eq!(client.status().holds, 0);
 }
 

@@ -8,7 +8,7 @@ use std::time::Duration;
 use redlatch::Client;
 use redlatch_testkit::{Proxy, Server, unique};
 
-use crate::common::{LONG, client, soon, until};
+use crate::common::{LONG, client, until, within_limit};
 
 fn channels(server: &Server) -> usize {
     server.info("pubsub_channels").parse().unwrap()
@@ -43,7 +43,7 @@ async fn one_waiter_per_name_asks_the_server() {
     let before = server.calls("eval");
     held.unlock().await.unwrap();
     for waiter in waiters {
-        soon("served", waiter).await.unwrap();
+        within_limit("served", waiter).await.unwrap();
     }
     let per_turn = (server.calls("eval") - before) as f64 / WAITERS as f64;
     assert!(per_turn < 2.2, "{per_turn} scripts per turn");
@@ -80,7 +80,7 @@ async fn client_waits_for_ten_thousand_names() {
         guard.unlock().await.unwrap();
     }
     for one in waiting {
-        let guard = soon("woken", one).await.unwrap().unwrap();
+        let guard = within_limit("woken", one).await.unwrap().unwrap();
         guard.unlock().await.unwrap();
     }
     until("no channel is left", || async { channels(&server) == 0 }).await;
@@ -98,7 +98,7 @@ async fn no_wake_up_is_missed_between_clients() {
     let mut players = Vec::new();
     for _ in 0..3 {
         let settings = Client::builder()
-            .watchdog(10 * LONG)
+            .watchdog_lease(10 * LONG)
             .subscription_linger(Duration::from_millis(1));
         let client = settings.connect(&server.url()).await.unwrap();
         let lock = client.lock(&name);
@@ -118,7 +118,7 @@ async fn no_wake_up_is_missed_between_clients() {
         }));
     }
     for player in players {
-        soon("no wake-up is missed", player).await.unwrap();
+        within_limit("no wake-up is missed", player).await.unwrap();
     }
 }
 
@@ -146,7 +146,7 @@ async fn release_during_disconnect_is_noticed_afterwards() {
             held.unlock().await.unwrap();
             proxy.refuse(false);
         }
-        let guard = soon("seen", waiting).await.unwrap().unwrap();
+        let guard = within_limit("seen", waiting).await.unwrap().unwrap();
         guard.unlock().await.unwrap();
     }
 }
@@ -175,7 +175,7 @@ async fn subscriptions_are_restored() {
     }
     let mut served = HashSet::new();
     for one in waiting {
-        let guard = soon("woken", one).await.unwrap().unwrap();
+        let guard = within_limit("woken", one).await.unwrap().unwrap();
         served.insert(guard.name().to_owned());
         guard.unlock().await.unwrap();
     }
@@ -190,5 +190,10 @@ async fn silently_deleted_lock_is_acquired_after_its_lease() {
     let lease = Duration::from_millis(700);
     std::mem::forget(holder.lock("a").lock().lease(lease).await.unwrap());
     let waiting = tokio::spawn(waiter.lock("a").lock().into_future());
-    drop(soon("the lease ends", waiting).await.unwrap().unwrap());
+    drop(
+        within_limit("the lease ends", waiting)
+            .await
+            .unwrap()
+            .unwrap(),
+    );
 }

@@ -27,28 +27,28 @@ pub(super) fn check(history: &History) -> Vec<Violation> {
     let names = history.by_name();
     names
         .iter()
-        .flat_map(|(name, sections)| of_name(history, name, sections))
+        .flat_map(|(name, sections)| check_name(history, name, sections))
         .collect()
 }
 
-fn of_name(history: &History, name: &str, sections: &[&Section]) -> Vec<Violation> {
+fn check_name(history: &History, name: &str, sections: &[&Section]) -> Vec<Violation> {
     let spans = sections.iter().filter_map(|one| Span::of(history, one));
     let mut spans: Vec<Span<'_>> = spans.collect();
     spans.sort_by_key(|span| span.from);
     let mut found = Vec::new();
-    let mut inside: Vec<Span<'_>> = Vec::new();
+    let mut active: Vec<Span<'_>> = Vec::new();
     for span in spans {
-        inside.retain(|other| other.until > span.from);
-        let many = match span.section.ask.mode {
+        active.retain(|other| other.until > span.from);
+        let many = match span.section.request.mode {
             // A free permit conflicts with no other; `may_overlap` decides about all other modes.
-            Mode::Permit if inside.len() < PERMITS as usize => &[],
-            _ => &inside[..],
+            Mode::Permit if active.len() < PERMITS as usize => &[],
+            _ => &active[..],
         };
         let bad = many.iter().filter(|other| !may_overlap(span, **other));
         // Permits are interchangeable: any conflicting one may be the permit of a killed process.
         let is_dead = many.iter().any(|other| other.is_dead);
         let until = match is_permit(span) && !many.is_empty() {
-            true => excess_ends(&inside, span),
+            true => excess_ends(&active, span),
             false => span.until,
         };
         for other in bad {
@@ -56,37 +56,37 @@ fn of_name(history: &History, name: &str, sections: &[&Section]) -> Vec<Violatio
                 true => (Rule::TakenFromTheDead, "whose lease had not ended"),
                 false => (Rule::Exclusion, "which was still valid"),
             };
-            let (after, who) = (millis(span.from - other.from), span.section.who());
+            let (after, who) = (millis(span.from - other.from), span.section.requester());
             found.push(Violation {
                 rule,
                 from: span.from,
                 until: until.min(other.until),
                 text: format!(
                     "{name}: {who} acquired it {after} ms after {}, {state}",
-                    other.section.who()
+                    other.section.requester()
                 ),
             });
         }
-        inside.push(span);
+        active.push(span);
     }
     found
 }
 
 /// Returns when so many permits have ended that there are no longer too many.
-fn excess_ends(inside: &[Span<'_>], span: Span<'_>) -> Time {
-    let mut ends: Vec<Time> = inside.iter().chain([&span]).map(|one| one.until).collect();
+fn excess_ends(active: &[Span<'_>], span: Span<'_>) -> Time {
+    let mut ends: Vec<Time> = active.iter().chain([&span]).map(|one| one.until).collect();
     ends.sort_unstable();
-    ends[inside.len() - PERMITS as usize]
+    ends[active.len() - PERMITS as usize]
 }
 
 fn is_permit(span: Span<'_>) -> bool {
-    span.section.ask.mode == Mode::Permit
+    span.section.request.mode == Mode::Permit
 }
 
 /// Returns whether the later guard may be acquired while the other one excludes other owners.
 fn may_overlap(later: Span<'_>, other: Span<'_>) -> bool {
     let (one, two) = (later.section, other.section);
-    let (mode, other_mode) = (one.ask.mode, two.ask.mode);
+    let (mode, other_mode) = (one.request.mode, two.request.mode);
     if mode == Mode::Shared && other_mode == Mode::Shared {
         return true;
     }
@@ -99,8 +99,9 @@ impl<'a> Span<'a> {
     fn of(history: &History, section: &'a Section) -> Option<Span<'a>> {
         let process = history.processes.get(&section.process);
         let killed = process.is_some_and(|process| process.killed.is_some());
-        let is_dead = killed && section.left.is_none() && section.told.is_none();
-        let (from, valid_until) = (section.got?, section.valid_until?);
+        let is_dead =
+            killed && section.release_started.is_none() && section.loss_reported.is_none();
+        let (from, valid_until) = (section.acquired?, section.valid_until?);
         let until = match is_dead {
             true => section
                 .kept_until
@@ -118,7 +119,7 @@ impl<'a> Span<'a> {
 
 #[cfg(test)]
 mod tests {
-    use super::super::made::{MS, history, section};
+    use super::super::fixtures::{MS, history, section};
     use super::*;
 
     fn overlaps(sections: Vec<Section>) -> usize {
@@ -157,7 +158,7 @@ mod tests {
     #[test]
     fn readers_overlap_and_writers_do_not() {
         let with = |mode, mut one: Section| {
-            one.ask.mode = mode;
+            one.request.mode = mode;
             one
         };
         let read = |from, until| with(Mode::Shared, section("rw", from, until));
@@ -170,7 +171,7 @@ mod tests {
     fn excess_permit_is_found() {
         let permit = |from, until| {
             let mut one = section("permits", from, until);
-            one.ask.mode = Mode::Permit;
+            one.request.mode = Mode::Permit;
             one
         };
         assert_eq!(
@@ -186,7 +187,7 @@ mod tests {
 
     /// Makes a section a guard of owner 7 with this hold count.
     fn of_owner(holds: u32, mut one: Section) -> Section {
-        (one.ask.owner, one.holds) = (Some(7), Some(holds));
+        (one.request.owner, one.holds) = (Some(7), Some(holds));
         one
     }
 
@@ -211,7 +212,7 @@ mod tests {
     #[test]
     fn writer_may_read_and_other_owners_may_not() {
         let read = |mut one: Section| {
-            one.ask.mode = Mode::Shared;
+            one.request.mode = Mode::Shared;
             one
         };
         let write = of_owner(1, section("rw", 0, 10));
@@ -224,7 +225,7 @@ mod tests {
     fn owner_number_is_scoped_to_client_and_process() {
         let outer = of_owner(1, section("a", 0, 10));
         let mut other_client = of_owner(2, section("a", 5, 20));
-        other_client.ask.client = 1;
+        other_client.request.client = 1;
         assert_eq!(overlaps(vec![outer.clone(), other_client]), 1);
         let mut other_process = of_owner(2, section("a", 5, 20));
         other_process.process = 1;
@@ -235,7 +236,7 @@ mod tests {
     /// Process 0 acquires it at this time.
     fn taken_from_the_dead(at: Time) -> History {
         let mut dead = of_owner(1, section("a", 0, 10));
-        (dead.left, dead.freed, dead.process) = (None, None, 1);
+        (dead.release_started, dead.released, dead.process) = (None, None, 1);
         let next = of_owner(2, section("a", at, at + 5));
         let mut history = history(vec![dead, next]);
         history.processes.entry(1).or_default().killed = Some(10 * MS);
@@ -250,11 +251,11 @@ mod tests {
         assert_eq!(found[0].rule, Rule::TakenFromTheDead);
         // A lock that the process released or lost before it was killed is free.
         let mut left = taken_from_the_dead(500);
-        left.sections[0].left = Some(9 * MS);
+        left.sections[0].release_started = Some(9 * MS);
         assert!(check(&left).is_empty());
-        let mut told = taken_from_the_dead(500);
-        told.sections[0].told = Some(9 * MS);
-        assert!(check(&told).is_empty());
+        let mut loss_reported = taken_from_the_dead(500);
+        loss_reported.sections[0].loss_reported = Some(9 * MS);
+        assert!(check(&loss_reported).is_empty());
     }
 
     #[test]
@@ -263,7 +264,7 @@ mod tests {
             let mut history = taken_from_the_dead(at);
             history.sections.push(section("a", at - 1, at + 1));
             for one in &mut history.sections {
-                one.ask.mode = Mode::Permit;
+                one.request.mode = Mode::Permit;
             }
             check(&history)
         };

@@ -14,7 +14,7 @@ use crate::resource::Tally;
 pub(super) fn check(history: &History, tallies: &[Tally]) -> Vec<Violation> {
     let mut found = Vec::new();
     for (name, sections) in history.by_name() {
-        found.extend(of_name(name, &sections));
+        found.extend(check_name(name, &sections));
     }
     for tally in tallies {
         if tally.value != tally.accepted {
@@ -29,17 +29,17 @@ pub(super) fn check(history: &History, tallies: &[Tally]) -> Vec<Violation> {
 }
 
 /// Finds acquisitions of one lock whose token is not greater than that of an earlier one, or is used twice.
-fn of_name(name: &str, sections: &[&Section]) -> Vec<Violation> {
-    let had = |one: &&&Section| one.got.is_some() && one.token.is_some();
-    let mut by_asked: Vec<&Section> = sections.iter().filter(had).copied().collect();
-    let mut by_got = by_asked.clone();
-    by_asked.sort_by_key(|one| one.asked);
-    by_got.sort_by_key(|one| one.got);
+fn check_name(name: &str, sections: &[&Section]) -> Vec<Violation> {
+    let has_token = |one: &&&Section| one.acquired.is_some() && one.token.is_some();
+    let mut by_request: Vec<&Section> = sections.iter().filter(has_token).copied().collect();
+    let mut by_acquisition = by_request.clone();
+    by_request.sort_by_key(|one| one.requested);
+    by_acquisition.sort_by_key(|one| one.acquired);
     let mut found = Vec::new();
-    let mut before = by_got.iter().peekable();
+    let mut before = by_acquisition.iter().peekable();
     let mut greatest: Option<&Section> = None;
-    for one in &by_asked {
-        while let Some(other) = before.next_if(|other| other.got < Some(one.asked)) {
+    for one in &by_request {
+        while let Some(other) = before.next_if(|other| other.acquired < Some(one.requested)) {
             if greatest.is_none_or(|greatest| greatest.token < other.token) {
                 greatest = Some(other);
             }
@@ -47,28 +47,28 @@ fn of_name(name: &str, sections: &[&Section]) -> Vec<Violation> {
         if let Some(greatest) = greatest
             && one.token <= greatest.token
         {
-            found.push(bad(name, sections, one, greatest));
+            found.push(token_violation(name, sections, one, greatest));
         }
     }
-    let mut by_token = by_asked;
-    by_token.sort_by_key(|one| (one.token, one.got));
+    let mut by_token = by_request;
+    by_token.sort_by_key(|one| (one.token, one.acquired));
     for pair in by_token.windows(2) {
         if let [one, other] = pair
             && one.token == other.token
-            && other.asked <= one.got.unwrap_or(Time::MAX)
+            && other.requested <= one.acquired.unwrap_or(Time::MAX)
         {
-            found.push(bad(name, sections, other, one));
+            found.push(token_violation(name, sections, other, one));
         }
     }
     found
 }
 
-fn bad(name: &str, sections: &[&Section], one: &Section, other: &Section) -> Violation {
-    let at = one.got.unwrap_or(one.asked);
+fn token_violation(name: &str, sections: &[&Section], one: &Section, other: &Section) -> Violation {
+    let at = one.acquired.unwrap_or(one.requested);
     let mut released = sections.iter().filter(|guard| guard.same_owner(one));
     let is_released = released.any(|guard| {
-        let left = guard.left.filter(|&left| left <= at);
-        left.is_some_and(|left| Some(left) >= other.got)
+        let left = guard.release_started.filter(|&left| left <= at);
+        left.is_some_and(|left| Some(left) >= other.acquired)
     });
     let rule = match one.same_owner(other) && is_released && one.token == other.token {
         true => Rule::SameToken,
@@ -77,9 +77,9 @@ fn bad(name: &str, sections: &[&Section], one: &Section, other: &Section) -> Vio
     let token = |section: &Section| section.token.unwrap_or_default();
     let text = format!(
         "{name}: {} has token {}, but before it {} had {}",
-        one.who(),
+        one.requester(),
         token(one),
-        other.who(),
+        other.requester(),
         token(other)
     );
     Violation::at(at, rule, text)
@@ -88,9 +88,9 @@ fn bad(name: &str, sections: &[&Section], one: &Section, other: &Section) -> Vio
 #[cfg(test)]
 mod tests {
     use super::super::explain;
-    use super::super::made::{MS, history, section};
+    use super::super::fixtures::{MS, history, section};
     use super::*;
-    use crate::history::{DataLost, Forgetting};
+    use crate::history::{DataLoss, DataLossWindow};
 
     fn with_tokens(tokens: &[u64]) -> History {
         let sections = tokens.iter().zip(0..).map(|(&token, at)| {
@@ -115,7 +115,7 @@ mod tests {
     #[test]
     fn equal_tokens_of_concurrent_requests_are_found() {
         let mut both = with_tokens(&[4, 4]);
-        both.sections[1].asked = 0;
+        both.sections[1].requested = 0;
         assert_eq!(check(&both, &[]).len(), 1);
         both.sections[1].token = Some(5);
         assert!(check(&both, &[]).is_empty());
@@ -127,14 +127,14 @@ mod tests {
         let rule = |one: &History| check(one, &[])[0].rule;
         assert_eq!(rule(&one), Rule::Tokens);
         for section in &mut one.sections {
-            (section.ask.owner, section.holds) = (Some(7), Some(1));
+            (section.request.owner, section.holds) = (Some(7), Some(1));
         }
         assert_eq!(rule(&one), Rule::SameToken);
-        let left = one.sections[0].left.take();
+        let left = one.sections[0].release_started.take();
         assert_eq!(rule(&one), Rule::Tokens);
         // Another guard of the owner was released.
         let mut third = one.sections[0].clone();
-        (third.token, third.left) = (Some(3), left);
+        (third.token, third.release_started) = (Some(3), left);
         one.sections.push(third);
         assert_eq!(rule(&one), Rule::SameToken);
     }
@@ -142,18 +142,18 @@ mod tests {
     #[test]
     fn forgotten_release_explains_only_that_its_owner_continues() {
         let mut one = with_tokens(&[4, 4]);
-        one.data_lost.push(DataLost {
+        one.data_losses.push(DataLossWindow {
             from: 4 * MS,
             until: 5 * MS,
-            forgetting: Forgetting::RELEASES,
+            loss: DataLoss::RELEASES_LOST,
         });
         let explains = |one: &History| explain(&check(one, &[])[0], one).is_some();
         assert!(!explains(&one));
         for section in &mut one.sections {
-            (section.ask.owner, section.holds) = (Some(7), Some(1));
+            (section.request.owner, section.holds) = (Some(7), Some(1));
         }
         assert!(explains(&one));
-        (one.data_lost[0].from, one.data_lost[0].until) = (-9000 * MS, -5000 * MS);
+        (one.data_losses[0].from, one.data_losses[0].until) = (-9000 * MS, -5000 * MS);
         assert!(!explains(&one));
     }
 

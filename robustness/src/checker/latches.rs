@@ -10,23 +10,26 @@
 
 use super::{Rule, Violation};
 use crate::clock::{Time, millis};
-use crate::history::{DataLost, History, Mode, Section};
+use crate::history::{DataLossWindow, History, Mode, Section};
 
 pub(super) fn check(history: &History) -> Vec<Violation> {
     let mut found = Vec::new();
     for (name, sections) in history.by_name() {
-        let passed = |one: &&&Section| one.ask.mode == Mode::AwaitZero && one.got.is_some();
+        let passed =
+            |one: &&&Section| one.request.mode == Mode::AwaitZero && one.acquired.is_some();
         for waiter in sections.iter().filter(passed) {
-            let until = waiter.got.unwrap_or(waiter.asked);
-            if let Some((set, count, counted)) = closed(history, &sections, waiter.asked, until) {
-                let (who, after) = (waiter.who(), millis(until - set));
+            let until = waiter.acquired.unwrap_or(waiter.requested);
+            if let Some((set, count, counted)) =
+                certainly_closed(history, &sections, waiter.requested, until)
+            {
+                let (who, after) = (waiter.requester(), millis(until - set));
                 let text = format!(
                     "{name}: {who} passed {after} ms after the count was set to {count}, and it \
                      was counted down at most {counted} times"
                 );
                 found.push(Violation {
                     rule: Rule::Latch,
-                    from: waiter.asked,
+                    from: waiter.requested,
                     until,
                     text,
                 });
@@ -38,7 +41,7 @@ pub(super) fn check(history: &History) -> Vec<Violation> {
 
 /// If the latch was certainly closed in this time, returns when it was set, its count, and how many steps can have
 /// counted it down since.
-fn closed(
+fn certainly_closed(
     history: &History,
     sections: &[&Section],
     from: Time,
@@ -46,48 +49,52 @@ fn closed(
 ) -> Option<(Time, u32, usize)> {
     let set = sections
         .iter()
-        .filter_map(|one| match (one.ask.mode, one.got) {
-            (Mode::SetCount(count), Some(got)) if got < from => Some((one.asked, count)),
+        .filter_map(|one| match (one.request.mode, one.acquired) {
+            (Mode::SetCount(count), Some(acquired)) if acquired < from => {
+                Some((one.requested, count))
+            }
             _ => None,
         });
-    let (asked, count) = set.max()?;
-    let mut lost = history.forgotten();
-    if lost.any(|lost| lost.from <= until && asked <= last_lost(lost, history)) {
+    let (requested, count) = set.max()?;
+    let mut lost = history.leaseless_losses();
+    if lost.any(|lost| lost.from <= until && requested <= last_lost(lost, history)) {
         return None;
     }
     let counts = sections.iter().filter(|one| {
-        let may_count = one.asked <= until && ends(one) >= asked;
-        one.ask.mode == Mode::CountDown && may_count
+        let may_count = one.requested <= until && latest_effect(one) >= requested;
+        one.request.mode == Mode::CountDown && may_count
     });
     let counted = counts.count();
-    (counted < count as usize).then_some((asked, count, counted))
+    (counted < count as usize).then_some((requested, count, counted))
 }
 
 /// Returns the latest time at which a step can have been lost: clients may still use a replaced master for a while.
-fn last_lost(lost: &DataLost, history: &History) -> Time {
+fn last_lost(lost: &DataLossWindow, history: &History) -> Time {
     lost.until + history.lease
 }
 
 /// Returns the latest time at which a step can have taken effect.
-fn ends(section: &Section) -> Time {
+fn latest_effect(section: &Section) -> Time {
     let answered = section.answered.filter(|_| section.failed.is_none());
     answered.unwrap_or(Time::MAX)
 }
 
 /// Returns the times in which the latch was certainly open.
-pub(super) fn open(history: &History, sections: &[&Section]) -> Vec<(Time, Time)> {
+pub(super) fn open_intervals(history: &History, sections: &[&Section]) -> Vec<(Time, Time)> {
     let may_be_set = |one: &&&Section| {
-        let set = matches!(one.ask.mode, Mode::SetCount(_));
-        set && (one.got.is_some() || one.failed.is_some() || one.answered.is_none())
+        let set = matches!(one.request.mode, Mode::SetCount(_));
+        set && (one.acquired.is_some() || one.failed.is_some() || one.answered.is_none())
     };
     let mut open: Vec<(Time, Time)> = Vec::new();
-    for (earliest, at) in zeros(sections) {
+    for (earliest, at) in zero_intervals(sections) {
         let sets = sections.iter().filter(may_be_set);
-        let later = sets.filter(|one| ends(one) > earliest);
+        let later = sets.filter(|one| latest_effect(one) > earliest);
         let lost = history
-            .forgotten()
+            .leaseless_losses()
             .filter(|lost| last_lost(lost, history) >= earliest);
-        let ends = later.map(|one| one.asked).chain(lost.map(|lost| lost.from));
+        let ends = later
+            .map(|one| one.requested)
+            .chain(lost.map(|lost| lost.from));
         let end = ends.min().unwrap_or(history.end);
         if at < end {
             open.push((at, end));
@@ -106,19 +113,23 @@ pub(super) fn open(history: &History, sections: &[&Section]) -> Vec<(Time, Time)
 }
 
 /// Returns pairs of times. Between the first and the second one, the count was certainly zero at some moment.
-fn zeros(sections: &[&Section]) -> Vec<(Time, Time)> {
+fn zero_intervals(sections: &[&Section]) -> Vec<(Time, Time)> {
     // The count is zero before it is set for the first time.
     let mut zeros = vec![(Time::MIN, Time::MIN)];
     for one in sections {
-        match (one.ask.mode, one.got) {
-            (Mode::CountDown, Some(got)) if one.count == Some(0) => zeros.push((one.asked, got)),
-            (Mode::AwaitZero, Some(got)) => zeros.push((one.asked, got)),
+        match (one.request.mode, one.acquired) {
+            (Mode::CountDown, Some(acquired)) if one.count == Some(0) => {
+                zeros.push((one.requested, acquired))
+            }
+            (Mode::AwaitZero, Some(acquired)) => zeros.push((one.requested, acquired)),
             // Unless a step may have counted it down, and another one set it again, before this one was answered.
-            (Mode::SetCount(count), Some(set)) if !counts_between(sections, one.asked, set) => {
+            (Mode::SetCount(count), Some(set)) if !counts_between(sections, one.requested, set) => {
                 let counted = sections.iter().filter(|one| {
-                    one.ask.mode == Mode::CountDown && one.got.is_some() && one.asked >= set
+                    one.request.mode == Mode::CountDown
+                        && one.acquired.is_some()
+                        && one.requested >= set
                 });
-                let mut counted: Vec<Time> = counted.filter_map(|one| one.got).collect();
+                let mut counted: Vec<Time> = counted.filter_map(|one| one.acquired).collect();
                 counted.sort_unstable();
                 let last = counted.get(count.saturating_sub(1) as usize);
                 zeros.extend(last.map(|&last| (set, last)));
@@ -133,20 +144,20 @@ fn zeros(sections: &[&Section]) -> Vec<(Time, Time)> {
 fn counts_between(sections: &[&Section], from: Time, until: Time) -> bool {
     let mut counts = sections
         .iter()
-        .filter(|one| one.ask.mode == Mode::CountDown);
-    counts.any(|one| one.asked < until && ends(one) > from)
+        .filter(|one| one.request.mode == Mode::CountDown);
+    counts.any(|one| one.requested < until && latest_effect(one) > from)
 }
 
 #[cfg(test)]
 mod tests {
-    use super::super::made::{MS, history, section};
+    use super::super::fixtures::{MS, history, section};
     use super::*;
-    use crate::history::{DataLost, Forgetting};
+    use crate::history::{DataLoss, DataLossWindow};
 
     /// Creates a step from the times of its request and its answer, in milliseconds.
-    fn step(mode: Mode, asked: Time, answered: Time) -> Section {
+    fn step(mode: Mode, requested: Time, answered: Time) -> Section {
         let mut one = section("latch:0", answered, answered);
-        (one.asked, one.ask.mode) = (asked * MS, mode);
+        (one.requested, one.request.mode) = (requested * MS, mode);
         (one.valid_until, one.deadline, one.kept_until) = (None, None, None);
         one
     }
@@ -170,7 +181,7 @@ mod tests {
 
     fn intervals(sections: &[Section]) -> Vec<(Time, Time)> {
         let history = history(sections.to_vec());
-        let open = open(&history, &history.sections.iter().collect::<Vec<_>>());
+        let open = open_intervals(&history, &history.sections.iter().collect::<Vec<_>>());
         let millis = |(from, until)| (from / MS, until / MS);
         open.into_iter().map(millis).collect()
     }
@@ -190,15 +201,15 @@ mod tests {
     #[test]
     fn unanswered_count_down_may_have_opened_the_latch() {
         let mut unanswered = step(Mode::CountDown, 55, 55);
-        (unanswered.answered, unanswered.got) = (None, None);
+        (unanswered.answered, unanswered.acquired) = (None, None);
         let sections = with(set(), step(Mode::AwaitZero, 50, 60));
         assert_eq!(rules(with(sections, unanswered.clone())), []);
         // The step failed before the latch was set, but may have taken effect later.
         let mut failed = step(Mode::CountDown, 1, 5);
-        (failed.got, failed.failed) = (None, Some("ResponseTimeout".into()));
+        (failed.acquired, failed.failed) = (None, Some("ResponseTimeout".into()));
         let sections = with(set(), step(Mode::AwaitZero, 50, 60));
         assert_eq!(rules(with(sections, failed)), []);
-        unanswered.asked = 65 * MS;
+        unanswered.requested = 65 * MS;
         let sections = with(set(), step(Mode::AwaitZero, 50, 60));
         assert_eq!(rules(with(sections, unanswered)), [Rule::Latch]);
     }
@@ -206,13 +217,13 @@ mod tests {
     #[test]
     fn latch_is_not_certainly_closed_after_data_loss() {
         let mut one = history(with(set(), step(Mode::AwaitZero, 50, 60)));
-        one.data_lost.push(DataLost {
+        one.data_losses.push(DataLossWindow {
             from: 45 * MS,
             until: 48 * MS,
-            forgetting: Forgetting::NO_DATA,
+            loss: DataLoss::NO_DATA,
         });
         assert!(check(&one).is_empty());
-        (one.data_lost[0].from, one.data_lost[0].until) = (-9000 * MS, -5000 * MS);
+        (one.data_losses[0].from, one.data_losses[0].until) = (-9000 * MS, -5000 * MS);
         assert_eq!(check(&one).len(), 1);
     }
 
@@ -225,15 +236,15 @@ mod tests {
         let mut sections = with(set(), last);
         assert_eq!(intervals(&sections), [(BEGINNING, 10), (80, end)]);
         let mut refused = step(Mode::SetCount(1), 90, 95);
-        refused.got = None;
+        refused.acquired = None;
         sections.push(refused.clone());
         assert_eq!(intervals(&sections), [(BEGINNING, 10), (80, end)]);
         refused.failed = Some("Unavailable".into());
         sections.push(refused);
         assert_eq!(intervals(&sections), [(BEGINNING, 10), (80, 90)]);
         // The count may have been set before the answer that reported zero.
-        sections[3].asked = 75 * MS;
-        sections[4].asked = 75 * MS;
+        sections[3].requested = 75 * MS;
+        sections[4].requested = 75 * MS;
         assert_eq!(intervals(&sections), [(BEGINNING, 10)]);
     }
 

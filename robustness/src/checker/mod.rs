@@ -5,25 +5,25 @@
 //!    locks (`order`).
 //! 2. The checks are cautious. Where the history leaves several explanations, such as a request without an answer,
 //!    a check reports a [`Violation`] only if none of them is allowed.
-//! 3. [`check`] returns all violations, ordered by time. [`left_waiting`] and [`overtaken`] are separate checks,
+//! 3. [`check`] returns all violations, ordered by time. [`check_promptness`] and [`check_order`] are separate checks,
 //!    because they are valid only on a simulated clock.
 //! 4. [`explain`] tells which violations are documented limitations, such as a store that lost its data.
 
 mod exclusion;
 mod fencing;
+#[cfg(test)]
+mod fixtures;
 mod latches;
 mod losses;
-#[cfg(test)]
-mod made;
 mod order;
 mod semaphores;
 mod waits;
 
 use std::time::Duration;
 
-pub use order::overtaken;
+pub use order::check_order;
 pub use semaphores::may_lack_permits;
-pub use waits::left_waiting;
+pub use waits::check_promptness;
 pub(crate) use waits::worst_recovery;
 
 use crate::clock::{Time, millis, nanos};
@@ -31,11 +31,11 @@ use crate::history::History;
 use crate::resource::Tally;
 
 /// How long a fair lock is kept for waiters that are gone: the default of `FairLock::grace_period`.
-pub const GRACE: Duration = Duration::from_secs(5);
+pub const FAIR_GRACE_PERIOD: Duration = Duration::from_secs(5);
 
 /// How much longer a request may take just after a fault, in nanoseconds. A client whose connections broke several
 /// times in a row pauses for up to 250 ms before it connects, and for as long again before it repeats the request.
-const RECONNECTS: Time = 500_000_000;
+const RECONNECT_ALLOWANCE: Time = 500_000_000;
 
 /// How late a report or an action may be on a busy machine. Checks of validity allow no margin.
 pub const MARGIN: Duration = Duration::from_millis(1500);
@@ -116,9 +116,9 @@ pub enum Losses {
     /// None: the fault ends before a lease does.
     None,
     /// Only holds on one server, which is unreachable for longer than a lease.
-    OutOfReach,
+    Unreachable,
     /// Any: the fault lasts longer than a lease, or removes locks.
-    Some,
+    Any,
 }
 
 /// Returns all violations, ordered by time.
@@ -129,7 +129,7 @@ pub fn check(history: &History, losses: Losses, tallies: &[Tally]) -> Vec<Violat
     found.extend(semaphores::check(history));
     found.extend(latches::check(history));
     found.extend(waits::check(history));
-    for text in history.processes.values().flat_map(|one| &one.left) {
+    for text in history.processes.values().flat_map(|one| &one.leftovers) {
         found.push(Violation::at(history.end, Rule::LeftOver, text));
     }
     found.sort_by_key(|violation| violation.from);
@@ -156,16 +156,16 @@ pub fn explain(violation: &Violation, history: &History) -> Option<&'static str>
         _ => return None,
     };
     let lasting = within > a_lease;
-    let mut lost = history.data_lost.iter().filter(|lost| {
-        let within = match lost.forgetting.holds {
+    let mut lost = history.data_losses.iter().filter(|lost| {
+        let within = match lost.loss.holds {
             true => within,
             false if violation.rule == Rule::SameToken => a_lease,
             false => return false,
         };
         let in_time = lost.from <= violation.from && violation.until <= lost.until + within;
-        in_time && (lost.forgetting.tokens || !lasting)
+        in_time && (lost.loss.tokens || !lasting)
     });
-    lost.next_back().map(|lost| lost.forgetting.why)
+    lost.next_back().map(|lost| lost.loss.why)
 }
 
 impl std::fmt::Display for Violation {

@@ -12,19 +12,19 @@ use crate::history::{History, Mode, PERMITS, Section};
 
 pub(super) fn check(history: &History) -> Vec<Violation> {
     let names = history.by_name();
-    let found = names.values().filter_map(|sections| of_name(sections));
+    let found = names.values().filter_map(|sections| check_name(sections));
     found.collect()
 }
 
 /// Finds the first acquisition that exceeds the number of permits. Later ones may only be its consequence.
-fn of_name(sections: &[&Section]) -> Option<Violation> {
-    let semaphore = |one: &&&Section| one.ask.mode == Mode::Semaphore;
+fn check_name(sections: &[&Section]) -> Option<Violation> {
+    let semaphore = |one: &&&Section| one.request.mode == Mode::Semaphore;
     let mut changes = Vec::new();
     for section in sections.iter().filter(semaphore) {
-        if let Some(got) = section.got {
+        if let Some(acquired) = section.acquired {
             // At equal times, the sort below puts releases before acquisitions.
-            changes.push((got, Some(section)));
-            changes.push((section.left.unwrap_or(Time::MAX), None));
+            changes.push((acquired, Some(section)));
+            changes.push((section.release_started.unwrap_or(Time::MAX), None));
         }
     }
     changes.sort_by_key(|&(at, comes)| (at, comes.is_some()));
@@ -36,7 +36,7 @@ fn of_name(sections: &[&Section]) -> Option<Violation> {
         };
         taken += 1;
         if taken > PERMITS {
-            let (name, who) = (&section.ask.name, section.who());
+            let (name, who) = (&section.request.name, section.requester());
             let text = format!("{name}: {who} acquired permit {taken} of {PERMITS}");
             return Some(Violation::at(at, Rule::Permits, text));
         }
@@ -46,50 +46,53 @@ fn of_name(sections: &[&Section]) -> Option<Violation> {
 
 /// Returns whether this semaphore may lack permits for good, or have more of them than were set.
 pub fn may_lack_permits(history: &History, name: &str) -> bool {
-    let mut sections = history.sections.iter().filter(|one| one.ask.name == name);
-    sections.any(|one| one.ask.mode == Mode::Semaphore && may_be_stuck(history, one))
-        || name.starts_with("semaphore:") && forgotten(history) < Time::MAX
+    let mut sections = history
+        .sections
+        .iter()
+        .filter(|one| one.request.name == name);
+    sections.any(|one| one.request.mode == Mode::Semaphore && may_be_stuck(history, one))
+        || name.starts_with("semaphore:") && permits_lost_since(history) < Time::MAX
 }
 
 /// Returns whether a permit that was requested in a section may stay taken for good: it was not certainly released, and
 /// a fault was under way meanwhile. A request that gave up may have a step in flight for a while. One that succeeded
 /// may have acquired a permit before that replicas did not confirm.
 pub(super) fn may_be_stuck(history: &History, section: &Section) -> bool {
-    let is_released = section.freed.is_some() && section.unlock_error.is_none();
-    let over = match section.got {
-        Some(got) if is_released && history.awaits_replicas => got,
+    let is_released = section.released.is_some() && section.unlock_error.is_none();
+    let over = match section.acquired {
+        Some(acquired) if is_released && history.awaits_replicas => acquired,
         Some(_) if is_released => return false,
-        Some(_) => section.freed.map_or(Time::MAX, |at| at + history.lease),
+        Some(_) => section.released.map_or(Time::MAX, |at| at + history.lease),
         None => section.answered.map_or(Time::MAX, |at| at + history.lease),
     };
     let mut windows = history.windows.iter();
-    windows.any(|window| window.from < over && section.asked < window.until)
+    windows.any(|window| window.from < over && section.requested < window.until)
 }
 
 /// Returns the time from which the number of permits in the store may be wrong, or `Time::MAX`.
-pub(super) fn forgotten(history: &History) -> Time {
-    let lost = history.forgotten().map(|lost| lost.from);
+pub(super) fn permits_lost_since(history: &History) -> Time {
+    let lost = history.leaseless_losses().map(|lost| lost.from);
     lost.min().unwrap_or(Time::MAX)
 }
 
 #[cfg(test)]
 mod tests {
-    use super::super::made::{MS, history, section};
+    use super::super::fixtures::{MS, history, section};
     use super::*;
-    use crate::history::Window;
+    use crate::history::FaultWindow;
 
     /// Creates a permit that is held from one millisecond to another.
     fn permit(from: Time, until: Time) -> Section {
         let mut one = section("semaphore:0", from, until);
-        one.ask.mode = Mode::Semaphore;
+        one.request.mode = Mode::Semaphore;
         (one.valid_until, one.deadline, one.kept_until) = (None, None, None);
         one
     }
 
     /// Creates a permit that its process held when it was killed.
-    fn of_the_dead(from: Time) -> Section {
+    fn held_by_killed_process(from: Time) -> Section {
         let mut one = permit(from, from);
-        (one.left, one.freed) = (None, None);
+        (one.release_started, one.released) = (None, None);
         one
     }
 
@@ -104,28 +107,36 @@ mod tests {
 
     #[test]
     fn permits_of_killed_processes_stay_taken() {
-        let sections = vec![of_the_dead(0), permit(1, 11), permit(20_000, 20_010)];
+        let sections = vec![
+            held_by_killed_process(0),
+            permit(1, 11),
+            permit(20_000, 20_010),
+        ];
         assert!(check(&history(sections)).is_empty());
-        let sections = vec![of_the_dead(0), of_the_dead(1), permit(20_000, 20_010)];
+        let sections = vec![
+            held_by_killed_process(0),
+            held_by_killed_process(1),
+            permit(20_000, 20_010),
+        ];
         assert_eq!(check(&history(sections)).len(), 1);
     }
 
     #[test]
     fn permits_may_be_lost_only_during_faults() {
         let mut refused = permit(100, 200);
-        (refused.got, refused.left, refused.freed) = (None, None, None);
+        (refused.acquired, refused.release_started, refused.released) = (None, None, None);
         let mut unknown = permit(100, 200);
         unknown.unlock_error = Some("OutcomeUnknown".into());
         let mut retried = permit(170, 200);
-        retried.asked = 100 * MS;
-        for section in [refused, unknown, retried, of_the_dead(100)] {
+        retried.requested = 100 * MS;
+        for section in [refused, unknown, retried, held_by_killed_process(100)] {
             let mut one = history(vec![section, permit(0, 10_000)]);
             one.awaits_replicas = true;
             assert!(!may_lack_permits(&one, "semaphore:0"));
-            one.windows.push(Window {
+            one.windows.push(FaultWindow {
                 from: 150 * MS,
                 until: 160 * MS,
-                cut: false,
+                is_outage: false,
             });
             assert!(may_lack_permits(&one, "semaphore:0"));
             assert!(!may_lack_permits(&one, "semaphore:1"));

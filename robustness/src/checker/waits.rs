@@ -7,24 +7,24 @@
 //!    then, because its hold lasts for up to a lease.
 //! 4. Idle time of more than a lease and [`MARGIN`] is [`Rule::Hang`]. If the lock is fair and departed
 //!    waiters in its queue can explain the delay, it is [`Rule::Queue`] instead.
-//! 5. [`left_waiting`] checks the same with a limit of a few round trips ([`Rule::Promptness`]).
+//! 5. [`check_promptness`] checks the same with a limit of a few round trips ([`Rule::Promptness`]).
 
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use super::{GRACE, MARGIN, RECONNECTS, Rule, Violation, latches, semaphores};
+use super::{FAIR_GRACE_PERIOD, MARGIN, RECONNECT_ALLOWANCE, Rule, Violation, latches, semaphores};
 use crate::clock::{Time, millis, nanos};
 use crate::history::{History, Mode, PERMITS, Section};
 use crate::worker::locks_of;
 
 /// The sections by name.
-type Names<'a> = BTreeMap<&'a str, Vec<&'a Section>>;
+type SectionsByName<'a> = BTreeMap<&'a str, Vec<&'a Section>>;
 
 /// Number of leases for which a departed waiter may stay in a queue until its turn comes.
-const QUEUED: Time = 20;
+const MAX_QUEUE_LEASES: Time = 20;
 
 /// A time in which a request waited for a free lock.
-struct Idle<'a> {
+struct IdleWait<'a> {
     section: &'a Section,
     from: Time,
     until: Time,
@@ -38,13 +38,13 @@ pub(super) fn check(history: &History) -> Vec<Violation> {
     for &name in names.keys() {
         let limit = history.lease + nanos(MARGIN);
         // One violation stands for all requests that waited at the same time.
-        let too_long = idle(history, &names, name)
+        let too_long = idle_waits(history, &names, name)
             .into_iter()
             .filter(|idle| idle.until - idle.from > limit);
         if let Some(worst) = too_long.max_by_key(|idle| idle.until - idle.from) {
             let time = worst.until - worst.from;
-            let queued = history.lease * in_queue(history, &names, name, &worst)
-                + remembered(history, name, &worst);
+            let queued = history.lease * departed_waiters(history, &names, name, &worst)
+                + restored_queue_grace(history, name, &worst);
             found.push(worst.violation(match time <= limit + queued {
                 true => Rule::Queue,
                 false => Rule::Hang,
@@ -57,7 +57,7 @@ pub(super) fn check(history: &History) -> Vec<Violation> {
 /// Finds the requests that waited for a free lock for longer than this. Times with faults do not count.
 ///
 /// Only for runs on a simulated clock, without faults that delay clients: a busy machine delays them, too.
-pub fn left_waiting(history: &History, limit: Duration) -> Vec<Violation> {
+pub fn check_promptness(history: &History, limit: Duration) -> Vec<Violation> {
     let names = history.by_name();
     // Requests for spin locks and RedLocks retry after a pause. An attempt to acquire several locks may briefly hold
     // one of them, or the first place in its queue, and fail; that also blocks other such attempts.
@@ -66,12 +66,16 @@ pub fn left_waiting(history: &History, limit: Duration) -> Vec<Violation> {
         kinds.any(|kind| name.starts_with(kind))
     };
     let is_prompt = |(name, sections): &(&&str, &Vec<&Section>)| {
-        !is_polled(name) && !sections.iter().any(|one| one.ask.part)
+        !is_polled(name) && !sections.iter().any(|one| one.request.is_member)
     };
     let prompt = names.iter().filter(is_prompt);
-    let idle = prompt.flat_map(|(name, _)| idle(history, &names, name));
+    let idle = prompt.flat_map(|(name, _)| idle_waits(history, &names, name));
     let too_long = idle.filter(|idle| {
-        let reconnects = if idle.after_fault { RECONNECTS } else { 0 };
+        let reconnects = if idle.after_fault {
+            RECONNECT_ALLOWANCE
+        } else {
+            0
+        };
         idle.until - idle.from > nanos(limit) + reconnects
     });
     too_long
@@ -83,14 +87,21 @@ pub fn left_waiting(history: &History, limit: Duration) -> Vec<Violation> {
 /// or killed.
 pub(crate) fn worst_recovery(history: &History) -> Option<Time> {
     let names = history.by_name();
-    let idle = names.keys().flat_map(|name| idle(history, &names, name));
+    let idle = names
+        .keys()
+        .flat_map(|name| idle_waits(history, &names, name));
     let after_fault = idle.filter(|idle| idle.after_fault);
     after_fault.map(|idle| idle.until - idle.from).max()
 }
 
 /// Returns how many departed waiters the queue of a fair lock may contain: they were killed, were stopped, or could not
 /// leave because the store was unavailable. The lock is kept for each of them for a lease when its turn comes.
-fn in_queue(history: &History, names: &Names<'_>, name: &str, idle: &Idle<'_>) -> Time {
+fn departed_waiters(
+    history: &History,
+    names: &SectionsByName<'_>,
+    name: &str,
+    idle: &IdleWait<'_>,
+) -> Time {
     let fair = fair_locks(name);
     let sections = fair.iter().filter_map(|name| names.get(name.as_str()));
     let left = sections.flatten().filter(|one| {
@@ -100,8 +111,8 @@ fn in_queue(history: &History, names: &Names<'_>, name: &str, idle: &Idle<'_>) -
         let failed = one.answered.filter(|_| one.failed.is_some());
         let mut ends = stops.map(|stop| stop.0).chain(killed).chain(failed);
         ends.any(|end| {
-            let waited = one.asked <= end && one.answered.is_none_or(|at| at >= end);
-            waited && end <= idle.until && idle.from - end < QUEUED * history.lease
+            let waited = one.requested <= end && one.answered.is_none_or(|at| at >= end);
+            waited && end <= idle.until && idle.from - end < MAX_QUEUE_LEASES * history.lease
         })
     });
     Time::try_from(left.count()).unwrap_or(Time::MAX / history.lease)
@@ -116,47 +127,46 @@ fn fair_locks(name: &str) -> Vec<String> {
 
 /// Returns how long a fair lock may be kept for waiters that had left. After a failover to a replica that was behind,
 /// the store has their queue entries again.
-fn remembered(history: &History, name: &str, idle: &Idle<'_>) -> Time {
-    let mut lost = history
-        .data_lost
-        .iter()
-        .filter(|lost| lost.forgetting.holds);
+fn restored_queue_grace(history: &History, name: &str, idle: &IdleWait<'_>) -> Time {
+    let mut lost = history.data_losses.iter().filter(|lost| lost.loss.holds);
     match !fair_locks(name).is_empty() && lost.any(|lost| lost.from <= idle.until) {
-        true => nanos(GRACE),
+        true => nanos(FAIR_GRACE_PERIOD),
         false => 0,
     }
 }
 
 /// Returns the nonempty times in which a request waited for a free lock.
-fn idle<'a>(history: &History, names: &Names<'a>, name: &str) -> Vec<Idle<'a>> {
-    let mut free = free(history, &names[name]);
+fn idle_waits<'a>(history: &History, names: &SectionsByName<'a>, name: &str) -> Vec<IdleWait<'a>> {
+    let mut free = free_intervals(history, &names[name]);
     // All members must be free at the same time.
     for lock in locks_of(name) {
         if let Some(sections) = names.get(lock.as_str()).filter(|_| lock != name) {
-            free = at_once(&free, &self::free(history, sections));
+            free = intersection(&free, &self::free_intervals(history, sections));
         }
     }
     let mut found = Vec::new();
     for section in &names[name] {
-        if section.ask.part || matches!(section.ask.mode, Mode::SetCount(_) | Mode::CountDown) {
+        if section.request.is_member
+            || matches!(section.request.mode, Mode::SetCount(_) | Mode::CountDown)
+        {
             continue;
         }
         let process = history.processes.get(&section.process);
         let killed = process.and_then(|process| process.killed);
-        let asked = section.asked;
+        let requested = section.requested;
         let answered = section.answered.or(killed).unwrap_or(history.end);
-        let first = free.partition_point(|&(_, until)| until <= asked);
+        let first = free.partition_point(|&(_, until)| until <= requested);
         for &(from, until) in free.iter().skip(first) {
             if from >= answered {
                 break;
             }
-            let mut idle = Idle {
+            let mut idle = IdleWait {
                 section,
-                from: from.max(asked),
+                from: from.max(requested),
                 until: until.min(answered),
                 after_fault: false,
             };
-            idle.begin_after_faults(history);
+            idle.skip_faults(history);
             if idle.from < idle.until {
                 found.push(idle);
             }
@@ -165,9 +175,9 @@ fn idle<'a>(history: &History, names: &Names<'a>, name: &str) -> Vec<Idle<'a>> {
     found
 }
 
-impl Idle<'_> {
+impl IdleWait<'_> {
     fn violation(&self, rule: Rule) -> Violation {
-        let (name, who) = (&self.section.ask.name, self.section.who());
+        let (name, who) = (&self.section.request.name, self.section.requester());
         let waited = millis(self.until - self.from);
         Violation {
             rule,
@@ -179,20 +189,20 @@ impl Idle<'_> {
 
     /// Moves the start behind the faults that explain the wait. A fault explains it until it is repaired. A process
     /// that was stopped or killed may hold the lock until its lease ends, so the limit counts from then.
-    fn begin_after_faults(&mut self, history: &History) {
+    fn skip_faults(&mut self, history: &History) {
         for window in &history.windows {
             if window.from < self.until && self.from < window.until {
-                self.begin(window.until);
+                self.start_at(window.until);
             }
         }
         for (number, process) in &history.processes {
             for &(stop, on) in &process.stopped {
                 let on = on.unwrap_or(history.end);
                 if stop < self.until && self.from <= on {
-                    self.begin(stop);
+                    self.start_at(stop);
                     // A stopped waiter cannot acquire a free lock.
                     if *number == self.section.process {
-                        self.begin(on);
+                        self.start_at(on);
                     }
                 }
             }
@@ -200,29 +210,30 @@ impl Idle<'_> {
                 && killed < self.until
                 && self.from - killed <= history.lease
             {
-                self.begin(killed);
+                self.start_at(killed);
             }
         }
     }
 
-    fn begin(&mut self, at: Time) {
+    fn start_at(&mut self, at: Time) {
         self.from = self.from.max(at);
         self.after_fault = true;
     }
 }
 
 /// Returns the times in which the lock could be acquired, as far as its holders know.
-fn free(history: &History, sections: &[&Section]) -> Vec<(Time, Time)> {
+fn free_intervals(history: &History, sections: &[&Section]) -> Vec<(Time, Time)> {
     let mut changes = Vec::new();
-    let room = match sections.first().map(|one| one.ask.mode) {
+    let capacity = match sections.first().map(|one| one.request.mode) {
         Some(Mode::SetCount(_) | Mode::CountDown | Mode::AwaitZero) => {
-            return latches::open(history, sections);
+            return latches::open_intervals(history, sections);
         }
         Some(Mode::Permit) => PERMITS as usize,
         Some(Mode::Semaphore) => {
-            let mut stuck: Vec<Time> = vec![semaphores::forgotten(history); PERMITS as usize];
+            let mut stuck: Vec<Time> =
+                vec![semaphores::permits_lost_since(history); PERMITS as usize];
             let may_be_stuck = |one: &&&Section| semaphores::may_be_stuck(history, one);
-            let since = |one: &&Section| one.got.unwrap_or(one.asked);
+            let since = |one: &&Section| one.acquired.unwrap_or(one.requested);
             stuck.extend(sections.iter().filter(may_be_stuck).map(since));
             for from in stuck {
                 changes.extend([(from, true), (Time::MAX, false)]);
@@ -231,34 +242,34 @@ fn free(history: &History, sections: &[&Section]) -> Vec<(Time, Time)> {
         }
         _ => 1,
     };
-    for (from, until) in sections.iter().filter_map(|one| one.held()) {
+    for (from, until) in sections.iter().filter_map(|one| one.held_span()) {
         changes.extend([(from, true), (until, false)]);
     }
     // At equal times, acquisitions come before releases, so that there is no gap between them.
     changes.sort_by_key(|&(at, comes)| (at, !comes));
     let mut free = Vec::new();
-    let (mut inside, mut since) = (0_usize, Time::MIN);
+    let (mut holders, mut since) = (0_usize, Time::MIN);
     for (at, comes) in changes {
         if comes {
-            if inside + 1 == room && since < at {
+            if holders + 1 == capacity && since < at {
                 free.push((since, at));
             }
-            inside += 1;
+            holders += 1;
         } else {
-            if inside == room {
+            if holders == capacity {
                 since = at;
             }
-            inside -= 1;
+            holders -= 1;
         }
     }
-    if inside < room {
+    if holders < capacity {
         free.push((since, history.end));
     }
     free
 }
 
 /// Returns the intersection of two lists of times.
-fn at_once(one: &[(Time, Time)], other: &[(Time, Time)]) -> Vec<(Time, Time)> {
+fn intersection(one: &[(Time, Time)], other: &[(Time, Time)]) -> Vec<(Time, Time)> {
     let both = |a: &(Time, Time), b: &(Time, Time)| (a.0.max(b.0), a.1.min(b.1));
     let pairs = one
         .iter()
@@ -268,14 +279,14 @@ fn at_once(one: &[(Time, Time)], other: &[(Time, Time)]) -> Vec<(Time, Time)> {
 
 #[cfg(test)]
 mod tests {
-    use super::super::made::{MS, history, section};
+    use super::super::fixtures::{MS, history, section};
     use super::*;
-    use crate::history::Window;
+    use crate::history::FaultWindow;
 
     /// Creates a section from the times of its request and its acquisition, in milliseconds.
-    fn waited(asked: Time, got: Time) -> Section {
-        let mut one = section("a", got, got + 10);
-        one.asked = asked * MS;
+    fn waited(requested: Time, acquired: Time) -> Section {
+        let mut one = section("a", acquired, acquired + 10);
+        one.requested = requested * MS;
         one
     }
 
@@ -295,8 +306,8 @@ mod tests {
     fn late_acquisition_of_a_free_lock_is_found() {
         let late = |by: Time| history(vec![section("a", 0, 10), waited(5, 10 + by)]);
         let limit = Duration::from_millis(50);
-        assert!(left_waiting(&late(50), limit).is_empty());
-        let found = left_waiting(&late(51), limit);
+        assert!(check_promptness(&late(50), limit).is_empty());
+        let found = check_promptness(&late(51), limit);
         assert_eq!(found.len(), 1);
         assert_eq!((found[0].from, found[0].until), (10 * MS, 61 * MS));
     }
@@ -305,23 +316,23 @@ mod tests {
     fn acquisition_may_take_longer_just_after_a_fault() {
         let late = |by: Time| {
             let mut late = history(vec![section("a", 0, 10), waited(5, 20 + by)]);
-            late.windows.push(Window {
+            late.windows.push(FaultWindow {
                 from: 15 * MS,
                 until: 20 * MS,
-                cut: false,
+                is_outage: false,
             });
             late
         };
         let limit = Duration::from_millis(50);
-        assert!(left_waiting(&late(550), limit).is_empty());
-        assert_eq!(left_waiting(&late(551), limit).len(), 1);
+        assert!(check_promptness(&late(550), limit).is_empty());
+        assert_eq!(check_promptness(&late(551), limit).len(), 1);
     }
 
     #[test]
     fn request_without_an_answer_is_found() {
         let mut never = waited(5, 9000);
-        (never.answered, never.got, never.valid_until) = (None, None, None);
-        (never.left, never.freed) = (None, None);
+        (never.answered, never.acquired, never.valid_until) = (None, None, None);
+        (never.release_started, never.released) = (None, None);
         let sections = vec![section("a", 0, 10), never];
         assert_eq!(check(&history(sections)).len(), 1);
     }
@@ -329,10 +340,10 @@ mod tests {
     #[test]
     fn time_during_a_fault_does_not_count() {
         let mut broken = history(vec![section("a", 0, 10), waited(5, 9000)]);
-        broken.windows.push(Window {
+        broken.windows.push(FaultWindow {
             from: 5 * MS,
             until: 8000 * MS,
-            cut: true,
+            is_outage: true,
         });
         assert!(check(&broken).is_empty());
         assert_eq!(worst_recovery(&broken), Some(1000 * MS));
@@ -341,7 +352,7 @@ mod tests {
     #[test]
     fn lock_of_killed_process_is_free_a_lease_later() {
         let mut dead = section("a", 0, 10);
-        (dead.left, dead.freed, dead.process) = (None, None, 1);
+        (dead.release_started, dead.released, dead.process) = (None, None, 1);
         let mut one = history(vec![dead, waited(5, 3100)]);
         one.processes.entry(1).or_default().killed = Some(12 * MS);
         assert!(check(&one).is_empty());
@@ -353,12 +364,12 @@ mod tests {
     #[test]
     fn killed_waiters_in_a_queue_are_distinguished_from_a_hang() {
         let fair = |mut one: Section| {
-            one.ask.name = "fair:1".into();
+            one.request.name = "fair:1".into();
             one
         };
         let mut dead = fair(waited(5, 9000));
-        (dead.answered, dead.got, dead.valid_until) = (None, None, None);
-        (dead.left, dead.freed, dead.process) = (None, None, 1);
+        (dead.answered, dead.acquired, dead.valid_until) = (None, None, None);
+        (dead.release_started, dead.released, dead.process) = (None, None, 1);
         let next = fair(waited(6, 6100));
         let mut one = history(vec![fair(section("a", 0, 10)), dead, next]);
         one.processes.entry(1).or_default().killed = Some(8 * MS);
@@ -371,16 +382,16 @@ mod tests {
     fn replica_that_was_behind_restores_a_queue() {
         let next = |name: &str, answered| {
             let mut next = waited(6, answered);
-            next.ask.name = name.into();
+            next.request.name = name.into();
             next
         };
         let mut one = history(vec![next("fair:1", 9000)]);
         one.sections.insert(0, section("fair:1", 0, 10));
         assert_eq!(check(&one)[0].rule, Rule::Hang);
-        one.data_lost.push(crate::history::DataLost {
+        one.data_losses.push(crate::history::DataLossWindow {
             from: MS,
             until: 8 * MS,
-            forgetting: crate::history::Forgetting {
+            loss: crate::history::DataLoss {
                 holds: true,
                 tokens: false,
                 why: "",
@@ -390,7 +401,7 @@ mod tests {
         one.sections[1] = next("fair:1", 12_000);
         assert_eq!(check(&one)[0].rule, Rule::Hang);
         for one in &mut one.sections {
-            one.ask.name = "lock:1".into();
+            one.request.name = "lock:1".into();
         }
         assert_eq!(check(&one)[0].rule, Rule::Hang);
     }
@@ -398,7 +409,7 @@ mod tests {
     #[test]
     fn wait_for_a_free_permit_is_found() {
         let permit = |mut one: Section| {
-            one.ask.mode = Mode::Permit;
+            one.request.mode = Mode::Permit;
             one
         };
         let sections = vec![
@@ -416,11 +427,11 @@ mod tests {
     }
 
     /// Creates a multi-lock and its members from the times of its request and its acquisition, in milliseconds.
-    fn multi(asked: Time, got: Time) -> Vec<Section> {
+    fn multi(requested: Time, acquired: Time) -> Vec<Section> {
         let names = [vec!["multi:0".to_owned()], locks_of("multi:0")].concat();
         let section = |name: &String| {
-            let mut one = waited(asked, got);
-            (one.ask.name, one.ask.part) = (name.clone(), name != "multi:0");
+            let mut one = waited(requested, acquired);
+            (one.request.name, one.request.is_member) = (name.clone(), name != "multi:0");
             one
         };
         names.iter().map(section).collect()
@@ -443,9 +454,9 @@ mod tests {
     #[test]
     fn multi_lock_waits_in_the_queue_of_a_fair_member() {
         let mut dead = waited(5, 9000);
-        (dead.answered, dead.got, dead.valid_until) = (None, None, None);
-        (dead.left, dead.freed, dead.process) = (None, None, 1);
-        dead.ask.name = "fair:0".into();
+        (dead.answered, dead.acquired, dead.valid_until) = (None, None, None);
+        (dead.release_started, dead.released, dead.process) = (None, None, 1);
+        dead.request.name = "fair:0".into();
         let mut one = history(multi(6, 6100));
         assert_eq!(check(&one)[0].rule, Rule::Hang);
         one.sections.push(dead);
@@ -456,21 +467,21 @@ mod tests {
     #[test]
     fn permit_that_may_be_lost_is_not_expected_to_be_free() {
         let permit = |mut one: Section| {
-            one.ask.mode = Mode::Semaphore;
+            one.request.mode = Mode::Semaphore;
             one
         };
         let mut dead = permit(section("a", 0, 10));
-        (dead.left, dead.freed) = (None, None);
+        (dead.release_started, dead.released) = (None, None);
         let mut one = history(vec![
             dead.clone(),
             permit(section("a", 0, 9000)),
             permit(waited(5, 9000)),
         ]);
         assert_eq!(check(&one).len(), 1);
-        one.windows.push(Window {
+        one.windows.push(FaultWindow {
             from: 8 * MS,
             until: 9 * MS,
-            cut: false,
+            is_outage: false,
         });
         assert!(check(&one).is_empty());
         // The other permit is free.

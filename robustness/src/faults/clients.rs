@@ -1,50 +1,52 @@
 //! Faults of clients: processes that are paused or killed.
 
-use super::{BASE, Fault, Lasts};
+use super::{BASE, Fault, FaultDuration};
 use crate::Result;
 use crate::checker::Losses;
-use crate::scene::Scene;
+use crate::context::Context;
 
 pub(super) const FAULTS: [Fault; 3] = [
     Fault {
         name: "client stopped",
-        what: "SIGSTOP of a client process for longer than a lease while it holds and waits",
+        description: "SIGSTOP of a client process for longer than a lease while it holds and waits",
         losses: Losses::None,
-        lasts: Lasts::PastLease,
+        duration: FaultDuration::PastLease,
         times: 2,
-        beside: true,
-        act: |scene, lasts| {
-            let number = somebody(scene)?;
-            scene.crew.stop(number)?;
-            scene.rest(lasts);
-            scene.crew.go_on(number)
+        can_overlap: true,
+        inject: |context, duration| {
+            let number = random_process(context)?;
+            context.processes.stop(number)?;
+            context.wait(duration);
+            context.processes.resume(number)
         },
         ..BASE
     },
     Fault {
         name: "client killed",
-        what: "kill -9 of a client process while it holds and waits; another one replaces it",
-        beside: true,
-        act: |scene, lasts| {
-            let number = somebody(scene)?;
-            scene.crew.kill(number)?;
-            scene.rest(lasts);
-            scene.crew.start(&scene.worker)?;
+        description: "kill -9 of a client process while it holds and waits; another one replaces it",
+        can_overlap: true,
+        inject: |context, duration| {
+            let number = random_process(context)?;
+            context.processes.kill(number)?;
+            context.wait(duration);
+            context.processes.start(&context.worker)?;
             Ok(())
         },
         ..BASE
     },
     Fault {
         name: "client restarted",
-        what: "kill -9 of a client process while it holds and waits; it is restarted within the \
+        description: "kill -9 of a client process while it holds and waits; it is restarted within the \
                lease with the same client ids",
         chosen_ids: true,
-        soaks: false,
-        act: |scene, lasts| {
-            let number = somebody(scene)?;
-            scene.crew.kill(number)?;
-            scene.rest(lasts);
-            scene.crew.start_in_place_of(number, &scene.worker)?;
+        in_soak: false,
+        inject: |context, duration| {
+            let number = random_process(context)?;
+            context.processes.kill(number)?;
+            context.wait(duration);
+            context
+                .processes
+                .start_replacement(number, &context.worker)?;
             Ok(())
         },
         ..BASE
@@ -52,8 +54,8 @@ pub(super) const FAULTS: [Fault; 3] = [
 ];
 
 /// Picks a running process.
-fn somebody(scene: &mut Scene) -> Result<usize> {
-    let all = scene.crew.running();
-    let at = scene.random.below(all.len());
+fn random_process(context: &mut Context) -> Result<usize> {
+    let all = context.processes.running();
+    let at = context.random.below(all.len());
     all.get(at).copied().ok_or("no client is running".into())
 }

@@ -15,20 +15,20 @@ use std::time::Duration;
 
 use crate::Result;
 use crate::checker::Losses;
-use crate::scene::Scene;
-use crate::site::{Needs, Topology};
+use crate::context::Context;
+use crate::deployment::{Needs, Topology};
 use crate::worker::Sync;
 
 #[derive(Clone, Copy)]
 pub(crate) struct Fault {
     pub(crate) name: &'static str,
     /// Description for the output.
-    pub(crate) what: &'static str,
-    pub(crate) on: &'static [Topology],
+    pub(crate) description: &'static str,
+    pub(crate) topologies: &'static [Topology],
     pub(crate) needs: Needs,
     /// Losses that holders may have in a row of the table.
     pub(crate) losses: Losses,
-    pub(crate) lasts: Lasts,
+    pub(crate) duration: FaultDuration,
     /// Factor for the lease, for faults that take long and must not cause a loss.
     pub(crate) lease: u32,
     /// Number of replicas that clients wait for.
@@ -41,17 +41,17 @@ pub(crate) struct Fault {
     pub(crate) times: u32,
     /// Whether the soak uses it. Faults that lose data are excluded, because they would excuse too many
     /// violations.
-    pub(crate) soaks: bool,
+    pub(crate) in_soak: bool,
     /// Whether it may begin during another fault: it needs no server.
-    pub(crate) beside: bool,
+    pub(crate) can_overlap: bool,
     /// Whether a promoted replica has all data of its master.
-    pub(crate) orderly: bool,
-    pub(crate) act: fn(&mut Scene, Duration) -> Result<()>,
+    pub(crate) lossless_failover: bool,
+    pub(crate) inject: fn(&mut Context, Duration) -> Result<()>,
 }
 
 /// Duration in the table.
 #[derive(Debug, Clone, Copy)]
-pub(crate) enum Lasts {
+pub(crate) enum FaultDuration {
     /// A sixth of a lease: every failed renewal can be retried in time.
     Moment,
     /// 1.05 leases: it ends while the releases of lost locks are being retried.
@@ -60,12 +60,12 @@ pub(crate) enum Lasts {
     PastLease,
 }
 
-impl Lasts {
+impl FaultDuration {
     pub(crate) fn of(self, lease: Duration) -> Duration {
         match self {
-            Lasts::Moment => lease / 6,
-            Lasts::JustPastLease => lease * 21 / 20,
-            Lasts::PastLease => lease * 3 / 2,
+            FaultDuration::Moment => lease / 6,
+            FaultDuration::JustPastLease => lease * 21 / 20,
+            FaultDuration::PastLease => lease * 3 / 2,
         }
     }
 }
@@ -74,8 +74,8 @@ impl Lasts {
 pub(crate) fn all() -> Vec<Fault> {
     let mut all = vec![Fault {
         name: "nothing",
-        what: "no fault",
-        soaks: false,
+        description: "no fault",
+        in_soak: false,
         ..BASE
     }];
     all.extend(server::FAULTS);
@@ -90,21 +90,21 @@ pub(crate) fn all() -> Vec<Fault> {
 /// Defaults of most faults.
 const BASE: Fault = Fault {
     name: "",
-    what: "",
-    on: &Topology::ALL,
+    description: "",
+    topologies: &Topology::ALL,
     needs: Needs::NOTHING,
     losses: Losses::None,
-    lasts: Lasts::Moment,
+    duration: FaultDuration::Moment,
     lease: 1,
     sync: Sync::All,
     chosen_ids: false,
     held: 0,
     times: 3,
-    soaks: true,
-    beside: false,
-    orderly: false,
-    act: |_, lasts| {
-        std::thread::sleep(lasts);
+    in_soak: true,
+    can_overlap: false,
+    lossless_failover: false,
+    inject: |_, duration| {
+        std::thread::sleep(duration);
         Ok(())
     },
 };

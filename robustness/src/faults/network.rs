@@ -5,14 +5,14 @@ use std::time::{Duration, Instant};
 
 use redlatch_testkit::Proxy;
 
-use super::{BASE, Fault, Lasts};
+use super::{BASE, Fault, FaultDuration};
 use crate::Result;
 use crate::checker::Losses;
-use crate::scene::Scene;
-use crate::site::{Needs, Topology};
+use crate::context::Context;
+use crate::deployment::{Needs, Topology};
 
 const NETWORK: Fault = Fault {
-    on: &[Topology::Single],
+    topologies: &[Topology::Single],
     needs: Needs {
         network: true,
         ..Needs::NOTHING
@@ -23,13 +23,13 @@ const NETWORK: Fault = Fault {
 pub(super) const FAULTS: [Fault; 13] = [
     Fault {
         name: "connections reset",
-        what: "all connections are closed, twenty times a second",
-        beside: true,
-        act: |scene, lasts| {
-            scene.broken(|scene| {
-                let end = Instant::now() + lasts;
+        description: "all connections are closed, twenty times a second",
+        can_overlap: true,
+        inject: |context, duration| {
+            context.with_fault_window(|context| {
+                let end = Instant::now() + duration;
                 while Instant::now() < end {
-                    scene.network()?.cut();
+                    context.network()?.cut();
                     sleep(Duration::from_millis(50));
                 }
                 Ok(())
@@ -39,43 +39,43 @@ pub(super) const FAULTS: [Fault; 13] = [
     },
     Fault {
         name: "connections refused",
-        what: "all connections are closed, and new ones immediately",
-        act: |scene, lasts| changed(scene, lasts, refuse),
+        description: "all connections are closed, and new ones immediately",
+        inject: |context, duration| with_network_change(context, duration, refuse),
         ..NETWORK
     },
     Fault {
         name: "refused past the lease",
-        what: "connections are closed and refused for slightly longer than a lease: they are \
+        description: "connections are closed and refused for slightly longer than a lease: they are \
                restored while lost locks are being released",
-        losses: Losses::Some,
-        lasts: Lasts::JustPastLease,
+        losses: Losses::Any,
+        duration: FaultDuration::JustPastLease,
         times: 5,
-        soaks: false,
-        act: |scene, lasts| changed(scene, lasts, refuse),
+        in_soak: false,
+        inject: |context, duration| with_network_change(context, duration, refuse),
         ..NETWORK
     },
     Fault {
         name: "answers lost",
-        what: "commands arrive, replies do not; then all connections are closed",
-        act: |scene, lasts| changed(scene, lasts, swallow),
+        description: "commands arrive, replies do not; then all connections are closed",
+        inject: |context, duration| with_network_change(context, duration, swallow),
         ..NETWORK
     },
     Fault {
         name: "answers lost past the lease",
-        what: "the same for slightly longer than a lease: the store renews locks that the clients \
+        description: "the same for slightly longer than a lease: the store renews locks that the clients \
                lost",
-        losses: Losses::Some,
-        lasts: Lasts::JustPastLease,
-        soaks: false,
-        act: |scene, lasts| changed(scene, lasts, swallow),
+        losses: Losses::Any,
+        duration: FaultDuration::JustPastLease,
+        in_soak: false,
+        inject: |context, duration| with_network_change(context, duration, swallow),
         ..NETWORK
     },
     Fault {
         name: "answers cut short",
-        what: "connections are reset (RST) within a reply, after some of its bytes",
-        act: |scene, lasts| {
+        description: "connections are reset (RST) within a reply, after some of its bytes",
+        inject: |context, duration| {
             let longest = 64;
-            again(scene, lasts, |network, bytes| {
+            break_repeatedly(context, duration, |network, bytes| {
                 network.reset_after(1 + bytes % longest);
             })
         },
@@ -83,11 +83,11 @@ pub(super) const FAULTS: [Fault; 13] = [
     },
     Fault {
         name: "commands cut short",
-        what: "connections are reset (RST) within a command, after some of its bytes",
-        act: |scene, lasts| {
+        description: "connections are reset (RST) within a command, after some of its bytes",
+        inject: |context, duration| {
             // A step with its keys and arguments has some hundred bytes.
             let longest = 400;
-            again(scene, lasts, |network, bytes| {
+            break_repeatedly(context, duration, |network, bytes| {
                 network.reset_after_sent(1 + bytes % longest);
             })
         },
@@ -95,22 +95,26 @@ pub(super) const FAULTS: [Fault; 13] = [
     },
     Fault {
         name: "answers end",
-        what: "the server's half of every connection is closed, the clients' is not",
-        act: |scene, lasts| again(scene, lasts, |network, _| network.end_replies()),
+        description: "the server's half of every connection is closed, the clients' is not",
+        inject: |context, duration| {
+            break_repeatedly(context, duration, |network, _| network.end_replies())
+        },
         ..NETWORK
     },
     Fault {
         name: "commands end",
-        what: "the clients' half of every connection is closed, the server's is not",
-        act: |scene, lasts| again(scene, lasts, |network, _| network.end_requests()),
+        description: "the clients' half of every connection is closed, the server's is not",
+        inject: |context, duration| {
+            break_repeatedly(context, duration, |network, _| network.end_requests())
+        },
         ..NETWORK
     },
     Fault {
         name: "commands lost",
-        what: "commands do not arrive; then all connections are closed",
-        act: |scene, lasts| {
-            changed(scene, lasts, |network, losing| {
-                network.swallow_requests(losing);
+        description: "commands do not arrive; then all connections are closed",
+        inject: |context, duration| {
+            with_network_change(context, duration, |network, losing| {
+                network.discard_requests(losing);
                 if !losing {
                     network.cut();
                 }
@@ -120,65 +124,69 @@ pub(super) const FAULTS: [Fault; 13] = [
     },
     Fault {
         name: "delayed",
-        what: "200, 300 and 400 ms more latency in each direction, each for half a lease",
-        lasts: Lasts::PastLease,
+        description: "200, 300 and 400 ms more latency in each direction, each for half a lease",
+        duration: FaultDuration::PastLease,
         times: 1,
-        act: |scene, lasts| delay(scene, lasts, &[200, 300, 400]),
+        inject: |context, duration| delay(context, duration, &[200, 300, 400]),
         ..NETWORK
     },
     Fault {
         name: "delayed past the timeout",
-        what: "600 ms more latency in each direction; clients time out after 1 s",
-        losses: Losses::Some,
-        lasts: Lasts::PastLease,
+        description: "600 ms more latency in each direction; clients time out after 1 s",
+        losses: Losses::Any,
+        duration: FaultDuration::PastLease,
         times: 1,
-        act: |scene, lasts| delay(scene, lasts, &[600]),
+        inject: |context, duration| delay(context, duration, &[600]),
         ..NETWORK
     },
     Fault {
         name: "stalled past the lease",
-        what: "nothing is forwarded for longer than a lease, and no connection is closed",
-        losses: Losses::Some,
-        lasts: Lasts::PastLease,
+        description: "nothing is forwarded for longer than a lease, and no connection is closed",
+        losses: Losses::Any,
+        duration: FaultDuration::PastLease,
         times: 1,
-        act: |scene, lasts| changed(scene, lasts, stall),
+        inject: |context, duration| with_network_change(context, duration, stall),
         ..NETWORK
     },
 ];
 
-/// Breaks connections twenty times a second; `act` gets a random number to choose by.
-fn again(scene: &mut Scene, lasts: Duration, act: impl Fn(&Proxy, usize)) -> Result<()> {
-    let came = |scene: &mut Scene| -> Result<u64> {
-        let master = scene.master()?;
-        Ok(scene
+/// Breaks connections twenty times a second; `inject` gets a random number to choose by.
+fn break_repeatedly(
+    context: &mut Context,
+    duration: Duration,
+    inject: impl Fn(&Proxy, usize),
+) -> Result<()> {
+    let accepted_connections = |context: &mut Context| -> Result<u64> {
+        let master = context.master()?;
+        Ok(context
             .server(master)
             .info("total_connections_received")
             .parse()?)
     };
-    scene.broken(|scene| {
-        let before = came(scene)?;
-        let end = Instant::now() + lasts;
+    context.with_fault_window(|context| {
+        let before = accepted_connections(context)?;
+        let end = Instant::now() + duration;
         while Instant::now() < end {
-            let number = scene.random.below(1 << 16);
-            act(scene.network()?, number);
+            let number = context.random.below(1 << 16);
+            inject(context.network()?, number);
             sleep(Duration::from_millis(50));
         }
         // A client whose connection broke has opened another one. One of the new ones is that of the query itself.
-        if came(scene)? < before + 2 && lasts > Duration::from_millis(300) {
+        if accepted_connections(context)? < before + 2 && duration > Duration::from_millis(300) {
             return Err("no connection broke".into());
         }
         Ok(())
     })
 }
 
-fn delay(scene: &mut Scene, lasts: Duration, each: &[u64]) -> Result<()> {
-    let part = lasts / u32::try_from(each.len())?;
-    scene.broken(|scene| {
+fn delay(context: &mut Context, duration: Duration, each: &[u64]) -> Result<()> {
+    let part = duration / u32::try_from(each.len())?;
+    context.with_fault_window(|context| {
         for &millis in each {
-            scene.network()?.delay(Duration::from_millis(millis));
+            context.network()?.delay(Duration::from_millis(millis));
             sleep(part);
         }
-        scene.network()?.delay(Duration::ZERO);
+        context.network()?.delay(Duration::ZERO);
         // The last request is in flight for that long.
         sleep(Duration::from_millis(
             each.last().copied().unwrap_or_default(),
@@ -188,16 +196,20 @@ fn delay(scene: &mut Scene, lasts: Duration, each: &[u64]) -> Result<()> {
 }
 
 /// Changes the behavior of the network for the duration of the fault.
-fn changed(scene: &mut Scene, lasts: Duration, change: fn(&Proxy, bool)) -> Result<()> {
-    let change = |scene: &mut Scene, broken| {
-        if let Some(network) = scene.site.network() {
+fn with_network_change(
+    context: &mut Context,
+    duration: Duration,
+    change: fn(&Proxy, bool),
+) -> Result<()> {
+    let change = |context: &mut Context, broken| {
+        if let Some(network) = context.deployment.network() {
             change(network, broken);
         }
     };
-    scene.cut(
-        lasts,
-        |scene| change(scene, true),
-        |scene| change(scene, false),
+    context.with_outage(
+        duration,
+        |context| change(context, true),
+        |context| change(context, false),
     )
 }
 
@@ -207,7 +219,7 @@ fn refuse(network: &Proxy, refusing: bool) {
 }
 
 fn swallow(network: &Proxy, swallowing: bool) {
-    network.swallow_replies(swallowing);
+    network.discard_replies(swallowing);
     if !swallowing {
         network.cut();
     }

@@ -5,17 +5,17 @@ use std::time::Duration;
 
 use redlatch_testkit::Sentinels;
 
-use super::server::ask;
+use super::server::run_command;
 use super::{BASE, Fault};
 use crate::Result;
 use crate::checker::Losses;
-use crate::scene::Scene;
-use crate::site::{Needs, Topology};
+use crate::context::Context;
+use crate::deployment::{Needs, Topology};
 use crate::worker::Sync;
 
 const REPLICATED: Fault = Fault {
-    on: &[Topology::Sentinel, Topology::Cluster],
-    losses: Losses::Some,
+    topologies: &[Topology::Sentinel, Topology::Cluster],
+    losses: Losses::Any,
     times: 1,
     ..BASE
 };
@@ -23,20 +23,20 @@ const REPLICATED: Fault = Fault {
 pub(super) const FAULTS: [Fault; 13] = [
     Fault {
         name: "master killed",
-        what: "kill -9 of a master; a replica is promoted, and the master returns as a replica",
-        act: |scene, _| kill(scene, |_, _| Ok(())),
+        description: "kill -9 of a master; a replica is promoted, and the master returns as a replica",
+        inject: |context, _| kill(context, |_, _| Ok(())),
         ..REPLICATED
     },
     Fault {
         name: "master killed, replicas behind",
-        what: "the same after the replicas could not replicate for some time",
-        soaks: false,
-        act: |scene, lasts| {
-            kill(scene, |scene, master| {
-                let server = scene.server(master);
-                ask(server, &["ACL", "SETUSER", "default", "-psync", "-sync"])?;
-                ask(server, &["CLIENT", "KILL", "TYPE", "replica"])?;
-                sleep(lasts);
+        description: "the same after the replicas could not replicate for some time",
+        in_soak: false,
+        inject: |context, duration| {
+            kill(context, |context, master| {
+                let server = context.server(master);
+                run_command(server, &["ACL", "SETUSER", "default", "-psync", "-sync"])?;
+                run_command(server, &["CLIENT", "KILL", "TYPE", "replica"])?;
+                sleep(duration);
                 Ok(())
             })
         },
@@ -44,61 +44,61 @@ pub(super) const FAULTS: [Fault; 13] = [
     },
     Fault {
         name: "master killed, none asked",
-        what: "the same as `master killed`, with ReplicaSync::Off",
+        description: "the same as `master killed`, with ReplicaSync::Off",
         sync: Sync::Off,
-        soaks: false,
-        act: |scene, _| kill(scene, |_, _| Ok(())),
+        in_soak: false,
+        inject: |context, _| kill(context, |_, _| Ok(())),
         ..REPLICATED
     },
     // The next two differ only in the number of replicas that clients wait for.
     Fault {
         name: "replicas syncing, none asked",
-        what: "a master is killed while its replicas are connected but wait for a full \
+        description: "a master is killed while its replicas are connected but wait for a full \
                resynchronization, with ReplicaSync::Off",
         sync: Sync::Off,
         lease: 4,
-        soaks: false,
-        act: |scene, _| kill(scene, hold_back),
+        in_soak: false,
+        inject: |context, _| kill(context, stall_replication),
         ..REPLICATED
     },
     Fault {
         name: "replicas syncing, all asked",
-        what: "the same with ReplicaSync::All",
+        description: "the same with ReplicaSync::All",
         losses: Losses::None,
         lease: 4,
-        soaks: false,
+        in_soak: false,
         // No violation is excused.
-        orderly: true,
-        act: |scene, _| kill(scene, hold_back),
+        lossless_failover: true,
+        inject: |context, _| kill(context, stall_replication),
         ..REPLICATED
     },
     Fault {
         name: "master handed over",
-        what: "SENTINEL FAILOVER",
-        on: &[Topology::Sentinel],
-        act: |scene, _| hand_over(scene),
+        description: "SENTINEL FAILOVER",
+        topologies: &[Topology::Sentinel],
+        inject: |context, _| hand_over(context),
         ..REPLICATED
     },
     Fault {
         name: "master handed over, orderly",
-        what: "CLUSTER FAILOVER",
-        orderly: true,
-        on: &[Topology::Cluster],
-        act: |scene, _| hand_over(scene),
+        description: "CLUSTER FAILOVER",
+        lossless_failover: true,
+        topologies: &[Topology::Cluster],
+        inject: |context, _| hand_over(context),
         ..REPLICATED
     },
     Fault {
         name: "master frozen and replaced",
-        what: "SIGSTOP of a master until a replica is promoted, then SIGCONT",
-        act: |scene, lasts| {
-            let master = scene.master()?;
-            scene.broken(|scene| {
-                scene.server(master).freeze();
-                scene.beside(FAILOVER);
-                let replaced = scene.site.await_successor(master);
-                sleep(lasts);
-                scene.server(master).thaw();
-                scene.site.await_whole();
+        description: "SIGSTOP of a master until a replica is promoted, then SIGCONT",
+        inject: |context, duration| {
+            let master = context.master()?;
+            context.with_fault_window(|context| {
+                context.server(master).freeze();
+                context.run_due_faults(FAILOVER);
+                let replaced = context.deployment.await_successor(master);
+                sleep(duration);
+                context.server(master).thaw();
+                context.deployment.await_healthy();
                 replaced
             })
         },
@@ -106,30 +106,30 @@ pub(super) const FAULTS: [Fault; 13] = [
     },
     Fault {
         name: "master and sentinel killed",
-        what: "kill -9 of the master and of the first sentinel in the clients' list",
-        on: &[Topology::Sentinel],
-        act: |scene, _| {
-            sentinels(scene)?.kill_sentinel(0);
-            let done = kill(scene, |_, _| Ok(()));
-            sentinels(scene)?.restart_sentinel(0);
-            scene.site.await_whole();
+        description: "kill -9 of the master and of the first sentinel in the clients' list",
+        topologies: &[Topology::Sentinel],
+        inject: |context, _| {
+            sentinels(context)?.kill_sentinel(0);
+            let done = kill(context, |_, _| Ok(()));
+            sentinels(context)?.restart_sentinel(0);
+            context.deployment.await_healthy();
             done
         },
         ..REPLICATED
     },
     Fault {
         name: "master killed, a sentinel lies",
-        what: "one of the clients' three sentinels always reports another server, with the highest \
+        description: "one of the clients' three sentinels always reports another server, with the highest \
                epoch",
-        on: &[Topology::Sentinel],
+        topologies: &[Topology::Sentinel],
         needs: Needs {
-            liar: true,
+            fake_sentinel: true,
             ..Needs::NOTHING
         },
-        soaks: false,
-        act: |scene, _| {
-            kill(scene, |_, _| Ok(()))?;
-            let decoy = scene.site.decoy().ok_or("no fake master")?;
+        in_soak: false,
+        inject: |context, _| {
+            kill(context, |_, _| Ok(()))?;
+            let decoy = context.deployment.decoy().ok_or("no fake master")?;
             let asked: String = decoy.ask(&["INFO", "commandstats"]);
             match asked.contains("cmdstat_eval") {
                 true => Err(
@@ -142,18 +142,18 @@ pub(super) const FAULTS: [Fault; 13] = [
     },
     Fault {
         name: "sentinels frozen",
-        what: "SIGSTOP of all sentinels, while the clients must reconnect",
-        on: &[Topology::Sentinel],
+        description: "SIGSTOP of all sentinels, while the clients must reconnect",
+        topologies: &[Topology::Sentinel],
         losses: Losses::None,
         times: 2,
-        act: |scene, lasts| {
-            let master = scene.master()?;
-            scene.broken(|scene| {
-                let all = sentinels(scene)?;
+        inject: |context, duration| {
+            let master = context.master()?;
+            context.with_fault_window(|context| {
+                let all = sentinels(context)?;
                 let places = 0..all.sentinels().len();
                 places.clone().for_each(|place| all.freeze_sentinel(place));
                 all.servers()[master].cut_all();
-                sleep(lasts);
+                sleep(duration);
                 places.for_each(|place| all.thaw_sentinel(place));
                 Ok(())
             })
@@ -162,20 +162,20 @@ pub(super) const FAULTS: [Fault; 13] = [
     },
     Fault {
         name: "slots moved",
-        what: "the slots of all names move to another master, key by key",
-        on: &[Topology::Cluster],
+        description: "the slots of all names move to another master, key by key",
+        topologies: &[Topology::Cluster],
         losses: Losses::None,
-        orderly: true,
-        act: move_slots,
+        lossless_failover: true,
+        inject: move_slots,
         ..REPLICATED
     },
     Fault {
         name: "node added and removed",
-        what: "a new master joins, imports the slots of half of the names, returns them and leaves",
-        on: &[Topology::Cluster],
+        description: "a new master joins, imports the slots of half of the names, returns them and leaves",
+        topologies: &[Topology::Cluster],
         losses: Losses::None,
-        orderly: true,
-        act: come_and_go,
+        lossless_failover: true,
+        inject: add_and_remove_node,
         ..REPLICATED
     },
 ];
@@ -183,48 +183,48 @@ pub(super) const FAULTS: [Fault; 13] = [
 /// Minimum duration of a failover.
 const FAILOVER: Duration = Duration::from_secs(2);
 
-fn sentinels(scene: &mut Scene) -> Result<&mut Sentinels> {
-    scene.site.sentinels().ok_or("no sentinels".into())
+fn sentinels(context: &mut Context) -> Result<&mut Sentinels> {
+    context.deployment.sentinels().ok_or("no sentinels".into())
 }
 
-fn kill(scene: &mut Scene, before: impl FnOnce(&Scene, usize) -> Result<()>) -> Result<()> {
-    let master = scene.master()?;
-    scene.broken(|scene| {
-        before(scene, master)?;
-        scene.site.kill(master);
-        scene.beside(FAILOVER);
-        scene.site.await_successor(master)
+fn kill(context: &mut Context, before: impl FnOnce(&Context, usize) -> Result<()>) -> Result<()> {
+    let master = context.master()?;
+    context.with_fault_window(|context| {
+        before(context, master)?;
+        context.deployment.kill(master);
+        context.run_due_faults(FAILOVER);
+        context.deployment.await_successor(master)
     })?;
-    scene.site.restart(master);
-    scene.site.await_whole();
+    context.deployment.restart(master);
+    context.deployment.await_healthy();
     Ok(())
 }
 
 /// Stops replication while replicas stay connected: they need a full resynchronization, which the master
 /// delays.
-fn hold_back(scene: &Scene, master: usize) -> Result<()> {
-    let server = scene.server(master);
-    ask(server, &["CONFIG", "SET", "repl-diskless-sync-delay", "60"])?;
-    ask(server, &["DEBUG", "CHANGE-REPL-ID"])?;
-    ask(server, &["CLIENT", "KILL", "TYPE", "replica"])?;
+fn stall_replication(context: &Context, master: usize) -> Result<()> {
+    let server = context.server(master);
+    run_command(server, &["CONFIG", "SET", "repl-diskless-sync-delay", "60"])?;
+    run_command(server, &["DEBUG", "CHANGE-REPL-ID"])?;
+    run_command(server, &["CLIENT", "KILL", "TYPE", "replica"])?;
     // Not for long, because renewals are not replicated either.
     sleep(Duration::from_secs(1));
     Ok(())
 }
 
-fn hand_over(scene: &mut Scene) -> Result<()> {
-    let master = scene.master()?;
-    scene.broken(|scene| scene.site.hand_over(master))?;
-    scene.site.await_whole();
+fn hand_over(context: &mut Context) -> Result<()> {
+    let master = context.master()?;
+    context.with_fault_window(|context| context.deployment.hand_over(master))?;
+    context.deployment.await_healthy();
     Ok(())
 }
 
-fn move_slots(scene: &mut Scene, _: Duration) -> Result<()> {
-    let masters = scene.site.masters();
-    scene.broken(|scene| {
-        for name in scene.names() {
-            let to = masters[scene.random.below(masters.len())];
-            let cluster = scene.site.cluster().ok_or("no cluster")?;
+fn move_slots(context: &mut Context, _: Duration) -> Result<()> {
+    let masters = context.deployment.masters();
+    context.with_fault_window(|context| {
+        for name in context.names() {
+            let to = masters[context.random.below(masters.len())];
+            let cluster = context.deployment.cluster().ok_or("no cluster")?;
             let slot = cluster.slot_of(&name);
             if cluster.owner(slot) == to {
                 continue;
@@ -239,19 +239,19 @@ fn move_slots(scene: &mut Scene, _: Duration) -> Result<()> {
     })
 }
 
-fn come_and_go(scene: &mut Scene, lasts: Duration) -> Result<()> {
-    scene.broken(|scene| {
-        let names = scene.names();
-        let cluster = scene.site.cluster().ok_or("no cluster")?;
-        let newcomer = cluster.add_node();
+fn add_and_remove_node(context: &mut Context, duration: Duration) -> Result<()> {
+    context.with_fault_window(|context| {
+        let names = context.names();
+        let cluster = context.deployment.cluster().ok_or("no cluster")?;
+        let new_node = cluster.add_node();
         for name in names.iter().step_by(2) {
             let slot = cluster.slot_of(name);
-            if cluster.owner(slot) != newcomer {
-                cluster.move_slot(slot, newcomer);
+            if cluster.owner(slot) != new_node {
+                cluster.move_slot(slot, new_node);
             }
         }
-        sleep(lasts);
-        cluster.remove_node(newcomer);
+        sleep(duration);
+        cluster.remove_node(new_node);
         Ok(())
     })
 }

@@ -5,110 +5,114 @@ use std::time::{Duration, Instant};
 
 use redlatch_testkit::Server;
 
-use super::{BASE, Fault, Lasts};
+use super::{BASE, Fault, FaultDuration};
 use crate::Result;
 use crate::checker::Losses;
-use crate::history::Forgetting;
-use crate::scene::Scene;
-use crate::site::{Needs, Topology};
+use crate::context::Context;
+use crate::deployment::{Needs, Topology};
+use crate::history::DataLoss;
 
 pub(super) const FAULTS: [Fault; 14] = [
     Fault {
         name: "killed, durable",
-        what: "kill -9 of the server, which restarts with all its data (AOF, fsync always)",
+        description: "kill -9 of the server, which restarts with all its data (AOF, fsync always)",
         needs: Needs {
             durable: true,
             ..Needs::NOTHING
         },
-        on: &[Topology::Single],
-        act: kill,
+        topologies: &[Topology::Single],
+        inject: kill,
         ..BASE
     },
     Fault {
         name: "killed, empty",
-        what: "kill -9 of the server, which restarts without its data",
-        losses: Losses::Some,
-        soaks: false,
+        description: "kill -9 of the server, which restarts without its data",
+        losses: Losses::Any,
+        in_soak: false,
         times: 2,
-        on: &[Topology::Single],
-        act: |scene, lasts| scene.forgets(Forgetting::NO_DATA, |scene| kill(scene, lasts)),
+        topologies: &[Topology::Single],
+        inject: |context, duration| {
+            context.with_data_loss(DataLoss::NO_DATA, |context| kill(context, duration))
+        },
         ..BASE
     },
     Fault {
         name: "paused",
-        what: "CLIENT PAUSE ALL",
-        act: |scene, lasts| pause(scene, lasts, "ALL"),
+        description: "CLIENT PAUSE ALL",
+        inject: |context, duration| pause(context, duration, "ALL"),
         ..BASE
     },
     Fault {
         name: "paused, writes",
-        what: "CLIENT PAUSE WRITE",
-        act: |scene, lasts| pause(scene, lasts, "WRITE"),
+        description: "CLIENT PAUSE WRITE",
+        inject: |context, duration| pause(context, duration, "WRITE"),
         ..BASE
     },
     Fault {
         name: "paused past the lease",
-        what: "CLIENT PAUSE ALL for longer than a lease",
-        on: &[Topology::Single],
-        losses: Losses::Some,
-        lasts: Lasts::PastLease,
+        description: "CLIENT PAUSE ALL for longer than a lease",
+        topologies: &[Topology::Single],
+        losses: Losses::Any,
+        duration: FaultDuration::PastLease,
         times: 1,
-        soaks: false,
-        act: |scene, lasts| pause(scene, lasts, "ALL"),
+        in_soak: false,
+        inject: |context, duration| pause(context, duration, "ALL"),
         ..BASE
     },
     Fault {
         name: "asleep",
-        what: "DEBUG SLEEP",
-        act: |scene, lasts| {
-            let seconds = lasts.as_secs_f64().to_string();
-            let master = scene.master()?;
-            scene.broken(|scene| ask(scene.server(master), &["DEBUG", "SLEEP", &seconds]))
+        description: "DEBUG SLEEP",
+        inject: |context, duration| {
+            let seconds = duration.as_secs_f64().to_string();
+            let master = context.master()?;
+            context.with_fault_window(|context| {
+                run_command(context.server(master), &["DEBUG", "SLEEP", &seconds])
+            })
         },
         ..BASE
     },
     Fault {
         name: "frozen past the lease",
-        what: "SIGSTOP of the server for longer than a lease",
-        on: &[Topology::Single],
-        losses: Losses::Some,
-        lasts: Lasts::PastLease,
+        description: "SIGSTOP of the server for longer than a lease",
+        topologies: &[Topology::Single],
+        losses: Losses::Any,
+        duration: FaultDuration::PastLease,
         times: 1,
-        act: |scene, lasts| {
-            let master = scene.master()?;
-            let freeze = |scene: &mut Scene| scene.server(master).freeze();
-            scene.cut(lasts, freeze, |scene| scene.server(master).thaw())
+        inject: |context, duration| {
+            let master = context.master()?;
+            let freeze = |context: &mut Context| context.server(master).freeze();
+            context.with_outage(duration, freeze, |context| context.server(master).thaw())
         },
         ..BASE
     },
     Fault {
         name: "node frozen, many held",
-        what: "SIGSTOP of one of three masters for longer than a lease, while a client holds 3,000 \
+        description: "SIGSTOP of one of three masters for longer than a lease, while a client holds 3,000 \
                locks; no lock on the other masters is lost",
-        on: &[Topology::Cluster],
+        topologies: &[Topology::Cluster],
         needs: Needs {
-            unreplaced: true,
+            no_failover: true,
             ..Needs::NOTHING
         },
-        losses: Losses::OutOfReach,
-        lasts: Lasts::PastLease,
+        losses: Losses::Unreachable,
+        duration: FaultDuration::PastLease,
         times: 1,
-        soaks: false,
+        in_soak: false,
         held: 3000,
         lease: 2,
-        act: |scene, lasts| {
-            let master = scene.master()?;
-            scene.out_of_reach(master)?;
-            let freeze = |scene: &mut Scene| scene.server(master).freeze();
-            scene.cut(lasts, freeze, |scene| scene.server(master).thaw())
+        inject: |context, duration| {
+            let master = context.master()?;
+            context.mark_unreachable(master)?;
+            let freeze = |context: &mut Context| context.server(master).freeze();
+            context.with_outage(duration, freeze, |context| context.server(master).thaw())
         },
         ..BASE
     },
     Fault {
         name: "clients killed",
-        what: "CLIENT KILL of all connections, ten times a second",
-        act: |scene, lasts| {
-            again_and_again(scene, lasts, Duration::from_millis(100), |server| {
+        description: "CLIENT KILL of all connections, ten times a second",
+        inject: |context, duration| {
+            repeat(context, duration, Duration::from_millis(100), |server| {
                 server.cut_all();
                 Ok(())
             })
@@ -117,46 +121,46 @@ pub(super) const FAULTS: [Fault; 14] = [
     },
     Fault {
         name: "output limits",
-        what: "messages of 1 MB on the subscribed channels, with an output buffer limit of 64 kB",
-        act: output_limits,
+        description: "messages of 1 MB on the subscribed channels, with an output buffer limit of 64 kB",
+        inject: output_limits,
         ..BASE
     },
     Fault {
         name: "clients evicted",
-        what: "maxmemory-clients reached: the server closes the connections that use the most \
+        description: "maxmemory-clients reached: the server closes the connections that use the most \
                memory",
-        on: &[Topology::Single],
-        act: evict,
+        topologies: &[Topology::Single],
+        inject: evict,
         ..BASE
     },
     Fault {
         name: "too many clients",
-        what: "maxclients reached when all clients must reconnect",
-        act: too_many_clients,
+        description: "maxclients reached when all clients must reconnect",
+        inject: too_many_clients,
         ..BASE
     },
     Fault {
         name: "full",
-        what: "maxmemory reached: no acquisitions, but held locks are renewed",
-        lasts: Lasts::PastLease,
+        description: "maxmemory reached: no acquisitions, but held locks are renewed",
+        duration: FaultDuration::PastLease,
         times: 1,
-        act: |scene, lasts| {
-            let master = scene.master()?;
-            scene.broken(|scene| {
-                let server = scene.server(master);
-                ask(server, &["CONFIG", "SET", "maxmemory", "1"])?;
-                sleep(lasts);
-                ask(server, &["CONFIG", "SET", "maxmemory", "0"])
+        inject: |context, duration| {
+            let master = context.master()?;
+            context.with_fault_window(|context| {
+                let server = context.server(master);
+                run_command(server, &["CONFIG", "SET", "maxmemory", "1"])?;
+                sleep(duration);
+                run_command(server, &["CONFIG", "SET", "maxmemory", "0"])
             })
         },
         ..BASE
     },
     Fault {
         name: "scripts forgotten",
-        what: "SCRIPT FLUSH, a hundred times a second",
-        act: |scene, lasts| {
-            again_and_again(scene, lasts * 2, Duration::from_millis(10), |server| {
-                ask(server, &["SCRIPT", "FLUSH"])
+        description: "SCRIPT FLUSH, a hundred times a second",
+        inject: |context, duration| {
+            repeat(context, duration * 2, Duration::from_millis(10), |server| {
+                run_command(server, &["SCRIPT", "FLUSH"])
             })
         },
         ..BASE
@@ -164,62 +168,62 @@ pub(super) const FAULTS: [Fault; 14] = [
 ];
 
 /// Sends a command on a connection of its own.
-pub(super) fn ask(server: &Server, words: &[&str]) -> Result<()> {
+pub(super) fn run_command(server: &Server, words: &[&str]) -> Result<()> {
     let mut command = redis::cmd(words.first().ok_or("no command")?);
     command.arg(&words[1..]);
     Ok(command.query::<()>(&mut server.connection())?)
 }
 
 /// Repeats an action at an interval while the fault lasts.
-fn again_and_again(
-    scene: &mut Scene,
-    lasts: Duration,
+fn repeat(
+    context: &mut Context,
+    duration: Duration,
     pause: Duration,
-    act: impl Fn(&Server) -> Result<()>,
+    inject: impl Fn(&Server) -> Result<()>,
 ) -> Result<()> {
-    let master = scene.master()?;
-    scene.broken(|scene| {
-        let end = Instant::now() + lasts;
+    let master = context.master()?;
+    context.with_fault_window(|context| {
+        let end = Instant::now() + duration;
         while Instant::now() < end {
-            act(scene.server(master))?;
+            inject(context.server(master))?;
             sleep(pause);
         }
         Ok(())
     })
 }
 
-fn kill(scene: &mut Scene, lasts: Duration) -> Result<()> {
-    let master = scene.master()?;
-    let kill = |scene: &mut Scene| scene.site.kill(master);
-    scene.cut(lasts, kill, |scene| scene.site.restart(master))
+fn kill(context: &mut Context, duration: Duration) -> Result<()> {
+    let master = context.master()?;
+    let kill = |context: &mut Context| context.deployment.kill(master);
+    context.with_outage(duration, kill, |context| context.deployment.restart(master))
 }
 
-fn pause(scene: &mut Scene, lasts: Duration, what: &str) -> Result<()> {
-    let master = scene.master()?;
-    let millis = lasts.as_millis().to_string();
-    scene.broken(|scene| {
-        ask(scene.server(master), &["CLIENT", "PAUSE", &millis, what])?;
+fn pause(context: &mut Context, duration: Duration, what: &str) -> Result<()> {
+    let master = context.master()?;
+    let millis = duration.as_millis().to_string();
+    context.with_fault_window(|context| {
+        run_command(context.server(master), &["CLIENT", "PAUSE", &millis, what])?;
         // It may end a little earlier than this process's clock shows.
-        let almost = lasts.saturating_sub(Duration::from_millis(20));
-        scene.cut(almost, |_| (), |_| sleep(Duration::from_millis(50)))
+        let almost = duration.saturating_sub(Duration::from_millis(20));
+        context.with_outage(almost, |_| (), |_| sleep(Duration::from_millis(50)))
     })
 }
 
 /// Limits the output buffers of the class `pubsub`, to which connections with subscriptions belong.
-fn output_limits(scene: &mut Scene, lasts: Duration) -> Result<()> {
-    let master = scene.master()?;
+fn output_limits(context: &mut Context, duration: Duration) -> Result<()> {
+    let master = context.master()?;
     let set = |server: &Server, limit: &str| {
         let limit = format!("pubsub {limit} {limit} 0");
         let name = "client-output-buffer-limit";
-        ask(server, &["CONFIG", "SET", name, &limit])
+        run_command(server, &["CONFIG", "SET", name, &limit])
     };
-    scene.broken(|scene| {
-        let server = scene.server(master);
+    context.with_fault_window(|context| {
+        let server = context.server(master);
         set(server, "65536")?;
         let mut own = server.connection();
-        let end = Instant::now() + lasts;
+        let end = Instant::now() + duration;
         let message = "x".repeat(1 << 20);
-        let mut heard = 0;
+        let mut receivers = 0;
         while Instant::now() < end {
             for (list, publish) in [("CHANNELS", "PUBLISH"), ("SHARDCHANNELS", "SPUBLISH")] {
                 let channels: Vec<String> = redis::cmd("PUBSUB").arg(list).query(&mut own)?;
@@ -229,13 +233,13 @@ fn output_limits(scene: &mut Scene, lasts: Duration) -> Result<()> {
                 {
                     let mut publish = redis::cmd(publish);
                     let by: i64 = publish.arg(channel).arg(&message).query(&mut own)?;
-                    heard += by;
+                    receivers += by;
                 }
             }
             sleep(Duration::from_millis(50));
         }
         // Every message that reached a subscriber exceeded the limit.
-        if heard == 0 && lasts > Duration::from_millis(300) {
+        if receivers == 0 && duration > Duration::from_millis(300) {
             return Err("no client was subscribed".into());
         }
         set(server, "33554432")
@@ -244,18 +248,18 @@ fn output_limits(scene: &mut Scene, lasts: Duration) -> Result<()> {
 
 /// Evicts normal clients. An output buffer limit of the class `normal` would not do: answers to lock
 /// commands are too short to be counted. This closes the same connections.
-fn evict(scene: &mut Scene, lasts: Duration) -> Result<()> {
-    let master = scene.master()?;
-    scene.broken(|scene| {
-        let server = scene.server(master);
+fn evict(context: &mut Context, duration: Duration) -> Result<()> {
+    let master = context.master()?;
+    context.with_fault_window(|context| {
+        let server = context.server(master);
         let mut own = server.connection();
-        let mut say = |words: &[&str]| redis::cmd(words[0]).arg(&words[1..]).query::<()>(&mut own);
-        say(&["CLIENT", "NO-EVICT", "on"])?;
-        let end = Instant::now() + lasts;
+        let mut send = |words: &[&str]| redis::cmd(words[0]).arg(&words[1..]).query::<()>(&mut own);
+        send(&["CLIENT", "NO-EVICT", "on"])?;
+        let end = Instant::now() + duration;
         while Instant::now() < end {
             // Less than a few connections use, so that most are evicted.
             for bytes in ["100000", "0"] {
-                say(&["CONFIG", "SET", EVICTION, bytes])?;
+                send(&["CONFIG", "SET", EVICTION, bytes])?;
                 sleep(Duration::from_millis(50));
             }
         }
@@ -268,19 +272,19 @@ fn evict(scene: &mut Scene, lasts: Duration) -> Result<()> {
 
 const EVICTION: &str = "maxmemory-clients";
 
-fn too_many_clients(scene: &mut Scene, lasts: Duration) -> Result<()> {
-    let master = scene.master()?;
-    scene.broken(|scene| {
-        let server = scene.server(master);
+fn too_many_clients(context: &mut Context, duration: Duration) -> Result<()> {
+    let master = context.master()?;
+    context.with_fault_window(|context| {
+        let server = context.server(master);
         // No other client can connect meanwhile, not even to end the fault.
         let mut own = server.connection();
-        let mut say = |words: &[&str]| redis::cmd(words[0]).arg(&words[1..]).query::<()>(&mut own);
-        say(&["CONFIG", "SET", "maxclients", "1"])?;
+        let mut send = |words: &[&str]| redis::cmd(words[0]).arg(&words[1..]).query::<()>(&mut own);
+        send(&["CONFIG", "SET", "maxclients", "1"])?;
         for class in ["normal", "pubsub"] {
-            say(&["CLIENT", "KILL", "SKIPME", "yes", "TYPE", class])?;
+            send(&["CLIENT", "KILL", "SKIPME", "yes", "TYPE", class])?;
         }
-        sleep(lasts);
-        say(&["CONFIG", "SET", "maxclients", "10000"])?;
+        sleep(duration);
+        send(&["CONFIG", "SET", "maxclients", "10000"])?;
         if server.info("rejected_connections") == "0" {
             return Err("no client was rejected".into());
         }

@@ -2,47 +2,47 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::section::Ask;
+use super::section::Request;
 use crate::clock::Time;
 
 /// Time, section (numbered by the worker; 0 for none), and content.
 #[derive(Debug, Clone, Serialize, Deserialize)]
-pub struct Event(pub Time, pub u64, pub What);
+pub struct Event(pub Time, pub u64, pub EventKind);
 
 /// Content of an event.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, Serialize, Deserialize)]
-pub enum What {
+pub enum EventKind {
     /// All clients of the worker are connected.
     Ready,
     /// The process has not run since then, until the time of the event.
-    Stood { since: Time },
+    Stalled { since: Time },
     /// A lock is requested.
-    Asked(Ask),
+    Requested(Request),
     /// The lock was acquired, with this fencing token and, if its owner may hold it several times, with this
     /// hold count. The count was read before the time of the event was taken.
-    Got {
+    Acquired {
         token: Option<u64>,
         holds: Option<u32>,
     },
     /// The lock was not acquired within the wait limit.
-    GaveUp,
+    NotAcquired,
     /// A latch was counted down to this count.
-    Counted { left: u64 },
+    CountedDown { left: u64 },
     /// The request failed.
     Failed { error: String },
     /// The guard reported that it is valid until `until`. The time of the event was taken before the query.
     /// `at_least`: the earliest end that its answer can mean.
     Valid { until: Time, at_least: Time },
     /// `Guard::lost` has completed.
-    Told,
+    LossReported,
     /// The resource accepted a write with the section's token, or refused it.
     Wrote { accepted: bool },
     /// The lock is about to be released.
-    Leaving,
+    Releasing,
     /// The lock was released, or the release failed.
-    Freed { error: Option<String> },
+    Released { error: Option<String> },
     /// State that a client still tracks although everything was released.
-    Left { client: usize, status: String },
+    Leftover { client: usize, status: String },
     /// Every section has ended and no background work is left.
     Done,
 }
@@ -51,7 +51,7 @@ pub enum What {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub enum Mode {
     /// No other section.
-    Alone,
+    Exclusive,
     /// Other shared sections.
     Shared,
     /// As many sections as there are permits.

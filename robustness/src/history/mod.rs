@@ -2,14 +2,14 @@
 //!
 //! A worker reports one event per line. Events of one section are collected in a [`Section`]: when it was
 //! requested, acquired, known to be valid, lost and released. The run adds the times in which something was
-//! broken ([`Window`]) or in which the store may have lost data ([`DataLost`]); the checker uses both to
+//! broken ([`FaultWindow`]) or in which the store may have lost data ([`DataLossWindow`]); the checker uses both to
 //! tell expected violations from others.
 
 mod event;
 mod section;
 
-pub use event::{Event, Mode, What};
-pub use section::{Ask, Section};
+pub use event::{Event, EventKind, Mode};
+pub use section::{Request, Section};
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
@@ -27,11 +27,11 @@ pub struct History {
     open: BTreeMap<(usize, u64), usize>,
     pub processes: BTreeMap<usize, Process>,
     /// Times in which something was broken.
-    pub windows: Vec<Window>,
+    pub windows: Vec<FaultWindow>,
     /// Times in which the store lost data.
-    pub data_lost: Vec<DataLost>,
+    pub data_losses: Vec<DataLossWindow>,
     /// Names of locks on a server that could not be reached.
-    pub out_of_reach: BTreeSet<String>,
+    pub unreachable_names: BTreeSet<String>,
     pub lease: Time,
     /// Whether acquisitions wait for replicas.
     pub awaits_replicas: bool,
@@ -51,29 +51,29 @@ pub struct Process {
     /// The longest time that it did not run without having been stopped.
     pub stalled: Time,
     /// State that its clients still tracked at the end.
-    pub left: Vec<String>,
+    pub leftovers: Vec<String>,
 }
 
 /// A time in which something was broken.
 #[derive(Debug, Clone, Copy)]
-pub struct Window {
+pub struct FaultWindow {
     pub from: Time,
     pub until: Time,
     /// Whether the store answered no client in this time.
-    pub cut: bool,
+    pub is_outage: bool,
 }
 
 /// A time in which the store lost holds, at some moment of it.
 #[derive(Debug, Clone, Copy)]
-pub struct DataLost {
+pub struct DataLossWindow {
     pub from: Time,
     pub until: Time,
-    pub forgetting: Forgetting,
+    pub loss: DataLoss,
 }
 
 /// Which data the store lost, and how the docs explain it.
 #[derive(Debug, Clone, Copy)]
-pub struct Forgetting {
+pub struct DataLoss {
     /// Whether holds were lost, too; else only releases, and counts of semaphores and latches.
     pub holds: bool,
     /// Whether fencing tokens were lost, too.
@@ -81,9 +81,9 @@ pub struct Forgetting {
     pub why: &'static str,
 }
 
-impl Forgetting {
+impl DataLoss {
     /// All data is gone.
-    pub const NO_DATA: Forgetting = Forgetting {
+    pub const NO_DATA: DataLoss = DataLoss {
         holds: true,
         tokens: true,
         why: "a store that lost its data grants held locks again, and its tokens restart; holders \
@@ -91,7 +91,7 @@ impl Forgetting {
     };
 
     /// The keys of some locks are gone.
-    pub const KEYS_GONE: Forgetting = Forgetting {
+    pub const KEYS_DELETED: DataLoss = DataLoss {
         holds: true,
         tokens: false,
         why: "after a lock's key is deleted, the held lock is granted again; its holder detects it \
@@ -99,7 +99,7 @@ impl Forgetting {
     };
 
     /// The latest writes are gone.
-    pub const UNREPLICATED: Forgetting = Forgetting {
+    pub const UNREPLICATED: DataLoss = DataLoss {
         holds: true,
         tokens: true,
         why: "a promoted replica lacks the locks and tokens that were not replicated to it; \
@@ -107,7 +107,7 @@ impl Forgetting {
     };
 
     /// A master that has been replaced still grants acquisitions.
-    pub const CUT_OFF: Forgetting = Forgetting {
+    pub const MASTER_PARTITIONED: DataLoss = DataLoss {
         holds: true,
         tokens: true,
         why: "a master that is cut off from its replicas still grants locks and tokens until \
@@ -116,7 +116,7 @@ impl Forgetting {
     };
 
     /// A master that has been replaced grants nothing any more, but still accepts releases.
-    pub const RELEASES: Forgetting = Forgetting {
+    pub const RELEASES_LOST: DataLoss = DataLoss {
         holds: false,
         tokens: true,
         why: "a release does not wait for replicas: a promoted replica may still have a hold that \
@@ -127,7 +127,7 @@ impl Forgetting {
 
 impl Process {
     /// Records that the process did not run in this time, for any reason.
-    pub fn stood(&mut self, from: Time, until: Time) {
+    pub fn record_stall(&mut self, from: Time, until: Time) {
         let stopped =
             |&(stop, on): &(Time, Option<Time>)| stop < until && on.is_none_or(|on| on > from);
         if !self.stopped.iter().any(stopped) {
@@ -147,30 +147,30 @@ impl History {
     }
 
     /// Records an event of a worker.
-    pub fn take(&mut self, process: usize, event: Event) {
+    pub fn record(&mut self, process: usize, event: Event) {
         let Event(t, number, what) = event;
         let of = self.processes.entry(process).or_default();
         let what = match what {
-            What::Ready => {
+            EventKind::Ready => {
                 of.ready = true;
                 return;
             }
-            What::Stood { since } => {
-                of.stood(since, t);
+            EventKind::Stalled { since } => {
+                of.record_stall(since, t);
                 return;
             }
-            What::Done => {
+            EventKind::Done => {
                 of.done = true;
                 return;
             }
-            What::Left { client, status } => {
-                of.left
+            EventKind::Leftover { client, status } => {
+                of.leftovers
                     .push(format!("client {client} of process {process}: {status}"));
                 return;
             }
-            What::Asked(ask) => {
+            EventKind::Requested(request) => {
                 self.open.insert((process, number), self.sections.len());
-                self.sections.push(Section::new(process, t, ask));
+                self.sections.push(Section::new(process, t, request));
                 return;
             }
             what => what,
@@ -178,7 +178,7 @@ impl History {
         let key = (process, number);
         if let Some(&at) = self.open.get(&key)
             && let Some(section) = self.sections.get_mut(at)
-            && section.take(t, what)
+            && section.record(t, what)
         {
             self.open.remove(&key);
         }
@@ -186,13 +186,16 @@ impl History {
 
     /// Returns how many critical sections were entered.
     pub fn entered(&self) -> usize {
-        self.sections.iter().filter(|one| one.got.is_some()).count()
+        self.sections
+            .iter()
+            .filter(|one| one.acquired.is_some())
+            .count()
     }
 
     /// Returns how many of them were entered while something was broken.
-    pub fn entered_meanwhile(&self) -> usize {
+    pub fn entered_during_faults(&self) -> usize {
         let meanwhile = |at| self.windows.iter().any(|w| w.from <= at && at <= w.until);
-        let entered = self.sections.iter().filter_map(|one| one.got);
+        let entered = self.sections.iter().filter_map(|one| one.acquired);
         entered.filter(|&at| meanwhile(at)).count()
     }
 
@@ -200,14 +203,17 @@ impl History {
     pub fn by_name(&self) -> BTreeMap<&str, Vec<&Section>> {
         let mut names: BTreeMap<&str, Vec<&Section>> = BTreeMap::new();
         for section in &self.sections {
-            names.entry(&section.ask.name).or_default().push(section);
+            names
+                .entry(&section.request.name)
+                .or_default()
+                .push(section);
         }
         names
     }
 
     /// Returns the times in which the store may have lost objects without a lease, too.
-    pub fn forgotten(&self) -> impl Iterator<Item = &DataLost> {
-        self.data_lost.iter().filter(|lost| lost.forgetting.tokens)
+    pub fn leaseless_losses(&self) -> impl Iterator<Item = &DataLossWindow> {
+        self.data_losses.iter().filter(|lost| lost.loss.tokens)
     }
 
     /// Returns the longest time that the machine did not schedule a process.

@@ -2,12 +2,12 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::event::{Mode, What};
+use super::event::{EventKind, Mode};
 use crate::clock::Time;
 
 /// The request of a section.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, Serialize, Deserialize)]
-pub struct Ask {
+pub struct Request {
     pub task: usize,
     pub client: usize,
     /// The number of the owner, which several tasks share or which is a thread. `None`: this acquisition has an
@@ -18,21 +18,21 @@ pub struct Ask {
     /// Whether it is one of several locks that are requested together, all or none. The whole has a section of
     /// its own. While this one is awaited, another member may block the request.
     #[serde(default)]
-    pub part: bool,
+    pub is_member: bool,
 }
 
 /// What happened in the section.
 #[derive(Debug, Clone)]
 pub struct Section {
     pub process: usize,
-    pub ask: Ask,
-    pub asked: Time,
+    pub request: Request,
+    pub requested: Time,
     /// When the request was answered in any way.
     pub answered: Option<Time>,
     /// Why it was not acquired.
     pub failed: Option<String>,
     /// When it had been acquired.
-    pub got: Option<Time>,
+    pub acquired: Option<Time>,
     pub token: Option<u64>,
     /// The hold count of its owner, read right after the acquisition.
     pub holds: Option<u32>,
@@ -45,110 +45,116 @@ pub struct Section {
     /// The store keeps it until then at least, unless it is released.
     pub kept_until: Option<Time>,
     /// When the loss was reported.
-    pub told: Option<Time>,
+    pub loss_reported: Option<Time>,
     /// Whether the guard reported that it is valid after the loss was reported.
-    pub valid_after_told: bool,
+    pub valid_after_loss: bool,
     pub accepted: u32,
     pub refused: u32,
-    pub left: Option<Time>,
-    pub freed: Option<Time>,
+    pub release_started: Option<Time>,
+    pub released: Option<Time>,
     pub unlock_error: Option<String>,
 }
 
 impl Section {
-    pub fn new(process: usize, asked: Time, ask: Ask) -> Section {
+    pub fn new(process: usize, requested: Time, request: Request) -> Section {
         Section {
             process,
-            ask,
-            asked,
+            request,
+            requested,
             answered: None,
             failed: None,
-            got: None,
+            acquired: None,
             token: None,
             holds: None,
             count: None,
             valid_until: None,
             deadline: None,
             kept_until: None,
-            told: None,
-            valid_after_told: false,
+            loss_reported: None,
+            valid_after_loss: false,
             accepted: 0,
             refused: 0,
-            left: None,
-            freed: None,
+            release_started: None,
+            released: None,
             unlock_error: None,
         }
     }
 
     /// Records an event of the section. Returns whether it was the last one.
-    pub(super) fn take(&mut self, t: Time, what: What) -> bool {
+    pub(super) fn record(&mut self, t: Time, what: EventKind) -> bool {
         match what {
-            What::Got { token, holds } => {
-                (self.answered, self.got) = (Some(t), Some(t));
+            EventKind::Acquired { token, holds } => {
+                (self.answered, self.acquired) = (Some(t), Some(t));
                 (self.token, self.holds) = (token, holds);
             }
-            What::Counted { left } => {
-                (self.answered, self.got) = (Some(t), Some(t));
+            EventKind::CountedDown { left } => {
+                (self.answered, self.acquired) = (Some(t), Some(t));
                 self.count = Some(left);
             }
-            What::GaveUp => self.answered = Some(t),
-            What::Failed { error } => (self.answered, self.failed) = (Some(t), Some(error)),
-            What::Valid { until, at_least } => {
-                self.valid_after_told |= self.told.is_some();
+            EventKind::NotAcquired => self.answered = Some(t),
+            EventKind::Failed { error } => (self.answered, self.failed) = (Some(t), Some(error)),
+            EventKind::Valid { until, at_least } => {
+                self.valid_after_loss |= self.loss_reported.is_some();
                 self.valid_until = Some(t);
                 self.deadline = self.deadline.max(Some(until));
                 self.kept_until = self.kept_until.max(Some(at_least));
             }
-            What::Told => self.told = Some(t),
-            What::Wrote { accepted: true } => self.accepted += 1,
-            What::Wrote { accepted: false } => self.refused += 1,
-            What::Leaving => self.left = Some(t),
-            What::Freed { error } => (self.freed, self.unlock_error) = (Some(t), error),
-            What::Ready | What::Stood { .. } | What::Asked(_) | What::Left { .. } | What::Done => {}
+            EventKind::LossReported => self.loss_reported = Some(t),
+            EventKind::Wrote { accepted: true } => self.accepted += 1,
+            EventKind::Wrote { accepted: false } => self.refused += 1,
+            EventKind::Releasing => self.release_started = Some(t),
+            EventKind::Released { error } => (self.released, self.unlock_error) = (Some(t), error),
+            EventKind::Ready
+            | EventKind::Stalled { .. }
+            | EventKind::Requested(_)
+            | EventKind::Leftover { .. }
+            | EventKind::Done => {}
         }
-        self.freed.is_some() || (self.answered.is_some() && self.got.is_none())
+        self.released.is_some() || (self.answered.is_some() && self.acquired.is_none())
     }
 
     /// Returns the time in which the guard is known to have been valid.
-    pub fn valid(&self) -> Option<(Time, Time)> {
-        let (got, until) = (self.got?, self.valid_until?);
-        (got < until).then_some((got, until))
+    pub fn valid_span(&self) -> Option<(Time, Time)> {
+        let (acquired, until) = (self.acquired?, self.valid_until?);
+        (acquired < until).then_some((acquired, until))
     }
 
     /// Returns the time in which waiters may have to wait for it, as far as its holder knows.
-    pub fn held(&self) -> Option<(Time, Time)> {
-        let got = self.got?;
+    pub fn held_span(&self) -> Option<(Time, Time)> {
+        let acquired = self.acquired?;
         let end = if self.was_lost() {
             self.valid_until
         } else {
-            self.freed.max(self.left).max(self.valid_until)
+            self.released
+                .max(self.release_started)
+                .max(self.valid_until)
         };
-        Some((got, end.unwrap_or(got)))
+        Some((acquired, end.unwrap_or(acquired)))
     }
 
     /// Returns whether it was lost while it was held.
     pub fn was_lost(&self) -> bool {
         let lost = |error: &String| error.starts_with("Lost");
-        self.told.is_some() || self.unlock_error.as_ref().is_some_and(lost)
+        self.loss_reported.is_some() || self.unlock_error.as_ref().is_some_and(lost)
     }
 
     /// Returns whether both are acquisitions of one owner, which may have several guards of one hold.
     pub fn same_owner(&self, other: &Section) -> bool {
         let owner = |one: &Section| {
-            one.ask
+            one.request
                 .owner
-                .map(|owner| (one.process, one.ask.client, owner))
+                .map(|owner| (one.process, one.request.client, owner))
         };
         owner(self).is_some() && owner(self) == owner(other)
     }
 
-    pub fn who(&self) -> String {
-        let Ask {
+    pub fn requester(&self) -> String {
+        let Request {
             task,
             client,
             owner,
             ..
-        } = &self.ask;
+        } = &self.request;
         let owner = owner.map(|owner| format!(" owner {owner}"));
         let owner = owner.unwrap_or_default();
         format!(

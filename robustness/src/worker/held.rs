@@ -10,10 +10,10 @@ use std::time::Duration;
 use redlatch::{Client, Guard};
 use tokio::time::sleep;
 
-use super::Worker;
-use super::section::kind;
-use super::tell::Teller;
-use crate::history::{Ask, Mode, What};
+use super::WorkerOptions;
+use super::reporter::Reporter;
+use super::section::error_name;
+use crate::history::{EventKind, Mode, Request};
 
 /// Number of hash tags of the names: some for every node of a cluster.
 const TAGS: usize = 30;
@@ -22,25 +22,25 @@ const TAGS: usize = 30;
 const AT_ONCE: usize = 200;
 
 /// Interval of the checks whether the run has ended, and whether locks are valid.
-const LOOK: Duration = Duration::from_millis(100);
+const CHECK_INTERVAL: Duration = Duration::from_millis(100);
 
 /// A held lock and its section.
-type Held = (u64, Guard);
+type HeldLock = (u64, Guard);
 
 /// Acquires all of them, reports that the process is ready, and holds them until the end.
 pub(super) async fn run(
-    worker: Arc<Worker>,
+    worker: Arc<WorkerOptions>,
     client: Client,
-    teller: Teller,
-    ending: Arc<AtomicBool>,
+    reporter: Reporter,
+    shutdown: Arc<AtomicBool>,
 ) {
-    let held = acquire(&worker, &client, &teller).await;
-    teller.tell(What::Ready);
-    hold(held, teller, ending).await;
+    let held = acquire(&worker, &client, &reporter).await;
+    reporter.report(EventKind::Ready);
+    hold(held, reporter, shutdown).await;
 }
 
 /// Runs futures in one task, so that they belong to its process. Returns their outputs, in order.
-async fn all<F: Future>(work: impl Iterator<Item = F>) -> Vec<F::Output> {
+async fn join_all<F: Future>(work: impl Iterator<Item = F>) -> Vec<F::Output> {
     let mut work: Vec<_> = work.map(|one| (Box::pin(one), None)).collect();
     poll_fn(|cx| {
         for (one, output) in work.iter_mut().filter(|(_, output)| output.is_none()) {
@@ -58,59 +58,61 @@ async fn all<F: Future>(work: impl Iterator<Item = F>) -> Vec<F::Output> {
 }
 
 /// Acquires all of them.
-async fn acquire(worker: &Worker, client: &Client, teller: &Teller) -> Vec<Held> {
+async fn acquire(worker: &WorkerOptions, client: &Client, reporter: &Reporter) -> Vec<HeldLock> {
     let mut held = Vec::with_capacity(worker.held);
     let numbers: Vec<usize> = (0..worker.held).collect();
     for some in numbers.chunks(AT_ONCE) {
         let acquiring = some.iter().map(|number| async move {
             let name = format!("lock:{{held-{}}}.{}.{number}", number % TAGS, worker.seed);
             let lock = client.lock(&name);
-            let section = teller.section();
-            let ask = Ask {
+            let section = reporter.section();
+            let request = Request {
                 task: *number,
                 client: 0,
                 owner: None,
                 name,
-                mode: Mode::Alone,
-                part: false,
+                mode: Mode::Exclusive,
+                is_member: false,
             };
-            teller.tell_of(section, What::Asked(ask));
+            reporter.report_in(section, EventKind::Requested(request));
             let acquired = lock.lock().await;
             let (token, holds) = (None, None);
             let what = match &acquired {
-                Ok(_) => What::Got { token, holds },
-                Err(error) => What::Failed { error: kind(error) },
+                Ok(_) => EventKind::Acquired { token, holds },
+                Err(error) => EventKind::Failed {
+                    error: error_name(error),
+                },
             };
-            teller.tell_of(section, what);
+            reporter.report_in(section, what);
             acquired.ok().map(|guard| (section, guard))
         });
-        held.extend(all(acquiring).await.into_iter().flatten());
+        held.extend(join_all(acquiring).await.into_iter().flatten());
     }
     held
 }
 
 /// Holds them until the end, and releases them.
-async fn hold(mut held: Vec<Held>, teller: Teller, ending: Arc<AtomicBool>) {
+async fn hold(mut held: Vec<HeldLock>, reporter: Reporter, shutdown: Arc<AtomicBool>) {
     let mut lost = BTreeSet::new();
-    while !ending.load(Ordering::Relaxed) {
-        sleep(LOOK).await;
+    while !shutdown.load(Ordering::Relaxed) {
+        sleep(CHECK_INTERVAL).await;
         for (section, guard) in &held {
             if !guard.is_valid() && lost.insert(*section) {
-                teller.tell_of(*section, What::Told);
+                reporter.report_in(*section, EventKind::LossReported);
             }
         }
     }
     while !held.is_empty() {
         let some = held.drain(..held.len().min(AT_ONCE));
         let leaving = some.map(|(section, guard)| {
-            let teller = &teller;
+            let reporter = &reporter;
             async move {
-                teller.tell_of(section, What::Leaving);
-                let freed = guard.unlock().await;
-                let error = freed.err().map(|error| kind(&error));
-                teller.tell_of(section, What::Freed { error });
+                reporter.report_in(section, EventKind::Releasing);
+                let released = guard.unlock().await;
+                let error = released.err().map(|error| error_name(&error));
+                reporter.report_in(section, EventKind::Released { error });
             }
         });
-        all(leaving).await;
+        join_all(leaving).await;
     }
 }

@@ -9,7 +9,7 @@ use redlatch::{Client, Error, ExpirableSemaphore, FairLock, FencedLock, Guard, L
 use redlatch::{CountDownLatch, Member, MultiLock, RedLock, Semaphore, SpinLock};
 use tokio::time::timeout;
 
-use super::section::Inside;
+use super::section::SectionRunner;
 use crate::Result;
 use crate::history::{Mode, PERMITS};
 use crate::random::Random;
@@ -23,7 +23,7 @@ pub const KINDS: [&str; 8] = [
 pub const COUNTERS: [&str; 2] = ["semaphore", "latch"];
 
 /// The kinds that named owners and threads use, over few names. Only threads use `red`.
-pub const KINDS_OF_OWNERS: [&str; 6] = ["fenced", "lock", "rw", "fair", "spin", "red"];
+pub const OWNER_KINDS: [&str; 6] = ["fenced", "lock", "rw", "fair", "spin", "red"];
 
 /// Returns the names of the locks that are acquired for a name: itself, or the members of a multi-lock or a
 /// RedLock. Two multi-locks share members, with each other and with tasks that use these alone.
@@ -90,17 +90,17 @@ impl Handle {
     }
 
     /// Acquires the whole object and releases it, if it is free. Returns whether it was.
-    pub async fn visit(&self) -> Result<bool, Error> {
+    pub async fn acquire_and_release(&self) -> Result<bool, Error> {
         match self {
-            Handle::Lock(lock) => once(lock.try_lock()).await,
-            Handle::Fair(lock) => once(lock.try_lock()).await,
-            Handle::Fenced(lock) => once(lock.try_lock()).await,
-            Handle::ReadWrite(lock) => once(lock.write().try_lock()).await,
+            Handle::Lock(lock) => try_once(lock.try_lock()).await,
+            Handle::Fair(lock) => try_once(lock.try_lock()).await,
+            Handle::Fenced(lock) => try_once(lock.try_lock()).await,
+            Handle::ReadWrite(lock) => try_once(lock.write().try_lock()).await,
             Handle::Permits(semaphore, _) => {
                 semaphore.try_set_permits(PERMITS).await?;
-                once(semaphore.try_acquire_many(PERMITS)).await
+                try_once(semaphore.try_acquire_many(PERMITS)).await
             }
-            Handle::Spin(lock) => once(lock.try_lock()).await,
+            Handle::Spin(lock) => try_once(lock.try_lock()).await,
             // Their members are visited.
             Handle::Multi(..) | Handle::Red(..) => Ok(true),
             // Exactly as many permits as were set.
@@ -108,76 +108,87 @@ impl Handle {
                 semaphore.try_set_permits(PERMITS).await?;
                 Ok(semaphore.available().await? == i64::from(PERMITS))
             }
-            Handle::Latch(latch, _) => Ok(latch.count_down_by(HIGHEST).await? == 0),
+            Handle::Latch(latch, _) => Ok(latch.count_down_by(MAX_COUNT).await? == 0),
         }
     }
 
     /// Runs one critical section, from the request to the release.
-    pub(crate) async fn pass(
+    pub(crate) async fn run_section(
         &self,
-        inside: &mut Inside,
+        runner: &mut SectionRunner,
         time: Duration,
         random: &mut Random,
     ) -> Result<(), Error> {
         match self {
             // Some wait with a limit.
             Handle::Lock(lock) if random.below(4) == 0 => {
-                let ask = lock.try_lock().wait(time * 4);
-                let asking = ask.into_future();
-                inside.pass(lock.name(), Mode::Alone, asking, time).await
+                let request = lock.try_lock().wait(time * 4);
+                let acquiring = request.into_future();
+                runner
+                    .run_section(lock.name(), Mode::Exclusive, acquiring, time)
+                    .await
             }
-            Handle::Lock(lock) => enter(lock, Mode::Alone, inside, time).await,
-            Handle::Fair(lock) => enter(lock, Mode::Alone, inside, time).await,
-            Handle::Spin(lock) => enter(lock, Mode::Alone, inside, time).await,
+            Handle::Lock(lock) => lock_and_run(lock, Mode::Exclusive, runner, time).await,
+            Handle::Fair(lock) => lock_and_run(lock, Mode::Exclusive, runner, time).await,
+            Handle::Spin(lock) => lock_and_run(lock, Mode::Exclusive, runner, time).await,
             Handle::Fenced(lock) => {
-                let asking = async { lock.lock().await.map(Some) };
-                let guard = inside.ask(lock.name(), Mode::Alone, asking).await?;
+                let acquiring = async { lock.lock().await.map(Some) };
+                let guard = runner
+                    .request(lock.name(), Mode::Exclusive, acquiring)
+                    .await?;
                 let token = guard.as_ref().map(Guard::token);
-                inside.stay(guard, token, time).await
+                runner.hold_and_release(guard, token, time).await
             }
             Handle::ReadWrite(lock) if random.below(3) == 0 => {
-                enter(lock.write(), Mode::Alone, inside, time).await
+                lock_and_run(lock.write(), Mode::Exclusive, runner, time).await
             }
-            Handle::ReadWrite(lock) => enter(lock.read(), Mode::Shared, inside, time).await,
+            Handle::ReadWrite(lock) => lock_and_run(lock.read(), Mode::Shared, runner, time).await,
             Handle::Permits(semaphore, lease) => {
                 // A store that lost its data lost the permits, too; no other client sets them.
                 semaphore.try_set_permits(PERMITS).await?;
-                let ask = semaphore.try_acquire().wait(*lease * 4);
-                let (name, asking) = (semaphore.name(), ask.into_future());
-                inside.pass(name, Mode::Permit, asking, time).await
+                let request = semaphore.try_acquire().wait(*lease * 4);
+                let (name, acquiring) = (semaphore.name(), request.into_future());
+                runner
+                    .run_section(name, Mode::Permit, acquiring, time)
+                    .await
             }
             Handle::Multi(lock, name) => {
-                let asking = many(lock.lock(), lock.try_lock(), time * 4, random.below(6));
-                inside.pass(name, Mode::Alone, asking, time).await
+                let acquiring = lock_many(lock.lock(), lock.try_lock(), time * 4, random.below(6));
+                runner
+                    .run_section(name, Mode::Exclusive, acquiring, time)
+                    .await
             }
             Handle::Red(lock, name) => {
-                let asking = many(lock.lock(), lock.try_lock(), time * 4, random.below(6));
-                inside.pass(name, Mode::Alone, asking, time).await
+                let acquiring = lock_many(lock.lock(), lock.try_lock(), time * 4, random.below(6));
+                runner
+                    .run_section(name, Mode::Exclusive, acquiring, time)
+                    .await
             }
             Handle::Semaphore(semaphore, lease) => {
                 semaphore.try_set_permits(PERMITS).await?;
-                let ask = semaphore.try_acquire().wait(*lease * 4);
-                let asking = inside.ask(semaphore.name(), Mode::Semaphore, ask.into_future());
-                let permits = asking.await?;
-                inside.keep(permits, time).await
+                let request = semaphore.try_acquire().wait(*lease * 4);
+                let acquiring =
+                    runner.request(semaphore.name(), Mode::Semaphore, request.into_future());
+                let permits = acquiring.await?;
+                runner.hold_permits(permits, time).await
             }
-            Handle::Latch(latch, lease) => use_latch(latch, *lease, inside, random).await,
+            Handle::Latch(latch, lease) => use_latch(latch, *lease, runner, random).await,
         }
     }
 }
 
 /// The highest count of a latch.
-const HIGHEST: u32 = 3;
+const MAX_COUNT: u32 = 3;
 
 /// Sets the count, counts down and waits, or does some of these.
 async fn use_latch(
     latch: &CountDownLatch,
     lease: Duration,
-    inside: &mut Inside,
+    runner: &mut SectionRunner,
     random: &mut Random,
 ) -> Result<(), Error> {
     let name = latch.name();
-    let highest = usize::try_from(HIGHEST).unwrap_or_default();
+    let highest = usize::try_from(MAX_COUNT).unwrap_or_default();
     if random.below(2) == 0 {
         let count = 1 + u32::try_from(random.below(highest)).unwrap_or_default();
         let set = async {
@@ -186,22 +197,22 @@ async fn use_latch(
                 .await
                 .map(|set| set.then_some(()))
         };
-        let asking = inside.ask(name, Mode::SetCount(count), set);
-        if asking.await?.is_some() {
-            inside.enter(None, None);
+        let acquiring = runner.request(name, Mode::SetCount(count), set);
+        if acquiring.await?.is_some() {
+            runner.report_acquired(None, None);
         }
     }
     if random.below(4) > 0 {
         let counting = async { latch.count_down().await.map(Some) };
-        if let Some(left) = inside.ask(name, Mode::CountDown, counting).await? {
-            inside.counted(left);
+        if let Some(left) = runner.request(name, Mode::CountDown, counting).await? {
+            runner.report_count(left);
         }
     }
     if random.below(2) == 0 {
         let limit = random.between(Duration::ZERO, lease * 4);
         let wait = async { latch.wait_for(limit).await.map(|open| open.then_some(())) };
-        if inside.ask(name, Mode::AwaitZero, wait).await?.is_some() {
-            inside.enter(None, None);
+        if runner.request(name, Mode::AwaitZero, wait).await?.is_some() {
+            runner.report_acquired(None, None);
         }
     }
     Ok(())
@@ -222,26 +233,26 @@ fn member(client: &Client, name: &str, lease: Duration) -> Member {
 }
 
 /// Acquires and releases the lock if it is free. Returns whether it was.
-async fn once<K: LockKind>(ask: TryAcquire<K>) -> Result<bool, Error> {
-    match ask.await? {
+async fn try_once<K: LockKind>(request: TryAcquire<K>) -> Result<bool, Error> {
+    match request.await? {
         Some(guard) => guard.unlock().await.map(|()| true),
         None => Ok(false),
     }
 }
 
 /// Runs one critical section whose request waits.
-async fn enter<K: LockKind>(
+async fn lock_and_run<K: LockKind>(
     lock: &Lock<K>,
     mode: Mode,
-    inside: &mut Inside,
+    runner: &mut SectionRunner,
     time: Duration,
 ) -> Result<(), Error> {
-    let asking = async { lock.lock().await.map(Some) };
-    inside.pass(lock.name(), mode, asking, time).await
+    let acquiring = async { lock.lock().await.map(Some) };
+    runner.run_section(lock.name(), mode, acquiring, time).await
 }
 
 /// Requests several locks in one of three ways: with a limit, canceled at the limit, or without one.
-async fn many<L: LockOfMany>(
+async fn lock_many<L: LockOfMany>(
     lock: AcquireMany<L>,
     try_lock: TryAcquireMany<L>,
     limit: Duration,

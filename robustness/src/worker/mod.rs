@@ -7,8 +7,8 @@
 mod held;
 mod kinds;
 mod owners;
+mod reporter;
 mod section;
-mod tell;
 mod threads;
 
 use std::io::BufRead;
@@ -24,15 +24,15 @@ use tokio::task::JoinSet;
 use tokio::time::{Instant, sleep};
 
 use crate::Result;
-use crate::history::What;
-use crate::pulse;
+use crate::history::EventKind;
 use crate::random::Random;
-use crate::resource::Reach;
-pub use kinds::{COUNTERS, Handle, KINDS, KINDS_OF_OWNERS, locks_of, locks_of_all};
+use crate::resource::ResourceClient;
+use crate::stall_monitor;
+pub use kinds::{COUNTERS, Handle, KINDS, OWNER_KINDS, locks_of, locks_of_all};
 use owners::OwnerTask;
-use section::Inside;
-use tell::Lines;
-pub use tell::{Ear, Teller};
+use reporter::StdoutSink;
+pub use reporter::{EventSink, Reporter};
+use section::SectionRunner;
 use threads::Thread;
 
 /// How long a subscription outlives its last waiter.
@@ -40,7 +40,7 @@ const LINGER: Duration = Duration::from_millis(200);
 
 /// What a worker is told when it is started.
 #[derive(Debug, Clone, Args)]
-pub struct Worker {
+pub struct WorkerOptions {
     #[arg(long)]
     pub url: String,
     /// Where the resource is.
@@ -92,7 +92,7 @@ pub struct Worker {
 }
 
 /// Number of tasks that share an owner.
-const TASKS_OF_OWNER: usize = 2;
+const TASKS_PER_OWNER: usize = 2;
 
 /// How many replicas must have an acquisition.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
@@ -123,11 +123,11 @@ impl Sync {
     }
 }
 
-impl Worker {
+impl WorkerOptions {
     /// Creates a worker whose tasks stay inside for a moment, except every fourth.
-    pub fn of(lease: Duration, tasks: usize, names: Vec<String>, seed: u64) -> Worker {
+    pub fn new(lease: Duration, tasks: usize, names: Vec<String>, seed: u64) -> WorkerOptions {
         let millis = |time: Duration| u64::try_from(time.as_millis()).unwrap_or(u64::MAX);
-        Worker {
+        WorkerOptions {
             url: String::new(),
             resource: String::new(),
             tasks,
@@ -165,7 +165,7 @@ impl Worker {
     /// Returns the settings of the client with this number.
     pub fn builder(&self, client: usize) -> ClientBuilder {
         let builder = Client::builder()
-            .watchdog(self.lease())
+            .watchdog_lease(self.lease())
             .response_timeout(Duration::from_millis(self.timeout))
             .connect_timeout(Duration::from_millis(self.timeout))
             .replica_sync(self.sync.replicas())
@@ -187,10 +187,10 @@ impl Worker {
     }
 }
 
-pub(crate) async fn work(worker: Worker) -> Result<()> {
+pub(crate) async fn run(worker: WorkerOptions) -> Result<()> {
     let worker = Arc::new(worker);
-    let ending = Arc::new(AtomicBool::new(false));
-    listen(ending.clone());
+    let shutdown = Arc::new(AtomicBool::new(false));
+    read_stdin(shutdown.clone());
     let mut clients = Vec::new();
     for number in 0..worker.clients.max(1) {
         clients.push(worker.connect(number).await);
@@ -201,26 +201,29 @@ pub(crate) async fn work(worker: Worker) -> Result<()> {
         0 => None,
         _ => Some(connect_blocking(&worker, clients.len()).await?),
     };
-    let teller = Teller::new(Arc::new(Lines));
-    let tells = teller.clone();
-    pulse::watch(move |since, until| tells.say(until, 0, What::Stood { since }));
+    let reporter = Reporter::new(Arc::new(StdoutSink));
+    let stall_reporter = reporter.clone();
+    stall_monitor::start(move |since, until| {
+        stall_reporter.report_at(until, 0, EventKind::Stalled { since })
+    });
     if worker.held == 0 {
-        teller.tell(What::Ready);
+        reporter.report(EventKind::Ready);
     }
     let mut tasks = JoinSet::new();
-    let crew = Crew {
+    let worker_tasks = WorkerTasks {
         worker: worker.clone(),
         clients: clients.clone(),
         owners,
-        teller: teller.clone(),
-        resource: Reach::Connected(worker.resource.clone(), None),
-        ending: ending.clone(),
+        reporter: reporter.clone(),
+        resource: ResourceClient::Remote(worker.resource.clone(), None),
+        shutdown: shutdown.clone(),
     };
-    for life in crew.lives()? {
-        tasks.spawn(life);
+    for task in worker_tasks.task_futures()? {
+        tasks.spawn(task);
     }
     let threads = for_threads.as_ref();
-    let threads = threads.map(|client| spawn_threads(&worker, client, &clients, &teller, &ending));
+    let threads =
+        threads.map(|client| spawn_threads(&worker, client, &clients, &reporter, &shutdown));
     while let Some(ended) = tasks.join_next().await {
         ended??;
     }
@@ -237,9 +240,9 @@ pub(crate) async fn work(worker: Worker) -> Result<()> {
     let statuses =
         statuses.chain(blocking.map(|client| -> Status { Box::new(|| client.status()) }));
     for (number, status) in statuses.enumerate() {
-        tell_left(&teller, number, status).await;
+        report_leftovers(&reporter, number, status).await;
     }
-    teller.tell(What::Done);
+    reporter.report(EventKind::Done);
     // A lock that is renewed now has no holder: the store is checked while the clients still run.
     std::future::pending().await
 }
@@ -249,42 +252,46 @@ type Status<'a> = Box<dyn Fn() -> ClientStatus + 'a>;
 
 /// Waits until a client has finished its background work and its last subscription has lingered (a little longer
 /// on an overloaded machine), and reports what remains.
-pub async fn tell_left(teller: &Teller, client: usize, status: impl Fn() -> ClientStatus) {
+pub async fn report_leftovers(
+    reporter: &Reporter,
+    client: usize,
+    status: impl Fn() -> ClientStatus,
+) {
     let end = Instant::now() + LINGER + Duration::from_secs(5);
     while status() != ClientStatus::default() && Instant::now() < end {
         sleep(Duration::from_millis(20)).await;
     }
     if status() != ClientStatus::default() {
         let status = format!("{:?}", status());
-        teller.tell(What::Left { client, status });
+        reporter.report(EventKind::Leftover { client, status });
     }
 }
 
 /// The tasks of a process, and the state that they share.
-pub struct Crew {
-    pub worker: Arc<Worker>,
+pub struct WorkerTasks {
+    pub worker: Arc<WorkerOptions>,
     pub clients: Vec<Client>,
     /// Owners that several tasks share.
     pub owners: Vec<Owner>,
-    pub teller: Teller,
-    pub resource: Reach,
+    pub reporter: Reporter,
+    pub resource: ResourceClient,
     /// If set, tasks start nothing new.
-    pub ending: Arc<AtomicBool>,
+    pub shutdown: Arc<AtomicBool>,
 }
 
 /// The future of one task.
-pub type Life = Pin<Box<dyn Future<Output = Result<()>> + Send>>;
+pub type TaskFuture = Pin<Box<dyn Future<Output = Result<()>> + Send>>;
 
-impl Crew {
+impl WorkerTasks {
     /// Returns all tasks, to be spawned separately.
-    pub fn lives(&self) -> Result<Vec<Life>> {
+    pub fn task_futures(&self) -> Result<Vec<TaskFuture>> {
         let worker = &self.worker;
-        let mut lives: Vec<Life> = Vec::new();
+        let mut task_futures: Vec<TaskFuture> = Vec::new();
         if worker.held > 0 {
-            let (teller, ending) = (self.teller.clone(), self.ending.clone());
-            let holding = held::run(worker.clone(), self.clients[0].clone(), teller, ending);
-            lives.push(Box::pin(async move {
-                holding.await;
+            let (reporter, shutdown) = (self.reporter.clone(), self.shutdown.clone());
+            let running = held::run(worker.clone(), self.clients[0].clone(), reporter, shutdown);
+            task_futures.push(Box::pin(async move {
+                running.await;
                 Ok(())
             }));
         }
@@ -297,10 +304,11 @@ impl Crew {
             let lease = worker.lease();
             let handles = handles.map(|name| Handle::new(&self.clients[client], name, lease));
             let handles = handles.collect::<Result<Vec<_>>>()?;
-            let inside = self.inside(task, client);
-            let fighting = fight(worker.clone(), task, handles, inside, self.ending.clone());
-            lives.push(Box::pin(async move {
-                fighting.await;
+            let runner = self.section_runner(task, client);
+            let running =
+                run_lock_task(worker.clone(), task, handles, runner, self.shutdown.clone());
+            task_futures.push(Box::pin(async move {
+                running.await;
                 Ok(())
             }));
         }
@@ -308,94 +316,98 @@ impl Crew {
         let names: Vec<String> = names.cloned().collect();
         for (number, &owner) in self.owners.iter().enumerate() {
             let client = number % self.clients.len();
-            for of_owner in 0..TASKS_OF_OWNER {
-                let number = worker.tasks + number * TASKS_OF_OWNER + of_owner;
+            for of_owner in 0..TASKS_PER_OWNER {
+                let number = worker.tasks + number * TASKS_PER_OWNER + of_owner;
                 let task = OwnerTask {
                     owner,
                     client: self.clients[client].clone(),
                     names: names.clone(),
                     lease: worker.lease(),
-                    inside: self.inside(number, client).for_owner(owner),
+                    runner: self.section_runner(number, client).for_owner(owner),
                     random: worker.random(number),
                 };
-                let ending = self.ending.clone();
-                lives.push(Box::pin(async move { task.run(&ending).await }));
+                let shutdown = self.shutdown.clone();
+                task_futures.push(Box::pin(async move { task.run(&shutdown).await }));
             }
         }
-        Ok(lives)
+        Ok(task_futures)
     }
 
-    fn inside(&self, task: usize, client: usize) -> Inside {
-        let (teller, resource) = (self.teller.clone(), self.resource.clone());
-        Inside::of_task(task, client, teller, resource, self.ending.clone())
+    fn section_runner(&self, task: usize, client: usize) -> SectionRunner {
+        let (reporter, resource) = (self.reporter.clone(), self.resource.clone());
+        SectionRunner::new(task, client, reporter, resource, self.shutdown.clone())
     }
 }
 
 /// Starts the threads of the blocking client, whose number follows those of the others.
 fn spawn_threads(
-    worker: &Arc<Worker>,
+    worker: &Arc<WorkerOptions>,
     client: &blocking::Client,
     others: &[Client],
-    teller: &Teller,
-    ending: &Arc<AtomicBool>,
+    reporter: &Reporter,
+    shutdown: &Arc<AtomicBool>,
 ) -> Vec<JoinHandle<Result<()>>> {
     let spawn = |number| {
-        let number = worker.tasks + worker.owners * TASKS_OF_OWNER + number;
+        let number = worker.tasks + worker.owners * TASKS_PER_OWNER + number;
         let thread = Thread {
             number,
             client: client.clone(),
             client_number: others.len(),
             names: worker.few.clone(),
             lease: worker.lease(),
-            teller: teller.clone(),
+            reporter: reporter.clone(),
             random: worker.random(number),
         };
-        let ending = ending.clone();
-        std::thread::spawn(move || thread.run(&ending))
+        let shutdown = shutdown.clone();
+        std::thread::spawn(move || thread.run(&shutdown))
     };
     (0..worker.threads).map(spawn).collect()
 }
 
 /// Runs one task.
-async fn fight(
-    worker: Arc<Worker>,
+async fn run_lock_task(
+    worker: Arc<WorkerOptions>,
     task: usize,
     handles: Vec<Handle>,
-    mut inside: Inside,
-    ending: Arc<AtomicBool>,
+    mut runner: SectionRunner,
+    shutdown: Arc<AtomicBool>,
 ) {
     let mut random = worker.random(task);
     let lease = worker.lease();
-    let sits = task < worker.sitters;
-    let (least, most) = if sits {
+    let holds_long = task < worker.sitters;
+    let (least, most) = if holds_long {
         // Long enough to be renewed, and to be affected by faults.
         (lease / 2, lease * 3)
     } else {
         (Duration::ZERO, Duration::from_millis(worker.inside))
     };
-    while !ending.load(Ordering::Relaxed) {
+    while !shutdown.load(Ordering::Relaxed) {
         // Tasks that stay inside for long use the first half of the names; of the others only every second uses
         // that half, too. Else all tasks would soon wait for the long ones, and nothing would progress.
         let half = handles.len().div_ceil(2);
         let queues = task % 2 == 1 && random.below(8) == 0;
-        let at = match sits || queues {
+        let at = match holds_long || queues {
             true => random.below(half),
             // A single name has no second half.
             false => (half + random.below(handles.len() - half)).min(handles.len() - 1),
         };
         let handle = &handles[at];
         let time = random.between(least, most);
-        if handle.pass(&mut inside, time, &mut random).await.is_err() {
+        if handle
+            .run_section(&mut runner, time, &mut random)
+            .await
+            .is_err()
+        {
             // The error was reported; a pause avoids a busy loop.
             sleep(Duration::from_millis(20)).await;
         }
-        let rest = if sits { lease / 6 } else { most / 2 };
+        let rest = if holds_long { lease / 6 } else { most / 2 };
         sleep(random.between(Duration::ZERO, rest)).await;
     }
 }
 
-/// Connects the client of the threads, as [`Worker::connect`] does.
-async fn connect_blocking(worker: &Arc<Worker>, number: usize) -> Result<blocking::Client> {
+/// Connects the client of the threads, as [`WorkerOptions::connect`] does.
+async fn connect_blocking(worker: &Arc<WorkerOptions>, number: usize) -> Result<blocking::Client> {
     loop {
         let worker = worker.clone();
         let connect = move || blocking::Client::with(worker.builder(number), &worker.url);
@@ -414,11 +426,11 @@ async fn wait_to_reconnect(error: &Error) {
     sleep(Duration::from_millis(50)).await;
 }
 
-fn listen(ending: Arc<AtomicBool>) {
+fn read_stdin(shutdown: Arc<AtomicBool>) {
     std::thread::spawn(move || {
         for line in std::io::stdin().lock().lines().map_while(|line| line.ok()) {
             if line == "end" {
-                ending.store(true, Ordering::Relaxed);
+                shutdown.store(true, Ordering::Relaxed);
             }
         }
         std::process::exit(0);

@@ -8,7 +8,7 @@ use std::time::Duration;
 use redlatch::{Client, Error, Fair, Fenced, Guard, Lock, LockKind, OwnedKind, Owner};
 use tokio::time::{Instant, sleep, timeout};
 
-use super::section::{GiveBack, Inside};
+use super::section::{ReleaseMode, SectionRunner};
 use crate::Result;
 use crate::history::Mode;
 use crate::random::Random;
@@ -22,15 +22,15 @@ pub(super) struct OwnerTask {
     pub(super) client: Client,
     pub(super) names: Vec<String>,
     pub(super) lease: Duration,
-    pub(super) inside: Inside,
+    pub(super) runner: SectionRunner,
     pub(super) random: Random,
 }
 
 impl OwnerTask {
-    pub(super) async fn run(mut self, ending: &AtomicBool) -> Result<()> {
+    pub(super) async fn run(mut self, shutdown: &AtomicBool) -> Result<()> {
         // First every name once, for a moment: within the lease of the dead process that this one replaces.
         let mut first = self.names.clone();
-        while !ending.load(Ordering::Relaxed) {
+        while !shutdown.load(Ordering::Relaxed) {
             let (name, longest) = match first.pop() {
                 Some(name) => (name, self.lease / 32),
                 None => {
@@ -38,8 +38,8 @@ impl OwnerTask {
                     (self.names[at].clone(), self.lease / 2)
                 }
             };
-            let patience = self.random.between(Duration::ZERO, longest);
-            if self.request(&name, patience).await?.is_err() {
+            let wait_limit = self.random.between(Duration::ZERO, longest);
+            if self.request(&name, wait_limit).await?.is_err() {
                 sleep(PAUSE).await;
             }
             sleep(self.random.between(Duration::ZERO, self.lease / 20)).await;
@@ -47,34 +47,38 @@ impl OwnerTask {
         Ok(())
     }
 
-    async fn request(&mut self, name: &str, patience: Duration) -> Result<Result<(), Error>> {
+    async fn request(&mut self, name: &str, wait_limit: Duration) -> Result<Result<(), Error>> {
         let kind = name.split(':').next().unwrap_or_default();
         Ok(match kind {
             "lock" => {
                 let lock = self.client.lock(name);
-                self.pass(&lock, Mode::Alone, patience, |_| None).await
+                self.run_section(&lock, Mode::Exclusive, wait_limit, |_| None)
+                    .await
             }
             "spin" => {
                 let lock = self.client.spin_lock(name);
-                self.pass(&lock, Mode::Alone, patience, |_| None).await
+                self.run_section(&lock, Mode::Exclusive, wait_limit, |_| None)
+                    .await
             }
             "fenced" => {
                 let lock = self.client.fenced_lock(name);
                 let token = |guard: &Guard<Fenced>| Some(guard.token());
-                self.pass(&lock, Mode::Alone, patience, token).await
+                self.run_section(&lock, Mode::Exclusive, wait_limit, token)
+                    .await
             }
             "fair" => {
                 let lock: Lock<Fair> = self.client.fair_lock(name).wait_time(self.lease / 4);
-                self.pass(&lock, Mode::Alone, patience, |_| None).await
+                self.run_section(&lock, Mode::Exclusive, wait_limit, |_| None)
+                    .await
             }
             "rw" if self.random.below(2) == 0 => {
                 let lock = self.client.read_write_lock(name);
-                self.pass(lock.write(), Mode::Alone, patience, |_| None)
+                self.run_section(lock.write(), Mode::Exclusive, wait_limit, |_| None)
                     .await
             }
             "rw" => {
                 let lock = self.client.read_write_lock(name);
-                self.pass(lock.read(), Mode::Shared, patience, |_| None)
+                self.run_section(lock.read(), Mode::Shared, wait_limit, |_| None)
                     .await
             }
             other => return Err(format!("owners do not support the kind {other}").into()),
@@ -82,23 +86,23 @@ impl OwnerTask {
     }
 
     /// Runs one critical section, perhaps with a nested one.
-    async fn pass<K: LockKind + OwnedKind>(
+    async fn run_section<K: LockKind + OwnedKind>(
         &mut self,
         lock: &Lock<K>,
         mode: Mode,
-        patience: Duration,
+        wait_limit: Duration,
         token: fn(&Guard<K>) -> Option<u64>,
     ) -> Result<(), Error> {
-        let asking = ask(lock, self.owner, patience, self.random.below(3));
-        let Some(guard) = self.inside.ask(lock.name(), mode, asking).await? else {
+        let acquiring = request_lock(lock, self.owner, wait_limit, self.random.below(3));
+        let Some(guard) = self.runner.request(lock.name(), mode, acquiring).await? else {
             return Ok(());
         };
         let holds = guard.hold_count();
-        let had = token(&guard);
-        self.inside.enter(had, Some(holds));
+        let acquired_token = token(&guard);
+        self.runner.report_acquired(acquired_token, Some(holds));
         let time = time_inside(self.lease, &mut self.random);
-        let mut random = Random::new(self.random.number());
-        let (nested, is_left) = (self.inside.nested(), AtomicBool::new(false));
+        let mut random = Random::new(self.random.next_u64());
+        let (nested, is_left) = (self.runner.nested(), AtomicBool::new(false));
         let again = async {
             if random.below(2) == 0 {
                 sleep(random.between(Duration::ZERO, time)).await;
@@ -108,9 +112,9 @@ impl OwnerTask {
             is_left.store(true, Ordering::Relaxed);
         };
         let watch = async {
-            let mut is_lost = self.inside.hold(&guard, time).await;
+            let mut is_lost = self.runner.watch(&guard, time).await;
             while !is_lost && !is_left.load(Ordering::Relaxed) {
-                is_lost = self.inside.hold(&guard, Duration::ZERO).await;
+                is_lost = self.runner.watch(&guard, Duration::ZERO).await;
             }
             is_lost
         };
@@ -118,21 +122,21 @@ impl OwnerTask {
         let keeps = self.random.below(2) == 0;
         if is_lost && keeps {
             // The guard of the lost hold still exists meanwhile.
-            self.regain(lock, mode, token, self.lease / 2).await;
+            self.reacquire(lock, mode, token, self.lease / 2).await;
         }
-        let how = give_back(&mut self.random);
-        let freed = self.inside.leave(guard, had, how).await;
+        let how = random_release(&mut self.random);
+        let released = self.runner.release(guard, acquired_token, how).await;
         if is_lost && !keeps {
             // Meanwhile the background release is sent.
             sleep(self.random.between(Duration::ZERO, PAUSE)).await;
-            self.regain(lock, mode, token, self.lease / 16).await;
+            self.reacquire(lock, mode, token, self.lease / 16).await;
         }
-        freed
+        released
     }
 
     /// Requests a lost lock until it is acquired or half a lease has passed. Each request is canceled within
     /// `longest`.
-    async fn regain<K: LockKind + OwnedKind>(
+    async fn reacquire<K: LockKind + OwnedKind>(
         &mut self,
         lock: &Lock<K>,
         mode: Mode,
@@ -141,19 +145,19 @@ impl OwnerTask {
     ) {
         let end = Instant::now() + self.lease / 2;
         while Instant::now() < end {
-            let patience = self.random.between(Duration::ZERO, longest);
-            let asking = ask(lock, self.owner, patience, self.random.below(3));
-            let mut inside = self.inside.nested();
-            if let Ok(Some(guard)) = inside.ask(lock.name(), mode, asking).await {
+            let wait_limit = self.random.between(Duration::ZERO, longest);
+            let acquiring = request_lock(lock, self.owner, wait_limit, self.random.below(3));
+            let mut runner = self.runner.nested();
+            if let Ok(Some(guard)) = runner.request(lock.name(), mode, acquiring).await {
                 let holds = guard.hold_count();
-                let had = token(&guard);
-                inside.enter(had, Some(holds));
+                let acquired_token = token(&guard);
+                runner.report_acquired(acquired_token, Some(holds));
                 // Long enough to detect another holder.
                 let time = self.random.between(self.lease / 10, self.lease / 2);
-                inside.hold(&guard, time).await;
-                let how = give_back(&mut self.random);
+                runner.watch(&guard, time).await;
+                let how = random_release(&mut self.random);
                 // Errors are recorded with the section.
-                let _ = inside.leave(guard, had, how).await;
+                let _ = runner.release(guard, acquired_token, how).await;
                 return;
             }
             sleep(self.random.between(Duration::ZERO, PAUSE)).await;
@@ -163,7 +167,7 @@ impl OwnerTask {
 
 /// Runs a nested section of the same owner within the section of the guard.
 async fn reenter<K: LockKind + OwnedKind>(
-    mut inside: Inside,
+    mut runner: SectionRunner,
     lock: &Lock<K>,
     guard: &Guard<K>,
     mode: Mode,
@@ -171,40 +175,43 @@ async fn reenter<K: LockKind + OwnedKind>(
     time: Duration,
     random: &mut Random,
 ) -> Result<(), Error> {
-    let patience = random.between(Duration::ZERO, time.max(PAUSE));
+    let wait_limit = random.between(Duration::ZERO, time.max(PAUSE));
     let way = random.below(4);
-    let asking = async {
+    let acquiring = async {
         match way {
             0 => {
                 let reenter = async { guard.reenter().await.map(Some) };
-                timeout(patience, reenter).await.unwrap_or(Ok(None))
+                timeout(wait_limit, reenter).await.unwrap_or(Ok(None))
             }
-            way => ask(lock, guard.owner(), patience, way - 1).await,
+            way => request_lock(lock, guard.owner(), wait_limit, way - 1).await,
         }
     };
-    let Some(inner) = inside.ask(lock.name(), mode, asking).await? else {
+    let Some(inner) = runner.request(lock.name(), mode, acquiring).await? else {
         return Ok(());
     };
     let holds = inner.hold_count();
-    let had = token(&inner);
-    inside.enter(had, Some(holds));
+    let acquired_token = token(&inner);
+    runner.report_acquired(acquired_token, Some(holds));
     let stay = random.between(Duration::ZERO, time);
-    inside.hold(&inner, stay).await;
-    inside.leave(inner, had, give_back(random)).await
+    runner.watch(&inner, stay).await;
+    runner
+        .release(inner, acquired_token, random_release(random))
+        .await
 }
 
 /// Requests the lock in one of three ways. Two of them are canceled at the limit, at any await point.
-async fn ask<K: LockKind + OwnedKind>(
+async fn request_lock<K: LockKind + OwnedKind>(
     lock: &Lock<K>,
     owner: Owner,
-    patience: Duration,
+    wait_limit: Duration,
     way: usize,
 ) -> Result<Option<Guard<K>>, Error> {
-    let canceled = |asking| async move { timeout(patience, asking).await.unwrap_or(Ok(None)) };
+    let canceled =
+        |acquiring| async move { timeout(wait_limit, acquiring).await.unwrap_or(Ok(None)) };
     let answer = match way {
         0 => canceled(boxed(async { lock.lock().owner(owner).await.map(Some) })).await,
         1 => canceled(boxed(owner.scope(async { lock.lock().await.map(Some) }))).await,
-        _ => lock.try_lock().owner(owner).wait(patience).await,
+        _ => lock.try_lock().owner(owner).wait(wait_limit).await,
     };
     match answer {
         // Another task of this owner reads: this is an expected answer.
@@ -213,13 +220,13 @@ async fn ask<K: LockKind + OwnedKind>(
     }
 }
 
-type Asking<'a, K> =
+type BoxedAcquire<'a, K> =
     std::pin::Pin<Box<dyn Future<Output = Result<Option<Guard<K>>, Error>> + Send + 'a>>;
 
 fn boxed<'a, K: LockKind>(
-    asking: impl Future<Output = Result<Option<Guard<K>>, Error>> + Send + 'a,
-) -> Asking<'a, K> {
-    Box::pin(asking)
+    acquiring: impl Future<Output = Result<Option<Guard<K>>, Error>> + Send + 'a,
+) -> BoxedAcquire<'a, K> {
+    Box::pin(acquiring)
 }
 
 /// Returns how long to stay inside: a third stays long enough to lose the lock in an outage.
@@ -230,9 +237,9 @@ pub(super) fn time_inside(lease: Duration, random: &mut Random) -> Duration {
     }
 }
 
-fn give_back(random: &mut Random) -> GiveBack {
+fn random_release(random: &mut Random) -> ReleaseMode {
     match random.below(2) {
-        0 => GiveBack::Unlock,
-        _ => GiveBack::Drop,
+        0 => ReleaseMode::Unlock,
+        _ => ReleaseMode::Drop,
     }
 }

@@ -9,20 +9,20 @@ use redlatch::{Error, Guard, LockKind, MultiGuard, Owner, RedGuard, SemaphorePer
 use tokio::time::{Instant, sleep, timeout};
 
 use super::kinds::locks_of;
-use super::tell::Teller;
+use super::reporter::Reporter;
 use crate::clock::Time;
-use crate::history::{Ask, Mode, What};
-use crate::resource::Reach;
+use crate::history::{EventKind, Mode, Request};
+use crate::resource::ResourceClient;
 
 /// Interval at which the guard is checked for validity.
-pub(super) const LOOK: Duration = Duration::from_millis(5);
+pub(super) const CHECK_INTERVAL: Duration = Duration::from_millis(5);
 
 /// Time within which `lost()` must complete after the guard became invalid.
-const TOLD_WITHIN: Duration = Duration::from_secs(3);
+const LOSS_REPORT_LIMIT: Duration = Duration::from_secs(3);
 
 /// A task that enters and leaves critical sections.
 #[derive(Debug)]
-pub(crate) struct Inside {
+pub(crate) struct SectionRunner {
     task: usize,
     client: usize,
     /// The owner that it acts for, if it shares one with others.
@@ -31,129 +31,132 @@ pub(crate) struct Inside {
     sections: Vec<u64>,
     /// Name of the requested lock.
     name: String,
-    teller: Teller,
+    reporter: Reporter,
     /// If set, tasks leave their sections as soon as possible.
-    ending: Arc<AtomicBool>,
-    resource: Reach,
+    shutdown: Arc<AtomicBool>,
+    resource: ResourceClient,
 }
 
 /// Way in which a guard is released.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum GiveBack {
+pub(crate) enum ReleaseMode {
     /// By `unlock`, which is awaited.
     Unlock,
     /// In the background.
     Drop,
 }
 
-impl Inside {
-    pub(crate) fn of_task(
+impl SectionRunner {
+    pub(crate) fn new(
         task: usize,
         client: usize,
-        teller: Teller,
-        resource: Reach,
-        ending: Arc<AtomicBool>,
-    ) -> Inside {
-        Inside {
+        reporter: Reporter,
+        resource: ResourceClient,
+        shutdown: Arc<AtomicBool>,
+    ) -> SectionRunner {
+        SectionRunner {
             task,
             client,
             owner: None,
             sections: Vec::new(),
             name: String::new(),
-            teller,
-            ending,
+            reporter,
+            shutdown,
             resource,
         }
     }
 
     /// Returns the same task, acting for an owner that it shares with others.
-    pub(crate) fn for_owner(self, owner: Owner) -> Inside {
-        Inside {
+    pub(crate) fn for_owner(self, owner: Owner) -> SectionRunner {
+        SectionRunner {
             owner: Some(owner),
             ..self
         }
     }
 
     /// Returns the same task, for a section nested in the current one.
-    pub(crate) fn nested(&self) -> Inside {
-        Inside {
+    pub(crate) fn nested(&self) -> SectionRunner {
+        SectionRunner {
             task: self.task,
             client: self.client,
             owner: self.owner,
             sections: Vec::new(),
             name: String::new(),
-            teller: self.teller.clone(),
-            ending: self.ending.clone(),
+            reporter: self.reporter.clone(),
+            shutdown: self.shutdown.clone(),
             resource: self.resource.clone(),
         }
     }
 
     /// Requests a lock and reports the result.
-    pub(crate) async fn ask<T>(
+    pub(crate) async fn request<T>(
         &mut self,
         name: &str,
         mode: Mode,
-        asking: impl Future<Output = Result<Option<T>, Error>>,
+        acquiring: impl Future<Output = Result<Option<T>, Error>>,
     ) -> Result<Option<T>, Error> {
         self.name = name.to_owned();
         self.sections.clear();
-        self.begin(name, mode, false);
+        self.begin_section(name, mode, false);
         if name.starts_with("multi:") {
             for member in locks_of(name) {
-                self.begin(&member, mode, true);
+                self.begin_section(&member, mode, true);
             }
         }
-        let answer = asking.await;
+        let answer = acquiring.await;
         match &answer {
             // Reported on entry, with the token.
             Ok(Some(_)) => {}
-            Ok(None) => self.tell(What::GaveUp),
-            Err(error) => self.tell(What::Failed { error: kind(error) }),
+            Ok(None) => self.report(EventKind::NotAcquired),
+            Err(error) => self.report(EventKind::Failed {
+                error: error_name(error),
+            }),
         }
         answer
     }
 
-    fn begin(&mut self, name: &str, mode: Mode, part: bool) {
-        let section = self.teller.section();
+    fn begin_section(&mut self, name: &str, mode: Mode, is_member: bool) {
+        let section = self.reporter.section();
         self.sections.push(section);
-        let ask = Ask {
+        let request = Request {
             task: self.task,
             client: self.client,
             owner: self.owner.map(Owner::number),
             name: name.to_owned(),
             mode,
-            part,
+            is_member,
         };
-        self.teller.tell_of(section, What::Asked(ask));
+        self.reporter
+            .report_in(section, EventKind::Requested(request));
     }
 
     /// Runs one critical section without a token, from the request to the release.
-    pub(crate) async fn pass<H: Holding>(
+    pub(crate) async fn run_section<H: AsyncGuard>(
         &mut self,
         name: &str,
         mode: Mode,
-        asking: impl Future<Output = Result<Option<H>, Error>>,
+        acquiring: impl Future<Output = Result<Option<H>, Error>>,
         time: Duration,
     ) -> Result<(), Error> {
-        let guard = self.ask(name, mode, asking).await?;
-        self.stay(guard, None, time).await
+        let guard = self.request(name, mode, acquiring).await?;
+        self.hold_and_release(guard, None, time).await
     }
 
     /// Stays inside for this long, or until the lock is lost, and releases it.
-    pub(crate) async fn stay<H: Holding>(
+    pub(crate) async fn hold_and_release<H: AsyncGuard>(
         &mut self,
         guard: Option<H>,
         token: Option<u64>,
         time: Duration,
     ) -> Result<(), Error> {
         let Some(guard) = guard else { return Ok(()) };
-        self.enter(token, None);
-        self.hold(&guard, time).await;
-        self.leave(guard, token, GiveBack::Unlock).await
+        self.report_acquired(token, None);
+        self.watch(&guard, time).await;
+        self.release(guard, token, ReleaseMode::Unlock).await
     }
 
     /// Keeps permits for this long, and releases them.
-    pub(crate) async fn keep(
+    pub(crate) async fn hold_permits(
         &mut self,
         permits: Option<SemaphorePermits>,
         time: Duration,
@@ -161,36 +164,36 @@ impl Inside {
         let Some(permits) = permits else {
             return Ok(());
         };
-        self.enter(None, None);
+        self.report_acquired(None, None);
         sleep(time).await;
-        self.tell(What::Leaving);
-        let freed = permits.release().await;
-        let error = freed.as_ref().err().map(kind);
-        self.tell(What::Freed { error });
-        freed
+        self.report(EventKind::Releasing);
+        let released = permits.release().await;
+        let error = released.as_ref().err().map(error_name);
+        self.report(EventKind::Released { error });
+        released
     }
 
     /// Records that a latch was counted down.
-    pub(crate) fn counted(&self, left: u64) {
-        self.tell(What::Counted { left });
+    pub(crate) fn report_count(&self, left: u64) {
+        self.report(EventKind::CountedDown { left });
     }
 
     /// Records that the lock is held: the hold count is the last value read from the guard.
-    pub(crate) fn enter(&self, token: Option<u64>, holds: Option<u32>) {
-        self.tell(What::Got { token, holds });
+    pub(crate) fn report_acquired(&self, token: Option<u64>, holds: Option<u32>) {
+        self.report(EventKind::Acquired { token, holds });
     }
 
     /// Watches the guard for this long, or until it is lost. Returns whether it was lost.
-    pub(crate) async fn hold<H: Holding>(&self, guard: &H, time: Duration) -> bool {
+    pub(crate) async fn watch<H: AsyncGuard>(&self, guard: &H, time: Duration) -> bool {
         let end = Instant::now() + time;
-        let mut until = self.look(guard);
+        let mut until = self.check_validity(guard);
         let mut lost = std::pin::pin!(guard.lost());
         loop {
             // The last check is at the end.
             let left = end.saturating_duration_since(Instant::now());
-            let interval = self.teller.look_interval();
+            let interval = self.reporter.check_interval();
             let pause = if left.is_zero() {
-                LOOK
+                CHECK_INTERVAL
             } else {
                 left.min(interval)
             };
@@ -198,67 +201,70 @@ impl Inside {
                 biased;
                 () = &mut lost => {
                     if let Some(until) = until {
-                        self.lost(until);
+                        self.report_loss(until);
                     }
-                    self.tell(What::Told);
+                    self.report(EventKind::LossReported);
                     // A lost guard must never report that it is valid.
-                    self.look(guard);
+                    self.check_validity(guard);
                     return true;
                 }
                 () = sleep(pause) => {}
             }
             let before = until;
-            until = self.look(guard);
+            until = self.check_validity(guard);
             if until.is_none() {
                 if let Some(before) = before {
-                    self.lost(before);
+                    self.report_loss(before);
                 }
-                if timeout(TOLD_WITHIN, &mut lost).await.is_ok() {
-                    self.tell(What::Told);
+                if timeout(LOSS_REPORT_LIMIT, &mut lost).await.is_ok() {
+                    self.report(EventKind::LossReported);
                 }
                 return true;
             }
-            if Instant::now() >= end || self.ending.load(Ordering::Relaxed) {
+            if Instant::now() >= end || self.shutdown.load(Ordering::Relaxed) {
                 return false;
             }
         }
     }
 
     /// Writes to the resource if there is a token, and releases the lock.
-    pub(crate) async fn leave<H: Holding>(
+    pub(crate) async fn release<H: AsyncGuard>(
         &mut self,
         guard: H,
         token: Option<u64>,
-        how: GiveBack,
+        how: ReleaseMode,
     ) -> Result<(), Error> {
         if let Some(token) = token {
             // Also after a loss: the resource has to refuse that write.
             self.write(token).await;
         }
-        self.tell(What::Leaving);
-        let freed = match how {
-            GiveBack::Unlock => guard.unlock().await,
-            GiveBack::Drop => {
+        self.report(EventKind::Releasing);
+        let released = match how {
+            ReleaseMode::Unlock => guard.unlock().await,
+            ReleaseMode::Drop => {
                 drop(guard);
                 Ok(())
             }
         };
-        let error = freed.as_ref().err().map(kind);
-        self.tell(What::Freed { error });
-        freed
+        let error = released.as_ref().err().map(error_name);
+        self.report(EventKind::Released { error });
+        released
     }
 
     /// Records whether the guard is valid, and until when.
-    fn look<H: Holding>(&self, guard: &H) -> Option<Time> {
+    fn check_validity<H: AsyncGuard>(&self, guard: &H) -> Option<Time> {
         let sections = self.sections.iter();
-        let looks = sections.map(|section| self.teller.look(*section, || guard.valid_for()));
-        looks.last().flatten()
+        let checks = sections.map(|section| {
+            self.reporter
+                .report_validity(*section, || guard.valid_for())
+        });
+        checks.last().flatten()
     }
 
     /// Records that the guard, which was valid until `until` at the last check, is lost.
-    fn lost(&self, until: Time) {
+    fn report_loss(&self, until: Time) {
         for section in &self.sections {
-            self.teller.lost(*section, until);
+            self.reporter.report_loss(*section, until);
         }
     }
 
@@ -282,26 +288,26 @@ impl Inside {
             Err(_) => Some(read),
         };
         let accepted = written.as_deref() == Some("ok");
-        self.tell(What::Wrote { accepted });
+        self.report(EventKind::Wrote { accepted });
     }
 
-    fn tell(&self, what: What) {
+    fn report(&self, what: EventKind) {
         for section in &self.sections {
-            self.teller.tell_of(*section, what.clone());
+            self.reporter.report_in(*section, what.clone());
         }
     }
 }
 
 /// Common interface of all guards.
-pub(crate) trait Holding: Send {
+pub(crate) trait AsyncGuard: Send {
     fn valid_for(&self) -> Duration;
     fn lost(&self) -> impl Future<Output = ()> + Send + 'static;
     fn unlock(self) -> impl Future<Output = Result<(), Error>> + Send;
 }
 
-macro_rules! holding {
+macro_rules! impl_async_guard {
     ($guard:ty $(, $kind:ident)?) => {
-        impl$(<$kind: LockKind>)? Holding for $guard {
+        impl$(<$kind: LockKind>)? AsyncGuard for $guard {
             fn valid_for(&self) -> Duration {
                 <$guard>::valid_for(self)
             }
@@ -317,12 +323,12 @@ macro_rules! holding {
     };
 }
 
-holding!(Guard<K>, K);
-holding!(MultiGuard);
-holding!(RedGuard);
+impl_async_guard!(Guard<K>, K);
+impl_async_guard!(MultiGuard);
+impl_async_guard!(RedGuard);
 
 /// Returns the name of an error, and how a lock was lost.
-pub(super) fn kind(error: &Error) -> String {
+pub(super) fn error_name(error: &Error) -> String {
     match error {
         Error::Lost { reason, .. } => format!("Lost({reason:?})"),
         Error::Refused { reason, .. } => {

@@ -9,10 +9,10 @@ use redlatch::{Error, Fenced, LockKind, OwnedKind};
 
 use super::kinds::locks_of;
 use super::owners::time_inside;
-use super::section::{LOOK, kind};
-use super::tell::Teller;
+use super::reporter::Reporter;
+use super::section::{CHECK_INTERVAL, error_name};
 use crate::Result;
-use crate::history::{Ask, Mode, What};
+use crate::history::{EventKind, Mode, Request};
 use crate::random::Random;
 
 /// One of the threads.
@@ -22,18 +22,18 @@ pub(super) struct Thread {
     pub(super) client_number: usize,
     pub(super) names: Vec<String>,
     pub(super) lease: Duration,
-    pub(super) teller: Teller,
+    pub(super) reporter: Reporter,
     pub(super) random: Random,
 }
 
 /// Common interface of all guards of a thread.
-trait Held: Sized {
+trait BlockingGuard: Sized {
     fn valid_for(&self) -> Duration;
     fn holds(&self) -> Option<u32>;
     fn unlock(self) -> Result<(), Error>;
 }
 
-impl<K: LockKind + OwnedKind> Held for Guard<K> {
+impl<K: LockKind + OwnedKind> BlockingGuard for Guard<K> {
     fn valid_for(&self) -> Duration {
         Guard::valid_for(self)
     }
@@ -47,7 +47,7 @@ impl<K: LockKind + OwnedKind> Held for Guard<K> {
     }
 }
 
-impl Held for ManyGuard<redlatch::RedLock> {
+impl BlockingGuard for ManyGuard<redlatch::RedLock> {
     fn valid_for(&self) -> Duration {
         ManyGuard::<redlatch::RedLock>::valid_for(self)
     }
@@ -63,11 +63,11 @@ impl Held for ManyGuard<redlatch::RedLock> {
 
 impl Thread {
     /// Acquires one lock after the other until the end.
-    pub(super) fn run(mut self, ending: &AtomicBool) -> Result<()> {
-        while !ending.load(Ordering::Relaxed) {
+    pub(super) fn run(mut self, shutdown: &AtomicBool) -> Result<()> {
+        while !shutdown.load(Ordering::Relaxed) {
             let at = self.random.below(self.names.len());
             let name = self.names[at].clone();
-            if self.request(&name, ending)?.is_err() {
+            if self.request(&name, shutdown)?.is_err() {
                 sleep(Duration::from_millis(20));
             }
             sleep(self.random.between(Duration::ZERO, self.lease / 20));
@@ -75,95 +75,95 @@ impl Thread {
         Ok(())
     }
 
-    fn request(&mut self, name: &str, ending: &AtomicBool) -> Result<Result<(), Error>> {
+    fn request(&mut self, name: &str, shutdown: &AtomicBool) -> Result<Result<(), Error>> {
         let kind = name.split(':').next().unwrap_or_default();
         Ok(match kind {
             "lock" => {
                 let lock = self.client.lock(name);
-                self.alone(name, |wait| lock.try_lock_for(wait), ending)
+                self.run_exclusive(name, |wait| lock.try_lock_for(wait), shutdown)
             }
             "fenced" => {
                 let lock = self.client.fenced_lock(name);
                 let token = |guard: &Guard<Fenced>| Some(guard.token());
-                self.pass(
+                self.run_section(
                     name,
-                    Mode::Alone,
+                    Mode::Exclusive,
                     token,
                     |wait| lock.try_lock_for(wait),
-                    ending,
+                    shutdown,
                 )
             }
             "spin" => {
                 let lock = self.client.spin_lock(name);
-                self.alone(name, |wait| lock.try_lock_for(wait), ending)
+                self.run_exclusive(name, |wait| lock.try_lock_for(wait), shutdown)
             }
             "fair" => {
                 let lock = self.client.fair_lock(name).wait_time(self.lease / 4);
-                self.alone(name, |wait| lock.try_lock_for(wait), ending)
+                self.run_exclusive(name, |wait| lock.try_lock_for(wait), shutdown)
             }
             "rw" if self.random.below(2) == 0 => {
                 let lock = self.client.read_write_lock(name).write();
-                self.alone(name, |wait| lock.try_lock_for(wait), ending)
+                self.run_exclusive(name, |wait| lock.try_lock_for(wait), shutdown)
             }
             "rw" => {
                 let lock = self.client.read_write_lock(name).read();
-                self.pass(
+                self.run_section(
                     name,
                     Mode::Shared,
                     |_| None,
                     |wait| lock.try_lock_for(wait),
-                    ending,
+                    shutdown,
                 )
             }
             "red" => {
                 let members = locks_of(name);
                 let lock = RedLock::new(members.iter().map(|name| self.client.lock(name)));
                 let lock = lock.timeout(self.lease / 20);
-                self.alone(name, |wait| lock.try_lock_for(wait), ending)
+                self.run_exclusive(name, |wait| lock.try_lock_for(wait), shutdown)
             }
             other => return Err(format!("threads do not support the kind {other}").into()),
         })
     }
 
     /// Runs one critical section, perhaps with a nested one.
-    fn pass<G: Held>(
+    fn run_section<G: BlockingGuard>(
         &mut self,
         name: &str,
         mode: Mode,
         token: fn(&G) -> Option<u64>,
-        ask: impl Fn(Duration) -> Result<Option<G>, Error>,
-        ending: &AtomicBool,
+        request: impl Fn(Duration) -> Result<Option<G>, Error>,
+        shutdown: &AtomicBool,
     ) -> Result<(), Error> {
         let wait = self.random.between(Duration::ZERO, self.lease / 2);
-        let Some((outer, guard)) = self.enter(name, mode, token, || ask(wait))? else {
+        let Some((outer, guard)) = self.acquire(name, mode, token, || request(wait))? else {
             return Ok(());
         };
         // Mostly short: the owners of tasks have to acquire the locks, too.
         let time = match self.random.below(3) {
             0 => time_inside(self.lease, &mut self.random),
-            _ => LOOK,
+            _ => CHECK_INTERVAL,
         };
         let end = Instant::now() + time;
         let mut inner = None;
         if self.random.below(2) == 0 {
             // The thread holds the lock: other waiters make no difference.
             inner = self
-                .enter(name, mode, token, || ask(Duration::ZERO))
+                .acquire(name, mode, token, || request(Duration::ZERO))
                 .ok()
                 .flatten();
         }
         let mut is_lost = false;
-        while !is_lost && Instant::now() < end && !ending.load(Ordering::Relaxed) {
-            sleep(LOOK);
-            is_lost = !self.look(outer, &guard);
+        while !is_lost && Instant::now() < end && !shutdown.load(Ordering::Relaxed) {
+            sleep(CHECK_INTERVAL);
+            is_lost = !self.check_validity(outer, &guard);
             if let Some((section, guard)) = &inner {
-                self.look(*section, guard);
+                self.check_validity(*section, guard);
             }
         }
         if is_lost {
-            self.teller.tell_of(outer, What::Told);
+            self.reporter.report_in(outer, EventKind::LossReported);
             if let Some((section, _)) = &inner {
-                self.teller.tell_of(*section, What::Told);
+                self.reporter.report_in(*section, EventKind::LossReported);
             }
         }
         let mut all = vec![(outer, guard)];
@@ -171,7 +171,11 @@ impl Thread {
         if is_lost && self.random.below(2) == 0 {
             // The guards of the lost hold still exist meanwhile.
             let wait = self.lease / 2;
-            all.extend(self.enter(name, mode, token, || ask(wait)).ok().flatten());
+            all.extend(
+                self.acquire(name, mode, token, || request(wait))
+                    .ok()
+                    .flatten(),
+            );
         }
         // In one order or the other.
         if self.random.below(2) == 0 {
@@ -179,78 +183,81 @@ impl Thread {
         }
         // An outage may delay the first of them: the others are not checked meanwhile.
         for (section, _) in &all {
-            self.teller.tell_of(*section, What::Leaving);
+            self.reporter.report_in(*section, EventKind::Releasing);
         }
         for (section, guard) in all {
-            self.leave(section, guard);
+            self.release(section, guard);
         }
         Ok(())
     }
 
     /// Runs a section of a lock that is exclusive and has no tokens.
-    fn alone<G: Held>(
+    fn run_exclusive<G: BlockingGuard>(
         &mut self,
         name: &str,
-        ask: impl Fn(Duration) -> Result<Option<G>, Error>,
-        ending: &AtomicBool,
+        request: impl Fn(Duration) -> Result<Option<G>, Error>,
+        shutdown: &AtomicBool,
     ) -> Result<(), Error> {
-        self.pass(name, Mode::Alone, |_| None, ask, ending)
+        self.run_section(name, Mode::Exclusive, |_| None, request, shutdown)
     }
 
     /// Sends one request. Returns the section and its guard.
-    fn enter<G: Held>(
+    fn acquire<G: BlockingGuard>(
         &mut self,
         name: &str,
         mode: Mode,
         token: fn(&G) -> Option<u64>,
-        ask: impl FnOnce() -> Result<Option<G>, Error>,
+        request: impl FnOnce() -> Result<Option<G>, Error>,
     ) -> Result<Option<(u64, G)>, Error> {
-        let section = self.teller.section();
-        let tell = |what| self.teller.tell_of(section, what);
-        tell(What::Asked(Ask {
+        let section = self.reporter.section();
+        let report = |what| self.reporter.report_in(section, what);
+        report(EventKind::Requested(Request {
             task: self.number,
             client: self.client_number,
             owner: Some(current_thread().number()),
             name: name.to_owned(),
             mode,
-            part: false,
+            is_member: false,
         }));
-        match ask() {
+        match request() {
             Ok(Some(guard)) => {
                 let holds = guard.holds();
-                tell(What::Got {
+                report(EventKind::Acquired {
                     token: token(&guard),
                     holds,
                 });
-                self.look(section, &guard);
+                self.check_validity(section, &guard);
                 Ok(Some((section, guard)))
             }
             Ok(None) => {
-                tell(What::GaveUp);
+                report(EventKind::NotAcquired);
                 Ok(None)
             }
             Err(error) => {
-                tell(What::Failed {
-                    error: kind(&error),
+                report(EventKind::Failed {
+                    error: error_name(&error),
                 });
                 Err(error)
             }
         }
     }
 
-    fn leave<G: Held>(&mut self, section: u64, guard: G) {
-        let freed = match self.random.below(2) {
+    fn release<G: BlockingGuard>(&mut self, section: u64, guard: G) {
+        let released = match self.random.below(2) {
             0 => guard.unlock(),
             _ => {
                 drop(guard);
                 Ok(())
             }
         };
-        let error = freed.err().map(|error| kind(&error));
-        self.teller.tell_of(section, What::Freed { error });
+        let error = released.err().map(|error| error_name(&error));
+        self.reporter
+            .report_in(section, EventKind::Released { error });
     }
 
-    fn look<G: Held>(&self, section: u64, guard: &G) -> bool {
-        self.teller.look(section, || guard.valid_for()).is_some()
+    fn check_validity<G: BlockingGuard>(&self, section: u64, guard: &G) -> bool {
+        self.reporter
+            .report_validity(section, || guard.valid_for())
+            .is_some()
     }
 }

@@ -3,11 +3,11 @@
 //! All future events are in one queue, ordered by time and then by the order in which they were scheduled.
 //! A packet takes a random time; the packets of one direction of a connection stay in order, as with TCP.
 //! While a direction is cut, due packets are withheld. When it is restored, they return to the queue with the
-//! time at which they were due, as TCP transmits them once more. After [`PATIENCE`] the client's side breaks,
+//! time at which they were due, as TCP transmits them once more. After [`TCP_USER_TIMEOUT`] the client's side breaks,
 //! as the kernel's `TCP_USER_TIMEOUT` makes it, and the server's side learns of that only when the network is
 //! restored. A frozen server receives nothing until it continues.
 
-mod end;
+mod client_stream;
 mod state;
 
 use std::io;
@@ -18,13 +18,13 @@ use std::time::Duration;
 use redlatch::simulation::{Connecting, Stream};
 use tokio::sync::Notify;
 
-use self::end::End;
-use self::state::{Event, Link, Side, State};
+use self::client_stream::ClientStream;
+use self::state::{ClientState, Event, Link, State};
 use crate::server::{Output, Server, Snapshot};
 use crate::trace::Trace;
 
 /// Time after which a client's kernel gives up a silent connection.
-pub const PATIENCE: Duration = Duration::from_secs(10);
+pub const TCP_USER_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// The wall clock of the servers at the beginning: some day in 2026.
 const EPOCH: Duration = Duration::from_secs(1_790_000_000);
@@ -148,7 +148,7 @@ impl Network {
                 process,
                 host,
                 server: None,
-                state: Side::Connecting,
+                state: ClientState::Connecting,
                 inbox: Vec::new(),
                 waker: None,
                 last: [Duration::ZERO; 2],
@@ -157,14 +157,14 @@ impl Network {
             state.send(id, Direction::Up, Event::Connect(id));
             Some(id)
         });
-        let end = link.map(|link| End {
+        let stream = link.map(|link| ClientStream {
             network: self.clone(),
             link,
         });
         Box::pin(async move {
-            let end = end.ok_or(io::ErrorKind::HostUnreachable)?;
-            std::future::poll_fn(|cx| end.poll_connected(cx)).await?;
-            Ok(Box::new(end) as Box<dyn Stream>)
+            let stream = stream.ok_or(io::ErrorKind::HostUnreachable)?;
+            std::future::poll_fn(|cx| stream.poll_connected(cx)).await?;
+            Ok(Box::new(stream) as Box<dyn Stream>)
         })
     }
 
@@ -175,9 +175,12 @@ impl Network {
             if cut {
                 let now = state.now();
                 state.cut.insert(path);
-                state.schedule(now + PATIENCE, Event::Impatience(process, host, now));
+                state.schedule(
+                    now + TCP_USER_TIMEOUT,
+                    Event::UserTimeout(process, host, now),
+                );
             } else if state.cut.remove(&path) {
-                state.release();
+                state.requeue_withheld();
             }
         });
     }
@@ -191,7 +194,7 @@ impl Network {
                     false => state.separated.remove(&pair),
                 };
             }
-            state.release();
+            state.requeue_withheld();
         });
     }
 
@@ -216,7 +219,7 @@ impl Network {
         self.change(|state| {
             for id in state.links_between(Some(process), None) {
                 if let Some(link) = state.links.get_mut(&id) {
-                    link.state = Side::Closed;
+                    link.state = ClientState::Closed;
                 }
                 state.send(id, Direction::Up, Event::ClientGone(id));
             }
@@ -227,7 +230,7 @@ impl Network {
     pub fn set_frozen(&self, host: HostId, frozen: bool) {
         self.change(|state| {
             state.hosts[host].frozen = frozen;
-            state.release();
+            state.requeue_withheld();
         });
     }
 

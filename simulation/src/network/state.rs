@@ -9,7 +9,7 @@ use std::time::Duration;
 use redlatch_robustness::random::Random;
 use tokio::time::Instant;
 
-use super::{Direction, EPOCH, HostId, PATIENCE, ProcessId};
+use super::{Direction, EPOCH, HostId, ProcessId, TCP_USER_TIMEOUT};
 use crate::server::{Config, ConnectionId, Effects, Output, Server, Unsupported};
 use crate::trace::Trace;
 
@@ -73,7 +73,7 @@ pub(super) struct Link {
     /// The server's side, if it is open.
     pub(super) server: Option<ConnectionId>,
     /// The client's side.
-    pub(super) state: Side,
+    pub(super) state: ClientState,
     pub(super) inbox: Vec<u8>,
     pub(super) waker: Option<Waker>,
     /// Arrival time of the latest packet in each direction.
@@ -81,7 +81,7 @@ pub(super) struct Link {
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Side {
+pub(super) enum ClientState {
     Connecting,
     Open,
     /// Ended by the other side, perhaps with an error.
@@ -116,9 +116,9 @@ pub(super) enum Event {
     /// The end of the server's side arrives at the client.
     ServerGone(LinkId, Option<io::ErrorKind>),
     /// A packet from the first server arrives at the second.
-    Between(HostId, HostId, Message),
+    ServerMessage(HostId, HostId, Message),
     /// The kernel of the process closes connections to a server that was cut off at this time.
-    Impatience(ProcessId, HostId, Duration),
+    UserTimeout(ProcessId, HostId, Duration),
     /// A blocked command of this server times out.
     Deadline(HostId),
 }
@@ -204,7 +204,7 @@ impl State {
                 self.send(id, Direction::Down, reset);
             }
         }
-        self.release();
+        self.requeue_withheld();
         server
     }
 
@@ -230,14 +230,14 @@ impl State {
         self.queue.insert((at, self.scheduled), event);
     }
 
-    fn travel_time(&mut self) -> Duration {
+    fn random_latency(&mut self) -> Duration {
         let longest = self.latency.as_millis().try_into().unwrap_or(usize::MAX);
         Duration::from_millis(1 + self.random.below(longest) as u64)
     }
 
     /// Sends a packet of a connection.
     pub(super) fn send(&mut self, id: LinkId, direction: Direction, event: Event) {
-        let at = self.now() + self.travel_time();
+        let at = self.now() + self.random_latency();
         let Some(link) = self.links.get_mut(&id) else {
             return;
         };
@@ -248,12 +248,12 @@ impl State {
     }
 
     /// Sends a packet from one server to another.
-    fn send_between(&mut self, from: HostId, to: HostId, message: Message) {
-        let at = self.now() + self.travel_time();
+    fn send_message(&mut self, from: HostId, to: HostId, message: Message) {
+        let at = self.now() + self.random_latency();
         let last = self.last.entry((from, to)).or_default();
         *last = at.max(*last);
         let at = *last;
-        self.schedule(at, Event::Between(from, to, message));
+        self.schedule(at, Event::ServerMessage(from, to, message));
     }
 
     pub(super) fn links_between(
@@ -278,7 +278,7 @@ impl State {
             let (key, event) = entry.remove_entry();
             match self.is_withheld(&event) {
                 true => _ = self.withheld.insert(key, event),
-                false => self.happen(event, &mut wakers),
+                false => self.handle_event(event, &mut wakers),
             }
         }
         let next = self.queue.first_key_value();
@@ -287,7 +287,7 @@ impl State {
 
     /// Returns withheld events to the queue under their old keys. They happen before later ones, or are
     /// withheld again.
-    pub(super) fn release(&mut self) {
+    pub(super) fn requeue_withheld(&mut self) {
         self.queue.append(&mut self.withheld);
     }
 
@@ -299,10 +299,10 @@ impl State {
             Event::Connected(id) | Event::ToClient(id, _) | Event::ServerGone(id, _) => {
                 (id, Direction::Down)
             }
-            Event::Between(from, to, _) => {
+            Event::ServerMessage(from, to, _) => {
                 return self.hosts[*to].frozen || self.separated.contains(&(*from, *to));
             }
-            Event::Impatience(..) => return false,
+            Event::UserTimeout(..) => return false,
             Event::Deadline(host) => return self.hosts[*host].frozen,
         };
         self.links.get(id).is_some_and(|link| {
@@ -311,28 +311,30 @@ impl State {
         })
     }
 
-    fn happen(&mut self, event: Event, wakers: &mut Vec<Waker>) {
+    fn handle_event(&mut self, event: Event, wakers: &mut Vec<Waker>) {
         match event {
             Event::Connect(id) => self.accept(id),
             Event::ToServer(id, bytes) => self.receive(id, &bytes),
             Event::ClientGone(id) => self.client_gone(id),
             Event::Connected(id) => {
-                self.at_client(id, wakers, |link| link.state = Side::Open);
+                self.at_client(id, wakers, |link| link.state = ClientState::Open);
             }
             Event::ToClient(id, bytes) => {
                 self.trace_bytes(id, Direction::Down, &bytes);
                 self.at_client(id, wakers, |link| link.inbox.extend_from_slice(&bytes));
             }
             Event::ServerGone(id, error) => {
-                self.at_client(id, wakers, |link| link.state = Side::Ended(error));
+                self.at_client(id, wakers, |link| link.state = ClientState::Ended(error));
             }
-            Event::Between(from, to, message) => self.between(from, to, message),
-            Event::Impatience(process, host, since) => {
+            Event::ServerMessage(from, to, message) => self.handle_message(from, to, message),
+            Event::UserTimeout(process, host, since) => {
                 let cut = |direction| self.cut.contains(&(process, host, direction));
-                if (cut(Direction::Up) || cut(Direction::Down)) && self.now() >= since + PATIENCE {
+                if (cut(Direction::Up) || cut(Direction::Down))
+                    && self.now() >= since + TCP_USER_TIMEOUT
+                {
                     for id in self.links_between(Some(process), Some(host)) {
                         let error = Some(io::ErrorKind::TimedOut);
-                        self.at_client(id, wakers, |link| link.state = Side::Ended(error));
+                        self.at_client(id, wakers, |link| link.state = ClientState::Ended(error));
                         self.send(id, Direction::Up, Event::ClientGone(id));
                     }
                 }
@@ -363,7 +365,7 @@ impl State {
 
     fn at_client(&mut self, id: LinkId, wakers: &mut Vec<Waker>, change: impl FnOnce(&mut Link)) {
         if let Some(link) = self.links.get_mut(&id)
-            && !matches!(link.state, Side::Closed | Side::Ended(_))
+            && !matches!(link.state, ClientState::Closed | ClientState::Ended(_))
         {
             change(link);
             wakers.extend(link.waker.take());
@@ -416,7 +418,7 @@ impl State {
             return;
         };
         let (connection, host) = (link.server.take(), &mut self.hosts[link.host]);
-        if link.state == Side::Closed {
+        if link.state == ClientState::Closed {
             self.links.remove(&id);
         }
         if let Some(connection) = connection {
@@ -428,7 +430,7 @@ impl State {
     }
 
     /// Handles a packet from one server to another.
-    fn between(&mut self, from: HostId, to: HostId, message: Message) {
+    fn handle_message(&mut self, from: HostId, to: HostId, message: Message) {
         match message {
             Message::Change(effects, term) if self.hosts[to].terms == term => {
                 let (offset, mut is_up) = (effects.offset, false);
@@ -437,7 +439,7 @@ impl State {
                     Ok(server.apply(&effects, now))
                 });
                 if is_up {
-                    self.send_between(to, from, Message::Applied(offset, term));
+                    self.send_message(to, from, Message::Applied(offset, term));
                 }
             }
             Message::Applied(offset, term) if self.hosts[to].replicas.get(&from) == Some(&term) => {
@@ -482,13 +484,13 @@ impl State {
         for effects in effects.into_iter().map(Arc::new) {
             for (replica, term) in self.hosts[host].replicas.clone() {
                 let change = Message::Change(effects.clone(), term);
-                self.send_between(host, replica, change);
+                self.send_message(host, replica, change);
             }
         }
         for (channel, message) in broadcasts {
             for other in (0..self.hosts.len()).filter(|other| *other != host) {
                 let broadcast = Message::Broadcast(channel.clone(), message.clone());
-                self.send_between(host, other, broadcast);
+                self.send_message(host, other, broadcast);
             }
         }
         if let Some(deadline) = deadline {

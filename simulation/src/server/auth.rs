@@ -2,7 +2,7 @@
 
 use std::collections::BTreeSet;
 
-use super::commands::{Spec, Stop, refused};
+use super::commands::{CommandError, CommandSpec, refused};
 use super::connection::ConnectionId;
 use super::glob::matches;
 use super::resp::Bytes;
@@ -23,7 +23,7 @@ pub struct User {
 
 /// The object of a missing permission.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Access {
+pub(super) enum Denied {
     Command,
     Key,
     Channel,
@@ -31,7 +31,7 @@ pub(super) enum Access {
 
 impl User {
     /// Returns a user with all permissions.
-    pub fn all_powerful(password: Option<&str>) -> User {
+    pub fn unrestricted(password: Option<&str>) -> User {
         User {
             password: password.map(str::to_owned),
             denied: BTreeSet::new(),
@@ -44,11 +44,11 @@ impl User {
         self.password.is_none()
     }
 
-    fn permits(&self, spec: &Spec, args: &[Bytes]) -> Result<(), Access> {
+    fn permits(&self, spec: &CommandSpec, args: &[Bytes]) -> Result<(), Denied> {
         let is_denied = |name: &str| self.denied.contains(name);
         // Most users have no denied commands, and building the name takes time.
         if !self.denied.is_empty() && (is_denied(spec.name) || is_denied(&spec.full_name(args))) {
-            return Err(Access::Command);
+            return Err(Denied::Command);
         }
         let any = |patterns: &[String], name: &Bytes| {
             patterns
@@ -56,7 +56,7 @@ impl User {
                 .any(|pattern| matches(pattern.as_bytes(), name))
         };
         if !spec.keys(args).iter().all(|key| any(&self.keys, key)) {
-            return Err(Access::Key);
+            return Err(Denied::Key);
         }
         // A pattern to subscribe to must be one of the permitted ones, literally.
         let is_permitted = |channel: &Bytes| match spec.subscribes_to_patterns() {
@@ -68,7 +68,7 @@ impl User {
         };
         match spec.channels(args).iter().all(is_permitted) {
             true => Ok(()),
-            false => Err(Access::Channel),
+            false => Err(Denied::Channel),
         }
     }
 }
@@ -84,9 +84,9 @@ impl State {
     pub(super) fn permits(
         &self,
         id: ConnectionId,
-        spec: &Spec,
+        spec: &CommandSpec,
         args: &[Bytes],
-    ) -> Result<(), Access> {
+    ) -> Result<(), Denied> {
         let user = self.connections.get(&id).and_then(|it| it.user.as_ref());
         let user = user.and_then(|user| self.users.get(user));
         user.map_or(Ok(()), |user| user.permits(spec, args))
@@ -94,7 +94,7 @@ impl State {
 }
 
 /// Checks a password. Returns the name of the user.
-pub(super) fn login(state: &State, name: &[u8], password: &[u8]) -> Result<String, Stop> {
+pub(super) fn login(state: &State, name: &[u8], password: &[u8]) -> Result<String, CommandError> {
     let name = String::from_utf8_lossy(name).into_owned();
     let user = state.users.get(&name);
     let is_right = |wanted: &String| wanted.as_bytes() == password;

@@ -8,10 +8,10 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write;
 use std::time::Duration;
 
-use super::commands::{Answer, Call, Spec, Stop, refused};
+use super::commands::{Call, CommandError, CommandResult, CommandSpec, refused};
 use super::connection::ConnectionId;
 use super::keyspace::Entry;
-use super::pubsub::Way;
+use super::pubsub::SubscriptionKind;
 use super::resp::{Bytes, Reply};
 use super::{Output, Server, State};
 
@@ -60,7 +60,7 @@ pub struct ClusterView {
 }
 
 /// Redirection of a command.
-enum Elsewhere {
+enum Redirect {
     CrossSlot,
     Unserved,
     Down,
@@ -105,23 +105,23 @@ impl State {
     pub(super) fn check_slots(
         &mut self,
         from: ConnectionId,
-        spec: &Spec,
+        spec: &CommandSpec,
         args: &[Bytes],
-    ) -> Result<(), Stop> {
+    ) -> Result<(), CommandError> {
         let connection = self.connections.get_mut(&from);
         let asking = connection.is_some_and(|it| std::mem::take(&mut it.asking));
-        let Some(elsewhere) = self.elsewhere(spec, args, asking) else {
+        let Some(redirect) = self.redirect(spec, args, asking) else {
             return Ok(());
         };
-        Err(refused(match elsewhere {
-            Elsewhere::CrossSlot => {
+        Err(refused(match redirect {
+            Redirect::CrossSlot => {
                 "CROSSSLOT Keys in request don't hash to the same slot".to_owned()
             }
-            Elsewhere::Unserved => "CLUSTERDOWN Hash slot not served".to_owned(),
-            Elsewhere::Down => "CLUSTERDOWN The cluster is down".to_owned(),
-            Elsewhere::Moved(slot, to) => format!("MOVED {slot} {}:{}", to.host, to.port),
-            Elsewhere::Ask(slot, to) => format!("ASK {slot} {}:{}", to.host, to.port),
-            Elsewhere::TryAgain => {
+            Redirect::Unserved => "CLUSTERDOWN Hash slot not served".to_owned(),
+            Redirect::Down => "CLUSTERDOWN The cluster is down".to_owned(),
+            Redirect::Moved(slot, to) => format!("MOVED {slot} {}:{}", to.host, to.port),
+            Redirect::Ask(slot, to) => format!("ASK {slot} {}:{}", to.host, to.port),
+            Redirect::TryAgain => {
                 "TRYAGAIN Multiple keys request during rehashing of slot".to_owned()
             }
         }))
@@ -130,13 +130,13 @@ impl State {
     /// The same for a command that a script calls.
     pub(super) fn check_slots_in_script(
         &mut self,
-        spec: &Spec,
+        spec: &CommandSpec,
         args: &[Bytes],
-    ) -> Result<(), Stop> {
+    ) -> Result<(), CommandError> {
         let asking = self.script_asks;
-        match self.elsewhere(spec, args, asking) {
+        match self.redirect(spec, args, asking) {
             None => Ok(()),
-            Some(Elsewhere::Down) => Err(refused(
+            Some(Redirect::Down) => Err(refused(
                 "ERR Script attempted to execute a command while the cluster is down",
             )),
             Some(_) => Err(refused(
@@ -145,7 +145,7 @@ impl State {
         }
     }
 
-    fn elsewhere(&mut self, spec: &Spec, args: &[Bytes], asking: bool) -> Option<Elsewhere> {
+    fn redirect(&mut self, spec: &CommandSpec, args: &[Bytes], asking: bool) -> Option<Redirect> {
         let view = self.cluster.as_ref()?;
         let keys = match spec.sharded {
             true => spec.channels(args),
@@ -153,13 +153,13 @@ impl State {
         };
         let slot = slot(keys.first()?);
         if keys.iter().any(|key| self::slot(key) != slot) {
-            return Some(Elsewhere::CrossSlot);
+            return Some(Redirect::CrossSlot);
         }
         let Some(owner) = view.owner(slot).cloned() else {
-            return Some(Elsewhere::Unserved);
+            return Some(Redirect::Unserved);
         };
         if !view.is_ok {
-            return Some(Elsewhere::Down);
+            return Some(Redirect::Down);
         }
         let is_mine = view.is_mine(slot);
         let to = view.migrating.get(&slot).filter(|_| is_mine).cloned();
@@ -171,12 +171,12 @@ impl State {
             .count();
         let is_missing = present < keys.len();
         match to {
-            Some(_) if is_missing && present > 0 => Some(Elsewhere::TryAgain),
-            Some(to) if is_missing => Some(Elsewhere::Ask(slot, to)),
+            Some(_) if is_missing && present > 0 => Some(Redirect::TryAgain),
+            Some(to) if is_missing => Some(Redirect::Ask(slot, to)),
             _ if is_mine => None,
-            _ if imports && is_missing && keys.len() > 1 => Some(Elsewhere::TryAgain),
+            _ if imports && is_missing && keys.len() > 1 => Some(Redirect::TryAgain),
             _ if imports => None,
-            _ => Some(Elsewhere::Moved(slot, owner)),
+            _ => Some(Redirect::Moved(slot, owner)),
         }
     }
 }
@@ -186,7 +186,7 @@ impl Server {
     /// to channels of slots that it does not own any more.
     pub fn set_cluster(&mut self, view: ClusterView) -> Vec<Output> {
         let lost = |channel: &Bytes| !view.is_mine(slot(channel));
-        let sharded = self.state.channels.all(Way::Sharded);
+        let sharded = self.state.channels.all(SubscriptionKind::Sharded);
         let lost: Vec<(Bytes, Vec<ConnectionId>)> = sharded
             .filter(|(channel, _)| lost(channel))
             .map(|(channel, ids)| (channel.clone(), ids.to_vec()))
@@ -194,7 +194,8 @@ impl Server {
         self.state.cluster = Some(view);
         for (channel, ids) in lost {
             for id in ids {
-                self.state.end_subscription(id, Way::Sharded, &channel);
+                self.state
+                    .end_subscription(id, SubscriptionKind::Sharded, &channel);
             }
         }
         std::mem::take(&mut self.state.outputs)
@@ -212,7 +213,7 @@ impl Server {
         self.state.set_clock(now);
         let entry = self.state.keys.get(key).cloned();
         self.state.keys.remove(key);
-        self.state.settle_changes(None);
+        self.state.record_changes(None);
         entry
     }
 
@@ -220,7 +221,7 @@ impl Server {
     pub fn put_key(&mut self, key: &[u8], entry: Entry, now: Duration) {
         self.state.set_clock(now);
         self.state.keys.put(key, entry);
-        self.state.settle_changes(None);
+        self.state.record_changes(None);
     }
 
     /// Returns the messages published here that all other nodes have to deliver, too.
@@ -235,7 +236,7 @@ impl Server {
     }
 }
 
-pub(super) fn asking(call: &mut Call<'_>) -> Answer {
+pub(super) fn asking(call: &mut Call<'_>) -> CommandResult {
     if call.state.cluster.is_none() {
         return Err(refused("ERR This instance has cluster support disabled"));
     }
@@ -245,7 +246,7 @@ pub(super) fn asking(call: &mut Call<'_>) -> Answer {
     Ok(Reply::ok())
 }
 
-pub(super) fn cluster(call: &mut Call<'_>) -> Answer {
+pub(super) fn cluster(call: &mut Call<'_>) -> CommandResult {
     let Some(view) = &call.state.cluster else {
         return Err(refused("ERR This instance has cluster support disabled"));
     };

@@ -6,7 +6,7 @@
 use std::collections::BTreeMap;
 use std::sync::LazyLock;
 
-use super::auth::Access;
+use super::auth::Denied;
 use super::connection::{self, ConnectionId};
 use super::keyspace::WrongType;
 use super::resp::{Bytes, Reply};
@@ -18,27 +18,27 @@ use super::{
 
 /// Why a command has no ordinary reply.
 #[derive(Debug)]
-pub(super) enum Stop {
+pub(super) enum CommandError {
     /// The server refuses it with this text.
     Refused(String),
     /// The simulation does not know it.
     Unsupported(String),
 }
 
-pub(super) type Answer = Result<Reply, Stop>;
+pub(super) type CommandResult = Result<Reply, CommandError>;
 
-impl From<WrongType> for Stop {
-    fn from(_: WrongType) -> Stop {
+impl From<WrongType> for CommandError {
+    fn from(_: WrongType) -> CommandError {
         refused("WRONGTYPE Operation against a key holding the wrong kind of value")
     }
 }
 
-pub(super) fn refused(text: impl Into<String>) -> Stop {
-    Stop::Refused(text.into())
+pub(super) fn refused(text: impl Into<String>) -> CommandError {
+    CommandError::Refused(text.into())
 }
 
-pub(super) fn unsupported(what: impl Into<String>) -> Stop {
-    Stop::Unsupported(what.into())
+pub(super) fn unsupported(what: impl Into<String>) -> CommandError {
+    CommandError::Unsupported(what.into())
 }
 
 /// A running command.
@@ -72,7 +72,7 @@ pub(super) enum ChannelArgs {
 
 /// A command of the table.
 #[derive(Clone, Copy)]
-pub(super) struct Spec {
+pub(super) struct CommandSpec {
     pub(super) name: &'static str,
     /// The number of arguments with the name; negative: at least as many.
     arity: isize,
@@ -87,11 +87,15 @@ pub(super) struct Spec {
     /// Allowed before a login.
     before_login: bool,
     in_sentinels: bool,
-    run: fn(&mut Call<'_>) -> Answer,
+    run: fn(&mut Call<'_>) -> CommandResult,
 }
 
-const fn spec(name: &'static str, arity: isize, run: fn(&mut Call<'_>) -> Answer) -> Spec {
-    Spec {
+const fn spec(
+    name: &'static str,
+    arity: isize,
+    run: fn(&mut Call<'_>) -> CommandResult,
+) -> CommandSpec {
+    CommandSpec {
         name,
         arity,
         keys: Keys::None,
@@ -106,71 +110,87 @@ const fn spec(name: &'static str, arity: isize, run: fn(&mut Call<'_>) -> Answer
     }
 }
 
-const fn read(name: &'static str, arity: isize, run: fn(&mut Call<'_>) -> Answer) -> Spec {
-    Spec {
+const fn read(
+    name: &'static str,
+    arity: isize,
+    run: fn(&mut Call<'_>) -> CommandResult,
+) -> CommandSpec {
+    CommandSpec {
         keys: Keys::First,
         ..spec(name, arity, run)
     }
 }
 
 /// Creates a command that writes, but needs no additional memory.
-const fn shrink(name: &'static str, arity: isize, run: fn(&mut Call<'_>) -> Answer) -> Spec {
-    Spec {
+const fn shrink(
+    name: &'static str,
+    arity: isize,
+    run: fn(&mut Call<'_>) -> CommandResult,
+) -> CommandSpec {
+    CommandSpec {
         writes: true,
         ..read(name, arity, run)
     }
 }
 
-const fn write(name: &'static str, arity: isize, run: fn(&mut Call<'_>) -> Answer) -> Spec {
-    Spec {
+const fn write(
+    name: &'static str,
+    arity: isize,
+    run: fn(&mut Call<'_>) -> CommandResult,
+) -> CommandSpec {
+    CommandSpec {
         grows: true,
         ..shrink(name, arity, run)
     }
 }
 
 /// Creates a command that scripts cannot call.
-const fn client(name: &'static str, arity: isize, run: fn(&mut Call<'_>) -> Answer) -> Spec {
-    Spec {
+const fn client(
+    name: &'static str,
+    arity: isize,
+    run: fn(&mut Call<'_>) -> CommandResult,
+) -> CommandSpec {
+    CommandSpec {
         in_scripts: false,
         ..spec(name, arity, run)
     }
 }
 
-const fn all_keys(spec: Spec) -> Spec {
-    Spec {
+const fn all_keys(spec: CommandSpec) -> CommandSpec {
+    CommandSpec {
         keys: Keys::All,
         ..spec
     }
 }
 
-const fn counted_keys(spec: Spec) -> Spec {
-    Spec {
+const fn counted_keys(spec: CommandSpec) -> CommandSpec {
+    CommandSpec {
         keys: Keys::Counted,
         ..spec
     }
 }
 
-const fn before_login(spec: Spec) -> Spec {
-    Spec {
+const fn before_login(spec: CommandSpec) -> CommandSpec {
+    CommandSpec {
         before_login: true,
         ..spec
     }
 }
 
 /// Marks a command that Sentinels support, too.
-const fn in_sentinels(spec: Spec) -> Spec {
-    Spec {
+const fn in_sentinels(spec: CommandSpec) -> CommandSpec {
+    CommandSpec {
         in_sentinels: true,
         ..spec
     }
 }
 
-const fn channels(channels: ChannelArgs, spec: Spec) -> Spec {
-    Spec { channels, ..spec }
+const fn channels(channels: ChannelArgs, spec: CommandSpec) -> CommandSpec {
+    CommandSpec { channels, ..spec }
 }
 
-const fn sharded(spec: Spec) -> Spec {
-    Spec {
+const fn sharded(spec: CommandSpec) -> CommandSpec {
+    CommandSpec {
         sharded: true,
         ..spec
     }
@@ -178,7 +198,7 @@ const fn sharded(spec: Spec) -> Spec {
 
 use ChannelArgs::{All, First, Patterns};
 
-const TABLE: &[Spec] = &[
+const TABLE: &[CommandSpec] = &[
     in_sentinels(before_login(client("HELLO", -1, connection::hello))),
     in_sentinels(before_login(client("AUTH", -2, connection::auth))),
     in_sentinels(before_login(client("QUIT", -1, connection::quit))),
@@ -262,16 +282,16 @@ const TABLE: &[Spec] = &[
     spec("PUBSUB", -2, pubsub::pubsub),
 ];
 
-const fn no_keys(spec: Spec) -> Spec {
-    Spec {
+const fn no_keys(spec: CommandSpec) -> CommandSpec {
+    CommandSpec {
         keys: Keys::None,
         ..spec
     }
 }
 
-impl Spec {
-    fn find(name: &[u8]) -> Option<&'static Spec> {
-        static BY_NAME: LazyLock<BTreeMap<&[u8], &Spec>> =
+impl CommandSpec {
+    fn find(name: &[u8]) -> Option<&'static CommandSpec> {
+        static BY_NAME: LazyLock<BTreeMap<&[u8], &CommandSpec>> =
             LazyLock::new(|| TABLE.iter().map(|it| (it.name.as_bytes(), it)).collect());
         // Scripts write them in capital letters.
         BY_NAME.get(name).copied().or_else(|| {
@@ -351,14 +371,14 @@ pub(super) fn run(
     };
     let reply = match call.check_and_run() {
         Ok(reply) => reply,
-        Err(Stop::Refused(text)) => Reply::Error(text),
-        Err(Stop::Unsupported(what)) => return Err(Unsupported(what)),
+        Err(CommandError::Refused(text)) => Reply::Error(text),
+        Err(CommandError::Unsupported(what)) => return Err(Unsupported(what)),
     };
     // The reply comes before what it changes for its own connection.
     state.send(from, &reply);
-    state.settle_changes(Some(from));
-    state.end_of_wish(from, &args[0]);
-    state.close_if_asked(from);
+    state.record_changes(Some(from));
+    state.end_caching(from, &args[0]);
+    state.close_if_requested(from);
     Ok(())
 }
 
@@ -368,9 +388,9 @@ pub(super) fn run_in_script(
     from: ConnectionId,
     args: &[Bytes],
     has_written: &mut bool,
-) -> Answer {
+) -> CommandResult {
     let name = args.first().map(Vec::as_slice).unwrap_or_default();
-    let spec = Spec::find(name).ok_or_else(|| unsupported(shown(args)))?;
+    let spec = CommandSpec::find(name).ok_or_else(|| unsupported(shown(args)))?;
     if !spec.takes(args.len()) {
         return Err(refused(
             "ERR Wrong number of args calling Redis command from script",
@@ -381,13 +401,13 @@ pub(super) fn run_in_script(
     }
     if let Err(denied) = state.permits(from, spec, args) {
         return Err(refused(match denied {
-            Access::Command => {
+            Denied::Command => {
                 "ERR The user executing the script can't run this command or subcommand"
             }
-            Access::Key => {
+            Denied::Key => {
                 "ERR The user executing the script can't access at least one of the keys mentioned in the command arguments"
             }
-            Access::Channel => {
+            Denied::Channel => {
                 "ERR The user executing the script can't publish to the channel mentioned in the command"
             }
         }));
@@ -408,13 +428,13 @@ pub(super) fn run_in_script(
         args,
         interpreter: None,
     });
-    state.remember_read(from, spec, args);
+    state.record_read(from, spec, args);
     answer
 }
 
 impl State {
     /// Checks whether this server may write now.
-    fn check_writable(&self) -> Result<(), Stop> {
+    fn check_writable(&self) -> Result<(), CommandError> {
         if self.keys.is_replica {
             return Err(refused(
                 "READONLY You can't write against a read only replica.",
@@ -434,7 +454,7 @@ impl State {
         }
     }
 
-    fn check_memory(&self) -> Result<(), Stop> {
+    fn check_memory(&self) -> Result<(), CommandError> {
         match self.refusal {
             Some(Refusal::OutOfMemory) => Err(refused(
                 "OOM command not allowed when used memory > 'maxmemory'.",
@@ -445,8 +465,8 @@ impl State {
 }
 
 impl Call<'_> {
-    fn check_and_run(mut self) -> Answer {
-        let spec = Spec::find(&self.args[0]).ok_or_else(|| unsupported(shown(self.args)))?;
+    fn check_and_run(mut self) -> CommandResult {
+        let spec = CommandSpec::find(&self.args[0]).ok_or_else(|| unsupported(shown(self.args)))?;
         if self.state.sentinel.is_some() && !spec.in_sentinels {
             return Err(self.unsupported());
         }
@@ -468,13 +488,13 @@ impl Call<'_> {
         if let Err(denied) = state.permits(self.from, spec, self.args) {
             let name = spec.full_name(self.args).to_ascii_lowercase();
             return Err(refused(match denied {
-                Access::Command => {
+                Denied::Command => {
                     format!("NOPERM this user has no permissions to run the '{name}' command")
                 }
-                Access::Key => {
+                Denied::Key => {
                     "NOPERM this user has no permissions to access one of the keys used as arguments".into()
                 }
-                Access::Channel => {
+                Denied::Channel => {
                     "NOPERM this user has no permissions to access one of the channels used as arguments".into()
                 }
             }));
@@ -496,7 +516,7 @@ impl Call<'_> {
             return Err(refused("LOADING Redis is loading the dataset in memory"));
         }
         let answer = (spec.run)(&mut self);
-        self.state.remember_read(self.from, spec, self.args);
+        self.state.record_read(self.from, spec, self.args);
         answer
     }
 
@@ -505,7 +525,7 @@ impl Call<'_> {
         self.args.get(at).map(Vec::as_slice).unwrap_or_default()
     }
 
-    pub(super) fn integer(&self, at: usize) -> Result<i64, Stop> {
+    pub(super) fn integer(&self, at: usize) -> Result<i64, CommandError> {
         let refusal = || refused("ERR value is not an integer or out of range");
         integer(self.arg(at)).ok_or_else(refusal)
     }
@@ -516,12 +536,12 @@ impl Call<'_> {
     }
 
     /// Returns the error for an option or subcommand that the simulation does not support.
-    pub(super) fn unsupported(&self) -> Stop {
+    pub(super) fn unsupported(&self) -> CommandError {
         unsupported(shown(self.args))
     }
 
     /// Returns the error for a subcommand with too few or too many arguments.
-    pub(super) fn wrong_arity(&self) -> Stop {
+    pub(super) fn wrong_arity(&self) -> CommandError {
         let (command, sub) = (
             self.word(0).to_ascii_lowercase(),
             self.word(1).to_ascii_lowercase(),

@@ -1,8 +1,8 @@
 //! Connections, and the commands on them.
 
 use super::auth::login;
-use super::commands::{Answer, Call, refused};
-use super::replication::Waiting;
+use super::commands::{Call, CommandResult, refused};
+use super::replication::PendingWait;
 use super::resp::{Bytes, Protocol, Reply};
 use super::tracking::{self, Tracking};
 
@@ -19,14 +19,14 @@ pub(super) struct Connection {
     /// Bytes that have arrived and have not been run yet.
     pub(super) input: Bytes,
     /// The unanswered WAIT; no command behind it runs.
-    pub(super) blocked: Option<Waiting>,
+    pub(super) blocked: Option<PendingWait>,
     /// Replication offset after the last command.
     pub(super) offset: u64,
     /// Whether the next command was redirected here by the owner of the slot (ASKING).
     pub(super) asking: bool,
     pub(super) tracking: Option<Tracking>,
     /// Whether the server closes it after the answer.
-    closes: bool,
+    close_after_reply: bool,
 }
 
 impl Connection {
@@ -40,18 +40,18 @@ impl Connection {
             offset: 0,
             asking: false,
             tracking: None,
-            closes: false,
+            close_after_reply: false,
         }
     }
 }
 
 impl super::State {
     /// Closes the connection if its last command requested that.
-    pub(super) fn close_if_asked(&mut self, id: ConnectionId) {
+    pub(super) fn close_if_requested(&mut self, id: ConnectionId) {
         if self
             .connections
             .get(&id)
-            .is_some_and(|connection| connection.closes)
+            .is_some_and(|connection| connection.close_after_reply)
         {
             self.close(id);
         }
@@ -65,7 +65,7 @@ impl Call<'_> {
     }
 }
 
-pub(super) fn hello(call: &mut Call<'_>) -> Answer {
+pub(super) fn hello(call: &mut Call<'_>) -> CommandResult {
     let protocol = match call.arg(1) {
         b"" if call.args.len() == 1 => call.connection().protocol,
         b"2" => Protocol::Resp2,
@@ -121,7 +121,7 @@ pub(super) fn hello(call: &mut Call<'_>) -> Answer {
     Ok(Reply::Map(facts.collect()))
 }
 
-pub(super) fn auth(call: &mut Call<'_>) -> Answer {
+pub(super) fn auth(call: &mut Call<'_>) -> CommandResult {
     let (user, password) = match call.args {
         [_, password] => (&b"default".to_vec(), password),
         [_, user, password] => (user, password),
@@ -139,19 +139,19 @@ pub(super) fn auth(call: &mut Call<'_>) -> Answer {
     Ok(Reply::ok())
 }
 
-pub(super) fn quit(call: &mut Call<'_>) -> Answer {
-    call.connection().closes = true;
+pub(super) fn quit(call: &mut Call<'_>) -> CommandResult {
+    call.connection().close_after_reply = true;
     Ok(Reply::ok())
 }
 
-pub(super) fn select(call: &mut Call<'_>) -> Answer {
+pub(super) fn select(call: &mut Call<'_>) -> CommandResult {
     match call.arg(1) {
         b"0" => Ok(Reply::ok()),
         _ => Err(call.unsupported()),
     }
 }
 
-pub(super) fn ping(call: &mut Call<'_>) -> Answer {
+pub(super) fn ping(call: &mut Call<'_>) -> CommandResult {
     match call.args {
         [_] => Ok(Reply::Status("PONG".into())),
         [_, text] => Ok(Reply::Bulk(text.clone())),
@@ -159,11 +159,11 @@ pub(super) fn ping(call: &mut Call<'_>) -> Answer {
     }
 }
 
-pub(super) fn echo(call: &mut Call<'_>) -> Answer {
+pub(super) fn echo(call: &mut Call<'_>) -> CommandResult {
     Ok(Reply::Bulk(call.args[1].clone()))
 }
 
-pub(super) fn client(call: &mut Call<'_>) -> Answer {
+pub(super) fn client(call: &mut Call<'_>) -> CommandResult {
     match (call.word(1).as_str(), call.args.len()) {
         ("ID", 2) => Ok(Reply::Int(i64::try_from(call.from.0).unwrap_or(i64::MAX))),
         ("GETNAME", 2) => Ok(match call.connection().name.clone() {

@@ -1,6 +1,6 @@
 //! Commands on hashes.
 
-use super::commands::{Answer, Call, integer, refused};
+use super::commands::{Call, CommandResult, integer, refused};
 use super::keyspace::Hash;
 use super::resp::{Bytes, Reply};
 
@@ -8,18 +8,18 @@ fn bulk(value: Option<&Bytes>) -> Reply {
     value.map_or(Reply::Nil, |value| Reply::Bulk(value.clone()))
 }
 
-pub(super) fn hget(call: &mut Call<'_>) -> Answer {
+pub(super) fn hget(call: &mut Call<'_>) -> CommandResult {
     let hash = call.state.keys.read::<Hash>(&call.args[1])?;
     Ok(bulk(hash.and_then(|hash| hash.get(&call.args[2]))))
 }
 
-pub(super) fn hmget(call: &mut Call<'_>) -> Answer {
+pub(super) fn hmget(call: &mut Call<'_>) -> CommandResult {
     let hash = call.state.keys.read::<Hash>(&call.args[1])?;
     let value = |field| bulk(hash.and_then(|hash| hash.get(field)));
     Ok(Reply::Array(call.args[2..].iter().map(value).collect()))
 }
 
-pub(super) fn hgetall(call: &mut Call<'_>) -> Answer {
+pub(super) fn hgetall(call: &mut Call<'_>) -> CommandResult {
     let hash = call.state.keys.read::<Hash>(&call.args[1])?;
     let pairs = hash.into_iter().flatten();
     let pair =
@@ -27,32 +27,32 @@ pub(super) fn hgetall(call: &mut Call<'_>) -> Answer {
     Ok(Reply::Map(pairs.map(pair).collect()))
 }
 
-pub(super) fn hkeys(call: &mut Call<'_>) -> Answer {
+pub(super) fn hkeys(call: &mut Call<'_>) -> CommandResult {
     let hash = call.state.keys.read::<Hash>(&call.args[1])?;
     Ok(Reply::bulks(
         hash.into_iter().flat_map(|hash| hash.keys().cloned()),
     ))
 }
 
-pub(super) fn hvals(call: &mut Call<'_>) -> Answer {
+pub(super) fn hvals(call: &mut Call<'_>) -> CommandResult {
     let hash = call.state.keys.read::<Hash>(&call.args[1])?;
     Ok(Reply::bulks(
         hash.into_iter().flat_map(|hash| hash.values().cloned()),
     ))
 }
 
-pub(super) fn hlen(call: &mut Call<'_>) -> Answer {
+pub(super) fn hlen(call: &mut Call<'_>) -> CommandResult {
     let hash = call.state.keys.read::<Hash>(&call.args[1])?;
     Ok(Reply::count(hash.map_or(0, Hash::len)))
 }
 
-pub(super) fn hexists(call: &mut Call<'_>) -> Answer {
+pub(super) fn hexists(call: &mut Call<'_>) -> CommandResult {
     let hash = call.state.keys.read::<Hash>(&call.args[1])?;
     let is_there = hash.is_some_and(|hash| hash.contains_key(&call.args[2]));
     Ok(Reply::Int(is_there.into()))
 }
 
-pub(super) fn hset(call: &mut Call<'_>) -> Answer {
+pub(super) fn hset(call: &mut Call<'_>) -> CommandResult {
     let pairs = call.args[2..].chunks_exact(2);
     if !pairs.remainder().is_empty() {
         return Err(refused("ERR wrong number of arguments for 'hset' command"));
@@ -64,7 +64,7 @@ pub(super) fn hset(call: &mut Call<'_>) -> Answer {
     Ok(Reply::count(added))
 }
 
-pub(super) fn hincrby(call: &mut Call<'_>) -> Answer {
+pub(super) fn hincrby(call: &mut Call<'_>) -> CommandResult {
     let by = call.integer(3)?;
     let sum = call.state.keys.change(&call.args[1], |hash: &mut Hash| {
         let before = match hash.get(&call.args[2]) {
@@ -81,7 +81,7 @@ pub(super) fn hincrby(call: &mut Call<'_>) -> Answer {
     sum.map(Reply::Int).map_err(refused)
 }
 
-pub(super) fn hdel(call: &mut Call<'_>) -> Answer {
+pub(super) fn hdel(call: &mut Call<'_>) -> CommandResult {
     let removed = call.state.keys.change(&call.args[1], |hash: &mut Hash| {
         let fields = call.args[2..].iter();
         let removed = fields.filter(|field| hash.remove(*field).is_some()).count();

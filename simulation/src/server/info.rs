@@ -3,7 +3,7 @@
 use std::fmt::Write;
 
 use super::State;
-use super::commands::{Answer, Call};
+use super::commands::{Call, CommandResult};
 use super::resp::Reply;
 
 /// The settings that CONFIG GET returns.
@@ -36,7 +36,7 @@ impl State {
 }
 
 /// Answers TIME. The time is constant while a script runs, as since Redis 7.2.
-pub(super) fn time(call: &mut Call<'_>) -> Answer {
+pub(super) fn time(call: &mut Call<'_>) -> CommandResult {
     let now = call.state.now;
     let parts = [now.as_secs(), now.subsec_micros().into()];
     Ok(Reply::Array(
@@ -44,7 +44,7 @@ pub(super) fn time(call: &mut Call<'_>) -> Answer {
     ))
 }
 
-pub(super) fn info(call: &mut Call<'_>) -> Answer {
+pub(super) fn info(call: &mut Call<'_>) -> CommandResult {
     let sections: Vec<String> = (1..call.args.len()).map(|at| call.word(at)).collect();
     let mut text = String::new();
     for section in &sections {
@@ -94,7 +94,7 @@ fn replication(state: &State, text: &mut String) {
     let _ = write!(text, "master_repl_offset:{}\r\n", replication.offset());
 }
 
-pub(super) fn config(call: &mut Call<'_>) -> Answer {
+pub(super) fn config(call: &mut Call<'_>) -> CommandResult {
     let name = call.word(2).to_ascii_lowercase();
     let setting = SETTINGS.iter().find(|(known, _)| *known == name);
     match (call.word(1).as_str(), call.args.len(), setting) {

@@ -1,25 +1,25 @@
 //! Commands on keys of any type: existence, expiry, deletion, listing.
 
-use super::commands::{Answer, Call, refused};
+use super::commands::{Call, CommandResult, refused};
 use super::glob::matches;
 use super::resp::{Bytes, Reply};
 
 /// Default number of keys that SCAN visits.
-const SCANNED: usize = 10;
+const DEFAULT_SCAN_COUNT: usize = 10;
 
-pub(super) fn type_of(call: &mut Call<'_>) -> Answer {
+pub(super) fn type_of(call: &mut Call<'_>) -> CommandResult {
     let entry = call.state.keys.get(&call.args[1]);
     let name = entry.map_or("none", |entry| entry.value.type_name());
     Ok(Reply::Status(name.into()))
 }
 
-pub(super) fn exists(call: &mut Call<'_>) -> Answer {
+pub(super) fn exists(call: &mut Call<'_>) -> CommandResult {
     let keys = &mut call.state.keys;
     let there = call.args[1..].iter().filter(|key| keys.contains(key));
     Ok(Reply::count(there.count()))
 }
 
-pub(super) fn del(call: &mut Call<'_>) -> Answer {
+pub(super) fn del(call: &mut Call<'_>) -> CommandResult {
     let keys = &mut call.state.keys;
     // An expired key is removed, too, but does not count.
     let removed = call.args[1..]
@@ -28,14 +28,14 @@ pub(super) fn del(call: &mut Call<'_>) -> Answer {
     Ok(Reply::count(removed.count()))
 }
 
-pub(super) fn ttl(call: &mut Call<'_>) -> Answer {
+pub(super) fn ttl(call: &mut Call<'_>) -> CommandResult {
     Ok(Reply::Int(match left(call) {
         left @ ..0 => left,
         left => (left + 500) / 1000,
     }))
 }
 
-pub(super) fn pttl(call: &mut Call<'_>) -> Answer {
+pub(super) fn pttl(call: &mut Call<'_>) -> CommandResult {
     Ok(Reply::Int(left(call)))
 }
 
@@ -47,7 +47,7 @@ fn left(call: &mut Call<'_>) -> i64 {
     }
 }
 
-pub(super) fn pexpiretime(call: &mut Call<'_>) -> Answer {
+pub(super) fn pexpiretime(call: &mut Call<'_>) -> CommandResult {
     Ok(Reply::Int(date(call)))
 }
 
@@ -81,27 +81,27 @@ pub(super) fn expiry(call: &Call<'_>, time: i64, in_seconds: bool, is_date: bool
 }
 
 /// Returns a date as it is stored: one before 1970 has passed like any other past date.
-pub(super) fn at_or_before(date: i64) -> u64 {
+pub(super) fn stored_date(date: i64) -> u64 {
     u64::try_from(date).unwrap_or(0)
 }
 
-pub(super) fn expire(call: &mut Call<'_>) -> Answer {
+pub(super) fn expire(call: &mut Call<'_>) -> CommandResult {
     set_expiry(call, true, false)
 }
 
-pub(super) fn pexpire(call: &mut Call<'_>) -> Answer {
+pub(super) fn pexpire(call: &mut Call<'_>) -> CommandResult {
     set_expiry(call, false, false)
 }
 
-pub(super) fn expireat(call: &mut Call<'_>) -> Answer {
+pub(super) fn expireat(call: &mut Call<'_>) -> CommandResult {
     set_expiry(call, true, true)
 }
 
-pub(super) fn pexpireat(call: &mut Call<'_>) -> Answer {
+pub(super) fn pexpireat(call: &mut Call<'_>) -> CommandResult {
     set_expiry(call, false, true)
 }
 
-fn set_expiry(call: &mut Call<'_>, in_seconds: bool, is_date: bool) -> Answer {
+fn set_expiry(call: &mut Call<'_>, in_seconds: bool, is_date: bool) -> CommandResult {
     let time = call.integer(2)?;
     let condition = match call.args.len() {
         3 => String::new(),
@@ -132,12 +132,12 @@ fn set_expiry(call: &mut Call<'_>, in_seconds: bool, is_date: bool) -> Answer {
     let (key, keys) = (&call.args[1], &mut call.state.keys);
     match is_over {
         true => drop(keys.remove(key)),
-        false => keys.set_expiry(key, Some(at_or_before(date))),
+        false => keys.set_expiry(key, Some(stored_date(date))),
     }
     Ok(Reply::Int(1))
 }
 
-pub(super) fn persist(call: &mut Call<'_>) -> Answer {
+pub(super) fn persist(call: &mut Call<'_>) -> CommandResult {
     if date(call) < 0 {
         return Ok(Reply::Int(0));
     }
@@ -145,17 +145,17 @@ pub(super) fn persist(call: &mut Call<'_>) -> Answer {
     Ok(Reply::Int(1))
 }
 
-pub(super) fn keys(call: &mut Call<'_>) -> Answer {
+pub(super) fn keys(call: &mut Call<'_>) -> CommandResult {
     let all = call.state.keys.keys();
     let found = all.filter(|key| matches(&call.args[1], key));
     Ok(Reply::bulks(found.cloned()))
 }
 
-pub(super) fn dbsize(call: &mut Call<'_>) -> Answer {
+pub(super) fn dbsize(call: &mut Call<'_>) -> CommandResult {
     Ok(Reply::count(call.state.keys.keys().count()))
 }
 
-pub(super) fn flush(call: &mut Call<'_>) -> Answer {
+pub(super) fn flush(call: &mut Call<'_>) -> CommandResult {
     match (call.args.len(), call.word(1).as_str()) {
         (1, _) | (2, "SYNC" | "ASYNC") => {}
         _ => return Err(call.unsupported()),
@@ -166,11 +166,11 @@ pub(super) fn flush(call: &mut Call<'_>) -> Answer {
 
 /// Lists keys in the order of a hash, which is also the cursor: if keys are added or removed between two pages,
 /// no other key is left out.
-pub(super) fn scan(call: &mut Call<'_>) -> Answer {
+pub(super) fn scan(call: &mut Call<'_>) -> CommandResult {
     let cursor = std::str::from_utf8(call.arg(1)).ok();
     let cursor: Option<u64> = cursor.and_then(|cursor| cursor.parse().ok());
     let cursor = cursor.ok_or_else(|| refused("ERR invalid cursor"))?;
-    let (mut pattern, mut type_name, mut count) = (None, None, SCANNED);
+    let (mut pattern, mut type_name, mut count) = (None, None, DEFAULT_SCAN_COUNT);
     for at in (2..call.args.len()).step_by(2) {
         if at + 1 == call.args.len() {
             return Err(refused("ERR syntax error"));
@@ -188,7 +188,7 @@ pub(super) fn scan(call: &mut Call<'_>) -> Answer {
     }
     let visible = call.state.keys.visible();
     let mut all: Vec<_> = visible
-        .map(|(key, entry)| (place(key), key, entry))
+        .map(|(key, entry)| (cursor_of(key), key, entry))
         .collect();
     all.sort_by_key(|(place, ..)| *place);
     let rest = all.iter().filter(|(place, ..)| *place >= cursor);
@@ -211,7 +211,7 @@ pub(super) fn scan(call: &mut Call<'_>) -> Answer {
 }
 
 /// Returns the FNV-1a hash of a key; never 0, the first and last cursor.
-fn place(key: &Bytes) -> u64 {
+fn cursor_of(key: &Bytes) -> u64 {
     let step = |hash: u64, byte: &u8| (hash ^ u64::from(*byte)).wrapping_mul(0x100_0000_01b3);
     key.iter().fold(0xcbf2_9ce4_8422_2325, step).max(1)
 }

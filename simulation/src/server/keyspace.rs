@@ -131,18 +131,18 @@ impl Changes {
 }
 
 impl Keyspace {
-    fn is_over(&self, entry: &Entry) -> bool {
+    fn is_expired(&self, entry: &Entry) -> bool {
         // As in Redis, the key is still visible in the millisecond of its date.
         entry.expires.is_some_and(|expires| self.now > expires)
     }
 
     /// Returns the entry unless it has expired.
     pub(super) fn get(&mut self, key: &[u8]) -> Option<&Entry> {
-        let is_over = self.is_over(self.entries.get(key)?);
-        if is_over && !self.is_replica {
+        let is_expired = self.is_expired(self.entries.get(key)?);
+        if is_expired && !self.is_replica {
             self.remove(key);
         }
-        self.entries.get(key).filter(|_| !is_over)
+        self.entries.get(key).filter(|_| !is_expired)
     }
 
     pub(super) fn contains(&mut self, key: &[u8]) -> bool {
@@ -244,13 +244,14 @@ impl Keyspace {
     pub(super) fn visible(&self) -> impl Iterator<Item = (&Bytes, &Entry)> {
         self.entries
             .iter()
-            .filter(|(_, entry)| !self.is_over(entry))
+            .filter(|(_, entry)| !self.is_expired(entry))
     }
 
     /// Deletes expired keys.
     pub(super) fn delete_expired(&mut self) {
-        let is_over = |(key, entry): (&Bytes, &Entry)| self.is_over(entry).then(|| key.clone());
-        let over: Vec<Bytes> = self.entries.iter().filter_map(is_over).collect();
+        let is_expired =
+            |(key, entry): (&Bytes, &Entry)| self.is_expired(entry).then(|| key.clone());
+        let over: Vec<Bytes> = self.entries.iter().filter_map(is_expired).collect();
         for key in over {
             self.remove(&key);
         }

@@ -1,6 +1,6 @@
 //! Commands on lists.
 
-use super::commands::{Answer, Call};
+use super::commands::{Call, CommandResult};
 use super::keyspace::List;
 use super::resp::{Bytes, Reply};
 
@@ -16,12 +16,12 @@ pub(super) fn range(length: usize, first: i64, last: i64) -> std::ops::Range<usi
     index(first)..index(last) + 1
 }
 
-pub(super) fn llen(call: &mut Call<'_>) -> Answer {
+pub(super) fn llen(call: &mut Call<'_>) -> CommandResult {
     let list = call.state.keys.read::<List>(&call.args[1])?;
     Ok(Reply::count(list.map_or(0, List::len)))
 }
 
-pub(super) fn lrange(call: &mut Call<'_>) -> Answer {
+pub(super) fn lrange(call: &mut Call<'_>) -> CommandResult {
     let (first, last) = (call.integer(2)?, call.integer(3)?);
     let list = call.state.keys.read::<List>(&call.args[1])?;
     let list = list.map(List::as_slice).unwrap_or_default();
@@ -29,7 +29,7 @@ pub(super) fn lrange(call: &mut Call<'_>) -> Answer {
     Ok(Reply::bulks(list[range].iter().cloned()))
 }
 
-pub(super) fn lindex(call: &mut Call<'_>) -> Answer {
+pub(super) fn lindex(call: &mut Call<'_>) -> CommandResult {
     let at = call.integer(2);
     let list = call.state.keys.read::<List>(&call.args[1])?;
     let Some(list) = list else {
@@ -42,7 +42,7 @@ pub(super) fn lindex(call: &mut Call<'_>) -> Answer {
     Ok(element.map_or(Reply::Nil, |element| Reply::Bulk(element.clone())))
 }
 
-pub(super) fn lpos(call: &mut Call<'_>) -> Answer {
+pub(super) fn lpos(call: &mut Call<'_>) -> CommandResult {
     if call.args.len() > 3 {
         return Err(call.unsupported());
     }
@@ -52,15 +52,15 @@ pub(super) fn lpos(call: &mut Call<'_>) -> Answer {
     Ok(at.map_or(Reply::Nil, Reply::count))
 }
 
-pub(super) fn lpush(call: &mut Call<'_>) -> Answer {
+pub(super) fn lpush(call: &mut Call<'_>) -> CommandResult {
     push(call, |list, element| list.insert(0, element))
 }
 
-pub(super) fn rpush(call: &mut Call<'_>) -> Answer {
+pub(super) fn rpush(call: &mut Call<'_>) -> CommandResult {
     push(call, List::push)
 }
 
-fn push(call: &mut Call<'_>, push: fn(&mut List, Bytes)) -> Answer {
+fn push(call: &mut Call<'_>, push: fn(&mut List, Bytes)) -> CommandResult {
     let length = call.state.keys.change(&call.args[1], |list: &mut List| {
         let elements = call.args[2..].iter().cloned();
         elements.for_each(|element| push(list, element));
@@ -69,15 +69,15 @@ fn push(call: &mut Call<'_>, push: fn(&mut List, Bytes)) -> Answer {
     Ok(Reply::count(length))
 }
 
-pub(super) fn lpop(call: &mut Call<'_>) -> Answer {
+pub(super) fn lpop(call: &mut Call<'_>) -> CommandResult {
     pop(call, |list| list.remove(0))
 }
 
-pub(super) fn rpop(call: &mut Call<'_>) -> Answer {
+pub(super) fn rpop(call: &mut Call<'_>) -> CommandResult {
     pop(call, |list| list.remove(list.len() - 1))
 }
 
-fn pop(call: &mut Call<'_>, pop: fn(&mut List) -> Bytes) -> Answer {
+fn pop(call: &mut Call<'_>, pop: fn(&mut List) -> Bytes) -> CommandResult {
     if call.args.len() > 2 {
         return Err(call.unsupported());
     }
@@ -89,7 +89,7 @@ fn pop(call: &mut Call<'_>, pop: fn(&mut List) -> Bytes) -> Answer {
     Ok(popped.map_or(Reply::Nil, Reply::Bulk))
 }
 
-pub(super) fn lrem(call: &mut Call<'_>) -> Answer {
+pub(super) fn lrem(call: &mut Call<'_>) -> CommandResult {
     let count = call.integer(2)?;
     let most = match usize::try_from(count.unsigned_abs()) {
         Ok(1..) => usize::try_from(count.unsigned_abs()).unwrap_or(usize::MAX),

@@ -135,7 +135,7 @@ struct State {
 impl Server {
     /// Creates a master without data.
     pub fn new(config: Config) -> Server {
-        let default = User::all_powerful(config.password.as_deref());
+        let default = User::unrestricted(config.password.as_deref());
         let state = State {
             now: Duration::ZERO,
             keys: Keyspace::default(),
@@ -220,7 +220,7 @@ impl Server {
         self.state.set_clock(now);
         if !self.state.keys.is_replica {
             self.state.keys.delete_expired();
-            self.state.settle_changes(None);
+            self.state.record_changes(None);
         }
         std::mem::take(&mut self.state.outputs)
     }

@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use super::commands::{Answer, Call};
+use super::commands::{Call, CommandResult};
 use super::connection::ConnectionId;
 use super::glob::matches;
 use super::resp::{Bytes, Reply};
@@ -10,19 +10,19 @@ use super::{Server, State};
 
 /// The ways to subscribe.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub(super) enum Way {
+pub(super) enum SubscriptionKind {
     Channel,
     Pattern,
     Sharded,
 }
 
-impl Way {
+impl SubscriptionKind {
     /// Returns the names of the confirmations of a subscription and of its end.
     fn words(self) -> (&'static str, &'static str) {
         match self {
-            Way::Channel => ("subscribe", "unsubscribe"),
-            Way::Pattern => ("psubscribe", "punsubscribe"),
-            Way::Sharded => ("ssubscribe", "sunsubscribe"),
+            SubscriptionKind::Channel => ("subscribe", "unsubscribe"),
+            SubscriptionKind::Pattern => ("psubscribe", "punsubscribe"),
+            SubscriptionKind::Sharded => ("ssubscribe", "sunsubscribe"),
         }
     }
 }
@@ -31,14 +31,14 @@ impl Way {
 #[derive(Debug, Default)]
 pub(super) struct Channels {
     /// Subscribers of each channel, in the order of subscription.
-    subscribers: BTreeMap<(Way, Bytes), Vec<ConnectionId>>,
+    subscribers: BTreeMap<(SubscriptionKind, Bytes), Vec<ConnectionId>>,
     /// Channels of each subscriber.
-    subscriptions: BTreeMap<ConnectionId, BTreeSet<(Way, Bytes)>>,
+    subscriptions: BTreeMap<ConnectionId, BTreeSet<(SubscriptionKind, Bytes)>>,
 }
 
 impl Channels {
-    fn add(&mut self, id: ConnectionId, way: Way, channel: &Bytes) {
-        let subscription = (way, channel.clone());
+    fn add(&mut self, id: ConnectionId, kind: SubscriptionKind, channel: &Bytes) {
+        let subscription = (kind, channel.clone());
         if self
             .subscriptions
             .entry(id)
@@ -49,8 +49,8 @@ impl Channels {
         }
     }
 
-    fn remove(&mut self, id: ConnectionId, way: Way, channel: &Bytes) {
-        let subscription = (way, channel.clone());
+    fn remove(&mut self, id: ConnectionId, kind: SubscriptionKind, channel: &Bytes) {
+        let subscription = (kind, channel.clone());
         if let Some(all) = self.subscriptions.get_mut(&id) {
             all.remove(&subscription);
         }
@@ -64,37 +64,42 @@ impl Channels {
 
     /// Ends all subscriptions of a connection.
     pub(super) fn forget(&mut self, id: ConnectionId) {
-        for (way, channel) in self.subscriptions.remove(&id).unwrap_or_default() {
-            self.remove(id, way, &channel);
+        for (kind, channel) in self.subscriptions.remove(&id).unwrap_or_default() {
+            self.remove(id, kind, &channel);
         }
     }
 
     /// Returns the channels or patterns of a connection.
-    fn of(&self, id: ConnectionId, way: Way) -> Vec<Bytes> {
+    fn of(&self, id: ConnectionId, kind: SubscriptionKind) -> Vec<Bytes> {
         let all = self.subscriptions.get(&id).into_iter().flatten();
-        let all = all.filter(|(other, _)| *other == way);
+        let all = all.filter(|(other, _)| *other == kind);
         all.map(|(_, channel)| channel.clone()).collect()
     }
 
     /// Returns the number of subscriptions in confirmations to a connection: channels and patterns count together.
-    fn count(&self, id: ConnectionId, way: Way) -> usize {
+    fn count(&self, id: ConnectionId, kind: SubscriptionKind) -> usize {
         let all = self.subscriptions.get(&id).into_iter().flatten();
-        let counts = |(other, _): &&(Way, Bytes)| (*other == Way::Sharded) == (way == Way::Sharded);
+        let counts = |(other, _): &&(SubscriptionKind, Bytes)| {
+            (*other == SubscriptionKind::Sharded) == (kind == SubscriptionKind::Sharded)
+        };
         all.filter(counts).count()
     }
 
     /// Returns the subscribers of one channel or pattern.
-    fn subscribers(&self, way: Way, channel: &[u8]) -> &[ConnectionId] {
-        let ids = self.subscribers.get(&(way, channel.to_vec()));
+    fn subscribers(&self, kind: SubscriptionKind, channel: &[u8]) -> &[ConnectionId] {
+        let ids = self.subscribers.get(&(kind, channel.to_vec()));
         ids.map(Vec::as_slice).unwrap_or_default()
     }
 
     /// Returns all channels or patterns that have subscribers.
-    pub(super) fn all(&self, way: Way) -> impl Iterator<Item = (&Bytes, &[ConnectionId])> {
+    pub(super) fn all(
+        &self,
+        kind: SubscriptionKind,
+    ) -> impl Iterator<Item = (&Bytes, &[ConnectionId])> {
         let all = self
             .subscribers
             .iter()
-            .filter(move |((other, _), _)| *other == way);
+            .filter(move |((other, _), _)| *other == kind);
         all.map(|((_, channel), ids)| (channel, ids.as_slice()))
     }
 }
@@ -102,10 +107,14 @@ impl Channels {
 impl Server {
     /// Returns all channels and patterns that have subscribers.
     pub fn channels(&self) -> Vec<Vec<u8>> {
-        let ways = [Way::Channel, Way::Pattern, Way::Sharded];
-        let all = ways
+        let kinds = [
+            SubscriptionKind::Channel,
+            SubscriptionKind::Pattern,
+            SubscriptionKind::Sharded,
+        ];
+        let all = kinds
             .into_iter()
-            .flat_map(|way| self.state.channels.all(way));
+            .flat_map(|kind| self.state.channels.all(kind));
         all.map(|(channel, _)| channel.clone()).collect()
     }
 }
@@ -114,11 +123,11 @@ impl State {
     /// Sends a message to all subscribers of this server. Returns their number.
     pub(super) fn deliver(&mut self, sharded: bool, channel: &[u8], message: &[u8]) -> usize {
         let bulk = |bytes: &[u8]| Reply::Bulk(bytes.to_vec());
-        let (way, word) = match sharded {
-            true => (Way::Sharded, "smessage"),
-            false => (Way::Channel, "message"),
+        let (kind, word) = match sharded {
+            true => (SubscriptionKind::Sharded, "smessage"),
+            false => (SubscriptionKind::Channel, "message"),
         };
-        let direct = self.channels.subscribers(way, channel).to_vec();
+        let direct = self.channels.subscribers(kind, channel).to_vec();
         let parts = [Reply::text(word), bulk(channel), bulk(message)];
         for id in &direct {
             self.push(*id, &parts);
@@ -126,7 +135,7 @@ impl State {
         if sharded {
             return direct.len();
         }
-        let patterns = self.channels.all(Way::Pattern);
+        let patterns = self.channels.all(SubscriptionKind::Pattern);
         let matching = patterns.filter(|(pattern, _)| matches(pattern, channel));
         let matching: Vec<(Bytes, ConnectionId)> = matching
             .flat_map(|(pattern, ids)| ids.iter().map(|id| (pattern.clone(), *id)))
@@ -139,36 +148,41 @@ impl State {
     }
 
     /// Ends a subscription and confirms it, requested or not.
-    pub(super) fn end_subscription(&mut self, id: ConnectionId, way: Way, channel: &Bytes) {
-        self.channels.remove(id, way, channel);
-        self.confirm_end(id, way, Reply::Bulk(channel.clone()));
+    pub(super) fn end_subscription(
+        &mut self,
+        id: ConnectionId,
+        kind: SubscriptionKind,
+        channel: &Bytes,
+    ) {
+        self.channels.remove(id, kind, channel);
+        self.confirm_end(id, kind, Reply::Bulk(channel.clone()));
     }
 
-    fn confirm_end(&mut self, id: ConnectionId, way: Way, channel: Reply) {
-        let left = Reply::count(self.channels.count(id, way));
-        self.push(id, &[Reply::text(way.words().1), channel, left]);
+    fn confirm_end(&mut self, id: ConnectionId, kind: SubscriptionKind, channel: Reply) {
+        let left = Reply::count(self.channels.count(id, kind));
+        self.push(id, &[Reply::text(kind.words().1), channel, left]);
     }
 }
 
-pub(super) fn subscribe(call: &mut Call<'_>) -> Answer {
-    begin(call, Way::Channel)
+pub(super) fn subscribe(call: &mut Call<'_>) -> CommandResult {
+    begin(call, SubscriptionKind::Channel)
 }
 
-pub(super) fn psubscribe(call: &mut Call<'_>) -> Answer {
-    begin(call, Way::Pattern)
+pub(super) fn psubscribe(call: &mut Call<'_>) -> CommandResult {
+    begin(call, SubscriptionKind::Pattern)
 }
 
-pub(super) fn ssubscribe(call: &mut Call<'_>) -> Answer {
-    begin(call, Way::Sharded)
+pub(super) fn ssubscribe(call: &mut Call<'_>) -> CommandResult {
+    begin(call, SubscriptionKind::Sharded)
 }
 
-fn begin(call: &mut Call<'_>, way: Way) -> Answer {
+fn begin(call: &mut Call<'_>, kind: SubscriptionKind) -> CommandResult {
     let (state, id) = (&mut *call.state, call.from);
     for channel in &call.args[1..] {
-        state.channels.add(id, way, channel);
-        let count = Reply::count(state.channels.count(id, way));
+        state.channels.add(id, kind, channel);
+        let count = Reply::count(state.channels.count(id, kind));
         let confirmation = [
-            Reply::text(way.words().0),
+            Reply::text(kind.words().0),
             Reply::Bulk(channel.clone()),
             count,
         ];
@@ -177,44 +191,44 @@ fn begin(call: &mut Call<'_>, way: Way) -> Answer {
     Ok(Reply::Sent)
 }
 
-pub(super) fn unsubscribe(call: &mut Call<'_>) -> Answer {
-    end(call, Way::Channel)
+pub(super) fn unsubscribe(call: &mut Call<'_>) -> CommandResult {
+    end(call, SubscriptionKind::Channel)
 }
 
-pub(super) fn punsubscribe(call: &mut Call<'_>) -> Answer {
-    end(call, Way::Pattern)
+pub(super) fn punsubscribe(call: &mut Call<'_>) -> CommandResult {
+    end(call, SubscriptionKind::Pattern)
 }
 
-pub(super) fn sunsubscribe(call: &mut Call<'_>) -> Answer {
-    end(call, Way::Sharded)
+pub(super) fn sunsubscribe(call: &mut Call<'_>) -> CommandResult {
+    end(call, SubscriptionKind::Sharded)
 }
 
-fn end(call: &mut Call<'_>, way: Way) -> Answer {
+fn end(call: &mut Call<'_>, kind: SubscriptionKind) -> CommandResult {
     let (state, id) = (&mut *call.state, call.from);
     let named = call.args[1..].to_vec();
     let channels = if named.is_empty() {
-        state.channels.of(id, way)
+        state.channels.of(id, kind)
     } else {
         named
     };
     if channels.is_empty() {
-        state.confirm_end(id, way, Reply::Nil);
+        state.confirm_end(id, kind, Reply::Nil);
     }
     for channel in &channels {
-        state.end_subscription(id, way, channel);
+        state.end_subscription(id, kind, channel);
     }
     Ok(Reply::Sent)
 }
 
-pub(super) fn publish(call: &mut Call<'_>) -> Answer {
+pub(super) fn publish(call: &mut Call<'_>) -> CommandResult {
     send(call, false)
 }
 
-pub(super) fn spublish(call: &mut Call<'_>) -> Answer {
+pub(super) fn spublish(call: &mut Call<'_>) -> CommandResult {
     send(call, true)
 }
 
-fn send(call: &mut Call<'_>, sharded: bool) -> Answer {
+fn send(call: &mut Call<'_>, sharded: bool) -> CommandResult {
     let (channel, message) = (&call.args[1], &call.args[2]);
     let receivers = call.state.deliver(sharded, channel, message);
     call.state.replication.published(sharded, channel, message);
@@ -225,15 +239,17 @@ fn send(call: &mut Call<'_>, sharded: bool) -> Answer {
     Ok(Reply::count(receivers))
 }
 
-pub(super) fn pubsub(call: &mut Call<'_>) -> Answer {
+pub(super) fn pubsub(call: &mut Call<'_>) -> CommandResult {
     let channels = &call.state.channels;
-    let (way, lists) = match call.word(1).as_str() {
-        "CHANNELS" => (Way::Channel, true),
-        "SHARDCHANNELS" => (Way::Sharded, true),
-        "NUMSUB" => (Way::Channel, false),
-        "SHARDNUMSUB" => (Way::Sharded, false),
+    let (kind, lists) = match call.word(1).as_str() {
+        "CHANNELS" => (SubscriptionKind::Channel, true),
+        "SHARDCHANNELS" => (SubscriptionKind::Sharded, true),
+        "NUMSUB" => (SubscriptionKind::Channel, false),
+        "SHARDNUMSUB" => (SubscriptionKind::Sharded, false),
         "NUMPAT" if call.args.len() == 2 => {
-            return Ok(Reply::count(channels.all(Way::Pattern).count()));
+            return Ok(Reply::count(
+                channels.all(SubscriptionKind::Pattern).count(),
+            ));
         }
         _ => return Err(call.unsupported()),
     };
@@ -243,12 +259,12 @@ pub(super) fn pubsub(call: &mut Call<'_>) -> Answer {
             3 => Some(call.arg(2)),
             _ => return Err(call.wrong_arity()),
         };
-        let names = channels.all(way).map(|(channel, _)| channel);
+        let names = channels.all(kind).map(|(channel, _)| channel);
         let found = names.filter(|name| pattern.is_none_or(|pattern| matches(pattern, name)));
         return Ok(Reply::bulks(found.cloned()));
     }
     let counts = call.args[2..].iter().flat_map(|channel| {
-        let count = channels.subscribers(way, channel).len();
+        let count = channels.subscribers(kind, channel).len();
         [Reply::Bulk(channel.clone()), Reply::count(count)]
     });
     Ok(Reply::Array(counts.collect()))

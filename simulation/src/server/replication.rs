@@ -8,7 +8,7 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use super::commands::{Answer, Call, refused};
+use super::commands::{Call, CommandResult, refused};
 use super::connection::ConnectionId;
 use super::keyspace::Entry;
 use super::resp::{Bytes, Reply};
@@ -75,7 +75,7 @@ pub(super) struct Replica {
 
 /// An unanswered WAIT.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Waiting {
+pub(super) struct PendingWait {
     replicas: usize,
     offset: u64,
     until: Option<Duration>,
@@ -113,10 +113,10 @@ impl Replication {
 
 impl State {
     /// Records the changes of the current command of this connection for replicas and readers.
-    pub(super) fn settle_changes(&mut self, from: Option<ConnectionId>) {
+    pub(super) fn record_changes(&mut self, from: Option<ConnectionId>) {
         let changed = self.keys.take_changes();
         let published = std::mem::take(&mut self.replication.published);
-        self.tell_readers(&changed, from);
+        self.send_invalidations(&changed, from);
         if !changed.is_empty() || !published.is_empty() {
             self.replication.offset += 1;
             if !self.replication.replicas.is_empty() {
@@ -138,7 +138,7 @@ impl State {
 
     /// Answers the next WAIT that is due. Returns its connection.
     pub(super) fn unblock_next(&mut self) -> Option<ConnectionId> {
-        let answer = |waiting: &Waiting| {
+        let answer = |waiting: &PendingWait| {
             let have = self.replication.acknowledged(waiting.offset);
             let is_over = waiting.until.is_some_and(|until| until <= self.now);
             (have >= waiting.replicas || is_over).then_some(have)
@@ -295,7 +295,7 @@ impl Server {
     }
 }
 
-pub(super) fn role(call: &mut Call<'_>) -> Answer {
+pub(super) fn role(call: &mut Call<'_>) -> CommandResult {
     let replication = &call.state.replication;
     let int = |number: u64| Reply::Int(i64::try_from(number).unwrap_or(i64::MAX));
     if let Some((host, port)) = replication.master() {
@@ -322,7 +322,7 @@ pub(super) fn role(call: &mut Call<'_>) -> Answer {
     ]))
 }
 
-pub(super) fn wait(call: &mut Call<'_>) -> Answer {
+pub(super) fn wait(call: &mut Call<'_>) -> CommandResult {
     if call.state.keys.is_replica {
         return Err(refused(
             "ERR WAIT cannot be used with replica instances. Please also note that since Redis 4.0 if a replica is \
@@ -344,7 +344,7 @@ pub(super) fn wait(call: &mut Call<'_>) -> Answer {
     if have >= replicas {
         return Ok(Reply::count(have));
     }
-    connection.blocked = Some(Waiting {
+    connection.blocked = Some(PendingWait {
         replicas,
         offset,
         until: (millis > 0).then(|| now + Duration::from_millis(millis)),

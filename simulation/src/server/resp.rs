@@ -7,7 +7,7 @@ use std::io::Write as _;
 pub(super) type Bytes = Vec<u8>;
 
 /// The greatest length that a client may announce; a greater one is an error of the client or of the simulation.
-const LONGEST: usize = 64 << 20;
+const MAX_LENGTH: usize = 64 << 20;
 
 /// The versions of the protocol, which HELLO chooses.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -173,7 +173,7 @@ pub(super) fn decimal(number: f64) -> String {
 ///
 /// The error that a server sends before it closes a connection that violates the protocol.
 pub(super) fn parse(buffer: &[u8]) -> Result<Option<(Vec<Bytes>, usize)>, String> {
-    let mut rest = Rest { buffer, at: 0 };
+    let mut rest = Unparsed { buffer, at: 0 };
     let Some(count) = rest.header(b'*')? else {
         return Ok(None);
     };
@@ -196,12 +196,12 @@ pub(super) fn parse(buffer: &[u8]) -> Result<Option<(Vec<Bytes>, usize)>, String
 }
 
 /// The part of the buffer that is not parsed yet.
-struct Rest<'a> {
+struct Unparsed<'a> {
     buffer: &'a [u8],
     at: usize,
 }
 
-impl Rest<'_> {
+impl Unparsed<'_> {
     /// Parses a line with a mark and a length.
     fn header(&mut self, mark: u8) -> Result<Option<usize>, String> {
         let rest = &self.buffer[self.at..];
@@ -220,7 +220,7 @@ impl Rest<'_> {
         };
         let number = std::str::from_utf8(&rest[1..end]).ok();
         let length = number.and_then(|number| number.parse().ok());
-        let length = length.filter(|&length| length <= LONGEST);
+        let length = length.filter(|&length| length <= MAX_LENGTH);
         self.at += end + 2;
         let invalid = || "ERR Protocol error: invalid bulk length".to_owned();
         length.map(Some).ok_or_else(invalid)

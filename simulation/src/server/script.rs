@@ -14,7 +14,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use mlua::{Function, Lua, LuaOptions, MultiValue, StdLib, Table, Value};
 
 use super::State;
-use super::commands::{Answer, Call, Stop, refused, run_in_script, unsupported};
+use super::commands::{Call, CommandError, CommandResult, refused, run_in_script, unsupported};
 use super::connection::ConnectionId;
 use super::resp::{Bytes, Reply, decimal};
 
@@ -25,15 +25,15 @@ const PRELUDE: &str = include_str!("prelude.lua");
 const SCRIPT: &str = "@user_script";
 
 /// Maximum nesting of a reply.
-const DEEPEST: usize = 100;
+const MAX_DEPTH: usize = 100;
 
 /// Bytes of Lua's memory that may be used before its garbage is collected, which takes time. Few runs use that
 /// many.
-const MOST_MEMORY: usize = 32 << 20;
+const GC_THRESHOLD: usize = 32 << 20;
 
 thread_local! {
     /// Interpreters of servers that have ended. Creating one takes longer than most runs spend in it.
-    static FREE: RefCell<Vec<Engine>> = const { RefCell::new(Vec::new()) };
+    static ENGINE_POOL: RefCell<Vec<Engine>> = const { RefCell::new(Vec::new()) };
 }
 
 /// The scripts of one server. Lua is started with the first of them: Sentinels and most replicas run none.
@@ -61,7 +61,7 @@ impl Drop for Interpreter {
     fn drop(&mut self) {
         if let Some(engine) = self.engine.take() {
             // At the end of the thread the list no longer exists.
-            let _ = FREE.try_with(|free| free.borrow_mut().push(engine));
+            let _ = ENGINE_POOL.try_with(|free| free.borrow_mut().push(engine));
         }
     }
 }
@@ -72,7 +72,7 @@ impl Interpreter {
     }
 
     /// Loads a script. Returns its SHA-1.
-    fn load(&mut self, source: &[u8]) -> Result<String, Stop> {
+    fn load(&mut self, source: &[u8]) -> Result<String, CommandError> {
         let sha = sha(source);
         if !self.known.contains(&sha) {
             self.engine().compile(&sha, source)?;
@@ -89,7 +89,7 @@ impl Interpreter {
         sha: &str,
         keys: &[Bytes],
         args: &[Bytes],
-    ) -> Answer {
+    ) -> CommandResult {
         if !self.known.contains(sha) {
             return Err(refused("NOSCRIPT No matching script. Please use EVAL."));
         }
@@ -98,7 +98,7 @@ impl Interpreter {
 
     fn engine(&mut self) -> &mut Engine {
         self.engine.get_or_insert_with(|| {
-            let free = FREE.with_borrow_mut(Vec::pop);
+            let free = ENGINE_POOL.with_borrow_mut(Vec::pop);
             free.unwrap_or_else(|| Engine::build().expect("the interpreter starts"))
         })
     }
@@ -128,7 +128,7 @@ impl Engine {
         })
     }
 
-    fn compile(&mut self, sha: &str, source: &[u8]) -> Result<(), Stop> {
+    fn compile(&mut self, sha: &str, source: &[u8]) -> Result<(), CommandError> {
         if !self.compiled.contains_key(sha) {
             let chunk = self.lua.load(source).set_name(SCRIPT);
             let function = chunk.into_function().map_err(|error| {
@@ -150,7 +150,7 @@ impl Engine {
         sha: &str,
         keys: &[Bytes],
         args: &[Bytes],
-    ) -> Answer {
+    ) -> CommandResult {
         let lost = || unsupported("a script that is known and was never compiled");
         let function = self.compiled.get(sha).ok_or_else(lost)?.clone();
         let mut stopped = None;
@@ -166,7 +166,7 @@ impl Engine {
         let broken = |error: mlua::Error| unsupported(format!("an error of Lua itself: {error}"));
         let (succeeded, value) = outcome.map_err(broken)?;
         if succeeded {
-            return reply(&value, DEEPEST);
+            return reply(&value, MAX_DEPTH);
         }
         let Value::Table(error) = value else {
             return Err(unsupported(format!("an error of the form {value:?}")));
@@ -195,7 +195,7 @@ impl Engine {
         let [keys, args] = tables;
         let (keys, args) = (table(keys)?, table(args)?);
         let mut has_written = false;
-        if self.lua.used_memory() > MOST_MEMORY {
+        if self.lua.used_memory() > GC_THRESHOLD {
             self.lua.gc_collect()?;
         }
         self.lua.scope(|scope| {
@@ -206,8 +206,8 @@ impl Engine {
                 };
                 match reply {
                     Ok(reply) => value(lua, &reply),
-                    Err(Stop::Refused(text)) => value(lua, &Reply::Error(text)),
-                    Err(Stop::Unsupported(what)) => {
+                    Err(CommandError::Refused(text)) => value(lua, &Reply::Error(text)),
+                    Err(CommandError::Unsupported(what)) => {
                         stopped.get_or_insert(what);
                         value(lua, &Reply::Error("ERR unsupported".into()))
                     }
@@ -235,7 +235,7 @@ fn line(lua: &Lua) -> i64 {
 }
 
 /// Converts the arguments of a script's call to a command.
-fn command(args: &MultiValue) -> Result<Vec<Bytes>, Stop> {
+fn command(args: &MultiValue) -> Result<Vec<Bytes>, CommandError> {
     if args.is_empty() {
         return Err(refused(
             "ERR Please specify at least one argument for this redis.call() call",
@@ -288,7 +288,7 @@ fn value(lua: &Lua, reply: &Reply) -> mlua::Result<Value> {
 }
 
 /// Converts the return value of a script to a reply.
-fn reply(value: &Value, depth: usize) -> Answer {
+fn reply(value: &Value, depth: usize) -> CommandResult {
     #[allow(clippy::cast_possible_truncation, reason = "as Redis cuts numbers")]
     match value {
         Value::Nil | Value::Boolean(false) => Ok(Reply::Nil),
@@ -305,7 +305,7 @@ fn reply(value: &Value, depth: usize) -> Answer {
     }
 }
 
-fn table_reply(table: &Table, depth: usize) -> Answer {
+fn table_reply(table: &Table, depth: usize) -> CommandResult {
     let broken = |error: mlua::Error| unsupported(format!("an error of Lua itself: {error}"));
     let field = |name: &str| table.raw_get::<Value>(name).map_err(broken);
     let text = |value: &Value| match value {
@@ -339,11 +339,11 @@ fn sha(source: &[u8]) -> String {
     sha1_smol::Sha1::from(source).digest().to_string()
 }
 
-pub(super) fn eval(call: &mut Call<'_>) -> Answer {
+pub(super) fn eval(call: &mut Call<'_>) -> CommandResult {
     run(call, |interpreter, source| interpreter.load(source))
 }
 
-pub(super) fn evalsha(call: &mut Call<'_>) -> Answer {
+pub(super) fn evalsha(call: &mut Call<'_>) -> CommandResult {
     run(call, |_, sha| {
         Ok(String::from_utf8_lossy(sha).to_ascii_lowercase())
     })
@@ -351,8 +351,8 @@ pub(super) fn evalsha(call: &mut Call<'_>) -> Answer {
 
 fn run(
     call: &mut Call<'_>,
-    find: impl FnOnce(&mut Interpreter, &[u8]) -> Result<String, Stop>,
-) -> Answer {
+    find: impl FnOnce(&mut Interpreter, &[u8]) -> Result<String, CommandError>,
+) -> CommandResult {
     let keys = call.integer(2)?;
     let rest = &call.args[3..];
     let keys =
@@ -370,7 +370,7 @@ fn run(
     answer
 }
 
-pub(super) fn script(call: &mut Call<'_>) -> Answer {
+pub(super) fn script(call: &mut Call<'_>) -> CommandResult {
     let unsupported = call.unsupported();
     let Some(interpreter) = &mut call.interpreter else {
         return Err(unsupported);

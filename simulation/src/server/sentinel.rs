@@ -3,7 +3,7 @@
 
 use std::collections::BTreeMap;
 
-use super::commands::{Answer, Call, refused};
+use super::commands::{Call, CommandResult, refused};
 use super::resp::Reply;
 use super::{Config, Output, Server};
 
@@ -47,7 +47,7 @@ impl Server {
     }
 }
 
-pub(super) fn sentinel(call: &mut Call<'_>) -> Answer {
+pub(super) fn sentinel(call: &mut Call<'_>) -> CommandResult {
     let Some(masters) = &call.state.sentinel else {
         return Err(call.unsupported());
     };

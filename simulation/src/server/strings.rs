@@ -1,21 +1,21 @@
 //! Commands on strings and numbers.
 
-use super::commands::{Answer, Call, Stop, integer, refused};
-use super::keys::{at_or_before, expiry};
+use super::commands::{Call, CommandError, CommandResult, integer, refused};
+use super::keys::{expiry, stored_date};
 use super::keyspace::{Entry, Value};
 use super::resp::Reply;
 
-pub(super) fn get(call: &mut Call<'_>) -> Answer {
+pub(super) fn get(call: &mut Call<'_>) -> CommandResult {
     let text = call.state.keys.text(&call.args[1])?;
     Ok(text.map_or(Reply::Nil, |text| Reply::Bulk(text.clone())))
 }
 
-pub(super) fn strlen(call: &mut Call<'_>) -> Answer {
+pub(super) fn strlen(call: &mut Call<'_>) -> CommandResult {
     let text = call.state.keys.text(&call.args[1])?;
     Ok(Reply::count(text.map_or(0, Vec::len)))
 }
 
-pub(super) fn getrange(call: &mut Call<'_>) -> Answer {
+pub(super) fn getrange(call: &mut Call<'_>) -> CommandResult {
     let (first, last) = (call.integer(2)?, call.integer(3)?);
     let text = call.state.keys.text(&call.args[1])?;
     let text = text.map(Vec::as_slice).unwrap_or_default();
@@ -31,14 +31,14 @@ pub(super) fn getrange(call: &mut Call<'_>) -> Answer {
     Ok(Reply::Bulk(range.unwrap_or_default().to_vec()))
 }
 
-pub(super) fn set(call: &mut Call<'_>) -> Answer {
+pub(super) fn set(call: &mut Call<'_>) -> CommandResult {
     let (mut expires, mut keeps) = (None, false);
-    let (mut only_new, mut only_old, mut returns_old) = (false, false, false);
+    let (mut only_new, mut only_existing, mut returns_old) = (false, false, false);
     let mut at = 3;
     while at < call.args.len() {
         match call.word(at).as_str() {
-            "NX" if !only_old => only_new = true,
-            "XX" if !only_new => only_old = true,
+            "NX" if !only_existing => only_new = true,
+            "XX" if !only_new => only_existing = true,
             "GET" => returns_old = true,
             "KEEPTTL" if expires.is_none() => keeps = true,
             unit @ ("EX" | "PX" | "EXAT" | "PXAT")
@@ -68,38 +68,38 @@ pub(super) fn set(call: &mut Call<'_>) -> Answer {
         false => Reply::Nil,
     };
     let before = keys.get(key);
-    if (only_new && before.is_some()) || (only_old && before.is_none()) {
+    if (only_new && before.is_some()) || (only_existing && before.is_none()) {
         return Ok(old);
     }
     let expires = match keeps {
         true => before.and_then(|entry| entry.expires),
-        false => expires.map(at_or_before),
+        false => expires.map(stored_date),
     };
     let value = Value::Text(call.args[2].clone());
     keys.put(key, Entry { value, expires });
     Ok(if returns_old { old } else { Reply::ok() })
 }
 
-pub(super) fn incr(call: &mut Call<'_>) -> Answer {
+pub(super) fn incr(call: &mut Call<'_>) -> CommandResult {
     add(call, 1)
 }
 
-pub(super) fn decr(call: &mut Call<'_>) -> Answer {
+pub(super) fn decr(call: &mut Call<'_>) -> CommandResult {
     add(call, -1)
 }
 
-pub(super) fn incrby(call: &mut Call<'_>) -> Answer {
+pub(super) fn incrby(call: &mut Call<'_>) -> CommandResult {
     let by = call.integer(2)?;
     add(call, by)
 }
 
-pub(super) fn decrby(call: &mut Call<'_>) -> Answer {
+pub(super) fn decrby(call: &mut Call<'_>) -> CommandResult {
     let by = call.integer(2)?.checked_neg();
     let by = by.ok_or_else(|| refused("ERR decrement would overflow"))?;
     add(call, by)
 }
 
-fn add(call: &mut Call<'_>, by: i64) -> Answer {
+fn add(call: &mut Call<'_>, by: i64) -> CommandResult {
     let (key, keys) = (&call.args[1], &mut call.state.keys);
     let before = match keys.text(key)? {
         Some(text) => integer(text).ok_or_else(not_an_integer)?,
@@ -111,6 +111,6 @@ fn add(call: &mut Call<'_>, by: i64) -> Answer {
     Ok(Reply::Int(after))
 }
 
-fn not_an_integer() -> Stop {
+fn not_an_integer() -> CommandError {
     refused("ERR value is not an integer or out of range")
 }

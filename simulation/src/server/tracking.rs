@@ -7,7 +7,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use super::State;
-use super::commands::{Answer, Call, Spec, refused};
+use super::commands::{Call, CommandResult, CommandSpec, refused};
 use super::connection::ConnectionId;
 use super::keyspace::Changes;
 use super::resp::{Bytes, Reply};
@@ -15,11 +15,11 @@ use super::resp::{Bytes, Reply};
 /// Tracking mode of a connection.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Tracking {
-    only_wanted: bool,
+    opt_in: bool,
     /// Whether the connection's own changes send no invalidation.
     no_loop: bool,
     /// Whether the next command is tracked.
-    is_wanted: bool,
+    track_next: bool,
 }
 
 /// Keys that were read, each with the number of changes that it had made before.
@@ -30,12 +30,12 @@ pub(super) type Readers = BTreeMap<Bytes, BTreeSet<ConnectionId>>;
 
 impl State {
     /// Records the keys that a command of this connection has read.
-    pub(super) fn remember_read(&mut self, from: ConnectionId, spec: &Spec, args: &[Bytes]) {
+    pub(super) fn record_read(&mut self, from: ConnectionId, spec: &CommandSpec, args: &[Bytes]) {
         if spec.writes || !spec.reads_a_key() {
             return;
         }
         let tracking = self.connections.get(&from).and_then(|it| it.tracking);
-        if tracking.is_none_or(|it| it.only_wanted && !it.is_wanted) {
+        if tracking.is_none_or(|it| it.opt_in && !it.track_next) {
             return;
         }
         let keys = match &self.script_keys {
@@ -49,18 +49,18 @@ impl State {
     }
 
     /// Ends a command: the next one is tracked only if announced again, unless this command was the announcement.
-    pub(super) fn end_of_wish(&mut self, from: ConnectionId, name: &[u8]) {
+    pub(super) fn end_caching(&mut self, from: ConnectionId, name: &[u8]) {
         if let Some(connection) = self.connections.get_mut(&from)
             && let Some(tracking) = &mut connection.tracking
             && !name.eq_ignore_ascii_case(b"CLIENT")
         {
-            tracking.is_wanted = false;
+            tracking.track_next = false;
         }
     }
 
     /// Sends invalidations to the readers of changed keys. From then on the keys that the connection has read after
     /// its own changes count as read.
-    pub(super) fn tell_readers(&mut self, changes: &Changes, by: Option<ConnectionId>) {
+    pub(super) fn send_invalidations(&mut self, changes: &Changes, by: Option<ConnectionId>) {
         if changes.flushed {
             self.readers.clear();
             let tracking = self
@@ -96,15 +96,15 @@ impl State {
 }
 
 /// `CLIENT TRACKING`
-pub(super) fn tracking(call: &mut Call<'_>) -> Answer {
+pub(super) fn tracking(call: &mut Call<'_>) -> CommandResult {
     let mut wanted = Tracking {
-        only_wanted: false,
+        opt_in: false,
         no_loop: false,
-        is_wanted: call.connection().tracking.is_some_and(|it| it.is_wanted),
+        track_next: call.connection().tracking.is_some_and(|it| it.track_next),
     };
     for at in 3..call.args.len() {
         match call.word(at).as_str() {
-            "OPTIN" => wanted.only_wanted = true,
+            "OPTIN" => wanted.opt_in = true,
             "NOLOOP" => wanted.no_loop = true,
             _ => return Err(call.unsupported()),
         }
@@ -119,11 +119,11 @@ pub(super) fn tracking(call: &mut Call<'_>) -> Answer {
 }
 
 /// `CLIENT CACHING`
-pub(super) fn caching(call: &mut Call<'_>) -> Answer {
+pub(super) fn caching(call: &mut Call<'_>) -> CommandResult {
     let yes = call.word(2) == "YES";
     match &mut call.connection().tracking {
-        Some(tracking) if tracking.only_wanted && yes => tracking.is_wanted = true,
-        Some(tracking) if tracking.only_wanted => return Err(call.unsupported()),
+        Some(tracking) if tracking.opt_in && yes => tracking.track_next = true,
+        Some(tracking) if tracking.opt_in => return Err(call.unsupported()),
         _ => {
             return Err(refused(
                 "ERR CLIENT CACHING can be called only when the client is in tracking mode with OPTIN or OPTOUT \

@@ -14,9 +14,9 @@ use std::time::Duration;
 use redis::{Parser, Value};
 use redlatch::{Client, MultiLock, Owner, Result};
 
-use crate::compare::Same;
-use crate::mirror::Mirror;
+use crate::pair::ServerPair;
 use crate::state;
+use crate::tolerance::Tolerance;
 
 /// A lease that neither expires nor is renewed during the test.
 const LONG: Duration = Duration::from_secs(100_000);
@@ -30,14 +30,14 @@ pub(crate) type Command = Vec<Vec<u8>>;
 /// State that the clients of one test share.
 #[derive(Clone)]
 pub(crate) struct Bridge {
-    mirror: Arc<Mutex<Mirror>>,
+    pair: Arc<Mutex<ServerPair>>,
     recorded: Arc<Mutex<Vec<Command>>>,
 }
 
 impl Bridge {
-    fn mirror(&self) -> MutexGuard<'_, Mirror> {
+    fn pair(&self) -> MutexGuard<'_, ServerPair> {
         // A connection that found a difference has panicked; the message is in the output.
-        self.mirror
+        self.pair
             .lock()
             .expect("no connection has found a difference")
     }
@@ -64,16 +64,16 @@ impl Bridge {
     fn serve(&self, client: TcpStream) {
         client.set_nodelay(true).expect("an option of the socket");
         let mut input = client.try_clone().expect("a second handle");
-        let id = self.mirror().connect(Some(client));
+        let id = self.pair().connect(Some(client));
         let mut parser = Parser::new();
         while let Ok(Value::Array(words)) = parser.parse_value(&mut input) {
             let command: Command = words.into_iter().map(bytes).collect();
-            let mut mirror = self.mirror();
+            let mut pair = self.pair();
             match command[0].starts_with(b"EVAL") {
-                true => mirror.play_as(id, &command, Same::Loosely),
-                false => mirror.play(id, &command),
+                true => pair.run_as(id, &command, Tolerance::AllNumbers),
+                false => pair.run(id, &command),
             };
-            drop(mirror);
+            drop(pair);
             self.recorded().push(command);
         }
     }
@@ -88,9 +88,9 @@ fn bytes(word: Value) -> Vec<u8> {
 
 /// Uses all features of the client, on both servers. Returns the commands that it sent, and the servers, which
 /// then are without data.
-pub(crate) fn run_everything() -> (Vec<Command>, Arc<Mutex<Mirror>>) {
+pub(crate) fn run_everything() -> (Vec<Command>, Arc<Mutex<ServerPair>>) {
     let bridge = Bridge {
-        mirror: Arc::new(Mutex::new(Mirror::new())),
+        pair: Arc::new(Mutex::new(ServerPair::new())),
         recorded: Arc::default(),
     };
     let port = bridge.listen();
@@ -113,23 +113,23 @@ pub(crate) fn run_everything() -> (Vec<Command>, Arc<Mutex<Mirror>>) {
             clients.semaphores().await,
             clients.expirable_semaphores().await,
             clients.latches().await,
-            clients.several().await,
+            clients.multi_locks().await,
             clients.renewals().await,
         ] {
             step.expect("the client can use the simulated server");
         }
     });
-    let mut mirror = bridge.mirror();
-    let id = mirror.connect_resp3();
-    state::compare(&mut mirror, id);
-    mirror.play(id, &["FLUSHALL"]);
-    drop(mirror);
+    let mut pair = bridge.pair();
+    let id = pair.connect_resp3();
+    state::compare(&mut pair, id);
+    pair.run(id, &["FLUSHALL"]);
+    drop(pair);
     let recorded = std::mem::take(&mut *bridge.recorded());
-    (recorded, bridge.mirror)
+    (recorded, bridge.pair)
 }
 
 async fn connect(port: u16, watchdog: Duration) -> Client {
-    let builder = Client::builder().watchdog(watchdog);
+    let builder = Client::builder().watchdog_lease(watchdog);
     // Every answer takes a round trip to the real server, too.
     let builder = builder.response_timeout(Duration::from_secs(30));
     let url = format!("redis://127.0.0.1:{port}");
@@ -314,7 +314,7 @@ impl Clients {
         Ok(())
     }
 
-    async fn several(&self) -> Result<()> {
+    async fn multi_locks(&self) -> Result<()> {
         let (lock, fenced) = (self.one.lock("name"), self.one.fenced_lock("fenced"));
         let data = self.one.read_write_lock("data");
         let all = MultiLock::new([&lock]).and(&fenced).and(data.write());

@@ -2,9 +2,9 @@
 //! commands, for the real client, and for random calls of all its scripts.
 
 mod clients;
-mod compare;
-mod histories;
-mod mirror;
+mod pair;
 mod random;
 mod random_commands;
+mod random_scripts;
 mod state;
+mod tolerance;

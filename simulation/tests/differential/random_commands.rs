@@ -2,7 +2,7 @@
 
 use redlatch_simulation::server::ConnectionId;
 
-use crate::mirror::Mirror;
+use crate::pair::ServerPair;
 use crate::random::{Random, seeded};
 use crate::state;
 
@@ -68,9 +68,9 @@ const SCRIPTS: &[&str] = &[
     "return this is no script",
 ];
 
-struct Words<'a>(&'a mut Random);
+struct Placeholders<'a>(&'a mut Random);
 
-impl Words<'_> {
+impl Placeholders<'_> {
     fn fill(&mut self, line: &str) -> Vec<String> {
         let words = line.split_whitespace();
         words.map(|word| self.word(word)).collect()
@@ -106,38 +106,38 @@ impl Words<'_> {
 fn script(random: &mut Random) -> Vec<String> {
     let source = (*random.pick(SCRIPTS)).to_owned();
     let mut args = vec!["EVAL".to_owned(), source, "2".to_owned()];
-    args.extend(Words(random).fill("K K C V"));
+    args.extend(Placeholders(random).fill("K K C V"));
     args
 }
 
 #[test]
 fn random_commands_have_equal_replies_and_leave_equal_state() {
     let mut random = seeded("random commands");
-    let mut mirror = Mirror::new();
-    let ids: Vec<ConnectionId> = (0..3).map(|_| mirror.connect_resp3()).collect();
+    let mut pair = ServerPair::new();
+    let ids: Vec<ConnectionId> = (0..3).map(|_| pair.connect_resp3()).collect();
     let lines: Vec<&str> = LINES.split(['|', '\n']).map(str::trim).collect();
     let lines: Vec<&str> = lines.into_iter().filter(|line| !line.is_empty()).collect();
     let mut compared = 0;
-    while mirror.played < COMMANDS {
+    while pair.commands_run < COMMANDS {
         let id = *random.pick(&ids);
         for _ in 0..random.below(40) {
             let args = match random.one_in(6) {
                 true => script(&mut random),
                 false => {
                     let line = *random.pick(&lines);
-                    Words(&mut random).fill(line)
+                    Placeholders(&mut random).fill(line)
                 }
             };
-            mirror.send(id, &args);
+            pair.send(id, &args);
         }
         if random.one_in(20) {
-            compared += state::compare(&mut mirror, id);
+            compared += state::compare(&mut pair, id);
         }
         if random.one_in(60) {
-            mirror.play(id, &["FLUSHALL"]);
+            pair.run(id, &["FLUSHALL"]);
         }
     }
-    compared += state::compare(&mut mirror, ids[0]);
-    println!("{} commands, {compared} keys compared", mirror.played);
+    compared += state::compare(&mut pair, ids[0]);
+    println!("{} commands, {compared} keys compared", pair.commands_run);
     assert!(compared > 100, "there must be something to compare");
 }

@@ -3,12 +3,12 @@
 use redis::Value;
 use redlatch_simulation::server::ConnectionId;
 
-use crate::compare::Same;
-use crate::mirror::Mirror;
+use crate::pair::ServerPair;
+use crate::tolerance::Tolerance;
 
 /// Compares all keys with their types, values and times.
-pub(crate) fn compare(mirror: &mut Mirror, id: ConnectionId) -> usize {
-    let keys = mirror.play(id, &["KEYS", "*"]);
+pub(crate) fn compare(pair: &mut ServerPair, id: ConnectionId) -> usize {
+    let keys = pair.run(id, &["KEYS", "*"]);
     let [Value::Array(keys)] = keys.as_slice() else {
         panic!("{keys:?}");
     };
@@ -24,7 +24,7 @@ pub(crate) fn compare(mirror: &mut Mirror, id: ConnectionId) -> usize {
                 .map(<[u8]>::to_vec)
                 .collect::<Vec<_>>()
         };
-        let kind = mirror.play(id, &ask(&["TYPE"]));
+        let kind = pair.run(id, &ask(&["TYPE"]));
         let [Value::SimpleString(kind)] = kind.as_slice() else {
             panic!("{kind:?}");
         };
@@ -36,8 +36,8 @@ pub(crate) fn compare(mirror: &mut Mirror, id: ConnectionId) -> usize {
             // It may have expired.
             _ => continue,
         };
-        mirror.play_as(id, &read, Same::InTime);
-        mirror.play(id, &ask(&["PTTL"]));
+        pair.run_as(id, &read, Tolerance::Times);
+        pair.run(id, &ask(&["PTTL"]));
     }
     keys.len()
 }

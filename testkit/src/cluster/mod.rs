@@ -12,7 +12,7 @@ use crate::tls::{Ca, TlsPlan};
 use crate::until::until;
 
 pub use slots::slot_of;
-use slots::{Known, Range, known, ranges};
+use slots::{NodeInfo, SlotRange, cluster_nodes, slot_ranges};
 
 /// Masters that share the slots, and their replicas. All of them end as a [`Server`] does, and
 /// their files are removed with them.
@@ -25,7 +25,7 @@ pub struct Cluster {
     /// Configuration lines of every node.
     settings: String,
     /// Number of home directories so far.
-    homes: usize,
+    dir_count: usize,
     deployment: Deployment,
 }
 
@@ -42,21 +42,21 @@ pub struct ClusterPlan<'a> {
     pub args: &'a [&'a str],
     /// Makes all nodes speak only TLS, with clients and with each other.
     pub tls: Option<TlsPlan<'a>>,
-    /// Whether each node has its own address in [`APART`](crate::APART), where it listens and from
+    /// Whether each node has its own address in [`SEPARATE_NETWORK`](crate::SEPARATE_NETWORK), where it listens and from
     /// which it connects to other nodes. Such a node can be cut off from the others but not from
     /// clients (Linux only).
-    pub apart: bool,
+    pub separate_addresses: bool,
 }
 
 /// How a replica takes over from its master.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Takeover {
+pub enum FailoverMode {
     /// The master stops writing and hands over; no data is lost.
-    Orderly,
+    Graceful,
     /// The replica asks the other masters but not its own (`FORCE`).
     Force,
     /// The replica asks no other node (`TAKEOVER`).
-    Alone,
+    Takeover,
 }
 
 impl Default for ClusterPlan<'_> {
@@ -67,7 +67,7 @@ impl Default for ClusterPlan<'_> {
             node_timeout_millis: 2000,
             args: &[],
             tls: None,
-            apart: false,
+            separate_addresses: false,
         }
     }
 }
@@ -85,7 +85,7 @@ impl Cluster {
     ///
     /// If a node does not start, or the nodes do not form a cluster.
     pub fn start_with(plan: ClusterPlan<'_>) -> Cluster {
-        setup::cluster(plan)
+        setup::start_cluster(plan)
     }
 
     /// Returns the URL for clients: the addresses of all nodes.
@@ -152,12 +152,12 @@ impl Cluster {
     pub fn replica_of(&self, master: usize) -> usize {
         until("a replica", || {
             let id = self.id(master)?;
-            let known = self.anybody_knows()?;
+            let known = self.nodes_known_to_any()?;
             let replicas = known
                 .iter()
                 .filter(|node| node.master.as_ref() == Some(&id));
-            let places = replicas.filter_map(|node| self.place(node.port).ok());
-            let running = places.filter(|&place| self.nodes[place].pid().is_some());
+            let indices = replicas.filter_map(|node| self.index_of(node.port).ok());
+            let running = indices.filter(|&index| self.nodes[index].pid().is_some());
             running
                 .min()
                 .ok_or_else(|| format!("node {master} has none"))
@@ -169,22 +169,22 @@ impl Cluster {
     /// # Panics
     ///
     /// If it takes too long.
-    pub fn fail_over(&self, replica: usize, how: Takeover) {
+    pub fn fail_over(&self, replica: usize, how: FailoverMode) {
         /// After a failed orderly takeover, the replica discards it after five seconds.
-        const AGAIN: Duration = Duration::from_secs(6);
+        const RETRY_AFTER: Duration = Duration::from_secs(6);
         let command: &[&str] = match how {
-            Takeover::Orderly => &["CLUSTER", "FAILOVER"],
-            Takeover::Force => &["CLUSTER", "FAILOVER", "FORCE"],
-            Takeover::Alone => &["CLUSTER", "FAILOVER", "TAKEOVER"],
+            FailoverMode::Graceful => &["CLUSTER", "FAILOVER"],
+            FailoverMode::Force => &["CLUSTER", "FAILOVER", "FORCE"],
+            FailoverMode::Takeover => &["CLUSTER", "FAILOVER", "TAKEOVER"],
         };
         let port = self.nodes[replica].port();
         let mut asked: Option<Instant> = None;
         until("a failover", || {
-            let ranges = self.agreed()?;
+            let ranges = self.agreed_slots()?;
             if ranges.iter().any(|range| range.master == port) {
                 return Ok(());
             }
-            if asked.is_none_or(|asked| asked.elapsed() > AGAIN) {
+            if asked.is_none_or(|asked| asked.elapsed() > RETRY_AFTER) {
                 let answer = self.nodes[replica].try_ask::<()>(command);
                 answer.map_err(|error| error.to_string())?;
                 asked = Some(Instant::now());
@@ -198,8 +198,8 @@ impl Cluster {
     /// # Panics
     ///
     /// If it takes too long, for example because a node is frozen or slots have lost their master.
-    pub fn await_whole(&self) {
-        until("a whole cluster", || self.whole());
+    pub fn await_healthy(&self) {
+        until("a whole cluster", || self.check_health());
     }
 
     /// Runs one command on a node, on a separate connection.
@@ -207,57 +207,57 @@ impl Cluster {
     /// # Panics
     ///
     /// If the command fails or its answer does not have the requested type.
-    pub fn ask<T: redis::FromRedisValue>(&self, place: usize, command: &[&str]) -> T {
-        self.nodes[place].ask(command)
+    pub fn ask<T: redis::FromRedisValue>(&self, index: usize, command: &[&str]) -> T {
+        self.nodes[index].ask(command)
     }
 
     /// Kills a node as `kill -9` does.
-    pub fn kill(&mut self, place: usize) {
-        self.nodes[place].kill();
+    pub fn kill(&mut self, index: usize) {
+        self.nodes[index].kill();
     }
 
     /// Restarts a killed node. It still has its view of the cluster.
-    pub fn restart(&mut self, place: usize) {
-        self.nodes[place].restart();
+    pub fn restart(&mut self, index: usize) {
+        self.nodes[index].restart();
     }
 
     /// Stops a node: its connections stay open, but it answers nothing.
-    pub fn freeze(&self, place: usize) {
-        self.nodes[place].freeze();
+    pub fn freeze(&self, index: usize) {
+        self.nodes[index].freeze();
     }
 
     /// Resumes a frozen node.
-    pub fn thaw(&self, place: usize) {
-        self.nodes[place].thaw();
+    pub fn thaw(&self, index: usize) {
+        self.nodes[index].thaw();
     }
 
     fn running(&self) -> impl Iterator<Item = &Server> {
         self.nodes.iter().filter(|node| node.pid().is_some())
     }
 
-    fn place(&self, port: u16) -> Result<usize, String> {
-        let place = self.nodes.iter().position(|node| node.port() == port);
-        place.ok_or_else(|| format!("an unknown node at {port}"))
+    fn index_of(&self, port: u16) -> Result<usize, String> {
+        let index = self.nodes.iter().position(|node| node.port() == port);
+        index.ok_or_else(|| format!("an unknown node at {port}"))
     }
 
     /// Returns the id of a node in the cluster, from itself or from other nodes.
-    fn id(&self, place: usize) -> Result<String, String> {
-        let port = self.nodes[place].port();
-        let known = known(&self.nodes[place]).or_else(|_| self.anybody_knows())?;
+    fn id(&self, index: usize) -> Result<String, String> {
+        let port = self.nodes[index].port();
+        let known = cluster_nodes(&self.nodes[index]).or_else(|_| self.nodes_known_to_any())?;
         let node = known.into_iter().find(|node| node.port == port);
         node.map(|node| node.id)
             .ok_or_else(|| format!("no node knows {port}"))
     }
 
     /// Returns the nodes of the cluster, as one of the answering nodes knows them.
-    fn anybody_knows(&self) -> Result<Vec<Known>, String> {
-        let answer = self.running().find_map(|node| known(node).ok());
+    fn nodes_known_to_any(&self) -> Result<Vec<NodeInfo>, String> {
+        let answer = self.running().find_map(|node| cluster_nodes(node).ok());
         answer.ok_or_else(|| "no node answers".to_owned())
     }
 
     /// Returns the owners of the slots, if all nodes that answer agree.
-    fn agreed(&self) -> Result<Vec<Range>, String> {
-        let mut answers = self.running().filter_map(|node| ranges(node).ok());
+    fn agreed_slots(&self) -> Result<Vec<SlotRange>, String> {
+        let mut answers = self.running().filter_map(|node| slot_ranges(node).ok());
         let first = answers.next().ok_or("no node answers")?;
         match answers.find(|answer| *answer != first) {
             Some(other) => Err(format!("nodes disagree: {first:?} and {other:?}")),
@@ -272,7 +272,7 @@ impl Cluster {
         nodes: impl Iterator<Item = &'a Server>,
     ) -> Result<usize, String> {
         let mut agreed = None;
-        for ranges in nodes.filter_map(|node| ranges(node).ok()) {
+        for ranges in nodes.filter_map(|node| slot_ranges(node).ok()) {
             let range = ranges.iter().find(|range| range.slots.contains(&slot));
             let owner = range.map(|range| range.master);
             if *agreed.get_or_insert(owner) != owner {
@@ -280,11 +280,11 @@ impl Cluster {
             }
         }
         let owner = agreed.flatten().ok_or("no node")?;
-        self.place(owner)
+        self.index_of(owner)
     }
 
-    fn whole(&self) -> Result<(), String> {
-        let served = self.agreed()?;
+    fn check_health(&self) -> Result<(), String> {
+        let served = self.agreed_slots()?;
         for node in self.running() {
             let port = node.port();
             let ask = |command: &[&str]| {
@@ -297,8 +297,8 @@ impl Cluster {
                     return Err(format!("{port} does not report {wanted}"));
                 }
             }
-            let known = known(node)?;
-            let healthy = |node: &Known| node.healthy();
+            let known = cluster_nodes(node)?;
+            let healthy = |node: &NodeInfo| node.healthy();
             for other in self.running().map(Server::port) {
                 if !known.iter().any(|node| node.port == other && healthy(node)) {
                     return Err(format!("{port} does not know {other} as a healthy node"));

@@ -3,7 +3,7 @@
 use redis::Value;
 
 use super::Cluster;
-use super::slots::{known_master, ranges};
+use super::slots::{own_master_id, slot_ranges};
 use crate::server::Server;
 use crate::until::until;
 
@@ -23,7 +23,7 @@ impl Cluster {
     ///
     /// If a node refuses.
     pub fn begin_moving(&self, slot: u16, to: usize) {
-        self.begin(&[slot], self.owner(slot), to);
+        self.set_migrating(&[slot], self.owner(slot), to);
     }
 
     /// Step 2 of 3: moves all keys of the slot.
@@ -32,7 +32,7 @@ impl Cluster {
     ///
     /// If a node refuses.
     pub fn move_keys(&self, slot: u16, to: usize) {
-        self.keys(&[slot], self.owner(slot), to);
+        self.migrate_keys(&[slot], self.owner(slot), to);
     }
 
     /// A part of step 2: moves only this key.
@@ -51,26 +51,26 @@ impl Cluster {
     ///
     /// If a node refuses.
     pub fn finish_moving(&self, slot: u16, to: usize) {
-        self.finish(&[slot], self.owner(slot), to);
+        self.assign_slots(&[slot], self.owner(slot), to);
     }
 
     /// Moves several slots, which must have the same owner.
     pub(super) fn move_slots(&self, slots: &[u16], to: usize) {
         let from = self.owner(slots[0]);
-        self.begin(slots, from, to);
-        self.keys(slots, from, to);
-        self.finish(slots, from, to);
+        self.set_migrating(slots, from, to);
+        self.migrate_keys(slots, from, to);
+        self.assign_slots(slots, from, to);
     }
 
-    fn begin(&self, slots: &[u16], from: usize, to: usize) {
-        let id = |place| until("a name", || self.id(place));
+    fn set_migrating(&self, slots: &[u16], from: usize, to: usize) {
+        let id = |index| until("a name", || self.id(index));
         // The target comes first, so that no client is redirected to a node that does not expect
         // it.
         set_slots(&self.nodes[to], slots, &["IMPORTING", &id(from)]);
         set_slots(&self.nodes[from], slots, &["MIGRATING", &id(to)]);
     }
 
-    fn keys(&self, slots: &[u16], from: usize, to: usize) {
+    fn migrate_keys(&self, slots: &[u16], from: usize, to: usize) {
         /// Number of keys that one command moves.
         const BATCH: usize = 100;
         let mut connection = self.nodes[from].connection();
@@ -104,7 +104,7 @@ impl Cluster {
         moved.unwrap_or_else(|error| panic!("MIGRATE: {error}"));
     }
 
-    fn finish(&self, slots: &[u16], from: usize, to: usize) {
+    fn assign_slots(&self, slots: &[u16], from: usize, to: usize) {
         let id = until("a name", || self.id(to));
         // The new owner comes first, so that the slot has an owner at every moment.
         set_slots(&self.nodes[to], slots, &["NODE", &id]);
@@ -112,18 +112,20 @@ impl Cluster {
         // last slot may already have become a replica because of gossip.
         let from = std::iter::once(&self.nodes[from]);
         for node in from.chain(self.others(to)) {
-            until("it knows", || match known_master(node)? {
+            until("it knows", || match own_master_id(node)? {
                 Some(_) => Ok(()),
                 None => try_set_slots(node, slots, &["NODE", &id]),
             });
         }
-        until("another owner of slots", || self.all_know(slots, to));
+        until("another owner of slots", || {
+            self.check_owner_is_known(slots, to)
+        });
     }
 
-    fn all_know(&self, slots: &[u16], owner: usize) -> Result<(), String> {
+    fn check_owner_is_known(&self, slots: &[u16], owner: usize) -> Result<(), String> {
         let port = self.nodes[owner].port();
         for node in self.running() {
-            let served = ranges(node)?;
+            let served = slot_ranges(node)?;
             let its = served.iter().filter(|range| range.master == port);
             let has = |slot| its.clone().any(|range| range.slots.contains(slot));
             if !slots.iter().all(has) {

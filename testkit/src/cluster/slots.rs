@@ -33,33 +33,33 @@ fn crc16(bytes: &[u8]) -> u16 {
 
 /// A range of slots that have the same master. Nodes are identified by their ports.
 #[derive(Debug, PartialEq, Eq)]
-pub(super) struct Range {
+pub(super) struct SlotRange {
     pub(super) slots: RangeInclusive<u16>,
     pub(super) master: u16,
     pub(super) replicas: Vec<u16>,
 }
 
 /// Returns the slot ranges that a node reports to clients.
-pub(super) fn ranges(node: &Server) -> Result<Vec<Range>, String> {
+pub(super) fn slot_ranges(node: &Server) -> Result<Vec<SlotRange>, String> {
     let answer: redis::RedisResult<Vec<Vec<Value>>> = node.try_ask(&["CLUSTER", "SLOTS"]);
     let answer = answer.map_err(|error| error.to_string())?;
     let mut ranges = answer
         .iter()
-        .map(|entry| range(entry).ok_or_else(|| format!("CLUSTER SLOTS: {entry:?}")))
+        .map(|entry| parse_slot_range(entry).ok_or_else(|| format!("CLUSTER SLOTS: {entry:?}")))
         .collect::<Result<Vec<_>, _>>()?;
     ranges.sort_by_key(|range| *range.slots.start());
     Ok(ranges)
 }
 
 /// Parses an entry: first slot, last slot, master, replicas.
-fn range(entry: &[Value]) -> Option<Range> {
+fn parse_slot_range(entry: &[Value]) -> Option<SlotRange> {
     let [first, last, master, replicas @ ..] = entry else {
         return None;
     };
     let mut replicas = replicas.iter().map(port).collect::<Option<Vec<_>>>()?;
     // Nodes report them in no particular order.
     replicas.sort_unstable();
-    Some(Range {
+    Some(SlotRange {
         slots: number(first)?..=number(last)?,
         master: port(master)?,
         replicas,
@@ -83,7 +83,7 @@ fn number(value: &Value) -> Option<u16> {
 
 /// What a node knows of another node or of itself.
 #[derive(Debug)]
-pub(super) struct Known {
+pub(super) struct NodeInfo {
     pub(super) id: String,
     pub(super) port: u16,
     flags: String,
@@ -92,7 +92,7 @@ pub(super) struct Known {
     connected: bool,
 }
 
-impl Known {
+impl NodeInfo {
     /// Returns whether it is reachable, as far as the reporting node knows.
     pub(super) fn healthy(&self) -> bool {
         let bad = |flag| matches!(flag, "fail" | "fail?" | "handshake" | "noaddr");
@@ -101,25 +101,27 @@ impl Known {
 }
 
 /// Returns what a node knows of all nodes.
-pub(super) fn known(node: &Server) -> Result<Vec<Known>, String> {
+pub(super) fn cluster_nodes(node: &Server) -> Result<Vec<NodeInfo>, String> {
     let answer: redis::RedisResult<String> = node.try_ask(&["CLUSTER", "NODES"]);
     let answer = answer.map_err(|error| error.to_string())?;
-    Ok(answer.lines().filter_map(line).collect())
+    Ok(answer.lines().filter_map(parse_node).collect())
 }
 
 /// Returns the id of a node's master, if the node is a replica.
-pub(super) fn known_master(node: &Server) -> Result<Option<String>, String> {
+pub(super) fn own_master_id(node: &Server) -> Result<Option<String>, String> {
     let port = node.port();
-    let itself = known(node)?.into_iter().find(|known| known.port == port);
+    let itself = cluster_nodes(node)?
+        .into_iter()
+        .find(|known| known.port == port);
     Ok(itself.ok_or("it does not know itself")?.master)
 }
 
 /// Parses `id 127.0.0.1:10000@20000 flags master ping pong epoch link slots...`. Returns `None` for
 /// a node without an address yet.
-fn line(line: &str) -> Option<Known> {
+fn parse_node(line: &str) -> Option<NodeInfo> {
     let words: Vec<&str> = line.split_whitespace().collect();
     let address = words.get(1)?.split('@').next()?;
-    Some(Known {
+    Some(NodeInfo {
         id: (*words.first()?).to_owned(),
         port: address.rsplit(':').next()?.parse().ok()?,
         flags: (*words.get(2)?).to_owned(),

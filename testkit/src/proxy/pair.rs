@@ -8,7 +8,7 @@ use std::sync::{Arc, Weak};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use super::{Fate, Shared, Way};
+use super::{Action, Direction, Shared};
 
 /// Two connections between which data is forwarded. Only the forwarding threads own them, so they
 /// are closed when forwarding ends.
@@ -17,13 +17,13 @@ pub(super) struct Pair {
     client: TcpStream,
     server: TcpStream,
     /// Closed or broken.
-    over: AtomicBool,
+    closed: AtomicBool,
     /// Ended by RST instead of a regular close.
     broken: AtomicBool,
 }
 
 /// Some bytes, and when to forward them.
-type Late = (Instant, Vec<u8>);
+type Delayed = (Instant, Vec<u8>);
 
 impl Pair {
     /// Forwards incoming data according to the state of the proxy.
@@ -33,28 +33,28 @@ impl Pair {
         let pair = Arc::new(Pair {
             client,
             server,
-            over: AtomicBool::new(false),
+            closed: AtomicBool::new(false),
             broken: AtomicBool::new(false),
         });
-        for way in [Way::Requests, Way::Replies] {
+        for direction in [Direction::Requests, Direction::Replies] {
             // Two threads, so that reading later data does not wait for the delay of earlier data.
-            let (late, queue) = channel();
+            let (sender, queue) = channel();
             let (reading, of_reader) = (pair.clone(), shared.clone());
-            thread::spawn(move || reading.take_in(way, &of_reader, &late));
+            thread::spawn(move || reading.read_loop(direction, &of_reader, &sender));
             let (writing, of_writer) = (pair.clone(), shared.clone());
-            thread::spawn(move || writing.pass_on(way, &of_writer, &queue));
+            thread::spawn(move || writing.write_loop(direction, &of_writer, &queue));
         }
         Arc::downgrade(&pair)
     }
 
     /// Returns whether it was closed or broken.
-    pub(super) fn is_over(&self) -> bool {
-        self.over.load(Ordering::Relaxed)
+    pub(super) fn is_closed(&self) -> bool {
+        self.closed.load(Ordering::Relaxed)
     }
 
     /// Ends the streams of both sides.
     pub(super) fn close(&self) {
-        self.over.store(true, Ordering::Relaxed);
+        self.closed.store(true, Ordering::Relaxed);
         if !self.broken.load(Ordering::Relaxed) {
             for stream in [&self.client, &self.server] {
                 let _ = stream.shutdown(Shutdown::Both);
@@ -65,7 +65,7 @@ impl Pair {
     /// Sends RST to both sides once no thread uses the connections any more.
     pub(super) fn reset(&self) {
         self.broken.store(true, Ordering::Relaxed);
-        self.over.store(true, Ordering::Relaxed);
+        self.closed.store(true, Ordering::Relaxed);
         for stream in [&self.client, &self.server] {
             let _ = socket2::SockRef::from(stream).set_linger(Some(Duration::ZERO));
             // Sends nothing to the peer, but ends the reading here.
@@ -74,45 +74,45 @@ impl Pair {
     }
 
     /// Ends the stream of one direction; the other direction continues.
-    pub(super) fn end(&self, way: Way) {
-        let _ = self.to(way).shutdown(Shutdown::Write);
+    pub(super) fn end(&self, direction: Direction) {
+        let _ = self.to(direction).shutdown(Shutdown::Write);
     }
 
-    fn from(&self, way: Way) -> &TcpStream {
-        match way {
-            Way::Requests => &self.client,
-            Way::Replies => &self.server,
+    fn from(&self, direction: Direction) -> &TcpStream {
+        match direction {
+            Direction::Requests => &self.client,
+            Direction::Replies => &self.server,
         }
     }
 
-    fn to(&self, way: Way) -> &TcpStream {
-        match way {
-            Way::Requests => &self.server,
-            Way::Replies => &self.client,
+    fn to(&self, direction: Direction) -> &TcpStream {
+        match direction {
+            Direction::Requests => &self.server,
+            Direction::Replies => &self.client,
         }
     }
 
-    fn take_in(&self, way: Way, shared: &Shared, late: &Sender<Late>) {
+    fn read_loop(&self, direction: Direction, shared: &Shared, sender: &Sender<Delayed>) {
         let mut buffer = [0; 16 * 1024];
-        while let Ok(read @ 1..) = self.from(way).read(&mut buffer) {
-            let due = Instant::now() + shared.admit(self);
-            if late.send((due, buffer[..read].to_vec())).is_err() {
+        while let Ok(read @ 1..) = self.from(direction).read(&mut buffer) {
+            let due = Instant::now() + shared.await_read(self);
+            if sender.send((due, buffer[..read].to_vec())).is_err() {
                 return;
             }
         }
     }
 
-    fn pass_on(&self, way: Way, shared: &Shared, queue: &Receiver<Late>) {
+    fn write_loop(&self, direction: Direction, shared: &Shared, queue: &Receiver<Delayed>) {
         for (due, bytes) in queue {
             // A side that has stopped reading may still send, so errors are ignored.
-            match shared.judge(self, way, due, bytes.len()) {
-                Fate::Pass => drop(self.to(way).write_all(&bytes)),
-                Fate::Vanish => {}
-                Fate::Break(count) => {
-                    let _ = self.to(way).write_all(&bytes[..count]);
+            match shared.await_forward(self, direction, due, bytes.len()) {
+                Action::Forward => drop(self.to(direction).write_all(&bytes)),
+                Action::Discard => {}
+                Action::ForwardThenReset(count) => {
+                    let _ = self.to(direction).write_all(&bytes[..count]);
                     return shared.change(|_| self.reset());
                 }
-                Fate::Late => return,
+                Action::Close => return,
             }
         }
         shared.change(|_| self.close());

@@ -2,7 +2,7 @@
 
 use std::thread;
 
-use redlatch_testkit::{Cluster, ClusterPlan, Takeover};
+use redlatch_testkit::{Cluster, ClusterPlan, FailoverMode};
 
 const KEY: &str = "key";
 
@@ -33,7 +33,7 @@ fn replica_replaces_killed_master() {
     assert_eq!(cluster.ask::<String>(replica, &["GET", KEY]), "value");
 
     cluster.restart(master);
-    cluster.await_whole();
+    cluster.await_healthy();
     assert_eq!(cluster.owner_of(KEY), replica);
     assert_eq!(cluster.replica_of(replica), master);
 }
@@ -46,11 +46,15 @@ fn replica_takes_over_on_command() {
         let replica = cluster.replica_of(master);
         cluster.fail_over(replica, how);
         assert_eq!(cluster.owner_of(KEY), replica, "{how:?}");
-        cluster.await_whole();
+        cluster.await_healthy();
         assert_eq!(cluster.replica_of(replica), master, "{how:?}");
     };
     thread::scope(|scope| {
-        for how in [Takeover::Orderly, Takeover::Force, Takeover::Alone] {
+        for how in [
+            FailoverMode::Graceful,
+            FailoverMode::Force,
+            FailoverMode::Takeover,
+        ] {
             scope.spawn(move || told(how));
         }
     });
@@ -90,7 +94,7 @@ fn slot_moves_with_its_keys() {
     cluster.move_slot(slot, from);
     assert_eq!(cluster.owner_of(KEY), from);
     assert_eq!(cluster.ask::<String>(from, &["GET", &keys[0]]), "value");
-    cluster.await_whole();
+    cluster.await_healthy();
 }
 
 #[test]
@@ -111,7 +115,7 @@ fn nodes_join_and_leave() {
 #[cfg(target_os = "linux")]
 fn nodes_can_have_separate_addresses() {
     let cluster = Cluster::start_with(ClusterPlan {
-        apart: true,
+        separate_addresses: true,
         ..ClusterPlan::default()
     });
     let master = cluster.owner_of(KEY);

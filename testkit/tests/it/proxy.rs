@@ -21,7 +21,7 @@ fn ping(stream: &mut TcpStream) {
     stream.write_all(b"PING\r\n").expect("an open connection");
 }
 
-fn hear_pong(stream: &mut TcpStream) {
+fn read_pong(stream: &mut TcpStream) {
     let mut answer = [0; PONG.len()];
     stream.read_exact(&mut answer).expect("an answer");
     assert_eq!(answer, PONG);
@@ -44,12 +44,12 @@ fn delay_applies_to_both_directions() {
     // Delays do not add up: the second answer is as fast as the first one.
     ping(&mut stream);
     ping(&mut stream);
-    hear_pong(&mut stream);
-    hear_pong(&mut stream);
+    read_pong(&mut stream);
+    read_pong(&mut stream);
     assert!(begun.elapsed() >= 2 * delay);
     proxy.delay(Duration::ZERO);
     ping(&mut stream);
-    hear_pong(&mut stream);
+    read_pong(&mut stream);
 }
 
 #[test]
@@ -57,7 +57,7 @@ fn cut_closes_connections() {
     let proxy = Proxy::to(shared().port());
     let mut stream = through(&proxy);
     ping(&mut stream);
-    hear_pong(&mut stream);
+    read_pong(&mut stream);
     proxy.cut();
     assert_eq!(rest(&mut stream), (vec![], None));
 }
@@ -67,7 +67,7 @@ fn reset_breaks_connections() {
     let proxy = Proxy::to(shared().port());
     let mut stream = through(&proxy);
     ping(&mut stream);
-    hear_pong(&mut stream);
+    read_pong(&mut stream);
     proxy.reset();
     let broken = Some(ErrorKind::ConnectionReset);
     assert_eq!(rest(&mut stream), (vec![], broken));
@@ -75,13 +75,13 @@ fn reset_breaks_connections() {
     proxy.reset_after(PONG.len() + 2);
     let mut stream = through(&proxy);
     ping(&mut stream);
-    hear_pong(&mut stream);
+    read_pong(&mut stream);
     ping(&mut stream);
     assert_eq!(rest(&mut stream), (PONG[..2].to_vec(), broken));
 
     let mut stream = through(&proxy);
     ping(&mut stream);
-    hear_pong(&mut stream);
+    read_pong(&mut stream);
 }
 
 #[test]
@@ -90,22 +90,22 @@ fn one_direction_can_be_discarded() {
     let proxy = Proxy::to(server.port());
     let mut stream = through(&proxy);
     ping(&mut stream);
-    hear_pong(&mut stream);
+    read_pong(&mut stream);
 
-    proxy.swallow_requests(true);
+    proxy.discard_requests(true);
     stream
         .write_all(b"SET lost 1\r\n")
         .expect("an open connection");
-    proxy.wait_until_swallowed();
-    proxy.swallow_requests(false);
-    proxy.swallow_replies(true);
+    proxy.wait_until_discarded();
+    proxy.discard_requests(false);
+    proxy.discard_replies(true);
     stream
         .write_all(b"SET done 1\r\n")
         .expect("an open connection");
-    proxy.wait_until_swallowed();
-    proxy.swallow_replies(false);
+    proxy.wait_until_discarded();
+    proxy.discard_replies(false);
     ping(&mut stream);
-    hear_pong(&mut stream);
+    read_pong(&mut stream);
     assert_eq!(server.ask::<Vec<String>>(&["KEYS", "*"]), ["done"]);
 }
 
@@ -115,7 +115,7 @@ fn one_direction_can_end() {
     let proxy = Proxy::to(server.port());
     let mut stream = through(&proxy);
     ping(&mut stream);
-    hear_pong(&mut stream);
+    read_pong(&mut stream);
 
     proxy.end_replies();
     assert_eq!(rest(&mut stream), (vec![], None));
@@ -126,7 +126,7 @@ fn one_direction_can_end() {
 
     let mut stream = through(&proxy);
     ping(&mut stream);
-    hear_pong(&mut stream);
+    read_pong(&mut stream);
     // The server closes a connection that ended, so both directions end.
     proxy.end_requests();
     assert_eq!(rest(&mut stream), (vec![], None));
@@ -161,5 +161,5 @@ fn frozen_server_does_not_prevent_cut() {
     let proxy = ended.join().expect("the proxy");
     let mut stream = through(&proxy);
     ping(&mut stream);
-    hear_pong(&mut stream);
+    read_pong(&mut stream);
 }

@@ -20,7 +20,7 @@ fn killed_master_is_replaced() {
     assert_eq!(sentinels.ask::<String>(new, &["GET", "key"]), "value");
 
     sentinels.restart(old);
-    sentinels.await_whole();
+    sentinels.await_healthy();
     assert_eq!(sentinels.master(), new);
     assert_eq!(sentinels.ask::<String>(old, &["GET", "key"]), "value");
 }
@@ -32,7 +32,7 @@ fn master_is_replaced_on_command() {
     let new = sentinels.fail_over();
     assert_ne!(new, 0);
     sentinels.restart_sentinel(0);
-    sentinels.await_whole();
+    sentinels.await_healthy();
     assert_eq!(sentinels.master(), new);
 }
 
@@ -51,7 +51,7 @@ fn frozen_master_is_replaced_with_passwords() {
     sentinels.freeze(old);
     let new = sentinels.await_new_master(old);
     sentinels.thaw(old);
-    sentinels.await_whole();
+    sentinels.await_healthy();
     assert_eq!(sentinels.master(), new);
 
     let guard = &sentinels.sentinels()[0];
@@ -64,7 +64,7 @@ fn frozen_master_is_replaced_with_passwords() {
 #[cfg(target_os = "linux")]
 fn servers_and_sentinels_can_have_separate_addresses() {
     let sentinels = Sentinels::start_with(SentinelPlan {
-        apart: true,
+        separate_addresses: true,
         ..SentinelPlan::default()
     });
     let links: String = sentinels.ask(sentinels.master(), &["CLIENT", "LIST"]);

@@ -36,7 +36,7 @@ pub(crate) async fn connect(args: impl Iterator<Item = String>) -> Result<Server
     let (mut urls, mut fair_wait, mut counters) = (Vec::new(), None, None);
     for arg in args {
         match arg.split_once('=') {
-            Some(("watchdog", ms)) => builder = builder.watchdog(millis(ms)?),
+            Some(("watchdog", ms)) => builder = builder.watchdog_lease(millis(ms)?),
             Some(("fair-wait", ms)) => fair_wait = Some(millis(ms)?),
             Some(("prefix", prefix)) => builder = builder.prefix(prefix),
             Some(("counters", url)) => counters = Some(url.to_owned()),

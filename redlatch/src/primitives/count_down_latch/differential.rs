@@ -5,9 +5,9 @@ use std::cell::Cell;
 use proptest::prelude::*;
 
 use super::rules::{CHANGED, CountDown, OPENED};
-use crate::name::{Family, Place};
-use crate::primitives::number::{Begin, Delete, Read};
-use crate::primitives::twin::agree;
+use crate::name::{KeyLayout, ObjectKeys};
+use crate::primitives::counter::{Delete, Read, SetIfAbsent};
+use crate::primitives::differential::assert_equivalent;
 
 #[derive(Debug, Clone)]
 enum Move {
@@ -15,7 +15,7 @@ enum Move {
     CountDown { by: u32 },
     Read,
     Delete,
-    Plant { number: i64 },
+    SetForeign { number: i64 },
 }
 
 fn moves() -> impl Strategy<Value = Move> {
@@ -31,7 +31,7 @@ fn moves() -> impl Strategy<Value = Move> {
         12 => by.prop_map(|by| Move::CountDown { by }),
         2 => Just(Move::Read),
         1 => Just(Move::Delete),
-        1 => planted.prop_map(|number| Move::Plant { number }),
+        1 => planted.prop_map(|number| Move::SetForeign { number }),
     ]
 }
 
@@ -40,40 +40,40 @@ fn lua_and_rules_agree() {
     let (opened, opened_already, set, closed) = Default::default();
     let seen: [&Cell<u32>; 4] = [&opened, &opened_already, &set, &closed];
     let count = |what: &Cell<u32>, happened: bool| what.set(what.get() + u32::from(happened));
-    agree(moves(), async |twin, one| {
-        let place = std::sync::Arc::new(Place::new(Family::Latch, "", "name"));
+    assert_equivalent(moves(), async |harness, one| {
+        let object = std::sync::Arc::new(ObjectKeys::new(KeyLayout::Latch, "", "name"));
         match *one {
             Move::Set { count: number } => {
-                let step = Begin {
-                    place: place.clone(),
+                let step = SetIfAbsent {
+                    object: object.clone(),
                     number,
                     time_to_live: None,
                     payload: CHANGED,
                     above_zero: true,
                 };
-                let before = twin.step(&Read { place: &place }).await.unwrap();
-                let was_set = twin.step(&step).await.unwrap();
+                let before = harness.step(&Read { object: &object }).await.unwrap();
+                let was_set = harness.step(&step).await.unwrap();
                 assert_eq!(was_set, before <= 0, "open, or not");
                 count(&set, was_set);
                 count(&closed, !was_set);
             }
             Move::CountDown { by } => {
-                let before = twin.step(&Read { place: &place }).await.unwrap();
-                let left = twin.step(&CountDown { place, by }).await.unwrap();
+                let before = harness.step(&Read { object: &object }).await.unwrap();
+                let left = harness.step(&CountDown { object, by }).await.unwrap();
                 count(&opened, before > 0 && left == 0);
                 count(&opened_already, before <= 0 && left == 0);
             }
             Move::Read => {
-                twin.step(&Read { place: &place }).await.unwrap();
+                harness.step(&Read { object: &object }).await.unwrap();
             }
             Move::Delete => {
                 let step = Delete {
-                    place: place.clone(),
+                    object: object.clone(),
                     payload: Some(OPENED),
                 };
-                twin.step(&step).await.unwrap();
+                harness.step(&step).await.unwrap();
             }
-            Move::Plant { number } => twin.plant("name", number).await,
+            Move::SetForeign { number } => harness.set_foreign("name", number).await,
         }
     });
     for (n, what) in seen.iter().enumerate() {

@@ -7,10 +7,10 @@ use std::sync::Arc;
 use tokio::time::Instant;
 
 use super::rules::{CHANGED, CountDown, OPENED};
-use crate::name::{Family, Place};
+use crate::keyspace::{DumpedValue, Message};
+use crate::name::{KeyLayout, ObjectKeys};
+use crate::primitives::counter::{Delete, Read, SetIfAbsent};
 use crate::primitives::exploration::{Model, State, Verdict, World, ensure, explore};
-use crate::primitives::number::{Begin, Delete, Read};
-use crate::space::{Dumped, Message};
 use crate::step::Step as _;
 
 #[derive(Clone)]
@@ -37,15 +37,15 @@ impl Model for Latch {
     }
 
     fn take(&mut self, step: Step, world: &mut World) -> Verdict<Option<u64>> {
-        let place = Arc::new(Place::new(Family::Latch, "", "name"));
-        let channel = place.channel().to_owned();
-        let World { space, now } = world;
+        let object = Arc::new(ObjectKeys::new(KeyLayout::Latch, "", "name"));
+        let channel = object.channel().to_owned();
+        let World { keyspace, now } = world;
         let before = self.count;
         let error = |error: crate::Error| error.to_string();
         let (reply, expected) = match step {
             Step::Set { count } => {
-                let begin = Begin {
-                    place: place.clone(),
+                let set_if_absent = SetIfAbsent {
+                    object: object.clone(),
                     number: count,
                     time_to_live: None,
                     payload: CHANGED,
@@ -54,29 +54,32 @@ impl Model for Latch {
                 if before == 0 {
                     self.count = count;
                 }
-                let set = begin.apply(space, *now).map_err(error)?;
+                let set = set_if_absent.apply(keyspace, *now).map_err(error)?;
                 (set.into(), u64::from(before == 0))
             }
             Step::CountDown { by } => {
                 self.count = before.saturating_sub(by);
                 let down = CountDown {
-                    place: place.clone(),
+                    object: object.clone(),
                     by,
                 };
-                (down.apply(space, *now).map_err(error)?, self.count.into())
+                (
+                    down.apply(keyspace, *now).map_err(error)?,
+                    self.count.into(),
+                )
             }
             Step::Read => {
-                let read = Read { place: &place };
-                let number = read.apply(space, *now).map_err(error)?;
+                let read = Read { object: &object };
+                let number = read.apply(keyspace, *now).map_err(error)?;
                 (u64::try_from(number).unwrap(), before.into())
             }
             Step::Delete => {
                 let delete = Delete {
-                    place: place.clone(),
+                    object: object.clone(),
                     payload: Some(OPENED),
                 };
                 self.count = 0;
-                let deleted = delete.apply(space, *now).map_err(error)?;
+                let deleted = delete.apply(keyspace, *now).map_err(error)?;
                 (deleted.into(), u64::from(before > 0))
             }
         };
@@ -86,9 +89,9 @@ impl Model for Latch {
         // The message that the latch is open is published exactly when it opens.
         let payload = OPENED.into();
         let opened = Message { channel, payload };
-        let told = space.take_published().contains(&opened);
-        ensure(told == (before > 0 && self.count == 0), || {
-            format!("told that it is open: {told}")
+        let published = keyspace.take_published().contains(&opened);
+        ensure(published == (before > 0 && self.count == 0), || {
+            format!("told that it is open: {published}")
         })?;
         Ok(Some(reply))
     }
@@ -103,7 +106,7 @@ impl Model for Latch {
     }
 
     fn check(&self, state: &State, _: &mut World) -> Verdict {
-        let count = Dumped::Text(self.count.to_string());
+        let count = DumpedValue::Text(self.count.to_string());
         let expected = (self.count > 0).then(|| ("name".to_owned(), (count, -1)));
         ensure(*state == expected.into_iter().collect(), || {
             format!("the count is {}", self.count)

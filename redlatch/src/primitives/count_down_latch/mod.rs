@@ -12,13 +12,13 @@ use std::time::Duration;
 
 use self::rules::{CHANGED, CountDown, OPENED, count};
 use crate::error::{Error, Result};
-use crate::lease::Patience;
-use crate::name::{Family, Place};
-use crate::primitives::number::{Begin, Delete, Read};
+use crate::lease::WaitLimit;
+use crate::name::{KeyLayout, ObjectKeys};
+use crate::primitives::counter::{Delete, Read, SetIfAbsent};
 use crate::session::Session;
 use crate::step::Outcome;
-use crate::store::{Delivery, Sent};
-use crate::wait::{Attempt, Limits, Queue, Request};
+use crate::store::{Delivery, Progress};
+use crate::wait::{Attempt, Limits, QueueKind, Request};
 
 /// Blocks waiters until an event has happened a set number of times, in any process (Redisson:
 /// `RCountDownLatch`, `getCountDownLatch(name)`).
@@ -57,20 +57,20 @@ use crate::wait::{Attempt, Limits, Queue, Request};
 #[derive(Clone)]
 pub struct CountDownLatch {
     pub(crate) session: Arc<Session>,
-    pub(crate) place: Arc<Place>,
+    pub(crate) object: Arc<ObjectKeys>,
     outage_limit: Option<Duration>,
 }
 
 impl CountDownLatch {
     pub(crate) fn new(session: Arc<Session>, name: &str) -> CountDownLatch {
-        let mut place = Place::new(Family::Latch, &session.prefix, name);
+        let mut object = ObjectKeys::new(KeyLayout::Latch, &session.prefix, name);
         let slot = |key: &str| session.store.slot(key);
-        if slot(place.channel()) != slot(place.key()) {
-            place.bring_channel_to_key();
+        if slot(object.channel()) != slot(object.key()) {
+            object.move_channel_to_slot();
         }
         CountDownLatch {
             session,
-            place: Arc::new(place),
+            object: Arc::new(object),
             outage_limit: None,
         }
     }
@@ -86,7 +86,7 @@ impl CountDownLatch {
 
     /// Returns the name as it was passed in.
     pub fn name(&self) -> &str {
-        self.place.name()
+        self.object.name()
     }
 
     /// Sets the count of an open latch, at least 1, which closes it. Returns whether this call set
@@ -113,21 +113,23 @@ impl CountDownLatch {
     /// # Ok(()) }
     /// ```
     pub async fn try_set_count(&self, count: u32) -> Result<bool> {
-        let place = self.place()?.clone();
+        let object = self.object()?.clone();
         if count == 0 {
             return Err(Error::InvalidCount {
                 count: 0,
                 reason: "a latch at zero is open, even if it was never set; use 1 or more",
             });
         }
-        let step = Begin {
-            place,
+        let step = SetIfAbsent {
+            object,
             number: count,
             time_to_live: None,
             payload: CHANGED,
             above_zero: true,
         };
-        self.session.change(step, "setting the count").await
+        self.session
+            .run_at_most_once(step, "setting the count")
+            .await
     }
 
     /// Decrements the count by one and returns the new count; at 0 the latch is open and all
@@ -168,12 +170,12 @@ impl CountDownLatch {
     /// # Ok(()) }
     /// ```
     pub async fn count_down_by(&self, by: u32) -> Result<u64> {
-        let place = self.place()?.clone();
+        let object = self.object()?.clone();
         if by == 0 {
             return self.count().await;
         }
-        let step = CountDown { place, by };
-        self.session.change(step, "counting down").await
+        let step = CountDown { object, by };
+        self.session.run_at_most_once(step, "counting down").await
     }
 
     /// Returns the count; 0 if the latch is open.
@@ -183,8 +185,8 @@ impl CountDownLatch {
     /// [`Error::InvalidName`], [`Error::WrongKind`], [`Error::Unavailable`],
     /// [`Error::ResponseTimeout`].
     pub async fn count(&self) -> Result<u64> {
-        let place = self.place()?;
-        let number = self.session.store.look(&Read { place }).await?;
+        let object = self.object()?;
+        let number = self.session.store.read(&Read { object }).await?;
         Ok(count(number))
     }
 
@@ -202,7 +204,7 @@ impl CountDownLatch {
     ///
     /// It only waits; it can be dropped.
     pub async fn wait(&self) -> Result<()> {
-        self.obtain(Patience::Endless).await?;
+        self.obtain(WaitLimit::Endless).await?;
         Ok(())
     }
 
@@ -223,7 +225,7 @@ impl CountDownLatch {
     /// # Ok(()) }
     /// ```
     pub async fn wait_for(&self, wait: Duration) -> Result<bool> {
-        let opened = self.obtain(Patience::at_most(wait)).await?;
+        let opened = self.obtain(WaitLimit::at_most(wait)).await?;
         Ok(opened.is_some())
     }
 
@@ -249,33 +251,35 @@ impl CountDownLatch {
     /// # Ok(()) }
     /// ```
     pub async fn delete(&self) -> Result<bool> {
-        let place = self.place()?.clone();
+        let object = self.object()?.clone();
         // Redisson publishes that the count has changed, which makes its own waiters keep waiting;
         // all waiters understand the message that the latch is open.
         let step = Delete {
-            place,
+            object,
             payload: Some(OPENED),
         };
-        self.session.change(step, "deleting a latch").await
+        self.session
+            .run_at_most_once(step, "deleting a latch")
+            .await
     }
 
-    async fn obtain(&self, patience: Patience) -> Result<Option<()>> {
-        self.session.background.bind()?;
-        self.place()?;
+    async fn obtain(&self, wait: WaitLimit) -> Result<Option<()>> {
+        self.session.background.remember_runtime()?;
+        self.object()?;
         let outage_limit = self.outage_limit.or(self.session.outage_limit);
-        let (limits, sent) = (Limits::new(patience, outage_limit), Sent::default());
-        let mut looking = Looking {
+        let (limits, progress) = (Limits::new(wait, outage_limit), Progress::default());
+        let mut waiter = LatchWaiter {
             latch: self,
-            sent: &sent,
+            progress: &progress,
         };
         let waiting = &self.session.waiting;
-        waiting.within(limits, &sent, &mut looking).await
+        waiting.within(limits, &progress, &mut waiter).await
     }
 
     /// Returns the place, if its name is valid.
-    fn place(&self) -> Result<&Arc<Place>> {
-        self.place.check()?;
-        Ok(&self.place)
+    fn object(&self) -> Result<&Arc<ObjectKeys>> {
+        self.object.check()?;
+        Ok(&self.object)
     }
 }
 
@@ -288,12 +292,12 @@ impl std::fmt::Debug for CountDownLatch {
 }
 
 /// One waiter, for the client's queue.
-struct Looking<'a> {
+struct LatchWaiter<'a> {
     latch: &'a CountDownLatch,
-    sent: &'a Sent,
+    progress: &'a Progress,
 }
 
-impl Request for Looking<'_> {
+impl Request for LatchWaiter<'_> {
     type Obtained = ();
 
     async fn obtain(&mut self, waits: bool) -> Result<Option<()>> {
@@ -301,34 +305,38 @@ impl Request for Looking<'_> {
     }
 }
 
-impl Attempt for Looking<'_> {
-    type Won = ();
+impl Attempt for LatchWaiter<'_> {
+    type Grant = ();
 
     fn channel(&self) -> &str {
-        self.latch.place.channel()
+        self.latch.object.channel()
     }
 
     fn object(&self) -> &str {
-        self.latch.place.key()
+        self.latch.object.key()
     }
 
-    fn queue(&self) -> Queue {
-        Queue::Shared
+    fn queue_kind(&self) -> QueueKind {
+        QueueKind::Shared
     }
 
     async fn ask(&mut self, subscribe: bool) -> Result<Outcome> {
         let session = &self.latch.session;
         let step = Read {
-            place: &self.latch.place,
+            object: &self.latch.object,
         };
-        let (store, sent) = (&session.store, self.sent);
+        let (store, progress) = (&session.store, self.progress);
         let answer = match subscribe {
             true => {
                 store
-                    .subscribe_and_run(self.channel(), &step, Delivery::QUEUED_INSPECTION, sent)
+                    .subscribe_and_run(self.channel(), &step, Delivery::QUEUED_INSPECTION, progress)
                     .await?
             }
-            false => store.run(&step, Delivery::QUEUED_INSPECTION, sent).await?,
+            false => {
+                store
+                    .run(&step, Delivery::QUEUED_INSPECTION, progress)
+                    .await?
+            }
         };
         Ok(match count(answer.reply) {
             0 => Outcome::Done(()),
@@ -337,12 +345,12 @@ impl Attempt for Looking<'_> {
         })
     }
 
-    fn sent(&self) -> &Sent {
-        self.sent
+    fn progress(&self) -> &Progress {
+        self.progress
     }
 
     /// A waiter that has returned does not block the next one.
-    fn keeps_others_out(&self) -> Option<Duration> {
+    fn excludes_waiters_for(&self) -> Option<Duration> {
         None
     }
 }

@@ -6,10 +6,10 @@ use redis::Value;
 use tokio::time::Instant;
 
 use crate::error::Result;
-use crate::name::Place;
-use crate::primitives::number::{number, script};
-use crate::space::Space;
-use crate::step::{Args, Script, Step, unexpected};
+use crate::keyspace::Keyspace;
+use crate::name::ObjectKeys;
+use crate::primitives::counter::{read_number, script};
+use crate::step::{Args, Script, Step, unexpected_reply};
 
 /// The message that a latch is open.
 pub(super) const OPENED: u32 = 0;
@@ -18,7 +18,7 @@ pub(super) const CHANGED: u32 = 1;
 
 /// Decrements a latch's count; at zero it is open, and its key is deleted. May not be sent twice.
 pub(super) struct CountDown {
-    pub(super) place: Arc<Place>,
+    pub(super) object: Arc<ObjectKeys>,
     pub(super) by: u32,
 }
 
@@ -31,30 +31,30 @@ impl Step for CountDown {
     }
 
     fn keys(&self) -> impl ExactSizeIterator<Item = &str> + Send {
-        std::iter::once(self.place.key())
+        std::iter::once(self.object.key())
     }
 
     fn args(&self, args: &mut Args<'_>) {
         args.number(self.by.into());
-        args.text(self.place.channel());
+        args.text(self.object.channel());
     }
 
     fn reply(&self, raw: Value) -> Result<u64> {
         match raw {
             Value::Int(left) => Ok(count(left)),
-            other => Err(unexpected(&other)),
+            other => Err(unexpected_reply(&other)),
         }
     }
 
-    fn apply(&self, space: &mut Space, now: Instant) -> Result<u64> {
-        let value = number(space, &self.place, now)?.unwrap_or(0);
+    fn apply(&self, keyspace: &mut Keyspace, now: Instant) -> Result<u64> {
+        let value = read_number(keyspace, &self.object, now)?.unwrap_or(0);
         let left = value.saturating_sub(self.by.into());
         if left > 0 {
-            *space.find_or_begin::<i64>(self.place.key(), now)? = left;
+            *keyspace.find_or_create::<i64>(self.object.key(), now)? = left;
         } else {
-            space.remove(self.place.key());
+            keyspace.remove(self.object.key());
             if value > 0 {
-                space.publish(self.place.channel(), OPENED.into());
+                keyspace.publish(self.object.channel(), OPENED.into());
             }
         }
         Ok(count(left))

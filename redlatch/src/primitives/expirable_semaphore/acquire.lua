@@ -8,7 +8,7 @@ if not available then
 end
 local ids = permits(ARGV[2])
 -- Repeated because the answer was lost: the permits are already held.
-local missing = #ids - count(ids)
+local missing = #ids - count_held(ids)
 if missing > 0 then
     if available < missing then
         local first = redis.call('ZRANGE', KEYS[2], 0, 0, 'WITHSCORES')
@@ -17,6 +17,6 @@ if missing > 0 then
     redis.call('DECRBY', KEYS[1], missing)
 end
 for _, id in ipairs(ids) do
-    redis.call('ZADD', KEYS[2], 'GT', later + ARGV[3], id)
+    redis.call('ZADD', KEYS[2], 'GT', now_rounded_up + ARGV[3], id)
 end
 return nil

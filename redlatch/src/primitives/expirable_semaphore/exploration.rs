@@ -6,31 +6,31 @@ use std::sync::Arc;
 use tokio::time::Instant;
 
 use super::Permits;
-use super::permit_id::{PermitId, join};
-use super::rules::{Acquire, Release, Set, UpdateLease, Which};
-use crate::hold::{Hold, Kind as _};
-use crate::name::{Family, Place};
+use super::permit_id::{PermitId, join_ids};
+use super::rules::{Acquire, Release, ReleaseMode, Set, UpdateLease};
+use crate::hold::{Hold, HoldKind as _};
+use crate::keyspace::DumpedValue;
+use crate::name::{KeyLayout, ObjectKeys};
 use crate::owner::Owner;
 use crate::primitives::exploration::{
     Model, State, Verdict, World, ensure, explore, hash_end, ticks,
 };
-use crate::space::Dumped;
 use crate::step::{Outcome, Step as _};
 
 const OWNERS: u8 = 3;
 /// Number of permits.
 const PERMITS: u32 = 3;
 /// Maximum number of permits that an owner acquires.
-const MOST: u8 = 2;
+const MAX_PER_OWNER: u8 = 2;
 const DEADLINES: &str = "{name}:timeout";
 
 /// Until when each owner may rely on each of its permits.
 #[derive(Clone)]
-struct Ends([[Option<Instant>; MOST as usize]; OWNERS as usize]);
+struct Ends([[Option<Instant>; MAX_PER_OWNER as usize]; OWNERS as usize]);
 
 #[derive(Debug, Clone, Copy)]
 enum Step {
-    Set { first: bool },
+    Set { if_absent: bool },
     Acquire { owner: u8, n: u8, ticks: u8 },
     Release { owner: u8, n: u8 },
     Renew { owner: u8, n: u8, ticks: u8 },
@@ -45,7 +45,7 @@ fn id(owner: u8, n: u8) -> PermitId {
 }
 
 fn ids(owner: u8, n: u8) -> String {
-    join(&Vec::from_iter((0..n).map(|n| id(owner, n))))
+    join_ids(&Vec::from_iter((0..n).map(|n| id(owner, n))))
 }
 
 impl Ends {
@@ -60,42 +60,45 @@ impl Model for Ends {
     type Reply = usize;
 
     fn steps(&self) -> Vec<Step> {
-        let mut steps = vec![Step::Set { first: true }, Step::Set { first: false }];
+        let mut steps = vec![
+            Step::Set { if_absent: true },
+            Step::Set { if_absent: false },
+        ];
         for owner in 0..OWNERS {
             for ticks in 1..=2 {
-                for n in 1..=MOST {
+                for n in 1..=MAX_PER_OWNER {
                     steps.push(Step::Acquire { owner, n, ticks });
                     steps.push(Step::Renew { owner, n, ticks });
                 }
                 steps.push(Step::UpdateLease { owner, ticks });
             }
-            steps.extend((1..=MOST).map(|n| Step::Release { owner, n }));
+            steps.extend((1..=MAX_PER_OWNER).map(|n| Step::Release { owner, n }));
             steps.push(Step::Forget { owner });
         }
         steps
     }
 
     fn take(&mut self, step: Step, world: &mut World) -> Verdict<Option<usize>> {
-        let place = &Arc::new(Place::new(Family::Permits, "", "name"));
-        let World { space, now } = world;
+        let object = &Arc::new(ObjectKeys::new(KeyLayout::Permits, "", "name"));
+        let World { keyspace, now } = world;
         let now = *now;
         let error = |error: crate::Error| error.to_string();
         let reply = match step {
-            Step::Set { first } => {
+            Step::Set { if_absent } => {
                 let set = Set {
-                    place: place.clone(),
+                    object: object.clone(),
                     permits: PERMITS,
-                    first,
+                    if_absent,
                 };
-                set.apply(space, now).map_err(error)?.into()
+                set.apply(keyspace, now).map_err(error)?.into()
             }
             Step::Acquire { owner, n, ticks: t } => {
                 let acquire = Acquire {
-                    place,
+                    object,
                     ids: &ids(owner, n),
                     lease: ticks(t),
                 };
-                let outcome = acquire.apply(space, now).map_err(error)?;
+                let outcome = acquire.apply(keyspace, now).map_err(error)?;
                 if outcome == Outcome::Done(()) {
                     let end = Some(now + ticks(t).duration());
                     let ends = &mut self.0[usize::from(owner)];
@@ -111,14 +114,14 @@ impl Model for Ends {
             }
             Step::Release { owner, n } => {
                 let release = Release {
-                    place,
+                    object,
                     ids: &ids(owner, n),
-                    which: Which::Any,
+                    mode: ReleaseMode::Held,
                 };
                 let ends = &mut self.0[usize::from(owner)][..n.into()];
                 let known = ends.iter().flatten().filter(|end| **end > now).count();
                 ends.fill(None);
-                let released = release.apply(space, now).map_err(error)?;
+                let released = release.apply(keyspace, now).map_err(error)?;
                 ensure(released >= known, || {
                     format!("{released} released instead of {known}")
                 })?;
@@ -128,13 +131,13 @@ impl Model for Ends {
                 let kind = std::sync::Arc::new(Permits { n: n.into() });
                 let ids = ids(owner, n);
                 let hold = Hold::new(
-                    place.clone(),
+                    object.clone(),
                     Owner::new(),
                     ids,
                     kind.clone(),
                     Default::default(),
                 );
-                let renewed = kind.renew(space, &hold, Some(ticks(t)), now);
+                let renewed = kind.renew(keyspace, &hold, Some(ticks(t)), now);
                 let renewed = renewed.map_err(error)?;
                 let ends = &mut self.0[usize::from(owner)][..n.into()];
                 let is_known = ends.iter().all(|end| end.is_some_and(|end| end > now));
@@ -151,11 +154,11 @@ impl Model for Ends {
             }
             Step::UpdateLease { owner, ticks: t } => {
                 let update = UpdateLease {
-                    place,
+                    object,
                     id: &id(owner, 0).to_string(),
                     lease: ticks(t),
                 };
-                let updated = update.apply(space, now).map_err(error)?;
+                let updated = update.apply(keyspace, now).map_err(error)?;
                 let known = &mut self.0[usize::from(owner)][0];
                 let is_known = known.is_some_and(|end| end > now);
                 ensure(updated || !is_known, || {
@@ -175,7 +178,7 @@ impl Model for Ends {
                 0
             }
         };
-        world.space.take_published();
+        world.keyspace.take_published();
         Ok(Some(reply))
     }
 
@@ -183,14 +186,14 @@ impl Model for Ends {
         match step {
             Step::Forget { .. } => None,
             // The first one released or set them.
-            Step::Release { .. } | Step::Set { first: true } => Some(*second == 0),
+            Step::Release { .. } | Step::Set { if_absent: true } => Some(*second == 0),
             _ => Some(first == second),
         }
     }
 
     fn check(&self, state: &State, world: &mut World) -> Verdict {
         let available = match state.get("name") {
-            Some((Dumped::Text(number), -1)) => number.parse().unwrap_or(-1),
+            Some((DumpedValue::Text(number), -1)) => number.parse().unwrap_or(-1),
             None => {
                 return ensure(state.is_empty(), || "permits of nothing".to_owned());
             }
@@ -198,7 +201,7 @@ impl Model for Ends {
         };
         let empty = Default::default();
         let dates = match state.get(DEADLINES) {
-            Some((Dumped::Dates(dates), -1)) => dates,
+            Some((DumpedValue::Dates(dates), -1)) => dates,
             None => &empty,
             _ => return Err("the deadlines expire".to_owned()),
         };
@@ -208,7 +211,7 @@ impl Model for Ends {
         })?;
         ensure(state.len() <= 2, || "another key".to_owned())?;
         for owner in 0..OWNERS {
-            for n in 0..MOST {
+            for n in 0..MAX_PER_OWNER {
                 let known = self.0[usize::from(owner)][usize::from(n)];
                 let left = known.map_or(0, |end| {
                     end.saturating_duration_since(world.now).as_millis() as i64

@@ -2,11 +2,11 @@
 --
 -- ARGV     channel
 -- Returns  1: some were held, 0: none
-local out = available and redis.call('ZCARD', KEYS[2]) or 0
-if out == 0 then
+local held = available and redis.call('ZCARD', KEYS[2]) or 0
+if held == 0 then
     return 0
 end
-redis.call('PUBLISH', ARGV[1], available + out)
+redis.call('PUBLISH', ARGV[1], available + held)
 redis.call('ZREMRANGEBYRANK', KEYS[2], 0, -1)
-redis.call('INCRBY', KEYS[1], out)
+redis.call('INCRBY', KEYS[1], held)
 return 1

@@ -5,8 +5,8 @@
 if not available then
     return {}
 end
-local out = redis.call('ZRANGE', KEYS[2], 0, -1, 'WITHSCORES')
-for i = 2, #out, 2 do
-    out[i] = left(out[i])
+local held = redis.call('ZRANGE', KEYS[2], 0, -1, 'WITHSCORES')
+for i = 2, #held, 2 do
+    held[i] = left(held[i])
 end
-return out
+return held

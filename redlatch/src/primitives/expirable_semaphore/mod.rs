@@ -17,18 +17,18 @@ use std::time::Duration;
 use tokio::time::Instant;
 
 pub use self::permit_id::PermitId;
-use self::permit_id::{join, split};
-use self::rules::{Add, Count, Counts, Delete, LeaseOf, Release, Set, UpdateLease, Which};
+use self::permit_id::{join_ids, split_ids};
+use self::rules::{Add, Count, Counts, Delete, LeaseOf, Release, ReleaseMode, Set, UpdateLease};
 use crate::error::{Error, Loss, Result};
-use crate::hold::{Hold, Kind};
+use crate::hold::{Hold, HoldKind};
+use crate::keyspace::Keyspace;
 use crate::lease::Lease;
-use crate::name::{Family, Place};
+use crate::name::{KeyLayout, ObjectKeys};
 use crate::owner::{ClientId, Owner};
-use crate::primitives::handle::{Acquire, Ask, Guard, Holder, Lock, Rules, TryAcquire};
+use crate::primitives::lock::{Acquire, AcquireParams, Guard, Holder, Lock, Rules, TryAcquire};
 use crate::session::Session;
-use crate::space::Space;
-use crate::step::{Args, BoxedStep, Mapped, Outcome, Script, Step};
-use crate::store::{Answer, Delivery, Sent};
+use crate::step::{Args, BoxedStep, MapReply, Outcome, Script, Step};
+use crate::store::{Answer, Delivery, Progress};
 
 /// The maximum number of permits of a semaphore: what a Java `int` holds, because Redisson counts
 /// the same permits.
@@ -36,7 +36,7 @@ const MAX_PERMITS: u32 = i32::MAX.unsigned_abs();
 
 /// The maximum number of permits in one acquisition. Each permit has its own id, by which it is
 /// renewed together with those of other guards. A script that writes more would block the server for too long.
-const MAX_AT_ONCE: u32 = 1000;
+const MAX_PER_REQUEST: u32 = 1000;
 
 /// A semaphore whose permits have leases: the permits of a crashed process return by themselves
 /// (Redisson: `RPermitExpirableSemaphore`).
@@ -135,7 +135,7 @@ impl ExpirableSemaphore {
     /// # three.release().await }
     /// ```
     pub fn acquire_many(&self, permits: u32) -> Acquire<Permits> {
-        self.wanting(permits).lock()
+        self.with_permits(permits).lock()
     }
 
     /// Acquires one permit if it is free; `None` if not. Await the request, or configure it first,
@@ -160,7 +160,7 @@ impl ExpirableSemaphore {
     /// Acquires this many permits if they are free, all or none; `None` if not. Await the request,
     /// or configure it first: [`TryAcquire`]. Errors as for [`ExpirableSemaphore::acquire_many`].
     pub fn try_acquire_many(&self, permits: u32) -> TryAcquire<Permits> {
-        self.wanting(permits).try_lock()
+        self.with_permits(permits).try_lock()
     }
 
     /// Acquires one permit, runs `work` while it is held, and releases it, as [`Lock::run`].
@@ -208,7 +208,7 @@ impl ExpirableSemaphore {
     /// Releases several permits by their ids: all, or none if one of them is not held. Errors and
     /// cancel safety as for [`ExpirableSemaphore::release`].
     pub async fn release_many(&self, ids: &[PermitId]) -> Result<()> {
-        let (released, wanted) = self.give_back(ids, Which::All).await?;
+        let (released, wanted) = self.release_ids(ids, ReleaseMode::AllOrNone).await?;
         if released < wanted {
             return Err(Error::Lost {
                 name: self.name().to_owned(),
@@ -230,7 +230,7 @@ impl ExpirableSemaphore {
     /// If the connection breaks, the request is sent again. If none of the permits is held then,
     /// all count as released by the first attempt.
     pub async fn try_release_many(&self, ids: &[PermitId]) -> Result<usize> {
-        Ok(self.give_back(ids, Which::Any).await?.0)
+        Ok(self.release_ids(ids, ReleaseMode::Held).await?.0)
     }
 
     /// Sets a permit's remaining lease to `lease`, longer or shorter: 1 ms to
@@ -260,18 +260,18 @@ impl ExpirableSemaphore {
     /// # Ok(()) }
     /// ```
     pub async fn update_lease(&self, id: PermitId, lease: Duration) -> Result<bool> {
-        let (place, lease) = (self.lock.place()?, Lease::new(lease)?);
+        let (object, lease) = (self.lock.object()?, Lease::new(lease)?);
         let id = &id.to_string();
-        self.look(&UpdateLease { place, id, lease }).await
+        self.look(&UpdateLease { object, id, lease }).await
     }
 
     /// Returns the time until a permit expires unless it is renewed or released; `None` if it is
     /// not held. [`Duration::MAX`] for a permit that Redisson granted without a lease. Errors as
     /// for [`ExpirableSemaphore::available`].
     pub async fn lease_of(&self, id: PermitId) -> Result<Option<Duration>> {
-        let place = self.lock.place()?;
+        let object = self.lock.object()?;
         let id = &id.to_string();
-        self.look(&LeaseOf { place, id }).await
+        self.look(&LeaseOf { object, id }).await
     }
 
     /// Returns the number of free permits; 0 if none were set. Negative if more are held than there
@@ -328,7 +328,7 @@ impl ExpirableSemaphore {
     pub async fn try_set_permits(&self, permits: u32) -> Result<bool> {
         let step = self.set(permits, true)?;
         let session = &self.lock.session;
-        session.change(step, "setting the permits").await
+        session.run_at_most_once(step, "setting the permits").await
     }
 
     /// Sets the total number of permits, including held ones, and wakes waiters. Fewer than are
@@ -373,14 +373,19 @@ impl ExpirableSemaphore {
     ///
     /// If dropped after it started, it continues in the background.
     pub async fn add_permits(&self, permits: i32) -> Result<()> {
-        let more = i64::from(permits);
-        let place = self.lock.place()?.clone();
-        let step = Add { place, more };
-        if self.lock.session.change(step, "adding permits").await? {
+        let delta = i64::from(permits);
+        let object = self.lock.object()?.clone();
+        let step = Add { object, delta };
+        if self
+            .lock
+            .session
+            .run_at_most_once(step, "adding permits")
+            .await?
+        {
             return Ok(());
         }
         Err(Error::InvalidCount {
-            count: more,
+            count: delta,
             reason: TOO_MANY,
         })
     }
@@ -405,24 +410,24 @@ impl ExpirableSemaphore {
     ///
     /// If dropped after it was polled, it continues in the background.
     pub async fn delete(&self) -> Result<bool> {
-        let place = self.lock.place()?.clone();
+        let object = self.lock.object()?.clone();
         let session = &self.lock.session;
         session
-            .change(Delete { place }, "deleting a semaphore")
+            .run_at_most_once(Delete { object }, "deleting a semaphore")
             .await
     }
 
-    fn wanting(&self, permits: u32) -> Lock<Permits> {
+    fn with_permits(&self, permits: u32) -> Lock<Permits> {
         self.lock.clone().with_kind(Permits { n: permits })
     }
 
     async fn counts(&self) -> Result<Counts> {
-        let place = self.lock.place()?;
-        self.look(&Count { place }).await
+        let object = self.lock.object()?;
+        self.look(&Count { object }).await
     }
 
-    fn set(&self, permits: u32, first: bool) -> Result<Set> {
-        let place = self.lock.place()?.clone();
+    fn set(&self, permits: u32, if_absent: bool) -> Result<Set> {
+        let object = self.lock.object()?.clone();
         if permits > MAX_PERMITS {
             return Err(Error::InvalidCount {
                 count: permits.into(),
@@ -430,15 +435,15 @@ impl ExpirableSemaphore {
             });
         }
         Ok(Set {
-            place,
+            object,
             permits,
-            first,
+            if_absent,
         })
     }
 
     /// Returns the number of released permits and the number of distinct ids.
-    async fn give_back(&self, ids: &[PermitId], which: Which) -> Result<(usize, usize)> {
-        let place = self.lock.place()?;
+    async fn release_ids(&self, ids: &[PermitId], mode: ReleaseMode) -> Result<(usize, usize)> {
+        let object = self.lock.object()?;
         // A permit named twice is released once.
         let ids: BTreeSet<_> = ids.iter().collect();
         let wanted = ids.len();
@@ -446,9 +451,9 @@ impl ExpirableSemaphore {
             return Ok((0, 0));
         }
         let step = Release {
-            place,
-            ids: &join(ids),
-            which,
+            object,
+            ids: &join_ids(ids),
+            mode,
         };
         let answer = self.run_step(&step).await?;
         let released = match answer.reply {
@@ -461,11 +466,13 @@ impl ExpirableSemaphore {
 
     async fn run_step<S: Step>(&self, step: &S) -> Result<Answer<S::Reply>> {
         let store = &self.lock.session.store;
-        store.run(step, Delivery::IMMEDIATE, &Sent::default()).await
+        store
+            .run(step, Delivery::IMMEDIATE, &Progress::default())
+            .await
     }
 
     async fn look<S: Step>(&self, step: &S) -> Result<S::Reply> {
-        self.lock.session.store.look(step).await
+        self.lock.session.store.read(step).await
     }
 }
 
@@ -482,7 +489,7 @@ impl std::fmt::Debug for ExpirableSemaphore {
 impl Guard<Permits> {
     /// Returns the ids of the permits, one or more.
     pub fn ids(&self) -> Vec<PermitId> {
-        let ids = split(&self.claim().hold.field);
+        let ids = split_ids(&self.hold_ref().hold.field);
         ids.filter_map(|id| id.parse().ok()).collect()
     }
 
@@ -508,13 +515,13 @@ impl Guard<Permits> {
     }
 }
 
-impl Kind for Permits {
+impl HoldKind for Permits {
     fn renew_script(&self) -> &'static Script {
         rules::renew_script()
     }
 
     fn renew_key<'a>(&self, hold: &'a Hold) -> &'a str {
-        hold.place.deadlines()
+        hold.object.deadlines()
     }
 
     fn renew_args(&self, hold: &Hold, args: &mut Args<'_>) {
@@ -523,26 +530,30 @@ impl Kind for Permits {
 
     fn renew(
         &self,
-        space: &mut Space,
+        keyspace: &mut Keyspace,
         hold: &Hold,
         lease: Option<Lease>,
         now: Instant,
     ) -> Result<bool> {
-        rules::renew(space, hold, lease, now)
+        rules::renew(keyspace, hold, lease, now)
     }
 
     fn weight(&self, hold: &Hold) -> usize {
-        split(&hold.field).count()
+        split_ids(&hold.field).count()
     }
 
     fn release<'a>(&'a self, hold: &'a Hold, keep: u32, _: Option<Lease>) -> BoxedStep<'a, bool> {
-        let all = move |released| released == split(&hold.field).count();
-        Box::new(Mapped(
+        let all = move |released| released == split_ids(&hold.field).count();
+        Box::new(MapReply(
             Release {
-                place: &hold.place,
+                object: &hold.object,
                 ids: &hold.field,
                 // A permit is never held twice, so there is either nothing to keep or nothing to release.
-                which: if keep == 0 { Which::Any } else { Which::None },
+                mode: if keep == 0 {
+                    ReleaseMode::Held
+                } else {
+                    ReleaseMode::CountOnly
+                },
             },
             all,
         ))
@@ -550,12 +561,12 @@ impl Kind for Permits {
 }
 
 impl Rules for Permits {
-    type Won = ();
-    const FAMILY: Family = Family::Permits;
+    type Grant = ();
+    const LAYOUT: KeyLayout = KeyLayout::Permits;
     const OWNED: bool = false;
 
     fn check(&self) -> Result<()> {
-        if (1..=MAX_AT_ONCE).contains(&self.n) {
+        if (1..=MAX_PER_REQUEST).contains(&self.n) {
             return Ok(());
         }
         Err(Error::InvalidCount {
@@ -564,29 +575,29 @@ impl Rules for Permits {
         })
     }
 
-    fn acquire<'a>(&'a self, ask: Ask<'a>) -> impl Step<Reply = Outcome> + 'a {
+    fn acquire<'a>(&'a self, params: AcquireParams<'a>) -> impl Step<Reply = Outcome> + 'a {
         rules::Acquire {
-            place: &ask.hold.place,
-            ids: &ask.hold.field,
-            lease: ask.lease,
+            object: &params.hold.object,
+            ids: &params.hold.field,
+            lease: params.lease,
         }
     }
 
-    fn inspect<'a>(&'a self, place: &'a Place) -> impl Step<Reply = Vec<Holder>> + 'a {
-        rules::Inspect { place }
+    fn inspect<'a>(&'a self, object: &'a ObjectKeys) -> impl Step<Reply = Vec<Holder>> + 'a {
+        rules::Inspect { object }
     }
 
-    fn force<'a>(&'a self, place: &'a Place) -> impl Step<Reply = bool> + 'a {
-        rules::Force { place }
+    fn force<'a>(&'a self, object: &'a ObjectKeys) -> impl Step<Reply = bool> + 'a {
+        rules::Force { object }
     }
 
     /// The permits' ids, chosen here, identify the acquisition, so sending it twice takes them once.
-    fn field(&self, _: &Place, _: &ClientId, _: Owner) -> String {
+    fn field(&self, _: &ObjectKeys, _: &ClientId, _: Owner) -> String {
         let ids: Vec<_> = (0..self.n).map(|_| PermitId::random()).collect();
-        join(&ids)
+        join_ids(&ids)
     }
 
-    fn keeps_others_out(&self) -> bool {
+    fn excludes_waiters(&self) -> bool {
         false
     }
 }

@@ -3,8 +3,8 @@
 use std::fmt::{Debug, Display, Formatter, Write as _};
 use std::str::FromStr;
 
+use crate::environment::random;
 use crate::error::{Error, Result};
-use crate::surroundings::random;
 
 /// The id of one permit of an [`ExpirableSemaphore`](crate::ExpirableSemaphore): 16 random bytes,
 /// written as 32 hex digits, as in Redisson.
@@ -88,15 +88,15 @@ impl Debug for PermitId {
 }
 
 /// Concatenates ids, in the form that the scripts take.
-pub(super) fn join<'a>(ids: impl IntoIterator<Item = &'a PermitId>) -> String {
+pub(super) fn join_ids<'a>(ids: impl IntoIterator<Item = &'a PermitId>) -> String {
     ids.into_iter().fold(String::new(), |mut text, id| {
         let _ = write!(text, "{id}");
         text
     })
 }
 
-/// Splits concatenated ids, the inverse of [`join`].
-pub(super) fn split(ids: &str) -> impl Iterator<Item = &str> {
+/// Splits concatenated ids, the inverse of [`join_ids`].
+pub(super) fn split_ids(ids: &str) -> impl Iterator<Item = &str> {
     let text = |id| std::str::from_utf8(id).ok();
     ids.as_bytes().chunks(PermitId::DIGITS).filter_map(text)
 }
@@ -114,10 +114,10 @@ mod tests {
             two.to_string().to_uppercase().parse::<PermitId>().unwrap(),
             two
         );
-        let text = join(&[one, two]);
-        let read: Vec<PermitId> = split(&text).map(|id| id.parse().unwrap()).collect();
+        let text = join_ids(&[one, two]);
+        let read: Vec<PermitId> = split_ids(&text).map(|id| id.parse().unwrap()).collect();
         assert_eq!(read, [one, two]);
-        assert_eq!(split("").count(), 0);
+        assert_eq!(split_ids("").count(), 0);
     }
 
     #[test]

@@ -5,11 +5,11 @@
 --
 -- From here on `available` is a number, and every permit in the zset is held; or it is nil, because
 -- no permits are set: then the entries of the zset belong to no semaphore. Dates are the server's.
--- `now` is truncated to whole ms, to find what has expired. `later` is rounded up, so that a lease
+-- `now` is truncated to whole ms, to find what has expired. `now_rounded_up` is rounded up, so that a lease
 -- that begins now is not shortened by a part of a millisecond.
 local time = redis.call('TIME')
 local now = time[1] * 1000 + math.floor(time[2] / 1000)
-local later = math.ceil(time[1] * 1000 + time[2] / 1000)
+local now_rounded_up = math.ceil(time[1] * 1000 + time[2] / 1000)
 
 local available = nil
 local number = redis.call('GET', KEYS[1])
@@ -36,12 +36,12 @@ end
 
 -- Adds free permits and publishes their number. Permits held of a deleted semaphore must not be
 -- counted into one that is set again under the same name.
-local function add(more)
-    redis.call('PUBLISH', ARGV[1], (available or 0) + more)
+local function add(delta)
+    redis.call('PUBLISH', ARGV[1], (available or 0) + delta)
     if not available then
         redis.call('ZREMRANGEBYRANK', KEYS[2], 0, -1)
     end
-    redis.call('INCRBY', KEYS[1], more)
+    redis.call('INCRBY', KEYS[1], delta)
 end
 
 -- Returns the ms left until a date; -1: a permit without a lease, which Redisson can create.
@@ -50,7 +50,7 @@ local function left(date)
     if date >= 922337203685477 then
         return -1
     end
-    return math.max(date - later, 0)
+    return math.max(date - now_rounded_up, 0)
 end
 
 -- Returns the raw ids that are concatenated in `text`, as 32 hex digits each.
@@ -66,13 +66,13 @@ local function permits(text)
 end
 
 -- Returns how many of these permits are held.
-local function count(ids)
-    local out = 0
+local function count_held(ids)
+    local held = 0
     for _, id in ipairs(ids) do
         if redis.call('ZSCORE', KEYS[2], id) then
-            out = out + 1
+            held = held + 1
         end
     end
-    return out
+    return held
 end
 

@@ -3,14 +3,14 @@
 -- ARGV     channel, ids, which: 'any' of them that are held; 'all' or none; 'none', only count
 -- Returns  how many of them were held
 local ids = permits(ARGV[2])
-local out = available and count(ids) or 0
-if out == 0 or ARGV[3] == 'none' or (ARGV[3] == 'all' and out < #ids) then
-    return out
+local held = available and count_held(ids) or 0
+if held == 0 or ARGV[3] == 'none' or (ARGV[3] == 'all' and held < #ids) then
+    return held
 end
-redis.call('PUBLISH', ARGV[1], available + out)
+redis.call('PUBLISH', ARGV[1], available + held)
 -- Before INCRBY, which a server that is out of memory refuses unless the script has already written.
 for _, id in ipairs(ids) do
     redis.call('ZREM', KEYS[2], id)
 end
-redis.call('INCRBY', KEYS[1], out)
-return out
+redis.call('INCRBY', KEYS[1], held)
+return held

@@ -3,7 +3,7 @@
 //! State: the number of free permits, and a sorted set of the held permits: id -> date of expiry.
 //!
 //! * Every step except renewal first removes the expired permits from the set and adds them to the
-//!   free ones ([`Books::open`], `prelude.lua`).
+//!   free ones ([`SemaphoreState::load`], `prelude.lua`).
 //! * Acquire: the client chooses the ids. Ids that are already in the set were taken by an earlier
 //!   attempt whose answer was lost, and are not counted again. If there are too few free permits,
 //!   return when the first held permit expires.
@@ -22,14 +22,14 @@ use redis::Value;
 use tokio::time::Instant;
 
 use super::MAX_PERMITS;
-use super::permit_id::{PermitId, split};
+use super::permit_id::{PermitId, split_ids};
 use crate::error::Result;
 use crate::hold::Hold;
+use crate::keyspace::Keyspace;
 use crate::lease::Lease;
-use crate::name::Place;
-use crate::primitives::handle::Holder;
-use crate::space::Space;
-use crate::step::{Args, Outcome, Script, Step, unexpected, yes_or_no};
+use crate::name::ObjectKeys;
+use crate::primitives::lock::Holder;
+use crate::step::{Args, Outcome, Script, Step, decode_bool, unexpected_reply};
 
 /// Dates on which permits expire, by id.
 type Dates = BTreeMap<String, i64>;
@@ -44,105 +44,128 @@ macro_rules! script {
 }
 
 /// The keys of every step except renewal.
-fn keys(place: &Place) -> impl ExactSizeIterator<Item = &str> + Send {
-    [place.key(), place.deadlines()].into_iter()
+fn keys(object: &ObjectKeys) -> impl ExactSizeIterator<Item = &str> + Send {
+    [object.key(), object.deadlines()].into_iter()
 }
 
 /// The state after the prelude.
-struct Books {
+struct SemaphoreState {
     /// `None`: no permits are set.
     available: Option<i64>,
     /// The date, rounded up to whole milliseconds, so that a lease that begins now is not shortened
     /// by a part of a millisecond.
-    later: i64,
+    now_rounded_up: i64,
 }
 
-impl Books {
+impl SemaphoreState {
     /// Releases the expired permits. Permits of a deleted semaphore belong to no semaphore and stay as they are.
-    fn open(space: &mut Space, place: &Place, at: Instant) -> Result<Books> {
-        let now = space.date(at);
-        let later = rounded_up(space, at);
-        let Some(found) = space.find::<i64>(place.key(), at)? else {
+    fn load(keyspace: &mut Keyspace, object: &ObjectKeys, at: Instant) -> Result<SemaphoreState> {
+        let now = keyspace.date(at);
+        let now_rounded_up = rounded_up(keyspace, at);
+        let Some(found) = keyspace.find::<i64>(object.key(), at)? else {
             // An error, if it contains other data.
-            dates(space, place, at)?;
+            dates(keyspace, object, at)?;
             let available = None;
-            return Ok(Books { available, later });
+            return Ok(SemaphoreState {
+                available,
+                now_rounded_up,
+            });
         };
         let mut sum = *found.value;
         let mut expired = 0;
-        if let Some(out) = space.find::<Dates>(place.deadlines(), at)? {
-            let before = out.value.len();
-            out.value.retain(|_, date| *date > now);
-            expired = before - out.value.len();
+        if let Some(held) = keyspace.find::<Dates>(object.deadlines(), at)? {
+            let before = held.value.len();
+            held.value.retain(|_, date| *date > now);
+            expired = before - held.value.len();
         }
         if expired > 0 {
-            sum = add(space, place, signed(expired), at)?;
+            sum = add(keyspace, object, signed(expired), at)?;
             if sum > 0 {
-                space.publish(place.channel(), sum);
+                keyspace.publish(object.channel(), sum);
             }
         }
         let available = Some(sum);
-        Ok(Books { available, later })
+        Ok(SemaphoreState {
+            available,
+            now_rounded_up,
+        })
     }
 
     /// Returns the time until a date.
     fn left(&self, date: i64) -> Duration {
-        millis(date.saturating_sub(self.later))
+        millis(date.saturating_sub(self.now_rounded_up))
     }
 
     /// Returns the end of a lease that begins now.
     fn end(&self, lease: Lease) -> i64 {
-        end(self.later, lease)
+        end(self.now_rounded_up, lease)
     }
 
     /// Adds free permits and publishes their number. Permits held of a deleted semaphore are not
     /// counted into one that is set again under the same name.
-    fn add_and_tell(&self, space: &mut Space, place: &Place, more: i64, at: Instant) -> Result<()> {
+    fn add_and_publish(
+        &self,
+        keyspace: &mut Keyspace,
+        object: &ObjectKeys,
+        delta: i64,
+        at: Instant,
+    ) -> Result<()> {
         if self.available.is_none() {
-            space.remove(place.deadlines());
+            keyspace.remove(object.deadlines());
         }
-        let sum = add(space, place, more, at)?;
-        space.publish(place.channel(), sum);
+        let sum = add(keyspace, object, delta, at)?;
+        keyspace.publish(object.channel(), sum);
         Ok(())
     }
 
     /// Returns the number of held permits.
-    fn out(&self, space: &mut Space, place: &Place, at: Instant) -> Result<i64> {
-        let out = dates(space, place, at)?.map_or(0, |out| signed(out.len()));
-        Ok(self.available.map_or(0, |_| out))
+    fn held(&self, keyspace: &mut Keyspace, object: &ObjectKeys, at: Instant) -> Result<i64> {
+        let held = dates(keyspace, object, at)?.map_or(0, |held| signed(held.len()));
+        Ok(self.available.map_or(0, |_| held))
     }
 }
 
 /// Changes the number of free permits. Returns the new number.
-fn add(space: &mut Space, place: &Place, more: i64, at: Instant) -> Result<i64> {
-    let available: &mut i64 = space.find_or_begin(place.key(), at)?;
-    *available = available.saturating_add(more);
+fn add(keyspace: &mut Keyspace, object: &ObjectKeys, delta: i64, at: Instant) -> Result<i64> {
+    let available: &mut i64 = keyspace.find_or_create(object.key(), at)?;
+    *available = available.saturating_add(delta);
     Ok(*available)
 }
 
 /// Returns the dates on which permits expire, if there are any.
-fn dates<'a>(space: &'a mut Space, place: &Place, at: Instant) -> Result<Option<&'a mut Dates>> {
-    let found = space.find::<Dates>(place.deadlines(), at)?;
+fn dates<'a>(
+    keyspace: &'a mut Keyspace,
+    object: &ObjectKeys,
+    at: Instant,
+) -> Result<Option<&'a mut Dates>> {
+    let found = keyspace.find::<Dates>(object.deadlines(), at)?;
     Ok(found.map(|found| found.value))
 }
 
 /// Returns how many of these permits are held.
-fn count(space: &mut Space, place: &Place, ids: &str, at: Instant) -> Result<usize> {
-    let out = space.find::<Dates>(place.deadlines(), at)?;
-    Ok(out.map_or(0, |out| {
-        split(ids).filter(|id| out.value.contains_key(*id)).count()
+fn count_held(
+    keyspace: &mut Keyspace,
+    object: &ObjectKeys,
+    ids: &str,
+    at: Instant,
+) -> Result<usize> {
+    let held = keyspace.find::<Dates>(object.deadlines(), at)?;
+    Ok(held.map_or(0, |held| {
+        split_ids(ids)
+            .filter(|id| held.value.contains_key(*id))
+            .count()
     }))
 }
 
 /// Returns the date, rounded up to whole milliseconds.
-fn rounded_up(space: &mut Space, at: Instant) -> i64 {
+fn rounded_up(keyspace: &mut Keyspace, at: Instant) -> i64 {
     // The first call defines where dates begin, so it must be made with the original time.
-    space.date(at);
-    space.date(at + Duration::from_nanos(999_999))
+    keyspace.date(at);
+    keyspace.date(at + Duration::from_nanos(999_999))
 }
 
-fn end(later: i64, lease: Lease) -> i64 {
-    later.saturating_add(i64::try_from(lease.millis()).unwrap_or(i64::MAX))
+fn end(now_rounded_up: i64, lease: Lease) -> i64 {
+    now_rounded_up.saturating_add(i64::try_from(lease.millis()).unwrap_or(i64::MAX))
 }
 
 fn signed(count: usize) -> i64 {
@@ -163,7 +186,7 @@ fn left(raw: i64) -> Duration {
 
 /// Acquires permits under ids that the client has chosen, or returns when the next one expires.
 pub(super) struct Acquire<'a> {
-    pub(super) place: &'a Place,
+    pub(super) object: &'a ObjectKeys,
     pub(super) ids: &'a str,
     pub(super) lease: Lease,
 }
@@ -176,11 +199,11 @@ impl Step for Acquire<'_> {
     }
 
     fn keys(&self) -> impl ExactSizeIterator<Item = &str> + Send {
-        keys(self.place)
+        keys(self.object)
     }
 
     fn args(&self, args: &mut Args<'_>) {
-        args.text(self.place.channel());
+        args.text(self.object.channel());
         args.text(self.ids);
         args.number(self.lease.millis());
     }
@@ -189,30 +212,31 @@ impl Step for Acquire<'_> {
         match raw {
             Value::Nil => Ok(Outcome::Done(())),
             Value::Int(raw) => Ok(Outcome::Wait(left(raw))),
-            other => Err(unexpected(&other)),
+            other => Err(unexpected_reply(&other)),
         }
     }
 
-    fn apply(&self, space: &mut Space, at: Instant) -> Result<Outcome> {
-        let books = Books::open(space, self.place, at)?;
-        let Some(available) = books.available else {
+    fn apply(&self, keyspace: &mut Keyspace, at: Instant) -> Result<Outcome> {
+        let state = SemaphoreState::load(keyspace, self.object, at)?;
+        let Some(available) = state.available else {
             return Ok(Outcome::Wait(Duration::MAX));
         };
         // Repeated because the answer was lost: the permits are already held.
-        let missing = split(self.ids).count() - count(space, self.place, self.ids, at)?;
+        let missing =
+            split_ids(self.ids).count() - count_held(keyspace, self.object, self.ids, at)?;
         if missing > 0 {
             if available < signed(missing) {
-                let out = space.find::<Dates>(self.place.deadlines(), at)?;
-                let first = out.and_then(|out| out.value.values().min().copied());
-                let wait = first.map_or(Duration::MAX, |first| books.left(first));
+                let held = keyspace.find::<Dates>(self.object.deadlines(), at)?;
+                let first = held.and_then(|held| held.value.values().min().copied());
+                let wait = first.map_or(Duration::MAX, |first| state.left(first));
                 return Ok(Outcome::Wait(wait));
             }
-            add(space, self.place, -signed(missing), at)?;
+            add(keyspace, self.object, -signed(missing), at)?;
         }
-        let end = books.end(self.lease);
-        let out: &mut Dates = space.find_or_begin(self.place.deadlines(), at)?;
-        for id in split(self.ids) {
-            let date = out.entry(id.to_owned()).or_insert(end);
+        let end = state.end(self.lease);
+        let held: &mut Dates = keyspace.find_or_create(self.object.deadlines(), at)?;
+        for id in split_ids(self.ids) {
+            let date = held.entry(id.to_owned()).or_insert(end);
             *date = end.max(*date);
         }
         Ok(Outcome::Done(()))
@@ -221,20 +245,20 @@ impl Step for Acquire<'_> {
 
 /// Releases permits.
 pub(super) struct Release<'a> {
-    pub(super) place: &'a Place,
+    pub(super) object: &'a ObjectKeys,
     pub(super) ids: &'a str,
-    pub(super) which: Which,
+    pub(super) mode: ReleaseMode,
 }
 
 /// Which of the permits to release.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Which {
+pub(super) enum ReleaseMode {
     /// Those that are held.
-    Any,
+    Held,
     /// All, if all are held; otherwise none.
-    All,
+    AllOrNone,
     /// None: only count.
-    None,
+    CountOnly,
 }
 
 impl Step for Release<'_> {
@@ -246,47 +270,47 @@ impl Step for Release<'_> {
     }
 
     fn keys(&self) -> impl ExactSizeIterator<Item = &str> + Send {
-        keys(self.place)
+        keys(self.object)
     }
 
     fn args(&self, args: &mut Args<'_>) {
-        args.text(self.place.channel());
+        args.text(self.object.channel());
         args.text(self.ids);
-        args.text(match self.which {
-            Which::Any => "any",
-            Which::All => "all",
-            Which::None => "none",
+        args.text(match self.mode {
+            ReleaseMode::Held => "any",
+            ReleaseMode::AllOrNone => "all",
+            ReleaseMode::CountOnly => "none",
         });
     }
 
     fn reply(&self, raw: Value) -> Result<usize> {
         match raw {
-            Value::Int(out) => Ok(usize::try_from(out).unwrap_or(0)),
-            other => Err(unexpected(&other)),
+            Value::Int(held) => Ok(usize::try_from(held).unwrap_or(0)),
+            other => Err(unexpected_reply(&other)),
         }
     }
 
-    fn apply(&self, space: &mut Space, at: Instant) -> Result<usize> {
-        let books = Books::open(space, self.place, at)?;
-        let were_out = match books.available {
-            Some(_) => count(space, self.place, self.ids, at)?,
+    fn apply(&self, keyspace: &mut Keyspace, at: Instant) -> Result<usize> {
+        let state = SemaphoreState::load(keyspace, self.object, at)?;
+        let prior_hold_count = match state.available {
+            Some(_) => count_held(keyspace, self.object, self.ids, at)?,
             None => 0,
         };
-        let kept = match self.which {
-            Which::Any => false,
-            Which::All => were_out < split(self.ids).count(),
-            Which::None => true,
+        let kept = match self.mode {
+            ReleaseMode::Held => false,
+            ReleaseMode::AllOrNone => prior_hold_count < split_ids(self.ids).count(),
+            ReleaseMode::CountOnly => true,
         };
-        if were_out == 0 || kept {
-            return Ok(were_out);
+        if prior_hold_count == 0 || kept {
+            return Ok(prior_hold_count);
         }
-        if let Some(out) = space.find::<Dates>(self.place.deadlines(), at)? {
-            for id in split(self.ids) {
-                out.value.remove(id);
+        if let Some(held) = keyspace.find::<Dates>(self.object.deadlines(), at)? {
+            for id in split_ids(self.ids) {
+                held.value.remove(id);
             }
         }
-        books.add_and_tell(space, self.place, signed(were_out), at)?;
-        Ok(were_out)
+        state.add_and_publish(keyspace, self.object, signed(prior_hold_count), at)?;
+        Ok(prior_hold_count)
     }
 }
 
@@ -298,25 +322,25 @@ pub(super) fn renew_script() -> &'static Script {
 
 /// Renews one set, as the script does.
 pub(super) fn renew(
-    space: &mut Space,
+    keyspace: &mut Keyspace,
     hold: &Hold,
     lease: Option<Lease>,
     at: Instant,
 ) -> Result<bool> {
-    let now = space.date(at);
-    let later = rounded_up(space, at);
-    let Some(out) = space.find::<Dates>(hold.place.deadlines(), at)? else {
+    let now = keyspace.date(at);
+    let now_rounded_up = rounded_up(keyspace, at);
+    let Some(held) = keyspace.find::<Dates>(hold.object.deadlines(), at)? else {
         return Ok(false);
     };
-    let is_out = |id| out.value.get(id).is_some_and(|date| *date > now);
-    if !split(&hold.field).all(is_out) {
+    let is_held = |id| held.value.get(id).is_some_and(|date| *date > now);
+    if !split_ids(&hold.field).all(is_held) {
         return Ok(false);
     }
-    let Some(end) = lease.map(|lease| end(later, lease)) else {
+    let Some(end) = lease.map(|lease| end(now_rounded_up, lease)) else {
         return Ok(true);
     };
-    for id in split(&hold.field) {
-        if let Some(date) = out.value.get_mut(id) {
+    for id in split_ids(&hold.field) {
+        if let Some(date) = held.value.get_mut(id) {
             *date = end.max(*date);
         }
     }
@@ -325,10 +349,10 @@ pub(super) fn renew(
 
 /// Sets the total number of permits, including held ones.
 pub(super) struct Set {
-    pub(super) place: Arc<Place>,
+    pub(super) object: Arc<ObjectKeys>,
     pub(super) permits: u32,
     /// Only if none are set.
-    pub(super) first: bool,
+    pub(super) if_absent: bool,
 }
 
 impl Step for Set {
@@ -340,28 +364,28 @@ impl Step for Set {
     }
 
     fn keys(&self) -> impl ExactSizeIterator<Item = &str> + Send {
-        keys(&self.place)
+        keys(&self.object)
     }
 
     fn args(&self, args: &mut Args<'_>) {
-        args.text(self.place.channel());
+        args.text(self.object.channel());
         args.number(self.permits.into());
-        args.number(self.first.into());
+        args.number(self.if_absent.into());
     }
 
     fn reply(&self, raw: Value) -> Result<bool> {
-        yes_or_no(&raw)
+        decode_bool(&raw)
     }
 
-    fn apply(&self, space: &mut Space, at: Instant) -> Result<bool> {
-        let books = Books::open(space, &self.place, at)?;
-        if books.available.is_some() && self.first {
+    fn apply(&self, keyspace: &mut Keyspace, at: Instant) -> Result<bool> {
+        let state = SemaphoreState::load(keyspace, &self.object, at)?;
+        if state.available.is_some() && self.if_absent {
             return Ok(false);
         }
-        let wanted = i64::from(self.permits) - books.out(space, &self.place, at)?;
-        if books.available != Some(wanted) {
-            let more = wanted - books.available.unwrap_or(0);
-            books.add_and_tell(space, &self.place, more, at)?;
+        let wanted = i64::from(self.permits) - state.held(keyspace, &self.object, at)?;
+        if state.available != Some(wanted) {
+            let delta = wanted - state.available.unwrap_or(0);
+            state.add_and_publish(keyspace, &self.object, delta, at)?;
         }
         Ok(true)
     }
@@ -369,8 +393,8 @@ impl Step for Set {
 
 /// Adds free permits, or removes some.
 pub(super) struct Add {
-    pub(super) place: Arc<Place>,
-    pub(super) more: i64,
+    pub(super) object: Arc<ObjectKeys>,
+    pub(super) delta: i64,
 }
 
 impl Step for Add {
@@ -382,33 +406,33 @@ impl Step for Add {
     }
 
     fn keys(&self) -> impl ExactSizeIterator<Item = &str> + Send {
-        keys(&self.place)
+        keys(&self.object)
     }
 
     fn args(&self, args: &mut Args<'_>) {
-        args.text(self.place.channel());
-        args.signed(self.more);
+        args.text(self.object.channel());
+        args.signed(self.delta);
         args.number(MAX_PERMITS.into());
     }
 
     fn reply(&self, raw: Value) -> Result<bool> {
-        yes_or_no(&raw)
+        decode_bool(&raw)
     }
 
-    fn apply(&self, space: &mut Space, at: Instant) -> Result<bool> {
-        let books = Books::open(space, &self.place, at)?;
-        let sum = books.available.unwrap_or(0).saturating_add(self.more);
+    fn apply(&self, keyspace: &mut Keyspace, at: Instant) -> Result<bool> {
+        let state = SemaphoreState::load(keyspace, &self.object, at)?;
+        let sum = state.available.unwrap_or(0).saturating_add(self.delta);
         if sum.saturating_abs() > i64::from(MAX_PERMITS) {
             return Ok(false);
         }
-        books.add_and_tell(space, &self.place, self.more, at)?;
+        state.add_and_publish(keyspace, &self.object, self.delta, at)?;
         Ok(true)
     }
 }
 
 /// Returns the numbers of permits.
 pub(super) struct Count<'a> {
-    pub(super) place: &'a Place,
+    pub(super) object: &'a ObjectKeys,
 }
 
 /// The reply of [`Count`].
@@ -426,11 +450,11 @@ impl Step for Count<'_> {
     }
 
     fn keys(&self) -> impl ExactSizeIterator<Item = &str> + Send {
-        keys(self.place)
+        keys(self.object)
     }
 
     fn args(&self, args: &mut Args<'_>) {
-        args.text(self.place.channel());
+        args.text(self.object.channel());
     }
 
     fn reply(&self, raw: Value) -> Result<Counts> {
@@ -440,15 +464,15 @@ impl Step for Count<'_> {
                     available: *available,
                     acquired: *acquired,
                 }),
-                _ => Err(unexpected(&raw)),
+                _ => Err(unexpected_reply(&raw)),
             },
-            _ => Err(unexpected(&raw)),
+            _ => Err(unexpected_reply(&raw)),
         }
     }
 
-    fn apply(&self, space: &mut Space, at: Instant) -> Result<Counts> {
-        let books = Books::open(space, self.place, at)?;
-        let Some(available) = books.available else {
+    fn apply(&self, keyspace: &mut Keyspace, at: Instant) -> Result<Counts> {
+        let state = SemaphoreState::load(keyspace, self.object, at)?;
+        let Some(available) = state.available else {
             return Ok(Counts {
                 available: 0,
                 acquired: 0,
@@ -456,14 +480,14 @@ impl Step for Count<'_> {
         };
         Ok(Counts {
             available,
-            acquired: books.out(space, self.place, at)?,
+            acquired: state.held(keyspace, self.object, at)?,
         })
     }
 }
 
 /// Sets the time at which a permit expires, earlier or later than before.
 pub(super) struct UpdateLease<'a> {
-    pub(super) place: &'a Place,
+    pub(super) object: &'a ObjectKeys,
     pub(super) id: &'a str,
     pub(super) lease: Lease,
 }
@@ -477,34 +501,34 @@ impl Step for UpdateLease<'_> {
     }
 
     fn keys(&self) -> impl ExactSizeIterator<Item = &str> + Send {
-        keys(self.place)
+        keys(self.object)
     }
 
     fn args(&self, args: &mut Args<'_>) {
-        args.text(self.place.channel());
+        args.text(self.object.channel());
         args.text(self.id);
         args.number(self.lease.millis());
     }
 
     fn reply(&self, raw: Value) -> Result<bool> {
-        yes_or_no(&raw)
+        decode_bool(&raw)
     }
 
-    fn apply(&self, space: &mut Space, at: Instant) -> Result<bool> {
-        let books = Books::open(space, self.place, at)?;
-        let Some(available) = books.available else {
+    fn apply(&self, keyspace: &mut Keyspace, at: Instant) -> Result<bool> {
+        let state = SemaphoreState::load(keyspace, self.object, at)?;
+        let Some(available) = state.available else {
             return Ok(false);
         };
-        let end = books.end(self.lease);
-        let out = dates(space, self.place, at)?;
-        let Some(date) = out.and_then(|out| out.get_mut(self.id)) else {
+        let end = state.end(self.lease);
+        let held = dates(keyspace, self.object, at)?;
+        let Some(date) = held.and_then(|held| held.get_mut(self.id)) else {
             return Ok(false);
         };
-        let nearer = end < *date;
+        let expires_earlier = end < *date;
         *date = end;
-        if nearer {
+        if expires_earlier {
             // Waiters sleep until the first permit expires, and this may be the first now.
-            space.publish(self.place.channel(), available);
+            keyspace.publish(self.object.channel(), available);
         }
         Ok(true)
     }
@@ -512,7 +536,7 @@ impl Step for UpdateLease<'_> {
 
 /// Returns when a permit expires.
 pub(super) struct LeaseOf<'a> {
-    pub(super) place: &'a Place,
+    pub(super) object: &'a ObjectKeys,
     pub(super) id: &'a str,
 }
 
@@ -525,11 +549,11 @@ impl Step for LeaseOf<'_> {
     }
 
     fn keys(&self) -> impl ExactSizeIterator<Item = &str> + Send {
-        keys(self.place)
+        keys(self.object)
     }
 
     fn args(&self, args: &mut Args<'_>) {
-        args.text(self.place.channel());
+        args.text(self.object.channel());
         args.text(self.id);
     }
 
@@ -537,23 +561,23 @@ impl Step for LeaseOf<'_> {
         match raw {
             Value::Nil => Ok(None),
             Value::Int(raw) => Ok(Some(left(raw))),
-            other => Err(unexpected(&other)),
+            other => Err(unexpected_reply(&other)),
         }
     }
 
-    fn apply(&self, space: &mut Space, at: Instant) -> Result<Option<Duration>> {
-        let books = Books::open(space, self.place, at)?;
-        if books.available.is_none() {
+    fn apply(&self, keyspace: &mut Keyspace, at: Instant) -> Result<Option<Duration>> {
+        let state = SemaphoreState::load(keyspace, self.object, at)?;
+        if state.available.is_none() {
             return Ok(None);
         }
-        let date = dates(space, self.place, at)?.and_then(|out| out.get(self.id));
-        Ok(date.map(|date| books.left(*date)))
+        let date = dates(keyspace, self.object, at)?.and_then(|held| held.get(self.id));
+        Ok(date.map(|date| state.left(*date)))
     }
 }
 
 /// Returns the held permits and their remaining leases.
 pub(super) struct Inspect<'a> {
-    pub(super) place: &'a Place,
+    pub(super) object: &'a ObjectKeys,
 }
 
 impl Step for Inspect<'_> {
@@ -564,16 +588,16 @@ impl Step for Inspect<'_> {
     }
 
     fn keys(&self) -> impl ExactSizeIterator<Item = &str> + Send {
-        keys(self.place)
+        keys(self.object)
     }
 
     fn args(&self, args: &mut Args<'_>) {
-        args.text(self.place.channel());
+        args.text(self.object.channel());
     }
 
     fn reply(&self, raw: Value) -> Result<Vec<Holder>> {
-        let Value::Array(out) = raw else {
-            return Err(unexpected(&raw));
+        let Value::Array(held) = raw else {
+            return Err(unexpected_reply(&raw));
         };
         let holder = |one: &[Value]| match one {
             [Value::BulkString(id), Value::Int(raw)] => {
@@ -588,31 +612,31 @@ impl Step for Inspect<'_> {
                     remaining: Some(left(*raw)).filter(|left| *left != Duration::MAX),
                 })
             }
-            _ => Err(unexpected(&Value::Array(one.to_vec()))),
+            _ => Err(unexpected_reply(&Value::Array(one.to_vec()))),
         };
-        out.chunks(2).map(holder).collect()
+        held.chunks(2).map(holder).collect()
     }
 
-    fn apply(&self, space: &mut Space, at: Instant) -> Result<Vec<Holder>> {
-        let books = Books::open(space, self.place, at)?;
-        if books.available.is_none() {
+    fn apply(&self, keyspace: &mut Keyspace, at: Instant) -> Result<Vec<Holder>> {
+        let state = SemaphoreState::load(keyspace, self.object, at)?;
+        if state.available.is_none() {
             return Ok(Vec::new());
         }
-        let Some(out) = dates(space, self.place, at)? else {
+        let Some(held) = dates(keyspace, self.object, at)? else {
             return Ok(Vec::new());
         };
         let holder = |(id, date): (&String, &i64)| Holder {
             owner: id.clone(),
             holds: 1,
-            remaining: Some(books.left(*date)),
+            remaining: Some(state.left(*date)),
         };
-        Ok(out.iter().map(holder).collect())
+        Ok(held.iter().map(holder).collect())
     }
 }
 
 /// Releases all held permits, whichever clients hold them.
 pub(super) struct Force<'a> {
-    pub(super) place: &'a Place,
+    pub(super) object: &'a ObjectKeys,
 }
 
 impl Step for Force<'_> {
@@ -624,35 +648,35 @@ impl Step for Force<'_> {
     }
 
     fn keys(&self) -> impl ExactSizeIterator<Item = &str> + Send {
-        keys(self.place)
+        keys(self.object)
     }
 
     fn args(&self, args: &mut Args<'_>) {
-        args.text(self.place.channel());
+        args.text(self.object.channel());
     }
 
     fn reply(&self, raw: Value) -> Result<bool> {
-        yes_or_no(&raw)
+        decode_bool(&raw)
     }
 
-    fn apply(&self, space: &mut Space, at: Instant) -> Result<bool> {
-        let books = Books::open(space, self.place, at)?;
-        let out = match books.available {
-            Some(_) => books.out(space, self.place, at)?,
+    fn apply(&self, keyspace: &mut Keyspace, at: Instant) -> Result<bool> {
+        let state = SemaphoreState::load(keyspace, self.object, at)?;
+        let held = match state.available {
+            Some(_) => state.held(keyspace, self.object, at)?,
             None => 0,
         };
-        if out == 0 {
+        if held == 0 {
             return Ok(false);
         }
-        space.remove(self.place.deadlines());
-        books.add_and_tell(space, self.place, out, at)?;
+        keyspace.remove(self.object.deadlines());
+        state.add_and_publish(keyspace, self.object, held, at)?;
         Ok(true)
     }
 }
 
 /// Deletes the semaphore.
 pub(super) struct Delete {
-    pub(super) place: Arc<Place>,
+    pub(super) object: Arc<ObjectKeys>,
 }
 
 impl Step for Delete {
@@ -664,24 +688,24 @@ impl Step for Delete {
     }
 
     fn keys(&self) -> impl ExactSizeIterator<Item = &str> + Send {
-        keys(&self.place)
+        keys(&self.object)
     }
 
     fn args(&self, args: &mut Args<'_>) {
-        args.text(self.place.channel());
+        args.text(self.object.channel());
     }
 
     fn reply(&self, raw: Value) -> Result<bool> {
-        yes_or_no(&raw)
+        decode_bool(&raw)
     }
 
-    fn apply(&self, space: &mut Space, at: Instant) -> Result<bool> {
-        let books = Books::open(space, &self.place, at)?;
-        if books.available.is_none() {
+    fn apply(&self, keyspace: &mut Keyspace, at: Instant) -> Result<bool> {
+        let state = SemaphoreState::load(keyspace, &self.object, at)?;
+        if state.available.is_none() {
             return Ok(false);
         }
-        space.remove(self.place.deadlines());
-        space.remove(self.place.key());
+        keyspace.remove(self.object.deadlines());
+        keyspace.remove(self.object.key());
         Ok(true)
     }
 }

@@ -7,7 +7,7 @@ local before = available and redis.call('ZSCORE', KEYS[2], id)
 if not before then
     return 0
 end
-local ends = later + ARGV[3]
+local ends = now_rounded_up + ARGV[3]
 if ends < tonumber(before) then
     -- Waiters sleep until the first permit expires, and this may be the first now.
     redis.call('PUBLISH', ARGV[1], available)

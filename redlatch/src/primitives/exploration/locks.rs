@@ -8,12 +8,12 @@ use tokio::time::Instant;
 use super::{Model, State, Verdict, World, ensure, hash_end, ticks};
 use crate::error::Result;
 use crate::hold::Hold;
-use crate::name::Family;
-use crate::primitives::handle::{Ask, Holder, Rules};
-use crate::primitives::twin::hold;
+use crate::name::KeyLayout;
+use crate::primitives::differential::hold;
+use crate::primitives::lock::{AcquireParams, Holder, Rules};
 use crate::step::{Outcome, Step as _};
 
-type Acquire = dyn Fn(&mut World, Ask<'_>) -> Result<Outcome<u64>>;
+type Acquire = dyn Fn(&mut World, AcquireParams<'_>) -> Result<Outcome<u64>>;
 type Inspect = dyn Fn(&mut World) -> Result<Vec<Holder>>;
 
 /// An owner that may hold one side of a lock.
@@ -28,32 +28,32 @@ pub(crate) struct Party {
 
 impl Party {
     /// `token`: the fencing token of an acquisition, if it has one.
-    pub(crate) fn new<K>(owner: u8, kind: K, exclusive: bool, token: fn(K::Won) -> u64) -> Party
+    pub(crate) fn new<K>(owner: u8, kind: K, exclusive: bool, token: fn(K::Grant) -> u64) -> Party
     where
         K: Rules + Clone,
     {
-        let looks = (kind.clone(), hold(K::FAMILY, owner, kind.clone()).place);
+        let inspected = (kind.clone(), hold(K::LAYOUT, owner, kind.clone()).object);
         Party {
             owner,
-            hold: hold(K::FAMILY, owner, kind.clone()),
+            hold: hold(K::LAYOUT, owner, kind.clone()),
             exclusive,
-            acquire: Box::new(move |world, ask| {
-                let outcome = kind.acquire(ask).apply(&mut world.space, world.now)?;
+            acquire: Box::new(move |world, params| {
+                let outcome = kind.acquire(params).apply(&mut world.keyspace, world.now)?;
                 Ok(match outcome {
-                    Outcome::Done(won) => Outcome::Done(token(won)),
+                    Outcome::Done(grant) => Outcome::Done(token(grant)),
                     Outcome::Wait(left) => Outcome::Wait(left),
                 })
             }),
             inspect: Box::new(move |world| {
-                let (kind, place) = &looks;
-                kind.inspect(place).apply(&mut world.space, world.now)
+                let (kind, object) = &inspected;
+                kind.inspect(object).apply(&mut world.keyspace, world.now)
             }),
         }
     }
 
     /// The channel whose subscribers tell the store that this waiter is connected.
     fn channel(&self) -> Option<&str> {
-        (self.hold.place.family() == Family::Fair).then_some(&*self.hold.own)
+        (self.hold.object.layout() == KeyLayout::Fair).then_some(&*self.hold.owner_key)
     }
 
     fn excludes(&self, other: &Party) -> bool {
@@ -63,14 +63,14 @@ impl Party {
 
 /// What a party may rely on.
 #[derive(Debug, Clone, Default)]
-struct Belief {
+struct KnownHold {
     count: u32,
     end: Option<Instant>,
     /// It requested the lock, and has neither acquired it nor given up since.
     waits: bool,
 }
 
-impl Belief {
+impl KnownHold {
     fn holds(&self, now: Instant) -> bool {
         self.end.is_some_and(|end| end > now)
     }
@@ -132,7 +132,7 @@ pub(crate) struct Observed<'a> {
 #[derive(Clone)]
 pub(crate) struct Locks {
     setting: Rc<Setting>,
-    beliefs: Vec<Belief>,
+    known_holds: Vec<KnownHold>,
     /// The latest fencing token.
     latest: u64,
 }
@@ -142,7 +142,7 @@ struct Setting {
     parties: Vec<Party>,
     steps: Vec<Step>,
     token: String,
-    may_tidy: fn(&State, &State) -> bool,
+    may_clean_up: fn(&State, &State) -> bool,
     /// Whether a key must expire; `None`: the key must not exist.
     expires: fn(&str) -> Option<bool>,
     check: fn(&Observed<'_>) -> Verdict,
@@ -159,9 +159,9 @@ impl Locks {
         let mut steps = Vec::new();
         for (party, known) in parties.iter().enumerate() {
             for ticks in 1..=2 {
-                let wishes = [(1, true), (1, false), (2, true)];
-                let wishes = wishes.into_iter().filter(|wish| waits || wish.1);
-                steps.extend(wishes.map(|(count, waits)| Step::Acquire {
+                let requests = [(1, true), (1, false), (2, true)];
+                let requests = requests.into_iter().filter(|request| waits || request.1);
+                steps.extend(requests.map(|(count, waits)| Step::Acquire {
                     party,
                     count,
                     ticks,
@@ -177,13 +177,13 @@ impl Locks {
             }
         }
         Locks {
-            beliefs: vec![Belief::default(); parties.len()],
+            known_holds: vec![KnownHold::default(); parties.len()],
             latest: 0,
             setting: Rc::new(Setting {
                 parties,
                 steps,
                 token: String::new(),
-                may_tidy: |_, _| false,
+                may_clean_up: |_, _| false,
                 expires,
                 check: |_| Ok(()),
                 granted: None,
@@ -205,9 +205,9 @@ impl Locks {
         self.set(|setting| setting.token = key.to_owned())
     }
 
-    /// See [`Model::may_tidy`].
-    pub(crate) fn with_tidying(self, may_tidy: fn(&State, &State) -> bool) -> Locks {
-        self.set(|setting| setting.may_tidy = may_tidy)
+    /// See [`Model::may_clean_up`].
+    pub(crate) fn with_clean_up(self, may_clean_up: fn(&State, &State) -> bool) -> Locks {
+        self.set(|setting| setting.may_clean_up = may_clean_up)
     }
 
     /// Adds a check of each state.
@@ -225,7 +225,7 @@ impl Locks {
         let parties = self.setting.parties.iter();
         let holder = |party: &Party| {
             let holders = (party.inspect)(world).map_err(|error| error.to_string())?;
-            let owner = party.hold.place.owner(&party.hold.field);
+            let owner = party.hold.object.owner_of(&party.hold.field);
             Ok(holders.into_iter().find(|holder| holder.owner == owner))
         };
         parties.map(holder).collect()
@@ -249,21 +249,22 @@ impl Locks {
         let setting = self.setting.clone();
         let (party, now) = (&setting.parties[number], world.now);
         if waits && let Some(channel) = party.channel() {
-            world.space.listening(channel, 1);
+            world.keyspace.set_subscriber_count(channel, 1);
         }
-        let ask = Ask {
+        let params = AcquireParams {
             hold: &party.hold,
             count,
             lease: ticks(lease),
             waits,
         };
-        let outcome = (party.acquire)(world, ask).map_err(|error| error.to_string());
-        let belief = &self.beliefs[number];
+        let outcome = (party.acquire)(world, params).map_err(|error| error.to_string());
+        let known_hold = &self.known_holds[number];
         match outcome {
             Ok(Outcome::Done(token)) => {
-                let is_excluded =
-                    |(other, belief): (&Party, &Belief)| party.excludes(other) && belief.holds(now);
-                let mut others = setting.parties.iter().zip(&self.beliefs);
+                let is_excluded = |(other, known_hold): (&Party, &KnownHold)| {
+                    party.excludes(other) && known_hold.holds(now)
+                };
+                let mut others = setting.parties.iter().zip(&self.known_holds);
                 let excluded = others.position(is_excluded);
                 ensure(excluded.is_none(), || {
                     format!("acquired while party {excluded:?} holds it")
@@ -282,20 +283,20 @@ impl Locks {
                 self.latest = expected;
                 let end = now + ticks(lease).duration();
                 if let Some(channel) = party.channel() {
-                    world.space.listening(channel, 0);
+                    world.keyspace.set_subscriber_count(channel, 0);
                 }
-                let belief = &mut self.beliefs[number];
-                *belief = Belief {
+                let known_hold = &mut self.known_holds[number];
+                *known_hold = KnownHold {
                     count,
-                    end: belief.end.max(Some(end)),
+                    end: known_hold.end.max(Some(end)),
                     waits: false,
                 };
             }
             Ok(Outcome::Wait(_)) => {
-                ensure(!belief.holds(now), || {
+                ensure(!known_hold.holds(now), || {
                     "a holder was answered with a wait".to_owned()
                 })?;
-                self.beliefs[number].waits |= waits && count == 1;
+                self.known_holds[number].waits |= waits && count == 1;
             }
             Err(_) => {}
         }
@@ -323,67 +324,67 @@ impl Model for Locks {
         let hold = &setting.parties[party].hold;
         let before = setting.granted.map(|_| world.state());
         let now = world.now;
-        let belief = &self.beliefs[party];
+        let known_hold = &self.known_holds[party];
         if let Step::Acquire { count, .. } = step
-            && belief.holds(now)
-            && count < belief.count
+            && known_hold.holds(now)
+            && count < known_hold.count
         {
             // No owner requests fewer holds than it has.
             return Ok(None);
         }
         let holders = self.holders(world)?;
         let held = holders[party].as_ref();
-        let belief = &mut self.beliefs[party];
+        let known_hold = &mut self.known_holds[party];
         let error = |error: crate::Error| error.to_string();
         let reply = match step {
             Step::Acquire { .. } => Reply::Acquired(self.acquire(step, held, world)?),
             Step::Release { keep, ticks: n, .. } => {
                 let lease = (n > 0).then(|| ticks(n));
                 let release = hold.kind.release(hold, keep, lease);
-                let was_held = release.apply(&mut world.space, now).map_err(error)?;
+                let was_held = release.apply(&mut world.keyspace, now).map_err(error)?;
                 ensure(was_held == held.is_some(), || {
                     format!("released: {was_held}, held: {held:?}")
                 })?;
                 if keep == 0 {
-                    *belief = Belief::default();
+                    *known_hold = KnownHold::default();
                     if let Some(channel) = setting.parties[party].channel() {
-                        world.space.listening(channel, 0);
+                        world.keyspace.set_subscriber_count(channel, 0);
                     }
-                } else if was_held && belief.holds(now) {
-                    belief.count = keep.min(belief.count);
+                } else if was_held && known_hold.holds(now) {
+                    known_hold.count = keep.min(known_hold.count);
                     let end = lease.map(|lease| now + lease.duration());
-                    belief.end = belief.end.max(end);
+                    known_hold.end = known_hold.end.max(end);
                 }
                 Reply::Held(was_held)
             }
             Step::Renew { ticks: n, .. } => {
-                let space = &mut world.space;
-                let renewed = hold.kind.renew(space, hold, Some(ticks(n)), now);
+                let keyspace = &mut world.keyspace;
+                let renewed = hold.kind.renew(keyspace, hold, Some(ticks(n)), now);
                 let renewed = renewed.map_err(error)?;
                 ensure(renewed == held.is_some(), || {
                     format!("renewed: {renewed}, held: {held:?}")
                 })?;
-                if renewed && belief.holds(now) {
-                    belief.end = belief.end.max(Some(now + ticks(n).duration()));
+                if renewed && known_hold.holds(now) {
+                    known_hold.end = known_hold.end.max(Some(now + ticks(n).duration()));
                 }
                 Reply::Held(renewed)
             }
             Step::Forget { .. } => {
-                if !belief.holds(now) {
+                if !known_hold.holds(now) {
                     return Ok(None);
                 }
-                belief.end = None;
+                known_hold.end = None;
                 Reply::Nothing
             }
             Step::Disconnect { .. } => {
-                if world.space.listeners(&hold.own) == 0 {
+                if world.keyspace.subscriber_count(&hold.owner_key) == 0 {
                     return Ok(None);
                 }
-                world.space.listening(&hold.own, 0);
+                world.keyspace.set_subscriber_count(&hold.owner_key, 0);
                 Reply::Nothing
             }
         };
-        world.space.take_published();
+        world.keyspace.take_published();
         // A step must not change the holds of other owners. If it failed, or if the hold to release or renew is
         // not held, it must change nothing.
         let after = self.holders(world)?;
@@ -429,8 +430,8 @@ impl Model for Locks {
     fn check(&self, state: &State, world: &mut World) -> Verdict {
         let setting = &self.setting;
         let holders = self.holders(world)?;
-        let parties = || setting.parties.iter().zip(&holders).zip(&self.beliefs);
-        for ((party, holder), belief) in parties() {
+        let parties = || setting.parties.iter().zip(&holders).zip(&self.known_holds);
+        for ((party, holder), known_hold) in parties() {
             if holder.is_some() {
                 let excludes = |other: &Party| party.excludes(other);
                 let mut others = parties().filter(|((other, _), _)| excludes(other));
@@ -438,13 +439,13 @@ impl Model for Locks {
                     format!("the lock has these holders: {holders:?}")
                 })?;
             }
-            if belief.holds(world.now) {
+            if known_hold.holds(world.now) {
                 let is_kept = |holder: &Holder| {
                     let end = holder.remaining.map(|left| world.now + left);
-                    holder.holds == belief.count && end >= belief.end
+                    holder.holds == known_hold.count && end >= known_hold.end
                 };
                 ensure(holder.as_ref().is_some_and(is_kept), || {
-                    format!("the store has {holder:?}, the owner relies on {belief:?}")
+                    format!("the store has {holder:?}, the owner relies on {known_hold:?}")
                 })?;
             }
         }
@@ -454,16 +455,20 @@ impl Model for Locks {
                 format!("the key {key} expires in {left} ms (-1: never)")
             })?;
         }
-        let waiting = parties().filter(|(_, belief)| belief.waits);
+        let waiting = parties().filter(|(_, known_hold)| known_hold.waits);
         let waiting = waiting.map(|((party, _), _)| &*party.hold.field).collect();
         (setting.check)(&Observed { state, waiting })
     }
 
     fn hash(&self, now: Instant, hasher: &mut impl Hasher) {
-        for belief in &self.beliefs {
-            hash_end(belief.end, now, hasher);
-            let count = if belief.holds(now) { belief.count } else { 0 };
-            (count, belief.waits).hash(hasher);
+        for known_hold in &self.known_holds {
+            hash_end(known_hold.end, now, hasher);
+            let count = if known_hold.holds(now) {
+                known_hold.count
+            } else {
+                0
+            };
+            (count, known_hold.waits).hash(hasher);
         }
     }
 
@@ -472,7 +477,7 @@ impl Model for Locks {
         (&self.setting.token, latest)
     }
 
-    fn may_tidy(&self, before: &State, after: &State) -> bool {
-        (self.setting.may_tidy)(before, after)
+    fn may_clean_up(&self, before: &State, after: &State) -> bool {
+        (self.setting.may_clean_up)(before, after)
     }
 }

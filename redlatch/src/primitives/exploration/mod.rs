@@ -18,9 +18,9 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
+use crate::keyspace::{DumpedValue, Keyspace};
 use crate::lease::Lease;
-use crate::primitives::twin::setting;
-use crate::space::{Dumped, Space};
+use crate::primitives::differential::env_number;
 
 mod locks;
 
@@ -36,18 +36,18 @@ const STATES: u64 = 1000;
 pub(crate) type Verdict<T = ()> = std::result::Result<T, String>;
 
 /// All keys, each with its value and its remaining milliseconds (-1: it never expires).
-pub(crate) type State = BTreeMap<String, (Dumped, i64)>;
+pub(crate) type State = BTreeMap<String, (DumpedValue, i64)>;
 
 /// A store and its clock.
 #[derive(Clone)]
 pub(crate) struct World {
-    pub(crate) space: Space,
+    pub(crate) keyspace: Keyspace,
     pub(crate) now: Instant,
 }
 
 impl World {
     pub(crate) fn state(&mut self) -> State {
-        self.space.dump(self.now)
+        self.keyspace.dump(self.now)
     }
 }
 
@@ -81,7 +81,7 @@ pub(crate) trait Model: Clone {
     }
 
     /// Returns whether a repeated step may change the state in this way.
-    fn may_tidy(&self, before: &State, after: &State) -> bool {
+    fn may_clean_up(&self, before: &State, after: &State) -> bool {
         let _ = (before, after);
         false
     }
@@ -98,7 +98,7 @@ pub(crate) struct Explored {
 #[derive(Debug, Clone, Copy)]
 enum Move<S> {
     Take(S),
-    Pass,
+    Advance,
 }
 
 /// The hash of each state, with the hash of its predecessor and the number of the step between them.
@@ -110,16 +110,16 @@ type Seen = HashMap<u64, (u64, u16), BuildHasherDefault<DefaultHasher>>;
 ///
 /// Panics with the violation and the steps that lead to it.
 pub(crate) fn explore<M: Model>(name: &str, first: M) -> Explored {
-    let bound = setting("REDLATCH_STATES", STATES);
-    let begun = std::time::Instant::now();
+    let bound = env_number("REDLATCH_STATES", STATES);
+    let started = std::time::Instant::now();
     let steps = first.steps().into_iter().map(Move::Take);
-    let steps: Vec<_> = steps.chain([Move::Pass]).collect();
+    let steps: Vec<_> = steps.chain([Move::Advance]).collect();
     let mut world = World {
-        space: Space::default(),
+        keyspace: Keyspace::default(),
         now: Instant::now(),
     };
     // Dates count from here.
-    world.space.date(world.now);
+    world.keyspace.date(world.now);
     let root = hash(&first, &mut world);
     let mut seen = Seen::default();
     seen.insert(root, (root, 0));
@@ -164,7 +164,7 @@ pub(crate) fn explore<M: Model>(name: &str, first: M) -> Explored {
     println!(
         "{name}: {} states, {transitions} transitions, {end} at depth {depth}, {:.1} s",
         seen.len(),
-        begun.elapsed().as_secs_f64()
+        started.elapsed().as_secs_f64()
     );
     Explored { closed }
 }
@@ -173,7 +173,7 @@ pub(crate) fn explore<M: Model>(name: &str, first: M) -> Explored {
 fn follow<M: Model>(step: Move<M::Step>, model: &mut M, world: &mut World) -> Verdict<Option<u64>> {
     let step = match step {
         Move::Take(step) => step,
-        Move::Pass => {
+        Move::Advance => {
             world.now += TICK;
             return Ok(Some(hash(model, world)));
         }
@@ -191,7 +191,8 @@ fn follow<M: Model>(step: Move<M::Step>, model: &mut M, world: &mut World) -> Ve
         if M::repeated(step, &reply, &second) != Some(true) {
             return Err(format!("answered {reply:?}, and {second:?} when repeated"));
         }
-        if hash(&model, &mut world) != next && !model.may_tidy(&before.state(), &world.state()) {
+        if hash(&model, &mut world) != next && !model.may_clean_up(&before.state(), &world.state())
+        {
             let state = world.state();
             return Err(format!("the repetition changes the state to {state:#?}"));
         }
@@ -202,8 +203,8 @@ fn follow<M: Model>(step: Move<M::Step>, model: &mut M, world: &mut World) -> Ve
 fn hash<M: Model>(model: &M, world: &mut World) -> u64 {
     let mut hasher = DefaultHasher::new();
     let past = M::PAST * TICK.as_millis() as i64;
-    let World { space, now } = world;
-    space.hash_at(*now, past, model.token(), &mut hasher);
+    let World { keyspace, now } = world;
+    keyspace.hash_at(*now, past, model.token(), &mut hasher);
     model.hash(*now, &mut hasher);
     hasher.finish()
 }

@@ -8,7 +8,7 @@
 --          lock is free but more than one hold was requested: the hold to re-enter has been lost
 local owner, lease, wait, channel = ARGV[1], tonumber(ARGV[2]), tonumber(ARGV[4]), ARGV[5]
 -- In ms: how long the head sleeps at most, and the additional sleep per position in the queue.
-local LOOK, APART = 5000, 10
+local MAX_SLEEP, STAGGER = 5000, 10
 
 local function take()
     redis.call('HSET', KEYS[1], owner, ARGV[3])
@@ -50,32 +50,32 @@ if redis.call('EXISTS', KEYS[2]) == 0 then
         return left
     end
 end
-local now, grace = today(), tonumber(ARGV[6])
+local now, grace = now_ms(), tonumber(ARGV[6])
 -- The requesting owner is connected.
 redis.call('ZREM', KEYS[4], owner)
-local head, dropped = drop_given_up(now, owner)
+local head, dropped = drop_timed_out(now, owner)
 -- How long to leave the lock to the head, and how many waiters before this owner are absent.
-local turn, missing = math.min(grace, 1000), 0
+local head_time, absent_before = math.min(grace, 1000), 0
 if free and head and head ~= owner and not is_connected(channel, head) then
-    local owners, absent = note_absent(channel, now, grace, owner)
+    local owners, absent = record_absences(channel, now, grace, owner)
     local ends
     head = nil
     for _, waiter in ipairs(owners) do
-        local keeps = absent[waiter]
-        if not head and keeps and keeps <= now then
-            ends = waited_for(waiter) or ends
+        local kept_until = absent[waiter]
+        if not head and kept_until and kept_until <= now then
+            ends = timeout_of(waiter) or ends
             drop_head(waiter)
             dropped = true
         else
             if not head then
                 head = waiter
-                turn = math.min(turn, (keeps or now + turn) - now)
+                head_time = math.min(head_time, (kept_until or now + head_time) - now)
             end
             if waiter == owner then
                 break
             end
-            if keeps then
-                missing = missing + 1
+            if kept_until then
+                absent_before = absent_before + 1
             end
         end
     end
@@ -87,40 +87,40 @@ if free and head and head ~= owner and not is_connected(channel, head) then
 end
 if free and (not head or head == owner) then
     if head then
-        local ends = waited_for(owner)
+        local ends = timeout_of(owner)
         drop_head(owner)
         if ends then
             shift(0, now + lease - ends)
         end
         -- The next waiter is the head now: it must learn how long the lock is held.
-        call(channel)
+        wake_head(channel)
     end
     take()
     return nil
 end
 if dropped and head ~= owner then
-    call(channel)
+    wake_head(channel)
 end
 
-local place = redis.call('LPOS', KEYS[2], owner)
+local position = redis.call('LPOS', KEYS[2], owner)
 if wait == 0 then
     return left
 end
-if free and place and not dropped then
+if free and position and not dropped then
     -- A waiter retries while the head does not take its turn: the head may have missed its message.
     redis.call('PUBLISH', channel .. ':' .. head, '0')
 end
-if not place then
+if not position then
     local from = now + left
     local last = redis.call('LINDEX', KEYS[2], -1)
     if last then
-        from = math.max(from, waited_for(last) or from)
+        from = math.max(from, timeout_of(last) or from)
     end
-    place = redis.call('RPUSH', KEYS[2], owner) - 1
+    position = redis.call('RPUSH', KEYS[2], owner) - 1
     redis.call('ZADD', KEYS[3], from + wait, owner)
-elseif place == 0 then
+elseif position == 0 then
     -- A waiter that retries is alive: it keeps its position, and those behind keep their distance.
-    local ends = waited_for(owner)
+    local ends = timeout_of(owner)
     if not ends then
         redis.call('ZADD', KEYS[3], now + left + wait, owner)
     elseif ends - now - left < wait / 2 then
@@ -129,22 +129,22 @@ elseif place == 0 then
 end
 -- FLUSHALL deletes the queue as well, and then no step knows whom to wake. So waiters retry from
 -- time to time, and later ones less often, so that a long queue causes as few requests as a short one.
-local look = LOOK + place * APART
-if place == 0 then
-    return math.min(left, look)
+local max_sleep = MAX_SLEEP + position * STAGGER
+if position == 0 then
+    return math.min(left, max_sleep)
 end
 
 -- A waiter is woken when its turn comes. This covers the case that no client wakes it, because the
 -- holder or the waiters before it died: it retries when the lease ends, or when the head had time
 -- to take its turn. Waiters further back retry a little later each, so that a long queue does not
 -- retry all at once.
-local again = math.min(wait, (free and turn or left) + (place - missing) * APART, look)
+local again = math.min(wait, (free and head_time or left) + (position - absent_before) * STAGGER, max_sleep)
 local ends
-while place > 0 and not ends do
+while position > 0 and not ends do
     -- If timeouts were lost, the timeout of the waiter before this one may be missing: then use the
     -- one before that.
-    place = place - 1
-    ends = waited_for(redis.call('LINDEX', KEYS[2], place))
+    position = position - 1
+    ends = timeout_of(redis.call('LINDEX', KEYS[2], position))
 end
 if ends and ends > now then
     again = math.min(again, ends - now)

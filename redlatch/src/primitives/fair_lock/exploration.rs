@@ -3,10 +3,10 @@
 use std::collections::BTreeMap;
 
 use super::Fair;
+use crate::keyspace::DumpedValue;
 use crate::primitives::exploration::{
     Granted, Locks, Observed, Party, State, TICK, Verdict, ensure, explore,
 };
-use crate::space::Dumped;
 
 const QUEUE: &str = "redisson_lock_queue:{name}";
 const TIMEOUTS: &str = "redisson_lock_timeout:{name}";
@@ -25,12 +25,12 @@ fn exploration_of_fair_lock() {
         _ => None,
     });
     let locks = locks.with_check(check).with_granted(granted);
-    explore("fair lock", locks.with_tidying(is_tidied));
+    explore("fair lock", locks.with_clean_up(is_cleaned_up));
 }
 
 fn queue(state: &State) -> &[String] {
     match state.get(QUEUE) {
-        Some((Dumped::List(owners), _)) => owners,
+        Some((DumpedValue::List(owners), _)) => owners,
         _ => &[],
     }
 }
@@ -38,7 +38,7 @@ fn queue(state: &State) -> &[String] {
 /// Returns the dates under a key, in milliseconds from now.
 fn dates<'a>(state: &'a State, key: &str) -> BTreeMap<&'a str, i64> {
     match state.get(key) {
-        Some((Dumped::Dates(dates), _)) => dates
+        Some((DumpedValue::Dates(dates), _)) => dates
             .iter()
             .map(|(owner, left)| (&**owner, *left))
             .collect(),
@@ -59,7 +59,7 @@ fn alive(state: &State) -> Vec<&str> {
 
 /// Waiters whose time has passed may be dropped by any step. When the key of absent waiters expires
 /// depends on the queue, which the first step may have extended.
-fn is_tidied(before: &State, after: &State) -> bool {
+fn is_cleaned_up(before: &State, after: &State) -> bool {
     let seen = |state: &State| {
         let alive: Vec<String> = alive(state).into_iter().map(str::to_owned).collect();
         let (timeouts, absent) = (dates(state, TIMEOUTS), dates(state, ABSENT));
@@ -77,9 +77,9 @@ fn is_tidied(before: &State, after: &State) -> bool {
 fn check(observed: &Observed<'_>) -> Verdict {
     let Observed { state, waiting } = observed;
     let mut owners: Vec<_> = queue(state).iter().map(String::as_str).collect();
-    let ghost = owners.iter().find(|owner| !waiting.contains(owner));
-    ensure(ghost.is_none(), || {
-        format!("{ghost:?} is in the queue and does not wait")
+    let stray = owners.iter().find(|owner| !waiting.contains(owner));
+    ensure(stray.is_none(), || {
+        format!("{stray:?} is in the queue and does not wait")
     })?;
     owners.sort_unstable();
     let timeouts = dates(state, TIMEOUTS);
@@ -107,6 +107,6 @@ fn granted(granted: &Granted<'_>) -> Verdict {
     let mut after = queue(granted.after).iter();
     let keeps_place = |waiter: &str| after.any(|owner| owner == waiter);
     ensure(others.all(keeps_place), || {
-        "a waiter has lost its place in the queue".to_owned()
+        "a waiter has lost its object in the queue".to_owned()
     })
 }

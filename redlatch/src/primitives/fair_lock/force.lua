@@ -12,5 +12,5 @@ if fields > 1 or not string.match(redis.call('HKEYS', KEYS[1])[1], '^.+:%d+$') t
 end
 local left = redis.call('PTTL', KEYS[1])
 redis.call('DEL', KEYS[1])
-call_after_release(ARGV[1], left, tonumber(ARGV[2]))
+wake_after_release(ARGV[1], left, tonumber(ARGV[2]))
 return 1

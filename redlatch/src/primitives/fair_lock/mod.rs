@@ -14,14 +14,14 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
-use self::rules::{Acquire, Force, Release, Waiting};
+use self::rules::{Acquire, Force, ListWaiters, Release};
 use crate::error::{Error, Result};
-use crate::hold::{Hold, Kind};
+use crate::hold::{Hold, HoldKind};
+use crate::keyspace::Keyspace;
 use crate::lease::{Lease, MAX_LEASE};
-use crate::name::{Family, Place};
+use crate::name::{KeyLayout, ObjectKeys};
 use crate::owner::Owner;
-use crate::primitives::handle::{Ask, Holder, Lock, OwnedKind, Reentrant, Rules};
-use crate::space::Space;
+use crate::primitives::lock::{AcquireParams, Holder, Lock, OwnedKind, Reentrant, Rules};
 use crate::step::{BoxedStep, Outcome, Script, Step};
 
 /// A lock that is acquired in the order of the requests, across all clients, in Rust and Java
@@ -86,13 +86,13 @@ impl OwnedKind for Fair {}
 
 impl Fair {
     /// Converts a setting for the scripts; `check` rejects invalid settings before a script runs.
-    fn usable(setting: Duration) -> Lease {
-        let usable = setting.clamp(Duration::from_millis(1), MAX_LEASE);
-        Lease::new(usable).unwrap_or(Lease::WATCHDOG)
+    fn clamped_lease(setting: Duration) -> Lease {
+        let clamped = setting.clamp(Duration::from_millis(1), MAX_LEASE);
+        Lease::new(clamped).unwrap_or(Lease::WATCHDOG)
     }
 
     fn grace(&self) -> Lease {
-        Fair::usable(self.grace_period)
+        Fair::clamped_lease(self.grace_period)
     }
 }
 
@@ -178,8 +178,8 @@ impl Lock<Fair> {
     /// # Ok(()) }
     /// ```
     pub async fn queue(&self) -> Result<Vec<String>> {
-        let place = self.place()?;
-        self.session.store.look(&Waiting { place }).await
+        let object = self.object()?;
+        self.session.store.read(&ListWaiters { object }).await
     }
 
     /// Returns the number of waiters before `owner`, which waits through this client: 0 if it is
@@ -197,25 +197,25 @@ impl Lock<Fair> {
     /// # Ok(()) }
     /// ```
     pub async fn position(&self, owner: Owner) -> Result<Option<usize>> {
-        let owner = self.session.id.field(owner);
+        let owner = self.session.id.owner_id(owner);
         let queue = self.queue().await?;
         Ok(queue.iter().position(|waiting| *waiting == owner))
     }
 }
 
-impl Kind for Fair {
+impl HoldKind for Fair {
     fn renew_script(&self) -> &'static Script {
         rules::renew_script()
     }
 
     fn renew(
         &self,
-        space: &mut Space,
+        keyspace: &mut Keyspace,
         hold: &Hold,
         lease: Option<Lease>,
         now: Instant,
     ) -> Result<bool> {
-        rules::renew(space, hold, lease, now)
+        rules::renew(keyspace, hold, lease, now)
     }
 
     fn release<'a>(
@@ -235,25 +235,25 @@ impl Kind for Fair {
 }
 
 impl Rules for Fair {
-    type Won = ();
-    const FAMILY: Family = Family::Fair;
+    type Grant = ();
+    const LAYOUT: KeyLayout = KeyLayout::Fair;
 
-    fn acquire<'a>(&'a self, ask: Ask<'a>) -> impl Step<Reply = Outcome> + 'a {
-        let (wait_time, grace) = (Fair::usable(self.wait_time), self.grace());
+    fn acquire<'a>(&'a self, params: AcquireParams<'a>) -> impl Step<Reply = Outcome> + 'a {
+        let (wait_time, grace) = (Fair::clamped_lease(self.wait_time), self.grace());
         Acquire {
-            ask,
+            params,
             wait_time,
             grace,
         }
     }
 
-    fn inspect<'a>(&'a self, place: &'a Place) -> impl Step<Reply = Vec<Holder>> + 'a {
-        Reentrant.inspect(place)
+    fn inspect<'a>(&'a self, object: &'a ObjectKeys) -> impl Step<Reply = Vec<Holder>> + 'a {
+        Reentrant.inspect(object)
     }
 
-    fn force<'a>(&'a self, place: &'a Place) -> impl Step<Reply = bool> + 'a {
+    fn force<'a>(&'a self, object: &'a ObjectKeys) -> impl Step<Reply = bool> + 'a {
         let grace = self.grace();
-        Force { place, grace }
+        Force { object, grace }
     }
 
     fn check(&self) -> Result<()> {
@@ -276,10 +276,10 @@ impl Rules for Fair {
     }
 
     fn channel<'a>(&self, hold: &'a Hold) -> &'a str {
-        &hold.own
+        &hold.owner_key
     }
 
-    fn remembers_waiters(&self) -> Option<Lease> {
-        Some(Fair::usable(self.wait_time))
+    fn waiter_ttl(&self) -> Option<Lease> {
+        Some(Fair::clamped_lease(self.wait_time))
     }
 }

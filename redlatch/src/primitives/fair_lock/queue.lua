@@ -16,18 +16,18 @@
 -- position, even if it was noted before. The timeouts, by which Redisson drops waiters, do not change.
 
 -- The server's clock in ms, because the clients' clocks may differ.
-local function today()
+local function now_ms()
     local time = redis.call('TIME')
     return time[1] * 1000 + math.floor(time[2] / 1000)
 end
 
-local function waited_for(owner)
+local function timeout_of(owner)
     return tonumber(redis.call('ZSCORE', KEYS[3], owner))
 end
 
 -- Shifts the timeouts of all waiters from a position in the queue on.
-local function shift(place, by)
-    for _, owner in ipairs(redis.call('LRANGE', KEYS[2], place, -1)) do
+local function shift(position, by)
+    for _, owner in ipairs(redis.call('LRANGE', KEYS[2], position, -1)) do
         redis.call('ZINCRBY', KEYS[3], by, owner)
     end
 end
@@ -40,10 +40,10 @@ end
 
 -- Drops the heads whose time has passed, except the requesting owner, which is alive. Returns the
 -- resulting head, and whether any waiter was dropped.
-local function drop_given_up(now, asks)
+local function drop_timed_out(now, requester)
     local dropped = false
     local head = redis.call('LINDEX', KEYS[2], 0)
-    while head and head ~= asks and (waited_for(head) or now) <= now do
+    while head and head ~= requester and (timeout_of(head) or now) <= now do
         drop_head(head)
         dropped = true
         head = redis.call('LINDEX', KEYS[2], 0)
@@ -53,21 +53,21 @@ end
 
 -- Wakes waiters that do not queue, because they use a handle of another kind. The queue is empty,
 -- so none of its waiters is overtaken.
-local function call_others(channel)
+local function wake_unqueued(channel)
     redis.call('PUBLISH', channel, '0')
 end
 
 -- Wakes the head. If it does not receive the message (it has died, or is reconnecting), also wakes
 -- the next waiter, and so on until one receives it: that waiter then learns how long the others
 -- keep their turns. Returns whether the head received the message.
-local function call(channel)
-    local place = 0
+local function wake_head(channel)
+    local position = 0
     local owner = redis.call('LINDEX', KEYS[2], 0)
     while owner and redis.call('PUBLISH', channel .. ':' .. owner, '0') == 0 do
-        place = place + 1
-        owner = redis.call('LINDEX', KEYS[2], place)
+        position = position + 1
+        owner = redis.call('LINDEX', KEYS[2], position)
     end
-    return place == 0
+    return position == 0
 end
 
 local function is_connected(channel, owner)
@@ -77,14 +77,14 @@ end
 -- Notes which waiters are absent, except the requesting owner. Checks the first thousand waiters
 -- only, so that no queue blocks the server. Returns them in order, and by owner until when each
 -- absent waiter keeps its position.
-local function note_absent(channel, now, grace, asks)
+local function record_absences(channel, now, grace, requester)
     local owners, channels, absent = redis.call('LRANGE', KEYS[2], 0, 999), {}, {}
     for i, owner in ipairs(owners) do
         channels[i] = channel .. ':' .. owner
     end
     local listeners = redis.call('PUBSUB', 'NUMSUB', unpack(channels))
     for i, owner in ipairs(owners) do
-        if owner == asks or listeners[2 * i] > 0 then
+        if owner == requester or listeners[2 * i] > 0 then
             redis.call('ZREM', KEYS[4], owner)
         else
             local ends = tonumber(redis.call('ZSCORE', KEYS[4], owner))
@@ -96,18 +96,18 @@ local function note_absent(channel, now, grace, asks)
         end
     end
     -- Expires the key even if only Redisson empties the queue.
-    local last = waited_for(redis.call('LINDEX', KEYS[2], -1)) or now
+    local last = timeout_of(redis.call('LINDEX', KEYS[2], -1)) or now
     redis.call('PEXPIRE', KEYS[4], math.max(last - now, grace) + grace)
     return owners, absent
 end
 
 -- Wakes the next owner: the head of the queue, or waiters that do not queue if it is empty. Returns
 -- the head if it did not receive the message.
-local function call_next(channel)
-    local head = redis.call('EXISTS', KEYS[2]) == 1 and drop_given_up(today())
+local function wake_next(channel)
+    local head = redis.call('EXISTS', KEYS[2]) == 1 and drop_timed_out(now_ms())
     if not head then
-        call_others(channel)
-    elseif not call(channel) then
+        wake_unqueued(channel)
+    elseif not wake_head(channel) then
         return head
     end
 end
@@ -115,18 +115,18 @@ end
 -- Wakes the next owner after the lock was released `left` ms before its end. A head that does not
 -- receive the message keeps its turn as if the lock had ended now, and at least for a second,
 -- because it may be reconnecting.
-local function call_after_release(channel, left, grace)
-    local head = call_next(channel)
+local function wake_after_release(channel, left, grace)
+    local head = wake_next(channel)
     if not head then
         return
     end
-    local now = today()
-    local _, absent = note_absent(channel, now, grace)
+    local now = now_ms()
+    local _, absent = record_absences(channel, now, grace)
     -- Long enough for a waiter that subscribes at a replica, and is not counted here, to take its turn.
     if absent[head] and absent[head] < now + 50 then
         redis.call('ZADD', KEYS[4], now + 50, head)
     end
-    local before = waited_for(head)
+    local before = timeout_of(head)
     local after = math.max(before - left, now + 1000)
     if after < before then
         shift(0, after - before)

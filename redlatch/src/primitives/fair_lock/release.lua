@@ -7,40 +7,40 @@
 local owner, keep, lease, channel = ARGV[1], ARGV[2], tonumber(ARGV[3]), ARGV[4]
 local left = redis.call('PTTL', KEYS[1])
 -- The owner no longer waits. First, because the lock's key may contain other data by now.
-local place = keep == '0' and redis.call('LPOS', KEYS[2], owner)
-if place then
-    local ends = waited_for(owner)
+local position = keep == '0' and redis.call('LPOS', KEYS[2], owner)
+if position then
+    local ends = timeout_of(owner)
     local before
-    if place == 0 then
-        before = today() + math.max(left, 0)
+    if position == 0 then
+        before = now_ms() + math.max(left, 0)
     else
-        before = waited_for(redis.call('LINDEX', KEYS[2], place - 1))
+        before = timeout_of(redis.call('LINDEX', KEYS[2], position - 1))
     end
     redis.call('LREM', KEYS[2], 1, owner)
     redis.call('ZREM', KEYS[3], owner)
     redis.call('ZREM', KEYS[4], owner)
     if before and ends and before < ends then
-        shift(place, before - ends)
+        shift(position, before - ends)
     end
-    if place == 0 then
+    if position == 0 then
         -- The message that woke this owner is meant for the next one now.
         if left == -2 and redis.call('EXISTS', KEYS[2]) == 0 then
-            call_others(channel)
+            wake_unqueued(channel)
         else
-            call(channel)
+            wake_head(channel)
         end
     end
 end
 if redis.call('HEXISTS', KEYS[1], owner) == 0 then
     -- Deleted by FLUSHALL or DEL: no other step wakes the waiters.
-    if left == -2 and not place then
-        call_next(channel)
+    if left == -2 and not position then
+        wake_next(channel)
     end
     return 0
 end
 if keep == '0' then
     redis.call('DEL', KEYS[1])
-    call_after_release(channel, left, tonumber(ARGV[5]))
+    wake_after_release(channel, left, tonumber(ARGV[5]))
     return 1
 end
 redis.call('HSET', KEYS[1], owner, keep)

@@ -23,17 +23,18 @@ use std::time::Duration;
 use redis::Value;
 use tokio::time::Instant;
 
-use super::queue::{Queue, millis};
+use super::queue::{FairQueue, millis};
 use crate::error::Result;
 use crate::hold::Hold;
+use crate::keyspace::{Holds, Keyspace};
 use crate::lease::Lease;
-use crate::name::Place;
-use crate::primitives::handle::Ask;
-use crate::primitives::lock::rules::{
-    self as lock, FOREIGN_HASH, give_back, held_or_wait, is_gone, is_held, take, wait, wrong_kind,
+use crate::name::ObjectKeys;
+use crate::primitives::lock::AcquireParams;
+use crate::primitives::reentrant::rules::{
+    self as reentrant, FOREIGN_HASH, is_held, parse_outcome, set_hold_count, try_acquire,
+    wait_outcome, was_deleted, wrong_kind,
 };
-use crate::space::{Holds, Space};
-use crate::step::{Args, Outcome, Script, Step, unexpected, yes_or_no};
+use crate::step::{Args, Outcome, Script, Step, decode_bool, unexpected_reply};
 
 /// Returns the script of a step, with the shared functions prepended.
 macro_rules! script {
@@ -45,22 +46,28 @@ macro_rules! script {
 }
 
 /// The lock, the queue, the timeouts, the absent.
-fn keys(place: &Place) -> impl ExactSizeIterator<Item = &str> + Send {
-    [place.key(), place.queue(), place.timeouts(), place.absent()].into_iter()
+fn keys(object: &ObjectKeys) -> impl ExactSizeIterator<Item = &str> + Send {
+    [
+        object.key(),
+        object.queue(),
+        object.timeouts(),
+        object.absent_waiters(),
+    ]
+    .into_iter()
 }
 
 /// Time in milliseconds after which a waiter checks again whether the head has taken its turn.
-const TURN: i64 = 1000;
+const HEAD_TIME: i64 = 1000;
 
 /// Additional sleep per position in the queue, in milliseconds, so that a long queue does not retry all at once.
-const APART: i64 = 10;
+const STAGGER: i64 = 10;
 
 /// Maximum sleep of the head of the queue, in milliseconds.
-const LOOK: i64 = 5000;
+const MAX_SLEEP: i64 = 5000;
 
 /// Returns the lock's remaining lease in milliseconds; -1 if it never expires. `None` if it is free.
-fn left(space: &mut Space, place: &Place, now: Instant) -> Option<i64> {
-    match space.remaining(place.key(), now)? {
+fn remaining_ms(keyspace: &mut Keyspace, object: &ObjectKeys, now: Instant) -> Option<i64> {
+    match keyspace.remaining(object.key(), now)? {
         Duration::MAX => Some(-1),
         left => Some(millis(left)),
     }
@@ -68,7 +75,7 @@ fn left(space: &mut Space, place: &Place, now: Instant) -> Option<i64> {
 
 /// Acquires the lock for an owner whose turn it is, or returns when to retry. A waiting owner joins the queue.
 pub(super) struct Acquire<'a> {
-    pub(super) ask: Ask<'a>,
+    pub(super) params: AcquireParams<'a>,
     /// How long the lock is kept for this owner when its turn has come.
     pub(super) wait_time: Lease,
     /// How long absent waiters keep their positions once the head is one of them.
@@ -76,14 +83,14 @@ pub(super) struct Acquire<'a> {
 }
 
 /// The state of the queue after waiters were dropped.
-struct Turn {
+struct QueueState {
     head: Option<String>,
     /// Whether any waiter was dropped.
     dropped: bool,
     /// How long to leave the lock to the head, in milliseconds.
-    lasts: i64,
+    head_time: i64,
     /// How many waiters before the requesting owner are absent.
-    missing: usize,
+    absent_before: usize,
 }
 
 impl Step for Acquire<'_> {
@@ -94,149 +101,154 @@ impl Step for Acquire<'_> {
     }
 
     fn keys(&self) -> impl ExactSizeIterator<Item = &str> + Send {
-        keys(&self.ask.hold.place)
+        keys(&self.params.hold.object)
     }
 
     fn args(&self, args: &mut Args<'_>) {
-        args.text(&self.ask.hold.field);
-        args.number(self.ask.lease.millis());
-        args.number(self.ask.count.into());
-        args.number(if self.ask.waits {
+        args.text(&self.params.hold.field);
+        args.number(self.params.lease.millis());
+        args.number(self.params.count.into());
+        args.number(if self.params.waits {
             self.wait_time.millis()
         } else {
             0
         });
-        args.text(self.ask.hold.place.channel());
+        args.text(self.params.hold.object.channel());
         args.number(self.grace.millis());
     }
 
     fn reply(&self, raw: Value) -> Result<Outcome> {
-        held_or_wait(&self.ask.hold.place, &raw)
+        parse_outcome(&self.params.hold.object, &raw)
     }
 
-    fn apply(&self, space: &mut Space, now: Instant) -> Result<Outcome> {
-        let Ask {
+    fn apply(&self, keyspace: &mut Keyspace, now: Instant) -> Result<Outcome> {
+        let AcquireParams {
             hold, count, lease, ..
-        } = self.ask;
-        let (place, owner) = (&*hold.place, &*hold.field);
+        } = self.params;
+        let (object, owner) = (&*hold.object, &*hold.field);
         let ours = |holds: &Holds| holds.mode.is_some() || holds.counts.contains_key(owner);
-        let held = space.find::<Holds>(place.key(), now)?;
+        let held = keyspace.find::<Holds>(object.key(), now)?;
         // Re-entered, lost meanwhile, or not a lock: the queue does not matter.
         if count > 1 || held.is_some_and(|held| ours(held.value)) {
-            return take(space, place, owner, count, lease, now);
+            return try_acquire(keyspace, object, owner, count, lease, now);
         }
-        let left = left(space, place, now);
+        let left = remaining_ms(keyspace, object, now);
         if left == Some(-1) {
-            return wait(place, -1);
+            return wait_outcome(object, -1);
         }
-        let mut queue = Queue::new(space, place, now);
-        let turn = self.turn(&mut queue, left.is_none())?;
-        let (head, dropped) = (&turn.head, turn.dropped);
+        let mut queue = FairQueue::new(keyspace, object, now);
+        let state = self.drop_dead_waiters(&mut queue, left.is_none())?;
+        let (head, dropped) = (&state.head, state.dropped);
         if left.is_none() && head.as_deref().is_none_or(|head| head == owner) {
             if head.is_some() {
-                let ends = queue.waited_for(owner)?;
+                let ends = queue.timeout_of(owner)?;
                 queue.remove(0)?;
                 if let Some(ends) = ends {
-                    let end = queue.today().saturating_add(millis(lease.duration()));
+                    let end = queue.now_ms().saturating_add(millis(lease.duration()));
                     queue.shift(0, end.saturating_sub(ends))?;
                 }
                 // The next waiter is the head now: it must learn how long the lock is held.
-                queue.call()?;
+                queue.wake_head()?;
             }
-            return take(space, place, owner, count, lease, now);
+            return try_acquire(keyspace, object, owner, count, lease, now);
         }
         if dropped && head.as_deref() != Some(owner) {
-            queue.call()?;
+            queue.wake_head()?;
         }
-        if !self.ask.waits {
-            return wait(place, left.unwrap_or(0));
+        if !self.params.waits {
+            return wait_outcome(object, left.unwrap_or(0));
         }
-        wait(place, self.stand(&mut queue, left, turn)?)
+        wait_outcome(object, self.enqueue(&mut queue, left, state)?)
     }
 }
 
 impl Acquire<'_> {
     /// Drops the heads whose time has passed, and on a free lock those that were absent for their grace period.
-    fn turn(&self, queue: &mut Queue<'_>, free: bool) -> Result<Turn> {
-        let owner = &*self.ask.hold.field;
+    fn drop_dead_waiters(&self, queue: &mut FairQueue<'_>, free: bool) -> Result<QueueState> {
+        let owner = &*self.params.hold.field;
         let grace = millis(self.grace.duration());
         if queue.is_empty()? {
-            return Ok(Turn {
+            return Ok(QueueState {
                 head: None,
                 dropped: false,
-                lasts: grace.min(TURN),
-                missing: 0,
+                head_time: grace.min(HEAD_TIME),
+                absent_before: 0,
             });
         }
         // The requesting owner is connected.
-        queue.is_present(owner)?;
-        let (head, dropped) = queue.drop_given_up(Some(owner))?;
-        let mut turn = Turn {
+        queue.clear_absence(owner)?;
+        let (head, dropped) = queue.drop_timed_out(Some(owner))?;
+        let mut state = QueueState {
             head,
             dropped,
-            lasts: grace.min(TURN),
-            missing: 0,
+            head_time: grace.min(HEAD_TIME),
+            absent_before: 0,
         };
-        let Some(head) = turn.head.as_deref().filter(|&head| free && head != owner) else {
-            return Ok(turn);
+        let Some(head) = state.head.as_deref().filter(|&head| free && head != owner) else {
+            return Ok(state);
         };
         if queue.is_connected(head) {
-            return Ok(turn);
+            return Ok(state);
         }
-        let now = queue.today();
-        let absent = queue.note_absent(grace, Some(owner))?;
+        let now = queue.now_ms();
+        let absent = queue.record_absences(grace, Some(owner))?;
         let mut ends = None;
-        turn.head = None;
+        state.head = None;
         for waiter in absent.owners {
-            let keeps = absent.keeps.get(&waiter).copied();
-            let is_first = turn.head.is_none();
-            if is_first && keeps.is_some_and(|keeps| keeps <= now) {
-                ends = queue.waited_for(&waiter)?.or(ends);
+            let kept_until = absent.kept_until.get(&waiter).copied();
+            let is_first = state.head.is_none();
+            if is_first && kept_until.is_some_and(|kept_until| kept_until <= now) {
+                ends = queue.timeout_of(&waiter)?.or(ends);
                 queue.remove(0)?;
-                turn.dropped = true;
+                state.dropped = true;
                 continue;
             }
-            if is_first && let Some(keeps) = keeps {
-                turn.lasts = turn.lasts.min(keeps - now);
+            if is_first && let Some(kept_until) = kept_until {
+                state.head_time = state.head_time.min(kept_until - now);
             }
-            let asks = waiter == owner;
-            turn.head.get_or_insert(waiter);
-            if asks {
+            let is_requester = waiter == owner;
+            state.head.get_or_insert(waiter);
+            if is_requester {
                 break;
             }
-            turn.missing += usize::from(keeps.is_some());
+            state.absent_before += usize::from(kept_until.is_some());
         }
-        if turn.head.is_none() {
-            turn.head = queue.at(0)?;
+        if state.head.is_none() {
+            state.head = queue.owner_at(0)?;
         }
         if let Some(ends) = ends.filter(|&ends| ends > now) {
             // Shift as if the dropped waiters had given up.
             queue.shift(0, now - ends)?;
         }
-        Ok(turn)
+        Ok(state)
     }
 
     /// Queues the owner. Returns in how many milliseconds it retries at the latest.
-    fn stand(&self, queue: &mut Queue<'_>, left: Option<i64>, turn: Turn) -> Result<i64> {
-        let owner = &*self.ask.hold.field;
+    fn enqueue(
+        &self,
+        queue: &mut FairQueue<'_>,
+        left: Option<i64>,
+        state: QueueState,
+    ) -> Result<i64> {
+        let owner = &*self.params.hold.field;
         let wait = millis(self.wait_time.duration());
-        let now = queue.today();
+        let now = queue.now_ms();
         let end = now.saturating_add(left.unwrap_or(0));
-        let place = queue.place_of(owner)?;
-        if let Some(head) = &turn.head
+        let position = queue.position_of(owner)?;
+        if let Some(head) = &state.head
             && left.is_none()
-            && place.is_some()
-            && !turn.dropped
+            && position.is_some()
+            && !state.dropped
         {
             // A waiter retries while the head does not take its turn: the head may have missed its message.
-            queue.call_one(head);
+            queue.wake_one(head);
         }
-        let mut place = match place {
+        let mut position = match position {
             Some(0) => {
                 // A waiter that retries is alive: it keeps its position, and those behind keep
                 // their distance.
-                match queue.waited_for(owner)? {
-                    None => queue.wait_for(owner, end.saturating_add(wait))?,
+                match queue.timeout_of(owner)? {
+                    None => queue.set_timeout(owner, end.saturating_add(wait))?,
                     Some(ends) if (ends - end).saturating_mul(2) < wait => {
                         queue.shift(0, end.saturating_add(wait) - ends)?;
                     }
@@ -244,37 +256,37 @@ impl Acquire<'_> {
                 }
                 0
             }
-            Some(place) => place,
+            Some(position) => position,
             None => {
                 let from = match queue.last()? {
-                    Some(last) => queue.waited_for(&last)?.unwrap_or(end).max(end),
+                    Some(last) => queue.timeout_of(&last)?.unwrap_or(end).max(end),
                     None => end,
                 };
-                queue.join(owner, from.saturating_add(wait))?
+                queue.push(owner, from.saturating_add(wait))?
             }
         };
         // FLUSHALL deletes the queue as well, and then no step knows whom to wake. So waiters retry
         // from time to time, and later ones less often, so that a long queue causes as few requests
         // as a short one.
-        let behind = i64::try_from(place).unwrap_or(i64::MAX);
-        let look_again = LOOK.saturating_add(behind.saturating_mul(APART));
-        if place == 0 {
-            return Ok(left.unwrap_or(0).min(look_again));
+        let behind = i64::try_from(position).unwrap_or(i64::MAX);
+        let max_sleep = MAX_SLEEP.saturating_add(behind.saturating_mul(STAGGER));
+        if position == 0 {
+            return Ok(left.unwrap_or(0).min(max_sleep));
         }
         // A waiter is woken when its turn comes. This covers the case that no client wakes it,
         // because the holder or the waiters before it died: it retries when the lease ends, or when
         // the head had time to take its turn.
-        let apart = i64::try_from(place.saturating_sub(turn.missing)).unwrap_or(i64::MAX);
-        let look = left.unwrap_or(turn.lasts);
-        let again = wait.min(look.saturating_add(apart.saturating_mul(APART)));
-        let mut again = again.min(look_again);
+        let apart = i64::try_from(position.saturating_sub(state.absent_before)).unwrap_or(i64::MAX);
+        let base = left.unwrap_or(state.head_time);
+        let again = wait.min(base.saturating_add(apart.saturating_mul(STAGGER)));
+        let mut again = again.min(max_sleep);
         let mut ends = None;
-        while place > 0 && ends.is_none() {
+        while position > 0 && ends.is_none() {
             // If timeouts were lost, the timeout of the waiter before this one may be missing: then
             // use the one before that.
-            place -= 1;
-            if let Some(before) = queue.at(place)? {
-                ends = queue.waited_for(&before)?;
+            position -= 1;
+            if let Some(before) = queue.owner_at(position)? {
+                ends = queue.timeout_of(&before)?;
             }
         }
         if let Some(ends) = ends.filter(|&ends| ends > now) {
@@ -303,31 +315,32 @@ impl Step for Release<'_> {
     }
 
     fn keys(&self) -> impl ExactSizeIterator<Item = &str> + Send {
-        keys(&self.hold.place)
+        keys(&self.hold.object)
     }
 
     fn args(&self, args: &mut Args<'_>) {
         args.text(&self.hold.field);
         args.number(self.keep.into());
         args.number(self.lease.map_or(0, Lease::millis));
-        args.text(self.hold.place.channel());
+        args.text(self.hold.object.channel());
         args.number(self.grace.millis());
     }
 
     fn reply(&self, raw: Value) -> Result<bool> {
-        yes_or_no(&raw)
+        decode_bool(&raw)
     }
 
-    fn apply(&self, space: &mut Space, now: Instant) -> Result<bool> {
-        let (place, owner) = (&*self.hold.place, &*self.hold.field);
-        let left = left(space, place, now);
-        let waited = self.keep == 0 && leave(&mut Queue::new(space, place, now), owner, left)?;
-        let held = give_back(space, place, owner, self.keep, self.lease, now)?;
-        let mut queue = Queue::new(space, place, now);
+    fn apply(&self, keyspace: &mut Keyspace, now: Instant) -> Result<bool> {
+        let (object, owner) = (&*self.hold.object, &*self.hold.field);
+        let left = remaining_ms(keyspace, object, now);
+        let waited =
+            self.keep == 0 && leave_queue(&mut FairQueue::new(keyspace, object, now), owner, left)?;
+        let held = set_hold_count(keyspace, object, owner, self.keep, self.lease, now)?;
+        let mut queue = FairQueue::new(keyspace, object, now);
         if held && self.keep == 0 {
-            queue.call_after_release(left.unwrap_or(0), self.grace)?;
+            queue.wake_after_release(left.unwrap_or(0), self.grace)?;
         } else if left.is_none() && !waited {
-            queue.call_next()?;
+            queue.wake_next()?;
         }
         Ok(held)
     }
@@ -340,51 +353,51 @@ pub(super) fn renew_script() -> &'static Script {
         "local KEYS = KEYS\n",
         include_str!("queue.lua"),
         include_str!("wake.lua"),
-        include_str!("../lock/renew.lua"),
+        include_str!("../reentrant/renew.lua"),
     ));
     &SCRIPT
 }
 
 /// Renews one lock, as the script does.
 pub(super) fn renew(
-    space: &mut Space,
+    keyspace: &mut Keyspace,
     hold: &Hold,
     lease: Option<Lease>,
     now: Instant,
 ) -> Result<bool> {
-    let held = lock::renew(space, hold, lease, now)?;
-    if is_gone(space, held, &hold.place, now) {
-        Queue::new(space, &hold.place, now).call_next()?;
+    let held = reentrant::renew(keyspace, hold, lease, now)?;
+    if was_deleted(keyspace, held, &hold.object, now) {
+        FairQueue::new(keyspace, &hold.object, now).wake_next()?;
     }
     Ok(held)
 }
 
 /// Removes the owner from the queue and moves the timeouts of those behind it nearer. Returns
 /// whether it was waiting.
-fn leave(queue: &mut Queue<'_>, owner: &str, left: Option<i64>) -> Result<bool> {
-    let Some(place) = queue.place_of(owner)? else {
+fn leave_queue(queue: &mut FairQueue<'_>, owner: &str, left: Option<i64>) -> Result<bool> {
+    let Some(position) = queue.position_of(owner)? else {
         return Ok(false);
     };
-    let ends = queue.waited_for(owner)?;
-    let before = match place.checked_sub(1) {
-        None => Some(queue.today().saturating_add(left.unwrap_or(0).max(0))),
-        Some(before) => match queue.at(before)? {
-            Some(before) => queue.waited_for(&before)?,
+    let ends = queue.timeout_of(owner)?;
+    let before = match position.checked_sub(1) {
+        None => Some(queue.now_ms().saturating_add(left.unwrap_or(0).max(0))),
+        Some(before) => match queue.owner_at(before)? {
+            Some(before) => queue.timeout_of(&before)?,
             None => None,
         },
     };
-    queue.remove(place)?;
+    queue.remove(position)?;
     if let (Some(before), Some(ends)) = (before, ends)
         && before < ends
     {
-        queue.shift(place, before - ends)?;
+        queue.shift(position, before - ends)?;
     }
-    if place == 0 {
+    if position == 0 {
         // The message that woke this owner is meant for the next one now.
         if left.is_none() && queue.is_empty()? {
-            queue.call_others();
+            queue.wake_unqueued();
         } else {
-            queue.call()?;
+            queue.wake_head()?;
         }
     }
     Ok(true)
@@ -392,7 +405,7 @@ fn leave(queue: &mut Queue<'_>, owner: &str, left: Option<i64>) -> Result<bool> 
 
 /// Releases the lock whichever owner holds it.
 pub(super) struct Force<'a> {
-    pub(super) place: &'a Place,
+    pub(super) object: &'a ObjectKeys,
     pub(super) grace: Lease,
 }
 
@@ -405,71 +418,71 @@ impl Step for Force<'_> {
     }
 
     fn keys(&self) -> impl ExactSizeIterator<Item = &str> + Send {
-        keys(self.place)
+        keys(self.object)
     }
 
     fn args(&self, args: &mut Args<'_>) {
-        args.text(self.place.channel());
+        args.text(self.object.channel());
         args.number(self.grace.millis());
     }
 
     fn reply(&self, raw: Value) -> Result<bool> {
         match raw {
-            Value::Int(-1) => Err(wrong_kind(self.place, FOREIGN_HASH)),
-            other => yes_or_no(&other),
+            Value::Int(-1) => Err(wrong_kind(self.object, FOREIGN_HASH)),
+            other => decode_bool(&other),
         }
     }
 
-    fn apply(&self, space: &mut Space, now: Instant) -> Result<bool> {
-        let held = is_held(space, self.place, now)?;
+    fn apply(&self, keyspace: &mut Keyspace, now: Instant) -> Result<bool> {
+        let held = is_held(keyspace, self.object, now)?;
         if held {
-            let left = left(space, self.place, now).unwrap_or(0);
-            space.remove(self.place.key());
-            Queue::new(space, self.place, now).call_after_release(left, self.grace)?;
+            let left = remaining_ms(keyspace, self.object, now).unwrap_or(0);
+            keyspace.remove(self.object.key());
+            FairQueue::new(keyspace, self.object, now).wake_after_release(left, self.grace)?;
         }
         Ok(held)
     }
 }
 
 /// Returns the waiting owners, the next one first.
-pub(super) struct Waiting<'a> {
-    pub(super) place: &'a Place,
+pub(super) struct ListWaiters<'a> {
+    pub(super) object: &'a ObjectKeys,
 }
 
-impl Step for Waiting<'_> {
+impl Step for ListWaiters<'_> {
     type Reply = Vec<String>;
 
     fn script(&self) -> &'static Script {
-        script!("waiting.lua")
+        script!("list_waiters.lua")
     }
 
     fn keys(&self) -> impl ExactSizeIterator<Item = &str> + Send {
-        keys(self.place)
+        keys(self.object)
     }
 
     fn args(&self, _: &mut Args<'_>) {}
 
     fn reply(&self, raw: Value) -> Result<Vec<String>> {
         let Value::Array(owners) = raw else {
-            return Err(unexpected(&raw));
+            return Err(unexpected_reply(&raw));
         };
         let text = |owner| match owner {
             Value::BulkString(owner) => Ok(String::from_utf8_lossy(&owner).into_owned()),
-            other => Err(unexpected(&other)),
+            other => Err(unexpected_reply(&other)),
         };
         owners.into_iter().map(text).collect()
     }
 
-    fn apply(&self, space: &mut Space, now: Instant) -> Result<Vec<String>> {
-        let mut queue = Queue::new(space, self.place, now);
-        let now = queue.today();
+    fn apply(&self, keyspace: &mut Keyspace, now: Instant) -> Result<Vec<String>> {
+        let mut queue = FairQueue::new(keyspace, self.object, now);
+        let now = queue.now_ms();
         let mut waiting: Vec<_> = match queue.owners()? {
             Some(owners) => owners.iter().cloned().collect(),
             None => Vec::new(),
         };
         let mut given_up = 0;
         for owner in &waiting {
-            if queue.waited_for(owner)?.is_some_and(|until| until > now) {
+            if queue.timeout_of(owner)?.is_some_and(|until| until > now) {
                 break;
             }
             given_up += 1;

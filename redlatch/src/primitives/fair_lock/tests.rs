@@ -6,35 +6,35 @@ use std::time::Duration;
 use tokio::time::Instant;
 
 use super::Fair;
-use super::queue::Queue;
+use super::queue::FairQueue;
 use super::rules::Acquire;
 use crate::error::Result;
 use crate::hold::Hold;
+use crate::keyspace::{Holds, Keyspace};
 use crate::lease::Lease;
-use crate::name::Family;
-use crate::primitives::handle::Ask;
-use crate::primitives::twin::hold;
-use crate::space::{Holds, Space};
+use crate::name::KeyLayout;
+use crate::primitives::differential::hold;
+use crate::primitives::lock::AcquireParams;
 use crate::step::{Outcome, Step as _};
 
 const WAIT: u64 = 10_000;
 const GRACE: u64 = 800;
 
 struct World {
-    space: Space,
+    keyspace: Keyspace,
     now: Instant,
 }
 
 impl World {
     fn new() -> World {
-        let mut space = Space::default();
+        let mut keyspace = Keyspace::default();
         let now = Instant::now();
-        space.date(now);
-        World { space, now }
+        keyspace.date(now);
+        World { keyspace, now }
     }
 
     fn hold(owner: u8) -> Hold {
-        hold(Family::Fair, owner, Fair::default())
+        hold(KeyLayout::Fair, owner, Fair::default())
     }
 
     fn pass(&mut self, millis: u64) {
@@ -42,7 +42,7 @@ impl World {
     }
 
     /// An owner requests the lock. Returns in how many milliseconds it retries, or `None` if it acquired it.
-    fn ask(&mut self, owner: u8, lease: u64, wait_time: u64) -> Option<u128> {
+    fn retry_after(&mut self, owner: u8, lease: u64, wait_time: u64) -> Option<u128> {
         match self.request(owner, lease, wait_time).unwrap() {
             Outcome::Done(()) => None,
             Outcome::Wait(left) => Some(left.as_millis()),
@@ -53,7 +53,7 @@ impl World {
         let millis = |millis| Lease::new(Duration::from_millis(millis)).unwrap();
         let hold = World::hold(owner);
         let step = Acquire {
-            ask: Ask {
+            params: AcquireParams {
                 hold: &hold,
                 count: 1,
                 lease: millis(lease),
@@ -62,69 +62,69 @@ impl World {
             wait_time: millis(wait_time),
             grace: millis(GRACE),
         };
-        step.apply(&mut self.space, self.now)
+        step.apply(&mut self.keyspace, self.now)
     }
 
     /// Returns in how many milliseconds the timeout of a waiter passes.
     fn timeout(&mut self, owner: u8) -> i64 {
         let hold = World::hold(owner);
-        let mut queue = Queue::new(&mut self.space, &hold.place, self.now);
-        queue.waited_for(&hold.field).unwrap().unwrap() - queue.today()
+        let mut queue = FairQueue::new(&mut self.keyspace, &hold.object, self.now);
+        queue.timeout_of(&hold.field).unwrap().unwrap() - queue.now_ms()
     }
 }
 
 #[test]
 fn waiters_retry_at_the_end_of_the_lease_one_after_the_other() {
     let mut world = World::new();
-    assert_eq!(world.ask(1, 2000, WAIT), None);
-    assert_eq!(world.ask(2, 2000, WAIT), Some(2000));
-    assert_eq!(world.ask(3, 2000, WAIT), Some(2010));
-    assert_eq!(world.ask(4, 2000, WAIT), Some(2020));
+    assert_eq!(world.retry_after(1, 2000, WAIT), None);
+    assert_eq!(world.retry_after(2, 2000, WAIT), Some(2000));
+    assert_eq!(world.retry_after(3, 2000, WAIT), Some(2010));
+    assert_eq!(world.retry_after(4, 2000, WAIT), Some(2020));
     // At the latest after its own wait time.
-    assert_eq!(world.ask(5, 2000, 1500), Some(1500));
+    assert_eq!(world.retry_after(5, 2000, 1500), Some(1500));
     world.pass(500);
-    assert_eq!(world.ask(2, 2000, WAIT), Some(1500));
-    assert_eq!(world.ask(3, 2000, WAIT), Some(1510));
+    assert_eq!(world.retry_after(2, 2000, WAIT), Some(1500));
+    assert_eq!(world.retry_after(3, 2000, WAIT), Some(1510));
 }
 
 #[test]
 fn waiters_of_a_long_lease_retry_from_time_to_time() {
     let mut world = World::new();
-    assert_eq!(world.ask(1, 100_000, WAIT), None);
-    assert_eq!(world.ask(2, 2000, WAIT), Some(5000));
-    assert_eq!(world.ask(3, 2000, WAIT), Some(5010));
-    assert_eq!(world.ask(4, 2000, WAIT), Some(5020));
+    assert_eq!(world.retry_after(1, 100_000, WAIT), None);
+    assert_eq!(world.retry_after(2, 2000, WAIT), Some(5000));
+    assert_eq!(world.retry_after(3, 2000, WAIT), Some(5010));
+    assert_eq!(world.retry_after(4, 2000, WAIT), Some(5020));
 }
 
 #[test]
 fn waiter_retries_when_the_timeout_of_the_one_before_it_passes() {
     let mut world = World::new();
-    assert_eq!(world.ask(1, 2000, WAIT), None);
-    assert_eq!(world.ask(2, 2000, 100), Some(2000));
-    assert_eq!(world.ask(3, 2000, 1000), Some(1000));
+    assert_eq!(world.retry_after(1, 2000, WAIT), None);
+    assert_eq!(world.retry_after(2, 2000, 100), Some(2000));
+    assert_eq!(world.retry_after(3, 2000, 1000), Some(1000));
     // The holder renews its lease.
-    assert_eq!(world.ask(1, 50_000, WAIT), None);
-    assert_eq!(world.ask(4, 2000, WAIT), Some(3100));
+    assert_eq!(world.retry_after(1, 50_000, WAIT), None);
+    assert_eq!(world.retry_after(4, 2000, WAIT), Some(3100));
     assert_eq!((world.timeout(2), world.timeout(3)), (2100, 3100));
 }
 
 #[test]
 fn absent_waiters_keep_the_lock_free_for_their_grace_period() {
     let mut world = World::new();
-    assert_eq!(world.ask(1, 2000, WAIT), None);
+    assert_eq!(world.retry_after(1, 2000, WAIT), None);
     for owner in [2, 3, 4] {
-        world.ask(owner, 2000, WAIT);
+        world.retry_after(owner, 2000, WAIT);
     }
     world.pass(2000);
     // No waiter subscribes: 2 and 4 are absent, and 3 is here.
-    assert_eq!(world.ask(3, 2000, WAIT), Some(800));
+    assert_eq!(world.retry_after(3, 2000, WAIT), Some(800));
     world.pass(300);
     // Both before it are absent.
-    assert_eq!(world.ask(4, 2000, WAIT), Some(500));
+    assert_eq!(world.retry_after(4, 2000, WAIT), Some(500));
     world.pass(500);
     let (head, next) = (world.timeout(2), world.timeout(3));
     // 2 is dropped, and the others are waited for as if it had given up.
-    assert_eq!(world.ask(4, 2000, WAIT), Some(300));
+    assert_eq!(world.retry_after(4, 2000, WAIT), Some(300));
     assert_eq!(world.timeout(3), next - head);
 }
 
@@ -132,8 +132,8 @@ fn absent_waiters_keep_the_lock_free_for_their_grace_period() {
 fn lock_that_never_expires_is_no_lock_of_ours() {
     let mut world = World::new();
     let hold = World::hold(1);
-    let key = hold.place.key().to_owned();
-    let holds: &mut Holds = world.space.find_or_begin(&key, world.now).unwrap();
+    let key = hold.object.key().to_owned();
+    let holds: &mut Holds = world.keyspace.find_or_create(&key, world.now).unwrap();
     holds.counts.insert(hold.field.to_string(), 1);
     assert!(world.request(2, 2000, WAIT).is_err());
 }

@@ -16,7 +16,7 @@ local function wake(i, channel)
         'redlatch_lock_absent' .. object,
     }
     -- A queue key of another type must not prevent the renewal of the other locks.
-    pcall(call_next, channel)
+    pcall(wake_next, channel)
     KEYS = all
 end
 

@@ -4,11 +4,11 @@
 use proptest::prelude::*;
 
 use super::Fenced;
-use super::rules::{Advance, Current, DeleteToken};
-use crate::name::Family;
-use crate::primitives::handle::{Ask, Rules as _};
-use crate::primitives::lock::rules::Release;
-use crate::primitives::twin::{agree, hold, lease, time};
+use super::rules::{AdvanceToken, DeleteToken, ReadToken};
+use crate::name::KeyLayout;
+use crate::primitives::differential::{assert_equivalent, hold, lease, time};
+use crate::primitives::lock::{AcquireParams, Rules as _};
+use crate::primitives::reentrant::rules::Release;
 
 #[derive(Debug, Clone)]
 enum Move {
@@ -25,7 +25,7 @@ enum Move {
         owner: u8,
         lease: u32,
     },
-    Pass {
+    AdvanceTime {
         time: u32,
     },
     Force,
@@ -35,7 +35,7 @@ enum Move {
     },
     Delete,
     /// Another program writes another token.
-    Plant {
+    SetForeign {
         token: i64,
     },
 }
@@ -47,60 +47,68 @@ fn moves() -> impl Strategy<Value = Move> {
             .prop_map(|(owner, count, lease)| Move::Acquire { owner, count, lease }),
         6 => (owner.clone(), 0..3u32).prop_map(|(owner, keep)| Move::Release { owner, keep }),
         2 => (owner, lease).prop_map(|(owner, lease)| Move::Renew { owner, lease: lease - 1 }),
-        2 => (1..3u32).prop_map(|time| Move::Pass { time }),
+        2 => (1..3u32).prop_map(|time| Move::AdvanceTime { time }),
         1 => Just(Move::Force),
         2 => Just(Move::Current),
         2 => prop_oneof![0..5i64, 0..i64::MAX, Just(i64::MAX - 1), Just((1 << 53) + 1)]
             .prop_map(|at_least| Move::Advance { at_least }),
         1 => Just(Move::Delete),
         1 => prop_oneof![any::<i64>(), Just(i64::MAX), Just(1 << 53)]
-            .prop_map(|token| Move::Plant { token }),
+            .prop_map(|token| Move::SetForeign { token }),
     ]
 }
 
 #[test]
 fn lua_and_rules_agree() {
-    agree(moves(), async |twin, one| {
-        let of = |owner| hold(Family::Fenced, owner, Fenced);
+    assert_equivalent(moves(), async |harness, one| {
+        let of = |owner| hold(KeyLayout::Fenced, owner, Fenced);
         match *one {
             Move::Acquire {
                 owner,
                 count,
                 lease: n,
             } => {
-                let ask = Ask {
+                let params = AcquireParams {
                     hold: &of(owner),
                     count,
                     lease: lease(n),
                     waits: false,
                 };
-                let _ = twin.step(&Fenced.acquire(ask)).await;
+                let _ = harness.step(&Fenced.acquire(params)).await;
             }
             Move::Release { owner, keep } => {
                 let hold = of(owner);
-                twin.step(&Release::new(&hold, keep, None)).await.unwrap();
+                harness
+                    .step(&Release::new(&hold, keep, None))
+                    .await
+                    .unwrap();
             }
             Move::Renew { owner, lease: n } => {
-                twin.renew(&of(owner), n).await;
+                harness.renew(&of(owner), n).await;
             }
-            Move::Pass { time: n } => twin.pass(time(n)).await,
+            Move::AdvanceTime { time: n } => harness.advance(time(n)).await,
             Move::Force => {
-                twin.step(&Fenced.force(&of(0).place)).await.unwrap();
+                harness.step(&Fenced.force(&of(0).object)).await.unwrap();
             }
-            Move::Plant { token } => {
-                twin.plant("redisson_lock_token:{name}", token).await;
+            Move::SetForeign { token } => {
+                harness
+                    .set_foreign("redisson_lock_token:{name}", token)
+                    .await;
             }
             Move::Advance { at_least } => {
-                let place = &of(0).place;
-                twin.step(&Advance { place, at_least }).await.unwrap();
+                let object = &of(0).object;
+                harness
+                    .step(&AdvanceToken { object, at_least })
+                    .await
+                    .unwrap();
             }
             Move::Delete => {
-                let place = of(0).place;
-                twin.step(&DeleteToken { place }).await.unwrap();
+                let object = of(0).object;
+                harness.step(&DeleteToken { object }).await.unwrap();
             }
             Move::Current => {
-                let place = &of(0).place;
-                twin.step(&Current { place }).await.unwrap();
+                let object = &of(0).object;
+                harness.step(&ReadToken { object }).await.unwrap();
             }
         }
     });

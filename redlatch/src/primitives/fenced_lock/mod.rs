@@ -9,13 +9,13 @@ mod rules;
 
 use tokio::time::Instant;
 
-use self::rules::{Acquire, Advance, Current, DeleteToken};
+use self::rules::{Acquire, AdvanceToken, DeleteToken, ReadToken};
 use crate::error::{Error, Result};
-use crate::hold::{Hold, Kind};
+use crate::hold::{Hold, HoldKind};
+use crate::keyspace::Keyspace;
 use crate::lease::Lease;
-use crate::name::{Family, Place};
-use crate::primitives::handle::{Ask, Guard, Holder, Lock, OwnedKind, Reentrant, Rules};
-use crate::space::Space;
+use crate::name::{KeyLayout, ObjectKeys};
+use crate::primitives::lock::{AcquireParams, Guard, Holder, Lock, OwnedKind, Reentrant, Rules};
 use crate::step::{BoxedStep, Outcome, Script, Step};
 
 /// A lock whose every acquisition returns a *fencing token*, a number greater than the tokens of
@@ -110,8 +110,8 @@ impl Lock<Fenced> {
     ///
     /// As [`Lock::is_locked`].
     pub async fn current_token(&self) -> Result<u64> {
-        let place = self.place()?;
-        self.session.store.look(&Current { place }).await
+        let object = self.object()?;
+        self.session.store.read(&ReadToken { object }).await
     }
 
     /// Raises the token to at least `at_least`, so that the next acquisition gets a greater one.
@@ -140,7 +140,7 @@ impl Lock<Fenced> {
     /// # Ok(()) }
     /// ```
     pub async fn advance_token(&self, at_least: u64) -> Result<u64> {
-        let place = self.place()?;
+        let object = self.object()?;
         let at_least = match i64::try_from(at_least) {
             Ok(number) if at_least <= MAX_TOKEN => number,
             _ => {
@@ -150,7 +150,10 @@ impl Lock<Fenced> {
                 });
             }
         };
-        self.session.store.look(&Advance { place, at_least }).await
+        self.session
+            .store
+            .read(&AdvanceToken { object, at_least })
+            .await
     }
 
     /// Deletes the key that counts the tokens, if the lock is free. Returns whether it was free;
@@ -168,9 +171,11 @@ impl Lock<Fenced> {
     ///
     /// If dropped after it started, it continues in the background.
     pub async fn delete_token(&self) -> Result<bool> {
-        let place = self.place()?.clone();
-        let step = DeleteToken { place };
-        self.session.change(step, "deleting a token").await
+        let object = self.object()?.clone();
+        let step = DeleteToken { object };
+        self.session
+            .run_at_most_once(step, "deleting a token")
+            .await
     }
 }
 
@@ -178,24 +183,24 @@ impl Guard<Fenced> {
     /// Returns the fencing token of this acquisition, which is greater than that of every earlier one
     /// (but see "After a failover").
     pub fn token(&self) -> u64 {
-        self.won
+        self.grant
     }
 }
 
 /// Held, renewed and released like the re-entrant lock.
-impl Kind for Fenced {
+impl HoldKind for Fenced {
     fn renew_script(&self) -> &'static Script {
         Reentrant.renew_script()
     }
 
     fn renew(
         &self,
-        space: &mut Space,
+        keyspace: &mut Keyspace,
         hold: &Hold,
         lease: Option<Lease>,
         now: Instant,
     ) -> Result<bool> {
-        Reentrant.renew(space, hold, lease, now)
+        Reentrant.renew(keyspace, hold, lease, now)
     }
 
     fn release<'a>(
@@ -213,18 +218,18 @@ impl Kind for Fenced {
 }
 
 impl Rules for Fenced {
-    type Won = u64;
-    const FAMILY: Family = Family::Fenced;
+    type Grant = u64;
+    const LAYOUT: KeyLayout = KeyLayout::Fenced;
 
-    fn acquire<'a>(&'a self, ask: Ask<'a>) -> impl Step<Reply = Outcome<u64>> + 'a {
-        Acquire { ask }
+    fn acquire<'a>(&'a self, params: AcquireParams<'a>) -> impl Step<Reply = Outcome<u64>> + 'a {
+        Acquire { params }
     }
 
-    fn inspect<'a>(&'a self, place: &'a Place) -> impl Step<Reply = Vec<Holder>> + 'a {
-        Reentrant.inspect(place)
+    fn inspect<'a>(&'a self, object: &'a ObjectKeys) -> impl Step<Reply = Vec<Holder>> + 'a {
+        Reentrant.inspect(object)
     }
 
-    fn force<'a>(&'a self, place: &'a Place) -> impl Step<Reply = bool> + 'a {
-        Reentrant.force(place)
+    fn force<'a>(&'a self, object: &'a ObjectKeys) -> impl Step<Reply = bool> + 'a {
+        Reentrant.force(object)
     }
 }

@@ -13,15 +13,15 @@ use redis::Value;
 use tokio::time::Instant;
 
 use crate::error::Result;
-use crate::name::Place;
-use crate::primitives::handle::Ask;
-use crate::primitives::lock::rules::{take, wait, wrong_kind};
-use crate::space::{Holds, Space};
-use crate::step::{Args, Outcome, Script, Step, unexpected, yes_or_no};
+use crate::keyspace::{Holds, Keyspace};
+use crate::name::ObjectKeys;
+use crate::primitives::lock::AcquireParams;
+use crate::primitives::reentrant::rules::{try_acquire, wait_outcome, wrong_kind};
+use crate::step::{Args, Outcome, Script, Step, decode_bool, unexpected_reply};
 
 /// Acquires the lock for an owner and increments the token, or returns how long another owner may still hold it.
 pub(super) struct Acquire<'a> {
-    pub(super) ask: Ask<'a>,
+    pub(super) params: AcquireParams<'a>,
 }
 
 impl Step for Acquire<'_> {
@@ -33,14 +33,14 @@ impl Step for Acquire<'_> {
     }
 
     fn keys(&self) -> impl ExactSizeIterator<Item = &str> + Send {
-        let place = &self.ask.hold.place;
-        [place.key(), place.token()].into_iter()
+        let object = &self.params.hold.object;
+        [object.key(), object.token()].into_iter()
     }
 
     fn args(&self, args: &mut Args<'_>) {
-        args.text(&self.ask.hold.field);
-        args.number(self.ask.lease.millis());
-        args.number(self.ask.count.into());
+        args.text(&self.params.hold.field);
+        args.number(self.params.lease.millis());
+        args.number(self.params.count.into());
     }
 
     fn reply(&self, raw: Value) -> Result<Outcome<u64>> {
@@ -48,52 +48,53 @@ impl Step for Acquire<'_> {
             Value::Array(token) => match token.as_slice() {
                 // A token that is not a number here became so after it was incremented, so the step
                 // may have changed the lock.
-                [Value::BulkString(text)] => match number(text) {
+                [Value::BulkString(text)] => match parse_token(text) {
                     Some(token) => Ok(Outcome::Done(token)),
-                    None => Err(unexpected(&Value::Array(token))),
+                    None => Err(unexpected_reply(&Value::Array(token))),
                 },
-                _ => Err(unexpected(&Value::Array(token))),
+                _ => Err(unexpected_reply(&Value::Array(token))),
             },
-            Value::Int(left) => wait(&self.ask.hold.place, left),
-            other => Err(unexpected(&other)),
+            Value::Int(left) => wait_outcome(&self.params.hold.object, left),
+            other => Err(unexpected_reply(&other)),
         }
     }
 
-    fn apply(&self, space: &mut Space, now: Instant) -> Result<Outcome<u64>> {
-        let Ask {
+    fn apply(&self, keyspace: &mut Keyspace, now: Instant) -> Result<Outcome<u64>> {
+        let AcquireParams {
             hold, count, lease, ..
-        } = self.ask;
-        let place = &hold.place;
-        let found = space.find::<Holds>(place.key(), now)?;
+        } = self.params;
+        let object = &hold.object;
+        let found = keyspace.find::<Holds>(object.key(), now)?;
         let free = found.is_none() && count == 1;
         let held = found.and_then(|holds| holds.value.counts.get(&*hold.field).copied());
-        let token = space.find::<i64>(place.token(), now);
+        let token = keyspace.find::<i64>(object.token(), now);
         let token = token.map(|token| token.map_or(0, |token| *token.value));
         let token = if held == Some(count) {
             // Repeated because the answer was lost: the owner already has its token.
             token?
         } else if free || held.is_some() {
             let next = token.ok().and_then(|token| token.checked_add(1));
-            next.ok_or_else(|| wrong_kind(place, NO_TOKEN))?
+            next.ok_or_else(|| wrong_kind(object, NO_TOKEN))?
         } else {
             0
         };
-        if let Outcome::Wait(left) = take(space, place, &hold.field, count, lease, now)? {
+        if let Outcome::Wait(left) = try_acquire(keyspace, object, &hold.field, count, lease, now)?
+        {
             return Ok(Outcome::Wait(left));
         }
         if held != Some(count) {
-            space.set(place.token(), token, None, now);
+            keyspace.set(object.token(), token, None, now);
         }
         Ok(Outcome::Done(unsigned(token)))
     }
 }
 
 /// Returns the token of the latest acquisition.
-pub(super) struct Current<'a> {
-    pub(super) place: &'a Place,
+pub(super) struct ReadToken<'a> {
+    pub(super) object: &'a ObjectKeys,
 }
 
-impl Step for Current<'_> {
+impl Step for ReadToken<'_> {
     type Reply = u64;
 
     fn script(&self) -> &'static Script {
@@ -102,7 +103,7 @@ impl Step for Current<'_> {
     }
 
     fn keys(&self) -> impl ExactSizeIterator<Item = &str> + Send {
-        std::iter::once(self.place.token())
+        std::iter::once(self.object.token())
     }
 
     fn args(&self, _: &mut Args<'_>) {}
@@ -110,25 +111,25 @@ impl Step for Current<'_> {
     fn reply(&self, raw: Value) -> Result<u64> {
         match raw {
             Value::BulkString(text) => {
-                number(&text).ok_or_else(|| wrong_kind(self.place, NO_TOKEN))
+                parse_token(&text).ok_or_else(|| wrong_kind(self.object, NO_TOKEN))
             }
-            other => Err(unexpected(&other)),
+            other => Err(unexpected_reply(&other)),
         }
     }
 
-    fn apply(&self, space: &mut Space, now: Instant) -> Result<u64> {
-        let token = space.find::<i64>(self.place.token(), now)?;
+    fn apply(&self, keyspace: &mut Keyspace, now: Instant) -> Result<u64> {
+        let token = keyspace.find::<i64>(self.object.token(), now)?;
         Ok(token.map_or(0, |token| unsigned(*token.value)))
     }
 }
 
 /// Raises the token to at least a number.
-pub(super) struct Advance<'a> {
-    pub(super) place: &'a Place,
+pub(super) struct AdvanceToken<'a> {
+    pub(super) object: &'a ObjectKeys,
     pub(super) at_least: i64,
 }
 
-impl Step for Advance<'_> {
+impl Step for AdvanceToken<'_> {
     type Reply = u64;
 
     fn script(&self) -> &'static Script {
@@ -137,7 +138,7 @@ impl Step for Advance<'_> {
     }
 
     fn keys(&self) -> impl ExactSizeIterator<Item = &str> + Send {
-        std::iter::once(self.place.token())
+        std::iter::once(self.object.token())
     }
 
     fn args(&self, args: &mut Args<'_>) {
@@ -145,14 +146,17 @@ impl Step for Advance<'_> {
     }
 
     fn reply(&self, raw: Value) -> Result<u64> {
-        Current { place: self.place }.reply(raw)
+        ReadToken {
+            object: self.object,
+        }
+        .reply(raw)
     }
 
-    fn apply(&self, space: &mut Space, now: Instant) -> Result<u64> {
-        let token = space.find::<i64>(self.place.token(), now)?;
+    fn apply(&self, keyspace: &mut Keyspace, now: Instant) -> Result<u64> {
+        let token = keyspace.find::<i64>(self.object.token(), now)?;
         let token = token.map_or(0, |token| *token.value);
         if token < self.at_least {
-            space.set(self.place.token(), self.at_least, None, now);
+            keyspace.set(self.object.token(), self.at_least, None, now);
         }
         Ok(unsigned(token.max(self.at_least)))
     }
@@ -160,7 +164,7 @@ impl Step for Advance<'_> {
 
 /// Deletes the token of a free lock.
 pub(super) struct DeleteToken {
-    pub(super) place: Arc<Place>,
+    pub(super) object: Arc<ObjectKeys>,
 }
 
 impl Step for DeleteToken {
@@ -173,19 +177,19 @@ impl Step for DeleteToken {
     }
 
     fn keys(&self) -> impl ExactSizeIterator<Item = &str> + Send {
-        [self.place.key(), self.place.token()].into_iter()
+        [self.object.key(), self.object.token()].into_iter()
     }
 
     fn args(&self, _: &mut Args<'_>) {}
 
     fn reply(&self, raw: Value) -> Result<bool> {
-        yes_or_no(&raw)
+        decode_bool(&raw)
     }
 
-    fn apply(&self, space: &mut Space, now: Instant) -> Result<bool> {
-        let free = !space.is_there(self.place.key(), now);
+    fn apply(&self, keyspace: &mut Keyspace, now: Instant) -> Result<bool> {
+        let free = !keyspace.exists(self.object.key(), now);
         if free {
-            space.remove(self.place.token());
+            keyspace.remove(self.object.token());
         }
         Ok(free)
     }
@@ -194,7 +198,7 @@ impl Step for DeleteToken {
 const NO_TOKEN: &str = "its token is no number that can be counted up";
 
 /// Parses a token as the store writes it.
-fn number(text: &[u8]) -> Option<u64> {
+fn parse_token(text: &[u8]) -> Option<u64> {
     let number = std::str::from_utf8(text).ok()?.parse().ok()?;
     Some(unsigned(number))
 }

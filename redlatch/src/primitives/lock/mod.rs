@@ -1,75 +1,362 @@
-//! The re-entrant lock (Redisson: `RLock`, `RedissonLock`). The other exclusive locks reuse its steps.
+//! The parts that all locks share: handle, requests and guard.
+//!
+//! A kind of lock supplies its steps ([`Rules`]); everything above them is written once:
+//!
+//! 1. [`Lock`] is the handle: a name, a session and the kind's settings.
+//! 2. [`Acquire`] and [`TryAcquire`] claim the owner's hold, wait in the client's queue and run
+//!    [`Rules::acquire`] with the hold count that the owner should have.
+//! 3. [`Guard`] is one entry into the hold. Releasing or dropping it lowers the local hold count
+//!    and settles it with the store.
 
-#[cfg(test)]
-mod differential;
-#[cfg(test)]
-mod exploration;
-pub(crate) mod rules;
+use std::future::Future;
+use std::sync::Arc;
+use std::time::Duration;
 
-use crate::error::Result;
-use crate::hold::{Hold, Kind};
+use crate::error::{Error, Result};
+use crate::hold::{Hold, HoldKind};
 use crate::lease::Lease;
-use crate::name::{Family, Place};
-use crate::primitives::handle::{Ask, Holder, OwnedKind, Reentrant, Rules};
-use crate::space::Space;
-use crate::step::{BoxedStep, Outcome, Script, Step};
+use crate::name::{KeyLayout, ObjectKeys};
+use crate::owner::{ClientId, Owner};
+use crate::session::Session;
+use crate::step::{Outcome, Step};
+use crate::store::{Delivery, Progress};
+use crate::wait::QueueKind;
 
-use tokio::time::Instant;
+mod guard;
+mod hold_guard;
+mod report;
+mod request;
 
-impl OwnedKind for Reentrant {}
+pub use guard::Guard;
+pub(crate) use guard::run_while;
+pub(crate) use hold_guard::HoldGuard;
+pub(crate) use report::report;
+pub(crate) use request::AcquireOptions;
+pub use request::{Acquire, TryAcquire};
 
-impl Kind for Reentrant {
-    fn renew_script(&self) -> &'static Script {
-        rules::renew_script()
-    }
+/// Distinguishes the kinds of lock: a marker type that carries the settings of a handle.
+///
+/// Only this crate defines kinds; see [`Reentrant`] and the types listed below it.
+#[expect(
+    private_bounds,
+    reason = "sealed: the rules of a kind are the crate's own"
+)]
+pub trait LockKind: Rules {}
 
-    fn renew(
-        &self,
-        space: &mut Space,
-        hold: &Hold,
-        lease: Option<Lease>,
-        now: Instant,
-    ) -> Result<bool> {
-        let held = rules::renew(space, hold, lease, now)?;
-        if rules::is_gone(space, held, &hold.place, now) {
-            space.publish(hold.place.channel(), 0);
-        }
-        Ok(held)
-    }
+impl<K: Rules> LockKind for K {}
 
-    fn release<'a>(
+/// The default kind of [`Lock`]: re-entrant, with waiters woken by messages (Redisson: `RLock`).
+#[derive(Debug, Clone, Copy)]
+#[non_exhaustive]
+pub struct Reentrant;
+
+/// A kind whose holder is an [`Owner`] that may hold it several times: all kinds except permits.
+pub trait OwnedKind {}
+
+/// The steps of one kind of lock, and how its waiters wait.
+pub(crate) trait Rules: HoldKind + Sized + 'static {
+    /// The value that an acquisition returns: a fencing token, or nothing.
+    type Grant: Clone + Send + Sync + 'static;
+
+    const LAYOUT: KeyLayout;
+
+    /// Whether callers can name the owner and acquire again for it.
+    const OWNED: bool = true;
+
+    /// The client's queue in which requests wait.
+    const QUEUE: QueueKind = QueueKind::Exclusive;
+
+    /// Acquires the lock, or returns how long another owner may still hold it.
+    fn acquire<'a>(
         &'a self,
-        hold: &'a Hold,
-        keep: u32,
-        lease: Option<Lease>,
-    ) -> BoxedStep<'a, bool> {
-        let step = rules::Release::new(hold, keep, lease);
-        Box::new(step)
+        params: AcquireParams<'a>,
+    ) -> impl Step<Reply = Outcome<Self::Grant>> + 'a;
+
+    /// Returns the holders.
+    fn inspect<'a>(&'a self, object: &'a ObjectKeys) -> impl Step<Reply = Vec<Holder>> + 'a;
+
+    /// Removes all holds, whichever owner has them. Returns whether there were any.
+    fn force<'a>(&'a self, object: &'a ObjectKeys) -> impl Step<Reply = bool> + 'a;
+
+    /// Checks the settings. Called when the lock is used, because creating a handle cannot fail.
+    fn check(&self) -> Result<()> {
+        Ok(())
     }
 
-    fn undo<'a>(&'a self, hold: &'a Hold, keep: u32) -> Option<BoxedStep<'a, bool>> {
-        let mut step = rules::Release::new(hold, keep, None);
-        step.tell = false;
-        step.back = Some(Lease::left(
-            hold.end().saturating_duration_since(Instant::now()),
-        ));
-        Some(Box::new(step))
+    /// Returns this kind for a caller that waits at most `wait`, if that changes the settings.
+    fn waiting_at_most(&self, wait: Duration) -> Option<Self> {
+        let _ = wait;
+        None
+    }
+
+    /// Returns the hash field that identifies an owner in the store.
+    fn field(&self, object: &ObjectKeys, client: &ClientId, owner: Owner) -> String {
+        object.field(client.owner_id(owner))
+    }
+
+    /// Returns the channel on which a waiter is woken.
+    fn channel<'a>(&self, hold: &'a Hold) -> &'a str {
+        hold.object.channel()
+    }
+
+    /// Returns how long to sleep before the next attempt, if waiters poll instead of being woken.
+    fn pause(&self, tries: u32) -> Option<Duration> {
+        let _ = tries;
+        None
+    }
+
+    /// Returns whether an acquisition blocks the other waiters in the client's queue until a
+    /// message reports its end. Otherwise the next waiter asks immediately, because the lock can be
+    /// shared or its end is not announced.
+    fn excludes_waiters(&self) -> bool {
+        matches!(Self::QUEUE, QueueKind::Exclusive) && self.pause(0).is_none()
+    }
+
+    /// How long the store remembers a waiter, if it does. Giving up then requires a step.
+    fn waiter_ttl(&self) -> Option<Lease> {
+        None
     }
 }
 
-impl Rules for Reentrant {
-    type Won = ();
-    const FAMILY: Family = Family::Lock;
+/// The arguments of an acquisition.
+#[derive(Clone, Copy)]
+pub(crate) struct AcquireParams<'a> {
+    pub(crate) hold: &'a Hold,
+    /// The requested hold count, so that sending the step twice has the effect of sending it once.
+    pub(crate) count: u32,
+    pub(crate) lease: Lease,
+    /// Whether the request is repeated if the lock is not available now.
+    pub(crate) waits: bool,
+}
 
-    fn acquire<'a>(&'a self, ask: Ask<'a>) -> impl Step<Reply = Outcome> + 'a {
-        rules::Acquire::new(ask)
+/// A lock that one owner at a time holds, across all processes that use the same store.
+///
+/// A handle is cheap, does nothing by itself, and can be cloned and shared. The *name* identifies
+/// the lock: two handles with the same name are the same lock, also in other processes, and in Java
+/// through Redisson's `getLock(name)`.
+///
+/// The client's watchdog renews held locks until they are released; see [`Acquire::lease`] for a
+/// lease that is not renewed. A message from the store wakes waiters, so they do not poll. Waiters
+/// of one client are served in order of arrival.
+///
+/// # When not to use it
+///
+/// Inside one process a [`tokio::sync::Mutex`] does the same at a thousandth of the cost. A lock
+/// with a lease is never a guarantee: a holder that is stopped for longer than its lease can resume
+/// while the next holder works. Check [`Guard::is_valid`] before each write, or run the work in
+/// [`Lock::run`].
+///
+/// ```
+/// # #[tokio::main(flavor = "current_thread")] async fn main() -> redlatch::Result<()> {
+/// let client = redlatch::Client::embedded(); // or Client::connect("redis://127.0.0.1").await?
+/// let lock = client.lock("orders:42");
+/// let guard = lock.lock().await?;
+/// assert!(lock.try_lock().await?.is_none());
+/// guard.unlock().await?;
+/// # Ok(()) }
+/// ```
+pub struct Lock<K: LockKind = Reentrant> {
+    pub(crate) session: Arc<Session>,
+    pub(crate) object: Arc<ObjectKeys>,
+    pub(crate) kind: Arc<K>,
+    pub(crate) reentrant: bool,
+}
+
+impl<K: LockKind> Lock<K> {
+    pub(crate) fn new(session: Arc<Session>, name: &str, kind: K) -> Lock<K> {
+        let object = ObjectKeys::new(K::LAYOUT, &session.prefix, name);
+        Lock {
+            session,
+            object: Arc::new(object),
+            kind: Arc::new(kind),
+            reentrant: true,
+        }
     }
 
-    fn inspect<'a>(&'a self, place: &'a Place) -> impl Step<Reply = Vec<Holder>> + 'a {
-        rules::Inspect { place }
+    /// Returns the same lock with different settings.
+    pub(crate) fn with_kind(mut self, kind: K) -> Lock<K> {
+        self.kind = Arc::new(kind);
+        self
     }
 
-    fn force<'a>(&'a self, place: &'a Place) -> impl Step<Reply = bool> + 'a {
-        rules::Force { place }
+    /// Returns a handle of the same lock that is not re-entrant (Redisson: the non-reentrant lock).
+    /// If the owner already holds the lock, a request fails immediately with [`Error::AlreadyHeld`]
+    /// instead of getting a second hold or waiting for itself. Other owners see no difference.
+    #[must_use]
+    pub fn non_reentrant(mut self) -> Lock<K> {
+        self.reentrant = false;
+        self
     }
+
+    /// Returns the name as it was passed in.
+    pub fn name(&self) -> &str {
+        self.object.name()
+    }
+
+    /// Acquires the lock and waits for it without a limit. Await the request, or configure it
+    /// first: [`Acquire`].
+    pub fn lock(&self) -> Acquire<K> {
+        Acquire {
+            request: AcquireOptions::new(self),
+        }
+    }
+
+    /// Acquires the lock if it is free; `None` if another owner holds it. Await the request, or
+    /// configure it first, for example with a wait limit: [`TryAcquire`].
+    pub fn try_lock(&self) -> TryAcquire<K> {
+        TryAcquire::new(AcquireOptions::new(self))
+    }
+
+    /// Acquires the lock, runs `work` while it is held, and releases it.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Lost`] as soon as the lock is lost; `work` is then dropped at its current await
+    /// point. It is never polled after the lease has ended, even if the process was stopped
+    /// meanwhile. If the loss is found only at the release, `work` has completed, but possibly
+    /// while another owner held the lock. Otherwise the errors of [`Lock::lock`]; `work` was then
+    /// not started. A release that the store does not answer is not an error: it continues in the background.
+    ///
+    /// # Cancel safety
+    ///
+    /// When dropped, it drops `work` and releases the lock in the background.
+    ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")] async fn main() -> redlatch::Result<()> {
+    /// # let client = redlatch::Client::embedded();
+    /// let answer = client.lock("a").run(async { 6 * 7 }).await?;
+    /// assert_eq!(answer, 42);
+    /// # Ok(()) }
+    /// ```
+    pub async fn run<F: Future>(&self, work: F) -> Result<F::Output> {
+        let guard = self.lock().await?;
+        let output = guard.run(work).await?;
+        unless_lost(output, guard.unlock().await)
+    }
+
+    /// Returns whether any owner holds the lock.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::InvalidName`], [`Error::WrongKind`], [`Error::Unavailable`],
+    /// [`Error::ResponseTimeout`]; the same for all methods that only read.
+    pub async fn is_locked(&self) -> Result<bool> {
+        Ok(self.holder().await?.is_some())
+    }
+
+    /// Returns whether `owner` holds the lock through this client, according to the store.
+    pub async fn is_held_by(&self, owner: Owner) -> Result<bool> {
+        Ok(self.hold_count(owner).await? > 0)
+    }
+
+    /// Returns how many times `owner` holds the lock through this client, according to the store. 0
+    /// if it does not.
+    pub async fn hold_count(&self, owner: Owner) -> Result<u32> {
+        let owner = self.session.id.owner_id(owner);
+        let holders = self.holders().await?;
+        let mine = holders.iter().find(|holder| holder.owner == owner);
+        Ok(mine.map_or(0, |holder| holder.holds))
+    }
+
+    /// Returns the time until the lease ends, unless it is renewed. `None` if the lock is free.
+    ///
+    /// [`Duration::MAX`] for a key whose expiry was removed by other means.
+    pub async fn remaining_lease(&self) -> Result<Option<Duration>> {
+        let holder = self.holder().await?;
+        Ok(holder.map(|holder| holder.remaining.unwrap_or(Duration::MAX)))
+    }
+
+    /// Returns the holder of the lock, with its hold count and remaining lease; `None` if the lock
+    /// is free. Of several readers, returns the one with the longest lease.
+    pub async fn holder(&self) -> Result<Option<Holder>> {
+        let holders = self.holders().await?;
+        let longest = |holder: &Holder| holder.remaining.unwrap_or(Duration::MAX);
+        Ok(holders.into_iter().max_by_key(longest))
+    }
+
+    /// Returns all holders of the lock: at most one, except for the read side of a read-write lock.
+    pub async fn holders(&self) -> Result<Vec<Holder>> {
+        let object = self.object()?;
+        self.session.store.read(&self.kind.inspect(object)).await
+    }
+
+    /// Releases the lock whichever owner holds it, in any process, and wakes a waiter. Returns
+    /// whether it was held. The holder detects the loss at its next renewal or release.
+    ///
+    /// It only changes locks: other data under the same key is an [`Error::WrongKind`].
+    ///
+    /// # Errors
+    ///
+    /// Those of [`Lock::is_locked`], and [`Error::OutcomeUnknown`]: the connection broke before the
+    /// answer arrived. The step is not repeated, because another owner may have acquired the lock since.
+    ///
+    /// # Cancel safety
+    ///
+    /// If dropped after it started, it continues in the background.
+    pub async fn force_unlock(&self) -> Result<bool> {
+        let (kind, object) = (self.kind.clone(), self.object()?.clone());
+        let store = self.session.store.clone();
+        self.session.waiting.record_release(object.channel());
+        // Not repeated: a second execution would release the next owner's hold.
+        let unlocked = self.session.run_to_completion(async move {
+            let step = kind.force(&object);
+            let (what, progress) = ("unlocking by force", Progress::default());
+            let run =
+                store.run_at_most_once(&step, what, Delivery::IMMEDIATE, Duration::ZERO, &progress);
+            Ok(run.await?.reply)
+        });
+        let unlocked = unlocked.await?;
+        if unlocked {
+            tracing::info!(lock = self.name(), "unlocked by force");
+        }
+        Ok(unlocked)
+    }
+
+    /// Returns the place, if its name is valid.
+    pub(crate) fn object(&self) -> Result<&Arc<ObjectKeys>> {
+        self.object.check()?;
+        Ok(&self.object)
+    }
+}
+
+/// Returns the output of work whose lock has since been released, or [`Error::Lost`] if the release
+/// found the loss. A release that the store does not answer is not an error; it continues in the background.
+pub(crate) fn unless_lost<T>(output: T, released: Result<()>) -> Result<T> {
+    match released {
+        Err(lost @ Error::Lost { .. }) => Err(lost),
+        _ => Ok(output),
+    }
+}
+
+impl<K: LockKind> Clone for Lock<K> {
+    fn clone(&self) -> Lock<K> {
+        Lock {
+            session: self.session.clone(),
+            object: self.object.clone(),
+            kind: self.kind.clone(),
+            reentrant: self.reentrant,
+        }
+    }
+}
+
+impl<K: LockKind> std::fmt::Debug for Lock<K> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Lock")
+            .field("name", &self.name())
+            .field("reentrant", &self.reentrant)
+            .finish_non_exhaustive()
+    }
+}
+
+/// A holder of a lock.
+#[derive(Debug, Clone, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Holder {
+    /// `<client id>:<number>`: in redlatch the number of an [`Owner`], in Redisson a thread's id.
+    pub owner: String,
+    /// Hold count: more than 1 if the owner re-entered the lock.
+    pub holds: u32,
+    /// Time until the store ends the hold unless it is renewed. `None` if it never ends, because
+    /// the key's expiry was removed by other means.
+    pub remaining: Option<Duration>,
 }

@@ -1,8 +1,8 @@
 //! Acquires all members or none, and waits for the member that blocks while holding nothing.
 //!
-//! 1. Split the members, in their global order, into runs that one script can take. If a member
+//! 1. Split the members, in their global order, into batches that one script can take. If a member
 //!    already has a local queue of waiters, go to 4 with that member.
-//! 2. Take the runs one after the other, without waiting for locks. If all succeed, return them.
+//! 2. Take the batches one after the other, without waiting for locks. If all succeed, return them.
 //! 3. If a member is held by another owner, release everything that this attempt acquired.
 //! 4. Wait in that member's queue. When it is this request's turn, start over at 2; from now on the
 //!    attempt that reaches the member also subscribes to its channel and registers as its waiter.
@@ -26,256 +26,272 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::task::Poll;
 use std::time::Duration;
 
+use super::acquire_all::{AcquireAll, ErasedGrant, Part};
+use super::held_member::{HeldMember, release_all};
 use super::member::Member;
-use super::share::{Share, give_back};
-use super::take::{Part, Prize, Take};
 use tokio::time::Instant;
 
 use crate::backoff::Backoff;
 use crate::error::Result;
-use crate::hold::Tenure;
+use crate::hold::HoldPeriod;
 use crate::lease::Lease;
-use crate::primitives::handle::Ask;
-use crate::session::{Claim, Terms, Together};
+use crate::primitives::lock::AcquireParams;
+use crate::session::{AllOrNone, HoldRef, Terms};
 use crate::step::Outcome;
-use crate::store::Sent;
-use crate::wait::{Attempt, Queue, Request};
+use crate::store::Progress;
+use crate::wait::{Attempt, QueueKind, Request};
 
 /// Maximum number of locks that one script takes, so that it does not block the server.
-const BATCH: usize = 100;
+const MAX_BATCH: usize = 100;
 
 /// Pauses of a request that goes from queue to queue.
 const FIRST_PAUSE: Duration = Duration::from_millis(2);
 const LONGEST_PAUSE: Duration = Duration::from_millis(250);
 
 /// A request that has been in a queue for longer than this has waited there.
-const SHORTLY: Duration = Duration::from_secs(1);
+const QUICK_SWITCH: Duration = Duration::from_secs(1);
 
 /// One acquisition of several locks in progress.
-pub(super) struct Entry<'a> {
+pub(super) struct MultiLockRequest<'a> {
     members: &'a [Member],
-    claims: &'a [Claim],
+    hold_refs: &'a [HoldRef],
     terms: Vec<Terms>,
-    sent: &'a Sent,
+    progress: &'a Progress,
     /// Adjacent members that one script takes.
-    runs: Vec<Range<usize>>,
+    batches: Vec<Range<usize>>,
     /// The member that is waited for; the request is in its queue.
-    waits_for: Option<usize>,
+    blocking_member: Option<usize>,
     /// Whether the store may remember this request as a waiter of that member.
-    remembered: bool,
+    may_be_registered: bool,
     /// Whether a step that requests that member is in flight.
-    reaching: bool,
+    member_in_flight: bool,
     /// Whether the latest attempt got as far as requesting that member.
-    reached: bool,
+    member_requested: bool,
     /// Whether the latest attempt acquired all members.
-    had: bool,
+    acquired_all: bool,
     /// Number of pauses since the request has been waiting for that member.
     tries: u32,
     /// When the request last went on to another member's queue, and how often it did so shortly before.
-    moved: Option<(Instant, u32)>,
+    last_switch: Option<(Instant, u32)>,
     /// Set while an attempt runs: what the owner acquires then, it acquires through this request.
-    trying: Arc<AtomicBool>,
+    attempt_runs: Arc<AtomicBool>,
 }
 
 /// The result of a turn in a member's queue.
-pub(super) enum Turn {
+pub(super) enum QueueResult {
     /// All members were acquired.
-    Had(Vec<Share>),
+    Acquired(Vec<HeldMember>),
     /// Another member blocks now.
-    Elsewhere(usize),
+    BlockedBy(usize),
 }
 
-impl<'a> Entry<'a> {
+impl<'a> MultiLockRequest<'a> {
     /// Both slices list the same locks, in order.
     pub(super) fn new(
         members: &'a [Member],
-        claims: &'a [Claim],
+        hold_refs: &'a [HoldRef],
         lease: Option<Lease>,
-        sent: &'a Sent,
-    ) -> Entry<'a> {
-        Entry {
-            sent,
+        progress: &'a Progress,
+    ) -> MultiLockRequest<'a> {
+        MultiLockRequest {
+            progress,
             members,
-            claims,
+            hold_refs,
             terms: members.iter().map(|member| member.terms(lease)).collect(),
-            runs: runs(members, claims),
-            waits_for: None,
-            remembered: false,
-            reaching: false,
-            reached: false,
-            had: false,
+            batches: batches(members, hold_refs),
+            blocking_member: None,
+            may_be_registered: false,
+            member_in_flight: false,
+            member_requested: false,
+            acquired_all: false,
             tries: 0,
-            moved: None,
-            trying: Arc::default(),
+            last_switch: None,
+            attempt_runs: Arc::default(),
         }
     }
 
     /// Returns the first member with a local queue of waiters, except members for which the owner
-    /// must not wait behind them: see `Claim::tenure`.
-    fn somebody_waits(&self) -> Option<usize> {
-        let mut both = self.members.iter().zip(self.claims);
-        both.position(|(member, claim)| {
-            let (channel, object) = (member.0.channel(&claim.hold), claim.hold.place.key());
-            member.session().waiting.has_line(channel, object) && claim.tenure().is_none()
+    /// must not wait behind them: see `HoldRef::hold_period`.
+    fn first_queued_member(&self) -> Option<usize> {
+        let mut both = self.members.iter().zip(self.hold_refs);
+        both.position(|(member, hold_ref)| {
+            let (channel, object) = (member.0.channel(&hold_ref.hold), hold_ref.hold.object.key());
+            member.session().waiting.has_queue(channel, object) && hold_ref.hold_period().is_none()
         })
     }
 
     /// Waits for another member from now on, and removes the store's record of this waiter at the
     /// previous member. If an attempt is in flight, the step that settles it does so.
-    fn wait_for(&mut self, other: Option<usize>) {
-        let is_settled = self.reaching && self.sent.get();
-        let remembered = self.remembered && !is_settled;
-        let left = self.waits_for.take().filter(|_| remembered);
-        (self.remembered, self.reaching) = (false, false);
-        self.waits_for = other;
+    fn switch_to(&mut self, other: Option<usize>) {
+        let is_settled = self.member_in_flight && self.progress.was_sent();
+        let remembered = self.may_be_registered && !is_settled;
+        let left = self.blocking_member.take().filter(|_| remembered);
+        (self.may_be_registered, self.member_in_flight) = (false, false);
+        self.blocking_member = other;
         self.tries = 0;
         let Some(i) = left else { return };
-        if let (Some(member), Some(claim), Some(terms)) =
-            (self.members.get(i), self.claims.get(i), self.terms.get(i))
-            && let Some(lasts) = member.0.remembers_waiters()
+        if let (Some(member), Some(hold_ref), Some(terms)) = (
+            self.members.get(i),
+            self.hold_refs.get(i),
+            self.terms.get(i),
+        ) && let Some(ttl) = member.0.waiter_ttl()
         {
-            claim.settle_in_background(terms.waiting(Some(lasts)).remembered);
+            hold_ref.settle_in_background(terms.waiting(Some(ttl)).trace_lifetime);
         }
     }
 
     /// Pauses if the request has just come from another member's queue, too.
-    async fn pause_before_moving(&mut self) {
-        let before = self.moved.filter(|(at, _)| at.elapsed() < SHORTLY);
-        let moves = before.map_or(0, |(_, moves)| moves + 1);
-        if let Some(pauses) = moves.checked_sub(1) {
+    async fn pause_before_switch(&mut self) {
+        let before = self
+            .last_switch
+            .filter(|(at, _)| at.elapsed() < QUICK_SWITCH);
+        let quick_switches = before.map_or(0, |(_, quick_switches)| quick_switches + 1);
+        if let Some(pauses) = quick_switches.checked_sub(1) {
             let all = Backoff::exponential(FIRST_PAUSE, 2.0, LONGEST_PAUSE);
             tokio::time::sleep(all.pause(pauses)).await;
         }
-        self.moved = Some((Instant::now(), moves));
+        self.last_switch = Some((Instant::now(), quick_switches));
     }
 
-    /// Tries once. Returns all shares, or the blocking member and how long it may be held; then
+    /// Tries once. Returns all held members, or the blocking member and how long it may be held; then
     /// nothing is held.
     async fn try_all(
         &mut self,
         subscribe: bool,
-    ) -> Result<std::result::Result<Vec<Share>, (usize, Duration)>> {
-        let _trying = Trying::begin(&self.trying);
-        self.reached = false;
-        self.had = false;
-        let mut shares = Vec::with_capacity(self.members.len());
-        for run in self.runs.clone() {
-            let waits_for = self.waits_for.filter(|i| run.contains(i));
+    ) -> Result<std::result::Result<Vec<HeldMember>, (usize, Duration)>> {
+        let _running = AttemptRuns::begin(&self.attempt_runs);
+        self.member_requested = false;
+        self.acquired_all = false;
+        let mut held_members = Vec::with_capacity(self.members.len());
+        for batch in self.batches.clone() {
+            let blocking_member = self.blocking_member.filter(|i| batch.contains(i));
             // Before the step is sent, the store cannot remember this request.
-            self.reaching = waits_for.is_some();
-            let taken = self.take(run.clone(), waits_for, subscribe).await;
-            self.reaching = false;
-            self.remembered |= waits_for.is_some() && self.sent.get();
-            self.reached |= waits_for.is_some();
-            let prizes = match taken {
-                Ok(Together::Had(prizes)) => prizes,
-                Ok(Together::InTheWay(i, left)) => {
-                    give_back(shares).await;
-                    return Ok(Err((run.start + i, left)));
+            self.member_in_flight = blocking_member.is_some();
+            let taken = self
+                .acquire_batch(batch.clone(), blocking_member, subscribe)
+                .await;
+            self.member_in_flight = false;
+            self.may_be_registered |= blocking_member.is_some() && self.progress.was_sent();
+            self.member_requested |= blocking_member.is_some();
+            let grants = match taken {
+                Ok(AllOrNone::Acquired(grants)) => grants,
+                Ok(AllOrNone::Blocked(i, left)) => {
+                    release_all(held_members).await;
+                    return Ok(Err((batch.start + i, left)));
                 }
                 Err(error) => {
-                    give_back(shares).await;
+                    release_all(held_members).await;
                     return Err(error);
                 }
             };
-            let claims = self.claims.iter().zip(&self.terms).skip(run.start);
-            for ((claim, terms), prize) in claims.zip(prizes) {
-                shares.push(Share::new(claim.clone(), *terms, prize));
+            let hold_refs = self.hold_refs.iter().zip(&self.terms).skip(batch.start);
+            for ((hold_ref, terms), grant) in hold_refs.zip(grants) {
+                held_members.push(HeldMember::new(hold_ref.clone(), *terms, grant));
             }
         }
-        self.remembered = false;
-        self.had = true;
-        Ok(Ok(shares))
+        self.may_be_registered = false;
+        self.acquired_all = true;
+        Ok(Ok(held_members))
     }
 
-    /// Takes one run. If `subscribe` is set, subscribes first to the channel of the member that is waited for.
-    async fn take(
+    /// Takes one batch. If `subscribe` is set, subscribes first to the channel of the member that is waited for.
+    async fn acquire_batch(
         &self,
-        run: Range<usize>,
-        waits_for: Option<usize>,
+        batch: Range<usize>,
+        blocking_member: Option<usize>,
         subscribe: bool,
-    ) -> Result<Together<Prize>> {
+    ) -> Result<AllOrNone<ErasedGrant>> {
         let each = || {
-            let both = self.members.iter().zip(self.claims).zip(&self.terms);
-            let all = both.enumerate().skip(run.start).take(run.len());
-            all.map(|(i, ((member, claim), terms))| {
-                let remembers = member.0.remembers_waiters();
-                let remembers = remembers.filter(|_| waits_for == Some(i));
-                (i, member, claim, terms.waiting(remembers))
+            let both = self.members.iter().zip(self.hold_refs).zip(&self.terms);
+            let all = both.enumerate().skip(batch.start).take(batch.len());
+            all.map(|(i, ((member, hold_ref), terms))| {
+                let waiter_ttl = member.0.waiter_ttl();
+                let waiter_ttl = waiter_ttl.filter(|_| blocking_member == Some(i));
+                (i, member, hold_ref, terms.waiting(waiter_ttl))
             })
         };
         let channel = each()
-            .find(|&(i, ..)| subscribe && waits_for == Some(i))
-            .map(|(_, member, claim, _)| member.0.channel(&claim.hold));
-        let ask = |i, hold, held, terms: Terms| Ask {
+            .find(|&(i, ..)| subscribe && blocking_member == Some(i))
+            .map(|(_, member, hold_ref, _)| member.0.channel(&hold_ref.hold));
+        let params = |i, hold, held, terms: Terms| AcquireParams {
             hold,
             count: held,
             lease: terms.lease,
-            waits: waits_for == Some(i),
+            waits: blocking_member == Some(i),
         };
-        if let (Some((i, member, claim, terms)), 1) = (each().next(), run.len()) {
-            let step = |hold, count| member.0.acquire(ask(i, hold, count, terms));
-            let entered = claim.enter(terms, channel, self.sent, step).await?;
+        if let (Some((i, member, hold_ref, terms)), 1) = (each().next(), batch.len()) {
+            let step = |hold, count| member.0.acquire(params(i, hold, count, terms));
+            let entered = hold_ref
+                .try_acquire(terms, channel, self.progress, step)
+                .await?;
             return Ok(match entered {
-                Outcome::Done(prize) => Together::Had(vec![prize]),
-                Outcome::Wait(left) => Together::InTheWay(0, left),
+                Outcome::Done(grant) => AllOrNone::Acquired(vec![grant]),
+                Outcome::Wait(left) => AllOrNone::Blocked(0, left),
             });
         }
         let Some(session) = each().next().map(|(_, member, ..)| member.session()) else {
-            return Ok(Together::Had(Vec::new()));
+            return Ok(AllOrNone::Acquired(Vec::new()));
         };
-        let claims: Vec<_> = each().map(|(_, _, claim, terms)| (claim, terms)).collect();
+        let hold_refs: Vec<_> = each()
+            .map(|(_, _, hold_ref, terms)| (hold_ref, terms))
+            .collect();
         let step = |held: &[u32]| {
             let parts = each()
                 .zip(held)
-                .filter_map(|((i, member, claim, terms), &held)| {
-                    let hold = &*claim.hold;
+                .filter_map(|((i, member, hold_ref, terms), &held)| {
+                    let hold = &*hold_ref.hold;
                     Some(Part {
                         name: member.name(),
-                        take: member.0.acquire(ask(i, hold, held + 1, terms)),
+                        acquire: member.0.acquire(params(i, hold, held + 1, terms)),
                         undo: member.0.undo(hold, held)?,
                     })
                 });
-            Take::new(parts.collect())
+            AcquireAll::new(parts.collect())
         };
-        let blocked = |reply: &Together<Prize>| match reply {
-            Together::Had(_) => None,
-            Together::InTheWay(i, _) => Some(*i),
+        let blocked = |reply: &AllOrNone<ErasedGrant>| match reply {
+            AllOrNone::Acquired(_) => None,
+            AllOrNone::Blocked(i, _) => Some(*i),
         };
         session
-            .enter(&claims, channel, self.sent, step, blocked)
+            .try_acquire(&hold_refs, channel, self.progress, step, blocked)
             .await
     }
 }
 
-/// Returns the runs of adjacent members that one script can take: of one client, so also in one
+/// Returns the batches of adjacent members that one script can acquire: of one client, so also in one
 /// store, and of one slot there.
-fn runs(members: &[Member], claims: &[Claim]) -> Vec<Range<usize>> {
-    let mut runs: Vec<Range<usize>> = Vec::new();
+fn batches(members: &[Member], hold_refs: &[HoldRef]) -> Vec<Range<usize>> {
+    let mut batches: Vec<Range<usize>> = Vec::new();
     let mut before: Option<&Member> = None;
-    for (i, (member, claim)) in members.iter().zip(claims).enumerate() {
+    for (i, (member, hold_ref)) in members.iter().zip(hold_refs).enumerate() {
         // A member without an undo step is taken by itself.
-        let composes = member.0.undo(&claim.hold, 0).is_some();
+        let composes = member.0.undo(&hold_ref.hold, 0).is_some();
         let joins = |last: &Member| {
             composes
                 && Arc::ptr_eq(last.session(), member.session())
                 && last.slot() == member.slot()
         };
-        match runs.last_mut() {
-            Some(run) if run.len() < BATCH && before.is_some_and(joins) => run.end = i + 1,
-            _ => runs.push(i..i + 1),
+        match batches.last_mut() {
+            Some(batch) if batch.len() < MAX_BATCH && before.is_some_and(joins) => {
+                batch.end = i + 1
+            }
+            _ => batches.push(i..i + 1),
         }
         before = composes.then_some(member);
     }
-    runs
+    batches
 }
 
-/// Returns when the owner of a claim has a tenure that began after `since`, through an acquisition
+/// Returns when the owner of a claim has a hold period that began after `since`, through an acquisition
 /// other than the current attempt.
-async fn entered_by_another(claim: &Claim, since: Option<Tenure>, trying: &AtomicBool) {
-    let mut entered = pin!(claim.entered_after(since));
+async fn entered_by_another(
+    hold_ref: &HoldRef,
+    since: Option<HoldPeriod>,
+    attempt_runs: &AtomicBool,
+) {
+    let mut entered = pin!(hold_ref.held_after(since));
     poll_fn(|cx| {
-        if trying.load(Ordering::Relaxed) {
+        if attempt_runs.load(Ordering::Relaxed) {
             // Polled again after the attempt has ended: it runs in the same task, before this.
             return Poll::Pending;
         }
@@ -285,127 +301,131 @@ async fn entered_by_another(claim: &Claim, since: Option<Tenure>, trying: &Atomi
 }
 
 /// Marks an attempt as running until it ends or is dropped.
-struct Trying(Arc<AtomicBool>);
+struct AttemptRuns(Arc<AtomicBool>);
 
-impl Trying {
-    fn begin(trying: &Arc<AtomicBool>) -> Trying {
-        trying.store(true, Ordering::Relaxed);
-        Trying(trying.clone())
+impl AttemptRuns {
+    fn begin(attempt_runs: &Arc<AtomicBool>) -> AttemptRuns {
+        attempt_runs.store(true, Ordering::Relaxed);
+        AttemptRuns(attempt_runs.clone())
     }
 }
 
-impl Drop for Trying {
+impl Drop for AttemptRuns {
     fn drop(&mut self) {
         self.0.store(false, Ordering::Relaxed);
     }
 }
 
-impl Request for Entry<'_> {
-    type Obtained = Vec<Share>;
+impl Request for MultiLockRequest<'_> {
+    type Obtained = Vec<HeldMember>;
 
-    async fn obtain(&mut self, waits: bool) -> Result<Option<Vec<Share>>> {
-        for claim in self.claims {
-            claim.settle_beside().await;
+    async fn obtain(&mut self, waits: bool) -> Result<Option<Vec<HeldMember>>> {
+        for hold_ref in self.hold_refs {
+            hold_ref.settle_sibling().await;
         }
         let mut asked = None;
-        let mut in_the_way = self.somebody_waits().filter(|_| waits);
+        let mut blocking = self.first_queued_member().filter(|_| waits);
         loop {
-            let Some(i) = in_the_way else {
-                self.wait_for(None);
-                asked = Some(Tenure::latest());
+            let Some(i) = blocking else {
+                self.switch_to(None);
+                asked = Some(HoldPeriod::latest());
                 match self.try_all(false).await? {
-                    Ok(shares) => return Ok(Some(shares)),
+                    Ok(held_members) => return Ok(Some(held_members)),
                     Err(_) if !waits => return Ok(None),
-                    Err((i, _)) => in_the_way = Some(i),
+                    Err((i, _)) => blocking = Some(i),
                 }
                 continue;
             };
-            self.wait_for(Some(i));
-            let (Some(member), Some(claim)) = (self.members.get(i), self.claims.get(i)) else {
+            self.switch_to(Some(i));
+            let (Some(member), Some(hold_ref)) = (self.members.get(i), self.hold_refs.get(i))
+            else {
                 return Ok(None);
             };
-            let trying = self.trying.clone();
-            let turn = tokio::select! {
+            let attempt_runs = self.attempt_runs.clone();
+            let result = tokio::select! {
                 biased;
-                turn = member.session().waiting.obtain_in_line(self) => turn?,
-                // Bypasses the queue: see `Claim::tenure`.
-                () = entered_by_another(claim, asked, &trying) => {
-                    in_the_way = None;
+                result = member.session().waiting.obtain_queued(self) => result?,
+                // Bypasses the queue: see `HoldRef::hold_period`.
+                () = entered_by_another(hold_ref, asked, &attempt_runs) => {
+                    blocking = None;
                     continue;
                 }
             };
-            match turn {
-                Turn::Had(shares) => return Ok(Some(shares)),
-                Turn::Elsewhere(i) => {
-                    self.wait_for(None);
-                    self.pause_before_moving().await;
-                    in_the_way = Some(i);
+            match result {
+                QueueResult::Acquired(held_members) => return Ok(Some(held_members)),
+                QueueResult::BlockedBy(i) => {
+                    self.switch_to(None);
+                    self.pause_before_switch().await;
+                    blocking = Some(i);
                 }
             }
         }
     }
 }
 
-impl Attempt for Entry<'_> {
-    type Won = Turn;
+impl Attempt for MultiLockRequest<'_> {
+    type Grant = QueueResult;
 
     fn channel(&self) -> &str {
-        let waits_for = self.waits_for.unwrap_or_default();
-        match (self.members.get(waits_for), self.claims.get(waits_for)) {
-            (Some(member), Some(claim)) => member.0.channel(&claim.hold),
+        let blocking_member = self.blocking_member.unwrap_or_default();
+        match (
+            self.members.get(blocking_member),
+            self.hold_refs.get(blocking_member),
+        ) {
+            (Some(member), Some(hold_ref)) => member.0.channel(&hold_ref.hold),
             _ => "",
         }
     }
 
     fn object(&self) -> &str {
-        let claim = self.waits_for.and_then(|i| self.claims.get(i));
-        claim.map_or("", |claim| claim.hold.place.key())
+        let hold_ref = self.blocking_member.and_then(|i| self.hold_refs.get(i));
+        hold_ref.map_or("", |hold_ref| hold_ref.hold.object.key())
     }
 
-    fn queue(&self) -> Queue {
-        let member = self.waits_for.and_then(|i| self.members.get(i));
-        member.map_or(Queue::Exclusive, |member| member.0.queue())
+    fn queue_kind(&self) -> QueueKind {
+        let member = self.blocking_member.and_then(|i| self.members.get(i));
+        member.map_or(QueueKind::Exclusive, |member| member.0.queue_kind())
     }
 
-    async fn ask(&mut self, subscribe: bool) -> Result<Outcome<Turn>> {
+    async fn ask(&mut self, subscribe: bool) -> Result<Outcome<QueueResult>> {
         Ok(match self.try_all(subscribe).await? {
-            Ok(shares) => Outcome::Done(Turn::Had(shares)),
-            Err((i, left)) if self.waits_for == Some(i) => Outcome::Wait(left),
-            Err((i, _)) => Outcome::Done(Turn::Elsewhere(i)),
+            Ok(held_members) => Outcome::Done(QueueResult::Acquired(held_members)),
+            Err((i, left)) if self.blocking_member == Some(i) => Outcome::Wait(left),
+            Err((i, _)) => Outcome::Done(QueueResult::BlockedBy(i)),
         })
     }
 
     fn has_subscribed(&self) -> bool {
-        self.reached
+        self.member_requested
     }
 
-    fn sent(&self) -> &Sent {
-        self.sent
+    fn progress(&self) -> &Progress {
+        self.progress
     }
 
     /// Members may be in other stores.
-    fn asks_for_line(&self) -> bool {
+    fn represents_queue(&self) -> bool {
         false
     }
 
-    fn keeps_others_out(&self) -> Option<Duration> {
-        let i = self.waits_for.filter(|_| self.had)?;
+    fn excludes_waiters_for(&self) -> Option<Duration> {
+        let i = self.blocking_member.filter(|_| self.acquired_all)?;
         let (member, terms) = (self.members.get(i)?, self.terms.get(i)?);
         // A spin lock publishes nothing when it is released.
-        let tells = member.0.queue() == Queue::Exclusive && member.0.pause(0).is_none();
+        let tells = member.0.queue_kind() == QueueKind::Exclusive && member.0.pause(0).is_none();
         tells.then(|| terms.lease.duration())
     }
 
     fn pause(&mut self) -> Option<Duration> {
-        let member = self.members.get(self.waits_for?)?;
+        let member = self.members.get(self.blocking_member?)?;
         self.tries = self.tries.saturating_add(1);
         member.0.pause(self.tries - 1)
     }
 
     fn report(&self, since: Instant) -> impl Future<Output = ()> + Send + 'static {
-        let i = self.waits_for;
-        let both = i.and_then(|i| self.members.get(i).zip(self.claims.get(i)));
-        let both = both.map(|(member, claim)| (member.clone(), claim.hold.clone()));
+        let i = self.blocking_member;
+        let both = i.and_then(|i| self.members.get(i).zip(self.hold_refs.get(i)));
+        let both = both.map(|(member, hold_ref)| (member.clone(), hold_ref.hold.clone()));
         async move {
             if let Some((member, waiting)) = both {
                 member.0.report(waiting, since).await;
@@ -414,8 +434,8 @@ impl Attempt for Entry<'_> {
     }
 }
 
-impl Drop for Entry<'_> {
+impl Drop for MultiLockRequest<'_> {
     fn drop(&mut self) {
-        self.wait_for(None);
+        self.switch_to(None);
     }
 }

@@ -6,26 +6,26 @@ use std::sync::Arc;
 use proptest::prelude::*;
 use tokio::time::Instant;
 
-use super::take::{Part, Prize, Take};
-use crate::hold::{Hold, Kind};
-use crate::name::{Family, Place};
+use super::acquire_all::{AcquireAll, ErasedGrant, Part};
+use crate::hold::{Hold, HoldKind};
+use crate::name::{KeyLayout, ObjectKeys};
 use crate::owner::Owner;
+use crate::primitives::differential::{Comparable, Differential, assert_equivalent, lease, time};
 use crate::primitives::fenced_lock::Fenced;
-use crate::primitives::handle::{Ask, Reentrant, Rules as _};
-use crate::primitives::lock::rules::Release;
-use crate::primitives::multi_lock::member::prized;
+use crate::primitives::lock::{AcquireParams, Reentrant, Rules as _};
+use crate::primitives::multi_lock::member::erase_grant;
+use crate::primitives::reentrant::rules::Release;
 use crate::primitives::spin_lock::Spin;
-use crate::primitives::twin::{Comparable, Twin, agree, lease, time};
-use crate::session::Together;
-use crate::step::{BoxedStep, Mapped, Outcome};
+use crate::session::AllOrNone;
+use crate::step::{BoxedStep, MapReply, Outcome};
 
-/// The locks: some re-entrant, some fenced, some spinning.
+/// The locks: some re-entrant, some fenced, some spin_queue.
 const NAMES: u8 = 5;
 
 #[derive(Debug, Clone)]
 enum Move {
     /// Takes several locks, each with this hold count, in any order; a lock may occur twice.
-    TakeAll {
+    AcquireAll {
         owner: u8,
         all: Vec<(u8, u32)>,
         lease: u32,
@@ -37,13 +37,13 @@ enum Move {
         name: u8,
         keep: u32,
     },
-    Pass {
+    Advance {
         time: u32,
     },
     Force {
         name: u8,
     },
-    Plant {
+    SetForeign {
         name: u8,
     },
 }
@@ -53,42 +53,42 @@ fn moves() -> impl Strategy<Value = Move> {
     let all = prop::collection::vec((name.clone(), 1..3u32), 0..5);
     prop_oneof![
         10 => (owner.clone(), all, 1..4u32, 1..4u32).prop_map(|(owner, all, lease, before)| {
-            Move::TakeAll { owner, all, lease, before }
+            Move::AcquireAll { owner, all, lease, before }
         }),
         6 => (owner, name.clone(), 0..2u32)
             .prop_map(|(owner, name, keep)| Move::Release { owner, name, keep }),
-        2 => (1..3u32).prop_map(|time| Move::Pass { time }),
+        2 => (1..3u32).prop_map(|time| Move::Advance { time }),
         1 => name.clone().prop_map(|name| Move::Force { name }),
-        1 => name.prop_map(|name| Move::Plant { name }),
+        1 => name.prop_map(|name| Move::SetForeign { name }),
     ]
 }
 
 fn hold(owner: u8, name: u8) -> Hold {
-    let (family, kind): (_, Arc<dyn Kind>) = match name % 3 {
-        0 => (Family::Lock, Arc::new(Reentrant)),
-        1 => (Family::Fenced, Arc::new(Fenced)),
-        _ => (Family::Spin, Arc::new(Spin::default())),
+    let (layout, kind): (_, Arc<dyn HoldKind>) = match name % 3 {
+        0 => (KeyLayout::Lock, Arc::new(Reentrant)),
+        1 => (KeyLayout::Fenced, Arc::new(Fenced)),
+        _ => (KeyLayout::Spin, Arc::new(Spin::default())),
     };
-    let place = Place::new(family, "", &format!("name-{name}"));
-    let field = place.field(format!("client:{owner}"));
-    Hold::new(place.into(), Owner::new(), field, kind, Arc::default())
+    let object = ObjectKeys::new(layout, "", &format!("name-{name}"));
+    let field = object.field(format!("client:{owner}"));
+    Hold::new(object.into(), Owner::new(), field, kind, Arc::default())
 }
 
-fn take(ask: Ask<'_>) -> BoxedStep<'_, Outcome<Prize>> {
-    match ask.hold.place.family() {
-        Family::Fenced => Box::new(Mapped(Fenced.acquire(ask), prized)),
-        _ => Box::new(Mapped(Reentrant.acquire(ask), prized)),
+fn acquire_step(params: AcquireParams<'_>) -> BoxedStep<'_, Outcome<ErasedGrant>> {
+    match params.hold.object.layout() {
+        KeyLayout::Fenced => Box::new(MapReply(Fenced.acquire(params), erase_grant)),
+        _ => Box::new(MapReply(Reentrant.acquire(params), erase_grant)),
     }
 }
 
-impl Comparable for Together<Prize> {
+impl Comparable for AllOrNone<ErasedGrant> {
     fn comparable(&self) -> String {
         match self {
-            Together::Had(prizes) => {
-                let tokens = prizes.iter().map(|prize| prize.downcast_ref::<u64>());
+            AllOrNone::Acquired(grants) => {
+                let tokens = grants.iter().map(|grant| grant.downcast_ref::<u64>());
                 format!("{:?}", tokens.collect::<Vec<_>>())
             }
-            Together::InTheWay(i, left) => {
+            AllOrNone::Blocked(i, left) => {
                 format!("{i}: {}", Outcome::<()>::Wait(*left).comparable())
             }
         }
@@ -98,14 +98,14 @@ impl Comparable for Together<Prize> {
 /// Counts the events that the histories must cover.
 #[derive(Default)]
 struct Seen {
-    had: usize,
+    acquired: usize,
     undone: usize,
     refused: usize,
     failed: usize,
 }
 
-async fn take_all(
-    twin: &mut Twin,
+async fn acquire_all(
+    harness: &mut Differential,
     seen: &mut Seen,
     owner: u8,
     all: &[(u8, u32)],
@@ -114,11 +114,11 @@ async fn take_all(
     let holds: Vec<_> = all.iter().map(|&(name, _)| hold(owner, name)).collect();
     for hold in &holds {
         let end = Instant::now() + lease(before).duration();
-        hold.enter(end, false).unwrap();
+        hold.add_guard(end, false).unwrap();
     }
     let parts = holds.iter().zip(all).map(|(hold, &(_, count))| Part {
-        name: hold.place.name(),
-        take: take(Ask {
+        name: hold.object.name(),
+        acquire: acquire_step(AcquireParams {
             hold,
             count,
             lease: lease(n),
@@ -126,13 +126,13 @@ async fn take_all(
         }),
         undo: hold.kind.undo(hold, count - 1).unwrap(),
     });
-    match twin.step(&Take::new(parts.collect())).await {
-        Ok(Together::Had(prizes)) => {
-            assert_eq!(prizes.len(), all.len());
-            seen.had += usize::from(all.len() > 1);
+    match harness.step(&AcquireAll::new(parts.collect())).await {
+        Ok(AllOrNone::Acquired(grants)) => {
+            assert_eq!(grants.len(), all.len());
+            seen.acquired += usize::from(all.len() > 1);
         }
-        Ok(Together::InTheWay(0, _)) => seen.refused += 1,
-        Ok(Together::InTheWay(..)) => seen.undone += 1,
+        Ok(AllOrNone::Blocked(0, _)) => seen.refused += 1,
+        Ok(AllOrNone::Blocked(..)) => seen.undone += 1,
         Err(_) => seen.failed += 1,
     }
 }
@@ -140,27 +140,27 @@ async fn take_all(
 #[test]
 fn lua_and_rules_agree() {
     let mut seen = Seen::default();
-    agree(moves(), async |twin, one| match one {
-        Move::TakeAll {
+    assert_equivalent(moves(), async |harness, one| match one {
+        Move::AcquireAll {
             owner,
             all,
             lease,
             before,
         } => {
-            take_all(twin, &mut seen, *owner, all, (*lease, *before)).await;
+            acquire_all(harness, &mut seen, *owner, all, (*lease, *before)).await;
         }
         Move::Release { owner, name, keep } => {
             let hold = hold(*owner, *name);
-            let _ = twin.step(&Release::new(&hold, *keep, None)).await;
+            let _ = harness.step(&Release::new(&hold, *keep, None)).await;
         }
-        Move::Pass { time: n } => twin.pass(time(*n)).await,
+        Move::Advance { time: n } => harness.advance(time(*n)).await,
         Move::Force { name } => {
-            let _ = twin.step(&Reentrant.force(&hold(0, *name).place)).await;
+            let _ = harness.step(&Reentrant.force(&hold(0, *name).object)).await;
         }
-        Move::Plant { name } => twin.plant(&format!("name-{name}"), 5).await,
+        Move::SetForeign { name } => harness.set_foreign(&format!("name-{name}"), 5).await,
     });
     // The histories must cover every event.
-    for count in [seen.had, seen.undone, seen.refused, seen.failed] {
+    for count in [seen.acquired, seen.undone, seen.refused, seen.failed] {
         assert!(count > 100, "{count}");
     }
 }
@@ -171,8 +171,8 @@ fn same_kinds_share_one_script() {
     let script = |names: &[u8]| {
         let holds: Vec<_> = names.iter().map(|&name| hold(0, name)).collect();
         let parts = holds.iter().map(|hold| Part {
-            name: hold.place.name(),
-            take: take(Ask {
+            name: hold.object.name(),
+            acquire: acquire_step(AcquireParams {
                 hold,
                 count: 1,
                 lease: lease(1),
@@ -180,7 +180,7 @@ fn same_kinds_share_one_script() {
             }),
             undo: hold.kind.undo(hold, 0).unwrap(),
         });
-        crate::step::Step::script(&Take::new(parts.collect())).id()
+        crate::step::Step::script(&AcquireAll::new(parts.collect())).id()
     };
     assert_eq!(script(&[0, 1]), script(&[4, 3, 0]));
     assert_ne!(script(&[0, 1]), script(&[0, 3]));

@@ -3,23 +3,26 @@
 use std::future::Future;
 use std::time::Duration;
 
-use super::share::{Share, any_lost, give_back};
+use super::held_member::{HeldMember, any_lost, release_all};
 use crate::error::{Error, Result};
 use crate::owner::Owner;
 use crate::primitives::fenced_lock::FencedLock;
-use crate::primitives::handle::run_while;
+use crate::primitives::lock::run_while;
 
 /// The held locks of a [`MultiLock`](crate::MultiLock). [`MultiGuard::unlock`] releases them;
 /// dropping the guard releases them in the background, as with a [`Guard`](crate::Guard).
 #[must_use = "the locks are released as soon as the guard is dropped"]
 pub struct MultiGuard {
     owner: Owner,
-    shares: Vec<Share>,
+    held_members: Vec<HeldMember>,
 }
 
 impl MultiGuard {
-    pub(super) fn new(owner: Owner, shares: Vec<Share>) -> MultiGuard {
-        MultiGuard { owner, shares }
+    pub(super) fn new(owner: Owner, held_members: Vec<HeldMember>) -> MultiGuard {
+        MultiGuard {
+            owner,
+            held_members,
+        }
     }
 
     /// Releases all locks concurrently and waits until the stores have confirmed it.
@@ -33,7 +36,7 @@ impl MultiGuard {
     ///
     /// When dropped, the release continues in the background.
     pub async fn unlock(mut self) -> Result<()> {
-        let errors = give_back(std::mem::take(&mut self.shares)).await;
+        let errors = release_all(std::mem::take(&mut self.held_members)).await;
         match errors.into_iter().next() {
             Some(error) => Err(error),
             None => Ok(()),
@@ -48,7 +51,10 @@ impl MultiGuard {
 
     /// Returns how long all locks are certainly held without a renewal. Zero if one was lost.
     pub fn valid_for(&self) -> Duration {
-        let each = self.shares.iter().map(|share| share.hold().valid_for());
+        let each = self
+            .held_members
+            .iter()
+            .map(|held_member| held_member.hold().valid_for());
         each.min().unwrap_or(Duration::ZERO)
     }
 
@@ -58,7 +64,10 @@ impl MultiGuard {
     ///
     /// Can be dropped and called again at any time.
     pub fn lost(&self) -> impl Future<Output = ()> + Send + 'static + use<> {
-        let holds = self.shares.iter().map(|share| share.hold().clone());
+        let holds = self
+            .held_members
+            .iter()
+            .map(|held_member| held_member.hold().clone());
         any_lost(holds.collect::<Vec<_>>())
     }
 
@@ -77,8 +86,8 @@ impl MultiGuard {
     }
 
     fn loss(&self) -> Option<Error> {
-        self.shares.iter().find_map(|share| {
-            let hold = share.hold();
+        self.held_members.iter().find_map(|held_member| {
+            let hold = held_member.hold();
             hold.loss().map(|loss| hold.lost_error(loss))
         })
     }
@@ -90,19 +99,21 @@ impl MultiGuard {
 
     /// Returns the names of the locks, in the order in which they were acquired.
     pub fn names(&self) -> impl Iterator<Item = &str> {
-        self.shares.iter().map(|share| share.hold().place.name())
+        self.held_members
+            .iter()
+            .map(|held_member| held_member.hold().object.name())
     }
 
     /// Returns the fencing token of this fenced lock; `None` if it is not one of the locks.
     pub fn token(&self, lock: &FencedLock) -> Option<u64> {
-        let mine = |share: &&Share| {
-            let claim = share.claim();
-            std::sync::Arc::ptr_eq(&claim.session, &lock.session)
-                && claim.hold.place.family() == lock.place.family()
-                && claim.hold.place == lock.place
+        let mine = |held_member: &&HeldMember| {
+            let hold_ref = held_member.hold_ref();
+            std::sync::Arc::ptr_eq(&hold_ref.session, &lock.session)
+                && hold_ref.hold.object.layout() == lock.object.layout()
+                && hold_ref.hold.object == lock.object
         };
-        let share = self.shares.iter().find(mine)?;
-        share.prize().downcast_ref::<u64>().copied()
+        let held_member = self.held_members.iter().find(mine)?;
+        held_member.grant().downcast_ref::<u64>().copied()
     }
 }
 

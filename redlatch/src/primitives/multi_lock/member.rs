@@ -5,17 +5,17 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
-use super::take::Prize;
+use super::acquire_all::ErasedGrant;
 use crate::Boxed;
 use crate::error::{Error, Result};
 use crate::hold::Hold;
 use crate::lease::Lease;
-use crate::name::{Family, Place};
+use crate::name::{KeyLayout, ObjectKeys};
 use crate::owner::Owner;
-use crate::primitives::handle::{Ask, Lock, LockKind, OwnedKind, report};
-use crate::session::{Claim, Session, Terms};
-use crate::step::{BoxedStep, Mapped, Outcome};
-use crate::wait::Queue;
+use crate::primitives::lock::{AcquireParams, Lock, LockKind, OwnedKind, report};
+use crate::session::{HoldRef, Session, Terms};
+use crate::step::{BoxedStep, MapReply, Outcome};
+use crate::wait::QueueKind;
 
 /// A lock of any kind as a member: created `From` a [`Lock`] or a reference to one.
 #[derive(Clone)]
@@ -42,15 +42,15 @@ impl std::fmt::Debug for Member {
 /// The operations of a lock whose kind is erased.
 pub(crate) trait AnyLock: Send + Sync {
     fn session(&self) -> &Arc<Session>;
-    fn place(&self) -> &Arc<Place>;
+    fn object(&self) -> &Arc<ObjectKeys>;
     fn is_reentrant(&self) -> bool;
-    fn claim(&self, owner: Owner) -> Result<Claim>;
-    fn acquire<'a>(&'a self, ask: Ask<'a>) -> BoxedStep<'a, Outcome<Prize>>;
+    fn hold_ref(&self, owner: Owner) -> Result<HoldRef>;
+    fn acquire<'a>(&'a self, params: AcquireParams<'a>) -> BoxedStep<'a, Outcome<ErasedGrant>>;
     fn undo<'a>(&'a self, hold: &'a Hold, keep: u32) -> Option<BoxedStep<'a, bool>>;
     fn channel<'a>(&self, hold: &'a Hold) -> &'a str;
-    fn queue(&self) -> Queue;
+    fn queue_kind(&self) -> QueueKind;
     fn pause(&self, tries: u32) -> Option<Duration>;
-    fn remembers_waiters(&self) -> Option<Lease>;
+    fn waiter_ttl(&self) -> Option<Lease>;
     fn is_held_by(&self, owner: Owner) -> Boxed<'_, Result<bool>>;
     fn report(&self, waiting: Arc<Hold>, since: Instant) -> Boxed<'static, ()>;
 }
@@ -60,22 +60,22 @@ impl<K: LockKind + OwnedKind> AnyLock for Lock<K> {
         &self.session
     }
 
-    fn place(&self) -> &Arc<Place> {
-        &self.place
+    fn object(&self) -> &Arc<ObjectKeys> {
+        &self.object
     }
 
     fn is_reentrant(&self) -> bool {
         self.reentrant
     }
 
-    fn claim(&self, owner: Owner) -> Result<Claim> {
-        let (session, place) = (&self.session, &self.place);
-        let field = || self.kind.field(place, &session.id, owner);
-        session.claim(place, owner, field, &self.kind)
+    fn hold_ref(&self, owner: Owner) -> Result<HoldRef> {
+        let (session, object) = (&self.session, &self.object);
+        let field = || self.kind.field(object, &session.id, owner);
+        session.hold_ref(object, owner, field, &self.kind)
     }
 
-    fn acquire<'a>(&'a self, ask: Ask<'a>) -> BoxedStep<'a, Outcome<Prize>> {
-        Box::new(Mapped(self.kind.acquire(ask), prized))
+    fn acquire<'a>(&'a self, params: AcquireParams<'a>) -> BoxedStep<'a, Outcome<ErasedGrant>> {
+        Box::new(MapReply(self.kind.acquire(params), erase_grant))
     }
 
     fn undo<'a>(&'a self, hold: &'a Hold, keep: u32) -> Option<BoxedStep<'a, bool>> {
@@ -86,7 +86,7 @@ impl<K: LockKind + OwnedKind> AnyLock for Lock<K> {
         self.kind.channel(hold)
     }
 
-    fn queue(&self) -> Queue {
+    fn queue_kind(&self) -> QueueKind {
         K::QUEUE
     }
 
@@ -94,8 +94,8 @@ impl<K: LockKind + OwnedKind> AnyLock for Lock<K> {
         self.kind.pause(tries)
     }
 
-    fn remembers_waiters(&self) -> Option<Lease> {
-        self.kind.remembers_waiters()
+    fn waiter_ttl(&self) -> Option<Lease> {
+        self.kind.waiter_ttl()
     }
 
     fn is_held_by(&self, owner: Owner) -> Boxed<'_, Result<bool>> {
@@ -109,7 +109,7 @@ impl<K: LockKind + OwnedKind> AnyLock for Lock<K> {
 
 impl Member {
     pub(crate) fn name(&self) -> &str {
-        self.0.place().name()
+        self.0.object().name()
     }
 
     pub(crate) fn session(&self) -> &Arc<Session> {
@@ -118,13 +118,13 @@ impl Member {
 
     /// Returns the key's slot in a cluster.
     pub(crate) fn slot(&self) -> Option<u16> {
-        self.session().store.slot(self.0.place().key())
+        self.session().store.slot(self.0.object().key())
     }
 
     /// Returns whether both are the same lock through the same client.
     pub(crate) fn is_same(&self, other: &Member) -> bool {
-        let (one, two) = (self.0.place(), other.0.place());
-        Arc::ptr_eq(self.session(), other.session()) && one == two && one.family() == two.family()
+        let (one, two) = (self.0.object(), other.0.object());
+        Arc::ptr_eq(self.session(), other.session()) && one == two && one.layout() == two.layout()
     }
 
     /// Returns the terms of a hold that is requested with this lease, or with none.
@@ -134,16 +134,16 @@ impl Member {
 
     /// Returns whether one owner that requests both would wait for itself.
     fn excludes(&self, other: &Member) -> bool {
-        let shared = |member: &Member| member.0.queue() == Queue::Shared;
+        let shared = |member: &Member| member.0.queue_kind() == QueueKind::Shared;
         !Arc::ptr_eq(self.session(), other.session())
-            && self.0.place().key() == other.0.place().key()
+            && self.0.object().key() == other.0.object().key()
             && !(shared(self) && shared(other))
             && self.session().store.address() == other.session().store.address()
     }
 }
 
 /// Removes duplicates and validates the members, because creating a handle cannot fail.
-pub(crate) fn checked(members: &[Member]) -> Result<Vec<Member>> {
+pub(crate) fn validated(members: &[Member]) -> Result<Vec<Member>> {
     if members.is_empty() {
         return Err(Error::InvalidMembers {
             reason: "there are none; specify at least one".into(),
@@ -151,7 +151,7 @@ pub(crate) fn checked(members: &[Member]) -> Result<Vec<Member>> {
     }
     let mut all: Vec<Member> = Vec::with_capacity(members.len());
     for member in members {
-        member.0.place().check()?;
+        member.0.object().check()?;
         if all.iter().any(|known| known.is_same(member)) {
             continue;
         }
@@ -172,27 +172,27 @@ pub(crate) fn checked(members: &[Member]) -> Result<Vec<Member>> {
 /// Returns each lock once, in the global order in which all requests take them: by slot in a
 /// cluster, so that members that one script can take are adjacent; by key; the write side before
 /// the read side (a writer may read, but not the other way round); by store.
-pub(crate) fn in_order(members: &[Member]) -> Result<Vec<Member>> {
-    let mut all = checked(members)?;
+pub(crate) fn in_global_order(members: &[Member]) -> Result<Vec<Member>> {
+    let mut all = validated(members)?;
     all.sort_by_cached_key(|member| {
-        let place = member.0.place();
-        let later = place.family() != Family::Write;
+        let object = member.0.object();
+        let later = object.layout() != KeyLayout::Write;
         let address = member.session().store.address();
-        (member.slot(), place.key().to_owned(), later, address)
+        (member.slot(), object.key().to_owned(), later, address)
     });
     Ok(all)
 }
 
 /// Erases the type of an acquisition's value.
-pub(super) fn prized<T: Send + Sync + 'static>(outcome: Outcome<T>) -> Outcome<Prize> {
+pub(super) fn erase_grant<T: Send + Sync + 'static>(outcome: Outcome<T>) -> Outcome<ErasedGrant> {
     match outcome {
-        Outcome::Done(won) => Outcome::Done(Arc::new(won)),
+        Outcome::Done(grant) => Outcome::Done(Arc::new(grant)),
         Outcome::Wait(left) => Outcome::Wait(left),
     }
 }
 
 /// Returns the shortest outage limit that is set for the members' clients.
-pub(crate) fn clients_outage_limit(members: &[Member]) -> Option<Duration> {
+pub(crate) fn shortest_outage_limit(members: &[Member]) -> Option<Duration> {
     let limits = members.iter();
     limits
         .filter_map(|member| member.session().outage_limit)

@@ -1,34 +1,34 @@
 //! The multi-lock (Redisson: `RedissonMultiLock`): several locks, all or nothing. It stores no
 //! state of its own; its holds are those of its members. `attempt` describes the algorithm.
 
+mod acquire_all;
 mod attempt;
 #[cfg(test)]
 mod differential;
 mod guard;
+mod held_member;
 mod member;
 mod request;
-mod share;
-mod take;
 
 use std::future::Future;
 use std::time::Duration;
 
 use tracing::Instrument as _;
 
-use self::attempt::Entry;
+use self::attempt::MultiLockRequest;
 pub use self::guard::MultiGuard;
+pub(crate) use self::held_member::{HeldMember, any_lost};
 pub use self::member::Member;
-use self::member::in_order;
-pub(crate) use self::member::{checked, clients_outage_limit};
+use self::member::in_global_order;
+pub(crate) use self::member::{shortest_outage_limit, validated};
 pub(crate) use self::request::Obtain;
 pub use self::request::{AcquireMany, LockOfMany, TryAcquireMany};
-pub(crate) use self::share::{Share, any_lost};
 use crate::error::{Error, Result};
-use crate::lease::{Lease, Patience};
+use crate::join::join_all;
+use crate::lease::{Lease, WaitLimit};
 use crate::owner::Owner;
-use crate::primitives::handle::done;
-use crate::several::all;
-use crate::store::Sent;
+use crate::primitives::lock::unless_lost;
+use crate::store::Progress;
 use crate::wait::Limits;
 
 /// Several locks that are held together or not at all (Redisson: `RedissonMultiLock`,
@@ -143,7 +143,7 @@ impl MultiLock {
     pub async fn run<F: Future>(&self, work: F) -> Result<F::Output> {
         let guard = self.lock().await?;
         let output = guard.run(work).await?;
-        done(output, guard.unlock().await)
+        unless_lost(output, guard.unlock().await)
     }
 
     /// Returns whether `owner` holds all locks, each through its member's client, according to the stores.
@@ -162,8 +162,8 @@ impl MultiLock {
     /// # Ok(()) }
     /// ```
     pub async fn is_held_by(&self, owner: Owner) -> Result<bool> {
-        let members = checked(&self.members)?;
-        let each = all(members.iter().map(|member| member.0.is_held_by(owner))).await;
+        let members = validated(&self.members)?;
+        let each = join_all(members.iter().map(|member| member.0.is_held_by(owner))).await;
         let held: Result<Vec<bool>> = each.into_iter().collect();
         Ok(held?.into_iter().all(|held| held))
     }
@@ -178,34 +178,40 @@ impl Obtain for MultiLock {
         &self,
         lease: Option<Lease>,
         named: Option<Owner>,
-        patience: Patience,
+        wait: WaitLimit,
         outage_limit: Option<Duration>,
     ) -> Result<Option<MultiGuard>> {
-        let members = in_order(&self.members)?;
+        let members = in_global_order(&self.members)?;
         let Some(waiting) = members.first().map(|first| &first.session().waiting) else {
             return Ok(None);
         };
-        let limits = Limits::new(patience, outage_limit.or(clients_outage_limit(&members)));
+        let limits = Limits::new(wait, outage_limit.or(shortest_outage_limit(&members)));
         for member in &members {
-            member.session().background.bind()?;
+            member.session().background.remember_runtime()?;
         }
         loop {
             let owner = named.unwrap_or_else(Owner::new);
-            let claims: Result<Vec<_>> = members.iter().map(|one| one.0.claim(owner)).collect();
-            let claims = claims?;
+            let hold_refs: Result<Vec<_>> =
+                members.iter().map(|one| one.0.hold_ref(owner)).collect();
+            let hold_refs = hold_refs?;
             let span =
                 tracing::debug_span!("acquire", locks = members.len(), owner = owner.number());
-            let sent = Sent::default();
+            let progress = Progress::default();
             let obtained = async {
-                let mut entry = Entry::new(&members, &claims, lease, &sent);
-                waiting.within(limits, &sent, &mut entry).await
+                let mut request = MultiLockRequest::new(&members, &hold_refs, lease, &progress);
+                waiting.within(limits, &progress, &mut request).await
             };
             match obtained.instrument(span).await {
                 // The owner's previous hold was lost meanwhile: start again with a new one.
                 Err(Error::Lost { .. })
-                    if named.is_some() && claims.iter().any(|one| one.hold.loss().is_some()) => {}
+                    if named.is_some() && hold_refs.iter().any(|one| one.hold.loss().is_some()) => {
+                }
                 Err(error) => return Err(error),
-                Ok(shares) => return Ok(shares.map(|shares| MultiGuard::new(owner, shares))),
+                Ok(held_members) => {
+                    return Ok(
+                        held_members.map(|held_members| MultiGuard::new(owner, held_members))
+                    );
+                }
             }
         }
     }

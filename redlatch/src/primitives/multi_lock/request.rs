@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use crate::Boxed;
 use crate::error::Result;
-use crate::lease::{Lease, Patience};
+use crate::lease::{Lease, WaitLimit};
 use crate::owner::Owner;
 
 /// Several locks that are held as one: [`MultiLock`](crate::MultiLock) and
@@ -22,7 +22,7 @@ pub(crate) trait Obtain: Clone + Send + Sync + 'static {
         &self,
         lease: Option<Lease>,
         owner: Option<Owner>,
-        patience: Patience,
+        wait: WaitLimit,
         outage_limit: Option<Duration>,
     ) -> impl Future<Output = Result<Option<Self::Guard>>> + Send
     where
@@ -95,10 +95,10 @@ impl<L: LockOfMany> AcquireMany<L> {
         self
     }
 
-    async fn obtain(&self, patience: Patience) -> Result<Option<L::Guard>> {
+    async fn obtain(&self, wait: WaitLimit) -> Result<Option<L::Guard>> {
         let lease = self.lease.map(Lease::new).transpose()?;
-        let owner = self.owner.or_else(Owner::of_scope);
-        let obtained = self.lock.obtain(lease, owner, patience, self.outage_limit);
+        let owner = self.owner.or_else(Owner::current);
+        let obtained = self.lock.obtain(lease, owner, wait, self.outage_limit);
         obtained.await
     }
 }
@@ -146,7 +146,7 @@ impl<L: LockOfMany> IntoFuture for AcquireMany<L> {
         Box::pin(async move {
             // Endless patience never returns `None`: the loop tells the compiler so.
             loop {
-                if let Some(guard) = self.obtain(Patience::Endless).await? {
+                if let Some(guard) = self.obtain(WaitLimit::Endless).await? {
                     return Ok(guard);
                 }
             }
@@ -159,6 +159,6 @@ impl<L: LockOfMany> IntoFuture for TryAcquireMany<L> {
     type IntoFuture = Boxed<'static, Self::Output>;
 
     fn into_future(self) -> Self::IntoFuture {
-        Box::pin(async move { self.request.obtain(Patience::at_most(self.wait)).await })
+        Box::pin(async move { self.request.obtain(WaitLimit::at_most(self.wait)).await })
     }
 }

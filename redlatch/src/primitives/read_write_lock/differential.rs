@@ -9,9 +9,9 @@ use super::rules::{read, write};
 use super::{Read, Write};
 use crate::error::Error;
 use crate::hold::Hold;
-use crate::name::{Family, Place};
-use crate::primitives::handle::{Ask, Rules as _};
-use crate::primitives::twin::{agree, hold, lease, time};
+use crate::name::{KeyLayout, ObjectKeys};
+use crate::primitives::differential::{assert_equivalent, hold, lease, time};
+use crate::primitives::lock::{AcquireParams, Rules as _};
 use crate::step::Outcome;
 
 #[derive(Debug, Clone)]
@@ -34,7 +34,7 @@ enum Move {
         owner: u8,
         lease: u32,
     },
-    Pass {
+    Advance {
         time: u32,
     },
     Force(Side),
@@ -42,7 +42,7 @@ enum Move {
     /// Another program removes the lock's expiry.
     Persist,
     /// Other data under one of the keys.
-    Plant(u8),
+    SetForeign(u8),
 }
 
 /// A side, and whether its handle prefers writers.
@@ -98,36 +98,39 @@ fn moves() -> impl Strategy<Value = Move> {
         24 => acquire,
         14 => release,
         8 => renew,
-        6 => (1..4u32).prop_map(|time| Move::Pass { time }),
+        6 => (1..4u32).prop_map(|time| Move::Advance { time }),
         2 => side.clone().prop_map(Move::Force),
         4 => side.prop_map(Move::Inspect),
         2 => Just(Move::Persist),
-        1 => (0..3u8).prop_map(Move::Plant),
+        1 => (0..3u8).prop_map(Move::SetForeign),
     ]
 }
 
-fn reader(owner: u8, yields: bool) -> (Hold, Read) {
-    let write = Arc::new(Place::new(Family::Write, "", "name"));
+fn reader(owner: u8, prefers_writers: bool) -> (Hold, Read) {
+    let write = Arc::new(ObjectKeys::new(KeyLayout::Write, "", "name"));
     let kind = Read {
         write,
-        yields,
-        besides: None,
+        prefers_writers,
+        required: None,
     };
-    (hold(Family::Read, owner, kind.clone()), kind)
+    (hold(KeyLayout::Read, owner, kind.clone()), kind)
 }
 
 fn writer(owner: u8, prefers: bool) -> (Hold, Write) {
-    let read = Arc::new(Place::new(Family::Read, "", "name"));
+    let read = Arc::new(ObjectKeys::new(KeyLayout::Read, "", "name"));
     // A third of it is still distinguishable from another owner's lease.
-    let holds_back = prefers.then(|| lease(3));
-    let kind = Write { read, holds_back };
-    (hold(Family::Write, owner, kind.clone()), kind)
+    let blocks_readers_for = prefers.then(|| lease(3));
+    let kind = Write {
+        read,
+        blocks_readers_for,
+    };
+    (hold(KeyLayout::Write, owner, kind.clone()), kind)
 }
 
 #[test]
 fn lua_and_rules_agree() {
     let mut reached = BTreeSet::new();
-    agree(moves(), async |twin, one| match *one {
+    assert_equivalent(moves(), async |harness, one| match *one {
         Move::Acquire {
             side,
             owner,
@@ -135,20 +138,20 @@ fn lua_and_rules_agree() {
             lease: n,
             waits,
         } => {
-            let ask = |hold| Ask {
+            let params = |hold| AcquireParams {
                 hold,
                 count,
                 lease: lease(n),
                 waits,
             };
             let outcome = match side {
-                Side::Read(yields) => {
-                    let (hold, kind) = reader(owner, yields);
-                    twin.step(&kind.acquire(ask(&hold))).await
+                Side::Read(prefers_writers) => {
+                    let (hold, kind) = reader(owner, prefers_writers);
+                    harness.step(&kind.acquire(params(&hold))).await
                 }
                 Side::Write(prefers) => {
                     let (hold, kind) = writer(owner, prefers);
-                    twin.step(&kind.acquire(ask(&hold))).await
+                    harness.step(&kind.acquire(params(&hold))).await
                 }
             };
             reached.insert(match (side, outcome) {
@@ -171,13 +174,13 @@ fn lua_and_rules_agree() {
         } => {
             let lease = (n > 0).then(|| lease(n));
             let released = match side {
-                Side::Read(yields) => {
-                    let hold = &reader(owner, yields).0;
-                    twin.step(&read::Release { hold, keep, lease }).await
+                Side::Read(prefers_writers) => {
+                    let hold = &reader(owner, prefers_writers).0;
+                    harness.step(&read::Release { hold, keep, lease }).await
                 }
                 Side::Write(prefers) => {
                     let hold = &writer(owner, prefers).0;
-                    twin.step(&write::Release { hold, keep, lease }).await
+                    harness.step(&write::Release { hold, keep, lease }).await
                 }
             };
             reached.insert(match (side, keep, released) {
@@ -194,45 +197,47 @@ fn lua_and_rules_agree() {
             lease: n,
         } => {
             let renewed = match side {
-                Side::Read(yields) => twin.renew(&reader(owner, yields).0, n).await,
-                Side::Write(prefers) => twin.renew(&writer(owner, prefers).0, n).await,
+                Side::Read(prefers_writers) => {
+                    harness.renew(&reader(owner, prefers_writers).0, n).await
+                }
+                Side::Write(prefers) => harness.renew(&writer(owner, prefers).0, n).await,
             };
             if renewed {
                 reached.insert("renews");
             }
         }
-        Move::Pass { time: n } => twin.pass(time(n)).await,
-        Move::Force(Side::Read(yields)) => {
-            let (hold, kind) = reader(0, yields);
-            let _ = twin.step(&kind.force(&hold.place)).await;
+        Move::Advance { time: n } => harness.advance(time(n)).await,
+        Move::Force(Side::Read(prefers_writers)) => {
+            let (hold, kind) = reader(0, prefers_writers);
+            let _ = harness.step(&kind.force(&hold.object)).await;
         }
         Move::Force(Side::Write(prefers)) => {
             let (hold, kind) = writer(0, prefers);
-            let _ = twin.step(&kind.force(&hold.place)).await;
+            let _ = harness.step(&kind.force(&hold.object)).await;
         }
         Move::Inspect(side) => {
             let holders = match side {
-                Side::Read(yields) => {
-                    let (hold, kind) = reader(0, yields);
-                    twin.step(&kind.inspect(&hold.place)).await
+                Side::Read(prefers_writers) => {
+                    let (hold, kind) = reader(0, prefers_writers);
+                    harness.step(&kind.inspect(&hold.object)).await
                 }
                 Side::Write(prefers) => {
                     let (hold, kind) = writer(0, prefers);
-                    twin.step(&kind.inspect(&hold.place)).await
+                    harness.step(&kind.inspect(&hold.object)).await
                 }
             };
             if holders.is_ok_and(|holders| holders.len() > 1) {
                 reached.insert("several read");
             }
         }
-        Move::Persist => twin.persist("name").await,
-        Move::Plant(what) => {
+        Move::Persist => harness.persist("name").await,
+        Move::SetForeign(what) => {
             let key = match what {
                 0 => "name",
                 1 => "redlatch_rwlock_writers:{name}",
                 _ => "{name}:client:1:rwlock_timeout:1",
             };
-            twin.plant(key, 5).await;
+            harness.set_foreign(key, 5).await;
         }
     });
     let expected = [

@@ -3,23 +3,23 @@
 use std::sync::Arc;
 
 use super::{Read, Write};
-use crate::name::{Family, Place};
+use crate::keyspace::DumpedValue;
+use crate::name::{KeyLayout, ObjectKeys};
 use crate::primitives::exploration::{Locks, Observed, Party, Verdict, ensure, explore, ticks};
-use crate::space::Dumped;
 
 const WRITERS: &str = "redlatch_rwlock_writers:{name}";
 const TIMEOUT: &str = ":rwlock_timeout:";
 
 fn explore_sides(name: &str, owners: u8, prefers_writers: bool) {
-    let place = |family| Arc::new(Place::new(family, "", "name"));
+    let object = |layout| Arc::new(ObjectKeys::new(layout, "", "name"));
     let read = Read {
-        write: place(Family::Write),
-        yields: prefers_writers,
-        besides: None,
+        write: object(KeyLayout::Write),
+        prefers_writers,
+        required: None,
     };
     let write = Write {
-        read: place(Family::Read),
-        holds_back: prefers_writers.then(|| ticks(2)),
+        read: object(KeyLayout::Read),
+        blocks_readers_for: prefers_writers.then(|| ticks(2)),
     };
     let sides = |owner| {
         let reader = Party::new(owner, read.clone(), false, |()| 0);
@@ -47,7 +47,7 @@ fn check(observed: &Observed<'_>) -> Verdict {
     let Observed { state, waiting } = observed;
     let empty = Default::default();
     let counts = match state.get("name") {
-        Some((Dumped::Hash(fields), _)) => fields,
+        Some((DumpedValue::Hash(fields), _)) => fields,
         _ => &empty,
     };
     for key in state.keys() {
@@ -59,10 +59,10 @@ fn check(observed: &Observed<'_>) -> Verdict {
         let n = n.parse::<u32>().ok();
         ensure(n <= count, || format!("{key} belongs to no hold"))?;
     }
-    if let Some((Dumped::Dates(writers), _)) = state.get(WRITERS) {
-        let ghost = writers.keys().find(|owner| !waiting.contains(&&***owner));
-        ensure(ghost.is_none(), || {
-            format!("{ghost:?} holds readers back and does not wait")
+    if let Some((DumpedValue::Dates(writers), _)) = state.get(WRITERS) {
+        let stray = writers.keys().find(|owner| !waiting.contains(&&***owner));
+        ensure(stray.is_none(), || {
+            format!("{stray:?} holds readers back and does not wait")
         })?;
     }
     Ok(())

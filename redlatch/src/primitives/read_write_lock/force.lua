@@ -9,7 +9,7 @@ local reads = {}
 local alive = 0
 local mode = each_holder(KEYS[1], function(field, owner, side, count)
     if side == 'read' then
-        if longest(ARGV[2], owner, count) > 0 then
+        if longest_remaining(ARGV[2], owner, count) > 0 then
             alive = 1
         end
         reads[field] = count
@@ -27,7 +27,7 @@ if ARGV[1] == mode then
     if mode == 'read' then
         redis.call('PUBLISH', ARGV[3], '0')
     else
-        call_all(ARGV[3])
+        wake_all(ARGV[3])
     end
     return 1
 end

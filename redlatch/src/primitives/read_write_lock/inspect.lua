@@ -8,7 +8,7 @@ local holders = {}
 local left = redis.call('PTTL', KEYS[1])
 local mode = each_holder(KEYS[1], function(_, owner, side, count)
     if side == ARGV[1] then
-        local for_ms = side == 'write' and left or longest(ARGV[2], owner, count)
+        local for_ms = side == 'write' and left or longest_remaining(ARGV[2], owner, count)
         if for_ms ~= 0 then
             table.insert(holders, { owner, count, for_ms })
         end

@@ -16,14 +16,14 @@ use tokio::time::Instant;
 pub(crate) use self::rules::Inspect;
 use self::rules::{Force, read, write};
 use crate::error::{Error, Loss, Result};
-use crate::hold::{Hold, Kind};
+use crate::hold::{Hold, HoldKind};
+use crate::keyspace::{Keyspace, Mode};
 use crate::lease::Lease;
-use crate::name::{Family, Place};
-use crate::primitives::handle::{Acquire, Ask, Guard, Holder, Lock, OwnedKind, Rules};
+use crate::name::{KeyLayout, ObjectKeys};
+use crate::primitives::lock::{Acquire, AcquireParams, Guard, Holder, Lock, OwnedKind, Rules};
 use crate::session::Session;
-use crate::space::{Mode, Space};
 use crate::step::{Args, BoxedStep, Outcome, Script, Step};
-use crate::wait::Queue;
+use crate::wait::QueueKind;
 
 /// A lock that either many readers or one writer holds (Redisson: `RReadWriteLock`).
 ///
@@ -82,33 +82,33 @@ pub type WriteLock = Lock<Write>;
 #[derive(Debug, Clone)]
 #[non_exhaustive]
 pub struct Read {
-    write: Arc<Place>,
+    write: Arc<ObjectKeys>,
     /// Whether readers wait behind waiting writers.
-    yields: bool,
+    prefers_writers: bool,
     /// The write hold whose owner requests the read side as well.
-    besides: Option<Besides>,
+    required: Option<RequiredWriteHold>,
 }
 
 /// The kind of [`WriteLock`] (Redisson: `RedissonWriteLock`).
 #[derive(Debug, Clone)]
 #[non_exhaustive]
 pub struct Write {
-    read: Arc<Place>,
+    read: Arc<ObjectKeys>,
     /// How long a waiting writer blocks new readers, if it does.
-    holds_back: Option<Lease>,
+    blocks_readers_for: Option<Lease>,
 }
 
 /// The write hold that lets its owner also read. If it is lost, the request fails instead of waiting.
 #[derive(Clone)]
-struct Besides {
-    writing: Arc<Hold>,
+struct RequiredWriteHold {
+    write_hold: Arc<Hold>,
     /// The loss that was known before the request.
     lost: Option<Loss>,
 }
 
-impl std::fmt::Debug for Besides {
+impl std::fmt::Debug for RequiredWriteHold {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Besides").finish_non_exhaustive()
+        f.debug_struct("RequiredWriteHold").finish_non_exhaustive()
     }
 }
 
@@ -117,25 +117,25 @@ impl OwnedKind for Write {}
 
 impl ReadWriteLock {
     pub(crate) fn new(session: Arc<Session>, name: &str) -> ReadWriteLock {
-        let place = |family| Arc::new(Place::new(family, &session.prefix, name));
-        let (read, write) = (place(Family::Read), place(Family::Write));
+        let object = |layout| Arc::new(ObjectKeys::new(layout, &session.prefix, name));
+        let (read, write) = (object(KeyLayout::Read), object(KeyLayout::Write));
         ReadWriteLock {
             read: Lock {
                 session: session.clone(),
-                place: read.clone(),
+                object: read.clone(),
                 kind: Arc::new(Read {
                     write: write.clone(),
-                    yields: false,
-                    besides: None,
+                    prefers_writers: false,
+                    required: None,
                 }),
                 reentrant: true,
             },
             write: Lock {
                 session,
-                place: write,
+                object: write,
                 kind: Arc::new(Write {
                     read,
-                    holds_back: None,
+                    blocks_readers_for: None,
                 }),
                 reentrant: true,
             },
@@ -170,11 +170,11 @@ impl ReadWriteLock {
     #[must_use]
     pub fn prefer_writers(self) -> ReadWriteLock {
         let read = Read {
-            yields: true,
+            prefers_writers: true,
             ..(*self.read.kind).clone()
         };
         let write = Write {
-            holds_back: Some(Lease::WAITING_WRITER),
+            blocks_readers_for: Some(Lease::WRITER_PREFERENCE),
             ..(*self.write.kind).clone()
         };
         ReadWriteLock {
@@ -224,12 +224,12 @@ impl Guard<Write> {
     /// # reader.unlock().await }
     /// ```
     pub fn read(&self) -> Acquire<Read> {
-        let writing = self.claim().hold.clone();
-        let besides = Besides {
-            lost: writing.loss(),
-            writing,
+        let write_hold = self.hold_ref().hold.clone();
+        let required = RequiredWriteHold {
+            lost: write_hold.loss(),
+            write_hold,
         };
-        let side = self.read_side(Some(besides));
+        let side = self.read_side(Some(required));
         side.lock().owner(self.owner())
     }
 
@@ -261,7 +261,7 @@ impl Guard<Write> {
     /// # reader.unlock().await }
     /// ```
     pub async fn downgrade(self) -> Result<Guard<Read>> {
-        let hold = self.claim().hold.clone();
+        let hold = self.hold_ref().hold.clone();
         if let Some(loss) = hold.loss() {
             return Err(hold.lost_error(loss));
         }
@@ -280,40 +280,40 @@ impl Guard<Write> {
     }
 
     /// Returns the other side of the same lock.
-    fn read_side(&self, besides: Option<Besides>) -> ReadLock {
+    fn read_side(&self, required: Option<RequiredWriteHold>) -> ReadLock {
         let write = self.handle();
         Lock {
             session: write.session,
-            place: write.kind.read.clone(),
+            object: write.kind.read.clone(),
             kind: Arc::new(Read {
-                write: write.place,
-                yields: write.kind.holds_back.is_some(),
-                besides,
+                write: write.object,
+                prefers_writers: write.kind.blocks_readers_for.is_some(),
+                required,
             }),
             reentrant: true,
         }
     }
 }
 
-impl Kind for Read {
+impl HoldKind for Read {
     fn renew_script(&self) -> &'static Script {
         read::renew_script()
     }
 
     fn renew(
         &self,
-        space: &mut Space,
+        keyspace: &mut Keyspace,
         hold: &Hold,
         lease: Option<Lease>,
         now: Instant,
     ) -> Result<bool> {
-        read::renew(space, hold, lease, now)
+        read::renew(keyspace, hold, lease, now)
     }
 
     fn renew_args(&self, hold: &Hold, args: &mut Args<'_>) {
         args.text(&hold.field);
-        args.text(&hold.own);
-        args.text(hold.place.channel());
+        args.text(&hold.owner_key);
+        args.text(hold.object.channel());
     }
 
     fn release<'a>(
@@ -326,71 +326,74 @@ impl Kind for Read {
         Box::new(step)
     }
 
-    fn beside(&self) -> Option<&Arc<Place>> {
+    fn sibling(&self) -> Option<&Arc<ObjectKeys>> {
         Some(&self.write)
     }
 }
 
 impl Rules for Read {
-    type Won = ();
-    const FAMILY: Family = Family::Read;
-    const QUEUE: Queue = Queue::Shared;
+    type Grant = ();
+    const LAYOUT: KeyLayout = KeyLayout::Read;
+    const QUEUE: QueueKind = QueueKind::Shared;
 
-    fn acquire<'a>(&'a self, ask: Ask<'a>) -> impl Step<Reply = Outcome> + 'a {
-        let yields = self.yields;
+    fn acquire<'a>(&'a self, params: AcquireParams<'a>) -> impl Step<Reply = Outcome> + 'a {
+        let prefers_writers = self.prefers_writers;
         // An owner that already reads keeps that hold, even if its write hold is lost now.
-        let besides = self.besides.as_ref().filter(|_| ask.count == 1);
-        LetIn {
-            step: read::Acquire { ask, yields },
-            besides: besides.map(|besides| &*besides.writing),
+        let required = self.required.as_ref().filter(|_| params.count == 1);
+        AcquireWhileWriting {
+            step: read::Acquire {
+                params,
+                prefers_writers,
+            },
+            required: required.map(|required| &*required.write_hold),
         }
     }
 
     fn check(&self) -> Result<()> {
-        match &self.besides {
-            Some(Besides {
-                writing,
+        match &self.required {
+            Some(RequiredWriteHold {
+                write_hold,
                 lost: Some(loss),
-            }) => Err(writing.lost_error(*loss)),
+            }) => Err(write_hold.lost_error(*loss)),
             _ => Ok(()),
         }
     }
 
-    fn inspect<'a>(&'a self, place: &'a Place) -> impl Step<Reply = Vec<Holder>> + 'a {
+    fn inspect<'a>(&'a self, object: &'a ObjectKeys) -> impl Step<Reply = Vec<Holder>> + 'a {
         let side = Mode::Read;
-        Inspect { place, side }
+        Inspect { object, side }
     }
 
-    fn force<'a>(&'a self, place: &'a Place) -> impl Step<Reply = bool> + 'a {
+    fn force<'a>(&'a self, object: &'a ObjectKeys) -> impl Step<Reply = bool> + 'a {
         let side = Mode::Read;
-        Force { place, side }
+        Force { object, side }
     }
 }
 
 /// An acquisition of the read side that relies on a write hold, which may turn out to be lost.
-struct LetIn<'a> {
+struct AcquireWhileWriting<'a> {
     step: read::Acquire<'a>,
-    besides: Option<&'a Hold>,
+    required: Option<&'a Hold>,
 }
 
-impl LetIn<'_> {
-    fn seen(&self, outcome: Outcome) -> Result<Outcome> {
-        let Some(writing) = self.besides else {
+impl AcquireWhileWriting<'_> {
+    fn check_write_hold(&self, outcome: Outcome) -> Result<Outcome> {
+        let Some(write_hold) = self.required else {
             return Ok(outcome);
         };
         if let Outcome::Wait(_) = outcome {
             // No other owner can block a writer, so the write hold is lost.
-            writing.lose(Loss::NotHeld);
+            write_hold.mark_lost(Loss::NotHeld);
         }
-        match (writing.loss(), outcome) {
-            (Some(loss), _) => Err(writing.lost_error(loss)),
-            (None, Outcome::Wait(_)) => Err(writing.lost_error(Loss::NotHeld)),
+        match (write_hold.loss(), outcome) {
+            (Some(loss), _) => Err(write_hold.lost_error(loss)),
+            (None, Outcome::Wait(_)) => Err(write_hold.lost_error(Loss::NotHeld)),
             (None, done) => Ok(done),
         }
     }
 }
 
-impl Step for LetIn<'_> {
+impl Step for AcquireWhileWriting<'_> {
     type Reply = Outcome;
 
     fn script(&self) -> &'static Script {
@@ -406,28 +409,28 @@ impl Step for LetIn<'_> {
     }
 
     fn reply(&self, raw: Value) -> Result<Outcome> {
-        self.seen(self.step.reply(raw)?)
+        self.check_write_hold(self.step.reply(raw)?)
     }
 
-    fn apply(&self, space: &mut Space, now: Instant) -> Result<Outcome> {
-        self.seen(self.step.apply(space, now)?)
+    fn apply(&self, keyspace: &mut Keyspace, now: Instant) -> Result<Outcome> {
+        self.check_write_hold(self.step.apply(keyspace, now)?)
     }
 }
 
 /// A writer is renewed like the holder of a plain lock: its lease is the key's expiry.
-impl Kind for Write {
+impl HoldKind for Write {
     fn renew_script(&self) -> &'static Script {
         write::renew_script()
     }
 
     fn renew(
         &self,
-        space: &mut Space,
+        keyspace: &mut Keyspace,
         hold: &Hold,
         lease: Option<Lease>,
         now: Instant,
     ) -> Result<bool> {
-        write::renew(space, hold, lease, now)
+        write::renew(keyspace, hold, lease, now)
     }
 
     fn release<'a>(
@@ -440,31 +443,34 @@ impl Kind for Write {
         Box::new(step)
     }
 
-    fn beside(&self) -> Option<&Arc<Place>> {
+    fn sibling(&self) -> Option<&Arc<ObjectKeys>> {
         Some(&self.read)
     }
 }
 
 impl Rules for Write {
-    type Won = ();
-    const FAMILY: Family = Family::Write;
+    type Grant = ();
+    const LAYOUT: KeyLayout = KeyLayout::Write;
 
-    fn acquire<'a>(&'a self, ask: Ask<'a>) -> impl Step<Reply = Outcome> + 'a {
-        let holds_back = self.holds_back;
-        write::Acquire { ask, holds_back }
+    fn acquire<'a>(&'a self, params: AcquireParams<'a>) -> impl Step<Reply = Outcome> + 'a {
+        let blocks_readers_for = self.blocks_readers_for;
+        write::Acquire {
+            params,
+            blocks_readers_for,
+        }
     }
 
-    fn inspect<'a>(&'a self, place: &'a Place) -> impl Step<Reply = Vec<Holder>> + 'a {
+    fn inspect<'a>(&'a self, object: &'a ObjectKeys) -> impl Step<Reply = Vec<Holder>> + 'a {
         let side = Mode::Write;
-        Inspect { place, side }
+        Inspect { object, side }
     }
 
-    fn force<'a>(&'a self, place: &'a Place) -> impl Step<Reply = bool> + 'a {
+    fn force<'a>(&'a self, object: &'a ObjectKeys) -> impl Step<Reply = bool> + 'a {
         let side = Mode::Write;
-        Force { place, side }
+        Force { object, side }
     }
 
-    fn remembers_waiters(&self) -> Option<Lease> {
-        self.holds_back
+    fn waiter_ttl(&self) -> Option<Lease> {
+        self.blocks_readers_for
     }
 }

@@ -19,13 +19,13 @@ if left ~= -2 then
         return left
     end
 end
-if longest(base, owner, mine) == 0 then
+if longest_remaining(base, owner, mine) == 0 then
     if count > 1 then
         return 0
     end
     if KEYS[2] and not writes then
         local last = redis.call('ZREVRANGE', KEYS[2], 0, 0, 'WITHSCORES')
-        local wait = (tonumber(last[2]) or 0) - today()
+        local wait = (tonumber(last[2]) or 0) - now_ms()
         if wait > 0 then
             return wait
         end
@@ -35,12 +35,12 @@ if not mode then
     redis.call('HSET', KEYS[1], 'mode', 'read')
 end
 redis.call('HSET', KEYS[1], owner, ARGV[3])
-local last = keyed(count)
+local last = keyed_holds(count)
 -- Removes what earlier holds of the same owner left behind.
-forget(base, owner, mine, last + 1)
+delete_timeouts(base, owner, mine, last + 1)
 -- The end may only move later.
-if redis.call('PTTL', timeout(base, owner, last)) < lease then
-    redis.call('SET', timeout(base, owner, last), 1, 'PX', ARGV[2])
+if redis.call('PTTL', timeout_key(base, owner, last)) < lease then
+    redis.call('SET', timeout_key(base, owner, last), 1, 'PX', ARGV[2])
 end
 if left < lease then
     redis.call('PEXPIRE', KEYS[1], ARGV[2])

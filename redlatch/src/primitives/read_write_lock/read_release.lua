@@ -23,22 +23,22 @@ end
 local held = 1
 -- A release never increases the count.
 keep = math.min(keep, tonumber(count) or 0)
-if longest(base, owner, count) == 0 then
+if longest_remaining(base, owner, count) == 0 then
     held, keep = 0, 0
 end
-local last = keyed(keep)
+local last = keyed_holds(keep)
 if keep == 0 then
     redis.call('HDEL', KEYS[1], owner)
 else
     redis.call('HSET', KEYS[1], owner, keep)
     -- All holds of an owner last as long as the longest, so a released hold passes its lease on.
-    local most = math.max(longest(base, owner, count, last), lease)
+    local most = math.max(longest_remaining(base, owner, count, last), lease)
     -- The kept holds may all have ended, although a released one still lives.
-    if most > 0 and redis.call('PTTL', timeout(base, owner, last)) < most then
-        redis.call('SET', timeout(base, owner, last), 1, 'PX', most)
+    if most > 0 and redis.call('PTTL', timeout_key(base, owner, last)) < most then
+        redis.call('SET', timeout_key(base, owner, last), 1, 'PX', most)
     end
 end
-forget(base, owner, count, last + 1)
+delete_timeouts(base, owner, count, last + 1)
 if mode == 'write' then
     -- The owner also writes: its write hold does not change.
     if keep > 0 and lease > 0 and left < lease then
@@ -46,7 +46,7 @@ if mode == 'write' then
     end
     return held
 end
-local most = longest_of_all(KEYS[1], base)
+local most = longest_reader_remaining(KEYS[1], base)
 if most == 0 then
     redis.call('DEL', KEYS[1])
 else

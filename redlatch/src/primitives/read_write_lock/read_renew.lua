@@ -11,7 +11,7 @@ for i, key in ipairs(KEYS) do
     -- pcall: a key that is no longer a hash must not prevent the renewal of the others.
     local fields = redis.pcall('HMGET', key, 'mode', owner)
     local alive = 0
-    for n = 1, is_mode(fields[1]) and keyed(fields[2]) or 0 do
+    for n = 1, is_mode(fields[1]) and keyed_holds(fields[2]) or 0 do
         local left = redis.call('PTTL', own .. ':' .. n)
         if left > 0 then
             alive = 1

@@ -41,12 +41,12 @@ end
 if ARGV[3] ~= '1' then
     return 0
 end
-if longest(ARGV[4], ARGV[5], fields[3]) > 0 then
+if longest_remaining(ARGV[4], ARGV[5], fields[3]) > 0 then
     return -3
 end
 local mark = tonumber(ARGV[6])
 if KEYS[2] and mark > 0 then
-    local now = today()
+    local now = now_ms()
     redis.call('ZREMRANGEBYSCORE', KEYS[2], '-inf', now)
     redis.call('ZADD', KEYS[2], now + mark, ARGV[1])
     redis.call('PEXPIRE', KEYS[2], mark)

@@ -19,7 +19,7 @@ if not fields[2] then
         redis.call('PUBLISH', ARGV[5], '1')
     elseif left == -2 then
         -- Deleted by FLUSHALL or DEL: no other step wakes the waiters.
-        call_all(ARGV[5])
+        wake_all(ARGV[5])
     end
     return 0
 end
@@ -33,12 +33,12 @@ if ARGV[2] ~= '0' then
     return 1
 end
 redis.call('HDEL', KEYS[1], ARGV[1])
-local most = longest_of_all(KEYS[1], ARGV[4])
+local most = longest_reader_remaining(KEYS[1], ARGV[4])
 if most == 0 then
     redis.call('DEL', KEYS[1])
 else
     redis.call('HSET', KEYS[1], 'mode', 'read')
     redis.call('PEXPIRE', KEYS[1], most)
 end
-call_all(ARGV[5])
+wake_all(ARGV[5])
 return 1

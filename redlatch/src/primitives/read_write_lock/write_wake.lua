@@ -1,6 +1,6 @@
 -- Wakes the waiters of a lock without a holder. The first argument is the lock's index in KEYS. A
 -- refused PUBLISH must not prevent the renewal of the other locks.
 local function wake(_, channel)
-    pcall(call_all, channel)
+    pcall(wake_all, channel)
 end
 

@@ -10,18 +10,18 @@ use tokio::time::Instant;
 use super::quorum;
 use crate::error::{Error, Loss, Result};
 use crate::hold::Hold;
+use crate::join::join_until;
 use crate::owner::Owner;
-use crate::primitives::handle::run_while;
-use crate::primitives::multi_lock::{Share, any_lost};
+use crate::primitives::lock::run_while;
+use crate::primitives::multi_lock::{HeldMember, any_lost};
 use crate::runtime::sleep_until;
-use crate::several::most;
 
 /// A held [`RedLock`](crate::RedLock), valid for as long as a majority of its members is held.
 /// [`RedGuard::unlock`] releases it; dropping the guard releases it in the background.
 #[must_use = "the lock is released as soon as the guard is dropped"]
 pub struct RedGuard {
     owner: Owner,
-    shares: Vec<Share>,
+    held_members: Vec<HeldMember>,
     majority: Arc<Majority>,
 }
 
@@ -32,7 +32,7 @@ pub(super) struct Majority {
     /// Number of members of the lock, whether they granted it or not.
     members: usize,
     /// How long one member may take to answer.
-    limit: Duration,
+    member_timeout: Duration,
     state: AtomicU8,
 }
 
@@ -42,17 +42,22 @@ const RELEASED: u8 = 2;
 
 /// How much earlier a lease may end on a server than here: 1 % for clocks that run at different
 /// speeds, and 2 ms for what Redis truncates, as the algorithm's description specifies.
-pub(super) fn drift(lease: Duration) -> Duration {
+pub(super) fn clock_drift(lease: Duration) -> Duration {
     lease / 100 + Duration::from_millis(2)
 }
 
 impl Majority {
-    pub(super) fn new(shares: &[Share], members: usize, limit: Duration) -> Majority {
-        let hold = |share: &Share| (share.hold().clone(), share.lease().duration());
+    pub(super) fn new(
+        held_members: &[HeldMember],
+        members: usize,
+        member_timeout: Duration,
+    ) -> Majority {
+        let hold =
+            |held_member: &HeldMember| (held_member.hold().clone(), held_member.lease().duration());
         Majority {
-            holds: shares.iter().map(hold).collect(),
+            holds: held_members.iter().map(hold).collect(),
             members,
-            limit,
+            member_timeout,
             state: AtomicU8::new(HELD),
         }
     }
@@ -65,8 +70,8 @@ impl Majority {
         }
         // The hold may have been entered for longer, before or since: clocks have had that long to drift.
         let valid = |(hold, lease): &(Arc<Hold>, Duration)| {
-            let drift = drift(hold.longest_lease().max(*lease));
-            hold.valid_for().saturating_sub(drift)
+            let clock_drift = clock_drift(hold.longest_lease().max(*lease));
+            hold.valid_for().saturating_sub(clock_drift)
         };
         let mut each: Vec<_> = self.holds.iter().map(valid).collect();
         each.sort_unstable_by(|one, other| other.cmp(one));
@@ -122,10 +127,14 @@ impl Majority {
 }
 
 impl RedGuard {
-    pub(super) fn new(owner: Owner, shares: Vec<Share>, majority: Arc<Majority>) -> RedGuard {
+    pub(super) fn new(
+        owner: Owner,
+        held_members: Vec<HeldMember>,
+        majority: Arc<Majority>,
+    ) -> RedGuard {
         RedGuard {
             owner,
-            shares,
+            held_members,
             majority,
         }
     }
@@ -156,9 +165,9 @@ impl RedGuard {
             let kept = done.iter().filter(is_kept).count();
             members - kept >= quorum(members)
         };
-        let shares = std::mem::take(&mut self.shares);
-        let giving = shares.into_iter().map(Share::give_back);
-        let done = most(giving, released, self.majority.limit).await;
+        let held_members = std::mem::take(&mut self.held_members);
+        let releases = held_members.into_iter().map(HeldMember::release);
+        let done = join_until(releases, released, self.majority.member_timeout).await;
         // Other owners may have held the members that were lost or that did not grant it.
         let lost = done.iter().filter(is_lost).count();
         let is_held = done.len() - lost >= quorum(members);

@@ -12,18 +12,18 @@ use std::time::Duration;
 use tracing::Instrument as _;
 
 pub use self::guard::RedGuard;
-use self::guard::drift;
-use self::round::Rounds;
+use self::guard::clock_drift;
+use self::round::RedLockRequest;
 use super::multi_lock::{
-    AcquireMany, LockOfMany, Member, Obtain, TryAcquireMany, checked, clients_outage_limit,
+    AcquireMany, LockOfMany, Member, Obtain, TryAcquireMany, shortest_outage_limit, validated,
 };
 use crate::backoff::Backoff;
 use crate::error::{Error, Result};
-use crate::lease::{Lease, Patience};
+use crate::join::join_all;
+use crate::lease::{Lease, WaitLimit};
 use crate::owner::Owner;
-use crate::primitives::handle::done;
-use crate::several::all;
-use crate::store::Sent;
+use crate::primitives::lock::unless_lost;
+use crate::store::Progress;
 use crate::wait::Limits;
 
 /// A lock on several independent servers, held by the owner to which a majority granted it
@@ -153,7 +153,7 @@ impl RedLock {
     pub async fn run<F: Future>(&self, work: F) -> Result<F::Output> {
         let guard = self.lock().await?;
         let output = guard.run(work).await?;
-        done(output, guard.unlock().await)
+        unless_lost(output, guard.unlock().await)
     }
 
     /// Returns whether `owner` holds the lock: whether a majority of the members reports it.
@@ -163,17 +163,17 @@ impl RedLock {
     /// [`Error::InvalidMembers`], [`Error::InvalidSetting`], [`Error::NoRuntime`], or the first
     /// error of a member, if so many fail or do not answer in time that the others cannot decide.
     pub async fn is_held_by(&self, owner: Owner) -> Result<bool> {
-        let members = checked(&self.members)?;
-        let limit = self.limit(shortest_lease(&members, None))?;
+        let members = validated(&self.members)?;
+        let member_timeout = self.member_timeout(shortest_lease(&members, None))?;
         for member in &members {
-            member.session().background.bind()?;
+            member.session().background.remember_runtime()?;
         }
         let asking = members.iter().map(|member| async move {
-            let asked = tokio::time::timeout(limit, member.0.is_held_by(owner)).await;
-            asked.unwrap_or_else(|_| Err(too_slow(limit)))
+            let asked = tokio::time::timeout(member_timeout, member.0.is_held_by(owner)).await;
+            asked.unwrap_or_else(|_| Err(timeout_error(member_timeout)))
         });
         let (mut yes, mut errors) = (0, Vec::new());
-        for answer in all(asking).await {
+        for answer in join_all(asking).await {
             match answer {
                 Ok(held) => yes += usize::from(held),
                 Err(error) => errors.push(error),
@@ -188,7 +188,7 @@ impl RedLock {
     }
 
     /// Returns how long a member may take to answer.
-    fn limit(&self, lease: Duration) -> Result<Duration> {
+    fn member_timeout(&self, lease: Duration) -> Result<Duration> {
         let Some(timeout) = self.timeout else {
             let (shortest, longest) = (Duration::from_millis(5), Duration::from_millis(50));
             return Ok((lease / 1000).clamp(shortest, longest));
@@ -212,15 +212,15 @@ fn shortest_lease(members: &[Member], lease: Option<Lease>) -> Duration {
 /// Returns the name of the local queue for requests of the same members through the same clients.
 /// It differs from every member's own queue, whose waiters may be served long before a majority is:
 /// no channel begins like this.
-fn line(members: &[Member]) -> String {
-    let mut line = String::from("red");
+fn queue_name(members: &[Member]) -> String {
+    let mut name = String::from("red");
     for member in members {
-        let (place, address) = (member.0.place(), member.session().store.address());
+        let (object, address) = (member.0.object(), member.session().store.address());
         // The key's length makes the name unambiguous.
-        let key = place.key();
-        let _ = write!(line, " {:?} {} {key} {address}", place.family(), key.len());
+        let key = object.key();
+        let _ = write!(name, " {:?} {} {key} {address}", object.layout(), key.len());
     }
-    line
+    name
 }
 
 /// Returns how many of `members` are a majority.
@@ -229,9 +229,9 @@ fn quorum(members: usize) -> usize {
 }
 
 /// Returns the error of a member that did not answer in time.
-fn too_slow(limit: Duration) -> Error {
+fn timeout_error(member_timeout: Duration) -> Error {
     Error::Unavailable {
-        reason: format!("no answer within {limit:?}, the RedLock's `timeout`"),
+        reason: format!("no answer within {member_timeout:?}, the RedLock's `timeout`"),
     }
 }
 
@@ -244,53 +244,56 @@ impl Obtain for RedLock {
         &self,
         lease: Option<Lease>,
         named: Option<Owner>,
-        patience: Patience,
+        wait: WaitLimit,
         outage_limit: Option<Duration>,
     ) -> Result<Option<RedGuard>> {
-        let members = checked(&self.members)?;
+        let members = validated(&self.members)?;
         let Some(first) = members.first() else {
             return Ok(None);
         };
         for member in &members {
-            member.session().background.bind()?;
+            member.session().background.remember_runtime()?;
         }
         let shortest = shortest_lease(&members, lease);
-        if shortest <= drift(shortest) {
+        if shortest <= clock_drift(shortest) {
             return Err(Error::InvalidSetting {
                 setting: "lease",
-                reason: "1 % and 2 ms of a RedLock's lease are reserved for clock drift; use at \
+                reason:
+                    "1 % and 2 ms of a RedLock's lease are reserved for clock clock_drift; use at \
                          least 3 ms"
-                    .into(),
+                        .into(),
             });
         }
         let owner = named.unwrap_or_else(Owner::new);
         // Without a limit it waits for a majority that cannot be reached.
-        let outage_limit = outage_limit.or(clients_outage_limit(&members));
-        let limits = Limits::new(patience, outage_limit.or(Some(Duration::MAX)));
-        let sent = Sent::default();
-        let mut rounds = Rounds {
+        let outage_limit = outage_limit.or(shortest_outage_limit(&members));
+        let limits = Limits::new(wait, outage_limit.or(Some(Duration::MAX)));
+        let progress = Progress::default();
+        let mut request = RedLockRequest {
             members: &members,
             owner,
             lease,
-            limit: self.limit(shortest)?,
+            member_timeout: self.member_timeout(shortest)?,
             backoff: self.backoff,
-            line: line(&members),
+            queue_name: queue_name(&members),
             tries: 0,
             failure: None,
-            known: named.is_some(),
+            owner_is_named: named.is_some(),
             outage: match limits.waits() {
                 true => limits.outage,
                 false => Duration::MAX,
             },
-            sent: &sent,
+            progress: &progress,
         };
         let span = tracing::debug_span!("acquire", red = first.name(), owner = owner.number());
         let waiting = &first.session().waiting;
-        let obtaining = waiting.within(limits, &sent, &mut rounds);
+        let obtaining = waiting.within(limits, &progress, &mut request);
         match obtaining.instrument(span).await? {
-            Some((shares, majority)) => Ok(Some(RedGuard::new(owner, shares, majority))),
+            Some((held_members, majority)) => {
+                Ok(Some(RedGuard::new(owner, held_members, majority)))
+            }
             // Not refused, but a majority did not answer.
-            None => rounds.failure.map_or(Ok(None), Err),
+            None => request.failure.map_or(Ok(None), Err),
         }
     }
 }

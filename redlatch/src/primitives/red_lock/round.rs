@@ -15,48 +15,48 @@ use std::time::Duration;
 use tokio::time::{Instant, sleep, timeout};
 
 use super::guard::Majority;
-use super::{quorum, too_slow};
+use super::{quorum, timeout_error};
 use crate::backoff::Backoff;
 use crate::error::{Error, Result};
+use crate::join::join_all;
 use crate::lease::Lease;
 use crate::owner::Owner;
-use crate::primitives::handle::Ask;
-use crate::primitives::multi_lock::{Member, Share};
-use crate::several::all;
+use crate::primitives::lock::AcquireParams;
+use crate::primitives::multi_lock::{HeldMember, Member};
 use crate::step::Outcome;
-use crate::store::{Sent, Word};
+use crate::store::{LastContact, Progress};
 use crate::wait::{Attempt, Request};
 
 /// One acquisition in progress.
-pub(super) struct Rounds<'a> {
+pub(super) struct RedLockRequest<'a> {
     pub(super) members: &'a [Member],
     pub(super) owner: Owner,
     pub(super) lease: Option<Lease>,
     /// How long one member may take to answer.
-    pub(super) limit: Duration,
+    pub(super) member_timeout: Duration,
     pub(super) backoff: Backoff,
     /// Name of the local queue in which requests of the same clients wait for their turn. No
     /// messages arrive there.
-    pub(super) line: String,
+    pub(super) queue_name: String,
     pub(super) tries: u32,
     /// The error with which a majority of members failed in the latest round, if they did.
     pub(super) failure: Option<Error>,
     /// Whether callers may name the owner, and acquire for it concurrently.
-    pub(super) known: bool,
+    pub(super) owner_is_named: bool,
     /// How long a majority of members may fail before waiting fails.
     pub(super) outage: Duration,
-    pub(super) sent: &'a Sent,
+    pub(super) progress: &'a Progress,
 }
 
 /// The members that a quorum granted.
-pub(super) type Won = (Vec<Share>, Arc<Majority>);
+pub(super) type Grant = (Vec<HeldMember>, Arc<Majority>);
 
-impl Rounds<'_> {
+impl RedLockRequest<'_> {
     /// Runs rounds with pauses in between.
-    async fn go_on(&mut self, waits: bool) -> Result<Option<Won>> {
+    async fn repeat_rounds(&mut self, waits: bool) -> Result<Option<Grant>> {
         loop {
-            if let Some(won) = self.round().await? {
-                return Ok(Some(won));
+            if let Some(grant) = self.round().await? {
+                return Ok(Some(grant));
             }
             if !waits {
                 return Ok(None);
@@ -68,18 +68,18 @@ impl Rounds<'_> {
     }
 
     /// Requests all members once. Without a quorum that is valid for some time, releases what was acquired.
-    async fn round(&mut self) -> Result<Option<Won>> {
+    async fn round(&mut self) -> Result<Option<Grant>> {
         let begun = Instant::now();
         let mut asked = Vec::with_capacity(self.members.len());
         for member in self.members {
             // Claimed anew in each round, so that a hold that was lost meanwhile is not re-entered.
-            asked.push((member, member.0.claim(self.owner)?));
+            asked.push((member, member.0.hold_ref(self.owner)?));
         }
-        let (lease, limit) = (self.lease, self.limit);
-        let asking = asked.into_iter().map(|(member, claim)| async move {
+        let (lease, member_timeout) = (self.lease, self.member_timeout);
+        let asking = asked.into_iter().map(|(member, hold_ref)| async move {
             let terms = member.terms(lease);
             let step = |hold, count| {
-                member.0.acquire(Ask {
+                member.0.acquire(AcquireParams {
                     hold,
                     count,
                     lease: terms.lease,
@@ -88,32 +88,40 @@ impl Rounds<'_> {
             };
             // A member that does not answer in time may have granted the lock: dropping the attempt
             // undoes it in the background.
-            let sent = Sent::default();
-            let entered = timeout(limit, claim.enter(terms, None, &sent, step)).await;
+            let progress = Progress::default();
+            let entered = timeout(
+                member_timeout,
+                hold_ref.try_acquire(terms, None, &progress, step),
+            )
+            .await;
             match entered {
-                Ok(Ok(Outcome::Done(prize))) => Ok(Some(Share::new(claim, terms, prize))),
+                Ok(Ok(Outcome::Done(grant))) => Ok(Some(HeldMember::new(hold_ref, terms, grant))),
                 Ok(Ok(Outcome::Wait(_))) => Ok(None),
                 Ok(Err(error)) => Err(error),
-                Err(_) => Err(too_slow(limit)),
+                Err(_) => Err(timeout_error(member_timeout)),
             }
         });
-        let mut shares = Vec::with_capacity(self.members.len());
+        let mut held_members = Vec::with_capacity(self.members.len());
         let mut errors = Vec::new();
-        for answer in all(asking).await {
+        for answer in join_all(asking).await {
             match answer {
-                Ok(share) => shares.extend(share),
+                Ok(held_member) => held_members.extend(held_member),
                 Err(error) => errors.push(error),
             }
         }
-        let majority = Majority::new(&shares, self.members.len(), self.limit);
+        let majority = Majority::new(&held_members, self.members.len(), self.member_timeout);
         if !majority.valid_for().is_zero() {
-            return Ok(Some((shares, Arc::new(majority))));
+            return Ok(Some((held_members, Arc::new(majority))));
         }
-        tracing::debug!(had = shares.len(), of = self.members.len(), "no quorum");
-        let giving = shares
+        tracing::debug!(
+            had = held_members.len(),
+            of = self.members.len(),
+            "no quorum"
+        );
+        let releases = held_members
             .into_iter()
-            .map(|share| timeout(limit, share.give_back()));
-        all(giving).await;
+            .map(|held_member| timeout(member_timeout, held_member.release()));
+        join_all(releases).await;
         // Whether so many members failed that the others cannot form a quorum.
         let members = self.members.len();
         let decides = |errors: usize| members - errors.min(members) < quorum(members);
@@ -124,55 +132,57 @@ impl Rounds<'_> {
             return first.map_or(Ok(None), Err);
         }
         // (A grant that arrived too late is a refusal, not a failure.)
-        let mut away = errors.iter().filter(|error| error.is_transient());
-        let first = away.next();
-        self.failure = first.filter(|_| decides(1 + away.count())).cloned();
+        let mut transient = errors.iter().filter(|error| error.is_transient());
+        let first = transient.next();
+        self.failure = first.filter(|_| decides(1 + transient.count())).cloned();
         match &self.failure {
-            Some(error) => self.sent.failed(begun, error.clone()),
-            None => self.sent.answered(),
+            Some(error) => self.progress.record_failure(begun, error.clone()),
+            None => self.progress.record_answer(),
         }
-        match self.sent.word() {
-            Some(Word::Failed { since, error }) if since.elapsed() >= self.outage => Err(error),
+        match self.progress.last_contact() {
+            Some(LastContact::Failed { since, error }) if since.elapsed() >= self.outage => {
+                Err(error)
+            }
             _ => Ok(None),
         }
     }
 }
 
-impl Request for Rounds<'_> {
-    type Obtained = Won;
+impl Request for RedLockRequest<'_> {
+    type Obtained = Grant;
 
-    async fn obtain(&mut self, waits: bool) -> Result<Option<Won>> {
-        match (self.known, self.members.first()) {
+    async fn obtain(&mut self, waits: bool) -> Result<Option<Grant>> {
+        match (self.owner_is_named, self.members.first()) {
             // An owner that may already hold the lock must not wait behind its waiters.
-            (true, _) | (_, None) => self.go_on(waits).await,
+            (true, _) | (_, None) => self.repeat_rounds(waits).await,
             (false, Some(first)) => first.session().waiting.obtain(self, waits).await,
         }
     }
 }
 
-impl Attempt for Rounds<'_> {
-    type Won = Won;
+impl Attempt for RedLockRequest<'_> {
+    type Grant = Grant;
 
     fn channel(&self) -> &str {
-        &self.line
+        &self.queue_name
     }
 
     fn object(&self) -> &str {
-        &self.line
+        &self.queue_name
     }
 
-    async fn ask(&mut self, _: bool) -> Result<Outcome<Won>> {
+    async fn ask(&mut self, _: bool) -> Result<Outcome<Grant>> {
         Ok(match self.round().await? {
-            Some(won) => Outcome::Done(won),
+            Some(grant) => Outcome::Done(grant),
             None => Outcome::Wait(Duration::ZERO),
         })
     }
 
-    fn sent(&self) -> &Sent {
-        self.sent
+    fn progress(&self) -> &Progress {
+        self.progress
     }
 
-    fn keeps_others_out(&self) -> Option<Duration> {
+    fn excludes_waiters_for(&self) -> Option<Duration> {
         None
     }
 

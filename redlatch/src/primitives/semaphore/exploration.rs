@@ -5,19 +5,19 @@ use std::sync::Arc;
 
 use tokio::time::Instant;
 
-use super::rules::{Add, Drain, Take};
-use crate::name::{Family, Place};
+use super::rules::{Add, Drain, TakePermits};
+use crate::keyspace::DumpedValue;
+use crate::name::{KeyLayout, ObjectKeys};
+use crate::primitives::counter::SetIfAbsent;
 use crate::primitives::exploration::{
     Model, State, TICK, Verdict, World, ensure, explore, hash_end, ticks,
 };
-use crate::primitives::number::Begin;
-use crate::space::Dumped;
 use crate::step::{Outcome, Step as _};
 
 /// Number of permits.
 const PERMITS: u32 = 3;
 /// Time to live of the semaphore in ticks, if it has one.
-const LIVES: u8 = 3;
+const TTL: u8 = 3;
 
 #[derive(Clone)]
 struct Permits {
@@ -29,7 +29,7 @@ struct Permits {
 
 #[derive(Debug, Clone, Copy)]
 enum Step {
-    Begin,
+    SetIfAbsent,
     Take { owner: usize, permits: u32 },
     Release { owner: usize, permits: u32 },
     Drain { owner: usize },
@@ -45,43 +45,43 @@ impl Model for Permits {
             let releases = (1..=2).map(move |permits| Step::Release { owner, permits });
             takes.chain(releases).chain([Step::Drain { owner }])
         };
-        [Step::Begin]
+        [Step::SetIfAbsent]
             .into_iter()
             .chain((0..3).flat_map(of_owner))
             .collect()
     }
 
     fn take(&mut self, step: Step, world: &mut World) -> Verdict<Option<bool>> {
-        let place = Arc::new(Place::new(Family::Semaphore, "", "name"));
-        let World { space, now } = world;
+        let object = Arc::new(ObjectKeys::new(KeyLayout::Semaphore, "", "name"));
+        let World { keyspace, now } = world;
         if self.end.is_some_and(|end| end <= *now) {
             // Its permits ended with it.
             (self.end, self.taken) = (None, [0; 3]);
         }
-        let is_there = space.is_there("name", *now);
+        let exists = keyspace.exists("name", *now);
         let error = |error: crate::Error| error.to_string();
         let reply = match step {
-            Step::Begin => {
-                let begin = Begin {
-                    place: place.clone(),
+            Step::SetIfAbsent => {
+                let set_if_absent = SetIfAbsent {
+                    object: object.clone(),
                     number: PERMITS,
-                    time_to_live: self.ends.then(|| ticks(LIVES)),
+                    time_to_live: self.ends.then(|| ticks(TTL)),
                     payload: PERMITS,
                     above_zero: false,
                 };
-                let begun = begin.apply(space, *now).map_err(error)?;
-                ensure(begun != is_there, || format!("begun: {begun}"))?;
-                if begun && self.ends {
-                    self.end = Some(*now + TICK * LIVES.into());
+                let created = set_if_absent.apply(keyspace, *now).map_err(error)?;
+                ensure(created != exists, || format!("created: {created}"))?;
+                if created && self.ends {
+                    self.end = Some(*now + TICK * TTL.into());
                 }
-                begun
+                created
             }
             Step::Take { owner, permits } => {
-                let take = Take {
-                    place: &place,
+                let take = TakePermits {
+                    object: &object,
                     permits,
                 };
-                match take.apply(space, *now).map_err(error)? {
+                match take.apply(keyspace, *now).map_err(error)? {
                     Outcome::Done(_) => {
                         self.taken[owner] += permits;
                         true
@@ -95,30 +95,30 @@ impl Model for Permits {
                 }
                 self.taken[owner] -= permits;
                 let add = Add {
-                    place: place.clone(),
+                    object: object.clone(),
                     permits: i32::try_from(permits).unwrap(),
                     if_exists: true,
                 };
-                let added = add.apply(space, *now).map_err(error)?.is_some();
-                ensure(added == is_there, || format!("released: {added}"))?;
+                let added = add.apply(keyspace, *now).map_err(error)?.is_some();
+                ensure(added == exists, || format!("released: {added}"))?;
                 added
             }
             Step::Drain { owner } => {
                 let drain = Drain {
-                    place: place.clone(),
+                    object: object.clone(),
                 };
-                let drained = drain.apply(space, *now).map_err(error)?;
+                let drained = drain.apply(keyspace, *now).map_err(error)?;
                 self.taken[owner] += u32::try_from(drained).unwrap();
                 drained > 0
             }
         };
-        world.space.take_published();
+        world.keyspace.take_published();
         Ok(Some(reply))
     }
 
     /// Only setting the number can be repeated; the reply of the repetition differs.
     fn repeated(step: Step, _: &bool, second: &bool) -> Option<bool> {
-        matches!(step, Step::Begin).then_some(!second)
+        matches!(step, Step::SetIfAbsent).then_some(!second)
     }
 
     fn check(&self, state: &State, world: &mut World) -> Verdict {
@@ -133,7 +133,7 @@ impl Model for Permits {
             format!("it ends in {left} ms (-1: never)")
         })?;
         let taken = PERMITS.checked_sub(self.taken.iter().sum());
-        let number = taken.map(|left| Dumped::Text(left.to_string()));
+        let number = taken.map(|left| DumpedValue::Text(left.to_string()));
         ensure(number.as_ref() == Some(value), || {
             format!("{value:?} left, and taken {:?}", self.taken)
         })

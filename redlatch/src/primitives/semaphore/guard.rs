@@ -7,16 +7,16 @@ use tokio::time::Instant;
 
 use super::rules::Add;
 use crate::error::{Error, Result};
-use crate::name::Place;
+use crate::name::ObjectKeys;
 use crate::session::Session;
-use crate::store::{Delivery, Route, Sent, ServerId};
+use crate::store::{Delivery, Progress, Route, ServerId};
 
 /// How long a release is retried in the background while the store is unavailable. The permits have
 /// no lease, so nothing else releases them.
-pub(super) const GIVING_BACK: Duration = Duration::from_secs(600);
+pub(super) const RELEASE_RETRY_LIMIT: Duration = Duration::from_secs(600);
 
 /// The pause between two background attempts. Each attempt lasts up to the response timeout.
-const PAUSE: Duration = Duration::from_millis(500);
+const RETRY_PAUSE: Duration = Duration::from_millis(500);
 
 /// Acquired permits of a [`Semaphore`](super::Semaphore) (Redisson has no such type: there, callers
 /// count permits themselves). [`SemaphorePermits::release`] releases them; dropping releases them
@@ -34,39 +34,39 @@ const PAUSE: Duration = Duration::from_millis(500);
 #[must_use = "the permits are released as soon as this is dropped"]
 pub struct SemaphorePermits {
     /// `None` if there is nothing left to release.
-    owed: Option<Owed>,
+    pending: Option<PendingRelease>,
     permits: u32,
-    place: Arc<Place>,
+    object: Arc<ObjectKeys>,
 }
 
 impl SemaphorePermits {
     /// Creates the guard of permits of a semaphore whose time to live ends at `ends`, if it does.
     pub(super) fn new(
         session: Arc<Session>,
-        place: Arc<Place>,
+        object: Arc<ObjectKeys>,
         permits: u32,
         ends: Option<Instant>,
     ) -> SemaphorePermits {
-        let owed = (permits > 0).then(|| Owed {
+        let pending = (permits > 0).then(|| PendingRelease {
             session,
-            place: place.clone(),
+            object: object.clone(),
             permits,
-            hopeless: None,
+            final_error: None,
             ends,
             delivery: Delivery::IMMEDIATE,
         });
         SemaphorePermits {
-            owed,
+            pending,
             permits,
-            place,
+            object,
         }
     }
 
     /// Releases permits that too few replicas have acknowledged, to the server that granted
     /// them. A promoted replica may not know that they were acquired, and would have too many permits.
     pub(super) async fn release_unconfirmed(mut self, server: ServerId) -> Result<()> {
-        if let Some(owed) = &mut self.owed {
-            owed.delivery = Delivery::on(Route::AcquisitionsOf(server));
+        if let Some(pending) = &mut self.pending {
+            pending.delivery = Delivery::on(Route::AcquisitionsOf(server));
         }
         self.release().await
     }
@@ -78,7 +78,7 @@ impl SemaphorePermits {
 
     /// Returns the semaphore's name.
     pub fn name(&self) -> &str {
-        self.place.name()
+        self.object.name()
     }
 
     /// Releases the permits and waits until the store has confirmed it.
@@ -97,25 +97,25 @@ impl SemaphorePermits {
     ///
     /// When dropped, the release continues in the background.
     pub async fn release(mut self) -> Result<()> {
-        let Some(mut owed) = self.owed.take() else {
+        let Some(mut pending) = self.pending.take() else {
             return Ok(());
         };
-        let background = owed.session.background.clone();
-        let rest = background.clone();
+        let background = pending.session.background.clone();
+        let retries = background.clone();
         let work = async move {
-            let given_back = owed.give_back().await;
-            if given_back.is_err() && owed.hopeless.is_none() {
-                rest.spawn(owed.persist());
-                return (None, given_back);
+            let released = pending.try_release().await;
+            if released.is_err() && pending.final_error.is_none() {
+                retries.spawn(pending.retry_release());
+                return (None, released);
             }
-            (Some(owed), given_back)
+            (Some(pending), released)
         };
-        let (owed, given_back) = background.finish(work, || true).await;
-        if let Some(mut owed) = owed {
+        let (pending, released) = background.detach_on_drop(work, || true).await;
+        if let Some(mut pending) = pending {
             // The caller gets the error, so it is not logged as well.
-            owed.permits = 0;
+            pending.permits = 0;
         }
-        given_back
+        released
     }
 
     /// Keeps the permits: nothing releases them automatically. To return them, call
@@ -130,17 +130,17 @@ impl SemaphorePermits {
     /// # Ok(()) }
     /// ```
     pub fn forget(mut self) {
-        if let Some(mut owed) = self.owed.take() {
-            owed.permits = 0;
+        if let Some(mut pending) = self.pending.take() {
+            pending.permits = 0;
         }
     }
 }
 
 impl Drop for SemaphorePermits {
     fn drop(&mut self) {
-        if let Some(owed) = self.owed.take() {
-            let background = owed.session.background.clone();
-            background.spawn(owed.persist());
+        if let Some(pending) = self.pending.take() {
+            let background = pending.session.background.clone();
+            background.spawn(pending.retry_release());
         }
     }
 }
@@ -155,38 +155,38 @@ impl std::fmt::Debug for SemaphorePermits {
 }
 
 /// Permits to release. Logs a warning if it is dropped before they are released.
-struct Owed {
+struct PendingRelease {
     session: Arc<Session>,
-    place: Arc<Place>,
+    object: Arc<ObjectKeys>,
     /// 0 if nothing is owed.
     permits: u32,
     /// The error that makes a retry useless.
-    hopeless: Option<Error>,
+    final_error: Option<Error>,
     /// When the semaphore's time to live ends, after which nothing is owed.
     ends: Option<Instant>,
     delivery: Delivery,
 }
 
-impl Owed {
-    async fn give_back(&mut self) -> Result<()> {
-        if self.is_void() {
+impl PendingRelease {
+    async fn try_release(&mut self) -> Result<()> {
+        if self.has_expired() {
             self.permits = 0;
             return Ok(());
         }
         let step = Add {
-            place: self.place.clone(),
+            object: self.object.clone(),
             // Not more than could be acquired.
             permits: i32::try_from(self.permits).unwrap_or(i32::MAX),
             if_exists: true,
         };
-        let (store, sent) = (&self.session.store, Sent::default());
+        let (store, progress) = (&self.session.store, Progress::default());
         let what = "releasing permits";
-        let added = store.run_unrepeated(&step, what, self.delivery, Duration::ZERO, &sent);
+        let added = store.run_at_most_once(&step, what, self.delivery, Duration::ZERO, &progress);
         match added.await {
             Ok(answer) => {
                 let available = answer.reply;
                 tracing::debug!(
-                    semaphore = self.place.name(),
+                    semaphore = self.object.name(),
                     permits = self.permits,
                     ?available,
                     "released"
@@ -195,14 +195,14 @@ impl Owed {
                 Ok(())
             }
             Err(error) => {
-                let hopeless = matches!(
+                let is_final = matches!(
                     error,
                     Error::OutcomeUnknown { .. }
                         | Error::WrongKind { .. }
                         | Error::InvalidCount { .. }
                 );
-                if hopeless {
-                    self.hopeless = Some(error.clone());
+                if is_final {
+                    self.final_error = Some(error.clone());
                 }
                 Err(error)
             }
@@ -210,36 +210,36 @@ impl Owed {
     }
 
     /// Returns whether the semaphore's time to live has ended. Its name may belong to a new one by now.
-    fn is_void(&self) -> bool {
+    fn has_expired(&self) -> bool {
         self.ends.is_some_and(|ends| Instant::now() >= ends)
     }
 
     /// Retries until the release succeeds or is known to be impossible.
-    async fn persist(mut self) {
-        let give_up = Instant::now() + GIVING_BACK;
-        let (place, permits) = (self.place.clone(), self.permits);
-        while let Err(error) = self.give_back().await {
-            if self.hopeless.is_some() {
+    async fn retry_release(mut self) {
+        let give_up = Instant::now() + RELEASE_RETRY_LIMIT;
+        let (object, permits) = (self.object.clone(), self.permits);
+        while let Err(error) = self.try_release().await {
+            if self.final_error.is_some() {
                 return;
             }
             if Instant::now() >= give_up {
-                self.hopeless = Some(error);
+                self.final_error = Some(error);
                 return;
             }
-            tracing::debug!(semaphore = place.name(), permits, %error,
+            tracing::debug!(semaphore = object.name(), permits, %error,
                 "release failed; retrying");
-            tokio::time::sleep(PAUSE).await;
+            tokio::time::sleep(RETRY_PAUSE).await;
         }
     }
 }
 
-impl Drop for Owed {
+impl Drop for PendingRelease {
     fn drop(&mut self) {
-        if self.permits == 0 || self.is_void() {
+        if self.permits == 0 || self.has_expired() {
             return;
         }
-        let (semaphore, permits) = (self.place.name(), self.permits);
-        match &self.hopeless {
+        let (semaphore, permits) = (self.object.name(), self.permits);
+        match &self.final_error {
             Some(error) => tracing::warn!(semaphore, permits, %error,
                 "the permits may not have been released; if so, they stay acquired"),
             None => tracing::warn!(

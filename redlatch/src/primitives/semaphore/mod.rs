@@ -16,12 +16,12 @@ pub use self::guard::SemaphorePermits;
 pub use self::request::{AcquirePermits, TryAcquirePermits, TrySetPermits};
 use self::rules::{Add, Drain};
 use crate::error::{Error, Result};
-use crate::name::{Family, Place};
-use crate::primitives::number::{Delete, Read};
+use crate::name::{KeyLayout, ObjectKeys};
+use crate::primitives::counter::{Delete, Read};
 use crate::session::Session;
 
 /// The maximum number of permits, available or owed: what a Java `int` holds.
-const MOST: i64 = i32::MAX as i64;
+const MAX_PERMITS: i64 = i32::MAX as i64;
 
 /// A number of permits that all processes share, which limits concurrent work (Redisson:
 /// `RSemaphore`, `getSemaphore(name)`).
@@ -63,21 +63,21 @@ const MOST: i64 = i32::MAX as i64;
 #[derive(Clone)]
 pub struct Semaphore {
     pub(crate) session: Arc<Session>,
-    pub(crate) place: Arc<Place>,
+    pub(crate) object: Arc<ObjectKeys>,
 }
 
 impl Semaphore {
     pub(crate) fn new(session: Arc<Session>, name: &str) -> Semaphore {
-        let place = Place::new(Family::Semaphore, &session.prefix, name);
+        let object = ObjectKeys::new(KeyLayout::Semaphore, &session.prefix, name);
         Semaphore {
             session,
-            place: Arc::new(place),
+            object: Arc::new(object),
         }
     }
 
     /// Returns the name as it was passed in.
     pub fn name(&self) -> &str {
-        self.place.name()
+        self.object.name()
     }
 
     /// Sets the number of permits, at most 2147483647, if it is not set yet. Returns whether this
@@ -194,7 +194,7 @@ impl Semaphore {
     /// # Ok(()) }
     /// ```
     pub async fn release(&self, permits: u32) -> Result<()> {
-        self.add(check(permits)?, false).await?;
+        self.add(checked_count(permits)?, false).await?;
         Ok(())
     }
 
@@ -209,7 +209,7 @@ impl Semaphore {
     /// # Ok(()) }
     /// ```
     pub async fn release_if_exists(&self, permits: u32) -> Result<bool> {
-        let available = self.add(check(permits)?, true).await?;
+        let available = self.add(checked_count(permits)?, true).await?;
         Ok(available.is_some())
     }
 
@@ -246,8 +246,10 @@ impl Semaphore {
     /// # Ok(()) }
     /// ```
     pub async fn drain(&self) -> Result<i64> {
-        let place = self.place()?.clone();
-        self.session.change(Drain { place }, "draining").await
+        let object = self.object()?.clone();
+        self.session
+            .run_at_most_once(Drain { object }, "draining")
+            .await
     }
 
     /// Returns the number of available permits: 0 also if they were never set, negative if more
@@ -258,8 +260,8 @@ impl Semaphore {
     /// [`Error::InvalidName`], [`Error::WrongKind`], [`Error::Unavailable`],
     /// [`Error::ResponseTimeout`].
     pub async fn available(&self) -> Result<i64> {
-        let place = self.place()?;
-        self.session.store.look(&Read { place }).await
+        let object = self.object()?;
+        self.session.store.read(&Read { object }).await
     }
 
     /// Deletes the semaphore. Returns whether it existed. Waiters continue to wait until permits are set again.
@@ -275,32 +277,34 @@ impl Semaphore {
     ///
     /// If dropped after it was polled, it continues in the background.
     pub async fn delete(&self) -> Result<bool> {
-        let place = self.place()?.clone();
+        let object = self.object()?.clone();
         let step = Delete {
-            place,
+            object,
             payload: None,
         };
-        self.session.change(step, "deleting a semaphore").await
+        self.session
+            .run_at_most_once(step, "deleting a semaphore")
+            .await
     }
 
     async fn add(&self, permits: i32, if_exists: bool) -> Result<Option<i64>> {
-        let place = self.place()?.clone();
+        let object = self.object()?.clone();
         if permits == 0 && !if_exists {
             // Adding zero would create an exhausted semaphore, whose permits could not be set.
             return Ok(None);
         }
         let step = Add {
-            place,
+            object,
             permits,
             if_exists,
         };
-        self.session.change(step, "adding permits").await
+        self.session.run_at_most_once(step, "adding permits").await
     }
 
     /// Returns the place, if its name is valid.
-    fn place(&self) -> Result<&Arc<Place>> {
-        self.place.check()?;
-        Ok(&self.place)
+    fn object(&self) -> Result<&Arc<ObjectKeys>> {
+        self.object.check()?;
+        Ok(&self.object)
     }
 }
 
@@ -313,7 +317,7 @@ impl std::fmt::Debug for Semaphore {
 }
 
 /// Converts a number of permits to one that can be added.
-fn check(permits: u32) -> Result<i32> {
+fn checked_count(permits: u32) -> Result<i32> {
     i32::try_from(permits).map_err(|_| Error::InvalidCount {
         count: permits.into(),
         reason: "a semaphore has at most 2147483647 permits",

@@ -7,16 +7,16 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
-use super::guard::GIVING_BACK;
-use super::rules::Take;
+use super::guard::RELEASE_RETRY_LIMIT;
+use super::rules::TakePermits;
 use super::{Semaphore, SemaphorePermits};
 use crate::Boxed;
 use crate::error::{Error, Result};
-use crate::lease::{Lease, Patience};
-use crate::name::Place;
-use crate::primitives::number::{Begin, Read};
+use crate::lease::{Lease, WaitLimit};
+use crate::name::ObjectKeys;
+use crate::primitives::counter::{Read, SetIfAbsent};
 use crate::step::Outcome;
-use crate::store::{Delivery, Sent};
+use crate::store::{Delivery, Progress};
 use crate::wait::{Attempt, Limits, Request};
 
 /// Acquires permits when awaited, waiting without a limit: [`Semaphore::acquire`],
@@ -94,8 +94,8 @@ impl IntoFuture for AcquirePermits {
             // Endless patience never returns `None`: the loop tells the compiler so.
             loop {
                 let (permits, limit) = (self.permits, self.outage_limit);
-                let won = obtain(&self.semaphore, permits, Patience::Endless, limit);
-                if let Some(permits) = won.await? {
+                let grant = obtain(&self.semaphore, permits, WaitLimit::Endless, limit);
+                if let Some(permits) = grant.await? {
                     return Ok(permits);
                 }
             }
@@ -109,8 +109,8 @@ impl IntoFuture for TryAcquirePermits {
 
     fn into_future(self) -> Self::IntoFuture {
         Box::pin(async move {
-            let patience = Patience::at_most(self.wait);
-            obtain(&self.semaphore, self.permits, patience, self.outage_limit).await
+            let wait = WaitLimit::at_most(self.wait);
+            obtain(&self.semaphore, self.permits, wait, self.outage_limit).await
         })
     }
 }
@@ -118,36 +118,39 @@ impl IntoFuture for TryAcquirePermits {
 async fn obtain(
     semaphore: &Semaphore,
     permits: u32,
-    patience: Patience,
+    wait: WaitLimit,
     outage_limit: Option<Duration>,
 ) -> Result<Option<SemaphorePermits>> {
     let session = &semaphore.session;
-    session.background.bind()?;
-    let place = semaphore.place()?;
-    super::check(permits)?;
+    session.background.remember_runtime()?;
+    let object = semaphore.object()?;
+    super::checked_count(permits)?;
     if permits == 0 {
         // Zero permits are always available.
-        let none = SemaphorePermits::new(session.clone(), place.clone(), 0, None);
+        let none = SemaphorePermits::new(session.clone(), object.clone(), 0, None);
         return Ok(Some(none));
     }
-    let limits = Limits::new(patience, outage_limit.or(session.outage_limit));
-    let sent = Sent::default();
-    let mut taking = Taking {
+    let limits = Limits::new(wait, outage_limit.or(session.outage_limit));
+    let progress = Progress::default();
+    let mut request = PermitsRequest {
         semaphore,
         permits,
-        sent: &sent,
+        progress: &progress,
     };
-    session.waiting.within(limits, &sent, &mut taking).await
+    session
+        .waiting
+        .within(limits, &progress, &mut request)
+        .await
 }
 
 /// One acquisition in progress, for the client's queue.
-struct Taking<'a> {
+struct PermitsRequest<'a> {
     semaphore: &'a Semaphore,
     permits: u32,
-    sent: &'a Sent,
+    progress: &'a Progress,
 }
 
-impl Request for Taking<'_> {
+impl Request for PermitsRequest<'_> {
     type Obtained = SemaphorePermits;
 
     async fn obtain(&mut self, waits: bool) -> Result<Option<SemaphorePermits>> {
@@ -156,16 +159,16 @@ impl Request for Taking<'_> {
     }
 }
 
-impl Attempt for Taking<'_> {
+impl Attempt for PermitsRequest<'_> {
     /// The guard, which releases the permits from the moment they are acquired.
-    type Won = SemaphorePermits;
+    type Grant = SemaphorePermits;
 
     fn channel(&self) -> &str {
-        self.semaphore.place.channel()
+        self.semaphore.object.channel()
     }
 
     fn object(&self) -> &str {
-        self.semaphore.place.key()
+        self.semaphore.object.key()
     }
 
     async fn ask(&mut self, subscribe: bool) -> Result<Outcome<SemaphorePermits>> {
@@ -175,14 +178,14 @@ impl Attempt for Taking<'_> {
             // Reading may be repeated, taking must not. So the connection is made and the channel
             // subscribed before anything is taken, at no extra cost to requests that must wait anyway.
             let look = Read {
-                place: &self.semaphore.place,
+                object: &self.semaphore.object,
             };
             let store = &session.store;
             let seen = store.subscribe_and_run(
                 self.channel(),
                 &look,
                 Delivery::QUEUED_INSPECTION,
-                self.sent,
+                self.progress,
             );
             if seen.await?.reply < i64::from(self.permits) {
                 return Ok(wait);
@@ -194,51 +197,56 @@ impl Attempt for Taking<'_> {
         })
     }
 
-    fn sent(&self) -> &Sent {
-        self.sent
+    fn progress(&self) -> &Progress {
+        self.progress
     }
 
     /// There may be permits left for the next waiter.
-    fn keeps_others_out(&self) -> Option<Duration> {
+    fn excludes_waiters_for(&self) -> Option<Duration> {
         None
     }
 }
 
-impl Taking<'_> {
+impl PermitsRequest<'_> {
     /// Makes one attempt. If it is dropped after it was sent, or the answer takes too long, a
     /// background task awaits the answer and drops the permits that it grants, which releases them.
     async fn take(&self) -> Result<Outcome<SemaphorePermits>> {
         let session = self.semaphore.session.clone();
-        let place = self.semaphore.place.clone();
+        let object = self.semaphore.object.clone();
         let (background, store) = (session.background.clone(), session.store.clone());
-        let (permits, sent) = (self.permits, Arc::new(Sent::default()));
-        let is_sent = sent.clone();
-        let _news = TakeOver {
-            of: is_sent.clone(),
-            by: self.sent,
+        let (permits, progress) = (self.permits, Arc::new(Progress::default()));
+        let shared_progress = progress.clone();
+        let _forward = ForwardState {
+            from: shared_progress.clone(),
+            to: self.progress,
         };
-        let mut unheard = Unheard {
-            place: place.clone(),
+        let mut attempt = UnclaimedAttempt {
+            object: object.clone(),
             permits,
-            sent: sent.clone(),
+            progress: progress.clone(),
             outcome: None,
         };
         let work = async move {
-            let step = Take {
-                place: &place,
+            let step = TakePermits {
+                object: &object,
                 permits,
             };
             let what = "acquiring permits";
             let store = &session.store;
-            let answer =
-                store.run_unrepeated(&step, what, Delivery::ACQUISITION, GIVING_BACK, &sent);
-            unheard.outcome = Some(match answer.await {
+            let answer = store.run_at_most_once(
+                &step,
+                what,
+                Delivery::ACQUISITION,
+                RELEASE_RETRY_LIMIT,
+                &progress,
+            );
+            attempt.outcome = Some(match answer.await {
                 Ok(answer) => match answer.reply {
-                    Outcome::Done(lives) => {
-                        tracing::debug!(semaphore = place.name(), permits, "acquired");
-                        let ends = answer.sent.checked_add(lives);
-                        let taken = SemaphorePermits::new(session, place, permits, ends);
-                        match answer.confirmation.confirmed(&sent).await {
+                    Outcome::Done(ttl) => {
+                        tracing::debug!(semaphore = object.name(), permits, "acquired");
+                        let ends = answer.sent_at.checked_add(ttl);
+                        let taken = SemaphorePermits::new(session, object, permits, ends);
+                        match answer.confirmation.confirmed(&progress).await {
                             Ok(()) => Ok(Outcome::Done(taken)),
                             Err(error) => {
                                 // If this fails too, it continues in the background.
@@ -251,63 +259,66 @@ impl Taking<'_> {
                 },
                 Err(error) => Err(error),
             });
-            unheard
+            attempt
         };
-        let under_way = || is_sent.get();
-        let mut work = pin!(background.finish(work, under_way));
+        let in_flight = || shared_progress.was_sent();
+        let mut work = pin!(background.detach_on_drop(work, in_flight));
         let (begun, after) = (Instant::now(), store.response_timeout());
-        match is_sent.in_time(begun, after, work.as_mut()).await {
-            Some(unheard) => unheard.heard(after),
-            None if under_way() => {
+        match shared_progress
+            .with_timeout(begun, after, work.as_mut())
+            .await
+        {
+            Some(attempt) => attempt.into_outcome(after),
+            None if in_flight() => {
                 let error = Error::ResponseTimeout { after };
-                is_sent.failed(begun, error.clone());
+                shared_progress.record_failure(begun, error.clone());
                 Err(error)
             }
             // An attempt that could not be sent by now gives up by itself and returns the reason.
-            None => work.await.heard(after),
+            None => work.await.into_outcome(after),
         }
     }
 }
 
 /// Transfers the state of one attempt to the request, also when the attempt is dropped.
-struct TakeOver<'a> {
-    of: Arc<Sent>,
-    by: &'a Sent,
+struct ForwardState<'a> {
+    from: Arc<Progress>,
+    to: &'a Progress,
 }
 
-impl Drop for TakeOver<'_> {
+impl Drop for ForwardState<'_> {
     fn drop(&mut self) {
-        self.by.take_over(&self.of);
+        self.to.merge(&self.from);
     }
 }
 
 /// The result of one attempt. Logs a warning if permits may have been taken that no caller gets:
 /// when it is dropped sent but unanswered, or with an unknown outcome.
-struct Unheard {
-    place: Arc<Place>,
+struct UnclaimedAttempt {
+    object: Arc<ObjectKeys>,
     permits: u32,
-    sent: Arc<Sent>,
+    progress: Arc<Progress>,
     outcome: Option<Result<Outcome<SemaphorePermits>>>,
 }
 
-impl Unheard {
+impl UnclaimedAttempt {
     /// Returns the outcome to the caller; without one, a response timeout of `after`.
-    fn heard(mut self, after: Duration) -> Result<Outcome<SemaphorePermits>> {
-        self.sent.clear();
+    fn into_outcome(mut self, after: Duration) -> Result<Outcome<SemaphorePermits>> {
+        self.progress.mark_unsent();
         let outcome = self.outcome.take();
         outcome.unwrap_or(Err(Error::ResponseTimeout { after }))
     }
 }
 
-impl Drop for Unheard {
+impl Drop for UnclaimedAttempt {
     fn drop(&mut self) {
         let lost = match &self.outcome {
-            None => self.sent.get(),
+            None => self.progress.was_sent(),
             Some(outcome) => matches!(outcome, Err(Error::OutcomeUnknown { .. })),
         };
         if lost {
             tracing::warn!(
-                semaphore = self.place.name(),
+                semaphore = self.object.name(),
                 permits = self.permits,
                 "an unanswered request may have acquired permits; if so, they stay acquired"
             );
@@ -334,17 +345,17 @@ impl TrySetPermits {
     }
 
     async fn set(&self) -> Result<bool> {
-        let place = self.semaphore.place()?.clone();
-        super::check(self.permits)?;
-        let step = Begin {
-            place,
+        let object = self.semaphore.object()?.clone();
+        super::checked_count(self.permits)?;
+        let step = SetIfAbsent {
+            object,
             number: self.permits,
             time_to_live: self.time_to_live.map(Lease::new).transpose()?,
             payload: self.permits,
             above_zero: false,
         };
         let session = &self.semaphore.session;
-        session.change(step, "setting the permits").await
+        session.run_at_most_once(step, "setting the permits").await
     }
 }
 

@@ -14,21 +14,21 @@ use std::time::Duration;
 use redis::Value;
 use tokio::time::Instant;
 
-use super::MOST;
+use super::MAX_PERMITS;
 use crate::error::{Error, Result};
-use crate::name::Place;
-use crate::primitives::number::{number, script};
-use crate::space::Space;
-use crate::step::{Args, Outcome, Script, Step, unexpected};
+use crate::keyspace::Keyspace;
+use crate::name::ObjectKeys;
+use crate::primitives::counter::{read_number, script};
+use crate::step::{Args, Outcome, Script, Step, unexpected_reply};
 
 /// Takes permits, if enough are available. Replies with the semaphore's remaining time to live;
 /// [`Duration::MAX`] if it never expires.
-pub(super) struct Take<'a> {
-    pub(super) place: &'a Place,
+pub(super) struct TakePermits<'a> {
+    pub(super) object: &'a ObjectKeys,
     pub(super) permits: u32,
 }
 
-impl Step for Take<'_> {
+impl Step for TakePermits<'_> {
     type Reply = Outcome<Duration>;
 
     fn script(&self) -> &'static Script {
@@ -36,7 +36,7 @@ impl Step for Take<'_> {
     }
 
     fn keys(&self) -> impl ExactSizeIterator<Item = &str> + Send {
-        std::iter::once(self.place.key())
+        std::iter::once(self.object.key())
     }
 
     fn args(&self, args: &mut Args<'_>) {
@@ -46,20 +46,20 @@ impl Step for Take<'_> {
     fn reply(&self, raw: Value) -> Result<Outcome<Duration>> {
         match &raw {
             Value::Int(0) => Ok(Outcome::Wait(Duration::MAX)),
-            Value::Array(lives) => match lives.as_slice() {
-                [Value::Int(lives)] => {
-                    let lives = u64::try_from(*lives).map(Duration::from_millis);
-                    Ok(Outcome::Done(lives.unwrap_or(Duration::MAX)))
+            Value::Array(ttl) => match ttl.as_slice() {
+                [Value::Int(ttl)] => {
+                    let ttl = u64::try_from(*ttl).map(Duration::from_millis);
+                    Ok(Outcome::Done(ttl.unwrap_or(Duration::MAX)))
                 }
-                _ => Err(unexpected(&raw)),
+                _ => Err(unexpected_reply(&raw)),
             },
-            _ => Err(unexpected(&raw)),
+            _ => Err(unexpected_reply(&raw)),
         }
     }
 
-    fn apply(&self, space: &mut Space, now: Instant) -> Result<Outcome<Duration>> {
+    fn apply(&self, keyspace: &mut Keyspace, now: Instant) -> Result<Outcome<Duration>> {
         let permits = i64::from(self.permits);
-        match space.find::<i64>(self.place.key(), now)? {
+        match keyspace.find::<i64>(self.object.key(), now)? {
             Some(found) if *found.value >= permits => {
                 *found.value -= permits;
                 Ok(Outcome::Done(found.remaining(now)))
@@ -72,7 +72,7 @@ impl Step for Take<'_> {
 /// Adds permits, or removes some. Replies with the new number; `None` if there is no semaphore and
 /// none may be created.
 pub(super) struct Add {
-    pub(super) place: Arc<Place>,
+    pub(super) object: Arc<ObjectKeys>,
     pub(super) permits: i32,
     pub(super) if_exists: bool,
 }
@@ -95,14 +95,14 @@ impl Step for Add {
     }
 
     fn keys(&self) -> impl ExactSizeIterator<Item = &str> + Send {
-        std::iter::once(self.place.key())
+        std::iter::once(self.object.key())
     }
 
     fn args(&self, args: &mut Args<'_>) {
         args.signed(self.permits.into());
         args.number(self.if_exists.into());
-        args.text(self.place.channel());
-        args.signed(MOST);
+        args.text(self.object.channel());
+        args.signed(MAX_PERMITS);
     }
 
     fn reply(&self, raw: Value) -> Result<Option<i64>> {
@@ -111,26 +111,26 @@ impl Step for Add {
             Value::Int(-1) => Err(self.out_of_range()),
             Value::Array(sum) => match sum.as_slice() {
                 [Value::Int(sum)] => Ok(Some(*sum)),
-                _ => Err(unexpected(&Value::Array(sum))),
+                _ => Err(unexpected_reply(&Value::Array(sum))),
             },
-            other => Err(unexpected(&other)),
+            other => Err(unexpected_reply(&other)),
         }
     }
 
-    fn apply(&self, space: &mut Space, now: Instant) -> Result<Option<i64>> {
-        let value = number(space, &self.place, now)?;
+    fn apply(&self, keyspace: &mut Keyspace, now: Instant) -> Result<Option<i64>> {
+        let value = read_number(keyspace, &self.object, now)?;
         if value.is_none() && self.if_exists {
             return Ok(None);
         }
         let added = i64::from(self.permits);
         let sum = value.unwrap_or(0).saturating_add(added);
-        if (added > 0 && sum > MOST) || (added < 0 && sum < -MOST) {
+        if (added > 0 && sum > MAX_PERMITS) || (added < 0 && sum < -MAX_PERMITS) {
             return Err(self.out_of_range());
         }
         // A new key gets no expiry; an existing one keeps its own.
-        *space.find_or_begin::<i64>(self.place.key(), now)? = sum;
+        *keyspace.find_or_create::<i64>(self.object.key(), now)? = sum;
         if added > 0 {
-            space.publish(self.place.channel(), sum);
+            keyspace.publish(self.object.channel(), sum);
         }
         Ok(Some(sum))
     }
@@ -138,7 +138,7 @@ impl Step for Add {
 
 /// Takes all available permits. A negative number becomes zero.
 pub(super) struct Drain {
-    pub(super) place: Arc<Place>,
+    pub(super) object: Arc<ObjectKeys>,
 }
 
 impl Step for Drain {
@@ -150,7 +150,7 @@ impl Step for Drain {
     }
 
     fn keys(&self) -> impl ExactSizeIterator<Item = &str> + Send {
-        std::iter::once(self.place.key())
+        std::iter::once(self.object.key())
     }
 
     fn args(&self, _: &mut Args<'_>) {}
@@ -158,12 +158,12 @@ impl Step for Drain {
     fn reply(&self, raw: Value) -> Result<i64> {
         match raw {
             Value::Int(permits) => Ok(permits),
-            other => Err(unexpected(&other)),
+            other => Err(unexpected_reply(&other)),
         }
     }
 
-    fn apply(&self, space: &mut Space, now: Instant) -> Result<i64> {
-        let found = space.find::<i64>(self.place.key(), now)?;
+    fn apply(&self, keyspace: &mut Keyspace, now: Instant) -> Result<i64> {
+        let found = keyspace.find::<i64>(self.object.key(), now)?;
         Ok(found.map_or(0, |found| std::mem::take(found.value)))
     }
 }

@@ -7,12 +7,12 @@ use tokio::time::Instant;
 
 use crate::backoff::Backoff;
 use crate::error::Result;
-use crate::hold::{Hold, Kind};
+use crate::hold::{Hold, HoldKind};
+use crate::keyspace::Keyspace;
 use crate::lease::Lease;
-use crate::name::{Family, Place};
-use crate::primitives::handle::{Ask, Holder, Lock, OwnedKind, Reentrant, Rules};
-use crate::primitives::lock::rules;
-use crate::space::Space;
+use crate::name::{KeyLayout, ObjectKeys};
+use crate::primitives::lock::{AcquireParams, Holder, Lock, OwnedKind, Reentrant, Rules};
+use crate::primitives::reentrant::rules;
 use crate::step::{Args, BoxedStep, Outcome, Script, Step};
 
 /// A lock whose waiters poll with growing pauses (Redisson: `RSpinLock`).
@@ -60,12 +60,12 @@ impl Lock<Spin> {
     }
 }
 
-impl Kind for Spin {
+impl HoldKind for Spin {
     fn renew_script(&self) -> &'static Script {
         Reentrant.renew_script()
     }
 
-    /// Passes no channel: spinning waiters do not subscribe.
+    /// Passes no channel: spin_queue waiters do not subscribe.
     fn renew_args(&self, hold: &Hold, args: &mut Args<'_>) {
         args.text(&hold.field);
         args.text("");
@@ -73,12 +73,12 @@ impl Kind for Spin {
 
     fn renew(
         &self,
-        space: &mut Space,
+        keyspace: &mut Keyspace,
         hold: &Hold,
         lease: Option<Lease>,
         now: Instant,
     ) -> Result<bool> {
-        rules::renew(space, hold, lease, now)
+        rules::renew(keyspace, hold, lease, now)
     }
 
     fn release<'a>(
@@ -88,7 +88,7 @@ impl Kind for Spin {
         lease: Option<Lease>,
     ) -> BoxedStep<'a, bool> {
         let mut step = rules::Release::new(hold, keep, lease);
-        step.tell = false;
+        step.wakes_waiter = false;
         Box::new(step)
     }
 
@@ -98,24 +98,24 @@ impl Kind for Spin {
 }
 
 impl Rules for Spin {
-    type Won = ();
-    const FAMILY: Family = Family::Spin;
+    type Grant = ();
+    const LAYOUT: KeyLayout = KeyLayout::Spin;
 
-    fn acquire<'a>(&'a self, ask: Ask<'a>) -> impl Step<Reply = Outcome> + 'a {
-        Reentrant.acquire(ask)
+    fn acquire<'a>(&'a self, params: AcquireParams<'a>) -> impl Step<Reply = Outcome> + 'a {
+        Reentrant.acquire(params)
     }
 
-    fn inspect<'a>(&'a self, place: &'a Place) -> impl Step<Reply = Vec<Holder>> + 'a {
-        Reentrant.inspect(place)
+    fn inspect<'a>(&'a self, object: &'a ObjectKeys) -> impl Step<Reply = Vec<Holder>> + 'a {
+        Reentrant.inspect(object)
     }
 
-    fn force<'a>(&'a self, place: &'a Place) -> impl Step<Reply = bool> + 'a {
-        Reentrant.force(place)
+    fn force<'a>(&'a self, object: &'a ObjectKeys) -> impl Step<Reply = bool> + 'a {
+        Reentrant.force(object)
     }
 
     /// No messages are sent on this channel. It only names a queue separate from that of the other handle.
     fn channel<'a>(&self, hold: &'a Hold) -> &'a str {
-        hold.place.spinning()
+        hold.object.spin_queue()
     }
 
     fn pause(&self, tries: u32) -> Option<Duration> {

@@ -2,7 +2,7 @@
 //!
 //! 1. `Topology` finds the node of the step's first key: the single server, the master that the sentinels
 //!    name, or the owner of the slot in a cluster.
-//! 2. An attempt to acquire waits for a turn at that node (`turns`). Renewals, releases and inspections do
+//! 2. An attempt to acquire waits for a permit at that node (`attempt_limiter`). Renewals, releases and inspections do
 //!    not queue.
 //! 3. The script is sent by SHA (EVALSHA), and in full (EVAL) if the server replies NOSCRIPT.
 //! 4. A subscription is sent before the script, and WAIT for the replicas behind it, in the same round
@@ -20,50 +20,53 @@ use redis::{Cmd, Value};
 use tokio::sync::OwnedSemaphorePermit;
 use tokio::time::{Instant, timeout, timeout_at};
 
-use self::fault::{Fault, Retry};
-use self::given::Given;
-use self::link::{Link, Live};
+pub(crate) use self::attempt_limiter::{AttemptLimiter, AttemptPermit};
+use self::connection::{Connection, LiveConnection};
+use self::exchange_error::{ExchangeError, Retry};
 use self::node::Node;
+use self::options::ConnectOptions;
 pub(crate) use self::replicas::Confirmation;
 pub use self::replicas::ReplicaSync;
 use self::replicas::Replicas;
-pub(crate) use self::topology::Settings;
+pub(crate) use self::topology::RedisSettings;
 use self::topology::Topology;
-pub(crate) use self::turns::{Turn, Turns};
-use super::{Answer, Cursor, Delivery, Doubts, NodeId, Route, Sent, ServerId, SharedEar, Sought};
+use super::{
+    Answer, Cursor, Delivery, NodeId, Progress, Route, ScanType, ServerId, SharedSubscriber,
+    SuspectNodes,
+};
 use crate::Boxed;
 use crate::error::{Error, Result};
-use crate::step::{Args, Step, refused};
+use crate::step::{Args, Step, script_error};
 
-mod access;
+mod attempt_limiter;
 mod cluster;
-mod dial;
-mod facts;
-mod fault;
-pub(crate) mod given;
-mod link;
-mod listening;
-mod lookout;
+mod connection;
+mod connection_config;
+mod connector;
+mod exchange_error;
 mod node;
+pub(crate) mod options;
+mod pubsub;
+mod refresh_task;
 mod replicas;
 mod sentinel;
+mod server_info;
+mod shared_oneshot;
 mod slot;
 #[cfg(feature = "tls")]
 mod tls;
-mod told;
 mod topology;
-mod turns;
 mod url;
 
 /// Keys that SCAN inspects per round trip.
-const SCANNED_AT_ONCE: usize = 500;
+const SCAN_COUNT: usize = 500;
 
 /// Limit of consecutive redirections in a cluster.
-const REDIRECTIONS: usize = 8;
+const MAX_REDIRECTIONS: usize = 8;
 
 pub(crate) struct Redis {
     topology: Topology,
-    doubts: Arc<Doubts>,
+    suspect_nodes: Arc<SuspectNodes>,
     response_timeout: Duration,
 }
 
@@ -71,7 +74,7 @@ pub(crate) struct Redis {
 struct Exchange<'a> {
     cmd: Cmd,
     /// Builds the command to send if the server does not know the script.
-    in_full: Option<&'a (dyn Fn() -> Cmd + Sync)>,
+    eval_fallback: Option<&'a (dyn Fn() -> Cmd + Sync)>,
     /// The key that determines the node, and is named in errors about it.
     key: &'a str,
     /// The node, if not the key determines it.
@@ -79,17 +82,17 @@ struct Exchange<'a> {
     /// The channel to subscribe to first.
     channel: Option<&'a str>,
     /// Records that the command was sent.
-    sent: Option<&'a Sent>,
+    progress: Option<&'a Progress>,
     delivery: Delivery,
     /// Whether the script may access more keys than are declared.
-    undeclared: bool,
+    has_undeclared_keys: bool,
 }
 
 /// Reply of a server.
-struct Heard {
+struct ServerReply {
     answer: Value,
     /// When the answered command was sent.
-    sent: Instant,
+    sent_at: Instant,
     confirmation: Confirmation,
     server: ServerId,
 }
@@ -98,28 +101,28 @@ impl Redis {
     /// Connects, and checks that the servers are supported.
     pub(crate) async fn connect(
         url: &str,
-        given: &Given,
-        settings: Settings,
-        ear: SharedEar,
+        options: &ConnectOptions,
+        settings: RedisSettings,
+        subscriber: SharedSubscriber,
     ) -> Result<Redis> {
         let response_timeout = settings.response_timeout;
         // Not repeated: a program that starts up should get the error at once. If no connection can
         // be made, the connect timeout reports that.
         let limit = settings.connect_timeout.saturating_add(response_timeout);
-        let doubts = Arc::<Doubts>::default();
-        let target = url::target(url, given)?;
-        let connecting = Topology::connect(target, settings, ear, doubts.clone());
+        let suspect_nodes = Arc::<SuspectNodes>::default();
+        let parsed = url::parse(url, options)?;
+        let connecting = Topology::connect(parsed, settings, subscriber, suspect_nodes.clone());
         let topology = timeout(limit, connecting).await;
         let topology = topology.map_err(|_| Error::ResponseTimeout { after: limit })??;
         Ok(Redis {
             topology,
-            doubts,
+            suspect_nodes,
             response_timeout,
         })
     }
 
     pub(crate) fn address(&self) -> String {
-        self.topology.name()
+        self.topology.address()
     }
 
     /// Returns the cluster slot of a key. All keys of a script must be in the same slot.
@@ -132,12 +135,12 @@ impl Redis {
         step: &S,
         delivery: Delivery,
         channel: Option<&str>,
-        sent: &Sent,
+        progress: &Progress,
     ) -> Result<Answer<S::Reply>> {
-        let in_full = || self.in_full(step);
-        let exchange = self.exchange(step, &in_full, delivery, channel, sent)?;
-        let (heard, repeated) = self.persist(&exchange).await?;
-        heard.read(step, repeated)
+        let eval_fallback = || self.eval_command(step);
+        let exchange = self.build_exchange(step, &eval_fallback, delivery, channel, progress)?;
+        let (reply, repeated) = self.send_with_retries(&exchange).await?;
+        reply.decode(step, repeated)
     }
 
     pub(crate) async fn run_once<S: Step>(
@@ -145,80 +148,83 @@ impl Redis {
         step: &S,
         within: Duration,
     ) -> Result<Answer<S::Reply>> {
-        let in_full = || self.in_full(step);
-        let sent = Sent::default();
-        let exchange = self.exchange(step, &in_full, Delivery::IMMEDIATE, None, &sent)?;
+        let eval_fallback = || self.eval_command(step);
+        let progress = Progress::default();
+        let exchange =
+            self.build_exchange(step, &eval_fallback, Delivery::IMMEDIATE, None, &progress)?;
         let limit = within.min(self.response_timeout);
-        self.once(&exchange, limit).await?.read(step, false)
+        self.send_once(&exchange, limit).await?.decode(step, false)
     }
 
-    pub(crate) async fn run_unrepeated<S: Step>(
+    pub(crate) async fn run_at_most_once<S: Step>(
         &self,
         step: &S,
         what: &'static str,
         delivery: Delivery,
         answered_within: Duration,
-        sent: &Sent,
+        progress: &Progress,
     ) -> Result<Answer<S::Reply>> {
         check_runtime()?;
-        let in_full = || self.in_full(step);
-        let exchange = self.exchange(step, &in_full, delivery, None, sent)?;
+        let eval_fallback = || self.eval_command(step);
+        let exchange = self.build_exchange(step, &eval_fallback, delivery, None, progress)?;
         let unknown = |reason| Error::OutcomeUnknown { step: what, reason };
-        let mut retry = Retry::until(self.response_timeout);
-        let patience = answered_within.max(self.response_timeout);
+        let mut retry = Retry::with_timeout(self.response_timeout);
+        let answer_timeout = answered_within.max(self.response_timeout);
         loop {
             let mut sending = pin!(self.send(&exchange));
-            let answered = match sent
-                .in_time(retry.begun, self.response_timeout, sending.as_mut())
+            let answered = match progress
+                .with_timeout(retry.started, self.response_timeout, sending.as_mut())
                 .await
             {
                 Some(answered) => answered,
                 None => {
-                    self.topology.suspect();
-                    if !sent.get() {
-                        return Err(retry.given_up(self.silence(&exchange), sent));
+                    self.topology.request_refresh();
+                    if !progress.was_sent() {
+                        return Err(retry.deadline_error(self.timeout_hint(&exchange), progress));
                     }
-                    let from = sent.counts_from().max(Some(retry.begun));
-                    let answered_by = from.unwrap_or(retry.begun) + patience;
+                    let from = progress.timeout_start().max(Some(retry.started));
+                    let answered_by = from.unwrap_or(retry.started) + answer_timeout;
                     match timeout_at(answered_by, sending).await {
                         Ok(answered) => answered,
-                        Err(_) => return Err(unknown(format!("no answer within {patience:?}"))),
+                        Err(_) => {
+                            return Err(unknown(format!("no answer within {answer_timeout:?}")));
+                        }
                     }
                 }
             };
             match answered {
-                Ok(heard) => {
-                    sent.answered();
-                    return heard.read(step, false);
+                Ok(reply) => {
+                    progress.record_answer();
+                    return reply.decode(step, false);
                 }
-                Err(Fault::Unanswered(reason)) => return Err(unknown(reason)),
-                Err(fault) => {
-                    sent.clear();
-                    retry.after(fault, sent).await?;
-                    if retry.left().is_zero() {
-                        return Err(retry.given_up(None, sent));
+                Err(ExchangeError::Unanswered(reason)) => return Err(unknown(reason)),
+                Err(failure) => {
+                    progress.mark_unsent();
+                    retry.pause_after(failure, progress).await?;
+                    if retry.remaining().is_zero() {
+                        return Err(retry.deadline_error(None, progress));
                     }
                 }
             }
         }
     }
 
-    pub(crate) fn doubts(&self) -> Arc<Doubts> {
-        self.doubts.clone()
+    pub(crate) fn suspect_nodes(&self) -> Arc<SuspectNodes> {
+        self.suspect_nodes.clone()
     }
 
     pub(crate) fn node(&self, key: &str) -> Option<NodeId> {
         self.topology.known_node(key)
     }
 
-    pub(crate) async fn settling_turn(&self, key: &str) -> Option<OwnedSemaphorePermit> {
+    pub(crate) async fn settling_permit(&self, key: &str) -> Option<OwnedSemaphorePermit> {
         let limits = self.topology.limits(key);
-        limits.settlings.clone().acquire_owned().await.ok()
+        limits.settle_permits.clone().acquire_owned().await.ok()
     }
 
     /// Returns the error for a request for this key that got no news for this long.
-    pub(crate) fn no_answer(&self, key: &str, after: Duration) -> Error {
-        fault::no_answer(after, self.topology.silence(key))
+    pub(crate) fn timeout_error(&self, key: &str, after: Duration) -> Error {
+        exchange_error::timeout_error(after, self.topology.timeout_hint(key))
     }
 
     pub(crate) fn response_timeout(&self) -> Duration {
@@ -227,7 +233,7 @@ impl Redis {
 
     pub(crate) async fn unsubscribe(&self, channel: &str) -> Result<()> {
         match timeout(self.response_timeout, self.topology.unsubscribe(channel)).await {
-            Ok(done) => done.map_err(Fault::into_error),
+            Ok(done) => done.map_err(ExchangeError::into_error),
             Err(_) => Err(Error::ResponseTimeout {
                 after: self.response_timeout,
             }),
@@ -238,7 +244,7 @@ impl Redis {
     pub(crate) async fn scan(
         &self,
         pattern: &str,
-        sought: Sought,
+        scan_type: ScanType,
         cursor: Cursor,
     ) -> Result<(Vec<String>, Option<Cursor>)> {
         check_runtime()?;
@@ -251,18 +257,18 @@ impl Redis {
         };
         let mut scan = redis::cmd("SCAN");
         scan.arg(cursor.key).arg("MATCH").arg(pattern);
-        scan.arg("COUNT").arg(SCANNED_AT_ONCE);
-        scan.arg("TYPE").arg(match sought {
-            Sought::Hashes => "hash",
-            Sought::Strings => "string",
+        scan.arg("COUNT").arg(SCAN_COUNT);
+        scan.arg("TYPE").arg(match scan_type {
+            ScanType::Hashes => "hash",
+            ScanType::Strings => "string",
         });
         let exchange = Exchange {
             node: Some(node),
             ..Exchange::plain(scan)
         };
-        let (heard, _) = self.persist(&exchange).await?;
+        let (reply, _) = self.send_with_retries(&exchange).await?;
         let (next, keys): (u64, Vec<Vec<u8>>) =
-            redis::from_redis_value(heard.answer).map_err(|e| Error::Refused {
+            redis::from_redis_value(reply.answer).map_err(|e| Error::Refused {
                 reason: e.to_string(),
             })?;
         let keys = keys
@@ -282,57 +288,59 @@ impl Redis {
 
     /// Repeats the exchange until there is an answer or the response timeout has passed. Also returns
     /// whether the answer may be to a repetition.
-    async fn persist(&self, exchange: &Exchange<'_>) -> Result<(Heard, bool)> {
+    async fn send_with_retries(&self, exchange: &Exchange<'_>) -> Result<(ServerReply, bool)> {
         check_runtime()?;
-        let own = Sent::default();
-        let sent = exchange.sent.unwrap_or(&own);
-        let mut retry = Retry::until(self.response_timeout);
-        let begun = retry.begun;
+        let own = Progress::default();
+        let progress = exchange.progress.unwrap_or(&own);
+        let mut retry = Retry::with_timeout(self.response_timeout);
+        let started = retry.started;
         let answered = {
             let trying = pin!(async {
                 loop {
                     match self.send(exchange).await {
                         Ok(answer) => return Ok(answer),
-                        Err(fault) => retry.after(fault, sent).await?,
+                        Err(failure) => retry.pause_after(failure, progress).await?,
                     }
                 }
             });
-            sent.in_time(begun, self.response_timeout, trying).await
+            progress
+                .with_timeout(started, self.response_timeout, trying)
+                .await
         };
         match answered {
-            Some(heard) => {
+            Some(reply) => {
                 // An error that a retry does not change is an answer, too.
-                sent.answered();
-                heard.map(|heard| (heard, retry.repeated))
+                progress.record_answer();
+                reply.map(|reply| (reply, retry.repeated))
             }
             None => {
-                self.topology.suspect();
-                Err(retry.given_up(self.silence(exchange), sent))
+                self.topology.request_refresh();
+                Err(retry.deadline_error(self.timeout_hint(exchange), progress))
             }
         }
     }
 
-    async fn once(&self, exchange: &Exchange<'_>, limit: Duration) -> Result<Heard> {
+    async fn send_once(&self, exchange: &Exchange<'_>, limit: Duration) -> Result<ServerReply> {
         check_runtime()?;
         match timeout(limit, pin!(self.send(exchange))).await {
-            Ok(answer) => answer.map_err(Fault::into_error),
+            Ok(answer) => answer.map_err(ExchangeError::into_error),
             Err(_) => {
-                self.topology.suspect();
+                self.topology.request_refresh();
                 Err(Error::ResponseTimeout { after: limit })
             }
         }
     }
 
     /// Returns a hint for the timeout error if there is not even a connection.
-    fn silence(&self, exchange: &Exchange<'_>) -> Option<&'static str> {
+    fn timeout_hint(&self, exchange: &Exchange<'_>) -> Option<&'static str> {
         match exchange.node {
-            Some(node) => node.silence(),
-            None => self.topology.silence(exchange.key),
+            Some(node) => node.timeout_hint(),
+            None => self.topology.timeout_hint(exchange.key),
         }
     }
 
     /// Makes one exchange, following redirections of the cluster.
-    async fn send(&self, exchange: &Exchange<'_>) -> Result<Heard, Fault> {
+    async fn send(&self, exchange: &Exchange<'_>) -> Result<ServerReply, ExchangeError> {
         let mut found;
         let mut node = match exchange.node.or(self.topology.only_node()) {
             Some(node) => node,
@@ -344,141 +352,149 @@ impl Redis {
         let mut importing = false;
         // If an earlier try was not answered, the store may have applied it. A redirection of this try does
         // not change that.
-        let sent_before = exchange.sent.is_some_and(Sent::get);
-        for _ in 0..REDIRECTIONS {
+        let was_sent_before = exchange.progress.is_some_and(Progress::was_sent);
+        for _ in 0..MAX_REDIRECTIONS {
             let answered = self.send_to(node, exchange, importing).await;
             if exchange.delivery.queued {
                 if answered.is_ok() {
-                    node.limits.turns.answered();
+                    node.limits.attempt_limiter.record_answer();
                 }
-                drop(exchange.sent.and_then(Sent::take_turn));
+                drop(exchange.progress.and_then(Progress::take_permit));
             }
-            let fault = match answered {
+            let failure = match answered {
                 Ok(answer) => return Ok(answer),
-                Err(fault) => fault,
+                Err(failure) => failure,
             };
-            let other = match &fault {
-                Fault::Moved(to) => Box::pin(self.topology.moved(exchange.key, to)).await,
-                Fault::Asked(_) if exchange.undeclared => {
-                    let said = "TRYAGAIN the slot is moving, and some of its keys are on another \
-                                node";
-                    return Err(Fault::NotNow(said.into()));
+            let other = match &failure {
+                ExchangeError::Moved(to) => {
+                    Box::pin(self.topology.handle_moved(exchange.key, to)).await
                 }
-                Fault::Asked(to) => self.topology.asked(exchange.key, to),
-                Fault::Deposed(_)
-                | Fault::NotSent(_)
-                | Fault::NotNow(_)
-                | Fault::Unanswered(_)
-                | Fault::Final(_) => None,
+                ExchangeError::Ask(_) if exchange.has_undeclared_keys => {
+                    let message = "TRYAGAIN the slot is moving, and some of its keys are on another \
+                                node";
+                    return Err(ExchangeError::Busy(message.into()));
+                }
+                ExchangeError::Ask(to) => self.topology.handle_ask(exchange.key, to),
+                ExchangeError::NotMaster(_)
+                | ExchangeError::NotExecuted(_)
+                | ExchangeError::Busy(_)
+                | ExchangeError::Unanswered(_)
+                | ExchangeError::Permanent(_) => None,
             };
             let Some(other) = other else {
-                if !matches!(fault, Fault::Final(_) | Fault::NotNow(_)) {
-                    self.topology.suspect();
+                if !matches!(
+                    failure,
+                    ExchangeError::Permanent(_) | ExchangeError::Busy(_)
+                ) {
+                    self.topology.request_refresh();
                 }
-                return Err(fault);
+                return Err(failure);
             };
-            if let Some(sent) = exchange.sent
-                && !sent_before
+            if let Some(progress) = exchange.progress
+                && !was_sent_before
             {
                 // That node did nothing.
-                sent.clear();
+                progress.mark_unsent();
             }
             found = other;
-            (node, importing) = (&found, matches!(fault, Fault::Asked(_)));
+            (node, importing) = (&found, matches!(failure, ExchangeError::Ask(_)));
         }
-        Err(Fault::NotSent(
+        Err(ExchangeError::NotExecuted(
             "too many redirects between the nodes of the cluster".into(),
         ))
     }
 
-    /// Makes one exchange with this node. An attempt keeps its turn until the caller takes it back.
+    /// Makes one exchange with this node. An attempt keeps its permit until the caller takes it back.
     async fn send_to(
         &self,
         node: &Node,
         exchange: &Exchange<'_>,
         importing: bool,
-    ) -> Result<Heard, Fault> {
-        let link = match exchange.delivery.route {
+    ) -> Result<ServerReply, ExchangeError> {
+        let connection = match exchange.delivery.route {
             Route::Commands => &node.commands,
             Route::Acquisitions | Route::AcquisitionsOf(_) => &node.attempts,
         };
-        let mut turn = None;
+        let mut permit = None;
         if exchange.delivery.queued {
-            let free = node.limits.turns.free();
-            turn = match free.filter(|_| unconnected(node, exchange).is_none()) {
-                Some(turn) => Some(turn),
-                None => self.turn(node, exchange).await?,
+            let free = node.limits.attempt_limiter.try_acquire();
+            permit = match free.filter(|_| missing_connection(node, exchange).is_none()) {
+                Some(permit) => Some(permit),
+                None => self.acquire_attempt_permit(node, exchange).await?,
             };
         }
-        // If an attempt is dropped without an answer, its turn passes to the task that settles it. An
-        // inspection needs no settling, so its turn ends here.
+        // If an attempt is dropped without an answer, its permit passes to the task that settles it. An
+        // inspection needs no settling, so its permit ends here.
         if exchange.delivery.replicate
-            && let Some(sent) = exchange.sent
-            && let Some(turn) = turn.take()
+            && let Some(progress) = exchange.progress
+            && let Some(permit) = permit.take()
         {
-            sent.keep_turn(turn);
+            progress.keep_permit(permit);
         }
-        let together = Arc::ptr_eq(link, &node.messages);
+        let same_connection = Arc::ptr_eq(connection, &node.pubsub);
         // While a slot moves, its subscriptions stay at the source node, which ends them when the move is
         // complete; waiters then retry. The target node would refuse them.
         let channel = exchange.channel.filter(|_| !importing);
         if let Some(channel) = channel {
-            node.messages.want(channel);
-            if !together {
-                Box::pin(node.messages.listen(channel)).await?;
+            node.pubsub.add_channel(channel);
+            if !same_connection {
+                Box::pin(node.pubsub.connect_and_subscribe(channel)).await?;
             }
         }
-        let mut live = link.live().await?;
+        let mut live = connection.get_or_connect().await?;
         if let Route::AcquisitionsOf(server) = exchange.delivery.route
             && server != live.server()
         {
             let reason = "another server replaced this one and may not have the acquisition";
-            return Err(Fault::Unanswered(reason.into()));
+            return Err(ExchangeError::Unanswered(reason.into()));
         }
         let replicas = node.replicas.as_ref();
         let replicas = replicas.filter(|_| exchange.delivery.replicate);
         if let Some(replicas) = replicas {
-            Box::pin(replicas.know(link, &live)).await?;
+            Box::pin(replicas.ensure_counted(connection, &live)).await?;
         }
-        if let Some(sent) = exchange.sent {
-            sent.set();
+        if let Some(progress) = exchange.progress {
+            progress.mark_sent();
         }
-        let mut sent = Instant::now();
-        let channel = channel.filter(|_| together);
-        let sending = Sending {
-            link,
+        let mut sent_at = Instant::now();
+        let channel = channel.filter(|_| same_connection);
+        let context = SendContext {
+            connection,
             importing,
             replicas,
         };
         let (mut answer, mut confirmation) =
-            sending.send(&mut live, &exchange.cmd, channel).await?;
+            context.send(&mut live, &exchange.cmd, channel).await?;
         if let Value::ServerError(error) = &answer
             && error.code() == "NOSCRIPT"
-            && let Some(in_full) = exchange.in_full
+            && let Some(eval_fallback) = exchange.eval_fallback
         {
             // A new or flushed server. EVAL loads the script for later.
-            sent = Instant::now();
-            (answer, confirmation) = Box::pin(sending.send(&mut live, &in_full(), None)).await?;
+            sent_at = Instant::now();
+            (answer, confirmation) =
+                Box::pin(context.send(&mut live, &eval_fallback(), None)).await?;
         }
         match answer {
-            Value::ServerError(error) => Err(match Fault::answered(&error, exchange.key) {
-                // With a single server there is no other node, so a retry does not help.
-                Fault::Deposed(said) if self.topology.is_single() => {
-                    Fault::Final(refused(exchange.key, said))
-                }
-                fault => {
-                    if matches!(fault, Fault::Deposed(_)) {
-                        link.leave(&live);
+            Value::ServerError(error) => {
+                Err(match ExchangeError::from_reply(&error, exchange.key) {
+                    // With a single server there is no other node, so a retry does not help.
+                    ExchangeError::NotMaster(message) if self.topology.is_single() => {
+                        ExchangeError::Permanent(script_error(exchange.key, message))
                     }
-                    fault
-                }
-            }),
+                    failure => {
+                        if matches!(failure, ExchangeError::NotMaster(_)) {
+                            connection.discard(&live);
+                        }
+                        failure
+                    }
+                })
+            }
             answer => {
                 let server = live.server();
-                link.keep(live);
-                Ok(Heard {
+                connection.recycle(live);
+                Ok(ServerReply {
                     answer,
-                    sent,
+                    sent_at,
                     confirmation,
                     server,
                 })
@@ -486,62 +502,62 @@ impl Redis {
         }
     }
 
-    /// Waits for the turn to send an attempt to this node. Without a connection no attempt has a turn: all
+    /// Waits for the permit to send an attempt to this node. Without a connection no attempt has a permit: all
     /// wait for the one attempt to connect, and fail together if that fails.
     ///
     /// Boxed: few attempts wait.
-    fn turn<'a>(
+    fn acquire_attempt_permit<'a>(
         &'a self,
         node: &'a Node,
         exchange: &'a Exchange<'_>,
-    ) -> Boxed<'a, Result<Option<Turn>, Fault>> {
+    ) -> Boxed<'a, Result<Option<AttemptPermit>, ExchangeError>> {
         Box::pin(async move {
             loop {
-                let turn = match (node.limits.turns.free(), exchange.sent) {
-                    (Some(turn), _) => Some(turn),
-                    (None, Some(sent)) => {
-                        let _queued = sent.queued_at(node.limits.turns.clone());
-                        node.limits.turns.next().await
+                let permit = match (node.limits.attempt_limiter.try_acquire(), exchange.progress) {
+                    (Some(permit), _) => Some(permit),
+                    (None, Some(progress)) => {
+                        let _queued = progress.wait_for_permit(node.limits.attempt_limiter.clone());
+                        node.limits.attempt_limiter.acquire().await
                     }
-                    (None, None) => node.limits.turns.next().await,
+                    (None, None) => node.limits.attempt_limiter.acquire().await,
                 };
-                let Some(link) = unconnected(node, exchange) else {
-                    return Ok(turn);
+                let Some(connection) = missing_connection(node, exchange) else {
+                    return Ok(permit);
                 };
-                drop(turn);
-                link.live().await?;
+                drop(permit);
+                connection.get_or_connect().await?;
             }
         })
     }
 
-    fn exchange<'a, S: Step>(
+    fn build_exchange<'a, S: Step>(
         &self,
         step: &'a S,
-        in_full: &'a (dyn Fn() -> Cmd + Sync),
+        eval_fallback: &'a (dyn Fn() -> Cmd + Sync),
         delivery: Delivery,
         channel: Option<&'a str>,
-        sent: &'a Sent,
+        progress: &'a Progress,
     ) -> Result<Exchange<'a>> {
         let mut keys = step.keys();
         let key = keys.next().unwrap_or_default();
-        self.topology.check_together(key, keys)?;
+        self.topology.check_same_slot(key, keys)?;
         Ok(Exchange {
-            in_full: Some(in_full),
+            eval_fallback: Some(eval_fallback),
             key,
             channel,
-            sent: Some(sent),
+            progress: Some(progress),
             delivery,
-            undeclared: step.script().has_undeclared_keys(),
-            ..Exchange::plain(self.by_sha(step))
+            has_undeclared_keys: step.script().has_undeclared_keys(),
+            ..Exchange::plain(self.evalsha_command(step))
         })
     }
 
-    fn by_sha<S: Step>(&self, step: &S) -> Cmd {
+    fn evalsha_command<S: Step>(&self, step: &S) -> Cmd {
         let script = step.script().sha(self.topology.publishing());
         command(step, "EVALSHA", script)
     }
 
-    fn in_full<S: Step>(&self, step: &S) -> Cmd {
+    fn eval_command<S: Step>(&self, step: &S) -> Cmd {
         let script = step.script().source_for(self.topology.publishing());
         command(step, "EVAL", &script)
     }
@@ -560,44 +576,47 @@ fn command<S: Step>(step: &S, verb: &str, script: &str) -> Cmd {
     cmd
 }
 
-/// Returns a link that an attempt needs and that has no connection yet.
-fn unconnected<'a>(node: &'a Node, exchange: &Exchange<'_>) -> Option<&'a Arc<Link>> {
-    let messages = exchange.channel.map(|_| &node.messages);
-    let mut links = std::iter::once(&node.attempts).chain(messages);
-    links.find(|link| !link.is_connected())
+/// Returns a connection that an attempt needs and that is not established yet.
+fn missing_connection<'a>(node: &'a Node, exchange: &Exchange<'_>) -> Option<&'a Arc<Connection>> {
+    let pubsub = exchange.channel.map(|_| &node.pubsub);
+    let mut connections = std::iter::once(&node.attempts).chain(pubsub);
+    connections.find(|connection| !connection.is_connected())
 }
 
 /// How commands are sent on one connection.
-struct Sending<'a> {
-    link: &'a Arc<Link>,
+struct SendContext<'a> {
+    connection: &'a Arc<Connection>,
     importing: bool,
     /// The replicas that must confirm the command.
     replicas: Option<&'a Arc<Replicas>>,
 }
 
-impl Sending<'_> {
+impl SendContext<'_> {
     /// Sends a command, behind a subscription and followed by WAIT for the replicas, in one round trip.
     async fn send(
         &self,
-        live: &mut Live,
+        live: &mut LiveConnection,
         cmd: &Cmd,
         channel: Option<&str>,
-    ) -> Result<(Value, Confirmation), Fault> {
+    ) -> Result<(Value, Confirmation), ExchangeError> {
         if channel.is_none() && self.replicas.is_none() {
-            let answer = self.link.ask_node(live, cmd, self.importing).await?;
+            let answer = self
+                .connection
+                .query_node(live, cmd, self.importing)
+                .await?;
             return Ok((answer, Confirmation::NOT_NEEDED));
         }
         // Boxed, as are other rare paths, so that common futures stay small.
-        Box::pin(self.send_together(live, cmd, channel)).await
+        Box::pin(self.send_pipelined(live, cmd, channel)).await
     }
 
-    async fn send_together(
+    async fn send_pipelined(
         &self,
-        live: &mut Live,
+        live: &mut LiveConnection,
         cmd: &Cmd,
         channel: Option<&str>,
-    ) -> Result<(Value, Confirmation), Fault> {
-        let link = self.link;
+    ) -> Result<(Value, Confirmation), ExchangeError> {
+        let connection = self.connection;
         let (mut before, after) = (live.clone(), live.clone());
         // One connection keeps order: the step runs after the subscription has started, and WAIT comes
         // behind the step. `biased`, because otherwise the second poll would start with another branch.
@@ -608,14 +627,14 @@ impl Sending<'_> {
                 biased;
                 async {
                     match channel {
-                        Some(channel) => link.subscribe(&mut before, channel).await,
+                        Some(channel) => connection.subscribe(&mut before, channel).await,
                         None => Ok(()),
                     }
                 },
-                link.ask_node(live, cmd, self.importing),
+                connection.query_node(live, cmd, self.importing),
                 async {
                     match self.replicas {
-                        Some(replicas) => replicas.confirm(link, &after),
+                        Some(replicas) => replicas.confirm(connection, &after),
                         None => Confirmation::NOT_NEEDED,
                     }
                 },
@@ -627,11 +646,11 @@ impl Sending<'_> {
     }
 }
 
-impl Heard {
-    fn read<S: Step>(self, step: &S, repeated: bool) -> Result<Answer<S::Reply>> {
+impl ServerReply {
+    fn decode<S: Step>(self, step: &S, repeated: bool) -> Result<Answer<S::Reply>> {
         Ok(Answer {
             reply: step.reply(self.answer)?,
-            sent: self.sent,
+            sent_at: self.sent_at,
             repeated,
             confirmation: self.confirmation,
             server: self.server,
@@ -643,13 +662,13 @@ impl<'a> Exchange<'a> {
     fn plain(cmd: Cmd) -> Exchange<'a> {
         Exchange {
             cmd,
-            in_full: None,
+            eval_fallback: None,
             key: "",
             node: None,
             channel: None,
-            sent: None,
+            progress: None,
             delivery: Delivery::IMMEDIATE,
-            undeclared: false,
+            has_undeclared_keys: false,
         }
     }
 }

@@ -6,40 +6,40 @@ use std::time::Duration;
 
 use tokio::sync::Semaphore;
 
-use super::link::{Link, Whereabouts, Witness};
-use super::listening::Listening;
-use super::replicas::{Demand, Replicas};
-use super::turns::Turns;
+use super::attempt_limiter::AttemptLimiter;
+use super::connection::{Connection, RunIdTracker, Target};
+use super::pubsub::SubscriptionMode;
+use super::replicas::{ReplicaRequirement, Replicas};
 use crate::error::Error;
-use crate::store::{Doubts, NodeId, SharedEar};
+use crate::store::{NodeId, SharedSubscriber, SuspectNodes};
 
 /// What all nodes of a deployment share.
 #[derive(Clone)]
-pub(super) struct Settings {
+pub(super) struct NodeSettings {
     pub(super) connect_timeout: Duration,
-    pub(super) ear: SharedEar,
-    pub(super) doubts: Arc<Doubts>,
-    pub(super) listening: Listening,
+    pub(super) subscriber: SharedSubscriber,
+    pub(super) suspect_nodes: Arc<SuspectNodes>,
+    pub(super) subscription_mode: SubscriptionMode,
     /// Requirements on replicas, if any.
-    pub(super) demand: Option<Demand>,
+    pub(super) requirement: Option<ReplicaRequirement>,
 }
 
 /// Number of background releases in flight at one node. If thousands of attempts are dropped at once,
 /// renewals must not wait behind their releases.
-const SETTLINGS: usize = 64;
+const MAX_SETTLES_IN_FLIGHT: usize = 64;
 
 /// Limits of the work in flight at one node. Every node has its own, so that a node that does not answer
-/// uses up no turns of the others.
-pub(super) struct Limits {
-    pub(super) turns: Arc<Turns>,
-    pub(super) settlings: Arc<Semaphore>,
+/// uses up no permits of the others.
+pub(super) struct NodeLimits {
+    pub(super) attempt_limiter: Arc<AttemptLimiter>,
+    pub(super) settle_permits: Arc<Semaphore>,
 }
 
-impl Default for Limits {
-    fn default() -> Limits {
-        Limits {
-            turns: Turns::new(),
-            settlings: Arc::new(Semaphore::new(SETTLINGS)),
+impl Default for NodeLimits {
+    fn default() -> NodeLimits {
+        NodeLimits {
+            attempt_limiter: AttemptLimiter::new(),
+            settle_permits: Arc::new(Semaphore::new(MAX_SETTLES_IN_FLIGHT)),
         }
     }
 }
@@ -47,40 +47,49 @@ impl Default for Limits {
 pub(super) struct Node {
     /// Unique in this process.
     pub(super) id: NodeId,
-    pub(super) limits: Arc<Limits>,
+    pub(super) limits: Arc<NodeLimits>,
     /// For renewals, releases and inspections.
-    pub(super) commands: Arc<Link>,
-    /// For attempts: the same link, unless replicas are waited for.
-    pub(super) attempts: Arc<Link>,
-    /// For subscriptions: the link of the attempts, so that an attempt can follow its subscription
-    /// directly, unless channels are sharded (see [`Listening::Sharded`]).
-    pub(super) messages: Arc<Link>,
+    pub(super) commands: Arc<Connection>,
+    /// For attempts: the same connection, unless replicas are waited for.
+    pub(super) attempts: Arc<Connection>,
+    /// For subscriptions: the connection of the attempts, so that an attempt can follow its subscription
+    /// directly, unless channels are sharded (see [`SubscriptionMode::Sharded`]).
+    pub(super) pubsub: Arc<Connection>,
     pub(super) replicas: Option<Arc<Replicas>>,
 }
 
 impl Node {
-    /// Calls `whereabouts` once for each connection.
+    /// Calls `target` once for each connection.
     pub(super) fn new(
-        settings: &Settings,
-        whereabouts: impl Fn() -> Result<Whereabouts, Error>,
+        settings: &NodeSettings,
+        target: impl Fn() -> Result<Target, Error>,
     ) -> Result<Arc<Node>, Error> {
         static NODES: AtomicU64 = AtomicU64::new(1);
         let id = NodeId(NODES.fetch_add(1, Ordering::Relaxed));
-        let link = |listening, is_for_commands: bool| {
-            let ear = settings.ear.clone();
-            let witness = is_for_commands.then(|| Witness::new(id, settings.doubts.clone()));
+        let connection = |subscription_mode, is_for_commands: bool| {
+            let subscriber = settings.subscriber.clone();
+            let run_id_tracker =
+                is_for_commands.then(|| RunIdTracker::new(id, settings.suspect_nodes.clone()));
             let limit = settings.connect_timeout;
-            Ok::<_, Error>(Link::new(whereabouts()?, limit, ear, listening, witness))
+            Ok::<_, Error>(Connection::new(
+                target()?,
+                limit,
+                subscriber,
+                subscription_mode,
+                run_id_tracker,
+            ))
         };
-        let sharded = settings.listening == Listening::Sharded;
-        let alone = settings.demand.is_none();
-        let messages = link(settings.listening, alone && !sharded)?;
-        let attempts = match settings.listening {
-            Listening::Sharded => link(Listening::Unrestored, alone)?,
-            Listening::Restored | Listening::Unrestored => messages.clone(),
+        let sharded = settings.subscription_mode == SubscriptionMode::Sharded;
+        let is_only_connection = settings.requirement.is_none();
+        let pubsub = connection(settings.subscription_mode, is_only_connection && !sharded)?;
+        let attempts = match settings.subscription_mode {
+            SubscriptionMode::Sharded => {
+                connection(SubscriptionMode::Unrestored, is_only_connection)?
+            }
+            SubscriptionMode::Restored | SubscriptionMode::Unrestored => pubsub.clone(),
         };
-        let commands = match settings.demand {
-            Some(_) => link(Listening::Unrestored, true)?,
+        let commands = match settings.requirement {
+            Some(_) => connection(SubscriptionMode::Unrestored, true)?,
             None => attempts.clone(),
         };
         Ok(Arc::new(Node {
@@ -88,24 +97,28 @@ impl Node {
             limits: Arc::default(),
             commands,
             attempts,
-            messages,
-            replicas: settings.demand.map(Replicas::new),
+            pubsub,
+            replicas: settings.requirement.map(Replicas::new),
         }))
     }
 
     /// Returns all connections, possibly with duplicates.
-    pub(super) fn links(&self) -> impl Iterator<Item = &Arc<Link>> {
-        [&self.commands, &self.attempts, &self.messages].into_iter()
+    pub(super) fn connections(&self) -> impl Iterator<Item = &Arc<Connection>> {
+        [&self.commands, &self.attempts, &self.pubsub].into_iter()
     }
 
     /// Returns a hint for the timeout error if there is not even a connection.
-    pub(super) fn silence(&self) -> Option<&'static str> {
+    pub(super) fn timeout_hint(&self) -> Option<&'static str> {
         // `None` if one of them is connected.
-        self.links().map(|link| link.silence()).min().flatten()
+        self.connections()
+            .map(|connection| connection.timeout_hint())
+            .min()
+            .flatten()
     }
 
     /// Gives up all connections, because this node must not be used any more.
-    pub(super) fn give_up(&self) {
-        self.links().for_each(|link| link.give_up());
+    pub(super) fn invalidate(&self) {
+        self.connections()
+            .for_each(|connection| connection.invalidate());
     }
 }

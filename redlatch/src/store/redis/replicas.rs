@@ -2,7 +2,7 @@
 //!
 //! 1. WAIT blocks its connection until the replicas have answered. So attempts have a connection of their
 //!    own, and renewals and releases do not queue behind a WAIT.
-//! 2. One WAIT confirms all steps that were sent before it. At most two are in flight ([`AT_ONCE`]),
+//! 2. One WAIT confirms all steps that were sent before it. At most two are in flight ([`MAX_WAITS_IN_FLIGHT`]),
 //!    however many attempts there are and however long a replica does not answer.
 //! 3. While those are in flight, later attempts share one further WAIT, which is sent when one of them is
 //!    answered.
@@ -15,13 +15,13 @@ use std::time::Duration;
 use redis::Value;
 use tokio::time::{Instant, timeout};
 
-use super::fault::Fault;
-use super::link::{Generation, Link, Live};
-use super::told::{self, Listener, Teller};
+use super::connection::{Connection, Generation, LiveConnection};
+use super::exchange_error::ExchangeError;
+use super::shared_oneshot::{self, Receiver, Sender};
+use crate::environment::task;
 use crate::error::{Error, Result};
-use crate::step::unexpected;
-use crate::store::Sent;
-use crate::surroundings::task;
+use crate::step::unexpected_reply;
+use crate::store::Progress;
 
 /// How many replicas must acknowledge an acquisition before it counts.
 ///
@@ -50,44 +50,47 @@ pub enum ReplicaSync {
 }
 
 /// Number of WAITs in flight: a second one confirms later steps.
-const AT_ONCE: usize = 2;
+const MAX_WAITS_IN_FLIGHT: usize = 2;
 
 /// Age at which the number of replicas is refreshed.
-const STALE: Duration = Duration::from_secs(1);
+const COUNT_MAX_AGE: Duration = Duration::from_secs(1);
 
 /// Requirements on the replicas.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Demand {
+pub(super) struct ReplicaRequirement {
     pub(super) sync: ReplicaSync,
     /// Time limit for the replicas.
     pub(super) timeout: Duration,
     /// Additional time limit for the master's answer.
-    pub(super) patience: Duration,
+    pub(super) answer_timeout: Duration,
 }
 
-impl Demand {
+impl ReplicaRequirement {
     /// Returns whether replicas have to be waited for at a server without sentinels or a cluster. If not,
     /// one connection is saved.
-    pub(super) async fn applies_to(&self, link: &Arc<Link>) -> Result<bool> {
+    pub(super) async fn applies_to(&self, connection: &Arc<Connection>) -> Result<bool> {
         if let ReplicaSync::AtLeast(_) = self.sync {
             return Ok(true);
         }
-        let live = link.live().await.map_err(Fault::into_error)?;
-        match connected(link, &live).await {
+        let live = connection
+            .get_or_connect()
+            .await
+            .map_err(ExchangeError::into_error)?;
+        match connected_replicas(connection, &live).await {
             Ok(connected) => Ok(connected > 0),
-            Err(Fault::Final(Error::Refused { reason })) => {
+            Err(ExchangeError::Permanent(Error::Refused { reason })) => {
                 // Something that speaks the protocol but has no roles.
                 tracing::debug!(reason, "not waiting for replicas");
                 Ok(false)
             }
-            Err(fault) => Err(fault.into_error()),
+            Err(failure) => Err(failure.into_error()),
         }
     }
 }
 
 /// The replicas of one master.
 pub(super) struct Replicas {
-    demand: Demand,
+    requirement: ReplicaRequirement,
     state: Mutex<State>,
 }
 
@@ -95,30 +98,30 @@ pub(super) struct Replicas {
 struct State {
     /// Number of connected replicas, the connection on which it was read, and when.
     connected: Option<(usize, Generation, Instant)>,
-    under_way: usize,
+    waits_in_flight: usize,
     /// The next WAIT, which is sent when one in flight has been answered.
-    next: Option<Waiting>,
+    next: Option<WaitRequest>,
 }
 
 /// A WAIT that is to be sent.
-struct Waiting {
-    live: Live,
-    tell: Teller<Heard>,
+struct WaitRequest {
+    live: LiveConnection,
+    sender: Sender<WaitResult>,
 }
 
 /// Result of a WAIT: how many replicas were required, and how many acknowledged.
-type Heard = Result<(usize, usize), Fault>;
+type WaitResult = Result<(usize, usize), ExchangeError>;
 
 /// Resolves when the replicas have confirmed an acquisition.
 pub(crate) struct Confirmation {
-    heard: Option<Listener<Heard>>,
+    outcome: Option<Receiver<WaitResult>>,
     timeout: Duration,
 }
 
 impl Confirmation {
     /// No replica is waited for.
     pub(crate) const NOT_NEEDED: Confirmation = Confirmation {
-        heard: None,
+        outcome: None,
         timeout: Duration::ZERO,
     };
 
@@ -126,26 +129,26 @@ impl Confirmation {
     #[cfg(test)]
     pub(crate) fn connection_lost() -> Confirmation {
         Confirmation {
-            heard: Some(told::channel().1),
+            outcome: Some(shared_oneshot::channel().1),
             timeout: Duration::ZERO,
         }
     }
 
     /// Waits until enough replicas have acknowledged. Fails if too few did, or if that cannot be
     /// determined. Until then the request has no answer: it is unknown whether it has acquired anything.
-    pub(crate) async fn confirmed(self, sent: &Sent) -> Result<()> {
-        let Some(heard) = self.heard else {
+    pub(crate) async fn confirmed(self, progress: &Progress) -> Result<()> {
+        let Some(outcome) = self.outcome else {
             return Ok(());
         };
-        sent.unanswered();
-        match heard.heard().await {
+        progress.expect_answer();
+        match outcome.recv().await {
             Some(Ok((needed, in_sync))) if in_sync < needed => Err(Error::NotReplicated {
                 needed,
                 in_sync,
                 within: self.timeout,
             }),
             Some(Ok(_)) => Ok(()),
-            Some(Err(fault)) => Err(fault.into_error()),
+            Some(Err(failure)) => Err(failure.into_error()),
             None => Err(Error::Unavailable {
                 reason: "the connection broke before the replicas answered".into(),
             }),
@@ -154,113 +157,136 @@ impl Confirmation {
 }
 
 impl Replicas {
-    pub(super) fn new(demand: Demand) -> Arc<Replicas> {
+    pub(super) fn new(requirement: ReplicaRequirement) -> Arc<Replicas> {
         Arc::new(Replicas {
-            demand,
+            requirement,
             state: Mutex::default(),
         })
     }
 
     /// Reads how many replicas are connected to the master of this connection, if that is not known yet.
-    pub(super) async fn know(self: &Arc<Self>, link: &Arc<Link>, live: &Live) -> Result<(), Fault> {
-        if matches!(self.demand.sync, ReplicaSync::AtLeast(_)) {
+    pub(super) async fn ensure_counted(
+        self: &Arc<Self>,
+        connection: &Arc<Connection>,
+        live: &LiveConnection,
+    ) -> Result<(), ExchangeError> {
+        if matches!(self.requirement.sync, ReplicaSync::AtLeast(_)) {
             return Ok(());
         }
         let known = self.state().connected;
         match known {
             Some((.., generation, since)) if generation == live.generation() => {
-                if since.elapsed() > STALE {
-                    self.count_again(link.clone(), live.clone());
+                if since.elapsed() > COUNT_MAX_AGE {
+                    self.recount_in_background(connection.clone(), live.clone());
                 }
                 Ok(())
             }
-            _ => self.count(link, live).await,
+            _ => self.count(connection, live).await,
         }
     }
 
     /// Starts to wait for the replicas to have everything sent on this connection before.
-    pub(super) fn confirm(self: &Arc<Self>, link: &Arc<Link>, live: &Live) -> Confirmation {
+    pub(super) fn confirm(
+        self: &Arc<Self>,
+        connection: &Arc<Connection>,
+        live: &LiveConnection,
+    ) -> Confirmation {
         let mut state = self.state();
-        match self.to_ask(&state, live) {
+        match self.replicas_to_await(&state, live) {
             Some(0) => return Confirmation::NOT_NEEDED,
             Some(_) => {}
-            None => return self.confirmation(told::channel().1),
+            None => return self.confirmation(shared_oneshot::channel().1),
         }
-        let same = |next: &&Waiting| next.live.generation() == live.generation();
-        let mut begins = false;
-        let heard = match state.next.as_ref().filter(same) {
-            Some(next) => next.tell.listener(),
+        let same = |next: &&WaitRequest| next.live.generation() == live.generation();
+        let mut start_sender = false;
+        let outcome = match state.next.as_ref().filter(same) {
+            Some(next) => next.sender.subscribe(),
             None => {
-                let (tell, heard) = told::channel();
+                let (sender, outcome) = shared_oneshot::channel();
                 let live = live.clone();
                 // Replacing a WAIT for a connection that has ended fails its listeners.
-                state.next = Some(Waiting { live, tell });
-                begins = state.under_way < AT_ONCE;
-                state.under_way += usize::from(begins);
-                heard
+                state.next = Some(WaitRequest { live, sender });
+                start_sender = state.waits_in_flight < MAX_WAITS_IN_FLIGHT;
+                state.waits_in_flight += usize::from(start_sender);
+                outcome
             }
         };
         // The lock is released first: the task may end at once if its runtime does.
         drop(state);
-        if begins {
-            tokio::spawn(task(Sender::new(self).send(link.clone())));
+        if start_sender {
+            tokio::spawn(task(WaitSender::new(self).run(connection.clone())));
         }
-        self.confirmation(heard)
+        self.confirmation(outcome)
     }
 
-    fn confirmation(&self, heard: Listener<Heard>) -> Confirmation {
+    fn confirmation(&self, outcome: Receiver<WaitResult>) -> Confirmation {
         Confirmation {
-            heard: Some(heard),
-            timeout: self.demand.timeout,
+            outcome: Some(outcome),
+            timeout: self.requirement.timeout,
         }
     }
 
     /// Returns the number of replicas to wait for on this connection. `None`: there is a newer connection,
     /// perhaps to another master, whose replicas do not have the steps that were sent on this one.
-    fn to_ask(&self, state: &State, live: &Live) -> Option<usize> {
-        if let ReplicaSync::AtLeast(some) = self.demand.sync {
+    fn replicas_to_await(&self, state: &State, live: &LiveConnection) -> Option<usize> {
+        if let ReplicaSync::AtLeast(some) = self.requirement.sync {
             return Some(some);
         }
         let (connected, generation, _) = state.connected?;
         let same = generation == live.generation();
-        same.then(|| self.demand.sync.waits_for(connected))
+        same.then(|| self.requirement.sync.replicas_awaited(connected))
     }
 
     /// Sends WAIT. Returns the number of replicas that were waited for, and that acknowledged.
-    async fn ask(&self, link: &Link, live: &mut Live) -> Result<(usize, usize), Fault> {
-        let Some(asked) = self.to_ask(&self.state(), live) else {
-            return Err(Fault::Unanswered("the connection has ended".into()));
+    async fn send_wait(
+        &self,
+        connection: &Connection,
+        live: &mut LiveConnection,
+    ) -> Result<(usize, usize), ExchangeError> {
+        let Some(asked) = self.replicas_to_await(&self.state(), live) else {
+            return Err(ExchangeError::Unanswered("the connection has ended".into()));
         };
-        let millis = self.demand.timeout.as_millis().max(1);
+        let millis = self.requirement.timeout.as_millis().max(1);
         let mut wait = redis::cmd("WAIT");
         wait.arg(asked)
             .arg(u64::try_from(millis).unwrap_or(u64::MAX));
-        let patience = self.demand.timeout.saturating_add(self.demand.patience);
-        let Ok(answer) = timeout(patience, link.ask(live, &wait)).await else {
-            return Err(Fault::Unanswered(format!("no answer within {patience:?}")));
+        let limit = self
+            .requirement
+            .timeout
+            .saturating_add(self.requirement.answer_timeout);
+        let Ok(answer) = timeout(limit, connection.query(live, &wait)).await else {
+            return Err(ExchangeError::Unanswered(format!(
+                "no answer within {limit:?}"
+            )));
         };
         match answer? {
             Value::Int(have) => Ok((asked, usize::try_from(have).unwrap_or(0))),
-            Value::ServerError(error) => Err(Fault::answered(&error, "")),
-            other => Err(Fault::NotSent(format!("unexpected reply: {other:?}"))),
+            Value::ServerError(error) => Err(ExchangeError::from_reply(&error, "")),
+            other => Err(ExchangeError::NotExecuted(format!(
+                "unexpected reply: {other:?}"
+            ))),
         }
     }
 
     /// Runs [`Replicas::count`] in the background.
-    fn count_again(self: &Arc<Self>, link: Arc<Link>, live: Live) {
+    fn recount_in_background(self: &Arc<Self>, connection: Arc<Connection>, live: LiveConnection) {
         if let Some((.., since)) = &mut self.state().connected {
             // Prevents another count meanwhile.
             *since = Instant::now();
         }
         let replicas = self.clone();
         tokio::spawn(task(async move {
-            let counting = replicas.count(&link, &live);
-            timeout(replicas.demand.patience, counting).await
+            let counting = replicas.count(&connection, &live);
+            timeout(replicas.requirement.answer_timeout, counting).await
         }));
     }
 
-    async fn count(&self, link: &Link, live: &Live) -> Result<(), Fault> {
-        let connected = connected(link, live).await?;
+    async fn count(
+        &self,
+        connection: &Connection,
+        live: &LiveConnection,
+    ) -> Result<(), ExchangeError> {
+        let connected = connected_replicas(connection, live).await?;
         self.state().connected = Some((connected, live.generation(), Instant::now()));
         Ok(())
     }
@@ -270,79 +296,86 @@ impl Replicas {
     }
 }
 
-/// Sends WAITs, and is counted in `under_way`.
-struct Sender {
+/// Sends WAITs, and is counted in `waits_in_flight`.
+struct WaitSender {
     replicas: Arc<Replicas>,
-    left: bool,
+    finished: bool,
 }
 
-impl Sender {
-    fn new(replicas: &Arc<Replicas>) -> Sender {
-        Sender {
+impl WaitSender {
+    fn new(replicas: &Arc<Replicas>) -> WaitSender {
+        WaitSender {
             replicas: replicas.clone(),
-            left: false,
+            finished: false,
         }
     }
 
     /// Sends one WAIT after the other until none is left.
-    async fn send(mut self, link: Arc<Link>) {
-        while let Some(Waiting { mut live, tell }) = self.next() {
+    async fn run(mut self, connection: Arc<Connection>) {
+        while let Some(WaitRequest { mut live, sender }) = self.next() {
             let replicas = &self.replicas;
-            let heard = replicas.ask(&link, &mut live).await;
-            let short = matches!(&heard, Ok((asked, have)) if have < asked);
-            let heard = heard.map(|(asked, have)| (replicas.demand.sync.needs(asked), have));
-            tell.tell(heard);
+            let outcome = replicas.send_wait(&connection, &mut live).await;
+            let short = matches!(&outcome, Ok((asked, have)) if have < asked);
+            let outcome =
+                outcome.map(|(asked, have)| (replicas.requirement.sync.acks_required(asked), have));
+            sender.send(outcome);
             if short {
-                replicas.count_again(link.clone(), live);
+                replicas.recount_in_background(connection.clone(), live);
             }
         }
     }
 
     /// Takes the next WAIT. If there is none, this sender leaves under the same lock, so that a later WAIT
     /// starts a new sender.
-    fn next(&mut self) -> Option<Waiting> {
+    fn next(&mut self) -> Option<WaitRequest> {
         let mut state = self.replicas.state();
         let next = state.next.take();
         if next.is_none() {
-            self.left = true;
-            state.under_way -= 1;
+            self.finished = true;
+            state.waits_in_flight -= 1;
         }
         next
     }
 }
 
 /// Ended with its runtime, perhaps before it has started.
-impl Drop for Sender {
+impl Drop for WaitSender {
     fn drop(&mut self) {
-        if self.left {
+        if self.finished {
             return;
         }
         let mut state = self.replicas.state();
-        state.under_way -= 1;
+        state.waits_in_flight -= 1;
         // No sender is left: dropping the WAIT fails its listeners.
-        if state.under_way == 0 {
+        if state.waits_in_flight == 0 {
             state.next = None;
         }
     }
 }
 
 /// Returns how many replicas are connected (`ROLE`).
-async fn connected(link: &Link, live: &Live) -> Result<usize, Fault> {
-    match link.ask(&mut live.clone(), &redis::cmd("ROLE")).await? {
+async fn connected_replicas(
+    connection: &Connection,
+    live: &LiveConnection,
+) -> Result<usize, ExchangeError> {
+    match connection
+        .query(&mut live.clone(), &redis::cmd("ROLE"))
+        .await?
+    {
         // A master replies with its offset, and the address and offset of each replica.
         Value::Array(role) => match role.get(2) {
             Some(Value::Array(replicas)) => Ok(replicas.len()),
             // A replica.
             _ => Ok(0),
         },
-        Value::ServerError(error) => Err(Fault::answered(&error, "")),
-        other => Err(Fault::Final(unexpected(&other))),
+        Value::ServerError(error) => Err(ExchangeError::from_reply(&error, "")),
+        other => Err(ExchangeError::Permanent(unexpected_reply(&other))),
     }
 }
 
 impl ReplicaSync {
     /// Returns how many of the connected replicas are waited for.
-    fn waits_for(self, connected: usize) -> usize {
+    fn replicas_awaited(self, connected: usize) -> usize {
         match self {
             ReplicaSync::All => connected,
             ReplicaSync::Majority => connected.div_ceil(2),
@@ -352,7 +385,7 @@ impl ReplicaSync {
     }
 
     /// Returns how many of the replicas that were waited for must acknowledge.
-    fn needs(self, waited_for: usize) -> usize {
+    fn acks_required(self, waited_for: usize) -> usize {
         match self {
             ReplicaSync::All => waited_for.min(1),
             ReplicaSync::Majority | ReplicaSync::AtLeast(_) => waited_for,
@@ -367,7 +400,7 @@ mod tests {
 
     #[test]
     fn a_majority_counts_the_master() {
-        let needed = |replicas| ReplicaSync::Majority.waits_for(replicas);
+        let needed = |replicas| ReplicaSync::Majority.replicas_awaited(replicas);
         // Of 1, 2, 3, 4, 5 and 6 servers: 1, 2, 2, 3, 3 and 4.
         assert_eq!([0, 1, 2, 3, 4, 5].map(needed), [0, 1, 1, 2, 2, 3]);
     }
@@ -375,9 +408,9 @@ mod tests {
     #[test]
     fn all_waits_for_all_replicas_and_needs_one() {
         let all = ReplicaSync::All;
-        assert_eq!([0, 1, 3].map(|n| all.waits_for(n)), [0, 1, 3]);
-        assert_eq!([0, 1, 3].map(|n| all.needs(n)), [0, 1, 1]);
-        assert_eq!(ReplicaSync::AtLeast(2).waits_for(0), 2);
-        assert_eq!(ReplicaSync::Off.waits_for(3), 0);
+        assert_eq!([0, 1, 3].map(|n| all.replicas_awaited(n)), [0, 1, 3]);
+        assert_eq!([0, 1, 3].map(|n| all.acks_required(n)), [0, 1, 1]);
+        assert_eq!(ReplicaSync::AtLeast(2).replicas_awaited(0), 2);
+        assert_eq!(ReplicaSync::Off.replicas_awaited(3), 0);
     }
 }

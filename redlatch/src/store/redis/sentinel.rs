@@ -3,7 +3,7 @@
 //! A sentinel may be down, slow, cut off or wrong. So:
 //!
 //! 1. All sentinels are asked, and the answer of most of them counts.
-//! 2. The server that they name must confirm that it is a master ([`super::link`] asks it for its role).
+//! 2. The server that they name must confirm that it is a master ([`super::connection`] asks it for its role).
 //! 3. The sentinels publish failovers. A message, a broken connection or a missing answer is only a reason
 //!    to repeat the query.
 //! 4. A connection that leads to another server than the master is given up.
@@ -16,42 +16,42 @@ use redis::{ServerError, Value};
 use tokio::sync::Notify;
 use tokio::time::{sleep, timeout};
 
-use super::access::{Access, Endpoint};
-use super::dial::Dial;
-use super::fault::Fault;
-use super::link::{Finding, Guide, Link, Whereabouts};
-use super::listening::Listening;
-use super::lookout::{BRIEFLY, Lookout, PAUSE};
+use super::connection::{Connection, MasterResolver, ResolveFuture, Target};
+use super::connection_config::{ConnectionConfig, Endpoint};
+use super::connector::Connector;
+use super::exchange_error::ExchangeError;
+use super::pubsub::SubscriptionMode;
+use super::refresh_task::{MIN_REFRESH_INTERVAL, RefreshTask, STRAGGLER_LIMIT};
 use crate::error::{Error, Result};
+use crate::join::join_until;
 use crate::lease::MAX_LEASE;
-use crate::several::most;
-use crate::store::{Ear, SharedEar};
+use crate::store::{SharedSubscriber, Subscriber};
 
 /// Published when another server has become the master.
-const SWITCHED: &str = "+switch-master";
+const SWITCH_MASTER_CHANNEL: &str = "+switch-master";
 
 /// Time limit for one sentinel. A failover is followed even if some sentinels hang.
-const PATIENCE: Duration = Duration::from_secs(1);
+const QUERY_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// How soon the client reconnects to a sentinel whose connection broke.
-const RETURN: Duration = Duration::from_secs(3);
+const RECONNECT_INTERVAL: Duration = Duration::from_secs(3);
 
 pub(super) struct Sentinels {
     master: String,
     /// How to connect to the data servers.
-    data: Access,
-    sentinels: Vec<(Endpoint, Arc<Link>)>,
-    changed: Arc<Changed>,
+    data_config: ConnectionConfig,
+    sentinels: Vec<(Endpoint, Arc<Connection>)>,
+    refresh_signal: Arc<RefreshSignal>,
     /// The links that follow the master.
-    followers: Mutex<Vec<Weak<Link>>>,
+    master_connections: Mutex<Vec<Weak<Connection>>>,
     /// The master at the last check.
-    latest: Mutex<Option<Endpoint>>,
-    lookout: Lookout,
+    latest_master: Mutex<Option<Endpoint>>,
+    refresh_task: RefreshTask,
 }
 
 /// One sentinel's answer.
 #[derive(Debug, Clone, PartialEq, Eq)]
-struct Opinion {
+struct SentinelReply {
     endpoint: Endpoint,
     /// Increases with every failover.
     epoch: u64,
@@ -59,224 +59,254 @@ struct Opinion {
 
 /// Receives what the sentinels publish.
 #[derive(Default)]
-struct Changed(Notify);
+struct RefreshSignal(Notify);
 
 impl Sentinels {
     pub(super) fn new(
         sentinels: &[Endpoint],
-        access: &Access,
+        config: &ConnectionConfig,
         master: String,
-        data: Access,
+        data_config: ConnectionConfig,
         connect_timeout: Duration,
     ) -> Result<Arc<Sentinels>> {
-        let changed = Arc::new(Changed::default());
-        let ear: SharedEar = changed.clone();
-        let limit = connect_timeout.min(PATIENCE);
-        let link = |endpoint: &Endpoint| {
-            let dial = access.to_endpoint(endpoint).map_err(Fault::into_error)?;
-            let whereabouts = Whereabouts::Fixed(dial);
-            let link = Link::new(whereabouts, limit, ear.clone(), Listening::Restored, None);
-            link.want(SWITCHED);
-            Ok((endpoint.clone(), link))
+        let refresh_signal = Arc::new(RefreshSignal::default());
+        let subscriber: SharedSubscriber = refresh_signal.clone();
+        let limit = connect_timeout.min(QUERY_TIMEOUT);
+        let connection = |endpoint: &Endpoint| {
+            let connector = config
+                .connector_for(endpoint)
+                .map_err(ExchangeError::into_error)?;
+            let target = Target::Fixed(connector);
+            let connection = Connection::new(
+                target,
+                limit,
+                subscriber.clone(),
+                SubscriptionMode::Restored,
+                None,
+            );
+            connection.add_channel(SWITCH_MASTER_CHANNEL);
+            Ok((endpoint.clone(), connection))
         };
         Ok(Arc::new(Sentinels {
             master,
-            data,
-            sentinels: sentinels.iter().map(link).collect::<Result<_>>()?,
-            changed,
-            followers: Mutex::default(),
-            latest: Mutex::default(),
-            lookout: Lookout::default(),
+            data_config,
+            sentinels: sentinels.iter().map(connection).collect::<Result<_>>()?,
+            refresh_signal,
+            master_connections: Mutex::default(),
+            latest_master: Mutex::default(),
+            refresh_task: RefreshTask::default(),
         }))
     }
 
-    /// Registers a link, which is given up when it leads to a server that is no longer the master.
-    pub(super) fn lead(&self, link: &Arc<Link>) {
-        let followers = &mut self
-            .followers
+    /// Registers a connection, which is given up when it leads to a server that is no longer the master.
+    pub(super) fn track(&self, connection: &Arc<Connection>) {
+        let master_connections = &mut self
+            .master_connections
             .lock()
             .unwrap_or_else(PoisonError::into_inner);
-        followers.push(Arc::downgrade(link));
+        master_connections.push(Arc::downgrade(connection));
     }
 
     /// Returns the name of the master, for messages.
-    pub(super) fn name(&self) -> String {
+    pub(super) fn address(&self) -> String {
         let mut all: Vec<String> = self
             .sentinels
             .iter()
             .map(|(at, _)| at.to_string())
             .collect();
         all.sort_unstable();
-        format!("{}@{}/{}", self.master, all.join(","), self.data.db())
+        format!(
+            "{}@{}/{}",
+            self.master,
+            all.join(","),
+            self.data_config.db()
+        )
     }
 
     /// Handles a sign of a failover.
-    pub(super) fn suspect(self: &Arc<Self>) {
-        self.watch();
-        self.changed.0.notify_one();
+    pub(super) fn request_refresh(self: &Arc<Self>) {
+        self.ensure_refresh_task();
+        self.refresh_signal.0.notify_one();
     }
 
     /// Watches for changes from now on, for as long as the runtime lives.
-    fn watch(self: &Arc<Self>) {
-        self.lookout
-            .keep(|| keep_up(Arc::downgrade(self), self.changed.clone()));
+    fn ensure_refresh_task(self: &Arc<Self>) {
+        self.refresh_task
+            .ensure_running(|| refresh_loop(Arc::downgrade(self), self.refresh_signal.clone()));
     }
 
     /// Returns how to reach the master that most sentinels name.
-    async fn master(self: &Arc<Self>) -> Result<(Dial, Endpoint), Fault> {
-        let endpoint = self.ask_all().await?;
-        let dial = self.data.to_endpoint(&endpoint)?;
-        self.watch();
-        Ok((dial, endpoint))
+    async fn master(self: &Arc<Self>) -> Result<(Connector, Endpoint), ExchangeError> {
+        let endpoint = self.query_master().await?;
+        let connector = self.data_config.connector_for(&endpoint)?;
+        self.ensure_refresh_task();
+        Ok((connector, endpoint))
     }
 
-    async fn ask_all(&self) -> Result<Endpoint, Fault> {
-        let asking = self.sentinels.iter().map(|(at, link)| async move {
-            let said = match timeout(PATIENCE, self.ask(at, link)).await {
-                Ok(said) => said,
+    async fn query_master(&self) -> Result<Endpoint, ExchangeError> {
+        let asking = self.sentinels.iter().map(|(at, connection)| async move {
+            let answer = match timeout(QUERY_TIMEOUT, self.query_sentinel(at, connection)).await {
+                Ok(answer) => answer,
                 Err(_) => {
-                    let silence = link.silence().unwrap_or_default();
-                    Err(Fault::NotSent(format!(
-                        "no answer within {PATIENCE:?}{silence}"
+                    let timeout_hint = connection.timeout_hint().unwrap_or_default();
+                    Err(ExchangeError::NotExecuted(format!(
+                        "no answer within {QUERY_TIMEOUT:?}{timeout_hint}"
                     )))
                 }
             };
-            said.map_err(|fault| (at, fault))
+            answer.map_err(|failure| (at, failure))
         });
-        let agree = |said: &[Option<std::result::Result<Option<Opinion>, _>>]| {
-            let votes = most_say(opinions(said)).map_or(0, |(_, votes)| votes);
-            votes * 2 > said.len()
+        let agree = |answers: &[Option<std::result::Result<Option<SentinelReply>, _>>]| {
+            let votes = most_voted(replies(answers)).map_or(0, |(_, votes)| votes);
+            votes * 2 > answers.len()
         };
-        let said = most(asking, agree, BRIEFLY).await;
-        if let Some((endpoint, _)) = most_say(opinions(&said)) {
+        let answers = join_until(asking, agree, STRAGGLER_LIMIT).await;
+        if let Some((endpoint, _)) = most_voted(replies(&answers)) {
             return Ok(endpoint);
         }
         let mut reasons = Vec::new();
-        for said in said.into_iter().flatten() {
-            reasons.push(match said {
+        for answer in answers.into_iter().flatten() {
+            reasons.push(match answer {
                 // Wrong credentials stay wrong.
-                Err((_, fault @ Fault::Final(_))) => return Err(fault),
-                Err((at, fault)) => format!("{at}: {}", fault.reason()),
-                Ok(Some(Opinion { endpoint, .. })) => format!("one sentinel reports {endpoint}"),
+                Err((_, failure @ ExchangeError::Permanent(_))) => return Err(failure),
+                Err((at, failure)) => format!("{at}: {}", failure.reason()),
+                Ok(Some(SentinelReply { endpoint, .. })) => {
+                    format!("one sentinel reports {endpoint}")
+                }
                 Ok(None) => format!("no sentinel knows a master called {:?}", self.master),
             });
         }
         reasons.dedup();
-        Err(Fault::NotSent(reasons.join("; ")))
+        Err(ExchangeError::NotExecuted(reasons.join("; ")))
     }
 
     /// Asks one sentinel. `None`: it does not know that master.
-    async fn ask(&self, at: &Endpoint, link: &Arc<Link>) -> Result<Option<Opinion>, Fault> {
-        let mut live = link.live().await?;
+    async fn query_sentinel(
+        &self,
+        at: &Endpoint,
+        connection: &Arc<Connection>,
+    ) -> Result<Option<SentinelReply>, ExchangeError> {
+        let mut live = connection.get_or_connect().await?;
         let address = redis::cmd("SENTINEL")
             .arg("GET-MASTER-ADDR-BY-NAME")
             .arg(&self.master)
             .take();
         // Flags and epoch. Its address is the old one until a failover is complete.
-        let facts = redis::cmd("SENTINEL")
+        let master_info = redis::cmd("SENTINEL")
             .arg("MASTER")
             .arg(&self.master)
             .take();
-        let address = link.ask(&mut live, &address).await?;
+        let address = connection.query(&mut live, &address).await?;
         if let Value::ServerError(error) = &address {
-            return Err(refused(at, error));
+            return Err(classify_error(at, error));
         }
         let Some((host, port)) = redis::from_redis_value::<Option<(String, u16)>>(address)
-            .map_err(|e| Fault::refused(&e.into()))?
+            .map_err(|e| ExchangeError::from_client_error(&e.into()))?
         else {
             return Ok(None);
         };
-        let facts = link.ask(&mut live, &facts).await?;
-        Ok(Some(Opinion {
-            endpoint: at.or_host(&host, port),
-            epoch: epoch(facts),
+        let master_info = connection.query(&mut live, &master_info).await?;
+        Ok(Some(SentinelReply {
+            endpoint: at.with_host_and_port(&host, port),
+            epoch: config_epoch(master_info),
         }))
     }
 
     /// Gives up the connections that do not lead to the master.
-    async fn look(&self) {
-        let Ok(master) = self.ask_all().await else {
+    async fn refresh(&self) {
+        let Ok(master) = self.query_master().await else {
             return;
         };
         let before = {
-            let mut latest = self.latest.lock().unwrap_or_else(PoisonError::into_inner);
+            let mut latest = self
+                .latest_master
+                .lock()
+                .unwrap_or_else(PoisonError::into_inner);
             latest.replace(master.clone())
         };
         let failed_over = before.is_some_and(|before| before != master);
-        let followers = self
-            .followers
+        let master_connections = self
+            .master_connections
             .lock()
             .unwrap_or_else(PoisonError::into_inner);
-        for link in followers.iter().filter_map(Weak::upgrade) {
+        for connection in master_connections.iter().filter_map(Weak::upgrade) {
             let elsewhere = |endpoint: &Endpoint| *endpoint != master;
-            if link.leads_to().as_ref().is_some_and(elsewhere) {
+            if connection
+                .current_endpoint()
+                .as_ref()
+                .is_some_and(elsewhere)
+            {
                 tracing::info!(%master, name = self.master, "following a failover");
-                link.give_up();
+                connection.invalidate();
             }
             if failed_over {
-                link.doubt();
+                connection.report_failover();
             }
         }
     }
 }
 
-impl Guide for Sentinels {
-    fn find(self: Arc<Self>) -> Finding {
+impl MasterResolver for Sentinels {
+    fn resolve(self: Arc<Self>) -> ResolveFuture {
         Box::pin(async move { self.master().await })
     }
 
-    fn silence(&self) -> &'static str {
-        self.data.silence()
+    fn timeout_hint(&self) -> &'static str {
+        self.data_config.timeout_hint()
     }
 }
 
 /// Asks again when there is a reason to. Also keeps the connections to the sentinels, on which such reasons
 /// arrive.
-async fn keep_up(sentinels: Weak<Sentinels>, changed: Arc<Changed>) {
-    changed.0.notify_one();
-    let mut rest = MAX_LEASE;
+async fn refresh_loop(sentinels: Weak<Sentinels>, refresh_signal: Arc<RefreshSignal>) {
+    refresh_signal.0.notify_one();
+    let mut interval = MAX_LEASE;
     loop {
-        let _ = timeout(rest, changed.0.notified()).await;
+        let _ = timeout(interval, refresh_signal.0.notified()).await;
         let Some(sentinels) = sentinels.upgrade() else {
             return;
         };
-        sentinels.look().await;
-        let deaf = sentinels
+        sentinels.refresh().await;
+        let disconnected = sentinels
             .sentinels
             .iter()
-            .any(|(_, link)| !link.is_connected());
+            .any(|(_, connection)| !connection.is_connected());
         drop(sentinels);
-        rest = if deaf { RETURN } else { MAX_LEASE };
-        sleep(PAUSE).await;
+        interval = if disconnected {
+            RECONNECT_INTERVAL
+        } else {
+            MAX_LEASE
+        };
+        sleep(MIN_REFRESH_INTERVAL).await;
     }
 }
 
-impl Ear for Changed {
-    fn heard(&self, _: &str) {
+impl Subscriber for RefreshSignal {
+    fn on_message(&self, _: &str) {
         self.0.notify_one();
     }
 
-    fn interrupted(&self) {
+    fn on_disconnect(&self) {
         self.0.notify_one();
     }
 
-    fn ended(&self, _: &str) {
+    fn on_unsubscribed(&self, _: &str) {
         self.0.notify_one();
     }
 }
 
-fn opinions<E>(
-    said: &[Option<std::result::Result<Option<Opinion>, E>>],
-) -> impl Iterator<Item = &Opinion> {
-    said.iter().flatten().flatten().flatten()
+fn replies<E>(
+    answers: &[Option<std::result::Result<Option<SentinelReply>, E>>],
+) -> impl Iterator<Item = &SentinelReply> {
+    answers.iter().flatten().flatten().flatten()
 }
 
 /// Returns the address that most sentinels name, and their number. Of two addresses with equally many, the
 /// one with the later failover counts, because a failover reaches some sentinels before others. Of three or
 /// more, one is neither the old nor the new master, and it is unknown which.
-fn most_say<'a>(opinions: impl Iterator<Item = &'a Opinion>) -> Option<(Endpoint, usize)> {
+fn most_voted<'a>(replies: impl Iterator<Item = &'a SentinelReply>) -> Option<(Endpoint, usize)> {
     let mut votes: BTreeMap<&Endpoint, (usize, u64)> = BTreeMap::new();
-    for Opinion { endpoint, epoch } in opinions {
+    for SentinelReply { endpoint, epoch } in replies {
         let (count, latest) = votes.entry(endpoint).or_default();
         *count += 1;
         *latest = (*latest).max(*epoch);
@@ -291,20 +321,21 @@ fn most_say<'a>(opinions: impl Iterator<Item = &'a Opinion>) -> Option<(Endpoint
 }
 
 /// Classifies the error reply of a sentinel.
-fn refused(at: &Endpoint, error: &ServerError) -> Fault {
+fn classify_error(at: &Endpoint, error: &ServerError) -> ExchangeError {
     let unknown = |details: &str| details.starts_with("unknown command");
     match error.details().is_some_and(unknown) {
-        true => Fault::Final(Error::UnsupportedServer {
+        true => ExchangeError::Permanent(Error::UnsupportedServer {
             reason: format!("{at} is not a sentinel"),
         }),
-        false => Fault::answered(error, ""),
+        false => ExchangeError::from_reply(error, ""),
     }
 }
 
 /// Extracts the epoch from the reply to `SENTINEL MASTER`.
-fn epoch(facts: Value) -> u64 {
-    let facts: HashMap<String, String> = redis::from_redis_value(facts).unwrap_or_default();
-    let epoch = facts.get("config-epoch").map(|epoch| epoch.parse());
+fn config_epoch(master_info: Value) -> u64 {
+    let master_info: HashMap<String, String> =
+        redis::from_redis_value(master_info).unwrap_or_default();
+    let epoch = master_info.get("config-epoch").map(|epoch| epoch.parse());
     epoch.and_then(Result::ok).unwrap_or_default()
 }
 
@@ -312,8 +343,8 @@ fn epoch(facts: Value) -> u64 {
 mod tests {
     use super::*;
 
-    fn opinion(port: u16, epoch: u64) -> Opinion {
-        Opinion {
+    fn reply(port: u16, epoch: u64) -> SentinelReply {
+        SentinelReply {
             endpoint: Endpoint::new("h", port),
             epoch,
         }
@@ -321,13 +352,16 @@ mod tests {
 
     #[test]
     fn wrong_sentinel_is_outvoted() {
-        let said = [opinion(1, 7), opinion(2, 3), opinion(2, 3)];
-        assert_eq!(most_say(said.iter()), Some((Endpoint::new("h", 2), 2)));
-        let in_doubt = [opinion(1, 3), opinion(2, 4)];
-        assert_eq!(most_say(in_doubt.iter()), Some((Endpoint::new("h", 2), 1)));
-        assert_eq!(most_say([].iter()), None);
+        let answers = [reply(1, 7), reply(2, 3), reply(2, 3)];
+        assert_eq!(most_voted(answers.iter()), Some((Endpoint::new("h", 2), 2)));
+        let in_doubt = [reply(1, 3), reply(2, 4)];
+        assert_eq!(
+            most_voted(in_doubt.iter()),
+            Some((Endpoint::new("h", 2), 1))
+        );
+        assert_eq!(most_voted([].iter()), None);
         // A failover that only one of two knows, and a wrong sentinel.
-        let in_doubt = [opinion(1, 3), opinion(2, 4), opinion(3, 7)];
-        assert_eq!(most_say(in_doubt.iter()), None);
+        let in_doubt = [reply(1, 3), reply(2, 4), reply(3, 7)];
+        assert_eq!(most_voted(in_doubt.iter()), None);
     }
 }

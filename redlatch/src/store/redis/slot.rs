@@ -2,15 +2,15 @@
 
 use crate::name::hash_tag;
 
-pub(super) const SLOTS: u16 = 16384;
+pub(super) const SLOT_COUNT: u16 = 16384;
 
 /// Returns the slot of a key or channel.
 pub(super) fn slot(key: &str) -> u16 {
-    crc16(hashed(key).as_bytes()) % SLOTS
+    crc16(hashed_part(key).as_bytes()) % SLOT_COUNT
 }
 
 /// Returns the part of a key or channel that determines its slot.
-fn hashed(key: &str) -> &str {
+fn hashed_part(key: &str) -> &str {
     hash_tag(key).unwrap_or(key)
 }
 
@@ -46,29 +46,32 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
-    use crate::name::{Beside, Family, Place, spans_slots};
+    use crate::name::{CandidateKeys, KeyLayout, ObjectKeys, spans_slots};
 
     /// Returns all keys and channels of an object with this name.
-    fn keys_and_channels(family: Family, prefix: &str, name: &str) -> Vec<String> {
-        let mut place = Place::new(family, prefix, name);
-        let key = place.key().to_owned();
-        if family == Family::Latch && hashed(place.channel()) != hashed(&key) {
-            place.bring_channel_to_key();
+    fn keys_and_channels(layout: KeyLayout, prefix: &str, name: &str) -> Vec<String> {
+        let mut object = ObjectKeys::new(layout, prefix, name);
+        let key = object.key().to_owned();
+        if layout == KeyLayout::Latch && hashed_part(object.channel()) != hashed_part(&key) {
+            object.move_channel_to_slot();
         }
-        let mut all = vec![key.clone(), place.channel().to_owned()];
-        match family {
-            Family::Fenced => all.push(place.token().to_owned()),
-            Family::Fair => {
-                all.extend([place.queue().to_owned(), place.timeouts().to_owned()]);
-                all.push(place.of_owner("c:1"));
+        let mut all = vec![key.clone(), object.channel().to_owned()];
+        match layout {
+            KeyLayout::Fenced => all.push(object.token().to_owned()),
+            KeyLayout::Fair => {
+                all.extend([object.queue().to_owned(), object.timeouts().to_owned()]);
+                all.push(object.owner_key("c:1"));
             }
-            Family::Read | Family::Write => {
-                all.extend([place.writers().to_owned(), place.timeouts_of("c:1") + ":1"]);
+            KeyLayout::Read | KeyLayout::Write => {
+                all.extend([
+                    object.writers().to_owned(),
+                    object.reader_timeouts_prefix("c:1") + ":1",
+                ]);
             }
-            Family::Permits => all.push(place.deadlines().to_owned()),
-            Family::Lock | Family::Spin | Family::Semaphore | Family::Latch => {}
+            KeyLayout::Permits => all.push(object.deadlines().to_owned()),
+            KeyLayout::Lock | KeyLayout::Spin | KeyLayout::Semaphore | KeyLayout::Latch => {}
         }
-        all.extend(Beside::new(key).keys().map(str::to_owned));
+        all.extend(CandidateKeys::new(key).keys().map(str::to_owned));
         all
     }
 
@@ -82,22 +85,22 @@ mod tests {
             name in "[{}ab:ö]{1,8}",
         ) {
             let key = format!("{prefix}{name}");
-            for family in [
-                Family::Lock,
-                Family::Spin,
-                Family::Fenced,
-                Family::Fair,
-                Family::Read,
-                Family::Write,
-                Family::Semaphore,
-                Family::Permits,
-                Family::Latch,
+            for layout in [
+                KeyLayout::Lock,
+                KeyLayout::Spin,
+                KeyLayout::Fenced,
+                KeyLayout::Fair,
+                KeyLayout::Read,
+                KeyLayout::Write,
+                KeyLayout::Semaphore,
+                KeyLayout::Permits,
+                KeyLayout::Latch,
             ] {
-                let valid = Place::new(family, &prefix, &name).check().is_ok();
+                let valid = ObjectKeys::new(layout, &prefix, &name).check().is_ok();
                 prop_assert_eq!(valid, !spans_slots(&key));
-                let all = keys_and_channels(family, &prefix, &name);
-                let together = all.iter().all(|other| hashed(other) == hashed(&key));
-                prop_assert_eq!(valid, together, "{:?} {:?}: {:?}", family, key, all);
+                let all = keys_and_channels(layout, &prefix, &name);
+                let together = all.iter().all(|other| hashed_part(other) == hashed_part(&key));
+                prop_assert_eq!(valid, together, "{:?} {:?}: {:?}", layout, key, all);
             }
         }
     }
@@ -108,9 +111,9 @@ mod tests {
         assert_eq!(crc16(b"123456789"), 0x31C3);
         assert_eq!(slot("foo"), 12182);
         assert_eq!(slot("{user1000}.following"), slot("{user1000}.followers"));
-        assert_eq!(slot("foo{}{bar}"), crc16(b"foo{}{bar}") % SLOTS);
+        assert_eq!(slot("foo{}{bar}"), crc16(b"foo{}{bar}") % SLOT_COUNT);
         assert_eq!(slot("foo{{bar}}zap"), slot("{bar"));
         assert_eq!(slot("foo{bar}{zap}"), slot("bar"));
-        assert_eq!(slot("foo{bar"), crc16(b"foo{bar") % SLOTS);
+        assert_eq!(slot("foo{bar"), crc16(b"foo{bar") % SLOT_COUNT);
     }
 }

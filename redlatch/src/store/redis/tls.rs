@@ -23,9 +23,9 @@ use tokio_rustls::rustls::{
     AlertDescription, CertificateError, ClientConfig, Error as TlsError, RootCertStore,
 };
 
-use super::access::Endpoint;
-use super::fault::Fault;
-use super::given::{Certificates, Pem};
+use super::connection_config::Endpoint;
+use super::exchange_error::ExchangeError;
+use super::options::{Certificates, Pem};
 use crate::error::{Error, Result};
 
 pub(super) type Stream = tokio_rustls::client::TlsStream<TcpStream>;
@@ -34,35 +34,35 @@ pub(super) type Stream = tokio_rustls::client::TlsStream<TcpStream>;
 #[derive(Debug)]
 pub(super) struct Tls {
     certificates: Certificates,
-    made: Mutex<Option<Made>>,
+    loaded: Mutex<Option<LoadedConfig>>,
 }
 
-/// The configuration in use, its source, and when it was made.
+/// The configuration in use, its source, and when it was loaded.
 #[derive(Debug)]
-struct Made {
-    from: Material,
+struct LoadedConfig {
+    source: PemContents,
     config: Arc<ClientConfig>,
     at: Instant,
 }
 
 /// How long the system's certificates are used before a new connection reads them again. Reading takes some
 /// milliseconds, too long for each of many connections.
-const SYSTEM_PERIOD: Duration = Duration::from_secs(60);
+const SYSTEM_CERTS_MAX_AGE: Duration = Duration::from_secs(60);
 
 /// The same after a handshake that failed because of a certificate: the system's may have been replaced.
-const SYSTEM_PAUSE: Duration = Duration::from_secs(1);
+const SYSTEM_CERTS_RETRY_AGE: Duration = Duration::from_secs(1);
 
 /// The contents of the certificates.
 #[derive(Clone, PartialEq, Eq)]
-struct Material {
+struct PemContents {
     ca: Option<Vec<u8>>,
     client: Option<(Vec<u8>, Vec<u8>)>,
 }
 
 /// Omits the key.
-impl fmt::Debug for Material {
+impl fmt::Debug for PemContents {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Material").finish_non_exhaustive()
+        f.debug_struct("PemContents").finish_non_exhaustive()
     }
 }
 
@@ -70,7 +70,7 @@ impl Tls {
     pub(super) fn new(certificates: &Certificates) -> Arc<Tls> {
         Arc::new(Tls {
             certificates: certificates.clone(),
-            made: Mutex::default(),
+            loaded: Mutex::default(),
         })
     }
 
@@ -80,116 +80,129 @@ impl Tls {
         host: &str,
         port: u16,
         tcp: &TcpSettings,
-    ) -> Result<Stream, Fault> {
+    ) -> Result<Stream, ExchangeError> {
         let name = ServerName::try_from(host.to_owned()).map_err(|_| {
-            Fault::Final(Error::InvalidUrl {
+            ExchangeError::Permanent(Error::InvalidUrl {
                 reason: format!("{host:?} is neither a host name nor an address"),
             })
         })?;
-        let shake = async |config: &Arc<ClientConfig>| {
-            let stream = reach(host, port).await.map_err(not_sent)?;
-            set(&stream, tcp).map_err(not_sent)?;
+        let handshake = async |config: &Arc<ClientConfig>| {
+            let stream = connect_tcp(host, port).await.map_err(io_error)?;
+            apply_tcp_settings(&stream, tcp).map_err(io_error)?;
             let connector = TlsConnector::from(config.clone());
-            Ok::<_, Fault>(connector.connect(name.clone(), stream).await)
+            Ok::<_, ExchangeError>(connector.connect(name.clone(), stream).await)
         };
-        let config = self.read(SYSTEM_PERIOD).await?;
-        let mut shaken = shake(&config).await?;
-        if let Err(error) = &shaken
-            && matches!(cause(error), Some(TlsError::InvalidCertificate(_)))
+        let config = self.load_config(SYSTEM_CERTS_MAX_AGE).await?;
+        let mut outcome = handshake(&config).await?;
+        if let Err(error) = &outcome
+            && matches!(find_tls_error(error), Some(TlsError::InvalidCertificate(_)))
         {
-            let newer = self.read(SYSTEM_PAUSE).await?;
+            let newer = self.load_config(SYSTEM_CERTS_RETRY_AGE).await?;
             if !Arc::ptr_eq(&newer, &config) {
-                shaken = shake(&newer).await?;
+                outcome = handshake(&newer).await?;
             }
         }
-        shaken.map_err(|error| {
-            self.explained(&error, host, port)
-                .unwrap_or_else(|| Fault::NotSent(format!("TLS handshake: {error}")))
+        outcome.map_err(|error| {
+            self.explain(&error, host, port)
+                .unwrap_or_else(|| ExchangeError::NotExecuted(format!("TLS handshake: {error}")))
         })
     }
 
     /// Returns the configuration. It reads files, so it runs on a blocking thread.
-    async fn read(self: &Arc<Self>, system: Duration) -> Result<Arc<ClientConfig>, Fault> {
+    async fn load_config(
+        self: &Arc<Self>,
+        max_age: Duration,
+    ) -> Result<Arc<ClientConfig>, ExchangeError> {
         let tls = self.clone();
-        let config = spawn_blocking(move || tls.config(system)).await;
+        let config = spawn_blocking(move || tls.config(max_age)).await;
         config
-            .map_err(|_| Fault::NotSent("connecting was interrupted".into()))?
-            .map_err(Fault::Final)
+            .map_err(|_| ExchangeError::NotExecuted("connecting was interrupted".into()))?
+            .map_err(ExchangeError::Permanent)
     }
 
     /// Explains a failure of the first exchange on a connection. Only there a server rejects the client
     /// certificate; some just disconnect.
-    pub(super) fn first_words(
+    pub(super) fn explain_first_exchange(
         &self,
         error: &redis::RedisError,
         host: &str,
         port: u16,
-    ) -> Option<Fault> {
-        if let Some(fault) = self.explained(error, host, port) {
-            return Some(fault);
+    ) -> Option<ExchangeError> {
+        if let Some(failure) = self.explain(error, host, port) {
+            return Some(failure);
         }
         let hint = match self.certificates.client.is_some() {
             true => "it may have rejected the client certificate",
             false => "it may require a client certificate (builder setting `tls_client_cert`)",
         };
-        let gone = error.is_io_error() || error.is_unrecoverable_error();
-        gone.then(|| {
-            Fault::NotSent(format!(
+        let disconnected = error.is_io_error() || error.is_unrecoverable_error();
+        disconnected.then(|| {
+            ExchangeError::NotExecuted(format!(
                 "the server closed the connection right after the TLS handshake: {error}; {hint}"
             ))
         })
     }
 
     /// The same with the server's address, because it may be the only one at fault.
-    fn explained(&self, error: &(dyn StdError + 'static), host: &str, port: u16) -> Option<Fault> {
-        let reason = complaint(error, host, self.certificates.client.is_some())?;
+    fn explain(
+        &self,
+        error: &(dyn StdError + 'static),
+        host: &str,
+        port: u16,
+    ) -> Option<ExchangeError> {
+        let reason = describe_tls_error(error, host, self.certificates.client.is_some())?;
         let at = Endpoint::new(host, port);
-        Some(Fault::Final(Error::TlsFailed {
+        Some(ExchangeError::Permanent(Error::TlsFailed {
             reason: format!("{at}: {reason}"),
         }))
     }
 
-    /// Reads the certificates; the system's if they were read longer ago than `system`. If reading fails, a
+    /// Reads the certificates; the system's if they were read longer ago than `max_age`. If reading fails, a
     /// running program keeps its current ones.
-    fn config(&self, system: Duration) -> Result<Arc<ClientConfig>> {
-        let mut made = self.made.lock().unwrap_or_else(PoisonError::into_inner);
-        let from = Material::read(&self.certificates);
-        if let (Ok(from), Some(made)) = (&from, made.as_ref())
-            && made.from == *from
-            && (from.ca.is_some() || made.at.elapsed() < system)
+    fn config(&self, max_age: Duration) -> Result<Arc<ClientConfig>> {
+        let mut loaded = self.loaded.lock().unwrap_or_else(PoisonError::into_inner);
+        let source = PemContents::read(&self.certificates);
+        if let (Ok(source), Some(loaded)) = (&source, loaded.as_ref())
+            && loaded.source == *source
+            && (source.ca.is_some() || loaded.at.elapsed() < max_age)
         {
-            return Ok(made.config.clone());
+            return Ok(loaded.config.clone());
         }
-        let fresh = from.and_then(|from| {
-            let config = Arc::new(from.config()?);
+        let fresh = source.and_then(|source| {
+            let config = Arc::new(source.config()?);
             let at = Instant::now();
-            Ok(Made { from, config, at })
+            Ok(LoadedConfig { source, config, at })
         });
-        match (fresh, made.as_ref()) {
-            (Ok(fresh), _) => Ok(made.insert(fresh).config.clone()),
-            (Err(error), Some(made)) => {
+        match (fresh, loaded.as_ref()) {
+            (Ok(fresh), _) => Ok(loaded.insert(fresh).config.clone()),
+            (Err(error), Some(loaded)) => {
                 tracing::warn!(%error, "certificates cannot be read; using the previous ones");
-                Ok(made.config.clone())
+                Ok(loaded.config.clone())
             }
             (Err(error), None) => Err(error),
         }
     }
 }
 
-const CA: &str = "tls_ca";
-const CLIENT: &str = "tls_client_cert";
+const CA_SETTING: &str = "tls_ca";
+const CLIENT_CERT_SETTING: &str = "tls_client_cert";
 
-impl Material {
-    fn read(certificates: &Certificates) -> Result<Material> {
+impl PemContents {
+    fn read(certificates: &Certificates) -> Result<PemContents> {
         let read = |pem: &Pem, setting| match pem {
             Pem::Text(text) => Ok(text.clone()),
             Pem::File(path) => std::fs::read(path)
-                .map_err(|error| bad(setting, format!("{}: {error}", path.display()))),
+                .map_err(|error| invalid_setting(setting, format!("{}: {error}", path.display()))),
         };
-        let ca = certificates.ca.as_ref().map(|pem| read(pem, CA));
+        let ca = certificates.ca.as_ref().map(|pem| read(pem, CA_SETTING));
         let client = certificates.client.as_ref();
-        let client = client.map(|(cert, key)| Ok((read(cert, CLIENT)?, read(key, CLIENT)?)));
-        Ok(Material {
+        let client = client.map(|(cert, key)| {
+            Ok((
+                read(cert, CLIENT_CERT_SETTING)?,
+                read(key, CLIENT_CERT_SETTING)?,
+            ))
+        });
+        Ok(PemContents {
             ca: ca.transpose()?,
             client: client.transpose()?,
         })
@@ -200,27 +213,31 @@ impl Material {
         let provider = provider.unwrap_or_else(|| Arc::new(ring::default_provider()));
         let builder = ClientConfig::builder_with_provider(provider)
             .with_safe_default_protocol_versions()
-            .map_err(|error| bad("tls", error.to_string()))?
+            .map_err(|error| invalid_setting("tls", error.to_string()))?
             .with_root_certificates(self.roots()?);
         let Some((cert, key)) = &self.client else {
             return Ok(builder.with_no_client_auth());
         };
-        let chain = chain(cert, CLIENT)?;
+        let chain = chain(cert, CLIENT_CERT_SETTING)?;
         // The error of a key is not repeated: it could contain the key.
-        let key = PrivateKeyDer::from_pem_slice(key)
-            .map_err(|_| bad(CLIENT, "it contains no usable private key in PEM".into()))?;
+        let key = PrivateKeyDer::from_pem_slice(key).map_err(|_| {
+            invalid_setting(
+                CLIENT_CERT_SETTING,
+                "it contains no usable private key in PEM".into(),
+            )
+        })?;
         let config = builder.with_client_auth_cert(chain, key);
-        config.map_err(|error| bad(CLIENT, error.to_string()))
+        config.map_err(|error| invalid_setting(CLIENT_CERT_SETTING, error.to_string()))
     }
 
     fn roots(&self) -> Result<RootCertStore> {
         let mut roots = RootCertStore::empty();
         match &self.ca {
             Some(ca) => {
-                for cert in chain(ca, CA)? {
+                for cert in chain(ca, CA_SETTING)? {
                     roots
                         .add(cert)
-                        .map_err(|error| bad(CA, error.to_string()))?;
+                        .map_err(|error| invalid_setting(CA_SETTING, error.to_string()))?;
                 }
             }
             None => {
@@ -231,8 +248,8 @@ impl Material {
                 // One invalid certificate among a hundred must not affect the others.
                 roots.add_parsable_certificates(found.certs);
                 if roots.is_empty() {
-                    return Err(bad(
-                        CA,
+                    return Err(invalid_setting(
+                        CA_SETTING,
                         "it is not set, and the system has no trusted certificates".into(),
                     ));
                 }
@@ -247,17 +264,20 @@ fn chain(pem: &[u8], setting: &'static str) -> Result<Vec<CertificateDer<'static
     let chain = CertificateDer::pem_slice_iter(pem).collect::<std::result::Result<Vec<_>, _>>();
     let chain = chain.unwrap_or_default();
     match chain.is_empty() {
-        true => Err(bad(setting, "it contains no certificate in PEM".into())),
+        true => Err(invalid_setting(
+            setting,
+            "it contains no certificate in PEM".into(),
+        )),
         false => Ok(chain),
     }
 }
 
-fn bad(setting: &'static str, reason: String) -> Error {
+fn invalid_setting(setting: &'static str, reason: String) -> Error {
     Error::InvalidSetting { setting, reason }
 }
 
 /// Connects to all addresses of a host concurrently, and returns the first connection.
-async fn reach(host: &str, port: u16) -> io::Result<TcpStream> {
+async fn connect_tcp(host: &str, port: u16) -> io::Result<TcpStream> {
     let mut tries: JoinSet<io::Result<TcpStream>> = JoinSet::new();
     for address in tokio::net::lookup_host((host, port)).await? {
         let address: SocketAddr = address;
@@ -274,7 +294,7 @@ async fn reach(host: &str, port: u16) -> io::Result<TcpStream> {
     Err(last)
 }
 
-fn set(stream: &TcpStream, tcp: &TcpSettings) -> io::Result<()> {
+fn apply_tcp_settings(stream: &TcpStream, tcp: &TcpSettings) -> io::Result<()> {
     stream.set_nodelay(tcp.nodelay())?;
     let socket = SockRef::from(stream);
     if let Some(keepalive) = tcp.keepalive() {
@@ -285,17 +305,17 @@ fn set(stream: &TcpStream, tcp: &TcpSettings) -> io::Result<()> {
     Ok(())
 }
 
-fn not_sent(error: io::Error) -> Fault {
-    Fault::NotSent(error.to_string())
+fn io_error(error: io::Error) -> ExchangeError {
+    ExchangeError::NotExecuted(error.to_string())
 }
 
 /// Explains a TLS error, and what to do.
-fn complaint(
+fn describe_tls_error(
     error: &(dyn StdError + 'static),
     host: &str,
     has_certificate: bool,
 ) -> Option<String> {
-    let tls = cause(error)?;
+    let tls = find_tls_error(error)?;
     Some(match tls {
         TlsError::InvalidCertificate(fault) => {
             let fault = match fault {
@@ -346,7 +366,7 @@ fn complaint(
 }
 
 /// Finds the TLS error inside of an error.
-fn cause<'a>(error: &'a (dyn StdError + 'static)) -> Option<&'a TlsError> {
+fn find_tls_error<'a>(error: &'a (dyn StdError + 'static)) -> Option<&'a TlsError> {
     let mut error = Some(error);
     while let Some(this) = error {
         if let Some(tls) = this.downcast_ref() {

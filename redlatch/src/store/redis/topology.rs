@@ -6,27 +6,27 @@ use std::time::Duration;
 
 use redis::ConnectionAddr;
 
-use super::access::{Access, Endpoint};
 use super::cluster::Cluster;
-use super::facts::Facts;
-use super::fault::Fault;
-use super::link::{Link, Whereabouts};
-use super::listening::Listening;
-use super::lookout::BRIEFLY;
-use super::node::{self, Limits, Node};
-use super::replicas::{Demand, ReplicaSync};
+use super::connection::{Connection, Target};
+use super::connection_config::{ConnectionConfig, Endpoint};
+use super::exchange_error::ExchangeError;
+use super::node::{Node, NodeLimits, NodeSettings};
+use super::pubsub::SubscriptionMode;
+use super::refresh_task::STRAGGLER_LIMIT;
+use super::replicas::{ReplicaRequirement, ReplicaSync};
 use super::sentinel::Sentinels;
+use super::server_info::ServerInfo;
 use super::slot::slot;
-use super::url::{Deployment, Target};
+use super::url::{Deployment, ParsedUrl};
 use crate::error::{Error, Result};
+use crate::join::{join_all, join_until};
 use crate::name::{SPANS_SLOTS, spans_slots};
-use crate::several::{all, most};
-use crate::step::Publishing;
-use crate::store::{Doubts, NodeId, SharedEar};
+use crate::step::PublishMode;
+use crate::store::{NodeId, SharedSubscriber, SuspectNodes};
 
 /// Settings of a client's connections.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Settings {
+pub(crate) struct RedisSettings {
     pub(crate) connect_timeout: Duration,
     pub(crate) response_timeout: Duration,
     pub(crate) replica_sync: ReplicaSync,
@@ -36,8 +36,8 @@ pub(crate) struct Settings {
 pub(super) struct Topology {
     form: Form,
     /// Address of the deployment, without anything that could be secret.
-    name: String,
-    publishing: Publishing,
+    address: String,
+    publishing: PublishMode,
 }
 
 enum Form {
@@ -46,113 +46,121 @@ enum Form {
     Cluster(Arc<Cluster>),
 }
 
-impl Settings {
-    fn demand(&self) -> Option<Demand> {
-        let demand = Demand {
+impl RedisSettings {
+    fn requirement(&self) -> Option<ReplicaRequirement> {
+        let requirement = ReplicaRequirement {
             sync: self.replica_sync,
             timeout: self.replica_timeout,
-            patience: self.response_timeout,
+            answer_timeout: self.response_timeout,
         };
-        (self.replica_sync != ReplicaSync::Off).then_some(demand)
+        (self.replica_sync != ReplicaSync::Off).then_some(requirement)
     }
 }
 
 impl Topology {
     /// Connects, and checks that the servers are supported.
     pub(super) async fn connect(
-        target: Target,
-        settings: Settings,
-        ear: SharedEar,
-        doubts: Arc<Doubts>,
+        parsed: ParsedUrl,
+        settings: RedisSettings,
+        subscriber: SharedSubscriber,
+        suspect_nodes: Arc<SuspectNodes>,
     ) -> Result<Topology> {
-        let access = target.access;
-        let settings = node::Settings {
+        let config = parsed.config;
+        let settings = NodeSettings {
             connect_timeout: settings.connect_timeout,
-            ear,
-            doubts,
-            listening: Listening::Restored,
-            demand: settings.demand(),
+            subscriber,
+            suspect_nodes,
+            subscription_mode: SubscriptionMode::Restored,
+            requirement: settings.requirement(),
         };
-        match target.deployment {
-            Deployment::Single(addr) => Topology::single(addr, &access, settings).await,
+        match parsed.deployment {
+            Deployment::Single(addr) => Topology::single(addr, &config, settings).await,
             Deployment::Sentinel {
                 sentinels,
                 master,
-                access: to_sentinels,
+                config: sentinel_config,
             } => {
                 let limit = settings.connect_timeout;
-                let sentinels = Sentinels::new(&sentinels, &to_sentinels, master, access, limit)?;
+                let sentinels =
+                    Sentinels::new(&sentinels, &sentinel_config, master, config, limit)?;
                 Topology::sentinel(sentinels, &settings).await
             }
-            Deployment::Cluster(seeds) => Topology::cluster(seeds, access, settings).await,
+            Deployment::Cluster(seeds) => Topology::cluster(seeds, config, settings).await,
         }
     }
 
     async fn single(
         addr: ConnectionAddr,
-        access: &Access,
-        mut settings: node::Settings,
+        config: &ConnectionConfig,
+        mut settings: NodeSettings,
     ) -> Result<Topology> {
-        let name = format!("{addr}/{}", access.db());
-        let dial = access.to(addr).map_err(Fault::into_error)?;
-        let whereabouts = || Ok(Whereabouts::Fixed(dial.clone()));
-        let demand = settings.demand.take();
-        let mut node = Node::new(&settings, whereabouts)?;
-        Facts::of(&node.commands).await?.check_alone()?;
-        if let Some(demand) = demand
-            && demand.applies_to(&node.commands).await?
+        let address = format!("{addr}/{}", config.db());
+        let connector = config
+            .connector_for_addr(addr)
+            .map_err(ExchangeError::into_error)?;
+        let target = || Ok(Target::Fixed(connector.clone()));
+        let requirement = settings.requirement.take();
+        let mut node = Node::new(&settings, target)?;
+        ServerInfo::fetch(&node.commands)
+            .await?
+            .check_standalone()?;
+        if let Some(requirement) = requirement
+            && requirement.applies_to(&node.commands).await?
         {
-            settings.demand = Some(demand);
-            node = Node::new(&settings, whereabouts)?;
+            settings.requirement = Some(requirement);
+            node = Node::new(&settings, target)?;
         }
         Ok(Topology {
             form: Form::Single(node),
-            name,
-            publishing: Publishing::Everywhere,
+            address,
+            publishing: PublishMode::Global,
         })
     }
 
-    async fn sentinel(sentinels: Arc<Sentinels>, settings: &node::Settings) -> Result<Topology> {
-        let node = Node::new(settings, || Ok(Whereabouts::Guided(sentinels.clone())))?;
-        node.links().for_each(|link| sentinels.lead(link));
-        Facts::of(&node.commands).await?.check_alone()?;
+    async fn sentinel(sentinels: Arc<Sentinels>, settings: &NodeSettings) -> Result<Topology> {
+        let node = Node::new(settings, || Ok(Target::CurrentMaster(sentinels.clone())))?;
+        node.connections()
+            .for_each(|connection| sentinels.track(connection));
+        ServerInfo::fetch(&node.commands)
+            .await?
+            .check_standalone()?;
         Ok(Topology {
-            name: sentinels.name(),
+            address: sentinels.address(),
             form: Form::Sentinel(node, sentinels),
-            publishing: Publishing::Everywhere,
+            publishing: PublishMode::Global,
         })
     }
 
     async fn cluster(
         seeds: Vec<Endpoint>,
-        access: Access,
-        mut settings: node::Settings,
+        config: ConnectionConfig,
+        mut settings: NodeSettings,
     ) -> Result<Topology> {
-        let facts = facts(&seeds, &access, &settings).await?;
-        facts.check_cluster()?;
-        let publishing = match facts.knows_sharded_channels() {
-            true => Publishing::InSlot,
-            false => Publishing::Everywhere,
+        let info = fetch_server_info(&seeds, &config, &settings).await?;
+        info.check_cluster_node()?;
+        let publishing = match info.supports_sharded_pubsub() {
+            true => PublishMode::Sharded,
+            false => PublishMode::Global,
         };
-        settings.listening = match publishing {
-            Publishing::InSlot => Listening::Sharded,
-            Publishing::Everywhere => Listening::Unrestored,
+        settings.subscription_mode = match publishing {
+            PublishMode::Sharded => SubscriptionMode::Sharded,
+            PublishMode::Global => SubscriptionMode::Unrestored,
         };
-        let cluster = Cluster::new(seeds, access, settings);
+        let cluster = Cluster::new(seeds, config, settings);
         if cluster.masters().await.is_empty() {
             return Err(Error::Unavailable {
                 reason: "no node of the cluster reported its slots".into(),
             });
         }
         Ok(Topology {
-            name: cluster.name(),
+            address: cluster.address(),
             form: Form::Cluster(cluster),
             publishing,
         })
     }
 
-    pub(super) fn name(&self) -> String {
-        self.name.clone()
+    pub(super) fn address(&self) -> String {
+        self.address.clone()
     }
 
     /// Returns whether there is a single, fixed server.
@@ -161,7 +169,7 @@ impl Topology {
     }
 
     /// Returns how scripts publish in this deployment.
-    pub(super) fn publishing(&self) -> Publishing {
+    pub(super) fn publishing(&self) -> PublishMode {
         self.publishing
     }
 
@@ -174,7 +182,7 @@ impl Topology {
     }
 
     /// Checks that these keys can be used in one script.
-    pub(super) fn check_together<'a>(
+    pub(super) fn check_same_slot<'a>(
         &self,
         key: &str,
         mut others: impl Iterator<Item = &'a str>,
@@ -200,10 +208,10 @@ impl Topology {
     }
 
     /// Returns the node that serves a key.
-    pub(super) async fn node(&self, key: &str) -> Result<Arc<Node>, Fault> {
+    pub(super) async fn node(&self, key: &str) -> Result<Arc<Node>, ExchangeError> {
         match &self.form {
             Form::Single(node) | Form::Sentinel(node, _) => Ok(node.clone()),
-            Form::Cluster(cluster) => cluster.owner(slot(key)).await,
+            Form::Cluster(cluster) => cluster.slot_owner(slot(key)).await,
         }
     }
 
@@ -211,12 +219,12 @@ impl Topology {
     pub(super) fn known_node(&self, key: &str) -> Option<NodeId> {
         match &self.form {
             Form::Single(node) | Form::Sentinel(node, _) => Some(node.id),
-            Form::Cluster(cluster) => cluster.known_owner(slot(key)).map(|node| node.id),
+            Form::Cluster(cluster) => cluster.known_slot_owner(slot(key)).map(|node| node.id),
         }
     }
 
     /// Returns the limits of the node that serves a key.
-    pub(super) fn limits(&self, key: &str) -> Arc<Limits> {
+    pub(super) fn limits(&self, key: &str) -> Arc<NodeLimits> {
         match &self.form {
             Form::Single(node) | Form::Sentinel(node, _) => node.limits.clone(),
             Form::Cluster(cluster) => cluster.limits(slot(key)),
@@ -224,11 +232,11 @@ impl Topology {
     }
 
     /// Returns a hint for the timeout error if there is not even a connection to the node of a key.
-    pub(super) fn silence(&self, key: &str) -> Option<&'static str> {
+    pub(super) fn timeout_hint(&self, key: &str) -> Option<&'static str> {
         match &self.form {
-            Form::Single(node) | Form::Sentinel(node, _) => node.silence(),
-            Form::Cluster(cluster) => match cluster.known_owner(slot(key)) {
-                Some(node) => node.silence(),
+            Form::Single(node) | Form::Sentinel(node, _) => node.timeout_hint(),
+            Form::Cluster(cluster) => match cluster.known_slot_owner(slot(key)) {
+                Some(node) => node.timeout_hint(),
                 None => Some(""),
             },
         }
@@ -243,58 +251,73 @@ impl Topology {
     }
 
     /// Returns the node that a node has redirected to (MOVED).
-    pub(super) async fn moved(&self, key: &str, to: &str) -> Option<Arc<Node>> {
+    pub(super) async fn handle_moved(&self, key: &str, to: &str) -> Option<Arc<Node>> {
         match &self.form {
             Form::Single(_) | Form::Sentinel(..) => None,
-            Form::Cluster(cluster) => cluster.moved(slot(key), to).await,
+            Form::Cluster(cluster) => cluster.handle_moved(slot(key), to).await,
         }
     }
 
     /// The same for one command only (ASK).
-    pub(super) fn asked(&self, key: &str, to: &str) -> Option<Arc<Node>> {
+    pub(super) fn handle_ask(&self, key: &str, to: &str) -> Option<Arc<Node>> {
         match &self.form {
             Form::Single(_) | Form::Sentinel(..) => None,
-            Form::Cluster(cluster) => cluster.asked(slot(key), to),
+            Form::Cluster(cluster) => cluster.handle_ask(slot(key), to),
         }
     }
 
     /// Handles a sign that another server must be used.
-    pub(super) fn suspect(&self) {
+    pub(super) fn request_refresh(&self) {
         match &self.form {
             Form::Single(_) => {}
-            Form::Sentinel(_, sentinels) => sentinels.suspect(),
-            Form::Cluster(cluster) => cluster.suspect(),
+            Form::Sentinel(_, sentinels) => sentinels.request_refresh(),
+            Form::Cluster(cluster) => cluster.request_refresh(),
         }
     }
 
     /// Ends a subscription, wherever it is.
-    pub(super) async fn unsubscribe(&self, channel: &str) -> Result<(), Fault> {
+    pub(super) async fn unsubscribe(&self, channel: &str) -> Result<(), ExchangeError> {
         match &self.form {
-            Form::Single(node) | Form::Sentinel(node, _) => node.messages.unwant(channel).await,
+            Form::Single(node) | Form::Sentinel(node, _) => node.pubsub.unsubscribe(channel).await,
             Form::Cluster(cluster) => {
                 let nodes = cluster.nodes();
                 // On several nodes, if a subscription was started and not confirmed before the slot moved.
-                let ended = all(nodes.iter().map(|node| node.messages.unwant(channel))).await;
+                let ended =
+                    join_all(nodes.iter().map(|node| node.pubsub.unsubscribe(channel))).await;
                 ended.into_iter().collect()
             }
         }
     }
 }
 
-/// Returns the facts about the nodes of a cluster. One of the named nodes answers for all.
-async fn facts(seeds: &[Endpoint], access: &Access, settings: &node::Settings) -> Result<Facts> {
+/// Returns the server info of the nodes of a cluster. One of the named nodes answers for all.
+async fn fetch_server_info(
+    seeds: &[Endpoint],
+    config: &ConnectionConfig,
+    settings: &NodeSettings,
+) -> Result<ServerInfo> {
     let asking = seeds.iter().map(|seed| async move {
-        let whereabouts = Whereabouts::Fixed(access.to_endpoint(seed).map_err(Fault::into_error)?);
-        let (limit, ear) = (settings.connect_timeout, settings.ear.clone());
-        let link = Link::new(whereabouts, limit, ear, Listening::Unrestored, None);
-        Facts::of(&link).await
+        let target = Target::Fixed(
+            config
+                .connector_for(seed)
+                .map_err(ExchangeError::into_error)?,
+        );
+        let (limit, subscriber) = (settings.connect_timeout, settings.subscriber.clone());
+        let connection = Connection::new(
+            target,
+            limit,
+            subscriber,
+            SubscriptionMode::Unrestored,
+            None,
+        );
+        ServerInfo::fetch(&connection).await
     });
-    let one = |said: &[Option<Result<Facts>>]| said.iter().flatten().any(Result::is_ok);
-    let said = most(asking, one, BRIEFLY).await;
+    let one = |answers: &[Option<Result<ServerInfo>>]| answers.iter().flatten().any(Result::is_ok);
+    let answers = join_until(asking, one, STRAGGLER_LIMIT).await;
     let mut reason: Option<Error> = None;
-    for said in said.into_iter().flatten() {
-        match said {
-            Ok(facts) => return Ok(facts),
+    for answer in answers.into_iter().flatten() {
+        match answer {
+            Ok(info) => return Ok(info),
             // A permanent error is not hidden by a node that is down.
             Err(error) if reason.as_ref().is_none_or(Error::is_transient) => reason = Some(error),
             Err(_) => {}

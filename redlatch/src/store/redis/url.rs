@@ -17,17 +17,17 @@ use std::sync::Arc;
 use percent_encoding::percent_decode_str;
 use redis::{ConnectionAddr, IntoConnectionInfo};
 
-use super::access::{Access, Endpoint};
-use super::dial::Tls;
-use super::given::{Given, Login, Secret};
+use super::connection_config::{ConnectionConfig, Endpoint};
+use super::connector::Tls;
+use super::options::{ConnectOptions, Login, Secret};
 use crate::error::{Error, Result};
 
 /// The result of parsing a URL.
 #[derive(Debug)]
-pub(super) struct Target {
+pub(super) struct ParsedUrl {
     pub(super) deployment: Deployment,
     /// How to connect to the data servers.
-    pub(super) access: Access,
+    pub(super) config: ConnectionConfig,
 }
 
 /// The servers that the URL names.
@@ -40,7 +40,7 @@ pub(super) enum Deployment {
         sentinels: Vec<Endpoint>,
         master: String,
         /// How to connect to the sentinels.
-        access: Access,
+        config: ConnectionConfig,
     },
     /// A cluster with these nodes.
     Cluster(Vec<Endpoint>),
@@ -50,11 +50,11 @@ const SENTINEL_PORT: u16 = 26379;
 const NODE_PORT: u16 = 6379;
 
 /// The forms of URL, for messages.
-const FORMS: &str = "redis://host:port, redis+unix:///path, redis+sentinel://host:port,host:port/master, \
+const URL_FORMS: &str = "redis://host:port, redis+unix:///path, redis+sentinel://host:port,host:port/master, \
                      redis+cluster://host:port,host:port or embedded:";
 
 /// Parses the URL of a store on servers, and combines it with the builder's options.
-pub(super) fn target(url: &str, given: &Given) -> Result<Target> {
+pub(super) fn parse(url: &str, options: &ConnectOptions) -> Result<ParsedUrl> {
     // A URL that was read from a file may end with a line break.
     let url = url.trim();
     if url.contains(char::is_control) {
@@ -64,21 +64,21 @@ pub(super) fn target(url: &str, given: &Given) -> Result<Target> {
         return invalid("it has no scheme; use redis://host:port".into());
     };
     let (base, kind) = scheme.split_once('+').unwrap_or((scheme, ""));
-    let (secure, kind) = match base {
+    let (use_tls, kind) = match base {
         "redis" | "valkey" => (false, kind),
         "rediss" | "valkeys" => (true, kind),
         "unix" if kind.is_empty() => (false, "unix"),
-        other if rest.starts_with("//") && is_plain(scheme) => {
-            return invalid(format!("unknown scheme {other:?}; use {FORMS}"));
+        other if rest.starts_with("//") && is_scheme_text(scheme) => {
+            return invalid(format!("unknown scheme {other:?}; use {URL_FORMS}"));
         }
         // Not repeated: without `//` it may be a user name.
         _ => return invalid("it has no known scheme; use redis://host:port".into()),
     };
-    if secure && kind == "unix" {
+    if use_tls && kind == "unix" {
         return invalid("TLS over a unix socket is not supported; use redis+unix:///path".into());
     }
     if rest.contains('#') {
-        let certificate = match secure {
+        let certificate = match use_tls {
             // In other clients `#insecure` disables the check of the certificate.
             true => {
                 "; the server's certificate is always verified; to trust your own CA, use the \
@@ -90,33 +90,33 @@ pub(super) fn target(url: &str, given: &Given) -> Result<Target> {
             "a fragment (#) is not supported; in a user or password, write # as %23{certificate}"
         ));
     }
-    let ways = Ways {
-        given,
-        tls: tls(secure, given)?,
+    let context = UrlContext {
+        options,
+        tls: tls(use_tls, options)?,
     };
     match kind {
-        "" => ways.single(rest),
-        "unix" => ways.unix(rest),
-        "sentinel" => ways.sentinel(rest),
-        "cluster" => ways.cluster(rest),
-        _ if is_plain(kind) => invalid(format!("unknown scheme {scheme:?}; use {FORMS}")),
+        "" => context.single(rest),
+        "unix" => context.unix(rest),
+        "sentinel" => context.sentinel(rest),
+        "cluster" => context.cluster(rest),
+        _ if is_scheme_text(kind) => invalid(format!("unknown scheme {scheme:?}; use {URL_FORMS}")),
         _ => invalid("it has no known scheme; use redis://host:port".into()),
     }
 }
 
-fn is_plain(scheme: &str) -> bool {
+fn is_scheme_text(scheme: &str) -> bool {
     scheme.chars().all(|c| c.is_ascii_lowercase() || c == '+')
 }
 
 /// What all servers of a URL share.
-struct Ways<'a> {
-    given: &'a Given,
+struct UrlContext<'a> {
+    options: &'a ConnectOptions,
     tls: Option<Arc<Tls>>,
 }
 
-impl Ways<'_> {
-    fn single(self, rest: &str) -> Result<Target> {
-        let parts = Parts::of(rest, &[DB, PROTOCOL])?;
+impl UrlContext<'_> {
+    fn single(self, rest: &str) -> Result<ParsedUrl> {
+        let parts = UrlParts::parse(rest, &[DB_PARAM, PROTOCOL_PARAM])?;
         let hosts = parts.hosts(NODE_PORT)?;
         let [host] = hosts.as_slice() else {
             return invalid(
@@ -125,13 +125,13 @@ impl Ways<'_> {
                     .into(),
             );
         };
-        Ok(Target {
+        Ok(ParsedUrl {
             deployment: Deployment::Single(host.to_addr()),
-            access: self.access(&parts, parts.path)?,
+            config: self.data_config(&parts, parts.path)?,
         })
     }
 
-    fn unix(self, rest: &str) -> Result<Target> {
+    fn unix(self, rest: &str) -> Result<ParsedUrl> {
         let (path, query) = rest.split_once('?').unwrap_or((rest, ""));
         let path = path.strip_prefix("//").unwrap_or(path);
         let path = path.strip_prefix("localhost").unwrap_or(path);
@@ -142,22 +142,27 @@ impl Ways<'_> {
                     .into(),
             );
         }
-        let query = Query::of(query, &[DB, PROTOCOL, "user", "pass"])?;
+        let query = Query::parse(query, &[DB_PARAM, PROTOCOL_PARAM, "user", "pass"])?;
         let socket = format!("unix://{path}").into_connection_info();
         let socket = socket.map_err(|e| Error::InvalidUrl {
             reason: e.to_string(),
         })?;
-        let named = login(query.get("user")?, query.get("pass")?);
-        let (given, tls) = (&self.given.login, self.tls);
-        Ok(Target {
+        let url_login = login(query.get("user")?, query.get("pass")?);
+        let (builder_login, tls) = (&self.options.login, self.tls);
+        Ok(ParsedUrl {
             deployment: Deployment::Single(socket.addr().clone()),
-            access: Access::new(&named, query.database("")?, given, tls)?,
+            config: ConnectionConfig::new(&url_login, query.database("")?, builder_login, tls)?,
         })
     }
 
-    fn sentinel(self, rest: &str) -> Result<Target> {
-        let known = [DB, PROTOCOL, "sentinel_user", "sentinel_password"];
-        let parts = Parts::of(rest, &known)?;
+    fn sentinel(self, rest: &str) -> Result<ParsedUrl> {
+        let known = [
+            DB_PARAM,
+            PROTOCOL_PARAM,
+            "sentinel_user",
+            "sentinel_password",
+        ];
+        let parts = UrlParts::parse(rest, &known)?;
         let (master, db) = parts.path.split_once('/').unwrap_or((parts.path, ""));
         if master.is_empty() {
             return invalid(
@@ -166,40 +171,40 @@ impl Ways<'_> {
             );
         }
         let query = &parts.query;
-        let named = login(query.get("sentinel_user")?, query.get("sentinel_password")?);
-        let (given, tls) = (&self.given.sentinel_login, self.tls.clone());
-        Ok(Target {
+        let url_login = login(query.get("sentinel_user")?, query.get("sentinel_password")?);
+        let (builder_login, tls) = (&self.options.sentinel_login, self.tls.clone());
+        Ok(ParsedUrl {
             deployment: Deployment::Sentinel {
                 sentinels: parts.hosts(SENTINEL_PORT)?,
-                master: decoded(master, "the name of the master")?,
-                access: Access::new(&named, 0, given, tls)?,
+                master: percent_decode(master, "the name of the master")?,
+                config: ConnectionConfig::new(&url_login, 0, builder_login, tls)?,
             },
-            access: self.access(&parts, db)?,
+            config: self.data_config(&parts, db)?,
         })
     }
 
-    fn cluster(self, rest: &str) -> Result<Target> {
-        let parts = Parts::of(rest, &[DB, PROTOCOL])?;
+    fn cluster(self, rest: &str) -> Result<ParsedUrl> {
+        let parts = UrlParts::parse(rest, &[DB_PARAM, PROTOCOL_PARAM])?;
         if parts.query.database(parts.path)? != 0 {
             return invalid("a cluster has only database 0; omit the database".into());
         }
-        Ok(Target {
+        Ok(ParsedUrl {
             deployment: Deployment::Cluster(parts.hosts(NODE_PORT)?),
-            access: self.access(&parts, parts.path)?,
+            config: self.data_config(&parts, parts.path)?,
         })
     }
 
     /// Returns how to connect to the data servers. `db` is the database in the path.
-    fn access(&self, parts: &Parts<'_>, db: &str) -> Result<Access> {
+    fn data_config(&self, parts: &UrlParts<'_>, db: &str) -> Result<ConnectionConfig> {
         let db = parts.query.database(db)?;
-        Access::new(&parts.login()?, db, &self.given.login, self.tls.clone())
+        ConnectionConfig::new(&parts.login()?, db, &self.options.login, self.tls.clone())
     }
 }
 
 /// Returns TLS if the URL requests it. Certificates for an insecure connection are an error: the mistake
 /// must not go unnoticed.
-fn tls(secure: bool, given: &Given) -> Result<Option<Arc<Tls>>> {
-    match (secure, given.tls.setting()) {
+fn tls(use_tls: bool, options: &ConnectOptions) -> Result<Option<Arc<Tls>>> {
+    match (use_tls, options.tls.first_tls_setting()) {
         (false, None) => return Ok(None),
         (false, Some(setting)) => {
             return Err(Error::InvalidSetting {
@@ -210,13 +215,13 @@ fn tls(secure: bool, given: &Given) -> Result<Option<Arc<Tls>>> {
         (true, _) => {}
     }
     #[cfg(feature = "tls")]
-    return Ok(Some(super::tls::Tls::new(&given.tls)));
+    return Ok(Some(super::tls::Tls::new(&options.tls)));
     #[cfg(not(feature = "tls"))]
     return invalid("this build does not include TLS; enable the feature `tls` of redlatch".into());
 }
 
 /// The parts of a URL with hosts.
-struct Parts<'a> {
+struct UrlParts<'a> {
     /// Without the `@`.
     credentials: &'a str,
     hosts: &'a str,
@@ -225,10 +230,10 @@ struct Parts<'a> {
     query: Query<'a>,
 }
 
-impl<'a> Parts<'a> {
-    fn of(rest: &'a str, known: &[&'static str]) -> Result<Parts<'a>> {
+impl<'a> UrlParts<'a> {
+    fn parse(rest: &'a str, known: &[&'static str]) -> Result<UrlParts<'a>> {
         let Some(rest) = rest.strip_prefix("//") else {
-            return invalid(format!("it has no hosts; use {FORMS}"));
+            return invalid(format!("it has no hosts; use {URL_FORMS}"));
         };
         let (rest, query) = rest.split_once('?').unwrap_or((rest, ""));
         let (authority, path) = rest.split_once('/').unwrap_or((rest, ""));
@@ -241,11 +246,11 @@ impl<'a> Parts<'a> {
             );
         }
         let (credentials, hosts) = authority.rsplit_once('@').unwrap_or(("", authority));
-        Ok(Parts {
+        Ok(UrlParts {
             credentials,
             hosts,
             path: path.trim_end_matches('/'),
-            query: Query::of(query, known)?,
+            query: Query::parse(query, known)?,
         })
     }
 
@@ -270,8 +275,8 @@ impl<'a> Parts<'a> {
             Some((user, password)) => (user, password),
             None => (self.credentials, ""),
         };
-        let user = decoded(user, "the user")?;
-        let password = decoded(password, "the password")?;
+        let user = percent_decode(user, "the user")?;
+        let password = percent_decode(password, "the password")?;
         Ok(login(Some(user), Some(password)))
     }
 }
@@ -284,14 +289,14 @@ fn login(user: Option<String>, password: Option<String>) -> Login {
     }
 }
 
-const DB: &str = "db";
-const PROTOCOL: &str = "protocol";
+const DB_PARAM: &str = "db";
+const PROTOCOL_PARAM: &str = "protocol";
 
 /// The parameters after the `?`: all known, none twice.
 struct Query<'a>(Vec<(&'a str, &'a str)>);
 
 impl<'a> Query<'a> {
-    fn of(query: &'a str, known: &[&'static str]) -> Result<Query<'a>> {
+    fn parse(query: &'a str, known: &[&'static str]) -> Result<Query<'a>> {
         let mut pairs: Vec<(&str, &str)> = Vec::new();
         for pair in query.split('&').filter(|pair| !pair.is_empty()) {
             let (name, value) = pair.split_once('=').unwrap_or((pair, ""));
@@ -315,7 +320,7 @@ impl<'a> Query<'a> {
             pairs.push((name, value));
         }
         let query = Query(pairs);
-        match query.get(PROTOCOL)?.as_deref() {
+        match query.get(PROTOCOL_PARAM)?.as_deref() {
             None | Some("3" | "resp3") => Ok(query),
             Some(_) => invalid("redlatch supports only RESP3; omit the protocol".into()),
         }
@@ -323,7 +328,9 @@ impl<'a> Query<'a> {
 
     fn get(&self, name: &str) -> Result<Option<String>> {
         let value = self.0.iter().find(|(other, _)| *other == name);
-        value.map(|(_, value)| decoded(value, name)).transpose()
+        value
+            .map(|(_, value)| percent_decode(value, name))
+            .transpose()
     }
 
     /// Returns the database: the one in the path, or the parameter, or 0.
@@ -339,7 +346,7 @@ impl<'a> Query<'a> {
             "" => None,
             path => Some(number(path, "after the /")?),
         };
-        let parameter = self.get(DB)?.map(|db| number(&db, "in db="));
+        let parameter = self.get(DB_PARAM)?.map(|db| number(&db, "in db="));
         match (path, parameter.transpose()?) {
             (Some(path), Some(parameter)) if path != parameter => invalid(format!(
                 "it specifies two databases, {path} after the / and {parameter} in db="
@@ -350,7 +357,7 @@ impl<'a> Query<'a> {
 }
 
 /// Decodes percent-encoding.
-fn decoded(text: &str, what: &str) -> Result<String> {
+fn percent_decode(text: &str, what: &str) -> Result<String> {
     let decoded = percent_decode_str(text).decode_utf8();
     decoded.map_or_else(
         |_| invalid(format!("{what} is not valid UTF-8")),
@@ -368,8 +375,8 @@ mod tests {
 
     use super::*;
 
-    fn target(url: &str) -> Result<Target> {
-        super::target(url, &Given::default())
+    fn parse(url: &str) -> Result<ParsedUrl> {
+        super::parse(url, &ConnectOptions::default())
     }
 
     #[test]
@@ -410,7 +417,7 @@ mod tests {
             "redis://u:%ffsecret@host",
             "redis+unix:///run/redis.sock?user=u&pass=%ffsecret",
         ] {
-            let error = target(url).unwrap_err();
+            let error = parse(url).unwrap_err();
             assert!(matches!(error, Error::InvalidUrl { .. }), "{url}: {error}");
             let said = format!("{error} {error:?}");
             assert!(!said.contains("secret"), "{url}: {said}");
@@ -426,10 +433,10 @@ mod tests {
             "redis+unix:///run/redis.sock?db=1",
             "unix:///run/redis.sock",
         ] {
-            let target = target(url).unwrap();
+            let parsed = parse(url).unwrap();
             assert!(
-                matches!(target.deployment, Deployment::Single(_)),
-                "{target:?}"
+                matches!(parsed.deployment, Deployment::Single(_)),
+                "{parsed:?}"
             );
         }
     }
@@ -481,7 +488,7 @@ mod tests {
                 // White space at the end is cut off.
                 let part = part.replace('\t', "?db=\t0");
                 let url = format!("{base}{part}");
-                let said = target(&url).unwrap_err().to_string();
+                let said = parse(&url).unwrap_err().to_string();
                 assert!(said.contains(named), "{url}: {said}");
             }
             let unix = base.contains("unix");
@@ -501,14 +508,14 @@ mod tests {
             ];
             for (part, db, works) in works {
                 let url = format!("{base}{part}");
-                match target(&url) {
-                    Ok(target) if works => assert_eq!(target.access.db(), db, "{url}"),
+                match parse(&url) {
+                    Ok(parsed) if works => assert_eq!(parsed.config.db(), db, "{url}"),
                     Err(error) if !works && cluster => {
                         assert!(error.to_string().contains("database"), "{url}: {error}");
                     }
                     // There the whole path is that of the socket.
-                    Ok(target) if unix => {
-                        let Deployment::Single(ConnectionAddr::Unix(path)) = target.deployment
+                    Ok(parsed) if unix => {
+                        let Deployment::Single(ConnectionAddr::Unix(path)) = parsed.deployment
                         else {
                             panic!("{url}");
                         };
@@ -527,7 +534,7 @@ mod tests {
                     ("/+3", "after the / is not a number"),
                 ] {
                     let url = format!("{base}{part}");
-                    let said = target(&url).unwrap_err().to_string();
+                    let said = parse(&url).unwrap_err().to_string();
                     assert!(said.contains(named), "{url}: {said}");
                 }
             }
@@ -541,7 +548,7 @@ mod tests {
             "[::]", "h h", "a,b",
         ] {
             let url = format!("redis://{host}/3");
-            let error = target(&url).unwrap_err();
+            let error = parse(&url).unwrap_err();
             assert!(error.to_string().contains("host"), "{url}: {error}");
         }
         for (host, named) in [
@@ -560,7 +567,7 @@ mod tests {
                     true => named.replace("6379", "26379"),
                     false => named.to_owned(),
                 };
-                let nodes = match target(&url).unwrap().deployment {
+                let nodes = match parse(&url).unwrap().deployment {
                     Deployment::Cluster(nodes)
                     | Deployment::Sentinel {
                         sentinels: nodes, ..
@@ -583,16 +590,16 @@ mod tests {
             ("redis://u:100%@h", Some("u"), Some("100%")),
             ("unix:///s?user=u%26&pass=p%3D=+", Some("u&"), Some("p==+")),
         ] {
-            let target = target(url).unwrap();
-            assert_eq!(target.access.credentials(), (user, password, 0), "{url}");
+            let parsed = parse(url).unwrap();
+            assert_eq!(parsed.config.credentials(), (user, password, 0), "{url}");
         }
         let sentinel = "redis+sentinel://h/m%2Dn?sentinel_user=a:b&sentinel_password=c/d@e";
-        let Deployment::Sentinel { master, access, .. } = target(sentinel).unwrap().deployment
+        let Deployment::Sentinel { master, config, .. } = parse(sentinel).unwrap().deployment
         else {
             panic!("no sentinels");
         };
         assert_eq!(master, "m-n");
-        assert_eq!(access.credentials(), (Some("a:b"), Some("c/d@e"), 0));
+        assert_eq!(config.credentials(), (Some("a:b"), Some("c/d@e"), 0));
     }
 
     /// One part of a random URL: its text, and how an error names it if it is invalid there.
@@ -652,8 +659,8 @@ mod tests {
             if path.0 == "/5" && by_parameter {
                 bad.push("two databases");
             }
-            match target(&url) {
-                Ok(target) => {
+            match parse(&url) {
+                Ok(parsed) => {
                     prop_assert!(bad.is_empty(), "{url}: {bad:?} was ignored");
                     let db = match path.0.trim_start_matches('/') {
                         "" if by_parameter => 3,
@@ -665,13 +672,13 @@ mod tests {
                         ":s3cr%40et@" => (None, Some("s3cr@et")),
                         _ => (Some("us/er"), Some("s3cr@et")),
                     };
-                    prop_assert_eq!(target.access.credentials(), (login.0, login.1, db));
-                    let Deployment::Single(ConnectionAddr::Tcp(name, port)) = target.deployment
+                    prop_assert_eq!(parsed.config.credentials(), (login.0, login.1, db));
+                    let Deployment::Single(ConnectionAddr::Tcp(name, port)) = parsed.deployment
                     else {
                         panic!("{url}");
                     };
-                    let port_given = host.0.ends_with(":7");
-                    prop_assert_eq!((&*name, port), ("h", if port_given { 7 } else { 6379 }));
+                    let has_port = host.0.ends_with(":7");
+                    prop_assert_eq!((&*name, port), ("h", if has_port { 7 } else { 6379 }));
                 }
                 Err(error) => {
                     let said = error.to_string();
@@ -688,7 +695,7 @@ mod tests {
     #[cfg(not(feature = "tls"))]
     fn missing_tls_feature_is_reported() {
         for url in ["rediss://h", "valkeys://h", "rediss+cluster://h"] {
-            let said = target(url).unwrap_err().to_string();
+            let said = parse(url).unwrap_err().to_string();
             assert!(said.contains("feature `tls`"), "{said}");
         }
     }
@@ -702,37 +709,37 @@ mod tests {
             "rediss+cluster://a,b",
             "rediss+sentinel://a/m",
         ] {
-            target(url).unwrap();
+            parse(url).unwrap();
         }
     }
 
     #[test]
     fn sentinel_url_names_sentinels_and_master() {
         let url = "redis+sentinel://us%40er:p%3Aw@h1,[::1]:2,h3:3/orders/5?sentinel_password=s%20p";
-        let target = target(url).unwrap();
+        let parsed = parse(url).unwrap();
         let Deployment::Sentinel {
             sentinels,
             master,
-            access,
-        } = target.deployment
+            config,
+        } = parsed.deployment
         else {
-            panic!("{target:?}");
+            panic!("{parsed:?}");
         };
         let named: Vec<String> = sentinels.iter().map(Endpoint::to_string).collect();
         assert_eq!(named, ["h1:26379", "[::1]:2", "h3:3"]);
         assert_eq!(master, "orders");
-        assert_eq!(target.access.credentials(), (Some("us@er"), Some("p:w"), 5));
-        assert_eq!(access.credentials(), (None, Some("s p"), 0));
+        assert_eq!(parsed.config.credentials(), (Some("us@er"), Some("p:w"), 5));
+        assert_eq!(config.credentials(), (None, Some("s p"), 0));
     }
 
     #[test]
     fn cluster_url_names_nodes() {
-        let target = target("valkey+cluster://:pw@h1:1,h2/").unwrap();
-        let Deployment::Cluster(nodes) = target.deployment else {
-            panic!("{target:?}");
+        let parsed = parse("valkey+cluster://:pw@h1:1,h2/").unwrap();
+        let Deployment::Cluster(nodes) = parsed.deployment else {
+            panic!("{parsed:?}");
         };
         let named: Vec<String> = nodes.iter().map(Endpoint::to_string).collect();
         assert_eq!(named, ["h1:1", "h2:6379"]);
-        assert_eq!(target.access.credentials(), (None, Some("pw"), 0));
+        assert_eq!(parsed.config.credentials(), (None, Some("pw"), 0));
     }
 }

@@ -37,7 +37,7 @@ pub async fn until<F: Future<Output = bool>>(what: &str, mut holds: impl FnMut()
 }
 
 /// Fails instead of hanging.
-pub async fn soon<T>(what: &str, work: impl Future<Output = T>) -> T {
+pub async fn within_limit<T>(what: &str, work: impl Future<Output = T>) -> T {
     match tokio::time::timeout(LONG, work).await {
         Ok(done) => done,
         Err(_) => panic!("never happened: {what}"),
@@ -46,7 +46,7 @@ pub async fn soon<T>(what: &str, work: impl Future<Output = T>) -> T {
 
 /// Retries an operation whose time limit is so short that a pause of the process can exceed it: a
 /// short lease that is not kept for long, or a short timeout or wait limit.
-pub async fn in_time<T, F>(ask: impl Fn() -> F) -> T
+pub async fn retry_if_late<T, F>(ask: impl Fn() -> F) -> T
 where
     F: IntoFuture<Output = redlatch::Result<T>>,
 {
@@ -59,8 +59,8 @@ where
     }
 }
 
-/// Same as [`in_time`], for blocking calls.
-pub fn in_time_blocking<T>(ask: impl Fn() -> redlatch::Result<T>) -> T {
+/// Same as [`retry_if_late`], for blocking calls.
+pub fn retry_if_late_blocking<T>(ask: impl Fn() -> redlatch::Result<T>) -> T {
     let begun = std::time::Instant::now();
     loop {
         match ask() {
@@ -71,7 +71,7 @@ pub fn in_time_blocking<T>(ask: impl Fn() -> redlatch::Result<T>) -> T {
 }
 
 /// Retries while the store, its sentinels or its replicas are not ready, or do not answer in time.
-pub async fn granted<T, F>(ask: impl Fn() -> F) -> T
+pub async fn retry_transient<T, F>(ask: impl Fn() -> F) -> T
 where
     F: IntoFuture<Output = redlatch::Result<T>>,
 {
@@ -87,7 +87,10 @@ where
 }
 
 /// Waits until a value rises between two observations, such as the remaining lease at a renewal.
-pub async fn risen<T: PartialOrd, F: Future<Output = T>>(what: &str, mut look: impl FnMut() -> F) {
+pub async fn until_rises<T: PartialOrd, F: Future<Output = T>>(
+    what: &str,
+    mut look: impl FnMut() -> F,
+) {
     let begun = std::time::Instant::now();
     let mut before = look().await;
     loop {
@@ -103,7 +106,7 @@ pub async fn risen<T: PartialOrd, F: Future<Output = T>>(what: &str, mut look: i
 
 /// Polls up to `polls` times, each time when woken. Returns the output, or `None` if the future was
 /// dropped first.
-pub async fn polled<F: Future>(polls: usize, future: F) -> Option<F::Output> {
+pub async fn poll_up_to<F: Future>(polls: usize, future: F) -> Option<F::Output> {
     let mut future = pin!(future);
     let mut polled = 0;
     poll_fn(|cx| {
@@ -119,8 +122,8 @@ pub async fn polled<F: Future>(polls: usize, future: F) -> Option<F::Output> {
 
 /// Polls a waiter this many times. Then keeps it without polling until the shared server reports a
 /// subscription to its channel.
-pub async fn polled_until_subscribed<F: Future>(polls: usize, waiter: F, channel: &str) {
-    let mut few = pin!(polled(polls, waiter));
+pub async fn poll_until_subscribed<F: Future>(polls: usize, waiter: F, channel: &str) {
+    let mut few = pin!(poll_up_to(polls, waiter));
     let subscribed = until("subscribed", || async {
         let listening: (String, i64) = shared().ask(&["PUBSUB", "NUMSUB", channel]);
         listening.1 == 1
@@ -134,7 +137,7 @@ pub async fn polled_until_subscribed<F: Future>(polls: usize, waiter: F, channel
 
 /// Drops `work` after one poll, then after two polls, and so on until it completes, several times
 /// over.
-pub async fn dropped_everywhere<W, F>(mut work: W)
+pub async fn drop_after_each_poll<W, F>(mut work: W)
 where
     W: FnMut(usize) -> F,
     F: Future<Output = bool>,
@@ -149,28 +152,28 @@ where
 }
 
 /// Runs `work`, discards the server's first answer, and then cuts the connection.
-pub async fn without_the_answer<T>(proxy: &Arc<Proxy>, work: impl Future<Output = T>) -> T {
-    with_late_cut(proxy, work, std::future::ready(())).await
+pub async fn with_lost_answer<T>(proxy: &Arc<Proxy>, work: impl Future<Output = T>) -> T {
+    with_lost_answer_after(proxy, work, std::future::ready(())).await
 }
 
-/// Same as [`without_the_answer`], but runs `meanwhile` after the server has answered and before
+/// Same as [`with_lost_answer`], but runs `meanwhile` after the server has answered and before
 /// the connection is cut.
-pub async fn with_late_cut<T>(
+pub async fn with_lost_answer_after<T>(
     proxy: &Arc<Proxy>,
     work: impl Future<Output = T>,
     meanwhile: impl Future<Output = ()>,
 ) -> T {
-    proxy.swallow_replies(true);
+    proxy.discard_replies(true);
     let cutting = async {
-        let swallowing = proxy.clone();
-        let swallowed = tokio::task::spawn_blocking(move || swallowing.wait_until_swallowed());
-        swallowed.await.unwrap();
+        let discarding = proxy.clone();
+        let discarded = tokio::task::spawn_blocking(move || discarding.wait_until_discarded());
+        discarded.await.unwrap();
         meanwhile.await;
         proxy.refuse(false);
-        proxy.swallow_replies(false);
+        proxy.discard_replies(false);
         proxy.cut();
     };
-    soon("answered", async { tokio::join!(work, cutting) })
+    within_limit("answered", async { tokio::join!(work, cutting) })
         .await
         .0
 }
@@ -211,7 +214,7 @@ pub fn example(name: &str) -> Command {
 }
 
 /// A store on which tests run. The same tests run on every kind of store.
-pub enum Stand {
+pub enum TestStore {
     Embedded(Embedded),
     Server(&'static Server),
     Sentinel(&'static Sentinels),
@@ -219,26 +222,26 @@ pub enum Stand {
     Secured(&'static Secured),
 }
 
-impl Stand {
-    pub fn embedded() -> Stand {
-        Stand::Embedded(Embedded::new())
+impl TestStore {
+    pub fn embedded() -> TestStore {
+        TestStore::Embedded(Embedded::new())
     }
 
-    pub fn server() -> Stand {
-        Stand::Server(shared())
+    pub fn server() -> TestStore {
+        TestStore::Server(shared())
     }
 
-    pub fn sentinel() -> Stand {
-        Stand::Sentinel(shared_sentinels())
+    pub fn sentinel() -> TestStore {
+        TestStore::Sentinel(shared_sentinels())
     }
 
-    pub fn cluster() -> Stand {
-        Stand::Cluster(shared_cluster())
+    pub fn cluster() -> TestStore {
+        TestStore::Cluster(shared_cluster())
     }
 
     /// TLS with client certificates, and a user with minimal permissions.
-    pub fn secured() -> Stand {
-        Stand::Secured(Secured::shared())
+    pub fn secured() -> TestStore {
+        TestStore::Secured(Secured::shared())
     }
 
     pub async fn client(&self) -> Client {
@@ -247,23 +250,23 @@ impl Stand {
 
     /// Creates a client whose waiters must be woken by messages: their periodic retry would come
     /// far too late.
-    pub async fn patient(&self) -> Client {
-        self.client_with(Client::builder().watchdog(10 * LONG))
+    pub async fn client_without_retries(&self) -> Client {
+        self.client_with(Client::builder().watchdog_lease(10 * LONG))
             .await
     }
 
     /// Returns the prefix of all names on this store.
     pub fn prefix(&self) -> &'static str {
         match self {
-            Stand::Secured(_) => secured::PREFIX,
+            TestStore::Secured(_) => secured::PREFIX,
             _ => "",
         }
     }
 
     /// Creates a client with an additional prefix after that of the store.
-    pub async fn prefixed(&self, prefix: &str) -> Client {
+    pub async fn client_with_prefix(&self, prefix: &str) -> Client {
         match self {
-            Stand::Secured(secured) => secured.client(Client::builder(), prefix).await,
+            TestStore::Secured(secured) => secured.client(Client::builder(), prefix).await,
             _ => self.client_with(Client::builder().prefix(prefix)).await,
         }
     }
@@ -271,11 +274,11 @@ impl Stand {
     pub async fn client_with(&self, settings: ClientBuilder) -> Client {
         let settings = settings.response_timeout(LONG);
         let url = match self {
-            Stand::Embedded(store) => return settings.connect_embedded(store).unwrap(),
-            Stand::Server(server) => server.url(),
-            Stand::Sentinel(sentinels) => sentinels.url(),
-            Stand::Cluster(cluster) => cluster.url(),
-            Stand::Secured(secured) => return secured.client(settings, "").await,
+            TestStore::Embedded(store) => return settings.connect_embedded(store).unwrap(),
+            TestStore::Server(server) => server.url(),
+            TestStore::Sentinel(sentinels) => sentinels.url(),
+            TestStore::Cluster(cluster) => cluster.url(),
+            TestStore::Secured(secured) => return secured.client(settings, "").await,
         };
         settings.connect(&url).await.unwrap()
     }
@@ -331,7 +334,7 @@ macro_rules! on_store {
         mod $store {
             $(#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
             async fn $name() {
-                super::$name($crate::common::Stand::$store()).await;
+                super::$name($crate::common::TestStore::$store()).await;
             })*
         }
     };

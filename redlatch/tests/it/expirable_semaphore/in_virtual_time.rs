@@ -42,7 +42,7 @@ async fn fixed_lease_ends_on_time_and_guard_notices() {
     assert!(!permit.is_valid());
     permit.lost().await;
     assert!(is_lost(&permit.release().await));
-    client.settled().await;
+    client.flush().await;
     assert_eq!(counts(&theirs).await, (0, 1, 1));
     next.release().await.unwrap();
 }

@@ -16,8 +16,9 @@ use redlatch_testkit::{Proxy, Server, shared, unique};
 use tokio::time::{Instant, sleep};
 
 use crate::common::{
-    LONG, SHORT, Stand, WATCHDOG, assert_lost, dropped_everywhere, in_time, in_time_blocking,
-    polled, risen, soon, until, with_late_cut, without_the_answer,
+    LONG, SHORT, TestStore, WATCHDOG, assert_lost, drop_after_each_poll, poll_up_to, retry_if_late,
+    retry_if_late_blocking, until, until_rises, with_lost_answer, with_lost_answer_after,
+    within_limit,
 };
 
 const HOUR: Duration = Duration::from_secs(3600);
@@ -76,8 +77,8 @@ fn is_lost<T: std::fmt::Debug>(result: &Result<T, Error>) -> bool {
     matches!(result, Err(Error::Lost { .. }))
 }
 
-async fn permits_are_acquired_and_released(stand: Stand) {
-    let client = stand.client().await;
+async fn permits_are_acquired_and_released(store: TestStore) {
+    let client = store.client().await;
     let semaphore = with_permits(&client, "take", 2).await;
     let one = semaphore.acquire().await.unwrap();
     assert!(one.is_valid());
@@ -92,7 +93,7 @@ async fn permits_are_acquired_and_released(stand: Stand) {
     assert_ne!(two.ids(), ids);
     assert!(semaphore.try_acquire().await.unwrap().is_none());
     let wait = Duration::from_millis(20);
-    let limited = in_time(|| semaphore.try_acquire().wait(wait)).await;
+    let limited = retry_if_late(|| semaphore.try_acquire().wait(wait)).await;
     assert!(limited.is_none());
     let mut out: Vec<_> = semaphore.holders().await.unwrap();
     out.sort_by(|a, b| a.owner.cmp(&b.owner));
@@ -112,8 +113,8 @@ async fn permits_are_acquired_and_released(stand: Stand) {
     assert_eq!(counts(&semaphore).await, (2, 0, 2));
 }
 
-async fn many_permits_are_acquired_all_or_none(stand: Stand) {
-    let client = stand.client().await;
+async fn many_permits_are_acquired_all_or_none(store: TestStore) {
+    let client = store.client().await;
     let semaphore = with_permits(&client, "many", 10).await;
     let six = semaphore.acquire_many(6).await.unwrap();
     assert_eq!(six.ids().len(), 6);
@@ -127,8 +128,8 @@ async fn many_permits_are_acquired_all_or_none(stand: Stand) {
     assert_eq!(counts(&semaphore).await, (10, 0, 10));
 }
 
-async fn a_semaphore_that_was_never_set_has_no_permits(stand: Stand) {
-    let client = stand.client().await;
+async fn a_semaphore_that_was_never_set_has_no_permits(store: TestStore) {
+    let client = store.client().await;
     let semaphore = client.expirable_semaphore(&unique("never"));
     assert_eq!(counts(&semaphore).await, (0, 0, 0));
     assert!(semaphore.try_acquire().await.unwrap().is_none());
@@ -145,16 +146,16 @@ async fn a_semaphore_that_was_never_set_has_no_permits(stand: Stand) {
     assert!(!semaphore.try_set_permits(1).await.unwrap());
 }
 
-async fn permits_are_set_once(stand: Stand) {
-    let client = stand.client().await;
+async fn permits_are_set_once(store: TestStore) {
+    let client = store.client().await;
     let semaphore = with_permits(&client, "once", 10).await;
     assert!(!semaphore.try_set_permits(15).await.unwrap());
     assert_eq!(counts(&semaphore).await, (10, 0, 10));
 }
 
 /// F22: all permits are acquired, so the stored number is zero. The semaphore still counts as set.
-async fn exhausted_semaphore_is_not_set_again(stand: Stand) {
-    let client = stand.client().await;
+async fn exhausted_semaphore_is_not_set_again(store: TestStore) {
+    let client = store.client().await;
     let semaphore = with_permits(&client, "exhausted", 2).await;
     let both = semaphore.acquire_many(2).await.unwrap();
     assert!(!semaphore.try_set_permits(2).await.unwrap());
@@ -163,8 +164,8 @@ async fn exhausted_semaphore_is_not_set_again(stand: Stand) {
     assert_eq!(counts(&semaphore).await, (2, 0, 2));
 }
 
-async fn permits_can_be_set_while_some_are_acquired(stand: Stand) {
-    let client = stand.client().await;
+async fn permits_can_be_set_while_some_are_acquired(store: TestStore) {
+    let client = store.client().await;
     let semaphore = client.expirable_semaphore(&unique("set"));
     semaphore.set_permits(10).await.unwrap();
     assert_eq!(counts(&semaphore).await, (10, 0, 10));
@@ -184,8 +185,8 @@ async fn permits_can_be_set_while_some_are_acquired(stand: Stand) {
     assert_eq!(counts(&semaphore).await, (2, 0, 2));
 }
 
-async fn permits_can_be_added_and_removed(stand: Stand) {
-    let client = stand.client().await;
+async fn permits_can_be_added_and_removed(store: TestStore) {
+    let client = store.client().await;
     let semaphore = with_permits(&client, "add", 10).await;
     for (more, available) in [(5, 15), (0, 15), (-10, 5), (-10, -5), (6, 1)] {
         semaphore.add_permits(more).await.unwrap();
@@ -204,8 +205,8 @@ async fn permits_can_be_added_and_removed(stand: Stand) {
     assert!(semaphore.add_permits(-1).await.is_err());
 }
 
-async fn release_by_id_wakes_waiter(stand: Stand) {
-    let (client, other) = (stand.client().await, stand.client().await);
+async fn release_by_id_wakes_waiter(store: TestStore) {
+    let (client, other) = (store.client().await, store.client().await);
     let semaphore = with_permits(&client, "woken", 1).await;
     let ids = semaphore
         .acquire()
@@ -219,14 +220,14 @@ async fn release_by_id_wakes_waiter(stand: Stand) {
     until("it waits", || async { other.status().subscriptions == 1 }).await;
     assert!(!waiter.is_finished());
     semaphore.release(ids[0]).await.unwrap();
-    let permit = soon("woken", waiter).await.unwrap().unwrap();
+    let permit = within_limit("woken", waiter).await.unwrap().unwrap();
     assert_eq!(counts(&semaphore).await, (0, 1, 1));
     permit.release().await.unwrap();
 }
 
 /// F21. The holders are other clients with long leases, so only the releases can wake the waiter.
-async fn waiter_for_many_permits_is_served_once_they_are_free(stand: Stand) {
-    let (client, other) = (stand.client().await, stand.client().await);
+async fn waiter_for_many_permits_is_served_once_they_are_free(store: TestStore) {
+    let (client, other) = (store.client().await, store.client().await);
     let semaphore = with_permits(&client, "f21", 5).await;
     let mut held = Vec::new();
     for _ in 0..5 {
@@ -241,13 +242,16 @@ async fn waiter_for_many_permits_is_served_once_they_are_free(stand: Stand) {
         assert!(!waiter.is_finished());
     }
     held.pop().unwrap().release().await.unwrap();
-    let three = soon("three are free", waiter).await.unwrap().unwrap();
+    let three = within_limit("three are free", waiter)
+        .await
+        .unwrap()
+        .unwrap();
     assert_eq!(three.ids().len(), 3);
     assert_eq!(counts(&semaphore).await, (0, 5, 5));
 }
 
-async fn setting_or_adding_permits_wakes_waiter(stand: Stand) {
-    let (client, other) = (stand.client().await, stand.client().await);
+async fn setting_or_adding_permits_wakes_waiter(store: TestStore) {
+    let (client, other) = (store.client().await, store.client().await);
     let semaphore = client.expirable_semaphore(&unique("grow"));
     let theirs = other.expirable_semaphore(semaphore.name());
     let mut held = Vec::new();
@@ -259,13 +263,13 @@ async fn setting_or_adding_permits_wakes_waiter(stand: Stand) {
             1 => semaphore.set_permits(2).await.unwrap(),
             _ => semaphore.add_permits(1).await.unwrap(),
         }
-        held.push(soon("woken", waiter).await.unwrap().unwrap());
+        held.push(within_limit("woken", waiter).await.unwrap().unwrap());
     }
     assert_eq!(counts(&semaphore).await, (0, 3, 3));
 }
 
-async fn ids_are_released_all_or_none(stand: Stand) {
-    let client = stand.client().await;
+async fn ids_are_released_all_or_none(store: TestStore) {
+    let client = store.client().await;
     let semaphore = with_permits(&client, "all", 10).await;
     let ids = semaphore.acquire_many(6).await.unwrap().into_ids().unwrap();
     semaphore.release_many(&ids[..4]).await.unwrap();
@@ -285,8 +289,8 @@ async fn ids_are_released_all_or_none(stand: Stand) {
     assert_eq!(counts(&semaphore).await, (10, 0, 10));
 }
 
-async fn only_acquired_ids_are_released(stand: Stand) {
-    let client = stand.client().await;
+async fn only_acquired_ids_are_released(store: TestStore) {
+    let client = store.client().await;
     let semaphore = with_permits(&client, "some", 10).await;
     let ids = semaphore.acquire_many(6).await.unwrap().into_ids().unwrap();
     assert_eq!(semaphore.try_release_many(&ids[..4]).await.unwrap(), 4);
@@ -297,8 +301,8 @@ async fn only_acquired_ids_are_released(stand: Stand) {
 }
 
 /// F22.
-async fn expired_permit_is_counted_once_and_cannot_be_released(stand: Stand) {
-    let client = stand.client().await;
+async fn expired_permit_is_counted_once_and_cannot_be_released(store: TestStore) {
+    let client = store.client().await;
     let semaphore = with_permits(&client, "expired", 10).await;
     let ids = semaphore.acquire_many(3).await.unwrap();
     let ids = ids.into_ids().unwrap();
@@ -319,8 +323,8 @@ async fn expired_permit_is_counted_once_and_cannot_be_released(stand: Stand) {
     assert_eq!(counts(&semaphore).await, (10, 0, 10));
 }
 
-async fn a_lease_is_updated(stand: Stand) {
-    let (client, other) = (stand.client().await, stand.client().await);
+async fn a_lease_is_updated(store: TestStore) {
+    let (client, other) = (store.client().await, store.client().await);
     let semaphore = with_permits(&client, "update", 1).await;
     let id = semaphore
         .acquire()
@@ -338,14 +342,14 @@ async fn a_lease_is_updated(stand: Stand) {
     let waiter = tokio::spawn(theirs.acquire().into_future());
     until("it waits", || async { other.status().subscriptions == 1 }).await;
     assert!(semaphore.update_lease(id, BRIEF).await.unwrap());
-    let permit = soon("it expires", waiter).await.unwrap().unwrap();
+    let permit = within_limit("it expires", waiter).await.unwrap().unwrap();
     assert!(!semaphore.update_lease(id, LONG).await.unwrap());
     assert!(!semaphore.try_release(id).await.unwrap());
     permit.release().await.unwrap();
 }
 
-async fn lease_can_be_inspected(stand: Stand) {
-    let client = stand.client().await;
+async fn lease_can_be_inspected(store: TestStore) {
+    let client = store.client().await;
     let semaphore = with_permits(&client, "lease", 2).await;
     let renewed = semaphore.acquire().await.unwrap();
     let left = semaphore.lease_of(renewed.ids()[0]).await.unwrap().unwrap();
@@ -359,20 +363,20 @@ async fn lease_can_be_inspected(stand: Stand) {
     renewed.release().await.unwrap();
 }
 
-async fn guard_learns_that_a_permit_was_released(stand: Stand) {
-    let settings = Client::builder().watchdog(WATCHDOG);
-    let (client, other) = (stand.client_with(settings).await, stand.client().await);
+async fn guard_learns_that_a_permit_was_released(store: TestStore) {
+    let settings = Client::builder().watchdog_lease(WATCHDOG);
+    let (client, other) = (store.client_with(settings).await, store.client().await);
     let semaphore = with_permits(&client, "taken", 3).await;
     let theirs = other.expirable_semaphore(semaphore.name());
     let renewed = semaphore.acquire_many(3).await.unwrap();
     theirs.release(renewed.ids()[1]).await.unwrap();
-    soon("told at the next renewal", renewed.lost()).await;
+    within_limit("told at the next renewal", renewed.lost()).await;
     assert!(!renewed.is_valid());
     assert!(is_lost(
         &renewed.run(async { unreachable!("not even polled") }).await
     ));
     assert!(is_lost(&renewed.release().await));
-    client.settled().await;
+    client.flush().await;
     assert_eq!(counts(&semaphore).await, (3, 0, 3), "the others came back");
 
     let fixed = semaphore.acquire_many(2).lease(LONG).await.unwrap();
@@ -382,9 +386,9 @@ async fn guard_learns_that_a_permit_was_released(stand: Stand) {
     assert_eq!(counts(&semaphore).await, (3, 0, 3));
 }
 
-async fn all_permits_can_be_revoked(stand: Stand) {
-    let settings = Client::builder().watchdog(WATCHDOG);
-    let (client, other) = (stand.client_with(settings).await, stand.client().await);
+async fn all_permits_can_be_revoked(store: TestStore) {
+    let settings = Client::builder().watchdog_lease(WATCHDOG);
+    let (client, other) = (store.client_with(settings).await, store.client().await);
     let semaphore = with_permits(&client, "force", 2).await;
     assert!(!semaphore.force_release().await.unwrap());
     let both = semaphore.acquire_many(2).lease(10 * LONG).await.unwrap();
@@ -392,21 +396,21 @@ async fn all_permits_can_be_revoked(stand: Stand) {
     let waiter = tokio::spawn(theirs.acquire().into_future());
     until("it waits", || async { other.status().subscriptions == 1 }).await;
     assert!(theirs.force_release().await.unwrap());
-    let permit = soon("woken", waiter).await.unwrap().unwrap();
+    let permit = within_limit("woken", waiter).await.unwrap().unwrap();
     assert!(is_lost(&both.release().await));
     assert_eq!(counts(&semaphore).await, (1, 1, 2), "theirs was left alone");
     permit.release().await.unwrap();
 
     let renewed = semaphore.acquire().await.unwrap();
     assert!(theirs.force_release().await.unwrap());
-    soon("told at the next renewal", renewed.lost()).await;
+    within_limit("told at the next renewal", renewed.lost()).await;
     assert!(is_lost(&renewed.release().await));
     assert_eq!(counts(&semaphore).await, (2, 0, 2));
 }
 
-async fn permits_can_leave_their_guard(stand: Stand) {
-    let settings = Client::builder().watchdog(WATCHDOG);
-    let (client, other) = (stand.client_with(settings).await, stand.client().await);
+async fn permits_can_leave_their_guard(store: TestStore) {
+    let settings = Client::builder().watchdog_lease(WATCHDOG);
+    let (client, other) = (store.client_with(settings).await, store.client().await);
     let semaphore = with_permits(&client, "leave", 2).await;
     let ids = semaphore
         .acquire()
@@ -415,7 +419,7 @@ async fn permits_can_leave_their_guard(stand: Stand) {
         .unwrap()
         .into_ids()
         .unwrap();
-    client.settled().await;
+    client.flush().await;
     assert_eq!(client.status().holds, 0);
     assert_eq!(counts(&semaphore).await, (1, 1, 2), "not released");
     // Another process would receive the id as text.
@@ -433,28 +437,28 @@ async fn permits_can_leave_their_guard(stand: Stand) {
     until("its lease ends", gone).await;
     assert_eq!(counts(&semaphore).await, (2, 0, 2));
 
-    let lost = in_time(|| semaphore.acquire().lease(BRIEF)).await;
-    soon("lost", lost.lost()).await;
+    let lost = retry_if_late(|| semaphore.acquire().lease(BRIEF)).await;
+    within_limit("lost", lost.lost()).await;
     assert!(is_lost(&lost.into_ids()));
-    client.settled().await;
+    client.flush().await;
     assert_eq!(client.status().holds, 0);
 }
 
-async fn dropped_guards_release_and_wake(stand: Stand) {
-    let client = stand.client().await;
+async fn dropped_guards_release_and_wake(store: TestStore) {
+    let client = store.client().await;
     let semaphore = with_permits(&client, "drop", 2).await;
     let both = semaphore.acquire_many(2).lease(10 * LONG).await.unwrap();
     let waiter = tokio::spawn(semaphore.acquire_many(2).into_future());
     until("it waits", || async { client.status().subscriptions == 1 }).await;
     drop(both);
-    drop(soon("woken", waiter).await.unwrap().unwrap());
-    client.settled().await;
+    drop(within_limit("woken", waiter).await.unwrap().unwrap());
+    client.flush().await;
     assert_eq!(counts(&semaphore).await, (2, 0, 2));
 }
 
 /// A waiter for one permit does not overtake a waiter for three either.
-async fn waiters_of_one_client_are_served_in_order(stand: Stand) {
-    let (client, other) = (stand.client().await, stand.client().await);
+async fn waiters_of_one_client_are_served_in_order(store: TestStore) {
+    let (client, other) = (store.client().await, store.client().await);
     let semaphore = with_permits(&client, "order", 3).await;
     let theirs = other.expirable_semaphore(semaphore.name());
     let mut held = Vec::new();
@@ -486,7 +490,7 @@ async fn waiters_of_one_client_are_served_in_order(stand: Stand) {
         permit.release().await.unwrap();
     }
     for waiter in waiters {
-        soon("served", waiter).await.unwrap();
+        within_limit("served", waiter).await.unwrap();
     }
     let order = order.lock().unwrap().clone();
     // Two waiters for one permit each may be served at the same time, in any order.
@@ -499,9 +503,9 @@ async fn waiters_of_one_client_are_served_in_order(stand: Stand) {
     assert_eq!(counts(&semaphore).await, (3, 0, 3));
 }
 
-async fn acquired_permits_never_exceed_total(stand: Stand) {
+async fn acquired_permits_never_exceed_total(store: TestStore) {
     // With leases so long that no waiter is served by its periodic retry.
-    let client = || stand.client_with(Client::builder().watchdog(10 * LONG));
+    let client = || store.client_with(Client::builder().watchdog_lease(10 * LONG));
     let clients = [client().await, client().await, client().await];
     let name = with_permits(&clients[0], "crowd", 5)
         .await
@@ -530,10 +534,12 @@ async fn acquired_permits_never_exceed_total(stand: Stand) {
         })
         .collect();
     for task in tasks {
-        soon("every task has its turns", task).await.unwrap();
+        within_limit("every task has its turns", task)
+            .await
+            .unwrap();
     }
     for client in &clients {
-        client.settled().await;
+        client.flush().await;
     }
     assert_eq!(
         counts(&clients[0].expirable_semaphore(&name)).await,
@@ -542,8 +548,8 @@ async fn acquired_permits_never_exceed_total(stand: Stand) {
 }
 
 /// F22: a model counts permits in parallel with the store.
-async fn counts_are_exact_after_every_step(stand: Stand) {
-    let client = stand.client().await;
+async fn counts_are_exact_after_every_step(store: TestStore) {
+    let client = store.client().await;
     let semaphore = with_permits(&client, "model", 5).await;
     let (mut total, mut out) = (5i64, BTreeMap::<PermitId, ()>::new());
     let mut random = 0x2545_f491_4f6c_dd1du64;
@@ -605,9 +611,9 @@ async fn counts_are_exact_after_every_step(stand: Stand) {
     }
 }
 
-async fn run_executes_with_a_permit(stand: Stand) {
-    let settings = Client::builder().watchdog(WATCHDOG);
-    let client = stand.client_with(settings).await;
+async fn run_executes_with_a_permit(store: TestStore) {
+    let settings = Client::builder().watchdog_lease(WATCHDOG);
+    let client = store.client_with(settings).await;
     let semaphore = with_permits(&client, "run", 1).await;
     let inside = semaphore.clone();
     let free = semaphore
@@ -620,14 +626,14 @@ async fn run_executes_with_a_permit(stand: Stand) {
         assert!(inside.force_release().await.unwrap());
         std::future::pending::<()>().await
     });
-    assert!(is_lost(&soon("lost", run).await));
-    client.settled().await;
+    assert!(is_lost(&within_limit("lost", run).await));
+    client.flush().await;
     assert_eq!(counts(&semaphore).await, (1, 0, 1));
 }
 
-async fn a_deleted_semaphore_is_gone(stand: Stand) {
-    let settings = Client::builder().watchdog(WATCHDOG);
-    let client = stand.client_with(settings).await;
+async fn a_deleted_semaphore_is_gone(store: TestStore) {
+    let settings = Client::builder().watchdog_lease(WATCHDOG);
+    let client = store.client_with(settings).await;
     let semaphore = with_permits(&client, "delete", 2).await;
     let renewed = semaphore.acquire().await.unwrap();
     let ids = semaphore
@@ -643,15 +649,15 @@ async fn a_deleted_semaphore_is_gone(stand: Stand) {
     // Permits acquired from the deleted semaphore do not count in the next one.
     assert!(semaphore.try_set_permits(3).await.unwrap());
     assert!(!semaphore.try_release(ids[0]).await.unwrap());
-    soon("told at the next renewal", renewed.lost()).await;
+    within_limit("told at the next renewal", renewed.lost()).await;
     assert!(is_lost(&renewed.release().await));
-    client.settled().await;
+    client.flush().await;
     assert_eq!(counts(&semaphore).await, (3, 0, 3));
     assert!(semaphore.delete().await.unwrap());
 }
 
-async fn invalid_requests_are_rejected(stand: Stand) {
-    let client = stand.client().await;
+async fn invalid_requests_are_rejected(store: TestStore) {
+    let client = store.client().await;
     let semaphore = with_permits(&client, "bad", 2000).await;
     for n in [0, 1001, u32::MAX] {
         for error in [
@@ -729,10 +735,10 @@ async fn invalid_requests_are_rejected(stand: Stand) {
     assert!(lock.is_locked().await.unwrap());
 }
 
-async fn prefixes_keep_clients_apart(stand: Stand) {
+async fn prefixes_keep_clients_apart(store: TestStore) {
     let prefix = unique("prefix") + "::";
-    let with = stand.prefixed(&prefix).await;
-    let without = stand.client().await;
+    let with = store.client_with_prefix(&prefix).await;
+    let without = store.client().await;
     let name = unique("prefixed");
     let semaphore = with.expirable_semaphore(&name);
     assert!(semaphore.try_set_permits(1).await.unwrap());
@@ -743,11 +749,11 @@ async fn prefixes_keep_clients_apart(stand: Stand) {
     permit.release().await.unwrap();
 }
 
-async fn no_state_remains_after_release(stand: Stand) {
+async fn no_state_remains_after_release(store: TestStore) {
     let settings = Client::builder()
         .subscription_linger(Duration::from_millis(10))
-        .watchdog(10 * LONG);
-    let client = stand.client_with(settings).await;
+        .watchdog_lease(10 * LONG);
+    let client = store.client_with(settings).await;
     let semaphore = with_permits(&client, "account", 2).await;
     let tasks: Vec<_> = (0..20)
         .map(|n| {
@@ -766,14 +772,14 @@ async fn no_state_remains_after_release(stand: Stand) {
         })
         .collect();
     for task in tasks {
-        soon("done", task).await.unwrap();
+        within_limit("done", task).await.unwrap();
     }
-    client.settled().await;
-    all_is_empty(&client).await;
+    client.flush().await;
+    until_idle(&client).await;
     assert_eq!(counts(&semaphore).await, (2, 0, 2));
 }
 
-async fn all_is_empty(client: &Client) {
+async fn until_idle(client: &Client) {
     until("all is empty", || async {
         let status = client.status();
         (status.holds, status.subscriptions, status.background) == (0, 0, 0)
@@ -781,14 +787,14 @@ async fn all_is_empty(client: &Client) {
     .await;
 }
 
-async fn canceled_acquisitions_leave_nothing_behind(stand: Stand) {
-    let client = stand.client().await;
+async fn canceled_acquisitions_leave_nothing_behind(store: TestStore) {
+    let client = store.client().await;
     let semaphore = with_permits(&client, "cancel", 4).await;
-    dropped_everywhere(async |polls| {
-        let permits = polled(polls, semaphore.acquire_many(3).into_future()).await;
+    drop_after_each_poll(async |polls| {
+        let permits = poll_up_to(polls, semaphore.acquire_many(3).into_future()).await;
         let through = permits.is_some();
         drop(permits);
-        soon("settled", client.settled()).await;
+        within_limit("settled", client.flush()).await;
         assert_eq!(counts(&semaphore).await, (4, 0, 4));
         assert_eq!(client.status().holds, 0);
         through
@@ -796,32 +802,32 @@ async fn canceled_acquisitions_leave_nothing_behind(stand: Stand) {
     .await;
 }
 
-async fn canceled_waiting_leaves_nothing_behind(stand: Stand) {
-    let (client, other) = (stand.client().await, stand.client().await);
+async fn canceled_waiting_leaves_nothing_behind(store: TestStore) {
+    let (client, other) = (store.client().await, store.client().await);
     let semaphore = with_permits(&client, "cancel-wait", 4).await;
     let theirs = other.expirable_semaphore(semaphore.name());
-    dropped_everywhere(async |polls| {
+    drop_after_each_poll(async |polls| {
         let held = theirs.acquire_many(2).lease(10 * LONG).await.unwrap();
-        let waiter = polled(polls, semaphore.acquire_many(3).into_future());
+        let waiter = poll_up_to(polls, semaphore.acquire_many(3).into_future());
         let both = async { tokio::join!(waiter, held.release()) };
-        let (permits, released) = soon("both", both).await;
+        let (permits, released) = within_limit("both", both).await;
         released.unwrap();
         let through = permits.is_some();
         drop(permits);
-        soon("settled", client.settled()).await;
+        within_limit("settled", client.flush()).await;
         assert_eq!(counts(&semaphore).await, (4, 0, 4));
         through
     })
     .await;
 }
 
-async fn canceled_releases_complete(stand: Stand) {
-    let client = stand.client().await;
+async fn canceled_releases_complete(store: TestStore) {
+    let client = store.client().await;
     let semaphore = with_permits(&client, "cancel-release", 4).await;
-    dropped_everywhere(async |polls| {
+    drop_after_each_poll(async |polls| {
         let permits = semaphore.acquire_many(3).await.unwrap();
-        let released = polled(polls, permits.release()).await;
-        soon("settled", client.settled()).await;
+        let released = poll_up_to(polls, permits.release()).await;
+        within_limit("settled", client.flush()).await;
         assert_eq!(counts(&semaphore).await, (4, 0, 4));
         released.is_some()
     })
@@ -862,14 +868,14 @@ fn threads_share_permits() {
         let two = semaphore.try_acquire().unwrap().unwrap();
         assert!(one.is_valid() && two.valid_for() > SECOND);
         let wait = Duration::from_millis(5);
-        assert!(in_time_blocking(|| semaphore.try_acquire_for(wait)).is_none());
+        assert!(retry_if_late_blocking(|| semaphore.try_acquire_for(wait)).is_none());
         // The guard can move to another thread.
         std::thread::scope(|scope| {
             let waiter = scope.spawn(|| semaphore.acquire());
             scope.spawn(move || one.release().unwrap());
             drop(waiter.join().unwrap().unwrap());
         });
-        client.settled().unwrap();
+        client.flush().unwrap();
         let id = two.into_ids().unwrap()[0];
         assert!(semaphore.update_lease(id, LONG).unwrap());
         assert!(semaphore.lease_of(id).unwrap().unwrap() > LONG / 2);
@@ -891,7 +897,7 @@ fn threads_share_permits() {
         semaphore.release_many(&four[..2]).unwrap();
         assert_eq!(semaphore.try_release_many(&four).unwrap(), 2);
         let brief = semaphore.clone().with_lease(BRIEF);
-        let fixed = in_time_blocking(|| brief.acquire_many(4));
+        let fixed = retry_if_late_blocking(|| brief.acquire_many(4));
         assert_eq!(fixed.ids().len(), 4);
         assert!(fixed.valid_for() <= BRIEF);
         // Waits until the lease ends.
@@ -902,6 +908,6 @@ fn threads_share_permits() {
         assert!(is_lost(&next.release()));
         assert_eq!(counts(), (4, 0, 4));
         assert!(semaphore.delete().unwrap());
-        client.settled().unwrap();
+        client.flush().unwrap();
     }
 }

@@ -177,7 +177,7 @@ async fn without_publish_permission_nothing_changes() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn server_without_memory_loses_no_permit() {
     let server = Server::start();
-    let settings = Client::builder().watchdog(WATCHDOG);
+    let settings = Client::builder().watchdog_lease(WATCHDOG);
     let client = settings.connect(&server.url()).await.unwrap();
     let semaphore = client.expirable_semaphore("a");
     semaphore.set_permits(2).await.unwrap();
@@ -194,7 +194,7 @@ async fn server_without_memory_loses_no_permit() {
     let key = "{a}:timeout";
     let end = || server.ask::<Vec<(Vec<u8>, f64)>>(&["ZRANGE", key, "0", "0", "WITHSCORES"]);
     for _ in 0..2 {
-        risen("the end of its lease", || async { end()[0].1 }).await;
+        until_rises("the end of its lease", || async { end()[0].1 }).await;
     }
     assert!(permit.is_valid());
     permit.release().await.unwrap();
@@ -258,7 +258,7 @@ async fn foreign_keys_stay_unchanged() {
 }
 
 /// Runs every step once, so that the server knows its script.
-async fn teach(client: &Client) {
+async fn load_scripts(client: &Client) {
     let semaphore = with_permits(client, "teach", 1).await;
     let permit = semaphore.acquire().await.unwrap();
     semaphore.lease_of(permit.ids()[0]).await.unwrap();
@@ -281,12 +281,12 @@ async fn lost_answer_does_not_count_twice() {
         .await
         .unwrap();
     let direct = Client::connect(&server.url()).await.unwrap();
-    teach(&direct).await;
+    load_scripts(&direct).await;
     let semaphore = client.expirable_semaphore("lost-answers");
     let seen = direct.expirable_semaphore("lost-answers");
 
     for permits in [5, 6] {
-        let unknown = without_the_answer(&proxy, semaphore.try_set_permits(permits)).await;
+        let unknown = with_lost_answer(&proxy, semaphore.try_set_permits(permits)).await;
         assert!(
             matches!(unknown, Err(Error::OutcomeUnknown { .. })),
             "{unknown:?}"
@@ -295,13 +295,13 @@ async fn lost_answer_does_not_count_twice() {
         assert_eq!(counts(&semaphore).await, (5, 0, 5));
     }
     let set = async { assert!(seen.try_set_permits(5).await.unwrap()) };
-    let unknown = with_late_cut(&proxy, semaphore.delete(), set).await;
+    let unknown = with_lost_answer_after(&proxy, semaphore.delete(), set).await;
     assert!(
         matches!(unknown, Err(Error::OutcomeUnknown { .. })),
         "{unknown:?}"
     );
     assert_eq!(counts(&semaphore).await, (5, 0, 5));
-    let two = without_the_answer(&proxy, semaphore.acquire_many(2).into_future())
+    let two = with_lost_answer(&proxy, semaphore.acquire_many(2).into_future())
         .await
         .unwrap();
     assert_eq!(counts(&seen).await, (3, 2, 5));
@@ -311,41 +311,41 @@ async fn lost_answer_does_not_count_twice() {
         believed.saturating_sub(kept) < SECOND,
         "{believed:?}, but {kept:?}"
     );
-    without_the_answer(&proxy, two.release()).await.unwrap();
+    with_lost_answer(&proxy, two.release()).await.unwrap();
     assert_eq!(counts(&seen).await, (5, 0, 5));
 
     let ids = semaphore.acquire_many(5).await.unwrap().into_ids().unwrap();
-    without_the_answer(&proxy, semaphore.release(ids[0]))
+    with_lost_answer(&proxy, semaphore.release(ids[0]))
         .await
         .unwrap();
     assert!(
-        without_the_answer(&proxy, semaphore.try_release(ids[1]))
+        with_lost_answer(&proxy, semaphore.try_release(ids[1]))
             .await
             .unwrap()
     );
-    without_the_answer(&proxy, semaphore.release_many(&ids[2..4]))
+    with_lost_answer(&proxy, semaphore.release_many(&ids[2..4]))
         .await
         .unwrap();
     assert_eq!(counts(&seen).await, (4, 1, 5));
     // One of these permits is acquired, so the first request has not released them.
     assert!(is_lost(
-        &without_the_answer(&proxy, semaphore.release_many(&ids[3..])).await
+        &with_lost_answer(&proxy, semaphore.release_many(&ids[3..])).await
     ));
     assert_eq!(counts(&seen).await, (4, 1, 5));
 
-    without_the_answer(&proxy, semaphore.set_permits(7))
+    with_lost_answer(&proxy, semaphore.set_permits(7))
         .await
         .unwrap();
     assert_eq!(counts(&seen).await, (6, 1, 7));
     // This request is not repeated, and its outcome is reported as unknown.
-    let unknown = without_the_answer(&proxy, semaphore.add_permits(2)).await;
+    let unknown = with_lost_answer(&proxy, semaphore.add_permits(2)).await;
     assert!(
         matches!(unknown, Err(Error::OutcomeUnknown { .. })),
         "{unknown:?}"
     );
     // (This reconnects, so that the next answer is that of the step.)
     assert_eq!(counts(&semaphore).await, (8, 1, 9));
-    let unknown = without_the_answer(&proxy, semaphore.delete()).await;
+    let unknown = with_lost_answer(&proxy, semaphore.delete()).await;
     assert!(
         matches!(unknown, Err(Error::OutcomeUnknown { .. })),
         "{unknown:?}"
@@ -384,7 +384,7 @@ async fn waiter_retries_after_reconnect() {
     held.release().await.unwrap();
     proxy.cut();
     proxy.stall(false);
-    let permit = soon("served", waiter).await.unwrap().unwrap();
+    let permit = within_limit("served", waiter).await.unwrap().unwrap();
     permit.release().await.unwrap();
 }
 
@@ -395,7 +395,7 @@ async fn another_process() {
     let Ok(url) = std::env::var("REDLATCH_TEST_OF_PERMITS") else {
         return;
     };
-    let settings = Client::builder().watchdog(WATCHDOG);
+    let settings = Client::builder().watchdog_lease(WATCHDOG);
     let client = settings.connect(&url).await.unwrap();
     let _held = client
         .expirable_semaphore("killed")
@@ -427,7 +427,10 @@ async fn killed_process_keeps_no_permits() {
     assert_eq!(counts(&semaphore).await, (0, 3, 3));
     process.kill().unwrap();
     process.wait().unwrap();
-    let three = soon("they come back", waiter).await.unwrap().unwrap();
+    let three = within_limit("they come back", waiter)
+        .await
+        .unwrap()
+        .unwrap();
     three.release().await.unwrap();
     assert_eq!(counts(&semaphore).await, (3, 0, 3));
 }
@@ -438,7 +441,9 @@ async fn killed_process_keeps_no_permits() {
 async fn disconnected_holder_learns_that_its_permit_is_lost() {
     let server = Server::start();
     let proxy = Proxy::to(server.port());
-    let settings = Client::builder().watchdog(WATCHDOG).response_timeout(SHORT);
+    let settings = Client::builder()
+        .watchdog_lease(WATCHDOG)
+        .response_timeout(SHORT);
     let client = settings.connect(&proxy.url()).await.unwrap();
     let other = Client::connect(&server.url()).await.unwrap();
     let semaphore = client.expirable_semaphore("cut-off");
@@ -446,11 +451,11 @@ async fn disconnected_holder_learns_that_its_permit_is_lost() {
     let permit = semaphore.acquire().await.unwrap();
     proxy.stall(true);
     let theirs = other.expirable_semaphore("cut-off").acquire().into_future();
-    let theirs = soon("it comes back", theirs).await.unwrap();
+    let theirs = within_limit("it comes back", theirs).await.unwrap();
     assert!(!permit.is_valid(), "held by two");
     assert!(is_lost(&permit.release().await));
     proxy.stall(false);
-    soon("settled", client.settled()).await;
+    within_limit("settled", client.flush()).await;
     assert!(theirs.is_valid());
     assert_eq!(
         counts(&other.expirable_semaphore("cut-off")).await,

@@ -22,7 +22,7 @@ async fn waiters_keep_their_places_while_lock_is_held_for_hours() {
         } else {
             &two.fair_lock("a").wait_time(20 * SECOND)
         };
-        waiting.push(wait_behind(lock, n).await);
+        waiting.push(spawn_waiter(lock, n).await);
     }
     let queue = lock.queue().await.unwrap();
     for _ in 0..12 {
@@ -33,7 +33,7 @@ async fn waiters_keep_their_places_while_lock_is_held_for_hours() {
     }
     held.unlock().await.unwrap();
     for one in waiting {
-        let guard = served(one).await;
+        let guard = await_turn(one).await;
         // The same while the lock is held for a long time.
         tokio::time::sleep(300 * SECOND).await;
         guard.unlock().await.unwrap();
@@ -52,10 +52,10 @@ async fn next_turn_starts_when_previous_lease_ends() {
         let client = if n % 2 == 0 { &one } else { &two };
         let turn = client.fair_lock("a").lock().lease(10 * SECOND);
         waiting.push(tokio::spawn(turn.into_future()));
-        queued(&lock, n + 1).await;
+        until_queued(&lock, n + 1).await;
     }
     for (n, turn) in (1..).zip(waiting) {
-        guards.push(served(turn).await);
+        guards.push(await_turn(turn).await);
         let (due, came) = (n * 10 * SECOND, begun.elapsed());
         assert!(came >= due && came < due + SECOND, "{came:?}");
     }
@@ -76,19 +76,19 @@ async fn hanging_waiter_costs_only_its_own_wait_time() {
         let mut ghost = Box::pin(dead.lock().into_future());
         tokio::select! {
             _ = &mut ghost => unreachable!("it is held"),
-            () = queued(&lock, n + 1) => {}
+            () = until_queued(&lock, n + 1) => {}
         }
         // Never polled again.
         std::mem::forget(ghost);
     }
-    let guard = soon_virtual(lock.lock().into_future()).await;
+    let guard = within_virtual_limit(lock.lock().into_future()).await;
     let took = begun.elapsed();
     assert!(took >= 29 * SECOND && took < 32 * SECOND, "{took:?}");
     guard.unlock().await.unwrap();
     assert!(lock.queue().await.unwrap().is_empty());
 }
 
-async fn soon_virtual<T>(work: impl Future<Output = Result<T>>) -> T {
+async fn within_virtual_limit<T>(work: impl Future<Output = Result<T>>) -> T {
     let limit = Duration::from_secs(24 * 3600);
     tokio::time::timeout(limit, work).await.unwrap().unwrap()
 }
@@ -106,12 +106,12 @@ async fn dead_holder_costs_its_lease_in_a_long_queue() {
         waiting.push(tokio::spawn(
             two.fair_lock("a").lock().lease(lease).into_future(),
         ));
-        queued(&lock, n + 1).await;
+        until_queued(&lock, n + 1).await;
     }
     held.unlock().await.unwrap();
     for (n, one) in waiting.into_iter().enumerate() {
         let begun = tokio::time::Instant::now();
-        let guard = soon_virtual(async { one.await.unwrap() }).await;
+        let guard = within_virtual_limit(async { one.await.unwrap() }).await;
         let took = begun.elapsed();
         match n {
             26 => assert!(took >= lease - SECOND && took <= lease + SECOND, "{took:?}"),

@@ -12,12 +12,14 @@ use redlatch::{Client, Error, Fair, FairLock, Guard, Loss, Owner, Result};
 use redlatch_testkit::{Proxy, Server, shared, unique};
 use tokio::task::JoinHandle;
 
-use crate::common::{LONG, SHORT, Stand, WATCHDOG, assert_lost, in_time, soon, until};
+use crate::common::{
+    LONG, SHORT, TestStore, WATCHDOG, assert_lost, retry_if_late, until, within_limit,
+};
 
-type Waiting = JoinHandle<Result<Guard<Fair>>>;
+type WaiterTask = JoinHandle<Result<Guard<Fair>>>;
 
 /// Waits until this many waiters are in the queue.
-async fn queued(lock: &FairLock, waiters: usize) {
+async fn until_queued(lock: &FairLock, waiters: usize) {
     until("in the queue", || async {
         lock.queue().await.unwrap().len() == waiters
     })
@@ -25,7 +27,7 @@ async fn queued(lock: &FairLock, waiters: usize) {
 }
 
 /// Waits until the waiters know how long to wait, so that only a message can wake them earlier.
-async fn listening(client: &Client, waiters: usize) {
+async fn until_subscribed(client: &Client, waiters: usize) {
     until("subscribed", || async {
         client.status().subscriptions == waiters
     })
@@ -33,31 +35,34 @@ async fn listening(client: &Client, waiters: usize) {
 }
 
 /// Starts a waiter, and returns once it has its place in the queue.
-async fn wait_behind(lock: &FairLock, ahead: usize) -> Waiting {
+async fn spawn_waiter(lock: &FairLock, ahead: usize) -> WaiterTask {
     let waiting = tokio::spawn(lock.lock().into_future());
-    queued(lock, ahead + 1).await;
+    until_queued(lock, ahead + 1).await;
     waiting
 }
 
-async fn served(waiting: Waiting) -> Guard<Fair> {
-    soon("it is its turn", waiting).await.unwrap().unwrap()
+async fn await_turn(waiting: WaiterTask) -> Guard<Fair> {
+    within_limit("it is its turn", waiting)
+        .await
+        .unwrap()
+        .unwrap()
 }
 
 /// Creates a client whose subscriptions end soon after their last waiter.
-async fn member(stand: &Stand) -> Client {
-    stand.client_with(quick()).await
+async fn short_linger_client(store: &TestStore) -> Client {
+    store.client_with(short_linger()).await
 }
 
-fn quick() -> redlatch::ClientBuilder {
+fn short_linger() -> redlatch::ClientBuilder {
     Client::builder()
         .subscription_linger(Duration::from_millis(20))
         .response_timeout(LONG)
 }
 
 /// Asserts that nothing is left in the store or in the clients.
-async fn nothing_left(clients: &[&Client], lock: &FairLock) {
+async fn assert_nothing_left(clients: &[&Client], lock: &FairLock) {
     for client in clients {
-        soon("settled", client.settled()).await;
+        within_limit("settled", client.flush()).await;
         let status = client.status();
         assert_eq!((status.holds, status.background), (0, 0), "{status:?}");
         until("no subscription is left", || async {
@@ -105,8 +110,8 @@ on_every_store! {
     lost_guard_does_not_release_the_next_hold,
 }
 
-async fn free_lock_is_acquired_and_released(stand: Stand) {
-    let client = member(&stand).await;
+async fn free_lock_is_acquired_and_released(store: TestStore) {
+    let client = short_linger_client(&store).await;
     let lock = client.fair_lock(&unique("fair"));
     assert!(!lock.is_locked().await.unwrap());
     for _ in 0..2 {
@@ -122,14 +127,14 @@ async fn free_lock_is_acquired_and_released(stand: Stand) {
         guard.unlock().await.unwrap();
         assert!(!lock.is_locked().await.unwrap());
     }
-    nothing_left(&[&client], &lock).await;
+    assert_nothing_left(&[&client], &lock).await;
 }
 
-async fn clients_are_served_in_arrival_order(stand: Stand) {
+async fn clients_are_served_in_arrival_order(store: TestStore) {
     const WAITERS: usize = 30;
     let mut clients = Vec::new();
     for _ in 0..3 {
-        clients.push(member(&stand).await);
+        clients.push(short_linger_client(&store).await);
     }
     let name = unique("order");
     let lock = clients[0].fair_lock(&name);
@@ -143,23 +148,23 @@ async fn clients_are_served_in_arrival_order(stand: Stand) {
             order.lock().unwrap().push(n);
             guard.unlock().await.unwrap();
         }));
-        queued(&clients[0].fair_lock(&name), n + 1).await;
+        until_queued(&clients[0].fair_lock(&name), n + 1).await;
     }
     held.unlock().await.unwrap();
     for one in waiting {
-        soon("served", one).await.unwrap();
+        within_limit("served", one).await.unwrap();
     }
     assert_eq!(*order.lock().unwrap(), Vec::from_iter(0..WAITERS));
-    nothing_left(&clients.iter().collect::<Vec<_>>(), &lock).await;
+    assert_nothing_left(&clients.iter().collect::<Vec<_>>(), &lock).await;
 }
 
 /// F9: no waiter is left behind, waiters are served in queue order, and their timeouts are in the
 /// same order.
-async fn many_waiters_of_several_clients_are_served_in_order(stand: Stand) {
+async fn many_waiters_of_several_clients_are_served_in_order(store: TestStore) {
     const EACH: usize = 125;
     let mut clients = Vec::new();
     for _ in 0..4 {
-        clients.push(member(&stand).await);
+        clients.push(short_linger_client(&store).await);
     }
     let name = unique("crowd");
     let lock = clients[0].fair_lock(&name);
@@ -176,34 +181,37 @@ async fn many_waiters_of_several_clients_are_served_in_order(stand: Stand) {
             }));
         }
     }
-    queued(&lock, 4 * EACH).await;
+    until_queued(&lock, 4 * EACH).await;
     let expected = lock.queue().await.unwrap();
     held.unlock().await.unwrap();
     for one in waiting {
-        soon("served", one).await.unwrap();
+        within_limit("served", one).await.unwrap();
     }
     assert_eq!(*order.lock().unwrap(), expected);
-    nothing_left(&clients.iter().collect::<Vec<_>>(), &lock).await;
-    if let Stand::Server(server) = stand {
+    assert_nothing_left(&clients.iter().collect::<Vec<_>>(), &lock).await;
+    if let TestStore::Server(server) = store {
         assert_eq!(keys_left(server, &name), 0);
     }
 }
 
-async fn try_lock_does_not_queue_and_does_not_overtake(stand: Stand) {
-    let (one, two) = (member(&stand).await, member(&stand).await);
+async fn try_lock_does_not_queue_and_does_not_overtake(store: TestStore) {
+    let (one, two) = (
+        short_linger_client(&store).await,
+        short_linger_client(&store).await,
+    );
     let name = unique("try");
     let lock = two.fair_lock(&name);
     let held = lock.try_lock().await.unwrap().unwrap();
     assert!(lock.try_lock().await.unwrap().is_none());
     let zero = lock.try_lock().wait(Duration::ZERO);
     assert!(zero.await.unwrap().is_none());
-    two.settled().await;
+    two.flush().await;
     assert!(lock.queue().await.unwrap().is_empty(), "it does not queue");
 
     // Starts a waiter that does not process its message yet.
     let mut next = Box::pin(one.fair_lock(&name).lock().into_future());
     {
-        let until_queued = queued(&lock, 1);
+        let until_queued = until_queued(&lock, 1);
         tokio::select! {
             _ = &mut next => unreachable!("it is held"),
             () = until_queued => {}
@@ -218,37 +226,44 @@ async fn try_lock_does_not_queue_and_does_not_overtake(stand: Stand) {
         lock.try_lock().await.unwrap().is_none(),
         "it overtakes no waiter"
     );
-    let guard = soon("its turn", next).await.unwrap();
+    let guard = within_limit("its turn", next).await.unwrap();
     guard.unlock().await.unwrap();
     assert!(lock.try_lock().await.unwrap().is_some());
-    nothing_left(&[&one, &two], &lock).await;
+    assert_nothing_left(&[&one, &two], &lock).await;
 }
 
-async fn waiting_with_a_limit_leaves_the_queue(stand: Stand) {
-    let client = member(&stand).await;
+async fn waiting_with_a_limit_leaves_the_queue(store: TestStore) {
+    let client = short_linger_client(&store).await;
     let name = unique("limit");
     let lock = client.fair_lock(&name);
     let held = lock.lock().await.unwrap();
     let wait = Duration::from_millis(30);
     let begun = std::time::Instant::now();
-    let limited = in_time(|| lock.try_lock().wait(wait)).await;
+    let limited = retry_if_late(|| lock.try_lock().wait(wait)).await;
     assert!(limited.is_none());
     assert!(begun.elapsed() >= wait);
-    soon("settled", client.settled()).await;
+    within_limit("settled", client.flush()).await;
     assert!(lock.queue().await.unwrap().is_empty());
-    if let Stand::Server(server) = stand {
+    if let TestStore::Server(server) = store {
         assert_eq!(keys_left(server, &name), 1, "the lock alone");
     }
     let waiting = tokio::spawn(lock.try_lock().wait(LONG).into_future());
-    queued(&lock, 1).await;
+    until_queued(&lock, 1).await;
     held.unlock().await.unwrap();
-    let guard = soon("its turn", waiting).await.unwrap().unwrap().unwrap();
+    let guard = within_limit("its turn", waiting)
+        .await
+        .unwrap()
+        .unwrap()
+        .unwrap();
     guard.unlock().await.unwrap();
-    nothing_left(&[&client], &lock).await;
+    assert_nothing_left(&[&client], &lock).await;
 }
 
-async fn waiter_that_gives_up_passes_its_turn(stand: Stand) {
-    let (one, two) = (member(&stand).await, member(&stand).await);
+async fn waiter_that_gives_up_passes_its_turn(store: TestStore) {
+    let (one, two) = (
+        short_linger_client(&store).await,
+        short_linger_client(&store).await,
+    );
     let name = unique("give-up");
     let (lock, other) = (one.fair_lock(&name), two.fair_lock(&name));
     for give_up_first in [true, false] {
@@ -257,13 +272,13 @@ async fn waiter_that_gives_up_passes_its_turn(stand: Stand) {
         let mut head = Box::pin(lock.lock().into_future());
         tokio::select! {
             _ = &mut head => unreachable!("it is held"),
-            () = queued(&lock, 1) => {}
+            () = until_queued(&lock, 1) => {}
         }
-        let next = wait_behind(&other, 1).await;
-        listening(&two, 1).await;
+        let next = spawn_waiter(&other, 1).await;
+        until_subscribed(&two, 1).await;
         if give_up_first {
             drop(head);
-            soon("settled", one.settled()).await;
+            within_limit("settled", one.flush()).await;
             assert_eq!(lock.queue().await.unwrap().len(), 1);
             held.unlock().await.unwrap();
         } else {
@@ -273,42 +288,42 @@ async fn waiter_that_gives_up_passes_its_turn(stand: Stand) {
             assert!(!lock.is_locked().await.unwrap());
             drop(head);
         }
-        served(next).await.unlock().await.unwrap();
-        nothing_left(&[&one, &two], &lock).await;
+        await_turn(next).await.unlock().await.unwrap();
+        assert_nothing_left(&[&one, &two], &lock).await;
     }
 }
 
-async fn dropped_waiter_leaves_the_queue(stand: Stand) {
-    let client = member(&stand).await;
+async fn dropped_waiter_leaves_the_queue(store: TestStore) {
+    let client = short_linger_client(&store).await;
     let lock = client.fair_lock(&unique("dropped"));
     let held = lock.lock().await.unwrap();
-    let first = wait_behind(&lock, 0).await;
-    let middle = wait_behind(&lock, 1).await;
-    let last = wait_behind(&lock, 2).await;
+    let first = spawn_waiter(&lock, 0).await;
+    let middle = spawn_waiter(&lock, 1).await;
+    let last = spawn_waiter(&lock, 2).await;
     let queue = lock.queue().await.unwrap();
     middle.abort();
-    queued(&lock, 2).await;
+    until_queued(&lock, 2).await;
     assert_eq!(
         lock.queue().await.unwrap(),
         [queue[0].clone(), queue[2].clone()]
     );
     held.unlock().await.unwrap();
     for one in [first, last] {
-        served(one).await.unlock().await.unwrap();
+        await_turn(one).await.unlock().await.unwrap();
     }
-    nothing_left(&[&client], &lock).await;
+    assert_nothing_left(&[&client], &lock).await;
 }
 
-async fn holder_reenters_without_queueing(stand: Stand) {
-    let client = member(&stand).await;
+async fn holder_reenters_without_queueing(store: TestStore) {
+    let client = short_linger_client(&store).await;
     let lock = client.fair_lock(&unique("again"));
     let me = Owner::new();
     let outer = lock.lock().owner(me).await.unwrap();
-    let waiting = wait_behind(&lock, 0).await;
-    let inner = soon("at once", lock.lock().owner(me).into_future())
+    let waiting = spawn_waiter(&lock, 0).await;
+    let inner = within_limit("at once", lock.lock().owner(me).into_future())
         .await
         .unwrap();
-    let third = soon("at once", outer.reenter().into_future())
+    let third = within_limit("at once", outer.reenter().into_future())
         .await
         .unwrap();
     let tried = lock.try_lock().owner(me).await.unwrap().unwrap();
@@ -319,32 +334,35 @@ async fn holder_reenters_without_queueing(stand: Stand) {
         guard.unlock().await.unwrap();
         assert_eq!(lock.hold_count(me).await.unwrap(), left);
     }
-    served(waiting).await.unlock().await.unwrap();
-    nothing_left(&[&client], &lock).await;
+    await_turn(waiting).await.unlock().await.unwrap();
+    assert_nothing_left(&[&client], &lock).await;
 }
 
-async fn reentering_a_lost_lock_does_not_queue(stand: Stand) {
-    let (client, other) = (member(&stand).await, member(&stand).await);
+async fn reentering_a_lost_lock_does_not_queue(store: TestStore) {
+    let (client, other) = (
+        short_linger_client(&store).await,
+        short_linger_client(&store).await,
+    );
     let name = unique("lost");
     let lock = client.fair_lock(&name);
     let held = lock.lock().await.unwrap();
     assert!(lock.force_unlock().await.unwrap());
     let next = other.fair_lock(&name).lock().await.unwrap();
-    let lost = soon("at once", held.reenter().into_future()).await;
+    let lost = within_limit("at once", held.reenter().into_future()).await;
     assert_lost(&lost.unwrap_err(), Loss::NotHeld);
     assert!(lock.queue().await.unwrap().is_empty());
     assert_lost(&held.unlock().await.unwrap_err(), Loss::NotHeld);
     next.unlock().await.unwrap();
-    nothing_left(&[&client, &other], &lock).await;
+    assert_nothing_left(&[&client, &other], &lock).await;
 }
 
-async fn non_reentrant_fair_lock_refuses_its_owner(stand: Stand) {
-    let client = member(&stand).await;
+async fn non_reentrant_fair_lock_refuses_its_owner(store: TestStore) {
+    let client = short_linger_client(&store).await;
     let lock = client.fair_lock(&unique("once")).non_reentrant();
     let me = Owner::new();
     let guard = lock.lock().owner(me).await.unwrap();
     for refused in [
-        soon("refused", lock.lock().owner(me).into_future())
+        within_limit("refused", lock.lock().owner(me).into_future())
             .await
             .err(),
         lock.try_lock().owner(me).wait(LONG).await.err(),
@@ -353,36 +371,42 @@ async fn non_reentrant_fair_lock_refuses_its_owner(stand: Stand) {
         let refused = refused.unwrap();
         assert!(matches!(refused, Error::AlreadyHeld { .. }), "{refused}");
     }
-    let waiting = wait_behind(&lock, 0).await;
+    let waiting = spawn_waiter(&lock, 0).await;
     guard.unlock().await.unwrap();
-    served(waiting).await.unlock().await.unwrap();
-    nothing_left(&[&client], &lock).await;
+    await_turn(waiting).await.unlock().await.unwrap();
+    assert_nothing_left(&[&client], &lock).await;
 }
 
-async fn force_unlock_wakes_the_next_waiter(stand: Stand) {
-    let settings = quick().watchdog(WATCHDOG);
-    let (holder, other) = (stand.client_with(settings).await, member(&stand).await);
+async fn force_unlock_wakes_the_next_waiter(store: TestStore) {
+    let settings = short_linger().watchdog_lease(WATCHDOG);
+    let (holder, other) = (
+        store.client_with(settings).await,
+        short_linger_client(&store).await,
+    );
     let name = unique("force");
     let lock = other.fair_lock(&name);
     assert!(!lock.force_unlock().await.unwrap(), "it was not held");
     let held = holder.fair_lock(&name).lock().await.unwrap();
-    let first = wait_behind(&lock, 0).await;
-    let second = wait_behind(&lock, 1).await;
-    listening(&other, 2).await;
+    let first = spawn_waiter(&lock, 0).await;
+    let second = spawn_waiter(&lock, 1).await;
+    until_subscribed(&other, 2).await;
     assert!(lock.force_unlock().await.unwrap());
-    let guard = served(first).await;
+    let guard = await_turn(first).await;
     assert!(!second.is_finished());
-    soon("told at the next renewal", held.lost()).await;
+    within_limit("told at the next renewal", held.lost()).await;
     let lost = held.unlock().await.unwrap_err();
     assert_lost(&lost, Loss::NotHeld);
     assert!(guard.is_valid());
     guard.unlock().await.unwrap();
-    served(second).await.unlock().await.unwrap();
-    nothing_left(&[&holder, &other], &lock).await;
+    await_turn(second).await.unlock().await.unwrap();
+    assert_nothing_left(&[&holder, &other], &lock).await;
 }
 
-async fn queue_position_can_be_read(stand: Stand) {
-    let (one, two) = (member(&stand).await, member(&stand).await);
+async fn queue_position_can_be_read(store: TestStore) {
+    let (one, two) = (
+        short_linger_client(&store).await,
+        short_linger_client(&store).await,
+    );
     let name = unique("position");
     let lock = one.fair_lock(&name);
     let held = lock.lock().await.unwrap();
@@ -391,7 +415,7 @@ async fn queue_position_can_be_read(stand: Stand) {
     for (n, owner) in owners.into_iter().enumerate() {
         assert_eq!(lock.position(owner).await.unwrap(), None);
         waiting.push(tokio::spawn(lock.lock().owner(owner).into_future()));
-        queued(&lock, n + 1).await;
+        until_queued(&lock, n + 1).await;
         assert_eq!(lock.position(owner).await.unwrap(), Some(n));
     }
     assert_eq!(
@@ -403,17 +427,17 @@ async fn queue_position_can_be_read(stand: Stand) {
     assert_eq!(lock.position(held.owner()).await.unwrap(), None);
     held.unlock().await.unwrap();
     for one in waiting {
-        served(one).await.unlock().await.unwrap();
+        await_turn(one).await.unlock().await.unwrap();
     }
-    nothing_left(&[&one, &two], &lock).await;
+    assert_nothing_left(&[&one, &two], &lock).await;
 }
 
 /// No holder releases: each turn ends with its lease, and the next waiter knows when that is.
-async fn expired_leases_pass_the_lock_in_order(stand: Stand) {
+async fn expired_leases_pass_the_lock_in_order(store: TestStore) {
     let begun = std::time::Instant::now();
     // A process that paused for a whole turn cannot tell when its own turn was, so the test is
     // repeated.
-    while !leases_end_in_order(&stand).await {
+    while !leases_end_in_order(&store).await {
         assert!(
             begun.elapsed() < LONG,
             "the machine is too slow for this test"
@@ -422,8 +446,11 @@ async fn expired_leases_pass_the_lock_in_order(stand: Stand) {
 }
 
 /// Returns `false` if a waiter learned of its turn after the turn had ended.
-async fn leases_end_in_order(stand: &Stand) -> bool {
-    let (one, two) = (member(stand).await, member(stand).await);
+async fn leases_end_in_order(store: &TestStore) -> bool {
+    let (one, two) = (
+        short_linger_client(store).await,
+        short_linger_client(store).await,
+    );
     let name = unique("leases");
     let lock = one.fair_lock(&name);
     let held = lock.lock().lease(LONG).await.unwrap();
@@ -443,45 +470,48 @@ async fn leases_end_in_order(stand: &Stand) -> bool {
             order.lock().unwrap().push(n);
             guard.is_valid().then_some(guard)
         }));
-        queued(&lock, n + 1).await;
+        until_queued(&lock, n + 1).await;
     }
     held.unlock().await.unwrap();
     let mut guards = Vec::new();
     for one in waiting {
-        guards.push(soon("the lease before it ends", one).await.unwrap());
+        guards.push(within_limit("the lease before it ends", one).await.unwrap());
     }
     let in_time = guards.iter().all(Option::is_some);
     if in_time {
         assert_eq!(*order.lock().unwrap(), Vec::from_iter(0..8));
     }
     drop(guards);
-    nothing_left(&[&one, &two], &lock).await;
+    assert_nothing_left(&[&one, &two], &lock).await;
     in_time
 }
 
 /// The same owner waits in two tasks. When one gives up, the owner leaves the queue; the other task
 /// queues again.
-async fn owner_waits_twice_and_gives_up_once(stand: Stand) {
-    let client = member(&stand).await;
+async fn owner_waits_twice_and_gives_up_once(store: TestStore) {
+    let client = short_linger_client(&store).await;
     let lock = client.fair_lock(&unique("twice"));
     let held = lock.lock().await.unwrap();
     let me = Owner::new();
     let stays = tokio::spawn(lock.lock().owner(me).into_future());
-    queued(&lock, 1).await;
+    until_queued(&lock, 1).await;
     let wait = Duration::from_millis(20);
-    let leaves = in_time(|| lock.try_lock().owner(me).wait(wait)).await;
+    let leaves = retry_if_late(|| lock.try_lock().owner(me).wait(wait)).await;
     assert!(leaves.is_none());
-    soon("settled", client.settled()).await;
-    queued(&lock, 1).await;
+    within_limit("settled", client.flush()).await;
+    until_queued(&lock, 1).await;
     held.unlock().await.unwrap();
-    served(stays).await.unlock().await.unwrap();
-    nothing_left(&[&client], &lock).await;
+    await_turn(stays).await.unlock().await.unwrap();
+    assert_nothing_left(&[&client], &lock).await;
 }
 
-async fn waiter_dropped_at_any_await_point_leaves_the_queue(stand: Stand) {
+async fn waiter_dropped_at_any_await_point_leaves_the_queue(store: TestStore) {
     use std::future::{Future, poll_fn};
     use std::task::Poll;
-    let (client, other) = (member(&stand).await, member(&stand).await);
+    let (client, other) = (
+        short_linger_client(&store).await,
+        short_linger_client(&store).await,
+    );
     let name = unique("cancel");
     let lock = client.fair_lock(&name);
     for released_before in [false, true] {
@@ -506,20 +536,20 @@ async fn waiter_dropped_at_any_await_point_leaves_the_queue(stand: Stand) {
                 drop(gone);
                 held.unlock().await.unwrap();
             }
-            let next = soon(
+            let next = within_limit(
                 "no other owner blocks it",
                 other.fair_lock(&name).lock().into_future(),
             );
             next.await.unwrap().unlock().await.unwrap();
-            soon("settled", client.settled()).await;
+            within_limit("settled", client.flush()).await;
             assert!(lock.queue().await.unwrap().is_empty());
         }
     }
-    nothing_left(&[&client, &other], &lock).await;
+    assert_nothing_left(&[&client, &other], &lock).await;
 }
 
-async fn invalid_settings_are_rejected(stand: Stand) {
-    let client = member(&stand).await;
+async fn invalid_settings_are_rejected(store: TestStore) {
+    let client = short_linger_client(&store).await;
     let lock = client.fair_lock(&unique("settings"));
     for bad in [Duration::ZERO, Duration::from_micros(999), Duration::MAX] {
         let lock = lock.clone().wait_time(bad);
@@ -545,11 +575,15 @@ async fn invalid_settings_are_rejected(stand: Stand) {
         let lock = lock.clone().wait_time(good);
         let held = lock.lock().await.unwrap();
         let waiting = tokio::spawn(lock.try_lock().wait(Duration::MAX).into_future());
-        listening(&client, 1).await;
+        until_subscribed(&client, 1).await;
         held.unlock().await.unwrap();
-        let guard = soon("its turn", waiting).await.unwrap().unwrap().unwrap();
+        let guard = within_limit("its turn", waiting)
+            .await
+            .unwrap()
+            .unwrap()
+            .unwrap();
         guard.unlock().await.unwrap();
-        nothing_left(&[&client], &lock).await;
+        assert_nothing_left(&[&client], &lock).await;
     }
     for bad in ["", "a\0b", &"x".repeat(600)] {
         let lock = client.fair_lock(bad);
@@ -562,16 +596,16 @@ async fn invalid_settings_are_rejected(stand: Stand) {
     assert!(matches!(too_long, Err(Error::InvalidLease { .. })));
 }
 
-async fn fair_lock_excludes_other_locks_of_the_same_name(stand: Stand) {
-    let client = member(&stand).await;
+async fn fair_lock_excludes_other_locks_of_the_same_name(store: TestStore) {
+    let client = short_linger_client(&store).await;
     let name = unique("kinds");
     let (fair, plain) = (client.fair_lock(&name), client.lock(&name));
     let held = plain.lock().lease(SHORT).await.unwrap();
     assert!(fair.try_lock().await.unwrap().is_none());
     // The release of the other lock notifies no fair waiter; the waiter knows the end of its lease.
-    let waiting = wait_behind(&fair, 0).await;
+    let waiting = spawn_waiter(&fair, 0).await;
     held.unlock().await.unwrap();
-    let guard = served(waiting).await;
+    let guard = await_turn(waiting).await;
     assert!(plain.try_lock().await.unwrap().is_none());
     guard.unlock().await.unwrap();
     // One owner that holds two kinds at the same time causes an error.
@@ -579,7 +613,7 @@ async fn fair_lock_excludes_other_locks_of_the_same_name(stand: Stand) {
     let mixed = fair.try_lock().owner(guard.owner()).await;
     assert!(matches!(mixed, Err(Error::WrongKind { .. })));
     guard.unlock().await.unwrap();
-    nothing_left(&[&client], &fair).await;
+    assert_nothing_left(&[&client], &fair).await;
 }
 
 /// Polls a waiter for a held lock until the store has told it how long to wait.
@@ -600,8 +634,11 @@ async fn refused(lock: &redlatch::Lock, mut waiting: impl Future + Unpin) {
 
 /// Through `Client::lock`: by a release, by force, and when the last waiter in the queue gives up.
 /// The leases end long after all of this.
-async fn plain_waiter_is_woken_when_queue_is_empty(stand: Stand) {
-    let (holder, other) = (member(&stand).await, member(&stand).await);
+async fn plain_waiter_is_woken_when_queue_is_empty(store: TestStore) {
+    let (holder, other) = (
+        short_linger_client(&store).await,
+        short_linger_client(&store).await,
+    );
     let name = unique("unqueued");
     let (fair, plain) = (holder.fair_lock(&name), other.lock(&name));
     let held = || async { fair.lock().lease(10 * LONG).await.unwrap() };
@@ -610,7 +647,7 @@ async fn plain_waiter_is_woken_when_queue_is_empty(stand: Stand) {
     refused(&plain, &mut waiting).await;
     let waiting = tokio::spawn(waiting);
     guard.unlock().await.unwrap();
-    let next = soon("called by a release", waiting).await;
+    let next = within_limit("called by a release", waiting).await;
     next.unwrap().unwrap().unlock().await.unwrap();
 
     let guard = held().await;
@@ -618,7 +655,7 @@ async fn plain_waiter_is_woken_when_queue_is_empty(stand: Stand) {
     refused(&plain, &mut waiting).await;
     let waiting = tokio::spawn(waiting);
     assert!(fair.force_unlock().await.unwrap());
-    let next = soon("called by force", waiting).await;
+    let next = within_limit("called by force", waiting).await;
     next.unwrap().unwrap().unlock().await.unwrap();
     drop(guard);
 
@@ -634,7 +671,7 @@ async fn plain_waiter_is_woken_when_queue_is_empty(stand: Stand) {
     tokio::select! {
         biased;
         _ = &mut queues => panic!("it is held"),
-        () = queued(&fair, 1) => {}
+        () = until_queued(&fair, 1) => {}
     }
     let mut waiting = Box::pin(plain.lock().into_future());
     refused(&plain, &mut waiting).await;
@@ -643,16 +680,16 @@ async fn plain_waiter_is_woken_when_queue_is_empty(stand: Stand) {
     assert_eq!(fair.queue().await.unwrap().len(), 1);
     assert!(!waiting.is_finished());
     drop(queues);
-    let next = soon("called by who gave up", waiting).await;
+    let next = within_limit("called by who gave up", waiting).await;
     next.unwrap().unwrap().unlock().await.unwrap();
-    nothing_left(&[&holder, &other], &fair).await;
+    assert_nothing_left(&[&holder, &other], &fair).await;
 }
 
-async fn holders_are_exclusive(stand: Stand) {
+async fn holders_are_exclusive(store: TestStore) {
     let clients = [
-        member(&stand).await,
-        member(&stand).await,
-        member(&stand).await,
+        short_linger_client(&store).await,
+        short_linger_client(&store).await,
+        short_linger_client(&store).await,
     ];
     let name = unique("alone");
     let inside = Arc::new(std::sync::atomic::AtomicUsize::new(0));
@@ -686,26 +723,28 @@ async fn holders_are_exclusive(stand: Stand) {
         })
         .collect();
     for task in tasks {
-        soon("everybody has their turns", task).await.unwrap();
+        within_limit("everybody has their turns", task)
+            .await
+            .unwrap();
     }
     let lock = clients[0].fair_lock(&name);
-    nothing_left(&clients.iter().collect::<Vec<_>>(), &lock).await;
-    if let Stand::Server(server) = stand {
+    assert_nothing_left(&clients.iter().collect::<Vec<_>>(), &lock).await;
+    if let TestStore::Server(server) = store {
         assert_eq!(keys_left(server, &name), 0);
     }
 }
 
-async fn lost_guard_does_not_release_the_next_hold(stand: Stand) {
-    let client = member(&stand).await;
+async fn lost_guard_does_not_release_the_next_hold(store: TestStore) {
+    let client = short_linger_client(&store).await;
     let lock = client.fair_lock(&unique("late"));
-    let late = in_time(|| lock.lock().lease(Duration::from_millis(100))).await;
-    let next = served(tokio::spawn(lock.lock().into_future())).await;
-    soon("told", late.lost()).await;
+    let late = retry_if_late(|| lock.lock().lease(Duration::from_millis(100))).await;
+    let next = await_turn(tokio::spawn(lock.lock().into_future())).await;
+    within_limit("told", late.lost()).await;
     let lost = late.unlock().await.unwrap_err();
     assert_lost(&lost, Loss::LeaseEnded);
     assert!(lock.is_held_by(next.owner()).await.unwrap());
     next.unlock().await.unwrap();
-    nothing_left(&[&client], &lock).await;
+    assert_nothing_left(&[&client], &lock).await;
 }
 
 #[test]
@@ -744,5 +783,5 @@ fn threads_are_served_in_order() {
     let held = once.try_lock().unwrap().unwrap();
     assert!(matches!(once.lock(), Err(Error::AlreadyHeld { .. })));
     held.unlock().unwrap();
-    client.settled().unwrap();
+    client.flush().unwrap();
 }

@@ -3,7 +3,7 @@
 use super::*;
 
 async fn client(server: &Server) -> Client {
-    quick().connect(&server.url()).await.unwrap()
+    short_linger().connect(&server.url()).await.unwrap()
 }
 
 /// A release wakes only the next waiter, and waiters do not poll.
@@ -16,7 +16,7 @@ async fn release_wakes_only_the_next_waiter() {
     let held = lock.lock().await.unwrap();
     let mut waiting = Vec::new();
     for n in 0..WAITERS {
-        waiting.push(wait_behind(&crowd.fair_lock("a"), n).await);
+        waiting.push(spawn_waiter(&crowd.fair_lock("a"), n).await);
     }
     until("all are subscribed", || async {
         let channels: Vec<String> = server.ask(&["PUBSUB", "CHANNELS", "*"]);
@@ -29,7 +29,7 @@ async fn release_wakes_only_the_next_waiter() {
     let quiet = server.calls("eval");
     let last = Vec::from_iter(waiting.split_off(1));
     held.unlock().await.unwrap();
-    let first = served(waiting.remove(0)).await;
+    let first = await_turn(waiting.remove(0)).await;
     // The release, the acquisition, and the request of the next waiter, which learns how long the
     // new hold lasts.
     until("the next one has asked", || async {
@@ -41,11 +41,11 @@ async fn release_wakes_only_the_next_waiter() {
     assert!(last.iter().all(|one| !one.is_finished()));
     first.unlock().await.unwrap();
     for one in last {
-        served(one).await.unlock().await.unwrap();
+        await_turn(one).await.unlock().await.unwrap();
     }
     let per_turn = (server.calls("eval") - quiet) as f64 / WAITERS as f64;
     assert!(per_turn < 3.3, "{per_turn} scripts per turn");
-    nothing_left(&[&holder, &crowd], &lock).await;
+    assert_nothing_left(&[&holder, &crowd], &lock).await;
     assert_eq!(keys_left(&server, "a"), 0);
 }
 
@@ -68,7 +68,7 @@ async fn leftovers_of_killed_processes_do_not_block() {
         }
     }
     let begun = std::time::Instant::now();
-    let guard = soon("the dead are not waited for", lock.lock().into_future())
+    let guard = within_limit("the dead are not waited for", lock.lock().into_future())
         .await
         .unwrap();
     assert!(
@@ -77,7 +77,7 @@ async fn leftovers_of_killed_processes_do_not_block() {
     );
     assert!(lock.queue().await.unwrap().is_empty());
     guard.unlock().await.unwrap();
-    nothing_left(&[&alive], &lock).await;
+    assert_nothing_left(&[&alive], &lock).await;
     assert_eq!(keys_left(&server, "a"), 0);
 }
 
@@ -102,27 +102,27 @@ async fn dead_waiter_is_skipped_after_its_wait_time() {
                 let mut waiting = Box::pin(waiting);
                 tokio::select! {
                     _ = &mut waiting => unreachable!("it is held"),
-                    () = queued(&lock, 1) => {}
+                    () = until_queued(&lock, 1) => {}
                 }
                 std::mem::forget(waiting);
             });
         }
     });
     dead.join().unwrap();
-    let waiting = wait_behind(&alive.fair_lock("a"), 1).await;
+    let waiting = spawn_waiter(&alive.fair_lock("a"), 1).await;
     until("the dead one's connection is closed", || async {
         server.clients() <= 2
     })
     .await;
     let begun = std::time::Instant::now();
     held.unlock().await.unwrap();
-    let guard = served(waiting).await;
+    let guard = await_turn(waiting).await;
     assert!(
         begun.elapsed() >= Duration::from_millis(900),
         "it was not waited for"
     );
     guard.unlock().await.unwrap();
-    nothing_left(&[&alive, &holder], &lock).await;
+    assert_nothing_left(&[&alive, &holder], &lock).await;
     assert_eq!(keys_left(&server, "a"), 0);
 }
 
@@ -139,7 +139,7 @@ async fn giving_up_reaches_it(way: &str) {
     let server = Server::start();
     let proxy = Proxy::to(server.port());
     let holder = client(&server).await;
-    let settings = quick().response_timeout(SHORT);
+    let settings = short_linger().response_timeout(SHORT);
     let lock = holder.fair_lock("a");
     let away = settings.connect(&proxy.url()).await.unwrap();
     let held = lock.lock().await.unwrap();
@@ -148,7 +148,7 @@ async fn giving_up_reaches_it(way: &str) {
         "dropped while stalled" => tokio::spawn(theirs.try_lock().wait(LONG).into_future()),
         _ => tokio::spawn(theirs.try_lock().wait(SHORT).into_future()),
     };
-    queued(&lock, 1).await;
+    until_queued(&lock, 1).await;
     match way {
         "refused" => {
             proxy.refuse(true);
@@ -162,7 +162,7 @@ async fn giving_up_reaches_it(way: &str) {
     } else {
         // The waiter gives up either because its limit is over, or because the server was
         // unreachable for too long.
-        match soon("gives up", waiting).await.unwrap() {
+        match within_limit("gives up", waiting).await.unwrap() {
             Ok(None) => {}
             Ok(Some(_)) => panic!("it is held"),
             Err(error) => assert!(error.is_transient(), "{error}"),
@@ -176,10 +176,10 @@ async fn giving_up_reaches_it(way: &str) {
     );
     proxy.refuse(false);
     proxy.stall(false);
-    soon("settled", away.settled()).await;
+    within_limit("settled", away.flush()).await;
     assert!(lock.queue().await.unwrap().is_empty(), "{way}");
     held.unlock().await.unwrap();
-    nothing_left(&[&holder, &away], &lock).await;
+    assert_nothing_left(&[&holder, &away], &lock).await;
     assert_eq!(keys_left(&server, "a"), 0);
 }
 
@@ -187,22 +187,22 @@ async fn giving_up_reaches_it(way: &str) {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn paused_server_only_delays_leaving_the_queue() {
     let server = Server::start();
-    let settings = quick().response_timeout(SHORT);
+    let settings = short_linger().response_timeout(SHORT);
     let waiter = settings.connect(&server.url()).await.unwrap();
     let holder = client(&server).await;
     let lock = holder.fair_lock("a");
     let held = lock.lock().lease(LONG).await.unwrap();
     let theirs = waiter.fair_lock("a");
     let waiting = tokio::spawn(theirs.try_lock().wait(SHORT).into_future());
-    queued(&lock, 1).await;
+    until_queued(&lock, 1).await;
     let _: () = server.ask(&["CLIENT", "PAUSE", "60000", "WRITE"]);
-    let gave_up = soon("gives up", waiting).await.unwrap();
+    let gave_up = within_limit("gives up", waiting).await.unwrap();
     assert!(!matches!(gave_up, Ok(Some(_))));
     let _: () = server.ask(&["CLIENT", "UNPAUSE"]);
-    soon("settled", waiter.settled()).await;
+    within_limit("settled", waiter.flush()).await;
     assert!(lock.queue().await.unwrap().is_empty());
     held.unlock().await.unwrap();
-    nothing_left(&[&holder, &waiter], &lock).await;
+    assert_nothing_left(&[&holder, &waiter], &lock).await;
 }
 
 /// Answers are lost on the network: a repeated step joins, acquires or leaves only once.
@@ -211,20 +211,20 @@ async fn repeated_steps_count_once() {
     let server = Server::start();
     let proxy = Proxy::to(server.port());
     let holder = client(&server).await;
-    let shaky = quick().connect(&proxy.url()).await.unwrap();
+    let shaky = short_linger().connect(&proxy.url()).await.unwrap();
     let (lock, theirs) = (holder.fair_lock("a"), shaky.fair_lock("a"));
     // So that the scripts are loaded, and the lost answers are those of the steps themselves.
     theirs.lock().await.unwrap().unlock().await.unwrap();
     let held = lock.lock().await.unwrap();
 
-    proxy.swallow_replies(true);
+    proxy.discard_replies(true);
     let joining = tokio::spawn(theirs.lock().into_future());
-    queued(&lock, 1).await;
-    let behind = wait_behind(&lock, 1).await;
-    proxy.wait_until_swallowed();
-    proxy.swallow_replies(false);
+    until_queued(&lock, 1).await;
+    let behind = spawn_waiter(&lock, 1).await;
+    proxy.wait_until_discarded();
+    proxy.discard_replies(false);
     proxy.cut();
-    listening(&shaky, 1).await;
+    until_subscribed(&shaky, 1).await;
     assert_eq!(lock.queue().await.unwrap().len(), 2, "joined once");
     let distances: Vec<f64> = distances(&server);
     assert!((distances[0] - 300_000.0).abs() < 1000.0, "{distances:?}");
@@ -233,7 +233,7 @@ async fn repeated_steps_count_once() {
     proxy.stall(true);
     held.unlock().await.unwrap();
     proxy.stall(false);
-    let guard = served(joining).await;
+    let guard = await_turn(joining).await;
     assert_eq!(
         lock.hold_count(guard.owner()).await.unwrap(),
         0,
@@ -242,16 +242,16 @@ async fn repeated_steps_count_once() {
     assert_eq!(theirs.hold_count(guard.owner()).await.unwrap(), 1);
     assert_eq!(lock.queue().await.unwrap().len(), 1);
 
-    proxy.swallow_replies(true);
+    proxy.discard_replies(true);
     let unlocking = tokio::spawn(guard.unlock());
-    let next = served(behind).await;
-    proxy.wait_until_swallowed();
-    proxy.swallow_replies(false);
+    let next = await_turn(behind).await;
+    proxy.wait_until_discarded();
+    proxy.discard_replies(false);
     proxy.cut();
-    soon("unlocked", unlocking).await.unwrap().unwrap();
+    within_limit("unlocked", unlocking).await.unwrap().unwrap();
     assert!(lock.is_held_by(next.owner()).await.unwrap());
     next.unlock().await.unwrap();
-    nothing_left(&[&holder, &shaky], &lock).await;
+    assert_nothing_left(&[&holder, &shaky], &lock).await;
     assert_eq!(keys_left(&server, "a"), 0);
 }
 
@@ -273,7 +273,7 @@ async fn queue_timeouts_do_not_drift() {
     for n in 0..3 {
         let patient = lock.lock().lease(LONG).into_future();
         waiting.push(tokio::spawn(patient));
-        queued(&lock, n + 1).await;
+        until_queued(&lock, n + 1).await;
     }
     for round in 0..40 {
         // Four waiters that give up at the same time, among waiters that stay.
@@ -284,24 +284,24 @@ async fn queue_timeouts_do_not_drift() {
         }
         if round % 10 == 0 {
             // One turn: the next waiter acquires, and the last holder queues again.
-            soon("settled", client.settled()).await;
+            within_limit("settled", client.flush()).await;
             held.unlock().await.unwrap();
-            held = served(waiting.remove(0)).await;
+            held = await_turn(waiting.remove(0)).await;
             // Behind some waiters that leave once it has its place.
             let leave = (0..4).map(|_| tokio::spawn(lock.lock().into_future()));
             let leave: Vec<_> = leave.collect();
-            queued(&lock, 6).await;
+            until_queued(&lock, 6).await;
             let again = tokio::spawn(lock.lock().lease(LONG).into_future());
             waiting.push(again);
-            queued(&lock, 7).await;
+            until_queued(&lock, 7).await;
             for one in leave {
                 one.abort();
             }
-            queued(&lock, 3).await;
+            until_queued(&lock, 3).await;
         }
     }
-    soon("settled", client.settled()).await;
-    queued(&lock, 3).await;
+    within_limit("settled", client.flush()).await;
+    until_queued(&lock, 3).await;
     let [_, _, timeouts] = keys("a");
     let scores: Vec<(String, f64)> = server.ask(&["ZRANGE", &timeouts, "0", "-1", "WITHSCORES"]);
     let now: Vec<f64> = server.ask(&["TIME"]);
@@ -315,9 +315,9 @@ async fn queue_timeouts_do_not_drift() {
     }
     held.unlock().await.unwrap();
     for one in waiting {
-        served(one).await.unlock().await.unwrap();
+        await_turn(one).await.unlock().await.unwrap();
     }
-    nothing_left(&[&client], &lock).await;
+    assert_nothing_left(&[&client], &lock).await;
     assert_eq!(keys_left(&server, "a"), 0);
 }
 
@@ -333,7 +333,7 @@ async fn waiters_queue_again_after_data_loss() {
         for n in 0..6 {
             let client = if n % 2 == 0 { &one } else { &two };
             let lock = client.fair_lock("a").wait_time(Duration::from_secs(2));
-            waiting.push(wait_behind(&lock, n).await);
+            waiting.push(spawn_waiter(&lock, n).await);
         }
         if restarted {
             server.restart();
@@ -345,11 +345,11 @@ async fn waiters_queue_again_after_data_loss() {
         // The order is new, so each waiter unlocks in its own task.
         let unlocking = waiting
             .into_iter()
-            .map(|one| tokio::spawn(async move { served(one).await.unlock().await.unwrap() }));
+            .map(|one| tokio::spawn(async move { await_turn(one).await.unlock().await.unwrap() }));
         for one in unlocking.collect::<Vec<_>>() {
-            soon("served", one).await.unwrap();
+            within_limit("served", one).await.unwrap();
         }
-        nothing_left(&[&one, &two], &lock).await;
+        assert_nothing_left(&[&one, &two], &lock).await;
     }
 }
 
@@ -362,22 +362,22 @@ async fn waiters_keep_their_places_across_reconnection() {
     let held = lock.lock().lease(10 * LONG).await.unwrap();
     let mut waiting = Vec::new();
     for n in 0..20 {
-        waiting.push(wait_behind(&crowd.fair_lock("a"), n).await);
+        waiting.push(spawn_waiter(&crowd.fair_lock("a"), n).await);
     }
     let queue = lock.queue().await.unwrap();
     for _ in 0..3 {
-        listening(&crowd, 20).await;
+        until_subscribed(&crowd, 20).await;
         server.cut_all();
     }
     assert_eq!(lock.queue().await.unwrap(), queue);
     // Released while the waiters may not be connected again yet.
     held.unlock().await.unwrap();
     for (one, owner) in waiting.into_iter().zip(queue) {
-        let guard = served(one).await;
+        let guard = await_turn(one).await;
         assert_eq!(guard.owner_id(), owner);
         guard.unlock().await.unwrap();
     }
-    nothing_left(&[&holder, &crowd], &lock).await;
+    assert_nothing_left(&[&holder, &crowd], &lock).await;
 }
 
 /// Keys of other types cause an error and stay unchanged.
@@ -400,7 +400,7 @@ async fn foreign_keys_are_rejected_and_stay_unchanged() {
             matches!(refused, Error::WrongKind { .. }),
             "{foreign}: {refused}"
         );
-        soon("settled", client.settled()).await;
+        within_limit("settled", client.flush()).await;
         assert_eq!(server.ask::<String>(&["GET", planted]), "mine");
     }
     let name = unique("foreign-hash");
@@ -432,7 +432,7 @@ async fn queue_matches_redisson() {
     let until = (now[0] + 500) * 1000;
     let _: i64 = server.ask(&["RPUSH", &queue, "java:7"]);
     let _: i64 = server.ask(&["ZADD", &timeouts, &until.to_string(), "java:7"]);
-    let waiting = wait_behind(&lock, 1).await;
+    let waiting = spawn_waiter(&lock, 1).await;
     let owner = &lock.queue().await.unwrap()[1];
     assert_eq!(
         server.ask::<Vec<String>>(&["LRANGE", &queue, "0", "-1"]),
@@ -476,19 +476,19 @@ async fn queue_matches_redisson() {
         1,
         "it listens"
     );
-    served(waiting).await.unlock().await.unwrap();
-    nothing_left(&[&client], &lock).await;
+    await_turn(waiting).await.unlock().await.unwrap();
+    assert_nothing_left(&[&client], &lock).await;
 }
 
 /// Redisson: testNameMapper. The auxiliary keys have the same prefix as the lock.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn queue_keys_have_the_prefix() {
     let server = Server::start();
-    let settings = quick().prefix("test::");
+    let settings = short_linger().prefix("test::");
     let client = settings.connect(&server.url()).await.unwrap();
     let lock = client.fair_lock("a");
     let held = lock.lock().await.unwrap();
-    let waiting = wait_behind(&lock, 0).await;
+    let waiting = spawn_waiter(&lock, 0).await;
     let mut present: Vec<String> = server.ask(&["KEYS", "*"]);
     present.sort();
     let mut expected = keys("test::a");
@@ -502,7 +502,7 @@ async fn queue_keys_have_the_prefix() {
     })
     .await;
     held.unlock().await.unwrap();
-    served(waiting).await.unlock().await.unwrap();
-    nothing_left(&[&client], &lock).await;
+    await_turn(waiting).await.unlock().await.unwrap();
+    assert_nothing_left(&[&client], &lock).await;
     assert_eq!(keys_left(&server, "test::a"), 0);
 }

@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 use redlatch::{Client, Error};
 use redlatch_testkit::{Cluster, ClusterPlan, Server, shared, unique};
 
-use crate::common::{LONG, soon};
+use crate::common::{LONG, within_limit};
 
 /// Starts a cluster of masters without replicas, in which no failover happens.
 fn masters(plan: ClusterPlan<'_>) -> Cluster {
@@ -66,7 +66,7 @@ async fn database_of_url_is_used() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn nodes_without_host_name_are_found_by_address() {
     let cluster = masters(ClusterPlan {
-        apart: true,
+        separate_addresses: true,
         args: &["--cluster-preferred-endpoint-type", "hostname"],
         ..ClusterPlan::default()
     });
@@ -76,13 +76,21 @@ async fn nodes_without_host_name_are_found_by_address() {
     let mut guards = Vec::new();
     for name in &names {
         let lock = client.lock(name);
-        guards.push(soon("held", lock.lock().into_future()).await.unwrap());
+        guards.push(
+            within_limit("held", lock.lock().into_future())
+                .await
+                .unwrap(),
+        );
     }
 
     // Moved (MOVED n ?:port), together with the lock in it.
     let moved = &names[0];
     cluster.move_slot(cluster.slot_of(moved), 1);
-    assert!(soon("asked", client.lock(moved).is_locked()).await.unwrap());
+    assert!(
+        within_limit("asked", client.lock(moved).is_locked())
+            .await
+            .unwrap()
+    );
 
     // In the middle of a move (ASK n ?:port): a name that does not exist yet.
     let slot = cluster.slot_of(&names[1]);
@@ -90,14 +98,14 @@ async fn nodes_without_host_name_are_found_by_address() {
     cluster.begin_moving(slot, 2);
     let lock = client.lock(&other);
     guards.push(
-        soon("held while it moves", lock.lock().into_future())
+        within_limit("held while it moves", lock.lock().into_future())
             .await
             .unwrap(),
     );
     cluster.move_keys(slot, 2);
     cluster.finish_moving(slot, 2);
     for guard in guards {
-        soon("released", guard.unlock()).await.unwrap();
+        within_limit("released", guard.unlock()).await.unwrap();
     }
 }
 
@@ -160,7 +168,7 @@ async fn busy_node_does_not_trigger_topology_refresh() {
         acquiring.into()
     });
     for acquired in acquiring {
-        soon("acquired", acquired).await.unwrap().unwrap();
+        within_limit("acquired", acquired).await.unwrap().unwrap();
     }
     let refused = calls(0, "evalsha", "rejected_calls") - refused;
     let looked = looks() - looked;
@@ -175,7 +183,7 @@ mod names {
     use redlatch::{Client, Error};
     use redlatch_testkit::{shared_cluster, unique};
 
-    use crate::common::{Stand, soon};
+    use crate::common::{TestStore, within_limit};
 
     on_every_store! {
         name_with_braces_but_no_hash_tag_is_rejected_by_every_kind,
@@ -183,8 +191,8 @@ mod names {
 
     /// The keys or the channel of such a name would lie in different slots of a cluster. Every
     /// store rejects it, so that a program that works on one server also works in a cluster.
-    async fn name_with_braces_but_no_hash_tag_is_rejected_by_every_kind(stand: Stand) {
-        let client = stand.client().await;
+    async fn name_with_braces_but_no_hash_tag_is_rejected_by_every_kind(store: TestStore) {
+        let client = store.client().await;
         for braces in ["}b", "{b", "{}b", "}{", "{}{b}"] {
             let name = unique("braces") + braces;
             let sides = client.read_write_lock(&name);
@@ -225,7 +233,7 @@ mod names {
         let _guard = lock.lock().await.unwrap();
         let mut listing = client.list(&format!("{shared}*"));
         let mut names = Vec::new();
-        while let Some(found) = soon("listed", listing.next()).await.unwrap() {
+        while let Some(found) = within_limit("listed", listing.next()).await.unwrap() {
             names.push(found.name);
         }
         assert_eq!(names, [lock.name()]);

@@ -9,7 +9,7 @@ use redlatch::{Client, Error};
 use redlatch_testkit::{Proxy, Server};
 use tokio::task::{JoinHandle, JoinSet};
 
-use crate::common::{LONG, soon};
+use crate::common::{LONG, within_limit};
 
 /// How much later than its limit a caller may return: the machine may be busy, or pause.
 const SCHEDULING: Duration = Duration::from_secs(12);
@@ -50,7 +50,7 @@ impl Drop for Lag {
 }
 
 /// Maximum number of attempts that one client has in flight to one server.
-const ON_THEIR_WAY: usize = 512;
+const MAX_IN_FLIGHT: usize = 512;
 
 type Call = Pin<Box<dyn Future<Output = Result<bool, Error>> + Send>>;
 
@@ -145,7 +145,7 @@ async fn crowd_at_a_frozen_server_fails_with_the_response_timeout() {
         // One response timeout after the other would take ten of them.
         let slowest = crowd.slowest;
         assert!(slowest < lag.allowed(timeout), "{kind}: {slowest:?}");
-        soon("all are settled", client.settled()).await;
+        within_limit("all are settled", client.flush()).await;
     }
 }
 
@@ -170,10 +170,10 @@ async fn crowds_at_a_frozen_server_leave_no_more_behind_than_was_sent() {
             assert!(slowest < lag.allowed(wait), "{kind}: {slowest:?}");
             assert_eq!(crowd.failed.len(), 1000, "{kind}");
             let left = client.status().background;
-            assert!(left <= ON_THEIR_WAY, "{kind}: {left} left behind");
+            assert!(left <= MAX_IN_FLIGHT, "{kind}: {left} left behind");
         }
         server.thaw();
-        soon("all are settled", client.settled()).await;
+        within_limit("all are settled", client.flush()).await;
         let free = client.lock("afterwards").try_lock().await.unwrap();
         assert!(free.is_some(), "{kind}");
     }
@@ -215,7 +215,7 @@ async fn stream_of_callers_at_a_dead_server_is_answered_at_its_limit() {
     );
     // Some attempts may have been sent before the client noticed the end of the connection.
     let left = client.status().background;
-    assert!(left <= ON_THEIR_WAY, "{left} left behind of {n}");
+    assert!(left <= MAX_IN_FLIGHT, "{left} left behind of {n}");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -238,10 +238,10 @@ async fn crowd_at_a_slow_server_is_answered_at_its_limit() {
         assert!(slowest < lag.allowed(wait), "{kind}: {slowest:?}");
         let left = client.status().background;
         // Each lock that was granted is released, and each attempt in flight leaves one task that settles it.
-        let most = crowd.served + ON_THEIR_WAY;
+        let most = crowd.served + MAX_IN_FLIGHT;
         assert!(left <= most, "{kind}: {left} left behind");
         proxy.delay(Duration::ZERO);
         // So that the next kind is counted alone, and all turns are free for it.
-        soon("all are settled", client.settled()).await;
+        within_limit("all are settled", client.flush()).await;
     }
 }

@@ -8,13 +8,13 @@ use redlatch_testkit::{Proxy, Server, shared_cluster, unique};
 use tokio::task::JoinHandle;
 use tokio::time::Instant;
 
-use crate::common::{LONG, SHORT, soon, until};
+use crate::common::{LONG, SHORT, until, within_limit};
 
 const SECOND: Duration = Duration::from_secs(1);
 
-type Waiting = JoinHandle<Result<Guard<Fair>>>;
+type WaiterTask = JoinHandle<Result<Guard<Fair>>>;
 
-async fn queued(lock: &FairLock, waiters: usize) {
+async fn until_queued(lock: &FairLock, waiters: usize) {
     until("in the queue", || async {
         lock.queue().await.unwrap().len() == waiters
     })
@@ -22,14 +22,17 @@ async fn queued(lock: &FairLock, waiters: usize) {
 }
 
 /// Starts to wait, and returns when the waiter is in the queue behind `ahead` others.
-async fn wait_behind(lock: &FairLock, ahead: usize) -> Waiting {
+async fn spawn_waiter(lock: &FairLock, ahead: usize) -> WaiterTask {
     let waiting = tokio::spawn(lock.lock().into_future());
-    queued(lock, ahead + 1).await;
+    until_queued(lock, ahead + 1).await;
     waiting
 }
 
-async fn served(waiting: Waiting) -> Guard<Fair> {
-    soon("it is its turn", waiting).await.unwrap().unwrap()
+async fn await_turn(waiting: WaiterTask) -> Guard<Fair> {
+    within_limit("it is its turn", waiting)
+        .await
+        .unwrap()
+        .unwrap()
 }
 
 /// Adds a client with `waiters` waiters to the queue behind `ahead` others, and kills it: its
@@ -45,7 +48,7 @@ fn kill_waiters(store: &Embedded, name: &str, ahead: usize, waiters: usize) {
             let client = Client::builder().connect_embedded(&store).unwrap();
             let lock = client.fair_lock(&name);
             for n in 0..waiters {
-                drop(wait_behind(&lock, ahead + n).await);
+                drop(spawn_waiter(&lock, ahead + n).await);
             }
         });
     });
@@ -62,22 +65,22 @@ async fn all_dead_waiters_together_cost_one_grace_period() {
     let (lock, other) = (one.fair_lock("a"), two.fair_lock("a"));
     let held = lock.lock().await.unwrap();
     kill_waiters(&store, "a", 0, 20);
-    let first = wait_behind(&lock, 20).await;
+    let first = spawn_waiter(&lock, 20).await;
     kill_waiters(&store, "a", 21, 20);
-    let second = wait_behind(&other, 41).await;
-    let third = wait_behind(&lock, 42).await;
+    let second = spawn_waiter(&other, 41).await;
+    let third = spawn_waiter(&lock, 42).await;
     let released = Instant::now();
     held.unlock().await.unwrap();
-    let guard = served(first).await;
+    let guard = await_turn(first).await;
     let took = released.elapsed();
     let grace = 5 * SECOND;
     assert!(took >= grace && took < grace + SECOND / 10, "{took:?}");
     assert!(!second.is_finished() && !third.is_finished());
     guard.unlock().await.unwrap();
-    let guard = served(second).await;
+    let guard = await_turn(second).await;
     assert!(!third.is_finished(), "living waiters keep their order");
     guard.unlock().await.unwrap();
-    served(third).await.unlock().await.unwrap();
+    await_turn(third).await.unlock().await.unwrap();
     let took = released.elapsed();
     assert!(took < grace + SECOND / 4, "{took:?} for all");
     assert!(lock.queue().await.unwrap().is_empty());
@@ -94,7 +97,7 @@ async fn dead_waiters_of_a_dead_holder_cost_one_grace_period() {
     std::mem::forget(lock.lock().lease(20 * SECOND).await.unwrap());
     let begun = Instant::now();
     kill_waiters(&store, "a", 0, 30);
-    let guard = served(wait_behind(&lock, 30).await).await;
+    let guard = await_turn(spawn_waiter(&lock, 30).await).await;
     let (took, due) = (begun.elapsed(), 20 * SECOND + grace);
     assert!(took + SECOND >= due && took < due + SECOND, "{took:?}");
     guard.unlock().await.unwrap();
@@ -110,7 +113,7 @@ fn keys(name: &str) -> [String; 3] {
 }
 
 /// Adds an owner to the end of the queue with a timeout hours ahead.
-fn plant(server: &Server, name: &str, owner: &str) {
+fn enqueue_dead_waiter(server: &Server, name: &str, owner: &str) {
     let [queue, timeouts, _] = keys(name);
     let now: Vec<u64> = server.ask(&["TIME"]);
     let behind: i64 = server.ask(&["RPUSH", &queue, owner]);
@@ -126,16 +129,16 @@ async fn dead_among_the_living(server: &Server, client: &Client, name: &str) {
     let mut waiting = Vec::new();
     for n in 0..3 {
         for m in 0..20 {
-            plant(server, name, &format!("dead:{n}{m}"));
+            enqueue_dead_waiter(server, name, &format!("dead:{n}{m}"));
         }
-        waiting.push(wait_behind(&lock, n * 21 + 20).await);
+        waiting.push(spawn_waiter(&lock, n * 21 + 20).await);
     }
     let released = std::time::Instant::now();
     held.unlock().await.unwrap();
     let mut first = true;
     let mut waiting = waiting.into_iter();
     while let Some(next) = waiting.next() {
-        let guard = served(next).await;
+        let guard = await_turn(next).await;
         assert!(!std::mem::take(&mut first) || released.elapsed() >= grace);
         assert!(waiting.as_slice().iter().all(|one| !one.is_finished()));
         guard.unlock().await.unwrap();
@@ -175,17 +178,17 @@ async fn waiters_of_killed_clients_on_a_server_are_skipped() {
     let _: i64 = server.ask(&["HSET", "a", "dead:1", "1"]);
     let _: i64 = server.ask(&["PEXPIRE", "a", "1000"]);
     for n in 0..50 {
-        plant(&server, "a", &format!("dead:{n}"));
+        enqueue_dead_waiter(&server, "a", &format!("dead:{n}"));
     }
     let begun = std::time::Instant::now();
-    let guard = soon("the dead are passed over", lock.lock().into_future())
+    let guard = within_limit("the dead are passed over", lock.lock().into_future())
         .await
         .unwrap();
     let took = begun.elapsed();
     assert!(took < LONG / 2, "{took:?}");
     guard.unlock().await.unwrap();
     // A plain `try_lock` removes dead waiters as well, though it does not wait.
-    plant(&server, "a", "dead:51");
+    enqueue_dead_waiter(&server, "a", "dead:51");
     until("it is passed over", || async {
         lock.try_lock().await.unwrap().is_some()
     })
@@ -204,8 +207,8 @@ async fn waiter_that_reconnects_within_the_grace_period_keeps_its_place() {
     // So long that the test fails if it has to wait for the end of the grace period.
     let lock = near.fair_lock("a").grace_period(LONG / 2);
     let held = lock.lock().await.unwrap();
-    let cut_off = wait_behind(&far.fair_lock("a"), 0).await;
-    let behind = wait_behind(&lock, 1).await;
+    let cut_off = spawn_waiter(&far.fair_lock("a"), 0).await;
+    let behind = spawn_waiter(&lock, 1).await;
     let owner = lock.queue().await.unwrap()[0].clone();
     let channel = format!("redisson_lock__channel:{{a}}:{owner}");
     let listens = async |wanted: i64| {
@@ -225,10 +228,10 @@ async fn waiter_that_reconnects_within_the_grace_period_keeps_its_place() {
     assert_eq!(noted, [owner]);
     assert!(!behind.is_finished());
     proxy.stall(false);
-    let guard = served(cut_off).await;
+    let guard = await_turn(cut_off).await;
     assert!(!behind.is_finished());
     guard.unlock().await.unwrap();
-    served(behind).await.unlock().await.unwrap();
+    await_turn(behind).await.unlock().await.unwrap();
 }
 
 /// A waiter in Java listens and does not poll. It was absent when the grace period began, and keeps
@@ -239,9 +242,9 @@ async fn waiter_in_java_that_listens_again_keeps_its_place() {
     let client = Client::connect(&server.url()).await.unwrap();
     let lock = client.fair_lock("a").grace_period(SECOND);
     let held = lock.lock().await.unwrap();
-    plant(&server, "a", "dead:1");
-    plant(&server, "a", "java:7");
-    let waiting = wait_behind(&lock, 2).await;
+    enqueue_dead_waiter(&server, "a", "dead:1");
+    enqueue_dead_waiter(&server, "a", "java:7");
+    let waiting = spawn_waiter(&lock, 2).await;
     let [queue, timeouts, absent] = keys("a");
     let timeout = || server.ask::<Option<f64>>(&["ZSCORE", &timeouts, "java:7"]);
     held.unlock().await.unwrap();
@@ -268,7 +271,7 @@ async fn waiter_in_java_that_listens_again_keeps_its_place() {
     // It takes its turn as Redisson's script does, and releases.
     let _: String = server.ask(&["LPOP", &queue]);
     let _: i64 = server.ask(&["ZREM", &timeouts, "java:7"]);
-    served(waiting).await.unlock().await.unwrap();
+    await_turn(waiting).await.unlock().await.unwrap();
 }
 
 /// A waiter that hangs, but stays connected, delays the others until its wait time has passed.
@@ -282,12 +285,12 @@ async fn waiter_that_hangs_costs_its_wait_time() {
     let begun = std::time::Instant::now();
     let lease = 2 * SHORT;
     let held = lock.lock().lease(lease).await.unwrap();
-    let hangs = wait_behind(&far.fair_lock("a").wait_time(SHORT), 0).await;
+    let hangs = spawn_waiter(&far.fair_lock("a").wait_time(SHORT), 0).await;
     until("it listens", || async { far.status().subscriptions == 1 }).await;
-    let waiting = wait_behind(&lock, 1).await;
+    let waiting = spawn_waiter(&lock, 1).await;
     proxy.stall(true);
     held.unlock().await.unwrap();
-    let guard = served(waiting).await;
+    let guard = await_turn(waiting).await;
     // Its wait time counts from the end of the lease. Waiters check earlier than that.
     let took = begun.elapsed();
     assert!(

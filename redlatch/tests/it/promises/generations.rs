@@ -9,7 +9,9 @@ use std::time::{Duration, Instant};
 use redlatch::{Client, Fenced, FencedLock, Guard, MultiGuard, MultiLock, Owner, blocking};
 use redlatch_testkit::{Proxy, Server};
 
-use crate::common::{LONG, client, in_time, in_time_blocking, polled, soon, until};
+use crate::common::{
+    LONG, client, poll_up_to, retry_if_late, retry_if_late_blocking, until, within_limit,
+};
 
 /// Lease of a hold that is about to be lost.
 const BRIEF: Duration = Duration::from_millis(700);
@@ -44,14 +46,14 @@ async fn release_of_lost_hold_takes_turns_with_later_holds() {
     for _ in 0..3 {
         let me = Owner::new();
         let lost = loop {
-            let lost = in_time(|| lock.lock().owner(me).lease(BRIEF)).await;
+            let lost = retry_if_late(|| lock.lock().owner(me).lease(BRIEF)).await;
             // So that there is a key left for the release to delete.
             if server.ask::<bool>(&["PERSIST", "a"]) {
                 break lost;
             }
         };
         refuse_writes(&server, true);
-        soon("lost", lost.lost()).await;
+        within_limit("lost", lost.lost()).await;
         let before = refusals(&server);
         drop(lost);
         let refused = |times| {
@@ -61,12 +63,12 @@ async fn release_of_lost_hold_takes_turns_with_later_holds() {
             })
         };
         refused(UNTIL_THE_LONGEST_PAUSE).await;
-        let second = polled(1, lock.lock().owner(me).into_future()).await;
+        let second = poll_up_to(1, lock.lock().owner(me).into_future()).await;
         assert!(second.is_none(), "the second request has not waited");
         refused(refusals(&server) - before + 1).await;
         refuse_writes(&server, false);
         let third = lock.lock().owner(me).lease(10 * LONG).await.unwrap();
-        soon("the release has ended", ours.settled()).await;
+        within_limit("the release has ended", ours.flush()).await;
         assert!(third.is_valid());
         let other = theirs.lock("a").try_lock().await.unwrap();
         assert!(other.is_none(), "two valid holders");
@@ -85,7 +87,7 @@ fn release_of_lost_red_lock_takes_turns_with_later_rounds() {
     for _ in 0..4 {
         let brief = red.clone().with_lease(BRIEF);
         let lost = loop {
-            let lost = in_time_blocking(|| brief.lock());
+            let lost = retry_if_late_blocking(|| brief.lock());
             if server.ask::<bool>(&["PERSIST", "a"]) {
                 break lost;
             }
@@ -121,7 +123,7 @@ fn release_of_lost_red_lock_takes_turns_with_later_rounds() {
             });
             red.lock().unwrap()
         });
-        ours.settled().unwrap();
+        ours.flush().unwrap();
         assert!(next.is_valid());
         let other = theirs.lock("a").try_lock().unwrap();
         assert!(other.is_none(), "two valid holders");
@@ -137,19 +139,19 @@ async fn lost_hold_is_released_although_its_successor_was_canceled() {
     let (ours, me) = (client(&server).await, Owner::new());
     let lock = ours.lock("a");
     let lost = loop {
-        let lost = in_time(|| lock.lock().owner(me).lease(BRIEF)).await;
+        let lost = retry_if_late(|| lock.lock().owner(me).lease(BRIEF)).await;
         if server.ask::<bool>(&["PEXPIRE", "a", "3600000"]) {
             break lost;
         }
     };
-    soon("lost", lost.lost()).await;
+    within_limit("lost", lost.lost()).await;
     let waiter = tokio::spawn(lock.lock().into_future());
     until("it waits", || async { ours.status().subscriptions == 1 }).await;
     // Queues behind the waiter, and is canceled there.
-    let canceled = polled(1, lock.lock().owner(me).into_future()).await;
+    let canceled = poll_up_to(1, lock.lock().owner(me).into_future()).await;
     assert!(canceled.is_none());
     drop(lost);
-    let next = soon("released", waiter).await.unwrap().unwrap();
+    let next = within_limit("released", waiter).await.unwrap().unwrap();
     next.unlock().await.unwrap();
 }
 
@@ -216,15 +218,15 @@ impl Held {
 }
 
 /// A guard with its number, and the client and the owner that acquired it.
-type Entry = (u64, (usize, Owner), Held);
+type NumberedGuard = (u64, (usize, Owner), Held);
 
 /// State that all tasks share.
-struct World {
+struct SharedState {
     server: Server,
     proxy: Proxy,
     clients: [Client; 2],
     locks: [[FencedLock; 2]; 2],
-    guards: Mutex<Vec<Entry>>,
+    guards: Mutex<Vec<NumberedGuard>>,
     next: AtomicU64,
     /// The greatest token of each name so far.
     tokens: [AtomicU64; 2],
@@ -234,7 +236,7 @@ struct World {
     over: AtomicBool,
 }
 
-impl World {
+impl SharedState {
     fn violated(&self, what: String) {
         self.over.store(true, Ordering::SeqCst);
         self.violations.lock().unwrap().push(what);
@@ -311,7 +313,7 @@ impl World {
                 0 => Some(acquiring.await),
                 1 => {
                     let polls = 1 + usize::try_from(random.below(4)).unwrap();
-                    polled(polls, acquiring).await
+                    poll_up_to(polls, acquiring).await
                 }
                 _ => {
                     let limit = random.millis(0, 80);
@@ -383,7 +385,7 @@ impl World {
     }
 
     /// Breaks the network and refuses writes repeatedly.
-    async fn break_things(&self, mut random: Random) {
+    async fn inject_faults(&self, mut random: Random) {
         let proxy = &self.proxy;
         while !self.over.load(Ordering::SeqCst) {
             tokio::time::sleep(random.millis(50, 500)).await;
@@ -412,11 +414,11 @@ impl World {
                 _ => {
                     // The connections end first: after a discarded answer, later answers would be
                     // assigned to the wrong requests.
-                    proxy.swallow_replies(true);
+                    proxy.discard_replies(true);
                     tokio::time::sleep(lasts).await;
                     proxy.refuse(true);
                     proxy.cut();
-                    proxy.swallow_replies(false);
+                    proxy.discard_replies(false);
                     proxy.refuse(false);
                 }
             }
@@ -440,13 +442,13 @@ async fn random_losses_and_cancellations_never_break_exclusion() {
     let proxy = Proxy::to(server.port());
     let connect = async || {
         let settings = Client::builder()
-            .watchdog(Duration::from_millis(600))
+            .watchdog_lease(Duration::from_millis(600))
             .response_timeout(Duration::from_millis(400));
         settings.connect(&proxy.url()).await.unwrap()
     };
     let clients = [connect().await, connect().await];
     let locks = [0, 1].map(|i: usize| NAMES.map(|name| clients[i].fenced_lock(name)));
-    let world = Arc::new(World {
+    let world = Arc::new(SharedState {
         server,
         proxy,
         clients,
@@ -474,7 +476,7 @@ async fn random_losses_and_cancellations_never_break_exclusion() {
     }
     let (breaking, random) = (world.clone(), Random(seeds.next()));
     tasks.push(tokio::spawn(
-        async move { breaking.break_things(random).await },
+        async move { breaking.inject_faults(random).await },
     ));
     let end = Instant::now() + lasts;
     until("time is up", || async {
@@ -483,7 +485,7 @@ async fn random_losses_and_cancellations_never_break_exclusion() {
     .await;
     world.over.store(true, Ordering::SeqCst);
     for task in tasks {
-        soon("the tasks end", task).await.unwrap();
+        within_limit("the tasks end", task).await.unwrap();
     }
     let (acquired, lost) = (&world.acquired, &world.lost);
     println!("{acquired:?} acquired, {lost:?} of them lost");

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use redlatch::{Client, Error, Lock, MultiLock, Owner, RedLock, ReplicaSync, blocking};
 use redlatch_testkit::{Proxy, Server};
 
-use crate::common::{LONG, granted, soon, until};
+use crate::common::{LONG, retry_transient, until, within_limit};
 
 /// A wait limit that a busy machine overruns by far less than the response timeout, [`LONG`].
 const LIMIT: Duration = Duration::from_millis(300);
@@ -14,7 +14,7 @@ const LIMIT: Duration = Duration::from_millis(300);
 /// Answered long before the response timeout.
 const AT_THE_LIMIT: Duration = Duration::from_secs(20);
 
-async fn patient(url: &str) -> Client {
+async fn long_timeout_client(url: &str) -> Client {
     let settings = Client::builder().response_timeout(LONG);
     settings.connect(url).await.unwrap()
 }
@@ -59,7 +59,7 @@ async fn each_request(client: &Client, wait: Duration) -> Vec<(&'static str, Res
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn wait_limit_holds_while_connections_are_refused() {
     let mut server = Server::start();
-    let client = patient(&server.url()).await;
+    let client = long_timeout_client(&server.url()).await;
     server.kill();
     for (kind, answer) in each_request(&client, LIMIT).await {
         let error = answer.unwrap_err();
@@ -76,14 +76,14 @@ async fn wait_limit_holds_while_connections_are_refused() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn wait_limit_holds_while_the_server_is_frozen() {
     let server = Server::start();
-    let client = patient(&server.url()).await;
+    let client = long_timeout_client(&server.url()).await;
     server.freeze();
     for (kind, answer) in each_request(&client, LIMIT).await {
         let error = answer.unwrap_err();
         assert!(error.is_transient(), "{kind}: {error}");
     }
     server.thaw();
-    soon("all steps are settled", client.settled()).await;
+    within_limit("all steps are settled", client.flush()).await;
     let keys: Vec<String> = server.ask(&["KEYS", "*"]);
     // The token and the reader's settings remain; no lock does.
     for name in ["a", "b", "c", "f", "s", "n", "rw"] {
@@ -115,7 +115,7 @@ fn blocking_wait_limit_holds_while_connections_are_refused() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn wait_limit_holds_behind_another_step_of_the_same_owner() {
     let server = Server::start();
-    let client = patient(&server.url()).await;
+    let client = long_timeout_client(&server.url()).await;
     let (lock, me) = (client.lock("a"), Owner::new());
     server.freeze();
     let first = tokio::spawn(lock.lock().owner(me).into_future());
@@ -124,7 +124,7 @@ async fn wait_limit_holds_behind_another_step_of_the_same_owner() {
     assert!(second.unwrap_err().is_transient());
     assert!(begun.elapsed() < AT_THE_LIMIT);
     server.thaw();
-    soon("answered", first)
+    within_limit("answered", first)
         .await
         .unwrap()
         .unwrap()
@@ -136,7 +136,7 @@ async fn wait_limit_holds_behind_another_step_of_the_same_owner() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn wait_limit_returns_none_if_last_answer_was_held() {
     let server = Server::start();
-    let client = patient(&server.url()).await;
+    let client = long_timeout_client(&server.url()).await;
     let held = client.lock("a").lock().await.unwrap();
     let lock = client.lock("a");
     let waits = |limit: Duration| tokio::spawn(lock.try_lock().wait(limit).into_future());
@@ -145,12 +145,12 @@ async fn wait_limit_returns_none_if_last_answer_was_held() {
         server.info("pubsub_channels") == "1"
     })
     .await;
-    line_answers(&lock, true).await;
+    until_queue_knows(&lock, true).await;
     server.freeze();
     // These waiters send no request: they know the answer that the first waiter in the queue got.
     waiters.extend([LIMIT, 2 * LIMIT].map(waits));
     for waiter in waiters {
-        let answer = soon("at the limit", waiter).await.unwrap();
+        let answer = within_limit("at the limit", waiter).await.unwrap();
         assert!(answer.unwrap().is_none());
     }
     server.thaw();
@@ -159,7 +159,7 @@ async fn wait_limit_returns_none_if_last_answer_was_held() {
 
 /// Waits until new waiters in this lock's local queue know that another owner holds the lock, or
 /// until they do not know any more.
-async fn line_answers(lock: &Lock, known: bool) {
+async fn until_queue_knows(lock: &Lock, known: bool) {
     until("those who join the line know", || async {
         let wait = Duration::from_millis(1);
         lock.try_lock().wait(wait).await.is_ok() == known
@@ -175,7 +175,7 @@ async fn wait_limit_returns_error_if_first_waiter_gets_no_answer() {
     let proxy = Proxy::to(server.port());
     let settings = Client::builder().response_timeout(10 * LONG);
     let client = settings.connect(&proxy.url()).await.unwrap();
-    let holder = patient(&server.url()).await;
+    let holder = long_timeout_client(&server.url()).await;
     let held = holder.lock("a").lock().await.unwrap();
     let lock = client.lock("a");
     let first = tokio::spawn(lock.lock().into_future());
@@ -183,15 +183,15 @@ async fn wait_limit_returns_error_if_first_waiter_gets_no_answer() {
         server.info("pubsub_channels") == "1"
     })
     .await;
-    line_answers(&lock, true).await;
+    until_queue_knows(&lock, true).await;
     proxy.stall(true);
     proxy.cut();
-    line_answers(&lock, false).await;
+    until_queue_knows(&lock, false).await;
     let error = lock.try_lock().wait(LIMIT).await.unwrap_err();
     assert!(error.is_transient(), "{error}");
     proxy.stall(false);
     held.unlock().await.unwrap();
-    let guard = soon("served", first).await.unwrap().unwrap();
+    let guard = within_limit("served", first).await.unwrap().unwrap();
     guard.unlock().await.unwrap();
 }
 
@@ -200,7 +200,7 @@ async fn wait_limit_returns_error_if_first_waiter_gets_no_answer() {
 async fn answer_in_flight_at_the_limit_is_awaited_briefly() {
     let server = Server::start();
     let proxy = Proxy::to(server.port());
-    let client = patient(&proxy.url()).await;
+    let client = long_timeout_client(&proxy.url()).await;
     client
         .lock("a")
         .lock()
@@ -227,7 +227,7 @@ async fn answer_in_flight_at_the_limit_is_awaited_briefly() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn waiters_of_one_name_fail_together() {
     let mut server = Server::start();
-    let holder = patient(&server.url()).await;
+    let holder = long_timeout_client(&server.url()).await;
     let timeout = Duration::from_secs(1);
     let settings = Client::builder().response_timeout(timeout);
     let client = settings.connect(&server.url()).await.unwrap();
@@ -242,7 +242,7 @@ async fn waiters_of_one_name_fail_together() {
     server.kill();
     let begun = Instant::now();
     for waiter in waiters {
-        let error = soon("failed", waiter).await.unwrap().unwrap_err();
+        let error = within_limit("failed", waiter).await.unwrap().unwrap_err();
         assert!(error.is_transient(), "{error}");
     }
     // One after the other, it would take a minute.
@@ -264,7 +264,7 @@ async fn waiter_behind_a_winner_of_its_queue_gets_none_at_its_limit() {
     })
     .await;
     first.unlock().await.unwrap();
-    let held = soon("served", second).await.unwrap().unwrap();
+    let held = within_limit("served", second).await.unwrap().unwrap();
     let refused = lock.try_lock().wait(LIMIT).await.unwrap();
     assert!(refused.is_none());
     held.unlock().await.unwrap();
@@ -275,11 +275,11 @@ async fn waiter_behind_a_winner_of_its_queue_gets_none_at_its_limit() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn requests_that_left_their_queue_report_unreachable_store() {
     let mut server = Server::start();
-    let holder = patient(&server.url()).await;
+    let holder = long_timeout_client(&server.url()).await;
     let settings = Client::builder().response_timeout(Duration::from_millis(200));
     let settings = settings.outage_limit(10 * LONG);
     let url = server.url();
-    let client = granted(|| settings.clone().connect(&url)).await;
+    let client = retry_transient(|| settings.clone().connect(&url)).await;
     let held = holder.lock("a").lock().lease(10 * LONG).await.unwrap();
     let limits = (0..20).map(|i| Duration::from_secs(10) + i * LIMIT / 3);
     let waiters: Vec<_> = limits
@@ -291,7 +291,7 @@ async fn requests_that_left_their_queue_report_unreachable_store() {
     .await;
     server.kill();
     for waiter in waiters {
-        let error = soon("failed", waiter).await.unwrap().unwrap_err();
+        let error = within_limit("failed", waiter).await.unwrap().unwrap_err();
         assert!(error.is_transient(), "{error}");
     }
     drop(held);
@@ -305,7 +305,7 @@ async fn unanswered_inspections_keep_no_turns() {
     let settings = Client::builder().response_timeout(Duration::from_secs(1));
     let settings = settings.outage_limit(10 * LONG);
     let url = server.url();
-    let client = granted(|| settings.clone().connect(&url)).await;
+    let client = retry_transient(|| settings.clone().connect(&url)).await;
     server.freeze();
     let looking: Vec<_> = (0..700)
         .map(|i| {
@@ -322,7 +322,7 @@ async fn unanswered_inspections_keep_no_turns() {
     }
     server.thaw();
     for looking in looking {
-        soon("answered", looking).await.unwrap().unwrap();
+        within_limit("answered", looking).await.unwrap().unwrap();
     }
 }
 
@@ -333,13 +333,13 @@ async fn steps_of_one_owner_fail_together() {
     let server = Server::start();
     let settings = Client::builder()
         .response_timeout(Duration::from_secs(1))
-        .watchdog(LONG);
+        .watchdog_lease(LONG);
     let client = settings.connect(&server.url()).await.unwrap();
     let (lock, other, me) = (client.lock("a"), client.lock("b"), Owner::new());
     let both = MultiLock::new([&lock, &other]);
     let mut guards = Vec::new();
     for _ in 0..30 {
-        guards.push(granted(|| lock.lock().owner(me)).await);
+        guards.push(retry_transient(|| lock.lock().owner(me)).await);
     }
     server.freeze();
     let begun = Instant::now();
@@ -352,13 +352,13 @@ async fn steps_of_one_owner_fail_together() {
         steps.push(tokio::spawn(async move { request.await.map(drop) }));
     }
     for step in steps {
-        let error = soon("failed", step).await.unwrap().unwrap_err();
+        let error = within_limit("failed", step).await.unwrap().unwrap_err();
         assert!(error.is_transient(), "{error}");
     }
     // One after the other, it would take at least half a minute.
     assert!(begun.elapsed() < AT_THE_LIMIT, "{:?}", begun.elapsed());
     server.thaw();
-    soon("sent requests are settled", client.settled()).await;
+    within_limit("sent requests are settled", client.flush()).await;
     assert!(server.ask::<Vec<String>>(&["KEYS", "*"]).is_empty());
 }
 
@@ -373,7 +373,7 @@ fn cut(proxy: &Proxy) {
 async fn queued_waiter_fails_at_the_outage_limit() {
     let server = Server::start();
     let proxy = Proxy::to(server.port());
-    let holder = patient(&server.url()).await;
+    let holder = long_timeout_client(&server.url()).await;
     let guard = holder.lock("a").lock().await.unwrap();
     for linger in [Duration::ZERO, Duration::from_secs(1), LIMIT * 60] {
         let settings = Client::builder()
@@ -387,7 +387,7 @@ async fn queued_waiter_fails_at_the_outage_limit() {
         })
         .await;
         cut(&proxy);
-        let error = soon("failed", waiter).await.unwrap().unwrap_err();
+        let error = within_limit("failed", waiter).await.unwrap().unwrap_err();
         assert!(error.is_transient(), "{error}");
         proxy.refuse(false);
         until("nothing waits", || async {
@@ -402,7 +402,7 @@ async fn queued_waiter_fails_at_the_outage_limit() {
 async fn waiters_wait_through_an_outage_up_to_the_outage_limit() {
     let server = Server::start();
     let proxy = Arc::new(Proxy::to(server.port()));
-    let holder = patient(&server.url()).await;
+    let holder = long_timeout_client(&server.url()).await;
     let settings = Client::builder().response_timeout(Duration::from_millis(300));
     let client = settings.connect(&proxy.url()).await.unwrap();
     let guard = holder.lock("a").lock().await.unwrap();
@@ -429,7 +429,9 @@ async fn waiters_wait_through_an_outage_up_to_the_outage_limit() {
     // fail.
     for limit in [Duration::ZERO, Duration::from_millis(500)] {
         let request = client.lock("c").lock().outage_limit(limit);
-        let error = soon("failed", request.into_future()).await.unwrap_err();
+        let error = within_limit("failed", request.into_future())
+            .await
+            .unwrap_err();
         assert!(error.is_transient(), "{error}");
     }
     // The wait limit takes precedence.
@@ -438,7 +440,7 @@ async fn waiters_wait_through_an_outage_up_to_the_outage_limit() {
         .try_lock()
         .wait(LIMIT)
         .outage_limit(unlimited);
-    let error = soon("at its limit", limited.into_future())
+    let error = within_limit("at its limit", limited.into_future())
         .await
         .unwrap_err();
     assert!(error.is_transient(), "{error}");
@@ -457,10 +459,10 @@ async fn waiters_wait_through_an_outage_up_to_the_outage_limit() {
     assert!(holder.semaphore("p").try_set_permits(1).await.unwrap());
     // With such a short response timeout, a release may be answered too late; it then continues in
     // the background.
-    soon("the lock", lock).await.unwrap().unwrap();
-    soon("both locks", multi).await.unwrap().unwrap();
-    drop(soon("the permit", permits).await.unwrap().unwrap());
-    soon("the latch", opened).await.unwrap().unwrap();
+    within_limit("the lock", lock).await.unwrap().unwrap();
+    within_limit("both locks", multi).await.unwrap().unwrap();
+    drop(within_limit("the permit", permits).await.unwrap().unwrap());
+    within_limit("the latch", opened).await.unwrap().unwrap();
 }
 
 /// Each attempt is answered, and then waits for replicas in vain, for longer than the shorter
@@ -475,7 +477,9 @@ async fn attempts_that_wait_for_replicas_are_one_outage() {
     let client = settings.connect(&server.url()).await.unwrap();
     for limit in [LIMIT / 3, 3 * LIMIT] {
         let request = client.lock("a").lock().outage_limit(limit);
-        let error = soon("failed", request.into_future()).await.unwrap_err();
+        let error = within_limit("failed", request.into_future())
+            .await
+            .unwrap_err();
         assert!(matches!(error, Error::NotReplicated { .. }), "{error}");
     }
 }
@@ -493,15 +497,22 @@ async fn outage_limit_of_the_client_applies_to_every_request() {
     let _: i64 = server.ask(&["SADD", "of another kind", "member"]);
     cut(&proxy);
     let waiter = tokio::spawn(client.fair_lock("a").lock().into_future());
-    let error = soon("failed", impatient.fair_lock("b").lock().into_future()).await;
+    let error = within_limit("failed", impatient.fair_lock("b").lock().into_future()).await;
     assert!(error.unwrap_err().is_transient());
     let red = RedLock::new([impatient.lock("r")]);
     let red = red.lock().outage_limit(Duration::from_millis(400));
-    let error = soon("no majority", red.into_future()).await.unwrap_err();
+    let error = within_limit("no majority", red.into_future())
+        .await
+        .unwrap_err();
     assert!(error.is_transient(), "{error}");
     assert!(!waiter.is_finished());
     proxy.refuse(false);
-    drop(soon("after the outage", waiter).await.unwrap().unwrap());
+    drop(
+        within_limit("after the outage", waiter)
+            .await
+            .unwrap()
+            .unwrap(),
+    );
     // Permanent errors are returned immediately.
     let error = client.lock("of another kind").lock().await.unwrap_err();
     assert!(matches!(error, Error::WrongKind { .. }), "{error}");
@@ -543,14 +554,14 @@ async fn multi_lock_maps_server_errors_like_a_single_lock() {
     let _: String = server.ask(&["REPLICAOF", "NO", "ONE"]);
     let (a, b) = (client.lock("a"), client.lock("b"));
     let both = MultiLock::new([&a, &b]);
-    assert!(granted(|| both.try_lock()).await.is_some());
+    assert!(retry_transient(|| both.try_lock()).await.is_some());
 }
 
 /// It retries until the server accepts writes again.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn multi_lock_retries_what_a_single_lock_retries() {
     let server = Server::start();
-    let client = patient(&server.url()).await;
+    let client = long_timeout_client(&server.url()).await;
     let _: String = server.ask(&["CONFIG", "SET", "min-replicas-to-write", "1"]);
     let (a, b, c) = (client.lock("a"), client.lock("b"), client.lock("c"));
     let both = MultiLock::new([&a, &b]);
@@ -571,8 +582,20 @@ async fn multi_lock_retries_what_a_single_lock_retries() {
     .await;
     assert!(!multi.is_finished() && !single.is_finished());
     let _: String = server.ask(&["CONFIG", "SET", "min-replicas-to-write", "0"]);
-    drop(soon("retried", single).await.unwrap().unwrap().unwrap());
-    drop(soon("retried", multi).await.unwrap().unwrap().unwrap());
+    drop(
+        within_limit("retried", single)
+            .await
+            .unwrap()
+            .unwrap()
+            .unwrap(),
+    );
+    drop(
+        within_limit("retried", multi)
+            .await
+            .unwrap()
+            .unwrap()
+            .unwrap(),
+    );
 }
 
 /// Returns the clients that are waiting for replicas at this moment.
@@ -608,7 +631,7 @@ async fn acquisition_whose_wait_is_interrupted_is_retried() {
     };
     let once = tokio::spawn(client.lock("a").try_lock().into_future());
     interrupt().await;
-    let error = soon("told", once).await.unwrap().unwrap_err();
+    let error = within_limit("told", once).await.unwrap().unwrap_err();
     assert!(matches!(error, Error::Unavailable { .. }), "{error}");
     let waiter = tokio::spawn(client.lock("b").lock().into_future());
     interrupt().await;

@@ -7,7 +7,7 @@ use std::time::Duration;
 use redlatch::{Client, Error, MultiLock, Owner};
 use redlatch_testkit::unique;
 
-use crate::common::{LONG, SHORT, Stand, soon, until};
+use crate::common::{LONG, SHORT, TestStore, until, within_limit};
 
 on_every_store! {
     multi_lock_of_writer_does_not_queue_behind_readers_for_its_read_side,
@@ -18,7 +18,7 @@ on_every_store! {
 }
 
 /// Returns when the client's first waiter is in the local queue.
-async fn a_waiter(client: &Client) {
+async fn until_waiting(client: &Client) {
     until("subscribed", || async {
         client.status().subscriptions == 1
     })
@@ -26,59 +26,59 @@ async fn a_waiter(client: &Client) {
 }
 
 /// The queued reader waits for the writer, so the writer must not wait behind it.
-async fn multi_lock_of_writer_does_not_queue_behind_readers_for_its_read_side(stand: Stand) {
-    let client = stand.patient().await;
+async fn multi_lock_of_writer_does_not_queue_behind_readers_for_its_read_side(store: TestStore) {
+    let client = store.client_without_retries().await;
     let sides = client.read_write_lock(&unique("sides"));
     let me = Owner::new();
     let writing = sides.write().lock().owner(me).await.unwrap();
     let reader = tokio::spawn(sides.read().lock().into_future());
-    a_waiter(&client).await;
+    until_waiting(&client).await;
     let other = client.lock(&unique("sides-other"));
     let both = MultiLock::new([sides.read()]).and(&other);
-    let reading = soon("both", both.lock().owner(me).into_future()).await;
+    let reading = within_limit("both", both.lock().owner(me).into_future()).await;
     reading.unwrap().unlock().await.unwrap();
     writing.unlock().await.unwrap();
-    let reading = soon("the reader", reader).await.unwrap().unwrap();
+    let reading = within_limit("the reader", reader).await.unwrap().unwrap();
     reading.unlock().await.unwrap();
 }
 
-async fn multi_lock_of_reader_is_refused_write_side_behind_a_waiting_writer(stand: Stand) {
-    let client = stand.patient().await;
+async fn multi_lock_of_reader_is_refused_write_side_behind_a_waiting_writer(store: TestStore) {
+    let client = store.client_without_retries().await;
     let sides = client.read_write_lock(&unique("sides"));
     let me = Owner::new();
     let reading = sides.read().lock().owner(me).await.unwrap();
     let writer = tokio::spawn(sides.write().lock().into_future());
-    a_waiter(&client).await;
+    until_waiting(&client).await;
     let other = client.lock(&unique("sides-other"));
     let both = MultiLock::new([sides.write()]).and(&other);
-    let refused = soon("refused", both.lock().owner(me).into_future()).await;
+    let refused = within_limit("refused", both.lock().owner(me).into_future()).await;
     let error = refused.unwrap_err();
     assert!(matches!(error, Error::WriteWhileReading { .. }), "{error}");
     assert!(!other.is_locked().await.unwrap());
     reading.unlock().await.unwrap();
-    let writing = soon("the writer", writer).await.unwrap().unwrap();
+    let writing = within_limit("the writer", writer).await.unwrap().unwrap();
     writing.unlock().await.unwrap();
 }
 
-async fn multi_lock_reenters_a_member_ahead_of_its_waiters(stand: Stand) {
-    let client = stand.patient().await;
+async fn multi_lock_reenters_a_member_ahead_of_its_waiters(store: TestStore) {
+    let client = store.client_without_retries().await;
     let [one, two] = ["member", "member-other"].map(|name| client.lock(&unique(name)));
     let me = Owner::new();
     let guard = one.lock().owner(me).await.unwrap();
     let waiter = tokio::spawn(one.lock().into_future());
-    a_waiter(&client).await;
+    until_waiting(&client).await;
     let both = MultiLock::new([&one, &two]);
-    let again = soon("both", both.lock().owner(me).into_future()).await;
+    let again = within_limit("both", both.lock().owner(me).into_future()).await;
     again.unwrap().unlock().await.unwrap();
     guard.unlock().await.unwrap();
-    let next = soon("the waiter", waiter).await.unwrap().unwrap();
+    let next = within_limit("the waiter", waiter).await.unwrap().unwrap();
     next.unlock().await.unwrap();
 }
 
 /// A pending release of the other side is settled before the request is sent.
 #[tokio::test]
 async fn just_dropped_read_side_does_not_block_multi_lock_of_write_side() {
-    let client = Stand::server().patient().await;
+    let client = TestStore::server().client_without_retries().await;
     let sides = client.read_write_lock(&unique("left"));
     let other = client.lock(&unique("left-other"));
     let both = MultiLock::new([sides.write()]).and(&other);
@@ -94,8 +94,11 @@ async fn just_dropped_read_side_does_not_block_multi_lock_of_write_side() {
 /// another request.
 #[tokio::test(start_paused = true)]
 async fn queued_request_is_served_when_its_owner_acquires_the_other_side() {
-    let stand = Stand::embedded();
-    let (client, peer) = (stand.patient().await, stand.patient().await);
+    let store = TestStore::embedded();
+    let (client, peer) = (
+        store.client_without_retries().await,
+        store.client_without_retries().await,
+    );
     let sides = client.read_write_lock("sides");
     let held = peer.read_write_lock("sides").write().lock().await.unwrap();
     // Never polled again, so it stays first in the queue of the readers.
@@ -103,7 +106,7 @@ async fn queued_request_is_served_when_its_owner_acquires_the_other_side() {
     tokio::select! {
         biased;
         _ = &mut first => panic!("it is held"),
-        () = a_waiter(&client) => {}
+        () = until_waiting(&client) => {}
     }
     let me = Owner::new();
     let both = MultiLock::new([sides.read()]).and(client.lock("other"));
@@ -111,11 +114,11 @@ async fn queued_request_is_served_when_its_owner_acquires_the_other_side() {
     let writing = tokio::spawn(sides.write().lock().owner(me).into_future());
     tokio::task::yield_now().await;
     held.unlock().await.unwrap();
-    let writing = soon("writes", writing).await.unwrap().unwrap();
-    let reading = soon("reads, too", reading).await.unwrap().unwrap();
+    let writing = within_limit("writes", writing).await.unwrap().unwrap();
+    let reading = within_limit("reads, too", reading).await.unwrap().unwrap();
     reading.unlock().await.unwrap();
     writing.unlock().await.unwrap();
-    let first = soon("the first reader", first).await.unwrap();
+    let first = within_limit("the first reader", first).await.unwrap();
     first.unlock().await.unwrap();
 }
 
@@ -123,8 +126,11 @@ async fn queued_request_is_served_when_its_owner_acquires_the_other_side() {
 /// like the others.
 #[tokio::test(start_paused = true)]
 async fn lost_other_side_is_requested_only_once() {
-    let stand = Stand::embedded();
-    let (client, peer) = (stand.patient().await, stand.patient().await);
+    let store = TestStore::embedded();
+    let (client, peer) = (
+        store.client_without_retries().await,
+        store.client_without_retries().await,
+    );
     let (sides, theirs) = (client.read_write_lock("x"), peer.read_write_lock("x"));
     let me = Owner::new();
     let lost = sides.write().lock().owner(me).await.unwrap();
@@ -142,29 +148,34 @@ async fn lost_other_side_is_requested_only_once() {
 }
 
 /// `x` and `{x}` are two objects with one channel.
-async fn names_with_and_without_braces_have_separate_queues(stand: Stand) {
-    let (client, peer) = (stand.patient().await, stand.patient().await);
+async fn names_with_and_without_braces_have_separate_queues(store: TestStore) {
+    let (client, peer) = (
+        store.client_without_retries().await,
+        store.client_without_retries().await,
+    );
     let name = unique("queue");
     let braced = format!("{{{name}}}");
     let (plain, tagged) = (client.lock(&name), client.lock(&braced));
 
     let held = peer.lock(&name).lock().await.unwrap();
     let waiter = tokio::spawn(plain.lock().into_future());
-    a_waiter(&client).await;
-    let guard = soon("it is free", tagged.lock().into_future()).await;
+    until_waiting(&client).await;
+    let guard = within_limit("it is free", tagged.lock().into_future()).await;
     let next = tokio::spawn(tagged.lock().into_future());
     // The same in a multi-lock.
     let both = MultiLock::new([client.lock(&format!("{{{name}}}:other")), tagged.clone()]);
     assert!(both.try_lock().await.unwrap().is_none());
     guard.unwrap().unlock().await.unwrap();
-    let guard = soon("handed over", next).await.unwrap().unwrap();
+    let guard = within_limit("handed over", next).await.unwrap().unwrap();
     guard.unlock().await.unwrap();
-    let guard = soon("both", both.lock().into_future()).await.unwrap();
-    if stand.prefix().is_empty() {
+    let guard = within_limit("both", both.lock().into_future())
+        .await
+        .unwrap();
+    if store.prefix().is_empty() {
         assert_eq!(client.status().subscriptions, 1, "one for each channel");
     }
     held.unlock().await.unwrap();
-    let held = soon("the first", waiter).await.unwrap().unwrap();
+    let held = within_limit("the first", waiter).await.unwrap().unwrap();
     held.unlock().await.unwrap();
     guard.unlock().await.unwrap();
 
@@ -175,19 +186,19 @@ async fn names_with_and_without_braces_have_separate_queues(stand: Stand) {
     }
     let taken = plain.acquire().await.unwrap();
     let waiter = tokio::spawn(plain.acquire().into_future());
-    let permits = soon("it has one", tagged.acquire().into_future()).await;
+    let permits = within_limit("it has one", tagged.acquire().into_future()).await;
     permits.unwrap().release().await.unwrap();
     taken.release().await.unwrap();
-    let permits = soon("the waiter", waiter).await.unwrap().unwrap();
+    let permits = within_limit("the waiter", waiter).await.unwrap().unwrap();
     permits.release().await.unwrap();
 }
 
 /// The subscription ends repeatedly while waiters of either name start: no release is missed.
 /// (These clients retry by themselves only after ten minutes.)
-async fn names_with_one_channel_miss_no_release(stand: Stand) {
-    let ending = Client::builder().watchdog(10 * LONG);
-    let client = stand.client_with(ending.subscription_linger(Duration::ZERO));
-    let (client, peer) = (client.await, stand.patient().await);
+async fn names_with_one_channel_miss_no_release(store: TestStore) {
+    let ending = Client::builder().watchdog_lease(10 * LONG);
+    let client = store.client_with(ending.subscription_linger(Duration::ZERO));
+    let (client, peer) = (client.await, store.client_without_retries().await);
     let name = unique("heard");
     let work = [name.clone(), format!("{{{name}}}")].map(|name| {
         let (mine, theirs) = (client.lock(&name), peer.lock(&name));
@@ -203,7 +214,7 @@ async fn names_with_one_channel_miss_no_release(stand: Stand) {
                 }
                 held.unlock().await.unwrap();
                 for waiting in waiting {
-                    soon("heard", waiting).await.unwrap();
+                    within_limit("heard", waiting).await.unwrap();
                 }
             }
         })

@@ -14,7 +14,9 @@ const ENDLESS: Duration = Duration::from_secs(20_000);
 /// Creates the holder, whose renewals are due every two seconds, and another client.
 async fn clients(server: &Server) -> (Client, Client) {
     let connect = |lease| {
-        let settings = Client::builder().watchdog(lease).response_timeout(LONG);
+        let settings = Client::builder()
+            .watchdog_lease(lease)
+            .response_timeout(LONG);
         async move { settings.connect(&server.url()).await.unwrap() }
     };
     (connect(WATCHDOG).await, connect(ENDLESS).await)
@@ -66,7 +68,10 @@ async fn waiter_is_woken<K: LockKind, L: LockKind>(
     if let Found::ByRelease = found {
         let _ = guard.unlock().await;
     }
-    let won = soon("the waiter is woken", waiting).await.unwrap().unwrap();
+    let won = within_limit("the waiter is woken", waiting)
+        .await
+        .unwrap()
+        .unwrap();
     listening
         .set_read_timeout(Some(Duration::from_millis(50)))
         .unwrap();
@@ -124,7 +129,10 @@ async fn all_waiters_of_a_flushed_fair_lock_acquire_it() {
     .await;
     let _: String = server.ask(&["FLUSHALL"]);
     for waiter in waiting {
-        soon("the waiter retries", waiter).await.unwrap().unwrap();
+        within_limit("the waiter retries", waiter)
+            .await
+            .unwrap()
+            .unwrap();
     }
     let _ = guard.unlock().await;
 }
@@ -140,11 +148,11 @@ async fn lost_hold_wakes_no_waiter_while_another_owner_holds_the_lock() {
     let mut listening = server.connection();
     let mut listening = listening.as_pubsub();
     listening.subscribe("redisson_lock__channel:{x}").unwrap();
-    soon("lost", lost.lost()).await;
+    within_limit("lost", lost.lost()).await;
     let _ = lost.unlock().await;
     // A step in flight for the lost hold would find no owner after the release, and notify a
     // waiter.
-    soon("settled", holder.settled()).await;
+    within_limit("settled", holder.flush()).await;
     next.unlock().await.unwrap();
     // The first message is that of the release.
     listening.set_read_timeout(Some(LONG)).unwrap();
@@ -160,7 +168,9 @@ async fn lost_hold_wakes_no_waiter_while_another_owner_holds_the_lock() {
 
 /// Renewals are due after hours, so only a sweep can find a loss earlier.
 async fn rarely_renewing(server: &Server) -> Client {
-    let settings = Client::builder().watchdog(ENDLESS).response_timeout(LONG);
+    let settings = Client::builder()
+        .watchdog_lease(ENDLESS)
+        .response_timeout(LONG);
     settings.connect(&server.url()).await.unwrap()
 }
 
@@ -179,7 +189,7 @@ async fn fifty_holds(client: &Client) -> Vec<Guard> {
 
 async fn all_learn_of_their_loss(guards: &[Guard]) {
     for guard in guards {
-        soon("every hold learns of its loss", guard.lost()).await;
+        within_limit("every hold learns of its loss", guard.lost()).await;
     }
 }
 
@@ -200,11 +210,11 @@ async fn restart_without_data_reports_all_losses_together() {
     let permit = semaphore.acquire().await.unwrap();
     server.restart();
     // Any next request connects, and sees that another process answers.
-    drop(granted(|| client.lock("other").lock()).await);
+    drop(retry_transient(|| client.lock("other").lock()).await);
     all_learn_of_their_loss(&guards).await;
-    soon("the reader", reader.lost()).await;
-    soon("the fair lock", fair.lost()).await;
-    soon("the permit", permit.lost()).await;
+    within_limit("the reader", reader.lost()).await;
+    within_limit("the fair lock", fair.lost()).await;
+    within_limit("the permit", permit.lost()).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -225,8 +235,8 @@ async fn loss_found_by_renewal_reveals_all_others() {
     // Not renewed, so that only a sweep finds its loss.
     let fixed = client.lock("fixed").lock().lease(ENDLESS).await.unwrap();
     let () = server.ask(&["FLUSHALL"]);
-    soon("the renewed one is lost", renewed.lost()).await;
-    soon("the other one is lost", fixed.lost()).await;
+    within_limit("the renewed one is lost", renewed.lost()).await;
+    within_limit("the other one is lost", fixed.lost()).await;
 }
 
 /// The guard that finds the loss releases in the background; the other guard of the owner keeps its hold.
@@ -239,8 +249,8 @@ async fn loss_found_by_one_of_two_guards_reveals_all_others() {
     let other = client.lock("other").lock().await.unwrap();
     let () = server.ask(&["FLUSHALL"]);
     drop(second);
-    soon("the first guard is lost", first.lost()).await;
-    soon("the other hold is lost", other.lost()).await;
+    within_limit("the first guard is lost", first.lost()).await;
+    within_limit("the other hold is lost", other.lost()).await;
 }
 
 /// A release that finds its hold missing also triggers a check of the others.
@@ -256,7 +266,7 @@ async fn sweep_checks_fixed_leases_without_extending_them() {
     let _: i64 = server.ask(&["PEXPIRE", "renewed", "5000000"]);
     assert_lost(&first.unlock().await.unwrap_err(), Loss::NotHeld);
     // Fixed leases are checked together.
-    soon("the deleted one is lost", deleted.lost()).await;
+    within_limit("the deleted one is lost", deleted.lost()).await;
     let left: i64 = server.ask(&["PTTL", "fixed"]);
     assert!((1..=300_000).contains(&left), "{left}");
     until("the other is renewed", || async {

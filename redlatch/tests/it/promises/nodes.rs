@@ -40,7 +40,9 @@ fn some(names: &[(String, usize)], count: usize, frozen: bool) -> Vec<String> {
 /// Acquires and releases a lock on another node.
 async fn take_turns(client: &Client, name: &str) {
     let lock = client.lock(&format!("{name}-free"));
-    let guard = soon("free", lock.lock().into_future()).await.unwrap();
+    let guard = within_limit("free", lock.lock().into_future())
+        .await
+        .unwrap();
     guard.unlock().await.unwrap();
 }
 
@@ -54,7 +56,7 @@ const LEASE: Duration = WATCHDOG.saturating_mul(2);
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn frozen_node_loses_no_lock_on_other_nodes() {
     let cluster = three_masters();
-    let client = Client::builder().watchdog(LEASE);
+    let client = Client::builder().watchdog_lease(LEASE);
     let client = client.connect(&cluster.url()).await.unwrap();
     let names = names(&cluster, 3000);
     let elsewhere = some(&names, 5, false);

@@ -9,7 +9,7 @@ use redlatch::{Client, MultiLock, Owner};
 use redlatch_testkit::{Monitor, Proxy, Server};
 
 use super::generations::{refusals, refuse_writes};
-use crate::common::{LONG, client, in_time, soon, until};
+use crate::common::{LONG, client, retry_if_late, until, within_limit};
 
 /// Renewals are executed but their answers are lost: the holder loses a hold that the store still
 /// has. The owner's next acquisition must not count as a repetition of the one that returned the
@@ -18,7 +18,7 @@ use crate::common::{LONG, client, in_time, soon, until};
 async fn acquisition_after_loss_gets_greater_token_although_store_has_the_hold() {
     let server = Server::start();
     let proxy = Proxy::to(server.port());
-    let settings = Client::builder().watchdog(Duration::from_millis(1500));
+    let settings = Client::builder().watchdog_lease(Duration::from_millis(1500));
     let ours = settings.connect(&proxy.url()).await.unwrap();
     let (lock, other, me) = (
         ours.fenced_lock("a"),
@@ -29,21 +29,21 @@ async fn acquisition_after_loss_gets_greater_token_although_store_has_the_hold()
     let mut latest = 0;
     for several in [false, true] {
         let lost = loop {
-            let lost = in_time(|| lock.lock().owner(me)).await;
-            proxy.swallow_replies(true);
+            let lost = retry_if_late(|| lock.lock().owner(me)).await;
+            proxy.discard_replies(true);
             if server.ask::<bool>(&["PERSIST", "a"]) {
                 break lost;
             }
             proxy.refuse(true);
             proxy.cut();
-            proxy.swallow_replies(false);
+            proxy.discard_replies(false);
             proxy.refuse(false);
         };
         assert!(lost.token() > latest);
-        soon("lost", lost.lost()).await;
+        within_limit("lost", lost.lost()).await;
         proxy.refuse(true);
         proxy.cut();
-        proxy.swallow_replies(false);
+        proxy.discard_replies(false);
         proxy.refuse(false);
         assert!(
             server.ask::<bool>(&["EXISTS", "a"]),
@@ -51,20 +51,20 @@ async fn acquisition_after_loss_gets_greater_token_although_store_has_the_hold()
         );
         let token = match several {
             false => {
-                let next = in_time(|| lock.lock().owner(me).lease(LONG)).await;
-                let again = in_time(|| next.reenter().into_future()).await;
+                let next = retry_if_late(|| lock.lock().owner(me).lease(LONG)).await;
+                let again = retry_if_late(|| next.reenter().into_future()).await;
                 assert!(again.token() > next.token());
                 next.token()
             }
             true => {
-                let next = in_time(|| both.lock().owner(me).lease(LONG)).await;
+                let next = retry_if_late(|| both.lock().owner(me).lease(LONG)).await;
                 next.token(&lock).unwrap()
             }
         };
         assert!(token > lost.token(), "{token} after {}", lost.token());
         latest = lock.current_token().await.unwrap();
         drop(lost);
-        soon("settled", ours.settled()).await;
+        within_limit("settled", ours.flush()).await;
     }
 }
 
@@ -90,7 +90,8 @@ async fn acquisition_gets_greater_token_if_a_guard_is_dropped_while_it_settles()
     };
     // Polled before the background work of the dropped guard.
     let again = lock.lock().owner(me).into_future();
-    let (again, ()) = soon("acquired", async { tokio::join!(biased; again, leaving) }).await;
+    let (again, ()) =
+        within_limit("acquired", async { tokio::join!(biased; again, leaving) }).await;
     let token = again.unwrap().token();
     assert!(token > latest, "{token} after {latest}");
 }

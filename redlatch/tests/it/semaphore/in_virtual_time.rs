@@ -49,6 +49,6 @@ async fn waiters_outlive_the_semaphore() {
     assert!(!waiting.is_finished());
     assert!(semaphore.try_set_permits(1).await.unwrap());
     drop(waiting.await.unwrap().unwrap());
-    other.settled().await;
+    other.flush().await;
     assert_eq!(semaphore.available().await.unwrap(), 1);
 }

@@ -14,8 +14,8 @@ use redlatch::{Client, Embedded, Error, MAX_LEASE, Semaphore};
 use redlatch_testkit::{Proxy, Server, shared, unique};
 
 use crate::common::{
-    LONG, SHORT, Stand, in_time, polled, polled_until_subscribed, soon, until, with_late_cut,
-    without_the_answer,
+    LONG, SHORT, TestStore, poll_until_subscribed, poll_up_to, retry_if_late, until,
+    with_lost_answer, with_lost_answer_after, within_limit,
 };
 
 const MOST: u32 = i32::MAX as u32;
@@ -28,7 +28,7 @@ async fn set(client: &Client, what: &str, permits: u32) -> Semaphore {
 
 /// Asserts that the client has no holds and no background work.
 #[track_caller]
-fn quiet(client: &Client) {
+fn assert_idle(client: &Client) {
     let status = client.status();
     assert_eq!((status.holds, status.background), (0, 0), "{status:?}");
 }
@@ -62,8 +62,8 @@ on_every_store! {
     dropped_release_completes,
 }
 
-async fn permits_are_set_once(stand: Stand) {
-    let client = stand.patient().await;
+async fn permits_are_set_once(store: TestStore) {
+    let client = store.client_without_retries().await;
     let semaphore = client.semaphore(&unique("set"));
     assert_eq!(semaphore.available().await.unwrap(), 0);
     assert!(semaphore.try_set_permits(10).await.unwrap());
@@ -78,8 +78,8 @@ async fn permits_are_set_once(stand: Stand) {
     assert!(!semaphore.try_set_permits(1).await.unwrap());
 }
 
-async fn permits_are_counted(stand: Stand) {
-    let client = stand.patient().await;
+async fn permits_are_counted(store: TestStore) {
+    let client = store.client_without_retries().await;
     let semaphore = set(&client, "counted", 10).await;
     let one = semaphore.acquire().await.unwrap();
     assert_eq!((one.permits(), one.name()), (1, semaphore.name()));
@@ -93,36 +93,39 @@ async fn permits_are_counted(stand: Stand) {
     five.release().await.unwrap();
     rest.release().await.unwrap();
     assert_eq!(semaphore.available().await.unwrap(), 10);
-    quiet(&client);
+    assert_idle(&client);
 }
 
-async fn acquiring_zero_permits_succeeds_immediately(stand: Stand) {
-    let client = stand.patient().await;
+async fn acquiring_zero_permits_succeeds_immediately(store: TestStore) {
+    let client = store.client_without_retries().await;
     let semaphore = client.semaphore(&unique("zero"));
     let none = semaphore.try_acquire_many(0).wait(10 * LONG).await;
-    let none = soon("at once", async { none }).await.unwrap().unwrap();
+    let none = within_limit("at once", async { none })
+        .await
+        .unwrap()
+        .unwrap();
     assert_eq!(none.permits(), 0);
     none.release().await.unwrap();
     drop(semaphore.acquire_many(0).await.unwrap());
     assert!(!semaphore.release_if_exists(0).await.unwrap());
     semaphore.release(0).await.unwrap();
     assert_eq!(semaphore.available().await.unwrap(), 0);
-    quiet(&client);
+    assert_idle(&client);
 }
 
-async fn permits_released_without_being_set_can_be_acquired(stand: Stand) {
-    let client = stand.patient().await;
+async fn permits_released_without_being_set_can_be_acquired(store: TestStore) {
+    let client = store.client_without_retries().await;
     let semaphore = client.semaphore(&unique("unset"));
     semaphore.release(1).await.unwrap();
     semaphore.release(1).await.unwrap();
     assert_eq!(semaphore.available().await.unwrap(), 2);
-    let both = soon("both", semaphore.acquire_many(2).into_future()).await;
+    let both = within_limit("both", semaphore.acquire_many(2).into_future()).await;
     both.unwrap().forget();
     assert_eq!(semaphore.available().await.unwrap(), 0);
 }
 
-async fn permits_can_be_reduced_below_zero(stand: Stand) {
-    let client = stand.patient().await;
+async fn permits_can_be_reduced_below_zero(store: TestStore) {
+    let client = store.client_without_retries().await;
     let semaphore = set(&client, "reduced", 10).await;
     semaphore.acquire_many(10).await.unwrap().forget();
     semaphore.add_permits(-5).await.unwrap();
@@ -134,8 +137,8 @@ async fn permits_can_be_reduced_below_zero(stand: Stand) {
     assert_eq!(semaphore.available().await.unwrap(), 9);
 }
 
-async fn reduced_semaphore_fills_up_first(stand: Stand) {
-    let client = stand.patient().await;
+async fn reduced_semaphore_fills_up_first(store: TestStore) {
+    let client = store.client_without_retries().await;
     let semaphore = set(&client, "fills-up", 1).await;
     let held = semaphore.acquire().await.unwrap();
     semaphore.add_permits(-1).await.unwrap();
@@ -145,8 +148,8 @@ async fn reduced_semaphore_fills_up_first(stand: Stand) {
     assert!(semaphore.try_acquire().await.unwrap().is_some());
 }
 
-async fn draining_acquires_all_available_permits(stand: Stand) {
-    let client = stand.patient().await;
+async fn draining_acquires_all_available_permits(store: TestStore) {
+    let client = store.client_without_retries().await;
     let semaphore = client.semaphore(&unique("drain"));
     assert_eq!(semaphore.drain().await.unwrap(), 0);
     // Draining it does not create it.
@@ -161,8 +164,8 @@ async fn draining_acquires_all_available_permits(stand: Stand) {
     assert_eq!(semaphore.available().await.unwrap(), 0);
 }
 
-async fn release_requires_an_existing_semaphore(stand: Stand) {
-    let client = stand.patient().await;
+async fn release_requires_an_existing_semaphore(store: TestStore) {
+    let client = store.client_without_retries().await;
     let semaphore = client.semaphore(&unique("if-exists"));
     assert!(!semaphore.release_if_exists(3).await.unwrap());
     assert!(semaphore.try_set_permits(1).await.unwrap());
@@ -170,8 +173,8 @@ async fn release_requires_an_existing_semaphore(stand: Stand) {
     assert_eq!(semaphore.available().await.unwrap(), 4);
 }
 
-async fn time_to_live_ends_and_survives_changes(stand: Stand) {
-    let client = stand.patient().await;
+async fn time_to_live_ends_and_survives_changes(store: TestStore) {
+    let client = store.client_without_retries().await;
     let semaphore = client.semaphore(&unique("ttl"));
     let lives = SHORT;
     let begun = std::time::Instant::now();
@@ -200,11 +203,11 @@ async fn time_to_live_ends_and_survives_changes(stand: Stand) {
     assert!(semaphore.try_set_permits(1).await.unwrap());
 }
 
-async fn guards_release_exactly_once_in_every_way(stand: Stand) {
-    let client = stand.patient().await;
+async fn guards_release_exactly_once_in_every_way(store: TestStore) {
+    let client = store.client_without_retries().await;
     let semaphore = set(&client, "guards", 7).await;
     drop(semaphore.acquire_many(7).await.unwrap());
-    soon("settled", client.settled()).await;
+    within_limit("settled", client.flush()).await;
     assert_eq!(semaphore.available().await.unwrap(), 7);
     semaphore
         .acquire_many(4)
@@ -213,16 +216,16 @@ async fn guards_release_exactly_once_in_every_way(stand: Stand) {
         .release()
         .await
         .unwrap();
-    soon("settled", client.settled()).await;
+    within_limit("settled", client.flush()).await;
     assert_eq!(semaphore.available().await.unwrap(), 7);
     semaphore.acquire_many(4).await.unwrap().forget();
-    soon("settled", client.settled()).await;
+    within_limit("settled", client.flush()).await;
     assert_eq!(semaphore.available().await.unwrap(), 3);
-    quiet(&client);
+    assert_idle(&client);
 }
 
-async fn released_guard_does_not_recreate_a_semaphore(stand: Stand) {
-    let client = stand.patient().await;
+async fn released_guard_does_not_recreate_a_semaphore(store: TestStore) {
+    let client = store.client_without_retries().await;
     let semaphore = set(&client, "gone", 5).await;
     let (one, two) = (
         semaphore.acquire().await.unwrap(),
@@ -231,14 +234,14 @@ async fn released_guard_does_not_recreate_a_semaphore(stand: Stand) {
     assert!(semaphore.delete().await.unwrap());
     one.release().await.unwrap();
     drop(two);
-    soon("settled", client.settled()).await;
+    within_limit("settled", client.flush()).await;
     assert!(!semaphore.delete().await.unwrap(), "made anew");
 }
 
 /// Permits of a semaphore whose time to live has ended do not count in the semaphore that was set
 /// afterwards.
-async fn permits_do_not_go_to_the_next_semaphore(stand: Stand) {
-    let client = stand.patient().await;
+async fn permits_do_not_go_to_the_next_semaphore(store: TestStore) {
+    let client = store.client_without_retries().await;
     let semaphore = client.semaphore(&unique("next"));
     let set = |lives| semaphore.try_set_permits(3).time_to_live(lives);
     assert!(set(SHORT).await.unwrap());
@@ -247,7 +250,7 @@ async fn permits_do_not_go_to_the_next_semaphore(stand: Stand) {
     until("set anew", || async { set(LONG).await.unwrap() }).await;
     released.release().await.unwrap();
     drop(dropped);
-    soon("settled", client.settled()).await;
+    within_limit("settled", client.flush()).await;
     assert_eq!(semaphore.available().await.unwrap(), 3, "over the total");
     // Its own permits do.
     semaphore
@@ -258,15 +261,15 @@ async fn permits_do_not_go_to_the_next_semaphore(stand: Stand) {
         .await
         .unwrap();
     drop(semaphore.acquire_many(3).await.unwrap());
-    soon("settled", client.settled()).await;
+    within_limit("settled", client.flush()).await;
     assert_eq!(semaphore.available().await.unwrap(), 3);
-    quiet(&client);
+    assert_idle(&client);
 }
 
 /// Redisson's `release(0)` does nothing either. It would otherwise create an exhausted semaphore,
 /// which could not be set.
-async fn adding_zero_permits_creates_nothing(stand: Stand) {
-    let client = stand.patient().await;
+async fn adding_zero_permits_creates_nothing(store: TestStore) {
+    let client = store.client_without_retries().await;
     let semaphore = client.semaphore(&unique("nothing"));
     semaphore.release(0).await.unwrap();
     semaphore.add_permits(0).await.unwrap();
@@ -280,8 +283,11 @@ async fn adding_zero_permits_creates_nothing(stand: Stand) {
     assert!(matches!(error, Error::InvalidName { .. }), "{error}");
 }
 
-async fn wait_limits_are_kept(stand: Stand) {
-    let (client, other) = (stand.patient().await, stand.patient().await);
+async fn wait_limits_are_kept(store: TestStore) {
+    let (client, other) = (
+        store.client_without_retries().await,
+        store.client_without_retries().await,
+    );
     let semaphore = set(&client, "waits", 1).await;
     let held = semaphore.acquire().await.unwrap();
     let brief = Duration::from_millis(30);
@@ -290,19 +296,26 @@ async fn wait_limits_are_kept(stand: Stand) {
     let waiting = tokio::spawn(waiting.try_acquire().wait(LONG).into_future());
     until("it waits", || async { other.status().subscriptions == 1 }).await;
     held.release().await.unwrap();
-    let won = soon("woken", waiting).await.unwrap().unwrap().unwrap();
+    let won = within_limit("woken", waiting)
+        .await
+        .unwrap()
+        .unwrap()
+        .unwrap();
     assert!(semaphore.try_acquire().await.unwrap().is_none());
     won.release().await.unwrap();
     until("no line is left", || async {
         client.status().subscriptions + other.status().subscriptions == 0
     })
     .await;
-    quiet(&client);
+    assert_idle(&client);
 }
 
 /// Failure catalogue F21.
-async fn waiter_for_many_permits_is_served_once_they_are_free(stand: Stand) {
-    let (client, other) = (stand.patient().await, stand.patient().await);
+async fn waiter_for_many_permits_is_served_once_they_are_free(store: TestStore) {
+    let (client, other) = (
+        store.client_without_retries().await,
+        store.client_without_retries().await,
+    );
     let semaphore = set(&client, "many", 5).await;
     let first = semaphore.acquire_many(3).await.unwrap();
     let waiting = other.semaphore(semaphore.name());
@@ -313,14 +326,20 @@ async fn waiter_for_many_permits_is_served_once_they_are_free(stand: Stand) {
     assert_eq!(semaphore.available().await.unwrap(), 3);
     assert!(!waiting.is_finished());
     semaphore.release(1).await.unwrap();
-    let four = soon("four are free", waiting).await.unwrap().unwrap();
+    let four = within_limit("four are free", waiting)
+        .await
+        .unwrap()
+        .unwrap();
     assert_eq!(semaphore.available().await.unwrap(), 0);
     drop(first);
     four.release().await.unwrap();
 }
 
-async fn every_way_to_add_permits_wakes_a_waiter(stand: Stand) {
-    let (client, other) = (stand.patient().await, stand.patient().await);
+async fn every_way_to_add_permits_wakes_a_waiter(store: TestStore) {
+    let (client, other) = (
+        store.client_without_retries().await,
+        store.client_without_retries().await,
+    );
     for way in 0..6 {
         let semaphore = client.semaphore(&unique("ways"));
         let held = match way {
@@ -355,16 +374,20 @@ async fn every_way_to_add_permits_wakes_a_waiter(stand: Stand) {
                 semaphore.delete().await.unwrap();
                 // Whether the guard's release or this call came first: in the end there are two
                 // permits.
-                client.settled().await;
+                client.flush().await;
                 semaphore.try_set_permits(2).await.unwrap();
             }
         }
-        soon("woken", waiting).await.unwrap().unwrap().forget();
+        within_limit("woken", waiting)
+            .await
+            .unwrap()
+            .unwrap()
+            .forget();
     }
 }
 
-async fn small_requests_do_not_overtake_big_ones(stand: Stand) {
-    let client = stand.patient().await;
+async fn small_requests_do_not_overtake_big_ones(store: TestStore) {
+    let client = store.client_without_retries().await;
     let semaphore = set(&client, "big", 2).await;
     let one = semaphore.acquire().await.unwrap();
     let two = semaphore.acquire().await.unwrap();
@@ -378,10 +401,10 @@ async fn small_requests_do_not_overtake_big_ones(stand: Stand) {
         assert!(!small.is_finished());
     }
     two.release().await.unwrap();
-    let big = soon("the big one", big).await.unwrap().unwrap();
+    let big = within_limit("the big one", big).await.unwrap().unwrap();
     assert!(!small.is_finished());
     big.release().await.unwrap();
-    soon("the small one", small)
+    within_limit("the small one", small)
         .await
         .unwrap()
         .unwrap()
@@ -389,9 +412,9 @@ async fn small_requests_do_not_overtake_big_ones(stand: Stand) {
 }
 
 /// Failure catalogue F23, in one process.
-async fn first_come_first_served(stand: Stand) {
+async fn first_come_first_served(store: TestStore) {
     const WAITERS: usize = 50;
-    let client = stand.patient().await;
+    let client = store.client_without_retries().await;
     let semaphore = set(&client, "order", 1).await;
     let held = semaphore.acquire().await.unwrap();
     let served = Arc::new(Mutex::new(Vec::new()));
@@ -416,14 +439,17 @@ async fn first_come_first_served(stand: Stand) {
     }
     held.release().await.unwrap();
     for one in waiting {
-        soon("served", one).await.unwrap();
+        within_limit("served", one).await.unwrap();
     }
     assert_eq!(*served.lock().unwrap(), Vec::from_iter(0..WAITERS));
 }
 
 /// No waiter waits for another message while there are permits left.
-async fn one_message_serves_as_many_waiters_as_possible(stand: Stand) {
-    let (client, other) = (stand.patient().await, stand.patient().await);
+async fn one_message_serves_as_many_waiters_as_possible(store: TestStore) {
+    let (client, other) = (
+        store.client_without_retries().await,
+        store.client_without_retries().await,
+    );
     let semaphore = set(&client, "at-once", 5).await;
     let held = semaphore.acquire_many(5).await.unwrap();
     let same = other.semaphore(semaphore.name());
@@ -434,20 +460,20 @@ async fn one_message_serves_as_many_waiters_as_possible(stand: Stand) {
     held.release().await.unwrap();
     let mut served = Vec::new();
     for one in waiting {
-        served.push(soon("served", one).await.unwrap().unwrap());
+        served.push(within_limit("served", one).await.unwrap().unwrap());
     }
     assert_eq!(semaphore.available().await.unwrap(), 0);
     drop(served);
-    soon("settled", other.settled()).await;
+    within_limit("settled", other.flush()).await;
     assert_eq!(semaphore.available().await.unwrap(), 5);
 }
 
-async fn acquired_permits_never_exceed_the_total(stand: Stand) {
+async fn acquired_permits_never_exceed_the_total(store: TestStore) {
     const TOTAL: i64 = 5;
     let name = unique("total");
     let mut clients = Vec::new();
     for _ in 0..3 {
-        clients.push(stand.patient().await);
+        clients.push(store.client_without_retries().await);
     }
     let semaphore = clients[0].semaphore(&name);
     assert!(semaphore.try_set_permits(TOTAL as u32).await.unwrap());
@@ -474,11 +500,11 @@ async fn acquired_permits_never_exceed_the_total(stand: Stand) {
         })
         .collect();
     for one in crowd {
-        soon("served", one).await.unwrap();
+        within_limit("served", one).await.unwrap();
     }
     for client in &clients {
-        soon("settled", client.settled()).await;
-        quiet(client);
+        within_limit("settled", client.flush()).await;
+        assert_idle(client);
     }
     assert_eq!(rounds.load(SeqCst), 500);
     let most = most.load(SeqCst);
@@ -487,9 +513,12 @@ async fn acquired_permits_never_exceed_the_total(stand: Stand) {
 }
 
 /// Failure catalogue F23: waiters for hundreds of names, in two clients.
-async fn waiters_for_hundreds_of_names_are_all_served(stand: Stand) {
+async fn waiters_for_hundreds_of_names_are_all_served(store: TestStore) {
     const NAMES: usize = 300;
-    let clients = [stand.patient().await, stand.patient().await];
+    let clients = [
+        store.client_without_retries().await,
+        store.client_without_retries().await,
+    ];
     let prefix = unique("hundreds");
     let mut waiting = Vec::new();
     let mut held = Vec::new();
@@ -512,12 +541,12 @@ async fn waiters_for_hundreds_of_names_are_all_served(stand: Stand) {
     .await;
     drop(held);
     for one in waiting {
-        soon("served", one).await.unwrap();
+        within_limit("served", one).await.unwrap();
     }
 }
 
-async fn invalid_numbers_are_rejected(stand: Stand) {
-    let client = stand.patient().await;
+async fn invalid_numbers_are_rejected(store: TestStore) {
+    let client = store.client_without_retries().await;
     let semaphore = client.semaphore(&unique("numbers"));
     for error in [
         semaphore.try_set_permits(MOST + 1).await.err(),
@@ -562,8 +591,8 @@ async fn invalid_numbers_are_rejected(stand: Stand) {
     assert_eq!(semaphore.available().await.unwrap(), -i64::from(MOST));
 }
 
-async fn invalid_names_are_rejected(stand: Stand) {
-    let client = stand.patient().await;
+async fn invalid_names_are_rejected(store: TestStore) {
+    let client = store.client_without_retries().await;
     for name in ["", "a\nb", &"x".repeat(513)] {
         let semaphore = client.semaphore(name);
         assert_eq!(semaphore.name(), name);
@@ -583,45 +612,48 @@ async fn invalid_names_are_rejected(stand: Stand) {
     }
 }
 
-async fn dropped_everywhere(stand: Stand) {
-    let client = stand.patient().await;
+async fn dropped_everywhere(store: TestStore) {
+    let client = store.client_without_retries().await;
     let semaphore = set(&client, "dropped", 3).await;
-    crate::common::dropped_everywhere(async |polls| {
-        let permits = polled(polls, semaphore.acquire_many(2).into_future()).await;
+    crate::common::drop_after_each_poll(async |polls| {
+        let permits = poll_up_to(polls, semaphore.acquire_many(2).into_future()).await;
         let through = permits.is_some();
         drop(permits);
-        soon("settled", client.settled()).await;
+        within_limit("settled", client.flush()).await;
         assert_eq!(semaphore.available().await.unwrap(), 3, "{polls} polls");
         through
     })
     .await;
-    quiet(&client);
+    assert_idle(&client);
 }
 
 /// Dropped after each await point, while the permits that it waits for are released: permits that
 /// it has acquired by then are returned.
-async fn dropped_while_permits_come(stand: Stand) {
-    let (client, other) = (stand.patient().await, stand.patient().await);
+async fn dropped_while_permits_come(store: TestStore) {
+    let (client, other) = (
+        store.client_without_retries().await,
+        store.client_without_retries().await,
+    );
     let semaphore = set(&client, "dropped-waiting", 2).await;
     let same = other.semaphore(semaphore.name());
-    crate::common::dropped_everywhere(async |polls| {
+    crate::common::drop_after_each_poll(async |polls| {
         let held = same.acquire_many(2).await.unwrap();
-        let waiter = polled(polls, semaphore.acquire_many(2).into_future());
+        let waiter = poll_up_to(polls, semaphore.acquire_many(2).into_future());
         let both = async { tokio::join!(waiter, held.release()) };
-        let (permits, released) = soon("both", both).await;
+        let (permits, released) = within_limit("both", both).await;
         released.unwrap();
         let through = permits.is_some();
         drop(permits);
-        soon("settled", client.settled()).await;
+        within_limit("settled", client.flush()).await;
         assert_eq!(semaphore.available().await.unwrap(), 2, "{polls} polls");
         through
     })
     .await;
-    quiet(&client);
+    assert_idle(&client);
 }
 
-async fn dropped_release_completes(stand: Stand) {
-    let client = stand.patient().await;
+async fn dropped_release_completes(store: TestStore) {
+    let client = store.client_without_retries().await;
     let semaphore = set(&client, "dropped-release", 2).await;
     for polls in 0.. {
         let permits = semaphore.acquire_many(2).await.unwrap();
@@ -629,10 +661,10 @@ async fn dropped_release_completes(stand: Stand) {
         let released = match polls {
             // Not started at all.
             0 => None,
-            polls => polled(polls, &mut release).await,
+            polls => poll_up_to(polls, &mut release).await,
         };
         drop(release);
-        soon("settled", client.settled()).await;
+        within_limit("settled", client.flush()).await;
         assert_eq!(semaphore.available().await.unwrap(), 2, "{polls} polls");
         if released.is_some() {
             break;
@@ -641,9 +673,9 @@ async fn dropped_release_completes(stand: Stand) {
     // The same for permits without a guard, once the release has started.
     let mut expected = 2;
     for polls in 1.. {
-        let released = polled(polls, semaphore.release(1)).await;
+        let released = poll_up_to(polls, semaphore.release(1)).await;
         expected += 1;
-        soon("settled", client.settled()).await;
+        within_limit("settled", client.flush()).await;
         assert_eq!(semaphore.available().await.unwrap(), expected);
         if released.is_some() {
             break;
@@ -728,7 +760,7 @@ mod blocking {
                     .try_set_permits_with_time_to_live(1, LONG)
                     .unwrap()
             );
-            client.settled().unwrap();
+            client.flush().unwrap();
         }
     }
 }

@@ -101,11 +101,11 @@ async fn foreign_keys_stay_unchanged() {
         &format!("redisson_sc:{{{}}}", semaphore.name()),
         "1",
     ]);
-    let error = soon("told", waiting).await.unwrap().unwrap_err();
+    let error = within_limit("told", waiting).await.unwrap().unwrap_err();
     assert!(matches!(error, Error::WrongKind { .. }), "{error}");
     let error = held.release().await.unwrap_err();
     assert!(matches!(error, Error::WrongKind { .. }), "{error}");
-    soon("settled", client.settled()).await;
+    within_limit("settled", client.flush()).await;
     assert_eq!(server.ask::<String>(&["GET", semaphore.name()]), "precious");
 }
 
@@ -138,22 +138,22 @@ async fn unknown_outcome_is_reported_and_not_repeated() {
     semaphore.add_permits(100).await.unwrap();
     let mut expected = 100;
     for round in 0..5 {
-        let taken = without_the_answer(&proxy, semaphore.acquire_many(10).into_future());
+        let taken = with_lost_answer(&proxy, semaphore.acquire_many(10).into_future());
         let error = taken.await.unwrap_err();
         assert!(matches!(error, Error::OutcomeUnknown { .. }), "{error}");
         expected -= 10;
         assert_eq!(semaphore.available().await.unwrap(), expected, "{round}");
-        let error = without_the_answer(&proxy, semaphore.release(3)).await;
+        let error = with_lost_answer(&proxy, semaphore.release(3)).await;
         assert!(matches!(error, Err(Error::OutcomeUnknown { .. })));
         expected += 3;
         assert_eq!(semaphore.available().await.unwrap(), expected, "{round}");
         let permits = semaphore.acquire_many(5).await.unwrap();
-        let error = without_the_answer(&proxy, permits.release()).await;
+        let error = with_lost_answer(&proxy, permits.release()).await;
         assert!(matches!(error, Err(Error::OutcomeUnknown { .. })));
-        soon("settled", client.settled()).await;
+        within_limit("settled", client.flush()).await;
         assert_eq!(semaphore.available().await.unwrap(), expected, "{round}");
     }
-    let error = without_the_answer(&proxy, semaphore.drain()).await;
+    let error = with_lost_answer(&proxy, semaphore.drain()).await;
     assert!(matches!(error, Err(Error::OutcomeUnknown { .. })));
     assert_eq!(semaphore.available().await.unwrap(), 0);
     let said = error.unwrap_err().to_string();
@@ -162,7 +162,7 @@ async fn unknown_outcome_is_reported_and_not_repeated() {
         "{said}"
     );
     let fresh = client.semaphore(&unique("unknown-set"));
-    let error = without_the_answer(&proxy, fresh.try_set_permits(4).into_future()).await;
+    let error = with_lost_answer(&proxy, fresh.try_set_permits(4).into_future()).await;
     assert!(
         matches!(error, Err(Error::OutcomeUnknown { .. })),
         "{error:?}"
@@ -175,13 +175,13 @@ async fn unknown_outcome_is_reported_and_not_repeated() {
         let same = direct.semaphore(fresh.name());
         assert!(same.try_set_permits(5).await.unwrap());
     };
-    let error = with_late_cut(&proxy, fresh.delete(), set).await;
+    let error = with_lost_answer_after(&proxy, fresh.delete(), set).await;
     assert!(
         matches!(error, Err(Error::OutcomeUnknown { .. })),
         "{error:?}"
     );
     assert_eq!(fresh.available().await.unwrap(), 5);
-    quiet(&client);
+    assert_idle(&client);
 }
 
 /// A request that was never sent is retried.
@@ -245,8 +245,8 @@ async fn request_to_busy_server_is_retried() {
     tokio::task::spawn_blocking(|| busy.join().unwrap())
         .await
         .unwrap();
-    let permits = soon("served", waiting).await.unwrap().unwrap();
-    soon("settled", hasty.settled()).await;
+    let permits = within_limit("served", waiting).await.unwrap().unwrap();
+    within_limit("settled", hasty.flush()).await;
     assert_eq!(same.available().await.unwrap(), 0);
     permits.release().await.unwrap();
     assert_eq!(same.available().await.unwrap(), 2);
@@ -268,7 +268,7 @@ async fn late_answer_is_undone() {
     assert!(matches!(error, Error::ResponseTimeout { .. }), "{error}");
     assert_eq!(client.status().background, 1);
     server.thaw();
-    soon("settled", client.settled()).await;
+    within_limit("settled", client.flush()).await;
     assert_eq!(same.available().await.unwrap(), 2);
 }
 
@@ -294,10 +294,10 @@ async fn awaiting_late_answers_does_not_block_other_requests() {
     }
     assert_eq!(client.status().background, 512);
     let lock = client.lock("heard-out-lock");
-    let tried = soon("a turn", lock.try_lock().into_future()).await;
+    let tried = within_limit("a turn", lock.try_lock().into_future()).await;
     assert!(matches!(tried, Err(Error::ResponseTimeout { .. })));
     proxy.stall(false);
-    soon("settled", client.settled()).await;
+    within_limit("settled", client.flush()).await;
     assert_eq!(same.available().await.unwrap(), 1000);
 }
 
@@ -314,8 +314,8 @@ async fn release_is_retried_until_the_server_is_back() {
             .name(),
     );
     let (one, two) = (
-        in_time(|| semaphore.acquire()).await,
-        in_time(|| semaphore.acquire_many(2)).await,
+        retry_if_late(|| semaphore.acquire()).await,
+        retry_if_late(|| semaphore.acquire_many(2)).await,
     );
     proxy.refuse(true);
     proxy.cut();
@@ -333,7 +333,7 @@ async fn release_is_retried_until_the_server_is_back() {
     assert!(error.is_transient(), "{error}");
     assert_eq!(client.status().background, 2);
     proxy.refuse(false);
-    soon("settled", client.settled()).await;
+    within_limit("settled", client.flush()).await;
     let observer = Client::connect(&server.url()).await.unwrap();
     let observer = observer.semaphore(semaphore.name());
     assert_eq!(observer.available().await.unwrap(), 4);
@@ -343,8 +343,11 @@ async fn release_is_retried_until_the_server_is_back() {
 /// every state, the waiter is woken.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn permits_released_between_any_two_polls_wake_waiter() {
-    let stand = Stand::server();
-    let (client, other) = (stand.patient().await, stand.patient().await);
+    let store = TestStore::server();
+    let (client, other) = (
+        store.client_without_retries().await,
+        store.client_without_retries().await,
+    );
     for polls in 1..30 {
         // Uses a new channel each time, which is not subscribed to yet.
         let semaphore = set(&client, "heard", 2).await;
@@ -352,11 +355,13 @@ async fn permits_released_between_any_two_polls_wake_waiter() {
         let channel = format!("redisson_sc:{{{}}}", semaphore.name());
         let held = same.acquire_many(2).await.unwrap();
         let mut waiter = semaphore.acquire_many(2).into_future();
-        polled_until_subscribed(polls, &mut waiter, &channel).await;
+        poll_until_subscribed(polls, &mut waiter, &channel).await;
         // The connection keeps order: everything that the waiter has sent so far has been answered.
         assert_eq!(semaphore.available().await.unwrap(), 0);
         held.release().await.unwrap();
-        let permits = soon("heard, not slept through", waiter).await.unwrap();
+        let permits = within_limit("heard, not slept through", waiter)
+            .await
+            .unwrap();
         permits.release().await.unwrap();
     }
 }
@@ -368,7 +373,7 @@ async fn permits_released_during_disconnect_are_noticed() {
     let server = Server::start();
     let proxy = Proxy::to(server.port());
     let holder = Client::connect(&server.url()).await.unwrap();
-    let settings = Client::builder().watchdog(10 * LONG);
+    let settings = Client::builder().watchdog_lease(10 * LONG);
     let waiter = settings.connect(&proxy.url()).await.unwrap();
     let semaphore = set(&holder, "down", 1).await;
     let same = waiter.semaphore(semaphore.name());
@@ -387,7 +392,7 @@ async fn permits_released_during_disconnect_are_noticed() {
         proxy.cut();
         held.release().await.unwrap();
         proxy.refuse(false);
-        soon("seen", waiting)
+        within_limit("seen", waiting)
             .await
             .unwrap()
             .unwrap()
@@ -427,7 +432,7 @@ async fn refused_channel_loses_no_permits() {
     assert!(matches!(error, Error::NotPermitted { .. }), "{error}");
     assert_eq!(semaphore.available().await.unwrap(), 0);
     let () = server.ask(&["ACL", "SETUSER", "mute", "allchannels"]);
-    soon("settled", client.settled()).await;
+    within_limit("settled", client.flush()).await;
     assert_eq!(semaphore.available().await.unwrap(), 2);
 }
 
@@ -458,7 +463,7 @@ async fn many_waiters_cost_one_subscription() {
     .await;
     held.release().await.unwrap();
     for one in waiting {
-        soon("served", one).await.unwrap();
+        within_limit("served", one).await.unwrap();
     }
     until("no channel is left", || async {
         server

@@ -5,23 +5,23 @@ use std::time::Duration;
 
 use redlatch::{Client, Loss, ReplicaSync};
 
-use super::{Deployment, LASTING, answered, granted, patient, renewal};
-use crate::common::{LONG, assert_lost, soon, until};
+use super::{Deployment, LASTING, answered, long_timeout, retry_transient, until_renewed};
+use crate::common::{LONG, assert_lost, until, within_limit};
 
 /// F3, F6, F28: a master is killed just after a lock was granted. The next master has the lock and
 /// renews it, waiters are woken, and tokens grow.
 pub async fn a_killed_master(deployment: &mut Deployment) {
-    let settings = || patient().watchdog(LASTING);
+    let settings = || long_timeout().watchdog_lease(LASTING);
     let (holder, other) = (
         deployment.client(settings()).await,
         deployment.client(settings()).await,
     );
-    let held = granted(|| holder.lock("{a}:held").lock()).await;
-    let lent = granted(|| holder.lock("{a}:lent").lock().lease(10 * LONG)).await;
+    let held = retry_transient(|| holder.lock("{a}:held").lock()).await;
+    let lent = retry_transient(|| holder.lock("{a}:lent").lock().lease(10 * LONG)).await;
     let waiting = tokio::spawn(other.lock("{a}:lent").lock().into_future());
     until("it waits", || async { other.status().subscriptions == 1 }).await;
     let old = deployment.master("{a}");
-    let first = granted(|| holder.fenced_lock("{a}:fenced").lock().lease(10 * LONG)).await;
+    let first = retry_transient(|| holder.fenced_lock("{a}:fenced").lock().lease(10 * LONG)).await;
     deployment.kill(old);
     let new = deployment.await_new_master("{a}", old);
     for key in ["{a}:held", "{a}:lent", "{a}:fenced"] {
@@ -29,24 +29,26 @@ pub async fn a_killed_master(deployment: &mut Deployment) {
         assert!(there, "{key} was granted and is gone");
     }
     for _ in 0..2 {
-        renewal(deployment.server(new), "{a}:held").await;
+        until_renewed(deployment.server(new), "{a}:held").await;
         assert!(held.is_valid());
     }
     let mut written = first.token();
     first.unlock().await.unwrap();
-    let second = granted(|| other.fenced_lock("{a}:fenced").lock()).await;
+    let second = retry_transient(|| other.fenced_lock("{a}:fenced").lock()).await;
     assert!(second.token() > written, "an update would be lost");
     written = second.token();
     second.unlock().await.unwrap();
     lent.unlock().await.unwrap();
-    let woken = soon("woken, not slept through", waiting).await.unwrap();
+    let woken = within_limit("woken, not slept through", waiting)
+        .await
+        .unwrap();
     woken.unwrap().unlock().await.unwrap();
     held.unlock().await.unwrap();
 
     // The old master comes back without data, and no client treats it as the master.
     deployment.restart(old);
-    deployment.await_whole();
-    let third = granted(|| holder.fenced_lock("{a}:fenced").lock()).await;
+    deployment.await_healthy();
+    let third = retry_transient(|| holder.fenced_lock("{a}:fenced").lock()).await;
     assert!(third.token() > written, "an update would be lost");
     third.unlock().await.unwrap();
     for client in [holder, other] {
@@ -62,7 +64,9 @@ pub async fn a_killed_master(deployment: &mut Deployment) {
 /// holder learns it at the next renewal at the latest.
 pub async fn a_lock_that_is_lost_with_its_master(deployment: &mut Deployment) {
     // A third of the lease is enough for a failover, so that the renewal discovers the loss.
-    let settings = patient().watchdog(LASTING).replica_sync(ReplicaSync::Off);
+    let settings = long_timeout()
+        .watchdog_lease(LASTING)
+        .replica_sync(ReplicaSync::Off);
     let client = deployment.client(settings).await;
     let old = deployment.master("{b}");
     let replicas = deployment.replicas(old);
@@ -80,7 +84,7 @@ pub async fn a_lock_that_is_lost_with_its_master(deployment: &mut Deployment) {
     }
     let new = deployment.await_new_master("{b}", old);
     assert!(!deployment.server(new).ask::<bool>(&["EXISTS", "{b}:lost"]));
-    soon("told", guard.lost()).await;
+    within_limit("told", guard.lost()).await;
     assert!(!guard.is_valid());
     assert_lost(&guard.unlock().await.unwrap_err(), Loss::NotHeld);
 }
@@ -88,19 +92,27 @@ pub async fn a_lock_that_is_lost_with_its_master(deployment: &mut Deployment) {
 /// F3, F4, F5, F6: a master hangs, and another one takes its place; then the old one resumes and
 /// receives all that had been sent to it. No client relies on it.
 pub async fn a_frozen_master(deployment: &Deployment) {
-    let holder = deployment.client(patient().watchdog(LASTING)).await;
-    let waiter = deployment.client(patient().watchdog(LASTING)).await;
+    let holder = deployment
+        .client(long_timeout().watchdog_lease(LASTING))
+        .await;
+    let waiter = deployment
+        .client(long_timeout().watchdog_lease(LASTING))
+        .await;
     let hasty = Client::builder()
-        .watchdog(LASTING)
+        .watchdog_lease(LASTING)
         .response_timeout(Duration::from_millis(300));
     let hasty = deployment.client(hasty).await;
     // All connections are opened before.
     for client in [&holder, &waiter, &hasty] {
         let first = client.lock("{c}:first");
-        granted(|| first.lock()).await.unlock().await.unwrap();
+        retry_transient(|| first.lock())
+            .await
+            .unlock()
+            .await
+            .unwrap();
     }
-    let held = granted(|| holder.lock("{c}:held").lock()).await;
-    let lent = granted(|| holder.lock("{c}:lent").lock().lease(10 * LONG)).await;
+    let held = retry_transient(|| holder.lock("{c}:held").lock()).await;
+    let lent = retry_transient(|| holder.lock("{c}:lent").lock().lease(10 * LONG)).await;
     let waiting = tokio::spawn(waiter.lock("{c}:lent").lock().into_future());
     until("it waits", || async { waiter.status().subscriptions == 1 }).await;
 
@@ -113,18 +125,20 @@ pub async fn a_frozen_master(deployment: &Deployment) {
     assert!(dropped.await.is_err());
     let new = deployment.await_new_master("{c}", old);
     // Requested before the client knows of the new master, or after.
-    let asked = granted(|| waiter.lock("{c}:asked").lock()).await;
+    let asked = retry_transient(|| waiter.lock("{c}:asked").lock()).await;
     deployment.server(old).thaw();
 
-    renewal(deployment.server(new), "{c}:held").await;
+    until_renewed(deployment.server(new), "{c}:held").await;
     assert!(held.is_valid());
     lent.unlock().await.unwrap();
-    let woken = soon("woken, not slept through", waiting).await.unwrap();
+    let woken = within_limit("woken, not slept through", waiting)
+        .await
+        .unwrap();
     woken.unwrap().unlock().await.unwrap();
     for client in [&holder, &waiter, &hasty] {
-        soon("settled", client.settled()).await;
+        within_limit("settled", client.flush()).await;
     }
-    deployment.await_whole();
+    deployment.await_healthy();
     let exists = |key: &str| deployment.server(new).ask::<bool>(&["EXISTS", key]);
     for key in ["{c}:unanswered", "{c}:dropped", "{c}:lent"] {
         assert!(!exists(key), "{key} is still held");

@@ -6,8 +6,8 @@ use std::time::{Duration, Instant};
 use redlatch::{Client, ClientBuilder};
 use redlatch_testkit::{Ca, Cluster, ClusterPlan, SentinelPlan, Sentinels, Server, TlsPlan};
 
-pub use crate::common::granted;
-use crate::common::{LONG, risen};
+pub use crate::common::retry_transient;
+use crate::common::{LONG, until_rises};
 
 pub mod failover;
 pub mod steady;
@@ -93,7 +93,7 @@ impl Deployment {
         let url = self.url();
         // A sentinel has one second to answer, in which a busy machine may not complete a
         // handshake.
-        granted(|| settings.clone().connect(&url)).await
+        retry_transient(|| settings.clone().connect(&url)).await
     }
 
     /// Returns the index of the master that owns a key.
@@ -108,16 +108,16 @@ impl Deployment {
     pub fn replicas(&self, master: usize) -> Vec<usize> {
         match self {
             BehindSentinels(all) => (0..all.servers().len())
-                .filter(|&place| place != master)
+                .filter(|&index| index != master)
                 .collect(),
             InCluster(all) => vec![all.replica_of(master)],
         }
     }
 
-    pub fn server(&self, place: usize) -> &Server {
+    pub fn server(&self, index: usize) -> &Server {
         match self {
-            BehindSentinels(all) => &all.servers()[place],
-            InCluster(all) => &all.nodes()[place],
+            BehindSentinels(all) => &all.servers()[index],
+            InCluster(all) => &all.nodes()[index],
         }
     }
 
@@ -128,30 +128,30 @@ impl Deployment {
         }
     }
 
-    pub fn await_whole(&self) {
+    pub fn await_healthy(&self) {
         match self {
-            BehindSentinels(all) => all.await_whole(),
-            InCluster(all) => all.await_whole(),
+            BehindSentinels(all) => all.await_healthy(),
+            InCluster(all) => all.await_healthy(),
         }
     }
 
-    pub fn kill(&mut self, place: usize) {
+    pub fn kill(&mut self, index: usize) {
         match self {
-            BehindSentinels(all) => all.kill(place),
-            InCluster(all) => all.kill(place),
+            BehindSentinels(all) => all.kill(index),
+            InCluster(all) => all.kill(index),
         }
     }
 
-    pub fn restart(&mut self, place: usize) {
+    pub fn restart(&mut self, index: usize) {
         match self {
-            BehindSentinels(all) => all.restart(place),
-            InCluster(all) => all.restart(place),
+            BehindSentinels(all) => all.restart(index),
+            InCluster(all) => all.restart(index),
         }
     }
 }
 
 /// Settings that survive a failover.
-pub fn patient() -> ClientBuilder {
+pub fn long_timeout() -> ClientBuilder {
     Client::builder().response_timeout(LONG)
 }
 
@@ -172,8 +172,8 @@ pub fn pttl(server: &Server, key: &str) -> i64 {
 }
 
 /// Waits until the key's time to live is seen to rise.
-pub async fn renewal(server: &Server, key: &str) {
-    risen(key, || async {
+pub async fn until_renewed(server: &Server, key: &str) {
+    until_rises(key, || async {
         let left: i64 = answered(server, &["PTTL", key]).await;
         assert!(left > -2, "{key} is gone");
         left

@@ -6,21 +6,21 @@ use std::time::Duration;
 use redlatch::{Client, Loss};
 use redlatch_testkit::unique;
 
-use super::{Deployment, granted, patient, pttl};
-use crate::common::{LONG, assert_lost, dropped_everywhere, polled, soon, until};
+use super::{Deployment, long_timeout, pttl, retry_transient};
+use crate::common::{LONG, assert_lost, drop_after_each_poll, poll_up_to, until, within_limit};
 
 /// F2: a master hangs, and no replica takes its place. The holder learns of the loss before the
 /// server can have expired the lock.
 pub async fn a_master_that_hangs(deployment: &Deployment) {
     let watchdog = Duration::from_secs(2);
     let settings = Client::builder()
-        .watchdog(watchdog)
+        .watchdog_lease(watchdog)
         .response_timeout(watchdog);
     let client = deployment.client(settings).await;
     let name = unique("{d}:hangs");
     let server = deployment.server(deployment.master("{d}"));
     let guard = loop {
-        let guard = granted(|| client.lock(&name).lock()).await;
+        let guard = retry_transient(|| client.lock(&name).lock()).await;
         server.freeze();
         // If the machine paused, the hold may be over already; then the loss was reported.
         if guard.is_valid() {
@@ -28,11 +28,11 @@ pub async fn a_master_that_hangs(deployment: &Deployment) {
         }
         server.thaw();
     };
-    soon("told", guard.lost()).await;
+    within_limit("told", guard.lost()).await;
     assert_lost(&guard.unlock().await.unwrap_err(), Loss::LeaseEnded);
     server.thaw();
     until("nothing is left", || async {
-        soon("settled", client.settled()).await;
+        within_limit("settled", client.flush()).await;
         pttl(server, &name) == -2 && client.status().holds == 0
     })
     .await;
@@ -40,10 +40,10 @@ pub async fn a_master_that_hangs(deployment: &Deployment) {
 
 /// F2: a guard's remaining time never exceeds the server's.
 pub async fn a_guard_is_more_careful_than_the_server(deployment: &Deployment) {
-    let client = deployment.client(patient()).await;
+    let client = deployment.client(long_timeout()).await;
     let name = unique("{d}:careful");
     let server = deployment.server(deployment.master("{d}"));
-    let guard = granted(|| client.lock(&name).lock()).await;
+    let guard = retry_transient(|| client.lock(&name).lock()).await;
     let left = pttl(server, &name);
     // The server truncates to whole milliseconds.
     let left = Duration::from_millis(u64::try_from(left).unwrap() + 1);
@@ -53,51 +53,54 @@ pub async fn a_guard_is_more_careful_than_the_server(deployment: &Deployment) {
 
 /// F6: a release while the waiter's connections are down is noticed when they are restored.
 pub async fn a_waiter_whose_connections_are_cut(deployment: &Deployment) {
-    let holder = deployment.client(patient()).await;
-    let waiter = deployment.client(patient()).await;
+    let holder = deployment.client(long_timeout()).await;
+    let waiter = deployment.client(long_timeout()).await;
     let name = unique("{d}:cut");
     let server = deployment.server(deployment.master("{d}"));
     for _ in 0..5 {
         let none = || async { waiter.status().subscriptions == 0 };
         until("the last subscription has ended", none).await;
-        let held = granted(|| holder.lock(&name).lock().lease(10 * LONG)).await;
+        let held = retry_transient(|| holder.lock(&name).lock().lease(10 * LONG)).await;
         let waiting = tokio::spawn(waiter.lock(&name).lock().into_future());
         until("it waits", || async { !none().await }).await;
         server.cut_all();
         held.unlock().await.unwrap();
-        let woken = soon("woken, not slept through", waiting).await.unwrap();
+        let woken = within_limit("woken, not slept through", waiting)
+            .await
+            .unwrap();
         woken.unwrap().unlock().await.unwrap();
     }
 }
 
 /// F5: acquisitions are dropped at every await point, including the wait for replicas.
 pub async fn dropped_anywhere(deployment: &Deployment) {
-    let client = deployment.client(patient()).await;
-    let other = deployment.client(patient()).await;
+    let client = deployment.client(long_timeout()).await;
+    let other = deployment.client(long_timeout()).await;
     let name = unique("{d}:dropped");
     let lock = client.lock(&name);
     let server = deployment.server(deployment.master("{d}"));
-    let nothing_left = async || {
-        soon("settled", client.settled()).await;
+    let assert_nothing_left = async || {
+        within_limit("settled", client.flush()).await;
         assert_eq!(pttl(server, &name), -2, "a key was left");
         assert_eq!(client.status().holds, 0);
     };
-    dropped_everywhere(async |polls| {
-        let guard = polled(polls, lock.lock().into_future()).await;
+    drop_after_each_poll(async |polls| {
+        let guard = poll_up_to(polls, lock.lock().into_future()).await;
         let through = guard.is_some();
         drop(guard);
-        nothing_left().await;
+        assert_nothing_left().await;
         through
     })
     .await;
-    dropped_everywhere(async |polls| {
+    drop_after_each_poll(async |polls| {
         let held = other.lock(&name).lock().lease(10 * LONG).await.unwrap();
-        let waiter = polled(polls, lock.lock().into_future());
-        let (guard, released) = soon("both", async { tokio::join!(waiter, held.unlock()) }).await;
+        let waiter = poll_up_to(polls, lock.lock().into_future());
+        let (guard, released) =
+            within_limit("both", async { tokio::join!(waiter, held.unlock()) }).await;
         released.unwrap();
         let through = guard.is_some();
         drop(guard);
-        nothing_left().await;
+        assert_nothing_left().await;
         through
     })
     .await;

@@ -52,54 +52,53 @@ fn slots_are_those_of_the_specification() {
 
 #[test]
 fn node_sends_clients_to_the_owner() {
-    let mut stage = Stage::new();
-    stage.server.set_cluster(view("a"));
-    let id = stage.server.connect();
-    let hello = stage.ask(id, "HELLO 3");
+    let mut test = TestServer::new();
+    test.server.set_cluster(view("a"));
+    let id = test.server.connect();
+    let hello = test.run(id, "HELLO 3");
     assert!(hello.contains("$4 mode $7 cluster"), "{hello}");
     // b: 3300, a: 15495
-    assert_eq!(stage.ask(id, "SET b 1"), "+OK");
-    assert_eq!(stage.ask(id, "SET a 1"), "-MOVED 15495 127.0.0.1:7001");
+    assert_eq!(test.run(id, "SET b 1"), "+OK");
+    assert_eq!(test.run(id, "SET a 1"), "-MOVED 15495 127.0.0.1:7001");
     assert_eq!(
-        stage.ask(id, "EXISTS a b"),
+        test.run(id, "EXISTS a b"),
         "-CROSSSLOT Keys in request don't hash to the same slot"
     );
-    assert_eq!(stage.ask(id, "SPUBLISH a m"), "-MOVED 15495 127.0.0.1:7001");
-    assert_eq!(stage.ask(id, "PUBLISH a m"), ":0");
+    assert_eq!(test.run(id, "SPUBLISH a m"), "-MOVED 15495 127.0.0.1:7001");
+    assert_eq!(test.run(id, "PUBLISH a m"), ":0");
     assert_eq!(
-        stage.server.take_broadcasts(),
+        test.server.take_broadcasts(),
         [(b"a".to_vec(), b"m".to_vec())]
     );
     assert_eq!(
-        stage.eval(id, "return redis.call('GET', KEYS[1])", &["a"]),
+        test.eval(id, "return redis.call('GET', KEYS[1])", &["a"]),
         "-MOVED 15495 127.0.0.1:7001"
     );
     let refusal = "-ERR Script attempted to access a non local key in a cluster node";
     assert!(
-        stage
-            .eval(id, "return redis.call('GET', 'a')", &["b"])
+        test.eval(id, "return redis.call('GET', 'a')", &["b"])
             .starts_with(refusal)
     );
-    let slots = stage.ask(id, "CLUSTER SLOTS");
+    let slots = test.run(id, "CLUSTER SLOTS");
     assert!(
         slots.starts_with("*2 *3 :0 :8191 *4 $9 127.0.0.1 :7000 $40 aaaa"),
         "{slots}"
     );
-    stage.server.set_cluster(ClusterView {
+    test.server.set_cluster(ClusterView {
         slots: Vec::new(),
         ..view("a")
     });
-    assert_eq!(stage.ask(id, "GET b"), "-CLUSTERDOWN Hash slot not served");
-    stage.server.set_cluster(ClusterView {
+    assert_eq!(test.run(id, "GET b"), "-CLUSTERDOWN Hash slot not served");
+    test.server.set_cluster(ClusterView {
         is_ok: false,
         ..view("a")
     });
-    assert_eq!(stage.ask(id, "GET b"), "-CLUSTERDOWN The cluster is down");
+    assert_eq!(test.run(id, "GET b"), "-CLUSTERDOWN The cluster is down");
 }
 
 #[test]
 fn slot_that_moves_is_served_by_both_nodes() {
-    let (mut from, mut to) = (Stage::new(), Stage::new());
+    let (mut from, mut to) = (TestServer::new(), TestServer::new());
     let mut leaving = view("a");
     leaving.migrating.insert(3300, node("b", 7001));
     let mut arriving = view("b");
@@ -110,8 +109,8 @@ fn slot_that_moves_is_served_by_both_nodes() {
     // One slot that stays and one that moves.
     let now = from.now();
     from.server.set_cluster(view("a"));
-    from.ask(id, "SET {b}stays 1");
-    from.ask(id, "SET {b}goes 1");
+    from.run(id, "SET {b}stays 1");
+    from.run(id, "SET {b}goes 1");
     let mut leaving = view("a");
     leaving.migrating.insert(3300, node("b", 7001));
     from.server.set_cluster(leaving);
@@ -119,71 +118,70 @@ fn slot_that_moves_is_served_by_both_nodes() {
     let entry = from.server.take_key(b"{b}goes", now).unwrap();
     to.server.put_key(b"{b}goes", entry, now);
 
-    let try_again = "-TRYAGAIN Multiple keys request during rehashing of slot";
-    assert_eq!(from.ask(id, "GET {b}stays"), "$1 1");
-    assert_eq!(from.ask(id, "GET {b}goes"), "-ASK 3300 127.0.0.1:7001");
-    assert_eq!(from.ask(id, "EXISTS {b}stays {b}goes"), try_again);
+    let retry_later = "-TRYAGAIN Multiple keys request during rehashing of slot";
+    assert_eq!(from.run(id, "GET {b}stays"), "$1 1");
+    assert_eq!(from.run(id, "GET {b}goes"), "-ASK 3300 127.0.0.1:7001");
+    assert_eq!(from.run(id, "EXISTS {b}stays {b}goes"), retry_later);
     assert_eq!(
-        from.ask(id, "EXISTS {b}x {b}goes"),
+        from.run(id, "EXISTS {b}x {b}goes"),
         "-ASK 3300 127.0.0.1:7001"
     );
     let refusal = "-ERR Script attempted to access a non local key in a cluster node";
     let source = "return redis.call('SET', '{b}new', 1)";
     assert!(from.eval(id, source, &["{b}stays"]).starts_with(refusal));
-    assert_eq!(to.ask(other, "GET {b}goes"), "-MOVED 3300 127.0.0.1:7000");
-    assert_eq!(to.ask(other, "ASKING"), "+OK");
-    assert_eq!(to.ask(other, "GET {b}goes"), "$1 1");
+    assert_eq!(to.run(other, "GET {b}goes"), "-MOVED 3300 127.0.0.1:7000");
+    assert_eq!(to.run(other, "ASKING"), "+OK");
+    assert_eq!(to.run(other, "GET {b}goes"), "$1 1");
     assert_eq!(
-        to.ask(other, "GET {b}goes"),
+        to.run(other, "GET {b}goes"),
         "-MOVED 3300 127.0.0.1:7000",
         "for one command"
     );
-    to.ask(other, "ASKING");
-    assert_eq!(to.ask(other, "EXISTS {b}stays {b}goes"), try_again);
-    to.ask(other, "ASKING");
+    to.run(other, "ASKING");
+    assert_eq!(to.run(other, "EXISTS {b}stays {b}goes"), retry_later);
+    to.run(other, "ASKING");
     assert_eq!(to.eval(other, source, &["{b}new"]), "+OK");
 }
 
 #[test]
 fn subscriptions_end_when_a_node_loses_the_slot() {
-    let mut stage = Stage::new();
-    stage.server.set_cluster(view("a"));
-    let id = stage.connect();
+    let mut test = TestServer::new();
+    test.server.set_cluster(view("a"));
+    let id = test.connect();
     assert_eq!(
-        stage.ask(id, "SSUBSCRIBE {b}c"),
+        test.run(id, "SSUBSCRIBE {b}c"),
         ">3 $10 ssubscribe $4 {b}c :1"
     );
     assert_eq!(
-        stage.ask(id, "SPUBLISH {b}c m"),
+        test.run(id, "SPUBLISH {b}c m"),
         ">3 $8 smessage $4 {b}c $1 m | :1"
     );
     let mut after = view("a");
     after.slots[0].owner = node("b", 7001);
-    let outputs = stage.server.set_cluster(after);
+    let outputs = test.server.set_cluster(after);
     assert_eq!(sent(&outputs, id), ">3 $12 sunsubscribe $4 {b}c :0");
 }
 
 #[test]
 fn sentinel_names_the_master_and_publishes_a_change() {
-    let mut stage = Stage::new();
-    stage.server = Server::sentinel(config());
-    let id = stage.connect();
-    stage.server.set_master("main", "10.0.0.1", 6379, 0);
-    stage.ask(id, "SUBSCRIBE +switch-master");
+    let mut test = TestServer::new();
+    test.server = Server::sentinel(config());
+    let id = test.connect();
+    test.server.set_master("main", "10.0.0.1", 6379, 0);
+    test.run(id, "SUBSCRIBE +switch-master");
     let ask = "SENTINEL GET-MASTER-ADDR-BY-NAME main";
-    assert_eq!(stage.ask(id, ask), "*2 $8 10.0.0.1 $4 6379");
-    assert_eq!(stage.ask(id, "SENTINEL GET-MASTER-ADDR-BY-NAME other"), "_");
-    let outputs = stage.server.set_master("main", "10.0.0.2", 6380, 1);
+    assert_eq!(test.run(id, ask), "*2 $8 10.0.0.1 $4 6379");
+    assert_eq!(test.run(id, "SENTINEL GET-MASTER-ADDR-BY-NAME other"), "_");
+    let outputs = test.server.set_master("main", "10.0.0.2", 6380, 1);
     let message = "main 10.0.0.1 6379 10.0.0.2 6380";
     assert!(sent(&outputs, id).ends_with(message));
-    assert_eq!(stage.ask(id, ask), "*2 $8 10.0.0.2 $4 6380");
+    assert_eq!(test.run(id, ask), "*2 $8 10.0.0.2 $4 6380");
     assert!(
-        stage
-            .ask(id, "SENTINEL MASTER main")
+        test.run(id, "SENTINEL MASTER main")
             .ends_with("$12 config-epoch $1 1")
     );
     assert!(
-        stage.send(id, &["GET", "k"]).is_err(),
+        test.send(id, &["GET", "k"]).is_err(),
         "a Sentinel has no data"
     );
 }

@@ -4,13 +4,13 @@ use super::*;
 
 #[test]
 fn key_is_visible_up_to_its_date_and_never_after() {
-    let mut stage = Stage::new();
-    let id = stage.connect();
-    assert_eq!(stage.ask(id, "SET k v PX 100"), "+OK");
-    stage.now += 100;
-    assert_eq!(stage.ask(id, "GET k"), "$1 v");
-    assert_eq!(stage.ask(id, "PTTL k"), ":0");
-    stage.now += 1;
+    let mut test = TestServer::new();
+    let id = test.connect();
+    assert_eq!(test.run(id, "SET k v PX 100"), "+OK");
+    test.now += 100;
+    assert_eq!(test.run(id, "GET k"), "$1 v");
+    assert_eq!(test.run(id, "PTTL k"), ":0");
+    test.now += 1;
     for (command, answer) in [
         ("DBSIZE", ":0"),
         ("KEYS *", "*0"),
@@ -21,56 +21,52 @@ fn key_is_visible_up_to_its_date_and_never_after() {
         ("DEL k", ":0"),
         ("GET k", "_"),
     ] {
-        assert_eq!(stage.ask(id, command), answer, "{command}");
+        assert_eq!(test.run(id, command), answer, "{command}");
     }
 }
 
 #[test]
 fn expired_value_is_not_continued() {
-    let mut stage = Stage::new();
-    let id = stage.connect();
-    stage.ask(id, "HSET h a 1 b 2");
-    stage.ask(id, "SET n 5 PX 100");
-    assert_eq!(stage.ask(id, "PEXPIRE h 100"), ":1");
-    stage.now += 101;
-    assert_eq!(stage.ask(id, "HSET h c 3"), ":1");
-    assert_eq!(stage.ask(id, "HLEN h"), ":1");
-    assert_eq!(stage.ask(id, "PTTL h"), ":-1");
-    assert_eq!(stage.ask(id, "INCR n"), ":1");
-    assert_eq!(stage.ask(id, "PTTL n"), ":-1");
+    let mut test = TestServer::new();
+    let id = test.connect();
+    test.run(id, "HSET h a 1 b 2");
+    test.run(id, "SET n 5 PX 100");
+    assert_eq!(test.run(id, "PEXPIRE h 100"), ":1");
+    test.now += 101;
+    assert_eq!(test.run(id, "HSET h c 3"), ":1");
+    assert_eq!(test.run(id, "HLEN h"), ":1");
+    assert_eq!(test.run(id, "PTTL h"), ":-1");
+    assert_eq!(test.run(id, "INCR n"), ":1");
+    assert_eq!(test.run(id, "PTTL n"), ":-1");
 }
 
 #[test]
 fn dates_are_exact() {
-    let mut stage = Stage::new();
-    let id = stage.connect();
-    stage.ask(id, "SET k v PX 1500");
-    assert_eq!(stage.ask(id, "PEXPIRETIME k"), ":1001500");
-    assert_eq!(stage.ask(id, "TTL k"), ":2", "rounded up from the half");
-    stage.now += 1;
-    assert_eq!(stage.ask(id, "TTL k"), ":1");
-    assert_eq!(stage.ask(id, "PEXPIRE k 1000 GT"), ":0");
-    assert_eq!(stage.ask(id, "PEXPIRE k 1000 LT"), ":1");
-    assert_eq!(stage.ask(id, "PTTL k"), ":1000");
-    assert_eq!(stage.ask(id, "SET k w KEEPTTL"), "+OK");
-    assert_eq!(stage.ask(id, "PTTL k"), ":1000");
-    assert_eq!(
-        stage.ask(id, "PEXPIREAT k 1000001"),
-        ":1",
-        "now is too late"
-    );
-    assert_eq!(stage.ask(id, "EXISTS k"), ":0");
+    let mut test = TestServer::new();
+    let id = test.connect();
+    test.run(id, "SET k v PX 1500");
+    assert_eq!(test.run(id, "PEXPIRETIME k"), ":1001500");
+    assert_eq!(test.run(id, "TTL k"), ":2", "rounded up from the half");
+    test.now += 1;
+    assert_eq!(test.run(id, "TTL k"), ":1");
+    assert_eq!(test.run(id, "PEXPIRE k 1000 GT"), ":0");
+    assert_eq!(test.run(id, "PEXPIRE k 1000 LT"), ":1");
+    assert_eq!(test.run(id, "PTTL k"), ":1000");
+    assert_eq!(test.run(id, "SET k w KEEPTTL"), "+OK");
+    assert_eq!(test.run(id, "PTTL k"), ":1000");
+    assert_eq!(test.run(id, "PEXPIREAT k 1000001"), ":1", "now is too late");
+    assert_eq!(test.run(id, "EXISTS k"), ":0");
 }
 
 #[test]
 fn time_is_constant_in_a_script() {
-    let mut stage = Stage::new();
-    let id = stage.connect();
+    let mut test = TestServer::new();
+    let id = test.connect();
     let source = "local one = redis.call('TIME') redis.call('SET', KEYS[1], 'v', 'PX', 1)
                   local other = redis.call('TIME')
                   return { one[1], one[2], other[2], redis.call('PTTL', KEYS[1]) }";
     let now = Duration::from_micros(1_700_000_000_123_456);
-    let outputs = stage
+    let outputs = test
         .server
         .receive(id, &command(&["EVAL", source, "1", "k"]), now);
     let answer = sent(&outputs.unwrap(), id);
@@ -79,13 +75,12 @@ fn time_is_constant_in_a_script() {
 
 #[test]
 fn delete_expired_removes_expired_keys() {
-    let mut stage = Stage::new();
-    let id = stage.connect();
-    stage.ask(id, "SET k v PX 100");
-    stage.ask(id, "SET j v PX 200");
-    stage
-        .server
-        .delete_expired(Duration::from_millis(stage.now + 101));
+    let mut test = TestServer::new();
+    let id = test.connect();
+    test.run(id, "SET k v PX 100");
+    test.run(id, "SET j v PX 200");
+    test.server
+        .delete_expired(Duration::from_millis(test.now + 101));
     // The clock is set back: deleted keys stay deleted.
-    assert_eq!(stage.ask(id, "KEYS *"), "*1 $1 j");
+    assert_eq!(test.run(id, "KEYS *"), "*1 $1 j");
 }

@@ -11,7 +11,7 @@ use std::time::Duration;
 use super::{Config, ConnectionId, Output, Server, Unsupported};
 
 /// A server with a clock of its own, in milliseconds.
-struct Stage {
+struct TestServer {
     server: Server,
     now: u64,
 }
@@ -32,9 +32,9 @@ fn command(words: &[&str]) -> Vec<u8> {
     format!("*{}\r\n{words_sent}", words.len()).into_bytes()
 }
 
-impl Stage {
-    fn new() -> Stage {
-        Stage {
+impl TestServer {
+    fn new() -> TestServer {
+        TestServer {
             server: Server::new(config()),
             now: 1_000_000,
         }
@@ -47,7 +47,7 @@ impl Stage {
     /// Opens a connection with RESP3.
     fn connect(&mut self) -> ConnectionId {
         let id = self.server.connect();
-        self.ask(id, "HELLO 3");
+        self.run(id, "HELLO 3");
         id
     }
 
@@ -56,12 +56,12 @@ impl Stage {
     }
 
     /// Sends a command whose arguments are separated by spaces. Returns the output to this connection.
-    fn ask(&mut self, id: ConnectionId, line: &str) -> String {
+    fn run(&mut self, id: ConnectionId, line: &str) -> String {
         let words: Vec<&str> = line.split(' ').collect();
-        self.ask_words(id, &words)
+        self.run_args(id, &words)
     }
 
-    fn ask_words(&mut self, id: ConnectionId, words: &[&str]) -> String {
+    fn run_args(&mut self, id: ConnectionId, words: &[&str]) -> String {
         let outputs = self.send(id, words).expect("it is supported");
         sent(&outputs, id)
     }
@@ -69,7 +69,7 @@ impl Stage {
     /// Runs a script on these keys.
     fn eval(&mut self, id: ConnectionId, source: &str, keys: &[&str]) -> String {
         let count = keys.len().to_string();
-        self.ask_words(id, &[&["EVAL", source, &count], keys].concat())
+        self.run_args(id, &[&["EVAL", source, &count], keys].concat())
     }
 }
 

@@ -3,8 +3,8 @@ use super::*;
 
 #[test]
 fn unsupported_feature_ends_the_run() {
-    let mut stage = Stage::new();
-    let id = stage.connect();
+    let mut test = TestServer::new();
+    let id = test.connect();
     for line in [
         "LOLWUT",
         "SET k v FOO",
@@ -14,7 +14,7 @@ fn unsupported_feature_ends_the_run() {
         "INFO commandstats",
     ] {
         let words: Vec<&str> = line.split(' ').collect();
-        assert!(stage.send(id, &words).is_err(), "{line}");
+        assert!(test.send(id, &words).is_err(), "{line}");
     }
     for source in [
         "return redis.pcall('LOLWUT')",
@@ -25,24 +25,24 @@ fn unsupported_feature_ends_the_run() {
         "return { map = {} }",
         "return math.random and 1 or pcall(math.random) and 0 or print",
     ] {
-        assert!(stage.send(id, &["EVAL", source, "0"]).is_err(), "{source}");
+        assert!(test.send(id, &["EVAL", source, "0"]).is_err(), "{source}");
     }
-    assert_eq!(stage.ask(id, "PING"), "+PONG", "another run could continue");
+    assert_eq!(test.run(id, "PING"), "+PONG", "another run could continue");
 }
 
 #[test]
 fn bytes_may_arrive_one_by_one() {
-    let mut stage = Stage::new();
-    let id = stage.server.connect();
+    let mut test = TestServer::new();
+    let id = test.server.connect();
     let bytes = [command(&["SET", "k", "a\r\nb"]), command(&["GET", "k"])].concat();
     let mut outputs = Vec::new();
     for byte in bytes {
-        let now = stage.now();
-        outputs.extend(stage.server.receive(id, &[byte], now).unwrap());
+        let now = test.now();
+        outputs.extend(test.server.receive(id, &[byte], now).unwrap());
     }
     assert_eq!(sent(&outputs, id), "+OK | $4 a b");
-    let now = stage.now();
-    let outputs = stage.server.receive(id, b"GET k\r\n", now).unwrap();
+    let now = test.now();
+    let outputs = test.server.receive(id, b"GET k\r\n", now).unwrap();
     assert_eq!(
         sent(&outputs, id),
         "-ERR Protocol error: expected '*', got 'G' | closed"
@@ -51,69 +51,66 @@ fn bytes_may_arrive_one_by_one() {
 
 #[test]
 fn scripts_may_use_memory_that_they_began_to_use() {
-    let mut stage = Stage::new();
-    let id = stage.connect();
-    stage.ask(id, "HSET h f 1");
-    stage.server.refuse(Some(Refusal::OutOfMemory));
+    let mut test = TestServer::new();
+    let id = test.connect();
+    test.run(id, "HSET h f 1");
+    test.server.refuse(Some(Refusal::OutOfMemory));
     let refusal = "-OOM command not allowed when used memory > 'maxmemory'.";
-    assert_eq!(stage.ask(id, "SET k v"), refusal);
-    assert_eq!(stage.ask(id, "HDEL h x"), ":0");
+    assert_eq!(test.run(id, "SET k v"), refusal);
+    assert_eq!(test.run(id, "HDEL h x"), ":0");
     let source = "redis.call('SET', KEYS[1], 1) return 1";
-    assert!(stage.eval(id, source, &["k"]).starts_with(refusal));
+    assert!(test.eval(id, source, &["k"]).starts_with(refusal));
     let source = "redis.call('HDEL', KEYS[1], '') redis.call('HSET', KEYS[1], 'f', 2) return 1";
-    assert_eq!(stage.eval(id, source, &["h"]), ":1");
-    stage.server.refuse(None);
-    assert_eq!(stage.ask(id, "SET k v"), "+OK");
+    assert_eq!(test.eval(id, source, &["h"]), ":1");
+    test.server.refuse(None);
+    assert_eq!(test.run(id, "SET k v"), "+OK");
 }
 
 #[test]
 fn writes_are_refused_without_replicas_and_everything_while_loading() {
-    let mut stage = Stage::new();
-    let id = stage.connect();
-    stage.server.refuse(Some(Refusal::TooFewReplicas));
-    assert_eq!(stage.ask(id, "GET k"), "_");
+    let mut test = TestServer::new();
+    let id = test.connect();
+    test.server.refuse(Some(Refusal::TooFewReplicas));
+    assert_eq!(test.run(id, "GET k"), "_");
     let refusal = "-NOREPLICAS Not enough good replicas to write.";
-    assert_eq!(stage.ask(id, "DEL k"), refusal);
+    assert_eq!(test.run(id, "DEL k"), refusal);
     let source = "return redis.call('DEL', KEYS[1])";
-    assert!(stage.eval(id, source, &["k"]).starts_with(refusal));
-    stage.server.refuse(Some(Refusal::Loading));
-    assert!(stage.ask(id, "GET k").starts_with("-LOADING"));
+    assert!(test.eval(id, source, &["k"]).starts_with(refusal));
+    test.server.refuse(Some(Refusal::Loading));
+    assert!(test.run(id, "GET k").starts_with("-LOADING"));
 }
 
 #[test]
 fn scripts_can_be_forgotten() {
-    let mut stage = Stage::new();
-    let id = stage.connect();
-    let sha = stage.ask_words(id, &["SCRIPT", "LOAD", "return 5"]);
+    let mut test = TestServer::new();
+    let id = test.connect();
+    let sha = test.run_args(id, &["SCRIPT", "LOAD", "return 5"]);
     let sha = sha.rsplit(' ').next().unwrap().to_owned();
-    assert_eq!(stage.ask(id, &format!("EVALSHA {sha} 0")), ":5");
-    stage.server.forget_scripts();
+    assert_eq!(test.run(id, &format!("EVALSHA {sha} 0")), ":5");
+    test.server.forget_scripts();
     let refusal = "-NOSCRIPT No matching script. Please use EVAL.";
-    assert_eq!(stage.ask(id, &format!("EVALSHA {sha} 0")), refusal);
+    assert_eq!(test.run(id, &format!("EVALSHA {sha} 0")), refusal);
 }
 
 #[test]
 fn passwords_and_permissions_are_checked() {
-    let mut stage = Stage::new();
-    stage.server = Server::new(Config {
+    let mut test = TestServer::new();
+    test.server = Server::new(Config {
         password: Some("secret".into()),
         ..config()
     });
-    let id = stage.server.connect();
-    assert_eq!(stage.ask(id, "GET k"), "-NOAUTH Authentication required.");
+    let id = test.server.connect();
+    assert_eq!(test.run(id, "GET k"), "-NOAUTH Authentication required.");
     assert!(
-        stage
-            .ask(id, "HELLO 3")
+        test.run(id, "HELLO 3")
             .starts_with("-NOAUTH HELLO must be called")
     );
     assert!(
-        stage
-            .ask(id, "HELLO 3 AUTH default wrong")
+        test.run(id, "HELLO 3 AUTH default wrong")
             .starts_with("-WRONGPASS")
     );
     assert!(
-        stage
-            .ask(id, "HELLO 3 AUTH default secret")
+        test.run(id, "HELLO 3 AUTH default secret")
             .starts_with("%7 $6 server")
     );
 
@@ -123,8 +120,8 @@ fn passwords_and_permissions_are_checked() {
         keys: vec!["app:*".into()],
         channels: vec!["app:*".into()],
     };
-    stage.server.set_user("limited", limited);
-    assert_eq!(stage.ask(id, "AUTH limited pw"), "+OK");
+    test.server.set_user("limited", limited);
+    assert_eq!(test.run(id, "AUTH limited pw"), "+OK");
     for (line, refusal) in [
         ("GET app:k", "run the 'get' command"),
         ("CLIENT TRACKING ON", "run the 'client|tracking' command"),
@@ -139,9 +136,9 @@ fn passwords_and_permissions_are_checked() {
         ),
     ] {
         let refusal = format!("-NOPERM this user has no permissions to {refusal}");
-        assert_eq!(stage.ask(id, line), refusal, "{line}");
+        assert_eq!(test.run(id, line), refusal, "{line}");
     }
-    assert_eq!(stage.ask(id, "SET app:k v"), "+OK");
+    assert_eq!(test.run(id, "SET app:k v"), "+OK");
     for (source, refusal) in [
         (
             "return redis.call('GET', 'app:k')",
@@ -157,9 +154,6 @@ fn passwords_and_permissions_are_checked() {
         ),
     ] {
         let refusal = format!("-ERR The user executing the script can't {refusal}");
-        assert!(
-            stage.eval(id, source, &[]).starts_with(&refusal),
-            "{source}"
-        );
+        assert!(test.eval(id, source, &[]).starts_with(&refusal), "{source}");
     }
 }

@@ -4,10 +4,10 @@ use super::*;
 const REPLICA: (&str, u16) = ("127.0.0.1", 7001);
 
 /// Returns a master with a replica, and a connection to each.
-fn pair() -> (Stage, ConnectionId, Stage, ConnectionId) {
-    let (mut master, mut replica) = (Stage::new(), Stage::new());
+fn pair() -> (TestServer, ConnectionId, TestServer, ConnectionId) {
+    let (mut master, mut replica) = (TestServer::new(), TestServer::new());
     let (id, at_replica) = (master.connect(), replica.connect());
-    master.ask(id, "SET before 1");
+    master.run(id, "SET before 1");
     let data = master.server.attach_replica(REPLICA.0, REPLICA.1);
     replica
         .server
@@ -17,7 +17,7 @@ fn pair() -> (Stage, ConnectionId, Stage, ConnectionId) {
 }
 
 /// Brings the replica up to date.
-fn replicate(master: &mut Stage, replica: &mut Stage) {
+fn replicate(master: &mut TestServer, replica: &mut TestServer) {
     for effects in master.server.take_effects() {
         let now = replica.now();
         replica.server.apply(&effects, now);
@@ -27,23 +27,23 @@ fn replicate(master: &mut Stage, replica: &mut Stage) {
 #[test]
 fn replica_applies_changes_of_the_master() {
     let (mut master, id, mut replica, at_replica) = pair();
-    assert_eq!(replica.ask(at_replica, "GET before"), "$1 1");
-    master.ask(id, "HSET h a 1");
-    master.ask(id, "RPUSH l x y");
-    master.ask(id, "ZADD z 5 m");
-    master.ask(id, "SET k v PX 100");
-    master.ask(id, "DEL before");
-    assert_eq!(replica.ask(at_replica, "KEYS *"), "*1 $6 before");
+    assert_eq!(replica.run(at_replica, "GET before"), "$1 1");
+    master.run(id, "HSET h a 1");
+    master.run(id, "RPUSH l x y");
+    master.run(id, "ZADD z 5 m");
+    master.run(id, "SET k v PX 100");
+    master.run(id, "DEL before");
+    assert_eq!(replica.run(at_replica, "KEYS *"), "*1 $6 before");
     replicate(&mut master, &mut replica);
     assert_eq!(master.server.snapshot(), replica.server.snapshot());
-    master.ask(id, "FLUSHALL");
-    master.ask(id, "SET after 1");
+    master.run(id, "FLUSHALL");
+    master.run(id, "SET after 1");
     replicate(&mut master, &mut replica);
     assert_eq!(master.server.snapshot(), replica.server.snapshot());
-    assert_eq!(master.ask(id, "ROLE").matches("127.0.0.1").count(), 1);
+    assert_eq!(master.run(id, "ROLE").matches("127.0.0.1").count(), 1);
     assert!(
         replica
-            .ask(at_replica, "ROLE")
+            .run(at_replica, "ROLE")
             .starts_with("*5 $5 slave $9 127.0.0.1 :7000 $9 connected")
     );
 }
@@ -66,8 +66,8 @@ fn script_is_one_record() {
 #[test]
 fn replica_delivers_messages_of_the_master() {
     let (mut master, id, mut replica, at_replica) = pair();
-    replica.ask(at_replica, "SUBSCRIBE c");
-    master.ask(id, "PUBLISH c hello");
+    replica.run(at_replica, "SUBSCRIBE c");
+    master.run(id, "PUBLISH c hello");
     let effects = master.server.take_effects();
     let outputs = replica.server.apply(&effects[0], Duration::ZERO);
     assert_eq!(sent(&outputs, at_replica), ">3 $7 message $1 c $5 hello");
@@ -76,10 +76,10 @@ fn replica_delivers_messages_of_the_master() {
 #[test]
 fn replica_refuses_writes_and_leaves_expiry_to_the_master() {
     let (mut master, id, mut replica, at_replica) = pair();
-    master.ask(id, "SET k v PX 100");
+    master.run(id, "SET k v PX 100");
     replicate(&mut master, &mut replica);
     let refusal = "-READONLY You can't write against a read only replica.";
-    assert_eq!(replica.ask(at_replica, "SET k w"), refusal);
+    assert_eq!(replica.run(at_replica, "SET k w"), refusal);
     let source = "return redis.call('DEL', KEYS[1])";
     assert!(
         replica
@@ -87,27 +87,27 @@ fn replica_refuses_writes_and_leaves_expiry_to_the_master() {
             .starts_with(refusal)
     );
     replica.now += 101;
-    assert_eq!(replica.ask(at_replica, "GET k"), "_");
+    assert_eq!(replica.run(at_replica, "GET k"), "_");
     // By the master's clock the key has not expired.
     replica.now -= 50;
-    assert_eq!(replica.ask(at_replica, "GET k"), "$1 v");
+    assert_eq!(replica.run(at_replica, "GET k"), "$1 v");
     master.now += 101;
-    assert_eq!(master.ask(id, "GET k"), "_");
+    assert_eq!(master.run(id, "GET k"), "_");
     replicate(&mut master, &mut replica);
-    assert_eq!(replica.ask(at_replica, "GET k"), "_");
+    assert_eq!(replica.run(at_replica, "GET k"), "_");
     replica.server.become_master();
-    assert_eq!(replica.ask(at_replica, "SET k w"), "+OK");
+    assert_eq!(replica.run(at_replica, "SET k w"), "+OK");
 }
 
 #[test]
 fn wait_returns_when_enough_replicas_acknowledge() {
     let (mut master, id, _, _) = pair();
     assert_eq!(
-        master.ask(id, "WAIT 0 0"),
+        master.run(id, "WAIT 0 0"),
         ":1",
         "the replica began with this"
     );
-    master.ask(id, "SET k v");
+    master.run(id, "SET k v");
     let offset = master.server.offset();
     // Commands behind it wait, too.
     let bytes = [command(&["WAIT", "1", "1000"]), command(&["GET", "k"])].concat();
@@ -127,8 +127,8 @@ fn wait_returns_when_enough_replicas_acknowledge() {
 #[test]
 fn wait_ends_in_time() {
     let (mut master, id, _, _) = pair();
-    master.ask(id, "SET k v");
-    assert_eq!(master.ask(id, "WAIT 1 1000"), "");
+    master.run(id, "SET k v");
+    assert_eq!(master.run(id, "WAIT 1 1000"), "");
     master.now += 999;
     let now = master.now();
     assert_eq!(master.server.advance(now), Ok(Vec::new()));
@@ -139,8 +139,8 @@ fn wait_ends_in_time() {
 #[test]
 fn deposed_master_refuses_blocked_wait() {
     let (mut master, id, _, _) = pair();
-    master.ask(id, "SET k v");
-    assert_eq!(master.ask(id, "WAIT 1 0"), "");
+    master.run(id, "SET k v");
+    assert_eq!(master.run(id, "WAIT 1 0"), "");
     let outputs = master
         .server
         .become_replica("127.0.0.1", 7001, Snapshot::default());
@@ -155,9 +155,9 @@ fn deposed_master_refuses_blocked_wait() {
 #[test]
 fn server_loads_a_snapshot_of_another() {
     let (mut master, id, _, _) = pair();
-    master.ask(id, "SET k v PX 100");
-    let mut restarted = Stage::new();
+    master.run(id, "SET k v PX 100");
+    let mut restarted = TestServer::new();
     restarted.server.load(master.server.snapshot());
     let id = restarted.connect();
-    assert_eq!(restarted.ask(id, "PTTL k"), ":100");
+    assert_eq!(restarted.run(id, "PTTL k"), ":100");
 }

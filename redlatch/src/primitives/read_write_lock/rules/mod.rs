@@ -23,11 +23,11 @@ use redis::Value;
 use tokio::time::Instant;
 
 use crate::error::Result;
-use crate::name::Place;
-use crate::primitives::handle::Holder;
-use crate::primitives::lock::rules::{FOREIGN_HASH, holder, lasts, wrong_kind};
-use crate::space::{Found, Holds, Mode, Space};
-use crate::step::{Args, Script, Step, unexpected, yes_or_no};
+use crate::keyspace::{FoundKey, Holds, Keyspace, Mode};
+use crate::name::ObjectKeys;
+use crate::primitives::lock::Holder;
+use crate::primitives::reentrant::rules::{FOREIGN_HASH, finite, parse_holder, wrong_kind};
+use crate::step::{Args, Script, Step, decode_bool, unexpected_reply};
 
 pub(super) mod read;
 pub(super) mod write;
@@ -46,27 +46,27 @@ use script;
 
 /// Returns the hash of a read-write lock and its mode, if it is held. An error if it is a hash of another kind.
 fn find<'a>(
-    space: &'a mut Space,
-    place: &Place,
+    keyspace: &'a mut Keyspace,
+    object: &ObjectKeys,
     now: Instant,
-) -> Result<Option<(Mode, Found<'a, Holds>)>> {
-    let Some(holds) = space.find::<Holds>(place.key(), now)? else {
+) -> Result<Option<(Mode, FoundKey<'a, Holds>)>> {
+    let Some(holds) = keyspace.find::<Holds>(object.key(), now)? else {
         return Ok(None);
     };
     match holds.value.mode {
         Some(mode) => Ok(Some((mode, holds))),
-        None => Err(wrong_kind(place, FOREIGN_HASH)),
+        None => Err(wrong_kind(object, FOREIGN_HASH)),
     }
 }
 
 /// Returns the key that lives as long as a reader's `n`-th hold.
-fn timeout(own: &str, n: u32) -> String {
+fn timeout_key(own: &str, n: u32) -> String {
     format!("{own}:{n}")
 }
 
 /// Returns how long one of those holds still lives. Zero: it has ended.
-fn left_of(space: &mut Space, own: &str, n: u32, now: Instant) -> Duration {
-    match space.remaining(&timeout(own, n), now) {
+fn hold_remaining(keyspace: &mut Keyspace, own: &str, n: u32, now: Instant) -> Duration {
+    match keyspace.remaining(&timeout_key(own, n), now) {
         // A key without expiry was not created by a reader.
         None | Some(Duration::MAX) => Duration::ZERO,
         Some(left) => left,
@@ -75,19 +75,27 @@ fn left_of(space: &mut Space, own: &str, n: u32, now: Instant) -> Duration {
 
 /// Returns how many of a reader's holds have their own key. Further holds share the last one: a
 /// count written by another program must not keep the store busy.
-fn keyed(count: u32) -> u32 {
+fn keyed_holds(count: u32) -> u32 {
     count.min(10_000)
 }
 
 /// Returns the longest remaining time of a reader's holds, from the hold `first` on. Zero: all have ended.
-fn longest(space: &mut Space, own: &str, first: u32, count: u32, now: Instant) -> Duration {
-    let left = (first..=keyed(count)).map(|n| left_of(space, own, n, now));
+fn longest_remaining(
+    keyspace: &mut Keyspace,
+    own: &str,
+    first: u32,
+    count: u32,
+    now: Instant,
+) -> Duration {
+    let left = (first..=keyed_holds(count)).map(|n| hold_remaining(keyspace, own, n, now));
     left.max().unwrap_or_default()
 }
 
 /// Returns all readers, including dead ones, and their hold counts.
-fn readers(counts: &BTreeMap<String, u32>, place: &Place) -> Vec<(String, u32)> {
-    let readers = counts.iter().filter(|(field, _)| !place.writes(field));
+fn readers(counts: &BTreeMap<String, u32>, object: &ObjectKeys) -> Vec<(String, u32)> {
+    let readers = counts
+        .iter()
+        .filter(|(field, _)| !object.is_writer_field(field));
     readers
         .map(|(owner, count)| (owner.clone(), *count))
         .collect()
@@ -95,16 +103,26 @@ fn readers(counts: &BTreeMap<String, u32>, place: &Place) -> Vec<(String, u32)> 
 
 /// Returns the longest remaining time of all readers. Zero: there are none. Removes dead readers,
 /// so that they do not accumulate while others keep reading.
-fn longest_of_all(space: &mut Space, place: &Place, now: Instant) -> Result<Duration> {
-    let all = match find(space, place, now)? {
-        Some((_, holds)) => readers(&holds.value.counts, place),
+fn longest_reader_remaining(
+    keyspace: &mut Keyspace,
+    object: &ObjectKeys,
+    now: Instant,
+) -> Result<Duration> {
+    let all = match find(keyspace, object, now)? {
+        Some((_, holds)) => readers(&holds.value.counts, object),
         None => Vec::new(),
     };
     let mut most = Duration::ZERO;
     for (owner, count) in all {
-        let left = longest(space, &place.timeouts_of(&owner), 1, count, now);
+        let left = longest_remaining(
+            keyspace,
+            &object.reader_timeouts_prefix(&owner),
+            1,
+            count,
+            now,
+        );
         if left.is_zero()
-            && let Some((_, holds)) = find(space, place, now)?
+            && let Some((_, holds)) = find(keyspace, object, now)?
         {
             holds.value.counts.remove(&owner);
         }
@@ -114,9 +132,9 @@ fn longest_of_all(space: &mut Space, place: &Place, now: Instant) -> Result<Dura
 }
 
 /// Ends the holds of a reader from the hold `first` on.
-fn forget(space: &mut Space, own: &str, count: u32, first: u32) {
-    for n in first..=keyed(count) {
-        space.remove(&timeout(own, n));
+fn delete_timeouts(keyspace: &mut Keyspace, own: &str, count: u32, first: u32) {
+    for n in first..=keyed_holds(count) {
+        keyspace.remove(&timeout_key(own, n));
     }
 }
 
@@ -130,7 +148,7 @@ fn side(mode: Mode) -> &'static str {
 
 /// Returns the holders of one side.
 pub(crate) struct Inspect<'a> {
-    pub(crate) place: &'a Place,
+    pub(crate) object: &'a ObjectKeys,
     pub(crate) side: Mode,
 }
 
@@ -142,42 +160,46 @@ impl Step for Inspect<'_> {
     }
 
     fn keys(&self) -> impl ExactSizeIterator<Item = &str> + Send {
-        std::iter::once(self.place.key())
+        std::iter::once(self.object.key())
     }
 
     fn args(&self, args: &mut Args<'_>) {
         args.text(side(self.side));
-        args.text(self.place.timeouts_begin());
+        args.text(self.object.timeouts_prefix());
     }
 
     fn reply(&self, raw: Value) -> Result<Vec<Holder>> {
         match raw {
-            Value::Int(-1) => Err(wrong_kind(self.place, FOREIGN_HASH)),
-            Value::Array(holders) => holders.into_iter().map(holder).collect(),
-            other => Err(unexpected(&other)),
+            Value::Int(-1) => Err(wrong_kind(self.object, FOREIGN_HASH)),
+            Value::Array(holders) => holders.into_iter().map(parse_holder).collect(),
+            other => Err(unexpected_reply(&other)),
         }
     }
 
-    fn apply(&self, space: &mut Space, now: Instant) -> Result<Vec<Holder>> {
-        let Some((_, holds)) = find(space, self.place, now)? else {
+    fn apply(&self, keyspace: &mut Keyspace, now: Instant) -> Result<Vec<Holder>> {
+        let Some((_, holds)) = find(keyspace, self.object, now)? else {
             return Ok(Vec::new());
         };
         let (left, counts) = (holds.remaining(now), holds.value.counts.clone());
         let mut holders = Vec::new();
         for (field, holds) in counts {
-            let writes = self.place.writes(&field);
+            let writes = self.object.is_writer_field(&field);
             let remaining = match self.side {
                 Mode::Write if writes => left,
-                Mode::Read if !writes => {
-                    longest(space, &self.place.timeouts_of(&field), 1, holds, now)
-                }
+                Mode::Read if !writes => longest_remaining(
+                    keyspace,
+                    &self.object.reader_timeouts_prefix(&field),
+                    1,
+                    holds,
+                    now,
+                ),
                 _ => Duration::ZERO,
             };
             if !remaining.is_zero() {
                 holders.push(Holder {
-                    owner: self.place.owner(&field).to_owned(),
+                    owner: self.object.owner_of(&field).to_owned(),
                     holds,
-                    remaining: lasts(remaining),
+                    remaining: finite(remaining),
                 });
             }
         }
@@ -187,7 +209,7 @@ impl Step for Inspect<'_> {
 
 /// Releases one side whichever owners hold it.
 pub(super) struct Force<'a> {
-    pub(super) place: &'a Place,
+    pub(super) object: &'a ObjectKeys,
     pub(super) side: Mode,
 }
 
@@ -200,57 +222,57 @@ impl Step for Force<'_> {
     }
 
     fn keys(&self) -> impl ExactSizeIterator<Item = &str> + Send {
-        std::iter::once(self.place.key())
+        std::iter::once(self.object.key())
     }
 
     fn args(&self, args: &mut Args<'_>) {
         args.text(side(self.side));
-        args.text(self.place.timeouts_begin());
-        args.text(self.place.channel());
+        args.text(self.object.timeouts_prefix());
+        args.text(self.object.channel());
     }
 
     fn reply(&self, raw: Value) -> Result<bool> {
         match raw {
-            Value::Int(-1) => Err(wrong_kind(self.place, FOREIGN_HASH)),
-            other => yes_or_no(&other),
+            Value::Int(-1) => Err(wrong_kind(self.object, FOREIGN_HASH)),
+            other => decode_bool(&other),
         }
     }
 
-    fn apply(&self, space: &mut Space, now: Instant) -> Result<bool> {
-        let Some((mode, holds)) = find(space, self.place, now)? else {
+    fn apply(&self, keyspace: &mut Keyspace, now: Instant) -> Result<bool> {
+        let Some((mode, holds)) = find(keyspace, self.object, now)? else {
             return Ok(false);
         };
         if (self.side, mode) == (Mode::Write, Mode::Read) {
             return Ok(false);
         }
-        let reads = readers(&holds.value.counts, self.place);
+        let reads = readers(&holds.value.counts, self.object);
         let counts = &mut holds.value.counts;
-        counts.retain(|field, _| self.place.writes(field));
+        counts.retain(|field, _| self.object.is_writer_field(field));
         let mut alive = false;
         for (owner, count) in reads {
-            let own = self.place.timeouts_of(&owner);
-            alive |= !longest(space, &own, 1, count, now).is_zero();
-            forget(space, &own, count, 1);
+            let own = self.object.reader_timeouts_prefix(&owner);
+            alive |= !longest_remaining(keyspace, &own, 1, count, now).is_zero();
+            delete_timeouts(keyspace, &own, count, 1);
         }
         if self.side != mode {
             return Ok(alive);
         }
-        space.remove(self.place.key());
+        keyspace.remove(self.object.key());
         match mode {
             Mode::Read => {
-                space.publish(self.place.channel(), READ_RELEASED);
+                keyspace.publish(self.object.channel(), READ_RELEASED);
             }
-            Mode::Write => call_all(space, self.place),
+            Mode::Write => wake_all(keyspace, self.object),
         }
         Ok(true)
     }
 }
 
 /// Wakes all waiters, because there is no writer any more. It publishes both messages for
-/// Redisson's waiters (see `call_all` in `readers.lua`).
-fn call_all(space: &mut Space, place: &Place) {
-    space.publish(place.channel(), WRITE_RELEASED);
-    space.publish(place.channel(), READ_RELEASED);
+/// Redisson's waiters (see `wake_all` in `readers.lua`).
+fn wake_all(keyspace: &mut Keyspace, object: &ObjectKeys) {
+    keyspace.publish(object.channel(), WRITE_RELEASED);
+    keyspace.publish(object.channel(), READ_RELEASED);
 }
 
 /// The message that the last reader has left.

@@ -7,22 +7,23 @@ use redis::Value;
 use tokio::time::Instant;
 
 use super::{
-    READ_RELEASED, find, forget, keyed, left_of, longest, longest_of_all, script, timeout,
+    READ_RELEASED, delete_timeouts, find, hold_remaining, keyed_holds, longest_reader_remaining,
+    longest_remaining, script, timeout_key,
 };
 use crate::error::Result;
 use crate::hold::Hold;
+use crate::keyspace::{Holds, Keyspace, Mode};
 use crate::lease::Lease;
-use crate::name::Place;
-use crate::primitives::handle::Ask;
-use crate::primitives::lock::rules::{ENDLESS, held_or_wait, wrong_kind};
-use crate::space::{Holds, Mode, Space};
-use crate::step::{Args, Outcome, Script, Step, yes_or_no};
+use crate::name::ObjectKeys;
+use crate::primitives::lock::AcquireParams;
+use crate::primitives::reentrant::rules::{NO_EXPIRY, parse_outcome, wrong_kind};
+use crate::step::{Args, Outcome, Script, Step, decode_bool};
 
 /// Acquires the read side for an owner, or returns how long another owner may still write.
 pub(in super::super) struct Acquire<'a> {
-    pub(in super::super) ask: Ask<'a>,
+    pub(in super::super) params: AcquireParams<'a>,
     /// Whether to wait behind waiting writers.
-    pub(in super::super) yields: bool,
+    pub(in super::super) prefers_writers: bool,
 }
 
 impl Step for Acquire<'_> {
@@ -33,51 +34,51 @@ impl Step for Acquire<'_> {
     }
 
     fn keys(&self) -> impl ExactSizeIterator<Item = &str> + Send {
-        let place = &self.ask.hold.place;
-        let keys = [place.key(), place.writers()];
-        keys.into_iter().take(1 + usize::from(self.yields))
+        let object = &self.params.hold.object;
+        let keys = [object.key(), object.writers()];
+        keys.into_iter().take(1 + usize::from(self.prefers_writers))
     }
 
     fn args(&self, args: &mut Args<'_>) {
-        args.text(&self.ask.hold.field);
-        args.number(self.ask.lease.millis());
-        args.number(self.ask.count.into());
-        args.text(self.ask.hold.place.timeouts_begin());
+        args.text(&self.params.hold.field);
+        args.number(self.params.lease.millis());
+        args.number(self.params.count.into());
+        args.text(self.params.hold.object.timeouts_prefix());
     }
 
     fn reply(&self, raw: Value) -> Result<Outcome> {
-        held_or_wait(&self.ask.hold.place, &raw)
+        parse_outcome(&self.params.hold.object, &raw)
     }
 
-    fn apply(&self, space: &mut Space, now: Instant) -> Result<Outcome> {
-        let Ask {
+    fn apply(&self, keyspace: &mut Keyspace, now: Instant) -> Result<Outcome> {
+        let AcquireParams {
             hold, count, lease, ..
-        } = self.ask;
-        let (place, owner, own) = (&*hold.place, &*hold.field, &*hold.own);
+        } = self.params;
+        let (object, owner, own) = (&*hold.object, &*hold.field, &*hold.owner_key);
         let end = now + lease.duration();
         let mut held = 0;
         let mut writes = false;
-        let found = find(space, place, now)?;
+        let found = find(keyspace, object, now)?;
         let free = found.is_none();
         if let Some((mode, holds)) = found {
             let left = holds.remaining(now);
             if left == Duration::MAX {
-                return Err(wrong_kind(place, ENDLESS));
+                return Err(wrong_kind(object, NO_EXPIRY));
             }
-            writes = holds.value.counts.contains_key(&place.writer(owner));
+            writes = holds.value.counts.contains_key(&object.writer(owner));
             if mode == Mode::Write && !writes {
                 return Ok(Outcome::Wait(left));
             }
             held = holds.value.counts.get(owner).copied().unwrap_or(0);
         }
-        if longest(space, own, 1, held, now).is_zero() {
+        if longest_remaining(keyspace, own, 1, held, now).is_zero() {
             if count > 1 {
                 // The hold to re-enter has been lost.
                 return Ok(Outcome::Wait(Duration::ZERO));
             }
-            if self.yields
+            if self.prefers_writers
                 && !writes
-                && let Some(left) = held_back(space, place, now)?
+                && let Some(left) = blocked_by_writers(keyspace, object, now)?
             {
                 return Ok(Outcome::Wait(left));
             }
@@ -87,36 +88,40 @@ impl Step for Acquire<'_> {
                 counts: BTreeMap::new(),
                 mode: Some(Mode::Read),
             };
-            space.set(place.key(), holds, Some(end), now);
+            keyspace.set(object.key(), holds, Some(end), now);
         }
-        if let Some((_, mut holds)) = find(space, place, now)? {
+        if let Some((_, mut holds)) = find(keyspace, object, now)? {
             holds.value.counts.insert(owner.to_owned(), count);
             holds.extend_to(end);
         }
         // Removes what earlier holds of the same owner left behind.
-        let last = keyed(count);
-        forget(space, own, held, last + 1);
-        if left_of(space, own, last, now) < lease.duration() {
-            space.set(&timeout(own, last), 1, Some(end), now);
+        let last = keyed_holds(count);
+        delete_timeouts(keyspace, own, held, last + 1);
+        if hold_remaining(keyspace, own, last, now) < lease.duration() {
+            keyspace.set(&timeout_key(own, last), 1, Some(end), now);
         }
         Ok(Outcome::Done(()))
     }
 }
 
 /// Returns how long waiting writers block new readers.
-fn held_back(space: &mut Space, place: &Place, now: Instant) -> Result<Option<Duration>> {
-    let today = space.date(now);
-    let Some(writers) = space.find::<BTreeMap<String, i64>>(place.writers(), now)? else {
+fn blocked_by_writers(
+    keyspace: &mut Keyspace,
+    object: &ObjectKeys,
+    now: Instant,
+) -> Result<Option<Duration>> {
+    let now_ms = keyspace.date(now);
+    let Some(writers) = keyspace.find::<BTreeMap<String, i64>>(object.writers(), now)? else {
         return Ok(None);
     };
-    let last = writers.value.values().max().copied().unwrap_or(today);
-    let left = u64::try_from(last - today).unwrap_or(0);
+    let last = writers.value.values().max().copied().unwrap_or(now_ms);
+    let left = u64::try_from(last - now_ms).unwrap_or(0);
     Ok((left > 0).then(|| Duration::from_millis(left)))
 }
 
 /// The minimum change of the end that is worth a message. If there are many leases that are renewed
 /// at different times, neighboring ones differ by less.
-const MUCH_NEARER: Duration = Duration::from_secs(1);
+const MIN_WAKE_CHANGE: Duration = Duration::from_secs(1);
 
 /// Sets a reader's hold count to the number of holds to keep; 0 releases its side.
 pub(in super::super) struct Release<'a> {
@@ -135,46 +140,46 @@ impl Step for Release<'_> {
     }
 
     fn keys(&self) -> impl ExactSizeIterator<Item = &str> + Send {
-        std::iter::once(self.hold.place.key())
+        std::iter::once(self.hold.object.key())
     }
 
     fn args(&self, args: &mut Args<'_>) {
         args.text(&self.hold.field);
         args.number(self.keep.into());
         args.number(self.lease.map_or(0, Lease::millis));
-        args.text(self.hold.place.timeouts_begin());
-        args.text(self.hold.place.channel());
+        args.text(self.hold.object.timeouts_prefix());
+        args.text(self.hold.object.channel());
     }
 
     fn reply(&self, raw: Value) -> Result<bool> {
-        yes_or_no(&raw)
+        decode_bool(&raw)
     }
 
-    fn apply(&self, space: &mut Space, now: Instant) -> Result<bool> {
+    fn apply(&self, keyspace: &mut Keyspace, now: Instant) -> Result<bool> {
         let hold = self.hold;
-        let (place, owner, own) = (&*hold.place, &*hold.field, &*hold.own);
+        let (object, owner, own) = (&*hold.object, &*hold.field, &*hold.owner_key);
         let lease = self.lease.map_or(Duration::ZERO, Lease::duration);
-        let Some((mode, holds)) = find(space, place, now)? else {
-            space.publish(place.channel(), READ_RELEASED);
+        let Some((mode, holds)) = find(keyspace, object, now)? else {
+            keyspace.publish(object.channel(), READ_RELEASED);
             return Ok(false);
         };
         let left = holds.remaining(now);
         let Some(count) = holds.value.counts.get(owner).copied() else {
             return Ok(false);
         };
-        let held = !longest(space, own, 1, count, now).is_zero();
+        let held = !longest_remaining(keyspace, own, 1, count, now).is_zero();
         // A release never increases the count; a dead reader is always removed.
         let keep = if held { self.keep.min(count) } else { 0 };
-        let last = keyed(keep);
+        let last = keyed_holds(keep);
         if keep > 0 {
             // All holds of an owner last as long as the longest, so a released hold passes its lease on.
-            let most = longest(space, own, last, count, now).max(lease);
-            if left_of(space, own, last, now) < most {
-                space.set(&timeout(own, last), 1, Some(now + most), now);
+            let most = longest_remaining(keyspace, own, last, count, now).max(lease);
+            if hold_remaining(keyspace, own, last, now) < most {
+                keyspace.set(&timeout_key(own, last), 1, Some(now + most), now);
             }
         }
-        forget(space, own, count, last + 1);
-        let Some((_, mut holds)) = find(space, place, now)? else {
+        delete_timeouts(keyspace, own, count, last + 1);
+        let Some((_, mut holds)) = find(keyspace, object, now)? else {
             return Ok(held);
         };
         match keep {
@@ -188,16 +193,16 @@ impl Step for Release<'_> {
             }
             return Ok(held);
         }
-        let most = longest_of_all(space, place, now)?;
+        let most = longest_reader_remaining(keyspace, object, now)?;
         if most.is_zero() {
-            space.remove(place.key());
-        } else if let Some((_, mut holds)) = find(space, place, now)? {
+            keyspace.remove(object.key());
+        } else if let Some((_, mut holds)) = find(keyspace, object, now)? {
             holds.set_end(now + most);
         }
         // Writers sleep until the end that they received. If it is now much nearer, they are woken:
         // the remaining readers may be dead and never release.
-        if most.is_zero() || left.saturating_sub(most) >= MUCH_NEARER {
-            space.publish(place.channel(), READ_RELEASED);
+        if most.is_zero() || left.saturating_sub(most) >= MIN_WAKE_CHANGE {
+            keyspace.publish(object.channel(), READ_RELEASED);
         }
         Ok(held)
     }
@@ -210,32 +215,33 @@ pub(in super::super) fn renew_script() -> &'static Script {
 
 /// Renews one reader, as the script does.
 pub(in super::super) fn renew(
-    space: &mut Space,
+    keyspace: &mut Keyspace,
     hold: &Hold,
     lease: Option<Lease>,
     now: Instant,
 ) -> Result<bool> {
     let end = lease.map(|lease| now + lease.duration());
-    let Some((_, holds)) = find(space, &hold.place, now)? else {
-        space.publish(hold.place.channel(), READ_RELEASED);
+    let Some((_, holds)) = find(keyspace, &hold.object, now)? else {
+        keyspace.publish(hold.object.channel(), READ_RELEASED);
         return Ok(false);
     };
     let count = holds.value.counts.get(&*hold.field).copied();
     let mut alive = false;
-    for n in 1..=keyed(count.unwrap_or(0)) {
-        if left_of(space, &hold.own, n, now).is_zero() {
+    for n in 1..=keyed_holds(count.unwrap_or(0)) {
+        if hold_remaining(keyspace, &hold.owner_key, n, now).is_zero() {
             continue;
         }
         alive = true;
         if let Some(end) = end
-            && let Some(mut timeout) = space.find::<i64>(&timeout(&hold.own, n), now)?
+            && let Some(mut timeout) =
+                keyspace.find::<i64>(&timeout_key(&hold.owner_key, n), now)?
         {
             timeout.extend_to(end);
         }
     }
     if alive
         && let Some(end) = end
-        && let Some((_, mut holds)) = find(space, &hold.place, now)?
+        && let Some((_, mut holds)) = find(keyspace, &hold.object, now)?
     {
         holds.extend_to(end);
     }

@@ -6,31 +6,33 @@ use std::time::Duration;
 use redis::Value;
 use tokio::time::Instant;
 
-use super::{WRITE_RELEASED, call_all, find, longest, longest_of_all, script};
+use super::{WRITE_RELEASED, find, longest_reader_remaining, longest_remaining, script, wake_all};
 use crate::error::{Error, Result};
 use crate::hold::Hold;
+use crate::keyspace::{Holds, Keyspace, Mode};
 use crate::lease::Lease;
-use crate::primitives::handle::Ask;
-use crate::primitives::lock::rules::{self as lock, ENDLESS, held_or_wait, is_gone, wrong_kind};
-use crate::space::{Holds, Mode, Space};
-use crate::step::{Args, Outcome, Script, Step, yes_or_no};
+use crate::primitives::lock::AcquireParams;
+use crate::primitives::reentrant::rules::{
+    self as reentrant, NO_EXPIRY, parse_outcome, was_deleted, wrong_kind,
+};
+use crate::step::{Args, Outcome, Script, Step, decode_bool};
 
 /// Acquires the write side for an owner, or returns how long others may still read or write.
 pub(in super::super) struct Acquire<'a> {
-    pub(in super::super) ask: Ask<'a>,
+    pub(in super::super) params: AcquireParams<'a>,
     /// How long new readers are blocked if this has to wait and does not retry.
-    pub(in super::super) holds_back: Option<Lease>,
+    pub(in super::super) blocks_readers_for: Option<Lease>,
 }
 
 impl Acquire<'_> {
     /// Returns how long the store remembers this waiting writer, if it waits.
-    fn mark(&self) -> Option<Lease> {
-        self.holds_back.filter(|_| self.ask.waits)
+    fn waiter_ttl(&self) -> Option<Lease> {
+        self.blocks_readers_for.filter(|_| self.params.waits)
     }
 
-    fn reads_itself(&self) -> Error {
+    fn write_while_reading(&self) -> Error {
         Error::WriteWhileReading {
-            name: self.ask.hold.place.name().to_owned(),
+            name: self.params.hold.object.name().to_owned(),
         }
     }
 }
@@ -43,36 +45,36 @@ impl Step for Acquire<'_> {
     }
 
     fn keys(&self) -> impl ExactSizeIterator<Item = &str> + Send {
-        let place = &self.ask.hold.place;
-        let keys = [place.key(), place.writers()];
+        let object = &self.params.hold.object;
+        let keys = [object.key(), object.writers()];
         keys.into_iter()
-            .take(1 + usize::from(self.holds_back.is_some()))
+            .take(1 + usize::from(self.blocks_readers_for.is_some()))
     }
 
     fn args(&self, args: &mut Args<'_>) {
-        let place = &self.ask.hold.place;
-        args.text(&self.ask.hold.field);
-        args.number(self.ask.lease.millis());
-        args.number(self.ask.count.into());
-        args.text(place.timeouts_begin());
-        args.text(place.owner(&self.ask.hold.field));
-        args.number(self.mark().map_or(0, Lease::millis));
+        let object = &self.params.hold.object;
+        args.text(&self.params.hold.field);
+        args.number(self.params.lease.millis());
+        args.number(self.params.count.into());
+        args.text(object.timeouts_prefix());
+        args.text(object.owner_of(&self.params.hold.field));
+        args.number(self.waiter_ttl().map_or(0, Lease::millis));
     }
 
     fn reply(&self, raw: Value) -> Result<Outcome> {
         match raw {
-            Value::Int(-3) => Err(self.reads_itself()),
-            other => held_or_wait(&self.ask.hold.place, &other),
+            Value::Int(-3) => Err(self.write_while_reading()),
+            other => parse_outcome(&self.params.hold.object, &other),
         }
     }
 
-    fn apply(&self, space: &mut Space, now: Instant) -> Result<Outcome> {
-        let Ask {
+    fn apply(&self, keyspace: &mut Keyspace, now: Instant) -> Result<Outcome> {
+        let AcquireParams {
             hold, count, lease, ..
-        } = self.ask;
-        let (place, field) = (&*hold.place, &*hold.field);
+        } = self.params;
+        let (object, field) = (&*hold.object, &*hold.field);
         let end = now + lease.duration();
-        let Some((mode, mut holds)) = find(space, place, now)? else {
+        let Some((mode, mut holds)) = find(keyspace, object, now)? else {
             if count > 1 {
                 // The hold to re-enter has been lost.
                 return Ok(Outcome::Wait(Duration::ZERO));
@@ -81,57 +83,65 @@ impl Step for Acquire<'_> {
                 counts: BTreeMap::from([(field.to_owned(), count)]),
                 mode: Some(Mode::Write),
             };
-            space.set(place.key(), holds, Some(end), now);
-            return self.waits_no_more(space, now);
+            keyspace.set(object.key(), holds, Some(end), now);
+            return self.finish_acquisition(keyspace, now);
         };
         let left = holds.remaining(now);
         if left == Duration::MAX {
-            return Err(wrong_kind(place, ENDLESS));
+            return Err(wrong_kind(object, NO_EXPIRY));
         }
         if mode == Mode::Write
             && let Some(held) = holds.value.counts.get_mut(field)
         {
             *held = count;
             holds.extend_to(end);
-            return self.waits_no_more(space, now);
+            return self.finish_acquisition(keyspace, now);
         }
         if count > 1 {
             return Ok(Outcome::Wait(Duration::ZERO));
         }
-        let owner = place.owner(field);
+        let owner = object.owner_of(field);
         let reads = holds.value.counts.get(owner).copied().unwrap_or(0);
-        if !longest(space, &place.timeouts_of(owner), 1, reads, now).is_zero() {
-            return Err(self.reads_itself());
+        if !longest_remaining(
+            keyspace,
+            &object.reader_timeouts_prefix(owner),
+            1,
+            reads,
+            now,
+        )
+        .is_zero()
+        {
+            return Err(self.write_while_reading());
         }
-        let Some(mark) = self.mark() else {
+        let Some(ttl) = self.waiter_ttl() else {
             return Ok(Outcome::Wait(left));
         };
-        let today = space.date(now);
-        let until = today.saturating_add_unsigned(mark.millis());
-        let writers: &mut BTreeMap<String, i64> = space.find_or_begin(place.writers(), now)?;
-        writers.retain(|_, until| *until > today);
+        let now_ms = keyspace.date(now);
+        let until = now_ms.saturating_add_unsigned(ttl.millis());
+        let writers: &mut BTreeMap<String, i64> = keyspace.find_or_create(object.writers(), now)?;
+        writers.retain(|_, until| *until > now_ms);
         writers.insert(field.to_owned(), until);
-        if let Some(mut writers) = space.find::<BTreeMap<String, i64>>(place.writers(), now)? {
-            writers.set_end(now + mark.duration());
+        if let Some(mut writers) = keyspace.find::<BTreeMap<String, i64>>(object.writers(), now)? {
+            writers.set_end(now + ttl.duration());
         }
         // If the writer retries in time, its mark does not expire while it waits.
-        Ok(Outcome::Wait(left.min(mark.third())))
+        Ok(Outcome::Wait(left.min(ttl.renewal_interval())))
     }
 }
 
 impl Acquire<'_> {
     /// Removes this writer's mark, because it holds the lock now.
-    fn waits_no_more(&self, space: &mut Space, now: Instant) -> Result<Outcome> {
-        if self.holds_back.is_some() {
-            unmark(space, self.ask.hold, now)?;
+    fn finish_acquisition(&self, keyspace: &mut Keyspace, now: Instant) -> Result<Outcome> {
+        if self.blocks_readers_for.is_some() {
+            remove_waiting_writer(keyspace, self.params.hold, now)?;
         }
         Ok(Outcome::Done(()))
     }
 }
 
 /// Removes an owner from the waiting writers. Returns whether it was marked.
-fn unmark(space: &mut Space, hold: &Hold, now: Instant) -> Result<bool> {
-    let writers = space.find::<BTreeMap<String, i64>>(hold.place.writers(), now)?;
+fn remove_waiting_writer(keyspace: &mut Keyspace, hold: &Hold, now: Instant) -> Result<bool> {
+    let writers = keyspace.find::<BTreeMap<String, i64>>(hold.object.writers(), now)?;
     Ok(writers.is_some_and(|writers| writers.value.remove(&*hold.field).is_some()))
 }
 
@@ -152,31 +162,31 @@ impl Step for Release<'_> {
     }
 
     fn keys(&self) -> impl ExactSizeIterator<Item = &str> + Send {
-        let place = &self.hold.place;
-        [place.key(), place.writers()].into_iter()
+        let object = &self.hold.object;
+        [object.key(), object.writers()].into_iter()
     }
 
     fn args(&self, args: &mut Args<'_>) {
         args.text(&self.hold.field);
         args.number(self.keep.into());
         args.number(self.lease.map_or(0, Lease::millis));
-        args.text(self.hold.place.timeouts_begin());
-        args.text(self.hold.place.channel());
+        args.text(self.hold.object.timeouts_prefix());
+        args.text(self.hold.object.channel());
     }
 
     fn reply(&self, raw: Value) -> Result<bool> {
-        yes_or_no(&raw)
+        decode_bool(&raw)
     }
 
-    fn apply(&self, space: &mut Space, now: Instant) -> Result<bool> {
-        let (place, field) = (&*self.hold.place, &*self.hold.field);
-        let found = find(space, place, now)?;
+    fn apply(&self, keyspace: &mut Keyspace, now: Instant) -> Result<bool> {
+        let (object, field) = (&*self.hold.object, &*self.hold.field);
+        let found = find(keyspace, object, now)?;
         let mine = found.filter(|(_, holds)| holds.value.counts.contains_key(field));
         let Some((_, mut holds)) = mine else {
-            if self.keep == 0 && unmark(space, self.hold, now)? {
-                space.publish(place.channel(), WRITE_RELEASED);
-            } else if !space.is_there(place.key(), now) {
-                call_all(space, place);
+            if self.keep == 0 && remove_waiting_writer(keyspace, self.hold, now)? {
+                keyspace.publish(object.channel(), WRITE_RELEASED);
+            } else if !keyspace.exists(object.key(), now) {
+                wake_all(keyspace, object);
             }
             return Ok(false);
         };
@@ -188,14 +198,14 @@ impl Step for Release<'_> {
             return Ok(true);
         }
         holds.value.counts.remove(field);
-        let most = longest_of_all(space, place, now)?;
+        let most = longest_reader_remaining(keyspace, object, now)?;
         if most.is_zero() {
-            space.remove(place.key());
-        } else if let Some((_, mut holds)) = find(space, place, now)? {
+            keyspace.remove(object.key());
+        } else if let Some((_, mut holds)) = find(keyspace, object, now)? {
             holds.value.mode = Some(Mode::Read);
             holds.set_end(now + most);
         }
-        call_all(space, place);
+        wake_all(keyspace, object);
         Ok(true)
     }
 }
@@ -205,21 +215,21 @@ pub(in super::super) fn renew_script() -> &'static Script {
     static SCRIPT: Script = Script::new(concat!(
         include_str!("../readers.lua"),
         include_str!("../write_wake.lua"),
-        include_str!("../../lock/renew.lua"),
+        include_str!("../../reentrant/renew.lua"),
     ));
     &SCRIPT
 }
 
 /// Renews one writer, as the script does.
 pub(in super::super) fn renew(
-    space: &mut Space,
+    keyspace: &mut Keyspace,
     hold: &Hold,
     lease: Option<Lease>,
     now: Instant,
 ) -> Result<bool> {
-    let held = lock::renew(space, hold, lease, now)?;
-    if is_gone(space, held, &hold.place, now) {
-        call_all(space, &hold.place);
+    let held = reentrant::renew(keyspace, hold, lease, now)?;
+    if was_deleted(keyspace, held, &hold.object, now) {
+        wake_all(keyspace, &hold.object);
     }
     Ok(held)
 }

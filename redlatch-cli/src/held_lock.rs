@@ -1,0 +1,342 @@
+//! The lock or permit that is held while CMD runs, of any kind.
+
+use std::convert::Infallible;
+use std::future::{Future, pending};
+use std::pin::Pin;
+use std::time::Duration;
+
+use redlatch::{
+    Acquire, Client, Error, FairLock, Guard, Lock, LockKind, Loss, MultiGuard, MultiLock,
+    ObjectState, OwnedKind, PermitId, TryAcquire,
+};
+use tokio::time::Instant;
+
+use crate::args::Run;
+use crate::stderr::note;
+use crate::store::WaitLimits;
+
+/// Default lease that the watchdog renews.
+const DEFAULT_WATCHDOG: Duration = Duration::from_secs(30);
+
+pub(crate) struct HeldLock {
+    guard: Box<dyn AnyGuard>,
+    names: String,
+    owner: String,
+    token: Option<u64>,
+}
+
+type BoxFuture<'a, T> = Pin<Box<dyn Future<Output = T> + 'a>>;
+
+trait AnyGuard {
+    /// Completes when the hold is lost; returns the reason.
+    fn lost(&self) -> BoxFuture<'_, Error>;
+    fn is_valid(&self) -> bool;
+    fn unlock(self: Box<Self>) -> BoxFuture<'static, redlatch::Result<()>>;
+}
+
+impl<K: LockKind> AnyGuard for Guard<K> {
+    fn lost(&self) -> BoxFuture<'_, Error> {
+        Box::pin(async {
+            let Err(lost) = self.run(pending::<Infallible>()).await;
+            lost
+        })
+    }
+
+    fn is_valid(&self) -> bool {
+        Guard::is_valid(self)
+    }
+
+    fn unlock(self: Box<Self>) -> BoxFuture<'static, redlatch::Result<()>> {
+        Box::pin(Guard::unlock(*self))
+    }
+}
+
+impl AnyGuard for MultiGuard {
+    fn lost(&self) -> BoxFuture<'_, Error> {
+        Box::pin(async {
+            let Err(lost) = self.run(pending::<Infallible>()).await;
+            lost
+        })
+    }
+
+    fn is_valid(&self) -> bool {
+        MultiGuard::is_valid(self)
+    }
+
+    fn unlock(self: Box<Self>) -> BoxFuture<'static, redlatch::Result<()>> {
+        Box::pin(MultiGuard::unlock(*self))
+    }
+}
+
+impl HeldLock {
+    /// Waits for the lock or permit that `run` requests. Returns `None` if another owner holds it
+    /// at the wait limit.
+    pub(crate) async fn acquire(
+        client: &Client,
+        limits: &WaitLimits,
+        run: &Run,
+    ) -> redlatch::Result<Option<HeldLock>> {
+        let kind = run.kind;
+        let [name] = run.names.as_slice() else {
+            return acquire_multi_lock(client, limits, run).await;
+        };
+        if let Some(permits) = kind.permits {
+            return acquire_permit(client, name, permits, limits, run).await;
+        }
+        if kind.fenced {
+            let guard = acquire_guard(client.fenced_lock(name), limits, run).await?;
+            return Ok(guard.map(|guard| {
+                let token = guard.token();
+                HeldLock::from_guard(guard, run, Some(token))
+            }));
+        }
+        if kind.fair {
+            return acquire_lock(fair_lock(client, name, run), limits, run).await;
+        }
+        if kind.read {
+            return acquire_lock(client.read_write_lock(name).read().clone(), limits, run).await;
+        }
+        if kind.write {
+            return acquire_lock(client.read_write_lock(name).write().clone(), limits, run).await;
+        }
+        if kind.spin {
+            return acquire_lock(client.spin_lock(name), limits, run).await;
+        }
+        acquire_lock(client.lock(name), limits, run).await
+    }
+
+    fn from_guard<K: LockKind + OwnedKind>(
+        guard: Guard<K>,
+        run: &Run,
+        token: Option<u64>,
+    ) -> HeldLock {
+        HeldLock {
+            owner: guard.owner_id().to_owned(),
+            names: run.names.join(" "),
+            guard: Box::new(guard),
+            token,
+        }
+    }
+
+    /// Returns the environment variables for CMD.
+    pub(crate) fn environment(&self) -> impl Iterator<Item = (&'static str, String)> {
+        let token = self.token.map(|token| token.to_string());
+        [
+            ("REDLATCH_LOCK", self.names.clone()),
+            ("REDLATCH_OWNER", self.owner.clone()),
+        ]
+        .into_iter()
+        .chain(token.map(|token| ("REDLATCH_FENCING_TOKEN", token)))
+    }
+
+    /// Completes when the hold is lost; returns the reason.
+    pub(crate) async fn lost(&self) -> Loss {
+        match self.guard.lost().await {
+            Error::Lost { reason, .. } => reason,
+            _ => Loss::NotHeld,
+        }
+    }
+
+    /// The owner as the store records it, or the id of the permit.
+    pub(crate) fn owner(&self) -> &str {
+        &self.owner
+    }
+
+    /// Returns how the lock was lost, if it was lost while this process was stopped. Asks the store,
+    /// because another owner may have the lock although the local lease has not ended (a forced
+    /// unlock). If the store does not answer, the lease decides, as it does while CMD runs.
+    pub(crate) async fn check_loss(&self, client: &Client, names: &[String]) -> Option<Loss> {
+        let is_held = async {
+            for name in names {
+                match client.inspect(name).await {
+                    Ok(Some(state)) if self.is_held_in(&state) => {}
+                    Ok(_) => return false,
+                    Err(_) => {}
+                }
+            }
+            true
+        };
+        tokio::select! {
+            biased;
+            lost = self.lost() => Some(lost),
+            is_held = is_held => match is_held {
+                false => Some(Loss::NotHeld),
+                // The lease may have ended while waiting for the answer.
+                true => (!self.guard.is_valid()).then_some(Loss::LeaseEnded),
+            },
+        }
+    }
+
+    fn is_held_in(&self, state: &ObjectState) -> bool {
+        match state {
+            ObjectState::ExpirableSemaphore { acquired, .. } => {
+                acquired.iter().any(|permit| permit.id == self.owner)
+            }
+            state => state
+                .holders()
+                .iter()
+                .any(|holder| holder.owner == self.owner),
+        }
+    }
+
+    pub(crate) async fn unlock(self) -> redlatch::Result<()> {
+        self.guard.unlock().await
+    }
+}
+
+async fn acquire_lock<K: LockKind + OwnedKind>(
+    lock: Lock<K>,
+    limits: &WaitLimits,
+    run: &Run,
+) -> redlatch::Result<Option<HeldLock>> {
+    let guard = acquire_guard(lock, limits, run).await?;
+    Ok(guard.map(|guard| HeldLock::from_guard(guard, run, None)))
+}
+
+async fn acquire_guard<K: LockKind>(
+    lock: Lock<K>,
+    limits: &WaitLimits,
+    run: &Run,
+) -> redlatch::Result<Option<Guard<K>>> {
+    request(lock.lock(), lock.try_lock(), limits, run).await
+}
+
+/// Requests the lock with or without waiting, as `run` specifies.
+async fn request<K: LockKind>(
+    mut waiting: Acquire<K>,
+    mut trying: TryAcquire<K>,
+    limits: &WaitLimits,
+    run: &Run,
+) -> redlatch::Result<Option<Guard<K>>> {
+    if let Some(lease) = run.lease {
+        waiting = waiting.lease(lease);
+        trying = trying.lease(lease);
+    }
+    match limits.wait() {
+        Some(wait) => trying.wait(wait).await,
+        None if run.no_wait => trying.await,
+        None => waiting.await.map(Some),
+    }
+}
+
+/// A waiter that dies delays the others no longer than a holder that dies.
+fn fair_lock(client: &Client, name: &str, run: &Run) -> FairLock {
+    client.fair_lock(name).wait_time(watchdog(run))
+}
+
+fn watchdog(run: &Run) -> Duration {
+    run.watchdog.unwrap_or(DEFAULT_WATCHDOG)
+}
+
+/// Makes sure that there are `permits` permits. If another number is set already and `change` is
+/// false, returns that number.
+pub(crate) async fn ensure_permits(
+    client: &Client,
+    name: &str,
+    permits: u32,
+    change: bool,
+) -> redlatch::Result<Option<i64>> {
+    let semaphore = client.expirable_semaphore(name);
+    if semaphore.try_set_permits(permits).await? {
+        return Ok(None);
+    }
+    let total = semaphore.total().await?;
+    if total == i64::from(permits) {
+        return Ok(None);
+    }
+    if !change {
+        return Ok(Some(total));
+    }
+    let noun = permits_noun(total);
+    note!("{name}: had {total} {noun}; it now has {permits}");
+    semaphore.set_permits(permits).await?;
+    Ok(None)
+}
+
+pub(crate) fn permits_noun(total: i64) -> &'static str {
+    match total {
+        1 => "permit",
+        _ => "permits",
+    }
+}
+
+/// Acquires one of `permits` permits, which have been set.
+async fn acquire_permit(
+    client: &Client,
+    name: &str,
+    permits: u32,
+    limits: &WaitLimits,
+    run: &Run,
+) -> redlatch::Result<Option<HeldLock>> {
+    let semaphore = client.expirable_semaphore(name);
+    let deadline = limits
+        .wait()
+        .and_then(|wait| Instant::now().checked_add(wait));
+    // A store that loses its data also loses the permits and sends no message, so no holder could
+    // ever release one. Therefore the waiter checks them from time to time.
+    let slice = watchdog(run).min(DEFAULT_WATCHDOG);
+    let guard = loop {
+        // A slice may end during an outage that is shorter than the limit.
+        let acquiring = limits.retry_through_outage(name, async || {
+            let mut trying = semaphore.try_acquire();
+            if let Some(lease) = run.lease {
+                trying = trying.lease(lease);
+            }
+            if !run.no_wait {
+                let left = deadline.map(|then| then.saturating_duration_since(Instant::now()));
+                trying = trying.wait(left.map_or(slice, |left| left.min(slice)));
+            }
+            trying.await
+        });
+        let guard = acquiring.await?;
+        let over = run.no_wait || deadline.is_some_and(|then| then <= Instant::now());
+        if guard.is_some() || over {
+            break guard;
+        }
+        let set = async || semaphore.try_set_permits(permits).await;
+        limits.retry_through_outage(name, set).await?;
+    };
+    Ok(guard.map(|guard| HeldLock {
+        owner: guard.ids().iter().map(PermitId::to_string).collect(),
+        names: name.to_owned(),
+        guard: Box::new(guard),
+        token: None,
+    }))
+}
+
+/// Acquires all locks or none.
+async fn acquire_multi_lock(
+    client: &Client,
+    limits: &WaitLimits,
+    run: &Run,
+) -> redlatch::Result<Option<HeldLock>> {
+    let kind = run.kind;
+    let names = run.names.iter();
+    let locks = if kind.fair {
+        MultiLock::new(names.map(|name| fair_lock(client, name, run)))
+    } else if kind.read {
+        MultiLock::new(names.map(|name| client.read_write_lock(name).read().clone()))
+    } else if kind.write {
+        MultiLock::new(names.map(|name| client.read_write_lock(name).write().clone()))
+    } else if kind.spin {
+        MultiLock::new(names.map(|name| client.spin_lock(name)))
+    } else {
+        MultiLock::new(names.map(|name| client.lock(name)))
+    };
+    let (mut waiting, mut trying) = (locks.lock(), locks.try_lock());
+    if let Some(lease) = run.lease {
+        waiting = waiting.lease(lease);
+        trying = trying.lease(lease);
+    }
+    let guard = match limits.wait() {
+        Some(wait) => trying.wait(wait).await?,
+        None if run.no_wait => trying.await?,
+        None => Some(waiting.await?),
+    };
+    Ok(guard.map(|guard| HeldLock {
+        owner: client.owner_id(guard.owner()),
+        names: run.names.join(" "),
+        guard: Box::new(guard),
+        token: None,
+    }))
+}

@@ -1,0 +1,235 @@
+//! The store's address, credentials and settings. Credentials and certificates come from places
+//! that other users of the machine cannot read.
+
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use redlatch::{ClientBuilder, ReplicaSync};
+
+use crate::duration;
+use crate::exit::Failure;
+use crate::stderr::stderr;
+
+/// The store's address and how to log in. None of these options is a password.
+#[derive(Debug, clap::Args)]
+#[command(next_help_heading = "Store")]
+pub(crate) struct StoreArgs {
+    /// The store: `redis://[user@]host[:port][/db]`, with TLS `rediss://…`; `redis+unix:///path`;
+    /// `redis+sentinel://host,host/master[/db]`; `redis+cluster://host,host`
+    ///
+    /// Do not include a password: every user of the machine can see the command line. Put it into
+    /// REDLATCH_PASSWORD or a file.
+    #[arg(
+        long,
+        global = true,
+        env = "REDLATCH_URL",
+        hide_env_values = true,
+        default_value = "redis://127.0.0.1:6379"
+    )]
+    pub(crate) url: String,
+
+    /// The user to log in as
+    #[arg(long, global = true, env = "REDLATCH_USERNAME", value_name = "NAME")]
+    user: Option<String>,
+
+    /// The file whose first line is the password [default: the one in REDLATCH_PASSWORD]
+    #[arg(long, global = true, value_name = "PATH")]
+    password_file: Option<PathBuf>,
+
+    /// The user to log in as on sentinels
+    #[arg(
+        long,
+        global = true,
+        env = "REDLATCH_SENTINEL_USERNAME",
+        value_name = "NAME"
+    )]
+    sentinel_user: Option<String>,
+
+    /// The file whose first line is the password for sentinels [default: the one in
+    /// REDLATCH_SENTINEL_PASSWORD]
+    #[arg(long, global = true, value_name = "PATH")]
+    sentinel_password_file: Option<PathBuf>,
+
+    /// The CA certificates to trust for the store, in PEM, instead of the system's
+    #[arg(long, global = true, env = "REDLATCH_TLS_CA", value_name = "PATH")]
+    tls_ca: Option<PathBuf>,
+
+    /// The client certificate for the store, in PEM
+    #[arg(long, global = true, env = "REDLATCH_TLS_CERT", value_name = "PATH")]
+    tls_cert: Option<PathBuf>,
+
+    /// The private key of the client certificate, in PEM
+    #[arg(long, global = true, env = "REDLATCH_TLS_KEY", value_name = "PATH")]
+    tls_key: Option<PathBuf>,
+
+    /// How long a reply may take; to wait through a failover, longer than it takes [default: 3s]
+    #[arg(
+        long,
+        global = true,
+        env = "REDLATCH_RESPONSE_TIMEOUT",
+        value_name = "DUR",
+        value_parser = duration::parse,
+    )]
+    response_timeout: Option<Duration>,
+
+    /// How many replicas must acknowledge a lock: `all` (all connected replicas, at least one),
+    /// `majority`, a number, or `off` [default: all]
+    #[arg(
+        long,
+        global = true,
+        env = "REDLATCH_REPLICAS",
+        value_name = "WHICH",
+        value_parser = replica_sync,
+    )]
+    replicas: Option<ReplicaSync>,
+}
+
+fn replica_sync(text: &str) -> Result<ReplicaSync, String> {
+    match text {
+        "all" => Ok(ReplicaSync::All),
+        "majority" => Ok(ReplicaSync::Majority),
+        "off" => Ok(ReplicaSync::Off),
+        number => match number.parse() {
+            Ok(0) => Ok(ReplicaSync::Off),
+            Ok(some) => Ok(ReplicaSync::AtLeast(some)),
+            Err(_) => Err("use all, majority, off or a number".into()),
+        },
+    }
+}
+
+/// Where passwords are in the environment.
+const PASSWORD: &str = "REDLATCH_PASSWORD";
+const SENTINEL_PASSWORD: &str = "REDLATCH_SENTINEL_PASSWORD";
+const URL: &str = "REDLATCH_URL";
+
+impl StoreArgs {
+    /// The settings that come of it.
+    pub(crate) fn settings(&self, mut settings: ClientBuilder) -> Result<ClientBuilder, Failure> {
+        // An empty variable counts as unset.
+        let named = |name: &Option<String>| name.clone().filter(|name| !name.is_empty());
+        if let Some(user) = named(&self.user) {
+            settings = settings.username(user);
+        }
+        if let Some(password) = password(self.password_file.as_deref(), PASSWORD)? {
+            settings = settings.password(password);
+        }
+        if let Some(user) = named(&self.sentinel_user) {
+            settings = settings.sentinel_username(user);
+        }
+        let file = self.sentinel_password_file.as_deref();
+        if let Some(password) = password(file, SENTINEL_PASSWORD)? {
+            settings = settings.sentinel_password(password);
+        }
+        if let Some(timeout) = self.response_timeout {
+            settings = settings.response_timeout(timeout);
+        }
+        if let Some(sync) = self.replicas {
+            settings = settings.replica_sync(sync);
+        }
+        if let Some(ca) = &self.tls_ca {
+            settings = settings.tls_ca_file(ca);
+        }
+        match (&self.tls_cert, &self.tls_key) {
+            (Some(cert), Some(key)) => Ok(settings.tls_client_cert_files(cert, key)),
+            (None, None) => Ok(settings),
+            _ => Err(Failure::usage(
+                "--tls-cert and --tls-key must be used together: the certificate and its key",
+            )),
+        }
+    }
+}
+
+/// From the file, else from the environment.
+fn password(file: Option<&Path>, variable: &str) -> Result<Option<String>, Failure> {
+    let Some(file) = file else {
+        return match std::env::var(variable) {
+            Ok(password) if password.is_empty() => Ok(None),
+            Ok(password) => Ok(Some(password)),
+            Err(std::env::VarError::NotPresent) => Ok(None),
+            Err(std::env::VarError::NotUnicode(_)) => {
+                Err(Failure::usage(format!("{variable} is not valid UTF-8")))
+            }
+        };
+    };
+    let shown = file.display();
+    let text = std::fs::read_to_string(file).map_err(|error| {
+        Failure::usage(format!("the password cannot be read: {shown}: {error}"))
+    })?;
+    match text.lines().next() {
+        Some(password) if !password.is_empty() => Ok(Some(password.to_owned())),
+        _ => Err(Failure::usage(format!(
+            "the password cannot be read: the first line of {shown} is empty"
+        ))),
+    }
+}
+
+/// Warns of a password in the command line, which other users can read.
+pub(crate) fn warn_about_password(url: &str) {
+    if without_passwords(url) != url {
+        stderr!(
+            "warning: every user of this machine can read the password in --url (ps); put it into \
+             REDLATCH_PASSWORD or a file for --password-file, or the URL into REDLATCH_URL"
+        );
+    }
+}
+
+/// The variables that CMD gets otherwise than we did: without passwords, which are for us.
+pub(crate) fn env_changes_for_cmd() -> Vec<(&'static str, Option<String>)> {
+    let mut changes = vec![(PASSWORD, None), (SENTINEL_PASSWORD, None)];
+    if let Some(url) = std::env::var_os(URL) {
+        changes.push((URL, url.to_str().map(without_passwords)));
+    }
+    changes
+}
+
+/// A URL that still leads to the same store, for whoever knows the passwords.
+fn without_passwords(url: &str) -> String {
+    let Some((scheme, rest)) = url.split_once("://") else {
+        return url.to_owned();
+    };
+    // The last @: an unescaped password may contain further ones, and also / ? and #.
+    let (user, place) = match rest.rsplit_once('@') {
+        Some((login, place)) => match login.split_once(':') {
+            Some(("", _)) => (String::new(), place),
+            Some((user, _)) => (format!("{user}@"), place),
+            None => (format!("{login}@"), place),
+        },
+        None => (String::new(), rest),
+    };
+    let (place, query) = place.split_once('?').unwrap_or((place, ""));
+    let is_public = |pair: &&str| {
+        let name = pair.split('=').next().unwrap_or_default();
+        !matches!(name, "pass" | "sentinel_password")
+    };
+    let query: Vec<&str> = query.split('&').filter(is_public).collect();
+    let query = match query.join("&") {
+        query if query.is_empty() => query,
+        query => format!("?{query}"),
+    };
+    format!("{scheme}://{user}{place}{query}")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::without_passwords;
+
+    #[test]
+    fn urls_lose_their_passwords_and_nothing_else() {
+        for (url, left) in [
+            ("redis://h:1/2", "redis://h:1/2"),
+            ("redis://u@h", "redis://u@h"),
+            ("redis://u:pw@h:1/2", "redis://u@h:1/2"),
+            ("rediss://:pw@h", "rediss://h"),
+            ("redis://:p@w/?#@h", "redis://h"),
+            ("redis+unix:///s?db=1&pass=pw", "redis+unix:///s?db=1"),
+            (
+                "redis+sentinel://:pw@a:1,b/m/1?sentinel_user=u&sentinel_password=pw",
+                "redis+sentinel://a:1,b/m/1?sentinel_user=u",
+            ),
+            ("redis+unix:///s?pass=pw", "redis+unix:///s"),
+            ("nothing", "nothing"),
+        ] {
+            assert_eq!(without_passwords(url), left);
+        }
+    }
+}

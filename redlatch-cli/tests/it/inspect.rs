@@ -1,0 +1,209 @@
+//! Tests of `redlatch show`, `ls` and `unlock`: what they print, and where.
+
+use redlatch_testkit::{shared, unique};
+use serde_json::Value;
+
+use crate::support::*;
+
+fn stdout(args: &[&str]) -> String {
+    let finished = finish(redlatch(shared(), args)).expect(0);
+    assert_eq!(finished.stderr, "");
+    finished.stdout
+}
+
+fn json(args: &[&str]) -> Vec<Value> {
+    let parse = |line: &str| serde_json::from_str(line).unwrap_or_else(|e| panic!("{line}: {e}"));
+    stdout(args).lines().map(parse).collect()
+}
+
+/// Returns the cells of a table, which are separated by at least two spaces.
+fn cells(table: &str) -> Vec<Vec<&str>> {
+    let row = |line| {
+        str::split(line, "  ")
+            .map(str::trim)
+            .filter(|cell| !cell.is_empty())
+    };
+    table.lines().map(|line| row(line).collect()).collect()
+}
+
+#[test]
+fn show_prints_the_holder() {
+    let name = unique("show");
+    let holder = hold(shared(), &[], &name);
+    let owner = owner(shared(), &name);
+
+    let table = stdout(&["show", &name]);
+    let rows = cells(&table);
+    assert_eq!(rows[0], ["NAME", "KIND", "OWNER", "HOLDS", "REMAINING"]);
+    assert_eq!(rows[1][..4], [&name, "lock", &owner, "1"]);
+    assert!(rows[1][4].ends_with('s'), "{table}");
+    assert_eq!(rows.len(), 2);
+
+    let shown = json(&["show", "--json", &name]);
+    let [object] = &shown[..] else {
+        panic!("{shown:?}")
+    };
+    assert_eq!(object["name"], name);
+    assert_eq!(object["kind"], "lock");
+    assert_eq!(object["held"], true);
+    assert_eq!(object["owner"], owner);
+    assert_eq!(object["holds"], 1);
+    let remaining = object["remaining_ms"].as_u64().unwrap();
+    assert!(remaining <= 30_000, "{object}");
+
+    let () = shared().ask(&["PERSIST", &name]);
+    assert_eq!(
+        json(&["show", "--json", &name])[0]["remaining_ms"],
+        Value::Null
+    );
+    assert_eq!(cells(&stdout(&["show", &name]))[1][4], "forever");
+    let () = shared().ask(&["PEXPIRE", &name, "30000"]);
+    holder.release();
+}
+
+#[test]
+fn tables_fit_the_terminal() {
+    let name = unique("a-name-of-some-length");
+    let holder = hold(shared(), &["--fenced"], &name);
+    let binary = env!("CARGO_BIN_EXE_redlatch");
+    let line = format!("stty cols 80 rows 24; '{binary}' show {name}");
+    let table = at_a_terminal(&line).finish().expect(0).stdout;
+    for line in table.lines() {
+        assert!(line.trim_end().chars().count() <= 80, "{table}");
+    }
+    let owner = owner(shared(), &name);
+    let (_, number) = owner.split_once(':').unwrap();
+    assert!(table.contains(&owner[..8]), "{table}");
+    let end = &number[number.len().saturating_sub(6)..];
+    assert!(table.contains(&format!("{end} ")), "{table}");
+    holder.release();
+}
+
+#[test]
+fn quiet_leaves_out_and_verbose_adds_messages() {
+    let name = unique("output");
+    let run = |option| {
+        finish(redlatch(
+            shared(),
+            &["run", "-n", option, &name, "--", "true"],
+        ))
+    };
+    let verbose = run("--verbose").expect(0).stderr;
+    assert!(
+        verbose.contains(&format!("{name}: acquired by ")),
+        "{verbose}"
+    );
+    assert!(
+        verbose.contains(&format!("{name}: released\n")),
+        "{verbose}"
+    );
+    assert_eq!(run("--quiet").expect(0).stderr, "");
+    let holder = hold(shared(), &[], &name);
+    assert_eq!(run("--quiet").expect(75).stderr, "");
+    holder.release();
+}
+
+#[test]
+fn show_prints_that_a_lock_is_free() {
+    let name = unique("free");
+    assert_eq!(
+        cells(&stdout(&["show", &name]))[1],
+        [&name, "-", "(free)", "0", "-"]
+    );
+    let shown = stdout(&["show", "--json", &name]);
+    let wanted = format!(
+        r#"{{"name":"{name}","kind":null,"held":false,"owner":null,"holds":0,"remaining_ms":null}}"#
+    );
+    assert_eq!(shown, wanted + "\n");
+}
+
+#[test]
+fn ls_lists_matching_names() {
+    let prefix = unique("ls");
+    let names = ["a", "b", "ü ✓"].map(|end| format!("{prefix}:{end}"));
+    let holders = names.each_ref().map(|name| hold(shared(), &[], name));
+    let () = shared().ask(&["HSET", &format!("{prefix}:no-lock"), "field", "value"]);
+    let pattern = format!("{prefix}:*");
+
+    let table = stdout(&["ls", &pattern]);
+    let listed: Vec<_> = cells(&table)
+        .into_iter()
+        .map(|row| row[0].to_owned())
+        .collect();
+    assert_eq!(listed[0], "NAME");
+    assert_eq!(listed[1..], names);
+    let widths: Vec<_> = table.lines().map(|line| line.chars().count()).collect();
+    assert!(widths.iter().all(|width| *width == widths[0]), "{table}");
+
+    let objects = json(&["ls", "--json", &pattern]);
+    for (object, name) in objects.iter().zip(&names) {
+        assert_eq!(object["name"], *name);
+        assert_eq!(object["owner"], owner(shared(), name));
+        assert_eq!(object["held"], true);
+    }
+    assert_eq!(objects.len(), 3);
+
+    assert_eq!(json(&["ls", "--json", &format!("{prefix}:[ab]")]).len(), 2);
+    let all = json(&["ls", "--json"]);
+    assert!(
+        all.iter().any(|object| object["name"] == names[0]),
+        "{all:?}"
+    );
+
+    holders.into_iter().for_each(Running::release);
+    assert_eq!(stdout(&["ls", "--json", &pattern]), "");
+    assert_eq!(cells(&stdout(&["ls", &pattern])).len(), 1);
+}
+
+#[test]
+fn text_from_the_store_cannot_control_the_terminal() {
+    let name = unique("escape") + "\x1b[2J\n";
+    let () = shared().ask(&["HSET", &name, "\x1bc:1", "1"]);
+    let pattern = name.replace("\x1b[2J\n", "*");
+    let table = stdout(&["ls", &pattern]);
+    assert!(!table.contains('\x1b'), "{table:?}");
+    assert_eq!(table.lines().count(), 2, "{table:?}");
+    assert_eq!(json(&["ls", "--json", &pattern])[0]["name"], name);
+}
+
+#[test]
+fn unlock_prints_whether_it_unlocked() {
+    let name = unique("unlock");
+    let unlock = ["unlock", "--force", &name];
+    assert_eq!(stdout(&unlock), format!("{name}: was not locked\n"));
+    let holder = hold(shared(), &["--watchdog", "6s"], &name);
+    assert_eq!(stdout(&unlock), format!("{name}: unlocked\n"));
+    holder.finish().expect(74);
+}
+
+#[test]
+fn unlock_requires_force_and_explains_why() {
+    let name = unique("force");
+    let holder = hold(shared(), &[], &name);
+    let refused = finish(redlatch(shared(), &["unlock", &name])).expect(2);
+    refused.assert_stderr("--force");
+    assert!(is_held(shared(), &name));
+    holder.release();
+}
+
+#[test]
+fn closed_output_pipe_is_no_error() {
+    let name = unique("pipe");
+    let holder = hold(shared(), &[], &name);
+    for args in [
+        &["ls"][..],
+        &["ls", "--json"],
+        &["show", &name],
+        &["--help"],
+        &["run", "--help"],
+    ] {
+        let (reader, writer) = std::io::pipe().unwrap();
+        drop(reader);
+        let mut command = redlatch(shared(), args);
+        command.stdout(writer);
+        command.stderr(std::process::Stdio::piped());
+        let finished = Running::start_with_own_stdio(command).finish().expect(0);
+        assert_eq!(finished.stderr, "");
+    }
+    holder.release();
+}

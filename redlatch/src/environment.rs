@@ -1,0 +1,56 @@
+//! What the client takes from outside: random numbers, numbers of owners and tasks. (Connections are made
+//! in `store::redis::connector`.) It is in one place so that a simulation can provide all of it.
+
+use crate::error::Result;
+#[cfg(feature = "simulation")]
+use crate::simulation;
+
+/// Returns a random number of 122 bits (a version 4 UUID).
+pub(crate) fn random() -> uuid::Uuid {
+    #[cfg(feature = "simulation")]
+    if let Some(process) = simulation::current() {
+        return uuid::Builder::from_random_bytes(process.random().to_be_bytes()).into_uuid();
+    }
+    uuid::Uuid::new_v4()
+}
+
+/// Returns the number of the next owner if a simulated process assigns it.
+pub(crate) fn simulated_owner_number() -> Option<u64> {
+    #[cfg(feature = "simulation")]
+    return simulation::current().map(|process| process.owner_number());
+    #[cfg(not(feature = "simulation"))]
+    None
+}
+
+/// Returns a random number from 0 to 1.
+pub(crate) fn random_fraction() -> f64 {
+    let (high, _) = random().as_u64_pair();
+    // The first 32 bits: later ones contain the version.
+    f64::from((high >> 32) as u32) / f64::from(u32::MAX)
+}
+
+/// Checks that connections can be made here.
+///
+/// # Errors
+///
+/// [`Error::NoRuntime`](crate::Error::NoRuntime).
+pub(crate) fn check_sockets() -> Result<()> {
+    #[cfg(feature = "simulation")]
+    if simulation::current().is_some() {
+        return Ok(());
+    }
+    crate::runtime::check_sockets()
+}
+
+/// Wraps the work of a task. Every task of the library is spawned with this wrapper, so that a simulated
+/// process can stop its tasks.
+#[cfg(not(feature = "simulation"))]
+pub(crate) fn task<F: Future>(work: F) -> F {
+    work
+}
+
+/// The same for simulated processes.
+#[cfg(feature = "simulation")]
+pub(crate) fn task<F: Future + Send + 'static>(work: F) -> simulation::Inside<F> {
+    simulation::Inside::new(simulation::current(), work)
+}

@@ -1,0 +1,401 @@
+//! The embedded keyspace: the keys that Redis would keep, in process, without I/O and without a clock.
+//!
+//! Keys and rules are those of Redis: a key that has expired or become empty does not exist, and accessing
+//! a key with another shape is an error.
+
+use std::collections::{BTreeMap, HashMap, VecDeque};
+use std::time::Duration;
+
+use tokio::time::Instant;
+
+use crate::error::{Error, Result};
+
+/// The keys of one embedded store and their expiry.
+#[derive(Debug, Default)]
+#[cfg_attr(test, derive(Clone))]
+pub(crate) struct Keyspace {
+    entries: HashMap<String, Entry>,
+    published: Vec<Message>,
+    /// Number of subscribers by channel.
+    subscribers: HashMap<String, usize>,
+    /// The origin of dates.
+    origin: Option<Instant>,
+    swept_to: usize,
+}
+
+/// A published message.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Message {
+    pub(crate) channel: String,
+    pub(crate) payload: i64,
+}
+
+#[derive(Debug)]
+#[cfg_attr(test, derive(Clone))]
+struct Entry {
+    value: Value,
+    /// When the key expires, if it does.
+    ends: Option<Instant>,
+}
+
+#[derive(Debug)]
+#[cfg_attr(test, derive(Clone, Hash))]
+pub(crate) enum Value {
+    Holds(Holds),
+    Number(i64),
+    Queue(VecDeque<String>),
+    Dates(BTreeMap<String, i64>),
+}
+
+/// A hash `owner → hold count`, with a mode if it belongs to a read-write lock.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+#[cfg_attr(test, derive(Hash))]
+pub(crate) struct Holds {
+    pub(crate) counts: BTreeMap<String, u32>,
+    pub(crate) mode: Option<Mode>,
+}
+
+/// The side of a read-write lock that is held.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[cfg_attr(test, derive(Hash))]
+pub(crate) enum Mode {
+    Read,
+    Write,
+}
+
+/// A type of value: a hash of [`Holds`], a number (a string), a queue of owners (a list), or dates by
+/// member, in milliseconds (a sorted set).
+pub(crate) trait ValueType: Sized {
+    fn of(value: &mut Value) -> Option<&mut Self>;
+    fn wrap(self) -> Value;
+}
+
+macro_rules! shapes {
+    ($($shape:ty => $variant:ident,)*) => {
+        $(impl ValueType for $shape {
+            fn of(value: &mut Value) -> Option<&mut Self> {
+                match value {
+                    Value::$variant(value) => Some(value),
+                    _ => None,
+                }
+            }
+            fn wrap(self) -> Value {
+                Value::$variant(self)
+            }
+        })*
+    };
+}
+
+shapes! {
+    Holds => Holds,
+    i64 => Number,
+    VecDeque<String> => Queue,
+    BTreeMap<String, i64> => Dates,
+}
+
+/// An existing key: its value and expiry.
+pub(crate) struct FoundKey<'a, T> {
+    pub(crate) value: &'a mut T,
+    ends: &'a mut Option<Instant>,
+}
+
+impl<T> FoundKey<'_, T> {
+    /// Returns the time until the key expires; [`Duration::MAX`] if it does not.
+    pub(crate) fn remaining(&self, now: Instant) -> Duration {
+        match *self.ends {
+            Some(ends) => ends.saturating_duration_since(now),
+            None => Duration::MAX,
+        }
+    }
+
+    /// Sets the expiry later, never earlier. A key that has lost its expiry gets one again: without it, a
+    /// dead owner would keep the key forever.
+    pub(crate) fn extend_to(&mut self, end: Instant) {
+        *self.ends = Some(self.ends.map_or(end, |ends| ends.max(end)));
+    }
+
+    /// Sets the expiry earlier, never later. A key without an expiry stays without one.
+    pub(crate) fn shorten_to(&mut self, end: Instant) {
+        *self.ends = self.ends.map(|ends| ends.min(end));
+    }
+
+    pub(crate) fn set_end(&mut self, end: Instant) {
+        *self.ends = Some(end);
+    }
+}
+
+impl Value {
+    fn is_empty(&self) -> bool {
+        match self {
+            Value::Holds(holds) => holds.counts.is_empty() && holds.mode.is_none(),
+            Value::Number(_) => false,
+            Value::Queue(queue) => queue.is_empty(),
+            Value::Dates(dates) => dates.is_empty(),
+        }
+    }
+}
+
+impl Entry {
+    fn exists(&self, now: Instant) -> bool {
+        self.ends.is_none_or(|ends| ends > now) && !self.value.is_empty()
+    }
+}
+
+impl Keyspace {
+    /// Returns the value of `key` at `now`. Fails if it has another shape.
+    pub(crate) fn find<T: ValueType>(
+        &mut self,
+        key: &str,
+        now: Instant,
+    ) -> Result<Option<FoundKey<'_, T>>> {
+        if !self.exists(key, now) {
+            return Ok(None);
+        }
+        let Some(entry) = self.entries.get_mut(key) else {
+            return Ok(None);
+        };
+        match T::of(&mut entry.value) {
+            Some(value) => Ok(Some(FoundKey {
+                value,
+                ends: &mut entry.ends,
+            })),
+            None => Err(Error::WrongKind {
+                name: key.to_owned(),
+                reason: "a key of another type",
+            }),
+        }
+    }
+
+    /// Returns the value of `key` at `now`. If there is none, creates an empty value without an expiry.
+    pub(crate) fn find_or_create<T: ValueType + Default>(
+        &mut self,
+        key: &str,
+        now: Instant,
+    ) -> Result<&mut T> {
+        if !self.exists(key, now) {
+            self.set(key, T::default(), None, now);
+        }
+        let wrong = || Error::WrongKind {
+            name: key.to_owned(),
+            reason: "a key of another type",
+        };
+        let entry = self.entries.get_mut(key).ok_or_else(wrong)?;
+        T::of(&mut entry.value).ok_or_else(wrong)
+    }
+
+    /// Returns whether `key` exists at `now`.
+    pub(crate) fn exists(&mut self, key: &str, now: Instant) -> bool {
+        match self.entries.get(key) {
+            Some(entry) if entry.exists(now) => true,
+            Some(_) => {
+                self.entries.remove(key);
+                false
+            }
+            None => false,
+        }
+    }
+
+    /// Returns the time until `key` expires: `None` if it does not exist, [`Duration::MAX`] if it does not
+    /// expire.
+    pub(crate) fn remaining(&mut self, key: &str, now: Instant) -> Option<Duration> {
+        if !self.exists(key, now) {
+            return None;
+        }
+        let ends = self.entries.get(key)?.ends;
+        Some(ends.map_or(Duration::MAX, |ends| ends.saturating_duration_since(now)))
+    }
+
+    /// Replaces `key`.
+    pub(crate) fn set<T: ValueType>(
+        &mut self,
+        key: &str,
+        value: T,
+        ends: Option<Instant>,
+        now: Instant,
+    ) {
+        self.sweep(now);
+        let value = value.wrap();
+        self.entries.insert(key.to_owned(), Entry { value, ends });
+    }
+
+    pub(crate) fn remove(&mut self, key: &str) {
+        self.entries.remove(key);
+    }
+
+    /// Returns the keys that exist at `now`, in order.
+    pub(crate) fn keys(&mut self, now: Instant) -> Vec<String> {
+        self.entries.retain(|_, entry| entry.exists(now));
+        let mut keys: Vec<_> = self.entries.keys().cloned().collect();
+        keys.sort_unstable();
+        keys
+    }
+
+    /// Converts a time to a date: whole milliseconds since an origin of this keyspace.
+    pub(crate) fn date(&mut self, at: Instant) -> i64 {
+        let origin = *self.origin.get_or_insert(at);
+        i64::try_from(at.saturating_duration_since(origin).as_millis()).unwrap_or(i64::MAX)
+    }
+
+    /// Publishes to `channel` once the current step has ended. Returns the number of subscribers.
+    pub(crate) fn publish(&mut self, channel: &str, payload: i64) -> usize {
+        self.published.push(Message {
+            channel: channel.to_owned(),
+            payload,
+        });
+        self.subscriber_count(channel)
+    }
+
+    /// Returns the number of subscribers of `channel`.
+    pub(crate) fn subscriber_count(&self, channel: &str) -> usize {
+        self.subscribers.get(channel).copied().unwrap_or(0)
+    }
+
+    /// Sets the number of subscribers of `channel`.
+    pub(crate) fn set_subscriber_count(&mut self, channel: &str, count: usize) {
+        if count == 0 {
+            self.subscribers.remove(channel);
+        } else {
+            self.subscribers.insert(channel.to_owned(), count);
+        }
+    }
+
+    /// Returns the messages that were published since the last call.
+    pub(crate) fn take_published(&mut self) -> Vec<Message> {
+        std::mem::take(&mut self.published)
+    }
+
+    /// Drops expired keys that are never accessed, each time the keyspace has doubled. So memory is bounded by
+    /// the live keys, at a constant cost per write.
+    fn sweep(&mut self, now: Instant) {
+        if self.entries.len() > 2 * self.swept_to + 64 {
+            self.entries.retain(|_, entry| entry.exists(now));
+            self.swept_to = self.entries.len();
+        }
+    }
+}
+
+#[cfg(test)]
+impl Keyspace {
+    /// Removes the expiry of a key.
+    pub(crate) fn persist(&mut self, key: &str, now: Instant) {
+        if self.exists(key, now)
+            && let Some(entry) = self.entries.get_mut(key)
+        {
+            entry.ends = None;
+        }
+    }
+
+    /// Hashes all keys, with all times relative to `now`: states that were reached at different times and
+    /// behave alike from then on are equal. Dates that passed longer ago than `past` milliseconds compare
+    /// equal. The number under the key `counted` counts from the number given with it.
+    pub(crate) fn hash_at(
+        &mut self,
+        now: Instant,
+        past: i64,
+        counted: (&str, i64),
+        hasher: &mut impl std::hash::Hasher,
+    ) {
+        use std::hash::Hash as _;
+        let now_date = self.date(now);
+        self.entries.retain(|_, entry| entry.exists(now));
+        let mut entries: Vec<_> = self.entries.iter().collect();
+        entries.sort_unstable_by_key(|(key, _)| *key);
+        for (key, Entry { value, ends }) in entries {
+            (key, ends.map(|ends| ends - now)).hash(hasher);
+            match value {
+                Value::Number(number) if key == counted.0 => (number - counted.1).hash(hasher),
+                Value::Dates(dates) => {
+                    for (member, date) in dates {
+                        (member, (date - now_date).max(-past)).hash(hasher);
+                    }
+                }
+                value => value.hash(hasher),
+            }
+        }
+        let mut subscribers: Vec<_> = self.subscribers.iter().collect();
+        subscribers.sort_unstable();
+        subscribers.hash(hasher);
+    }
+
+    /// Returns all existing keys in the format in which the differential tests dump a server: the value,
+    /// and the remaining milliseconds of the key (-1: no expiry).
+    pub(crate) fn dump(&mut self, now: Instant) -> BTreeMap<String, (DumpedValue, i64)> {
+        let now_date = self.date(now);
+        let keys = self.keys(now);
+        let entries = keys.into_iter().filter_map(|key| {
+            let entry = self.entries.get(&key)?;
+            let value = match &entry.value {
+                Value::Holds(holds) => {
+                    let mut fields: BTreeMap<_, _> = holds
+                        .counts
+                        .iter()
+                        .map(|(owner, count)| (owner.clone(), count.to_string()))
+                        .collect();
+                    if let Some(mode) = holds.mode {
+                        let mode = format!("{mode:?}").to_lowercase();
+                        fields.insert("mode".into(), mode);
+                    }
+                    DumpedValue::Hash(fields)
+                }
+                Value::Number(number) => DumpedValue::Text(number.to_string()),
+                Value::Queue(queue) => DumpedValue::List(queue.iter().cloned().collect()),
+                Value::Dates(dates) => {
+                    let left = |(member, date): (&String, &i64)| (member.clone(), date - now_date);
+                    DumpedValue::Dates(dates.iter().map(left).collect())
+                }
+            };
+            let left = entry.ends.map_or(-1, |ends| {
+                i64::try_from((ends - now).as_millis()).unwrap_or(i64::MAX)
+            });
+            Some((key, (value, left)))
+        });
+        entries.collect()
+    }
+}
+
+/// A value, from either store.
+#[cfg(test)]
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) enum DumpedValue {
+    Hash(BTreeMap<String, String>),
+    Text(String),
+    List(Vec<String>),
+    /// Dates in milliseconds from now.
+    Dates(BTreeMap<String, i64>),
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn expired_unused_keys_do_not_accumulate() {
+        let start = Instant::now();
+        let mut keyspace = Keyspace::default();
+        for i in 0..100_000u64 {
+            let now = start + Duration::from_millis(i);
+            let ends = Some(now + Duration::from_millis(10));
+            keyspace.set(&format!("key-{i}"), 1, ends, now);
+            assert!(keyspace.entries.len() < 200, "{}", keyspace.entries.len());
+        }
+    }
+
+    #[test]
+    fn other_shape_is_error_and_empty_key_is_gone() {
+        let now = Instant::now();
+        let mut keyspace = Keyspace::default();
+        keyspace.set("a", 1, None, now);
+        assert!(matches!(
+            keyspace.find::<Holds>("a", now),
+            Err(Error::WrongKind { .. })
+        ));
+        let queue: &mut VecDeque<String> = keyspace.find_or_create("q", now).unwrap();
+        queue.push_back("one".into());
+        assert_eq!(keyspace.keys(now), ["a", "q"]);
+        keyspace
+            .find_or_create::<VecDeque<String>>("q", now)
+            .unwrap()
+            .clear();
+        assert_eq!(keyspace.keys(now), ["a"]);
+    }
+}

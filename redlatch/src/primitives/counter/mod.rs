@@ -1,0 +1,155 @@
+//! The part that semaphore and latch share: a number under a key that does not exist until it is
+//! set.
+
+use std::sync::Arc;
+
+use redis::Value;
+use tokio::time::Instant;
+
+use crate::error::Result;
+use crate::keyspace::Keyspace;
+use crate::lease::Lease;
+use crate::name::ObjectKeys;
+use crate::step::{Args, Script, Step, decode_bool, unexpected_reply};
+
+/// Returns a script that uses numbers, with the function `number(key)` prepended.
+macro_rules! script {
+    ($file:literal) => {{
+        static SCRIPT: $crate::step::Script = $crate::step::Script::new(concat!(
+            include_str!("../counter/counter.lua"),
+            include_str!($file)
+        ));
+        &SCRIPT
+    }};
+}
+
+pub(crate) use script;
+
+/// Returns the number; 0 if there is none.
+pub(crate) struct Read<'a> {
+    pub(crate) object: &'a ObjectKeys,
+}
+
+impl Step for Read<'_> {
+    type Reply = i64;
+
+    fn script(&self) -> &'static Script {
+        script!("read.lua")
+    }
+
+    fn keys(&self) -> impl ExactSizeIterator<Item = &str> + Send {
+        std::iter::once(self.object.key())
+    }
+
+    fn args(&self, _: &mut Args<'_>) {}
+
+    fn reply(&self, raw: Value) -> Result<i64> {
+        match raw {
+            Value::Int(number) => Ok(number),
+            other => Err(unexpected_reply(&other)),
+        }
+    }
+
+    fn apply(&self, keyspace: &mut Keyspace, now: Instant) -> Result<i64> {
+        Ok(read_number(keyspace, self.object, now)?.unwrap_or(0))
+    }
+}
+
+/// Sets the number if there is none. Replies whether it was set.
+pub(crate) struct SetIfAbsent {
+    pub(crate) object: Arc<ObjectKeys>,
+    pub(crate) number: u32,
+    pub(crate) time_to_live: Option<Lease>,
+    pub(crate) payload: u32,
+    /// Whether only a number above zero counts; any other is treated as missing.
+    pub(crate) above_zero: bool,
+}
+
+impl Step for SetIfAbsent {
+    type Reply = bool;
+
+    fn script(&self) -> &'static Script {
+        script!("set_if_absent.lua")
+    }
+
+    fn keys(&self) -> impl ExactSizeIterator<Item = &str> + Send {
+        std::iter::once(self.object.key())
+    }
+
+    fn args(&self, args: &mut Args<'_>) {
+        args.number(self.number.into());
+        args.number(self.time_to_live.map_or(0, Lease::millis));
+        args.text(self.object.channel());
+        args.number(self.payload.into());
+        args.number(self.above_zero.into());
+    }
+
+    fn reply(&self, raw: Value) -> Result<bool> {
+        decode_bool(&raw)
+    }
+
+    fn apply(&self, keyspace: &mut Keyspace, now: Instant) -> Result<bool> {
+        let counts = |number| number > 0 || !self.above_zero;
+        if read_number(keyspace, &self.object, now)?.is_some_and(counts) {
+            return Ok(false);
+        }
+        let ends = self.time_to_live.map(|ttl| now + ttl.duration());
+        keyspace.set(self.object.key(), i64::from(self.number), ends, now);
+        keyspace.publish(self.object.channel(), self.payload.into());
+        Ok(true)
+    }
+}
+
+/// Deletes the number. Replies whether there was one.
+pub(crate) struct Delete {
+    pub(crate) object: Arc<ObjectKeys>,
+    /// The message to publish, if there may be waiters.
+    pub(crate) payload: Option<u32>,
+}
+
+impl Step for Delete {
+    type Reply = bool;
+
+    fn script(&self) -> &'static Script {
+        script!("delete.lua")
+    }
+
+    fn keys(&self) -> impl ExactSizeIterator<Item = &str> + Send {
+        std::iter::once(self.object.key())
+    }
+
+    fn args(&self, args: &mut Args<'_>) {
+        match self.payload {
+            Some(payload) => {
+                args.text(self.object.channel());
+                args.number(payload.into());
+            }
+            None => args.text(""),
+        }
+    }
+
+    fn reply(&self, raw: Value) -> Result<bool> {
+        decode_bool(&raw)
+    }
+
+    fn apply(&self, keyspace: &mut Keyspace, now: Instant) -> Result<bool> {
+        if read_number(keyspace, &self.object, now)?.is_none() {
+            return Ok(false);
+        }
+        keyspace.remove(self.object.key());
+        if let Some(payload) = self.payload {
+            keyspace.publish(self.object.channel(), payload.into());
+        }
+        Ok(true)
+    }
+}
+
+/// Returns the number, if there is one.
+pub(crate) fn read_number(
+    keyspace: &mut Keyspace,
+    object: &ObjectKeys,
+    now: Instant,
+) -> Result<Option<i64>> {
+    let found = keyspace.find::<i64>(object.key(), now)?;
+    Ok(found.map(|found| *found.value))
+}

@@ -1,0 +1,463 @@
+//! Differential test harness for the two implementations of every step. The same random steps
+//! through the rules and through a real server must return equal replies and leave equal state,
+//! including messages.
+//!
+//! 1. A history is a random sequence of moves. It starts with an empty server and an empty keyspace.
+//! 2. Each move runs a step on the server (its Lua script) and on the keyspace (its rule), and
+//!    compares the replies.
+//! 3. After each move the harness also runs the inspection step for listings, dumps both sides, and
+//!    compares keys, values, expiry and published messages.
+//! 4. Time passes on the keyspace by moving its clock, and on the server by reducing all expiry times
+//!    and dates. Times are compared in multiples of [`TIME_UNIT`].
+
+use std::cell::RefCell;
+use std::collections::{BTreeMap, BTreeSet};
+use std::fmt::Debug;
+use std::time::Duration;
+
+use proptest::prelude::*;
+use proptest::test_runner::{RngSeed, TestRunner};
+use redis::aio::MultiplexedConnection;
+use redis::{AsyncConnectionConfig, IntoConnectionInfo as _, ProtocolVersion, PushInfo, PushKind};
+use redlatch_testkit::Server;
+use tokio::sync::mpsc;
+use tokio::time::Instant;
+
+use crate::error::{Error, Result};
+use crate::hold::{Hold, HoldKind};
+use crate::keyspace::{DumpedValue, Keyspace, Message};
+use crate::lease::Lease;
+use crate::name::{CandidateKeys, KeyLayout, ObjectKeys};
+use crate::owner::Owner;
+use crate::primitives::inspect::InspectNames;
+use crate::primitives::lock::Holder;
+use crate::step::{Args, Outcome, Step};
+use crate::watchdog::Renew;
+
+/// Random histories per primitive and run. Each run has another seed.
+const HISTORIES: u32 = 1000;
+
+/// Leases are multiples of this, so that real time that passes during the test does not count as a
+/// difference.
+const TIME_UNIT: Duration = Duration::from_secs(100_000);
+
+/// Returns a lease that tests can distinguish from others.
+pub(crate) fn lease(multiple: u32) -> Lease {
+    Lease::new(TIME_UNIT * multiple).unwrap()
+}
+
+/// Returns a time to pass, in the same unit and a little more, so that nothing ends in the
+/// millisecond in which the two sides are read, before the end on one and after it on the other.
+pub(crate) fn time(multiple: u32) -> Duration {
+    TIME_UNIT * multiple + TIME_UNIT / 100
+}
+
+/// Returns a hold of `owner`, as the client `client` holds it.
+pub(crate) fn hold<K: HoldKind + 'static>(layout: KeyLayout, owner: u8, kind: K) -> Hold {
+    let object = ObjectKeys::new(layout, "", "name");
+    let field = object.field(format!("client:{owner}"));
+    let kind = std::sync::Arc::new(kind);
+    Hold::new(object.into(), Owner::new(), field, kind, Default::default())
+}
+
+/// Returns a number from the environment, or `default` if it is not set.
+pub(crate) fn env_number(name: &str, default: u64) -> u64 {
+    match std::env::var(name) {
+        Ok(text) => text
+            .parse()
+            .unwrap_or_else(|_| panic!("{name} is not a number: {text}")),
+        Err(_) => default,
+    }
+}
+
+/// Plays random histories on a server and in a keyspace, and compares them after each move.
+///
+/// `run_move` makes one move with [`Differential::step`].
+pub(crate) fn assert_equivalent<M, P>(moves: impl Strategy<Value = M>, mut run_move: P)
+where
+    M: Debug + Clone,
+    P: AsyncFnMut(&mut Differential, &M),
+{
+    let seed = env_number("REDLATCH_SEED", u64::from(std::process::id()) ^ 0x5eed);
+    println!("REDLATCH_SEED={seed}");
+    let mut runner = TestRunner::new(ProptestConfig {
+        cases: HISTORIES,
+        rng_seed: RngSeed::Fixed(seed),
+        failure_persistence: None,
+        ..ProptestConfig::default()
+    });
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .build()
+        .unwrap();
+    let server = Server::start();
+    let harness = RefCell::new(runtime.block_on(Differential::new(&server)));
+    let run_move = RefCell::new(&mut run_move);
+    let history = prop::collection::vec(moves, 1..25);
+    let outcome = runner.run(&history, |history| {
+        let (mut harness, mut run_move) = (harness.borrow_mut(), run_move.borrow_mut());
+        runtime.block_on(async {
+            harness.reset().await;
+            for one in &history {
+                run_move(&mut harness, one).await;
+                harness.inspect().await;
+                harness.compare(one).await;
+            }
+        });
+        Ok(())
+    });
+    if let Err(failure) = outcome {
+        panic!("REDLATCH_SEED={seed}: {failure}");
+    }
+}
+
+/// A server and a keyspace that must never differ.
+pub(crate) struct Differential {
+    connection: MultiplexedConnection,
+    pushes: mpsc::UnboundedReceiver<PushInfo>,
+    keyspace: Keyspace,
+    /// How far the keyspace's clock is ahead. The server's data is aged instead.
+    clock_offset: Duration,
+    /// The subscribed channels; `None` means all.
+    subscribed: Option<BTreeSet<String>>,
+}
+
+impl Differential {
+    async fn new(server: &Server) -> Differential {
+        let info = server.url().as_str().into_connection_info().unwrap();
+        let settings = info.redis_settings().clone();
+        let info = info.set_redis_settings(settings.set_protocol(ProtocolVersion::RESP3));
+        let (push_sender, pushes) = mpsc::unbounded_channel();
+        let config = AsyncConnectionConfig::new()
+            .set_response_timeout(Some(Duration::from_secs(30)))
+            .set_push_sender(push_sender);
+        let client = redis::Client::open(info).unwrap();
+        let mut connection = client
+            .get_multiplexed_async_connection_with_config(&config)
+            .await
+            .unwrap();
+        connection.psubscribe("*").await.unwrap();
+        Differential {
+            connection,
+            pushes,
+            keyspace: Keyspace::default(),
+            clock_offset: Duration::ZERO,
+            subscribed: None,
+        }
+    }
+
+    /// Subscribes only to these channels from now on: for steps that depend on their subscribers.
+    pub(crate) async fn subscribe_only(&mut self, channels: impl IntoIterator<Item = String>) {
+        let channels: BTreeSet<String> = channels.into_iter().collect();
+        let before = match self.subscribed.take() {
+            Some(before) => before,
+            None => {
+                self.connection.punsubscribe("*").await.unwrap();
+                BTreeSet::new()
+            }
+        };
+        for gone in before.difference(&channels) {
+            self.connection.unsubscribe(gone).await.unwrap();
+            self.keyspace.set_subscriber_count(gone, 0);
+        }
+        for channel in &channels {
+            if !before.contains(channel) {
+                self.connection.subscribe(channel).await.unwrap();
+            }
+            self.keyspace.set_subscriber_count(channel, 1);
+        }
+        self.subscribed = Some(channels);
+    }
+
+    async fn reset(&mut self) {
+        self.keyspace = Keyspace::default();
+        for channel in self.subscribed.iter().flatten() {
+            self.keyspace.set_subscriber_count(channel, 1);
+        }
+        self.clock_offset = Duration::ZERO;
+        let () = redis::cmd("FLUSHALL")
+            .query_async(&mut self.connection)
+            .await
+            .unwrap();
+    }
+
+    /// Runs the same step on both sides. The replies must be equal; returns the rule's.
+    pub(crate) async fn step<S: Step>(&mut self, step: &S) -> Result<S::Reply>
+    where
+        S::Reply: Comparable,
+    {
+        let mut cmd = redis::cmd("EVAL");
+        let keys = step.keys();
+        cmd.arg(step.script().source()).arg(keys.len());
+        for key in keys {
+            cmd.arg(key);
+        }
+        step.args(&mut Args(&mut cmd));
+        let server = match cmd.query_async(&mut self.connection).await {
+            Ok(raw) => step.reply(raw),
+            Err(error) => Err(Error::Refused {
+                reason: error.to_string(),
+            }),
+        };
+        let rule = step.apply(&mut self.keyspace, Instant::now() + self.clock_offset);
+        let comparable = |reply: &Result<S::Reply>| match reply {
+            Ok(reply) => Ok(reply.comparable()),
+            // Errors of the script and of Redis itself count as the same kind.
+            Err(error) => Err(match error {
+                Error::Refused { reason } if reason.contains("WRONG") => "wrong kind".to_owned(),
+                Error::WrongKind { .. } => "wrong kind".to_owned(),
+                other => other.to_string(),
+            }),
+        };
+        assert_eq!(comparable(&server), comparable(&rule), "server and rule");
+        rule
+    }
+
+    /// Runs one renewal, as in the watchdog's batches; with 0 instead of a lease it only checks.
+    pub(crate) async fn renew(&mut self, hold: &Hold, multiple: u32) -> bool {
+        let step = Renew {
+            script: hold.kind.renew_script(),
+            lease: (multiple > 0).then(|| lease(multiple)),
+            holds: vec![hold],
+        };
+        self.step(&step).await.unwrap() == [true]
+    }
+
+    /// Checks that listings see the same under the name on both sides, whatever the primitive put there.
+    async fn inspect(&mut self) {
+        let names = [CandidateKeys::new("name".into())];
+        let _ = self.step(&InspectNames { names: &names }).await;
+    }
+
+    /// Lets time pass on both sides.
+    pub(crate) async fn advance(&mut self, time: Duration) {
+        self.clock_offset += time;
+        let aged = redis::Script::new(
+            "for _, key in ipairs(redis.call('KEYS', '*')) do
+                local left = redis.call('PTTL', key)
+                if redis.call('TYPE', key).ok == 'zset' then
+                    for _, member in ipairs(redis.call('ZRANGE', key, 0, -1)) do
+                        if tonumber(redis.call('ZSCORE', key, member)) < 900000000000000 then
+                            redis.call('ZINCRBY', key, -ARGV[1], member)
+                        end
+                    end
+                end
+                if left >= 0 and left <= tonumber(ARGV[1]) then
+                    redis.call('DEL', key)
+                elseif left >= 0 then
+                    redis.call('PEXPIRE', key, left - ARGV[1])
+                end
+            end",
+        );
+        let millis = u64::try_from(time.as_millis()).unwrap();
+        let () = aged
+            .arg(millis)
+            .invoke_async(&mut self.connection)
+            .await
+            .unwrap();
+    }
+
+    /// Sets a key that the primitive did not set.
+    pub(crate) async fn set_foreign(&mut self, key: &str, number: i64) {
+        let () = redis::cmd("SET")
+            .arg(key)
+            .arg(number)
+            .query_async(&mut self.connection)
+            .await
+            .unwrap();
+        let now = Instant::now() + self.clock_offset;
+        self.keyspace.set(key, number, None, now);
+    }
+
+    /// Removes the expiry of a key, as another program might.
+    pub(crate) async fn persist(&mut self, key: &str) {
+        let () = redis::cmd("PERSIST")
+            .arg(key)
+            .query_async(&mut self.connection)
+            .await
+            .unwrap();
+        self.keyspace
+            .persist(key, Instant::now() + self.clock_offset);
+    }
+
+    /// Deletes a key, as another program or its own expiry might.
+    pub(crate) async fn remove(&mut self, key: &str) {
+        let () = redis::cmd("DEL")
+            .arg(key)
+            .query_async(&mut self.connection)
+            .await
+            .unwrap();
+        self.keyspace.remove(key);
+    }
+
+    async fn compare(&mut self, after: &impl Debug) {
+        let now = Instant::now() + self.clock_offset;
+        let mut keyspace = self.keyspace.dump(now);
+        let mut server = self.dump_server().await;
+        for side in [&mut keyspace, &mut server] {
+            for (value, left) in side.values_mut() {
+                *left = round_ttl(*left);
+                if let DumpedValue::Dates(dates) = value {
+                    dates
+                        .values_mut()
+                        .for_each(|date| *date = round_date(*date));
+                }
+            }
+        }
+        assert_eq!(
+            server, keyspace,
+            "state on the server and in the keyspace after {after:?}"
+        );
+        let () = redis::cmd("PING")
+            .query_async(&mut self.connection)
+            .await
+            .unwrap();
+        let mut received = Vec::new();
+        while let Ok(push) = self.pushes.try_recv() {
+            if matches!(push.kind, PushKind::PMessage | PushKind::Message) {
+                let mut parts: Vec<String> =
+                    redis::from_redis_value(redis::Value::Array(push.data)).unwrap();
+                // The channel precedes the message, and the pattern, if any, precedes the channel.
+                let payload = parts.pop().unwrap().parse().unwrap();
+                let channel = parts.pop().unwrap();
+                received.push(Message { channel, payload });
+            }
+        }
+        let mut published = self.keyspace.take_published();
+        if let Some(channels) = &self.subscribed {
+            published.retain(|message| channels.contains(&message.channel));
+        }
+        assert_eq!(
+            received, published,
+            "messages of server and keyspace after {after:?}"
+        );
+    }
+
+    async fn dump_server(&mut self) -> BTreeMap<String, (DumpedValue, i64)> {
+        let dump = redis::Script::new(
+            "local all = {}
+            for _, key in ipairs(redis.call('KEYS', '*')) do
+                local kind = redis.call('TYPE', key).ok
+                local value
+                if kind == 'hash' then value = redis.call('HGETALL', key)
+                elseif kind == 'string' then value = { redis.call('GET', key) }
+                elseif kind == 'list' then value = redis.call('LRANGE', key, 0, -1)
+                else value = redis.call('ZRANGE', key, 0, -1, 'WITHSCORES') end
+                table.insert(all, { key, kind, tostring(redis.call('PTTL', key)), value })
+            end
+            local now = redis.call('TIME')
+            return { tostring(math.floor(now[1] * 1000 + now[2] / 1000)), all }",
+        );
+        type Raw = (Vec<u8>, String, String, Vec<Vec<u8>>);
+        let (now, all): (String, Vec<Raw>) = dump.invoke_async(&mut self.connection).await.unwrap();
+        let now: f64 = now.parse().unwrap();
+        let text = |bytes: &Vec<u8>| match std::str::from_utf8(bytes) {
+            Ok(text) => text.to_owned(),
+            // The keyspace keeps binary data in this form.
+            Err(_) => bytes.iter().map(|byte| format!("{byte:02x}")).collect(),
+        };
+        let entry = |(key, kind, left, value): Raw| {
+            let value = match kind.as_str() {
+                "hash" => {
+                    let pairs = value.chunks(2);
+                    DumpedValue::Hash(pairs.map(|pair| (text(&pair[0]), text(&pair[1]))).collect())
+                }
+                "string" => DumpedValue::Text(text(&value[0])),
+                "list" => DumpedValue::List(value.iter().map(text).collect()),
+                _ => {
+                    let pairs = value.chunks(2).map(|pair| {
+                        let date: f64 = text(&pair[1]).parse().unwrap();
+                        (text(&pair[0]), (date - now) as i64)
+                    });
+                    DumpedValue::Dates(pairs.collect())
+                }
+            };
+            (text(&key), (value, left.parse().unwrap()))
+        };
+        all.into_iter().map(entry).collect()
+    }
+}
+
+/// As [`round_date`], for a time to live: -1 means forever.
+fn round_ttl(millis: i64) -> i64 {
+    match millis {
+        -1 => -1,
+        millis => round_date(millis),
+    }
+}
+
+/// Rounds to the nearest multiple that the tests use; dates that never come stay so.
+fn round_date(millis: i64) -> i64 {
+    let unit = TIME_UNIT.as_millis() as i64;
+    match millis {
+        never if never > 900_000_000_000_000 => i64::MAX,
+        millis => (millis as f64 / unit as f64).round() as i64,
+    }
+}
+
+/// Replies that can be compared although time passes between the two sides.
+pub(crate) trait Comparable {
+    fn comparable(&self) -> String;
+}
+
+fn round_duration(left: Duration) -> i64 {
+    round_ttl(i64::try_from(left.as_millis()).unwrap_or(i64::MAX))
+}
+
+impl<T: Comparable> Comparable for Outcome<T> {
+    fn comparable(&self) -> String {
+        match self {
+            Outcome::Done(grant) => format!("done {}", grant.comparable()),
+            Outcome::Wait(left) => format!("wait {}", round_duration(*left)),
+        }
+    }
+}
+
+impl Comparable for Vec<Holder> {
+    fn comparable(&self) -> String {
+        let mut holders: Vec<_> = self
+            .iter()
+            .map(|holder| {
+                let left = holder.remaining.map(round_duration);
+                format!("{} {} {left:?}", holder.owner, holder.holds)
+            })
+            .collect();
+        holders.sort_unstable();
+        holders.join(", ")
+    }
+}
+
+impl Comparable for Duration {
+    fn comparable(&self) -> String {
+        round_duration(*self).to_string()
+    }
+}
+
+impl Comparable for Option<Duration> {
+    fn comparable(&self) -> String {
+        format!("{:?}", self.map(round_duration))
+    }
+}
+
+macro_rules! compare_by_debug {
+    ($($reply:ty),*) => {
+        $(impl Comparable for $reply {
+            fn comparable(&self) -> String {
+                format!("{self:?}")
+            }
+        })*
+    };
+}
+
+compare_by_debug!(
+    (),
+    bool,
+    i64,
+    u64,
+    u32,
+    Option<u64>,
+    Option<i64>,
+    Vec<String>,
+    Vec<u32>,
+    Vec<bool>
+);

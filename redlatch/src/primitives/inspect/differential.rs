@@ -1,0 +1,109 @@
+//! Compares script and rule of the listing step on any data under a name. The steps of other
+//! primitives create the data: each of their tests covers its own primitive, this one how they look in listings.
+
+use std::time::Duration;
+
+use proptest::prelude::*;
+
+use super::rules::InspectNames;
+use super::{ObjectState, OutPermit, Waiting};
+use crate::name::{CandidateKeys, KeyLayout};
+use crate::primitives::differential::{Comparable, assert_equivalent, hold, lease, time};
+use crate::primitives::fenced_lock::Fenced;
+use crate::primitives::lock::{AcquireParams, Reentrant, Rules as _};
+
+#[derive(Debug, Clone)]
+enum Move {
+    Lock { owner: u8, lease: u32 },
+    Fence { owner: u8, lease: u32 },
+    Number { number: i64 },
+    Advance { time: u32 },
+    Force,
+    Inspect,
+}
+
+fn moves() -> impl Strategy<Value = Move> {
+    let (owner, lease) = (0..3u8, 1..4u32);
+    prop_oneof![
+        3 => (owner.clone(), lease.clone()).prop_map(|(owner, lease)| Move::Lock { owner, lease }),
+        3 => (owner, lease).prop_map(|(owner, lease)| Move::Fence { owner, lease }),
+        1 => any::<i64>().prop_map(|number| Move::Number { number }),
+        2 => (1..3u32).prop_map(|time| Move::Advance { time }),
+        1 => Just(Move::Force),
+        4 => Just(Move::Inspect),
+    ]
+}
+
+#[test]
+fn lua_and_rules_agree() {
+    assert_equivalent(moves(), async |harness, one| match *one {
+        Move::Lock { owner, lease: n } => {
+            let params = AcquireParams {
+                hold: &hold(KeyLayout::Lock, owner, Reentrant),
+                count: 1,
+                lease: lease(n),
+                waits: false,
+            };
+            let _ = harness.step(&Reentrant.acquire(params)).await;
+        }
+        Move::Fence { owner, lease: n } => {
+            let params = AcquireParams {
+                hold: &hold(KeyLayout::Fenced, owner, Fenced),
+                count: 1,
+                lease: lease(n),
+                waits: false,
+            };
+            let _ = harness.step(&Fenced.acquire(params)).await;
+        }
+        Move::Number { number } => harness.set_foreign("name", number).await,
+        Move::Advance { time: n } => harness.advance(time(n)).await,
+        Move::Force => {
+            let object = hold(KeyLayout::Lock, 0, Reentrant).object;
+            let _ = harness.step(&Reentrant.force(&object)).await;
+        }
+        Move::Inspect => {
+            let names = [
+                CandidateKeys::new("name".into()),
+                CandidateKeys::new("none".into()),
+            ];
+            let _ = harness.step(&InspectNames { names: &names }).await;
+        }
+    });
+}
+
+impl Comparable for Vec<super::rules::Inspected> {
+    fn comparable(&self) -> String {
+        let cut = |left: Duration| (left.as_secs() + 50_000) / 100_000;
+        let one = |seen: &super::rules::Inspected| match seen {
+            Ok(None) => "nothing".to_owned(),
+            Err(_) => "something else".to_owned(),
+            Ok(Some(ObjectState::Lock {
+                holder,
+                queue,
+                token,
+            })) => {
+                let holder = holder.iter().cloned().collect::<Vec<_>>().comparable();
+                let waits = |waiting: &Waiting| (waiting.owner.clone(), cut(waiting.remaining));
+                let queue: Vec<_> = queue.iter().map(waits).collect();
+                format!("lock {holder} {queue:?} {token:?}")
+            }
+            Ok(Some(ObjectState::ReadWriteLock { writer, readers })) => {
+                let writer = writer.iter().cloned().collect::<Vec<_>>().comparable();
+                format!("{writer}; {}", readers.comparable())
+            }
+            Ok(Some(ObjectState::Counter { value, remaining })) => {
+                format!("{value} {:?}", remaining.map(cut))
+            }
+            Ok(Some(ObjectState::ExpirableSemaphore {
+                available,
+                acquired,
+            })) => {
+                let out = |permit: &OutPermit| (permit.id.clone(), permit.remaining.map(cut));
+                let mut out: Vec<_> = acquired.iter().map(out).collect();
+                out.sort();
+                format!("{available} {out:?}")
+            }
+        };
+        self.iter().map(one).collect::<Vec<_>>().join("\n")
+    }
+}

@@ -1,0 +1,128 @@
+//! The objects under some names, of any kind, for listings.
+
+#[cfg(test)]
+mod differential;
+mod rules;
+
+use std::time::Duration;
+
+use super::lock::Holder;
+
+pub(crate) use rules::InspectNames;
+
+/// The kind and state of an object.
+#[derive(Debug, Clone, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum ObjectState {
+    /// A lock of any kind: they look the same in the store, except for their additional keys.
+    #[non_exhaustive]
+    Lock {
+        /// The holder, if the lock is held.
+        holder: Option<Holder>,
+        /// The waiters in order, if it is a fair lock.
+        queue: Vec<Waiting>,
+        /// The token of its latest acquisition, if it is a fenced lock.
+        token: Option<u64>,
+    },
+    /// A held read-write lock.
+    #[non_exhaustive]
+    ReadWriteLock {
+        /// The writer, if there is one.
+        writer: Option<Holder>,
+        /// The readers; one of them may be the writer.
+        readers: Vec<Holder>,
+    },
+    /// A semaphore or a count-down latch: both are a number, and the store cannot tell them apart.
+    #[non_exhaustive]
+    Counter {
+        /// Available permits, or the count.
+        value: i64,
+        /// Remaining time to live; `None` if it never expires.
+        remaining: Option<Duration>,
+    },
+    /// An expirable semaphore with held permits. Without any, it is a [`ObjectState::Counter`].
+    #[non_exhaustive]
+    ExpirableSemaphore {
+        /// Number of free permits.
+        available: i64,
+        /// The held permits.
+        acquired: Vec<OutPermit>,
+    },
+}
+
+/// A waiter of a fair lock.
+#[derive(Debug, Clone, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Waiting {
+    /// `<client id>:<number>`.
+    pub owner: String,
+    /// How long its position in the queue is kept.
+    pub remaining: Duration,
+}
+
+/// A held permit of an expirable semaphore.
+#[derive(Debug, Clone, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct OutPermit {
+    /// Its id, in hexadecimal digits.
+    pub id: String,
+    /// Time until it expires unless it is renewed; `None` if it never expires.
+    pub remaining: Option<Duration>,
+}
+
+/// The kind of an object, as far as the store can tell.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum ObjectKind {
+    /// A lock without additional keys.
+    Lock,
+    /// A lock with a queue.
+    FairLock,
+    /// A lock with a fencing token.
+    FencedLock,
+    /// A read-write lock.
+    ReadWriteLock,
+    /// A semaphore or a count-down latch.
+    Counter,
+    /// An expirable semaphore.
+    ExpirableSemaphore,
+}
+
+impl ObjectState {
+    /// Returns the kind of this object, as far as the store can tell: a fair lock without waiters
+    /// looks like any other lock.
+    pub fn kind(&self) -> ObjectKind {
+        match self {
+            ObjectState::Lock { queue, .. } if !queue.is_empty() => ObjectKind::FairLock,
+            ObjectState::Lock { token: Some(_), .. } => ObjectKind::FencedLock,
+            ObjectState::Lock { .. } => ObjectKind::Lock,
+            ObjectState::ReadWriteLock { .. } => ObjectKind::ReadWriteLock,
+            ObjectState::Counter { .. } => ObjectKind::Counter,
+            ObjectState::ExpirableSemaphore { .. } => ObjectKind::ExpirableSemaphore,
+        }
+    }
+
+    /// Returns all holders of a lock: writer and readers, or the single holder.
+    pub fn holders(&self) -> Vec<&Holder> {
+        match self {
+            ObjectState::Lock { holder, .. } => holder.iter().collect(),
+            ObjectState::ReadWriteLock { writer, readers } => {
+                writer.iter().chain(readers).collect()
+            }
+            ObjectState::Counter { .. } | ObjectState::ExpirableSemaphore { .. } => Vec::new(),
+        }
+    }
+}
+
+impl std::fmt::Display for ObjectKind {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.pad(match self {
+            ObjectKind::Lock => "lock",
+            ObjectKind::FairLock => "fair lock",
+            ObjectKind::FencedLock => "fenced lock",
+            ObjectKind::ReadWriteLock => "read-write lock",
+            ObjectKind::Counter => "semaphore or latch",
+            ObjectKind::ExpirableSemaphore => "expirable semaphore",
+        })
+    }
+}

@@ -1,0 +1,335 @@
+//! The step that reads names without knowing the kinds of their objects.
+
+use std::collections::{BTreeMap, VecDeque};
+use std::time::Duration;
+
+use redis::Value;
+use tokio::time::Instant;
+
+use super::{ObjectState, OutPermit, Waiting};
+use crate::error::Result;
+use crate::keyspace::{Holds, Keyspace, Mode};
+use crate::name::{CandidateKeys, KeyLayout, ObjectKeys};
+use crate::primitives::lock::Holder;
+use crate::primitives::read_write_lock::Inspect;
+use crate::primitives::reentrant::rules::finite;
+use crate::step::{Args, Script, Step, unexpected_reply};
+
+/// An entry that never expires has a date beyond this.
+const NEVER: i64 = 900_000_000_000_000;
+
+/// Returns the objects under some names.
+pub(crate) struct InspectNames<'a> {
+    pub(crate) names: &'a [CandidateKeys],
+}
+
+/// The object under one name: none, an object, or the description of other data.
+pub(crate) type Inspected = std::result::Result<Option<ObjectState>, &'static str>;
+
+impl Step for InspectNames<'_> {
+    type Reply = Vec<Inspected>;
+
+    fn script(&self) -> &'static Script {
+        // Uses the read-write lock's own functions, so both see the same state.
+        static SCRIPT: Script = Script::new(concat!(
+            include_str!("../read_write_lock/readers.lua"),
+            include_str!("../read_write_lock/sides.lua"),
+            include_str!("inspect.lua")
+        ))
+        .with_undeclared_keys();
+        &SCRIPT
+    }
+
+    fn keys(&self) -> impl ExactSizeIterator<Item = &str> + Send {
+        let keys: Vec<&str> = self.names.iter().flat_map(CandidateKeys::keys).collect();
+        keys.into_iter()
+    }
+
+    fn args(&self, _: &mut Args<'_>) {}
+
+    fn reply(&self, raw: Value) -> Result<Vec<Inspected>> {
+        match raw {
+            Value::Array(all) if all.len() == self.names.len() => {
+                // An unreadable reply is not an object of this library; it must not hide the others.
+                let inspected = |raw| parse_inspected(raw).unwrap_or(Err(OTHER_TYPE));
+                Ok(all.into_iter().map(inspected).collect())
+            }
+            other => Err(unexpected_reply(&other)),
+        }
+    }
+
+    fn apply(&self, keyspace: &mut Keyspace, now: Instant) -> Result<Vec<Inspected>> {
+        let inspected = |name| inspect_name(keyspace, name, now);
+        Ok(self.names.iter().map(inspected).collect())
+    }
+}
+
+/// Reads one name, as the script does.
+fn inspect_name(keyspace: &mut Keyspace, name: &CandidateKeys, now: Instant) -> Inspected {
+    let key = name.key.as_str();
+    if let Ok(Some(number)) = keyspace.find::<i64>(key, now) {
+        let (value, remaining) = (*number.value, finite(number.remaining(now)));
+        return Ok(Some(
+            match remaining_times(keyspace, &name.deadlines, now) {
+                None => ObjectState::Counter { value, remaining },
+                Some(deadlines) => {
+                    let out = |(id, left): &(String, Option<Duration>)| OutPermit {
+                        id: id.clone(),
+                        remaining: *left,
+                    };
+                    let is_held = |(_, left): &&(String, _)| *left != Some(Duration::ZERO);
+                    let acquired: Vec<_> = deadlines.iter().filter(is_held).map(out).collect();
+                    let expired = deadlines.len() - acquired.len();
+                    ObjectState::ExpirableSemaphore {
+                        available: value.saturating_add(i64::try_from(expired).unwrap_or(0)),
+                        acquired,
+                    }
+                }
+            },
+        ));
+    }
+    let holds = match keyspace.find::<Holds>(key, now) {
+        Err(_) => return Err("another type"),
+        Ok(None) => None,
+        Ok(Some(found)) => {
+            let remaining = found.remaining(now);
+            Some((found.value.clone(), remaining))
+        }
+    };
+    match holds {
+        Some((holds, _)) if holds.mode.is_some() => {
+            let object = &ObjectKeys::new(KeyLayout::Read, "", &name.key);
+            let held =
+                |keyspace: &mut Keyspace, side| Inspect { object, side }.apply(keyspace, now);
+            let writer = held(keyspace, Mode::Write).map(|writers| writers.into_iter().next());
+            match (writer, held(keyspace, Mode::Read)) {
+                (Ok(writer), Ok(readers)) => {
+                    Ok(Some(ObjectState::ReadWriteLock { writer, readers }))
+                }
+                _ => Err("a hash of another kind"),
+            }
+        }
+        Some((holds, _)) if holds.counts.len() > 1 => Err("a hash of another kind"),
+        holds => {
+            let holder = holds.and_then(|(holds, remaining)| {
+                let (owner, count) = holds.counts.first_key_value()?;
+                Some(Holder {
+                    owner: owner.clone(),
+                    holds: *count,
+                    remaining: finite(remaining),
+                })
+            });
+            let queue = queue(keyspace, name, now);
+            let token = match keyspace.find::<i64>(&name.token, now) {
+                Ok(Some(token)) => u64::try_from(*token.value).ok(),
+                _ => None,
+            };
+            let nothing = holder.is_none() && queue.is_empty() && token.is_none();
+            Ok((!nothing).then_some(ObjectState::Lock {
+                holder,
+                queue,
+                token,
+            }))
+        }
+    }
+}
+
+fn queue(keyspace: &mut Keyspace, name: &CandidateKeys, now: Instant) -> Vec<Waiting> {
+    let timeouts: BTreeMap<_, _> = remaining_times(keyspace, &name.timeouts, now)
+        .into_iter()
+        .flatten()
+        .collect();
+    let Ok(Some(queue)) = keyspace.find::<VecDeque<String>>(&name.queue, now) else {
+        return Vec::new();
+    };
+    let waiting = |owner: &String| match timeouts.get(owner)? {
+        Some(Duration::ZERO) => None,
+        left => Some(Waiting {
+            owner: owner.clone(),
+            remaining: left.unwrap_or(Duration::MAX),
+        }),
+    };
+    queue.value.iter().filter_map(waiting).collect()
+}
+
+/// Returns the members of a sorted set with their remaining time: zero if it has passed, `None` if
+/// they never expire.
+fn remaining_times(
+    keyspace: &mut Keyspace,
+    key: &str,
+    now: Instant,
+) -> Option<Vec<(String, Option<Duration>)>> {
+    let now_ms = keyspace.date(now);
+    let found = keyspace.find::<BTreeMap<String, i64>>(key, now).ok()??;
+    let mut remaining_times: Vec<_> = found.value.iter().collect();
+    remaining_times.sort_by_key(|(member, date)| (**date, (*member).clone()));
+    let left = |(member, date): (&String, &i64)| {
+        let left = u64::try_from(date - now_ms).unwrap_or(0);
+        let left = (*date < NEVER).then(|| Duration::from_millis(left));
+        (member.clone(), left)
+    };
+    Some(remaining_times.into_iter().map(left).collect())
+}
+
+/// Parses the script's reply for one name.
+fn parse_inspected(raw: Value) -> Result<Inspected> {
+    let parts = match raw {
+        Value::Nil => return Ok(Ok(None)),
+        Value::Array(parts) => parts,
+        other => return Err(unexpected_reply(&other)),
+    };
+    let mut parts = Parts(parts.into_iter());
+    let state = match parts.text()?.as_str() {
+        "lock" => {
+            let owner = parts.text_or_nil()?;
+            let (holds, remaining) = (parts.number()?, parts.time()?);
+            let token = parts.text_or_nil()?;
+            let mut queue = Vec::new();
+            while let Some(owner) = parts.next_text()? {
+                let remaining = parts.time()?.unwrap_or(Duration::MAX);
+                queue.push(Waiting { owner, remaining });
+            }
+            let holder = owner.map(|owner| Holder {
+                owner,
+                holds,
+                remaining,
+            });
+            let token = token.and_then(|token| token.parse().ok());
+            if holder.is_none() && queue.is_empty() && token.is_none() {
+                return Ok(Ok(None));
+            }
+            ObjectState::Lock {
+                holder,
+                queue,
+                token,
+            }
+        }
+        "rwlock" => {
+            let (mut writer, mut readers) = (None, Vec::new());
+            while let Some(side) = parts.next_text()? {
+                let holder = Holder {
+                    owner: parts.text()?,
+                    holds: parts.number()?,
+                    remaining: parts.time()?,
+                };
+                match side.as_str() {
+                    "write" => writer = Some(holder),
+                    _ => readers.push(holder),
+                }
+            }
+            ObjectState::ReadWriteLock { writer, readers }
+        }
+        "number" => ObjectState::Counter {
+            value: parts.number()?,
+            remaining: parts.time()?,
+        },
+        "permits" => {
+            let available: i64 = parts.number()?;
+            let expired = parts.number()?;
+            let mut acquired = Vec::new();
+            while let Some(id) = parts.next_bytes()? {
+                let id = id.iter().map(|byte| format!("{byte:02x}")).collect();
+                let remaining = parts.time()?;
+                acquired.push(OutPermit { id, remaining });
+            }
+            ObjectState::ExpirableSemaphore {
+                available: available.saturating_add(expired),
+                acquired,
+            }
+        }
+        "other" => return Ok(Err(other_kind(&parts.text()?))),
+        _ => return Ok(Err(OTHER_TYPE)),
+    };
+    Ok(Ok(Some(state)))
+}
+
+const OTHER_TYPE: &str = "a key of another type";
+
+/// Maps other data that the script found to its description.
+fn other_kind(found: &str) -> &'static str {
+    match found {
+        "a hash of another kind" => "a hash of another kind",
+        "a text" => "a text",
+        "a list" => "a list",
+        "a set" => "a set",
+        "a zset" => "a sorted set",
+        "a stream" => "a stream",
+        _ => OTHER_TYPE,
+    }
+}
+
+/// The parts of a reply, in order.
+struct Parts(std::vec::IntoIter<Value>);
+
+impl Parts {
+    fn next_bytes(&mut self) -> Result<Option<Vec<u8>>> {
+        match self.0.next() {
+            None | Some(Value::Nil) => Ok(None),
+            Some(Value::BulkString(bytes)) => Ok(Some(bytes)),
+            Some(other) => Err(unexpected_reply(&other)),
+        }
+    }
+
+    fn next_text(&mut self) -> Result<Option<String>> {
+        let bytes = self.next_bytes()?;
+        Ok(bytes.map(|bytes| String::from_utf8_lossy(&bytes).into_owned()))
+    }
+
+    fn text_or_nil(&mut self) -> Result<Option<String>> {
+        self.next_text()
+    }
+
+    fn text(&mut self) -> Result<String> {
+        self.next_text()?
+            .ok_or_else(|| unexpected_reply(&Value::Nil))
+    }
+
+    fn number<T: std::str::FromStr>(&mut self) -> Result<T> {
+        let text = self.text()?;
+        let unknown = |_| unexpected_reply(&Value::SimpleString(text.clone()));
+        text.parse().map_err(unknown)
+    }
+
+    /// Parses milliseconds; a negative number means forever.
+    fn time(&mut self) -> Result<Option<Duration>> {
+        match self.0.next() {
+            Some(Value::Int(millis)) => {
+                let millis = u64::try_from(millis).ok();
+                Ok(millis.map(Duration::from_millis))
+            }
+            other => Err(unexpected_reply(&other.unwrap_or(Value::Nil))),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn data_of_other_kinds_is_described() {
+        let text = |text: &str| Value::BulkString(text.into());
+        let described =
+            |found| parse_inspected(Value::Array(vec![text("other"), text(found)])).unwrap();
+        for kind in [
+            "a hash of another kind",
+            "a text",
+            "a list",
+            "a set",
+            "a stream",
+        ] {
+            assert_eq!(described(kind), Err(kind));
+        }
+        assert_eq!(described("a zset"), Err("a sorted set"));
+        assert_eq!(described("a module's"), Err(OTHER_TYPE));
+    }
+
+    #[test]
+    fn reply_without_an_answer_for_each_name_is_rejected() {
+        let step = InspectNames {
+            names: &[CandidateKeys::new("name".into())],
+        };
+        assert!(step.reply(Value::Array(vec![Value::Nil])).is_ok());
+        assert!(step.reply(Value::Array(vec![])).is_err());
+    }
+}

@@ -1,0 +1,79 @@
+//! One entry into a hold, which is released once. Every guard is built on it.
+
+use crate::error::{Error, Loss, Result};
+use crate::session::{HoldRef, Terms};
+
+/// One acquired entry. Released in the background when dropped.
+pub(crate) struct HoldGuard {
+    pub(crate) hold_ref: HoldRef,
+    pub(crate) terms: Terms,
+    left: bool,
+    settled: bool,
+}
+
+impl HoldGuard {
+    pub(crate) fn new(hold_ref: HoldRef, terms: Terms) -> HoldGuard {
+        HoldGuard {
+            hold_ref,
+            terms,
+            left: false,
+            settled: false,
+        }
+    }
+
+    /// Releases the entry and waits until the store has confirmed it. If that fails or is dropped,
+    /// the release continues in the background.
+    pub(crate) async fn release(mut self) -> Result<()> {
+        self.leave();
+        // Reported immediately; the drop of `self` settles what the store may still keep.
+        self.check()?;
+        let settled = self.hold_ref.settle().await;
+        self.settled = matches!(
+            settled,
+            Ok(_) | Err(Error::Lost { .. } | Error::WrongKind { .. })
+        );
+        match settled? {
+            true => Ok(()),
+            false => {
+                let hold = &self.hold_ref.hold;
+                self.hold_ref.session.watchdog.report_missing(hold);
+                Err(hold.lost_error(Loss::NotHeld))
+            }
+        }
+    }
+
+    /// Leaves the hold to its lease: it is no longer renewed and never released. Returns an error
+    /// if it was lost.
+    pub(crate) fn detach(mut self) -> Result<()> {
+        self.check()?;
+        self.leave();
+        let hold = &self.hold_ref.hold;
+        self.hold_ref.session.watchdog.unwatch(hold);
+        // The store keeps the hold intentionally: there is nothing to settle.
+        hold.release_acknowledged(hold.changes(), false);
+        self.settled = true;
+        Ok(())
+    }
+
+    /// Returns an error if the hold was lost.
+    fn check(&self) -> Result<()> {
+        let hold = &self.hold_ref.hold;
+        hold.loss()
+            .map_or(Ok(()), |loss| Err(hold.lost_error(loss)))
+    }
+
+    fn leave(&mut self) {
+        if !std::mem::replace(&mut self.left, true) {
+            self.hold_ref.remove_guard(self.terms);
+        }
+    }
+}
+
+impl Drop for HoldGuard {
+    fn drop(&mut self) {
+        self.leave();
+        if !self.settled {
+            self.hold_ref.settle_in_background(self.terms.lease);
+        }
+    }
+}

@@ -1,0 +1,66 @@
+//! Logs a lock that a waiter has been waiting for a long time.
+
+use std::sync::Arc;
+
+use tokio::time::Instant;
+
+use super::{Lock, LockKind};
+use crate::Boxed;
+use crate::hold::Hold;
+use crate::log::join_names;
+
+/// Reads which owners hold the lock, and logs them with the waiting owner and the time waited since `since`.
+///
+/// Boxed: few waiters wait that long.
+pub(crate) fn report<K: LockKind>(
+    lock: Lock<K>,
+    waiting: Arc<Hold>,
+    since: Instant,
+) -> Boxed<'static, ()> {
+    Box::pin(async move {
+        let holders = match lock.holders().await {
+            Ok(holders) => holders,
+            Err(error) => {
+                tracing::debug!(lock = lock.name(), %error, "the holder could not be queried");
+                return;
+            }
+        };
+        if holders.is_empty() {
+            // Released just now.
+            return;
+        }
+        let remaining_ms = holders.iter().filter_map(|holder| holder.remaining).max();
+        let remaining_ms = remaining_ms.map(|left| left.as_millis());
+        let client = lock.session.id.as_str();
+        let is_own = |owner: &str| {
+            owner
+                .strip_prefix(client)
+                .is_some_and(|it| it.starts_with(':'))
+        };
+        let by_this_client = holders.iter().any(|holder| is_own(&holder.owner));
+        let holder = join_names(holders.iter().map(|holder| &*holder.owner));
+        let (lock, owner) = (lock.name(), &waiting.field);
+        let elapsed_ms = since.elapsed().as_millis();
+        match by_this_client {
+            false => tracing::warn!(
+                lock,
+                %owner,
+                holder,
+                remaining_ms,
+                elapsed_ms,
+                "long wait for a lock"
+            ),
+            // Perhaps the caller waits for itself.
+            true => tracing::warn!(
+                lock,
+                %owner,
+                holder,
+                remaining_ms,
+                elapsed_ms,
+                "long wait for a lock that this client holds for another owner; to acquire it \
+                 again in the task that holds it, use Guard::reenter, Owner::scope or the \
+                 request's owner setting"
+            ),
+        }
+    })
+}

@@ -1,0 +1,203 @@
+//! The step that takes several objects or none. It is composed of the members' own steps, both in
+//! Lua and in Rust.
+
+use std::any::Any;
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+
+use redis::Value;
+use tokio::time::Instant;
+
+use crate::error::{Error, Result};
+use crate::keyspace::Keyspace;
+use crate::session::AllOrNone;
+use crate::step::{Args, BoxedStep, Outcome, Script, Step, script_error, unexpected_reply};
+
+/// The value of an acquisition, with its type erased.
+pub(crate) type ErasedGrant = Arc<dyn Any + Send + Sync>;
+
+/// Takes all objects in their order, or none of them.
+pub(crate) struct AcquireAll<'a> {
+    parts: Vec<Part<'a>>,
+    /// The scripts of the parts, in the order of their numbers in the composed script.
+    kinds: Vec<&'static Script>,
+    script: &'static Script,
+}
+
+/// The step that takes one object, and the step that undoes it.
+pub(crate) struct Part<'a> {
+    pub(crate) name: &'a str,
+    pub(crate) acquire: BoxedStep<'a, Outcome<ErasedGrant>>,
+    pub(crate) undo: BoxedStep<'a, bool>,
+}
+
+impl<'a> AcquireAll<'a> {
+    pub(crate) fn new(parts: Vec<Part<'a>>) -> AcquireAll<'a> {
+        let kinds = kinds(&parts);
+        AcquireAll {
+            script: composed(&kinds),
+            kinds,
+            parts,
+        }
+    }
+
+    /// Returns the member to which a reply refers.
+    fn part(&self, i: usize, raw: &Value) -> Result<&Part<'a>> {
+        self.parts.get(i).ok_or_else(|| unexpected_reply(raw))
+    }
+
+    /// Interprets a reply of the script that took nothing.
+    fn blocked(&self, i: usize, refusal: Value) -> Result<AllOrNone<ErasedGrant>> {
+        let part = self.part(i, &refusal)?;
+        match refusal {
+            Value::BulkString(text) => {
+                let said = String::from_utf8_lossy(&text).into_owned();
+                Err(script_error(part.name, said))
+            }
+            other => match part.acquire.reply(single(other)?)? {
+                Outcome::Wait(left) => Ok(AllOrNone::Blocked(i, left)),
+                Outcome::Done(_) => Err(Error::Refused {
+                    reason: "the script reported an acquisition that it had undone".into(),
+                }),
+            },
+        }
+    }
+}
+
+/// Unwraps a reply from its own array; an empty array means nil.
+fn single(raw: Value) -> Result<Value> {
+    match raw {
+        Value::Array(mut one) if one.len() <= 1 => Ok(one.pop().unwrap_or(Value::Nil)),
+        other => Err(unexpected_reply(&other)),
+    }
+}
+
+impl Step for AcquireAll<'_> {
+    type Reply = AllOrNone<ErasedGrant>;
+
+    fn script(&self) -> &'static Script {
+        self.script
+    }
+
+    fn keys(&self) -> impl ExactSizeIterator<Item = &str> + Send {
+        let mut keys = Vec::new();
+        for part in &self.parts {
+            keys.extend(part.acquire.keys());
+            keys.extend(part.undo.keys());
+        }
+        keys.into_iter()
+    }
+
+    fn args(&self, args: &mut Args<'_>) {
+        let number = |script: &'static Script| {
+            let object = self.kinds.iter().position(|kind| kind.id() == script.id());
+            object.map_or(0, |object| object + 1)
+        };
+        for part in &self.parts {
+            let (acquire, undo) = (&*part.acquire, &*part.undo);
+            write(
+                args,
+                number(acquire.script()),
+                acquire.key_count(),
+                |args| {
+                    acquire.args(args);
+                },
+            );
+            write(args, number(undo.script()), undo.key_count(), |args| {
+                undo.args(args);
+            });
+        }
+    }
+
+    fn reply(&self, raw: Value) -> Result<AllOrNone<ErasedGrant>> {
+        let Value::Array(mut all) = raw else {
+            return Err(unexpected_reply(&raw));
+        };
+        if let [Value::Int(i), _] = all.as_slice() {
+            let i = usize::try_from(*i).unwrap_or(usize::MAX);
+            return self.blocked(i, all.pop().unwrap_or(Value::Nil));
+        }
+        if all.len() != self.parts.len() {
+            return Err(unexpected_reply(&Value::Array(all)));
+        }
+        let mut grants = Vec::with_capacity(all.len());
+        for (part, raw) in self.parts.iter().zip(all) {
+            match part.acquire.reply(single(raw)?)? {
+                Outcome::Done(grant) => grants.push(grant),
+                // The script took it, because it treats any reply but a number as a success.
+                Outcome::Wait(_) => {
+                    return Err(Error::Refused {
+                        reason: "the script reported a refused acquisition as granted".into(),
+                    });
+                }
+            }
+        }
+        Ok(AllOrNone::Acquired(grants))
+    }
+
+    fn apply(&self, keyspace: &mut Keyspace, now: Instant) -> Result<AllOrNone<ErasedGrant>> {
+        let mut grants = Vec::with_capacity(self.parts.len());
+        for (i, part) in self.parts.iter().enumerate() {
+            let refusal = match part.acquire.apply(keyspace, now) {
+                Ok(Outcome::Done(grant)) => {
+                    grants.push(grant);
+                    continue;
+                }
+                Ok(Outcome::Wait(left)) => Ok(AllOrNone::Blocked(i, left)),
+                Err(error) => Err(error),
+            };
+            for taken in self.parts.iter().take(i).rev() {
+                taken.undo.apply(keyspace, now)?;
+            }
+            return refusal;
+        }
+        Ok(AllOrNone::Acquired(grants))
+    }
+}
+
+/// Writes one call of a member's script: its number, and the counts of its keys and arguments.
+fn write(args: &mut Args<'_>, script: usize, keys: usize, own: impl Fn(&mut Args<'_>)) {
+    let mut counted = redis::Cmd::new();
+    own(&mut Args(&mut counted));
+    for number in [script, keys, counted.args_iter().len()] {
+        args.number(u64::try_from(number).unwrap_or(u64::MAX));
+    }
+    own(args);
+}
+
+/// Returns the scripts of these parts, each once.
+fn kinds(parts: &[Part<'_>]) -> Vec<&'static Script> {
+    let mut kinds: Vec<&'static Script> = Vec::new();
+    for part in parts {
+        for script in [part.acquire.script(), part.undo.script()] {
+            if kinds.iter().all(|kind| kind.id() != script.id()) {
+                kinds.push(script);
+            }
+        }
+    }
+    // Sorted, so that the same scripts in another order compose the same script.
+    kinds.sort_unstable_by_key(|script| script.id());
+    kinds
+}
+
+/// Returns the composed script for these scripts. It is never freed: there is one for each set of
+/// kinds that are ever locked together, and the server keeps it too.
+fn composed(kinds: &[&'static Script]) -> &'static Script {
+    static SCRIPTS: OnceLock<Mutex<HashMap<Vec<usize>, &'static Script>>> = OnceLock::new();
+    let ids = kinds.iter().map(|kind| kind.id()).collect();
+    let scripts = SCRIPTS.get_or_init(Mutex::default);
+    let mut scripts = scripts.lock().unwrap_or_else(PoisonError::into_inner);
+    scripts.entry(ids).or_insert_with(|| {
+        let mut source = String::from("local scripts = {\n");
+        for kind in kinds {
+            source.push_str("function(KEYS, ARGV)\n");
+            source.push_str(kind.source());
+            source.push_str("\nend,\n");
+        }
+        source.push_str("}\n");
+        source.push_str(include_str!("acquire_all.lua"));
+        let undeclared = kinds.iter().any(|kind| kind.has_undeclared_keys());
+        let script = Script::new(Box::leak(source.into_boxed_str()));
+        Box::leak(Box::new(script.set_undeclared_keys(undeclared)))
+    })
+}

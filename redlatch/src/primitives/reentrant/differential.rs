@@ -1,0 +1,93 @@
+//! Compares the lock's Lua scripts and rules over random histories.
+
+use proptest::prelude::*;
+
+use super::rules::Release;
+use crate::name::KeyLayout;
+use crate::primitives::differential::{assert_equivalent, hold, lease, time};
+use crate::primitives::lock::{AcquireParams, Reentrant, Rules as _};
+
+#[derive(Debug, Clone)]
+enum Move {
+    Acquire {
+        owner: u8,
+        count: u32,
+        lease: u32,
+    },
+    Release {
+        owner: u8,
+        keep: u32,
+        lease: u32,
+    },
+    Renew {
+        owner: u8,
+        lease: u32,
+    },
+    Advance {
+        time: u32,
+    },
+    Force,
+    Inspect,
+    /// Another program removes the lock's expiry.
+    Persist,
+    SetForeign,
+}
+
+fn moves() -> impl Strategy<Value = Move> {
+    let (owner, count, lease) = (0..3u8, 1..4u32, 1..4u32);
+    prop_oneof![
+        8 => (owner.clone(), count, lease.clone())
+            .prop_map(|(owner, count, lease)| Move::Acquire { owner, count, lease }),
+        6 => (owner.clone(), 0..3u32, 0..4u32)
+            .prop_map(|(owner, keep, lease)| Move::Release { owner, keep, lease }),
+        4 => (owner, lease).prop_map(|(owner, lease)| Move::Renew { owner, lease: lease - 1 }),
+        2 => (1..3u32).prop_map(|time| Move::Advance { time }),
+        2 => Just(Move::Force),
+        2 => Just(Move::Inspect),
+        1 => Just(Move::Persist),
+        1 => Just(Move::SetForeign),
+    ]
+}
+
+#[test]
+fn lua_and_rules_agree() {
+    assert_equivalent(moves(), async |harness, one| {
+        let of = |owner| hold(KeyLayout::Lock, owner, Reentrant);
+        match *one {
+            Move::Acquire {
+                owner,
+                count,
+                lease: n,
+            } => {
+                let params = AcquireParams {
+                    hold: &of(owner),
+                    count,
+                    lease: lease(n),
+                    waits: false,
+                };
+                let _ = harness.step(&Reentrant.acquire(params)).await;
+            }
+            Move::Release {
+                owner,
+                keep,
+                lease: n,
+            } => {
+                let hold = of(owner);
+                let step = Release::new(&hold, keep, (n > 0).then(|| lease(n)));
+                let _ = harness.step(&step).await;
+            }
+            Move::Renew { owner, lease: n } => {
+                harness.renew(&of(owner), n).await;
+            }
+            Move::Advance { time: n } => harness.advance(time(n)).await,
+            Move::Force => {
+                let _ = harness.step(&Reentrant.force(&of(0).object)).await;
+            }
+            Move::Inspect => {
+                let _ = harness.step(&Reentrant.inspect(&of(0).object)).await;
+            }
+            Move::Persist => harness.persist("name").await,
+            Move::SetForeign => harness.set_foreign("name", 5).await,
+        }
+    });
+}

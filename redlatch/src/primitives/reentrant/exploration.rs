@@ -1,0 +1,23 @@
+//! Explores all sequences of steps on a lock, and on a spin lock, which has the same rules.
+
+use crate::primitives::exploration::{Locks, Party, explore};
+use crate::primitives::lock::{Reentrant, Rules};
+use crate::primitives::spin_lock::Spin;
+
+fn explore_kind<K: Rules<Grant = ()> + Clone>(name: &str, kind: &K) {
+    let parties = (0..3).map(|owner| Party::new(owner, kind.clone(), true, |()| 0));
+    let locks = Locks::new(parties.collect(), false, |key| {
+        (key == "name").then_some(true)
+    });
+    assert!(explore(name, locks).closed);
+}
+
+#[test]
+fn exploration_of_lock() {
+    explore_kind("lock", &Reentrant);
+}
+
+#[test]
+fn exploration_of_spin_lock() {
+    explore_kind("spin lock", &Spin::default());
+}

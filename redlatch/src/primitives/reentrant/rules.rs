@@ -1,0 +1,407 @@
+//! The lock's steps in Rust, which the embedded store runs. Each has a Lua script that does the same.
+//!
+//! State: a hash owner -> hold count, whose expiry is the lease. At most one owner has a field.
+//!
+//! * Acquire: without a hash, create it with the requested count and the lease. If the owner
+//!   already has a field, set its count; the expiry may only move later. Otherwise return the
+//!   holder's remaining lease.
+//! * Release: set the owner's count to the number of holds to keep, with 0 delete the hash, and
+//!   then publish to wake one waiter. If another client deleted the hash, publish as well, because
+//!   no other step wakes the waiters.
+//! * Renew: extend the expiry if the owner has a field.
+//! * Force: delete the hash and publish.
+//!
+//! Steps carry the resulting count instead of a difference, so that sending a step twice has the
+//! effect of sending it once. A hash with a `mode` is a read-write lock, and an error.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use redis::Value;
+use tokio::time::Instant;
+
+use crate::error::{Error, Result};
+use crate::hold::Hold;
+use crate::keyspace::{Holds, Keyspace};
+use crate::lease::Lease;
+use crate::name::ObjectKeys;
+use crate::primitives::lock::{AcquireParams, Holder};
+use crate::step::{Args, Outcome, Script, Step, decode_bool, unexpected_reply};
+
+/// Acquires the lock for an owner, or returns how long another owner may still hold it.
+pub(crate) struct Acquire<'a> {
+    pub(crate) object: &'a ObjectKeys,
+    pub(crate) owner: &'a str,
+    /// The requested hold count, so that sending the step twice has the effect of sending it once.
+    pub(crate) count: u32,
+    pub(crate) lease: Lease,
+}
+
+impl<'a> Acquire<'a> {
+    pub(crate) fn new(params: AcquireParams<'a>) -> Acquire<'a> {
+        Acquire {
+            object: &params.hold.object,
+            owner: &params.hold.field,
+            count: params.count,
+            lease: params.lease,
+        }
+    }
+}
+
+impl Step for Acquire<'_> {
+    type Reply = Outcome;
+
+    fn script(&self) -> &'static Script {
+        static SCRIPT: Script = Script::new(include_str!("acquire.lua"));
+        &SCRIPT
+    }
+
+    fn keys(&self) -> impl ExactSizeIterator<Item = &str> + Send {
+        std::iter::once(self.object.key())
+    }
+
+    fn args(&self, args: &mut Args<'_>) {
+        args.text(self.owner);
+        args.number(self.lease.millis());
+        if self.count > 1 {
+            args.number(self.count.into());
+        }
+    }
+
+    fn reply(&self, raw: Value) -> Result<Outcome> {
+        parse_outcome(self.object, &raw)
+    }
+
+    fn apply(&self, keyspace: &mut Keyspace, now: Instant) -> Result<Outcome> {
+        try_acquire(
+            keyspace,
+            self.object,
+            self.owner,
+            self.count,
+            self.lease,
+            now,
+        )
+    }
+}
+
+/// Interprets the reply of an acquisition: nil if it is held now, else how long to wait.
+pub(crate) fn parse_outcome(object: &ObjectKeys, raw: &Value) -> Result<Outcome> {
+    match raw {
+        Value::Nil => Ok(Outcome::Done(())),
+        Value::Int(left) => wait_outcome(object, *left),
+        other => Err(unexpected_reply(other)),
+    }
+}
+
+/// Interprets another owner's remaining lease in ms. A lock always has one; a key that never
+/// expires is not a lock.
+pub(crate) fn wait_outcome<T>(object: &ObjectKeys, left: i64) -> Result<Outcome<T>> {
+    match u64::try_from(left) {
+        Ok(left) => Ok(Outcome::Wait(Duration::from_millis(left))),
+        Err(_) => Err(wrong_kind(object, NO_EXPIRY)),
+    }
+}
+
+/// Acquires a lock's hash for an owner, or returns how long another owner may still hold it.
+pub(crate) fn try_acquire(
+    keyspace: &mut Keyspace,
+    object: &ObjectKeys,
+    owner: &str,
+    count: u32,
+    lease: Lease,
+    now: Instant,
+) -> Result<Outcome> {
+    let end = now + lease.duration();
+    let Some(mut holds) = keyspace.find::<Holds>(object.key(), now)? else {
+        if count > 1 {
+            // The hold to re-enter has been lost.
+            return Ok(Outcome::Wait(Duration::ZERO));
+        }
+        let holds = Holds {
+            counts: BTreeMap::from([(owner.to_owned(), count)]),
+            mode: None,
+        };
+        keyspace.set(object.key(), holds, Some(end), now);
+        return Ok(Outcome::Done(()));
+    };
+    if holds.value.mode.is_some() {
+        return Err(wrong_kind(object, READ_WRITE));
+    }
+    let Some(held) = holds.value.counts.get_mut(owner) else {
+        return match finite(holds.remaining(now)) {
+            Some(left) => Ok(Outcome::Wait(left)),
+            None => Err(wrong_kind(object, NO_EXPIRY)),
+        };
+    };
+    *held = count;
+    holds.extend_to(end);
+    Ok(Outcome::Done(()))
+}
+
+/// Sets an owner's hold count to the number of holds to keep; 0 releases the lock.
+pub(crate) struct Release<'a> {
+    pub(crate) object: &'a ObjectKeys,
+    pub(crate) owner: &'a str,
+    pub(crate) keep: u32,
+    /// The new lease; `None` leaves it unchanged.
+    pub(crate) lease: Option<Lease>,
+    /// Whether to wake a waiter.
+    pub(crate) wakes_waiter: bool,
+    /// The remaining part of the previous lease, if this undoes an acquisition.
+    pub(crate) restored_lease: Option<Lease>,
+}
+
+impl<'a> Release<'a> {
+    pub(crate) fn new(hold: &'a Hold, keep: u32, lease: Option<Lease>) -> Release<'a> {
+        Release {
+            object: &hold.object,
+            owner: &hold.field,
+            keep,
+            lease,
+            wakes_waiter: true,
+            restored_lease: None,
+        }
+    }
+}
+
+impl Step for Release<'_> {
+    /// Whether the owner held the lock.
+    type Reply = bool;
+
+    fn script(&self) -> &'static Script {
+        static SCRIPT: Script = Script::new(include_str!("release.lua"));
+        &SCRIPT
+    }
+
+    fn keys(&self) -> impl ExactSizeIterator<Item = &str> + Send {
+        std::iter::once(self.object.key())
+    }
+
+    fn args(&self, args: &mut Args<'_>) {
+        args.text(self.owner);
+        args.text(if self.wakes_waiter {
+            self.object.channel()
+        } else {
+            ""
+        });
+        if self.keep > 0 {
+            args.number(self.keep.into());
+            args.number(self.lease.map_or(0, Lease::millis));
+            if let Some(restored_lease) = self.restored_lease {
+                args.number(restored_lease.millis());
+            }
+        }
+    }
+
+    fn reply(&self, raw: Value) -> Result<bool> {
+        decode_bool(&raw)
+    }
+
+    fn apply(&self, keyspace: &mut Keyspace, now: Instant) -> Result<bool> {
+        let held = set_hold_count(
+            keyspace,
+            self.object,
+            self.owner,
+            self.keep,
+            self.lease,
+            now,
+        )?;
+        let released = held && self.keep == 0;
+        if self.wakes_waiter && (released || was_deleted(keyspace, held, self.object, now)) {
+            keyspace.publish(self.object.channel(), 0);
+        }
+        if held
+            && let Some(restored_lease) = self.restored_lease
+            && let Some(mut holds) = keyspace.find::<Holds>(self.object.key(), now)?
+        {
+            holds.shorten_to(now + restored_lease.duration());
+        }
+        Ok(held)
+    }
+}
+
+/// Sets an owner's hold count in a lock's hash. Returns whether it held the lock.
+pub(crate) fn set_hold_count(
+    keyspace: &mut Keyspace,
+    object: &ObjectKeys,
+    owner: &str,
+    keep: u32,
+    lease: Option<Lease>,
+    now: Instant,
+) -> Result<bool> {
+    let Some(mut holds) = keyspace.find::<Holds>(object.key(), now)? else {
+        return Ok(false);
+    };
+    let Some(count) = holds.value.counts.get_mut(owner) else {
+        return Ok(false);
+    };
+    if keep == 0 {
+        keyspace.remove(object.key());
+    } else {
+        *count = keep;
+        if let Some(lease) = lease {
+            holds.extend_to(now + lease.duration());
+        }
+    }
+    Ok(true)
+}
+
+/// Renews the leases of many locks.
+pub(crate) fn renew_script() -> &'static Script {
+    static SCRIPT: Script =
+        Script::new(concat!(include_str!("wake.lua"), include_str!("renew.lua")));
+    &SCRIPT
+}
+
+/// Returns whether an owner does not hold a lock because there is no hash: it was deleted by
+/// FLUSHALL or DEL. The step that detects this wakes a waiter, because no other step does.
+pub(crate) fn was_deleted(
+    keyspace: &mut Keyspace,
+    held: bool,
+    object: &ObjectKeys,
+    now: Instant,
+) -> bool {
+    !held && !keyspace.exists(object.key(), now)
+}
+
+/// Renews one lock, as the script does.
+pub(crate) fn renew(
+    keyspace: &mut Keyspace,
+    hold: &Hold,
+    lease: Option<Lease>,
+    now: Instant,
+) -> Result<bool> {
+    match keyspace.find::<Holds>(hold.object.key(), now)? {
+        Some(mut holds) if holds.value.counts.contains_key(&*hold.field) => {
+            if let Some(lease) = lease {
+                holds.extend_to(now + lease.duration());
+            }
+            Ok(true)
+        }
+        _ => Ok(false),
+    }
+}
+
+/// Releases the lock whichever owner holds it.
+pub(crate) struct Force<'a> {
+    pub(crate) object: &'a ObjectKeys,
+}
+
+impl Step for Force<'_> {
+    /// Whether it was held.
+    type Reply = bool;
+
+    fn script(&self) -> &'static Script {
+        static SCRIPT: Script = Script::new(include_str!("force.lua"));
+        &SCRIPT
+    }
+
+    fn keys(&self) -> impl ExactSizeIterator<Item = &str> + Send {
+        std::iter::once(self.object.key())
+    }
+
+    fn args(&self, args: &mut Args<'_>) {
+        args.text(self.object.channel());
+    }
+
+    fn reply(&self, raw: Value) -> Result<bool> {
+        match raw {
+            Value::Int(-1) => Err(wrong_kind(self.object, FOREIGN_HASH)),
+            other => decode_bool(&other),
+        }
+    }
+
+    fn apply(&self, keyspace: &mut Keyspace, now: Instant) -> Result<bool> {
+        let held = is_held(keyspace, self.object, now)?;
+        if held {
+            keyspace.remove(self.object.key());
+            keyspace.publish(self.object.channel(), 0);
+        }
+        Ok(held)
+    }
+}
+
+/// Returns whether any owner holds a lock. An error if it is a hash of another kind.
+pub(crate) fn is_held(keyspace: &mut Keyspace, object: &ObjectKeys, now: Instant) -> Result<bool> {
+    match keyspace.find::<Holds>(object.key(), now)? {
+        Some(holds) if holds.value.mode.is_some() => Err(wrong_kind(object, FOREIGN_HASH)),
+        holds => Ok(holds.is_some()),
+    }
+}
+
+/// Returns the holder of the lock, with its hold count and remaining lease.
+pub(crate) struct Inspect<'a> {
+    pub(crate) object: &'a ObjectKeys,
+}
+
+impl Step for Inspect<'_> {
+    type Reply = Vec<Holder>;
+
+    fn script(&self) -> &'static Script {
+        static SCRIPT: Script = Script::new(include_str!("inspect.lua"));
+        &SCRIPT
+    }
+
+    fn keys(&self) -> impl ExactSizeIterator<Item = &str> + Send {
+        std::iter::once(self.object.key())
+    }
+
+    fn args(&self, _: &mut Args<'_>) {}
+
+    fn reply(&self, raw: Value) -> Result<Vec<Holder>> {
+        match raw {
+            Value::Nil => Ok(Vec::new()),
+            Value::Int(_) => Err(wrong_kind(self.object, FOREIGN_HASH)),
+            other => Ok(vec![parse_holder(other)?]),
+        }
+    }
+
+    fn apply(&self, keyspace: &mut Keyspace, now: Instant) -> Result<Vec<Holder>> {
+        is_held(keyspace, self.object, now)?;
+        let Some(holds) = keyspace.find::<Holds>(self.object.key(), now)? else {
+            return Ok(Vec::new());
+        };
+        let remaining = finite(holds.remaining(now));
+        let holder = |(owner, count): (&String, &u32)| Holder {
+            owner: owner.clone(),
+            holds: *count,
+            remaining,
+        };
+        Ok(holds.value.counts.iter().map(holder).collect())
+    }
+}
+
+/// Parses a holder from a script's reply: owner, hold count, remaining milliseconds.
+pub(crate) fn parse_holder(raw: Value) -> Result<Holder> {
+    let Value::Array(parts) = raw else {
+        return Err(unexpected_reply(&raw));
+    };
+    match parts.as_slice() {
+        [
+            Value::BulkString(owner),
+            Value::BulkString(holds),
+            Value::Int(left),
+        ] => Ok(Holder {
+            owner: String::from_utf8_lossy(owner).into_owned(),
+            holds: String::from_utf8_lossy(holds).parse().unwrap_or(u32::MAX),
+            remaining: u64::try_from(*left).ok().map(Duration::from_millis),
+        }),
+        _ => Err(unexpected_reply(&Value::Array(parts))),
+    }
+}
+
+/// Converts a remaining time for callers: `None` for a key that never expires.
+pub(crate) fn finite(remaining: Duration) -> Option<Duration> {
+    (remaining != Duration::MAX).then_some(remaining)
+}
+
+pub(crate) const NO_EXPIRY: &str = "it has no time to live";
+pub(crate) const FOREIGN_HASH: &str = "a hash of another kind";
+pub(crate) const READ_WRITE: &str = "a read-write lock";
+
+pub(crate) fn wrong_kind(object: &ObjectKeys, reason: &'static str) -> Error {
+    Error::WrongKind {
+        name: object.name().to_owned(),
+        reason,
+    }
+}

@@ -1,0 +1,78 @@
+//! Failures of the embedded store for unit tests, as a server can fail.
+
+use std::collections::VecDeque;
+use std::time::Duration;
+
+use tokio::time::Instant;
+
+use super::{Answer, Confirmation, Embedded, EmbeddedConnection, Progress};
+use crate::error::{Error, Result};
+use crate::step::Step;
+
+/// Failures that a test injects.
+#[derive(Default)]
+pub(super) struct InjectedFailures {
+    /// Failures of the next steps, in order. `None`: that step succeeds.
+    next: VecDeque<Option<Failure>>,
+    pub(super) response_timeout: Option<Duration>,
+}
+
+/// How a step fails.
+#[derive(Debug, Clone, Copy)]
+pub(crate) enum Failure {
+    /// It is not sent.
+    NotSent,
+    /// It is sent and has no effect.
+    NoEffect,
+    /// It has its effect, but the answer is lost.
+    NoAnswer,
+    /// It has its effect and is answered, but replicas do not confirm it.
+    Unconfirmed,
+}
+
+impl Embedded {
+    /// Makes the next steps fail like this. Later ones succeed.
+    pub(crate) fn fail(&self, next: impl IntoIterator<Item: Into<Option<Failure>>>) {
+        self.shared().injected.next = next.into_iter().map(Into::into).collect();
+    }
+
+    /// Makes all steps succeed again.
+    pub(crate) fn recover(&self) {
+        self.shared().injected.next.clear();
+    }
+
+    /// Makes requests treat the store as one that answers within this time.
+    pub(crate) fn set_response_timeout(&self, timeout: Duration) {
+        self.shared().injected.response_timeout = Some(timeout);
+    }
+}
+
+impl EmbeddedConnection {
+    /// Returns the answer to a step that is to fail, or `None` if it is to succeed.
+    pub(super) fn run_with_failure<S: Step>(
+        &self,
+        step: &S,
+        progress: &Progress,
+    ) -> Option<Result<Answer<S::Reply>>> {
+        let failure = self.store.shared().injected.next.pop_front()??;
+        if !matches!(failure, Failure::NotSent) {
+            progress.mark_sent();
+        }
+        let applied = match failure {
+            Failure::NotSent | Failure::NoEffect => None,
+            Failure::NoAnswer | Failure::Unconfirmed => Some(self.apply(step)),
+        };
+        if let (Failure::Unconfirmed, Some(answer)) = (failure, applied) {
+            let confirmation = Confirmation::connection_lost();
+            return Some(answer.map(|answer| Answer {
+                confirmation,
+                ..answer
+            }));
+        }
+        let error = Error::Unavailable {
+            reason: format!("{failure:?}"),
+        };
+        progress.record_failure(Instant::now(), error.clone());
+        Some(Err(error))
+    }
+}

@@ -1,0 +1,830 @@
+//! One connection to one server.
+//!
+//! 1. It is made when it is needed, by a task that all callers wait for. So a caller that gives up does not
+//!    restart it for the others.
+//! 2. After a failure the next attempt starts after a random, growing pause.
+//! 3. On a new connection, subscriptions are restored before anything else is sent (only with
+//!    [`SubscriptionMode::Restored`]; otherwise they end with their connection).
+//! 4. A connection counts as broken when sending fails or when its task ends, for any reason. Waiters for
+//!    its messages are woken then, because messages may have been missed. The next caller reconnects.
+//! 5. If another server can replace this one, its connection can be *given up*: every caller that waits for
+//!    an answer on it gets an error at once.
+//!
+//! Uses the client library's multiplexed connection, but not its connection manager: that keeps the error
+//! of a refused reconnection (a wrong password for a moment, too many clients) for good.
+
+use std::collections::BTreeSet;
+use std::pin::{Pin, pin};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::time::Duration;
+
+use redis::aio::MultiplexedConnection;
+use redis::{
+    AsyncConnectionConfig, Cmd, Pipeline, PushInfo, PushKind, RedisError, RedisResult, Value,
+};
+use tokio::task::AbortHandle;
+use tokio::time::{Instant, sleep_until};
+
+use super::attempt_limiter::MAX_ATTEMPTS_IN_FLIGHT;
+use super::connection_config::Endpoint;
+use super::connector::{Connector, RawConnection};
+use super::exchange_error::ExchangeError;
+use super::pubsub::{
+    CHANNELS_PER_SUBSCRIBE, SubscriptionMode, as_text, breaks_connection, resubscribe,
+};
+use super::server_info::run_id;
+use super::shared_oneshot::{self, Receiver, Sender};
+use crate::backoff::Backoff;
+use crate::environment::task;
+use crate::error::Error;
+use crate::store::{NodeId, ServerId, SharedSubscriber, SuspectNodes};
+
+/// Commands that may queue inside the client library. An attempt with its subscription is two commands;
+/// renewals and releases still have room beside [`MAX_ATTEMPTS_IN_FLIGHT`].
+const PIPELINE_CAPACITY: usize = 4 * MAX_ATTEMPTS_IN_FLIGHT;
+
+/// Pauses before connecting is retried: short enough to find a restarted server quickly, long enough that a
+/// thousand clients do not keep it from starting. Randomized, so that clients do not retry together.
+const FIRST_PAUSE: Duration = Duration::from_millis(5);
+const LONGEST_PAUSE: Duration = Duration::from_millis(250);
+
+pub(super) struct Connection {
+    target: Target,
+    connect_timeout: Duration,
+    shared: Arc<Shared>,
+    connecting: Mutex<Connecting>,
+    /// Tracks which server process the connections lead to, if that matters.
+    run_id_tracker: Option<RunIdTracker>,
+}
+
+/// Notices when a connection leads to a different server process than the one before it: after a restart or
+/// a failover. The holds there may then be lost.
+pub(super) struct RunIdTracker {
+    node: NodeId,
+    suspect_nodes: Arc<SuspectNodes>,
+    /// Run id at the latest connection. The inner `None` means that the server did not report it.
+    run_id: Mutex<Option<Option<String>>>,
+}
+
+impl RunIdTracker {
+    pub(super) fn new(node: NodeId, suspect_nodes: Arc<SuspectNodes>) -> RunIdTracker {
+        RunIdTracker {
+            node,
+            suspect_nodes,
+            run_id: Mutex::default(),
+        }
+    }
+
+    /// Records a connection to this process. If the server does not report a run id, each connection may
+    /// lead to a different process.
+    fn record(&self, run_id: Option<String>) {
+        let mut latest = self.run_id.lock().unwrap_or_else(PoisonError::into_inner);
+        let same = match latest.as_ref() {
+            None => true,
+            Some(before) => run_id.is_some() && *before == run_id,
+        };
+        *latest = Some(run_id);
+        drop(latest);
+        if !same {
+            self.report_replaced();
+        }
+    }
+
+    fn report_replaced(&self) {
+        self.suspect_nodes.add(self.node);
+    }
+}
+
+/// Where the server of a connection is.
+pub(super) enum Target {
+    /// At one fixed address.
+    Fixed(Connector),
+    /// At an address that a resolver resolves for each connection.
+    CurrentMaster(Arc<dyn MasterResolver>),
+}
+
+/// Resolves the address of the current master, which may change.
+pub(super) trait MasterResolver: Send + Sync {
+    /// Returns the current address.
+    fn resolve(self: Arc<Self>) -> ResolveFuture;
+    /// Hint appended to timeout errors if the server does not answer.
+    fn timeout_hint(&self) -> &'static str;
+}
+
+pub(super) type ResolveFuture =
+    Pin<Box<dyn Future<Output = Result<(Connector, Endpoint), ExchangeError>> + Send>>;
+
+impl Target {
+    /// Hint appended to timeout errors if the server does not answer.
+    fn timeout_hint(&self) -> &'static str {
+        match self {
+            Target::Fixed(connector) => connector.timeout_hint(),
+            Target::CurrentMaster(resolver) => resolver.timeout_hint(),
+        }
+    }
+}
+
+/// The current attempt to connect. It runs in a task of its own: a caller may stop waiting without
+/// restarting it for the others, and all callers get its outcome.
+#[derive(Default)]
+struct Connecting {
+    generation: Generation,
+    outcome: Option<Outcome>,
+    task: Option<AbortHandle>,
+    /// The latest generation that must not be used, even if its attempt succeeds.
+    invalidated: Generation,
+    /// The resolved address, if it can change.
+    endpoint: Option<Endpoint>,
+    /// The server of the latest connection, and its endpoint, if that can change.
+    server: (ServerId, Option<Endpoint>),
+    /// Number of consecutive failures, and time of the last one.
+    failures: u32,
+    last_failure: Option<Instant>,
+}
+
+type Outcome = Receiver<Result<LiveConnection, ExchangeError>>;
+
+struct Shared {
+    subscriber: SharedSubscriber,
+    subscription_mode: SubscriptionMode,
+    live: Mutex<Option<Established>>,
+    /// The subscribed channels; where subscriptions are restored, the channels to restore.
+    channels: Mutex<BTreeSet<String>>,
+    /// When a connection was lost and that was logged, until there is a new one.
+    lost_at: Mutex<Option<Instant>>,
+}
+
+/// Numbers the established connections of a [`Connection`], so that late events of an old one do not end a new one.
+pub(super) type Generation = u64;
+
+/// Number of clones of a connection that are kept for later commands.
+const MAX_IDLE_HANDLES: usize = 64;
+
+/// A connection that works, as far as is known.
+#[derive(Clone)]
+pub(super) struct LiveConnection {
+    raw: RawConnection,
+    generation: Generation,
+    server: ServerId,
+    /// Closed when the connection is given up, which may still be open then. Present if another server can
+    /// replace this one.
+    invalidated: Option<Receiver<()>>,
+}
+
+struct Established {
+    live: LiveConnection,
+    /// Unused clones. A clone copies several reference counts; under load, cloning for each command costs
+    /// more than the mutex around this list.
+    idle: Vec<LiveConnection>,
+    /// For the log.
+    address: String,
+    /// The resolved address, if it can change.
+    endpoint: Option<Endpoint>,
+    /// Dropping it notifies the listeners.
+    _invalidated: Option<Sender<()>>,
+}
+
+impl Connection {
+    pub(super) fn new(
+        target: Target,
+        connect_timeout: Duration,
+        subscriber: SharedSubscriber,
+        subscription_mode: SubscriptionMode,
+        run_id_tracker: Option<RunIdTracker>,
+    ) -> Arc<Connection> {
+        let shared = Shared {
+            subscriber,
+            subscription_mode,
+            live: Mutex::new(None),
+            channels: Mutex::new(BTreeSet::new()),
+            lost_at: Mutex::default(),
+        };
+        Arc::new(Connection {
+            target,
+            connect_timeout,
+            shared: Arc::new(shared),
+            connecting: Mutex::default(),
+            run_id_tracker,
+        })
+    }
+
+    /// Records that another server has replaced the earlier one.
+    pub(super) fn report_failover(&self) {
+        if let Some(run_id_tracker) = &self.run_id_tracker {
+            run_id_tracker.report_replaced();
+        }
+    }
+
+    /// Asks which server process a new connection leads to.
+    async fn fetch_run_id(&self, mut live: LiveConnection) {
+        let Some(run_id_tracker) = &self.run_id_tracker else {
+            return;
+        };
+        let info = redis::cmd("INFO").arg("server").take();
+        let asking = self.query(&mut live, &info);
+        let answer = tokio::time::timeout(self.connect_timeout, asking).await;
+        let current = answer.ok().and_then(Result::ok).and_then(run_id);
+        run_id_tracker.record(current);
+    }
+
+    /// Returns the current connection or makes a new one. Concurrent callers share one attempt to connect.
+    pub(super) async fn get_or_connect(self: &Arc<Self>) -> Result<LiveConnection, ExchangeError> {
+        if let Some(live) = self.shared.live() {
+            return Ok(live);
+        }
+        let outcome = match self.join_connecting() {
+            Ok(live) => return Ok(live),
+            Err(outcome) => outcome,
+        };
+        // Without an outcome, the task ended with its runtime. The next call starts a new one.
+        let interrupted = || {
+            Err(ExchangeError::NotExecuted(
+                "connecting was interrupted".into(),
+            ))
+        };
+        outcome.recv().await.unwrap_or_else(interrupted)
+    }
+
+    /// Takes back the result of [`get_or_connect`](Connection::get_or_connect) for a later command. It may be dropped instead.
+    pub(super) fn recycle(&self, idle: LiveConnection) {
+        self.shared.recycle(idle);
+    }
+
+    /// Returns whether there is a connection.
+    pub(super) fn is_connected(&self) -> bool {
+        self.shared.lock_live().is_some()
+    }
+
+    /// Returns a hint for the timeout error if there is not even a connection.
+    pub(super) fn timeout_hint(&self) -> Option<&'static str> {
+        (!self.is_connected()).then(|| self.target.timeout_hint())
+    }
+
+    /// Returns the address of the current connection, or of the one being made, if it is known and can
+    /// change.
+    pub(super) fn current_endpoint(&self) -> Option<Endpoint> {
+        let connecting = self.lock_connecting().endpoint.clone();
+        let live = self.shared.lock_live();
+        match &*live {
+            Some(live) => live.endpoint.clone(),
+            None => connecting,
+        }
+    }
+
+    /// Returns the current attempt to connect or starts one; or returns the connection if it was just made.
+    fn join_connecting(self: &Arc<Self>) -> Result<LiveConnection, Outcome> {
+        let mut connecting = self.lock_connecting();
+        if let Some(live) = self.shared.live() {
+            return Ok(live);
+        }
+        let under_way = connecting
+            .outcome
+            .as_ref()
+            .filter(|outcome| outcome.is_pending());
+        if let Some(outcome) = under_way {
+            return Err(outcome.clone());
+        }
+        connecting.generation += 1;
+        let (sender, outcome) = shared_oneshot::channel();
+        connecting.outcome = Some(outcome.clone());
+        connecting.endpoint = None;
+        let not_before = connecting.not_before();
+        let (connection, generation) = (self.clone(), connecting.generation);
+        let task = tokio::spawn(task(async move {
+            if let Some(not_before) = not_before {
+                sleep_until(not_before).await;
+            }
+            let connected =
+                tokio::time::timeout(connection.connect_timeout, connection.connect(generation))
+                    .await;
+            let connected = connected.unwrap_or_else(|_| {
+                Err(ExchangeError::NotExecuted(format!(
+                    "no connection within the connect timeout of {:?}{}",
+                    connection.connect_timeout,
+                    connection.target.timeout_hint()
+                )))
+            });
+            connection.lock_connecting().finished(connected.is_ok());
+            let live = connected.as_ref().ok().cloned();
+            sender.send(connected);
+            // After the waiting callers got the connection: no caller pays for this round trip.
+            if let Some(live) = live {
+                connection.fetch_run_id(live).await;
+            }
+        }));
+        connecting.task = Some(task.abort_handle());
+        Err(outcome)
+    }
+
+    fn lock_connecting(&self) -> MutexGuard<'_, Connecting> {
+        self.connecting
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+    }
+
+    async fn connect(&self, generation: Generation) -> Result<LiveConnection, ExchangeError> {
+        let (connector, endpoint) = match &self.target {
+            Target::Fixed(connector) => (connector.clone(), None),
+            Target::CurrentMaster(resolver) => {
+                let (connector, endpoint) = resolver.clone().resolve().await?;
+                self.lock_connecting().endpoint = Some(endpoint.clone());
+                (connector, Some(endpoint))
+            }
+        };
+        let config = AsyncConnectionConfig::new()
+            // Both timeouts are applied outside, around a whole call.
+            .set_connection_timeout(None)
+            .set_response_timeout(None)
+            .set_pipeline_buffer_size(PIPELINE_CAPACITY)
+            .set_push_sender(push_handler(Arc::downgrade(&self.shared), generation));
+        let mut raw = connector.connect(&config).await?;
+        if let Some(endpoint) = &endpoint {
+            is_master(&mut raw.connection, endpoint).await?;
+        }
+        let (invalidated, receiver) = match self.can_be_replaced() {
+            true => Some(shared_oneshot::channel()).unzip(),
+            false => (None, None),
+        };
+        let live = LiveConnection {
+            raw,
+            generation,
+            server: self.server(endpoint.as_ref()),
+            invalidated: receiver,
+        };
+        let established = Established {
+            live: live.clone(),
+            idle: Vec::new(),
+            address: connector.address(),
+            endpoint,
+            _invalidated: invalidated,
+        };
+        let restoring = self.restore(live.raw.connection.clone(), established);
+        restoring
+            .await
+            .map_err(|e| ExchangeError::from_connect_error(&e))?;
+        Ok(live)
+    }
+
+    /// Returns the id of the server at an endpoint: a new one if the endpoint has changed.
+    fn server(&self, endpoint: Option<&Endpoint>) -> ServerId {
+        let (id, latest) = &mut self.lock_connecting().server;
+        if *id == ServerId::default() || latest.as_ref() != endpoint {
+            (*id, *latest) = (ServerId::next(), endpoint.cloned());
+        }
+        *id
+    }
+
+    /// Returns whether another server may replace this one. (The commands connection of a single server with
+    /// replicas restores nothing either, so it is included. That costs almost nothing.)
+    fn can_be_replaced(&self) -> bool {
+        let restored = self.shared.subscription_mode == SubscriptionMode::Restored;
+        !restored || matches!(self.target, Target::CurrentMaster(_))
+    }
+
+    /// Subscribes to all channels, and then makes the connection available.
+    async fn restore(
+        &self,
+        mut connection: MultiplexedConnection,
+        established: Established,
+    ) -> Result<(), RedisError> {
+        let mut restored: BTreeSet<String> = match self.shared.subscription_mode {
+            SubscriptionMode::Restored => self.shared.channels().clone(),
+            SubscriptionMode::Unrestored | SubscriptionMode::Sharded => BTreeSet::new(),
+        };
+        let all: Vec<&String> = restored.iter().collect();
+        for channels in all.chunks(CHANNELS_PER_SUBSCRIBE) {
+            resubscribe(&mut connection, channels).await?;
+        }
+        // Before the first use, also end subscriptions that have become unwanted meanwhile.
+        loop {
+            let unwanted: Vec<String> = {
+                let connecting = self.lock_connecting();
+                if connecting.invalidated >= established.live.generation {
+                    return Err(std::io::Error::other("abandoned while connecting").into());
+                }
+                let channels = self.shared.channels();
+                let unwanted: Vec<String> = restored.difference(&channels).cloned().collect();
+                if unwanted.is_empty() {
+                    self.shared.on_connected(&established.address);
+                    *self.shared.lock_live() = Some(established);
+                    return Ok(());
+                }
+                unwanted
+            };
+            connection.unsubscribe(&unwanted).await?;
+            for channel in &unwanted {
+                restored.remove(channel);
+            }
+        }
+    }
+
+    /// Records that a channel is about to be subscribed to. Where subscriptions are restored, every later
+    /// connection subscribes to it.
+    pub(super) fn add_channel(&self, channel: &str) {
+        if self.shared.subscription_mode == SubscriptionMode::Restored {
+            self.shared.add_channel(channel);
+        }
+    }
+
+    /// Subscribes to a channel on the current connection or a new one.
+    pub(super) async fn connect_and_subscribe(
+        self: &Arc<Self>,
+        channel: &str,
+    ) -> Result<(), ExchangeError> {
+        let mut live = self.get_or_connect().await?;
+        self.subscribe(&mut live, channel).await
+    }
+
+    /// Subscribes to a channel on this connection.
+    pub(super) async fn subscribe(
+        &self,
+        live: &mut LiveConnection,
+        channel: &str,
+    ) -> Result<(), ExchangeError> {
+        // Recorded before sending, so that the subscription can be ended if this is dropped half-way.
+        if !self.shared.try_add_channel(live.generation, channel) {
+            return Err(Invalidated.into());
+        }
+        let subscribing = live.set_subscribed(self.shared.subscription_mode, true, channel);
+        let subscribed = match subscribing.await {
+            Ok(subscribed) => subscribed,
+            Err(Invalidated) => return Err(Invalidated.into()),
+        };
+        let Err(error) = subscribed else {
+            return Ok(());
+        };
+        let failure = self.classify_failure(live, &error);
+        if !matches!(failure, ExchangeError::Unanswered(_)) {
+            // It was refused, so there is nothing to end, and nothing to restore on later connections.
+            self.shared.channels().remove(channel);
+        }
+        Err(failure)
+    }
+
+    /// Ends the subscription of a channel, if there may be one, here and on the current connection.
+    pub(super) async fn unsubscribe(&self, channel: &str) -> Result<(), ExchangeError> {
+        if !self.shared.channels().remove(channel) {
+            return Ok(());
+        }
+        let Some(mut live) = self.shared.live() else {
+            return Ok(());
+        };
+        match live
+            .set_subscribed(self.shared.subscription_mode, false, channel)
+            .await
+        {
+            Ok(Ok(())) | Err(Invalidated) => Ok(()),
+            Ok(Err(error)) => Err(self.classify_failure(&live, &error)),
+        }
+    }
+
+    /// Sends a command, and waits for its answer.
+    pub(super) async fn query(
+        &self,
+        live: &mut LiveConnection,
+        cmd: &Cmd,
+    ) -> Result<Value, ExchangeError> {
+        self.query_node(live, cmd, false).await
+    }
+
+    /// Like `query`. `importing`: the node does not own the slot yet, but the slot's owner has redirected to
+    /// it (ASK).
+    pub(super) async fn query_node(
+        &self,
+        live: &mut LiveConnection,
+        cmd: &Cmd,
+        importing: bool,
+    ) -> Result<Value, ExchangeError> {
+        let answered = {
+            let connection = &mut live.raw.connection;
+            let sending = pin!(async {
+                match importing {
+                    false => connection.send_packed_command(cmd).await,
+                    true => Box::pin(send_with_asking(connection, cmd)).await,
+                }
+            });
+            unless_invalidated(&live.invalidated, sending).await
+        };
+        match answered {
+            Ok(Ok(answer)) => Ok(answer),
+            Ok(Err(error)) => Err(self.classify_failure(live, &error)),
+            Err(Invalidated) => Err(Invalidated.into()),
+        }
+    }
+
+    /// Classifies the failure of something that was sent on this connection.
+    fn classify_failure(&self, live: &LiveConnection, error: &RedisError) -> ExchangeError {
+        if breaks_connection(error) {
+            self.shared.connection_lost(live.generation, error);
+            return ExchangeError::Unanswered(error.to_string());
+        }
+        ExchangeError::from_client_error(error)
+    }
+
+    /// Stops using this connection, in any state. A connection that has replaced it stays in use.
+    pub(super) fn discard(&self, live: &LiveConnection) {
+        drop(self.shared.detach(live.generation));
+    }
+
+    /// Stops using the connection, in any state, including a pending one. Everything that waits for it, or
+    /// for an answer on it, fails.
+    pub(super) fn invalidate(&self) {
+        let mut connecting = self.lock_connecting();
+        // The task may be too far to be aborted.
+        connecting.invalidated = connecting.generation;
+        connecting.endpoint = None;
+        if let Some(task) = connecting.task.take() {
+            task.abort();
+        }
+        drop(connecting);
+        let generation = self.shared.live().map(|live| live.generation);
+        if let Some(generation) = generation {
+            drop(self.shared.detach(generation));
+        }
+    }
+}
+
+/// The connection was given up before the answer arrived.
+struct Invalidated;
+
+impl From<Invalidated> for ExchangeError {
+    fn from(_: Invalidated) -> ExchangeError {
+        ExchangeError::Unanswered("the connection was abandoned for another server".into())
+    }
+}
+
+/// Sends one command with ASKING before it. In one write: ASKING applies only to the next command.
+async fn send_with_asking(connection: &mut MultiplexedConnection, cmd: &Cmd) -> RedisResult<Value> {
+    let mut pipeline = Pipeline::with_capacity(2);
+    pipeline.cmd("ASKING").add_command(cmd.clone());
+    let answers = connection.send_packed_commands(&pipeline, 0, 2).await?;
+    Ok(answers.into_iter().next_back().unwrap_or(Value::Nil))
+}
+
+async fn unless_invalidated<T>(
+    invalidated: &Option<Receiver<()>>,
+    work: Pin<&mut impl Future<Output = T>>,
+) -> Result<T, Invalidated> {
+    let Some(invalidated) = invalidated else {
+        return Ok(work.await);
+    };
+    tokio::select! {
+        biased;
+        done = work => Ok(done),
+        // Nothing is ever sent; this returns when the other end is dropped.
+        _ = invalidated.recv() => Err(Invalidated),
+    }
+}
+
+impl LiveConnection {
+    /// Returns the generation of the connection.
+    pub(super) fn generation(&self) -> Generation {
+        self.generation
+    }
+
+    /// Returns the server at the other end: another one after a failover.
+    pub(super) fn server(&self) -> ServerId {
+        self.server
+    }
+
+    /// Subscribes to a channel, or ends its subscription.
+    async fn set_subscribed(
+        &mut self,
+        subscription_mode: SubscriptionMode,
+        subscribed: bool,
+        channel: &str,
+    ) -> Result<Result<(), RedisError>, Invalidated> {
+        let work =
+            pin!(subscription_mode.set_subscribed(&mut self.raw.connection, subscribed, channel));
+        unless_invalidated(&self.invalidated, work).await
+    }
+}
+
+/// Checks the role of a server that sentinels call the master. It may be a former or a future master.
+async fn is_master(
+    connection: &mut MultiplexedConnection,
+    endpoint: &Endpoint,
+) -> Result<(), ExchangeError> {
+    let role = connection.send_packed_command(&redis::cmd("ROLE")).await;
+    let role = role.map_err(|e| ExchangeError::from_connect_error(&e))?;
+    match &role {
+        Value::Array(role) if as_text(role.first()) == Some("master") => Ok(()),
+        Value::Array(_) => Err(ExchangeError::NotExecuted(format!(
+            "{endpoint} is the master according to the sentinels, but is a replica"
+        ))),
+        Value::ServerError(error) => Err(ExchangeError::from_reply(error, "")),
+        other => Err(ExchangeError::Permanent(Error::UnsupportedServer {
+            reason: format!("its reply to ROLE contains no role: {other:?}"),
+        })),
+    }
+}
+
+impl Connecting {
+    /// Returns when connecting may be retried after a failure.
+    fn not_before(&self) -> Option<Instant> {
+        let pauses = Backoff::exponential(FIRST_PAUSE, 2.0, LONGEST_PAUSE);
+        Some(self.last_failure? + pauses.pause(self.failures.saturating_sub(1)))
+    }
+
+    fn finished(&mut self, success: bool) {
+        // The waiting callers have it. Keeping it here would keep a connection open that was given up.
+        self.outcome = None;
+        (self.failures, self.last_failure) = match success {
+            true => (0, None),
+            false => (self.failures.saturating_add(1), Some(Instant::now())),
+        };
+    }
+}
+
+impl Shared {
+    fn lock_live(&self) -> MutexGuard<'_, Option<Established>> {
+        self.live.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn live(&self) -> Option<LiveConnection> {
+        let mut live = self.lock_live();
+        let established = live.as_mut()?;
+        let idle = established.idle.pop();
+        Some(idle.unwrap_or_else(|| established.live.clone()))
+    }
+
+    fn recycle(&self, idle: LiveConnection) {
+        if let Some(established) = &mut *self.lock_live()
+            && established.live.generation == idle.generation
+            && established.idle.len() < MAX_IDLE_HANDLES
+        {
+            established.idle.push(idle);
+        }
+    }
+
+    fn channels(&self) -> MutexGuard<'_, BTreeSet<String>> {
+        self.channels.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn add_channel(&self, channel: &str) {
+        let mut channels = self.channels();
+        if !channels.contains(channel) {
+            channels.insert(channel.to_owned());
+        }
+    }
+
+    /// Records that a channel is about to be subscribed to on this connection. Returns false if the
+    /// connection, with its subscriptions, has ended meanwhile.
+    fn try_add_channel(&self, generation: Generation, channel: &str) -> bool {
+        if self.subscription_mode == SubscriptionMode::Restored {
+            return true;
+        }
+        let live = self.lock_live();
+        let lives = live
+            .as_ref()
+            .is_some_and(|live| live.live.generation == generation);
+        if lives {
+            self.add_channel(channel);
+        }
+        lives
+    }
+
+    /// Handles a subscription that the server has ended by itself.
+    fn on_server_unsubscribe(&self, channel: &str) {
+        if self.subscription_mode == SubscriptionMode::Sharded && self.channels().remove(channel) {
+            self.subscriber.on_unsubscribed(channel);
+        }
+    }
+
+    /// Handles the end of all subscriptions with their connection.
+    fn end_all_channels(&self) {
+        let ended = std::mem::take(&mut *self.channels());
+        ended
+            .iter()
+            .for_each(|channel| self.subscriber.on_unsubscribed(channel));
+    }
+
+    /// Handles the end of a connection in use: all waiters for its messages must check the store again.
+    /// Returns the connection; dropping it ends a task.
+    fn detach(&self, generation: Generation) -> Option<Established> {
+        let dead = self
+            .lock_live()
+            .take_if(|established| established.live.generation == generation);
+        if dead.is_some() {
+            match self.subscription_mode {
+                SubscriptionMode::Restored => self.subscriber.on_disconnect(),
+                SubscriptionMode::Unrestored | SubscriptionMode::Sharded => self.end_all_channels(),
+            }
+        }
+        dead
+    }
+
+    /// The same for a connection that the network or the server ended. Logged once, not for each later
+    /// failure to connect.
+    fn connection_lost(&self, generation: Generation, reason: &dyn std::fmt::Display) {
+        if let Some(dead) = self.detach(generation) {
+            let mut lost = self.lost_at.lock().unwrap_or_else(PoisonError::into_inner);
+            *lost = Some(Instant::now());
+            tracing::warn!(address = dead.address, %reason, "the connection to the store was lost");
+        }
+    }
+
+    /// Records that there is a connection, and logs it if one was lost before.
+    fn on_connected(&self, address: &str) {
+        let mut lost = self.lost_at.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(lost) = lost.take() {
+            let elapsed_ms = lost.elapsed().as_millis();
+            tracing::info!(
+                address,
+                elapsed_ms,
+                "the connection to the store was restored"
+            );
+        }
+    }
+}
+
+/// The connection to a forgotten node ends with its last user.
+impl Drop for Shared {
+    fn drop(&mut self) {
+        if self.subscription_mode != SubscriptionMode::Restored {
+            self.end_all_channels();
+        }
+    }
+}
+
+/// Reports a connection as broken when its task ends, for any reason. That includes the end of its
+/// runtime, which the client library does not report.
+struct ConnectionEndGuard {
+    shared: Weak<Shared>,
+    generation: Generation,
+}
+
+impl Drop for ConnectionEndGuard {
+    fn drop(&mut self) {
+        if let Some(shared) = self.shared.upgrade()
+            && shared.detach(self.generation).is_some()
+        {
+            // Not a warning: at the end of a program it ends with its runtime.
+            tracing::debug!("a connection to the store ended with its task");
+        }
+    }
+}
+
+/// Returns the handler of the server's push messages.
+fn push_handler(
+    shared: Weak<Shared>,
+    generation: Generation,
+) -> impl Fn(PushInfo) -> Result<(), redis::aio::SendError> + Send + Sync + 'static {
+    let end_guard = ConnectionEndGuard { shared, generation };
+    move |push| {
+        let Some(shared) = end_guard.shared.upgrade() else {
+            return Err(redis::aio::SendError);
+        };
+        let channel = as_text(push.data.first());
+        match (push.kind, channel) {
+            (PushKind::Message | PushKind::SMessage, Some(channel)) => {
+                shared.subscriber.on_message(channel)
+            }
+            (PushKind::SUnsubscribe, Some(channel)) => shared.on_server_unsubscribe(channel),
+            // Recorded again, in the server's order: the end of an earlier subscription may have been
+            // received after this one was sent.
+            (PushKind::SSubscribe, Some(channel)) => {
+                shared.try_add_channel(generation, channel);
+            }
+            (PushKind::Disconnection, _) => shared.connection_lost(generation, &"it was closed"),
+            _ => {}
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Returns whether a connection to this process, after the earlier ones, raises suspect_nodes.
+    async fn raises(run_id_tracker: &RunIdTracker, run_id: Option<&str>) -> bool {
+        run_id_tracker.record(run_id.map(str::to_owned));
+        let raised = tokio::time::timeout(Duration::ZERO, run_id_tracker.suspect_nodes.next());
+        raised.await.is_ok()
+    }
+
+    #[tokio::test]
+    async fn reconnection_raises_doubts_only_for_other_process() {
+        let run_id_tracker = RunIdTracker::new(NodeId(7), Arc::default());
+        assert!(
+            !raises(&run_id_tracker, Some("a")).await,
+            "the first connection"
+        );
+        assert!(
+            !raises(&run_id_tracker, Some("a")).await,
+            "the same process"
+        );
+        assert!(raises(&run_id_tracker, Some("b")).await, "another process");
+        assert!(!raises(&run_id_tracker, Some("b")).await, "the same again");
+        assert!(raises(&run_id_tracker, None).await, "it does not tell");
+        assert!(
+            raises(&run_id_tracker, None).await,
+            "it does not tell either"
+        );
+        assert!(
+            raises(&run_id_tracker, Some("b")).await,
+            "it did not tell before"
+        );
+    }
+}

@@ -1,0 +1,270 @@
+//! Failures of one exchange with a server, and when to retry.
+
+use std::time::Duration;
+
+use redis::{ErrorKind, RedisError, ServerError};
+use tokio::time::Instant;
+
+use crate::error::{Error, Result};
+use crate::step::script_error;
+use crate::store::Progress;
+
+/// Why one exchange failed.
+#[derive(Debug, Clone)]
+pub(super) enum ExchangeError {
+    /// There was no connection, or the server rejected the command for now. It had no effect.
+    NotExecuted(String),
+    /// The server rejected the command for now and is still the right one. It had no effect. The topology
+    /// is not suspected: each check of it would add load.
+    Busy(String),
+    /// The connection broke before the answer arrived. The command may have had its effect.
+    Unanswered(String),
+    /// No effect: another server must be used, at this address, as the server wrote it (MOVED).
+    Moved(String),
+    /// The same for this command only (ASK).
+    Ask(String),
+    /// No effect: the server is not a master, or not any more.
+    NotMaster(String),
+    /// An error that a retry does not change.
+    Permanent(Error),
+}
+
+/// Returns the code of an error. Before 7.0 an error inside of a script arrives wrapped in another. One
+/// that the script has caught follows the place where it happened: `…: -READONLY …`.
+fn inner_code<'a>(code: &'a str, message: &'a str) -> &'a str {
+    if code != "ERR" && !code.starts_with('@') {
+        return code;
+    }
+    let inner = message.split_once(": -").map(|(_, inner)| inner);
+    let inner = inner.and_then(|inner| inner.split_whitespace().next());
+    let is_code = |inner: &&str| inner.bytes().all(|byte| byte.is_ascii_uppercase());
+    inner.filter(is_code).unwrap_or(code)
+}
+
+/// Error of a script that accesses a key in a half-moved slot.
+const NON_LOCAL_KEY: &str = "Script attempted to access a non local key";
+
+impl ExchangeError {
+    /// Classifies an error reply of the server.
+    pub(super) fn from_reply(error: &ServerError, key: &str) -> ExchangeError {
+        ExchangeError::classify(error.code(), error.details(), key)
+    }
+
+    /// The same for an error of the client library.
+    pub(super) fn from_client_error(error: &RedisError) -> ExchangeError {
+        match error.code() {
+            Some(code) => ExchangeError::classify(code, error.detail(), ""),
+            None => ExchangeError::Permanent(Error::Refused {
+                reason: error.to_string(),
+            }),
+        }
+    }
+
+    fn classify(code: &str, details: Option<&str>, key: &str) -> ExchangeError {
+        let message = match details {
+            Some(details) => format!("{code} {details}"),
+            None => code.to_owned(),
+        };
+        let code = inner_code(code, &message);
+        // `MOVED 3999 127.0.0.1:6381`
+        let address = || details?.split_whitespace().nth(1).map(str::to_owned);
+        match code {
+            "MOVED" => address().map_or(ExchangeError::NotExecuted(message), ExchangeError::Moved),
+            "ASK" => address().map_or(ExchangeError::NotExecuted(message), ExchangeError::Ask),
+            // UNBLOCKED: a WAIT that was interrupted, because the master became a replica.
+            "READONLY" | "MASTERDOWN" | "UNBLOCKED" => ExchangeError::NotMaster(message),
+            "LOADING" | "BUSY" | "TRYAGAIN" => ExchangeError::Busy(message),
+            "CLUSTERDOWN" | "NOREPLICAS" => ExchangeError::NotExecuted(message),
+            "NOAUTH" | "WRONGPASS" => {
+                ExchangeError::Permanent(Error::AuthenticationFailed { reason: message })
+            }
+            // A script met a key that has moved with its slot. Its effects before that remain.
+            "ERR" if details.is_some_and(|message| message.starts_with(NON_LOCAL_KEY)) => {
+                ExchangeError::Unanswered(message)
+            }
+            _ => ExchangeError::Permanent(script_error(key, message)),
+        }
+    }
+
+    /// Classifies a failure to connect.
+    pub(super) fn from_connect_error(error: &RedisError) -> ExchangeError {
+        let reason = match error.code() {
+            // The server's own text explains the syntax of HELLO.
+            Some("NOAUTH") => "NOAUTH: a password is required, and none was provided".to_owned(),
+            _ => error.to_string(),
+        };
+        if matches!(error.code(), Some("WRONGPASS" | "NOAUTH")) {
+            return ExchangeError::Permanent(Error::AuthenticationFailed { reason });
+        }
+        let no_hello = reason.contains("HELLO") && reason.contains("unknown command");
+        match error.kind() {
+            ErrorKind::AuthenticationFailed => {
+                ExchangeError::Permanent(Error::AuthenticationFailed { reason })
+            }
+            _ if no_hello || error.kind() == ErrorKind::RESP3NotSupported => {
+                ExchangeError::Permanent(Error::UnsupportedServer {
+                    reason: "it does not support RESP3".into(),
+                })
+            }
+            ErrorKind::InvalidClientConfig => {
+                ExchangeError::Permanent(Error::Unavailable { reason })
+            }
+            _ => ExchangeError::NotExecuted(reason),
+        }
+    }
+
+    /// Returns the error for a caller that does not retry.
+    pub(super) fn into_error(self) -> Error {
+        match self {
+            ExchangeError::Permanent(error) => error,
+            ExchangeError::NotExecuted(reason)
+            | ExchangeError::Busy(reason)
+            | ExchangeError::Unanswered(reason)
+            | ExchangeError::NotMaster(reason) => Error::Unavailable { reason },
+            ExchangeError::Moved(to) | ExchangeError::Ask(to) => Error::Unavailable {
+                reason: format!("too many redirects in the cluster, the last one to {to}"),
+            },
+        }
+    }
+
+    /// Returns the reason, for a list of several.
+    pub(super) fn reason(self) -> String {
+        match self.into_error() {
+            Error::Unavailable { reason } => reason,
+            error => error.to_string(),
+        }
+    }
+}
+
+/// Retries on a new connection with growing pauses, until a time limit.
+pub(super) struct Retry {
+    pub(super) started: Instant,
+    timeout: Duration,
+    pause: Duration,
+    last_error: Option<Error>,
+    /// Whether an earlier try may have applied the step.
+    pub(super) repeated: bool,
+}
+
+/// Pauses between tries. Connecting has its own in addition.
+const FIRST_PAUSE: Duration = Duration::from_millis(5);
+const LONGEST_PAUSE: Duration = Duration::from_millis(250);
+
+impl Retry {
+    pub(super) fn with_timeout(timeout: Duration) -> Retry {
+        Retry {
+            started: Instant::now(),
+            timeout,
+            pause: FIRST_PAUSE,
+            last_error: None,
+            repeated: false,
+        }
+    }
+
+    /// Returns the rest of the response timeout.
+    pub(super) fn remaining(&self) -> Duration {
+        self.timeout.saturating_sub(self.started.elapsed())
+    }
+
+    /// Sleeps until it is time to retry, or returns the error if a retry makes no sense. The failure is
+    /// recorded in `sent`, for a caller that does not wait that long.
+    pub(super) async fn pause_after(
+        &mut self,
+        failure: ExchangeError,
+        progress: &Progress,
+    ) -> Result<()> {
+        self.repeated |= matches!(failure, ExchangeError::Unanswered(_));
+        let is_permanent = matches!(failure, ExchangeError::Permanent(_));
+        let error = failure.into_error();
+        if is_permanent {
+            return Err(error);
+        }
+        tracing::debug!(%error, "a command was not answered; retrying");
+        progress.record_failure(self.started, error.clone());
+        self.last_error = Some(error);
+        tokio::time::sleep(self.pause).await;
+        self.pause = (self.pause * 2).min(LONGEST_PAUSE);
+        Ok(())
+    }
+
+    /// Returns the error when the time limit has passed. `timeout_hint` is the hint for the case that there is
+    /// no connection.
+    pub(super) fn deadline_error(
+        &mut self,
+        timeout_hint: Option<&str>,
+        progress: &Progress,
+    ) -> Error {
+        let last = self.last_error.take();
+        let error = last.unwrap_or_else(|| timeout_error(self.timeout, timeout_hint));
+        progress.record_failure(self.started, error.clone());
+        error
+    }
+}
+
+/// Returns the error for a call that has waited this long without any failure. `timeout_hint` is the hint for
+/// the case that there is no connection.
+pub(super) fn timeout_error(after: Duration, timeout_hint: Option<&str>) -> Error {
+    match timeout_hint {
+        None => Error::ResponseTimeout { after },
+        Some(timeout_hint) => Error::Unavailable {
+            reason: format!("no connection within {after:?}{timeout_hint}"),
+        },
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// From Redis 7, wrapped by 6.2, and caught by a script in 6.2.
+    #[test]
+    fn errors_wrapped_by_scripts_are_recognized() {
+        let forms = |code: &str| {
+            [
+                (code.to_owned(), "said the server".to_owned()),
+                (
+                    "ERR".to_owned(),
+                    format!(
+                        "Error running script (call to f_6b1b): @user_script:1: @user_script: 1: -{code} said"
+                    ),
+                ),
+                (
+                    "@user_script:".to_owned(),
+                    format!("12: -{code} said the server"),
+                ),
+            ]
+        };
+        for code in ["READONLY", "UNBLOCKED"] {
+            for (first, rest) in forms(code) {
+                let failure = ExchangeError::classify(&first, Some(&rest), "k");
+                assert!(
+                    matches!(failure, ExchangeError::NotMaster(_)),
+                    "{failure:?}"
+                );
+                assert!(failure.into_error().is_transient());
+            }
+        }
+        for code in ["NOREPLICAS", "LOADING"] {
+            for (first, rest) in forms(code) {
+                let failure = ExchangeError::classify(&first, Some(&rest), "k");
+                assert!(
+                    matches!(
+                        failure,
+                        ExchangeError::NotExecuted(_) | ExchangeError::Busy(_)
+                    ),
+                    "{failure:?}"
+                );
+                assert!(failure.into_error().is_transient());
+            }
+        }
+        for code in ["OOM", "MISCONF"] {
+            for (first, rest) in forms(code) {
+                let failure = ExchangeError::classify(&first, Some(&rest), "k");
+                assert!(matches!(
+                    failure,
+                    ExchangeError::Permanent(Error::Refused { .. })
+                ));
+            }
+        }
+    }
+}

@@ -1,0 +1,95 @@
+//! Connection options from the builder, other than the URL.
+
+use std::fmt;
+use std::path::PathBuf;
+
+/// Credentials and TLS. They have precedence over the URL.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct ConnectOptions {
+    /// For the data servers.
+    pub(crate) login: Login,
+    /// For sentinels, which have users of their own.
+    pub(crate) sentinel_login: Login,
+    pub(crate) tls: Certificates,
+}
+
+/// Credentials of the client.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct Login {
+    pub(crate) username: Option<String>,
+    pub(crate) password: Option<Secret>,
+}
+
+/// Trusted certificates, and the client's own certificate.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct Certificates {
+    /// Replaces the certificates of the system.
+    pub(crate) ca: Option<Pem>,
+    /// Certificate and key.
+    pub(crate) client: Option<(Pem, Pem)>,
+}
+
+impl Certificates {
+    /// Returns the name of a setting that makes no sense without TLS, if one is set.
+    pub(super) fn first_tls_setting(&self) -> Option<&'static str> {
+        let client = self.client.as_ref().map(|_| "tls_client_cert");
+        self.ca.as_ref().map(|_| "tls_ca").or(client)
+    }
+}
+
+/// Text that is never shown.
+#[derive(Clone)]
+pub(crate) struct Secret(pub(crate) String);
+
+impl fmt::Debug for Secret {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("***")
+    }
+}
+
+/// Certificates or keys in PEM, or the path of their file.
+#[derive(Clone)]
+#[cfg_attr(not(feature = "tls"), expect(dead_code, reason = "only TLS uses it"))]
+pub(crate) enum Pem {
+    Text(Vec<u8>),
+    /// Read again for every new connection, because certificates are renewed while programs run.
+    File(PathBuf),
+}
+
+impl fmt::Debug for Pem {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Pem::Text(_) => f.write_str("***"),
+            Pem::File(path) => write!(f, "{path:?}"),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn secrets_are_not_shown() {
+        let options = ConnectOptions {
+            login: Login {
+                username: Some("me".into()),
+                password: Some(Secret("s3cret".into())),
+            },
+            tls: Certificates {
+                ca: None,
+                client: Some((
+                    Pem::File("/etc/cert.pem".into()),
+                    Pem::Text(b"s3cret".into()),
+                )),
+            },
+            ..ConnectOptions::default()
+        };
+        let shown = format!("{options:?}");
+        assert!(shown.contains("me") && shown.contains("/etc/cert.pem"));
+        assert!(
+            !shown.contains("s3cret") && !shown.contains("115"),
+            "{shown}"
+        );
+    }
+}

@@ -1,0 +1,97 @@
+//! Subscriptions: the commands and the confirmations of the server.
+
+use redis::aio::MultiplexedConnection;
+use redis::{PushKind, RedisError, Value};
+
+/// Channels per SUBSCRIBE: keeps the size of a command far from any limit.
+pub(super) const CHANNELS_PER_SUBSCRIBE: usize = 1000;
+
+/// How a connection subscribes to channels.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum SubscriptionMode {
+    /// With SUBSCRIBE, restored on every new connection.
+    Restored,
+    /// With SUBSCRIBE. Subscriptions end with their connection: in a cluster the next one may have to be at
+    /// another node.
+    Unrestored,
+    /// Like `Unrestored`, with SSUBSCRIBE.
+    Sharded,
+}
+
+impl SubscriptionMode {
+    /// Subscribes to a channel, or ends its subscription.
+    pub(super) async fn set_subscribed(
+        self,
+        connection: &mut MultiplexedConnection,
+        subscribed: bool,
+        channel: &str,
+    ) -> Result<(), RedisError> {
+        match (self, subscribed) {
+            (SubscriptionMode::Sharded, true) => {
+                send_sharded(connection, "SSUBSCRIBE", PushKind::SSubscribe, channel).await
+            }
+            (SubscriptionMode::Sharded, false) => {
+                send_sharded(connection, "SUNSUBSCRIBE", PushKind::SUnsubscribe, channel).await
+            }
+            (_, true) => connection.subscribe(channel).await,
+            (_, false) => connection.unsubscribe(channel).await,
+        }
+    }
+}
+
+/// Restores subscriptions. A refused one must affect neither the others nor the connection.
+pub(super) async fn resubscribe(
+    connection: &mut MultiplexedConnection,
+    channels: &[&String],
+) -> Result<(), RedisError> {
+    match connection.subscribe(channels).await {
+        Err(error) if !breaks_connection(&error) => {}
+        done => return done,
+    }
+    for channel in channels {
+        match connection.subscribe(channel.as_str()).await {
+            Err(error) if !breaks_connection(&error) => {
+                tracing::warn!(%channel, %error, "a subscription was refused");
+            }
+            done => done?,
+        }
+    }
+    Ok(())
+}
+
+/// Sends one command about one channel, and checks its confirmation.
+///
+/// A node that loses a slot ends the subscriptions there by itself, with the same message that confirms a
+/// request. The client library takes that for the answer to the oldest command in flight. So a connection
+/// with sharded channels carries nothing else, and each answer is checked.
+async fn send_sharded(
+    connection: &mut MultiplexedConnection,
+    command: &str,
+    confirmed: PushKind,
+    channel: &str,
+) -> Result<(), RedisError> {
+    let cmd = redis::cmd(command).arg(channel).take();
+    match connection.send_packed_command(&cmd).await? {
+        Value::Push { kind, data }
+            if kind == confirmed && as_text(data.first()) == Some(channel) =>
+        {
+            Ok(())
+        }
+        Value::ServerError(error) => Err(error.into()),
+        // All later answers would be out of step, too.
+        _ => Err(std::io::Error::other("a confirmation of another subscription").into()),
+    }
+}
+
+/// Returns whether an error means that the connection cannot be used any more.
+pub(super) fn breaks_connection(error: &RedisError) -> bool {
+    error.is_io_error() || error.is_unrecoverable_error()
+}
+
+/// Returns the text at the start of a push.
+pub(super) fn as_text(value: Option<&Value>) -> Option<&str> {
+    match value {
+        Some(Value::BulkString(text)) => std::str::from_utf8(text).ok(),
+        _ => None,
+    }
+}

@@ -1,0 +1,691 @@
+//! Lines of local waiters: one subscription per channel, and per requested object its waiters in order.
+//!
+//! Redisson's layout gives two objects one channel: `a` and `{a}`. Each has queues of its own, so a waiter
+//! never waits behind a waiter for the other object. They share the subscription:
+//!
+//! 1. The first waiter that is refused joins the line of its object, and subscribes when it has the turn.
+//! 2. A message on the channel wakes the first waiter of every queue. So does a broken connection, because
+//!    messages may have been missed.
+//! 3. The last waiter of the channel starts a task that ends the subscription after the linger time, unless
+//!    a waiter joins before.
+//! 4. While the subscription is being ended, new waiters get no turn (`Subscription::ending`), so that ending and
+//!    subscribing cannot cross.
+
+use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicU8, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::time::Duration;
+
+use tokio::sync::Notify;
+use tokio::task::AbortHandle;
+use tokio::time::Instant;
+
+use crate::background::Background;
+use crate::environment::task;
+use crate::error::Error;
+use crate::store::{ContactSource, LastContact, Store, Subscriber};
+
+/// All lines of one client.
+#[derive(Clone)]
+pub(crate) struct WaitQueues {
+    channels: Arc<ChannelMap>,
+    pub(super) store: Arc<Store>,
+    background: Background,
+    linger: Duration,
+    /// When a waiter last found the store in an outage.
+    pub(super) last_outage: Arc<Mutex<Option<Instant>>>,
+}
+
+/// The lines by channel. Receives the messages of the store.
+#[derive(Default)]
+pub(crate) struct ChannelMap(Mutex<BTreeMap<Arc<str>, ChannelEntry>>);
+
+struct ChannelEntry {
+    subscription: Arc<Subscription>,
+    /// The objects with waiters on this channel: mostly one. Cleared when the subscription is ended.
+    objects: Vec<Arc<ObjectQueues>>,
+    /// Number of members of the line, including the first.
+    members: usize,
+    /// When the last member left.
+    idle_since: Option<Instant>,
+    /// The task that will close the line.
+    closer: Option<AbortHandle>,
+}
+
+struct Subscription {
+    channel: Arc<str>,
+    state: AtomicU8,
+    /// Locked while the subscription is being ended. A waiter that joins meanwhile subscribes only
+    /// afterwards, so that ending and subscribing cannot cross.
+    ending: Arc<tokio::sync::Mutex<()>>,
+}
+
+/// The queues of one object.
+struct ObjectQueues {
+    key: Box<str>,
+    queues: [WaitQueue; 2],
+    /// Since when the store cannot be reached, and why.
+    outage: Mutex<Option<(Instant, Error)>>,
+    /// Notified when the store could not be reached, to fail all waiters of the line.
+    failed: Notify,
+}
+
+/// What the store has answered to the first of a queue.
+#[derive(Debug, Default)]
+struct ContactState {
+    /// Number of waiters in the queue. The rest is reset when the last one leaves.
+    waiters: usize,
+    /// Since when a request has been without an answer.
+    unanswered_since: Option<Instant>,
+    /// When the object was first released since the store was last asked, as far as this client knows.
+    released_at: Option<Instant>,
+    /// Whether the store has answered a request of the queue.
+    answered: bool,
+}
+
+/// The waiters in one queue of an object.
+#[derive(Default)]
+struct WaitQueue {
+    contact: Mutex<ContactState>,
+    /// The owner of this lock is the first in line; tokio's mutex is fair. Contains the time before which
+    /// the next waiter need not ask, set by the waiter that has just acquired the object.
+    turn: tokio::sync::Mutex<Option<Instant>>,
+    /// Notified when a message was published, or may have been.
+    wake: Notify,
+}
+
+/// The queues of an object. A waiter that can share the object does not wait behind one that cannot.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum QueueKind {
+    Exclusive,
+    Shared,
+}
+
+const NOT_SUBSCRIBED: u8 = 0;
+/// Sent; whether it took effect is unknown.
+const SUBSCRIBING: u8 = 1;
+const SUBSCRIBED: u8 = 2;
+/// The store reported its end. In a cluster that may be the end of an earlier subscription, at the node
+/// that had the slot before. So there may be a subscription to end.
+const ENDED: u8 = 3;
+
+/// A member of a line. Leaves it when dropped.
+pub(super) struct Waiter {
+    queues: WaitQueues,
+    subscription: Arc<Subscription>,
+    object: Arc<ObjectQueues>,
+    kind: QueueKind,
+}
+
+/// The turn of the first in line. Dropping it passes the turn to the next waiter.
+pub(super) struct QueueTurn<'a>(tokio::sync::MutexGuard<'a, Option<Instant>>);
+
+impl WaitQueues {
+    pub(crate) fn new(
+        channels: Arc<ChannelMap>,
+        store: Arc<Store>,
+        background: Background,
+        linger: Duration,
+    ) -> WaitQueues {
+        WaitQueues {
+            channels,
+            store,
+            background,
+            linger,
+            last_outage: Arc::default(),
+        }
+    }
+
+    /// Returns the number of lines with a subscription, in use or lingering. Spin locks have none.
+    pub(crate) fn subscriptions(&self) -> usize {
+        let channels = self.channels.lock();
+        let subscribed = |entry: &&ChannelEntry| entry.subscription.may_be_subscribed();
+        channels.values().filter(subscribed).count()
+    }
+
+    /// Returns whether there is a line for `object` at `channel`. Requests then wait for their turn in it.
+    pub(crate) fn has_queue(&self, channel: &str, object: &str) -> bool {
+        let channels = self.channels.lock();
+        let entry = channels.get(channel);
+        entry.is_some_and(|entry| entry.find(object).is_some())
+    }
+
+    /// Joins the line for `object` at `channel`, if there is a line at the channel.
+    pub(super) fn join_existing(
+        &self,
+        channel: &str,
+        object: &str,
+        kind: QueueKind,
+    ) -> Option<Waiter> {
+        let mut channels = self.channels.lock();
+        let entry = channels.get_mut(channel)?;
+        Some(self.add_waiter(entry, object, kind))
+    }
+
+    /// Wakes the first in the line of `channel`, so that it repeats its request.
+    pub(crate) fn wake(&self, channel: &str) {
+        self.channels.on_message(channel);
+    }
+
+    /// Records that this client is about to release the objects of `channel`. Waiters that join from now
+    /// on do not take them for held. The message that wakes waiters may arrive later, on another connection.
+    pub(crate) fn record_release(&self, channel: &str) {
+        if let Some(entry) = self.channels.lock().get(channel) {
+            entry.record_release();
+        }
+    }
+
+    /// Joins the line for `object` at `channel`, which is created if there is none. For a request that the
+    /// store has answered.
+    pub(super) fn join(&self, channel: &str, object: &str, kind: QueueKind) -> Waiter {
+        let mut channels = self.channels.lock();
+        let channel: Arc<str> = channel.into();
+        let entry = channels
+            .entry(channel.clone())
+            .or_insert_with(|| ChannelEntry::new(channel));
+        let waiter = self.add_waiter(entry, object, kind);
+        waiter.queue().contact().answered = true;
+        waiter
+    }
+
+    fn add_waiter(&self, entry: &mut ChannelEntry, object: &str, kind: QueueKind) -> Waiter {
+        entry.members += 1;
+        let waiter = Waiter {
+            queues: self.clone(),
+            subscription: entry.subscription.clone(),
+            object: entry.object(object),
+            kind,
+        };
+        waiter.queue().contact().waiters += 1;
+        waiter
+    }
+
+    /// Ends the line's subscription after it had no member for the linger time. So repeated waiting for a
+    /// lock does not subscribe each time.
+    async fn close_when_idle(
+        channels: Weak<ChannelMap>,
+        store: Weak<Store>,
+        channel: Arc<str>,
+        linger: Duration,
+    ) {
+        let mut wake = Instant::now() + linger;
+        loop {
+            tokio::time::sleep_until(wake).await;
+            let (Some(channels), Some(store)) = (channels.upgrade(), store.upgrade()) else {
+                return;
+            };
+            let (subscription, _ending) = match channels.ready_to_close(&channel, linger) {
+                Ready::Later(at) => {
+                    wake = at;
+                    continue;
+                }
+                Ready::No => return,
+                Ready::Now(subscription, ending) => (subscription, ending),
+            };
+            // Also if none is known here: a repetition may have restarted one that ended. The store knows.
+            if let Err(error) = store.unsubscribe(&channel).await {
+                tracing::debug!(%channel, %error, "a subscription ended with an error");
+            }
+            subscription.state.store(NOT_SUBSCRIBED, Ordering::SeqCst);
+            return channels.closed(&channel);
+        }
+    }
+}
+
+enum Ready {
+    Later(Instant),
+    No,
+    /// New members wait until the second value is dropped.
+    Now(Arc<Subscription>, tokio::sync::OwnedMutexGuard<()>),
+}
+
+impl ChannelMap {
+    fn lock(&self) -> MutexGuard<'_, BTreeMap<Arc<str>, ChannelEntry>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn ready_to_close(&self, channel: &str, linger: Duration) -> Ready {
+        let mut channels = self.lock();
+        let Some(entry) = channels.get_mut(channel) else {
+            return Ready::No;
+        };
+        let Some(idle_since) = entry.idle_since.filter(|_| entry.members == 0) else {
+            entry.closer = None;
+            return Ready::No;
+        };
+        if idle_since + linger > Instant::now() {
+            return Ready::Later(idle_since + linger);
+        }
+        // The line has no member, and none can join until this returns, so no waiter holds this lock.
+        let Ok(ending) = entry.subscription.ending.clone().try_lock_owned() else {
+            return Ready::Later(Instant::now() + linger);
+        };
+        // A queue knows when to expect the next release only if it has received every release so far.
+        entry.objects.clear();
+        entry.subscription.begin_ending();
+        Ready::Now(entry.subscription.clone(), ending)
+    }
+
+    /// Records that the subscription has ended. Removes the line unless a waiter has joined meanwhile.
+    fn closed(&self, channel: &str) {
+        let mut channels = self.lock();
+        match channels.get_mut(channel) {
+            Some(entry) if entry.members > 0 => entry.closer = None,
+            _ => drop(channels.remove(channel)),
+        }
+    }
+}
+
+impl Subscriber for ChannelMap {
+    fn on_message(&self, channel: &str) {
+        if let Some(entry) = self.lock().get(channel) {
+            entry.wake();
+        }
+    }
+
+    fn on_disconnect(&self) {
+        for entry in self.lock().values() {
+            entry.wake();
+        }
+    }
+
+    fn on_unsubscribed(&self, channel: &str) {
+        if let Some(entry) = self.lock().get(channel) {
+            let subscription = &entry.subscription.state;
+            let _ = subscription.fetch_update(Ordering::SeqCst, Ordering::SeqCst, |now| {
+                (now != NOT_SUBSCRIBED).then_some(ENDED)
+            });
+            entry.wake();
+        }
+    }
+}
+
+impl ChannelEntry {
+    fn new(channel: Arc<str>) -> ChannelEntry {
+        ChannelEntry {
+            subscription: Arc::new(Subscription {
+                channel,
+                state: AtomicU8::new(NOT_SUBSCRIBED),
+                ending: Arc::default(),
+            }),
+            objects: Vec::new(),
+            members: 0,
+            idle_since: None,
+            closer: None,
+        }
+    }
+
+    fn find(&self, key: &str) -> Option<&Arc<ObjectQueues>> {
+        self.objects.iter().find(|object| *object.key == *key)
+    }
+
+    /// Returns the object with this key, which is created if there is none.
+    fn object(&mut self, key: &str) -> Arc<ObjectQueues> {
+        if let Some(object) = self.find(key) {
+            return object.clone();
+        }
+        let object = Arc::new(ObjectQueues {
+            key: key.into(),
+            queues: Default::default(),
+            outage: Mutex::default(),
+            failed: Notify::new(),
+        });
+        self.objects.push(object.clone());
+        object
+    }
+
+    fn queues(&self) -> impl Iterator<Item = &WaitQueue> {
+        self.objects.iter().flat_map(|object| &object.queues)
+    }
+
+    fn record_release(&self) {
+        for queue in self.queues() {
+            queue.contact().released_at.get_or_insert_with(Instant::now);
+        }
+    }
+
+    fn wake(&self) {
+        self.record_release();
+        for queue in self.queues() {
+            queue.wake.notify_one();
+        }
+    }
+}
+
+impl Subscription {
+    fn may_be_subscribed(&self) -> bool {
+        self.state.load(Ordering::SeqCst) != NOT_SUBSCRIBED
+    }
+
+    fn begin_ending(&self) {
+        // Unknown from here on, even if ending is dropped half-way.
+        let (was, is) = (SUBSCRIBED, SUBSCRIBING);
+        let subscription = &self.state;
+        let _ = subscription.compare_exchange(was, is, Ordering::SeqCst, Ordering::SeqCst);
+    }
+}
+
+impl WaitQueue {
+    fn contact(&self) -> MutexGuard<'_, ContactState> {
+        self.contact.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl ObjectQueues {
+    fn queue(&self, kind: QueueKind) -> &WaitQueue {
+        let [exclusive, shared] = &self.queues;
+        match kind {
+            QueueKind::Exclusive => exclusive,
+            QueueKind::Shared => shared,
+        }
+    }
+
+    fn outage(&self) -> MutexGuard<'_, Option<(Instant, Error)>> {
+        self.outage.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// The news of one queue.
+struct QueueContacts {
+    object: Arc<ObjectQueues>,
+    kind: QueueKind,
+}
+
+impl std::fmt::Debug for QueueContacts {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("QueueContacts").finish_non_exhaustive()
+    }
+}
+
+impl ContactSource for QueueContacts {
+    /// If a request in this queue was refused, the store has answered that another owner holds the object.
+    /// That counts as news, unless a request has been without an answer ever since `since`, or the object
+    /// was released before `since` and no request was sent after that. There is no news if all requests of
+    /// the queue have left.
+    fn contact_since(&self, since: Instant) -> Option<LastContact> {
+        if let Some((since, error)) = self.object.outage().clone() {
+            return Some(LastContact::Failed { since, error });
+        }
+        let contact = self.object.queue(self.kind).contact();
+        let silent = contact.unanswered_since.or(contact.released_at);
+        let silent = silent.is_some_and(|silent| silent <= since);
+        (!silent && contact.answered).then_some(LastContact::Answered)
+    }
+}
+
+impl Waiter {
+    fn queue(&self) -> &WaitQueue {
+        self.object.queue(self.kind)
+    }
+
+    pub(super) fn channel(&self) -> &str {
+        &self.subscription.channel
+    }
+
+    pub(super) fn contacts(&self) -> Arc<dyn ContactSource> {
+        Arc::new(QueueContacts {
+            object: self.object.clone(),
+            kind: self.kind,
+        })
+    }
+
+    /// Records that a request is about to be sent.
+    pub(super) fn request_started(&self) {
+        let mut contact = self.queue().contact();
+        contact.unanswered_since.get_or_insert_with(Instant::now);
+    }
+
+    /// Records that the request has ended, with the latest news.
+    pub(super) fn request_ended(&self, last: Option<LastContact>) {
+        let mut contact = self.queue().contact();
+        contact.unanswered_since = None;
+        match last {
+            Some(LastContact::Answered) => {
+                contact.answered = true;
+                *self.object.outage() = None;
+            }
+            Some(LastContact::Failed { since, error }) => {
+                *self.object.outage() = Some((since, error))
+            }
+            None => {}
+        }
+    }
+
+    /// Reports to all waiters in line that the store cannot be reached.
+    pub(super) fn fail_all(&self) {
+        self.object.failed.notify_waiters();
+    }
+
+    /// Waits until [`Waiter::fail_all`] is called after the first poll. Returns since when the store
+    /// cannot be reached, and why.
+    pub(super) async fn failed(&self) -> (Instant, Error) {
+        loop {
+            self.object.failed.notified().await;
+            if let Some(outage) = self.object.outage().clone() {
+                return outage;
+            }
+        }
+    }
+
+    /// Waits until all earlier waiters have had their turns and no subscription of the channel is being
+    /// ended. None is ended from then on, because this line has a member.
+    pub(super) async fn turn(&self) -> QueueTurn<'_> {
+        let turn = self.queue().turn.lock().await;
+        drop(self.subscription.ending.lock().await);
+        QueueTurn(turn)
+    }
+
+    /// Waits until a message was published since [`Waiter::discard_wakeups`], or the connection broke.
+    pub(super) async fn woken(&self) {
+        self.queue().wake.notified().await;
+    }
+
+    /// Discards the messages so far. Returns whether the object was released since this was last called.
+    pub(super) fn discard_wakeups(&self) -> bool {
+        // In this order: a message that arrives in between costs one request more, and is not forgotten.
+        let notified = std::pin::pin!(self.queue().wake.notified()).enable();
+        let mut contact = self.queue().contact();
+        let released = contact.released_at.take();
+        contact.unanswered_since = contact.unanswered_since.or(released);
+        notified || released.is_some()
+    }
+
+    pub(super) fn is_subscribed(&self) -> bool {
+        self.subscription.state.load(Ordering::SeqCst) == SUBSCRIBED
+    }
+
+    /// Records that a subscription is about to be sent, so there may be one to end.
+    pub(super) fn subscribing(&self) {
+        let subscription = &self.subscription.state;
+        let _ = subscription.fetch_update(Ordering::SeqCst, Ordering::SeqCst, |now| {
+            matches!(now, NOT_SUBSCRIBED | ENDED).then_some(SUBSCRIBING)
+        });
+    }
+
+    /// Records that the subscription took effect, unless it has ended already.
+    pub(super) fn subscribed(&self) {
+        let _ = self.subscription.state.compare_exchange(
+            SUBSCRIBING,
+            SUBSCRIBED,
+            Ordering::SeqCst,
+            Ordering::SeqCst,
+        );
+    }
+}
+
+impl Drop for Waiter {
+    fn drop(&mut self) {
+        let mut channels = self.queues.channels.lock();
+        let Some(entry) = channels.get_mut(&self.subscription.channel) else {
+            return;
+        };
+        entry.members -= 1;
+        let mut contact = self.queue().contact();
+        contact.waiters -= 1;
+        if contact.waiters == 0 {
+            // Later requests find out by themselves.
+            *contact = ContactState::default();
+        }
+        drop(contact);
+        if entry.members > 0 {
+            return;
+        }
+        entry.idle_since = Some(Instant::now());
+        for object in &entry.objects {
+            *object.outage() = None;
+        }
+        let closes = |closer: &AbortHandle| !closer.is_finished();
+        let Some(runtime) = self.queues.background.handle() else {
+            return;
+        };
+        if entry.closer.as_ref().is_some_and(closes) {
+            return;
+        }
+        // Not counted as background work: callers that wait for that do not mean to wait for this.
+        let closer = runtime.spawn(task(WaitQueues::close_when_idle(
+            Arc::downgrade(&self.queues.channels),
+            Arc::downgrade(&self.queues.store),
+            self.subscription.channel.clone(),
+            self.queues.linger,
+        )));
+        entry.closer = Some(closer.abort_handle());
+    }
+}
+
+impl QueueTurn<'_> {
+    /// Records, for the waiter that acquired the object, until when the next one need not send a request.
+    pub(super) fn pass_turn(&mut self, until: Instant) {
+        *self.0 = Some(until);
+    }
+
+    pub(super) fn take_passed_time(&mut self) -> Option<Instant> {
+        self.0.take()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// In a cluster this may be the end of an earlier subscription, at another node.
+    #[test]
+    fn ended_subscription_may_have_to_be_ended_again() {
+        let entry = ChannelEntry::new("c".into());
+        let subscription = entry.subscription.clone();
+        subscription.state.store(SUBSCRIBED, Ordering::SeqCst);
+        let channels = ChannelMap(Mutex::default());
+        channels.lock().insert("c".into(), entry);
+        channels.on_unsubscribed("c");
+        assert!(subscription.may_be_subscribed());
+        subscription.state.store(NOT_SUBSCRIBED, Ordering::SeqCst);
+        channels.on_unsubscribed("c");
+        assert!(!subscription.may_be_subscribed());
+    }
+
+    const LINGER: Duration = Duration::from_secs(10);
+
+    fn queues() -> WaitQueues {
+        let channels = Arc::<ChannelMap>::default();
+        let store = crate::store::embedded::Embedded::new().connect(channels.clone());
+        let store = Arc::new(Store::Embedded(store));
+        WaitQueues::new(channels, store, Background::default(), LINGER)
+    }
+
+    /// Returns whether a waiter in line is woken at once.
+    async fn is_woken(waiter: &Waiter) -> bool {
+        let called = tokio::time::timeout(Duration::ZERO, waiter.woken());
+        called.await.is_ok()
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn waiters_wake_on_messages_and_when_some_may_be_missed() {
+        let queues = queues();
+        let waiter = queues.join("c", "object", QueueKind::Exclusive);
+        assert!(!is_woken(&waiter).await);
+        queues.channels.on_message("c");
+        assert!(is_woken(&waiter).await && !is_woken(&waiter).await);
+        queues.channels.on_disconnect();
+        assert!(is_woken(&waiter).await);
+        queues.channels.on_unsubscribed("c");
+        assert!(is_woken(&waiter).await);
+        queues.channels.on_message("c");
+        waiter.discard_wakeups();
+        assert!(!is_woken(&waiter).await);
+    }
+
+    /// A release may have freed the object that the earlier answer called held.
+    #[tokio::test(start_paused = true)]
+    async fn a_request_that_joins_after_a_message_has_no_news_until_the_store_answers() {
+        let queues = queues();
+        let waiter = queues.join("c", "object", QueueKind::Exclusive);
+        let is_news = |since| {
+            matches!(
+                waiter.contacts().contact_since(since),
+                Some(LastContact::Answered)
+            )
+        };
+        let tick = || tokio::time::sleep(Duration::from_millis(1));
+        let before = Instant::now();
+        tick().await;
+        queues.channels.on_message("c");
+        let after = Instant::now();
+        assert!(is_news(before) && !is_news(after));
+        assert!(waiter.discard_wakeups());
+        waiter.request_started();
+        assert!(!is_news(after));
+        tick().await;
+        queues.channels.on_message("c");
+        let during = Instant::now();
+        waiter.request_ended(Some(LastContact::Answered));
+        assert!(is_news(after) && !is_news(during));
+        waiter.discard_wakeups();
+        waiter.request_started();
+        waiter.request_ended(Some(LastContact::Answered));
+        assert!(is_news(during));
+    }
+
+    #[test]
+    fn subscription_being_ended_is_not_used() {
+        let subscription = ChannelEntry::new("c".into()).subscription;
+        subscription.state.store(SUBSCRIBED, Ordering::SeqCst);
+        subscription.begin_ending();
+        assert!(subscription.may_be_subscribed());
+        assert_ne!(subscription.state.load(Ordering::SeqCst), SUBSCRIBED);
+    }
+
+    #[test]
+    fn line_is_closed_unless_waiter_joins() {
+        let channels = ChannelMap::default();
+        channels
+            .lock()
+            .insert("c".into(), ChannelEntry::new("c".into()));
+        channels.lock().get_mut("c").unwrap().members = 1;
+        channels.closed("c");
+        assert_eq!(channels.lock().len(), 1);
+        channels.lock().get_mut("c").unwrap().members = 0;
+        channels.closed("c");
+        assert_eq!(channels.lock().len(), 0);
+    }
+
+    /// A waiter that joins and leaves within the linger time restarts it, with the same task.
+    #[tokio::test(start_paused = true)]
+    async fn linger_time_starts_after_last_waiter() {
+        let queues = queues();
+        for _ in 0..3 {
+            let waiter = queues.join("c", "object", QueueKind::Exclusive);
+            waiter.subscribing();
+            waiter.subscribed();
+            drop(waiter);
+            tokio::time::sleep(LINGER / 2).await;
+            let tasks = tokio::runtime::Handle::current()
+                .metrics()
+                .num_alive_tasks();
+            assert_eq!((queues.subscriptions(), tasks), (1, 1));
+        }
+        tokio::time::sleep(LINGER / 2 - Duration::from_millis(10)).await;
+        assert_eq!(queues.subscriptions(), 1);
+        tokio::time::sleep(Duration::from_millis(20)).await;
+        assert_eq!(queues.subscriptions(), 0);
+        assert!(queues.channels.lock().is_empty());
+    }
+}

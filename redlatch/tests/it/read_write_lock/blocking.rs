@@ -1,0 +1,114 @@
+//! Tests of the read-write lock in the blocking API.
+
+use std::sync::Barrier;
+use std::sync::atomic::{AtomicI32, Ordering};
+use std::thread;
+use std::time::Duration;
+
+use redlatch::Error;
+use redlatch::blocking::current_thread;
+use redlatch_testkit::unique;
+
+use crate::common::{LONG, on_every_store, retry_if_late_blocking};
+
+#[test]
+fn only_the_writing_thread_can_also_read() {
+    on_every_store(|client| {
+        let lock = client().read_write_lock(&unique("thread"));
+        let (read, write) = (lock.read(), lock.write());
+        let writer = write.lock().unwrap();
+        let reader = read.try_lock().unwrap().unwrap();
+        let again = write.lock().unwrap();
+        assert_eq!(writer.owner(), current_thread());
+        assert_eq!(write.hold_count().unwrap(), 2);
+        assert_eq!(read.hold_count().unwrap(), 1);
+        thread::scope(|scope| {
+            let other = scope.spawn(|| {
+                assert!(write.is_locked().unwrap());
+                assert!(!write.is_held_by_current_thread().unwrap());
+                assert!(read.try_lock().unwrap().is_none());
+                let wait = Duration::from_millis(10);
+                assert!(retry_if_late_blocking(|| write.try_lock_for(wait)).is_none());
+            });
+            other.join().unwrap();
+        });
+        writer.unlock().unwrap();
+        again.unlock().unwrap();
+        assert!(!write.is_locked().unwrap());
+        assert!(read.is_held_by_current_thread().unwrap());
+        let refused = write.lock();
+        assert!(matches!(refused, Err(Error::WriteWhileReading { .. })));
+        reader.unlock().unwrap();
+        assert!(!read.is_locked().unwrap());
+        assert_eq!(lock.name(), read.name());
+    });
+}
+
+#[test]
+fn downgrading_thread_admits_all_waiting_readers() {
+    on_every_store(|client| {
+        let client = client();
+        let lock = client
+            .read_write_lock(&unique("downgrade"))
+            .prefer_writers();
+        let writer = lock.write().lock().unwrap();
+        let inside = Barrier::new(5);
+        thread::scope(|scope| {
+            for _ in 0..4 {
+                scope.spawn(|| {
+                    let reader = lock.read().lock().unwrap();
+                    inside.wait();
+                    reader.unlock().unwrap();
+                });
+            }
+            while client.status().subscriptions == 0 {
+                thread::yield_now();
+            }
+            let reader = writer.downgrade().unwrap();
+            assert!(reader.is_valid());
+            inside.wait();
+            reader.unlock().unwrap();
+        });
+        client.flush().unwrap();
+        assert_eq!(client.status().holds, 0);
+        assert!(lock.write().try_lock_for(LONG).unwrap().is_some());
+
+        let brief = lock.write().with_lease(Duration::from_millis(50));
+        let writer = retry_if_late_blocking(|| brief.lock());
+        while writer.is_valid() {
+            thread::yield_now();
+        }
+        assert!(matches!(writer.downgrade(), Err(Error::Lost { .. })));
+    });
+}
+
+#[test]
+fn reading_and_writing_threads_exclude_each_other() {
+    on_every_store(|client| {
+        let name = unique("threads");
+        let clients = [client(), client()];
+        let inside = AtomicI32::new(0);
+        thread::scope(|scope| {
+            for n in 0..8 {
+                let (lock, inside) = (clients[n % 2].read_write_lock(&name), &inside);
+                scope.spawn(move || {
+                    for turn in 0..20 {
+                        if (n + turn) % 3 == 0 {
+                            let guard = lock.write().lock().unwrap();
+                            assert_eq!(inside.swap(-1000, Ordering::SeqCst), 0);
+                            thread::yield_now();
+                            inside.store(0, Ordering::SeqCst);
+                            guard.unlock().unwrap();
+                        } else {
+                            let guard = lock.read().lock().unwrap();
+                            assert!(inside.fetch_add(1, Ordering::SeqCst) >= 0);
+                            thread::yield_now();
+                            inside.fetch_sub(1, Ordering::SeqCst);
+                            guard.unlock().unwrap();
+                        }
+                    }
+                });
+            }
+        });
+    });
+}

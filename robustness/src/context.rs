@@ -1,0 +1,177 @@
+//! Context of a run, which faults use: servers, workers, and the history recorded so far.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::{Arc, Mutex};
+use std::thread::sleep;
+use std::time::{Duration, Instant};
+
+use redlatch_testkit::{Proxy, Server};
+
+use crate::Result;
+use crate::clock::now;
+use crate::deployment::Deployment;
+use crate::faults::Fault;
+use crate::final_check::set_permits_blocking;
+use crate::history::{DataLoss, DataLossWindow, FaultWindow, History};
+use crate::processes::{Processes, lock};
+use crate::random::Random;
+use crate::schedule::Schedule;
+use crate::worker::{WorkerOptions, locks_of};
+
+/// Time within which a repaired store must answer.
+const REPAIR_LIMIT: Duration = Duration::from_secs(10);
+
+pub(crate) struct Context {
+    pub(crate) deployment: Box<dyn Deployment>,
+    pub(crate) processes: Processes,
+    pub(crate) history: Arc<Mutex<History>>,
+    /// Settings of a new worker.
+    pub(crate) worker: WorkerOptions,
+    pub(crate) random: Random,
+    /// Further faults that may happen during a fault.
+    pub(crate) schedule: Option<Schedule>,
+}
+
+impl Context {
+    /// Returns the place of a server to break: one that accepts writes.
+    pub(crate) fn master(&mut self) -> Result<usize> {
+        let masters = self.deployment.masters();
+        let at = self.random.below(masters.len());
+        masters
+            .get(at)
+            .copied()
+            .ok_or("no server accepts writes".into())
+    }
+
+    pub(crate) fn server(&self, place: usize) -> &Server {
+        self.deployment.server(place)
+    }
+
+    /// Returns the server that has a name.
+    pub(crate) fn owner(&mut self, name: &str) -> Result<&Server> {
+        let place = match self.deployment.cluster() {
+            Some(cluster) => cluster.owner_of(name),
+            None => self.master()?,
+        };
+        Ok(self.server(place))
+    }
+
+    /// Records which of the used names are on a cluster node that is about to become unreachable.
+    pub(crate) fn mark_unreachable(&mut self, place: usize) -> Result<()> {
+        let history = lock(&self.history);
+        let in_use = history.sections.iter().map(|one| one.request.name.clone());
+        let mut names: BTreeSet<String> = in_use.collect();
+        drop(history);
+        names.extend(self.worker.names.iter().chain(&self.worker.few).cloned());
+        let cluster = self.deployment.cluster().ok_or("no cluster")?;
+        // Thousands of names have a few slots.
+        let mut owners = BTreeMap::new();
+        names.retain(|name| {
+            locks_of(name).iter().any(|name| {
+                let slot = cluster.slot_of(name);
+                *owners.entry(slot).or_insert_with(|| cluster.owner(slot)) == place
+            })
+        });
+        lock(&self.history).unreachable_names = names;
+        Ok(())
+    }
+
+    pub(crate) fn network(&self) -> Result<&Proxy> {
+        self.deployment
+            .network()
+            .ok_or("there is no proxy to break".into())
+    }
+
+    pub(crate) fn names(&self) -> Vec<String> {
+        self.worker.all_names()
+    }
+
+    /// Runs a fault, and repairs it. If a replica was promoted meanwhile, intentionally or not, it may lack data.
+    pub(crate) fn inject(&mut self, fault: &Fault, duration: Duration) -> Result<()> {
+        let (from, before) = (now(), self.deployment.masters());
+        (fault.inject)(self, duration).map_err(|error| format!("{}: {error}", fault.name))?;
+        if !fault.lossless_failover && self.deployment.masters() != before {
+            lock(&self.history).data_losses.push(DataLossWindow {
+                from,
+                until: now(),
+                loss: DataLoss::UNREPLICATED,
+            });
+        }
+        Ok(())
+    }
+
+    /// Lets time pass. If there is a schedule, other faults may happen meanwhile.
+    pub(crate) fn wait(&mut self, time: Duration) {
+        let end = Instant::now() + time;
+        // Scheduled faults do not nest.
+        if let Some(mut schedule) = self.schedule.take() {
+            schedule.run_until(end, self);
+            self.schedule = Some(schedule);
+        }
+        sleep(end.saturating_duration_since(Instant::now()));
+    }
+
+    /// Runs scheduled faults during a wait, if there is a schedule.
+    pub(crate) fn run_due_faults(&mut self, time: Duration) {
+        if self.schedule.is_some() {
+            self.wait(time);
+        }
+    }
+
+    /// Records a window in which something is broken, while the closure runs.
+    pub(crate) fn with_fault_window<T>(
+        &mut self,
+        action: impl FnOnce(&mut Context) -> Result<T>,
+    ) -> Result<T> {
+        let from = now();
+        let done = action(self);
+        self.record_window(from, false);
+        done
+    }
+
+    /// Breaks something so that the store answers no client any more, and repairs it after this time.
+    /// If there are several servers, others may answer in its place.
+    pub(crate) fn with_outage(
+        &mut self,
+        duration: Duration,
+        break_: impl FnOnce(&mut Context),
+        repair: impl FnOnce(&mut Context),
+    ) -> Result<()> {
+        let alone = self.deployment.is_single_server();
+        self.with_fault_window(|context| {
+            break_(context);
+            let from = now();
+            context.wait(duration);
+            context.record_window(from, alone);
+            repair(context);
+            Ok(())
+        })
+    }
+
+    /// Records that the store loses data while the closure runs. Then sets the permits again, as an operator
+    /// would have to.
+    pub(crate) fn with_data_loss<T>(
+        &mut self,
+        loss: DataLoss,
+        action: impl FnOnce(&mut Context) -> Result<T>,
+    ) -> Result<T> {
+        let from = now();
+        let done = action(self)?;
+        set_permits_blocking(&self.deployment.url(), &self.names(), REPAIR_LIMIT)?;
+        lock(&self.history).data_losses.push(DataLossWindow {
+            from,
+            until: now(),
+            loss,
+        });
+        Ok(done)
+    }
+
+    fn record_window(&self, from: i64, is_outage: bool) {
+        let until = now();
+        lock(&self.history).windows.push(FaultWindow {
+            from,
+            until,
+            is_outage,
+        });
+    }
+}

@@ -1,0 +1,171 @@
+//! The store of a run: real servers in one of the topologies, and ways to break them.
+
+mod cluster;
+mod sentinel;
+
+use clap::ValueEnum;
+use redlatch_testkit::{Cluster, Proxy, Sentinels, Server};
+
+use crate::Result;
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub(crate) enum Topology {
+    /// One server.
+    Single,
+    /// A master, two replicas and three sentinels.
+    Sentinel,
+    /// Three masters with a replica each.
+    Cluster,
+}
+
+impl Topology {
+    pub(crate) const ALL: [Topology; 3] = [Topology::Single, Topology::Sentinel, Topology::Cluster];
+
+    pub(crate) fn name(self) -> &'static str {
+        match self {
+            Topology::Single => "single",
+            Topology::Sentinel => "sentinel",
+            Topology::Cluster => "cluster",
+        }
+    }
+
+    pub(crate) fn start(self, needs: Needs) -> Result<Box<dyn Deployment>> {
+        match self {
+            Topology::Single => Ok(Box::new(Single::start(needs))),
+            Topology::Sentinel => Ok(Box::new(sentinel::SentinelDeployment::start(needs))),
+            Topology::Cluster => Ok(Box::new(cluster::start(needs))),
+        }
+    }
+}
+
+/// Requirements of a fault.
+#[derive(Debug, Clone, Copy, Default)]
+pub(crate) struct Needs {
+    /// Whether the network between clients and servers can be broken.
+    pub(crate) network: bool,
+    /// Whether every write is on disk before it is answered.
+    pub(crate) durable: bool,
+    /// Whether a server can be cut off from the other ones, by its address, but not from clients.
+    pub(crate) partitions: bool,
+    /// Whether no failover happens: there are no replicas, and a node never counts as failed.
+    pub(crate) no_failover: bool,
+    /// Whether one of the three sentinels that clients know reports a wrong master.
+    pub(crate) fake_sentinel: bool,
+}
+
+impl Needs {
+    pub(crate) const NOTHING: Needs = Needs {
+        network: false,
+        durable: false,
+        partitions: false,
+        no_failover: false,
+        fake_sentinel: false,
+    };
+}
+
+/// Running servers. Each keeps its place when its role changes.
+pub(crate) trait Deployment {
+    /// Returns the URL for clients.
+    fn url(&self) -> String;
+
+    /// Returns the places of the masters. Waits while they are changing.
+    fn masters(&self) -> Vec<usize>;
+
+    fn server(&self, place: usize) -> &Server;
+
+    /// Kills a server with SIGKILL.
+    fn kill(&mut self, place: usize);
+
+    /// Restarts a killed server.
+    fn restart(&mut self, place: usize);
+
+    /// Returns the network, if it was requested.
+    fn network(&self) -> Option<&Proxy> {
+        None
+    }
+
+    /// Returns whether there is only one server.
+    fn is_single_server(&self) -> bool {
+        false
+    }
+
+    /// Waits until another server has replaced this master.
+    fn await_successor(&self, _: usize) -> Result<()> {
+        Err("there is no server to replace it".into())
+    }
+
+    /// Promotes a replica of this master, with all its data.
+    fn hand_over(&self, _: usize) -> Result<()> {
+        Err("there is no replica to promote".into())
+    }
+
+    /// Waits until all servers are in the same state as at the start.
+    fn await_healthy(&self) {}
+
+    /// Returns the sentinels, if this is a Sentinel deployment.
+    fn sentinels(&mut self) -> Option<&mut Sentinels> {
+        None
+    }
+
+    /// Returns the server that a wrong sentinel reports as the master, if there is one.
+    fn decoy(&self) -> Option<&Server> {
+        None
+    }
+
+    /// Returns the cluster, if this is one.
+    fn cluster(&mut self) -> Option<&mut Cluster> {
+        None
+    }
+}
+
+/// Options with which every write is on disk before it is answered.
+const DURABLE: [&str; 4] = ["--appendonly", "yes", "--appendfsync", "always"];
+
+struct Single {
+    server: Server,
+    proxy: Option<Proxy>,
+}
+
+impl Single {
+    fn start(needs: Needs) -> Single {
+        let server = match needs.durable {
+            true => Server::start_durable(),
+            false => Server::start(),
+        };
+        let proxy = needs.network.then(|| Proxy::to(server.port()));
+        Single { server, proxy }
+    }
+}
+
+impl Deployment for Single {
+    fn url(&self) -> String {
+        match &self.proxy {
+            Some(proxy) => proxy.url(),
+            None => self.server.url(),
+        }
+    }
+
+    fn is_single_server(&self) -> bool {
+        true
+    }
+
+    fn masters(&self) -> Vec<usize> {
+        vec![0]
+    }
+
+    fn server(&self, _: usize) -> &Server {
+        &self.server
+    }
+
+    fn kill(&mut self, _: usize) {
+        self.server.kill();
+    }
+
+    fn restart(&mut self, _: usize) {
+        self.server.restart();
+    }
+
+    fn network(&self) -> Option<&Proxy> {
+        self.proxy.as_ref()
+    }
+}

@@ -1,0 +1,359 @@
+//! The servers of a run in one of the topologies, and the roles of the servers.
+//!
+//! This module detects and decides nothing: `faults` decides when a replica is promoted. Then the news takes
+//! time to spread, as among real servers: each Sentinel and each node learns of it separately.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::time::Duration;
+
+use redlatch_robustness::random::Random;
+use tokio::time::sleep;
+
+use crate::network::{HostId, Network};
+use crate::server::{ClusterView, Node, SLOTS, Server, SlotRange, Snapshot};
+
+/// Name of the master that the Sentinels watch.
+const MASTER: &str = "mymaster";
+
+const PORT: u16 = 6379;
+
+const SENTINEL_PORT: u16 = 26379;
+
+/// The longest time until a Sentinel or a node learns of a change.
+const MAX_GOSSIP_DELAY: Duration = Duration::from_millis(300);
+
+/// How the servers of a run are connected.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Topology {
+    /// One server.
+    Single,
+    /// A master, two replicas and three Sentinels.
+    Sentinel,
+    /// Three masters with a replica each.
+    Cluster,
+}
+
+impl Topology {
+    /// Returns the number of masters.
+    pub fn groups(self) -> usize {
+        match self {
+            Topology::Single | Topology::Sentinel => 1,
+            Topology::Cluster => 3,
+        }
+    }
+
+    fn replicas(self) -> usize {
+        match self {
+            Topology::Single => 0,
+            Topology::Sentinel => 2,
+            Topology::Cluster => 1,
+        }
+    }
+}
+
+/// All servers.
+pub(crate) struct Deployment {
+    pub(crate) topology: Topology,
+    network: Network,
+    groups: Vec<Group>,
+    pub(crate) sentinels: Vec<HostId>,
+    /// Grows with every failover and every moved slot.
+    epoch: u64,
+    /// The group of each slot of a cluster.
+    slots: Vec<usize>,
+    /// Slots that move from the first group to the second.
+    moving: BTreeMap<u16, (usize, usize)>,
+}
+
+/// A master and its replicas.
+struct Group {
+    members: Vec<HostId>,
+    master: HostId,
+}
+
+impl Deployment {
+    pub(crate) fn start(topology: Topology, network: &Network) -> Deployment {
+        let mut groups = Vec::new();
+        for _ in 0..topology.groups() {
+            let first = groups.len() * (1 + topology.replicas());
+            let members = (first..=first + topology.replicas())
+                .map(|number| network.add_server(&format!("redis-{number}"), PORT));
+            let members: Vec<HostId> = members.collect();
+            for replica in &members[1..] {
+                network.follow(*replica, members[0]);
+            }
+            let master = members[0];
+            groups.push(Group { members, master });
+        }
+        let sentinels = match topology {
+            Topology::Sentinel => 3,
+            Topology::Single | Topology::Cluster => 0,
+        };
+        let sentinels = (0..sentinels)
+            .map(|number| network.add_sentinel(&format!("sentinel-{number}"), SENTINEL_PORT));
+        let each = usize::from(SLOTS).div_ceil(groups.len());
+        let deployment = Deployment {
+            topology,
+            network: network.clone(),
+            sentinels: sentinels.collect(),
+            epoch: 1,
+            slots: (0..usize::from(SLOTS)).map(|slot| slot / each).collect(),
+            moving: BTreeMap::new(),
+            groups,
+        };
+        for host in deployment.all_hosts() {
+            deployment.update_view(host);
+        }
+        deployment
+    }
+
+    /// Returns the URL for clients.
+    pub(crate) fn url(&self) -> String {
+        let all = |hosts: &mut dyn Iterator<Item = HostId>| {
+            let hosts = hosts.map(|host| {
+                let (name, port) = self.network.address(host);
+                format!("{name}:{port}")
+            });
+            hosts.collect::<Vec<_>>().join(",")
+        };
+        match self.topology {
+            Topology::Single => format!("redis://{}", all(&mut self.servers())),
+            Topology::Sentinel => {
+                let sentinels = all(&mut self.sentinels.iter().copied());
+                format!("redis+sentinel://{sentinels}/{MASTER}")
+            }
+            Topology::Cluster => format!("redis+cluster://{}", all(&mut self.servers())),
+        }
+    }
+
+    /// Returns all servers with data.
+    pub(crate) fn servers(&self) -> impl Iterator<Item = HostId> + '_ {
+        self.groups.iter().flat_map(|group| &group.members).copied()
+    }
+
+    /// Returns all servers with data, and all Sentinels.
+    pub(crate) fn all_hosts(&self) -> Vec<HostId> {
+        self.servers()
+            .chain(self.sentinels.iter().copied())
+            .collect()
+    }
+
+    pub(crate) fn masters(&self) -> Vec<HostId> {
+        self.groups.iter().map(|group| group.master).collect()
+    }
+
+    pub(crate) fn replicas(&self, group: usize) -> Vec<HostId> {
+        let Group { members, master } = &self.groups[group];
+        let replicas = members.iter().filter(|host| *host != master);
+        replicas.copied().collect()
+    }
+
+    /// Updates a Sentinel or a node to the current state, in place of its previous view.
+    pub(crate) fn update_view(&self, host: HostId) {
+        match self.topology {
+            Topology::Single => {}
+            Topology::Sentinel => {
+                let (name, port) = self.network.address(self.groups[0].master);
+                if self.sentinels.contains(&host) {
+                    self.network.change_server(host, |server, _| {
+                        server.set_master(MASTER, &name, port, self.epoch)
+                    });
+                }
+            }
+            Topology::Cluster => self.set_view(host, true),
+        }
+    }
+
+    /// Updates a node of a cluster to the current state, and sets whether the cluster is healthy.
+    pub(crate) fn set_view(&self, host: HostId, is_ok: bool) {
+        let view = self.view(host, is_ok);
+        self.network
+            .change_server(host, |server, _| server.set_cluster(view));
+    }
+
+    fn view(&self, host: HostId, is_ok: bool) -> ClusterView {
+        let mut slots: Vec<SlotRange> = Vec::new();
+        let mut group_before = None;
+        for (slot, &group) in (0..SLOTS).zip(&self.slots) {
+            match slots.last_mut() {
+                Some(range) if group_before == Some(group) => range.last = slot,
+                _ => slots.push(SlotRange {
+                    first: slot,
+                    last: slot,
+                    owner: self.node(self.groups[group].master),
+                    replicas: self
+                        .replicas(group)
+                        .into_iter()
+                        .map(|at| self.node(at))
+                        .collect(),
+                }),
+            }
+            group_before = Some(group);
+        }
+        let own = self.groups.iter().position(|group| group.master == host);
+        let leaves = self
+            .moving
+            .iter()
+            .filter(|(_, (from, _))| Some(*from) == own);
+        let arrives = self.moving.iter().filter(|(_, (_, to))| Some(*to) == own);
+        ClusterView {
+            me: self.node(host).id,
+            epoch: self.epoch,
+            is_ok,
+            migrating: leaves
+                .map(|(slot, (_, to))| (*slot, self.node(self.groups[*to].master)))
+                .collect(),
+            importing: arrives.map(|(slot, _)| *slot).collect::<BTreeSet<u16>>(),
+            slots,
+        }
+    }
+
+    fn node(&self, host: HostId) -> Node {
+        let (name, port) = self.network.address(host);
+        Node {
+            id: format!("{:040x}", host + 1),
+            host: name,
+            port,
+        }
+    }
+
+    /// Returns the replica to promote when the master of this group is gone: the one with the most changes.
+    pub(crate) fn successor(&self, group: usize) -> Option<HostId> {
+        let offset = |host| self.network.with_server(host, |server, _| server.offset());
+        let mut replicas = self.replicas(group);
+        replicas.retain(|host| offset(*host).is_some());
+        // The first of those with the same offset.
+        replicas.into_iter().rev().max_by_key(|host| offset(*host))
+    }
+
+    /// Promotes a replica in place of its group's master. The other members, Sentinels and nodes learn of it
+    /// one after the other. `old` is the former master if it learns of it, too.
+    pub(crate) async fn replace(
+        &mut self,
+        group: usize,
+        successor: HostId,
+        old: Option<HostId>,
+        random: &mut Random,
+    ) {
+        self.epoch += 1;
+        let before = std::mem::replace(&mut self.groups[group].master, successor);
+        self.network.promote(successor);
+        self.update_view(successor);
+        let mut others = self.all_hosts();
+        others.retain(|host| *host != successor && (*host != before || old == Some(*host)));
+        while !others.is_empty() {
+            let host = others.remove(random.below(others.len()));
+            sleep(random.between(Duration::ZERO, MAX_GOSSIP_DELAY)).await;
+            self.rejoin(host);
+        }
+    }
+
+    /// Updates a server to the current state, and makes it follow its master if it is a replica.
+    pub(crate) fn rejoin(&self, host: HostId) {
+        let group = self
+            .groups
+            .iter()
+            .find(|group| group.members.contains(&host));
+        if let Some(group) = group
+            && group.master != host
+            && !self.network.follows(host, group.master)
+        {
+            let was_master = self
+                .network
+                .with_server(host, |server, _| !server.is_replica());
+            self.network.follow(host, group.master);
+            if was_master == Some(true) {
+                // As Sentinels do when they demote a master.
+                self.network.reset(None, host);
+            }
+        }
+        self.update_view(host);
+    }
+
+    /// Cuts a server off from all other servers, and Sentinels, or restores that.
+    pub(crate) fn set_separated(&self, host: HostId, separated: bool) {
+        for other in self.servers().filter(|other| *other != host) {
+            self.network.set_separated(host, other, separated);
+        }
+    }
+
+    /// Restarts a killed server. A node of a cluster does not serve before it has a new view.
+    pub(crate) fn restart(&self, host: HostId, data: Option<Snapshot>) {
+        self.network.start_server(host, data);
+        if self.topology == Topology::Cluster {
+            self.set_view(host, false);
+        }
+    }
+
+    /// Returns the group that has a slot.
+    pub(crate) fn owner(&self, slot: u16) -> usize {
+        self.slots[usize::from(slot)]
+    }
+
+    /// Begins to move a slot to another group.
+    pub(crate) fn begin_moving(&mut self, slot: u16, to: usize) {
+        let from = self.owner(slot);
+        self.moving.insert(slot, (from, to));
+        // In this order, so that no client is redirected to a node that does not expect it.
+        for group in [to, from] {
+            self.update_view(self.groups[group].master);
+        }
+    }
+
+    /// Moves some of the keys of a slot that is being moved: as many as this, or all.
+    pub(crate) fn move_keys(&self, slot: u16, most: usize) {
+        let Some((from, to)) = self.moving.get(&slot) else {
+            return;
+        };
+        let (from, to) = (self.groups[*from].master, self.groups[*to].master);
+        let keys = self
+            .network
+            .with_server(from, |server, now| server.keys_in_slot(slot, now));
+        for key in keys.into_iter().flatten().take(most) {
+            let mut entry = None;
+            self.network.change_server(from, |server, now| {
+                entry = server.take_key(&key, now);
+                Vec::new()
+            });
+            if let Some(entry) = entry {
+                self.network.change_server(to, |server, now| {
+                    server.put_key(&key, entry, now);
+                    Vec::new()
+                });
+            }
+        }
+    }
+
+    /// Ends the move of a slot whose keys have all been moved.
+    pub(crate) async fn finish_moving(&mut self, slot: u16, random: &mut Random) {
+        let Some((from, to)) = self.moving.remove(&slot) else {
+            return;
+        };
+        self.slots[usize::from(slot)] = to;
+        self.epoch += 1;
+        // In this order, so that at every moment a node has the slot.
+        for group in [to, from] {
+            self.update_view(self.groups[group].master);
+        }
+        let masters = [from, to].map(|group| self.groups[group].master);
+        for host in self.servers().filter(|host| !masters.contains(host)) {
+            sleep(random.between(Duration::ZERO, MAX_GOSSIP_DELAY / 10)).await;
+            self.update_view(host);
+        }
+    }
+
+    /// Returns the leftovers that `look` finds at the masters.
+    pub(crate) fn at_masters(
+        &self,
+        look: impl Fn(&mut Server, Duration) -> Vec<Vec<u8>>,
+    ) -> Vec<String> {
+        let found = self
+            .masters()
+            .into_iter()
+            .filter_map(|host| self.network.with_server(host, &look));
+        let found = found.flatten();
+        found
+            .map(|name| String::from_utf8_lossy(&name).into_owned())
+            .collect()
+    }
+}

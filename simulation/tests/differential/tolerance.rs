@@ -1,0 +1,85 @@
+//! Comparison of replies.
+
+use redis::Value;
+
+/// What may differ between the replies to one command.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Tolerance {
+    /// Nothing.
+    Exact,
+    /// The order of lists.
+    AnyOrder,
+    /// The order of lists; and times as long as those of the random tests.
+    Times,
+    /// The order of lists; and all numbers that could be times.
+    AllNumbers,
+    /// Everything but the type.
+    TypeOnly,
+}
+
+/// Times of at least this, in milliseconds, may differ in [`Tolerance::Times`].
+const LONG: f64 = 50_000_000.0;
+
+/// The same in [`Tolerance::AllNumbers`]: greater than counts.
+const SHORT: f64 = 20.0;
+
+/// Maximum difference in milliseconds: more than a busy machine delays a test.
+const MAX_TIME_DIFFERENCE: f64 = 10_000.0;
+
+impl Tolerance {
+    pub(crate) fn accepts(self, one: &Value, other: &Value) -> bool {
+        if self == Tolerance::TypeOnly {
+            return std::mem::discriminant(one) == std::mem::discriminant(other);
+        }
+        let times = match self {
+            Tolerance::Times => LONG,
+            Tolerance::AllNumbers => SHORT,
+            _ => f64::INFINITY,
+        };
+        if let (Some(one), Some(other)) = (number(one), number(other))
+            && one >= times
+        {
+            return one == other || (one - other).abs() <= MAX_TIME_DIFFERENCE;
+        }
+        match (one, other) {
+            (Value::Array(one), Value::Array(other)) => {
+                self.lists(one, other, |one, other| self.accepts(one, other))
+            }
+            (Value::Map(one), Value::Map(other)) => self.lists(one, other, |one, other| {
+                self.accepts(&one.0, &other.0) && self.accepts(&one.1, &other.1)
+            }),
+            (Value::ServerError(one), Value::ServerError(other)) => {
+                let (one, other) = (one.to_string(), other.to_string());
+                // A line number of a script that the simulation does not know.
+                match one.split_once(":-1.") {
+                    Some((known, _)) => other.starts_with(known),
+                    None => one == other,
+                }
+            }
+            _ => one == other,
+        }
+    }
+
+    fn lists<T>(self, one: &[T], other: &[T], same: impl Fn(&T, &T) -> bool) -> bool {
+        let in_order = one.iter().zip(other).all(|(one, other)| same(one, other));
+        if one.len() != other.len() || in_order || self == Tolerance::Exact {
+            return one.len() == other.len() && in_order;
+        }
+        let mut left: Vec<&T> = other.iter().collect();
+        one.iter().all(|one| {
+            let found = left.iter().position(|other| same(one, other));
+            found.map(|at| left.swap_remove(at)).is_some()
+        })
+    }
+}
+
+/// Parses a number in any of the forms in which servers write it.
+fn number(value: &Value) -> Option<f64> {
+    match value {
+        #[allow(clippy::cast_precision_loss, reason = "times are far smaller")]
+        Value::Int(number) => Some(*number as f64),
+        Value::Double(number) => Some(*number),
+        Value::BulkString(text) => std::str::from_utf8(text).ok()?.parse().ok(),
+        _ => None,
+    }
+}

@@ -1,0 +1,89 @@
+//! Child processes that must not outlive this process. A shell supervises each of them and reads
+//! from a pipe of this process, so it notices when this process ends for any reason.
+
+use std::io::{BufRead, BufReader};
+use std::process::{Child, ChildStdout, Command, Stdio};
+
+/// A shell that runs a script. The script cleans up when its standard input ends: when this value
+/// is dropped, and when this process dies.
+#[derive(Debug)]
+pub(crate) struct ChildGuard(Child);
+
+impl ChildGuard {
+    /// Runs the script with these arguments (`$1` and so on).
+    pub(crate) fn start(script: &str, args: &[String]) -> ChildGuard {
+        let shell = Command::new("sh")
+            .args(["-c", script, "redis-guard"])
+            .args(args)
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::inherit())
+            .spawn();
+        ChildGuard(shell.expect("sh"))
+    }
+
+    /// Returns the script's standard output. Can be called only once.
+    fn output(&mut self) -> BufReader<ChildStdout> {
+        BufReader::new(self.0.stdout.take().expect("not asked for before"))
+    }
+}
+
+impl Drop for ChildGuard {
+    fn drop(&mut self) {
+        drop(self.0.stdin.take());
+        let _ = self.0.wait();
+    }
+}
+
+/// A running `redis-server`. Killed when dropped, and when this process dies.
+#[derive(Debug)]
+pub(crate) struct ServerProcess {
+    pid: u32,
+    _guard: ChildGuard,
+}
+
+/// Starts the server, prints its process id, and kills it when standard input ends. The shell
+/// closes its own standard output, so that the pipe closes when the server exits, also if it could
+/// not start.
+const SERVER_SCRIPT: &str = r#"
+"${REDLATCH_TEST_SERVER:-redis-server}" "$@" </dev/null &
+echo "pid $!"
+exec >/dev/null
+read -r _
+kill -9 $! 2>/dev/null
+wait
+"#;
+
+/// The log text of a server that is listening, and of a sentinel.
+const READY: [&str; 2] = ["Ready to accept connections", "Sentinel ID is"];
+
+impl ServerProcess {
+    /// Returns `None` if the server exited before it was ready, because the port was taken.
+    pub(crate) fn launch(args: &[String]) -> Option<ServerProcess> {
+        let mut guard = ChildGuard::start(SERVER_SCRIPT, args);
+        let mut log = guard.output().lines();
+        let mut pid = None;
+        for line in log.by_ref().map_while(Result::ok) {
+            if let Some(said) = line.strip_prefix("pid ") {
+                pid = said.trim().parse().ok();
+            } else if READY.iter().any(|ready| line.contains(ready)) {
+                // Read the rest, or the server would eventually block on a full pipe.
+                std::thread::spawn(move || log.for_each(drop));
+                return pid.map(|pid| ServerProcess { pid, _guard: guard });
+            }
+        }
+        None
+    }
+
+    /// Returns its process id.
+    pub(crate) fn pid(&self) -> u32 {
+        self.pid
+    }
+
+    /// Sends it a signal, such as `STOP`.
+    pub(crate) fn signal(&self, signal: &str) {
+        let pid = self.pid.to_string();
+        let sent = Command::new("kill").args(["-s", signal, &pid]).status();
+        assert!(sent.is_ok_and(|status| status.success()), "kill {signal}");
+    }
+}
