@@ -19,7 +19,7 @@ if mode == -1 or mode == 0 or (ARGV[1] == 'write' and mode == 'read') then
     return mode == -1 and -1 or 0
 end
 for owner, count in pairs(reads) do
-    forget(ARGV[2], owner, count, 1)
+    delete_timeouts(ARGV[2], owner, count, 1)
     redis.call('HDEL', KEYS[1], owner)
 end
 if ARGV[1] == mode then
