@@ -119,7 +119,14 @@ impl Specification for LockModel {
                 let is_new = !lock.holds.contains_key(&hold);
                 let grows = token.is_none() || token > lock.token || !is_new && token == lock.token;
                 next.token = token.max(lock.token);
-                grows && lock.admits(invocation.owner, invocation.mode)
+                // A write that is requested again while the owner reads is granted if the first request, whose client
+                // has given it up, was delivered late. It excludes all other owners.
+                let is_alone = lock
+                    .holds
+                    .keys()
+                    .all(|(owner, _)| *owner == invocation.owner);
+                let admits = lock.admits(invocation.owner, invocation.mode);
+                grows && (admits || invocation.mode == Mode::Alone && is_alone)
             }
             Step::Release => match next.holds.get_mut(&hold) {
                 Some(1) => next.holds.remove(&hold).is_some(),
