@@ -27,7 +27,7 @@ pub use waits::check_promptness;
 pub(crate) use waits::worst_recovery;
 
 use crate::clock::{Time, millis, nanos};
-use crate::history::History;
+use crate::history::{DataLossWindow, History};
 use crate::resource::Tally;
 
 /// How long a fair lock is kept for waiters that are gone: the default of `FairLock::grace_period`.
@@ -158,6 +158,8 @@ pub fn explain(violation: &Violation, history: &History) -> Option<&'static str>
     let lasting = within > a_lease;
     let mut lost = history.data_losses.iter().filter(|lost| {
         let within = match lost.loss.holds {
+            // Another fault right after it may prevent the renewal that would notice the loss.
+            true if violation.rule == Rule::Exclusion && is_followed(history, lost) => a_lease,
             true => within,
             false if violation.rule == Rule::SameToken => a_lease,
             false => return false,
@@ -168,9 +170,49 @@ pub fn explain(violation: &Violation, history: &History) -> Option<&'static str>
     lost.next_back().map(|lost| lost.loss.why)
 }
 
+/// Returns whether another fault lasted on after this data loss, or began before all holds were renewed.
+fn is_followed(history: &History, lost: &DataLossWindow) -> bool {
+    let renewed = lost.until + history.lease / 3;
+    let mut windows = history.windows.iter();
+    windows.any(|window| window.from < renewed && lost.until < window.until)
+}
+
 impl std::fmt::Display for Violation {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         let took = millis(self.until - self.from);
         write!(f, "{:?} ({took} ms): {}", self.rule, self.text)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::fixtures::{MS, history};
+    use super::*;
+    use crate::history::{DataLoss, FaultWindow};
+
+    /// The hold of the fixture's lease is lost at 1 s; its holder may rely on it until another renewal fails.
+    #[test]
+    fn data_loss_explains_two_holders_for_a_lease_only_if_another_fault_follows() {
+        let mut one = history(Vec::new());
+        one.data_losses.push(DataLossWindow {
+            from: 1000 * MS,
+            until: 1000 * MS,
+            loss: DataLoss::NO_DATA,
+        });
+        let overlap = |until| Violation {
+            until: until * MS,
+            ..Violation::at(1500 * MS, Rule::Exclusion, String::new())
+        };
+        let lease = one.lease / MS;
+        let explains = |one: &History, until| explain(&overlap(until), one).is_some();
+        let (soon, late) = (1000 + lease / 3, 1000 + lease);
+        assert!(explains(&one, soon) && !explains(&one, late));
+        let (from, until, is_outage) = (1200 * MS, 9000 * MS, false);
+        one.windows.push(FaultWindow {
+            from,
+            until,
+            is_outage,
+        });
+        assert!(explains(&one, late));
     }
 }
