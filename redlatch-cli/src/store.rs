@@ -95,7 +95,7 @@ impl WaitLimits {
     }
 
     /// Returns how long to wait for the lock. An outage while connecting counts; the time that any
-    /// connection takes does not, so that a short limit still asks the store.
+    /// connection takes does not, so that a request with a short limit is still sent.
     pub(crate) fn wait(&self) -> Option<Duration> {
         let rest = self.end.map(|end| end - Instant::now());
         self.wait.map(|wait| {
